@@ -1,0 +1,1 @@
+"""NVFP4 quantization-aware training for LLM reinforcement learning."""
