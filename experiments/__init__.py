@@ -1,0 +1,1 @@
+"""The studies: configuration, launching, tracking and provenance."""

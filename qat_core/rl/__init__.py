@@ -1,0 +1,1 @@
+"""Reinforcement learning on one device: GRPO, tasks and mismatch metrics."""

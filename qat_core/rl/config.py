@@ -1,0 +1,72 @@
+"""Settings of a GRPO run and of the task it trains on, with verl's published values as defaults."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Settings(BaseModel):
+    """Base of all configuration sections: immutable, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TaskConfig(Settings):
+    """Which verifiable task, and how hard."""
+
+    name: Literal["chain-sum", "word-problem", "dapo-math"] = Field(
+        description="chain-sum: character-level running sums; word-problem: arithmetic in words; "
+        "dapo-math: DAPO-Math-17k, verl only"
+    )
+    terms: tuple[int, int] = Field((3, 5), description="fewest and most numbers of a problem")
+    largest: int = Field(19, ge=1, description="largest number of a problem")
+    train_prompts: int = Field(4096, ge=1, description="size of the training split")
+    test_prompts: int = Field(256, ge=1, description="size of the held-out split")
+
+
+class RolloutConfig(Settings):
+    """How training samples are drawn. Other sampling settings would bias the importance ratio."""
+
+    max_prompt_tokens: int = Field(64, ge=1)
+    max_response_tokens: int = Field(64, ge=1)
+    temperature: Literal[1.0] = 1.0
+    top_p: Literal[1.0] = 1.0
+    top_k: Literal[-1] = -1
+
+
+class GrpoConfig(Settings):
+    """GRPO with DAPO's asymmetric clip and token-level truncated importance sampling."""
+
+    steps: int = Field(description="optimization steps, one batch of rollouts each", ge=1)
+    prompts_per_step: int = Field(32, ge=1)
+    responses_per_prompt: int = Field(16, ge=2, description="size of the advantage group")
+    mini_batch_prompts: int = Field(32, ge=1, description="prompts of one optimizer step")
+    micro_batch_responses: int = Field(64, ge=1, description="responses of one forward pass")
+    lr: float = Field(1e-6, gt=0)
+    weight_decay: float = Field(0.1, ge=0)
+    grad_clip: float = Field(1.0, gt=0)
+    clip_ratio_low: float = Field(0.2, gt=0)
+    clip_ratio_high: float = Field(0.28, gt=0)
+    clip_ratio_c: float = Field(10.0, gt=1, description="dual clip of negative advantages")
+    rollout_is_threshold: float = Field(2.0, gt=1, description="cap of the importance weights")
+    save_every: int = Field(5, ge=1, description="steps between resumable checkpoints")
+    rollout: RolloutConfig = RolloutConfig()
+
+
+class PretrainConfig(Settings):
+    """Supervised training of a nano base model from random weights."""
+
+    steps: int = Field(ge=1)
+    batch_size: int = Field(64, ge=1)
+    lr: float = Field(1e-3, gt=0)
+    worked_fraction: float = Field(
+        0.5, ge=0, le=1, description="share of examples that show their work before the answer"
+    )
+
+
+class EvaluationConfig(Settings):
+    """Offline evaluation of every checkpoint, in BF16 and in NVFP4."""
+
+    prompts: int = Field(256, ge=1)
+    samples_per_prompt: int = Field(1, ge=1, description="sampled decoding; greedy takes one")
+    temperature: float = Field(0.6, gt=0, description="of the sampled decoding")

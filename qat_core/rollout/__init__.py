@@ -1,0 +1,1 @@
+"""Rollout engines and what travels to them."""
