@@ -1,0 +1,99 @@
+"""Weight memory from shapes alone, before any GPU is rented. Needs no torch.
+
+A BF16 weight takes 2 bytes. A packed one takes half a byte for its code and, for each block of 16,
+one byte of block scale: 0.5625 bytes; its matrix adds one FP32 global scale.
+"""
+
+import math
+from typing import Any, Literal
+
+Precision = Literal["bf16", "full", "ffn"]
+Shapes = dict[str, tuple[int, ...]]
+
+BYTES_PER_GIB = 2**30
+SUPPORTED = ("llama", "qwen2", "qwen3", "qwen3_moe")
+
+
+def predict_weight_memory_gib(config: dict[str, Any], precision: Precision) -> float:
+    """Weight memory in GiB of a model described by its Hugging Face config.json.
+
+    Args:
+        config: the content of config.json; ValueError for a `model_type` not in SUPPORTED.
+        precision: "bf16"; "full": all linear and expert weights packed; "ffn": those outside
+            attention. Embeddings, lm_head, router gates and norms stay in BF16.
+    """
+    return (
+        sum(
+            _packed_bytes(shape) if _is_packed(name, precision) else 2 * math.prod(shape)
+            for name, shape in weight_shapes(config).items()
+        )
+        / BYTES_PER_GIB
+    )
+
+
+def weight_shapes(config: dict[str, Any]) -> Shapes:
+    """Shape of every parameter, by its Hugging Face name (experts fused, as in transformers 5)."""
+    if config["model_type"] not in SUPPORTED:
+        raise ValueError(
+            f"config.json: model_type: {config['model_type']} is not one of {', '.join(SUPPORTED)}"
+        )
+    hidden, vocabulary = config["hidden_size"], config["vocab_size"]
+    shapes: Shapes = {"model.embed_tokens.weight": (vocabulary, hidden)}
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}."
+        block = {**_attention(config), **_feed_forward(config), **_norms(config)}
+        shapes |= {prefix + name: shape for name, shape in block.items()}
+    shapes["model.norm.weight"] = (hidden,)
+    if not config.get("tie_word_embeddings"):
+        shapes["lm_head.weight"] = (vocabulary, hidden)
+    return shapes
+
+
+def _attention(config: dict[str, Any]) -> Shapes:
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    head_dim = config.get("head_dim") or hidden // heads
+    query = heads * head_dim
+    key = config.get("num_key_value_heads", heads) * head_dim
+    outputs = {"q_proj": query, "k_proj": key, "v_proj": key}
+    shapes: Shapes = {f"self_attn.{name}.weight": (n, hidden) for name, n in outputs.items()}
+    if config["model_type"] == "qwen2" or config.get("attention_bias"):
+        shapes |= {f"self_attn.{name}.bias": (n,) for name, n in outputs.items()}
+    return {**shapes, "self_attn.o_proj.weight": (hidden, query)}
+
+
+def _feed_forward(config: dict[str, Any]) -> Shapes:
+    hidden = config["hidden_size"]
+    if config["model_type"] == "qwen3_moe":
+        experts, inner = config["num_experts"], config["moe_intermediate_size"]
+        return {
+            "mlp.gate.weight": (experts, hidden),
+            "mlp.experts.gate_up_proj": (experts, 2 * inner, hidden),
+            "mlp.experts.down_proj": (experts, hidden, inner),
+        }
+    inner = config["intermediate_size"]
+    return {
+        "mlp.gate_proj.weight": (inner, hidden),
+        "mlp.up_proj.weight": (inner, hidden),
+        "mlp.down_proj.weight": (hidden, inner),
+    }
+
+
+def _norms(config: dict[str, Any]) -> Shapes:
+    hidden = config["hidden_size"]
+    shapes: Shapes = {"input_layernorm.weight": (hidden,)}
+    shapes["post_attention_layernorm.weight"] = (hidden,)
+    if config["model_type"].startswith("qwen3"):
+        head_dim = config["head_dim"]
+        shapes |= {f"self_attn.{name}.weight": (head_dim,) for name in ("q_norm", "k_norm")}
+    return shapes
+
+
+def _is_packed(name: str, precision: Precision) -> bool:
+    attention = "self_attn." in name and "_proj.weight" in name
+    feed_forward = "mlp." in name and not name.endswith("mlp.gate.weight")
+    return precision != "bf16" and (feed_forward or (attention and precision == "full"))
+
+
+def _packed_bytes(shape: tuple[int, ...]) -> int:
+    num_matrices = math.prod(shape[:-2])
+    return math.prod(shape) * 9 // 16 + 4 * num_matrices

@@ -1,0 +1,38 @@
+"""The trained policy: one full forward pass gives the log-probs of all response tokens."""
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from qat_core.prepare import QuantPlan, prepare
+from qat_core.recipe import Recipe
+from qat_core.rollout.eager import positions_from_mask
+from qat_core.rollout.engine import Rollouts
+
+
+class Policy:
+    """A BF16 model, fake-quantized where a recipe says so."""
+
+    def __init__(self, model_dir: Path, recipe: Recipe | None, device: str) -> None:
+        self.model: nn.Module = AutoModelForCausalLM.from_pretrained(
+            model_dir, dtype=torch.bfloat16
+        ).to(device)
+        self.model.train()
+        self.plan: QuantPlan | None = prepare(self.model, recipe) if recipe else None
+
+    def log_probs(self, rollouts: Rollouts) -> tuple[Tensor, Tensor]:
+        """Log-probs of the response tokens and the entropies at them, FP32 (B, T) each."""
+        num_response_tokens = rollouts.response_mask.shape[1]
+        logits = self.model(
+            input_ids=rollouts.input_ids,
+            attention_mask=rollouts.attention_mask,
+            position_ids=positions_from_mask(rollouts.attention_mask),
+            use_cache=False,
+            logits_to_keep=num_response_tokens + 1,
+        ).logits
+        log_probs_BTV = logits[:, :-1].float().log_softmax(-1)
+        entropy_BT = -(log_probs_BTV.detach().exp() * log_probs_BTV.detach()).sum(-1)
+        chosen_BT1 = log_probs_BTV.gather(-1, rollouts.response_ids[..., None])
+        return chosen_BT1.squeeze(-1), entropy_BT

@@ -1,0 +1,70 @@
+"""Supervised training of a base model on worked and direct answers, to partial competence.
+
+A share of the examples derives the answer step by step, the rest states it at once. The base model
+imitates both; reinforcement learning then finds that showing the work pays.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from qat_core.rl.config import PretrainConfig
+from qat_core.rl.optimizer import MasterAdamW
+from qat_core.rl.tasks import Problem
+
+IGNORED = -100
+
+
+def pretrain(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    problems: list[Problem],
+    config: PretrainConfig,
+    seed: int,
+    on_step: Callable[[int, float], None],
+) -> None:
+    """Trains a BF16 model in place; calls `on_step(step, loss)` after each step."""
+    optimizer = MasterAdamW(model.parameters(), config.lr, weight_decay=0.01)
+    model.train()
+    for step, (input_ids, labels) in enumerate(_batches(tokenizer, problems, config, seed), 1):
+        _set_lr(optimizer, config, step)
+        logits = model(input_ids=input_ids, use_cache=False).logits
+        loss = cross_entropy(
+            logits[:, :-1].float().flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED
+        )
+        loss.backward()
+        optimizer.accumulate()
+        optimizer.step(max_grad_norm=1.0)
+        on_step(step, loss.item())
+
+
+def _set_lr(optimizer: MasterAdamW, config: PretrainConfig, step: int) -> None:
+    """Linear warm-up over the first tenth, then linear decay to zero."""
+    progress = step / config.steps
+    scale = min(progress / 0.1, (1 - progress) / 0.9 + 1e-3)
+    for group in optimizer.adamw.param_groups:
+        group["lr"] = config.lr * scale
+
+
+def _batches(
+    tokenizer: PreTrainedTokenizerBase, problems: list[Problem], config: PretrainConfig, seed: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    rng = random.Random(seed)
+    for _ in range(config.steps):
+        rows = []
+        for problem in rng.choices(problems, k=config.batch_size):
+            worked = rng.random() < config.worked_fraction
+            response = problem.worked if worked else problem.direct
+            prompt_ids = tokenizer.encode(problem.prompt)
+            response_ids = [*tokenizer.encode(response), tokenizer.eos_token_id]
+            rows.append((prompt_ids + response_ids, [IGNORED] * len(prompt_ids) + response_ids))
+        yield _pad_right([ids for ids, _ in rows], 0), _pad_right([x for _, x in rows], IGNORED)
+
+
+def _pad_right(rows: list[list[int]], value: int) -> Tensor:
+    width = max(map(len, rows))
+    return torch.tensor([row + [value] * (width - len(row)) for row in rows])

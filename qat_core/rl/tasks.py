@@ -1,0 +1,107 @@
+"""Verifiable tasks: problems with one right answer, and the check of a response.
+
+`chain-sum` is made for nano models: a character-level sum whose answer may be given at once
+(`>42`) or after the running sums (`12+19=31;31+11=42>42`), so that a model can learn to think.
+`word-problem` asks the same in English for pretrained chat models.
+
+Both are drawn here rather than from a generator package: reasoning-gym would bring eleven more
+packages, one of them compiled, for the forty lines that chain sums take.
+"""
+
+import random
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from qat_core.rl.config import TaskConfig
+
+Split = Literal["train", "test"]
+ALPHABET = "0123456789+-=;>?"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A prompt, its answer, and a response that derives the answer step by step."""
+
+    prompt: str
+    answer: str
+    worked: str
+
+    @property
+    def direct(self) -> str:
+        """The response that gives the answer without showing work (chain-sum)."""
+        return f">{self.answer}"
+
+
+def make_problems(task: TaskConfig, split: Split) -> list[Problem]:
+    """The task's problems of one split, the same on every machine; no test prompt is in train."""
+    if task.name not in _DRAWERS:
+        raise ValueError(f"task.name: {task.name} has no generator here; choose {list(_DRAWERS)}")
+    unique = _unique_problems(task)
+    test = [next(unique) for _ in range(task.test_prompts)]
+    return test if split == "test" else [next(unique) for _ in range(task.train_prompts)]
+
+
+def score(task: TaskConfig, response: str, answer: str) -> float:
+    """Reward of a response: 1 if its final answer is right, else 0."""
+    if task.name == "chain-sum":
+        return float(response.rpartition(">")[2] == answer)
+    numbers = re.findall(r"-?\d+", response.replace(",", ""))
+    return float(bool(numbers) and numbers[-1] == answer)
+
+
+def _unique_problems(task: TaskConfig) -> Iterator[Problem]:
+    rng = random.Random(f"{task.name} {task.terms} {task.largest}")
+    seen: set[str] = set()
+    wanted = task.test_prompts + task.train_prompts
+    for _ in range(100 * wanted):
+        problem = _DRAWERS[task.name](rng, task)
+        if problem.prompt not in seen:
+            seen.add(problem.prompt)
+            yield problem
+    raise ValueError(
+        f"task: terms {task.terms} and largest {task.largest} give only {len(seen)} different "
+        f"problems, not {wanted}; widen them or lower train_prompts"
+    )
+
+
+def _draw_chain(rng: random.Random, task: TaskConfig) -> tuple[list[int], list[int]]:
+    """Signed terms and their running sums, all of them at least 0."""
+    terms = [rng.randint(1, task.largest)]
+    sums = [terms[0]]
+    for _ in range(rng.randint(*task.terms) - 1):
+        term = rng.randint(1, task.largest)
+        terms.append(-term if term <= sums[-1] and rng.random() < 0.5 else term)
+        sums.append(sums[-1] + terms[-1])
+    return terms, sums
+
+
+def _chain_sum(rng: random.Random, task: TaskConfig) -> Problem:
+    terms, sums = _draw_chain(rng, task)
+    steps = [f"{before}{term:+d}={after}" for before, term, after in _transitions(terms, sums)]
+    prompt = f"{terms[0]}" + "".join(f"{term:+d}" for term in terms[1:]) + "?"
+    return Problem(prompt, str(sums[-1]), f"{';'.join(steps)}>{sums[-1]}")
+
+
+def _word_problem(rng: random.Random, task: TaskConfig) -> Problem:
+    terms, sums = _draw_chain(rng, task)
+    name = rng.choice(("Anna", "Ben", "Clara", "David", "Emma", "Farid"))
+    thing = rng.choice(("apples", "books", "coins", "marbles", "pens", "shells"))
+    changes = [
+        f"{name} {'gets' if term > 0 else 'gives away'} {abs(term)} {'more' * (term > 0)}".strip()
+        for term in terms[1:]
+    ]
+    prompt = (
+        f"{name} has {terms[0]} {thing}. {'. '.join(changes)}. "
+        f"How many {thing} does {name} have now? End with the number."
+    )
+    steps = [f"{before} {term:+d} = {after}" for before, term, after in _transitions(terms, sums)]
+    return Problem(prompt, str(sums[-1]), f"{', '.join(steps)}. {sums[-1]}")
+
+
+def _transitions(terms: list[int], sums: list[int]) -> Iterator[tuple[int, int, int]]:
+    return zip(sums[:-1], terms[1:], sums[1:], strict=True)
+
+
+_DRAWERS = {"chain-sum": _chain_sum, "word-problem": _word_problem}

@@ -1,0 +1,138 @@
+"""GRPO in one process: sync weights, sample, compare log-probs, update; resumable at any time."""
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer
+
+from qat_core.prepare import QuantPlan, plan
+from qat_core.recipe import Recipe
+from qat_core.rl import resume
+from qat_core.rl.config import GrpoConfig, TaskConfig
+from qat_core.rl.mismatch import masked_mean, mismatch_metrics
+from qat_core.rl.optimizer import MasterAdamW
+from qat_core.rl.policy import Policy
+from qat_core.rl.prompts import decode_responses, encode_prompt
+from qat_core.rl.step_metrics import length_metrics, performance_metrics, score_metrics
+from qat_core.rl.tasks import Problem, make_problems, score
+from qat_core.rl.update import old_log_probs, update_policy
+from qat_core.rollout.eager import EagerEngine
+from qat_core.rollout.engine import RolloutEngine, Rollouts
+from qat_core.rollout.packed import weight_stream
+
+OnStep = Callable[[int, dict[str, float]], None]
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a finished run leaves besides its metrics."""
+
+    final_checkpoint: Path
+    rollout_weight_bytes: int
+    plan: QuantPlan | None
+
+
+class GrpoTrainer:
+    """One run of one arm: a policy, its optimizer and a rollout engine with weights of its own."""
+
+    def __init__(
+        self,
+        base_dir: Path,
+        trained: Recipe | None,
+        rolled_out: Recipe | None,
+        task: TaskConfig,
+        config: GrpoConfig,
+        seed: int,
+        device: str,
+        checkpoint_dir: Path,
+    ) -> None:
+        self.task, self.config, self.seed = task, config, seed
+        self.checkpoint_dir, self.rolled_out = checkpoint_dir, rolled_out
+        self.tokenizer = AutoTokenizer.from_pretrained(base_dir)
+        self.policy = Policy(base_dir, trained, device)
+        self.plan = self.policy.plan
+        if rolled_out is not None and trained is None:
+            self.plan = plan(self.policy.model, rolled_out)
+        self.optimizer = MasterAdamW(self.policy.model.parameters(), config.lr, config.weight_decay)
+        self.engine: RolloutEngine = EagerEngine(base_dir, device)
+        self.problems = make_problems(task, "train")
+        self.timings_s: dict[str, float] = {}
+
+    def train(self, on_step: OnStep) -> TrainResult:
+        """Runs the remaining steps; `on_step(step, metrics)` is called after each of them."""
+        first = resume.load(self.checkpoint_dir, self.optimizer) + 1
+        for step in range(first, self.config.steps + 1):
+            on_step(step, self.step(step))
+            if step % self.config.save_every == 0 or step == self.config.steps:
+                self._save(step)
+        return TrainResult(
+            final_checkpoint=resume.step_dir(self.checkpoint_dir, self.config.steps),
+            rollout_weight_bytes=self.engine.weight_bytes,
+            plan=self.plan,
+        )
+
+    def step(self, step: int) -> dict[str, float]:
+        """One round of sync, rollout and update; all randomness derives from seed and step."""
+        config = self.config
+        with self._timed("step"):
+            problems = self._draw_problems(step)
+            with self._timed("update_weights"):
+                self.engine.sync(weight_stream(self.policy.model, self.plan, self.rolled_out))
+            with self._timed("gen"):
+                rollouts = self._generate(problems, step)
+            scores_B = self._score(problems, rollouts)
+            with self._timed("old_log_prob"):
+                old_BT, entropy_BT = old_log_probs(self.policy, rollouts, config)
+            with self._timed("update_actor"):
+                actor = update_policy(
+                    self.policy, self.optimizer, rollouts, old_BT, scores_B, config
+                )
+        mask_BT = rollouts.response_mask
+        return {
+            **mismatch_metrics(old_BT, rollouts.log_probs, mask_BT, config.rollout_is_threshold),
+            "actor/entropy": masked_mean(entropy_BT, mask_BT).item(),
+            **actor,
+            **score_metrics(scores_B),
+            **length_metrics(rollouts),
+            **performance_metrics(rollouts, self.timings_s),
+        }
+
+    def _draw_problems(self, step: int) -> list[Problem]:
+        rng = random.Random(f"{self.seed} {step}")
+        drawn = rng.sample(self.problems, self.config.prompts_per_step)
+        return [problem for problem in drawn for _ in range(self.config.responses_per_prompt)]
+
+    def _generate(self, problems: list[Problem], step: int) -> Rollouts:
+        sampling = self.config.rollout
+        prompts = [encode_prompt(self.tokenizer, problem) for problem in problems]
+        longest = max(map(len, prompts))
+        if longest > sampling.max_prompt_tokens:
+            raise ValueError(
+                f"rl.rollout.max_prompt_tokens: {sampling.max_prompt_tokens} is less than the "
+                f"{longest} tokens of a prompt; raise it"
+            )
+        return self.engine.generate(
+            prompts, sampling.max_response_tokens, sampling.temperature, self.seed * 100_003 + step
+        )
+
+    def _score(self, problems: list[Problem], rollouts: Rollouts) -> Tensor:
+        texts = decode_responses(self.tokenizer, rollouts)
+        scores = [score(self.task, t, p.answer) for t, p in zip(texts, problems, strict=True)]
+        return torch.tensor(scores, device=rollouts.log_probs.device)
+
+    def _save(self, step: int) -> None:
+        resume.save(self.checkpoint_dir, step, self.policy.model, self.tokenizer, self.optimizer)
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.timings_s[name] = time.perf_counter() - start

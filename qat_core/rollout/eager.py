@@ -1,0 +1,114 @@
+"""Rollouts in this process: a Hugging Face model decoding with a KV cache, one token a step.
+
+Quantized weights arrive packed and are unpacked here, as a real engine would, so that what is
+sampled from is what the bytes say. Decoding one token at a time rounds differently from the
+trainer's single forward pass: that difference is the noise floor of the mismatch metrics.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+
+from qat_core.nvfp4 import PackedTensor, dequantize
+from qat_core.rollout.engine import Rollouts, WeightStream
+
+
+class EagerEngine:
+    """A `RolloutEngine` with a BF16 copy of the model on the given device."""
+
+    def __init__(self, model_dir: Path, device: str = "cpu") -> None:
+        tokenizer = AutoTokenizer.from_pretrained(model_dir)
+        self.pad_id: int = tokenizer.pad_token_id
+        self.eos_id: int = tokenizer.eos_token_id
+        self.device = torch.device(device)
+        self.model: nn.Module = AutoModelForCausalLM.from_pretrained(
+            model_dir, dtype=torch.bfloat16
+        ).to(device)
+        self.model.eval().requires_grad_(False)
+        self.weight_bytes = sum(p.nbytes for p in self.model.parameters())
+
+    def sync(self, stream: WeightStream) -> None:
+        """Replaces all weights; ValueError, nothing replaced, if names or shapes differ."""
+        received = dict(stream)
+        own = dict(self.model.named_parameters())
+        if received.keys() != own.keys():
+            differing = sorted(received.keys() ^ own.keys())
+            raise ValueError(f"weight sync: names missing or unknown: {differing[:5]}")
+        for name, weight in received.items():
+            if weight.shape != own[name].shape:
+                raise ValueError(f"weight sync: {name}: {weight.shape} for {own[name].shape}")
+        with torch.no_grad():
+            for name, weight in received.items():
+                packed = isinstance(weight, PackedTensor)
+                own[name].copy_(dequantize(weight) if packed else weight)
+        self.weight_bytes = sum(weight.nbytes for weight in received.values())
+
+    @torch.no_grad()
+    def generate(
+        self, prompts: Sequence[Sequence[int]], max_new_tokens: int, temperature: float, seed: int
+    ) -> Rollouts:
+        """Samples one response a prompt; temperature 0 is greedy."""
+        generator = torch.Generator(self.device).manual_seed(seed)
+        input_ids, attention_mask = _pad_left(prompts, self.pad_id, self.device)
+        cache = DynamicCache(config=self.model.config)
+        finished_B = torch.zeros(len(prompts), dtype=torch.bool, device=self.device)
+        step_ids, tokens, log_probs, masks = input_ids, [], [], []
+        for _ in range(max_new_tokens):
+            logits_BV = self._last_logits(step_ids, attention_mask, cache)
+            token_B, log_prob_B = _sample(logits_BV, temperature, generator)
+            tokens.append(token_B.where(~finished_B, self.pad_id))
+            log_probs.append(log_prob_B.where(~finished_B, 0.0))
+            masks.append(~finished_B)
+            attention_mask = torch.cat([attention_mask, masks[-1][:, None].long()], dim=1)
+            finished_B = finished_B | (token_B == self.eos_id)
+            step_ids = tokens[-1][:, None]
+            if bool(finished_B.all()):
+                break
+        return Rollouts(
+            input_ids=torch.cat([input_ids, torch.stack(tokens, dim=1)], dim=1),
+            attention_mask=attention_mask,
+            response_mask=torch.stack(masks, dim=1).float(),
+            log_probs=torch.stack(log_probs, dim=1),
+            truncated=~finished_B,
+        )
+
+    def _last_logits(self, step_ids: Tensor, attention_mask: Tensor, cache: DynamicCache) -> Tensor:
+        positions = positions_from_mask(attention_mask)[:, -step_ids.shape[1] :]
+        output = self.model(
+            input_ids=step_ids,
+            attention_mask=attention_mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        return output.logits[:, -1].float()
+
+
+def positions_from_mask(attention_mask: Tensor) -> Tensor:
+    """Position ids (B, L) that count real tokens only, so that left padding shifts nothing."""
+    return (attention_mask.cumsum(-1) - 1).clamp(min=0)
+
+
+def _pad_left(
+    prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    width = max(len(prompt) for prompt in prompts)
+    ids = [[pad_id] * (width - len(prompt)) + list(prompt) for prompt in prompts]
+    mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
+
+
+def _sample(
+    logits_BV: Tensor, temperature: float, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Tokens (B,) and their log-probs (B,) under the distribution that they are drawn from."""
+    log_probs_BV = (logits_BV / (temperature or 1.0)).log_softmax(-1)
+    if temperature == 0:
+        token_B = log_probs_BV.argmax(-1)
+    else:
+        token_B = torch.multinomial(log_probs_BV.exp(), 1, generator=generator).squeeze(-1)
+    return token_B, log_probs_BV.gather(-1, token_B[:, None]).squeeze(-1)

@@ -1,0 +1,60 @@
+"""What a trainer needs of a rollout engine, whichever one it is."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from qat_core.nvfp4 import PackedTensor
+
+WeightStream = Iterable[tuple[str, Tensor | PackedTensor]]
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """A batch of sampled responses; P prompt columns padded left, T response columns right.
+
+    Attributes:
+        input_ids: prompt and response, int64 (B, P + T).
+        attention_mask: 1 on real tokens, int64 (B, P + T).
+        response_mask: 1.0 on sampled tokens, end of sequence included, FP32 (B, T).
+        log_probs: of the sampled tokens under the sampling distribution, FP32 (B, T), 0 off mask.
+        truncated: responses that ended by length, bool (B,).
+    """
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    response_mask: Tensor
+    log_probs: Tensor
+    truncated: Tensor
+
+    @property
+    def response_ids(self) -> Tensor:
+        """Sampled tokens, int64 (B, T)."""
+        return self.input_ids[:, -self.response_mask.shape[1] :]
+
+    def select(self, rows: slice | Tensor) -> "Rollouts":
+        """The same columns for some of the rows."""
+        return Rollouts(
+            self.input_ids[rows],
+            self.attention_mask[rows],
+            self.response_mask[rows],
+            self.log_probs[rows],
+            self.truncated[rows],
+        )
+
+
+class RolloutEngine(Protocol):
+    """Holds weights of its own, replaced by `sync`, and samples from them."""
+
+    weight_bytes: int
+    """Bytes of the weights last received, packed where they came packed."""
+
+    def sync(self, stream: WeightStream) -> None:
+        """Replaces all weights; ValueError, nothing replaced, if names or shapes differ."""
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], max_new_tokens: int, temperature: float, seed: int
+    ) -> Rollouts:
+        """Samples one response a prompt; temperature 0 is greedy."""
