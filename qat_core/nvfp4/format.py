@@ -1,0 +1,50 @@
+"""The NVFP4 number format: constants, option names and the packed tensor.
+
+A weight is `code x block_scale / global_scale`: an E2M1 code, one E4M3 scale for every 16 values
+along the last dimension, and one FP32 divisor for the whole matrix.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+BLOCK_SIZE = 16
+
+E2M1_MAX = 6.0
+E4M3_MAX = 448.0
+# Marlin decodes smaller block scales (E4M3 subnormals) to zero, so they are never produced.
+E4M3_MIN_NORMAL = 2.0**-6
+# Keeps block_scale / global_scale, its reciprocal and the division's remainder in FP32's normal
+# range. Only groups whose largest weight is below 2**-82 (2e-25) meet it; they lose resolution.
+MAX_GLOBAL_SCALE = 2.0**94
+
+ScalePolicy = Literal["pow2", "amax"]
+BlockScale = Literal["max", "four_over_six", "mse"]
+
+
+@dataclass(frozen=True)
+class PackedTensor:
+    """A weight (..., N, K) in NVFP4, laid out as compressed-tensors' `nvfp4-pack-quantized`.
+
+    Attributes:
+        codes: uint8 (..., N, K / 2), two E2M1 codes a byte, the even element in the low nibble.
+        block_scale: float8_e4m3fn (..., N, K / 16), in [2**-6, 448]; NaN marks a block that held
+            NaN or infinity.
+        global_scale: float32 of the leading dimensions' shape, a divisor.
+    """
+
+    codes: Tensor
+    block_scale: Tensor
+    global_scale: Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the weight, (..., N, K)."""
+        return torch.Size((*self.codes.shape[:-1], 2 * self.codes.shape[-1]))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held: 0.5625 a weight, and 4 a matrix."""
+        return self.codes.nbytes + self.block_scale.nbytes + self.global_scale.nbytes
