@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from experiments.schema import ARM_NAMES, ArmName
 from qat_core.nvfp4 import BlockScale, ScalePolicy
 from qat_core.recipe import Recipe
 
@@ -19,10 +20,7 @@ class Arm:
     rolled_out: Recipe | None
 
 
-ARM_NAMES = ("bf16", "nvfp4-noqat", "nvfp4-qat", "nvfp4-qat-ffn")
-
-
-def make_arm(name: str, scale: ScalePolicy = "pow2", block_scale: BlockScale = "max") -> Arm:
+def make_arm(name: ArmName, scale: ScalePolicy = "pow2", block_scale: BlockScale = "max") -> Arm:
     """The arm of that name (one of `ARM_NAMES`) with the study's scale policies."""
     full = Recipe.full(scale=scale, block_scale=block_scale)
     ffn = Recipe.ffn(scale=scale, block_scale=block_scale)

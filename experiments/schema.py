@@ -6,14 +6,12 @@ to the repository root.
 
 from collections import Counter
 from collections.abc import Hashable
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
 
-import yaml
-from pydantic import BaseModel, Field, NonNegativeInt, ValidationError, model_validator
-from pydantic_core import ErrorDetails
+from pydantic import Field, NonNegativeInt, model_validator
 
+from experiments.study_file import parse_yaml_file
 from qat_core.rl.config import EvaluationConfig, GrpoConfig, PretrainConfig, Settings, TaskConfig
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -88,9 +86,9 @@ class Study(Settings):
     trainer: Literal["local", "verl"] = "local"
     rollout: Literal["eager", "vllm"] = "eager"
     device: Literal["cpu", "cuda"] = "cpu"
-    models: dict[ModelName, Model] = Field(min_length=1)
-    arms: tuple[ArmName, ...] = Field(min_length=1)
-    seeds: tuple[NonNegativeInt, ...] = Field(min_length=1)
+    models: dict[ModelName, Model]
+    arms: tuple[ArmName, ...]
+    seeds: tuple[NonNegativeInt, ...]
     scale: Literal["pow2", "amax"] = "pow2"
     block_scale: Literal["max", "four_over_six", "mse"] = "max"
     task: TaskConfig
@@ -100,8 +98,9 @@ class Study(Settings):
 
     @model_validator(mode="after")
     def _check_across_sections(self) -> Self:
-        _refuse_repeats("arms", self.arms)
-        _refuse_repeats("seeds", self.seeds)
+        _check_list("models", tuple(self.models))
+        _check_list("arms", self.arms)
+        _check_list("seeds", self.seeds)
         for name, model in self.models.items():
             if not isinstance(model, GgufModel) and not (ROOT / model.config).is_file():
                 raise ValueError(
@@ -119,6 +118,18 @@ class Study(Settings):
                 f"rl.prompts_per_step, {self.rl.prompts_per_step}; use one of its divisors"
             )
         return self
+
+    def training_config(self, run: Run) -> dict[str, Any]:
+        """All settings that decide a run's training, resolved, ready for JSON."""
+        shared = self.model_dump(
+            mode="json", include={"trainer", "rollout", "device", "scale", "block_scale"}
+        )
+        sections = {"task": self.task, "rl": self.rl, "source": self.models[run.model]}
+        return {
+            **run._asdict(),
+            **shared,
+            **{name: section.model_dump(mode="json") for name, section in sections.items()},
+        }
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -144,23 +155,12 @@ class Study(Settings):
         return runs[run_id]
 
 
-def _refuse_repeats(key: str, values: tuple[Hashable, ...]) -> None:
+def _check_list(key: str, values: tuple[Hashable, ...]) -> None:
+    if not values:
+        raise ValueError(f"{key}: empty; name at least one")
     repeated = [value for value, count in Counter(values).items() if count > 1]
     if repeated:
         raise ValueError(f"{key}: {repeated[0]} is listed twice; remove one")
-
-
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """YAML's safe loader, less its habit of keeping the last of two equal keys silently."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        keys = [self.construct_object(key_node, deep=True) for key_node, _ in node.value]
-        for key, count in Counter(keys).items():
-            if count > 1:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key!r} is there twice; remove one", node.start_mark
-                )
-        return super().construct_mapping(node, deep)
 
 
 def load_study(path: Path) -> Study:
@@ -169,66 +169,4 @@ def load_study(path: Path) -> Study:
     Raises:
         ValueError: one line a mistake, "<file>: <dotted key>: <what>; <mend>".
     """
-    try:
-        return Study.model_validate(_read_yaml(path))
-    except ValidationError as error:
-        lines = (f"{path}: {_describe(details)}" for details in error.errors())
-        raise ValueError("\n".join(lines)) from None
-
-
-def _read_yaml(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise ValueError(f"{path}: no such study file; name one such as experiments/study.yaml")
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 0
-        raise ValueError(f"{path}: line {line}: {error.problem}; mend the YAML there") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"{path}: not YAML text: {reason}; write it as UTF-8 YAML") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{path}: not a mapping of keys; see experiments/study.yaml")
-    return content
-
-
-def _describe(details: ErrorDetails) -> str:
-    """One pydantic error as "<dotted key>: <what>; <mend>"."""
-    kind, given, context = details["type"], details["input"], details.get("ctx", {})
-    key = ".".join(map(str, _keys_in_file(details["loc"])))
-    if kind == "value_error":  # raised by a validator of ours, which names key and mend
-        return str(context["error"])
-    if kind == "extra_forbidden":
-        return f"{key}: unknown key; {_suggest(details['loc'])}"
-    if kind == "missing":
-        return f"{key}: missing; add it"
-    if kind == "literal_error":
-        return f"{key}: {given!r} is not allowed; use {context['expected']}"
-    if kind == "union_tag_not_found":
-        return f"{key}.kind: missing; use one of {', '.join(MODEL_KINDS)}"
-    if kind == "union_tag_invalid":
-        return f"{key}.kind: {context['tag']!r} is not known; use one of {', '.join(MODEL_KINDS)}"
-    rule = details["msg"].removeprefix("Input ").removeprefix("String ")
-    return f"{key}: {given!r} does not fit, it {rule}; change the value"
-
-
-def _keys_in_file(location: tuple[int | str, ...]) -> tuple[int | str, ...]:
-    """Pydantic's location less what it adds below models.<name>: the kind, or "[key]"."""
-    return location[:2] + location[3:] if location[:1] == ("models",) else location
-
-
-def _suggest(location: tuple[int | str, ...]) -> str:
-    known, unknown = sorted(_section_at(location[:-1]).model_fields), str(location[-1])
-    close = get_close_matches(unknown, known, n=1)
-    return f"did you mean {close[0]}?" if close else f"known keys: {', '.join(known)}"
-
-
-def _section_at(location: tuple[int | str, ...]) -> type[BaseModel]:
-    section: type[BaseModel] = Study
-    if location[:1] == ("models",):  # models.<name>.<kind as pydantic adds it>
-        section, location = MODEL_KINDS[str(location[2])], location[3:]
-    for part in location:
-        annotation = section.model_fields[str(part)].annotation
-        assert isinstance(annotation, type) and issubclass(annotation, BaseModel)
-        section = annotation
-    return section
+    return parse_yaml_file(path, Study, MODEL_KINDS)

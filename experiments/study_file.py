@@ -1,0 +1,108 @@
+"""Reads a YAML file into a pydantic model; every mistake becomes one line that says the mend."""
+
+from collections import Counter
+from collections.abc import Hashable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+Kinds = Mapping[str, type[BaseModel]]
+Location = tuple[int | str, ...]
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+def parse_yaml_file(path: Path, model: type[ModelT], kinds: Kinds) -> ModelT:
+    """Reads `path` as a `model`.
+
+    Args:
+        path: the YAML file.
+        model: what the file holds.
+        kinds: the sections that `models.<name>` may hold, by the value of their key `kind`.
+
+    Raises:
+        ValueError: one line a mistake, "<file>: <dotted key>: <what>; <mend>".
+    """
+    try:
+        return model.model_validate(_read_yaml(path))
+    except ValidationError as error:
+        lines = (f"{path}: {_describe(details, model, kinds)}" for details in error.errors())
+        raise ValueError("\n".join(lines)) from None
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """YAML's safe loader, less its habit of keeping the last of two equal keys silently."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = [self.construct_object(key_node, deep=True) for key_node, _ in node.value]
+        for key, count in Counter(keys).items():
+            if count > 1:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"key {key!r} is there twice", node.start_mark
+                )
+        return super().construct_mapping(node, deep)
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise ValueError(f"{path}: no such study file; name one such as experiments/study.yaml")
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 0
+        raise ValueError(f"{path}: line {line}: {error.problem}; mend the YAML there") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"{path}: not YAML text: {reason}; write it as UTF-8 YAML") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: not a mapping of keys; see experiments/study.yaml")
+    return content
+
+
+def _describe(details: ErrorDetails, model: type[BaseModel], kinds: Kinds) -> str:
+    """One pydantic error as "<dotted key>: <what>; <mend>"."""
+    kind, given, context = details["type"], details["input"], details.get("ctx", {})
+    key = ".".join(map(str, _keys_in_file(details["loc"])))
+    if kind == "value_error":  # raised by a validator of ours, which names key and mend
+        return str(context["error"])
+    if kind == "extra_forbidden":
+        return f"{key}: unknown key; {_suggest(details['loc'], model, kinds)}"
+    if kind == "missing":
+        return f"{key}: missing; add it"
+    if kind == "literal_error":
+        return f"{key}: {given!r} is not allowed; use {context['expected']}"
+    if kind == "union_tag_not_found":
+        return f"{key}.kind: missing; use one of {', '.join(kinds)}"
+    if kind == "union_tag_invalid":
+        return f"{key}.kind: {context['tag']!r} is not known; use one of {', '.join(kinds)}"
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        return f"{key}: {given!r} is no section; write its keys below it, indented"
+    rule = details["msg"].removeprefix("Input ").removeprefix("String ").replace("tuple", "list")
+    return f"{key}: {given!r} does not fit, it {rule}; change the value"
+
+
+def _keys_in_file(location: Location) -> Location:
+    """Pydantic's location less what it adds below models.<name>: the kind, or "[key]"."""
+    return location[:2] + location[3:] if location[:1] == ("models",) else location
+
+
+def _suggest(location: Location, model: type[BaseModel], kinds: Kinds) -> str:
+    known, unknown = (
+        sorted(_section_at(location[:-1], model, kinds).model_fields),
+        str(location[-1]),
+    )
+    close = get_close_matches(unknown, known, n=1)
+    return f"did you mean {close[0]}?" if close else f"known keys: {', '.join(known)}"
+
+
+def _section_at(location: Location, section: type[BaseModel], kinds: Kinds) -> type[BaseModel]:
+    if location[:1] == ("models",):  # models.<name>.<kind as pydantic adds it>
+        section, location = kinds[str(location[2])], location[3:]
+    for part in location:
+        annotation = section.model_fields[str(part)].annotation
+        assert isinstance(annotation, type) and issubclass(annotation, BaseModel)
+        section = annotation
+    return section
