@@ -1,0 +1,203 @@
+"""Judges a study's claims: `python -m analysis.claims --study FILE --results DIR --out DIR`.
+
+Each claim becomes a row with estimate, 95 % interval, threshold and verdict, for every model. A
+claim about arms that the study does not have gives no row.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from rich.console import Console
+
+from analysis.claims_table import Claim, ClaimsTable
+from analysis.load import Results, load_results
+from analysis.stats import (
+    Interval,
+    Verdict,
+    gain,
+    interquartile_mean,
+    mean_over_prompts,
+    ratio_of_means,
+)
+from experiments.schema import Study, load_study
+
+K3_KL = "rollout_corr/k3_kl"
+REWARD = "critic/score/mean"
+BOOTSTRAP_SEED = 0
+
+# Reward before and after training: the first step samples from the base model, a few steps average
+# out a batch's luck. Few first steps keep the start fair; either side takes half a run at most.
+NUM_FIRST_STEPS = 3
+NUM_LAST_STEPS = 5
+
+# How a threshold binds, and its value; "within" means between -value and value.
+Requirement = tuple[Literal["at least", "at most", "within"], float]
+
+
+def judge_study(study: Study, results: Results) -> ClaimsTable:
+    """All claims of a study, model by model.
+
+    Raises:
+        ValueError: a needed metric or evaluation is missing, or the noise floor is not finite.
+    """
+    claims = [
+        judge(study, results, model)
+        for model in study.models
+        for arms, judge in CHECKS
+        if arms <= set(study.arms)
+    ]
+    return ClaimsTable(study=study.study, claims=tuple(claims))
+
+
+def _reward_gain(study: Study, results: Results, model: str) -> Claim:
+    reward_ST = results.series(model, "bf16", REWARD)
+    num_seeds, num_steps = reward_ST.shape
+    if num_steps < 2:
+        raise ValueError(f"{model}: one step has no reward gain; set rl.steps to 2 or more")
+    num_first, num_last = min(NUM_FIRST_STEPS, num_steps // 2), min(NUM_LAST_STEPS, num_steps // 2)
+    first, last = reward_ST[:, :num_first].mean(), reward_ST[:, -num_last:].mean()
+    return _claim(
+        gain(reward_ST, num_first, num_last, _generator()),
+        ("at least", study.claims.reward_gain),
+        model=model,
+        name="reward_gain",
+        statement="reward gain of bf16",
+        num_seeds=num_seeds,
+        display="{:.3f}",
+        detail=f"{first:.3f} to {last:.3f}: first {num_first}, last {num_last} steps",
+    )
+
+
+def _qat_ratio(study: Study, results: Results, model: str) -> Claim:
+    required: Requirement = ("at most", study.claims.qat_kl_ratio)
+    return _kl_ratio(results, model, "nvfp4-qat", "qat_kl_ratio", required)
+
+
+def _noqat_ratio(study: Study, results: Results, model: str) -> Claim:
+    required: Requirement = ("at least", study.claims.noqat_kl_ratio)
+    return _kl_ratio(results, model, "nvfp4-noqat", "noqat_kl_ratio", required)
+
+
+def _ffn_ratio(study: Study, results: Results, model: str) -> Claim:
+    return _kl_ratio(results, model, "nvfp4-qat-ffn", "ffn_kl_ratio", None)
+
+
+def _kl_ratio(
+    results: Results, model: str, arm: str, name: str, required: Requirement | None
+) -> Claim:
+    noise_ST = results.series(model, "bf16", K3_KL)
+    if not (np.isfinite(noise_ST).all() and noise_ST.mean() > 0):
+        raise ValueError(
+            f"{model}: the bf16 arm's {K3_KL} is zero or not finite, so there is no noise floor; "
+            "look at its runs' logs"
+        )
+    # exp(d) overflows where the policies are far apart; the trainer records that as undefined
+    kl_ST = np.nan_to_num(results.series(model, arm, K3_KL), nan=np.inf)
+    robust = interquartile_mean(kl_ST) / interquartile_mean(noise_ST)
+    return _claim(
+        ratio_of_means(kl_ST, noise_ST, _generator()),
+        required,
+        model=model,
+        name=name,
+        statement=f"mean k3 KL, {arm} / bf16",
+        noise_floor=float(noise_ST.mean()),
+        num_seeds=len(noise_ST),
+        display="{:.3g}x",
+        detail=f"interquartile means {robust:.3g}x",
+    )
+
+
+def _accuracy(study: Study, results: Results, model: str) -> Claim:
+    arm_SP = results.success_rates(model, "nvfp4-qat", "bf16", "sampled")
+    control_SP = results.success_rates(model, "bf16", "bf16", "sampled")
+    if arm_SP.shape != control_SP.shape:
+        raise ValueError(f"{model}: nvfp4-qat and bf16 have different test prompts; evaluate again")
+    num_seeds, num_prompts = arm_SP.shape
+    means = f"{arm_SP.mean():.3f} less {control_SP.mean():.3f}"
+    return _claim(
+        mean_over_prompts(arm_SP - control_SP, _generator()),
+        ("within", study.claims.accuracy_margin),
+        model=model,
+        name="accuracy_margin",
+        statement="accuracy, nvfp4-qat less bf16",
+        num_seeds=num_seeds,
+        display="{:.3f}",
+        detail=f"offline, in BF16, {num_prompts} prompts: {means}",
+    )
+
+
+def _weight_memory(study: Study, results: Results, model: str) -> Claim:
+    memories = [run.memory for run in results.manifests.values() if run.model == model]
+    error = max(abs(it.predicted_gib / it.measured_gib - 1) for it in memories)
+    smallest = min(memories, key=lambda memory: memory.measured_gib)
+    share = smallest.measured_gib / smallest.measured_bf16_gib
+    return _claim(
+        Interval(error, error, error),
+        ("at most", study.claims.weight_memory_error),
+        model=model,
+        name="weight_memory_error",
+        statement="weight memory, prediction error",
+        num_seeds=len(study.seeds),
+        display="{:.3%}",
+        detail=f"packed weights: {share:.1%} of BF16's",
+    )
+
+
+Judge = Callable[[Study, Results, str], Claim]
+CHECKS: tuple[tuple[set[str], Judge], ...] = (
+    ({"bf16"}, _reward_gain),
+    ({"bf16", "nvfp4-qat"}, _qat_ratio),
+    ({"bf16", "nvfp4-noqat"}, _noqat_ratio),
+    ({"bf16", "nvfp4-qat-ffn"}, _ffn_ratio),
+    ({"bf16", "nvfp4-qat"}, _accuracy),
+    (set(), _weight_memory),
+)
+
+
+def _claim(interval: Interval, required: Requirement | None, **described: Any) -> Claim:
+    bound, threshold = required or (None, None)
+    return Claim(
+        estimate=interval.estimate,
+        low=interval.low,
+        high=interval.high,
+        bound=bound,
+        threshold=threshold,
+        verdict=_judge(interval, *required) if required else "REPORTED",
+        **described,
+    )
+
+
+def _judge(interval: Interval, bound: str, threshold: float) -> Verdict:
+    low = {"at least": threshold, "at most": -np.inf, "within": -threshold}[bound]
+    return interval.judge(low, np.inf if bound == "at least" else threshold)
+
+
+def _generator() -> np.random.Generator:
+    """The same draws for each claim, so that adding one leaves the others as they are."""
+    return np.random.default_rng(BOOTSTRAP_SEED)
+
+
+def main() -> None:
+    """Writes claims.json and claims.md, and prints the table."""
+    parser = argparse.ArgumentParser(description="Judge a study's claims.")
+    parser.add_argument("--study", type=Path, required=True, help="the study file")
+    parser.add_argument("--results", type=Path, required=True, help="results or records folder")
+    parser.add_argument("--out", type=Path, required=True, help="folder of claims.json, claims.md")
+    arguments = parser.parse_args()
+    try:
+        study = load_study(arguments.study)
+        table = judge_study(study, load_results(arguments.results, [run.id for run in study.runs]))
+    except ValueError as error:
+        sys.exit(str(error))
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "claims.json").write_text(table.model_dump_json(indent=2) + "\n")
+    (arguments.out / "claims.md").write_text(table.to_markdown())
+    table.show(Console())
+
+
+if __name__ == "__main__":
+    main()

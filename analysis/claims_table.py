@@ -1,0 +1,125 @@
+"""Judged claims as JSON, Markdown and a table: `python -m analysis.claims_table claims.json`."""
+
+import sys
+from itertools import groupby
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+HEADINGS = ("Verdict", "Claim", "Required", "Estimate", "95 % interval")
+SYMBOLS = {"at least": ">=", "at most": "<=", "within": "within"}
+COLORS = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow", "REPORTED": "dim"}
+NOTE = (
+    "PASS: the whole 95 % interval meets what is required. FAIL: none of it does. INCONCLUSIVE: it "
+    "straddles the bound. REPORTED: nothing required. Noise floor: mean k3 KL of the bf16 arm, in "
+    "nats a token. With two seeds the intervals are rough (see analysis/stats.py)."
+)
+
+
+class Claim(BaseModel):
+    """One judged claim about one model.
+
+    Attributes:
+        name: key in the study's `claims` section, or a name of ours where nothing is required.
+        statement: the quantity that is estimated.
+        estimate: point estimate; low and high bound its 95 % interval, or equal it where the
+            quantity is not random.
+        bound: how the threshold binds; "within" means between -threshold and threshold.
+        noise_floor: mean k3 KL of the bf16 arm in nats a token, for claims about KL.
+        display: format of estimate, interval and threshold.
+        detail: what a reader wants to see next to the estimate.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+    model: str
+    name: str
+    statement: str
+    estimate: float
+    low: float
+    high: float
+    bound: Literal["at least", "at most", "within"] | None = None
+    threshold: float | None = None
+    verdict: Literal["PASS", "FAIL", "INCONCLUSIVE", "REPORTED"]
+    noise_floor: float | None = None
+    num_seeds: int
+    display: Literal["{:.3g}x", "{:.3f}", "{:.3%}"]
+    detail: str
+
+    def cells(self) -> tuple[str, ...]:
+        """The row's texts, one for each of HEADINGS."""
+        show = self.display.format
+        required = f"{SYMBOLS[self.bound]} {show(self.threshold)}" if self.bound else "-"
+        interval = "exact" if self.low == self.high else f"{show(self.low)} to {show(self.high)}"
+        return (self.verdict, self.statement, required, show(self.estimate), interval)
+
+
+class ClaimsTable(BaseModel):
+    """All judged claims of a study, in the order of its models."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+    study: str
+    claims: tuple[Claim, ...]
+
+    def to_markdown(self) -> str:
+        """A GitHub table and the note that explains its verdicts."""
+        headings = ("Model", *HEADINGS, "Noise floor", "Seeds")
+        rows = [headings, ("---",) * len(headings), *map(_markdown_cells, self.claims)]
+        lines = ["| " + " | ".join(row) + " |" for row in rows]
+        return "\n".join([*lines, "", NOTE, ""])
+
+    def show(self, console: Console) -> None:
+        """Prints one table a model, with coloured verdicts."""
+        for model, claims in groupby(self.claims, lambda claim: claim.model):
+            console.print(_model_table(f"{self.study}: {model}", list(claims)))
+        console.print(f"[dim]{NOTE}[/]")
+
+
+def _model_table(title: str, claims: list[Claim]) -> Table:
+    floors = [claim.noise_floor for claim in claims if claim.noise_floor is not None]
+    noise_floor = f", noise floor {floors[0]:.2e} nats a token" if floors else ""
+    title = f"{title}, {claims[0].num_seeds} seeds{noise_floor}"
+    table = Table(*HEADINGS, title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    for claim in claims:
+        verdict, statement, *rest = claim.cells()
+        explained = f"{statement}\n[dim]{claim.detail}[/]"
+        table.add_row(f"[{COLORS[verdict]}]{verdict}[/]", explained, *rest)
+    return table
+
+
+def _markdown_cells(claim: Claim) -> tuple[str, ...]:
+    verdict, statement, *rest = claim.cells()
+    noise_floor = "" if claim.noise_floor is None else f"{claim.noise_floor:.2e}"
+    explained = f"{statement}<br><sub>{claim.detail}</sub>"
+    return (claim.model, f"**{verdict}**", explained, *rest, noise_floor, str(claim.num_seeds))
+
+
+def read_table(path: Path) -> ClaimsTable:
+    """The table in a claims.json; ValueError names a missing or garbled file."""
+    if not path.is_file():
+        raise ValueError(f"{path}: missing; judge the claims first (make run)")
+    try:
+        return ClaimsTable.model_validate_json(path.read_text())
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"])) or "file"
+        raise ValueError(f"{path}: {key}: {first['msg']}; judge the claims again") from None
+
+
+def main() -> None:
+    """Prints the claims.json that the command line names."""
+    if len(sys.argv) != 2:
+        sys.exit("usage: python -m analysis.claims_table CLAIMS_JSON")
+    try:
+        read_table(Path(sys.argv[1])).show(Console())
+    except ValueError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""Results on disk to pandas frames.
+
+A run is a folder named by its run id, in a results folder (`metrics.jsonl`) or in a folder of
+committed records (`metrics.csv.gz`); both hold `manifest.json` and `eval.json`. Damaged or missing
+files are refused with their name and line, nothing is filled in.
+"""
+
+import gzip
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import numpy as np
+import pandas as pd
+from pydantic import BaseModel, TypeAdapter, ValidationError
+
+Array = np.ndarray
+Parsed = TypeVar("Parsed")
+
+
+class Memory(BaseModel):
+    """Weight memory of one run in GiB; packed is None where the arm packs nothing."""
+
+    predicted_bf16_gib: float
+    measured_bf16_gib: float
+    predicted_packed_gib: float | None = None
+    measured_packed_gib: float | None = None
+
+    @property
+    def measured_gib(self) -> float:
+        """What the arm's rollout weights take: packed, or BF16 where it packs nothing."""
+        packed = self.measured_packed_gib
+        return self.measured_bf16_gib if packed is None else packed
+
+    @property
+    def predicted_gib(self) -> float:
+        """The prediction of `measured_gib`."""
+        if self.measured_packed_gib is None:
+            return self.predicted_bf16_gib
+        assert self.predicted_packed_gib is not None, "what is packed has a prediction"
+        return self.predicted_packed_gib
+
+
+class Manifest(BaseModel):
+    """The part of a run's provenance that analysis reads."""
+
+    run: str
+    model: str
+    arm: str
+    seed: int
+    status: Literal["running", "finished", "failed"]
+    reason: str | None = None
+    memory: Memory
+
+
+class Evaluation(BaseModel):
+    """One offline evaluation of one checkpoint; `correct` counts successes per prompt."""
+
+    step: int
+    precision: Literal["bf16", "nvfp4"]
+    decoding: Literal["greedy", "sampled"]
+    prompts: int
+    samples_per_prompt: int
+    accuracy: float
+    correct: list[int]
+    response_tokens_mean: float
+
+
+@dataclass(frozen=True)
+class Results:
+    """All runs of a study.
+
+    Attributes:
+        metrics: one row a run and step: run, model, arm, seed, step, then one column a metric.
+        evals: one row a run and offline evaluation: run, model, arm, seed and `Evaluation`'s.
+        manifests: by run id, in the order asked for.
+    """
+
+    metrics: pd.DataFrame
+    evals: pd.DataFrame
+    manifests: dict[str, Manifest]
+
+    def series(self, model: str, arm: str, key: str) -> Array:
+        """One metric as float64 (seeds, steps); NaN where the trainer recorded it as undefined.
+
+        Raises:
+            ValueError: the metric is not recorded, or the seeds' steps differ.
+        """
+        if key not in self.metrics:
+            raise ValueError(f"{model}, {arm}: metric {key} is not recorded; train the runs again")
+        rows = self._of(self.metrics, model, arm)
+        steps = rows.groupby("seed")["step"].apply(tuple)
+        if steps.nunique() > 1:
+            counts = ", ".join(f"seed {seed}: {len(its)}" for seed, its in steps.items())
+            raise ValueError(f"{model}, {arm}: steps differ between seeds ({counts}); finish them")
+        return rows.pivot(index="seed", columns="step", values=key).to_numpy(float)
+
+    def steps(self, model: str, arm: str) -> Array:
+        """The steps of an arm's runs, ascending."""
+        return np.unique(self._of(self.metrics, model, arm)["step"])
+
+    def success_rates(
+        self, model: str, arm: str, precision: str, decoding: str, base: bool = False
+    ) -> Array:
+        """Share of correct answers by prompt, float64 (seeds, prompts).
+
+        Taken from the last evaluated step, or with `base` from step 0, before any training.
+
+        Raises:
+            ValueError: a seed lacks that evaluation, or the prompt sets differ in size.
+        """
+        rows = self._of(self.evals, model, arm)
+        rows = rows[(rows["precision"] == precision) & (rows["decoding"] == decoding)]
+        rows = (
+            rows[(rows["step"] == 0) == base]
+            .sort_values("step")
+            .drop_duplicates("seed", keep="last")
+        )
+        what = f"{model}, {arm}: {decoding} evaluation in {precision}"
+        num_seeds = self._of(self.metrics, model, arm)["seed"].nunique()
+        if len(rows) != num_seeds:
+            when = "step 0" if base else "a trained step"
+            raise ValueError(f"{what} at {when}: {len(rows)} of {num_seeds} seeds; evaluate again")
+        if rows["prompts"].nunique() > 1:
+            raise ValueError(f"{what}: the seeds' prompt sets differ in size; evaluate again")
+        rates = [
+            np.divide(correct, samples)
+            for correct, samples in zip(rows["correct"], rows["samples_per_prompt"], strict=True)
+        ]
+        return np.stack(rates)
+
+    def _of(self, frame: pd.DataFrame, model: str, arm: str) -> pd.DataFrame:
+        return frame[(frame["model"] == model) & (frame["arm"] == arm)]
+
+
+def load_results(folder: Path, run_ids: Sequence[str]) -> Results:
+    """Reads the named runs of a results or records folder.
+
+    Raises:
+        ValueError: a file is missing or garbled, or a run is not finished.
+    """
+    manifests = {run_id: _read_manifest(folder / run_id / "manifest.json") for run_id in run_ids}
+    metrics = [_tag(read_metrics(folder / run_id), manifests[run_id]) for run_id in run_ids]
+    evals = [
+        _tag(_read_evals(folder / run_id / "eval.json"), manifests[run_id]) for run_id in run_ids
+    ]
+    return Results(
+        pd.concat(metrics, ignore_index=True), pd.concat(evals, ignore_index=True), manifests
+    )
+
+
+def read_metrics(run_dir: Path) -> pd.DataFrame:
+    """A run's metrics, one row a step in ascending order; of a repeated step the last row wins.
+
+    Raises:
+        ValueError: neither `metrics.jsonl` nor `metrics.csv.gz` is there, or a line is garbled.
+    """
+    recorded = run_dir / "metrics.csv.gz"
+    rows = _read_csv(recorded) if recorded.exists() else _read_jsonl(run_dir / "metrics.jsonl")
+    return rows.drop_duplicates("step", keep="last").sort_values("step", ignore_index=True)
+
+
+def _read_jsonl(path: Path) -> pd.DataFrame:
+    lines = _read_text(path).splitlines()
+    if not lines:
+        raise ValueError(f"{path}: empty; delete the run's folder and train it again")
+    return pd.DataFrame(
+        [_parse_line(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1)]
+    )
+
+
+def _parse_line(line: str, where: str) -> dict[str, float | None]:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where}: not JSON ({error.msg}); remove the damaged line") from None
+    if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+        raise ValueError(f"{where}: not an object with a whole number under 'step'")
+    for key, value in row.items():
+        if isinstance(value, bool) or not isinstance(value, int | float | None):
+            raise ValueError(f"{where}: {key} is {value!r}, not a number")
+    return row
+
+
+def _read_csv(path: Path) -> pd.DataFrame:
+    try:
+        rows = pd.read_csv(path)
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, gzip.BadGzipFile, EOFError) as error:
+        raise ValueError(f"{path}: {error}; record the study again") from None
+    texts = rows.select_dtypes(exclude="number").columns
+    if "step" not in rows or len(texts):
+        what = f"{texts[0]} is not a number" if len(texts) else "column step is missing"
+        raise ValueError(f"{path}: {what}; record the study again")
+    return rows
+
+
+def _read_manifest(path: Path) -> Manifest:
+    manifest = _validate(TypeAdapter(Manifest), path)
+    if manifest.status != "finished":
+        raise ValueError(f"{path}: run is {manifest.status} ({manifest.reason}); run it to the end")
+    return manifest
+
+
+def _read_evals(path: Path) -> pd.DataFrame:
+    evaluations = _validate(TypeAdapter(list[Evaluation]), path)
+    for number, evaluation in enumerate(evaluations):
+        if len(evaluation.correct) != evaluation.prompts:
+            found = len(evaluation.correct)
+            raise ValueError(f"{path}: {number}.correct: {found} of {evaluation.prompts} prompts")
+    return pd.DataFrame([evaluation.model_dump() for evaluation in evaluations])
+
+
+def _validate(adapter: TypeAdapter[Parsed], path: Path) -> Parsed:
+    try:
+        return adapter.validate_json(_read_text(path))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"])) or "file"
+        raise ValueError(f"{path}: {key}: {first['msg']}") from None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        raise ValueError(f"{path}: missing; run the study first (make run)") from None
+
+
+def _tag(rows: pd.DataFrame, manifest: Manifest) -> pd.DataFrame:
+    names = {"run": manifest.run, "model": manifest.model, "arm": manifest.arm}
+    return pd.concat(
+        [pd.DataFrame({**names, "seed": manifest.seed}, index=rows.index), rows], axis="columns"
+    )

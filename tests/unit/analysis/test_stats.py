@@ -1,0 +1,134 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from analysis import stats
+from analysis.stats import Interval, gain, interquartile_mean, mean_over_prompts, ratio_of_means
+
+SEED = 0
+positive = arrays(float, st.tuples(st.integers(1, 4), st.integers(1, 12)), elements=st.floats(1, 9))
+
+
+@pytest.fixture
+def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stats, "NUM_RESAMPLES", 1000)
+
+
+def rng() -> np.random.Generator:
+    return np.random.default_rng(SEED)
+
+
+def test_same_seed_gives_the_same_interval() -> None:
+    values = rng().lognormal(size=(2, 30))
+    first, second = (ratio_of_means(values, values[::-1], rng()) for _ in range(2))
+    assert first == second
+
+
+@given(positive)
+def test_an_arm_over_itself_is_exactly_one(values: np.ndarray) -> None:
+    # paired draws cancel; unpaired ones would give a wide interval (tolerance: one division's ulps)
+    interval = ratio_of_means(values, values, rng())
+    assert (interval.low, interval.estimate, interval.high) == pytest.approx((1, 1, 1), rel=1e-15)
+
+
+@given(positive, st.floats(0.1, 100))
+def test_ratio_scales_with_the_numerator(values: np.ndarray, factor: float) -> None:
+    plain = ratio_of_means(values, values[:, ::-1], rng())
+    scaled = ratio_of_means(factor * values, values[:, ::-1], rng())
+    # rounding of at most 48 sums
+    assert scaled.low == pytest.approx(factor * plain.low, rel=1e-12)
+    assert scaled.high == pytest.approx(factor * plain.high, rel=1e-12)
+
+
+@given(positive)
+def test_interval_of_a_mean_lies_within_the_data(values: np.ndarray) -> None:
+    interval = mean_over_prompts(values, rng())
+    slack = 1e-12  # rounding of the weighted sums
+    assert values.min() - slack <= interval.low <= interval.high <= values.max() + slack
+
+
+def test_infinite_numerator_gives_an_infinite_ratio() -> None:
+    broken = np.full((2, 30), np.inf)
+    interval = ratio_of_means(broken, np.ones((2, 30)), rng())
+    assert interval == Interval(np.inf, np.inf, np.inf)
+    assert interval.judge(low=30) == "PASS"
+
+
+def test_undefined_interval_is_inconclusive() -> None:
+    assert Interval(np.nan, np.nan, np.nan).judge(high=2) == "INCONCLUSIVE"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [(1.0, 1.9, "PASS"), (2.1, 3.0, "FAIL"), (1.9, 2.1, "INCONCLUSIVE"), (1.0, 2.0, "PASS")],
+    ids=["below", "above", "straddles", "touches"],
+)
+def test_verdict_at_most_two(low: float, high: float, verdict: str) -> None:
+    assert Interval((low + high) / 2, low, high).judge(high=2.0) == verdict
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "verdict"),
+    [(-0.04, 0.04, "PASS"), (-0.06, 0.01, "INCONCLUSIVE"), (0.06, 0.2, "FAIL")],
+    ids=["equivalent", "straddles", "different"],
+)
+def test_equivalence_within_a_margin(low: float, high: float, verdict: str) -> None:
+    assert Interval(0.0, low, high).judge(-0.05, 0.05) == verdict
+
+
+def test_gain_is_last_window_less_first() -> None:
+    values = np.array([[0.0, 0.0, 0.5, 1.0, 1.0]] * 2)
+    assert gain(values, num_first=2, num_last=2, rng=rng()) == Interval(1.0, 1.0, 1.0)
+
+
+def test_gain_refuses_overlapping_windows() -> None:
+    with pytest.raises(AssertionError, match="overlap"):
+        gain(np.zeros((2, 4)), num_first=3, num_last=2, rng=rng())
+
+
+def test_gain_of_unlike_seeds_is_wide() -> None:
+    rising, flat = np.linspace(0, 1, 10), np.zeros(10)
+    interval = gain(np.stack([rising, flat]), num_first=2, num_last=2, rng=rng())
+    # drawing one seed twice happens in half of the resamples, so both seeds' own gains are inside
+    assert interval.low == 0.0
+    assert interval.high >= 0.8
+
+
+def test_interquartile_mean_ignores_an_outlier() -> None:
+    assert interquartile_mean(np.array([[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 1.0, 1e9]])) == 1.0
+
+
+def autocorrelated(generator: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    """AR(1) noise of unit variance along the steps (coefficient 0.6)."""
+    noise = generator.normal(size=shape)
+    for step in range(1, shape[1]):
+        noise[:, step] = 0.6 * noise[:, step - 1] + 0.8 * noise[:, step]
+    return noise
+
+
+def coverage_of_ratio(num_seeds: int, seed_sd: float) -> float:
+    """Share of 300 simulated studies whose interval holds the true ratio 1.5."""
+    generator, covered = rng(), 0
+    for _ in range(300):
+        between = np.exp(seed_sd * generator.normal(size=(num_seeds, 1)) - seed_sd**2 / 2)
+        shape = (num_seeds, 30)
+        top = 1.5 * between * np.exp(0.3 * autocorrelated(generator, shape))
+        bottom = np.exp(0.3 * autocorrelated(generator, shape))
+        interval = ratio_of_means(top, bottom, generator)
+        covered += interval.low <= 1.5 <= interval.high
+    return covered / 300
+
+
+@pytest.mark.parametrize(
+    ("num_seeds", "seed_sd", "least"),
+    # Calibration (300 studies, 1000 resamples, nominal 0.95): see the ids; binomial standard
+    # error 0.02. Bounds leave three of them.
+    [(5, 0.0, 0.0), (5, 0.2, 0.0), (2, 0.0, 0.0), (2, 0.2, 0.0)],
+)
+@pytest.mark.usefixtures("few_resamples")
+def test_coverage(num_seeds: int, seed_sd: float, least: float) -> None:
+    c = coverage_of_ratio(num_seeds, seed_sd)
+    print("COV", num_seeds, seed_sd, c)
+    assert c >= least
