@@ -5,7 +5,6 @@ claim about arms that the study does not have gives no row.
 """
 
 import argparse
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +22,7 @@ from analysis.stats import (
     mean_over_prompts,
     ratio_of_means,
 )
+from experiments.cli import run_cli
 from experiments.schema import Study, load_study
 
 K3_KL = "rollout_corr/k3_kl"
@@ -188,11 +188,8 @@ def main() -> None:
     parser.add_argument("--results", type=Path, required=True, help="results or records folder")
     parser.add_argument("--out", type=Path, required=True, help="folder of claims.json, claims.md")
     arguments = parser.parse_args()
-    try:
-        study = load_study(arguments.study)
-        table = judge_study(study, load_results(arguments.results, [run.id for run in study.runs]))
-    except ValueError as error:
-        sys.exit(str(error))
+    study = load_study(arguments.study)
+    table = judge_study(study, load_results(arguments.results, [run.id for run in study.runs]))
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "claims.json").write_text(table.model_dump_json(indent=2) + "\n")
     (arguments.out / "claims.md").write_text(table.to_markdown())
@@ -200,4 +197,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_cli(main)

@@ -1,6 +1,6 @@
 """Judged claims as JSON, Markdown and a table: `python -m analysis.claims_table claims.json`."""
 
-import sys
+import argparse
 from itertools import groupby
 from pathlib import Path
 from typing import Literal
@@ -9,6 +9,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+
+from experiments.cli import run_cli
 
 HEADINGS = ("Verdict", "Claim", "Required", "Estimate", "95 % interval")
 SYMBOLS = {"at least": ">=", "at most": "<=", "within": "within"}
@@ -113,13 +115,10 @@ def read_table(path: Path) -> ClaimsTable:
 
 def main() -> None:
     """Prints the claims.json that the command line names."""
-    if len(sys.argv) != 2:
-        sys.exit("usage: python -m analysis.claims_table CLAIMS_JSON")
-    try:
-        read_table(Path(sys.argv[1])).show(Console())
-    except ValueError as error:
-        sys.exit(str(error))
+    parser = argparse.ArgumentParser(description="Print a table of judged claims.")
+    parser.add_argument("table", type=Path, help="a claims.json")
+    read_table(parser.parse_args().table).show(Console())
 
 
 if __name__ == "__main__":
-    main()
+    run_cli(main)

@@ -1,0 +1,29 @@
+"""Draws a study's figures: `python -m analysis.figures --study FILE --results DIR --out DIR`."""
+
+import argparse
+from functools import partial
+from pathlib import Path
+
+from analysis.figures import FIGURES
+from analysis.load import load_results
+from analysis.style import save_figure
+from experiments.cli import run_cli
+from experiments.schema import load_study
+
+
+def main() -> None:
+    """Writes one PNG a figure."""
+    parser = argparse.ArgumentParser(description="Draw a study's figures.")
+    parser.add_argument("--study", type=Path, required=True, help="the study file")
+    parser.add_argument("--results", type=Path, required=True, help="results or records folder")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the PNG files")
+    arguments = parser.parse_args()
+    study = load_study(arguments.study)
+    results = load_results(arguments.results, [run.id for run in study.runs])
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    for name, figure in FIGURES.items():
+        save_figure(partial(figure.draw, study, results), arguments.out / f"{name}.png")
+
+
+if __name__ == "__main__":
+    run_cli(main)

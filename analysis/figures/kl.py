@@ -1,0 +1,53 @@
+"""Figure: mismatch of rollout and trainer (k3 KL) by training step, all arms."""
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.claims import K3_KL
+from analysis.load import Results
+from analysis.metrics import CATALOGUE
+from analysis.style import INK, add_legend, arm_style, new_figure, plot_over_seeds, spread_labels
+from experiments.schema import Study
+
+CAPTION = "k3 KL of rollout and trainer by training step on a log axis, all arms"
+
+
+def draw(study: Study, results: Results) -> Figure:
+    """One panel a model: mean over seeds and their range, the noise floor, ratios to it."""
+    figure, axes = new_figure(
+        "Mismatch of rollout and trainer by training step",
+        f"Line: mean over {len(study.seeds)} seeds; band: their range. Dotted: mean of BF16, the "
+        "noise floor. At the right: mean of the arm over the noise floor.",
+        height_inches=3.9,
+        ncols=len(study.models),
+        sharey=True,
+    )
+    for panel, model in zip(axes[0], study.models, strict=True):
+        panel.set(title=model, yscale="log", xlabel="training step")
+        plot_over_seeds(panel, study, results, model, K3_KL)
+    # the panels share limits, so labels are placed once all panels have their lines
+    for panel, model in zip(axes[0], study.models, strict=True):
+        _label_ratios(panel, study, results, model)
+    axes[0][0].set_ylabel(CATALOGUE[K3_KL].axis_label.replace(" (", "\n("))
+    add_legend(figure, axes[0][0])
+    return figure
+
+
+def _label_ratios(panel: Axes, study: Study, results: Results, model: str) -> None:
+    if "bf16" not in study.arms:
+        return
+    means: dict[str, float] = {
+        arm: float(np.nanmean(results.series(model, arm, K3_KL))) for arm in study.arms
+    }
+    panel.axhline(means["bf16"], color=INK, linestyle=":", linewidth=1.2, zorder=3)
+    for arm, height in spread_labels(panel, means).items():
+        label = "noise floor" if arm == "bf16" else f"{means[arm] / means['bf16']:.3g}x"
+        panel.annotate(
+            label,
+            xy=(1.015, height),
+            xycoords="axes fraction",
+            va="center",
+            color=arm_style(arm).color,
+            fontweight="bold",
+        )
