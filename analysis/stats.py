@@ -81,8 +81,9 @@ def mean_over_prompts(rates_SP: Array, rng: np.random.Generator) -> Interval:
     """
     num_seeds, num_prompts = rates_SP.shape
     counts_RS = rng.multinomial(num_seeds, np.full(num_seeds, 1 / num_seeds), NUM_RESAMPLES)
-    counts_RP = rng.multinomial(num_prompts, np.full(num_prompts, 1 / num_prompts), NUM_RESAMPLES)
-    mean_R = ((counts_RS @ rates_SP) * counts_RP).sum(1) / rates_SP.size
+    prompts_RP = rng.integers(num_prompts, size=(NUM_RESAMPLES, num_prompts))
+    over_seeds_RP = counts_RS @ rates_SP / num_seeds
+    mean_R = np.take_along_axis(over_seeds_RP, prompts_RP, axis=1).mean(1)
     return _interval(rates_SP.mean(), mean_R)
 
 

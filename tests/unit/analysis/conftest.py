@@ -1,80 +1,10 @@
-"""Synthetic results in the format of real runs, with known ratios between the arms."""
-
-import json
 from pathlib import Path
 
-import numpy as np
 import pytest
+from synthetic_results import write_results
 
 from analysis.load import Results, load_results
-from experiments.schema import ROOT, Run, Study, load_study
-
-KL_RATIOS = {"bf16": 1.0, "nvfp4-noqat": 100.0, "nvfp4-qat": 1.05, "nvfp4-qat-ffn": 1.0}
-NOISE_FLOOR = 2e-4
-PACKED_SHARE = {"nvfp4-noqat": 0.4, "nvfp4-qat": 0.4, "nvfp4-qat-ffn": 0.55}
-BF16_GIB = 1.5e-3
-
-
-def metrics_of(run: Run, num_steps: int) -> list[dict[str, float]]:
-    generator = np.random.default_rng([run.seed, len(run.arm), len(run.model)])
-    reward = np.linspace(0.3, 0.75, num_steps) + generator.normal(0, 0.02, num_steps)
-    kl = NOISE_FLOOR * KL_RATIOS[run.arm] * generator.lognormal(0, 0.2, num_steps)
-    rows = zip(range(1, num_steps + 1), kl, reward, strict=True)
-    return [
-        {"step": step, "rollout_corr/k3_kl": k3, "critic/score/mean": score}
-        for step, k3, score in rows
-    ]
-
-
-def evaluations_of(run: Run, num_steps: int, num_prompts: int) -> list[dict[str, object]]:
-    generator = np.random.default_rng([run.seed, 7, len(run.arm)])
-    evaluations = []
-    for step, accuracy in ((0, 0.35), (num_steps, 0.8)):
-        for precision, decoding in (
-            (precision, decoding)
-            for precision in ("bf16", "nvfp4")
-            for decoding in ("greedy", "sampled")
-        ):
-            samples = 4 if decoding == "sampled" else 1
-            lost = 0.1 if precision == "nvfp4" and run.arm in ("bf16", "nvfp4-noqat") else 0.0
-            correct = generator.binomial(samples, accuracy - lost, num_prompts)
-            evaluations.append(
-                {
-                    "step": step,
-                    "precision": precision,
-                    "decoding": decoding,
-                    "prompts": num_prompts,
-                    "samples_per_prompt": samples,
-                    "accuracy": float(correct.mean() / samples),
-                    "correct": correct.tolist(),
-                    "response_tokens_mean": 20.0,
-                }
-            )
-    return evaluations
-
-
-def manifest_of(run: Run) -> dict[str, object]:
-    packed = PACKED_SHARE[run.arm] * BF16_GIB if run.arm in PACKED_SHARE else None
-    memory = {
-        "predicted_bf16_gib": BF16_GIB,
-        "measured_bf16_gib": BF16_GIB,
-        "predicted_packed_gib": packed,
-        "measured_packed_gib": packed and packed * 1.001,
-    }
-    names = {"run": run.id, "study": "default", "model": run.model, "arm": run.arm}
-    return {**names, "seed": run.seed, "status": "finished", "reason": None, "memory": memory}
-
-
-def write_results(study: Study, folder: Path, num_steps: int = 30, num_prompts: int = 256) -> None:
-    """All runs of a study, as the launcher and the evaluation write them."""
-    for run in study.runs:
-        run_dir = folder / run.id
-        run_dir.mkdir(parents=True)
-        lines = [json.dumps(row) + "\n" for row in metrics_of(run, num_steps)]
-        (run_dir / "metrics.jsonl").write_text("".join(lines))
-        evaluations = evaluations_of(run, num_steps, num_prompts)
-        (run_dir / "eval.json").write_text(json.dumps(evaluations))
-        (run_dir / "manifest.json").write_text(json.dumps(manifest_of(run)))
+from experiments.schema import ROOT, Study, load_study
 
 
 @pytest.fixture(scope="session")

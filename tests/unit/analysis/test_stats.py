@@ -122,13 +122,14 @@ def coverage_of_ratio(num_seeds: int, seed_sd: float) -> float:
 
 
 @pytest.mark.parametrize(
-    ("num_seeds", "seed_sd", "least"),
-    # Calibration (300 studies, 1000 resamples, nominal 0.95): see the ids; binomial standard
-    # error 0.02. Bounds leave three of them.
-    [(5, 0.0, 0.0), (5, 0.2, 0.0), (2, 0.0, 0.0), (2, 0.2, 0.0)],
+    ("num_seeds", "seed_sd", "measured"),
+    [(5, 0.0, 0.94), (5, 0.2, 0.88), (2, 0.0, 0.89), (2, 0.2, 0.77)],
+    ids=["5 like seeds", "5 unlike seeds", "2 like seeds", "2 unlike seeds"],
 )
 @pytest.mark.usefixtures("few_resamples")
-def test_coverage(num_seeds: int, seed_sd: float, least: float) -> None:
-    c = coverage_of_ratio(num_seeds, seed_sd)
-    print("COV", num_seeds, seed_sd, c)
-    assert c >= least
+def test_coverage_of_the_nominal_95_percent(
+    num_seeds: int, seed_sd: float, measured: float
+) -> None:
+    # Calibration: 300 studies a case, so the standard error is 0.013 to 0.024; three of the larger.
+    # stats.py quotes the figures: intervals from two seeds are too narrow when seeds differ.
+    assert coverage_of_ratio(num_seeds, seed_sd) == pytest.approx(measured, abs=0.07)

@@ -1,0 +1,158 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from synthetic_results import KL_RATIOS, NOISE_FLOOR, write_results
+
+from analysis.claims import judge_study
+from analysis.claims_table import Claim, ClaimsTable, read_table
+from analysis.load import Results, load_results
+from experiments.schema import ROOT, Study
+
+
+def rewrite_metrics(results_dir: Path, study: Study, arm: str, **values: float | None) -> None:
+    """Sets metrics of all steps of an arm's runs."""
+    for run in (run for run in study.runs if run.arm == arm):
+        path = results_dir / run.id / "metrics.jsonl"
+        rows = [json.loads(line) | values for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def judge(study: Study, results_dir: Path) -> dict[tuple[str, str], Claim]:
+    table = judge_study(study, load_results(results_dir, [run.id for run in study.runs]))
+    return {(claim.model, claim.name): claim for claim in table.claims}
+
+
+def test_all_claims_of_both_models(study: Study, results: Results) -> None:
+    table = judge_study(study, results)
+    names = ["reward_gain", "qat_kl_ratio", "noqat_kl_ratio", "ffn_kl_ratio"]
+    names += ["accuracy_margin", "weight_memory_error"]
+    assert [(it.model, it.name) for it in table.claims] == [
+        (model, name) for model in ("nano-dense", "nano-moe") for name in names
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "arm"),
+    [
+        ("qat_kl_ratio", "nvfp4-qat"),
+        ("noqat_kl_ratio", "nvfp4-noqat"),
+        ("ffn_kl_ratio", "nvfp4-qat-ffn"),
+    ],
+)
+def test_ratios_recover_the_truth(study: Study, results_dir: Path, name: str, arm: str) -> None:
+    claim = judge(study, results_dir)["nano-dense", name]
+    # 60 values with 20 % spread in numerator and denominator: standard error 3.7 %; three of them
+    assert claim.estimate == pytest.approx(KL_RATIOS[arm], rel=0.11)
+    assert claim.low < claim.estimate < claim.high
+    assert claim.noise_floor == pytest.approx(NOISE_FLOOR, rel=0.08)
+    assert claim.num_seeds == 2
+
+
+def test_verdicts_follow_the_results(study: Study, results_dir: Path) -> None:
+    before = judge(study, results_dir)
+    assert before["nano-dense", "qat_kl_ratio"].verdict == "PASS"
+    assert before["nano-dense", "ffn_kl_ratio"].verdict == "REPORTED"
+    rewrite_metrics(results_dir, study, "nvfp4-qat", **{"rollout_corr/k3_kl": 10 * NOISE_FLOOR})
+    rewrite_metrics(results_dir, study, "nvfp4-noqat", **{"rollout_corr/k3_kl": 30 * NOISE_FLOOR})
+    rewrite_metrics(results_dir, study, "bf16", **{"critic/score/mean": 0.5})
+    after = judge(study, results_dir)
+    assert after["nano-dense", "qat_kl_ratio"].verdict == "FAIL"
+    assert after["nano-dense", "noqat_kl_ratio"].verdict == "INCONCLUSIVE"
+    assert after["nano-dense", "reward_gain"].verdict == "FAIL"
+
+
+def test_overflowed_kl_counts_as_infinite(study: Study, results_dir: Path) -> None:
+    rewrite_metrics(results_dir, study, "nvfp4-noqat", **{"rollout_corr/k3_kl": None})
+    rewrite_metrics(results_dir, study, "nvfp4-qat", **{"rollout_corr/k3_kl": None})
+    claims = judge(study, results_dir)
+    assert claims["nano-moe", "noqat_kl_ratio"].verdict == "PASS"
+    assert claims["nano-moe", "qat_kl_ratio"].verdict == "FAIL"
+
+
+@pytest.mark.parametrize("value", [0.0, None], ids=["zero", "undefined"])
+def test_no_noise_floor_is_an_error(study: Study, results_dir: Path, value: float | None) -> None:
+    rewrite_metrics(results_dir, study, "bf16", **{"rollout_corr/k3_kl": value})
+    with pytest.raises(ValueError, match="there is no noise floor"):
+        judge(study, results_dir)
+
+
+def test_wrong_memory_prediction_fails(study: Study, results_dir: Path) -> None:
+    path = results_dir / "nano-moe_nvfp4-qat-ffn_seed1" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["memory"]["predicted_packed_gib"] *= 1.01
+    path.write_text(json.dumps(manifest))
+    claims = judge(study, results_dir)
+    assert claims["nano-dense", "weight_memory_error"].verdict == "PASS"
+    assert claims["nano-moe", "weight_memory_error"].verdict == "FAIL"
+
+
+def test_claims_of_absent_arms_give_no_row(study: Study, results_dir: Path) -> None:
+    smaller = study.model_copy(update={"arms": ("bf16", "nvfp4-noqat")})
+    names = {name for _, name in judge(smaller, results_dir)}
+    assert names == {"reward_gain", "noqat_kl_ratio", "weight_memory_error"}
+
+
+@pytest.mark.parametrize("num_steps", [2, 3, 7])
+def test_short_runs_are_judged(study: Study, tmp_path: Path, num_steps: int) -> None:
+    write_results(study, tmp_path / "short", num_steps, num_prompts=8)
+    gain = judge(study, tmp_path / "short")["nano-dense", "reward_gain"]
+    assert gain.estimate > 0.2
+
+
+def test_one_step_has_no_gain(study: Study, tmp_path: Path) -> None:
+    write_results(study, tmp_path / "one", num_steps=1, num_prompts=8)
+    with pytest.raises(ValueError, match=r"set rl\.steps to 2 or more"):
+        judge(study, tmp_path / "one")
+
+
+def test_infinity_survives_json(study: Study, results_dir: Path, tmp_path: Path) -> None:
+    rewrite_metrics(results_dir, study, "nvfp4-noqat", **{"rollout_corr/k3_kl": None})
+    results = load_results(results_dir, [run.id for run in study.runs])
+    table = judge_study(study, results)
+    path = tmp_path / "claims.json"
+    path.write_text(table.model_dump_json())
+    assert read_table(path) == table
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "missing; judge the claims first"), ("{}", "study: Field required")],
+    ids=["missing", "garbled"],
+)
+def test_bad_table_is_named(tmp_path: Path, content: str | None, message: str) -> None:
+    path = tmp_path / "claims.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ValueError, match=rf"claims.json: {message}"):
+        read_table(path)
+
+
+def run_claims(results_dir: Path, out: Path) -> subprocess.CompletedProcess[str]:
+    study_file = ROOT / "experiments" / "study.yaml"
+    command = [sys.executable, "-m", "analysis.claims", "--study", str(study_file)]
+    command += ["--results", str(results_dir), "--out", str(out)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_command_writes_the_same_table_twice(results_dir: Path, tmp_path: Path) -> None:
+    outputs = [run_claims(results_dir, tmp_path / name) for name in ("first", "second")]
+    assert [it.returncode for it in outputs] == [0, 0]
+    assert "nano-moe, 2 seeds, noise floor" in outputs[0].stdout
+    for name in ("claims.json", "claims.md"):
+        first, second = (tmp_path / it / name for it in ("first", "second"))
+        assert first.read_bytes() == second.read_bytes()
+    table = ClaimsTable.model_validate_json((tmp_path / "first" / "claims.json").read_text())
+    body = (tmp_path / "first" / "claims.md").read_text().splitlines()[2:-2]
+    assert len(body) == len(table.claims)
+
+
+def test_command_names_a_missing_run_in_one_line(results_dir: Path, tmp_path: Path) -> None:
+    (results_dir / "nano-moe_bf16_seed0" / "metrics.jsonl").unlink()
+    outcome = run_claims(results_dir, tmp_path / "out")
+    assert outcome.returncode == 2
+    assert len(outcome.stderr.splitlines()) == 1
+    assert "nano-moe_bf16_seed0/metrics.jsonl: missing" in outcome.stderr
+    assert not (tmp_path / "out").exists()

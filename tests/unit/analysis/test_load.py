@@ -1,0 +1,128 @@
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from analysis.load import load_results, read_metrics
+from experiments.schema import Run, Study
+
+RUN = Run("nano-dense", "nvfp4-qat", 1)
+
+
+def load_one(results_dir: Path) -> None:
+    load_results(results_dir, [RUN.id])
+
+
+def test_series_are_seeds_by_steps(study: Study, results_dir: Path) -> None:
+    results = load_results(results_dir, [run.id for run in study.runs])
+    kl = results.series("nano-dense", "nvfp4-qat", "rollout_corr/k3_kl")
+    assert kl.shape == (len(study.seeds), 30)
+    lines = (results_dir / RUN.id / "metrics.jsonl").read_text().splitlines()
+    assert kl[1].tolist() == [json.loads(line)["rollout_corr/k3_kl"] for line in lines]
+
+
+def test_success_rates_are_seeds_by_prompts(study: Study, results_dir: Path) -> None:
+    results = load_results(results_dir, [run.id for run in study.runs])
+    trained = results.success_rates("nano-dense", "nvfp4-qat", "bf16", "sampled")
+    base = results.success_rates("nano-dense", "nvfp4-qat", "bf16", "sampled", base=True)
+    assert trained.shape == base.shape == (len(study.seeds), 256)
+    assert set(np.unique(trained)) <= {0, 0.25, 0.5, 0.75, 1}
+    assert trained.mean() > base.mean()
+
+
+def test_of_a_repeated_step_the_last_row_wins(tmp_path: Path) -> None:
+    rows = [{"step": 1, "x": 1.0}, {"step": 2, "x": 2.0}, {"step": 2, "x": 3.0}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert read_metrics(tmp_path).to_dict("list") == {"step": [1, 2], "x": [1.0, 3.0]}
+
+
+def test_undefined_values_are_nan(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "x": 0.5}\n{"step": 2, "x": null}\n')
+    assert np.isnan(read_metrics(tmp_path)["x"].to_numpy(float)).tolist() == [False, True]
+
+
+def test_records_load_like_results(study: Study, results_dir: Path) -> None:
+    run_ids = [run.id for run in study.runs]
+    expected = load_results(results_dir, run_ids)
+    for run_id in run_ids:
+        rows = read_metrics(results_dir / run_id)
+        rows.to_csv(results_dir / run_id / "metrics.csv.gz", index=False)
+        (results_dir / run_id / "metrics.jsonl").unlink()
+    assert load_results(results_dir, run_ids).metrics.equals(expected.metrics)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("metrics.jsonl", '{"step": 1}\n{"ste', r"metrics.jsonl, line 2: not JSON"),
+        ("metrics.jsonl", "[]\n", r"metrics.jsonl, line 1: not an object with a whole number"),
+        ("metrics.jsonl", '{"step": 1, "x": "y"}\n', r"metrics.jsonl, line 1: x is 'y', not a num"),
+        ("metrics.jsonl", "", r"metrics.jsonl: empty"),
+        ("eval.json", "[{}]", r"eval.json: 0.step: Field required"),
+        ("eval.json", "{", r"eval.json: file: Invalid JSON"),
+        ("manifest.json", '{"run": "x"}', r"manifest.json: model: Field required"),
+    ],
+    ids=["cut", "no object", "text", "empty", "no step", "no JSON", "no model"],
+)
+def test_garbled_file_is_named(results_dir: Path, file: str, content: str, message: str) -> None:
+    (results_dir / RUN.id / file).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        load_one(results_dir)
+
+
+@pytest.mark.parametrize("file", ["metrics.jsonl", "eval.json", "manifest.json"])
+def test_missing_file_is_named(results_dir: Path, file: str) -> None:
+    (results_dir / RUN.id / file).unlink()
+    with pytest.raises(ValueError, match=rf"{RUN.id}/{file}: missing; run the study first"):
+        load_one(results_dir)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"no gzip", "metrics.csv.gz: Not a gzipped file"),
+        (gzip.compress(b"a,b\n1,2\n"), "metrics.csv.gz: column step is missing"),
+        (gzip.compress(b"step,b\n1,x\n"), "metrics.csv.gz: b is not a number"),
+        (gzip.compress(b""), "metrics.csv.gz: No columns"),
+    ],
+    ids=["not compressed", "no step", "text", "empty"],
+)
+def test_garbled_record_is_named(results_dir: Path, content: bytes, message: str) -> None:
+    (results_dir / RUN.id / "metrics.csv.gz").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        load_one(results_dir)
+
+
+def test_unfinished_run_is_refused(results_dir: Path) -> None:
+    path = results_dir / RUN.id / "manifest.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps({**manifest, "status": "failed", "reason": "out of memory"}))
+    with pytest.raises(ValueError, match=r"run is failed \(out of memory\)"):
+        load_one(results_dir)
+
+
+def test_prompt_count_must_fit(results_dir: Path) -> None:
+    path = results_dir / RUN.id / "eval.json"
+    evaluations = json.loads(path.read_text())
+    evaluations[0]["correct"].pop()
+    path.write_text(json.dumps(evaluations))
+    with pytest.raises(ValueError, match=r"eval.json: 0.correct: 255 of 256 prompts"):
+        load_one(results_dir)
+
+
+def test_seeds_of_unlike_length_are_refused(study: Study, results_dir: Path) -> None:
+    path = results_dir / RUN.id / "metrics.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    results = load_results(results_dir, [run.id for run in study.runs])
+    with pytest.raises(ValueError, match=r"steps differ between seeds \(seed 0: 30, seed 1: 29\)"):
+        results.series(RUN.model, RUN.arm, "rollout_corr/k3_kl")
+
+
+def test_missing_evaluation_is_refused(study: Study, results_dir: Path) -> None:
+    path = results_dir / RUN.id / "eval.json"
+    path.write_text(json.dumps([it for it in json.loads(path.read_text()) if it["step"] == 0]))
+    results = load_results(results_dir, [run.id for run in study.runs])
+    with pytest.raises(ValueError, match="greedy evaluation in nvfp4 at a trained step: 1 of 2"):
+        results.success_rates(RUN.model, RUN.arm, "nvfp4", "greedy")

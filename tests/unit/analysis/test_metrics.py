@@ -1,0 +1,36 @@
+import pytest
+import torch
+
+from analysis.metrics import CATALOGUE
+from qat_core.rl.mismatch import mismatch_metrics
+from qat_core.rl.step_metrics import score_metrics
+
+
+def test_catalogue_has_every_mismatch_metric_and_no_other() -> None:
+    log_probs = torch.log(torch.tensor([[0.5, 0.25], [0.5, 0.125]]))
+    computed = mismatch_metrics(log_probs, log_probs, torch.ones(2, 2), threshold=2.0)
+    assert set(computed) == {key for key in CATALOGUE if key.startswith("rollout_corr/")}
+
+
+def test_catalogue_has_every_score_metric() -> None:
+    assert set(score_metrics(torch.tensor([0.0, 1.0]))) <= set(CATALOGUE)
+
+
+@pytest.mark.parametrize("key", ["rollout_corr/kl", "rollout_corr/k3_kl"])
+def test_label_of_a_kl_states_direction_unit_and_weighting(key: str) -> None:
+    label = CATALOGUE[key].axis_label
+    assert "KL(rollout || train)" in label
+    assert label.endswith("(nats, token mean)")
+
+
+def test_pure_step_values_have_no_brackets() -> None:
+    assert CATALOGUE["actor/grad_norm"].axis_label == "gradient norm"
+
+
+@pytest.mark.parametrize("key", CATALOGUE)
+def test_weighting_agrees_with_the_formula(key: str) -> None:
+    metric = CATALOGUE[key]
+    if metric.formula.startswith("E_tok"):
+        assert metric.weighting == "token"
+    if metric.formula.startswith("E_seq"):
+        assert metric.weighting == "sequence"

@@ -1,0 +1,73 @@
+from pathlib import Path
+
+import pytest
+
+from analysis.claims import judge_study
+from analysis.figures import FIGURES
+from analysis.load import Results
+from analysis.readme import fill_blocks
+from experiments.schema import Study
+
+BLOCKS = """before
+<!-- begin:claims -->
+old
+<!-- end:claims -->
+between
+<!-- begin:figures default kl memory -->
+<!-- end:figures -->
+after
+"""
+
+
+@pytest.fixture
+def root(study: Study, results: Results, tmp_path: Path) -> Path:
+    """A repository root that holds a record of the default study."""
+    record = tmp_path / "root" / "experiments" / "records" / "default"
+    (record / "figures").mkdir(parents=True)
+    (record / "claims.json").write_text(judge_study(study, results).model_dump_json())
+    for name in FIGURES:
+        (record / "figures" / f"{name}.png").touch()
+    return tmp_path / "root"
+
+
+def test_blocks_are_filled_and_the_rest_is_kept(root: Path) -> None:
+    filled = fill_blocks(BLOCKS, root)
+    assert filled.startswith("before\n<!-- begin:claims -->\n")
+    assert filled.endswith("<!-- end:figures -->\nafter\n")
+    assert "old" not in filled
+    assert "\nbetween\n" in filled
+    assert filled.count("| nano-dense | **") == 6
+    assert "(experiments/records/default/figures/kl.png)" in filled
+    assert "reward.png" not in filled
+
+
+def test_filling_twice_changes_nothing(root: Path) -> None:
+    once = fill_blocks(BLOCKS, root)
+    assert fill_blocks(once, root) == once
+
+
+def test_without_names_all_figures_are_shown(root: Path) -> None:
+    filled = fill_blocks("<!-- begin:figures -->\n<!-- end:figures -->", root)
+    assert [f"{name}.png" in filled for name in FIGURES] == [True] * len(FIGURES)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("<!-- begin:claims -->\n", "has no partner"),
+        ("<!-- begin:claims -->\n<!-- end:figures -->", "has no partner"),
+        ("<!-- begin:clams -->\n<!-- end:clams -->", "misspelt"),
+        ("<!-- begin:figures default kll -->\n<!-- end:figures -->", "no figure 'kll'"),
+        ("<!-- begin:claims other -->\n<!-- end:claims -->", "other/claims.json: missing"),
+    ],
+    ids=["no end", "crossed", "misspelt", "unknown figure", "unknown study"],
+)
+def test_bad_markers_are_refused(root: Path, text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        fill_blocks(text, root)
+
+
+def test_missing_figure_is_named(root: Path) -> None:
+    (root / "experiments/records/default/figures/kl.png").unlink()
+    with pytest.raises(ValueError, match=r"kl.png: missing; draw it with make figures"):
+        fill_blocks(BLOCKS, root)
