@@ -1,6 +1,13 @@
 """NVFP4 codec: E2M1 codes, E4M3 scales for blocks of 16, one FP32 divisor a matrix."""
 
-from qat_core.nvfp4.codec import dequantize, fake_quantize, global_scale, group_amax, quantize
+from qat_core.nvfp4.codec import (
+    dequantize,
+    fake_quantize,
+    global_scale,
+    group_amax,
+    quantize,
+    require_finite,
+)
 from qat_core.nvfp4.format import BLOCK_SIZE, BlockScale, PackedTensor, ScalePolicy
 
 __all__ = [
@@ -13,4 +20,5 @@ __all__ = [
     "global_scale",
     "group_amax",
     "quantize",
+    "require_finite",
 ]

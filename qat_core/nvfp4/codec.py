@@ -1,6 +1,12 @@
-"""Public NVFP4 functions: validate, then run the oracle (CPU) or the Triton kernels (CUDA)."""
+"""Public NVFP4 functions: check the arguments, then run the kernels (CUDA) or the oracle.
+
+Each is an opaque custom op, so that torch.compile keeps it whole. None is differentiable. NaN and
+infinity cannot be refused here without waiting for the GPU: they turn their block into NaN, and
+`require_finite` names the weight.
+"""
 
 from collections.abc import Sequence
+from types import ModuleType
 from typing import get_args
 
 import torch
@@ -15,16 +21,44 @@ Groups = Sequence[Sequence[Tensor]]
 def group_amax(groups: Groups) -> list[Tensor]:
     """Largest |bf16(w)| of each group, the weights of which share a global scale.
 
+    On a GPU one launch serves all groups (one more if BF16 and FP32 are mixed).
+
     Args:
         groups: for each group its members, BF16 or FP32 (..., N, K) with equal leading dimensions.
 
     Returns:
-        For each group an FP32 tensor of the leading dimensions' shape. NaN or infinity in a member
-        shows as a non-finite amax: see `require_finite`.
+        For each group an FP32 tensor of the leading dimensions' shape (0-D for matrices), not
+        finite where a member holds NaN or infinity: see `require_finite`.
+
+    Raises:
+        ValueError: a group is empty, or its members do not fit the format or each other.
     """
+    if not groups:
+        return []
     for index, members in enumerate(groups):
         _check_group(members, f"groups[{index}]")
-    return [_maximum([reference.amax(w.detach()) for w in members]) for members in groups]
+    groups = [[w.detach() for w in members] for members in groups]
+    amax: list[Tensor] = _backend(groups[0][0]).group_amax(groups)
+    return amax
+
+
+def require_finite(amax: Sequence[Tensor], groups: Groups, names: Sequence[Sequence[str]]) -> None:
+    """Refuse NaN and infinity: call it once after `group_amax`. Waits for the GPU once.
+
+    Args:
+        amax: what `group_amax(groups)` returned.
+        groups: the weights, looked at again only to find the culprit.
+        names: the weights' names, shaped as `groups`.
+
+    Raises:
+        ValueError: naming the first weight that holds NaN or infinity.
+    """
+    if not amax or bool(torch.cat([values.flatten() for values in amax]).isfinite().all()):
+        return
+    for members, member_names in zip(groups, names, strict=True):
+        for w, name in zip(members, member_names, strict=True):
+            if not bool(w.isfinite().all()):
+                raise ValueError(f"{name}: holds NaN or infinity, which NVFP4 cannot represent")
 
 
 def global_scale(amax: Tensor, policy: ScalePolicy = "pow2") -> Tensor:
@@ -32,14 +66,15 @@ def global_scale(amax: Tensor, policy: ScalePolicy = "pow2") -> Tensor:
 
     "amax" is 448 * 6 / amax; "pow2" the largest power of two that is not above it, which makes
     every dequantized value exact in BF16. 1.0 where amax is 0, at most 2**94, NaN where amax is not
-    finite. Elementwise: takes any shape.
+    finite. Elementwise, of any shape: stack the amax of many groups and call it once.
     """
-    if policy not in get_args(ScalePolicy):
-        raise ValueError(f"scale policy {policy!r}: use one of {get_args(ScalePolicy)}")
+    _check_option("scale policy", policy, get_args(ScalePolicy))
     return reference.global_scale(amax.float(), policy)
 
 
-def fake_quantize(w: Tensor, global_scale: Tensor, block_scale: BlockScale = "max") -> Tensor:
+def fake_quantize(
+    w: Tensor, global_scale: Tensor, block_scale: BlockScale = "max", *, name: str = "w"
+) -> Tensor:
     """BF16 of w's shape: equal to `dequantize(quantize(w))` in every bit.
 
     Args:
@@ -47,26 +82,79 @@ def fake_quantize(w: Tensor, global_scale: Tensor, block_scale: BlockScale = "ma
         global_scale: FP32 of w's leading dimensions' shape (0-D for a matrix).
         block_scale: "max" maps a block's largest value to 6, "four_over_six" to 6 or 4, "mse"
             searches the E4M3 scales around; the latter two take the least squared error.
+        name: what to call w in an error.
+
+    Raises:
+        ValueError: wrong dtype, shape, device or option.
     """
-    _check(w, global_scale, block_scale)
-    return reference.fake_quantize(w.detach(), global_scale, block_scale)
+    _check(w, global_scale, block_scale, name)
+    out: Tensor = _fake_quantize(w.detach(), global_scale, block_scale)
+    return out
 
 
-def quantize(w: Tensor, global_scale: Tensor, block_scale: BlockScale = "max") -> PackedTensor:
-    """Pack w; arguments as for `fake_quantize`."""
-    _check(w, global_scale, block_scale)
-    codes, scales = reference.quantize(w.detach(), global_scale, block_scale)
-    return PackedTensor(codes, scales, global_scale)
+def quantize(
+    w: Tensor, global_scale: Tensor, block_scale: BlockScale = "max", *, name: str = "w"
+) -> PackedTensor:
+    """Pack w into 0.5625 bytes a weight; arguments and errors as for `fake_quantize`."""
+    _check(w, global_scale, block_scale, name)
+    codes, scale_bytes = _quantize(w.detach(), global_scale, block_scale)
+    return PackedTensor(codes, scale_bytes.view(torch.float8_e4m3fn), global_scale)
 
 
 def dequantize(packed: PackedTensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    """The weight (..., N, K) that `packed` stands for, in `dtype`."""
-    values = reference.dequantize(packed.codes, packed.block_scale, packed.global_scale)
-    return values.to(dtype)
+    """The weight (..., N, K) that `packed` stands for; `dtype` is BF16 or FP32."""
+    if dtype not in (torch.bfloat16, torch.float32):
+        raise ValueError(f"dtype: needs bfloat16 or float32, got {dtype}")
+    scale_bytes = packed.block_scale.view(torch.uint8)
+    out: Tensor = _dequantize(packed.codes, scale_bytes, packed.global_scale, dtype)
+    return out
 
 
-def _maximum(tensors: list[Tensor]) -> Tensor:
-    return torch.stack(tensors).amax(0)
+# FP8 travels through the ops as bytes: not every compiler pass knows float8_e4m3fn.
+@torch.library.custom_op("nvfp4::fake_quantize", mutates_args=())
+def _fake_quantize(w: Tensor, global_scale: Tensor, block_scale: str) -> Tensor:
+    out: Tensor = _backend(w).fake_quantize(w, global_scale, block_scale)
+    return out
+
+
+@torch.library.custom_op("nvfp4::quantize", mutates_args=())
+def _quantize(w: Tensor, global_scale: Tensor, block_scale: str) -> tuple[Tensor, Tensor]:
+    codes, scale = _backend(w).quantize(w, global_scale, block_scale)
+    return codes, scale.view(torch.uint8)
+
+
+@torch.library.custom_op("nvfp4::dequantize", mutates_args=())
+def _dequantize(
+    codes: Tensor, scale_bytes: Tensor, global_scale: Tensor, dtype: torch.dtype
+) -> Tensor:
+    scale = scale_bytes.view(torch.float8_e4m3fn)
+    out: Tensor = _backend(codes).dequantize(codes, scale, global_scale, dtype)
+    return out
+
+
+@_fake_quantize.register_fake
+def _(w: Tensor, global_scale: Tensor, block_scale: str) -> Tensor:
+    return torch.empty(w.shape, dtype=torch.bfloat16, device=w.device)
+
+
+@_quantize.register_fake
+def _(w: Tensor, global_scale: Tensor, block_scale: str) -> tuple[Tensor, Tensor]:
+    *lead, columns = w.shape
+    codes = w.new_empty((*lead, columns // 2), dtype=torch.uint8)
+    return codes, w.new_empty((*lead, columns // BLOCK_SIZE), dtype=torch.uint8)
+
+
+@_dequantize.register_fake
+def _(codes: Tensor, scale_bytes: Tensor, global_scale: Tensor, dtype: torch.dtype) -> Tensor:
+    return codes.new_empty((*codes.shape[:-1], 2 * codes.shape[-1]), dtype=dtype)
+
+
+def _backend(tensor: Tensor) -> ModuleType:
+    if tensor.is_cuda:
+        from qat_core.nvfp4 import launch
+
+        return launch
+    return reference
 
 
 def _check_group(members: Sequence[Tensor], name: str) -> None:
@@ -74,28 +162,33 @@ def _check_group(members: Sequence[Tensor], name: str) -> None:
         raise ValueError(f"{name} is empty: a group needs at least one weight")
     for w in members:
         _check_weight(w, name)
-        if w.shape[:-2] != members[0].shape[:-2]:
-            shapes = [tuple(member.shape) for member in members]
-            raise ValueError(f"{name}: leading dimensions differ: {shapes}")
+        if w.shape[:-2] != members[0].shape[:-2] or w.device != members[0].device:
+            kinds = [(tuple(member.shape), str(member.device)) for member in members]
+            raise ValueError(f"{name}: leading dimensions or devices differ: {kinds}")
 
 
-def _check(w: Tensor, global_scale: Tensor, block_scale: str) -> None:
-    _check_weight(w, "w")
-    if w.shape[-1] % BLOCK_SIZE:
-        raise ValueError(f"w: last dimension {w.shape[-1]} is not a multiple of {BLOCK_SIZE}")
+def _check(w: Tensor, global_scale: Tensor, block_scale: str, name: str) -> None:
+    _check_weight(w, name)
+    _check_option("block_scale", block_scale, get_args(BlockScale))
     if global_scale.dtype != torch.float32 or global_scale.shape != w.shape[:-2]:
         raise ValueError(
-            f"global_scale: needs float32 {tuple(w.shape[:-2])}, "
+            f"{name}: its global scale needs to be float32 {tuple(w.shape[:-2])}, "
             f"got {global_scale.dtype} {tuple(global_scale.shape)}"
         )
     if global_scale.device != w.device:
-        raise ValueError(f"global_scale is on {global_scale.device}, w on {w.device}")
-    if block_scale not in get_args(BlockScale):
-        raise ValueError(f"block_scale {block_scale!r}: use one of {get_args(BlockScale)}")
+        raise ValueError(f"{name} is on {w.device}, its global scale on {global_scale.device}")
 
 
 def _check_weight(w: Tensor, name: str) -> None:
     if w.dtype not in (torch.bfloat16, torch.float32):
         raise ValueError(f"{name}: needs bfloat16 or float32, got {w.dtype}")
-    if w.ndim < 2:
-        raise ValueError(f"{name}: needs at least two dimensions, got {tuple(w.shape)}")
+    if w.ndim < 2 or w.shape[-1] % BLOCK_SIZE:
+        raise ValueError(
+            f"{name}: needs shape (..., N, K) with K a multiple of {BLOCK_SIZE}, "
+            f"got {tuple(w.shape)}"
+        )
+
+
+def _check_option(what: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{what} {value!r}: use one of {', '.join(allowed)}")

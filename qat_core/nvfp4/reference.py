@@ -5,11 +5,13 @@ s the scale of its block of 16:
 
     s    = e4m3(clamp(max|w| / 6 * g, 2**-6, 448))
     code = e2m1(w / (s / g))          to nearest, ties to the even code, saturating at 6
-    w'   = bf16(code * (s / g))
+    w'   = bf16(code * (s / g))       with +0.0 for both zero codes
 
 The order is that of compressed-tensors 0.17 (`quantization/lifecycle/forward.py`). A block that
 holds NaN or infinity gets the scale NaN, and so reads back as NaN.
 """
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -28,9 +30,9 @@ FP32_EXPONENT = 0x7F800000
 # The FP32 bits of a normal E4M3 number are (byte << 20) + E4M3_REBIAS: 3 of 23 mantissa bits kept,
 # exponent bias 7 against 127.
 E4M3_REBIAS = (127 - 7) << 23
-E4M3_MIN_BYTE, E4M3_MAX_BYTE, E4M3_NAN_BYTE = 0x08, 0x7E, 0x7F
-# 1.5 * 2**22 as an exponent offset: adding 1.5 * 2**22 * 2**e to |y| < 2**(e + 1) leaves one
-# mantissa bit, rounded to nearest even by the adder itself.
+E4M3_MIN_BYTE, E4M3_MAX_BYTE = 0x08, 0x7E
+# Turns the bits of 2**e into those of 1.5 * 2**(22 + e), whose last place is 2**(e - 1): adding it
+# to a number below 2**(e + 1) lets the adder round to one mantissa bit, ties to even.
 ROUND_TO_ONE_BIT = (22 << 23) + (1 << 22)
 # Steps (E4M3 codes, 8 to an octave) around the scale that maps the block's largest value to 6.
 # Beyond them no block of normal, Student-t or SmolLM2 weights has its best scale.
@@ -39,11 +41,16 @@ FP32_ONE = 0x3F800000
 
 
 def amax(w: Tensor) -> Tensor:
-    """Largest |bf16(w)| of each matrix, (..., N, K) to FP32 (...); NaN and infinity come through."""
+    """Largest |bf16(w)| of each matrix, (..., N, K) to FP32 (...); NaN and inf come through."""
     magnitude_bits = (w.bfloat16().view(torch.int16) & 0x7FFF).flatten(-2)
     if magnitude_bits.shape[-1] == 0:
         return torch.zeros(w.shape[:-2], device=w.device)
     return magnitude_bits.amax(-1).view(torch.bfloat16).float()
+
+
+def group_amax(groups: Sequence[Sequence[Tensor]]) -> list[Tensor]:
+    """Largest |bf16(w)| over the members of each group, FP32 of their leading dimensions' shape."""
+    return [torch.stack([amax(w) for w in members]).amax(0) for members in groups]
 
 
 def global_scale(amax: Tensor, policy: ScalePolicy) -> Tensor:
@@ -56,36 +63,38 @@ def global_scale(amax: Tensor, policy: ScalePolicy) -> Tensor:
 
 
 def fake_quantize(w: Tensor, global_scale: Tensor, block_scale: BlockScale) -> Tensor:
-    """BF16 (..., N, K) of the values that `quantize` stores, in one pass."""
+    """BF16 (..., N, K) of the values that `quantize` stores."""
     blocks, block_global, scale = _blocks_and_scale(w, global_scale, block_scale)
-    step = scale.div_(block_global)
-    return _nearest_e2m1_(blocks.div_(step)).mul_(step).bfloat16().view(w.shape)
+    step = scale / block_global
+    return _round_to_e2m1_(blocks.div_(step)).mul_(step).bfloat16().view(w.shape)
 
 
 def quantize(w: Tensor, global_scale: Tensor, block_scale: BlockScale) -> tuple[Tensor, Tensor]:
     """Codes uint8 (..., N, K / 2) and block scales float8_e4m3fn (..., N, K / 16)."""
     blocks, block_global, scale = _blocks_and_scale(w, global_scale, block_scale)
-    values = _nearest_e2m1_(blocks.div_(scale / block_global))
-    # E2M1 is FP32 with one mantissa bit and the exponent bias 1: scale 1.0 down to exponent 1.
-    magnitude = (values.abs() * 2.0**-126).view(torch.int32) >> 22
-    code = (magnitude | (values.signbit().int() << 3)).to(torch.uint8)
-    packed = code[:, 0::2] | (code[:, 1::2] << 4)
-    scale_byte = ((scale.view(torch.int32) - E4M3_REBIAS) >> 20).to(torch.uint8)
-    scale_byte = scale_byte.masked_fill_(scale.isnan(), E4M3_NAN_BYTE)
+    ratio = blocks.div_(scale / block_global)
+    sign_bit = (ratio < 0).to(torch.uint8) << 3
+    # Times 2**-6, an E2M1 value is an E4M3 number with its code in bits 2 to 4.
+    magnitude = _round_to_e2m1_(ratio).abs_().mul_(2.0**-6).to(torch.float8_e4m3fn)
+    code = (magnitude.view(torch.uint8) >> 2).clamp_(max=7).bitwise_or_(sign_bit)
+    codes = code[:, 0::2] | (code[:, 1::2] << 4)
     *lead, columns = w.shape
     return (
-        packed.view(*lead, columns // 2),
-        scale_byte.view(torch.float8_e4m3fn).view(*lead, columns // BLOCK_SIZE),
+        codes.view(*lead, columns // 2),
+        scale.to(torch.float8_e4m3fn).view(*lead, columns // BLOCK_SIZE),
     )
 
 
-def dequantize(codes: Tensor, block_scale: Tensor, global_scale: Tensor) -> Tensor:
-    """FP32 (..., N, K) from codes (..., N, K / 2) and block scales (..., N, K / 16)."""
+def dequantize(
+    codes: Tensor, block_scale: Tensor, global_scale: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """(..., N, K) in `dtype` from codes (..., N, K / 2) and block scales (..., N, K / 16)."""
     step = (block_scale.float() / global_scale[..., None, None]).reshape(-1, 1)
-    code = torch.stack((codes & 0xF, codes >> 4), dim=-1).view(-1, BLOCK_SIZE).int()
-    bits = ((code & 7) << 22) | ((code & 8) << 28)
-    values = bits.view(torch.float32) * 2.0**126
-    return values.mul_(step).view(*codes.shape[:-1], 2 * codes.shape[-1])
+    code = torch.stack((codes & 0xF, codes >> 4), dim=-1).view(-1, BLOCK_SIZE)
+    e4m3 = ((code & 7) << 2) | ((code & 8) << 4)
+    values = e4m3.view(torch.float8_e4m3fn).float().mul_(2.0**6)
+    values = values.mul_(step).add_(0.0).to(dtype)
+    return values.view(*codes.shape[:-1], 2 * codes.shape[-1])
 
 
 def _blocks_and_scale(
@@ -105,7 +114,8 @@ def _blocks_and_scale(
         scale = _best_of(blocks, block_global, scale, [_to_e4m3(block_amax / 4 * block_global)])
     elif block_scale == "mse":
         scale = _best_of(blocks, block_global, scale, [_step_e4m3(scale, n) for n in MSE_STEPS])
-    return blocks, block_global, scale.masked_fill_(~block_amax.isfinite(), torch.nan)
+    # Clamping turned infinity into 448: x - x is NaN for infinity and NaN, else 0.
+    return blocks, block_global, scale.add_(block_amax - block_amax)
 
 
 def _to_e4m3(x: Tensor) -> Tensor:
@@ -135,20 +145,16 @@ def _best_of(blocks: Tensor, block_global: Tensor, scale: Tensor, others: list[T
 
 def _squared_error(blocks: Tensor, block_global: Tensor, scale: Tensor) -> Tensor:
     """Sum of squares (B, 1) of the rounding error in units of 1 / global scale."""
-    values = _nearest_e2m1_(blocks / (scale / block_global))
+    values = _round_to_e2m1_(blocks / (scale / block_global))
     error = (values.mul_(scale) - blocks * block_global).square_()
     while error.shape[1] > 1:  # FP32 sums depend on their order: adjacent pairs, four times
         error = error[:, 0::2] + error[:, 1::2]
     return error
 
 
-def _nearest_e2m1_(y: Tensor) -> Tensor:
-    """Round FP32 to E2M1 values in place, ties to even, saturating; keeps the sign of a zero.
-
-    -0.0 becomes +0.0 first, as compressed-tensors packs it; a negative that rounds to zero keeps
-    its sign.
-    """
-    y.add_(0.0).clamp_(-E2M1_MAX, E2M1_MAX)
-    exponent = (y.view(torch.int32) & FP32_EXPONENT).clamp_(min=FP32_ONE)
+def _round_to_e2m1_(ratio: Tensor) -> Tensor:
+    """Round FP32 in place to E2M1 values, ties to even, saturating; every zero becomes +0.0."""
+    ratio.clamp_(-E2M1_MAX, E2M1_MAX)
+    exponent = (ratio.view(torch.int32) & FP32_EXPONENT).clamp_(min=FP32_ONE)
     magic = exponent.add_(ROUND_TO_ONE_BIT).view(torch.float32)
-    return torch.copysign((y + magic).sub_(magic), y)
+    return ratio.add_(magic).sub_(magic)
