@@ -12,12 +12,20 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
 from pydantic import Field, NonNegativeInt, model_validator
 
 from experiments.study_file import parse_yaml_file
+from qat_core.memory import Precision
 from qat_core.rl.config import EvaluationConfig, GrpoConfig, PretrainConfig, Settings, TaskConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 
 ArmName = Literal["bf16", "nvfp4-noqat", "nvfp4-qat", "nvfp4-qat-ffn"]
 ARM_NAMES: tuple[ArmName, ...] = get_args(ArmName)
+# what an arm's rollout engine packs; None: nothing
+PACKED_PRECISION: dict[ArmName, Precision | None] = {
+    "bf16": None,
+    "nvfp4-noqat": "full",
+    "nvfp4-qat": "full",
+    "nvfp4-qat-ffn": "ffn",
+}
 
 # "_" separates the parts of a run id, so a model's name must not hold one.
 MODEL_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9.-]*$"
@@ -170,3 +178,16 @@ def load_study(path: Path) -> Study:
         ValueError: one line a mistake, "<file>: <dotted key>: <what>; <mend>".
     """
     return parse_yaml_file(path, Study, MODEL_KINDS)
+
+
+def require_executable(study: Study, path: Path) -> None:
+    """Raises ValueError where a study can be planned but not yet executed."""
+    if study.trainer == "verl":
+        raise ValueError(
+            f"{path}: trainer: verl studies can only be planned (snakemake -n) in this version; "
+            "use trainer: local to execute one"
+        )
+    if study.rollout == "vllm":
+        raise ValueError(
+            f"{path}: rollout: vllm is not served by the local trainer in this version; use eager"
+        )

@@ -1,0 +1,40 @@
+# A study from base checkpoints to claims and figures: `snakemake` runs experiments/study.yaml,
+# `snakemake --configfile FILE` another study, `-n` plans one and predicts its weight memory.
+from snakemake.utils import min_version
+
+min_version("9.12")
+
+
+include: "workflow/rules/common.smk"
+include: "workflow/rules/tracking.smk"
+include: "workflow/rules/train.smk"
+include: "workflow/rules/evaluate.smk"
+include: "workflow/rules/memory.smk"
+include: "workflow/rules/compare.smk"
+include: "workflow/rules/figures.smk"
+
+
+wildcard_constraints:
+    model="|".join(map(re.escape, STUDY.models)),
+    run="|".join(re.escape(run.id) for run in STUDY.runs),
+
+
+rule all:
+    default_target: True
+    input:
+        claims=f"{STUDY_DIR}/claims.md",
+        figures=FIGURES.values(),
+        memory=f"{STUDY_DIR}/memory.json",
+        published=f"{STUDY_DIR}/mlflow.json",
+    localrule: True
+
+
+onstart:
+    exit_unless_executable()
+
+
+onsuccess:
+    if (
+        "MAKELEVEL" not in os.environ
+    ):  # make prints it itself, also when nothing had to be done
+        shell("python -m rich.markdown {STUDY_DIR}/claims.md")

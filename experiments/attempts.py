@@ -1,0 +1,122 @@
+"""A run's history on disk: one folder an attempt, so that no crash loses what was measured.
+
+`results/<run id>/attempts/<n>/` holds the attempt's manifest.json, metrics.jsonl and train.log.
+Snakemake deletes a failed job's declared outputs but knows nothing of these; the run's own
+metrics.jsonl and manifest.json are written from them when the run has finished.
+"""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+Json = dict[str, Any]
+Row = dict[str, float | int | None]
+
+
+class Attempt(NamedTuple):
+    """One attempt at a run."""
+
+    folder: Path
+
+    @property
+    def number(self) -> int:
+        """1 for a run's first attempt."""
+        return int(self.folder.name)
+
+    @property
+    def manifest(self) -> Json:
+        """Its provenance; `status` is running, finished or failed."""
+        content: Json = read_json(self.folder / "manifest.json")
+        return content
+
+    def write_manifest(self, manifest: Json) -> None:
+        """Replaces the manifest in one move, so that readers never see half of it."""
+        write_json(self.folder / "manifest.json", manifest)
+
+    def append(self, row: Row) -> None:
+        """Adds one step's metrics, on disk when this returns."""
+        with (self.folder / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(row, allow_nan=False) + "\n")
+
+    def rows(self) -> list[Row]:
+        """The metrics of its steps, less a last line that a crash cut short."""
+        path = self.folder / "metrics.jsonl"
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def list_attempts(run_dir: Path) -> list[Attempt]:
+    """The attempts at a run that got as far as a manifest, first to last."""
+    manifests = (run_dir / "attempts").glob("*/manifest.json")
+    return sorted((Attempt(path.parent) for path in manifests), key=lambda one: one.number)
+
+
+def next_attempt(run_dir: Path) -> Attempt:
+    """A new, empty attempt folder."""
+    numbers = [int(path.name) for path in (run_dir / "attempts").glob("*")]
+    attempt = Attempt(run_dir / "attempts" / str(max(numbers, default=0) + 1))
+    attempt.folder.mkdir(parents=True)
+    return attempt
+
+
+def resumable(attempts: list[Attempt], digests: Json) -> list[Attempt]:
+    """The unfinished attempts that a run with those digests goes on from, first to last.
+
+    A finished attempt is never gone on from, and neither is one with another configuration, code
+    or base checkpoint: its steps would be another experiment's.
+    """
+    series: list[Attempt] = []
+    for attempt in reversed(attempts):
+        manifest = attempt.manifest
+        if manifest["status"] == "finished" or manifest["digests"] != digests:
+            break
+        series.insert(0, attempt)
+    return series
+
+
+def merge_rows(attempts: Iterable[Attempt]) -> list[Row]:
+    """One row a step in ascending order; of a step done twice the later attempt's."""
+    by_step = {int(row["step"] or 0): row for attempt in attempts for row in attempt.rows()}
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def read_history(run_dir: Path) -> tuple[Json, list[Row]]:
+    """Manifest and merged metrics of a run's folder, finished or not, or of a committed record."""
+    attempts = list_attempts(run_dir)
+    if not attempts:
+        return read_json(run_dir / "manifest.json"), _read_csv(run_dir / "metrics.csv.gz")
+    manifest = attempts[-1].manifest
+    series = [a for a in attempts if a.manifest["started_at"] == manifest["started_at"]]
+    return manifest, merge_rows(series)
+
+
+def _read_csv(path: Path) -> list[Row]:
+    records = pd.read_csv(path).to_dict("records")
+    return [
+        {str(key): None if pd.isna(value) else value for key, value in record.items()}
+        for record in records
+    ]
+
+
+def read_json(path: Path) -> Any:
+    """Reads a JSON file."""
+    return json.loads(path.read_text())
+
+
+def write_json(path: Path, content: object) -> None:
+    """Writes JSON in one move."""
+    _write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+
+
+def write_jsonl(path: Path, rows: Iterable[Row]) -> None:
+    """Writes one JSON object a line in one move."""
+    _write_text(path, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
+
+
+def _write_text(path: Path, text: str) -> None:
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text)
+    partial.replace(path)

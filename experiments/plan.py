@@ -1,0 +1,36 @@
+"""What a study would run and hold in memory, told before anything runs. Needs no torch."""
+
+import json
+
+from experiments.schema import PACKED_PRECISION, ROOT, GgufModel, Study
+from qat_core.memory import Precision, predict_weight_memory_gib
+
+HEADER = f"{'model':<20} {'arm':<16} {'seeds':<12} rollout weights, predicted"
+
+
+def describe_plan(study: Study) -> str:
+    """The runs of a study and their predicted weight memory, a line an arm."""
+    lines = [f"Study {study.study}: {len(study.runs)} runs, trainer {study.trainer}", HEADER]
+    seeds = ", ".join(map(str, study.seeds))
+    for model in study.models:
+        for arm in study.arms:
+            memory = _describe_memory(study, model, PACKED_PRECISION[arm])
+            lines.append(f"{model:<20} {arm:<16} {seeds:<12} {memory}")
+    return "\n".join(lines)
+
+
+def _describe_memory(study: Study, model: str, packed: Precision | None) -> str:
+    source = study.models[model]
+    if isinstance(source, GgufModel):
+        return "known once its file has been read"
+    config = json.loads((ROOT / source.config).read_text())
+    bf16_gib = predict_weight_memory_gib(config, "bf16")
+    if packed is None:
+        return _show(bf16_gib)
+    packed_gib = predict_weight_memory_gib(config, packed)
+    saving = packed_gib / bf16_gib - 1
+    return f"{_show(bf16_gib)} -> {_show(packed_gib)} ({saving:+.1%})"
+
+
+def _show(gib: float) -> str:
+    return f"{gib:.2f} GiB" if gib >= 1 else f"{1024 * gib:.2f} MiB"

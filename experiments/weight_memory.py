@@ -1,0 +1,26 @@
+"""`python -m experiments.weight_memory`: predicted and measured weight memory of every run."""
+
+import argparse
+from pathlib import Path
+
+from experiments.attempts import read_json, write_json
+from experiments.cli import run_cli
+from experiments.schema import load_study
+
+
+def main() -> None:
+    """Gathers the `memory` section of the runs' manifests, all in GiB, by run id."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--study", type=Path, required=True, help="study file")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="results folder")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file")
+    args = parser.parse_args()
+    manifests = {
+        run.id: read_json(args.results / run.id / "manifest.json")
+        for run in load_study(args.study).runs
+    }
+    write_json(args.out, {run_id: manifest["memory"] for run_id, manifest in manifests.items()})
+
+
+if __name__ == "__main__":
+    run_cli(main)

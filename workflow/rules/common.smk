@@ -1,0 +1,89 @@
+# What the rules share: the study, and digests that say when a result is out of date. Code is
+# named by digest and not by file, because Snakemake looks at times and at a rule's own script,
+# but never at what that script imports.
+import os
+import re
+import sys
+from pathlib import Path
+
+from snakemake_interface_executor_plugins.settings import ExecMode
+
+from experiments.plan import describe_plan
+from experiments.provenance import digest_code, digest_file, digest_json
+from experiments.schema import ROOT, load_study, require_executable
+
+DEFAULT_STUDY = f"{workflow.basedir}/experiments/study.yaml"
+CONDA_ENVIRONMENT = "nvfp4-qat-rl"  # made by environment.yml, used with --sdm conda
+
+# rules call `python`: the one that runs Snakemake, whether its environment is active or not;
+# and a run's progress is seen live
+shell.prefix(f"export PYTHONUNBUFFERED=1 PATH={Path(sys.executable).parent}:$PATH; ")
+
+
+def read_study_file():
+    """The one study file: configurations are never merged, so that a file says all of a study."""
+    if workflow.config_settings.config:
+        raise ValueError("--config: settings come from the study file; change it there")
+    files = workflow.config_settings.configfiles
+    if len(files) > 1:
+        raise ValueError(f"--configfile: {len(files)} files given; name one study file")
+    path = Path(files[0] if files else DEFAULT_STUDY)
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def read_study(path):
+    """The study; says what it would run."""
+    study = load_study(path)
+    if (
+        workflow.exec_mode == ExecMode.DEFAULT
+    ):  # not in the processes that Snakemake starts
+        print(describe_plan(study), file=sys.stderr)
+    return study
+
+
+def base_digest(wildcards):
+    """What a base checkpoint depends on besides its code."""
+    model = STUDY.models[wildcards.model]
+    described = [
+        model.model_dump(mode="json"),
+        STUDY.task.model_dump(mode="json"),
+        STUDY.device,
+    ]
+    config = [] if model.kind == "gguf" else [digest_file(ROOT / model.config)]
+    return digest_json(described + config)
+
+
+def training_digest(wildcards):
+    """What a run depends on besides its code and base checkpoint."""
+    return digest_json(STUDY.training_config(STUDY.find_run(wildcards.run)))
+
+
+def base_of(wildcards):
+    """The base checkpoint's weights that a run starts from."""
+    return f"results/base/{STUDY.find_run(wildcards.run).model}/model.safetensors"
+
+
+def of_every_run(file):
+    """A file of every run of the study."""
+    return [f"results/{run.id}/{file}" for run in STUDY.runs]
+
+
+def exit_unless_executable():
+    """Ends Snakemake with one line where the study can only be planned."""
+    try:
+        require_executable(STUDY, STUDY_FILE)
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+
+
+try:
+    STUDY_FILE = read_study_file()
+    STUDY = read_study(STUDY_FILE)
+except ValueError as error:
+    sys.exit(f"error: {error}")
+
+STUDY_DIR = f"results/studies/{STUDY.study}"
+FIGURES = {
+    name: f"{STUDY_DIR}/figures/{name}.png"
+    for name in ("kl", "reward", "accuracy", "memory")
+}

@@ -1,0 +1,24 @@
+# The study's claims, judged. The table is printed when the workflow has ended.
+rule compare:
+    input:
+        study=ancient(STUDY_FILE),
+        manifests=of_every_run("manifest.json"),
+        metrics=of_every_run("metrics.jsonl"),
+        evals=of_every_run("eval.json"),
+    output:
+        data=f"{STUDY_DIR}/claims.json",
+        table=f"{STUDY_DIR}/claims.md",
+    log:
+        f"logs/compare/{STUDY.study}.log",
+    localrule: True
+    conda:
+        CONDA_ENVIRONMENT
+    params:
+        out=subpath(output.table, parent=True),
+        claims=digest_json(STUDY.claims.model_dump(mode="json")),
+        code=digest_code("analysis.claims"),
+    message:
+        "Judging the claims of study {STUDY.study}"
+    shell:
+        "python -m analysis.claims --study {input.study} --results results --out {params.out}"
+        " > {log} 2>&1"

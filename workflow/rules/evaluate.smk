@@ -1,0 +1,22 @@
+# Offline accuracy of the base and the final checkpoint, in one precision each for all arms.
+rule evaluate:
+    input:
+        study=ancient(STUDY_FILE),
+        manifest="results/{run}/manifest.json",
+    output:
+        accuracy="results/{run}/eval.json",
+    log:
+        "logs/evaluate/{run}.log",
+    conda:
+        CONDA_ENVIRONMENT
+    threads: 1
+    resources:
+        gpu=int(STUDY.device == "cuda"),
+    params:
+        settings=digest_json(STUDY.evaluation.model_dump(mode="json")),
+        code=digest_code("experiments.evaluate"),
+    message:
+        "Evaluating {wildcards.run}"
+    shell:
+        "python -m experiments.evaluate --study {input.study} --run {wildcards.run}"
+        " 2>&1 | tee {log}"

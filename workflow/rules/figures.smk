@@ -1,0 +1,22 @@
+# All figures of a study in one process: each takes a fraction of the time of loading the results.
+rule figures:
+    input:
+        study=ancient(STUDY_FILE),
+        manifests=of_every_run("manifest.json"),
+        metrics=of_every_run("metrics.jsonl"),
+        evals=of_every_run("eval.json"),
+    output:
+        **FIGURES,
+    log:
+        f"logs/figures/{STUDY.study}.log",
+    localrule: True
+    conda:
+        CONDA_ENVIRONMENT
+    params:
+        out=subpath(output.kl, parent=True),
+        code=digest_code("analysis.figures.__main__"),
+    message:
+        "Drawing the figures of study {STUDY.study}"
+    shell:
+        "python -m analysis.figures --study {input.study} --results results"
+        " --out {params.out} > {log} 2>&1"
