@@ -1,0 +1,43 @@
+"""A recipe explained in words: what it quantizes in a model, what not, and why."""
+
+import re
+from collections import Counter
+
+from torch import nn
+
+from qat_core.plan import Entry, QuantPlan, problems, unchecked_plan
+from qat_core.recipe import Recipe, matches
+
+
+def explain(model: nn.Module, recipe: Recipe) -> str:
+    """Table of what is quantized, what is not and why. Changes and refuses nothing.
+
+    Layers that differ in their number only share a line. Below the table stand an error for each
+    thing that `prepare` would refuse and a warning for each pattern that matches nothing.
+    """
+    unchecked = unchecked_plan(model, recipe)
+    lines = _table(unchecked)
+    lines += [f"error: {problem}" for problem in problems(unchecked)]
+    lines += [f"warning: ignore pattern {p!r} matches nothing" for p in _unused(unchecked, recipe)]
+    return "\n".join(lines)
+
+
+def _table(unchecked: QuantPlan) -> list[str]:
+    rows = Counter(_row(entry) for entry in unchecked.entries)
+    cells = [(f"{count}x", *row) for row, count in rows.items()]
+    widths = [max(len(row[column]) for row in cells) for column in range(5)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
+
+
+def _row(entry: Entry) -> tuple[str, str, str, str]:
+    name = re.sub(r"\b\d+\b", "*", entry.name)
+    shape = "x".join(map(str, entry.shape))
+    fused = (entry.group or "").rpartition(".")[2]
+    group = f", one scale for {fused}" if "+" in fused else ""
+    return name, shape, "NVFP4" if entry.quantized else "BF16", entry.reason + group
+
+
+def _unused(unchecked: QuantPlan, recipe: Recipe) -> list[str]:
+    names = [entry.name for entry in unchecked.entries]
+    names += [name.rpartition(".")[0] for name in names]
+    return [p for p in recipe.ignore if not any(matches(p, name) for name in names)]

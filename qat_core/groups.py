@@ -1,0 +1,35 @@
+"""Which weights share a global scale, found from the model's structure.
+
+Serving engines run some sibling projections of one parent module as a single matrix, which has one
+global scale. vLLM fuses the sets below (`packed_modules_mapping` of its model classes).
+"""
+
+from collections.abc import Iterable
+
+FUSED_SIBLINGS = (
+    ("q_proj", "k_proj", "v_proj"),
+    ("gate_proj", "up_proj"),
+    ("w1", "w3"),
+    ("q_a_proj", "kv_a_proj_with_mqa"),
+)
+
+
+def fused_siblings(module_name: str) -> tuple[str, ...]:
+    """Names of all modules that an engine would fuse with this one, itself included."""
+    parent, _, leaf = module_name.rpartition(".")
+    prefix = f"{parent}." if parent else ""
+    for siblings in FUSED_SIBLINGS:
+        if leaf in siblings:
+            return tuple(prefix + sibling for sibling in siblings)
+    return (module_name,)
+
+
+def group_name(module_name: str, present: Iterable[str]) -> str:
+    """Name of a linear's group: its own, or `parent.q_proj+k_proj+v_proj` of those present."""
+    parent, _, _ = module_name.rpartition(".")
+    available = set(present)
+    members = [name for name in fused_siblings(module_name) if name in available]
+    if len(members) < 2:
+        return module_name
+    leaves = "+".join(name.rpartition(".")[2] for name in members)
+    return f"{parent}.{leaves}" if parent else leaves

@@ -1,0 +1,66 @@
+"""What is quantized and how: the recipe, and the meaning of its ignore patterns."""
+
+import re
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from qat_core.nvfp4 import BlockScale, ScalePolicy
+
+REGEX_PREFIX = "re:"
+ATTENTION_PATTERN = r"re:.*attn.*"
+
+
+class Recipe(BaseModel):
+    """NVFP4 recipe for all linear and expert weights that no pattern ignores.
+
+    Output head, embeddings and router gates are always left out.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    mode: Literal["w4a16"] = Field("w4a16", description="4-bit weights, 16-bit activations")
+    scale: ScalePolicy = Field(
+        "pow2", description="global scale: largest power of two that fits, or 448 * 6 / amax"
+    )
+    block_scale: BlockScale = Field("max", description="how the scale of 16 weights is chosen")
+    ignore: tuple[str, ...] = Field(
+        (),
+        description="modules left in BF16: exact name, part of a name, or `re:` and a regex that "
+        "matches from the name's start (as in compressed-tensors)",
+    )
+
+    @field_validator("ignore")
+    @classmethod
+    def _patterns_compile(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
+        for pattern in patterns:
+            _check_pattern(pattern)
+        return patterns
+
+    @classmethod
+    def full(cls, **overrides: Any) -> "Recipe":
+        """Quantize attention and feed-forward weights."""
+        return cls(**overrides)
+
+    @classmethod
+    def ffn(cls, **overrides: Any) -> "Recipe":
+        """Quantize feed-forward and expert weights, leave attention in BF16."""
+        ignore = (ATTENTION_PATTERN, *overrides.pop("ignore", ()))
+        return cls(ignore=ignore, **overrides)
+
+
+def matches(pattern: str, module_name: str) -> bool:
+    """Whether an ignore pattern covers a module: `re:` regex from the start, else substring."""
+    if pattern.startswith(REGEX_PREFIX):
+        return re.match(pattern.removeprefix(REGEX_PREFIX), module_name) is not None
+    return pattern in module_name
+
+
+def _check_pattern(pattern: str) -> None:
+    if not pattern.removeprefix(REGEX_PREFIX):
+        raise ValueError(f"ignore: pattern {pattern!r} is empty and would match every module")
+    if pattern.startswith(REGEX_PREFIX):
+        try:
+            re.compile(pattern.removeprefix(REGEX_PREFIX))
+        except re.error as error:
+            raise ValueError(f"ignore: {pattern!r} is no regular expression: {error}") from error
