@@ -43,15 +43,20 @@ class Memory(BaseModel):
         return self.predicted_packed_gib
 
 
-class Manifest(BaseModel):
+class Progress(BaseModel):
+    """How far a run has come; only a finished run's manifest has measurements."""
+
+    status: Literal["running", "finished", "failed"]
+    reason: str | None = None
+
+
+class Manifest(Progress):
     """The part of a run's provenance that analysis reads."""
 
     run: str
     model: str
     arm: str
     seed: int
-    status: Literal["running", "finished", "failed"]
-    reason: str | None = None
     memory: Memory
 
 
@@ -197,10 +202,11 @@ def _read_csv(path: Path) -> pd.DataFrame:
 
 
 def _read_manifest(path: Path) -> Manifest:
-    manifest = _validate(TypeAdapter(Manifest), path)
-    if manifest.status != "finished":
-        raise ValueError(f"{path}: run is {manifest.status} ({manifest.reason}); run it to the end")
-    return manifest
+    progress = _validate(TypeAdapter(Progress), path)
+    if progress.status != "finished":
+        reason = f" ({progress.reason})" if progress.reason else ""
+        raise ValueError(f"{path}: the run is {progress.status}{reason}; run it to the end")
+    return _validate(TypeAdapter(Manifest), path)
 
 
 def _read_evals(path: Path) -> pd.DataFrame:

@@ -62,7 +62,11 @@ def test_records_load_like_results(study: Study, results_dir: Path) -> None:
         ("metrics.jsonl", "", r"metrics.jsonl: empty"),
         ("eval.json", "[{}]", r"eval.json: 0.step: Field required"),
         ("eval.json", "{", r"eval.json: file: Invalid JSON"),
-        ("manifest.json", '{"run": "x"}', r"manifest.json: model: Field required"),
+        (
+            "manifest.json",
+            '{"status": "finished", "run": "x"}',
+            r"manifest.json: model: Field required",
+        ),
     ],
     ids=["cut", "no object", "text", "empty", "no step", "no JSON", "no model"],
 )
@@ -95,11 +99,21 @@ def test_garbled_record_is_named(results_dir: Path, content: bytes, message: str
         load_one(results_dir)
 
 
-def test_unfinished_run_is_refused(results_dir: Path) -> None:
+@pytest.mark.parametrize(
+    ("status", "reason", "message"),
+    [
+        ("failed", "out of memory", r"the run is failed \(out of memory\); run it to the end"),
+        ("running", None, r"the run is running; run it to the end"),
+    ],
+)
+def test_unfinished_run_is_refused(
+    results_dir: Path, status: str, reason: str | None, message: str
+) -> None:
     path = results_dir / RUN.id / "manifest.json"
     manifest = json.loads(path.read_text())
-    path.write_text(json.dumps({**manifest, "status": "failed", "reason": "out of memory"}))
-    with pytest.raises(ValueError, match=r"run is failed \(out of memory\)"):
+    manifest["memory"]["measured_bf16_gib"] = None  # as while it trains
+    path.write_text(json.dumps({**manifest, "status": status, "reason": reason}))
+    with pytest.raises(ValueError, match=message):
         load_one(results_dir)
 
 

@@ -3,10 +3,11 @@ from pathlib import Path
 import pytest
 
 from analysis.claims import judge_study
+from analysis.claims_table import read_table
 from analysis.figures import FIGURES
-from analysis.load import Results
+from analysis.load import Results, load_results
 from analysis.readme import fill_blocks
-from experiments.schema import Study
+from experiments.schema import ROOT, Study, load_study
 
 BLOCKS = """before
 <!-- begin:claims -->
@@ -71,3 +72,23 @@ def test_missing_figure_is_named(root: Path) -> None:
     (root / "experiments/records/default/figures/kl.png").unlink()
     with pytest.raises(ValueError, match=r"kl.png: missing; draw it with make figures"):
         fill_blocks(BLOCKS, root)
+
+
+COMMITTED = sorted(path.parent for path in (ROOT / "experiments" / "records").glob("*/study.yaml"))
+
+
+@pytest.mark.parametrize("record", COMMITTED, ids=lambda path: path.name)
+def test_committed_claims_follow_from_the_committed_runs(record: Path) -> None:
+    study = load_study(record / "study.yaml")
+    results = load_results(record, [run.id for run in study.runs])
+    judged = judge_study(study, results)
+    recorded = read_table(record / "claims.json")
+    # as shown: the last digits of a mean depend on numpy's version
+    assert [it.cells() for it in judged.claims] == [it.cells() for it in recorded.claims]
+
+
+@pytest.mark.skipif(not COMMITTED, reason="no study is recorded yet")
+def test_readme_shows_the_committed_records() -> None:
+    current = (ROOT / "README.md").read_text()
+    assert "<!-- begin:claims" in current
+    assert fill_blocks(current, ROOT) == current
