@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 from rich.console import Console
 
-from analysis.claims_table import Claim, ClaimsTable
+from analysis.claims_table import Claim, ClaimsTable, show_ratio
 from analysis.load import Results, load_results
 from analysis.stats import (
     Interval,
@@ -67,7 +67,7 @@ def _reward_gain(study: Study, results: Results, model: str) -> Claim:
         name="reward_gain",
         statement="reward gain of bf16",
         num_seeds=num_seeds,
-        display="{:.3f}",
+        unit="",
         detail=f"{first:.3f} to {last:.3f}: first {num_first}, last {num_last} steps",
     )
 
@@ -106,8 +106,8 @@ def _kl_ratio(
         statement=f"mean k3 KL, {arm} / bf16",
         noise_floor=float(noise_ST.mean()),
         num_seeds=len(noise_ST),
-        display="{:.3g}x",
-        detail=f"interquartile means {robust:.3g}x",
+        unit="x",
+        detail=f"interquartile means {show_ratio(robust)}",
     )
 
 
@@ -125,7 +125,7 @@ def _accuracy(study: Study, results: Results, model: str) -> Claim:
         name="accuracy_margin",
         statement="accuracy, nvfp4-qat less bf16",
         num_seeds=num_seeds,
-        display="{:.3f}",
+        unit="",
         detail=f"offline, in BF16, {num_prompts} prompts: {means}",
     )
 
@@ -142,7 +142,7 @@ def _weight_memory(study: Study, results: Results, model: str) -> Claim:
         name="weight_memory_error",
         statement="weight memory, prediction error",
         num_seeds=len(study.seeds),
-        display="{:.3%}",
+        unit="%",
         detail=f"packed weights: {share:.1%} of BF16's",
     )
 

@@ -1,6 +1,7 @@
 """Judged claims as JSON, Markdown and a table: `python -m analysis.claims_table claims.json`."""
 
 import argparse
+from collections.abc import Callable, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import Literal
@@ -12,13 +13,25 @@ from rich.table import Table
 
 from experiments.cli import run_cli
 
+
+def show_ratio(ratio: float) -> str:
+    """A ratio in three digits or so: 0.97x, 1.30x, 15.2x, 1,240x."""
+    digits = 2 if ratio < 10 else 1 if ratio < 100 else 0
+    return f"{ratio:,.{digits}f}x"
+
+
 HEADINGS = ("Verdict", "Claim", "Required", "Estimate", "95 % interval")
 SYMBOLS = {"at least": ">=", "at most": "<=", "within": "within"}
+SHOWN: Mapping[str, Callable[[float], str]] = {
+    "x": show_ratio,
+    "%": "{:.2%}".format,
+    "": "{:.3f}".format,
+}
 COLORS = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow", "REPORTED": "dim"}
 NOTE = (
     "PASS: the whole 95 % interval meets what is required. FAIL: none of it does. INCONCLUSIVE: it "
     "straddles the bound. REPORTED: nothing required. Noise floor: mean k3 KL of the bf16 arm, in "
-    "nats a token. With two seeds the intervals are rough (see analysis/stats.py)."
+    "nats a token. With one or two seeds intervals are rough (see analysis/stats.py)."
 )
 
 
@@ -32,7 +45,7 @@ class Claim(BaseModel):
             quantity is not random.
         bound: how the threshold binds; "within" means between -threshold and threshold.
         noise_floor: mean k3 KL of the bf16 arm in nats a token, for claims about KL.
-        display: format of estimate, interval and threshold.
+        unit: "x" for a ratio of arms, "%" for a share, empty for a difference.
         detail: what a reader wants to see next to the estimate.
     """
 
@@ -44,18 +57,20 @@ class Claim(BaseModel):
     estimate: float
     low: float
     high: float
-    bound: Literal["at least", "at most", "within"] | None = None
-    threshold: float | None = None
+    bound: Literal["at least", "at most", "within"] | None
+    threshold: float | None
     verdict: Literal["PASS", "FAIL", "INCONCLUSIVE", "REPORTED"]
     noise_floor: float | None = None
     num_seeds: int
-    display: Literal["{:.3g}x", "{:.3f}", "{:.3%}"]
+    unit: Literal["x", "%", ""]
     detail: str
 
     def cells(self) -> tuple[str, ...]:
         """The row's texts, one for each of HEADINGS."""
-        show = self.display.format
-        required = f"{SYMBOLS[self.bound]} {show(self.threshold)}" if self.bound else "-"
+        show = SHOWN[self.unit]
+        required = "-"
+        if self.bound is not None and self.threshold is not None:
+            required = f"{SYMBOLS[self.bound]} {show(self.threshold)}"
         interval = "exact" if self.low == self.high else f"{show(self.low)} to {show(self.high)}"
         return (self.verdict, self.statement, required, show(self.estimate), interval)
 
@@ -85,7 +100,7 @@ class ClaimsTable(BaseModel):
 def _model_table(title: str, claims: list[Claim]) -> Table:
     floors = [claim.noise_floor for claim in claims if claim.noise_floor is not None]
     noise_floor = f", noise floor {floors[0]:.2e} nats a token" if floors else ""
-    title = f"{title}, {claims[0].num_seeds} seeds{noise_floor}"
+    title = f"{title}, number of seeds: {claims[0].num_seeds}{noise_floor}"
     table = Table(*HEADINGS, title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
     for claim in claims:
         verdict, statement, *rest = claim.cells()

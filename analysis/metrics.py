@@ -33,11 +33,11 @@ class Metric(BaseModel):
 
     @property
     def axis_label(self) -> str:
-        """Label with unit and weighting, and of a divergence its direction."""
+        """Label, of a divergence with its direction; below it unit and weighting in brackets."""
         weighting = f"{self.weighting} mean" if self.weighting != "step" else ""
         brackets = ", ".join(filter(None, (self.unit, weighting)))
         head = f"{self.direction}, {self.label}" if self.direction else self.label
-        return f"{head} ({brackets})" if brackets else head
+        return f"{head}\n({brackets})" if brackets else head
 
 
 CATALOGUE: Mapping[str, Metric] = TypeAdapter(dict[str, Metric]).validate_python(

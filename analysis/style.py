@@ -116,6 +116,12 @@ def plot_over_seeds(axes: Axes, study: Study, results: Results, model: str, metr
         )
 
 
+def seeds_note(study: Study) -> str:
+    """What lines and bands of `plot_over_seeds` show."""
+    count = len(study.seeds)
+    return f"Line: mean of {count} seeds; band: their range." if count > 1 else "One seed."
+
+
 def spread_labels(axes: Axes, labels: Mapping[str, float], gap: float = 0.06) -> dict[str, float]:
     """Heights for labels at the right edge in axes fractions: near their data, never overlapping.
 

@@ -5,9 +5,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.claims import K3_KL
+from analysis.claims_table import show_ratio
 from analysis.load import Results
 from analysis.metrics import CATALOGUE
-from analysis.style import INK, add_legend, arm_style, new_figure, plot_over_seeds, spread_labels
+from analysis.style import (
+    INK,
+    add_legend,
+    arm_style,
+    new_figure,
+    plot_over_seeds,
+    seeds_note,
+    spread_labels,
+)
 from experiments.schema import Study
 
 CAPTION = "k3 KL of rollout and trainer by training step on a log axis, all arms"
@@ -17,8 +26,8 @@ def draw(study: Study, results: Results) -> Figure:
     """One panel a model: mean over seeds and their range, the noise floor, ratios to it."""
     figure, axes = new_figure(
         "Mismatch of rollout and trainer by training step",
-        f"Line: mean over {len(study.seeds)} seeds; band: their range. Dotted: mean of BF16, the "
-        "noise floor. At the right: mean of the arm over the noise floor.",
+        f"{seeds_note(study)} Dotted: mean of BF16, the "
+        "noise floor. At the right: mean of the arm over the noise floor. Gap: overflow.",
         height_inches=3.9,
         ncols=len(study.models),
         sharey=True,
@@ -29,7 +38,7 @@ def draw(study: Study, results: Results) -> Figure:
     # the panels share limits, so labels are placed once all panels have their lines
     for panel, model in zip(axes[0], study.models, strict=True):
         _label_ratios(panel, study, results, model)
-    axes[0][0].set_ylabel(CATALOGUE[K3_KL].axis_label.replace(" (", "\n("))
+    axes[0][0].set_ylabel(CATALOGUE[K3_KL].axis_label)
     add_legend(figure, axes[0][0])
     return figure
 
@@ -37,17 +46,17 @@ def draw(study: Study, results: Results) -> Figure:
 def _label_ratios(panel: Axes, study: Study, results: Results, model: str) -> None:
     if "bf16" not in study.arms:
         return
-    means: dict[str, float] = {
-        arm: float(np.nanmean(results.series(model, arm, K3_KL))) for arm in study.arms
-    }
+    means: dict[str, float] = {}
+    for arm in study.arms:
+        means[arm] = float(np.nanmean(results.series(model, arm, K3_KL)))
     panel.axhline(means["bf16"], color=INK, linestyle=":", linewidth=1.2, zorder=3)
-    for arm, height in spread_labels(panel, means).items():
-        label = "noise floor" if arm == "bf16" else f"{means[arm] / means['bf16']:.3g}x"
+    for name, height in spread_labels(panel, means).items():
+        label = "noise floor" if name == "bf16" else show_ratio(means[name] / means["bf16"])
         panel.annotate(
             label,
             xy=(1.015, height),
             xycoords="axes fraction",
             va="center",
-            color=arm_style(arm).color,
+            color=arm_style(name).color,
             fontweight="bold",
         )

@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 from analysis.claims import REWARD
 from analysis.load import Results
 from analysis.metrics import CATALOGUE
-from analysis.style import add_legend, new_figure, plot_over_seeds
+from analysis.style import add_legend, new_figure, plot_over_seeds, seeds_note
 from experiments.schema import Study
 
 CAPTION = "Online reward by training step, all arms"
@@ -15,7 +15,7 @@ def draw(study: Study, results: Results) -> Figure:
     """One panel a model: mean over seeds and their range."""
     figure, axes = new_figure(
         "Online reward by training step",
-        f"Line: mean over {len(study.seeds)} seeds; band: their range. Each arm samples in its own "
+        f"{seeds_note(study)} Each arm samples in its own "
         "precision:\ncompare arms by the offline accuracy, not by this curve.",
         height_inches=3.7,
         ncols=len(study.models),

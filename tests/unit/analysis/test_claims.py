@@ -7,7 +7,7 @@ import pytest
 from synthetic_results import KL_RATIOS, NOISE_FLOOR, write_results
 
 from analysis.claims import judge_study
-from analysis.claims_table import Claim, ClaimsTable, read_table
+from analysis.claims_table import Claim, ClaimsTable, read_table, show_ratio
 from analysis.load import Results, load_results
 from experiments.schema import ROOT, Study
 
@@ -140,7 +140,7 @@ def run_claims(results_dir: Path, out: Path) -> subprocess.CompletedProcess[str]
 def test_command_writes_the_same_table_twice(results_dir: Path, tmp_path: Path) -> None:
     outputs = [run_claims(results_dir, tmp_path / name) for name in ("first", "second")]
     assert [it.returncode for it in outputs] == [0, 0]
-    assert "nano-moe, 2 seeds, noise floor" in outputs[0].stdout
+    assert "nano-moe, number of seeds: 2, noise floor" in outputs[0].stdout
     for name in ("claims.json", "claims.md"):
         first, second = (tmp_path / it / name for it in ("first", "second"))
         assert first.read_bytes() == second.read_bytes()
@@ -156,3 +156,10 @@ def test_command_names_a_missing_run_in_one_line(results_dir: Path, tmp_path: Pa
     assert len(outcome.stderr.splitlines()) == 1
     assert "nano-moe_bf16_seed0/metrics.jsonl: missing" in outcome.stderr
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("ratio", "shown"), [(0.969, "0.97x"), (1.3, "1.30x"), (15.23, "15.2x"), (22843.0, "22,843x")]
+)
+def test_ratios_are_shown_in_about_three_digits(ratio: float, shown: str) -> None:
+    assert show_ratio(ratio) == shown
