@@ -99,7 +99,7 @@ def _draw_bars(panel: Axes, title: str, bars: list[Bar]) -> None:
         mew=1.6,
         label="predicted from shapes",
     )
-    panel.set(title=title, xlim=(0, 1.3 * scale * largest))
+    panel.set(title=title, xlim=(0, 1.38 * scale * largest))
     panel.set_yticks(positions, [arm_style(bar.arm).label for bar in bars])
     panel.grid(visible=False)
     panel.tick_params(axis="y", length=0)
