@@ -1,0 +1,143 @@
+"""Global scales of a prepared model, refreshed once after its weights changed.
+
+Any in-place change of a prepared weight (optimizer step, `load_state_dict`, a manual edit) marks
+the scales stale; the next use computes the amax of all groups at once. Sharded weights need one
+all-reduce of one FP32 value a group (and expert).
+"""
+
+from math import ceil
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+
+from qat_core.nvfp4 import global_scale, group_amax
+from qat_core.plan import QuantPlan
+from qat_core.recipe import Recipe
+
+if TYPE_CHECKING:
+    from qat_core.parameter import FakeQuantizedTensor
+
+
+class Scales:
+    """Keeps one global scale a group: `values[name]` is FP32, 0-D or (E,) for experts (E, N, K)."""
+
+    def __init__(self, model: nn.Module, plan: QuantPlan, recipe: Recipe) -> None:
+        weights = {name: model.get_parameter(name) for name in plan.quantized}
+        self.policy = recipe.scale
+        self.block_scale = recipe.block_scale
+        self.shapes = {name: weight.shape for name, weight in weights.items()}
+        self.values = {
+            name: torch.ones(weight.shape[:-2], device=weight.device)
+            for name, weight in weights.items()
+        }
+        self.stale = True
+        self.num_refreshes = 0
+        self._groups = tuple(plan.groups.values())
+        self._owners = {name: _owner(model, name) for name in weights}
+        self._weights: dict[str, FakeQuantizedTensor] = {}
+        self._mesh: DeviceMesh | None = None
+        self._versions: list[int] = []
+
+    @torch.compiler.disable
+    def refresh_if_stale(self) -> None:
+        """Recompute all global scales if a weight changed since the last time."""
+        if self.stale:
+            self._refresh()
+
+    @torch.compiler.disable
+    def before_forward(self, *_: Any) -> None:
+        """Forward pre-hook of the whole model.
+
+        Sees also the changes that no parameter notices, made through a tensor of the state dict,
+        and refreshes on behalf of compiled layers, which do not look.
+        """
+        self._find_weights()
+        if self.stale or self._versions != self._current_versions():
+            self._refresh()
+
+    def shard_range(self, name: str, mesh: DeviceMesh) -> tuple[int, int]:
+        """First row and number of rows of each rank's shard, padding included (as FSDP2 cuts)."""
+        num_rows = ceil(self.shapes[name][0] / mesh.size())
+        return mesh.get_local_rank() * num_rows, num_rows
+
+    @torch.no_grad()
+    def _refresh(self) -> None:
+        self._find_weights()
+        groups = [[self._weights[name].plain() for name in names] for names in self._groups]
+        amax = [
+            self._unsharded(names[0], local_amax)
+            for names, local_amax in zip(self._groups, group_amax(groups), strict=True)
+        ]
+        flat = torch.cat(amax)
+        if self._mesh is not None:
+            flat = flat.nan_to_num(nan=torch.inf).to(self._mesh.device_type)
+            dist.all_reduce(flat, dist.ReduceOp.MAX, self._mesh.get_group())
+        sizes = [len(values) for values in amax]
+        self._require_finite(flat.split(sizes))
+        self._store(global_scale(flat, self.policy).split(sizes))
+        self.stale = False
+        self.num_refreshes += 1
+        self._versions = self._current_versions()
+
+    def _find_weights(self) -> None:
+        """Look up the parameters, which FSDP2 and `Module.to` replace after `prepare`."""
+        for name, (module, leaf) in self._owners.items():
+            parameter = module._parameters[leaf]
+            is_sharded = isinstance(parameter, DTensor)
+            local: Any = parameter._local_tensor if is_sharded else parameter
+            if getattr(local, "scales", None) is self:
+                self._weights[name] = local
+                self._mesh = _shard_mesh(parameter) if is_sharded else self._mesh
+            elif self._mesh is None:
+                raise ValueError(
+                    f"{name}: replaced after prepare(), perhaps by load_state_dict(assign=True): "
+                    "load without assign, or call prepare() on the model again"
+                )
+            # else FSDP2 shows the gathered weight; the shard found before is still the one.
+
+    def _current_versions(self) -> list[int]:
+        return [weight.plain()._version for weight in self._weights.values()]
+
+    def _unsharded(self, name: str, amax: Tensor) -> Tensor:
+        """Amax of all experts, those of other ranks 0; 1-D also for a matrix."""
+        if amax.ndim == 0 or self._mesh is None:
+            return amax.reshape(-1)
+        whole = amax.new_zeros(self.shapes[name][0])
+        start, _ = self.shard_range(name, self._mesh)
+        whole[start : start + len(amax)] = amax
+        return whole
+
+    def _require_finite(self, amax: tuple[Tensor, ...]) -> None:
+        if bool(torch.cat(amax).isfinite().all()):
+            return
+        for names, values in zip(self._groups, amax, strict=True):
+            if not bool(values.isfinite().all()):
+                found = [n for n in names if not bool(self._weights[n].plain().isfinite().all())]
+                culprits = ", ".join(found or names)
+                raise ValueError(f"{culprits}: holds NaN or infinity, which NVFP4 cannot represent")
+
+    def _store(self, scales: tuple[Tensor, ...]) -> None:
+        """Write in place: compiled layers and captured graphs read the same tensors."""
+        for names, scale in zip(self._groups, scales, strict=True):
+            for name in names:
+                if self._mesh is None:
+                    self.values[name] = self._weights[name].global_scale
+                elif self.values[name].device != scale.device:
+                    self.values[name] = torch.empty_like(self.values[name], device=scale.device)
+                self.values[name].copy_(scale.view(self.values[name].shape))
+
+
+def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
+    module_name, _, leaf = name.rpartition(".")
+    return model.get_submodule(module_name), leaf
+
+
+def _shard_mesh(parameter: DTensor) -> DeviceMesh:
+    """The dimension of the mesh along which FSDP2 shards: the last one also under HSDP."""
+    mesh: DeviceMesh = parameter.device_mesh
+    names = mesh.mesh_dim_names
+    return mesh if mesh.ndim == 1 or names is None else mesh[names[-1]]
