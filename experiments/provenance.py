@@ -49,14 +49,18 @@ def digest_code(module: str) -> str:
 
     Comments and layout do not count, so tidying the code leaves finished runs valid.
     """
-    finder = ModuleFinder(path=[str(ROOT)])
-    finder.run_script(str(ROOT / (module.replace(".", "/") + ".py")))
-    files = sorted(Path(path) for m in finder.modules.values() if (path := vars(m)["__file__"]))
     trees = {
         str(file.relative_to(ROOT)): ast.dump(ast.parse(file.read_bytes()), indent=None)
-        for file in files
+        for file in imported_files(module)
     }
     return digest_json(trees)
+
+
+def imported_files(module: str) -> list[Path]:
+    """The module's file and those of the repository that it imports, directly or not."""
+    finder = ModuleFinder(path=[str(ROOT)])
+    finder.run_script(str(ROOT / (module.replace(".", "/") + ".py")))
+    return sorted(Path(path) for m in finder.modules.values() if (path := vars(m)["__file__"]))
 
 
 def git_state() -> dict[str, Any] | None:

@@ -6,7 +6,7 @@ set -euo pipefail
 torch="torch==2.13.0"
 cd "$(dirname "$0")/.."
 fresh=$(mktemp -d)
-trap 'rm -rf "$fresh"' EXIT
+trap 'rm -rf "$fresh" build' EXIT
 "${PYTHON:-python3.11}" -m venv "$fresh"
 
 freeze() {

@@ -1,0 +1,126 @@
+"""Digests and manifests: what makes two runs one experiment, and how they differ."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments import provenance
+
+LIBRARY = "def double(x):\n    return 2 * x\n"
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A repository of two modules, of which program.py imports library.py inside a function."""
+    folder = tmp_path / "package"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "library.py").write_text(LIBRARY)
+    (folder / "unrelated.py").write_text("x = 1\n")
+    (folder / "program.py").write_text(
+        "import json\n\ndef main():\n    from package.library import double\n    print(double(1))\n"
+    )
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    return folder
+
+
+def digest_program() -> str:
+    provenance.digest_code.cache_clear()
+    return provenance.digest_code("package.program")
+
+
+def test_code_digest_follows_imports_wherever_they_stand(package: Path) -> None:
+    before = digest_program()
+    (package / "library.py").write_text(LIBRARY.replace("2", "3"))
+    assert digest_program() != before
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("library.py", "# twice as much\n" + LIBRARY.replace("2 * x", "(2  *  x)")),
+        ("unrelated.py", "x = 2\n"),
+    ],
+    ids=["comments and layout", "module not imported"],
+)
+def test_code_digest_ignores(package: Path, file: str, text: str) -> None:
+    before = digest_program()
+    (package / file).write_text(text)
+    assert digest_program() == before
+
+
+def test_training_digest_covers_format_recipe_and_trainer_but_not_analysis() -> None:
+    files = provenance.imported_files("experiments.launch")
+    names = {str(file.relative_to(provenance.ROOT)) for file in files}
+    assert {"qat_core/recipe.py", "qat_core/rl/trainer.py", "experiments/launch.py"} <= names
+    assert any(name.startswith("qat_core/nvfp4/") for name in names)
+    assert not any(name.startswith("analysis/") for name in names)
+
+
+def test_json_digest_ignores_the_order_of_keys() -> None:
+    assert provenance.digest_json({"a": 1, "b": 2}) == provenance.digest_json({"b": 2, "a": 1})
+    assert provenance.digest_json([1, 2]) != provenance.digest_json([2, 1])
+
+
+def test_git_state_tells_a_clean_checkout_from_a_changed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    assert provenance.git_state() is None
+
+    def git(*arguments: str) -> None:
+        identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True)
+
+    git("init", "-q")
+    (tmp_path / "a").write_text("1")
+    git("add", "a")
+    git("commit", "-qm", "a")
+    clean = provenance.git_state()
+    assert clean is not None and not clean["dirty"] and len(clean["commit"]) == 40
+    (tmp_path / "a").write_text("2")
+    changed = provenance.git_state()
+    assert changed is not None and changed["dirty"]
+    assert changed["diff_sha256"] != clean["diff_sha256"]
+
+
+def test_diff_names_the_keys_that_differ() -> None:
+    a = {"seed": 0, "git": {"commit": "1", "dirty": False}, "old": 1}
+    b = {"seed": 0, "git": {"commit": "2", "dirty": False}, "new": 1}
+    assert provenance.diff_manifests(a, b) == {
+        "git.commit": ("1", "2"),
+        "old": (1, None),
+        "new": (None, 1),
+    }
+
+
+def run_diff(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "experiments.provenance", "diff", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_diff_program(tmp_path: Path) -> None:
+    for name, lr in (("a", 1e-6), ("b", 3e-4)):
+        (tmp_path / name).mkdir()
+        manifest = {"run": name, "config": {"rl": {"lr": lr}}}
+        (tmp_path / name / "manifest.json").write_text(json.dumps(manifest))
+    shown = run_diff(tmp_path / "a", tmp_path / "b" / "manifest.json")
+    assert shown.returncode == 0
+    assert "config.rl.lr" in shown.stdout and "0.0003" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [(None, "no such manifest; name a run's folder"), ("{", "not JSON")],
+    ids=["missing", "garbled"],
+)
+def test_diff_program_refuses_in_one_line(tmp_path: Path, content: str | None, line: str) -> None:
+    if content is not None:
+        (tmp_path / "manifest.json").write_text(content)
+    shown = run_diff(tmp_path, tmp_path)
+    assert shown.returncode == 2
+    assert shown.stderr.startswith(f"error: {tmp_path}/manifest.json: {line}")
+    assert len(shown.stderr.splitlines()) == 1
