@@ -14,6 +14,7 @@ from rich.console import Console
 
 from analysis.claims_table import Claim, ClaimsTable, show_ratio
 from analysis.load import Results, load_results
+from analysis.metrics import K3_KL, REWARD
 from analysis.stats import (
     Interval,
     Verdict,
@@ -21,13 +22,10 @@ from analysis.stats import (
     interquartile_mean,
     mean_over_prompts,
     ratio_of_means,
+    seeded_generator,
 )
 from experiments.cli import run_cli
 from experiments.schema import Study, load_study
-
-K3_KL = "rollout_corr/k3_kl"
-REWARD = "critic/score/mean"
-BOOTSTRAP_SEED = 0
 
 # Reward before and after training: the first step samples from the base model, a few steps average
 # out a batch's luck. Few first steps keep the start fair; either side takes half a run at most.
@@ -61,7 +59,7 @@ def _reward_gain(study: Study, results: Results, model: str) -> Claim:
     num_first, num_last = min(NUM_FIRST_STEPS, num_steps // 2), min(NUM_LAST_STEPS, num_steps // 2)
     first, last = reward_ST[:, :num_first].mean(), reward_ST[:, -num_last:].mean()
     return _claim(
-        gain(reward_ST, num_first, num_last, _generator()),
+        gain(reward_ST, num_first, num_last, seeded_generator()),
         ("at least", study.claims.reward_gain),
         model=model,
         name="reward_gain",
@@ -97,9 +95,13 @@ def _kl_ratio(
         )
     # exp(d) overflows where the policies are far apart; the trainer records that as undefined
     kl_ST = np.nan_to_num(results.series(model, arm, K3_KL), nan=np.inf)
+    if kl_ST.shape != noise_ST.shape:
+        raise ValueError(
+            f"{model}: {arm} has {kl_ST.shape[1]} steps, bf16 {noise_ST.shape[1]}; finish the runs"
+        )
     robust = interquartile_mean(kl_ST) / interquartile_mean(noise_ST)
     return _claim(
-        ratio_of_means(kl_ST, noise_ST, _generator()),
+        ratio_of_means(kl_ST, noise_ST, seeded_generator()),
         required,
         model=model,
         name=name,
@@ -119,7 +121,7 @@ def _accuracy(study: Study, results: Results, model: str) -> Claim:
     num_seeds, num_prompts = arm_SP.shape
     means = f"{arm_SP.mean():.3f} less {control_SP.mean():.3f}"
     return _claim(
-        mean_over_prompts(arm_SP - control_SP, _generator()),
+        mean_over_prompts(arm_SP - control_SP, seeded_generator()),
         ("within", study.claims.accuracy_margin),
         model=model,
         name="accuracy_margin",
@@ -174,11 +176,6 @@ def _claim(interval: Interval, required: Requirement | None, **described: Any) -
 def _judge(interval: Interval, bound: str, threshold: float) -> Verdict:
     low = {"at least": threshold, "at most": -np.inf, "within": -threshold}[bound]
     return interval.judge(low, np.inf if bound == "at least" else threshold)
-
-
-def _generator() -> np.random.Generator:
-    """The same draws for each claim, so that adding one leaves the others as they are."""
-    return np.random.default_rng(BOOTSTRAP_SEED)
 
 
 def main() -> None:

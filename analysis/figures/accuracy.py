@@ -1,14 +1,12 @@
 """Figure: offline accuracy before and after training, every arm in both precisions."""
 
-from collections.abc import Iterator
+from typing import NamedTuple
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.claims import BOOTSTRAP_SEED
 from analysis.load import Results
-from analysis.stats import Interval, mean_over_prompts
+from analysis.stats import Interval, mean_over_prompts, seeded_generator
 from analysis.style import FAINT, add_legend, arm_style, new_figure
 from experiments.schema import Study
 
@@ -16,6 +14,15 @@ CAPTION = "Offline accuracy of the base model and of every arm, evaluated in BF1
 NEUTRAL = "#444444"
 DECODINGS = ("greedy", "sampled")
 PRECISIONS = {"bf16": ("evaluated in BF16", "o", -0.13), "nvfp4": ("evaluated in NVFP4", "D", 0.13)}
+
+
+class Column(NamedTuple):
+    """One place on the horizontal axis: an arm, after training or before any (`base`)."""
+
+    arm: str
+    base: bool
+    label: str
+    color: str
 
 
 def draw(study: Study, results: Results) -> Figure:
@@ -41,28 +48,29 @@ def draw(study: Study, results: Results) -> Figure:
 
 
 def _draw_panel(panel: Axes, study: Study, results: Results, model: str, decoding: str) -> None:
-    columns = list(_columns(study))
+    columns = _columns(study)
     for precision, (label, marker, shift) in PRECISIONS.items():
-        for position, (arm, base, _, color) in enumerate(columns):
-            rates_SP = results.success_rates(model, arm, precision, decoding, base=base)
-            interval = mean_over_prompts(rates_SP, np.random.default_rng(BOOTSTRAP_SEED))
-            fill = _fill(color, precision == "bf16")
-            _draw_point(panel, position + shift, interval, marker, color, fill)
-            if base and precision == "bf16":
+        for position, column in enumerate(columns):
+            rates_SP = results.success_rates(model, column.arm, precision, decoding, column.base)
+            interval = mean_over_prompts(rates_SP, seeded_generator())
+            fill = _fill(column.color, precision == "bf16")
+            _draw_point(panel, position + shift, interval, marker, column.color, fill)
+            if column.base and precision == "bf16":
                 panel.axhline(interval.estimate, color=FAINT, linestyle="--", linewidth=1)
         fill = _fill(NEUTRAL, precision == "bf16")
         panel.plot([], [], marker, color=NEUTRAL, markerfacecolor=fill, label=label)
-    panel.set_xticks(range(len(columns)), [label for *_, label, _ in columns])
+    panel.set_xticks(range(len(columns)), [column.label for column in columns])
     panel.tick_params(axis="x", labelsize=8.5)
     panel.grid(axis="x", visible=False)
 
 
-def _columns(study: Study) -> Iterator[tuple[str, bool, str, str]]:
-    """Arm, whether before training, tick label and colour of each column."""
-    yield study.arms[0], True, "base\nmodel", NEUTRAL
+def _columns(study: Study) -> list[Column]:
+    # all arms start from the same base model: any one's first evaluation is of it
+    columns = [Column(study.arms[0], True, "base\nmodel", NEUTRAL)]
     for arm in study.arms:
         style = arm_style(arm)
-        yield arm, False, style.label.replace(", ", ",\n"), style.color
+        columns.append(Column(arm, False, style.label.replace(", ", ",\n"), style.color))
+    return columns
 
 
 def _draw_point(

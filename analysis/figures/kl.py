@@ -4,10 +4,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.claims import K3_KL
 from analysis.claims_table import show_ratio
 from analysis.load import Results
-from analysis.metrics import CATALOGUE
+from analysis.metrics import CATALOGUE, K3_KL
 from analysis.style import (
     INK,
     add_legend,

@@ -2,9 +2,8 @@
 
 from matplotlib.figure import Figure
 
-from analysis.claims import REWARD
 from analysis.load import Results
-from analysis.metrics import CATALOGUE
+from analysis.metrics import CATALOGUE, REWARD
 from analysis.style import add_legend, new_figure, plot_over_seeds, seeds_note
 from experiments.schema import Study
 

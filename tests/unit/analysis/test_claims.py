@@ -79,6 +79,14 @@ def test_no_noise_floor_is_an_error(study: Study, results_dir: Path, value: floa
         judge(study, results_dir)
 
 
+def test_arms_of_unlike_length_are_refused(study: Study, results_dir: Path) -> None:
+    for run in (run for run in study.runs if run.arm == "nvfp4-qat"):
+        path = results_dir / run.id / "metrics.jsonl"
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:20]))
+    with pytest.raises(ValueError, match="nano-dense: nvfp4-qat has 20 steps, bf16 30; finish"):
+        judge(study, results_dir)
+
+
 def test_wrong_memory_prediction_fails(study: Study, results_dir: Path) -> None:
     path = results_dir / "nano-moe_nvfp4-qat-ffn_seed1" / "manifest.json"
     manifest = json.loads(path.read_text())
