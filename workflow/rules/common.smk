@@ -6,6 +6,7 @@ import re
 import sys
 from pathlib import Path
 
+from snakemake.settings.types import DeploymentMethod
 from snakemake_interface_executor_plugins.settings import ExecMode
 
 from experiments.plan import describe_plan
@@ -13,11 +14,13 @@ from experiments.provenance import digest_code, digest_file, digest_json
 from experiments.schema import ROOT, load_study, require_executable
 
 DEFAULT_STUDY = f"{workflow.basedir}/experiments/study.yaml"
-CONDA_ENVIRONMENT = "nvfp4-qat-rl"  # made by environment.yml, used with --sdm conda
 
-# rules call `python`: the one that runs Snakemake, whether its environment is active or not;
-# and a run's progress is seen live
-shell.prefix(f"export PYTHONUNBUFFERED=1 PATH={Path(sys.executable).parent}:$PATH; ")
+# rules call `python`: the one that runs Snakemake, whether its environment is active or not,
+# with this repository's modules, wherever `--directory` is; tqdm's bars would clutter the logs
+PREFIX = f"export PYTHONPATH={workflow.basedir} TQDM_DISABLE=1; "
+if DeploymentMethod.CONDA not in workflow.deployment_settings.deployment_method:
+    PREFIX += f"PATH={Path(sys.executable).parent}:$PATH; "
+shell.prefix(PREFIX)
 
 
 def read_study_file():

@@ -12,7 +12,7 @@ rule compare:
         f"logs/compare/{STUDY.study}.log",
     localrule: True
     conda:
-        CONDA_ENVIRONMENT
+        "../../environment.yml"
     params:
         out=subpath(output.table, parent=True),
         claims=digest_json(STUDY.claims.model_dump(mode="json")),

@@ -8,7 +8,7 @@ rule evaluate:
     log:
         "logs/evaluate/{run}.log",
     conda:
-        CONDA_ENVIRONMENT
+        "../../environment.yml"
     threads: 1
     resources:
         gpu=int(STUDY.device == "cuda"),

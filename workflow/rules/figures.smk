@@ -11,7 +11,7 @@ rule figures:
         f"logs/figures/{STUDY.study}.log",
     localrule: True
     conda:
-        CONDA_ENVIRONMENT
+        "../../environment.yml"
     params:
         out=subpath(output.kl, parent=True),
         code=digest_code("analysis.figures.__main__"),

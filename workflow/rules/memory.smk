@@ -9,7 +9,7 @@ rule memory:
         f"logs/memory/{STUDY.study}.log",
     localrule: True
     conda:
-        CONDA_ENVIRONMENT
+        "../../environment.yml"
     params:
         code=digest_code("experiments.weight_memory"),
     message:

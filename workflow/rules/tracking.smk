@@ -6,7 +6,7 @@ rule init_tracking:
         "logs/init_tracking.log",
     localrule: True
     conda:
-        CONDA_ENVIRONMENT
+        "../../environment.yml"
     message:
         "Making the MLflow store (with the runs that are there already)"
     shell:
@@ -28,7 +28,7 @@ rule publish:
         f"logs/publish/{STUDY.study}.log",
     localrule: True
     conda:
-        CONDA_ENVIRONMENT
+        "../../environment.yml"
     message:
         "Adding evaluations, claims and figures to MLflow"
     shell:

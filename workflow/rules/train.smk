@@ -9,7 +9,7 @@ rule base:
     log:
         "logs/base/{model}.log",
     conda:
-        CONDA_ENVIRONMENT
+        "../../environment.yml"
     threads: 1
     resources:
         gpu=int(STUDY.device == "cuda"),
@@ -35,7 +35,7 @@ rule train:
     log:
         "logs/train/{run}.log",
     conda:
-        CONDA_ENVIRONMENT
+        "../../environment.yml"
     threads: 1
     resources:
         gpu=int(STUDY.device == "cuda"),
