@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.distributed.device_mesh import DeviceMesh
 
 from qat_core.nvfp4 import PackedTensor, dequantize, quantize
@@ -59,7 +60,7 @@ def unpack_gathered(
     if out is None:
         return weight, (weight,)
     # The same values as those that autograd saved in the forward pass: no new version.
-    with torch.autograd._unsafe_preserve_version_counter(out):
+    with _unsafe_preserve_version_counter(out):
         out.copy_(weight)
     return None
 

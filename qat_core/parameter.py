@@ -52,6 +52,7 @@ class FakeQuantizedTensor(torch.Tensor):
         weight_name: the parameter's name in the prepared model.
         scales: keeps `global_scale` up to date.
         transposed: blocks run along the second to last dimension of `data`.
+        expert: `data` (N, K) is the weight of this expert alone.
     """
 
     global_scale: Tensor
@@ -59,6 +60,7 @@ class FakeQuantizedTensor(torch.Tensor):
     scales: Scales
     _data: Tensor
     _transposed: bool
+    _expert: int | None
 
     @staticmethod
     def __new__(
@@ -68,9 +70,10 @@ class FakeQuantizedTensor(torch.Tensor):
         weight_name: str,
         scales: Scales,
         transposed: bool = False,
+        expert: int | None = None,
     ) -> "FakeQuantizedTensor":
         """Wraps `data` without a copy."""
-        self: FakeQuantizedTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        self: FakeQuantizedTensor = torch.Tensor._make_wrapper_subclass(
             cls,
             data.size(),
             strides=data.stride(),
@@ -79,11 +82,12 @@ class FakeQuantizedTensor(torch.Tensor):
             layout=data.layout,
             device=data.device,
         )
-        self._data, self.global_scale, self._transposed = data, global_scale, transposed
+        self._data, self.global_scale = data, global_scale
         self.weight_name, self.scales = weight_name, scales
+        self._transposed, self._expert = transposed, expert
         return self
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     fsdp_pre_all_gather = gather_packed
     fsdp_post_all_gather = unpack_gathered
@@ -94,20 +98,29 @@ class FakeQuantizedTensor(torch.Tensor):
 
     def rounded(self) -> Tensor:
         """The values rounded to NVFP4, in the parameter's dtype and shape."""
-        self.scales.refresh_if_stale()
         data = self._data.mT if self._transposed else self._data
         if data.shape[:-2] != self.global_scale.shape or data.shape[-1] % BLOCK_SIZE:
             raise ValueError(
                 f"{self.weight_name}: used in a matrix product through a view of shape "
                 f"{tuple(self.shape)}, which has no blocks of {BLOCK_SIZE}: add it to ignore"
             )
-        rounded = fake_quantize(
-            data, self.global_scale, self.scales.block_scale, name=self.weight_name
-        ).to(self.dtype)
+        if type(data) is Tensor:  # else torch.compile is tracing
+            self.scales.refresh_if_stale()
+            if data.is_cpu and data.shape == self.scales.shapes[self.weight_name][-data.ndim :]:
+                return self._kept_rounded()
+        options = self.scales.block_scale
+        rounded = fake_quantize(data, self.global_scale, options, name=self.weight_name)
+        rounded = rounded.to(self.dtype)
+        return rounded.mT if self._transposed else rounded
+
+    def _kept_rounded(self) -> Tensor:
+        """As `rounded`, from the copy that is kept on a CPU, where memory is cheap, time is not."""
+        rounded = self.scales.rounded(self.weight_name).to(self.dtype)
+        rounded = rounded if self._expert is None else rounded[self._expert]
         return rounded.mT if self._transposed else rounded
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run `func` on rounded or plain values, whatever it asks for."""
@@ -118,27 +131,37 @@ class FakeQuantizedTensor(torch.Tensor):
             _mark_written(func, args, kwargs)
         out = func(*_map(cls.plain, args), **_map_dict(cls.plain, kwargs))
         if func not in PRESERVING:
-            return return_and_correct_aliasing(func, args, kwargs, out)
+            return return_and_correct_aliasing(func, args, kwargs, out)  # type: ignore[no-untyped-call]
         if isinstance(out, list):
             return [args[0]._like(piece, func, args) for piece in out]
         return args[0]._like(out, func, args)
 
     def _like(self, data: Tensor, func: Any, args: tuple[Any, ...]) -> "FakeQuantizedTensor":
         """`data`, which came out of `func(self, ...)`, as part of the same weight."""
-        global_scale, transposed = self.global_scale, self._transposed
+        global_scale, transposed, expert = self.global_scale, self._transposed, self._expert
         if func in TRANSPOSES:
             transposed ^= _swaps_matrix_dims(func, args, self.ndim)
-        elif func is aten.select.int and self.ndim == 3 and args[1] == 0:
-            global_scale = global_scale[args[2]]
+        elif func is aten.select.int and args[1] == 0 and self._holds_all_experts():
+            global_scale, expert = global_scale[args[2]], args[2]
         elif func is aten._to_copy.default:
             global_scale = global_scale.to(data.device)
         elif data.shape[-1] != self.shape[-1] and data.ndim == self.ndim and not transposed:
             raise ValueError(f"{self.weight_name}: cannot be cut along its blocks of {BLOCK_SIZE}")
-        return FakeQuantizedTensor(data, global_scale, self.weight_name, self.scales, transposed)
+        return FakeQuantizedTensor(
+            data, global_scale, self.weight_name, self.scales, transposed, expert
+        )
+
+    def _holds_all_experts(self) -> bool:
+        return self.ndim == 3 and self.shape[:1] == self.global_scale.shape
 
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
         """Inner tensors and constants, for torch.compile."""
-        return ["_data", "global_scale"], (self.weight_name, self.scales, self._transposed)
+        return ["_data", "global_scale"], (
+            self.weight_name,
+            self.scales,
+            self._transposed,
+            self._expert,
+        )
 
     @staticmethod
     def __tensor_unflatten__(
@@ -167,9 +190,9 @@ class FakeQuantizedTensor(torch.Tensor):
         plain = self._data.detach()
         if isinstance(self, nn.Parameter):
             plain = nn.Parameter(plain, requires_grad=self.requires_grad)
-        return plain.__reduce_ex__(protocol)
+        return plain.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self) -> str:  # type: ignore[override]
         return f"FakeQuantizedTensor({self.weight_name}, {self._data!r})"
 
 

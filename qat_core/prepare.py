@@ -48,7 +48,7 @@ def prepare(model: nn.Module, recipe: Recipe, *, allow_meta: bool = False) -> Qu
     model.register_forward_pre_hook(scales.before_forward)
     for name in checked.quantized:
         owner = model.get_submodule(name.rpartition(".")[0])
-        owner.register_state_dict_post_hook(_plain_entries)
+        owner.register_state_dict_post_hook(_plain_entries)  # type: ignore[no-untyped-call]
     return checked
 
 
@@ -90,7 +90,7 @@ def _fake_quantized(name: str, weight: nn.Parameter, scales: Scales) -> nn.Param
 def _swap(pairs: list[tuple[nn.Parameter, nn.Parameter]]) -> None:
     """Exchange contents, not objects: optimizers and tied modules hold on to the objects."""
     for first, second in pairs:
-        torch.utils.swap_tensors(first, second)
+        torch.utils.swap_tensors(first, second)  # type: ignore[no-untyped-call]
 
 
 def _plain_entries(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from qat_core.nvfp4 import global_scale, group_amax
+from qat_core.nvfp4 import fake_quantize, global_scale, group_amax
 from qat_core.plan import QuantPlan
 from qat_core.recipe import Recipe
 
@@ -39,16 +39,16 @@ class Scales:
         self._groups = tuple(plan.groups.values())
         self._owners = {name: _owner(model, name) for name in weights}
         self._weights: dict[str, FakeQuantizedTensor] = {}
+        self._rounded: dict[str, Tensor] = {}
         self._mesh: DeviceMesh | None = None
         self._versions: list[int] = []
 
-    @torch.compiler.disable
     def refresh_if_stale(self) -> None:
         """Recompute all global scales if a weight changed since the last time."""
         if self.stale:
             self._refresh()
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def before_forward(self, *_: Any) -> None:
         """Forward pre-hook of the whole model.
 
@@ -58,6 +58,15 @@ class Scales:
         self._find_weights()
         if self.stale or self._versions != self._current_versions():
             self._refresh()
+
+    def rounded(self, name: str) -> Tensor:
+        """The whole weight rounded to NVFP4 in BF16, kept until a weight changes."""
+        if name not in self._rounded:
+            weight = self._weights[name]
+            self._rounded[name] = fake_quantize(
+                weight.plain(), weight.global_scale, self.block_scale, name=name
+            )
+        return self._rounded[name]
 
     def shard_range(self, name: str, mesh: DeviceMesh) -> tuple[int, int]:
         """First row and number of rows of each rank's shard, padding included (as FSDP2 cuts)."""
@@ -73,12 +82,13 @@ class Scales:
             for names, local_amax in zip(self._groups, group_amax(groups), strict=True)
         ]
         flat = torch.cat(amax)
+        sizes = [len(values) for values in amax]
         if self._mesh is not None:
             flat = flat.nan_to_num(nan=torch.inf).to(self._mesh.device_type)
             dist.all_reduce(flat, dist.ReduceOp.MAX, self._mesh.get_group())
-        sizes = [len(values) for values in amax]
-        self._require_finite(flat.split(sizes))
-        self._store(global_scale(flat, self.policy).split(sizes))
+        self._require_finite(torch.split(flat, sizes))
+        self._store(torch.split(global_scale(flat, self.policy), sizes))
+        self._rounded.clear()
         self.stale = False
         self.num_refreshes += 1
         self._versions = self._current_versions()
@@ -86,9 +96,9 @@ class Scales:
     def _find_weights(self) -> None:
         """Look up the parameters, which FSDP2 and `Module.to` replace after `prepare`."""
         for name, (module, leaf) in self._owners.items():
-            parameter = module._parameters[leaf]
+            parameter: Any = module._parameters[leaf]
             is_sharded = isinstance(parameter, DTensor)
-            local: Any = parameter._local_tensor if is_sharded else parameter
+            local = parameter._local_tensor if is_sharded else parameter
             if getattr(local, "scales", None) is self:
                 self._weights[name] = local
                 self._mesh = _shard_mesh(parameter) if is_sharded else self._mesh
