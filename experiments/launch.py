@@ -6,17 +6,12 @@ appear when it has finished. MLflow follows live.
 
 import argparse
 import math
-import os
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import time
-import traceback
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from types import FrameType
@@ -36,12 +31,12 @@ from experiments.attempts import (
 from experiments.cli import run_cli
 from experiments.manifest import new_manifest, training_digests
 from experiments.schema import Run, Study, load_study, require_executable
+from experiments.tee import tee_output
 from experiments.tracking import TrackedRun
 from qat_core.rl.trainer import GrpoTrainer
 
 BYTES_PER_GIB = 2**30
 STEPS_OF_PACE = 5  # the time left is told from the pace of the last steps
-INTERRUPTED = 130  # the shell's exit code of a program that was stopped by hand
 KILLED = "ended without a word: killed, or the machine stopped"
 
 
@@ -135,34 +130,6 @@ def open_series(run_dir: Path, digests: Json) -> list[Attempt]:
     if not series:
         shutil.rmtree(run_dir / "checkpoints", ignore_errors=True)
     return [*series, next_attempt(run_dir)]
-
-
-@contextmanager
-def tee_output(*files: Path) -> Iterator[None]:
-    """Copies everything that this process prints, tracebacks and warnings too, into `files`."""
-    for file in files:
-        file.parent.mkdir(parents=True, exist_ok=True)
-    terminal = os.dup(1), os.dup(2)
-    # -i: a Ctrl-C must not take the log away from the process that reports it
-    tee = subprocess.Popen(["tee", "-i", *map(str, files)], stdin=subprocess.PIPE)
-    assert tee.stdin is not None
-    os.dup2(tee.stdin.fileno(), 1)
-    os.dup2(tee.stdin.fileno(), 2)
-    try:
-        yield
-    except KeyboardInterrupt as stop:
-        print(f"stopped: {stop}", file=sys.stderr)
-        raise SystemExit(INTERRUPTED) from None
-    except Exception:
-        traceback.print_exc()
-        raise SystemExit(1) from None
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os.dup2(terminal[0], 1)
-        os.dup2(terminal[1], 2)
-        tee.stdin.close()
-        tee.wait()
 
 
 def _stop(signal_number: int, frame: FrameType | None) -> None:

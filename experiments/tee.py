@@ -1,0 +1,39 @@
+"""A program's whole output, on the terminal and in files at once."""
+
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+INTERRUPTED = 130  # the shell's exit code of a program that was stopped by hand
+
+
+@contextmanager
+def tee_output(*files: Path) -> Iterator[None]:
+    """Copies everything that this process prints, tracebacks and warnings too, into `files`."""
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    terminal = os.dup(1), os.dup(2)
+    # -i: a Ctrl-C must not take the log away from the process that reports it
+    tee = subprocess.Popen(["tee", "-i", *map(str, files)], stdin=subprocess.PIPE)
+    assert tee.stdin is not None
+    os.dup2(tee.stdin.fileno(), 1)
+    os.dup2(tee.stdin.fileno(), 2)
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        print(f"stopped: {stop}", file=sys.stderr)
+        raise SystemExit(INTERRUPTED) from None
+    except Exception:
+        traceback.print_exc()
+        raise SystemExit(1) from None
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os.dup2(terminal[0], 1)
+        os.dup2(terminal[1], 2)
+        tee.stdin.close()
+        tee.wait()

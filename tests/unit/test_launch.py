@@ -1,0 +1,60 @@
+"""What the launcher records and says of a step, and how an attempt's series is opened."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments.attempts import list_attempts, next_attempt
+from experiments.launch import KILLED, RunLog, open_series
+from experiments.tracking import TrackedRun
+
+METRICS = {
+    "rollout_corr/k3_kl": 1.234e-4,
+    "critic/score/mean": 0.5,
+    "perf/throughput": 12345.6,
+    "timing_s/step": 2.0,
+}
+
+
+def make_log(tmp_path: Path) -> RunLog:
+    tracked = TrackedRun("s", "run")
+    tracked.failure = "no store in this test"
+    return RunLog("run", 10, next_attempt(tmp_path), tracked)
+
+
+def test_progress_line_tells_step_mismatch_reward_speed_and_time_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = make_log(tmp_path)
+    log.on_step(7, METRICS)
+    log.on_step(8, METRICS | {"timing_s/step": 4.0})
+    last = capsys.readouterr().out.splitlines()[-1]
+    told = "run step 8/10 k3 KL 1.23e-04 reward +0.500 12,346 tokens/s 0:00:06 left"
+    assert " ".join(last.split()) == told
+
+
+def test_metrics_that_are_not_finite_are_recorded_as_undefined(tmp_path: Path) -> None:
+    log = make_log(tmp_path)
+    log.on_step(1, METRICS | {"rollout_corr/kl": float("nan"), "ppl": float("inf")})
+    (line,) = (log.attempt.folder / "metrics.jsonl").read_text().splitlines()
+    row = json.loads(line)
+    assert row["rollout_corr/kl"] is None and row["ppl"] is None
+    assert row["rollout_corr/k3_kl"] == METRICS["rollout_corr/k3_kl"]
+
+
+@pytest.mark.parametrize(
+    ("digests", "numbers", "checkpoints_stay"),
+    [({"config": "a"}, [1, 2], True), ({"config": "b"}, [2], False)],
+    ids=["same experiment", "another configuration"],
+)
+def test_checkpoints_outlive_a_crash_but_not_a_change(
+    tmp_path: Path, digests: dict[str, str], numbers: list[int], checkpoints_stay: bool
+) -> None:
+    (tmp_path / "checkpoints" / "step_2").mkdir(parents=True)
+    next_attempt(tmp_path).write_manifest({"status": "running", "digests": {"config": "a"}})
+    series = open_series(tmp_path, digests)
+    assert [attempt.number for attempt in series] == numbers
+    assert (tmp_path / "checkpoints" / "step_2").exists() == checkpoints_stay
+    (killed,) = list_attempts(tmp_path)
+    assert killed.manifest["status"] == "failed" and killed.manifest["reason"] == KILLED

@@ -1,0 +1,47 @@
+"""Everything that a program prints reaches the terminal and its logs, however it ends."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TEE = """
+import os, sys
+from pathlib import Path
+from experiments.tee import tee_output
+with tee_output(Path("a/one.log"), Path("two.log")):
+    print("printed")
+    os.system("echo from another program")
+    {ending}
+print("after")
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "exit_code", "last_line"),
+    [
+        ("pass", 0, "from another program"),
+        ("raise RuntimeError('broken')", 1, "RuntimeError: broken"),
+        ("raise KeyboardInterrupt('SIGTERM')", 130, "stopped: SIGTERM"),
+    ],
+    ids=["returns", "raises", "is stopped"],
+)
+def test_everything_printed_is_logged_too(
+    tmp_path: Path, ending: str, exit_code: int, last_line: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TEE.format(ending=ending)],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    log = (tmp_path / "a" / "one.log").read_text()
+    assert done.returncode == exit_code
+    assert log.splitlines()[:2] == ["printed", "from another program"]
+    assert log.splitlines()[-1] == last_line
+    assert log == (tmp_path / "two.log").read_text()
+    assert done.stdout == log + ("after\n" if exit_code == 0 else "")

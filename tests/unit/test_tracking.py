@@ -1,0 +1,192 @@
+"""MLflow as a view: one run across attempts, truthful, and the same when rebuilt from files."""
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from mlflow import MlflowClient
+
+from experiments.attempts import Json, list_attempts, next_attempt, write_json
+from experiments.tracking import TrackedRun, find_runs, rebuild
+
+NAME = "nano_bf16_seed0"
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An initialised MLflow store; making one takes seconds, copying one does not."""
+    path = tmp_path_factory.mktemp("store") / "mlflow.db"
+    MlflowClient(f"sqlite:///{path}").search_experiments()
+    return path
+
+
+@pytest.fixture
+def client(empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MlflowClient:
+    """A store of its own in the working folder."""
+    monkeypatch.chdir(tmp_path)  # MLflow puts artifacts into the working folder
+    return use_store(shutil.copy(empty_store, tmp_path / "mlflow.db"), monkeypatch)
+
+
+def use_store(path: Path, monkeypatch: pytest.MonkeyPatch) -> MlflowClient:
+    """Tracks in that file from now on; named whole, because MLflow keeps stores by name."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{path}")
+    return MlflowClient(f"sqlite:///{path}")
+
+
+@pytest.fixture
+def broken_store(client: MlflowClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tracks in a file that is no database."""
+    (tmp_path / "broken.db").write_text("no database, and long enough to be looked at " * 50)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/broken.db")
+
+
+def make_manifest(attempt: int = 1, status: str = "running", lr: float = 1e-6) -> Json:
+    return {
+        "run": NAME,
+        "study": "s",
+        "model": "nano",
+        "arm": "bf16",
+        "seed": 0,
+        "attempt": attempt,
+        "status": status,
+        "reason": None,
+        "command": "python -m experiments.launch",
+        "started_at": "2026-01-01T00:00:00+00:00",
+        "config": {"rl": {"lr": lr, "steps": 4}, "arm": "bf16"},
+        "git": {"commit": "abc", "dirty": False},
+        "digests": {"config": f"lr {lr}"},
+        "versions": {"python": "3.11"},
+        "hardware": {"cores": 2},
+        "memory": {"predicted_bf16_gib": 0.5, "measured_packed_gib": None},
+    }
+
+
+def track(manifest: Json, steps: range, status: str, goes_on: bool = False) -> TrackedRun:
+    """One attempt at a run, on disk and live in MLflow, as the launcher does it."""
+    attempt = next_attempt(Path("results") / NAME)
+    attempt.write_manifest(manifest)
+    tracked = TrackedRun("s", NAME)
+    tracked.start(manifest, goes_on)
+    for step in steps:
+        row = {"step": step, "k3": step / 10, "undefined": None, "timing_s/step": 3600.0}
+        attempt.append(row)
+        tracked.log_rows([row], [step])
+    manifest |= {"status": status}
+    attempt.write_manifest(manifest)
+    tracked.finish(manifest)
+    return tracked
+
+
+def only_run(client: MlflowClient) -> Any:
+    experiment = client.get_experiment_by_name("s")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    return run
+
+
+def history(client: MlflowClient, run_id: str, key: str) -> dict[int, float]:
+    """The last value a step."""
+    return {point.step: point.value for point in client.get_metric_history(run_id, key)}
+
+
+def test_one_mlflow_run_across_attempts(client: MlflowClient) -> None:
+    track(make_manifest(), range(1, 4), "failed")
+    failed = only_run(client)
+    assert failed.info.status == "FAILED"
+    track(make_manifest(attempt=2), range(3, 5), "finished", goes_on=True)
+    run = only_run(client)
+    assert run.info.run_id == failed.info.run_id
+    assert run.info.status == "FINISHED"
+    assert run.data.tags["attempt"] == "2"
+    assert history(client, run.info.run_id, "k3") == {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4}
+
+
+def test_another_configuration_starts_another_mlflow_run(client: MlflowClient) -> None:
+    track(make_manifest(lr=1e-6), range(1, 3), "failed")
+    track(make_manifest(lr=1e-3), range(1, 2), "finished")
+    run = only_run(client)
+    assert run.data.params["rl.lr"] == "0.001"
+    assert history(client, run.info.run_id, "k3") == {1: 0.1}
+
+
+def test_run_carries_params_tags_memory_and_manifest(client: MlflowClient) -> None:
+    track(make_manifest(), range(1, 2), "finished")
+    run = only_run(client)
+    assert run.data.params == {"rl.lr": "1e-06", "rl.steps": "4", "arm": "bf16"}
+    assert run.data.tags["git.commit"] == "abc" and run.data.tags["arm"] == "bf16"
+    assert run.data.metrics["memory/predicted_bf16_gib"] == 0.5
+    assert "memory/measured_packed_gib" not in run.data.metrics
+    names = {artifact.path for artifact in client.list_artifacts(run.info.run_id)}
+    assert names == {"manifest.json", "config.yaml"}
+
+
+def snapshot(client: MlflowClient) -> Any:
+    """All that a run holds, except when it was logged and under which id."""
+    run = only_run(client)
+    tags = {key: value for key, value in run.data.tags.items() if not key.startswith("mlflow.")}
+    metrics = {key: history(client, run.info.run_id, key) for key in run.data.metrics}
+    artifacts = [artifact.path for artifact in client.list_artifacts(run.info.run_id)]
+    return run.info.status, run.info.start_time, run.data.params, tags, metrics, artifacts
+
+
+@pytest.mark.parametrize("status", ["finished", "failed"])
+def test_rebuilt_view_equals_the_live_one(
+    client: MlflowClient,
+    empty_store: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    status: str,
+) -> None:
+    track(make_manifest(), range(1, 4), "failed")
+    track(make_manifest(attempt=2), range(3, 5), status, goes_on=True)
+    live = snapshot(client)
+    rebuilt = use_store(shutil.copy(empty_store, tmp_path / "rebuilt.db"), monkeypatch)
+    rebuild(Path("results"))
+    assert snapshot(rebuilt) == live
+    rebuild(Path("results"))  # and again: nothing is doubled
+    assert snapshot(rebuilt) == live
+
+
+def test_records_rebuild_too_with_steps_an_hour_apart(client: MlflowClient) -> None:
+    folder = Path("record") / NAME
+    folder.mkdir(parents=True)
+    write_json(folder / "manifest.json", make_manifest(status="finished"))
+    rows = [{"step": s, "k3": 0.1 * s, "timing_s/step": 3600.0, "x": None} for s in (1, 2)]
+    pd.DataFrame(rows).to_csv(folder / "metrics.csv.gz", index=False)
+    accuracy = {"precision": "bf16", "decoding": "greedy", "accuracy": 0.75, "step": 2}
+    write_json(folder / "eval.json", [accuracy])
+    rebuild(Path("record"))
+    run = only_run(client)
+    points = client.get_metric_history(run.info.run_id, "k3")
+    assert [point.timestamp - run.info.start_time for point in points] == [HOUR_MS, 2 * HOUR_MS]
+    assert "x" not in run.data.metrics
+    assert run.data.metrics["eval/bf16/greedy"] == 0.75
+
+
+def test_broken_store_is_loud_once_and_the_files_go_on(
+    broken_store: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        tracked = track(make_manifest(), range(1, 4), "finished")
+    warnings = [r.message for r in caplog.records if "MLflow stopped following" in r.message]
+    assert len(warnings) == 1 and "experiments.tracking rebuild" in warnings[0]
+    assert tracked.failure is not None
+    (attempt,) = list_attempts(Path("results") / NAME)
+    assert [row["step"] for row in attempt.rows()] == [1, 2, 3]
+
+
+def test_rebuild_on_a_broken_store_says_so(broken_store: None) -> None:
+    track(make_manifest(), range(1, 2), "finished")
+    with pytest.raises(ValueError, match=rf"broken.db: MLflow refused results/{NAME}"):
+        rebuild(Path("results"))
+
+
+def test_runs_are_found_by_their_whole_name(client: MlflowClient) -> None:
+    track(make_manifest(), range(1, 2), "finished")
+    experiment_id = only_run(client).info.experiment_id
+    assert len(find_runs(client, experiment_id, NAME)) == 1
+    assert find_runs(client, experiment_id, NAME[:-1]) == []
