@@ -5,6 +5,7 @@ appear when it has finished. MLflow follows live.
 """
 
 import argparse
+import json
 import math
 import shlex
 import shutil
@@ -90,7 +91,7 @@ def train(study: Study, run: Run, base_dir: Path, checkpoints: Path, log: RunLog
             "measured_bf16_gib": bf16_bytes / BYTES_PER_GIB,
             "measured_packed_gib": packed_bytes and packed_bytes / BYTES_PER_GIB,
         },
-        "ledger": result.plan and result.plan.to_json(),
+        "ledger": json.loads(result.plan.to_json()) if result.plan else None,
     }
 
 

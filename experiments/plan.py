@@ -9,7 +9,11 @@ HEADER = f"{'model':<20} {'arm':<16} {'seeds':<12} rollout weights, predicted"
 
 
 def describe_plan(study: Study) -> str:
-    """The runs of a study and their predicted weight memory, a line an arm."""
+    """The runs of a study and their predicted weight memory, a line an arm.
+
+    Raises:
+        ValueError: an arm cannot quantize a model; names the model's config file.
+    """
     lines = [f"Study {study.study}: {len(study.runs)} runs, trainer {study.trainer}", HEADER]
     seeds = ", ".join(map(str, study.seeds))
     for model in study.models:
@@ -23,11 +27,16 @@ def _describe_memory(study: Study, model: str, packed: Precision | None) -> str:
     source = study.models[model]
     if isinstance(source, GgufModel):
         return "known once its file has been read"
-    config = json.loads((ROOT / source.config).read_text())
-    bf16_gib = predict_weight_memory_gib(config, "bf16")
-    if packed is None:
+    try:
+        config = json.loads((ROOT / source.config).read_text())
+        bf16_gib = predict_weight_memory_gib(config, "bf16")
+        packed_gib = predict_weight_memory_gib(config, packed) if packed else None
+    except KeyError as error:
+        raise ValueError(f"{source.config}: {error.args[0]}: missing; add it") from None
+    except ValueError as error:
+        raise ValueError(f"{source.config}: {error}") from None
+    if packed_gib is None:
         return _show(bf16_gib)
-    packed_gib = predict_weight_memory_gib(config, packed)
     saving = packed_gib / bf16_gib - 1
     return f"{_show(bf16_gib)} -> {_show(packed_gib)} ({saving:+.1%})"
 

@@ -11,6 +11,7 @@ Precision = Literal["bf16", "full", "ffn"]
 Shapes = dict[str, tuple[int, ...]]
 
 BYTES_PER_GIB = 2**30
+BLOCK_SIZE = 16
 SUPPORTED = ("llama", "qwen2", "qwen3", "qwen3_moe")
 
 
@@ -21,14 +22,22 @@ def predict_weight_memory_gib(config: dict[str, Any], precision: Precision) -> f
         config: the content of config.json; ValueError for a `model_type` not in SUPPORTED.
         precision: "bf16"; "full": all linear and expert weights packed; "ffn": those outside
             attention. Embeddings, lm_head, router gates and norms stay in BF16.
+
+    Raises:
+        ValueError: nothing can be packed, or an input size is not a multiple of 16.
     """
-    return (
-        sum(
-            _packed_bytes(shape) if _is_packed(name, precision) else 2 * math.prod(shape)
-            for name, shape in weight_shapes(config).items()
-        )
-        / BYTES_PER_GIB
-    )
+    shapes = weight_shapes(config)
+    packed = {name: shape for name, shape in shapes.items() if _is_packed(name, precision)}
+    if precision != "bf16" and not packed:
+        raise ValueError("no linear or expert weight to quantize; use the bf16 arm alone")
+    for name, shape in packed.items():
+        if shape[-1] % BLOCK_SIZE:
+            raise ValueError(
+                f"{name}: input size {shape[-1]} is not a multiple of {BLOCK_SIZE}; change the "
+                "model's sizes, or leave out the arms that quantize it"
+            )
+    kept_bytes = sum(2 * math.prod(shape) for name, shape in shapes.items() if name not in packed)
+    return (kept_bytes + sum(map(_packed_bytes, packed.values()))) / BYTES_PER_GIB
 
 
 def weight_shapes(config: dict[str, Any]) -> Shapes:
