@@ -99,6 +99,9 @@ def _load_gguf(
     model = AutoModelForCausalLM.from_pretrained(
         folder, gguf_file=source.file, dtype=torch.bfloat16
     )
+    # transformers reads SmolLM2's special tokens off by one and finds no padding token
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(model.config.eos_token_id)
+    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(model.config.pad_token_id)
     return model, tokenizer, {"gguf": source.file}
 
 

@@ -59,8 +59,9 @@ class PretrainConfig(Settings):
     steps: int = Field(ge=1)
     batch_size: int = Field(64, ge=1)
     lr: float = Field(1e-3, gt=0)
+    mixed_steps: int = Field(60, ge=0, description="last steps, in which direct answers come in")
     worked_fraction: float = Field(
-        0.5, ge=0, le=1, description="share of examples that show their work before the answer"
+        0.3, ge=0, le=1, description="share of worked answers in the mixed steps"
     )
 
 

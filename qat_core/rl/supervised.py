@@ -1,7 +1,7 @@
 """Supervised training of a base model on worked and direct answers, to partial competence.
 
-A share of the examples derives the answer step by step, the rest states it at once. The base model
-imitates both; reinforcement learning then finds that showing the work pays.
+First all examples derive the answer step by step; in the last steps most of them state it at once,
+which this model can only guess. Reinforcement learning then finds that showing the work pays.
 """
 
 import random
@@ -54,10 +54,12 @@ def _batches(
     tokenizer: PreTrainedTokenizerBase, problems: list[Problem], config: PretrainConfig, seed: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     rng = random.Random(seed)
-    for _ in range(config.steps):
+    for step in range(config.steps):
+        mixed = step >= config.steps - config.mixed_steps
+        worked_fraction = config.worked_fraction if mixed else 1.0
         rows = []
         for problem in rng.choices(problems, k=config.batch_size):
-            worked = rng.random() < config.worked_fraction
+            worked = rng.random() < worked_fraction
             response = problem.worked if worked else problem.direct
             prompt_ids = tokenizer.encode(problem.prompt)
             response_ids = [*tokenizer.encode(response), tokenizer.eos_token_id]

@@ -67,12 +67,12 @@ def _unique_problems(task: TaskConfig) -> Iterator[Problem]:
 
 
 def _draw_chain(rng: random.Random, task: TaskConfig) -> tuple[list[int], list[int]]:
-    """Signed terms and their running sums, all of them at least 0."""
+    """Signed terms and their running sums, which stay between 0 and `largest`."""
     terms = [rng.randint(1, task.largest)]
     sums = [terms[0]]
     for _ in range(rng.randint(*task.terms) - 1):
-        term = rng.randint(1, task.largest)
-        terms.append(-term if term <= sums[-1] and rng.random() < 0.5 else term)
+        lowest, highest = -sums[-1], task.largest - sums[-1]
+        terms.append(rng.choice([t for t in range(lowest, highest + 1) if t != 0]))
         sums.append(sums[-1] + terms[-1])
     return terms, sums
 

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from qat_core.nvfp4 import PackedTensor, global_scale, group_amax, quantize
-from qat_core.prepare import QuantPlan
+from qat_core.parameter import FakeQuantizedTensor
+from qat_core.plan import QuantPlan
 from qat_core.recipe import Recipe
 
 
@@ -23,13 +24,19 @@ def weight_stream(
         plan: what to pack, from `qat_core.prepare.plan`; None packs nothing.
         recipe: scale policies; given exactly if plan is.
     """
-    weights = {name: p.detach() for name, p in model.named_parameters()}
+    weights = {name: _full_precision(p) for name, p in model.named_parameters()}
     scales = {} if plan is None or recipe is None else _global_scales(weights, plan, recipe)
     for name, weight in weights.items():
         if recipe is not None and name in scales:
             yield name, quantize(weight, scales[name], recipe.block_scale)
         else:
             yield name, weight.to(torch.bfloat16)
+
+
+def _full_precision(parameter: nn.Parameter) -> Tensor:
+    """The parameter's own values, of which a prepared one shows the rounding in products."""
+    tensor = parameter.detach()
+    return tensor.plain() if isinstance(tensor, FakeQuantizedTensor) else tensor
 
 
 def _global_scales(

@@ -1,0 +1,61 @@
+"""Weight memory from shapes against real models and the published figures."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from qat_core.memory import predict_weight_memory_gib, weight_shapes
+
+TINY = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 80,
+}
+MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        pytest.param({"model_type": "qwen3", **TINY}, id="qwen3"),
+        pytest.param({"model_type": "qwen3", **TINY, "tie_word_embeddings": True}, id="tied"),
+        pytest.param({"model_type": "qwen3_moe", **TINY, **MOE}, id="qwen3-moe"),
+        pytest.param({"model_type": "qwen2", **TINY, "head_dim": 16}, id="qwen2"),
+        pytest.param({"model_type": "llama", **TINY, "head_dim": 16}, id="llama"),
+    ],
+)
+def test_shapes_equal_those_of_the_real_model(config: dict, tmp_path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path))
+    real = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    assert weight_shapes(config) == real
+
+
+# design.md: 56.87 -> 16.85 GiB (18.06 FFN only) and 15.26 -> 5.96 GiB (7.98 FFN only)
+@pytest.mark.parametrize(
+    ("name", "precision", "gib"),
+    [
+        ("qwen3-8b", "bf16", 15.26),
+        ("qwen3-8b", "full", 5.96),
+        ("qwen3-8b", "ffn", 7.98),
+        ("qwen3-30b-a3b", "bf16", 56.87),
+        ("qwen3-30b-a3b", "full", 16.85),
+        ("qwen3-30b-a3b", "ffn", 18.06),
+    ],
+)
+def test_qwen3_prediction(name: str, precision: str, gib: float) -> None:
+    with open(f"experiments/models/{name}.json") as file:
+        predicted = predict_weight_memory_gib(json.load(file), precision)
+    assert predicted == pytest.approx(gib, abs=0.005)
+
+
+def test_unknown_architecture_is_named() -> None:
+    with pytest.raises(ValueError, match="model_type: gpt2"):
+        weight_shapes({"model_type": "gpt2"})
