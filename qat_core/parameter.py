@@ -13,6 +13,7 @@ The same class brings the all-gather of FSDP2: see qat_core/fsdp.py.
 
 from copy import deepcopy
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -21,26 +22,19 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from qat_core.fsdp import gather_packed, unpack_gathered
 from qat_core.nvfp4 import BLOCK_SIZE, fake_quantize
+from qat_core.operators import (
+    PRESERVING,
+    TRANSPOSES,
+    as_list,
+    is_compute,
+    read_all,
+    read_dict,
+    swaps_matrix_dims,
+    written,
+)
 from qat_core.scales import Scales
 
 aten = torch.ops.aten
-
-# Operators that read a weight as a matrix of the model. Those outside of ATen (custom kernels) do
-# too, collectives excepted.
-COMPUTE = {
-    *(aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.addbmm, aten.mv, aten.addmv, aten.dot),
-    *(aten.linear, aten.matmul, aten._grouped_mm, aten.index, aten.index_select, aten.embedding),
-}
-OTHER_NAMESPACES = {"aten", "prim", "prims", "c10d", "_c10d_functional", "fsdp", "_dtensor"}
-
-# Results of these keep the class; those of all other operators are plain tensors.
-TRANSPOSES = {aten.t.default, aten.transpose.int, aten.permute.default}
-PRESERVING = {
-    *(*TRANSPOSES, aten.detach.default, aten.alias.default, aten.select.int, aten.slice.Tensor),
-    *(aten.split.Tensor, aten.view.default, aten._unsafe_view.default, aten.expand.default),
-    *(aten._to_copy.default, aten._pin_memory.default, aten.empty_like.default),
-    aten.new_zeros.default,
-}
 
 
 class FakeQuantizedTensor(torch.Tensor):
@@ -125,24 +119,27 @@ class FakeQuantizedTensor(torch.Tensor):
     ) -> Any:
         """Run `func` on rounded or plain values, whatever it asks for."""
         kwargs = kwargs or {}
-        if func.overloadpacket in COMPUTE or func.namespace not in OTHER_NAMESPACES:
-            return func(*_map(cls.rounded, args), **_map_dict(cls.rounded, kwargs))
+        if is_compute(func):
+            return func(*read_all(cls, cls.rounded, args), **read_dict(cls, cls.rounded, kwargs))
         if func._schema.is_mutable:
-            _mark_written(func, args, kwargs)
-        out = func(*_map(cls.plain, args), **_map_dict(cls.plain, kwargs))
-        if func not in PRESERVING:
-            return return_and_correct_aliasing(func, args, kwargs, out)  # type: ignore[no-untyped-call]
-        if isinstance(out, list):
-            return [args[0]._like(piece, func, args) for piece in out]
-        return args[0]._like(out, func, args)
+            for tensor in written(cls, func, args, kwargs):
+                tensor.scales.stale = True
+        out = func(*read_all(cls, cls.plain, args), **read_dict(cls, cls.plain, kwargs))
+        if func in PRESERVING:
+            with torch.inference_mode(False):  # views of a normal tensor are normal everywhere
+                pieces = [args[0]._like(piece, func, args) for piece in as_list(out)]
+            out = pieces if isinstance(out, list) else pieces[0]
+        return return_and_correct_aliasing(func, args, kwargs, out)  # type: ignore[no-untyped-call]
 
     def _like(self, data: Tensor, func: Any, args: tuple[Any, ...]) -> "FakeQuantizedTensor":
         """`data`, which came out of `func(self, ...)`, as part of the same weight."""
         global_scale, transposed, expert = self.global_scale, self._transposed, self._expert
         if func in TRANSPOSES:
-            transposed ^= _swaps_matrix_dims(func, args, self.ndim)
+            transposed ^= swaps_matrix_dims(func, args, self.ndim)
         elif func is aten.select.int and args[1] == 0 and self._holds_all_experts():
             global_scale, expert = global_scale[args[2]], args[2]
+        elif func is aten.as_strided.default:  # how torch.compile makes a view again
+            transposed = bool(data.stride(-1) != 1)
         elif func is aten._to_copy.default:
             global_scale = global_scale.to(data.device)
         elif data.shape[-1] != self.shape[-1] and data.ndim == self.ndim and not transposed:
@@ -155,21 +152,28 @@ class FakeQuantizedTensor(torch.Tensor):
         return self.ndim == 3 and self.shape[:1] == self.global_scale.shape
 
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
-        """Inner tensors and constants, for torch.compile."""
+        """Inner tensors and constants, for torch.compile, which copies the constants deeply."""
         return ["_data", "global_scale"], (
             self.weight_name,
-            self.scales,
+            ref(self.scales),
             self._transposed,
             self._expert,
+            self.scales.block_scale,
         )
+
+    @classmethod
+    def __metadata_guard__(cls, traced: Any, current: Any) -> bool:
+        """Layers share compiled code: names and scales are no part of it."""
+        return bool(traced[2:] == current[2:])
 
     @staticmethod
     def __tensor_unflatten__(
         inner_tensors: dict[str, Tensor], context: Any, _outer_size: Any, _outer_stride: Any
     ) -> "FakeQuantizedTensor":
         """Inverse of `__tensor_flatten__`."""
+        weight_name, scales, transposed, expert, _ = context
         data, global_scale = inner_tensors["_data"], inner_tensors["global_scale"]
-        return FakeQuantizedTensor(data, global_scale, *context)
+        return FakeQuantizedTensor(data, global_scale, weight_name, scales(), transposed, expert)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "FakeQuantizedTensor":
         """Copy with scales of its own, which follow the copy of the model."""
@@ -194,46 +198,6 @@ class FakeQuantizedTensor(torch.Tensor):
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"FakeQuantizedTensor({self.weight_name}, {self._data!r})"
-
-
-def _map(read: Any, values: Any) -> Any:
-    """`values` with the fake-quantized tensors in it, also inside lists, replaced by read(them)."""
-    return [
-        read(value)
-        if isinstance(value, FakeQuantizedTensor)
-        else _map(read, value)
-        if isinstance(value, list | tuple)
-        else value
-        for value in values
-    ]
-
-
-def _map_dict(read: Any, values: dict[str, Any]) -> dict[str, Any]:
-    return dict(zip(values, _map(read, values.values()), strict=True))
-
-
-def _mark_written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """The scales of every weight that `func` writes are stale."""
-    for index, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
-            continue
-        written = args[index] if index < len(args) else kwargs.get(argument.name)
-        for tensor in written if isinstance(written, list | tuple) else (written,):
-            if isinstance(tensor, FakeQuantizedTensor):
-                tensor.scales.stale = True
-
-
-def _swaps_matrix_dims(func: Any, args: tuple[Any, ...], ndim: int) -> bool:
-    """Whether a transpose or permute exchanges the last two dimensions; other moves are refused."""
-    order = list(range(ndim))
-    if func is aten.permute.default:
-        order = [dim % ndim for dim in args[1]]
-    else:
-        first, second = (dim % ndim for dim in (args[1:] or (-2, -1)))
-        order[first], order[second] = order[second], order[first]
-    if order not in (list(range(ndim)), [*range(ndim - 2), ndim - 1, ndim - 2]):
-        raise ValueError(f"a fake-quantized weight cannot be permuted to {order}")
-    return order != list(range(ndim))
 
 
 # As DTensor does: without it optimizers fall back to one kernel launch a parameter.

@@ -1,0 +1,76 @@
+"""What a fake-quantized weight is to each operator: a matrix of the model, or plain memory."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+# Operators that read a weight as a matrix of the model. Those outside of ATen (custom kernels) do
+# too, collectives excepted.
+COMPUTE = {
+    *(aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.addbmm, aten.mv, aten.addmv, aten.dot),
+    *(aten.linear, aten.matmul, aten._grouped_mm, aten.index, aten.index_select, aten.embedding),
+}
+OTHER_NAMESPACES = {"aten", "prim", "prims", "c10d", "_c10d_functional", "fsdp", "_dtensor", "nvfp4"}
+
+# Results of these keep the class; those of all other operators are plain tensors.
+TRANSPOSES = {aten.t.default, aten.transpose.int, aten.permute.default}
+PRESERVING = {
+    *(*TRANSPOSES, aten.detach.default, aten.alias.default, aten.select.int, aten.slice.Tensor),
+    *(aten.split.Tensor, aten.view.default, aten._unsafe_view.default, aten.expand.default),
+    *(aten._to_copy.default, aten._pin_memory.default, aten.empty_like.default),
+    *(aten.new_zeros.default, aten.as_strided.default),
+}
+
+
+def is_compute(func: Any) -> bool:
+    """Whether the operator reads a weight as a matrix of the model."""
+    return func.overloadpacket in COMPUTE or func.namespace not in OTHER_NAMESPACES
+
+
+def read_all(cls: type, read: Callable[..., Tensor], values: Any) -> list[Any]:
+    """`values` with those of type `cls`, also inside lists, replaced by read(them)."""
+    return [
+        read(value)
+        if isinstance(value, cls)
+        else read_all(cls, read, value)
+        if isinstance(value, list | tuple)
+        else value
+        for value in values
+    ]
+
+
+def read_dict(cls: type, read: Callable[..., Tensor], values: dict[str, Any]) -> dict[str, Any]:
+    """As `read_all`, for keyword arguments."""
+    return dict(zip(values, read_all(cls, read, values.values()), strict=True))
+
+
+def as_list(out: Any) -> list[Tensor]:
+    """The results of an operator that returns one tensor or several."""
+    return out if isinstance(out, list) else [out]
+
+
+def written(cls: type, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
+    """The tensors of type `cls` that `func` writes."""
+    for index, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = args[index] if index < len(args) else kwargs.get(argument.name)
+        tensors = value if isinstance(value, list | tuple) else (value,)
+        yield from (tensor for tensor in tensors if isinstance(tensor, cls))
+
+
+def swaps_matrix_dims(func: Any, args: tuple[Any, ...], ndim: int) -> bool:
+    """Whether a transpose or permute exchanges the last two dimensions; other moves are refused."""
+    order = list(range(ndim))
+    if func is aten.permute.default:
+        order = [dim % ndim for dim in args[1]]
+    else:
+        first, second = (dim % ndim for dim in (args[1:] or (-2, -1)))
+        order[first], order[second] = order[second], order[first]
+    if order not in (list(range(ndim)), [*range(ndim - 2), ndim - 1, ndim - 2]):
+        raise ValueError(f"a fake-quantized weight cannot be permuted to {order}")
+    return order != list(range(ndim))
