@@ -1,0 +1,34 @@
+"""The real programs, run as a user runs them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from experiments.schema import ROOT
+
+SMOKE = ROOT / "tests" / "workflow" / "smoke.yaml"
+Done = subprocess.CompletedProcess[str]
+
+# one thread a process, as in the pipeline: the tests' processes share the machine's cores
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "PYTHONPATH": str(ROOT)}
+ENVIRONMENT.pop("MLFLOW_TRACKING_URI", None)
+ENVIRONMENT.pop("MAKELEVEL", None)  # under make, the Snakefile leaves the claims table to make
+
+
+def run(arguments: list[object], cwd: Path = ROOT) -> Done:
+    command = list(map(str, arguments))
+    return subprocess.run(
+        command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, check=False
+    )
+
+
+def snakemake(*arguments: object, folder: Path) -> Done:
+    """Snakemake from the repository's root, with results in `folder`."""
+    program = Path(sys.executable).parent / "snakemake"
+    return run([program, "--directory", folder, *arguments])
+
+
+def module(name: str, *arguments: object, folder: Path) -> Done:
+    """`python -m name` in `folder`."""
+    return run([sys.executable, "-m", name, *arguments], cwd=folder)

@@ -1,0 +1,113 @@
+"""Mistakes end as one line that names file, key and mend, with no traceback and no results."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from programs import SMOKE, Done, module, snakemake
+
+from experiments.schema import ROOT
+
+WriteStudy = Callable[..., Path]
+TINY: dict[str, Any] = json.loads((ROOT / "tests" / "workflow" / "tiny.json").read_text())
+
+
+def assert_one_line(done: Done, line: str) -> None:
+    assert done.returncode != 0
+    errors = [text for text in done.stderr.splitlines() if "error" in text.lower()]
+    assert len(errors) == 1 and line in errors[0], done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+
+
+STUDY_MISTAKES = {
+    "unknown key": ({"rl__stepz": 3}, "study.yaml: rl.stepz: unknown key; did you mean steps?"),
+    "wrong type": ({"rl__steps": "x"}, "study.yaml: rl.steps: 'x' does not fit, it should be a"),
+    "missing file": ({"models__tiny__config": "none"}, "study.yaml: models.tiny.config: no file"),
+    "unknown arm": ({"arms": ["fp5"]}, "study.yaml: arms.0: 'fp5' is not allowed; use 'bf16'"),
+    "seed twice": ({"seeds": [0, 0]}, "study.yaml: seeds: 0 is listed twice; remove one"),
+}
+
+
+@pytest.mark.parametrize(("changes", "line"), STUDY_MISTAKES.values(), ids=STUDY_MISTAKES.keys())
+def test_snakemake_refuses_study(
+    tmp_path: Path, write_study: WriteStudy, changes: dict[str, Any], line: str
+) -> None:
+    done = snakemake("--configfile", write_study(**changes), folder=tmp_path)
+    assert_one_line(done, line)
+    assert not (tmp_path / "results").exists() and not (tmp_path / "mlflow.db").exists()
+
+
+MODEL_MISTAKES = {
+    "no quantizable layer": (
+        {"num_hidden_layers": 0},
+        "no linear or expert weight to quantize; use the bf16 arm alone",
+    ),
+    "input size": (
+        {"hidden_size": 40},
+        "model.layers.0.self_attn.q_proj.weight: input size 40 is not a multiple of 16; change",
+    ),
+    "architecture": (
+        {"model_type": "gpt2"},
+        "config.json: model_type: gpt2 is not one of llama, qwen2",
+    ),
+    "missing size": ({"hidden_size": None}, "hidden_size: missing; add it"),
+}
+
+
+@pytest.mark.parametrize(("changes", "line"), MODEL_MISTAKES.values(), ids=MODEL_MISTAKES.keys())
+def test_snakemake_refuses_model(
+    tmp_path: Path, write_study: WriteStudy, changes: dict[str, Any], line: str
+) -> None:
+    config = {key: value for key, value in (TINY | changes).items() if value is not None}
+    file = tmp_path / "model.json"
+    file.write_text(json.dumps(config))
+    study = write_study(models__tiny__config=str(file))
+    assert_one_line(snakemake("--configfile", study, folder=tmp_path), f"{file}: {line}")
+    assert not (tmp_path / "results").exists()
+
+
+def test_settings_on_the_command_line_are_refused(tmp_path: Path) -> None:
+    done = snakemake("--config", "seeds=3", folder=tmp_path)
+    assert_one_line(done, "--config: settings come from the study file; change it there")
+
+
+def test_two_study_files_are_refused(tmp_path: Path) -> None:
+    done = snakemake("--configfile", SMOKE, ROOT / "experiments" / "study.yaml", folder=tmp_path)
+    assert_one_line(done, "--configfile: 2 files given; name one study file")
+
+
+PROGRAM_MISTAKES = {
+    "unknown run": (
+        ("experiments.launch", "--run", "x", "--log", "log"),
+        "--run: study smoke has no run 'x'; it has tiny_bf16_seed0, tiny_nvfp4-qat_seed0",
+    ),
+    "no base checkpoint": (
+        ("experiments.launch", "--run", "tiny_bf16_seed0", "--log", "log"),
+        "results/base/tiny/model.safetensors: no base checkpoint; make it with",
+    ),
+    "unknown model": (
+        ("experiments.base", "--model", "x", "--out", "out"),
+        "--model: x is not in the study; it has tiny",
+    ),
+    "no results": (
+        ("analysis.claims", "--results", "results", "--out", "out"),
+        "results/tiny_bf16_seed0/manifest.json: missing; run the study first",
+    ),
+    "nothing to record": (
+        ("experiments.record", "--records", "records"),
+        "results/tiny_bf16_seed0/manifest.json: missing; run study smoke to its end first",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "line"), PROGRAM_MISTAKES.values(), ids=PROGRAM_MISTAKES.keys()
+)
+def test_program_refuses(tmp_path: Path, command: tuple[str, ...], line: str) -> None:
+    name, *arguments = command
+    done = module(name, "--study", SMOKE, *arguments, folder=tmp_path)
+    assert_one_line(done, line)
+    assert done.returncode == 2
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,62 @@
+"""Planning a study: everything that it would run, in seconds, and nothing done."""
+
+import time
+from pathlib import Path
+
+from programs import run, snakemake
+
+from experiments.schema import ROOT, load_study
+
+# design.md, from shapes alone
+QWEN3_LINES = {
+    "qwen3-8b bf16": "15.26 GiB",
+    "qwen3-8b nvfp4-qat": "15.26 GiB -> 5.96 GiB",
+    "qwen3-8b nvfp4-qat-ffn": "15.26 GiB -> 7.98 GiB",
+    "qwen3-30b-a3b bf16": "56.87 GiB",
+    "qwen3-30b-a3b nvfp4-noqat": "56.87 GiB -> 16.85 GiB",
+    "qwen3-30b-a3b nvfp4-qat-ffn": "56.87 GiB -> 18.06 GiB",
+}
+
+
+def test_qwen3_dry_run_plans_all_runs_and_predicts_memory(tmp_path: Path) -> None:
+    study = ROOT / "experiments" / "qwen3.yaml"
+    started = time.monotonic()
+    done = snakemake("-n", "--configfile", study, folder=tmp_path)
+    # about 1.2 s on an idle core of the reference machine; 10 s is what users were promised
+    assert time.monotonic() - started < 10
+    assert done.returncode == 0, done.stderr
+    told = [" ".join(line.split()) for line in done.stderr.splitlines()]
+    for arm, memory in QWEN3_LINES.items():
+        assert any(line.startswith(arm + " ") and memory in line for line in told), arm
+    for planned in load_study(study).runs:
+        assert f"Training {planned.id}" in done.stdout + done.stderr
+    assert not (tmp_path / "results").exists()
+
+
+def test_default_study_is_planned_without_a_configfile(tmp_path: Path) -> None:
+    done = snakemake("-n", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Study default: 16 runs" in done.stderr
+
+
+def test_verl_study_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    study = ROOT / "experiments" / "qwen3.yaml"
+    done = snakemake("--configfile", study, folder=tmp_path)
+    assert done.returncode != 0
+    assert "trainer: verl studies can only be planned (snakemake -n)" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "results").exists() and not (tmp_path / "mlflow.db").exists()
+
+
+def test_make_help_lists_the_commands() -> None:
+    done = run(["make", "help"])
+    for command in ("run", "test", "ui", "figures", "record", "lint", "clean"):
+        assert f"make {command} " in done.stdout
+
+
+def test_make_run_refuses_an_unknown_study() -> None:
+    # -o: the environment is up to date, only the study is looked at
+    done = run(["make", "-o", ".venv/.installed-base", "run", "STUDY=none"])
+    assert done.returncode != 0
+    assert "error: STUDY=none: no experiments/none.yaml" in done.stderr
+    assert "qwen3.yaml" in done.stderr
