@@ -24,10 +24,10 @@ run: $(BASE) $(EXTRA)  ## run a study to its claims and figures: STUDY=name or f
 	@test -f '$(STUDY_FILE)' || { echo "error: STUDY=$(STUDY): no experiments/$(STUDY).yaml," \
 		"nor a file of that name; there are: $$(cd experiments; ls *.yaml | xargs)" >&2; exit 2; }
 	@$(BIN)/snakemake --configfile '$(STUDY_FILE)'
-	@$(BIN)/python -m rich.markdown 'results/studies/$(STUDY_NAME)/claims.md'
+	@$(BIN)/python -m analysis.claims_table 'results/studies/$(STUDY_NAME)/claims.json'
 
 test: lint  ## check the code and run all tests
-	@$(BIN)/python -m pytest -n 2
+	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(DEV)  ## check style, types and workflow
 	@$(BIN)/ruff check .

@@ -27,6 +27,8 @@ rule all:
         memory=f"{STUDY_DIR}/memory.json",
         published=f"{STUDY_DIR}/mlflow.json",
     localrule: True
+    message:
+        "Study {STUDY.study} is complete: see {STUDY_DIR}, or `make ui`"
 
 
 onstart:
@@ -37,4 +39,4 @@ onsuccess:
     if (
         "MAKELEVEL" not in os.environ
     ):  # make prints it itself, also when nothing had to be done
-        shell("python -m rich.markdown {STUDY_DIR}/claims.md")
+        shell("python -m analysis.claims_table {STUDY_DIR}/claims.json")

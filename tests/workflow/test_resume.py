@@ -1,0 +1,149 @@
+"""A run that is stopped, by whatever means, goes on and ends as if it had not been."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+from programs import ENVIRONMENT, SMOKE, module
+
+from experiments.attempts import list_attempts
+from experiments.launch import KILLED
+
+RUN = "tiny_nvfp4-qat_seed0"
+STEPS = 60  # about two seconds of training: time enough to be killed in
+TIMINGS = ("timing_s/", "perf/")
+START_LIMIT_S = 120
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the base checkpoint and an MLflow store, and a longer smoke study."""
+    folder = tmp_path_factory.mktemp("base")
+    text = SMOKE.read_text()
+    assert text.count("steps: 6\n") == 1
+    (folder / "study.yaml").write_text(text.replace("steps: 6\n", f"steps: {STEPS}\n"))
+    out = ("--model", "tiny", "--out", "results/base/tiny")
+    done = module("experiments.base", "--study", "study.yaml", *out, folder=folder)
+    assert done.returncode == 0, done.stderr
+    MlflowClient(f"sqlite:///{folder}/mlflow.db").search_experiments()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(base: Path) -> list[dict[str, Any]]:
+    """The metrics of the run when nobody stops it."""
+    done = launch(base, results="uninterrupted")
+    assert done.wait() == 0
+    return read_rows(base / "uninterrupted" / RUN / "metrics.jsonl")
+
+
+def launch(base: Path, results: str) -> subprocess.Popen[bytes]:
+    folder = base / results
+    if not folder.exists():
+        folder.mkdir()
+        (folder / "base").symlink_to(base / "results" / "base")
+    command = [sys.executable, "-m", "experiments.launch", "--study", "study.yaml", "--run", RUN]
+    command += ["--results", results, "--log", f"{results}/last.log"]
+    return subprocess.Popen(command, cwd=base, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def stop_after(process: subprocess.Popen[bytes], file: Path, steps: int, how: int) -> None:
+    """Sends a signal once so many steps are on disk."""
+    deadline = time.monotonic() + START_LIMIT_S
+    while len(read_rows(file)) < steps:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.005)
+    process.send_signal(how)
+
+
+def mlflow_run(base: Path) -> Any:
+    """The newest MLflow run of RUN, with the steps at which its KL was logged."""
+    client = MlflowClient(f"sqlite:///{base}/mlflow.db")
+    experiment = client.get_experiment_by_name("smoke")
+    assert experiment is not None
+    found = client.search_runs([experiment.experiment_id], f"attributes.run_name = '{RUN}'")
+    assert len(found) == 1
+    history = client.get_metric_history(found[0].info.run_id, "rollout_corr/k3_kl")
+    return found[0], {point.step for point in history}
+
+
+@pytest.mark.parametrize(
+    ("how", "exit_code", "reason"),
+    [
+        (signal.SIGKILL, -signal.SIGKILL, KILLED),
+        (signal.SIGTERM, 130, "KeyboardInterrupt: SIGTERM"),
+    ],
+    ids=["killed", "terminated"],
+)
+def test_stopped_run_goes_on_and_ends_as_if_it_had_not_been(
+    base: Path, uninterrupted: list[dict[str, Any]], how: int, exit_code: int, reason: str
+) -> None:
+    results = f"stopped-{how}"
+    run_dir = base / results / RUN
+    process = launch(base, results)
+    stop_after(process, run_dir / "attempts" / "1" / "metrics.jsonl", steps=7, how=how)
+    assert process.wait() == exit_code
+    assert not (run_dir / "metrics.jsonl").exists() and not (run_dir / "manifest.json").exists()
+    if how == signal.SIGTERM:
+        assert mlflow_run(base)[0].info.status == "FAILED"
+
+    assert launch(base, results).wait() == 0
+    first, second = list_attempts(run_dir)
+    assert first.manifest["status"] == "failed" and first.manifest["reason"] == reason
+    assert second.manifest["status"] == "finished"
+    assert second.rows()[0]["step"] > 1  # it went on, it did not start over
+    run, steps = mlflow_run(base)
+    assert run.info.status == "FINISHED" and run.data.tags["attempt"] == "2"
+    assert steps == set(range(1, STEPS + 1))
+
+    rows = read_rows(run_dir / "metrics.jsonl")
+    untimed = [without_timings(row) for row in rows]
+    assert untimed == [without_timings(row) for row in uninterrupted]
+
+
+def without_timings(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if not key.startswith(TIMINGS)}
+
+
+def test_changed_study_starts_over(base: Path, uninterrupted: list[dict[str, Any]]) -> None:
+    run_dir = base / "changed" / RUN
+    process = launch(base, "changed")
+    stop_after(process, run_dir / "attempts" / "1" / "metrics.jsonl", steps=7, how=signal.SIGKILL)
+    process.wait()
+    study = base / "study.yaml"
+    text = study.read_text()
+    study.write_text(text.replace("lr: 1.0e-4", "lr: 2.0e-4"))
+    try:
+        assert launch(base, "changed").wait() == 0
+    finally:
+        study.write_text(text)
+    rows = read_rows(run_dir / "metrics.jsonl")
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    assert rows[0]["actor/lr"] == 2.0e-4
+    assert list_attempts(run_dir)[1].rows()[0]["step"] == 1
+
+
+def test_failed_run_leaves_no_result(base: Path, write_study: Callable[..., Path]) -> None:
+    study = write_study(rl__rollout__max_prompt_tokens=1)
+    arguments = ("--run", RUN, "--results", "failed", "--log", "failed/last.log")
+    (base / "failed").mkdir()
+    (base / "failed" / "base").symlink_to(base / "results" / "base")
+    done = module("experiments.launch", "--study", study, *arguments, folder=base)
+    assert done.returncode == 2
+    (error,) = [line for line in done.stdout.splitlines() if line.startswith("error: ")]
+    assert error.startswith("error: rl.rollout.max_prompt_tokens: 1 is less than the ")
+    assert "Traceback" not in done.stdout + done.stderr
+    assert {path.name for path in (base / "failed" / RUN).iterdir()} == {"attempts"}
+    assert mlflow_run(base)[0].info.status == "FAILED"
