@@ -8,13 +8,14 @@ from torch import Tensor
 
 aten = torch.ops.aten
 
-# Operators that read a weight as a matrix of the model. Those outside of ATen (custom kernels) do
-# too, collectives excepted.
+# Operators that read a weight as a matrix of the model. Those of other namespaces than the plain
+# ones (custom kernels) do too.
 COMPUTE = {
     *(aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.addbmm, aten.mv, aten.addmv, aten.dot),
     *(aten.linear, aten.matmul, aten._grouped_mm, aten.index, aten.index_select, aten.embedding),
 }
-OTHER_NAMESPACES = {"aten", "prim", "prims", "c10d", "_c10d_functional", "fsdp", "_dtensor", "nvfp4"}
+COLLECTIVES = {"c10d", "_c10d_functional", "fsdp", "_dtensor"}
+PLAIN_NAMESPACES = {"aten", "prim", "prims", "nvfp4"} | COLLECTIVES
 
 # Results of these keep the class; those of all other operators are plain tensors.
 TRANSPOSES = {aten.t.default, aten.transpose.int, aten.permute.default}
@@ -28,7 +29,7 @@ PRESERVING = {
 
 def is_compute(func: Any) -> bool:
     """Whether the operator reads a weight as a matrix of the model."""
-    return func.overloadpacket in COMPUTE or func.namespace not in OTHER_NAMESPACES
+    return func.overloadpacket in COMPUTE or func.namespace not in PLAIN_NAMESPACES
 
 
 def read_all(cls: type, read: Callable[..., Tensor], values: Any) -> list[Any]:

@@ -1,0 +1,113 @@
+"""Training step of fake-quantized layers on one device, against BF16 and verl's QATLinear.
+
+    python -m experiments.benchmarks.parameter RECORD.json [--device cuda] [--rounds 10]
+
+A step is forward and backward of a stack of decoder layers over 8,192 tokens, gradient
+checkpointing off and on. Every step recomputes the global scales, as the first one after an
+optimizer step does: gradient accumulation would make QAT cheaper. Peak memory is what the step
+allocates on top of what lies there, the model's weights included, those of other arms not.
+"""
+
+import argparse
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import nn
+
+from experiments.benchmarks.qat_layers import (
+    apply_arm,
+    arms,
+    layer_stack,
+    step_inputs,
+    train_step,
+)
+from experiments.benchmarks.timing import summary, time_in_turns
+from experiments.provenance import hardware, versions
+
+SEQUENCES, TOKENS = 4, 2048
+# Shape, layers: dense 3.1 GB and MoE 10 GB of BF16 weights an arm.
+STACKS = {"cuda": [("qwen3-8b", 8), ("qwen3-30b-a3b", 8)], "cpu": [("tiny", 2), ("tiny-moe", 2)]}
+
+
+def measure(shape: str, layers: int, checkpointing: bool, device: str, rounds: int) -> Any:
+    """Times, ratios and peak memory of all arms of one stack."""
+    models, steps, weight_bytes = {}, {}, {}
+    for arm in arms():
+        before = allocated(device)
+        models[arm] = layer_stack(shape, layers, device, torch.bfloat16)
+        changed = apply_arm(models[arm], arm)
+        if checkpointing:
+            models[arm].gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+        weight_bytes[arm] = allocated(device) - before
+        x, grad = step_inputs(models[arm], SEQUENCES, TOKENS if device == "cuda" else 16, device)
+        steps[arm] = partial(step, models[arm], changed, x, grad)
+    result = summary(time_in_turns(steps, device, rounds))
+    for arm in result:
+        peak = peak_of(steps[arm], device) + weight_bytes[arm]
+        result[arm]["peak_gib"] = peak / 2**30
+        result[arm]["weights_gib"] = weight_bytes[arm] / 2**30
+    for arm in result:
+        result[arm]["peak_ratio"] = result[arm]["peak_gib"] / max(result["bf16"]["peak_gib"], 1e-9)
+    experts = getattr(models["bf16"].config, "_experts_implementation", None)
+    return {"shape": shape, "layers": layers, "checkpointing": checkpointing, "arms": result} | {
+        "experts_implementation": experts
+    }
+
+
+def step(model: nn.Module, changed: Any, x: torch.Tensor, grad: torch.Tensor) -> None:
+    """One training step after a change of the weights; leaves no gradients behind."""
+    changed()
+    train_step(model, x, grad)
+    model.zero_grad(set_to_none=True)
+
+
+def allocated(device: str) -> int:
+    """Bytes in tensors on the GPU; 0 on a CPU, where they are not counted."""
+    return torch.cuda.memory_allocated() if device == "cuda" else 0
+
+
+def peak_of(step: Any, device: str) -> int:
+    """Bytes that one step allocates at most on top of what lies there."""
+    if device != "cuda":
+        return 0
+    before = allocated(device)
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def main() -> None:
+    """Measures all stacks and writes the record."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("record", type=Path)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--rounds", type=int, default=10)
+    args = parser.parse_args()
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("parameter benchmark: no CUDA GPU here; --device cpu only rehearses")
+    results = []
+    for shape, layers in STACKS[args.device]:
+        for checkpointing in (False, True):
+            results.append(measure(shape, layers, checkpointing, args.device, args.rounds))
+            Console().print_json(data=results[-1])
+    record = {
+        "benchmark": "parameter",
+        "hardware": hardware(args.device),
+        "versions": versions(),
+        "sequences": SEQUENCES,
+        "tokens_per_sequence": TOKENS if args.device == "cuda" else 16,
+        "rounds": args.rounds,
+        "verl": "measured" if "verl" in arms() else "not on the path, not measured",
+        "stacks": results,
+    }
+    args.record.parent.mkdir(parents=True, exist_ok=True)
+    args.record.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
