@@ -104,8 +104,10 @@ def step_inputs(
     model: nn.Module, sequences: int, tokens: int, device: str
 ) -> tuple[Tensor, Tensor]:
     """Input embeddings and output gradient, BF16 (sequences, tokens, hidden)."""
-    size = (sequences, tokens, model.config.hidden_size)  # type: ignore[union-attr, arg-type]
-    x = torch.randn(size, device=device, dtype=torch.bfloat16, requires_grad=True)
+    hidden: Any = model.config.hidden_size  # type: ignore[union-attr]
+    x = torch.randn(
+        sequences, tokens, hidden, device=device, dtype=torch.bfloat16, requires_grad=True
+    )
     return x, torch.randn_like(x)
 
 
