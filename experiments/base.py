@@ -6,6 +6,7 @@ import json
 import shutil
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
@@ -46,9 +47,7 @@ def make_base(study: Study, name: str, out: Path) -> None:
     partial.rename(out)
 
 
-def _build(
-    study: Study, name: str
-) -> tuple[PreTrainedModel, Tokenizer, dict[str, float | int | str]]:
+def _build(study: Study, name: str) -> tuple[PreTrainedModel, Tokenizer, dict[str, Any]]:
     source = study.models[name]
     if isinstance(source, ScratchModel):
         return _train_from_scratch(study, name, source)
@@ -59,7 +58,7 @@ def _build(
 
 def _train_from_scratch(
     study: Study, name: str, source: ScratchModel
-) -> tuple[PreTrainedModel, Tokenizer, dict[str, float | int | str]]:
+) -> tuple[PreTrainedModel, Tokenizer, dict[str, Any]]:
     torch.manual_seed(BASE_SEED)
     config = AutoConfig.from_pretrained(ROOT / source.config)
     tokenizer = character_tokenizer()
@@ -83,9 +82,7 @@ def _train_from_scratch(
     return model, tokenizer, {"final_loss": losses[-1], "seed": BASE_SEED}
 
 
-def _load_gguf(
-    name: str, source: GgufModel
-) -> tuple[PreTrainedModel, Tokenizer, dict[str, float | int | str]]:
+def _load_gguf(name: str, source: GgufModel) -> tuple[PreTrainedModel, Tokenizer, dict[str, Any]]:
     spec = importlib.util.find_spec(source.package)
     if spec is None or spec.origin is None:
         raise ValueError(

@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 
 class Settings(BaseModel):
@@ -25,13 +25,23 @@ class TaskConfig(Settings):
 
 
 class RolloutConfig(Settings):
-    """How training samples are drawn. Other sampling settings would bias the importance ratio."""
+    """How training samples are drawn: from the whole distribution, at temperature 1."""
 
     max_prompt_tokens: int = Field(64, ge=1)
     max_response_tokens: int = Field(64, ge=1)
-    temperature: Literal[1.0] = 1.0
-    top_p: Literal[1.0] = 1.0
-    top_k: Literal[-1] = -1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = Field(-1, description="-1 is off")
+
+    @field_validator("temperature", "top_p", "top_k")
+    @classmethod
+    def _neutral(cls, value: float, info: ValidationInfo) -> float:
+        neutral = -1 if info.field_name == "top_k" else 1.0
+        if value != neutral:
+            raise ValueError(
+                f"{value} would bias the ratio between trainer and rollout; use {neutral}"
+            )
+        return value
 
 
 class GrpoConfig(Settings):

@@ -13,9 +13,9 @@ from qat_core.rl.config import GrpoConfig
 
 def group_advantages(rewards_B: Tensor, group_size: int) -> Tensor:
     """(r - mean) / (std + 1e-6) within each group of `group_size` neighbours, FP32 (B,)."""
-    groups = rewards_B.float().unflatten(0, (-1, group_size))
+    groups = rewards_B.float().view(-1, group_size)
     centred = groups - groups.mean(-1, keepdim=True)
-    return (centred / (groups.std(-1, keepdim=True) + 1e-6)).flatten()
+    return (centred / (groups.std(-1, keepdim=True) + 1e-6)).view(-1)
 
 
 def policy_losses(

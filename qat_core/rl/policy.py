@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from qat_core.prepare import QuantPlan, prepare
 from qat_core.recipe import Recipe
@@ -16,7 +16,7 @@ class Policy:
     """A BF16 model, fake-quantized where a recipe says so."""
 
     def __init__(self, model_dir: Path, recipe: Recipe | None, device: str) -> None:
-        self.model: nn.Module = AutoModelForCausalLM.from_pretrained(
+        self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             model_dir, dtype=torch.bfloat16
         ).to(device)
         self.model.train()

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from qat_core.rl.optimizer import MasterAdamW
 
@@ -22,7 +21,7 @@ def step_dir(checkpoint_dir: Path, step: int) -> Path:
 def save(
     checkpoint_dir: Path,
     step: int,
-    model: nn.Module,
+    model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     optimizer: MasterAdamW,
 ) -> None:

@@ -36,7 +36,7 @@ def pretrain(
         loss = cross_entropy(
             logits[:, :-1].float().flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED
         )
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.accumulate()
         optimizer.step(max_grad_norm=1.0)
         on_step(step, loss.item())

@@ -72,7 +72,7 @@ def _backward(
     losses_BT, clipped_BT = policy_losses(log_probs_BT, old_log_probs_BT, advantages_B1, config)
     mask_BT = rollouts.response_mask / num_tokens
     loss = (losses_BT * weights_BT * mask_BT).sum()
-    loss.backward()
+    torch.autograd.backward(loss)
     drift_BT = old_log_probs_BT - log_probs_BT.detach()
     shares = (loss.detach(), (clipped_BT * mask_BT).sum(), (drift_BT * mask_BT).sum())
     return torch.stack(shares).cpu()

@@ -42,8 +42,8 @@ class EagerEngine:
                 raise ValueError(f"weight sync: {name}: {weight.shape} for {own[name].shape}")
         with torch.no_grad():
             for name, weight in received.items():
-                packed = isinstance(weight, PackedTensor)
-                own[name].copy_(dequantize(weight) if packed else weight)
+                unpacked = dequantize(weight) if isinstance(weight, PackedTensor) else weight
+                own[name].copy_(unpacked)
         self.weight_bytes = sum(weight.nbytes for weight in received.values())
 
     @torch.no_grad()
@@ -77,15 +77,15 @@ class EagerEngine:
 
     def _last_logits(self, step_ids: Tensor, attention_mask: Tensor, cache: DynamicCache) -> Tensor:
         positions = positions_from_mask(attention_mask)[:, -step_ids.shape[1] :]
-        output = self.model(
+        logits_B1V: Tensor = self.model(
             input_ids=step_ids,
             attention_mask=attention_mask,
             position_ids=positions,
             past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
-        )
-        return output.logits[:, -1].float()
+        ).logits
+        return logits_B1V[:, -1].float()
 
 
 def positions_from_mask(attention_mask: Tensor) -> Tensor:

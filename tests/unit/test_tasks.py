@@ -1,0 +1,42 @@
+"""The tasks: worked answers are right, splits are apart, wrong answers score nothing."""
+
+import pytest
+
+from qat_core.rl.config import TaskConfig
+from qat_core.rl.tasks import ALPHABET, make_problems, score
+
+CHAIN = TaskConfig(name="chain-sum", terms=(3, 6), largest=9, train_prompts=300, test_prompts=50)
+WORDS = TaskConfig(name="word-problem", terms=(2, 3), largest=10, train_prompts=90, test_prompts=9)
+TASKS = pytest.mark.parametrize("task", [CHAIN, WORDS], ids=lambda task: task.name)
+
+
+@TASKS
+def test_worked_answers_score_and_others_do_not(task: TaskConfig) -> None:
+    for problem in make_problems(task, "train"):
+        assert score(task, problem.worked, problem.answer) == 1
+        wrong = problem.worked.removesuffix(problem.answer) + str(int(problem.answer) + 1)
+        assert score(task, wrong, problem.answer) == 0
+        assert score(task, "", problem.answer) == 0
+
+
+@TASKS
+def test_splits_are_reproducible_and_disjoint(task: TaskConfig) -> None:
+    train, test = make_problems(task, "train"), make_problems(task, "test")
+    assert train == make_problems(task, "train")
+    assert (len(train), len(test)) == (task.train_prompts, task.test_prompts)
+    assert not {p.prompt for p in train} & {p.prompt for p in test}
+
+
+def test_chain_sums_are_sums() -> None:
+    for problem in make_problems(CHAIN, "train"):
+        expression = problem.prompt.removesuffix("?")
+        assert eval(expression) == int(problem.answer)
+        assert set(problem.prompt + problem.worked) <= set(ALPHABET)
+        for step in problem.worked.partition(">")[0].split(";"):
+            left, right = step.split("=")
+            assert eval(left) == int(right)
+
+
+def test_too_few_different_problems_are_refused() -> None:
+    with pytest.raises(ValueError, match="give only 4 different problems"):
+        make_problems(TaskConfig(name="chain-sum", terms=(1, 1), largest=4), "train")

@@ -1,0 +1,67 @@
+"""The local trainer: all arms run, the mismatch is where it belongs, a resumed run is the same."""
+
+from pathlib import Path
+
+import pytest
+
+from experiments.arms import make_arm
+from qat_core.rl.config import GrpoConfig, RolloutConfig, TaskConfig
+from qat_core.rl.trainer import GrpoTrainer
+
+TASK = TaskConfig(name="chain-sum", terms=(3, 4), largest=9, train_prompts=64, test_prompts=8)
+CONFIG = GrpoConfig(
+    steps=4,
+    prompts_per_step=4,
+    responses_per_prompt=4,
+    mini_batch_prompts=2,
+    micro_batch_responses=8,
+    lr=1e-4,
+    save_every=2,
+    rollout=RolloutConfig(max_prompt_tokens=16, max_response_tokens=16),
+)
+TIMES = ("timing_s/", "perf/")
+
+
+def run(
+    base: Path, arm_name: str, checkpoints: Path, stop_after: int | None = None
+) -> dict[int, dict[str, float]]:
+    arm = make_arm(arm_name)
+    history: dict[int, dict[str, float]] = {}
+
+    def on_step(step: int, metrics: dict[str, float]) -> None:
+        history[step] = {k: v for k, v in metrics.items() if not k.startswith(TIMES)}
+        if step == stop_after:
+            raise KeyboardInterrupt
+
+    trainer = GrpoTrainer(base, arm.trained, arm.rolled_out, TASK, CONFIG, 0, "cpu", checkpoints)
+    try:
+        trainer.train(on_step)
+    except KeyboardInterrupt:
+        assert stop_after is not None
+    return history
+
+
+def test_the_mismatch_is_where_it_belongs(nano_dir: Path, tmp_path: Path) -> None:
+    k3 = {}
+    for arm in ("bf16", "nvfp4-noqat", "nvfp4-qat", "nvfp4-qat-ffn"):
+        history = run(nano_dir, arm, tmp_path / arm)
+        assert sorted(history) == [1, 2, 3, 4]
+        k3[arm] = sum(m["rollout_corr/k3_kl"] for m in history.values()) / 4
+    # seen: 6,000 times (dense) and 300 times (MoE) the largest of the others
+    assert k3["bf16"] > 0
+    assert k3["nvfp4-noqat"] > 20 * max(k3["bf16"], k3["nvfp4-qat"], k3["nvfp4-qat-ffn"])
+
+
+def test_a_resumed_run_repeats_the_uninterrupted_one(nano_dir: Path, tmp_path: Path) -> None:
+    whole = run(nano_dir, "nvfp4-qat", tmp_path / "whole")
+    first = run(nano_dir, "nvfp4-qat", tmp_path / "cut", stop_after=3)
+    second = run(nano_dir, "nvfp4-qat", tmp_path / "cut")
+    assert sorted(second) == [3, 4], "step 3 was not saved, so it is run again"
+    assert {**first, **second} == whole
+
+
+def test_a_prompt_too_long_is_refused(nano_dir: Path, tmp_path: Path) -> None:
+    short = CONFIG.model_copy(update={"rollout": RolloutConfig(max_prompt_tokens=2)})
+    trainer = GrpoTrainer(nano_dir, None, None, TASK, short, 0, "cpu", tmp_path)
+    with pytest.raises(ValueError, match="max_prompt_tokens: 2 is less than"):
+        trainer.train(lambda step, metrics: None)
