@@ -42,10 +42,7 @@ def predict_weight_memory_gib(config: dict[str, Any], precision: Precision) -> f
 
 def weight_shapes(config: dict[str, Any]) -> Shapes:
     """Shape of every parameter, by its Hugging Face name (experts fused, as in transformers 5)."""
-    if config["model_type"] not in SUPPORTED:
-        raise ValueError(
-            f"config.json: model_type: {config['model_type']} is not one of {', '.join(SUPPORTED)}"
-        )
+    _refuse_unsupported(config)
     hidden, vocabulary = config["hidden_size"], config["vocab_size"]
     shapes: Shapes = {"model.embed_tokens.weight": (vocabulary, hidden)}
     for layer in range(config["num_hidden_layers"]):
@@ -58,6 +55,17 @@ def weight_shapes(config: dict[str, Any]) -> Shapes:
     return shapes
 
 
+def _refuse_unsupported(config: dict[str, Any]) -> None:
+    if config["model_type"] not in SUPPORTED:
+        raise ValueError(
+            f"config.json: model_type: {config['model_type']} is not one of {', '.join(SUPPORTED)}"
+        )
+    if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
+        raise ValueError("config.json: models with dense and MoE layers mixed are not supported")
+    if config.get("mlp_bias"):
+        raise ValueError("config.json: mlp_bias: not supported")
+
+
 def _attention(config: dict[str, Any]) -> Shapes:
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     head_dim = config.get("head_dim") or hidden // heads
@@ -67,13 +75,17 @@ def _attention(config: dict[str, Any]) -> Shapes:
     shapes: Shapes = {f"self_attn.{name}.weight": (n, hidden) for name, n in outputs.items()}
     if config["model_type"] == "qwen2" or config.get("attention_bias"):
         shapes |= {f"self_attn.{name}.bias": (n,) for name, n in outputs.items()}
+    if config["model_type"] != "qwen2" and config.get("attention_bias"):
+        shapes["self_attn.o_proj.bias"] = (hidden,)
     return {**shapes, "self_attn.o_proj.weight": (hidden, query)}
 
 
 def _feed_forward(config: dict[str, Any]) -> Shapes:
     hidden = config["hidden_size"]
     if config["model_type"] == "qwen3_moe":
-        experts, inner = config["num_experts"], config["moe_intermediate_size"]
+        # transformers 5 writes the second name, checkpoints on the hub have the first
+        experts = config.get("num_experts") or config["num_local_experts"]
+        inner = config["moe_intermediate_size"]
         return {
             "mlp.gate.weight": (experts, hidden),
             "mlp.experts.gate_up_proj": (experts, 2 * inner, hidden),

@@ -28,6 +28,7 @@ MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
         pytest.param({"model_type": "qwen3_moe", **TINY, **MOE}, id="qwen3-moe"),
         pytest.param({"model_type": "qwen2", **TINY, "head_dim": 16}, id="qwen2"),
         pytest.param({"model_type": "llama", **TINY, "head_dim": 16}, id="llama"),
+        pytest.param({"model_type": "qwen3", **TINY, "attention_bias": True}, id="bias"),
     ],
 )
 def test_shapes_equal_those_of_the_real_model(config: dict, tmp_path) -> None:
@@ -36,6 +37,7 @@ def test_shapes_equal_those_of_the_real_model(config: dict, tmp_path) -> None:
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(tmp_path))
     real = {name: tuple(p.shape) for name, p in model.named_parameters()}
     assert weight_shapes(config) == real
+    assert weight_shapes(model.config.to_dict()) == real, "as transformers saves it"
 
 
 # design.md: 56.87 -> 16.85 GiB (18.06 FFN only) and 15.26 -> 5.96 GiB (7.98 FFN only)
