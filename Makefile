@@ -36,9 +36,9 @@ lint: $(DEV)  ## check style, types and workflow
 	@$(BIN)/snakemake --lint
 	@$(BIN)/mypy
 
-ui: $(BASE)  ## browse the runs on this machine; the recorded ones where none has run yet
-	@test -e mlflow.db || for record in experiments/records/*/; do \
-		$(BIN)/python -m experiments.tracking rebuild "$$record"; done
+ui: $(BASE)  ## browse the runs of this machine, or the recorded ones
+	@test -e mlflow.db || for folder in experiments/records/*/ results; do \
+		$(BIN)/python -m experiments.tracking rebuild "$$folder"; done
 	@echo "http://127.0.0.1:$(PORT) (Ctrl-C ends it)"
 	@MLFLOW_DISABLE_TELEMETRY=true $(BIN)/mlflow ui --host 127.0.0.1 --port $(PORT) \
 		--backend-store-uri sqlite:///mlflow.db

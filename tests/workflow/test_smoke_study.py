@@ -21,7 +21,8 @@ FIGURES = ("kl", "reward", "accuracy", "memory")
 def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Done]:
     """The folder of a finished study and what Snakemake said; tests must leave it as it is."""
     folder = tmp_path_factory.mktemp("smoke")
-    done = snakemake("--configfile", SMOKE, folder=folder)
+    study = shutil.copy(SMOKE, folder / "study.yaml")
+    done = snakemake("--configfile", study, folder=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder, done
 
@@ -84,12 +85,10 @@ def test_every_arm_is_evaluated_in_both_precisions(folder: Path, run_id: str) ->
 
 def test_progress_and_claims_are_on_the_terminal(first: tuple[Path, Done]) -> None:
     _, done = first
-    said = done.stdout + done.stderr
+    said = " ".join(done.stdout.split())
     for run_id in RUNS:
-        assert f"{run_id:<28} step   {STEPS}/{STEPS}" in said
-    assert "k3 KL" in said and "tokens/s" in said and "left" in said
-    claims_at = said.rindex("noise floor")
-    assert claims_at > said.rindex("Finished jobid")
+        assert f"{run_id} step {STEPS}/{STEPS} k3 KL " in said
+    assert said.rindex("noise floor") > said.rindex(" left")
 
 
 @pytest.mark.parametrize("run_id", RUNS)
@@ -101,38 +100,38 @@ def test_logs_hold_what_the_terminal_showed(folder: Path, run_id: str) -> None:
 
 def test_second_run_does_nothing_and_is_quick(folder: Path) -> None:
     started = time.monotonic()
-    done = snakemake("--configfile", SMOKE, folder=folder)
+    done = snakemake("--configfile", folder / "study.yaml", folder=folder)
     # about 2 s on the reference machine; users were promised 20 s
     assert time.monotonic() - started < 20
     assert done.returncode == 0
     assert "Nothing to be done" in done.stdout + done.stderr
 
 
-def planned_jobs(folder: Path, study: Path) -> str:
-    done = snakemake("-n", "--configfile", study, folder=folder)
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
-
-
 @pytest.mark.parametrize(
     ("old", "new", "again", "kept"),
     [
-        ("prompts: 4}", "prompts: 3}", ["evaluate", "compare"], ["train", "base"]),
-        ("lr: 1.0e-4", "lr: 2.0e-4", ["train", "evaluate"], ["base"]),
-        ("steps: 20,", "steps: 21,", ["base", "train"], ["init_tracking"]),
+        ("prompts: 4}", "prompts: 3}", {"evaluate", "compare"}, {"train", "base"}),
+        ("lr: 1.0e-4", "lr: 2.0e-4", {"train", "evaluate"}, {"base"}),
+        ("steps: 20,", "steps: 21,", {"base", "train"}, {"init_tracking"}),
+        ("study: smoke", "study: smoke  # why", set(), {"base", "train", "evaluate", "compare"}),
     ],
-    ids=["evaluation", "training", "base"],
+    ids=["evaluation", "training", "base", "comment"],
 )
 def test_a_change_redoes_what_depends_on_it_alone(
-    folder: Path, old: str, new: str, again: list[str], kept: list[str]
+    folder: Path, old: str, new: str, again: set[str], kept: set[str]
 ) -> None:
-    text = SMOKE.read_text()
+    study = folder / "study.yaml"
+    text = study.read_text()
     assert text.count(old) == 1
-    study = folder / "changed.yaml"
     study.write_text(text.replace(old, new))
-    jobs = [line.split()[0] for line in planned_jobs(folder, study).splitlines() if line.strip()]
-    assert set(again) <= set(jobs)
-    assert not set(kept) & set(jobs)
+    try:
+        done = snakemake("-n", "--configfile", study, folder=folder)
+    finally:
+        study.write_text(text)
+    assert done.returncode == 0, done.stderr
+    told = (done.stdout + done.stderr).splitlines()
+    jobs = {line.split()[0] for line in told if line.strip()}
+    assert again <= jobs and not kept & jobs
 
 
 def summarize(store: Path) -> dict[str, Any]:
@@ -165,7 +164,7 @@ def test_deleted_mlflow_store_comes_back_without_training(folder: Path, tmp_path
     shutil.copytree(folder, copy)
     live = summarize(folder / "mlflow.db")
     (copy / "mlflow.db").unlink()
-    done = snakemake("--configfile", SMOKE, folder=copy)
+    done = snakemake("--configfile", copy / "study.yaml", folder=copy)
     assert done.returncode == 0, done.stderr
     assert "Training" not in done.stdout + done.stderr
     rebuilt = summarize(copy / "mlflow.db")
