@@ -114,7 +114,9 @@ class FakeQuantizedTensor(torch.Tensor):
         return rounded.mT if self._transposed else rounded
 
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
+    # Else Dynamo would compile what runs between two of its graphs.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def __torch_dispatch__(
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run `func` on rounded or plain values, whatever it asks for."""

@@ -86,8 +86,9 @@ class Scales:
         if self._mesh is not None:
             flat = flat.nan_to_num(nan=torch.inf).to(self._mesh.device_type)
             dist.all_reduce(flat, dist.ReduceOp.MAX, self._mesh.get_group())
-        self._require_finite(torch.split(flat, sizes))
         self._store(torch.split(global_scale(flat, self.policy), sizes))
+        # Waits for the GPU, so that FSDP2's copy-in stream may read the scales.
+        self._require_finite(torch.split(flat, sizes))
         self._rounded.clear()
         self.stale = False
         self.num_refreshes += 1

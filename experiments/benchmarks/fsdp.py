@@ -1,0 +1,177 @@
+"""Training step of fake-quantized layers under FSDP2, against BF16 and verl's QATLinear.
+
+    python -m experiments.benchmarks.fsdp RECORD.json --worlds 2 4 [--device cuda] [--rounds 10]
+
+FP32 masters, BF16 compute, every decoder layer a group of its own, 2,048 tokens a rank: few enough
+that communication decides. One step is forward and backward (with the recomputation of the global
+scales, as after an optimizer step). Bytes are those that each rank hands to all-gathers; their time
+is what the profiler saw of NCCL's kernels.
+"""
+
+import argparse
+import json
+import os
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.multiprocessing.spawn import spawn
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from experiments.benchmarks.parameter import step
+from experiments.benchmarks.qat_layers import apply_arm, arms, layer_stack, step_inputs
+from experiments.benchmarks.timing import summary, time_in_turns
+from experiments.provenance import hardware, versions
+from qat_core.parameter import FakeQuantizedTensor
+
+TOKENS = {"cuda": 2048, "cpu": 16}
+STACKS = {"cuda": [("qwen3-8b", 8), ("qwen3-30b-a3b", 4)], "cpu": [("tiny", 2), ("tiny-moe", 2)]}
+BACKEND = {"cuda": "nccl", "cpu": "gloo"}
+POLICY = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+
+
+def shard(model: nn.Module) -> None:
+    """Make each decoder layer and the rest FSDP2 groups."""
+    layers: Any = model.layers
+    for layer in layers:
+        fully_shard(layer, mp_policy=POLICY)
+    fully_shard(model, mp_policy=POLICY)
+
+
+def measure(shape: str, layers: int, device: str, rounds: int) -> dict[str, Any]:
+    """Times, ratios and all-gathers of all arms of one stack; the same call on every rank."""
+    steps, rounded = {}, {}
+    for arm in arms():
+        model = layer_stack(shape, layers, device, torch.float32)
+        changed = apply_arm(model, arm)
+        if arm == "qat":
+            rounded = rounded_weights(model)
+        shard(model)
+        if arm == "qat":
+            bit_identical = gathers_exactly(model, rounded)
+        x, grad = step_inputs(model, 1, TOKENS[device], device)
+        steps[arm] = partial(step, model, changed, x, grad)
+    result = summary(time_in_turns(steps, device, rounds))
+    for arm in result:
+        with SentBytes() as sent:
+            steps[arm]()
+        result[arm]["all_gather_mib_per_rank"] = sent.total / 2**20
+        result[arm]["nccl_ms"] = nccl_ms(steps[arm]) if device == "cuda" else {}
+        result[arm]["peak_gib"] = peak_gib(steps[arm]) if device == "cuda" else 0.0
+    return {"shape": shape, "layers": layers, "ranks": dist.get_world_size()} | {
+        "gathered_weights_bit_identical_to_one_device": bit_identical,
+        "arms": result,
+    }
+
+
+def rounded_weights(model: nn.Module) -> dict[str, torch.Tensor]:
+    """BF16 values of the first layer's quantized weights as one device would round them."""
+    return {
+        name: parameter.rounded().bfloat16()
+        for name, parameter in model.layers[0].named_parameters()  # type: ignore[index, union-attr]
+        if isinstance(parameter, FakeQuantizedTensor)
+    }
+
+
+def gathers_exactly(model: nn.Module, expected: dict[str, torch.Tensor]) -> bool:
+    """Whether the first layer's all-gather brings the expected weights, bit for bit."""
+    layer: Any = model.layers[0]  # type: ignore[index]
+    layer.unshard()
+    gathered = dict(layer.named_parameters())
+    equal = all(torch.equal(gathered[name], value) for name, value in expected.items())
+    layer.reshard()
+    return equal and bool(expected)
+
+
+class SentBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes that this rank copies into FSDP2's all-gathers."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Looks at the inputs of the copy-in, runs everything."""
+        if func is torch.ops.fsdp.all_gather_copy_in.default:
+            self.total += sum(piece.nbytes for piece in args[0])
+        return func(*args, **(kwargs or {}))
+
+
+def nccl_ms(call: partial[None]) -> dict[str, float]:
+    """GPU time of NCCL's kernels in one step, waiting for other ranks included."""
+    with profile(activities=[ProfilerActivity.CUDA]) as trace:
+        call()
+        torch.cuda.synchronize()
+    return {
+        collective: sum(
+            event.device_time_total
+            for event in trace.key_averages()
+            if "nccl" in event.key and collective in event.key
+        )
+        / 1e3
+        for collective in ("AllGather", "ReduceScatter", "AllReduce")
+    }
+
+
+def peak_gib(call: partial[None]) -> float:
+    """What one step allocates at most on top of what lies there, sharded weights not included."""
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 2**30
+
+
+def worker(rank: int, world: int, device: str, rounds: int, rendezvous: str, out: str) -> None:
+    """One rank: measures all stacks; rank 0 writes the results."""
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    os.environ["LOCAL_RANK"] = str(rank)
+    dist.init_process_group(
+        BACKEND[device], init_method=f"file://{rendezvous}", rank=rank, world_size=world
+    )
+    results = [measure(shape, layers, device, rounds) for shape, layers in STACKS[device]]
+    if rank == 0:
+        Path(out).write_text(json.dumps(results))
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    """Measures every world size and writes the record."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("record", type=Path)
+    parser.add_argument("--worlds", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--rounds", type=int, default=10)
+    args = parser.parse_args()
+    if args.device == "cuda" and torch.cuda.device_count() < max(args.worlds):
+        raise SystemExit(f"fsdp benchmark: needs {max(args.worlds)} GPUs")
+    results = []
+    for world in args.worlds:
+        with tempfile.TemporaryDirectory() as folder:
+            files = (f"{folder}/rendezvous", f"{folder}/results.json")
+            spawn(worker, (world, args.device, args.rounds, *files), nprocs=world)  # type: ignore[no-untyped-call]
+            results += json.loads(Path(files[1]).read_text())
+    Console().print_json(data=results)
+    record = {
+        "benchmark": "fsdp",
+        "hardware": hardware(args.device),
+        "versions": versions(),
+        "tokens_per_rank": TOKENS[args.device],
+        "rounds": args.rounds,
+        "verl": "measured" if "verl" in arms() else "not on the path, not measured",
+        "stacks": results,
+    }
+    args.record.parent.mkdir(parents=True, exist_ok=True)
+    args.record.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
