@@ -26,7 +26,6 @@ rule all:
         figures=FIGURES.values(),
         memory=f"{STUDY_DIR}/memory.json",
         published=f"{STUDY_DIR}/mlflow.json",
-        store="mlflow.db",
     localrule: True
     message:
         "Study {STUDY.study} is complete: see {STUDY_DIR}, or `make ui`"

@@ -19,6 +19,8 @@ from qat_core.memory import predict_weight_memory_gib
 from qat_core.rl.config import TaskConfig
 from qat_core.rl.tasks import make_problems
 
+# what decides a run's numbers; how they are written down and tracked does not
+TRAINING_CODE = ("experiments.arms", "qat_core.rl.trainer")
 LOCK = ROOT / "requirements" / "base.txt"
 
 
@@ -33,7 +35,7 @@ def training_digests(study: Study, run: Run, base_dir: Path) -> Json:
         raise ValueError(f"{weights}: no base checkpoint; make it with `snakemake {base_dir}`")
     return {
         "config": digest_json(study.training_config(run)),
-        "code": digest_code("experiments.launch"),
+        "code": digest_code(*TRAINING_CODE),
         "data": _digest_data(study.task),
         "lock": digest_file(LOCK),
         "base": digest_file(weights),

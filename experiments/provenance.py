@@ -44,13 +44,14 @@ def digest_file(path: Path) -> str:
 
 
 @cache
-def digest_code(module: str) -> str:
-    """SHA-256 of a module and of the repository's modules that it imports, direct or not.
+def digest_code(*modules: str) -> str:
+    """SHA-256 of modules and of the repository's modules that they import, directly or not.
 
     Comments and layout do not count, so tidying the code leaves finished runs valid.
     """
     trees = {
-        str(file.relative_to(ROOT)): ast.dump(ast.parse(file.read_bytes()), indent=None)
+        str(file.relative_to(ROOT)): ast.dump(ast.parse(file.read_bytes()))
+        for module in modules
         for file in imported_files(module)
     }
     return digest_json(trees)

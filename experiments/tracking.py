@@ -6,7 +6,6 @@ one run "study" with the claims and figures.
 
 import argparse
 import logging
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
@@ -17,25 +16,19 @@ from typing import Concatenate, ParamSpec
 import yaml
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
-from mlflow.exceptions import MlflowException
 
 from experiments.attempts import Json, Row, read_history, read_json, write_json
 from experiments.cli import run_cli
+from experiments.mlflow_store import connect, find_or_create_experiment, find_runs, store_uri
 from experiments.provenance import flatten
 from experiments.schema import load_study
 
-DEFAULT_STORE = "sqlite:///mlflow.db"
 METRICS_PER_BATCH = 1000  # the most that MLflow takes in one call
 SUMMARY = "study"
 STATUS = {"running": "RUNNING", "finished": "FINISHED", "failed": "FAILED"}
 TAGS = ("model", "arm", "seed", "attempt", "status", "reason", "command", "started_at")
 TAG_SECTIONS = ("git", "digests", "versions", "hardware")
 P = ParamSpec("P")
-
-
-def store_uri() -> str:
-    """Where the runs are tracked: MLFLOW_TRACKING_URI, or mlflow.db in the working folder."""
-    return os.environ.get("MLFLOW_TRACKING_URI", DEFAULT_STORE)
 
 
 def _or_warn(
@@ -73,7 +66,7 @@ class TrackedRun:
     @_or_warn
     def start(self, manifest: Json, goes_on: bool) -> None:
         """Opens the MLflow run: the former attempt's where this one goes on from it."""
-        self.client = MlflowClient(store_uri())
+        self.client = connect()
         experiment_id = find_or_create_experiment(self.client, self.study)
         former = find_runs(self.client, experiment_id, self.name)
         if former and goes_on:
@@ -118,23 +111,6 @@ class TrackedRun:
         self.client.log_batch(self.run_id, tags=tags)
 
 
-def find_or_create_experiment(client: MlflowClient, name: str) -> str:
-    """Id of the MLflow experiment of a study, whichever process makes it first."""
-    try:
-        return str(client.create_experiment(name))
-    except MlflowException:
-        experiment = client.get_experiment_by_name(name)
-        if experiment is None:
-            raise
-        return str(experiment.experiment_id)
-
-
-def find_runs(client: MlflowClient, experiment_id: str, name: str) -> list[str]:
-    """Ids of the runs of that name, newest first."""
-    runs = client.search_runs([experiment_id], f"attributes.run_name = '{name}'")
-    return [run.info.run_id for run in runs]
-
-
 def rebuild(folder: Path) -> None:
     """Makes the MLflow runs of a results or records folder again.
 
@@ -146,16 +122,26 @@ def rebuild(folder: Path) -> None:
         | {p.parent for p in folder.glob("*_seed*/attempts")}
     )
     for run_dir in run_dirs:
-        manifest, rows = read_history(run_dir)
-        tracked = TrackedRun(manifest["study"], manifest["run"])
-        tracked.start(manifest, goes_on=False)
-        tracked.log_rows(rows, _timestamps_ms(manifest, rows))
-        tracked.finish(manifest)
-        if tracked.failure is not None:
-            raise ValueError(f"{store_uri()}: MLflow refused {run_dir}: {tracked.failure}")
-        publish_evaluations(MlflowClient(store_uri()), tracked.run_id, run_dir)
+        rebuild_run(run_dir)
     for study_dir in (folder / "studies").glob("*"):
         publish_summary(study_dir.name, study_dir)
+
+
+def rebuild_run(run_dir: Path) -> str:
+    """Makes the MLflow run of a run's folder again; returns its id.
+
+    Raises:
+        ValueError: MLflow refused it.
+    """
+    manifest, rows = read_history(run_dir)
+    tracked = TrackedRun(manifest["study"], manifest["run"])
+    tracked.start(manifest, goes_on=False)
+    tracked.log_rows(rows, _timestamps_ms(manifest, rows))
+    tracked.finish(manifest)
+    if tracked.failure is not None:
+        raise ValueError(f"{store_uri()}: MLflow refused {run_dir}: {tracked.failure}")
+    publish_evaluations(tracked.client, tracked.run_id, run_dir)
+    return tracked.run_id
 
 
 def publish_evaluations(client: MlflowClient, run_id: str, run_dir: Path) -> None:
@@ -172,7 +158,7 @@ def publish_evaluations(client: MlflowClient, run_id: str, run_dir: Path) -> Non
 
 def publish_summary(study: str, study_dir: Path) -> None:
     """Makes the run of the study itself, with its claims and figures as artifacts."""
-    client = MlflowClient(store_uri())
+    client = connect()
     experiment_id = find_or_create_experiment(client, study)
     for former in find_runs(client, experiment_id, SUMMARY):
         client.delete_run(former)
@@ -184,18 +170,15 @@ def publish_summary(study: str, study_dir: Path) -> None:
 def publish(study_file: Path, results: Path, out: Path) -> None:
     """Adds what is known only after training; writes the ids of the MLflow runs to `out`."""
     study = load_study(study_file)
-    client = MlflowClient(store_uri())
+    client = connect()
     experiment_id = find_or_create_experiment(client, study.study)
     published = {}
     for run in study.runs:
         found = find_runs(client, experiment_id, run.id)
-        if not found:
-            raise ValueError(
-                f"{store_uri()}: no run {run.id}; `python -m experiments.tracking rebuild` "
-                "makes it again"
-            )
-        publish_evaluations(client, found[0], results / run.id)
-        published[run.id] = found[0]
+        if found:
+            publish_evaluations(client, found[0], results / run.id)
+        # none where the store was lost, or broke during the run
+        published[run.id] = found[0] if found else rebuild_run(results / run.id)
     publish_summary(study.study, out.parent)
     write_json(out, published)
 

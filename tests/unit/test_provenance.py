@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from experiments import provenance
+from experiments.manifest import TRAINING_CODE
 
 LIBRARY = "def double(x):\n    return 2 * x\n"
 
@@ -52,11 +53,12 @@ def test_code_digest_ignores(package: Path, file: str, text: str) -> None:
     assert digest_program() == before
 
 
-def test_training_digest_covers_format_recipe_and_trainer_but_not_analysis() -> None:
-    files = provenance.imported_files("experiments.launch")
+def test_training_code_is_format_recipe_and_trainer_but_no_bookkeeping() -> None:
+    files = {file for module in TRAINING_CODE for file in provenance.imported_files(module)}
     names = {str(file.relative_to(provenance.ROOT)) for file in files}
-    assert {"qat_core/recipe.py", "qat_core/rl/trainer.py", "experiments/launch.py"} <= names
+    assert {"qat_core/recipe.py", "qat_core/rl/trainer.py", "experiments/arms.py"} <= names
     assert any(name.startswith("qat_core/nvfp4/") for name in names)
+    assert not {"experiments/tracking.py", "experiments/launch.py"} & names
     assert not any(name.startswith("analysis/") for name in names)
 
 

@@ -1,7 +1,10 @@
 """MLflow as a view: one run across attempts, truthful, and the same when rebuilt from files."""
 
 import logging
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +13,12 @@ import pytest
 from mlflow import MlflowClient
 
 from experiments.attempts import Json, list_attempts, next_attempt, write_json
-from experiments.tracking import TrackedRun, find_runs, rebuild
+from experiments.mlflow_store import find_runs
+from experiments.tracking import TrackedRun, rebuild
 
 NAME = "nano_bf16_seed0"
 HOUR_MS = 3_600_000
+ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
 
 
 @pytest.fixture(scope="session")
@@ -190,3 +195,19 @@ def test_runs_are_found_by_their_whole_name(client: MlflowClient) -> None:
     experiment_id = only_run(client).info.experiment_id
     assert len(find_runs(client, experiment_id, NAME)) == 1
     assert find_runs(client, experiment_id, NAME[:-1]) == []
+
+
+RACER = """
+import sys
+from experiments.mlflow_store import connect, find_or_create_experiment
+find_or_create_experiment(connect(), "s")
+"""
+
+
+def test_processes_that_start_at_once_share_a_new_store(tmp_path: Path) -> None:
+    # without taking turns, two processes that make the tables at once corrupt the store
+    command = [sys.executable, "-c", RACER]
+    racers = [subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT) for _ in range(4)]
+    assert [racer.wait() for racer in racers] == [0, 0, 0, 0]
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    assert client.get_experiment_by_name("s") is not None

@@ -9,6 +9,7 @@ from pathlib import Path
 from snakemake.settings.types import DeploymentMethod
 from snakemake_interface_executor_plugins.settings import ExecMode
 
+from experiments.manifest import TRAINING_CODE
 from experiments.plan import describe_plan
 from experiments.provenance import digest_code, digest_file, digest_json
 from experiments.schema import ROOT, load_study, require_executable

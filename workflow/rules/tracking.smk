@@ -1,19 +1,5 @@
-# MLflow's store: made by one process before any run, filled live by the runs, completed at the end.
-rule init_tracking:
-    output:
-        store="mlflow.db",
-    log:
-        "logs/init_tracking.log",
-    localrule: True
-    conda:
-        "../../environment.yml"
-    message:
-        "Making the MLflow store (with the runs that are there already)"
-    shell:
-        "(mlflow db upgrade sqlite:///{output.store}"
-        " && python -m experiments.tracking rebuild) > {log} 2>&1"
-
-
+# MLflow follows each run live, from within the run; what is known only later is added here. The
+# store is nobody's input: it is a view of the files, and losing it must not train anything again.
 rule publish:
     input:
         study=ancient(STUDY_FILE),
@@ -21,7 +7,6 @@ rule publish:
         claims=f"{STUDY_DIR}/claims.json",
         memory=f"{STUDY_DIR}/memory.json",
         figures=FIGURES.values(),
-        store=ancient("mlflow.db"),
     output:
         runs=f"{STUDY_DIR}/mlflow.json",
     log:

@@ -28,7 +28,6 @@ rule train:
     input:
         study=ancient(STUDY_FILE),
         base=base_of,
-        store=ancient("mlflow.db"),
     output:
         metrics="results/{run}/metrics.jsonl",
         manifest="results/{run}/manifest.json",
@@ -41,7 +40,7 @@ rule train:
         gpu=int(STUDY.device == "cuda"),
     params:
         settings=training_digest,
-        code=digest_code("experiments.launch"),
+        code=digest_code(*TRAINING_CODE),
     message:
         "Training {wildcards.run}"
     shell:
