@@ -13,13 +13,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from experiments.cli import run_cli
-from experiments.schema import ROOT, GgufModel, ScratchModel, Study, load_study
+from experiments.schema import ROOT, GgufModel, HubModel, ScratchModel, Study, load_study
 from qat_core.rl.supervised import pretrain
 from qat_core.rl.tasks import make_problems
 from qat_core.rl.tokenizer import character_tokenizer
 
 BASE_SEED = 0
-PROGRESS_EVERY = 50
+PROGRESS_LINES = 6
 
 
 def make_base(study: Study, name: str, out: Path) -> None:
@@ -48,17 +48,29 @@ def make_base(study: Study, name: str, out: Path) -> None:
 
 
 def _build(study: Study, name: str) -> tuple[PreTrainedModel, Tokenizer, dict[str, Any]]:
+    """The model, its tokenizer, and what the manifest should know of the training."""
     source = study.models[name]
-    if isinstance(source, ScratchModel):
-        return _train_from_scratch(study, name, source)
-    if isinstance(source, GgufModel):
-        return _load_gguf(name, source)
-    raise ValueError(f"models.{name}.kind: {source.kind} checkpoints are not made here")
+    if isinstance(source, HubModel):
+        raise ValueError(f"models.{name}.kind: {source.kind} checkpoints are not made here")
+    model, tokenizer = (
+        _from_config(source) if isinstance(source, ScratchModel) else _from_gguf(name, source)
+    )
+    if source.pretrain is None:
+        return model, tokenizer, {}
+    num_steps = source.pretrain.steps
+    losses: list[float] = []
+
+    def on_step(step: int, loss: float) -> None:
+        losses.append(loss)
+        if step % max(1, num_steps // PROGRESS_LINES) == 0 or step == num_steps:
+            print(f"base {name}  step {step}/{num_steps}  loss {loss:.3f}", flush=True)
+
+    problems = make_problems(study.task, "train")
+    pretrain(model.to(study.device), tokenizer, problems, source.pretrain, BASE_SEED, on_step)
+    return model, tokenizer, {"final_loss": losses[-1], "seed": BASE_SEED}
 
 
-def _train_from_scratch(
-    study: Study, name: str, source: ScratchModel
-) -> tuple[PreTrainedModel, Tokenizer, dict[str, Any]]:
+def _from_config(source: ScratchModel) -> tuple[PreTrainedModel, Tokenizer]:
     torch.manual_seed(BASE_SEED)
     config = AutoConfig.from_pretrained(ROOT / source.config)
     tokenizer = character_tokenizer()
@@ -69,20 +81,10 @@ def _train_from_scratch(
         )
     config.bos_token_id, config.eos_token_id = None, tokenizer.eos_token_id
     config.pad_token_id = tokenizer.pad_token_id
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    losses: list[float] = []
-
-    def on_step(step: int, loss: float) -> None:
-        losses.append(loss)
-        if step % PROGRESS_EVERY == 0 or step == source.pretrain.steps:
-            print(f"base {name}  step {step}/{source.pretrain.steps}  loss {loss:.3f}", flush=True)
-
-    problems = make_problems(study.task, "train")
-    pretrain(model.to(study.device), tokenizer, problems, source.pretrain, BASE_SEED, on_step)
-    return model, tokenizer, {"final_loss": losses[-1], "seed": BASE_SEED}
+    return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16), tokenizer
 
 
-def _load_gguf(name: str, source: GgufModel) -> tuple[PreTrainedModel, Tokenizer, dict[str, Any]]:
+def _from_gguf(name: str, source: GgufModel) -> tuple[PreTrainedModel, Tokenizer]:
     spec = importlib.util.find_spec(source.package)
     if spec is None or spec.origin is None:
         raise ValueError(
@@ -99,7 +101,7 @@ def _load_gguf(name: str, source: GgufModel) -> tuple[PreTrainedModel, Tokenizer
     # transformers reads SmolLM2's special tokens off by one and finds no padding token
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(model.config.eos_token_id)
     tokenizer.pad_token = tokenizer.convert_ids_to_tokens(model.config.pad_token_id)
-    return model, tokenizer, {"gguf": source.file}
+    return model, tokenizer
 
 
 def main() -> None:

@@ -46,6 +46,9 @@ class GgufModel(Settings):
     kind: Literal["gguf"]
     package: str = Field(description="importable name of the package that holds the file")
     file: str = Field(description="path of the GGUF file inside the package")
+    pretrain: PretrainConfig | None = Field(
+        None, description="supervised training on the task's answers, for weak chat models"
+    )
 
 
 class HubModel(Settings):

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from qat_core.rl.config import PretrainConfig
 from qat_core.rl.optimizer import MasterAdamW
+from qat_core.rl.prompts import encode_prompt
 from qat_core.rl.tasks import Problem
 
 IGNORED = -100
@@ -32,7 +33,8 @@ def pretrain(
     model.train()
     for step, (input_ids, labels) in enumerate(_batches(tokenizer, problems, config, seed), 1):
         _set_lr(optimizer, config, step)
-        logits = model(input_ids=input_ids, use_cache=False).logits
+        labels = labels.to(model.device)
+        logits = model(input_ids=input_ids.to(model.device), use_cache=False).logits
         loss = cross_entropy(
             logits[:, :-1].float().flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED
         )
@@ -61,8 +63,9 @@ def _batches(
         for problem in rng.choices(problems, k=config.batch_size):
             worked = rng.random() < worked_fraction
             response = problem.worked if worked else problem.direct
-            prompt_ids = tokenizer.encode(problem.prompt)
-            response_ids = [*tokenizer.encode(response), tokenizer.eos_token_id]
+            prompt_ids = encode_prompt(tokenizer, problem)
+            answer_ids = tokenizer.encode(response, add_special_tokens=False)
+            response_ids = [*answer_ids, tokenizer.eos_token_id]
             rows.append((prompt_ids + response_ids, [IGNORED] * len(prompt_ids) + response_ids))
         yield _pad_right([ids for ids, _ in rows], 0), _pad_right([x for _, x in rows], IGNORED)
 

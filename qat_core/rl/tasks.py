@@ -22,16 +22,17 @@ ALPHABET = "0123456789+-=;>?"
 
 @dataclass(frozen=True)
 class Problem:
-    """A prompt, its answer, and a response that derives the answer step by step."""
+    """A prompt, its answer, and two right responses.
+
+    Attributes:
+        worked: derives the answer step by step.
+        direct: states the answer at once.
+    """
 
     prompt: str
     answer: str
     worked: str
-
-    @property
-    def direct(self) -> str:
-        """The response that gives the answer without showing work (chain-sum)."""
-        return f">{self.answer}"
+    direct: str
 
 
 def make_problems(task: TaskConfig, split: Split) -> list[Problem]:
@@ -81,7 +82,8 @@ def _chain_sum(rng: random.Random, task: TaskConfig) -> Problem:
     terms, sums = _draw_chain(rng, task)
     steps = [f"{before}{term:+d}={after}" for before, term, after in _transitions(terms, sums)]
     prompt = f"{terms[0]}" + "".join(f"{term:+d}" for term in terms[1:]) + "?"
-    return Problem(prompt, str(sums[-1]), f"{';'.join(steps)}>{sums[-1]}")
+    direct = f">{sums[-1]}"
+    return Problem(prompt, str(sums[-1]), ";".join(steps) + direct, direct)
 
 
 def _word_problem(rng: random.Random, task: TaskConfig) -> Problem:
@@ -89,15 +91,16 @@ def _word_problem(rng: random.Random, task: TaskConfig) -> Problem:
     name = rng.choice(("Anna", "Ben", "Clara", "David", "Emma", "Farid"))
     thing = rng.choice(("apples", "books", "coins", "marbles", "pens", "shells"))
     changes = [
-        f"{name} {'gets' if term > 0 else 'gives away'} {abs(term)} {'more' * (term > 0)}".strip()
+        f"{name} gets {term} more" if term > 0 else f"{name} gives away {-term}"
         for term in terms[1:]
     ]
-    prompt = (
-        f"{name} has {terms[0]} {thing}. {'. '.join(changes)}. "
-        f"How many {thing} does {name} have now? End with the number."
-    )
-    steps = [f"{before} {term:+d} = {after}" for before, term, after in _transitions(terms, sums)]
-    return Problem(prompt, str(sums[-1]), f"{', '.join(steps)}. {sums[-1]}")
+    prompt = f"{name} has {terms[0]} {thing}. {'. '.join(changes)}. How many {thing} are left?"
+    steps = [
+        f"{before} {'+' if term > 0 else '-'} {abs(term)} = {after}."
+        for before, term, after in _transitions(terms, sums)
+    ]
+    direct = f"The answer is {sums[-1]}."
+    return Problem(prompt, str(sums[-1]), f"{' '.join(steps)} {direct}", direct)
 
 
 def _transitions(terms: list[int], sums: list[int]) -> Iterator[tuple[int, int, int]]:

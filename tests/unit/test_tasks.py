@@ -14,7 +14,9 @@ TASKS = pytest.mark.parametrize("task", [CHAIN, WORDS], ids=lambda task: task.na
 def test_worked_answers_score_and_others_do_not(task: TaskConfig) -> None:
     for problem in make_problems(task, "train"):
         assert score(task, problem.worked, problem.answer) == 1
-        wrong = problem.worked.removesuffix(problem.answer) + str(int(problem.answer) + 1)
+        assert score(task, problem.direct, problem.answer) == 1
+        head, _, tail = problem.worked.rpartition(problem.answer)
+        wrong = f"{head}{int(problem.answer) + 1}{tail}"
         assert score(task, wrong, problem.answer) == 0
         assert score(task, "", problem.answer) == 0
 
