@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.distributed.device_mesh import DeviceMesh
 
-from qat_core.nvfp4 import PackedTensor, dequantize, quantize
+from qat_core.nvfp4 import PackedTensor, dequantize, dequantize_into, quantize
 
 if TYPE_CHECKING:
     from qat_core.parameter import FakeQuantizedTensor
@@ -27,18 +27,29 @@ def gather_packed(
 
     FSDP2 checks the sizes of uneven shards only if the hook takes its five arguments; that check
     would demand inputs of the unpacked size. With the mesh alone any equal sizes may travel.
+
+    A shard is packed once after each change of the weights, for all micro-batches and passes.
     """
     scales, name = shard.scales, shard.weight_name
     scales.refresh_if_stale()
+    if name not in scales.packed_shards:
+        packed = _pack(shard, mesh)
+        if not scales.is_current(shard):  # FSDP2 brought a copy from the CPU to the GPU
+            return packed, None
+        scales.packed_shards[name] = packed
+    return scales.packed_shards[name], None
+
+
+def _pack(shard: "FakeQuantizedTensor", mesh: DeviceMesh) -> tuple[Tensor, Tensor]:
+    scales, name, weight = shard.scales, shard.weight_name, shard.plain()
     start, num_rows = scales.shard_range(name, mesh)
     global_scale = scales.values[name]
-    weight = shard.plain()
     if global_scale.ndim:
         global_scale = global_scale[start : start + len(weight)]
     packed = quantize(weight, global_scale, scales.block_scale, name=name)
-    codes, block_scale = packed.codes, packed.block_scale.view(torch.uint8)
     missing = num_rows - len(weight)
-    return (_pad_rows(codes, missing), _pad_rows(block_scale, missing)), None
+    block_scale = packed.block_scale.view(torch.uint8)
+    return _pad_rows(packed.codes, missing), _pad_rows(block_scale, missing)
 
 
 @torch.no_grad()
@@ -56,12 +67,12 @@ def unpack_gathered(
     packed = PackedTensor(
         codes, block_scale.view(torch.float8_e4m3fn), shard.scales.values[shard.weight_name]
     )
-    weight = dequantize(packed, param_dtype)
     if out is None:
+        weight = dequantize(packed, param_dtype)
         return weight, (weight,)
     # The same values as those that autograd saved in the forward pass: no new version.
     with _unsafe_preserve_version_counter(out):
-        out.copy_(weight)
+        dequantize_into(packed, out)
     return None
 
 

@@ -36,6 +36,7 @@ class Scales:
         }
         self.stale = True
         self.num_refreshes = 0
+        self.packed_shards: dict[str, tuple[Tensor, Tensor]] = {}
         self._groups = tuple(plan.groups.values())
         self._owners = {name: _owner(model, name) for name in weights}
         self._weights: dict[str, FakeQuantizedTensor] = {}
@@ -68,6 +69,10 @@ class Scales:
             )
         return self._rounded[name]
 
+    def is_current(self, weight: "FakeQuantizedTensor") -> bool:
+        """Whether this is the very tensor that the model holds, not a copy."""
+        return weight is self._weights[weight.weight_name]
+
     def shard_range(self, name: str, mesh: DeviceMesh) -> tuple[int, int]:
         """First row and number of rows of each rank's shard, padding included (as FSDP2 cuts)."""
         num_rows = ceil(self.shapes[name][0] / mesh.size())
@@ -90,6 +95,7 @@ class Scales:
         # Waits for the GPU, so that FSDP2's copy-in stream may read the scales.
         self._require_finite(torch.split(flat, sizes))
         self._rounded.clear()
+        self.packed_shards.clear()
         self.stale = False
         self.num_refreshes += 1
         self._versions = self._current_versions()

@@ -3,9 +3,10 @@
     python -m experiments.benchmarks.fsdp RECORD.json --worlds 2 4 [--device cuda] [--rounds 10]
 
 FP32 masters, BF16 compute, every decoder layer a group of its own, 2,048 tokens a rank: few enough
-that communication decides. One step is forward and backward (with the recomputation of the global
-scales, as after an optimizer step). Bytes are those that each rank hands to all-gathers; their time
-is what the profiler saw of NCCL's kernels.
+that communication decides. One step is forward and backward, with the recomputation of the global
+scales, as after an optimizer step. Eager layers of this size keep the CPU busy rather than the GPU,
+so compiled ones are measured too (without verl's, which was not made for torch.compile). Bytes are
+those that each rank hands to all-gathers; their time is what the profiler saw of NCCL's kernels.
 """
 
 import argparse
@@ -32,7 +33,11 @@ from experiments.provenance import hardware, versions
 from qat_core.parameter import FakeQuantizedTensor
 
 TOKENS = {"cuda": 2048, "cpu": 16}
-STACKS = {"cuda": [("qwen3-8b", 8), ("qwen3-30b-a3b", 4)], "cpu": [("tiny", 2), ("tiny-moe", 2)]}
+# Shape, layers, whether the layers are compiled, which takes the CPU out of the measurement.
+STACKS = {
+    "cuda": [("qwen3-8b", 8, True), ("qwen3-8b", 8, False), ("qwen3-30b-a3b", 4, False)],
+    "cpu": [("tiny", 2, True), ("tiny-moe", 2, False)],
+}
 BACKEND = {"cuda": "nccl", "cpu": "gloo"}
 POLICY = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 
@@ -45,14 +50,17 @@ def shard(model: nn.Module) -> None:
     fully_shard(model, mp_policy=POLICY)
 
 
-def measure(shape: str, layers: int, device: str, rounds: int) -> dict[str, Any]:
+def measure(shape: str, layers: int, compiled: bool, device: str, rounds: int) -> dict[str, Any]:
     """Times, ratios and all-gathers of all arms of one stack; the same call on every rank."""
     steps, rounded = {}, {}
-    for arm in arms():
+    for arm in ["bf16", "qat"] if compiled else arms():
         model = layer_stack(shape, layers, device, torch.float32)
         changed = apply_arm(model, arm)
         if arm == "qat":
             rounded = rounded_weights(model)
+        if compiled:
+            for layer in model.layers:  # type: ignore[union-attr]
+                layer.compile()
         shard(model)
         if arm == "qat":
             bit_identical = gathers_exactly(model, rounded)
@@ -66,6 +74,7 @@ def measure(shape: str, layers: int, device: str, rounds: int) -> dict[str, Any]
         result[arm]["nccl_ms"] = nccl_ms(steps[arm]) if device == "cuda" else {}
         result[arm]["peak_gib"] = peak_gib(steps[arm]) if device == "cuda" else 0.0
     return {"shape": shape, "layers": layers, "ranks": dist.get_world_size()} | {
+        "compiled_layers": compiled,
         "gathered_weights_bit_identical_to_one_device": bit_identical,
         "arms": result,
     }
@@ -137,7 +146,7 @@ def worker(rank: int, world: int, device: str, rounds: int, rendezvous: str, out
     dist.init_process_group(
         BACKEND[device], init_method=f"file://{rendezvous}", rank=rank, world_size=world
     )
-    results = [measure(shape, layers, device, rounds) for shape, layers in STACKS[device]]
+    results = [measure(*stack, device, rounds) for stack in STACKS[device]]
     if rank == 0:
         Path(out).write_text(json.dumps(results))
     dist.destroy_process_group()

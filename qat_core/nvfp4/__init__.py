@@ -2,6 +2,7 @@
 
 from qat_core.nvfp4.codec import (
     dequantize,
+    dequantize_into,
     fake_quantize,
     global_scale,
     group_amax,
@@ -16,6 +17,7 @@ __all__ = [
     "PackedTensor",
     "ScalePolicy",
     "dequantize",
+    "dequantize_into",
     "fake_quantize",
     "global_scale",
     "group_amax",

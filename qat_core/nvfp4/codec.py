@@ -110,6 +110,21 @@ def dequantize(packed: PackedTensor, dtype: torch.dtype = torch.bfloat16) -> Ten
     return out
 
 
+def dequantize_into(packed: PackedTensor, out: Tensor) -> None:
+    """As `dequantize`, into contiguous memory of packed.shape, BF16 or FP32. Not for torch.compile.
+
+    FSDP2 keeps the memory of a gathered weight, which this saves a second pass over.
+    """
+    if out.shape != packed.shape or not out.is_contiguous():
+        raise ValueError(f"out: needs contiguous {tuple(packed.shape)}, got {tuple(out.shape)}")
+    if out.is_cuda:
+        from qat_core.nvfp4 import launch
+
+        launch.dequantize_into(packed.codes, packed.block_scale, packed.global_scale, out)
+    else:
+        out.copy_(dequantize(packed, out.dtype))
+
+
 # FP8 travels through the ops as bytes: not every compiler pass knows float8_e4m3fn.
 @torch.library.custom_op("nvfp4::fake_quantize", mutates_args=())
 def _fake_quantize(w: Tensor, global_scale: Tensor, block_scale: str) -> Tensor:

@@ -48,10 +48,15 @@ def dequantize(
     """As `reference.dequantize`."""
     shape = torch.Size((*codes.shape[:-1], 2 * codes.shape[-1]))
     out = torch.empty(shape, dtype=dtype, device=codes.device)
+    dequantize_into(codes, block_scale, global_scale, out)
+    return out
+
+
+def dequantize_into(codes: Tensor, block_scale: Tensor, global_scale: Tensor, out: Tensor) -> None:
+    """As `reference.dequantize`, into contiguous memory."""
     scale_bytes = block_scale.contiguous().view(torch.uint8)
     arguments = (codes.contiguous(), scale_bytes, global_scale.contiguous(), out)
-    _launch(kernels.dequantize_kernel, arguments, shape)
-    return out
+    _launch(kernels.dequantize_kernel, arguments, out.shape)
 
 
 def group_amax(groups: Sequence[Sequence[Tensor]]) -> list[Tensor]:
