@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.distributed.device_mesh import DeviceMesh
 
-from qat_core.nvfp4 import PackedTensor, dequantize, dequantize_into, quantize
+from qat_core.nvfp4 import BLOCK_SIZE, PackedTensor, dequantize, dequantize_into, quantize
 
 if TYPE_CHECKING:
     from qat_core.parameter import FakeQuantizedTensor
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def gather_packed(
     shard: "FakeQuantizedTensor", mesh: DeviceMesh
-) -> tuple[tuple[Tensor, Tensor], None]:
+) -> tuple[tuple[Tensor, ...], None]:
     """`fsdp_pre_all_gather`: this rank's codes and block scales, both uint8, padded to equal size.
 
     FSDP2 checks the sizes of uneven shards only if the hook takes its five arguments; that check
@@ -40,7 +40,7 @@ def gather_packed(
     return scales.packed_shards[name], None
 
 
-def _pack(shard: "FakeQuantizedTensor", mesh: DeviceMesh) -> tuple[Tensor, Tensor]:
+def _pack(shard: "FakeQuantizedTensor", mesh: DeviceMesh) -> tuple[Tensor, ...]:
     scales, name, weight = shard.scales, shard.weight_name, shard.plain()
     start, num_rows = scales.shard_range(name, mesh)
     global_scale = scales.values[name]
@@ -48,14 +48,17 @@ def _pack(shard: "FakeQuantizedTensor", mesh: DeviceMesh) -> tuple[Tensor, Tenso
         global_scale = global_scale[start : start + len(weight)]
     packed = quantize(weight, global_scale, scales.block_scale, name=name)
     missing = num_rows - len(weight)
-    block_scale = packed.block_scale.view(torch.uint8)
-    return _pad_rows(packed.codes, missing), _pad_rows(block_scale, missing)
+    codes = _pad_rows(packed.codes, missing)
+    block_scale = _pad_rows(packed.block_scale.view(torch.uint8), missing)
+    if mesh.size() == 1:  # FSDP2 then copies the first input and forgets the others
+        return (torch.cat((codes.view(-1), block_scale.view(-1))),)
+    return codes, block_scale
 
 
 @torch.no_grad()
 def unpack_gathered(
     shard: "FakeQuantizedTensor",
-    gathered: tuple[Tensor, Tensor],
+    gathered: tuple[Tensor, ...],
     _metadata: None,
     param_dtype: torch.dtype,
     *,
@@ -63,10 +66,7 @@ def unpack_gathered(
 ) -> tuple[Tensor, tuple[Tensor, ...]] | None:
     """`fsdp_post_all_gather`: the whole rounded weight in `param_dtype`, in `out` if given."""
     shape = shard.scales.shapes[shard.weight_name]
-    codes, block_scale = (rows[: shape[0]] for rows in gathered)
-    packed = PackedTensor(
-        codes, block_scale.view(torch.float8_e4m3fn), shard.scales.values[shard.weight_name]
-    )
+    packed = PackedTensor(*_split(gathered, shape), shard.scales.values[shard.weight_name])
     if out is None:
         weight = dequantize(packed, param_dtype)
         return weight, (weight,)
@@ -74,6 +74,15 @@ def unpack_gathered(
     with _unsafe_preserve_version_counter(out):
         dequantize_into(packed, out)
     return None
+
+
+def _split(gathered: tuple[Tensor, ...], shape: torch.Size) -> tuple[Tensor, Tensor]:
+    """Codes and block scales of the whole weight, without the padding of the last shards."""
+    if len(gathered) == 1:
+        gathered = torch.split(gathered[0], [shape.numel() // 2, shape.numel() // BLOCK_SIZE])
+    codes = gathered[0].view(-1, *shape[1:-1], shape[-1] // 2)
+    block_scale = gathered[1].view(-1, *shape[1:-1], shape[-1] // BLOCK_SIZE)
+    return codes[: shape[0]], block_scale[: shape[0]].view(torch.float8_e4m3fn)
 
 
 def _pad_rows(rows: Tensor, num_missing: int) -> Tensor:

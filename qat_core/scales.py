@@ -36,7 +36,7 @@ class Scales:
         }
         self.stale = True
         self.num_refreshes = 0
-        self.packed_shards: dict[str, tuple[Tensor, Tensor]] = {}
+        self.packed_shards: dict[str, tuple[Tensor, ...]] = {}
         self._groups = tuple(plan.groups.values())
         self._owners = {name: _owner(model, name) for name in weights}
         self._weights: dict[str, FakeQuantizedTensor] = {}
