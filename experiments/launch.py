@@ -35,6 +35,7 @@ from experiments.schema import Run, Study, load_study, require_executable
 from experiments.tee import tee_output
 from experiments.tracking import TrackedRun
 from qat_core.rl.trainer import GrpoTrainer
+from qat_core.rollout.packed import weight_stream
 
 BYTES_PER_GIB = 2**30
 STEPS_OF_PACE = 5  # the time left is told from the pace of the last steps
@@ -85,7 +86,9 @@ def train(study: Study, run: Run, base_dir: Path, checkpoints: Path, log: RunLog
     )
     result = trainer.train(log.on_step)
     bf16_bytes = sum(p.nbytes for p in trainer.policy.model.parameters())
-    packed_bytes = result.rollout_weight_bytes if arm.rolled_out else None
+    # of the last weights, also where a crash left no step to do and so the engine no packed ones
+    stream = weight_stream(trainer.policy.model, trainer.plan, arm.rolled_out)
+    packed_bytes = sum(weight.nbytes for _, weight in stream) if arm.rolled_out else None
     return {
         "measured": {
             "measured_bf16_gib": bf16_bytes / BYTES_PER_GIB,

@@ -117,6 +117,22 @@ def without_timings(row: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if not key.startswith(TIMINGS)}
 
 
+def test_crash_after_the_last_step_loses_nothing(
+    base: Path, uninterrupted: list[dict[str, Any]]
+) -> None:
+    run_dir = base / "uninterrupted" / RUN
+    (first,) = list_attempts(run_dir)
+    finished = first.manifest
+    first.write_manifest(finished | {"status": "running"})  # as if killed before it could say so
+    for name in ("metrics.jsonl", "manifest.json"):
+        (run_dir / name).unlink()
+    assert launch(base, "uninterrupted").wait() == 0
+    assert read_rows(run_dir / "metrics.jsonl") == uninterrupted
+    again = json.loads((run_dir / "manifest.json").read_text())
+    assert again["status"] == "finished" and again["attempt"] == 2
+    assert again["memory"] == finished["memory"] and again["ledger"] == finished["ledger"]
+
+
 def test_changed_study_starts_over(base: Path, uninterrupted: list[dict[str, Any]]) -> None:
     run_dir = base / "changed" / RUN
     process = launch(base, "changed")
