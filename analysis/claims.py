@@ -21,7 +21,7 @@ from analysis.stats import (
     gain,
     interquartile_mean,
     mean_over_prompts,
-    ratio_of_means,
+    ratio,
     seeded_generator,
 )
 from experiments.cli import run_cli
@@ -99,9 +99,10 @@ def _kl_ratio(
         raise ValueError(
             f"{model}: {arm} has {kl_ST.shape[1]} steps, bf16 {noise_ST.shape[1]}; finish the runs"
         )
-    robust = interquartile_mean(kl_ST) / interquartile_mean(noise_ST)
+    robust = ratio(kl_ST, noise_ST, seeded_generator(), interquartile_mean)
+    robust_interval = f"{show_ratio(robust.low)} to {show_ratio(robust.high)}"
     return _claim(
-        ratio_of_means(kl_ST, noise_ST, seeded_generator()),
+        ratio(kl_ST, noise_ST, seeded_generator()),
         required,
         model=model,
         name=name,
@@ -109,7 +110,7 @@ def _kl_ratio(
         noise_floor=float(noise_ST.mean()),
         num_seeds=len(noise_ST),
         unit="x",
-        detail=f"interquartile means {show_ratio(robust)}",
+        detail=f"interquartile means: {show_ratio(robust.estimate)}, {robust_interval}",
     )
 
 

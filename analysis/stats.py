@@ -15,6 +15,7 @@ So with two seeds read an interval as a rough one.
 Suffixes: R resamples, S seeds, T steps, P prompts.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -52,15 +53,29 @@ def seeded_generator() -> np.random.Generator:
     return np.random.default_rng(SEED)
 
 
-def ratio_of_means(
-    numerator_ST: Array, denominator_ST: Array, rng: np.random.Generator
+def mean(values_ST: Array) -> Array:
+    """Mean over seeds and steps, (..., seeds, steps) to (...)."""
+    return np.asarray(values_ST.mean((-2, -1)))
+
+
+def interquartile_mean(values_ST: Array) -> Array:
+    """Mean of the middle half of seeds and steps together: a few outlier steps cannot move it."""
+    flat = values_ST.reshape(*values_ST.shape[:-2], -1)
+    return np.asarray(stats.trim_mean(flat, 0.25, axis=-1))
+
+
+def ratio(
+    numerator_ST: Array,
+    denominator_ST: Array,
+    rng: np.random.Generator,
+    average: Callable[[Array], Array] = mean,
 ) -> Interval:
-    """Mean of one arm over that of another, both over all seeds and steps (seeds, steps)."""
+    """Average of one arm over that of another, both over all seeds and steps (seeds, steps)."""
     assert numerator_ST.shape == denominator_ST.shape, "arms are compared step by step"
     seeds_RS1, steps_RST = _draw_seeds_and_steps(rng, *numerator_ST.shape)
-    top_R = numerator_ST[seeds_RS1, steps_RST].mean((1, 2))
-    bottom_R = denominator_ST[seeds_RS1, steps_RST].mean((1, 2))
-    return _interval(numerator_ST.mean() / denominator_ST.mean(), top_R / bottom_R)
+    top_R = average(numerator_ST[seeds_RS1, steps_RST])
+    bottom_R = average(denominator_ST[seeds_RS1, steps_RST])
+    return _interval(average(numerator_ST) / average(denominator_ST), top_R / bottom_R)
 
 
 def gain(values_ST: Array, num_first: int, num_last: int, rng: np.random.Generator) -> Interval:
@@ -93,11 +108,6 @@ def mean_over_prompts(rates_SP: Array, rng: np.random.Generator) -> Interval:
     return _interval(rates_SP.mean(), mean_R)
 
 
-def interquartile_mean(values: Array) -> float:
-    """Mean of the middle half of all values: what a few outlier steps cannot move."""
-    return float(stats.trim_mean(values, 0.25, axis=None))
-
-
 def _draw_seeds_and_steps(
     rng: np.random.Generator, num_seeds: int, num_steps: int
 ) -> tuple[Array, Array]:
@@ -111,7 +121,7 @@ def _draw_seeds_and_steps(
     return seeds_RS1, steps_RST
 
 
-def _interval(estimate: float, resampled_R: Array) -> Interval:
+def _interval(estimate: float | Array, resampled_R: Array) -> Interval:
     # "nearest" picks a resample and never interpolates, so infinite ratios stay well-defined
     tail = (1 - LEVEL) / 2
     low, high = np.quantile(resampled_R, [tail, 1 - tail], method="nearest")
