@@ -43,6 +43,7 @@ def gather_packed(
 def _pack(shard: "FakeQuantizedTensor", mesh: DeviceMesh) -> tuple[Tensor, ...]:
     scales, name, weight = shard.scales, shard.weight_name, shard.plain()
     start, num_rows = scales.shard_range(name, mesh)
+    scales.wait_until_ready()
     global_scale = scales.values[name]
     if global_scale.ndim:
         global_scale = global_scale[start : start + len(weight)]

@@ -42,6 +42,7 @@ def prepare(model: nn.Module, recipe: Recipe, *, allow_meta: bool = False) -> Qu
     if not any(weight.is_meta for weight in weights.values()):
         try:
             scales.refresh_if_stale()
+            scales.require_finite()
         except ValueError:
             _swap(swapped)
             raise

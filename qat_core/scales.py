@@ -43,6 +43,8 @@ class Scales:
         self._rounded: dict[str, Tensor] = {}
         self._mesh: DeviceMesh | None = None
         self._versions: list[int] = []
+        self._finite: tuple[Tensor, ...] = ()
+        self._ready: torch.cuda.Event | None = None
 
     def refresh_if_stale(self) -> None:
         """Recompute all global scales if a weight changed since the last time."""
@@ -78,8 +80,29 @@ class Scales:
         num_rows = ceil(self.shapes[name][0] / mesh.size())
         return mesh.get_local_rank() * num_rows, num_rows
 
+    def require_finite(self) -> None:
+        """Refuse weights that held NaN or infinity at the last refresh; waits for the GPU.
+
+        On a GPU a refresh asks for the one before, as it would otherwise idle at every step. Until
+        then a weight that is not finite reads as NaN.
+        """
+        if not self._finite or bool(torch.cat(self._finite).all()):
+            return
+        groups = zip(self._groups, self._finite, strict=True)
+        bad = [name for names, finite in groups if not bool(finite.all()) for name in names]
+        self._finite = ()
+        now = [name for name in bad if not bool(self._weights[name].plain().isfinite().all())]
+        culprits = ", ".join(now or bad)
+        raise ValueError(f"{culprits}: holds NaN or infinity, which NVFP4 cannot represent")
+
+    def wait_until_ready(self) -> None:
+        """Let the current CUDA stream wait for the last refresh, which ran in another one."""
+        if self._ready is not None:
+            torch.cuda.current_stream().wait_event(self._ready)
+
     @torch.no_grad()
     def _refresh(self) -> None:
+        self.require_finite()
         self._find_weights()
         groups = [[self._weights[name].plain() for name in names] for names in self._groups]
         amax = [
@@ -92,8 +115,12 @@ class Scales:
             flat = flat.nan_to_num(nan=torch.inf).to(self._mesh.device_type)
             dist.all_reduce(flat, dist.ReduceOp.MAX, self._mesh.get_group())
         self._store(torch.split(global_scale(flat, self.policy), sizes))
-        # Waits for the GPU, so that FSDP2's copy-in stream may read the scales.
-        self._require_finite(torch.split(flat, sizes))
+        self._finite = torch.split(flat.isfinite(), sizes)
+        if flat.is_cuda and self._mesh is not None:
+            self._ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._ready.record()
+        if not flat.is_cuda:
+            self.require_finite()
         self._rounded.clear()
         self.packed_shards.clear()
         self.stale = False
@@ -128,24 +155,19 @@ class Scales:
         whole[start : start + len(amax)] = amax
         return whole
 
-    def _require_finite(self, amax: tuple[Tensor, ...]) -> None:
-        if bool(torch.cat(amax).isfinite().all()):
-            return
-        for names, values in zip(self._groups, amax, strict=True):
-            if not bool(values.isfinite().all()):
-                found = [n for n in names if not bool(self._weights[n].plain().isfinite().all())]
-                culprits = ", ".join(found or names)
-                raise ValueError(f"{culprits}: holds NaN or infinity, which NVFP4 cannot represent")
-
     def _store(self, scales: tuple[Tensor, ...]) -> None:
         """Write in place: compiled layers and captured graphs read the same tensors."""
-        for names, scale in zip(self._groups, scales, strict=True):
-            for name in names:
-                if self._mesh is None:
-                    self.values[name] = self._weights[name].global_scale
-                elif self.values[name].device != scale.device:
-                    self.values[name] = torch.empty_like(self.values[name], device=scale.device)
-                self.values[name].copy_(scale.view(self.values[name].shape))
+        fresh = {
+            name: scale.view(self.shapes[name][:-2])
+            for names, scale in zip(self._groups, scales, strict=True)
+            for name in names
+        }
+        for name, scale in fresh.items():
+            if self._mesh is None:
+                self.values[name] = self._weights[name].global_scale
+            elif self.values[name].device != scale.device:
+                self.values[name] = torch.empty_like(scale)
+        torch._foreach_copy_([self.values[name] for name in fresh], list(fresh.values()))
 
 
 def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:

@@ -3,8 +3,8 @@
     python -m experiments.benchmarks.fsdp RECORD.json --worlds 2 4 [--device cuda] [--rounds 10]
 
 FP32 masters, BF16 compute, every decoder layer a group of its own, 2,048 tokens a rank: few enough
-that communication decides. One step is forward and backward, with the recomputation of the global
-scales, as after an optimizer step. Eager layers of this size keep the CPU busy rather than the GPU,
+that communication decides. One step is forward and backward; the arm `qat` recomputes global scales
+and packs its shards, as after an optimizer step, `qat, scales known` is a further micro-batch. Eager layers of this size keep the CPU busy rather than the GPU,
 so compiled ones are measured too (without verl's, which was not made for torch.compile). Bytes are
 those that each rank hands to all-gathers; their time is what the profiler saw of NCCL's kernels.
 """
@@ -26,7 +26,7 @@ from torch.multiprocessing.spawn import spawn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from experiments.benchmarks.parameter import step
+from experiments.benchmarks.parameter import SCALES_KNOWN, step
 from experiments.benchmarks.qat_layers import apply_arm, arms, layer_stack, step_inputs
 from experiments.benchmarks.timing import summary, time_in_turns
 from experiments.provenance import hardware, versions
@@ -66,6 +66,8 @@ def measure(shape: str, layers: int, compiled: bool, device: str, rounds: int) -
             bit_identical = gathers_exactly(model, rounded)
         x, grad = step_inputs(model, 1, TOKENS[device], device)
         steps[arm] = partial(step, model, changed, x, grad)
+        if arm == "qat":
+            steps[SCALES_KNOWN] = partial(step, model, lambda: None, x, grad)
     result = summary(time_in_turns(steps, device, rounds))
     for arm in result:
         with SentBytes() as sent:

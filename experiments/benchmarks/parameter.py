@@ -3,12 +3,13 @@
     python -m experiments.benchmarks.parameter RECORD.json [--device cuda] [--rounds 10]
 
 A step is forward and backward of a stack of decoder layers over 8,192 tokens, gradient
-checkpointing off and on. Every step recomputes the global scales, as the first one after an
-optimizer step does: gradient accumulation would make QAT cheaper. Peak memory is what the step
+checkpointing off and on. Each step of the arm `qat` recomputes the global scales, as the first one
+after an optimizer step does; `qat, scales known` is any further micro-batch. Peak memory is what the step
 allocates on top of what lies there, the model's weights included, those of other arms not.
 """
 
 import argparse
+import gc
 import json
 from functools import partial
 from pathlib import Path
@@ -29,12 +30,14 @@ from experiments.benchmarks.timing import summary, time_in_turns
 from experiments.provenance import hardware, versions
 
 SEQUENCES, TOKENS = 4, 2048
-# Shape, layers: dense 3.1 GB and MoE 10 GB of BF16 weights an arm.
-STACKS = {"cuda": [("qwen3-8b", 8), ("qwen3-30b-a3b", 8)], "cpu": [("tiny", 2), ("tiny-moe", 2)]}
+SCALES_KNOWN = "qat, scales known"
+# Shape, layers: dense 3 GiB and MoE 19 GiB of BF16 weights an arm.
+STACKS = {"cuda": [("qwen3-8b", 8), ("qwen3-30b-a3b", 16)], "cpu": [("tiny", 2), ("tiny-moe", 2)]}
 
 
 def measure(shape: str, layers: int, checkpointing: bool, device: str, rounds: int) -> Any:
     """Times, ratios and peak memory of all arms of one stack."""
+    gc.collect()  # the models of the stack before
     models, steps, weight_bytes = {}, {}, {}
     for arm in arms():
         before = allocated(device)
@@ -45,6 +48,9 @@ def measure(shape: str, layers: int, checkpointing: bool, device: str, rounds: i
         weight_bytes[arm] = allocated(device) - before
         x, grad = step_inputs(models[arm], SEQUENCES, TOKENS if device == "cuda" else 16, device)
         steps[arm] = partial(step, models[arm], changed, x, grad)
+        if arm == "qat":
+            steps[SCALES_KNOWN] = partial(step, models[arm], lambda: None, x, grad)
+            weight_bytes[SCALES_KNOWN] = weight_bytes[arm]
     result = summary(time_in_turns(steps, device, rounds))
     for arm in result:
         peak = peak_of(steps[arm], device) + weight_bytes[arm]
