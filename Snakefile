@@ -36,7 +36,6 @@ onstart:
 
 
 onsuccess:
-    if (
-        "MAKELEVEL" not in os.environ
-    ):  # make prints it itself, also when nothing had to be done
+    # make prints the table itself, also when nothing had to be done
+    if "MAKELEVEL" not in os.environ:
         shell("python -m analysis.claims_table {STUDY_DIR}/claims.json")

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Writes base.txt, dev.txt and ../environment.yml: what pip resolves today for pyproject.toml in an empty environment.
+# Writes base.txt, dev.txt and ../environment.yml: what pip resolves today for pyproject.toml in
+# an empty environment.
 # Left out: torch's +cpu (only some indexes have it) and what torch itself pins for CUDA.
 # torch and transformers are chosen by hand: the versions that the code has been tested with.
 set -euo pipefail
