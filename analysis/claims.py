@@ -99,18 +99,19 @@ def _kl_ratio(
         raise ValueError(
             f"{model}: {arm} has {kl_ST.shape[1]} steps, bf16 {noise_ST.shape[1]}; finish the runs"
         )
-    robust = ratio(kl_ST, noise_ST, seeded_generator(), interquartile_mean)
-    robust_interval = f"{show_ratio(robust.low)} to {show_ratio(robust.high)}"
+    of_means = ratio(kl_ST, noise_ST, seeded_generator())
+    means_interval = f"{show_ratio(of_means.low)} to {show_ratio(of_means.high)}"
     return _claim(
-        ratio(kl_ST, noise_ST, seeded_generator()),
+        # of the typical step: in an MoE a few rerouted tokens decide the mean, in BF16 too
+        ratio(kl_ST, noise_ST, seeded_generator(), interquartile_mean),
         required,
         model=model,
         name=name,
-        statement=f"mean k3 KL, {arm} / bf16",
-        noise_floor=float(noise_ST.mean()),
+        statement=f"k3 KL, {arm} / bf16",
+        noise_floor=float(interquartile_mean(noise_ST)),
         num_seeds=len(noise_ST),
         unit="x",
-        detail=f"interquartile means: {show_ratio(robust.estimate)}, {robust_interval}",
+        detail=f"plain means: {show_ratio(of_means.estimate)}, {means_interval}",
     )
 
 

@@ -30,8 +30,9 @@ SHOWN: Mapping[str, Callable[[float], str]] = {
 COLORS = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow", "REPORTED": "dim"}
 NOTE = (
     "PASS: the whole 95 % interval meets what is required. FAIL: none of it does. INCONCLUSIVE: it "
-    "straddles the bound. REPORTED: nothing required. Noise floor: mean k3 KL of the bf16 arm, in "
-    "nats a token. With one or two seeds intervals are rough (see analysis/stats.py)."
+    "straddles the bound. REPORTED: nothing required. k3 KL: interquartile mean over steps and "
+    "seeds. Noise floor: that of the bf16 arm, in nats a token. With few seeds intervals are rough "
+    "(see analysis/stats.py)."
 )
 
 
@@ -44,7 +45,7 @@ class Claim(BaseModel):
         estimate: point estimate; low and high bound its 95 % interval, or equal it where the
             quantity is not random.
         bound: how the threshold binds; "within" means between -threshold and threshold.
-        noise_floor: mean k3 KL of the bf16 arm in nats a token, for claims about KL.
+        noise_floor: interquartile mean of the bf16 arm's k3 KL in nats a token.
         unit: "x" for a ratio of arms, "%" for a share, empty for a difference.
         detail: what a reader wants to see next to the estimate.
     """

@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 from analysis.claims_table import show_ratio
 from analysis.load import Results
 from analysis.metrics import CATALOGUE, K3_KL
+from analysis.stats import interquartile_mean
 from analysis.style import (
     INK,
     add_legend,
@@ -25,8 +26,8 @@ def draw(study: Study, results: Results) -> Figure:
     """One panel a model: mean over seeds and their range, the noise floor, ratios to it."""
     figure, axes = new_figure(
         "Mismatch of rollout and trainer by training step",
-        f"{seeds_note(study)} Dotted: mean of BF16, the "
-        "noise floor. At the right: mean of the arm over the noise floor. Gap: overflow.",
+        f"{seeds_note(study)} Dotted: noise floor, BF16's interquartile mean over steps "
+        "and seeds. At the right: the arm's over it. Gap: overflow.",
         height_inches=3.9,
         ncols=len(study.models),
         sharey=True,
@@ -47,7 +48,8 @@ def _label_ratios(panel: Axes, study: Study, results: Results, model: str) -> No
         return
     means: dict[str, float] = {}
     for arm in study.arms:
-        means[arm] = float(np.nanmean(results.series(model, arm, K3_KL)))
+        kl_ST = np.nan_to_num(results.series(model, arm, K3_KL), nan=np.inf)
+        means[arm] = float(interquartile_mean(kl_ST))
     panel.axhline(means["bf16"], color=INK, linestyle=":", linewidth=1.2, zorder=3)
     for name, height in spread_labels(panel, means).items():
         label = "noise floor" if name == "bf16" else show_ratio(means[name] / means["bf16"])

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+import yaml
 from synthetic_results import write_results
 
 from analysis.load import Results, load_results
@@ -8,8 +9,17 @@ from experiments.schema import ROOT, Study, load_study
 
 
 @pytest.fixture(scope="session")
-def study() -> Study:
-    return load_study(ROOT / "experiments" / "study.yaml")
+def study_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The default study with two seeds, however many it has today."""
+    default = yaml.safe_load((ROOT / "experiments" / "study.yaml").read_text())
+    path = tmp_path_factory.mktemp("study") / "study.yaml"
+    path.write_text(yaml.safe_dump({**default, "seeds": [0, 1]}))
+    return path
+
+
+@pytest.fixture(scope="session")
+def study(study_file: Path) -> Study:
+    return load_study(study_file)
 
 
 @pytest.fixture
