@@ -1,0 +1,57 @@
+"""Command line of packed checkpoints.
+
+python -m qat_core.checkpoint convert SRC DST --recipe full --format compressed-tensors
+python -m qat_core.checkpoint verify DIR
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import get_args
+
+from qat_core.checkpoint.formats import CheckpointFormat
+from qat_core.checkpoint.read import read_checkpoint
+from qat_core.checkpoint.write import convert
+from qat_core.nvfp4 import BlockScale, ScalePolicy
+from qat_core.recipe import Recipe
+
+RECIPES = {"full": Recipe.full, "ffn": Recipe.ffn}
+
+
+def main() -> None:
+    """Converts or verifies; a mistake of the user is one line on stderr and exit code 2."""
+    arguments = _parser().parse_args()
+    try:
+        if arguments.command == "verify":
+            num_weights = sum(1 for _ in read_checkpoint(arguments.folder))
+            print(f"{arguments.folder}: {num_weights} weights, all as recorded")
+        else:
+            recipe = RECIPES[arguments.recipe](
+                scale=arguments.scale,
+                block_scale=arguments.block_scale,
+                ignore=tuple(arguments.ignore),
+            )
+            convert(arguments.source, arguments.destination, recipe, arguments.format, True)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m qat_core.checkpoint")
+    commands = parser.add_subparsers(dest="command", required=True)
+    verify = commands.add_parser("verify", help="check a packed checkpoint, every byte of it")
+    verify.add_argument("folder", type=Path)
+    pack = commands.add_parser("convert", help="pack a BF16 checkpoint folder into a new one")
+    pack.add_argument("source", type=Path)
+    pack.add_argument("destination", type=Path)
+    pack.add_argument("--recipe", choices=RECIPES, default="full")
+    pack.add_argument("--format", choices=get_args(CheckpointFormat), default="compressed-tensors")
+    pack.add_argument("--scale", choices=get_args(ScalePolicy), default="pow2")
+    pack.add_argument("--block-scale", choices=get_args(BlockScale), default="max")
+    pack.add_argument("--ignore", nargs="*", default=[], metavar="PATTERN")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,50 @@
+"""SHA-256 of every file of a checkpoint, in the form that `sha256sum --check` reads."""
+
+import hashlib
+from pathlib import Path
+
+MANIFEST = "SHA256SUMS"
+
+
+def write_manifest(folder: Path) -> None:
+    """Write SHA256SUMS over all files of the folder."""
+    lines = [f"{_sha256(path)}  {path.name}\n" for path in sorted(folder.iterdir())]
+    (folder / MANIFEST).write_text("".join(lines))
+
+
+def verify_manifest(folder: Path) -> None:
+    """Compare every file with SHA256SUMS.
+
+    Raises:
+        ValueError: the manifest is missing or unreadable, a file was changed, is missing, or is a
+            weight file that the manifest does not know.
+    """
+    digests = _read_manifest(folder / MANIFEST)
+    for name, digest in digests.items():
+        if not (folder / name).is_file():
+            raise ValueError(f"{folder / name}: listed in {MANIFEST} but missing")
+        if _sha256(folder / name) != digest:
+            raise ValueError(
+                f"{folder / name}: SHA-256 differs from {MANIFEST}: damaged or changed; copy or "
+                "convert it again"
+            )
+    for path in sorted(folder.glob("*.safetensors")):
+        if path.name not in digests:
+            raise ValueError(f"{path}: not listed in {MANIFEST}")
+
+
+def _read_manifest(path: Path) -> dict[str, str]:
+    if not path.is_file():
+        raise ValueError(f"{path}: missing, so the checkpoint cannot be verified")
+    digests = {}
+    for line in path.read_text().splitlines():
+        digest, _, name = line.partition("  ")
+        if len(digest) != 64 or not name or Path(name).name != name:
+            raise ValueError(f"{path}: {line!r} is no line of sha256sum")
+        digests[name] = digest
+    return digests
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,52 @@
+"""Read packed checkpoints back, after everything about them was checked."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from torch import nn
+
+from qat_core.checkpoint.architecture import meta_model, without_tied_copies
+from qat_core.checkpoint.contract import require_same
+from qat_core.checkpoint.formats import LAYOUTS, Layout, format_of, stored_tensors
+from qat_core.checkpoint.hub import Weight, fused_module, meta_weights, split_experts
+from qat_core.checkpoint.manifest import verify_manifest
+from qat_core.checkpoint.shards import Shards, read_json
+from qat_core.nvfp4 import PackedTensor
+from qat_core.plan import QuantPlan, plan
+from qat_core.recipe import Recipe
+
+
+def read_checkpoint(folder: Path) -> Iterator[tuple[str, Weight]]:
+    """All weights under the hub's names, packed ones as they are stored.
+
+    Everything is verified before the first weight is read: SHA-256 of all files, index, and names,
+    shapes and dtypes against config.json.
+
+    Raises:
+        ValueError: naming the file or weight that is wrong.
+    """
+    verify_manifest(folder)
+    settings = read_json(folder / "config.json")
+    kind, ignored = format_of(settings, str(folder / "config.json"))
+    layout, shards, model = LAYOUTS[kind], Shards(folder), meta_model(folder)
+    declared = declared_plan(model, ignored)
+    expected = dict(stored_tensors(split_experts(meta_weights(declared)), layout))
+    require_same(expected, without_tied_copies(model, shards.described), str(folder))
+    return _weights(declared, shards, layout)
+
+
+def declared_plan(model: nn.Module, ignored: list[str]) -> QuantPlan:
+    """The plan behind a list of ignored modules, as found in a quantization_config."""
+    patterns = {f"re:{re.escape(fused_module(name))}$" for name in ignored if ":" not in name}
+    patterns |= {name for name in ignored if name.startswith("re:")}
+    return plan(model, Recipe.full(ignore=tuple(sorted(patterns))))
+
+
+def _weights(declared: QuantPlan, shards: Shards, layout: Layout) -> Iterator[tuple[str, Weight]]:
+    for name, weight in split_experts(meta_weights(declared)):
+        if isinstance(weight, PackedTensor):
+            stored = layout.to_tensors(name, weight)
+            yield name, layout.from_tensors(*(shards.read(tensor) for tensor in stored))
+        else:
+            yield name, shards.read(name)

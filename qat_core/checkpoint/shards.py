@@ -1,0 +1,93 @@
+"""Tensors of a folder of safetensors files, found by name through the index, read one at a time."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+DTYPES = {
+    "BF16": torch.bfloat16,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "U8": torch.uint8,
+    "F8_E4M3": torch.float8_e4m3fn,
+}
+
+
+class Shards:
+    """All tensors of a checkpoint folder.
+
+    Attributes:
+        described: meta tensor of every stored tensor's shape and dtype, by name.
+
+    Raises:
+        ValueError: no weights, a truncated file, or an index that does not tell what files hold.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        indexed = _index(folder)
+        self.described: dict[str, Tensor] = {}
+        self._open: dict[str, Any] = {}
+        for path in sorted({folder / file for file in indexed.values()}):
+            handle = _open(path)
+            for name in handle.keys():  # noqa: SIM118  not a mapping
+                if indexed.get(name) != path.name:
+                    raise ValueError(f"{folder / INDEX}: has no entry for {name} of {path.name}")
+                self.described[name] = _describe(path, name, handle)
+                self._open[name] = handle
+        lost = sorted(indexed.keys() - self.described.keys())
+        if lost:
+            raise ValueError(f"{folder / indexed[lost[0]]}: lacks {lost[0]}, which {INDEX} names")
+
+    def read(self, name: str) -> Tensor:
+        """The tensor of that name, in memory of its own."""
+        tensor: Tensor = self._open[name].get_tensor(name)
+        return tensor
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Content of a JSON object file; ValueError that names the file."""
+    if not path.is_file():
+        raise ValueError(f"{path}: missing")
+    try:
+        content = json.loads(path.read_text())
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}: no valid JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: needs a JSON object")
+    return content
+
+
+def _index(folder: Path) -> dict[str, str]:
+    """File name of every tensor."""
+    if (folder / INDEX).is_file():
+        weight_map: dict[str, str] = read_json(folder / INDEX).get("weight_map", {})
+        if not weight_map:
+            raise ValueError(f"{folder / INDEX}: weight_map: missing or empty")
+        return weight_map
+    if not (folder / SINGLE).is_file():
+        raise ValueError(f"{folder}: holds neither {INDEX} nor {SINGLE}")
+    return dict.fromkeys(_open(folder / SINGLE).keys(), SINGLE)
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except FileNotFoundError as error:
+        raise ValueError(f"{path}: named by {INDEX} but missing") from error
+    except SafetensorError as error:
+        raise ValueError(f"{path}: truncated or no safetensors file: {error}") from error
+
+
+def _describe(path: Path, name: str, handle: Any) -> Tensor:
+    piece = handle.get_slice(name)
+    dtype = DTYPES.get(piece.get_dtype())
+    if dtype is None:
+        raise ValueError(f"{path}: {name}: dtype {piece.get_dtype()} is not supported")
+    return torch.empty(piece.get_shape(), dtype=dtype, device="meta")

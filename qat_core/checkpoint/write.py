@@ -1,0 +1,196 @@
+"""Write packed checkpoints layer by layer; a folder appears when it is complete, or not at all."""
+
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from rich.progress import track
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from qat_core.checkpoint.architecture import meta_model, without_tied_copies
+from qat_core.checkpoint.contract import require_same
+from qat_core.checkpoint.formats import (
+    LAYOUTS,
+    CheckpointFormat,
+    hf_quant_config,
+    quantization_config,
+    stored_tensors,
+)
+from qat_core.checkpoint.hub import Weight, meta_weights, read_fused, refuse_renamed, split_experts
+from qat_core.checkpoint.manifest import MANIFEST, verify_manifest, write_manifest
+from qat_core.checkpoint.shards import INDEX, Shards, read_json
+from qat_core.checkpoint.source import model_reader, packed_weights
+from qat_core.plan import QuantPlan, plan
+from qat_core.recipe import Recipe
+
+# Neither weights nor what is written anew.
+NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", "config.json", INDEX, MANIFEST)
+
+
+class Saveable(Protocol):
+    """A tokenizer, as far as it matters here."""
+
+    def save_pretrained(self, folder: Path) -> Any:
+        """Writes its files into a folder."""
+
+
+def export(
+    model: nn.Module,
+    recipe: Recipe,
+    folder: Path,
+    tokenizer: Saveable | None = None,
+    kind: CheckpointFormat = "compressed-tensors",
+) -> None:
+    """Write a model, prepared, FSDP2-sharded or neither; of all ranks the first one writes.
+
+    Args:
+        model: a transformers model, BF16 or FP32.
+        recipe: what to pack and how.
+        folder: must not exist.
+        tokenizer: saved beside the weights.
+        kind: how packed weights are stored.
+
+    Raises:
+        ValueError: see `plan`; the folder exists; a weight is not finite or its name on the hub is
+            not known. Nothing is then left behind.
+    """
+    refuse_renamed(model)
+    checked = plan(model, recipe)
+    weights = packed_weights(checked, recipe, model_reader(model, checked))
+    is_sharded = any(isinstance(p, DTensor) for p in model.parameters())
+    if is_sharded and dist.get_rank() != 0:
+        for _ in weights:  # takes part in the gathers
+            pass
+        return
+    with _complete_or_absent(folder) as partial:
+        model.config.save_pretrained(partial)  # type: ignore[operator,union-attr]
+        if tokenizer is not None:
+            tokenizer.save_pretrained(partial)
+        _write(partial, weights, checked, kind, progress=False)
+
+
+def convert(
+    source: Path,
+    destination: Path,
+    recipe: Recipe,
+    kind: CheckpointFormat = "compressed-tensors",
+    progress: bool = False,
+) -> None:
+    """Pack a BF16 or FP32 checkpoint folder into a new one; tokenizer and the like are copied.
+
+    Raises:
+        ValueError: as `export`; or the source is damaged, quantized, or not what its config says.
+    """
+    if "quantization_config" in read_json(source / "config.json"):
+        raise ValueError(f"{source / 'config.json'}: quantization_config: already quantized")
+    if (source / MANIFEST).is_file():
+        verify_manifest(source)
+    model, shards = meta_model(source), Shards(source)
+    checked = plan(model, recipe)
+    _require_full_precision(source, model, checked, shards)
+    shapes = {entry.name: entry.shape for entry in checked.entries}
+
+    def read(name: str) -> Tensor:
+        return read_fused(name, shapes[name], shards.read)
+
+    with _complete_or_absent(destination) as partial:
+        for path in source.iterdir():
+            if path.is_file() and not path.name.endswith(NOT_COPIED):
+                shutil.copyfile(path, partial / path.name)
+        shutil.copyfile(source / "config.json", partial / "config.json")
+        _write(partial, packed_weights(checked, recipe, read), checked, kind, progress)
+
+
+def _require_full_precision(
+    source: Path, model: nn.Module, checked: QuantPlan, shards: Shards
+) -> None:
+    stored = without_tied_copies(model, shards.described)
+    for name, tensor in stored.items():
+        if tensor.dtype not in (torch.bfloat16, torch.float32):
+            raise ValueError(f"{source}: {name}: needs bfloat16 or float32, got {tensor.dtype}")
+    as_bf16 = {name: tensor.to(torch.bfloat16) for name, tensor in stored.items()}
+    unpacked = {
+        entry.name: torch.empty(entry.shape, dtype=torch.bfloat16, device="meta")
+        for entry in checked.entries
+    }
+    require_same(dict(split_experts(unpacked.items())), as_bf16, str(source))  # type: ignore[arg-type]
+
+
+@contextmanager
+def _complete_or_absent(folder: Path) -> Iterator[Path]:
+    """A folder beside the wanted one, renamed to it at the end; removed on any error."""
+    if folder.exists():
+        raise ValueError(f"{folder}: exists; choose another name or remove it")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        yield partial
+        partial.chmod(0o755)  # mkdtemp's is private
+        partial.rename(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _write(
+    folder: Path,
+    weights: Iterable[tuple[str, Weight]],
+    checked: QuantPlan,
+    kind: CheckpointFormat,
+    progress: bool,
+) -> None:
+    """Shards, index and config; config.json is there and gains its quantization_config."""
+    num_shards = sum(1 for _ in groupby(checked.entries, key=lambda entry: _layer(entry.name)))
+    layers = groupby(weights, key=lambda item: _layer(item[0]))
+    weight_map: dict[str, str] = {}
+    total_bytes = 0
+    for index, (_, layer) in enumerate(
+        track(layers, "Writing layers", total=num_shards, disable=not progress), start=1
+    ):
+        file = f"model-{index:05d}-of-{num_shards:05d}.safetensors"
+        tensors = dict(stored_tensors(split_experts(layer), LAYOUTS[kind]))
+        save_file(
+            {n: t.contiguous().cpu() for n, t in tensors.items()}, folder / file, {"format": "pt"}
+        )
+        weight_map |= dict.fromkeys(tensors, file)
+        total_bytes += sum(tensor.nbytes for tensor in tensors.values())
+    _write_json(folder / INDEX, {"metadata": {"total_size": total_bytes}, "weight_map": weight_map})
+    ignored = ignored_modules(checked)
+    config = read_json(folder / "config.json")
+    config |= {"dtype": "bfloat16", "quantization_config": quantization_config(kind, ignored)}
+    _write_json(folder / "config.json", config)
+    if kind == "modelopt":
+        _write_json(folder / "hf_quant_config.json", hf_quant_config(ignored))
+    write_manifest(folder)
+
+
+def ignored_modules(checked: QuantPlan) -> list[str]:
+    """Linear modules that stay in BF16, under the hub's names; a tied output head too."""
+    kept = {entry.name for entry in checked.entries if not entry.quantized}
+    matrices = [
+        name.removesuffix(".weight")
+        for name, weight in split_experts(
+            (name, weight) for name, weight in meta_weights(checked) if name in kept
+        )
+        if len(weight.shape) == 2 and "embed" not in name
+    ]
+    return sorted({*matrices, "lm_head"})
+
+
+def _layer(name: str) -> str:
+    """The decoder layer of a weight; "" for those outside of any."""
+    found = re.match(r".*\.layers\.\d+\.", name)
+    return found[0] if found else ""
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n")

@@ -1,0 +1,259 @@
+"""Packed checkpoints: written, converted, read back bit for bit, and refused when damaged."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from qat_core.checkpoint import convert, export, read_checkpoint
+from qat_core.checkpoint.hub import Weight, split_experts
+from qat_core.checkpoint.manifest import write_manifest
+from qat_core.checkpoint.shards import INDEX
+from qat_core.nvfp4 import PackedTensor
+from qat_core.plan import plan
+from qat_core.prepare import prepare
+from qat_core.recipe import Recipe
+from qat_core.rollout.packed import weight_stream
+
+FORMATS = pytest.mark.parametrize("kind", ["compressed-tensors", "modelopt"])
+RECIPES = pytest.mark.parametrize(
+    "recipe",
+    [Recipe.full(), Recipe.ffn(), Recipe.full(ignore=("experts",)), Recipe.full(scale="amax")],
+    ids=["full", "ffn", "no-experts", "amax"],
+)
+
+
+@pytest.fixture
+def packed_dir(nano_dir: Path, tmp_path: Path) -> Path:
+    convert(nano_dir, tmp_path / "packed", Recipe.full())
+    return tmp_path / "packed"
+
+
+@RECIPES
+def test_converting_stores_the_bytes_that_a_sync_sends(
+    nano_dir: Path, tmp_path: Path, recipe: Recipe
+) -> None:
+    convert(nano_dir, tmp_path / "packed", recipe)
+    expected = _synced(nano_dir, recipe)
+    _require_equal(read_checkpoint(tmp_path / "packed"), expected)
+
+
+@FORMATS
+@pytest.mark.parametrize("prepared", [True, False], ids=["prepared", "plain"])
+def test_exporting_a_model_equals_converting_its_folder(
+    nano_dir: Path, tmp_path: Path, kind, prepared: bool
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(nano_dir, dtype=torch.bfloat16)
+    if prepared:
+        prepare(model, Recipe.full())
+    tokenizer = AutoTokenizer.from_pretrained(nano_dir)
+    export(model, Recipe.full(), tmp_path / "exported", tokenizer, kind)
+    convert(nano_dir, tmp_path / "converted", Recipe.full(), kind)
+    for path in (tmp_path / "converted").glob("*.safetensors"):
+        assert path.read_bytes() == (tmp_path / "exported" / path.name).read_bytes(), path.name
+    for folder in ("exported", "converted"):
+        _require_equal(read_checkpoint(tmp_path / folder), _synced(nano_dir, Recipe.full()))
+        assert AutoTokenizer.from_pretrained(tmp_path / folder).encode("1") == tokenizer.encode("1")
+
+
+def test_experts_are_named_as_on_the_hub(packed_dir: Path) -> None:
+    config = json.loads((packed_dir / "config.json").read_text())
+    names = [name for name, _ in read_checkpoint(packed_dir)]
+    experts = [name for name in names if ".experts." in name]
+    num_experts = config.get("num_local_experts", 0) if config["model_type"] == "qwen3_moe" else 0
+    assert len(experts) == 3 * num_experts
+    if experts:
+        assert "model.layers.0.mlp.experts.0.gate_proj.weight" in experts
+        assert "model.layers.0.mlp.gate" in config["quantization_config"]["ignore"]
+
+
+def test_tied_output_head_is_written_once(nano_dir: Path, tmp_path: Path) -> None:
+    config = json.loads((nano_dir / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (tmp_path / "tied").mkdir()
+    (tmp_path / "tied" / "config.json").write_text(json.dumps(config))
+    shutil.copy(nano_dir / "model.safetensors", tmp_path / "tied")  # holds an lm_head of its own
+    convert(tmp_path / "tied", tmp_path / "packed", Recipe.full())
+    names = [name for name, _ in read_checkpoint(tmp_path / "packed")]
+    assert "lm_head.weight" not in names and "model.embed_tokens.weight" in names
+
+
+def test_transformers_computes_what_the_trainer_computes(packed_dir: Path, nano_dir: Path) -> None:
+    """transformers 5.10 fuses packed experts under names that its model does not have."""
+    trained = AutoModelForCausalLM.from_pretrained(nano_dir, dtype=torch.bfloat16)
+    if trained.config.model_type == "qwen3_moe":
+        pytest.skip("transformers 5.10 leaves packed experts at random values; vLLM loads them")
+    prepare(trained, Recipe.full())
+    loaded = AutoModelForCausalLM.from_pretrained(packed_dir, dtype=torch.bfloat16)
+    ids = torch.tensor([[3, 14, 4, 17, 5, 9]])
+    with torch.no_grad():
+        assert torch.equal(trained(input_ids=ids).logits, loaded(input_ids=ids).logits)
+
+
+def test_sha256sum_reads_the_manifest(packed_dir: Path) -> None:
+    check = ["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"]
+    assert subprocess.run(check, cwd=packed_dir).returncode == 0
+
+
+def test_any_flipped_bit_is_reported_with_its_file(packed_dir: Path) -> None:
+    for path in sorted(packed_dir.iterdir()):
+        if path.name == "SHA256SUMS":
+            continue
+        original = path.read_bytes()
+        damaged = bytearray(original)
+        damaged[len(damaged) // 2] ^= 1
+        path.write_bytes(damaged)
+        with pytest.raises(ValueError, match=f"{path.name}: SHA-256 differs"):
+            read_checkpoint(packed_dir)
+        path.write_bytes(original)
+    assert list(read_checkpoint(packed_dir))
+
+
+def _truncate(folder: Path) -> None:
+    shard = sorted(folder.glob("*.safetensors"))[1]
+    shard.write_bytes(shard.read_bytes()[:-7])
+
+
+def _drop_index_entry(folder: Path) -> None:
+    index = json.loads((folder / INDEX).read_text())
+    del index["weight_map"]["model.norm.weight"]
+    (folder / INDEX).write_text(json.dumps(index))
+
+
+def _rename_in_index(folder: Path) -> None:
+    text = (folder / INDEX).read_text()
+    (folder / INDEX).write_text(text.replace("model.norm.weight", "model.norm.wait"))
+
+
+def _wrong_dtype(folder: Path) -> None:
+    shard = sorted(folder.glob("*.safetensors"))[-1]
+    save_file({n: t.float() for n, t in load_file(shard).items()}, shard)
+
+
+def _other_config(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 20}))
+
+
+def _contradictory_config(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
+
+
+def _other_ignore(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["ignore"].append("re:.*o_proj")
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def _lose_shard(folder: Path) -> None:
+    sorted(folder.glob("*.safetensors"))[1].unlink()
+
+
+def _break_config(folder: Path) -> None:
+    (folder / "config.json").write_text("{")
+
+
+DAMAGES = [
+    (_truncate, "model-00002.*truncated"),
+    (_drop_index_entry, r"has no entry for model\.norm\.weight"),
+    (_rename_in_index, r"has no entry for model\.norm\.weight"),
+    (_wrong_dtype, r"model\.norm\.weight is torch\.float32"),
+    (_other_config, r"model\.embed_tokens\.weight is .*\(18, 128\), needs .*\(20, 128\)"),
+    (_contradictory_config, r"config\.json: model_type qwen3.*num_hidden_layers"),
+    (_other_ignore, r"o_proj\.weight"),
+    (_lose_shard, "model-00002.*missing"),
+    (_break_config, r"config\.json: no valid JSON"),
+]
+
+
+@pytest.mark.parametrize(("damage", "message"), DAMAGES, ids=[d.__name__[1:] for d, _ in DAMAGES])
+def test_damage_behind_a_valid_manifest_is_named(
+    packed_dir: Path, damage: Callable[[Path], None], message: str
+) -> None:
+    damage(packed_dir)
+    write_manifest_anew(packed_dir)
+    with pytest.raises(ValueError, match=message):
+        read_checkpoint(packed_dir)
+
+
+def write_manifest_anew(folder: Path) -> None:
+    (folder / "SHA256SUMS").unlink()
+    write_manifest(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop("model.norm.weight"), r"missing: model\.norm\.weight"),
+        (lambda t: t.update(extra=torch.ones(1)), "unknown: extra"),
+        (lambda t: t.update({"model.norm.weight": torch.ones(3)}), r"model\.norm\.weight is"),
+        (
+            lambda t: t.update({"model.norm.weight": torch.ones(128).half()}),
+            r"model\.norm\.weight: needs bfloat16 or float32",
+        ),
+        (lambda t: t["model.layers.0.self_attn.k_proj.weight"].fill_(torch.nan), "k_proj.*NaN"),
+    ],
+    ids=["missing", "unknown", "shape", "dtype", "nan"],
+)
+def test_a_refused_conversion_leaves_nothing(
+    nano_dir: Path, tmp_path: Path, change, message: str
+) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(nano_dir, source)
+    tensors = load_file(source / "model.safetensors")
+    change(tensors)
+    save_file(tensors, source / "model.safetensors")
+    with pytest.raises(ValueError, match=message):
+        convert(source, tmp_path / "packed", Recipe.full())
+    assert os.listdir(tmp_path) == ["source"]
+
+
+def test_an_existing_folder_is_not_touched(packed_dir: Path, nano_dir: Path) -> None:
+    before = {path.name: path.read_bytes() for path in packed_dir.iterdir()}
+    with pytest.raises(ValueError, match="exists"):
+        convert(nano_dir, packed_dir, Recipe.ffn())
+    assert {path.name: path.read_bytes() for path in packed_dir.iterdir()} == before
+
+
+def test_a_packed_checkpoint_is_not_packed_again(packed_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="already quantized"):
+        convert(packed_dir, tmp_path / "twice", Recipe.full())
+
+
+def test_command_line(nano_dir: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "qat_core.checkpoint"]
+    packed = str(tmp_path / "packed")
+    arguments = ["convert", str(nano_dir), packed, "--recipe", "ffn", "--format", "modelopt"]
+    assert subprocess.run([*command, *arguments]).returncode == 0
+    _require_equal(read_checkpoint(tmp_path / "packed"), _synced(nano_dir, Recipe.ffn()))
+    refused = subprocess.run([*command, *arguments], capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert refused.stderr.splitlines()[-1].startswith(f"error: {packed}: exists")
+    assert subprocess.run([*command, "verify", packed]).returncode == 0
+
+
+def _synced(folder: Path, recipe: Recipe) -> dict[str, Weight]:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    return dict(split_experts(weight_stream(model, plan(model, recipe), recipe)))
+
+
+def _require_equal(found: Iterator[tuple[str, Weight]], expected: dict[str, Weight]) -> None:
+    weights = dict(found)
+    assert weights.keys() == expected.keys()
+    for name, weight in weights.items():
+        for got, wanted in zip(_parts(weight), _parts(expected[name]), strict=True):
+            assert got.dtype == wanted.dtype and torch.equal(got, wanted), name
+
+
+def _parts(weight: Weight) -> list[torch.Tensor]:
+    if isinstance(weight, PackedTensor):
+        return [weight.codes, weight.block_scale.view(torch.uint8), weight.global_scale]
+    return [weight]
