@@ -37,7 +37,7 @@ lint: $(DEV)  ## check style, types and workflow
 	@$(BIN)/mypy
 
 ui: $(BASE)  ## browse the runs of this machine, or the recorded ones
-	@test -e mlflow.db || for folder in experiments/records/*/ results; do \
+	@test -e mlflow.db || for folder in $(wildcard experiments/records/*/ results); do \
 		$(BIN)/python -m experiments.tracking rebuild "$$folder"; done
 	@echo "http://127.0.0.1:$(PORT) (Ctrl-C ends it)"
 	@MLFLOW_DISABLE_TELEMETRY=true $(BIN)/mlflow ui --host 127.0.0.1 --port $(PORT) \

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from experiments.attempts import read_history
+from experiments.attempts import read_history, read_json
 from experiments.cli import run_cli
 from experiments.schema import ROOT, load_study
 
@@ -21,7 +21,7 @@ def record_study(study_file: Path, results: Path, records: Path) -> Path:
     """Copies a study's results into `records`; returns the study's folder there.
 
     Raises:
-        ValueError: a run is missing, or not finished and evaluated.
+        ValueError: a run is missing, not finished and evaluated, or has other settings.
     """
     study = load_study(study_file)
     study_dir, record = results / "studies" / study.study, records / study.study
@@ -31,6 +31,12 @@ def record_study(study_file: Path, results: Path, records: Path) -> Path:
     missing = [str(path) for path in wanted if not path.is_file()]
     if missing:
         raise ValueError(f"{missing[0]}: missing; run study {study.study} to its end first")
+    for run in study.runs:
+        if read_json(results / run.id / "manifest.json")["config"] != study.training_config(run):
+            raise ValueError(
+                f"{results / run.id}: trained with other settings than {study_file}; run the "
+                "study again"
+            )
     shutil.rmtree(record, ignore_errors=True)
     for source in sources:
         _record_run(source, record / source.name)

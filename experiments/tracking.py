@@ -115,8 +115,10 @@ def rebuild(folder: Path) -> None:
     """Makes the MLflow runs of a results or records folder again.
 
     Raises:
-        ValueError: MLflow refused a run.
+        ValueError: there is no such folder, or MLflow refused a run.
     """
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: no such folder; name results or a folder of records")
     run_dirs = sorted(
         {p.parent for p in folder.glob("*_seed*/manifest.json")}
         | {p.parent for p in folder.glob("*_seed*/attempts")}

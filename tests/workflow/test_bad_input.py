@@ -111,3 +111,8 @@ def test_program_refuses(tmp_path: Path, command: tuple[str, ...], line: str) ->
     assert_one_line(done, line)
     assert done.returncode == 2
     assert list(tmp_path.iterdir()) == []
+
+
+def test_rebuild_refuses_a_missing_folder(tmp_path: Path) -> None:
+    done = module("experiments.tracking", "rebuild", "none", folder=tmp_path)
+    assert_one_line(done, "none: no such folder; name results or a folder of records")

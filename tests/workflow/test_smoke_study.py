@@ -195,3 +195,13 @@ def test_record_holds_all_that_the_claims_and_figures_need(folder: Path, tmp_pat
     for name in FIGURES:
         drawn = (record / "figures" / f"{name}.png").read_bytes()
         assert drawn == (study_dir / "figures" / f"{name}.png").read_bytes()
+
+
+def test_results_of_other_settings_are_not_recorded(folder: Path, tmp_path: Path) -> None:
+    study = tmp_path / "study.yaml"
+    study.write_text(SMOKE.read_text().replace("lr: 1.0e-4", "lr: 2.0e-4"))
+    places = ("--results", folder / "results", "--records", "records")
+    done = module("experiments.record", "--study", study, *places, folder=tmp_path)
+    assert done.returncode == 2
+    assert f"{RUNS[0]}: trained with other settings than {study}; run the" in done.stderr
+    assert not (tmp_path / "records").exists()
