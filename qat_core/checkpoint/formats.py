@@ -37,9 +37,7 @@ class Layout:
         return {
             f"{module}.{self.codes}": packed.codes,
             f"{module}.{self.block_scale}": packed.block_scale,
-            f"{module}.{self.global_scale}": divisor.reciprocal()
-            if self.is_multiplier
-            else divisor.clone(),
+            f"{module}.{self.global_scale}": scale,
         }
 
     def from_tensors(self, codes: Tensor, block_scale: Tensor, scale: Tensor) -> PackedTensor:

@@ -142,7 +142,7 @@ def _other_config(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 20}))
 
 
-def _contradictory_config(folder: Path) -> None:
+def _more_layers(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
 
@@ -167,7 +167,7 @@ DAMAGES = [
     (_rename_in_index, r"has no entry for model\.norm\.weight"),
     (_wrong_dtype, r"model\.norm\.weight is torch\.float32"),
     (_other_config, r"model\.embed_tokens\.weight is .*\(18, 128\), needs .*\(20, 128\)"),
-    (_contradictory_config, r"config\.json: model_type qwen3.*num_hidden_layers"),
+    (_more_layers, r"num_hidden_layers|missing: model\.layers\.1\."),
     (_other_ignore, r"o_proj\.weight"),
     (_lose_shard, "model-00002.*missing"),
     (_break_config, r"config\.json: no valid JSON"),
