@@ -142,10 +142,12 @@ class FakeQuantizedTensor(torch.Tensor):
             global_scale, expert = global_scale[args[2]], args[2]
         elif func is aten.as_strided.default:  # how torch.compile makes a view again
             transposed = bool(data.stride(-1) != 1)
-        elif func is aten._to_copy.default:
-            global_scale = global_scale.to(data.device)
-        elif data.shape[-1] != self.shape[-1] and data.ndim == self.ndim and not transposed:
+        elif data.ndim == self.ndim and data.shape[-1] != self.shape[-1] and not transposed:
             raise ValueError(f"{self.weight_name}: cannot be cut along its blocks of {BLOCK_SIZE}")
+        if global_scale.device != data.device:  # of the meta device there is nothing to copy
+            known = not global_scale.is_meta
+            ones = torch.ones(global_scale.shape, device=data.device)
+            global_scale = global_scale.to(data.device) if known else ones
         return FakeQuantizedTensor(
             data, global_scale, self.weight_name, self.scales, transposed, expert
         )

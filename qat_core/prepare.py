@@ -98,22 +98,24 @@ def _plain_entries(
     module: nn.Module, state_dict: dict[str, Any], prefix: str, _metadata: Any
 ) -> None:
     """State dict hook: plain tensors for all to save; Parameters (keep_vars) stay what they are."""
-    for leaf in module._parameters:
+    for leaf, parameter in module._parameters.items():
         entry = state_dict.get(prefix + leaf)
         if isinstance(entry, Tensor) and not isinstance(entry, nn.Parameter):
-            state_dict[prefix + leaf] = _plain(entry)
+            state_dict[prefix + leaf] = _plain(entry, parameter)
 
 
-def _plain(tensor: Tensor) -> Tensor:
-    if isinstance(tensor, FakeQuantizedTensor):
-        return tensor.plain()
-    if isinstance(tensor, DTensor) and isinstance(tensor._local_tensor, FakeQuantizedTensor):
+def _plain(entry: Tensor, parameter: Any) -> Tensor:
+    """Shares memory and version counter with the parameter, so that `Scales` sees writes to it."""
+    if isinstance(entry, FakeQuantizedTensor):
+        plain: Tensor = parameter.plain().detach()
+        return plain
+    if isinstance(entry, DTensor) and isinstance(entry._local_tensor, FakeQuantizedTensor):
         return DTensor.from_local(
-            tensor._local_tensor.plain(),
-            tensor.device_mesh,
-            tensor.placements,
+            parameter._local_tensor.plain().detach(),
+            entry.device_mesh,
+            entry.placements,
             run_check=False,
-            shape=tensor.shape,
-            stride=tensor.stride(),
+            shape=entry.shape,
+            stride=entry.stride(),
         )
-    return tensor
+    return entry

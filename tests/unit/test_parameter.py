@@ -1,0 +1,187 @@
+"""The fake-quantized parameter against a model whose weights were rounded by hand."""
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from qat_core.nvfp4 import fake_quantize, global_scale, group_amax
+from qat_core.parameter import FakeQuantizedTensor
+from qat_core.plan import QuantPlan
+from qat_core.prepare import prepare, scales_of
+from qat_core.recipe import Recipe
+from tests.tiny_models import tiny_model, tokens
+
+FAMILIES = ["qwen3", "qwen3-tied", "qwen2", "llama"]
+EXPERTS_IMPLEMENTATIONS = ["grouped_mm", "batched_mm", "eager"]
+CASES = [(family, None) for family in FAMILIES]
+CASES += [("qwen3-moe", implementation) for implementation in EXPERTS_IMPLEMENTATIONS]
+
+
+def pair(
+    family: str, experts: str | None = None, recipe: Recipe | None = None
+) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """A prepared model, and a plain one that holds the rounded weights."""
+    model, oracle = tiny_model(family), tiny_model(family)
+    if experts:
+        model.set_experts_implementation(experts)
+        oracle.set_experts_implementation(experts)
+    recipe = recipe or Recipe()
+    round_weights(oracle, prepare(model, recipe), recipe)
+    return model, oracle
+
+
+@torch.no_grad()
+def round_weights(model: nn.Module, plan: QuantPlan, recipe: Recipe) -> None:
+    weights = dict(model.named_parameters())
+    for names in plan.groups.values():
+        members = [weights[name] for name in names]
+        scale = global_scale(group_amax([members])[0], recipe.scale)
+        for weight in members:
+            weight.copy_(fake_quantize(weight, scale, recipe.block_scale))
+
+
+def run(model: PreTrainedModel) -> tuple[Tensor, dict[str, Tensor]]:
+    """Logits and all gradients of one step."""
+    model.zero_grad()
+    out = model(input_ids=tokens(), labels=tokens(), use_cache=False)
+    out.loss.backward()
+    return out.logits, {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+def assert_same_run(model: PreTrainedModel, oracle: PreTrainedModel) -> None:
+    """Equal in every bit: both multiply the same numbers with the same kernels."""
+    (logits, grads), (expected, expected_grads) = run(model), run(oracle)
+    assert torch.equal(logits, expected)
+    assert {n for n, g in grads.items() if not torch.equal(g, expected_grads[n])} == set()
+
+
+@pytest.mark.parametrize(("family", "experts"), CASES)
+def test_forward_uses_rounded_weights_and_backward_goes_straight_through(
+    family: str, experts: str | None
+) -> None:
+    assert_same_run(*pair(family, experts))
+
+
+def test_rounding_changes_the_logits() -> None:
+    model, _ = pair("qwen3")
+    assert not torch.equal(run(model)[0], run(tiny_model("qwen3"))[0])
+
+
+@pytest.mark.parametrize("recipe", [Recipe(scale="amax"), Recipe.ffn(block_scale="mse")])
+def test_recipe_options_reach_the_weights(recipe: Recipe) -> None:
+    assert_same_run(*pair("qwen3", recipe=recipe))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe"])
+def test_gradient_checkpointing(family: str, reentrant: bool) -> None:
+    model, oracle = pair(family)
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    assert_same_run(model, oracle)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe"])
+def test_compiled_layers_follow_the_weights(family: str) -> None:
+    model, _ = pair(family)
+    oracle = copy.deepcopy(model)
+    for layer in model.model.layers:
+        layer.compile(backend="aot_eager")
+    for _ in range(2):
+        assert_same_run(model, oracle)
+        for each in (model, oracle):
+            with torch.no_grad():
+                for parameter in each.parameters():
+                    parameter.mul_(1.5)
+
+
+@pytest.mark.slow
+def test_layers_share_compiled_code() -> None:
+    model = tiny_model("qwen3", num_hidden_layers=4)
+    prepare(model, Recipe())
+    for layer in model.model.layers:
+        layer.compile(backend="aot_eager")
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        model(input_ids=tokens(), use_cache=False)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe"])
+def test_evaluation_uses_the_same_numbers(family: str, mode: type[torch.no_grad]) -> None:
+    model, _ = pair(family)
+    logits, _ = run(model)
+    with mode():
+        assert torch.equal(model(input_ids=tokens()).logits, logits)
+
+
+def test_autocast_rounds_the_bf16_value_of_fp32_weights() -> None:
+    model, _ = pair("qwen3")
+    masters = tiny_model("qwen3").float()
+    prepare(masters, Recipe())
+    with torch.autocast("cpu", torch.bfloat16):
+        weight = masters.model.layers[0].mlp.up_proj.weight
+        x = torch.randn(3, 64, dtype=torch.bfloat16)
+        product = nn.functional.linear(x, weight)
+    expected = nn.functional.linear(x, model.model.layers[0].mlp.up_proj.weight)
+    assert torch.equal(product, expected)
+
+
+def test_a_copy_follows_its_own_weights() -> None:
+    model, oracle = pair("qwen3")
+    copied = copy.deepcopy(model)
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight.mul_(8)
+    assert scales_of(copied) is not scales_of(model)
+    assert_same_run(copied, oracle)
+
+
+def test_moves_and_casts_stay_prepared() -> None:
+    model, _ = pair("qwen3")
+    weight = model.float().model.layers[0].mlp.up_proj.weight
+    assert isinstance(weight, FakeQuantizedTensor) and weight.dtype == torch.float32
+
+
+def test_saves_plain_tensors_and_loads_them() -> None:
+    model, oracle = pair("qwen3-moe")
+    buffer = io.BytesIO()
+    torch.save(model.state_dict(), buffer)
+    buffer.seek(0)
+    state = torch.load(buffer, weights_only=True)
+    plain = tiny_model("qwen3-moe").state_dict()
+    assert {name for name, t in state.items() if not torch.equal(t, plain[name])} == set()
+    assert {type(tensor) for tensor in state.values()} == {torch.Tensor}
+
+    other = tiny_model("qwen3-moe", seed=1)
+    prepare(other, Recipe())
+    other.load_state_dict(state)
+    assert_same_run(other, oracle)
+
+
+def test_pickles_as_the_plain_parameter() -> None:
+    model, _ = pair("qwen3")
+    buffer = io.BytesIO()
+    torch.save({"weight": model.model.layers[0].mlp.up_proj.weight}, buffer)
+    buffer.seek(0)
+    assert type(torch.load(buffer, weights_only=True)["weight"]) is nn.Parameter
+
+
+def test_other_arithmetic_sees_full_precision() -> None:
+    model, _ = pair("qwen3")
+    weight = model.model.layers[0].mlp.up_proj.weight
+    expected = tiny_model("qwen3").model.layers[0].mlp.up_proj.weight
+    assert torch.equal(weight * 1, expected) and type(weight * 1) is torch.Tensor
+    assert torch.equal(torch.cat([weight, weight])[:96], expected)
+    assert not torch.equal(torch.eye(96).bfloat16() @ weight, expected)
+
+
+def test_refuses_views_without_blocks() -> None:
+    model, _ = pair("qwen3")
+    weight = model.model.layers[0].mlp.up_proj.weight
+    with pytest.raises(ValueError, match=r"0\.mlp\.up_proj\.weight: cannot be cut"):
+        weight[:, 8:24]
+    with pytest.raises(ValueError, match=r"0\.mlp\.up_proj\.weight: used in a matrix product"):
+        torch.bmm(weight.view(2, 48, 64), torch.ones(2, 64, 1).bfloat16())

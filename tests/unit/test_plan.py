@@ -1,0 +1,93 @@
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from qat_core.explain import explain
+from qat_core.plan import plan
+from qat_core.recipe import Recipe
+from tests.tiny_models import tiny_model
+
+ATTENTION_GROUP = "model.layers.0.self_attn.q_proj+k_proj+v_proj"
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-tied", "qwen2", "llama"])
+def test_dense_models_quantize_seven_weights_a_layer_in_four_groups(family: str) -> None:
+    found = plan(tiny_model(family), Recipe.full())
+    assert len(found.quantized) == 2 * 7
+    assert len(found.groups) == 2 * 4
+    assert [name.split(".")[-2] for name in found.groups[ATTENTION_GROUP]] == [
+        "q_proj",
+        "k_proj",
+        "v_proj",
+    ]
+    assert sorted(sum(found.groups.values(), ())) == sorted(found.quantized)
+
+
+def test_moe_quantizes_expert_parameters_but_no_router() -> None:
+    found = plan(tiny_model("qwen3-moe"), Recipe.full())
+    experts = "model.layers.1.mlp.experts."
+    assert {f"{experts}gate_up_proj", f"{experts}down_proj"} <= set(found.quantized)
+    assert not [name for name in found.quantized if "mlp.gate." in name or "lm_head" in name]
+    assert found.groups[f"{experts}gate_up_proj"] == (f"{experts}gate_up_proj",)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe"])
+def test_ffn_recipe_leaves_attention_out(family: str) -> None:
+    quantized = plan(tiny_model(family), Recipe.ffn()).quantized
+    assert quantized and not [name for name in quantized if "attn" in name]
+
+
+def test_works_on_the_meta_device() -> None:
+    with torch.device("meta"):
+        model = tiny_model("qwen3-moe")
+    assert plan(model, Recipe()) == plan(tiny_model("qwen3-moe"), Recipe())
+
+
+def test_json_holds_every_parameter() -> None:
+    model = tiny_model("qwen3")
+    entries = json.loads(plan(model, Recipe()).to_json())
+    assert [entry["name"] for entry in entries] == [name for name, _ in model.named_parameters()]
+
+
+@pytest.mark.parametrize(
+    ("ignore", "message"),
+    [
+        (("model",), "quantizes nothing"),
+        (("q_proj",), "q_proj.weight is left out .* ignore all or none"),
+    ],
+    ids=["nothing", "part-of-a-group"],
+)
+def test_refuses_what_no_engine_serves(ignore: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        plan(tiny_model("qwen3"), Recipe(ignore=ignore))
+
+
+def test_refuses_input_sizes_that_are_odd_or_differ() -> None:
+    model = tiny_model("qwen3")
+    mlp = model.model.layers[0].mlp
+    mlp.down_proj = nn.Linear(40, 64, bias=False)
+    with pytest.raises(ValueError, match=r"0\.mlp\.down_proj\.weight: input size 40 .* ignore"):
+        plan(model, Recipe())
+    mlp.down_proj = nn.Linear(96, 64, bias=False)
+    mlp.up_proj = nn.Linear(32, 96, bias=False)
+    with pytest.raises(ValueError, match=r"gate_proj\+up_proj: members differ in input size"):
+        plan(model, Recipe())
+
+
+def test_explains_reasons_shared_scales_and_warns_of_idle_patterns() -> None:
+    text = explain(tiny_model("qwen3-moe"), Recipe(ignore=("layers.0.self_attn", "nothing")))
+    lines = {line.split("  ")[1]: line for line in text.splitlines() if line[0].isdigit()}
+    assert "2x" in lines["model.layers.*.mlp.experts.gate_up_proj"]
+    assert "NVFP4" in lines["model.layers.*.mlp.experts.gate_up_proj"]
+    assert "BF16" in lines["lm_head.weight"]
+    assert "one scale for q_proj+k_proj+v_proj" in text
+    assert "ignored by 'layers.0.self_attn'" in text
+    assert text.endswith("warning: ignore pattern 'nothing' matches nothing")
+
+
+def test_explains_also_what_prepare_refuses() -> None:
+    assert "error: the recipe quantizes nothing" in explain(
+        tiny_model("qwen3"), Recipe(ignore=("model",))
+    )
