@@ -66,8 +66,8 @@ def _describe(details: ErrorDetails, model: type[BaseModel], kinds: Kinds) -> st
     """One pydantic error as "<dotted key>: <what>; <mend>"."""
     kind, given, context = details["type"], details["input"], details.get("ctx", {})
     key = ".".join(map(str, _keys_in_file(details["loc"])))
-    if kind == "value_error":  # raised by a validator of ours, which names key and mend
-        return str(context["error"])
+    if kind == "value_error":  # by a validator of ours; that of the whole study names the key
+        return f"{key}: {context['error']}" if key else str(context["error"])
     if kind == "extra_forbidden":
         return f"{key}: unknown key; {_suggest(details['loc'], model, kinds)}"
     if kind == "missing":
