@@ -1,20 +1,17 @@
 """Read packed checkpoints back, after everything about them was checked."""
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from torch import nn
-
 from qat_core.checkpoint.architecture import meta_model, without_tied_copies
 from qat_core.checkpoint.contract import require_same
+from qat_core.checkpoint.declared import declared_plan
 from qat_core.checkpoint.formats import LAYOUTS, Layout, format_of, stored_tensors
-from qat_core.checkpoint.hub import Weight, fused_module, meta_weights, split_experts
+from qat_core.checkpoint.hub import Weight, meta_weights, split_experts
 from qat_core.checkpoint.manifest import verify_manifest
 from qat_core.checkpoint.shards import Shards, read_json
 from qat_core.nvfp4 import PackedTensor
-from qat_core.plan import QuantPlan, plan
-from qat_core.recipe import Recipe
+from qat_core.plan import QuantPlan
 
 
 def read_checkpoint(folder: Path) -> Iterator[tuple[str, Weight]]:
@@ -34,13 +31,6 @@ def read_checkpoint(folder: Path) -> Iterator[tuple[str, Weight]]:
     expected = dict(stored_tensors(split_experts(meta_weights(declared)), layout))
     require_same(expected, without_tied_copies(model, shards.described), str(folder))
     return _weights(declared, shards, layout)
-
-
-def declared_plan(model: nn.Module, ignored: list[str]) -> QuantPlan:
-    """The plan behind a list of ignored modules, as found in a quantization_config."""
-    patterns = {f"re:{re.escape(fused_module(name))}$" for name in ignored if ":" not in name}
-    patterns |= {name for name in ignored if name.startswith("re:")}
-    return plan(model, Recipe.full(ignore=tuple(sorted(patterns))))
 
 
 def _weights(declared: QuantPlan, shards: Shards, layout: Layout) -> Iterator[tuple[str, Weight]]:

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from qat_core.checkpoint.architecture import meta_model, without_tied_copies
 from qat_core.checkpoint.contract import require_same
+from qat_core.checkpoint.declared import declared_plan, ignored_modules
 from qat_core.checkpoint.formats import (
     LAYOUTS,
     CheckpointFormat,
@@ -26,11 +27,13 @@ from qat_core.checkpoint.formats import (
     quantization_config,
     stored_tensors,
 )
-from qat_core.checkpoint.hub import Weight, meta_weights, read_fused, refuse_renamed, split_experts
+from qat_core.checkpoint.hub import Weight, read_fused, refuse_renamed, split_experts
 from qat_core.checkpoint.manifest import MANIFEST, verify_manifest, write_manifest
 from qat_core.checkpoint.shards import INDEX, Shards, read_json
 from qat_core.checkpoint.source import model_reader, packed_weights
+from qat_core.ledger import ledger
 from qat_core.plan import QuantPlan, plan
+from qat_core.prepare import is_prepared
 from qat_core.recipe import Recipe
 
 # Neither weights nor what is written anew.
@@ -61,11 +64,13 @@ def export(
         kind: how packed weights are stored.
 
     Raises:
-        ValueError: see `plan`; the folder exists; a weight is not finite or its name on the hub is
-            not known. Nothing is then left behind.
+        ValueError: see `plan`; the folder exists; the model was trained with another recipe; a
+            weight is not finite or its name on the hub is not known. Nothing is then left behind.
     """
     refuse_renamed(model)
     checked = plan(model, recipe)
+    served = declared_plan(model, ignored_modules(checked)).quantized
+    ledger(model, checked, served, qat=is_prepared(model)).check()
     weights = packed_weights(checked, recipe, model_reader(model, checked))
     is_sharded = any(isinstance(p, DTensor) for p in model.parameters())
     if is_sharded and dist.get_rank() != 0:
@@ -171,19 +176,6 @@ def _write(
     if kind == "modelopt":
         _write_json(folder / "hf_quant_config.json", hf_quant_config(ignored))
     write_manifest(folder)
-
-
-def ignored_modules(checked: QuantPlan) -> list[str]:
-    """Linear modules that stay in BF16, under the hub's names; a tied output head too."""
-    kept = {entry.name for entry in checked.entries if not entry.quantized}
-    matrices = [
-        name.removesuffix(".weight")
-        for name, weight in split_experts(
-            (name, weight) for name, weight in meta_weights(checked) if name in kept
-        )
-        if len(weight.shape) == 2 and "embed" not in name
-    ]
-    return sorted({*matrices, "lm_head"})
 
 
 def _layer(name: str) -> str:
