@@ -112,7 +112,8 @@ class Scales:
         flat = torch.cat(amax)
         sizes = [len(values) for values in amax]
         if self._mesh is not None:
-            flat = flat.nan_to_num(nan=torch.inf).to(self._mesh.device_type)
+            # A maximum with NaN is not defined in collectives, one with infinity is.
+            flat = flat.masked_fill(~flat.isfinite(), torch.inf).to(self._mesh.device_type)
             dist.all_reduce(flat, dist.ReduceOp.MAX, self._mesh.get_group())
         self._store(torch.split(global_scale(flat, self.policy), sizes))
         self._finite = torch.split(flat.isfinite(), sizes)

@@ -4,8 +4,8 @@
 
 A step is forward and backward of a stack of decoder layers over 8,192 tokens, gradient
 checkpointing off and on. Each step of the arm `qat` recomputes the global scales, as the first one
-after an optimizer step does; `qat, scales known` is any further micro-batch. Peak memory is what the step
-allocates on top of what lies there, the model's weights included, those of other arms not.
+after an optimizer step does; `qat, scales known` is any further micro-batch. Peak memory is what
+the step allocates on top of what lies there, the arm's weights included, those of other arms not.
 """
 
 import argparse

@@ -1,0 +1,181 @@
+"""What every rank of the FSDP2 tests does; rank 0 writes down what it saw."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from qat_core.parameter import FakeQuantizedTensor
+from qat_core.prepare import prepare, scales_of
+from qat_core.recipe import Recipe
+from tests.tiny_models import tiny_model, tokens
+
+POLICY = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+FAMILIES = ("qwen3", "qwen2", "qwen3-moe")
+Build = Callable[[], nn.Module]
+
+
+class Uneven(nn.Module):
+    """Ten rows and two rows: over four ranks one shard is short, and two shards are empty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList([nn.Linear(32, 10), nn.Linear(32, 2)]).bfloat16()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([layer(x) for layer in self.layers], -1)
+
+
+def sharded(build: Build, reshard: bool = True, **options: Any) -> nn.Module:
+    """An FP32 model, prepared, its layers and itself sharded."""
+    model = build().float()
+    prepare(model, Recipe())
+    layers = model.model.layers if hasattr(model, "model") else [model]
+    for module in {id(m): m for m in (*layers, model)}.values():
+        fully_shard(module, mp_policy=POLICY, reshard_after_forward=reshard, **options)
+    return model
+
+
+def one_device(build: Build) -> nn.Module:
+    model = build()
+    prepare(model, Recipe())
+    return model
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Tensor:
+    """Forward and backward of the same batch on every rank, then the optimizer; the output."""
+    if isinstance(model, Uneven):
+        out = model(torch.ones(4, 32).bfloat16())
+        out.sum().backward()
+    else:
+        result = model(input_ids=tokens(), labels=tokens(), use_cache=False)
+        result.loss.backward()
+        out = result.logits
+    if optimizer:
+        optimizer.step()
+        optimizer.zero_grad()
+    return out.detach()
+
+
+def compare(build: Build, **options: Any) -> dict[str, Any]:
+    """One sharded step against one on a single device: output, gradients, gathered weights."""
+    model, single = sharded(build, **options), one_device(build)
+    out, expected = step(model), step(single)
+    grads = {name: p.grad.full_tensor() for name, p in model.named_parameters()}
+    differ = [n for n, p in single.named_parameters() if not torch.equal(grads[n], p.grad.float())]
+    return {
+        "same_output": torch.equal(out, expected),
+        "grads_that_differ": differ,
+        "weights_that_differ": gathered_differ(model, single),
+    }
+
+
+def gathered_differ(model: nn.Module, single: nn.Module) -> list[str]:
+    """Quantized weights that an all-gather brings otherwise than one device rounds them."""
+    rounded = {
+        name: parameter.rounded().bfloat16()
+        for name, parameter in single.named_parameters()
+        if isinstance(parameter, FakeQuantizedTensor)
+    }
+    modules = [m for m in model.modules() if hasattr(m, "unshard")]
+    for module in modules:
+        module.unshard()
+    gathered = dict(model.named_parameters())
+    differ = [name for name, w in rounded.items() if not torch.equal(gathered[name], w)]
+    for module in modules:
+        module.reshard()
+    return differ
+
+
+def train(checkpoint: Path) -> dict[str, Any]:
+    """Three optimizer steps, two micro-batches each; a distributed checkpoint of the result."""
+    model = sharded(lambda: tiny_model("qwen3-moe"))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    step(model)
+    scales = scales_of(model)
+    assert scales is not None
+    before = scales.num_refreshes
+    for _ in range(3):
+        step(model)
+        step(model, optimizer)
+    state = model.state_dict()
+    kinds = {type(t._local_tensor) for t in state.values() if isinstance(t, DTensor)}
+    dcp.save(state, checkpoint_id=checkpoint)
+    return {
+        "refreshes": scales.num_refreshes - before,
+        "local_types": [kind.__name__ for kind in kinds],
+        "optimizer_types": sorted(
+            {type(v).__name__ for s in optimizer.state.values() for v in s.values()}
+        ),
+        "loss_after": step(model),
+    }
+
+
+def resumed(checkpoint: Path) -> Tensor:
+    """Output of a differently initialised model that loads the checkpoint."""
+    model = sharded(lambda: tiny_model("qwen3-moe", seed=1))
+    step(model)  # scales of the old weights are known, and must be forgotten
+    model.zero_grad()
+    state = model.state_dict()
+    dcp.load(state, checkpoint_id=checkpoint)
+    model.load_state_dict(state)
+    return step(model)
+
+
+def refuses_infinity() -> str:
+    """The error of a weight that is infinite on one rank alone, as every rank sees it."""
+    model = sharded(lambda: tiny_model("qwen3"))
+    weight: Any = model.model.layers[0].mlp.down_proj.weight  # type: ignore[union-attr, index]
+    if dist.get_rank() == 0:
+        with torch.no_grad():
+            weight.to_local()[0, 0] = torch.inf
+    else:
+        with torch.no_grad():
+            weight.to_local().mul_(1)
+    try:
+        step(model)
+    except ValueError as error:
+        return str(error)
+    return "accepted"
+
+
+def packed_bytes() -> dict[str, float]:
+    """Bytes a weight that a rank sends for the quantized weights of one layer."""
+    model = sharded(lambda: tiny_model("qwen3"))
+    step(model)
+    scales = scales_of(model)
+    assert scales is not None
+    sent = sum(piece.nbytes for pieces in scales.packed_shards.values() for piece in pieces)
+    weights = sum(shape.numel() for shape in scales.shapes.values()) / dist.get_world_size()
+    return {"bytes_per_weight": sent / weights}
+
+
+def run(rank: int, world: int, folder: str, saved_by: int) -> None:
+    """All checks of one rank; the results of rank 0 go to `world<world>.pt`."""
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous{world}", rank=rank, world_size=world
+    )
+    results: dict[str, Any] = {}
+    for family in FAMILIES:
+        for reshard in (True, False):
+            build: Build = lambda family=family: tiny_model(family)  # type: ignore[misc] # noqa: E731
+            results[f"{family}, reshard {reshard}"] = compare(build, reshard=reshard)
+    results["uneven"] = compare(Uneven)
+    offload = CPUOffloadPolicy(pin_memory=False)
+    results["offload"] = compare(lambda: tiny_model("qwen3-moe"), offload_policy=offload)
+    results["trained"] = train(Path(folder, f"checkpoint{world}"))
+    if saved_by:
+        results["resumed"] = resumed(Path(folder, f"checkpoint{saved_by}"))
+    results["infinity"] = refuses_infinity()
+    results["packed"] = packed_bytes()
+    if rank == 0:
+        torch.save(results, Path(folder, f"world{world}.pt"))
+    dist.destroy_process_group()

@@ -1,0 +1,83 @@
+"""FSDP2 with gloo: sharded steps equal those of one device in every bit.
+
+All ranks see the same batch, and the mean of equal gradients over 2 or 4 ranks is exact, so that
+also gradients must be equal.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.multiprocessing.spawn import spawn
+
+from qat_core.prepare import prepare
+from qat_core.recipe import Recipe
+from tests.integration import fsdp_ranks
+from tests.tiny_models import tiny_model
+
+pytestmark = pytest.mark.slow
+CASES = [f"{family}, reshard {r}" for family in fsdp_ranks.FAMILIES for r in (True, False)]
+CASES += ["uneven", "offload"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results of 4 ranks, and of 2 ranks that also load the checkpoint of the 4, and of 1."""
+    path = tmp_path_factory.mktemp("fsdp")
+    for world, saved_by in ((4, 0), (2, 4), (1, 2)):
+        spawn(fsdp_ranks.run, (world, str(path), saved_by), nprocs=world)  # type: ignore[no-untyped-call]
+    return path
+
+
+@pytest.fixture(params=[4, 2, 1], ids=["4-ranks", "2-ranks", "1-rank"])
+def results(request: pytest.FixtureRequest, folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = torch.load(folder / f"world{request.param}.pt", weights_only=False)
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_equals_that_of_one_device(results: dict[str, Any], case: str) -> None:
+    assert results[case] == {
+        "same_output": True,
+        "grads_that_differ": [],
+        "weights_that_differ": [],
+    }
+
+
+def test_one_refresh_an_optimizer_step(results: dict[str, Any]) -> None:
+    assert results["trained"]["refreshes"] == 2  # the third step's comes with the next forward
+
+
+def test_state_dicts_and_optimizer_states_are_plain(results: dict[str, Any]) -> None:
+    assert results["trained"]["local_types"] == ["Tensor"]
+    assert results["trained"]["optimizer_types"] == ["DTensor", "Tensor"]
+
+
+def test_packed_shards_take_four_and_a_half_bits(results: dict[str, Any]) -> None:
+    assert results["packed"]["bytes_per_weight"] == 0.5625
+
+
+def test_infinity_on_one_rank_is_refused_on_all(results: dict[str, Any]) -> None:
+    assert "layers.0.mlp.down_proj.weight: holds NaN or infinity" in results["infinity"]
+
+
+def test_checkpoints_reshard_from_4_to_2_to_1(folder: Path) -> None:
+    saved = {w: torch.load(folder / f"world{w}.pt", weights_only=False) for w in (4, 2, 1)}
+    assert torch.equal(saved[2]["resumed"], saved[4]["trained"]["loss_after"])
+    assert torch.equal(saved[1]["resumed"], saved[2]["trained"]["loss_after"])
+
+
+def test_checkpoints_load_without_fsdp(folder: Path) -> None:
+    model = tiny_model("qwen3-moe", seed=1).float()
+    prepare(model, Recipe())
+    state = model.state_dict()
+    dcp.load(state, checkpoint_id=folder / "checkpoint4", no_dist=True)
+    model.load_state_dict(state)
+    plain = tiny_model("qwen3-moe").float()
+    reference = plain.state_dict()
+    dcp.load(reference, checkpoint_id=folder / "checkpoint4", no_dist=True)
+    plain.load_state_dict(reference)
+    prepare(plain, Recipe())
+    assert torch.equal(fsdp_ranks.step(model), fsdp_ranks.step(plain))
