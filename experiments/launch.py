@@ -84,7 +84,7 @@ def train(study: Study, run: Run, base_dir: Path, checkpoints: Path, log: RunLog
         study.device,
         checkpoints,
     )
-    result = trainer.train(log.on_step)
+    trainer.train(log.on_step)
     bf16_bytes = sum(p.nbytes for p in trainer.policy.model.parameters())
     # of the last weights, also where a crash left no step to do and so the engine no packed ones
     stream = weight_stream(trainer.policy.model, trainer.plan, arm.rolled_out)
@@ -94,7 +94,7 @@ def train(study: Study, run: Run, base_dir: Path, checkpoints: Path, log: RunLog
             "measured_bf16_gib": bf16_bytes / BYTES_PER_GIB,
             "measured_packed_gib": packed_bytes and packed_bytes / BYTES_PER_GIB,
         },
-        "ledger": json.loads(result.plan.to_json()) if result.plan else None,
+        "ledger": json.loads(trainer.plan.to_json()) if trainer.plan else None,
     }
 
 

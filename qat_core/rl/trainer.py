@@ -4,14 +4,13 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from qat_core.prepare import QuantPlan, plan
+from qat_core.plan import plan
 from qat_core.recipe import Recipe
 from qat_core.rl import resume
 from qat_core.rl.config import GrpoConfig, TaskConfig
@@ -27,15 +26,6 @@ from qat_core.rollout.engine import RolloutEngine, Rollouts
 from qat_core.rollout.packed import weight_stream
 
 OnStep = Callable[[int, dict[str, float]], None]
-
-
-@dataclass(frozen=True)
-class TrainResult:
-    """What a finished run leaves besides its metrics."""
-
-    final_checkpoint: Path
-    rollout_weight_bytes: int
-    plan: QuantPlan | None
 
 
 class GrpoTrainer:
@@ -64,18 +54,13 @@ class GrpoTrainer:
         self.problems = make_problems(task, "train")
         self.timings_s: dict[str, float] = {}
 
-    def train(self, on_step: OnStep) -> TrainResult:
+    def train(self, on_step: OnStep) -> None:
         """Runs the remaining steps; `on_step(step, metrics)` is called after each of them."""
         first = resume.load(self.checkpoint_dir, self.optimizer) + 1
         for step in range(first, self.config.steps + 1):
             on_step(step, self.step(step))
             if step % self.config.save_every == 0 or step == self.config.steps:
                 self._save(step)
-        return TrainResult(
-            final_checkpoint=resume.step_dir(self.checkpoint_dir, self.config.steps),
-            rollout_weight_bytes=self.engine.weight_bytes,
-            plan=self.plan,
-        )
 
     def step(self, step: int) -> dict[str, float]:
         """One round of sync, rollout and update; all randomness derives from seed and step."""
