@@ -47,7 +47,8 @@ def round_weights(model: nn.Module, plan: QuantPlan, recipe: Recipe) -> None:
 def run(model: PreTrainedModel) -> tuple[Tensor, dict[str, Tensor]]:
     """Logits and all gradients of one step."""
     model.zero_grad()
-    out = model(input_ids=tokens(), labels=tokens(), use_cache=False)
+    ids = tokens().to(model.device)
+    out = model(input_ids=ids, labels=ids, use_cache=False)
     out.loss.backward()
     return out.logits, {name: p.grad.clone() for name, p in model.named_parameters()}
 
@@ -64,6 +65,14 @@ def test_forward_uses_rounded_weights_and_backward_goes_straight_through(
     family: str, experts: str | None
 ) -> None:
     assert_same_run(*pair(family, experts))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
+@pytest.mark.parametrize(("family", "experts"), CASES)
+def test_kernels_round_as_the_oracle_does(family: str, experts: str | None) -> None:
+    model, oracle = pair(family, experts)
+    assert_same_run(model.cuda(), oracle.cuda())
 
 
 def test_rounding_changes_the_logits() -> None:
