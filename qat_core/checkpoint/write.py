@@ -36,8 +36,7 @@ from qat_core.plan import QuantPlan, plan
 from qat_core.prepare import is_prepared
 from qat_core.recipe import Recipe
 
-# Neither weights nor what is written anew.
-NOT_COPIED = (".safetensors", ".bin", ".pt", ".pth", ".gguf", "config.json", INDEX, MANIFEST)
+WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 
 
 class Saveable(Protocol):
@@ -110,9 +109,8 @@ def convert(
 
     with _complete_or_absent(destination) as partial:
         for path in source.iterdir():
-            if path.is_file() and not path.name.endswith(NOT_COPIED):
+            if path.is_file() and path.name != MANIFEST and not path.name.endswith(WEIGHT_SUFFIXES):
                 shutil.copyfile(path, partial / path.name)
-        shutil.copyfile(source / "config.json", partial / "config.json")
         _write(partial, packed_weights(checked, recipe, read), checked, kind, progress)
 
 

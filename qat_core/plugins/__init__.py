@@ -1,0 +1,1 @@
+"""Entry points into other frameworks."""

@@ -1,0 +1,141 @@
+"""NVFP4 W4A16 for vLLM on a CPU: loads what the CUDA classes load, unpacks it, computes in BF16.
+
+Parameters have the names, shapes and loaders of the CUDA classes, so that checkpoints, weight syncs
+and layer-wise reload take the same path as on a GPU. Only what follows the loading differs.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module, Parameter
+from vllm.model_executor.layers.fused_moe import FusedMoeWeightScaleSupported, RoutedExperts
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
+    UnquantizedFusedMoEMethod,
+)
+from vllm.model_executor.layers.linear import UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import (
+    CompressedTensorsConfig,
+)
+from vllm.model_executor.layers.quantization.compressed_tensors.schemes import (
+    CompressedTensorsW4A4Fp4,
+)
+from vllm.model_executor.utils import set_weight_attrs
+
+from qat_core.nvfp4 import BLOCK_SIZE, PackedTensor, dequantize
+
+
+class CpuW4A16Linear(CompressedTensorsW4A4Fp4):  # type: ignore[misc]
+    """Linear layers: `create_weights` is that of the CUDA class."""
+
+    def __init__(self) -> None:
+        self.use_a16 = True
+        self.group_size = BLOCK_SIZE
+        self.kernel = _NoKernel()
+        self._unquantized = UnquantizedLinearMethod()
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Replaces the packed parameters by a BF16 weight in the layout of vLLM's CPU kernels."""
+        scale = layer.weight_global_scale.data.max()  # one for all of a fused layer, as on CUDA
+        weight = _unpacked(layer, "weight", scale, layer.params_dtype)
+        for name in ("weight_packed", "weight_scale", "weight_global_scale"):
+            delattr(layer, name)
+        layer.weight = weight
+        self._unquantized.process_weights_after_loading(layer)
+
+    def apply_weights(self, layer: Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """BF16 product."""
+        product: Tensor = self._unquantized.apply(layer, x, bias)
+        return product
+
+
+class CpuW4A16Experts(UnquantizedFusedMoEMethod):  # type: ignore[misc]
+    """Fused experts: w13 holds gate and up, w2 down."""
+
+    def create_weights(
+        self,
+        layer: Any,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size_per_partition: int,
+        params_dtype: torch.dtype,
+        **weight_attrs: Any,
+    ) -> None:
+        """The packed parameters of the CUDA class."""
+        layer.num_experts, layer.params_dtype = num_experts, params_dtype
+        inner = intermediate_size_per_partition
+        group = {"quant_method": FusedMoeWeightScaleSupported.GROUP.value}
+        tensor = {"quant_method": FusedMoeWeightScaleSupported.TENSOR.value}
+        shapes = {
+            "w13": (num_experts, 2 * inner, hidden_size),
+            "w2": (num_experts, hidden_size, inner),
+        }
+        for name, (_, rows, columns) in shapes.items():
+            packed_shape = (num_experts, rows, columns // 2)
+            _add(layer, f"{name}_weight_packed", packed_shape, torch.uint8, weight_attrs)
+            scale_shape = (num_experts, rows, columns // BLOCK_SIZE)
+            attrs = weight_attrs | group
+            _add(layer, f"{name}_weight_scale", scale_shape, torch.float8_e4m3fn, attrs)
+            per_expert = (num_experts, 2) if name == "w13" else (num_experts,)
+            for kind in ("weight_global_scale", "input_global_scale"):
+                _add(layer, f"{name}_{kind}", per_expert, torch.float32, weight_attrs | tensor)
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Replaces the packed parameters by BF16 weights in the layout of vLLM's CPU kernels."""
+        for name in ("w13", "w2"):
+            scale = getattr(layer, f"{name}_weight_global_scale").data
+            scale = scale[:, 0] if name == "w13" else scale  # gate's serves up too, as on CUDA
+            weight = _unpacked(layer, f"{name}_weight", scale.contiguous(), layer.params_dtype)
+            for kind in ("weight_packed", "weight_scale", "weight_global_scale"):
+                delattr(layer, f"{name}_{kind}")
+            delattr(layer, f"{name}_input_global_scale")
+            setattr(layer, f"{name}_weight", weight)
+        self.moe_kernel = None  # else vLLM 0.28 keeps the layout made of the weights before
+        super().process_weights_after_loading(layer)
+
+
+class CpuCompressedTensorsConfig(CompressedTensorsConfig):  # type: ignore[misc]
+    """Chooses the classes above for NVFP4 weights with 16-bit activations."""
+
+    def _get_scheme_from_parts(
+        self, weight_quant: Any, input_quant: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if self._is_nvfp4_format(weight_quant) and input_quant is None:
+            return CpuW4A16Linear()
+        return super()._get_scheme_from_parts(weight_quant, input_quant, *args, **kwargs)
+
+    def get_quant_method(self, layer: Module, prefix: str) -> Any:
+        """Experts are quantized if all three matrices of the first one are."""
+        if isinstance(layer, RoutedExperts):
+            self._add_fused_moe_to_target_scheme_map()
+            leaves = ("gate_proj", "up_proj", "down_proj")
+            schemes = [self.get_scheme_dict(layer, f"{prefix}.0.{leaf}") for leaf in leaves]
+            if all(scheme is not None and self._is_w4a16(scheme) for scheme in schemes):
+                return CpuW4A16Experts(layer.moe_config)
+        return super().get_quant_method(layer, prefix)
+
+    def _is_w4a16(self, scheme: dict[str, Any]) -> bool:
+        is_nvfp4 = bool(self._is_nvfp4_format(scheme.get("weights")))
+        return is_nvfp4 and scheme.get("input_activations") is None
+
+
+class _NoKernel:
+    """Stands where the CUDA class keeps its kernel: activations come unquantized."""
+
+    def input_quant_key(self) -> None:
+        """None: no quantized input."""
+
+
+def _unpacked(layer: Any, name: str, global_scale: Tensor, dtype: torch.dtype) -> Parameter:
+    codes = getattr(layer, f"{name}_packed").data
+    block_scale = getattr(layer, f"{name}_scale").data
+    weight = dequantize(PackedTensor(codes, block_scale, global_scale), torch.float32)
+    return Parameter(weight.to(dtype), requires_grad=False)
+
+
+def _add(
+    layer: Module, name: str, shape: tuple[int, ...], dtype: torch.dtype, attrs: dict[str, Any]
+) -> None:
+    parameter = Parameter(torch.empty(shape, dtype=dtype), requires_grad=False)
+    layer.register_parameter(name, parameter)
+    set_weight_attrs(parameter, attrs)

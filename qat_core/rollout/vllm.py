@@ -1,0 +1,197 @@
+"""vLLM in this process as a rollout engine; weights arrive through its layer-wise reload."""
+
+import os
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qat_core.checkpoint.architecture import meta_model
+from qat_core.checkpoint.contract import require_same
+from qat_core.checkpoint.declared import bf16_plan, declared_plan, ignored_modules
+from qat_core.checkpoint.formats import LAYOUTS, format_of, quantization_config, stored_tensors
+from qat_core.checkpoint.hub import Weight, meta_weights, split_experts
+from qat_core.checkpoint.shards import read_json
+from qat_core.nvfp4 import PackedTensor
+from qat_core.plan import QuantPlan
+from qat_core.rollout import vllm_seam
+from qat_core.rollout.engine import Rollouts, WeightStream
+from qat_core.rollout.vllm_worker import quantized_parameters, reload, weight_bytes
+
+LAYOUT = LAYOUTS["compressed-tensors"]
+
+
+class VllmEngine:
+    """A `RolloutEngine` of vLLM 0.24 (CUDA) or 0.28 (CPU), dense or MoE, BF16 or NVFP4 W4A16.
+
+    Attributes:
+        plan: what the engine holds in NVFP4.
+        weight_bytes: what vLLM's weights take, after its own repacking.
+    """
+
+    def __init__(self, model_dir: Path, packed: QuantPlan | None = None, **settings: Any) -> None:
+        """Starts vLLM.
+
+        Args:
+            model_dir: BF16 or packed checkpoint, with tokenizer.
+            packed: serve a BF16 checkpoint's architecture with these weights in NVFP4. Weights come
+                with the first `sync`; none are read.
+            settings: for `vllm.LLM`, e.g. `max_model_len`.
+
+        Raises:
+            ValueError: this version of vLLM is not supported, vLLM runs in another process, or it
+                does not quantize exactly what is planned.
+        """
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        if os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] != "0":
+            raise ValueError("VLLM_ENABLE_V1_MULTIPROCESSING: needs to be 0 for weight syncs")
+        import vllm
+
+        from qat_core.plugins.vllm import register
+
+        vllm_seam.require_supported(vllm.__version__)
+        vllm_seam.hold_addresses(vllm.__version__)
+        register()
+        self.plan = packed or _served_plan(model_dir)
+        if packed is not None:
+            declared = quantization_config("compressed-tensors", ignored_modules(packed))
+            settings |= {
+                "hf_overrides": {"quantization_config": declared},
+                "load_format": "dummy",
+            }
+        self._has_weights = settings.get("load_format") != "dummy"
+        self._vllm = vllm
+        self._llm = vllm.LLM(
+            str(model_dir), dtype="bfloat16", logprobs_mode="processed_logprobs", **settings
+        )
+        self._expected = dict(stored_tensors(split_experts(meta_weights(self.plan)), LAYOUT))
+        self._require_coverage()
+        tokenizer = self._llm.get_tokenizer()
+        self.eos_id: int = tokenizer.eos_token_id
+        self.pad_id: int = tokenizer.pad_token_id
+        self.weight_bytes: int = self._on_worker(weight_bytes)
+
+    @property
+    def kv_cache_tokens(self) -> int:
+        """How many tokens the KV cache holds."""
+        cache = self._llm.llm_engine.vllm_config.cache_config
+        return int(cache.num_gpu_blocks * cache.block_size)
+
+    def sync(self, stream: WeightStream, announced: QuantPlan | None = None) -> None:
+        """Replaces all weights in place.
+
+        Args:
+            stream: every parameter of the trained model.
+            announced: the plan behind the stream. With it, weights are loaded one by one as they
+                come; without it they are all held until the last has come.
+
+        Raises:
+            ValueError: a name, shape or dtype is not what the engine needs. Nothing is replaced.
+        """
+        if announced is None:
+            stream = list(stream)
+            coming: Mapping[str, Weight] = dict(stream)
+        else:
+            coming = dict(meta_weights(announced))
+        found = dict(stored_tensors(split_experts(coming.items()), LAYOUT))
+        require_same(self._expected, found, "weight sync")
+        self._has_weights = False
+        self._on_worker(reload, self._arriving(stream, coming))
+        self._llm.reset_prefix_cache()
+        self._has_weights = True
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], max_new_tokens: int, temperature: float, seed: int
+    ) -> Rollouts:
+        """Samples one response a prompt; temperature 0 is greedy.
+
+        Raises:
+            ValueError: no weights have come yet, or a sync broke off.
+        """
+        if not self._has_weights:
+            raise ValueError("the engine has no weights: sync() them first")
+        seeds = random.Random(seed)
+        sampling = [
+            self._vllm.SamplingParams(
+                temperature=temperature,
+                max_tokens=max_new_tokens,
+                seed=seeds.getrandbits(63),
+                logprobs=0,
+                stop_token_ids=[self.eos_id],
+                detokenize=False,
+            )
+            for _ in prompts
+        ]
+        inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        outputs = self._llm.generate(inputs, sampling, use_tqdm=False)
+        return _rollouts(prompts, [output.outputs[0] for output in outputs], self.pad_id)
+
+    def sleep(self) -> None:
+        """Frees weights and KV cache; needs CUDA and the setting `enable_sleep_mode=True`."""
+        if self._vllm.platforms.current_platform.is_cpu():
+            raise ValueError("sleep: vLLM frees no memory on a CPU")
+        self._llm.sleep(level=2)
+        self._has_weights = False
+
+    def wake_up(self) -> None:
+        """Takes the memory back; `sync` must follow."""
+        self._llm.wake_up()
+
+    def _require_coverage(self) -> None:
+        served = set(self._on_worker(quantized_parameters))
+        differing = sorted(served ^ set(self.plan.quantized))
+        if differing:
+            raise ValueError(f"vLLM and the plan differ in what is NVFP4: {differing[:3]}")
+
+    def _arriving(
+        self, stream: WeightStream, coming: Mapping[str, Weight]
+    ) -> Iterator[tuple[str, Tensor]]:
+        for name, weight in stream:
+            assert weight.shape == coming[name].shape, f"{name}: other shape than announced"
+            for hub_name, matrix in split_experts([(name, weight)]):
+                yield from stored_tensors([(hub_name, matrix)], LAYOUT)
+                if isinstance(matrix, PackedTensor) and len(weight.shape) == 3:
+                    # vLLM counts these too: without them experts stay buffered until the end.
+                    module = hub_name.removesuffix(".weight")
+                    yield f"{module}.input_global_scale", torch.ones(1, device=matrix.codes.device)
+
+    def _on_worker(self, function: Any, *arguments: Any) -> Any:
+        return self._llm.collective_rpc(function, args=arguments)[0]
+
+
+def _served_plan(model_dir: Path) -> QuantPlan:
+    config = read_json(model_dir / "config.json")
+    model = meta_model(model_dir)
+    if "quantization_config" not in config:
+        return bf16_plan(model)
+    kind, ignored = format_of(config, str(model_dir / "config.json"))
+    if kind != "compressed-tensors":
+        raise ValueError(f"{model_dir}: convert it with --format compressed-tensors")
+    return declared_plan(model, ignored)
+
+
+def _rollouts(prompts: Sequence[Sequence[int]], outputs: list[Any], pad_id: int) -> Rollouts:
+    """Prompts padded left, responses right."""
+    prompt_width = max(map(len, prompts))
+    response_width = max(len(output.token_ids) for output in outputs)
+    shape = (len(prompts), prompt_width + response_width)
+    input_ids = torch.full(shape, pad_id)
+    attention_mask = torch.zeros(shape, dtype=torch.long)
+    log_probs_BT = torch.zeros(len(prompts), response_width)
+    for row, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
+        first, end = prompt_width - len(prompt), prompt_width + len(output.token_ids)
+        input_ids[row, first:end] = torch.tensor([*prompt, *output.token_ids])
+        attention_mask[row, first:end] = 1
+        sampled = zip(output.token_ids, output.logprobs, strict=True)
+        log_probs = [position[token].logprob for token, position in sampled]
+        log_probs_BT[row, : len(log_probs)] = torch.tensor(log_probs)
+    return Rollouts(
+        input_ids=input_ids,
+        attention_mask=attention_mask,
+        response_mask=attention_mask[:, prompt_width:].float(),
+        log_probs=log_probs_BT,
+        truncated=torch.tensor([output.finish_reason == "length" for output in outputs]),
+    )

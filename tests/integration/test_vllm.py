@@ -1,0 +1,233 @@
+"""vLLM as rollout engine on a CPU: what it computes, what a sync does, what it refuses."""
+
+import json
+from collections.abc import Callable, Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+pytest.importorskip("vllm", reason="needs requirements/vllm.txt")
+
+from vllm.distributed import cleanup_dist_env_and_memory
+
+from qat_core.checkpoint import convert
+from qat_core.ledger import ledger
+from qat_core.plan import QuantPlan, plan
+from qat_core.prepare import prepare
+from qat_core.recipe import Recipe
+from qat_core.rl.policy import Policy
+from qat_core.rl.tokenizer import character_tokenizer
+from qat_core.rollout.engine import Rollouts
+from qat_core.rollout.packed import weight_stream
+from qat_core.rollout.vllm import VllmEngine
+
+pytestmark = pytest.mark.slow
+
+PROMPTS = [[3, 14, 4, 17], [5, 17], [3, 3, 14, 9, 15, 4, 17]] * 4
+SETTINGS = {"max_model_len": 64, "kv_cache_memory_bytes": 2**26, "enforce_eager": True}
+RECIPE = Recipe.full()
+
+
+@pytest.fixture(scope="module", params=["nano-dense", "nano-moe"])
+def folders(request, tmp_path_factory) -> Iterator[list[Path]]:
+    """Two BF16 checkpoints, A and B, of one architecture with random weights."""
+    made = []
+    tokenizer = character_tokenizer()
+    config = json.loads(Path(f"experiments/models/{request.param}.json").read_text())
+    for seed in (0, 1):
+        folder = tmp_path_factory.mktemp(f"{request.param}-{seed}")
+        (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
+        shape = AutoConfig.from_pretrained(
+            folder, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
+        )
+        torch.manual_seed(seed)
+        AutoModelForCausalLM.from_config(shape, dtype=torch.bfloat16).save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        made.append(folder)
+    yield made
+    cleanup_dist_env_and_memory()  # a MoE model needs other process groups than a dense one
+
+
+@pytest.fixture(scope="module")
+def trained(folders: list[Path]) -> list[nn.Module]:
+    """A and B, prepared."""
+    models = [AutoModelForCausalLM.from_pretrained(f, dtype=torch.bfloat16) for f in folders]
+    for model in models:
+        prepare(model, RECIPE)
+    return models
+
+
+@pytest.fixture(scope="module")
+def packed(trained: list[nn.Module]) -> QuantPlan:
+    return plan(trained[0], RECIPE)
+
+
+@pytest.fixture(scope="module")
+def engine(folders: list[Path], packed: QuantPlan) -> VllmEngine:
+    return VllmEngine(folders[0], packed, **SETTINGS)
+
+
+def _sample(engine: VllmEngine) -> Rollouts:
+    return engine.generate(PROMPTS, max_new_tokens=16, temperature=1.0, seed=0)
+
+
+def _require_same(first: Rollouts, second: Rollouts) -> None:
+    assert torch.equal(first.input_ids, second.input_ids)
+    assert torch.equal(first.log_probs, second.log_probs)
+
+
+def test_an_engine_without_weights_does_not_generate(engine: VllmEngine) -> None:
+    with pytest.raises(ValueError, match="no weights"):
+        _sample(engine)
+
+
+@pytest.mark.parametrize("announce", [True, False], ids=["announced", "collected"])
+def test_a_b_a_gives_a_again(
+    engine: VllmEngine, trained: list[nn.Module], packed: QuantPlan, announce: bool
+) -> None:
+    samples = []
+    for model in (trained[0], trained[1], trained[0]):
+        engine.sync(weight_stream(model, packed, RECIPE), packed if announce else None)
+        samples.append(_sample(engine))
+    _require_same(samples[0], samples[2])
+    assert not torch.equal(samples[0].log_probs, samples[1].log_probs)
+
+
+@pytest.mark.parametrize("index", [0, 1], ids=["a", "b"])
+def test_log_probs_are_the_trainers(
+    engine: VllmEngine,
+    folders: list[Path],
+    trained: list[nn.Module],
+    packed: QuantPlan,
+    index: int,
+) -> None:
+    engine.sync(weight_stream(trained[index], packed, RECIPE), packed)
+    sampled = _sample(engine)
+    assert _mean_difference(folders[index], RECIPE, sampled) < CLOSE
+    assert _mean_difference(folders[1 - index], RECIPE, sampled) > FAR
+    # the weights before rounding are another policy
+    assert _mean_difference(folders[index], None, sampled) > CLOSE
+
+
+CLOSE, FAR = 0.02, 0.1
+
+
+def _mean_difference(folder: Path, recipe: Recipe | None, sampled: Rollouts) -> float:
+    log_probs_BT, _ = Policy(folder, recipe, "cpu").log_probs(sampled)
+    return (log_probs_BT - sampled.log_probs)[sampled.response_mask > 0].abs().mean().item()
+
+
+def test_a_synced_engine_equals_one_that_loaded_the_checkpoint(
+    engine: VllmEngine,
+    folders: list[Path],
+    trained: list[nn.Module],
+    packed: QuantPlan,
+    tmp_path: Path,
+) -> None:
+    convert(folders[1], tmp_path / "packed", RECIPE)
+    fresh = VllmEngine(tmp_path / "packed", **SETTINGS)
+    engine.sync(weight_stream(trained[1], packed, RECIPE), packed)
+    _require_same(_sample(engine), _sample(fresh))
+
+
+def test_bf16_parity_and_reload(folders: list[Path]) -> None:
+    models = [AutoModelForCausalLM.from_pretrained(f, dtype=torch.bfloat16) for f in folders]
+    engine = VllmEngine(folders[0], **SETTINGS)
+    first = _sample(engine)
+    assert _mean_difference(folders[0], None, first) < CLOSE
+    engine.sync(weight_stream(models[1], None, None))
+    assert _mean_difference(folders[1], None, _sample(engine)) < CLOSE
+    engine.sync(weight_stream(models[0], None, None))
+    _require_same(_sample(engine), first)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s.pop("model.norm.weight"), r"missing: model\.norm\.weight"),
+        (lambda s: s.update(extra=torch.ones(1)), "unknown: extra"),
+        (lambda s: s.update({"model.norm.weight": torch.ones(3)}), r"model\.norm\.weight is"),
+        (lambda s: s.update({_Q: torch.zeros(128, 128, dtype=torch.bfloat16)}), "weight_packed"),
+    ],
+    ids=["missing", "unknown", "shape", "unpacked"],
+)
+def test_a_wrong_sync_replaces_nothing(
+    engine: VllmEngine,
+    trained: list[nn.Module],
+    packed: QuantPlan,
+    change: Callable[[dict], object],
+    message: str,
+) -> None:
+    engine.sync(weight_stream(trained[0], packed, RECIPE), packed)
+    before = _sample(engine)
+    stream = dict(weight_stream(trained[1], packed, RECIPE))
+    change(stream)
+    with pytest.raises(ValueError, match=message):
+        engine.sync(stream.items())
+    _require_same(_sample(engine), before)
+
+
+_Q = "model.layers.0.self_attn.q_proj.weight"
+
+
+def test_an_announced_other_recipe_is_refused(
+    engine: VllmEngine, trained: list[nn.Module], packed: QuantPlan
+) -> None:
+    engine.sync(weight_stream(trained[0], packed, RECIPE), packed)
+    before = _sample(engine)
+    other = plan(trained[0], Recipe.ffn())
+    with pytest.raises(ValueError, match=r"weight sync.*q_proj"):
+        engine.sync(weight_stream(trained[1], other, Recipe.ffn()), other)
+    _require_same(_sample(engine), before)
+
+
+def test_a_broken_stream_stops_the_engine_from_generating(
+    engine: VllmEngine, trained: list[nn.Module], packed: QuantPlan
+) -> None:
+    def breaks() -> Iterator:
+        yield next(iter(weight_stream(trained[1], packed, RECIPE)))
+        raise ConnectionError("trainer is gone")
+
+    with pytest.raises(ConnectionError):
+        engine.sync(breaks(), packed)
+    with pytest.raises(ValueError, match="no weights"):
+        _sample(engine)
+    engine.sync(weight_stream(trained[0], packed, RECIPE), packed)
+    before = _sample(engine)
+    engine.sync(weight_stream(trained[0], packed, RECIPE), packed)
+    _require_same(_sample(engine), before)
+
+
+def test_trainer_sync_and_engine_agree_on_coverage(
+    engine: VllmEngine, trained: list[nn.Module], packed: QuantPlan
+) -> None:
+    ledger(trained[0], packed, engine.plan.quantized, qat=True).check()
+
+
+def test_responses_end_with_the_end_of_sequence(
+    engine: VllmEngine, trained: list[nn.Module], packed: QuantPlan
+) -> None:
+    engine.sync(weight_stream(trained[0], packed, RECIPE), packed)
+    sampled = engine.generate(PROMPTS * 8, max_new_tokens=40, temperature=1.0, seed=1)
+    lengths = sampled.response_mask.sum(-1).long()
+    for ids, length, truncated in zip(
+        sampled.response_ids, lengths, sampled.truncated, strict=True
+    ):
+        assert (ids[:length] == engine.eos_id).sum() == int(not truncated)
+    assert not sampled.truncated.all()
+
+
+def test_what_the_engine_reports(engine: VllmEngine) -> None:
+    assert engine.kv_cache_tokens > 64
+    assert engine.weight_bytes > 0
+    with pytest.raises(ValueError, match="CPU"):
+        engine.sleep()
+
+
+def test_the_plugin_is_an_entry_point() -> None:
+    found = {entry.value for entry in entry_points(group="vllm.general_plugins")}
+    assert "qat_core.plugins.vllm:register" in found
