@@ -99,7 +99,7 @@ def problems(unchecked: QuantPlan) -> list[str]:
     ]
     found += [_partly_ignored(entry, by_name) for entry in unchecked.entries]
     if not unchecked.quantized:
-        found.append("the recipe quantizes nothing: see qat_core.explain(model, recipe)")
+        found.append("the recipe quantizes nothing: see qat_core.prepare.explain(model, recipe)")
     return [problem for problem in found if problem]
 
 
