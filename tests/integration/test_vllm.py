@@ -31,6 +31,10 @@ PROMPTS = [[3, 14, 4, 17], [5, 17], [3, 3, 14, 9, 15, 4, 17]] * 4
 SETTINGS = {"max_model_len": 64, "kv_cache_memory_bytes": 2**26, "enforce_eager": True}
 RECIPE = Recipe.full()
 
+# Mean |log-prob difference|, 8 seeds of both models: 0.0029 to 0.0075 for the same weights (BF16
+# noise, rerouted tokens), 0.08 to 0.13 for weights not rounded, 0.58 to 0.83 for other weights.
+CLOSE, NOT_ROUNDED, OTHER_WEIGHTS = 0.02, 0.05, 0.3
+
 
 @pytest.fixture(scope="module", params=["nano-dense", "nano-moe"])
 def folders(request, tmp_path_factory) -> Iterator[list[Path]]:
@@ -108,12 +112,8 @@ def test_log_probs_are_the_trainers(
     engine.sync(weight_stream(trained[index], packed, RECIPE), packed)
     sampled = _sample(engine)
     assert _mean_difference(folders[index], RECIPE, sampled) < CLOSE
-    assert _mean_difference(folders[1 - index], RECIPE, sampled) > FAR
-    # the weights before rounding are another policy
-    assert _mean_difference(folders[index], None, sampled) > CLOSE
-
-
-CLOSE, FAR = 0.02, 0.1
+    assert _mean_difference(folders[index], None, sampled) > NOT_ROUNDED
+    assert _mean_difference(folders[1 - index], RECIPE, sampled) > OTHER_WEIGHTS
 
 
 def _mean_difference(folder: Path, recipe: Recipe | None, sampled: Rollouts) -> float:

@@ -1,0 +1,39 @@
+"""Version seam of the vLLM engine; needs no vLLM."""
+
+import pytest
+import torch
+
+from qat_core.rollout.vllm_seam import _hold, require_supported
+
+
+@pytest.mark.parametrize("version", ["0.24.0", "0.28.0", "0.28.1"])
+def test_supported_versions_pass(version: str) -> None:
+    require_supported(version)
+
+
+@pytest.mark.parametrize("version", ["0.23.9", "0.25.0", "0.2.4", "0.240.0", "1.0"])
+def test_another_version_is_named(version: str) -> None:
+    with pytest.raises(ValueError, match=rf"vllm {version} is not supported.*0\.24, 0\.28"):
+        require_supported(version)
+
+
+class Method:
+    """Makes its layer's attributes anew, as vLLM 0.24 does after every reload."""
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        layer.workspace = torch.zeros(4)
+        layer.scale = torch.tensor([layer.weight_scale])
+
+
+def test_held_attributes_take_new_values_in_their_old_memory() -> None:
+    _hold(Method, ("workspace", "scale"))
+    _hold(Method, ("workspace", "scale"))  # a second engine in the process changes nothing
+    layer, method = torch.nn.Module(), Method()
+    layer.weight_scale = 2.0
+    method.process_weights_after_loading(layer)
+    held = layer.workspace, layer.scale
+    layer.workspace.fill_(7.0)  # locks left behind
+    layer.weight_scale = 3.0
+    method.process_weights_after_loading(layer)
+    assert layer.workspace is held[0] and layer.scale is held[1]
+    assert layer.workspace.eq(0).all() and layer.scale.item() == 3.0
