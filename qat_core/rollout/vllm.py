@@ -140,6 +140,14 @@ class VllmEngine:
         """Takes the memory back; `sync` must follow."""
         self._llm.wake_up()
 
+    def shut_down(self) -> None:
+        """Ends vLLM and frees its memory, so that another engine can start in this process."""
+        from vllm.distributed import cleanup_dist_env_and_memory
+
+        self._llm.llm_engine.engine_core.shutdown()
+        del self._llm
+        cleanup_dist_env_and_memory()
+
     def _require_coverage(self) -> None:
         served = set(self._on_worker(quantized_parameters))
         differing = sorted(served ^ set(self.plan.quantized))
@@ -160,6 +168,13 @@ class VllmEngine:
 
     def _on_worker(self, function: Any, *arguments: Any) -> Any:
         return self._llm.collective_rpc(function, args=arguments)[0]
+
+
+def vllm_version() -> str:
+    """Version of the installed vLLM."""
+    import vllm
+
+    return str(vllm.__version__)
 
 
 def _served_plan(model_dir: Path) -> QuantPlan:
