@@ -12,6 +12,8 @@ import argparse
 import json
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -80,23 +82,31 @@ def run_model(config: dict[str, Any], device: str, folder: Path) -> dict[str, An
     for seed in SEEDS:
         checkpoints.append(folder / str(seed))
         write_random_checkpoint(config, checkpoints[-1], seed, device)
-    arms: dict[str, list[dict[str, float]]] = {arm: [] for arm in ARMS}
+    arms: dict[str, list[dict[str, float]]] = {}
     repeats = {}
     for engine_arms in (["bf16"], ["qat-pow2", "qat-amax", "no-qat"]):
-        engine = _engine(checkpoints[0], engine_arms[0], device)
-        first = None
-        for arm in engine_arms:
-            for seed, checkpoint in zip(SEEDS, checkpoints, strict=True):
-                sampled, metrics = _measure(engine, checkpoint, arm, device, seed)
-                arms[arm].append(metrics)
-                first = first or sampled
-        again, _ = _measure(engine, checkpoints[0], engine_arms[0], device, SEEDS[0])
-        assert first is not None
-        repeats[engine_arms[0]] = torch.equal(first.log_probs, again.log_probs)
-        engine.shut_down()
+        # a process each: a second engine in one process cannot capture CUDA graphs
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+            job = process.submit(measure_arms, checkpoints, engine_arms, device)
+            measured, repeats[engine_arms[0]] = job.result()
+        arms |= measured
     floor = _mean_k3(arms["bf16"])
     ratios = {arm: _mean_k3(values) / floor for arm, values in arms.items()}
     return {"arms": arms, "of_noise_floor": ratios, "first_weights_again_equal": repeats}
+
+
+def measure_arms(
+    checkpoints: list[Path], arms: list[str], device: str
+) -> tuple[dict[str, list[dict[str, float]]], bool]:
+    """Metrics of each seed of some arms, and whether the first weights again gave the same."""
+    engine = _engine(checkpoints[0], arms[0], device)
+    first, _ = _measure(engine, checkpoints[0], arms[0], device, SEEDS[0])
+    measured: dict[str, list[dict[str, float]]] = {arm: [] for arm in arms}
+    for arm in arms:
+        for seed, checkpoint in zip(SEEDS, checkpoints, strict=True):
+            measured[arm].append(_measure(engine, checkpoint, arm, device, seed)[1])
+    again, _ = _measure(engine, checkpoints[0], arms[0], device, SEEDS[0])
+    return measured, torch.equal(first.log_probs, again.log_probs)
 
 
 def _engine(checkpoint: Path, arm: str, device: str) -> VllmEngine:

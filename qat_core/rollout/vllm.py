@@ -140,14 +140,6 @@ class VllmEngine:
         """Takes the memory back; `sync` must follow."""
         self._llm.wake_up()
 
-    def shut_down(self) -> None:
-        """Ends vLLM and frees its memory, so that another engine can start in this process."""
-        from vllm.distributed import cleanup_dist_env_and_memory
-
-        self._llm.llm_engine.engine_core.shutdown()
-        del self._llm
-        cleanup_dist_env_and_memory()
-
     def _require_coverage(self) -> None:
         served = set(self._on_worker(quantized_parameters))
         differing = sorted(served ^ set(self.plan.quantized))
