@@ -26,8 +26,8 @@ def draw(study: Study, results: Results) -> Figure:
     """One panel a model: mean over seeds and their range, the noise floor, ratios to it."""
     figure, axes = new_figure(
         "Mismatch of rollout and trainer by training step",
-        f"{seeds_note(study)} Dotted: noise floor, BF16's interquartile mean over steps "
-        "and seeds. At the right: the arm's over it. Gap: overflow.",
+        f"{seeds_note(study)} Dotted: noise floor, BF16's interquartile mean. "
+        "At the right: the arm's over it. Gap: overflow.",
         height_inches=3.9,
         ncols=len(study.models),
         sharey=True,
