@@ -1,0 +1,57 @@
+"""The Triton kernels, on the GPU where there is one and in Triton's interpreter elsewhere."""
+
+import os
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+ON_GPU = torch.cuda.is_available()
+if not ON_GPU:
+    os.environ["TRITON_INTERPRET"] = "1"  # read when the kernels are imported
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    return torch.device("cuda" if ON_GPU else "cpu")
+
+
+@pytest.fixture(scope="session")
+def launch() -> ModuleType:
+    """`qat_core.nvfp4.launch`."""
+    pytest.importorskip("triton")
+    from qat_core.nvfp4 import launch
+
+    if not ON_GPU:
+        _make_interpreter_exact()
+    return launch
+
+
+def _make_interpreter_exact() -> None:
+    """Give the interpreter the GPU's arithmetic.
+
+    It computes `fma` with two roundings and casts FP32 to BF16 by cutting bits off.
+    """
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    def fma(builder, x, y, z):  # exact product of FP32 numbers in FP64
+        wide = x.data.astype(np.float64) * y.data.astype(np.float64) + z.data.astype(np.float64)
+        return interpreter.TensorHandle(wide.astype(np.float32), z.dtype.scalar)
+
+    def cast(builder, source, target):
+        kinds = source.dtype.scalar, target.scalar
+        if kinds == (tl.float32, tl.bfloat16):
+            rounded = torch.from_numpy(np.array(source.data)).bfloat16().view(torch.uint16)
+            return interpreter.TensorHandle(rounded.numpy(), tl.bfloat16)
+        if kinds == (tl.bfloat16, tl.float32):
+            bits = source.data.astype(np.uint32) << 16
+            return interpreter.TensorHandle(bits.view(np.float32), tl.float32)
+        return original_cast(builder, source, target)
+
+    builder = interpreter.InterpreterBuilder
+    original_cast = builder.cast_impl
+    builder.create_fma = fma
+    builder.create_fp_ext = builder.create_fp_trunc = cast
+    builder.create_fp_to_fp = lambda self, source, target, _rounding: cast(self, source, target)

@@ -1,0 +1,179 @@
+"""Triton kernels against the plain PyTorch specification: every bit of codes, scales and values."""
+
+import pytest
+import torch
+
+from qat_core.nvfp4 import reference
+
+POLICIES = ["pow2", "amax"]
+BLOCK_SCALES = ["max", "four_over_six", "mse"]
+SHAPES = [(1, 16), (3, 48), (257, 4096), (5, 3, 32), (2, 3, 4, 64), (16, 256), (0, 16), (2, 0, 32)]
+
+
+def all_finite_bf16() -> torch.Tensor:
+    """Every finite BF16 bit pattern: 65,280 values."""
+    patterns = torch.arange(65536, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    return patterns[patterns.isfinite()]
+
+
+def pattern_matrices() -> dict[str, torch.Tensor]:
+    """All patterns as neighbours in value, shuffled, and each in a block with one fixed maximum."""
+    patterns = all_finite_bf16()
+    shuffled = patterns[torch.randperm(len(patterns), generator=torch.Generator().manual_seed(0))]
+    alone = torch.zeros(len(patterns), 16, dtype=torch.bfloat16)
+    alone[:, 7] = patterns
+    below_one = alone.clone()
+    below_one[:, 3] = 0.9375
+    return {
+        "sorted": patterns.view(-1, 16),
+        "shuffled": shuffled.view(-1, 16),
+        "alone": alone,
+        "beside 0.9375": below_one[patterns.abs() < 8],
+        "subnormals": patterns[patterns.abs() < 2.0**-100].view(-1, 16),
+    }
+
+
+def special_matrices() -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    normal = torch.randn(33, 64, generator=generator)
+    zero_blocks = normal.clone()
+    zero_blocks[::2, 16:48] = 0
+    tiny_rows = normal.clone()
+    tiny_rows[::3] *= 1e-3
+    tiny_blocks = normal.clone()
+    tiny_blocks[:, :16] *= 1e-6
+    return {
+        "zeros": torch.zeros(4, 32).bfloat16(),
+        "minus zeros": -torch.zeros(4, 32).bfloat16(),
+        "zero blocks": zero_blocks.bfloat16(),
+        "rows scaled by 1e-3": tiny_rows.bfloat16(),
+        "blocks scaled by 1e-6": tiny_blocks.bfloat16(),
+        "fp32 master": normal,
+    }
+
+
+def ties(global_scale: float) -> torch.Tensor:
+    """Blocks with every E4M3 mantissa as scale and weights on all E2M1 rounding thresholds."""
+    scale = torch.arange(8, 16).repeat_interleave(2)[:, None] * 2.0 ** torch.arange(-3, 5)
+    scale = scale.reshape(-1, 1)
+    threshold = torch.tensor([6, 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5])
+    row = torch.cat((threshold, -threshold))
+    return (row * scale / global_scale).bfloat16()
+
+
+def assert_same_bits(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    assert actual.dtype == expected.dtype and actual.shape == expected.shape
+    as_int = torch.int32 if actual.dtype == torch.float32 else torch.int16
+    as_int = torch.uint8 if actual.element_size() == 1 else as_int
+    different = actual.cpu().view(as_int) != expected.view(as_int)
+    assert not different.any(), f"{different.sum()} of {different.numel()} differ"
+
+
+def assert_kernels_equal_reference(launch, device, w, global_scale, block_scale) -> None:
+    fake = reference.fake_quantize(w, global_scale, block_scale)
+    codes, scale = reference.quantize(w, global_scale, block_scale)
+    w, on_device = w.to(device), global_scale.to(device)
+    assert_same_bits(launch.fake_quantize(w, on_device, block_scale), fake)
+    kernel_codes, kernel_scale = launch.quantize(w, on_device, block_scale)
+    assert_same_bits(kernel_scale, scale)
+    assert_same_bits(kernel_codes, codes)
+    for dtype in (torch.bfloat16, torch.float32):
+        expected = reference.dequantize(codes, scale, global_scale, dtype)
+        assert_same_bits(launch.dequantize(kernel_codes, kernel_scale, on_device, dtype), expected)
+        assert_same_bits(expected.bfloat16(), fake)
+
+
+@pytest.mark.parametrize("block_scale", BLOCK_SCALES)
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_shapes(launch, device, shape, policy, block_scale):
+    w = torch.randn(shape, generator=torch.Generator().manual_seed(2)).bfloat16()
+    amax = reference.group_amax([[w]])
+    global_scale = reference.global_scale(amax[0], policy)
+    assert_kernels_equal_reference(launch, device, w, global_scale, block_scale)
+    assert_same_bits(launch.group_amax([[w.to(device)]])[0], amax[0])
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", list(pattern_matrices()))
+def test_every_finite_bit_pattern(launch, device, name, policy):
+    w = pattern_matrices()[name]
+    global_scale = reference.global_scale(reference.amax(w), policy)
+    assert_kernels_equal_reference(launch, device, w, global_scale, "max")
+
+
+@pytest.mark.parametrize("block_scale", BLOCK_SCALES)
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", list(special_matrices()))
+def test_special_blocks(launch, device, name, policy, block_scale):
+    w = special_matrices()[name]
+    global_scale = reference.global_scale(reference.amax(w), policy)
+    assert_kernels_equal_reference(launch, device, w, global_scale, block_scale)
+
+
+@pytest.mark.parametrize("block_scale", BLOCK_SCALES)
+@pytest.mark.parametrize("global_scale", [1.0, 2.0**11, 2.0**94, 2688 / 0.37, 2688 / 1.9])
+def test_ties(launch, device, global_scale, block_scale):
+    w = ties(global_scale)
+    assert_kernels_equal_reference(launch, device, w, torch.tensor(global_scale), block_scale)
+
+
+def test_saturates_under_a_stale_global_scale(launch, device):
+    w = torch.randn(8, 64, generator=torch.Generator().manual_seed(3)).bfloat16()
+    global_scale = reference.global_scale(reference.amax(w) / 1000, "pow2")
+    assert_kernels_equal_reference(launch, device, w, global_scale, "max")
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")], ids=str)
+@pytest.mark.parametrize("block_scale", BLOCK_SCALES)
+def test_not_finite_turns_its_block_into_nan(launch, device, bad, block_scale):
+    w = torch.ones(4, 48, dtype=torch.bfloat16)
+    w[2, 20] = bad
+    for quantizer in (reference, launch):
+        on = w.to(device if quantizer is launch else "cpu")
+        fake = quantizer.fake_quantize(on, torch.ones((), device=on.device), block_scale)
+        codes, scale = quantizer.quantize(on, torch.ones((), device=on.device), block_scale)
+        assert fake[2, 16:32].isnan().all() and scale[2, 1].float().isnan()
+        assert fake.isnan().sum() == 16 and scale.float().isnan().sum() == 1
+        values = quantizer.dequantize(codes, scale, torch.ones((), device=on.device), w.dtype)
+        assert torch.equal(values.isnan(), fake.isnan())
+
+
+def test_not_finite_shows_in_amax(launch, device):
+    w = torch.ones(4, 48, dtype=torch.bfloat16, device=device)
+    w[1, 3], w[2, 20] = float("inf"), float("nan")
+    assert launch.group_amax([[w]])[0].isnan()
+
+
+def test_not_contiguous(launch, device):
+    base = torch.randn(64, 96, generator=torch.Generator().manual_seed(4)).bfloat16()
+    for w in (base.t(), base[::2, 16:80], base[:, 1:65], base.view(2, 32, 96).transpose(0, 1)):
+        global_scale = reference.global_scale(reference.amax(w), "pow2")
+        assert_kernels_equal_reference(launch, device, w, global_scale, "max")
+        assert_same_bits(launch.group_amax([[w.to(device)]])[0], reference.amax(w))
+
+
+def test_groups_of_mixed_shapes_and_dtypes(launch, device):
+    generator = torch.Generator().manual_seed(5)
+    shapes = [[(64, 32), (16, 32), (16, 32)], [(3, 32, 64), (3, 16, 64)], [(0, 16), (1, 16)]]
+    groups = [[torch.randn(s, generator=generator) for s in members] for members in shapes]
+    groups[0][1] = groups[0][1].bfloat16() * 2
+    expected = reference.group_amax(groups)
+    actual = launch.group_amax([[w.to(device) for w in members] for members in groups])
+    for a, e in zip(actual, expected, strict=True):
+        assert_same_bits(a, e)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("policy", POLICIES)
+def test_sixteen_million_weights(launch, policy):
+    """The divisions that `amax` scales need: random quotients meet roundings no table lists."""
+    generator = torch.Generator("cuda").manual_seed(6)
+    w = torch.randn(4096, 4096, generator=generator, device="cuda").bfloat16()
+    for spread in (1.0, 0.02, 3e-5):
+        global_scale = reference.global_scale(reference.amax(w * spread), policy)
+        expected = reference.quantize(w * spread, global_scale, "max")
+        actual = launch.quantize(w * spread, global_scale, "max")
+        assert torch.equal(actual[0], expected[0])
+        assert torch.equal(actual[1].view(torch.uint8), expected[1].view(torch.uint8))
