@@ -39,7 +39,7 @@ lint: $(DEV)  ## check style, types and workflow
 ui: $(BASE)  ## browse the runs of this machine, or the recorded ones
 	@test -e mlflow.db || for folder in $(wildcard experiments/records/*/ results); do \
 		$(BIN)/python -m experiments.tracking rebuild "$$folder"; done
-	@echo "http://127.0.0.1:$(PORT) (Ctrl-C ends it)"
+	@echo "http://127.0.0.1:$(PORT)/#/experiments/1/runs (Ctrl-C ends it)"
 	@MLFLOW_DISABLE_TELEMETRY=true $(BIN)/mlflow ui --host 127.0.0.1 --port $(PORT) \
 		--backend-store-uri sqlite:///mlflow.db
 
