@@ -5,7 +5,7 @@ SHELL := /bin/bash
 
 STUDY ?= study
 STUDY_FILE := $(if $(wildcard experiments/$(STUDY).yaml),experiments/$(STUDY).yaml,$(STUDY))
-STUDY_NAME = $(shell sed -n 's/^study: *\([^ \#]*\).*/\1/p' $(STUDY_FILE))
+STUDY_NAME = $(shell sed -n 's/^study: *\([^ \#]*\).*/\1/p' $(STUDY_FILE) 2>/dev/null)
 PORT ?= 5000
 
 BIN := .venv/bin
