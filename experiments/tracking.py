@@ -19,6 +19,7 @@ from mlflow.entities import Metric, Param, RunTag
 
 from experiments.attempts import Json, Row, read_history, read_json, write_json
 from experiments.cli import run_cli
+from experiments.interruption import deferred_interruption
 from experiments.mlflow_store import connect, find_or_create_experiment, find_runs, store_uri
 from experiments.provenance import flatten
 from experiments.schema import load_study
@@ -41,7 +42,8 @@ def _or_warn(
         if self.failure is not None:
             return
         try:
-            method(self, *args, **kwargs)
+            with deferred_interruption():
+                method(self, *args, **kwargs)
         except Exception as error:  # whatever its store raises must not end a training run
             self.failure = f"{type(error).__name__}: {error}".splitlines()[0]
             logging.warning(
