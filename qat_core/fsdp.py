@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.distributed.device_mesh import DeviceMesh
 
-from qat_core.nvfp4 import BLOCK_SIZE, PackedTensor, dequantize, dequantize_into, quantize
+from qat_core.nvfp4 import BLOCK_SIZE, PackedTensor, dequantize, dequantize_into, quantize_all
 
 if TYPE_CHECKING:
     from qat_core.parameter import FakeQuantizedTensor
@@ -28,27 +28,46 @@ def gather_packed(
     FSDP2 checks the sizes of uneven shards only if the hook takes its five arguments; that check
     would demand inputs of the unpacked size. With the mesh alone any equal sizes may travel.
 
-    A shard is packed once after each change of the weights, for all micro-batches and passes.
+    All shards are packed together, once after each change of the weights, for all micro-batches and
+    passes: packed alone, each would keep the CPU busier than the GPU, which waits for the first.
     """
     scales, name = shard.scales, shard.weight_name
     scales.refresh_if_stale()
+    if not scales.is_current(shard):  # FSDP2 brought a copy from the CPU to the GPU
+        return _pack([shard], mesh)[name], None
     if name not in scales.packed_shards:
-        packed = _pack(shard, mesh)
-        if not scales.is_current(shard):  # FSDP2 brought a copy from the CPU to the GPU
-            return packed, None
-        scales.packed_shards[name] = packed
+        scales.packed_shards = _pack(scales.current_weights(), mesh)
     return scales.packed_shards[name], None
 
 
-def _pack(shard: "FakeQuantizedTensor", mesh: DeviceMesh) -> tuple[Tensor, ...]:
-    scales, name, weight = shard.scales, shard.weight_name, shard.plain()
-    start, num_rows = scales.shard_range(name, mesh)
+def _pack(shards: list["FakeQuantizedTensor"], mesh: DeviceMesh) -> dict[str, tuple[Tensor, ...]]:
+    scales = shards[0].scales
     scales.wait_until_ready()
-    global_scale = scales.values[name]
-    if global_scale.ndim:
-        global_scale = global_scale[start : start + len(weight)]
-    packed = quantize(weight, global_scale, scales.block_scale, name=name)
-    missing = num_rows - len(weight)
+    names = [shard.weight_name for shard in shards]
+    packed = quantize_all(
+        [shard.plain() for shard in shards],
+        [_global_scale(shard, mesh) for shard in shards],
+        scales.block_scale,
+        names=names,
+    )
+    return {
+        name: _padded(shard, scales.shard_range(name, mesh)[1], mesh)
+        for name, shard in zip(names, packed, strict=True)
+    }
+
+
+def _global_scale(shard: "FakeQuantizedTensor", mesh: DeviceMesh) -> Tensor:
+    """Of a shard of experts, those of its experts."""
+    global_scale = shard.scales.values[shard.weight_name]
+    if not global_scale.ndim:
+        return global_scale
+    start, _ = shard.scales.shard_range(shard.weight_name, mesh)
+    return global_scale[start : start + len(shard)]
+
+
+def _padded(packed: PackedTensor, num_rows: int, mesh: DeviceMesh) -> tuple[Tensor, ...]:
+    """Codes and block scales as every rank sends them."""
+    missing = num_rows - len(packed.codes)
     codes = _pad_rows(packed.codes, missing)
     block_scale = _pad_rows(packed.block_scale.view(torch.uint8), missing)
     if mesh.size() == 1:  # FSDP2 then copies the first input and forgets the others

@@ -49,6 +49,7 @@ class Scales:
     def refresh_if_stale(self) -> None:
         """Recompute all global scales if a weight changed since the last time."""
         if self.stale:
+            self._find_weights()
             self._refresh()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -70,6 +71,10 @@ class Scales:
                 weight.plain(), weight.global_scale, self.block_scale, name=name
             )
         return self._rounded[name]
+
+    def current_weights(self) -> list["FakeQuantizedTensor"]:
+        """The tensors that the model holds: of a sharded one, this rank's shards."""
+        return list(self._weights.values())
 
     def is_current(self, weight: "FakeQuantizedTensor") -> bool:
         """Whether this is the very tensor that the model holds, not a copy."""
@@ -103,7 +108,6 @@ class Scales:
     @torch.no_grad()
     def _refresh(self) -> None:
         self.require_finite()
-        self._find_weights()
         groups = [[self._weights[name].plain() for name in names] for names in self._groups]
         amax = [
             self._unsharded(names[0], local_amax)

@@ -7,6 +7,7 @@ from qat_core.nvfp4.codec import (
     global_scale,
     group_amax,
     quantize,
+    quantize_all,
     require_finite,
 )
 from qat_core.nvfp4.format import BLOCK_SIZE, BlockScale, PackedTensor, ScalePolicy
@@ -22,5 +23,6 @@ __all__ = [
     "global_scale",
     "group_amax",
     "quantize",
+    "quantize_all",
     "require_finite",
 ]

@@ -101,6 +101,29 @@ def quantize(
     return PackedTensor(codes, scale_bytes.view(torch.float8_e4m3fn), global_scale)
 
 
+def quantize_all(
+    weights: Sequence[Tensor],
+    global_scales: Sequence[Tensor],
+    block_scale: BlockScale = "max",
+    *,
+    names: Sequence[str],
+) -> list[PackedTensor]:
+    """As `quantize` of each weight, on a GPU in one launch. Not for torch.compile.
+
+    The results share memory, which lives as long as one of them does.
+    """
+    for w, global_scale, name in zip(weights, global_scales, names, strict=True):
+        _check(w, global_scale, block_scale, name)
+    if not weights:
+        return []
+    weights = [w.detach() for w in weights]
+    packed = _backend(weights[0]).quantize_all(weights, global_scales, block_scale)
+    return [
+        PackedTensor(codes, scale, global_scale)
+        for (codes, scale), global_scale in zip(packed, global_scales, strict=True)
+    ]
+
+
 def dequantize(packed: PackedTensor, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     """The weight (..., N, K) that `packed` stands for; `dtype` is BF16 or FP32."""
     if dtype not in (torch.bfloat16, torch.float32):

@@ -48,22 +48,39 @@ def quantize_kernel(
 ):
     """8 bytes of codes and 1 byte of scale a block."""
     first, block, inside = _tile(matrix_blocks, EVEN, TILE)
-    element = block[:, None] * 16 + tl.arange(0, 16)[None, :]
-    w = tl.load(w_ptr + first * 16 + element, mask=inside[:, None], other=0.0)
-    w = w.to(tl.bfloat16).to(tl.float32)
     global_scale = tl.load(global_ptr + tl.program_id(1))
-    scale = _block_scale(w, global_scale, BLOCK_SCALE, TILE)
-    ratio = _divide(w, tl.div_rn(scale, global_scale))
-    # Times 2**-126, an E2M1 value is an FP32 number with its code in bits 22 to 24.
-    value = _round_to_e2m1(ratio) * 1.1754943508222875e-38
-    code = (value.to(tl.int32, bitcast=True) >> 22) & 7
-    code |= (ratio < 0).to(tl.int32) << 3
-    low, high = tl.split(tl.reshape(code, (TILE, 8, 2)))
-    byte = block[:, None] * 8 + tl.arange(0, 8)[None, :]
-    tl.store(codes_ptr + first * 8 + byte, (low | (high << 4)).to(tl.uint8), mask=inside[:, None])
-    scale_byte = (scale.to(tl.int32, bitcast=True) >> 20) - ((127 - 7) << 3)
-    scale_byte = tl.where(scale == scale, scale_byte, 0x7F)
-    tl.store(scale_ptr + first + block[:, None], scale_byte.to(tl.uint8), mask=inside[:, None])
+    w_ptr, codes_ptr, scale_ptr = w_ptr + first * 16, codes_ptr + first * 8, scale_ptr + first
+    _pack(w_ptr, global_scale, codes_ptr, scale_ptr, block, inside, BLOCK_SCALE, TILE)
+
+
+@triton.jit
+def quantize_all_kernel(
+    address_ptr,
+    blocks_ptr,
+    global_address_ptr,
+    first_ptr,
+    codes_ptr,
+    scale_ptr,
+    BLOCK_SCALE: tl.constexpr,
+    DTYPE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """As `quantize_kernel`, for matrices anywhere in memory: a table has one row for each.
+
+    Its columns: address, number of blocks, address of the global scale, first block of the result.
+    """
+    matrix = tl.program_id(1)
+    matrix_blocks = tl.load(blocks_ptr + matrix)
+    start = tl.program_id(0).to(tl.int64) * TILE
+    if start < matrix_blocks:
+        w_ptr = tl.load(address_ptr + matrix).to(tl.pointer_type(DTYPE))
+        w_ptr = tl.multiple_of(w_ptr, 16)
+        global_ptr = tl.load(global_address_ptr + matrix).to(tl.pointer_type(tl.float32))
+        first = tl.load(first_ptr + matrix)
+        block = start + tl.arange(0, TILE)
+        codes_ptr, scale_ptr = codes_ptr + first * 8, scale_ptr + first
+        inside = block < matrix_blocks
+        _pack(w_ptr, tl.load(global_ptr), codes_ptr, scale_ptr, block, inside, BLOCK_SCALE, TILE)
 
 
 @triton.jit
@@ -91,21 +108,59 @@ def dequantize_kernel(
 
 
 @triton.jit
-def amax_kernel(address_ptr, numel_ptr, slot_ptr, out_ptr, DTYPE: tl.constexpr, TILE: tl.constexpr):
+def amax_kernel(
+    address_ptr, blocks_ptr, slot_ptr, out_ptr, DTYPE: tl.constexpr, TILE: tl.constexpr
+):
     """Raise out[slot], the bits of an FP32 maximum, to each matrix's largest |bf16(w)|.
 
-    As integers the bits of non-negative floats keep their order, and NaN stays the largest.
+    Reads words of one FP32 or two BF16 weights. As integers the bits of non-negative floats keep
+    their order, and NaN stays the largest; rounding keeps it too, so only the maximum is rounded.
+    Words counted in whole blocks let the compiler see that the mask spares 16-byte loads.
     """
+    BLOCK_WORDS: tl.constexpr = DTYPE.primitive_bitwidth // 2
     matrix = tl.program_id(1)
-    numel = tl.load(numel_ptr + matrix)
-    start = tl.program_id(0).to(tl.int64) * TILE
-    if start < numel:
-        w_ptr = tl.load(address_ptr + matrix).to(tl.pointer_type(DTYPE))
+    num_words = tl.load(blocks_ptr + matrix) * BLOCK_WORDS
+    start = tl.program_id(0).to(tl.int64) * (TILE * BLOCK_WORDS)
+    if start < num_words:
+        w_ptr = tl.load(address_ptr + matrix).to(tl.pointer_type(tl.int32))
         w_ptr = tl.multiple_of(w_ptr, 16)
-        element = start + tl.arange(0, TILE)
-        w = tl.load(w_ptr + element, mask=element < numel, other=0.0).to(tl.bfloat16)
-        bits = w.to(tl.int16, bitcast=True).to(tl.int32) & 0x7FFF
-        tl.atomic_max(out_ptr + tl.load(slot_ptr + matrix), tl.max(bits, axis=0) << 16)
+        word = start + tl.arange(0, TILE * BLOCK_WORDS)
+        words = tl.load(w_ptr + word, mask=word < num_words, other=0)
+        if BLOCK_WORDS == 8:
+            bits = tl.max(tl.maximum(words & 0x7FFF0000, (words << 16) & 0x7FFF0000), axis=0)
+        else:
+            amax = tl.max(words & 0x7FFFFFFF, axis=0).to(tl.float32, bitcast=True)
+            bits = amax.to(tl.bfloat16).to(tl.float32).to(tl.int32, bitcast=True)
+        tl.atomic_max(out_ptr + tl.load(slot_ptr + matrix), bits)
+
+
+@triton.jit
+def _pack(
+    w_ptr,
+    global_scale,
+    codes_ptr,
+    scale_ptr,
+    block,
+    inside,
+    BLOCK_SCALE: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Codes and scales of the blocks `block` (TILE,) of one matrix."""
+    element = block[:, None] * 16 + tl.arange(0, 16)[None, :]
+    w = tl.load(w_ptr + element, mask=inside[:, None], other=0.0)
+    w = w.to(tl.bfloat16).to(tl.float32)
+    scale = _block_scale(w, global_scale, BLOCK_SCALE, TILE)
+    ratio = _divide(w, tl.div_rn(scale, global_scale))
+    # Times 2**-126, an E2M1 value is an FP32 number with its code in bits 22 to 24.
+    value = _round_to_e2m1(ratio) * 1.1754943508222875e-38
+    code = (value.to(tl.int32, bitcast=True) >> 22) & 7
+    code |= (ratio < 0).to(tl.int32) << 3
+    low, high = tl.split(tl.reshape(code, (TILE, 8, 2)))
+    byte = block[:, None] * 8 + tl.arange(0, 8)[None, :]
+    tl.store(codes_ptr + byte, (low | (high << 4)).to(tl.uint8), mask=inside[:, None])
+    scale_byte = (scale.to(tl.int32, bitcast=True) >> 20) - ((127 - 7) << 3)
+    scale_byte = tl.where(scale == scale, scale_byte, 0x7F)
+    tl.store(scale_ptr + block[:, None], scale_byte.to(tl.uint8), mask=inside[:, None])
 
 
 @triton.jit

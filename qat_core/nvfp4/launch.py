@@ -5,6 +5,7 @@ Imported only when a CUDA tensor arrives: Triton is no requirement on a CPU.
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import accumulate
 from math import prod
 
 import torch
@@ -16,10 +17,10 @@ from qat_core.nvfp4 import kernels
 from qat_core.nvfp4.format import BLOCK_SIZE, BlockScale
 
 TILE_BLOCKS = 256
-AMAX_TILE = 16384
+AMAX_TILE_BLOCKS = 1024
 TL_DTYPE = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
-# Rows of an amax table: address, numel and slot of each matrix.
-Matrices = tuple[tuple[int, int, int], ...]
+# Numbers of a weight's first matrix, each with its step to the next matrix.
+Columns = tuple[tuple[int, int], ...]
 
 
 def fake_quantize(w: Tensor, global_scale: Tensor, block_scale: BlockScale) -> Tensor:
@@ -59,41 +60,94 @@ def dequantize_into(codes: Tensor, block_scale: Tensor, global_scale: Tensor, ou
     _launch(kernels.dequantize_kernel, arguments, out.shape)
 
 
+def quantize_all(
+    weights: Sequence[Tensor], global_scales: Sequence[Tensor], block_scale: BlockScale
+) -> list[tuple[Tensor, Tensor]]:
+    """As `quantize` of each weight, in one launch for each dtype; the results share memory."""
+    # Kept until the kernels are queued: the tables hold addresses, not tensors.
+    weights = [_aligned(w) for w in weights]
+    global_scales = [scale.contiguous() for scale in global_scales]
+    sizes = [w.numel() // BLOCK_SIZE for w in weights]
+    codes = weights[0].new_empty((sum(sizes), BLOCK_SIZE // 2), dtype=torch.uint8)
+    scale = weights[0].new_empty(sum(sizes), dtype=torch.uint8)
+    firsts = accumulate(sizes, initial=0)
+    columns = [
+        ((global_scale.data_ptr(), 4), (first, _matrix_blocks(w)))
+        for w, global_scale, first in zip(weights, global_scales, firsts, strict=False)
+    ]
+    kernel, options = kernels.quantize_all_kernel, {"BLOCK_SCALE": block_scale}
+    _launch_all(kernel, weights, columns, (codes, scale), TILE_BLOCKS, **options)
+    scale = scale.view(torch.float8_e4m3fn)
+    return [
+        (
+            own_codes.view(*w.shape[:-1], w.shape[-1] // 2),
+            own_scale.view(*w.shape[:-1], w.shape[-1] // BLOCK_SIZE),
+        )
+        for w, own_codes, own_scale in zip(
+            weights, torch.split(codes, sizes), torch.split(scale, sizes), strict=True
+        )
+    ]
+
+
 def group_amax(groups: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     """As `reference.group_amax`, in one launch for each dtype among the weights."""
     leads = [members[0].shape[:-2] for members in groups]
     sizes = [prod(lead) for lead in leads]
-    # Kept until the kernels are queued: the table holds addresses, not tensors.
-    weights = [[_aligned(w) for w in members] for members in groups]
-    device = weights[0][0].device
-    bits = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
-    for dtype, tl_dtype in TL_DTYPE.items():
-        if matrices := _matrices(weights, sizes, dtype):
-            table = _table(matrices, device)
-            grid = (triton.cdiv(max(numel for _, numel, _ in matrices), AMAX_TILE), len(matrices))
-            with torch.cuda.device_of(bits):  # type: ignore[no-untyped-call]
-                kernels.amax_kernel[grid](*table, bits, DTYPE=tl_dtype, TILE=AMAX_TILE)
+    # Kept until the kernels are queued: the tables hold addresses, not tensors.
+    weights = [_aligned(w) for members in groups for w in members]
+    slots = accumulate(sizes, initial=0)
+    columns = [((slot, 1),) for slot, members in zip(slots, groups, strict=False) for _ in members]
+    bits = torch.zeros(sum(sizes), dtype=torch.int32, device=weights[0].device)
+    _launch_all(kernels.amax_kernel, weights, columns, (bits,), AMAX_TILE_BLOCKS)
     amax = torch.split(bits.view(torch.float32), sizes)
     return [values.view(lead) for values, lead in zip(amax, leads, strict=True)]
 
 
-def _matrices(weights: list[list[Tensor]], sizes: list[int], dtype: torch.dtype) -> Matrices:
-    """The non-empty matrices of one dtype, the leading dimensions taken apart."""
-    rows, slot = [], 0
-    for members, size in zip(weights, sizes, strict=True):
-        for w in members:
-            numel = prod(w.shape[-2:])
-            if w.dtype == dtype and numel:
-                stride = numel * w.element_size()
-                rows += [(w.data_ptr() + i * stride, numel, slot + i) for i in range(size)]
-        slot += size
-    return tuple(rows)
+def _launch_all(
+    kernel: "triton.JITFunction",
+    weights: Sequence[Tensor],
+    columns: Sequence[Columns],
+    outputs: tuple[Tensor, ...],
+    tile: int,
+    **options: str,
+) -> None:
+    """One launch for each dtype: one program for each `tile` blocks of each matrix.
+
+    The kernel gets a table: address and number of blocks of each matrix, and its `columns`.
+    """
+    for dtype, tl_dtype in TL_DTYPE.items():
+        rows = tuple(
+            (prod(w.shape[:-2]), (_addresses(w), (_matrix_blocks(w), 0), *own))
+            for w, own in zip(weights, columns, strict=True)
+            if w.dtype == dtype and w.numel()
+        )
+        if rows:
+            table = _table(rows, outputs[0].device)
+            most_blocks = max(columns[1][0] for _, columns in rows)
+            grid = (triton.cdiv(most_blocks, tile), len(table[0]))
+            with torch.cuda.device_of(outputs[0]):  # type: ignore[no-untyped-call]
+                kernel[grid](
+                    *table, *outputs, **options, DTYPE=tl_dtype, TILE=tile, enable_fp_fusion=False
+                )
 
 
 @lru_cache(maxsize=16)
-def _table(matrices: Matrices, device: torch.device) -> tuple[Tensor, ...]:
+def _table(rows: tuple[tuple[int, Columns], ...], device: torch.device) -> tuple[Tensor, ...]:
     """Columns of the table on the device: made once, as parameters keep their addresses."""
+    matrices = [
+        [start + i * step for start, step in columns]
+        for num_matrices, columns in rows
+        for i in range(num_matrices)
+    ]
     return tuple(torch.tensor(column, device=device) for column in zip(*matrices, strict=True))
+
+
+def _addresses(w: Tensor) -> tuple[int, int]:
+    return w.data_ptr(), _matrix_blocks(w) * BLOCK_SIZE * w.element_size()
+
+
+def _matrix_blocks(w: Tensor) -> int:
+    return prod(w.shape[-2:]) // BLOCK_SIZE
 
 
 def _aligned(w: Tensor) -> Tensor:

@@ -85,6 +85,14 @@ def quantize(w: Tensor, global_scale: Tensor, block_scale: BlockScale) -> tuple[
     )
 
 
+def quantize_all(
+    weights: Sequence[Tensor], global_scales: Sequence[Tensor], block_scale: BlockScale
+) -> list[tuple[Tensor, Tensor]]:
+    """`quantize` of each weight."""
+    pairs = zip(weights, global_scales, strict=True)
+    return [quantize(w, global_scale, block_scale) for w, global_scale in pairs]
+
+
 def dequantize(
     codes: Tensor, block_scale: Tensor, global_scale: Tensor, dtype: torch.dtype
 ) -> Tensor:

@@ -177,3 +177,20 @@ def test_sixteen_million_weights(launch, policy):
         actual = launch.quantize(w * spread, global_scale, "max")
         assert torch.equal(actual[0], expected[0])
         assert torch.equal(actual[1].view(torch.uint8), expected[1].view(torch.uint8))
+
+
+@pytest.mark.parametrize("block_scale", BLOCK_SCALES)
+def test_quantize_all_equals_quantize_of_each(launch, device, block_scale):
+    """Shapes and dtypes of a sharded model: full tiles, part tiles, experts, an empty shard."""
+    generator = torch.Generator().manual_seed(7)
+    shapes = [(64, 128), (5, 48), (3, 32, 64), (0, 16), (1, 16)]
+    weights = [torch.randn(shape, generator=generator) for shape in shapes]
+    weights[1] = weights[1].bfloat16()
+    scales = [reference.global_scale(reference.amax(w), "pow2") for w in weights]
+    scales[2] = torch.cat((torch.ones(2), scales[2]))[2:]  # one rank's slice of all experts'
+    on_device = [scale.to(device) for scale in scales]
+    actual = launch.quantize_all([w.to(device) for w in weights], on_device, block_scale)
+    for (codes, scale), w, global_scale in zip(actual, weights, scales, strict=True):
+        expected_codes, expected_scale = reference.quantize(w, global_scale, block_scale)
+        assert_same_bits(codes, expected_codes)
+        assert_same_bits(scale, expected_scale)
