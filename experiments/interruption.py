@@ -23,5 +23,5 @@ def deferred_interruption() -> Iterator[None]:
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)
-        for number in received[:1]:
-            signal.raise_signal(number)
+        if received:
+            signal.raise_signal(received[0])
