@@ -75,8 +75,9 @@ def quantize_all(
         ((global_scale.data_ptr(), 4), (first, _matrix_blocks(w)))
         for w, global_scale, first in zip(weights, global_scales, firsts, strict=False)
     ]
-    kernel, options = kernels.quantize_all_kernel, {"BLOCK_SCALE": block_scale}
-    _launch_all(kernel, weights, columns, (codes, scale), TILE_BLOCKS, **options)
+    outputs = (codes, scale)
+    kernel = kernels.quantize_all_kernel
+    _launch_all(kernel, weights, columns, outputs, TILE_BLOCKS, BLOCK_SCALE=block_scale)
     scale = scale.view(torch.float8_e4m3fn)
     return [
         (
@@ -98,7 +99,7 @@ def group_amax(groups: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     slots = accumulate(sizes, initial=0)
     columns = [((slot, 1),) for slot, members in zip(slots, groups, strict=False) for _ in members]
     bits = torch.zeros(sum(sizes), dtype=torch.int32, device=weights[0].device)
-    _launch_all(kernels.amax_kernel, weights, columns, (bits,), AMAX_TILE_BLOCKS)
+    _launch_all(kernels.amax_kernel, weights, columns, (bits,), AMAX_TILE_BLOCKS, num_warps=8)
     amax = torch.split(bits.view(torch.float32), sizes)
     return [values.view(lead) for values, lead in zip(amax, leads, strict=True)]
 
@@ -109,7 +110,7 @@ def _launch_all(
     columns: Sequence[Columns],
     outputs: tuple[Tensor, ...],
     tile: int,
-    **options: str,
+    **options: str | int,
 ) -> None:
     """One launch for each dtype: one program for each `tile` blocks of each matrix.
 
