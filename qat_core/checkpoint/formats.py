@@ -72,8 +72,7 @@ def quantization_config(kind: CheckpointFormat, ignored: Sequence[str]) -> dict[
             "quant_method": "modelopt",
             "quant_algo": "W4A16_NVFP4",
             "group_size": BLOCK_SIZE,
-            "kv_cache_quant_algo": None,
-            "exclude_modules": list(ignored),
+            "ignore": list(ignored),
         }
     weights = {
         "num_bits": 4,
@@ -104,7 +103,7 @@ def format_of(config: dict[str, Any], source: str) -> tuple[CheckpointFormat, li
     """Format and ignored modules that a config.json declares; ValueError if it is not NVFP4."""
     declared = config.get("quantization_config") or {}
     if declared.get("quant_method") == "modelopt" and declared.get("quant_algo") == "W4A16_NVFP4":
-        return "modelopt", declared.get("exclude_modules", [])
+        return "modelopt", declared.get("ignore", [])
     if declared.get("format") == "nvfp4-pack-quantized":
         return "compressed-tensors", declared.get("ignore", [])
     raise ValueError(f"{source}: quantization_config: not NVFP4 of compressed-tensors or ModelOpt")
@@ -112,6 +111,10 @@ def format_of(config: dict[str, Any], source: str) -> tuple[CheckpointFormat, li
 
 def hf_quant_config(ignored: Sequence[str]) -> dict[str, Any]:
     """Content of ModelOpt's hf_quant_config.json."""
-    algorithm = quantization_config("modelopt", ignored)
-    del algorithm["quant_method"]
+    algorithm = {
+        "quant_algo": "W4A16_NVFP4",
+        "kv_cache_quant_algo": None,
+        "group_size": BLOCK_SIZE,
+        "exclude_modules": list(ignored),
+    }
     return {"producer": {"name": "qat_core"}, "quantization": algorithm}

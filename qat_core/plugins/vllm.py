@@ -14,5 +14,7 @@ def register() -> None:
     from vllm.model_executor.layers.quantization import register_quantization_config
 
     from qat_core.plugins.vllm_cpu import CpuCompressedTensorsConfig
+    from qat_core.plugins.vllm_cpu_modelopt import CpuModelOptConfig
 
     register_quantization_config("compressed-tensors")(CpuCompressedTensorsConfig)
+    register_quantization_config("modelopt_fp4")(CpuModelOptConfig)

@@ -22,6 +22,7 @@ from vllm.model_executor.layers.quantization.compressed_tensors.schemes import (
 )
 from vllm.model_executor.utils import set_weight_attrs
 
+from qat_core.checkpoint.formats import LAYOUTS, Layout
 from qat_core.nvfp4 import BLOCK_SIZE, PackedTensor, dequantize
 
 
@@ -37,10 +38,7 @@ class CpuW4A16Linear(CompressedTensorsW4A4Fp4):  # type: ignore[misc]
     def process_weights_after_loading(self, layer: Any) -> None:
         """Replaces the packed parameters by a BF16 weight in the layout of vLLM's CPU kernels."""
         scale = layer.weight_global_scale.data.max()  # one for all of a fused layer, as on CUDA
-        weight = _unpacked(layer, "weight", scale, layer.params_dtype)
-        for name in ("weight_packed", "weight_scale", "weight_global_scale"):
-            delattr(layer, name)
-        layer.weight = weight
+        layer.weight = unpacked(layer, "", LAYOUTS["compressed-tensors"], scale)
         self._unquantized.process_weights_after_loading(layer)
 
     def apply_weights(self, layer: Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -51,6 +49,9 @@ class CpuW4A16Linear(CompressedTensorsW4A4Fp4):  # type: ignore[misc]
 
 class CpuW4A16Experts(UnquantizedFusedMoEMethod):  # type: ignore[misc]
     """Fused experts: w13 holds gate and up, w2 down."""
+
+    layout = LAYOUTS["compressed-tensors"]
+    unused = "input_global_scale"  # a parameter of the CUDA class also where it plays no part
 
     def create_weights(
         self,
@@ -64,31 +65,27 @@ class CpuW4A16Experts(UnquantizedFusedMoEMethod):  # type: ignore[misc]
         """The packed parameters of the CUDA class."""
         layer.num_experts, layer.params_dtype = num_experts, params_dtype
         inner = intermediate_size_per_partition
-        group = {"quant_method": FusedMoeWeightScaleSupported.GROUP.value}
-        tensor = {"quant_method": FusedMoeWeightScaleSupported.TENSOR.value}
-        shapes = {
-            "w13": (num_experts, 2 * inner, hidden_size),
-            "w2": (num_experts, hidden_size, inner),
-        }
-        for name, (_, rows, columns) in shapes.items():
-            packed_shape = (num_experts, rows, columns // 2)
-            _add(layer, f"{name}_weight_packed", packed_shape, torch.uint8, weight_attrs)
-            scale_shape = (num_experts, rows, columns // BLOCK_SIZE)
-            attrs = weight_attrs | group
-            _add(layer, f"{name}_weight_scale", scale_shape, torch.float8_e4m3fn, attrs)
-            per_expert = (num_experts, 2) if name == "w13" else (num_experts,)
-            for kind in ("weight_global_scale", "input_global_scale"):
-                _add(layer, f"{name}_{kind}", per_expert, torch.float32, weight_attrs | tensor)
+        group = weight_attrs | {"quant_method": FusedMoeWeightScaleSupported.GROUP.value}
+        tensor = weight_attrs | {"quant_method": FusedMoeWeightScaleSupported.TENSOR.value}
+        matrices = {"w13": (2 * inner, hidden_size), "w2": (hidden_size, inner)}
+        for name, (rows, columns) in matrices.items():
+            codes, scales = (rows, columns // 2), (rows, columns // BLOCK_SIZE)
+            per_expert = (2,) if name == "w13" else ()
+            for kind, shape, dtype, attrs in (
+                (self.layout.codes, codes, torch.uint8, weight_attrs),
+                (self.layout.block_scale, scales, torch.float8_e4m3fn, group),
+                (self.layout.global_scale, per_expert, torch.float32, tensor),
+                (self.unused, per_expert, torch.float32, tensor),
+            ):
+                _add(layer, f"{name}_{kind}", (num_experts, *shape), dtype, attrs)
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Replaces the packed parameters by BF16 weights in the layout of vLLM's CPU kernels."""
         for name in ("w13", "w2"):
-            scale = getattr(layer, f"{name}_weight_global_scale").data
-            scale = scale[:, 0] if name == "w13" else scale  # gate's serves up too, as on CUDA
-            weight = _unpacked(layer, f"{name}_weight", scale.contiguous(), layer.params_dtype)
-            for kind in ("weight_packed", "weight_scale", "weight_global_scale"):
-                delattr(layer, f"{name}_{kind}")
-            delattr(layer, f"{name}_input_global_scale")
+            scale = getattr(layer, f"{name}_{self.layout.global_scale}").data
+            scale = scale[:, 0].contiguous() if name == "w13" else scale  # gate's, as on CUDA
+            weight = unpacked(layer, f"{name}_", self.layout, scale)
+            delattr(layer, f"{name}_{self.unused}")
             setattr(layer, f"{name}_weight", weight)
         self.moe_kernel = None  # else vLLM 0.28 keeps the layout made of the weights before
         super().process_weights_after_loading(layer)
@@ -126,11 +123,15 @@ class _NoKernel:
         """None: no quantized input."""
 
 
-def _unpacked(layer: Any, name: str, global_scale: Tensor, dtype: torch.dtype) -> Parameter:
-    codes = getattr(layer, f"{name}_packed").data
-    block_scale = getattr(layer, f"{name}_scale").data
-    weight = dequantize(PackedTensor(codes, block_scale, global_scale), torch.float32)
-    return Parameter(weight.to(dtype), requires_grad=False)
+def unpacked(layer: Any, prefix: str, layout: Layout, global_scale: Tensor) -> Parameter:
+    """The weight behind a layer's packed parameters, which are removed."""
+    codes = getattr(layer, prefix + layout.codes).data
+    block_scale = getattr(layer, prefix + layout.block_scale).data
+    divisor = global_scale.reciprocal() if layout.is_multiplier else global_scale
+    weight = dequantize(PackedTensor(codes, block_scale, divisor), torch.float32)
+    for name in (layout.codes, layout.block_scale, layout.global_scale):
+        delattr(layer, prefix + name)
+    return Parameter(weight.to(layer.params_dtype), requires_grad=False)
 
 
 def _add(

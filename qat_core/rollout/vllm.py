@@ -7,21 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from qat_core.checkpoint.architecture import meta_model
 from qat_core.checkpoint.contract import require_same
 from qat_core.checkpoint.declared import bf16_plan, declared_plan, ignored_modules
-from qat_core.checkpoint.formats import LAYOUTS, format_of, quantization_config, stored_tensors
+from qat_core.checkpoint.formats import (
+    CheckpointFormat,
+    format_of,
+    quantization_config,
+    stored_tensors,
+)
 from qat_core.checkpoint.hub import Weight, meta_weights, split_experts
 from qat_core.checkpoint.shards import read_json
-from qat_core.nvfp4 import PackedTensor
 from qat_core.plan import QuantPlan
 from qat_core.rollout import vllm_seam
 from qat_core.rollout.engine import Rollouts, WeightStream
-from qat_core.rollout.vllm_worker import quantized_parameters, reload, weight_bytes
-
-LAYOUT = LAYOUTS["compressed-tensors"]
+from qat_core.rollout.vllm_worker import LAYOUT, quantized_parameters, reload, weight_bytes
 
 
 class VllmEngine:
@@ -55,7 +56,11 @@ class VllmEngine:
         vllm_seam.require_supported(vllm.__version__)
         vllm_seam.hold_addresses(vllm.__version__)
         register()
-        self.plan = packed or _served_plan(model_dir)
+        self._kind: CheckpointFormat = "compressed-tensors"
+        if packed is None:
+            self.plan, self._kind = _served(model_dir)
+        else:
+            self.plan = packed
         if packed is not None:
             declared = quantization_config("compressed-tensors", ignored_modules(packed))
             settings |= {
@@ -91,6 +96,8 @@ class VllmEngine:
         Raises:
             ValueError: a name, shape or dtype is not what the engine needs. Nothing is replaced.
         """
+        if self._kind != "compressed-tensors":
+            raise ValueError("weight sync: start the engine with a plan, not with ModelOpt's form")
         if announced is None:
             stream = list(stream)
             coming: Mapping[str, Weight] = dict(stream)
@@ -99,7 +106,7 @@ class VllmEngine:
         found = dict(stored_tensors(split_experts(coming.items()), LAYOUT))
         require_same(self._expected, found, "weight sync")
         self._has_weights = False
-        self._on_worker(reload, self._arriving(stream, coming))
+        self._on_worker(reload, _as_announced(stream, coming))
         self._llm.reset_prefix_cache()
         self._has_weights = True
 
@@ -146,18 +153,6 @@ class VllmEngine:
         if differing:
             raise ValueError(f"vLLM and the plan differ in what is NVFP4: {differing[:3]}")
 
-    def _arriving(
-        self, stream: WeightStream, coming: Mapping[str, Weight]
-    ) -> Iterator[tuple[str, Tensor]]:
-        for name, weight in stream:
-            assert weight.shape == coming[name].shape, f"{name}: other shape than announced"
-            for hub_name, matrix in split_experts([(name, weight)]):
-                yield from stored_tensors([(hub_name, matrix)], LAYOUT)
-                if isinstance(matrix, PackedTensor) and len(weight.shape) == 3:
-                    # vLLM counts these too: without them experts stay buffered until the end.
-                    module = hub_name.removesuffix(".weight")
-                    yield f"{module}.input_global_scale", torch.ones(1, device=matrix.codes.device)
-
     def _on_worker(self, function: Any, *arguments: Any) -> Any:
         return self._llm.collective_rpc(function, args=arguments)[0]
 
@@ -169,15 +164,21 @@ def vllm_version() -> str:
     return str(vllm.__version__)
 
 
-def _served_plan(model_dir: Path) -> QuantPlan:
-    config = read_json(model_dir / "config.json")
-    model = meta_model(model_dir)
+def _served(model_dir: Path) -> tuple[QuantPlan, CheckpointFormat]:
+    """What a checkpoint holds in NVFP4, and how."""
+    config, model = read_json(model_dir / "config.json"), meta_model(model_dir)
     if "quantization_config" not in config:
-        return bf16_plan(model)
+        return bf16_plan(model), "compressed-tensors"
     kind, ignored = format_of(config, str(model_dir / "config.json"))
-    if kind != "compressed-tensors":
-        raise ValueError(f"{model_dir}: convert it with --format compressed-tensors")
-    return declared_plan(model, ignored)
+    return declared_plan(model, ignored), kind
+
+
+def _as_announced(
+    stream: WeightStream, coming: Mapping[str, Weight]
+) -> Iterator[tuple[str, Weight]]:
+    for name, weight in stream:
+        assert weight.shape == coming[name].shape, f"{name}: other shape than announced"
+        yield name, weight
 
 
 def _rollouts(prompts: Sequence[Sequence[int]], outputs: list[Any], pad_id: int) -> Rollouts:

@@ -5,11 +5,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from qat_core.checkpoint.formats import LAYOUTS, stored_tensors
+from qat_core.checkpoint.hub import Weight
 from qat_core.rollout import vllm_seam
+from qat_core.rollout.vllm_experts import load_experts, loading_experts_whole
+
+LAYOUT = LAYOUTS["compressed-tensors"]
 
 
-def reload(worker: Any, tensors: Iterator[tuple[str, Tensor]]) -> None:
-    """Rewrite all weights in place from tensors under a checkpoint's names."""
+def reload(worker: Any, weights: Iterator[tuple[str, Weight]]) -> None:
+    """Rewrite all weights in place, layer by layer as they come."""
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.reload import (
         finalize_layerwise_reload,
@@ -17,12 +22,26 @@ def reload(worker: Any, tensors: Iterator[tuple[str, Tensor]]) -> None:
     )
 
     model = worker.model_runner.get_model()
-    with set_current_vllm_config(worker.vllm_config):
+    with set_current_vllm_config(worker.vllm_config), loading_experts_whole(model) as experts:
         vllm_seam.before_reload(model)
         initialize_layerwise_reload(model)
-        model.load_weights(tensors)
-        finalize_layerwise_reload(model, worker.model_config)
+        try:
+            model.load_weights(_loading_experts(weights, experts))
+        finally:  # also where the stream broke off: else the next reload would find half of one
+            finalize_layerwise_reload(model, worker.model_config)
         vllm_seam.after_reload(model)
+
+
+def _loading_experts(
+    weights: Iterator[tuple[str, Weight]], experts: dict[str, nn.Module]
+) -> Iterator[tuple[str, Tensor]]:
+    """Loads fused experts on the way and passes on the tensors of all other weights."""
+    for name, weight in weights:
+        if len(weight.shape) == 3:
+            prefix, _, leaf = name.rpartition(".")
+            load_experts(experts[prefix], leaf, weight, LAYOUT)
+        else:
+            yield from stored_tensors([(name, weight)], LAYOUT)
 
 
 def quantized_parameters(worker: Any) -> list[str]:
@@ -33,7 +52,7 @@ def quantized_parameters(worker: Any) -> list[str]:
     names: list[str] = []
     for module_name, module in model.named_modules():
         loaded_parameters, _ = get_layerwise_info(module).restore_metadata
-        if any(name.endswith("weight_packed") for name in loaded_parameters):
+        if any(name.endswith("weight_scale") for name in loaded_parameters):
             names += _parameter_names(model, module_name)
     return names
 

@@ -134,6 +134,21 @@ def test_a_synced_engine_equals_one_that_loaded_the_checkpoint(
     _require_same(_sample(engine), _sample(fresh))
 
 
+def test_modelopt_form_gives_equal_log_probs(
+    engine: VllmEngine,
+    folders: list[Path],
+    trained: list[nn.Module],
+    packed: QuantPlan,
+    tmp_path: Path,
+) -> None:
+    convert(folders[0], tmp_path / "modelopt", RECIPE, "modelopt")
+    loaded = VllmEngine(tmp_path / "modelopt", **SETTINGS)
+    engine.sync(weight_stream(trained[0], packed, RECIPE), packed)
+    _require_same(_sample(engine), _sample(loaded))
+    with pytest.raises(ValueError, match="ModelOpt"):
+        loaded.sync(weight_stream(trained[1], packed, RECIPE), packed)
+
+
 def test_bf16_parity_and_reload(folders: list[Path]) -> None:
     models = [AutoModelForCausalLM.from_pretrained(f, dtype=torch.bfloat16) for f in folders]
     engine = VllmEngine(folders[0], **SETTINGS)
