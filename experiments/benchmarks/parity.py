@@ -65,6 +65,7 @@ MOE = DENSE | {
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
 }
+MODELS = {"dense": DENSE, "moe": MOE}
 SIZES: dict[str, dict[str, Any]] = {
     "cuda": {"sequences": 256, "tokens": 288, "rows": 32, "shrink": {}},
     "cpu": {
@@ -162,6 +163,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("record", type=Path)
     parser.add_argument("--device", choices=SIZES, default="cuda")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     arguments = parser.parse_args()
     device, console = arguments.device, Console()
     record: dict[str, Any] = {
@@ -171,9 +173,9 @@ def main() -> None:
         "sizes": SIZES[device],
         "models": {},
     }
-    for name, config in {"dense": DENSE, "moe": MOE}.items():
+    for name in arguments.models:
         with tempfile.TemporaryDirectory() as folder:
-            shrunk = config | SIZES[device]["shrink"]
+            shrunk = MODELS[name] | SIZES[device]["shrink"]
             record["models"][name] = run_model(shrunk, device, Path(folder))
         arguments.record.write_text(json.dumps(record, indent=1) + "\n")
         console.print(name, record["models"][name]["of_noise_floor"])
