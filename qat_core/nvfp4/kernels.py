@@ -85,13 +85,7 @@ def quantize_all_kernel(
 
 @triton.jit
 def dequantize_kernel(
-    codes_ptr,
-    scale_ptr,
-    global_ptr,
-    out_ptr,
-    matrix_blocks,
-    EVEN: tl.constexpr,
-    TILE: tl.constexpr,
+    codes_ptr, scale_ptr, global_ptr, out_ptr, matrix_blocks, EVEN: tl.constexpr, TILE: tl.constexpr
 ):
     """code * (scale / global scale) in the output's dtype."""
     first, block, inside = _tile(matrix_blocks, EVEN, TILE)
