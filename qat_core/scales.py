@@ -31,7 +31,7 @@ class Scales:
         self.block_scale = recipe.block_scale
         self.shapes = {name: weight.shape for name, weight in weights.items()}
         self.values = {
-            name: torch.ones(weight.shape[:-2], device=weight.device)
+            name: torch.ones(weight.shape[:-2], dtype=torch.float32, device=weight.device)
             for name, weight in weights.items()
         }
         self.stale = True
