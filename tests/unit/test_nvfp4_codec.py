@@ -1,0 +1,130 @@
+"""The public functions: what they refuse, what they return, and torch.compile."""
+
+import pytest
+import torch
+
+from qat_core.nvfp4 import (
+    PackedTensor,
+    dequantize,
+    fake_quantize,
+    global_scale,
+    group_amax,
+    quantize,
+    require_finite,
+)
+
+ONE = torch.ones(())
+
+
+@pytest.mark.parametrize(
+    ("w", "scale", "message"),
+    [
+        (torch.zeros(2, 16, dtype=torch.float16), ONE, "gate: needs bfloat16 or float32"),
+        (torch.zeros(2, 24), ONE, "gate: needs shape .* K a multiple of 16, got \\(2, 24\\)"),
+        (torch.zeros(16), ONE, "gate: needs shape"),
+        (torch.zeros(3, 2, 16), ONE, "gate: its global scale needs to be float32 \\(3,\\)"),
+        (torch.zeros(2, 16), ONE.double(), "gate: its global scale needs to be float32"),
+        (torch.zeros(2, 16), ONE.to("meta"), "gate is on cpu, its global scale on meta"),
+    ],
+    ids=["dtype", "columns", "1-D", "scale shape", "scale dtype", "device"],
+)
+@pytest.mark.parametrize("function", [fake_quantize, quantize])
+def test_refusals_name_the_weight(function, w, scale, message):
+    with pytest.raises(ValueError, match=message):
+        function(w, scale, name="gate")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: fake_quantize(torch.zeros(2, 16), ONE, "best"), "block_scale 'best': use one of"),
+        (lambda: global_scale(ONE, "pow3"), "scale policy 'pow3': use one of pow2, amax"),
+        (lambda: group_amax([[torch.zeros(2, 16)], []]), "groups\\[1\\] is empty"),
+        (
+            lambda: group_amax([[torch.zeros(2, 16), torch.zeros(3, 2, 16)]]),
+            "groups\\[0\\]: leading dimensions or devices differ",
+        ),
+        (
+            lambda: dequantize(quantize(torch.zeros(2, 16), ONE), torch.float16),
+            "dtype: needs bfloat16 or float32",
+        ),
+    ],
+    ids=["block scale", "policy", "empty group", "group shapes", "output dtype"],
+)
+def test_refusals(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")], ids=str)
+def test_require_finite_names_the_weight(bad):
+    groups = [[torch.ones(2, 16), torch.ones(4, 16)], [torch.ones(3, 2, 16).bfloat16()]]
+    names = [["q_proj", "k_proj"], ["experts"]]
+    require_finite(group_amax(groups), groups, names)
+    groups[1][0][2, 1, 5] = bad
+    with pytest.raises(ValueError, match="experts: holds NaN or infinity"):
+        require_finite(group_amax(groups), groups, names)
+    groups[0][1][0, 0] = bad
+    with pytest.raises(ValueError, match="k_proj: holds NaN or infinity"):
+        require_finite(group_amax(groups), groups, names)
+
+
+def test_group_amax_is_taken_over_members_after_rounding_to_bf16():
+    low, high = torch.full((2, 16), 0.5), torch.full((4, 16), -1.001)
+    experts = torch.stack((low, 3 * low))
+    amax = group_amax([[low, high], [experts, experts / 2]])
+    assert amax[0].shape == () and amax[0] == torch.tensor(1.001).bfloat16()
+    assert amax[1].tolist() == [0.5, 1.5]
+    assert group_amax([]) == []
+
+
+@pytest.mark.parametrize("lead", [(), (5,), (2, 3)], ids=str)
+def test_packed_tensor_has_the_logical_shape_and_its_bytes(lead):
+    packed = quantize(torch.randn(*lead, 8, 32), torch.ones(lead))
+    matrices = torch.Size(lead).numel()
+    assert isinstance(packed, PackedTensor) and packed.shape == (*lead, 8, 32)
+    assert packed.codes.shape == (*lead, 8, 16) and packed.block_scale.shape == (*lead, 8, 2)
+    assert packed.nbytes == matrices * (8 * 32 * 9 // 16 + 4)
+    assert dequantize(packed).shape == packed.shape
+
+
+def test_each_matrix_of_a_stack_has_its_own_global_scale():
+    w = torch.randn(3, 4, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
+    w *= torch.tensor([1.0, 1e-3, 40.0]).bfloat16()[:, None, None]
+    scales = global_scale(group_amax([[w]])[0])
+    assert len(set(scales.tolist())) == 3
+    one_by_one = [fake_quantize(w[i], scales[i]) for i in range(3)]
+    assert torch.equal(fake_quantize(w, scales), torch.stack(one_by_one))
+
+
+def test_fp32_is_rounded_to_bf16_first():
+    w = torch.randn(16, 64, generator=torch.Generator().manual_seed(1))
+    scale = global_scale(group_amax([[w]])[0])
+    assert torch.equal(fake_quantize(w, scale), fake_quantize(w.bfloat16(), scale))
+
+
+def test_inputs_are_left_as_they_were():
+    w = torch.randn(16, 64).bfloat16()
+    before, scale = w.clone(), torch.tensor(2.0**9)
+    fake_quantize(w, scale, "mse")
+    quantize(w, scale, "four_over_six")
+    assert torch.equal(w, before) and scale == 2.0**9
+
+
+def test_results_carry_no_gradient():
+    w = torch.randn(16, 64, requires_grad=True)
+    assert not fake_quantize(w, torch.tensor(2.0**9)).requires_grad
+
+
+def test_compiles_whole():
+    w = torch.randn(16, 64).bfloat16()
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def round_trip(w, scale):
+        packed = quantize(w, scale)
+        return fake_quantize(w, scale) * 2, dequantize(packed)
+
+    scale = torch.tensor(2.0**9)
+    doubled, unpacked = round_trip(w, scale)
+    assert torch.equal(doubled, fake_quantize(w, scale) * 2)
+    assert torch.equal(unpacked, fake_quantize(w, scale))
