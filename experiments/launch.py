@@ -5,7 +5,6 @@ appear when it has finished. MLflow follows live.
 """
 
 import argparse
-import json
 import math
 import shlex
 import shutil
@@ -17,7 +16,6 @@ from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 
-from experiments.arms import make_arm
 from experiments.attempts import (
     Attempt,
     Json,
@@ -30,14 +28,12 @@ from experiments.attempts import (
     write_jsonl,
 )
 from experiments.cli import run_cli
+from experiments.local_trainer import train
 from experiments.manifest import new_manifest, training_digests
 from experiments.schema import Run, Study, load_study, require_executable
 from experiments.tee import tee_output
 from experiments.tracking import TrackedRun
-from qat_core.rl.trainer import GrpoTrainer
-from qat_core.rollout.packed import weight_stream
 
-BYTES_PER_GIB = 2**30
 STEPS_OF_PACE = 5  # the time left is told from the pace of the last steps
 KILLED = "ended without a word: killed, or the machine stopped"
 
@@ -71,33 +67,6 @@ class RunLog:
         )
 
 
-def train(study: Study, run: Run, base_dir: Path, checkpoints: Path, log: RunLog) -> Json:
-    """Trains a run to its last step; returns what the manifest learns from it."""
-    arm = make_arm(run.arm, study.scale, study.block_scale)
-    trainer = GrpoTrainer(
-        base_dir,
-        arm.trained,
-        arm.rolled_out,
-        study.task,
-        study.rl,
-        run.seed,
-        study.device,
-        checkpoints,
-    )
-    trainer.train(log.on_step)
-    bf16_bytes = sum(p.nbytes for p in trainer.policy.model.parameters())
-    # of the last weights, also where a crash left no step to do and so the engine no packed ones
-    stream = weight_stream(trainer.policy.model, trainer.plan, arm.rolled_out)
-    packed_bytes = sum(weight.nbytes for _, weight in stream) if arm.rolled_out else None
-    return {
-        "measured": {
-            "measured_bf16_gib": bf16_bytes / BYTES_PER_GIB,
-            "measured_packed_gib": packed_bytes and packed_bytes / BYTES_PER_GIB,
-        },
-        "ledger": json.loads(trainer.plan.to_json()) if trainer.plan else None,
-    }
-
-
 def run_attempt(
     study: Study, run: Run, results: Path, manifest: Json, series: list[Attempt]
 ) -> None:
@@ -109,7 +78,8 @@ def run_attempt(
     tracked.start(manifest, goes_on=len(series) > 1)
     log = RunLog(run.id, study.rl.steps, attempt, tracked)
     try:
-        learnt = train(study, run, results / "base" / run.model, run_dir / "checkpoints", log)
+        base_dir, checkpoints = results / "base" / run.model, run_dir / "checkpoints"
+        learnt = train(study, run, base_dir, checkpoints, log.on_step)
         manifest["memory"] |= learnt["measured"]
         manifest |= {"ledger": learnt["ledger"], "status": "finished"}
     except BaseException as error:

@@ -1,6 +1,7 @@
 """What runs inside vLLM's worker, called with it through `LLM.collective_rpc`."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,8 +14,21 @@ from qat_core.rollout.vllm_experts import load_experts, loading_experts_whole
 LAYOUT = LAYOUTS["compressed-tensors"]
 
 
+Load = Callable[[Iterable[tuple[str, Weight]]], None]
+
+
 def reload(worker: Any, weights: Iterator[tuple[str, Weight]]) -> None:
     """Rewrite all weights in place, layer by layer as they come."""
+    with reloading(worker) as load:
+        load(weights)
+
+
+@contextmanager
+def reloading(worker: Any) -> Iterator[Load]:
+    """Inside, all weights are rewritten in place by one or more calls of what it gives.
+
+    A layer's tensors are kept until its last one has come: they must not be overwritten until then.
+    """
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.reload import (
         finalize_layerwise_reload,
@@ -26,14 +40,14 @@ def reload(worker: Any, weights: Iterator[tuple[str, Weight]]) -> None:
         vllm_seam.before_reload(model)
         initialize_layerwise_reload(model)
         try:
-            model.load_weights(_loading_experts(weights, experts))
+            yield lambda weights: model.load_weights(_loading_experts(weights, experts))
         finally:  # also where the stream broke off: else the next reload would find half of one
             finalize_layerwise_reload(model, worker.model_config)
         vllm_seam.after_reload(model)
 
 
 def _loading_experts(
-    weights: Iterator[tuple[str, Weight]], experts: dict[str, nn.Module]
+    weights: Iterable[tuple[str, Weight]], experts: dict[str, nn.Module]
 ) -> Iterator[tuple[str, Tensor]]:
     """Loads fused experts on the way and passes on the tensors of all other weights."""
     for name, weight in weights:
