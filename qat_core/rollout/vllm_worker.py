@@ -1,7 +1,7 @@
 """What runs inside vLLM's worker, called with it through `LLM.collective_rpc`."""
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,7 +13,6 @@ from qat_core.rollout.vllm_experts import load_experts, loading_experts_whole
 
 LAYOUT = LAYOUTS["compressed-tensors"]
 
-
 Load = Callable[[Iterable[tuple[str, Weight]]], None]
 
 
@@ -24,10 +23,14 @@ def reload(worker: Any, weights: Iterator[tuple[str, Weight]]) -> None:
 
 
 @contextmanager
-def reloading(worker: Any) -> Iterator[Load]:
+def reloading(worker: Any, *, fused_experts: bool = True) -> Iterator[Load]:
     """Inside, all weights are rewritten in place by one or more calls of what it gives.
 
     A layer's tensors are kept until its last one has come: they must not be overwritten until then.
+
+    Args:
+        worker: vLLM's.
+        fused_experts: they come as the trainer's two 3-D weights, not a matrix each.
     """
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.reload import (
@@ -36,7 +39,10 @@ def reloading(worker: Any) -> Iterator[Load]:
     )
 
     model = worker.model_runner.get_model()
-    with set_current_vllm_config(worker.vllm_config), loading_experts_whole(model) as experts:
+    whole: AbstractContextManager[dict[str, nn.Module]] = (
+        loading_experts_whole(model) if fused_experts else nullcontext({})
+    )
+    with set_current_vllm_config(worker.vllm_config), whole as experts:
         vllm_seam.before_reload(model)
         initialize_layerwise_reload(model)
         try:
