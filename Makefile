@@ -11,8 +11,10 @@ PORT ?= 5000
 BIN := .venv/bin
 BASE := .venv/.installed-base
 DEV := .venv/.installed-dev
-# what one study needs besides: requirements/<study>.txt, where there is one
-EXTRA := $(patsubst requirements/%.txt,.venv/.installed-%,$(wildcard requirements/$(STUDY).txt))
+ENGINES := .venv/.installed-engines
+# what one study needs besides: requirements/<study>.txt, where there is one, and vLLM and verl
+EXTRA := $(patsubst requirements/%.txt,.venv/.installed-%,$(wildcard requirements/$(STUDY).txt)) \
+	$(if $(shell grep -lsE '^(trainer: verl|rollout: vllm)' $(STUDY_FILE)),$(ENGINES))
 SUPPORTED := import ensurepip, sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))
 
 .PHONY: help run test lint ui figures record lock clean
@@ -26,7 +28,7 @@ run: $(BASE) $(EXTRA)  ## run a study to its claims and figures: STUDY=name or f
 	@$(BIN)/snakemake --configfile '$(STUDY_FILE)'
 	@$(BIN)/python -m analysis.claims_table 'results/studies/$(STUDY_NAME)/claims.json'
 
-test: lint  ## check the code and run all tests
+test: lint $(ENGINES)  ## check the code and run all tests
 	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(DEV)  ## check style, types and workflow

@@ -1,0 +1,74 @@
+"""A weight stream that arrives in buckets, loaded into a vLLM worker."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from torch import Tensor
+
+from qat_core.rollout.vllm_worker import Load, quantized_parameters, reloading
+from qat_core.rollout.wire import ANNOUNCEMENT, Assembler, read_announcement
+
+
+class IncomingWeights:
+    """Loads buckets as they come; a context manager around one sync.
+
+    Senders wait for an answer to every bucket, so that what went wrong is raised only at the end.
+    A stream without an announcement is loaded name by name, as the hub names the weights.
+
+    Attributes:
+        received_bytes: size of the weights that came.
+    """
+
+    def __init__(self, worker: Any) -> None:
+        self.received_bytes = 0
+        self._worker = worker
+        self._assembler = Assembler()
+        self._reload = ExitStack()
+        self._load: Load | None = None
+        self._error: Exception | None = None
+
+    def take(self, bucket: Sequence[tuple[str, Tensor]]) -> None:
+        """Loads what a bucket completes, or nothing after a failure; the bucket may be reused."""
+        if self._error is not None:
+            return
+        try:
+            self._take(list(bucket))
+        except Exception as error:
+            self._error = error
+
+    def __enter__(self) -> "IncomingWeights":
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        """Ends the reload.
+
+        Raises:
+            ValueError: the weights are not what vLLM serves, in which case none was replaced.
+        """
+        self._reload.close()
+        if self._error is not None:
+            raise self._error
+        self._assembler.require_complete()
+
+    def _take(self, bucket: list[tuple[str, Tensor]]) -> None:
+        if self._load is None:
+            announced = bucket[0][0] == ANNOUNCEMENT
+            if announced:
+                require_served(self._worker, bucket.pop(0)[1])
+            reload = reloading(self._worker, fused_experts=announced)
+            self._load = self._reload.enter_context(reload)
+        self.received_bytes += sum(tensor.nbytes for _, tensor in bucket)
+        self._load(self._assembler.take(bucket))
+
+
+def require_served(worker: Any, announcement: Tensor) -> None:
+    """ValueError if what comes packed is not exactly what vLLM holds in NVFP4."""
+    sent = {name for name, (_, packed) in read_announcement(announcement).items() if packed}
+    served = set(quantized_parameters(worker))
+    for names, problem in (
+        (sent - served, "come packed but are served in BF16"),
+        (served - sent, "come in BF16 but are served in NVFP4"),
+    ):
+        if names:
+            raise ValueError(f"weight sync: {len(names)} weights {problem}: {sorted(names)[:3]}")

@@ -1,0 +1,1 @@
+"""Tests; a package, since others install one of the same name."""

@@ -1,0 +1,65 @@
+"""What every rank of the sharded stream's tests does; rank 0 writes down what it saw."""
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+
+from qat_core.nvfp4 import PackedTensor
+from qat_core.plan import plan
+from qat_core.prepare import prepare
+from qat_core.recipe import Recipe
+from qat_core.rollout.packed import weight_stream
+from qat_core.rollout.sharded import sharded_weight_stream
+from qat_core.rollout.wire import ANNOUNCEMENT, Assembler, to_wire
+from tests.tiny_models import tiny_model
+
+RECIPES = {
+    "pow2": Recipe(),
+    "amax": Recipe(scale="amax", block_scale="four_over_six"),
+    "ffn": Recipe.ffn(),
+}
+
+
+def run(rank: int, world: int, folder: str) -> None:
+    """Streams sharded models and compares them with the same models on one device."""
+    store = f"file://{folder}/store{world}"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
+    found = {
+        (family, name, trained): _differing(family, recipe, trained)
+        for family in ("qwen3", "qwen3-tied", "qwen3-moe")
+        for name, recipe in RECIPES.items()
+        for trained in (True, False)
+    }
+    if rank == 0:
+        torch.save(found, Path(folder) / f"world{world}.pt")
+    dist.destroy_process_group()
+
+
+def _differing(family: str, recipe: Recipe, trained: bool) -> list[str]:
+    """Names of weights that differ, after the wire and in buckets of three tensors."""
+    model = tiny_model(family).float()
+    checked = prepare(model, recipe) if trained else plan(model, recipe)
+    whole = tiny_model(family)
+    expected = dict(weight_stream(whole, plan(whole, recipe), recipe))
+    for module in (*model.model.layers, model):
+        fully_shard(module)
+    stream = sharded_weight_stream(model, checked, recipe, torch.device("cpu"))
+    tensors = list(to_wire(checked, stream))
+    assert tensors.pop(0)[0] == ANNOUNCEMENT
+    assembler = Assembler()
+    buckets = [tensors[start : start + 3] for start in range(0, len(tensors), 3)]
+    received = [weight for bucket in buckets for weight in assembler.take(bucket)]
+    assembler.require_complete()
+    assert sorted(name for name, _ in received) == sorted(expected)
+    return [name for name, weight in received if not _equal(weight, expected[name])]
+
+
+def _equal(first: torch.Tensor | PackedTensor, second: torch.Tensor | PackedTensor) -> bool:
+    if isinstance(first, PackedTensor) and isinstance(second, PackedTensor):
+        return all(
+            torch.equal(getattr(first, part).float(), getattr(second, part).float())
+            for part in ("codes", "block_scale", "global_scale")
+        )
+    return type(first) is type(second) and torch.equal(first, second)
