@@ -1,8 +1,11 @@
 """Settings of a GRPO run and of the task it trains on, with verl's published values as defaults."""
 
-from typing import Literal
+from pathlib import Path
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Settings(BaseModel):
@@ -16,12 +19,22 @@ class TaskConfig(Settings):
 
     name: Literal["chain-sum", "word-problem", "dapo-math"] = Field(
         description="chain-sum: character-level running sums; word-problem: arithmetic in words; "
-        "dapo-math: DAPO-Math-17k, verl only"
+        "dapo-math: DAPO-Math-17k, tested on AIME 2024 and 2025, verl only"
     )
     terms: tuple[int, int] = Field((3, 5), description="fewest and most numbers of a problem")
     largest: int = Field(19, ge=1, description="largest number of a problem")
     train_prompts: int = Field(4096, ge=1, description="size of the training split")
     test_prompts: int = Field(256, ge=1, description="size of the held-out split")
+    train_files: dict[Path, Sha256] = Field(
+        {}, description="dapo-math: local files, with their SHA-256, instead of the hub's"
+    )
+    test_files: dict[Path, Sha256] = Field({}, description="the same for the held-out split")
+
+    @model_validator(mode="after")
+    def _only_mathematics_has_files(self) -> Self:
+        if self.name != "dapo-math" and (self.train_files or self.test_files):
+            raise ValueError(f"{self.name} makes its own problems; remove train_files, test_files")
+        return self
 
 
 class RolloutConfig(Settings):

@@ -2,17 +2,17 @@
 
 from transformers import PreTrainedTokenizerBase
 
-from qat_core.rl.tasks import Problem
+from qat_core.rl.tasks import Question
 from qat_core.rollout.engine import Rollouts
 
 
-def encode_prompt(tokenizer: PreTrainedTokenizerBase, problem: Problem) -> list[int]:
-    """Token ids of a problem's prompt, ending where the response starts."""
+def encode_prompt(tokenizer: PreTrainedTokenizerBase, question: Question) -> list[int]:
+    """Token ids of a question's prompt, ending where the response starts."""
     ids: list[int]
     if tokenizer.chat_template is None:
-        ids = tokenizer.encode(problem.prompt)
+        ids = tokenizer.encode(question.prompt)
     else:
-        messages = [{"role": "user", "content": problem.prompt}]
+        messages = [{"role": "user", "content": question.prompt}]
         ids = tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, tokenize=True, return_dict=False
         )

@@ -21,16 +21,22 @@ ALPHABET = "0123456789+-=;>?"
 
 
 @dataclass(frozen=True)
-class Problem:
-    """A prompt, its answer, and two right responses.
+class Question:
+    """A prompt and its one right answer."""
+
+    prompt: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class Problem(Question):
+    """A question with two right responses.
 
     Attributes:
         worked: derives the answer step by step.
         direct: states the answer at once.
     """
 
-    prompt: str
-    answer: str
     worked: str
     direct: str
 
@@ -38,7 +44,7 @@ class Problem:
 def make_problems(task: TaskConfig, split: Split) -> list[Problem]:
     """The task's problems of one split, the same on every machine; no test prompt is in train."""
     if task.name not in _DRAWERS:
-        raise ValueError(f"task.name: {task.name} has no generator here; choose {list(_DRAWERS)}")
+        raise ValueError(f"task.name: {task.name} has no generator here; choose {GENERATED_TASKS}")
     unique = _unique_problems(task)
     test = [next(unique) for _ in range(task.test_prompts)]
     return test if split == "test" else [next(unique) for _ in range(task.train_prompts)]
@@ -108,3 +114,4 @@ def _transitions(terms: list[int], sums: list[int]) -> Iterator[tuple[int, int, 
 
 
 _DRAWERS = {"chain-sum": _chain_sum, "word-problem": _word_problem}
+GENERATED_TASKS = tuple(_DRAWERS)

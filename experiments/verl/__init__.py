@@ -1,0 +1,1 @@
+"""Runs of a study through verl: data, reward, command line and launch."""

@@ -1,0 +1,80 @@
+"""Whether a mathematical answer is right, by math-verify in a process of its own.
+
+math-verify limits its time by a signal, which Python receives in the main thread only, while verl
+scores in threads; and none interrupts one long operation such as the digits of 10^(10^10). So the
+comparisons run in a child whose alarm has no handler: the kernel ends it, and another is started.
+"""
+
+import json
+import logging
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from threading import Lock
+
+ROOT = Path(__file__).resolve().parents[2]
+TIME_LIMIT_S = 5
+MEMORY_LIMIT_BYTES = 4 * 2**30
+
+
+class MathVerifier:
+    """Compares answers, one at a time; to be called from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._child: subprocess.Popen[str] | None = None
+
+    def is_right(self, given: str, right: str) -> bool:
+        r"""Whether two answers are equal; not so if it takes too much time or memory to tell.
+
+        Args:
+            given: LaTeX that starts with `\boxed{`, well formed or not.
+            right: the right answer, LaTeX without `\boxed`.
+
+        Raises:
+            RuntimeError: the comparison itself is broken, e.g. math-verify is not installed.
+        """
+        with self._lock:
+            if self._child is None:
+                self._child = _start()
+            assert self._child.stdin is not None and self._child.stdout is not None
+            self._child.stdin.write(json.dumps([given, rf"\boxed{{{right}}}"]) + "\n")
+            self._child.stdin.flush()
+            verdict = self._child.stdout.readline()
+            if not verdict:
+                code = self._child.wait()
+                self._child = None
+                if code >= 0:  # else a signal ended it: the alarm, or out of memory
+                    raise RuntimeError(f"math verifier: ended with exit code {code}; see its error")
+            return verdict == "True\n"
+
+
+def _start() -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-m", "experiments.verl.math_verifier"],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def main() -> None:
+    """Answers each line of stdin, a JSON list of two LaTeX strings, by True or False."""
+    from math_verify import LatexExtractionConfig, parse, verify
+
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that time is not limited
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
+    latex = [LatexExtractionConfig(boxed_match_priority=0)]
+    for line in sys.stdin:
+        signal.alarm(TIME_LIMIT_S)
+        given, right = (parse(text, latex, parsing_timeout=None) for text in json.loads(line))
+        verdict = verify(right, given, timeout_seconds=None)
+        signal.alarm(0)
+        print(verdict, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""verl's reward function: the task's own verifier, or math-verify for mathematics.
+
+reward.custom_reward_function.path=experiments/verl/reward.py
+reward.custom_reward_function.name=compute_score
+"""
+
+import re
+from typing import Any
+
+from experiments.verl.math_verifier import MathVerifier
+from qat_core.rl.config import TaskConfig
+from qat_core.rl.tasks import GENERATED_TASKS, score
+
+# As in DAPO: the answer ends the response, so that an early guess does not count.
+ANSWER_TAIL_CHARS = 300
+ANSWER_LINE = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
+
+_VERIFIER = MathVerifier()
+
+
+def compute_score(
+    data_source: str,
+    solution_str: str,
+    ground_truth: str,
+    extra_info: dict[str, Any] | None = None,
+    **_: Any,
+) -> dict[str, float]:
+    """Reward and accuracy of one response; to be called from any thread.
+
+    Args:
+        data_source: a generated task's name; every other source is mathematics.
+        solution_str: the response, without special tokens.
+        ground_truth: the right answer.
+        extra_info: not used; verl gives it, and more.
+
+    Returns:
+        `score`: what the local trainer gives for a generated task, else DAPO's 1 or -1; `acc`: 1
+        if the answer is right, else 0.
+    """
+    if data_source in GENERATED_TASKS:
+        right = score(TaskConfig(name=data_source), solution_str, ground_truth)
+        return {"score": right, "acc": right}
+    answer = final_answer(solution_str)
+    is_right = answer is not None and _VERIFIER.is_right(answer, ground_truth)
+    return {"score": 1.0 if is_right else -1.0, "acc": float(is_right)}
+
+
+def final_answer(response: str) -> str | None:
+    r"""The answer as `\boxed{...}`: of the last line `Answer: ...`, else the last box, or None."""
+    tail = response[-ANSWER_TAIL_CHARS:]
+    lines = ANSWER_LINE.findall(tail)
+    if lines:
+        return rf"\boxed{{{lines[-1].strip(' *.')}}}"
+    start = tail.rfind(r"\boxed{")
+    return tail[start:] if start >= 0 else None

@@ -1,0 +1,125 @@
+"""The reward of a verl run: known answers, many threads, answers that never end to compute."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import psutil
+import pytest
+
+from experiments.verl import math_verifier, reward
+from experiments.verl.reward import compute_score
+from qat_core.rl.config import TaskConfig
+from qat_core.rl.tasks import make_problems, score
+
+# 10 billion digits, in one operation that no signal handler interrupts
+ENDLESS = r"Answer: $10^{10^{10}}$"
+
+
+@pytest.mark.parametrize(
+    ("response", "right"),
+    [
+        ("So it is 34.\nAnswer: 34", True),
+        ("answer :  $34$.", True),
+        ("**Answer:** 34", True),
+        (r"Answer: \boxed{34}", True),
+        (r"Answer: \frac{68}{2}", True),
+        (r"Thus \boxed{\frac{68}{2}}.", True),
+        ("Answer: 034", True),
+        ("Answer: 34 or 35", False),
+        ("Answer: 35", False),
+        ("Answer: 34\nno, Answer: 35", False),
+        ("Answer: 34" + " well" * 100, False),
+        ("The answer is 34", False),
+        ("Answer: $Answer", False),
+        (r"Answer: \frac{68}{", False),
+        (r"\boxed{34", False),
+        (r"Answer: }{\left(", False),
+        (r"Answer: \frac{1}{0}", False),
+        ("Answer:", False),
+        ("", False),
+    ],
+)
+def test_mathematics_scores_one_or_minus_one(response: str, right: bool) -> None:
+    scored = compute_score("aime-2024", response, "34", {"index": 0}, reward_router_address=None)
+    assert scored == ({"score": 1.0, "acc": 1.0} if right else {"score": -1.0, "acc": 0.0})
+
+
+@pytest.mark.parametrize("right", [r"\frac{1}{2}", "0.5"])
+def test_right_answers_may_be_latex(right: str) -> None:
+    assert compute_score("math_dapo", r"Answer: $\dfrac12$", right)["acc"] == 1
+
+
+@pytest.mark.parametrize("name", ["chain-sum", "word-problem"])
+def test_generated_tasks_score_as_in_the_local_trainer(name: str) -> None:
+    task = TaskConfig(name=name, train_prompts=20, test_prompts=1)
+    for problem in make_problems(task, "train"):
+        for response in (problem.worked, problem.direct, problem.direct + "1", ""):
+            expected = score(task, response, problem.answer)
+            assert compute_score(name, response, problem.answer) == {
+                "score": expected,
+                "acc": expected,
+            }
+
+
+def test_threads_get_their_own_verdicts_and_an_endless_answer_ends() -> None:
+    responses = [f"Answer: {i % 7}" for i in range(70)]
+    responses[35] = ENDLESS
+    started = time.monotonic()
+    with ThreadPoolExecutor(8) as threads:
+        scores = list(threads.map(lambda r: compute_score("aime-2024", r, "3")["acc"], responses))
+    assert scores == [float(i % 7 == 3 and i != 35) for i in range(70)]
+    # the limit, two starts of the child (0.4 s each) and 70 comparisons of some milliseconds
+    assert time.monotonic() - started < math_verifier.TIME_LIMIT_S + 15
+
+
+def test_verifier_that_cannot_run_is_an_error_and_no_wrong_answer(tmp_path, monkeypatch) -> None:
+    (tmp_path / "math_verify.py").write_text("raise ImportError('not installed')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(RuntimeError, match="ended with exit code 1"):
+        math_verifier.MathVerifier().is_right(r"\boxed{34}", "34")
+
+
+def is_running(process_id: int) -> bool:
+    try:
+        return psutil.Process(process_id).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_child_ends_with_a_killed_parent() -> None:
+    parent = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import os; from experiments.verl.math_verifier import MathVerifier\n"
+            "verifier = MathVerifier()\n"
+            "print(verifier.is_right(r'\\boxed{1}', '1'), verifier._child.pid, flush=True)\n"
+            "input()",
+        ],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=math_verifier.ROOT,
+    )
+    assert parent.stdout is not None
+    verdict, child = parent.stdout.readline().split()
+    os.kill(parent.pid, signal.SIGKILL)
+    parent.communicate()
+    assert verdict == "True"
+    deadline = time.monotonic() + 10
+    while is_running(int(child)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not is_running(int(child))
+
+
+def test_verl_loads_the_function_from_its_file() -> None:
+    imports = pytest.importorskip("verl.utils.import_utils", reason="needs verl")
+    loaded = imports.load_extern_object(module_path=reward.__file__, object_name="compute_score")
+    assert loaded(data_source="math_dapo", solution_str="Answer: 1", ground_truth="1") == {
+        "score": 1.0,
+        "acc": 1.0,
+    }

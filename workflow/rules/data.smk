@@ -1,0 +1,24 @@
+# The problems of a study in verl's format; the local trainer draws its own.
+STUDY_DATA = f"results/data/{STUDY.study}"
+
+
+rule data:
+    input:
+        study=ancient(STUDY_FILE),
+    output:
+        train=f"{STUDY_DATA}/train.parquet",
+        test=f"{STUDY_DATA}/test.parquet",
+        description=f"{STUDY_DATA}/data.json",
+    log:
+        f"logs/data/{STUDY.study}.log",
+    localrule: True
+    conda:
+        "../../environment.yml"
+    params:
+        out=subpath(output.train, parent=True),
+        settings=digest_json(STUDY.task.model_dump(mode="json")),
+        code=digest_code("experiments.verl.data"),
+    message:
+        "Making the data of study {STUDY.study}"
+    shell:
+        "python -m experiments.verl.data --study {input.study} --out {params.out} 2>&1 | tee {log}"
