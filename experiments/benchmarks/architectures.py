@@ -1,0 +1,49 @@
+"""Small Qwen3 architectures for benchmarks of vLLM, and how its engines are started there."""
+
+from typing import Any
+
+DENSE: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 8192,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.02,
+}
+MOE = DENSE | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_hidden_layers": 8,
+    "moe_intermediate_size": 512,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+ARCHITECTURES = {"dense": DENSE, "moe": MOE}
+# for a rehearsal without a GPU
+TINY = {"num_hidden_layers": 2, "hidden_size": 128, "head_dim": 64, "vocab_size": 64}
+
+
+def engine_settings(device: str, max_num_seqs: int) -> dict[str, Any]:
+    """For `VllmEngine`: a small KV cache; on CUDA, graphs of a decode step of `max_num_seqs`."""
+    settings: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": max_num_seqs}
+    if device == "cpu":
+        return settings | {"kv_cache_memory_bytes": 2**26, "enforce_eager": True}
+    graphs = {
+        "mode": 0,
+        "cudagraph_mode": "FULL_DECODE_ONLY",
+        "cudagraph_capture_sizes": [max_num_seqs],
+    }
+    return settings | {
+        "kv_cache_memory_bytes": 8 * 2**30,
+        "compilation_config": graphs,
+        "gpu_memory_utilization": 0.3,  # only checked against free memory
+    }

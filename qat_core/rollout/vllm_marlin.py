@@ -1,0 +1,95 @@
+"""Experts repacked for Marlin all at once, where vLLM 0.24 goes through them one by one.
+
+Marlin's layout cuts a matrix (K, N) into tiles of 16 rows, one after the other. Experts stacked
+along K are therefore one tall matrix whose repacked form is that of the experts, stacked. vLLM's
+loop over 128 experts is some 60 kernel launches and a wait for the GPU each: seconds for a
+Qwen3-30B-A3B. The bytes are the same (tests/integration/test_vllm_gpu.py).
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+BLOCK_SIZE = 16
+TILE = 128  # vLLM pads experts whose sizes are no multiples of Marlin's tiles: left to it
+
+
+@contextmanager
+def repacking_experts_at_once() -> Iterator[None]:
+    """Inside, vLLM 0.24 prepares the experts of a layer for Marlin through `prepare_experts`."""
+    from vllm.model_executor.layers.fused_moe.oracle import nvfp4 as oracle
+
+    original = oracle.prepare_nvfp4_moe_layer_for_marlin
+
+    def prepare(w13: Tensor, w2: Tensor, layer: Any, **others: Any) -> tuple[Tensor, ...]:
+        if layer.hidden_size % TILE or layer.intermediate_size_per_partition % TILE:
+            return original(w13=w13, w2=w2, layer=layer, **others)  # type: ignore[no-any-return]
+        return prepare_experts(w13=w13, w2=w2, layer=layer, **others)
+
+    oracle.prepare_nvfp4_moe_layer_for_marlin = prepare
+    try:
+        yield
+    finally:
+        oracle.prepare_nvfp4_moe_layer_for_marlin = original
+
+
+def prepare_experts(
+    layer: Any,
+    w13: Tensor,
+    w13_scale: Tensor,
+    w13_scale_2: Tensor,
+    w2: Tensor,
+    w2_scale: Tensor,
+    w2_scale_2: Tensor,
+    is_act_and_mul: bool,
+) -> tuple[Tensor, ...]:
+    """As vLLM's `prepare_nvfp4_moe_layer_for_marlin`, for sizes that need no padding.
+
+    Args:
+        layer: vLLM's experts; gets a `workspace`.
+        w13, w2: codes, uint8 (E, N, K / 2).
+        w13_scale, w2_scale: block scales, E4M3 (E, N, K / 16).
+        w13_scale_2, w2_scale_2: global scales as multipliers, FP32 (E,).
+        is_act_and_mul: whether w13 holds gate and up; here it makes no difference.
+
+    Returns:
+        codes, block scales and global scales of w13, then of w2, as Marlin reads them.
+    """
+    from vllm.model_executor.layers.quantization.utils.marlin_utils import marlin_make_workspace_new
+
+    layer.workspace = marlin_make_workspace_new(w13.device, 4)
+    w13_scales = permute_scales(w13_scale, w13_scale_2, layer.params_dtype)
+    w2_scales = permute_scales(w2_scale, w2_scale_2, layer.params_dtype)
+    return repack_codes(w13), *w13_scales, repack_codes(w2), *w2_scales
+
+
+def repack_codes(codes: Tensor) -> Tensor:
+    """(E, N, K / 2) uint8 to Marlin's (E, K / 16, 2 N) int32."""
+    import vllm._custom_ops as ops
+
+    num_experts, size_n, _ = codes.shape
+    rows = codes.view(torch.int32).transpose(1, 2).reshape(-1, size_n)  # (E * K / 8, N)
+    no_order = torch.empty(0, dtype=torch.int, device=codes.device)
+    repacked: Tensor = ops.gptq_marlin_repack(
+        b_q_weight=rows, perm=no_order, size_k=8 * len(rows), size_n=size_n, num_bits=4
+    )
+    return repacked.view(num_experts, -1, repacked.shape[1])
+
+
+def permute_scales(scale: Tensor, scale_2: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Block scales (E, N, K / 16) to Marlin's (E, K / 16, N); global scales (E,) to match."""
+    from vllm.model_executor.layers.quantization.utils import marlin_utils_fp4 as marlin
+
+    num_experts, size_n, _ = scale.shape
+    scale = scale.to(dtype)
+    factor = marlin._nvfp4_compute_scale_factor(scale, dtype)  # one for all experts, as vLLM
+    rows = scale.transpose(1, 2).reshape(-1, size_n)  # (E * K / 16, N)
+    permuted = marlin.marlin_permute_scales(
+        s=rows, size_k=BLOCK_SIZE * len(rows), size_n=size_n, group_size=BLOCK_SIZE
+    )
+    processed, _ = marlin.nvfp4_marlin_process_scales(permuted, scale_factor=factor, a_dtype=dtype)
+    multiplier = marlin.nvfp4_marlin_process_global_scale(scale_2, dtype) / factor
+    return processed.view(num_experts, -1, size_n), multiplier
