@@ -95,8 +95,7 @@ def _parts(sampled: Rollouts) -> list[Rollouts]:
 
 
 def _compare(policy: Policy, sampled: Rollouts, seed: int, device: str) -> Batch:
-    on_device = Rollouts(*(tensor.to(device) for tensor in vars(sampled).values()))
-    trained_BT = policy.log_probs(on_device)[0].cpu()
+    trained_BT = policy.log_probs(sampled.to(device))[0].cpu()
     metrics = mismatch_metrics(trained_BT, sampled.log_probs, sampled.response_mask, 2.0)
     return {
         "seed": seed,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from qat_core.ledger import Ledger, ledger
 from qat_core.plan import plan
 from qat_core.recipe import Recipe
 from qat_core.rl import resume
@@ -21,9 +22,9 @@ from qat_core.rl.prompts import decode_responses, encode_prompt
 from qat_core.rl.step_metrics import length_metrics, performance_metrics, score_metrics
 from qat_core.rl.tasks import Problem, make_problems, score
 from qat_core.rl.update import old_log_probs, update_policy
-from qat_core.rollout.eager import EagerEngine
-from qat_core.rollout.engine import RolloutEngine, Rollouts
+from qat_core.rollout.engine import Rollouts
 from qat_core.rollout.packed import weight_stream
+from qat_core.rollout.start import EngineKind, start_engine
 
 OnStep = Callable[[int, dict[str, float]], None]
 
@@ -41,26 +42,37 @@ class GrpoTrainer:
         seed: int,
         device: str,
         checkpoint_dir: Path,
+        engine: EngineKind = "eager",
     ) -> None:
-        self.task, self.config, self.seed = task, config, seed
+        self.task, self.config, self.seed, self.device = task, config, seed, device
         self.checkpoint_dir, self.rolled_out = checkpoint_dir, rolled_out
         self.tokenizer = AutoTokenizer.from_pretrained(base_dir)
         self.policy = Policy(base_dir, trained, device)
-        self.plan = self.policy.plan
-        if rolled_out is not None and trained is None:
-            self.plan = plan(self.policy.model, rolled_out)
+        self.plan = plan(self.policy.model, rolled_out) if rolled_out else None
         self.optimizer = MasterAdamW(self.policy.model.parameters(), config.lr, config.weight_decay)
-        self.engine: RolloutEngine = EagerEngine(base_dir, device)
+        max_tokens = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
+        self.engine = start_engine(engine, base_dir, device, self.plan, max_tokens)
         self.problems = make_problems(task, "train")
         self.timings_s: dict[str, float] = {}
 
     def train(self, on_step: OnStep) -> None:
-        """Runs the remaining steps; `on_step(step, metrics)` is called after each of them."""
+        """Runs the remaining steps; `on_step(step, metrics)` is called after each of them.
+
+        Raises:
+            ValueError: trainer and engine disagree on which weights are NVFP4.
+        """
+        self.ledger().check()
         first = resume.load(self.checkpoint_dir, self.optimizer) + 1
         for step in range(first, self.config.steps + 1):
             on_step(step, self.step(step))
             if step % self.config.save_every == 0 or step == self.config.steps:
                 self._save(step)
+
+    def ledger(self) -> Ledger:
+        """How every weight is trained, sent and, after a sync of all, served."""
+        self._sync()
+        is_qat = self.policy.plan is not None
+        return ledger(self.policy.model, self.plan, self.engine.served, qat=is_qat)
 
     def step(self, step: int) -> dict[str, float]:
         """One round of sync, rollout and update; all randomness derives from seed and step."""
@@ -68,7 +80,7 @@ class GrpoTrainer:
         with self._timed("step"):
             problems = self._draw_problems(step)
             with self._timed("update_weights"):
-                self.engine.sync(weight_stream(self.policy.model, self.plan, self.rolled_out))
+                self._sync()
             with self._timed("gen"):
                 rollouts = self._generate(problems, step)
             scores_B = self._score(problems, rollouts)
@@ -88,6 +100,10 @@ class GrpoTrainer:
             **performance_metrics(rollouts, self.timings_s),
         }
 
+    def _sync(self) -> None:
+        stream = weight_stream(self.policy.model, self.plan, self.rolled_out)
+        self.engine.sync(stream, self.plan)
+
     def _draw_problems(self, step: int) -> list[Problem]:
         rng = random.Random(f"{self.seed} {step}")
         drawn = rng.sample(self.problems, self.config.prompts_per_step)
@@ -102,9 +118,10 @@ class GrpoTrainer:
                 f"rl.rollout.max_prompt_tokens: {sampling.max_prompt_tokens} is less than the "
                 f"{longest} tokens of a prompt; raise it"
             )
-        return self.engine.generate(
+        rollouts = self.engine.generate(
             prompts, sampling.max_response_tokens, sampling.temperature, self.seed * 100_003 + step
         )
+        return rollouts.to(self.device)
 
     def _score(self, problems: list[Problem], rollouts: Rollouts) -> Tensor:
         texts = decode_responses(self.tokenizer, rollouts)

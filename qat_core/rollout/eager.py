@@ -5,7 +5,7 @@ sampled from is what the bytes say. Decoding one token at a time rounds differen
 trainer's single forward pass: that difference is the noise floor of the mismatch metrics.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from qat_core.nvfp4 import PackedTensor, dequantize
+from qat_core.plan import QuantPlan
 from qat_core.rollout.engine import Rollouts, WeightStream
 
 
@@ -29,8 +30,9 @@ class EagerEngine:
         ).to(device)
         self.model.eval().requires_grad_(False)
         self.weight_bytes = sum(p.nbytes for p in self.model.parameters())
+        self.served: Collection[str] = ()
 
-    def sync(self, stream: WeightStream) -> None:
+    def sync(self, stream: WeightStream, announced: QuantPlan | None = None) -> None:
         """Replaces all weights; ValueError, nothing replaced, if names or shapes differ."""
         received = dict(stream)
         own = dict(self.model.named_parameters())
@@ -45,6 +47,7 @@ class EagerEngine:
                 unpacked = dequantize(weight) if isinstance(weight, PackedTensor) else weight
                 own[name].copy_(unpacked)
         self.weight_bytes = sum(weight.nbytes for weight in received.values())
+        self.served = [name for name, w in received.items() if isinstance(w, PackedTensor)]
 
     @torch.no_grad()
     def generate(

@@ -1,12 +1,13 @@
 """What a trainer needs of a rollout engine, whichever one it is."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
 from qat_core.nvfp4 import PackedTensor
+from qat_core.plan import QuantPlan
 
 WeightStream = Iterable[tuple[str, Tensor | PackedTensor]]
 
@@ -44,6 +45,10 @@ class Rollouts:
             self.truncated[rows],
         )
 
+    def to(self, device: str) -> "Rollouts":
+        """The same on another device."""
+        return Rollouts(*(tensor.to(device) for tensor in vars(self).values()))
+
 
 class RolloutEngine(Protocol):
     """Holds weights of its own, replaced by `sync`, and samples from them."""
@@ -51,8 +56,14 @@ class RolloutEngine(Protocol):
     weight_bytes: int
     """Bytes of the weights last received, packed where they came packed."""
 
-    def sync(self, stream: WeightStream) -> None:
-        """Replaces all weights; ValueError, nothing replaced, if names or shapes differ."""
+    served: Collection[str]
+    """Names of the weights that the engine holds in NVFP4, once they were synced."""
+
+    def sync(self, stream: WeightStream, announced: QuantPlan | None = None) -> None:
+        """Replaces all weights; ValueError, nothing replaced, if names or shapes differ.
+
+        With the plan behind the stream, an engine can take the weights one by one as they come.
+        """
 
     def generate(
         self, prompts: Sequence[Sequence[int]], max_new_tokens: int, temperature: float, seed: int

@@ -2,7 +2,7 @@
 
 import os
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,8 @@ class VllmEngine:
     """A `RolloutEngine` of vLLM 0.24 (CUDA) or 0.28 (CPU), dense or MoE, BF16 or NVFP4 W4A16.
 
     Attributes:
-        plan: what the engine holds in NVFP4.
+        plan: every weight, and what is to be in NVFP4.
+        served: what vLLM holds in NVFP4, by its own account.
         weight_bytes: what vLLM's weights take, after its own repacking.
     """
 
@@ -85,6 +86,7 @@ class VllmEngine:
             str(model_dir), dtype="bfloat16", logprobs_mode="processed_logprobs", **settings
         )
         self._expected = dict(stored_tensors(split_experts(meta_weights(self.plan)), LAYOUT))
+        self.served: Collection[str] = self.on_worker(quantized_parameters)
         self._require_coverage()
         tokenizer = self._llm.get_tokenizer()
         self.eos_id: int = tokenizer.eos_token_id
@@ -165,8 +167,7 @@ class VllmEngine:
         self._llm.wake_up()
 
     def _require_coverage(self) -> None:
-        served = set(self.on_worker(quantized_parameters))
-        differing = sorted(served ^ set(self.plan.quantized))
+        differing = sorted(set(self.served) ^ set(self.plan.quantized))
         if differing:
             raise ValueError(f"vLLM and the plan differ in what is NVFP4: {differing[:3]}")
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from experiments.arms import make_arm
+from experiments.schema import ArmName
 from qat_core.rl.config import GrpoConfig, RolloutConfig, TaskConfig
 from qat_core.rl.trainer import GrpoTrainer
 
@@ -58,6 +59,24 @@ def test_a_resumed_run_repeats_the_uninterrupted_one(nano_dir: Path, tmp_path: P
     second = run(nano_dir, "nvfp4-qat", tmp_path / "cut")
     assert sorted(second) == [3, 4], "step 3 was not saved, so it is run again"
     assert {**first, **second} == whole
+
+
+@pytest.mark.parametrize(
+    ("trained", "rolled_out", "message"),
+    [
+        ("nvfp4-qat-ffn", "nvfp4-qat", r"q_proj.weight: trained in BF16, sent in NVFP4"),
+        ("nvfp4-qat", "bf16", r"q_proj.weight: trained in NVFP4, sent in BF16, served in BF16"),
+    ],
+    ids=["packs-more", "packs-nothing"],
+)
+def test_other_weights_trained_than_served_are_refused(
+    nano_dir: Path, tmp_path: Path, trained: ArmName, rolled_out: ArmName, message: str
+) -> None:
+    recipes = make_arm(trained).trained, make_arm(rolled_out).rolled_out
+    trainer = GrpoTrainer(nano_dir, *recipes, TASK, CONFIG, 0, "cpu", tmp_path)
+    with pytest.raises(ValueError, match=message):
+        trainer.train(lambda step, metrics: None)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_prompt_too_long_is_refused(nano_dir: Path, tmp_path: Path) -> None:

@@ -1,0 +1,49 @@
+"""Start the rollout engine that a study names."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from qat_core.plan import QuantPlan
+from qat_core.rollout.eager import EagerEngine
+from qat_core.rollout.engine import RolloutEngine
+
+EngineKind = Literal["eager", "vllm"]
+
+# beside a trainer in the same process: room for rollouts of small models, not the whole device
+VLLM_SETTINGS: dict[str, dict[str, Any]] = {
+    "cpu": {"enforce_eager": True, "kv_cache_memory_bytes": 2**28},
+    "cuda": {
+        "kv_cache_memory_bytes": 2**34,
+        "gpu_memory_utilization": 0.5,  # only checked against free memory
+        "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
+    },
+}
+
+
+def start_engine(
+    kind: EngineKind, model_dir: Path, device: str, packed: QuantPlan | None, max_tokens: int
+) -> RolloutEngine:
+    """An engine in this process for the architecture in `model_dir`; sync weights before use.
+
+    Args:
+        kind: which one.
+        model_dir: BF16 checkpoint with tokenizer.
+        device: "cpu" or "cuda".
+        packed: what will come, and be served, in NVFP4.
+        max_tokens: of prompt and response together.
+
+    Raises:
+        ValueError: vLLM is missing or refuses, see `VllmEngine`.
+    """
+    if kind == "eager":
+        return EagerEngine(model_dir, device)
+    try:
+        from qat_core.rollout.vllm import VllmEngine
+
+        return VllmEngine(model_dir, packed, max_model_len=max_tokens, **VLLM_SETTINGS[device])
+    except ModuleNotFoundError as error:
+        if error.name != "vllm":
+            raise
+        raise ValueError(
+            "rollout: vllm is not installed here: see requirements/engines.txt"
+        ) from None
