@@ -7,11 +7,15 @@ Every engine is synced from a BF16 model on the same GPU, as in training. The ex
 is the peak over what was allocated before it, the trainer's weights and the KV cache included.
 BF16 engines are, on CUDA, also synced as verl does: every tensor, of experts every matrix, through
 vLLM's own `load_weights`. `--device cpu` rehearses with the nano models.
+
+vLLM measures its weight memory by what PyTorch's allocator hands out, gaps included. With
+PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True there are none.
 """
 
 import argparse
 import json
 import math
+import os
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -151,6 +155,7 @@ def main() -> None:
         "benchmark": "rollout",
         "hardware": hardware(arguments.device),
         "versions": versions() | {"vllm": vllm_version()},
+        "allocator": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
         "engines": {},
     }
     for name in arguments.engines:

@@ -1,5 +1,6 @@
 """Start the rollout engine that a study names."""
 
+import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,6 +38,8 @@ def start_engine(
     """
     if kind == "eager":
         return EagerEngine(model_dir, device)
+    # its warnings here are of what it does by itself, such as rotary embeddings without weights
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     try:
         from qat_core.rollout.vllm import VllmEngine
 
