@@ -1,15 +1,25 @@
 """Triton kernels of the codec; `reference.py` is their specification, bit for bit.
 
-A tile is `(TILE, 16)`: one row a block, of which a thread holds 8 adjacent values (16 bytes), so
-that loads and stores are coalesced and the block maximum costs one shuffle. The grid is (tiles of a
-matrix, matrices), which makes the global scale one scalar a program. Launches turn FP fusion off:
-the only fused multiply-adds are those written here.
+A tile holds TILE blocks. The grid is (tiles of a matrix, matrices), which makes the global scale
+one scalar a program. Weights are read as (TILE, 2, 4) words of two BF16: Triton then gives a thread
+whole blocks, 16 bytes a load, so that a block's scale is computed once and shuffles nothing.
+Launches turn FP fusion off: the only fused multiply-adds are those written here.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 import triton
 import triton.language as tl
+
+from qat_core.nvfp4.rounding import (
+    block_scale,
+    code_words,
+    divide,
+    e4m3_to_fp32,
+    reciprocal,
+    round_to_e2m1,
+    step_of,
+)
 
 
 @triton.jit
@@ -24,15 +34,13 @@ def fake_quantize_kernel(
 ):
     """bf16(e2m1(w / step) * step) of BF16 or FP32 `w`, with step = scale / global scale."""
     first, block, inside = _tile(matrix_blocks, EVEN, TILE)
-    element = block[:, None] * 16 + tl.arange(0, 16)[None, :]
-    w = tl.load(w_ptr + first * 16 + element, mask=inside[:, None], other=0.0)
-    w = w.to(tl.bfloat16).to(tl.float32)
+    low, high = _load_pairs(w_ptr + first * 16, block, inside, TILE)
     global_scale = tl.load(global_ptr + tl.program_id(1))
-    scale = _block_scale(w, global_scale, BLOCK_SCALE, TILE)
-    step = tl.div_rn(scale, global_scale)
-    value = _round_to_e2m1(_divide(w, step)) * step
-    out = out_ptr + first * 16 + element
-    tl.store(out, value.to(tl.bfloat16), mask=inside[:, None])
+    scale = block_scale(low, high, global_scale, BLOCK_SCALE, TILE)
+    step = step_of(scale, global_scale)
+    low, high = round_to_e2m1(low, step) * step, round_to_e2m1(high, step) * step
+    value = tl.reshape(tl.join(low, high), (TILE, 2, 8)).to(tl.bfloat16)
+    tl.store(out_ptr + first * 16 + _elements(block), value, mask=inside[:, None, None])
 
 
 @triton.jit
@@ -92,7 +100,8 @@ def dequantize_kernel(
     byte = block[:, None] * 8 + tl.arange(0, 8)[None, :]
     pair = tl.load(codes_ptr + first * 8 + byte, mask=inside[:, None], other=0).to(tl.int32)
     scale_byte = tl.load(scale_ptr + first + block[:, None], mask=inside[:, None], other=8)
-    step = tl.div_rn(_e4m3_to_fp32(scale_byte), tl.load(global_ptr + tl.program_id(1)))
+    global_scale = tl.load(global_ptr + tl.program_id(1))
+    step = divide(e4m3_to_fp32(scale_byte), global_scale, reciprocal(global_scale))
     code = tl.reshape(tl.join(pair & 0xF, pair >> 4), (TILE, 16))
     bits = ((code & 7) << 22) | ((code & 8) << 28)
     value = tl.fma(bits.to(tl.float32, bitcast=True) * 8.507059173023462e37, step, 0.0)
@@ -140,21 +149,14 @@ def _pack(
     TILE: tl.constexpr,
 ):
     """Codes and scales of the blocks `block` (TILE,) of one matrix."""
-    element = block[:, None] * 16 + tl.arange(0, 16)[None, :]
-    w = tl.load(w_ptr + element, mask=inside[:, None], other=0.0)
-    w = w.to(tl.bfloat16).to(tl.float32)
-    scale = _block_scale(w, global_scale, BLOCK_SCALE, TILE)
-    ratio = _divide(w, tl.div_rn(scale, global_scale))
-    # Times 2**-126, an E2M1 value is an FP32 number with its code in bits 22 to 24.
-    value = _round_to_e2m1(ratio) * 1.1754943508222875e-38
-    code = (value.to(tl.int32, bitcast=True) >> 22) & 7
-    code |= (ratio < 0).to(tl.int32) << 3
-    low, high = tl.split(tl.reshape(code, (TILE, 8, 2)))
-    byte = block[:, None] * 8 + tl.arange(0, 8)[None, :]
-    tl.store(codes_ptr + byte, (low | (high << 4)).to(tl.uint8), mask=inside[:, None])
+    low, high = _load_pairs(w_ptr, block, inside, TILE)
+    scale = block_scale(low, high, global_scale, BLOCK_SCALE, TILE)
+    words = code_words(low, high, step_of(scale, global_scale))
+    word = block[:, None] * 2 + tl.arange(0, 2)[None, :]
+    tl.store(codes_ptr.to(tl.pointer_type(tl.int32)) + word, words, mask=inside[:, None])
     scale_byte = (scale.to(tl.int32, bitcast=True) >> 20) - ((127 - 7) << 3)
     scale_byte = tl.where(scale == scale, scale_byte, 0x7F)
-    tl.store(scale_ptr + block[:, None], scale_byte.to(tl.uint8), mask=inside[:, None])
+    tl.store(scale_ptr + block, scale_byte.to(tl.uint8), mask=inside)
 
 
 @triton.jit
@@ -172,78 +174,22 @@ def _tile(matrix_blocks, EVEN: tl.constexpr, TILE: tl.constexpr):
 
 
 @triton.jit
-def _block_scale(w, global_scale, BLOCK_SCALE: tl.constexpr, TILE: tl.constexpr):
-    """E4M3 scale (TILE, 1) as FP32; NaN for a block with NaN or infinity."""
-    # Maximum over the bits, not the values: NaN is the largest then.
-    magnitude = w.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-    amax = tl.max(magnitude, axis=1, keep_dims=True).to(tl.float32, bitcast=True)
-    scale = _to_e4m3(tl.div_rn(amax, 6.0) * global_scale)
-    if BLOCK_SCALE == "four_over_six":
-        other = _to_e4m3(tl.div_rn(amax, 4.0) * global_scale)
-        error = _squared_error(w, global_scale, scale, TILE)
-        other_error = _squared_error(w, global_scale, other, TILE)
-        scale = tl.where(other_error < error, other, scale)
-    if BLOCK_SCALE == "mse":
-        code = scale.to(tl.int32, bitcast=True) >> 20
-        error = _squared_error(w, global_scale, scale, TILE)
-        for step in tl.static_range(-4, 10):
-            other_code = tl.minimum(tl.maximum(code + step, 0x3C8), 0x43E)
-            other = (other_code << 20).to(tl.float32, bitcast=True)
-            other_error = _squared_error(w, global_scale, other, TILE)
-            scale = tl.where(other_error < error, other, scale)
-            error = tl.where(other_error < error, other_error, error)
-    return scale + (amax - amax)
+def _elements(block):
+    """Indices (TILE, 2, 8) of the blocks' elements, by half."""
+    half = tl.arange(0, 2)[None, :, None] * 8
+    return block[:, None, None] * 16 + half + tl.arange(0, 8)[None, None, :]
 
 
 @triton.jit
-def _squared_error(w, global_scale, scale, TILE: tl.constexpr):
-    """Sum (TILE, 1) in the order of `reference._squared_error`."""
-    value = _round_to_e2m1(_divide(w, tl.div_rn(scale, global_scale)))
-    error = value * scale - w * global_scale
-    error = error * error
-    error = _add_pairs(error, TILE, 8)
-    error = _add_pairs(error, TILE, 4)
-    error = _add_pairs(error, TILE, 2)
-    return _add_pairs(error, TILE, 1)
-
-
-@triton.jit
-def _add_pairs(x, TILE: tl.constexpr, HALF: tl.constexpr):
-    even, odd = tl.split(tl.reshape(x, (TILE, HALF, 2)))
-    return even + odd
-
-
-@triton.jit
-def _to_e4m3(x):
-    """Nearest E4M3 value in [2**-6, 448], ties to even: 20 of 23 mantissa bits rounded off."""
-    bits = tl.minimum(tl.maximum(x, 0.015625), 448.0).to(tl.int32, bitcast=True)
-    bits += 0x7FFFF + ((bits >> 20) & 1)
-    return (bits & -0x100000).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _e4m3_to_fp32(byte):
-    """Of a positive normal E4M3 number; 0x7F is NaN."""
-    bits = (byte.to(tl.int32) << 20) + ((127 - 7) << 23)
-    return tl.where(byte == 0x7F, float("nan"), bits.to(tl.float32, bitcast=True))
-
-
-@triton.jit
-def _divide(w, step):
-    """w / step to nearest even: one reciprocal a block, and a fused correction (Markstein 1990).
-
-    Needs a finite quotient: a global scale that belongs to the weight keeps it near 6.
-    """
-    reciprocal = tl.div_rn(1.0, step)
-    quotient = w * reciprocal
-    remainder = tl.fma(-quotient, step, w)
-    return tl.fma(remainder, reciprocal, quotient)
-
-
-@triton.jit
-def _round_to_e2m1(ratio):
-    """As `reference._round_to_e2m1_`: the adder rounds to one mantissa bit, or to steps of 0.5."""
-    ratio = tl.minimum(tl.maximum(ratio, -6.0), 6.0)
-    exponent = tl.maximum(ratio.to(tl.int32, bitcast=True) & 0x7F800000, 0x3F800000)
-    magic = (exponent + ((22 << 23) + (1 << 22))).to(tl.float32, bitcast=True)
-    return (ratio + magic) - magic
+def _load_pairs(w_ptr, block, inside, TILE: tl.constexpr):
+    """Even and odd elements of the blocks, (TILE, 2, 4) each: FP32 values of w rounded to BF16."""
+    mask = inside[:, None, None]
+    if w_ptr.dtype.element_ty == tl.bfloat16:
+        word = tl.arange(0, 2)[None, :, None] * 4 + tl.arange(0, 4)[None, None, :]
+        word += block[:, None, None] * 8
+        words = tl.load(w_ptr.to(tl.pointer_type(tl.int32)) + word, mask=mask, other=0)
+        low, high = words << 16, words & -0x10000
+        return low.to(tl.float32, bitcast=True), high.to(tl.float32, bitcast=True)
+    else:
+        w = tl.load(w_ptr + _elements(block), mask=mask, other=0.0)
+        return tl.split(tl.reshape(w.to(tl.bfloat16).to(tl.float32), (TILE, 2, 4, 2)))

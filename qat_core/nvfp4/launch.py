@@ -16,8 +16,11 @@ from torch import Tensor
 from qat_core.nvfp4 import kernels
 from qat_core.nvfp4.format import BLOCK_SIZE, BlockScale
 
-TILE_BLOCKS = 256
+TILE_BLOCKS = 128
 AMAX_TILE_BLOCKS = 1024
+# Of one warp each thread takes four blocks of a tile, and so computes more for an address; stores
+# of 16 bytes are coalesced only where it takes one.
+PACKING_WARPS, FAKE_QUANTIZE_WARPS = 1, 4
 TL_DTYPE = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 # Numbers of a weight's first matrix, each with its step to the next matrix.
 Columns = tuple[tuple[int, int], ...]
@@ -25,21 +28,23 @@ Columns = tuple[tuple[int, int], ...]
 
 def fake_quantize(w: Tensor, global_scale: Tensor, block_scale: BlockScale) -> Tensor:
     """As `reference.fake_quantize`."""
-    w = w.contiguous()
+    w = _aligned(w)
     out = torch.empty(w.shape, dtype=torch.bfloat16, device=w.device)
     arguments = (w, global_scale.contiguous(), out)
-    _launch(kernels.fake_quantize_kernel, arguments, w.shape, BLOCK_SCALE=block_scale)
+    kernel = kernels.fake_quantize_kernel
+    _launch(kernel, arguments, w.shape, FAKE_QUANTIZE_WARPS, BLOCK_SCALE=block_scale)
     return out
 
 
 def quantize(w: Tensor, global_scale: Tensor, block_scale: BlockScale) -> tuple[Tensor, Tensor]:
     """As `reference.quantize`."""
-    w = w.contiguous()
+    w = _aligned(w)
     *lead, columns = w.shape
     codes = torch.empty((*lead, columns // 2), dtype=torch.uint8, device=w.device)
     scale = torch.empty((*lead, columns // BLOCK_SIZE), dtype=torch.uint8, device=w.device)
     arguments = (w, global_scale.contiguous(), codes, scale)
-    _launch(kernels.quantize_kernel, arguments, w.shape, BLOCK_SCALE=block_scale)
+    kernel = kernels.quantize_kernel
+    _launch(kernel, arguments, w.shape, PACKING_WARPS, BLOCK_SCALE=block_scale)
     return codes, scale.view(torch.float8_e4m3fn)
 
 
@@ -57,7 +62,7 @@ def dequantize_into(codes: Tensor, block_scale: Tensor, global_scale: Tensor, ou
     """As `reference.dequantize`, into contiguous memory."""
     scale_bytes = block_scale.contiguous().view(torch.uint8)
     arguments = (codes.contiguous(), scale_bytes, global_scale.contiguous(), out)
-    _launch(kernels.dequantize_kernel, arguments, out.shape)
+    _launch(kernels.dequantize_kernel, arguments, out.shape, PACKING_WARPS)
 
 
 def quantize_all(
@@ -75,9 +80,9 @@ def quantize_all(
         ((global_scale.data_ptr(), 4), (first, _matrix_blocks(w)))
         for w, global_scale, first in zip(weights, global_scales, firsts, strict=False)
     ]
-    outputs = (codes, scale)
+    options: dict[str, str | int] = {"BLOCK_SCALE": block_scale, "num_warps": PACKING_WARPS}
     kernel = kernels.quantize_all_kernel
-    _launch_all(kernel, weights, columns, outputs, TILE_BLOCKS, BLOCK_SCALE=block_scale)
+    _launch_all(kernel, weights, columns, (codes, scale), TILE_BLOCKS, **options)
     scale = scale.view(torch.float8_e4m3fn)
     return [
         (
@@ -158,7 +163,11 @@ def _aligned(w: Tensor) -> Tensor:
 
 
 def _launch(
-    kernel: "triton.JITFunction", arguments: tuple[Tensor, ...], shape: torch.Size, **options: str
+    kernel: "triton.JITFunction",
+    arguments: tuple[Tensor, ...],
+    shape: torch.Size,
+    num_warps: int,
+    **options: str,
 ) -> None:
     """One program for each TILE_BLOCKS blocks of each matrix of `shape` (..., N, K)."""
     matrices, matrix_blocks = prod(shape[:-2]), prod(shape[-2:]) // BLOCK_SIZE
@@ -173,5 +182,6 @@ def _launch(
             **options,
             EVEN=even,
             TILE=TILE_BLOCKS,
+            num_warps=num_warps,
             enable_fp_fusion=False,
         )

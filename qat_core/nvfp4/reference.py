@@ -4,7 +4,7 @@ All arithmetic is IEEE FP32 in the order written here. With w a BF16 weight, g i
 s the scale of its block of 16:
 
     s    = e4m3(clamp(max|w| / 6 * g, 2**-6, 448))
-    code = e2m1(w / (s / g))          to nearest, ties to the even code, saturating at 6
+    code = e2m1(w / (s / g))          to nearest, ties to the even code, saturating at 6; w's sign
     w'   = bf16(code * (s / g))       with +0.0 for both zero codes
 
 The order is that of compressed-tensors 0.17 (`quantization/lifecycle/forward.py`). A block that
@@ -72,10 +72,10 @@ def fake_quantize(w: Tensor, global_scale: Tensor, block_scale: BlockScale) -> T
 def quantize(w: Tensor, global_scale: Tensor, block_scale: BlockScale) -> tuple[Tensor, Tensor]:
     """Codes uint8 (..., N, K / 2) and block scales float8_e4m3fn (..., N, K / 16)."""
     blocks, block_global, scale = _blocks_and_scale(w, global_scale, block_scale)
-    ratio = blocks.div_(scale / block_global)
-    sign_bit = (ratio < 0).to(torch.uint8) << 3
+    sign_bit = (blocks < 0).to(torch.uint8) << 3
+    values = _round_to_e2m1_(blocks.div_(scale / block_global))
     # Times 2**-6, an E2M1 value is an E4M3 number with its code in bits 2 to 4.
-    magnitude = _round_to_e2m1_(ratio).abs_().mul_(2.0**-6).to(torch.float8_e4m3fn)
+    magnitude = values.abs_().mul_(2.0**-6).to(torch.float8_e4m3fn)
     code = (magnitude.view(torch.uint8) >> 2).clamp_(max=7).bitwise_or_(sign_bit)
     codes = code[:, 0::2] | (code[:, 1::2] << 4)
     *lead, columns = w.shape

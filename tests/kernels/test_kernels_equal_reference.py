@@ -7,7 +7,10 @@ from qat_core.nvfp4 import reference
 
 POLICIES = ["pow2", "amax"]
 BLOCK_SCALES = ["max", "four_over_six", "mse"]
-SHAPES = [(1, 16), (3, 48), (257, 4096), (5, 3, 32), (2, 3, 4, 64), (16, 256), (0, 16), (2, 0, 32)]
+SHAPES = [(1, 16), (3, 48), (257, 48), (5, 3, 32), (2, 3, 4, 64), (16, 256), (0, 16), (2, 0, 32)]
+# Tests marked gpu would take the interpreter minutes.
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+LARGE = pytest.param((257, 4096), marks=[pytest.mark.gpu, needs_gpu])
 
 
 def all_finite_bf16() -> torch.Tensor:
@@ -85,7 +88,7 @@ def assert_kernels_equal_reference(launch, device, w, global_scale, block_scale)
 
 @pytest.mark.parametrize("block_scale", BLOCK_SCALES)
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", [*SHAPES, LARGE], ids=str)
 def test_shapes(launch, device, shape, policy, block_scale):
     w = torch.randn(shape, generator=torch.Generator().manual_seed(2)).bfloat16()
     amax = reference.group_amax([[w]])
@@ -96,7 +99,9 @@ def test_shapes(launch, device, shape, policy, block_scale):
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", list(pattern_matrices()))
-def test_every_finite_bit_pattern(launch, device, name, policy):
+def test_every_finite_bit_pattern(launch, device, name, policy, monkeypatch):
+    if device.type == "cpu":  # the interpreter takes its time by the tile
+        monkeypatch.setattr(launch, "TILE_BLOCKS", 4096)
     w = pattern_matrices()[name]
     global_scale = reference.global_scale(reference.amax(w), policy)
     assert_kernels_equal_reference(launch, device, w, global_scale, "max")
@@ -165,7 +170,24 @@ def test_groups_of_mixed_shapes_and_dtypes(launch, device):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@needs_gpu
+def test_quotients_beside_every_rounding_threshold(launch, device):
+    """For each BF16 significand and threshold the steps, place by place, that make them meet."""
+    w = torch.arange(128, 256) / 128
+    threshold = torch.tensor([0.25, 0.75, 1.25, 1.75])
+    scale = (threshold[:, None] / w).view(torch.int32)[..., None] + torch.arange(-8, 9)
+    scale = scale.to(torch.int32).view(torch.float32)
+    weights = w[None, :, None, None] * torch.tensor([1, -1, 2, -2, 4, -4])
+    blocks = torch.zeros(*scale.shape, 1, 16)
+    blocks[..., 0, :6] = weights
+    blocks[..., 0, 6] = 6 / scale  # makes the block scale 1.0, so that the step is 1 / scale
+    blocks, scale = blocks.bfloat16().flatten(0, 2), scale.flatten()
+    assert (reference.quantize(blocks, scale, "max")[1].float() == 1.0).all()
+    assert_kernels_equal_reference(launch, device, blocks, scale, "max")
+
+
+@pytest.mark.gpu
+@needs_gpu
 @pytest.mark.parametrize("policy", POLICIES)
 def test_sixteen_million_weights(launch, policy):
     """The divisions that `amax` scales need: random quotients meet roundings no table lists."""
