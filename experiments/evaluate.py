@@ -1,92 +1,68 @@
 """`python -m experiments.evaluate`: offline accuracy of a run's checkpoints, in one precision each.
 
 Online accuracies cannot be compared across arms, because each arm samples in its own precision.
-Here the base and the final checkpoint of every arm answer the same held-out problems in BF16 and
+Here the base and every saved checkpoint of every arm answer the same held-out problems in BF16 and
 in NVFP4, greedily and sampled.
 """
 
 import argparse
 import json
+import os
 from collections.abc import Iterator
-from itertools import product
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-from experiments.arms import make_arm
 from experiments.cli import run_cli
+from experiments.exam import Exam, hold_exam
+from experiments.saved_checkpoints import find_checkpoints, model_folder
 from experiments.schema import Run, Study, load_study
-from qat_core.prepare import plan
-from qat_core.recipe import Recipe
-from qat_core.rl import resume
-from qat_core.rl.config import EvaluationConfig, TaskConfig
-from qat_core.rl.prompts import decode_responses, encode_prompt
-from qat_core.rl.tasks import Problem, make_problems, score
-from qat_core.rollout.eager import EagerEngine
-from qat_core.rollout.packed import weight_stream
+from experiments.verl.leases import VISIBLE, leased_gpus
+from experiments.verl.questions import read_questions
+from qat_core.rl.tasks import Question, make_problems
 
-EVALUATION_SEED = 20_000
-BATCH_PROMPTS = 256
+PRECISIONS = ("bf16", "nvfp4")
 
 
 def evaluate_run(study: Study, run: Run, results: Path) -> list[dict[str, Any]]:
-    """Accuracies of a run's base (step 0) and final checkpoint, one record a setting."""
-    checkpoints = {
-        0: results / "base" / run.model,
-        study.rl.steps: resume.step_dir(results / run.id / "checkpoints", study.rl.steps),
-    }
-    packed = make_arm(run.arm, study.scale, study.block_scale).rolled_out
-    # the BF16 arm has no packed form of its own: it is evaluated in the fullest
-    packed = packed or Recipe.full(scale=study.scale, block_scale=study.block_scale)
-    return [
-        {"step": step, "precision": precision, **record}
-        for (step, folder), (precision, recipe) in product(
-            checkpoints.items(), (("bf16", None), ("nvfp4", packed))
-        )
-        for record in _evaluate_checkpoint(folder, recipe, study)
-    ]
+    """Accuracies of a run's base (step 0) and saved checkpoints, one record a setting.
+
+    Raises:
+        FileNotFoundError: the run has saved no checkpoint.
+        ValueError: a checkpoint or the study's data is damaged or missing.
+    """
+    questions = _held_out_questions(study, results)[: study.evaluation.prompts]
+    saved = find_checkpoints(results / run.id / "checkpoints")
+    with ExitStack() as stack:
+        merged = {step: stack.enter_context(model_folder(path)) for step, path in saved.items()}
+        exam = Exam(study, run, {0: results / "base" / run.model} | merged, questions)
+        if study.device == "cuda":
+            stack.enter_context(_gpu())
+        hold = hold_exam if study.rollout == "eager" else _hold_in_process_of_its_own
+        records = [record for precision in PRECISIONS for record in hold(exam, precision)]
+    return sorted(records, key=lambda record: int(record["step"]))
 
 
-def _evaluate_checkpoint(
-    folder: Path, recipe: Recipe | None, study: Study
-) -> Iterator[dict[str, Any]]:
-    if not folder.is_dir():
-        raise FileNotFoundError(f"no checkpoint {folder}; run the training rule first")
-    engine = EagerEngine(folder, study.device)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).to(study.device)
-    engine.sync(weight_stream(model, plan(model, recipe) if recipe else None, recipe))
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    problems = make_problems(study.task, "test")[: study.evaluation.prompts]
-    limit = study.rl.rollout.max_response_tokens
-    for decoding, temperature, samples in _decodings(study.evaluation):
-        repeated = [problem for problem in problems for _ in range(samples)]
-        scores, lengths = [], []
-        for start in range(0, len(repeated), BATCH_PROMPTS):
-            batch = repeated[start : start + BATCH_PROMPTS]
-            prompts = [encode_prompt(tokenizer, problem) for problem in batch]
-            rollouts = engine.generate(prompts, limit, temperature, EVALUATION_SEED + start)
-            scores += _scores(study.task, batch, decode_responses(tokenizer, rollouts))
-            lengths += rollouts.response_mask.sum(-1).tolist()
-        yield {
-            "decoding": decoding,
-            "prompts": len(problems),
-            "samples_per_prompt": samples,
-            "accuracy": sum(scores) / len(scores),
-            "correct": [sum(scores[i : i + samples]) for i in range(0, len(scores), samples)],
-            "response_tokens_mean": sum(lengths) / len(lengths),
-        }
+def _held_out_questions(study: Study, results: Path) -> list[Question]:
+    if study.trainer == "verl":
+        return list(read_questions(results / "data" / study.study / "test.parquet"))
+    return [*make_problems(study.task, "test")]
 
 
-def _decodings(evaluation: EvaluationConfig) -> Iterator[tuple[str, float, int]]:
-    yield "greedy", 0.0, 1
-    yield "sampled", evaluation.temperature, evaluation.samples_per_prompt
+@contextmanager
+def _gpu() -> Iterator[None]:
+    """One GPU, before this process or a child has begun to use any."""
+    with leased_gpus(1) as gpus:
+        os.environ[VISIBLE] = gpus[0]
+        yield
 
 
-def _scores(task: TaskConfig, problems: list[Problem], responses: list[str]) -> list[int]:
-    pairs = zip(problems, responses, strict=True)
-    return [int(score(task, response, problem.answer)) for problem, response in pairs]
+def _hold_in_process_of_its_own(exam: Exam, precision: str) -> list[dict[str, Any]]:
+    """A process captures CUDA graphs of one vLLM engine only, and frees its memory at its end."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(hold_exam, exam, precision).result()
 
 
 def main() -> None:

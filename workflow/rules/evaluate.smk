@@ -1,8 +1,9 @@
-# Offline accuracy of the base and the final checkpoint, in one precision each for all arms.
+# Offline accuracy of the base and the saved checkpoints, in one precision each for all arms.
 rule evaluate:
     input:
         study=ancient(STUDY_FILE),
         manifest="results/{run}/manifest.json",
+        data=[f"{STUDY_DATA}/test.parquet"] if STUDY.trainer == "verl" else [],
     output:
         accuracy="results/{run}/eval.json",
     log:

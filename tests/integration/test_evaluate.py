@@ -1,0 +1,101 @@
+"""Offline evaluation of a verl run: sharded checkpoints, merged, served by vLLM on a CPU."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch.multiprocessing.spawn import spawn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+pytest.importorskip("vllm", reason="needs requirements/engines.txt")
+pytest.importorskip("verl", reason="needs requirements/engines.txt")
+
+from experiments.evaluate import evaluate_run
+from experiments.saved_checkpoints import VERL_LATEST, find_checkpoints, model_folder
+from experiments.schema import Study, load_study
+from experiments.verl.data import write_data
+from qat_core.rl.config import PretrainConfig
+from qat_core.rl.supervised import pretrain
+from qat_core.rl.tasks import make_problems
+from qat_core.rl.tokenizer import character_tokenizer
+from tests.integration import verl_checkpoint_ranks
+
+pytestmark = pytest.mark.slow
+
+STEP = 4
+# Accuracies of the random base and of the trained checkpoint, nano-dense and nano-moe, both
+# precisions and decodings: 0.00 each, and 0.94 to 1.00.
+KNOWS_NOTHING, KNOWS_THE_ANSWERS = 0.2, 0.8
+STUDY = """
+study: exam
+trainer: verl
+rollout: vllm
+models:
+  nano: {kind: scratch, config: experiments/models/nano-moe.json, recipe: nano}
+arms: [nvfp4-qat]
+seeds: [0]
+task: {name: chain-sum, terms: [2, 2], largest: 9, train_prompts: 8, test_prompts: 16}
+rl: {steps: 4, prompts_per_step: 8, mini_batch_prompts: 8, rollout: {max_response_tokens: 12}}
+evaluation: {samples_per_prompt: 2, temperature: 0.1}
+"""
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Study:
+    (tmp_path / "study.yaml").write_text(STUDY)
+    return load_study(tmp_path / "study.yaml")
+
+
+@pytest.fixture
+def results(study: Study, tmp_path: Path) -> Path:
+    """A base with random weights; a checkpoint on two ranks that knows the held-out answers."""
+    tokenizer = character_tokenizer()
+    config = json.loads(study.models["nano"].config.read_text())
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    shape = AutoConfig.for_model(**config | ends | {"num_hidden_layers": 1})
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(shape, dtype=torch.bfloat16)
+    for name in ("base/nano", "trained"):
+        model.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+        if name == "base/nano":
+            learning = PretrainConfig(steps=120, batch_size=16, lr=3e-3, mixed_steps=0)
+            answers = make_problems(study.task, "test")
+            pretrain(model, tokenizer, answers, learning, 0, lambda step, loss: None)
+    checkpoints = tmp_path / study.runs[0].id / "checkpoints"
+    saved = str(checkpoints / f"global_step_{STEP}")
+    spawn(verl_checkpoint_ranks.save, (2, str(tmp_path / "trained"), saved), nprocs=2)  # type: ignore[no-untyped-call]
+    (checkpoints / VERL_LATEST).write_text(str(STEP))
+    write_data(study.task, tmp_path / "data" / study.study)
+    return tmp_path
+
+
+def test_verl_checkpoints_are_merged_and_evaluated_in_both_precisions(
+    study: Study, results: Path
+) -> None:
+    (checkpoint,) = find_checkpoints(results / study.runs[0].id / "checkpoints").values()
+    trained = AutoModelForCausalLM.from_pretrained(results / "trained", dtype=torch.bfloat16)
+    with model_folder(checkpoint) as folder:
+        merged = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+        stored = trained.state_dict()
+        assert merged.state_dict().keys() == stored.keys()
+        assert all(torch.equal(w, stored[name]) for name, w in merged.state_dict().items())
+    assert not folder.exists()
+
+    records = evaluate_run(study, study.runs[0], results)
+    settings = [(r["step"], r["precision"], r["decoding"]) for r in records]
+    assert settings == [
+        (step, precision, decoding)
+        for step in (0, STEP)
+        for precision in ("bf16", "nvfp4")
+        for decoding in ("greedy", "sampled")
+    ]
+    for record in records:
+        assert len(record["correct"]) == record["prompts"] == 16
+        total = 16 * record["samples_per_prompt"]
+        assert record["accuracy"] == sum(record["correct"]) / total
+        if record["step"] == 0:
+            assert record["accuracy"] < KNOWS_NOTHING
+        else:
+            assert record["accuracy"] > KNOWS_THE_ANSWERS

@@ -1,0 +1,43 @@
+"""Which checkpoints of a run are complete, and what a damaged one is told."""
+
+from pathlib import Path
+
+import pytest
+
+from experiments.saved_checkpoints import VERL_LATEST, find_checkpoints, model_folder
+
+
+def test_local_checkpoints_are_used_as_they_are(tmp_path: Path) -> None:
+    for name in ("step_10", "step_5", "partial"):
+        (tmp_path / name).mkdir()
+    found = find_checkpoints(tmp_path)
+    assert list(found.items()) == [(5, tmp_path / "step_5"), (10, tmp_path / "step_10")]
+    with model_folder(found[5]) as folder:
+        assert folder == tmp_path / "step_5"
+
+
+def test_verl_checkpoints_count_once_complete_and_until_removed(tmp_path: Path) -> None:
+    for step in (5, 10, 15):
+        (tmp_path / f"global_step_{step}" / "actor").mkdir(parents=True)
+    (tmp_path / VERL_LATEST).write_text("10")  # killed while it saved step 15
+    assert list(find_checkpoints(tmp_path)) == [5, 10]
+    (tmp_path / "global_step_5" / "actor").rmdir()  # max_actor_ckpt_to_keep
+    assert list(find_checkpoints(tmp_path)) == [10]
+
+
+def test_run_without_checkpoints_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no checkpoint; run the training rule first"):
+        find_checkpoints(tmp_path / "checkpoints")
+
+
+@pytest.mark.slow
+def test_shards_that_do_not_merge_are_named(tmp_path: Path) -> None:
+    pytest.importorskip("verl", reason="needs verl")
+    actor = tmp_path / "global_step_5" / "actor"
+    actor.mkdir(parents=True)
+    with (
+        pytest.raises(ValueError, match=r"global_step_5/actor: shards not merged: .*Error: "),
+        model_folder(actor.parent),
+    ):
+        pass
+    assert list(tmp_path.iterdir()) == [actor.parent]
