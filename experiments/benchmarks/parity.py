@@ -3,7 +3,9 @@
     python -m experiments.benchmarks.parity experiments/records/benchmarks/parity_h200.json random
 
 Per model, one BF16 engine and one NVFP4 engine serve all arms and seeds through weight syncs:
-`bf16` (noise floor), `qat-pow2`, `qat-amax`, and `no-qat` (BF16 trainer, packed rollouts).
+`bf16` (noise floor), `qat-pow2`, `qat-amax`, and `no-qat` (BF16 trainer, packed rollouts). A model
+that was not trained rounded is less sure of itself once it is, and the same noise moves its
+log-probs further: `rounded` is the floor of that model, its rounded weights served in BF16.
 `random`: larger models with heavy-tailed random weights, other ones for each seed.
 `trained`: checkpoints that answer the task of a study, its prompts in another order each seed;
 `--checkpoints STUDY:FOLDER`. `--device cpu` rehearses.
@@ -12,6 +14,7 @@ Per model, one BF16 engine and one NVFP4 engine serve all arms and seeds through
 import argparse
 import json
 import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -19,12 +22,14 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from torch import Tensor, nn
 
 from experiments.benchmarks.architectures import ARCHITECTURES, engine_settings
 from experiments.benchmarks.parity_cases import Case, random_case, trained_case
 from experiments.benchmarks.parity_statistics import Batch, ratios_of_floor
 from experiments.provenance import hardware, versions
 from qat_core.checkpoint.architecture import meta_model
+from qat_core.nvfp4 import PackedTensor, dequantize
 from qat_core.plan import plan
 from qat_core.recipe import Recipe
 from qat_core.rl.mismatch import mismatch_metrics
@@ -37,11 +42,12 @@ POW2, AMAX = Recipe.full(), Recipe.full(scale="amax")
 # arm: what training rounds, what is packed
 ARMS = {
     "bf16": (None, None),
+    "rounded": (POW2, None),
     "qat-pow2": (POW2, POW2),
     "qat-amax": (AMAX, AMAX),
     "no-qat": (None, POW2),
 }
-ENGINES = (("bf16",), ("qat-pow2", "qat-amax", "no-qat"))
+ENGINES = (("bf16", "rounded"), ("qat-pow2", "qat-amax", "no-qat"))
 MAX_NUM_SEQS = 256
 ROWS = 32  # sequences of one forward pass of the trainer: a batch of the statistics
 
@@ -53,7 +59,12 @@ def measure_case(case: Case, device: str) -> dict[str, Any]:
         # a process each: a second engine in one process cannot capture CUDA graphs
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
             batches |= process.submit(measure_arms, case, arms, device).result()
-    return {"of_noise_floor": ratios_of_floor(batches, "bf16"), "arms": batches}
+    qat = {arm: batches[arm] for arm in ("rounded", "qat-pow2")}
+    return {
+        "of_noise_floor": ratios_of_floor(batches, "bf16"),
+        "of_rounded_floor": ratios_of_floor(qat, "rounded"),
+        "arms": batches,
+    }
 
 
 def measure_arms(case: Case, arms: tuple[str, ...], device: str) -> dict[str, list[Batch]]:
@@ -78,7 +89,10 @@ def measure_seed(engine: VllmEngine, case: Case, arm: str, seed: int, device: st
     trained, packed = ARMS[arm]
     policy = Policy(case.checkpoints[seed], trained, device)
     announced = plan(policy.model, packed) if packed else None
-    engine.sync(weight_stream(policy.model, announced, packed), announced)
+    if trained and not packed:
+        engine.sync(_rounded(policy.model, trained))
+    else:
+        engine.sync(weight_stream(policy.model, announced, packed), announced)
     batches: list[Batch] = []
     step = 0
     while sum(batch["tokens"] for batch in batches) < case.min_tokens:
@@ -87,6 +101,12 @@ def measure_seed(engine: VllmEngine, case: Case, arm: str, seed: int, device: st
         batches += [_compare(policy, rows, seed, device) for rows in _parts(sampled)]
         step += 1
     return batches
+
+
+def _rounded(model: nn.Module, recipe: Recipe) -> Iterator[tuple[str, Tensor]]:
+    """The values behind the packed bytes; with scales that are powers of two exact in BF16."""
+    for name, weight in weight_stream(model, plan(model, recipe), recipe):
+        yield name, dequantize(weight) if isinstance(weight, PackedTensor) else weight
 
 
 def _parts(sampled: Rollouts) -> list[Rollouts]:
@@ -129,7 +149,8 @@ def main() -> None:
             case = make_case(name, Path(folder), device)
             record["models"][case.name] = measure_case(case, device)
         arguments.record.write_text(json.dumps(record, indent=1) + "\n")
-        Console().print(case.name, record["models"][case.name]["of_noise_floor"])
+        for floor in ("of_noise_floor", "of_rounded_floor"):
+            Console().print(case.name, floor, record["models"][case.name][floor])
 
 
 if __name__ == "__main__":
