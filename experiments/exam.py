@@ -1,6 +1,5 @@
 """Checkpoints of a run, asked held-out questions in one precision by one rollout engine."""
 
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,17 +18,12 @@ from qat_core.recipe import Recipe
 from qat_core.rl.config import EvaluationConfig
 from qat_core.rl.prompts import decode_responses, encode_prompt
 from qat_core.rl.tasks import Question
-from qat_core.rollout.eager import EagerEngine
 from qat_core.rollout.engine import RolloutEngine
-from qat_core.rollout.vllm import VllmEngine
+from qat_core.rollout.start import start_engine
 
 EVALUATION_SEED = 20_000
 # responses asked for at once: the eager engine waits for the longest, vLLM takes up the next one
 BATCH_RESPONSES = {"eager": 256, "vllm": 2048}
-VLLM_SETTINGS: dict[str, dict[str, Any]] = {
-    "cpu": {"enforce_eager": True, "kv_cache_memory_bytes": 2**28},
-    "cuda": {"compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}},
-}
 
 
 class Exam(NamedTuple):
@@ -59,12 +53,12 @@ def hold_exam(exam: Exam, precision: str) -> list[dict[str, Any]]:
     first = next(iter(exam.folders.values()))
     tokenizer = AutoTokenizer.from_pretrained(first)
     prompts = [encode_prompt(tokenizer, question) for question in exam.questions]
-    engine: EagerEngine | VllmEngine | None = None
+    engine: RolloutEngine | None = None
     for step, folder in exam.folders.items():
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
-        served = plan(model, recipe) if recipe else bf16_plan(model)
+        served = plan(model, recipe) if recipe else None
         engine = engine or _start_engine(exam.study, first, served, max(map(len, prompts)))
-        _load(engine, model, served, recipe, exam.study.device)
+        _load(engine, model, served or bf16_plan(model), recipe, exam.study.device)
         answered = list(_answer(exam, tokenizer, prompts, engine))
         told = "  ".join(f"{record['decoding']} {record['accuracy']:.3f}" for record in answered)
         print(f"{exam.run.id:<28} step {step:>3}  {precision:<5}  accuracy {told}", flush=True)
@@ -73,20 +67,16 @@ def hold_exam(exam: Exam, precision: str) -> list[dict[str, Any]]:
 
 
 def _start_engine(
-    study: Study, folder: Path, served: QuantPlan, longest_prompt: int
-) -> EagerEngine | VllmEngine:
-    """An engine for the architecture of a folder; its weights come later."""
-    if study.rollout == "eager":
-        return EagerEngine(folder, study.device)
-    # its warnings here are of what it does by itself, such as rotary embeddings without weights
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    length = longest_prompt + study.rl.rollout.max_response_tokens
-    settings = VLLM_SETTINGS[study.device] | {"max_model_len": length, "load_format": "dummy"}
-    return VllmEngine(folder, served if served.quantized else None, **settings)
+    study: Study, folder: Path, packed: QuantPlan | None, longest_prompt: int
+) -> RolloutEngine:
+    max_tokens = longest_prompt + study.rl.rollout.max_response_tokens
+    return start_engine(
+        study.rollout, folder, study.device, packed, max_tokens, beside_trainer=False
+    )
 
 
 def _load(
-    engine: EagerEngine | VllmEngine,
+    engine: RolloutEngine,
     model: PreTrainedModel,
     served: QuantPlan,
     recipe: Recipe | None,
@@ -95,10 +85,7 @@ def _load(
     """Gives an engine the weights of a model in main memory, packed on the device."""
     read = model_reader(model, served)
     weights = packed_weights(served, recipe or Recipe.full(), lambda name: read(name).to(device))
-    if isinstance(engine, VllmEngine):
-        engine.sync(weights, announced=served)  # one by one: they do not fit twice
-    else:
-        engine.sync(weights)
+    engine.sync(weights, announced=served)
 
 
 def _answer(

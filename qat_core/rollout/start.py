@@ -10,19 +10,27 @@ from qat_core.rollout.engine import RolloutEngine
 
 EngineKind = Literal["eager", "vllm"]
 
-# beside a trainer in the same process: room for rollouts of small models, not the whole device
 VLLM_SETTINGS: dict[str, dict[str, Any]] = {
     "cpu": {"enforce_eager": True, "kv_cache_memory_bytes": 2**28},
+    "cuda": {"compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}},
+}
+# beside a trainer in the same process: room for rollouts of small models, not the whole device
+BESIDE_TRAINER: dict[str, dict[str, Any]] = {
+    "cpu": {},
     "cuda": {
         "kv_cache_memory_bytes": 2**34,
         "gpu_memory_utilization": 0.5,  # only checked against free memory
-        "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
     },
 }
 
 
 def start_engine(
-    kind: EngineKind, model_dir: Path, device: str, packed: QuantPlan | None, max_tokens: int
+    kind: EngineKind,
+    model_dir: Path,
+    device: str,
+    packed: QuantPlan | None,
+    max_tokens: int,
+    beside_trainer: bool = True,
 ) -> RolloutEngine:
     """An engine in this process for the architecture in `model_dir`; sync weights before use.
 
@@ -32,6 +40,7 @@ def start_engine(
         device: "cpu" or "cuda".
         packed: what will come, and be served, in NVFP4.
         max_tokens: of prompt and response together.
+        beside_trainer: leave memory of the GPU to others; else vLLM takes its usual nine tenths.
 
     Raises:
         ValueError: vLLM is missing or refuses, see `VllmEngine`.
@@ -43,7 +52,8 @@ def start_engine(
     try:
         from qat_core.rollout.vllm import VllmEngine
 
-        return VllmEngine(model_dir, packed, max_model_len=max_tokens, **VLLM_SETTINGS[device])
+        settings = VLLM_SETTINGS[device] | (BESIDE_TRAINER[device] if beside_trainer else {})
+        return VllmEngine(model_dir, packed, max_model_len=max_tokens, **settings)
     except ModuleNotFoundError as error:
         if error.name != "vllm":
             raise
