@@ -7,6 +7,7 @@ min_version("9.12")
 
 include: "workflow/rules/common.smk"
 include: "workflow/rules/tracking.smk"
+include: "workflow/rules/data.smk"
 include: "workflow/rules/train.smk"
 include: "workflow/rules/evaluate.smk"
 include: "workflow/rules/memory.smk"

@@ -13,7 +13,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from experiments.cli import run_cli
-from experiments.schema import ROOT, GgufModel, HubModel, ScratchModel, Study, load_study
+from experiments.hub_model import link_checkpoint
+from experiments.model_source import GgufModel, HubModel, ScratchModel
+from experiments.provenance import digest_file
+from experiments.schema import ROOT, Study, load_study
+from qat_core.rl.config import PretrainConfig
 from qat_core.rl.supervised import pretrain
 from qat_core.rl.tasks import make_problems
 from qat_core.rl.tokenizer import character_tokenizer
@@ -26,20 +30,23 @@ def make_base(study: Study, name: str, out: Path) -> None:
     """Writes the base checkpoint of a model and its manifest.
 
     Raises:
-        ValueError: the study has no such model, or the model is not one to be made here.
+        ValueError: the study has no such model, its source is not there, or has other shapes.
     """
     if name not in study.models:
         raise ValueError(f"--model: {name} is not in the study; it has {', '.join(study.models)}")
-    started = time.perf_counter()
-    model, tokenizer, details = _build(study, name)
+    started, source = time.perf_counter(), study.models[name]
     partial = out.with_name(out.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
-    model.save_pretrained(partial)
-    tokenizer.save_pretrained(partial)
+    if isinstance(source, HubModel):
+        details = link_checkpoint(name, source, partial)
+    else:
+        details = _make(study, name, partial)
+    weights = sorted(partial.glob("*.safetensors"))
     details |= {
         "model": name,
-        "source": study.models[name].model_dump(mode="json"),
-        "num_parameters": sum(p.numel() for p in model.parameters()),
+        "source": source.model_dump(mode="json"),
+        "weights": {path.name: digest_file(path) for path in weights},
+        "weight_bytes": sum(map(_tensor_bytes, weights)),
         "wall_s": time.perf_counter() - started,
     }
     (partial / "manifest.json").write_text(json.dumps(details, indent=2) + "\n")
@@ -47,41 +54,59 @@ def make_base(study: Study, name: str, out: Path) -> None:
     partial.rename(out)
 
 
-def _build(study: Study, name: str) -> tuple[PreTrainedModel, Tokenizer, dict[str, Any]]:
-    """The model, its tokenizer, and what the manifest should know of the training."""
+def _tensor_bytes(file: Path) -> int:
+    """All of a safetensors file but its header, whose length its first 8 bytes tell."""
+    with file.open("rb") as content:
+        header_bytes = int.from_bytes(content.read(8), "little")
+    return file.stat().st_size - 8 - header_bytes
+
+
+def _make(study: Study, name: str, folder: Path) -> dict[str, Any]:
+    """Writes model and tokenizer; returns what the manifest should know of them."""
     source = study.models[name]
-    if isinstance(source, HubModel):
-        raise ValueError(f"models.{name}.kind: {source.kind} checkpoints are not made here")
-    model, tokenizer = (
-        _from_config(source) if isinstance(source, ScratchModel) else _from_gguf(name, source)
-    )
-    if source.pretrain is None:
-        return model, tokenizer, {}
-    num_steps = source.pretrain.steps
+    assert not isinstance(source, HubModel)
+    if isinstance(source, ScratchModel):
+        model, tokenizer = _from_config(source, study.device)
+    else:
+        model, tokenizer = _from_gguf(name, source)
+    details: dict[str, Any] = {"num_parameters": sum(p.numel() for p in model.parameters())}
+    if source.pretrain is not None:
+        details |= _pretrain(study, name, source.pretrain, model, tokenizer)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return details
+
+
+def _pretrain(
+    study: Study, name: str, config: PretrainConfig, model: PreTrainedModel, tokenizer: Tokenizer
+) -> dict[str, Any]:
     losses: list[float] = []
 
     def on_step(step: int, loss: float) -> None:
         losses.append(loss)
-        if step % max(1, num_steps // PROGRESS_LINES) == 0 or step == num_steps:
-            print(f"base {name}  step {step}/{num_steps}  loss {loss:.3f}", flush=True)
+        if step % max(1, config.steps // PROGRESS_LINES) == 0 or step == config.steps:
+            print(f"base {name}  step {step}/{config.steps}  loss {loss:.3f}", flush=True)
 
     problems = make_problems(study.task, "train")
-    pretrain(model.to(study.device), tokenizer, problems, source.pretrain, BASE_SEED, on_step)
-    return model, tokenizer, {"final_loss": losses[-1], "seed": BASE_SEED}
+    pretrain(model.to(study.device), tokenizer, problems, config, BASE_SEED, on_step)
+    return {"final_loss": losses[-1], "seed": BASE_SEED}
 
 
-def _from_config(source: ScratchModel) -> tuple[PreTrainedModel, Tokenizer]:
+def _from_config(source: ScratchModel, device: str) -> tuple[PreTrainedModel, Tokenizer]:
     torch.manual_seed(BASE_SEED)
     config = AutoConfig.from_pretrained(ROOT / source.config)
     tokenizer = character_tokenizer()
-    if config.vocab_size != len(tokenizer):
+    if config.vocab_size < len(tokenizer):
         raise ValueError(
-            f"{source.config}: vocab_size: {config.vocab_size} differs from the tokenizer's "
-            f"{len(tokenizer)}; unused tokens would show as a false KL, so set it to that"
+            f"{source.config}: vocab_size: {config.vocab_size} is less than the tokenizer's "
+            f"{len(tokenizer)}; raise it to that"
         )
+    # the engine samples from the tokenizer's tokens alone: ids without one would show as a false KL
+    tokenizer.add_tokens([f"<unused{i}>" for i in range(config.vocab_size - len(tokenizer))])
     config.bos_token_id, config.eos_token_id = None, tokenizer.eos_token_id
     config.pad_token_id = tokenizer.pad_token_id
-    return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16), tokenizer
+    with torch.device(device):  # billions of random weights take minutes on a CPU
+        return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16), tokenizer
 
 
 def _from_gguf(name: str, source: GgufModel) -> tuple[PreTrainedModel, Tokenizer]:

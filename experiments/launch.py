@@ -5,21 +5,20 @@ appear when it has finished. MLflow follows live.
 """
 
 import argparse
-import math
+import os
 import shlex
 import shutil
 import signal
 import sys
 import time
-from collections import deque
-from datetime import timedelta
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 from experiments.attempts import (
     Attempt,
     Json,
-    Row,
     list_attempts,
     merge_rows,
     next_attempt,
@@ -28,43 +27,16 @@ from experiments.attempts import (
     write_jsonl,
 )
 from experiments.cli import run_cli
-from experiments.local_trainer import train
-from experiments.manifest import new_manifest, training_digests
-from experiments.schema import Run, Study, load_study, require_executable
+from experiments.digests import training_digests
+from experiments.executable import require_devices, require_executable
+from experiments.manifest import new_manifest
+from experiments.run_log import OnStep, RunLog
+from experiments.schema import Run, Study, load_study
 from experiments.tee import tee_output
 from experiments.tracking import TrackedRun
+from experiments.verl.leases import VISIBLE, leased_gpus
 
-STEPS_OF_PACE = 5  # the time left is told from the pace of the last steps
 KILLED = "ended without a word: killed, or the machine stopped"
-
-
-class RunLog:
-    """Takes each step's metrics to the attempt's file, to MLflow and to the terminal."""
-
-    def __init__(self, name: str, total_steps: int, attempt: Attempt, tracked: TrackedRun) -> None:
-        self.name, self.total_steps = name, total_steps
-        self.attempt, self.tracked = attempt, tracked
-        self.step_times_s: deque[float] = deque(maxlen=STEPS_OF_PACE)
-
-    def on_step(self, step: int, metrics: dict[str, float]) -> None:
-        """Records one step; what is not finite counts as undefined."""
-        row: Row = {"step": step}
-        row |= {key: value if math.isfinite(value) else None for key, value in metrics.items()}
-        self.attempt.append(row)
-        self.tracked.log_rows([row], [int(time.time() * 1000)])
-        self.step_times_s.append(metrics["timing_s/step"])
-        print(self.progress_line(step, metrics), flush=True)
-
-    def progress_line(self, step: int, metrics: dict[str, float]) -> str:
-        """Step, mismatch, reward, speed and time left of a run, in one line."""
-        mean_step_s = sum(self.step_times_s) / len(self.step_times_s)
-        left = timedelta(seconds=round(mean_step_s * (self.total_steps - step)))
-        return (
-            f"{self.name:<28} step {step:>3}/{self.total_steps}  "
-            f"k3 KL {metrics['rollout_corr/k3_kl']:.2e}  "
-            f"reward {metrics['critic/score/mean']:+.3f}  "
-            f"{metrics['perf/throughput']:,.0f} tokens/s  {left} left"
-        )
 
 
 def run_attempt(
@@ -78,10 +50,9 @@ def run_attempt(
     tracked.start(manifest, goes_on=len(series) > 1)
     log = RunLog(run.id, study.rl.steps, attempt, tracked)
     try:
-        base_dir, checkpoints = results / "base" / run.model, run_dir / "checkpoints"
-        learnt = train(study, run, base_dir, checkpoints, log.on_step)
-        manifest["memory"] |= learnt["measured"]
-        manifest |= {"ledger": learnt["ledger"], "status": "finished"}
+        learnt = _train(study, run, results, series, log.on_step)
+        manifest["memory"] |= learnt.pop("measured")
+        manifest |= learnt | {"status": "finished"}
     except BaseException as error:
         manifest |= {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
         raise
@@ -91,6 +62,26 @@ def run_attempt(
         tracked.finish(manifest)
     write_jsonl(run_dir / "metrics.jsonl", merge_rows(series))
     write_json(run_dir / "manifest.json", manifest)
+
+
+def _train(study: Study, run: Run, results: Path, series: list[Attempt], on_step: OnStep) -> Json:
+    # here, because the local one imports torch, which has no place beside verl
+    if study.trainer == "verl":
+        from experiments.verl.trainer import train
+    else:
+        from experiments.local_trainer import train
+    return train(study, run, results, series, on_step)
+
+
+@contextmanager
+def _devices(study: Study) -> Iterator[None]:
+    """Lends the run its GPUs; without any on a CPU study."""
+    if study.device == "cpu":
+        yield
+        return
+    with leased_gpus(study.gpus) as gpus:
+        os.environ[VISIBLE] = ",".join(gpus)
+        yield
 
 
 def open_series(run_dir: Path, digests: Json) -> list[Attempt]:
@@ -120,14 +111,15 @@ def main() -> None:
     args = parser.parse_args()
     study = load_study(args.study)
     run = study.find_run(args.run)
-    require_executable(study, args.study)
-    base_dir = args.results / "base" / run.model
-    digests = training_digests(study, run, base_dir)
+    require_executable(study, [run])
+    require_devices(study, args.study)
+    digests = training_digests(study, run, args.results)
     series = open_series(args.results / run.id, digests)
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(signal.SIGINT, _stop)
-    with tee_output(series[-1].folder / "train.log", args.log):
+    with tee_output(series[-1].folder / "train.log", args.log), _devices(study):
         command = shlex.join(sys.orig_argv)
+        base_dir = args.results / "base" / run.model
         manifest = new_manifest(study, run, base_dir, series[-1], digests, command)
         if len(series) > 1:
             manifest["started_at"] = series[0].manifest["started_at"]

@@ -4,26 +4,28 @@ import json
 from pathlib import Path
 
 from experiments.arms import make_arm
-from experiments.attempts import Json
+from experiments.attempts import Attempt, Json
+from experiments.run_log import OnStep
 from experiments.schema import Run, Study
-from qat_core.rl.trainer import GrpoTrainer, OnStep
+from qat_core.rl.trainer import GrpoTrainer
 from qat_core.rollout.packed import weight_stream
 
 BYTES_PER_GIB = 2**30
 
 
-def train(study: Study, run: Run, base_dir: Path, checkpoints: Path, on_step: OnStep) -> Json:
+def train(study: Study, run: Run, results: Path, series: list[Attempt], on_step: OnStep) -> Json:
     """Trains a run to its last step; returns what the manifest learns from it."""
     arm = make_arm(run.arm, study.scale, study.block_scale)
     trainer = GrpoTrainer(
-        base_dir,
+        results / "base" / run.model,
         arm.trained,
         arm.rolled_out,
         study.task,
         study.rl,
         run.seed,
         study.device,
-        checkpoints,
+        results / run.id / "checkpoints",
+        study.rollout,
     )
     trainer.train(on_step)
     bf16_bytes = sum(p.nbytes for p in trainer.policy.model.parameters())
@@ -35,5 +37,6 @@ def train(study: Study, run: Run, base_dir: Path, checkpoints: Path, on_step: On
             "measured_bf16_gib": bf16_bytes / BYTES_PER_GIB,
             "measured_packed_gib": packed_bytes and packed_bytes / BYTES_PER_GIB,
         },
-        "ledger": json.loads(trainer.plan.to_json()) if trainer.plan else None,
+        "ledger": json.loads(trainer.ledger().to_json()),
+        "reason": None,
     }

@@ -1,50 +1,13 @@
 """The manifest of a run: everything that a reader needs to trust or repeat its numbers."""
 
 import json
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
 from experiments.attempts import Attempt, Json
-from experiments.provenance import (
-    digest_code,
-    digest_file,
-    digest_json,
-    git_state,
-    hardware,
-    versions,
-)
-from experiments.schema import PACKED_PRECISION, ROOT, Run, Study
+from experiments.provenance import git_state, hardware, versions
+from experiments.schema import PACKED_PRECISION, Run, Study
 from qat_core.memory import predict_weight_memory_gib
-from qat_core.rl.config import TaskConfig
-from qat_core.rl.tasks import make_problems
-
-# what decides a run's numbers; how they are written down and tracked does not
-TRAINING_CODE = ("experiments.arms", "qat_core.rl.trainer")
-LOCK = ROOT / "requirements" / "base.txt"
-
-
-def training_digests(study: Study, run: Run, base_dir: Path) -> Json:
-    """What a run's numbers depend on; attempts with equal digests are one experiment.
-
-    Raises:
-        ValueError: the base checkpoint is missing.
-    """
-    weights = base_dir / "model.safetensors"
-    if not weights.is_file():
-        raise ValueError(f"{weights}: no base checkpoint; make it with `snakemake {base_dir}`")
-    return {
-        "config": digest_json(study.training_config(run)),
-        "code": digest_code(*TRAINING_CODE),
-        "data": _digest_data(study.task),
-        "lock": digest_file(LOCK),
-        "base": digest_file(weights),
-    }
-
-
-def _digest_data(task: TaskConfig) -> str:
-    splits = (make_problems(task, "train"), make_problems(task, "test"))
-    return digest_json([[asdict(problem) for problem in split] for split in splits])
 
 
 def new_manifest(

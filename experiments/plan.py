@@ -2,7 +2,8 @@
 
 import json
 
-from experiments.schema import PACKED_PRECISION, ROOT, GgufModel, Study
+from experiments.model_source import GgufModel
+from experiments.schema import PACKED_PRECISION, ROOT, Study
 from qat_core.memory import Precision, predict_weight_memory_gib
 
 HEADER = f"{'model':<20} {'arm':<16} {'seeds':<12} rollout weights, predicted"

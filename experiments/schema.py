@@ -5,15 +5,18 @@ to the repository root.
 """
 
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Self, get_args
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 from pydantic import Field, NonNegativeInt, model_validator
 
+from experiments.model_source import MODEL_KINDS, GgufModel, HubModel, Model, ModelName
 from experiments.study_file import parse_yaml_file
+from experiments.verl.recipe import Setting, known_recipes, known_variants, load_recipe
 from qat_core.memory import Precision
-from qat_core.rl.config import EvaluationConfig, GrpoConfig, PretrainConfig, Settings, TaskConfig
+from qat_core.rl.config import EvaluationConfig, GrpoConfig, Settings, TaskConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -27,45 +30,6 @@ PACKED_PRECISION: dict[ArmName, Precision | None] = {
     "nvfp4-qat-ffn": "ffn",
 }
 
-# "_" separates the parts of a run id, so a model's name must not hold one.
-MODEL_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9.-]*$"
-ModelName = Annotated[str, Field(pattern=MODEL_NAME_PATTERN)]
-
-
-class ScratchModel(Settings):
-    """A small model trained from random weights by a rule of the pipeline."""
-
-    kind: Literal["scratch"]
-    config: Path = Field(description="Hugging Face config.json of the architecture")
-    pretrain: PretrainConfig
-
-
-class GgufModel(Settings):
-    """A pretrained model inside a GGUF file that a Python package ships."""
-
-    kind: Literal["gguf"]
-    package: str = Field(description="importable name of the package that holds the file")
-    file: str = Field(description="path of the GGUF file inside the package")
-    pretrain: PretrainConfig | None = Field(
-        None, description="supervised training on the task's answers, for weak chat models"
-    )
-
-
-class HubModel(Settings):
-    """A published checkpoint, named by its repository; its shapes come from a local config."""
-
-    kind: Literal["hub"]
-    config: Path = Field(description="Hugging Face config.json of the architecture")
-    repo: str = Field(description="owner/name of the checkpoint on the Hugging Face Hub")
-
-
-Model = Annotated[ScratchModel | GgufModel | HubModel, Field(discriminator="kind")]
-MODEL_KINDS: dict[str, type[Settings]] = {
-    "scratch": ScratchModel,
-    "gguf": GgufModel,
-    "hub": HubModel,
-}
-
 
 class Claims(Settings):
     """The tolerances of the claims that the study tests."""
@@ -75,6 +39,13 @@ class Claims(Settings):
     noqat_kl_ratio: float = Field(30.0, gt=0, description="no-QAT k3 KL over BF16's, at least")
     accuracy_margin: float = Field(0.05, gt=0, lt=1, description="equivalence margin, offline")
     weight_memory_error: float = Field(0.005, gt=0, description="predicted against measured")
+
+
+class KlGate(Settings):
+    """When a run is stopped because trainer and rollouts have parted for good."""
+
+    max_k3_kl: float = Field(gt=0, description="nats a token; what is undefined counts as more")
+    steps: int = Field(ge=1, description="steps in a row beyond it that stop the run")
 
 
 class Run(NamedTuple):
@@ -97,6 +68,9 @@ class Study(Settings):
     trainer: Literal["local", "verl"] = "local"
     rollout: Literal["eager", "vllm"] = "eager"
     device: Literal["cpu", "cuda"] = "cpu"
+    gpus: int = Field(1, ge=1, description="trainer verl: GPUs of a run, on CPU its workers")
+    variant: str | None = Field(None, description="trainer verl: a file of recipes/variants")
+    kl_gate: KlGate | None = Field(None, description="trainer verl: stops a run gone astray")
     models: dict[ModelName, Model]
     arms: tuple[ArmName, ...]
     seeds: tuple[NonNegativeInt, ...]
@@ -118,11 +92,9 @@ class Study(Settings):
                     f"models.{name}.config: no file {model.config}; paths are relative to the "
                     "repository root"
                 )
-            if self.trainer == "local" and isinstance(model, HubModel):
-                raise ValueError(
-                    f"models.{name}.kind: the local trainer loads no hub checkpoint; use "
-                    "trainer: verl, or kind: scratch or gguf"
-                )
+        find_mistakes = _mistakes_of_verl if self.trainer == "verl" else _mistakes_of_local
+        for mistake in find_mistakes(self):
+            raise ValueError(mistake)
         if self.rl.prompts_per_step % self.rl.mini_batch_prompts:
             raise ValueError(
                 f"rl.mini_batch_prompts: {self.rl.mini_batch_prompts} does not divide "
@@ -135,12 +107,26 @@ class Study(Settings):
         shared = self.model_dump(
             mode="json", include={"trainer", "rollout", "device", "scale", "block_scale"}
         )
-        sections = {"task": self.task, "rl": self.rl, "source": self.models[run.model]}
         return {
             **run._asdict(),
             **shared,
-            **{name: section.model_dump(mode="json") for name, section in sections.items()},
+            "task": self.task.model_dump(mode="json"),
+            "rl": self.rl.model_dump(mode="json"),
+            "source": self.models[run.model].training_config(),
+            **(self._verl_config(run) if self.trainer == "verl" else {}),
         }
+
+    def _verl_config(self, run: Run) -> dict[str, Any]:
+        own = self.model_dump(mode="json", include={"gpus", "kl_gate"})
+        recipe = self.recipe_of(run)
+        # MLflow takes no "+" in the name of a parameter
+        return own | {"recipe": {key.replace("+", ""): s.value for key, s in recipe.items()}}
+
+    def recipe_of(self, run: Run) -> dict[str, Setting]:
+        """What the recipe of a verl run sets, by verl's keys."""
+        recipe = self.models[run.model].recipe
+        assert recipe is not None, "required with trainer: verl"
+        return load_recipe(recipe, run.arm, self.variant)
 
     @property
     def runs(self) -> tuple[Run, ...]:
@@ -174,6 +160,36 @@ def _check_list(key: str, values: tuple[Hashable, ...]) -> None:
         raise ValueError(f"{key}: {repeated[0]} is listed twice; remove one")
 
 
+def _mistakes_of_local(study: Study) -> Iterator[str]:
+    for name, model in study.models.items():
+        if isinstance(model, HubModel):
+            yield (
+                f"models.{name}.kind: the local trainer loads no hub checkpoint; use "
+                "trainer: verl, or kind: scratch or gguf"
+            )
+        if model.recipe is not None:
+            yield f"models.{name}.recipe: only trainer: verl reads it; remove it"
+    for key in ("gpus", "variant", "kl_gate"):
+        if key in study.model_fields_set:
+            yield f"{key}: only trainer: verl reads it; remove it"
+
+
+def _mistakes_of_verl(study: Study) -> Iterator[str]:
+    if study.rollout != "vllm":
+        yield f"rollout: verl rolls out with vllm, not {study.rollout}; use vllm"
+    for name, model in study.models.items():
+        yield from _unless_known(f"models.{name}.recipe", model.recipe, known_recipes())
+    if study.variant is not None:
+        yield from _unless_known("variant", study.variant, known_variants())
+
+
+def _unless_known(key: str, name: str | None, known: list[str]) -> Iterator[str]:
+    if name not in known:
+        close = get_close_matches(name or "", known, n=1)
+        mend = f"did you mean {close[0]}?" if close else f"use one of {', '.join(known)}"
+        yield f"{key}: {f'no recipe {name}' if name else 'missing'}; {mend}"
+
+
 def load_study(path: Path) -> Study:
     """Reads and checks a study file.
 
@@ -181,16 +197,3 @@ def load_study(path: Path) -> Study:
         ValueError: one line a mistake, "<file>: <dotted key>: <what>; <mend>".
     """
     return parse_yaml_file(path, Study, MODEL_KINDS)
-
-
-def require_executable(study: Study, path: Path) -> None:
-    """Raises ValueError where a study can be planned but not yet executed."""
-    if study.trainer == "verl":
-        raise ValueError(
-            f"{path}: trainer: verl studies can only be planned (snakemake -n) in this version; "
-            "use trainer: local to execute one"
-        )
-    if study.rollout == "vllm":
-        raise ValueError(
-            f"{path}: rollout: vllm is not served by the local trainer in this version; use eager"
-        )

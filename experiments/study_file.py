@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Hashable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -26,8 +26,10 @@ def parse_yaml_file(path: Path, model: type[ModelT], kinds: Kinds) -> ModelT:
     Raises:
         ValueError: one line a mistake, "<file>: <dotted key>: <what>; <mend>".
     """
+    if not path.is_file():
+        raise ValueError(f"{path}: no such study file; name one such as experiments/study.yaml")
     try:
-        return model.model_validate(_read_yaml(path))
+        return model.model_validate(read_yaml(path))
     except ValidationError as error:
         lines = (f"{path}: {_describe(details, model, kinds)}" for details in error.errors())
         raise ValueError("\n".join(lines)) from None
@@ -46,9 +48,12 @@ class _UniqueKeyLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise ValueError(f"{path}: no such study file; name one such as experiments/study.yaml")
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Reads a YAML file that holds a mapping.
+
+    Raises:
+        ValueError: it is not YAML, or no mapping; names the file and, where there is one, the line.
+    """
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
     except yaml.MarkedYAMLError as error:
@@ -103,6 +108,6 @@ def _section_at(location: Location, section: type[BaseModel], kinds: Kinds) -> t
         section, location = kinds[str(location[2])], location[3:]
     for part in location:
         annotation = section.model_fields[str(part)].annotation
-        assert isinstance(annotation, type) and issubclass(annotation, BaseModel)
-        section = annotation
+        # of `Section | None` the section
+        (section,) = (a for a in (get_args(annotation) or (annotation,)) if a is not type(None))
     return section

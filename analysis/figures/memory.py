@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 
 from analysis.load import Results
 from analysis.style import INK, add_legend, arm_style, new_figure
-from experiments.schema import ROOT, HubModel, Study, load_study
+from experiments.model_source import HubModel
+from experiments.schema import ROOT, Study, load_study
 from qat_core.memory import Precision, predict_weight_memory_gib
 
 CAPTION = "Weight memory by arm: measured against predicted, and predicted for Qwen3"

@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from experiments.attempts import list_attempts, next_attempt
-from experiments.launch import KILLED, RunLog, open_series
+from experiments.launch import KILLED, open_series
+from experiments.run_log import RunLog
 from experiments.tracking import TrackedRun
 
 METRICS = {
     "rollout_corr/k3_kl": 1.234e-4,
     "critic/score/mean": 0.5,
-    "perf/throughput": 12345.6,
+    "perf/total_num_tokens": 24691.2,
     "timing_s/step": 2.0,
 }
 
@@ -28,7 +29,7 @@ def test_progress_line_tells_step_mismatch_reward_speed_and_time_left(
 ) -> None:
     log = make_log(tmp_path)
     log.on_step(7, METRICS)
-    log.on_step(8, METRICS | {"timing_s/step": 4.0})
+    log.on_step(8, METRICS | {"timing_s/step": 4.0, "perf/total_num_tokens": 49382.4})
     last = capsys.readouterr().out.splitlines()[-1]
     told = "run step 8/10 k3 KL 1.23e-04 reward +0.500 12,346 tokens/s 0:00:06 left"
     assert " ".join(last.split()) == told

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from experiments import provenance
-from experiments.manifest import TRAINING_CODE
+from experiments.digests import TRAINING_CODE
 
 LIBRARY = "def double(x):\n    return 2 * x\n"
 
@@ -54,7 +54,8 @@ def test_code_digest_ignores(package: Path, file: str, text: str) -> None:
 
 
 def test_training_code_is_format_recipe_and_trainer_but_no_bookkeeping() -> None:
-    files = {file for module in TRAINING_CODE for file in provenance.imported_files(module)}
+    modules = TRAINING_CODE["local"]
+    files = {file for module in modules for file in provenance.imported_files(module)}
     names = {str(file.relative_to(provenance.ROOT)) for file in files}
     assert {"qat_core/recipe.py", "qat_core/rl/trainer.py", "experiments/arms.py"} <= names
     assert any(name.startswith("qat_core/nvfp4/") for name in names)

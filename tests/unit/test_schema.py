@@ -7,7 +7,7 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from experiments.schema import ROOT, Study, load_study, require_executable
+from experiments.schema import ROOT, Study, load_study
 from qat_core import recipe
 from qat_core.nvfp4 import BlockScale, ScalePolicy
 
@@ -64,6 +64,13 @@ MISTAKES = {
         {"kind": "hub", "config": "experiments/models/nano-moe.json", "repo": "a/b"},
         "models.x.kind: the local trainer loads no hub checkpoint; use trainer: verl",
     ),
+    "recipe, local trainer": (
+        "models/nano-moe/recipe",
+        "nano",
+        "models.nano-moe.recipe: only trainer: verl reads it; remove it",
+    ),
+    "variant, local trainer": ("variant", "x", "variant: only trainer: verl reads it; remove it"),
+    "GPUs, local trainer": ("gpus", 2, "gpus: only trainer: verl reads it; remove it"),
     "mini batch": ("rl/mini_batch_prompts", 7, "rl.mini_batch_prompts: 7 does not divide rl.pro"),
     "sampling that biases the ratio": ("rl/rollout/top_k", 20, "rl.rollout.top_k: 20 would bias"),
 }
@@ -140,9 +147,41 @@ def test_choices_are_those_of_qat_core() -> None:
     assert recipe.Recipe.model_fields["scale"].default == fields["scale"].default
 
 
-def test_what_cannot_be_executed_says_what_can(tmp_path: Path) -> None:
-    path = Path("qwen3.yaml")
-    with pytest.raises(ValueError, match="trainer: verl studies can only be planned"):
-        require_executable(load_study(ROOT / "experiments" / "qwen3.yaml"), path)
-    with pytest.raises(ValueError, match="rollout: vllm is not served by the local trainer"):
-        require_executable(load_changed(tmp_path, "rollout", "vllm"), path)
+VERL: dict[str, Any] = yaml.safe_load((ROOT / "experiments" / "verl_nano.yaml").read_text())
+VERL_MISTAKES = {
+    "rollout": ({"rollout": "eager"}, "rollout: verl rolls out with vllm, not eager; use vllm"),
+    "no recipe": (
+        {"models": {"m": {"kind": "scratch", "config": "experiments/models/nano-moe.json"}}},
+        "models.m.recipe: missing; use one of nano, qwen3_30b_a3b, qwen3_8b",
+    ),
+    "unknown recipe": (
+        {"models": {"m": VERL["models"]["nano-moe"] | {"recipe": "qwen3_8"}}},
+        "models.m.recipe: no recipe qwen3_8; did you mean qwen3_8b?",
+    ),
+    "unknown variant": ({"variant": "shake"}, "variant: no recipe shake; did you mean shakedown?"),
+    "top_p": (
+        {"rl": VERL["rl"] | {"rollout": {"top_p": 0.9}}},
+        "rl.rollout.top_p: 0.9 would bias the ratio between trainer and rollout; use 1.0",
+    ),
+    "unknown key of the gate": (
+        {"kl_gate": {"max_k3": 1.0, "max_k3_kl": 1.0, "steps": 1}},
+        "kl_gate.max_k3: unknown key; did you mean max_k3_kl?",
+    ),
+    "gate": ({"kl_gate": {"max_k3_kl": 0, "steps": 1}}, "kl_gate.max_k3_kl: 0 does not fit, it"),
+}
+
+
+@pytest.mark.parametrize(("changes", "line"), VERL_MISTAKES.values(), ids=VERL_MISTAKES.keys())
+def test_mistake_of_a_verl_study(tmp_path: Path, changes: dict[str, Any], line: str) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump(VERL | changes))
+    with pytest.raises(ValueError) as caught:
+        load_study(path)
+    assert str(caught.value).startswith(f"{path}: {line}")
+
+
+def test_recipe_is_part_of_what_decides_a_verl_run() -> None:
+    study = load_study(ROOT / "experiments" / "verl_nano.yaml")
+    config = study.training_config(study.runs[0])
+    assert config["recipe"]["nvfp4"] == "w4a16" and config["gpus"] == 1
+    assert not any("+" in key for key in config["recipe"])  # MLflow would refuse the run

@@ -9,11 +9,13 @@ from pathlib import Path
 from snakemake.settings.types import DeploymentMethod
 from snakemake_interface_executor_plugins.settings import ExecMode
 
-from experiments.manifest import TRAINING_CODE
+from experiments.digests import code_digest, config_digest
+from experiments.executable import require_devices, require_executable
 from experiments.plan import describe_plan
 from experiments.provenance import digest_code, digest_file, digest_json
-from experiments.schema import ROOT, load_study, require_executable
+from experiments.schema import ROOT, load_study
 
+CORES_PER_GPU = 16
 DEFAULT_STUDY = f"{workflow.basedir}/experiments/study.yaml"
 
 # rules call `python`: the one that runs Snakemake, whether its environment is active or not,
@@ -49,7 +51,7 @@ def base_digest(wildcards):
     """What a base checkpoint depends on besides its code."""
     model = STUDY.models[wildcards.model]
     described = [
-        model.model_dump(mode="json"),
+        model.training_config(),
         STUDY.task.model_dump(mode="json"),
         STUDY.device,
     ]
@@ -57,14 +59,26 @@ def base_digest(wildcards):
     return digest_json(described + config)
 
 
+def train_threads():
+    """Cores of a run: the local trainer uses one; on GPUs, vLLM and Ray want some for each."""
+    if STUDY.trainer == "local":
+        return 1
+    return 2 if STUDY.device == "cpu" else CORES_PER_GPU * STUDY.gpus
+
+
 def training_digest(wildcards):
     """What a run depends on besides its code and base checkpoint."""
-    return digest_json(STUDY.training_config(STUDY.find_run(wildcards.run)))
+    return config_digest(STUDY, STUDY.find_run(wildcards.run))
 
 
 def base_of(wildcards):
-    """The base checkpoint's weights that a run starts from."""
-    return f"results/base/{STUDY.find_run(wildcards.run).model}/model.safetensors"
+    """The base checkpoint that a run starts from, named by its manifest."""
+    return f"results/base/{STUDY.find_run(wildcards.run).model}/manifest.json"
+
+
+def data_of_verl():
+    """verl reads its problems from files; the local trainer draws its own."""
+    return f"results/data/{STUDY.study}/data.json" if STUDY.trainer == "verl" else []
 
 
 def of_every_run(file):
@@ -73,9 +87,11 @@ def of_every_run(file):
 
 
 def exit_unless_executable():
-    """Ends Snakemake with one line where the study can only be planned."""
+    """Ends Snakemake with one line where the study cannot be executed, or not on this machine."""
     try:
-        require_executable(STUDY, STUDY_FILE)
+        require_executable(STUDY, STUDY.runs)
+        if workflow.local_exec:
+            require_devices(STUDY, STUDY_FILE)
     except ValueError as error:
         sys.exit(f"error: {error}")
 

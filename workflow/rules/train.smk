@@ -4,7 +4,8 @@ rule base:
     input:
         study=ancient(STUDY_FILE),
     output:
-        weights="results/base/{model}/model.safetensors",
+        # a large model's weights are in many files: only what every base has is named
+        config="results/base/{model}/config.json",
         manifest="results/base/{model}/manifest.json",
     log:
         "logs/base/{model}.log",
@@ -14,7 +15,7 @@ rule base:
     resources:
         gpu=int(STUDY.device == "cuda"),
     params:
-        out=subpath(output.weights, parent=True),
+        out=subpath(output.config, parent=True),
         settings=base_digest,
         code=digest_code("experiments.base"),
     message:
@@ -28,6 +29,7 @@ rule train:
     input:
         study=ancient(STUDY_FILE),
         base=base_of,
+        data=data_of_verl(),
     output:
         metrics="results/{run}/metrics.jsonl",
         manifest="results/{run}/manifest.json",
@@ -35,12 +37,12 @@ rule train:
         "logs/train/{run}.log",
     conda:
         "../../environment.yml"
-    threads: 1
+    threads: train_threads()
     resources:
-        gpu=int(STUDY.device == "cuda"),
+        gpu=STUDY.gpus if STUDY.device == "cuda" else 0,
     params:
         settings=training_digest,
-        code=digest_code(*TRAINING_CODE),
+        code=code_digest(STUDY),
     message:
         "Training {wildcards.run}"
     shell:

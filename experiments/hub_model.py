@@ -1,0 +1,66 @@
+"""A published checkpoint as a base checkpoint: links to its files, on this machine or fetched."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+from experiments.model_source import HubModel
+from experiments.schema import ROOT
+from qat_core.memory import weight_shapes
+
+FILES = ("*.safetensors", "*.json", "*.txt", "*.jinja")
+
+
+def link_checkpoint(name: str, source: HubModel, out: Path) -> dict[str, Any]:
+    """Links the checkpoint's files into the folder `out`; returns where they are from.
+
+    Raises:
+        ValueError: the checkpoint is not there, is incomplete, or has other shapes than the study
+            predicts memory from.
+    """
+    folder = _local_folder(name, source) if source.path else _fetched_folder(name, source)
+    files = [path for pattern in FILES for path in folder.glob(pattern)]
+    for needed in ("config.json", "tokenizer_config.json", ".safetensors"):
+        if not any(path.name.endswith(needed) for path in files):
+            raise ValueError(f"models.{name}: {folder} holds no {needed}; name a whole checkpoint")
+    _require_shapes(name, source, folder)
+    out.mkdir(parents=True)
+    for path in files:
+        (out / path.name).symlink_to(path.resolve())
+    return {"folder": str(folder)}  # a fetched one is named after its commit
+
+
+def _local_folder(name: str, source: HubModel) -> Path:
+    assert source.path is not None
+    folder = ROOT / source.path
+    if not folder.is_dir():
+        raise ValueError(f"models.{name}.path: no folder {source.path}; name the checkpoint's")
+    return folder
+
+
+def _fetched_folder(name: str, source: HubModel) -> Path:
+    try:
+        return Path(
+            snapshot_download(source.repo, revision=source.revision, allow_patterns=[*FILES])
+        )
+    except (LocalEntryNotFoundError, HfHubHTTPError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"models.{name}.repo: {source.repo} not fetched from the hub ({reason}); name a local "
+            f"copy in models.{name}.path"
+        ) from None
+
+
+def _require_shapes(name: str, source: HubModel, folder: Path) -> None:
+    expected, found = (
+        weight_shapes(json.loads(path.read_text()))
+        for path in (ROOT / source.config, folder / "config.json")
+    )
+    if expected != found:
+        raise ValueError(
+            f"models.{name}.config: {source.config} has other shapes than {folder}/config.json; "
+            "name the checkpoint's own"
+        )

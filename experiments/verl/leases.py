@@ -1,0 +1,77 @@
+"""GPUs of this machine, each lent to one run at a time: Snakemake counts them but hands out none.
+
+A lease is a lock on a file, which the kernel releases when the process ends, however it ends.
+"""
+
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+RETRY_S = 2.0
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def visible_gpus() -> list[str]:
+    """Names of the GPUs that this process may use, as CUDA_VISIBLE_DEVICES takes them."""
+    if VISIBLE in os.environ:
+        return [name for name in os.environ[VISIBLE].split(",") if name]
+    try:
+        told = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        return []
+    return [str(i) for i, line in enumerate(told.stdout.splitlines()) if line.startswith("GPU ")]
+
+
+def require_gpus(num_gpus: int) -> None:
+    """Refuses a run that this machine can never serve.
+
+    Raises:
+        ValueError: there are fewer GPUs than that.
+    """
+    found = len(visible_gpus())
+    if found < num_gpus:
+        raise ValueError(
+            f"device: cuda: the run takes {num_gpus} GPUs and this machine shows {found}; set "
+            "gpus, CUDA_VISIBLE_DEVICES or device: cpu"
+        )
+
+
+@contextmanager
+def leased_gpus(num_gpus: int, folder: Path | None = None) -> Iterator[list[str]]:
+    """Waits for so many free GPUs and keeps them for the block.
+
+    Args:
+        num_gpus: how many.
+        folder: where the locks lie; by default a folder of this user and machine.
+
+    Raises:
+        ValueError: this machine has fewer.
+    """
+    require_gpus(num_gpus)
+    folder = folder or Path(tempfile.gettempdir()) / f"gpu-leases-{os.getuid()}"
+    folder.mkdir(exist_ok=True)
+    with ExitStack() as stack:
+        while len(taken := _take_free(num_gpus, folder, stack)) < num_gpus:
+            stack.close()  # whoever needs fewer may have them meanwhile
+            print(f"waiting for {num_gpus} free GPUs ({len(taken)} now)", flush=True)
+            time.sleep(RETRY_S)
+        yield taken
+
+
+def _take_free(num_gpus: int, folder: Path, stack: ExitStack) -> list[str]:
+    taken: list[str] = []
+    for name in visible_gpus():
+        if len(taken) == num_gpus:
+            break
+        try:
+            stack.enter_context(FileLock(folder / f"{name.replace('/', '-')}.lock", timeout=0))
+        except Timeout:
+            continue
+        taken.append(name)
+    return taken

@@ -1,0 +1,130 @@
+"""verl as a child process: all that it starts ends with it, and leaves no shared memory behind."""
+
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+
+from experiments.interruption import deferred_interruption
+from experiments.verl.command import Command
+
+# prctl(2)
+SET_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36
+_LIBC = ctypes.CDLL(None)
+
+GRACE_S = 15.0
+KILL_S = 15.0
+POLL_S = 0.2
+# names given by Python's multiprocessing, which vLLM uses, and by verl's weight transfer
+SHARED_MEMORY = re.compile(r"/dev/shm/(?:psm_|verl_weights_)\S+")
+# of Ray's sockets, some 80 bytes below it, whose paths may have 107
+PARENT_FOLDER = Path("/tmp")
+
+
+class VerlProcess:
+    """A running verl with everything that it started."""
+
+    def __init__(self, command: Command, log: Path, temporary: Path) -> None:
+        self._bystanders = set(psutil.Process().children(recursive=True))
+        self._segments: set[Path] = set()
+        # orphans of verl become children of this process, so that they can be found
+        _LIBC.prctl(SET_CHILD_SUBREAPER, 1)
+        with log.open("wb") as file:
+            self._child = subprocess.Popen(
+                [sys.executable, *command.arguments[1:]],
+                env=_environment(command, temporary),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
+            )
+
+    def exit_code(self) -> int | None:
+        """verl's exit code, or None while it runs."""
+        self._note_segments()
+        return self._child.poll()
+
+    def end(self) -> None:
+        """Ends verl and whatever it started, and removes their shared memory."""
+        self._note_segments()
+        if self._child.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._child.pid, signal.SIGTERM)
+        if not self._ended_within(GRACE_S):
+            for process in self._descendants():
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            assert self._ended_within(KILL_S), f"{self._descendants()} outlive SIGKILL"
+        for segment in self._segments:
+            segment.unlink(missing_ok=True)
+
+    def _ended_within(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while self._child.poll() is None or self._descendants():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(POLL_S)
+        return True
+
+    def _descendants(self) -> list[psutil.Process]:
+        """All that verl started and that still runs; buries adopted children that ended."""
+        alive = []
+        for process in psutil.Process().children(recursive=True):
+            if process in self._bystanders or process.pid == self._child.pid:
+                continue
+            with suppress(psutil.NoSuchProcess):
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    alive.append(process)
+                elif process.ppid() == os.getpid():
+                    os.waitpid(process.pid, 0)
+        return alive
+
+    def _note_segments(self) -> None:
+        """Other runs of this machine have segments too: only those in use by ours are taken."""
+        for process in self._descendants():
+            with suppress(OSError):
+                maps = Path(f"/proc/{process.pid}/maps").read_text()
+                self._segments.update(map(Path, SHARED_MEMORY.findall(maps)))
+
+
+@contextmanager
+def running_verl(command: Command, log: Path) -> Iterator[VerlProcess]:
+    """Runs verl for the block; when it ends, by whatever means, nothing of verl is left."""
+    with tempfile.TemporaryDirectory(
+        prefix="verl-", dir=PARENT_FOLDER, ignore_cleanup_errors=True
+    ) as temporary:
+        verl = VerlProcess(command, log, Path(temporary))
+        try:
+            yield verl
+        finally:
+            with deferred_interruption():
+                verl.end()
+
+
+def _environment(command: Command, temporary: Path) -> dict[str, str]:
+    """This process's, with the command's: a Ray of the run's own, and its modules found first.
+
+    vLLM leaves sockets and locks in the temporary folder, so the run has one of its own.
+    """
+    variables = os.environ | command.environment
+    variables.pop("RAY_ADDRESS", None)
+    paths = (command.environment["PYTHONPATH"], os.environ.get("PYTHONPATH"))
+    return variables | {
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "RAY_TMPDIR": str(temporary),
+        "TMPDIR": str(temporary),
+    }
+
+
+def _end_with_parent() -> None:
+    _LIBC.prctl(SET_DEATH_SIGNAL, signal.SIGTERM)

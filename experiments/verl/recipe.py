@@ -1,0 +1,58 @@
+"""The recipe of a verl run: YAML files of verl's own keys, merged from the general to the special.
+
+A key that verl reads but does not list in its configuration carries Hydra's "+" where it is new:
+`reward.+reward_kwargs.max_resp_len`. Nothing here imports verl: a study is planned without it.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from experiments.study_file import read_yaml
+
+RECIPES = Path(__file__).resolve().parents[1] / "recipes"
+
+
+class Setting(NamedTuple):
+    """One value, and the file or the section of the study that it comes from."""
+
+    value: Any
+    source: str
+
+
+def recipe_files(recipe: str, arm: str, variant: str | None) -> list[Path]:
+    """The files of a recipe; each overrides those before it."""
+    files = [RECIPES / "base.yaml", RECIPES / recipe / "recipe.yaml", RECIPES / f"arms/{arm}.yaml"]
+    return [*files, RECIPES / f"variants/{variant}.yaml"] if variant else files
+
+
+def load_recipe(recipe: str, arm: str, variant: str | None) -> dict[str, Setting]:
+    """Settings by dotted key; lists and scalars are replaced as a whole.
+
+    Raises:
+        ValueError: a file is not a YAML mapping.
+    """
+    return {
+        key: Setting(value, f"{file.relative_to(RECIPES.parents[1])}")
+        for file in recipe_files(recipe, arm, variant)
+        for key, value in _flatten(read_yaml(file))
+    }
+
+
+def _flatten(tree: dict[str, Any], parents: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        path = (*parents, str(key))
+        if isinstance(value, dict):
+            yield from _flatten(value, path)
+        else:
+            yield ".".join(path), value
+
+
+def known_recipes() -> list[str]:
+    """What a model's `recipe` may name."""
+    return sorted(file.parent.name for file in RECIPES.glob("*/recipe.yaml"))
+
+
+def known_variants() -> list[str]:
+    """What a study's `variant` may name."""
+    return sorted(file.stem for file in (RECIPES / "variants").glob("*.yaml"))

@@ -1,0 +1,94 @@
+"""A run of a study trained by verl: Ray, FSDP2 and vLLM, followed from outside step by step."""
+
+import re
+import sys
+import time
+from pathlib import Path
+
+from experiments.attempts import Attempt, Json, merge_rows, read_json
+from experiments.run_log import OnStep
+from experiments.schema import PACKED_PRECISION, ROOT, Run, Study
+from experiments.verl.checkpoints import drop_unrecorded
+from experiments.verl.command import build_command, places
+from experiments.verl.kl_gate import GateWatch
+from experiments.verl.preflight import require_inputs
+from experiments.verl.process import VerlProcess, running_verl
+from experiments.verl.rows import StepReader
+
+BYTES_PER_GIB = 2**30
+POLL_S = 2.0
+LOG_TAIL_LINES = 40
+WEIGHT_BYTES = re.compile(r"qat_core: vLLM holds (\d+) bytes of weights")
+ERROR = re.compile(r"^.*?\b(\w*(?:Error|Exception): .+)$", re.MULTILINE)
+
+
+class VerlError(ValueError):
+    """verl itself failed; the message says where its log is."""
+
+
+def train(study: Study, run: Run, results: Path, series: list[Attempt], on_step: OnStep) -> Json:
+    """Trains a run to its last step, or to its KL gate; returns what the manifest learns from it.
+
+    Raises:
+        ValueError: an input is missing or damaged, or verl failed (`VerlError`).
+    """
+    attempt = series[-1]
+    where = places(study, run, ROOT, results.resolve(), attempt.folder.resolve())
+    require_inputs(where)
+    recorded = [int(row["step"] or 0) for row in merge_rows(series)]
+    drop_unrecorded(where.checkpoints, max(recorded, default=0))
+    log = attempt.folder / "verl.log"
+    print(f"{run.id}: verl starts Ray, FSDP2 and vLLM, which takes minutes; its log: {log}")
+    with running_verl(build_command(study, run, where), log) as verl:
+        reason = _follow(verl, StepReader(where.metrics), GateWatch(study.kl_gate), on_step)
+    text = log.read_text(errors="replace")
+    if reason is None:
+        _require_success(verl, text, log)
+        _require_last_step(merge_rows(series)[-1]["step"], study.rl.steps, log)
+    packs = PACKED_PRECISION[run.arm] is not None
+    return {
+        "measured": _measured_memory(text, log, where.model, packs),
+        "ledger": read_json(where.ledger) if packs else None,
+        "reason": reason,
+    }
+
+
+def _follow(verl: VerlProcess, reader: StepReader, gate: GateWatch, on_step: OnStep) -> str | None:
+    """Hands on verl's steps while it runs; returns why it is to be stopped, or None at its end."""
+    while True:
+        has_ended = verl.exit_code() is not None
+        for step in reader.read_new():
+            on_step(step.number, step.metrics)
+            if reason := gate.reason_to_stop(step):
+                return reason
+        if has_ended:
+            return None
+        time.sleep(POLL_S)
+
+
+def _require_success(verl: VerlProcess, text: str, log: Path) -> None:
+    code = verl.exit_code()
+    if code == 0:
+        return
+    print("\n".join(text.splitlines()[-LOG_TAIL_LINES:]), file=sys.stderr)
+    errors = ERROR.findall(text)
+    what = errors[-1] if errors else "no error in its log"
+    raise VerlError(f"verl ended with exit code {code}: {what}; see {log}")
+
+
+def _require_last_step(last: float | None, steps: int, log: Path) -> None:
+    if last != steps:
+        raise VerlError(f"verl ended after step {last} of {steps} without an error; see {log}")
+
+
+def _measured_memory(text: str, log: Path, model: Path, packs: bool) -> Json:
+    """Weights in GiB: packed or BF16 as vLLM holds them, BF16 of a packed arm as on disk."""
+    found = WEIGHT_BYTES.search(text)
+    if found is None:
+        raise VerlError(f"{log}: no line says how many bytes of weights vLLM holds")
+    served_gib = int(found[1]) / BYTES_PER_GIB
+    on_disk_gib = read_json(model / "manifest.json")["weight_bytes"] / BYTES_PER_GIB
+    return {
+        "measured_bf16_gib": on_disk_gib if packs else served_gib,
+        "measured_packed_gib": served_gib if packs else None,
+    }
