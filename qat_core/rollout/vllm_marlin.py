@@ -85,7 +85,9 @@ def permute_scales(scale: Tensor, scale_2: Tensor, dtype: torch.dtype) -> tuple[
 
     num_experts, size_n, _ = scale.shape
     scale = scale.to(dtype)
-    factor = marlin._nvfp4_compute_scale_factor(scale, dtype)  # one for all experts, as vLLM
+    # One for all experts, as in vLLM. It depends on the largest scale alone; of all scales vLLM
+    # would make index tensors of gigabytes.
+    factor = marlin._nvfp4_compute_scale_factor(scale.amax().reshape(1), dtype)
     rows = scale.transpose(1, 2).reshape(-1, size_n)  # (E * K / 16, N)
     permuted = marlin.marlin_permute_scales(
         s=rows, size_k=BLOCK_SIZE * len(rows), size_n=size_n, group_size=BLOCK_SIZE

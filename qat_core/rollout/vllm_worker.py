@@ -42,9 +42,10 @@ def reloading(worker: Any, *, fused_experts: bool = True) -> Iterator[Load]:
     whole: AbstractContextManager[dict[str, nn.Module]] = (
         loading_experts_whole(model) if fused_experts else nullcontext({})
     )
-    with set_current_vllm_config(worker.vllm_config), whole as experts:
+    with set_current_vllm_config(worker.vllm_config), vllm_seam.fast_repacking(), whole as experts:
         vllm_seam.before_reload(model)
         initialize_layerwise_reload(model)
+        vllm_seam.load_embeddings_in_place(model)
         try:
             yield lambda weights: model.load_weights(_loading_experts(weights, experts))
         finally:  # also where the stream broke off: else the next reload would find half of one
