@@ -16,11 +16,13 @@ from torch import Tensor
 from qat_core.nvfp4 import kernels
 from qat_core.nvfp4.format import BLOCK_SIZE, BlockScale
 
-TILE_BLOCKS = 128
-AMAX_TILE_BLOCKS = 1024
-# Of one warp each thread takes four blocks of a tile, and so computes more for an address; stores
-# of 16 bytes are coalesced only where it takes one.
-PACKING_WARPS, FAKE_QUANTIZE_WARPS = 1, 4
+# Four warps take a block of the tile a thread, one warp four blocks: on an H200 the faster way to
+# pack and unpack, the slower one to fake-quantize and, for want of registers, to search scales.
+TILE_BLOCKS, TILE_WARPS = 128, 4
+# Four blocks a thread of four warps: `quantize_all` runs as many programs for each matrix as the
+# largest needs, so that large tiles spare idle ones.
+WIDE_TILE_BLOCKS = 512
+AMAX_TILE_BLOCKS, AMAX_WARPS = 1024, 8
 TL_DTYPE = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 # Numbers of a weight's first matrix, each with its step to the next matrix.
 Columns = tuple[tuple[int, int], ...]
@@ -32,7 +34,7 @@ def fake_quantize(w: Tensor, global_scale: Tensor, block_scale: BlockScale) -> T
     out = torch.empty(w.shape, dtype=torch.bfloat16, device=w.device)
     arguments = (w, global_scale.contiguous(), out)
     kernel = kernels.fake_quantize_kernel
-    _launch(kernel, arguments, w.shape, FAKE_QUANTIZE_WARPS, BLOCK_SCALE=block_scale)
+    _launch(kernel, arguments, w.shape, TILE_WARPS, BLOCK_SCALE=block_scale)
     return out
 
 
@@ -44,7 +46,8 @@ def quantize(w: Tensor, global_scale: Tensor, block_scale: BlockScale) -> tuple[
     scale = torch.empty((*lead, columns // BLOCK_SIZE), dtype=torch.uint8, device=w.device)
     arguments = (w, global_scale.contiguous(), codes, scale)
     kernel = kernels.quantize_kernel
-    _launch(kernel, arguments, w.shape, PACKING_WARPS, BLOCK_SCALE=block_scale)
+    num_warps = 1 if block_scale == "max" else TILE_WARPS
+    _launch(kernel, arguments, w.shape, num_warps, BLOCK_SCALE=block_scale)
     return codes, scale.view(torch.float8_e4m3fn)
 
 
@@ -62,7 +65,7 @@ def dequantize_into(codes: Tensor, block_scale: Tensor, global_scale: Tensor, ou
     """As `reference.dequantize`, into contiguous memory."""
     scale_bytes = block_scale.contiguous().view(torch.uint8)
     arguments = (codes.contiguous(), scale_bytes, global_scale.contiguous(), out)
-    _launch(kernels.dequantize_kernel, arguments, out.shape, PACKING_WARPS)
+    _launch(kernels.dequantize_kernel, arguments, out.shape, num_warps=1)
 
 
 def quantize_all(
@@ -80,9 +83,10 @@ def quantize_all(
         ((global_scale.data_ptr(), 4), (first, _matrix_blocks(w)))
         for w, global_scale, first in zip(weights, global_scales, firsts, strict=False)
     ]
-    options: dict[str, str | int] = {"BLOCK_SCALE": block_scale, "num_warps": PACKING_WARPS}
+    tile = WIDE_TILE_BLOCKS if block_scale == "max" else TILE_BLOCKS
     kernel = kernels.quantize_all_kernel
-    _launch_all(kernel, weights, columns, (codes, scale), TILE_BLOCKS, **options)
+    outputs = (codes, scale)
+    _launch_all(kernel, weights, columns, outputs, tile, TILE_WARPS, BLOCK_SCALE=block_scale)
     scale = scale.view(torch.float8_e4m3fn)
     return [
         (
@@ -104,7 +108,7 @@ def group_amax(groups: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     slots = accumulate(sizes, initial=0)
     columns = [((slot, 1),) for slot, members in zip(slots, groups, strict=False) for _ in members]
     bits = torch.zeros(sum(sizes), dtype=torch.int32, device=weights[0].device)
-    _launch_all(kernels.amax_kernel, weights, columns, (bits,), AMAX_TILE_BLOCKS, num_warps=8)
+    _launch_all(kernels.amax_kernel, weights, columns, (bits,), AMAX_TILE_BLOCKS, AMAX_WARPS)
     amax = torch.split(bits.view(torch.float32), sizes)
     return [values.view(lead) for values, lead in zip(amax, leads, strict=True)]
 
@@ -115,7 +119,8 @@ def _launch_all(
     columns: Sequence[Columns],
     outputs: tuple[Tensor, ...],
     tile: int,
-    **options: str | int,
+    num_warps: int,
+    **options: str,
 ) -> None:
     """One launch for each dtype: one program for each `tile` blocks of each matrix.
 
@@ -133,7 +138,13 @@ def _launch_all(
             grid = (triton.cdiv(most_blocks, tile), len(table[0]))
             with torch.cuda.device_of(outputs[0]):  # type: ignore[no-untyped-call]
                 kernel[grid](
-                    *table, *outputs, **options, DTYPE=tl_dtype, TILE=tile, enable_fp_fusion=False
+                    *table,
+                    *outputs,
+                    **options,
+                    DTYPE=tl_dtype,
+                    TILE=tile,
+                    num_warps=num_warps,
+                    enable_fp_fusion=False,
                 )
 
 

@@ -177,10 +177,9 @@ def test_quotients_beside_every_rounding_threshold(launch, device):
     threshold = torch.tensor([0.25, 0.75, 1.25, 1.75])
     scale = (threshold[:, None] / w).view(torch.int32)[..., None] + torch.arange(-8, 9)
     scale = scale.to(torch.int32).view(torch.float32)
-    weights = w[None, :, None, None] * torch.tensor([1, -1, 2, -2, 4, -4])
     blocks = torch.zeros(*scale.shape, 1, 16)
-    blocks[..., 0, :6] = weights
-    blocks[..., 0, 6] = 6 / scale  # makes the block scale 1.0, so that the step is 1 / scale
+    blocks[..., 0, :4] = w[None, :, None, None] * torch.tensor([1, -1, 2, -2])
+    blocks[..., 0, 4] = 6 / scale  # makes the block scale 1.0, so that the step is 1 / scale
     blocks, scale = blocks.bfloat16().flatten(0, 2), scale.flatten()
     assert (reference.quantize(blocks, scale, "max")[1].float() == 1.0).all()
     assert_kernels_equal_reference(launch, device, blocks, scale, "max")
