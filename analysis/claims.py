@@ -87,20 +87,18 @@ def _ffn_ratio(study: Study, results: Results, model: str) -> Claim:
 def _kl_ratio(
     results: Results, model: str, arm: str, name: str, required: Requirement | None
 ) -> Claim:
-    noise_ST = results.series(model, "bf16", K3_KL)
+    kl_ST, noise_ST = results.series_beside(model, arm, "bf16", K3_KL)
     if not (np.isfinite(noise_ST).all() and noise_ST.mean() > 0):
         raise ValueError(
             f"{model}: the bf16 arm's {K3_KL} is zero or not finite, so there is no noise floor; "
             "look at its runs' logs"
         )
     # exp(d) overflows where the policies are far apart; the trainer records that as undefined
-    kl_ST = np.nan_to_num(results.series(model, arm, K3_KL), nan=np.inf)
-    if kl_ST.shape != noise_ST.shape:
-        raise ValueError(
-            f"{model}: {arm} has {kl_ST.shape[1]} steps, bf16 {noise_ST.shape[1]}; finish the runs"
-        )
+    kl_ST = np.nan_to_num(kl_ST, nan=np.inf)
     of_means = ratio(kl_ST, noise_ST, seeded_generator())
     means_interval = f"{show_ratio(of_means.low)} to {show_ratio(of_means.high)}"
+    stopped = results.was_stopped(model, arm, "bf16")
+    steps = f"; stopped, so of the first {kl_ST.shape[1]} steps" if stopped else ""
     return _claim(
         # of the typical step: in an MoE a few rerouted tokens decide the mean, in BF16 too
         ratio(kl_ST, noise_ST, seeded_generator(), interquartile_mean),
@@ -111,7 +109,7 @@ def _kl_ratio(
         noise_floor=float(interquartile_mean(noise_ST)),
         num_seeds=len(noise_ST),
         unit="x",
-        detail=f"plain means: {show_ratio(of_means.estimate)}, {means_interval}",
+        detail=f"plain means: {show_ratio(of_means.estimate)}, {means_interval}{steps}",
     )
 
 

@@ -59,6 +59,11 @@ class Manifest(Progress):
     seed: int
     memory: Memory
 
+    @property
+    def was_stopped(self) -> bool:
+        """Whether a finished run did fewer steps than planned, for the reason it gives."""
+        return self.reason is not None
+
 
 class Evaluation(BaseModel):
     """One offline evaluation of one checkpoint; `correct` counts successes per prompt."""
@@ -95,7 +100,7 @@ class Results:
         """
         if key not in self.metrics:
             raise ValueError(f"{model}, {arm}: metric {key} is not recorded; train the runs again")
-        rows = self._of(self.metrics, model, arm)
+        rows = self._rows(model, arm)
         steps = rows.groupby("seed")["step"].apply(tuple)
         if steps.nunique() > 1:
             counts = ", ".join(f"seed {seed}: {len(its)}" for seed, its in steps.items())
@@ -104,7 +109,27 @@ class Results:
 
     def steps(self, model: str, arm: str) -> Array:
         """The steps of an arm's runs, ascending."""
-        return np.unique(self._of(self.metrics, model, arm)["step"])
+        return np.unique(self._rows(model, arm)["step"])
+
+    def series_beside(self, model: str, arm: str, control: str, key: str) -> tuple[Array, Array]:
+        """`series` of two arms over the steps of both; they differ only where a run was stopped.
+
+        Raises:
+            ValueError: as `series`, or one arm has more steps than the other for no reason.
+        """
+        arm_ST, control_ST = self.series(model, arm, key), self.series(model, control, key)
+        num_steps = min(arm_ST.shape[1], control_ST.shape[1])
+        if arm_ST.shape != control_ST.shape and not self.was_stopped(model, arm, control):
+            raise ValueError(
+                f"{model}: {arm} has {arm_ST.shape[1]} steps, {control} {control_ST.shape[1]}; "
+                "finish the runs"
+            )
+        return arm_ST[:, :num_steps], control_ST[:, :num_steps]
+
+    def was_stopped(self, model: str, *arms: str) -> bool:
+        """Whether any run of those arms was stopped before its last step."""
+        manifests = self.manifests.values()
+        return any(it.was_stopped for it in manifests if it.model == model and it.arm in arms)
 
     def success_rates(
         self, model: str, arm: str, precision: str, decoding: str, base: bool = False
@@ -135,6 +160,14 @@ class Results:
             for correct, samples in zip(rows["correct"], rows["samples_per_prompt"], strict=True)
         ]
         return np.stack(rates)
+
+    def _rows(self, model: str, arm: str) -> pd.DataFrame:
+        """An arm's metrics; where seeds were stopped, of the steps that all of them did."""
+        rows = self._of(self.metrics, model, arm)
+        if not self.was_stopped(model, arm):
+            return rows
+        done_by_all: pd.DataFrame = rows[rows["step"] <= rows.groupby("seed")["step"].max().min()]
+        return done_by_all
 
     def _of(self, frame: pd.DataFrame, model: str, arm: str) -> pd.DataFrame:
         return frame[(frame["model"] == model) & (frame["arm"] == arm)]

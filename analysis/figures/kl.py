@@ -47,12 +47,14 @@ def _label_ratios(panel: Axes, study: Study, results: Results, model: str) -> No
     if "bf16" not in study.arms:
         return
     means: dict[str, float] = {}
+    ratios: dict[str, float] = {}
     for arm in study.arms:
-        kl_ST = np.nan_to_num(results.series(model, arm, K3_KL), nan=np.inf)
-        means[arm] = float(interquartile_mean(kl_ST))
+        kl_ST, noise_ST = results.series_beside(model, arm, "bf16", K3_KL)
+        means[arm] = float(interquartile_mean(np.nan_to_num(kl_ST, nan=np.inf)))
+        ratios[arm] = means[arm] / float(interquartile_mean(noise_ST))
     panel.axhline(means["bf16"], color=INK, linestyle=":", linewidth=1.2, zorder=3)
     for name, height in spread_labels(panel, means).items():
-        label = "noise floor" if name == "bf16" else show_ratio(means[name] / means["bf16"])
+        label = "noise floor" if name == "bf16" else show_ratio(ratios[name])
         panel.annotate(
             label,
             xy=(1.015, height),

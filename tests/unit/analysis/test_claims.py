@@ -88,6 +88,16 @@ def test_arms_of_unlike_length_are_refused(study: Study, results_dir: Path) -> N
         judge(study, results_dir)
 
 
+def test_stopped_arm_is_judged_over_the_steps_that_it_did(study: Study, results_dir: Path) -> None:
+    for run in (run for run in study.runs if run.arm == "nvfp4-noqat"):
+        metrics, manifest = (results_dir / run.id / n for n in ("metrics.jsonl", "manifest.json"))
+        metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:20]))
+        content = json.loads(manifest.read_text())
+        manifest.write_text(json.dumps(content | {"reason": "stopped: its KL"}))
+    claim = judge(study, results_dir)["nano-dense", "noqat_kl_ratio"]
+    assert claim.verdict == "PASS" and claim.detail.endswith("stopped, so of the first 20 steps")
+
+
 def test_wrong_memory_prediction_fails(study: Study, results_dir: Path) -> None:
     path = results_dir / "nano-moe_nvfp4-qat-ffn_seed1" / "manifest.json"
     manifest = json.loads(path.read_text())

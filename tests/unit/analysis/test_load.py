@@ -140,3 +140,25 @@ def test_missing_evaluation_is_refused(study: Study, results_dir: Path) -> None:
     results = load_results(results_dir, [run.id for run in study.runs])
     with pytest.raises(ValueError, match="greedy evaluation in nvfp4 at a trained step: 1 of 2"):
         results.success_rates(RUN.model, RUN.arm, "nvfp4", "greedy")
+
+
+def stop(results_dir: Path, run: Run, num_steps: int) -> None:
+    """Cuts a run as its KL gate would have."""
+    metrics, manifest = (results_dir / run.id / name for name in ("metrics.jsonl", "manifest.json"))
+    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:num_steps]))
+    content = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(content | {"reason": "stopped: rollout_corr/k3_kl beyond 1"}))
+
+
+def test_stopped_arm_is_compared_over_the_steps_that_all_its_runs_did(
+    study: Study, results_dir: Path
+) -> None:
+    arm = "nvfp4-noqat"
+    for seed, num_steps in zip(study.seeds, (12, 20, 30), strict=False):
+        stop(results_dir, Run("nano-dense", arm, seed), num_steps)
+    results = load_results(results_dir, [run.id for run in study.runs])
+    whole = results.series("nano-dense", "bf16", "rollout_corr/k3_kl")
+    kl, noise = results.series_beside("nano-dense", arm, "bf16", "rollout_corr/k3_kl")
+    assert kl.shape == noise.shape == (len(study.seeds), 12)
+    assert np.array_equal(noise, whole[:, :12])
+    assert results.steps("nano-dense", arm).tolist() == list(range(1, 13))
