@@ -14,9 +14,7 @@ import triton.language as tl
 from qat_core.nvfp4.rounding import (
     block_scale,
     code_words,
-    divide,
     e4m3_to_fp32,
-    reciprocal,
     round_to_e2m1,
     step_of,
 )
@@ -37,7 +35,7 @@ def fake_quantize_kernel(
     low, high = _load_pairs(w_ptr + first * 16, block, inside, TILE)
     global_scale = tl.load(global_ptr + tl.program_id(1))
     scale = block_scale(low, high, global_scale, BLOCK_SCALE, TILE)
-    step = step_of(scale, global_scale)
+    step = step_of(scale, global_scale)[:, None, None]
     low, high = round_to_e2m1(low, step) * step, round_to_e2m1(high, step) * step
     value = tl.reshape(tl.join(low, high), (TILE, 2, 8)).to(tl.bfloat16)
     tl.store(out_ptr + first * 16 + _elements(block), value, mask=inside[:, None, None])
@@ -101,7 +99,7 @@ def dequantize_kernel(
     pair = tl.load(codes_ptr + first * 8 + byte, mask=inside[:, None], other=0).to(tl.int32)
     scale_byte = tl.load(scale_ptr + first + block[:, None], mask=inside[:, None], other=8)
     global_scale = tl.load(global_ptr + tl.program_id(1))
-    step = divide(e4m3_to_fp32(scale_byte), global_scale, reciprocal(global_scale))
+    step = step_of(e4m3_to_fp32(scale_byte), global_scale)
     code = tl.reshape(tl.join(pair & 0xF, pair >> 4), (TILE, 16))
     bits = ((code & 7) << 22) | ((code & 8) << 28)
     value = tl.fma(bits.to(tl.float32, bitcast=True) * 8.507059173023462e37, step, 0.0)
@@ -151,7 +149,7 @@ def _pack(
     """Codes and scales of the blocks `block` (TILE,) of one matrix."""
     low, high = _load_pairs(w_ptr, block, inside, TILE)
     scale = block_scale(low, high, global_scale, BLOCK_SCALE, TILE)
-    words = code_words(low, high, step_of(scale, global_scale))
+    words = code_words(low, high, step_of(scale, global_scale)[:, None, None])
     word = block[:, None] * 2 + tl.arange(0, 2)[None, :]
     tl.store(codes_ptr.to(tl.pointer_type(tl.int32)) + word, words, mask=inside[:, None])
     scale_byte = (scale.to(tl.int32, bitcast=True) >> 20) - ((127 - 7) << 3)

@@ -43,8 +43,8 @@ def block_scale(low, high, global_scale, BLOCK_SCALE: tl.constexpr, TILE: tl.con
 @triton.jit
 def _squared_error(low, high, global_scale, scale, TILE: tl.constexpr):
     """Sum (TILE,) in the order of `reference._squared_error`."""
-    step = step_of(scale, global_scale)
     scale = scale[:, None, None]
+    step = step_of(scale, global_scale)
     low_error = round_to_e2m1(low, step) * scale - low * global_scale
     high_error = round_to_e2m1(high, step) * scale - high * global_scale
     error = low_error * low_error + high_error * high_error
@@ -55,8 +55,8 @@ def _squared_error(low, high, global_scale, scale, TILE: tl.constexpr):
 
 @triton.jit
 def step_of(scale, global_scale):
-    """What a block's code 1.0 stands for, scale / global scale: (TILE, 1, 1) from (TILE,)."""
-    return divide(scale, global_scale, reciprocal(global_scale))[:, None, None]
+    """scale / global_scale, the value of code 1.0, to nearest; `global_scale` is a scalar."""
+    return divide(scale, global_scale, tl.div_rn(1.0, global_scale))
 
 
 @triton.jit
@@ -76,7 +76,7 @@ def e4m3_to_fp32(byte):
 
 @triton.jit
 def reciprocal(y):
-    """1 / y for y > 0: the hardware's estimate and a Newton step.
+    """1 / y for y > 0, rarely not the nearest: the hardware's estimate and a Newton step.
 
     Estimated as a square, since Triton's own division guards against ranges that no scale has.
     """
@@ -87,10 +87,11 @@ def reciprocal(y):
 
 @triton.jit
 def divide(x, y, inverse):
-    """x / y to nearest even, given inverse = reciprocal(y) (Markstein 1990).
+    """x / y to nearest even, given inverse, the FP32 number nearest to 1 / y (Markstein 1990).
 
-    The remainder, exact in a fused multiply-add, corrects the quotient and forgives a last place in
-    `inverse`. Needs a finite quotient: a global scale that belongs to the weight keeps it near 6.
+    The remainder, exact in a fused multiply-add, corrects the quotient. With `reciprocal(y)` the
+    result is on the same side of every E2M1 threshold as the nearest (the tests go through all
+    BF16 x). Needs a finite quotient: a global scale that belongs to the weight keeps it near 6.
     """
     quotient = x * inverse
     return tl.fma(tl.fma(quotient, -y, x), inverse, quotient)
