@@ -1,6 +1,7 @@
 """A published checkpoint as a base checkpoint: links to its files, on this machine or fetched."""
 
 import json
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ def link_checkpoint(name: str, source: HubModel, out: Path) -> dict[str, Any]:
     """
     folder = _local_folder(name, source) if source.path else _fetched_folder(name, source)
     files = [path for pattern in FILES for path in folder.glob(pattern)]
-    for needed in ("config.json", "tokenizer_config.json", ".safetensors"):
-        if not any(path.name.endswith(needed) for path in files):
+    for needed in ("config.json", "tokenizer_config.json", "*.safetensors"):
+        if not any(fnmatch(path.name, needed) for path in files):
             raise ValueError(f"models.{name}: {folder} holds no {needed}; name a whole checkpoint")
     _require_shapes(name, source, folder)
     out.mkdir(parents=True)

@@ -67,6 +67,7 @@ class VerlProcess:
             assert self._ended_within(KILL_S), f"{self._descendants()} outlive SIGKILL"
         for segment in self._segments:
             segment.unlink(missing_ok=True)
+        _LIBC.prctl(SET_CHILD_SUBREAPER, 0)
 
     def _ended_within(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds

@@ -16,17 +16,17 @@ ENVIRONMENT.pop("MLFLOW_TRACKING_URI", None)
 ENVIRONMENT.pop("MAKELEVEL", None)  # under make, the Snakefile leaves the claims table to make
 
 
-def run(arguments: list[object], cwd: Path = ROOT) -> Done:
-    command = list(map(str, arguments))
+def run(arguments: list[object], cwd: Path = ROOT, **variables: str) -> Done:
+    command, environment = list(map(str, arguments)), ENVIRONMENT | variables
     return subprocess.run(
-        command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, check=False
+        command, cwd=cwd, env=environment, capture_output=True, text=True, check=False
     )
 
 
-def snakemake(*arguments: object, folder: Path) -> Done:
+def snakemake(*arguments: object, folder: Path, **variables: str) -> Done:
     """Snakemake from the repository's root, with results in `folder`."""
     program = Path(sys.executable).parent / "snakemake"
-    return run([program, "--directory", folder, *arguments])
+    return run([program, "--directory", folder, *arguments], **variables)
 
 
 def module(name: str, *arguments: object, folder: Path) -> Done:

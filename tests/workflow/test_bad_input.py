@@ -85,7 +85,7 @@ PROGRAM_MISTAKES = {
     ),
     "no base checkpoint": (
         ("experiments.launch", "--run", "tiny_bf16_seed0", "--log", "log"),
-        "results/base/tiny/model.safetensors: no base checkpoint; make it with",
+        "results/base/tiny/manifest.json: no base checkpoint; make it with",
     ),
     "unknown model": (
         ("experiments.base", "--model", "x", "--out", "out"),

@@ -3,6 +3,7 @@
 import time
 from pathlib import Path
 
+import pytest
 from programs import run, snakemake
 
 from experiments.schema import ROOT, load_study
@@ -40,13 +41,35 @@ def test_default_study_is_planned_without_a_configfile(tmp_path: Path) -> None:
     assert f"Study default: {len(runs)} runs" in done.stderr
 
 
-def test_verl_study_is_refused_before_anything_runs(tmp_path: Path) -> None:
+def test_verl_study_is_planned_with_its_data(tmp_path: Path) -> None:
+    study = ROOT / "experiments" / "verl_nano.yaml"
+    done = snakemake("-n", "--configfile", study, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    told = done.stdout + done.stderr
+    assert "Making the data of study verl-nano" in told
+    for planned in load_study(study).runs:
+        assert f"Training {planned.id}" in told
+
+
+def test_cuda_study_is_refused_without_enough_gpus(tmp_path: Path) -> None:
+    pytest.importorskip("verl", reason="needs requirements/engines.txt")
     study = ROOT / "experiments" / "qwen3.yaml"
-    done = snakemake("--configfile", study, folder=tmp_path)
+    done = snakemake("--configfile", study, folder=tmp_path, CUDA_VISIBLE_DEVICES="0")
     assert done.returncode != 0
-    assert "trainer: verl studies can only be planned (snakemake -n)" in done.stderr
+    assert "device: cuda: the run takes 8 GPUs and this machine shows 1; set gpus" in done.stderr
     assert "Traceback" not in done.stderr
     assert not (tmp_path / "results").exists() and not (tmp_path / "mlflow.db").exists()
+
+
+def test_slurm_profile_plans_the_same_study(tmp_path: Path) -> None:
+    study, profile = ROOT / "experiments" / "qwen3.yaml", ROOT / "profiles" / "slurm"
+    # the plugin of the profile's executor need not be installed for this
+    here = ("--executor", "local", "--cores", "1")
+    done = snakemake(
+        "-n", *here, "--workflow-profile", profile, "--configfile", study, folder=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"Training {load_study(study).runs[0].id}" in done.stdout + done.stderr
 
 
 def test_make_help_lists_the_commands() -> None:

@@ -1,0 +1,84 @@
+"""A published checkpoint on this machine becomes a base checkpoint of links."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments.base import make_base
+from experiments.schema import ROOT, Study, load_study
+
+CONFIG = ROOT / "experiments" / "models" / "nano-dense.json"
+STUDY = """
+study: hub
+trainer: verl
+rollout: vllm
+models:
+  m: {{kind: hub, config: {config}, repo: owner/name, path: {path}, recipe: nano}}
+arms: [bf16]
+seeds: [0]
+task: {{name: chain-sum}}
+rl: {{steps: 1}}
+"""
+HEADER = json.dumps({"w": {"dtype": "BF16", "shape": [3], "data_offsets": [0, 6]}}).encode()
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """The files of a checkpoint; of its weights the form counts here."""
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    (folder / "config.json").write_text(CONFIG.read_text())
+    (folder / "tokenizer_config.json").write_text("{}")
+    weights = len(HEADER).to_bytes(8, "little") + HEADER + bytes(6)
+    (folder / "model-00001-of-00001.safetensors").write_bytes(weights)
+    return folder
+
+
+@pytest.fixture
+def study(tmp_path: Path, checkpoint: Path) -> Study:
+    (tmp_path / "study.yaml").write_text(STUDY.format(config=CONFIG, path=checkpoint))
+    return load_study(tmp_path / "study.yaml")
+
+
+def test_base_links_to_the_checkpoint(study: Study, checkpoint: Path, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    make_base(study, "m", base)
+    linked = {path.name for path in base.iterdir()} - {"manifest.json"}
+    assert linked == {path.name for path in checkpoint.iterdir()}
+    assert all((base / name).resolve() == checkpoint / name for name in linked)
+    manifest = json.loads((base / "manifest.json").read_text())
+    assert manifest["weight_bytes"] == 6 and manifest["folder"] == str(checkpoint)
+    assert list(manifest["weights"]) == ["model-00001-of-00001.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ("config.json", "holds no config.json; name a whole checkpoint"),
+        ("tokenizer_config.json", "holds no tokenizer_config.json; name a whole checkpoint"),
+        ("model-00001-of-00001.safetensors", r"holds no \*\.safetensors; name a whole checkpoint"),
+    ],
+)
+def test_incomplete_checkpoint_is_refused(
+    study: Study, checkpoint: Path, tmp_path: Path, missing: str, message: str
+) -> None:
+    (checkpoint / missing).unlink()
+    with pytest.raises(ValueError, match=message):
+        make_base(study, "m", tmp_path / "base")
+    assert not (tmp_path / "base").exists()
+
+
+def test_missing_folder_is_refused(study: Study, checkpoint: Path, tmp_path: Path) -> None:
+    checkpoint.rename(tmp_path / "moved")
+    with pytest.raises(ValueError, match=r"models\.m\.path: no folder .*checkpoint; name the"):
+        make_base(study, "m", tmp_path / "base")
+
+
+def test_checkpoint_of_other_shapes_is_refused(
+    study: Study, checkpoint: Path, tmp_path: Path
+) -> None:
+    config = json.loads(CONFIG.read_text()) | {"num_hidden_layers": 2}
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"models\.m\.config: .* has other shapes than"):
+        make_base(study, "m", tmp_path / "base")

@@ -1,0 +1,88 @@
+"""GPUs lent to one process at a time; the locks need no GPU."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments.schema import ROOT
+from experiments.verl.leases import leased_gpus, require_gpus, visible_gpus
+
+HOLD = """
+import sys
+from pathlib import Path
+from experiments.verl.leases import leased_gpus
+with leased_gpus(int(sys.argv[1]), Path(sys.argv[2])) as gpus:
+    print(",".join(gpus), flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,GPU-3")
+
+
+def hold(num_gpus: int, folder: Path) -> subprocess.Popen[str]:
+    """Another process that leases GPUs until its stdin is closed."""
+    return subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(num_gpus), str(folder)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def leased(process: subprocess.Popen[str]) -> list[str]:
+    assert process.stdout is not None
+    return process.stdout.readline().strip().split(",")
+
+
+def test_two_processes_never_share_a_gpu(tmp_path: Path) -> None:
+    with hold(2, tmp_path) as first, hold(2, tmp_path) as second:
+        assert sorted(leased(first) + leased(second)) == ["0", "1", "2", "GPU-3"]
+
+
+def test_a_process_waits_until_enough_are_free(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with hold(3, tmp_path) as first:
+        assert leased(first) == ["0", "1", "2"]
+        with leased_gpus(1, tmp_path) as gpus:
+            assert gpus == ["GPU-3"]
+        assert capsys.readouterr().out == ""  # it did not have to wait
+        with hold(4, tmp_path) as second:
+            assert second.stdout is not None
+            assert second.stdout.readline() == "waiting for 4 free GPUs (1 now)\n"
+            assert first.stdin is not None
+            first.stdin.close()
+            told = [second.stdout.readline()]
+            while told[-1].startswith("waiting"):
+                told.append(second.stdout.readline())
+            assert told[-1] == "0,1,2,GPU-3\n"
+
+
+def test_gpus_of_a_killed_process_are_free_again(tmp_path: Path) -> None:
+    other = hold(4, tmp_path)
+    assert len(leased(other)) == 4
+    other.send_signal(signal.SIGKILL)
+    with leased_gpus(4, tmp_path) as gpus:
+        assert len(gpus) == 4
+    other.wait()
+
+
+def test_more_than_the_machine_has_is_refused() -> None:
+    with pytest.raises(ValueError, match="the run takes 5 GPUs and this machine shows 4; set gpus"):
+        require_gpus(5)
+
+
+@pytest.mark.parametrize(("variable", "gpus"), [("", []), ("2", ["2"]), ("0,1", ["0", "1"])])
+def test_only_visible_gpus_are_lent(
+    monkeypatch: pytest.MonkeyPatch, variable: str, gpus: list[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
+    assert visible_gpus() == gpus

@@ -1,0 +1,117 @@
+"""A child leaves nothing behind, however it ends. Real processes stand in for verl."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from multiprocessing.shared_memory import SharedMemory
+from pathlib import Path
+
+import psutil
+import pytest
+
+from experiments.schema import ROOT
+from experiments.verl.command import Command
+from experiments.verl.process import running_verl
+
+START_LIMIT_S = 30
+
+# As Ray and vLLM do: a process in a session of its own that ignores SIGTERM, keeps shared memory
+# and would outlive its parent.
+STUBBORN = """
+import signal, sys, time
+from multiprocessing import resource_tracker
+from multiprocessing.shared_memory import SharedMemory
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+memory = SharedMemory(create=True, size=4096)
+resource_tracker.unregister("/" + memory.name, "shared_memory")
+open(sys.argv[1], "w").write(memory.name)
+time.sleep(600)
+"""
+VERL = """
+import os, subprocess, sys, time
+stubborn = [sys.executable, "-c", os.environ["STUBBORN"], sys.argv[1]]
+subprocess.Popen(stubborn, start_new_session=True)
+while not os.path.exists(sys.argv[1]) or not open(sys.argv[1]).read():
+    time.sleep(0.01)
+open(os.environ["TMPDIR"] + "/left", "w").close()
+print("started", flush=True)
+"""
+
+
+def command(then: str, marker: Path) -> Command:
+    return Command(
+        ["python", "-c", VERL + then, str(marker)],
+        {"PYTHONPATH": str(ROOT), "STUBBORN": STUBBORN},
+    )
+
+
+def segment(marker: Path) -> Path:
+    deadline = time.monotonic() + START_LIMIT_S
+    while not marker.exists() or not marker.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return Path("/dev/shm") / marker.read_text()
+
+
+def stubborn_processes(marker: Path) -> list[psutil.Process]:
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if str(marker) in (process.info["cmdline"] or [])
+    ]
+
+
+@pytest.mark.parametrize(
+    ("then", "code"),
+    [("sys.exit(0)", 0), ("sys.exit(3)", 3), ("time.sleep(600)", None)],
+    ids=["finished", "failed", "stopped"],
+)
+def test_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str, code: int | None
+) -> None:
+    monkeypatch.setattr("experiments.verl.process.GRACE_S", 0.5)
+    marker, log = tmp_path / "segment", tmp_path / "verl.log"
+    other = SharedMemory(create=True, size=4096)  # of another run on this machine
+    with running_verl(command(then, marker), log) as verl:
+        left = segment(marker)
+        assert left.exists() and len(stubborn_processes(marker)) >= 1
+        while (found := verl.exit_code()) != code:
+            time.sleep(0.05)
+        assert found == code
+    assert stubborn_processes(marker) == []
+    assert not left.exists() and Path("/dev/shm", other.name).exists()
+    assert log.read_text() == "started\n"
+    other.close()
+    other.unlink()
+
+
+LAUNCHER = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from test_verl_process import command
+from experiments.verl.process import running_verl
+marker, log = Path(sys.argv[2]), Path(sys.argv[3])
+with running_verl(command("time.sleep(600)", marker), log) as verl:
+    time.sleep(600)
+"""
+
+
+def test_verl_ends_with_a_killed_launcher(tmp_path: Path) -> None:
+    marker, log = tmp_path / "segment", tmp_path / "verl.log"
+    arguments = ["-c", LAUNCHER, str(Path(__file__).parent), str(marker), str(log)]
+    launcher = subprocess.Popen(
+        [sys.executable, *arguments], env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
+    left = segment(marker)
+    while not log.read_text():
+        time.sleep(0.05)
+    (verl,) = (p for p in psutil.Process(launcher.pid).children() if p.ppid() == launcher.pid)
+    launcher.send_signal(signal.SIGKILL)
+    launcher.wait()
+    verl.wait(START_LIMIT_S)  # it gets SIGTERM from the kernel, on which Ray shuts down
+    for process in stubborn_processes(marker):  # which Ray itself would have ended
+        process.kill()
+    left.unlink()
