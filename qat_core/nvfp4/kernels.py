@@ -149,7 +149,8 @@ def _pack(
     """Codes and scales of the blocks `block` (TILE,) of one matrix."""
     low, high = _load_pairs(w_ptr, block, inside, TILE)
     scale = block_scale(low, high, global_scale, BLOCK_SCALE, TILE)
-    words = code_words(low, high, step_of(scale, global_scale)[:, None, None])
+    step = step_of(scale, global_scale)[:, None, None]
+    words = code_words(low, high, step, TILE)
     word = block[:, None] * 2 + tl.arange(0, 2)[None, :]
     tl.store(codes_ptr.to(tl.pointer_type(tl.int32)) + word, words, mask=inside[:, None])
     scale_byte = (scale.to(tl.int32, bitcast=True) >> 20) - ((127 - 7) << 3)

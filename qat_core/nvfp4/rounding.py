@@ -107,18 +107,21 @@ def round_to_e2m1(w, step):
 
 
 @triton.jit
-def code_words(low, high, step):
+def code_words(low, high, step, TILE: tl.constexpr):
     """Codes of the values nearest to low / step and high / step, (TILE, 2) words of eight."""
     inverse = reciprocal(step)
     low, high = divide(low, step, inverse), divide(high, step, inverse)
     byte = _biased_code(low) + (_biased_code(high) << 4)
-    words = tl.sum(byte << (tl.arange(0, 4) * 8)[None, None, :], axis=2)
-    return words - 0x3F400000  # the sum of all biases: 0x4B400000 * 0x11111111 modulo 2**32
+    even, odd = tl.split(tl.reshape(byte, (TILE, 2, 2, 2)))
+    even, odd = tl.split(even + (odd << 8))
+    # Less the sum of all biases: 0x4B400000 * 2 * 0x11111111 modulo 2**32.
+    words = even + (odd << 16) - 0x7E800000
+    return ((words >> 1) & 0x77777777) | ((words << 3) & -0x77777778)  # signs to the top
 
 
 @triton.jit
 def _biased_code(ratio):
-    """0x4B400000, the bits of 1.5 * 2**23, plus the E2M1 code of `ratio`.
+    """Twice 0x4B400000, the bits of 1.5 * 2**23, plus the E2M1 code of `ratio` with its sign last.
 
     E2M1 steps by 0.5 below 2, by 1 below 4, then by 2; of the codes counted in each step the right
     one is the smallest. Added to 1.5 * 2**23 a count is rounded, ties to even, to the last bits.
@@ -127,5 +130,5 @@ def _biased_code(ratio):
     halves = tl.fma(magnitude, 2.0, 12582912.0).to(tl.int32, bitcast=True)
     ones = (magnitude + (12582912.0 + 2)).to(tl.int32, bitcast=True)
     twos = tl.fma(magnitude, 0.5, 12582912.0 + 4).to(tl.int32, bitcast=True)
-    sign_bit = (ratio.to(tl.int32, bitcast=True) >> 28) & 8
-    return tl.minimum(tl.minimum(halves, ones), twos) | sign_bit
+    sign = (ratio.to(tl.uint32, bitcast=True) >> 31).to(tl.int32)
+    return (tl.minimum(tl.minimum(halves, ones), twos) << 1) | sign
