@@ -1,9 +1,10 @@
-"""Experts repacked for Marlin all at once, where vLLM 0.24 goes through them one by one.
+"""Weights repacked for Marlin with less time and memory than vLLM 0.24 takes; the same bytes.
 
 Marlin's layout cuts a matrix (K, N) into tiles of 16 rows, one after the other. Experts stacked
 along K are therefore one tall matrix whose repacked form is that of the experts, stacked. vLLM's
 loop over 128 experts is some 60 kernel launches and a wait for the GPU each: seconds for a
-Qwen3-30B-A3B. The bytes are the same (tests/integration/test_vllm_gpu.py).
+Qwen3-30B-A3B. Its search for the largest block scale makes an index tensor of 16 bytes a scale,
+more than all else that a dense layer needs meanwhile.
 """
 
 from collections.abc import Iterator
@@ -18,22 +19,32 @@ TILE = 128  # vLLM pads experts whose sizes are no multiples of Marlin's tiles: 
 
 
 @contextmanager
-def repacking_experts_at_once() -> Iterator[None]:
-    """Inside, vLLM 0.24 prepares the experts of a layer for Marlin through `prepare_experts`."""
-    from vllm.model_executor.layers.fused_moe.oracle import nvfp4 as oracle
+def lean_repacking() -> Iterator[None]:
+    """Inside, vLLM 0.24 prepares the experts of a layer for Marlin through `prepare_experts`.
 
-    original = oracle.prepare_nvfp4_moe_layer_for_marlin
+    It also finds the factor of block scales, dense or MoE, by their largest alone.
+    """
+    from vllm.model_executor.layers.fused_moe.oracle import nvfp4 as oracle
+    from vllm.model_executor.layers.quantization.utils import marlin_utils_fp4 as marlin
+
+    vllms_prepare = oracle.prepare_nvfp4_moe_layer_for_marlin
+    vllms_factor = marlin._nvfp4_compute_scale_factor
 
     def prepare(w13: Tensor, w2: Tensor, layer: Any, **others: Any) -> tuple[Tensor, ...]:
         if layer.hidden_size % TILE or layer.intermediate_size_per_partition % TILE:
-            return original(w13=w13, w2=w2, layer=layer, **others)  # type: ignore[no-any-return]
+            return vllms_prepare(w13=w13, w2=w2, layer=layer, **others)  # type: ignore[no-any-return]
         return prepare_experts(w13=w13, w2=w2, layer=layer, **others)
 
+    def factor(scales: Tensor, dtype: torch.dtype | None = None) -> float:
+        return vllms_factor(scales.amax().reshape(1), dtype)  # type: ignore[no-any-return]
+
     oracle.prepare_nvfp4_moe_layer_for_marlin = prepare
+    marlin._nvfp4_compute_scale_factor = factor
     try:
         yield
     finally:
-        oracle.prepare_nvfp4_moe_layer_for_marlin = original
+        oracle.prepare_nvfp4_moe_layer_for_marlin = vllms_prepare
+        marlin._nvfp4_compute_scale_factor = vllms_factor
 
 
 def prepare_experts(
@@ -85,9 +96,7 @@ def permute_scales(scale: Tensor, scale_2: Tensor, dtype: torch.dtype) -> tuple[
 
     num_experts, size_n, _ = scale.shape
     scale = scale.to(dtype)
-    # One for all experts, as in vLLM. It depends on the largest scale alone; of all scales vLLM
-    # would make index tensors of gigabytes.
-    factor = marlin._nvfp4_compute_scale_factor(scale.amax().reshape(1), dtype)
+    factor = marlin._nvfp4_compute_scale_factor(scale, dtype)  # one for all experts, as in vLLM
     rows = scale.transpose(1, 2).reshape(-1, size_n)  # (E * K / 16, N)
     permuted = marlin.marlin_permute_scales(
         s=rows, size_k=BLOCK_SIZE * len(rows), size_n=size_n, group_size=BLOCK_SIZE

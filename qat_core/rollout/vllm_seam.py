@@ -5,6 +5,7 @@
 | reload moves the tensors that CUDA graphs have captured | yes: held in place here | no |
 | BF16 experts and a tied output head keep a layout made of old weights | no | yes: redone here |
 | experts are repacked one by one | yes: all at once here | no |
+| a reload leaves experts a second copy of their block scales | yes: dropped here | no |
 | a prompt with a seed cannot be prefilled in parts | no | yes: prompts are kept whole |
 """
 
@@ -49,13 +50,13 @@ def hold_addresses(version: str) -> None:
     _hold(nvfp4_moe.CompressedTensorsW4A4Nvfp4MoEMethod, names)
 
 
-def fast_repacking() -> AbstractContextManager[None]:
-    """A reload inside prepares experts for Marlin in seconds less; CUDA only."""
+def repacking() -> AbstractContextManager[None]:
+    """A reload inside prepares weights for Marlin in less time and memory; CUDA only."""
     from vllm.platforms import current_platform
 
-    from qat_core.rollout.vllm_marlin import repacking_experts_at_once
+    from qat_core.rollout.vllm_marlin import lean_repacking
 
-    return nullcontext() if current_platform.is_cpu() else repacking_experts_at_once()
+    return nullcontext() if current_platform.is_cpu() else lean_repacking()
 
 
 def before_reload(model: nn.Module) -> None:
@@ -85,17 +86,30 @@ def load_embeddings_in_place(model: nn.Module) -> None:
 
 
 def after_reload(model: nn.Module) -> None:
-    """Drop second copies: of a tied output head on a CPU, of experts' block scales on CUDA."""
+    """Lay a tied output head out anew on a CPU; rebind experts whose matrices came one by one."""
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
     from vllm.platforms import current_platform
 
     for module in model.modules():
-        method: Any = getattr(module, "quant_method", None)
         if current_platform.is_cpu() and isinstance(module, ParallelLMHead):
+            method: Any = module.quant_method
             method.process_weights_after_loading(module)
-        elif hasattr(module, "w13_weight_scale") and getattr(method, "moe_kernel", None):
-            method.moe_quant_config = method.get_fused_moe_quant_config(module)
-            method.moe_kernel.fused_experts.quant_config = method.moe_quant_config
+        rebind_block_scales(module)
+
+
+def rebind_block_scales(module: nn.Module) -> None:
+    """Let a reloaded expert layer's kernel read the block scales that the layer keeps.
+
+    vLLM 0.24 binds the kernel to tensors it then copies from: to be called after each layer, or all
+    layers' copies (1.7 GiB of a Qwen3-30B-A3B) pile up. Does nothing before a layer is complete.
+    """
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+    method: Any = getattr(module, "quant_method", None)
+    has_kernel = hasattr(module, "w13_weight_scale") and getattr(method, "moe_kernel", None)
+    if has_kernel and not get_layerwise_info(module).can_load():
+        method.moe_quant_config = method.get_fused_moe_quant_config(module)
+        method.moe_kernel.fused_experts.quant_config = method.moe_quant_config
 
 
 def _hold(owner: Any, names: tuple[str, ...]) -> None:

@@ -42,7 +42,7 @@ def reloading(worker: Any, *, fused_experts: bool = True) -> Iterator[Load]:
     whole: AbstractContextManager[dict[str, nn.Module]] = (
         loading_experts_whole(model) if fused_experts else nullcontext({})
     )
-    with set_current_vllm_config(worker.vllm_config), vllm_seam.fast_repacking(), whole as experts:
+    with set_current_vllm_config(worker.vllm_config), vllm_seam.repacking(), whole as experts:
         vllm_seam.before_reload(model)
         initialize_layerwise_reload(model)
         vllm_seam.load_embeddings_in_place(model)
@@ -61,6 +61,7 @@ def _loading_experts(
         if len(weight.shape) == 3:
             prefix, _, leaf = name.rpartition(".")
             load_experts(experts[prefix], leaf, weight, LAYOUT)
+            vllm_seam.rebind_block_scales(experts[prefix])
         else:
             yield from stored_tensors([(name, weight)], LAYOUT)
 

@@ -87,7 +87,7 @@ def test_buckets_load_what_a_sync_loads(
             parameter.normal_(std=0.05)
     engine.sync(weight_stream(other, packed, Recipe()))
     assert not torch.equal(_log_probs(engine), synced)
-    received = engine._on_worker(_receive, _buckets(model, packed, Recipe()))
+    received = engine.on_worker(_receive, _buckets(model, packed, Recipe()))
     stream = weight_stream(model, packed, Recipe())
     assert received == sum(weight.nbytes for _, weight in stream)
     assert torch.equal(_log_probs(engine), synced)
@@ -100,7 +100,7 @@ def test_weights_packed_otherwise_are_refused_and_the_old_ones_served(
     before = _log_probs(engine)
     ffn = plan(model, Recipe.ffn())
     with pytest.raises(ValueError, match="8 weights come in BF16 but are served in NVFP4"):
-        engine._on_worker(_receive, _buckets(model, ffn, Recipe.ffn()))
+        engine.on_worker(_receive, _buckets(model, ffn, Recipe.ffn()))
     assert torch.equal(_log_probs(engine), before)
 
 
@@ -110,4 +110,4 @@ def test_a_stream_that_breaks_off_is_named(
     buckets = _buckets(model, packed, Recipe())
     cut = next(i for i, bucket in enumerate(buckets) if not bucket[-1][0].endswith("global_scale"))
     with pytest.raises(ValueError, match="without all its parts"):
-        engine._on_worker(_receive, buckets[: cut + 1])
+        engine.on_worker(_receive, buckets[: cut + 1])

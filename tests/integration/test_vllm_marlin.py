@@ -1,16 +1,18 @@
-"""Experts repacked all at once are what vLLM makes of them one by one."""
+"""Weights repacked with less time and memory are what vLLM makes of them."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
-pytest.importorskip("vllm", reason="needs requirements/vllm.txt")
+pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 
 from vllm.model_executor.layers.quantization.utils import marlin_utils_fp4 as marlin
 
 from qat_core.nvfp4 import global_scale, group_amax, quantize
-from qat_core.rollout.vllm_marlin import permute_scales, prepare_experts
+from qat_core.rollout.vllm_marlin import lean_repacking, permute_scales, prepare_experts
 
 EXPERTS, HIDDEN, INNER = 4, 256, 128
 
@@ -43,6 +45,42 @@ def test_block_scales_are_those_of_vllms_loop() -> None:
     assert torch.equal(found.view(torch.uint8), torch.stack(expected).view(torch.uint8))
     bias = marlin.nvfp4_marlin_process_global_scale(torch.ones(1), torch.bfloat16)
     assert torch.equal(found_multiplier, multiplier * bias / factor)
+
+
+@pytest.mark.parametrize("largest", [0.0, 2.0**-6, 0.3, 17.0, 224.0, 448.0])
+def test_the_factor_of_block_scales_is_vllms(largest: float) -> None:
+    scales = largest * torch.rand(64, 16, generator=torch.Generator().manual_seed(0))
+    scales[::3] = 0  # blocks of zeros
+    scales[1, 1] = largest
+    scales = scales.to(torch.float8_e4m3fn).bfloat16()
+    expected = marlin._nvfp4_compute_scale_factor(scales, torch.bfloat16)
+    with lean_repacking():
+        assert marlin._nvfp4_compute_scale_factor(scales, torch.bfloat16) == expected
+    power = 0 if largest in (0.0, 448.0) else math.floor(math.log2(448 / largest))
+    assert expected == 2.0**power
+
+
+def _marlin_linear() -> nn.Module:
+    """A linear layer of vLLM as it is before it is prepared for Marlin."""
+    codes, block_scale, multiplier = _packed(2 * INNER, HIDDEN, "cuda")
+    layer = nn.Module()
+    layer.output_size_per_partition, layer.input_size_per_partition = 2 * INNER, HIDDEN
+    layer.params_dtype = torch.bfloat16
+    layer.weight = nn.Parameter(codes[0], requires_grad=False)
+    layer.weight_scale = nn.Parameter(block_scale[0], requires_grad=False)
+    layer.weight_global_scale = nn.Parameter(multiplier[0], requires_grad=False)
+    return layer
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_a_linear_layer_is_vllms() -> None:
+    mine, vllms = _marlin_linear(), _marlin_linear()
+    marlin.prepare_fp4_layer_for_marlin(vllms)
+    with lean_repacking():
+        marlin.prepare_fp4_layer_for_marlin(mine)
+    for name, expected in vllms.named_parameters():
+        assert torch.equal(mine.get_parameter(name).view(torch.uint8), expected.view(torch.uint8))
 
 
 @pytest.mark.gpu
