@@ -2,6 +2,7 @@
 
     python -m experiments.benchmarks.parity experiments/records/benchmarks/parity_h200.json random
 
+The record has the ratios, a `.csv.gz` beside it every batch of sequences behind them.
 Per model, one BF16 engine and one NVFP4 engine serve all arms and seeds through weight syncs:
 `bf16` (noise floor), `qat-pow2`, `qat-amax`, and `no-qat` (BF16 trainer, packed rollouts). A model
 that was not trained rounded is less sure of itself once it is, and the same noise moves its
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 
 from experiments.benchmarks.architectures import ARCHITECTURES, engine_settings
 from experiments.benchmarks.parity_cases import Case, random_case, trained_case
-from experiments.benchmarks.parity_statistics import Batch, ratios_of_floor
+from experiments.benchmarks.parity_statistics import Batch, ratios_of_both_floors, write_batches
 from experiments.provenance import hardware, versions
 from qat_core.checkpoint.architecture import meta_model
 from qat_core.nvfp4 import PackedTensor, dequantize
@@ -52,19 +53,14 @@ MAX_NUM_SEQS = 256
 ROWS = 32  # sequences of one forward pass of the trainer: a batch of the statistics
 
 
-def measure_case(case: Case, device: str) -> dict[str, Any]:
-    """k3 KL of every arm and seed of one model, and its ratio to the BF16 arm's."""
+def measure_case(case: Case, device: str) -> dict[str, list[Batch]]:
+    """All batches of every arm of one model."""
     batches: dict[str, list[Batch]] = {}
     for arms in ENGINES:
         # a process each: a second engine in one process cannot capture CUDA graphs
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
             batches |= process.submit(measure_arms, case, arms, device).result()
-    qat = {arm: batches[arm] for arm in ("rounded", "qat-pow2")}
-    return {
-        "of_noise_floor": ratios_of_floor(batches, "bf16"),
-        "of_rounded_floor": ratios_of_floor(qat, "rounded"),
-        "arms": batches,
-    }
+    return batches
 
 
 def measure_arms(case: Case, arms: tuple[str, ...], device: str) -> dict[str, list[Batch]]:
@@ -142,15 +138,17 @@ def main() -> None:
         "versions": versions() | {"vllm": vllm_version()},
         "models": {},
     }
+    batches: dict[str, dict[str, list[Batch]]] = {}
     is_random = arguments.weights == "random"
     for name in arguments.models if is_random else arguments.checkpoints:
         with tempfile.TemporaryDirectory() as folder:
             make_case = random_case if is_random else trained_case
             case = make_case(name, Path(folder), device)
-            record["models"][case.name] = measure_case(case, device)
+            batches[case.name] = measure_case(case, device)
+        record["models"][case.name] = ratios_of_both_floors(batches[case.name])
         arguments.record.write_text(json.dumps(record, indent=1) + "\n")
-        for floor in ("of_noise_floor", "of_rounded_floor"):
-            Console().print(case.name, floor, record["models"][case.name][floor])
+        write_batches(batches, arguments.record.with_suffix(".csv.gz"))
+        Console().print(case.name, record["models"][case.name])
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """Ratios of the parity benchmark: mean k3 KL of an arm over that of the noise floor."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TypedDict
 
 import numpy as np
+import pandas as pd
 
 RESAMPLES = 10_000
 
@@ -17,9 +19,19 @@ class Batch(TypedDict):
     tokens: int
 
 
-def ratios_of_floor(
-    arms: Mapping[str, Sequence[Batch]], floor: str
-) -> dict[str, dict[str, float | int]]:
+Ratios = dict[str, dict[str, float | int]]
+
+
+def ratios_of_both_floors(arms: Mapping[str, Sequence[Batch]]) -> dict[str, Ratios]:
+    """Of the BF16 model's floor all arms, of the rounded model's those that serve its weights."""
+    qat = {arm: arms[arm] for arm in ("rounded", "qat-pow2")}
+    return {
+        "of_noise_floor": ratios_of_floor(arms, "bf16"),
+        "of_rounded_floor": ratios_of_floor(qat, "rounded"),
+    }
+
+
+def ratios_of_floor(arms: Mapping[str, Sequence[Batch]], floor: str) -> Ratios:
     """Each arm's mean k3 KL over the floor's, over all tokens, and its 95 % interval.
 
     Percentile bootstrap over batches of sequences, arms resampled apart. In an MoE a few rerouted
@@ -27,7 +39,7 @@ def ratios_of_floor(
     """
     generator = np.random.default_rng(0)
     floors = _resampled_means(arms[floor], generator)
-    ratios: dict[str, dict[str, float | int]] = {}
+    ratios: Ratios = {}
     for arm, batches in arms.items():
         means = floors if arm == floor else _resampled_means(batches, generator)
         low, high = np.quantile(means / floors, (0.025, 0.975))
@@ -39,6 +51,18 @@ def ratios_of_floor(
             "tokens": sum(batch["tokens"] for batch in batches),
         }
     return ratios
+
+
+def write_batches(models: Mapping[str, Mapping[str, Sequence[Batch]]], path: Path) -> None:
+    """One row a batch: model, arm, seed, means and tokens."""
+    rows = [
+        {"model": model, "arm": arm, **batch}
+        for model, arms in models.items()
+        for arm, batches in arms.items()
+        for batch in batches
+    ]
+    # without a time of writing, so that equal batches make equal files
+    pd.DataFrame(rows).to_csv(path, index=False, compression={"method": "gzip", "mtime": 0})
 
 
 def _mean(batches: Sequence[Batch]) -> float:
