@@ -2,7 +2,6 @@
 
 import ctypes
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import psutil
 
 from experiments.interruption import deferred_interruption
 from experiments.verl.command import Command
+from experiments.verl.leftovers import FILE_NAME, Leftovers
 
 # prctl(2)
 SET_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36
@@ -24,8 +24,6 @@ _LIBC = ctypes.CDLL(None)
 GRACE_S = 15.0
 KILL_S = 15.0
 POLL_S = 0.2
-# names given by Python's multiprocessing, which vLLM uses, and by verl's weight transfer
-SHARED_MEMORY = re.compile(r"/dev/shm/(?:psm_|verl_weights_)\S+")
 # of Ray's sockets, some 80 bytes below it, whose paths may have 107
 PARENT_FOLDER = Path("/tmp")
 
@@ -33,9 +31,11 @@ PARENT_FOLDER = Path("/tmp")
 class VerlProcess:
     """A running verl with everything that it started."""
 
-    def __init__(self, command: Command, log: Path, temporary: Path) -> None:
+    def __init__(self, command: Command, log: Path) -> None:
         self._bystanders = set(psutil.Process().children(recursive=True))
-        self._segments: set[Path] = set()
+        self._leftovers = Leftovers(log.with_name(FILE_NAME))
+        temporary = Path(tempfile.mkdtemp(prefix="verl-", dir=PARENT_FOLDER))
+        self._leftovers.note(temporary)
         # orphans of verl become children of this process, so that they can be found
         _LIBC.prctl(SET_CHILD_SUBREAPER, 1)
         with log.open("wb") as file:
@@ -51,12 +51,12 @@ class VerlProcess:
 
     def exit_code(self) -> int | None:
         """verl's exit code, or None while it runs."""
-        self._note_segments()
+        self._leftovers.note_shared_memory(self._descendants())
         return self._child.poll()
 
     def end(self) -> None:
-        """Ends verl and whatever it started, and removes their shared memory."""
-        self._note_segments()
+        """Ends verl and whatever it started, and removes what they leave."""
+        self._leftovers.note_shared_memory(self._descendants())
         if self._child.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(self._child.pid, signal.SIGTERM)
@@ -65,8 +65,7 @@ class VerlProcess:
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
             assert self._ended_within(KILL_S), f"{self._descendants()} outlive SIGKILL"
-        for segment in self._segments:
-            segment.unlink(missing_ok=True)
+        self._leftovers.remove()
         _LIBC.prctl(SET_CHILD_SUBREAPER, 0)
 
     def _ended_within(self, seconds: float) -> bool:
@@ -90,26 +89,16 @@ class VerlProcess:
                     os.waitpid(process.pid, 0)
         return alive
 
-    def _note_segments(self) -> None:
-        """Other runs of this machine have segments too: only those in use by ours are taken."""
-        for process in self._descendants():
-            with suppress(OSError):
-                maps = Path(f"/proc/{process.pid}/maps").read_text()
-                self._segments.update(map(Path, SHARED_MEMORY.findall(maps)))
-
 
 @contextmanager
 def running_verl(command: Command, log: Path) -> Iterator[VerlProcess]:
     """Runs verl for the block; when it ends, by whatever means, nothing of verl is left."""
-    with tempfile.TemporaryDirectory(
-        prefix="verl-", dir=PARENT_FOLDER, ignore_cleanup_errors=True
-    ) as temporary:
-        verl = VerlProcess(command, log, Path(temporary))
-        try:
-            yield verl
-        finally:
-            with deferred_interruption():
-                verl.end()
+    verl = VerlProcess(command, log)
+    try:
+        yield verl
+    finally:
+        with deferred_interruption():
+            verl.end()
 
 
 def _environment(command: Command, temporary: Path) -> dict[str, str]:

@@ -38,7 +38,7 @@ def test_key_with_a_plus_is_added() -> None:
     assert override.is_add() and override.key_or_group == "a.b.c"
 
 
-@pytest.mark.parametrize("name", ["qwen3", "verl_nano"])
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_shakedown", "verl_nano"])
 def test_verl_knows_all_that_the_arms_of_a_study_set(name: str) -> None:
     study = load_study(ROOT / "experiments" / f"{name}.yaml")
     require_known_settings(study, study.runs)

@@ -13,6 +13,7 @@ import pytest
 
 from experiments.schema import ROOT
 from experiments.verl.command import Command
+from experiments.verl.leftovers import FILE_NAME, remove_leftovers
 from experiments.verl.process import running_verl
 
 START_LIMIT_S = 30
@@ -55,6 +56,10 @@ def segment(marker: Path) -> Path:
     return Path("/dev/shm") / marker.read_text()
 
 
+def noted(folder: Path) -> str:
+    return (folder / FILE_NAME).read_text()
+
+
 def stubborn_processes(marker: Path) -> list[psutil.Process]:
     return [
         process
@@ -82,6 +87,7 @@ def test_nothing_is_left(
         assert found == code
     assert stubborn_processes(marker) == []
     assert not left.exists() and Path("/dev/shm", other.name).exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["segment", "verl.log"]
     assert log.read_text() == "started\n"
     other.close()
     other.unlink()
@@ -95,18 +101,19 @@ from test_verl_process import command
 from experiments.verl.process import running_verl
 marker, log = Path(sys.argv[2]), Path(sys.argv[3])
 with running_verl(command("time.sleep(600)", marker), log) as verl:
-    time.sleep(600)
+    while verl.exit_code() is None:
+        time.sleep(0.05)
 """
 
 
-def test_verl_ends_with_a_killed_launcher(tmp_path: Path) -> None:
+def test_verl_ends_with_a_killed_launcher_and_the_rest_is_removed_later(tmp_path: Path) -> None:
     marker, log = tmp_path / "segment", tmp_path / "verl.log"
     arguments = ["-c", LAUNCHER, str(Path(__file__).parent), str(marker), str(log)]
     launcher = subprocess.Popen(
         [sys.executable, *arguments], env=os.environ | {"PYTHONPATH": str(ROOT)}
     )
     left = segment(marker)
-    while not log.read_text():
+    while not (log.exists() and log.read_text() and str(left) in noted(tmp_path)):
         time.sleep(0.05)
     (verl,) = (p for p in psutil.Process(launcher.pid).children() if p.ppid() == launcher.pid)
     launcher.send_signal(signal.SIGKILL)
@@ -114,4 +121,8 @@ def test_verl_ends_with_a_killed_launcher(tmp_path: Path) -> None:
     verl.wait(START_LIMIT_S)  # it gets SIGTERM from the kernel, on which Ray shuts down
     for process in stubborn_processes(marker):  # which Ray itself would have ended
         process.kill()
-    left.unlink()
+    record = tmp_path / FILE_NAME
+    temporary = Path(record.read_text().splitlines()[0])
+    assert left.exists() and (temporary / "left").exists()
+    remove_leftovers(record)
+    assert not left.exists() and not temporary.exists() and not record.exists()
