@@ -6,15 +6,19 @@ A block lies between two comment lines, and everything between them is replaced:
     <!-- end:claims -->
     <!-- begin:figures STUDY NAME ... -->  the named figures of that record
     <!-- end:figures -->
+    <!-- begin:benchmarks MACHINE -->      the tables of the vLLM benchmarks on that machine
+    <!-- end:benchmarks -->
 
-Without STUDY it is `default`, without NAME all figures are shown. The record is
-experiments/records/STUDY with claims.json and figures/NAME.png.
+Without STUDY it is `default`, without NAME all figures are shown, without MACHINE it is `h200`. The
+record is experiments/records/STUDY with claims.json and figures/NAME.png, for benchmarks
+experiments/records/benchmarks.
 """
 
 import argparse
 import re
 from pathlib import Path
 
+from analysis.benchmark_tables import benchmark_tables
 from analysis.claims_table import read_table
 from analysis.figures import FIGURES
 from experiments.cli import run_cli
@@ -22,7 +26,7 @@ from experiments.schema import ROOT
 
 RECORDS = Path("experiments", "records")
 BLOCK = re.compile(
-    r"(?P<begin><!-- begin:(?P<kind>claims|figures)(?P<words>[^\n]*?) -->\n)"
+    r"(?P<begin><!-- begin:(?P<kind>claims|figures|benchmarks)(?P<words>[^\n]*?) -->\n)"
     r"(?P<content>.*?)"
     r"(?P<end><!-- end:(?P=kind) -->)",
     re.DOTALL,
@@ -39,15 +43,18 @@ def fill_blocks(text: str, root: Path) -> str:
     if len(MARKER.findall(text)) != 2 * len(BLOCK.findall(text)):
         raise ValueError(
             "README: a begin or end marker is misspelt or has no partner; write "
-            "<!-- begin:claims STUDY --> and <!-- end:claims -->, or figures for claims"
+            "<!-- begin:claims STUDY --> and <!-- end:claims -->, or figures, or benchmarks"
         )
     return BLOCK.sub(lambda block: _filled(block, root), text)
 
 
 def _filled(block: re.Match[str], root: Path) -> str:
-    study, *names = block["words"].split() or ["default"]
+    words = block["words"].split()
+    study, *names = words or ["default"]
     record = RECORDS / study
-    if block["kind"] == "claims":
+    if block["kind"] == "benchmarks":
+        content = benchmark_tables(root / RECORDS / "benchmarks", *(words or ["h200"]))
+    elif block["kind"] == "claims":
         content = read_table(root / record / "claims.json").to_markdown()
     else:
         content = "".join(_figure(root, record, name) for name in names or FIGURES)

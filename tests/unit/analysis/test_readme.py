@@ -60,8 +60,9 @@ def test_without_names_all_figures_are_shown(root: Path) -> None:
         ("<!-- begin:clams -->\n<!-- end:clams -->", "misspelt"),
         ("<!-- begin:figures default kll -->\n<!-- end:figures -->", "no figure 'kll'"),
         ("<!-- begin:claims other -->\n<!-- end:claims -->", "other/claims.json: missing"),
+        ("<!-- begin:benchmarks -->\n<!-- end:benchmarks -->", "rollout_h200.json: missing"),
     ],
-    ids=["no end", "crossed", "misspelt", "unknown figure", "unknown study"],
+    ids=["no end", "crossed", "misspelt", "unknown figure", "unknown study", "no benchmark"],
 )
 def test_bad_markers_are_refused(root: Path, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
