@@ -6,23 +6,32 @@ from pathlib import Path
 TRACKER = "latest_checkpointed_iteration.txt"
 
 
-def drop_unrecorded(folder: Path, last_recorded_step: int) -> None:
-    """Drops checkpoints of steps whose metrics a crash lost, so that verl does them again.
+def rewind(folder: Path, last_recorded_step: int) -> None:
+    """Makes verl go on from its newest whole checkpoint of a recorded step, or from the start.
 
-    verl saves a step before it logs it; gone on from such a checkpoint, the step would stay
-    without metrics for ever.
+    A crash can leave two others, which verl would take. It saves a step before it logs it: gone on
+    from there, the step would stay without metrics for ever. And it may remove an old checkpoint
+    before the new one is complete.
     """
-    kept = []
-    for path in folder.glob("global_step_*"):
-        step = int(path.name.removeprefix("global_step_"))
-        if step > last_recorded_step:
-            shutil.rmtree(path)
-        else:
-            kept.append(step)
+    steps = {int(path.name.rpartition("_")[2]): path for path in folder.glob("global_step_*")}
     tracker = folder / TRACKER
-    if not tracker.exists() or int(tracker.read_text()) <= last_recorded_step:
-        return
-    if kept:
-        tracker.write_text(str(max(kept)))
+    complete = int(tracker.read_text()) if tracker.exists() else 0
+    usable = [
+        step
+        for step, path in steps.items()
+        if step <= min(complete, last_recorded_step) and _is_whole(path)
+    ]
+    latest = max(usable, default=0)
+    for step, path in steps.items():
+        if step > latest:
+            shutil.rmtree(path)
+    if latest:
+        tracker.write_text(str(latest))
     else:
-        tracker.unlink()
+        tracker.unlink(missing_ok=True)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether all ranks' shards are there, which are called model_world_size_<ranks>_rank_<i>."""
+    shards = list((path / "actor").glob("model_world_size_*_rank_*.pt"))
+    return bool(shards) and len(shards) == int(shards[0].name.split("_")[3])

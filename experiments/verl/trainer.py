@@ -8,7 +8,7 @@ from pathlib import Path
 from experiments.attempts import Attempt, Json, merge_rows, read_json
 from experiments.run_log import OnStep
 from experiments.schema import PACKED_PRECISION, ROOT, Run, Study
-from experiments.verl.checkpoints import drop_unrecorded
+from experiments.verl.checkpoints import rewind
 from experiments.verl.command import build_command, places
 from experiments.verl.kl_gate import GateWatch
 from experiments.verl.leftovers import FILE_NAME, remove_leftovers
@@ -39,7 +39,7 @@ def train(study: Study, run: Run, results: Path, series: list[Attempt], on_step:
     for record in attempt.folder.parent.glob(f"*/{FILE_NAME}"):
         remove_leftovers(record)
     recorded = [int(row["step"] or 0) for row in merge_rows(series)]
-    drop_unrecorded(where.checkpoints, max(recorded, default=0))
+    rewind(where.checkpoints, max(recorded, default=0))
     log = attempt.folder / "verl.log"
     print(f"{run.id}: verl starts Ray, FSDP2 and vLLM, which takes minutes; its log: {log}")
     with running_verl(build_command(study, run, where), log) as verl:

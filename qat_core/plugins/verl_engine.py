@@ -17,6 +17,7 @@ from verl.utils.device import get_device_id
 from verl.workers.config import QATEngineConfig
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 
 from qat_core.ledger import ledger
 from qat_core.nvfp4 import BLOCK_SIZE
@@ -25,6 +26,9 @@ from qat_core.prepare import prepare
 from qat_core.recipe import Recipe
 from qat_core.rollout.sharded import sharded_weight_stream
 from qat_core.rollout.wire import to_wire
+
+# by name: the adapter imports vLLM, which not every process needs
+_ROLLOUT_REGISTRY["vllm", "async"] = "qat_core.plugins.verl_adapter.OwnSocketAdapter"
 
 
 @dataclass

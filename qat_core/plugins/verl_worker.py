@@ -5,6 +5,7 @@ from typing import Any
 from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
+from qat_core.plugins.verl_adapter import own_socket
 from qat_core.rollout import vllm_seam
 from qat_core.rollout.vllm_incoming import IncomingWeights
 from qat_core.rollout.vllm_worker import weight_bytes
@@ -26,6 +27,9 @@ class LayerwiseWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[mis
         vllm_seam.require_supported(vllm.__version__)
         vllm_seam.hold_addresses(vllm.__version__)
         return super().__new__(cls)  # type: ignore[no-any-return]
+
+    def _get_zmq_handle(self) -> str:
+        return own_socket(super()._get_zmq_handle())
 
     def update_weights_from_ipc(
         self, peft_config: Any = None, base_sync_done: bool = False, use_shm: bool = False

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from experiments.schema import KlGate
-from experiments.verl.checkpoints import TRACKER, drop_unrecorded
 from experiments.verl.kl_gate import K3_KL, GateWatch
 from experiments.verl.rows import STEP_TIME, Step, StepReader, to_metrics
 
@@ -77,26 +76,3 @@ def test_gate_stops_after_so_many_steps_in_a_row(kls: list[float], stops_at: int
 
 def test_no_gate_never_stops() -> None:
     assert GateWatch(None).reason_to_stop(Step(1, {K3_KL: math.inf})) is None
-
-
-@pytest.mark.parametrize(
-    ("last_recorded", "kept", "latest"),
-    [(20, [5, 10], "10"), (10, [5, 10], "10"), (9, [5], "5"), (0, [], None)],
-    ids=["ahead", "equal", "one lost", "nothing recorded"],
-)
-def test_checkpoints_of_unrecorded_steps_are_dropped(
-    tmp_path: Path, last_recorded: int, kept: list[int], latest: str | None
-) -> None:
-    for step in (5, 10):
-        (tmp_path / f"global_step_{step}" / "actor").mkdir(parents=True)
-    (tmp_path / TRACKER).write_text("10")
-    drop_unrecorded(tmp_path, last_recorded)
-    left = sorted(int(path.name.rpartition("_")[2]) for path in tmp_path.glob("global_step_*"))
-    assert left == kept
-    tracker = tmp_path / TRACKER
-    assert (tracker.read_text() if tracker.exists() else None) == latest
-
-
-def test_run_without_checkpoints_has_nothing_to_drop(tmp_path: Path) -> None:
-    drop_unrecorded(tmp_path / "checkpoints", 3)
-    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,57 @@
+"""From which of verl's checkpoints a run goes on after a crash."""
+
+from pathlib import Path
+
+import pytest
+
+from experiments.verl.checkpoints import TRACKER, rewind
+
+RANKS = 2
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Path:
+    """Whole checkpoints of steps 5, 10 and 15."""
+    for step in (5, 10, 15):
+        actor = tmp_path / f"global_step_{step}" / "actor"
+        actor.mkdir(parents=True)
+        for rank in range(RANKS):
+            (actor / f"model_world_size_{RANKS}_rank_{rank}.pt").touch()
+    (tmp_path / TRACKER).write_text("15")
+    return tmp_path
+
+
+def left(checkpoints: Path) -> tuple[list[int], int | None]:
+    """Steps of the checkpoints, and the one that verl goes on from."""
+    steps = [int(path.name.rpartition("_")[2]) for path in checkpoints.glob("global_step_*")]
+    tracker = checkpoints / TRACKER
+    return sorted(steps), int(tracker.read_text()) if tracker.exists() else None
+
+
+@pytest.mark.parametrize(
+    ("last_recorded", "steps", "latest"),
+    [(20, [5, 10, 15], 15), (15, [5, 10, 15], 15), (14, [5, 10], 10), (0, [], None)],
+    ids=["ahead", "equal", "its metrics lost", "nothing recorded"],
+)
+def test_goes_on_from_the_last_step_with_metrics(
+    checkpoints: Path, last_recorded: int, steps: list[int], latest: int | None
+) -> None:
+    rewind(checkpoints, last_recorded)
+    assert left(checkpoints) == (steps, latest)
+
+
+def test_checkpoint_without_all_shards_is_passed_over(checkpoints: Path) -> None:
+    (checkpoints / "global_step_15" / "actor" / "model_world_size_2_rank_1.pt").unlink()
+    rewind(checkpoints, 20)
+    assert left(checkpoints) == ([5, 10], 10)
+
+
+def test_unfinished_save_is_dropped(checkpoints: Path) -> None:
+    (checkpoints / TRACKER).write_text("10")
+    rewind(checkpoints, 20)
+    assert left(checkpoints) == ([5, 10], 10)
+
+
+def test_run_without_checkpoints_starts_from_nothing(tmp_path: Path) -> None:
+    rewind(tmp_path / "checkpoints", 3)
+    assert list(tmp_path.iterdir()) == []
