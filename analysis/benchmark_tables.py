@@ -121,7 +121,7 @@ def benchmark_tables(folder: Path, machine: str) -> str:
     """
     rollouts = [
         read_record(folder / f"{name}_{machine}.json", RolloutRecord)
-        for name in ("rollout", "rollout_expandable")
+        for name in ("rollout", "rollout_30b", "rollout_expandable")
     ]
     serving = read_record(folder / f"serving_{machine}.json", ServingRecord)
     parity_files = sorted(folder.glob(f"parity*_{machine}.json"))
@@ -166,13 +166,14 @@ def _sync(records: Sequence[RolloutRecord]) -> tuple[str, str, str]:
         "One BF16 layer, GiB",
         "vLLM's own load, s",
     )
-    rows = [
-        (_engine_name(name, record.allocator), *_sync_cells(engine))
+    newest = {  # an engine that was measured again is the last of its name
+        _engine_name(name, record.allocator): engine
         for record in records
-        for name, engine in sorted(record.engines.items())
-    ]
+        for name, engine in record.engines.items()
+    }
+    rows = [(name, *_sync_cells(engine)) for name, engine in sorted(newest.items())]
     title = "**Weight memory and weight sync from a BF16 model on the same GPU**"
-    return title, _table(headings, rows), SYNC_NOTE
+    return title, markdown_table(headings, rows), SYNC_NOTE
 
 
 def _sync_cells(engine: SyncedEngine) -> tuple[str, ...]:
@@ -200,7 +201,7 @@ def _serving(record: ServingRecord) -> tuple[str, str]:
     ]
     share = f"{record.gpu_memory_utilization:.0%}"
     title = f"**KV cache and decoding on {share} of the GPU, by sequences at once**"
-    return title, _table(headings, rows)
+    return title, markdown_table(headings, rows)
 
 
 def _parity(records: Sequence[ParityRecord]) -> tuple[str, str, str]:
@@ -217,7 +218,7 @@ def _parity(records: Sequence[ParityRecord]) -> tuple[str, str, str]:
         for name, model in record.models.items()
     ]
     title = "**k3 KL between trainer and vLLM on sampled tokens, 95 % intervals**"
-    return title, _table(headings, rows), PARITY_NOTE
+    return title, markdown_table(headings, rows), PARITY_NOTE
 
 
 def _parity_cells(model: ParityModel) -> tuple[str, ...]:
@@ -240,6 +241,7 @@ def _engine_name(name: str, allocator: str = "") -> str:
     return f"{model} {PRECISIONS[precision]}{allocator and f', `{allocator}`'}"
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells below their headings."""
     lines = [headings, ("---",) * len(headings), *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)

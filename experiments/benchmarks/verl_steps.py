@@ -3,12 +3,13 @@
     python -m experiments.benchmarks.verl_steps RECORD.json RESULTS
 
 RESULTS are folders of runs that `experiments.launch` has finished. Means leave out the first step,
-in which everything is loaded, compiled and allocated.
+in which everything is loaded, compiled and allocated, and of every step the saving of checkpoints.
 """
 
 import argparse
 import json
 import statistics
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,12 @@ TIMES = {
     "log_prob_s": "timing_s/old_log_prob",
     "training_s": "timing_s/update_actor",
     "weight_sync_s": "timing_s/update_weights",
-    "step_s": "timing_s/step",
 }
-MISMATCH = {"k3_kl": "rollout_corr/k3_kl", "kl": "rollout_corr/kl"}
+COLUMNS = TIMES | {
+    "k3_kl": "rollout_corr/k3_kl",
+    "kl": "rollout_corr/kl",
+    "tokens_per_step": "perf/total_num_tokens",
+}
 
 
 def summarize(run_dir: Path) -> dict[str, Any]:
@@ -45,23 +49,34 @@ def summarize(run_dir: Path) -> dict[str, Any]:
         "steps": len(rows),
         "responses_per_step": config["rl"]["prompts_per_step"]
         * config["rl"]["responses_per_prompt"],
-        **{name: _spread(rows, key) for name, key in (MISMATCH | TIMES).items()},
-        "tokens_per_step": _spread(rows, "perf/total_num_tokens"),
+        **{name: _spread(row[key] for row in rows[1:]) for name, key in COLUMNS.items()},
+        "step_s": _spread(map(_step_s, rows[1:])),
         "memory": manifest["memory"],
         "git": manifest["git"],
-        "versions": manifest["versions"],
-        "hardware": manifest["hardware"],
     }
 
 
-def _spread(rows: list[Row], key: str) -> dict[str, float]:
-    values = [float(row[key] or 0.0) for row in rows[1:]]
+def _step_s(row: Row) -> float:
+    return float(row["timing_s/step"] or 0.0) - float(row.get("timing_s/save_checkpoint") or 0.0)
+
+
+def _spread(found: Iterable[float | None]) -> dict[str, float]:
+    values = [value for value in found if value is not None]
     return {"mean": statistics.mean(values), "low": min(values), "high": max(values)}
+
+
+def _common_setup(run_dirs: list[Path]) -> dict[str, Any]:
+    """Versions and hardware, the same for all runs; ValueError if they differ."""
+    manifests = [read_history(run_dir)[0] for run_dir in run_dirs]
+    setups = [{key: m[key] for key in ("versions", "hardware")} for m in manifests]
+    if any(setup != setups[0] for setup in setups):
+        raise ValueError("RESULTS: runs of different machines or versions; summarize them apart")
+    return setups[0]
 
 
 def print_table(runs: list[dict[str, Any]]) -> None:
     """Means, a row a run."""
-    columns = ("k3_kl", *TIMES)
+    columns = ("k3_kl", *TIMES, "step_s")
     table = Table("model", "arm", "GPUs", *columns)
     for run in runs:
         cells = [f"{run[name]['mean']:.3g}" for name in columns]
@@ -77,7 +92,9 @@ def main() -> None:
     arguments = parser.parse_args()
     run_dirs = sorted(p.parent for r in arguments.results for p in r.glob("*_seed*/manifest.json"))
     runs = [summarize(run_dir) for run_dir in run_dirs]
-    arguments.record.write_text(json.dumps({"benchmark": "verl", "runs": runs}, indent=1) + "\n")
+    setup = _common_setup(run_dirs)
+    record = {"benchmark": "verl", **setup, "runs": runs}
+    arguments.record.write_text(json.dumps(record, indent=1) + "\n")
     print_table(runs)
 
 

@@ -26,12 +26,13 @@ def _ratio(ratio: float) -> dict[str, float]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Small records of one machine."""
-    engines = {"m:nvfp4": _engine([3.0, 1.0, 2.0], []), "m:bf16": _engine([1.0], [0.5, 0.25, 0.5])}
+    engines = {"m:nvfp4": _engine([3.0, 1.0, 2.0], []), "m:bf16": _engine([9.0], [])}
     served = {"kv_cache_tokens": 12345, "tokens_per_s": {"1": [1, 20, 300], "8": [1, 3000, 4000]}}
     arms = {"bf16": 1.0, "qat-pow2": 1.05, "qat-amax": 1.5, "no-qat": 250.0}
     model = {"of_noise_floor": {arm: _ratio(ratio) for arm, ratio in arms.items()}}
     records = {
         "rollout": {"allocator": "", "engines": engines},
+        "rollout_30b": {"allocator": "", "engines": {"m:bf16": _engine([1.0], [0.5, 0.25, 0.5])}},
         "rollout_expandable": {"allocator": "grows", "engines": {"m:nvfp4": engines["m:nvfp4"]}},
         "serving": {"gpu_memory_utilization": 0.9, "engines": {"m:nvfp4": served}},
         "parity": {"weights": "random", "models": {"m": model}},
