@@ -60,8 +60,8 @@ MISTAKES = {
     "in an empty section": ("actor_rollout_ref.model.override_config.x", "unknown to verl; it has"),
     "plus before a listed one": ("data.+seed", "verl lists seed; remove the +"),
     "plus below an unknown section": ("dta.+seed", "unknown to verl; did you mean data?"),
-    "unknown choice": ("+nvfp4", "1: no such choice; use +nvfp4: off, +nvfp4: w4a16"),
-    "unknown group": ("+nvfp5", "1: no such choice; use +nvfp4: off, +nvfp4: w4a16"),
+    "unknown choice": ("+nvfp4", "1: no such choice; use +"),
+    "unknown group": ("+nvfp5", "1: no such choice; use +"),
 }
 
 
