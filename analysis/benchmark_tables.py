@@ -106,7 +106,7 @@ class ParityRecord(Record):
     models: dict[str, ParityModel]
 
 
-RecordType = TypeVar("RecordType", bound=Record)
+RecordType = TypeVar("RecordType", bound=BaseModel)
 
 
 def benchmark_tables(folder: Path, machine: str) -> str:

@@ -8,11 +8,13 @@ A block lies between two comment lines, and everything between them is replaced:
     <!-- end:figures -->
     <!-- begin:benchmarks MACHINE -->      the tables of the vLLM benchmarks on that machine
     <!-- end:benchmarks -->
-    <!-- begin:verl MACHINE -->            the table of verl runs on that machine
+    <!-- begin:verl MACHINE -->            the table of verl runs there
     <!-- end:verl -->
+    <!-- begin:codec MACHINE -->           the tables of the codec
+    <!-- end:codec -->
 
 Without STUDY it is `default`, without NAME all figures are shown, without MACHINE it is `h200`. The
-record is experiments/records/STUDY with claims.json and figures/NAME.png, for benchmarks and verl
+record is experiments/records/STUDY with claims.json and figures/NAME.png, for tables
 experiments/records/benchmarks.
 """
 
@@ -22,14 +24,16 @@ from pathlib import Path
 
 from analysis.benchmark_tables import benchmark_tables
 from analysis.claims_table import read_table
+from analysis.codec_tables import codec_tables
 from analysis.figures import FIGURES
 from analysis.verl_table import verl_table
 from experiments.cli import run_cli
 from experiments.schema import ROOT
 
 RECORDS = Path("experiments", "records")
+TABLES = {"benchmarks": benchmark_tables, "verl": verl_table, "codec": codec_tables}
 BLOCK = re.compile(
-    r"(?P<begin><!-- begin:(?P<kind>claims|figures|benchmarks|verl)(?P<words>[^\n]*?) -->\n)"
+    r"(?P<begin><!-- begin:(?P<kind>claims|figures|benchmarks|verl|codec)(?P<words>[^\n]*?) -->\n)"
     r"(?P<content>.*?)"
     r"(?P<end><!-- end:(?P=kind) -->)",
     re.DOTALL,
@@ -55,10 +59,8 @@ def _filled(block: re.Match[str], root: Path) -> str:
     words = block["words"].split()
     study, *names = words or ["default"]
     record = RECORDS / study
-    if block["kind"] == "benchmarks":
-        content = benchmark_tables(root / RECORDS / "benchmarks", *(words or ["h200"]))
-    elif block["kind"] == "verl":
-        content = verl_table(root / RECORDS / "benchmarks", *(words or ["h200"]))
+    if block["kind"] in TABLES:
+        content = TABLES[block["kind"]](root / RECORDS / "benchmarks", *(words or ["h200"]))
     elif block["kind"] == "claims":
         content = read_table(root / record / "claims.json").to_markdown()
     else:

@@ -66,7 +66,7 @@ def verl_table(folder: Path, machine: str) -> str:
     """
     record = read_record(folder / f"verl_{machine}.json", VerlRecord)
     floors = {(run.model, run.gpus): run.k3_kl.mean for run in record.runs if run.arm == "bf16"}
-    rows = [_cells(run, floors[run.model, run.gpus]) for run in record.runs]
+    rows = [_cells(run, floors.get((run.model, run.gpus))) for run in record.runs]
     gpus = {f"{run.gpus} x {' and '.join(record.hardware.gpus)}" for run in record.runs}
     versions = ", ".join(f"{name} {record.versions[name]}" for name in ("verl", "vllm", "torch"))
     origin = (
@@ -75,13 +75,13 @@ def verl_table(folder: Path, machine: str) -> str:
     return f"{origin}\n\n{markdown_table(HEADINGS, rows)}\n"
 
 
-def _cells(run: VerlRun, floor: float) -> tuple[str, ...]:
+def _cells(run: VerlRun, floor: float | None) -> tuple[str, ...]:
     parts = (run.rollout_s, run.log_prob_s, run.training_s, run.weight_sync_s, run.step_s)
     return (
         run.model,
         run.arm,
         f"{run.memory.measured_packed_gib or run.memory.measured_bf16_gib:.2f}",
         f"{run.k3_kl.mean:.2e}",
-        show_ratio(run.k3_kl.mean / floor),
+        show_ratio(run.k3_kl.mean / floor) if floor else "",
         *(f"{part.mean:.1f}" for part in parts),
     )

@@ -1,0 +1,63 @@
+"""The tables of verl runs and of the codec, from small records."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.codec_tables import codec_tables
+from analysis.verl_table import verl_table
+
+SETUP = {
+    "hardware": {"gpus": ["GPU X"]},
+    "versions": {"verl": "0.1", "vllm": "1.2", "torch": "3.4"},
+}
+TIMES = ("rollout_s", "log_prob_s", "training_s", "weight_sync_s", "step_s")
+
+
+def _run(arm: str, gpus: int, k3_kl: float, packed_gib: float | None) -> dict[str, Any]:
+    spreads = {"k3_kl": k3_kl} | {name: float(i + 1) for i, name in enumerate(TIMES)}
+    return {
+        "model": "m",
+        "arm": arm,
+        "gpus": gpus,
+        "steps": 4,
+        "memory": {"measured_bf16_gib": 8.0, "measured_packed_gib": packed_gib},
+    } | {name: {"mean": mean, "low": mean, "high": mean} for name, mean in spreads.items()}
+
+
+def _write(path: Path, *runs: dict[str, Any]) -> None:
+    path.write_text(json.dumps(SETUP | {"runs": runs}))
+
+
+def test_ratio_is_to_the_bf16_run_on_as_many_gpus(tmp_path: Path) -> None:
+    runs = [_run("bf16", 1, 2e-5, None), _run("bf16", 2, 4e-5, None), _run("qat", 2, 6e-5, 2.25)]
+    _write(tmp_path / "verl_x.json", *runs)
+    text = verl_table(tmp_path, "x")
+    assert "| m | qat | 2.25 | 6.00e-05 | 1.50x | 1.0 | 2.0 | 3.0 | 4.0 | 5.0 |" in text
+    assert "| m | bf16 | 8.00 | 2.00e-05 | 1.00x |" in text
+    assert "1 x GPU X, 2 x GPU X; verl 0.1, vllm 1.2, torch 3.4" in text
+
+
+def test_run_without_a_floor_shows_no_ratio(tmp_path: Path) -> None:
+    _write(tmp_path / "verl_x.json", _run("qat", 4, 6e-5, 2.25))
+    assert "| m | qat | 2.25 | 6.00e-05 |  | 1.0 |" in verl_table(tmp_path, "x")
+
+
+def test_codec_tables_show_shares_goals_and_errors(tmp_path: Path) -> None:
+    kernel = {"call": "pack", "median_us": 36.44, "of_copy": 0.747, "goal": 0.75}
+    record = SETUP | {"copy_tb_per_s": 4.126, "kernels": [kernel]}
+    (tmp_path / "codec_x.json").write_text(json.dumps(record))
+    error = {"scale": "pow2", "block_scale": "mse", "all weights": 0.079, "normal deviates": 0.0813}
+    (tmp_path / "block_scale_error.json").write_text(json.dumps({"relative_rms_error": [error]}))
+    text = codec_tables(tmp_path, "x")
+    assert "| pack | 36.4 | 0.75 | 0.75 |" in text
+    assert "| pow2 | mse | 7.90% | 8.13% |" in text
+    assert "4.13 TB/s" in text
+
+
+@pytest.mark.parametrize("tables", [verl_table, codec_tables], ids=["verl", "codec"])
+def test_missing_record_is_named(tables: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"_x\.json: missing; run the benchmark"):
+        tables(tmp_path, "x")
