@@ -155,7 +155,7 @@ VERL_MISTAKES = {
         "models.m.recipe: missing; use one of nano, qwen3_30b_a3b, qwen3_8b",
     ),
     "unknown recipe": (
-        {"models": {"m": VERL["models"]["nano-moe"] | {"recipe": "qwen3_8"}}},
+        {"models": {"m": VERL["models"]["nano-moe-verl"] | {"recipe": "qwen3_8"}}},
         "models.m.recipe: no recipe qwen3_8; did you mean qwen3_8b?",
     ),
     "unknown variant": ({"variant": "shake"}, "variant: no recipe shake; did you mean shakedown?"),
@@ -185,3 +185,10 @@ def test_recipe_is_part_of_what_decides_a_verl_run() -> None:
     config = study.training_config(study.runs[0])
     assert config["recipe"]["nvfp4"] == "w4a16" and config["gpus"] == 1
     assert not any("+" in key for key in config["recipe"])  # MLflow would refuse the run
+
+
+def test_studies_name_their_models_apart() -> None:
+    """Runs are found by name in `results`: of equal names, one study would redo the other's."""
+    files = sorted((ROOT / "experiments").glob("*.yaml"))
+    names = [name for file in files for name in load_study(file).models]
+    assert len(names) == len(set(names))

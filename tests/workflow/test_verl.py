@@ -24,7 +24,9 @@ pytestmark = pytest.mark.slow
 LARGEST_K3_KL = 1e-3
 
 
-@pytest.fixture(scope="module", params=[("nano-dense", 1), ("nano-moe", 2)], ids=lambda p: p[0])
+@pytest.fixture(
+    scope="module", params=[("nano-dense-verl", 1), ("nano-moe-verl", 2)], ids=lambda p: p[0]
+)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished run of three steps, from a base of little training."""
     model, num_workers = request.param
@@ -68,7 +70,7 @@ def test_the_ledger_covers_all_weights(manifest: dict[str, Any]) -> None:
     assert all(row["trained"] == row["packed"] == row["served"] for row in rows)
     assert {row["name"].rpartition(".")[2] for row in rows if row["packed"]} >= {"weight"}
     has_experts = any("experts" in row["name"] for row in rows)
-    assert has_experts == (manifest["model"] == "nano-moe")
+    assert has_experts == (manifest["model"] == "nano-moe-verl")
     assert all(row["packed"] for row in rows if "experts" in row["name"])
 
 
