@@ -10,6 +10,7 @@ from analysis.claims_table import show_ratio
 HEADINGS = (
     "Model",
     "Arm",
+    "GPUs",
     "Weights in vLLM, GiB",
     "k3 KL",
     "k3 KL / BF16",
@@ -67,10 +68,10 @@ def verl_table(folder: Path, machine: str) -> str:
     record = read_record(folder / f"verl_{machine}.json", VerlRecord)
     floors = {(run.model, run.gpus): run.k3_kl.mean for run in record.runs if run.arm == "bf16"}
     rows = [_cells(run, floors.get((run.model, run.gpus))) for run in record.runs]
-    gpus = {f"{run.gpus} x {' and '.join(record.hardware.gpus)}" for run in record.runs}
     versions = ", ".join(f"{name} {record.versions[name]}" for name in ("verl", "vllm", "torch"))
     origin = (
-        f"Measured on: {', '.join(sorted(gpus))}; {versions}. Means over all steps but the first."
+        f"Measured on: {' and '.join(record.hardware.gpus)}; {versions}. Means over all steps but "
+        "the first."
     )
     return f"{origin}\n\n{markdown_table(HEADINGS, rows)}\n"
 
@@ -80,6 +81,7 @@ def _cells(run: VerlRun, floor: float | None) -> tuple[str, ...]:
     return (
         run.model,
         run.arm,
+        str(run.gpus),
         f"{run.memory.measured_packed_gib or run.memory.measured_bf16_gib:.2f}",
         f"{run.k3_kl.mean:.2e}",
         show_ratio(run.k3_kl.mean / floor) if floor else "",

@@ -66,12 +66,17 @@ def _spread(found: Iterable[float | None]) -> dict[str, float]:
 
 
 def _common_setup(run_dirs: list[Path]) -> dict[str, Any]:
-    """Versions and hardware, the same for all runs; ValueError if they differ."""
-    manifests = [read_history(run_dir)[0] for run_dir in run_dirs]
-    setups = [{key: m[key] for key in ("versions", "hardware")} for m in manifests]
+    """Versions and kinds of hardware; ValueError where they differ, for whatever number of GPUs."""
+    setups = [_setup(read_history(run_dir)[0]) for run_dir in run_dirs]
     if any(setup != setups[0] for setup in setups):
         raise ValueError("RESULTS: runs of different machines or versions; summarize them apart")
     return setups[0]
+
+
+def _setup(manifest: dict[str, Any]) -> dict[str, Any]:
+    hardware = manifest["hardware"]
+    kinds = {"cpu": hardware["cpu"], "gpus": sorted(set(hardware["gpus"]))}
+    return {"versions": manifest["versions"], "hardware": kinds}
 
 
 def print_table(runs: list[dict[str, Any]]) -> None:

@@ -35,14 +35,14 @@ def test_ratio_is_to_the_bf16_run_on_as_many_gpus(tmp_path: Path) -> None:
     runs = [_run("bf16", 1, 2e-5, None), _run("bf16", 2, 4e-5, None), _run("qat", 2, 6e-5, 2.25)]
     _write(tmp_path / "verl_x.json", *runs)
     text = verl_table(tmp_path, "x")
-    assert "| m | qat | 2.25 | 6.00e-05 | 1.50x | 1.0 | 2.0 | 3.0 | 4.0 | 5.0 |" in text
-    assert "| m | bf16 | 8.00 | 2.00e-05 | 1.00x |" in text
-    assert "1 x GPU X, 2 x GPU X; verl 0.1, vllm 1.2, torch 3.4" in text
+    assert "| m | qat | 2 | 2.25 | 6.00e-05 | 1.50x | 1.0 | 2.0 | 3.0 | 4.0 | 5.0 |" in text
+    assert "| m | bf16 | 1 | 8.00 | 2.00e-05 | 1.00x |" in text
+    assert "Measured on: GPU X; verl 0.1, vllm 1.2, torch 3.4" in text
 
 
 def test_run_without_a_floor_shows_no_ratio(tmp_path: Path) -> None:
     _write(tmp_path / "verl_x.json", _run("qat", 4, 6e-5, 2.25))
-    assert "| m | qat | 2.25 | 6.00e-05 |  | 1.0 |" in verl_table(tmp_path, "x")
+    assert "| m | qat | 4 | 2.25 | 6.00e-05 |  | 1.0 |" in verl_table(tmp_path, "x")
 
 
 def test_codec_tables_show_shares_goals_and_errors(tmp_path: Path) -> None:

@@ -82,6 +82,7 @@ VERL_FILE_LOGGER_PATH=results/nano-moe-verl_nvfp4-qat_seed0/attempts/1/verl.json
   data.train_files=results/data/verl-nano/train.parquet \
   data.truncation=left \
   data.val_files=results/data/verl-nano/test.parquet \
+  +ray_kwargs.ray_init.include_dashboard=false \
   ray_kwargs.ray_init.num_cpus=16 \
   '+reward.reward_kwargs.max_resp_len='"'"'${data.max_response_length}'"'"'' \
   +reward.reward_kwargs.overlong_buffer_cfg.enable=false \

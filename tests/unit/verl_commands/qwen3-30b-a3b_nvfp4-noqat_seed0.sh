@@ -75,6 +75,7 @@ VERL_FILE_LOGGER_PATH=results/qwen3-30b-a3b_nvfp4-noqat_seed0/attempts/1/verl.js
   data.train_files=results/data/qwen3/train.parquet \
   data.truncation=left \
   data.val_files=results/data/qwen3/test.parquet \
+  +ray_kwargs.ray_init.include_dashboard=false \
   '+reward.reward_kwargs.max_resp_len='"'"'${data.max_response_length}'"'"'' \
   +reward.reward_kwargs.overlong_buffer_cfg.enable=true \
   +reward.reward_kwargs.overlong_buffer_cfg.len=512 \
