@@ -11,6 +11,7 @@ VERL_FILE_LOGGER_PATH=results/nano-moe-verl_nvfp4-qat_seed0/attempts/1/verl.json
   python -m verl.trainer.main_ppo \
   'hydra.searchpath=[pkg://qat_core.plugins.verl_config]' \
   hydra.run.dir=results/nano-moe-verl_nvfp4-qat_seed0/attempts/1/hydra \
+  +attention=sdpa \
   +nvfp4=w4a16 \
   +platform=cpu \
   actor_rollout_ref.actor.clip_ratio_c=10.0 \
