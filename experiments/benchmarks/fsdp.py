@@ -32,6 +32,7 @@ from experiments.benchmarks.qat_layers import apply_arm, arms, layer_stack, step
 from experiments.benchmarks.timing import summary, time_in_turns
 from experiments.provenance import hardware, versions
 from qat_core.parameter import FakeQuantizedTensor
+from qat_core.units import BYTES_PER_GIB
 
 TOKENS = {"cuda": 2048, "cpu": 16}
 # Shape, layers, whether the layers are compiled, which takes the CPU out of the measurement.
@@ -143,7 +144,7 @@ def peak_gib(call: partial[None]) -> float:
     torch.cuda.reset_peak_memory_stats()
     call()
     torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - before) / 2**30
+    return (torch.cuda.max_memory_allocated() - before) / BYTES_PER_GIB
 
 
 def worker(rank: int, world: int, device: str, rounds: int, rendezvous: str, out: str) -> None:

@@ -28,6 +28,7 @@ from experiments.benchmarks.qat_layers import (
 )
 from experiments.benchmarks.timing import summary, time_in_turns
 from experiments.provenance import hardware, versions
+from qat_core.units import BYTES_PER_GIB
 
 SEQUENCES, TOKENS = 4, 2048
 SCALES_KNOWN = "qat, scales known"
@@ -54,8 +55,8 @@ def measure(shape: str, layers: int, checkpointing: bool, device: str, rounds: i
     result = summary(time_in_turns(steps, device, rounds))
     for arm in result:
         peak = peak_of(steps[arm], device) + weight_bytes[arm]
-        result[arm]["peak_gib"] = peak / 2**30
-        result[arm]["weights_gib"] = weight_bytes[arm] / 2**30
+        result[arm]["peak_gib"] = peak / BYTES_PER_GIB
+        result[arm]["weights_gib"] = weight_bytes[arm] / BYTES_PER_GIB
     for arm in result:
         result[arm]["peak_ratio"] = result[arm]["peak_gib"] / max(result["bf16"]["peak_gib"], 1e-9)
     experts = getattr(models["bf16"].config, "_experts_implementation", None)

@@ -41,8 +41,8 @@ from qat_core.plan import plan
 from qat_core.recipe import Recipe
 from qat_core.rollout.packed import weight_stream
 from qat_core.rollout.vllm import VllmEngine, vllm_version
+from qat_core.units import BYTES_PER_GIB
 
-BYTES_PER_GIB = 2**30
 SYNCS = 5
 MAX_NUM_SEQS = 32
 

@@ -30,8 +30,8 @@ from qat_core.checkpoint.source import packed_weights
 from qat_core.plan import plan
 from qat_core.recipe import Recipe
 from qat_core.rollout.vllm import VllmEngine, vllm_version
+from qat_core.units import BYTES_PER_GIB
 
-BYTES_PER_GIB = 2**30
 GPU_MEMORY_UTILIZATION = 0.9
 BATCHES = (1, 32, 256)
 REPEATS = 3

@@ -14,9 +14,11 @@ import sys
 from pathlib import Path
 from threading import Lock
 
+from qat_core.units import BYTES_PER_GIB
+
 ROOT = Path(__file__).resolve().parents[2]
 TIME_LIMIT_S = 5
-MEMORY_LIMIT_BYTES = 4 * 2**30
+MEMORY_LIMIT_BYTES = 4 * BYTES_PER_GIB
 
 
 class MathVerifier:

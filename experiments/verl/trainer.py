@@ -15,8 +15,8 @@ from experiments.verl.leftovers import FILE_NAME, remove_leftovers
 from experiments.verl.preflight import require_inputs
 from experiments.verl.process import VerlProcess, running_verl
 from experiments.verl.rows import StepReader
+from qat_core.units import BYTES_PER_GIB
 
-BYTES_PER_GIB = 2**30
 POLL_S = 2.0
 LOG_TAIL_LINES = 40
 WEIGHT_BYTES = re.compile(r"qat_core: vLLM holds (\d+) bytes of weights")

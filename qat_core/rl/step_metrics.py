@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from qat_core.rollout.engine import Rollouts
-
-BYTES_PER_GIB = 2**30
+from qat_core.units import BYTES_PER_GIB
 
 
 def score_metrics(scores_B: Tensor) -> dict[str, float]:
