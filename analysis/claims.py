@@ -24,7 +24,7 @@ from analysis.stats import (
     ratio,
     seeded_generator,
 )
-from experiments.cli import run_cli
+from experiments.cli import STUDY, run_cli
 from experiments.schema import Study, load_study
 
 # Reward before and after training: the first step samples from the base model, a few steps average
@@ -180,8 +180,7 @@ def _judge(interval: Interval, bound: str, threshold: float) -> Verdict:
 
 def main() -> None:
     """Writes claims.json and claims.md, and prints the table."""
-    parser = argparse.ArgumentParser(description="Judge a study's claims.")
-    parser.add_argument("--study", type=Path, required=True, help="the study file")
+    parser = argparse.ArgumentParser(description="Judge a study's claims.", parents=[STUDY])
     parser.add_argument("--results", type=Path, required=True, help="results or records folder")
     parser.add_argument("--out", type=Path, required=True, help="folder of claims.json, claims.md")
     arguments = parser.parse_args()

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from experiments.cli import run_cli
+from experiments.cli import STUDY, run_cli
 from experiments.hub_model import link_checkpoint
 from experiments.model_source import GgufModel, HubModel, ScratchModel
 from experiments.provenance import digest_file
@@ -131,8 +131,7 @@ def _from_gguf(name: str, source: GgufModel) -> tuple[PreTrainedModel, Tokenizer
 
 def main() -> None:
     """Parses the command line and makes one base checkpoint."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--study", type=Path, required=True, help="study file")
+    parser = argparse.ArgumentParser(description=__doc__, parents=[STUDY])
     parser.add_argument("--model", required=True, help="name of a model of the study")
     parser.add_argument("--out", type=Path, required=True, help="folder of the checkpoint")
     args = parser.parse_args()

@@ -1,7 +1,22 @@
-"""What the command-line programs share: mistakes of the user end as one line and exit code 2."""
+"""What the command-line programs share: arguments, and one line for a mistake of the user."""
 
+import argparse
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def _argument(name: str, **settings: Any) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument(name, **settings)
+    return parser
+
+
+# for `parents` of a program's parser
+STUDY = _argument("--study", type=Path, required=True, help="study file")
+RUN = _argument("--run", required=True, help="run id")
+RESULTS = _argument("--results", type=Path, default=Path("results"), help="results folder")
 
 
 def run_cli(main: Callable[[], None]) -> None:

@@ -15,7 +15,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from experiments.cli import run_cli
+from experiments.cli import RESULTS, RUN, STUDY, run_cli
 from experiments.exam import Exam, hold_exam
 from experiments.saved_checkpoints import find_checkpoints, model_folder
 from experiments.schema import Run, Study, load_study
@@ -67,10 +67,7 @@ def _hold_in_process_of_its_own(exam: Exam, precision: str) -> list[dict[str, An
 
 def main() -> None:
     """Parses the command line and writes one run's eval.json."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--study", type=Path, required=True, help="study file")
-    parser.add_argument("--run", required=True, help="run id")
-    parser.add_argument("--results", type=Path, default=Path("results"), help="results folder")
+    parser = argparse.ArgumentParser(description=__doc__, parents=[STUDY, RUN, RESULTS])
     args = parser.parse_args()
     study = load_study(args.study)
     run = study.find_run(args.run)

@@ -26,7 +26,7 @@ from experiments.attempts import (
     write_json,
     write_jsonl,
 )
-from experiments.cli import run_cli
+from experiments.cli import RESULTS, RUN, STUDY, run_cli
 from experiments.digests import training_digests
 from experiments.executable import require_devices, require_executable
 from experiments.manifest import new_manifest
@@ -103,10 +103,7 @@ def _stop(signal_number: int, frame: FrameType | None) -> None:
 
 def main() -> None:
     """Parses the command line and launches one run."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--study", type=Path, required=True, help="study file")
-    parser.add_argument("--run", required=True, help="run id")
-    parser.add_argument("--results", type=Path, default=Path("results"), help="results folder")
+    parser = argparse.ArgumentParser(description=__doc__, parents=[STUDY, RUN, RESULTS])
     parser.add_argument("--log", type=Path, required=True, help="copy of the last attempt's log")
     args = parser.parse_args()
     study = load_study(args.study)

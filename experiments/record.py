@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from experiments.attempts import read_history, read_json
-from experiments.cli import run_cli
+from experiments.cli import RESULTS, STUDY, run_cli
 from experiments.schema import ROOT, load_study
 
 # no time stamp inside: the same metrics give the same bytes
@@ -57,9 +57,7 @@ def _record_run(source: Path, target: Path) -> None:
 
 def main() -> None:
     """Parses the command line and records one study."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--study", type=Path, required=True, help="study file")
-    parser.add_argument("--results", type=Path, default=Path("results"), help="results folder")
+    parser = argparse.ArgumentParser(description=__doc__, parents=[STUDY, RESULTS])
     parser.add_argument("--records", type=Path, default=ROOT / "experiments" / "records")
     args = parser.parse_args()
     record = record_study(args.study, args.results, args.records)

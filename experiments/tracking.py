@@ -18,7 +18,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 
 from experiments.attempts import Json, Row, read_history, read_json, write_json
-from experiments.cli import run_cli
+from experiments.cli import RESULTS, STUDY, run_cli
 from experiments.interruption import deferred_interruption
 from experiments.mlflow_store import connect, find_or_create_experiment, find_runs, store_uri
 from experiments.provenance import flatten
@@ -210,9 +210,9 @@ def main() -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     again = commands.add_parser("rebuild", help="make the view again from files")
     again.add_argument("folder", type=Path, nargs="?", default=Path("results"))
-    late = commands.add_parser("publish", help="add evaluations, claims and figures of a study")
-    late.add_argument("--study", type=Path, required=True, help="study file")
-    late.add_argument("--results", type=Path, default=Path("results"), help="results folder")
+    late = commands.add_parser(
+        "publish", help="add evaluations, claims and figures of a study", parents=[STUDY, RESULTS]
+    )
     late.add_argument("--out", type=Path, required=True, help="file for the ids of the runs")
     args = parser.parse_args()
     if args.command == "rebuild":

@@ -4,15 +4,13 @@ import argparse
 from pathlib import Path
 
 from experiments.attempts import read_json, write_json
-from experiments.cli import run_cli
+from experiments.cli import RESULTS, STUDY, run_cli
 from experiments.schema import load_study
 
 
 def main() -> None:
     """Gathers the `memory` section of the runs' manifests, all in GiB, by run id."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--study", type=Path, required=True, help="study file")
-    parser.add_argument("--results", type=Path, default=Path("results"), help="results folder")
+    parser = argparse.ArgumentParser(description=__doc__, parents=[STUDY, RESULTS])
     parser.add_argument("--out", type=Path, required=True, help="JSON file")
     args = parser.parse_args()
     manifests = {

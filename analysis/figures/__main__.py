@@ -7,14 +7,13 @@ from pathlib import Path
 from analysis.figures import FIGURES
 from analysis.load import load_results
 from analysis.style import save_figure
-from experiments.cli import run_cli
+from experiments.cli import STUDY, run_cli
 from experiments.schema import load_study
 
 
 def main() -> None:
     """Writes one PNG a figure."""
-    parser = argparse.ArgumentParser(description="Draw a study's figures.")
-    parser.add_argument("--study", type=Path, required=True, help="the study file")
+    parser = argparse.ArgumentParser(description="Draw a study's figures.", parents=[STUDY])
     parser.add_argument("--results", type=Path, required=True, help="results or records folder")
     parser.add_argument("--out", type=Path, required=True, help="folder of the PNG files")
     arguments = parser.parse_args()

@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.cli import run_cli
+from experiments.cli import RESULTS, RUN, STUDY, run_cli
 from experiments.schema import PACKED_PRECISION, Run, Study, load_study
 from experiments.verl.overrides import SEARCH_PATH, to_override
 from experiments.verl.recipe import Setting
@@ -170,10 +170,7 @@ def _environment(study: Study, where: Places) -> dict[str, str]:
 
 def main() -> None:
     """Prints the command of one run, for the repository's root."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--study", type=Path, required=True, help="study file")
-    parser.add_argument("--run", required=True, help="run id")
-    parser.add_argument("--results", type=Path, default=Path("results"), help="results folder")
+    parser = argparse.ArgumentParser(description=__doc__, parents=[STUDY, RUN, RESULTS])
     args = parser.parse_args()
     study = load_study(args.study)
     run = study.find_run(args.run)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from experiments.cli import run_cli
+from experiments.cli import STUDY, run_cli
 from experiments.provenance import digest_file
 from experiments.schema import load_study
 from experiments.verl.questions import drop_repeated, read_questions
@@ -99,8 +99,7 @@ def _row(data_source: str, question: Question, split: Split, index: int) -> dict
 
 def main() -> None:
     """Parses the command line and writes a study's data."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--study", type=Path, required=True, help="study file")
+    parser = argparse.ArgumentParser(description=__doc__, parents=[STUDY])
     parser.add_argument("--out", type=Path, required=True, help="folder, replaced as a whole")
     args = parser.parse_args()
     write_data(load_study(args.study).task, args.out)
