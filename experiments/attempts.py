@@ -8,11 +8,12 @@ metrics.jsonl and manifest.json are written from them when the run has finished.
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 
-Json = dict[str, Any]
+from experiments.json_files import Json, read_json, write_json
+
 Row = dict[str, float | int | None]
 
 
@@ -33,7 +34,7 @@ class Attempt(NamedTuple):
         return content
 
     def write_manifest(self, manifest: Json) -> None:
-        """Replaces the manifest in one move, so that readers never see half of it."""
+        """Replaces the manifest."""
         write_json(self.folder / "manifest.json", manifest)
 
     def append(self, row: Row) -> None:
@@ -99,24 +100,3 @@ def _read_csv(path: Path) -> list[Row]:
         {str(key): None if pd.isna(value) else value for key, value in record.items()}
         for record in records
     ]
-
-
-def read_json(path: Path) -> Any:
-    """Reads a JSON file."""
-    return json.loads(path.read_text())
-
-
-def write_json(path: Path, content: object) -> None:
-    """Writes JSON in one move."""
-    _write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
-
-
-def write_jsonl(path: Path, rows: Iterable[Row]) -> None:
-    """Writes one JSON object a line in one move."""
-    _write_text(path, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
-
-
-def _write_text(path: Path, text: str) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text)
-    partial.replace(path)

@@ -2,7 +2,6 @@
 
 import argparse
 import importlib.util
-import json
 import shutil
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from experiments.cli import STUDY, run_cli
 from experiments.hub_model import link_checkpoint
+from experiments.json_files import write_json
 from experiments.model_source import GgufModel, HubModel, ScratchModel
 from experiments.provenance import digest_file
 from experiments.schema import ROOT, Study, load_study
@@ -49,7 +49,7 @@ def make_base(study: Study, name: str, out: Path) -> None:
         "weight_bytes": sum(map(_tensor_bytes, weights)),
         "wall_s": time.perf_counter() - started,
     }
-    (partial / "manifest.json").write_text(json.dumps(details, indent=2) + "\n")
+    write_json(partial / "manifest.json", details)
     shutil.rmtree(out, ignore_errors=True)
     partial.rename(out)
 

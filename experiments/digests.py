@@ -3,7 +3,7 @@
 from dataclasses import asdict
 from pathlib import Path
 
-from experiments.attempts import Json, read_json
+from experiments.json_files import Json, read_json
 from experiments.provenance import digest_code, digest_file, digest_json
 from experiments.schema import ROOT, Run, Study
 from experiments.verl.command import build_command, places

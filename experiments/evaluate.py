@@ -6,7 +6,6 @@ in NVFP4, greedily and sampled.
 """
 
 import argparse
-import json
 import os
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -17,6 +16,7 @@ from typing import Any
 
 from experiments.cli import RESULTS, RUN, STUDY, run_cli
 from experiments.exam import Exam, hold_exam
+from experiments.json_files import write_json
 from experiments.saved_checkpoints import find_checkpoints, model_folder
 from experiments.schema import Run, Study, load_study
 from experiments.verl.leases import VISIBLE, leased_gpus
@@ -72,10 +72,7 @@ def main() -> None:
     study = load_study(args.study)
     run = study.find_run(args.run)
     records = evaluate_run(study, run, args.results)
-    out = args.results / run.id / "eval.json"
-    partial = out.with_suffix(".partial")
-    partial.write_text(json.dumps(records, indent=1) + "\n")
-    partial.replace(out)
+    write_json(args.results / run.id / "eval.json", records)
 
 
 if __name__ == "__main__":

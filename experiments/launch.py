@@ -16,19 +16,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from experiments.attempts import (
-    Attempt,
-    Json,
-    list_attempts,
-    merge_rows,
-    next_attempt,
-    resumable,
-    write_json,
-    write_jsonl,
-)
+from experiments.attempts import Attempt, list_attempts, merge_rows, next_attempt, resumable
 from experiments.cli import RESULTS, RUN, STUDY, run_cli
 from experiments.digests import training_digests
 from experiments.executable import require_devices, require_executable
+from experiments.json_files import Json, write_json, write_jsonl
 from experiments.manifest import new_manifest
 from experiments.run_log import OnStep, RunLog
 from experiments.schema import Run, Study, load_study

@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 from experiments.arms import make_arm
-from experiments.attempts import Attempt, Json
+from experiments.attempts import Attempt
+from experiments.json_files import Json
 from experiments.run_log import OnStep
 from experiments.schema import Run, Study
 from qat_core.rl.trainer import GrpoTrainer

@@ -1,10 +1,10 @@
 """The manifest of a run: everything that a reader needs to trust or repeat its numbers."""
 
-import json
 from datetime import UTC, datetime
 from pathlib import Path
 
-from experiments.attempts import Attempt, Json
+from experiments.attempts import Attempt
+from experiments.json_files import Json, read_json
 from experiments.provenance import git_state, hardware, versions
 from experiments.schema import PACKED_PRECISION, Run, Study
 from qat_core.memory import predict_weight_memory_gib
@@ -15,7 +15,7 @@ def new_manifest(
 ) -> Json:
     """The manifest of an attempt that starts now; its results are still None."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    config = json.loads((base_dir / "config.json").read_text())
+    config = read_json(base_dir / "config.json")
     packed = PACKED_PRECISION[run.arm]
     return {
         "run": run.id,

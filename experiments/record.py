@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from experiments.attempts import read_history, read_json
+from experiments.attempts import read_history
 from experiments.cli import RESULTS, STUDY, run_cli
+from experiments.json_files import read_json
 from experiments.schema import ROOT, load_study
 
 # no time stamp inside: the same metrics give the same bytes

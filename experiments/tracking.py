@@ -17,9 +17,10 @@ import yaml
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 
-from experiments.attempts import Json, Row, read_history, read_json, write_json
+from experiments.attempts import Row, read_history
 from experiments.cli import RESULTS, STUDY, run_cli
 from experiments.interruption import deferred_interruption
+from experiments.json_files import Json, read_json, write_json
 from experiments.mlflow_store import connect, find_or_create_experiment, find_runs, store_uri
 from experiments.provenance import flatten
 from experiments.schema import load_study

@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
-from experiments.attempts import read_json, write_json
 from experiments.cli import RESULTS, STUDY, run_cli
+from experiments.json_files import read_json, write_json
 from experiments.schema import load_study
 
 

@@ -1,7 +1,6 @@
 """`python -m experiments.verl.data`: a study's problems as verl's parquet files, and data.json."""
 
 import argparse
-import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from experiments.cli import STUDY, run_cli
+from experiments.json_files import write_json
 from experiments.provenance import digest_file
 from experiments.schema import load_study
 from experiments.verl.questions import drop_repeated, read_questions
@@ -52,7 +52,7 @@ def write_data(task: TaskConfig, out: Path) -> None:
     partial.mkdir(parents=True)
     splits: dict[Split, list[Part]] = {"train": train, "test": test}
     described = {split: _write(parts, split, partial) for split, parts in splits.items()}
-    (partial / "data.json").write_text(json.dumps(described, indent=2) + "\n")
+    write_json(partial / "data.json", described)
     shutil.rmtree(out, ignore_errors=True)
     partial.rename(out)
 

@@ -5,7 +5,8 @@ import sys
 import time
 from pathlib import Path
 
-from experiments.attempts import Attempt, Json, merge_rows, read_json
+from experiments.attempts import Attempt, merge_rows
+from experiments.json_files import Json, read_json
 from experiments.run_log import OnStep
 from experiments.schema import PACKED_PRECISION, ROOT, Run, Study
 from experiments.verl.checkpoints import rewind

@@ -10,8 +10,8 @@ from experiments.attempts import (
     merge_rows,
     next_attempt,
     resumable,
-    write_json,
 )
+from experiments.json_files import write_json
 
 DIGESTS = {"config": "c", "code": "d"}
 

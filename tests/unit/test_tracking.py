@@ -12,7 +12,8 @@ import pandas as pd
 import pytest
 from mlflow import MlflowClient
 
-from experiments.attempts import Json, list_attempts, next_attempt, write_json
+from experiments.attempts import list_attempts, next_attempt
+from experiments.json_files import Json, write_json
 from experiments.mlflow_store import find_runs
 from experiments.tracking import TrackedRun, rebuild
 
