@@ -8,15 +8,15 @@ in NVFP4, greedily and sampled.
 import argparse
 import os
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from experiments.cli import RESULTS, RUN, STUDY, run_cli
 from experiments.exam import Exam, hold_exam
 from experiments.json_files import write_json
+from experiments.own_process import call_in_own_process
 from experiments.saved_checkpoints import find_checkpoints, model_folder
 from experiments.schema import Run, Study, load_study
 from experiments.verl.leases import VISIBLE, leased_gpus
@@ -40,7 +40,8 @@ def evaluate_run(study: Study, run: Run, results: Path) -> list[dict[str, Any]]:
         exam = Exam(study, run, {0: results / "base" / run.model} | merged, questions)
         if study.device == "cuda":
             stack.enter_context(_gpu())
-        hold = hold_exam if study.rollout == "eager" else _hold_in_process_of_its_own
+        is_eager = study.rollout == "eager"
+        hold = hold_exam if is_eager else partial(call_in_own_process, hold_exam)
         records = [record for precision in PRECISIONS for record in hold(exam, precision)]
     return sorted(records, key=lambda record: int(record["step"]))
 
@@ -57,12 +58,6 @@ def _gpu() -> Iterator[None]:
     with leased_gpus(1) as gpus:
         os.environ[VISIBLE] = gpus[0]
         yield
-
-
-def _hold_in_process_of_its_own(exam: Exam, precision: str) -> list[dict[str, Any]]:
-    """A process captures CUDA graphs of one vLLM engine only, and frees its memory at its end."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(hold_exam, exam, precision).result()
 
 
 def main() -> None:

@@ -15,8 +15,6 @@ atomic additions and Marlin splits its sums by that order. So a step here has at
 import argparse
 import json
 import tempfile
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -29,6 +27,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from experiments.benchmarks.architectures import ARCHITECTURES, TINY, engine_settings
 from experiments.benchmarks.random_model import write_random_checkpoint
+from experiments.own_process import call_in_own_process
 from experiments.provenance import hardware, versions
 from qat_core.checkpoint import export
 from qat_core.plan import plan
@@ -49,20 +48,14 @@ PROMPT_TOKENS = 8
 def run_architecture(config: dict[str, Any], device: str, folder: Path) -> dict[str, Any]:
     """Whether each way to the last weights gives the same sample."""
     write_random_checkpoint(config, folder / "base", seed=0, device=device)
-    figures, samples = _in_new_process(sync_repeatedly, folder, device)
+    figures, samples = call_in_own_process(sync_repeatedly, folder, device)
     for kind in ("compressed-tensors", "modelopt"):
-        samples[f"fresh {kind}"] = _in_new_process(load_and_sample, folder / kind, device)
+        samples[f"fresh {kind}"] = call_in_own_process(load_and_sample, folder / kind, device)
     expected = samples["synced"]
     equal = {name: _is_equal(sample, expected) for name, sample in samples.items()}
     equal["other weights"] = _is_equal(figures.pop("first"), expected)  # has to be false
-    wide = _in_new_process(repeat_wide, folder / "compressed-tensors", device)
+    wide = call_in_own_process(repeat_wide, folder / "compressed-tensors", device)
     return {**figures, "tokens": int(expected.response_mask.sum()), "equal": equal, "wide": wide}
-
-
-def _in_new_process(function: Any, *arguments: Any) -> Any:
-    """A second engine in one process cannot capture CUDA graphs."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        return process.submit(function, *arguments).result()
 
 
 @torch.no_grad()

@@ -16,8 +16,6 @@ import argparse
 import json
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ from torch import Tensor, nn
 from experiments.benchmarks.architectures import ARCHITECTURES, engine_settings
 from experiments.benchmarks.parity_cases import Case, random_case, trained_case
 from experiments.benchmarks.parity_statistics import Batch, ratios_of_both_floors, write_batches
+from experiments.own_process import call_in_own_process
 from experiments.provenance import hardware, versions
 from qat_core.checkpoint.architecture import meta_model
 from qat_core.nvfp4 import PackedTensor, dequantize
@@ -57,9 +56,7 @@ def measure_case(case: Case, device: str) -> dict[str, list[Batch]]:
     """All batches of every arm of one model."""
     batches: dict[str, list[Batch]] = {}
     for arms in ENGINES:
-        # a process each: a second engine in one process cannot capture CUDA graphs
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-            batches |= process.submit(measure_arms, case, arms, device).result()
+        batches |= call_in_own_process(measure_arms, case, arms, device)
     return batches
 
 

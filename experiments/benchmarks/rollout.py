@@ -12,35 +12,29 @@ vLLM measures its weight memory by what PyTorch's allocator hands out, gaps incl
 PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True there are none.
 """
 
-import argparse
-import json
 import math
 import os
 import tempfile
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import nn
 
 from experiments.benchmarks.architectures import engine_settings
+from experiments.benchmarks.engines import parse_arguments, read_engine, record_engines
 from experiments.benchmarks.random_model import write_architecture
 from experiments.benchmarks.timing import synchronize
-from experiments.provenance import hardware, versions
-from experiments.schema import ROOT
 from qat_core.checkpoint.architecture import meta_model
 from qat_core.checkpoint.hub import split_experts
 from qat_core.memory import predict_weight_memory_gib, weight_shapes
 from qat_core.plan import plan
 from qat_core.recipe import Recipe
 from qat_core.rollout.packed import weight_stream
-from qat_core.rollout.vllm import VllmEngine, vllm_version
+from qat_core.rollout.vllm import VllmEngine
 from qat_core.units import BYTES_PER_GIB
 
 SYNCS = 5
@@ -49,9 +43,8 @@ MAX_NUM_SEQS = 32
 
 def run(name: str, device: str) -> dict[str, Any]:
     """All figures of one `model:precision`."""
-    model_name, _, precision = name.partition(":")
-    config = json.loads((ROOT / "experiments" / "models" / f"{model_name}.json").read_text())
-    recipe = Recipe.full() if precision == "nvfp4" else None
+    config, is_packed = read_engine(name)
+    recipe = Recipe.full() if is_packed else None
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "model"
         write_architecture(config, folder)
@@ -146,25 +139,8 @@ def _measured(device: str) -> Iterator[dict[str, float]]:
 
 def main() -> None:
     """Measures each `model:precision` and writes the record after each."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("record", type=Path)
-    parser.add_argument("engines", nargs="+", metavar="MODEL:PRECISION")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    arguments = parser.parse_args()
-    record: dict[str, Any] = {
-        "benchmark": "rollout",
-        "hardware": hardware(arguments.device),
-        "versions": versions() | {"vllm": vllm_version()},
-        "allocator": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""),
-        "engines": {},
-    }
-    for name in arguments.engines:
-        # a process each: a second engine in one process cannot capture CUDA graphs
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-            figures = process.submit(run, name, arguments.device).result()
-        record["engines"][name] = figures
-        arguments.record.write_text(json.dumps(record, indent=1) + "\n")
-        Console().print(name, figures)
+    settings = {"allocator": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")}
+    record_engines(parse_arguments(__doc__), "rollout", settings, run)
 
 
 if __name__ == "__main__":

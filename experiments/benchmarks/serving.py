@@ -7,29 +7,23 @@ Random weights, CUDA graphs for decoding, prompts of 32 tokens, 128 new ones. `-
 rehearses with the nano models.
 """
 
-import argparse
-import json
 import tempfile
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import Tensor
 
 from experiments.benchmarks.architectures import engine_settings
+from experiments.benchmarks.engines import parse_arguments, read_engine, record_engines
 from experiments.benchmarks.random_model import write_architecture
 from experiments.benchmarks.timing import quartiles
-from experiments.provenance import hardware, versions
-from experiments.schema import ROOT
 from qat_core.checkpoint.architecture import meta_model
 from qat_core.checkpoint.source import packed_weights
 from qat_core.plan import plan
 from qat_core.recipe import Recipe
-from qat_core.rollout.vllm import VllmEngine, vllm_version
+from qat_core.rollout.vllm import VllmEngine
 from qat_core.units import BYTES_PER_GIB
 
 GPU_MEMORY_UTILIZATION = 0.9
@@ -41,13 +35,12 @@ NEW_TOKENS = {"cuda": 128, "cpu": 8}
 
 def run(name: str, device: str) -> dict[str, Any]:
     """KV cache and throughput of one `model:precision`."""
-    model_name, _, precision = name.partition(":")
-    config = json.loads((ROOT / "experiments" / "models" / f"{model_name}.json").read_text())
+    config, is_packed = read_engine(name)
     recipe = Recipe.full()
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "model"
         write_architecture(config, folder)
-        served = plan(meta_model(folder), recipe) if precision == "nvfp4" else None
+        served = plan(meta_model(folder), recipe) if is_packed else None
         engine = VllmEngine(folder, served, load_format="dummy", **_settings(device))
         shapes = {entry.name: entry.shape for entry in engine.plan.entries}
 
@@ -88,26 +81,12 @@ def _decode(engine: VllmEngine, batch: int, device: str) -> list[float]:
 
 def main() -> None:
     """Measures each `model:precision` and writes the record after each."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("record", type=Path)
-    parser.add_argument("engines", nargs="+", metavar="MODEL:PRECISION")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    arguments = parser.parse_args()
-    record: dict[str, Any] = {
-        "benchmark": "serving",
-        "hardware": hardware(arguments.device),
-        "versions": versions() | {"vllm": vllm_version()},
+    arguments = parse_arguments(__doc__)
+    settings = {
         "gpu_memory_utilization": GPU_MEMORY_UTILIZATION,
         "new_tokens": NEW_TOKENS[arguments.device],
-        "engines": {},
     }
-    for name in arguments.engines:
-        # a process each: a second engine in one process cannot capture CUDA graphs
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-            figures = process.submit(run, name, arguments.device).result()
-        record["engines"][name] = figures
-        arguments.record.write_text(json.dumps(record, indent=1) + "\n")
-        Console().print(name, figures)
+    record_engines(arguments, "serving", settings, run)
 
 
 if __name__ == "__main__":
