@@ -6,9 +6,7 @@ in NVFP4, greedily and sampled.
 """
 
 import argparse
-import os
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ from experiments.json_files import write_json
 from experiments.own_process import call_in_own_process
 from experiments.saved_checkpoints import find_checkpoints, model_folder
 from experiments.schema import Run, Study, load_study
-from experiments.verl.leases import VISIBLE, leased_gpus
+from experiments.verl.leases import reserved_devices
 from experiments.verl.questions import read_questions
 from qat_core.rl.tasks import Question, make_problems
 
@@ -38,8 +36,7 @@ def evaluate_run(study: Study, run: Run, results: Path) -> list[dict[str, Any]]:
     with ExitStack() as stack:
         merged = {step: stack.enter_context(model_folder(path)) for step, path in saved.items()}
         exam = Exam(study, run, {0: results / "base" / run.model} | merged, questions)
-        if study.device == "cuda":
-            stack.enter_context(_gpu())
+        stack.enter_context(reserved_devices(study.device, num_gpus=1))
         is_eager = study.rollout == "eager"
         hold = hold_exam if is_eager else partial(call_in_own_process, hold_exam)
         records = [record for precision in PRECISIONS for record in hold(exam, precision)]
@@ -50,14 +47,6 @@ def _held_out_questions(study: Study, results: Path) -> list[Question]:
     if study.trainer == "verl":
         return list(read_questions(results / "data" / study.study / "test.parquet"))
     return [*make_problems(study.task, "test")]
-
-
-@contextmanager
-def _gpu() -> Iterator[None]:
-    """One GPU, before this process or a child has begun to use any."""
-    with leased_gpus(1) as gpus:
-        os.environ[VISIBLE] = gpus[0]
-        yield
 
 
 def main() -> None:

@@ -5,14 +5,11 @@ appear when it has finished. MLflow follows live.
 """
 
 import argparse
-import os
 import shlex
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -26,7 +23,7 @@ from experiments.run_log import OnStep, RunLog
 from experiments.schema import Run, Study, load_study
 from experiments.tee import tee_output
 from experiments.tracking import TrackedRun
-from experiments.verl.leases import VISIBLE, leased_gpus
+from experiments.verl.leases import reserved_devices
 
 KILLED = "ended without a word: killed, or the machine stopped"
 
@@ -65,17 +62,6 @@ def _train(study: Study, run: Run, results: Path, series: list[Attempt], on_step
     return train(study, run, results, series, on_step)
 
 
-@contextmanager
-def _devices(study: Study) -> Iterator[None]:
-    """Lends the run its GPUs; without any on a CPU study."""
-    if study.device == "cpu":
-        yield
-        return
-    with leased_gpus(study.gpus) as gpus:
-        os.environ[VISIBLE] = ",".join(gpus)
-        yield
-
-
 def open_series(run_dir: Path, digests: Json) -> list[Attempt]:
     """The attempts to go on from, and a new one; drops checkpoints of any other experiment."""
     former = list_attempts(run_dir)
@@ -106,7 +92,8 @@ def main() -> None:
     series = open_series(args.results / run.id, digests)
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(signal.SIGINT, _stop)
-    with tee_output(series[-1].folder / "train.log", args.log), _devices(study):
+    devices = reserved_devices(study.device, study.gpus)
+    with tee_output(series[-1].folder / "train.log", args.log), devices:
         command = shlex.join(sys.orig_argv)
         base_dir = args.results / "base" / run.model
         manifest = new_manifest(study, run, base_dir, series[-1], digests, command)

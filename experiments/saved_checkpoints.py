@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-# verl writes a step's number here once its checkpoint is complete
-VERL_LATEST = "latest_checkpointed_iteration.txt"
+from experiments.verl.checkpoints import TRACKER, steps_on_disk
 
 
 def find_checkpoints(folder: Path) -> dict[int, Path]:
@@ -17,19 +16,21 @@ def find_checkpoints(folder: Path) -> dict[int, Path]:
     Raises:
         FileNotFoundError: there is none.
     """
-    paths = _verl_checkpoints(folder) if (folder / VERL_LATEST).exists() else folder.glob("step_*")
-    found = {int(path.name.rpartition("_")[2]): path for path in paths}
+    if (folder / TRACKER).exists():
+        found = _verl_checkpoints(folder)
+    else:
+        found = {int(path.name.removeprefix("step_")): path for path in folder.glob("step_*")}
     if not found:
         raise FileNotFoundError(f"{folder}: no checkpoint; run the training rule first")
     return dict(sorted(found.items()))
 
 
-def _verl_checkpoints(folder: Path) -> Iterator[Path]:
+def _verl_checkpoints(folder: Path) -> dict[int, Path]:
     """Of older checkpoints verl removes the weights and leaves the rest."""
-    latest = int((folder / VERL_LATEST).read_text())
-    for path in folder.glob("global_step_*"):
-        if int(path.name.rpartition("_")[2]) <= latest and (path / "actor").is_dir():
-            yield path
+    latest, steps = int((folder / TRACKER).read_text()), steps_on_disk(folder)
+    return {
+        step: path for step, path in steps.items() if step <= latest and (path / "actor").is_dir()
+    }
 
 
 @contextmanager
@@ -48,7 +49,9 @@ def model_folder(checkpoint: Path) -> Iterator[Path]:
         places = ["--local_dir", str(sharded), "--target_dir", merged]
         done = subprocess.run([*merge, *places], capture_output=True, text=True)
         if done.returncode != 0:
+            *_, reason = ["", *done.stderr.strip().splitlines()]
             raise ValueError(
-                f"{sharded}: shards not merged: {done.stderr.strip().splitlines()[-1]}"
+                f"{sharded}: shards not merged: exit code {done.returncode}, {reason}; "
+                "train the run again"
             )
         yield Path(merged)

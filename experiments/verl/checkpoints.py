@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+# holds a step's number once its checkpoint is complete
 TRACKER = "latest_checkpointed_iteration.txt"
 
 
@@ -13,7 +14,7 @@ def rewind(folder: Path, last_recorded_step: int) -> None:
     from there, the step would stay without metrics for ever. And it may remove an old checkpoint
     before the new one is complete.
     """
-    steps = {int(path.name.rpartition("_")[2]): path for path in folder.glob("global_step_*")}
+    steps = steps_on_disk(folder)
     tracker = folder / TRACKER
     complete = int(tracker.read_text()) if tracker.exists() else 0
     usable = [
@@ -29,6 +30,11 @@ def rewind(folder: Path, last_recorded_step: int) -> None:
         tracker.write_text(str(latest))
     else:
         tracker.unlink(missing_ok=True)
+
+
+def steps_on_disk(folder: Path) -> dict[int, Path]:
+    """verl's checkpoints by step, whole or not."""
+    return {int(path.name.rpartition("_")[2]): path for path in folder.glob("global_step_*")}
 
 
 def _is_whole(path: Path) -> bool:

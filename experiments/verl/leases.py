@@ -64,6 +64,21 @@ def leased_gpus(num_gpus: int, folder: Path | None = None) -> Iterator[list[str]
         yield taken
 
 
+@contextmanager
+def reserved_devices(device: str, num_gpus: int) -> Iterator[None]:
+    """Shows this process leased GPUs alone, before it has begun to use any; nothing on a CPU.
+
+    Raises:
+        ValueError: this machine has fewer.
+    """
+    if device == "cpu":
+        yield
+        return
+    with leased_gpus(num_gpus) as names:
+        os.environ[VISIBLE] = ",".join(names)
+        yield
+
+
 def _take_free(num_gpus: int, folder: Path, stack: ExitStack) -> list[str]:
     taken: list[str] = []
     for name in visible_gpus():

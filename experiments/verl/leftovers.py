@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-FILE_NAME = "leftovers.txt"
+LEFTOVERS_FILE = "leftovers.txt"
 SHARED_MEMORY = Path("/dev/shm")
 # names given by Python's multiprocessing, which vLLM uses, and by verl's weight transfer
 SEGMENTS = re.compile(rf"{SHARED_MEMORY}/(?:psm_|verl_weights_)\S+")

@@ -15,7 +15,7 @@ import psutil
 
 from experiments.interruption import deferred_interruption
 from experiments.verl.command import Command
-from experiments.verl.leftovers import FILE_NAME, Leftovers
+from experiments.verl.leftovers import LEFTOVERS_FILE, Leftovers
 
 # prctl(2)
 SET_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36
@@ -33,7 +33,7 @@ class VerlProcess:
 
     def __init__(self, command: Command, log: Path) -> None:
         self._bystanders = set(psutil.Process().children(recursive=True))
-        self._leftovers = Leftovers(log.with_name(FILE_NAME))
+        self._leftovers = Leftovers(log.with_name(LEFTOVERS_FILE))
         temporary = Path(tempfile.mkdtemp(prefix="verl-", dir=PARENT_FOLDER))
         self._leftovers.note(temporary)
         # orphans of verl become children of this process, so that they can be found

@@ -12,7 +12,7 @@ from experiments.schema import PACKED_PRECISION, ROOT, Run, Study
 from experiments.verl.checkpoints import rewind
 from experiments.verl.command import build_command, places
 from experiments.verl.kl_gate import GateWatch
-from experiments.verl.leftovers import FILE_NAME, remove_leftovers
+from experiments.verl.leftovers import LEFTOVERS_FILE, remove_leftovers
 from experiments.verl.preflight import require_inputs
 from experiments.verl.process import VerlProcess, running_verl
 from experiments.verl.rows import StepReader
@@ -37,7 +37,7 @@ def train(study: Study, run: Run, results: Path, series: list[Attempt], on_step:
     attempt = series[-1]
     where = places(study, run, ROOT, results.resolve(), attempt.folder.resolve())
     require_inputs(where)
-    for record in attempt.folder.parent.glob(f"*/{FILE_NAME}"):
+    for record in attempt.folder.parent.glob(f"*/{LEFTOVERS_FILE}"):
         remove_leftovers(record)
     recorded = [int(row["step"] or 0) for row in merge_rows(series)]
     rewind(where.checkpoints, max(recorded, default=0))

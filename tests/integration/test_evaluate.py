@@ -12,8 +12,9 @@ pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 pytest.importorskip("verl", reason="needs requirements/engines.txt")
 
 from experiments.evaluate import evaluate_run
-from experiments.saved_checkpoints import VERL_LATEST, find_checkpoints, model_folder
+from experiments.saved_checkpoints import find_checkpoints, model_folder
 from experiments.schema import Study, load_study
+from experiments.verl.checkpoints import TRACKER
 from experiments.verl.data import write_data
 from qat_core.rl.config import PretrainConfig
 from qat_core.rl.supervised import pretrain
@@ -66,7 +67,7 @@ def results(study: Study, tmp_path: Path) -> Path:
     checkpoints = tmp_path / study.runs[0].id / "checkpoints"
     saved = str(checkpoints / f"global_step_{STEP}")
     spawn(verl_checkpoint_ranks.save, (2, str(tmp_path / "trained"), saved), nprocs=2)  # type: ignore[no-untyped-call]
-    (checkpoints / VERL_LATEST).write_text(str(STEP))
+    (checkpoints / TRACKER).write_text(str(STEP))
     write_data(study.task, tmp_path / "data" / study.study)
     return tmp_path
 

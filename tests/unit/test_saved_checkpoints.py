@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.saved_checkpoints import VERL_LATEST, find_checkpoints, model_folder
+from experiments.saved_checkpoints import find_checkpoints, model_folder
+from experiments.verl.checkpoints import TRACKER
 
 
 def test_local_checkpoints_are_used_as_they_are(tmp_path: Path) -> None:
@@ -19,7 +20,7 @@ def test_local_checkpoints_are_used_as_they_are(tmp_path: Path) -> None:
 def test_verl_checkpoints_count_once_complete_and_until_removed(tmp_path: Path) -> None:
     for step in (5, 10, 15):
         (tmp_path / f"global_step_{step}" / "actor").mkdir(parents=True)
-    (tmp_path / VERL_LATEST).write_text("10")  # killed while it saved step 15
+    (tmp_path / TRACKER).write_text("10")  # killed while it saved step 15
     assert list(find_checkpoints(tmp_path)) == [5, 10]
     (tmp_path / "global_step_5" / "actor").rmdir()  # max_actor_ckpt_to_keep
     assert list(find_checkpoints(tmp_path)) == [10]

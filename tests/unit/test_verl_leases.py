@@ -4,15 +4,17 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from experiments.schema import ROOT
-from experiments.verl.leases import leased_gpus, require_gpus, visible_gpus
+from experiments.verl.leases import leased_gpus, require_gpus, reserved_devices, visible_gpus
 
 HOLD = """
 import sys
+import tempfile
 from pathlib import Path
 from experiments.verl.leases import leased_gpus
 with leased_gpus(int(sys.argv[1]), Path(sys.argv[2])) as gpus:
@@ -86,3 +88,13 @@ def test_only_visible_gpus_are_lent(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
     assert visible_gpus() == gpus
+
+
+def test_a_process_sees_its_own_gpus_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with reserved_devices("cpu", 2):
+        assert visible_gpus() == ["0", "1", "2", "GPU-3"]
+    with reserved_devices("cuda", 3):
+        assert visible_gpus() == ["0", "1", "2"]
+        with pytest.raises(ValueError, match="takes 4 GPUs and this machine shows 3"):
+            require_gpus(4)

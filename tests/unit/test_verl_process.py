@@ -13,7 +13,7 @@ import pytest
 
 from experiments.schema import ROOT
 from experiments.verl.command import Command
-from experiments.verl.leftovers import FILE_NAME, remove_leftovers
+from experiments.verl.leftovers import LEFTOVERS_FILE, remove_leftovers
 from experiments.verl.process import running_verl
 
 START_LIMIT_S = 30
@@ -57,7 +57,7 @@ def segment(marker: Path) -> Path:
 
 
 def noted(folder: Path) -> str:
-    return (folder / FILE_NAME).read_text()
+    return (folder / LEFTOVERS_FILE).read_text()
 
 
 def stubborn_processes(marker: Path) -> list[psutil.Process]:
@@ -121,7 +121,7 @@ def test_verl_ends_with_a_killed_launcher_and_the_rest_is_removed_later(tmp_path
     verl.wait(START_LIMIT_S)  # it gets SIGTERM from the kernel, on which Ray shuts down
     for process in stubborn_processes(marker):  # which Ray itself would have ended
         process.kill()
-    record = tmp_path / FILE_NAME
+    record = tmp_path / LEFTOVERS_FILE
     temporary = Path(record.read_text().splitlines()[0])
     assert left.exists() and (temporary / "left").exists()
     remove_leftovers(record)
