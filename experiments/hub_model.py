@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
+from experiments.hub import explain_download_errors
 from experiments.model_source import HubModel
 from experiments.schema import ROOT
 from qat_core.memory import weight_shapes
@@ -43,16 +43,20 @@ def _local_folder(name: str, source: HubModel) -> Path:
 
 
 def _fetched_folder(name: str, source: HubModel) -> Path:
-    try:
+    wanted = f"models.{name}.repo: {source.repo}, revision {source.revision}"
+    mend = (
+        "try again, correct it, set HF_TOKEN if it is gated, or name a local copy in "
+        f"models.{name}.path"
+    )
+    with explain_download_errors(wanted, mend):
         return Path(
-            snapshot_download(source.repo, revision=source.revision, allow_patterns=[*FILES])
+            snapshot_download(
+                source.repo,
+                revision=source.revision,
+                allow_patterns=[*FILES],
+                ignore_patterns="*/*",  # the patterns match in subfolders too
+            )
         )
-    except (LocalEntryNotFoundError, HfHubHTTPError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(
-            f"models.{name}.repo: {source.repo} not fetched from the hub ({reason}); name a local "
-            f"copy in models.{name}.path"
-        ) from None
 
 
 def _require_shapes(name: str, source: HubModel, folder: Path) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
+from experiments.hub import explain_download_errors
 from experiments.provenance import digest_file
 from experiments.schema import ROOT
 from qat_core.rl.config import TaskConfig
@@ -91,17 +91,13 @@ def _local_source(path: Path, sha256: str, split: Split) -> Source:
 
 
 def _hub_source(file: HubFile, split: Split) -> Source:
-    try:
+    mend = f"try again or name a local copy in task.{split}_files, {{path: {file.sha256}}}"
+    with explain_download_errors(f"{file.repo}: {file.path}", mend):
         found = Path(
             hf_hub_download(file.repo, file.path, repo_type="dataset", revision=file.revision)
         )
-    except (LocalEntryNotFoundError, HfHubHTTPError) as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(
-            f"{file.repo}: {file.path}: not fetched from the hub ({reason}); name a local copy in "
-            f"task.{split}_files, {{path: {file.sha256}}}"
-        ) from error
-    _require_sha256(found, file.sha256, "remove it from the hub's cache to fetch it again")
+    # the file in the cache is a link, which the client would only make again
+    _require_sha256(found, file.sha256, f"remove {found.resolve()} to fetch it again")
     return Source(file.name, found, file._asdict())
 
 

@@ -234,6 +234,7 @@ def test_without_network_the_local_files_are_asked_for(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: {AIME_2024.repo}: {AIME_2024.path}: not fetched from")
     assert f"in task.test_files, {{path: {AIME_2024.sha256}}}" in done.stderr
+    assert "offline mode is enabled" in done.stderr
     assert done.stderr.count("\n") == 1 and not (tmp_path / "data").exists()
 
 
