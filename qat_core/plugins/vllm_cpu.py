@@ -25,6 +25,8 @@ from vllm.model_executor.utils import set_weight_attrs
 from qat_core.checkpoint.formats import LAYOUTS, Layout
 from qat_core.nvfp4 import BLOCK_SIZE, PackedTensor, dequantize
 
+BF16_LINEAR = UnquantizedLinearMethod()
+
 
 class CpuW4A16Linear(CompressedTensorsW4A4Fp4):  # type: ignore[misc]
     """Linear layers: `create_weights` is that of the CUDA class."""
@@ -33,18 +35,14 @@ class CpuW4A16Linear(CompressedTensorsW4A4Fp4):  # type: ignore[misc]
         self.use_a16 = True
         self.group_size = BLOCK_SIZE
         self.kernel = _NoKernel()
-        self._unquantized = UnquantizedLinearMethod()
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Replaces the packed parameters by a BF16 weight in the layout of vLLM's CPU kernels."""
-        scale = layer.weight_global_scale.data.max()  # one for all of a fused layer, as on CUDA
-        layer.weight = unpacked(layer, "", LAYOUTS["compressed-tensors"], scale)
-        self._unquantized.process_weights_after_loading(layer)
+        """Unpacks the weight."""
+        unpack_linear(layer, LAYOUTS["compressed-tensors"])
 
     def apply_weights(self, layer: Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """BF16 product."""
-        product: Tensor = self._unquantized.apply(layer, x, bias)
-        return product
+        return linear_product(layer, x, bias)
 
 
 class CpuW4A16Experts(UnquantizedFusedMoEMethod):  # type: ignore[misc]
@@ -84,7 +82,7 @@ class CpuW4A16Experts(UnquantizedFusedMoEMethod):  # type: ignore[misc]
         for name in ("w13", "w2"):
             scale = getattr(layer, f"{name}_{self.layout.global_scale}").data
             scale = scale[:, 0].contiguous() if name == "w13" else scale  # gate's, as on CUDA
-            weight = unpacked(layer, f"{name}_", self.layout, scale)
+            weight = _unpacked(layer, f"{name}_", self.layout, scale)
             delattr(layer, f"{name}_{self.unused}")
             setattr(layer, f"{name}_weight", weight)
         self.moe_kernel = None  # else vLLM 0.28 keeps the layout made of the weights before
@@ -123,7 +121,20 @@ class _NoKernel:
         """None: no quantized input."""
 
 
-def unpacked(layer: Any, prefix: str, layout: Layout, global_scale: Tensor) -> Parameter:
+def unpack_linear(layer: Any, layout: Layout) -> None:
+    """Replaces the packed parameters by a BF16 weight in the layout of vLLM's CPU kernels."""
+    scale = getattr(layer, layout.global_scale).data.max()  # one for a fused layer, as on CUDA
+    layer.weight = _unpacked(layer, "", layout, scale)
+    BF16_LINEAR.process_weights_after_loading(layer)
+
+
+def linear_product(layer: Module, x: Tensor, bias: Tensor | None) -> Tensor:
+    """x times the weight of `unpack_linear`."""
+    product: Tensor = BF16_LINEAR.apply(layer, x, bias)
+    return product
+
+
+def _unpacked(layer: Any, prefix: str, layout: Layout, global_scale: Tensor) -> Parameter:
     """The weight behind a layer's packed parameters, which are removed."""
     codes = getattr(layer, prefix + layout.codes).data
     block_scale = getattr(layer, prefix + layout.block_scale).data

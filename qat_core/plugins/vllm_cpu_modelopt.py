@@ -4,17 +4,14 @@ from typing import Any
 
 from torch import Tensor
 from torch.nn import Module
-from vllm.model_executor.layers.linear import (
-    UnquantizedLinearMethod,
-    register_weight_loader_v2_supported_method,
-)
+from vllm.model_executor.layers.linear import register_weight_loader_v2_supported_method
 from vllm.model_executor.layers.quantization.modelopt import (
     ModelOptNvFp4Config,
     ModelOptNvFp4W4A16LinearMethod,
 )
 
 from qat_core.checkpoint.formats import LAYOUTS
-from qat_core.plugins.vllm_cpu import CpuW4A16Experts, unpacked
+from qat_core.plugins.vllm_cpu import CpuW4A16Experts, linear_product, unpack_linear
 
 
 @register_weight_loader_v2_supported_method
@@ -23,19 +20,15 @@ class CpuModelOptLinear(ModelOptNvFp4W4A16LinearMethod):  # type: ignore[misc]
 
     def __init__(self, quant_config: Any) -> None:
         self.quant_config = quant_config
-        self._unquantized = UnquantizedLinearMethod()
 
     def process_weights_after_loading(self, layer: Any) -> None:
-        """Replaces the packed parameters by a BF16 weight in the layout of vLLM's CPU kernels."""
+        """Unpacks the weight."""
         del layer.input_scale
-        scale = layer.weight_scale_2.data.max()  # one for all of a fused layer, as on CUDA
-        layer.weight = unpacked(layer, "", LAYOUTS["modelopt"], scale)
-        self._unquantized.process_weights_after_loading(layer)
+        unpack_linear(layer, LAYOUTS["modelopt"])
 
     def apply(self, layer: Module, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """BF16 product."""
-        product: Tensor = self._unquantized.apply(layer, x, bias)
-        return product
+        return linear_product(layer, x, bias)
 
 
 class CpuModelOptExperts(CpuW4A16Experts):
