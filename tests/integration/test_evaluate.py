@@ -1,12 +1,11 @@
 """Offline evaluation of a verl run: sharded checkpoints, merged, served by vLLM on a CPU."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 from torch.multiprocessing.spawn import spawn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 pytest.importorskip("verl", reason="needs requirements/engines.txt")
@@ -19,8 +18,8 @@ from experiments.verl.data import write_data
 from qat_core.rl.config import PretrainConfig
 from qat_core.rl.supervised import pretrain
 from qat_core.rl.tasks import make_problems
-from qat_core.rl.tokenizer import character_tokenizer
 from tests.integration import verl_checkpoint_ranks
+from tests.nano_models import write_nano
 
 pytestmark = pytest.mark.slow
 
@@ -51,22 +50,18 @@ def study(tmp_path: Path) -> Study:
 @pytest.fixture
 def results(study: Study, tmp_path: Path) -> Path:
     """A base with random weights; a checkpoint on two ranks that knows the held-out answers."""
-    tokenizer = character_tokenizer()
-    config = json.loads(study.models["nano"].config.read_text())
-    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    shape = AutoConfig.for_model(**config | ends | {"num_hidden_layers": 1})
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(shape, dtype=torch.bfloat16)
-    for name in ("base/nano", "trained"):
-        model.save_pretrained(tmp_path / name)
-        tokenizer.save_pretrained(tmp_path / name)
-        if name == "base/nano":
-            learning = PretrainConfig(steps=120, batch_size=16, lr=3e-3, mixed_steps=0)
-            answers = make_problems(study.task, "test")
-            pretrain(model, tokenizer, answers, learning, 0, lambda step, loss: None)
+    base, trained = tmp_path / "base" / "nano", tmp_path / "trained"
+    write_nano("nano-moe", base, num_layers=1)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    learning = PretrainConfig(steps=120, batch_size=16, lr=3e-3, mixed_steps=0)
+    answers = make_problems(study.task, "test")
+    pretrain(model, tokenizer, answers, learning, 0, lambda step, loss: None)
+    model.save_pretrained(trained)
+    tokenizer.save_pretrained(trained)
     checkpoints = tmp_path / study.runs[0].id / "checkpoints"
     saved = str(checkpoints / f"global_step_{STEP}")
-    spawn(verl_checkpoint_ranks.save, (2, str(tmp_path / "trained"), saved), nprocs=2)  # type: ignore[no-untyped-call]
+    spawn(verl_checkpoint_ranks.save, (2, str(trained), saved), nprocs=2)  # type: ignore[no-untyped-call]
     (checkpoints / TRACKER).write_text(str(STEP))
     write_data(study.task, tmp_path / "data" / study.study)
     return tmp_path

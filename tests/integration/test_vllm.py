@@ -1,6 +1,5 @@
 """vLLM as rollout engine on a CPU: what it computes, what a sync does, what it refuses."""
 
-import json
 from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -8,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 
@@ -20,10 +19,10 @@ from qat_core.plan import QuantPlan, plan
 from qat_core.prepare import prepare
 from qat_core.recipe import Recipe
 from qat_core.rl.policy import Policy
-from qat_core.rl.tokenizer import character_tokenizer
 from qat_core.rollout.engine import Rollouts
 from qat_core.rollout.packed import weight_stream
 from qat_core.rollout.vllm import VllmEngine
+from tests.nano_models import write_nano
 
 pytestmark = pytest.mark.slow
 
@@ -39,19 +38,9 @@ CLOSE, NOT_ROUNDED, OTHER_WEIGHTS = 0.02, 0.05, 0.3
 @pytest.fixture(scope="module", params=["nano-dense", "nano-moe"])
 def folders(request, tmp_path_factory) -> Iterator[list[Path]]:
     """Two BF16 checkpoints, A and B, of one architecture with random weights."""
-    made = []
-    tokenizer = character_tokenizer()
-    config = json.loads(Path(f"experiments/models/{request.param}.json").read_text())
-    for seed in (0, 1):
-        folder = tmp_path_factory.mktemp(f"{request.param}-{seed}")
-        (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
-        shape = AutoConfig.from_pretrained(
-            folder, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id
-        )
-        torch.manual_seed(seed)
-        AutoModelForCausalLM.from_config(shape, dtype=torch.bfloat16).save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        made.append(folder)
+    made = [tmp_path_factory.mktemp(request.param) / str(seed) for seed in (0, 1)]
+    for seed, folder in enumerate(made):
+        write_nano(request.param, folder, num_layers=2, seed=seed)
     yield made
     cleanup_dist_env_and_memory()  # a MoE model needs other process groups than a dense one
 

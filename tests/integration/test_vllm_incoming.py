@@ -1,6 +1,5 @@
 """Weights that arrive in buckets, in a real vLLM worker on a CPU."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 
 pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 
@@ -16,11 +15,11 @@ from vllm.distributed import cleanup_dist_env_and_memory
 
 from qat_core.plan import QuantPlan, plan
 from qat_core.recipe import Recipe
-from qat_core.rl.tokenizer import character_tokenizer
 from qat_core.rollout.packed import weight_stream
 from qat_core.rollout.vllm import VllmEngine
 from qat_core.rollout.vllm_incoming import IncomingWeights
 from qat_core.rollout.wire import to_wire
+from tests.nano_models import write_nano
 
 pytestmark = pytest.mark.slow
 
@@ -30,18 +29,14 @@ Bucket = list[tuple[str, Tensor]]
 
 @pytest.fixture(scope="module", params=["nano-dense", "nano-moe"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp(request.param)
-    config = json.loads(Path(f"experiments/models/{request.param}.json").read_text())
-    (path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
-    character_tokenizer().save_pretrained(path)
+    path = tmp_path_factory.mktemp(request.param) / "model"
+    write_nano(request.param, path, num_layers=2)
     return path
 
 
 @pytest.fixture(scope="module")
 def model(folder: Path) -> torch.nn.Module:
-    torch.manual_seed(0)
-    config = AutoConfig.from_pretrained(folder)
-    return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
 
 
 @pytest.fixture(scope="module")

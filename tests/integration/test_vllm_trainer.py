@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 
@@ -14,37 +12,21 @@ from vllm.distributed import cleanup_dist_env_and_memory
 
 from experiments.arms import make_arm
 from experiments.schema import ArmName
-from qat_core.rl.config import GrpoConfig, RolloutConfig, TaskConfig
-from qat_core.rl.tokenizer import character_tokenizer
 from qat_core.rl.trainer import GrpoTrainer
+from tests.nano_models import CONFIG, TASK, write_nano
 
 pytestmark = pytest.mark.slow
 
-TASK = TaskConfig(name="chain-sum", terms=(3, 4), largest=9, train_prompts=64, test_prompts=8)
-CONFIG = GrpoConfig(
-    steps=2,
-    prompts_per_step=4,
-    responses_per_prompt=4,
-    mini_batch_prompts=4,
-    micro_batch_responses=16,
-    lr=1e-4,
-    save_every=1,
-    rollout=RolloutConfig(max_prompt_tokens=16, max_response_tokens=16),
+TWO_STEPS = CONFIG.model_copy(
+    update={"steps": 2, "mini_batch_prompts": 4, "micro_batch_responses": 16, "save_every": 1}
 )
 
 
 @pytest.fixture(scope="module", params=["nano-dense", "nano-moe"])
 def base_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator:
     """Two layers of the architecture, random weights."""
-    folder = tmp_path_factory.mktemp(request.param)
-    config = json.loads(Path(f"experiments/models/{request.param}.json").read_text())
-    tokenizer = character_tokenizer()
-    special = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
-    (folder / "config.json").write_text(json.dumps(config | special | {"num_hidden_layers": 2}))
-    torch.manual_seed(0)
-    shape = AutoConfig.from_pretrained(folder)
-    AutoModelForCausalLM.from_config(shape, dtype=torch.bfloat16).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    folder = tmp_path_factory.mktemp(request.param) / "model"
+    write_nano(request.param, folder, num_layers=2)
     yield folder
     cleanup_dist_env_and_memory()  # a MoE model needs other process groups than a dense one
 
@@ -53,7 +35,7 @@ def _train(base_dir: Path, arm_name: ArmName, checkpoints: Path) -> tuple[GrpoTr
     arm = make_arm(arm_name)
     rows: list[dict[str, float]] = []
     trainer = GrpoTrainer(
-        base_dir, arm.trained, arm.rolled_out, TASK, CONFIG, 0, "cpu", checkpoints, "vllm"
+        base_dir, arm.trained, arm.rolled_out, TASK, TWO_STEPS, 0, "cpu", checkpoints, "vllm"
     )
     trainer.train(lambda step, metrics: rows.append(metrics))
     return trainer, rows

@@ -6,20 +6,10 @@ import pytest
 
 from experiments.arms import make_arm
 from experiments.schema import ArmName
-from qat_core.rl.config import GrpoConfig, RolloutConfig, TaskConfig
+from qat_core.rl.config import RolloutConfig
 from qat_core.rl.trainer import GrpoTrainer
+from tests.nano_models import CONFIG, TASK
 
-TASK = TaskConfig(name="chain-sum", terms=(3, 4), largest=9, train_prompts=64, test_prompts=8)
-CONFIG = GrpoConfig(
-    steps=4,
-    prompts_per_step=4,
-    responses_per_prompt=4,
-    mini_batch_prompts=2,
-    micro_batch_responses=8,
-    lr=1e-4,
-    save_every=2,
-    rollout=RolloutConfig(max_prompt_tokens=16, max_response_tokens=16),
-)
 TIMES = ("timing_s/", "perf/")
 
 

@@ -1,0 +1,15 @@
+"""Checkpoints that many tests start from."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.nano_models import write_nano
+
+
+@pytest.fixture(scope="session", params=["nano-dense", "nano-moe"])
+def nano_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A one-layer model of the architecture, random weights, with the character tokenizer."""
+    folder = tmp_path_factory.mktemp(request.param) / "model"
+    write_nano(request.param, folder, num_layers=1)
+    return folder

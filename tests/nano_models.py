@@ -1,0 +1,32 @@
+"""Nano models with random weights and the task they train on, for tests of trainer and rollouts."""
+
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from experiments.benchmarks.random_model import write_architecture
+from experiments.json_files import read_json
+from experiments.schema import ROOT
+from qat_core.rl.config import GrpoConfig, RolloutConfig, TaskConfig
+
+TASK = TaskConfig(name="chain-sum", terms=(3, 4), largest=9, train_prompts=64, test_prompts=8)
+CONFIG = GrpoConfig(
+    steps=4,
+    prompts_per_step=4,
+    responses_per_prompt=4,
+    mini_batch_prompts=2,
+    micro_batch_responses=8,
+    lr=1e-4,
+    save_every=2,
+    rollout=RolloutConfig(max_prompt_tokens=16, max_response_tokens=16),
+)
+
+
+def write_nano(name: str, folder: Path, num_layers: int, seed: int = 0) -> None:
+    """A BF16 checkpoint of `nano-dense` or `nano-moe`, cut to some layers, in a new folder."""
+    config = read_json(ROOT / "experiments" / "models" / f"{name}.json")
+    write_architecture(config | {"num_hidden_layers": num_layers}, folder)
+    torch.manual_seed(seed)
+    shape = AutoConfig.from_pretrained(folder)
+    AutoModelForCausalLM.from_config(shape, dtype=torch.bfloat16).save_pretrained(folder)
