@@ -46,6 +46,7 @@ def prepare(model: nn.Module, recipe: Recipe, *, allow_meta: bool = False) -> Qu
         except ValueError:
             _swap(swapped)
             raise
+        scales.release_weights()
     model.register_forward_pre_hook(scales.before_forward)
     for name in checked.quantized:
         owner = model.get_submodule(name.rpartition(".")[0])

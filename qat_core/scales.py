@@ -100,6 +100,15 @@ class Scales:
         culprits = ", ".join(now or bad)
         raise ValueError(f"{culprits}: holds NaN or infinity, which NVFP4 cannot represent")
 
+    def release_weights(self) -> None:
+        """Let go of the weights, to be looked up and measured again at the next use.
+
+        FSDP2 replaces each by its shard, and whole ones would stay in memory until then.
+        """
+        self._weights.clear()
+        self._finite = ()
+        self.stale = True
+
     def wait_until_ready(self) -> None:
         """Let the current CUDA stream wait for the last refresh, which ran in another one."""
         if self._ready is not None:

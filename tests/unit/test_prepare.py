@@ -1,5 +1,7 @@
 """What prepare() leaves as it was, when scales are refreshed, and what it refuses."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -99,7 +101,7 @@ def test_one_amax_computation_an_optimizer_step(name: str, amax_calls: list[int]
         optimizer.step()
         optimizer.zero_grad()
     loss(model)
-    assert amax_calls == [num_groups] * 4  # prepare, and after each step the next forward
+    assert amax_calls == [num_groups] * 5  # prepare, first forward, and after each step the next
 
 
 @pytest.mark.parametrize(
@@ -124,6 +126,16 @@ def test_scales_notice_every_change(change: Callable[[Any, Any], Any]) -> None:
     assert float(weight.global_scale) == before / 4
     gate: Any = model.model.layers[0].mlp.gate_proj.weight
     assert float(gate.global_scale) == float(weight.global_scale)
+
+
+def test_whole_weights_are_freed_where_shards_replace_them() -> None:
+    model = tiny_model("qwen3")
+    prepare(model, Recipe())
+    projection = model.model.layers[0].mlp.down_proj
+    whole = weakref.ref(projection.weight)
+    projection._parameters["weight"] = nn.Parameter(torch.empty(0))  # as fully_shard does
+    gc.collect()
+    assert whole() is None
 
 
 def test_is_prepared() -> None:
