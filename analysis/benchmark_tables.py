@@ -5,9 +5,10 @@ from pathlib import Path
 from statistics import median
 from typing import TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from analysis.claims_table import show_ratio
+from analysis.read import read_json
 
 PRECISIONS = {"nvfp4": "NVFP4", "bf16": "BF16"}
 QAT_RATIOS = {"qat-pow2": "QAT", "qat-amax": "QAT, amax scale", "no-qat": "No QAT"}
@@ -137,14 +138,7 @@ def benchmark_tables(folder: Path, machine: str) -> str:
 
 def read_record(path: Path, kind: type[RecordType]) -> RecordType:
     """A benchmark's record; ValueError names a missing or garbled file."""
-    if not path.is_file():
-        raise ValueError(f"{path}: missing; run the benchmark of that name first")
-    try:
-        return kind.model_validate_json(path.read_text())
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"])) or "file"
-        raise ValueError(f"{path}: {key}: {first['msg']}; run the benchmark again") from None
+    return read_json(path, kind, "run the benchmark of that name")
 
 
 def _origin(records: Sequence[Record]) -> str:

@@ -13,8 +13,9 @@ import numpy as np
 from rich.console import Console
 
 from analysis.claims_table import Claim, ClaimsTable, show_ratio
-from analysis.load import Results, load_results
+from analysis.load import load_results
 from analysis.metrics import K3_KL, REWARD
+from analysis.results import Results
 from analysis.stats import (
     Interval,
     Verdict,

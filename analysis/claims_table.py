@@ -6,11 +6,12 @@ from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from analysis.read import read_json
 from experiments.cli import run_cli
 
 
@@ -119,14 +120,7 @@ def _markdown_cells(claim: Claim) -> tuple[str, ...]:
 
 def read_table(path: Path) -> ClaimsTable:
     """The table in a claims.json; ValueError names a missing or garbled file."""
-    if not path.is_file():
-        raise ValueError(f"{path}: missing; judge the claims first (make run)")
-    try:
-        return ClaimsTable.model_validate_json(path.read_text())
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"])) or "file"
-        raise ValueError(f"{path}: {key}: {first['msg']}; judge the claims again") from None
+    return read_json(path, ClaimsTable, "judge the claims with make run")
 
 
 def main() -> None:

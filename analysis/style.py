@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-from analysis.load import Results
+from analysis.results import Results
 from experiments.schema import Study
 
 WIDTH_INCHES = 9.0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from matplotlib.figure import Figure as Canvas
 
 from analysis.figures import accuracy, kl, memory, reward
-from analysis.load import Results
+from analysis.results import Results
 from experiments.schema import Study
 
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.load import Results
+from analysis.results import Results
 from analysis.stats import Interval, mean_over_prompts, seeded_generator
 from analysis.style import FAINT, add_legend, arm_style, new_figure
 from experiments.schema import Study

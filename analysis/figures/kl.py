@@ -5,8 +5,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.claims_table import show_ratio
-from analysis.load import Results
 from analysis.metrics import CATALOGUE, K3_KL
+from analysis.results import Results
 from analysis.stats import interquartile_mean
 from analysis.style import (
     INK,

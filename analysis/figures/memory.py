@@ -8,7 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.load import Results
+from analysis.results import Results
 from analysis.style import INK, add_legend, arm_style, new_figure
 from experiments.model_source import HubModel
 from experiments.schema import ROOT, Study, load_study

@@ -2,8 +2,8 @@
 
 from matplotlib.figure import Figure
 
-from analysis.load import Results
 from analysis.metrics import CATALOGUE, REWARD
+from analysis.results import Results
 from analysis.style import add_legend, new_figure, plot_over_seeds, seeds_note
 from experiments.schema import Study
 

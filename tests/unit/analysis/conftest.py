@@ -4,7 +4,8 @@ import pytest
 import yaml
 from synthetic_results import write_results
 
-from analysis.load import Results, load_results
+from analysis.load import load_results
+from analysis.results import Results
 from experiments.schema import ROOT, Study, load_study
 
 

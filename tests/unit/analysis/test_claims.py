@@ -8,7 +8,8 @@ from synthetic_results import KL_RATIOS, NOISE_FLOOR, write_results
 
 from analysis.claims import judge_study
 from analysis.claims_table import Claim, ClaimsTable, read_table, show_ratio
-from analysis.load import Results, load_results
+from analysis.load import load_results
+from analysis.results import Results
 from experiments.schema import ROOT, Study
 
 
@@ -138,7 +139,7 @@ def test_infinity_survives_json(study: Study, results_dir: Path, tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "missing; judge the claims first"), ("{}", "study: Field required")],
+    [(None, "missing; judge the claims with make run first"), ("{}", "study: Field required")],
     ids=["missing", "garbled"],
 )
 def test_bad_table_is_named(tmp_path: Path, content: str | None, message: str) -> None:

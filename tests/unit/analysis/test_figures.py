@@ -9,7 +9,7 @@ from PIL import Image
 
 from analysis.claims_table import show_ratio
 from analysis.figures import FIGURES
-from analysis.load import Results
+from analysis.results import Results
 from analysis.stats import interquartile_mean
 from analysis.style import arm_style, new_figure, save_figure, spread_labels
 from experiments.schema import ARM_NAMES, Study

@@ -5,8 +5,9 @@ import pytest
 from analysis.claims import judge_study
 from analysis.claims_table import read_table
 from analysis.figures import FIGURES
-from analysis.load import Results, load_results
+from analysis.load import load_results
 from analysis.readme import fill_blocks
+from analysis.results import Results
 from experiments.schema import ROOT, Study, load_study
 
 BLOCKS = """before

@@ -1,0 +1,163 @@
+"""All runs of a study in memory, and the arrays that statistics and figures take from them."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+from pydantic import BaseModel
+
+Array = np.ndarray
+
+
+class Memory(BaseModel):
+    """Weight memory of one run in GiB; packed is None where the arm packs nothing."""
+
+    predicted_bf16_gib: float
+    measured_bf16_gib: float
+    predicted_packed_gib: float | None = None
+    measured_packed_gib: float | None = None
+
+    @property
+    def measured_gib(self) -> float:
+        """What the arm's rollout weights take: packed, or BF16 where it packs nothing."""
+        packed = self.measured_packed_gib
+        return self.measured_bf16_gib if packed is None else packed
+
+    @property
+    def predicted_gib(self) -> float:
+        """The prediction of `measured_gib`."""
+        if self.measured_packed_gib is None:
+            return self.predicted_bf16_gib
+        assert self.predicted_packed_gib is not None, "what is packed has a prediction"
+        return self.predicted_packed_gib
+
+
+class Progress(BaseModel):
+    """How far a run has come; only a finished run's manifest has measurements."""
+
+    status: Literal["running", "finished", "failed"]
+    reason: str | None = None
+
+
+class Manifest(Progress):
+    """The part of a run's provenance that analysis reads."""
+
+    run: str
+    model: str
+    arm: str
+    seed: int
+    memory: Memory
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether a finished run did fewer steps than planned, for the reason it gives."""
+        return self.reason is not None
+
+
+class Evaluation(BaseModel):
+    """One offline evaluation of one checkpoint; `correct` counts successes per prompt."""
+
+    step: int
+    precision: Literal["bf16", "nvfp4"]
+    decoding: Literal["greedy", "sampled"]
+    prompts: int
+    samples_per_prompt: int
+    accuracy: float
+    correct: list[int]
+    response_tokens_mean: float
+
+
+@dataclass(frozen=True)
+class Results:
+    """All runs of a study.
+
+    Attributes:
+        metrics: one row a run and step: run, model, arm, seed, step, then one column a metric.
+        evals: one row a run and offline evaluation: run, model, arm, seed and `Evaluation`'s.
+        manifests: by run id, in the order asked for.
+    """
+
+    metrics: pd.DataFrame
+    evals: pd.DataFrame
+    manifests: dict[str, Manifest]
+
+    def series(self, model: str, arm: str, key: str) -> Array:
+        """One metric as float64 (seeds, steps); NaN where the trainer recorded it as undefined.
+
+        Raises:
+            ValueError: the metric is not recorded, or the seeds' steps differ.
+        """
+        if key not in self.metrics:
+            raise ValueError(f"{model}, {arm}: metric {key} is not recorded; train the runs again")
+        rows = self._rows(model, arm)
+        steps = rows.groupby("seed")["step"].apply(tuple)
+        if steps.nunique() > 1:
+            counts = ", ".join(f"seed {seed}: {len(its)}" for seed, its in steps.items())
+            raise ValueError(f"{model}, {arm}: steps differ between seeds ({counts}); finish them")
+        return rows.pivot(index="seed", columns="step", values=key).to_numpy(float)
+
+    def steps(self, model: str, arm: str) -> Array:
+        """The steps of an arm's runs, ascending."""
+        return np.unique(self._rows(model, arm)["step"])
+
+    def series_beside(self, model: str, arm: str, control: str, key: str) -> tuple[Array, Array]:
+        """`series` of two arms over the steps of both; they differ only where a run was stopped.
+
+        Raises:
+            ValueError: as `series`, or one arm has more steps than the other for no reason.
+        """
+        arm_ST, control_ST = self.series(model, arm, key), self.series(model, control, key)
+        num_steps = min(arm_ST.shape[1], control_ST.shape[1])
+        if arm_ST.shape != control_ST.shape and not self.was_stopped(model, arm, control):
+            raise ValueError(
+                f"{model}: {arm} has {arm_ST.shape[1]} steps, {control} {control_ST.shape[1]}; "
+                "finish the runs"
+            )
+        return arm_ST[:, :num_steps], control_ST[:, :num_steps]
+
+    def was_stopped(self, model: str, *arms: str) -> bool:
+        """Whether any run of those arms was stopped before its last step."""
+        manifests = self.manifests.values()
+        return any(it.was_stopped for it in manifests if it.model == model and it.arm in arms)
+
+    def success_rates(
+        self, model: str, arm: str, precision: str, decoding: str, base: bool = False
+    ) -> Array:
+        """Share of correct answers by prompt, float64 (seeds, prompts).
+
+        Taken from the last evaluated step, or with `base` from step 0, before any training.
+
+        Raises:
+            ValueError: a seed lacks that evaluation, or the prompt sets differ in size.
+        """
+        rows = self._of(self.evals, model, arm)
+        rows = rows[(rows["precision"] == precision) & (rows["decoding"] == decoding)]
+        rows = (
+            rows[(rows["step"] == 0) == base]
+            .sort_values("step")
+            .drop_duplicates("seed", keep="last")
+        )
+        what = f"{model}, {arm}: {decoding} evaluation in {precision}"
+        num_seeds = self._of(self.metrics, model, arm)["seed"].nunique()
+        if len(rows) != num_seeds:
+            when = "step 0" if base else "a trained step"
+            raise ValueError(f"{what} at {when}: {len(rows)} of {num_seeds} seeds; evaluate again")
+        if rows["prompts"].nunique() > 1:
+            raise ValueError(f"{what}: the seeds' prompt sets differ in size; evaluate again")
+        rates = [
+            np.divide(correct, samples)
+            for correct, samples in zip(rows["correct"], rows["samples_per_prompt"], strict=True)
+        ]
+        return np.stack(rates)
+
+    def _rows(self, model: str, arm: str) -> pd.DataFrame:
+        """An arm's metrics; where seeds were stopped, of the steps that all of them did."""
+        rows = self._of(self.metrics, model, arm)
+        if not self.was_stopped(model, arm):
+            return rows
+        done_by_all: pd.DataFrame = rows[rows["step"] <= rows.groupby("seed")["step"].max().min()]
+        return done_by_all
+
+    def _of(self, frame: pd.DataFrame, model: str, arm: str) -> pd.DataFrame:
+        return frame[(frame["model"] == model) & (frame["arm"] == arm)]
