@@ -1,20 +1,20 @@
 """`python -m experiments.base`: makes the base checkpoint that all runs of a model start from."""
 
 import argparse
-import importlib.util
 import shutil
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from experiments.cli import STUDY, run_cli
+from experiments.gguf_model import load_gguf
 from experiments.hub_model import link_checkpoint
 from experiments.json_files import write_json
-from experiments.model_source import GgufModel, HubModel, ScratchModel
+from experiments.model_source import HubModel, ScratchModel
 from experiments.provenance import digest_file
 from experiments.schema import ROOT, Study, load_study
 from qat_core.rl.config import PretrainConfig
@@ -68,7 +68,7 @@ def _make(study: Study, name: str, folder: Path) -> dict[str, Any]:
     if isinstance(source, ScratchModel):
         model, tokenizer = _from_config(source, study.device)
     else:
-        model, tokenizer = _from_gguf(name, source)
+        model, tokenizer = load_gguf(name, source)
     details: dict[str, Any] = {"num_parameters": sum(p.numel() for p in model.parameters())}
     if source.pretrain is not None:
         details |= _pretrain(study, name, source.pretrain, model, tokenizer)
@@ -107,26 +107,6 @@ def _from_config(source: ScratchModel, device: str) -> tuple[PreTrainedModel, To
     config.pad_token_id = tokenizer.pad_token_id
     with torch.device(device):  # billions of random weights take minutes on a CPU
         return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16), tokenizer
-
-
-def _from_gguf(name: str, source: GgufModel) -> tuple[PreTrainedModel, Tokenizer]:
-    spec = importlib.util.find_spec(source.package)
-    if spec is None or spec.origin is None:
-        raise ValueError(
-            f"models.{name}.package: {source.package} is not installed; `make run STUDY=...` "
-            "installs it, or see requirements/"
-        )
-    folder = Path(spec.origin).parent
-    if not (folder / source.file).is_file():
-        raise ValueError(f"models.{name}.file: no {source.file} in package {source.package}")
-    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=source.file)
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, gguf_file=source.file, dtype=torch.bfloat16
-    )
-    # transformers reads SmolLM2's special tokens off by one and finds no padding token
-    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(model.config.eos_token_id)
-    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(model.config.pad_token_id)
-    return model, tokenizer
 
 
 def main() -> None:

@@ -8,7 +8,6 @@ deviates beside them, as many as there are weights in the largest layer, show wh
 Error: root mean square of q - w relative to that of w, over all weights of a kind.
 """
 
-import importlib.util
 import json
 import sys
 from collections import defaultdict
@@ -23,6 +22,8 @@ from rich.table import Table
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from experiments.cli import run_cli
+from experiments.gguf_model import find_gguf
 from experiments.model_source import GgufModel
 from experiments.provenance import digest_file, versions
 from experiments.schema import ROOT, load_study
@@ -39,7 +40,7 @@ def main() -> None:
     """Measures, prints a table and writes the record to the path given."""
     if len(sys.argv) != 2:
         raise SystemExit(__doc__)
-    file = gguf_file()
+    file = smollm2_file()
     groups = weight_groups(file)
     normal = [{NORMAL: torch.randn(NORMAL_SHAPE, generator=torch.Generator().manual_seed(0))}]
     settings = product(get_args(ScalePolicy), get_args(BlockScale))
@@ -57,14 +58,11 @@ def main() -> None:
     Path(sys.argv[1]).write_text(json.dumps(record, indent=1) + "\n")
 
 
-def gguf_file() -> Path:
+def smollm2_file() -> Path:
     """The model file of study smollm2, in its installed package."""
-    (source,) = load_study(ROOT / "experiments" / "smollm2.yaml").models.values()
+    ((name, source),) = load_study(ROOT / "experiments" / "smollm2.yaml").models.items()
     assert isinstance(source, GgufModel)
-    spec = importlib.util.find_spec(source.package)
-    if spec is None or spec.origin is None:
-        raise SystemExit(f"{source.package}: not installed; see requirements/smollm2.txt")
-    return Path(spec.origin).with_name(source.file)
+    return find_gguf(name, source)
 
 
 def weight_groups(file: Path) -> list[Group]:
@@ -121,4 +119,4 @@ def print_table(rows: list[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_cli(main)
