@@ -1,6 +1,5 @@
 """A run of a study trained in this process by `qat_core.rl`."""
 
-import json
 from pathlib import Path
 
 from experiments.arms import make_arm
@@ -37,6 +36,6 @@ def train(study: Study, run: Run, results: Path, series: list[Attempt], on_step:
             "measured_bf16_gib": bf16_bytes / BYTES_PER_GIB,
             "measured_packed_gib": packed_bytes and packed_bytes / BYTES_PER_GIB,
         },
-        "ledger": json.loads(trainer.ledger().to_json()),
+        "ledger": trainer.ledger().as_dicts(),
         "reason": None,
     }

@@ -4,9 +4,9 @@ A weight that is packed for the rollouts but trained in BF16 (or the reverse) ma
 differ without any error. The ledger compares the three places weight by weight and fails closed.
 """
 
-import json
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -43,9 +43,9 @@ class Ledger:
             more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
             raise ValueError("coverage: " + "; ".join(map(_disagreement, wrong[:3])) + more)
 
-    def to_json(self) -> str:
-        """The rows as a JSON list, for a run's manifest."""
-        return json.dumps([asdict(row) for row in self.rows], indent=1)
+    def as_dicts(self) -> list[dict[str, Any]]:
+        """The rows, ready for JSON: a run's manifest holds them."""
+        return [asdict(row) for row in self.rows]
 
 
 def ledger(

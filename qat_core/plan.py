@@ -4,9 +4,8 @@ Looks at names, classes and shapes only, so that it works on meta-device, sharde
 models alike. A plan is checked: what an engine could not serve is refused here.
 """
 
-import json
 from collections import defaultdict
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 
 from torch import Tensor, nn
@@ -48,10 +47,6 @@ class QuantPlan:
             if entry.group is not None:
                 members[entry.group].append(entry.name)
         return {group: tuple(names) for group, names in members.items()}
-
-    def to_json(self) -> str:
-        """The entries as a JSON list."""
-        return json.dumps([asdict(entry) for entry in self.entries], indent=1)
 
 
 def plan(model: nn.Module, recipe: Recipe) -> QuantPlan:

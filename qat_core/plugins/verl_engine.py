@@ -88,7 +88,7 @@ class NvFp4Engine(FSDPEngineWithLMHead):  # type: ignore[misc]
         checked.check()
         path = os.environ.get("QAT_CORE_LEDGER")
         if path and self.rank == 0:
-            Path(path).write_text(json.dumps(json.loads(checked.to_json())))
+            Path(path).write_text(json.dumps(checked.as_dicts()))
 
 
 def _recipe(config: QATEngineConfig) -> Recipe:

@@ -1,6 +1,5 @@
 """The coverage ledger agrees, or names the weights on which training and engine differ."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,7 @@ def test_agreement_passes_and_lists_every_weight(
     packed = prepare(model, recipe) if qat else plan(model, recipe)
     found = ledger(model, packed, packed.quantized, qat=qat)
     found.check()
-    rows = json.loads(found.to_json())
+    rows = found.as_dicts()
     assert [row["name"] for row in rows] == [name for name, _ in model.named_parameters()]
     assert {row["name"] for row in rows if row["packed"]} == set(packed.quantized)
     assert {row["trained"] for row in rows} == ({True, False} if qat else {None})
