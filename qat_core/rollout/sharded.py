@@ -33,7 +33,7 @@ def sharded_weight_stream(
     group_of = {name: names for names in plan.groups.values() for name in names}
     for entry in plan.entries:
         if not entry.quantized:
-            yield entry.name, _gathered(shards[entry.name].to(device, torch.bfloat16))
+            yield entry.name, _whole(shards[entry.name].to(device, torch.bfloat16))
         elif entry.name == group_of[entry.name][0]:  # the others of its group come along
             members = {name: shards[name].to(device) for name in group_of[entry.name]}
             yield from _pack_group(members, recipe)
@@ -43,14 +43,13 @@ def _pack_group(members: dict[str, DTensor], recipe: Recipe) -> Iterator[tuple[s
     scale = global_scale(_shared_amax(list(members.values())), recipe.scale)
     for name, member in members.items():
         packed = quantize(member.to_local(), scale, recipe.block_scale, name=name)
+        scale_bytes = _gather(packed.block_scale.view(torch.uint8), member)
         yield (
             name,
             PackedTensor(
-                _gathered(_like(member, packed.codes)),
-                _gathered(_like(member, packed.block_scale.view(torch.uint8))).view(
-                    torch.float8_e4m3fn
-                ),
-                scale if scale.ndim == 0 else _gathered(_like(member, scale)),
+                _gather(packed.codes, member),
+                scale_bytes.view(torch.float8_e4m3fn),
+                scale if scale.ndim == 0 else _gather(scale, member),
             ),
         )
 
@@ -65,14 +64,15 @@ def _shared_amax(members: Sequence[DTensor]) -> Tensor:
     return amax
 
 
-def _like(weight: DTensor, local: Tensor) -> DTensor:
-    """A rank's rows of some tensor, sharded as the weight is."""
+def _gather(local: Tensor, weight: DTensor) -> Tensor:
+    """The whole of a tensor of which each rank has some rows, cut as the weight is."""
     shape = torch.Size((weight.shape[0], *local.shape[1:]))
     stride = torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(
+    sharded = DTensor.from_local(
         local, weight.device_mesh, weight.placements, run_check=False, shape=shape, stride=stride
     )
+    return sharded.full_tensor()
 
 
-def _gathered(tensor: Tensor) -> Tensor:
+def _whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -55,12 +55,7 @@ class VllmEngine:
             ValueError: this version of vLLM is not supported, it runs in another process or in
                 several, or it does not quantize exactly what is planned.
         """
-        for name in ONE_WORKER:
-            if settings.get(name, 1) != 1:
-                raise ValueError(f"{name}: {settings[name]}: weight syncs reach one worker; use 1")
-        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        if os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] != "0":
-            raise ValueError("VLLM_ENABLE_V1_MULTIPROCESSING: needs to be 0 for weight syncs")
+        _require_one_process(settings)
         import vllm
 
         from qat_core.plugins.vllm import register
@@ -73,12 +68,8 @@ class VllmEngine:
             self.plan, self._kind = _served(model_dir)
         else:
             self.plan = packed
-        if packed is not None:
-            declared = quantization_config("compressed-tensors", ignored_modules(packed))
-            settings |= {
-                "hf_overrides": {"quantization_config": declared},
-                "load_format": "dummy",
-            }
+            declared = quantization_config(self._kind, ignored_modules(packed))
+            settings |= {"hf_overrides": {"quantization_config": declared}, "load_format": "dummy"}
         settings = vllm_seam.platform_settings() | settings
         self._has_weights = settings.get("load_format") != "dummy"
         self._vllm = vllm
@@ -181,6 +172,15 @@ def vllm_version() -> str:
     import vllm
 
     return str(vllm.__version__)
+
+
+def _require_one_process(settings: Mapping[str, Any]) -> None:
+    for name in ONE_WORKER:
+        if settings.get(name, 1) != 1:
+            raise ValueError(f"{name}: {settings[name]}: weight syncs reach one worker; use 1")
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    if os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] != "0":
+        raise ValueError("VLLM_ENABLE_V1_MULTIPROCESSING: needs to be 0 for weight syncs")
 
 
 def _served(model_dir: Path) -> tuple[QuantPlan, CheckpointFormat]:
