@@ -62,9 +62,12 @@ def _refuse_unsupported(config: dict[str, Any]) -> None:
             f"config.json: model_type: {config['model_type']} is not one of {', '.join(SUPPORTED)}"
         )
     if config.get("mlp_only_layers") or config.get("decoder_sparse_step", 1) != 1:
-        raise ValueError("config.json: models with dense and MoE layers mixed are not supported")
+        raise ValueError(
+            "config.json: mlp_only_layers, decoder_sparse_step: dense and MoE layers mixed are not "
+            "supported; choose another model"
+        )
     if config.get("mlp_bias"):
-        raise ValueError("config.json: mlp_bias: not supported")
+        raise ValueError("config.json: mlp_bias: not supported; choose another model")
 
 
 def _attention(config: dict[str, Any]) -> Shapes:

@@ -4,6 +4,7 @@ import hashlib
 from pathlib import Path
 
 MANIFEST = "SHA256SUMS"
+MEND = "copy or convert the checkpoint again"
 
 
 def write_manifest(folder: Path) -> None:
@@ -22,25 +23,24 @@ def verify_manifest(folder: Path) -> None:
     digests = _read_manifest(folder / MANIFEST)
     for name, digest in digests.items():
         if not (folder / name).is_file():
-            raise ValueError(f"{folder / name}: listed in {MANIFEST} but missing")
+            raise ValueError(f"{folder / name}: listed in {MANIFEST} but missing; {MEND}")
         if _sha256(folder / name) != digest:
             raise ValueError(
-                f"{folder / name}: SHA-256 differs from {MANIFEST}: damaged or changed; copy or "
-                "convert it again"
+                f"{folder / name}: SHA-256 differs from {MANIFEST}: damaged or changed; {MEND}"
             )
     for path in sorted(folder.glob("*.safetensors")):
         if path.name not in digests:
-            raise ValueError(f"{path}: not listed in {MANIFEST}")
+            raise ValueError(f"{path}: not listed in {MANIFEST}; remove it, or {MEND}")
 
 
 def _read_manifest(path: Path) -> dict[str, str]:
     if not path.is_file():
-        raise ValueError(f"{path}: missing, so the checkpoint cannot be verified")
+        raise ValueError(f"{path}: missing, so nothing can be verified; {MEND}")
     digests = {}
     for line in path.read_text().splitlines():
         digest, _, name = line.partition("  ")
         if len(digest) != 64 or not name or Path(name).name != name:
-            raise ValueError(f"{path}: {line!r} is no line of sha256sum")
+            raise ValueError(f"{path}: {line!r} is no line of sha256sum; {MEND}")
         digests[name] = digest
     return digests
 

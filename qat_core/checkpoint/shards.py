@@ -10,6 +10,7 @@ from torch import Tensor
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+MEND = "copy the checkpoint again"
 
 DTYPES = {
     "BF16": torch.bfloat16,
@@ -38,12 +39,16 @@ class Shards:
             handle = _open(path)
             for name in handle.keys():  # noqa: SIM118  not a mapping
                 if indexed.get(name) != path.name:
-                    raise ValueError(f"{folder / INDEX}: has no entry for {name} of {path.name}")
+                    raise ValueError(
+                        f"{folder / INDEX}: has no entry for {name} of {path.name}; {MEND}"
+                    )
                 self.described[name] = _describe(path, name, handle)
                 self._open[name] = handle
         lost = sorted(indexed.keys() - self.described.keys())
         if lost:
-            raise ValueError(f"{folder / indexed[lost[0]]}: lacks {lost[0]}, which {INDEX} names")
+            raise ValueError(
+                f"{folder / indexed[lost[0]]}: lacks {lost[0]}, which {INDEX} names; {MEND}"
+            )
 
     def read(self, name: str) -> Tensor:
         """The tensor of that name, in memory of its own."""
@@ -54,13 +59,13 @@ class Shards:
 def read_json(path: Path) -> dict[str, Any]:
     """Content of a JSON object file; ValueError that names the file."""
     if not path.is_file():
-        raise ValueError(f"{path}: missing")
+        raise ValueError(f"{path}: missing; name the folder of a whole checkpoint")
     try:
         content = json.loads(path.read_text())
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: no valid JSON: {error}") from error
+        raise ValueError(f"{path}: no valid JSON: {error}; {MEND}") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path}: needs a JSON object")
+        raise ValueError(f"{path}: needs a JSON object; {MEND}")
     return content
 
 
@@ -69,10 +74,12 @@ def _index(folder: Path) -> dict[str, str]:
     if (folder / INDEX).is_file():
         weight_map: dict[str, str] = read_json(folder / INDEX).get("weight_map", {})
         if not weight_map:
-            raise ValueError(f"{folder / INDEX}: weight_map: missing or empty")
+            raise ValueError(f"{folder / INDEX}: weight_map: missing or empty; {MEND}")
         return weight_map
     if not (folder / SINGLE).is_file():
-        raise ValueError(f"{folder}: holds neither {INDEX} nor {SINGLE}")
+        raise ValueError(
+            f"{folder}: holds neither {INDEX} nor {SINGLE}; name a checkpoint's folder"
+        )
     return dict.fromkeys(_open(folder / SINGLE).keys(), SINGLE)
 
 
@@ -80,14 +87,16 @@ def _open(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt")
     except FileNotFoundError as error:
-        raise ValueError(f"{path}: named by {INDEX} but missing") from error
+        raise ValueError(f"{path}: named by {INDEX} but missing; {MEND}") from error
     except SafetensorError as error:
-        raise ValueError(f"{path}: truncated or no safetensors file: {error}") from error
+        raise ValueError(f"{path}: truncated or no safetensors file: {error}; {MEND}") from error
 
 
 def _describe(path: Path, name: str, handle: Any) -> Tensor:
     piece = handle.get_slice(name)
     dtype = DTYPES.get(piece.get_dtype())
     if dtype is None:
-        raise ValueError(f"{path}: {name}: dtype {piece.get_dtype()} is not supported")
+        raise ValueError(
+            f"{path}: {name}: dtype {piece.get_dtype()} is not supported; use {', '.join(DTYPES)}"
+        )
     return torch.empty(piece.get_shape(), dtype=dtype, device="meta")

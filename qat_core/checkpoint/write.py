@@ -96,7 +96,10 @@ def convert(
         ValueError: as `export`; or the source is damaged, quantized, or not what its config says.
     """
     if "quantization_config" in read_json(source / "config.json"):
-        raise ValueError(f"{source / 'config.json'}: quantization_config: already quantized")
+        raise ValueError(
+            f"{source / 'config.json'}: quantization_config: already quantized; name a BF16 or "
+            "FP32 checkpoint"
+        )
     if (source / MANIFEST).is_file():
         verify_manifest(source)
     model, shards = meta_model(source), Shards(source)
