@@ -18,8 +18,8 @@ def store_uri() -> str:
 def connect() -> MlflowClient:
     """A client of the store, which is made where there is none.
 
-    Processes take turns: two that make an SQLite store at once corrupt it for good, and as an
-    input of every run it would be for Snakemake, losing it would train everything again.
+    Processes take turns, as two that make an SQLite store at once corrupt it for good. No rule of
+    Snakemake makes it beforehand: were it an input of the runs, losing it would train them again.
     """
     uri = store_uri()
     if not uri.startswith(SQLITE):

@@ -6,14 +6,13 @@ to the repository root.
 
 from collections import Counter
 from collections.abc import Hashable, Iterator
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, get_args
 
 from pydantic import Field, NonNegativeInt, model_validator
 
 from experiments.model_source import MODEL_KINDS, GgufModel, HubModel, Model, ModelName
-from experiments.study_file import parse_yaml_file
+from experiments.study_file import parse_yaml_file, suggest
 from experiments.verl.recipe import Setting, known_recipes, known_variants, load_recipe
 from qat_core.memory import Precision
 from qat_core.rl.config import EvaluationConfig, GrpoConfig, Settings, TaskConfig
@@ -185,8 +184,7 @@ def _mistakes_of_verl(study: Study) -> Iterator[str]:
 
 def _unless_known(key: str, name: str | None, known: list[str]) -> Iterator[str]:
     if name not in known:
-        close = get_close_matches(name or "", known, n=1)
-        mend = f"did you mean {close[0]}?" if close else f"use one of {', '.join(known)}"
+        mend = suggest(name or "", known, f"use one of {', '.join(known)}")
         yield f"{key}: {f'no recipe {name}' if name else 'missing'}; {mend}"
 
 

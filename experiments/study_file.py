@@ -1,7 +1,7 @@
 """Reads a YAML file into a pydantic model; every mistake becomes one line that says the mend."""
 
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -74,7 +74,7 @@ def _describe(details: ErrorDetails, model: type[BaseModel], kinds: Kinds) -> st
     if kind == "value_error":  # by a validator of ours; that of the whole study names the key
         return f"{key}: {context['error']}" if key else str(context["error"])
     if kind == "extra_forbidden":
-        return f"{key}: unknown key; {_suggest(details['loc'], model, kinds)}"
+        return f"{key}: unknown key; {_suggest_key(details['loc'], model, kinds)}"
     if kind == "missing":
         return f"{key}: missing; add it"
     if kind == "literal_error":
@@ -94,13 +94,15 @@ def _keys_in_file(location: Location) -> Location:
     return location[:2] + location[3:] if location[:1] == ("models",) else location
 
 
-def _suggest(location: Location, model: type[BaseModel], kinds: Kinds) -> str:
-    known, unknown = (
-        sorted(_section_at(location[:-1], model, kinds).model_fields),
-        str(location[-1]),
-    )
-    close = get_close_matches(unknown, known, n=1)
-    return f"did you mean {close[0]}?" if close else f"known keys: {', '.join(known)}"
+def _suggest_key(location: Location, model: type[BaseModel], kinds: Kinds) -> str:
+    known = sorted(_section_at(location[:-1], model, kinds).model_fields)
+    return suggest(str(location[-1]), known, f"known keys: {', '.join(known)}")
+
+
+def suggest(name: str, known: Iterable[str], otherwise: str) -> str:
+    """The mend of an unknown name: a known one that is spelt much like it, or `otherwise`."""
+    close = get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]}?" if close else otherwise
 
 
 def _section_at(location: Location, section: type[BaseModel], kinds: Kinds) -> type[BaseModel]:

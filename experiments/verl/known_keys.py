@@ -1,7 +1,6 @@
 """Whether verl knows what a run sets, asked of verl's own configuration before Ray starts."""
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from experiments.study_file import suggest
 from experiments.verl.overrides import SEARCH_PATH, to_override
 from experiments.verl.recipe import Setting
 from qat_core.plugins import verl_config
@@ -34,7 +34,7 @@ def require_known(settings: Mapping[str, Setting]) -> None:
     ]
     if mistakes:
         raise ValueError("\n".join(mistakes))
-    _compose(settings)
+    _compose(settings)  # Hydra's own checks of all of them together
 
 
 def is_group(key: str) -> bool:
@@ -76,12 +76,7 @@ def _find_mistake(key: str, listed: dict[str, Any]) -> str | None:
         if is_new:
             return f"verl lists {name}; remove the +" if name in known else None
         if name not in known:
-            return f"unknown to verl; {_suggest(name, known)}"
+            mend = suggest(name, known, f"it has {', '.join(known) or 'nothing'} here")
+            return f"unknown to verl; {mend} (+{name} sets what verl reads without listing)"
         section = known[name]
     return None
-
-
-def _suggest(name: str, known: Mapping[str, Any]) -> str:
-    close = get_close_matches(name, known, n=1)
-    mend = f"did you mean {close[0]}?" if close else f"it has {', '.join(known) or 'nothing'} here"
-    return f"{mend} (+{name} sets what verl reads without listing)"

@@ -33,7 +33,7 @@ def load_recipe(recipe: str, arm: str, variant: str | None) -> dict[str, Setting
         ValueError: a file is not a YAML mapping.
     """
     return {
-        key: Setting(value, f"{file.relative_to(RECIPES.parents[1])}")
+        key: Setting(value, str(file.relative_to(RECIPES.parents[1])))
         for file in recipe_files(recipe, arm, variant)
         for key, value in _flatten(read_yaml(file))
     }
