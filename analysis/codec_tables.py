@@ -19,6 +19,7 @@ class Kernel(BaseModel):
 class CodecRecord(Record):
     """Of experiments/benchmarks/codec.py."""
 
+    shape: tuple[int, int]
     copy_tb_per_s: float
     kernels: list[Kernel]
 
@@ -36,10 +37,11 @@ def codec_tables(folder: Path, machine: str) -> str:
         ValueError: a record is missing or garbled.
     """
     codec = read_record(folder / f"codec_{machine}.json", CodecRecord)
+    rows, columns = codec.shape
     errors = read_record(folder / "block_scale_error.json", ErrorRecord)
     sections = (
         f"Measured on: {' and '.join(codec.hardware.gpus)}, a copy runs at "
-        f"{codec.copy_tb_per_s:.2f} TB/s; BF16 matrices of 12288 x 4096.",
+        f"{codec.copy_tb_per_s:.2f} TB/s; BF16 matrices of {rows} x {columns}.",
         markdown_table(("Kernel", "us", "Of a copy's time", "Goal"), _kernel_rows(codec)),
         "**Relative RMS error of all quantized weights of SmolLM2-135M** (its file holds most of "
         "them in 4 bits already; normal deviates beside them)",

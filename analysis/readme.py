@@ -32,8 +32,9 @@ from experiments.schema import ROOT
 
 RECORDS = Path("experiments", "records")
 TABLES = {"benchmarks": benchmark_tables, "verl": verl_table, "codec": codec_tables}
+KINDS = ("claims", "figures", *TABLES)
 BLOCK = re.compile(
-    r"(?P<begin><!-- begin:(?P<kind>claims|figures|benchmarks|verl|codec)(?P<words>[^\n]*?) -->\n)"
+    rf"(?P<begin><!-- begin:(?P<kind>{'|'.join(KINDS)})(?P<words>[^\n]*?) -->\n)"
     r"(?P<content>.*?)"
     r"(?P<end><!-- end:(?P=kind) -->)",
     re.DOTALL,
@@ -50,7 +51,7 @@ def fill_blocks(text: str, root: Path) -> str:
     if len(MARKER.findall(text)) != 2 * len(BLOCK.findall(text)):
         raise ValueError(
             "README: a begin or end marker is misspelt or has no partner; write "
-            "<!-- begin:claims STUDY --> and <!-- end:claims -->, or figures, or benchmarks"
+            f"<!-- begin:claims STUDY --> and <!-- end:claims -->; kinds: {', '.join(KINDS)}"
         )
     return BLOCK.sub(lambda block: _filled(block, root), text)
 

@@ -47,14 +47,14 @@ def test_run_without_a_floor_shows_no_ratio(tmp_path: Path) -> None:
 
 def test_codec_tables_show_shares_goals_and_errors(tmp_path: Path) -> None:
     kernel = {"call": "pack", "median_us": 36.44, "of_copy": 0.747, "goal": 0.75}
-    record = SETUP | {"copy_tb_per_s": 4.126, "kernels": [kernel]}
+    record = SETUP | {"shape": [96, 32], "copy_tb_per_s": 4.126, "kernels": [kernel]}
     (tmp_path / "codec_x.json").write_text(json.dumps(record))
     error = {"scale": "pow2", "block_scale": "mse", "all weights": 0.079, "normal deviates": 0.0813}
     (tmp_path / "block_scale_error.json").write_text(json.dumps({"relative_rms_error": [error]}))
     text = codec_tables(tmp_path, "x")
     assert "| pack | 36.4 | 0.75 | 0.75 |" in text
     assert "| pow2 | mse | 7.90% | 8.13% |" in text
-    assert "4.13 TB/s" in text
+    assert "4.13 TB/s; BF16 matrices of 96 x 32." in text
 
 
 @pytest.mark.parametrize("tables", [verl_table, codec_tables], ids=["verl", "codec"])
