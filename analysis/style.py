@@ -19,6 +19,7 @@ INK = "#222222"
 FAINT = "#8a8a8a"
 MUTED = "#555555"
 HEADER_INCHES = 0.62  # title and legend
+LABEL_GAP = 0.06  # of two labels, as a fraction of the axes' height
 
 
 @dataclass(frozen=True)
@@ -122,12 +123,11 @@ def seeds_note(study: Study) -> str:
     return f"Line: mean of {count} seeds; band: their range." if count > 1 else "One seed."
 
 
-def spread_labels(axes: Axes, labels: Mapping[str, float], gap: float = 0.06) -> dict[str, float]:
+def spread_labels(axes: Axes, labels: Mapping[str, float]) -> dict[str, float]:
     """Heights for labels at the right edge in axes fractions: near their data, never overlapping.
 
     Args:
         labels: data value of each label.
-        gap: least distance of two labels, as a fraction of the axes' height.
     """
     to_fraction = axes.transData + axes.transAxes.inverted()
     wanted = {name: float(to_fraction.transform((1, y))[1]) for name, y in labels.items()}
@@ -135,7 +135,7 @@ def spread_labels(axes: Axes, labels: Mapping[str, float], gap: float = 0.06) ->
     floor = 0.0
     for name in sorted(wanted, key=wanted.__getitem__):
         heights[name] = max(wanted[name], floor)
-        floor = heights[name] + gap
+        floor = heights[name] + LABEL_GAP
     return heights
 
 

@@ -35,7 +35,6 @@ from qat_core.nvfp4 import PackedTensor
 from qat_core.nvfp4.format import BLOCK_SIZE
 from qat_core.recipe import Recipe
 from qat_core.rl.trainer import GrpoTrainer
-from qat_core.rollout.engine import WeightStream
 from qat_core.rollout.packed import weight_stream
 
 INDEX_BYTES = 4
@@ -61,7 +60,7 @@ def run(study_file: Path, checkpoint: Path, lr: float, steps: int) -> list[dict[
 
 
 def _sent(trainer: GrpoTrainer) -> dict[str, Weight]:
-    stream: WeightStream = weight_stream(trainer.policy.model, trainer.plan, trainer.rolled_out)
+    stream = weight_stream(trainer.policy.model, trainer.plan, trainer.rolled_out)
     return {
         name: weight if isinstance(weight, PackedTensor) else weight.clone()
         for name, weight in stream

@@ -19,13 +19,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from experiments.benchmarks.qat_layers import (
-    apply_arm,
-    arms,
-    layer_stack,
-    step_inputs,
-    train_step,
-)
+from experiments.benchmarks.qat_layers import apply_arm, arms, layer_stack, step_inputs
 from experiments.benchmarks.timing import summary, time_in_turns
 from experiments.provenance import hardware, versions
 from qat_core.units import BYTES_PER_GIB
@@ -68,7 +62,8 @@ def measure(shape: str, layers: int, checkpointing: bool, device: str, rounds: i
 def step(model: nn.Module, changed: Any, x: torch.Tensor, grad: torch.Tensor) -> None:
     """One training step after a change of the weights; leaves no gradients behind."""
     changed()
-    train_step(model, x, grad)
+    model(inputs_embeds=x, use_cache=False).last_hidden_state.backward(grad)
+    x.grad = None
     model.zero_grad(set_to_none=True)
 
 

@@ -109,10 +109,3 @@ def step_inputs(
         sequences, tokens, hidden, device=device, dtype=torch.bfloat16, requires_grad=True
     )
     return x, torch.randn_like(x)
-
-
-def train_step(model: nn.Module, x: Tensor, grad: Tensor) -> None:
-    """Forward and backward pass; gradients are new, as after `zero_grad`."""
-    x.grad = None
-    model.zero_grad(set_to_none=True)
-    model(inputs_embeds=x, use_cache=False).last_hidden_state.backward(grad)

@@ -25,14 +25,15 @@ def time_in_turns(
     return {arm: values[WARM_UP_ROUNDS:] for arm, values in times.items()}
 
 
-def summary(times: dict[str, list[float]], baseline: str = "bf16") -> dict[str, dict[str, Any]]:
-    """Median and quartiles of each arm's times and of their ratio to the baseline's by round."""
+def summary(times: dict[str, list[float]]) -> dict[str, dict[str, Any]]:
+    """Median and quartiles of each arm's times and of their ratio to arm `bf16` by round."""
+    baseline = times["bf16"]
     result = {}
     for arm, values in times.items():
-        ratios = [value / base for value, base in zip(values, times[baseline], strict=True)]
+        ratios = [value / base for value, base in zip(values, baseline, strict=True)]
         result[arm] = {
             "step_ms": quartiles(values),
-            "ratio": median(values) / median(times[baseline]),
+            "ratio": median(values) / median(baseline),
             "ratio_by_round": quartiles(ratios),
         }
     return result

@@ -82,7 +82,7 @@ def test_unknown_arm_is_refused() -> None:
 def test_labels_never_overlap() -> None:
     _, axes = new_figure("title", "note", height_inches=3)
     axes[0][0].set(yscale="log", ylim=(1e-4, 1.0))
-    heights = spread_labels(axes[0][0], {"a": 1e-3, "b": 1.01e-3, "c": 1.02e-3, "d": 0.5}, gap=0.06)
+    heights = spread_labels(axes[0][0], {"a": 1e-3, "b": 1.01e-3, "c": 1.02e-3, "d": 0.5})
     ordered = sorted(heights.values())
     # a float's rounding of the gap
     assert all(b - a >= 0.06 - 1e-9 for a, b in pairwise(ordered))
