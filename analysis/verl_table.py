@@ -11,6 +11,7 @@ HEADINGS = (
     "Model",
     "Arm",
     "GPUs",
+    "Steps",
     "Weights in vLLM, GiB",
     "k3 KL",
     "k3 KL / BF16",
@@ -31,10 +32,10 @@ class Spread(BaseModel):
 
 
 class Memory(BaseModel):
-    """Weights as vLLM holds them; packed ones where the arm packs."""
+    """Weights as vLLM holds them, packed ones where the arm packs; known at a run's end."""
 
-    measured_bf16_gib: float
-    measured_packed_gib: float | None
+    measured_bf16_gib: float | None = None
+    measured_packed_gib: float | None = None
 
 
 class VerlRun(BaseModel):
@@ -44,6 +45,7 @@ class VerlRun(BaseModel):
     arm: str
     gpus: int
     steps: int
+    planned_steps: int
     k3_kl: Spread
     rollout_s: Spread
     log_prob_s: Spread
@@ -78,11 +80,13 @@ def verl_table(folder: Path, machine: str) -> str:
 
 def _cells(run: VerlRun, floor: float | None) -> tuple[str, ...]:
     parts = (run.rollout_s, run.log_prob_s, run.training_s, run.weight_sync_s, run.step_s)
+    weights_gib = run.memory.measured_packed_gib or run.memory.measured_bf16_gib
     return (
         run.model,
         run.arm,
         str(run.gpus),
-        f"{run.memory.measured_packed_gib or run.memory.measured_bf16_gib:.2f}",
+        str(run.steps) if run.steps == run.planned_steps else f"{run.steps} of {run.planned_steps}",
+        f"{weights_gib:.2f}" if weights_gib else "",
         f"{run.k3_kl.mean:.2e}",
         show_ratio(run.k3_kl.mean / floor) if floor else "",
         *(f"{part.mean:.1f}" for part in parts),

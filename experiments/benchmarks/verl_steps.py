@@ -2,14 +2,16 @@
 
     python -m experiments.benchmarks.verl_steps RECORD.json RESULTS
 
-RESULTS are folders of runs that `experiments.launch` has finished. Means leave out the first step,
-in which everything is loaded, compiled and allocated, and of every step the saving of checkpoints.
+RESULTS are folders of runs of `experiments.launch`. A run that ended early counts with the steps
+that it has. Means leave out the first step, in which everything is loaded, compiled and allocated,
+and of every step the saving of checkpoints.
 """
 
 import argparse
 import json
 import statistics
 from collections.abc import Iterable
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -33,20 +35,22 @@ COLUMNS = TIMES | {
 
 
 def summarize(run_dir: Path) -> dict[str, Any]:
-    """What a finished run tells.
+    """What a run tells.
 
     Raises:
-        ValueError: the run has not finished, or has no step beyond the first.
+        ValueError: the run has no step beyond the first.
     """
     manifest, rows = read_history(run_dir)
-    if manifest["status"] != "finished" or len(rows) < 2:
-        raise ValueError(f"{run_dir}: not finished, or a single step; run it again")
+    if len(rows) < 2:
+        raise ValueError(f"{run_dir}: {len(rows)} steps; run it again, or leave it out")
     config = manifest["config"]
     return {
         "model": manifest["model"],
         "arm": manifest["arm"],
         "gpus": config["gpus"],
+        "status": manifest["status"],
         "steps": len(rows),
+        "planned_steps": config["rl"]["steps"],
         "responses_per_step": config["rl"]["prompts_per_step"]
         * config["rl"]["responses_per_prompt"],
         **{name: _spread(row[key] for row in rows[1:]) for name, key in COLUMNS.items()},
@@ -95,8 +99,8 @@ def main() -> None:
     parser.add_argument("record", type=Path)
     parser.add_argument("results", type=Path, nargs="+", help="folders of runs")
     arguments = parser.parse_args()
-    run_dirs = sorted(p.parent for r in arguments.results for p in r.glob("*_seed*/manifest.json"))
-    runs = [summarize(run_dir) for run_dir in run_dirs]
+    run_dirs = [p.parent for r in arguments.results for p in r.glob("*_seed*/attempts")]
+    runs = sorted(map(summarize, run_dirs), key=itemgetter("model", "gpus", "arm"))
     setup = _common_setup(run_dirs)
     record = {"benchmark": "verl", **setup, "runs": runs}
     arguments.record.write_text(json.dumps(record, indent=1) + "\n")

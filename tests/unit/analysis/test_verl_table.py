@@ -16,13 +16,16 @@ SETUP = {
 TIMES = ("rollout_s", "log_prob_s", "training_s", "weight_sync_s", "step_s")
 
 
-def _run(arm: str, gpus: int, k3_kl: float, packed_gib: float | None) -> dict[str, Any]:
+def _run(
+    arm: str, gpus: int, k3_kl: float, packed_gib: float | None, planned_steps: int = 4
+) -> dict[str, Any]:
     spreads = {"k3_kl": k3_kl} | {name: float(i + 1) for i, name in enumerate(TIMES)}
     return {
         "model": "m",
         "arm": arm,
         "gpus": gpus,
         "steps": 4,
+        "planned_steps": planned_steps,
         "memory": {"measured_bf16_gib": 8.0, "measured_packed_gib": packed_gib},
     } | {name: {"mean": mean, "low": mean, "high": mean} for name, mean in spreads.items()}
 
@@ -35,14 +38,20 @@ def test_ratio_is_to_the_bf16_run_on_as_many_gpus(tmp_path: Path) -> None:
     runs = [_run("bf16", 1, 2e-5, None), _run("bf16", 2, 4e-5, None), _run("qat", 2, 6e-5, 2.25)]
     _write(tmp_path / "verl_x.json", *runs)
     text = verl_table(tmp_path, "x")
-    assert "| m | qat | 2 | 2.25 | 6.00e-05 | 1.50x | 1.0 | 2.0 | 3.0 | 4.0 | 5.0 |" in text
-    assert "| m | bf16 | 1 | 8.00 | 2.00e-05 | 1.00x |" in text
+    assert "| m | qat | 2 | 4 | 2.25 | 6.00e-05 | 1.50x | 1.0 | 2.0 | 3.0 | 4.0 | 5.0 |" in text
+    assert "| m | bf16 | 1 | 4 | 8.00 | 2.00e-05 | 1.00x |" in text
     assert "Measured on: GPU X; verl 0.1, vllm 1.2, torch 3.4" in text
 
 
 def test_run_without_a_floor_shows_no_ratio(tmp_path: Path) -> None:
     _write(tmp_path / "verl_x.json", _run("qat", 4, 6e-5, 2.25))
-    assert "| m | qat | 4 | 2.25 | 6.00e-05 |  | 1.0 |" in verl_table(tmp_path, "x")
+    assert "| m | qat | 4 | 4 | 2.25 | 6.00e-05 |  | 1.0 |" in verl_table(tmp_path, "x")
+
+
+def test_run_that_ended_early_says_so(tmp_path: Path) -> None:
+    run = _run("qat", 1, 6e-5, None, planned_steps=20)
+    _write(tmp_path / "verl_x.json", run | {"memory": {"predicted_packed_gib": 2.0}})
+    assert "| m | qat | 1 | 4 of 20 |  | 6.00e-05 |" in verl_table(tmp_path, "x")
 
 
 def test_codec_tables_show_shares_goals_and_errors(tmp_path: Path) -> None:
