@@ -68,6 +68,20 @@ def test_snakemake_refuses_model(
     assert not (tmp_path / "results").exists()
 
 
+def test_program_that_fails_within_the_workflow_is_said_to_fail(
+    tmp_path: Path, write_study: WriteStudy
+) -> None:
+    file = tmp_path / "model.json"
+    file.write_text(json.dumps(TINY | {"vocab_size": 8}))
+    study = write_study(models__tiny__config=str(file))
+    done = snakemake("--configfile", study, folder=tmp_path)
+    assert done.returncode != 0
+    told = done.stdout + done.stderr
+    assert f"error: {file}: vocab_size: 8 is less than the tokenizer's" in told
+    # a program behind `| tee` whose exit code was lost would have "completed successfully"
+    assert "MissingOutputException" not in told
+
+
 def test_settings_on_the_command_line_are_refused(tmp_path: Path) -> None:
     done = snakemake("--config", "seeds=3", folder=tmp_path)
     assert_one_line(done, "--config: settings come from the study file; change it there")

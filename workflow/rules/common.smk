@@ -19,8 +19,10 @@ CORES_PER_GPU = 16
 DEFAULT_STUDY = f"{workflow.basedir}/experiments/study.yaml"
 
 # rules call `python`: the one that runs Snakemake, whether its environment is active or not,
-# with this repository's modules, wherever `--directory` is; tqdm's bars would clutter the logs
-PREFIX = f"export PYTHONPATH={workflow.basedir} TQDM_DISABLE=1; "
+# with this repository's modules, wherever `--directory` is; tqdm's bars would clutter the logs.
+# A prefix replaces Snakemake's own, without which a program fails unseen in front of `| tee`.
+PREFIX = "set -euo pipefail; "
+PREFIX += f"export PYTHONPATH={workflow.basedir} TQDM_DISABLE=1; "
 if DeploymentMethod.CONDA not in workflow.deployment_settings.deployment_method:
     PREFIX += f"PATH={Path(sys.executable).parent}:$PATH; "
 shell.prefix(PREFIX)

@@ -10,7 +10,7 @@ rule evaluate:
         "logs/evaluate/{run}.log",
     conda:
         "../../environment.yml"
-    threads: 1
+    threads: CORES_PER_GPU if STUDY.device == "cuda" else 1
     resources:
         gpu=int(STUDY.device == "cuda"),
     params:
