@@ -29,6 +29,8 @@ from qat_core.rollout.wire import to_wire
 
 # by name: the adapter imports vLLM, which not every process needs
 _ROLLOUT_REGISTRY["vllm", "async"] = "qat_core.plugins.verl_adapter.OwnSocketAdapter"
+# for BF16 on a CPU: verl registers its engine for GPUs and NPUs alone
+EngineRegistry.register("language_model", "fsdp2", "cpu")(FSDPEngineWithLMHead)
 
 
 @dataclass

@@ -47,11 +47,11 @@ class LayerwiseWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[mis
         with IncomingWeights(self) as incoming:
             receiver.receive_weights(on_bucket_received=lambda bucket, _: incoming.take(bucket))
         if not self._has_told_memory:
-            self._tell_memory(incoming.received_bytes)
+            self._tell_memory(incoming.held_bytes)
 
-    def _tell_memory(self, received_bytes: int) -> None:
+    def _tell_memory(self, held_bytes: int) -> None:
         """For whoever reads the log; verl itself reports no weight memory."""
         self._has_told_memory = True
-        # a CPU has no 4-bit kernels: vLLM unpacks there what it receives
-        held = received_bytes if self.device.type == "cpu" else weight_bytes(self)
+        # a CPU has no 4-bit kernels: vLLM unpacks there what it would hold on a GPU
+        held = held_bytes if self.device.type == "cpu" else weight_bytes(self)
         print(f"qat_core: vLLM holds {held} bytes of weights", flush=True)

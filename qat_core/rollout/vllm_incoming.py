@@ -1,11 +1,14 @@
 """A weight stream that arrives in buckets, loaded into a vLLM worker."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from math import prod
 from typing import Any
 
 from torch import Tensor
 
+from qat_core.checkpoint.hub import Weight
+from qat_core.nvfp4 import PackedTensor
 from qat_core.rollout.vllm_worker import Load, quantized_parameters, reloading
 from qat_core.rollout.wire import ANNOUNCEMENT, Assembler, read_announcement
 
@@ -17,11 +20,11 @@ class IncomingWeights:
     A stream without an announcement is loaded name by name, as the hub names the weights.
 
     Attributes:
-        received_bytes: size of the weights that came.
+        held_bytes: size of the weights that came, those that are not packed in vLLM's dtype.
     """
 
     def __init__(self, worker: Any) -> None:
-        self.received_bytes = 0
+        self.held_bytes = 0
         self._worker = worker
         self._assembler = Assembler()
         self._reload = ExitStack()
@@ -58,8 +61,14 @@ class IncomingWeights:
                 require_served(self._worker, bucket.pop(0)[1])
             reload = reloading(self._worker, fused_experts=announced)
             self._load = self._reload.enter_context(reload)
-        self.received_bytes += sum(tensor.nbytes for _, tensor in bucket)
-        self._load(self._assembler.take(bucket))
+        self._load(self._counted(self._assembler.take(bucket)))
+
+    def _counted(self, weights: Iterable[tuple[str, Weight]]) -> Iterator[tuple[str, Weight]]:
+        dtype = self._worker.model_config.dtype  # verl's own engine sends its FP32 weights
+        for name, weight in weights:
+            packed = isinstance(weight, PackedTensor)
+            self.held_bytes += weight.nbytes if packed else prod(weight.shape) * dtype.itemsize
+            yield name, weight
 
 
 def require_served(worker: Any, announcement: Tensor) -> None:

@@ -57,7 +57,7 @@ def _receive(worker: Any, buckets: list[Bucket]) -> int:
             incoming.take(bucket)
             for _, tensor in bucket:
                 tensor.zero_()  # as a bucket that is used again
-    return incoming.received_bytes
+    return incoming.held_bytes
 
 
 def _buckets(model: torch.nn.Module, checked: QuantPlan, recipe: Recipe) -> list[Bucket]:
@@ -82,9 +82,9 @@ def test_buckets_load_what_a_sync_loads(
             parameter.normal_(std=0.05)
     engine.sync(weight_stream(other, packed, Recipe()))
     assert not torch.equal(_log_probs(engine), synced)
-    received = engine.on_worker(_receive, _buckets(model, packed, Recipe()))
+    held_bytes = engine.on_worker(_receive, _buckets(model, packed, Recipe()))
     stream = weight_stream(model, packed, Recipe())
-    assert received == sum(weight.nbytes for _, weight in stream)
+    assert held_bytes == sum(weight.nbytes for _, weight in stream)
     assert torch.equal(_log_probs(engine), synced)
 
 

@@ -24,42 +24,48 @@ pytestmark = pytest.mark.slow
 LARGEST_K3_KL = 1e-3
 
 
-@pytest.fixture(
-    scope="module", params=[("nano-dense-verl", 1), ("nano-moe-verl", 2)], ids=lambda p: p[0]
-)
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a finished run of three steps, from a base of little training."""
-    model, num_workers = request.param
-    folder = tmp_path_factory.mktemp(model)
+def train(folder: Path, model: str, arm: str, num_workers: int, steps: int = 3) -> Path:
+    """Trains a run from a base of little training; returns the run's folder."""
     study = yaml.safe_load((ROOT / "experiments" / "verl_nano.yaml").read_text())
-    study["models"] = {model: study["models"][model]}
+    study |= {"models": {model: study["models"][model]}, "arms": [arm], "gpus": num_workers}
     study["models"][model]["pretrain"]["steps"] = 100
-    study["gpus"] = num_workers
+    study["rl"] |= {"steps": steps, "save_every": steps}
     file = folder / "study.yaml"
     file.write_text(yaml.safe_dump(study))
-    run_id = f"{model}_nvfp4-qat_seed0"
+    run_dir = folder / "results" / f"{model}_{arm}_seed0"
     base = folder / "results" / "base" / model
     data = folder / "results" / "data" / study["study"]
     for program, *arguments in (
         ("experiments.base", "--model", model, "--out", base),
         ("experiments.verl.data", "--out", data),
-        ("experiments.launch", "--run", run_id, "--log", folder / "train.log"),
+        ("experiments.launch", "--run", run_dir.name, "--log", folder / "train.log"),
     ):
         done = module(program, "--study", file, *arguments, folder=folder)
         assert done.returncode == 0, done.stderr
-    return folder
+    return run_dir
+
+
+@pytest.fixture(
+    scope="module", params=[("nano-dense-verl", 1), ("nano-moe-verl", 2)], ids=lambda p: p[0]
+)
+def run_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run of three steps with QAT."""
+    model, num_workers = request.param
+    return train(tmp_path_factory.mktemp(model), model, "nvfp4-qat", num_workers)
 
 
 @pytest.fixture
-def manifest(folder: Path) -> dict[str, Any]:
-    (path,) = (folder / "results").glob("*_seed0/manifest.json")
-    content: dict[str, Any] = json.loads(path.read_text())
+def manifest(run_dir: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((run_dir / "manifest.json").read_text())
     return content
 
 
-def test_trainer_and_rollouts_agree_at_every_step(folder: Path) -> None:
-    (path,) = (folder / "results").glob("*_seed0/metrics.jsonl")
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+def read_rows(run_dir: Path) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_trainer_and_rollouts_agree_at_every_step(run_dir: Path) -> None:
+    rows = read_rows(run_dir)
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert max(row["rollout_corr/k3_kl"] for row in rows) < LARGEST_K3_KL
     assert min(row["actor/grad_norm"] for row in rows) > 0
@@ -79,11 +85,20 @@ def test_weight_memory_is_as_predicted(manifest: dict[str, Any]) -> None:
     assert memory["measured_packed_gib"] == pytest.approx(memory["predicted_packed_gib"], rel=1e-9)
 
 
-def test_mlflow_has_mismatch_memory_and_status(folder: Path, manifest: dict[str, Any]) -> None:
-    client = MlflowClient(f"{SQLITE}{folder}/mlflow.db")
+def test_mlflow_has_mismatch_memory_and_status(run_dir: Path, manifest: dict[str, Any]) -> None:
+    client = MlflowClient(f"{SQLITE}{run_dir.parents[1]}/mlflow.db")
     (experiment,) = [e for e in client.search_experiments() if e.name == "verl-nano"]
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.info.status == "FINISHED"
     assert len(client.get_metric_history(run.info.run_id, "rollout_corr/k3_kl")) == 3
     packed_gib = run.data.metrics["memory/measured_packed_gib"]
     assert packed_gib == manifest["memory"]["measured_packed_gib"]
+
+
+def test_bf16_arm_trains_with_verls_own_engine(tmp_path: Path) -> None:
+    run_dir = train(tmp_path, "nano-dense-verl", "bf16", num_workers=1, steps=1)
+    (row,) = read_rows(run_dir)
+    assert row["rollout_corr/k3_kl"] < LARGEST_K3_KL
+    memory = json.loads((run_dir / "manifest.json").read_text())["memory"]
+    assert memory["measured_bf16_gib"] == pytest.approx(memory["predicted_bf16_gib"], rel=1e-9)
+    assert memory["measured_packed_gib"] is None
