@@ -180,6 +180,12 @@ def _mistakes_of_verl(study: Study) -> Iterator[str]:
         yield from _unless_known(f"models.{name}.recipe", model.recipe, known_recipes())
     if study.variant is not None:
         yield from _unless_known("variant", study.variant, known_variants())
+    gate = study.kl_gate
+    if gate is not None and gate.steps < study.rl.save_every:
+        yield (
+            f"kl_gate.steps: {gate.steps} may end a run before its first checkpoint, which is "
+            f"evaluated; use rl.save_every, {study.rl.save_every}, or more"
+        )
 
 
 def _unless_known(key: str, name: str | None, known: list[str]) -> Iterator[str]:

@@ -167,6 +167,10 @@ VERL_MISTAKES = {
         {"kl_gate": {"max_k3": 1.0, "max_k3_kl": 1.0, "steps": 1}},
         "kl_gate.max_k3: unknown key; did you mean max_k3_kl?",
     ),
+    "gate before the first checkpoint": (
+        {"kl_gate": {"max_k3_kl": 1.0, "steps": VERL["rl"]["save_every"] - 1}},
+        "kl_gate.steps: 1 may end a run before its first checkpoint, which is evaluated; use",
+    ),
     "gate": ({"kl_gate": {"max_k3_kl": 0, "steps": 1}}, "kl_gate.max_k3_kl: 0 does not fit, it"),
 }
 
@@ -182,8 +186,8 @@ def test_mistake_of_a_verl_study(tmp_path: Path, changes: dict[str, Any], line: 
 
 def test_recipe_is_part_of_what_decides_a_verl_run() -> None:
     study = load_study(ROOT / "experiments" / "verl_nano.yaml")
-    config = study.training_config(study.runs[0])
-    assert config["recipe"]["nvfp4"] == "w4a16" and config["gpus"] == 1
+    config = study.training_config(study.find_run("nano-moe-verl_nvfp4-qat_seed0"))
+    assert config["recipe"]["nvfp4"] == "w4a16" and config["gpus"] == 2
     assert not any("+" in key for key in config["recipe"])  # MLflow would refuse the run
 
 

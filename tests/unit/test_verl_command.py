@@ -84,4 +84,4 @@ def test_setting_of_the_study_is_refused_in_a_recipe(
         ValueError,
         match=r"nano/recipe.yaml: actor_rollout_ref.rollout.top_p: comes from the study; remove",
     ):
-        settings_of(NANO, NANO.runs[0])
+        settings_of(NANO, NANO.find_run("nano-dense-verl_nvfp4-qat_seed0"))

@@ -30,6 +30,7 @@ def train(folder: Path, model: str, arm: str, num_workers: int, steps: int = 3) 
     study |= {"models": {model: study["models"][model]}, "arms": [arm], "gpus": num_workers}
     study["models"][model]["pretrain"]["steps"] = 100
     study["rl"] |= {"steps": steps, "save_every": steps}
+    del study["kl_gate"]
     file = folder / "study.yaml"
     file.write_text(yaml.safe_dump(study))
     run_dir = folder / "results" / f"{model}_{arm}_seed0"
