@@ -1,6 +1,7 @@
 """A program's whole output, on the terminal and in files at once."""
 
 import os
+import signal
 import subprocess
 import sys
 import traceback
@@ -17,8 +18,9 @@ def tee_output(*files: Path) -> Iterator[None]:
     for file in files:
         file.parent.mkdir(parents=True, exist_ok=True)
     terminal = os.dup(1), os.dup(2)
-    # -i: a Ctrl-C must not take the log away from the process that reports it
-    tee = subprocess.Popen(["tee", "-i", *map(str, files)], stdin=subprocess.PIPE)
+    tee = subprocess.Popen(
+        ["tee", *map(str, files)], stdin=subprocess.PIPE, preexec_fn=_outlive_signals
+    )
     assert tee.stdin is not None
     os.dup2(tee.stdin.fileno(), 1)
     os.dup2(tee.stdin.fileno(), 2)
@@ -37,3 +39,9 @@ def tee_output(*files: Path) -> Iterator[None]:
         os.dup2(terminal[1], 2)
         tee.stdin.close()
         tee.wait()
+
+
+def _outlive_signals() -> None:
+    """A signal to all processes must not take the log away from the one that reports it."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)

@@ -51,12 +51,13 @@ def _label_ratios(panel: Axes, study: Study, results: Results, model: str) -> No
     for arm in study.arms:
         kl_ST, noise_ST = results.series_beside(model, arm, "bf16", K3_KL)
         means[arm] = float(interquartile_mean(np.nan_to_num(kl_ST, nan=np.inf)))
-        ratios[arm] = means[arm] / float(interquartile_mean(noise_ST))
+        floor = float(interquartile_mean(noise_ST))
+        ratios[arm] = means[arm] / floor if floor else np.nan  # of a few tokens it can be 0
     panel.axhline(means["bf16"], color=INK, linestyle=":", linewidth=1.2, zorder=3)
     for name, height in spread_labels(panel, means).items():
-        label = "noise floor" if name == "bf16" else show_ratio(ratios[name])
+        ratio = "" if np.isnan(ratios[name]) else show_ratio(ratios[name])
         panel.annotate(
-            label,
+            "noise floor" if name == "bf16" else ratio,
             xy=(1.015, height),
             xycoords="axes fraction",
             va="center",

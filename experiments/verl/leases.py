@@ -4,6 +4,7 @@ A lease is a lock on a file, which the kernel releases when the process ends, ho
 """
 
 import os
+import platform
 import subprocess
 import tempfile
 import time
@@ -48,13 +49,13 @@ def leased_gpus(num_gpus: int, folder: Path | None = None) -> Iterator[list[str]
 
     Args:
         num_gpus: how many.
-        folder: where the locks lie; by default a folder of this user and machine.
+        folder: where the locks lie; by default a folder of this user, machine and Slurm job.
 
     Raises:
         ValueError: this machine has fewer.
     """
     require_gpus(num_gpus)
-    folder = folder or Path(tempfile.gettempdir()) / f"gpu-leases-{os.getuid()}"
+    folder = folder or _own_folder()
     folder.mkdir(exist_ok=True)
     with ExitStack() as stack:
         while len(taken := _take_free(num_gpus, folder, stack)) < num_gpus:
@@ -77,6 +78,12 @@ def reserved_devices(device: str, num_gpus: int) -> Iterator[None]:
     with leased_gpus(num_gpus) as names:
         os.environ[VISIBLE] = ",".join(names)
         yield
+
+
+def _own_folder() -> Path:
+    """Slurm shows each job GPUs of its own under the same names, 0 and on."""
+    owner = (str(os.getuid()), platform.node(), os.environ.get("SLURM_JOB_ID"))
+    return Path(tempfile.gettempdir()) / "-".join(["gpu-leases", *filter(None, owner)])
 
 
 def _take_free(num_gpus: int, folder: Path, stack: ExitStack) -> list[str]:

@@ -18,6 +18,15 @@ with tee_output(Path("a/one.log"), Path("two.log")):
 print("after")
 """
 
+# as Slurm ends a job; the process itself turns the signal into an exception, as the launcher does
+TERMINATE_ALL = """
+    import psutil, signal, time
+    for process in psutil.Process().children():
+        process.terminate()
+    time.sleep(0.2)
+    raise KeyboardInterrupt("SIGTERM")
+"""
+
 
 @pytest.mark.parametrize(
     ("ending", "exit_code", "last_line"),
@@ -25,8 +34,9 @@ print("after")
         ("pass", 0, "from another program"),
         ("raise RuntimeError('broken')", 1, "RuntimeError: broken"),
         ("raise KeyboardInterrupt('SIGTERM')", 130, "stopped: SIGTERM"),
+        (TERMINATE_ALL, 130, "stopped: SIGTERM"),
     ],
-    ids=["returns", "raises", "is stopped"],
+    ids=["returns", "raises", "is stopped", "is stopped with all that it started"],
 )
 def test_everything_printed_is_logged_too(
     tmp_path: Path, ending: str, exit_code: int, last_line: str

@@ -49,6 +49,17 @@ def test_two_processes_never_share_a_gpu(tmp_path: Path) -> None:
         assert sorted(leased(first) + leased(second)) == ["0", "1", "2", "GPU-3"]
 
 
+def test_slurm_jobs_do_not_wait_for_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    with leased_gpus(4) as first:
+        monkeypatch.setenv("SLURM_JOB_ID", "2")
+        with leased_gpus(4) as second:
+            assert first == second == ["0", "1", "2", "GPU-3"]
+
+
 def test_a_process_waits_until_enough_are_free(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

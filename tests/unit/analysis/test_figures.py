@@ -51,6 +51,12 @@ def test_kl_ratio_labels_state_the_data(study: Study, results: Results) -> None:
     assert show_ratio(ratio) in {text.get_text() for text in figure.axes[1].texts}
 
 
+def test_kl_shows_no_ratio_to_a_floor_of_zero(study: Study, results: Results) -> None:
+    results.metrics.loc[results.metrics["arm"] == "bf16", "rollout_corr/k3_kl"] = 0.0
+    shown = texts_of(FIGURES["kl"].draw(study, results))
+    assert "noise floor" in shown and "infx" not in shown and "nanx" not in shown
+
+
 @pytest.mark.parametrize("name", ["kl", "reward", "accuracy"])
 def test_one_model_and_fewer_arms_draw(name: str, study: Study, results: Results) -> None:
     models = {"nano-moe": study.models["nano-moe"]}
