@@ -47,17 +47,16 @@ def _label_ratios(panel: Axes, study: Study, results: Results, model: str) -> No
     if "bf16" not in study.arms:
         return
     means: dict[str, float] = {}
-    ratios: dict[str, float] = {}
+    labels = {"bf16": "noise floor"}
     for arm in study.arms:
         kl_ST, noise_ST = results.series_beside(model, arm, "bf16", K3_KL)
         means[arm] = float(interquartile_mean(np.nan_to_num(kl_ST, nan=np.inf)))
-        floor = float(interquartile_mean(noise_ST))
-        ratios[arm] = means[arm] / floor if floor else np.nan  # of a few tokens it can be 0
+        floor = float(interquartile_mean(noise_ST))  # 0 of very few tokens
+        labels.setdefault(arm, show_ratio(means[arm] / floor) if floor else "")
     panel.axhline(means["bf16"], color=INK, linestyle=":", linewidth=1.2, zorder=3)
     for name, height in spread_labels(panel, means).items():
-        ratio = "" if np.isnan(ratios[name]) else show_ratio(ratios[name])
         panel.annotate(
-            "noise floor" if name == "bf16" else ratio,
+            labels[name],
             xy=(1.015, height),
             xycoords="axes fraction",
             va="center",

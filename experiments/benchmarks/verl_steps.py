@@ -11,6 +11,7 @@ import argparse
 import json
 import statistics
 from collections.abc import Iterable
+from itertools import starmap
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from rich.table import Table
 
 from experiments.attempts import Row, read_history
 from experiments.cli import run_cli
+from experiments.json_files import Json
 
 TIMES = {
     "rollout_s": "timing_s/gen",
@@ -34,13 +36,12 @@ COLUMNS = TIMES | {
 }
 
 
-def summarize(run_dir: Path) -> dict[str, Any]:
-    """What a run tells.
+def summarize(run_dir: Path, manifest: Json, rows: list[Row]) -> dict[str, Any]:
+    """What a run tells, of its history.
 
     Raises:
         ValueError: the run has no step beyond the first.
     """
-    manifest, rows = read_history(run_dir)
     if len(rows) < 2:
         raise ValueError(f"{run_dir}: {len(rows)} steps; run it again, or leave it out")
     config = manifest["config"]
@@ -69,15 +70,15 @@ def _spread(found: Iterable[float | None]) -> dict[str, float]:
     return {"mean": statistics.mean(values), "low": min(values), "high": max(values)}
 
 
-def _common_setup(run_dirs: list[Path]) -> dict[str, Any]:
+def _common_setup(manifests: list[Json]) -> dict[str, Any]:
     """Versions and kinds of hardware; ValueError where they differ, for whatever number of GPUs."""
-    setups = [_setup(read_history(run_dir)[0]) for run_dir in run_dirs]
+    setups = [_setup(manifest) for manifest in manifests]
     if any(setup != setups[0] for setup in setups):
         raise ValueError("RESULTS: runs of different machines or versions; summarize them apart")
     return setups[0]
 
 
-def _setup(manifest: dict[str, Any]) -> dict[str, Any]:
+def _setup(manifest: Json) -> dict[str, Any]:
     hardware = manifest["hardware"]
     kinds = {"cpu": hardware["cpu"], "gpus": sorted(set(hardware["gpus"]))}
     return {"versions": manifest["versions"], "hardware": kinds}
@@ -100,8 +101,9 @@ def main() -> None:
     parser.add_argument("results", type=Path, nargs="+", help="folders of runs")
     arguments = parser.parse_args()
     run_dirs = [p.parent for r in arguments.results for p in r.glob("*_seed*/attempts")]
-    runs = sorted(map(summarize, run_dirs), key=itemgetter("model", "gpus", "arm"))
-    setup = _common_setup(run_dirs)
+    histories = [(run_dir, *read_history(run_dir)) for run_dir in run_dirs]
+    runs = sorted(starmap(summarize, histories), key=itemgetter("model", "gpus", "arm"))
+    setup = _common_setup([manifest for _, manifest, _ in histories])
     record = {"benchmark": "verl", **setup, "runs": runs}
     arguments.record.write_text(json.dumps(record, indent=1) + "\n")
     print_table(runs)
