@@ -14,6 +14,7 @@ from experiments.cli import STUDY, run_cli
 from experiments.gguf_model import load_gguf
 from experiments.hub_model import link_checkpoint
 from experiments.json_files import write_json
+from experiments.leases import reserved_devices
 from experiments.model_source import HubModel, ScratchModel
 from experiments.provenance import digest_file
 from experiments.schema import ROOT, Study, load_study
@@ -40,7 +41,8 @@ def make_base(study: Study, name: str, out: Path) -> None:
     if isinstance(source, HubModel):
         details = link_checkpoint(name, source, partial)
     else:
-        details = _make(study, name, partial)
+        with reserved_devices(study.device, num_gpus=1):
+            details = _make(study, name, partial)
     weights = sorted(partial.glob("*.safetensors"))
     details |= {
         "model": name,

@@ -14,10 +14,10 @@ from typing import Any
 from experiments.cli import RESULTS, RUN, STUDY, run_cli
 from experiments.exam import Exam, hold_exam
 from experiments.json_files import write_json
+from experiments.leases import reserved_devices
 from experiments.own_process import call_in_own_process
 from experiments.saved_checkpoints import find_checkpoints, model_folder
 from experiments.schema import Run, Study, load_study
-from experiments.verl.leases import reserved_devices
 from experiments.verl.questions import read_questions
 from qat_core.rl.tasks import Question, make_problems
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+from experiments.leases import require_gpus
 from experiments.schema import Run, Study
-from experiments.verl.leases import require_gpus
 
 
 def require_executable(study: Study, runs: Iterable[Run]) -> None:

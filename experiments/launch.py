@@ -18,12 +18,12 @@ from experiments.cli import RESULTS, RUN, STUDY, run_cli
 from experiments.digests import training_digests
 from experiments.executable import require_devices, require_executable
 from experiments.json_files import Json, write_json, write_jsonl
+from experiments.leases import reserved_devices
 from experiments.manifest import new_manifest
 from experiments.run_log import OnStep, RunLog
 from experiments.schema import Run, Study, load_study
 from experiments.tee import tee_output
 from experiments.tracking import TrackedRun
-from experiments.verl.leases import reserved_devices
 
 KILLED = "ended without a word: killed, or the machine stopped"
 

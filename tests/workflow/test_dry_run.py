@@ -61,6 +61,16 @@ def test_cuda_study_is_refused_without_enough_gpus(tmp_path: Path) -> None:
     assert not (tmp_path / "results").exists() and not (tmp_path / "mlflow.db").exists()
 
 
+def test_jobs_of_a_cuda_study_share_all_visible_gpus(tmp_path: Path) -> None:
+    pytest.importorskip("verl", reason="needs requirements/engines.txt")
+    study = ROOT / "experiments" / "verl_gpu.yaml"
+    data = "results/data/verl-gpu/data.json"  # made without a GPU
+    options = (data, "--quiet", "reason", "--configfile", study)
+    done = snakemake(*options, folder=tmp_path, CUDA_VISIBLE_DEVICES="0,1,2,3")
+    assert done.returncode == 0, done.stderr
+    assert 'gpu=Resource("gpu", 4)' in done.stderr
+
+
 def test_slurm_profile_plans_the_same_study(tmp_path: Path) -> None:
     pytest.importorskip("snakemake_executor_plugin_slurm", reason="it reads the profile's keys")
     study, profile = ROOT / "experiments" / "qwen3.yaml", ROOT / "profiles" / "slurm"

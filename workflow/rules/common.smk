@@ -14,6 +14,7 @@ from experiments.executable import require_devices, require_executable
 from experiments.plan import describe_plan
 from experiments.provenance import digest_code, digest_file, digest_json
 from experiments.schema import ROOT, load_study
+from experiments.leases import visible_gpus
 
 CORES_PER_GPU = 16
 DEFAULT_STUDY = f"{workflow.basedir}/experiments/study.yaml"
@@ -103,6 +104,14 @@ try:
     STUDY = read_study(STUDY_FILE)
 except ValueError as error:
     sys.exit(f"error: {error}")
+
+# Snakemake counts the GPUs and gives out none: which ones a job has, its lease says
+if (
+    STUDY.device == "cuda"
+    and workflow.local_exec
+    and "gpu" not in workflow.global_resources
+):
+    workflow.register_resource("gpu", max(1, len(visible_gpus())))
 
 STUDY_DIR = f"results/studies/{STUDY.study}"
 FIGURES = {

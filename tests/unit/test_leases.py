@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from experiments.leases import leased_gpus, require_gpus, reserved_devices, visible_gpus
 from experiments.schema import ROOT
-from experiments.verl.leases import leased_gpus, require_gpus, reserved_devices, visible_gpus
 
 HOLD = """
 import sys
 import tempfile
 from pathlib import Path
-from experiments.verl.leases import leased_gpus
+from experiments.leases import leased_gpus
 with leased_gpus(int(sys.argv[1]), Path(sys.argv[2])) as gpus:
     print(",".join(gpus), flush=True)
     sys.stdin.read()
