@@ -38,5 +38,6 @@ onstart:
 
 onsuccess:
     # make prints the table itself, also when nothing had to be done
-    if "MAKELEVEL" not in os.environ:
+    # there is none where only part of the study was asked for
+    if "MAKELEVEL" not in os.environ and Path(f"{STUDY_DIR}/claims.json").exists():
         shell("python -m analysis.claims_table {STUDY_DIR}/claims.json")
