@@ -9,6 +9,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import MaxNLocator
 
 from analysis.results import Results
 from experiments.schema import Study
@@ -103,6 +104,8 @@ def add_legend(figure: Figure, axes: Axes) -> None:
 def plot_over_seeds(axes: Axes, study: Study, results: Results, model: str, metric: str) -> None:
     """Every arm's metric by step: the mean over its seeds, and a band over their range."""
     axes.margins(x=0.01)
+    axes.set_xlabel("training step")
+    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
     for arm in study.arms:
         style, values_ST = arm_style(arm), results.series(model, arm, metric)
         steps, low, high = results.steps(model, arm), values_ST.min(0), values_ST.max(0)

@@ -6,13 +6,14 @@ from pydantic import BaseModel
 
 from analysis.benchmark_tables import Record, markdown_table, read_record
 from analysis.claims_table import show_ratio
+from qat_core.units import show_memory
 
 HEADINGS = (
     "Model",
     "Arm",
     "GPUs",
     "Steps",
-    "Weights in vLLM, GiB",
+    "Weights in vLLM",
     "k3 KL",
     "k3 KL / BF16",
     "Rollout, s",
@@ -24,9 +25,9 @@ HEADINGS = (
 
 
 class Spread(BaseModel):
-    """Mean and range over steps."""
+    """Median and range over steps."""
 
-    mean: float
+    median: float
     low: float
     high: float
 
@@ -68,12 +69,12 @@ def verl_table(folder: Path, machine: str) -> str:
         ValueError: the record is missing or garbled.
     """
     record = read_record(folder / f"verl_{machine}.json", VerlRecord)
-    floors = {(run.model, run.gpus): run.k3_kl.mean for run in record.runs if run.arm == "bf16"}
+    floors = {(run.model, run.gpus): run.k3_kl.median for run in record.runs if run.arm == "bf16"}
     rows = [_cells(run, floors.get((run.model, run.gpus))) for run in record.runs]
     versions = ", ".join(f"{name} {record.versions[name]}" for name in ("verl", "vllm", "torch"))
     origin = (
-        f"Measured on: {' and '.join(record.hardware.gpus)}; {versions}. Means over all steps but "
-        "the first."
+        f"Measured on: {' and '.join(record.hardware.gpus)}; {versions}. Medians over all steps "
+        "but the first."
     )
     return f"{origin}\n\n{markdown_table(HEADINGS, rows)}\n"
 
@@ -86,8 +87,8 @@ def _cells(run: VerlRun, floor: float | None) -> tuple[str, ...]:
         run.arm,
         str(run.gpus),
         str(run.steps) if run.steps == run.planned_steps else f"{run.steps} of {run.planned_steps}",
-        f"{weights_gib:.2f}" if weights_gib else "",
-        f"{run.k3_kl.mean:.2e}",
-        show_ratio(run.k3_kl.mean / floor) if floor else "",
-        *(f"{part.mean:.1f}" for part in parts),
+        show_memory(weights_gib) if weights_gib else "",
+        f"{run.k3_kl.median:.2e}",
+        show_ratio(run.k3_kl.median / floor) if floor else "",
+        *(f"{part.median:.1f}" for part in parts),
     )

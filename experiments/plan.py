@@ -5,6 +5,7 @@ import json
 from experiments.model_source import GgufModel
 from experiments.schema import PACKED_PRECISION, ROOT, Study
 from qat_core.memory import Precision, predict_weight_memory_gib
+from qat_core.units import show_memory
 
 HEADER = f"{'model':<20} {'arm':<16} {'seeds':<12} rollout weights, predicted"
 
@@ -37,10 +38,6 @@ def _describe_memory(study: Study, model: str, packed: Precision | None) -> str:
     except ValueError as error:
         raise ValueError(f"{source.config}: {error}") from None
     if packed_gib is None:
-        return _show(bf16_gib)
+        return show_memory(bf16_gib)
     saving = packed_gib / bf16_gib - 1
-    return f"{_show(bf16_gib)} -> {_show(packed_gib)} ({saving:+.1%})"
-
-
-def _show(gib: float) -> str:
-    return f"{gib:.2f} GiB" if gib >= 1 else f"{1024 * gib:.2f} MiB"
+    return f"{show_memory(bf16_gib)} -> {show_memory(packed_gib)} ({saving:+.1%})"

@@ -33,7 +33,7 @@ def draw(study: Study, results: Results) -> Figure:
         sharey=True,
     )
     for panel, model in zip(axes[0], study.models, strict=True):
-        panel.set(title=model, yscale="log", xlabel="training step")
+        panel.set(title=model, yscale="log")
         plot_over_seeds(panel, study, results, model, K3_KL)
     # the panels share limits, so labels are placed once all panels have their lines
     for panel, model in zip(axes[0], study.models, strict=True):

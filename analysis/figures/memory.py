@@ -13,12 +13,12 @@ from analysis.style import INK, add_legend, arm_style, new_figure
 from experiments.model_source import HubModel
 from experiments.schema import ROOT, Study, load_study
 from qat_core.memory import Precision, predict_weight_memory_gib
+from qat_core.units import MIB_PER_GIB
 
 CAPTION = "Weight memory by arm: measured against predicted, and predicted for Qwen3"
 QWEN3_STUDY = ROOT / "experiments" / "qwen3.yaml"
 PRECISIONS: Mapping[str, Precision] = {"bf16": "bf16", "nvfp4-qat": "full", "nvfp4-qat-ffn": "ffn"}
 NUM_COLUMNS = 2
-MIB_PER_GIB = 1024
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ def draw(study: Study, results: Results) -> Figure:
         sharey=True,
     )
     for panel, model in zip(axes[0], study.models, strict=True):
-        panel.set(title=model, xlabel="training step")
+        panel.set(title=model)
         plot_over_seeds(panel, study, results, model, REWARD)
     axes[0][0].set_ylabel(CATALOGUE[REWARD].axis_label)
     add_legend(figure, axes[0][0])

@@ -27,7 +27,7 @@ def _run(
         "steps": 4,
         "planned_steps": planned_steps,
         "memory": {"measured_bf16_gib": 8.0, "measured_packed_gib": packed_gib},
-    } | {name: {"mean": mean, "low": mean, "high": mean} for name, mean in spreads.items()}
+    } | {name: {"median": value, "low": value, "high": value} for name, value in spreads.items()}
 
 
 def _write(path: Path, *runs: dict[str, Any]) -> None:
@@ -38,14 +38,14 @@ def test_ratio_is_to_the_bf16_run_on_as_many_gpus(tmp_path: Path) -> None:
     runs = [_run("bf16", 1, 2e-5, None), _run("bf16", 2, 4e-5, None), _run("qat", 2, 6e-5, 2.25)]
     _write(tmp_path / "verl_x.json", *runs)
     text = verl_table(tmp_path, "x")
-    assert "| m | qat | 2 | 4 | 2.25 | 6.00e-05 | 1.50x | 1.0 | 2.0 | 3.0 | 4.0 | 5.0 |" in text
-    assert "| m | bf16 | 1 | 4 | 8.00 | 2.00e-05 | 1.00x |" in text
+    assert "| m | qat | 2 | 4 | 2.25 GiB | 6.00e-05 | 1.50x | 1.0 | 2.0 | 3.0 | 4.0 | 5.0 |" in text
+    assert "| m | bf16 | 1 | 4 | 8.00 GiB | 2.00e-05 | 1.00x |" in text
     assert "Measured on: GPU X; verl 0.1, vllm 1.2, torch 3.4" in text
 
 
 def test_run_without_a_floor_shows_no_ratio(tmp_path: Path) -> None:
     _write(tmp_path / "verl_x.json", _run("qat", 4, 6e-5, 2.25))
-    assert "| m | qat | 4 | 4 | 2.25 | 6.00e-05 |  | 1.0 |" in verl_table(tmp_path, "x")
+    assert "| m | qat | 4 | 4 | 2.25 GiB | 6.00e-05 |  | 1.0 |" in verl_table(tmp_path, "x")
 
 
 def test_run_that_ended_early_says_so(tmp_path: Path) -> None:
