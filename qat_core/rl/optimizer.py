@@ -1,5 +1,6 @@
 """AdamW on FP32 master weights of a model that computes in BF16."""
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -29,12 +30,17 @@ class MasterAdamW:
 
     @torch.no_grad()
     def step(self, max_grad_norm: float) -> float:
-        """Updates masters and parameters; returns the gradient norm before clipping."""
-        grad_norm = nn.utils.clip_grad_norm_(self.masters, max_grad_norm)
-        self.adamw.step()
+        """Updates masters and parameters; returns the gradient norm before clipping.
+
+        A norm of infinity or NaN says that this step was skipped: as in verl, the gradient is
+        dropped, and masters, parameters and AdamW's state stay as they were.
+        """
+        grad_norm = float(nn.utils.clip_grad_norm_(self.masters, max_grad_norm))
+        if math.isfinite(grad_norm):
+            self.adamw.step()
+            self.write_back()
         self.adamw.zero_grad()
-        self.write_back()
-        return float(grad_norm)
+        return grad_norm
 
     @torch.no_grad()
     def write_back(self) -> None:

@@ -30,7 +30,10 @@ def update_policy(
     scores_B: Tensor,
     config: GrpoConfig,
 ) -> dict[str, float]:
-    """Updates the policy; returns the `actor/*` metrics, means over the mini-batches."""
+    """Updates the policy; returns the `actor/*` metrics, means over the mini-batches.
+
+    `actor/grad_norm` is infinite or NaN if the optimizer skipped one of them.
+    """
     advantages_B1 = group_advantages(scores_B, config.responses_per_prompt)[:, None]
     weights_BT = importance_weights(
         old_log_probs_BT, rollouts.log_probs, rollouts.response_mask, config.rollout_is_threshold

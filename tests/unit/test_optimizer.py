@@ -1,5 +1,7 @@
 """FP32 masters of BF16 parameters."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -26,6 +28,24 @@ def test_micro_batch_gradients_add_up_in_fp32_and_are_clipped() -> None:
         weight.grad = torch.ones_like(weight)
         optimizer.accumulate()
     assert optimizer.step(max_grad_norm=1.0) == 300.0
+
+
+@pytest.mark.parametrize("bad", [torch.inf, torch.nan])
+def test_a_gradient_that_is_not_finite_is_dropped(bad: float) -> None:
+    def run(*gradients: list[float]) -> tuple[MasterAdamW, list[float]]:
+        optimizer = MasterAdamW([nn.Parameter(torch.ones(2, dtype=torch.bfloat16))], 0.1, 0.1)
+        norms = []
+        for gradient in gradients:
+            optimizer.parameters[0].grad = torch.tensor(gradient).bfloat16()
+            optimizer.accumulate()
+            norms.append(optimizer.step(1.0))
+        return optimizer, norms
+
+    without, _ = run([1.0, 2.0], [2.0, -1.0])
+    skipping, norms = run([1.0, 2.0], [bad, 0.0], [2.0, -1.0])
+    assert [math.isfinite(norm) for norm in norms] == [True, False, True]
+    assert torch.equal(skipping.masters[0], without.masters[0])
+    assert torch.equal(skipping.parameters[0], without.parameters[0])
 
 
 def test_state_survives_a_round_trip() -> None:
