@@ -112,7 +112,7 @@ def _importance_statistics(
         "rollout_is_eff_sample_size": 1
         / masked_mean((weight_BT / (mean + _EPSILON)).square(), mask_BT),
         "rollout_is_seq_mean": weight_B.mean(),
-        "rollout_is_seq_std": weight_B.std(),
+        "rollout_is_seq_std": weight_B.std(correction=min(1, len(weight_B) - 1)),
         "rollout_is_seq_max": weight_B.max(),
         "rollout_is_seq_min": weight_B.min(),
         "rollout_is_seq_max_deviation": (weight_B - 1).abs().max(),
