@@ -22,8 +22,14 @@ class EagerEngine:
 
     def __init__(self, model_dir: Path, device: str = "cpu") -> None:
         tokenizer = AutoTokenizer.from_pretrained(model_dir)
-        self.pad_id: int = tokenizer.pad_token_id
+        if tokenizer.eos_token_id is None:
+            raise ValueError(
+                f"{model_dir}/tokenizer_config.json: eos_token: missing; add the token that ends a "
+                "response"
+            )
         self.eos_id: int = tokenizer.eos_token_id
+        pad_id: int | None = tokenizer.pad_token_id
+        self.pad_id = self.eos_id if pad_id is None else pad_id  # masked, so that any token will do
         self.device = torch.device(device)
         self.model: nn.Module = AutoModelForCausalLM.from_pretrained(
             model_dir, dtype=torch.bfloat16

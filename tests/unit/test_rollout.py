@@ -1,11 +1,13 @@
 """Rollouts in process: decoding, log-probs, and what may be synced."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from experiments.json_files import read_json, write_json
 from qat_core.nvfp4 import PackedTensor, dequantize
 from qat_core.plan import plan
 from qat_core.prepare import prepare
@@ -61,6 +63,31 @@ def test_a_response_ends_with_the_end_of_sequence(engine: EagerEngine) -> None:
         assert truncated or ids[length - 1] == engine.eos_id
         ended += int(not truncated)
     assert ended > 10, "random weights end most of 90 responses within 40 tokens"
+
+
+def without_token(nano_dir: Path, folder: Path, token: str) -> Path:
+    """The checkpoint with a tokenizer that has no such token."""
+    copy = shutil.copytree(nano_dir, folder / "model")
+    settings = read_json(copy / "tokenizer_config.json")
+    del settings[token]
+    write_json(copy / "tokenizer_config.json", settings)
+    return copy
+
+
+def test_a_tokenizer_needs_no_token_for_padding(
+    engine: EagerEngine, nano_dir: Path, tmp_path: Path
+) -> None:
+    unpadded = EagerEngine(without_token(nano_dir, tmp_path, "pad_token"))
+    assert unpadded.pad_id == unpadded.eos_id == engine.eos_id != engine.pad_id
+    with_pad, with_eos = (e.generate(PROMPTS * 8, 12, 1.0, 0) for e in (engine, unpadded))
+    assert 0 < with_eos.response_mask.mean() < 1, "some responses end early and are padded"
+    assert torch.equal(with_eos.response_mask, with_pad.response_mask)
+    assert torch.equal(with_eos.log_probs, with_pad.log_probs)
+
+
+def test_a_tokenizer_without_end_of_sequence_is_refused(nano_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"/model/tokenizer_config\.json: eos_token: missing; add"):
+        EagerEngine(without_token(nano_dir, tmp_path, "eos_token"))
 
 
 def test_a_seed_fixes_the_sample(engine: EagerEngine) -> None:
