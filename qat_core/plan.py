@@ -101,9 +101,8 @@ def problems(unchecked: QuantPlan) -> list[str]:
 def _not_a_weight(module: nn.Module, module_name: str, leaf: str, parameter: Tensor) -> str:
     """Why this parameter is never quantized, "" if it can be."""
     if parameter.ndim == 3 and hasattr(module, "is_transposed"):
-        return "experts stored (input, output): blocks run along the last dimension" * bool(
-            module.is_transposed
-        )
+        transposed = "experts stored (input, output): blocks run along the last dimension"
+        return transposed if module.is_transposed else ""
     if not isinstance(module, nn.Linear) or leaf != "weight":
         return "neither a linear nor an expert weight"
     module_leaf = module_name.rpartition(".")[2]

@@ -30,7 +30,8 @@ def policy_losses(
         config: the clip ratios.
 
     Returns:
-        Losses (B, T) and a mask (B, T) of the tokens whose gradient the upper clip cut off.
+        Losses (B, T) and a mask (B, T) of the tokens whose gradient a clip cut off: the upper one
+        where the advantage is positive, the lower one where it is negative.
     """
     ratio_BT = (log_probs_BT - old_log_probs_BT).clamp(-20.0, 20.0).exp()
     unclipped_BT = -advantages_B1 * ratio_BT
