@@ -19,7 +19,10 @@ def tee_output(*files: Path) -> Iterator[None]:
         file.parent.mkdir(parents=True, exist_ok=True)
     terminal = os.dup(1), os.dup(2)
     tee = subprocess.Popen(
-        ["tee", *map(str, files)], stdin=subprocess.PIPE, preexec_fn=_outlive_signals
+        # a terminal that goes away, as with `| head`, must not end the program or its log
+        ["tee", "--output-error=warn-nopipe", *map(str, files)],
+        stdin=subprocess.PIPE,
+        preexec_fn=_outlive_signals,
     )
     assert tee.stdin is not None
     os.dup2(tee.stdin.fileno(), 1)

@@ -28,6 +28,14 @@ TERMINATE_ALL = """
 """
 
 
+# more than the pipe holds, so that a tee that ended would be noticed
+OUTLIVE_TERMINAL = """input()
+    for i in range(20_000):
+        print(f"line {i}")
+    raise SystemExit
+"""
+
+
 @pytest.mark.parametrize(
     ("ending", "exit_code", "last_line"),
     [
@@ -55,3 +63,23 @@ def test_everything_printed_is_logged_too(
     assert log.splitlines()[-1] == last_line
     assert log == (tmp_path / "two.log").read_text()
     assert done.stdout == log + ("after\n" if exit_code == 0 else "")
+
+
+def test_program_and_log_outlive_the_terminal(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", TEE.format(ending=OUTLIVE_TERMINAL)],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as program:
+        assert program.stdin is not None and program.stdout is not None
+        assert program.stdout.readline() == "printed\n"
+        program.stdout.close()  # as `| head -n 1` does
+        program.stdin.write("the terminal is gone\n")
+        program.stdin.close()
+        assert program.stderr is not None and program.stderr.read() == ""
+    assert program.returncode == 0
+    assert (tmp_path / "two.log").read_text().splitlines()[-1] == "line 19999"
