@@ -5,28 +5,38 @@ A lease is a lock on a file, which the kernel releases when the process ends, ho
 
 import os
 import platform
+import re
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import takewhile
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 RETRY_S = 2.0
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+NO_GPU = ("", "-1", "NoDevFiles")  # CUDA ignores what follows one; the last is Slurm's
+GPU_LINE = re.compile(r"^GPU (\d+): .*\(UUID: (\S+)\)$", re.MULTILINE)
 
 
 def visible_gpus() -> list[str]:
     """Names of the GPUs that this process may use, as CUDA_VISIBLE_DEVICES takes them."""
     if VISIBLE in os.environ:
-        return [name for name in os.environ[VISIBLE].split(",") if name]
+        names = map(str.strip, os.environ[VISIBLE].split(","))
+        return list(takewhile(lambda name: name not in NO_GPU, names))
+    return list(_uuids())
+
+
+def _uuids() -> dict[str, str]:
+    """UUID by index of the machine's GPUs; empty without nvidia-smi."""
     try:
         told = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
     except FileNotFoundError:
-        return []
-    return [str(i) for i, line in enumerate(told.stdout.splitlines()) if line.startswith("GPU ")]
+        return {}
+    return dict(GPU_LINE.findall(told.stdout))
 
 
 def require_gpus(num_gpus: int) -> None:
@@ -49,7 +59,8 @@ def leased_gpus(num_gpus: int, folder: Path | None = None) -> Iterator[list[str]
 
     Args:
         num_gpus: how many.
-        folder: where the locks lie; by default a folder of this user, machine and Slurm job.
+        folder: where the locks lie, named by UUID, since an index and a UUID may be one GPU; by
+            default a folder of this user, machine and Slurm job.
 
     Raises:
         ValueError: this machine has fewer.
@@ -57,8 +68,12 @@ def leased_gpus(num_gpus: int, folder: Path | None = None) -> Iterator[list[str]
     require_gpus(num_gpus)
     folder = folder or _own_folder()
     folder.mkdir(exist_ok=True)
+    uuids = _uuids()
+    locks = {
+        name: folder / f"{uuids.get(name, name).replace('/', '-')}.lock" for name in visible_gpus()
+    }
     with ExitStack() as stack:
-        while len(taken := _take_free(num_gpus, folder, stack)) < num_gpus:
+        while len(taken := _take_free(num_gpus, locks, stack)) < num_gpus:
             stack.close()  # whoever needs fewer may have them meanwhile
             print(f"waiting for {num_gpus} free GPUs ({len(taken)} now)", flush=True)
             time.sleep(RETRY_S)
@@ -86,13 +101,13 @@ def _own_folder() -> Path:
     return Path(tempfile.gettempdir()) / "-".join(["gpu-leases", *filter(None, owner)])
 
 
-def _take_free(num_gpus: int, folder: Path, stack: ExitStack) -> list[str]:
+def _take_free(num_gpus: int, locks: dict[str, Path], stack: ExitStack) -> list[str]:
     taken: list[str] = []
-    for name in visible_gpus():
+    for name, lock in locks.items():
         if len(taken) == num_gpus:
             break
         try:
-            stack.enter_context(FileLock(folder / f"{name.replace('/', '-')}.lock", timeout=0))
+            stack.enter_context(FileLock(lock, timeout=0))
         except Timeout:
             continue
         taken.append(name)

@@ -93,12 +93,41 @@ def test_more_than_the_machine_has_is_refused() -> None:
         require_gpus(5)
 
 
-@pytest.mark.parametrize(("variable", "gpus"), [("", []), ("2", ["2"]), ("0,1", ["0", "1"])])
+@pytest.mark.parametrize(
+    ("variable", "gpus"),
+    [
+        ("", []),
+        ("-1", []),
+        ("NoDevFiles", []),
+        ("2", ["2"]),
+        ("0,1", ["0", "1"]),
+        ("0,-1,1", ["0"]),
+    ],
+)
 def test_only_visible_gpus_are_lent(
     monkeypatch: pytest.MonkeyPatch, variable: str, gpus: list[str]
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
     assert visible_gpus() == gpus
+
+
+def test_an_index_and_a_uuid_of_one_gpu_are_one_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = "".join(f"GPU {i}: NVIDIA H200 (UUID: GPU-{name})\n" for i, name in enumerate("abc"))
+    fake = tmp_path / "nvidia-smi"
+    fake.write_text(f"#!/bin/sh\nprintf '{lines}'\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert visible_gpus() == ["0", "1", "2"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b,GPU-a")
+    with hold(1, tmp_path / "locks") as other:
+        assert leased(other) == ["GPU-b"]
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
+        with leased_gpus(1, tmp_path / "locks") as gpus:
+            assert gpus == ["0"]
+    assert capsys.readouterr().out == ""  # it did not have to wait
 
 
 def test_a_process_sees_its_own_gpus_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
