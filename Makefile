@@ -5,16 +5,18 @@ SHELL := /bin/bash
 
 STUDY ?= study
 STUDY_FILE := $(if $(wildcard experiments/$(STUDY).yaml),experiments/$(STUDY).yaml,$(STUDY))
-STUDY_NAME = $(shell sed -n 's/^study: *\([^ \#]*\).*/\1/p' $(STUDY_FILE) 2>/dev/null)
 PORT ?= 5000
 
 BIN := .venv/bin
 BASE := .venv/.installed-base
 DEV := .venv/.installed-dev
 ENGINES := .venv/.installed-engines
+# asked before there is a Python that reads YAML; the two `.?` are for quotes
+NEEDS_ENGINES := ^[^\#]*\<(trainer|rollout).? *: *.?(verl|vllm)\>
 # what one study needs besides: requirements/<study>.txt, where there is one, and vLLM and verl
 EXTRA := $(patsubst requirements/%.txt,.venv/.installed-%,$(wildcard requirements/$(STUDY).txt)) \
-	$(if $(shell grep -lsE '^(trainer: verl|rollout: vllm)' $(STUDY_FILE)),$(ENGINES))
+	$(if $(shell grep -lsE '$(NEEDS_ENGINES)' '$(STUDY_FILE)'),$(ENGINES))
+NAME_OF_STUDY := import sys, yaml; print(yaml.safe_load(open(sys.argv[1]))["study"])
 SUPPORTED := import ensurepip, sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))
 
 .PHONY: help run test lint ui figures record lock clean
@@ -26,7 +28,8 @@ run: $(BASE) $(EXTRA)  ## run a study to its claims and figures: STUDY=name or f
 	@test -f '$(STUDY_FILE)' || { echo "error: STUDY=$(STUDY): no experiments/$(STUDY).yaml," \
 		"nor a file of that name; there are: $$(cd experiments; ls *.yaml | xargs)" >&2; exit 2; }
 	@$(BIN)/snakemake --configfile '$(STUDY_FILE)'
-	@$(BIN)/python -m analysis.claims_table 'results/studies/$(STUDY_NAME)/claims.json'
+	@study=$$($(BIN)/python -c '$(NAME_OF_STUDY)' '$(STUDY_FILE)'); \
+		$(BIN)/python -m analysis.claims_table "results/studies/$$study/claims.json"
 
 test: lint $(ENGINES)  ## check the code and run all tests
 	@$(BIN)/python -m pytest -n 2 --dist loadfile

@@ -37,7 +37,7 @@ onstart:
 
 
 onsuccess:
-    # make prints the table itself, also when nothing had to be done
+    # Snakemake calls no hook where nothing had to be done: make prints the table itself, always
     # there is none where only part of the study was asked for
     if "MAKELEVEL" not in os.environ and Path(f"{STUDY_DIR}/claims.json").exists():
         shell("python -m analysis.claims_table {STUDY_DIR}/claims.json")

@@ -8,6 +8,8 @@ from pathlib import Path
 from experiments.schema import ROOT
 
 SMOKE = ROOT / "tests" / "workflow" / "smoke.yaml"
+# seconds each: what a program must do without to answer at once
+SLOW_IMPORTS = {"torch", "transformers", "mlflow", "matplotlib", "vllm", "verl", "ray"}
 Done = subprocess.CompletedProcess[str]
 
 # one thread a process, as in the pipeline: the tests' processes share the machine's cores
@@ -32,3 +34,9 @@ def snakemake(*arguments: object, folder: Path, **variables: str) -> Done:
 def module(name: str, *arguments: object, folder: Path) -> Done:
     """`python -m name` in `folder`."""
     return run([sys.executable, "-m", name, *arguments], cwd=folder)
+
+
+def imported(done: Done) -> set[str]:
+    """What a program that ran with PYTHONPROFILEIMPORTTIME imported."""
+    lines = done.stderr.splitlines()
+    return {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}

@@ -62,6 +62,12 @@ def base_digest(wildcards):
     return digest_json(described + config)
 
 
+def base_gpus(wildcards):
+    """A checkpoint of the hub is only fetched, and nodes with GPUs often have no network."""
+    is_made = STUDY.models[wildcards.model].kind != "hub"
+    return int(STUDY.device == "cuda" and is_made)
+
+
 def train_threads():
     """Cores of a run: the local trainer uses one; on GPUs, vLLM and Ray want some for each."""
     if STUDY.trainer == "local":

@@ -13,7 +13,7 @@ rule base:
         "../../environment.yml"
     threads: 1
     resources:
-        gpu=int(STUDY.device == "cuda"),
+        gpu=base_gpus,
     params:
         out=subpath(output.config, parent=True),
         settings=base_digest,
