@@ -1,7 +1,6 @@
 """Reads a YAML file into a pydantic model; every mistake becomes one line that says the mend."""
 
-from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -38,14 +37,17 @@ def parse_yaml_file(path: Path, model: type[ModelT], kinds: Kinds) -> ModelT:
 class _UniqueKeyLoader(yaml.SafeLoader):
     """YAML's safe loader, less its habit of keeping the last of two equal keys silently."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        keys = [self.construct_object(key_node, deep=True) for key_node, _ in node.value]
-        for key, count in Counter(keys).items():
-            if count > 1:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key!r} is there twice", node.start_mark
+    def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
+        # as written: once `<<` is resolved, a key that overrides is rightly there twice
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if (key.tag, key.value) in seen:
+                raise yaml.composer.ComposerError(
+                    None, None, f"key {key.value!r} is there twice", key.start_mark
                 )
-        return super().construct_mapping(node, deep)
+            seen.add((key.tag, key.value))
+        return node
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

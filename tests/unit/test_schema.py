@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from experiments.schema import ROOT, Study, load_study
+from experiments.study_file import read_yaml
 from qat_core import recipe
 from qat_core.nvfp4 import BlockScale, ScalePolicy
 
@@ -98,12 +99,14 @@ def test_several_mistakes_get_a_line_each(tmp_path: Path) -> None:
     ("text", "line"),
     [
         ("rl: {steps: 1\n", "line 2: expected ',' or '}', but got '<stream end>'; mend the YAML"),
-        ("seeds: [0]\nseeds: [1]\n", "line 1: key 'seeds' is there twice; mend the YAML"),
+        ("seeds: [0]\nseeds: [1]\n", "line 2: key 'seeds' is there twice; mend the YAML"),
+        ("study: {{ name }}\n", "line 1: found unhashable key; mend the YAML"),
+        ("models: {[a]: 1}\n", "line 1: found unhashable key; mend the YAML"),
         ("- 1\n", "not a mapping of keys"),
         ("", "not a mapping of keys"),
         ("\x00", "not YAML text: unacceptable character #x0000"),
     ],
-    ids=["unclosed", "key twice", "list", "empty", "binary"],
+    ids=["unclosed", "key twice", "template", "list as a key", "list", "empty", "binary"],
 )
 def test_broken_yaml(tmp_path: Path, text: str, line: str) -> None:
     path = tmp_path / "study.yaml"
@@ -111,6 +114,21 @@ def test_broken_yaml(tmp_path: Path, text: str, line: str) -> None:
     with pytest.raises(ValueError) as caught:
         load_study(path)
     assert str(caught.value).startswith(f"{path}: {line}")
+
+
+@pytest.mark.parametrize(
+    ("text", "merged"),
+    [
+        ("a: &x {k: 1, j: 2}\nb: {<<: *x, k: 3}\n", {"b": {"k": 3, "j": 2}}),
+        # the inner mapping's keys are merged into `b` before the inner mapping itself is read
+        ("a: {i: &x {<<: {k: 1}, k: 2}}\nb: {<<: *x}\n", {"a": {"i": {"k": 2}}, "b": {"k": 2}}),
+    ],
+    ids=["overridden", "overridden where it is merged from"],
+)
+def test_merge_keys(tmp_path: Path, text: str, merged: dict[str, Any]) -> None:
+    path = tmp_path / "merged.yaml"
+    path.write_text(text)
+    assert read_yaml(path).items() >= merged.items()
 
 
 def test_missing_study_file(tmp_path: Path) -> None:
