@@ -16,6 +16,7 @@ from experiments.study_file import parse_yaml_file, suggest
 from experiments.verl.recipe import Setting, known_recipes, known_variants, load_recipe
 from qat_core.memory import Precision
 from qat_core.rl.config import EvaluationConfig, GrpoConfig, Settings, TaskConfig
+from qat_core.rl.tasks import GENERATED_TASKS
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -94,6 +95,12 @@ class Study(Settings):
         find_mistakes = _mistakes_of_verl if self.trainer == "verl" else _mistakes_of_local
         for mistake in find_mistakes(self):
             raise ValueError(mistake)
+        is_generated = self.task.name in GENERATED_TASKS
+        if is_generated and self.rl.prompts_per_step > self.task.train_prompts:
+            raise ValueError(
+                f"rl.prompts_per_step: {self.rl.prompts_per_step} is more than "
+                f"task.train_prompts, {self.task.train_prompts}; lower it or raise train_prompts"
+            )
         if self.rl.prompts_per_step % self.rl.mini_batch_prompts:
             raise ValueError(
                 f"rl.mini_batch_prompts: {self.rl.mini_batch_prompts} does not divide "

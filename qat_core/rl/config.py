@@ -30,6 +30,14 @@ class TaskConfig(Settings):
     )
     test_files: dict[Path, Sha256] = Field({}, description="the same for the held-out split")
 
+    @field_validator("terms")
+    @classmethod
+    def _fewest_then_most(cls, terms: tuple[int, int]) -> tuple[int, int]:
+        fewest, most = terms
+        if not 1 <= fewest <= most:
+            raise ValueError(f"[{fewest}, {most}] is no range; use 1 <= fewest <= most")
+        return terms
+
     @model_validator(mode="after")
     def _only_mathematics_has_files(self) -> Self:
         if self.name != "dapo-math" and (self.train_files or self.test_files):

@@ -72,6 +72,13 @@ MISTAKES = {
     ),
     "variant, local trainer": ("variant", "x", "variant: only trainer: verl reads it; remove it"),
     "GPUs, local trainer": ("gpus", 2, "gpus: only trainer: verl reads it; remove it"),
+    "terms from much to little": ("task/terms", [5, 3], "task.terms: [5, 3] is no range; use 1 <="),
+    "no terms": ("task/terms", [0, 0], "task.terms: [0, 0] is no range; use 1 <= fewest <= most"),
+    "fewer prompts than a step draws": (
+        "task/train_prompts",
+        15,
+        "rl.prompts_per_step: 16 is more than task.train_prompts, 15; lower it or raise train_p",
+    ),
     "mini batch": ("rl/mini_batch_prompts", 7, "rl.mini_batch_prompts: 7 does not divide rl.pro"),
     "sampling that biases the ratio": ("rl/rollout/top_k", 20, "rl.rollout.top_k: 20 would bias"),
 }
@@ -200,6 +207,12 @@ def test_mistake_of_a_verl_study(tmp_path: Path, changes: dict[str, Any], line: 
     with pytest.raises(ValueError) as caught:
         load_study(path)
     assert str(caught.value).startswith(f"{path}: {line}")
+
+
+def test_prompts_from_files_are_not_counted(tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump(VERL | {"task": {"name": "dapo-math", "train_prompts": 1}}))
+    assert load_study(path).rl.prompts_per_step > 1
 
 
 def test_recipe_is_part_of_what_decides_a_verl_run() -> None:
