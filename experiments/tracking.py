@@ -25,7 +25,6 @@ from experiments.mlflow_store import connect, find_or_create_experiment, find_ru
 from experiments.provenance import flatten
 from experiments.schema import load_study
 
-METRICS_PER_BATCH = 1000  # the most that MLflow takes in one call
 SUMMARY = "study"
 STATUS = {"running": "RUNNING", "finished": "FINISHED", "failed": "FAILED"}
 TAGS = ("model", "arm", "seed", "attempt", "status", "reason", "command", "started_at")
@@ -94,8 +93,7 @@ class TrackedRun:
             for key, value in row.items()
             if key != "step" and value is not None
         ]
-        for start in range(0, len(metrics), METRICS_PER_BATCH):
-            self.client.log_batch(self.run_id, metrics=metrics[start : start + METRICS_PER_BATCH])
+        self.client.log_batch(self.run_id, metrics=metrics)
 
     @_or_warn
     def finish(self, manifest: Json) -> None:
