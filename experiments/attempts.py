@@ -12,9 +12,11 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from experiments.json_files import Json, read_json, write_json
+from experiments.json_files import Json, parse_object, read_json, write_json
 
 Row = dict[str, float | int | None]
+# no attempt is made twice: its folder is the only copy of what was measured
+MEND = "restore it, or delete the run's folder to train the run again"
 
 
 class Attempt(NamedTuple):
@@ -30,8 +32,7 @@ class Attempt(NamedTuple):
     @property
     def manifest(self) -> Json:
         """Its provenance; `status` is running, finished or failed."""
-        content: Json = read_json(self.folder / "manifest.json")
-        return content
+        return read_json(self.folder / "manifest.json", MEND)
 
     def write_manifest(self, manifest: Json) -> None:
         """Replaces the manifest."""
@@ -46,21 +47,31 @@ class Attempt(NamedTuple):
         """The metrics of its steps, less a last line that a crash cut short."""
         path = self.folder / "metrics.jsonl"
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        return [
+            parse_object(line, f"{path}: line {number}", MEND)
+            for number, line in enumerate(lines, start=1)
+            if line.endswith("\n")
+        ]
 
 
 def list_attempts(run_dir: Path) -> list[Attempt]:
     """The attempts at a run that got as far as a manifest, first to last."""
-    manifests = (run_dir / "attempts").glob("*/manifest.json")
-    return sorted((Attempt(path.parent) for path in manifests), key=lambda one: one.number)
+    return [one for one in _all_attempts(run_dir) if (one.folder / "manifest.json").exists()]
 
 
 def next_attempt(run_dir: Path) -> Attempt:
     """A new, empty attempt folder."""
-    numbers = [int(path.name) for path in (run_dir / "attempts").glob("*")]
-    attempt = Attempt(run_dir / "attempts" / str(max(numbers, default=0) + 1))
+    last = max((attempt.number for attempt in _all_attempts(run_dir)), default=0)
+    attempt = Attempt(run_dir / "attempts" / str(last + 1))
     attempt.folder.mkdir(parents=True)
     return attempt
+
+
+def _all_attempts(run_dir: Path) -> list[Attempt]:
+    """First to last; a folder that a user has given another name is no attempt any more."""
+    folders = (run_dir / "attempts").glob("*")
+    attempts = [Attempt(folder) for folder in folders if folder.name.isdecimal()]
+    return sorted(attempts, key=lambda attempt: attempt.number)
 
 
 def resumable(attempts: list[Attempt], digests: Json) -> list[Attempt]:
@@ -88,7 +99,8 @@ def read_history(run_dir: Path) -> tuple[Json, list[Row]]:
     """Manifest and merged metrics of a run's folder, finished or not, or of a committed record."""
     attempts = list_attempts(run_dir)
     if not attempts:
-        return read_json(run_dir / "manifest.json"), _read_csv(run_dir / "metrics.csv.gz")
+        manifest = read_json(run_dir / "manifest.json", "record the study again")
+        return manifest, _read_csv(run_dir / "metrics.csv.gz")
     manifest = attempts[-1].manifest
     series = [a for a in attempts if a.manifest["started_at"] == manifest["started_at"]]
     return manifest, merge_rows(series)

@@ -1,6 +1,5 @@
 """A published checkpoint as a base checkpoint: links to its files, on this machine or fetched."""
 
-import json
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from huggingface_hub import snapshot_download
 
 from experiments.hub import explain_download_errors
+from experiments.json_files import read_json
 from experiments.model_source import HubModel
 from experiments.schema import ROOT
 from qat_core.memory import weight_shapes
@@ -61,7 +61,7 @@ def _fetched_folder(name: str, source: HubModel) -> Path:
 
 def _require_shapes(name: str, source: HubModel, folder: Path) -> None:
     expected, found = (
-        weight_shapes(json.loads(path.read_text()))
+        weight_shapes(read_json(path, f"name another checkpoint or config in models.{name}"))
         for path in (ROOT / source.config, folder / "config.json")
     )
     if expected != found:

@@ -1,7 +1,6 @@
 """What a study would run and hold in memory, told before anything runs. Needs no torch."""
 
-import json
-
+from experiments.json_files import read_json
 from experiments.model_source import GgufModel
 from experiments.schema import PACKED_PRECISION, ROOT, Study
 from qat_core.memory import Precision, predict_weight_memory_gib
@@ -29,8 +28,9 @@ def _describe_memory(study: Study, model: str, packed: Precision | None) -> str:
     source = study.models[model]
     if isinstance(source, GgufModel):
         return "known once its file has been read"
+    mend = f"name a model's config.json in models.{model}.config"
+    config = dict(read_json(ROOT / source.config, mend))
     try:
-        config = json.loads((ROOT / source.config).read_text())
         bf16_gib = predict_weight_memory_gib(config, "bf16")
         packed_gib = predict_weight_memory_gib(config, packed) if packed else None
     except KeyError as error:

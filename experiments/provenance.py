@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.cli import run_cli
+from experiments.json_files import read_json
 from experiments.schema import ROOT
 from qat_core.units import BYTES_PER_GIB
 
@@ -138,16 +139,12 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest at `path`, a file or a run's folder.
 
     Raises:
-        ValueError: there is none, or it is not JSON.
+        ValueError: there is none, or it is damaged.
     """
     file = path / "manifest.json" if path.is_dir() else path
     if not file.is_file():
         raise ValueError(f"{file}: no such manifest; name a run's folder or its manifest.json")
-    try:
-        content: dict[str, Any] = json.loads(file.read_text())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{file}: not JSON ({error}); run the study again") from None
-    return content
+    return read_json(file)
 
 
 def main() -> None:

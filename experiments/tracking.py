@@ -20,7 +20,7 @@ from mlflow.entities import Metric, Param, RunTag
 from experiments.attempts import Row, read_history
 from experiments.cli import RESULTS, STUDY, run_cli
 from experiments.interruption import deferred_interruption
-from experiments.json_files import Json, read_json, write_json
+from experiments.json_files import Json, read_json_list, write_json
 from experiments.mlflow_store import connect, find_or_create_experiment, find_runs, store_uri
 from experiments.provenance import flatten
 from experiments.schema import load_study
@@ -154,7 +154,7 @@ def publish_evaluations(client: MlflowClient, run_id: str, run_dir: Path) -> Non
     now_ms = _now_ms()
     accuracies = [
         Metric(f"eval/{r['precision']}/{r['decoding']}", r["accuracy"], now_ms, r["step"])
-        for r in read_json(run_dir / "eval.json")
+        for r in read_json_list(run_dir / "eval.json")
     ]
     client.log_batch(run_id, metrics=accuracies)
 

@@ -13,11 +13,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, parents=[STUDY, RESULTS])
     parser.add_argument("--out", type=Path, required=True, help="JSON file")
     args = parser.parse_args()
-    manifests = {
-        run.id: read_json(args.results / run.id / "manifest.json")
+    memory = {
+        run.id: read_json(args.results / run.id / "manifest.json")["memory"]
         for run in load_study(args.study).runs
     }
-    write_json(args.out, {run_id: manifest["memory"] for run_id, manifest in manifests.items()})
+    write_json(args.out, memory)
 
 
 if __name__ == "__main__":

@@ -174,6 +174,11 @@ def main() -> None:
     args = parser.parse_args()
     study = load_study(args.study)
     run = study.find_run(args.run)
+    if study.trainer != "verl":
+        raise ValueError(
+            f"{args.study}: trainer: {study.trainer} has no verl command; name a study with "
+            "trainer: verl"
+        )
     attempt = args.results / run.id / "attempts" / "1"
     print(build_command(study, run, places(study, run, Path(), args.results, attempt)))
 

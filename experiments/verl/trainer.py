@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from experiments.attempts import Attempt, merge_rows
-from experiments.json_files import Json, read_json
+from experiments.json_files import Json, read_json, read_json_list
 from experiments.run_log import OnStep
 from experiments.schema import PACKED_PRECISION, ROOT, Run, Study
 from experiments.verl.checkpoints import rewind
@@ -52,7 +52,7 @@ def train(study: Study, run: Run, results: Path, series: list[Attempt], on_step:
     packs = PACKED_PRECISION[run.arm] is not None
     return {
         "measured": _measured_memory(text, log, where.model, packs),
-        "ledger": read_json(where.ledger) if packs else None,
+        "ledger": read_json_list(where.ledger) if packs else None,
         "reason": reason,
     }
 

@@ -11,7 +11,6 @@ from experiments.attempts import (
     next_attempt,
     resumable,
 )
-from experiments.json_files import write_json
 
 DIGESTS = {"config": "c", "code": "d"}
 
@@ -82,12 +81,3 @@ def test_what_a_run_goes_on_from(
 ) -> None:
     made = [make_attempt(tmp_path, status, config) for status, config in attempts]
     assert [attempt.number for attempt in resumable(made, DIGESTS)] == numbers
-
-
-def test_json_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    write_json(path, {"a": 1})
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        write_json(path, {"a": float("inf")})
-    assert path.read_text() == '{\n  "a": 1\n}\n'
-    assert list(tmp_path.iterdir()) == [path]

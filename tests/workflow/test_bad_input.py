@@ -68,6 +68,21 @@ def test_snakemake_refuses_model(
     assert not (tmp_path / "results").exists()
 
 
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [("{", "not JSON (Expecting property name"), ("[1]", "holds no mapping of keys to values;")],
+)
+def test_dry_run_refuses_a_damaged_model_config(
+    tmp_path: Path, write_study: WriteStudy, text: str, line: str
+) -> None:
+    file = tmp_path / "model.json"
+    file.write_text(text)
+    study = write_study(models__tiny__config=str(file))
+    done = snakemake("-n", "--configfile", study, folder=tmp_path)
+    assert_one_line(done, f"error: {file}: {line}")
+    assert "; name a model's config.json in models.tiny.config" in done.stderr
+
+
 def test_program_that_fails_within_the_workflow_is_said_to_fail(
     tmp_path: Path, write_study: WriteStudy
 ) -> None:
@@ -101,6 +116,10 @@ PROGRAM_MISTAKES = {
         ("experiments.launch", "--run", "tiny_bf16_seed0", "--log", "log"),
         "results/base/tiny/manifest.json: no base checkpoint; make it with",
     ),
+    "no verl command": (
+        ("experiments.verl.command", "--run", "tiny_bf16_seed0"),
+        "smoke.yaml: trainer: local has no verl command; name a study with trainer: verl",
+    ),
     "unknown model": (
         ("experiments.base", "--model", "x", "--out", "out"),
         "--model: x is not in the study; it has tiny",
@@ -125,6 +144,34 @@ def test_program_refuses(tmp_path: Path, command: tuple[str, ...], line: str) ->
     assert_one_line(done, line)
     assert done.returncode == 2
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "file", "line"),
+    [
+        (
+            ("experiments.launch", "--run", "tiny_bf16_seed0", "--log", "log"),
+            "base/tiny/manifest.json",
+            "weights: missing; delete it and run the study again",
+        ),
+        (
+            ("experiments.weight_memory", "--out", "out"),
+            "tiny_bf16_seed0/manifest.json",
+            "memory: missing; delete it and run the study again",
+        ),
+    ],
+    ids=["launch", "weight memory"],
+)
+def test_program_refuses_a_damaged_file(
+    tmp_path: Path, command: tuple[str, ...], file: str, line: str
+) -> None:
+    damaged = tmp_path / "results" / file
+    damaged.parent.mkdir(parents=True)
+    damaged.write_text("{}")
+    name, *arguments = command
+    done = module(name, "--study", SMOKE, *arguments, folder=tmp_path)
+    assert_one_line(done, f"error: results/{file}: {line}")
+    assert done.returncode == 2
 
 
 def test_rebuild_refuses_a_missing_folder(tmp_path: Path) -> None:
