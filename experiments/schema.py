@@ -5,18 +5,18 @@ to the repository root.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, get_args
 
 from pydantic import Field, NonNegativeInt, model_validator
 
-from experiments.model_source import MODEL_KINDS, GgufModel, HubModel, Model, ModelName
-from experiments.study_file import parse_yaml_file, suggest
-from experiments.verl.recipe import Setting, known_recipes, known_variants, load_recipe
+from experiments.contradictions import find_contradictions
+from experiments.model_source import MODEL_KINDS, GgufModel, Model, ModelName
+from experiments.study_file import parse_yaml_file
+from experiments.verl.recipe import Setting, load_recipe
 from qat_core.memory import Precision
 from qat_core.rl.config import EvaluationConfig, GrpoConfig, Settings, TaskConfig
-from qat_core.rl.tasks import GENERATED_TASKS
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -92,15 +92,8 @@ class Study(Settings):
                     f"models.{name}.config: no file {model.config}; paths are relative to the "
                     "repository root"
                 )
-        find_mistakes = _mistakes_of_verl if self.trainer == "verl" else _mistakes_of_local
-        for mistake in find_mistakes(self):
+        for mistake in find_contradictions(self):
             raise ValueError(mistake)
-        is_generated = self.task.name in GENERATED_TASKS
-        if is_generated and self.rl.prompts_per_step > self.task.train_prompts:
-            raise ValueError(
-                f"rl.prompts_per_step: {self.rl.prompts_per_step} is more than "
-                f"task.train_prompts, {self.task.train_prompts}; lower it or raise train_prompts"
-            )
         if self.rl.prompts_per_step % self.rl.mini_batch_prompts:
             raise ValueError(
                 f"rl.mini_batch_prompts: {self.rl.mini_batch_prompts} does not divide "
@@ -164,41 +157,6 @@ def _check_list(key: str, values: tuple[Hashable, ...]) -> None:
     repeated = [value for value, count in Counter(values).items() if count > 1]
     if repeated:
         raise ValueError(f"{key}: {repeated[0]} is listed twice; remove one")
-
-
-def _mistakes_of_local(study: Study) -> Iterator[str]:
-    for name, model in study.models.items():
-        if isinstance(model, HubModel):
-            yield (
-                f"models.{name}.kind: the local trainer loads no hub checkpoint; use "
-                "trainer: verl, or kind: scratch or gguf"
-            )
-        if model.recipe is not None:
-            yield f"models.{name}.recipe: only trainer: verl reads it; remove it"
-    for key in ("gpus", "variant", "kl_gate"):
-        if key in study.model_fields_set:
-            yield f"{key}: only trainer: verl reads it; remove it"
-
-
-def _mistakes_of_verl(study: Study) -> Iterator[str]:
-    if study.rollout != "vllm":
-        yield f"rollout: verl rolls out with vllm, not {study.rollout}; use vllm"
-    for name, model in study.models.items():
-        yield from _unless_known(f"models.{name}.recipe", model.recipe, known_recipes())
-    if study.variant is not None:
-        yield from _unless_known("variant", study.variant, known_variants())
-    gate = study.kl_gate
-    if gate is not None and gate.steps < study.rl.save_every:
-        yield (
-            f"kl_gate.steps: {gate.steps} may end a run before its first checkpoint, which is "
-            f"evaluated; use rl.save_every, {study.rl.save_every}, or more"
-        )
-
-
-def _unless_known(key: str, name: str | None, known: list[str]) -> Iterator[str]:
-    if name not in known:
-        mend = suggest(name or "", known, f"use one of {', '.join(known)}")
-        yield f"{key}: {f'no recipe {name}' if name else 'missing'}; {mend}"
 
 
 def load_study(path: Path) -> Study:

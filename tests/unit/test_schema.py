@@ -11,6 +11,8 @@ from experiments.schema import ROOT, Study, load_study
 from experiments.study_file import read_yaml
 from qat_core import recipe
 from qat_core.nvfp4 import BlockScale, ScalePolicy
+from qat_core.rl.config import TaskConfig
+from qat_core.rl.tasks import GENERATED_TASKS, make_problems
 
 GOOD: dict[str, Any] = yaml.safe_load((ROOT / "experiments" / "study.yaml").read_text())
 
@@ -72,12 +74,20 @@ MISTAKES = {
     ),
     "variant, local trainer": ("variant", "x", "variant: only trainer: verl reads it; remove it"),
     "GPUs, local trainer": ("gpus", 2, "gpus: only trainer: verl reads it; remove it"),
-    "terms from much to little": ("task/terms", [5, 3], "task.terms: [5, 3] is no range; use 1 <="),
-    "no terms": ("task/terms", [0, 0], "task.terms: [0, 0] is no range; use 1 <= fewest <= most"),
-    "fewer prompts than a step draws": (
-        "task/train_prompts",
-        15,
-        "rl.prompts_per_step: 16 is more than task.train_prompts, 15; lower it or raise train_p",
+    "problems of a small range": (
+        "task/largest",
+        1,
+        "task: terms [3, 6] and largest 1 give only 4 different problems, not 4352; widen them",
+    ),
+    "task of verl, local trainer": (
+        "task",
+        {"name": "dapo-math"},
+        "task.name: only trainer: verl reads the files of dapo-math; use verl",
+    ),
+    "more prompts than are held out": (
+        "task/test_prompts",
+        8,
+        "evaluation.prompts: 256 is more than task.test_prompts, 8; lower it or raise test_prompts",
     ),
     "mini batch": ("rl/mini_batch_prompts", 7, "rl.mini_batch_prompts: 7 does not divide rl.pro"),
     "sampling that biases the ratio": ("rl/rollout/top_k", 20, "rl.rollout.top_k: 20 would bias"),
@@ -188,6 +198,18 @@ VERL_MISTAKES = {
         {"rl": VERL["rl"] | {"rollout": {"top_p": 0.9}}},
         "rl.rollout.top_p: 0.9 would bias the ratio between trainer and rollout; use 1.0",
     ),
+    "uneven shares": (
+        {"gpus": 3},
+        "gpus: 3 does not divide rl.mini_batch_prompts times rl.responses_per_prompt, 32; use one",
+    ),
+    "micro-batches larger than a share": (
+        {"gpus": 4},
+        "rl.micro_batch_responses: 16 does not divide the 8 responses of a mini-batch on one of 4",
+    ),
+    "task without worked answers": (
+        {"task": {"name": "dapo-math"}},
+        "models.nano-dense-verl.pretrain: dapo-math has no worked answers; remove it",
+    ),
     "unknown key of the gate": (
         {"kl_gate": {"max_k3": 1.0, "max_k3_kl": 1.0, "steps": 1}},
         "kl_gate.max_k3: unknown key; did you mean max_k3_kl?",
@@ -210,9 +232,30 @@ def test_mistake_of_a_verl_study(tmp_path: Path, changes: dict[str, Any], line: 
 
 
 def test_prompts_from_files_are_not_counted(tmp_path: Path) -> None:
+    models = {"m": {**VERL["models"]["nano-moe-verl"], "pretrain": None}}
+    task = {"name": "dapo-math", "train_prompts": 1, "test_prompts": 1}
     path = tmp_path / "study.yaml"
-    path.write_text(yaml.safe_dump(VERL | {"task": {"name": "dapo-math", "train_prompts": 1}}))
-    assert load_study(path).rl.prompts_per_step > 1
+    path.write_text(yaml.safe_dump(VERL | {"models": models, "task": task}))
+    study = load_study(path)
+    assert study.rl.prompts_per_step > 1 and study.evaluation.prompts > 1
+
+
+def test_micro_batches_by_tokens_need_not_divide_a_share(tmp_path: Path) -> None:
+    study = yaml.safe_load((ROOT / "experiments" / "qwen3.yaml").read_text())
+    study["rl"]["micro_batch_responses"] = 7
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump(study))
+    assert load_study(path).rl.micro_batch_responses == 7
+
+
+@pytest.mark.parametrize("name", GENERATED_TASKS)
+def test_task_may_use_up_the_problems_that_there_are(tmp_path: Path, name: str) -> None:
+    num_problems = {"chain-sum": 2 + 4, "word-problem": 36 * (2 + 4)}[name]
+    task = {"name": name, "terms": [1, 2], "largest": 2, "test_prompts": 1}
+    with pytest.raises(ValueError, match=f"give only {num_problems} different problems, not"):
+        load_changed(tmp_path, "task", task | {"train_prompts": num_problems})
+    drawn = make_problems(TaskConfig(**task, train_prompts=num_problems - 1), "train")
+    assert len(drawn) == num_problems - 1
 
 
 def test_recipe_is_part_of_what_decides_a_verl_run() -> None:
