@@ -15,13 +15,14 @@ from rich.console import Console
 from analysis.claims_table import Claim, ClaimsTable, show_ratio
 from analysis.load import load_results
 from analysis.metrics import K3_KL, REWARD
-from analysis.results import Results
+from analysis.results import Array, Results, memory_source
 from analysis.stats import (
+    MIN_STEPS,
     Interval,
     Verdict,
     gain,
     interquartile_mean,
-    mean_over_prompts,
+    paired_difference,
     ratio,
     seeded_generator,
 )
@@ -62,6 +63,7 @@ def _reward_gain(study: Study, results: Results, model: str) -> Claim:
     return _claim(
         gain(reward_ST, num_first, num_last, seeded_generator()),
         ("at least", study.claims.reward_gain),
+        _too_few_steps(reward_ST),
         model=model,
         name="reward_gain",
         statement="reward gain of bf16",
@@ -96,40 +98,59 @@ def _kl_ratio(
         )
     # exp(d) overflows where the policies are far apart; the trainer records that as undefined
     kl_ST = np.nan_to_num(kl_ST, nan=np.inf)
-    of_means = ratio(kl_ST, noise_ST, seeded_generator())
-    means_interval = f"{show_ratio(of_means.low)} to {show_ratio(of_means.high)}"
-    stopped = results.was_stopped(model, arm, "bf16")
-    steps = f"; stopped, so of the first {kl_ST.shape[1]} steps" if stopped else ""
+    # of the typical step: in an MoE a few rerouted tokens decide the mean, in BF16 too
+    typical = ratio(kl_ST, noise_ST, seeded_generator(), interquartile_mean)
+    details, obstacle = [], _too_few_steps(kl_ST)
+    if typical is None:
+        obstacle = "too few tokens for a ratio"
+    elif (of_means := ratio(kl_ST, noise_ST, seeded_generator())) is not None:
+        estimate, low, high = map(show_ratio, (of_means.estimate, of_means.low, of_means.high))
+        details.append(f"plain means: {estimate}, {low} to {high}")
+    if results.was_stopped(model, arm, "bf16"):
+        details.append(f"stopped, so of the first {kl_ST.shape[1]} steps")
     return _claim(
-        # of the typical step: in an MoE a few rerouted tokens decide the mean, in BF16 too
-        ratio(kl_ST, noise_ST, seeded_generator(), interquartile_mean),
+        typical,
         required,
+        obstacle,
         model=model,
         name=name,
         statement=f"k3 KL, {arm} / bf16",
         noise_floor=float(interquartile_mean(noise_ST)),
         num_seeds=len(noise_ST),
         unit="x",
-        detail=f"plain means: {show_ratio(of_means.estimate)}, {means_interval}{steps}",
+        detail="; ".join(details),
     )
 
 
-def _accuracy(study: Study, results: Results, model: str) -> Claim:
-    arm_SP = results.success_rates(model, "nvfp4-qat", "bf16", "sampled")
-    control_SP = results.success_rates(model, "bf16", "bf16", "sampled")
+def _qat_accuracy(study: Study, results: Results, model: str) -> Claim:
+    required: Requirement = ("within", study.claims.accuracy_margin)
+    return _accuracy(study, results, model, "nvfp4-qat", "accuracy_margin", required)
+
+
+def _noqat_accuracy(study: Study, results: Results, model: str) -> Claim:
+    return _accuracy(study, results, model, "nvfp4-noqat", "noqat_accuracy", None)
+
+
+def _accuracy(
+    study: Study, results: Results, model: str, arm: str, name: str, required: Requirement | None
+) -> Claim:
+    step = results.last_evaluated(model, arm, "bf16")
+    arm_SP = results.success_rates(model, arm, step, "bf16", "sampled")
+    control_SP = results.success_rates(model, "bf16", step, "bf16", "sampled")
     if arm_SP.shape != control_SP.shape:
-        raise ValueError(f"{model}: nvfp4-qat and bf16 have different test prompts; evaluate again")
+        raise ValueError(f"{model}: {arm} and bf16 have different test prompts; evaluate again")
     num_seeds, num_prompts = arm_SP.shape
     means = f"{arm_SP.mean():.3f} less {control_SP.mean():.3f}"
+    when = f", both after step {step} of {study.rl.steps}" if step < study.rl.steps else ""
     return _claim(
-        mean_over_prompts(arm_SP - control_SP, seeded_generator()),
-        ("within", study.claims.accuracy_margin),
+        paired_difference(arm_SP, control_SP, seeded_generator()),
+        required,
         model=model,
-        name="accuracy_margin",
-        statement="accuracy, nvfp4-qat less bf16",
+        name=name,
+        statement=f"accuracy, {arm} less bf16",
         num_seeds=num_seeds,
         unit="",
-        detail=f"offline, in BF16, {num_prompts} prompts: {means}",
+        detail=f"offline, in BF16, {num_prompts} prompts: {means}{when}",
     )
 
 
@@ -137,7 +158,6 @@ def _weight_memory(study: Study, results: Results, model: str) -> Claim:
     memories = [run.memory for run in results.manifests.values() if run.model == model]
     error = max(abs(it.predicted_gib / it.measured_gib - 1) for it in memories)
     smallest = min(memories, key=lambda memory: memory.measured_gib)
-    share = smallest.measured_gib / smallest.measured_bf16_gib
     return _claim(
         Interval(error, error, error),
         ("at most", study.claims.weight_memory_error),
@@ -146,7 +166,8 @@ def _weight_memory(study: Study, results: Results, model: str) -> Claim:
         statement="weight memory, prediction error",
         num_seeds=len(study.seeds),
         unit="%",
-        detail=f"packed weights: {share:.1%} of BF16's",
+        exact=True,
+        detail=f"packed weights: {smallest.share_of_bf16:.1%} of BF16's, {memory_source(study)}",
     )
 
 
@@ -156,20 +177,37 @@ CHECKS: tuple[tuple[set[str], Judge], ...] = (
     ({"bf16", "nvfp4-qat"}, _qat_ratio),
     ({"bf16", "nvfp4-noqat"}, _noqat_ratio),
     ({"bf16", "nvfp4-qat-ffn"}, _ffn_ratio),
-    ({"bf16", "nvfp4-qat"}, _accuracy),
+    ({"bf16", "nvfp4-qat"}, _qat_accuracy),
+    ({"bf16", "nvfp4-noqat"}, _noqat_accuracy),
     (set(), _weight_memory),
 )
 
 
-def _claim(interval: Interval, required: Requirement | None, **described: Any) -> Claim:
+def _too_few_steps(values_ST: Array) -> str | None:
+    return "too few steps for a verdict" if values_ST.size < MIN_STEPS else None
+
+
+def _claim(
+    interval: Interval | None,
+    required: Requirement | None,
+    obstacle: str | None = None,
+    *,
+    detail: str,
+    **described: Any,
+) -> Claim:
+    """A row; `obstacle` says what keeps its interval from deciding anything."""
     bound, threshold = required or (None, None)
+    verdict: Literal[Verdict, "REPORTED"] = "INCONCLUSIVE" if required else "REPORTED"
+    if required and interval and obstacle is None:
+        verdict = _judge(interval, *required)
     return Claim(
-        estimate=interval.estimate,
-        low=interval.low,
-        high=interval.high,
+        estimate=interval and interval.estimate,
+        low=interval and interval.low,
+        high=interval and interval.high,
         bound=bound,
         threshold=threshold,
-        verdict=_judge(interval, *required) if required else "REPORTED",
+        verdict=verdict,
+        detail="; ".join(filter(None, (detail, obstacle))),
         **described,
     )
 

@@ -16,7 +16,9 @@ from experiments.cli import run_cli
 
 
 def show_ratio(ratio: float) -> str:
-    """A ratio in three digits or so: 0.97x, 1.30x, 15.2x, 1,240x."""
+    """A ratio in three digits or so: 0.97x, 1.30x, 15.2x, 1,240x; overflow where infinite."""
+    if ratio == float("inf"):
+        return "overflow"
     digits = 2 if ratio < 10 else 1 if ratio < 100 else 0
     return f"{ratio:,.{digits}f}x"
 
@@ -31,9 +33,10 @@ SHOWN: Mapping[str, Callable[[float], str]] = {
 COLORS = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow", "REPORTED": "dim"}
 NOTE = (
     "PASS: the whole 95 % interval meets what is required. FAIL: none of it does. INCONCLUSIVE: it "
-    "straddles the bound. REPORTED: nothing required. k3 KL: interquartile mean over steps and "
-    "seeds. Noise floor: that of the bf16 arm, in nats a token. With few seeds intervals are rough "
-    "(see analysis/stats.py)."
+    "straddles the bound, or the row says what is too few. REPORTED: nothing required. k3 KL: "
+    "interquartile mean over steps and seeds. Noise floor: that of the bf16 arm, in nats a token. "
+    "One seed: the interval is within that run; another may differ more. With few seeds intervals "
+    "are rough (see analysis/stats.py)."
 )
 
 
@@ -43,8 +46,9 @@ class Claim(BaseModel):
     Attributes:
         name: key in the study's `claims` section, or a name of ours where nothing is required.
         statement: the quantity that is estimated.
-        estimate: point estimate; low and high bound its 95 % interval, or equal it where the
-            quantity is not random.
+        estimate: point estimate; low and high bound its 95 % interval. None where the data give
+            none.
+        exact: nothing is random, low and high equal the estimate.
         bound: how the threshold binds; "within" means between -threshold and threshold.
         noise_floor: interquartile mean of the bf16 arm's k3 KL in nats a token.
         unit: "x" for a ratio of arms, "%" for a share, empty for a difference.
@@ -56,9 +60,10 @@ class Claim(BaseModel):
     model: str
     name: str
     statement: str
-    estimate: float
-    low: float
-    high: float
+    estimate: float | None
+    low: float | None
+    high: float | None
+    exact: bool = False
     bound: Literal["at least", "at most", "within"] | None
     threshold: float | None
     verdict: Literal["PASS", "FAIL", "INCONCLUSIVE", "REPORTED"]
@@ -73,8 +78,11 @@ class Claim(BaseModel):
         required = "-"
         if self.bound is not None and self.threshold is not None:
             required = f"{SYMBOLS[self.bound]} {show(self.threshold)}"
-        interval = "exact" if self.low == self.high else f"{show(self.low)} to {show(self.high)}"
-        return (self.verdict, self.statement, required, show(self.estimate), interval)
+        estimate, interval = "-", "-"
+        if self.estimate is not None and self.low is not None and self.high is not None:
+            estimate, low, high = map(show, (self.estimate, self.low, self.high))
+            interval = "exact" if self.exact else f"{low} to {high}"
+        return (self.verdict, self.statement, required, estimate, interval)
 
 
 class ClaimsTable(BaseModel):

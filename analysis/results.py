@@ -7,6 +7,8 @@ import numpy as np
 import pandas as pd
 from pydantic import BaseModel
 
+from experiments.schema import Study
+
 Array = np.ndarray
 
 
@@ -31,6 +33,18 @@ class Memory(BaseModel):
             return self.predicted_bf16_gib
         assert self.predicted_packed_gib is not None, "what is packed has a prediction"
         return self.predicted_packed_gib
+
+    @property
+    def share_of_bf16(self) -> float:
+        """`measured_gib` over what the same run's weights take in BF16."""
+        return self.measured_gib / self.measured_bf16_gib
+
+
+def memory_source(study: Study) -> str:
+    """Where a study's measured weight memory comes from."""
+    # on a CPU verl's engine counts what it is given, see qat_core/plugins/verl_worker.py
+    from_vllm = study.trainer == "verl" and study.device == "cuda"
+    return "as vLLM reports" if from_vllm else "bytes streamed to the engine"
 
 
 class Progress(BaseModel):
@@ -121,28 +135,40 @@ class Results:
         manifests = self.manifests.values()
         return any(it.was_stopped for it in manifests if it.model == model and it.arm in arms)
 
-    def success_rates(
-        self, model: str, arm: str, precision: str, decoding: str, base: bool = False
-    ) -> Array:
-        """Share of correct answers by prompt, float64 (seeds, prompts).
+    def last_evaluated(self, model: str, *arms: str) -> int:
+        """The last trained step that was evaluated in all runs of those arms.
 
-        Taken from the last evaluated step, or with `base` from step 0, before any training.
+        Raises:
+            ValueError: there is none.
+        """
+        runs = {run for run, it in self.manifests.items() if it.model == model and it.arm in arms}
+        rows = self.evals[self.evals["run"].isin(runs) & (self.evals["step"] > 0)]
+        num_runs = rows.groupby("step")["run"].nunique()
+        steps = num_runs.index[num_runs == len(runs)]
+        if steps.empty:
+            raise ValueError(
+                f"{model}, {', '.join(arms)}: no trained step is evaluated in all runs; "
+                "evaluate again"
+            )
+        return int(steps.max())
+
+    def success_rates(
+        self, model: str, arm: str, step: int, precision: str, decoding: str
+    ) -> Array:
+        """Share of correct answers by prompt after a step, float64 (seeds, prompts).
+
+        Step 0 is the base model, before any training.
 
         Raises:
             ValueError: a seed lacks that evaluation, or the prompt sets differ in size.
         """
         rows = self._of(self.evals, model, arm)
         rows = rows[(rows["precision"] == precision) & (rows["decoding"] == decoding)]
-        rows = (
-            rows[(rows["step"] == 0) == base]
-            .sort_values("step")
-            .drop_duplicates("seed", keep="last")
-        )
-        what = f"{model}, {arm}: {decoding} evaluation in {precision}"
+        rows = rows[rows["step"] == step].drop_duplicates("seed", keep="last")
+        what = f"{model}, {arm}: {decoding} evaluation in {precision} at step {step}"
         num_seeds = self._of(self.metrics, model, arm)["seed"].nunique()
         if len(rows) != num_seeds:
-            when = "step 0" if base else "a trained step"
-            raise ValueError(f"{what} at {when}: {len(rows)} of {num_seeds} seeds; evaluate again")
+            raise ValueError(f"{what}: {len(rows)} of {num_seeds} seeds; evaluate again")
         if rows["prompts"].nunique() > 1:
             raise ValueError(f"{what}: the seeds' prompt sets differ in size; evaluate again")
         rates = [

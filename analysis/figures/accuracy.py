@@ -17,10 +17,10 @@ PRECISIONS = {"bf16": ("evaluated in BF16", "o", -0.13), "nvfp4": ("evaluated in
 
 
 class Column(NamedTuple):
-    """One place on the horizontal axis: an arm, after training or before any (`base`)."""
+    """One place on the horizontal axis: an arm after its last evaluated step, or the base model."""
 
     arm: str
-    base: bool
+    step: int
     label: str
     color: str
 
@@ -34,7 +34,7 @@ def draw(study: Study, results: Results) -> Figure:
         height_inches=5.2,
         nrows=len(DECODINGS),
         ncols=len(study.models),
-        sharex=True,
+        sharex="col",
         sharey=True,
     )
     for row, decoding in zip(axes, DECODINGS, strict=True):
@@ -48,14 +48,14 @@ def draw(study: Study, results: Results) -> Figure:
 
 
 def _draw_panel(panel: Axes, study: Study, results: Results, model: str, decoding: str) -> None:
-    columns = _columns(study)
+    columns = _columns(study, results, model)
     for precision, (label, marker, shift) in PRECISIONS.items():
         for position, column in enumerate(columns):
-            rates_SP = results.success_rates(model, column.arm, precision, decoding, column.base)
+            rates_SP = results.success_rates(model, column.arm, column.step, precision, decoding)
             interval = mean_over_prompts(rates_SP, seeded_generator())
             fill = _fill(column.color, precision == "bf16")
             _draw_point(panel, position + shift, interval, marker, column.color, fill)
-            if column.base and precision == "bf16":
+            if column.step == 0 and precision == "bf16":
                 panel.axhline(interval.estimate, color=FAINT, linestyle="--", linewidth=1)
         fill = _fill(NEUTRAL, precision == "bf16")
         panel.plot([], [], marker, color=NEUTRAL, markerfacecolor=fill, label=label)
@@ -64,12 +64,15 @@ def _draw_panel(panel: Axes, study: Study, results: Results, model: str, decodin
     panel.grid(axis="x", visible=False)
 
 
-def _columns(study: Study) -> list[Column]:
+def _columns(study: Study, results: Results, model: str) -> list[Column]:
     # all arms start from the same base model: any one's first evaluation is of it
-    columns = [Column(study.arms[0], True, "base\nmodel", NEUTRAL)]
+    columns = [Column(study.arms[0], 0, "base\nmodel", NEUTRAL)]
     for arm in study.arms:
-        style = arm_style(arm)
-        columns.append(Column(arm, False, style.label.replace(", ", ",\n"), style.color))
+        style, step = arm_style(arm), results.last_evaluated(model, arm)
+        label = style.label.replace(", ", ",\n")
+        if step < study.rl.steps:
+            label += f"\n(step {step} of {study.rl.steps})"
+        columns.append(Column(arm, step, label, style.color))
     return columns
 
 

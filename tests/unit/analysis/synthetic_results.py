@@ -5,6 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
+from analysis.claims import judge_study
+from analysis.claims_table import Claim
+from analysis.load import load_results
 from experiments.schema import Run, Study
 
 KL_RATIOS = {"bf16": 1.0, "nvfp4-noqat": 100.0, "nvfp4-qat": 1.05, "nvfp4-qat-ffn": 1.0}
@@ -73,3 +76,9 @@ def write_results(study: Study, folder: Path, num_steps: int = 30, num_prompts: 
         evaluations = evaluations_of(run, num_steps, num_prompts)
         (run_dir / "eval.json").write_text(json.dumps(evaluations))
         (run_dir / "manifest.json").write_text(json.dumps(manifest_of(run)))
+
+
+def judge(study: Study, folder: Path) -> dict[tuple[str, str], Claim]:
+    """The claims about a study's results in a folder, by model and name."""
+    table = judge_study(study, load_results(folder, [run.id for run in study.runs]))
+    return {(claim.model, claim.name): claim for claim in table.claims}

@@ -3,11 +3,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
-from synthetic_results import KL_RATIOS, NOISE_FLOOR, write_results
+from synthetic_results import KL_RATIOS, NOISE_FLOOR, judge, write_results
 
 from analysis.claims import judge_study
-from analysis.claims_table import Claim, ClaimsTable, read_table, show_ratio
+from analysis.claims_table import ClaimsTable, read_table, show_ratio
 from analysis.load import load_results
 from analysis.results import Results
 from experiments.schema import ROOT, Study
@@ -21,15 +22,10 @@ def rewrite_metrics(results_dir: Path, study: Study, arm: str, **values: float |
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def judge(study: Study, results_dir: Path) -> dict[tuple[str, str], Claim]:
-    table = judge_study(study, load_results(results_dir, [run.id for run in study.runs]))
-    return {(claim.model, claim.name): claim for claim in table.claims}
-
-
 def test_all_claims_of_both_models(study: Study, results: Results) -> None:
     table = judge_study(study, results)
     names = ["reward_gain", "qat_kl_ratio", "noqat_kl_ratio", "ffn_kl_ratio"]
-    names += ["accuracy_margin", "weight_memory_error"]
+    names += ["accuracy_margin", "noqat_accuracy", "weight_memory_error"]
     assert [(it.model, it.name) for it in table.claims] == [
         (model, name) for model in ("nano-dense", "nano-moe") for name in names
     ]
@@ -48,6 +44,7 @@ def test_ratios_recover_the_truth(study: Study, results_dir: Path, name: str, ar
     # 60 values with 20 % spread in numerator and denominator: the means' standard error is 3.7 %,
     # the interquartile means' little more; three of them
     assert claim.estimate == pytest.approx(KL_RATIOS[arm], rel=0.11)
+    assert claim.low is not None and claim.high is not None
     assert claim.low < claim.estimate < claim.high
     assert claim.noise_floor == pytest.approx(NOISE_FLOOR, rel=0.08)
     assert claim.num_seeds == 2
@@ -72,6 +69,8 @@ def test_overflowed_kl_counts_as_infinite(study: Study, results_dir: Path) -> No
     claims = judge(study, results_dir)
     assert claims["nano-moe", "noqat_kl_ratio"].verdict == "PASS"
     assert claims["nano-moe", "qat_kl_ratio"].verdict == "FAIL"
+    cells = claims["nano-moe", "qat_kl_ratio"].cells()
+    assert cells[3:] == ("overflow", "overflow to overflow")
 
 
 @pytest.mark.parametrize("value", [0.0, None], ids=["zero", "undefined"])
@@ -99,6 +98,22 @@ def test_stopped_arm_is_judged_over_the_steps_that_it_did(study: Study, results_
     assert claim.verdict == "PASS" and claim.detail.endswith("stopped, so of the first 20 steps")
 
 
+@pytest.mark.parametrize(
+    ("changes", "source"),
+    [
+        ({}, "bytes streamed to the engine"),
+        ({"trainer": "verl"}, "bytes streamed to the engine"),
+        ({"trainer": "verl", "device": "cuda"}, "as vLLM reports"),
+    ],
+    ids=["local", "verl on a CPU", "verl on a GPU"],
+)
+def test_memory_says_where_it_was_measured(
+    study: Study, results_dir: Path, changes: dict[str, str], source: str
+) -> None:
+    claims = judge(study.model_copy(update=changes), results_dir)
+    assert claims["nano-dense", "weight_memory_error"].detail.endswith(source)
+
+
 def test_wrong_memory_prediction_fails(study: Study, results_dir: Path) -> None:
     path = results_dir / "nano-moe_nvfp4-qat-ffn_seed1" / "manifest.json"
     manifest = json.loads(path.read_text())
@@ -112,14 +127,14 @@ def test_wrong_memory_prediction_fails(study: Study, results_dir: Path) -> None:
 def test_claims_of_absent_arms_give_no_row(study: Study, results_dir: Path) -> None:
     smaller = study.model_copy(update={"arms": ("bf16", "nvfp4-noqat")})
     names = {name for _, name in judge(smaller, results_dir)}
-    assert names == {"reward_gain", "noqat_kl_ratio", "weight_memory_error"}
+    assert names == {"reward_gain", "noqat_kl_ratio", "noqat_accuracy", "weight_memory_error"}
 
 
 @pytest.mark.parametrize("num_steps", [2, 3, 7])
 def test_short_runs_are_judged(study: Study, tmp_path: Path, num_steps: int) -> None:
     write_results(study, tmp_path / "short", num_steps, num_prompts=8)
     gain = judge(study, tmp_path / "short")["nano-dense", "reward_gain"]
-    assert gain.estimate > 0.2
+    assert gain.estimate is not None and gain.estimate > 0.2
 
 
 def test_one_step_has_no_gain(study: Study, tmp_path: Path) -> None:
@@ -182,7 +197,14 @@ def test_command_names_a_missing_run_in_one_line(
 
 
 @pytest.mark.parametrize(
-    ("ratio", "shown"), [(0.969, "0.97x"), (1.3, "1.30x"), (15.23, "15.2x"), (22843.0, "22,843x")]
+    ("ratio", "shown"),
+    [
+        (0.969, "0.97x"),
+        (1.3, "1.30x"),
+        (15.23, "15.2x"),
+        (22843.0, "22,843x"),
+        (np.inf, "overflow"),
+    ],
 )
 def test_ratios_are_shown_in_about_three_digits(ratio: float, shown: str) -> None:
     assert show_ratio(ratio) == shown

@@ -25,8 +25,9 @@ def test_series_are_seeds_by_steps(study: Study, results_dir: Path) -> None:
 
 def test_success_rates_are_seeds_by_prompts(study: Study, results_dir: Path) -> None:
     results = load_results(results_dir, [run.id for run in study.runs])
-    trained = results.success_rates("nano-dense", "nvfp4-qat", "bf16", "sampled")
-    base = results.success_rates("nano-dense", "nvfp4-qat", "bf16", "sampled", base=True)
+    step = results.last_evaluated("nano-dense", "nvfp4-qat")
+    trained = results.success_rates("nano-dense", "nvfp4-qat", step, "bf16", "sampled")
+    base = results.success_rates("nano-dense", "nvfp4-qat", 0, "bf16", "sampled")
     assert trained.shape == base.shape == (len(study.seeds), 256)
     assert set(np.unique(trained)) <= {0, 0.25, 0.5, 0.75, 1}
     assert trained.mean() > base.mean()
@@ -138,8 +139,10 @@ def test_missing_evaluation_is_refused(study: Study, results_dir: Path) -> None:
     path = results_dir / RUN.id / "eval.json"
     path.write_text(json.dumps([it for it in json.loads(path.read_text()) if it["step"] == 0]))
     results = load_results(results_dir, [run.id for run in study.runs])
-    with pytest.raises(ValueError, match="greedy evaluation in nvfp4 at a trained step: 1 of 2"):
-        results.success_rates(RUN.model, RUN.arm, "nvfp4", "greedy")
+    with pytest.raises(ValueError, match="nvfp4-qat: no trained step is evaluated in all runs"):
+        results.last_evaluated(RUN.model, RUN.arm)
+    with pytest.raises(ValueError, match="greedy evaluation in nvfp4 at step 30: 1 of 2 seeds"):
+        results.success_rates(RUN.model, RUN.arm, 30, "nvfp4", "greedy")
 
 
 def stop(results_dir: Path, run: Run, num_steps: int) -> None:

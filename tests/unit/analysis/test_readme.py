@@ -38,7 +38,7 @@ def test_blocks_are_filled_and_the_rest_is_kept(root: Path) -> None:
     assert filled.endswith("<!-- end:figures -->\nafter\n")
     assert "old" not in filled
     assert "\nbetween\n" in filled
-    assert filled.count("| nano-dense | **") == 6
+    assert filled.count("| nano-dense | **") == 7
     assert "(experiments/records/default/figures/kl.png)" in filled
     assert "reward.png" not in filled
 
