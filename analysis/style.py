@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -102,7 +103,10 @@ def add_legend(figure: Figure, axes: Axes) -> None:
 
 
 def plot_over_seeds(axes: Axes, study: Study, results: Results, model: str, metric: str) -> None:
-    """Every arm's metric by step: the mean over its seeds, and a band over their range."""
+    """Every arm's metric by step: the mean over its seeds, and a band over their range.
+
+    An "x" marks where an arm was stopped, at the height of its last defined value.
+    """
     axes.margins(x=0.01)
     axes.set_xlabel("training step")
     axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
@@ -110,30 +114,36 @@ def plot_over_seeds(axes: Axes, study: Study, results: Results, model: str, metr
         style, values_ST = arm_style(arm), results.series(model, arm, metric)
         steps, low, high = results.steps(model, arm), values_ST.min(0), values_ST.max(0)
         axes.fill_between(steps, low, high, color=style.color, alpha=0.2, linewidth=0)
+        mean_T = values_ST.mean(0)
         axes.plot(
             steps,
-            values_ST.mean(0),
+            mean_T,
             color=style.color,
             linestyle=style.dashes,
             linewidth=style.line_width,
             label=style.label,
         )
+        defined = mean_T[np.isfinite(mean_T)]
+        if results.was_stopped(model, arm) and len(defined):
+            axes.plot(steps[-1], defined[-1], "x", color=style.color, markersize=9, mew=2.2)
 
 
-def seeds_note(study: Study) -> str:
-    """What lines and bands of `plot_over_seeds` show."""
+def seeds_note(study: Study, results: Results) -> str:
+    """What lines, bands and marks of `plot_over_seeds` show."""
     count = len(study.seeds)
-    return f"Line: mean of {count} seeds; band: their range." if count > 1 else "One seed."
+    note = f"Line: mean of {count} seeds; band: their range." if count > 1 else "One seed."
+    any_stopped = any(results.was_stopped(model, *study.arms) for model in study.models)
+    return f"{note} x: ended by the KL gate." if any_stopped else note
 
 
 def spread_labels(axes: Axes, labels: Mapping[str, float]) -> dict[str, float]:
     """Heights for labels at the right edge in axes fractions: near their data, never overlapping.
 
     Args:
-        labels: data value of each label.
+        labels: data value of each label; what is infinite stands at the top.
     """
     to_fraction = axes.transData + axes.transAxes.inverted()
-    wanted = {name: float(to_fraction.transform((1, y))[1]) for name, y in labels.items()}
+    wanted = {name: min(1.0, to_fraction.transform((1, y))[1]) for name, y in labels.items()}
     heights: dict[str, float] = {}
     floor = 0.0
     for name in sorted(wanted, key=wanted.__getitem__):

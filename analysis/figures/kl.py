@@ -24,10 +24,16 @@ CAPTION = "k3 KL of rollout and trainer by training step on a log axis, all arms
 
 def draw(study: Study, results: Results) -> Figure:
     """One panel a model: mean over seeds and their range, the noise floor, ratios to it."""
+    overflowed = any(
+        np.isnan(results.series(model, arm, K3_KL)).any()
+        for model in study.models
+        for arm in study.arms
+    )
     figure, axes = new_figure(
         "Mismatch of rollout and trainer by training step",
-        f"{seeds_note(study)} Dotted: noise floor, BF16's interquartile mean. "
-        "At the right: the arm's over it. Gap: overflow.",
+        f"{seeds_note(study, results)}{' Gap: overflow.' if overflowed else ''}\n"
+        "Dotted: noise floor, BF16's interquartile mean. "
+        "At the right: the arm's over BF16's of the same steps.",
         height_inches=3.9,
         ncols=len(study.models),
         sharey=True,

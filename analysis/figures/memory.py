@@ -8,15 +8,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.results import Results
+from analysis.results import Results, memory_source
 from analysis.style import INK, add_legend, arm_style, new_figure
-from experiments.model_source import HubModel
-from experiments.schema import ROOT, Study, load_study
+from experiments.schema import ROOT, Study
 from qat_core.memory import Precision, predict_weight_memory_gib
 from qat_core.units import MIB_PER_GIB
 
 CAPTION = "Weight memory by arm: measured against predicted, and predicted for Qwen3"
-QWEN3_STUDY = ROOT / "experiments" / "qwen3.yaml"
+QWEN3 = ("qwen3-8b", "qwen3-30b-a3b")
 PRECISIONS: Mapping[str, Precision] = {"bf16": "bf16", "nvfp4-qat": "full", "nvfp4-qat-ffn": "ffn"}
 NUM_COLUMNS = 2
 
@@ -28,6 +27,7 @@ class Bar:
     arm: str
     predicted_gib: float
     measured_gib: float | None
+    share_of_bf16: float
 
     @property
     def length_gib(self) -> float:
@@ -42,8 +42,8 @@ def draw(study: Study, results: Results) -> Figure:
     num_rows = -(-len(panels) // NUM_COLUMNS)
     figure, axes = new_figure(
         "Weight memory of the rollout engine",
-        "Bars: measured weights as the rollout engine holds them; pale bars: predicted only. "
-        "Percentages: against BF16.",
+        f"Bars: measured, {memory_source(study)}; pale bars: predicted only. "
+        "Percentages: against the bytes of the same weights in BF16.",
         height_inches=0.9 + 1.55 * num_rows,
         nrows=num_rows,
         ncols=NUM_COLUMNS,
@@ -58,17 +58,22 @@ def draw(study: Study, results: Results) -> Figure:
 
 def _measured(study: Study, results: Results, model: str) -> list[Bar]:
     memories = {run.arm: run.memory for run in results.manifests.values() if run.model == model}
-    return [Bar(arm, it.predicted_gib, it.measured_gib) for arm, it in memories.items()]
+    return [
+        Bar(arm, it.predicted_gib, it.measured_gib, it.share_of_bf16)
+        for arm, it in memories.items()
+    ]
 
 
 def _qwen3_predictions() -> dict[str, list[Bar]]:
     panels = {}
-    for name, model in load_study(QWEN3_STUDY).models.items():
-        assert isinstance(model, HubModel), "the full study is of published checkpoints"
-        config = json.loads((ROOT / model.config).read_text())
-        panels[f"{name}, predicted"] = [
-            Bar(arm, predict_weight_memory_gib(config, precision), None)
+    for name in QWEN3:
+        config = json.loads((ROOT / "experiments" / "models" / f"{name}.json").read_text())
+        sizes_gib = {
+            arm: predict_weight_memory_gib(config, precision)
             for arm, precision in PRECISIONS.items()
+        }
+        panels[f"{name}, predicted"] = [
+            Bar(arm, gib, None, gib / sizes_gib["bf16"]) for arm, gib in sizes_gib.items()
         ]
     return panels
 
@@ -81,7 +86,7 @@ def _draw_bars(panel: Axes, title: str, bars: list[Bar]) -> None:
         length = scale * bar.length_gib
         opacity = 1.0 if bar.measured_gib is not None else 0.6
         panel.barh(position, length, color=arm_style(bar.arm).color, height=0.62, alpha=opacity)
-        share = "" if bar.arm == "bf16" else f"  {bar.length_gib / largest - 1:+.1%}"
+        share = "" if bar.arm == "bf16" else f"  {bar.share_of_bf16 - 1:+.1%}"
         panel.annotate(
             f"{length:.2f} {unit}{share}",
             (length, position),

@@ -14,7 +14,7 @@ def draw(study: Study, results: Results) -> Figure:
     """One panel a model: mean over seeds and their range."""
     figure, axes = new_figure(
         "Online reward by training step",
-        f"{seeds_note(study)} Each arm samples in its own "
+        f"{seeds_note(study, results)} Each arm samples in its own "
         "precision:\ncompare arms by the offline accuracy, not by this curve.",
         height_inches=3.7,
         ncols=len(study.models),

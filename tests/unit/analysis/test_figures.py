@@ -1,3 +1,4 @@
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -57,6 +58,20 @@ def test_kl_shows_no_ratio_to_a_floor_of_zero(study: Study, results: Results) ->
     assert "noise floor" in shown and "infx" not in shown and "nanx" not in shown
 
 
+def test_kl_marks_what_was_stopped_and_labels_overflow(study: Study, results: Results) -> None:
+    unmarked = texts_of(FIGURES["kl"].draw(study, results))
+    assert "x: ended by the KL gate" not in unmarked and "Gap: overflow" not in unmarked
+    run = "nano-moe_nvfp4-noqat_seed0"
+    results.manifests[run] = results.manifests[run].model_copy(update={"reason": "stopped"})
+    overflowed = (results.metrics["arm"] == "nvfp4-noqat") & (results.metrics["step"] > 15)
+    results.metrics.loc[overflowed, "rollout_corr/k3_kl"] = None
+    figure = FIGURES["kl"].draw(study, results)
+    marks = [[line.get_marker() for line in panel.lines].count("x") for panel in figure.axes]
+    assert marks == [0, 1]
+    for text in ("x: ended by the KL gate", "Gap: overflow", "\noverflow\n"):
+        assert text in texts_of(figure)
+
+
 @pytest.mark.parametrize("name", ["kl", "reward", "accuracy"])
 def test_one_model_and_fewer_arms_draw(name: str, study: Study, results: Results) -> None:
     models = {"nano-moe": study.models["nano-moe"]}
@@ -72,6 +87,20 @@ def test_memory_shows_sizes_and_qwen3_predictions(study: Study, results: Results
     for size in ("56.87 GiB", "16.85 GiB", "18.06 GiB", "15.26 GiB", "5.96 GiB", "7.98 GiB"):
         assert size in shown
     assert "-60.0%" in shown
+
+
+def test_accuracy_names_an_earlier_step(study: Study, results: Results) -> None:
+    planned = study.model_copy(update={"rl": study.rl.model_copy(update={"steps": 40})})
+    assert "(step 30 of 40)" in texts_of(FIGURES["accuracy"].draw(planned, results))
+    assert "(step" not in texts_of(FIGURES["accuracy"].draw(study, results))
+
+
+def test_memory_shares_are_of_bf16_also_without_that_arm(study: Study, results: Results) -> None:
+    smaller = study.model_copy(update={"arms": ("nvfp4-qat", "nvfp4-qat-ffn")})
+    packed = {run: it for run, it in results.manifests.items() if it.arm in smaller.arms}
+    shown = texts_of(FIGURES["memory"].draw(smaller, replace(results, manifests=packed)))
+    assert "bytes streamed to the engine" in shown
+    assert "-60.0%" in shown and "-44.9%" in shown
 
 
 def test_every_arm_has_a_distinct_style() -> None:
