@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from experiments.json_files import Json, parse_object, read_json, write_json
+from experiments.json_files import Json, parse_object, read_json, write_json, write_jsonl
 
 Row = dict[str, float | int | None]
 # no attempt is made twice: its folder is the only copy of what was measured
@@ -89,6 +89,14 @@ def resumable(attempts: list[Attempt], digests: Json) -> list[Attempt]:
     return series
 
 
+def is_finished(attempts: list[Attempt], digests: Json) -> bool:
+    """Whether the last attempt has finished the very run that has those digests."""
+    if not attempts:
+        return False
+    manifest = attempts[-1].manifest
+    return bool(manifest["status"] == "finished" and manifest["digests"] == digests)
+
+
 def merge_rows(attempts: Iterable[Attempt]) -> list[Row]:
     """One row a step in ascending order; of a step done twice the later attempt's."""
     by_step = {int(row["step"] or 0): row for attempt in attempts for row in attempt.rows()}
@@ -104,6 +112,13 @@ def read_history(run_dir: Path) -> tuple[Json, list[Row]]:
     manifest = attempts[-1].manifest
     series = [a for a in attempts if a.manifest["started_at"] == manifest["started_at"]]
     return manifest, merge_rows(series)
+
+
+def write_results(run_dir: Path) -> None:
+    """Writes a run's own metrics.jsonl and manifest.json from its last series of attempts."""
+    manifest, rows = read_history(run_dir)
+    write_jsonl(run_dir / "metrics.jsonl", rows)
+    write_json(run_dir / "manifest.json", manifest)
 
 
 def _read_csv(path: Path) -> list[Row]:

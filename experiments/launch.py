@@ -1,7 +1,8 @@
 """`python -m experiments.launch`: one run of a study, from its last checkpoint where it has one.
 
 Every attempt keeps its own log, metrics and manifest; the run's metrics.jsonl and manifest.json
-appear when it has finished. MLflow follows live.
+appear when it has finished. MLflow follows live. A run that has finished is not trained again:
+Snakemake, which ended before it saw that, removed those two files, and they are only written anew.
 """
 
 import argparse
@@ -10,14 +11,25 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from experiments.attempts import Attempt, list_attempts, merge_rows, next_attempt, resumable
+from filelock import FileLock, Timeout
+
+from experiments.attempts import (
+    Attempt,
+    is_finished,
+    list_attempts,
+    next_attempt,
+    resumable,
+    write_results,
+)
 from experiments.cli import RESULTS, RUN, STUDY, run_cli
 from experiments.digests import training_digests
 from experiments.executable import require_devices, require_executable
-from experiments.json_files import Json, write_json, write_jsonl
+from experiments.json_files import Json
 from experiments.leases import reserved_devices
 from experiments.manifest import new_manifest
 from experiments.run_log import OnStep, RunLog
@@ -32,7 +44,7 @@ def run_attempt(
     study: Study, run: Run, results: Path, manifest: Json, series: list[Attempt]
 ) -> None:
     """Goes through one attempt, the last of `series`; its manifest says truly how it ended."""
-    attempt, run_dir = series[-1], results / run.id
+    attempt = series[-1]
     started = time.monotonic()
     attempt.write_manifest(manifest)
     tracked = TrackedRun(study.study, run.id)
@@ -49,8 +61,7 @@ def run_attempt(
         manifest["wall_s"] = round(time.monotonic() - started, 1)
         attempt.write_manifest(manifest)
         tracked.finish(manifest)
-    write_jsonl(run_dir / "metrics.jsonl", merge_rows(series))
-    write_json(run_dir / "manifest.json", manifest)
+    write_results(results / run.id)
 
 
 def _train(study: Study, run: Run, results: Path, series: list[Attempt], on_step: OnStep) -> Json:
@@ -60,6 +71,22 @@ def _train(study: Study, run: Run, results: Path, series: list[Attempt], on_step
     else:
         from experiments.local_trainer import train
     return train(study, run, results, series, on_step)
+
+
+@contextmanager
+def sole_launcher(run_dir: Path) -> Iterator[None]:
+    """Keeps other processes from the run for the block; the kernel lets go of a killed one's lock.
+
+    Raises:
+        ValueError: another process has the run.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        lock = FileLock(run_dir / "lock").acquire(timeout=0)
+    except Timeout:
+        raise ValueError(f"{run_dir}: another process trains it; wait for it or end it") from None
+    with lock:
+        yield
 
 
 def open_series(run_dir: Path, digests: Json) -> list[Attempt]:
@@ -79,8 +106,24 @@ def _stop(signal_number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt(signal.Signals(signal_number).name)
 
 
+def launch(study: Study, run: Run, results: Path, digests: Json, log: Path) -> None:
+    """Makes an attempt at a run, on GPUs of its own; `log` gets a copy of the attempt's log."""
+    series = open_series(results / run.id, digests)
+    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGINT, _stop)
+    devices = reserved_devices(study.device, study.gpus)
+    with tee_output(series[-1].folder / "train.log", log), devices:
+        command = shlex.join(sys.orig_argv)
+        base_dir = results / "base" / run.model
+        manifest = new_manifest(study, run, base_dir, series[-1], digests, command)
+        if len(series) > 1:
+            manifest["started_at"] = series[0].manifest["started_at"]
+            print(f"{run.id} goes on from attempt {series[-2].number}", flush=True)
+        run_cli(lambda: run_attempt(study, run, results, manifest, series))
+
+
 def main() -> None:
-    """Parses the command line and launches one run."""
+    """Parses the command line and launches one run, unless it has finished already."""
     parser = argparse.ArgumentParser(description=__doc__, parents=[STUDY, RUN, RESULTS])
     parser.add_argument("--log", type=Path, required=True, help="copy of the last attempt's log")
     args = parser.parse_args()
@@ -89,18 +132,15 @@ def main() -> None:
     require_executable(study, [run])
     require_devices(study, args.study)
     digests = training_digests(study, run, args.results)
-    series = open_series(args.results / run.id, digests)
-    signal.signal(signal.SIGTERM, _stop)
-    signal.signal(signal.SIGINT, _stop)
-    devices = reserved_devices(study.device, study.gpus)
-    with tee_output(series[-1].folder / "train.log", args.log), devices:
-        command = shlex.join(sys.orig_argv)
-        base_dir = args.results / "base" / run.model
-        manifest = new_manifest(study, run, base_dir, series[-1], digests, command)
-        if len(series) > 1:
-            manifest["started_at"] = series[0].manifest["started_at"]
-            print(f"{run.id} goes on from attempt {series[-2].number}", flush=True)
-        run_cli(lambda: run_attempt(study, run, args.results, manifest, series))
+    run_dir = args.results / run.id
+    with sole_launcher(run_dir):
+        if is_finished(list_attempts(run_dir), digests):
+            write_results(run_dir)
+            print(
+                f"{run.id} has finished; its results are written again, delete {run_dir} to retrain"
+            )
+        else:
+            launch(study, run, args.results, digests, args.log)
 
 
 if __name__ == "__main__":

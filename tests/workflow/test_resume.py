@@ -10,16 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from filelock import FileLock
 from mlflow import MlflowClient
-from programs import ENVIRONMENT, SMOKE, module
+from programs import ENVIRONMENT, SMOKE, module, snakemake
 
 from experiments.attempts import list_attempts
 from experiments.launch import KILLED
+from experiments.schema import ROOT
 
 RUN = "tiny_nvfp4-qat_seed0"
 STEPS = 60  # about two seconds of training: time enough to be killed in
 TIMINGS = ("timing_s/", "perf/")
-START_LIMIT_S = 120
+START_LIMIT_S = 600  # of seconds at most on a machine that does nothing else
 
 
 @pytest.fixture(scope="module")
@@ -61,11 +63,16 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 def stop_after(process: subprocess.Popen[bytes], file: Path, steps: int, how: int) -> None:
     """Sends a signal once so many steps are on disk."""
+    wait_for_steps(process, file, steps)
+    process.send_signal(how)
+
+
+def wait_for_steps(process: subprocess.Popen[bytes], file: Path, steps: int) -> None:
+    """Returns once so many steps are on disk."""
     deadline = time.monotonic() + START_LIMIT_S
     while len(read_rows(file)) < steps:
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.005)
-    process.send_signal(how)
 
 
 def mlflow_run(base: Path) -> Any:
@@ -133,6 +140,42 @@ def test_crash_after_the_last_step_loses_nothing(
     assert again["memory"] == finished["memory"] and again["ledger"] == finished["ledger"]
 
 
+def test_a_run_is_trained_by_one_process_at_a_time(base: Path) -> None:
+    run_dir = base / "twice" / RUN
+    first = launch(base, "twice")
+    wait_for_steps(first, run_dir / "attempts" / "1" / "metrics.jsonl", steps=1)
+    arguments = ("--study", "study.yaml", "--run", RUN, "--results", "twice", "--log", "other.log")
+    second = module("experiments.launch", *arguments, folder=base)
+    assert first.wait() == 0  # it had not ended before the second began: that would be no error
+    assert second.returncode == 2
+    error = f"error: twice/{RUN}: another process trains it; wait for it or end it\n"
+    assert second.stderr == error
+    assert [attempt.number for attempt in list_attempts(run_dir)] == [1]
+
+
+def test_run_that_finished_without_its_snakemake_is_not_trained_again(
+    base: Path, uninterrupted: list[dict[str, Any]]
+) -> None:
+    run_dir = base / "results" / RUN
+    command = [f"results/{RUN}/manifest.json", "--configfile", base / "study.yaml"]
+    program = [str(Path(sys.executable).parent / "snakemake"), "--directory", base, *command]
+    process = subprocess.Popen(program, cwd=ROOT, env=ENVIRONMENT, stderr=subprocess.DEVNULL)
+    stop_after(process, run_dir / "attempts" / "1" / "metrics.jsonl", 1, how=signal.SIGKILL)
+    process.wait()
+    with FileLock(run_dir / "lock", timeout=START_LIMIT_S):  # until the launcher has ended
+        (attempt,) = list_attempts(run_dir)
+    assert attempt.manifest["status"] == "finished"
+
+    assert snakemake(*command, "--unlock", folder=base).returncode == 0
+    again = snakemake(*command, folder=base)
+    assert again.returncode == 0, again.stderr
+    assert f"{RUN} has finished; its results are written again" in again.stdout
+    assert list_attempts(run_dir) == [attempt]
+    assert json.loads((run_dir / "manifest.json").read_text()) == attempt.manifest
+    untimed = [without_timings(row) for row in read_rows(run_dir / "metrics.jsonl")]
+    assert untimed == [without_timings(row) for row in uninterrupted]
+
+
 def test_changed_study_starts_over(base: Path, uninterrupted: list[dict[str, Any]]) -> None:
     run_dir = base / "changed" / RUN
     process = launch(base, "changed")
@@ -150,6 +193,10 @@ def test_changed_study_starts_over(base: Path, uninterrupted: list[dict[str, Any
     assert rows[0]["actor/lr"] == 2.0e-4
     assert list_attempts(run_dir)[1].rows()[0]["step"] == 1
 
+    assert launch(base, "changed").wait() == 0  # a finished run too, when the study is changed back
+    assert read_rows(run_dir / "metrics.jsonl")[0]["actor/lr"] == 1.0e-4
+    assert list_attempts(run_dir)[2].rows()[0]["step"] == 1
+
 
 def test_failed_run_leaves_no_result(base: Path, write_study: Callable[..., Path]) -> None:
     study = write_study(rl__rollout__max_prompt_tokens=1)
@@ -161,5 +208,5 @@ def test_failed_run_leaves_no_result(base: Path, write_study: Callable[..., Path
     (error,) = [line for line in done.stdout.splitlines() if line.startswith("error: ")]
     assert error.startswith("error: rl.rollout.max_prompt_tokens: 1 is less than the ")
     assert "Traceback" not in done.stdout + done.stderr
-    assert {path.name for path in (base / "failed" / RUN).iterdir()} == {"attempts"}
+    assert {path.name for path in (base / "failed" / RUN).iterdir()} == {"attempts", "lock"}
     assert mlflow_run(base)[0].info.status == "FAILED"
