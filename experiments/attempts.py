@@ -5,7 +5,9 @@ Snakemake deletes a failed job's declared outputs but knows nothing of these; th
 metrics.jsonl and manifest.json are written from them when the run has finished.
 """
 
+import gzip
 import json
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
@@ -122,7 +124,10 @@ def write_results(run_dir: Path) -> None:
 
 
 def _read_csv(path: Path) -> list[Row]:
-    records = pd.read_csv(path).to_dict("records")
+    try:
+        records = pd.read_csv(path).to_dict("records")
+    except (ValueError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path}: {error}; record the study again") from None
     return [
         {str(key): None if pd.isna(value) else value for key, value in record.items()}
         for record in records

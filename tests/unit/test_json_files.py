@@ -1,5 +1,6 @@
 """JSON files of results: written whole, and damage named with its file and how to mend it."""
 
+import gzip
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,16 @@ def test_a_damaged_line_of_metrics_is_named(tmp_path: Path) -> None:
     (attempt.folder / "metrics.jsonl").write_text('{"step": 1}\n{"step"\n')
     with pytest.raises(ValueError, match=r"1/metrics.jsonl: line 2: not JSON \(.*; restore it"):
         attempt.rows()
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"step\n1\n", gzip.compress(b"step\n1\n")[:-9]], ids=["empty", "plain", "cut"]
+)
+def test_damaged_metrics_of_a_record_are_named(tmp_path: Path, content: bytes) -> None:
+    write_json(tmp_path / "manifest.json", {})
+    (tmp_path / "metrics.csv.gz").write_bytes(content)
+    with pytest.raises(ValueError, match=r"metrics.csv.gz: .*; record the study again$"):
+        read_history(tmp_path)
 
 
 def test_a_folder_put_aside_is_no_attempt(tmp_path: Path) -> None:
