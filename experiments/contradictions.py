@@ -75,12 +75,17 @@ def _mistakes_of_shares(study: "Study") -> Iterator[str]:
 
 def _mistakes_of_task(study: "Study") -> Iterator[str]:
     """What asks for more problems than the task has."""
-    task, prompts = study.task, study.evaluation.prompts
+    task, a_step, evaluated = study.task, study.rl.prompts_per_step, study.evaluation.prompts
     if task.name not in GENERATED_TASKS:
         for name, model in study.models.items():
             if not isinstance(model, HubModel) and model.pretrain is not None:
                 yield f"models.{name}.pretrain: {task.name} has no worked answers; remove it"
         return  # how many problems its files hold is known once they are there
+    if a_step > task.train_prompts:
+        yield (
+            f"rl.prompts_per_step: {a_step} is more than task.train_prompts, "
+            f"{task.train_prompts}; lower it or raise train_prompts"
+        )
     wanted = task.train_prompts + task.test_prompts
     if _count_problems(task) < wanted:
         yield (
@@ -88,9 +93,9 @@ def _mistakes_of_task(study: "Study") -> Iterator[str]:
             f"{_count_problems(task)} different problems, not {wanted}; widen them or lower "
             "train_prompts"
         )
-    if prompts > task.test_prompts:
+    if evaluated > task.test_prompts:
         yield (
-            f"evaluation.prompts: {prompts} is more than task.test_prompts, {task.test_prompts}; "
+            f"evaluation.prompts: {evaluated} is more than task.test_prompts, {task.test_prompts}; "
             "lower it or raise test_prompts"
         )
 

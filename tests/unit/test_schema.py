@@ -74,6 +74,13 @@ MISTAKES = {
     ),
     "variant, local trainer": ("variant", "x", "variant: only trainer: verl reads it; remove it"),
     "GPUs, local trainer": ("gpus", 2, "gpus: only trainer: verl reads it; remove it"),
+    "terms from much to little": ("task/terms", [5, 3], "task.terms: [5, 3] is no range; use 1 <="),
+    "no terms": ("task/terms", [0, 0], "task.terms: [0, 0] is no range; use 1 <= fewest <= most"),
+    "fewer prompts than a step draws": (
+        "task/train_prompts",
+        15,
+        "rl.prompts_per_step: 16 is more than task.train_prompts, 15; lower it or raise train_p",
+    ),
     "problems of a small range": (
         "task/largest",
         1,
@@ -250,8 +257,8 @@ def test_micro_batches_by_tokens_need_not_divide_a_share(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", GENERATED_TASKS)
 def test_task_may_use_up_the_problems_that_there_are(tmp_path: Path, name: str) -> None:
-    num_problems = {"chain-sum": 2 + 4, "word-problem": 36 * (2 + 4)}[name]
-    task = {"name": name, "terms": [1, 2], "largest": 2, "test_prompts": 1}
+    num_problems = {"chain-sum": 4 + 16, "word-problem": 36 * (4 + 16)}[name]
+    task = {"name": name, "terms": [1, 2], "largest": 4, "test_prompts": 1}
     with pytest.raises(ValueError, match=f"give only {num_problems} different problems, not"):
         load_changed(tmp_path, "task", task | {"train_prompts": num_problems})
     drawn = make_problems(TaskConfig(**task, train_prompts=num_problems - 1), "train")
