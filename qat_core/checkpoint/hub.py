@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
-from qat_core.nvfp4 import PackedTensor
+from qat_core.nvfp4 import BLOCK_SIZE, PackedTensor
 from qat_core.plan import QuantPlan
 
 Weight = Tensor | PackedTensor
@@ -80,7 +80,7 @@ def _meta_packed(weight: Tensor) -> PackedTensor:
     *lead, num_rows, num_columns = weight.shape
     return PackedTensor(
         weight.new_empty((*lead, num_rows, num_columns // 2), dtype=torch.uint8),
-        weight.new_empty((*lead, num_rows, num_columns // 16), dtype=torch.float8_e4m3fn),
+        weight.new_empty((*lead, num_rows, num_columns // BLOCK_SIZE), dtype=torch.float8_e4m3fn),
         weight.new_empty(lead, dtype=torch.float32),
     )
 

@@ -31,34 +31,39 @@ def group_amax(groups: Groups) -> list[Tensor]:
         finite where a member holds NaN or infinity: see `require_finite`.
 
     Raises:
-        ValueError: a group is empty, or its members do not fit the format or each other.
+        ValueError: a group is empty, its members do not fit the format or each other, or not all
+            weights are on one device.
     """
     if not groups:
         return []
     for index, members in enumerate(groups):
         _check_group(members, f"groups[{index}]")
+    _check_one_device(
+        [w for members in groups for w in members],
+        [f"groups[{i}][{j}]" for i, members in enumerate(groups) for j in range(len(members))],
+    )
     groups = [[w.detach() for w in members] for members in groups]
     amax: list[Tensor] = _backend(groups[0][0]).group_amax(groups)
     return amax
 
 
-def require_finite(amax: Sequence[Tensor], groups: Groups, names: Sequence[Sequence[str]]) -> None:
-    """Refuse NaN and infinity: call it once after `group_amax`. Waits for the GPU once.
+def require_finite(amax: Sequence[Tensor], names: Sequence[str]) -> None:
+    """Refuse weights that are not finite in BF16. Waits for the GPU once.
 
     Args:
-        amax: what `group_amax(groups)` returned.
-        groups: the weights, looked at again only to find the culprit.
-        names: the weights' names, shaped as `groups`.
+        amax: of each weight: `group_amax([[w] for w in weights])`, of sharded ones over all ranks.
+        names: the weights' names.
 
     Raises:
         ValueError: naming the first weight that holds NaN or infinity.
     """
     if not amax or bool(torch.cat([values.flatten() for values in amax]).isfinite().all()):
         return
-    for members, member_names in zip(groups, names, strict=True):
-        for w, name in zip(members, member_names, strict=True):
-            if not bool(w.isfinite().all()):
-                raise ValueError(f"{name}: holds NaN or infinity, which NVFP4 cannot represent")
+    finite = (bool(values.isfinite().all()) for values in amax)
+    culprit = next(name for name, is_finite in zip(names, finite, strict=True) if not is_finite)
+    raise ValueError(
+        f"{culprit}: holds NaN or infinity once rounded to BF16, which NVFP4 cannot represent"
+    )
 
 
 def global_scale(amax: Tensor, policy: ScalePolicy = "pow2") -> Tensor:
@@ -108,14 +113,15 @@ def quantize_all(
     *,
     names: Sequence[str],
 ) -> list[PackedTensor]:
-    """As `quantize` of each weight, on a GPU in one launch. Not for torch.compile.
+    """As `quantize` of each weight, all on one device, on a GPU in one launch.
 
-    The results share memory, which lives as long as one of them does.
+    Not for torch.compile. The results share memory, which lives as long as one of them does.
     """
     for w, global_scale, name in zip(weights, global_scales, names, strict=True):
         _check(w, global_scale, block_scale, name)
     if not weights:
         return []
+    _check_one_device(weights, names)
     weights = [w.detach() for w in weights]
     packed = _backend(weights[0]).quantize_all(weights, global_scales, block_scale)
     return [
@@ -200,9 +206,16 @@ def _check_group(members: Sequence[Tensor], name: str) -> None:
         raise ValueError(f"{name} is empty: a group needs at least one weight")
     for w in members:
         _check_weight(w, name)
-        if w.shape[:-2] != members[0].shape[:-2] or w.device != members[0].device:
-            kinds = [(tuple(member.shape), str(member.device)) for member in members]
-            raise ValueError(f"{name}: leading dimensions or devices differ: {kinds}")
+        if w.shape[:-2] != members[0].shape[:-2]:
+            shapes = [tuple(member.shape) for member in members]
+            raise ValueError(f"{name}: leading dimensions differ: {shapes}")
+
+
+def _check_one_device(weights: Sequence[Tensor], names: Sequence[str]) -> None:
+    """A launch gets addresses, which mean nothing on another device."""
+    for w, name in zip(weights, names, strict=True):
+        if w.device != weights[0].device:
+            raise ValueError(f"{names[0]} is on {weights[0].device}, {name} on {w.device}")
 
 
 def _check(w: Tensor, global_scale: Tensor, block_scale: str, name: str) -> None:

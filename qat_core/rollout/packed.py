@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor, nn
 
-from qat_core.nvfp4 import PackedTensor, global_scale, group_amax, quantize
-from qat_core.parameter import FakeQuantizedTensor
+from qat_core.checkpoint.declared import bf16_plan
+from qat_core.checkpoint.source import packed_weights
+from qat_core.nvfp4 import PackedTensor
 from qat_core.plan import QuantPlan
 from qat_core.recipe import Recipe
 
@@ -23,30 +23,10 @@ def weight_stream(
         model: the trained model, prepared or not.
         plan: what to pack, from `qat_core.prepare.plan`; None packs nothing.
         recipe: scale policies; given exactly if plan is.
+
+    Raises:
+        ValueError: before the first weight, naming one to be packed that is not finite in BF16.
     """
-    weights = {name: _full_precision(p) for name, p in model.named_parameters()}
-    scales = {} if plan is None or recipe is None else _global_scales(weights, plan, recipe)
-    for name, weight in weights.items():
-        if recipe is not None and name in scales:
-            yield name, quantize(weight, scales[name], recipe.block_scale)
-        else:
-            yield name, weight.to(torch.bfloat16)
-
-
-def _full_precision(parameter: nn.Parameter) -> Tensor:
-    """The parameter's own values, of which a prepared one shows the rounding in products."""
-    tensor = parameter.detach()
-    return tensor.plain() if isinstance(tensor, FakeQuantizedTensor) else tensor
-
-
-def _global_scales(
-    weights: dict[str, Tensor], plan: QuantPlan, recipe: Recipe
-) -> dict[str, Tensor]:
-    """The global scale of every packed weight; members of a fused group share theirs."""
-    groups = list(plan.groups.values())
-    amaxes = group_amax([[weights[name] for name in group] for group in groups])
-    return {
-        name: global_scale(amax, recipe.scale)
-        for group, amax in zip(groups, amaxes, strict=True)
-        for name in group
-    }
+    if plan is None or recipe is None:
+        plan, recipe = bf16_plan(model), Recipe.full()
+    return packed_weights(plan, recipe, model.state_dict().__getitem__, resident=True)

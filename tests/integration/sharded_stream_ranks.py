@@ -1,9 +1,11 @@
 """What every rank of the sharded stream's tests does; rank 0 writes down what it saw."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from qat_core.nvfp4 import PackedTensor
@@ -20,6 +22,12 @@ RECIPES = {
     "amax": Recipe(scale="amax", block_scale="four_over_six"),
     "ffn": Recipe.ffn(),
 }
+# the last is finite in FP32 and rounds to infinity in BF16
+BAD_VALUES = (float("nan"), float("inf"), 3.4e38)
+BAD_WEIGHTS = {
+    "qwen3": "model.layers.1.mlp.up_proj.weight",
+    "qwen3-moe": "model.layers.1.mlp.experts.gate_up_proj",
+}
 
 
 def run(rank: int, world: int, folder: str) -> None:
@@ -34,6 +42,8 @@ def run(rank: int, world: int, folder: str) -> None:
     }
     if rank == 0:
         torch.save(found, Path(folder) / f"world{world}.pt")
+    refusals = [_refusal(family, bad) for family in BAD_WEIGHTS for bad in BAD_VALUES]
+    torch.save(refusals, Path(folder) / f"refusals{rank}.pt")
     dist.destroy_process_group()
 
 
@@ -43,8 +53,7 @@ def _differing(family: str, recipe: Recipe, trained: bool) -> list[str]:
     checked = prepare(model, recipe) if trained else plan(model, recipe)
     whole = tiny_model(family)
     expected = dict(weight_stream(whole, plan(whole, recipe), recipe))
-    for module in (*model.model.layers, model):
-        fully_shard(module)
+    _shard(model)
     stream = sharded_weight_stream(model, checked, recipe, torch.device("cpu"))
     tensors = list(to_wire(checked, stream))
     assert tensors.pop(0)[0] == ANNOUNCEMENT
@@ -54,6 +63,27 @@ def _differing(family: str, recipe: Recipe, trained: bool) -> list[str]:
     assembler.require_complete()
     assert sorted(name for name, _ in received) == sorted(expected)
     return [name for name, weight in received if not _equal(weight, expected[name])]
+
+
+def _refusal(family: str, bad: float) -> str:
+    """The error of a weight of which one value on the second rank is not finite."""
+    model = tiny_model(family).float()
+    _shard(model)
+    weight: Any = model.get_parameter(BAD_WEIGHTS[family])
+    if dist.get_rank() == 1:
+        weight.to_local().detach().view(-1)[5] = bad
+    checked = plan(model, Recipe())
+    try:
+        next(sharded_weight_stream(model, checked, Recipe(), torch.device("cpu")))
+    except ValueError as error:
+        return str(error)
+    return "accepted"
+
+
+def _shard(model: nn.Module) -> None:
+    layers: Any = model.model.layers  # type: ignore[union-attr]
+    for module in (*layers, model):
+        fully_shard(module)
 
 
 def _equal(first: torch.Tensor | PackedTensor, second: torch.Tensor | PackedTensor) -> bool:

@@ -18,3 +18,9 @@ def test_sharded_equals_one_device(world: int, tmp_path: Path) -> None:
     found = torch.load(tmp_path / f"world{world}.pt")
     assert len(found) == 18
     assert {case: names for case, names in found.items() if names} == {}
+    if world > 1:
+        refused = [torch.load(tmp_path / f"refusals{rank}.pt") for rank in range(world)]
+        assert all(errors == refused[0] for errors in refused)
+        names = [n for n in sharded_stream_ranks.BAD_WEIGHTS.values() for _ in range(3)]
+        for name, error in zip(names, refused[0], strict=True):
+            assert error.startswith(f"{name}: holds NaN or infinity")

@@ -10,6 +10,7 @@ from qat_core.nvfp4 import (
     global_scale,
     group_amax,
     quantize,
+    quantize_all,
     require_finite,
 )
 
@@ -42,31 +43,59 @@ def test_refusals_name_the_weight(function, w, scale, message):
         (lambda: group_amax([[torch.zeros(2, 16)], []]), "groups\\[1\\] is empty"),
         (
             lambda: group_amax([[torch.zeros(2, 16), torch.zeros(3, 2, 16)]]),
-            "groups\\[0\\]: leading dimensions or devices differ",
+            "groups\\[0\\]: leading dimensions differ",
+        ),
+        (
+            lambda: group_amax([[torch.zeros(2, 16)] * 2, [torch.zeros(2, 16, device="meta")]]),
+            "groups\\[0\\]\\[0\\] is on cpu, groups\\[1\\]\\[0\\] on meta",
+        ),
+        (
+            lambda: quantize_all(
+                [torch.zeros(2, 16), torch.zeros(2, 16, device="meta")],
+                [ONE, ONE.to("meta")],
+                names=["q_proj", "k_proj"],
+            ),
+            "q_proj is on cpu, k_proj on meta",
         ),
         (
             lambda: dequantize(quantize(torch.zeros(2, 16), ONE), torch.float16),
             "dtype: needs bfloat16 or float32",
         ),
     ],
-    ids=["block scale", "policy", "empty group", "group shapes", "output dtype"],
+    ids=[
+        "block scale",
+        "policy",
+        "empty group",
+        "group shapes",
+        "amax devices",
+        "quantize devices",
+        "output dtype",
+    ],
 )
 def test_refusals(call, message):
     with pytest.raises(ValueError, match=message):
         call()
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")], ids=str)
+# the last is finite in FP32 and rounds to infinity in BF16
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), 3.4e38], ids=str)
 def test_require_finite_names_the_weight(bad):
-    groups = [[torch.ones(2, 16), torch.ones(4, 16)], [torch.ones(3, 2, 16).bfloat16()]]
-    names = [["q_proj", "k_proj"], ["experts"]]
-    require_finite(group_amax(groups), groups, names)
-    groups[1][0][2, 1, 5] = bad
+    weights = {
+        "q_proj": torch.ones(2, 16),
+        "k_proj": torch.ones(4, 16),
+        "experts": torch.ones(3, 2, 16),
+    }
+    require_finite(amax_of(weights), list(weights))
+    weights["experts"][2, 1, 5] = bad
     with pytest.raises(ValueError, match="experts: holds NaN or infinity"):
-        require_finite(group_amax(groups), groups, names)
-    groups[0][1][0, 0] = bad
+        require_finite(amax_of(weights), list(weights))
+    weights["k_proj"][0, 0] = bad
     with pytest.raises(ValueError, match="k_proj: holds NaN or infinity"):
-        require_finite(group_amax(groups), groups, names)
+        require_finite(amax_of(weights), list(weights))
+
+
+def amax_of(weights):
+    return group_amax([[w] for w in weights.values()])
 
 
 def test_group_amax_is_taken_over_members_after_rounding_to_bf16():

@@ -1,0 +1,106 @@
+"""Global scales and packed bytes of weights, whole or sharded.
+
+Of a sharded weight (DTensor) every rank packs its part and only packed bytes are gathered, 0.5625 B
+a weight: blocks run along the last dimension and FSDP2 shards the first, hence a rank needs of the
+others no more than the largest |w|.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from qat_core.nvfp4 import (
+    BLOCK_SIZE,
+    BlockScale,
+    PackedTensor,
+    ScalePolicy,
+    global_scale,
+    group_amax,
+    quantize,
+    require_finite,
+)
+
+
+def group_scales(groups: Sequence[Mapping[str, Tensor]], policy: ScalePolicy) -> list[Tensor]:
+    """Global scale of each group of weights by name, FP32 of their leading dimensions' shape.
+
+    Waits for the device once. The ranks that share a weight go through it together.
+
+    Raises:
+        ValueError: a weight holds NaN or infinity in BF16; the same error on every rank.
+    """
+    if not groups:
+        return []
+    weights = {name: weight for members in groups for name, weight in members.items()}
+    amax = dict(zip(weights, _amax(list(weights.values())), strict=True))
+    require_finite(list(amax.values()), list(amax))
+    shared = [torch.stack([amax[name] for name in members]).amax(0) for members in groups]
+    return _split_as(shared, global_scale(_flat(shared), policy))
+
+
+def pack(name: str, weight: Tensor, scale: Tensor, block_scale: BlockScale) -> PackedTensor:
+    """The whole weight, packed; of a sharded one on every rank."""
+    if not isinstance(weight, DTensor):
+        return quantize(weight, scale, block_scale, name=name)
+    own_scale = scale[_own_rows(weight)] if scale.ndim else scale
+    packed = quantize(weight.to_local(), own_scale, block_scale, name=name)
+    scale_bytes = _gather(packed.block_scale.view(torch.uint8), weight, BLOCK_SIZE)
+    codes = _gather(packed.codes, weight, 2)
+    return PackedTensor(codes, scale_bytes.view(torch.float8_e4m3fn), scale)
+
+
+def _amax(weights: Sequence[Tensor]) -> list[Tensor]:
+    """Largest |w| of each weight over all ranks, not finite where a weight is not."""
+    local = [w.to_local() if isinstance(w, DTensor) else w for w in weights]
+    measured = group_amax([[w] for w in local])
+    amax = [_of_all_rows(values, w) for values, w in zip(measured, weights, strict=True)]
+    meshes = dict.fromkeys(w.device_mesh for w in weights if isinstance(w, DTensor))
+    if not meshes:
+        return amax
+    flat = _flat(amax)
+    # A maximum with NaN is not defined in collectives, one with infinity is.
+    flat.masked_fill_(~flat.isfinite(), torch.inf)
+    for mesh in meshes:
+        for dim in range(mesh.ndim):
+            dist.all_reduce(flat, dist.ReduceOp.MAX, mesh.get_group(dim))
+    return _split_as(amax, flat)
+
+
+def _of_all_rows(values: Tensor, weight: Tensor) -> Tensor:
+    """Of experts, which have a value each, also those of other ranks, which are 0 here."""
+    if not values.ndim or not isinstance(weight, DTensor):
+        return values
+    whole = values.new_zeros(weight.shape[:-2])
+    whole[_own_rows(weight)] = values
+    return whole
+
+
+def _own_rows(weight: DTensor) -> slice:
+    """Which part of the first dimension this rank holds."""
+    shape, offset = compute_local_shape_and_global_offset(
+        weight.shape, weight.device_mesh, weight.placements
+    )
+    return slice(offset[0], offset[0] + shape[0])
+
+
+def _gather(local: Tensor, weight: DTensor, values_per_column: int) -> Tensor:
+    """The whole of a tensor of which each rank has a part, cut as the weight is."""
+    shape = torch.Size((*weight.shape[:-1], weight.shape[-1] // values_per_column))
+    stride = torch.empty(shape, device="meta").stride()
+    sharded = DTensor.from_local(
+        local, weight.device_mesh, weight.placements, run_check=False, shape=shape, stride=stride
+    )
+    return sharded.full_tensor()
+
+
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([tensor.flatten() for tensor in tensors])
+
+
+def _split_as(tensors: Sequence[Tensor], flat: Tensor) -> list[Tensor]:
+    pieces = torch.split(flat, [tensor.numel() for tensor in tensors])
+    return [piece.view(tensor.shape) for piece, tensor in zip(pieces, tensors, strict=True)]
