@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from rich.progress import track
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -29,6 +28,7 @@ from qat_core.checkpoint.formats import (
 )
 from qat_core.checkpoint.hub import Weight, read_fused, refuse_renamed, split_experts
 from qat_core.checkpoint.manifest import MANIFEST, verify_manifest, write_manifest
+from qat_core.checkpoint.ranks import on_first_rank
 from qat_core.checkpoint.shards import INDEX, Shards, read_json
 from qat_core.checkpoint.source import model_reader, packed_weights
 from qat_core.ledger import ledger
@@ -53,7 +53,10 @@ def export(
     tokenizer: Saveable | None = None,
     kind: CheckpointFormat = "compressed-tensors",
 ) -> None:
-    """Write a model, prepared, FSDP2-sharded or neither; of all ranks the first one writes.
+    """Write a model, prepared, FSDP2-sharded or neither.
+
+    Of a sharded model all ranks call it, the first one writes, and it ends on all together: where
+    rank 0 fails to write, the others raise a ValueError of the same text.
 
     Args:
         model: a transformers model, BF16 or FP32.
@@ -71,16 +74,19 @@ def export(
     served = declared_plan(model, ignored_modules(checked)).quantized
     ledger(model, checked, served, qat=is_prepared(model)).check()
     weights = packed_weights(checked, recipe, model_reader(model, checked))
-    is_sharded = any(isinstance(p, DTensor) for p in model.parameters())
-    if is_sharded and dist.get_rank() != 0:
-        for _ in weights:  # takes part in the gathers
-            pass
-        return
-    with _complete_or_absent(folder) as partial:
-        model.config.save_pretrained(partial)  # type: ignore[operator,union-attr]
-        if tokenizer is not None:
-            tokenizer.save_pretrained(partial)
-        _write(partial, weights, checked, kind, progress=False)
+
+    def write() -> None:
+        with _complete_or_absent(folder) as partial:
+            model.config.save_pretrained(partial)  # type: ignore[operator,union-attr]
+            if tokenizer is not None:
+                tokenizer.save_pretrained(partial)
+            _write(partial, weights, checked, kind, progress=False)
+
+    if any(isinstance(p, DTensor) for p in model.parameters()):
+        on_first_rank(lambda: _refuse_existing(folder))
+        on_first_rank(write, gathers=weights)
+    else:
+        write()
 
 
 def convert(
@@ -135,8 +141,7 @@ def _require_full_precision(
 @contextmanager
 def _complete_or_absent(folder: Path) -> Iterator[Path]:
     """A folder beside the wanted one, renamed to it at the end; removed on any error."""
-    if folder.exists():
-        raise ValueError(f"{folder}: exists; choose another name or remove it")
+    _refuse_existing(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
@@ -145,6 +150,11 @@ def _complete_or_absent(folder: Path) -> Iterator[Path]:
         partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _refuse_existing(folder: Path) -> None:
+    if folder.exists():
+        raise ValueError(f"{folder}: exists; choose another name or remove it")
 
 
 def _write(

@@ -1,0 +1,35 @@
+"""What one rank does alone between collectives, without leaving the others behind in them."""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+
+import torch.distributed as dist
+
+
+def on_first_rank(task: Callable[[], None], gathers: Iterable[object] = ()) -> None:
+    """Run `task` on rank 0; it returns, or raises, on all ranks together.
+
+    Args:
+        task: may go through `gathers`, wholly or, where it fails, in part.
+        gathers: what all ranks go through together.
+
+    Raises:
+        Exception: what rank 0 or the gathers raised; ValueError of the same text on other ranks.
+    """
+    error = _error_of(task) if dist.get_rank() == 0 else None
+    in_gathers = _error_of(lambda: deque(gathers, maxlen=0))  # else the other ranks wait in them
+    error = error or in_gathers
+    told = [str(error) if error else None]
+    dist.broadcast_object_list(told, src=0)
+    if error:
+        raise error
+    if told[0] is not None:
+        raise ValueError(told[0])
+
+
+def _error_of(task: Callable[[], object]) -> Exception | None:
+    try:
+        task()
+    except Exception as error:
+        return error
+    return None
