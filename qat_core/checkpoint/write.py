@@ -182,6 +182,7 @@ def _write(
     _write_json(folder / INDEX, {"metadata": {"total_size": total_bytes}, "weight_map": weight_map})
     ignored = ignored_modules(checked)
     config = read_json(folder / "config.json")
+    config.pop("torch_dtype", None)  # older name of dtype, which transformers 5 still reads
     config |= {"dtype": "bfloat16", "quantization_config": quantization_config(kind, ignored)}
     _write_json(folder / "config.json", config)
     if kind == "modelopt":
