@@ -37,7 +37,8 @@ class LayerwiseWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[mis
         """Replace all weights by those that the trainer's rank sends.
 
         Raises:
-            ValueError: they are not what this engine serves; nothing has been replaced.
+            ValueError: they are not what this engine serves, see `IncomingWeights`. verl waits for
+                this call before it samples, so that the error ends the run.
         """
         if peft_config is not None:
             raise ValueError("weight sync: this worker takes whole weights, no LoRA adapters")

@@ -2,7 +2,7 @@
 
 import os
 import random
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,10 @@ class VllmEngine:
                 come; without it they are all held until the last has come.
 
         Raises:
-            ValueError: a name, shape or dtype is not what the engine needs. Nothing is replaced.
+            ValueError: a name, shape or dtype of the plan, or of the collected stream, is not what
+                the engine needs: nothing is replaced. Or a stream does not bring each weight of
+                its plan once: then, as after any other error of the stream, the engine refuses to
+                generate until a sync has succeeded.
         """
         if self._kind != "compressed-tensors":
             raise ValueError("weight sync: start the engine with a plan, not with ModelOpt's form")
@@ -116,7 +119,7 @@ class VllmEngine:
         found = dict(stored_tensors(split_experts(coming.items()), LAYOUT))
         require_same(self._expected, found, "weight sync")
         self._has_weights = False
-        self.on_worker(reload, _as_announced(stream, coming))
+        self.on_worker(reload, stream, coming)
         self._llm.reset_prefix_cache()
         self._has_weights = True
 
@@ -190,14 +193,6 @@ def _served(model_dir: Path) -> tuple[QuantPlan, CheckpointFormat]:
         return bf16_plan(model), "compressed-tensors"
     kind, ignored = format_of(config, str(model_dir / "config.json"))
     return declared_plan(model, ignored), kind
-
-
-def _as_announced(
-    stream: WeightStream, coming: Mapping[str, Weight]
-) -> Iterator[tuple[str, Weight]]:
-    for name, weight in stream:
-        assert weight.shape == coming[name].shape, f"{name}: other shape than announced"
-        yield name, weight
 
 
 def _rollouts(prompts: Sequence[Sequence[int]], outputs: list[Any], pad_id: int) -> Rollouts:

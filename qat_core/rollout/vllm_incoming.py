@@ -7,17 +7,19 @@ from typing import Any
 
 from torch import Tensor
 
-from qat_core.checkpoint.hub import Weight
+from qat_core.checkpoint.hub import Weight, meta_weights
 from qat_core.nvfp4 import PackedTensor
+from qat_core.plan import QuantPlan
 from qat_core.rollout.vllm_worker import Load, quantized_parameters, reloading
-from qat_core.rollout.wire import ANNOUNCEMENT, Assembler, read_announcement
+from qat_core.rollout.wire import ANNOUNCEMENT, Assembler, AwaitedWeights, read_announcement
 
 
 class IncomingWeights:
     """Loads buckets as they come; a context manager around one sync.
 
     Senders wait for an answer to every bucket, so that what went wrong is raised only at the end.
-    A stream without an announcement is loaded name by name, as the hub names the weights.
+    A stream without an announcement is loaded name by name, as the hub names the weights; only
+    vLLM's own count of what each layer got then tells whether it was complete.
 
     Attributes:
         held_bytes: size of the weights that came, those that are not packed in vLLM's dtype.
@@ -27,6 +29,7 @@ class IncomingWeights:
         self.held_bytes = 0
         self._worker = worker
         self._assembler = Assembler()
+        self._awaited: AwaitedWeights | None = None
         self._reload = ExitStack()
         self._load: Load | None = None
         self._error: Exception | None = None
@@ -47,21 +50,31 @@ class IncomingWeights:
         """Ends the reload.
 
         Raises:
-            ValueError: the weights are not what vLLM serves, in which case none was replaced.
+            ValueError: what is announced as packed is not what vLLM serves in NVFP4: none was
+                replaced. Or what came is not what was announced, or not all that a layer needs:
+                vLLM then holds a mixture that must not be served.
+            Exception: any other of the reload's or the transport's, with the same mixture.
         """
-        self._reload.close()
-        if self._error is not None:
-            raise self._error
-        self._assembler.require_complete()
+        with self._reload:
+            error = self._error or exception[1]
+            if error is not None:
+                raise error
+            self._assembler.require_complete()
+            if self._awaited is not None:
+                self._awaited.require_none()
 
     def _take(self, bucket: list[tuple[str, Tensor]]) -> None:
         if self._load is None:
-            announced = bucket[0][0] == ANNOUNCEMENT
-            if announced:
-                require_served(self._worker, bucket.pop(0)[1])
-            reload = reloading(self._worker, fused_experts=announced)
+            if bucket and bucket[0][0] == ANNOUNCEMENT:
+                announced = read_announcement(bucket.pop(0)[1])
+                require_served(self._worker, announced)
+                self._awaited = AwaitedWeights(dict(meta_weights(announced)))
+            reload = reloading(self._worker, fused_experts=self._awaited is not None)
             self._load = self._reload.enter_context(reload)
-        self._load(self._counted(self._assembler.take(bucket)))
+        weights = self._assembler.take(bucket)
+        if self._awaited is not None:
+            weights = self._awaited.checked(weights)
+        self._load(self._counted(weights))
 
     def _counted(self, weights: Iterable[tuple[str, Weight]]) -> Iterator[tuple[str, Weight]]:
         dtype = self._worker.model_config.dtype  # verl's own engine sends its FP32 weights
@@ -71,10 +84,9 @@ class IncomingWeights:
             yield name, weight
 
 
-def require_served(worker: Any, announcement: Tensor) -> None:
+def require_served(worker: Any, announced: QuantPlan) -> None:
     """ValueError if what comes packed is not exactly what vLLM holds in NVFP4."""
-    sent = {name for name, (_, packed) in read_announcement(announcement).items() if packed}
-    served = set(quantized_parameters(worker))
+    sent, served = set(announced.quantized), set(quantized_parameters(worker))
     for names, problem in (
         (sent - served, "come packed but are served in BF16"),
         (served - sent, "come in BF16 but are served in NVFP4"),

@@ -1,6 +1,6 @@
 """vLLM as rollout engine on a CPU: what it computes, what a sync does, what it refuses."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -29,6 +29,8 @@ pytestmark = pytest.mark.slow
 PROMPTS = [[3, 14, 4, 17], [5, 17], [3, 3, 14, 9, 15, 4, 17]] * 4
 SETTINGS = {"max_model_len": 64, "kv_cache_memory_bytes": 2**26, "enforce_eager": True}
 RECIPE = Recipe.full()
+_Q, _K = (f"model.layers.0.self_attn.{matrix}_proj.weight" for matrix in "qk")
+_NORM = "model.layers.1.input_layernorm.weight"
 
 # Mean |log-prob difference|, 8 seeds of both models: 0.0029 to 0.0075 for the same weights (BF16
 # noise, rerouted tokens), 0.08 to 0.13 for weights not rounded, 0.58 to 0.83 for other weights.
@@ -175,9 +177,6 @@ def test_a_wrong_sync_replaces_nothing(
     _require_same(_sample(engine), before)
 
 
-_Q = "model.layers.0.self_attn.q_proj.weight"
-
-
 def test_an_announced_other_recipe_is_refused(
     engine: VllmEngine, trained: list[nn.Module], packed: QuantPlan
 ) -> None:
@@ -189,19 +188,37 @@ def test_an_announced_other_recipe_is_refused(
     _require_same(_sample(engine), before)
 
 
-def test_a_broken_stream_stops_the_engine_from_generating(
-    engine: VllmEngine, trained: list[nn.Module], packed: QuantPlan
-) -> None:
-    def breaks() -> Iterator:
-        yield next(iter(weight_stream(trained[1], packed, RECIPE)))
-        raise ConnectionError("trainer is gone")
+def _broken(stream: list) -> Iterator:
+    yield stream[0]
+    raise ConnectionError("trainer is gone")
 
-    with pytest.raises(ConnectionError):
-        engine.sync(breaks(), packed)
-    with pytest.raises(ValueError, match="no weights"):
-        _sample(engine)
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda s: [w for w in s if w[0] != _K], f"1 weights missing: {_K}"),
+        (lambda s: [w for w in s if "1.mlp" not in w[0]], "weights missing: model.layers.1.mlp"),
+        (lambda s: [*s, s[0]], "embed_tokens.weight was not announced or came before"),
+        (lambda s: [("extra", torch.ones(1)), *s], "extra was not announced"),
+        (lambda s: {**dict(s), _NORM: torch.ones(3)}.items(), rf"{_NORM} came as .*\(3,\)"),
+        (lambda s: {**dict(s), _K: torch.ones(64, 128)}.items(), f"{_K} came as torch.float32"),
+        (_broken, "trainer is gone"),
+    ],
+    ids=["missing", "missing-mlp", "twice", "unknown", "shape", "unpacked", "broken"],
+)
+def test_a_stream_other_than_announced_stops_the_engine_from_generating(
+    engine: VllmEngine,
+    trained: list[nn.Module],
+    packed: QuantPlan,
+    spoil: Callable[[list], Iterable],
+    message: str,
+) -> None:
     engine.sync(weight_stream(trained[0], packed, RECIPE), packed)
     before = _sample(engine)
+    with pytest.raises((ValueError, ConnectionError), match=message):
+        engine.sync(spoil(list(weight_stream(trained[1], packed, RECIPE))), packed)
+    with pytest.raises(ValueError, match="no weights"):
+        _sample(engine)
     engine.sync(weight_stream(trained[0], packed, RECIPE), packed)
     _require_same(_sample(engine), before)
 

@@ -1,6 +1,6 @@
 """Weights that arrive in buckets, in a real vLLM worker on a CPU."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 
 from vllm.distributed import cleanup_dist_env_and_memory
 
+from qat_core.checkpoint.hub import split_experts
 from qat_core.plan import QuantPlan, plan
 from qat_core.recipe import Recipe
 from qat_core.rollout.packed import weight_stream
@@ -24,14 +25,24 @@ from tests.nano_models import write_nano
 pytestmark = pytest.mark.slow
 
 PROMPTS = [[3, 14, 4, 17], [5, 17]] * 4
+SETTINGS: dict[str, Any] = {
+    "max_model_len": 64,
+    "kv_cache_memory_bytes": 2**26,
+    "enforce_eager": True,
+}
 Bucket = list[tuple[str, Tensor]]
+Spoil = Callable[[Bucket], Bucket]
+NORM = "model.layers.1.input_layernorm.weight"
 
 
 @pytest.fixture(scope="module", params=["nano-dense", "nano-moe"])
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
     path = tmp_path_factory.mktemp(request.param) / "model"
     write_nano(request.param, path, num_layers=2)
-    return path
+    yield path
+    cleanup_dist_env_and_memory()  # a MoE model needs other process groups than a dense one
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +56,13 @@ def packed(model: torch.nn.Module) -> QuantPlan:
 
 
 @pytest.fixture(scope="module")
-def engine(folder: Path, packed: QuantPlan) -> Iterator[VllmEngine]:
-    settings: dict[str, Any] = {"max_model_len": 64, "kv_cache_memory_bytes": 2**26}
-    yield VllmEngine(folder, packed, enforce_eager=True, **settings)
-    cleanup_dist_env_and_memory()
+def engine(folder: Path, packed: QuantPlan) -> VllmEngine:
+    return VllmEngine(folder, packed, **SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def bf16_engine(folder: Path) -> VllmEngine:
+    return VllmEngine(folder, **SETTINGS)
 
 
 def _receive(worker: Any, buckets: list[Bucket]) -> int:
@@ -60,12 +74,32 @@ def _receive(worker: Any, buckets: list[Bucket]) -> int:
     return incoming.held_bytes
 
 
-def _buckets(model: torch.nn.Module, checked: QuantPlan, recipe: Recipe) -> list[Bucket]:
-    tensors = [
-        (name, tensor.clone())
-        for name, tensor in to_wire(checked, weight_stream(model, checked, recipe))
-    ]
+def _announced(model: torch.nn.Module, checked: QuantPlan, recipe: Recipe) -> Bucket:
+    stream = to_wire(checked, weight_stream(model, checked, recipe))
+    return [(name, tensor.clone()) for name, tensor in stream]
+
+
+def _hub_named(model: torch.nn.Module) -> Bucket:
+    """As verl's own engine streams a model: no announcement, a matrix an expert."""
+    weights = split_experts(weight_stream(model, None, None))
+    return [(name, weight.clone()) for name, weight in weights if isinstance(weight, Tensor)]
+
+
+def _cut(tensors: Bucket) -> list[Bucket]:
     return [tensors[start : start + 4] for start in range(0, len(tensors), 4)]
+
+
+def _without(part: str) -> Spoil:
+    return lambda tensors: [(name, tensor) for name, tensor in tensors if part not in name]
+
+
+def _with_short_norm(tensors: Bucket) -> Bucket:
+    short = torch.ones(3, dtype=torch.bfloat16)
+    return [(name, short if name == NORM else tensor) for name, tensor in tensors]
+
+
+def _with_one_again(tensors: Bucket) -> Bucket:
+    return [*tensors, tensors[-1]]
 
 
 def _log_probs(engine: VllmEngine) -> Tensor:
@@ -82,7 +116,7 @@ def test_buckets_load_what_a_sync_loads(
             parameter.normal_(std=0.05)
     engine.sync(weight_stream(other, packed, Recipe()))
     assert not torch.equal(_log_probs(engine), synced)
-    held_bytes = engine.on_worker(_receive, _buckets(model, packed, Recipe()))
+    held_bytes = engine.on_worker(_receive, _cut(_announced(model, packed, Recipe())))
     stream = weight_stream(model, packed, Recipe())
     assert held_bytes == sum(weight.nbytes for _, weight in stream)
     assert torch.equal(_log_probs(engine), synced)
@@ -95,14 +129,62 @@ def test_weights_packed_otherwise_are_refused_and_the_old_ones_served(
     before = _log_probs(engine)
     ffn = plan(model, Recipe.ffn())
     with pytest.raises(ValueError, match="8 weights come in BF16 but are served in NVFP4"):
-        engine.on_worker(_receive, _buckets(model, ffn, Recipe.ffn()))
+        engine.on_worker(_receive, _cut(_announced(model, ffn, Recipe.ffn())))
     assert torch.equal(_log_probs(engine), before)
 
 
 def test_a_stream_that_breaks_off_is_named(
     engine: VllmEngine, model: torch.nn.Module, packed: QuantPlan
 ) -> None:
-    buckets = _buckets(model, packed, Recipe())
+    buckets = _cut(_announced(model, packed, Recipe()))
     cut = next(i for i, bucket in enumerate(buckets) if not bucket[-1][0].endswith("global_scale"))
     with pytest.raises(ValueError, match="without all its parts"):
         engine.on_worker(_receive, buckets[: cut + 1])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (_without("1.mlp"), r"weights missing: model\.layers\.1\.mlp"),
+        (_without(NORM), f"1 weights missing: {NORM}"),
+        (_with_one_again, "came before"),
+        (_with_short_norm, rf"{NORM} came as .*\(3,\), not as .*\(128,\)"),
+    ],
+    ids=["missing-mlp", "missing-norm", "twice", "shape"],
+)
+def test_what_is_not_as_announced_is_refused_and_a_later_sync_loads(
+    engine: VllmEngine, model: torch.nn.Module, packed: QuantPlan, spoil: Spoil, message: str
+) -> None:
+    engine.sync(weight_stream(model, packed, Recipe()))
+    before = _log_probs(engine)
+    with pytest.raises(ValueError, match=message):
+        engine.on_worker(_receive, _cut(spoil(_announced(model, packed, Recipe()))))
+    engine.on_worker(_receive, _cut(_announced(model, packed, Recipe())))
+    assert torch.equal(_log_probs(engine), before)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "error", "message"),
+    [
+        (_without("0.self_attn.k_proj"), ValueError, r"self_attn\.qkv_proj got \d+ of \d+ elem"),
+        (_without("1.mlp"), ValueError, r"layers\.1\.mlp\S+ got 0 of"),
+        (_without("down_proj"), ValueError, r"layers incomplete: model\.layers\.0\.mlp"),
+        (lambda tensors: [], ValueError, "layers incomplete"),
+        (_with_one_again, ValueError, "came before"),
+        (_with_short_norm, AssertionError, r"\[3\]\)\) into parameter"),
+    ],
+    ids=["missing-k", "missing-mlp", "missing-down", "nothing", "twice", "shape"],
+)
+def test_an_incomplete_stream_without_announcement_is_refused(
+    bf16_engine: VllmEngine,
+    model: torch.nn.Module,
+    spoil: Spoil,
+    error: type[Exception],
+    message: str,
+) -> None:
+    bf16_engine.sync(weight_stream(model, None, None))
+    before = _log_probs(bf16_engine)
+    with pytest.raises(error, match=message):
+        bf16_engine.on_worker(_receive, _cut(spoil(_hub_named(model))) or [[]])
+    bf16_engine.on_worker(_receive, _cut(_hub_named(model)))
+    assert torch.equal(_log_probs(bf16_engine), before)

@@ -3,23 +3,65 @@
 import pytest
 import torch
 
+from qat_core.checkpoint.hub import meta_weights
 from qat_core.nvfp4 import global_scale, quantize
 from qat_core.plan import plan
 from qat_core.recipe import Recipe
 from qat_core.rollout.packed import weight_stream
-from qat_core.rollout.wire import Assembler, read_announcement, to_wire
+from qat_core.rollout.wire import Assembler, AwaitedWeights, read_announcement, to_wire
 from tests.tiny_models import tiny_model
 
 
-def test_the_announcement_comes_first_and_names_every_weight() -> None:
+def test_the_announcement_comes_first_and_is_the_plan() -> None:
     model = tiny_model("qwen3-moe")
     checked = plan(model, Recipe())
     _, announcement = next(to_wire(checked, weight_stream(model, checked, Recipe())))
-    announced = read_announcement(announcement)
-    assert {name: shape for name, (shape, _) in announced.items()} == {
-        name: tuple(parameter.shape) for name, parameter in model.named_parameters()
-    }
-    assert [name for name, (_, packed) in announced.items() if packed] == list(checked.quantized)
+    assert read_announcement(announcement) == checked
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-tied", "qwen3-moe"])
+def test_a_stream_is_what_its_plan_announces(family: str) -> None:
+    model = tiny_model(family)
+    checked = plan(model, Recipe())
+    awaited = AwaitedWeights(dict(meta_weights(checked)))
+    stream = list(weight_stream(model, checked, Recipe()))
+    came = [weight for part in (stream[:2], stream[2:]) for weight in awaited.checked(part)]
+    assert came == stream
+    awaited.require_none()
+
+
+def test_missing_weights_are_counted_and_the_first_named() -> None:
+    awaited = AwaitedWeights({name: torch.zeros(2) for name in "abcde"})
+    assert list(awaited.checked([("b", torch.ones(2))]))
+    with pytest.raises(ValueError, match="4 weights missing: a, c, d: stream every weight"):
+        awaited.require_none()
+
+
+@pytest.mark.parametrize(
+    ("name", "weight", "message"),
+    [
+        ("c", torch.zeros(2), "c was not announced"),
+        ("a", torch.zeros(2), "a was not announced or came before"),
+        ("b", torch.zeros(3), r"b came as torch.float32 \(3,\), not as torch.float32 \(2,\)"),
+        ("b", torch.zeros(2).bfloat16(), "b came as torch.bfloat16"),
+    ],
+    ids=["unknown", "again", "shape", "dtype"],
+)
+def test_a_weight_that_was_not_announced_so_is_named(
+    name: str, weight: torch.Tensor, message: str
+) -> None:
+    awaited = AwaitedWeights({"a": torch.zeros(2), "b": torch.zeros(2)})
+    assert list(awaited.checked([("a", torch.ones(2))]))
+    with pytest.raises(ValueError, match=message):
+        list(awaited.checked([(name, weight)]))
+
+
+def test_a_tensor_that_comes_again_is_named() -> None:
+    assembler = Assembler()
+    for bucket in ([("w:codes", torch.zeros(2))], [("v", torch.zeros(2))]):
+        list(assembler.take(bucket))
+        with pytest.raises(ValueError, match=f"{bucket[0][0]} came before"):
+            list(assembler.take(bucket))
 
 
 def test_received_weights_outlive_their_bucket() -> None:
