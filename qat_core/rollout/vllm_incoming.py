@@ -18,8 +18,9 @@ class IncomingWeights:
     """Loads buckets as they come; a context manager around one sync.
 
     Senders wait for an answer to every bucket, so that what went wrong is raised only at the end.
-    A stream without an announcement is loaded name by name, as the hub names the weights; only
-    vLLM's own count of what each layer got then tells whether it was complete.
+    A stream without an announcement is loaded name by name, as the hub names the weights; whether
+    it is complete is then its sender's affair, as in verl: vLLM's count of what a layer got falls
+    short of its size also where the layer is padded.
 
     Attributes:
         held_bytes: size of the weights that came, those that are not packed in vLLM's dtype.
@@ -51,8 +52,8 @@ class IncomingWeights:
 
         Raises:
             ValueError: what is announced as packed is not what vLLM serves in NVFP4: none was
-                replaced. Or what came is not what was announced, or not all that a layer needs:
-                vLLM then holds a mixture that must not be served.
+                replaced. Or what came is not what was announced, or not all of it: vLLM then
+                holds a mixture that must not be served.
             Exception: any other of the reload's or the transport's, with the same mixture.
         """
         with self._reload:
