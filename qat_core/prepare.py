@@ -29,13 +29,21 @@ def prepare(model: nn.Module, recipe: Recipe, *, allow_meta: bool = False) -> Qu
             first forward pass.
 
     Raises:
-        ValueError: see `plan`; or a weight is on the meta device, prepared, sharded, of another
-            dtype, or holds NaN or infinity. The model is then unchanged.
+        ValueError: see `plan`; or a weight is on the meta device or another one than the rest,
+            prepared, sharded, of another dtype, or holds NaN or infinity. The model is then
+            unchanged.
     """
     checked = plan(model, recipe)
     weights = {name: model.get_parameter(name) for name in checked.quantized}
     for name, weight in weights.items():
         _refuse_unfit(name, weight, allow_meta)
+    first = checked.quantized[0]
+    for name, weight in weights.items():
+        if weight.device != weights[first].device:
+            raise ValueError(
+                f"{name}: is on {weight.device}, {first} on {weights[first].device}; quantized "
+                "weights need to be on one device: move the model before prepare()"
+            )
     scales = Scales(model, checked, recipe)
     swapped = [(weight, _fake_quantized(name, weight, scales)) for name, weight in weights.items()]
     _swap(swapped)

@@ -182,6 +182,14 @@ def test_refuses_and_leaves_the_model_unchanged(
     assert not is_prepared(model)
 
 
+def test_refuses_weights_on_two_devices() -> None:
+    message = r"1\.mlp\.down_proj\.weight: is on meta, model\.layers\.0\.\S+ on cpu"
+    model = tiny_model("qwen3")
+    model.model.layers[1].mlp.down_proj.to("meta")
+    with pytest.raises(ValueError, match=message):
+        prepare(model, Recipe(), allow_meta=True)
+
+
 def test_refuses_a_second_call() -> None:
     model = tiny_model("qwen3")
     prepare(model, Recipe())
