@@ -13,15 +13,19 @@ aten = torch.ops.aten
 COMPUTE = {
     *(aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.addbmm, aten.mv, aten.addmv, aten.dot),
     *(aten.linear, aten.matmul, aten._grouped_mm, aten.index, aten.index_select, aten.embedding),
+    aten.gather,
 }
 COLLECTIVES = {"c10d", "_c10d_functional", "fsdp", "_dtensor"}
 PLAIN_NAMESPACES = {"aten", "prim", "prims", "nvfp4"} | COLLECTIVES
 
-# Results of these keep the class; those of all other operators are plain tensors.
+# Results of these keep the class; those of all other operators are plain tensors, and other views
+# are refused.
 TRANSPOSES = {aten.t.default, aten.transpose.int, aten.permute.default}
+SELECTS = {aten.select.int, aten.unbind.int}
 PRESERVING = {
-    *(*TRANSPOSES, aten.detach.default, aten.alias.default, aten.select.int, aten.slice.Tensor),
-    *(aten.split.Tensor, aten.view.default, aten._unsafe_view.default, aten.expand.default),
+    *(*TRANSPOSES, *SELECTS, aten.detach.default, aten.alias.default, aten.slice.Tensor),
+    *(aten.split.Tensor, aten.split_with_sizes.default, aten.expand.default),
+    *(aten.view.default, aten._unsafe_view.default),
     *(aten._to_copy.default, aten._pin_memory.default, aten.empty_like.default),
     *(aten.new_zeros.default, aten.as_strided.default),
 }
@@ -56,6 +60,8 @@ def as_list(out: Any) -> list[Tensor]:
 
 def written(cls: type, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
     """The tensors of type `cls` that `func` writes."""
+    if not func._schema.is_mutable:
+        return
     for index, argument in enumerate(func._schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
@@ -64,8 +70,9 @@ def written(cls: type, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         yield from (tensor for tensor in tensors if isinstance(tensor, cls))
 
 
-def swaps_matrix_dims(func: Any, args: tuple[Any, ...], ndim: int) -> bool:
+def swaps_matrix_dims(func: Any, args: tuple[Any, ...]) -> bool:
     """Whether a transpose or permute exchanges the last two dimensions; other moves are refused."""
+    weight, ndim = args[0], args[0].ndim
     order = list(range(ndim))
     if func is aten.permute.default:
         order = [dim % ndim for dim in args[1]]
@@ -73,5 +80,5 @@ def swaps_matrix_dims(func: Any, args: tuple[Any, ...], ndim: int) -> bool:
         first, second = (dim % ndim for dim in (args[1:] or (-2, -1)))
         order[first], order[second] = order[second], order[first]
     if order not in (list(range(ndim)), [*range(ndim - 2), ndim - 1, ndim - 2]):
-        raise ValueError(f"a fake-quantized weight cannot be permuted to {order}")
+        raise ValueError(f"{weight.weight_name}: quantized, cannot be permuted to {order}")
     return order != list(range(ndim))

@@ -1,7 +1,8 @@
 """The fake-quantized parameter: a weight that reads as NVFP4 in matrix products.
 
 A parameter of this tensor subclass keeps its full-precision values. Optimizers, copies, collectives
-and state dicts see those; matrix products and gathers of experts see the values rounded to NVFP4.
+and state dicts see those; matrix products and gathers of experts see the values rounded to NVFP4,
+also through views, and through copies of views such as `weight.t().contiguous()`.
 Rounding happens below autograd, hence
 
 * the gradient reaches the parameter unchanged (straight-through estimator), and
@@ -24,6 +25,7 @@ from qat_core.fsdp import gather_packed, unpack_gathered
 from qat_core.nvfp4 import BLOCK_SIZE, fake_quantize
 from qat_core.operators import (
     PRESERVING,
+    SELECTS,
     TRANSPOSES,
     as_list,
     is_compute,
@@ -93,14 +95,16 @@ class FakeQuantizedTensor(torch.Tensor):
     def rounded(self) -> Tensor:
         """The values rounded to NVFP4, in the parameter's dtype and shape."""
         data = self._data.mT if self._transposed else self._data
-        if data.shape[:-2] != self.global_scale.shape or data.shape[-1] % BLOCK_SIZE:
+        is_matrix = data.ndim >= 2 and data.shape[:-2] == self.global_scale.shape
+        if not is_matrix or data.shape[-1] % BLOCK_SIZE:
             raise ValueError(
                 f"{self.weight_name}: used in a matrix product through a view of shape "
                 f"{tuple(self.shape)}, which has no blocks of {BLOCK_SIZE}: add it to ignore"
             )
         if type(data) is Tensor:  # else torch.compile is tracing
             self.scales.refresh_if_stale()
-            if data.is_cpu and data.shape == self.scales.shapes[self.weight_name][-data.ndim :]:
+            shape = self.scales.shapes[self.weight_name][-data.ndim :]
+            if data.is_cpu and data.shape == shape and self.scales.is_memory_of(self):
                 return self._kept_rounded()
         options = self.scales.block_scale
         rounded = fake_quantize(data, self.global_scale, options, name=self.weight_name)
@@ -121,28 +125,37 @@ class FakeQuantizedTensor(torch.Tensor):
     ) -> Any:
         """Run `func` on rounded or plain values, whatever it asks for."""
         kwargs = kwargs or {}
-        if is_compute(func):
+        changed = list(written(cls, func, args, kwargs))  # by an optimizer, be it a custom kernel
+        if is_compute(func) and not changed:
             return func(*read_all(cls, cls.rounded, args), **read_dict(cls, cls.rounded, kwargs))
-        if func._schema.is_mutable:
-            for tensor in written(cls, func, args, kwargs):
-                tensor.scales.stale = True
+        if func.is_view and func not in PRESERVING:
+            raise ValueError(
+                f"{args[0].weight_name}: used through {func}, which may not keep its blocks of "
+                f"{BLOCK_SIZE}: add it to ignore"
+            )
+        for tensor in changed:
+            tensor.scales.stale = True
         out = func(*read_all(cls, cls.plain, args), **read_dict(cls, cls.plain, kwargs))
-        if func in PRESERVING:
+        if func in PRESERVING or (func is aten.clone.default and args[0]._is_part()):
             with torch.inference_mode(False):  # views of a normal tensor are normal everywhere
-                pieces = [args[0]._like(piece, func, args) for piece in as_list(out)]
+                pieces = [args[0]._like(p, func, args, i) for i, p in enumerate(as_list(out))]
             out = pieces if isinstance(out, list) else pieces[0]
         return return_and_correct_aliasing(func, args, kwargs, out)  # type: ignore[no-untyped-call]
 
-    def _like(self, data: Tensor, func: Any, args: tuple[Any, ...]) -> "FakeQuantizedTensor":
-        """`data`, which came out of `func(self, ...)`, as part of the same weight."""
+    def _like(
+        self, data: Tensor, func: Any, args: tuple[Any, ...], index: int
+    ) -> "FakeQuantizedTensor":
+        """`data`, result number `index` of `func(self, ...)`, as part of the same weight."""
         global_scale, transposed, expert = self.global_scale, self._transposed, self._expert
+        axis = -2 if transposed else -1
         if func in TRANSPOSES:
-            transposed ^= swaps_matrix_dims(func, args, self.ndim)
-        elif func is aten.select.int and args[1] == 0 and self._holds_all_experts():
-            global_scale, expert = global_scale[args[2]], args[2]
+            transposed ^= swaps_matrix_dims(func, args)
+        elif func in SELECTS and (*args, 0)[1] == 0 and self._holds_all_experts():
+            expert = args[2] if func is aten.select.int else index
+            global_scale = global_scale[expert]
         elif func is aten.as_strided.default:  # how torch.compile makes a view again
             transposed = bool(data.stride(-1) != 1)
-        elif data.ndim == self.ndim and data.shape[-1] != self.shape[-1] and not transposed:
+        elif data.ndim == self.ndim and data.shape[axis] != self.shape[axis]:
             raise ValueError(f"{self.weight_name}: cannot be cut along its blocks of {BLOCK_SIZE}")
         if global_scale.device != data.device:  # of the meta device there is nothing to copy
             known = not global_scale.is_meta
@@ -151,6 +164,14 @@ class FakeQuantizedTensor(torch.Tensor):
         return FakeQuantizedTensor(
             data, global_scale, self.weight_name, self.scales, transposed, expert
         )
+
+    def _is_part(self) -> bool:
+        """Whether only a forward pass would copy this: a transpose, an expert, a cut of each.
+
+        A copy of the whole weight or of some rows, as a shard is, serves an optimizer or a file.
+        """
+        whole = self.scales.shapes[self.weight_name]
+        return self._transposed or (self.ndim >= 2 and self.shape[1:] != whole[1:])
 
     def _holds_all_experts(self) -> bool:
         return self.ndim == 3 and self.shape[:1] == self.global_scale.shape

@@ -80,6 +80,11 @@ class Scales:
         """Whether this is the very tensor that the model holds, not a copy."""
         return weight is self._weights[weight.weight_name]
 
+    def is_memory_of(self, weight: "FakeQuantizedTensor") -> bool:
+        """Whether this tensor or view shows the memory that the model holds, not a copy."""
+        held = self._weights[weight.weight_name].plain()
+        return held.untyped_storage().data_ptr() == weight.plain().untyped_storage().data_ptr()
+
     def shard_range(self, name: str, mesh: DeviceMesh) -> tuple[int, int]:
         """First row and number of rows of each rank's shard, padding included (as FSDP2 cuts)."""
         num_rows = ceil(self.shapes[name][0] / mesh.size())
