@@ -200,19 +200,22 @@ class FakeQuantizedTensor(torch.Tensor):
         data, global_scale = inner_tensors["_data"], inner_tensors["global_scale"]
         return FakeQuantizedTensor(data, global_scale, weight_name, scales(), transposed, expert)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "FakeQuantizedTensor":
-        """Copy with scales of its own, which follow the copy of the model."""
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        """Copy with the scales of the copy of its model, or layer; plain if copied without."""
         if id(self) in memo:
-            found: FakeQuantizedTensor = memo[id(self)]
+            found: Tensor = memo[id(self)]
             return found
-        data, global_scale = self._data.detach().clone(), self.global_scale.clone()
-        copied: Any = FakeQuantizedTensor(data, global_scale, self.weight_name, self.scales)
+        scales, name = self.scales.copied_with(self.weight_name, memo), self.weight_name
+        copied = self._data.detach().clone()
+        if scales is not None:
+            global_scale = self.global_scale.clone()
+            kind = self._transposed, self._expert
+            copied = FakeQuantizedTensor(copied, global_scale, name, scales, *kind)
         if isinstance(self, nn.Parameter):
             copied = nn.Parameter(copied, requires_grad=self.requires_grad)
         memo[id(self)] = copied
-        copied.scales = deepcopy(self.scales, memo)
         copied.grad = deepcopy(self.grad, memo)
-        return copied  # type: ignore[no-any-return]
+        return copied
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Pickles as the plain parameter, which anyone can read."""

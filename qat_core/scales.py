@@ -5,6 +5,7 @@ the scales stale; the next use computes the amax of all groups at once. Sharded 
 all-reduce of one FP32 value a group (and expert).
 """
 
+from copy import copy, deepcopy
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
@@ -114,6 +115,23 @@ class Scales:
         self._finite = ()
         self.stale = True
 
+    def copied_with(self, name: str, memo: dict[int, Any]) -> "Scales | None":
+        """The copy of these scales, told of the copy of weight `name`; None outside its module."""
+        module, leaf = self._owners[name]
+        if id(module) not in memo:
+            return None
+        copied = deepcopy(self, memo)
+        copied._owners[name] = memo[id(module)], leaf
+        return copied
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Scales":
+        """Scales without weights; `copied_with` adds those of the model or layers copied."""
+        copied = memo[id(self)] = copy(self)
+        copied.values, copied.packed_shards, copied._owners = dict(self.values), {}, {}
+        copied._weights, copied._rounded = {}, {}
+        copied.release_weights()
+        return copied
+
     def wait_until_ready(self) -> None:
         """Let the current CUDA stream wait for the last refresh, which ran in another one."""
         if self._ready is not None:
@@ -148,6 +166,9 @@ class Scales:
 
     def _find_weights(self) -> None:
         """Look up the parameters, which FSDP2 and `Module.to` replace after `prepare`."""
+        if not self._weights:  # else a copy of some layers would look for those of the others
+            groups = (tuple(n for n in names if n in self._owners) for names in self._groups)
+            self._groups = tuple(names for names in groups if names)
         for name, (module, leaf) in self._owners.items():
             parameter: Any = module._parameters[leaf]
             is_sharded = isinstance(parameter, DTensor)

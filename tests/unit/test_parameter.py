@@ -148,6 +148,25 @@ def test_a_copy_follows_its_own_weights() -> None:
     assert_same_run(copied, oracle)
 
 
+def test_a_copied_layer_holds_no_other_weights() -> None:
+    model, oracle = pair("qwen3")
+    copied = copy.deepcopy(model.model.layers[0])
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight.mul_(8)
+        model.model.layers[1].mlp.up_proj.weight.fill_(torch.nan)
+    weight = copied.mlp.up_proj.weight
+    expected = oracle.model.layers[0].mlp.up_proj.weight
+    assert torch.equal(weight @ torch.eye(64).bfloat16(), expected)
+    held = {f"model.layers.0.{name}" for name, p in copied.named_parameters() if p.ndim == 2}
+    assert {each.weight_name for each in weight.scales.current_weights()} == held
+    assert weight.scales.current_weights()[0] is copied.self_attn.q_proj.weight
+
+
+def test_a_weight_copied_alone_is_plain() -> None:
+    model, _ = pair("qwen3")
+    assert type(copy.deepcopy(model.model.layers[0].mlp.up_proj.weight)) is nn.Parameter
+
+
 def test_moves_and_casts_stay_prepared() -> None:
     model, _ = pair("qwen3")
     weight = model.float().model.layers[0].mlp.up_proj.weight
