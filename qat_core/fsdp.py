@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from qat_core.nvfp4 import BLOCK_SIZE, PackedTensor, dequantize, dequantize_into, quantize_all
 
@@ -32,12 +33,25 @@ def gather_packed(
     passes: packed alone, each would keep the CPU busier than the GPU, which waits for the first.
     """
     scales, name = shard.scales, shard.weight_name
-    scales.refresh_if_stale()
+    scales.refresh_if_written(name)
     if not scales.is_current(shard):  # FSDP2 brought a copy from the CPU to the GPU
         return _pack([shard], mesh)[name], None
     if name not in scales.packed_shards:
         scales.packed_shards = _pack(scales.current_weights(), mesh)
     return scales.packed_shards[name], None
+
+
+def shard_mesh(name: str, parameter: DTensor) -> DeviceMesh:
+    """The dimension of the mesh along which FSDP2 shards: the last one also under HSDP."""
+    *others, last = parameter.placements
+    if last != Shard(0) or any(other != Replicate() for other in others):
+        raise ValueError(
+            f"{name}: has the placements {parameter.placements}; a quantized weight needs Shard(0) "
+            "alone, or after Replicate(): call fully_shard without tensor parallelism"
+        )
+    mesh: DeviceMesh = parameter.device_mesh
+    names = mesh.mesh_dim_names
+    return mesh if mesh.ndim == 1 or names is None else mesh[names[-1]]
 
 
 def _pack(shards: list["FakeQuantizedTensor"], mesh: DeviceMesh) -> dict[str, tuple[Tensor, ...]]:
@@ -84,15 +98,20 @@ def unpack_gathered(
     *,
     out: Tensor | None = None,
 ) -> tuple[Tensor, tuple[Tensor, ...]] | None:
-    """`fsdp_post_all_gather`: the whole rounded weight in `param_dtype`, in `out` if given."""
+    """`fsdp_post_all_gather`: the whole rounded weight in `param_dtype`, in `out` if given.
+
+    An FP32 product of code and scales is rounded to BF16, as on one device.
+    """
     shape = shard.scales.shapes[shard.weight_name]
     packed = PackedTensor(*_split(gathered, shape), shard.scales.values[shard.weight_name])
     if out is None:
-        weight = dequantize(packed, param_dtype)
+        weight = dequantize(packed, param_dtype).bfloat16().to(param_dtype)
         return weight, (weight,)
     # The same values as those that autograd saved in the forward pass: no new version.
     with _unsafe_preserve_version_counter(out):
         dequantize_into(packed, out)
+        if out.dtype == torch.float32:
+            out.copy_(out.bfloat16())
     return None
 
 

@@ -54,6 +54,7 @@ class FakeQuantizedTensor(torch.Tensor):
     global_scale: Tensor
     weight_name: str
     scales: Scales
+    measured: tuple[int, int] | None = None  # version at the last refresh
     _data: Tensor
     _transposed: bool
     _expert: int | None

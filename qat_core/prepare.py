@@ -114,17 +114,10 @@ def _plain_entries(
 
 
 def _plain(entry: Tensor, parameter: Any) -> Tensor:
-    """Shares memory and version counter with the parameter, so that `Scales` sees writes to it."""
+    """Shares memory and version counters with the parameter, so that `Scales` sees writes to it."""
     if isinstance(entry, FakeQuantizedTensor):
         plain: Tensor = parameter.plain().detach()
         return plain
     if isinstance(entry, DTensor) and isinstance(entry._local_tensor, FakeQuantizedTensor):
-        return DTensor.from_local(
-            parameter._local_tensor.plain().detach(),
-            entry.device_mesh,
-            entry.placements,
-            run_check=False,
-            shape=entry.shape,
-            stride=entry.stride(),
-        )
+        entry._local_tensor = parameter._local_tensor.plain().detach()
     return entry

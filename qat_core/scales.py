@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from qat_core.fsdp import shard_mesh
 from qat_core.nvfp4 import fake_quantize, global_scale, group_amax
 from qat_core.plan import QuantPlan
 from qat_core.recipe import Recipe
@@ -40,10 +41,10 @@ class Scales:
         self.packed_shards: dict[str, tuple[Tensor, ...]] = {}
         self._groups = tuple(plan.groups.values())
         self._owners = {name: _owner(model, name) for name in weights}
-        self._weights: dict[str, FakeQuantizedTensor] = {}
+        # Not their shards, which FSDP2 replaces and nobody else should keep in memory.
+        self._parameters: dict[str, nn.Parameter] = {}
         self._rounded: dict[str, Tensor] = {}
         self._mesh: DeviceMesh | None = None
-        self._versions: list[int] = []
         self._finite: tuple[Tensor, ...] = ()
         self._ready: torch.cuda.Event | None = None
 
@@ -53,6 +54,15 @@ class Scales:
             self._find_weights()
             self._refresh()
 
+    def refresh_if_written(self, name: str) -> None:
+        """As `refresh_if_stale`, but sees any change of weight `name`, as `before_forward` does.
+
+        FSDP2 gathers the weights of its root before that hook.
+        """
+        if not self.stale:
+            self.stale = not self._is_measured(name)
+        self.refresh_if_stale()
+
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def before_forward(self, *_: Any) -> None:
         """Forward pre-hook of the whole model.
@@ -61,29 +71,34 @@ class Scales:
         and refreshes on behalf of compiled layers, which do not look.
         """
         self._find_weights()
-        if self.stale or self._versions != self._current_versions():
+        if self.stale or not all(map(self._is_measured, self._parameters)):
             self._refresh()
 
     def rounded(self, name: str) -> Tensor:
         """The whole weight rounded to NVFP4 in BF16, kept until a weight changes."""
         if name not in self._rounded:
-            weight = self._weights[name]
+            weight = self.weight(name)
             self._rounded[name] = fake_quantize(
                 weight.plain(), weight.global_scale, self.block_scale, name=name
             )
         return self._rounded[name]
 
+    def weight(self, name: str) -> "FakeQuantizedTensor":
+        """The tensor that the model holds: of a sharded one, this rank's shard."""
+        held: FakeQuantizedTensor = _local(self._parameters[name])
+        return held
+
     def current_weights(self) -> list["FakeQuantizedTensor"]:
-        """The tensors that the model holds: of a sharded one, this rank's shards."""
-        return list(self._weights.values())
+        """`weight` of all names."""
+        return [self.weight(name) for name in self._parameters]
 
     def is_current(self, weight: "FakeQuantizedTensor") -> bool:
         """Whether this is the very tensor that the model holds, not a copy."""
-        return weight is self._weights[weight.weight_name]
+        return weight is self.weight(weight.weight_name)
 
     def is_memory_of(self, weight: "FakeQuantizedTensor") -> bool:
         """Whether this tensor or view shows the memory that the model holds, not a copy."""
-        held = self._weights[weight.weight_name].plain()
+        held = self.weight(weight.weight_name).plain()
         return held.untyped_storage().data_ptr() == weight.plain().untyped_storage().data_ptr()
 
     def shard_range(self, name: str, mesh: DeviceMesh) -> tuple[int, int]:
@@ -102,7 +117,7 @@ class Scales:
         groups = zip(self._groups, self._finite, strict=True)
         bad = [name for names, finite in groups if not bool(finite.all()) for name in names]
         self._finite = ()
-        now = [name for name in bad if not bool(self._weights[name].plain().isfinite().all())]
+        now = [name for name in bad if not bool(self.weight(name).plain().isfinite().all())]
         culprits = ", ".join(now or bad)
         raise ValueError(f"{culprits}: holds NaN or infinity, which NVFP4 cannot represent")
 
@@ -111,7 +126,7 @@ class Scales:
 
         FSDP2 replaces each by its shard, and whole ones would stay in memory until then.
         """
-        self._weights.clear()
+        self._parameters.clear()
         self._finite = ()
         self.stale = True
 
@@ -128,7 +143,7 @@ class Scales:
         """Scales without weights; `copied_with` adds those of the model or layers copied."""
         copied = memo[id(self)] = copy(self)
         copied.values, copied.packed_shards, copied._owners = dict(self.values), {}, {}
-        copied._weights, copied._rounded = {}, {}
+        copied._parameters, copied._rounded = {}, {}
         copied.release_weights()
         return copied
 
@@ -140,7 +155,7 @@ class Scales:
     @torch.no_grad()
     def _refresh(self) -> None:
         self.require_finite()
-        groups = [[self._weights[name].plain() for name in names] for names in self._groups]
+        groups = [[self.weight(name).plain() for name in names] for names in self._groups]
         amax = [
             self._unsharded(names[0], local_amax)
             for names, local_amax in zip(self._groups, group_amax(groups), strict=True)
@@ -162,29 +177,35 @@ class Scales:
         self.packed_shards.clear()
         self.stale = False
         self.num_refreshes += 1
-        self._versions = self._current_versions()
+        for parameter in self._parameters.values():
+            _local(parameter).measured = _version(parameter)
 
     def _find_weights(self) -> None:
         """Look up the parameters, which FSDP2 and `Module.to` replace after `prepare`."""
-        if not self._weights:  # else a copy of some layers would look for those of the others
+        if not self._parameters:  # else a copy of some layers would look for those of the others
             groups = (tuple(n for n in names if n in self._owners) for names in self._groups)
             self._groups = tuple(names for names in groups if names)
         for name, (module, leaf) in self._owners.items():
             parameter: Any = module._parameters[leaf]
             is_sharded = isinstance(parameter, DTensor)
-            local = parameter._local_tensor if is_sharded else parameter
-            if getattr(local, "scales", None) is self:
-                self._weights[name] = local
-                self._mesh = _shard_mesh(parameter) if is_sharded else self._mesh
-            elif self._mesh is None:
+            if getattr(_local(parameter), "scales", None) is self:
+                if is_sharded and parameter is not self._parameters.get(name):
+                    self._mesh = shard_mesh(name, parameter)
+                self._parameters[name] = parameter
+            elif is_sharded or self._mesh is None:
                 raise ValueError(
                     f"{name}: replaced after prepare(), perhaps by load_state_dict(assign=True): "
                     "load without assign, or call prepare() on the model again"
                 )
             # else FSDP2 shows the gathered weight; the shard found before is still the one.
 
-    def _current_versions(self) -> list[int]:
-        return [weight.plain()._version for weight in self._weights.values()]
+    def _is_measured(self, name: str) -> bool:
+        """Whether the weight is the one that the last refresh saw, neither written nor moved since.
+
+        On all ranks alike: each would otherwise wait for the others in the all-reduce.
+        """
+        parameter = self._parameters[name]
+        return bool(_local(parameter).measured == _version(parameter))
 
     def _unsharded(self, name: str, amax: Tensor) -> Tensor:
         """Amax of all experts, those of other ranks 0; 1-D also for a matrix."""
@@ -204,7 +225,7 @@ class Scales:
         }
         for name, scale in fresh.items():
             if self._mesh is None:
-                self.values[name] = self._weights[name].global_scale
+                self.values[name] = self.weight(name).global_scale
             elif self.values[name].device != scale.device:
                 self.values[name] = torch.empty_like(scale)
         torch._foreach_copy_([self.values[name] for name in fresh], list(fresh.values()))
@@ -215,8 +236,12 @@ def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
     return model.get_submodule(module_name), leaf
 
 
-def _shard_mesh(parameter: DTensor) -> DeviceMesh:
-    """The dimension of the mesh along which FSDP2 shards: the last one also under HSDP."""
-    mesh: DeviceMesh = parameter.device_mesh
-    names = mesh.mesh_dim_names
-    return mesh if mesh.ndim == 1 or names is None else mesh[names[-1]]
+def _local(parameter: Any) -> Any:
+    # Asked of all weights at every forward; isinstance takes a tensor four times as long.
+    return parameter._local_tensor if type(parameter) is DTensor else parameter
+
+
+def _version(parameter: Any) -> tuple[int, int]:
+    """Counts writes, also through state dicts, to the memory, and to a DTensor instead of to it."""
+    own = parameter._version if type(parameter) is DTensor else 0
+    return _local(parameter).plain()._version, own

@@ -1,5 +1,7 @@
 """What every rank of the FSDP2 tests does; rank 0 writes down what it saw."""
 
+import gc
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,8 +10,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 from qat_core.parameter import FakeQuantizedTensor
 from qat_core.prepare import prepare, scales_of
@@ -18,6 +21,7 @@ from tests.tiny_models import tiny_model, tokens
 
 POLICY = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 FAMILIES = ("qwen3", "qwen2", "qwen3-moe")
+DEFAULT = Recipe()
 Build = Callable[[], nn.Module]
 
 
@@ -33,19 +37,24 @@ class Uneven(nn.Module):
         return torch.cat([layer(x) for layer in self.layers], -1)
 
 
-def sharded(build: Build, reshard: bool = True, **options: Any) -> nn.Module:
+def sharded(
+    build: Build,
+    recipe: Recipe = DEFAULT,
+    reshard: bool = True,
+    policy: MixedPrecisionPolicy = POLICY,
+    **options: Any,
+) -> nn.Module:
     """An FP32 model, prepared, its layers and itself sharded."""
-    model = build().float()
-    prepare(model, Recipe())
+    model = one_device(lambda: build().float(), recipe)
     layers = model.model.layers if hasattr(model, "model") else [model]
-    for module in {id(m): m for m in (*layers, model)}.values():
-        fully_shard(module, mp_policy=POLICY, reshard_after_forward=reshard, **options)
+    for module in {id(m): m for m in (*layers, model)}.values():  # type: ignore[union-attr]
+        fully_shard(module, mp_policy=policy, reshard_after_forward=reshard, **options)
     return model
 
 
-def one_device(build: Build) -> nn.Module:
+def one_device(build: Build, recipe: Recipe = DEFAULT) -> nn.Module:
     model = build()
-    prepare(model, Recipe())
+    prepare(model, recipe)
     return model
 
 
@@ -64,9 +73,9 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> Te
     return out.detach()
 
 
-def compare(build: Build, **options: Any) -> dict[str, Any]:
+def compare(build: Build, recipe: Recipe = DEFAULT, **options: Any) -> dict[str, Any]:
     """One sharded step against one on a single device: output, gradients, gathered weights."""
-    model, single = sharded(build, **options), one_device(build)
+    model, single = sharded(build, recipe, **options), one_device(build, recipe)
     out, expected = step(model), step(single)
     grads = {name: p.grad.full_tensor() for name, p in model.named_parameters()}
     differ = [n for n, p in single.named_parameters() if not torch.equal(grads[n], p.grad.float())]
@@ -80,7 +89,7 @@ def compare(build: Build, **options: Any) -> dict[str, Any]:
 def gathered_differ(model: nn.Module, single: nn.Module) -> list[str]:
     """Quantized weights that an all-gather brings otherwise than one device rounds them."""
     rounded = {
-        name: parameter.rounded().bfloat16()
+        name: parameter.rounded()
         for name, parameter in single.named_parameters()
         if isinstance(parameter, FakeQuantizedTensor)
     }
@@ -129,8 +138,54 @@ def resumed(checkpoint: Path) -> Tensor:
     return step(model)
 
 
-def refuses_infinity() -> str:
-    """The error of a weight that is infinite on one rank alone, as every rank sees it."""
+def written_in_one_group() -> list[bool]:
+    """Whether steps equal those of one device, where FSDP2 gathers all weights before any hook.
+
+    The weights are written through the state dict, as DTensors and as dcp does.
+    """
+    model = one_device(lambda: tiny_model("qwen3").float())
+    single = one_device(lambda: tiny_model("qwen3"))
+    fully_shard(model, mp_policy=POLICY)
+    same = [torch.equal(step(model), step(single))]
+    for local in (False, True):
+        for entry in model.state_dict().values():
+            (entry.to_local() if local else entry).mul_(2)
+        for entry in single.state_dict().values():
+            entry.mul_(2)
+        same.append(torch.equal(step(model), step(single)))
+    return same
+
+
+def moved() -> dict[str, bool]:
+    """Whether casts, as moves to another device do, leave no old shard, and steps go on.
+
+    FSDP2 pads short shards anew, on their ranks alone.
+    """
+    model = sharded(Uneven)
+    out = step(model)
+    weight: Any = model.layers[0].weight  # type: ignore[union-attr, index]
+    old = weakref.ref(weight.to_local().plain())
+    model.bfloat16()
+    gc.collect()
+    return {"freed": old() is None, "same_output": torch.equal(step(model.float()), out)}
+
+
+def refuses_columns() -> list[str]:
+    """Errors of experts that are not sharded by expert."""
+    place = lambda weight: Shard(1) if weight.ndim == 3 else None  # noqa: E731
+    return errors(sharded(lambda: tiny_model("qwen3-moe"), shard_placement_fn=place))
+
+
+def refuses_assigned() -> list[str]:
+    """Errors of weights that took the place of those that were prepared, sharded and used."""
+    model = sharded(lambda: tiny_model("qwen3"))
+    step(model)
+    model.load_state_dict(model.state_dict(), assign=True)
+    return errors(model)
+
+
+def refuses_infinity() -> list[str]:
+    """Errors of a weight that is infinite on one rank alone."""
     model = sharded(lambda: tiny_model("qwen3"))
     weight: Any = model.model.layers[0].mlp.down_proj.weight  # type: ignore[union-attr, index]
     if dist.get_rank() == 0:
@@ -139,11 +194,18 @@ def refuses_infinity() -> str:
     else:
         with torch.no_grad():
             weight.to_local().mul_(1)
+    return errors(model)
+
+
+def errors(model: nn.Module) -> list[str]:
+    """What a step raises on each rank."""
+    message, messages = "accepted", [""] * dist.get_world_size()
     try:
         step(model)
     except ValueError as error:
-        return str(error)
-    return "accepted"
+        message = str(error)
+    dist.all_gather_object(messages, message)
+    return messages
 
 
 def packed_bytes() -> dict[str, float]:
@@ -171,10 +233,18 @@ def run(rank: int, world: int, folder: str, saved_by: int) -> None:
     results["uneven"] = compare(Uneven)
     offload = CPUOffloadPolicy(pin_memory=False)
     results["offload"] = compare(lambda: tiny_model("qwen3-moe"), offload_policy=offload)
+    fp32 = {"recipe": Recipe(scale="amax"), "policy": MixedPrecisionPolicy()}
+    results["fp32"] = compare(lambda: tiny_model("qwen3").float(), **fp32)
+    hybrid = init_device_mesh("cpu", (max(world // 2, 1), min(world, 2)), mesh_dim_names=("r", "s"))
+    results["hybrid"] = compare(lambda: tiny_model("qwen3-moe"), mesh=hybrid)
     results["trained"] = train(Path(folder, f"checkpoint{world}"))
     if saved_by:
         results["resumed"] = resumed(Path(folder, f"checkpoint{saved_by}"))
+    results["written"] = written_in_one_group()
+    results["moved"] = moved()
     results["infinity"] = refuses_infinity()
+    results["columns"] = refuses_columns()
+    results["assigned"] = refuses_assigned()
     results["packed"] = packed_bytes()
     if rank == 0:
         torch.save(results, Path(folder, f"world{world}.pt"))

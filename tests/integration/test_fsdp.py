@@ -4,6 +4,7 @@ All ranks see the same batch, and the mean of equal gradients over 2 or 4 ranks 
 also gradients must be equal.
 """
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from tests.tiny_models import tiny_model
 
 pytestmark = pytest.mark.slow
 CASES = [f"{family}, reshard {r}" for family in fsdp_ranks.FAMILIES for r in (True, False)]
-CASES += ["uneven", "offload"]
+CASES += ["uneven", "offload", "fp32", "hybrid"]
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +60,24 @@ def test_packed_shards_take_four_and_a_half_bits(results: dict[str, Any]) -> Non
     assert results["packed"]["bytes_per_weight"] == 0.5625
 
 
-def test_infinity_on_one_rank_is_refused_on_all(results: dict[str, Any]) -> None:
-    assert "layers.0.mlp.down_proj.weight: holds NaN or infinity" in results["infinity"]
+def test_a_root_that_holds_all_weights_notices_writes(results: dict[str, Any]) -> None:
+    assert results["written"] == [True] * 3
+
+
+def test_moved_shards_are_found_again(results: dict[str, Any]) -> None:
+    assert results["moved"] == {"freed": True, "same_output": True}
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("infinity", r"layers\.0\.mlp\.down_proj\.weight: holds NaN or infinity"),
+        ("columns", r"layers\.0\.mlp\.experts\.gate_up_proj: has the placements \(Shard\(dim=1"),
+        ("assigned", r"layers\.0\.self_attn\.q_proj\.weight: replaced after prepare"),
+    ],
+)
+def test_every_rank_refuses(results: dict[str, Any], case: str, message: str) -> None:
+    assert [error for error in results[case] if not re.search(message, error)] == []
 
 
 def test_checkpoints_reshard_from_4_to_2_to_1(folder: Path) -> None:
