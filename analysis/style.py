@@ -109,7 +109,7 @@ def plot_over_seeds(axes: Axes, study: Study, results: Results, model: str, metr
     """
     axes.margins(x=0.01)
     axes.set_xlabel("training step")
-    axes.xaxis.set_major_locator(MaxNLocator("auto", integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     for arm in study.arms:
         style, values_ST = arm_style(arm), results.series(model, arm, metric)
         steps, low, high = results.steps(model, arm), values_ST.min(0), values_ST.max(0)
