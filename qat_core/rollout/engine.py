@@ -60,9 +60,13 @@ class RolloutEngine(Protocol):
     """Names of the weights that the engine holds in NVFP4, once they were synced."""
 
     def sync(self, stream: WeightStream, announced: QuantPlan | None = None) -> None:
-        """Replaces all weights; ValueError, nothing replaced, if names or shapes differ.
+        """Replaces all weights.
 
         With the plan behind the stream, an engine can take the weights one by one as they come.
+
+        Raises:
+            ValueError: names or shapes differ from the engine's: nothing is replaced. Or the stream
+                differs from its plan: the engine then generates no more until a sync succeeds.
         """
 
     def generate(

@@ -11,7 +11,13 @@ from qat_core.checkpoint.hub import Weight, meta_weights
 from qat_core.nvfp4 import PackedTensor
 from qat_core.plan import QuantPlan
 from qat_core.rollout.vllm_worker import Load, quantized_parameters, reloading
-from qat_core.rollout.wire import ANNOUNCEMENT, Assembler, AwaitedWeights, read_announcement
+from qat_core.rollout.wire import (
+    ANNOUNCEMENT,
+    MEND,
+    Assembler,
+    AwaitedWeights,
+    read_announcement,
+)
 
 
 class IncomingWeights:
@@ -61,6 +67,8 @@ class IncomingWeights:
             if error is not None:
                 raise error
             self._assembler.require_complete()
+            if not self.held_bytes:
+                raise ValueError(f"weight sync: no weight came: {MEND}")
             if self._awaited is not None:
                 self._awaited.require_none()
 

@@ -163,12 +163,17 @@ def test_what_is_not_as_announced_is_refused_and_a_later_sync_loads(
     assert torch.equal(_log_probs(engine), before)
 
 
-def test_a_tensor_that_comes_twice_without_announcement_is_refused(
-    bf16_engine: VllmEngine, model: torch.nn.Module
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [(_with_one_again, "came before"), (lambda tensors: [], "no weight came")],
+    ids=["twice", "nothing"],
+)
+def test_a_wrong_stream_without_announcement_is_refused(
+    bf16_engine: VllmEngine, model: torch.nn.Module, spoil: Spoil, message: str
 ) -> None:
     bf16_engine.sync(weight_stream(model, None, None))
     before = _log_probs(bf16_engine)
-    with pytest.raises(ValueError, match="came before"):
-        bf16_engine.on_worker(_receive, _cut(_with_one_again(_hub_named(model))))
+    with pytest.raises(ValueError, match=message):
+        bf16_engine.on_worker(_receive, _cut(spoil(_hub_named(model))))
     bf16_engine.on_worker(_receive, _cut(_hub_named(model)))
     assert torch.equal(_log_probs(bf16_engine), before)
