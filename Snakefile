@@ -37,7 +37,7 @@ onstart:
 
 
 onsuccess:
-    # Snakemake calls no hook where nothing had to be done: make prints the table itself, always
-    # there is none where only part of the study was asked for
+    # make prints the table itself, as no hook is called where nothing had to be done; there is none
+    # where only part of the study was asked for
     if "MAKELEVEL" not in os.environ and Path(f"{STUDY_DIR}/claims.json").exists():
         shell("python -m analysis.claims_table {STUDY_DIR}/claims.json")
