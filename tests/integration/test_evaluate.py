@@ -37,7 +37,7 @@ arms: [nvfp4-qat]
 seeds: [0]
 task: {name: chain-sum, terms: [2, 2], largest: 9, train_prompts: 8, test_prompts: 16}
 rl: {steps: 4, prompts_per_step: 8, mini_batch_prompts: 8, rollout: {max_response_tokens: 12}}
-evaluation: {samples_per_prompt: 2, temperature: 0.1}
+evaluation: {prompts: 16, samples_per_prompt: 2, temperature: 0.1}
 """
 
 
