@@ -9,6 +9,7 @@ shards unchanged (straight-through).
 from typing import TYPE_CHECKING
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
@@ -52,6 +53,15 @@ def shard_mesh(name: str, parameter: DTensor) -> DeviceMesh:
     mesh: DeviceMesh = parameter.device_mesh
     names = mesh.mesh_dim_names
     return mesh if mesh.ndim == 1 or names is None else mesh[names[-1]]
+
+
+def max_over_ranks(amax: Tensor, *groups: dist.ProcessGroup) -> Tensor:
+    """The largest over the ranks of each group; infinity where a rank's is not finite."""
+    # A maximum with NaN is not defined in collectives, one with infinity is.
+    amax = amax.masked_fill(~amax.isfinite(), torch.inf)
+    for group in groups:
+        dist.all_reduce(amax, dist.ReduceOp.MAX, group)
+    return amax
 
 
 def _pack(shards: list["FakeQuantizedTensor"], mesh: DeviceMesh) -> dict[str, tuple[Tensor, ...]]:

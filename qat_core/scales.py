@@ -10,12 +10,11 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from qat_core.fsdp import shard_mesh
+from qat_core.fsdp import max_over_ranks, shard_mesh
 from qat_core.nvfp4 import fake_quantize, global_scale, group_amax
 from qat_core.plan import QuantPlan
 from qat_core.recipe import Recipe
@@ -163,9 +162,7 @@ class Scales:
         flat = torch.cat(amax)
         sizes = [len(values) for values in amax]
         if self._mesh is not None:
-            # A maximum with NaN is not defined in collectives, one with infinity is.
-            flat = flat.masked_fill(~flat.isfinite(), torch.inf).to(self._mesh.device_type)
-            dist.all_reduce(flat, dist.ReduceOp.MAX, self._mesh.get_group())
+            flat = max_over_ranks(flat.to(self._mesh.device_type), self._mesh.get_group())
         self._store(torch.split(global_scale(flat, self.policy), sizes))
         self._finite = torch.split(flat.isfinite(), sizes)
         if flat.is_cuda and self._mesh is not None:

@@ -8,11 +8,11 @@ others no more than the largest |w|.
 from collections.abc import Mapping, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
+from qat_core.fsdp import max_over_ranks
 from qat_core.nvfp4 import (
     BLOCK_SIZE,
     BlockScale,
@@ -61,13 +61,8 @@ def _amax(weights: Sequence[Tensor]) -> list[Tensor]:
     meshes = dict.fromkeys(w.device_mesh for w in weights if isinstance(w, DTensor))
     if not meshes:
         return amax
-    flat = _flat(amax)
-    # A maximum with NaN is not defined in collectives, one with infinity is.
-    flat.masked_fill_(~flat.isfinite(), torch.inf)
-    for mesh in meshes:
-        for dim in range(mesh.ndim):
-            dist.all_reduce(flat, dist.ReduceOp.MAX, mesh.get_group(dim))
-    return _split_as(amax, flat)
+    ranks = [group for mesh in meshes for group in mesh.get_all_groups()]
+    return _split_as(amax, max_over_ranks(_flat(amax), *ranks))
 
 
 def _of_all_rows(values: Tensor, weight: Tensor) -> Tensor:
