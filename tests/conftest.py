@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from qat_core.checkpoint import convert
+from qat_core.recipe import Recipe
 from tests.nano_models import write_nano
 
 
@@ -13,3 +15,10 @@ def nano_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     folder = tmp_path_factory.mktemp(request.param) / "model"
     write_nano(request.param, folder, num_layers=1)
     return folder
+
+
+@pytest.fixture
+def packed_dir(nano_dir: Path, tmp_path: Path) -> Path:
+    """`nano_dir`, packed."""
+    convert(nano_dir, tmp_path / "packed", Recipe.full())
+    return tmp_path / "packed"

@@ -29,12 +29,6 @@ RECIPES = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture
-def packed_dir(nano_dir: Path, tmp_path: Path) -> Path:
-    convert(nano_dir, tmp_path / "packed", Recipe.full())
-    return tmp_path / "packed"
-
-
 @RECIPES
 def test_converting_stores_the_bytes_that_a_sync_sends(
     nano_dir: Path, tmp_path: Path, recipe: Recipe

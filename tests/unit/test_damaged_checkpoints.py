@@ -8,16 +8,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from qat_core.checkpoint import convert, read_checkpoint
+from qat_core.checkpoint import read_checkpoint
 from qat_core.checkpoint.manifest import write_manifest
 from qat_core.checkpoint.shards import INDEX
-from qat_core.recipe import Recipe
-
-
-@pytest.fixture
-def packed_dir(nano_dir: Path, tmp_path: Path) -> Path:
-    convert(nano_dir, tmp_path / "packed", Recipe.full())
-    return tmp_path / "packed"
 
 
 def test_sha256sum_reads_the_manifest(packed_dir: Path) -> None:
