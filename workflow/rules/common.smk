@@ -11,12 +11,14 @@ from snakemake_interface_executor_plugins.settings import ExecMode
 
 from experiments.digests import code_digest, config_digest
 from experiments.executable import require_devices, require_executable
+from experiments.leases import visible_gpus
 from experiments.plan import describe_plan
 from experiments.provenance import digest_code, digest_file, digest_json
 from experiments.schema import ROOT, load_study
-from experiments.leases import visible_gpus
 
 CORES_PER_GPU = 16
+# not one that Snakemake starts for a job, which reads all this again
+IS_MAIN_PROCESS = workflow.exec_mode == ExecMode.DEFAULT
 DEFAULT_STUDY = f"{workflow.basedir}/experiments/study.yaml"
 
 # rules call `python`: the one that runs Snakemake, whether its environment is active or not,
@@ -43,9 +45,7 @@ def read_study_file():
 def read_study(path):
     """The study; says what it would run."""
     study = load_study(path)
-    if (
-        workflow.exec_mode == ExecMode.DEFAULT
-    ):  # not in the processes that Snakemake starts
+    if IS_MAIN_PROCESS:
         print(describe_plan(study), file=sys.stderr)
     return study
 
@@ -114,6 +114,7 @@ except ValueError as error:
 # Snakemake counts the GPUs and gives out none: which ones a job has, its lease says
 if (
     STUDY.device == "cuda"
+    and IS_MAIN_PROCESS
     and workflow.local_exec
     and "gpu" not in workflow.global_resources
 ):
