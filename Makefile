@@ -3,8 +3,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
-STUDY ?= study
-STUDY_FILE := $(if $(wildcard experiments/$(STUDY).yaml),experiments/$(STUDY).yaml,$(STUDY))
+STUDY ?= default
+STUDY_FILE := $(if $(wildcard experiments/studies/$(STUDY).yaml),experiments/studies/$(STUDY).yaml,$(STUDY))
 PORT ?= 5000
 
 BIN := .venv/bin
@@ -25,8 +25,8 @@ help:  ## list the commands
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
 run: $(BASE) $(EXTRA)  ## run a study to its claims and figures: STUDY=name or file
-	@test -f '$(STUDY_FILE)' || { echo "error: STUDY=$(STUDY): no experiments/$(STUDY).yaml," \
-		"nor a file of that name; there are: $$(cd experiments; ls *.yaml | xargs)" >&2; exit 2; }
+	@test -f '$(STUDY_FILE)' || { echo "error: STUDY=$(STUDY): no experiments/studies/$(STUDY).yaml," \
+		"nor a file of that name; there are: $$(cd experiments/studies; ls *.yaml | xargs)" >&2; exit 2; }
 	@$(BIN)/snakemake --configfile '$(STUDY_FILE)'
 	@study=$$($(BIN)/python -c '$(NAME_OF_STUDY)' '$(STUDY_FILE)'); \
 		$(BIN)/python -m analysis.claims_table "results/studies/$$study/claims.json"
@@ -43,7 +43,7 @@ lint: $(DEV)  ## check style, types and workflow
 
 ui: $(BASE)  ## browse the runs of this machine, or the recorded ones
 	@test -e mlflow.db || for folder in $(wildcard experiments/records/*/ results); do \
-		$(BIN)/python -m experiments.tracking rebuild "$$folder"; done
+		$(BIN)/python -m experiments.tracking.publish rebuild "$$folder"; done
 	@echo "http://127.0.0.1:$(PORT)/#/experiments/1/runs (Ctrl-C ends it)"
 	@MLFLOW_DISABLE_TELEMETRY=true $(BIN)/mlflow ui --host 127.0.0.1 --port $(PORT) \
 		--backend-store-uri sqlite:///mlflow.db
@@ -56,7 +56,7 @@ figures: $(BASE)  ## draw the README's figures and table again from experiments/
 	@$(BIN)/python -m analysis.readme
 
 record: $(BASE)  ## copy a finished study's small results into experiments/records: STUDY=name
-	@$(BIN)/python -m experiments.record --study '$(STUDY_FILE)'
+	@$(BIN)/python -m experiments.runs.record --study '$(STUDY_FILE)'
 
 lock:  ## resolve the newest allowed packages into requirements/*.txt
 	@PYTHON=$$($(FIND_PYTHON)) requirements/lock.sh

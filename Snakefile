@@ -1,5 +1,6 @@
-# A study from base checkpoints to claims and figures: `snakemake` runs experiments/study.yaml,
-# `snakemake --configfile FILE` another study, `-n` plans one and predicts its weight memory.
+# A study from base checkpoints to claims and figures: `snakemake` runs
+# experiments/studies/default.yaml, `snakemake --configfile FILE` another study; `-n` plans one and
+# predicts its weight memory.
 from snakemake.utils import min_version
 
 min_version("9.12")

@@ -26,8 +26,8 @@ from analysis.stats import (
     ratio,
     seeded_generator,
 )
-from experiments.cli import STUDY, run_cli
-from experiments.schema import Study, load_study
+from experiments.study.schema import Study, load_study
+from experiments.support.cli import STUDY, run_cli
 
 # Reward before and after training: the first step samples from the base model, a few steps average
 # out a batch's luck. Few first steps keep the start fair; either side takes half a run at most.

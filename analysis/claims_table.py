@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from analysis.read import read_json
-from experiments.cli import run_cli
+from experiments.support.cli import run_cli
 
 
 def show_ratio(ratio: float) -> str:

@@ -27,8 +27,8 @@ from analysis.claims_table import read_table
 from analysis.codec_tables import codec_tables
 from analysis.figures import FIGURES
 from analysis.verl_table import verl_table
-from experiments.cli import run_cli
-from experiments.schema import ROOT
+from experiments.study.schema import ROOT
+from experiments.support.cli import run_cli
 
 RECORDS = Path("experiments", "records")
 TABLES = {"benchmarks": benchmark_tables, "verl": verl_table, "codec": codec_tables}

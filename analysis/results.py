@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 from pydantic import BaseModel
 
-from experiments.schema import Study
+from experiments.study.schema import Study
 
 Array = np.ndarray
 
@@ -42,7 +42,7 @@ class Memory(BaseModel):
 
 def memory_source(study: Study) -> str:
     """Where a study's measured weight memory comes from."""
-    # on a CPU verl's engine counts what it is given, see qat_core/plugins/verl_worker.py
+    # on a CPU verl's engine counts what it is given, see qat_core/verl/worker.py
     from_vllm = study.trainer == "verl" and study.device == "cuda"
     return "as vLLM reports" if from_vllm else "bytes streamed to the engine"
 

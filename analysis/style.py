@@ -13,7 +13,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
 from analysis.results import Results
-from experiments.schema import Study
+from experiments.study.schema import Study
 
 WIDTH_INCHES = 9.0
 DOTS_PER_INCH = 160

@@ -3,9 +3,9 @@
 import argparse
 from pathlib import Path
 
-from experiments.cli import RESULTS, STUDY, run_cli
-from experiments.json_files import read_json, write_json
-from experiments.schema import load_study
+from experiments.study.schema import load_study
+from experiments.support.cli import RESULTS, STUDY, run_cli
+from experiments.support.json_files import read_json, write_json
 
 
 def main() -> None:

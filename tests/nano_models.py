@@ -6,8 +6,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from experiments.benchmarks.random_model import write_architecture
-from experiments.json_files import read_json
-from experiments.schema import ROOT
+from experiments.study.schema import ROOT
+from experiments.support.json_files import read_json
 from qat_core.rl.config import GrpoConfig, RolloutConfig, TaskConfig
 
 TASK = TaskConfig(name="chain-sum", terms=(3, 4), largest=9, train_prompts=64, test_prompts=8)

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure as Canvas
 
 from analysis.figures import accuracy, kl, memory, reward
 from analysis.results import Results
-from experiments.schema import Study
+from experiments.study.schema import Study
 
 
 @dataclass(frozen=True)

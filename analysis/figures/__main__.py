@@ -7,8 +7,8 @@ from pathlib import Path
 from analysis.figures import FIGURES
 from analysis.load import load_results
 from analysis.style import save_figure
-from experiments.cli import STUDY, run_cli
-from experiments.schema import load_study
+from experiments.study.schema import load_study
+from experiments.support.cli import STUDY, run_cli
 
 
 def main() -> None:

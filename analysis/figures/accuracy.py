@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from analysis.results import Results
 from analysis.stats import Interval, mean_over_prompts, seeded_generator
 from analysis.style import FAINT, add_legend, arm_style, new_figure
-from experiments.schema import Study
+from experiments.study.schema import Study
 
 CAPTION = "Offline accuracy of the base model and of every arm, evaluated in BF16 and in NVFP4"
 NEUTRAL = "#444444"

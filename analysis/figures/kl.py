@@ -17,7 +17,7 @@ from analysis.style import (
     seeds_note,
     spread_labels,
 )
-from experiments.schema import Study
+from experiments.study.schema import Study
 
 CAPTION = "k3 KL of rollout and trainer by training step on a log axis, all arms"
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from analysis.results import Results, memory_source
 from analysis.style import INK, add_legend, arm_style, new_figure
-from experiments.schema import ROOT, Study
+from experiments.study.schema import ROOT, Study
 from qat_core.memory import Precision, predict_weight_memory_gib
 from qat_core.units import MIB_PER_GIB
 

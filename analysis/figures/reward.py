@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 from analysis.metrics import CATALOGUE, REWARD
 from analysis.results import Results
 from analysis.style import add_legend, new_figure, plot_over_seeds, seeds_note
-from experiments.schema import Study
+from experiments.study.schema import Study
 
 CAPTION = "Online reward by training step, all arms"
 

@@ -27,14 +27,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from experiments.benchmarks.architectures import ARCHITECTURES, TINY, engine_settings
 from experiments.benchmarks.random_model import write_random_checkpoint
-from experiments.own_process import call_in_own_process
-from experiments.provenance import hardware, versions
+from experiments.runs.provenance import hardware, versions
+from experiments.support.subprocess_call import call_in_own_process
 from qat_core.checkpoint import export
 from qat_core.plan import plan
 from qat_core.recipe import Recipe
 from qat_core.rollout.engine import Rollouts
-from qat_core.rollout.packed import weight_stream
-from qat_core.rollout.vllm import VllmEngine, vllm_version
+from qat_core.rollout.vllm.engine import VllmEngine, vllm_version
+from qat_core.weights.stream import weight_stream
 
 RECIPE = Recipe.full()
 NARROW, WIDE = 128, 256

@@ -22,11 +22,11 @@ from rich.table import Table
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from experiments.cli import run_cli
-from experiments.gguf_model import find_gguf
-from experiments.model_source import GgufModel
-from experiments.provenance import digest_file, versions
-from experiments.schema import ROOT, load_study
+from experiments.base.gguf import find_gguf
+from experiments.runs.provenance import digest_file, versions
+from experiments.study.models import GgufModel
+from experiments.study.schema import STUDIES, load_study
+from experiments.support.cli import run_cli
 from qat_core.nvfp4 import BlockScale, ScalePolicy, fake_quantize, global_scale, group_amax
 from qat_core.plan import plan
 from qat_core.recipe import Recipe
@@ -60,7 +60,7 @@ def main() -> None:
 
 def smollm2_file() -> Path:
     """The model file of study smollm2, in its installed package."""
-    ((name, source),) = load_study(ROOT / "experiments" / "smollm2.yaml").models.items()
+    ((name, source),) = load_study(STUDIES / "smollm2.yaml").models.items()
     assert isinstance(source, GgufModel)
     return find_gguf(name, source)
 

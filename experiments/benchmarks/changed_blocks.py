@@ -2,7 +2,7 @@
 
     python -m experiments.benchmarks.changed_blocks \\
         experiments/records/benchmarks/changed_blocks_cpu.json \\
-        --checkpoints experiments/study.yaml:results/base/nano-dense --lr 1e-6 1e-5 1e-4
+        --checkpoints experiments/studies/default.yaml:results/base/nano-dense --lr 1e-6 1e-5 1e-4
 
 Trains checkpoints by the GRPO of their study, trainer and rollout in NVFP4, at several learning
 rates and compares the streams of successive syncs. A delta would carry the blocks that differ, with
@@ -27,15 +27,15 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from experiments.cli import run_cli
-from experiments.provenance import hardware, versions
-from experiments.schema import load_study
-from qat_core.checkpoint.hub import Weight
+from experiments.runs.provenance import hardware, versions
+from experiments.study.schema import load_study
+from experiments.support.cli import run_cli
 from qat_core.nvfp4 import PackedTensor
 from qat_core.nvfp4.format import BLOCK_SIZE
 from qat_core.recipe import Recipe
 from qat_core.rl.trainer import GrpoTrainer
-from qat_core.rollout.packed import weight_stream
+from qat_core.weights.hub_names import Weight
+from qat_core.weights.stream import weight_stream
 
 INDEX_BYTES = 4
 NVFP4_BLOCK_BYTES, BF16_BLOCK_BYTES = 9, 32

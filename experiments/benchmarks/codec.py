@@ -25,7 +25,7 @@ from triton.testing import do_bench_cudagraph
 
 from experiments.benchmarks.codec_models import time_layer_8b, time_model_30b, time_nano
 from experiments.benchmarks.timing import quartiles
-from experiments.provenance import hardware, versions
+from experiments.runs.provenance import hardware, versions
 from qat_core.nvfp4 import dequantize, fake_quantize, global_scale, group_amax, quantize
 
 SHAPE = (12288, 4096)

@@ -8,11 +8,11 @@ from typing import Any
 
 from rich.console import Console
 
-from experiments.json_files import read_json
-from experiments.own_process import call_in_own_process
-from experiments.provenance import hardware, versions
-from experiments.schema import ROOT
-from qat_core.rollout.vllm import vllm_version
+from experiments.runs.provenance import hardware, versions
+from experiments.study.schema import ROOT
+from experiments.support.json_files import read_json
+from experiments.support.subprocess_call import call_in_own_process
+from qat_core.rollout.vllm.engine import vllm_version
 
 MODELS = ROOT / "experiments" / "models"
 PRECISIONS = ("nvfp4", "bf16")

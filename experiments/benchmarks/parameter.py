@@ -21,7 +21,7 @@ from torch import nn
 
 from experiments.benchmarks.qat_layers import apply_arm, arms, layer_stack, step_inputs
 from experiments.benchmarks.timing import summary, time_in_turns
-from experiments.provenance import hardware, versions
+from experiments.runs.provenance import hardware, versions
 from qat_core.units import BYTES_PER_GIB
 
 SEQUENCES, TOKENS = 4, 2048

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from experiments.benchmarks.architectures import ARCHITECTURES, engine_settings
 from experiments.benchmarks.parity_cases import Case, random_case, trained_case
 from experiments.benchmarks.parity_statistics import Batch, ratios_of_both_floors, write_batches
-from experiments.own_process import call_in_own_process
-from experiments.provenance import hardware, versions
+from experiments.runs.provenance import hardware, versions
+from experiments.support.subprocess_call import call_in_own_process
 from qat_core.checkpoint.architecture import meta_model
 from qat_core.nvfp4 import PackedTensor, dequantize
 from qat_core.plan import plan
@@ -35,8 +35,8 @@ from qat_core.recipe import Recipe
 from qat_core.rl.mismatch import mismatch_metrics
 from qat_core.rl.policy import Policy
 from qat_core.rollout.engine import Rollouts
-from qat_core.rollout.packed import weight_stream
-from qat_core.rollout.vllm import VllmEngine, vllm_version
+from qat_core.rollout.vllm.engine import VllmEngine, vllm_version
+from qat_core.weights.stream import weight_stream
 
 POW2, AMAX = Recipe.full(), Recipe.full(scale="amax")
 # arm: what training rounds, what is packed

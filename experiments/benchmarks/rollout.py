@@ -29,13 +29,13 @@ from experiments.benchmarks.engines import parse_arguments, read_engine, record_
 from experiments.benchmarks.random_model import write_architecture
 from experiments.benchmarks.timing import synchronize
 from qat_core.checkpoint.architecture import meta_model
-from qat_core.checkpoint.hub import split_experts
 from qat_core.memory import predict_weight_memory_gib, weight_shapes
 from qat_core.plan import plan
 from qat_core.recipe import Recipe
-from qat_core.rollout.packed import weight_stream
-from qat_core.rollout.vllm import VllmEngine
+from qat_core.rollout.vllm.engine import VllmEngine
 from qat_core.units import BYTES_PER_GIB
+from qat_core.weights.hub_names import split_experts
+from qat_core.weights.stream import weight_stream
 
 SYNCS = 5
 MAX_NUM_SEQS = 32

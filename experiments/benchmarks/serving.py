@@ -20,11 +20,11 @@ from experiments.benchmarks.engines import parse_arguments, read_engine, record_
 from experiments.benchmarks.random_model import write_architecture
 from experiments.benchmarks.timing import quartiles
 from qat_core.checkpoint.architecture import meta_model
-from qat_core.checkpoint.source import packed_weights
 from qat_core.plan import plan
 from qat_core.recipe import Recipe
-from qat_core.rollout.vllm import VllmEngine
+from qat_core.rollout.vllm.engine import VllmEngine
 from qat_core.units import BYTES_PER_GIB
+from qat_core.weights.source import packed_weights
 
 GPU_MEMORY_UTILIZATION = 0.9
 BATCHES = (1, 32, 256)

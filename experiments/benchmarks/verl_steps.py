@@ -2,10 +2,10 @@
 
     python -m experiments.benchmarks.verl_steps RECORD.json RESULTS
 
-RESULTS are folders of runs of `experiments.launch`. A run that ended early counts with the steps
-that it has. Medians over steps, because a few rerouted tokens of an MoE carry the mean of its KL;
-the first step is left out, in which everything is loaded, compiled and allocated, and of every step
-the saving of checkpoints.
+RESULTS are folders of runs of `experiments.launch.run`. A run that ended early counts with the
+steps that it has. Medians over steps, because a few rerouted tokens of an MoE carry the mean of its
+KL; the first step is left out, in which everything is loaded, compiled and allocated, and of every
+step the saving of checkpoints.
 """
 
 import argparse
@@ -20,9 +20,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from experiments.attempts import Row, read_history
-from experiments.cli import run_cli
-from experiments.json_files import Json
+from experiments.runs.attempts import Row, read_history
+from experiments.support.cli import run_cli
+from experiments.support.json_files import Json
 
 TIMES = {
     "rollout_s": "timing_s/gen",

@@ -8,8 +8,8 @@ import shlex
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.cli import RESULTS, RUN, STUDY, run_cli
-from experiments.schema import PACKED_PRECISION, Run, Study, load_study
+from experiments.study.schema import PACKED_PRECISION, Run, Study, load_study
+from experiments.support.cli import RESULTS, RUN, STUDY, run_cli
 from experiments.verl.overrides import SEARCH_PATH, to_override
 from experiments.verl.recipe import Setting
 from qat_core.rl.config import GrpoConfig
@@ -153,7 +153,7 @@ def _files(study: Study, run: Run, where: Places) -> dict[str, Any]:
 def _environment(study: Study, where: Places) -> dict[str, str]:
     cpu = {
         "VERL_PLATFORM": "cpu",
-        "VERL_USE_EXTERNAL_MODULES": "qat_core.plugins.verl_cpu",
+        "VERL_USE_EXTERNAL_MODULES": "qat_core.verl.cpu",
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "OMP_NUM_THREADS": "1",
     }

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from experiments.cli import STUDY, run_cli
-from experiments.json_files import write_json
-from experiments.provenance import digest_file
-from experiments.schema import load_study
+from experiments.runs.provenance import digest_file
+from experiments.study.schema import load_study
+from experiments.support.cli import STUDY, run_cli
+from experiments.support.json_files import write_json
 from experiments.verl.questions import drop_repeated, read_questions
 from experiments.verl.sources import locate_sources
 from qat_core.rl.config import TaskConfig

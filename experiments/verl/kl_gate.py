@@ -1,6 +1,6 @@
 """Stops a run whose trainer and rollouts have parted: going on would only burn GPU hours."""
 
-from experiments.schema import KlGate
+from experiments.study.schema import KlGate
 from experiments.verl.rows import Step
 
 K3_KL = "rollout_corr/k3_kl"

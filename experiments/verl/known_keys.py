@@ -10,10 +10,10 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from experiments.study_file import suggest
+from experiments.study.yaml_file import suggest
 from experiments.verl.overrides import SEARCH_PATH, to_override
 from experiments.verl.recipe import Setting
-from qat_core.plugins import verl_config
+from qat_core.verl import config as verl_config
 
 CONFIG_NAME = "ppo_trainer"
 

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 # where Hydra finds this project's files for verl besides verl's own
-SEARCH_PATH = "hydra.searchpath=[pkg://qat_core.plugins.verl_config]"
+SEARCH_PATH = "hydra.searchpath=[pkg://qat_core.verl.config]"
 # what Hydra takes for a string without quotes, whatever stands there
 PLAIN_TEXT = re.compile(r"[A-Za-z/][A-Za-z0-9_./@-]*")
 LITERALS = ("true", "false", "null", "nan", "inf")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from experiments.schema import Run, Study
+from experiments.study.schema import Run, Study
 from experiments.verl.command import Places, places, run_settings
 from experiments.verl.data import SCHEMA
 from experiments.verl.known_keys import require_known

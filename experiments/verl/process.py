@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from experiments.interruption import deferred_interruption
+from experiments.support.signals import deferred_interruption
 from experiments.verl.command import Command
 from experiments.verl.leftovers import LEFTOVERS_FILE, Leftovers
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.study_file import read_yaml
+from experiments.study.yaml_file import read_yaml
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from huggingface_hub import hf_hub_download
 
-from experiments.hub import explain_download_errors
-from experiments.provenance import digest_file
-from experiments.schema import ROOT
+from experiments.runs.provenance import digest_file
+from experiments.study.schema import ROOT
+from experiments.support.hub_errors import explain_download_errors
 from qat_core.rl.config import TaskConfig
 from qat_core.rl.tasks import Split
 

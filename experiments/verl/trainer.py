@@ -5,10 +5,10 @@ import sys
 import time
 from pathlib import Path
 
-from experiments.attempts import Attempt, merge_rows
-from experiments.json_files import Json, read_json, read_json_list
-from experiments.run_log import OnStep
-from experiments.schema import PACKED_PRECISION, ROOT, Run, Study
+from experiments.launch.run_log import OnStep
+from experiments.runs.attempts import Attempt, merge_rows
+from experiments.study.schema import PACKED_PRECISION, ROOT, Run, Study
+from experiments.support.json_files import Json, read_json, read_json_list
 from experiments.verl.checkpoints import rewind
 from experiments.verl.command import build_command, places
 from experiments.verl.kl_gate import GateWatch

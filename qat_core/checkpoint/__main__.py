@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 from typing import get_args
 
-from qat_core.checkpoint.formats import CheckpointFormat
 from qat_core.checkpoint.read import read_checkpoint
 from qat_core.checkpoint.write import convert
 from qat_core.nvfp4 import BlockScale, ScalePolicy
 from qat_core.recipe import Recipe
+from qat_core.weights.formats import CheckpointFormat
 
 RECIPES = {"full": Recipe.full, "ffn": Recipe.ffn}
 

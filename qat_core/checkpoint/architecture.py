@@ -8,8 +8,8 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from qat_core.checkpoint.hub import refuse_renamed
 from qat_core.checkpoint.shards import read_json
+from qat_core.weights.hub_names import refuse_renamed
 
 
 def meta_model(folder: Path) -> nn.Module:

@@ -4,14 +4,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from qat_core.checkpoint.architecture import meta_model, without_tied_copies
-from qat_core.checkpoint.contract import require_same
-from qat_core.checkpoint.declared import declared_plan
-from qat_core.checkpoint.formats import LAYOUTS, Layout, format_of, stored_tensors
-from qat_core.checkpoint.hub import Weight, meta_weights, split_experts
 from qat_core.checkpoint.manifest import verify_manifest
 from qat_core.checkpoint.shards import Shards, read_json
 from qat_core.nvfp4 import PackedTensor
 from qat_core.plan import QuantPlan
+from qat_core.weights.comparison import require_same
+from qat_core.weights.declared import declared_plan
+from qat_core.weights.formats import LAYOUTS, Layout, format_of, stored_tensors
+from qat_core.weights.hub_names import Weight, meta_weights, split_experts
 
 
 def read_checkpoint(folder: Path) -> Iterator[tuple[str, Weight]]:

@@ -17,24 +17,24 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from qat_core.checkpoint.architecture import meta_model, without_tied_copies
-from qat_core.checkpoint.contract import require_same
-from qat_core.checkpoint.declared import declared_plan, ignored_modules
-from qat_core.checkpoint.formats import (
+from qat_core.checkpoint.manifest import MANIFEST, verify_manifest, write_manifest
+from qat_core.checkpoint.ranks import on_first_rank
+from qat_core.checkpoint.shards import INDEX, Shards, read_json
+from qat_core.coverage import ledger
+from qat_core.plan import QuantPlan, plan
+from qat_core.prepare import is_prepared
+from qat_core.recipe import Recipe
+from qat_core.weights.comparison import require_same
+from qat_core.weights.declared import declared_plan, ignored_modules
+from qat_core.weights.formats import (
     LAYOUTS,
     CheckpointFormat,
     hf_quant_config,
     quantization_config,
     stored_tensors,
 )
-from qat_core.checkpoint.hub import Weight, read_fused, refuse_renamed, split_experts
-from qat_core.checkpoint.manifest import MANIFEST, verify_manifest, write_manifest
-from qat_core.checkpoint.ranks import on_first_rank
-from qat_core.checkpoint.shards import INDEX, Shards, read_json
-from qat_core.checkpoint.source import model_reader, packed_weights
-from qat_core.ledger import ledger
-from qat_core.plan import QuantPlan, plan
-from qat_core.prepare import is_prepared
-from qat_core.recipe import Recipe
+from qat_core.weights.hub_names import Weight, read_fused, refuse_renamed, split_experts
+from qat_core.weights.source import model_reader, packed_weights
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 

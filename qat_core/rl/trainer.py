@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from qat_core.ledger import Ledger, ledger
+from qat_core.coverage import Ledger, ledger
 from qat_core.plan import plan
 from qat_core.recipe import Recipe
 from qat_core.rl import resume
@@ -23,8 +23,8 @@ from qat_core.rl.step_metrics import length_metrics, performance_metrics, score_
 from qat_core.rl.tasks import Problem, make_problems, score
 from qat_core.rl.update import old_log_probs, update_policy
 from qat_core.rollout.engine import Rollouts
-from qat_core.rollout.packed import weight_stream
 from qat_core.rollout.start import EngineKind, start_engine
+from qat_core.weights.stream import weight_stream
 
 OnStep = Callable[[int, dict[str, float]], None]
 

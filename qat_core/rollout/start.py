@@ -50,7 +50,7 @@ def start_engine(
     # its warnings here are of what it does by itself, such as rotary embeddings without weights
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     try:
-        from qat_core.rollout.vllm import VllmEngine
+        from qat_core.rollout.vllm.engine import VllmEngine
 
         settings = VLLM_SETTINGS[device] | (BESIDE_TRAINER[device] if beside_trainer else {})
         return VllmEngine(model_dir, packed, max_model_len=max_tokens, **settings)

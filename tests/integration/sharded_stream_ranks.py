@@ -12,9 +12,9 @@ from qat_core.nvfp4 import PackedTensor
 from qat_core.plan import plan
 from qat_core.prepare import prepare
 from qat_core.recipe import Recipe
-from qat_core.rollout.packed import weight_stream
-from qat_core.rollout.sharded import sharded_weight_stream
-from qat_core.rollout.wire import ANNOUNCEMENT, Assembler, to_wire
+from qat_core.weights.sharded import sharded_weight_stream
+from qat_core.weights.stream import weight_stream
+from qat_core.weights.transfer import ANNOUNCEMENT, Assembler, to_wire
 from tests.tiny_models import tiny_model
 
 RECIPES = {

@@ -10,9 +10,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 pytest.importorskip("verl", reason="needs requirements/engines.txt")
 
-from experiments.evaluate import evaluate_run
-from experiments.saved_checkpoints import find_checkpoints, model_folder
-from experiments.schema import Study, load_study
+from experiments.evaluate.run import evaluate_run
+from experiments.runs.checkpoints import find_checkpoints, model_folder
+from experiments.study.schema import Study, load_study
 from experiments.verl.checkpoints import TRACKER
 from experiments.verl.data import write_data
 from qat_core.rl.config import PretrainConfig

@@ -14,14 +14,14 @@ pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 from vllm.distributed import cleanup_dist_env_and_memory
 
 from qat_core.checkpoint import convert
-from qat_core.ledger import ledger
+from qat_core.coverage import ledger
 from qat_core.plan import QuantPlan, plan
 from qat_core.prepare import prepare
 from qat_core.recipe import Recipe
 from qat_core.rl.policy import Policy
 from qat_core.rollout.engine import Rollouts
-from qat_core.rollout.packed import weight_stream
-from qat_core.rollout.vllm import VllmEngine
+from qat_core.rollout.vllm.engine import VllmEngine
+from qat_core.weights.stream import weight_stream
 from tests.nano_models import write_nano
 
 pytestmark = pytest.mark.slow
@@ -267,4 +267,4 @@ def test_what_the_engine_reports(engine: VllmEngine) -> None:
 
 def test_the_plugin_is_an_entry_point() -> None:
     found = {entry.value for entry in entry_points(group="vllm.general_plugins")}
-    assert "qat_core.plugins.vllm:register" in found
+    assert "qat_core.rollout.vllm.plugin:register" in found

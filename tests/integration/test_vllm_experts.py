@@ -13,8 +13,8 @@ from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBa
 from vllm.model_executor.model_loader import reload
 
 from qat_core.nvfp4 import PackedTensor, global_scale, group_amax, quantize
-from qat_core.rollout.vllm_experts import loading_experts_whole
-from qat_core.rollout.vllm_worker import _loading_experts
+from qat_core.rollout.vllm.experts import loading_experts_whole
+from qat_core.rollout.vllm.worker import _loading_experts
 
 LAYERS, EXPERTS, HIDDEN, INNER = 3, 2, 32, 16
 SHAPES = {"w13": (EXPERTS, 2 * INNER, HIDDEN), "w2": (EXPERTS, HIDDEN, INNER)}

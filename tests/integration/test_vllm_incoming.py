@@ -13,13 +13,13 @@ pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 
 from vllm.distributed import cleanup_dist_env_and_memory
 
-from qat_core.checkpoint.hub import split_experts
 from qat_core.plan import QuantPlan, plan
 from qat_core.recipe import Recipe
-from qat_core.rollout.packed import weight_stream
-from qat_core.rollout.vllm import VllmEngine
-from qat_core.rollout.vllm_incoming import IncomingWeights
-from qat_core.rollout.wire import to_wire
+from qat_core.rollout.vllm.bucketed_loader import IncomingWeights
+from qat_core.rollout.vllm.engine import VllmEngine
+from qat_core.weights.hub_names import split_experts
+from qat_core.weights.stream import weight_stream
+from qat_core.weights.transfer import to_wire
 from tests.nano_models import write_nano
 
 pytestmark = pytest.mark.slow

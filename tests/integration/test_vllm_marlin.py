@@ -12,7 +12,7 @@ pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 from vllm.model_executor.layers.quantization.utils import marlin_utils_fp4 as marlin
 
 from qat_core.nvfp4 import global_scale, group_amax, quantize
-from qat_core.rollout.vllm_marlin import lean_repacking, permute_scales, prepare_experts
+from qat_core.rollout.vllm.marlin import lean_repacking, permute_scales, prepare_experts
 
 EXPERTS, HIDDEN, INNER = 4, 256, 128
 

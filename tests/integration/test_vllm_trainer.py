@@ -9,8 +9,8 @@ pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 
 from vllm.distributed import cleanup_dist_env_and_memory
 
-from experiments.arms import make_arm
-from experiments.schema import ArmName
+from experiments.study.arms import make_arm
+from experiments.study.schema import ArmName
 from qat_core.rl.trainer import GrpoTrainer
 from tests.nano_models import CONFIG, TASK, write_nano
 

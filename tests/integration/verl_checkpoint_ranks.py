@@ -17,7 +17,7 @@ from qat_core.recipe import Recipe
 def save(rank: int, world: int, model_dir: str, checkpoint: str) -> None:
     """Saves a model as verl's FSDP2 actor would, FP32 masters over all ranks, prepared for QAT."""
     os.environ |= {"VERL_PLATFORM": "cpu", "RANK": str(rank), "WORLD_SIZE": str(world)}
-    os.environ |= {"VERL_USE_EXTERNAL_MODULES": "qat_core.plugins.verl_cpu"}
+    os.environ |= {"VERL_USE_EXTERNAL_MODULES": "qat_core.verl.cpu"}
     from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
 
     Path(checkpoint).mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.attempts import (
+from experiments.runs.attempts import (
     Attempt,
     list_attempts,
     merge_rows,

@@ -14,12 +14,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from qat_core.checkpoint import convert, export, read_checkpoint
-from qat_core.checkpoint.hub import Weight, split_experts
 from qat_core.nvfp4 import PackedTensor
 from qat_core.plan import plan
 from qat_core.prepare import prepare
 from qat_core.recipe import Recipe
-from qat_core.rollout.packed import weight_stream
+from qat_core.weights.hub_names import Weight, split_experts
+from qat_core.weights.stream import weight_stream
 
 FORMATS = pytest.mark.parametrize("kind", ["compressed-tensors", "modelopt"])
 RECIPES = pytest.mark.parametrize(

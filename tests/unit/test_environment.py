@@ -7,7 +7,7 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from experiments.schema import ROOT
+from experiments.study.schema import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]

@@ -11,7 +11,7 @@ from threading import Thread
 
 import pytest
 
-from experiments.schema import ROOT
+from experiments.study.schema import ROOT, STUDIES
 from experiments.verl.sources import AIME_2024, HubFile
 from tests.hub_server import COMMIT, TOKEN, Hub, Repo
 
@@ -27,7 +27,7 @@ seeds: [0]
 task: {{name: chain-sum}}
 rl: {{steps: 1}}
 """
-DATA_STUDY = ROOT / "experiments" / "qwen3.yaml"
+DATA_STUDY = STUDIES / "qwen3.yaml"
 # the client writes to disk, and goes on after a cut, by pieces of 10 MiB
 CLIENT_PIECE_BYTES, WEIGHT_BYTES = 10 * 2**20, 11 * 2**20
 HEADER = json.dumps(
@@ -44,13 +44,13 @@ WANTED = {
 UNWANTED = {"README.md": b"#", "pytorch_model.bin": b"0", "original/params.json": b"{}"}
 PROBLEMS = b'{"question": "1+1?", "answer": "2"}\n'
 
-# `experiments.base` without the seconds that its import of torch takes
+# `experiments.base.make` without the seconds that its import of torch takes
 LINK = """
 import sys
 from pathlib import Path
-from experiments.cli import run_cli
-from experiments.hub_model import link_checkpoint
-from experiments.schema import load_study
+from experiments.support.cli import run_cli
+from experiments.base.hub_checkpoint import link_checkpoint
+from experiments.study.schema import load_study
 study, out = map(Path, sys.argv[1:])
 run_cli(lambda: print(link_checkpoint("m", load_study(study).models["m"], out)))
 """
@@ -110,7 +110,7 @@ def machine(hub: Hub, tmp_path: Path) -> Machine:
 def test_gated_model_becomes_a_base_for_who_may_read_it(hub: Hub, machine: Machine) -> None:
     hub.repos["owner/model"] = Repo(WANTED | UNWANTED, gated=True)
     hub.cut["model.safetensors"] = CLIENT_PIECE_BYTES + 1
-    program = ("-m", "experiments.base", "--study", machine.study(), "--model", "m", "--out")
+    program = ("-m", "experiments.base.make", "--study", machine.study(), "--model", "m", "--out")
     refused = machine.run(*program)
     machine.require_refusal(refused, r"models\.m\.repo: owner/model, revision main: not fetched")
     assert "Cannot access gated repo" in refused.stderr and "set HF_TOKEN" in refused.stderr

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.base import make_base
-from experiments.schema import ROOT, Study, load_study
+from experiments.base.make import make_base
+from experiments.study.schema import ROOT, Study, load_study
 
 CONFIG = ROOT / "experiments" / "models" / "nano-dense.json"
 STUDY = """

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from experiments.interruption import INTERRUPTIONS, deferred_interruption
+from experiments.support.signals import INTERRUPTIONS, deferred_interruption
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from experiments.attempts import list_attempts, next_attempt, read_history
-from experiments.json_files import REMAKE, read_json, read_json_list, write_json
-from experiments.provenance import read_manifest
+from experiments.runs.attempts import list_attempts, next_attempt, read_history
+from experiments.runs.provenance import read_manifest
+from experiments.support.json_files import REMAKE, read_json, read_json_list, write_json
 
 
 def test_json_is_written_whole_or_not_at_all(tmp_path: Path) -> None:

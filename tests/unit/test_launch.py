@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments.attempts import list_attempts, next_attempt
-from experiments.launch import KILLED, open_series
-from experiments.run_log import RunLog
-from experiments.tracking import TrackedRun
+from experiments.launch.run import KILLED, open_series
+from experiments.launch.run_log import RunLog
+from experiments.runs.attempts import list_attempts, next_attempt
+from experiments.tracking.publish import TrackedRun
 
 METRICS = {
     "rollout_corr/k3_kl": 1.234e-4,

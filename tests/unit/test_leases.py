@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from experiments.leases import leased_gpus, require_gpus, reserved_devices, visible_gpus
-from experiments.schema import ROOT
+from experiments.study.schema import ROOT
+from experiments.support.gpu_locks import leased_gpus, require_gpus, reserved_devices, visible_gpus
 
 HOLD = """
 import sys
 import tempfile
 from pathlib import Path
-from experiments.leases import leased_gpus
+from experiments.support.gpu_locks import leased_gpus
 with leased_gpus(int(sys.argv[1]), Path(sys.argv[2])) as gpus:
     print(",".join(gpus), flush=True)
     sys.stdin.read()

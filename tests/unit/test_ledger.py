@@ -8,7 +8,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from qat_core.checkpoint import export
-from qat_core.ledger import ledger
+from qat_core.coverage import ledger
 from qat_core.plan import plan
 from qat_core.prepare import prepare
 from qat_core.recipe import Recipe

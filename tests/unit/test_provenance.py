@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments import provenance
-from experiments.digests import TRAINING_CODE
+from experiments.launch.digests import TRAINING_CODE
+from experiments.runs import provenance
 
 LIBRARY = "def double(x):\n    return 2 * x\n"
 
@@ -57,9 +57,9 @@ def test_training_code_is_format_recipe_and_trainer_but_no_bookkeeping() -> None
     modules = TRAINING_CODE["local"]
     files = {file for module in modules for file in provenance.imported_files(module)}
     names = {str(file.relative_to(provenance.ROOT)) for file in files}
-    assert {"qat_core/recipe.py", "qat_core/rl/trainer.py", "experiments/arms.py"} <= names
+    assert {"qat_core/recipe.py", "qat_core/rl/trainer.py", "experiments/study/arms.py"} <= names
     assert any(name.startswith("qat_core/nvfp4/") for name in names)
-    assert not {"experiments/tracking.py", "experiments/launch.py"} & names
+    assert not {"experiments/tracking/publish.py", "experiments/launch/run.py"} & names
     assert not any(name.startswith("analysis/") for name in names)
 
 
@@ -101,7 +101,7 @@ def test_diff_names_the_keys_that_differ() -> None:
 
 
 def run_diff(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "experiments.provenance", "diff", *map(str, arguments)]
+    command = [sys.executable, "-m", "experiments.runs.provenance", "diff", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 

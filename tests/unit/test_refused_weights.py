@@ -10,7 +10,7 @@ from qat_core.checkpoint import export
 from qat_core.plan import plan
 from qat_core.prepare import prepare
 from qat_core.recipe import Recipe
-from qat_core.rollout.packed import weight_stream
+from qat_core.weights.stream import weight_stream
 from tests.tiny_models import tiny_model
 
 WEIGHTS = {

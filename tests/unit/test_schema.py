@@ -7,14 +7,14 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from experiments.schema import ROOT, Study, load_study
-from experiments.study_file import read_yaml
+from experiments.study.schema import STUDIES, Study, load_study
+from experiments.study.yaml_file import read_yaml
 from qat_core import recipe
 from qat_core.nvfp4 import BlockScale, ScalePolicy
 from qat_core.rl.config import TaskConfig
 from qat_core.rl.tasks import GENERATED_TASKS, make_problems
 
-GOOD: dict[str, Any] = yaml.safe_load((ROOT / "experiments" / "study.yaml").read_text())
+GOOD: dict[str, Any] = yaml.safe_load((STUDIES / "default.yaml").read_text())
 
 
 def load_changed(tmp_path: Path, keys: str, value: Any) -> Study:
@@ -156,25 +156,25 @@ def test_merge_keys(tmp_path: Path, text: str, merged: dict[str, Any]) -> None:
 
 
 def test_missing_study_file(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"none\.yaml: no such study file; name one such as"):
+    with pytest.raises(ValueError, match=r"none\.yaml: no such study file; see experiments/studies"):
         load_study(tmp_path / "none.yaml")
 
 
 def test_runs_are_models_times_arms_times_seeds() -> None:
-    study = load_study(ROOT / "experiments" / "study.yaml")
+    study = load_study(STUDIES / "default.yaml")
     assert len(study.runs) == len(study.models) * len(study.arms) * len(study.seeds)
     assert len({run.id for run in study.runs}) == len(study.runs)
     assert study.find_run("nano-moe_nvfp4-qat_seed1") == ("nano-moe", "nvfp4-qat", 1)
 
 
 def test_unknown_run_lists_those_that_there_are() -> None:
-    study = load_study(ROOT / "experiments" / "study.yaml")
+    study = load_study(STUDIES / "default.yaml")
     with pytest.raises(ValueError, match="has no run 'x'; it has nano-dense_bf16_seed0, "):
         study.find_run("x")
 
 
 def test_training_config_holds_what_decides_the_training_and_no_more(tmp_path: Path) -> None:
-    run = load_study(ROOT / "experiments" / "study.yaml").runs[0]
+    run = load_study(STUDIES / "default.yaml").runs[0]
     plain = load_changed(tmp_path, "study", "default").training_config(run)
     assert load_changed(tmp_path, "claims/qat_kl_ratio", 9.0).training_config(run) == plain
     assert load_changed(tmp_path, "evaluation/prompts", 9).training_config(run) == plain
@@ -189,7 +189,7 @@ def test_choices_are_those_of_qat_core() -> None:
     assert recipe.Recipe.model_fields["scale"].default == fields["scale"].default
 
 
-VERL: dict[str, Any] = yaml.safe_load((ROOT / "experiments" / "verl_nano.yaml").read_text())
+VERL: dict[str, Any] = yaml.safe_load((STUDIES / "verl_nano.yaml").read_text())
 VERL_MISTAKES = {
     "rollout": ({"rollout": "eager"}, "rollout: verl rolls out with vllm, not eager; use vllm"),
     "no recipe": (
@@ -200,7 +200,7 @@ VERL_MISTAKES = {
         {"models": {"m": VERL["models"]["nano-moe-verl"] | {"recipe": "qwen3_8"}}},
         "models.m.recipe: no recipe qwen3_8; did you mean qwen3_8b?",
     ),
-    "unknown variant": ({"variant": "shake"}, "variant: no recipe shake; did you mean shakedown?"),
+    "unknown variant": ({"variant": "shake"}, "variant: no recipe shake; did you mean smoke?"),
     "top_p": (
         {"rl": VERL["rl"] | {"rollout": {"top_p": 0.9}}},
         "rl.rollout.top_p: 0.9 would bias the ratio between trainer and rollout; use 1.0",
@@ -248,7 +248,7 @@ def test_prompts_from_files_are_not_counted(tmp_path: Path) -> None:
 
 
 def test_micro_batches_by_tokens_need_not_divide_a_share(tmp_path: Path) -> None:
-    study = yaml.safe_load((ROOT / "experiments" / "qwen3.yaml").read_text())
+    study = yaml.safe_load((STUDIES / "qwen3.yaml").read_text())
     study["rl"]["micro_batch_responses"] = 7
     path = tmp_path / "study.yaml"
     path.write_text(yaml.safe_dump(study))
@@ -266,7 +266,7 @@ def test_task_may_use_up_the_problems_that_there_are(tmp_path: Path, name: str) 
 
 
 def test_recipe_is_part_of_what_decides_a_verl_run() -> None:
-    study = load_study(ROOT / "experiments" / "verl_nano.yaml")
+    study = load_study(STUDIES / "verl_nano.yaml")
     config = study.training_config(study.find_run("nano-moe-verl_nvfp4-qat_seed0"))
     assert config["recipe"]["nvfp4"] == "w4a16" and config["gpus"] == 2
     assert not any("+" in key for key in config["recipe"])  # MLflow would refuse the run
@@ -274,6 +274,6 @@ def test_recipe_is_part_of_what_decides_a_verl_run() -> None:
 
 def test_studies_name_their_models_apart() -> None:
     """Runs are found by name in `results`: of equal names, one study would redo the other's."""
-    files = sorted((ROOT / "experiments").glob("*.yaml"))
+    files = sorted(STUDIES.glob("*.yaml"))
     names = [name for file in files for name in load_study(file).models]
     assert len(names) == len(set(names))

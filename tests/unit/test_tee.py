@@ -10,7 +10,7 @@ import pytest
 TEE = """
 import os, sys
 from pathlib import Path
-from experiments.tee import tee_output
+from experiments.support.tee import tee_output
 with tee_output(Path("a/one.log"), Path("two.log")):
     print("printed")
     os.system("echo from another program")

@@ -12,10 +12,10 @@ import pandas as pd
 import pytest
 from mlflow import MlflowClient
 
-from experiments.attempts import list_attempts, next_attempt
-from experiments.json_files import Json, write_json
-from experiments.mlflow_store import find_runs
-from experiments.tracking import TrackedRun, rebuild
+from experiments.runs.attempts import list_attempts, next_attempt
+from experiments.support.json_files import Json, write_json
+from experiments.tracking.publish import TrackedRun, rebuild
+from experiments.tracking.store import find_runs
 
 NAME = "nano_bf16_seed0"
 HOUR_MS = 3_600_000
@@ -60,7 +60,7 @@ def make_manifest(attempt: int = 1, status: str = "running", lr: float = 1e-6) -
         "attempt": attempt,
         "status": status,
         "reason": None,
-        "command": "python -m experiments.launch",
+        "command": "python -m experiments.launch.run",
         "started_at": "2026-01-01T00:00:00+00:00",
         "config": {"rl": {"lr": lr, "steps": 4}, "arm": "bf16"},
         "git": {"commit": "abc", "dirty": False},
@@ -179,7 +179,7 @@ def test_broken_store_is_loud_once_and_the_files_go_on(
     with caplog.at_level(logging.WARNING):
         tracked = track(make_manifest(), range(1, 4), "finished")
     warnings = [r.message for r in caplog.records if "MLflow stopped following" in r.message]
-    assert len(warnings) == 1 and "experiments.tracking rebuild" in warnings[0]
+    assert len(warnings) == 1 and "experiments.tracking.publish rebuild" in warnings[0]
     assert tracked.failure is not None
     (attempt,) = list_attempts(Path("results") / NAME)
     assert [row["step"] for row in attempt.rows()] == [1, 2, 3]
@@ -200,7 +200,7 @@ def test_runs_are_found_by_their_whole_name(client: MlflowClient) -> None:
 
 RACER = """
 import sys
-from experiments.mlflow_store import connect, find_or_create_experiment
+from experiments.tracking.store import connect, find_or_create_experiment
 find_or_create_experiment(connect(), "s")
 """
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.arms import make_arm
-from experiments.schema import ArmName
+from experiments.study.arms import make_arm
+from experiments.study.schema import ArmName
 from qat_core.rl.config import RolloutConfig
 from qat_core.rl.trainer import GrpoTrainer
 from tests.nano_models import CONFIG, TASK

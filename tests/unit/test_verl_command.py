@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from experiments.arms import make_arm
-from experiments.schema import ROOT, Run, Study, load_study
+from experiments.study.arms import make_arm
+from experiments.study.schema import ROOT, STUDIES, Run, Study, load_study
 from experiments.verl.command import build_command, places, run_settings
 from qat_core.recipe import Recipe
 
 GOLDEN = Path(__file__).parent / "verl_commands"
-QWEN3 = load_study(ROOT / "experiments" / "qwen3.yaml")
-NANO = load_study(ROOT / "experiments" / "verl_nano.yaml")
+QWEN3 = load_study(STUDIES / "qwen3.yaml")
+NANO = load_study(STUDIES / "verl_nano.yaml")
 RUNS = [(study, run) for study in (QWEN3, NANO) for run in study.runs if run.seed == 0]
 QAT = "actor_rollout_ref.actor.fsdp_config.qat"
 
@@ -55,7 +55,7 @@ def test_arm_trains_and_rolls_out_as_that_of_the_local_trainer(run: Run) -> None
 
 
 def test_arms_leave_out_what_the_plugin_leaves_out() -> None:
-    plugin = yaml.safe_load((ROOT / "qat_core/plugins/verl_config/nvfp4/w4a16.yaml").read_text())
+    plugin = yaml.safe_load((ROOT / "qat_core/verl/config/nvfp4/w4a16.yaml").read_text())
     whole = plugin["actor_rollout_ref"]["actor"]["fsdp_config"]["qat"]["ignore_patterns"]
     run = QWEN3.find_run("qwen3-8b_nvfp4-qat-ffn_seed0")
     assert settings_of(QWEN3, run)[f"{QAT}.ignore_patterns"] == [*whole, *Recipe.ffn().ignore]

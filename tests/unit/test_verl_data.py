@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.provenance import digest_file
-from experiments.schema import ROOT
+from experiments.runs.provenance import digest_file
+from experiments.study.schema import ROOT, STUDIES
 from experiments.verl.data import SCHEMA, write_data
 from experiments.verl.questions import drop_repeated, read_questions
 from experiments.verl.sources import AIME_2024, locate_sources
@@ -219,7 +219,7 @@ def test_settings_of_files_are_checked(settings: dict[str, Any], message: str) -
 
 def run_offline(tmp_path: Path) -> subprocess.CompletedProcess[str]:
     """`experiments.verl.data` for the published study, with no network but with a hub cache."""
-    study, out = ROOT / "experiments" / "qwen3.yaml", tmp_path / "data"
+    study, out = STUDIES / "qwen3.yaml", tmp_path / "data"
     return subprocess.run(
         [sys.executable, "-m", "experiments.verl.data", "--study", study, "--out", out],
         env=os.environ | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path / "hub")},

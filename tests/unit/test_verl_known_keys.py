@@ -11,7 +11,7 @@ pytest.importorskip("verl", reason="needs requirements/engines.txt")
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from experiments.schema import ROOT, load_study
+from experiments.study.schema import STUDIES, load_study
 from experiments.verl.known_keys import require_known
 from experiments.verl.overrides import to_override
 from experiments.verl.preflight import require_known_settings
@@ -38,16 +38,16 @@ def test_key_with_a_plus_is_added() -> None:
     assert override.is_add() and override.key_or_group == "a.b.c"
 
 
-@pytest.mark.parametrize("name", ["qwen3", "qwen3_shakedown", "verl_nano"])
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_smoke", "verl_nano"])
 def test_verl_knows_all_that_the_arms_of_a_study_set(name: str) -> None:
-    study = load_study(ROOT / "experiments" / f"{name}.yaml")
+    study = load_study(STUDIES / f"{name}.yaml")
     require_known_settings(study, study.runs)
 
 
 @pytest.mark.parametrize("variant", known_variants())
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_verl_knows_all_that_a_variant_sets(variant: str, device: str) -> None:
-    study = load_study(ROOT / "experiments" / "qwen3.yaml")
+    study = load_study(STUDIES / "qwen3.yaml")
     changed = study.model_copy(update={"variant": variant, "device": device})
     require_known_settings(changed, changed.runs[:1])
 

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("hydra", reason="needs requirements/engines.txt")
 
-from experiments.schema import ROOT
+from experiments.study.schema import ROOT
 from experiments.verl.command import Places
 from experiments.verl.data import SCHEMA
 from experiments.verl.preflight import require_inputs

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from experiments.schema import ROOT
+from experiments.study.schema import ROOT
 from experiments.verl.command import Command
 from experiments.verl.leftovers import LEFTOVERS_FILE, remove_leftovers
 from experiments.verl.process import running_verl

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from experiments.schema import KlGate
+from experiments.study.schema import KlGate
 from experiments.verl.kl_gate import K3_KL, GateWatch
 from experiments.verl.rows import STEP_TIME, Step, StepReader, to_metrics
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from qat_core.rollout.vllm_seam import _hold, require_supported
+from qat_core.rollout.vllm.compat import _hold, require_supported
 
 
 @pytest.mark.parametrize("version", ["0.24.0", "0.28.0", "0.28.1"])

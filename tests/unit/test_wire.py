@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from qat_core.checkpoint.hub import meta_weights
 from qat_core.nvfp4 import global_scale, quantize
 from qat_core.plan import plan
 from qat_core.recipe import Recipe
-from qat_core.rollout.packed import weight_stream
-from qat_core.rollout.wire import Assembler, AwaitedWeights, read_announcement, to_wire
+from qat_core.weights.hub_names import meta_weights
+from qat_core.weights.stream import weight_stream
+from qat_core.weights.transfer import Assembler, AwaitedWeights, read_announcement, to_wire
 from tests.tiny_models import tiny_model
 
 

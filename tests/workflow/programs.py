@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from experiments.schema import ROOT
+from experiments.study.schema import ROOT
 
 SMOKE = ROOT / "tests" / "workflow" / "smoke.yaml"
 # seconds each: what a program must do without to answer at once

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from programs import SMOKE, Done, module, snakemake
 
-from experiments.schema import ROOT
+from experiments.study.schema import ROOT, STUDIES
 
 WriteStudy = Callable[..., Path]
 TINY: dict[str, Any] = json.loads((ROOT / "tests" / "workflow" / "tiny.json").read_text())
@@ -103,17 +103,17 @@ def test_settings_on_the_command_line_are_refused(tmp_path: Path) -> None:
 
 
 def test_two_study_files_are_refused(tmp_path: Path) -> None:
-    done = snakemake("--configfile", SMOKE, ROOT / "experiments" / "study.yaml", folder=tmp_path)
+    done = snakemake("--configfile", SMOKE, STUDIES / "default.yaml", folder=tmp_path)
     assert_one_line(done, "--configfile: 2 files given; name one study file")
 
 
 PROGRAM_MISTAKES = {
     "unknown run": (
-        ("experiments.launch", "--run", "x", "--log", "log"),
+        ("experiments.launch.run", "--run", "x", "--log", "log"),
         "--run: study smoke has no run 'x'; it has tiny_bf16_seed0, tiny_nvfp4-qat_seed0",
     ),
     "no base checkpoint": (
-        ("experiments.launch", "--run", "tiny_bf16_seed0", "--log", "log"),
+        ("experiments.launch.run", "--run", "tiny_bf16_seed0", "--log", "log"),
         "results/base/tiny/manifest.json: no base checkpoint; make it with",
     ),
     "no verl command": (
@@ -121,7 +121,7 @@ PROGRAM_MISTAKES = {
         "smoke.yaml: trainer: local has no verl command; name a study with trainer: verl",
     ),
     "unknown model": (
-        ("experiments.base", "--model", "x", "--out", "out"),
+        ("experiments.base.make", "--model", "x", "--out", "out"),
         "--model: x is not in the study; it has tiny",
     ),
     "no results": (
@@ -129,7 +129,7 @@ PROGRAM_MISTAKES = {
         "results/tiny_bf16_seed0/manifest.json: missing; run the study first",
     ),
     "nothing to record": (
-        ("experiments.record", "--records", "records"),
+        ("experiments.runs.record", "--records", "records"),
         "results/tiny_bf16_seed0/manifest.json: missing; run study smoke to its end first",
     ),
 }
@@ -150,7 +150,7 @@ def test_program_refuses(tmp_path: Path, command: tuple[str, ...], line: str) ->
     ("command", "file", "line"),
     [
         (
-            ("experiments.launch", "--run", "tiny_bf16_seed0", "--log", "log"),
+            ("experiments.launch.run", "--run", "tiny_bf16_seed0", "--log", "log"),
             "base/tiny/manifest.json",
             "weights: missing; delete it and run the study again",
         ),
@@ -175,5 +175,5 @@ def test_program_refuses_a_damaged_file(
 
 
 def test_rebuild_refuses_a_missing_folder(tmp_path: Path) -> None:
-    done = module("experiments.tracking", "rebuild", "none", folder=tmp_path)
+    done = module("experiments.tracking.publish", "rebuild", "none", folder=tmp_path)
     assert_one_line(done, "none: no such folder; name results or a folder of records")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from programs import SLOW_IMPORTS, imported, run, snakemake
 
-from experiments.schema import ROOT, load_study
+from experiments.study.schema import ROOT, STUDIES, load_study
 
 # design.md, from shapes alone
 QWEN3_LINES = {
@@ -21,7 +21,7 @@ QWEN3_LINES = {
 
 
 def test_qwen3_dry_run_plans_all_runs_and_predicts_memory(tmp_path: Path) -> None:
-    study = ROOT / "experiments" / "qwen3.yaml"
+    study = STUDIES / "qwen3.yaml"
     done = snakemake("-n", "--configfile", study, folder=tmp_path, PYTHONPROFILEIMPORTTIME="1")
     assert done.returncode == 0, done.stderr
     assert not SLOW_IMPORTS & imported(done)
@@ -36,12 +36,12 @@ def test_qwen3_dry_run_plans_all_runs_and_predicts_memory(tmp_path: Path) -> Non
 def test_default_study_is_planned_without_a_configfile(tmp_path: Path) -> None:
     done = snakemake("-n", folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    runs = load_study(ROOT / "experiments" / "study.yaml").runs
+    runs = load_study(STUDIES / "default.yaml").runs
     assert f"Study default: {len(runs)} runs" in done.stderr
 
 
 def test_verl_study_is_planned_with_its_data(tmp_path: Path) -> None:
-    study = ROOT / "experiments" / "verl_nano.yaml"
+    study = STUDIES / "verl_nano.yaml"
     done = snakemake("-n", "--configfile", study, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     told = done.stdout + done.stderr
@@ -52,7 +52,7 @@ def test_verl_study_is_planned_with_its_data(tmp_path: Path) -> None:
 
 def test_cuda_study_is_refused_without_enough_gpus(tmp_path: Path) -> None:
     pytest.importorskip("verl", reason="needs requirements/engines.txt")
-    study = ROOT / "experiments" / "qwen3.yaml"
+    study = STUDIES / "qwen3.yaml"
     done = snakemake("--configfile", study, folder=tmp_path, CUDA_VISIBLE_DEVICES="0")
     assert done.returncode != 0
     assert "device: cuda: the run takes 8 GPUs and this machine shows 1; set gpus" in done.stderr
@@ -62,7 +62,7 @@ def test_cuda_study_is_refused_without_enough_gpus(tmp_path: Path) -> None:
 
 def test_jobs_of_a_cuda_study_share_all_visible_gpus(tmp_path: Path) -> None:
     pytest.importorskip("verl", reason="needs requirements/engines.txt")
-    study = ROOT / "experiments" / "verl_gpu.yaml"
+    study = STUDIES / "verl_gpu.yaml"
     data = "results/data/verl-gpu/data.json"  # made without a GPU
     options = (data, "--quiet", "reason", "--configfile", study)
     done = snakemake(*options, folder=tmp_path, CUDA_VISIBLE_DEVICES="0,1,2,3")
@@ -72,7 +72,7 @@ def test_jobs_of_a_cuda_study_share_all_visible_gpus(tmp_path: Path) -> None:
 
 def test_slurm_profile_plans_the_same_study(tmp_path: Path) -> None:
     pytest.importorskip("snakemake_executor_plugin_slurm", reason="it reads the profile's keys")
-    study, profile = ROOT / "experiments" / "qwen3.yaml", ROOT / "profiles" / "slurm"
+    study, profile = STUDIES / "qwen3.yaml", ROOT / "profiles" / "slurm"
     done = snakemake("-n", "--workflow-profile", profile, "--configfile", study, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert f"Training {load_study(study).runs[0].id}" in done.stdout + done.stderr
@@ -88,7 +88,7 @@ def test_make_run_refuses_an_unknown_study() -> None:
     # -o: the environment is up to date, only the study is looked at
     done = run(["make", "-o", ".venv/.installed-base", "run", "STUDY=none"])
     assert done.returncode != 0
-    assert "error: STUDY=none: no experiments/none.yaml" in done.stderr
+    assert "error: STUDY=none: no experiments/studies/none.yaml" in done.stderr
     assert "qwen3.yaml" in done.stderr
 
 

@@ -14,9 +14,9 @@ from filelock import FileLock
 from mlflow import MlflowClient
 from programs import ENVIRONMENT, SMOKE, module, snakemake
 
-from experiments.attempts import list_attempts
-from experiments.launch import KILLED
-from experiments.schema import ROOT
+from experiments.launch.run import KILLED
+from experiments.runs.attempts import list_attempts
+from experiments.study.schema import ROOT
 
 RUN = "tiny_nvfp4-qat_seed0"
 STEPS = 60  # about two seconds of training: time enough to be killed in
@@ -32,7 +32,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert text.count("steps: 6\n") == 1
     (folder / "study.yaml").write_text(text.replace("steps: 6\n", f"steps: {STEPS}\n"))
     out = ("--model", "tiny", "--out", "results/base/tiny")
-    done = module("experiments.base", "--study", "study.yaml", *out, folder=folder)
+    done = module("experiments.base.make", "--study", "study.yaml", *out, folder=folder)
     assert done.returncode == 0, done.stderr
     MlflowClient(f"sqlite:///{folder}/mlflow.db").search_experiments()
     return folder
@@ -51,7 +51,15 @@ def launch(base: Path, results: str) -> subprocess.Popen[bytes]:
     if not folder.exists():
         folder.mkdir()
         (folder / "base").symlink_to(base / "results" / "base")
-    command = [sys.executable, "-m", "experiments.launch", "--study", "study.yaml", "--run", RUN]
+    command = [
+        sys.executable,
+        "-m",
+        "experiments.launch.run",
+        "--study",
+        "study.yaml",
+        "--run",
+        RUN,
+    ]
     command += ["--results", results, "--log", f"{results}/last.log"]
     return subprocess.Popen(command, cwd=base, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
 
@@ -145,7 +153,7 @@ def test_a_run_is_trained_by_one_process_at_a_time(base: Path) -> None:
     first = launch(base, "twice")
     wait_for_steps(first, run_dir / "attempts" / "1" / "metrics.jsonl", steps=1)
     arguments = ("--study", "study.yaml", "--run", RUN, "--results", "twice", "--log", "other.log")
-    second = module("experiments.launch", *arguments, folder=base)
+    second = module("experiments.launch.run", *arguments, folder=base)
     assert first.wait() == 0  # it had not ended before the second began: that would be no error
     assert second.returncode == 2
     error = f"error: twice/{RUN}: another process trains it; wait for it or end it\n"
@@ -203,7 +211,7 @@ def test_failed_run_leaves_no_result(base: Path, write_study: Callable[..., Path
     arguments = ("--run", RUN, "--results", "failed", "--log", "failed/last.log")
     (base / "failed").mkdir()
     (base / "failed" / "base").symlink_to(base / "results" / "base")
-    done = module("experiments.launch", "--study", study, *arguments, folder=base)
+    done = module("experiments.launch.run", "--study", study, *arguments, folder=base)
     assert done.returncode == 2
     (error,) = [line for line in done.stdout.splitlines() if line.startswith("error: ")]
     assert error.startswith("error: rl.rollout.max_prompt_tokens: 1 is less than the ")

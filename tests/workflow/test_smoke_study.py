@@ -9,7 +9,7 @@ import pytest
 from mlflow import MlflowClient
 from programs import SLOW_IMPORTS, SMOKE, Done, imported, module, snakemake
 
-from experiments.schema import load_study
+from experiments.study.schema import load_study
 
 RUNS = [run.id for run in load_study(SMOKE).runs]
 STEPS = load_study(SMOKE).rl.steps
@@ -171,7 +171,7 @@ def test_lost_mlflow_store_comes_back_and_trains_nothing(folder: Path, tmp_path:
 def test_record_holds_all_that_the_claims_and_figures_need(folder: Path, tmp_path: Path) -> None:
     results = ("--results", folder / "results")
     done = module(
-        "experiments.record", "--study", SMOKE, *results, "--records", ".", folder=tmp_path
+        "experiments.runs.record", "--study", SMOKE, *results, "--records", ".", folder=tmp_path
     )
     assert done.returncode == 0, done.stderr
     record = tmp_path / "smoke"
@@ -199,7 +199,7 @@ def test_results_of_other_settings_are_not_recorded(folder: Path, tmp_path: Path
     study = tmp_path / "study.yaml"
     study.write_text(SMOKE.read_text().replace("lr: 1.0e-4", "lr: 2.0e-4"))
     places = ("--results", folder / "results", "--records", "records")
-    done = module("experiments.record", "--study", study, *places, folder=tmp_path)
+    done = module("experiments.runs.record", "--study", study, *places, folder=tmp_path)
     assert done.returncode == 2
     assert f"{RUNS[0]}: trained with other settings than {study}; run the" in done.stderr
     assert not (tmp_path / "records").exists()

@@ -15,8 +15,8 @@ pytest.importorskip("verl", reason="needs requirements/engines.txt")
 from mlflow import MlflowClient
 from programs import module
 
-from experiments.mlflow_store import SQLITE
-from experiments.schema import ROOT
+from experiments.study.schema import STUDIES
+from experiments.tracking.store import SQLITE
 
 pytestmark = pytest.mark.slow
 
@@ -26,7 +26,7 @@ LARGEST_K3_KL = 1e-3
 
 def train(folder: Path, model: str, arm: str, num_workers: int, steps: int = 3) -> Path:
     """Trains a run from a base of little training; returns the run's folder."""
-    study = yaml.safe_load((ROOT / "experiments" / "verl_nano.yaml").read_text())
+    study = yaml.safe_load((STUDIES / "verl_nano.yaml").read_text())
     study |= {"models": {model: study["models"][model]}, "arms": [arm], "gpus": num_workers}
     study["models"][model]["pretrain"]["steps"] = 100
     study["rl"] |= {"steps": steps, "save_every": steps}
@@ -37,9 +37,9 @@ def train(folder: Path, model: str, arm: str, num_workers: int, steps: int = 3) 
     base = folder / "results" / "base" / model
     data = folder / "results" / "data" / study["study"]
     for program, *arguments in (
-        ("experiments.base", "--model", model, "--out", base),
+        ("experiments.base.make", "--model", model, "--out", base),
         ("experiments.verl.data", "--out", data),
-        ("experiments.launch", "--run", run_dir.name, "--log", folder / "train.log"),
+        ("experiments.launch.run", "--run", run_dir.name, "--log", folder / "train.log"),
     ):
         done = module(program, "--study", file, *arguments, folder=folder)
         assert done.returncode == 0, done.stderr

@@ -9,17 +9,17 @@ from pathlib import Path
 from snakemake.settings.types import DeploymentMethod
 from snakemake_interface_executor_plugins.settings import ExecMode
 
-from experiments.digests import code_digest, config_digest
-from experiments.executable import require_devices, require_executable
-from experiments.leases import visible_gpus
-from experiments.plan import describe_plan
-from experiments.provenance import digest_code, digest_file, digest_json
-from experiments.schema import ROOT, load_study
+from experiments.launch.digests import code_digest, config_digest
+from experiments.launch.preflight import require_devices, require_executable
+from experiments.support.gpu_locks import visible_gpus
+from experiments.study.preview import describe_plan
+from experiments.runs.provenance import digest_code, digest_file, digest_json
+from experiments.study.schema import ROOT, STUDIES, load_study
 
 CORES_PER_GPU = 16
 # not one that Snakemake starts for a job, which reads all this again
 IS_MAIN_PROCESS = workflow.exec_mode == ExecMode.DEFAULT
-DEFAULT_STUDY = f"{workflow.basedir}/experiments/study.yaml"
+DEFAULT_STUDY = STUDIES / "default.yaml"
 
 # rules call `python`: the one that runs Snakemake, whether its environment is active or not,
 # with this repository's modules, wherever `--directory` is; tqdm's bars would clutter the logs.

@@ -15,9 +15,9 @@ rule evaluate:
         gpu=int(STUDY.device == "cuda"),
     params:
         settings=digest_json(STUDY.evaluation.model_dump(mode="json")),
-        code=digest_code("experiments.evaluate"),
+        code=digest_code("experiments.evaluate.run"),
     message:
         "Evaluating {wildcards.run}"
     shell:
-        "python -m experiments.evaluate --study {input.study} --run {wildcards.run}"
+        "python -m experiments.evaluate.run --study {input.study} --run {wildcards.run}"
         " 2>&1 | tee {log}"

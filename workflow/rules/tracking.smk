@@ -17,5 +17,5 @@ rule publish:
     message:
         "Adding evaluations, claims and figures to MLflow"
     shell:
-        "python -m experiments.tracking publish --study {input.study} --out {output.runs}"
+        "python -m experiments.tracking.publish publish --study {input.study} --out {output.runs}"
         " 2>&1 | tee {log}"

@@ -17,11 +17,11 @@ rule base:
     params:
         out=subpath(output.config, parent=True),
         settings=base_digest,
-        code=digest_code("experiments.base"),
+        code=digest_code("experiments.base.make"),
     message:
         "Making the base checkpoint of {wildcards.model}"
     shell:
-        "python -m experiments.base --study {input.study} --model {wildcards.model}"
+        "python -m experiments.base.make --study {input.study} --model {wildcards.model}"
         " --out {params.out} 2>&1 | tee {log}"
 
 
@@ -46,4 +46,4 @@ rule train:
     message:
         "Training {wildcards.run}"
     shell:
-        "python -m experiments.launch --study {input.study} --run {wildcards.run} --log {log}"
+        "python -m experiments.launch.run --study {input.study} --run {wildcards.run} --log {log}"

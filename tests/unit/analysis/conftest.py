@@ -6,13 +6,13 @@ from synthetic_results import write_results
 
 from analysis.load import load_results
 from analysis.results import Results
-from experiments.schema import ROOT, Study, load_study
+from experiments.study.schema import STUDIES, Study, load_study
 
 
 @pytest.fixture(scope="session")
 def study_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The default study with two seeds, however many it has today."""
-    default = yaml.safe_load((ROOT / "experiments" / "study.yaml").read_text())
+    default = yaml.safe_load((STUDIES / "default.yaml").read_text())
     path = tmp_path_factory.mktemp("study") / "study.yaml"
     path.write_text(yaml.safe_dump({**default, "seeds": [0, 1]}))
     return path

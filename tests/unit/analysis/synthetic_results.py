@@ -8,7 +8,7 @@ import numpy as np
 from analysis.claims import judge_study
 from analysis.claims_table import Claim
 from analysis.load import load_results
-from experiments.schema import Run, Study
+from experiments.study.schema import Run, Study
 
 KL_RATIOS = {"bf16": 1.0, "nvfp4-noqat": 100.0, "nvfp4-qat": 1.05, "nvfp4-qat-ffn": 1.0}
 NOISE_FLOOR = 2e-4

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from analysis.benchmark_tables import benchmark_tables
-from experiments.schema import ROOT
+from experiments.study.schema import ROOT
 
 SETUP = {"hardware": {"gpus": ["GPU X"]}, "versions": {"vllm": "1.2", "torch": "3.4"}}
 

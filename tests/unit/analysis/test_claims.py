@@ -11,7 +11,7 @@ from analysis.claims import judge_study
 from analysis.claims_table import ClaimsTable, read_table, show_ratio
 from analysis.load import load_results
 from analysis.results import Results
-from experiments.schema import ROOT, Study
+from experiments.study.schema import ROOT, Study
 
 
 def rewrite_metrics(results_dir: Path, study: Study, arm: str, **values: float | None) -> None:

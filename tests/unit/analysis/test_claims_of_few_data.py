@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from synthetic_results import judge, write_results
 
-from experiments.schema import Run, Study
+from experiments.study.schema import Run, Study
 
 
 def test_floor_of_few_tokens_gives_no_ratio(study: Study, results_dir: Path) -> None:

@@ -13,7 +13,7 @@ from analysis.figures import FIGURES
 from analysis.results import Results
 from analysis.stats import interquartile_mean
 from analysis.style import arm_style, new_figure, save_figure, spread_labels
-from experiments.schema import ARM_NAMES, Study
+from experiments.study.schema import ARM_NAMES, Study
 
 
 def texts_of(figure: Figure) -> str:

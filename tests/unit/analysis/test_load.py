@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from analysis.load import load_results, read_metrics
-from experiments.schema import Run, Study
+from experiments.study.schema import Run, Study
 
 RUN = Run("nano-dense", "nvfp4-qat", 1)
 

@@ -8,7 +8,7 @@ from analysis.figures import FIGURES
 from analysis.load import load_results
 from analysis.readme import fill_blocks
 from analysis.results import Results
-from experiments.schema import ROOT, Study, load_study
+from experiments.study.schema import ROOT, Study, load_study
 
 BLOCKS = """before
 <!-- begin:claims -->

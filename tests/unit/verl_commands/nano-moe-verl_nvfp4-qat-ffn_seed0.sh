@@ -5,11 +5,11 @@ VERL_FILE_LOGGER_PATH=results/nano-moe-verl_nvfp4-qat-ffn_seed0/attempts/1/verl.
   VLLM_LOGGING_LEVEL=INFO \
   RAY_USAGE_STATS_ENABLED=0 \
   VERL_PLATFORM=cpu \
-  VERL_USE_EXTERNAL_MODULES=qat_core.plugins.verl_cpu \
+  VERL_USE_EXTERNAL_MODULES=qat_core.verl.cpu \
   VLLM_CPU_KVCACHE_SPACE=1 \
   OMP_NUM_THREADS=1 \
   python -m verl.trainer.main_ppo \
-  'hydra.searchpath=[pkg://qat_core.plugins.verl_config]' \
+  'hydra.searchpath=[pkg://qat_core.verl.config]' \
   hydra.run.dir=results/nano-moe-verl_nvfp4-qat-ffn_seed0/attempts/1/hydra \
   +attention=sdpa \
   +nvfp4=w4a16 \

@@ -5,7 +5,7 @@ VERL_FILE_LOGGER_PATH=results/qwen3-8b_nvfp4-qat_seed0/attempts/1/verl.jsonl \
   VLLM_LOGGING_LEVEL=INFO \
   RAY_USAGE_STATS_ENABLED=0 \
   python -m verl.trainer.main_ppo \
-  'hydra.searchpath=[pkg://qat_core.plugins.verl_config]' \
+  'hydra.searchpath=[pkg://qat_core.verl.config]' \
   hydra.run.dir=results/qwen3-8b_nvfp4-qat_seed0/attempts/1/hydra \
   +nvfp4=w4a16 \
   actor_rollout_ref.actor.clip_ratio_c=10.0 \

@@ -1,0 +1,1 @@
+"""Base checkpoints: what every run of a model starts from."""

@@ -1,0 +1,45 @@
+"""A pretrained model in a GGUF file that an installed package ships."""
+
+import importlib.util
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedTokenizerBase as Tokenizer
+
+from experiments.study.models import GgufModel
+
+
+def find_gguf(name: str, source: GgufModel) -> Path:
+    """The file of model `name`.
+
+    Raises:
+        ValueError: the package is not installed, or holds no such file.
+    """
+    spec = importlib.util.find_spec(source.package)
+    if spec is None or spec.origin is None:
+        raise ValueError(
+            f"models.{name}.package: {source.package} is not installed; `make run STUDY=...` "
+            "installs it, or see requirements/"
+        )
+    file = Path(spec.origin).parent / source.file
+    if not file.is_file():
+        raise ValueError(f"models.{name}.file: no {source.file} in package {source.package}")
+    return file
+
+
+def load_gguf(name: str, source: GgufModel) -> tuple[PreTrainedModel, Tokenizer]:
+    """Model `name` in BF16, and its tokenizer.
+
+    Raises:
+        ValueError: see `find_gguf`.
+    """
+    file = find_gguf(name, source)
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    model = AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, dtype=torch.bfloat16
+    )
+    # transformers reads SmolLM2's special tokens off by one and finds no padding token
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(model.config.eos_token_id)
+    tokenizer.pad_token = tokenizer.convert_ids_to_tokens(model.config.pad_token_id)
+    return model, tokenizer

@@ -1,0 +1,124 @@
+"""`python -m experiments.base.make`: makes the base checkpoint that all runs of a model share."""
+
+import argparse
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedTokenizerBase as Tokenizer
+
+from experiments.base.gguf import load_gguf
+from experiments.base.hub_checkpoint import link_checkpoint
+from experiments.runs.provenance import digest_file
+from experiments.study.models import HubModel, ScratchModel
+from experiments.study.schema import ROOT, Study, load_study
+from experiments.support.cli import STUDY, run_cli
+from experiments.support.gpu_locks import reserved_devices
+from experiments.support.json_files import write_json
+from qat_core.rl.config import PretrainConfig
+from qat_core.rl.supervised import pretrain
+from qat_core.rl.tasks import make_problems
+from qat_core.rl.tokenizer import character_tokenizer
+
+BASE_SEED = 0
+PROGRESS_LINES = 6
+
+
+def make_base(study: Study, name: str, out: Path) -> None:
+    """Writes the base checkpoint of a model and its manifest.
+
+    Raises:
+        ValueError: the study has no such model, its source is not there, or has other shapes.
+    """
+    if name not in study.models:
+        raise ValueError(f"--model: {name} is not in the study; it has {', '.join(study.models)}")
+    started, source = time.perf_counter(), study.models[name]
+    partial = out.with_name(out.name + ".partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    if isinstance(source, HubModel):
+        details = link_checkpoint(name, source, partial)
+    else:
+        with reserved_devices(study.device, num_gpus=1):
+            details = _make(study, name, partial)
+    weights = sorted(partial.glob("*.safetensors"))
+    details |= {
+        "model": name,
+        "source": source.model_dump(mode="json"),
+        "weights": {path.name: digest_file(path) for path in weights},
+        "weight_bytes": sum(map(_tensor_bytes, weights)),
+        "wall_s": time.perf_counter() - started,
+    }
+    write_json(partial / "manifest.json", details)
+    shutil.rmtree(out, ignore_errors=True)
+    partial.rename(out)
+
+
+def _tensor_bytes(file: Path) -> int:
+    """All of a safetensors file but its header, whose length its first 8 bytes tell."""
+    with file.open("rb") as content:
+        header_bytes = int.from_bytes(content.read(8), "little")
+    return file.stat().st_size - 8 - header_bytes
+
+
+def _make(study: Study, name: str, folder: Path) -> dict[str, Any]:
+    """Writes model and tokenizer; returns what the manifest should know of them."""
+    source = study.models[name]
+    assert not isinstance(source, HubModel)
+    if isinstance(source, ScratchModel):
+        model, tokenizer = _from_config(source, study.device)
+    else:
+        model, tokenizer = load_gguf(name, source)
+    details: dict[str, Any] = {"num_parameters": sum(p.numel() for p in model.parameters())}
+    if source.pretrain is not None:
+        details |= _pretrain(study, name, source.pretrain, model, tokenizer)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return details
+
+
+def _pretrain(
+    study: Study, name: str, config: PretrainConfig, model: PreTrainedModel, tokenizer: Tokenizer
+) -> dict[str, Any]:
+    losses: list[float] = []
+
+    def on_step(step: int, loss: float) -> None:
+        losses.append(loss)
+        if step % max(1, config.steps // PROGRESS_LINES) == 0 or step == config.steps:
+            print(f"base {name}  step {step}/{config.steps}  loss {loss:.3f}", flush=True)
+
+    problems = make_problems(study.task, "train")
+    pretrain(model.to(study.device), tokenizer, problems, config, BASE_SEED, on_step)
+    return {"final_loss": losses[-1], "seed": BASE_SEED}
+
+
+def _from_config(source: ScratchModel, device: str) -> tuple[PreTrainedModel, Tokenizer]:
+    torch.manual_seed(BASE_SEED)
+    config = AutoConfig.from_pretrained(ROOT / source.config)
+    tokenizer = character_tokenizer()
+    if config.vocab_size < len(tokenizer):
+        raise ValueError(
+            f"{source.config}: vocab_size: {config.vocab_size} is less than the tokenizer's "
+            f"{len(tokenizer)}; raise it to that"
+        )
+    # the engine samples from the tokenizer's tokens alone: ids without one would show as a false KL
+    tokenizer.add_tokens([f"<unused{i}>" for i in range(config.vocab_size - len(tokenizer))])
+    config.bos_token_id, config.eos_token_id = None, tokenizer.eos_token_id
+    config.pad_token_id = tokenizer.pad_token_id
+    with torch.device(device):  # billions of random weights take minutes on a CPU
+        return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16), tokenizer
+
+
+def main() -> None:
+    """Parses the command line and makes one base checkpoint."""
+    parser = argparse.ArgumentParser(description=__doc__, parents=[STUDY])
+    parser.add_argument("--model", required=True, help="name of a model of the study")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the checkpoint")
+    args = parser.parse_args()
+    make_base(load_study(args.study), args.model, args.out)
+
+
+if __name__ == "__main__":
+    run_cli(main)

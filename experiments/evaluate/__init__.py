@@ -1,0 +1,1 @@
+"""Offline accuracy of checkpoints."""

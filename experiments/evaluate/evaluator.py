@@ -1,0 +1,122 @@
+"""Checkpoints of a run, asked held-out questions in one precision by one rollout engine."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import PreTrainedTokenizerBase as Tokenizer
+
+from experiments.study.arms import make_arm
+from experiments.study.schema import Run, Study
+from experiments.verl.reward import compute_score
+from qat_core.plan import QuantPlan, plan
+from qat_core.recipe import Recipe
+from qat_core.rl.config import EvaluationConfig
+from qat_core.rl.prompts import decode_responses, encode_prompt
+from qat_core.rl.tasks import Question
+from qat_core.rollout.engine import RolloutEngine
+from qat_core.rollout.start import start_engine
+from qat_core.weights.declared import bf16_plan
+from qat_core.weights.source import model_reader, packed_weights
+
+EVALUATION_SEED = 20_000
+# responses asked for at once: the eager engine waits for the longest, vLLM takes up the next one
+BATCH_RESPONSES = {"eager": 256, "vllm": 2048}
+
+
+class Exam(NamedTuple):
+    """What the checkpoints of a run are asked.
+
+    Attributes:
+        folders: checkpoints by step; the first one's tokenizer is used for all.
+    """
+
+    study: Study
+    run: Run
+    folders: Mapping[int, Path]
+    questions: list[Question]
+
+    def recipe(self, precision: str) -> Recipe | None:
+        """What is packed; the BF16 arm has no packed form and is evaluated in the fullest."""
+        if precision == "bf16":
+            return None
+        packed = make_arm(self.run.arm, self.study.scale, self.study.block_scale).rolled_out
+        full = Recipe.full(scale=self.study.scale, block_scale=self.study.block_scale)
+        return packed or full
+
+
+def hold_exam(exam: Exam, precision: str) -> list[dict[str, Any]]:
+    """Records of all checkpoints, by step, served one after the other by the same engine."""
+    recipe, records = exam.recipe(precision), []
+    first = next(iter(exam.folders.values()))
+    tokenizer = AutoTokenizer.from_pretrained(first)
+    prompts = [encode_prompt(tokenizer, question) for question in exam.questions]
+    engine: RolloutEngine | None = None
+    for step, folder in exam.folders.items():
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+        served = plan(model, recipe) if recipe else None
+        engine = engine or _start_engine(exam.study, first, served, max(map(len, prompts)))
+        _load(engine, model, served or bf16_plan(model), recipe, exam.study.device)
+        answered = list(_answer(exam, tokenizer, prompts, engine))
+        told = "  ".join(f"{record['decoding']} {record['accuracy']:.3f}" for record in answered)
+        print(f"{exam.run.id:<28} step {step:>3}  {precision:<5}  accuracy {told}", flush=True)
+        records += [{"step": step, "precision": precision, **record} for record in answered]
+    return records
+
+
+def _start_engine(
+    study: Study, folder: Path, packed: QuantPlan | None, longest_prompt: int
+) -> RolloutEngine:
+    max_tokens = longest_prompt + study.rl.rollout.max_response_tokens
+    return start_engine(
+        study.rollout, folder, study.device, packed, max_tokens, beside_trainer=False
+    )
+
+
+def _load(
+    engine: RolloutEngine,
+    model: PreTrainedModel,
+    served: QuantPlan,
+    recipe: Recipe | None,
+    device: str,
+) -> None:
+    """Gives an engine the weights of a model in main memory, packed on the device."""
+    read = model_reader(model, served)
+    weights = packed_weights(served, recipe or Recipe.full(), lambda name: read(name).to(device))
+    engine.sync(weights, announced=served)
+
+
+def _answer(
+    exam: Exam, tokenizer: Tokenizer, prompts: list[list[int]], engine: RolloutEngine
+) -> Iterator[dict[str, Any]]:
+    """One record a decoding."""
+    limit = exam.study.rl.rollout.max_response_tokens
+    batch_size = BATCH_RESPONSES[exam.study.rollout]
+    for decoding, temperature, samples in _decodings(exam.study.evaluation):
+        asked = [i for i in range(len(prompts)) for _ in range(samples)]
+        correct, lengths = [0] * len(prompts), []
+        for start in range(0, len(asked), batch_size):
+            batch = asked[start : start + batch_size]
+            rollouts = engine.generate(
+                [prompts[i] for i in batch], limit, temperature, EVALUATION_SEED + start
+            )
+            responses = decode_responses(tokenizer, rollouts)
+            for i, response in zip(batch, responses, strict=True):
+                answer = exam.questions[i].answer
+                correct[i] += int(compute_score(exam.study.task.name, response, answer)["acc"])
+            lengths += rollouts.response_mask.sum(-1).tolist()
+        yield {
+            "decoding": decoding,
+            "prompts": len(prompts),
+            "samples_per_prompt": samples,
+            "accuracy": sum(correct) / len(asked),
+            "correct": correct,
+            "response_tokens_mean": sum(lengths) / len(lengths),
+        }
+
+
+def _decodings(evaluation: EvaluationConfig) -> Iterator[tuple[str, float, int]]:
+    yield "greedy", 0.0, 1
+    yield "sampled", evaluation.temperature, evaluation.samples_per_prompt

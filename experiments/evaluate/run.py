@@ -1,0 +1,63 @@
+"""`python -m experiments.evaluate.run`: offline accuracy of a run's checkpoints, by precision.
+
+Online accuracies cannot be compared across arms, because each arm samples in its own precision.
+Here the base and every saved checkpoint of every arm answer the same held-out problems in BF16 and
+in NVFP4, greedily and sampled.
+"""
+
+import argparse
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from experiments.evaluate.evaluator import Exam, hold_exam
+from experiments.runs.checkpoints import find_checkpoints, model_folder
+from experiments.study.schema import Run, Study, load_study
+from experiments.support.cli import RESULTS, RUN, STUDY, run_cli
+from experiments.support.gpu_locks import reserved_devices
+from experiments.support.json_files import write_json
+from experiments.support.subprocess_call import call_in_own_process
+from experiments.verl.questions import read_questions
+from qat_core.rl.tasks import Question, make_problems
+
+PRECISIONS = ("bf16", "nvfp4")
+
+
+def evaluate_run(study: Study, run: Run, results: Path) -> list[dict[str, Any]]:
+    """Accuracies of a run's base (step 0) and saved checkpoints, one record a setting.
+
+    Raises:
+        FileNotFoundError: the run has saved no checkpoint.
+        ValueError: a checkpoint or the study's data is damaged or missing.
+    """
+    questions = _held_out_questions(study, results)[: study.evaluation.prompts]
+    saved = find_checkpoints(results / run.id / "checkpoints")
+    with ExitStack() as stack:
+        merged = {step: stack.enter_context(model_folder(path)) for step, path in saved.items()}
+        exam = Exam(study, run, {0: results / "base" / run.model} | merged, questions)
+        stack.enter_context(reserved_devices(study.device, num_gpus=1))
+        is_eager = study.rollout == "eager"
+        hold = hold_exam if is_eager else partial(call_in_own_process, hold_exam)
+        records = [record for precision in PRECISIONS for record in hold(exam, precision)]
+    return sorted(records, key=lambda record: int(record["step"]))
+
+
+def _held_out_questions(study: Study, results: Path) -> list[Question]:
+    if study.trainer == "verl":
+        return list(read_questions(results / "data" / study.study / "test.parquet"))
+    return [*make_problems(study.task, "test")]
+
+
+def main() -> None:
+    """Parses the command line and writes one run's eval.json."""
+    parser = argparse.ArgumentParser(description=__doc__, parents=[STUDY, RUN, RESULTS])
+    args = parser.parse_args()
+    study = load_study(args.study)
+    run = study.find_run(args.run)
+    records = evaluate_run(study, run, args.results)
+    write_json(args.results / run.id / "eval.json", records)
+
+
+if __name__ == "__main__":
+    run_cli(main)

@@ -1,0 +1,1 @@
+"""One run of a study, from preflight checks to its last step."""

@@ -1,0 +1,41 @@
+"""A run of a study trained in this process by `qat_core.rl`."""
+
+from pathlib import Path
+
+from experiments.launch.run_log import OnStep
+from experiments.runs.attempts import Attempt
+from experiments.study.arms import make_arm
+from experiments.study.schema import Run, Study
+from experiments.support.json_files import Json
+from qat_core.rl.trainer import GrpoTrainer
+from qat_core.units import BYTES_PER_GIB
+from qat_core.weights.stream import weight_stream
+
+
+def train(study: Study, run: Run, results: Path, series: list[Attempt], on_step: OnStep) -> Json:
+    """Trains a run to its last step; returns what the manifest learns from it."""
+    arm = make_arm(run.arm, study.scale, study.block_scale)
+    trainer = GrpoTrainer(
+        results / "base" / run.model,
+        arm.trained,
+        arm.rolled_out,
+        study.task,
+        study.rl,
+        run.seed,
+        study.device,
+        results / run.id / "checkpoints",
+        study.rollout,
+    )
+    trainer.train(on_step)
+    bf16_bytes = sum(p.nbytes for p in trainer.policy.model.parameters())
+    # of the last weights, also where a crash left no step to do and so the engine no packed ones
+    stream = weight_stream(trainer.policy.model, trainer.plan, arm.rolled_out)
+    packed_bytes = sum(weight.nbytes for _, weight in stream) if arm.rolled_out else None
+    return {
+        "measured": {
+            "measured_bf16_gib": bf16_bytes / BYTES_PER_GIB,
+            "measured_packed_gib": packed_bytes and packed_bytes / BYTES_PER_GIB,
+        },
+        "ledger": trainer.ledger().as_dicts(),
+        "reason": None,
+    }

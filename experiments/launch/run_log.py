@@ -1,0 +1,44 @@
+"""What a run says while it trains: to its attempt's file, to MLflow and on the terminal."""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from datetime import timedelta
+
+from experiments.runs.attempts import Attempt, Row
+from experiments.tracking.publish import TrackedRun
+
+OnStep = Callable[[int, dict[str, float]], None]
+STEPS_OF_PACE = 5  # the time left is told from the pace of the last steps
+
+
+class RunLog:
+    """Takes each step's metrics to the attempt's file, to MLflow and to the terminal."""
+
+    def __init__(self, name: str, total_steps: int, attempt: Attempt, tracked: TrackedRun) -> None:
+        self.name, self.total_steps = name, total_steps
+        self.attempt, self.tracked = attempt, tracked
+        self.step_times_s: deque[float] = deque(maxlen=STEPS_OF_PACE)
+
+    def on_step(self, step: int, metrics: dict[str, float]) -> None:
+        """Records one step; what is not finite counts as undefined."""
+        row: Row = {"step": step}
+        row |= {key: value if math.isfinite(value) else None for key, value in metrics.items()}
+        self.attempt.append(row)
+        self.tracked.log_rows([row], [int(time.time() * 1000)])
+        self.step_times_s.append(metrics["timing_s/step"])
+        print(self.progress_line(step, metrics), flush=True)
+
+    def progress_line(self, step: int, metrics: dict[str, float]) -> str:
+        """Step, mismatch, reward, speed and time left of a run, in one line."""
+        mean_step_s = sum(self.step_times_s) / len(self.step_times_s)
+        left = timedelta(seconds=round(mean_step_s * (self.total_steps - step)))
+        # not perf/throughput: verl's is of one GPU
+        tokens_per_s = metrics["perf/total_num_tokens"] / metrics["timing_s/step"]
+        return (
+            f"{self.name:<28} step {step:>3}/{self.total_steps}  "
+            f"k3 KL {metrics['rollout_corr/k3_kl']:.2e}  "
+            f"reward {metrics['critic/score/mean']:+.3f}  "
+            f"{tokens_per_s:,.0f} tokens/s  {left} left"
+        )

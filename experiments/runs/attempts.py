@@ -1,0 +1,134 @@
+"""A run's history on disk: one folder an attempt, so that no crash loses what was measured.
+
+`results/<run id>/attempts/<n>/` holds the attempt's manifest.json, metrics.jsonl and train.log.
+Snakemake deletes a failed job's declared outputs but knows nothing of these; the run's own
+metrics.jsonl and manifest.json are written from them when the run has finished.
+"""
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+from experiments.support.json_files import Json, parse_object, read_json, write_json, write_jsonl
+
+Row = dict[str, float | int | None]
+# no attempt is made twice: its folder is the only copy of what was measured
+MEND = "restore it, or delete the run's folder to train the run again"
+
+
+class Attempt(NamedTuple):
+    """One attempt at a run."""
+
+    folder: Path
+
+    @property
+    def number(self) -> int:
+        """1 for a run's first attempt."""
+        return int(self.folder.name)
+
+    @property
+    def manifest(self) -> Json:
+        """Its provenance; `status` is running, finished or failed."""
+        return read_json(self.folder / "manifest.json", MEND)
+
+    def write_manifest(self, manifest: Json) -> None:
+        """Replaces the manifest."""
+        write_json(self.folder / "manifest.json", manifest)
+
+    def append(self, row: Row) -> None:
+        """Adds one step's metrics, on disk when this returns."""
+        with (self.folder / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(row, allow_nan=False) + "\n")
+
+    def rows(self) -> list[Row]:
+        """The metrics of its steps, less a last line that a crash cut short."""
+        path = self.folder / "metrics.jsonl"
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return [
+            parse_object(line, f"{path}: line {number}", MEND)
+            for number, line in enumerate(lines, start=1)
+            if line.endswith("\n")
+        ]
+
+
+def list_attempts(run_dir: Path) -> list[Attempt]:
+    """The attempts at a run that got as far as a manifest, first to last."""
+    return [one for one in _all_attempts(run_dir) if (one.folder / "manifest.json").exists()]
+
+
+def next_attempt(run_dir: Path) -> Attempt:
+    """A new, empty attempt folder."""
+    last = max((attempt.number for attempt in _all_attempts(run_dir)), default=0)
+    attempt = Attempt(run_dir / "attempts" / str(last + 1))
+    attempt.folder.mkdir(parents=True)
+    return attempt
+
+
+def _all_attempts(run_dir: Path) -> list[Attempt]:
+    """First to last; a folder that a user has given another name is no attempt any more."""
+    folders = (run_dir / "attempts").glob("*")
+    attempts = [Attempt(folder) for folder in folders if folder.name.isdecimal()]
+    return sorted(attempts, key=lambda attempt: attempt.number)
+
+
+def resumable(attempts: list[Attempt], digests: Json) -> list[Attempt]:
+    """The unfinished attempts that a run with those digests goes on from, first to last.
+
+    A finished attempt is never gone on from, and neither is one with another configuration, code
+    or base checkpoint: its steps would be another experiment's.
+    """
+    series: list[Attempt] = []
+    for attempt in reversed(attempts):
+        manifest = attempt.manifest
+        if manifest["status"] == "finished" or manifest["digests"] != digests:
+            break
+        series.insert(0, attempt)
+    return series
+
+
+def is_finished(attempts: list[Attempt], digests: Json) -> bool:
+    """Whether the last attempt has finished the very run that has those digests."""
+    if not attempts:
+        return False
+    manifest = attempts[-1].manifest
+    return bool(manifest["status"] == "finished" and manifest["digests"] == digests)
+
+
+def merge_rows(attempts: Iterable[Attempt]) -> list[Row]:
+    """One row a step in ascending order; of a step done twice the later attempt's."""
+    by_step = {int(row["step"] or 0): row for attempt in attempts for row in attempt.rows()}
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def read_history(run_dir: Path) -> tuple[Json, list[Row]]:
+    """Manifest and merged metrics of a run's folder, finished or not, or of a committed record."""
+    attempts = list_attempts(run_dir)
+    if not attempts:
+        manifest = read_json(run_dir / "manifest.json", "record the study again")
+        return manifest, _read_csv(run_dir / "metrics.csv.gz")
+    manifest = attempts[-1].manifest
+    series = [a for a in attempts if a.manifest["started_at"] == manifest["started_at"]]
+    return manifest, merge_rows(series)
+
+
+def write_results(run_dir: Path) -> None:
+    """Writes a run's own metrics.jsonl and manifest.json from its last series of attempts."""
+    manifest, rows = read_history(run_dir)
+    write_jsonl(run_dir / "metrics.jsonl", rows)
+    write_json(run_dir / "manifest.json", manifest)
+
+
+def _read_csv(path: Path) -> list[Row]:
+    try:
+        records = pd.read_csv(path).to_dict("records")
+    except (ValueError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path}: {error}; record the study again") from None
+    return [
+        {str(key): None if pd.isna(value) else value for key, value in record.items()}
+        for record in records
+    ]

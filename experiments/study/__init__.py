@@ -1,0 +1,1 @@
+"""What a study may say: schema, file, models, arms, checks across sections, preview of a plan."""

@@ -1,0 +1,169 @@
+"""What a study file may say: one pydantic model a section, every mistake named in one line.
+
+A study is read in a dry run too, so nothing here imports torch. Paths in a study are relative
+to the repository root.
+"""
+
+from collections import Counter
+from collections.abc import Hashable
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self, get_args
+
+from pydantic import Field, NonNegativeInt, model_validator
+
+from experiments.study.checks import find_contradictions
+from experiments.study.models import MODEL_KINDS, GgufModel, Model, ModelName
+from experiments.study.yaml_file import parse_yaml_file
+from experiments.verl.recipe import Setting, load_recipe
+from qat_core.memory import Precision
+from qat_core.rl.config import EvaluationConfig, GrpoConfig, Settings, TaskConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+STUDIES = ROOT / "experiments" / "studies"
+
+ArmName = Literal["bf16", "nvfp4-noqat", "nvfp4-qat", "nvfp4-qat-ffn"]
+ARM_NAMES: tuple[ArmName, ...] = get_args(ArmName)
+# what an arm's rollout engine packs; None: nothing
+PACKED_PRECISION: dict[ArmName, Precision | None] = {
+    "bf16": None,
+    "nvfp4-noqat": "full",
+    "nvfp4-qat": "full",
+    "nvfp4-qat-ffn": "ffn",
+}
+
+
+class Claims(Settings):
+    """The tolerances of the claims that the study tests."""
+
+    reward_gain: float = Field(0.2, ge=0, description="BF16 arm: rise of the mean reward, at least")
+    qat_kl_ratio: float = Field(2.0, gt=0, description="QAT k3 KL over BF16's, at most")
+    noqat_kl_ratio: float = Field(30.0, gt=0, description="no-QAT k3 KL over BF16's, at least")
+    accuracy_margin: float = Field(0.05, gt=0, lt=1, description="equivalence margin, offline")
+    weight_memory_error: float = Field(0.005, gt=0, description="predicted against measured")
+
+
+class KlGate(Settings):
+    """When a run is stopped because trainer and rollouts have parted for good."""
+
+    max_k3_kl: float = Field(gt=0, description="nats a token; what is undefined counts as more")
+    steps: int = Field(ge=1, description="steps in a row beyond it that stop the run")
+
+
+class Run(NamedTuple):
+    """One run of a study."""
+
+    model: str
+    arm: ArmName
+    seed: int
+
+    @property
+    def id(self) -> str:
+        """Folder, MLflow run name, legend and table row of the run."""
+        return f"{self.model}_{self.arm}_seed{self.seed}"
+
+
+class Study(Settings):
+    """A study: every model under every arm with every seed."""
+
+    study: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="name of the study")
+    trainer: Literal["local", "verl"] = "local"
+    rollout: Literal["eager", "vllm"] = "eager"
+    device: Literal["cpu", "cuda"] = "cpu"
+    gpus: int = Field(1, ge=1, description="trainer verl: GPUs of a run, on CPU its workers")
+    variant: str | None = Field(None, description="trainer verl: a file of recipes/variants")
+    kl_gate: KlGate | None = Field(None, description="trainer verl: stops a run gone astray")
+    models: dict[ModelName, Model]
+    arms: tuple[ArmName, ...]
+    seeds: tuple[NonNegativeInt, ...]
+    scale: Literal["pow2", "amax"] = "pow2"
+    block_scale: Literal["max", "four_over_six", "mse"] = "max"
+    task: TaskConfig
+    rl: GrpoConfig
+    evaluation: EvaluationConfig = EvaluationConfig()
+    claims: Claims = Claims()
+
+    @model_validator(mode="after")
+    def _check_across_sections(self) -> Self:
+        _check_list("models", tuple(self.models))
+        _check_list("arms", self.arms)
+        _check_list("seeds", self.seeds)
+        for name, model in self.models.items():
+            if not isinstance(model, GgufModel) and not (ROOT / model.config).is_file():
+                raise ValueError(
+                    f"models.{name}.config: no file {model.config}; paths are relative to the "
+                    "repository root"
+                )
+        for mistake in find_contradictions(self):
+            raise ValueError(mistake)
+        if self.rl.prompts_per_step % self.rl.mini_batch_prompts:
+            raise ValueError(
+                f"rl.mini_batch_prompts: {self.rl.mini_batch_prompts} does not divide "
+                f"rl.prompts_per_step, {self.rl.prompts_per_step}; use one of its divisors"
+            )
+        return self
+
+    def training_config(self, run: Run) -> dict[str, Any]:
+        """All settings that decide a run's training, resolved, ready for JSON."""
+        shared = self.model_dump(
+            mode="json", include={"trainer", "rollout", "device", "scale", "block_scale"}
+        )
+        return {
+            **run._asdict(),
+            **shared,
+            "task": self.task.model_dump(mode="json"),
+            "rl": self.rl.model_dump(mode="json"),
+            "source": self.models[run.model].training_config(),
+            **(self._verl_config(run) if self.trainer == "verl" else {}),
+        }
+
+    def _verl_config(self, run: Run) -> dict[str, Any]:
+        own = self.model_dump(mode="json", include={"gpus", "kl_gate"})
+        recipe = self.recipe_of(run)
+        # MLflow takes no "+" in the name of a parameter
+        return own | {"recipe": {key.replace("+", ""): s.value for key, s in recipe.items()}}
+
+    def recipe_of(self, run: Run) -> dict[str, Setting]:
+        """What the recipe of a verl run sets, by verl's keys."""
+        recipe = self.models[run.model].recipe
+        assert recipe is not None, "required with trainer: verl"
+        return load_recipe(recipe, run.arm, self.variant)
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """All runs, in the order of the file."""
+        return tuple(
+            Run(model, arm, seed)
+            for model in self.models
+            for arm in self.arms
+            for seed in self.seeds
+        )
+
+    def find_run(self, run_id: str) -> Run:
+        """The run of that id.
+
+        Raises:
+            ValueError: the study has no such run.
+        """
+        runs = {run.id: run for run in self.runs}
+        if run_id not in runs:
+            raise ValueError(
+                f"--run: study {self.study} has no run {run_id!r}; it has {', '.join(runs)}"
+            )
+        return runs[run_id]
+
+
+def _check_list(key: str, values: tuple[Hashable, ...]) -> None:
+    if not values:
+        raise ValueError(f"{key}: empty; name at least one")
+    repeated = [value for value, count in Counter(values).items() if count > 1]
+    if repeated:
+        raise ValueError(f"{key}: {repeated[0]} is listed twice; remove one")
+
+
+def load_study(path: Path) -> Study:
+    """Reads and checks a study file.
+
+    Raises:
+        ValueError: one line a mistake, "<file>: <dotted key>: <what>; <mend>".
+    """
+    return parse_yaml_file(path, Study, MODEL_KINDS)

@@ -1,0 +1,117 @@
+"""Reads a YAML file into a pydantic model; every mistake becomes one line that says the mend."""
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+Kinds = Mapping[str, type[BaseModel]]
+Location = tuple[int | str, ...]
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+def parse_yaml_file(path: Path, model: type[ModelT], kinds: Kinds) -> ModelT:
+    """Reads `path` as a `model`.
+
+    Args:
+        path: the YAML file.
+        model: what the file holds.
+        kinds: the sections that `models.<name>` may hold, by the value of their key `kind`.
+
+    Raises:
+        ValueError: one line a mistake, "<file>: <dotted key>: <what>; <mend>".
+    """
+    if not path.is_file():
+        raise ValueError(f"{path}: no such study file; see experiments/studies")
+    try:
+        return model.model_validate(read_yaml(path))
+    except ValidationError as error:
+        lines = (f"{path}: {_describe(details, model, kinds)}" for details in error.errors())
+        raise ValueError("\n".join(lines)) from None
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """YAML's safe loader, less its habit of keeping the last of two equal keys silently."""
+
+    def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
+        # as written: once `<<` is resolved, a key that overrides is rightly there twice
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if (key.tag, key.value) in seen:
+                raise yaml.composer.ComposerError(
+                    None, None, f"key {key.value!r} is there twice", key.start_mark
+                )
+            seen.add((key.tag, key.value))
+        return node
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Reads a YAML file that holds a mapping.
+
+    Raises:
+        ValueError: it is not YAML, or no mapping; names the file and, where there is one, the line.
+    """
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 0
+        raise ValueError(f"{path}: line {line}: {error.problem}; mend the YAML there") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"{path}: not YAML text: {reason}; write it as UTF-8 YAML") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: not a mapping of keys; see experiments/studies/default.yaml")
+    return content
+
+
+def _describe(details: ErrorDetails, model: type[BaseModel], kinds: Kinds) -> str:
+    """One pydantic error as "<dotted key>: <what>; <mend>"."""
+    kind, given, context = details["type"], details["input"], details.get("ctx", {})
+    key = ".".join(map(str, _keys_in_file(details["loc"])))
+    if kind == "value_error":  # by a validator of ours; that of the whole study names the key
+        return f"{key}: {context['error']}" if key else str(context["error"])
+    if kind == "extra_forbidden":
+        return f"{key}: unknown key; {_suggest_key(details['loc'], model, kinds)}"
+    if kind == "missing":
+        return f"{key}: missing; add it"
+    if kind == "literal_error":
+        return f"{key}: {given!r} is not allowed; use {context['expected']}"
+    if kind == "union_tag_not_found":
+        return f"{key}.kind: missing; use one of {', '.join(kinds)}"
+    if kind == "union_tag_invalid":
+        return f"{key}.kind: {context['tag']!r} is not known; use one of {', '.join(kinds)}"
+    if kind in ("model_type", "model_attributes_type", "dict_type"):
+        return f"{key}: {given!r} is no section; write its keys below it, indented"
+    rule = details["msg"].removeprefix("Input ").removeprefix("String ").replace("tuple", "list")
+    return f"{key}: {given!r} does not fit, it {rule}; change the value"
+
+
+def _keys_in_file(location: Location) -> Location:
+    """Pydantic's location less what it adds below models.<name>: the kind, or "[key]"."""
+    return location[:2] + location[3:] if location[:1] == ("models",) else location
+
+
+def _suggest_key(location: Location, model: type[BaseModel], kinds: Kinds) -> str:
+    known = sorted(_section_at(location[:-1], model, kinds).model_fields)
+    return suggest(str(location[-1]), known, f"known keys: {', '.join(known)}")
+
+
+def suggest(name: str, known: Iterable[str], otherwise: str) -> str:
+    """The mend of an unknown name: a known one that is spelt much like it, or `otherwise`."""
+    close = get_close_matches(name, known, n=1)
+    return f"did you mean {close[0]}?" if close else otherwise
+
+
+def _section_at(location: Location, section: type[BaseModel], kinds: Kinds) -> type[BaseModel]:
+    if location[:1] == ("models",):  # models.<name>.<kind as pydantic adds it>
+        section, location = kinds[str(location[2])], location[3:]
+    for part in location:
+        annotation = section.model_fields[str(part)].annotation
+        # of `Section | None` the section
+        (section,) = (a for a in (get_args(annotation) or (annotation,)) if a is not type(None))
+    return section

@@ -1,1 +1,0 @@
-"""Entry points into other frameworks."""

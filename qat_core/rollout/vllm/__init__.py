@@ -1,0 +1,1 @@
+"""vLLM as a rollout engine, and the plugin that it loads."""

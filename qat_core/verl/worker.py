@@ -1,0 +1,58 @@
+"""What verl calls inside vLLM's workers to replace their weights."""
+
+from typing import Any
+
+from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedWeightReceiver
+from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
+
+from qat_core.rollout.vllm import compat
+from qat_core.rollout.vllm.bucketed_loader import IncomingWeights
+from qat_core.rollout.vllm.worker import weight_bytes
+from qat_core.verl.adapter import own_socket
+
+
+class LayerwiseWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc]
+    """Weight sync through vLLM's own layer-wise reload, for NVFP4 and BF16.
+
+    Selected with `rollout.engine_kwargs.vllm.worker_extension_cls`. verl's own loading patches
+    parts of vLLM that have moved; unneeded once verl reloads layer by layer itself.
+    """
+
+    _has_told_memory = False
+
+    def __new__(cls, **_: Any) -> "LayerwiseWorkerExtension":
+        """verl is not shown the model here: it would patch vLLM for its own QAT."""
+        import vllm
+
+        compat.require_supported(vllm.__version__)
+        compat.hold_addresses(vllm.__version__)
+        return super().__new__(cls)  # type: ignore[no-any-return]
+
+    def _get_zmq_handle(self) -> str:
+        return own_socket(super()._get_zmq_handle())
+
+    def update_weights_from_ipc(
+        self, peft_config: Any = None, base_sync_done: bool = False, use_shm: bool = False
+    ) -> None:
+        """Replace all weights by those that the trainer's rank sends.
+
+        Raises:
+            ValueError: they are not what this engine serves, see `IncomingWeights`. verl waits for
+                this call before it samples, so that the error ends the run.
+        """
+        if peft_config is not None:
+            raise ValueError("weight sync: this worker takes whole weights, no LoRA adapters")
+        receiver = BucketedWeightReceiver(
+            zmq_handle=self._get_zmq_handle(), device=self.device, use_shm=use_shm
+        )
+        with IncomingWeights(self) as incoming:
+            receiver.receive_weights(on_bucket_received=lambda bucket, _: incoming.take(bucket))
+        if not self._has_told_memory:
+            self._tell_memory(incoming.held_bytes)
+
+    def _tell_memory(self, held_bytes: int) -> None:
+        """For whoever reads the log; verl itself reports no weight memory."""
+        self._has_told_memory = True
+        # a CPU has no 4-bit kernels: vLLM unpacks there what it would hold on a GPU
+        held = held_bytes if self.device.type == "cpu" else weight_bytes(self)
+        print(f"qat_core: vLLM holds {held} bytes of weights", flush=True)
