@@ -8,7 +8,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from experiments.benchmarks.random_model import write_architecture
 from experiments.study.schema import ROOT
 from experiments.support.json_files import read_json
+from qat_core.recipe import Recipe
 from qat_core.rl.config import GrpoConfig, RolloutConfig, TaskConfig
+from qat_core.rl.trainer import GrpoTrainer, TrainerConfig
+from qat_core.rollout.start import EngineKind
 
 TASK = TaskConfig(name="chain-sum", terms=(3, 4), largest=9, train_prompts=64, test_prompts=8)
 CONFIG = GrpoConfig(
@@ -21,6 +24,28 @@ CONFIG = GrpoConfig(
     save_every=2,
     rollout=RolloutConfig(max_prompt_tokens=16, max_response_tokens=16),
 )
+
+
+def nano_trainer(
+    base_dir: Path,
+    checkpoint_dir: Path,
+    train_recipe: Recipe | None,
+    rollout_recipe: Recipe | None,
+    grpo: GrpoConfig = CONFIG,
+    engine: EngineKind = "eager",
+) -> GrpoTrainer:
+    """A trainer of that base on `TASK`."""
+    return GrpoTrainer(
+        TrainerConfig(
+            base_dir=base_dir,
+            checkpoint_dir=checkpoint_dir,
+            train_recipe=train_recipe,
+            rollout_recipe=rollout_recipe,
+            task=TASK,
+            grpo=grpo,
+            engine=engine,
+        )
+    )
 
 
 def write_nano(name: str, folder: Path, num_layers: int, seed: int = 0) -> None:

@@ -33,7 +33,7 @@ from experiments.support.cli import run_cli
 from qat_core.nvfp4 import PackedTensor
 from qat_core.nvfp4.format import BLOCK_SIZE
 from qat_core.recipe import Recipe
-from qat_core.rl.trainer import GrpoTrainer
+from qat_core.rl.trainer import GrpoTrainer, TrainerConfig
 from qat_core.weights.hub_names import Weight
 from qat_core.weights.stream import weight_stream
 
@@ -47,9 +47,16 @@ def run(study_file: Path, checkpoint: Path, lr: float, steps: int) -> list[dict[
     study = load_study(study_file)
     config = study.rl.model_copy(update={"lr": lr, "steps": steps})
     with tempfile.TemporaryDirectory() as folder:
-        trainer = GrpoTrainer(
-            checkpoint, RECIPE, RECIPE, study.task, config, 0, study.device, Path(folder)
+        settings = TrainerConfig(
+            base_dir=checkpoint,
+            checkpoint_dir=Path(folder),
+            train_recipe=RECIPE,
+            rollout_recipe=RECIPE,
+            task=study.task,
+            grpo=config,
+            device=study.device,
         )
+        trainer = GrpoTrainer(settings)
         trainer.ledger().check()
         sent, changes = _sent(trainer), []
         for step in range(1, steps + 1):
@@ -60,7 +67,7 @@ def run(study_file: Path, checkpoint: Path, lr: float, steps: int) -> list[dict[
 
 
 def _sent(trainer: GrpoTrainer) -> dict[str, Weight]:
-    stream = weight_stream(trainer.policy.model, trainer.plan, trainer.rolled_out)
+    stream = weight_stream(trainer.policy.model, trainer.plan, RECIPE)
     return {
         name: weight if isinstance(weight, PackedTensor) else weight.clone()
         for name, weight in stream

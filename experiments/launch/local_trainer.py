@@ -7,7 +7,7 @@ from experiments.runs.attempts import Attempt
 from experiments.study.arms import make_arm
 from experiments.study.schema import Run, Study
 from experiments.support.json_files import Json
-from qat_core.rl.trainer import GrpoTrainer
+from qat_core.rl.trainer import GrpoTrainer, TrainerConfig
 from qat_core.units import BYTES_PER_GIB
 from qat_core.weights.stream import weight_stream
 
@@ -15,17 +15,18 @@ from qat_core.weights.stream import weight_stream
 def train(study: Study, run: Run, results: Path, series: list[Attempt], on_step: OnStep) -> Json:
     """Trains a run to its last step; returns what the manifest learns from it."""
     arm = make_arm(run.arm, study.scale, study.block_scale)
-    trainer = GrpoTrainer(
-        results / "base" / run.model,
-        arm.trained,
-        arm.rolled_out,
-        study.task,
-        study.rl,
-        run.seed,
-        study.device,
-        results / run.id / "checkpoints",
-        study.rollout,
+    config = TrainerConfig(
+        base_dir=results / "base" / run.model,
+        checkpoint_dir=results / run.id / "checkpoints",
+        train_recipe=arm.trained,
+        rollout_recipe=arm.rolled_out,
+        task=study.task,
+        grpo=study.rl,
+        seed=run.seed,
+        device=study.device,
+        engine=study.rollout,
     )
+    trainer = GrpoTrainer(config)
     trainer.train(on_step)
     bf16_bytes = sum(p.nbytes for p in trainer.policy.model.parameters())
     # of the last weights, also where a crash left no step to do and so the engine no packed ones

@@ -4,6 +4,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -29,30 +30,47 @@ from qat_core.weights.stream import weight_stream
 OnStep = Callable[[int, dict[str, float]], None]
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrainerConfig:
+    """All that decides one run of one arm.
+
+    Attributes:
+        base_dir: checkpoint in Hugging Face form that training starts from.
+        checkpoint_dir: folder of the run's own checkpoints.
+        train_recipe: fake quantization of the trainer's forward pass; None: BF16.
+        rollout_recipe: what the rollout engine gets packed; None: BF16.
+        task: problems and their verifier.
+        grpo: settings of the algorithm.
+        seed: of the problems drawn and the responses sampled.
+        device: "cpu" or "cuda".
+        engine: which rollout engine.
+    """
+
+    base_dir: Path
+    checkpoint_dir: Path
+    train_recipe: Recipe | None
+    rollout_recipe: Recipe | None
+    task: TaskConfig
+    grpo: GrpoConfig
+    seed: int = 0
+    device: str = "cpu"
+    engine: EngineKind = "eager"
+
+
 class GrpoTrainer:
     """One run of one arm: a policy, its optimizer and a rollout engine with weights of its own."""
 
-    def __init__(
-        self,
-        base_dir: Path,
-        trained: Recipe | None,
-        rolled_out: Recipe | None,
-        task: TaskConfig,
-        config: GrpoConfig,
-        seed: int,
-        device: str,
-        checkpoint_dir: Path,
-        engine: EngineKind = "eager",
-    ) -> None:
-        self.task, self.config, self.seed, self.device = task, config, seed, device
-        self.checkpoint_dir, self.rolled_out = checkpoint_dir, rolled_out
-        self.tokenizer = AutoTokenizer.from_pretrained(base_dir)
-        self.policy = Policy(base_dir, trained, device)
-        self.plan = plan(self.policy.model, rolled_out) if rolled_out else None
+    def __init__(self, run: TrainerConfig) -> None:
+        self.run, self.config = run, run.grpo
+        self.tokenizer = AutoTokenizer.from_pretrained(run.base_dir)
+        self.policy = Policy(run.base_dir, run.train_recipe, run.device)
+        packed = run.rollout_recipe
+        self.plan = plan(self.policy.model, packed) if packed else None
+        config, sampling = run.grpo, run.grpo.rollout
         self.optimizer = MasterAdamW(self.policy.model.parameters(), config.lr, config.weight_decay)
-        max_tokens = config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
-        self.engine = start_engine(engine, base_dir, device, self.plan, max_tokens)
-        self.problems = make_problems(task, "train")
+        max_tokens = sampling.max_prompt_tokens + sampling.max_response_tokens
+        self.engine = start_engine(run.engine, run.base_dir, run.device, self.plan, max_tokens)
+        self.problems = make_problems(run.task, "train")
         self.timings_s: dict[str, float] = {}
 
     def train(self, on_step: OnStep) -> None:
@@ -62,7 +80,7 @@ class GrpoTrainer:
             ValueError: trainer and engine disagree on which weights are NVFP4.
         """
         self.ledger().check()
-        first = resume.load(self.checkpoint_dir, self.optimizer) + 1
+        first = resume.load(self.run.checkpoint_dir, self.optimizer) + 1
         for step in range(first, self.config.steps + 1):
             on_step(step, self.step(step))
             if step % self.config.save_every == 0 or step == self.config.steps:
@@ -101,11 +119,11 @@ class GrpoTrainer:
         }
 
     def _sync(self) -> None:
-        stream = weight_stream(self.policy.model, self.plan, self.rolled_out)
+        stream = weight_stream(self.policy.model, self.plan, self.run.rollout_recipe)
         self.engine.sync(stream, self.plan)
 
     def _draw_problems(self, step: int) -> list[Problem]:
-        rng = random.Random(f"{self.seed} {step}")
+        rng = random.Random(f"{self.run.seed} {step}")
         drawn = rng.sample(self.problems, self.config.prompts_per_step)
         return [problem for problem in drawn for _ in range(self.config.responses_per_prompt)]
 
@@ -119,17 +137,22 @@ class GrpoTrainer:
                 f"{longest} tokens of a prompt; raise it"
             )
         rollouts = self.engine.generate(
-            prompts, sampling.max_response_tokens, sampling.temperature, self.seed * 100_003 + step
+            prompts,
+            sampling.max_response_tokens,
+            sampling.temperature,
+            self.run.seed * 100_003 + step,
         )
-        return rollouts.to(self.device)
+        return rollouts.to(self.run.device)
 
     def _score(self, problems: list[Problem], rollouts: Rollouts) -> Tensor:
         texts = decode_responses(self.tokenizer, rollouts)
-        scores = [score(self.task, t, p.answer) for t, p in zip(texts, problems, strict=True)]
+        scores = [score(self.run.task, t, p.answer) for t, p in zip(texts, problems, strict=True)]
         return torch.tensor(scores, device=rollouts.log_probs.device)
 
     def _save(self, step: int) -> None:
-        resume.save(self.checkpoint_dir, step, self.policy.model, self.tokenizer, self.optimizer)
+        resume.save(
+            self.run.checkpoint_dir, step, self.policy.model, self.tokenizer, self.optimizer
+        )
 
     @contextmanager
     def _timed(self, name: str) -> Iterator[None]:

@@ -12,7 +12,7 @@ from vllm.distributed import cleanup_dist_env_and_memory
 from experiments.study.arms import make_arm
 from experiments.study.schema import ArmName
 from qat_core.rl.trainer import GrpoTrainer
-from tests.nano_models import CONFIG, TASK, write_nano
+from tests.nano_models import CONFIG, nano_trainer, write_nano
 
 pytestmark = pytest.mark.slow
 
@@ -33,9 +33,8 @@ def base_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def _train(base_dir: Path, arm_name: ArmName, checkpoints: Path) -> tuple[GrpoTrainer, list[dict]]:
     arm = make_arm(arm_name)
     rows: list[dict[str, float]] = []
-    trainer = GrpoTrainer(
-        base_dir, arm.trained, arm.rolled_out, TASK, TWO_STEPS, 0, "cpu", checkpoints, "vllm"
-    )
+    recipes = arm.trained, arm.rolled_out
+    trainer = nano_trainer(base_dir, checkpoints, *recipes, TWO_STEPS, "vllm")
     trainer.train(lambda step, metrics: rows.append(metrics))
     return trainer, rows
 

@@ -156,7 +156,9 @@ def test_merge_keys(tmp_path: Path, text: str, merged: dict[str, Any]) -> None:
 
 
 def test_missing_study_file(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"none\.yaml: no such study file; see experiments/studies"):
+    with pytest.raises(
+        ValueError, match=r"none\.yaml: no such study file; see experiments/studies"
+    ):
         load_study(tmp_path / "none.yaml")
 
 

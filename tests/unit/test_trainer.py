@@ -7,8 +7,7 @@ import pytest
 from experiments.study.arms import make_arm
 from experiments.study.schema import ArmName
 from qat_core.rl.config import RolloutConfig
-from qat_core.rl.trainer import GrpoTrainer
-from tests.nano_models import CONFIG, TASK
+from tests.nano_models import CONFIG, nano_trainer
 
 TIMES = ("timing_s/", "perf/")
 
@@ -24,7 +23,7 @@ def run(
         if step == stop_after:
             raise KeyboardInterrupt
 
-    trainer = GrpoTrainer(base, arm.trained, arm.rolled_out, TASK, CONFIG, 0, "cpu", checkpoints)
+    trainer = nano_trainer(base, checkpoints, arm.trained, arm.rolled_out)
     try:
         trainer.train(on_step)
     except KeyboardInterrupt:
@@ -63,7 +62,7 @@ def test_other_weights_trained_than_served_are_refused(
     nano_dir: Path, tmp_path: Path, trained: ArmName, rolled_out: ArmName, message: str
 ) -> None:
     recipes = make_arm(trained).trained, make_arm(rolled_out).rolled_out
-    trainer = GrpoTrainer(nano_dir, *recipes, TASK, CONFIG, 0, "cpu", tmp_path)
+    trainer = nano_trainer(nano_dir, tmp_path, *recipes)
     with pytest.raises(ValueError, match=message):
         trainer.train(lambda step, metrics: None)
     assert not list(tmp_path.iterdir())
@@ -71,6 +70,6 @@ def test_other_weights_trained_than_served_are_refused(
 
 def test_a_prompt_too_long_is_refused(nano_dir: Path, tmp_path: Path) -> None:
     short = CONFIG.model_copy(update={"rollout": RolloutConfig(max_prompt_tokens=2)})
-    trainer = GrpoTrainer(nano_dir, None, None, TASK, short, 0, "cpu", tmp_path)
+    trainer = nano_trainer(nano_dir, tmp_path, None, None, short)
     with pytest.raises(ValueError, match="max_prompt_tokens: 2 is less than"):
         trainer.train(lambda step, metrics: None)
