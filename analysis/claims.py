@@ -26,7 +26,8 @@ from analysis.stats import (
     ratio,
     seeded_generator,
 )
-from experiments.study.schema import Study, load_study
+from experiments.study.load import load_study
+from experiments.study.schema import Study
 from experiments.support.cli import STUDY, run_cli
 
 # Reward before and after training: the first step samples from the base model, a few steps average

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from experiments.study.schema import load_study
+from experiments.study.load import load_study
 from experiments.support.cli import RESULTS, STUDY, run_cli
 from experiments.support.json_files import read_json, write_json
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from analysis.figures import FIGURES
 from analysis.load import load_results
 from analysis.style import save_figure
-from experiments.study.schema import load_study
+from experiments.study.load import load_study
 from experiments.support.cli import STUDY, run_cli
 
 

@@ -13,8 +13,9 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 from experiments.base.gguf import load_gguf
 from experiments.base.hub_checkpoint import link_checkpoint
 from experiments.runs.provenance import digest_file
+from experiments.study.load import load_study
 from experiments.study.models import HubModel, ScratchModel
-from experiments.study.schema import ROOT, Study, load_study
+from experiments.study.schema import ROOT, Study
 from experiments.support.cli import STUDY, run_cli
 from experiments.support.gpu_locks import reserved_devices
 from experiments.support.json_files import write_json

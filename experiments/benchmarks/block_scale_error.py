@@ -24,8 +24,9 @@ from transformers import AutoModelForCausalLM
 
 from experiments.base.gguf import find_gguf
 from experiments.runs.provenance import digest_file, versions
+from experiments.study.load import load_study
 from experiments.study.models import GgufModel
-from experiments.study.schema import STUDIES, load_study
+from experiments.study.schema import STUDIES
 from experiments.support.cli import run_cli
 from qat_core.nvfp4 import BlockScale, ScalePolicy, fake_quantize, global_scale, group_amax
 from qat_core.plan import plan

@@ -28,7 +28,7 @@ from rich.console import Console
 from torch import Tensor
 
 from experiments.runs.provenance import hardware, versions
-from experiments.study.schema import load_study
+from experiments.study.load import load_study
 from experiments.support.cli import run_cli
 from qat_core.nvfp4 import PackedTensor
 from qat_core.nvfp4.format import BLOCK_SIZE

@@ -9,7 +9,7 @@ from transformers import AutoTokenizer
 
 from experiments.benchmarks.architectures import ARCHITECTURES, TINY
 from experiments.benchmarks.random_model import write_random_checkpoint
-from experiments.study.schema import load_study
+from experiments.study.load import load_study
 from qat_core.rl.prompts import encode_prompt
 from qat_core.rl.tasks import make_problems
 

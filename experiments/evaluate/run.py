@@ -11,9 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from experiments.evaluate.checkpoints import find_checkpoints, model_folder
 from experiments.evaluate.evaluator import Exam, hold_exam
-from experiments.runs.checkpoints import find_checkpoints, model_folder
-from experiments.study.schema import Run, Study, load_study
+from experiments.study.load import load_study
+from experiments.study.schema import Run, Study
 from experiments.support.cli import RESULTS, RUN, STUDY, run_cli
 from experiments.support.gpu_locks import reserved_devices
 from experiments.support.json_files import write_json

@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from experiments.launch.run_log import OnStep
-from experiments.runs.attempts import Attempt
+from experiments.runs.attempts import Attempt, OnStep
 from experiments.study.arms import make_arm
 from experiments.study.schema import Run, Study
 from experiments.support.json_files import Json

@@ -20,9 +20,10 @@ from filelock import FileLock, Timeout
 
 from experiments.launch.digests import training_digests
 from experiments.launch.preflight import require_devices, require_executable
-from experiments.launch.run_log import OnStep, RunLog
+from experiments.launch.run_log import RunLog
 from experiments.runs.attempts import (
     Attempt,
+    OnStep,
     is_finished,
     list_attempts,
     next_attempt,
@@ -30,7 +31,8 @@ from experiments.runs.attempts import (
     write_results,
 )
 from experiments.runs.manifest import new_manifest
-from experiments.study.schema import Run, Study, load_study
+from experiments.study.load import load_study
+from experiments.study.schema import Run, Study
 from experiments.support.cli import RESULTS, RUN, STUDY, run_cli
 from experiments.support.gpu_locks import reserved_devices
 from experiments.support.json_files import Json

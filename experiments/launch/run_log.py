@@ -3,13 +3,11 @@
 import math
 import time
 from collections import deque
-from collections.abc import Callable
 from datetime import timedelta
 
 from experiments.runs.attempts import Attempt, Row
 from experiments.tracking.publish import TrackedRun
 
-OnStep = Callable[[int, dict[str, float]], None]
 STEPS_OF_PACE = 5  # the time left is told from the pace of the last steps
 
 

@@ -8,7 +8,7 @@ metrics.jsonl and manifest.json are written from them when the run has finished.
 import gzip
 import json
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ import pandas as pd
 from experiments.support.json_files import Json, parse_object, read_json, write_json, write_jsonl
 
 Row = dict[str, float | int | None]
+OnStep = Callable[[int, dict[str, float]], None]  # called with step and metrics after each step
 # no attempt is made twice: its folder is the only copy of what was measured
 MEND = "restore it, or delete the run's folder to train the run again"
 

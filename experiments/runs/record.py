@@ -10,7 +10,8 @@ from pathlib import Path
 import pandas as pd
 
 from experiments.runs.attempts import read_history
-from experiments.study.schema import ROOT, load_study
+from experiments.study.load import load_study
+from experiments.study.schema import ROOT
 from experiments.support.cli import RESULTS, STUDY, run_cli
 from experiments.support.json_files import read_json
 

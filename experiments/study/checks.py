@@ -1,29 +1,65 @@
-"""What a study file may say section by section, but not as a whole."""
+"""Checks across the sections of a study: what no section can tell alone."""
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Hashable, Iterator
 from itertools import chain
-from typing import TYPE_CHECKING
 
-from experiments.study.models import HubModel
+from experiments.study.models import GgufModel, HubModel
+from experiments.study.schema import ROOT, Study
+from experiments.study.verl_settings import known_recipes, known_variants
 from experiments.study.yaml_file import suggest
-from experiments.verl.recipe import known_recipes, known_variants
 from qat_core.rl.config import TaskConfig
 from qat_core.rl.tasks import GENERATED_TASKS
-
-if TYPE_CHECKING:
-    from experiments.study.schema import Study
 
 # a recipe's: verl fills micro-batches by tokens, not by rl.micro_batch_responses
 DYNAMIC_BATCHES = "actor_rollout_ref.actor.use_dynamic_bsz"
 
 
-def find_contradictions(study: "Study") -> Iterator[str]:
-    """Each as "<dotted key>: <what>; <mend>"; take the first, as the next rely on its mend."""
-    of_trainer = _mistakes_of_verl if study.trainer == "verl" else _mistakes_of_local
-    return chain(of_trainer(study), _mistakes_of_task(study))
+def failed_checks(study: Study) -> Iterator[str]:
+    """Each as "<dotted key>: <what>; <hint>"; later checks assume that earlier ones passed."""
+    of_trainer = _check_verl if study.trainer == "verl" else _check_local
+    return chain(
+        _check_lists(study),
+        _check_model_files(study),
+        of_trainer(study),
+        _check_task(study),
+        _check_mini_batches(study),
+    )
 
 
-def _mistakes_of_local(study: "Study") -> Iterator[str]:
+def _check_lists(study: Study) -> Iterator[str]:
+    lists: dict[str, tuple[Hashable, ...]] = {
+        "models": tuple(study.models),
+        "arms": study.arms,
+        "seeds": study.seeds,
+    }
+    for key, values in lists.items():
+        if not values:
+            yield f"{key}: empty; name at least one"
+        for value, count in Counter(values).items():
+            if count > 1:
+                yield f"{key}: {value} is listed twice; remove one"
+
+
+def _check_model_files(study: Study) -> Iterator[str]:
+    for name, model in study.models.items():
+        if not isinstance(model, GgufModel) and not (ROOT / model.config).is_file():
+            yield (
+                f"models.{name}.config: no file {model.config}; paths are relative to the "
+                "repository root"
+            )
+
+
+def _check_mini_batches(study: Study) -> Iterator[str]:
+    rl = study.rl
+    if rl.prompts_per_step % rl.mini_batch_prompts:
+        yield (
+            f"rl.mini_batch_prompts: {rl.mini_batch_prompts} does not divide "
+            f"rl.prompts_per_step, {rl.prompts_per_step}; use one of its divisors"
+        )
+
+
+def _check_local(study: Study) -> Iterator[str]:
     if study.task.name not in GENERATED_TASKS:
         yield f"task.name: only trainer: verl reads the files of {study.task.name}; use verl"
     for name, model in study.models.items():
@@ -39,23 +75,23 @@ def _mistakes_of_local(study: "Study") -> Iterator[str]:
             yield f"{key}: only trainer: verl reads it; remove it"
 
 
-def _mistakes_of_verl(study: "Study") -> Iterator[str]:
+def _check_verl(study: Study) -> Iterator[str]:
     if study.rollout != "vllm":
         yield f"rollout: verl rolls out with vllm, not {study.rollout}; use vllm"
     for name, model in study.models.items():
-        yield from _unless_known(f"models.{name}.recipe", model.recipe, known_recipes())
+        yield from _check_known(f"models.{name}.recipe", model.recipe, known_recipes())
     if study.variant is not None:
-        yield from _unless_known("variant", study.variant, known_variants())
+        yield from _check_known("variant", study.variant, known_variants())
     gate = study.kl_gate
     if gate is not None and gate.steps < study.rl.save_every:
         yield (
             f"kl_gate.steps: {gate.steps} may end a run before its first checkpoint, which is "
             f"evaluated; use rl.save_every, {study.rl.save_every}, or more"
         )
-    yield from _mistakes_of_shares(study)
+    yield from _check_gpu_shares(study)
 
 
-def _mistakes_of_shares(study: "Study") -> Iterator[str]:
+def _check_gpu_shares(study: Study) -> Iterator[str]:
     """What verl asserts of a GPU's share of the responses, once Ray has started."""
     rl, gpus = study.rl, study.gpus
     mini_batch_responses = rl.mini_batch_prompts * rl.responses_per_prompt
@@ -73,24 +109,24 @@ def _mistakes_of_shares(study: "Study") -> Iterator[str]:
         )
 
 
-def _mistakes_of_task(study: "Study") -> Iterator[str]:
-    """What asks for more problems than the task has."""
-    task, a_step, evaluated = study.task, study.rl.prompts_per_step, study.evaluation.prompts
+def _check_task(study: Study) -> Iterator[str]:
+    """Whether the task has as many problems as are asked for."""
+    task, per_step, evaluated = study.task, study.rl.prompts_per_step, study.evaluation.prompts
     if task.name not in GENERATED_TASKS:
         for name, model in study.models.items():
             if not isinstance(model, HubModel) and model.pretrain is not None:
                 yield f"models.{name}.pretrain: {task.name} has no worked answers; remove it"
         return  # how many problems its files hold is known once they are there
-    if a_step > task.train_prompts:
+    if per_step > task.train_prompts:
         yield (
-            f"rl.prompts_per_step: {a_step} is more than task.train_prompts, "
+            f"rl.prompts_per_step: {per_step} is more than task.train_prompts, "
             f"{task.train_prompts}; lower it or raise train_prompts"
         )
-    wanted = task.train_prompts + task.test_prompts
-    if _count_problems(task) < wanted:
+    needed = task.train_prompts + task.test_prompts
+    if _count_problems(task) < needed:
         yield (
             f"task: terms {list(task.terms)} and largest {task.largest} give only "
-            f"{_count_problems(task)} different problems, not {wanted}; widen them or lower "
+            f"{_count_problems(task)} different problems, not {needed}; widen them or lower "
             "train_prompts"
         )
     if evaluated > task.test_prompts:
@@ -107,7 +143,7 @@ def _count_problems(task: TaskConfig) -> int:
     return chains * (36 if task.name == "word-problem" else 1)
 
 
-def _unless_known(key: str, name: str | None, known: list[str]) -> Iterator[str]:
+def _check_known(key: str, name: str | None, known: list[str]) -> Iterator[str]:
     if name not in known:
-        mend = suggest(name or "", known, f"use one of {', '.join(known)}")
-        yield f"{key}: {f'no recipe {name}' if name else 'missing'}; {mend}"
+        hint = suggest(name or "", known, f"use one of {', '.join(known)}")
+        yield f"{key}: {f'no recipe {name}' if name else 'missing'}; {hint}"

@@ -1,20 +1,16 @@
-"""What a study file may say: one pydantic model a section, every mistake named in one line.
+"""What a study file may say: one pydantic model per section; `checks` looks across them.
 
 A study is read in a dry run too, so nothing here imports torch. Paths in a study are relative
 to the repository root.
 """
 
-from collections import Counter
-from collections.abc import Hashable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
-from pydantic import Field, NonNegativeInt, model_validator
+from pydantic import Field, NonNegativeInt
 
-from experiments.study.checks import find_contradictions
-from experiments.study.models import MODEL_KINDS, GgufModel, Model, ModelName
-from experiments.study.yaml_file import parse_yaml_file
-from experiments.verl.recipe import Setting, load_recipe
+from experiments.study.models import Model, ModelName
+from experiments.study.verl_settings import Setting, load_recipe
 from qat_core.memory import Precision
 from qat_core.rl.config import EvaluationConfig, GrpoConfig, Settings, TaskConfig
 
@@ -82,26 +78,6 @@ class Study(Settings):
     evaluation: EvaluationConfig = EvaluationConfig()
     claims: Claims = Claims()
 
-    @model_validator(mode="after")
-    def _check_across_sections(self) -> Self:
-        _check_list("models", tuple(self.models))
-        _check_list("arms", self.arms)
-        _check_list("seeds", self.seeds)
-        for name, model in self.models.items():
-            if not isinstance(model, GgufModel) and not (ROOT / model.config).is_file():
-                raise ValueError(
-                    f"models.{name}.config: no file {model.config}; paths are relative to the "
-                    "repository root"
-                )
-        for mistake in find_contradictions(self):
-            raise ValueError(mistake)
-        if self.rl.prompts_per_step % self.rl.mini_batch_prompts:
-            raise ValueError(
-                f"rl.mini_batch_prompts: {self.rl.mini_batch_prompts} does not divide "
-                f"rl.prompts_per_step, {self.rl.prompts_per_step}; use one of its divisors"
-            )
-        return self
-
     def training_config(self, run: Run) -> dict[str, Any]:
         """All settings that decide a run's training, resolved, ready for JSON."""
         shared = self.model_dump(
@@ -150,20 +126,3 @@ class Study(Settings):
                 f"--run: study {self.study} has no run {run_id!r}; it has {', '.join(runs)}"
             )
         return runs[run_id]
-
-
-def _check_list(key: str, values: tuple[Hashable, ...]) -> None:
-    if not values:
-        raise ValueError(f"{key}: empty; name at least one")
-    repeated = [value for value, count in Counter(values).items() if count > 1]
-    if repeated:
-        raise ValueError(f"{key}: {repeated[0]} is listed twice; remove one")
-
-
-def load_study(path: Path) -> Study:
-    """Reads and checks a study file.
-
-    Raises:
-        ValueError: one line a mistake, "<file>: <dotted key>: <what>; <mend>".
-    """
-    return parse_yaml_file(path, Study, MODEL_KINDS)

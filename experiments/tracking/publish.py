@@ -19,7 +19,7 @@ from mlflow.entities import Metric, Param, RunTag
 
 from experiments.runs.attempts import Row, read_history
 from experiments.runs.provenance import flatten
-from experiments.study.schema import load_study
+from experiments.study.load import load_study
 from experiments.support.cli import RESULTS, STUDY, run_cli
 from experiments.support.json_files import Json, read_json_list, write_json
 from experiments.support.signals import deferred_interruption

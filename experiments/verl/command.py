@@ -8,10 +8,11 @@ import shlex
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.study.schema import PACKED_PRECISION, Run, Study, load_study
+from experiments.study.load import load_study
+from experiments.study.schema import PACKED_PRECISION, Run, Study
+from experiments.study.verl_settings import Setting
 from experiments.support.cli import RESULTS, RUN, STUDY, run_cli
 from experiments.verl.overrides import SEARCH_PATH, to_override
-from experiments.verl.recipe import Setting
 from qat_core.rl.config import GrpoConfig
 
 FROM_STUDY = "the study"

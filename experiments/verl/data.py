@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from experiments.runs.provenance import digest_file
-from experiments.study.schema import load_study
+from experiments.study.load import load_study
 from experiments.support.cli import STUDY, run_cli
 from experiments.support.json_files import write_json
 from experiments.verl.questions import drop_repeated, read_questions

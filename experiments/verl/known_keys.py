@@ -10,9 +10,9 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from experiments.study.verl_settings import Setting
 from experiments.study.yaml_file import suggest
 from experiments.verl.overrides import SEARCH_PATH, to_override
-from experiments.verl.recipe import Setting
 from qat_core.verl import config as verl_config
 
 CONFIG_NAME = "ppo_trainer"

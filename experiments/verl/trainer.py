@@ -5,8 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from experiments.launch.run_log import OnStep
-from experiments.runs.attempts import Attempt, merge_rows
+from experiments.runs.attempts import Attempt, OnStep, merge_rows
 from experiments.study.schema import PACKED_PRECISION, ROOT, Run, Study
 from experiments.support.json_files import Json, read_json, read_json_list
 from experiments.verl.checkpoints import rewind

@@ -10,9 +10,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 pytest.importorskip("verl", reason="needs requirements/engines.txt")
 
+from experiments.evaluate.checkpoints import find_checkpoints, model_folder
+
 from experiments.evaluate.run import evaluate_run
-from experiments.runs.checkpoints import find_checkpoints, model_folder
-from experiments.study.schema import Study, load_study
+from experiments.study.load import load_study
+from experiments.study.schema import Study
 from experiments.verl.checkpoints import TRACKER
 from experiments.verl.data import write_data
 from qat_core.rl.config import PretrainConfig

@@ -50,7 +50,7 @@ import sys
 from pathlib import Path
 from experiments.support.cli import run_cli
 from experiments.base.hub_checkpoint import link_checkpoint
-from experiments.study.schema import load_study
+from experiments.study.load import load_study
 study, out = map(Path, sys.argv[1:])
 run_cli(lambda: print(link_checkpoint("m", load_study(study).models["m"], out)))
 """

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from experiments.base.make import make_base
-from experiments.study.schema import ROOT, Study, load_study
+from experiments.study.load import load_study
+from experiments.study.schema import ROOT, Study
 
 CONFIG = ROOT / "experiments" / "models" / "nano-dense.json"
 STUDY = """

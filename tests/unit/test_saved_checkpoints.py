@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.runs.checkpoints import find_checkpoints, model_folder
+from experiments.evaluate.checkpoints import find_checkpoints, model_folder
 from experiments.verl.checkpoints import TRACKER
 
 

@@ -7,7 +7,8 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from experiments.study.schema import STUDIES, Study, load_study
+from experiments.study.load import load_study
+from experiments.study.schema import STUDIES, Study
 from experiments.study.yaml_file import read_yaml
 from qat_core import recipe
 from qat_core.nvfp4 import BlockScale, ScalePolicy

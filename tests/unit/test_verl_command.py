@@ -10,7 +10,8 @@ import pytest
 import yaml
 
 from experiments.study.arms import make_arm
-from experiments.study.schema import ROOT, STUDIES, Run, Study, load_study
+from experiments.study.load import load_study
+from experiments.study.schema import ROOT, STUDIES, Run, Study
 from experiments.verl.command import build_command, places, run_settings
 from qat_core.recipe import Recipe
 
@@ -79,7 +80,7 @@ def test_setting_of_the_study_is_refused_in_a_recipe(
     for name in ("base", "nano/recipe", "arms/nvfp4-qat"):
         (recipe / f"{name}.yaml").write_text("{}")
     (recipe / "nano" / "recipe.yaml").write_text("actor_rollout_ref.rollout: {top_p: 0.9}")
-    monkeypatch.setattr("experiments.verl.recipe.RECIPES", recipe)
+    monkeypatch.setattr("experiments.study.verl_settings.RECIPES", recipe)
     with pytest.raises(
         ValueError,
         match=r"nano/recipe.yaml: actor_rollout_ref.rollout.top_p: comes from the study; remove",

@@ -11,11 +11,12 @@ pytest.importorskip("verl", reason="needs requirements/engines.txt")
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from experiments.study.schema import STUDIES, load_study
+from experiments.study.load import load_study
+from experiments.study.schema import STUDIES
+from experiments.study.verl_settings import Setting, known_variants
 from experiments.verl.known_keys import require_known
 from experiments.verl.overrides import to_override
 from experiments.verl.preflight import require_known_settings
-from experiments.verl.recipe import Setting, known_variants
 
 SCALARS = st.one_of(
     st.none(),

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from programs import SLOW_IMPORTS, imported, run, snakemake
 
-from experiments.study.schema import ROOT, STUDIES, load_study
+from experiments.study.load import load_study
+from experiments.study.schema import ROOT, STUDIES
 
 # design.md, from shapes alone
 QWEN3_LINES = {

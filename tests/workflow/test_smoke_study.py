@@ -9,7 +9,7 @@ import pytest
 from mlflow import MlflowClient
 from programs import SLOW_IMPORTS, SMOKE, Done, imported, module, snakemake
 
-from experiments.study.schema import load_study
+from experiments.study.load import load_study
 
 RUNS = [run.id for run in load_study(SMOKE).runs]
 STEPS = load_study(SMOKE).rl.steps

@@ -14,7 +14,8 @@ from experiments.launch.preflight import require_devices, require_executable
 from experiments.support.gpu_locks import visible_gpus
 from experiments.study.preview import describe_plan
 from experiments.runs.provenance import digest_code, digest_file, digest_json
-from experiments.study.schema import ROOT, STUDIES, load_study
+from experiments.study.load import load_study
+from experiments.study.schema import ROOT, STUDIES
 
 CORES_PER_GPU = 16
 # not one that Snakemake starts for a job, which reads all this again

@@ -6,7 +6,8 @@ from synthetic_results import write_results
 
 from analysis.load import load_results
 from analysis.results import Results
-from experiments.study.schema import STUDIES, Study, load_study
+from experiments.study.load import load_study
+from experiments.study.schema import STUDIES, Study
 
 
 @pytest.fixture(scope="session")

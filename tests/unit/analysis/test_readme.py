@@ -8,7 +8,8 @@ from analysis.figures import FIGURES
 from analysis.load import load_results
 from analysis.readme import fill_blocks
 from analysis.results import Results
-from experiments.study.schema import ROOT, Study, load_study
+from experiments.study.load import load_study
+from experiments.study.schema import ROOT, Study
 
 BLOCKS = """before
 <!-- begin:claims -->

@@ -1,0 +1,21 @@
+"""A study file, read and checked."""
+
+from pathlib import Path
+
+from experiments.study.checks import failed_checks
+from experiments.study.models import MODEL_KINDS
+from experiments.study.schema import Study
+from experiments.study.yaml_file import parse_yaml_file
+
+
+def load_study(path: Path) -> Study:
+    """Reads and checks a study file.
+
+    Raises:
+        ValueError: one line per failed check, "<file>: <dotted key>: <what>; <hint>".
+    """
+    study = parse_yaml_file(path, Study, MODEL_KINDS)
+    # the first only: the next ones rely on what it asks for
+    for failure in failed_checks(study):
+        raise ValueError(f"{path}: {failure}")
+    return study
