@@ -11,7 +11,6 @@ pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 pytest.importorskip("verl", reason="needs requirements/engines.txt")
 
 from experiments.evaluate.checkpoints import find_checkpoints, model_folder
-
 from experiments.evaluate.run import evaluate_run
 from experiments.study.load import load_study
 from experiments.study.schema import Study
