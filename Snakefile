@@ -11,7 +11,6 @@ include: "workflow/rules/tracking.smk"
 include: "workflow/rules/data.smk"
 include: "workflow/rules/train.smk"
 include: "workflow/rules/evaluate.smk"
-include: "workflow/rules/memory.smk"
 include: "workflow/rules/compare.smk"
 include: "workflow/rules/figures.smk"
 
@@ -26,7 +25,6 @@ rule all:
     input:
         claims=f"{STUDY_DIR}/claims.md",
         figures=FIGURES.values(),
-        memory=f"{STUDY_DIR}/memory.json",
         published=f"{STUDY_DIR}/mlflow.json",
     localrule: True
     message:

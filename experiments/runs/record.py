@@ -29,7 +29,7 @@ def record_study(study_file: Path, results: Path, records: Path) -> Path:
     study_dir, record = results / "studies" / study.study, records / study.study
     sources = [results / run.id for run in study.runs]
     wanted = [source / name for source in sources for name in ("manifest.json", "eval.json")]
-    wanted += [study_dir / name for name in ("claims.json", "memory.json")]
+    wanted.append(study_dir / "claims.json")
     missing = [str(path) for path in wanted if not path.is_file()]
     if missing:
         raise ValueError(f"{missing[0]}: missing; run study {study.study} to its end first")
@@ -42,8 +42,7 @@ def record_study(study_file: Path, results: Path, records: Path) -> Path:
     shutil.rmtree(record, ignore_errors=True)
     for source in sources:
         _record_run(source, record / source.name)
-    for path in (study_dir / "claims.json", study_dir / "memory.json"):
-        shutil.copy(path, record)
+    shutil.copy(study_dir / "claims.json", record)
     shutil.copy(study_file, record / "study.yaml")
     return record
 

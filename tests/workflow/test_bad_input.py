@@ -154,13 +154,8 @@ def test_program_refuses(tmp_path: Path, command: tuple[str, ...], line: str) ->
             "base/tiny/manifest.json",
             "weights: missing; delete it and run the study again",
         ),
-        (
-            ("experiments.weight_memory", "--out", "out"),
-            "tiny_bf16_seed0/manifest.json",
-            "memory: missing; delete it and run the study again",
-        ),
     ],
-    ids=["launch", "weight memory"],
+    ids=["launch"],
 )
 def test_program_refuses_a_damaged_file(
     tmp_path: Path, command: tuple[str, ...], file: str, line: str

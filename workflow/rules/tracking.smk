@@ -5,7 +5,6 @@ rule publish:
         study=ancient(STUDY_FILE),
         evals=of_every_run("eval.json"),
         claims=f"{STUDY_DIR}/claims.json",
-        memory=f"{STUDY_DIR}/memory.json",
         figures=FIGURES.values(),
     output:
         runs=f"{STUDY_DIR}/mlflow.json",
