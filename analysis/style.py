@@ -1,7 +1,6 @@
 """One look for all figures: colours by arm, fonts, and PNG files that repeat byte for byte."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
 from analysis.results import Results
+from experiments.study.arms import ARMS, Arm
 from experiments.study.schema import Study
 
 WIDTH_INCHES = 9.0
@@ -23,25 +23,6 @@ MUTED = "#555555"
 HEADER_INCHES = 0.62  # title and legend
 LABEL_GAP = 0.06  # of two labels, as a fraction of the axes' height
 
-
-@dataclass(frozen=True)
-class ArmStyle:
-    """How one arm is drawn, and its name in legends; arms differ by more than colour."""
-
-    label: str
-    color: str
-    dashes: str | tuple[int, tuple[int, ...]]
-    line_width: float
-
-
-# Colours after Okabe and Ito 2008, for any colour vision. BF16 is the reference: a broad grey line
-# that stays visible where other arms lie on it.
-_ARMS: Mapping[str, ArmStyle] = {
-    "bf16": ArmStyle("BF16", "#9a9a9a", "solid", 5.0),
-    "nvfp4-noqat": ArmStyle("NVFP4, no QAT", "#d55e00", "solid", 1.8),
-    "nvfp4-qat": ArmStyle("NVFP4 QAT", "#0072b2", "solid", 1.8),
-    "nvfp4-qat-ffn": ArmStyle("NVFP4 QAT, FFN only", "#009e73", (0, (3, 1)), 1.8),
-}
 
 _RC: Mapping[str, Any] = {
     "figure.facecolor": "white",
@@ -66,11 +47,12 @@ _RC: Mapping[str, Any] = {
 }
 
 
-def arm_style(arm: str) -> ArmStyle:
-    """The style of an arm; ValueError for one that has none."""
-    if arm not in _ARMS:
-        raise ValueError(f"arm {arm} has no style; give it one in analysis/style.py")
-    return _ARMS[arm]
+def arm_style(arm: str) -> Arm:
+    """How an arm is drawn; ValueError for an unknown one."""
+    arms: dict[str, Arm] = {name: style for name, style in ARMS.items()}
+    if arm not in arms:
+        raise ValueError(f"arm {arm}: unknown; add it to experiments/study/arms.py")
+    return arms[arm]
 
 
 def new_figure(title: str, note: str, height_inches: float, **grid: Any) -> tuple[Figure, Any]:

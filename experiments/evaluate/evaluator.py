@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from experiments.study.arms import make_arm
+from experiments.study.arm_recipes import make_recipes
 from experiments.study.schema import Run, Study
 from experiments.verl.reward import compute_score
 from qat_core.plan import QuantPlan, plan
@@ -42,7 +42,7 @@ class Exam(NamedTuple):
         """What is packed; the BF16 arm has no packed form and is evaluated in the fullest."""
         if precision == "bf16":
             return None
-        packed = make_arm(self.run.arm, self.study.scale, self.study.block_scale).rolled_out
+        packed = make_recipes(self.run.arm, self.study.scale, self.study.block_scale).rollout
         full = Recipe.full(scale=self.study.scale, block_scale=self.study.block_scale)
         return packed or full
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from experiments.runs.attempts import Attempt, OnStep
-from experiments.study.arms import make_arm
+from experiments.study.arm_recipes import make_recipes
 from experiments.study.schema import Run, Study
 from experiments.support.json_files import Json
 from qat_core.rl.trainer import GrpoTrainer, TrainerConfig
@@ -13,12 +13,12 @@ from qat_core.weights.stream import weight_stream
 
 def train(study: Study, run: Run, results: Path, series: list[Attempt], on_step: OnStep) -> Json:
     """Trains a run to its last step; returns what the manifest learns from it."""
-    arm = make_arm(run.arm, study.scale, study.block_scale)
+    recipes = make_recipes(run.arm, study.scale, study.block_scale)
     config = TrainerConfig(
         base_dir=results / "base" / run.model,
         checkpoint_dir=results / run.id / "checkpoints",
-        train_recipe=arm.trained,
-        rollout_recipe=arm.rolled_out,
+        train_recipe=recipes.train,
+        rollout_recipe=recipes.rollout,
         task=study.task,
         grpo=study.rl,
         seed=run.seed,
@@ -29,8 +29,8 @@ def train(study: Study, run: Run, results: Path, series: list[Attempt], on_step:
     trainer.train(on_step)
     bf16_bytes = sum(p.nbytes for p in trainer.policy.model.parameters())
     # of the last weights, also where a crash left no step to do and so the engine no packed ones
-    stream = weight_stream(trainer.policy.model, trainer.plan, arm.rolled_out)
-    packed_bytes = sum(weight.nbytes for _, weight in stream) if arm.rolled_out else None
+    stream = weight_stream(trainer.policy.model, trainer.plan, recipes.rollout)
+    packed_bytes = sum(weight.nbytes for _, weight in stream) if recipes.rollout else None
     return {
         "measured": {
             "measured_bf16_gib": bf16_bytes / BYTES_PER_GIB,

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from experiments.runs.attempts import Attempt
 from experiments.runs.provenance import git_state, hardware, versions
-from experiments.study.schema import PACKED_PRECISION, Run, Study
+from experiments.study.arms import ARMS
+from experiments.study.schema import Run, Study
 from experiments.support.json_files import Json, read_json
 from qat_core.memory import predict_weight_memory_gib
 
@@ -16,7 +17,7 @@ def new_manifest(
     """The manifest of an attempt that starts now; its results are still None."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     config = read_json(base_dir / "config.json")
-    packed = PACKED_PRECISION[run.arm]
+    packed = ARMS[run.arm].rollout_recipe
     return {
         "run": run.id,
         "study": study.study,

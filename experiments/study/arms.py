@@ -1,34 +1,53 @@
-"""The arms of a study: what precision the trainer's forward pass and the rollout engine use."""
+"""The arms of a study: what each quantizes in training and in rollouts, and how it is drawn."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal, get_args
 
-from experiments.study.schema import ARM_NAMES, ArmName
-from qat_core.nvfp4 import BlockScale, ScalePolicy
-from qat_core.recipe import Recipe
+ArmName = Literal["bf16", "nvfp4-noqat", "nvfp4-qat", "nvfp4-qat-ffn"]
+# all linear and expert weights, or those outside attention; see qat_core.recipe.Recipe
+RecipeName = Literal["full", "ffn"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Arm:
-    """One arm. None stands for BF16.
+    """One arm; arms differ by more than colour in a figure.
 
     Attributes:
-        trained: recipe of the trainer's fake quantization.
-        rolled_out: recipe of the rollout engine's packed weights.
+        train_recipe: fake quantization of the trainer's forward pass; None: BF16.
+        rollout_recipe: weights that the rollout engine holds packed; None: BF16.
+        label: name in legends and tables.
+        color: of its lines, bars and points.
+        dashes: line style, as matplotlib takes it.
+        line_width: in points.
     """
 
-    trained: Recipe | None
-    rolled_out: Recipe | None
+    train_recipe: RecipeName | None
+    rollout_recipe: RecipeName | None
+    label: str
+    color: str
+    dashes: str | tuple[int, tuple[int, ...]] = "solid"
+    line_width: float = 1.8
 
 
-def make_arm(name: ArmName, scale: ScalePolicy = "pow2", block_scale: BlockScale = "max") -> Arm:
-    """The arm of that name (one of `ARM_NAMES`) with the study's scale policies."""
-    full = Recipe.full(scale=scale, block_scale=block_scale)
-    ffn = Recipe.ffn(scale=scale, block_scale=block_scale)
-    arms = {
-        "bf16": Arm(trained=None, rolled_out=None),
-        "nvfp4-noqat": Arm(trained=None, rolled_out=full),
-        "nvfp4-qat": Arm(trained=full, rolled_out=full),
-        "nvfp4-qat-ffn": Arm(trained=ffn, rolled_out=ffn),
-    }
-    assert tuple(arms) == ARM_NAMES
-    return arms[name]
+# Colours after Okabe and Ito 2008, for any colour vision. BF16 is the reference: a broad grey line
+# that stays visible where other arms lie on it.
+ARMS: Mapping[ArmName, Arm] = {
+    "bf16": Arm(
+        train_recipe=None, rollout_recipe=None, label="BF16", color="#9a9a9a", line_width=5.0
+    ),
+    "nvfp4-noqat": Arm(
+        train_recipe=None, rollout_recipe="full", label="NVFP4, no QAT", color="#d55e00"
+    ),
+    "nvfp4-qat": Arm(
+        train_recipe="full", rollout_recipe="full", label="NVFP4 QAT", color="#0072b2"
+    ),
+    "nvfp4-qat-ffn": Arm(
+        train_recipe="ffn",
+        rollout_recipe="ffn",
+        label="NVFP4 QAT, FFN only",
+        color="#009e73",
+        dashes=(0, (3, 1)),
+    ),
+}
+assert tuple(ARMS) == get_args(ArmName)

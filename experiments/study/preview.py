@@ -1,7 +1,8 @@
 """What a study would run and hold in memory, told before anything runs. Needs no torch."""
 
+from experiments.study.arms import ARMS
 from experiments.study.models import GgufModel
-from experiments.study.schema import PACKED_PRECISION, ROOT, Study
+from experiments.study.schema import ROOT, Study
 from experiments.support.json_files import read_json
 from qat_core.memory import Precision, predict_weight_memory_gib
 from qat_core.units import show_memory
@@ -19,7 +20,7 @@ def describe_plan(study: Study) -> str:
     seeds = ", ".join(map(str, study.seeds))
     for model in study.models:
         for arm in study.arms:
-            memory = _describe_memory(study, model, PACKED_PRECISION[arm])
+            memory = _describe_memory(study, model, ARMS[arm].rollout_recipe)
             lines.append(f"{model:<20} {arm:<16} {seeds:<12} {memory}")
     return "\n".join(lines)
 

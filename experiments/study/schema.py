@@ -5,27 +5,17 @@ to the repository root.
 """
 
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, NonNegativeInt
 
+from experiments.study.arms import ArmName
 from experiments.study.models import Model, ModelName
 from experiments.study.verl_settings import Setting, load_recipe
-from qat_core.memory import Precision
 from qat_core.rl.config import EvaluationConfig, GrpoConfig, Settings, TaskConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDIES = ROOT / "experiments" / "studies"
-
-ArmName = Literal["bf16", "nvfp4-noqat", "nvfp4-qat", "nvfp4-qat-ffn"]
-ARM_NAMES: tuple[ArmName, ...] = get_args(ArmName)
-# what an arm's rollout engine packs; None: nothing
-PACKED_PRECISION: dict[ArmName, Precision | None] = {
-    "bf16": None,
-    "nvfp4-noqat": "full",
-    "nvfp4-qat": "full",
-    "nvfp4-qat-ffn": "ffn",
-}
 
 
 class Claims(Settings):

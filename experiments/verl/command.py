@@ -8,8 +8,9 @@ import shlex
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiments.study.arms import ARMS
 from experiments.study.load import load_study
-from experiments.study.schema import PACKED_PRECISION, Run, Study
+from experiments.study.schema import Run, Study
 from experiments.study.verl_settings import Setting
 from experiments.support.cli import RESULTS, RUN, STUDY, run_cli
 from experiments.verl.overrides import SEARCH_PATH, to_override
@@ -130,7 +131,7 @@ def _seeds(seed: int) -> dict[str, Any]:
 
 
 def _precision(study: Study, run: Run) -> dict[str, Any]:
-    if PACKED_PRECISION[run.arm] is None:
+    if ARMS[run.arm].rollout_recipe is None:
         return {}
     qat = "actor_rollout_ref.actor.fsdp_config.qat"
     return {f"{qat}.scale": study.scale, f"{qat}.block_scale": study.block_scale}

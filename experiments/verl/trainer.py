@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 
 from experiments.runs.attempts import Attempt, OnStep, merge_rows
-from experiments.study.schema import PACKED_PRECISION, ROOT, Run, Study
+from experiments.study.arms import ARMS
+from experiments.study.schema import ROOT, Run, Study
 from experiments.support.json_files import Json, read_json, read_json_list
 from experiments.verl.checkpoints import rewind
 from experiments.verl.command import build_command, places
@@ -48,7 +49,7 @@ def train(study: Study, run: Run, results: Path, series: list[Attempt], on_step:
     if reason is None:
         _require_success(verl, text, log)
         _require_last_step(merge_rows(series)[-1]["step"], study.rl.steps, log)
-    packs = PACKED_PRECISION[run.arm] is not None
+    packs = ARMS[run.arm].rollout_recipe is not None
     return {
         "measured": _measured_memory(text, log, where.model, packs),
         "ledger": read_json_list(where.ledger) if packs else None,

@@ -9,8 +9,8 @@ pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 
 from vllm.distributed import cleanup_dist_env_and_memory
 
-from experiments.study.arms import make_arm
-from experiments.study.schema import ArmName
+from experiments.study.arm_recipes import make_recipes
+from experiments.study.arms import ArmName
 from qat_core.rl.trainer import GrpoTrainer
 from tests.nano_models import CONFIG, nano_trainer, write_nano
 
@@ -31,10 +31,8 @@ def base_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def _train(base_dir: Path, arm_name: ArmName, checkpoints: Path) -> tuple[GrpoTrainer, list[dict]]:
-    arm = make_arm(arm_name)
     rows: list[dict[str, float]] = []
-    recipes = arm.trained, arm.rolled_out
-    trainer = nano_trainer(base_dir, checkpoints, *recipes, TWO_STEPS, "vllm")
+    trainer = nano_trainer(base_dir, checkpoints, *make_recipes(arm_name), TWO_STEPS, "vllm")
     trainer.train(lambda step, metrics: rows.append(metrics))
     return trainer, rows
 

@@ -57,7 +57,11 @@ def test_training_code_is_format_recipe_and_trainer_but_no_bookkeeping() -> None
     modules = TRAINING_CODE["local"]
     files = {file for module in modules for file in provenance.imported_files(module)}
     names = {str(file.relative_to(provenance.ROOT)) for file in files}
-    assert {"qat_core/recipe.py", "qat_core/rl/trainer.py", "experiments/study/arms.py"} <= names
+    assert {
+        "qat_core/recipe.py",
+        "qat_core/rl/trainer.py",
+        "experiments/study/arm_recipes.py",
+    } <= names
     assert any(name.startswith("qat_core/nvfp4/") for name in names)
     assert not {"experiments/tracking/publish.py", "experiments/launch/run.py"} & names
     assert not any(name.startswith("analysis/") for name in names)

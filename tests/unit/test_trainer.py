@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.study.arms import make_arm
-from experiments.study.schema import ArmName
+from experiments.study.arm_recipes import make_recipes
+from experiments.study.arms import ArmName
 from qat_core.rl.config import RolloutConfig
 from tests.nano_models import CONFIG, nano_trainer
 
@@ -13,9 +13,8 @@ TIMES = ("timing_s/", "perf/")
 
 
 def run(
-    base: Path, arm_name: str, checkpoints: Path, stop_after: int | None = None
+    base: Path, arm_name: ArmName, checkpoints: Path, stop_after: int | None = None
 ) -> dict[int, dict[str, float]]:
-    arm = make_arm(arm_name)
     history: dict[int, dict[str, float]] = {}
 
     def on_step(step: int, metrics: dict[str, float]) -> None:
@@ -23,7 +22,7 @@ def run(
         if step == stop_after:
             raise KeyboardInterrupt
 
-    trainer = nano_trainer(base, checkpoints, arm.trained, arm.rolled_out)
+    trainer = nano_trainer(base, checkpoints, *make_recipes(arm_name))
     try:
         trainer.train(on_step)
     except KeyboardInterrupt:
@@ -61,7 +60,7 @@ def test_a_resumed_run_repeats_the_uninterrupted_one(nano_dir: Path, tmp_path: P
 def test_other_weights_trained_than_served_are_refused(
     nano_dir: Path, tmp_path: Path, trained: ArmName, rolled_out: ArmName, message: str
 ) -> None:
-    recipes = make_arm(trained).trained, make_arm(rolled_out).rolled_out
+    recipes = make_recipes(trained).train, make_recipes(rolled_out).rollout
     trainer = nano_trainer(nano_dir, tmp_path, *recipes)
     with pytest.raises(ValueError, match=message):
         trainer.train(lambda step, metrics: None)

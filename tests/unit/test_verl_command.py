@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from experiments.study.arms import make_arm
+from experiments.study.arm_recipes import make_recipes
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, STUDIES, Run, Study
 from experiments.verl.command import build_command, places, run_settings
@@ -40,17 +40,17 @@ def test_golden_files_are_those_of_the_runs() -> None:
 
 @pytest.mark.parametrize("run", QWEN3.runs[::3], ids=lambda run: run.id)
 def test_arm_trains_and_rolls_out_as_that_of_the_local_trainer(run: Run) -> None:
-    settings, arm = settings_of(QWEN3, run), make_arm(run.arm)
-    assert settings["+nvfp4"] == ("off" if arm.rolled_out is None else "w4a16")
-    if arm.rolled_out is None:
+    settings, recipes = settings_of(QWEN3, run), make_recipes(run.arm)
+    assert settings["+nvfp4"] == ("off" if recipes.rollout is None else "w4a16")
+    if recipes.rollout is None:
         assert not any(key.startswith(QAT) for key in settings)
         return
-    assert settings.get(f"{QAT}.enable", True) == (arm.trained is not None)
-    assert settings[f"{QAT}.scale"] == arm.rolled_out.scale
+    assert settings.get(f"{QAT}.enable", True) == (recipes.train is not None)
+    assert settings[f"{QAT}.scale"] == recipes.rollout.scale
     # lm_head, embeddings and gates are never quantized here, and named for vLLM's sake
     patterns = settings.get(f"{QAT}.ignore_patterns", [])
     assert isinstance(patterns, list)
-    assert set(arm.rolled_out.ignore) == set(patterns) - {
+    assert set(recipes.rollout.ignore) == set(patterns) - {
         *("lm_head", "embed_tokens", "re:.*mlp.gate$")
     }
 

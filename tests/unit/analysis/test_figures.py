@@ -13,7 +13,8 @@ from analysis.figures import FIGURES
 from analysis.results import Results
 from analysis.stats import interquartile_mean
 from analysis.style import arm_style, new_figure, save_figure, spread_labels
-from experiments.study.schema import ARM_NAMES, Study
+from experiments.study.arms import ARMS
+from experiments.study.schema import Study
 
 
 def texts_of(figure: Figure) -> str:
@@ -104,13 +105,13 @@ def test_memory_shares_are_of_bf16_also_without_that_arm(study: Study, results: 
 
 
 def test_every_arm_has_a_distinct_style() -> None:
-    styles = [arm_style(arm) for arm in ARM_NAMES]
+    styles = [arm_style(arm) for arm in ARMS]
     assert len({style.color for style in styles}) == len(styles)
     assert len({style.label for style in styles}) == len(styles)
 
 
 def test_unknown_arm_is_refused() -> None:
-    with pytest.raises(ValueError, match="arm int4 has no style; give it one"):
+    with pytest.raises(ValueError, match="arm int4: unknown; add it"):
         arm_style("int4")
 
 
