@@ -6,25 +6,28 @@ shard alone. What travels is 4 bits a weight and one byte for 16 of them: 0.5625
 shards unchanged (straight-through).
 """
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
 
+from qat_core.mesh import shard_rows
 from qat_core.nvfp4 import BLOCK_SIZE, PackedTensor, dequantize, dequantize_into, quantize_all
+from qat_core.scales import Scales
+from qat_core.tracking import TrackedWeight
 
-if TYPE_CHECKING:
-    from qat_core.parameter import FakeQuantizedTensor
+
+class WeightShard(TrackedWeight, Protocol):
+    """A rank's shard of a fake-quantized weight."""
+
+    scales: Scales
 
 
-def gather_packed(
-    shard: "FakeQuantizedTensor", mesh: DeviceMesh
-) -> tuple[tuple[Tensor, ...], None]:
+def gather_packed(shard: WeightShard, mesh: DeviceMesh) -> tuple[tuple[Tensor, ...], None]:
     """`fsdp_pre_all_gather`: this rank's codes and block scales, both uint8, padded to equal size.
 
     FSDP2 checks the sizes of uneven shards only if the hook takes its five arguments; that check
@@ -35,58 +38,37 @@ def gather_packed(
     """
     scales, name = shard.scales, shard.weight_name
     scales.refresh_if_written(name)
-    if not scales.is_current(shard):  # FSDP2 brought a copy from the CPU to the GPU
-        return _pack([shard], mesh)[name], None
+    if not scales.weights.holds(shard):  # FSDP2 brought a copy from the CPU to the GPU
+        return _pack([shard], scales, mesh)[name], None
     if name not in scales.packed_shards:
-        scales.packed_shards = _pack(scales.current_weights(), mesh)
+        scales.packed_shards = _pack(scales.weights.all(), scales, mesh)
     return scales.packed_shards[name], None
 
 
-def shard_mesh(name: str, parameter: DTensor) -> DeviceMesh:
-    """The dimension of the mesh along which FSDP2 shards: the last one also under HSDP."""
-    *others, last = parameter.placements
-    if last != Shard(0) or any(other != Replicate() for other in others):
-        raise ValueError(
-            f"{name}: has the placements {parameter.placements}; a quantized weight needs Shard(0) "
-            "alone, or after Replicate(): call fully_shard without tensor parallelism"
-        )
-    mesh: DeviceMesh = parameter.device_mesh
-    names = mesh.mesh_dim_names
-    return mesh if mesh.ndim == 1 or names is None else mesh[names[-1]]
-
-
-def max_over_ranks(amax: Tensor, *groups: dist.ProcessGroup) -> Tensor:
-    """The largest over the ranks of each group; infinity where a rank's is not finite."""
-    # A maximum with NaN is not defined in collectives, one with infinity is.
-    amax = amax.masked_fill(~amax.isfinite(), torch.inf)
-    for group in groups:
-        dist.all_reduce(amax, dist.ReduceOp.MAX, group)
-    return amax
-
-
-def _pack(shards: list["FakeQuantizedTensor"], mesh: DeviceMesh) -> dict[str, tuple[Tensor, ...]]:
-    scales = shards[0].scales
+def _pack(
+    shards: Sequence[TrackedWeight], scales: Scales, mesh: DeviceMesh
+) -> dict[str, tuple[Tensor, ...]]:
     scales.wait_until_ready()
     names = [shard.weight_name for shard in shards]
     packed = quantize_all(
         [shard.plain() for shard in shards],
-        [_global_scale(shard, mesh) for shard in shards],
+        [_global_scale(shard, scales, mesh) for shard in shards],
         scales.block_scale,
         names=names,
     )
     return {
-        name: _padded(shard, scales.shard_range(name, mesh)[1], mesh)
+        name: _padded(shard, len(shard_rows(scales.shapes[name][0], mesh)), mesh)
         for name, shard in zip(names, packed, strict=True)
     }
 
 
-def _global_scale(shard: "FakeQuantizedTensor", mesh: DeviceMesh) -> Tensor:
+def _global_scale(shard: TrackedWeight, scales: Scales, mesh: DeviceMesh) -> Tensor:
     """Of a shard of experts, those of its experts."""
-    global_scale = shard.scales.values[shard.weight_name]
+    global_scale = scales.values[shard.weight_name]
     if not global_scale.ndim:
         return global_scale
-    start, _ = shard.scales.shard_range(shard.weight_name, mesh)
-    return global_scale[start : start + len(shard)]
+    first = shard_rows(len(global_scale), mesh).start
+    return global_scale[first : first + len(shard.plain())]
 
 
 def _padded(packed: PackedTensor, num_rows: int, mesh: DeviceMesh) -> tuple[Tensor, ...]:
@@ -101,7 +83,7 @@ def _padded(packed: PackedTensor, num_rows: int, mesh: DeviceMesh) -> tuple[Tens
 
 @torch.no_grad()
 def unpack_gathered(
-    shard: "FakeQuantizedTensor",
+    shard: WeightShard,
     gathered: tuple[Tensor, ...],
     _metadata: None,
     param_dtype: torch.dtype,

@@ -35,6 +35,7 @@ from qat_core.operators import (
     written,
 )
 from qat_core.scales import Scales
+from qat_core.tracking import HeldWeights
 
 aten = torch.ops.aten
 
@@ -93,6 +94,11 @@ class FakeQuantizedTensor(torch.Tensor):
         """The full-precision values as a plain tensor that shares their memory."""
         return self._data
 
+    @property
+    def held_by(self) -> HeldWeights:
+        """The weights among which this one is tracked."""
+        return self.scales.weights
+
     def rounded(self) -> Tensor:
         """The values rounded to NVFP4, in the parameter's dtype and shape."""
         data = self._data.mT if self._transposed else self._data
@@ -105,7 +111,7 @@ class FakeQuantizedTensor(torch.Tensor):
         if type(data) is Tensor:  # else torch.compile is tracing
             self.scales.refresh_if_stale()
             shape = self.scales.shapes[self.weight_name][-data.ndim :]
-            if data.is_cpu and data.shape == shape and self.scales.is_memory_of(self):
+            if data.is_cpu and data.shape == shape and self.scales.weights.holds_memory_of(self):
                 return self._kept_rounded()
         options = self.scales.block_scale
         rounded = fake_quantize(data, self.global_scale, options, name=self.weight_name)
@@ -135,7 +141,7 @@ class FakeQuantizedTensor(torch.Tensor):
                 f"{BLOCK_SIZE}: add it to ignore"
             )
         for tensor in changed:
-            tensor.scales.stale = True
+            tensor.scales.weights.stale = True
         out = func(*read_all(cls, cls.plain, args), **read_dict(cls, cls.plain, kwargs))
         if func in PRESERVING or (func is aten.clone.default and args[0]._is_part()):
             with torch.inference_mode(False):  # views of a normal tensor are normal everywhere

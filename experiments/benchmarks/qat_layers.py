@@ -68,7 +68,7 @@ def apply_arm(model: nn.Module, arm: str) -> Callable[[], None]:
         prepare(model, Recipe())
         scales = scales_of(model)
         assert scales is not None
-        return lambda: setattr(scales, "stale", True)
+        return lambda: setattr(scales.weights, "stale", True)
     if arm == "verl":
         verl = verl_qat()
         verl.apply_qat(model, {"enable": True})

@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from qat_core.fsdp import max_over_ranks
+from qat_core.mesh import held_rows, max_over_ranks
 from qat_core.nvfp4 import (
     BLOCK_SIZE,
     BlockScale,
@@ -36,7 +35,7 @@ def group_scales(groups: Sequence[Mapping[str, Tensor]], policy: ScalePolicy) ->
     if not groups:
         return []
     weights = {name: weight for members in groups for name, weight in members.items()}
-    amax = dict(zip(weights, _amax(list(weights.values())), strict=True))
+    amax = _amax(weights)
     require_finite(list(amax.values()), list(amax))
     shared = [torch.stack([amax[name] for name in members]).amax(0) for members in groups]
     return _split_as(shared, global_scale(_flat(shared), policy))
@@ -46,40 +45,35 @@ def pack(name: str, weight: Tensor, scale: Tensor, block_scale: BlockScale) -> P
     """The whole weight, packed; of a sharded one on every rank."""
     if not isinstance(weight, DTensor):
         return quantize(weight, scale, block_scale, name=name)
-    own_scale = scale[_own_rows(weight)] if scale.ndim else scale
+    own_scale = scale[held_rows(name, weight)] if scale.ndim else scale
     packed = quantize(weight.to_local(), own_scale, block_scale, name=name)
     scale_bytes = _gather(packed.block_scale.view(torch.uint8), weight, BLOCK_SIZE)
     codes = _gather(packed.codes, weight, 2)
     return PackedTensor(codes, scale_bytes.view(torch.float8_e4m3fn), scale)
 
 
-def _amax(weights: Sequence[Tensor]) -> list[Tensor]:
+def _amax(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Largest |w| of each weight over all ranks, not finite where a weight is not."""
-    local = [w.to_local() if isinstance(w, DTensor) else w for w in weights]
+    local = [w.to_local() if isinstance(w, DTensor) else w for w in weights.values()]
     measured = group_amax([[w] for w in local])
-    amax = [_of_all_rows(values, w) for values, w in zip(measured, weights, strict=True)]
-    meshes = dict.fromkeys(w.device_mesh for w in weights if isinstance(w, DTensor))
-    if not meshes:
-        return amax
-    ranks = [group for mesh in meshes for group in mesh.get_all_groups()]
-    return _split_as(amax, max_over_ranks(_flat(amax), *ranks))
+    amax = [
+        _of_all_rows(values, name, weight)
+        for values, (name, weight) in zip(measured, weights.items(), strict=True)
+    ]
+    meshes = dict.fromkeys(w.device_mesh for w in weights.values() if isinstance(w, DTensor))
+    if meshes:
+        ranks = [group for mesh in meshes for group in mesh.get_all_groups()]
+        amax = _split_as(amax, max_over_ranks(_flat(amax), *ranks))
+    return dict(zip(weights, amax, strict=True))
 
 
-def _of_all_rows(values: Tensor, weight: Tensor) -> Tensor:
+def _of_all_rows(values: Tensor, name: str, weight: Tensor) -> Tensor:
     """Of experts, which have a value each, also those of other ranks, which are 0 here."""
     if not values.ndim or not isinstance(weight, DTensor):
         return values
     whole = values.new_zeros(weight.shape[:-2])
-    whole[_own_rows(weight)] = values
+    whole[held_rows(name, weight)] = values
     return whole
-
-
-def _own_rows(weight: DTensor) -> slice:
-    """Which part of the first dimension this rank holds."""
-    shape, offset = compute_local_shape_and_global_offset(
-        weight.shape, weight.device_mesh, weight.placements
-    )
-    return slice(offset[0], offset[0] + shape[0])
 
 
 def _gather(local: Tensor, weight: DTensor, values_per_column: int) -> Tensor:

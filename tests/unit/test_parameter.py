@@ -158,8 +158,8 @@ def test_a_copied_layer_holds_no_other_weights() -> None:
     expected = oracle.model.layers[0].mlp.up_proj.weight
     assert torch.equal(weight @ torch.eye(64).bfloat16(), expected)
     held = {f"model.layers.0.{name}" for name, p in copied.named_parameters() if p.ndim == 2}
-    assert {each.weight_name for each in weight.scales.current_weights()} == held
-    assert weight.scales.current_weights()[0] is copied.self_attn.q_proj.weight
+    assert {each.weight_name for each in weight.scales.weights.all()} == held
+    assert weight.scales.weights.all()[0] is copied.self_attn.q_proj.weight
 
 
 def test_a_weight_copied_alone_is_plain() -> None:
