@@ -32,7 +32,7 @@ rule all:
 
 
 onstart:
-    exit_unless_executable()
+    exit_unless_runnable()
 
 
 onsuccess:

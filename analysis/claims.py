@@ -14,7 +14,6 @@ from rich.console import Console
 
 from analysis.claims_table import Claim, ClaimsTable, show_ratio
 from analysis.load import load_results
-from analysis.metrics import K3_KL, REWARD
 from analysis.results import Array, Results, memory_source
 from analysis.stats import (
     MIN_STEPS,
@@ -29,6 +28,7 @@ from analysis.stats import (
 from experiments.study.load import load_study
 from experiments.study.schema import Study
 from experiments.support.cli import STUDY, run_cli
+from qat_core.rl.metric_names import K3_KL, REWARD
 
 # Reward before and after training: the first step samples from the base model, a few steps average
 # out a batch's luck. Few first steps keep the start fair; either side takes half a run at most.

@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.read import read_json, read_text
-from analysis.results import Evaluation, Manifest, Progress, Results
+from analysis.read import read_text
+from analysis.results import Results
+from experiments.runs.evaluation import read_evaluations
+from experiments.runs.manifest import RunManifest, read_manifest
 
-MEND = "run the study"
+HINT = "run the study"
 
 
 def load_results(folder: Path, run_ids: Sequence[str]) -> Results:
@@ -24,11 +26,9 @@ def load_results(folder: Path, run_ids: Sequence[str]) -> Results:
     Raises:
         ValueError: a file is missing or garbled, or a run is not finished.
     """
-    manifests = {run_id: _read_manifest(folder / run_id / "manifest.json") for run_id in run_ids}
+    manifests = {run_id: _read_manifest(folder / run_id) for run_id in run_ids}
     metrics = [_tag(read_metrics(folder / run_id), manifests[run_id]) for run_id in run_ids]
-    evals = [
-        _tag(_read_evals(folder / run_id / "eval.json"), manifests[run_id]) for run_id in run_ids
-    ]
+    evals = [_tag(_read_evals(folder / run_id), manifests[run_id]) for run_id in run_ids]
     return Results(
         pd.concat(metrics, ignore_index=True), pd.concat(evals, ignore_index=True), manifests
     )
@@ -46,7 +46,7 @@ def read_metrics(run_dir: Path) -> pd.DataFrame:
 
 
 def _read_jsonl(path: Path) -> pd.DataFrame:
-    lines = read_text(path, MEND).splitlines()
+    lines = read_text(path, HINT).splitlines()
     if not lines:
         raise ValueError(f"{path}: empty; delete the run's folder and train it again")
     return pd.DataFrame(
@@ -81,26 +81,24 @@ def _read_csv(path: Path) -> pd.DataFrame:
     return rows
 
 
-def _read_manifest(path: Path) -> Manifest:
-    progress = read_json(path, Progress, MEND)
-    if progress.status != "finished":
-        reason = f" ({progress.reason})" if progress.reason else ""
-        raise ValueError(f"{path}: the run is {progress.status}{reason}; run it to the end")
-    return read_json(path, Manifest, MEND)
+def _read_manifest(run_dir: Path) -> RunManifest:
+    manifest = read_manifest(run_dir, HINT)
+    if manifest.run != run_dir.name:
+        raise ValueError(f"{run_dir}/manifest.json: run: it is of {manifest.run}; {HINT}")
+    if manifest.status != "finished":
+        reason = f" ({manifest.reason})" if manifest.reason else ""
+        raise ValueError(
+            f"{run_dir}/manifest.json: the run is {manifest.status}{reason}; run it to the end"
+        )
+    return manifest
 
 
-def _read_evals(path: Path) -> pd.DataFrame:
-    evaluations = read_json(path, list[Evaluation], MEND)
-    for number, evaluation in enumerate(evaluations):
-        if len(evaluation.correct) != evaluation.prompts:
-            raise ValueError(
-                f"{path}: {number}.correct: {len(evaluation.correct)} of {evaluation.prompts} "
-                "prompts; evaluate again"
-            )
+def _read_evals(run_dir: Path) -> pd.DataFrame:
+    evaluations = read_evaluations(run_dir, HINT)
     return pd.DataFrame([evaluation.model_dump() for evaluation in evaluations])
 
 
-def _tag(rows: pd.DataFrame, manifest: Manifest) -> pd.DataFrame:
+def _tag(rows: pd.DataFrame, manifest: RunManifest) -> pd.DataFrame:
     names = {"run": manifest.run, "model": manifest.model, "arm": manifest.arm}
     return pd.concat(
         [pd.DataFrame({**names, "seed": manifest.seed}, index=rows.index), rows], axis="columns"

@@ -7,10 +7,6 @@ from typing import Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-# the metrics that claims and figures are about
-K3_KL = "rollout_corr/k3_kl"
-REWARD = "critic/score/mean"
-
 
 class Metric(BaseModel):
     """One metric.

@@ -1,43 +1,14 @@
 """All runs of a study in memory, and the arrays that statistics and figures take from them."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import pandas as pd
-from pydantic import BaseModel
 
+from experiments.runs.manifest import RunManifest
 from experiments.study.schema import Study
 
 Array = np.ndarray
-
-
-class Memory(BaseModel):
-    """Weight memory of one run in GiB; packed is None where the arm packs nothing."""
-
-    predicted_bf16_gib: float
-    measured_bf16_gib: float
-    predicted_packed_gib: float | None = None
-    measured_packed_gib: float | None = None
-
-    @property
-    def measured_gib(self) -> float:
-        """What the arm's rollout weights take: packed, or BF16 where it packs nothing."""
-        packed = self.measured_packed_gib
-        return self.measured_bf16_gib if packed is None else packed
-
-    @property
-    def predicted_gib(self) -> float:
-        """The prediction of `measured_gib`."""
-        if self.measured_packed_gib is None:
-            return self.predicted_bf16_gib
-        assert self.predicted_packed_gib is not None, "what is packed has a prediction"
-        return self.predicted_packed_gib
-
-    @property
-    def share_of_bf16(self) -> float:
-        """`measured_gib` over what the same run's weights take in BF16."""
-        return self.measured_gib / self.measured_bf16_gib
 
 
 def memory_source(study: Study) -> str:
@@ -45,41 +16,6 @@ def memory_source(study: Study) -> str:
     # on a CPU verl's engine counts what it is given, see qat_core/verl/worker.py
     from_vllm = study.trainer == "verl" and study.device == "cuda"
     return "as vLLM reports" if from_vllm else "bytes streamed to the engine"
-
-
-class Progress(BaseModel):
-    """How far a run has come; only a finished run's manifest has measurements."""
-
-    status: Literal["running", "finished", "failed"]
-    reason: str | None = None
-
-
-class Manifest(Progress):
-    """The part of a run's provenance that analysis reads."""
-
-    run: str
-    model: str
-    arm: str
-    seed: int
-    memory: Memory
-
-    @property
-    def was_stopped(self) -> bool:
-        """Whether a finished run did fewer steps than planned, for the reason it gives."""
-        return self.reason is not None
-
-
-class Evaluation(BaseModel):
-    """One offline evaluation of one checkpoint; `correct` counts successes per prompt."""
-
-    step: int
-    precision: Literal["bf16", "nvfp4"]
-    decoding: Literal["greedy", "sampled"]
-    prompts: int
-    samples_per_prompt: int
-    accuracy: float
-    correct: list[int]
-    response_tokens_mean: float
 
 
 @dataclass(frozen=True)
@@ -94,7 +30,7 @@ class Results:
 
     metrics: pd.DataFrame
     evals: pd.DataFrame
-    manifests: dict[str, Manifest]
+    manifests: dict[str, RunManifest]
 
     def series(self, model: str, arm: str, key: str) -> Array:
         """One metric as float64 (seeds, steps); NaN where the trainer recorded it as undefined.

@@ -5,7 +5,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.claims_table import show_ratio
-from analysis.metrics import CATALOGUE, K3_KL
+from analysis.metrics import CATALOGUE
 from analysis.results import Results
 from analysis.stats import interquartile_mean
 from analysis.style import (
@@ -18,6 +18,7 @@ from analysis.style import (
     spread_labels,
 )
 from experiments.study.schema import Study
+from qat_core.rl.metric_names import K3_KL
 
 CAPTION = "k3 KL of rollout and trainer by training step on a log axis, all arms"
 

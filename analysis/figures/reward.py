@@ -2,10 +2,11 @@
 
 from matplotlib.figure import Figure
 
-from analysis.metrics import CATALOGUE, REWARD
+from analysis.metrics import CATALOGUE
 from analysis.results import Results
 from analysis.style import add_legend, new_figure, plot_over_seeds, seeds_note
 from experiments.study.schema import Study
+from qat_core.rl.metric_names import REWARD
 
 CAPTION = "Online reward by training step, all arms"
 

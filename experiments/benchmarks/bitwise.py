@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from experiments.benchmarks.architectures import ARCHITECTURES, TINY, engine_settings
 from experiments.benchmarks.random_model import write_random_checkpoint
 from experiments.runs.provenance import hardware, versions
-from experiments.support.subprocess_call import call_in_own_process
+from experiments.support.subprocess_call import call_in_subprocess
 from qat_core.checkpoint import export
 from qat_core.plan import plan
 from qat_core.recipe import Recipe
@@ -48,13 +48,13 @@ PROMPT_TOKENS = 8
 def run_architecture(config: dict[str, Any], device: str, folder: Path) -> dict[str, Any]:
     """Whether each way to the last weights gives the same sample."""
     write_random_checkpoint(config, folder / "base", seed=0, device=device)
-    figures, samples = call_in_own_process(sync_repeatedly, folder, device)
+    figures, samples = call_in_subprocess(sync_repeatedly, folder, device)
     for kind in ("compressed-tensors", "modelopt"):
-        samples[f"fresh {kind}"] = call_in_own_process(load_and_sample, folder / kind, device)
+        samples[f"fresh {kind}"] = call_in_subprocess(load_and_sample, folder / kind, device)
     expected = samples["synced"]
     equal = {name: _is_equal(sample, expected) for name, sample in samples.items()}
     equal["other weights"] = _is_equal(figures.pop("first"), expected)  # has to be false
-    wide = call_in_own_process(repeat_wide, folder / "compressed-tensors", device)
+    wide = call_in_subprocess(repeat_wide, folder / "compressed-tensors", device)
     return {**figures, "tokens": int(expected.response_mask.sum()), "equal": equal, "wide": wide}
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from experiments.runs.provenance import hardware, versions
 from experiments.study.schema import ROOT
 from experiments.support.json_files import read_json
-from experiments.support.subprocess_call import call_in_own_process
+from experiments.support.subprocess_call import call_in_subprocess
 from qat_core.rollout.vllm.engine import vllm_version
 
 MODELS = ROOT / "experiments" / "models"
@@ -49,6 +49,6 @@ def record_engines(
         "engines": {},
     }
     for name in arguments.engines:
-        record["engines"][name] = call_in_own_process(measure, name, arguments.device)
+        record["engines"][name] = call_in_subprocess(measure, name, arguments.device)
         arguments.record.write_text(json.dumps(record, indent=1) + "\n")
         Console().print(name, record["engines"][name])

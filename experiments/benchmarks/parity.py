@@ -27,11 +27,12 @@ from experiments.benchmarks.architectures import ARCHITECTURES, engine_settings
 from experiments.benchmarks.parity_cases import Case, random_case, trained_case
 from experiments.benchmarks.parity_statistics import Batch, ratios_of_both_floors, write_batches
 from experiments.runs.provenance import hardware, versions
-from experiments.support.subprocess_call import call_in_own_process
+from experiments.support.subprocess_call import call_in_subprocess
 from qat_core.checkpoint.architecture import meta_model
 from qat_core.nvfp4 import PackedTensor, dequantize
 from qat_core.plan import plan
 from qat_core.recipe import Recipe
+from qat_core.rl.metric_names import K3_KL
 from qat_core.rl.mismatch import mismatch_metrics
 from qat_core.rl.policy import Policy
 from qat_core.rollout.engine import Rollouts
@@ -56,7 +57,7 @@ def measure_case(case: Case, device: str) -> dict[str, list[Batch]]:
     """All batches of every arm of one model."""
     batches: dict[str, list[Batch]] = {}
     for arms in ENGINES:
-        batches |= call_in_own_process(measure_arms, case, arms, device)
+        batches |= call_in_subprocess(measure_arms, case, arms, device)
     return batches
 
 
@@ -112,7 +113,7 @@ def _compare(policy: Policy, sampled: Rollouts, seed: int, device: str) -> Batch
     metrics = mismatch_metrics(trained_BT, sampled.log_probs, sampled.response_mask, 2.0)
     return {
         "seed": seed,
-        "k3_kl": float(metrics["rollout_corr/k3_kl"]),
+        "k3_kl": float(metrics[K3_KL]),
         "kl": float(metrics["rollout_corr/kl"]),
         "tokens": int(sampled.response_mask.sum()),
     }

@@ -21,8 +21,9 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.runs.attempts import Row, read_history
+from experiments.runs.manifest import RunManifest
 from experiments.support.cli import run_cli
-from experiments.support.json_files import Json
+from qat_core.rl.metric_names import K3_KL, STEP_TIME
 
 TIMES = {
     "rollout_s": "timing_s/gen",
@@ -31,13 +32,13 @@ TIMES = {
     "weight_sync_s": "timing_s/update_weights",
 }
 COLUMNS = TIMES | {
-    "k3_kl": "rollout_corr/k3_kl",
+    "k3_kl": K3_KL,
     "kl": "rollout_corr/kl",
     "tokens_per_step": "perf/total_num_tokens",
 }
 
 
-def summarize(run_dir: Path, manifest: Json, rows: list[Row]) -> dict[str, Any]:
+def summarize(run_dir: Path, manifest: RunManifest, rows: list[Row]) -> dict[str, Any]:
     """What a run tells, of its history.
 
     Raises:
@@ -45,25 +46,25 @@ def summarize(run_dir: Path, manifest: Json, rows: list[Row]) -> dict[str, Any]:
     """
     if len(rows) < 2:
         raise ValueError(f"{run_dir}: {len(rows)} steps; run it again, or leave it out")
-    config = manifest["config"]
+    config = manifest.config
     return {
-        "model": manifest["model"],
-        "arm": manifest["arm"],
+        "model": manifest.model,
+        "arm": manifest.arm,
         "gpus": config["gpus"],
-        "status": manifest["status"],
+        "status": manifest.status,
         "steps": len(rows),
         "planned_steps": config["rl"]["steps"],
         "responses_per_step": config["rl"]["prompts_per_step"]
         * config["rl"]["responses_per_prompt"],
         **{name: _spread(row[key] for row in rows[1:]) for name, key in COLUMNS.items()},
         "step_s": _spread(map(_step_s, rows[1:])),
-        "memory": manifest["memory"],
-        "git": manifest["git"],
+        "memory": manifest.memory.model_dump(),
+        "git": manifest.git and manifest.git.model_dump(),
     }
 
 
 def _step_s(row: Row) -> float:
-    return float(row["timing_s/step"] or 0.0) - float(row.get("timing_s/save_checkpoint") or 0.0)
+    return float(row[STEP_TIME] or 0.0) - float(row.get("timing_s/save_checkpoint") or 0.0)
 
 
 def _spread(found: Iterable[float | None]) -> dict[str, float]:
@@ -71,7 +72,7 @@ def _spread(found: Iterable[float | None]) -> dict[str, float]:
     return {"median": statistics.median(values), "low": min(values), "high": max(values)}
 
 
-def _common_setup(manifests: list[Json]) -> dict[str, Any]:
+def _common_setup(manifests: list[RunManifest]) -> dict[str, Any]:
     """Versions and kinds of hardware; ValueError where they differ, for whatever number of GPUs."""
     setups = [_setup(manifest) for manifest in manifests]
     if any(setup != setups[0] for setup in setups):
@@ -79,10 +80,10 @@ def _common_setup(manifests: list[Json]) -> dict[str, Any]:
     return setups[0]
 
 
-def _setup(manifest: Json) -> dict[str, Any]:
-    hardware = manifest["hardware"]
-    kinds = {"cpu": hardware["cpu"], "gpus": sorted(set(hardware["gpus"]))}
-    return {"versions": manifest["versions"], "hardware": kinds}
+def _setup(manifest: RunManifest) -> dict[str, Any]:
+    hardware = manifest.hardware
+    kinds = {"cpu": hardware.cpu, "gpus": sorted(set(hardware.gpus))}
+    return {"versions": manifest.versions, "hardware": kinds}
 
 
 def print_table(runs: list[dict[str, Any]]) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints of a run, asked held-out questions in one precision by one rollout engine."""
+"""Evaluates checkpoints of a run on held-out questions, in one precision by one rollout engine."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -8,6 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
+from experiments.runs.evaluation import Evaluation, Precision
 from experiments.study.arm_recipes import make_recipes
 from experiments.study.schema import Run, Study
 from experiments.verl.reward import compute_score
@@ -22,12 +23,12 @@ from qat_core.weights.declared import bf16_plan
 from qat_core.weights.source import model_reader, packed_weights
 
 EVALUATION_SEED = 20_000
-# responses asked for at once: the eager engine waits for the longest, vLLM takes up the next one
+# responses in flight: the eager engine waits for the longest, vLLM starts the next one
 BATCH_RESPONSES = {"eager": 256, "vllm": 2048}
 
 
-class Exam(NamedTuple):
-    """What the checkpoints of a run are asked.
+class EvaluationJob(NamedTuple):
+    """Which checkpoints of a run answer which questions.
 
     Attributes:
         folders: checkpoints by step; the first one's tokenizer is used for all.
@@ -38,8 +39,8 @@ class Exam(NamedTuple):
     folders: Mapping[int, Path]
     questions: list[Question]
 
-    def recipe(self, precision: str) -> Recipe | None:
-        """What is packed; the BF16 arm has no packed form and is evaluated in the fullest."""
+    def recipe(self, precision: Precision) -> Recipe | None:
+        """What is packed; the BF16 arm, which packs nothing in training, is packed in full."""
         if precision == "bf16":
             return None
         packed = make_recipes(self.run.arm, self.study.scale, self.study.block_scale).rollout
@@ -47,23 +48,26 @@ class Exam(NamedTuple):
         return packed or full
 
 
-def hold_exam(exam: Exam, precision: str) -> list[dict[str, Any]]:
-    """Records of all checkpoints, by step, served one after the other by the same engine."""
-    recipe, records = exam.recipe(precision), []
-    first = next(iter(exam.folders.values()))
+def evaluate(job: EvaluationJob, precision: Precision) -> list[Evaluation]:
+    """Evaluations of all checkpoints by step, served one after the other by the same engine."""
+    recipe, evaluations = job.recipe(precision), []
+    first = next(iter(job.folders.values()))
     tokenizer = AutoTokenizer.from_pretrained(first)
-    prompts = [encode_prompt(tokenizer, question) for question in exam.questions]
+    prompts = [encode_prompt(tokenizer, question) for question in job.questions]
     engine: RolloutEngine | None = None
-    for step, folder in exam.folders.items():
+    for step, folder in job.folders.items():
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
         served = plan(model, recipe) if recipe else None
-        engine = engine or _start_engine(exam.study, first, served, max(map(len, prompts)))
-        _load(engine, model, served or bf16_plan(model), recipe, exam.study.device)
-        answered = list(_answer(exam, tokenizer, prompts, engine))
-        told = "  ".join(f"{record['decoding']} {record['accuracy']:.3f}" for record in answered)
-        print(f"{exam.run.id:<28} step {step:>3}  {precision:<5}  accuracy {told}", flush=True)
-        records += [{"step": step, "precision": precision, **record} for record in answered]
-    return records
+        engine = engine or _start_engine(job.study, first, served, max(map(len, prompts)))
+        _load(engine, model, served or bf16_plan(model), recipe, job.study.device)
+        done = [
+            Evaluation(step=step, precision=precision, **counts)
+            for counts in _count_right_answers(job, tokenizer, prompts, engine)
+        ]
+        accuracies = "  ".join(f"{it.decoding} {it.accuracy:.3f}" for it in done)
+        print(f"{job.run.id:<28} step {step:>3}  {precision:<5}  accuracy {accuracies}", flush=True)
+        evaluations += done
+    return evaluations
 
 
 def _start_engine(
@@ -88,13 +92,13 @@ def _load(
     engine.sync(weights, announced=served)
 
 
-def _answer(
-    exam: Exam, tokenizer: Tokenizer, prompts: list[list[int]], engine: RolloutEngine
+def _count_right_answers(
+    job: EvaluationJob, tokenizer: Tokenizer, prompts: list[list[int]], engine: RolloutEngine
 ) -> Iterator[dict[str, Any]]:
-    """One record a decoding."""
-    limit = exam.study.rl.rollout.max_response_tokens
-    batch_size = BATCH_RESPONSES[exam.study.rollout]
-    for decoding, temperature, samples in _decodings(exam.study.evaluation):
+    """The part of an `Evaluation` that depends on the answers, per decoding."""
+    limit = job.study.rl.rollout.max_response_tokens
+    batch_size = BATCH_RESPONSES[job.study.rollout]
+    for decoding, temperature, samples in _decodings(job.study.evaluation):
         asked = [i for i in range(len(prompts)) for _ in range(samples)]
         correct, lengths = [0] * len(prompts), []
         for start in range(0, len(asked), batch_size):
@@ -104,8 +108,8 @@ def _answer(
             )
             responses = decode_responses(tokenizer, rollouts)
             for i, response in zip(batch, responses, strict=True):
-                answer = exam.questions[i].answer
-                correct[i] += int(compute_score(exam.study.task.name, response, answer)["acc"])
+                answer = job.questions[i].answer
+                correct[i] += int(compute_score(job.study.task.name, response, answer)["acc"])
             lengths += rollouts.response_mask.sum(-1).tolist()
         yield {
             "decoding": decoding,

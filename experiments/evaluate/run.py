@@ -9,24 +9,22 @@ import argparse
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import get_args
 
 from experiments.evaluate.checkpoints import find_checkpoints, model_folder
-from experiments.evaluate.evaluator import Exam, hold_exam
+from experiments.evaluate.evaluator import EvaluationJob, evaluate
+from experiments.runs.evaluation import Evaluation, Precision, write_evaluations
 from experiments.study.load import load_study
 from experiments.study.schema import Run, Study
 from experiments.support.cli import RESULTS, RUN, STUDY, run_cli
 from experiments.support.gpu_locks import reserved_devices
-from experiments.support.json_files import write_json
-from experiments.support.subprocess_call import call_in_own_process
+from experiments.support.subprocess_call import call_in_subprocess
 from experiments.verl.questions import read_questions
 from qat_core.rl.tasks import Question, make_problems
 
-PRECISIONS = ("bf16", "nvfp4")
 
-
-def evaluate_run(study: Study, run: Run, results: Path) -> list[dict[str, Any]]:
-    """Accuracies of a run's base (step 0) and saved checkpoints, one record a setting.
+def evaluate_run(study: Study, run: Run, results: Path) -> list[Evaluation]:
+    """Evaluations of a run's base (step 0) and saved checkpoints, by step.
 
     Raises:
         FileNotFoundError: the run has saved no checkpoint.
@@ -36,12 +34,13 @@ def evaluate_run(study: Study, run: Run, results: Path) -> list[dict[str, Any]]:
     saved = find_checkpoints(results / run.id / "checkpoints")
     with ExitStack() as stack:
         merged = {step: stack.enter_context(model_folder(path)) for step, path in saved.items()}
-        exam = Exam(study, run, {0: results / "base" / run.model} | merged, questions)
+        job = EvaluationJob(study, run, {0: results / "base" / run.model} | merged, questions)
         stack.enter_context(reserved_devices(study.device, num_gpus=1))
         is_eager = study.rollout == "eager"
-        hold = hold_exam if is_eager else partial(call_in_own_process, hold_exam)
-        records = [record for precision in PRECISIONS for record in hold(exam, precision)]
-    return sorted(records, key=lambda record: int(record["step"]))
+        # vLLM's CUDA graphs and memory need a process of their own for each precision
+        call = evaluate if is_eager else partial(call_in_subprocess, evaluate)
+        done = [it for precision in get_args(Precision) for it in call(job, precision)]
+    return sorted(done, key=lambda evaluation: evaluation.step)
 
 
 def _held_out_questions(study: Study, results: Path) -> list[Question]:
@@ -56,8 +55,7 @@ def main() -> None:
     args = parser.parse_args()
     study = load_study(args.study)
     run = study.find_run(args.run)
-    records = evaluate_run(study, run, args.results)
-    write_json(args.results / run.id / "eval.json", records)
+    write_evaluations(args.results / run.id, evaluate_run(study, run, args.results))
 
 
 if __name__ == "__main__":

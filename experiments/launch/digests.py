@@ -3,13 +3,17 @@
 from dataclasses import asdict
 from pathlib import Path
 
+from pydantic import BaseModel
+
+from experiments.runs.base_manifest import read_base_manifest
+from experiments.runs.manifest import Digests
 from experiments.runs.provenance import digest_code, digest_file, digest_json
 from experiments.study.schema import ROOT, Run, Study
-from experiments.support.json_files import Json, read_json
+from experiments.support.json_files import read_model
 from experiments.verl.command import build_command, places
 from qat_core.rl.tasks import make_problems
 
-# what decides a run's numbers; how they are written down and tracked does not
+# what decides a run's numbers; how they are recorded and tracked does not
 TRAINING_CODE = {
     "local": ("experiments.study.arm_recipes", "qat_core.rl.trainer"),
     "verl": (
@@ -24,7 +28,13 @@ VERL_CONFIG = ROOT / "qat_core" / "verl" / "config"
 LOCKS = {"eager": ("base.txt",), "vllm": ("base.txt", "engines.txt")}
 
 
-def training_digests(study: Study, run: Run, results: Path) -> Json:
+class DataSplit(BaseModel):
+    """What data.json says of a split, as far as runs depend on it."""
+
+    sha256: str
+
+
+def training_digests(study: Study, run: Run, results: Path) -> Digests:
     """What a run depends on, by kind.
 
     Raises:
@@ -35,12 +45,12 @@ def training_digests(study: Study, run: Run, results: Path) -> Json:
         "code": code_digest(study),
         "data": _data_digest(study, results),
         "lock": digest_json([digest_file(ROOT / "requirements" / f) for f in LOCKS[study.rollout]]),
-        "base": digest_json(_base_weights(results / "base" / run.model)),
+        "base": digest_json(read_base_manifest(results / "base" / run.model).weights),
     }
 
 
 def config_digest(study: Study, run: Run) -> str:
-    """All settings of a run; with verl, of the very command line, wherever its files lie."""
+    """All settings of a run; with verl also its command line, wherever its files are."""
     settings: list[object] = [study.training_config(run)]
     if study.trainer == "verl":
         settings.append(build_command(study, run, places(study, run, Path(), Path(), Path())))
@@ -55,19 +65,12 @@ def code_digest(study: Study) -> str:
     return digest_json(digests)
 
 
-def _base_weights(base_dir: Path) -> Json:
-    manifest = base_dir / "manifest.json"
-    if not manifest.is_file():
-        raise ValueError(f"{manifest}: no base checkpoint; make it with `snakemake {manifest}`")
-    weights: Json = read_json(manifest)["weights"]
-    return weights
-
-
 def _data_digest(study: Study, results: Path) -> str:
     if study.trainer == "verl":
         described = results / "data" / study.study / "data.json"
         if not described.is_file():
             raise ValueError(f"{described}: no data; make it with `snakemake {described}`")
-        return digest_json({split: part["sha256"] for split, part in read_json(described).items()})
-    splits = (make_problems(study.task, "train"), make_problems(study.task, "test"))
-    return digest_json([[asdict(problem) for problem in split] for split in splits])
+        splits = read_model(described, dict[str, DataSplit])
+        return digest_json({split: part.sha256 for split, part in splits.items()})
+    problems = (make_problems(study.task, "train"), make_problems(study.task, "test"))
+    return digest_json([[asdict(problem) for problem in split] for split in problems])

@@ -2,17 +2,17 @@
 
 from pathlib import Path
 
-from experiments.runs.attempts import Attempt, OnStep
+from experiments.runs.attempts import OnStep
+from experiments.runs.manifest import TrainingResult
 from experiments.study.arm_recipes import make_recipes
 from experiments.study.schema import Run, Study
-from experiments.support.json_files import Json
 from qat_core.rl.trainer import GrpoTrainer, TrainerConfig
 from qat_core.units import BYTES_PER_GIB
 from qat_core.weights.stream import weight_stream
 
 
-def train(study: Study, run: Run, results: Path, series: list[Attempt], on_step: OnStep) -> Json:
-    """Trains a run to its last step; returns what the manifest learns from it."""
+def train_here(study: Study, run: Run, results: Path, on_step: OnStep) -> TrainingResult:
+    """Trains a run to its last step, from its last checkpoint if there is one."""
     recipes = make_recipes(run.arm, study.scale, study.block_scale)
     config = TrainerConfig(
         base_dir=results / "base" / run.model,
@@ -28,14 +28,11 @@ def train(study: Study, run: Run, results: Path, series: list[Attempt], on_step:
     trainer = GrpoTrainer(config)
     trainer.train(on_step)
     bf16_bytes = sum(p.nbytes for p in trainer.policy.model.parameters())
-    # of the last weights, also where a crash left no step to do and so the engine no packed ones
+    # streamed once more: after a crash there may be no step left that gives the engine weights
     stream = weight_stream(trainer.policy.model, trainer.plan, recipes.rollout)
     packed_bytes = sum(weight.nbytes for _, weight in stream) if recipes.rollout else None
-    return {
-        "measured": {
-            "measured_bf16_gib": bf16_bytes / BYTES_PER_GIB,
-            "measured_packed_gib": packed_bytes and packed_bytes / BYTES_PER_GIB,
-        },
-        "ledger": trainer.ledger().as_dicts(),
-        "reason": None,
-    }
+    return TrainingResult(
+        measured_bf16_gib=bf16_bytes / BYTES_PER_GIB,
+        measured_packed_gib=packed_bytes and packed_bytes / BYTES_PER_GIB,
+        coverage=trainer.ledger().as_dicts(),
+    )

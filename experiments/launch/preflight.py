@@ -1,4 +1,4 @@
-"""What stands in the way of executing a study that can well be planned."""
+"""What can be refused only where a study runs: settings of its trainer, and GPUs."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -7,11 +7,11 @@ from experiments.study.schema import Run, Study
 from experiments.support.gpu_locks import require_gpus
 
 
-def require_executable(study: Study, runs: Iterable[Run]) -> None:
+def check_settings(study: Study, runs: Iterable[Run]) -> None:
     """Checks that what the runs set is known to their trainer.
 
     Raises:
-        ValueError: a line a key, "<file>: <key>: <what>; <mend>", or verl is not installed.
+        ValueError: one line per key, "<file>: <key>: <what>; <hint>", or verl is not installed.
     """
     if study.trainer == "verl":
         from experiments.verl.preflight import require_known_settings  # Hydra, needed here alone
@@ -19,7 +19,7 @@ def require_executable(study: Study, runs: Iterable[Run]) -> None:
         require_known_settings(study, runs)
 
 
-def require_devices(study: Study, path: Path) -> None:
+def check_devices(study: Study, path: Path) -> None:
     """Checks that this machine has the GPUs of one run.
 
     Raises:

@@ -1,8 +1,11 @@
-"""`python -m experiments.launch.run`: one run of a study, from its last checkpoint if any.
+"""`python -m experiments.launch.run`: one run of a study, resumed from its last checkpoint if any.
+
+Reads from top to bottom: `main` checks the run and locks it, `launch` opens an attempt with its
+log and GPUs, `run_attempt` trains and records how the attempt ended.
 
 Every attempt keeps its own log, metrics and manifest; the run's metrics.jsonl and manifest.json
-appear when it has finished. MLflow follows live. A run that has finished is not trained again:
-Snakemake, which ended before it saw that, removed those two files, and they are only written anew.
+appear when it has finished. A finished run is not trained again: if only those two files are
+missing (Snakemake removes them if it ended before it saw them), they are written again.
 """
 
 import argparse
@@ -13,13 +16,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
 
 from filelock import FileLock, Timeout
 
 from experiments.launch.digests import training_digests
-from experiments.launch.preflight import require_devices, require_executable
+from experiments.launch.preflight import check_devices, check_settings
 from experiments.launch.run_log import RunLog
 from experiments.runs.attempts import (
     Attempt,
@@ -30,57 +34,46 @@ from experiments.runs.attempts import (
     resumable,
     write_results,
 )
-from experiments.runs.manifest import new_manifest
+from experiments.runs.manifest import Digests, RunManifest, TrainingResult, WeightMemory
+from experiments.runs.provenance import git_state, hardware, versions
+from experiments.study.arms import ARMS
 from experiments.study.load import load_study
 from experiments.study.schema import Run, Study
 from experiments.support.cli import RESULTS, RUN, STUDY, run_cli
 from experiments.support.gpu_locks import reserved_devices
-from experiments.support.json_files import Json
+from experiments.support.json_files import read_json
 from experiments.support.tee import tee_output
-from experiments.tracking.publish import TrackedRun
+from experiments.tracking.live import TrackedRun
+from qat_core.memory import predict_weight_memory_gib
 
-KILLED = "ended without a word: killed, or the machine stopped"
-
-
-def run_attempt(
-    study: Study, run: Run, results: Path, manifest: Json, series: list[Attempt]
-) -> None:
-    """Goes through one attempt, the last of `series`; its manifest says truly how it ended."""
-    attempt = series[-1]
-    started = time.monotonic()
-    attempt.write_manifest(manifest)
-    tracked = TrackedRun(study.study, run.id)
-    tracked.start(manifest, goes_on=len(series) > 1)
-    log = RunLog(run.id, study.rl.steps, attempt, tracked)
-    try:
-        learnt = _train(study, run, results, series, log.on_step)
-        manifest["memory"] |= learnt.pop("measured")
-        manifest |= learnt | {"status": "finished"}
-    except BaseException as error:
-        manifest |= {"status": "failed", "reason": f"{type(error).__name__}: {error}"}
-        raise
-    finally:
-        manifest["wall_s"] = round(time.monotonic() - started, 1)
-        attempt.write_manifest(manifest)
-        tracked.finish(manifest)
-    write_results(results / run.id)
+KILLED = "killed without a chance to report: SIGKILL, out of memory, or the machine stopped"
 
 
-def _train(study: Study, run: Run, results: Path, series: list[Attempt], on_step: OnStep) -> Json:
-    # here, because the local one imports torch, which has no place beside verl
-    if study.trainer == "verl":
-        from experiments.verl.trainer import train
-    else:
-        from experiments.launch.local_trainer import train
-    return train(study, run, results, series, on_step)
+def main() -> None:
+    """Parses the command line and launches one run, unless it has finished already."""
+    parser = argparse.ArgumentParser(description=__doc__, parents=[STUDY, RUN, RESULTS])
+    parser.add_argument("--log", type=Path, required=True, help="copy of the last attempt's log")
+    args = parser.parse_args()
+    study = load_study(args.study)
+    run = study.find_run(args.run)
+    check_settings(study, [run])
+    check_devices(study, args.study)
+    digests = training_digests(study, run, args.results)
+    run_dir = args.results / run.id
+    with sole_launcher(run_dir):
+        if is_finished(list_attempts(run_dir), digests):
+            write_results(run_dir)
+            print(f"{run.id} has finished; its results are rewritten, delete {run_dir} to retrain")
+        else:
+            launch(study, run, args.results, digests, args.log)
 
 
 @contextmanager
 def sole_launcher(run_dir: Path) -> Iterator[None]:
-    """Keeps other processes from the run for the block; the kernel lets go of a killed one's lock.
+    """Locks the run for the block; the kernel releases the lock of a killed process.
 
     Raises:
-        ValueError: another process has the run.
+        ValueError: another process has the lock.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     try:
@@ -91,58 +84,104 @@ def sole_launcher(run_dir: Path) -> Iterator[None]:
         yield
 
 
-def open_series(run_dir: Path, digests: Json) -> list[Attempt]:
-    """The attempts to go on from, and a new one; drops checkpoints of any other experiment."""
-    former = list_attempts(run_dir)
-    for attempt in former:
+def launch(study: Study, run: Run, results: Path, digests: Digests, log: Path) -> None:
+    """Makes an attempt at a run, on GPUs of its own; `log` gets a copy of the attempt's log."""
+    attempts = open_attempts(results / run.id, digests)
+    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGINT, _stop)
+    devices = reserved_devices(study.device, study.gpus)
+    with tee_output(attempts[-1].folder / "train.log", log), devices:
+        if len(attempts) > 1:
+            print(f"{run.id} resumes from attempt {attempts[-2].number}", flush=True)
+        run_cli(lambda: run_attempt(study, run, results, digests, attempts))
+
+
+def open_attempts(run_dir: Path, digests: Digests) -> list[Attempt]:
+    """The attempts to resume and a new one; drops checkpoints of any other experiment."""
+    previous = list_attempts(run_dir)
+    for attempt in previous:
         manifest = attempt.manifest
-        if manifest["status"] == "running":  # it cannot be: this process has the run now
-            attempt.write_manifest(manifest | {"status": "failed", "reason": KILLED})
-    series = resumable(former, digests)
-    if not series:
+        if manifest.status == "running":  # not any more: this process has the lock
+            manifest.failed(KILLED).write(attempt.folder)
+    attempts = resumable(previous, digests)
+    if not attempts:
         shutil.rmtree(run_dir / "checkpoints", ignore_errors=True)
-    return [*series, next_attempt(run_dir)]
+    return [*attempts, next_attempt(run_dir)]
 
 
 def _stop(signal_number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt(signal.Signals(signal_number).name)
 
 
-def launch(study: Study, run: Run, results: Path, digests: Json, log: Path) -> None:
-    """Makes an attempt at a run, on GPUs of its own; `log` gets a copy of the attempt's log."""
-    series = open_series(results / run.id, digests)
-    signal.signal(signal.SIGTERM, _stop)
-    signal.signal(signal.SIGINT, _stop)
-    devices = reserved_devices(study.device, study.gpus)
-    with tee_output(series[-1].folder / "train.log", log), devices:
-        command = shlex.join(sys.orig_argv)
-        base_dir = results / "base" / run.model
-        manifest = new_manifest(study, run, base_dir, series[-1], digests, command)
-        if len(series) > 1:
-            manifest["started_at"] = series[0].manifest["started_at"]
-            print(f"{run.id} goes on from attempt {series[-2].number}", flush=True)
-        run_cli(lambda: run_attempt(study, run, results, manifest, series))
+def run_attempt(
+    study: Study, run: Run, results: Path, digests: Digests, attempts: list[Attempt]
+) -> None:
+    """Trains in the last of `attempts`; its manifest says how the attempt ended."""
+    attempt, resumes = attempts[-1], len(attempts) > 1
+    started = time.monotonic()
+    manifest = new_manifest(study, run, results / "base" / run.model, digests, attempts)
+    manifest.write(attempt.folder)
+    tracked = TrackedRun(study.study, run.id)
+    tracked.start(manifest, resumes)
+    log = RunLog(run.id, study.rl.steps, attempt, tracked)
+    try:
+        manifest = manifest.finished(train(study, run, results, attempts, log.on_step))
+    except BaseException as error:
+        manifest = manifest.failed(f"{type(error).__name__}: {error}")
+        raise
+    finally:
+        manifest = manifest.model_copy(update={"wall_s": round(time.monotonic() - started, 1)})
+        manifest.write(attempt.folder)
+        tracked.finish(manifest)
+    write_results(results / run.id)
 
 
-def main() -> None:
-    """Parses the command line and launches one run, unless it has finished already."""
-    parser = argparse.ArgumentParser(description=__doc__, parents=[STUDY, RUN, RESULTS])
-    parser.add_argument("--log", type=Path, required=True, help="copy of the last attempt's log")
-    args = parser.parse_args()
-    study = load_study(args.study)
-    run = study.find_run(args.run)
-    require_executable(study, [run])
-    require_devices(study, args.study)
-    digests = training_digests(study, run, args.results)
-    run_dir = args.results / run.id
-    with sole_launcher(run_dir):
-        if is_finished(list_attempts(run_dir), digests):
-            write_results(run_dir)
-            print(
-                f"{run.id} has finished; its results are written again, delete {run_dir} to retrain"
-            )
-        else:
-            launch(study, run, args.results, digests, args.log)
+def new_manifest(
+    study: Study, run: Run, base_dir: Path, digests: Digests, attempts: list[Attempt]
+) -> RunManifest:
+    """The manifest of an attempt that starts now; what training will measure is still None."""
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    config, packed = read_json(base_dir / "config.json"), ARMS[run.arm].rollout_recipe
+    memory = WeightMemory(
+        predicted_bf16_gib=predict_weight_memory_gib(config, "bf16"),
+        predicted_packed_gib=packed and predict_weight_memory_gib(config, packed),
+    )
+    return RunManifest(
+        run=run.id,
+        study=study.study,
+        model=run.model,
+        arm=run.arm,
+        seed=run.seed,
+        status="running",
+        reason=None,
+        started_at=attempts[0].manifest.started_at if len(attempts) > 1 else now,
+        attempt_started_at=now,
+        wall_s=None,
+        attempt=attempts[-1].number,
+        command=shlex.join(sys.orig_argv),
+        config=study.training_config(run),
+        git=git_state(),
+        digests=digests,
+        versions=versions(),
+        hardware=hardware(study.device),
+        seeds={"run": run.seed},
+        memory=memory,
+        coverage=None,
+    )
+
+
+def train(
+    study: Study, run: Run, results: Path, attempts: list[Attempt], on_step: OnStep
+) -> TrainingResult:
+    """Trains to the last step, in this process or by verl; `on_step` gets each step's metrics."""
+    # imported here: torch, which the local trainer imports, must not be loaded next to verl
+    if study.trainer == "verl":
+        from experiments.verl.trainer import train as train_by_verl
+
+        return train_by_verl(study, run, results, attempts, on_step)
+    from experiments.launch.local_trainer import train_here
+
+    return train_here(study, run, results, on_step)
 
 
 if __name__ == "__main__":

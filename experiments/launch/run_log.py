@@ -1,4 +1,4 @@
-"""What a run says while it trains: to its attempt's file, to MLflow and on the terminal."""
+"""Each step's metrics: into the attempt's file, to MLflow and onto the terminal."""
 
 import math
 import time
@@ -6,13 +6,14 @@ from collections import deque
 from datetime import timedelta
 
 from experiments.runs.attempts import Attempt, Row
-from experiments.tracking.publish import TrackedRun
+from experiments.tracking.live import TrackedRun
+from qat_core.rl.metric_names import K3_KL, REWARD, STEP_TIME, TOTAL_TOKENS
 
-STEPS_OF_PACE = 5  # the time left is told from the pace of the last steps
+STEPS_OF_PACE = 5  # the time left follows the pace of the last steps
 
 
 class RunLog:
-    """Takes each step's metrics to the attempt's file, to MLflow and to the terminal."""
+    """Where a run's metrics go while it trains."""
 
     def __init__(self, name: str, total_steps: int, attempt: Attempt, tracked: TrackedRun) -> None:
         self.name, self.total_steps = name, total_steps
@@ -25,7 +26,7 @@ class RunLog:
         row |= {key: value if math.isfinite(value) else None for key, value in metrics.items()}
         self.attempt.append(row)
         self.tracked.log_rows([row], [int(time.time() * 1000)])
-        self.step_times_s.append(metrics["timing_s/step"])
+        self.step_times_s.append(metrics[STEP_TIME])
         print(self.progress_line(step, metrics), flush=True)
 
     def progress_line(self, step: int, metrics: dict[str, float]) -> str:
@@ -33,10 +34,10 @@ class RunLog:
         mean_step_s = sum(self.step_times_s) / len(self.step_times_s)
         left = timedelta(seconds=round(mean_step_s * (self.total_steps - step)))
         # not perf/throughput: verl's is of one GPU
-        tokens_per_s = metrics["perf/total_num_tokens"] / metrics["timing_s/step"]
+        tokens_per_s = metrics[TOTAL_TOKENS] / metrics[STEP_TIME]
         return (
             f"{self.name:<28} step {step:>3}/{self.total_steps}  "
-            f"k3 KL {metrics['rollout_corr/k3_kl']:.2e}  "
-            f"reward {metrics['critic/score/mean']:+.3f}  "
+            f"k3 KL {metrics[K3_KL]:.2e}  "
+            f"reward {metrics[REWARD]:+.3f}  "
             f"{tokens_per_s:,.0f} tokens/s  {left} left"
         )

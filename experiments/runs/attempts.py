@@ -1,4 +1,4 @@
-"""A run's history on disk: one folder an attempt, so that no crash loses what was measured.
+"""A run's history on disk: one folder per attempt, so that no crash loses what was measured.
 
 `results/<run id>/attempts/<n>/` holds the attempt's manifest.json, metrics.jsonl and train.log.
 Snakemake deletes a failed job's declared outputs but knows nothing of these; the run's own
@@ -14,12 +14,13 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from experiments.support.json_files import Json, parse_object, read_json, write_json, write_jsonl
+from experiments.runs.manifest import MANIFEST, Digests, RunManifest, read_manifest
+from experiments.support.json_files import parse_object, write_jsonl
 
 Row = dict[str, float | int | None]
 OnStep = Callable[[int, dict[str, float]], None]  # called with step and metrics after each step
-# no attempt is made twice: its folder is the only copy of what was measured
-MEND = "restore it, or delete the run's folder to train the run again"
+# an attempt's folder is the only copy of what was measured
+HINT = "restore it, or delete the run's folder to train the run again"
 
 
 class Attempt(NamedTuple):
@@ -33,13 +34,9 @@ class Attempt(NamedTuple):
         return int(self.folder.name)
 
     @property
-    def manifest(self) -> Json:
-        """Its provenance; `status` is running, finished or failed."""
-        return read_json(self.folder / "manifest.json", MEND)
-
-    def write_manifest(self, manifest: Json) -> None:
-        """Replaces the manifest."""
-        write_json(self.folder / "manifest.json", manifest)
+    def manifest(self) -> RunManifest:
+        """Its provenance."""
+        return read_manifest(self.folder, HINT)
 
     def append(self, row: Row) -> None:
         """Adds one step's metrics, on disk when this returns."""
@@ -47,11 +44,11 @@ class Attempt(NamedTuple):
             file.write(json.dumps(row, allow_nan=False) + "\n")
 
     def rows(self) -> list[Row]:
-        """The metrics of its steps, less a last line that a crash cut short."""
+        """The metrics of its steps, without a last line that a crash cut short."""
         path = self.folder / "metrics.jsonl"
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         return [
-            parse_object(line, f"{path}: line {number}", MEND)
+            parse_object(line, f"{path}: line {number}", HINT)
             for number, line in enumerate(lines, start=1)
             if line.endswith("\n")
         ]
@@ -59,7 +56,7 @@ class Attempt(NamedTuple):
 
 def list_attempts(run_dir: Path) -> list[Attempt]:
     """The attempts at a run that got as far as a manifest, first to last."""
-    return [one for one in _all_attempts(run_dir) if (one.folder / "manifest.json").exists()]
+    return [one for one in _all_attempts(run_dir) if (one.folder / MANIFEST).exists()]
 
 
 def next_attempt(run_dir: Path) -> Attempt:
@@ -71,57 +68,57 @@ def next_attempt(run_dir: Path) -> Attempt:
 
 
 def _all_attempts(run_dir: Path) -> list[Attempt]:
-    """First to last; a folder that a user has given another name is no attempt any more."""
+    """First to last; folders that a user has renamed do not count."""
     folders = (run_dir / "attempts").glob("*")
     attempts = [Attempt(folder) for folder in folders if folder.name.isdecimal()]
     return sorted(attempts, key=lambda attempt: attempt.number)
 
 
-def resumable(attempts: list[Attempt], digests: Json) -> list[Attempt]:
-    """The unfinished attempts that a run with those digests goes on from, first to last.
+def resumable(attempts: list[Attempt], digests: Digests) -> list[Attempt]:
+    """The unfinished attempts that a run with those digests resumes, first to last.
 
-    A finished attempt is never gone on from, and neither is one with another configuration, code
-    or base checkpoint: its steps would be another experiment's.
+    A finished attempt is never resumed, and neither is one with another configuration, code or
+    base checkpoint: its steps would be another experiment's.
     """
-    series: list[Attempt] = []
+    found: list[Attempt] = []
     for attempt in reversed(attempts):
         manifest = attempt.manifest
-        if manifest["status"] == "finished" or manifest["digests"] != digests:
+        if manifest.status == "finished" or manifest.digests != digests:
             break
-        series.insert(0, attempt)
-    return series
+        found.insert(0, attempt)
+    return found
 
 
-def is_finished(attempts: list[Attempt], digests: Json) -> bool:
-    """Whether the last attempt has finished the very run that has those digests."""
+def is_finished(attempts: list[Attempt], digests: Digests) -> bool:
+    """Whether the last attempt has finished the run that has those digests."""
     if not attempts:
         return False
     manifest = attempts[-1].manifest
-    return bool(manifest["status"] == "finished" and manifest["digests"] == digests)
+    return manifest.status == "finished" and manifest.digests == digests
 
 
 def merge_rows(attempts: Iterable[Attempt]) -> list[Row]:
-    """One row a step in ascending order; of a step done twice the later attempt's."""
+    """One row per step in ascending order; of a step done twice the later attempt's."""
     by_step = {int(row["step"] or 0): row for attempt in attempts for row in attempt.rows()}
     return [by_step[step] for step in sorted(by_step)]
 
 
-def read_history(run_dir: Path) -> tuple[Json, list[Row]]:
+def read_history(run_dir: Path) -> tuple[RunManifest, list[Row]]:
     """Manifest and merged metrics of a run's folder, finished or not, or of a committed record."""
     attempts = list_attempts(run_dir)
     if not attempts:
-        manifest = read_json(run_dir / "manifest.json", "record the study again")
+        manifest = read_manifest(run_dir, "record the study again")
         return manifest, _read_csv(run_dir / "metrics.csv.gz")
     manifest = attempts[-1].manifest
-    series = [a for a in attempts if a.manifest["started_at"] == manifest["started_at"]]
-    return manifest, merge_rows(series)
+    resumed = [a for a in attempts if a.manifest.started_at == manifest.started_at]
+    return manifest, merge_rows(resumed)
 
 
 def write_results(run_dir: Path) -> None:
-    """Writes a run's own metrics.jsonl and manifest.json from its last series of attempts."""
+    """Writes a run's own metrics.jsonl and manifest.json from its last attempts."""
     manifest, rows = read_history(run_dir)
     write_jsonl(run_dir / "metrics.jsonl", rows)
-    write_json(run_dir / "manifest.json", manifest)
+    manifest.write(run_dir)
 
 
 def _read_csv(path: Path) -> list[Row]:

@@ -1,47 +1,174 @@
 """The manifest of a run: everything that a reader needs to trust or repeat its numbers."""
 
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
+from typing import Annotated, Any, Literal, Self
 
-from experiments.runs.attempts import Attempt
-from experiments.runs.provenance import git_state, hardware, versions
-from experiments.study.arms import ARMS
-from experiments.study.schema import Run, Study
-from experiments.support.json_files import Json, read_json
-from qat_core.memory import predict_weight_memory_gib
+from pydantic import (
+    AfterValidator,
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
+
+from experiments.study.arms import ArmName
+from experiments.support.json_files import read_model, write_json
+
+MANIFEST = "manifest.json"
 
 
-def new_manifest(
-    study: Study, run: Run, base_dir: Path, attempt: Attempt, digests: Json, command: str
-) -> Json:
-    """The manifest of an attempt that starts now; its results are still None."""
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    config = read_json(base_dir / "config.json")
-    packed = ARMS[run.arm].rollout_recipe
-    return {
-        "run": run.id,
-        "study": study.study,
-        "model": run.model,
-        "arm": run.arm,
-        "seed": run.seed,
-        "status": "running",
-        "reason": None,
-        "started_at": now,
-        "attempt_started_at": now,
-        "wall_s": None,
-        "attempt": attempt.number,
-        "command": command,
-        "config": study.training_config(run),
-        "git": git_state(),
-        "digests": digests,
-        "versions": versions(),
-        "hardware": hardware(study.device),
-        "seeds": {"run": run.seed},
-        "memory": {
-            "predicted_bf16_gib": predict_weight_memory_gib(config, "bf16"),
-            "predicted_packed_gib": packed and predict_weight_memory_gib(config, packed),
-            "measured_bf16_gib": None,
-            "measured_packed_gib": None,
-        },
-        "ledger": None,
-    }
+def _check_time(text: str) -> str:
+    datetime.fromisoformat(text)
+    return text
+
+
+Digests = dict[str, str]
+IsoTime = Annotated[str, AfterValidator(_check_time)]
+
+
+class Section(BaseModel):
+    """Part of a manifest: immutable, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class WeightMemory(Section):
+    """Weights of one run in GiB; packed is None where the arm packs nothing."""
+
+    predicted_bf16_gib: PositiveFloat
+    predicted_packed_gib: PositiveFloat | None = None
+    measured_bf16_gib: PositiveFloat | None = Field(None, description="None until the run's end")
+    measured_packed_gib: PositiveFloat | None = None
+
+    @property
+    def measured_gib(self) -> float:
+        """What the rollout weights of a finished run take: packed, or BF16 if nothing is."""
+        assert self.measured_bf16_gib is not None, "of a finished run alone"
+        packed = self.measured_packed_gib
+        return self.measured_bf16_gib if packed is None else packed
+
+    @property
+    def predicted_gib(self) -> float:
+        """The prediction of `measured_gib`."""
+        if self.measured_packed_gib is None:
+            return self.predicted_bf16_gib
+        assert self.predicted_packed_gib is not None, "what is packed has a prediction"
+        return self.predicted_packed_gib
+
+    @property
+    def share_of_bf16(self) -> float:
+        """`measured_gib` over what the same run's weights take in BF16."""
+        assert self.measured_bf16_gib is not None, "of a finished run alone"
+        return self.measured_gib / self.measured_bf16_gib
+
+
+class GitState(Section):
+    """The code's commit and what was changed since."""
+
+    commit: str | None
+    dirty: bool
+    diff_sha256: str
+
+
+class Hardware(Section):
+    """The machine, and its GPUs where the run used them."""
+
+    cpu: str
+    cores: PositiveInt
+    memory_gib: PositiveFloat
+    gpus: list[str]
+
+
+class TrainingResult(Section):
+    """What a trainer reports at the end of a run.
+
+    Attributes:
+        measured_bf16_gib: BF16 weights.
+        measured_packed_gib: weights as the rollout engine holds them; None if none is packed.
+        coverage: of every weight, whether it is trained, sent and served in NVFP4.
+        reason: why the run stopped before its last step, or None.
+    """
+
+    measured_bf16_gib: PositiveFloat
+    measured_packed_gib: PositiveFloat | None
+    coverage: list[dict[str, Any]] | None
+    reason: str | None = None
+
+
+class RunManifest(Section):
+    """The manifest of one attempt at a run; the last attempt's is the run's own."""
+
+    run: str
+    study: str
+    model: str
+    arm: ArmName
+    seed: NonNegativeInt
+    status: Literal["running", "finished", "failed"]
+    reason: str | None = Field(description="why it failed, or stopped before its last step")
+    started_at: IsoTime = Field(description="of the first attempt that this one continues")
+    attempt_started_at: IsoTime
+    wall_s: NonNegativeFloat | None = Field(description="of this attempt")
+    attempt: PositiveInt
+    command: str
+    config: dict[str, Any] = Field(description="Study.training_config of the run")
+    git: GitState | None
+    digests: Digests
+    versions: dict[str, str | None]
+    hardware: Hardware
+    seeds: dict[str, int]
+    memory: WeightMemory
+    # "ledger" in records made before the coverage had its name
+    coverage: list[dict[str, Any]] | None = Field(
+        validation_alias=AliasChoices("coverage", "ledger")
+    )
+
+    @model_validator(mode="after")
+    def _names_agree(self) -> Self:
+        expected = f"{self.model}_{self.arm}_seed{self.seed}"
+        if self.run != expected:
+            raise ValueError(f"run is {self.run}, model, arm and seed make {expected}")
+        if self.status == "finished" and self.memory.measured_bf16_gib is None:
+            raise ValueError("memory.measured_bf16_gib: missing in a finished run")
+        if (self.memory.measured_packed_gib is None) < (self.memory.predicted_packed_gib is None):
+            raise ValueError("memory.predicted_packed_gib: missing, but there is a measured one")
+        return self
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether a finished run did fewer steps than planned, for the reason it gives."""
+        return self.status == "finished" and self.reason is not None
+
+    def finished(self, result: TrainingResult) -> Self:
+        """This manifest after the run has reached its end."""
+        measured = result.model_dump(include={"measured_bf16_gib", "measured_packed_gib"})
+        return self.model_copy(
+            update={
+                "status": "finished",
+                "reason": result.reason,
+                "coverage": result.coverage,
+                "memory": self.memory.model_copy(update=measured),
+            }
+        )
+
+    def failed(self, reason: str) -> Self:
+        """This manifest after the attempt has failed."""
+        return self.model_copy(update={"status": "failed", "reason": reason})
+
+    def write(self, folder: Path) -> None:
+        """Replaces the manifest in a folder."""
+        write_json(folder / MANIFEST, self.model_dump(mode="json"))
+
+
+def read_manifest(folder: Path, hint: str) -> RunManifest:
+    """The manifest in the folder of a run, an attempt or a record.
+
+    Raises:
+        ValueError: it is missing or damaged, or another run's; the hint says what to do.
+    """
+    return read_model(folder / MANIFEST, RunManifest, hint)

@@ -20,6 +20,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from experiments.runs.manifest import GitState, Hardware
 from experiments.study.schema import ROOT
 from experiments.support.cli import run_cli
 from experiments.support.json_files import read_json
@@ -68,16 +69,16 @@ def imported_files(module: str) -> list[Path]:
     return sorted(Path(path) for m in finder.modules.values() if (path := vars(m)["__file__"]))
 
 
-def git_state() -> dict[str, Any] | None:
+def git_state() -> GitState | None:
     """Commit of the code and what was changed since; None outside a git checkout."""
     if not (ROOT / ".git").exists():
         return None
     changes = _git("status", "--porcelain")
-    return {
-        "commit": _git("rev-parse", "HEAD").strip() or None,
-        "dirty": bool(changes),
-        "diff_sha256": digest_bytes((changes + _git("diff", "HEAD")).encode()),
-    }
+    return GitState(
+        commit=_git("rev-parse", "HEAD").strip() or None,
+        dirty=bool(changes),
+        diff_sha256=digest_bytes((changes + _git("diff", "HEAD")).encode()),
+    )
 
 
 def _git(*arguments: str) -> str:
@@ -96,14 +97,14 @@ def versions() -> dict[str, str | None]:
     return found
 
 
-def hardware(device: str) -> dict[str, Any]:
+def hardware(device: str) -> Hardware:
     """The machine, and its GPUs where the run uses them."""
-    return {
-        "cpu": _cpu_name(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory_gib": round(psutil.virtual_memory().total / BYTES_PER_GIB, 1),
-        "gpus": _gpus() if device == "cuda" else [],
-    }
+    return Hardware(
+        cpu=_cpu_name(),
+        cores=len(os.sched_getaffinity(0)),
+        memory_gib=round(psutil.virtual_memory().total / BYTES_PER_GIB, 1),
+        gpus=_gpus() if device == "cuda" else [],
+    )
 
 
 def _cpu_name() -> str:
@@ -135,16 +136,10 @@ def diff_manifests(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any,
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def read_manifest(path: Path) -> dict[str, Any]:
-    """The manifest at `path`, a file or a run's folder.
-
-    Raises:
-        ValueError: there is none, or it is damaged.
-    """
+def _read(path: Path) -> dict[str, Any]:
+    """The manifest of a run, an attempt or a base checkpoint, by its folder or its file."""
     file = path / "manifest.json" if path.is_dir() else path
-    if not file.is_file():
-        raise ValueError(f"{file}: no such manifest; name a run's folder or its manifest.json")
-    return read_json(file)
+    return read_json(file, "name a run's folder or its manifest.json")
 
 
 def main() -> None:
@@ -155,7 +150,7 @@ def main() -> None:
     diff.add_argument("b", type=Path)
     args = parser.parse_args()
     table = Table("key", str(args.a), str(args.b))
-    for key, values in diff_manifests(read_manifest(args.a), read_manifest(args.b)).items():
+    for key, values in diff_manifests(_read(args.a), _read(args.b)).items():
         table.add_row(key, *map(str, values))
     Console().print(table if table.row_count else "the manifests are equal")
 

@@ -10,10 +10,11 @@ from pathlib import Path
 import pandas as pd
 
 from experiments.runs.attempts import read_history
+from experiments.runs.manifest import read_manifest
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT
 from experiments.support.cli import RESULTS, STUDY, run_cli
-from experiments.support.json_files import read_json
+from experiments.support.json_files import REMAKE
 
 # no time stamp inside: the same metrics give the same bytes
 GZIP = {"method": "gzip", "mtime": 0}
@@ -34,7 +35,7 @@ def record_study(study_file: Path, results: Path, records: Path) -> Path:
     if missing:
         raise ValueError(f"{missing[0]}: missing; run study {study.study} to its end first")
     for run in study.runs:
-        if read_json(results / run.id / "manifest.json")["config"] != study.training_config(run):
+        if read_manifest(results / run.id, REMAKE).config != study.training_config(run):
             raise ValueError(
                 f"{results / run.id}: trained with other settings than {study_file}; run the "
                 "study again"

@@ -1,53 +1,66 @@
-"""JSON files, each written in one move, so that readers never see half of one.
-
-A file can be damaged all the same: what is read says which file it was and how to mend it.
-"""
+"""JSON files: each written in one move, read with errors that name file, key and hint."""
 
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 Json = dict[str, Any]
+Parsed = TypeVar("Parsed")
 REMAKE = "delete it and run the study again"  # true of every file that the workflow makes
 
 
-class JsonObject(Json):
-    """A mapping from a file; a key that it lacks is the file's mistake and named with it."""
-
-    def __init__(self, content: Json, where: str, mend: str) -> None:
-        super().__init__(content)
-        self.where, self.mend = where, mend
-
-    def __missing__(self, key: str) -> NoReturn:
-        raise ValueError(f"{self.where}: {key}: missing; {self.mend}")
-
-
-def parse_object(text: str | bytes, where: str, mend: str) -> Json:
+def parse_object(text: str | bytes, where: str, hint: str) -> Json:
     """The mapping that a JSON text holds.
 
     Args:
         text: the JSON.
         where: what an error calls it: its file, and its line if it is one of many.
-        mend: what the user can do about damage.
+        hint: what the user can do about damage.
 
     Raises:
-        ValueError: it is not JSON, or no mapping.
+        ValueError: it is not JSON, or not a mapping.
     """
-    return _as_object(_parse(text, where, mend), where, mend)
+    content = _parse(text, where, hint)
+    if not isinstance(content, dict):
+        raise ValueError(f"{where}: not a mapping of keys to values; {hint}")
+    return content
 
 
-def read_json(path: Path, mend: str = REMAKE) -> Json:
+def read_json(path: Path, hint: str = REMAKE) -> Json:
     """The mapping in a JSON file; arguments and errors as for `parse_object`."""
-    return parse_object(path.read_bytes(), str(path), mend)
+    return parse_object(read_bytes(path, hint), str(path), hint)
 
 
-def read_json_list(path: Path, mend: str = REMAKE) -> list[Json]:
-    """The mappings that a JSON file lists; arguments and errors as for `parse_object`."""
-    content = _parse(path.read_bytes(), str(path), mend)
-    if not isinstance(content, list):
-        raise ValueError(f"{path}: holds no list; {mend}")
-    return [_as_object(item, f"{path}: {i}", mend) for i, item in enumerate(content)]
+def read_model(path: Path, kind: type[Parsed], hint: str = REMAKE) -> Parsed:
+    """A JSON file as a pydantic model or any other type that pydantic knows.
+
+    Raises:
+        ValueError: "<file>: <key>: <what>; <hint>" if it is missing, not JSON or not of that kind.
+    """
+    content = _parse(read_bytes(path, hint), str(path), hint)
+    try:
+        return TypeAdapter(kind).validate_python(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ": ".join(filter(None, (str(path), ".".join(map(str, first["loc"])))))
+        raise ValueError(f"{where}: {_describe(first['msg'])}; {hint}") from None
+
+
+def read_bytes(path: Path, hint: str) -> bytes:
+    """A file's content.
+
+    Raises:
+        ValueError: it is missing or cannot be read.
+    """
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise ValueError(f"{path}: missing; {hint}") from None
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}; {hint}") from None
 
 
 def write_json(path: Path, content: object) -> None:
@@ -56,24 +69,29 @@ def write_json(path: Path, content: object) -> None:
 
 
 def write_jsonl(path: Path, rows: Iterable[object]) -> None:
-    """Writes one JSON object a line."""
+    """Writes one JSON object per line."""
     _write_text(path, "".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
 
 
-def _parse(text: str | bytes, where: str, mend: str) -> Any:
+def _parse(text: str | bytes, where: str, hint: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError as error:  # of the JSON, or of its encoding
-        raise ValueError(f"{where}: not JSON ({error}); {mend}") from None
+    except (ValueError, RecursionError) as error:  # of the JSON, or of its encoding
+        raise ValueError(f"{where}: not JSON ({error}); {hint}") from None
 
 
-def _as_object(content: Any, where: str, mend: str) -> Json:
-    if not isinstance(content, dict):
-        raise ValueError(f"{where}: holds no mapping of keys to values; {mend}")
-    return JsonObject(content, where, mend)
+def _describe(message: str) -> str:
+    """Pydantic's message in this project's words."""
+    if message == "Field required":
+        return "missing"
+    return message.removeprefix("Value error, ").removeprefix("Input ")
 
 
 def _write_text(path: Path, text: str) -> None:
     partial = path.with_name(path.name + ".partial")
-    partial.write_text(text)
-    partial.replace(path)
+    try:
+        partial.write_text(text)
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise

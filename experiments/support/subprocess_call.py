@@ -1,4 +1,4 @@
-"""Calls in processes of their own."""
+"""A function call in a subprocess."""
 
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 Result = TypeVar("Result")
 
 
-def call_in_own_process(function: Callable[..., Result], *arguments: Any) -> Result:
+def call_in_subprocess(function: Callable[..., Result], *arguments: Any) -> Result:
     """What `function(*arguments)` returns in a new process, which then ends.
 
     A process captures CUDA graphs of one vLLM engine only, and frees its memory at its end.

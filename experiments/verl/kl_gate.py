@@ -2,8 +2,7 @@
 
 from experiments.study.schema import KlGate
 from experiments.verl.rows import Step
-
-K3_KL = "rollout_corr/k3_kl"
+from qat_core.rl.metric_names import K3_KL
 
 
 class GateWatch:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from experiments.support.signals import deferred_interruption
+from experiments.support.signals import deferred_signals
 from experiments.verl.command import Command
 from experiments.verl.leftovers import LEFTOVERS_FILE, Leftovers
 
@@ -97,7 +97,7 @@ def running_verl(command: Command, log: Path) -> Iterator[VerlProcess]:
     try:
         yield verl
     finally:
-        with deferred_interruption():
+        with deferred_signals():
             verl.end()
 
 

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-STEP_TIME = "timing_s/step"
+from qat_core.rl.metric_names import STEP_TIME
+
 # verl's one worker of ours is the actor, so its peak is the run's
 RENAMED = {"actor/perf/max_memory_allocated_gb": "perf/max_memory_allocated_gb"}
 

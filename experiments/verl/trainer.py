@@ -6,9 +6,11 @@ import time
 from pathlib import Path
 
 from experiments.runs.attempts import Attempt, OnStep, merge_rows
+from experiments.runs.base_manifest import read_base_manifest
+from experiments.runs.manifest import TrainingResult
 from experiments.study.arms import ARMS
 from experiments.study.schema import ROOT, Run, Study
-from experiments.support.json_files import Json, read_json, read_json_list
+from experiments.support.json_files import Json, read_model
 from experiments.verl.checkpoints import rewind
 from experiments.verl.command import build_command, places
 from experiments.verl.kl_gate import GateWatch
@@ -28,18 +30,20 @@ class VerlError(ValueError):
     """verl itself failed; the message says where its log is."""
 
 
-def train(study: Study, run: Run, results: Path, series: list[Attempt], on_step: OnStep) -> Json:
-    """Trains a run to its last step, or to its KL gate; returns what the manifest learns from it.
+def train(
+    study: Study, run: Run, results: Path, attempts: list[Attempt], on_step: OnStep
+) -> TrainingResult:
+    """Trains a run to its last step, or to its KL gate; returns what it measured.
 
     Raises:
         ValueError: an input is missing or damaged, or verl failed (`VerlError`).
     """
-    attempt = series[-1]
+    attempt = attempts[-1]
     where = places(study, run, ROOT, results.resolve(), attempt.folder.resolve())
     require_inputs(where)
     for record in attempt.folder.parent.glob(f"*/{LEFTOVERS_FILE}"):
         remove_leftovers(record)
-    recorded = [int(row["step"] or 0) for row in merge_rows(series)]
+    recorded = [int(row["step"] or 0) for row in merge_rows(attempts)]
     rewind(where.checkpoints, max(recorded, default=0))
     log = attempt.folder / "verl.log"
     print(f"{run.id}: verl starts Ray, FSDP2 and vLLM, which takes minutes; its log: {log}")
@@ -48,13 +52,15 @@ def train(study: Study, run: Run, results: Path, series: list[Attempt], on_step:
     text = log.read_text(errors="replace")
     if reason is None:
         _require_success(verl, text, log)
-        _require_last_step(merge_rows(series)[-1]["step"], study.rl.steps, log)
+        _require_last_step(merge_rows(attempts)[-1]["step"], study.rl.steps, log)
     packs = ARMS[run.arm].rollout_recipe is not None
-    return {
-        "measured": _measured_memory(text, log, where.model, packs),
-        "ledger": read_json_list(where.ledger) if packs else None,
-        "reason": reason,
-    }
+    bf16_gib, packed_gib = _measured_memory_gib(text, log, where.model, packs)
+    return TrainingResult(
+        measured_bf16_gib=bf16_gib,
+        measured_packed_gib=packed_gib,
+        coverage=read_model(where.ledger, list[Json]) if packs else None,
+        reason=reason,
+    )
 
 
 def _follow(verl: VerlProcess, reader: StepReader, gate: GateWatch, on_step: OnStep) -> str | None:
@@ -85,14 +91,14 @@ def _require_last_step(last: float | None, steps: int, log: Path) -> None:
         raise VerlError(f"verl ended after step {last} of {steps} without an error; see {log}")
 
 
-def _measured_memory(text: str, log: Path, model: Path, packs: bool) -> Json:
-    """Weights in GiB: packed or BF16 as vLLM holds them, BF16 of a packed arm as on disk."""
+def _measured_memory_gib(
+    text: str, log: Path, model: Path, packs: bool
+) -> tuple[float, float | None]:
+    """Weights in BF16 and packed: as vLLM holds them, BF16 of an arm that packs as on disk."""
     found = WEIGHT_BYTES.search(text)
     if found is None:
         raise VerlError(f"{log}: no line says how many bytes of weights vLLM holds")
     served_gib = int(found[1]) / BYTES_PER_GIB
-    on_disk_gib = read_json(model / "manifest.json")["weight_bytes"] / BYTES_PER_GIB
-    return {
-        "measured_bf16_gib": on_disk_gib if packs else served_gib,
-        "measured_packed_gib": served_gib if packs else None,
-    }
+    if not packs:
+        return served_gib, None
+    return read_base_manifest(model).weight_bytes / BYTES_PER_GIB, served_gib

@@ -8,6 +8,8 @@ Formulas as in verl 0.9.1, verl/trainer/ppo/rollout_corr_helper.py; the two perc
 import torch
 from torch import Tensor
 
+from qat_core.rl.metric_names import ROLLOUT_CORRECTION
+
 SAFETY_BOUND = 20.0
 _EPSILON = 1e-8
 
@@ -47,7 +49,7 @@ def mismatch_metrics(
         **_divergences(log_ratio_BT, mask_BT),
         **_importance_statistics(log_ratio_BT, mask_BT, threshold),
     }
-    return {f"rollout_corr/{name}": value.item() for name, value in metrics.items()}
+    return {f"{ROLLOUT_CORRECTION}{name}": value.item() for name, value in metrics.items()}
 
 
 def _perplexities(

@@ -5,6 +5,7 @@ import resource
 import torch
 from torch import Tensor
 
+from qat_core.rl.metric_names import REWARD, TOTAL_TOKENS
 from qat_core.rollout.engine import Rollouts
 from qat_core.units import BYTES_PER_GIB
 
@@ -12,7 +13,7 @@ from qat_core.units import BYTES_PER_GIB
 def score_metrics(scores_B: Tensor) -> dict[str, float]:
     """Rewards, and the share of right answers."""
     return {
-        "critic/score/mean": scores_B.mean().item(),
+        REWARD: scores_B.mean().item(),
         "critic/score/max": scores_B.max().item(),
         "critic/score/min": scores_B.min().item(),
         "critic/acc/mean": (scores_B == 1).float().mean().item(),
@@ -36,7 +37,7 @@ def performance_metrics(rollouts: Rollouts, timings_s: dict[str, float]) -> dict
     step_s = timings_s["step"]
     return {
         **{f"timing_s/{name}": seconds for name, seconds in timings_s.items()},
-        "perf/total_num_tokens": num_tokens,
+        TOTAL_TOKENS: num_tokens,
         "perf/time_per_step": step_s,
         "perf/throughput": num_tokens / step_s,
         # verl's key says gb and means GiB

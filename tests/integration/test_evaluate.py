@@ -81,7 +81,7 @@ def test_verl_checkpoints_are_merged_and_evaluated_in_both_precisions(
     assert not folder.exists()
 
     records = evaluate_run(study, study.runs[0], results)
-    settings = [(r["step"], r["precision"], r["decoding"]) for r in records]
+    settings = [(r.step, r.precision, r.decoding) for r in records]
     assert settings == [
         (step, precision, decoding)
         for step in (0, STEP)
@@ -89,10 +89,10 @@ def test_verl_checkpoints_are_merged_and_evaluated_in_both_precisions(
         for decoding in ("greedy", "sampled")
     ]
     for record in records:
-        assert len(record["correct"]) == record["prompts"] == 16
-        total = 16 * record["samples_per_prompt"]
-        assert record["accuracy"] == sum(record["correct"]) / total
-        if record["step"] == 0:
-            assert record["accuracy"] < KNOWS_NOTHING
+        assert len(record.correct) == record.prompts == 16
+        total = 16 * record.samples_per_prompt
+        assert record.accuracy == sum(record.correct) / total
+        if record.step == 0:
+            assert record.accuracy < KNOWS_NOTHING
         else:
-            assert record["accuracy"] > KNOWS_THE_ANSWERS
+            assert record.accuracy > KNOWS_THE_ANSWERS

@@ -70,7 +70,7 @@ def test_snakemake_refuses_model(
 
 @pytest.mark.parametrize(
     ("text", "line"),
-    [("{", "not JSON (Expecting property name"), ("[1]", "holds no mapping of keys to values;")],
+    [("{", "not JSON (Expecting property name"), ("[1]", "not a mapping of keys to values;")],
 )
 def test_dry_run_refuses_a_damaged_model_config(
     tmp_path: Path, write_study: WriteStudy, text: str, line: str
@@ -126,7 +126,7 @@ PROGRAM_MISTAKES = {
     ),
     "no results": (
         ("analysis.claims", "--results", "results", "--out", "out"),
-        "results/tiny_bf16_seed0/manifest.json: missing; run the study first",
+        "results/tiny_bf16_seed0/manifest.json: missing; run the study",
     ),
     "nothing to record": (
         ("experiments.runs.record", "--records", "records"),

@@ -16,6 +16,7 @@ from programs import ENVIRONMENT, SMOKE, module, snakemake
 
 from experiments.launch.run import KILLED
 from experiments.runs.attempts import list_attempts
+from experiments.runs.manifest import read_manifest
 from experiments.study.schema import ROOT
 
 RUN = "tiny_nvfp4-qat_seed0"
@@ -116,8 +117,8 @@ def test_stopped_run_goes_on_and_ends_as_if_it_had_not_been(
 
     assert launch(base, results).wait() == 0
     first, second = list_attempts(run_dir)
-    assert first.manifest["status"] == "failed" and first.manifest["reason"] == reason
-    assert second.manifest["status"] == "finished"
+    assert first.manifest.status == "failed" and first.manifest.reason == reason
+    assert second.manifest.status == "finished"
     assert second.rows()[0]["step"] > 1  # it went on, it did not start over
     run, steps = mlflow_run(base)
     assert run.info.status == "FINISHED" and run.data.tags["attempt"] == "2"
@@ -138,14 +139,16 @@ def test_crash_after_the_last_step_loses_nothing(
     run_dir = base / "uninterrupted" / RUN
     (first,) = list_attempts(run_dir)
     finished = first.manifest
-    first.write_manifest(finished | {"status": "running"})  # as if killed before it could say so
+    # as if killed before it could report
+    finished.model_copy(update={"status": "running"}).write(first.folder)
     for name in ("metrics.jsonl", "manifest.json"):
         (run_dir / name).unlink()
     assert launch(base, "uninterrupted").wait() == 0
     assert read_rows(run_dir / "metrics.jsonl") == uninterrupted
     again = json.loads((run_dir / "manifest.json").read_text())
     assert again["status"] == "finished" and again["attempt"] == 2
-    assert again["memory"] == finished["memory"] and again["ledger"] == finished["ledger"]
+    before = finished.model_dump(mode="json")
+    assert again["memory"] == before["memory"] and again["coverage"] == before["coverage"]
 
 
 def test_a_run_is_trained_by_one_process_at_a_time(base: Path) -> None:
@@ -172,14 +175,14 @@ def test_run_that_finished_without_its_snakemake_is_not_trained_again(
     process.wait()
     with FileLock(run_dir / "lock", timeout=START_LIMIT_S):  # until the launcher has ended
         (attempt,) = list_attempts(run_dir)
-    assert attempt.manifest["status"] == "finished"
+    assert attempt.manifest.status == "finished"
 
     assert snakemake(*command, "--unlock", folder=base).returncode == 0
     again = snakemake(*command, folder=base)
     assert again.returncode == 0, again.stderr
-    assert f"{RUN} has finished; its results are written again" in again.stdout
+    assert f"{RUN} has finished; its results are rewritten" in again.stdout
     assert list_attempts(run_dir) == [attempt]
-    assert json.loads((run_dir / "manifest.json").read_text()) == attempt.manifest
+    assert read_manifest(run_dir, "") == attempt.manifest
     untimed = [without_timings(row) for row in read_rows(run_dir / "metrics.jsonl")]
     assert untimed == [without_timings(row) for row in uninterrupted]
 

@@ -72,8 +72,8 @@ def test_trainer_and_rollouts_agree_at_every_step(run_dir: Path) -> None:
     assert min(row["actor/grad_norm"] for row in rows) > 0
 
 
-def test_the_ledger_covers_all_weights(manifest: dict[str, Any]) -> None:
-    rows = manifest["ledger"]
+def test_coverage_has_all_weights(manifest: dict[str, Any]) -> None:
+    rows = manifest["coverage"]
     assert all(row["trained"] == row["packed"] == row["served"] for row in rows)
     assert {row["name"].rpartition(".")[2] for row in rows if row["packed"]} >= {"weight"}
     has_experts = any("experts" in row["name"] for row in rows)

@@ -10,7 +10,7 @@ from snakemake.settings.types import DeploymentMethod
 from snakemake_interface_executor_plugins.settings import ExecMode
 
 from experiments.launch.digests import code_digest, config_digest
-from experiments.launch.preflight import require_devices, require_executable
+from experiments.launch.preflight import check_devices, check_settings
 from experiments.support.gpu_locks import visible_gpus
 from experiments.study.preview import describe_plan
 from experiments.runs.provenance import digest_code, digest_file, digest_json
@@ -96,12 +96,12 @@ def of_every_run(file):
     return [f"results/{run.id}/{file}" for run in STUDY.runs]
 
 
-def exit_unless_executable():
-    """Ends Snakemake with one line where the study cannot be executed, or not on this machine."""
+def exit_unless_runnable():
+    """Ends Snakemake with one line if the study cannot run, or not on this machine."""
     try:
-        require_executable(STUDY, STUDY.runs)
+        check_settings(STUDY, STUDY.runs)
         if workflow.local_exec:
-            require_devices(STUDY, STUDY_FILE)
+            check_devices(STUDY, STUDY_FILE)
     except ValueError as error:
         sys.exit(f"error: {error}")
 
@@ -112,7 +112,7 @@ try:
 except ValueError as error:
     sys.exit(f"error: {error}")
 
-# Snakemake counts the GPUs and gives out none: which ones a job has, its lease says
+# Snakemake only counts the GPUs: which ones a job gets is up to experiments.support.gpu_locks
 if (
     STUDY.device == "cuda"
     and IS_MAIN_PROCESS

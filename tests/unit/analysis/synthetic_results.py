@@ -9,6 +9,7 @@ from analysis.claims import judge_study
 from analysis.claims_table import Claim
 from analysis.load import load_results
 from experiments.study.schema import Run, Study
+from tests.manifests import MANIFEST
 
 KL_RATIOS = {"bf16": 1.0, "nvfp4-noqat": 100.0, "nvfp4-qat": 1.05, "nvfp4-qat-ffn": 1.0}
 NOISE_FLOOR = 2e-4
@@ -62,8 +63,8 @@ def manifest_of(run: Run) -> dict[str, object]:
         "predicted_packed_gib": packed,
         "measured_packed_gib": packed and packed * 1.001,
     }
-    names = {"run": run.id, "study": "default", "model": run.model, "arm": run.arm}
-    return {**names, "seed": run.seed, "status": "finished", "reason": None, "memory": memory}
+    names = {"run": run.id, "study": "default", **run._asdict()}
+    return MANIFEST | names | {"status": "finished", "memory": memory}
 
 
 def write_results(study: Study, folder: Path, num_steps: int = 30, num_prompts: int = 256) -> None:

@@ -40,8 +40,12 @@ def test_one_short_run_is_shown_but_not_judged(
 def test_like_arms_of_few_prompts_are_not_equivalent(study: Study, results_dir: Path) -> None:
     for run in (run for run in study.runs if run.arm in ("bf16", "nvfp4-qat")):
         path = results_dir / run.id / "eval.json"
-        like = {"prompts": 32, "correct": [4] * 16 + [0] * 16}
-        path.write_text(json.dumps([it | like for it in json.loads(path.read_text())]))
+        like = {"prompts": 32, "accuracy": 0.5}
+        evaluations = [
+            it | like | {"correct": [it["samples_per_prompt"]] * 16 + [0] * 16}
+            for it in json.loads(path.read_text())
+        ]
+        path.write_text(json.dumps(evaluations))
     claims = judge(study.model_copy(update={"arms": ("bf16", "nvfp4-qat")}), results_dir)
     accuracy = claims["nano-dense", "accuracy_margin"]
     assert (accuracy.estimate, accuracy.verdict) == (0, "INCONCLUSIVE")
@@ -53,7 +57,11 @@ def test_accuracy_is_compared_after_the_same_step(study: Study, results_dir: Pat
     for run in study.runs:
         path = results_dir / run.id / "eval.json"
         rows = json.loads(path.read_text())
-        rows += [it | {"step": 10, "correct": [0] * 256} for it in rows if it["step"] == 0]
+        rows += [
+            it | {"step": 10, "accuracy": 0.0, "correct": [0] * 256}
+            for it in rows
+            if it["step"] == 0
+        ]
         stopped = run == Run("nano-dense", "nvfp4-noqat", 1)
         path.write_text(json.dumps([it for it in rows if it["step"] <= (10 if stopped else 30)]))
     claims = judge(study, results_dir)

@@ -61,15 +61,15 @@ def test_records_load_like_results(study: Study, results_dir: Path) -> None:
         ("metrics.jsonl", "[]\n", r"metrics.jsonl, line 1: not an object with a whole number"),
         ("metrics.jsonl", '{"step": 1, "x": "y"}\n', r"metrics.jsonl, line 1: x is 'y', not a num"),
         ("metrics.jsonl", "", r"metrics.jsonl: empty"),
-        ("eval.json", "[{}]", r"eval.json: 0.step: Field required"),
-        ("eval.json", "{", r"eval.json: file: Invalid JSON"),
+        ("eval.json", "[{}]", r"eval.json: 0.step: missing"),
+        ("eval.json", "{", r"eval.json: not JSON"),
         (
             "manifest.json",
             '{"status": "finished", "run": "x"}',
-            r"manifest.json: model: Field required",
+            r"manifest.json: study: missing",
         ),
     ],
-    ids=["cut", "no object", "text", "empty", "no step", "no JSON", "no model"],
+    ids=["cut", "no object", "text", "empty", "no step", "no JSON", "no study"],
 )
 def test_garbled_file_is_named(results_dir: Path, file: str, content: str, message: str) -> None:
     (results_dir / RUN.id / file).write_text(content)
@@ -80,7 +80,7 @@ def test_garbled_file_is_named(results_dir: Path, file: str, content: str, messa
 @pytest.mark.parametrize("file", ["metrics.jsonl", "eval.json", "manifest.json"])
 def test_missing_file_is_named(results_dir: Path, file: str) -> None:
     (results_dir / RUN.id / file).unlink()
-    with pytest.raises(ValueError, match=rf"{RUN.id}/{file}: missing; run the study first"):
+    with pytest.raises(ValueError, match=rf"{RUN.id}/{file}: missing; run the study"):
         load_one(results_dir)
 
 
@@ -123,7 +123,7 @@ def test_prompt_count_must_fit(results_dir: Path) -> None:
     evaluations = json.loads(path.read_text())
     evaluations[0]["correct"].pop()
     path.write_text(json.dumps(evaluations))
-    with pytest.raises(ValueError, match=r"eval.json: 0.correct: 255 of 256 prompts"):
+    with pytest.raises(ValueError, match=r"eval.json: 0: correct: 255 of 256 prompts"):
         load_one(results_dir)
 
 

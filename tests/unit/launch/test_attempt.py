@@ -1,14 +1,15 @@
-"""What the launcher records and says of a step, and how an attempt's series is opened."""
+"""What the launcher records and prints of a step, and which attempts it resumes."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from experiments.launch.run import KILLED, open_series
+from experiments.launch.run import KILLED, open_attempts
 from experiments.launch.run_log import RunLog
 from experiments.runs.attempts import list_attempts, next_attempt
-from experiments.tracking.publish import TrackedRun
+from experiments.tracking.live import TrackedRun
+from tests.manifests import make_manifest
 
 METRICS = {
     "rollout_corr/k3_kl": 1.234e-4,
@@ -24,15 +25,15 @@ def make_log(tmp_path: Path) -> RunLog:
     return RunLog("run", 10, next_attempt(tmp_path), tracked)
 
 
-def test_progress_line_tells_step_mismatch_reward_speed_and_time_left(
+def test_progress_line_shows_step_mismatch_reward_speed_and_time_left(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = make_log(tmp_path)
     log.on_step(7, METRICS)
     log.on_step(8, METRICS | {"timing_s/step": 4.0, "perf/total_num_tokens": 49382.4})
     last = capsys.readouterr().out.splitlines()[-1]
-    told = "run step 8/10 k3 KL 1.23e-04 reward +0.500 12,346 tokens/s 0:00:06 left"
-    assert " ".join(last.split()) == told
+    line = "run step 8/10 k3 KL 1.23e-04 reward +0.500 12,346 tokens/s 0:00:06 left"
+    assert " ".join(last.split()) == line
 
 
 def test_metrics_that_are_not_finite_are_recorded_as_undefined(tmp_path: Path) -> None:
@@ -53,9 +54,9 @@ def test_checkpoints_outlive_a_crash_but_not_a_change(
     tmp_path: Path, digests: dict[str, str], numbers: list[int], checkpoints_stay: bool
 ) -> None:
     (tmp_path / "checkpoints" / "step_2").mkdir(parents=True)
-    next_attempt(tmp_path).write_manifest({"status": "running", "digests": {"config": "a"}})
-    series = open_series(tmp_path, digests)
-    assert [attempt.number for attempt in series] == numbers
+    make_manifest(digests={"config": "a"}).write(next_attempt(tmp_path).folder)
+    attempts = open_attempts(tmp_path, digests)
+    assert [attempt.number for attempt in attempts] == numbers
     assert (tmp_path / "checkpoints" / "step_2").exists() == checkpoints_stay
     (killed,) = list_attempts(tmp_path)
-    assert killed.manifest["status"] == "failed" and killed.manifest["reason"] == KILLED
+    assert killed.manifest.status == "failed" and killed.manifest.reason == KILLED

@@ -13,9 +13,12 @@ import pytest
 from mlflow import MlflowClient
 
 from experiments.runs.attempts import list_attempts, next_attempt
-from experiments.support.json_files import Json, write_json
-from experiments.tracking.publish import TrackedRun, rebuild
+from experiments.runs.evaluation import Evaluation, write_evaluations
+from experiments.runs.manifest import RunManifest
+from experiments.tracking.live import TrackedRun
+from experiments.tracking.publish import rebuild
 from experiments.tracking.store import find_runs
+from tests import manifests
 
 NAME = "nano_bf16_seed0"
 HOUR_MS = 3_600_000
@@ -50,39 +53,25 @@ def broken_store(client: MlflowClient, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/broken.db")
 
 
-def make_manifest(attempt: int = 1, status: str = "running", lr: float = 1e-6) -> Json:
-    return {
-        "run": NAME,
-        "study": "s",
-        "model": "nano",
-        "arm": "bf16",
-        "seed": 0,
-        "attempt": attempt,
-        "status": status,
-        "reason": None,
-        "command": "python -m experiments.launch.run",
-        "started_at": "2026-01-01T00:00:00+00:00",
-        "config": {"rl": {"lr": lr, "steps": 4}, "arm": "bf16"},
-        "git": {"commit": "abc", "dirty": False},
-        "digests": {"config": f"lr {lr}"},
-        "versions": {"python": "3.11"},
-        "hardware": {"cores": 2},
-        "memory": {"predicted_bf16_gib": 0.5, "measured_packed_gib": None},
-    }
+def make_manifest(attempt: int = 1, status: str = "running", lr: float = 1e-6) -> RunManifest:
+    config = {"rl": {"lr": lr, "steps": 4}, "arm": "bf16"}
+    return manifests.make_manifest(
+        attempt=attempt, status=status, config=config, digests={"config": f"lr {lr}"}
+    )
 
 
-def track(manifest: Json, steps: range, status: str, goes_on: bool = False) -> TrackedRun:
+def track(manifest: RunManifest, steps: range, status: str, resumes: bool = False) -> TrackedRun:
     """One attempt at a run, on disk and live in MLflow, as the launcher does it."""
     attempt = next_attempt(Path("results") / NAME)
-    attempt.write_manifest(manifest)
+    manifest.write(attempt.folder)
     tracked = TrackedRun("s", NAME)
-    tracked.start(manifest, goes_on)
+    tracked.start(manifest, resumes)
     for step in steps:
         row = {"step": step, "k3": step / 10, "undefined": None, "timing_s/step": 3600.0}
         attempt.append(row)
         tracked.log_rows([row], [step])
-    manifest |= {"status": status}
-    attempt.write_manifest(manifest)
+    manifest = manifest.model_copy(update={"status": status})
+    manifest.write(attempt.folder)
     tracked.finish(manifest)
     return tracked
 
@@ -103,7 +92,7 @@ def test_one_mlflow_run_across_attempts(client: MlflowClient) -> None:
     track(make_manifest(), range(1, 4), "failed")
     failed = only_run(client)
     assert failed.info.status == "FAILED"
-    track(make_manifest(attempt=2), range(3, 5), "finished", goes_on=True)
+    track(make_manifest(attempt=2), range(3, 5), "finished", resumes=True)
     run = only_run(client)
     assert run.info.run_id == failed.info.run_id
     assert run.info.status == "FINISHED"
@@ -148,7 +137,7 @@ def test_rebuilt_view_equals_the_live_one(
     status: str,
 ) -> None:
     track(make_manifest(), range(1, 4), "failed")
-    track(make_manifest(attempt=2), range(3, 5), status, goes_on=True)
+    track(make_manifest(attempt=2), range(3, 5), status, resumes=True)
     live = snapshot(client)
     rebuilt = use_store(shutil.copy(empty_store, tmp_path / "rebuilt.db"), monkeypatch)
     rebuild(Path("results"))
@@ -160,11 +149,20 @@ def test_rebuilt_view_equals_the_live_one(
 def test_records_rebuild_too_with_steps_an_hour_apart(client: MlflowClient) -> None:
     folder = Path("record") / NAME
     folder.mkdir(parents=True)
-    write_json(folder / "manifest.json", make_manifest(status="finished"))
+    make_manifest(status="finished").write(folder)
     rows = [{"step": s, "k3": 0.1 * s, "timing_s/step": 3600.0, "x": None} for s in (1, 2)]
     pd.DataFrame(rows).to_csv(folder / "metrics.csv.gz", index=False)
-    accuracy = {"precision": "bf16", "decoding": "greedy", "accuracy": 0.75, "step": 2}
-    write_json(folder / "eval.json", [accuracy])
+    evaluation = Evaluation(
+        step=2,
+        precision="bf16",
+        decoding="greedy",
+        prompts=4,
+        samples_per_prompt=1,
+        accuracy=0.75,
+        correct=[1, 1, 0, 1],
+        response_tokens_mean=2.0,
+    )
+    write_evaluations(folder, [evaluation])
     rebuild(Path("record"))
     run = only_run(client)
     points = client.get_metric_history(run.info.run_id, "k3")

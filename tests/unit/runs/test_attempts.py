@@ -1,4 +1,4 @@
-"""A run's attempts: what a crash leaves, and what the next attempt may go on from."""
+"""A run's attempts: what a crash leaves, and what the next attempt may resume."""
 
 from pathlib import Path
 
@@ -11,13 +11,14 @@ from experiments.runs.attempts import (
     next_attempt,
     resumable,
 )
+from tests.manifests import make_manifest
 
 DIGESTS = {"config": "c", "code": "d"}
 
 
 def make_attempt(run_dir: Path, status: str = "failed", config: str = "c") -> Attempt:
     attempt = next_attempt(run_dir)
-    attempt.write_manifest({"status": status, "digests": DIGESTS | {"config": config}})
+    make_manifest(status=status, digests=DIGESTS | {"config": config}).write(attempt.folder)
     return attempt
 
 
@@ -76,7 +77,7 @@ def test_not_a_number_is_refused_rather_than_written(tmp_path: Path) -> None:
     ],
     ids=["none", "same", "changed before", "changed since", "repeated", "finished"],
 )
-def test_what_a_run_goes_on_from(
+def test_what_a_run_resumes(
     tmp_path: Path, attempts: list[tuple[str, str]], numbers: list[int]
 ) -> None:
     made = [make_attempt(tmp_path, status, config) for status, config in attempts]

@@ -87,11 +87,11 @@ def test_git_state_tells_a_clean_checkout_from_a_changed_one(
     git("add", "a")
     git("commit", "-qm", "a")
     clean = provenance.git_state()
-    assert clean is not None and not clean["dirty"] and len(clean["commit"]) == 40
+    assert clean is not None and not clean.dirty and len(clean.commit or "") == 40
     (tmp_path / "a").write_text("2")
     changed = provenance.git_state()
-    assert changed is not None and changed["dirty"]
-    assert changed["diff_sha256"] != clean["diff_sha256"]
+    assert changed is not None and changed.dirty
+    assert changed.diff_sha256 != clean.diff_sha256
 
 
 def test_diff_names_the_keys_that_differ() -> None:
@@ -121,7 +121,7 @@ def test_diff_program(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "line"),
-    [(None, "no such manifest; name a run's folder"), ("{", "not JSON")],
+    [(None, "missing; name a run's folder"), ("{", "not JSON")],
     ids=["missing", "garbled"],
 )
 def test_diff_program_refuses_in_one_line(tmp_path: Path, content: str | None, line: str) -> None:

@@ -1,0 +1,54 @@
+"""Offline evaluations of a run's checkpoints, as eval.json holds them."""
+
+import math
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
+
+from experiments.runs.manifest import Section
+from experiments.support.json_files import read_model, write_json
+
+EVALUATIONS = "eval.json"
+Precision = Literal["bf16", "nvfp4"]
+
+
+class Evaluation(Section):
+    """One offline evaluation of one checkpoint."""
+
+    step: NonNegativeInt = Field(description="0 is the base checkpoint")
+    precision: Precision
+    decoding: Literal["greedy", "sampled"]
+    prompts: PositiveInt
+    samples_per_prompt: PositiveInt
+    accuracy: float = Field(ge=0, le=1, description="share of right answers")
+    correct: list[NonNegativeInt] = Field(description="right answers per prompt")
+    response_tokens_mean: NonNegativeFloat
+
+    @model_validator(mode="after")
+    def _counts_agree(self) -> Self:
+        if len(self.correct) != self.prompts:
+            raise ValueError(f"correct: {len(self.correct)} of {self.prompts} prompts")
+        if max(self.correct) > self.samples_per_prompt:
+            raise ValueError(
+                f"correct: {max(self.correct)} right answers of {self.samples_per_prompt} samples"
+            )
+        share = sum(self.correct) / (self.prompts * self.samples_per_prompt)
+        # the same quotient of integers, so equal but for JSON's last digit
+        if not math.isclose(self.accuracy, share, rel_tol=1e-12):
+            raise ValueError(f"accuracy: {self.accuracy}, but correct makes {share}")
+        return self
+
+
+def read_evaluations(folder: Path, hint: str) -> list[Evaluation]:
+    """The evaluations in the folder of a run or a record.
+
+    Raises:
+        ValueError: they are missing or damaged; the hint says what to do.
+    """
+    return read_model(folder / EVALUATIONS, list[Evaluation], hint)
+
+
+def write_evaluations(folder: Path, evaluations: list[Evaluation]) -> None:
+    """Writes eval.json."""
+    write_json(folder / EVALUATIONS, [evaluation.model_dump() for evaluation in evaluations])

@@ -1,0 +1,41 @@
+"""A run's history on disk: damage is named with its file, and how to repair it."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from experiments.runs.attempts import list_attempts, next_attempt, read_history
+from experiments.runs.manifest import MANIFEST
+from experiments.support.json_files import write_json
+from tests.manifests import make_manifest
+
+
+def test_the_hint_about_a_damaged_attempt_is_not_to_delete_the_file(tmp_path: Path) -> None:
+    write_json(next_attempt(tmp_path).folder / MANIFEST, {})
+    with pytest.raises(ValueError, match=r"1/manifest.json: run: missing; restore it, or"):
+        read_history(tmp_path)
+
+
+def test_a_damaged_line_of_metrics_is_named(tmp_path: Path) -> None:
+    attempt = next_attempt(tmp_path)
+    (attempt.folder / "metrics.jsonl").write_text('{"step": 1}\n{"step"\n')
+    with pytest.raises(ValueError, match=r"1/metrics.jsonl: line 2: not JSON \(.*; restore it"):
+        attempt.rows()
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"step\n1\n", gzip.compress(b"step\n1\n")[:-9]], ids=["empty", "plain", "cut"]
+)
+def test_damaged_metrics_of_a_record_are_named(tmp_path: Path, content: bytes) -> None:
+    make_manifest().write(tmp_path)
+    (tmp_path / "metrics.csv.gz").write_bytes(content)
+    with pytest.raises(ValueError, match=r"metrics.csv.gz: .*; record the study again$"):
+        read_history(tmp_path)
+
+
+def test_a_renamed_folder_is_not_an_attempt(tmp_path: Path) -> None:
+    make_manifest().write(next_attempt(tmp_path).folder)
+    (tmp_path / "attempts" / "1").rename(tmp_path / "attempts" / "old")
+    assert list_attempts(tmp_path) == []
+    assert next_attempt(tmp_path).number == 1
