@@ -13,7 +13,7 @@ DEV := .venv/.installed-dev
 ENGINES := .venv/.installed-engines
 # asked before there is a Python that reads YAML; the two `.?` are for quotes
 NEEDS_ENGINES := ^[^\#]*\<(trainer|rollout).? *: *.?(verl|vllm)\>
-# what one study needs besides: requirements/<study>.txt, where there is one, and vLLM and verl
+# what a study needs in addition: requirements/<study>.txt, if there is one, and vLLM and verl
 EXTRA := $(patsubst requirements/%.txt,.venv/.installed-%,$(wildcard requirements/$(STUDY).txt)) \
 	$(if $(shell grep -lsE '$(NEEDS_ENGINES)' '$(STUDY_FILE)'),$(ENGINES))
 NAME_OF_STUDY := import sys, yaml; print(yaml.safe_load(open(sys.argv[1]))["study"])

@@ -14,7 +14,7 @@ def find_gguf(name: str, source: GgufModel) -> Path:
     """The file of model `name`.
 
     Raises:
-        ValueError: the package is not installed, or holds no such file.
+        ValueError: the package is not installed, or has no such file.
     """
     spec = importlib.util.find_spec(source.package)
     if spec is None or spec.origin is None:

@@ -26,7 +26,7 @@ def link_checkpoint(name: str, source: HubModel, out: Path) -> dict[str, Any]:
     files = [path for pattern in FILES for path in folder.glob(pattern)]
     for needed in ("config.json", "tokenizer_config.json", "*.safetensors"):
         if not any(fnmatch(path.name, needed) for path in files):
-            raise ValueError(f"models.{name}: {folder} holds no {needed}; name a whole checkpoint")
+            raise ValueError(f"models.{name}: {folder} has no {needed}; name a whole checkpoint")
     _require_shapes(name, source, folder)
     out.mkdir(parents=True)
     for path in files:
@@ -44,11 +44,11 @@ def _local_folder(name: str, source: HubModel) -> Path:
 
 def _fetched_folder(name: str, source: HubModel) -> Path:
     wanted = f"models.{name}.repo: {source.repo}, revision {source.revision}"
-    mend = (
+    hint = (
         "try again, correct it, set HF_TOKEN if it is gated, or name a local copy in "
         f"models.{name}.path"
     )
-    with explain_download_errors(wanted, mend):
+    with explain_download_errors(wanted, hint):
         return Path(
             snapshot_download(
                 source.repo,

@@ -58,7 +58,7 @@ def make_base(study: Study, name: str, out: Path) -> None:
 
 
 def _tensor_bytes(file: Path) -> int:
-    """All of a safetensors file but its header, whose length its first 8 bytes tell."""
+    """All of a safetensors file but its header, whose length is in its first 8 bytes."""
     with file.open("rb") as content:
         header_bytes = int.from_bytes(content.read(8), "little")
     return file.stat().st_size - 8 - header_bytes

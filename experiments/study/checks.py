@@ -1,4 +1,4 @@
-"""Checks across the sections of a study: what no section can tell alone."""
+"""Checks across the sections of a study: what one section alone cannot tell."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterator
@@ -137,7 +137,7 @@ def _check_task(study: Study) -> Iterator[str]:
 
 
 def _count_problems(task: TaskConfig) -> int:
-    """Each term takes the sum, between 0 and `largest`, to any other; words tell it 36 ways."""
+    """Each term takes the sum, between 0 and `largest`, to any other; there are 36 wordings."""
     fewest, most = task.terms
     chains: int = sum(task.largest**terms for terms in range(fewest, most + 1))
     return chains * (36 if task.name == "word-problem" else 1)

@@ -1,4 +1,4 @@
-"""What a study would run and hold in memory, told before anything runs. Needs no torch."""
+"""Preview of a study: its runs and their predicted weight memory. Needs no torch."""
 
 from experiments.study.arms import ARMS
 from experiments.study.models import GgufModel
@@ -10,8 +10,8 @@ from qat_core.units import show_memory
 HEADER = f"{'model':<20} {'arm':<16} {'seeds':<12} rollout weights, predicted"
 
 
-def describe_plan(study: Study) -> str:
-    """The runs of a study and their predicted weight memory, a line an arm.
+def preview(study: Study) -> str:
+    """The runs of a study and their predicted weight memory, one line per arm.
 
     Raises:
         ValueError: an arm cannot quantize a model; names the model's config file.
@@ -29,8 +29,8 @@ def _describe_memory(study: Study, model: str, packed: Precision | None) -> str:
     source = study.models[model]
     if isinstance(source, GgufModel):
         return "known once its file has been read"
-    mend = f"name a model's config.json in models.{model}.config"
-    config = dict(read_json(ROOT / source.config, mend))
+    hint = f"name a model's config.json in models.{model}.config"
+    config = dict(read_json(ROOT / source.config, hint))
     try:
         bf16_gib = predict_weight_memory_gib(config, "bf16")
         packed_gib = predict_weight_memory_gib(config, packed) if packed else None

@@ -29,7 +29,7 @@ class Claims(Settings):
 
 
 class KlGate(Settings):
-    """When a run is stopped because trainer and rollouts have parted for good."""
+    """When a run is stopped because trainer and rollouts have diverged."""
 
     max_k3_kl: float = Field(gt=0, description="nats a token; what is undefined counts as more")
     steps: int = Field(ge=1, description="steps in a row beyond it that stop the run")
@@ -57,7 +57,7 @@ class Study(Settings):
     device: Literal["cpu", "cuda"] = "cpu"
     gpus: int = Field(1, ge=1, description="trainer verl: GPUs of a run, on CPU its workers")
     variant: str | None = Field(None, description="trainer verl: a file of recipes/variants")
-    kl_gate: KlGate | None = Field(None, description="trainer verl: stops a run gone astray")
+    kl_gate: KlGate | None = Field(None, description="trainer verl: stops a run that has diverged")
     models: dict[ModelName, Model]
     arms: tuple[ArmName, ...]
     seeds: tuple[NonNegativeInt, ...]

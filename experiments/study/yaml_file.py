@@ -1,4 +1,4 @@
-"""Reads a YAML file into a pydantic model; every mistake becomes one line that says the mend."""
+"""Reads a YAML file into a pydantic model; one line with a hint for each error."""
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
@@ -23,7 +23,7 @@ def parse_yaml_file(path: Path, model: type[ModelT], kinds: Kinds) -> ModelT:
         kinds: the sections that `models.<name>` may hold, by the value of their key `kind`.
 
     Raises:
-        ValueError: one line a mistake, "<file>: <dotted key>: <what>; <mend>".
+        ValueError: one line per error, "<file>: <dotted key>: <what>; <hint>".
     """
     if not path.is_file():
         raise ValueError(f"{path}: no such study file; see experiments/studies")
@@ -35,7 +35,7 @@ def parse_yaml_file(path: Path, model: type[ModelT], kinds: Kinds) -> ModelT:
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """YAML's safe loader, less its habit of keeping the last of two equal keys silently."""
+    """YAML's safe loader, which also refuses a key that is there twice."""
 
     def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
         # as written: once `<<` is resolved, a key that overrides is rightly there twice
@@ -60,7 +60,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 0
-        raise ValueError(f"{path}: line {line}: {error.problem}; mend the YAML there") from None
+        raise ValueError(f"{path}: line {line}: {error.problem}; fix the YAML there") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"{path}: not YAML text: {reason}; write it as UTF-8 YAML") from None
@@ -70,7 +70,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _describe(details: ErrorDetails, model: type[BaseModel], kinds: Kinds) -> str:
-    """One pydantic error as "<dotted key>: <what>; <mend>"."""
+    """One pydantic error as "<dotted key>: <what>; <hint>"."""
     kind, given, context = details["type"], details["input"], details.get("ctx", {})
     key = ".".join(map(str, _keys_in_file(details["loc"])))
     if kind == "value_error":  # by a validator of ours; that of the whole study names the key
@@ -86,7 +86,7 @@ def _describe(details: ErrorDetails, model: type[BaseModel], kinds: Kinds) -> st
     if kind == "union_tag_invalid":
         return f"{key}.kind: {context['tag']!r} is not known; use one of {', '.join(kinds)}"
     if kind in ("model_type", "model_attributes_type", "dict_type"):
-        return f"{key}: {given!r} is no section; write its keys below it, indented"
+        return f"{key}: {given!r} is not a section; write its keys below it, indented"
     rule = details["msg"].removeprefix("Input ").removeprefix("String ").replace("tuple", "list")
     return f"{key}: {given!r} does not fit, it {rule}; change the value"
 
@@ -102,7 +102,7 @@ def _suggest_key(location: Location, model: type[BaseModel], kinds: Kinds) -> st
 
 
 def suggest(name: str, known: Iterable[str], otherwise: str) -> str:
-    """The mend of an unknown name: a known one that is spelt much like it, or `otherwise`."""
+    """The hint for an unknown name: a known one with a similar spelling, or `otherwise`."""
     close = get_close_matches(name, known, n=1)
     return f"did you mean {close[0]}?" if close else otherwise
 

@@ -1,4 +1,4 @@
-"""What the command-line programs share: arguments, and one line for a mistake of the user."""
+"""What the command-line programs share: arguments, and one line for an error of the user."""
 
 import argparse
 import sys

@@ -1,6 +1,6 @@
-"""GPUs of this machine, each lent to one run at a time: Snakemake counts them but hands out none.
+"""Locks on the GPUs of this machine: Snakemake counts GPUs but does not assign them.
 
-A lease is a lock on a file, which the kernel releases when the process ends, however it ends.
+A GPU's lock is a file lock, which the kernel releases when the process ends, however it ends.
 """
 
 import os
@@ -33,10 +33,10 @@ def visible_gpus() -> list[str]:
 def _uuids() -> dict[str, str]:
     """UUID by index of the machine's GPUs; empty without nvidia-smi."""
     try:
-        told = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
+        listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
     except FileNotFoundError:
         return {}
-    return dict(GPU_LINE.findall(told.stdout))
+    return dict(GPU_LINE.findall(listed.stdout))
 
 
 def require_gpus(num_gpus: int) -> None:
@@ -54,12 +54,12 @@ def require_gpus(num_gpus: int) -> None:
 
 
 @contextmanager
-def leased_gpus(num_gpus: int, folder: Path | None = None) -> Iterator[list[str]]:
+def locked_gpus(num_gpus: int, folder: Path | None = None) -> Iterator[list[str]]:
     """Waits for so many free GPUs and keeps them for the block.
 
     Args:
         num_gpus: how many.
-        folder: where the locks lie, named by UUID, since an index and a UUID may be one GPU; by
+        folder: of the lock files, named by UUID, since an index and a UUID may be one GPU; by
             default a folder of this user, machine and Slurm job.
 
     Raises:
@@ -82,7 +82,7 @@ def leased_gpus(num_gpus: int, folder: Path | None = None) -> Iterator[list[str]
 
 @contextmanager
 def reserved_devices(device: str, num_gpus: int) -> Iterator[None]:
-    """Shows this process leased GPUs alone, before it has begun to use any; nothing on a CPU.
+    """Locks GPUs and hides all others; before this process has used any. Nothing on a CPU.
 
     Raises:
         ValueError: this machine has fewer.
@@ -90,7 +90,7 @@ def reserved_devices(device: str, num_gpus: int) -> Iterator[None]:
     if device == "cpu":
         yield
         return
-    with leased_gpus(num_gpus) as names:
+    with locked_gpus(num_gpus) as names:
         os.environ[VISIBLE] = ",".join(names)
         yield
 
@@ -98,7 +98,7 @@ def reserved_devices(device: str, num_gpus: int) -> Iterator[None]:
 def _own_folder() -> Path:
     """Slurm shows each job GPUs of its own under the same names, 0 and on."""
     owner = (str(os.getuid()), platform.node(), os.environ.get("SLURM_JOB_ID"))
-    return Path(tempfile.gettempdir()) / "-".join(["gpu-leases", *filter(None, owner)])
+    return Path(tempfile.gettempdir()) / "-".join(["gpu-locks", *filter(None, owner)])
 
 
 def _take_free(num_gpus: int, locks: dict[str, Path], stack: ExitStack) -> list[str]:

@@ -1,4 +1,4 @@
-"""What goes wrong with a download from the Hugging Face Hub, as one line with the mend."""
+"""What goes wrong with a download from the Hugging Face Hub, as one line with a hint."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +12,8 @@ DOWNLOAD_ERRORS = (httpx.HTTPError, OSError, RuntimeError, HFValidationError)
 
 
 @contextmanager
-def explain_download_errors(wanted: str, mend: str) -> Iterator[None]:
-    """Any error of the hub's client becomes a ValueError that names what was wanted and the mend.
+def explain_download_errors(wanted: str, hint: str) -> Iterator[None]:
+    """Any error of the hub's client becomes a ValueError that names what was wanted, with a hint.
 
     Raises:
         ValueError: the download inside has failed.
@@ -24,4 +24,4 @@ def explain_download_errors(wanted: str, mend: str) -> Iterator[None]:
         # the client hides why it had to look into its cache behind what it found there
         cause = error.__cause__ if isinstance(error, LocalEntryNotFoundError) else None
         reason = " ".join(str(cause or error).split())
-        raise ValueError(f"{wanted}: not fetched from the hub ({reason}); {mend}") from None
+        raise ValueError(f"{wanted}: not fetched from the hub ({reason}); {hint}") from None

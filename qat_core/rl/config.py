@@ -35,7 +35,7 @@ class TaskConfig(Settings):
     def _fewest_then_most(cls, terms: tuple[int, int]) -> tuple[int, int]:
         fewest, most = terms
         if not 1 <= fewest <= most:
-            raise ValueError(f"[{fewest}, {most}] is no range; use 1 <= fewest <= most")
+            raise ValueError(f"[{fewest}, {most}] is not a range; use 1 <= fewest <= most")
         return terms
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Mistakes end as one line that names file, key and mend, with no traceback and no results."""
+"""Bad input ends as one line that names file, key and hint, with no traceback and no results."""
 
 import json
 from collections.abc import Callable
@@ -21,7 +21,7 @@ def assert_one_line(done: Done, line: str) -> None:
     assert "Traceback" not in done.stderr + done.stdout
 
 
-STUDY_MISTAKES = {
+STUDY_ERRORS = {
     "unknown key": ({"rl__stepz": 3}, "study.yaml: rl.stepz: unknown key; did you mean steps?"),
     "wrong type": ({"rl__steps": "x"}, "study.yaml: rl.steps: 'x' does not fit, it should be a"),
     "missing file": ({"models__tiny__config": "none"}, "study.yaml: models.tiny.config: no file"),
@@ -30,7 +30,7 @@ STUDY_MISTAKES = {
 }
 
 
-@pytest.mark.parametrize(("changes", "line"), STUDY_MISTAKES.values(), ids=STUDY_MISTAKES.keys())
+@pytest.mark.parametrize(("changes", "line"), STUDY_ERRORS.values(), ids=STUDY_ERRORS.keys())
 def test_snakemake_refuses_study(
     tmp_path: Path, write_study: WriteStudy, changes: dict[str, Any], line: str
 ) -> None:
@@ -39,7 +39,7 @@ def test_snakemake_refuses_study(
     assert not (tmp_path / "results").exists() and not (tmp_path / "mlflow.db").exists()
 
 
-MODEL_MISTAKES = {
+MODEL_ERRORS = {
     "no quantizable layer": (
         {"num_hidden_layers": 0},
         "no linear or expert weight to quantize; use the bf16 arm alone",
@@ -56,7 +56,7 @@ MODEL_MISTAKES = {
 }
 
 
-@pytest.mark.parametrize(("changes", "line"), MODEL_MISTAKES.values(), ids=MODEL_MISTAKES.keys())
+@pytest.mark.parametrize(("changes", "line"), MODEL_ERRORS.values(), ids=MODEL_ERRORS.keys())
 def test_snakemake_refuses_model(
     tmp_path: Path, write_study: WriteStudy, changes: dict[str, Any], line: str
 ) -> None:
@@ -91,10 +91,10 @@ def test_program_that_fails_within_the_workflow_is_said_to_fail(
     study = write_study(models__tiny__config=str(file))
     done = snakemake("--configfile", study, folder=tmp_path)
     assert done.returncode != 0
-    told = done.stdout + done.stderr
-    assert f"error: {file}: vocab_size: 8 is less than the tokenizer's" in told
+    output = done.stdout + done.stderr
+    assert f"error: {file}: vocab_size: 8 is less than the tokenizer's" in output
     # a program behind `| tee` whose exit code was lost would have "completed successfully"
-    assert "MissingOutputException" not in told
+    assert "MissingOutputException" not in output
 
 
 def test_settings_on_the_command_line_are_refused(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_two_study_files_are_refused(tmp_path: Path) -> None:
     assert_one_line(done, "--configfile: 2 files given; name one study file")
 
 
-PROGRAM_MISTAKES = {
+PROGRAM_ERRORS = {
     "unknown run": (
         ("experiments.launch.run", "--run", "x", "--log", "log"),
         "--run: study smoke has no run 'x'; it has tiny_bf16_seed0, tiny_nvfp4-qat_seed0",
@@ -135,9 +135,7 @@ PROGRAM_MISTAKES = {
 }
 
 
-@pytest.mark.parametrize(
-    ("command", "line"), PROGRAM_MISTAKES.values(), ids=PROGRAM_MISTAKES.keys()
-)
+@pytest.mark.parametrize(("command", "line"), PROGRAM_ERRORS.values(), ids=PROGRAM_ERRORS.keys())
 def test_program_refuses(tmp_path: Path, command: tuple[str, ...], line: str) -> None:
     name, *arguments = command
     done = module(name, "--study", SMOKE, *arguments, folder=tmp_path)

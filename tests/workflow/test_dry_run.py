@@ -26,9 +26,9 @@ def test_qwen3_dry_run_plans_all_runs_and_predicts_memory(tmp_path: Path) -> Non
     done = snakemake("-n", "--configfile", study, folder=tmp_path, PYTHONPROFILEIMPORTTIME="1")
     assert done.returncode == 0, done.stderr
     assert not SLOW_IMPORTS & imported(done)
-    told = [" ".join(line.split()) for line in done.stderr.splitlines()]
+    lines = [" ".join(line.split()) for line in done.stderr.splitlines()]
     for arm, memory in QWEN3_LINES.items():
-        assert any(line.startswith(arm + " ") and memory in line for line in told), arm
+        assert any(line.startswith(arm + " ") and memory in line for line in lines), arm
     for planned in load_study(study).runs:
         assert f"Training {planned.id}" in done.stdout + done.stderr
     assert not (tmp_path / "results").exists()
@@ -45,10 +45,10 @@ def test_verl_study_is_planned_with_its_data(tmp_path: Path) -> None:
     study = STUDIES / "verl_nano.yaml"
     done = snakemake("-n", "--configfile", study, folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    told = done.stdout + done.stderr
-    assert "Making the data of study verl-nano" in told
+    lines = done.stdout + done.stderr
+    assert "Making the data of study verl-nano" in lines
     for planned in load_study(study).runs:
-        assert f"Training {planned.id}" in told
+        assert f"Training {planned.id}" in lines
 
 
 def test_cuda_study_is_refused_without_enough_gpus(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A run that is stopped, by whatever means, goes on and ends as if it had not been."""
+"""A run that is stopped, by whatever means, resumes and ends as if it had not been stopped."""
 
 import json
 import signal

@@ -130,8 +130,8 @@ def test_a_change_redoes_what_depends_on_it_alone(
     finally:
         study.write_text(text)
     assert done.returncode == 0, done.stderr
-    told = (done.stdout + done.stderr).splitlines()
-    jobs = {line.split()[0] for line in told if line.strip()}
+    lines = (done.stdout + done.stderr).splitlines()
+    jobs = {line.split()[0] for line in lines if line.strip()}
     assert again <= jobs and not kept & jobs
 
 

@@ -12,7 +12,7 @@ from snakemake_interface_executor_plugins.settings import ExecMode
 from experiments.launch.digests import code_digest, config_digest
 from experiments.launch.preflight import check_devices, check_settings
 from experiments.support.gpu_locks import visible_gpus
-from experiments.study.preview import describe_plan
+from experiments.study.preview import preview
 from experiments.runs.provenance import digest_code, digest_file, digest_json
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, STUDIES
@@ -33,7 +33,7 @@ shell.prefix(PREFIX)
 
 
 def read_study_file():
-    """The one study file: configurations are never merged, so that a file says all of a study."""
+    """The one study file: configurations are never merged, so that one file holds a whole study."""
     if workflow.config_settings.config:
         raise ValueError("--config: settings come from the study file; change it there")
     files = workflow.config_settings.configfiles
@@ -44,10 +44,10 @@ def read_study_file():
 
 
 def read_study(path):
-    """The study; says what it would run."""
+    """The study; prints what it would run."""
     study = load_study(path)
     if IS_MAIN_PROCESS:
-        print(describe_plan(study), file=sys.stderr)
+        print(preview(study), file=sys.stderr)
     return study
 
 

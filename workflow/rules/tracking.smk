@@ -1,5 +1,5 @@
 # MLflow follows each run live, from within the run; what is known only later is added here. The
-# store is nobody's input: it is a view of the files, and losing it must not train anything again.
+# store is no rule's input: it is a view of the files, and losing it must not train anything again.
 rule publish:
     input:
         study=ancient(STUDY_FILE),

@@ -1,5 +1,5 @@
-# Base checkpoints and the runs that start from them. Checkpoints of a run lie undeclared beside
-# its metrics: Snakemake would delete them when a run fails, and with them what it resumes from.
+# Base checkpoints and the runs that start from them. Checkpoints of a run are undeclared, next
+# to its metrics: Snakemake would delete them when a run fails, and with them what it resumes from.
 rule base:
     input:
         study=ancient(STUDY_FILE),

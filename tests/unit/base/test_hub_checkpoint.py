@@ -56,9 +56,9 @@ def test_base_links_to_the_checkpoint(study: Study, checkpoint: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("missing", "message"),
     [
-        ("config.json", "holds no config.json; name a whole checkpoint"),
-        ("tokenizer_config.json", "holds no tokenizer_config.json; name a whole checkpoint"),
-        ("model-00001-of-00001.safetensors", r"holds no \*\.safetensors; name a whole checkpoint"),
+        ("config.json", "has no config.json; name a whole checkpoint"),
+        ("tokenizer_config.json", "has no tokenizer_config.json; name a whole checkpoint"),
+        ("model-00001-of-00001.safetensors", r"has no \*\.safetensors; name a whole checkpoint"),
     ],
 )
 def test_incomplete_checkpoint_is_refused(

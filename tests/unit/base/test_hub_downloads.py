@@ -28,7 +28,7 @@ task: {{name: chain-sum}}
 rl: {{steps: 1}}
 """
 DATA_STUDY = STUDIES / "qwen3.yaml"
-# the client writes to disk, and goes on after a cut, by pieces of 10 MiB
+# the client writes to disk, and continues after a cut, by pieces of 10 MiB
 CLIENT_PIECE_BYTES, WEIGHT_BYTES = 10 * 2**20, 11 * 2**20
 HEADER = json.dumps(
     {"w": {"dtype": "BF16", "shape": [WEIGHT_BYTES // 2], "data_offsets": [0, WEIGHT_BYTES]}}
@@ -145,7 +145,7 @@ MODEL_REFUSALS = {
     "no-repo-name": ("a/b/c", "main", rf"{UNFETCHED}\(Repo id must be in the form"),
     "dropped": ("owner/drops", "main", rf"{UNFETCHED}\(Server disconnected"),
     "storage": ("owner/lost", "main", rf"{UNFETCHED}\(Task error: File reconstruction error"),
-    "incomplete": ("owner/half", "main", r"holds no tokenizer_config\.json; name a whole"),
+    "incomplete": ("owner/half", "main", r"has no tokenizer_config\.json; name a whole"),
     "shapes": ("owner/deep", "main", r"has other shapes than .*; name the checkpoint's own"),
 }
 
@@ -200,17 +200,17 @@ def test_data_that_cannot_be_had_are_refused(
     machine.require_refusal(done, rf"{wanted}\({reason}.*\); try again or name a local copy in")
 
 
-def test_mend_of_a_wrong_checksum_fetches_the_file_again(hub: Hub, machine: Machine) -> None:
+def test_hint_of_a_wrong_checksum_fetches_the_file_again(hub: Hub, machine: Machine) -> None:
     hub.repos = {DATA_REPO: Repo({AIME_2024.path: b"other"}, AT)}
     program = ("-m", "experiments.verl.data", "--study", DATA_STUDY, "--out")
     transfers = []
     for _ in range(3):
         done = machine.run(*program)
-        mend = r"SHA-256 is \w+, not \w+; remove (?P<file>\S+) to fetch it again"
-        machine.require_refusal(done, rf"\S*{re.escape(AIME_2024.path)}: {mend}")
+        hint = r"SHA-256 is \w+, not \w+; remove (?P<file>\S+) to fetch it again"
+        machine.require_refusal(done, rf"\S*{re.escape(AIME_2024.path)}: {hint}")
         transfers.append(hub.requests.count(f"{AIME_2024.path} from 0"))
         if len(transfers) == 2:
-            Path(re.search(mend, done.stderr)["file"]).unlink()
+            Path(re.search(hint, done.stderr)["file"]).unlink()
     assert transfers == [1, 1, 2]
 
 

@@ -1,4 +1,4 @@
-"""Which checkpoints of a run are complete, and what a damaged one is told."""
+"""Which checkpoints of a run are complete, and how a damaged one is named."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A study file: what it may say, and the one line that each mistake gets."""
+"""A study file: what it may say, and the one line that each error gets."""
 
 from copy import deepcopy
 from pathlib import Path
@@ -31,7 +31,7 @@ def load_changed(tmp_path: Path, keys: str, value: Any) -> Study:
     return load_study(path)
 
 
-MISTAKES = {
+ERRORS = {
     "unknown key": ("sedes", [0], "sedes: unknown key; did you mean seeds?"),
     "unknown key, no near one": ("zzz", 1, "zzz: unknown key; known keys: arms, block_scale"),
     "unknown key in a section": ("rl/stepz", 3, "rl.stepz: unknown key; did you mean steps?"),
@@ -51,7 +51,7 @@ MISTAKES = {
     "missing key": ("models/x", {"kind": "gguf", "file": "f"}, "models.x.package: missing; add it"),
     "wrong type": ("rl/steps", "many", "rl.steps: 'many' does not fit, it should be a valid int"),
     "out of range": ("rl/steps", 0, "rl.steps: 0 does not fit, it should be greater than or equal"),
-    "no section": ("rl", None, "rl: None is no section; write its keys below it, indented"),
+    "no section": ("rl", None, "rl: None is not a section; write its keys below it, indented"),
     "no list": ("seeds", 3, "seeds: 3 does not fit, it should be a valid list"),
     "empty list": ("arms", [], "arms: empty; name at least one"),
     "unknown arm": ("arms", ["bf16", "nvfp5"], "arms.1: 'nvfp5' is not allowed; use 'bf16', 'nv"),
@@ -75,8 +75,16 @@ MISTAKES = {
     ),
     "variant, local trainer": ("variant", "x", "variant: only trainer: verl reads it; remove it"),
     "GPUs, local trainer": ("gpus", 2, "gpus: only trainer: verl reads it; remove it"),
-    "terms from much to little": ("task/terms", [5, 3], "task.terms: [5, 3] is no range; use 1 <="),
-    "no terms": ("task/terms", [0, 0], "task.terms: [0, 0] is no range; use 1 <= fewest <= most"),
+    "terms from much to little": (
+        "task/terms",
+        [5, 3],
+        "task.terms: [5, 3] is not a range;",
+    ),
+    "no terms": (
+        "task/terms",
+        [0, 0],
+        "task.terms: [0, 0] is not a range; use 1 <= fewest",
+    ),
     "fewer prompts than a step draws": (
         "task/train_prompts",
         15,
@@ -102,17 +110,15 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize(("keys", "value", "line"), MISTAKES.values(), ids=MISTAKES.keys())
-def test_mistake_names_file_key_and_mend(
-    tmp_path: Path, keys: str, value: object, line: str
-) -> None:
+@pytest.mark.parametrize(("keys", "value", "line"), ERRORS.values(), ids=ERRORS.keys())
+def test_error_names_file_key_and_hint(tmp_path: Path, keys: str, value: object, line: str) -> None:
     with pytest.raises(ValueError) as caught:
         load_changed(tmp_path, keys, value)
     assert str(caught.value).startswith(f"{tmp_path}/study.yaml: {line}")
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_several_mistakes_get_a_line_each(tmp_path: Path) -> None:
+def test_several_errors_get_one_line_each(tmp_path: Path) -> None:
     path = tmp_path / "study.yaml"
     path.write_text(yaml.safe_dump(GOOD | {"seeds": "x", "zzz": 1}))
     with pytest.raises(ValueError) as caught:
@@ -123,10 +129,10 @@ def test_several_mistakes_get_a_line_each(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("rl: {steps: 1\n", "line 2: expected ',' or '}', but got '<stream end>'; mend the YAML"),
-        ("seeds: [0]\nseeds: [1]\n", "line 2: key 'seeds' is there twice; mend the YAML"),
-        ("study: {{ name }}\n", "line 1: found unhashable key; mend the YAML"),
-        ("models: {[a]: 1}\n", "line 1: found unhashable key; mend the YAML"),
+        ("rl: {steps: 1\n", "line 2: expected ',' or '}', but got '<stream end>'; fix the YAML"),
+        ("seeds: [0]\nseeds: [1]\n", "line 2: key 'seeds' is there twice; fix the YAML"),
+        ("study: {{ name }}\n", "line 1: found unhashable key; fix the YAML"),
+        ("models: {[a]: 1}\n", "line 1: found unhashable key; fix the YAML"),
         ("- 1\n", "not a mapping of keys"),
         ("", "not a mapping of keys"),
         ("\x00", "not YAML text: unacceptable character #x0000"),
@@ -193,7 +199,7 @@ def test_choices_are_those_of_qat_core() -> None:
 
 
 VERL: dict[str, Any] = yaml.safe_load((STUDIES / "verl_nano.yaml").read_text())
-VERL_MISTAKES = {
+VERL_ERRORS = {
     "rollout": ({"rollout": "eager"}, "rollout: verl rolls out with vllm, not eager; use vllm"),
     "no recipe": (
         {"models": {"m": {"kind": "scratch", "config": "experiments/models/nano-moe.json"}}},
@@ -232,8 +238,8 @@ VERL_MISTAKES = {
 }
 
 
-@pytest.mark.parametrize(("changes", "line"), VERL_MISTAKES.values(), ids=VERL_MISTAKES.keys())
-def test_mistake_of_a_verl_study(tmp_path: Path, changes: dict[str, Any], line: str) -> None:
+@pytest.mark.parametrize(("changes", "line"), VERL_ERRORS.values(), ids=VERL_ERRORS.keys())
+def test_error_of_a_verl_study(tmp_path: Path, changes: dict[str, Any], line: str) -> None:
     path = tmp_path / "study.yaml"
     path.write_text(yaml.safe_dump(VERL | changes))
     with pytest.raises(ValueError) as caught:

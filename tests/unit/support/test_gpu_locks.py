@@ -1,4 +1,4 @@
-"""GPUs lent to one process at a time; the locks need no GPU."""
+"""Each GPU is locked by one process at a time; the locks need no GPU."""
 
 import os
 import signal
@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from experiments.study.schema import ROOT
-from experiments.support.gpu_locks import leased_gpus, require_gpus, reserved_devices, visible_gpus
+from experiments.support.gpu_locks import locked_gpus, require_gpus, reserved_devices, visible_gpus
 
 HOLD = """
 import sys
 import tempfile
 from pathlib import Path
-from experiments.support.gpu_locks import leased_gpus
-with leased_gpus(int(sys.argv[1]), Path(sys.argv[2])) as gpus:
+from experiments.support.gpu_locks import locked_gpus
+with locked_gpus(int(sys.argv[1]), Path(sys.argv[2])) as gpus:
     print(",".join(gpus), flush=True)
     sys.stdin.read()
 """
@@ -29,7 +29,7 @@ def four_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def hold(num_gpus: int, folder: Path) -> subprocess.Popen[str]:
-    """Another process that leases GPUs until its stdin is closed."""
+    """Another process that locks GPUs until its stdin is closed."""
     return subprocess.Popen(
         [sys.executable, "-c", HOLD, str(num_gpus), str(folder)],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -39,14 +39,14 @@ def hold(num_gpus: int, folder: Path) -> subprocess.Popen[str]:
     )
 
 
-def leased(process: subprocess.Popen[str]) -> list[str]:
+def locked(process: subprocess.Popen[str]) -> list[str]:
     assert process.stdout is not None
     return process.stdout.readline().strip().split(",")
 
 
 def test_two_processes_never_share_a_gpu(tmp_path: Path) -> None:
     with hold(2, tmp_path) as first, hold(2, tmp_path) as second:
-        assert sorted(leased(first) + leased(second)) == ["0", "1", "2", "GPU-3"]
+        assert sorted(locked(first) + locked(second)) == ["0", "1", "2", "GPU-3"]
 
 
 def test_slurm_jobs_do_not_wait_for_each_other(
@@ -54,9 +54,9 @@ def test_slurm_jobs_do_not_wait_for_each_other(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("SLURM_JOB_ID", "1")
-    with leased_gpus(4) as first:
+    with locked_gpus(4) as first:
         monkeypatch.setenv("SLURM_JOB_ID", "2")
-        with leased_gpus(4) as second:
+        with locked_gpus(4) as second:
             assert first == second == ["0", "1", "2", "GPU-3"]
 
 
@@ -64,8 +64,8 @@ def test_a_process_waits_until_enough_are_free(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with hold(3, tmp_path) as first:
-        assert leased(first) == ["0", "1", "2"]
-        with leased_gpus(1, tmp_path) as gpus:
+        assert locked(first) == ["0", "1", "2"]
+        with locked_gpus(1, tmp_path) as gpus:
             assert gpus == ["GPU-3"]
         assert capsys.readouterr().out == ""  # it did not have to wait
         with hold(4, tmp_path) as second:
@@ -73,17 +73,17 @@ def test_a_process_waits_until_enough_are_free(
             assert second.stdout.readline() == "waiting for 4 free GPUs (1 now)\n"
             assert first.stdin is not None
             first.stdin.close()
-            told = [second.stdout.readline()]
-            while told[-1].startswith("waiting"):
-                told.append(second.stdout.readline())
-            assert told[-1] == "0,1,2,GPU-3\n"
+            lines = [second.stdout.readline()]
+            while lines[-1].startswith("waiting"):
+                lines.append(second.stdout.readline())
+            assert lines[-1] == "0,1,2,GPU-3\n"
 
 
 def test_gpus_of_a_killed_process_are_free_again(tmp_path: Path) -> None:
     other = hold(4, tmp_path)
-    assert len(leased(other)) == 4
+    assert len(locked(other)) == 4
     other.send_signal(signal.SIGKILL)
-    with leased_gpus(4, tmp_path) as gpus:
+    with locked_gpus(4, tmp_path) as gpus:
         assert len(gpus) == 4
     other.wait()
 
@@ -123,9 +123,9 @@ def test_an_index_and_a_uuid_of_one_gpu_are_one_lease(
     assert visible_gpus() == ["0", "1", "2"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-b,GPU-a")
     with hold(1, tmp_path / "locks") as other:
-        assert leased(other) == ["GPU-b"]
+        assert locked(other) == ["GPU-b"]
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
-        with leased_gpus(1, tmp_path / "locks") as gpus:
+        with locked_gpus(1, tmp_path / "locks") as gpus:
             assert gpus == ["0"]
     assert capsys.readouterr().out == ""  # it did not have to wait
 

@@ -48,8 +48,8 @@ def use_store(path: Path, monkeypatch: pytest.MonkeyPatch) -> MlflowClient:
 
 @pytest.fixture
 def broken_store(client: MlflowClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tracks in a file that is no database."""
-    (tmp_path / "broken.db").write_text("no database, and long enough to be looked at " * 50)
+    """Tracks in a file that is not a database."""
+    (tmp_path / "broken.db").write_text("not a database, and long enough to be looked at " * 50)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/broken.db")
 
 
