@@ -9,7 +9,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from experiments.runs.evaluation import Evaluation, Precision
-from experiments.study.arm_recipes import make_recipes
+from experiments.study.arm_recipes import make_recipe
+from experiments.study.arms import ARMS
 from experiments.study.schema import Run, Study
 from experiments.verl.reward import compute_score
 from qat_core.plan import QuantPlan, plan
@@ -43,9 +44,8 @@ class EvaluationJob(NamedTuple):
         """What is packed; the BF16 arm, which packs nothing in training, is packed in full."""
         if precision == "bf16":
             return None
-        packed = make_recipes(self.run.arm, self.study.scale, self.study.block_scale).rollout
-        full = Recipe.full(scale=self.study.scale, block_scale=self.study.block_scale)
-        return packed or full
+        name = ARMS[self.run.arm].rollout_recipe or "full"
+        return make_recipe(name, self.study.scale_policy, self.study.block_scale_method)
 
 
 def evaluate(job: EvaluationJob, precision: Precision) -> list[Evaluation]:

@@ -13,7 +13,7 @@ from qat_core.weights.stream import weight_stream
 
 def train_here(study: Study, run: Run, results: Path, on_step: OnStep) -> TrainingResult:
     """Trains a run to its last step, from its last checkpoint if there is one."""
-    recipes = make_recipes(run.arm, study.scale, study.block_scale)
+    recipes = make_recipes(run.arm, study.scale_policy, study.block_scale_method)
     config = TrainerConfig(
         base_dir=results / "base" / run.model,
         checkpoint_dir=results / run.id / "checkpoints",

@@ -14,15 +14,20 @@ class ArmRecipes(NamedTuple):
     rollout: Recipe | None
 
 
+def make_recipe(
+    name: RecipeName, scale_policy: ScalePolicy, block_scale_method: BlockScale
+) -> Recipe:
+    """The recipe of that name."""
+    make = Recipe.full if name == "full" else Recipe.ffn
+    return make(scale=scale_policy, block_scale=block_scale_method)
+
+
 def make_recipes(
-    arm: ArmName, scale: ScalePolicy = "pow2", block_scale: BlockScale = "max"
+    arm: ArmName, scale_policy: ScalePolicy = "pow2", block_scale_method: BlockScale = "max"
 ) -> ArmRecipes:
     """The recipes of an arm."""
-
-    def make(name: RecipeName | None) -> Recipe | None:
-        if name is None:
-            return None
-        recipe = Recipe.full if name == "full" else Recipe.ffn
-        return recipe(scale=scale, block_scale=block_scale)
-
-    return ArmRecipes(make(ARMS[arm].train_recipe), make(ARMS[arm].rollout_recipe))
+    train, rollout = (
+        make_recipe(name, scale_policy, block_scale_method) if name else None
+        for name in (ARMS[arm].train_recipe, ARMS[arm].rollout_recipe)
+    )
+    return ArmRecipes(train, rollout)

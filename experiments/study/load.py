@@ -7,6 +7,9 @@ from experiments.study.models import MODEL_KINDS
 from experiments.study.schema import Study
 from experiments.study.yaml_file import parse_yaml_file
 
+# of studies recorded under these names
+OLD_KEYS = {"scale": "scale_policy", "block_scale": "block_scale_method"}
+
 
 def load_study(path: Path) -> Study:
     """Reads and checks a study file.
@@ -14,7 +17,7 @@ def load_study(path: Path) -> Study:
     Raises:
         ValueError: one line per failed check, "<file>: <dotted key>: <what>; <hint>".
     """
-    study = parse_yaml_file(path, Study, MODEL_KINDS)
+    study = parse_yaml_file(path, Study, MODEL_KINDS, OLD_KEYS)
     # the first only: the next ones rely on what it asks for
     for failure in failed_checks(study):
         raise ValueError(f"{path}: {failure}")

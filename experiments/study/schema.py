@@ -61,8 +61,8 @@ class Study(Settings):
     models: dict[ModelName, Model]
     arms: tuple[ArmName, ...]
     seeds: tuple[NonNegativeInt, ...]
-    scale: Literal["pow2", "amax"] = "pow2"
-    block_scale: Literal["max", "four_over_six", "mse"] = "max"
+    scale_policy: Literal["pow2", "amax"] = "pow2"
+    block_scale_method: Literal["max", "four_over_six", "mse"] = "max"
     task: TaskConfig
     rl: GrpoConfig
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -71,7 +71,8 @@ class Study(Settings):
     def training_config(self, run: Run) -> dict[str, Any]:
         """All settings that decide a run's training, resolved, ready for JSON."""
         shared = self.model_dump(
-            mode="json", include={"trainer", "rollout", "device", "scale", "block_scale"}
+            mode="json",
+            include={"trainer", "rollout", "device", "scale_policy", "block_scale_method"},
         )
         return {
             **run._asdict(),

@@ -1,5 +1,6 @@
 """Reads a YAML file into a pydantic model; one line with a hint for each error."""
 
+import sys
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -14,13 +15,16 @@ Location = tuple[int | str, ...]
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
-def parse_yaml_file(path: Path, model: type[ModelT], kinds: Kinds) -> ModelT:
+def parse_yaml_file(
+    path: Path, model: type[ModelT], kinds: Kinds, old_keys: Mapping[str, str]
+) -> ModelT:
     """Reads `path` as a `model`.
 
     Args:
         path: the YAML file.
         model: what the file holds.
         kinds: the sections that `models.<name>` may hold, by the value of their key `kind`.
+        old_keys: present name by former name of top-level keys, read with a note on stderr.
 
     Raises:
         ValueError: one line per error, "<file>: <dotted key>: <what>; <hint>".
@@ -28,10 +32,21 @@ def parse_yaml_file(path: Path, model: type[ModelT], kinds: Kinds) -> ModelT:
     if not path.is_file():
         raise ValueError(f"{path}: no such study file; see experiments/studies")
     try:
-        return model.model_validate(read_yaml(path))
+        return model.model_validate(_rename(read_yaml(path), old_keys, path))
     except ValidationError as error:
         lines = (f"{path}: {_describe(details, model, kinds)}" for details in error.errors())
         raise ValueError("\n".join(lines)) from None
+
+
+def _rename(content: dict[str, Any], old_keys: Mapping[str, str], path: Path) -> dict[str, Any]:
+    renamed = {old: new for old, new in old_keys.items() if old in content}
+    for old, new in renamed.items():
+        if new in content:
+            raise ValueError(f"{path}: {old}: is now called {new}, which is there too; remove it")
+    if renamed:
+        names = ", ".join(f"{old} is now called {new}" for old, new in renamed.items())
+        print(f"note: {path}: {names}", file=sys.stderr)
+    return {renamed.get(key, key): value for key, value in content.items()}
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):

@@ -134,7 +134,7 @@ def _precision(study: Study, run: Run) -> dict[str, Any]:
     if ARMS[run.arm].rollout_recipe is None:
         return {}
     qat = "actor_rollout_ref.actor.fsdp_config.qat"
-    return {f"{qat}.scale": study.scale, f"{qat}.block_scale": study.block_scale}
+    return {f"{qat}.scale": study.scale_policy, f"{qat}.block_scale": study.block_scale_method}
 
 
 def _files(study: Study, run: Run, where: Places) -> dict[str, Any]:

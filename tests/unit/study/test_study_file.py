@@ -7,7 +7,7 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from experiments.study.load import load_study
+from experiments.study.load import OLD_KEYS, load_study
 from experiments.study.schema import STUDIES, Study
 from experiments.study.yaml_file import read_yaml
 from qat_core import recipe
@@ -160,6 +160,19 @@ def test_merge_keys(tmp_path: Path, text: str, merged: dict[str, Any]) -> None:
     path = tmp_path / "merged.yaml"
     path.write_text(text)
     assert read_yaml(path).items() >= merged.items()
+
+
+def test_old_keys_are_read_with_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "study.yaml"
+    new = GOOD | {"scale_policy": "amax", "block_scale_method": "mse"}
+    old = {key: value for key, value in new.items() if key not in OLD_KEYS.values()}
+    path.write_text(yaml.safe_dump(old | {"scale": "amax", "block_scale": "mse"}))
+    assert load_study(path) == Study.model_validate(new)
+    names = "scale is now called scale_policy, block_scale is now called block_scale_method"
+    assert capsys.readouterr().err == f"note: {path}: {names}\n"
+    path.write_text(yaml.safe_dump(new | {"scale": "amax"}))
+    with pytest.raises(ValueError, match="scale: is now called scale_policy, which is there too"):
+        load_study(path)
 
 
 def test_missing_study_file(tmp_path: Path) -> None:
