@@ -24,7 +24,7 @@ from qat_core.plan import plan
 from qat_core.recipe import Recipe
 from qat_core.rollout.vllm.engine import VllmEngine
 from qat_core.units import BYTES_PER_GIB
-from qat_core.weights.source import packed_weights
+from qat_core.weights.stream import packed_weights
 
 GPU_MEMORY_UTILIZATION = 0.9
 BATCHES = (1, 32, 256)

@@ -13,15 +13,14 @@ from experiments.study.arm_recipes import make_recipe
 from experiments.study.arms import ARMS
 from experiments.study.schema import Run, Study
 from experiments.verl.reward import compute_score
-from qat_core.plan import QuantPlan, plan
+from qat_core.plan import QuantPlan, bf16_plan, plan
 from qat_core.recipe import Recipe
 from qat_core.rl.config import EvaluationConfig
 from qat_core.rl.prompts import decode_responses, encode_prompt
 from qat_core.rl.tasks import Question
 from qat_core.rollout.engine import RolloutEngine
 from qat_core.rollout.start import start_engine
-from qat_core.weights.declared import bf16_plan
-from qat_core.weights.source import model_reader, packed_weights
+from qat_core.weights.stream import weight_stream
 
 EVALUATION_SEED = 20_000
 # responses in flight: the eager engine waits for the longest, vLLM starts the next one
@@ -87,9 +86,7 @@ def _load(
     device: str,
 ) -> None:
     """Gives an engine the weights of a model in main memory, packed on the device."""
-    read = model_reader(model, served)
-    weights = packed_weights(served, recipe or Recipe.full(), lambda name: read(name).to(device))
-    engine.sync(weights, announced=served)
+    engine.sync(weight_stream(model, served, recipe or Recipe.full(), device), announced=served)
 
 
 def _count_right_answers(

@@ -13,7 +13,7 @@ from qat_core.checkpoint.read import read_checkpoint
 from qat_core.checkpoint.write import convert
 from qat_core.nvfp4 import BlockScale, ScalePolicy
 from qat_core.recipe import Recipe
-from qat_core.weights.formats import CheckpointFormat
+from qat_core.weights.layouts import CheckpointFormat
 
 RECIPES = {"full": Recipe.full, "ffn": Recipe.ffn}
 

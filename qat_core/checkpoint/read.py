@@ -5,13 +5,13 @@ from pathlib import Path
 
 from qat_core.checkpoint.architecture import meta_model, without_tied_copies
 from qat_core.checkpoint.manifest import verify_manifest
+from qat_core.checkpoint.quantization_config import declared_plan, format_of
 from qat_core.checkpoint.shards import Shards, read_json
 from qat_core.nvfp4 import PackedTensor
 from qat_core.plan import QuantPlan
 from qat_core.weights.comparison import require_same
-from qat_core.weights.declared import declared_plan
-from qat_core.weights.formats import LAYOUTS, Layout, format_of, stored_tensors
 from qat_core.weights.hub_names import Weight, meta_weights, split_experts
+from qat_core.weights.layouts import LAYOUTS, Layout, stored_tensors
 
 
 def read_checkpoint(folder: Path) -> Iterator[tuple[str, Weight]]:

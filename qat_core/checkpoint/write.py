@@ -18,6 +18,12 @@ from torch.distributed.tensor import DTensor
 
 from qat_core.checkpoint.architecture import meta_model, without_tied_copies
 from qat_core.checkpoint.manifest import MANIFEST, verify_manifest, write_manifest
+from qat_core.checkpoint.quantization_config import (
+    declared_plan,
+    hf_quant_config,
+    ignored_modules,
+    quantization_config,
+)
 from qat_core.checkpoint.ranks import on_first_rank
 from qat_core.checkpoint.shards import INDEX, Shards, read_json
 from qat_core.coverage import ledger
@@ -25,16 +31,9 @@ from qat_core.plan import QuantPlan, plan
 from qat_core.prepare import is_prepared
 from qat_core.recipe import Recipe
 from qat_core.weights.comparison import require_same
-from qat_core.weights.declared import declared_plan, ignored_modules
-from qat_core.weights.formats import (
-    LAYOUTS,
-    CheckpointFormat,
-    hf_quant_config,
-    quantization_config,
-    stored_tensors,
-)
 from qat_core.weights.hub_names import Weight, read_fused, refuse_renamed, split_experts
-from qat_core.weights.source import model_reader, packed_weights
+from qat_core.weights.layouts import LAYOUTS, CheckpointFormat, stored_tensors
+from qat_core.weights.stream import packed_weights, weight_stream
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 
@@ -73,7 +72,7 @@ def export(
     checked = plan(model, recipe)
     served = declared_plan(model, ignored_modules(checked)).quantized
     ledger(model, checked, served, qat=is_prepared(model)).check()
-    weights = packed_weights(checked, recipe, model_reader(model, checked))
+    weights = weight_stream(model, checked, recipe)
 
     def write() -> None:
         with _complete_or_absent(folder) as partial:

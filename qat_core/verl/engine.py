@@ -24,7 +24,7 @@ from qat_core.nvfp4 import BLOCK_SIZE
 from qat_core.plan import QuantPlan, plan
 from qat_core.prepare import prepare
 from qat_core.recipe import Recipe
-from qat_core.weights.sharded import sharded_weight_stream
+from qat_core.weights.stream import weight_stream
 from qat_core.weights.transfer import to_wire
 
 # by name: the adapter imports vLLM, which not every process needs
@@ -81,7 +81,7 @@ class NvFp4Engine(FSDPEngineWithLMHead):  # type: ignore[misc]
         """Packed weights for the rollout workers, as verl's transport takes them."""
         self._require_coverage()
         device = torch.device(get_device_id())
-        stream = sharded_weight_stream(self.module, self.plan, self._recipe, device)
+        stream = weight_stream(self.module, self.plan, self._recipe, device)
         return to_wire(self.plan, stream), None
 
     def _require_coverage(self) -> None:

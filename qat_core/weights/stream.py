@@ -1,32 +1,105 @@
-"""What travels from the trainer to a rollout engine: BF16 tensors and packed NVFP4 weights."""
+"""What travels from a trainer to an engine or a file: BF16 tensors and packed NVFP4 weights."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
+import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
-from qat_core.nvfp4 import PackedTensor
-from qat_core.plan import QuantPlan
+from qat_core.plan import Entry, QuantPlan, bf16_plan
 from qat_core.recipe import Recipe
-from qat_core.weights.declared import bf16_plan
-from qat_core.weights.source import packed_weights
+from qat_core.weights.hub_names import Weight
+from qat_core.weights.packing import group_scales, pack
+
+Read = Callable[[str], Tensor]
 
 
 def weight_stream(
-    model: nn.Module, plan: QuantPlan | None, recipe: Recipe | None
-) -> Iterator[tuple[str, Tensor | PackedTensor]]:
-    """All parameters by name, those that the plan quantizes packed, the others in BF16.
+    model: nn.Module,
+    plan: QuantPlan | None,
+    recipe: Recipe | None,
+    device: torch.device | str | None = None,
+) -> Iterator[tuple[str, Weight]]:
+    """All weights by name, whole: those that the plan quantizes packed, the others in BF16.
 
     Global scales come from the BF16 values of the weights as they are now, by the rule that the
     fake quantization of training uses, so a prepared model streams the very numbers it trains with.
+    A group of weights is held at a time. Of an FSDP2-sharded model every rank packs its shards and
+    only packed bytes are gathered; all ranks have to go through the stream together.
 
     Args:
-        model: the trained model, prepared or not.
+        model: the trained model, prepared or not, sharded or not, BF16 or FP32, on any device.
         plan: what to pack, from `qat_core.prepare.plan`; None packs nothing.
         recipe: scale policies; given exactly if plan is.
+        device: where to pack, and where the stream's tensors lie; None leaves weights where they
+            are.
 
     Raises:
-        ValueError: before the first weight, naming one to be packed that is not finite in BF16.
+        ValueError: at once if the model holds state that the plan does not know; naming a weight to
+            be packed that is not finite in BF16, on all ranks alike, and before the first weight
+            unless weights have to be moved to `device`.
     """
     if plan is None or recipe is None:
-        plan, recipe = bf16_plan(model), Recipe.full()
-    return packed_weights(plan, recipe, model.state_dict().__getitem__, resident=True)
+        plan, recipe = bf16_plan(model), Recipe()
+    state = model.state_dict()
+    _require_planned(model, plan, state)
+    if device is None:
+        return packed_weights(plan, recipe, state.__getitem__, resident=True)
+    device = torch.device(device)
+    resident = all(state[name].device.type == device.type for name in plan.quantized)
+    return packed_weights(plan, recipe, lambda name: state[name].to(device), resident=resident)
+
+
+def packed_weights(
+    plan: QuantPlan, recipe: Recipe, read: Read, *, resident: bool = False
+) -> Iterator[tuple[str, Weight]]:
+    """As `weight_stream`, of weights that are read by name, wherever they come from.
+
+    Args:
+        plan: what to pack.
+        recipe: scale policies.
+        read: gives the weight of a name, BF16 or FP32. Of sharded weights it gives DTensors, and
+            all ranks have to go through this together.
+        resident: `read` hands out what is on the device already, again and again. All scales are
+            then found before the first weight is yielded, with one wait for the device, not one a
+            group.
+
+    Raises:
+        ValueError: a weight to be packed holds NaN or infinity in BF16; on every rank alike.
+    """
+    scales: dict[str, Tensor] = {}
+    if resident:
+        groups = [{name: read(name) for name in names} for names in plan.groups.values()]
+        scales = dict(zip(plan.groups, group_scales(groups, recipe.scale), strict=True))
+    for entry in plan.entries:
+        if entry.group is None:
+            yield entry.name, _unpacked(read(entry.name), entry)
+        elif entry.name == plan.groups[entry.group][0]:  # the others of its group come along
+            names = plan.groups[entry.group]
+            known = scales.get(entry.group)
+            yield from _packed_group({name: read(name) for name in names}, known, recipe)
+
+
+def _require_planned(model: nn.Module, plan: QuantPlan, state: Mapping[str, object]) -> None:
+    planned = {entry.name for entry in plan.entries}
+    unknown = state.keys() - planned
+    if unknown:  # a tied weight has an entry under the first of its names only
+        unknown -= {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    if unknown:
+        names = ", ".join(sorted(unknown)[:3])
+        raise ValueError(f"{names}: in the model's state but not in its plan, so it would be lost")
+
+
+def _unpacked(weight: Tensor, entry: Entry) -> Tensor:
+    weight = weight.to(getattr(torch, entry.dtype))
+    return weight.full_tensor() if isinstance(weight, DTensor) else weight
+
+
+def _packed_group(
+    members: dict[str, Tensor], scale: Tensor | None, recipe: Recipe
+) -> Iterator[tuple[str, Weight]]:
+    """A function of its own, so that its weights are freed before those of the next are read."""
+    if scale is None:
+        (scale,) = group_scales([members], recipe.scale)
+    for name, weight in members.items():
+        yield name, pack(name, weight, scale, recipe.block_scale)

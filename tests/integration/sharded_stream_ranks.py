@@ -12,7 +12,6 @@ from qat_core.nvfp4 import PackedTensor
 from qat_core.plan import plan
 from qat_core.prepare import prepare
 from qat_core.recipe import Recipe
-from qat_core.weights.sharded import sharded_weight_stream
 from qat_core.weights.stream import weight_stream
 from qat_core.weights.transfer import ANNOUNCEMENT, Assembler, to_wire
 from tests.tiny_models import tiny_model
@@ -54,7 +53,7 @@ def _differing(family: str, recipe: Recipe, trained: bool) -> list[str]:
     whole = tiny_model(family)
     expected = dict(weight_stream(whole, plan(whole, recipe), recipe))
     _shard(model)
-    stream = sharded_weight_stream(model, checked, recipe, torch.device("cpu"))
+    stream = weight_stream(model, checked, recipe, torch.device("cpu"))
     tensors = list(to_wire(checked, stream))
     assert tensors.pop(0)[0] == ANNOUNCEMENT
     assembler = Assembler()
@@ -74,7 +73,7 @@ def _refusal(family: str, bad: float) -> str:
         weight.to_local().detach().view(-1)[5] = bad
     checked = plan(model, Recipe())
     try:
-        next(sharded_weight_stream(model, checked, Recipe(), torch.device("cpu")))
+        next(weight_stream(model, checked, Recipe(), torch.device("cpu")))
     except ValueError as error:
         return str(error)
     return "accepted"

@@ -11,7 +11,7 @@ from vllm.model_executor.layers.quantization.modelopt import (
 )
 
 from qat_core.rollout.vllm.cpu import CpuW4A16Experts, linear_product, unpack_linear
-from qat_core.weights.formats import LAYOUTS
+from qat_core.weights.layouts import LAYOUTS
 
 
 @register_weight_loader_v2_supported_method

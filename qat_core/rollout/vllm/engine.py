@@ -9,8 +9,14 @@ from typing import Any
 import torch
 
 from qat_core.checkpoint.architecture import meta_model
+from qat_core.checkpoint.quantization_config import (
+    declared_plan,
+    format_of,
+    ignored_modules,
+    quantization_config,
+)
 from qat_core.checkpoint.shards import read_json
-from qat_core.plan import QuantPlan
+from qat_core.plan import QuantPlan, bf16_plan
 from qat_core.rollout.engine import Rollouts, WeightStream
 from qat_core.rollout.vllm import compat
 from qat_core.rollout.vllm.worker import (
@@ -21,14 +27,8 @@ from qat_core.rollout.vllm.worker import (
     weight_bytes,
 )
 from qat_core.weights.comparison import require_same
-from qat_core.weights.declared import bf16_plan, declared_plan, ignored_modules
-from qat_core.weights.formats import (
-    CheckpointFormat,
-    format_of,
-    quantization_config,
-    stored_tensors,
-)
 from qat_core.weights.hub_names import Weight, meta_weights, split_experts
+from qat_core.weights.layouts import CheckpointFormat, stored_tensors
 
 ONE_WORKER = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 

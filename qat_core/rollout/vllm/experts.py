@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from qat_core.nvfp4 import PackedTensor
-from qat_core.weights.formats import Layout
 from qat_core.weights.hub_names import Weight
+from qat_core.weights.layouts import Layout
 
 FUSED = {"gate_up_proj": "w13", "down_proj": "w2"}
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from qat_core.rollout.vllm import compat
 from qat_core.rollout.vllm.experts import load_experts, loading_experts_whole
-from qat_core.weights.formats import LAYOUTS, stored_tensors
 from qat_core.weights.hub_names import Weight
+from qat_core.weights.layouts import LAYOUTS, stored_tensors
 from qat_core.weights.transfer import AwaitedWeights
 
 LAYOUT = LAYOUTS["compressed-tensors"]
