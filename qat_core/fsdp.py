@@ -16,7 +16,8 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.distributed.device_mesh import DeviceMesh
 
 from qat_core.mesh import shard_rows
-from qat_core.nvfp4 import BLOCK_SIZE, PackedTensor, dequantize, dequantize_into, quantize_all
+from qat_core.nvfp4 import PackedTensor, dequantize, dequantize_into, quantize_all
+from qat_core.options import BLOCK_SIZE
 from qat_core.scales import Scales
 from qat_core.tracking import TrackedWeight
 
@@ -53,7 +54,7 @@ def _pack(
     packed = quantize_all(
         [shard.plain() for shard in shards],
         [_global_scale(shard, scales, mesh) for shard in shards],
-        scales.block_scale,
+        scales.method,
         names=names,
     )
     return {

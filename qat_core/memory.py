@@ -7,12 +7,12 @@ one byte of block scale: 0.5625 bytes; its matrix adds one FP32 global scale.
 import math
 from typing import Any, Literal
 
+from qat_core.options import BLOCK_SIZE
 from qat_core.units import BYTES_PER_GIB
 
 Precision = Literal["bf16", "full", "ffn"]
 Shapes = dict[str, tuple[int, ...]]
 
-BLOCK_SIZE = 16
 SUPPORTED = ("llama", "qwen2", "qwen3", "qwen3_moe")
 
 

@@ -22,7 +22,7 @@ from torch.optim import optimizer
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from qat_core.fsdp import gather_packed, unpack_gathered
-from qat_core.nvfp4 import BLOCK_SIZE, fake_quantize
+from qat_core.nvfp4 import fake_quantize
 from qat_core.operators import (
     PRESERVING,
     SELECTS,
@@ -34,6 +34,7 @@ from qat_core.operators import (
     swaps_matrix_dims,
     written,
 )
+from qat_core.options import BLOCK_SIZE
 from qat_core.scales import Scales
 from qat_core.tracking import HeldWeights
 
@@ -113,8 +114,8 @@ class FakeQuantizedTensor(torch.Tensor):
             shape = self.scales.shapes[self.weight_name][-data.ndim :]
             if data.is_cpu and data.shape == shape and self.scales.weights.holds_memory_of(self):
                 return self._kept_rounded()
-        options = self.scales.block_scale
-        rounded = fake_quantize(data, self.global_scale, options, name=self.weight_name)
+        method, name = self.scales.method, self.weight_name
+        rounded = fake_quantize(data, self.global_scale, method, name=name)
         rounded = rounded.to(self.dtype)
         return rounded.mT if self._transposed else rounded
 
@@ -190,7 +191,7 @@ class FakeQuantizedTensor(torch.Tensor):
             ref(self.scales),
             self._transposed,
             self._expert,
-            self.scales.block_scale,
+            self.scales.method,
         )
 
     @classmethod

@@ -11,7 +11,7 @@ from functools import cached_property
 from torch import Tensor, nn
 
 from qat_core.groups import fused_siblings, group_name
-from qat_core.nvfp4 import BLOCK_SIZE
+from qat_core.options import BLOCK_SIZE
 from qat_core.recipe import Recipe, matches
 
 ROUTER_NAMES = ("gate", "router", "shared_expert_gate")
@@ -100,7 +100,7 @@ def problems(unchecked: QuantPlan) -> list[str]:
     ]
     found += [_partly_ignored(entry, by_name) for entry in unchecked.entries]
     if not unchecked.quantized:
-        found.append("the recipe quantizes nothing: see qat_core.prepare.explain(model, recipe)")
+        found.append("the recipe quantizes nothing: see qat_core.explain(model, recipe)")
     return [problem for problem in found if problem]
 
 

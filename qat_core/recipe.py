@@ -3,10 +3,11 @@
 import re
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from qat_core.nvfp4 import BlockScale, ScalePolicy
+from qat_core.options import BlockScaleMethod, ScalePolicy
 
+OLD_NAMES = {"scale": "scale_policy", "block_scale": "block_scale_method"}
 REGEX_PREFIX = "re:"
 ATTENTION_PATTERN = r"re:.*attn.*"
 
@@ -20,15 +21,25 @@ class Recipe(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     mode: Literal["w4a16"] = Field("w4a16", description="4-bit weights, 16-bit activations")
-    scale: ScalePolicy = Field(
+    scale_policy: ScalePolicy = Field(
         "pow2", description="global scale: largest power of two that fits, or 448 * 6 / amax"
     )
-    block_scale: BlockScale = Field("max", description="how the scale of 16 weights is chosen")
+    block_scale_method: BlockScaleMethod = Field(
+        "max", description="how the scale of 16 weights is chosen"
+    )
     ignore: tuple[str, ...] = Field(
         (),
         description="modules left in BF16: exact name, part of a name, or `re:` and a regex that "
         "matches from the name's start (as in compressed-tensors)",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_old_names(cls, settings: Any) -> Any:
+        for old, new in OLD_NAMES.items():
+            if isinstance(settings, dict) and old in settings:
+                raise ValueError(f"{old}: is now called {new}")
+        return settings
 
     @field_validator("ignore")
     @classmethod

@@ -30,8 +30,8 @@ class Scales:
 
     def __init__(self, model: nn.Module, plan: QuantPlan, recipe: Recipe) -> None:
         weights = {name: model.get_parameter(name) for name in plan.quantized}
-        self.policy = recipe.scale
-        self.block_scale = recipe.block_scale
+        self.policy = recipe.scale_policy
+        self.method = recipe.block_scale_method
         self.shapes = {name: weight.shape for name, weight in weights.items()}
         self.values = {
             name: torch.ones(weight.shape[:-2], dtype=torch.float32, device=weight.device)
@@ -76,7 +76,7 @@ class Scales:
         if name not in self._rounded:
             weight = self.weights.weight(name)
             self._rounded[name] = fake_quantize(
-                weight.plain(), weight.global_scale, self.block_scale, name=name
+                weight.plain(), weight.global_scale, self.method, name=name
             )
         return self._rounded[name]
 

@@ -28,7 +28,8 @@ from experiments.study.load import load_study
 from experiments.study.models import GgufModel
 from experiments.study.schema import STUDIES
 from experiments.support.cli import run_cli
-from qat_core.nvfp4 import BlockScale, ScalePolicy, fake_quantize, global_scale, group_amax
+from qat_core.nvfp4 import fake_quantize, global_scale, group_amax
+from qat_core.options import BlockScaleMethod, ScalePolicy
 from qat_core.plan import plan
 from qat_core.recipe import Recipe
 
@@ -44,7 +45,7 @@ def main() -> None:
     file = smollm2_file()
     groups = weight_groups(file)
     normal = [{NORMAL: torch.randn(NORMAL_SHAPE, generator=torch.Generator().manual_seed(0))}]
-    settings = product(get_args(ScalePolicy), get_args(BlockScale))
+    settings = product(get_args(ScalePolicy), get_args(BlockScaleMethod))
     rows = [measure(groups, normal, *setting) for setting in settings]
     print_table(rows)
     record = {
@@ -86,7 +87,7 @@ def storage_types(file: Path) -> dict[str, int]:
 
 
 def measure(
-    groups: list[Group], normal: list[Group], scale: ScalePolicy, block_scale: BlockScale
+    groups: list[Group], normal: list[Group], scale: ScalePolicy, block_scale: BlockScaleMethod
 ) -> dict[str, Any]:
     """Relative error by layer kind, of all weights together, and of the normal deviates."""
     by_kind = squared_sums(groups, scale, block_scale)
@@ -97,7 +98,7 @@ def measure(
 
 
 def squared_sums(
-    groups: list[Group], scale: ScalePolicy, block_scale: BlockScale
+    groups: list[Group], scale: ScalePolicy, block_scale: BlockScaleMethod
 ) -> dict[str, Tensor]:
     """For each kind FP64 (2,): sum of (q - w)**2 and of w**2."""
     sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros(2, dtype=torch.float64))

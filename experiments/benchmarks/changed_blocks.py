@@ -31,7 +31,7 @@ from experiments.runs.provenance import hardware, versions
 from experiments.study.load import load_study
 from experiments.support.cli import run_cli
 from qat_core.nvfp4 import PackedTensor
-from qat_core.nvfp4.format import BLOCK_SIZE
+from qat_core.options import BLOCK_SIZE
 from qat_core.recipe import Recipe
 from qat_core.rl.trainer import GrpoTrainer, TrainerConfig
 from qat_core.weights.hub_names import Weight

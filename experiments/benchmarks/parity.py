@@ -39,7 +39,7 @@ from qat_core.rollout.engine import Rollouts
 from qat_core.rollout.vllm.engine import VllmEngine, vllm_version
 from qat_core.weights.stream import weight_stream
 
-POW2, AMAX = Recipe.full(), Recipe.full(scale="amax")
+POW2, AMAX = Recipe.full(), Recipe.full(scale_policy="amax")
 # arm: what training rounds, what is packed
 ARMS = {
     "bf16": (None, None),

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModel, Qwen3Config, Qwen3MoeConfig
 
-from qat_core.prepare import prepare, scales_of
+from qat_core.preparation import prepare, scales_of
 from qat_core.recipe import Recipe
 
 ATTENTION = {"num_attention_heads": 32, "head_dim": 128, "vocab_size": 16}

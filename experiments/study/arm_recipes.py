@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from experiments.study.arms import ARMS, ArmName, RecipeName
-from qat_core.nvfp4 import BlockScale, ScalePolicy
+from qat_core.options import BlockScaleMethod, ScalePolicy
 from qat_core.recipe import Recipe
 
 
@@ -15,15 +15,15 @@ class ArmRecipes(NamedTuple):
 
 
 def make_recipe(
-    name: RecipeName, scale_policy: ScalePolicy, block_scale_method: BlockScale
+    name: RecipeName, scale_policy: ScalePolicy, block_scale_method: BlockScaleMethod
 ) -> Recipe:
     """The recipe of that name."""
     make = Recipe.full if name == "full" else Recipe.ffn
-    return make(scale=scale_policy, block_scale=block_scale_method)
+    return make(scale_policy=scale_policy, block_scale_method=block_scale_method)
 
 
 def make_recipes(
-    arm: ArmName, scale_policy: ScalePolicy = "pow2", block_scale_method: BlockScale = "max"
+    arm: ArmName, scale_policy: ScalePolicy = "pow2", block_scale_method: BlockScaleMethod = "max"
 ) -> ArmRecipes:
     """The recipes of an arm."""
     train, rollout = (

@@ -3,6 +3,6 @@
 from qat_core.checkpoint.manifest import verify_manifest
 from qat_core.checkpoint.read import read_checkpoint
 from qat_core.checkpoint.write import convert, export
-from qat_core.weights.layouts import CheckpointFormat
+from qat_core.options import CheckpointFormat
 
 __all__ = ["CheckpointFormat", "convert", "export", "read_checkpoint", "verify_manifest"]

@@ -11,9 +11,8 @@ from typing import get_args
 
 from qat_core.checkpoint.read import read_checkpoint
 from qat_core.checkpoint.write import convert
-from qat_core.nvfp4 import BlockScale, ScalePolicy
+from qat_core.options import BlockScaleMethod, CheckpointFormat, ScalePolicy
 from qat_core.recipe import Recipe
-from qat_core.weights.layouts import CheckpointFormat
 
 RECIPES = {"full": Recipe.full, "ffn": Recipe.ffn}
 
@@ -27,8 +26,8 @@ def main() -> None:
             print(f"{arguments.folder}: {num_weights} weights, all as recorded")
         else:
             recipe = RECIPES[arguments.recipe](
-                scale=arguments.scale,
-                block_scale=arguments.block_scale,
+                scale_policy=arguments.scale,
+                block_scale_method=arguments.block_scale,
                 ignore=tuple(arguments.ignore),
             )
             convert(arguments.source, arguments.destination, recipe, arguments.format, True)
@@ -48,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     pack.add_argument("--recipe", choices=RECIPES, default="full")
     pack.add_argument("--format", choices=get_args(CheckpointFormat), default="compressed-tensors")
     pack.add_argument("--scale", choices=get_args(ScalePolicy), default="pow2")
-    pack.add_argument("--block-scale", choices=get_args(BlockScale), default="max")
+    pack.add_argument("--block-scale", choices=get_args(BlockScaleMethod), default="max")
     pack.add_argument("--ignore", nargs="*", default=[], metavar="PATTERN")
     return parser
 

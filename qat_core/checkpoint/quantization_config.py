@@ -9,11 +9,10 @@ from typing import Any
 
 from torch import nn
 
-from qat_core.nvfp4 import BLOCK_SIZE
+from qat_core.options import BLOCK_SIZE, CheckpointFormat
 from qat_core.plan import QuantPlan, plan
 from qat_core.recipe import Recipe
 from qat_core.weights.hub_names import fused_module, meta_weights, split_experts
-from qat_core.weights.layouts import CheckpointFormat
 
 
 def ignored_modules(checked: QuantPlan) -> list[str]:

@@ -27,12 +27,13 @@ from qat_core.checkpoint.quantization_config import (
 from qat_core.checkpoint.ranks import on_first_rank
 from qat_core.checkpoint.shards import INDEX, Shards, read_json
 from qat_core.coverage import ledger
+from qat_core.options import CheckpointFormat
 from qat_core.plan import QuantPlan, plan
-from qat_core.prepare import is_prepared
+from qat_core.preparation import is_prepared
 from qat_core.recipe import Recipe
 from qat_core.weights.comparison import require_same
 from qat_core.weights.hub_names import Weight, read_fused, refuse_renamed, split_experts
-from qat_core.weights.layouts import LAYOUTS, CheckpointFormat, stored_tensors
+from qat_core.weights.layouts import LAYOUTS, stored_tensors
 from qat_core.weights.stream import packed_weights, weight_stream
 
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")

@@ -10,13 +10,10 @@ from qat_core.nvfp4.codec import (
     quantize_all,
     require_finite,
 )
-from qat_core.nvfp4.format import BLOCK_SIZE, BlockScale, PackedTensor, ScalePolicy
+from qat_core.nvfp4.format import PackedTensor
 
 __all__ = [
-    "BLOCK_SIZE",
-    "BlockScale",
     "PackedTensor",
-    "ScalePolicy",
     "dequantize",
     "dequantize_into",
     "fake_quantize",

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from qat_core.nvfp4 import reference
-from qat_core.nvfp4.format import BLOCK_SIZE, BlockScale, PackedTensor, ScalePolicy
+from qat_core.nvfp4.format import PackedTensor
+from qat_core.options import BLOCK_SIZE, BlockScaleMethod, ScalePolicy
 
 Groups = Sequence[Sequence[Tensor]]
 
@@ -78,38 +79,38 @@ def global_scale(amax: Tensor, policy: ScalePolicy = "pow2") -> Tensor:
 
 
 def fake_quantize(
-    w: Tensor, global_scale: Tensor, block_scale: BlockScale = "max", *, name: str = "w"
+    w: Tensor, global_scale: Tensor, method: BlockScaleMethod = "max", *, name: str = "w"
 ) -> Tensor:
     """BF16 of w's shape: equal to `dequantize(quantize(w))` in every bit.
 
     Args:
         w: BF16 or FP32 (..., N, K), K a multiple of 16; FP32 is rounded to BF16 first.
         global_scale: FP32 of w's leading dimensions' shape (0-D for a matrix).
-        block_scale: "max" maps a block's largest value to 6, "four_over_six" to 6 or 4, "mse"
+        method: "max" maps a block's largest value to 6, "four_over_six" to 6 or 4, "mse"
             searches the E4M3 scales around; the latter two take the least squared error.
         name: what to call w in an error.
 
     Raises:
         ValueError: wrong dtype, shape, device or option.
     """
-    _check(w, global_scale, block_scale, name)
-    out: Tensor = _fake_quantize(w.detach(), global_scale, block_scale)
+    _check(w, global_scale, method, name)
+    out: Tensor = _fake_quantize(w.detach(), global_scale, method)
     return out
 
 
 def quantize(
-    w: Tensor, global_scale: Tensor, block_scale: BlockScale = "max", *, name: str = "w"
+    w: Tensor, global_scale: Tensor, method: BlockScaleMethod = "max", *, name: str = "w"
 ) -> PackedTensor:
     """Pack w into 0.5625 bytes a weight; arguments and errors as for `fake_quantize`."""
-    _check(w, global_scale, block_scale, name)
-    codes, scale_bytes = _quantize(w.detach(), global_scale, block_scale)
+    _check(w, global_scale, method, name)
+    codes, scale_bytes = _quantize(w.detach(), global_scale, method)
     return PackedTensor(codes, scale_bytes.view(torch.float8_e4m3fn), global_scale)
 
 
 def quantize_all(
     weights: Sequence[Tensor],
     global_scales: Sequence[Tensor],
-    block_scale: BlockScale = "max",
+    method: BlockScaleMethod = "max",
     *,
     names: Sequence[str],
 ) -> list[PackedTensor]:
@@ -118,12 +119,12 @@ def quantize_all(
     Not for torch.compile. The results share memory, which lives as long as one of them does.
     """
     for w, global_scale, name in zip(weights, global_scales, names, strict=True):
-        _check(w, global_scale, block_scale, name)
+        _check(w, global_scale, method, name)
     if not weights:
         return []
     _check_one_device(weights, names)
     weights = [w.detach() for w in weights]
-    packed = _backend(weights[0]).quantize_all(weights, global_scales, block_scale)
+    packed = _backend(weights[0]).quantize_all(weights, global_scales, method)
     return [
         PackedTensor(codes, scale, global_scale)
         for (codes, scale), global_scale in zip(packed, global_scales, strict=True)
@@ -156,14 +157,14 @@ def dequantize_into(packed: PackedTensor, out: Tensor) -> None:
 
 # FP8 travels through the ops as bytes: not every compiler pass knows float8_e4m3fn.
 @torch.library.custom_op("nvfp4::fake_quantize", mutates_args=())
-def _fake_quantize(w: Tensor, global_scale: Tensor, block_scale: str) -> Tensor:
-    out: Tensor = _backend(w).fake_quantize(w, global_scale, block_scale)
+def _fake_quantize(w: Tensor, global_scale: Tensor, method: str) -> Tensor:
+    out: Tensor = _backend(w).fake_quantize(w, global_scale, method)
     return out
 
 
 @torch.library.custom_op("nvfp4::quantize", mutates_args=())
-def _quantize(w: Tensor, global_scale: Tensor, block_scale: str) -> tuple[Tensor, Tensor]:
-    codes, scale = _backend(w).quantize(w, global_scale, block_scale)
+def _quantize(w: Tensor, global_scale: Tensor, method: str) -> tuple[Tensor, Tensor]:
+    codes, scale = _backend(w).quantize(w, global_scale, method)
     return codes, scale.view(torch.uint8)
 
 
@@ -177,12 +178,12 @@ def _dequantize(
 
 
 @_fake_quantize.register_fake
-def _(w: Tensor, global_scale: Tensor, block_scale: str) -> Tensor:
+def _(w: Tensor, global_scale: Tensor, method: str) -> Tensor:
     return torch.empty(w.shape, dtype=torch.bfloat16, device=w.device)
 
 
 @_quantize.register_fake
-def _(w: Tensor, global_scale: Tensor, block_scale: str) -> tuple[Tensor, Tensor]:
+def _(w: Tensor, global_scale: Tensor, method: str) -> tuple[Tensor, Tensor]:
     *lead, columns = w.shape
     codes = w.new_empty((*lead, columns // 2), dtype=torch.uint8)
     return codes, w.new_empty((*lead, columns // BLOCK_SIZE), dtype=torch.uint8)
@@ -218,9 +219,9 @@ def _check_one_device(weights: Sequence[Tensor], names: Sequence[str]) -> None:
             raise ValueError(f"{names[0]} is on {weights[0].device}, {name} on {w.device}")
 
 
-def _check(w: Tensor, global_scale: Tensor, block_scale: str, name: str) -> None:
+def _check(w: Tensor, global_scale: Tensor, method: str, name: str) -> None:
     _check_weight(w, name)
-    _check_option("block_scale", block_scale, get_args(BlockScale))
+    _check_option("block scale method", method, get_args(BlockScaleMethod))
     if global_scale.dtype != torch.float32 or global_scale.shape != w.shape[:-2]:
         raise ValueError(
             f"{name}: its global scale needs to be float32 {tuple(w.shape[:-2])}, "

@@ -1,16 +1,13 @@
-"""The NVFP4 number format: constants, option names and the packed tensor.
+"""The NVFP4 number format: constants and the packed tensor.
 
 A weight is `code x block_scale / global_scale`: an E2M1 code, one E4M3 scale for every 16 values
 along the last dimension, and one FP32 divisor for the whole matrix.
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
-
-BLOCK_SIZE = 16
 
 E2M1_MAX = 6.0
 E4M3_MAX = 448.0
@@ -19,9 +16,6 @@ E4M3_MIN_NORMAL = 2.0**-6
 # Keeps block_scale / global_scale, its reciprocal and the division's remainder in FP32's normal
 # range. Only groups whose largest weight is below 2**-82 (2e-25) meet it; they lose resolution.
 MAX_GLOBAL_SCALE = 2.0**94
-
-ScalePolicy = Literal["pow2", "amax"]
-BlockScale = Literal["max", "four_over_six", "mse"]
 
 
 @dataclass(frozen=True)

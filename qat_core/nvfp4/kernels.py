@@ -12,10 +12,10 @@ import triton
 import triton.language as tl
 
 from qat_core.nvfp4.rounding import (
-    block_scale,
     code_words,
     e4m3_to_fp32,
     round_to_e2m1,
+    scale_of_blocks,
     step_of,
 )
 
@@ -26,18 +26,18 @@ def fake_quantize_kernel(
     global_ptr,
     out_ptr,
     matrix_blocks,
-    BLOCK_SCALE: tl.constexpr,
+    METHOD: tl.constexpr,
     EVEN: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """bf16(e2m1(w / step) * step) of BF16 or FP32 `w`, with step = scale / global scale."""
     first, block, inside = _tile(matrix_blocks, EVEN, TILE)
-    low, high = _load_pairs(w_ptr + first * 16, block, inside, TILE)
+    even, odd = _load_pairs(w_ptr + first * 16, block, inside, TILE)
     global_scale = tl.load(global_ptr + tl.program_id(1))
-    scale = block_scale(low, high, global_scale, BLOCK_SCALE, TILE)
+    scale = scale_of_blocks(even, odd, global_scale, METHOD, TILE)
     step = step_of(scale, global_scale)[:, None, None]
-    low, high = round_to_e2m1(low, step) * step, round_to_e2m1(high, step) * step
-    value = tl.reshape(tl.join(low, high), (TILE, 2, 8)).to(tl.bfloat16)
+    even, odd = round_to_e2m1(even, step) * step, round_to_e2m1(odd, step) * step
+    value = tl.reshape(tl.join(even, odd), (TILE, 2, 8)).to(tl.bfloat16)
     tl.store(out_ptr + first * 16 + _elements(block), value, mask=inside[:, None, None])
 
 
@@ -48,7 +48,7 @@ def quantize_kernel(
     codes_ptr,
     scale_ptr,
     matrix_blocks,
-    BLOCK_SCALE: tl.constexpr,
+    METHOD: tl.constexpr,
     EVEN: tl.constexpr,
     TILE: tl.constexpr,
 ):
@@ -56,7 +56,7 @@ def quantize_kernel(
     first, block, inside = _tile(matrix_blocks, EVEN, TILE)
     global_scale = tl.load(global_ptr + tl.program_id(1))
     w_ptr, codes_ptr, scale_ptr = w_ptr + first * 16, codes_ptr + first * 8, scale_ptr + first
-    _pack(w_ptr, global_scale, codes_ptr, scale_ptr, block, inside, BLOCK_SCALE, TILE)
+    _pack(w_ptr, global_scale, codes_ptr, scale_ptr, block, inside, METHOD, TILE)
 
 
 @triton.jit
@@ -67,7 +67,7 @@ def quantize_all_kernel(
     first_ptr,
     codes_ptr,
     scale_ptr,
-    BLOCK_SCALE: tl.constexpr,
+    METHOD: tl.constexpr,
     DTYPE: tl.constexpr,
     TILE: tl.constexpr,
 ):
@@ -86,7 +86,7 @@ def quantize_all_kernel(
         block = start + tl.arange(0, TILE)
         codes_ptr, scale_ptr = codes_ptr + first * 8, scale_ptr + first
         inside = block < matrix_blocks
-        _pack(w_ptr, tl.load(global_ptr), codes_ptr, scale_ptr, block, inside, BLOCK_SCALE, TILE)
+        _pack(w_ptr, tl.load(global_ptr), codes_ptr, scale_ptr, block, inside, METHOD, TILE)
 
 
 @triton.jit
@@ -143,14 +143,14 @@ def _pack(
     scale_ptr,
     block,
     inside,
-    BLOCK_SCALE: tl.constexpr,
+    METHOD: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """Codes and scales of the blocks `block` (TILE,) of one matrix."""
-    low, high = _load_pairs(w_ptr, block, inside, TILE)
-    scale = block_scale(low, high, global_scale, BLOCK_SCALE, TILE)
+    even, odd = _load_pairs(w_ptr, block, inside, TILE)
+    scale = scale_of_blocks(even, odd, global_scale, METHOD, TILE)
     step = step_of(scale, global_scale)[:, None, None]
-    words = code_words(low, high, step, TILE)
+    words = code_words(even, odd, step, TILE)
     word = block[:, None] * 2 + tl.arange(0, 2)[None, :]
     tl.store(codes_ptr.to(tl.pointer_type(tl.int32)) + word, words, mask=inside[:, None])
     scale_byte = (scale.to(tl.int32, bitcast=True) >> 20) - ((127 - 7) << 3)
@@ -187,8 +187,8 @@ def _load_pairs(w_ptr, block, inside, TILE: tl.constexpr):
         word = tl.arange(0, 2)[None, :, None] * 4 + tl.arange(0, 4)[None, None, :]
         word += block[:, None, None] * 8
         words = tl.load(w_ptr.to(tl.pointer_type(tl.int32)) + word, mask=mask, other=0)
-        low, high = words << 16, words & -0x10000
-        return low.to(tl.float32, bitcast=True), high.to(tl.float32, bitcast=True)
+        even, odd = words << 16, words & -0x10000
+        return even.to(tl.float32, bitcast=True), odd.to(tl.float32, bitcast=True)
     else:
         w = tl.load(w_ptr + _elements(block), mask=mask, other=0.0)
         return tl.split(tl.reshape(w.to(tl.bfloat16).to(tl.float32), (TILE, 2, 4, 2)))

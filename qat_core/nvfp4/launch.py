@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from qat_core.nvfp4 import kernels
-from qat_core.nvfp4.format import BLOCK_SIZE, BlockScale
+from qat_core.options import BLOCK_SIZE, BlockScaleMethod
 
 # Four warps take a block of the tile a thread, one warp four blocks: on an H200 the faster way to
 # pack and unpack, the slower one to fake-quantize and, for want of registers, to search scales.
@@ -28,17 +28,17 @@ TL_DTYPE = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 Columns = tuple[tuple[int, int], ...]
 
 
-def fake_quantize(w: Tensor, global_scale: Tensor, block_scale: BlockScale) -> Tensor:
+def fake_quantize(w: Tensor, global_scale: Tensor, method: BlockScaleMethod) -> Tensor:
     """As `reference.fake_quantize`."""
     w = _aligned(w)
     out = torch.empty(w.shape, dtype=torch.bfloat16, device=w.device)
     arguments = (w, global_scale.contiguous(), out)
     kernel = kernels.fake_quantize_kernel
-    _launch(kernel, arguments, w.shape, TILE_WARPS, BLOCK_SCALE=block_scale)
+    _launch(kernel, arguments, w.shape, TILE_WARPS, METHOD=method)
     return out
 
 
-def quantize(w: Tensor, global_scale: Tensor, block_scale: BlockScale) -> tuple[Tensor, Tensor]:
+def quantize(w: Tensor, global_scale: Tensor, method: BlockScaleMethod) -> tuple[Tensor, Tensor]:
     """As `reference.quantize`."""
     w = _aligned(w)
     *lead, columns = w.shape
@@ -46,8 +46,8 @@ def quantize(w: Tensor, global_scale: Tensor, block_scale: BlockScale) -> tuple[
     scale = torch.empty((*lead, columns // BLOCK_SIZE), dtype=torch.uint8, device=w.device)
     arguments = (w, global_scale.contiguous(), codes, scale)
     kernel = kernels.quantize_kernel
-    num_warps = 1 if block_scale == "max" else TILE_WARPS
-    _launch(kernel, arguments, w.shape, num_warps, BLOCK_SCALE=block_scale)
+    num_warps = 1 if method == "max" else TILE_WARPS
+    _launch(kernel, arguments, w.shape, num_warps, METHOD=method)
     return codes, scale.view(torch.float8_e4m3fn)
 
 
@@ -69,7 +69,7 @@ def dequantize_into(codes: Tensor, block_scale: Tensor, global_scale: Tensor, ou
 
 
 def quantize_all(
-    weights: Sequence[Tensor], global_scales: Sequence[Tensor], block_scale: BlockScale
+    weights: Sequence[Tensor], global_scales: Sequence[Tensor], method: BlockScaleMethod
 ) -> list[tuple[Tensor, Tensor]]:
     """As `quantize` of each weight, in one launch for each dtype; the results share memory."""
     # Kept until the kernels are queued: the tables hold addresses, not tensors.
@@ -83,10 +83,10 @@ def quantize_all(
         ((global_scale.data_ptr(), 4), (first, _matrix_blocks(w)))
         for w, global_scale, first in zip(weights, global_scales, firsts, strict=False)
     ]
-    tile = WIDE_TILE_BLOCKS if block_scale == "max" else TILE_BLOCKS
+    tile = WIDE_TILE_BLOCKS if method == "max" else TILE_BLOCKS
     kernel = kernels.quantize_all_kernel
     outputs = (codes, scale)
-    _launch_all(kernel, weights, columns, outputs, tile, TILE_WARPS, BLOCK_SCALE=block_scale)
+    _launch_all(kernel, weights, columns, outputs, tile, TILE_WARPS, METHOD=method)
     scale = scale.view(torch.float8_e4m3fn)
     return [
         (

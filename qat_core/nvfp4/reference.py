@@ -17,14 +17,12 @@ import torch
 from torch import Tensor
 
 from qat_core.nvfp4.format import (
-    BLOCK_SIZE,
     E2M1_MAX,
     E4M3_MAX,
     E4M3_MIN_NORMAL,
     MAX_GLOBAL_SCALE,
-    BlockScale,
-    ScalePolicy,
 )
+from qat_core.options import BLOCK_SIZE, BlockScaleMethod, ScalePolicy
 
 FP32_EXPONENT = 0x7F800000
 # The FP32 bits of a normal E4M3 number are (byte << 20) + E4M3_REBIAS: 3 of 23 mantissa bits kept,
@@ -62,16 +60,16 @@ def global_scale(amax: Tensor, policy: ScalePolicy) -> Tensor:
     return scale.masked_fill(~amax.isfinite(), torch.nan)
 
 
-def fake_quantize(w: Tensor, global_scale: Tensor, block_scale: BlockScale) -> Tensor:
+def fake_quantize(w: Tensor, global_scale: Tensor, method: BlockScaleMethod) -> Tensor:
     """BF16 (..., N, K) of the values that `quantize` stores."""
-    blocks, block_global, scale = _blocks_and_scale(w, global_scale, block_scale)
+    blocks, block_global, scale = _blocks_and_scale(w, global_scale, method)
     step = scale / block_global
     return _round_to_e2m1_(blocks.div_(step)).mul_(step).bfloat16().view(w.shape)
 
 
-def quantize(w: Tensor, global_scale: Tensor, block_scale: BlockScale) -> tuple[Tensor, Tensor]:
+def quantize(w: Tensor, global_scale: Tensor, method: BlockScaleMethod) -> tuple[Tensor, Tensor]:
     """Codes uint8 (..., N, K / 2) and block scales float8_e4m3fn (..., N, K / 16)."""
-    blocks, block_global, scale = _blocks_and_scale(w, global_scale, block_scale)
+    blocks, block_global, scale = _blocks_and_scale(w, global_scale, method)
     sign_bit = (blocks < 0).to(torch.uint8) << 3
     values = _round_to_e2m1_(blocks.div_(scale / block_global))
     # Times 2**-6, an E2M1 value is an E4M3 number with its code in bits 2 to 4.
@@ -86,11 +84,11 @@ def quantize(w: Tensor, global_scale: Tensor, block_scale: BlockScale) -> tuple[
 
 
 def quantize_all(
-    weights: Sequence[Tensor], global_scales: Sequence[Tensor], block_scale: BlockScale
+    weights: Sequence[Tensor], global_scales: Sequence[Tensor], method: BlockScaleMethod
 ) -> list[tuple[Tensor, Tensor]]:
     """`quantize` of each weight."""
     pairs = zip(weights, global_scales, strict=True)
-    return [quantize(w, global_scale, block_scale) for w, global_scale in pairs]
+    return [quantize(w, global_scale, method) for w, global_scale in pairs]
 
 
 def dequantize(
@@ -106,7 +104,7 @@ def dequantize(
 
 
 def _blocks_and_scale(
-    w: Tensor, global_scale: Tensor, block_scale: BlockScale
+    w: Tensor, global_scale: Tensor, method: BlockScaleMethod
 ) -> tuple[Tensor, Tensor, Tensor]:
     """FP32 blocks (B, 16), their global scale (B, 1) or (), and block scale (B, 1)."""
     w = w.bfloat16().contiguous()
@@ -118,9 +116,9 @@ def _blocks_and_scale(
     block_amax = amax(blocks[:, None, :])[:, None]
     blocks = blocks.float()
     scale = _to_e4m3(block_amax / E2M1_MAX * block_global)
-    if block_scale == "four_over_six":
+    if method == "four_over_six":
         scale = _best_of(blocks, block_global, scale, [_to_e4m3(block_amax / 4 * block_global)])
-    elif block_scale == "mse":
+    elif method == "mse":
         scale = _best_of(blocks, block_global, scale, [_step_e4m3(scale, n) for n in MSE_STEPS])
     # Clamping turned infinity into 448: x - x is NaN for infinity and NaN, else 0.
     return blocks, block_global, scale.add_(block_amax - block_amax)

@@ -1,6 +1,6 @@
 """Rounding to NVFP4 inside a Triton kernel: block scales, codes and values of a tile of blocks.
 
-A tile of weights is two tensors (TILE, 2, 4): the even (low) and the odd (high) elements of the two
+A tile of weights is two tensors (TILE, 2, 4): the even (even) and the odd (odd) elements of the two
 halves of each block. All operations are IEEE FP32 and give the bits of `reference.py`; most run on
 the multiply-add pipes, which are twice as wide as the integer ones.
 """
@@ -16,41 +16,41 @@ MAGIC = tl.constexpr((22 << 23) + (1 << 22))
 
 
 @triton.jit
-def block_scale(low, high, global_scale, BLOCK_SCALE: tl.constexpr, TILE: tl.constexpr):
+def scale_of_blocks(even, odd, global_scale, METHOD: tl.constexpr, TILE: tl.constexpr):
     """E4M3 scale (TILE,) as FP32; NaN for a block with NaN or infinity."""
     # The reduction over bits, not values, keeps NaN: it is the largest then.
-    pair = tl.maximum(tl.abs(low), tl.abs(high), propagate_nan=tl.PropagateNan.ALL)
+    pair = tl.maximum(tl.abs(even), tl.abs(odd), propagate_nan=tl.PropagateNan.ALL)
     bits = tl.max(tl.max(pair.to(tl.int32, bitcast=True), axis=2), axis=1)
     amax = bits.to(tl.float32, bitcast=True)
     scale = _to_e4m3(divide(amax, 6.0, 1 / 6) * global_scale)
-    if BLOCK_SCALE == "four_over_six":
+    if METHOD == "four_over_six":
         other = _to_e4m3(amax * 0.25 * global_scale)
-        error = _squared_error(low, high, global_scale, scale, TILE)
-        other_error = _squared_error(low, high, global_scale, other, TILE)
+        error = _squared_error(even, odd, global_scale, scale, TILE)
+        other_error = _squared_error(even, odd, global_scale, other, TILE)
         scale = tl.where(other_error < error, other, scale)
-    if BLOCK_SCALE == "mse":
+    if METHOD == "mse":
         code = scale.to(tl.int32, bitcast=True) >> 20
-        error = _squared_error(low, high, global_scale, scale, TILE)
+        error = _squared_error(even, odd, global_scale, scale, TILE)
         for step in tl.static_range(-4, 10):
             other_code = tl.minimum(tl.maximum(code + step, 0x3C8), 0x43E)
             other = (other_code << 20).to(tl.float32, bitcast=True)
-            other_error = _squared_error(low, high, global_scale, other, TILE)
+            other_error = _squared_error(even, odd, global_scale, other, TILE)
             scale = tl.where(other_error < error, other, scale)
             error = tl.where(other_error < error, other_error, error)
     return scale + (amax - amax)
 
 
 @triton.jit
-def _squared_error(low, high, global_scale, scale, TILE: tl.constexpr):
+def _squared_error(even, odd, global_scale, scale, TILE: tl.constexpr):
     """Sum (TILE,) in the order of `reference._squared_error`."""
     scale = scale[:, None, None]
     step = step_of(scale, global_scale)
-    low_error = round_to_e2m1(low, step) * scale - low * global_scale
-    high_error = round_to_e2m1(high, step) * scale - high * global_scale
-    error = low_error * low_error + high_error * high_error
-    even, odd = tl.split(tl.reshape(error, (TILE, 2, 2, 2)))
-    even, odd = tl.split(even + odd)
-    return tl.sum(even + odd, axis=1)
+    even_error = round_to_e2m1(even, step) * scale - even * global_scale
+    odd_error = round_to_e2m1(odd, step) * scale - odd * global_scale
+    error = even_error * even_error + odd_error * odd_error
+    first, second = tl.split(tl.reshape(error, (TILE, 2, 2, 2)))
+    first, second = tl.split(first + second)
+    return tl.sum(first + second, axis=1)
 
 
 @triton.jit
@@ -107,15 +107,15 @@ def round_to_e2m1(w, step):
 
 
 @triton.jit
-def code_words(low, high, step, TILE: tl.constexpr):
-    """Codes of the values nearest to low / step and high / step, (TILE, 2) words of eight."""
+def code_words(even, odd, step, TILE: tl.constexpr):
+    """Codes of the values nearest to even / step and odd / step, (TILE, 2) words of eight."""
     inverse = reciprocal(step)
-    low, high = divide(low, step, inverse), divide(high, step, inverse)
-    byte = _biased_code(low) + (_biased_code(high) << 4)
-    even, odd = tl.split(tl.reshape(byte, (TILE, 2, 2, 2)))
-    even, odd = tl.split(even + (odd << 8))
+    even, odd = divide(even, step, inverse), divide(odd, step, inverse)
+    byte = _biased_code(even) + (_biased_code(odd) << 4)
+    first, second = tl.split(tl.reshape(byte, (TILE, 2, 2, 2)))
+    first, second = tl.split(first + (second << 8))
     # Less the sum of all biases: 0x4B400000 * 2 * 0x11111111 modulo 2**32.
-    words = even + (odd << 16) - 0x7E800000
+    words = first + (second << 16) - 0x7E800000
     return ((words >> 1) & 0x77777777) | ((words << 3) & -0x77777778)  # signs to the top
 
 

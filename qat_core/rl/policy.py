@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from qat_core.prepare import QuantPlan, prepare
+from qat_core.plan import QuantPlan
+from qat_core.preparation import prepare
 from qat_core.recipe import Recipe
 from qat_core.rollout.eager import positions_from_mask
 from qat_core.rollout.engine import Rollouts

@@ -20,9 +20,9 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 
 from qat_core.coverage import ledger
-from qat_core.nvfp4 import BLOCK_SIZE
+from qat_core.options import BLOCK_SIZE
 from qat_core.plan import QuantPlan, plan
-from qat_core.prepare import prepare
+from qat_core.preparation import prepare
 from qat_core.recipe import Recipe
 from qat_core.weights.stream import weight_stream
 from qat_core.weights.transfer import to_wire
@@ -109,7 +109,7 @@ def _recipe(config: QATEngineConfig) -> Recipe:
         )
     return Recipe(
         mode=config.mode,
-        scale=config.scale,
-        block_scale=config.block_scale,
+        scale_policy=config.scale,
+        block_scale_method=config.block_scale,
         ignore=tuple(config.ignore_patterns),
     )

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
-from qat_core.nvfp4 import BLOCK_SIZE, PackedTensor
+from qat_core.nvfp4 import PackedTensor
+from qat_core.options import BLOCK_SIZE
 from qat_core.plan import QuantPlan
 
 Weight = Tensor | PackedTensor

@@ -6,14 +6,12 @@ compressed-tensors (`nvfp4-pack-quantized`) keeps the global scale as a divisor,
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
 from qat_core.nvfp4 import PackedTensor
+from qat_core.options import CheckpointFormat
 from qat_core.weights.hub_names import Weight
-
-CheckpointFormat = Literal["compressed-tensors", "modelopt"]
 
 
 @dataclass(frozen=True)

@@ -12,16 +12,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from qat_core.mesh import held_rows, max_over_ranks
-from qat_core.nvfp4 import (
-    BLOCK_SIZE,
-    BlockScale,
-    PackedTensor,
-    ScalePolicy,
-    global_scale,
-    group_amax,
-    quantize,
-    require_finite,
-)
+from qat_core.nvfp4 import PackedTensor, global_scale, group_amax, quantize, require_finite
+from qat_core.options import BLOCK_SIZE, BlockScaleMethod, ScalePolicy
 
 
 def group_scales(groups: Sequence[Mapping[str, Tensor]], policy: ScalePolicy) -> list[Tensor]:
@@ -41,12 +33,12 @@ def group_scales(groups: Sequence[Mapping[str, Tensor]], policy: ScalePolicy) ->
     return _split_as(shared, global_scale(_flat(shared), policy))
 
 
-def pack(name: str, weight: Tensor, scale: Tensor, block_scale: BlockScale) -> PackedTensor:
+def pack(name: str, weight: Tensor, scale: Tensor, method: BlockScaleMethod) -> PackedTensor:
     """The whole weight, packed; of a sharded one on every rank."""
     if not isinstance(weight, DTensor):
-        return quantize(weight, scale, block_scale, name=name)
+        return quantize(weight, scale, method, name=name)
     own_scale = scale[held_rows(name, weight)] if scale.ndim else scale
-    packed = quantize(weight.to_local(), own_scale, block_scale, name=name)
+    packed = quantize(weight.to_local(), own_scale, method, name=name)
     scale_bytes = _gather(packed.block_scale.view(torch.uint8), weight, BLOCK_SIZE)
     codes = _gather(packed.codes, weight, 2)
     return PackedTensor(codes, scale_bytes.view(torch.float8_e4m3fn), scale)

@@ -29,7 +29,7 @@ def weight_stream(
 
     Args:
         model: the trained model, prepared or not, sharded or not, BF16 or FP32, on any device.
-        plan: what to pack, from `qat_core.prepare.plan`; None packs nothing.
+        plan: what to pack, from `qat_core.plan.plan`; None packs nothing.
         recipe: scale policies; given exactly if plan is.
         device: where to pack, and where the stream's tensors lie; None leaves weights where they
             are.
@@ -70,7 +70,7 @@ def packed_weights(
     scales: dict[str, Tensor] = {}
     if resident:
         groups = [{name: read(name) for name in names} for names in plan.groups.values()]
-        scales = dict(zip(plan.groups, group_scales(groups, recipe.scale), strict=True))
+        scales = dict(zip(plan.groups, group_scales(groups, recipe.scale_policy), strict=True))
     for entry in plan.entries:
         if entry.group is None:
             yield entry.name, _unpacked(read(entry.name), entry)
@@ -100,6 +100,6 @@ def _packed_group(
 ) -> Iterator[tuple[str, Weight]]:
     """A function of its own, so that its weights are freed before those of the next are read."""
     if scale is None:
-        (scale,) = group_scales([members], recipe.scale)
+        (scale,) = group_scales([members], recipe.scale_policy)
     for name, weight in members.items():
-        yield name, pack(name, weight, scale, recipe.block_scale)
+        yield name, pack(name, weight, scale, recipe.block_scale_method)

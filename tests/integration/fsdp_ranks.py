@@ -15,7 +15,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 from torch.distributed.tensor import DTensor, Shard
 
 from qat_core.parameter import FakeQuantizedTensor
-from qat_core.prepare import prepare, scales_of
+from qat_core.preparation import prepare, scales_of
 from qat_core.recipe import Recipe
 from tests.tiny_models import tiny_model, tokens
 
@@ -233,7 +233,7 @@ def run(rank: int, world: int, folder: str, saved_by: int) -> None:
     results["uneven"] = compare(Uneven)
     offload = CPUOffloadPolicy(pin_memory=False)
     results["offload"] = compare(lambda: tiny_model("qwen3-moe"), offload_policy=offload)
-    fp32 = {"recipe": Recipe(scale="amax"), "policy": MixedPrecisionPolicy()}
+    fp32 = {"recipe": Recipe(scale_policy="amax"), "policy": MixedPrecisionPolicy()}
     results["fp32"] = compare(lambda: tiny_model("qwen3").float(), **fp32)
     hybrid = init_device_mesh("cpu", (max(world // 2, 1), min(world, 2)), mesh_dim_names=("r", "s"))
     results["hybrid"] = compare(lambda: tiny_model("qwen3-moe"), mesh=hybrid)

@@ -10,7 +10,7 @@ from torch.distributed.fsdp import fully_shard
 
 from qat_core.nvfp4 import PackedTensor
 from qat_core.plan import plan
-from qat_core.prepare import prepare
+from qat_core.preparation import prepare
 from qat_core.recipe import Recipe
 from qat_core.weights.stream import weight_stream
 from qat_core.weights.transfer import ANNOUNCEMENT, Assembler, to_wire
@@ -18,7 +18,7 @@ from tests.tiny_models import tiny_model
 
 RECIPES = {
     "pow2": Recipe(),
-    "amax": Recipe(scale="amax", block_scale="four_over_six"),
+    "amax": Recipe(scale_policy="amax", block_scale_method="four_over_six"),
     "ffn": Recipe.ffn(),
 }
 # the last is finite in FP32 and rounds to infinity in BF16

@@ -13,7 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.multiprocessing.spawn import spawn
 
 from qat_core.checkpoint import export, read_checkpoint, write
-from qat_core.prepare import prepare
+from qat_core.preparation import prepare
 from qat_core.recipe import Recipe
 from tests.tiny_models import tiny_model
 

@@ -13,7 +13,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.multiprocessing.spawn import spawn
 
-from qat_core.prepare import prepare
+from qat_core.preparation import prepare
 from qat_core.recipe import Recipe
 from tests.integration import fsdp_ranks
 from tests.tiny_models import tiny_model

@@ -16,7 +16,7 @@ from vllm.distributed import cleanup_dist_env_and_memory
 from qat_core.checkpoint import convert
 from qat_core.coverage import ledger
 from qat_core.plan import QuantPlan, plan
-from qat_core.prepare import prepare
+from qat_core.preparation import prepare
 from qat_core.recipe import Recipe
 from qat_core.rl.policy import Policy
 from qat_core.rollout.engine import Rollouts

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from qat_core.checkpoint import convert, export, read_checkpoint
 from qat_core.nvfp4 import PackedTensor
 from qat_core.plan import plan
-from qat_core.prepare import prepare
+from qat_core.preparation import prepare
 from qat_core.recipe import Recipe
 from qat_core.weights.hub_names import Weight, split_experts
 from qat_core.weights.stream import weight_stream
@@ -24,7 +24,12 @@ from qat_core.weights.stream import weight_stream
 FORMATS = pytest.mark.parametrize("kind", ["compressed-tensors", "modelopt"])
 RECIPES = pytest.mark.parametrize(
     "recipe",
-    [Recipe.full(), Recipe.ffn(), Recipe.full(ignore=("experts",)), Recipe.full(scale="amax")],
+    [
+        Recipe.full(),
+        Recipe.ffn(),
+        Recipe.full(ignore=("experts",)),
+        Recipe.full(scale_policy="amax"),
+    ],
     ids=["full", "ffn", "no-experts", "amax"],
 )
 

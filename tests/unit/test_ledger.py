@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from qat_core.checkpoint import export
 from qat_core.coverage import ledger
 from qat_core.plan import plan
-from qat_core.prepare import prepare
+from qat_core.preparation import prepare
 from qat_core.recipe import Recipe
 
 

@@ -38,7 +38,10 @@ def test_refusals_name_the_weight(function, w, scale, message):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: fake_quantize(torch.zeros(2, 16), ONE, "best"), "block_scale 'best': use one of"),
+        (
+            lambda: fake_quantize(torch.zeros(2, 16), ONE, "best"),
+            "block scale method 'best': use",
+        ),
         (lambda: global_scale(ONE, "pow3"), "scale policy 'pow3': use one of pow2, amax"),
         (lambda: group_amax([[torch.zeros(2, 16)], []]), "groups\\[1\\] is empty"),
         (

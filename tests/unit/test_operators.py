@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qat_core.parameter import FakeQuantizedTensor
-from qat_core.prepare import prepare
+from qat_core.preparation import prepare
 from qat_core.recipe import Recipe
 from tests.tiny_models import tiny_model
 

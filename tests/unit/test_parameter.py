@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from qat_core.nvfp4 import fake_quantize, global_scale, group_amax
 from qat_core.parameter import FakeQuantizedTensor
 from qat_core.plan import QuantPlan
-from qat_core.prepare import prepare, scales_of
+from qat_core.preparation import prepare, scales_of
 from qat_core.recipe import Recipe
 from tests.tiny_models import tiny_model, tokens
 
@@ -39,9 +39,9 @@ def round_weights(model: nn.Module, plan: QuantPlan, recipe: Recipe) -> None:
     weights = dict(model.named_parameters())
     for names in plan.groups.values():
         members = [weights[name] for name in names]
-        scale = global_scale(group_amax([members])[0], recipe.scale)
+        scale = global_scale(group_amax([members])[0], recipe.scale_policy)
         for weight in members:
-            weight.copy_(fake_quantize(weight, scale, recipe.block_scale))
+            weight.copy_(fake_quantize(weight, scale, recipe.block_scale_method))
 
 
 def run(model: PreTrainedModel) -> tuple[Tensor, dict[str, Tensor]]:
@@ -80,7 +80,9 @@ def test_rounding_changes_the_logits() -> None:
     assert not torch.equal(run(model)[0], run(tiny_model("qwen3"))[0])
 
 
-@pytest.mark.parametrize("recipe", [Recipe(scale="amax"), Recipe.ffn(block_scale="mse")])
+@pytest.mark.parametrize(
+    "recipe", [Recipe(scale_policy="amax"), Recipe.ffn(block_scale_method="mse")]
+)
 def test_recipe_options_reach_the_weights(recipe: Recipe) -> None:
     assert_same_run(*pair("qwen3", recipe=recipe))
 

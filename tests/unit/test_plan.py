@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from qat_core.explain import explain
+from qat_core.explanation import explain
 from qat_core.plan import plan
 from qat_core.recipe import Recipe
 from tests.tiny_models import tiny_model

@@ -11,7 +11,8 @@ from torch import nn
 
 from qat_core import scales as scales_module
 from qat_core.parameter import FakeQuantizedTensor
-from qat_core.prepare import is_prepared, plan, prepare, scales_of
+from qat_core.plan import plan
+from qat_core.preparation import is_prepared, prepare, scales_of
 from qat_core.recipe import Recipe
 from tests.tiny_models import tiny_model, tokens
 

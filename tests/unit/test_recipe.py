@@ -5,8 +5,8 @@ from qat_core.recipe import Recipe, matches
 
 
 def test_ffn_ignores_attention_and_what_the_caller_adds() -> None:
-    recipe = Recipe.ffn(scale="amax", ignore=("layers.0.",))
-    assert recipe.scale == "amax"
+    recipe = Recipe.ffn(scale_policy="amax", ignore=("layers.0.",))
+    assert recipe.scale_policy == "amax"
     ignored = [
         any(matches(pattern, name) for pattern in recipe.ignore)
         for name in ("model.layers.1.self_attn.q_proj", "model.layers.0.mlp.up_proj", "mlp.up_proj")
@@ -53,3 +53,11 @@ def test_exact_and_regex_patterns_mean_what_compressed_tensors_means() -> None:
 def test_bad_recipes_are_refused_by_name(fields: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Recipe(**fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("scale", "scale_policy"), ("block_scale", "block_scale_method")]
+)
+def test_old_names_are_refused_with_the_new_ones(old: str, new: str) -> None:
+    with pytest.raises(ValueError, match=f"{old}: is now called {new}"):
+        Recipe.model_validate({old: "max"})

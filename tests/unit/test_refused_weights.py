@@ -8,7 +8,7 @@ from torch import nn
 
 from qat_core.checkpoint import export
 from qat_core.plan import plan
-from qat_core.prepare import prepare
+from qat_core.preparation import prepare
 from qat_core.recipe import Recipe
 from qat_core.weights.stream import weight_stream
 from tests.tiny_models import tiny_model

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from experiments.support.json_files import read_json, write_json
 from qat_core.nvfp4 import PackedTensor, dequantize
 from qat_core.plan import plan
-from qat_core.prepare import prepare
+from qat_core.preparation import prepare
 from qat_core.recipe import Recipe
 from qat_core.rl.policy import Policy
 from qat_core.rollout.eager import EagerEngine
@@ -19,7 +19,7 @@ from qat_core.weights.stream import weight_stream
 PROMPTS = [[3, 14, 4, 17], [5, 17], [3, 3, 14, 9, 15, 4, 17]]
 RECIPES = pytest.mark.parametrize(
     "recipe",
-    [Recipe.full(), Recipe.full(scale="amax"), Recipe.ffn()],
+    [Recipe.full(), Recipe.full(scale_policy="amax"), Recipe.ffn()],
     ids=["full-pow2", "full-amax", "ffn-pow2"],
 )
 

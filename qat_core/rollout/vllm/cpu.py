@@ -22,7 +22,8 @@ from vllm.model_executor.layers.quantization.compressed_tensors.schemes import (
 )
 from vllm.model_executor.utils import set_weight_attrs
 
-from qat_core.nvfp4 import BLOCK_SIZE, PackedTensor, dequantize
+from qat_core.nvfp4 import PackedTensor, dequantize
+from qat_core.options import BLOCK_SIZE
 from qat_core.weights.layouts import LAYOUTS, Layout
 
 BF16_LINEAR = UnquantizedLinearMethod()

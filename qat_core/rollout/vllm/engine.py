@@ -16,6 +16,7 @@ from qat_core.checkpoint.quantization_config import (
     quantization_config,
 )
 from qat_core.checkpoint.shards import read_json
+from qat_core.options import CheckpointFormat
 from qat_core.plan import QuantPlan, bf16_plan
 from qat_core.rollout.engine import Rollouts, WeightStream
 from qat_core.rollout.vllm import compat
@@ -28,7 +29,7 @@ from qat_core.rollout.vllm.worker import (
 )
 from qat_core.weights.comparison import require_same
 from qat_core.weights.hub_names import Weight, meta_weights, split_experts
-from qat_core.weights.layouts import CheckpointFormat, stored_tensors
+from qat_core.weights.layouts import stored_tensors
 
 ONE_WORKER = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 

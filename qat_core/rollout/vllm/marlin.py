@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qat_core.nvfp4 import BLOCK_SIZE
+from qat_core.options import BLOCK_SIZE
 
 TILE = 128  # vLLM pads experts whose sizes are no multiples of Marlin's tiles: left to it
 

@@ -11,7 +11,7 @@ from experiments.study.load import OLD_KEYS, load_study
 from experiments.study.schema import STUDIES, Study
 from experiments.study.yaml_file import read_yaml
 from qat_core import recipe
-from qat_core.nvfp4 import BlockScale, ScalePolicy
+from qat_core.options import BlockScaleMethod, ScalePolicy
 from qat_core.rl.config import TaskConfig
 from qat_core.rl.tasks import GENERATED_TASKS, make_problems
 
@@ -207,7 +207,7 @@ def test_training_config_holds_what_decides_the_training_and_no_more(tmp_path: P
 def test_choices_are_those_of_qat_core() -> None:
     fields = Study.model_fields
     assert get_args(fields["scale"].annotation) == get_args(ScalePolicy)
-    assert get_args(fields["block_scale"].annotation) == get_args(BlockScale)
+    assert get_args(fields["block_scale"].annotation) == get_args(BlockScaleMethod)
     assert recipe.Recipe.model_fields["scale"].default == fields["scale"].default
 
 

@@ -6,13 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from qat_core.explain import explain
 from qat_core.parameter import FakeQuantizedTensor
-from qat_core.plan import Entry, QuantPlan, plan
+from qat_core.plan import QuantPlan, plan
 from qat_core.recipe import Recipe
 from qat_core.scales import Scales
-
-__all__ = ["Entry", "QuantPlan", "explain", "is_prepared", "plan", "prepare", "scales_of"]
 
 
 def prepare(model: nn.Module, recipe: Recipe, *, allow_meta: bool = False) -> QuantPlan:

@@ -1,0 +1,41 @@
+"""What can be imported without torch: a study file, a recipe, a memory prediction, the facade."""
+
+import subprocess
+import sys
+
+import pytest
+
+import qat_core
+
+LIGHT = [
+    "import qat_core",
+    "from qat_core import Recipe; Recipe.ffn()",
+    "import qat_core.recipe",
+    "import qat_core.memory",
+    "import qat_core.options",
+]
+
+
+@pytest.mark.parametrize("code", LIGHT)
+def test_imports_no_torch(code: str) -> None:
+    check = f"import sys; {code}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", qat_core.__all__)
+def test_the_facade_gives_the_documented_names(name: str) -> None:
+    assert getattr(qat_core, name).__name__ == name
+    assert name in dir(qat_core)
+
+
+def test_the_facade_gives_functions_also_after_their_modules_were_imported() -> None:
+    code = (
+        "import qat_core.preparation, qat_core.explanation; from qat_core import explain, prepare"
+    )
+    check = f"{code}; assert callable(prepare) and callable(explain)"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+def test_the_facade_has_no_other_names() -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        qat_core.no_such_name  # type: ignore[attr-defined]  # noqa: B018
