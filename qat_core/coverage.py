@@ -1,7 +1,7 @@
-"""Coverage ledger: is every weight rounded alike in training, on its way and in the engine?
+"""Coverage: is every weight rounded alike in training, on its way and in the engine?
 
 A weight that is packed for the rollouts but trained in BF16 (or the reverse) makes the two policies
-differ without any error. The ledger compares the three places weight by weight and fails closed.
+differ without any error. This compares the three places weight by weight and fails closed.
 """
 
 from collections.abc import Collection
@@ -31,7 +31,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Ledger:
+class Coverage:
     """A row for every parameter of the trained model."""
 
     rows: tuple[Row, ...]
@@ -48,9 +48,9 @@ class Ledger:
         return [asdict(row) for row in self.rows]
 
 
-def ledger(
+def coverage(
     model: nn.Module, packed: QuantPlan | None, served: Collection[str], *, qat: bool
-) -> Ledger:
+) -> Coverage:
     """Look at a model, at what travels and at what an engine or checkpoint quantizes.
 
     Args:
@@ -67,7 +67,7 @@ def ledger(
     if unknown:
         raise ValueError(f"coverage: the engine quantizes {unknown[0]}, unknown to the trainer")
     quantized = set(packed.quantized) if packed is not None else set()
-    return Ledger(
+    return Coverage(
         tuple(
             Row(name, _is_rounded(parameter) if qat else None, name in quantized, name in served)
             for name, parameter in model.named_parameters()

@@ -9,7 +9,7 @@ Rounding happens below autograd, hence
 * autograd keeps the parameter itself for the backward pass, which rounds once more, so that a
   prepared model needs no second copy of its weights.
 
-The same class brings the all-gather of FSDP2: see qat_core/fsdp.py.
+The same class has the all-gather hooks of FSDP2: see qat_core/fsdp.py.
 """
 
 from copy import deepcopy
@@ -196,7 +196,7 @@ class FakeQuantizedTensor(torch.Tensor):
 
     @classmethod
     def __metadata_guard__(cls, traced: Any, current: Any) -> bool:
-        """Layers share compiled code: names and scales are no part of it."""
+        """Layers share compiled code: names and scales are not part of it."""
         return bool(traced[2:] == current[2:])
 
     @staticmethod

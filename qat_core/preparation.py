@@ -95,7 +95,7 @@ def _fake_quantized(name: str, weight: nn.Parameter, scales: Scales) -> nn.Param
 
 
 def _swap(pairs: list[tuple[nn.Parameter, nn.Parameter]]) -> None:
-    """Exchange contents, not objects: optimizers and tied modules hold on to the objects."""
+    """Exchange contents, not objects: optimizers and tied modules keep the objects."""
     for first, second in pairs:
         torch.utils.swap_tensors(first, second)  # type: ignore[no-untyped-call]
 

@@ -74,4 +74,4 @@ def _check_pattern(pattern: str) -> None:
         try:
             re.compile(pattern.removeprefix(REGEX_PREFIX))
         except re.error as error:
-            raise ValueError(f"ignore: {pattern!r} is no regular expression: {error}") from error
+            raise ValueError(f"ignore: {pattern!r} is not a regular expression: {error}") from error

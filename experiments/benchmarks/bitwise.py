@@ -62,13 +62,13 @@ def run_architecture(config: dict[str, Any], device: str, folder: Path) -> dict[
 def sync_repeatedly(folder: Path, device: str) -> tuple[dict[str, Any], dict[str, Rollouts]]:
     """Samples of one engine on its way; leaves its last weights in both forms in `folder`."""
     model = AutoModelForCausalLM.from_pretrained(folder / "base", dtype=torch.bfloat16).to(device)
-    announced = plan(model, RECIPE)
+    planned = plan(model, RECIPE)
     can_sleep = {"enable_sleep_mode": True} if device == "cuda" else {}
-    engine = VllmEngine(folder / "base", announced, **_narrow(device), **can_sleep)
+    engine = VllmEngine(folder / "base", planned, **_narrow(device), **can_sleep)
 
     def sync() -> float:
         start = perf_counter()
-        engine.sync(weight_stream(model, announced, RECIPE), announced)
+        engine.sync(weight_stream(model, planned, RECIPE), planned)
         return perf_counter() - start
 
     sync()

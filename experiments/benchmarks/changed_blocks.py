@@ -57,7 +57,7 @@ def run(study_file: Path, checkpoint: Path, lr: float, steps: int) -> list[dict[
             device=study.device,
         )
         trainer = GrpoTrainer(settings)
-        trainer.ledger().check()
+        trainer.coverage().check()
         sent, changes = _sent(trainer), []
         for step in range(1, steps + 1):
             trainer.step(step)

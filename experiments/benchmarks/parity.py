@@ -82,11 +82,11 @@ def measure_seed(engine: VllmEngine, case: Case, arm: str, seed: int, device: st
     """Syncs the weights of a seed and samples until there are enough tokens."""
     trained, packed = ARMS[arm]
     policy = Policy(case.checkpoints[seed], trained, device)
-    announced = plan(policy.model, packed) if packed else None
+    planned = plan(policy.model, packed) if packed else None
     if trained and not packed:
         engine.sync(_rounded(policy.model, trained))
     else:
-        engine.sync(weight_stream(policy.model, announced, packed), announced)
+        engine.sync(weight_stream(policy.model, planned, packed), planned)
     batches: list[Batch] = []
     step = 0
     while sum(batch["tokens"] for batch in batches) < case.min_tokens:

@@ -103,9 +103,9 @@ def _layer_bytes(config: dict[str, Any]) -> int:
 def _sync(
     engine: VllmEngine, trained: nn.Module, recipe: Recipe | None, device: str
 ) -> dict[str, float]:
-    announced = plan(trained, recipe) if recipe else engine.plan
+    planned = plan(trained, recipe) if recipe else engine.plan
     with _measured(device) as figures:
-        engine.sync(weight_stream(trained, announced if recipe else None, recipe), announced)
+        engine.sync(weight_stream(trained, planned if recipe else None, recipe), planned)
     return figures
 
 

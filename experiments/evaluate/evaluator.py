@@ -86,7 +86,7 @@ def _load(
     device: str,
 ) -> None:
     """Gives an engine the weights of a model in main memory, packed on the device."""
-    engine.sync(weight_stream(model, served, recipe or Recipe.full(), device), announced=served)
+    engine.sync(weight_stream(model, served, recipe or Recipe.full(), device), expected=served)
 
 
 def _count_right_answers(

@@ -34,5 +34,5 @@ def train_here(study: Study, run: Run, results: Path, on_step: OnStep) -> Traini
     return TrainingResult(
         measured_bf16_gib=bf16_bytes / BYTES_PER_GIB,
         measured_packed_gib=packed_bytes and packed_bytes / BYTES_PER_GIB,
-        coverage=trainer.ledger().as_dicts(),
+        coverage=trainer.coverage().as_dicts(),
     )

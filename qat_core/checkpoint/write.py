@@ -26,7 +26,7 @@ from qat_core.checkpoint.quantization_config import (
 )
 from qat_core.checkpoint.ranks import on_first_rank
 from qat_core.checkpoint.shards import INDEX, Shards, read_json
-from qat_core.coverage import ledger
+from qat_core.coverage import coverage
 from qat_core.options import CheckpointFormat
 from qat_core.plan import QuantPlan, plan
 from qat_core.preparation import is_prepared
@@ -72,7 +72,7 @@ def export(
     refuse_renamed(model)
     checked = plan(model, recipe)
     served = declared_plan(model, ignored_modules(checked)).quantized
-    ledger(model, checked, served, qat=is_prepared(model)).check()
+    coverage(model, checked, served, qat=is_prepared(model)).check()
     weights = weight_stream(model, checked, recipe)
 
     def write() -> None:

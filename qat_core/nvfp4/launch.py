@@ -1,6 +1,6 @@
 """Runs the Triton kernels; the same functions as `reference.py`, for CUDA tensors.
 
-Imported only when a CUDA tensor arrives: Triton is no requirement on a CPU.
+Imported only when a CUDA tensor arrives: a CPU does not need Triton.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from qat_core.nvfp4 import kernels
 from qat_core.options import BLOCK_SIZE, BlockScaleMethod
 
 # Four warps take a block of the tile a thread, one warp four blocks: on an H200 the faster way to
-# pack and unpack, the slower one to fake-quantize and, for want of registers, to search scales.
+# pack and unpack, the slower one to fake-quantize and, as registers run out, to search scales.
 TILE_BLOCKS, TILE_WARPS = 128, 4
 # Four blocks a thread of four warps: `quantize_all` runs as many programs for each matrix as the
 # largest needs, so that large tiles spare idle ones.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from qat_core.coverage import Ledger, ledger
+from qat_core.coverage import Coverage, coverage
 from qat_core.plan import plan
 from qat_core.recipe import Recipe
 from qat_core.rl import resume
@@ -79,18 +79,18 @@ class GrpoTrainer:
         Raises:
             ValueError: trainer and engine disagree on which weights are NVFP4.
         """
-        self.ledger().check()
+        self.coverage().check()
         first = resume.load(self.run.checkpoint_dir, self.optimizer) + 1
         for step in range(first, self.config.steps + 1):
             on_step(step, self.step(step))
             if step % self.config.save_every == 0 or step == self.config.steps:
                 self._save(step)
 
-    def ledger(self) -> Ledger:
+    def coverage(self) -> Coverage:
         """How every weight is trained, sent and, after a sync of all, served."""
         self._sync()
         is_qat = self.policy.plan is not None
-        return ledger(self.policy.model, self.plan, self.engine.served, qat=is_qat)
+        return coverage(self.policy.model, self.plan, self.engine.served, qat=is_qat)
 
     def step(self, step: int) -> dict[str, float]:
         """One round of sync, rollout and update; all randomness derives from seed and step."""

@@ -38,7 +38,7 @@ class EagerEngine:
         self.weight_bytes = sum(p.nbytes for p in self.model.parameters())
         self.served: Collection[str] = ()
 
-    def sync(self, stream: WeightStream, announced: QuantPlan | None = None) -> None:
+    def sync(self, stream: WeightStream, expected: QuantPlan | None = None) -> None:
         """Replaces all weights; ValueError, nothing replaced, if names or shapes differ."""
         received = dict(stream)
         own = dict(self.model.named_parameters())

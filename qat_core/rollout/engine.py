@@ -59,7 +59,7 @@ class RolloutEngine(Protocol):
     served: Collection[str]
     """Names of the weights that the engine holds in NVFP4, once they were synced."""
 
-    def sync(self, stream: WeightStream, announced: QuantPlan | None = None) -> None:
+    def sync(self, stream: WeightStream, expected: QuantPlan | None = None) -> None:
         """Replaces all weights.
 
         With the plan behind the stream, an engine can take the weights one by one as they come.

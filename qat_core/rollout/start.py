@@ -14,7 +14,7 @@ VLLM_SETTINGS: dict[str, dict[str, Any]] = {
     "cpu": {"enforce_eager": True, "kv_cache_memory_bytes": 2**28},
     "cuda": {"compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}},
 }
-# beside a trainer in the same process: room for rollouts of small models, not the whole device
+# next to a trainer in the same process: room for rollouts of small models, not the whole device
 BESIDE_TRAINER: dict[str, dict[str, Any]] = {
     "cpu": {},
     "cuda": {

@@ -1,6 +1,6 @@
 """verl without a GPU: `VERL_PLATFORM=cpu VERL_USE_EXTERNAL_MODULES=qat_core.verl.cpu`.
 
-Registers a platform and mends the two places where verl takes for granted that there is a GPU.
+Registers a platform and fixes the two places where verl takes for granted that there is a GPU.
 """
 
 import importlib.metadata

@@ -19,13 +19,13 @@ from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 
-from qat_core.coverage import ledger
+from qat_core.coverage import coverage
 from qat_core.options import BLOCK_SIZE
 from qat_core.plan import QuantPlan, plan
 from qat_core.preparation import prepare
 from qat_core.recipe import Recipe
 from qat_core.weights.stream import weight_stream
-from qat_core.weights.transfer import to_wire
+from qat_core.weights.transfer import transfer_tensors
 
 # by name: the adapter imports vLLM, which not every process needs
 _ROLLOUT_REGISTRY["vllm", "async"] = "qat_core.verl.adapter.OwnSocketAdapter"
@@ -82,11 +82,11 @@ class NvFp4Engine(FSDPEngineWithLMHead):  # type: ignore[misc]
         self._require_coverage()
         device = torch.device(get_device_id())
         stream = weight_stream(self.module, self.plan, self._recipe, device)
-        return to_wire(self.plan, stream), None
+        return transfer_tensors(self.plan, stream), None
 
     def _require_coverage(self) -> None:
         """The receiver checks that it serves what the plan packs; here, that training rounds it."""
-        checked = ledger(self.module, self.plan, self.plan.quantized, qat=self._trains_rounded)
+        checked = coverage(self.module, self.plan, self.plan.quantized, qat=self._trains_rounded)
         checked.check()
         path = os.environ.get("QAT_CORE_LEDGER")
         if path and self.rank == 0:

@@ -6,7 +6,7 @@ from verl.workers.rollout.vllm_rollout.bucketed_weight_transfer import BucketedW
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
 from qat_core.rollout.vllm import compat
-from qat_core.rollout.vllm.bucketed_loader import IncomingWeights
+from qat_core.rollout.vllm.bucketed_loader import BucketedLoader
 from qat_core.rollout.vllm.worker import weight_bytes
 from qat_core.verl.adapter import own_socket
 
@@ -18,7 +18,7 @@ class LayerwiseWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[mis
     parts of vLLM that have moved; unneeded once verl reloads layer by layer itself.
     """
 
-    _has_told_memory = False
+    _has_shown_memory = False
 
     def __new__(cls, **_: Any) -> "LayerwiseWorkerExtension":
         """verl is not shown the model here: it would patch vLLM for its own QAT."""
@@ -37,7 +37,7 @@ class LayerwiseWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[mis
         """Replace all weights by those that the trainer's rank sends.
 
         Raises:
-            ValueError: they are not what this engine serves, see `IncomingWeights`. verl waits for
+            ValueError: they are not what this engine serves, see `BucketedLoader`. verl waits for
                 this call before it samples, so that the error ends the run.
         """
         if peft_config is not None:
@@ -45,14 +45,14 @@ class LayerwiseWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[mis
         receiver = BucketedWeightReceiver(
             zmq_handle=self._get_zmq_handle(), device=self.device, use_shm=use_shm
         )
-        with IncomingWeights(self) as incoming:
-            receiver.receive_weights(on_bucket_received=lambda bucket, _: incoming.take(bucket))
-        if not self._has_told_memory:
-            self._tell_memory(incoming.held_bytes)
+        with BucketedLoader(self) as loader:
+            receiver.receive_weights(on_bucket_received=lambda bucket, _: loader.take(bucket))
+        if not self._has_shown_memory:
+            self._show_memory(loader.held_bytes)
 
-    def _tell_memory(self, held_bytes: int) -> None:
+    def _show_memory(self, held_bytes: int) -> None:
         """For whoever reads the log; verl itself reports no weight memory."""
-        self._has_told_memory = True
+        self._has_shown_memory = True
         # a CPU has no 4-bit kernels: vLLM unpacks there what it would hold on a GPU
         held = held_bytes if self.device.type == "cpu" else weight_bytes(self)
         print(f"qat_core: vLLM holds {held} bytes of weights", flush=True)

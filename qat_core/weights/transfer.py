@@ -1,7 +1,7 @@
 """Weight streams for transports that know named tensors only, such as verl's buckets.
 
-A packed weight travels as three tensors. The first tensor of a stream announces all weights: the
-receiver can refuse another recipe before it has replaced anything, and knows when all have come.
+A packed weight travels as three tensors. The first tensor of a stream holds its plan: the receiver
+can refuse another recipe before it has replaced anything, and knows when all weights have come.
 """
 
 import json
@@ -15,15 +15,17 @@ from qat_core.nvfp4 import PackedTensor
 from qat_core.plan import Entry, QuantPlan
 from qat_core.weights.hub_names import Weight
 
-ANNOUNCEMENT = "qat_core:announcement"
+PLAN_NAME = "qat_core:plan"
 PARTS = ("codes", "block_scale", "global_scale")
-MEND = "stream every weight of the model once, as planned"
+FIX = "stream every weight of the model once, as planned"
 
 
-def to_wire(plan: QuantPlan, stream: Iterable[tuple[str, Weight]]) -> Iterator[tuple[str, Tensor]]:
-    """Named tensors of a stream, after the announcement of its weights."""
-    announced = json.dumps([astuple(entry) for entry in plan.entries]).encode()
-    yield ANNOUNCEMENT, torch.frombuffer(bytearray(announced), dtype=torch.uint8)
+def transfer_tensors(
+    plan: QuantPlan, stream: Iterable[tuple[str, Weight]]
+) -> Iterator[tuple[str, Tensor]]:
+    """Named tensors of a stream, after its plan."""
+    rows = json.dumps([astuple(entry) for entry in plan.entries]).encode()
+    yield PLAN_NAME, torch.frombuffer(bytearray(rows), dtype=torch.uint8)
     for name, weight in stream:
         if isinstance(weight, PackedTensor):
             yield from ((f"{name}:{part}", getattr(weight, part)) for part in PARTS)
@@ -31,42 +33,42 @@ def to_wire(plan: QuantPlan, stream: Iterable[tuple[str, Weight]]) -> Iterator[t
             yield name, weight
 
 
-def read_announcement(tensor: Tensor) -> QuantPlan:
+def read_plan(tensor: Tensor) -> QuantPlan:
     """The plan behind a stream."""
     rows = json.loads(bytes(tensor.cpu().tolist()))
     return QuantPlan(tuple(Entry(name, tuple(shape), *rest) for name, shape, *rest in rows))
 
 
-class AwaitedWeights:
-    """What a stream has announced and not yet brought; looks at names, shapes and dtypes only.
+class ExpectedWeights:
+    """Weights that are expected and have not come yet; looks at names, shapes and dtypes only.
 
     Args:
-        announced: what the weights look like, on any device.
+        expected: what the weights look like, on any device.
     """
 
-    def __init__(self, announced: Mapping[str, Weight]) -> None:
-        self._missing = dict(announced)
+    def __init__(self, expected: Mapping[str, Weight]) -> None:
+        self._missing = dict(expected)
 
     def checked(self, stream: Iterable[tuple[str, Weight]]) -> Iterator[tuple[str, Weight]]:
         """The same weights, or some of them in each of several calls.
 
         Raises:
-            ValueError: one was not announced, has come before, or is of another shape or precision.
+            ValueError: one was not expected, has come before, or is of another shape or precision.
         """
         for name, weight in stream:
-            awaited = self._missing.pop(name, None)
-            if awaited is None:
-                raise ValueError(f"weight sync: {name} was not announced or came before: {MEND}")
-            came, planned = _looks(weight), _looks(awaited)
+            expected = self._missing.pop(name, None)
+            if expected is None:
+                raise ValueError(f"weight sync: {name} was not expected or came before: {FIX}")
+            came, planned = _looks(weight), _looks(expected)
             if came != planned:
-                raise ValueError(f"weight sync: {name} came as {came}, not as {planned}: {MEND}")
+                raise ValueError(f"weight sync: {name} came as {came}, not as {planned}: {FIX}")
             yield name, weight
 
     def require_none(self) -> None:
         """ValueError that names weights which have not come."""
         if self._missing:
             some = ", ".join(list(self._missing)[:3])
-            raise ValueError(f"weight sync: {len(self._missing)} weights missing: {some}: {MEND}")
+            raise ValueError(f"weight sync: {len(self._missing)} weights missing: {some}: {FIX}")
 
 
 def _looks(weight: Weight) -> str:
@@ -87,11 +89,11 @@ class Assembler:
         Raises:
             ValueError: a tensor has come before.
         """
-        for wire_name, tensor in tensors:
-            if wire_name in self._came:
-                raise ValueError(f"weight sync: {wire_name} came before: {MEND}")
-            self._came.add(wire_name)
-            name, _, part = wire_name.partition(":")
+        for full_name, tensor in tensors:
+            if full_name in self._came:
+                raise ValueError(f"weight sync: {full_name} came before: {FIX}")
+            self._came.add(full_name)
+            name, _, part = full_name.partition(":")
             if not part:
                 yield name, tensor.clone()
                 continue

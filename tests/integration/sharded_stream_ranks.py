@@ -13,7 +13,7 @@ from qat_core.plan import plan
 from qat_core.preparation import prepare
 from qat_core.recipe import Recipe
 from qat_core.weights.stream import weight_stream
-from qat_core.weights.transfer import ANNOUNCEMENT, Assembler, to_wire
+from qat_core.weights.transfer import PLAN_NAME, Assembler, transfer_tensors
 from tests.tiny_models import tiny_model
 
 RECIPES = {
@@ -47,15 +47,15 @@ def run(rank: int, world: int, folder: str) -> None:
 
 
 def _differing(family: str, recipe: Recipe, trained: bool) -> list[str]:
-    """Names of weights that differ, after the wire and in buckets of three tensors."""
+    """Names of weights that differ, after the transfer, in buckets of three tensors."""
     model = tiny_model(family).float()
     checked = prepare(model, recipe) if trained else plan(model, recipe)
     whole = tiny_model(family)
     expected = dict(weight_stream(whole, plan(whole, recipe), recipe))
     _shard(model)
     stream = weight_stream(model, checked, recipe, torch.device("cpu"))
-    tensors = list(to_wire(checked, stream))
-    assert tensors.pop(0)[0] == ANNOUNCEMENT
+    tensors = list(transfer_tensors(checked, stream))
+    assert tensors.pop(0)[0] == PLAN_NAME
     assembler = Assembler()
     buckets = [tensors[start : start + 3] for start in range(0, len(tensors), 3)]
     received = [weight for bucket in buckets for weight in assembler.take(bucket)]

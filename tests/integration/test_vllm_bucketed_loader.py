@@ -15,11 +15,11 @@ from vllm.distributed import cleanup_dist_env_and_memory
 
 from qat_core.plan import QuantPlan, plan
 from qat_core.recipe import Recipe
-from qat_core.rollout.vllm.bucketed_loader import IncomingWeights
+from qat_core.rollout.vllm.bucketed_loader import BucketedLoader
 from qat_core.rollout.vllm.engine import VllmEngine
 from qat_core.weights.hub_names import split_experts
 from qat_core.weights.stream import weight_stream
-from qat_core.weights.transfer import to_wire
+from qat_core.weights.transfer import transfer_tensors
 from tests.nano_models import write_nano
 
 pytestmark = pytest.mark.slow
@@ -66,21 +66,21 @@ def bf16_engine(folder: Path) -> VllmEngine:
 
 
 def _receive(worker: Any, buckets: list[Bucket]) -> int:
-    with IncomingWeights(worker) as incoming:
+    with BucketedLoader(worker) as loader:
         for bucket in buckets:
-            incoming.take(bucket)
+            loader.take(bucket)
             for _, tensor in bucket:
                 tensor.zero_()  # as a bucket that is used again
-    return incoming.held_bytes
+    return loader.held_bytes
 
 
-def _announced(model: torch.nn.Module, checked: QuantPlan, recipe: Recipe) -> Bucket:
-    stream = to_wire(checked, weight_stream(model, checked, recipe))
+def _with_plan(model: torch.nn.Module, checked: QuantPlan, recipe: Recipe) -> Bucket:
+    stream = transfer_tensors(checked, weight_stream(model, checked, recipe))
     return [(name, tensor.clone()) for name, tensor in stream]
 
 
 def _hub_named(model: torch.nn.Module) -> Bucket:
-    """As verl's own engine streams a model: no announcement, a matrix an expert."""
+    """As verl's own engine streams a model: no plan, one matrix per expert."""
     weights = split_experts(weight_stream(model, None, None))
     return [(name, weight.clone()) for name, weight in weights if isinstance(weight, Tensor)]
 
@@ -116,7 +116,7 @@ def test_buckets_load_what_a_sync_loads(
             parameter.normal_(std=0.05)
     engine.sync(weight_stream(other, packed, Recipe()))
     assert not torch.equal(_log_probs(engine), synced)
-    held_bytes = engine.on_worker(_receive, _cut(_announced(model, packed, Recipe())))
+    held_bytes = engine.on_worker(_receive, _cut(_with_plan(model, packed, Recipe())))
     stream = weight_stream(model, packed, Recipe())
     assert held_bytes == sum(weight.nbytes for _, weight in stream)
     assert torch.equal(_log_probs(engine), synced)
@@ -129,14 +129,14 @@ def test_weights_packed_otherwise_are_refused_and_the_old_ones_served(
     before = _log_probs(engine)
     ffn = plan(model, Recipe.ffn())
     with pytest.raises(ValueError, match="8 weights come in BF16 but are served in NVFP4"):
-        engine.on_worker(_receive, _cut(_announced(model, ffn, Recipe.ffn())))
+        engine.on_worker(_receive, _cut(_with_plan(model, ffn, Recipe.ffn())))
     assert torch.equal(_log_probs(engine), before)
 
 
 def test_a_stream_that_breaks_off_is_named(
     engine: VllmEngine, model: torch.nn.Module, packed: QuantPlan
 ) -> None:
-    buckets = _cut(_announced(model, packed, Recipe()))
+    buckets = _cut(_with_plan(model, packed, Recipe()))
     cut = next(i for i, bucket in enumerate(buckets) if not bucket[-1][0].endswith("global_scale"))
     with pytest.raises(ValueError, match="without all its parts"):
         engine.on_worker(_receive, buckets[: cut + 1])
@@ -152,14 +152,14 @@ def test_a_stream_that_breaks_off_is_named(
     ],
     ids=["missing-mlp", "missing-norm", "twice", "shape"],
 )
-def test_what_is_not_as_announced_is_refused_and_a_later_sync_loads(
+def test_what_differs_from_its_plan_is_refused_and_a_later_sync_loads(
     engine: VllmEngine, model: torch.nn.Module, packed: QuantPlan, spoil: Spoil, message: str
 ) -> None:
     engine.sync(weight_stream(model, packed, Recipe()))
     before = _log_probs(engine)
     with pytest.raises(ValueError, match=message):
-        engine.on_worker(_receive, _cut(spoil(_announced(model, packed, Recipe()))))
-    engine.on_worker(_receive, _cut(_announced(model, packed, Recipe())))
+        engine.on_worker(_receive, _cut(spoil(_with_plan(model, packed, Recipe()))))
+    engine.on_worker(_receive, _cut(_with_plan(model, packed, Recipe())))
     assert torch.equal(_log_probs(engine), before)
 
 
@@ -168,7 +168,7 @@ def test_what_is_not_as_announced_is_refused_and_a_later_sync_loads(
     [(_with_one_again, "came before"), (lambda tensors: [], "no weight came")],
     ids=["twice", "nothing"],
 )
-def test_a_wrong_stream_without_announcement_is_refused(
+def test_a_wrong_stream_without_plan_is_refused(
     bf16_engine: VllmEngine, model: torch.nn.Module, spoil: Spoil, message: str
 ) -> None:
     bf16_engine.sync(weight_stream(model, None, None))

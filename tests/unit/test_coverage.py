@@ -1,4 +1,4 @@
-"""The coverage ledger agrees, or names the weights on which training and engine differ."""
+"""The coverage agrees, or names the weights on which training and engine differ."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from qat_core.checkpoint import export
-from qat_core.coverage import ledger
+from qat_core.coverage import coverage
 from qat_core.plan import plan
 from qat_core.preparation import prepare
 from qat_core.recipe import Recipe
@@ -25,7 +25,7 @@ def test_agreement_passes_and_lists_every_weight(
     model: nn.Module, recipe: Recipe, qat: bool
 ) -> None:
     packed = prepare(model, recipe) if qat else plan(model, recipe)
-    found = ledger(model, packed, packed.quantized, qat=qat)
+    found = coverage(model, packed, packed.quantized, qat=qat)
     found.check()
     rows = found.as_dicts()
     assert [row["name"] for row in rows] == [name for name, _ in model.named_parameters()]
@@ -39,22 +39,22 @@ def test_a_weight_packed_but_not_trained_so_is_named(model: nn.Module) -> None:
     prepare(model, experts_left_out)
     packed = plan(model, Recipe.full())
     with pytest.raises(ValueError, match=r"mlp\S+: trained in BF16, sent in NVFP4, served in NVFP"):
-        ledger(model, packed, packed.quantized, qat=True).check()
+        coverage(model, packed, packed.quantized, qat=True).check()
 
 
 def test_an_unprepared_model_is_no_qat(model: nn.Module) -> None:
     packed = plan(model, Recipe.full())
     with pytest.raises(ValueError, match=r"q_proj\.weight: trained in BF16.* and \d+ more"):
-        ledger(model, packed, packed.quantized, qat=True).check()
+        coverage(model, packed, packed.quantized, qat=True).check()
 
 
 def test_an_engine_of_another_recipe_is_refused(model: nn.Module) -> None:
     packed = prepare(model, Recipe.full())
     served = plan(model, Recipe.ffn()).quantized
     with pytest.raises(ValueError, match=r"q_proj.weight: trained in NVFP4, .* served in BF16"):
-        ledger(model, packed, served, qat=True).check()
+        coverage(model, packed, served, qat=True).check()
     with pytest.raises(ValueError, match="quantizes nowhere, unknown to the trainer"):
-        ledger(model, packed, [*served, "nowhere"], qat=True)
+        coverage(model, packed, [*served, "nowhere"], qat=True)
 
 
 def test_export_refuses_another_recipe_than_trained(model: nn.Module, tmp_path: Path) -> None:

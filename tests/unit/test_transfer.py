@@ -8,52 +8,52 @@ from qat_core.plan import plan
 from qat_core.recipe import Recipe
 from qat_core.weights.hub_names import meta_weights
 from qat_core.weights.stream import weight_stream
-from qat_core.weights.transfer import Assembler, AwaitedWeights, read_announcement, to_wire
+from qat_core.weights.transfer import Assembler, ExpectedWeights, read_plan, transfer_tensors
 from tests.tiny_models import tiny_model
 
 
-def test_the_announcement_comes_first_and_is_the_plan() -> None:
+def test_the_plan_comes_first() -> None:
     model = tiny_model("qwen3-moe")
     checked = plan(model, Recipe())
-    _, announcement = next(to_wire(checked, weight_stream(model, checked, Recipe())))
-    assert read_announcement(announcement) == checked
+    _, first = next(transfer_tensors(checked, weight_stream(model, checked, Recipe())))
+    assert read_plan(first) == checked
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3-tied", "qwen3-moe"])
-def test_a_stream_is_what_its_plan_announces(family: str) -> None:
+def test_a_stream_is_what_its_plan_says(family: str) -> None:
     model = tiny_model(family)
     checked = plan(model, Recipe())
-    awaited = AwaitedWeights(dict(meta_weights(checked)))
+    expected = ExpectedWeights(dict(meta_weights(checked)))
     stream = list(weight_stream(model, checked, Recipe()))
-    came = [weight for part in (stream[:2], stream[2:]) for weight in awaited.checked(part)]
+    came = [weight for part in (stream[:2], stream[2:]) for weight in expected.checked(part)]
     assert came == stream
-    awaited.require_none()
+    expected.require_none()
 
 
 def test_missing_weights_are_counted_and_the_first_named() -> None:
-    awaited = AwaitedWeights({name: torch.zeros(2) for name in "abcde"})
-    assert list(awaited.checked([("b", torch.ones(2))]))
+    expected = ExpectedWeights({name: torch.zeros(2) for name in "abcde"})
+    assert list(expected.checked([("b", torch.ones(2))]))
     with pytest.raises(ValueError, match="4 weights missing: a, c, d: stream every weight"):
-        awaited.require_none()
+        expected.require_none()
 
 
 @pytest.mark.parametrize(
     ("name", "weight", "message"),
     [
-        ("c", torch.zeros(2), "c was not announced"),
-        ("a", torch.zeros(2), "a was not announced or came before"),
+        ("c", torch.zeros(2), "c was not expected"),
+        ("a", torch.zeros(2), "a was not expected or came before"),
         ("b", torch.zeros(3), r"b came as torch.float32 \(3,\), not as torch.float32 \(2,\)"),
         ("b", torch.zeros(2).bfloat16(), "b came as torch.bfloat16"),
     ],
     ids=["unknown", "again", "shape", "dtype"],
 )
-def test_a_weight_that_was_not_announced_so_is_named(
+def test_a_weight_that_was_not_expected_is_named(
     name: str, weight: torch.Tensor, message: str
 ) -> None:
-    awaited = AwaitedWeights({"a": torch.zeros(2), "b": torch.zeros(2)})
-    assert list(awaited.checked([("a", torch.ones(2))]))
+    expected = ExpectedWeights({"a": torch.zeros(2), "b": torch.zeros(2)})
+    assert list(expected.checked([("a", torch.ones(2))]))
     with pytest.raises(ValueError, match=message):
-        list(awaited.checked([(name, weight)]))
+        list(expected.checked([(name, weight)]))
 
 
 def test_a_tensor_that_comes_again_is_named() -> None:
