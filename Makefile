@@ -34,11 +34,13 @@ run: $(BASE) $(EXTRA)  ## run a study to its claims and figures: STUDY=name or f
 test: lint $(ENGINES)  ## check the code and run all tests
 	@$(BIN)/python -m pytest -n 2 --dist loadfile
 
-lint: $(DEV)  ## check style, types and workflow
+lint: $(DEV)  ## check style, spelling, imports, types and workflow
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/snakefmt --check Snakefile workflow
 	@$(BIN)/snakemake --lint
+	@$(BIN)/codespell
+	@$(BIN)/lint-imports --no-logo > .venv/imports.log || { cat .venv/imports.log; exit 1; }
 	@$(BIN)/mypy
 
 ui: $(BASE)  ## browse the runs of this machine, or the recorded ones
