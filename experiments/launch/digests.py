@@ -10,7 +10,7 @@ from experiments.runs.manifest import Digests
 from experiments.runs.provenance import digest_code, digest_file, digest_json
 from experiments.study.schema import ROOT, Run, Study
 from experiments.support.json_files import read_model
-from experiments.verl.command import build_command, places
+from experiments.verl.command import build_command, build_configuration, run_paths
 from qat_core.rl.tasks import make_problems
 
 # what decides a run's numbers; how they are recorded and tracked does not
@@ -50,10 +50,11 @@ def training_digests(study: Study, run: Run, results: Path) -> Digests:
 
 
 def config_digest(study: Study, run: Run) -> str:
-    """All settings of a run; with verl also its command line, wherever its files are."""
+    """All settings of a run; with verl also its configuration, wherever its files are."""
     settings: list[object] = [study.training_config(run)]
     if study.trainer == "verl":
-        settings.append(build_command(study, run, places(study, run, Path(), Path(), Path())))
+        paths = run_paths(study, run, Path(), Path(), Path())
+        settings += [build_command(study, paths), build_configuration(study, run, paths)]
     return digest_json(settings)
 
 

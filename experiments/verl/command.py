@@ -1,25 +1,42 @@
-"""`python -m experiments.verl.command`: the command that trains a run of a study with verl.
+"""`python -m experiments.verl.command`: how verl trains a run of a study.
 
-A pure function of the study, its recipe and the places of the run's files.
+A configuration file with all settings, and a short command that names it: functions of the study,
+its recipe and the paths of the run's files. The file is a primary configuration of Hydra's: verl's
+own, then this project's groups (`nvfp4`, `attention`, `platform`), then the settings.
 """
 
 import argparse
+import re
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import yaml
 
 from experiments.study.arms import ARMS
 from experiments.study.load import load_study
 from experiments.study.schema import Run, Study
 from experiments.study.verl_settings import Setting
 from experiments.support.cli import RESULTS, RUN, STUDY, run_cli
-from experiments.verl.overrides import SEARCH_PATH, to_override
 from qat_core.rl.config import GrpoConfig
 
 FROM_STUDY = "the study"
+CONFIGURATION = "verl.yaml"
 
 
-class Places(NamedTuple):
+class _Dumper(yaml.SafeDumper):
+    """Quotes also the strings that only Hydra takes for numbers, such as 1e-6."""
+
+
+_Dumper.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?[\d_]*\.?[\d_]+[eE][-+]?\d+$"),
+    list("-+.0123456789"),
+)
+
+
+class RunPaths(NamedTuple):
     """Where a run reads and writes; all absolute, or below the working directory."""
 
     repository: Path
@@ -48,14 +65,13 @@ class Command(NamedTuple):
     def __str__(self) -> str:
         """A line of shell, broken after each part."""
         variables = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
-        program, overrides = self.arguments[:3], self.arguments[3:]
-        parts = [*variables, shlex.join(program), *map(shlex.quote, overrides)]
+        parts = [*variables, shlex.join(self.arguments)]
         return " \\\n  ".join(parts)
 
 
-def places(study: Study, run: Run, repository: Path, results: Path, attempt: Path) -> Places:
-    """The places of a run of a study."""
-    return Places(
+def run_paths(study: Study, run: Run, repository: Path, results: Path, attempt: Path) -> RunPaths:
+    """Where a run of a study reads and writes."""
+    return RunPaths(
         repository=repository,
         model=results / "base" / run.model,
         data=results / "data" / study.study,
@@ -64,21 +80,51 @@ def places(study: Study, run: Run, repository: Path, results: Path, attempt: Pat
     )
 
 
-def build_command(study: Study, run: Run, where: Places) -> Command:
-    """How verl is called for a run.
+def build_command(study: Study, paths: RunPaths) -> Command:
+    """How verl is called, for a run whose configuration lies in its attempt's folder."""
+    program = ["python", "-m", "verl.trainer.main_ppo"]
+    file = Path(CONFIGURATION)
+    arguments = ["--config-dir", str(paths.attempt), "--config-name", file.stem]
+    return Command([*program, *arguments], _environment(study, paths))
+
+
+def build_configuration(study: Study, run: Run, paths: RunPaths) -> dict[str, Any]:
+    """What `verl.yaml` holds for a run.
 
     Raises:
         ValueError: the recipe sets what comes from the study.
     """
-    settings = run_settings(study, run, where)
-    ordered = sorted(settings, key=lambda key: (not key.startswith("+"), key))
-    overrides = [to_override(key, settings[key].value) for key in ordered]
-    hydra = [SEARCH_PATH, to_override("hydra.run.dir", str(where.attempt / "hydra"))]
-    arguments = ["python", "-m", "verl.trainer.main_ppo", *hydra, *overrides]
-    return Command(arguments, _environment(study, where))
+    settings = {key: setting.value for key, setting in run_settings(study, run, paths).items()}
+    groups = [
+        {key.removeprefix("+"): settings.pop(key)} for key in sorted(settings) if is_group(key)
+    ]
+    hydra = {"run": {"dir": str(paths.attempt / "hydra")}}
+    return {"defaults": ["ppo_trainer", *groups, "_self_"], "hydra": hydra, **to_tree(settings)}
 
 
-def run_settings(study: Study, run: Run, where: Places) -> dict[str, Setting]:
+def to_tree(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested sections of dotted keys, in the order of their names, without the "+" of new keys."""
+    tree: dict[str, Any] = {}
+    for key in sorted(settings, key=lambda key: key.replace("+", "")):
+        *sections, name = key.replace("+", "").split(".")
+        section = tree
+        for parent in sections:
+            section = section.setdefault(parent, {})
+        section[name] = settings[key]
+    return tree
+
+
+def is_group(key: str) -> bool:
+    """Whether a key chooses one of this project's files for verl, as `+nvfp4: w4a16` does."""
+    return key.startswith("+") and "." not in key
+
+
+def to_yaml(configuration: dict[str, Any]) -> str:
+    """The text of `verl.yaml`."""
+    return yaml.dump(configuration, Dumper=_Dumper, sort_keys=False, width=100)
+
+
+def run_settings(study: Study, run: Run, paths: RunPaths) -> dict[str, Setting]:
     """All that a run sets in verl, by key.
 
     Raises:
@@ -86,7 +132,7 @@ def run_settings(study: Study, run: Run, where: Places) -> dict[str, Setting]:
     """
     recipe = study.recipe_of(run)
     own = _training(study.rl) | _seeds(run.seed) | _precision(study, run)
-    own |= _files(study, run, where)
+    own |= _files(study, run, paths)
     for key in own:
         if key in recipe:
             raise ValueError(f"{recipe[key].source}: {key}: comes from the study; remove it here")
@@ -134,25 +180,28 @@ def _precision(study: Study, run: Run) -> dict[str, Any]:
     if ARMS[run.arm].rollout_recipe is None:
         return {}
     qat = "actor_rollout_ref.actor.fsdp_config.qat"
-    return {f"{qat}.scale": study.scale_policy, f"{qat}.block_scale": study.block_scale_method}
+    return {
+        f"{qat}.scale_policy": study.scale_policy,
+        f"{qat}.block_scale_method": study.block_scale_method,
+    }
 
 
-def _files(study: Study, run: Run, where: Places) -> dict[str, Any]:
+def _files(study: Study, run: Run, paths: RunPaths) -> dict[str, Any]:
     return {
         **({"+platform": "cpu"} if study.device == "cpu" else {}),
-        "actor_rollout_ref.model.path": str(where.model),
-        "data.train_files": str(where.data / "train.parquet"),
-        "data.val_files": str(where.data / "test.parquet"),
-        "reward.custom_reward_function.path": str(where.repository / "experiments/verl/reward.py"),
+        "actor_rollout_ref.model.path": str(paths.model),
+        "data.train_files": str(paths.data / "train.parquet"),
+        "data.val_files": str(paths.data / "test.parquet"),
+        "reward.custom_reward_function.path": str(paths.repository / "experiments/verl/reward.py"),
         "reward.custom_reward_function.name": "compute_score",
         "trainer.n_gpus_per_node": study.gpus,
-        "trainer.default_local_dir": str(where.checkpoints),
+        "trainer.default_local_dir": str(paths.checkpoints),
         "trainer.project_name": study.study,
         "trainer.experiment_name": run.id,
     }
 
 
-def _environment(study: Study, where: Places) -> dict[str, str]:
+def _environment(study: Study, paths: RunPaths) -> dict[str, str]:
     cpu = {
         "VERL_PLATFORM": "cpu",
         "VERL_USE_EXTERNAL_MODULES": "qat_core.verl.cpu",
@@ -160,9 +209,9 @@ def _environment(study: Study, where: Places) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
     }
     return {
-        "VERL_FILE_LOGGER_PATH": str(where.metrics),
-        "QAT_CORE_LEDGER": str(where.ledger),
-        "PYTHONPATH": str(where.repository),
+        "VERL_FILE_LOGGER_PATH": str(paths.metrics),
+        "QAT_CORE_LEDGER": str(paths.ledger),
+        "PYTHONPATH": str(paths.repository),
         "HF_HUB_OFFLINE": "1",  # the model's folder has all
         "VLLM_LOGGING_LEVEL": "INFO",  # verl would hide what the engine says of its memory
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -171,7 +220,7 @@ def _environment(study: Study, where: Places) -> dict[str, str]:
 
 
 def main() -> None:
-    """Prints the command of one run, for the repository's root."""
+    """Prints configuration and command of one run, for the repository's root."""
     parser = argparse.ArgumentParser(description=__doc__, parents=[STUDY, RUN, RESULTS])
     args = parser.parse_args()
     study = load_study(args.study)
@@ -182,7 +231,9 @@ def main() -> None:
             "trainer: verl"
         )
     attempt = args.results / run.id / "attempts" / "1"
-    print(build_command(study, run, places(study, run, Path(), args.results, attempt)))
+    paths = run_paths(study, run, Path(), args.results, attempt)
+    print(f"# {attempt / CONFIGURATION}\n{to_yaml(build_configuration(study, run, paths))}")
+    print(build_command(study, paths))
 
 
 if __name__ == "__main__":

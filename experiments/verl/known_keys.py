@@ -7,13 +7,14 @@ from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from experiments.study.verl_settings import Setting
 from experiments.study.yaml_file import suggest
-from experiments.verl.overrides import SEARCH_PATH, to_override
+from experiments.verl.command import is_group, to_tree
 from qat_core.verl import config as verl_config
+from qat_core.verl.configuration import complete
 
 CONFIG_NAME = "ppo_trainer"
 
@@ -22,24 +23,32 @@ def require_known(settings: Mapping[str, Setting]) -> None:
     """Refuses settings that verl would not read.
 
     Raises:
-        ValueError: a line a key, "<file>: <key>: <what>; <mend>", or verl is not installed.
+        ValueError: a line a key, "<file>: <key>: <what>; <fix>", or verl is not installed.
     """
     groups = {key: setting for key, setting in settings.items() if is_group(key)}
     _require_groups(groups)
-    listed = _compose(groups)
-    mistakes = [
-        f"{setting.source}: {key}: {mistake}"
+    composed = _compose(groups)
+    listed = OmegaConf.to_container(composed)
+    assert isinstance(listed, dict)
+    problems = [
+        f"{setting.source}: {key}: {problem}"
         for key, setting in settings.items()
-        if key not in groups and (mistake := _find_mistake(key, listed))
+        if key not in groups and (problem := _find_problem(key, listed))
     ]
-    if mistakes:
-        raise ValueError("\n".join(mistakes))
-    _compose(settings)  # Hydra's own checks of all of them together
-
-
-def is_group(key: str) -> bool:
-    """Whether a key chooses one of this project's files for verl, as `+nvfp4=w4a16` does."""
-    return key.startswith("+") and "." not in key
+    if problems:
+        raise ValueError("\n".join(problems))
+    values = {key: setting.value for key, setting in settings.items() if key not in groups}
+    OmegaConf.set_struct(composed, False)
+    try:
+        merged = OmegaConf.merge(composed, to_tree(values))
+        assert isinstance(merged, DictConfig)
+        if groups:
+            complete(merged)
+    except OmegaConfBaseException as error:
+        message = " ".join(str(error).split())
+        raise ValueError(f"verl's configuration: {message}; correct the recipe") from None
+    except ValueError as error:
+        raise ValueError(f"verl's configuration: {error}; correct the recipe") from None
 
 
 def _require_groups(groups: Mapping[str, Setting]) -> None:
@@ -50,24 +59,21 @@ def _require_groups(groups: Mapping[str, Setting]) -> None:
             raise ValueError(f"{source}: {key}: {value}: no such choice; use {', '.join(known)}")
 
 
-def _compose(settings: Mapping[str, Setting]) -> dict[str, Any]:
-    """verl's configuration with the settings, interpolations as they stand."""
+def _compose(groups: Mapping[str, Setting]) -> DictConfig:
+    """verl's configuration with these groups, interpolations as they stand."""
     spec = find_spec("verl")
     if spec is None or not spec.submodule_search_locations:
         raise ValueError("trainer: verl: the package verl is missing; see requirements/engines.txt")
     folder = Path(spec.submodule_search_locations[0]) / "trainer" / "config"
-    overrides = [to_override(key, setting.value) for key, setting in settings.items()]
+    overrides = [f"{key}={setting.value}" for key, setting in groups.items()]
     try:
         with initialize_config_dir(str(folder), version_base=None):
-            config = compose(CONFIG_NAME, overrides=[SEARCH_PATH, *overrides])
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ValueError(f"verl's configuration: {error}; mend the recipe") from None
-    content = OmegaConf.to_container(config)
-    assert isinstance(content, dict)
-    return {str(key): value for key, value in content.items()}
+            return compose(CONFIG_NAME, overrides=overrides)
+    except HydraException as error:
+        raise ValueError(f"verl's configuration: {error}; correct the recipe") from None
 
 
-def _find_mistake(key: str, listed: dict[str, Any]) -> str | None:
+def _find_problem(key: str, listed: dict[str, Any]) -> str | None:
     """What is wrong with a key in view of those that verl lists."""
     section: Any = listed
     for name in key.split("."):
@@ -76,7 +82,7 @@ def _find_mistake(key: str, listed: dict[str, Any]) -> str | None:
         if is_new:
             return f"verl lists {name}; remove the +" if name in known else None
         if name not in known:
-            mend = suggest(name, known, f"it has {', '.join(known) or 'nothing'} here")
-            return f"unknown to verl; {mend} (+{name} sets what verl reads without listing)"
+            fix = suggest(name, known, f"it has {', '.join(known) or 'nothing'} here")
+            return f"unknown to verl; {fix} (+{name} sets what verl reads without listing)"
         section = known[name]
     return None

@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from experiments.study.schema import Run, Study
-from experiments.verl.command import Places, places, run_settings
+from experiments.verl.command import RunPaths, run_paths, run_settings
 from experiments.verl.data import SCHEMA
 from experiments.verl.known_keys import require_known
 
@@ -15,23 +15,23 @@ def require_known_settings(study: Study, runs: Iterable[Run]) -> None:
     """Checks what the runs set against what verl knows, an arm of a model once.
 
     Raises:
-        ValueError: verl is not installed, or a line a key, "<file>: <key>: <what>; <mend>".
+        ValueError: verl is not installed, or a line a key, "<file>: <key>: <what>; <fix>".
     """
     one_seed = {(run.model, run.arm): run for run in runs}
     for run in one_seed.values():
-        require_known(run_settings(study, run, places(study, run, Path(), Path(), Path())))
+        require_known(run_settings(study, run, run_paths(study, run, Path(), Path(), Path())))
 
 
-def require_inputs(where: Places) -> None:
+def require_inputs(paths: RunPaths) -> None:
     """Checks the model and the data that a run reads.
 
     Raises:
         ValueError: a file is missing, or a dataset has other columns.
     """
-    if not (where.model / "config.json").is_file():
-        raise ValueError(f"{where.model}: no model there; make it with `snakemake {where.model}`")
+    if not (paths.model / "config.json").is_file():
+        raise ValueError(f"{paths.model}: no model there; make it with `snakemake {paths.model}`")
     for split in ("train", "test"):
-        _require_columns(where.data / f"{split}.parquet")
+        _require_columns(paths.data / f"{split}.parquet")
 
 
 def _require_columns(path: Path) -> None:

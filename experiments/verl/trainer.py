@@ -12,7 +12,13 @@ from experiments.study.arms import ARMS
 from experiments.study.schema import ROOT, Run, Study
 from experiments.support.json_files import Json, read_model
 from experiments.verl.checkpoints import rewind
-from experiments.verl.command import build_command, places
+from experiments.verl.command import (
+    CONFIGURATION,
+    build_command,
+    build_configuration,
+    run_paths,
+    to_yaml,
+)
 from experiments.verl.kl_gate import GateWatch
 from experiments.verl.leftovers import LEFTOVERS_FILE, remove_leftovers
 from experiments.verl.preflight import require_inputs
@@ -39,26 +45,28 @@ def train(
         ValueError: an input is missing or damaged, or verl failed (`VerlError`).
     """
     attempt = attempts[-1]
-    where = places(study, run, ROOT, results.resolve(), attempt.folder.resolve())
-    require_inputs(where)
+    paths = run_paths(study, run, ROOT, results.resolve(), attempt.folder.resolve())
+    require_inputs(paths)
     for record in attempt.folder.parent.glob(f"*/{LEFTOVERS_FILE}"):
         remove_leftovers(record)
     recorded = [int(row["step"] or 0) for row in merge_rows(attempts)]
-    rewind(where.checkpoints, max(recorded, default=0))
+    rewind(paths.checkpoints, max(recorded, default=0))
     log = attempt.folder / "verl.log"
     print(f"{run.id}: verl starts Ray, FSDP2 and vLLM, which takes minutes; its log: {log}")
-    with running_verl(build_command(study, run, where), log) as verl:
-        reason = _follow(verl, StepReader(where.metrics), GateWatch(study.kl_gate), on_step)
+    configuration = build_configuration(study, run, paths)
+    (attempt.folder / CONFIGURATION).write_text(to_yaml(configuration))
+    with running_verl(build_command(study, paths), log) as verl:
+        reason = _follow(verl, StepReader(paths.metrics), GateWatch(study.kl_gate), on_step)
     text = log.read_text(errors="replace")
     if reason is None:
         _require_success(verl, text, log)
         _require_last_step(merge_rows(attempts)[-1]["step"], study.rl.steps, log)
     packs = ARMS[run.arm].rollout_recipe is not None
-    bf16_gib, packed_gib = _measured_memory_gib(text, log, where.model, packs)
+    bf16_gib, packed_gib = _measured_memory_gib(text, log, paths.model, packs)
     return TrainingResult(
         measured_bf16_gib=bf16_gib,
         measured_packed_gib=packed_gib,
-        coverage=read_model(where.ledger, list[Json]) if packs else None,
+        coverage=read_model(paths.ledger, list[Json]) if packs else None,
         reason=reason,
     )
 

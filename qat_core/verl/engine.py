@@ -1,4 +1,4 @@
-"""verl's FSDP2 engine with NVFP4: `actor_rollout_ref.actor.strategy=fsdp2_nvfp4`.
+"""verl's FSDP2 engine with NVFP4, for the actors that `+nvfp4=w4a16` configures.
 
 The actor trains fake-quantized weights and streams packed ones, shard by shard, to the rollouts.
 verl's keys below `fsdp_config.qat` keep their meaning; verl's own QAT is never switched on.
@@ -13,20 +13,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from verl.utils.device import get_device_id
+from verl.utils.device import get_device_id, get_vendor
 from verl.workers.config import QATEngineConfig
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 
 from qat_core.coverage import coverage
-from qat_core.options import BLOCK_SIZE
 from qat_core.plan import QuantPlan, plan
 from qat_core.preparation import prepare
 from qat_core.recipe import Recipe
+from qat_core.verl import compat
+from qat_core.verl.configuration import to_recipe
 from qat_core.weights.stream import weight_stream
 from qat_core.weights.transfer import transfer_tensors
 
+compat.require_supported()
 # by name: the adapter imports vLLM, which not every process needs
 _ROLLOUT_REGISTRY["vllm", "async"] = "qat_core.verl.adapter.OwnSocketAdapter"
 # for BF16 on a CPU: verl registers its engine for GPUs and NPUs alone
@@ -37,43 +39,64 @@ EngineRegistry.register("language_model", "fsdp2", "cpu")(FSDPEngineWithLMHead)
 class NvFp4Config(QATEngineConfig):  # type: ignore[misc]
     """verl's QAT settings with the scale policies of `qat_core.recipe.Recipe`.
 
+    Making one imports this module, and so registers its engine, in any process that reads them.
+
     Attributes:
-        enable: train fake-quantized; rollouts are in NVFP4 either way.
-        scale: global scale, "pow2" or "amax".
-        block_scale: "max", "four_over_six" or "mse".
+        enable: to verl's own code always off, whatever was set: its QAT must not act too.
+        nvfp4: what `enable` was set to; False is BF16 in training and rollouts.
+        train: train fake-quantized; rollouts are in NVFP4 either way.
+        scale_policy: global scale, "pow2" or "amax".
+        block_scale_method: "max", "four_over_six" or "mse".
     """
 
-    scale: str = "pow2"
-    block_scale: str = "max"
+    train: bool = True
+    scale_policy: str = "pow2"
+    block_scale_method: str = "max"
+    nvfp4: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "nvfp4", self.enable)  # verl's configurations are frozen
+        object.__setattr__(self, "enable", False)
 
 
-@EngineRegistry.register(model_type="language_model", backend="fsdp2_nvfp4", device=["cuda", "cpu"])
+# verl looks for the engine of a vendor first: this one takes the place of its own for "fsdp2"
+@EngineRegistry.register("language_model", "fsdp2", ["cuda", "cpu"], vendor=get_vendor())
 class NvFp4Engine(FSDPEngineWithLMHead):  # type: ignore[misc]
     """FSDP2 actor that trains and streams NVFP4 weights."""
 
     plan: QuantPlan
     _recipe: Recipe
 
+    def __new__(cls, model_config: Any, engine_config: Any, *args: Any, **kwargs: Any) -> Any:
+        """verl's own engine where NVFP4 was not asked for, and for reference policies: BF16."""
+        settings = engine_config.qat
+        if engine_config.forward_only or not getattr(settings, "nvfp4", False):
+            return FSDPEngineWithLMHead(model_config, engine_config, *args, **kwargs)
+        return super().__new__(cls)
+
     def __init__(self, model_config: Any, engine_config: Any, *args: Any, **kwargs: Any) -> None:
-        # The name that verl's engine knows, in a frozen config. Unneeded once FSDPEngine asks its
-        # own class, not the strategy's name, whether it is FSDP2.
-        object.__setattr__(engine_config, "strategy", "fsdp2")
         super().__init__(model_config, engine_config, *args, **kwargs)
-        self._trains_rounded = engine_config.qat.enable and not engine_config.forward_only
-        self._qat_enabled: bool = False  # verl's own QAT
         if self._is_lora:
             raise ValueError("actor_rollout_ref.model.lora_rank: no LoRA with NVFP4; set it to 0")
-        if not engine_config.forward_only:
-            self._recipe = _recipe(engine_config.qat)
+        self._trains_rounded: bool = engine_config.qat.train
+        self._recipe = to_recipe(engine_config.qat, engine_config.qat.ignore_patterns)
 
     def _build_module(self) -> nn.Module:
         """The model before it is sharded; on all ranks but the first it may be meta."""
         module: nn.Module = super()._build_module()
         if self._trains_rounded:
             self.plan = prepare(module, self._recipe, allow_meta=True)
-        elif not self.engine_config.forward_only:
+        else:
             self.plan = plan(module, self._recipe)
         return module
+
+    def to(
+        self, device: str, model: bool = True, optimizer: bool = True, grad: bool = True
+    ) -> None:
+        """verl offloads or fetches; packed shards of offloaded weights would stay on the GPU."""
+        super().to(device=device, model=model, optimizer=optimizer, grad=grad)
+        if device == "cpu" and model and self._trains_rounded:
+            _forget_packed(self.module, self.plan)
 
     def get_per_tensor_param(
         self, **_: Any
@@ -93,23 +116,7 @@ class NvFp4Engine(FSDPEngineWithLMHead):  # type: ignore[misc]
             Path(path).write_text(json.dumps(checked.as_dicts()))
 
 
-def _recipe(config: QATEngineConfig) -> Recipe:
-    """What the settings below `fsdp_config.qat` ask for.
-
-    Raises:
-        ValueError: a setting that this engine does not serve.
-    """
-    if not isinstance(config, NvFp4Config):
-        raise ValueError("actor.fsdp_config.qat: add +nvfp4=w4a16 to the command line")
-    if config.group_size != BLOCK_SIZE:
-        raise ValueError(f"actor.fsdp_config.qat.group_size: {config.group_size}; use {BLOCK_SIZE}")
-    if config.quantization_config_path is not None:
-        raise ValueError(
-            "actor.fsdp_config.qat.quantization_config_path: not read; use ignore_patterns"
-        )
-    return Recipe(
-        mode=config.mode,
-        scale_policy=config.scale,
-        block_scale_method=config.block_scale,
-        ignore=tuple(config.ignore_patterns),
-    )
+def _forget_packed(module: nn.Module, prepared: QuantPlan) -> None:
+    """The next forward packs the shards again."""
+    parameter: Any = module.get_parameter(prepared.quantized[0])
+    getattr(parameter, "_local_tensor", parameter).scales.packed_shards.clear()

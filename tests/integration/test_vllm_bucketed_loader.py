@@ -133,6 +133,17 @@ def test_weights_packed_otherwise_are_refused_and_the_old_ones_served(
     assert torch.equal(_log_probs(engine), before)
 
 
+def test_bf16_weights_without_a_plan_are_refused_and_the_old_ones_served(
+    engine: VllmEngine, model: torch.nn.Module, packed: QuantPlan
+) -> None:
+    """As verl's own engine would send them, in place of the one that `+nvfp4=w4a16` configures."""
+    engine.sync(weight_stream(model, packed, Recipe()))
+    before = _log_probs(engine)
+    with pytest.raises(ValueError, match=r"without a plan, but \d+ weights are served in NVFP4"):
+        engine.on_worker(_receive, _cut(_hub_named(model)))
+    assert torch.equal(_log_probs(engine), before)
+
+
 def test_a_stream_that_breaks_off_is_named(
     engine: VllmEngine, model: torch.nn.Module, packed: QuantPlan
 ) -> None:

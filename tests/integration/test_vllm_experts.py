@@ -57,6 +57,8 @@ def model() -> nn.Module:
     for index in range(LAYERS):
         layer = nn.Module()
         layer.quant_method = Method()
+        parallel = SimpleNamespace(tp_rank=0, tp_size=1, ep_size=1)
+        layer.moe_config = SimpleNamespace(moe_parallel_config=parallel)
         layer.quant_method.create_weights(layer)
         model.add_module(f"{index}", nn.ModuleDict({"experts": layer}))
     reload.record_metadata_for_reloading(model)

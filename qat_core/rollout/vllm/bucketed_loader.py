@@ -78,6 +78,11 @@ class BucketedLoader:
                 expected = read_plan(bucket.pop(0)[1])
                 require_served(self._worker, expected)
                 self._expected = ExpectedWeights(dict(meta_weights(expected)))
+            elif served := quantized_parameters(self._worker):
+                raise ValueError(
+                    f"weight sync: came without a plan, but {len(served)} weights are served in "
+                    "NVFP4: another engine than qat_core.verl.engine.NvFp4Engine streams them"
+                )
             reload = reloading(self._worker, fused_experts=self._expected is not None)
             self._load = self._reload.enter_context(reload)
         weights = self._assembler.take(bucket)

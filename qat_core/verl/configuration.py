@@ -1,0 +1,237 @@
+"""What `+nvfp4=...` means, worked out when Hydra has composed a command, before Ray starts.
+
+The YAML groups hold the user's keys; this callback of Hydra's refuses by name what NVFP4 cannot do,
+and writes down what follows from the keys: what vLLM is to serve, and the modules that verl's
+processes import. Without it (`hydra.compose`, say) nothing goes wrong in silence: vLLM then serves
+BF16, and its worker refuses the packed weights of the first sync.
+
+verl's entry points (`verl.plugins`) are not used: verl loads them in every process of every run,
+which takes about three seconds of a core each, and only logs their errors, at DEBUG level.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf, open_dict
+from pydantic import ValidationError
+
+from qat_core.checkpoint.quantization_config import quantization_config
+from qat_core.options import BLOCK_SIZE
+from qat_core.plan import ROUTER_NAMES
+from qat_core.recipe import REGEX_PREFIX, Recipe
+from qat_core.verl import compat
+
+ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "model"))
+QAT = f"{ACTOR}.fsdp_config.qat"
+ENGINE = "qat_core.verl.engine"
+YAML_KEYS = {"ignore": "ignore_patterns"}  # of Recipe's fields, where they differ
+# what Recipe never quantizes, whatever a user's patterns say
+NEVER_QUANTIZED = ("lm_head", rf"re:(.*\.)?({'|'.join(ROUTER_NAMES)})$")
+
+
+class Rule(NamedTuple):
+    """A key whose value has to be one that works, and what to do about it."""
+
+    key: str
+    allows: Callable[[Any], bool]
+    fix: str
+
+
+def _is_not_set(value: Any) -> bool:
+    return value in (None, 0, False, "")
+
+
+# where weights come through this project's worker, in BF16 too
+SYNC_RULES = (
+    Rule(
+        f"{ROLLOUT}.name", lambda v: v == "vllm", "only vLLM's workers take these syncs; use vllm"
+    ),
+    Rule(
+        f"{ROLLOUT}.checkpoint_engine.backend",
+        lambda v: v != "delta_sharded",
+        "syncs bring whole weights; use naive, nccl or nixl",
+    ),
+    Rule(f"{MODEL}.mtp.enable_rollout", _is_not_set, "the draft model is not synced; use false"),
+)
+NVFP4_RULES = (
+    Rule(
+        f"{ACTOR}._target_",
+        lambda v: v == "verl.workers.config.FSDPActorConfig",
+        "NVFP4 trains with verl's FSDP actor; use model_engine=dp",
+    ),
+    Rule(f"{ACTOR}.strategy", lambda v: v == "fsdp2", "NVFP4 trains with FSDP2; use fsdp2"),
+    Rule(
+        f"{QAT}._target_",
+        lambda v: v == f"{ENGINE}.NvFp4Config",
+        "only +nvfp4=w4a16 sets it; remove it",
+    ),
+    Rule(
+        f"{QAT}.mode",
+        lambda v: v == "w4a16",
+        "4-bit activations are not supported, and experimental in verl's own QAT; use w4a16",
+    ),
+    Rule(f"{MODEL}.lora_rank", _is_not_set, "LoRA is not supported with NVFP4; use 0"),
+    Rule(f"{MODEL}.lora.rank", _is_not_set, "LoRA is not supported with NVFP4; use 0"),
+    Rule(f"{MODEL}.lora_adapter_path", _is_not_set, "LoRA is not supported with NVFP4; use null"),
+    Rule(
+        f"{ROLLOUT}.pipeline_model_parallel_size",
+        lambda v: v == 1,
+        "a sync brings every layer to every worker; use 1, and tensor_model_parallel_size",
+    ),
+    Rule(
+        f"{ROLLOUT}.data_parallel_size",
+        lambda v: v == 1,
+        "never tried with NVFP4; use 1: verl starts one engine for each share of the GPUs",
+    ),
+    Rule(f"{ROLLOUT}.quantization", _is_not_set, "NVFP4 is the quantization; use null"),
+    Rule(
+        f"{ROLLOUT}.load_format",
+        lambda v: v == "dummy",
+        "vLLM cannot read a BF16 checkpoint into NVFP4, weights come with the syncs; use dummy",
+    ),
+)
+
+
+class CompleteConfiguration(Callback):  # type: ignore[misc]
+    """Named by the groups of `qat_core/verl/config/nvfp4` below `hydra.callbacks`."""
+
+    def on_run_start(self, config: DictConfig, **_: Any) -> None:
+        """Ends the program with one line where the configuration is refused."""
+        try:
+            complete(config)
+        except ValueError as error:  # Hydra would turn an error into a warning, and go on
+            sys.exit(f"error: {error}")
+
+    def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
+        """Hydra composes the configurations of its jobs later, where they cannot be completed."""
+        sys.exit("error: --multirun: not supported with +nvfp4; start one run at a time")
+
+
+def complete(config: DictConfig) -> None:
+    """Checks a composed configuration and fills in what its NVFP4 keys imply, in place.
+
+    Raises:
+        ValueError: a key asks for what is not supported, or verl's version is another.
+    """
+    compat.require_supported()
+    _require(config, SYNC_RULES)
+    _add_module(config, f"{MODEL}.external_lib")
+    _add_module(config, f"{ROLLOUT}.checkpoint_engine.custom_backend_module")
+    qat = OmegaConf.select(config, QAT)
+    if str(OmegaConf.select(config, f"{QAT}._target_")).startswith("verl."):  # +nvfp4=off
+        if qat.enable:
+            raise ValueError(f"{QAT}.enable: true without NVFP4; use +nvfp4=w4a16 instead of off")
+        return
+    if qat is not None and not qat.enable:
+        return
+    _require(config, NVFP4_RULES)
+    patterns = ignore_patterns(qat.ignore_patterns, qat.quantization_config_path)
+    recipe = to_recipe(qat, patterns)
+    with open_dict(config):
+        OmegaConf.update(config, f"{QAT}.ignore_patterns", list(patterns))
+        vllm = f"{ROLLOUT}.engine_kwargs.vllm"
+        served = quantization_config("compressed-tensors", engine_patterns(recipe))
+        OmegaConf.update(config, f"{vllm}.quantization", "compressed-tensors", force_add=True)
+        key = f"{vllm}.hf_overrides.quantization_config"
+        OmegaConf.update(config, key, served, force_add=True)
+
+
+def to_recipe(qat: Any, patterns: Iterable[str]) -> Recipe:
+    """The recipe of the settings below `fsdp_config.qat`.
+
+    Raises:
+        ValueError: a setting that is not supported, in one line.
+    """
+    if qat.group_size != BLOCK_SIZE:
+        raise ValueError(f"{QAT}.group_size: {qat.group_size}: NVFP4 has blocks of {BLOCK_SIZE}")
+    try:
+        return Recipe(
+            mode=qat.mode,
+            scale_policy=qat.scale_policy,
+            block_scale_method=qat.block_scale_method,
+            ignore=tuple(patterns),
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = YAML_KEYS.get(str(first["loc"][0]), str(first["loc"][0]))
+        raise ValueError(f"{QAT}.{key}: {first['input']}: {first['msg']}") from None
+
+
+def ignore_patterns(listed: list[str] | None, json_path: str | None) -> tuple[str, ...]:
+    """What stays in BF16: the key's patterns, else those of verl's quantization JSON.
+
+    As in verl, the JSON's own `ignore` counts only where the key is empty.
+
+    Raises:
+        ValueError: the file cannot be read or describes another quantization.
+    """
+    if json_path is None:
+        return tuple(listed or ())
+    declared = _read_declared(json_path)
+    return tuple(listed or declared.get("ignore") or ())
+
+
+def engine_patterns(recipe: Recipe) -> list[str]:
+    """A recipe's patterns in vLLM's grammar, so that both leave the same modules in BF16.
+
+    To vLLM a pattern without `re:` is a module's whole name; here, as in verl, a part of it.
+    """
+    own = [p if p.startswith(REGEX_PREFIX) else f"re:.*{_escaped(p)}" for p in recipe.ignore]
+    return [*NEVER_QUANTIZED, *(p for p in own if p not in NEVER_QUANTIZED)]
+
+
+def _escaped(text: str) -> str:
+    return "".join(c if c.isalnum() or c == "_" else f"\\{c}" for c in text)
+
+
+def _read_declared(path: str) -> dict[str, Any]:
+    """verl's JSON for vLLM, of which everything but `ignore` has to be what is served anyway."""
+    where = f"{QAT}.quantization_config_path: {path}"
+    try:
+        declared = json.loads(Path(path).read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{where}: {error}; give verl's quantization JSON, or null") from None
+    groups = list(declared.get("config_groups", {}).values())
+    served = quantization_config("compressed-tensors", [])
+    weights = served["config_groups"]["group_0"]["weights"]
+    for key in ("quant_method", "format"):
+        _require_equal(f"{where}: {key}", declared.get(key), served[key])
+    if len(groups) != 1:
+        raise ValueError(f"{where}: config_groups: has {len(groups)} groups; give one")
+    _require_equal(f"{where}: targets", groups[0].get("targets"), ["Linear"])
+    if groups[0].get("input_activations") is not None:
+        raise ValueError(f"{where}: input_activations: only W4A16 is supported; give null")
+    for key in ("num_bits", "type", "strategy", "group_size", "symmetric", "dynamic"):
+        _require_equal(f"{where}: weights.{key}", groups[0]["weights"].get(key), weights[key])
+    return dict(declared)
+
+
+def _require_equal(where: str, found: Any, expected: Any) -> None:
+    if found != expected:
+        raise ValueError(f"{where}: {found} is not NVFP4 W4A16; give {expected}")
+
+
+def _require(config: DictConfig, rules: tuple[Rule, ...]) -> None:
+    broken = list(_broken(config, rules))
+    if broken:
+        raise ValueError("\n".join(broken))
+
+
+def _broken(config: DictConfig, rules: tuple[Rule, ...]) -> Iterator[str]:
+    for rule in rules:
+        value = OmegaConf.select(config, rule.key, throw_on_missing=False)
+        if not rule.allows(value):
+            yield f"{rule.key}: {value}: {rule.fix}"
+
+
+def _add_module(config: DictConfig, key: str) -> None:
+    """The user's own module stays, after this project's."""
+    given = OmegaConf.select(config, key)
+    modules = [given] if isinstance(given, str) else list(given or [])
+    with open_dict(config):
+        others = [module for module in modules if module != ENGINE]
+        OmegaConf.update(config, key, [ENGINE, *others] if others else ENGINE, force_add=True)

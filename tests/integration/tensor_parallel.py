@@ -1,0 +1,86 @@
+"""`python -m tests.integration.tensor_parallel MODEL_DIR TP EP OUT`: what each worker unpacks.
+
+vLLM on a CPU with TP workers, each a process. A stream as verl sends it is loaded in each, and
+every BF16 weight that the CPU backend unpacks from NVFP4 is saved as OUT/<rank>.pt.
+"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ |= {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # functions are sent to the workers
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "OMP_NUM_THREADS": "1",
+}
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from qat_core.checkpoint.quantization_config import quantization_config
+from qat_core.plan import plan
+from qat_core.recipe import Recipe
+from qat_core.rollout.vllm import cpu
+from qat_core.rollout.vllm.bucketed_loader import BucketedLoader
+from qat_core.rollout.vllm.plugin import register
+from qat_core.verl.configuration import engine_patterns
+from qat_core.weights.stream import weight_stream
+from qat_core.weights.transfer import transfer_tensors
+
+STREAM = "stream.pt"
+
+
+def load(worker: Any, folder: str) -> None:
+    """In a worker: loads the stream and saves what is unpacked, by the order of layers."""
+    unpacked: list[tuple[str, list[int], torch.Tensor]] = []
+    unpack = cpu._unpacked
+
+    def recorded(layer: Any, prefix: str, *arguments: Any) -> Any:
+        weight = unpack(layer, prefix, *arguments)
+        widths = [] if prefix else list(layer.output_partition_sizes)
+        unpacked.append((prefix or type(layer).__name__, widths, weight.data.clone()))
+        return weight
+
+    cpu._unpacked = recorded
+    with BucketedLoader(worker) as incoming:
+        incoming.take(torch.load(f"{folder}/{STREAM}"))
+    cpu._unpacked = unpack
+    torch.save(unpacked, f"{folder}/{worker.rank}.pt")
+
+
+def main(model_dir: str, tp: str, ep: str, out: str) -> None:
+    """Serves, loads, saves."""
+    import vllm
+
+    register()
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.bfloat16)
+    recipe = Recipe()
+    checked = plan(model, recipe)
+    stream = list(transfer_tensors(checked, weight_stream(model, checked, recipe)))
+    Path(out).mkdir()
+    torch.save(stream, f"{out}/{STREAM}")
+    declared = quantization_config("compressed-tensors", engine_patterns(recipe))
+    llm = vllm.LLM(
+        model_dir,
+        dtype="bfloat16",
+        load_format="dummy",
+        hf_overrides={"quantization_config": declared},
+        tensor_parallel_size=int(tp),
+        enable_expert_parallel=bool(int(ep)),
+        max_model_len=64,
+        kv_cache_memory_bytes=2**26,
+        enforce_eager=True,
+        enable_chunked_prefill=False,
+    )
+    llm.collective_rpc(load, args=(out,))
+    if int(ep):  # vLLM's CPU kernel for experts ends the process there, in BF16 too
+        return
+    sampling = vllm.SamplingParams(temperature=0, max_tokens=4, logprobs=0)
+    outputs = llm.generate([{"prompt_token_ids": [3, 14, 4, 17]}], sampling, use_tqdm=False)
+    torch.save(outputs[0].outputs[0].cumulative_logprob, f"{out}/log_prob.pt")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

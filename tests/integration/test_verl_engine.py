@@ -1,0 +1,68 @@
+"""The engine that verl's registry makes of a command: its class, its stream, what it refuses."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl", reason="needs requirements/engines.txt")
+
+from experiments.study.schema import ROOT
+from qat_core.weights.transfer import PLAN_NAME
+from tests.nano_models import write_nano
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Of all cases of `verl_engine.py`, in one process: importing verl takes seconds."""
+    folder = tmp_path_factory.mktemp("engine")
+    write_nano("nano-moe", folder / "model", num_layers=1)
+    program = [sys.executable, "-m", "tests.integration.verl_engine"]
+    command = [*program, str(folder / "model"), str(folder / "outcomes.json")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    content: dict[str, dict[str, Any]] = json.loads((folder / "outcomes.json").read_text())
+    return content
+
+
+@pytest.mark.parametrize("case", ["qat", "amax", "no-qat"])
+def test_nvfp4_is_streamed_packed_after_its_plan(outcomes: dict[str, Any], case: str) -> None:
+    assert outcomes[case]["engine"] == "NvFp4Engine"
+    assert outcomes[case]["first"] == PLAN_NAME
+    assert outcomes[case]["packed"] == 6, "q, k, v, o and two matrices of fused experts"
+
+
+def test_enable_false_is_verls_own_engine_in_bf16(outcomes: dict[str, Any]) -> None:
+    assert outcomes["bf16"]["engine"] == "FSDPEngineWithLMHead"
+    assert outcomes["bf16"]["packed"] == 0 and outcomes["bf16"]["first"] != PLAN_NAME
+
+
+def test_a_reference_policy_is_verls_own_engine(outcomes: dict[str, Any]) -> None:
+    assert outcomes["reference"] == {"engine": "FSDPEngineWithLMHead"}
+
+
+def test_packed_shards_do_not_outlive_an_offload(outcomes: dict[str, Any]) -> None:
+    found = outcomes["qat"]
+    assert found["after_forward"] == found["after_next_forward"] == 6
+    assert found["after_offload"] == 0
+
+
+QAT = "actor_rollout_ref.actor.fsdp_config.qat"
+REFUSALS = {
+    "lora": "actor_rollout_ref.model.lora_rank: no LoRA with NVFP4; set it to 0",
+    "group size": f"{QAT}.group_size: 32: NVFP4 has blocks of 16",
+    "scale": f"{QAT}.scale_policy: largest: Input should be 'pow2' or 'amax'",
+    "mode": f"{QAT}.mode: w4a4: Input should be 'w4a16'",
+    "everything ignored": "the recipe quantizes nothing",
+}
+
+
+@pytest.mark.parametrize(("case", "message"), REFUSALS.items(), ids=REFUSALS)
+def test_the_engine_refuses_what_was_not_refused_before(
+    outcomes: dict[str, Any], case: str, message: str
+) -> None:
+    assert outcomes[case]["error"].startswith(message)

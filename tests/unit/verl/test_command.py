@@ -1,0 +1,126 @@
+"""What verl is given for the runs of a study: one in full, the others by what differs.
+
+After a wanted change:
+    python -m experiments.verl.command --study FILE --run RUN > tests/unit/verl/settings/RUN.txt
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from experiments.study.arm_recipes import make_recipes
+from experiments.study.load import load_study
+from experiments.study.schema import STUDIES, Run, Study
+from experiments.verl.command import (
+    build_command,
+    build_configuration,
+    is_group,
+    run_paths,
+    run_settings,
+    to_yaml,
+)
+from qat_core.recipe import Recipe
+
+FOLDER = Path(__file__).parent / "settings"
+QWEN3 = load_study(STUDIES / "qwen3.yaml")
+NANO = load_study(STUDIES / "verl_nano.yaml")
+RUNS = [(study, run) for study in (QWEN3, NANO) for run in study.runs if run.seed == 0]
+IN_FULL = {study.study: study.runs[0] for study in (QWEN3, NANO)}
+DIFFERENCES = yaml.safe_load((FOLDER / "differences.yaml").read_text())
+QAT = "actor_rollout_ref.actor.fsdp_config.qat"
+
+
+def printed(study: Study, run: Run) -> str:
+    """As `python -m experiments.verl.command` prints it."""
+    attempt = Path("results") / run.id / "attempts" / "1"
+    paths = run_paths(study, run, Path(), Path("results"), attempt)
+    text = to_yaml(build_configuration(study, run, paths))
+    return f"# {attempt}/verl.yaml\n{text}\n{build_command(study, paths)}\n"
+
+
+def settings_of(study: Study, run: Run) -> dict[str, Any]:
+    paths = run_paths(study, run, Path(), Path("results"), Path("attempt"))
+    return {key: setting.value for key, setting in run_settings(study, run, paths).items()}
+
+
+def renamed(settings: dict[str, Any], old: Run, new: Run) -> dict[str, Any]:
+    """The settings under another run's and model's name, groups without their "+"."""
+
+    def rename(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        return value.replace(old.id, new.id).replace(f"base/{old.model}", f"base/{new.model}")
+
+    keys = {key: key.removeprefix("+") if is_group(key) else key for key in settings}
+    return {keys[key]: rename(value) for key, value in settings.items()}
+
+
+@pytest.mark.parametrize("study", [QWEN3, NANO], ids=lambda study: study.study)
+def test_one_run_is_set_in_full_as_in_its_file(study: Study) -> None:
+    run = IN_FULL[study.study]
+    assert printed(study, run) == (FOLDER / f"{run.id}.txt").read_text()
+
+
+@pytest.mark.parametrize(("study", "run"), RUNS, ids=[run.id for _, run in RUNS])
+def test_the_others_differ_as_listed(study: Study, run: Run) -> None:
+    first = IN_FULL[study.study]
+    expected = renamed(settings_of(study, first), first, run) | DIFFERENCES.get(run.id, {})
+    assert renamed(settings_of(study, run), run, run) == expected
+
+
+def test_every_run_is_in_full_or_listed() -> None:
+    files = {file.stem for file in FOLDER.glob("*.txt")}
+    assert files == {run.id for run in IN_FULL.values()}
+    assert files | set(DIFFERENCES) == {run.id for _, run in RUNS}
+
+
+@pytest.mark.parametrize("run", QWEN3.runs[::3], ids=lambda run: run.id)
+def test_arm_trains_and_rolls_out_as_that_of_the_local_trainer(run: Run) -> None:
+    settings, recipes = settings_of(QWEN3, run), make_recipes(run.arm)
+    assert settings["+nvfp4"] == ("off" if recipes.rollout is None else "w4a16")
+    if recipes.rollout is None:
+        assert not any(key.startswith(QAT) for key in settings)
+        return
+    assert settings.get(f"{QAT}.train", True) == (recipes.train is not None)
+    assert settings[f"{QAT}.scale_policy"] == recipes.rollout.scale_policy
+    # lm_head, embeddings and gates are never quantized here, and named for vLLM's sake
+    patterns = settings.get(f"{QAT}.ignore_patterns", [])
+    assert isinstance(patterns, list)
+    assert set(recipes.rollout.ignore) == set(patterns) - {
+        *("lm_head", "embed_tokens", "re:.*mlp.gate$")
+    }
+
+
+def test_the_ffn_arm_leaves_out_attention_besides_verls_own_patterns() -> None:
+    config = pytest.importorskip("verl.workers.config", reason="needs verl")
+    run = QWEN3.find_run("qwen3-8b_nvfp4-qat-ffn_seed0")
+    own = config.QATEngineConfig().ignore_patterns
+    assert settings_of(QWEN3, run)[f"{QAT}.ignore_patterns"] == [*own, *Recipe.ffn().ignore]
+
+
+def test_seed_reaches_data_rollouts_and_trainer() -> None:
+    seeds = {
+        key: value
+        for key, value in settings_of(QWEN3, Run("qwen3-8b", "bf16", 2)).items()
+        if key.endswith("seed")
+    }
+    assert len(seeds) == 4 and set(seeds.values()) == {2}
+
+
+def test_setting_of_the_study_is_refused_in_a_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = tmp_path / "experiments" / "recipes"
+    for folder in ("nano", "arms"):
+        (recipe / folder).mkdir(parents=True)
+    for name in ("base", "nano/recipe", "arms/nvfp4-qat"):
+        (recipe / f"{name}.yaml").write_text("{}")
+    (recipe / "nano" / "recipe.yaml").write_text("actor_rollout_ref.rollout: {top_p: 0.9}")
+    monkeypatch.setattr("experiments.study.verl_settings.RECIPES", recipe)
+    with pytest.raises(
+        ValueError,
+        match=r"nano/recipe.yaml: actor_rollout_ref.rollout.top_p: comes from the study; remove",
+    ):
+        settings_of(NANO, NANO.find_run("nano-dense-verl_nvfp4-qat_seed0"))
