@@ -1,1 +1,1 @@
-"""Hydra config groups for verl: `hydra.searchpath=[pkg://qat_core.plugins.verl_config]`."""
+"""Hydra config groups for verl, found through `hydra_plugins/nvfp4_search_path.py`."""

@@ -1,0 +1,71 @@
+"""The replay buffer of `+sampler=quick` is verl's own but for how often it looks."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl", reason="needs requirements/engines.txt")
+
+import verl
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+from verl.trainer.ppo.v1 import replay_buffer
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+FILTERED = [
+    "algorithm.filter_groups.enable=true",
+    "algorithm.filter_groups.metric=acc",
+    "algorithm.filter_groups.max_inflight_gen_batches=2",
+]
+CASES: dict[str, tuple[str, list[str]]] = {
+    "sync": ("sync", []),
+    "filtered": ("sync", FILTERED),
+    "generation batches": ("sync", ["data.gen_batch_size=64"]),
+    "refill": ("sync", ["trainer.v1.sampler.sync_refill_failed_groups=true"]),
+    "async": ("separate_async", FILTERED),
+}
+
+
+def built(mode: str, *overrides: str) -> Any:
+    """As verl's trainer builds it for a command."""
+    folder = str(Path(verl.__file__).parent / "trainer" / "config")
+    with initialize_config_dir(folder, version_base=None):
+        config: DictConfig = compose("ppo_trainer", overrides=list(overrides))
+    trainer = SimpleNamespace(config=config, trainer_mode=mode, _add_prompts_to_generate=len)
+    trainer._resolve_filter_groups_metric = lambda: PPOTrainer._resolve_filter_groups_metric(
+        trainer
+    )
+    return PPOTrainer._build_replay_buffer(trainer)
+
+
+@pytest.mark.parametrize(("mode", "overrides"), CASES.values(), ids=CASES)
+def test_it_differs_from_verls_own_in_how_often_it_looks(mode: str, overrides: list[str]) -> None:
+    own, quick = built(mode, *overrides), built(mode, *overrides, "+sampler=quick")
+    assert type(own) is type(quick)
+    settings = [vars(buffer) | {"sampler_kwargs": None} for buffer in (own, quick)]
+    assert settings[0].pop("poll_interval") == 2.0, "once verl looks more often, drop the sampler"
+    assert settings[1].pop("poll_interval") == 0.2
+    assert settings[0] == settings[1]
+
+
+def test_it_waits_a_fifth_of_a_second_between_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    statuses, waits = iter(["pending", "running", "finished"]), []
+
+    def kv_list() -> dict[str, dict[str, dict[str, Any]]]:
+        status = next(statuses)
+        prompt = {"is_prompt": True, "status": status, "global_steps": 1}
+        return {"train": {"p": prompt, "p_0_0": {"status": status}}}
+
+    monkeypatch.setattr(
+        replay_buffer, "tq", SimpleNamespace(kv_list=kv_list, kv_clear=lambda **_: None)
+    )
+    monkeypatch.setattr(
+        replay_buffer, "time", SimpleNamespace(sleep=waits.append, time=lambda: 0.0)
+    )
+    batch, _ = built("sync", "+sampler=quick").sample(
+        global_steps=1, partition_id="train", batch_size=1
+    )
+    assert batch.keys == ["p_0_0"]
+    assert waits == [0.2, 0.2]
