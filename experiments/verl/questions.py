@@ -1,4 +1,8 @@
-"""Questions in files: verl's parquet rows, or JSON lines of a question and its answer."""
+"""Questions in files: verl's parquet rows, or JSON lines of a question and its answer.
+
+Read with pyarrow. The library `datasets` would copy each file into a cache of its own first, and
+leave what is here to do: rows checked one by one, checksums, a question an answer.
+"""
 
 import json
 from collections import Counter

@@ -4,9 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+from huggingface_hub.utils import filter_repo_objects
 
+from experiments.base.hub_checkpoint import link_checkpoint
 from experiments.base.make import make_base
 from experiments.study.load import load_study
+from experiments.study.models import HubModel
 from experiments.study.schema import ROOT, Study
 
 CONFIG = ROOT / "experiments" / "models" / "nano-dense.json"
@@ -83,3 +86,29 @@ def test_checkpoint_of_other_shapes_is_refused(
     (checkpoint / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=r"models\.m\.config: .* has other shapes than"):
         make_base(study, "m", tmp_path / "base")
+
+
+PUBLISHED = ["README.md", "pytorch_model.bin", "original/params.json", ".gitattributes"]
+WANTED = ["config.json", "merges.txt", "chat_template.jinja", "model-00001-of-00001.safetensors"]
+
+
+def test_a_checkpoint_is_fetched_at_its_revision_without_what_is_not_read(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, object] = {}
+
+    def snapshot_download(repo: str, **arguments: object) -> str:
+        asked.update(arguments, repo=repo)
+        return str(checkpoint)
+
+    monkeypatch.setattr("experiments.base.hub_checkpoint.snapshot_download", snapshot_download)
+    source = HubModel(kind="hub", config=CONFIG, repo="owner/name", revision="v1", recipe="nano")
+    described = link_checkpoint("m", source, tmp_path / "base")
+    assert described == {"folder": str(checkpoint)}
+    assert (asked["repo"], asked["revision"]) == ("owner/name", "v1")
+    selected = filter_repo_objects(
+        [*PUBLISHED, *WANTED],
+        allow_patterns=asked["allow_patterns"],
+        ignore_patterns=asked["ignore_patterns"],
+    )
+    assert list(selected) == WANTED

@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 
 from experiments.runs.provenance import digest_file
 from experiments.study.schema import ROOT, STUDIES
+from experiments.verl import sources
 from experiments.verl.data import SCHEMA, write_data
 from experiments.verl.questions import drop_repeated, read_questions
-from experiments.verl.sources import AIME_2024, locate_sources
+from experiments.verl.sources import AIME_2024, HubFile, locate_sources
 from qat_core.rl.config import TaskConfig
 from qat_core.rl.prompts import encode_prompt
-from qat_core.rl.tasks import Question, make_problems
+from qat_core.rl.tasks import Question, Split, make_problems
 from qat_core.rl.tokenizer import character_tokenizer
 
 CHAIN = TaskConfig(name="chain-sum", terms=(3, 6), largest=9, train_prompts=40, test_prompts=8)
@@ -93,8 +94,8 @@ def test_verl_reads_the_prompts_that_the_local_trainer_encodes(tmp_path: Path) -
 def test_repeated_contradictory_and_held_out_prompts_are_left_out(tmp_path: Path) -> None:
     train = [*QUESTIONS, Question("3+3?", "6"), Question("3+3?", "7"), Question("5+5?", "10")]
     write_questions(tmp_path / "maths.parquet", train)
-    write_questions(tmp_path / "exam.parquet", [Question("5+5?", "10")] * 3)
-    task = mathematics(tmp_path / "maths.parquet", tmp_path / "exam.parquet")
+    write_questions(tmp_path / "held_out.parquet", [Question("5+5?", "10")] * 3)
+    task = mathematics(tmp_path / "maths.parquet", tmp_path / "held_out.parquet")
     write_data(task, tmp_path / "data")
     assert pq.read_schema(tmp_path / "data" / "train.parquet") == SCHEMA
     rows = pq.read_table(tmp_path / "data" / "train.parquet").to_pylist()
@@ -199,8 +200,10 @@ def test_local_file_with_another_checksum_is_refused(tmp_path: Path) -> None:
 
 
 def test_missing_local_file_is_refused() -> None:
-    task = TaskConfig(name="dapo-math", test_files={Path("data/exam.parquet"): "0" * 64})
-    with pytest.raises(ValueError, match=r"data/exam\.parquet: no such file; task\.test_files are"):
+    task = TaskConfig(name="dapo-math", test_files={Path("data/held_out.parquet"): "0" * 64})
+    with pytest.raises(
+        ValueError, match=r"data/held_out\.parquet: no such file; task\.test_files are"
+    ):
         locate_sources(task, "test")
 
 
@@ -247,3 +250,24 @@ def test_pinned_file_with_another_checksum_is_refused(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert f"{AIME_2024.path}: SHA-256 is {digest_file(cached)}, not" in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_files_of_the_hub_are_asked_for_at_their_pinned_revision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files: dict[Split, HubFile] = {}
+    for split, prompt in (("train", "2+2?"), ("test", "1+1?")):
+        path = write_questions(tmp_path / f"{split}.parquet", [Question(prompt, "4")])
+        files[split] = HubFile("maths", "o/d", f"{split}-commit", path.name, digest_file(path))
+        monkeypatch.setitem(sources.HUB_FILES, split, [files[split]])
+
+    def hf_hub_download(repo: str, path: str, **asked: str) -> str:
+        revision = f"{Path(path).stem}-commit"
+        assert (repo, asked) == ("o/d", {"repo_type": "dataset", "revision": revision})
+        return str(tmp_path / path)
+
+    monkeypatch.setattr(sources, "hf_hub_download", hf_hub_download)
+    write_data(TaskConfig(name="dapo-math"), tmp_path / "data")
+    described = json.loads((tmp_path / "data" / "data.json").read_text())
+    (source,) = described["test"]["sources"]
+    assert files["test"]._asdict().items() <= source.items() and source["rows"] == 1
