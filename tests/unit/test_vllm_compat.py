@@ -1,4 +1,4 @@
-"""Version seam of the vLLM engine; needs no vLLM."""
+"""Versions of vLLM, and what differs between them; needs no vLLM."""
 
 import pytest
 import torch
@@ -6,19 +6,19 @@ import torch
 from qat_core.rollout.vllm.compat import _hold, require_supported
 
 
-@pytest.mark.parametrize("version", ["0.24.0", "0.28.0", "0.28.1"])
+@pytest.mark.parametrize("version", ["0.24.0", "0.28.0", "0.28.1", "0.29.0"])
 def test_supported_versions_pass(version: str) -> None:
     require_supported(version)
 
 
 @pytest.mark.parametrize("version", ["0.23.9", "0.25.0", "0.2.4", "0.240.0", "1.0"])
 def test_another_version_is_named(version: str) -> None:
-    with pytest.raises(ValueError, match=rf"vllm {version} is not supported.*0\.24, 0\.28"):
+    with pytest.raises(ValueError, match=rf"vllm {version} is not supported.*0\.24, 0\.28, 0\.29"):
         require_supported(version)
 
 
 class Method:
-    """Makes its layer's attributes anew, as vLLM 0.24 does after every reload."""
+    """Makes its layer's attributes again, as vLLM 0.24 does after every reload."""
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         layer.workspace = torch.zeros(4)

@@ -1,0 +1,75 @@
+"""Every name of vLLM's used here that it does not document as an extension point.
+
+A contract test looks each one up in the vLLM that is installed: a new version fails there, by name.
+"""
+
+from typing import NamedTuple
+
+
+class UsedName(NamedTuple):
+    """One name.
+
+    Attributes:
+        module: below `vllm.model_executor`.
+        name: in the module, perhaps `Class.attribute`.
+        purpose: what it is used for.
+        until: the vLLM version that makes it unneeded; "" where none is known.
+    """
+
+    module: str
+    name: str
+    purpose: str
+    until: str = ""
+
+
+_RELOAD = "model_loader.reload"
+_EXPERTS = "layers.fused_moe"
+_TENSORS = "layers.quantization.compressed_tensors.compressed_tensors"
+_NVFP4_EXPERTS = (
+    "layers.quantization.compressed_tensors.compressed_tensors_moe"
+    ".compressed_tensors_moe_w4a4_nvfp4"
+)
+_MARLIN = "layers.quantization.utils.marlin_utils_fp4"
+
+USED_NAMES = (
+    UsedName(_RELOAD, "initialize_layerwise_reload", "weights replaced in place"),
+    UsedName(_RELOAD, "finalize_layerwise_reload", "the same"),
+    UsedName(f"{_RELOAD}.layerwise", "get_layerwise_info", "what a layer takes and still lacks"),
+    UsedName(f"{_RELOAD}.layerwise", "_place_kernel_tensors", "embeddings without a copy"),
+    UsedName(
+        "kernels.linear.nvfp4.marlin",
+        "MarlinNvFp4LinearKernel.process_weights_after_loading",
+        "lock array kept in place for CUDA graphs",
+        until="0.28",
+    ),
+    UsedName(
+        _NVFP4_EXPERTS,
+        "CompressedTensorsW4A4Nvfp4MoEMethod.process_weights_after_loading",
+        "lock array and global scales kept in place for CUDA graphs",
+        until="0.28",
+    ),
+    UsedName(
+        _EXPERTS,
+        "RoutedExperts._map_global_expert_id_to_local_expert_id",
+        "which experts an expert parallel rank has",
+    ),
+    UsedName(f"{_EXPERTS}.config", "FusedMoEParallelConfig", "its tp_rank, tp_size and ep_size"),
+    UsedName(
+        f"{_EXPERTS}.unquantized_fused_moe_method",
+        "UnquantizedFusedMoEMethod.process_weights_after_loading",
+        "experts in BF16 on a CPU, whose kernel is made only once",
+    ),
+    UsedName(_TENSORS, "CompressedTensorsConfig._get_scheme_from_parts", "W4A16 on a CPU"),
+    UsedName(_TENSORS, "CompressedTensorsConfig._is_nvfp4_format", "the same"),
+    UsedName(_TENSORS, "CompressedTensorsConfig.get_scheme_dict", "the same, for experts"),
+    UsedName(_TENSORS, "CompressedTensorsConfig._add_fused_moe_to_target_scheme_map", "the same"),
+    UsedName(
+        f"{_EXPERTS}.oracle.nvfp4",
+        "prepare_nvfp4_moe_layer_for_marlin",
+        "experts repacked in one call and less memory",
+    ),
+    UsedName(_MARLIN, "_nvfp4_compute_scale_factor", "the same"),
+    UsedName(_MARLIN, "marlin_permute_scales", "the same"),
+    UsedName(_MARLIN, "nvfp4_marlin_process_scales", "the same"),
+    UsedName(_MARLIN, "nvfp4_marlin_process_global_scale", "the same"),
+)

