@@ -8,6 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from experiments.verl.checkpoints import TRACKER, steps_on_disk
+from qat_core.rl.resume import check, find_steps
 
 
 def find_checkpoints(folder: Path) -> dict[int, Path]:
@@ -15,14 +16,26 @@ def find_checkpoints(folder: Path) -> dict[int, Path]:
 
     Raises:
         FileNotFoundError: there is none.
+        ValueError: one is damaged.
     """
-    if (folder / TRACKER).exists():
-        found = _verl_checkpoints(folder)
-    else:
-        found = {int(path.name.removeprefix("step_")): path for path in folder.glob("step_*")}
+    is_of_verl = (folder / TRACKER).exists()
+    found = _verl_checkpoints(folder) if is_of_verl else _local_checkpoints(folder)
     if not found:
         raise FileNotFoundError(f"{folder}: no checkpoint; run the training rule first")
     return dict(sorted(found.items()))
+
+
+def _local_checkpoints(folder: Path) -> dict[int, Path]:
+    """The last one alone: a run that was killed may not have removed the others."""
+    steps = find_steps(folder)
+    latest = dict(list(steps.items())[-1:])
+    for path in latest.values():
+        try:
+            check(path)
+        except ValueError as error:
+            hint = f"restore it, or delete {folder.parent} and run the study again"
+            raise ValueError(f"{error}; {hint}") from None
+    return latest
 
 
 def _verl_checkpoints(folder: Path) -> dict[int, Path]:

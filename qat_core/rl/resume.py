@@ -1,21 +1,48 @@
 """Resumable checkpoints of a run: the model in Hugging Face form and the optimizer's state.
 
-A step's folder appears under its final name only when complete; older ones are then removed.
+A `step_<n>` folder is always whole: it is renamed into place when complete and away before it is
+removed, and SHA256SUMS tells later damage. Only the newest is kept, so a run's folder is the same
+however often the run was killed.
 """
 
+import pickle
+import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from qat_core.checkpoint.manifest import verify_manifest, write_manifest
 from qat_core.rl.optimizer import MasterAdamW
 
+OPTIMIZER = "optimizer.pt"
+PARTIAL, REMOVED = "partial", "removed"
+STEP = re.compile(r"step_(\d+)")
 
-def step_dir(checkpoint_dir: Path, step: int) -> Path:
-    """Folder of one step's checkpoint."""
-    return checkpoint_dir / f"step_{step}"
+
+def find_steps(checkpoint_dir: Path) -> dict[int, Path]:
+    """Checkpoints by step, ascending; folders of any other name do not count."""
+    folders = checkpoint_dir.iterdir() if checkpoint_dir.is_dir() else ()
+    found = {int(m[1]): path for path in folders if (m := STEP.fullmatch(path.name))}
+    return dict(sorted(found.items()))
+
+
+def check(folder: Path) -> None:
+    """Compares a checkpoint's files with their digests.
+
+    Raises:
+        ValueError: one is missing or damaged; names it.
+    """
+    try:
+        verify_manifest(folder)
+    except ValueError as error:
+        what, _, _ = str(error).rpartition("; ")  # the hint is for checkpoints that were copied
+        raise ValueError(what) from None
 
 
 def save(
@@ -25,28 +52,82 @@ def save(
     tokenizer: PreTrainedTokenizerBase,
     optimizer: MasterAdamW,
 ) -> None:
-    """Writes the checkpoint of a step, then drops the older ones."""
-    partial = checkpoint_dir / "partial"
+    """Writes the checkpoint of a step, then removes all others.
+
+    Raises:
+        ValueError: it cannot be written, for instance because the disk is full.
+    """
+    partial = checkpoint_dir / PARTIAL
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
-    model.config.save_pretrained(partial)
-    tokenizer.save_pretrained(partial)
-    weights = {name: p.detach().clone().contiguous() for name, p in model.named_parameters()}
-    save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})
-    torch.save(optimizer.state_dict(), partial / "optimizer.pt")
-    final = step_dir(checkpoint_dir, step)
-    shutil.rmtree(final, ignore_errors=True)
+    try:
+        partial.mkdir(parents=True)
+        model.config.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        weights = {name: p.detach().clone().contiguous() for name, p in model.named_parameters()}
+        save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})
+        torch.save(optimizer.state_dict(), partial / OPTIMIZER)
+        write_manifest(partial)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        reason = str(error).splitlines()[0]
+        raise ValueError(
+            f"{checkpoint_dir}: checkpoint of step {step} not written ({reason}); free disk space"
+        ) from error
+    final = checkpoint_dir / f"step_{step}"
+    _remove(final)
     partial.rename(final)
-    for older in checkpoint_dir.glob("step_*"):
-        if older != final:
-            shutil.rmtree(older)
+    _keep_only(final)
 
 
 def load(checkpoint_dir: Path, optimizer: MasterAdamW) -> int:
-    """Restores the newest checkpoint; returns its step, 0 where there is none."""
-    steps = [int(path.name.removeprefix("step_")) for path in checkpoint_dir.glob("step_*")]
-    if not steps:
-        return 0
-    newest = step_dir(checkpoint_dir, max(steps))
-    optimizer.load_state_dict(torch.load(newest / "optimizer.pt", weights_only=True))
-    return max(steps)
+    """Restores the newest whole checkpoint and removes all others.
+
+    Returns:
+        Its step, 0 where there is none.
+
+    Raises:
+        ValueError: there are checkpoints, but all are damaged; names a file of the newest.
+    """
+    damage = []
+    for step, folder in reversed(find_steps(checkpoint_dir).items()):
+        try:
+            check(folder)
+            _restore(folder / OPTIMIZER, optimizer)
+        except ValueError as error:
+            damage.append(str(error))
+            continue
+        for line in damage:
+            print(f"warning: {line}; resuming from step {step} instead", flush=True)
+        _keep_only(folder)
+        return step
+    if damage:
+        raise ValueError(
+            f"{damage[0]}; restore it, or delete {checkpoint_dir} to train from the first step"
+        )
+    return 0
+
+
+def _restore(path: Path, optimizer: MasterAdamW) -> None:
+    try:
+        state: Mapping[str, Any] = torch.load(path, weights_only=True)
+        optimizer.load_state_dict(dict(state))
+    except (RuntimeError, ValueError, TypeError, KeyError, EOFError, pickle.PickleError) as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"{path}: not the state of this run's optimizer ({reason})") from None
+
+
+def _keep_only(folder: Path) -> None:
+    for path in find_steps(folder.parent).values():
+        if path != folder:
+            _remove(path)
+    for leftover in (PARTIAL, REMOVED):
+        shutil.rmtree(folder.parent / leftover, ignore_errors=True)
+
+
+def _remove(folder: Path) -> None:
+    """Removes a folder so that a kill in between leaves no half of it under its name."""
+    if folder.exists():
+        removed = folder.with_name(REMOVED)
+        shutil.rmtree(removed, ignore_errors=True)
+        folder.rename(removed)
+        shutil.rmtree(removed)

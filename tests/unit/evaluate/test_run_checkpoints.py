@@ -6,15 +6,27 @@ import pytest
 
 from experiments.evaluate.checkpoints import find_checkpoints, model_folder
 from experiments.verl.checkpoints import TRACKER
+from qat_core.checkpoint.manifest import write_manifest
 
 
-def test_local_checkpoints_are_used_as_they_are(tmp_path: Path) -> None:
-    for name in ("step_10", "step_5", "partial"):
+def test_of_local_checkpoints_the_last_is_used_as_it_is(tmp_path: Path) -> None:
+    for name in ("step_10", "step_5", "step_20.bak", "partial"):
         (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+        write_manifest(tmp_path / name)
     found = find_checkpoints(tmp_path)
-    assert list(found.items()) == [(5, tmp_path / "step_5"), (10, tmp_path / "step_10")]
-    with model_folder(found[5]) as folder:
-        assert folder == tmp_path / "step_5"
+    assert found == {10: tmp_path / "step_10"}  # a kill can leave the one before
+    with model_folder(found[10]) as folder:
+        assert folder == tmp_path / "step_10"
+
+
+def test_a_damaged_local_checkpoint_is_named(tmp_path: Path) -> None:
+    (tmp_path / "step_2").mkdir()
+    (tmp_path / "step_2" / "config.json").write_text("{}")
+    write_manifest(tmp_path / "step_2")
+    (tmp_path / "step_2" / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"step_2/config.json: SHA-256 differs.*; restore it, or"):
+        find_checkpoints(tmp_path)
 
 
 def test_verl_checkpoints_count_once_complete_and_until_removed(tmp_path: Path) -> None:
