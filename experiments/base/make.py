@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from experiments.base.gguf import load_gguf
 from experiments.base.hub_checkpoint import link_checkpoint
+from experiments.runs.manifest import MANIFEST
 from experiments.runs.provenance import digest_file
 from experiments.study.load import load_study
 from experiments.study.models import HubModel, ScratchModel
@@ -19,9 +21,11 @@ from experiments.study.schema import ROOT, Study
 from experiments.support.cli import STUDY, run_cli
 from experiments.support.gpu_locks import reserved_devices
 from experiments.support.json_files import write_json
+from experiments.support.sole_process import sole_process
 from qat_core.rl.config import PretrainConfig
+from qat_core.rl.prompts import require_prompts_fit
 from qat_core.rl.supervised import pretrain
-from qat_core.rl.tasks import make_problems
+from qat_core.rl.tasks import GENERATED_TASKS, Problem, make_problems
 from qat_core.rl.tokenizer import character_tokenizer
 
 BASE_SEED = 0
@@ -32,29 +36,41 @@ def make_base(study: Study, name: str, out: Path) -> None:
     """Writes the base checkpoint of a model and its manifest.
 
     Raises:
-        ValueError: the study has no such model, its source is not there, or has other shapes.
+        ValueError: the study has no such model, its source is not there or has other shapes, a
+            prompt is longer than the study allows, or another process makes the base.
     """
     if name not in study.models:
         raise ValueError(f"--model: {name} is not in the study; it has {', '.join(study.models)}")
+    with sole_process(out.with_name(out.name + ".lock"), out, "makes"):
+        partial = out.with_name(out.name + ".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            _write_base(study, name, partial)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        shutil.rmtree(out, ignore_errors=True)
+        partial.rename(out)
+
+
+def _write_base(study: Study, name: str, folder: Path) -> None:
     started, source = time.perf_counter(), study.models[name]
-    partial = out.with_name(out.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
     if isinstance(source, HubModel):
-        details = link_checkpoint(name, source, partial)
+        details = link_checkpoint(name, source, folder)
     else:
         with reserved_devices(study.device, num_gpus=1):
-            details = _make(study, name, partial)
-    weights = sorted(partial.glob("*.safetensors"))
+            details = _make(study, name, folder)
+    weights = sorted(folder.glob("*.safetensors"))
+    others = sorted(set(folder.iterdir()) - set(weights))
     details |= {
         "model": name,
         "source": source.model_dump(mode="json"),
         "weights": {path.name: digest_file(path) for path in weights},
+        "files": {path.name: digest_file(path) for path in others},
         "weight_bytes": sum(map(_tensor_bytes, weights)),
         "wall_s": time.perf_counter() - started,
     }
-    write_json(partial / "manifest.json", details)
-    shutil.rmtree(out, ignore_errors=True)
-    partial.rename(out)
+    write_json(folder / MANIFEST, details)
 
 
 def _tensor_bytes(file: Path) -> int:
@@ -72,16 +88,27 @@ def _make(study: Study, name: str, folder: Path) -> dict[str, Any]:
         model, tokenizer = _from_config(source, study.device)
     else:
         model, tokenizer = load_gguf(name, source)
+    problems = make_problems(study.task, "train") if study.task.name in GENERATED_TASKS else []
+    if study.trainer == "local":
+        require_prompts_fit(tokenizer, problems, study.rl.rollout)
     details: dict[str, Any] = {"num_parameters": sum(p.numel() for p in model.parameters())}
     if source.pretrain is not None:
-        details |= _pretrain(study, name, source.pretrain, model, tokenizer)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+        details |= _pretrain(study, name, source.pretrain, model, tokenizer, problems)
+    try:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{folder}: not written ({error}); free disk space") from error
     return details
 
 
 def _pretrain(
-    study: Study, name: str, config: PretrainConfig, model: PreTrainedModel, tokenizer: Tokenizer
+    study: Study,
+    name: str,
+    config: PretrainConfig,
+    model: PreTrainedModel,
+    tokenizer: Tokenizer,
+    problems: list[Problem],
 ) -> dict[str, Any]:
     losses: list[float] = []
 
@@ -90,7 +117,6 @@ def _pretrain(
         if step % max(1, config.steps // PROGRESS_LINES) == 0 or step == config.steps:
             print(f"base {name}  step {step}/{config.steps}  loss {loss:.3f}", flush=True)
 
-    problems = make_problems(study.task, "train")
     pretrain(model.to(study.device), tokenizer, problems, config, BASE_SEED, on_step)
     return {"final_loss": losses[-1], "seed": BASE_SEED}
 

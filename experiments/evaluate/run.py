@@ -13,6 +13,7 @@ from typing import get_args
 
 from experiments.evaluate.checkpoints import find_checkpoints, model_folder
 from experiments.evaluate.evaluator import EvaluationJob, evaluate
+from experiments.runs.base_manifest import check_base
 from experiments.runs.evaluation import Evaluation, Precision, write_evaluations
 from experiments.study.load import load_study
 from experiments.study.schema import Run, Study
@@ -31,6 +32,7 @@ def evaluate_run(study: Study, run: Run, results: Path) -> list[Evaluation]:
         ValueError: a checkpoint or the study's data is damaged or missing.
     """
     questions = _held_out_questions(study, results)[: study.evaluation.prompts]
+    check_base(results / "base" / run.model)
     saved = find_checkpoints(results / run.id / "checkpoints")
     with ExitStack() as stack:
         merged = {step: stack.enter_context(model_folder(path)) for step, path in saved.items()}

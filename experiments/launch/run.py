@@ -14,13 +14,9 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
-
-from filelock import FileLock, Timeout
 
 from experiments.launch.digests import training_digests
 from experiments.launch.preflight import check_devices, check_settings
@@ -34,6 +30,7 @@ from experiments.runs.attempts import (
     resumable,
     write_results,
 )
+from experiments.runs.base_manifest import check_base
 from experiments.runs.manifest import Digests, RunManifest, TrainingResult, WeightMemory
 from experiments.runs.provenance import git_state, hardware, versions
 from experiments.study.arms import ARMS
@@ -42,6 +39,7 @@ from experiments.study.schema import Run, Study
 from experiments.support.cli import RESULTS, RUN, STUDY, run_cli
 from experiments.support.gpu_locks import reserved_devices
 from experiments.support.json_files import read_json
+from experiments.support.sole_process import sole_process
 from experiments.support.tee import tee_output
 from experiments.tracking.live import TrackedRun
 from qat_core.memory import predict_weight_memory_gib
@@ -60,28 +58,13 @@ def main() -> None:
     check_devices(study, args.study)
     digests = training_digests(study, run, args.results)
     run_dir = args.results / run.id
-    with sole_launcher(run_dir):
+    with sole_process(run_dir / "lock", run_dir, "trains"):
         if is_finished(list_attempts(run_dir), digests):
             write_results(run_dir)
             print(f"{run.id} has finished; its results are rewritten, delete {run_dir} to retrain")
         else:
+            check_base(args.results / "base" / run.model)
             launch(study, run, args.results, digests, args.log)
-
-
-@contextmanager
-def sole_launcher(run_dir: Path) -> Iterator[None]:
-    """Locks the run for the block; the kernel releases the lock of a killed process.
-
-    Raises:
-        ValueError: another process has the lock.
-    """
-    run_dir.mkdir(parents=True, exist_ok=True)
-    try:
-        lock = FileLock(run_dir / "lock").acquire(timeout=0)
-    except Timeout:
-        raise ValueError(f"{run_dir}: another process trains it; wait for it or end it") from None
-    with lock:
-        yield
 
 
 def launch(study: Study, run: Run, results: Path, digests: Digests, log: Path) -> None:

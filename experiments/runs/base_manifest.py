@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, NonNegativeInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
 from experiments.runs.manifest import MANIFEST
+from experiments.runs.provenance import digest_file
 from experiments.support.json_files import read_model
 
 
@@ -13,7 +14,8 @@ class BaseManifest(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True)
 
-    weights: dict[str, str]
+    weights: dict[str, str] = Field(description="SHA-256 of each file of weights")
+    files: dict[str, str] = Field({}, description="SHA-256 of each other file")
     weight_bytes: NonNegativeInt
 
 
@@ -27,3 +29,19 @@ def read_base_manifest(base_dir: Path) -> BaseManifest:
     if not path.is_file():
         raise ValueError(f"{path}: no base checkpoint; make it with `snakemake {path}`")
     return read_model(path, BaseManifest)
+
+
+def check_base(base_dir: Path) -> None:
+    """Compares a base checkpoint's files with its manifest.
+
+    Raises:
+        ValueError: one is missing or damaged; names it.
+    """
+    manifest = read_base_manifest(base_dir)
+    hint = f"delete {base_dir} and run the study again"
+    for name, digest in (manifest.weights | manifest.files).items():
+        path = base_dir / name
+        if not path.is_file():
+            raise ValueError(f"{path}: missing; {hint}")
+        if digest_file(path) != digest:
+            raise ValueError(f"{path}: damaged or changed, its SHA-256 differs; {hint}")

@@ -3,8 +3,11 @@
 import argparse
 import sys
 from collections.abc import Callable
+from errno import EDQUOT, EFBIG, ENOSPC
 from pathlib import Path
 from typing import Any
+
+NO_SPACE = (ENOSPC, EDQUOT, EFBIG)
 
 
 def _argument(name: str, **settings: Any) -> argparse.ArgumentParser:
@@ -20,9 +23,16 @@ RESULTS = _argument("--results", type=Path, default=Path("results"), help="resul
 
 
 def run_cli(main: Callable[[], None]) -> None:
-    """Calls `main`; a ValueError or a missing file becomes one line on stderr, exit code 2."""
+    """Calls `main`; an error that the user can act on becomes one line on stderr, exit code 2.
+
+    That is a ValueError, and what the operating system refuses: no file, no permission, no space.
+    """
     try:
         main()
-    except (ValueError, FileNotFoundError) as error:
+    except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        hint = "; free disk space" if error.errno in NO_SPACE else ""
+        print(f"error: {error.filename or ''}: {error.strerror or error}{hint}", file=sys.stderr)
         sys.exit(2)

@@ -1,7 +1,10 @@
 """From problems to token ids and back, with the chat template where the tokenizer has one."""
 
+from collections.abc import Sequence
+
 from transformers import PreTrainedTokenizerBase
 
+from qat_core.rl.config import RolloutConfig
 from qat_core.rl.tasks import Question
 from qat_core.rollout.engine import Rollouts
 
@@ -17,6 +20,22 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, question: Question) -> lis
             messages, add_generation_prompt=True, tokenize=True, return_dict=False
         )
     return ids
+
+
+def require_prompts_fit(
+    tokenizer: PreTrainedTokenizerBase, questions: Sequence[Question], config: RolloutConfig
+) -> None:
+    """Refuses questions whose prompts are longer than the study allows.
+
+    Raises:
+        ValueError: one is; names the key and the length that is needed.
+    """
+    longest = max((len(encode_prompt(tokenizer, it)) for it in questions), default=0)
+    if longest > config.max_prompt_tokens:
+        raise ValueError(
+            f"rl.rollout.max_prompt_tokens: {config.max_prompt_tokens} is less than the "
+            f"{longest} tokens of a prompt; raise it"
+        )
 
 
 def decode_responses(tokenizer: PreTrainedTokenizerBase, rollouts: Rollouts) -> list[str]:

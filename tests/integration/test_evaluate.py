@@ -14,6 +14,7 @@ from experiments.evaluate.checkpoints import find_checkpoints, model_folder
 from experiments.evaluate.run import evaluate_run
 from experiments.study.load import load_study
 from experiments.study.schema import Study
+from experiments.support.json_files import write_json
 from experiments.verl.checkpoints import TRACKER
 from experiments.verl.data import write_data
 from qat_core.rl.config import PretrainConfig
@@ -53,6 +54,7 @@ def results(study: Study, tmp_path: Path) -> Path:
     """A base with random weights; a checkpoint on two ranks that knows the held-out answers."""
     base, trained = tmp_path / "base" / "nano", tmp_path / "trained"
     write_nano("nano-moe", base, num_layers=1)
+    write_json(base / "manifest.json", {"weights": {}, "weight_bytes": 0})
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
     tokenizer = AutoTokenizer.from_pretrained(base)
     learning = PretrainConfig(steps=120, batch_size=16, lr=3e-3, mixed_steps=0)

@@ -1,0 +1,75 @@
+"""A base checkpoint: made by one process, refused early, and checked before it is used."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from filelock import FileLock
+
+from experiments.base import make
+from experiments.base.make import make_base
+from experiments.runs.base_manifest import check_base
+from experiments.runs.manifest import MANIFEST
+from experiments.runs.provenance import digest_file
+from experiments.study.load import load_study
+from experiments.study.schema import ROOT, Study
+from experiments.support.json_files import write_json
+
+SMOKE = ROOT / "tests" / "workflow" / "smoke.yaml"
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Study:
+    """The smoke study with room for one prompt token."""
+    content = yaml.safe_load(SMOKE.read_text())
+    content["rl"]["rollout"]["max_prompt_tokens"] = 1
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return load_study(path)
+
+
+def test_prompts_too_long_are_refused_before_pretraining(
+    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(make, "pretrain", lambda *_: pytest.fail("pretrained"))
+    with pytest.raises(ValueError, match=r"^rl.rollout.max_prompt_tokens: 1 is less than the \d"):
+        make_base(study, "tiny", tmp_path / "base" / "tiny")
+    assert [path.name for path in (tmp_path / "base").iterdir()] == ["tiny.lock"]
+
+
+def test_a_base_is_made_by_one_process_at_a_time(study: Study, tmp_path: Path) -> None:
+    out = tmp_path / "base" / "tiny"
+    out.parent.mkdir()
+    with (
+        FileLock(out.parent / "tiny.lock"),
+        pytest.raises(ValueError, match="tiny: another process makes it; wait for it or end it"),
+    ):
+        make_base(study, "tiny", out)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def flip_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[0] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json"])
+@pytest.mark.parametrize("damage", [truncate, flip_bit, Path.unlink])
+def test_a_damaged_base_is_named(tmp_path: Path, file: str, damage: Callable[[Path], None]) -> None:
+    names = ("model.safetensors", "config.json", "tokenizer.json")
+    for name in names:
+        (tmp_path / name).write_text(name)
+    digests = {name: digest_file(tmp_path / name) for name in names}
+    weights = {"model.safetensors": digests.pop("model.safetensors")}
+    write_json(tmp_path / MANIFEST, {"weights": weights, "files": digests, "weight_bytes": 1})
+    check_base(tmp_path)
+    damage(tmp_path / file)
+    with pytest.raises(ValueError) as refused:
+        check_base(tmp_path)
+    assert str(refused.value).startswith(f"{tmp_path}/{file}: ")
+    assert str(refused.value).endswith(f"; delete {tmp_path} and run the study again")
