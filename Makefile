@@ -5,6 +5,9 @@ SHELL := /bin/bash
 
 STUDY ?= default
 STUDY_FILE := $(if $(wildcard experiments/studies/$(STUDY).yaml),experiments/studies/$(STUDY).yaml,$(STUDY))
+# recipes read it from the environment, where no character of a file's name means anything
+export STUDY_FILE
+QUOTED_STUDY_FILE := '$(subst ','\'',$(STUDY_FILE))'
 PORT ?= 5000
 
 BIN := .venv/bin
@@ -15,7 +18,7 @@ ENGINES := .venv/.installed-engines
 NEEDS_ENGINES := ^[^\#]*\<(trainer|rollout).? *: *.?(verl|vllm)\>
 # what a study needs in addition: requirements/<study>.txt, if there is one, and vLLM and verl
 EXTRA := $(patsubst requirements/%.txt,.venv/.installed-%,$(wildcard requirements/$(STUDY).txt)) \
-	$(if $(shell grep -lsE '$(NEEDS_ENGINES)' '$(STUDY_FILE)'),$(ENGINES))
+	$(if $(shell grep -lsE '$(NEEDS_ENGINES)' $(QUOTED_STUDY_FILE)),$(ENGINES))
 NAME_OF_STUDY := import sys, yaml; print(yaml.safe_load(open(sys.argv[1]))["study"])
 SUPPORTED := import ensurepip, sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))
 
@@ -25,10 +28,11 @@ help:  ## list the commands
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
 run: $(BASE) $(EXTRA)  ## run a study to its claims and figures: STUDY=name or file
-	@test -f '$(STUDY_FILE)' || { echo "error: STUDY=$(STUDY): no experiments/studies/$(STUDY).yaml," \
-		"nor a file of that name; there are: $$(cd experiments/studies; ls *.yaml | xargs)" >&2; exit 2; }
-	@$(BIN)/snakemake --configfile '$(STUDY_FILE)'
-	@study=$$($(BIN)/python -c '$(NAME_OF_STUDY)' '$(STUDY_FILE)'); \
+	@test -f "$$STUDY_FILE" || { echo "error: STUDY=$$STUDY_FILE: not a file, nor the name of one in" \
+		"experiments/studies: $$(cd experiments/studies; ls *.yaml | xargs)" >&2; exit 2; }
+	@$(BIN)/python -m experiments.study.load "$$STUDY_FILE"
+	@$(BIN)/snakemake --configfile "$$STUDY_FILE"
+	@study=$$($(BIN)/python -c '$(NAME_OF_STUDY)' "$$STUDY_FILE"); \
 		$(BIN)/python -m analysis.claims_table "results/studies/$$study/claims.json"
 
 test: lint $(ENGINES)  ## check the code and run all tests
@@ -58,7 +62,7 @@ figures: $(BASE)  ## draw the README's figures and table again from experiments/
 	@$(BIN)/python -m analysis.readme
 
 record: $(BASE)  ## copy a finished study's small results into experiments/records: STUDY=name
-	@$(BIN)/python -m experiments.runs.record --study '$(STUDY_FILE)'
+	@$(BIN)/python -m experiments.runs.record --study "$$STUDY_FILE"
 
 lock:  ## resolve the newest allowed packages into requirements/*.txt
 	@PYTHON=$$($(FIND_PYTHON)) requirements/lock.sh

@@ -39,4 +39,4 @@ onsuccess:
     # make prints the table itself, as no hook is called where nothing had to be done; there is none
     # where only part of the study was asked for
     if "MAKELEVEL" not in os.environ and Path(f"{STUDY_DIR}/claims.json").exists():
-        shell("python -m analysis.claims_table {STUDY_DIR}/claims.json")
+        shell("python -m analysis.claims_table {STUDY_DIR:q}/claims.json")

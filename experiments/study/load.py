@@ -1,11 +1,13 @@
-"""A study file, read and checked."""
+"""A study file, read and checked; `python -m experiments.study.load FILE` checks one."""
 
+import argparse
 from pathlib import Path
 
 from experiments.study.checks import failed_checks
 from experiments.study.models import MODEL_KINDS
 from experiments.study.schema import Study
 from experiments.study.yaml_file import parse_yaml_file
+from experiments.support.cli import run_cli
 
 # of studies recorded under these names
 OLD_KEYS = {"scale": "scale_policy", "block_scale": "block_scale_method"}
@@ -22,3 +24,14 @@ def load_study(path: Path) -> Study:
     for failure in failed_checks(study):
         raise ValueError(f"{path}: {failure}")
     return study
+
+
+def main() -> None:
+    """Checks a study file before Snakemake, whose own reader names no line, reads it."""
+    parser = argparse.ArgumentParser(description="Check a study file.")
+    parser.add_argument("study", type=Path, help="study file")
+    load_study(parser.parse_args().study)
+
+
+if __name__ == "__main__":
+    run_cli(main)

@@ -5,6 +5,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from shlex import quote
 
 from snakemake.settings.types import DeploymentMethod
 from snakemake_interface_executor_plugins.settings import ExecMode
@@ -22,14 +23,20 @@ CORES_PER_GPU = 16
 IS_MAIN_PROCESS = workflow.exec_mode == ExecMode.DEFAULT
 DEFAULT_STUDY = STUDIES / "default.yaml"
 
+
+def as_literal(text):
+    """A text that Snakemake, which fills in what stands in braces, leaves as it is."""
+    return text.replace("{", "{{").replace("}", "}}")
+
+
 # rules call `python`: the one that runs Snakemake, whether its environment is active or not,
 # with this repository's modules, wherever `--directory` is; tqdm's bars would clutter the logs.
 # A prefix replaces Snakemake's own, without which a program fails unseen in front of `| tee`.
 PREFIX = "set -euo pipefail; "
-PREFIX += f"export PYTHONPATH={workflow.basedir} TQDM_DISABLE=1; "
+PREFIX += f"export PYTHONPATH={quote(str(workflow.basedir))} TQDM_DISABLE=1; "
 if DeploymentMethod.CONDA not in workflow.deployment_settings.deployment_method:
-    PREFIX += f"PATH={Path(sys.executable).parent}:$PATH; "
-shell.prefix(PREFIX)
+    PREFIX += f"PATH={quote(str(Path(sys.executable).parent))}:$PATH; "
+shell.prefix(as_literal(PREFIX))
 
 
 def read_study_file():
@@ -40,6 +47,10 @@ def read_study_file():
     if len(files) > 1:
         raise ValueError(f"--configfile: {len(files)} files given; name one study file")
     path = Path(files[0] if files else DEFAULT_STUDY)
+    if "{" in str(path) or "}" in str(path):
+        raise ValueError(
+            f"--configfile: {path}: Snakemake reads braces as wildcards; rename it"
+        )
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 

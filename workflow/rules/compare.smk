@@ -20,5 +20,5 @@ rule compare:
     message:
         "Judging the claims of study {STUDY.study}"
     shell:
-        "python -m analysis.claims --study {input.study} --results results --out {params.out}"
-        " > {log} 2>&1"
+        "python -m analysis.claims --study {input.study:q} --results results --out {params.out:q}"
+        " > {log:q} 2>&1"

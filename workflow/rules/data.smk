@@ -21,4 +21,4 @@ rule data:
     message:
         "Making the data of study {STUDY.study}"
     shell:
-        "python -m experiments.verl.data --study {input.study} --out {params.out} 2>&1 | tee {log}"
+        "python -m experiments.verl.data --study {input.study:q} --out {params.out:q} 2>&1 | tee {log:q}"

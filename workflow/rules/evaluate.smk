@@ -19,5 +19,5 @@ rule evaluate:
     message:
         "Evaluating {wildcards.run}"
     shell:
-        "python -m experiments.evaluate.run --study {input.study} --run {wildcards.run}"
-        " 2>&1 | tee {log}"
+        "python -m experiments.evaluate.run --study {input.study:q} --run {wildcards.run:q}"
+        " 2>&1 | tee {log:q}"

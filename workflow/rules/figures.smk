@@ -18,5 +18,5 @@ rule figures:
     message:
         "Drawing the figures of study {STUDY.study}"
     shell:
-        "python -m analysis.figures --study {input.study} --results results"
-        " --out {params.out} > {log} 2>&1"
+        "python -m analysis.figures --study {input.study:q} --results results"
+        " --out {params.out:q} > {log:q} 2>&1"

@@ -16,5 +16,5 @@ rule publish:
     message:
         "Adding evaluations, claims and figures to MLflow"
     shell:
-        "python -m experiments.tracking.publish publish --study {input.study} --out {output.runs}"
-        " 2>&1 | tee {log}"
+        "python -m experiments.tracking.publish publish --study {input.study:q} --out {output.runs:q}"
+        " 2>&1 | tee {log:q}"

@@ -21,8 +21,8 @@ rule base:
     message:
         "Making the base checkpoint of {wildcards.model}"
     shell:
-        "python -m experiments.base.make --study {input.study} --model {wildcards.model}"
-        " --out {params.out} 2>&1 | tee {log}"
+        "python -m experiments.base.make --study {input.study:q} --model {wildcards.model:q}"
+        " --out {params.out:q} 2>&1 | tee {log:q}"
 
 
 rule train:
@@ -46,4 +46,4 @@ rule train:
     message:
         "Training {wildcards.run}"
     shell:
-        "python -m experiments.launch.run --study {input.study} --run {wildcards.run} --log {log}"
+        "python -m experiments.launch.run --study {input.study:q} --run {wildcards.run:q} --log {log:q}"
