@@ -12,6 +12,7 @@ from pydantic import Field, NonNegativeInt
 from experiments.study.arms import ArmName
 from experiments.study.models import Model, ModelName
 from experiments.study.verl_settings import Setting, load_recipe
+from qat_core.options import BlockScaleMethod, ScalePolicy
 from qat_core.rl.config import EvaluationConfig, GrpoConfig, Settings, TaskConfig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,8 +62,8 @@ class Study(Settings):
     models: dict[ModelName, Model]
     arms: tuple[ArmName, ...]
     seeds: tuple[NonNegativeInt, ...]
-    scale_policy: Literal["pow2", "amax"] = "pow2"
-    block_scale_method: Literal["max", "four_over_six", "mse"] = "max"
+    scale_policy: ScalePolicy = "pow2"
+    block_scale_method: BlockScaleMethod = "max"
     task: TaskConfig
     rl: GrpoConfig
     evaluation: EvaluationConfig = EvaluationConfig()

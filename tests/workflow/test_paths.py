@@ -30,7 +30,7 @@ def test_every_rule_quotes_the_study_file(tmp_path: Path, study: Path) -> None:
     assert done.returncode == 0, done.stderr
     before = "Shell command: "
     lines = (done.stdout + done.stderr).splitlines()
-    commands = [line.removeprefix(before) for line in lines if line.startswith(before)]
+    commands = [line.removeprefix(before) for line in lines if f"{before}python" in line]
     modules = {shlex.split(command)[2] for command in commands}
     assert {
         "experiments.base.make",

@@ -2,7 +2,7 @@
 
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import yaml
@@ -10,8 +10,6 @@ import yaml
 from experiments.study.load import OLD_KEYS, load_study
 from experiments.study.schema import STUDIES, Study
 from experiments.study.yaml_file import read_yaml
-from qat_core import recipe
-from qat_core.options import BlockScaleMethod, ScalePolicy
 from qat_core.rl.config import TaskConfig
 from qat_core.rl.tasks import GENERATED_TASKS, make_problems
 
@@ -202,13 +200,6 @@ def test_training_config_holds_what_decides_the_training_and_no_more(tmp_path: P
     assert load_changed(tmp_path, "evaluation/prompts", 9).training_config(run) == plain
     assert load_changed(tmp_path, "rl/lr", 1e-9).training_config(run) != plain
     assert load_changed(tmp_path, "task/largest", 7).training_config(run) != plain
-
-
-def test_choices_are_those_of_qat_core() -> None:
-    fields = Study.model_fields
-    assert get_args(fields["scale"].annotation) == get_args(ScalePolicy)
-    assert get_args(fields["block_scale"].annotation) == get_args(BlockScaleMethod)
-    assert recipe.Recipe.model_fields["scale"].default == fields["scale"].default
 
 
 VERL: dict[str, Any] = yaml.safe_load((STUDIES / "verl_nano.yaml").read_text())
