@@ -18,7 +18,13 @@ from experiments.study.load import load_study
 from experiments.support.cli import RESULTS, STUDY, run_cli
 from experiments.support.json_files import REMAKE, write_json
 from experiments.tracking.live import TrackedRun, milliseconds, now_ms
-from experiments.tracking.store import connect, find_or_create_experiment, find_runs, store_uri
+from experiments.tracking.store import (
+    connect,
+    explained_errors,
+    find_or_create_experiment,
+    find_runs,
+    store_uri,
+)
 from qat_core.rl.metric_names import STEP_TIME
 
 SUMMARY = "study"
@@ -118,10 +124,11 @@ def main() -> None:
     )
     at_end.add_argument("--out", type=Path, required=True, help="file for the ids of the runs")
     args = parser.parse_args()
-    if args.command == "rebuild":
-        rebuild(args.folder)
-    else:
-        publish(args.study, args.results, args.out)
+    with explained_errors():
+        if args.command == "rebuild":
+            rebuild(args.folder)
+        else:
+            publish(args.study, args.results, args.out)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,20 @@
 """MLflow's store: where it is, how it is opened by many processes, and what is in it."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
+from requests import RequestException
+from sqlalchemy.exc import SQLAlchemyError
 
+# a server that does not answer costs a run some seconds and one warning, not MLflow's minutes
+REQUEST_LIMITS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "5", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+LOCK_TIMEOUT_S = 120.0  # processes that take turns need some seconds each
 SQLITE = "sqlite:///"
+REASON_CHARS = 200
 DEFAULT_STORE = f"{SQLITE}mlflow.db"
 
 
@@ -21,13 +29,34 @@ def connect() -> MlflowClient:
     Processes take turns, as two that make an SQLite store at once corrupt it for good. No rule of
     Snakemake makes it beforehand: were it an input of the runs, losing it would train them again.
     """
+    for name, value in REQUEST_LIMITS.items():
+        os.environ.setdefault(name, value)
     uri = store_uri()
     if not uri.startswith(SQLITE):
         return MlflowClient(uri)
-    with FileLock(f"{uri.removeprefix(SQLITE)}.lock"):
+    with FileLock(f"{uri.removeprefix(SQLITE)}.lock", timeout=LOCK_TIMEOUT_S):
         client = MlflowClient(uri)
         client.search_experiments(max_results=1)  # makes the tables
     return client
+
+
+@contextmanager
+def explained_errors() -> Iterator[None]:
+    """Any error of the store becomes a ValueError with its address and what to do.
+
+    Raises:
+        ValueError: the store does not answer, or is not one.
+    """
+    try:
+        yield
+    except (MlflowException, SQLAlchemyError, RequestException, Timeout) as error:
+        uri = store_uri()
+        hint = "move the file away" if uri.startswith(SQLITE) else "start the server"
+        reason = " ".join(str(error).split())[:REASON_CHARS]
+        raise ValueError(
+            f"{uri}: not usable as an MLflow store ({reason}); {hint} and try again: the view is "
+            "made from files"
+        ) from error
 
 
 def find_or_create_experiment(client: MlflowClient, name: str) -> str:

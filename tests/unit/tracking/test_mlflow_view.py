@@ -3,8 +3,11 @@
 import logging
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +19,8 @@ from experiments.runs.attempts import list_attempts, next_attempt
 from experiments.runs.evaluation import Evaluation, write_evaluations
 from experiments.runs.manifest import RunManifest
 from experiments.tracking.live import TrackedRun
-from experiments.tracking.publish import rebuild
-from experiments.tracking.store import find_runs
+from experiments.tracking.publish import publish_summary, rebuild
+from experiments.tracking.store import REQUEST_LIMITS, explained_errors, find_runs
 from tests import manifests
 
 NAME = "nano_bf16_seed0"
@@ -181,6 +184,45 @@ def test_broken_store_is_loud_once_and_the_files_go_on(
     assert tracked.failure is not None
     (attempt,) = list_attempts(Path("results") / NAME)
     assert [row["step"] for row in attempt.rows()] == [1, 2, 3]
+
+
+@pytest.fixture
+def silent_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[str]:
+    """A server that takes connections and never answers."""
+    monkeypatch.chdir(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        uri = f"http://127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+        for name in REQUEST_LIMITS:
+            monkeypatch.delenv(name, raising=False)
+        yield uri
+
+
+def test_a_server_that_does_not_answer_costs_seconds_and_one_warning(
+    silent_server: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    started = time.monotonic()
+    with caplog.at_level(logging.WARNING):
+        tracked = track(make_manifest(), range(1, 4), "finished")
+    # 10 s seen: two requests of 5 s; MLflow's own limit is 120 s, seven times over
+    assert time.monotonic() - started < 60
+    assert len([r for r in caplog.records if "MLflow stopped following" in r.message]) == 1
+    assert tracked.failure is not None
+    (attempt,) = list_attempts(Path("results") / NAME)
+    assert len(attempt.rows()) == 3
+
+
+def test_publish_without_an_answer_says_what_to_do(silent_server: str) -> None:
+    with pytest.raises(ValueError, match="start the server and try again"), explained_errors():
+        publish_summary("s", Path("results"))
+
+
+def test_publish_into_a_file_that_is_not_a_store_says_what_to_do(broken_store: None) -> None:
+    with (
+        pytest.raises(ValueError, match=r"broken.db: not usable as an .*; move the file away and"),
+        explained_errors(),
+    ):
+        publish_summary("s", Path("results"))
 
 
 def test_rebuild_on_a_broken_store_says_so(broken_store: None) -> None:
