@@ -69,7 +69,10 @@ PARAMETERS = {
 def test_vllms_reload_takes_the_same_arguments(used: Any) -> None:
     pytest.importorskip("vllm", reason="needs requirements/engines.txt")
     found = look_up(f"vllm.model_executor.{used.module}", used.name)
-    assert list(inspect.signature(found).parameters)[: len(PARAMETERS[name])] == (PARAMETERS[name])
+    assert (
+        list(inspect.signature(found).parameters)[: len(PARAMETERS[used.name])]
+        == (PARAMETERS[used.name])
+    )
 
 
 def test_vllms_parallel_settings_of_experts_have_their_fields() -> None:
