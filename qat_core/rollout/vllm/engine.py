@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from qat_core.checkpoint.architecture import meta_model
 from qat_core.checkpoint.quantization_config import (
@@ -132,23 +133,50 @@ class VllmEngine:
         Raises:
             ValueError: no weights have come yet, or a sync broke off.
         """
-        if not self._has_weights:
-            raise ValueError("the engine has no weights: sync() them first")
+        return self.sample(prompts, max_new_tokens, seed, temperature=temperature)
+
+    def sample(
+        self, prompts: Sequence[Sequence[int]], max_new_tokens: int, seed: int, **settings: float
+    ) -> Rollouts:
+        """As `generate`, with any settings of vLLM's SamplingParams, e.g. `top_p`."""
         seeds = random.Random(seed)
         sampling = [
             self._vllm.SamplingParams(
-                temperature=temperature,
                 max_tokens=max_new_tokens,
                 seed=seeds.getrandbits(63),
                 logprobs=0,
                 stop_token_ids=[self.eos_id],
                 detokenize=False,
+                **settings,
             )
             for _ in prompts
         ]
+        outputs = [output.outputs[0] for output in self._run(prompts, sampling)]
+        return _rollouts(prompts, outputs, self.pad_id)
+
+    def prompt_log_probs(self, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Log-probs of each sequence's tokens but the first, FP32 (length - 1,), from one prefill.
+
+        They are of the model alone: temperature and the like do not change them.
+        """
+        once = self._vllm.SamplingParams(max_tokens=1, prompt_logprobs=0, detokenize=False)
+        outputs = self._run(sequences, [once] * len(sequences))
+        return [
+            torch.tensor(
+                [
+                    position[token].logprob
+                    for token, position in zip(tokens[1:], output.prompt_logprobs[1:], strict=True)
+                ]
+            )
+            for tokens, output in zip(sequences, outputs, strict=True)
+        ]
+
+    def _run(self, prompts: Sequence[Sequence[int]], sampling: list[Any]) -> list[Any]:
+        if not self._has_weights:
+            raise ValueError("the engine has no weights: sync() them first")
         inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-        outputs = self._llm.generate(inputs, sampling, use_tqdm=False)
-        return _rollouts(prompts, [output.outputs[0] for output in outputs], self.pad_id)
+        outputs: list[Any] = self._llm.generate(inputs, sampling, use_tqdm=False)
+        return outputs
 
     def sleep(self) -> None:
         """Frees weights and KV cache; needs CUDA and the setting `enable_sleep_mode=True`."""

@@ -1,0 +1,150 @@
+"""Is a train/rollout mismatch normal or a fault, and where does it come from?
+
+    python -m qat_core.doctor CHECKPOINT --recipe full --prompts prompts.txt
+    python -m qat_core.doctor --verl FOLDER
+
+Exit code 0: nothing at fault; 1: a fault was named, or the mismatch is above the band of BF16;
+2: a mistake in the command, in one line.
+"""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import ValidationError
+from rich.console import Console
+from transformers import AutoTokenizer
+from transformers.utils import logging
+
+from qat_core.doctor.diagnosis import BANDS
+from qat_core.doctor.examine import Case, examine, random_prompts
+from qat_core.doctor.prompts import read_prompts
+from qat_core.doctor.report import show
+from qat_core.doctor.sampling import Sampling
+from qat_core.doctor.signs import judge
+from qat_core.doctor.verl_report import show_run
+from qat_core.doctor.verl_run import read_run
+from qat_core.recipe import Recipe
+from qat_core.rollout.start import EngineKind
+
+SAMPLING = Sampling()
+
+
+def main() -> None:
+    """Prints the diagnosis; see the module for the exit codes."""
+    arguments = _parser().parse_args()
+    logging.disable_progress_bar()
+    try:
+        is_healthy, result = _run(arguments)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    if arguments.json:
+        print(json.dumps(result, indent=1))
+    sys.exit(0 if is_healthy else 1)
+
+
+def _run(arguments: argparse.Namespace) -> tuple[bool, dict[str, Any]]:
+    """Whether nothing is at fault, and everything for JSON."""
+    if (arguments.checkpoint is None) == (arguments.verl is None):
+        raise ValueError("name a CHECKPOINT, or a recorded run with --verl FOLDER")
+    console = Console(stderr=arguments.json)
+    if arguments.verl is not None:
+        judged = judge(read_run(arguments.verl), arguments.band)
+        show_run(judged, console)
+        return judged.is_healthy, judged.as_dict()
+    diagnosis = examine(_case(arguments))
+    show(diagnosis, console)
+    return diagnosis.is_healthy, diagnosis.as_dict()
+
+
+def _case(arguments: argparse.Namespace) -> Case:
+    folder: Path = arguments.checkpoint
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{folder / 'config.json'}: missing; name the folder of a checkpoint")
+    rolled_out = _recipe(arguments.recipe, "--recipe")
+    trained = arguments.trained
+    return Case(
+        checkpoint=folder,
+        prompts=_prompts(arguments),
+        rolled_out=rolled_out,
+        trained=rolled_out if trained is None else _recipe(trained, "--trained"),
+        served=arguments.served,
+        previous=arguments.previous,
+        engine=arguments.engine,
+        device=arguments.device,
+        max_new_tokens=arguments.max_new_tokens,
+        sampling=Sampling(
+            arguments.temperature,
+            arguments.top_p,
+            max(0, arguments.top_k),  # -1 is off in vLLM and verl
+            arguments.repetition_penalty,
+        ),
+        micro_batch=arguments.micro_batch,
+        seed=arguments.seed,
+    )
+
+
+def _prompts(arguments: argparse.Namespace) -> list[list[int]]:
+    tokenizer = AutoTokenizer.from_pretrained(arguments.checkpoint)
+    if arguments.prompts is None:
+        known = set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids)
+        return random_prompts(known, arguments.sequences, arguments.seed)
+    return read_prompts(arguments.prompts, tokenizer, arguments.sequences)
+
+
+def _recipe(name: str, option: str) -> Recipe | None:
+    if name == "none":
+        return None
+    if name in ("full", "ffn"):
+        return Recipe.full() if name == "full" else Recipe.ffn()
+    try:
+        return Recipe(**yaml.safe_load(Path(name).read_text()))
+    except FileNotFoundError:
+        raise ValueError(f"{option}: {name}: use none, full, ffn or a YAML file") from None
+    except (ValidationError, TypeError, yaml.YAMLError) as error:
+        raise ValueError(f"{option}: {name}: {' '.join(str(error).split())}") from None
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m qat_core.doctor",
+        description=(__doc__ or "").partition("\n")[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("checkpoint", type=Path, nargs="?", help="the trainer's BF16 checkpoint, with tokenizer")
+    add("--verl", type=Path, metavar="FOLDER", help="judge a recorded verl run instead")
+    add("--band", choices=sorted(BANDS), default="dense", help="of --verl: kind of model")
+    add("--recipe", default="full", help="what rollouts hold in NVFP4: none, full, ffn or a file")
+    add("--trained", help="what training rounds, likewise; by default the same")
+    add("--served", type=Path, help="checkpoint that the engine serves, if not the trainer's")
+    add("--previous", type=Path, help="checkpoint of the sync before, to tell what is stale")
+    add("--engine", choices=get_args(EngineKind), default="eager")
+    add("--device", choices=("cpu", "cuda"), default="cpu")
+    add("--prompts", type=Path, help="one a line, or .jsonl; by default random tokens")
+    add("--sequences", type=_count, default=64, help="at most so many prompts, a response each")
+    add("--max-new-tokens", type=_count, default=64)
+    add("--micro-batch", type=_count, default=8, help="sequences of a pass of the trainer")
+    add("--temperature", type=float, default=SAMPLING.temperature)
+    add("--top-p", type=float, default=SAMPLING.top_p)
+    add("--top-k", type=int, default=SAMPLING.top_k, help="0 or -1 is off")
+    add("--repetition-penalty", type=float, default=SAMPLING.repetition_penalty)
+    add("--seed", type=int, default=0)
+    add("--json", action="store_true", help="JSON on stdout, the table on stderr")
+    return parser
+
+
+def _count(text: str) -> int:
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return value
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    main()

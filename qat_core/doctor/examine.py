@@ -1,0 +1,133 @@
+"""From a checkpoint to a diagnosis: start an engine, sample, score, probe."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from qat_core.checkpoint.shards import read_json
+from qat_core.doctor.diagnosis import Diagnosis, diagnose
+from qat_core.doctor.laboratory import Laboratory
+from qat_core.doctor.sampling import Sampling
+from qat_core.doctor.scoring import one_pass
+from qat_core.doctor.served import served_stream
+from qat_core.doctor.subject import EagerSubject, Subject
+from qat_core.doctor.weights import compare
+from qat_core.prepare import plan, prepare
+from qat_core.recipe import Recipe
+from qat_core.rollout.eager import EagerEngine
+from qat_core.rollout.start import EngineKind
+from qat_core.weights.stream import weight_stream
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is examined.
+
+    Attributes:
+        checkpoint: BF16 checkpoint that the trainer holds, with tokenizer.
+        rolled_out: what the engine holds in NVFP4; None serves BF16.
+        trained: what the trainer's forward pass rounds; None trains in BF16.
+        served: checkpoint that the engine loads, BF16 or packed, instead of the trainer's.
+        previous: the trainer's checkpoint at the last sync but one, to tell what is stale.
+        engine: `eager` or `vllm`.
+        device: `cpu` or `cuda`.
+        prompts: token ids.
+        max_new_tokens: longest response.
+        sampling: how responses are drawn.
+        micro_batch: sequences of one forward pass of the trainer.
+    """
+
+    checkpoint: Path
+    prompts: Sequence[Sequence[int]]
+    rolled_out: Recipe | None = None
+    trained: Recipe | None = None
+    served: Path | None = None
+    previous: Path | None = None
+    engine: EngineKind = "eager"
+    device: str = "cpu"
+    max_new_tokens: int = 64
+    sampling: Sampling = field(default_factory=Sampling)
+    micro_batch: int = 8
+    seed: int = 0
+
+
+def load_model(folder: Path, device: str) -> PreTrainedModel:
+    """The folder's model in BF16.
+
+    Raises:
+        ValueError: no checkpoint there, or a quantized one.
+    """
+    if "quantization_config" in read_json(folder / "config.json"):
+        raise ValueError(
+            f"{folder / 'config.json'}: quantization_config: the trainer's checkpoint needs to be "
+            "in BF16; name a packed one with --served"
+        )
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    return model.to(device).eval().requires_grad_(False)  # type: ignore[arg-type]
+
+
+def examine(case: Case, tamper: Callable[[Subject, PreTrainedModel], None] | None = None) -> Diagnosis:
+    """Finds the causes of the mismatch of one case.
+
+    Args:
+        case: what to examine.
+        tamper: called with engine and trainer before they sample and score: plants faults.
+
+    Raises:
+        ValueError: a checkpoint, a recipe or the engine does not fit; the message says what to do.
+    """
+    model = load_model(case.checkpoint, case.device)
+    subject = start_subject(case, model)
+    stream = served_stream(case.served, case.rolled_out) if case.served else None
+    packed = plan(model, case.rolled_out) if case.rolled_out else None
+    subject.sync(stream or weight_stream(model, packed, case.rolled_out))
+    trainer = load_model(case.checkpoint, case.device)
+    if case.trained:
+        prepare(trainer, case.trained)
+    if tamper:
+        tamper(subject, trainer)
+    samples = subject.sample(case.prompts, case.max_new_tokens, case.sampling, case.seed)
+    versions = compare(model, subject.weights(), case.rolled_out, case.trained, _previous(case))
+    trained_BT = one_pass(
+        trainer,
+        samples.rollouts,
+        int(model.config.vocab_size),
+        rows_at_once=case.micro_batch,
+        whole=True,
+    )
+    del trainer
+    reference = load_model(case.checkpoint, case.device)
+    lab = Laboratory(
+        subject, reference, versions, samples, case.sampling, trained_BT, case.micro_batch
+    )
+    return diagnose(lab)
+
+
+def start_subject(case: Case, model: PreTrainedModel) -> Subject:
+    """The engine of the case, with the architecture of its checkpoint."""
+    if case.engine == "eager":
+        return EagerSubject(EagerEngine(case.checkpoint, case.device), int(model.config.vocab_size))
+    from qat_core.doctor.vllm_subject import VllmSubject
+
+    max_tokens = max(map(len, case.prompts)) + case.max_new_tokens
+    packed = plan(model, case.rolled_out) if case.rolled_out else None
+    return VllmSubject(case.checkpoint, case.device, packed, max_tokens)
+
+
+def _previous(case: Case) -> Callable[[], PreTrainedModel] | None:
+    folder = case.previous
+    return None if folder is None else lambda: load_model(folder, case.device)
+
+
+def random_prompts(vocabulary: Iterable[int], count: int, seed: int) -> list[list[int]]:
+    """Prompts of 4 to 16 random tokens, for a checkpoint without prompts of its own."""
+    known = torch.tensor(sorted(vocabulary))
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(4, 17, (count,), generator=generator).tolist()
+    return [
+        known[torch.randint(len(known), (length,), generator=generator)].tolist()
+        for length in lengths
+    ]

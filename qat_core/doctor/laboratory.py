@@ -1,0 +1,156 @@
+"""Log-probs of the sampled tokens under any setting between the engine's and the trainer's."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from qat_core.doctor.numerics import VARIANTS, variant
+from qat_core.doctor.routing import disagreement, routers
+from qat_core.doctor.sampling import ORDER, Sampling
+from qat_core.doctor.scoring import one_pass
+from qat_core.doctor.statistics import k3_per_sequence
+from qat_core.doctor.subject import Samples, Subject
+from qat_core.doctor.weights import Versions
+
+WEIGHT_CAUSES = frozenset({"weights", "staleness", "scale", "quantization"})
+# of the trainer's variant's k3: what another one has to fall below to be taken for the engine's
+IDENTIFIED_BELOW = 0.5
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How log-probs are computed; the defaults are how the engine reports them.
+
+    Attributes:
+        sampling: settings of the sampler that apply, from the first of `sampling.ORDER` on.
+        padded: normalized over the engine's vocabulary, not the trainer's.
+        decoded: a token at a time with a KV cache, else in one pass.
+        engine_kernels: by the engine, else by a transformers model (the reference).
+        norm, rope: variants of `numerics.VARIANTS`.
+        replayed: what of the engine's routes the reference replays.
+        broken: causes of `WEIGHT_CAUSES` whose weights are not the trainer's yet.
+        whole_batch: all sequences in one pass, as sampled; else in the trainer's micro-batches.
+        trainer: by the trainer itself; all else is then the trainer's.
+    """
+
+    sampling: tuple[str, ...] = ORDER
+    padded: bool = True
+    decoded: bool = True
+    engine_kernels: bool = True
+    norm: str = "trainer"
+    rope: str = "trainer"
+    replayed: tuple[str, ...] = ("ids", "weights")
+    broken: frozenset[str] = WEIGHT_CAUSES
+    whole_batch: bool = True
+    trainer: bool = False
+
+
+class Laboratory:
+    """Everything that log-probs of one batch of samples are computed from.
+
+    Args:
+        subject: the rollout engine.
+        reference: a transformers model of its own, whose weights are overwritten.
+        versions: served, sent and trained weights.
+        samples: what the engine sampled.
+        sampling: how.
+        trained_BT: log-probs by the trainer itself.
+        micro_batch: sequences of one forward pass of the trainer.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        reference: PreTrainedModel,
+        versions: Versions,
+        samples: Samples,
+        sampling: Sampling,
+        trained_BT: Tensor,
+        micro_batch: int,
+    ) -> None:
+        self.subject, self.versions, self.sampling = subject, versions, sampling
+        self.samples, self.micro_batch = samples, micro_batch
+        self.vocabulary = int(reference.config.vocab_size)
+        self.mask_BT = samples.rollouts.response_mask
+        self._reference, self._trained_BT = reference, trained_BT
+        self._loaded: frozenset[str] | None = None
+
+    @property
+    def has_routers(self) -> bool:
+        """Whether the model is a mixture of experts whose routers are known."""
+        return bool(routers(self._reference))
+
+    def log_probs(self, setting: Setting) -> Tensor:
+        """Log-probs FP32 (B, T) of the sampled tokens."""
+        if setting.trainer:
+            return self._trained_BT
+        if setting.decoded:
+            applied = setting.sampling
+            if not self.subject.tells_stages:  # all at once, with the last that is in use
+                applied = ORDER if set(applied) & set(self.sampling.in_use) else ()
+            return self.samples.stages[applied, setting.padded]
+        if setting.engine_kernels:
+            return self._prefilled_BT
+        return self._by_reference(setting)
+
+    @cached_property
+    def engine_variants(self) -> tuple[str, str]:
+        """The norm and the rotary embedding with which the reference comes closest to the engine.
+
+        Both are the trainer's unless another one at least halves the k3 that remains.
+        """
+        start = Setting(decoded=False, engine_kernels=False)
+        norm = self._closest([replace(start, norm=kind) for kind in VARIANTS]).norm
+        rope = self._closest([replace(start, norm=norm, rope=kind) for kind in VARIANTS]).rope
+        return norm, rope
+
+    @cached_property
+    def router_disagreement(self) -> tuple[float, float]:
+        """Of the engine's routers and the reference's, the inputs and weights being the engine's."""
+        routes = self.samples.routes
+        if routes is None:
+            return 0.0, 0.0
+        self._load(WEIGHT_CAUSES)
+        return disagreement(self._reference, routes, self.samples.rollouts.attention_mask[:, :-1])
+
+    @cached_property
+    def _prefilled_BT(self) -> Tensor:
+        return self.subject.one_pass(self.samples, self.vocabulary)
+
+    def _closest(self, candidates: list[Setting]) -> Setting:
+        k3 = [float(sums.sum()) for sums in map(self._distance_to_engine, candidates)]
+        best = min(range(len(k3)), key=k3.__getitem__)
+        return candidates[best if k3[best] < IDENTIFIED_BELOW * k3[0] else 0]
+
+    def _distance_to_engine(self, setting: Setting) -> Tensor:
+        return k3_per_sequence(self._by_reference(setting), self._prefilled_BT, self.mask_BT)
+
+    def _by_reference(self, setting: Setting) -> Tensor:
+        self._load(setting.broken)
+        rollouts = self.samples.rollouts
+        with variant(self._reference, setting.norm, setting.rope):
+            return one_pass(
+                self._reference,
+                rollouts,
+                self.vocabulary,
+                rows_at_once=len(rollouts.input_ids) if setting.whole_batch else self.micro_batch,
+                routes=self.samples.routes if setting.replayed else None,
+                with_weights="weights" in setting.replayed,
+                whole=not setting.whole_batch,
+            )
+
+    @torch.no_grad()
+    def _load(self, broken: frozenset[str]) -> None:
+        """Writes the weights in which these causes are not repaired."""
+        if broken == self._loaded:
+            return
+        for name, value in self._mixed(broken):
+            self._reference.get_parameter(name).copy_(value)
+        self._loaded = broken
+
+    def _mixed(self, broken: frozenset[str]) -> Iterator[tuple[str, Tensor]]:
+        return self.versions.mixed(broken)

@@ -1,0 +1,81 @@
+"""Variants of RMSNorm and of rotary embeddings that engines and trainers disagree on.
+
+`trainer` is what the trainer's model class computes. transformers rounds the normalized value to
+BF16 before it multiplies with the weight, and rotates in BF16; vLLM's kernels do both in FP32
+and round once. A port that rounds more (variance or frequencies in BF16) is a bug.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor, nn
+
+VARIANTS = ("trainer", "fp32", "bf16")
+ROTATION = "apply_rotary_pos_emb"
+
+
+@contextmanager
+def variant(model: nn.Module, norm: str, rope: str) -> Iterator[None]:
+    """Inside, the model's norms and rotary embeddings compute the named variants."""
+    with ExitStack() as patches:
+        if norm != "trainer":
+            for module in norms(model):
+                forward = partial(_NORMS[norm], module)
+                patches.enter_context(patch.object(module, "forward", forward))
+        if rope == "fp32":
+            owner = sys.modules[type(model).__module__]
+            rotate = partial(_rotate_in_fp32, getattr(owner, ROTATION))
+            patches.enter_context(patch.object(owner, ROTATION, rotate))
+        if rope == "bf16":
+            for frequencies in frequencies_of(model):
+                patches.enter_context(_rounded(frequencies))
+        yield
+
+
+def norms(model: nn.Module) -> list[Any]:
+    """The RMSNorm modules, by the name of their class."""
+    return [m for m in model.modules() if type(m).__name__.endswith("RMSNorm")]
+
+
+def frequencies_of(model: nn.Module) -> list[Tensor]:
+    """The frequencies of rotary embeddings, FP32 buffers."""
+    return [buffer for name, buffer in model.named_buffers() if name.endswith("inv_freq")]
+
+
+@contextmanager
+def _rounded(frequencies: Tensor) -> Iterator[None]:
+    kept = frequencies.clone()
+    frequencies.copy_(kept.bfloat16())
+    try:
+        yield
+    finally:
+        frequencies.copy_(kept)
+
+
+def _norm_in_fp32(module: Any, x: Tensor) -> Tensor:
+    wide = x.float()
+    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + module.variance_epsilon)
+    return (wide * scale * module.weight.float()).to(x.dtype)
+
+
+def _norm_in_bf16(module: Any, x: Tensor) -> Tensor:
+    narrow = x.bfloat16()
+    scale = torch.rsqrt((narrow * narrow).mean(-1, keepdim=True) + module.variance_epsilon)
+    return (narrow * scale * module.weight).to(x.dtype)
+
+
+def _rotate_in_fp32(
+    rotate: Callable[..., tuple[Tensor, Tensor]], q: Tensor, k: Tensor, *args: Any, **kwargs: Any
+) -> tuple[Tensor, Tensor]:
+    wide = [a.float() if isinstance(a, Tensor) else a for a in args]
+    wide_kwargs = {n: a.float() if isinstance(a, Tensor) else a for n, a in kwargs.items()}
+    q_rotated, k_rotated = rotate(q.float(), k.float(), *wide, **wide_kwargs)
+    return q_rotated.to(q.dtype), k_rotated.to(k.dtype)
+
+
+_NORMS: dict[str, Callable[[Any, Tensor], Tensor]] = {"fp32": _norm_in_fp32, "bf16": _norm_in_bf16}

@@ -1,0 +1,54 @@
+"""Prompts of a file as token ids: one a line, plain text or JSON."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+KEYS = ("prompt", "input")
+
+
+def read_prompts(path: Path, tokenizer: PreTrainedTokenizerBase, limit: int) -> list[list[int]]:
+    """The first `limit` prompts of a file.
+
+    A line of a `.jsonl` file is an object that holds the prompt under `prompt` (or `input`, as in
+    verl's dumped rollouts): text, or chat messages for the tokenizer's template. Any other file
+    holds a text a line.
+
+    Raises:
+        ValueError: the file is missing or empty, or a line holds no prompt.
+    """
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file; name a file with one prompt a line")
+    lines = [line for line in path.read_text().splitlines() if line.strip()]
+    if not lines:
+        raise ValueError(f"{path}: holds no prompts; write one a line")
+    return [
+        _token_ids(tokenizer, _prompt(line, f"{path}, line {number}", path.suffix == ".jsonl"))
+        for number, line in enumerate(lines[:limit], start=1)
+    ]
+
+
+def _prompt(line: str, where: str, is_json: bool) -> Any:
+    if not is_json:
+        return line
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where}: not JSON ({error.msg}); remove the damaged line") from None
+    for key in KEYS:
+        if isinstance(row, dict) and isinstance(row.get(key), str | list) and row[key]:
+            return row[key]
+    raise ValueError(f"{where}: holds no text and no messages under {' or '.join(KEYS)}")
+
+
+def _token_ids(tokenizer: PreTrainedTokenizerBase, prompt: str | list[Any]) -> list[int]:
+    ids: list[int]
+    if isinstance(prompt, str):
+        ids = tokenizer.encode(prompt)
+    else:
+        ids = tokenizer.apply_chat_template(
+            prompt, add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+    return ids

@@ -1,0 +1,63 @@
+"""A diagnosis as a table for people."""
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from qat_core.doctor.diagnosis import Diagnosis, Finding
+from qat_core.doctor.statistics import Estimate
+
+STYLES = {
+    "fault": "bold red",
+    "consequence": "yellow",
+    "noise": "",
+    "none": "dim",
+    "not measured": "yellow",
+}
+KINDS = {"dense": "BF16 dense", "moe": "BF16 MoE"}
+
+
+def show(diagnosis: Diagnosis, console: Console) -> None:
+    """Prints all causes with their sizes, then what is at fault and what to do."""
+    table = Table("cause", "k3 of the switch", "share of the total", "verdict", "evidence")
+    for finding in diagnosis.findings:
+        table.add_row(*map(Text, _cells(finding)), style=STYLES[finding.verdict])
+    console.print(table)
+    low, high = diagnosis.band
+    console.print(
+        f"k3 KL(rollout || train): {_number(diagnosis.total)} nats a token, "
+        f"{diagnosis.num_sequences} sequences, {diagnosis.num_tokens} tokens. "
+        f"{KINDS[diagnosis.kind]}: {low:.0e} to {high:.0e}. {_place(diagnosis)}"
+    )
+    for finding in diagnosis.named:
+        console.print(Text(f"{finding.title}: {finding.advice}", style=STYLES["fault"]))
+    for finding in diagnosis.findings:
+        if finding.verdict == "consequence":
+            console.print(Text(f"{finding.title}, a consequence: {finding.advice}"))
+    if not diagnosis.named:
+        console.print("No fault found.")
+
+
+def _cells(finding: Finding) -> list[str]:
+    measured = finding.verdict != "not measured"
+    share = finding.share
+    shares = f"{share.value:.1%} [{share.low:.1%}, {share.high:.1%}]"
+    is_zero = finding.k3.value == 0
+    return [
+        finding.title,
+        ("0" if is_zero else _number(finding.k3)) if measured else "",
+        ("" if is_zero else shares) if measured else "",
+        finding.verdict,
+        finding.evidence,
+    ]
+
+
+def _number(estimate: Estimate) -> str:
+    return f"{estimate.value:.2e} [{estimate.low:.2e}, {estimate.high:.2e}]"
+
+
+def _place(diagnosis: Diagnosis) -> str:
+    low, high = diagnosis.band
+    if diagnosis.total.low > high:
+        return "Above the band."
+    return "Below the band." if diagnosis.total.high < low else "Within the band."

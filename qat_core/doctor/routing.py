@@ -1,0 +1,145 @@
+"""Which experts a mixture of experts chose: recorded in one forward pass, replayed in another.
+
+Routers are the modules named `gate` or `router` that are no linear layer: transformers 5 lets them
+return (logits, weights, ids), each with a row a token.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+NAMES = ("gate", "router")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One router's decisions: experts (B, L, k) int64, their weights, its inputs (B, L, H)."""
+
+    ids: Tensor
+    weights: Tensor
+    inputs: Tensor
+
+
+@dataclass(frozen=True)
+class Routes:
+    """All routers' decisions, from the first layer to the last."""
+
+    layers: tuple[Layer, ...]
+
+    def select(self, rows: slice) -> "Routes":
+        """Of some of the sequences."""
+        return Routes(tuple(Layer(*(t[rows] for t in vars(it).values())) for it in self.layers))
+
+
+def routers(model: nn.Module) -> list[nn.Module]:
+    """The model's routers from the first layer to the last; none in a dense model."""
+    return [
+        module
+        for name, module in model.named_modules()
+        if name.rpartition(".")[2] in NAMES and not isinstance(module, nn.Linear)
+    ]
+
+
+class Recorder:
+    """Collects routes over the forward passes of a decoding, which bring a few positions each."""
+
+    def __init__(self, num_sequences: int) -> None:
+        self._num_sequences = num_sequences
+        self._parts: dict[int, list[Layer]] = {}
+
+    @contextmanager
+    def watch(self, model: nn.Module) -> Iterator[None]:
+        """Records what the model's routers choose inside."""
+        handles = [
+            router.register_forward_hook(self._hook(layer))
+            for layer, router in enumerate(routers(model))
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def routes(self) -> Routes | None:
+        """All positions so far; None if the model has no routers."""
+        layers = [self._parts[layer] for layer in sorted(self._parts)]
+        joined = [zip(*(vars(part).values() for part in parts), strict=True) for parts in layers]
+        whole = tuple(Layer(*(torch.cat(tensors, 1) for tensors in it)) for it in joined)
+        return Routes(whole) if whole else None
+
+    def _hook(self, layer: int) -> Any:
+        def record(_module: nn.Module, inputs: Any, output: tuple[Tensor, ...]) -> None:
+            _, weights, ids = output
+            parts = (t.view(self._num_sequences, -1, t.shape[-1]) for t in (ids, weights, *inputs))
+            self._parts.setdefault(layer, []).append(Layer(*parts))
+
+        return record
+
+
+@torch.no_grad()
+def disagreement(model: nn.Module, routes: Routes, mask_BL: Tensor) -> tuple[float, float]:
+    """How the model's routers differ from the recorded ones on the recorded inputs.
+
+    What the inputs owe to faults elsewhere plays no part in it.
+
+    Returns:
+        The share of decisions with another set of experts, and the mean difference of the weights
+        of the same experts relative to their mean.
+    """
+    real = mask_BL.flatten() > 0
+    other, difference, total = [], 0.0, 0.0
+    for router, layer in zip(routers(model), routes.layers, strict=True):
+        _, weights, ids = router(layer.inputs.flatten(0, 1))
+        found, recorded = _by_expert(ids, weights), _by_expert(layer.ids, layer.weights)
+        differs = (found[0] != recorded[0]).any(-1)
+        same = real & ~differs
+        other.append(differs[real])
+        difference += float((found[1] - recorded[1])[same].abs().sum())
+        total += float(recorded[1][same].sum())
+    return float(torch.cat(other).float().mean()), difference / max(total, 1e-9)
+
+
+def _by_expert(ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """A row a token, its experts in ascending order."""
+    ordered, places = ids.flatten(0, -2).sort(-1)
+    return ordered, weights.flatten(0, -2).float().gather(-1, places)
+
+
+@contextmanager
+def replayed(model: nn.Module, routes: Routes | None, *, weights: bool) -> Iterator[None]:
+    """Inside, the model's tokens go to the recorded experts.
+
+    Args:
+        model: with the routers of the recorded one.
+        routes: None changes nothing.
+        weights: replay the experts' weights too; else the router weighs the given experts anew.
+    """
+    layers = routes.layers if routes else ()
+    handles = [
+        router.register_forward_hook(_replay(layer, weights))
+        for router, layer in zip(routers(model), layers, strict=bool(layers))
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _replay(layer: Layer, with_weights: bool) -> Any:
+    ids, recorded = layer.ids.flatten(0, 1), layer.weights.flatten(0, 1)
+
+    def replace(router: nn.Module, _inputs: Any, output: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        logits, own, _ = output
+        if with_weights:
+            return logits, recorded, ids
+        chosen = logits.softmax(-1, dtype=torch.float32).gather(-1, ids)
+        if getattr(router, "norm_topk_prob", True):
+            chosen = chosen / chosen.sum(-1, keepdim=True)
+        return logits, chosen.to(own.dtype), ids
+
+    return replace

@@ -1,0 +1,83 @@
+"""Settings of a sampler, and the log-probs of a token under all of them and under some.
+
+A rollout engine may report log-probs of the distribution that it drew from, which top-p, top-k,
+temperature and penalties have changed; a trainer computes those of the model alone.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import (
+    LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+# in the order in which transformers and vLLM apply them
+ORDER = ("penalties", "temperature", "top_k", "top_p")
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn; the defaults change nothing.
+
+    Attributes:
+        temperature: divides the logits; greater than 0.
+        top_p: keep the likeliest tokens of this total probability.
+        top_k: keep so many of the likeliest tokens; 0 is off.
+        repetition_penalty: of tokens that prompt or response hold (Keskar et al. 2019).
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name, wrong, needs in (
+            ("temperature", self.temperature <= 0, "a number above 0"),
+            ("top_p", not 0 < self.top_p <= 1, "a number above 0, at most 1"),
+            ("top_k", self.top_k < 0, "a whole number, 0 for off"),
+            ("repetition_penalty", self.repetition_penalty <= 0, "a number above 0"),
+        ):
+            if wrong:
+                raise ValueError(f"{name}: {getattr(self, name)}: needs {needs}")
+
+    @property
+    def in_use(self) -> dict[str, float]:
+        """The settings of `ORDER` that change the distribution, with their values."""
+        values = {
+            "penalties": (self.repetition_penalty, 1.0),
+            "temperature": (self.temperature, 1.0),
+            "top_k": (self.top_k, 0),
+            "top_p": (self.top_p, 1.0),
+        }
+        return {name: value for name, (value, neutral) in values.items() if value != neutral}
+
+    def log_probs(self, applied: tuple[str, ...], history_BL: Tensor, logits_BV: Tensor) -> Tensor:
+        """Log-probs FP32 (B, V) with the settings named in `applied`; -inf for excluded tokens.
+
+        Args:
+            applied: names of `ORDER`.
+            history_BL: tokens so far, int64.
+            logits_BV: of the model, FP32.
+        """
+        makers: dict[str, Any] = {
+            "penalties": RepetitionPenaltyLogitsProcessor,
+            "temperature": TemperatureLogitsWarper,
+            "top_k": TopKLogitsWarper,
+            "top_p": TopPLogitsWarper,
+        }
+        used = [n for n in ORDER if n in applied and n in self.in_use]
+        processors = LogitsProcessorList([makers[n](self.in_use[n]) for n in used])
+        processed_BV: Tensor = processors(history_BL, logits_BV.clone())
+        return processed_BV.log_softmax(-1)
+
+
+def draw(log_probs_BV: Tensor, generator: torch.Generator) -> Tensor:
+    """One token a row, int64 (B,)."""
+    return torch.multinomial(log_probs_BV.exp(), 1, generator=generator).squeeze(-1)

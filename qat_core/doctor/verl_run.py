@@ -1,0 +1,152 @@
+"""A recorded verl run: its metrics, its configuration and its dumped rollouts, as found on disk.
+
+verl 0.9 writes `{"step": n, "data": {...}}` lines (file logger), Hydra's `config.yaml`, and with
+`trainer.rollout_data_dir` a file `<step>.jsonl` a step, whose lines hold `input` and `output` as
+text. It dumps no log-probs: what a run says of the mismatch are sums over tokens.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import yaml
+
+Verdict = Literal["fault", "warning", "none", "not recorded"]
+DUMP = re.compile(r"\d+\.jsonl")
+K3, K1 = "rollout_corr/k3_kl", "rollout_corr/kl"
+
+
+@dataclass(frozen=True)
+class VerlRun:
+    """What a folder holds of one run.
+
+    Attributes:
+        steps: the logged steps, ascending.
+        metrics: a value a step by verl's name, NaN where a step lacks it.
+        config: verl's configuration; empty if it was not found.
+        responses: dumped responses by step; empty if there are none.
+    """
+
+    steps: Sequence[int]
+    metrics: Mapping[str, np.ndarray]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    responses: Mapping[int, Sequence[str]] = field(default_factory=dict)
+
+    def series(self, name: str) -> np.ndarray:
+        """The finite values of a metric, in order of steps."""
+        values = self.metrics.get(name, np.array([]))
+        found: np.ndarray = values[np.isfinite(values)]
+        return found
+
+    def setting(self, *keys: str) -> Any:
+        """A value of the configuration, None if it is not there."""
+        value: Any = self.config
+        for key in keys:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        return value
+
+
+@dataclass(frozen=True)
+class Sign:
+    """One thing that a recorded run shows; verdicts as in `signs.py`."""
+
+    name: str
+    title: str
+    evidence: str
+    verdict: Verdict
+    advice: str = ""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """All signs of a run."""
+
+    num_steps: int
+    band: tuple[float, float]
+    signs: tuple[Sign, ...]
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether no sign is a fault; warnings pass."""
+        return not any(sign.verdict == "fault" for sign in self.signs)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Ready for JSON."""
+        return asdict(self) | {"healthy": self.is_healthy}
+
+
+def read_run(folder: Path) -> VerlRun:
+    """Reads a folder, or a file of the file logger.
+
+    Raises:
+        ValueError: there are no metrics with `rollout_corr/k3_kl`, or several runs' or damaged ones.
+    """
+    files = [folder] if folder.is_file() else sorted(folder.rglob("*.jsonl"))
+    logs = [path for path in files if not DUMP.fullmatch(path.name) and _is_log(path)]
+    if len(logs) != 1:
+        found = ", ".join(map(str, logs[:3])) or "none"
+        raise ValueError(
+            f"{folder}: needs one file of verl's file logger (trainer.logger: [file]), found {found}"
+        )
+    steps, metrics = _read_log(logs[0])
+    if K3 not in metrics:
+        raise ValueError(
+            f"{logs[0]}: {K3}: missing; set actor_rollout_ref.rollout.calculate_log_probs=True"
+        )
+    dumps = {int(p.stem): p for p in files if DUMP.fullmatch(p.name)}
+    responses = {step: _responses(dumps[step]) for step in sorted(dumps)}
+    return VerlRun(steps, metrics, _config(folder), responses)
+
+
+def _is_log(path: Path) -> bool:
+    with path.open() as file:
+        first = file.readline()
+    return first.lstrip().startswith("{") and '"step"' in first and '"output"' not in first
+
+
+def _read_log(path: Path) -> tuple[list[int], dict[str, np.ndarray]]:
+    """Rows of verl's file logger, or flat ones; of a repeated step the last counts."""
+    rows: dict[int, dict[str, float]] = {}
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        try:
+            row = json.loads(line)
+            step, data = int(row["step"]), row.get("data", row)
+            known = {k: float(v) for k, v in data.items() if isinstance(v, int | float)}
+        except (json.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError):
+            raise ValueError(
+                f"{path}, line {number}: no step of verl's file logger; remove the damaged line"
+            ) from None
+        # after the last step verl logs a validation under its number again
+        rows[step] = rows.get(step, {}) | known
+    steps = sorted(step for step, row in rows.items() if K3 in row)
+    names = sorted({name for step in steps for name in rows[step]})
+    return steps, {n: np.array([rows[s].get(n, np.nan) for s in steps]) for n in names}
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    if folder.is_file():
+        return {}
+    for path in sorted(folder.rglob("config.yaml")):
+        try:
+            config = yaml.safe_load(path.read_text())
+        except yaml.YAMLError as error:
+            raise ValueError(f"{path}: {' '.join(str(error).split())}") from None
+        if isinstance(config, dict) and "actor_rollout_ref" in config:
+            return config
+    return {}
+
+
+def _responses(path: Path) -> list[str]:
+    responses = []
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        try:
+            responses.append(str(json.loads(line)["output"]))
+        except (json.JSONDecodeError, KeyError, TypeError):
+            raise ValueError(
+                f"{path}, line {number}: no rollout of verl's with an `output`; remove the line"
+            ) from None
+    return responses

@@ -1,0 +1,150 @@
+"""Three sets of numbers for one model, and why they differ, weight by weight.
+
+* served: what the rollout engine computes with,
+* sent: what a sync of the trainer's weights would bring now,
+* trained: what the trainer's matrix products read.
+
+Served and sent have to be the same bits; sent and trained are if training rounds as rollouts do.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import get_args
+
+import torch
+from torch import Tensor, nn
+
+from qat_core.nvfp4 import BlockScale, PackedTensor, ScalePolicy, dequantize
+from qat_core.plan import plan
+from qat_core.recipe import Recipe
+from qat_core.weights.hub_names import Weight
+from qat_core.weights.stream import weight_stream
+
+# of a model's matrices; what more differ than this is another version of the model
+STALE_FRACTION = 0.5
+
+
+def packed(model: nn.Module, recipe: Recipe | None) -> dict[str, Weight]:
+    """All weights as a sync by `recipe` sends them; None sends BF16."""
+    return dict(weight_stream(model, plan(model, recipe) if recipe else None, recipe))
+
+
+def numbers(weight: Weight) -> Tensor:
+    """The BF16 numbers that a weight stands for."""
+    return dequantize(weight) if isinstance(weight, PackedTensor) else weight.bfloat16()
+
+
+@dataclass(frozen=True)
+class Versions:
+    """The three sets; a cause a weight where two of them differ.
+
+    Attributes:
+        blame_served: `weights`, `staleness` or `scale` where served and sent differ.
+        blame_sent: `quantization` or `scale` where sent and trained differ.
+    """
+
+    served: Mapping[str, Tensor]
+    sent: Mapping[str, Weight]
+    trained: Mapping[str, Weight]
+    blame_served: Mapping[str, str]
+    blame_sent: Mapping[str, str]
+
+    def mixed(self, broken: frozenset[str]) -> Iterator[tuple[str, Tensor]]:
+        """The trainer's numbers, but for those that a cause in `broken` changes."""
+        for name, trained in self.trained.items():
+            if self.blame_served.get(name) in broken:
+                yield name, self.served[name]
+            elif self.blame_sent.get(name) in broken:
+                yield name, numbers(self.sent[name])
+            else:
+                yield name, numbers(trained)
+
+    def blamed(self, cause: str) -> list[str]:
+        """Names of the weights that a cause changes."""
+        blames = (self.blame_served, self.blame_sent)
+        return [n for blame in blames for n, why in blame.items() if why == cause]
+
+
+def compare(
+    model: nn.Module,
+    served: Mapping[str, Tensor],
+    rolled_out: Recipe | None,
+    trained: Recipe | None,
+    previous: Callable[[], nn.Module] | None,
+) -> Versions:
+    """Finds a cause for every weight that differs.
+
+    Args:
+        model: the trainer's weights, plain.
+        served: the rollout engine's numbers.
+        rolled_out: what the rollout engine is to hold in NVFP4.
+        trained: what training rounds; None for BF16.
+        previous: loads the model as it was at the last sync but one, to tell what is stale.
+
+    Raises:
+        ValueError: the engine's weights have other names or shapes than the trainer's. More rows
+            are allowed: padding of a vocabulary, which the vocabulary's probe looks at.
+    """
+    sent, known = packed(model, rolled_out), packed(model, trained)
+    _require_same_shapes(served, sent)
+    served = {name: served[name][: weight.shape[0]] for name, weight in sent.items()}
+    differing = {name for name, weight in sent.items() if not _same(served[name], weight)}
+    by_policy = _of_other_policies(model, rolled_out, served, differing)
+    changed = differing - by_policy
+    if previous is not None and changed:
+        old = packed(previous(), rolled_out)
+        stale = {name for name in changed if name in old and _same(served[name], old[name])}
+    else:
+        matrices = [name for name, weight in sent.items() if len(weight.shape) > 1]
+        moved = [name for name in matrices if name in changed]
+        stale = changed if len(moved) > STALE_FRACTION * len(matrices) else set()
+    blame = {n: "scale" if n in by_policy else "staleness" for n in by_policy | stale}
+    return Versions(
+        served=served,
+        sent=sent,
+        trained=known,
+        blame_served={n: blame.get(n, "weights") for n in sent if n in differing},
+        blame_sent=dict(_differences(sent, known)),
+    )
+
+
+def _differences(
+    sent: Mapping[str, Weight], trained: Mapping[str, Weight]
+) -> Iterable[tuple[str, str]]:
+    for name, weight in sent.items():
+        both = isinstance(weight, PackedTensor) and isinstance(trained[name], PackedTensor)
+        if not torch.equal(numbers(weight), numbers(trained[name])):
+            yield name, "scale" if both else "quantization"
+
+
+def _of_other_policies(
+    model: nn.Module, recipe: Recipe | None, served: Mapping[str, Tensor], differing: set[str]
+) -> set[str]:
+    """Weights that are those of now, packed by another rule for their scales."""
+    found: set[str] = set()
+    if recipe is None:
+        return found
+    for scale in get_args(ScalePolicy):
+        for block_scale in get_args(BlockScale):
+            left = differing - found
+            if not left:
+                return found
+            other = recipe.model_copy(update={"scale": scale, "block_scale": block_scale})
+            stream = packed(model, other).items()
+            found |= {name for name, w in stream if name in left and _same(served[name], w)}
+    return found
+
+
+def _same(served: Tensor, weight: Weight) -> bool:
+    return torch.equal(served.bfloat16(), numbers(weight).to(served.device))
+
+
+def _require_same_shapes(served: Mapping[str, Tensor], sent: Mapping[str, Weight]) -> None:
+    for name, weight in sent.items():
+        shape = served[name].shape if name in served else torch.Size((0,))
+        if shape[1:] != weight.shape[1:] or shape[0] < weight.shape[0]:
+            held = tuple(served[name].shape) if name in served else "nothing"
+            raise ValueError(
+                f"{name}: the engine holds {held}, the trainer {tuple(weight.shape)}: "
+                "compare checkpoints of one architecture"
+            )

@@ -1,0 +1,263 @@
+"""Faults planted into a rollout engine or a trainer, each with the cause that has to be named.
+
+    python -m tests.doctor.faults docs/doctor.md
+
+writes the table of faults and of what the doctor named into the documentation.
+"""
+
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from qat_core.doctor.diagnosis import Diagnosis
+from qat_core.doctor.examine import Case, examine, load_model, random_prompts
+from qat_core.doctor.numerics import variant
+from qat_core.doctor.routing import routers
+from qat_core.doctor.sampling import Sampling
+from qat_core.doctor.subject import EagerSubject
+from qat_core.recipe import Recipe
+from tests.nano_models import write_nano
+
+Tamper = Callable[[EagerSubject, PreTrainedModel], None]
+FULL = Recipe.full()
+ATTENTION = "model.layers.0.self_attn.o_proj.weight"
+BEGIN, END = "<!-- begin:faults -->", "<!-- end:faults -->"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One planted fault.
+
+    Attributes:
+        what: for the table.
+        cause: what the doctor has to name, and nothing else; None for a healthy setting.
+        case: what differs in the case from QAT with equal recipes.
+        tamper: what is done to engine and trainer.
+        models: which of the two nano models it is planted in.
+        other: the checkpoint of another step that the engine serves.
+    """
+
+    what: str
+    cause: str | None
+    case: dict[str, Any] = field(default_factory=dict)
+    tamper: Tamper | None = None
+    models: tuple[str, ...] = ("nano-dense", "nano-moe")
+    other: tuple[str, ...] = ()
+
+
+def _always(model: PreTrainedModel, **kinds: str) -> None:
+    """The model computes with another variant from now on."""
+    kept = variant(model, **{"norm": "trainer", "rope": "trainer"} | kinds)
+    kept.__enter__()
+    model._kept_variant = kept  # else the generator would be closed and the variant undone
+
+
+def _zero_row(subject: EagerSubject, trainer: PreTrainedModel) -> None:
+    with torch.no_grad():
+        subject.model.get_parameter(ATTENTION)[:8] = 0
+
+
+def _forget_mask(model: PreTrainedModel) -> None:
+    forward = model.forward
+
+    def without_mask(*args: Any, attention_mask: Tensor, **kwargs: Any) -> Any:
+        return forward(*args, attention_mask=torch.ones_like(attention_mask), **kwargs)
+
+    model.forward = without_mask
+
+
+def _forget_mask_in_batches(model: PreTrainedModel) -> None:
+    forward = model.forward
+
+    def without_mask(*args: Any, attention_mask: Tensor, **kwargs: Any) -> Any:
+        if len(attention_mask) > 1:
+            attention_mask = torch.ones_like(attention_mask)
+        return forward(*args, attention_mask=attention_mask, **kwargs)
+
+    model.forward = without_mask
+
+
+def _cache_in_fp8(model: PreTrainedModel) -> None:
+    forward = model.forward
+
+    def with_fp8_cache(*args: Any, past_key_values: Any = None, **kwargs: Any) -> Any:
+        out = forward(*args, past_key_values=past_key_values, **kwargs)
+        for layer in past_key_values.layers if past_key_values else ():
+            layer.keys, layer.values = _saturated(layer.keys), _saturated(layer.values)
+        return out
+
+    model.forward = with_fp8_cache
+
+
+def _saturated(values: Tensor) -> Tensor:
+    """As FP8 E4M3 with a scale that is too small: nothing above 7 / 16."""
+    wide = (values.float() * 1024).clamp(-448, 448)
+    return (wide.to(torch.float8_e4m3fn).float() / 1024).to(values.dtype)
+
+
+def _pad_vocabulary(model: PreTrainedModel) -> None:
+    head = model.get_output_embeddings()
+    padded = nn.Linear(head.in_features, head.out_features + 16, bias=False, dtype=torch.bfloat16)
+    with torch.no_grad():
+        padded.weight[: head.out_features] = head.weight
+        padded.weight[head.out_features :] = 0
+    model.set_output_embeddings(padded.requires_grad_(False))
+
+
+def _unnormalized_experts(model: PreTrainedModel) -> None:
+    for router in routers(model):
+        router.norm_topk_prob = not router.norm_topk_prob
+
+
+def _coarse_router(model: PreTrainedModel) -> None:
+    for router in routers(model):
+        router.forward = partial(_coarse, router, router.forward)
+
+
+def _coarse(router: Any, forward: Any, hidden: Tensor) -> tuple[Tensor, ...]:
+    """Experts chosen by logits rounded to whole numbers, weighed by the exact ones."""
+    logits, _, _ = forward(hidden)
+    _, ids = torch.topk(logits.float().round(), router.top_k, dim=-1)
+    weights = logits.softmax(-1, dtype=torch.float32).gather(-1, ids)
+    if router.norm_topk_prob:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return logits, weights.to(logits.dtype), ids
+
+
+def _dropout(model: PreTrainedModel) -> None:
+    model.model.embed_tokens.register_forward_hook(
+        lambda _module, _inputs, out: torch.nn.functional.dropout(out, 0.1)
+    )
+
+
+def engine(change: Callable[[PreTrainedModel], None]) -> Tamper:
+    """A fault of the engine's model."""
+    return lambda subject, trainer: change(subject.model)
+
+
+def training(change: Callable[[PreTrainedModel], None]) -> Tamper:
+    """A fault of the trainer's model."""
+    return lambda subject, trainer: change(trainer)
+
+
+def _sampled(**settings: float) -> dict[str, Any]:
+    return {"sampling": Sampling(**settings)}
+
+
+MOE = ("nano-moe",)
+FAULTS: dict[str, Fault] = {
+    "healthy-bf16": Fault("none, BF16 on both sides", None, {"trained": None, "rolled_out": None}),
+    "healthy-qat": Fault("none, QAT", None),
+    "top_p": Fault("top_p 0.7", "top_p", _sampled(top_p=0.7)),
+    "top_k": Fault("top_k 4", "top_k", _sampled(top_k=4)),
+    "temperature": Fault("temperature 0.7", "temperature", _sampled(temperature=0.7)),
+    "penalties": Fault("repetition_penalty 1.2", "penalties", _sampled(repetition_penalty=1.2)),
+    "vocabulary": Fault(
+        "16 rows of padding in the engine's softmax", "vocabulary", tamper=engine(_pad_vocabulary)
+    ),
+    "decoding": Fault("KV cache in FP8 that saturates", "decoding", tamper=engine(_cache_in_fp8)),
+    "kernels": Fault("the engine attends to padding", "kernels", tamper=engine(_forget_mask)),
+    "norm": Fault("RMSNorm in BF16", "norm", tamper=engine(partial(_always, norm="bf16"))),
+    "rope": Fault(
+        "frequencies of RoPE in BF16", "rope", tamper=engine(partial(_always, rope="bf16"))
+    ),
+    "routing_weights": Fault(
+        "weights of the experts not normalized",
+        "routing_weights",
+        tamper=engine(_unnormalized_experts),
+        models=MOE,
+    ),
+    "routing_ids": Fault(
+        "experts chosen by rounded logits", "routing_ids", tamper=engine(_coarse_router), models=MOE
+    ),
+    "weights": Fault("8 rows of a matrix zeroed in the engine", "weights", tamper=_zero_row),
+    "staleness": Fault("the engine serves the step before", "staleness", other=("served",)),
+    "staleness-previous": Fault(
+        "the same, with --previous", "staleness", other=("served", "previous")
+    ),
+    "scale": Fault(
+        "rollouts by scale policy amax, training by pow2",
+        "scale",
+        {"rolled_out": Recipe.full(scale="amax")},
+    ),
+    "scale-served": Fault(
+        "the engine's weights were packed by amax",
+        "scale",
+        tamper=lambda subject, trainer: subject.sync(_packed_by_amax(trainer)),
+    ),
+    "quantization": Fault("NVFP4 rollouts, BF16 training", "quantization", {"trained": None}),
+    "quantization-ffn": Fault(
+        "NVFP4 rollouts, training rounds FFN only", "quantization", {"trained": Recipe.ffn()}
+    ),
+    "batch": Fault(
+        "the trainer attends to padding", "trainer", tamper=training(_forget_mask_in_batches)
+    ),
+    "trainer": Fault("dropout in the trainer", "trainer", tamper=training(_dropout)),
+}
+
+
+def _packed_by_amax(trainer: PreTrainedModel) -> Any:
+    from qat_core.doctor.weights import packed
+
+    return packed(trainer, Recipe.full(scale="amax")).items()
+
+
+def write_models(folder: Path, name: str) -> None:
+    """A nano model of random weights in `now`, and in `other` as a step of AdamW may leave it."""
+    write_nano(name, folder / "now", num_layers=2)
+    model = load_model(folder / "now", "cpu")
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator).bfloat16()
+            parameter.add_(0.1 * parameter.float().std().nan_to_num() * noise)
+    model.save_pretrained(folder / "other")
+    for file in (folder / "now").glob("token*"):
+        (folder / "other" / file.name).write_bytes(file.read_bytes())
+
+
+def diagnosis_of(fault: Fault, folder: Path) -> Diagnosis:
+    """What the doctor finds in the models of `folder` with this fault."""
+    case = Case(
+        checkpoint=folder / "now",
+        prompts=random_prompts(range(2, 18), 24, seed=0),
+        rolled_out=FULL,
+        trained=FULL,
+        max_new_tokens=24,
+    )
+    others = dict.fromkeys(fault.other, folder / "other")
+    return examine(replace(case, **fault.case, **others), fault.tamper)
+
+
+def table() -> str:
+    """The faults, and the causes that the doctor named, as Markdown."""
+    lines = ["| Planted | Model | Cause named |", "| --- | --- | --- |"]
+    with tempfile.TemporaryDirectory() as root:
+        for model in ("nano-dense", "nano-moe"):
+            write_models(Path(root) / model, model)
+        for fault in FAULTS.values():
+            for model in fault.models:
+                named = diagnosis_of(fault, Path(root) / model).named
+                causes = ", ".join(f"{finding.title}" for finding in named) or "none"
+                lines.append(f"| {fault.what} | {model} | {causes} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Writes the table between its marks."""
+    path = Path(sys.argv[1])
+    before, rest = path.read_text().split(BEGIN)
+    _, after = rest.split(END)
+    path.write_text(f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()
