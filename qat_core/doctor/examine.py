@@ -15,7 +15,8 @@ from qat_core.doctor.scoring import one_pass
 from qat_core.doctor.served import served_stream
 from qat_core.doctor.subject import EagerSubject, Subject
 from qat_core.doctor.weights import compare
-from qat_core.prepare import plan, prepare
+from qat_core.plan import plan
+from qat_core.preparation import prepare
 from qat_core.recipe import Recipe
 from qat_core.rollout.eager import EagerEngine
 from qat_core.rollout.start import EngineKind
@@ -69,7 +70,9 @@ def load_model(folder: Path, device: str) -> PreTrainedModel:
     return model.to(device).eval().requires_grad_(False)  # type: ignore[arg-type]
 
 
-def examine(case: Case, tamper: Callable[[Subject, PreTrainedModel], None] | None = None) -> Diagnosis:
+def examine(
+    case: Case, tamper: Callable[[Subject, PreTrainedModel], None] | None = None
+) -> Diagnosis:
     """Finds the causes of the mismatch of one case.
 
     Args:

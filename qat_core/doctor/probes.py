@@ -11,7 +11,6 @@ from qat_core.doctor.laboratory import Laboratory, Setting
 from qat_core.doctor.sampling import ORDER
 
 
-
 @dataclass(frozen=True)
 class Evidence:
     """What a probe found apart from log-probs: `proof` of a fault, whatever its size, or a hint."""
@@ -199,7 +198,7 @@ PROBES: tuple[Probe, ...] = (
     Probe(
         "scale",
         "scale policy",
-        "Give trainer and rollout the same recipe: scale and block_scale.",
+        "Give trainer and rollout one recipe: the same scale_policy and block_scale_method.",
         _weights("scale"),
     ),
     Probe(

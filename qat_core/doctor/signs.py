@@ -23,7 +23,9 @@ TAIL = 20.0
 COMPRESSED, SHORTEST = 8.0, 200
 NEUTRAL = {"top_p": (1, 1.0), "top_k": (-1, 0), "repetition_penalty": (1, 1.0)}
 STALENESS = "training/off_policy/trajectory_staleness/mean"
-RUN_THE_DOCTOR = "Run python -m qat_core.doctor CHECKPOINT on a checkpoint of this run for the cause."
+RUN_THE_DOCTOR = (
+    "Run python -m qat_core.doctor CHECKPOINT on a checkpoint of this run for the cause."
+)
 
 
 def judge(run: VerlRun, kind: str = "dense") -> Judgement:
@@ -53,7 +55,9 @@ def _growth(run: VerlRun, band: tuple[float, float]) -> Sign:
         return Sign(name, title, f"{len(k3)} steps are too few", "not recorded")
     first, last = np.log(np.maximum(k3[:size], 1e-12)), np.log(np.maximum(k3[-size:], 1e-12))
     low, high = np.exp(_difference(last, first))
-    text = f"last quarter over first {np.exp(last.mean() - first.mean()):.1f}x [{low:.1f}, {high:.1f}]"
+    text = (
+        f"last quarter over first {np.exp(last.mean() - first.mean()):.1f}x [{low:.1f}, {high:.1f}]"
+    )
     grows = low > GROWTH and float(np.median(k3[-size:])) > band[1]
     advice = (
         "Look at the learning rate, at the staleness, and at which layers drift (qat_core.drift); "

@@ -14,7 +14,8 @@ from typing import get_args
 import torch
 from torch import Tensor, nn
 
-from qat_core.nvfp4 import BlockScale, PackedTensor, ScalePolicy, dequantize
+from qat_core.nvfp4 import PackedTensor, dequantize
+from qat_core.options import BlockScaleMethod, ScalePolicy
 from qat_core.plan import plan
 from qat_core.recipe import Recipe
 from qat_core.weights.hub_names import Weight
@@ -30,8 +31,8 @@ def packed(model: nn.Module, recipe: Recipe | None) -> dict[str, Weight]:
 
 
 def numbers(weight: Weight) -> Tensor:
-    """The BF16 numbers that a weight stands for."""
-    return dequantize(weight) if isinstance(weight, PackedTensor) else weight.bfloat16()
+    """The numbers that a weight stands for, BF16 if it is packed."""
+    return dequantize(weight) if isinstance(weight, PackedTensor) else weight
 
 
 @dataclass(frozen=True)
@@ -124,19 +125,19 @@ def _of_other_policies(
     found: set[str] = set()
     if recipe is None:
         return found
-    for scale in get_args(ScalePolicy):
-        for block_scale in get_args(BlockScale):
+    for policy in get_args(ScalePolicy):
+        for method in get_args(BlockScaleMethod):
             left = differing - found
             if not left:
                 return found
-            other = recipe.model_copy(update={"scale": scale, "block_scale": block_scale})
+            other = recipe.model_copy(update={"scale_policy": policy, "block_scale_method": method})
             stream = packed(model, other).items()
             found |= {name for name, w in stream if name in left and _same(served[name], w)}
     return found
 
 
 def _same(served: Tensor, weight: Weight) -> bool:
-    return torch.equal(served.bfloat16(), numbers(weight).to(served.device))
+    return torch.equal(served, numbers(weight).to(served))
 
 
 def _require_same_shapes(served: Mapping[str, Tensor], sent: Mapping[str, Weight]) -> None:

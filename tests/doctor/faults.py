@@ -186,7 +186,7 @@ FAULTS: dict[str, Fault] = {
     "scale": Fault(
         "rollouts by scale policy amax, training by pow2",
         "scale",
-        {"rolled_out": Recipe.full(scale="amax")},
+        {"rolled_out": Recipe.full(scale_policy="amax")},
     ),
     "scale-served": Fault(
         "the engine's weights were packed by amax",
@@ -207,7 +207,7 @@ FAULTS: dict[str, Fault] = {
 def _packed_by_amax(trainer: PreTrainedModel) -> Any:
     from qat_core.doctor.weights import packed
 
-    return packed(trainer, Recipe.full(scale="amax")).items()
+    return packed(trainer, Recipe.full(scale_policy="amax")).items()
 
 
 def write_models(folder: Path, name: str) -> None:

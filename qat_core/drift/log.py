@@ -1,0 +1,71 @@
+"""The drift of a training run on disk: `drift.jsonl`, one line a weight and observed step.
+
+    {"step": 3, "layer": 0, "kind": "mlp.down_proj", "relative_error": 0.094, ...}
+    {"step": 3, "layer": 0, "kind": "kl", "kl": 2.1e-4, "kl_together": 1.1e-3}
+
+A step that is repeated after a resumption has its lines again: the last ones count.
+"""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from qat_core.drift.layer_kl import layer_kl
+from qat_core.drift.monitor import DriftMonitor, summary
+from qat_core.recipe import Recipe
+
+FILE = "drift.jsonl"
+# sequences whose tokens the layers' KL is measured on
+KL_SEQUENCES = 8
+
+
+class DriftLog:
+    """Observes a model every so many steps.
+
+    Args:
+        model: that trains, prepared or not.
+        recipe: what its rollouts hold in NVFP4; None observes nothing.
+        path: the file.
+        every: steps from one observation to the next; 0 observes nothing.
+        kl_every: likewise for the layers' KL, which takes a forward pass a layer.
+    """
+
+    def __init__(
+        self, model: nn.Module, recipe: Recipe | None, path: Path, every: int, kl_every: int = 0
+    ) -> None:
+        self._model, self._recipe, self._path = model, recipe, path
+        self._every, self._kl_every = every, kl_every
+        is_on = recipe is not None and every > 0
+        self._monitor = DriftMonitor(model, recipe) if is_on and recipe else None
+
+    def record(
+        self, step: int, input_ids: Tensor | None = None, attention_mask: Tensor | None = None
+    ) -> dict[str, float]:
+        """Appends the step's rows; returns their means under `drift/`, empty if it is not due.
+
+        Args:
+            step: after whose update this is called.
+            input_ids: (B, L), for the layers' KL; the first `KL_SEQUENCES` are used.
+            attention_mask: of them.
+        """
+        if self._monitor is None or step % self._every:
+            return {}
+        rows = self._monitor.observe()
+        self._append([{"step": step} | asdict(row) for row in rows])
+        is_kl_due = self._kl_every and step % self._kl_every == 0
+        if is_kl_due and input_ids is not None and attention_mask is not None and self._recipe:
+            some = slice(0, KL_SEQUENCES)
+            found = layer_kl(self._model, self._recipe, input_ids[some], attention_mask[some])
+            together = {"kind": "kl", "kl_together": found.together}
+            self._append(
+                [{"step": step, "layer": n, "kl": kl} | together for n, kl in found.by_layer.items()]
+            )
+        return summary(rows)
+
+    def _append(self, rows: list[dict[str, Any]]) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)

@@ -1,0 +1,150 @@
+"""Drift: each measure against its definition, written out, and against what was done to a weight."""
+
+import pytest
+import torch
+
+from qat_core.drift.blocks import flipped, measure
+from qat_core.drift.layer_kl import layer_kl
+from qat_core.drift.monitor import DriftMonitor, summary
+from qat_core.nvfp4 import fake_quantize, global_scale, group_amax, quantize
+from qat_core.preparation import prepare
+from qat_core.recipe import Recipe
+from tests.tiny_models import tiny_model, tokens
+
+RECIPE = Recipe()
+DOWN = "model.layers.1.mlp.down_proj.weight"
+
+
+def row_of(rows, name: str):
+    return next(row for row in rows if name.endswith(f"{row.layer}.{row.kind}.weight"))
+
+
+def monitor_of(model, **settings) -> DriftMonitor:
+    """One that looks at every block."""
+    return DriftMonitor(model, RECIPE, blocks_per_weight=10**6, **settings)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe"])
+@pytest.mark.parametrize("prepared", [False, True], ids=["plain", "prepared"])
+def test_the_error_is_that_of_the_whole_weight(family: str, prepared: bool) -> None:
+    model = tiny_model(family)
+    expected = {}
+    for name in DriftMonitor(model, RECIPE)._plan.quantized:
+        w = model.get_parameter(name).detach()
+        if "_proj.weight" not in name or "down" in name or "o_proj" in name:  # groups of one
+            rounded = fake_quantize(w, global_scale(group_amax([[w]])[0]))
+            expected[name] = ((w - rounded).float().norm() / w.float().norm()).item()
+    if prepared:
+        prepare(model, RECIPE)
+    rows = monitor_of(model).observe()
+    assert len(expected) >= 2
+    for name, error in expected.items():
+        leaf = name.removesuffix(".weight").partition("layers.")[2]
+        row = next(row for row in rows if f"{row.layer}.{row.kind}" == leaf)
+        # FP32 sums over the same numbers in another order
+        assert row.relative_error == pytest.approx(error, rel=1e-5)
+
+
+def test_nothing_flips_until_a_weight_moves() -> None:
+    model = tiny_model("qwen3")
+    monitor = monitor_of(model)
+    assert all(row.flipped_codes is None for row in monitor.observe())
+    assert all(row.flipped_codes == row.scale_changes == 0 for row in monitor.observe())
+
+
+def test_flips_are_counted_where_they_happen() -> None:
+    model = tiny_model("qwen3")
+    monitor = monitor_of(model)
+    monitor.observe()
+    with torch.no_grad():
+        model.get_parameter(DOWN)[:16].neg_()
+    rows = monitor.observe()
+    weight = model.get_parameter(DOWN)
+    codes = quantize(weight.detach(), global_scale(group_amax([[weight.detach()]])[0])).codes
+    nonzero = torch.stack([codes & 7, (codes >> 4) & 7]) != 0
+    expected = nonzero[:, :16].sum() / nonzero.numel()  # a zero has no sign
+    assert row_of(rows, DOWN).flipped_codes == pytest.approx(expected.item(), abs=1e-6)
+    assert sum(row.flipped_codes > 0 for row in rows) == 1
+
+
+def test_a_change_of_the_global_scale_is_seen_in_its_group() -> None:
+    model = tiny_model("qwen3")
+    monitor = monitor_of(model)
+    monitor.observe()
+    with torch.no_grad():
+        model.get_parameter("model.layers.0.self_attn.q_proj.weight")[0, 0] = 8.0
+    changed = {(row.layer, row.kind) for row in monitor.observe() if row.scale_changes}
+    assert changed == {(0, f"self_attn.{leaf}_proj") for leaf in "qkv"}
+
+
+def test_zeroed_and_saturated_blocks_are_counted() -> None:
+    w = torch.full((4, 16), 1e-6)
+    w[0] = 1.0
+    packed = quantize(w, torch.tensor(2688.0))
+    _, saturated, zeroed, _ = measure(w, packed).tolist()
+    assert (saturated, zeroed) == (0.0, 0.75)
+    clipped = quantize(w, torch.tensor(4096.0))  # as a scale that is stale: 1 needs a scale of 683
+    assert measure(w, clipped)[1] == 0.25
+
+
+def test_threshold_distance_by_its_definition() -> None:
+    step = 2.0**-4
+    ratios = torch.tensor([0.0, 0.25, 0.5, 1.0, 1.25, 3.0, 5.0, 6.0])
+    expected = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0])
+    w = (ratios * step).repeat(2)[None]
+    packed = quantize(w, torch.tensor(2.0**10))
+    assert packed.block_scale.float().item() == 64, "the test's step"
+    assert measure(w, packed)[3].item() == pytest.approx(expected.mean().item())
+
+
+def test_flipped_counts_both_halves_of_a_byte() -> None:
+    before = torch.tensor([0x00, 0x00, 0x00, 0x00], dtype=torch.uint8)
+    after = torch.tensor([0x01, 0x10, 0x11, 0x00], dtype=torch.uint8)
+    assert flipped(before, after).item() == 0.5
+
+
+def test_a_sample_estimates_the_whole() -> None:
+    model = tiny_model("qwen3", hidden_size=256, intermediate_size=512)
+    whole = {(r.layer, r.kind): r.relative_error for r in monitor_of(model).observe()}
+    for row in DriftMonitor(model, RECIPE, blocks_per_weight=256).observe():
+        # of 4096 weights: seen 3 % at most over 20 seeds
+        assert row.relative_error == pytest.approx(whole[row.layer, row.kind], rel=0.1)
+
+
+def test_the_summary_is_the_mean_over_weights() -> None:
+    rows = monitor_of(tiny_model("qwen3")).observe()
+    found = summary(rows)
+    assert found["drift/relative_error"] == pytest.approx(
+        sum(row.relative_error for row in rows) / len(rows)
+    )
+    assert "drift/flipped_codes" not in found
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe"])
+def test_every_layer_has_its_kl_and_a_prepared_model_the_same(family: str) -> None:
+    model = tiny_model(family)
+    mask = torch.ones(2, 16, dtype=torch.long)
+    found = layer_kl(model, RECIPE, tokens(), mask)
+    assert set(found.by_layer) == {0, 1} and min(found.by_layer.values()) > 0
+    prepared = tiny_model(family)
+    prepared.load_state_dict(model.state_dict())
+    prepare(prepared, RECIPE)
+    again = layer_kl(prepared, RECIPE, tokens(), mask)
+    assert again == found
+
+
+def test_all_layers_together_are_what_a_prepared_model_computes() -> None:
+    model = tiny_model("qwen3")
+    mask = torch.ones(2, 16, dtype=torch.long)
+    together = layer_kl(model, RECIPE, tokens(), mask).together
+    with torch.no_grad():
+        exact = model(input_ids=tokens()).logits.float().log_softmax(-1)
+        prepare(model, RECIPE)
+        rounded = model(input_ids=tokens()).logits.float().log_softmax(-1)
+    expected = (rounded.exp() * (rounded - exact)).sum(-1).mean().item()
+    assert together == pytest.approx(expected, rel=1e-3)  # FP32 sums
+
+
+def test_a_recipe_that_quantizes_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="quantizes nothing"):
+        DriftMonitor(tiny_model("qwen3"), Recipe(ignore=("re:.*",)))
