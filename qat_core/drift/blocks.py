@@ -1,7 +1,7 @@
-"""Measures of some blocks of a weight against their NVFP4 form.
+"""Measures of blocks of 16 weights against their NVFP4 form.
 
 Symbols: w the weights, s / g the value of code 1 in a block (block scale over global scale),
-r = |w| / (s / g), and w' the rounded weights.
+r = |w| / (s / g), and w' the rounded weights. Suffixes: T blocks.
 """
 
 import torch
@@ -14,45 +14,46 @@ E4M3_SMALLEST, E4M3_LARGEST = 2.0**-6, 448.0
 # where r is rounded to one code below and to the next above, and the distance of those two
 THRESHOLDS = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 SPACINGS = (0.5, 0.5, 0.5, 0.5, 1.0, 1.0, 2.0)
-NAMES = ("relative_error", "saturated_blocks", "zeroed_blocks", "threshold_distance")
 
 
-def measure(blocks: Tensor, packed: PackedTensor) -> Tensor:
-    """The measures of `NAMES`, FP32 (4,); nothing waits for a GPU.
+def measure(w_T16: Tensor, codes_T8: Tensor, scale_T1: Tensor, global_T1: Tensor) -> Tensor:
+    """For each block, FP32 (T, 5); nothing waits for a GPU.
 
-    * relative_error: |w - w'| / |w|, Euclidean norms.
-    * saturated_blocks: share with the largest block scale there is and a weight beyond code 6.
-    * zeroed_blocks: share with the smallest block scale and only zeros for codes, though w is not.
-    * threshold_distance: mean distance of r to the nearest rounding threshold, over half the
-      distance of the two codes it separates, at most 1. Weights spread evenly have 0.5.
+    0. |w - w'|**2, squared Euclidean norm.
+    1. |w|**2.
+    2. 1 if its scale is the largest there is and a weight lies beyond code 6: saturated.
+    3. 1 if its scale is the smallest there is and all codes are zero, though w is not: zeroed.
+    4. mean distance of r to the nearest rounding threshold, over half the distance of the two
+       codes it separates, at most 1. Weights spread evenly between codes have 0.5.
 
     Args:
-        blocks: w, FP32 or BF16 (..., n, 16).
-        packed: the same blocks, quantized.
+        w_T16: FP32 or BF16.
+        codes_T8: uint8, as `quantize` gives them.
+        scale_T1: the blocks' scales, float8_e4m3fn.
+        global_T1: their matrices' global scales, FP32.
     """
-    w, rounded = blocks.float(), dequantize(packed, torch.float32)
-    scale = packed.block_scale.float()
-    step = scale / packed.global_scale[..., None, None]
-    ratio = w.abs() / step
-    top = ratio.amax(-1, keepdim=True)
-    saturated = (scale == E4M3_LARGEST) & (top > 6)
-    all_zero = (packed.codes & 0x77 == 0).all(-1, keepdim=True)
-    zeroed = (scale == E4M3_SMALLEST) & all_zero & (top > 0)
-    norm = w.norm().clamp(min=torch.finfo(torch.float32).tiny)
-    return torch.stack(
-        [
-            (w - rounded).norm() / norm,
-            saturated.float().mean(),
-            zeroed.float().mean(),
-            _threshold_distance(ratio).mean(),
-        ]
+    w_T16, scale_T1, ones = w_T16.float(), scale_T1.float(), torch.ones_like(scale_T1)
+    step_T1 = scale_T1 / global_T1
+    unscaled = PackedTensor(codes_T8, ones, global_T1.new_ones(()))
+    error_T16 = w_T16 - dequantize(unscaled, torch.float32) * step_T1
+    ratio_T16 = w_T16.abs() / step_T1
+    top_T1 = ratio_T16.amax(-1, keepdim=True)
+    all_zero_T1 = (codes_T8 & 0x77 == 0).all(-1, keepdim=True)
+    columns = (
+        error_T16.square().sum(-1, keepdim=True),
+        w_T16.square().sum(-1, keepdim=True),
+        (scale_T1 == E4M3_LARGEST) & (top_T1 > 6),
+        (scale_T1 == E4M3_SMALLEST) & all_zero_T1 & (top_T1 > 0),
+        _threshold_distance(ratio_T16).mean(-1, keepdim=True),
     )
+    return torch.cat([column.float() for column in columns], -1)
 
 
-def flipped(before: Tensor, after: Tensor) -> Tensor:
-    """Share of 4-bit codes that stand for another value, 0-D FP32; two codes a byte."""
-    pairs = zip(_code_values(before), _code_values(after), strict=True)
-    return torch.stack([(old != new).float().mean() for old, new in pairs]).mean()
+def flipped(before_T8: Tensor, after_T8: Tensor) -> Tensor:
+    """Share of each block's 4-bit codes that stand for another value, FP32 (T, 1)."""
+    pairs = zip(_code_values(before_T8), _code_values(after_T8), strict=True)
+    shares = [(old != new).float().mean(-1, keepdim=True) for old, new in pairs]
+    return (shares[0] + shares[1]) / 2
 
 
 def chosen_blocks(shape: torch.Size, count: int, generator: torch.Generator) -> Tensor:

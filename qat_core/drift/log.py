@@ -61,7 +61,10 @@ class DriftLog:
             found = layer_kl(self._model, self._recipe, input_ids[some], attention_mask[some])
             together = {"kind": "kl", "kl_together": found.together}
             self._append(
-                [{"step": step, "layer": n, "kl": kl} | together for n, kl in found.by_layer.items()]
+                [
+                    {"step": step, "layer": n, "kl": kl} | together
+                    for n, kl in found.by_layer.items()
+                ]
             )
         return summary(rows)
 

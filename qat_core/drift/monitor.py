@@ -10,13 +10,14 @@ step to step and the cost stays far below that of a step, whatever the model's s
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from qat_core.drift.blocks import NAMES, chosen_blocks, flipped, measure
+from qat_core.drift.blocks import chosen_blocks, flipped, measure
 from qat_core.nvfp4 import PackedTensor, quantize_all
 from qat_core.options import BLOCK_SIZE
 from qat_core.parameter import FakeQuantizedTensor
@@ -28,14 +29,22 @@ from qat_core.weights.packing import group_scales
 BLOCKS_PER_WEIGHT = 256
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
+MEASURES = (
+    *("relative_error", "saturated_blocks", "zeroed_blocks", "threshold_distance"),
+    *("flipped_codes", "scale_changes"),
+)
+
 
 @dataclass(frozen=True)
 class WeightDrift:
-    """One weight at one step; measures are defined in `drift.blocks`.
+    """One weight at one step, of its blocks that were looked at; see `drift.blocks`.
 
     Attributes:
         layer: its number, None outside the layers.
         kind: the weight's name within its layer.
+        relative_error: |w - w'| / |w|, Euclidean norms.
+        saturated_blocks, zeroed_blocks: shares of blocks.
+        threshold_distance: mean over weights.
         flipped_codes: share of codes that differ from the last observation, None at the first.
         scale_changes: share of matrices (experts) whose global scale differs from it, likewise.
     """
@@ -74,40 +83,53 @@ class DriftMonitor:
         self._model, self._recipe, self._plan = model, recipe, plan(model, recipe)
         generator = torch.Generator().manual_seed(seed)
         self._chosen: dict[str, Tensor] = {}
+        counts = []
         for name in self._plan.quantized:
             weight = model.get_parameter(name)
             if isinstance(weight, DTensor):
                 raise ValueError(f"{name}: is sharded; drift is measured on one device")
             chosen = chosen_blocks(weight.shape, blocks_per_weight, generator)
             self._chosen[name] = chosen.to(weight.device)
-        self._codes: dict[str, Tensor] = {}
-        self._scales: dict[str, Tensor] = {}
+            counts.append(len(chosen) * prod(weight.shape[:-2]))
+        owners = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+        self._owner_T = owners.to(weight.device)
+        self._last: _Sample | None = None
 
     @torch.no_grad()
     def observe(self) -> list[WeightDrift]:
         """A row a weight, in the model's order. Waits for the device once."""
         weights = {name: _plain(self._model.get_parameter(name)) for name in self._chosen}
         scales = self._global_scales(weights)
-        blocks = {name: self._blocks(name, weight) for name, weight in weights.items()}
-        names = list(blocks)
-        packed = quantize_all(
-            list(blocks.values()),
-            [scales[name] for name in names],
-            self._recipe.block_scale_method,
-            names=names,
-        )
-        values = torch.stack(
-            [self._row(n, blocks[n], p) for n, p in zip(names, packed, strict=True)]
-        ).tolist()
-        is_first = not self._codes
-        self._codes = {name: p.codes for name, p in zip(names, packed, strict=True)}
-        self._scales = {name: scales[name].clone() for name in names}
-        return [_drift(name, row, is_first) for name, row in zip(names, values, strict=True)]
+        sample = self._sample(weights, scales)
+        columns = [measure(sample.w_T16, sample.codes_T8, sample.scale_T1, sample.global_T1)]
+        if self._last is not None:
+            columns += [
+                flipped(self._last.codes_T8, sample.codes_T8),
+                (self._last.global_T1 != sample.global_T1).float(),
+            ]
+        self._last = sample
+        per_block = torch.cat(columns, -1)
+        sums = per_block.new_zeros(len(weights), per_block.shape[-1])
+        sums.index_add_(0, self._owner_T, per_block)
+        counts = torch.bincount(self._owner_T, minlength=len(weights))
+        rows = torch.cat([sums, counts[:, None]], -1).tolist()
+        return [_drift(name, row) for name, row in zip(weights, rows, strict=True)]
 
-    def _blocks(self, name: str, weight: Tensor) -> Tensor:
-        """The chosen blocks, (n, 16) or (E, n, 16)."""
-        return weight.reshape(*weight.shape[:-2], -1, BLOCK_SIZE).index_select(
-            -2, self._chosen[name]
+    def _sample(self, weights: Mapping[str, Tensor], scales: Mapping[str, Tensor]) -> "_Sample":
+        blocks = [
+            weight.reshape(*weight.shape[:-2], -1, BLOCK_SIZE).index_select(-2, self._chosen[name])
+            for name, weight in weights.items()
+        ]
+        global_scales = [scales[name] for name in weights]
+        method = self._recipe.block_scale_method
+        packed = quantize_all(blocks, global_scales, method, names=list(weights))
+        return _Sample(
+            torch.cat([w.reshape(-1, BLOCK_SIZE) for w in blocks]),
+            torch.cat([it.codes.reshape(-1, BLOCK_SIZE // 2) for it in packed]),
+            torch.cat([it.block_scale.view(torch.uint8).reshape(-1, 1) for it in packed]).view(
+                torch.float8_e4m3fn
+            ),
+            torch.cat([_per_block(it).reshape(-1, 1) for it in packed]),
         )
 
     def _global_scales(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -121,20 +143,28 @@ class DriftMonitor:
         found = group_scales(groups, self._recipe.scale_policy)
         return {n: s for names, s in zip(groups, found, strict=True) for n in names}
 
-    def _row(self, name: str, blocks: Tensor, packed: PackedTensor) -> Tensor:
-        if name not in self._codes:
-            since = [blocks.new_zeros((), dtype=torch.float32)] * 2
-        else:
-            changed = packed.global_scale != self._scales[name]
-            since = [flipped(self._codes[name], packed.codes), changed.float().mean()]
-        return torch.cat([measure(blocks, packed), torch.stack(since)])
+
+@dataclass(frozen=True)
+class _Sample:
+    """The chosen blocks of all weights, one after the other; arguments of `measure`."""
+
+    w_T16: Tensor
+    codes_T8: Tensor
+    scale_T1: Tensor
+    global_T1: Tensor
+
+
+def _per_block(packed: PackedTensor) -> Tensor:
+    """The global scale of each block, of the block scales' shape; a copy."""
+    expanded = packed.global_scale[..., None, None].expand(packed.block_scale.shape)
+    return expanded.clone()
 
 
 def summary(rows: Sequence[WeightDrift]) -> dict[str, float]:
     """Means over all weights, under `drift/` and the measure's name; without those not known yet."""
     metrics = {}
-    for name in (*NAMES, "flipped_codes", "scale_changes"):
-        known = [value for row in rows if (value := asdict(row)[name]) is not None]
+    for name in MEASURES:
+        known = [value for row in rows if (value := getattr(row, name)) is not None]
         if known:
             metrics[f"drift/{name}"] = sum(known) / len(known)
     return metrics
@@ -145,9 +175,19 @@ def _plain(weight: Tensor) -> Tensor:
     return data.plain() if isinstance(data, FakeQuantizedTensor) else data
 
 
-def _drift(name: str, values: list[float], is_first: bool) -> WeightDrift:
+def _drift(name: str, sums: list[float]) -> WeightDrift:
+    """From the sums of `measure` over a weight's blocks, then of changes, then their number."""
     found = LAYER.search(name)
     kind = name[found.end() :] if found else name
-    since = [None if is_first else value for value in values[len(NAMES) :]]
-    layer = int(found[1]) if found else None
-    return WeightDrift(layer, kind.removesuffix(".weight"), *values[: len(NAMES)], *since)
+    squared_error, squared_norm, *rest, count = sums
+    saturated, zeroed, distance, *changes = (value / count for value in rest)
+    return WeightDrift(
+        layer=int(found[1]) if found else None,
+        kind=kind.removesuffix(".weight"),
+        relative_error=(squared_error / squared_norm) ** 0.5 if squared_norm else 0.0,
+        saturated_blocks=saturated,
+        zeroed_blocks=zeroed,
+        threshold_distance=distance,
+        flipped_codes=changes[0] if changes else None,
+        scale_changes=changes[1] if changes else None,
+    )

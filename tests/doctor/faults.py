@@ -8,10 +8,12 @@ writes the table of faults and of what the doctor named into the documentation.
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +44,8 @@ class Fault:
         case: what differs in the case from QAT with equal recipes.
         tamper: what is done to engine and trainer.
         models: which of the two nano models it is planted in.
-        other: the checkpoint of another step that the engine serves.
+        other: options of the case that get the checkpoint of another step.
+        around: a fault of the kernels that engine and trainer share.
     """
 
     what: str
@@ -51,6 +54,7 @@ class Fault:
     tamper: Tamper | None = None
     models: tuple[str, ...] = ("nano-dense", "nano-moe")
     other: tuple[str, ...] = ()
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
 def _always(model: PreTrainedModel, **kinds: str) -> None:
@@ -138,6 +142,18 @@ def _dropout(model: PreTrainedModel) -> None:
     )
 
 
+def _attention_that_depends_on_the_batch() -> AbstractContextManager[Any]:
+    """More than 16 sequences are computed with values in FP8."""
+    exact = nn.functional.scaled_dot_product_attention
+
+    def attention(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if len(query) > 16:
+            value = value.to(torch.float8_e5m2).to(value.dtype)
+        return exact(query, key, value, *args, **kwargs)
+
+    return patch.object(nn.functional, "scaled_dot_product_attention", attention)
+
+
 def engine(change: Callable[[PreTrainedModel], None]) -> Tamper:
     """A fault of the engine's model."""
     return lambda subject, trainer: change(subject.model)
@@ -198,6 +214,11 @@ FAULTS: dict[str, Fault] = {
         "NVFP4 rollouts, training rounds FFN only", "quantization", {"trained": Recipe.ffn()}
     ),
     "batch": Fault(
+        "attention rounds to FP8 in batches of more than 16",
+        "batch",
+        around=_attention_that_depends_on_the_batch,
+    ),
+    "trainer-mask": Fault(
         "the trainer attends to padding", "trainer", tamper=training(_forget_mask_in_batches)
     ),
     "trainer": Fault("dropout in the trainer", "trainer", tamper=training(_dropout)),
@@ -234,7 +255,8 @@ def diagnosis_of(fault: Fault, folder: Path) -> Diagnosis:
         max_new_tokens=24,
     )
     others = dict.fromkeys(fault.other, folder / "other")
-    return examine(replace(case, **fault.case, **others), fault.tamper)
+    with fault.around():
+        return examine(replace(case, **fault.case, **others), fault.tamper)
 
 
 def table() -> str:

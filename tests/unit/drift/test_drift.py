@@ -19,6 +19,11 @@ def row_of(rows, name: str):
     return next(row for row in rows if name.endswith(f"{row.layer}.{row.kind}.weight"))
 
 
+def measured(w: torch.Tensor, scale: float) -> torch.Tensor:
+    packed = quantize(w, torch.tensor(scale))
+    return measure(w, packed.codes, packed.block_scale, torch.full((len(w), 1), scale))
+
+
 def monitor_of(model, **settings) -> DriftMonitor:
     """One that looks at every block."""
     return DriftMonitor(model, RECIPE, blocks_per_weight=10**6, **settings)
@@ -80,11 +85,10 @@ def test_a_change_of_the_global_scale_is_seen_in_its_group() -> None:
 def test_zeroed_and_saturated_blocks_are_counted() -> None:
     w = torch.full((4, 16), 1e-6)
     w[0] = 1.0
-    packed = quantize(w, torch.tensor(2688.0))
-    _, saturated, zeroed, _ = measure(w, packed).tolist()
-    assert (saturated, zeroed) == (0.0, 0.75)
-    clipped = quantize(w, torch.tensor(4096.0))  # as a scale that is stale: 1 needs a scale of 683
-    assert measure(w, clipped)[1] == 0.25
+    _, _, saturated, zeroed, _ = measured(w, 2688.0).unbind(-1)
+    assert saturated.tolist() == [0, 0, 0, 0] and zeroed.tolist() == [0, 1, 1, 1]
+    # as a scale that is stale: 1 needs a block scale of 683
+    assert measured(w, 4096.0)[:, 2].tolist() == [1, 0, 0, 0]
 
 
 def test_threshold_distance_by_its_definition() -> None:
@@ -92,15 +96,16 @@ def test_threshold_distance_by_its_definition() -> None:
     ratios = torch.tensor([0.0, 0.25, 0.5, 1.0, 1.25, 3.0, 5.0, 6.0])
     expected = torch.tensor([1.0, 0.0, 1.0, 1.0, 0.0, 1.0, 0.0, 1.0])
     w = (ratios * step).repeat(2)[None]
-    packed = quantize(w, torch.tensor(2.0**10))
-    assert packed.block_scale.float().item() == 64, "the test's step"
-    assert measure(w, packed)[3].item() == pytest.approx(expected.mean().item())
+    assert quantize(w, torch.tensor(2.0**10)).block_scale.float().item() == 64, "the test's step"
+    assert measured(w, 2.0**10)[0, 4].item() == pytest.approx(expected.mean().item())
 
 
 def test_flipped_counts_both_halves_of_a_byte() -> None:
     before = torch.tensor([0x00, 0x00, 0x00, 0x00], dtype=torch.uint8)
     after = torch.tensor([0x01, 0x10, 0x11, 0x00], dtype=torch.uint8)
-    assert flipped(before, after).item() == 0.5
+    assert flipped(before[:, None], after[:, None]).flatten().tolist() == [0.5, 0.5, 1.0, 0.0]
+    negative_zeros = torch.full((4, 1), 0x88, dtype=torch.uint8)
+    assert not flipped(before[:, None], negative_zeros).any()
 
 
 def test_a_sample_estimates_the_whole() -> None:

@@ -1,0 +1,60 @@
+"""Each planted fault is named, and nothing else is; the documentation's table says the same."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.doctor.faults import BEGIN, END, FAULTS, diagnosis_of, write_models
+
+PAIRS = [(name, model) for name, fault in FAULTS.items() for model in fault.models]
+DOCUMENT = Path(__file__).parents[2] / "docs" / "doctor.md"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Matrices this small take longer on several."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("faults")
+    for model in ("nano-dense", "nano-moe"):
+        write_models(root / model, model)
+    return root
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "model"), PAIRS, ids=["-".join(pair) for pair in PAIRS])
+def test_the_planted_fault_is_named_and_no_other(name: str, model: str, folder: Path) -> None:
+    fault = FAULTS[name]
+    found = diagnosis_of(fault, folder / model)
+    assert [finding.cause for finding in found.named] == ([fault.cause] if fault.cause else [])
+    assert found.is_healthy == (fault.cause is None)
+    titles = ", ".join(finding.title for finding in found.named) or "none"
+    assert f"| {fault.what} | {model} | {titles} |" in _table()
+
+
+def test_the_table_has_a_row_for_each_fault_and_no_other() -> None:
+    rows = [line for line in _table().splitlines() if line.startswith("| ")][2:]
+    planted = [f"| {FAULTS[name].what} | {model} |" for name, model in PAIRS]
+    assert [row.rpartition("| ")[0].rpartition(" |")[0] + " |" for row in rows] == [
+        row.rpartition(" |")[0] + " |" for row in planted
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["nano-dense", "nano-moe"])
+def test_shares_add_up_to_the_whole(model: str, folder: Path) -> None:
+    found = diagnosis_of(FAULTS["quantization"], folder / model)
+    # each share is a difference of neighbours in one sequence, which ends at the trainer itself
+    assert sum(finding.share.value for finding in found.findings) == pytest.approx(1, abs=1e-9)
+
+
+def _table() -> str:
+    return DOCUMENT.read_text().partition(BEGIN)[2].partition(END)[0]
