@@ -10,6 +10,8 @@ each step, an observation of all weights, in turns with the step, and the KL of 
 import argparse
 import json
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -21,6 +23,7 @@ from experiments.benchmarks.random_model import write_random_checkpoint
 from experiments.benchmarks.timing import quartiles, synchronize
 from experiments.runs.provenance import hardware, versions
 from experiments.study.load import load_study
+from experiments.study.models import ScratchModel
 from experiments.study.schema import ROOT
 from experiments.support.cli import run_cli
 from qat_core.drift.layer_kl import layer_kl
@@ -36,7 +39,9 @@ WARM_UP_STEPS = 2
 def run(study_file: Path, model: str, steps: int) -> dict[str, Any]:
     """Seconds of steps and of observations of one model."""
     study = load_study(study_file)
-    config = json.loads((ROOT / study.models[model].config).read_text())
+    shape = study.models[model]
+    assert isinstance(shape, ScratchModel), "of the nano models"
+    config = json.loads((ROOT / shape.config).read_text())
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder) / "base"
         write_random_checkpoint(config, base, seed=0, device=study.device)
@@ -59,10 +64,10 @@ def _measure(trainer: GrpoTrainer, steps: int, device: str) -> dict[str, Any]:
     ids = torch.randint(2, 18, (KL_SEQUENCES, 80), device=device)
     times: dict[str, list[float]] = {"step_s": [], "observe_s": [], "layer_kl_s": []}
     for step in range(1, WARM_UP_STEPS + steps + 1):
-        actions = {
-            "step_s": lambda number=step: trainer.step(number),
+        actions: dict[str, Callable[[], object]] = {
+            "step_s": partial(trainer.step, step),
             "observe_s": monitor.observe,
-            "layer_kl_s": lambda: layer_kl(model, RECIPE, ids, torch.ones_like(ids)),
+            "layer_kl_s": partial(layer_kl, model, RECIPE, ids, torch.ones_like(ids)),
         }
         for name, action in actions.items():
             synchronize(device)

@@ -41,7 +41,7 @@ def main() -> None:
     try:
         is_healthy, result = _run(arguments)
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
         sys.exit(2)
     if arguments.json:
         print(json.dumps(result, indent=1))

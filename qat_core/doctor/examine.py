@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from qat_core.checkpoint.shards import read_json
+from qat_core.checkpoint.shards import Shards, read_json
 from qat_core.doctor.diagnosis import Diagnosis, diagnose
 from qat_core.doctor.laboratory import Laboratory
 from qat_core.doctor.sampling import Sampling
@@ -61,13 +61,14 @@ def load_model(folder: Path, device: str) -> PreTrainedModel:
     Raises:
         ValueError: no checkpoint there, or a quantized one.
     """
+    Shards(folder)  # names a damaged file
     if "quantization_config" in read_json(folder / "config.json"):
         raise ValueError(
             f"{folder / 'config.json'}: quantization_config: the trainer's checkpoint needs to be "
             "in BF16; name a packed one with --served"
         )
     model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
-    return model.to(device).eval().requires_grad_(False)  # type: ignore[arg-type]
+    return model.to(device).eval().requires_grad_(False)
 
 
 def examine(

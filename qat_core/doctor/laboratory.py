@@ -110,7 +110,7 @@ class Laboratory:
 
     @cached_property
     def router_disagreement(self) -> tuple[float, float]:
-        """Of the engine's routers and the reference's, the inputs and weights being the engine's."""
+        """Of the engine's routers and the reference's, on the engine's inputs and weights."""
         routes = self.samples.routes
         if routes is None:
             return 0.0, 0.0

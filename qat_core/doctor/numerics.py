@@ -60,13 +60,15 @@ def _rounded(frequencies: Tensor) -> Iterator[None]:
 def _norm_in_fp32(module: Any, x: Tensor) -> Tensor:
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + module.variance_epsilon)
-    return (wide * scale * module.weight.float()).to(x.dtype)
+    normalized: Tensor = wide * scale * module.weight.float()
+    return normalized.to(x.dtype)
 
 
 def _norm_in_bf16(module: Any, x: Tensor) -> Tensor:
     narrow = x.bfloat16()
     scale = torch.rsqrt((narrow * narrow).mean(-1, keepdim=True) + module.variance_epsilon)
-    return (narrow * scale * module.weight).to(x.dtype)
+    normalized: Tensor = narrow * scale * module.weight
+    return normalized.to(x.dtype)
 
 
 def _rotate_in_fp32(

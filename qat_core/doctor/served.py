@@ -16,6 +16,7 @@ from qat_core.recipe import Recipe
 from qat_core.weights.hub_names import Weight
 from qat_core.weights.stream import weight_stream
 
+FUSED = (".experts.gate_up_proj", ".experts.down_proj")
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
@@ -35,17 +36,16 @@ def _fused(weights: Iterator[tuple[str, Weight]]) -> Iterator[tuple[str, Weight]
     """The hub's matrices of experts put together as transformers 5 holds them."""
     for name, group in groupby(weights, key=lambda item: _fused_name(item[0])):
         members = [weight for _, weight in group]
-        if not name.endswith(".experts"):
-            yield name, members[0]
-            continue
-        gate_up = [_joined(members[i : i + 2]) for i in range(0, len(members), 3)]
-        yield f"{name}.gate_up_proj", _stacked(gate_up)
-        yield f"{name}.down_proj", _stacked(members[2::3])
+        if name.endswith(".gate_up_proj"):
+            members = [_joined(members[i : i + 2]) for i in range(0, len(members), 2)]
+        yield name, _stacked(members) if name.endswith(FUSED) else members[0]
 
 
 def _fused_name(name: str) -> str:
     found = EXPERT.fullmatch(name)
-    return found[1] if found else name
+    if not found:
+        return name
+    return found[1] + (".down_proj" if found[3] == "down" else ".gate_up_proj")
 
 
 def _joined(pair: list[Weight]) -> Weight:

@@ -23,9 +23,7 @@ TAIL = 20.0
 COMPRESSED, SHORTEST = 8.0, 200
 NEUTRAL = {"top_p": (1, 1.0), "top_k": (-1, 0), "repetition_penalty": (1, 1.0)}
 STALENESS = "training/off_policy/trajectory_staleness/mean"
-RUN_THE_DOCTOR = (
-    "Run python -m qat_core.doctor CHECKPOINT on a checkpoint of this run for the cause."
-)
+RUN_THE_DOCTOR = "For the cause run python -m qat_core.doctor on a checkpoint of this run."
 
 
 def judge(run: VerlRun, kind: str = "dense") -> Judgement:
@@ -40,7 +38,8 @@ def _level(run: VerlRun, band: tuple[float, float]) -> Sign:
     if len(k3) == 0:
         return Sign(name, title, "no step has a finite k3", "fault", RUN_THE_DOCTOR)
     low, high = _interval(k3, np.median)
-    text = f"median k3 {np.median(k3):.1e} [{low:.1e}, {high:.1e}], BF16 {band[0]:.0e} to {band[1]:.0e}"
+    text = f"median k3 {np.median(k3):.1e} [{low:.1e}, {high:.1e}], "
+    text += f"BF16 {band[0]:.0e} to {band[1]:.0e}"
     lost = len(run.steps) - len(k3)
     text += f"; {lost} steps without a finite value" if lost else ""
     above = low > band[1] or lost > 0
@@ -55,9 +54,8 @@ def _growth(run: VerlRun, band: tuple[float, float]) -> Sign:
         return Sign(name, title, f"{len(k3)} steps are too few", "not recorded")
     first, last = np.log(np.maximum(k3[:size], 1e-12)), np.log(np.maximum(k3[-size:], 1e-12))
     low, high = np.exp(_difference(last, first))
-    text = (
-        f"last quarter over first {np.exp(last.mean() - first.mean()):.1f}x [{low:.1f}, {high:.1f}]"
-    )
+    ratio = np.exp(last.mean() - first.mean())
+    text = f"last quarter over first {ratio:.1f}x [{low:.1f}, {high:.1f}]"
     grows = low > GROWTH and float(np.median(k3[-size:])) > band[1]
     advice = (
         "Look at the learning rate, at the staleness, and at which layers drift (qat_core.drift); "

@@ -37,8 +37,9 @@ class Samples:
 class Subject(Protocol):
     """A rollout engine under examination."""
 
-    vocabulary: int
-    """Tokens that the engine normalizes over."""
+    @property
+    def vocabulary(self) -> int:
+        """Tokens that the engine normalizes over."""
 
     tells_routes: bool
     tells_stages: bool
@@ -79,7 +80,7 @@ class EagerSubject:
     @property
     def vocabulary(self) -> int:
         """Rows of the engine's output head."""
-        return int(self.model.get_output_embeddings().weight.shape[0])  # type: ignore[union-attr]
+        return int(self.model.get_output_embeddings().weight.shape[0])
 
     def sync(self, stream: WeightStream) -> None:
         """Replaces all weights."""

@@ -83,14 +83,15 @@ def read_run(folder: Path) -> VerlRun:
     """Reads a folder, or a file of the file logger.
 
     Raises:
-        ValueError: there are no metrics with `rollout_corr/k3_kl`, or several runs' or damaged ones.
+        ValueError: no metrics with `rollout_corr/k3_kl`, those of several runs, or damaged ones.
     """
     files = [folder] if folder.is_file() else sorted(folder.rglob("*.jsonl"))
     logs = [path for path in files if not DUMP.fullmatch(path.name) and _is_log(path)]
     if len(logs) != 1:
         found = ", ".join(map(str, logs[:3])) or "none"
         raise ValueError(
-            f"{folder}: needs one file of verl's file logger (trainer.logger: [file]), found {found}"
+            f"{folder}: needs one file of verl's file logger (trainer.logger: [file]), "
+            f"found {found}"
         )
     steps, metrics = _read_log(logs[0])
     if K3 not in metrics:

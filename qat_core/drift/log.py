@@ -20,6 +20,7 @@ from qat_core.recipe import Recipe
 FILE = "drift.jsonl"
 # sequences whose tokens the layers' KL is measured on
 KL_SEQUENCES = 8
+KL_EVERY = 10
 
 
 class DriftLog:
@@ -29,15 +30,12 @@ class DriftLog:
         model: that trains, prepared or not.
         recipe: what its rollouts hold in NVFP4; None observes nothing.
         path: the file.
-        every: steps from one observation to the next; 0 observes nothing.
-        kl_every: likewise for the layers' KL, which takes a forward pass a layer.
+        every: steps from one observation to the next; 0 observes nothing. The layers' KL, which
+            takes a forward pass a layer, is measured `KL_EVERY` times less often.
     """
 
-    def __init__(
-        self, model: nn.Module, recipe: Recipe | None, path: Path, every: int, kl_every: int = 0
-    ) -> None:
-        self._model, self._recipe, self._path = model, recipe, path
-        self._every, self._kl_every = every, kl_every
+    def __init__(self, model: nn.Module, recipe: Recipe | None, path: Path, every: int) -> None:
+        self._model, self._recipe, self._path, self._every = model, recipe, path, every
         is_on = recipe is not None and every > 0
         self._monitor = DriftMonitor(model, recipe) if is_on and recipe else None
 
@@ -55,17 +53,13 @@ class DriftLog:
             return {}
         rows = self._monitor.observe()
         self._append([{"step": step} | asdict(row) for row in rows])
-        is_kl_due = self._kl_every and step % self._kl_every == 0
-        if is_kl_due and input_ids is not None and attention_mask is not None and self._recipe:
+        is_kl_due = step % (KL_EVERY * self._every) == 0
+        if is_kl_due and input_ids is not None and attention_mask is not None:
+            assert self._recipe is not None, "a monitor has one"
             some = slice(0, KL_SEQUENCES)
             found = layer_kl(self._model, self._recipe, input_ids[some], attention_mask[some])
-            together = {"kind": "kl", "kl_together": found.together}
-            self._append(
-                [
-                    {"step": step, "layer": n, "kl": kl} | together
-                    for n, kl in found.by_layer.items()
-                ]
-            )
+            shared = {"step": step, "kind": "kl", "kl_together": found.together}
+            self._append([shared | {"layer": n, "kl": kl} for n, kl in found.by_layer.items()])
         return summary(rows)
 
     def _append(self, rows: list[dict[str, Any]]) -> None:

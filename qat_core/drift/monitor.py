@@ -161,7 +161,7 @@ def _per_block(packed: PackedTensor) -> Tensor:
 
 
 def summary(rows: Sequence[WeightDrift]) -> dict[str, float]:
-    """Means over all weights, under `drift/` and the measure's name; without those not known yet."""
+    """Means over all weights as `drift/<measure>`, without those that are not known yet."""
     metrics = {}
     for name in MEASURES:
         known = [value for row in rows if (value := getattr(row, name)) is not None]

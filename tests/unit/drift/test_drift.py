@@ -1,4 +1,4 @@
-"""Drift: each measure against its definition, written out, and against what was done to a weight."""
+"""Drift: each measure against its definition, and against what was done to a weight."""
 
 import pytest
 import torch

@@ -1,0 +1,129 @@
+"""The command: exit codes, JSON, and one line for each mistake."""
+
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from qat_core.checkpoint import convert
+from qat_core.doctor.__main__ import main
+from qat_core.recipe import Recipe
+
+SMALL = ["--sequences", "6", "--max-new-tokens", "6"]
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["doctor", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+def test_a_healthy_checkpoint_ends_with_0_and_json(
+    nano_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, nano_dir, "--recipe", "full", "--json", *SMALL) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["healthy"] and found["named"] == []
+    assert found["num_sequences"] == 6 and found["total"]["value"] >= 0
+
+
+def test_a_fault_ends_with_1_and_names_weights(
+    nano_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = run(monkeypatch, nano_dir, "--recipe", "full", "--trained", "none", "--json", *SMALL)
+    assert code == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["named"] == ["quantization"]
+    (fault,) = [f for f in found["findings"] if f["verdict"] == "fault"]
+    assert "model.layers.0.self_attn.q_proj.weight" in fault["evidence"]
+
+
+def test_a_packed_checkpoint_served_is_what_would_be_sent(
+    packed_dir: Path, nano_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(monkeypatch, nano_dir, "--served", packed_dir, *SMALL) == 0
+
+
+def test_a_checkpoint_packed_by_another_policy_is_named(
+    nano_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    convert(nano_dir, tmp_path / "amax", Recipe(scale_policy="amax"))
+    served = tmp_path / "amax"
+    assert run(monkeypatch, nano_dir, "--served", served, "--json", *SMALL) == 1
+    assert json.loads(capsys.readouterr().out)["named"] == ["scale"]
+
+
+def test_prompts_of_a_file_are_used(
+    nano_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    chat = json.dumps({"prompt": [{"role": "user", "content": "1+2?"}]})
+    prompts.write_text(f'{{"prompt": "3+4?"}}\n{chat}\n{{"input": "5+6?"}}\n')
+    assert run(monkeypatch, nano_dir, "--prompts", prompts, "--json", *SMALL) == 0
+    assert json.loads(capsys.readouterr().out)["num_sequences"] == 3
+
+
+def no_prompt(nano_dir: Path, folder: Path) -> list[object]:
+    (folder / "p.jsonl").write_text('{"text": "x"}')
+    return [nano_dir, "--prompts", folder / "p.jsonl"]
+
+
+def wrong_recipe(nano_dir: Path, folder: Path) -> list[object]:
+    (folder / "r.yaml").write_text("scale_polcy: pow2")
+    return [nano_dir, "--recipe", folder / "r.yaml"]
+
+
+def packed_trainer(nano_dir: Path, folder: Path) -> list[object]:
+    convert(nano_dir, folder / "packed", Recipe())
+    return [folder / "packed"]
+
+
+def damaged(nano_dir: Path, folder: Path) -> list[object]:
+    shutil.copytree(nano_dir, folder / "damaged")
+    (folder / "damaged" / "model.safetensors").write_bytes(b"x")
+    return [folder / "damaged"]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda nano, tmp: [], "name a CHECKPOINT, or a recorded run with --verl"),
+        (lambda nano, tmp: [nano, "--verl", tmp], "name a CHECKPOINT, or a recorded run"),
+        (lambda nano, tmp: [tmp], r"config\.json: missing; name the folder of a checkpoint"),
+        (lambda nano, tmp: [nano, "--recipe", "fulll"], "--recipe: fulll: use none, full, ffn"),
+        (lambda nano, tmp: [nano, "--top-p", "0"], "top_p: 0.0: needs a number above 0"),
+        (lambda nano, tmp: [nano, "--prompts", tmp / "x"], "no such file; name a file with one"),
+        (lambda nano, tmp: [nano, "--served", tmp], r"config\.json: missing"),
+        (no_prompt, r"p\.jsonl, line 1: holds no text and no messages under prompt or input"),
+        (wrong_recipe, "scale_polcy"),
+        (packed_trainer, "the trainer's checkpoint needs to be in BF16; name a packed one with"),
+        (damaged, "damaged"),
+    ],
+    ids=[
+        *("nothing", "both", "no-checkpoint", "recipe", "top-p", "prompts", "served"),
+        *("no-prompt", "recipe-file", "packed", "damaged"),
+    ],
+)
+@pytest.mark.parametrize("nano_dir", ["nano-dense"], indirect=True)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    make,
+    message: str,
+    nano_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(monkeypatch, *make(nano_dir, tmp_path)) == 2
+
+    said = capsys.readouterr().err.strip()
+    assert re.search(message, said) and len(said.splitlines()) == 1

@@ -1,0 +1,174 @@
+"""Recorded verl runs: real ones are judged as what they were, planted signs are found."""
+
+import csv
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from qat_core.doctor.signs import judge
+from qat_core.doctor.verl_run import K1, K3, read_run
+
+RECORDS = Path(__file__).parents[3] / "experiments" / "records" / "verl-gpu"
+NUM_STEPS = 20
+CHI2 = "rollout_corr/chi2_token"
+
+
+def write_log(path: Path, rows: list[dict[str, float]]) -> None:
+    """As verl's file logger does."""
+    lines = [json.dumps({"step": n, "data": row}) for n, row in enumerate(rows, start=1)]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def healthy_rows() -> list[dict[str, float]]:
+    rng = np.random.default_rng(0)
+    rows = []
+    for _ in range(NUM_STEPS):
+        k3 = float(3e-5 * np.exp(0.3 * rng.standard_normal()))
+        k1 = k3 + float(1e-5 * rng.standard_normal())
+        rows.append({K3: k3, K1: k1, CHI2: 2.5 * k3})
+    return rows
+
+
+def write_config(
+    folder: Path, rollout: dict[str, Any], actor: dict[str, Any] | None = None
+) -> None:
+    (folder / ".hydra").mkdir()
+    config = {"actor_rollout_ref": {"rollout": rollout, "actor": actor or {}}}
+    (folder / ".hydra" / "config.yaml").write_text(json.dumps(config))
+
+
+def write_dump(folder: Path, outputs: list[str]) -> None:
+    (folder / "rollouts").mkdir()
+    lines = [json.dumps({"input": "a", "output": text, "step": 20}) for text in outputs]
+    (folder / "rollouts" / "20.jsonl").write_text("\n".join(lines))
+
+
+def scaled(first: int, last: int, factor: float) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        rows = healthy_rows()
+        for row in rows[first:last]:
+            row.update({name: value * factor for name, value in row.items()})
+        write_log(folder / "run.jsonl", rows)
+
+    return write
+
+
+def changed(change: Callable[[dict[str, float], int], None]) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        rows = healthy_rows()
+        for step, row in enumerate(rows):
+            change(row, step)
+        write_log(folder / "run.jsonl", rows)
+
+    return write
+
+
+def healthy_with(*writers: Callable[[Path], None]) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        write_log(folder / "run.jsonl", healthy_rows())
+        for writer in writers:
+            writer(folder)
+
+    return write
+
+
+def _grow(row: dict[str, float], step: int) -> None:
+    row.update({name: value * 1.5**step for name, value in row.items()})
+
+
+def _truncate(row: dict[str, float], step: int) -> None:
+    row[K1] = row[K3] + 0.05  # a nucleus of 0.95: E[p/q] = 0.95
+
+
+STALENESS = "training/off_policy/trajectory_staleness/mean"
+QAT = {"fsdp_config": {"qat": {"enable": False}}}
+PROSE = "It was a bright cold day in April, and the clocks were striking thirteen. " * 3
+PLANTED: dict[str, tuple[Callable[[Path], None], set[str]]] = {
+    "healthy": (healthy_with(), set()),
+    "one burst": (scaled(9, 10, 300), set()),
+    "level": (scaled(0, NUM_STEPS, 100), {"level"}),
+    "growth": (changed(_grow), {"growth", "jump", "level"}),
+    "jump": (scaled(12, NUM_STEPS, 200), {"jump", "growth"}),
+    "support": (changed(_truncate), {"support"}),
+    "not finite": (
+        changed(lambda row, n: row.update({K3: float("nan")} if n > 9 else {})),
+        {"level"},
+    ),
+    "top-p": (healthy_with(lambda f: write_config(f, {"top_p": 0.9, "top_k": -1})), {"sampling"}),
+    "neutral": (healthy_with(lambda f: write_config(f, {"top_p": 1, "temperature": 0.6})), set()),
+    "no QAT": (healthy_with(lambda f: write_config(f, {}, QAT)), {"quantization"}),
+    "stale": (changed(lambda row, _: row.update({STALENESS: 1.5})), {"staleness"}),
+    "few tokens": (changed(lambda row, _: row.update({CHI2: 50 * row[K3]})), {"tail"}),
+    "loops": (
+        healthy_with(lambda f: write_dump(f, ["wait " * 200] * 4 + [PROSE] * 4)),
+        {"repetition"},
+    ),
+    "prose": (healthy_with(lambda f: write_dump(f, [PROSE] * 8)), set()),
+}
+WARNINGS = {"staleness", "tail"}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_sign_is_named_and_no_other(name: str, tmp_path: Path) -> None:
+    write, expected = PLANTED[name]
+    write(tmp_path)
+    judged = judge(read_run(tmp_path))
+    named = {sign.name for sign in judged.signs if sign.verdict in ("fault", "warning")}
+    # what grows 1.5-fold a step also ends above the band and may stay 10 times above the start
+    assert named == expected or (name == "growth" and "growth" in named <= expected)
+    assert judged.is_healthy == (expected <= WARNINGS)
+    assert all(bool(sign.advice) == (sign.name in named) for sign in judged.signs)
+
+
+def as_verl_log(record: Path, path: Path) -> None:
+    """A committed record as verl's file logger wrote it."""
+    with gzip.open(record / "metrics.csv.gz", "rt") as file:
+        rows = [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
+    lines = [json.dumps({"step": int(row.pop("step")), "data": row}) for row in rows]
+    path.write_text("\n".join(lines))
+
+
+@pytest.mark.parametrize("record", sorted(path.name for path in RECORDS.glob("nano-*")))
+def test_recorded_runs_are_judged_as_what_they_were(record: str, tmp_path: Path) -> None:
+    as_verl_log(RECORDS / record, tmp_path / "run.jsonl")
+    judged = judge(read_run(tmp_path), "moe" if "moe" in record else "dense")
+    faults = {sign.name for sign in judged.signs if sign.verdict == "fault"}
+    assert faults == ({"level"} if "noqat" in record else set())
+
+
+def two_logs(folder: Path) -> None:
+    write_log(folder / "a.jsonl", healthy_rows())
+    write_log(folder / "b.jsonl", healthy_rows())
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (lambda folder: None, "found none"),
+        (two_logs, r"needs one file .* found .*a\.jsonl, .*b\.jsonl"),
+        (lambda f: write_log(f / "a.jsonl", [{"x": 1.0}]), "k3_kl: missing; set .*calculate_log"),
+        (lambda f: (f / "a.jsonl").write_text('{"step": 1, "data": 3}\n'), "line 1: no step"),
+        (lambda f: (f / "a.jsonl").write_text('{"step": 1, "data"\n'), "line 1: no step"),
+        (healthy_with(lambda f: (f / "1.jsonl").write_text("{}")), r"1\.jsonl, line 1: no rollout"),
+        (healthy_with(lambda f: (f / "config.yaml").write_text("a: [")), r"config\.yaml: while"),
+    ],
+    ids=["empty", "two-runs", "no-k3", "no-data", "not-json", "no-output", "no-yaml"],
+)
+def test_a_folder_without_a_run_is_refused(
+    write: Callable[[Path], None], message: str, tmp_path: Path
+) -> None:
+    write(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        read_run(tmp_path)
+
+
+def test_a_validation_logged_later_completes_its_step(tmp_path: Path) -> None:
+    rows = [{"step": 1, "data": {K3: 1e-5}}, {"step": 1, "data": {"val/acc": 0.5}}]
+    (tmp_path / "run.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    run = read_run(tmp_path)
+    assert list(run.steps) == [1] and run.metrics["val/acc"].tolist() == [0.5]
