@@ -1,0 +1,138 @@
+"""Which layers drift first? `python -m analysis.drift RUN [RUN ...] --out drift.png`
+
+Draws `drift.jsonl` of runs side by side: a row a measure, a column a run, layers by steps.
+"""
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm, Normalize
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from analysis.metrics import CATALOGUE
+from analysis.style import new_figure, save_figure
+from experiments.support.cli import run_cli
+from qat_core.drift.log import FILE
+from qat_core.drift.monitor import MEASURES
+
+PREFIX = "drift/"
+KL = "layer_kl"
+DEFAULT = ("relative_error", "flipped_codes", KL)
+ROW_INCHES = 1.7
+
+
+def read_drift(run_dir: Path) -> pd.DataFrame:
+    """A run's rows by step, layer and kind; of repeated ones the last counts.
+
+    Raises:
+        ValueError: the file is missing, empty or damaged.
+    """
+    path = run_dir / FILE
+    if not path.is_file():
+        raise ValueError(f"{path}: missing; train the run with rl.drift_every: 1")
+    rows = []
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        try:
+            row = json.loads(line)
+            rows.append({**row, "step": int(row["step"]), "kind": str(row["kind"])})
+        except (json.JSONDecodeError, KeyError, TypeError, ValueError):
+            raise ValueError(f"{path}, line {number}: no row of a drift; remove it") from None
+    if not rows:
+        raise ValueError(f"{path}: empty; train the run with rl.drift_every: 1")
+    frame = pd.DataFrame(rows).rename(columns={"kl": KL})
+    return frame.drop_duplicates(["step", "layer", "kind"], keep="last", ignore_index=True)
+
+
+def layer_by_step(rows: pd.DataFrame, measure: str) -> pd.DataFrame:
+    """Mean over a layer's weights: an index of layers, columns of steps."""
+    known = rows.dropna(subset=[measure, "layer"]) if measure in rows else rows[:0]
+    if known.empty:
+        return pd.DataFrame()
+    return known.pivot_table(index="layer", columns="step", values=measure, aggfunc="mean")
+
+
+def draw(runs: Mapping[str, pd.DataFrame], measures: Sequence[str]) -> Figure:
+    """A row a measure with one scale of colours, a column a run."""
+    maps = {m: {run: layer_by_step(rows, m) for run, rows in runs.items()} for m in measures}
+    figure, axes = new_figure(
+        "Drift of quantized weights by layer and training step",
+        "Mean over a layer's quantized weights. Grey: not measured at that step.",
+        height_inches=0.9 + ROW_INCHES * len(measures),
+        nrows=len(measures),
+        ncols=len(runs),
+        sharex="col",
+        sharey=True,
+    )
+    for row, measure in zip(axes, measures, strict=True):
+        norm = _norm([table.to_numpy() for table in maps[measure].values()])
+        image = None
+        for panel, table in zip(row, maps[measure].values(), strict=True):
+            image = _draw_map(panel, table, norm) or image
+        row[0].set_ylabel("layer")
+        label = CATALOGUE[PREFIX + measure].axis_label
+        if image is not None:
+            figure.colorbar(image, ax=list(row), pad=0.01).set_label(label, fontsize=8.5)
+    for panel, run in zip(axes[0], runs, strict=True):
+        panel.set_title(run, fontsize=9.5)
+    for panel in axes[-1]:
+        panel.set_xlabel("training step")
+    return figure
+
+
+def _norm(tables: Sequence[np.ndarray]) -> Normalize:
+    """Logarithmic where values span more than a factor of ten."""
+    values = np.concatenate([table.ravel() for table in tables])
+    values = values[np.isfinite(values)]
+    positive = values[values > 0]
+    if len(positive) == 0:
+        return Normalize(0, 1)
+    low, high = float(positive.min()), float(positive.max())
+    return LogNorm(low, high) if high > 10 * low else Normalize(low, high)
+
+
+def _draw_map(panel: Axes, table: pd.DataFrame, norm: Normalize):  # type: ignore[no-untyped-def]
+    panel.set_facecolor("#d9d9d9")
+    panel.grid(visible=False)
+    panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+    panel.yaxis.set_major_locator(MaxNLocator(integer=True))
+    if table.empty:
+        return None
+    steps, layers = table.columns.to_numpy(float), table.index.to_numpy(float)
+    width = float(np.diff(steps).min()) if len(steps) > 1 else 1.0
+    # on a log scale zero has no colour: it gets the lowest
+    values = table.to_numpy().clip(min=norm.vmin)
+    return panel.pcolormesh(
+        _edges(steps, width), _edges(layers, 1.0), _with_gaps(values), norm=norm, cmap="viridis"
+    )
+
+
+def _edges(centres: np.ndarray, width: float) -> np.ndarray:
+    """Borders of the cells around centres."""
+    middle = (centres[1:] + centres[:-1]) / 2
+    return np.concatenate([[centres[0] - width / 2], middle, [centres[-1] + width / 2]])
+
+
+def _with_gaps(values: np.ndarray) -> np.ma.MaskedArray:  # type: ignore[type-arg]
+    return np.ma.masked_invalid(values)
+
+
+def main() -> None:
+    """Writes the figure."""
+    parser = argparse.ArgumentParser(description="Draw the drift of runs, layer by step.")
+    parser.add_argument("runs", type=Path, nargs="+", help="run folders with a drift.jsonl")
+    parser.add_argument("--measures", nargs="+", choices=(*MEASURES, KL), default=list(DEFAULT))
+    parser.add_argument("--out", type=Path, required=True, help="PNG file")
+    arguments = parser.parse_args()
+    runs = {path.resolve().name: read_drift(path) for path in arguments.runs}
+    save_figure(partial(draw, runs, arguments.measures), arguments.out)
+
+
+if __name__ == "__main__":
+    run_cli(main)

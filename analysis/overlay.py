@@ -1,0 +1,148 @@
+"""A user's own verl run over the recorded curves.
+
+    python -m analysis.overlay MY_RUN --out overlay.png
+    python -m analysis.overlay RUN_ID --mlflow sqlite:///mlflow.db --out overlay.png
+
+MY_RUN is a folder or file of verl's file logger; with `--mlflow`, a run's id there.
+"""
+
+import argparse
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.load import read_metrics
+from analysis.metrics import CATALOGUE
+from analysis.style import INK, add_legend, arm_style, new_figure, save_figure
+from experiments.study.arms import ARMS
+from experiments.study.schema import ROOT
+from experiments.support.cli import run_cli
+from qat_core.doctor.diagnosis import BANDS
+from qat_core.doctor.verl_run import K3, read_run
+
+DEFAULT_METRICS = (K3, "critic/score/mean")
+DEFAULT_RECORDS = ROOT / "experiments" / "records" / "verl-gpu"
+
+
+def read_mlflow(store: str, run_id: str, metrics: tuple[str, ...]) -> pd.DataFrame:
+    """A run of an MLflow store, a row a step.
+
+    Raises:
+        ValueError: there is no such run, or it has none of the metrics.
+    """
+    from mlflow.exceptions import MlflowException
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(store)
+    try:
+        histories = {name: client.get_metric_history(run_id, name) for name in metrics}
+    except MlflowException as error:
+        raise ValueError(f"{store}: {run_id}: {' '.join(str(error).split())}") from None
+    columns = {n: {point.step: point.value for point in h} for n, h in histories.items() if h}
+    if not columns:
+        raise ValueError(f"{store}: {run_id}: has none of {', '.join(metrics)}")
+    return pd.DataFrame(columns).rename_axis("step").sort_index().reset_index()
+
+
+def read_verl(path: Path) -> pd.DataFrame:
+    """A run of verl's file logger, a row a step."""
+    run = read_run(path)
+    return pd.DataFrame({"step": run.steps, **run.metrics})
+
+
+def read_recorded(records: Path, model: str) -> dict[str, list[pd.DataFrame]]:
+    """The recorded runs of one model by arm, a frame a seed.
+
+    Raises:
+        ValueError: there are none.
+    """
+    arms: dict[str, list[pd.DataFrame]] = {}
+    for arm in ARMS:
+        folders = sorted(records.glob(f"{model}_{arm}_seed*"))
+        if folders:
+            arms[arm] = [read_metrics(folder) for folder in folders]
+    if not arms:
+        models = sorted({path.name.split("_")[0] for path in records.glob("*_seed*")})
+        raise ValueError(f"{records}: no runs of {model}; --model is one of {', '.join(models)}")
+    return arms
+
+
+def draw(
+    own: pd.DataFrame,
+    name: str,
+    recorded: Mapping[str, list[pd.DataFrame]],
+    metrics: tuple[str, ...],
+    kind: str,
+) -> Figure:
+    """A panel a metric: the recorded arms, mean and range of their seeds, and the user's run."""
+    seeds = {arm: len(frames) for arm, frames in recorded.items()}
+    low, high = BANDS[kind]
+    figure, axes = new_figure(
+        f"{name} over the recorded runs",
+        f"Coloured: recorded arms, mean of {min(seeds.values())} seeds or more and their range. "
+        f"Shaded: {low:.0e} to {high:.0e}, usual of BF16 on both sides ({kind}).",
+        height_inches=3.9,
+        ncols=len(metrics),
+    )
+    for panel, metric in zip(axes[0], metrics, strict=True):
+        _draw_panel(panel, own, name, recorded, metric)
+        panel.set_xlabel("training step")
+        panel.set_ylabel(CATALOGUE[metric].axis_label if metric in CATALOGUE else metric)
+        if metric == K3:
+            panel.set_yscale("log")
+            panel.axhspan(low, high, color="#e9e4d4", zorder=0)
+    add_legend(figure, axes[0][0])
+    return figure
+
+
+def _draw_panel(
+    panel: Axes,
+    own: pd.DataFrame,
+    name: str,
+    recorded: Mapping[str, list[pd.DataFrame]],
+    metric: str,
+) -> None:
+    for arm, frames in recorded.items():
+        known = [frame.set_index("step")[metric] for frame in frames if metric in frame]
+        if not known:
+            continue
+        by_step, style = pd.concat(known, axis="columns"), arm_style(arm)
+        steps = by_step.index.to_numpy()
+        panel.fill_between(
+            steps, by_step.min(axis=1), by_step.max(axis=1), color=style.color, alpha=0.2, lw=0
+        )
+        panel.plot(steps, by_step.mean(axis=1), color=style.color, label=style.label, lw=1.6)
+    if metric in own:
+        values = own[metric].to_numpy(float)
+        shown = np.isfinite(values)
+        panel.plot(own["step"][shown], values[shown], color=INK, lw=2.2, label=name)
+
+
+def main() -> None:
+    """Writes the figure."""
+    parser = argparse.ArgumentParser(description="Draw a verl run over the recorded curves.")
+    add = parser.add_argument
+    add("run", help="folder or file of verl's file logger; with --mlflow a run id")
+    add("--mlflow", metavar="URI", help="tracking store of the run")
+    add("--records", type=Path, default=DEFAULT_RECORDS, help="a recorded study")
+    add("--model", default="nano-dense-gpu", help="whose recorded runs")
+    add("--metrics", nargs="+", default=list(DEFAULT_METRICS))
+    add("--band", choices=sorted(BANDS), default="dense", help="kind of model")
+    add("--out", type=Path, required=True, help="PNG file")
+    arguments = parser.parse_args()
+    metrics = tuple(arguments.metrics)
+    if arguments.mlflow:
+        own, name = read_mlflow(arguments.mlflow, arguments.run, metrics), arguments.run
+    else:
+        own, name = read_verl(Path(arguments.run)), Path(arguments.run).resolve().stem
+    recorded = read_recorded(arguments.records, arguments.model)
+    save_figure(partial(draw, own, name, recorded, metrics, arguments.band), arguments.out)
+
+
+if __name__ == "__main__":
+    run_cli(main)
