@@ -8,10 +8,10 @@ TRACKER = "latest_checkpointed_iteration.txt"
 
 
 def rewind(folder: Path, last_recorded_step: int) -> None:
-    """Makes verl go on from its newest whole checkpoint of a recorded step, or from the start.
+    """Makes verl resume from its newest complete checkpoint of a recorded step, or from the start.
 
-    A crash can leave two others, which verl would take. It saves a step before it logs it: gone on
-    from there, the step would stay without metrics for ever. And it may remove an old checkpoint
+    A crash can leave two others, which verl would take. It saves a step before it logs it: resumed
+    from there, the step would never have metrics. And it may remove an old checkpoint
     before the new one is complete.
     """
     steps = steps_on_disk(folder)
@@ -20,7 +20,7 @@ def rewind(folder: Path, last_recorded_step: int) -> None:
     usable = [
         step
         for step, path in steps.items()
-        if step <= min(complete, last_recorded_step) and _is_whole(path)
+        if step <= min(complete, last_recorded_step) and _is_complete(path)
     ]
     latest = max(usable, default=0)
     for step, path in steps.items():
@@ -33,11 +33,11 @@ def rewind(folder: Path, last_recorded_step: int) -> None:
 
 
 def steps_on_disk(folder: Path) -> dict[int, Path]:
-    """verl's checkpoints by step, whole or not."""
+    """verl's checkpoints by step, complete or not."""
     return {int(path.name.rpartition("_")[2]): path for path in folder.glob("global_step_*")}
 
 
-def _is_whole(path: Path) -> bool:
+def _is_complete(path: Path) -> bool:
     """Whether all ranks' shards are there, which are called model_world_size_<ranks>_rank_<i>."""
     shards = list((path / "actor").glob("model_world_size_*_rank_*.pt"))
     return bool(shards) and len(shards) == int(shards[0].name.split("_")[3])

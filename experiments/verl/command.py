@@ -51,9 +51,9 @@ class RunPaths(NamedTuple):
         return self.attempt / "verl.jsonl"
 
     @property
-    def ledger(self) -> Path:
+    def coverage(self) -> Path:
         """Which weights are trained, packed and served in which precision."""
-        return self.attempt / "ledger.json"
+        return self.attempt / "coverage.json"
 
 
 class Command(NamedTuple):
@@ -210,7 +210,7 @@ def _environment(study: Study, paths: RunPaths) -> dict[str, str]:
     }
     return {
         "VERL_FILE_LOGGER_PATH": str(paths.metrics),
-        "QAT_CORE_LEDGER": str(paths.ledger),
+        "QAT_CORE_COVERAGE": str(paths.coverage),
         "PYTHONPATH": str(paths.repository),
         "HF_HUB_OFFLINE": "1",  # the model's folder has all
         "VLLM_LOGGING_LEVEL": "INFO",  # verl would hide what the engine says of its memory

@@ -1,4 +1,4 @@
-"""Stops a run whose trainer and rollouts have parted: going on would only burn GPU hours."""
+"""Stops a run whose trainer and rollouts have diverged: more steps would only cost GPU hours."""
 
 from experiments.study.schema import KlGate
 from experiments.verl.rows import Step

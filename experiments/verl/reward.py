@@ -23,6 +23,7 @@ def compute_score(
     solution_str: str,
     ground_truth: str,
     extra_info: dict[str, Any] | None = None,
+    rule: str = "math-verify",
     **_: Any,
 ) -> dict[str, float]:
     """Reward and accuracy of one response; to be called from any thread.
@@ -32,6 +33,8 @@ def compute_score(
         solution_str: the response, without special tokens.
         ground_truth: the right answer.
         extra_info: not used; verl gives it, and more.
+        rule: "math-verify", or "math_dapo" for the comparison of texts that verl's published
+            recipe uses; set in `reward.custom_reward_function.reward_kwargs`.
 
     Returns:
         `score`: what the local trainer gives for a generated task, else DAPO's 1 or -1; `acc`: 1
@@ -40,9 +43,21 @@ def compute_score(
     if data_source in GENERATED_TASKS:
         right = score(TaskConfig(name=data_source), solution_str, ground_truth)
         return {"score": right, "acc": right}
+    if rule == "math_dapo":
+        return _score_of_dapo(solution_str, ground_truth)
+    if rule != "math-verify":
+        raise ValueError(f"reward_kwargs.rule: {rule}; use math-verify or math_dapo")
     answer = final_answer(solution_str)
     is_right = answer is not None and _VERIFIER.is_right(answer, ground_truth)
     return {"score": 1.0 if is_right else -1.0, "acc": float(is_right)}
+
+
+def _score_of_dapo(response: str, right: str) -> dict[str, float]:
+    """verl's own, without the extracted answer, which is text."""
+    from verl.utils.reward_score import math_dapo
+
+    found = math_dapo.compute_score(response, right)
+    return {"score": float(found["score"]), "acc": float(found["acc"])}
 
 
 def final_answer(response: str) -> str | None:

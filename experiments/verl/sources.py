@@ -91,8 +91,8 @@ def _local_source(path: Path, sha256: str, split: Split) -> Source:
 
 
 def _hub_source(file: HubFile, split: Split) -> Source:
-    mend = f"try again or name a local copy in task.{split}_files, {{path: {file.sha256}}}"
-    with explain_download_errors(f"{file.repo}: {file.path}", mend):
+    hint = f"try again or name a local copy in task.{split}_files, {{path: {file.sha256}}}"
+    with explain_download_errors(f"{file.repo}: {file.path}", hint):
         found = Path(
             hf_hub_download(file.repo, file.path, repo_type="dataset", revision=file.revision)
         )
@@ -101,7 +101,7 @@ def _hub_source(file: HubFile, split: Split) -> Source:
     return Source(file.name, found, file._asdict())
 
 
-def _require_sha256(path: Path, expected: str, mend: str) -> None:
+def _require_sha256(path: Path, expected: str, hint: str) -> None:
     found = digest_file(path)
     if found != expected:
-        raise ValueError(f"{path}: SHA-256 is {found}, not {expected}; {mend}")
+        raise ValueError(f"{path}: SHA-256 is {found}, not {expected}; {hint}")

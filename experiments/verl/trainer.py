@@ -66,7 +66,7 @@ def train(
     return TrainingResult(
         measured_bf16_gib=bf16_gib,
         measured_packed_gib=packed_gib,
-        coverage=read_model(paths.ledger, list[Json]) if packs else None,
+        coverage=read_model(paths.coverage, list[Json]) if packs else None,
         reason=reason,
     )
 

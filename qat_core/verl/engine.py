@@ -111,7 +111,7 @@ class NvFp4Engine(FSDPEngineWithLMHead):  # type: ignore[misc]
         """The receiver checks that it serves what the plan packs; here, that training rounds it."""
         checked = coverage(self.module, self.plan, self.plan.quantized, qat=self._trains_rounded)
         checked.check()
-        path = os.environ.get("QAT_CORE_LEDGER")
+        path = os.environ.get("QAT_CORE_COVERAGE")
         if path and self.rank == 0:
             Path(path).write_text(json.dumps(checked.as_dicts()))
 

@@ -51,7 +51,7 @@ class LayerwiseWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[mis
             self._show_memory(loader.held_bytes)
 
     def _show_memory(self, held_bytes: int) -> None:
-        """For whoever reads the log; verl itself reports no weight memory."""
+        """For the harness, which reads the log; verl itself reports no weight memory."""
         self._has_shown_memory = True
         # a CPU has no 4-bit kernels: vLLM unpacks there what it would hold on a GPU
         held = held_bytes if self.device.type == "cpu" else weight_bytes(self)

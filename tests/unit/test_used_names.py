@@ -63,16 +63,12 @@ PARAMETERS = {
 }
 
 
-@pytest.mark.parametrize(
-    "used", [u for u in OF_VLLM if u.name in PARAMETERS], ids=lambda used: used.name
-)
-def test_vllms_reload_takes_the_same_arguments(used: Any) -> None:
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_vllms_reload_takes_the_same_arguments(name: str) -> None:
     pytest.importorskip("vllm", reason="needs requirements/engines.txt")
-    found = look_up(f"vllm.model_executor.{used.module}", used.name)
-    assert (
-        list(inspect.signature(found).parameters)[: len(PARAMETERS[used.name])]
-        == (PARAMETERS[used.name])
-    )
+    (used,) = [used for used in OF_VLLM if used.name == name]
+    found = look_up(f"vllm.model_executor.{used.module}", name)
+    assert list(inspect.signature(found).parameters)[: len(PARAMETERS[name])] == PARAMETERS[name]
 
 
 def test_vllms_parallel_settings_of_experts_have_their_fields() -> None:

@@ -1,4 +1,4 @@
-"""From which of verl's checkpoints a run goes on after a crash."""
+"""From which of verl's checkpoints a run resumes after a crash."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def checkpoints(tmp_path: Path) -> Path:
 
 
 def left(checkpoints: Path) -> tuple[list[int], int | None]:
-    """Steps of the checkpoints, and the one that verl goes on from."""
+    """Steps of the checkpoints, and the one that verl resumes from."""
     steps = [int(path.name.rpartition("_")[2]) for path in checkpoints.glob("global_step_*")]
     tracker = checkpoints / TRACKER
     return sorted(steps), int(tracker.read_text()) if tracker.exists() else None

@@ -123,3 +123,21 @@ def test_verl_loads_the_function_from_its_file() -> None:
         "score": 1.0,
         "acc": 1.0,
     }
+
+
+@pytest.mark.parametrize(
+    ("response", "by_text", "by_value"),
+    [("Answer: 34", True, True), ("Answer: 034", False, True), ("Answer: 35", False, False)],
+)
+def test_the_published_rule_compares_texts(response: str, by_text: bool, by_value: bool) -> None:
+    pytest.importorskip("verl", reason="needs requirements/engines.txt")
+    for rule, right in (("math_dapo", by_text), ("math-verify", by_value)):
+        expected = {"score": 1.0 if right else -1.0, "acc": float(right)}
+        assert compute_score("math_dapo", response, "34", rule=rule) == expected
+
+
+def test_another_rule_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"reward_kwargs\.rule: exact; use math-verify or math_dapo"
+    ):
+        compute_score("math_dapo", "Answer: 34", "34", rule="exact")
