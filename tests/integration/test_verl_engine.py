@@ -36,6 +36,11 @@ def test_nvfp4_is_streamed_packed_after_its_plan(outcomes: dict[str, Any], case:
     assert outcomes[case]["packed"] == 6, "q, k, v, o and two matrices of fused experts"
 
 
+def test_a_users_own_module_changes_nothing(outcomes: dict[str, Any]) -> None:
+    found = outcomes["users module"]
+    assert found["imported"] and found["engine"] == "NvFp4Engine" and found["packed"] == 6
+
+
 def test_enable_false_is_verls_own_engine_in_bf16(outcomes: dict[str, Any]) -> None:
     assert outcomes["bf16"]["engine"] == "FSDPEngineWithLMHead"
     assert outcomes["bf16"]["packed"] == 0 and outcomes["bf16"]["first"] != PLAN_NAME

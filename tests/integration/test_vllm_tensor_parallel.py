@@ -1,4 +1,7 @@
-"""Tensor and expert parallel workers of vLLM serve, put together, the weights of a single one."""
+"""Tensor and expert parallel workers of vLLM load, put together, the packed bytes of a single one.
+
+On a machine with two GPUs the workers take a GPU each.
+"""
 
 import subprocess
 import sys
@@ -22,12 +25,12 @@ pytestmark = pytest.mark.slow
 LOG_PROB_TOLERANCE = 0.02
 
 
-class Part(NamedTuple):
-    """A weight as one rank unpacked it; `widths` are the rows of its fused matrices."""
+class Layer(NamedTuple):
+    """A layer as one rank loaded it; `widths` are the rows of its fused matrices."""
 
-    layer: str
+    kind: str
     widths: list[int]
-    weight: Tensor
+    tensors: dict[str, Tensor]
 
 
 Serve = Callable[[int, bool], Path]
@@ -53,34 +56,48 @@ def serve(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return start
 
 
-def read(folder: Path, rank: int) -> list[Part]:
-    return [Part(*part) for part in torch.load(folder / f"{rank}.pt")]
+def read(folder: Path, rank: int) -> list[Layer]:
+    return [Layer(*layer) for layer in torch.load(folder / f"{rank}.pt")]
 
 
-def put_together(parts: list[Part], expert_parallel: bool) -> list[Tensor]:
-    """The whole matrices of a layer, of the parts that the ranks hold."""
-    first, weights = parts[0], [part.weight for part in parts]
-    if not first.widths:
+def put_together(name: str, layers: list[Layer], expert_parallel: bool) -> list[Tensor]:
+    """The whole matrices, a tensor each, of the parts that the ranks hold."""
+    first, parts = layers[0], [layer.tensors[name] for layer in layers]
+    if name.startswith(("w13_", "w2_")):  # experts
         if expert_parallel:
-            return [torch.cat(weights, 0)]
-        if first.layer == "w2_":
-            return [torch.cat(weights, 2)]
-        return [torch.cat([w.unflatten(1, (2, -1)) for w in weights], 2).flatten(1, 2)]
-    if first.layer.startswith("RowParallel"):
-        return [torch.cat(weights, 1)]
-    rows = zip(*(part.weight.split(part.widths) for part in parts), strict=True)
+            return [torch.cat(parts, 0)]
+        if name.endswith("global_scale"):
+            assert torch.equal(*parts)
+            return [parts[0]]
+        if name.startswith("w2_"):
+            return [torch.cat(parts, 2)]
+        return [torch.cat([part.unflatten(1, (2, -1)) for part in parts], 2).flatten(1, 2)]
+    if name.endswith("global_scale"):
+        assert torch.equal(*parts)
+        return [parts[0]]
+    if first.kind.startswith("RowParallel"):
+        return [torch.cat(parts, 1)]
+    rows = zip(*(layer.tensors[name].split(layer.widths) for layer in layers), strict=True)
     return [torch.cat(matrix, 0) for matrix in rows]
 
 
-def require_equal(whole: list[Part], ranks: list[list[Part]], expert_parallel: bool) -> None:
+def matrices(name: str, layer: Layer) -> tuple[Tensor, ...]:
+    """As `put_together`, of the one rank that holds all."""
+    tensor = layer.tensors[name]
+    is_fused = len(layer.widths) > 1 and not name.endswith("global_scale")
+    return tensor.split(layer.widths) if is_fused else (tensor,)
+
+
+def require_equal(whole: list[Layer], ranks: list[list[Layer]], expert_parallel: bool) -> None:
     assert len(whole) == len(ranks[0]) == len(ranks[1]) > 4
     for expected, *parts in zip(whole, *ranks, strict=True):
-        found = put_together(parts, expert_parallel and not expected.widths)
-        matrices = expected.weight.split(expected.widths or [len(expected.weight)])
-        for matrix, served in zip(matrices, found, strict=True):
-            # heads of k and v are repeated where there are fewer than ranks
-            assert torch.equal(served[: len(matrix)], matrix), expected.layer
-            assert torch.equal(served[len(matrix) :], matrix[: len(served) - len(matrix)])
+        for name in expected.tensors:
+            found = put_together(name, parts, expert_parallel)
+            for matrix, served in zip(matrices(name, expected), found, strict=True):
+                matrix, served = matrix.view(torch.uint8), served.view(torch.uint8)
+                # heads of k and v are repeated where there are fewer than ranks
+                assert torch.equal(served[: len(matrix)], matrix), (expected.kind, name)
+                assert torch.equal(served[len(matrix) :], matrix[: len(served) - len(matrix)])
 
 
 def test_two_tensor_parallel_ranks_hold_the_weights_of_one(serve: Serve) -> None:
@@ -92,7 +109,7 @@ def test_two_tensor_parallel_ranks_hold_the_weights_of_one(serve: Serve) -> None
 
 def test_two_expert_parallel_ranks_hold_the_weights_of_one(serve: Serve) -> None:
     one = serve(1, False)
-    if not any(not part.widths for part in read(one, 0)):
+    if not any(layer.kind == "RoutedExperts" for layer in read(one, 0)):
         pytest.skip("a dense model has no experts")
     two = serve(2, True)
     require_equal(read(one, 0), [read(two, 0), read(two, 1)], expert_parallel=True)

