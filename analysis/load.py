@@ -5,17 +5,22 @@ committed records (`metrics.csv.gz`); both hold `manifest.json` and `eval.json`.
 files are refused with their name and line, nothing is filled in.
 """
 
-import gzip
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
-from analysis.read import read_text
 from analysis.results import Results
 from experiments.runs.evaluation import read_evaluations
 from experiments.runs.manifest import RunManifest, read_manifest
+from experiments.runs.metrics import (
+    METRICS,
+    RECORDED_METRICS,
+    merge,
+    read_csv,
+    read_jsonl,
+    require_every_step,
+)
 
 HINT = "run the study"
 
@@ -27,58 +32,38 @@ def load_results(folder: Path, run_ids: Sequence[str]) -> Results:
         ValueError: a file is missing or garbled, or a run is not finished.
     """
     manifests = {run_id: _read_manifest(folder / run_id) for run_id in run_ids}
-    metrics = [_tag(read_metrics(folder / run_id), manifests[run_id]) for run_id in run_ids]
+    metrics = [
+        _tag(read_metrics(folder / run_id, it.planned_steps), it)
+        for run_id, it in manifests.items()
+    ]
     evals = [_tag(_read_evals(folder / run_id), manifests[run_id]) for run_id in run_ids]
     return Results(
         pd.concat(metrics, ignore_index=True), pd.concat(evals, ignore_index=True), manifests
     )
 
 
-def read_metrics(run_dir: Path) -> pd.DataFrame:
-    """A run's metrics, one row a step in ascending order; of a repeated step the last row wins.
+def read_metrics(run_dir: Path, num_steps: int | None = None) -> pd.DataFrame:
+    """A run's metrics, one row per step in ascending order; of a repeated step the last row wins.
+
+    Args:
+        run_dir: folder of the run or its record.
+        num_steps: how many steps it must have; None if any number will do.
 
     Raises:
-        ValueError: neither `metrics.jsonl` nor `metrics.csv.gz` is there, or a line is garbled.
+        ValueError: neither `metrics.jsonl` nor `metrics.csv.gz` is there, or a row is damaged or
+            missing.
     """
-    recorded = run_dir / "metrics.csv.gz"
-    rows = _read_csv(recorded) if recorded.exists() else _read_jsonl(run_dir / "metrics.jsonl")
-    return rows.drop_duplicates("step", keep="last").sort_values("step", ignore_index=True)
-
-
-def _read_jsonl(path: Path) -> pd.DataFrame:
-    lines = read_text(path, HINT).splitlines()
-    if not lines:
+    path = run_dir / RECORDED_METRICS
+    if path.exists():
+        rows = read_csv(path, "record the study again")
+    else:
+        path = run_dir / METRICS
+        rows = read_jsonl(path, HINT)
+    if not rows:
         raise ValueError(f"{path}: empty; delete the run's folder and train it again")
-    return pd.DataFrame(
-        [_parse_line(line, f"{path}, line {number}") for number, line in enumerate(lines, start=1)]
-    )
-
-
-def _parse_line(line: str, where: str) -> dict[str, float | None]:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where}: not JSON ({error.msg}); remove the damaged line") from None
-    if not isinstance(row, dict) or not isinstance(row.get("step"), int):
-        raise ValueError(
-            f"{where}: not an object with a whole number under 'step'; train the run again"
-        )
-    for key, value in row.items():
-        if isinstance(value, bool) or not isinstance(value, int | float | None):
-            raise ValueError(f"{where}: {key} is {value!r}, not a number; train the run again")
-    return row
-
-
-def _read_csv(path: Path) -> pd.DataFrame:
-    try:
-        rows = pd.read_csv(path)
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, gzip.BadGzipFile, EOFError) as error:
-        raise ValueError(f"{path}: {error}; record the study again") from None
-    texts = rows.select_dtypes(exclude="number").columns
-    if "step" not in rows or len(texts):
-        what = f"{texts[0]} is not a number" if len(texts) else "column step is missing"
-        raise ValueError(f"{path}: {what}; record the study again")
-    return rows
+    rows = merge([rows])
+    require_every_step(rows, str(path), "delete the run's folder and train it again", num_steps)
+    return pd.DataFrame(rows)
 
 
 def _read_manifest(run_dir: Path) -> RunManifest:

@@ -20,8 +20,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from experiments.runs.attempts import Row, read_history
+from experiments.runs.attempts import read_history
 from experiments.runs.manifest import RunManifest
+from experiments.runs.metrics import Row
 from experiments.support.cli import run_cli
 from qat_core.rl.metric_names import K3_KL, STEP_TIME
 

@@ -2,17 +2,25 @@
 
 from pathlib import Path
 
-from experiments.runs.attempts import OnStep
+from experiments.runs.attempts import HINT, Attempt, OnStep, merge_rows
 from experiments.runs.manifest import TrainingResult
+from experiments.runs.metrics import METRICS, require_every_step
 from experiments.study.arm_recipes import make_recipes
 from experiments.study.schema import Run, Study
+from qat_core.rl.resume import find_steps
 from qat_core.rl.trainer import GrpoTrainer, TrainerConfig
 from qat_core.units import BYTES_PER_GIB
 from qat_core.weights.stream import weight_stream
 
 
-def train_here(study: Study, run: Run, results: Path, on_step: OnStep) -> TrainingResult:
-    """Trains a run to its last step, from its last checkpoint if there is one."""
+def train_here(
+    study: Study, run: Run, results: Path, attempts: list[Attempt], on_step: OnStep
+) -> TrainingResult:
+    """Trains a run to its last step, from its last checkpoint if there is one.
+
+    Raises:
+        ValueError: a checkpoint is damaged, or steps before it are not recorded.
+    """
     recipes = make_recipes(run.arm, study.scale_policy, study.block_scale_method)
     config = TrainerConfig(
         base_dir=results / "base" / run.model,
@@ -25,6 +33,10 @@ def train_here(study: Study, run: Run, results: Path, on_step: OnStep) -> Traini
         device=study.device,
         engine=study.rollout,
     )
+    newest = max(find_steps(config.checkpoint_dir), default=0)
+    recorded = merge_rows(attempts)
+    where = f"{attempts[-1].folder.parent}/*/{METRICS}"
+    require_every_step(recorded, where, HINT, last=newest or None)
     trainer = GrpoTrainer(config)
     trainer.train(on_step)
     bf16_bytes = sum(p.nbytes for p in trainer.policy.model.parameters())

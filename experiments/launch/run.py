@@ -27,6 +27,7 @@ from experiments.runs.attempts import (
     is_finished,
     list_attempts,
     next_attempt,
+    require_whole_history,
     resumable,
     write_results,
 )
@@ -87,6 +88,7 @@ def open_attempts(run_dir: Path, digests: Digests) -> list[Attempt]:
         if manifest.status == "running":  # not any more: this process has the lock
             manifest.failed(KILLED).write(attempt.folder)
     attempts = resumable(previous, digests)
+    require_whole_history(attempts)
     if not attempts:
         shutil.rmtree(run_dir / "checkpoints", ignore_errors=True)
     return [*attempts, next_attempt(run_dir)]
@@ -164,7 +166,7 @@ def train(
         return train_by_verl(study, run, results, attempts, on_step)
     from experiments.launch.local_trainer import train_here
 
-    return train_here(study, run, results, on_step)
+    return train_here(study, run, results, attempts, on_step)
 
 
 if __name__ == "__main__":

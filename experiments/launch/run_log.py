@@ -5,7 +5,8 @@ import time
 from collections import deque
 from datetime import timedelta
 
-from experiments.runs.attempts import Attempt, Row
+from experiments.runs.attempts import Attempt
+from experiments.runs.metrics import Row
 from experiments.tracking.live import TrackedRun
 from qat_core.rl.metric_names import K3_KL, REWARD, STEP_TIME, TOTAL_TOKENS
 

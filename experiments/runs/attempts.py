@@ -5,19 +5,23 @@ Snakemake deletes a failed job's declared outputs but knows nothing of these; th
 metrics.jsonl and manifest.json are written from them when the run has finished.
 """
 
-import gzip
 import json
-import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import pandas as pd
-
 from experiments.runs.manifest import MANIFEST, Digests, RunManifest, read_manifest
-from experiments.support.json_files import parse_object, write_jsonl
+from experiments.runs.metrics import (
+    METRICS,
+    RECORDED_METRICS,
+    Row,
+    merge,
+    read_csv,
+    read_jsonl,
+    require_every_step,
+    write_metrics,
+)
 
-Row = dict[str, float | int | None]
 OnStep = Callable[[int, dict[str, float]], None]  # called with step and metrics after each step
 # an attempt's folder is the only copy of what was measured
 HINT = "restore it, or delete the run's folder to train the run again"
@@ -40,18 +44,13 @@ class Attempt(NamedTuple):
 
     def append(self, row: Row) -> None:
         """Adds one step's metrics, on disk when this returns."""
-        with (self.folder / "metrics.jsonl").open("a") as file:
+        with (self.folder / METRICS).open("a") as file:
             file.write(json.dumps(row, allow_nan=False) + "\n")
 
     def rows(self) -> list[Row]:
         """The metrics of its steps, without a last line that a crash cut short."""
-        path = self.folder / "metrics.jsonl"
-        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        return [
-            parse_object(line, f"{path}: line {number}", HINT)
-            for number, line in enumerate(lines, start=1)
-            if line.endswith("\n")
-        ]
+        path = self.folder / METRICS
+        return read_jsonl(path, HINT, may_be_cut=True) if path.exists() else []
 
 
 def list_attempts(run_dir: Path) -> list[Attempt]:
@@ -99,16 +98,26 @@ def is_finished(attempts: list[Attempt], digests: Digests) -> bool:
 
 def merge_rows(attempts: Iterable[Attempt]) -> list[Row]:
     """One row per step in ascending order; of a step done twice the later attempt's."""
-    by_step = {int(row["step"] or 0): row for attempt in attempts for row in attempt.rows()}
-    return [by_step[step] for step in sorted(by_step)]
+    return merge(attempt.rows() for attempt in attempts)
+
+
+def require_whole_history(attempts: Sequence[Attempt]) -> None:
+    """Refuses attempts of which steps are lost, before they are resumed.
+
+    Raises:
+        ValueError: between the first and the last recorded step one is missing.
+    """
+    if attempts:
+        folders = attempts[0].folder.parent
+        require_every_step(merge_rows(attempts), f"{folders}/*/{METRICS}", HINT)
 
 
 def read_history(run_dir: Path) -> tuple[RunManifest, list[Row]]:
     """Manifest and merged metrics of a run's folder, finished or not, or of a committed record."""
     attempts = list_attempts(run_dir)
     if not attempts:
-        manifest = read_manifest(run_dir, "record the study again")
-        return manifest, _read_csv(run_dir / "metrics.csv.gz")
+        hint = "record the study again"
+        return read_manifest(run_dir, hint), read_csv(run_dir / RECORDED_METRICS, hint)
     manifest = attempts[-1].manifest
     resumed = [a for a in attempts if a.manifest.started_at == manifest.started_at]
     return manifest, merge_rows(resumed)
@@ -117,16 +126,6 @@ def read_history(run_dir: Path) -> tuple[RunManifest, list[Row]]:
 def write_results(run_dir: Path) -> None:
     """Writes a run's own metrics.jsonl and manifest.json from its last attempts."""
     manifest, rows = read_history(run_dir)
-    write_jsonl(run_dir / "metrics.jsonl", rows)
+    require_every_step(rows, f"{run_dir}/attempts/*/{METRICS}", HINT, manifest.planned_steps)
+    write_metrics(run_dir / METRICS, rows)
     manifest.write(run_dir)
-
-
-def _read_csv(path: Path) -> list[Row]:
-    try:
-        records = pd.read_csv(path).to_dict("records")
-    except (ValueError, EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path}: {error}; record the study again") from None
-    return [
-        {str(key): None if pd.isna(value) else value for key, value in record.items()}
-        for record in records
-    ]

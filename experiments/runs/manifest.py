@@ -14,6 +14,7 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    ValidationError,
     model_validator,
 )
 
@@ -101,6 +102,16 @@ class TrainingResult(Section):
     reason: str | None = None
 
 
+class _Grpo(BaseModel):
+    steps: PositiveInt
+
+
+class _Planned(BaseModel):
+    """What every reader needs of a run's configuration."""
+
+    rl: _Grpo
+
+
 class RunManifest(Section):
     """The manifest of one attempt at a run; the last attempt's is the run's own."""
 
@@ -133,6 +144,10 @@ class RunManifest(Section):
         expected = f"{self.model}_{self.arm}_seed{self.seed}"
         if self.run != expected:
             raise ValueError(f"run is {self.run}, model, arm and seed make {expected}")
+        try:
+            _Planned.model_validate(self.config)
+        except ValidationError:
+            raise ValueError("config.rl.steps: not a whole number of 1 or more") from None
         if self.status == "finished" and self.memory.measured_bf16_gib is None:
             raise ValueError("memory.measured_bf16_gib: missing in a finished run")
         if (self.memory.measured_packed_gib is None) < (self.memory.predicted_packed_gib is None):
@@ -143,6 +158,11 @@ class RunManifest(Section):
     def was_stopped(self) -> bool:
         """Whether a finished run did fewer steps than planned, for the reason it gives."""
         return self.status == "finished" and self.reason is not None
+
+    @property
+    def planned_steps(self) -> int | None:
+        """How many steps a finished run must have; None if it was stopped before."""
+        return None if self.was_stopped else int(self.config["rl"]["steps"])
 
     def finished(self, result: TrainingResult) -> Self:
         """This manifest after the run has reached its end."""

@@ -7,17 +7,13 @@ import argparse
 import shutil
 from pathlib import Path
 
-import pandas as pd
-
 from experiments.runs.attempts import read_history
 from experiments.runs.manifest import read_manifest
+from experiments.runs.metrics import RECORDED_METRICS, write_csv
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT
 from experiments.support.cli import RESULTS, STUDY, run_cli
 from experiments.support.json_files import REMAKE
-
-# no time stamp inside: the same metrics give the same bytes
-GZIP = {"method": "gzip", "mtime": 0}
 
 
 def record_study(study_file: Path, results: Path, records: Path) -> Path:
@@ -51,8 +47,7 @@ def record_study(study_file: Path, results: Path, records: Path) -> Path:
 def _record_run(source: Path, target: Path) -> None:
     target.mkdir(parents=True)
     _, rows = read_history(source)
-    frame = pd.DataFrame(rows)
-    frame.to_csv(target / "metrics.csv.gz", index=False, compression=GZIP)
+    write_csv(target / RECORDED_METRICS, rows)
     for name in ("manifest.json", "eval.json"):
         shutil.copy(source / name, target)
 

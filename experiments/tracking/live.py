@@ -11,8 +11,8 @@ import yaml
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param, RunTag
 
-from experiments.runs.attempts import Row
 from experiments.runs.manifest import RunManifest
+from experiments.runs.metrics import Row
 from experiments.runs.provenance import flatten
 from experiments.support.signals import deferred_signals
 from experiments.tracking.store import connect, find_or_create_experiment, find_runs

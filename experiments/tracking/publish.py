@@ -11,9 +11,10 @@ from pathlib import Path
 from mlflow import MlflowClient
 from mlflow.entities import Metric
 
-from experiments.runs.attempts import Row, read_history
+from experiments.runs.attempts import read_history
 from experiments.runs.evaluation import EVALUATIONS, read_evaluations
 from experiments.runs.manifest import RunManifest
+from experiments.runs.metrics import Row
 from experiments.study.load import load_study
 from experiments.support.cli import RESULTS, STUDY, run_cli
 from experiments.support.json_files import REMAKE, write_json

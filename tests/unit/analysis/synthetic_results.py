@@ -55,7 +55,7 @@ def evaluations_of(run: Run, num_steps: int, num_prompts: int) -> list[dict[str,
     return evaluations
 
 
-def manifest_of(run: Run) -> dict[str, object]:
+def manifest_of(run: Run, num_steps: int) -> dict[str, object]:
     packed = PACKED_SHARE[run.arm] * BF16_GIB if run.arm in PACKED_SHARE else None
     memory = {
         "predicted_bf16_gib": BF16_GIB,
@@ -63,8 +63,9 @@ def manifest_of(run: Run) -> dict[str, object]:
         "predicted_packed_gib": packed,
         "measured_packed_gib": packed and packed * 1.001,
     }
+    config = {"rl": {"steps": num_steps}}
     names = {"run": run.id, "study": "default", **run._asdict()}
-    return MANIFEST | names | {"status": "finished", "memory": memory}
+    return MANIFEST | names | {"status": "finished", "memory": memory, "config": config}
 
 
 def write_results(study: Study, folder: Path, num_steps: int = 30, num_prompts: int = 256) -> None:
@@ -76,7 +77,7 @@ def write_results(study: Study, folder: Path, num_steps: int = 30, num_prompts: 
         (run_dir / "metrics.jsonl").write_text("".join(lines))
         evaluations = evaluations_of(run, num_steps, num_prompts)
         (run_dir / "eval.json").write_text(json.dumps(evaluations))
-        (run_dir / "manifest.json").write_text(json.dumps(manifest_of(run)))
+        (run_dir / "manifest.json").write_text(json.dumps(manifest_of(run, num_steps)))
 
 
 def judge(study: Study, folder: Path) -> dict[tuple[str, str], Claim]:

@@ -84,7 +84,7 @@ def test_arms_of_unlike_length_are_refused(study: Study, results_dir: Path) -> N
     for run in (run for run in study.runs if run.arm == "nvfp4-qat"):
         path = results_dir / run.id / "metrics.jsonl"
         path.write_text("".join(path.read_text().splitlines(keepends=True)[:20]))
-    with pytest.raises(ValueError, match="nano-dense: nvfp4-qat has 20 steps, bf16 30; finish"):
+    with pytest.raises(ValueError, match=r"nvfp4-qat_seed0/metrics.jsonl: step 21 is missing; del"):
         judge(study, results_dir)
 
 

@@ -46,6 +46,26 @@ def test_metrics_that_are_not_finite_are_recorded_as_undefined(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
+    ("lost", "missing"), [({2}, 2), ({1, 2, 3}, 1), ({3, 4}, 3)], ids=["one", "first", "some"]
+)
+def test_lost_steps_are_noticed_before_a_run_is_resumed(
+    tmp_path: Path, lost: set[int], missing: int
+) -> None:
+    digests = {"config": "a"}
+    attempt = next_attempt(tmp_path)
+    make_manifest(digests=digests).write(attempt.folder)
+    for step in (step for step in range(1, 6) if step not in lost):
+        attempt.append({"step": step})
+    with pytest.raises(ValueError) as refused:
+        open_attempts(tmp_path, digests)
+    assert str(refused.value) == (
+        f"{tmp_path}/attempts/*/metrics.jsonl: step {missing} is missing; restore it, or delete "
+        "the run's folder to train the run again"
+    )
+    assert len(list_attempts(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
     ("digests", "numbers", "checkpoints_stay"),
     [({"config": "a"}, [1, 2], True), ({"config": "b"}, [2], False)],
     ids=["same experiment", "another configuration"],

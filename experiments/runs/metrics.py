@@ -1,0 +1,110 @@
+"""The metrics of a run: one row per step, in JSON lines while it trains, in a CSV once recorded."""
+
+import gzip
+import math
+import zlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pandas as pd
+
+from experiments.support.json_files import parse_object, read_bytes, write_jsonl
+
+Row = dict[str, float | int | None]
+METRICS, RECORDED_METRICS = "metrics.jsonl", "metrics.csv.gz"
+# no time stamp inside: the same metrics give the same bytes
+GZIP = {"method": "gzip", "mtime": 0}
+
+
+def read_jsonl(path: Path, hint: str, *, may_be_cut: bool = False) -> list[Row]:
+    """The rows of a metrics.jsonl.
+
+    Args:
+        path: the file.
+        hint: what the user can do about damage.
+        may_be_cut: leave out a last line without an end, as a crash leaves it.
+
+    Raises:
+        ValueError: it is missing, or a line is not a row; names the line.
+    """
+    lines = read_bytes(path, hint).splitlines(keepends=True)
+    return [
+        _check_row(parse_object(line, where, hint), where, hint)
+        for number, line in enumerate(lines, start=1)
+        if (line.endswith(b"\n") or not may_be_cut) and (where := f"{path}: line {number}")
+    ]
+
+
+def read_csv(path: Path, hint: str) -> list[Row]:
+    """The rows of a recorded metrics.csv.gz; what is undefined is None.
+
+    Raises:
+        ValueError: it is missing, damaged, or has a cell that is not a number.
+    """
+    try:
+        frame = pd.read_csv(path)
+    except FileNotFoundError:
+        raise ValueError(f"{path}: missing; {hint}") from None
+    except (ValueError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise ValueError(f"{path}: {error}; {hint}") from None
+    return [
+        _check_row(
+            {str(key): None if pd.isna(value) else value for key, value in record.items()},
+            f"{path}: line {number}",
+            hint,
+        )
+        for number, record in enumerate(frame.to_dict("records"), start=2)
+    ]
+
+
+def write_metrics(path: Path, rows: Iterable[Row]) -> None:
+    """Writes a metrics.jsonl."""
+    write_jsonl(path, rows)
+
+
+def write_csv(path: Path, rows: Sequence[Row]) -> None:
+    """Writes a metrics.csv.gz."""
+    pd.DataFrame(rows).to_csv(path, index=False, compression=GZIP)
+
+
+def merge(parts: Iterable[Iterable[Row]]) -> list[Row]:
+    """One row per step in ascending order; of a step that is there twice the later row."""
+    by_step = {step_of(row): row for rows in parts for row in rows}
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def step_of(row: Row) -> int:
+    """The step of a row."""
+    return int(row["step"] or 0)
+
+
+def require_every_step(rows: Sequence[Row], where: str, hint: str, last: int | None = None) -> None:
+    """Refuses merged rows that do not start at step 1, have a gap, or end before a step.
+
+    Args:
+        rows: one per step, ascending.
+        where: what an error calls them.
+        hint: what the user can do.
+        last: a step that must be there; by default the last one that is.
+
+    Raises:
+        ValueError: a step is missing; names the first.
+    """
+    steps = {step_of(row) for row in rows}
+    for step in range(1, (last or max(steps, default=0)) + 1):
+        if step not in steps:
+            raise ValueError(f"{where}: step {step} is missing; {hint}")
+
+
+def _check_row(row: dict[str, object], where: str, hint: str) -> Row:
+    step = row.get("step")
+    if isinstance(step, bool) or not isinstance(step, int) or step < 1:
+        raise ValueError(f"{where}: step: {step!r} is not a whole number of 1 or more; {hint}")
+    checked: Row = {}
+    for key, value in row.items():
+        if isinstance(value, bool) or not isinstance(value, int | float | None):
+            raise ValueError(f"{where}: {key}: {value!r} is not a number; {hint}")
+        if value is not None and not math.isfinite(value):
+            raise ValueError(f"{where}: {key}: {value!r} is not finite; {hint}")
+        checked[key] = value
+    return checked
