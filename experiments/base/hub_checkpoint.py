@@ -6,10 +6,10 @@ from typing import Any
 
 from huggingface_hub import snapshot_download
 
+from experiments.study.model_config import read_model_config
 from experiments.study.models import HubModel
 from experiments.study.schema import ROOT
 from experiments.support.hub_errors import explain_download_errors
-from experiments.support.json_files import read_json
 from qat_core.memory import weight_shapes
 
 FILES = ("*.safetensors", "*.json", "*.txt", "*.jinja")
@@ -60,8 +60,9 @@ def _fetched_folder(name: str, source: HubModel) -> Path:
 
 
 def _require_shapes(name: str, source: HubModel, folder: Path) -> None:
+    hint = f"name another checkpoint or config in models.{name}"
     expected, found = (
-        weight_shapes(read_json(path, f"name another checkpoint or config in models.{name}"))
+        weight_shapes(read_model_config(path, hint))
         for path in (ROOT / source.config, folder / "config.json")
     )
     if expected != found:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from experiments.base.gguf import load_gguf
@@ -16,6 +16,7 @@ from experiments.base.hub_checkpoint import link_checkpoint
 from experiments.runs.manifest import MANIFEST
 from experiments.runs.provenance import digest_file
 from experiments.study.load import load_study
+from experiments.study.model_config import read_model_config
 from experiments.study.models import HubModel, ScratchModel
 from experiments.study.schema import ROOT, Study
 from experiments.support.cli import STUDY, run_cli
@@ -123,7 +124,9 @@ def _pretrain(
 
 def _from_config(source: ScratchModel, device: str) -> tuple[PreTrainedModel, Tokenizer]:
     torch.manual_seed(BASE_SEED)
-    config = AutoConfig.from_pretrained(ROOT / source.config)
+    path = ROOT / source.config
+    read_model_config(path, "correct it, or name another file")
+    config = _read_by_transformers(path)
     tokenizer = character_tokenizer()
     if config.vocab_size < len(tokenizer):
         raise ValueError(
@@ -135,7 +138,26 @@ def _from_config(source: ScratchModel, device: str) -> tuple[PreTrainedModel, To
     config.bos_token_id, config.eos_token_id = None, tokenizer.eos_token_id
     config.pad_token_id = tokenizer.pad_token_id
     with torch.device(device):  # billions of random weights take minutes on a CPU
-        return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16), tokenizer
+        return _from_transformers(config, source.config), tokenizer
+
+
+def _read_by_transformers(path: Path) -> PretrainedConfig:
+    try:
+        return AutoConfig.from_pretrained(path)
+    except Exception as error:  # of a key that only transformers knows
+        raise _refused(path, error) from None
+
+
+def _from_transformers(config: PretrainedConfig, path: Path) -> PreTrainedModel:
+    try:
+        return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    except Exception as error:
+        raise _refused(path, error) from None
+
+
+def _refused(path: Path, error: Exception) -> ValueError:
+    reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    return ValueError(f"{path}: transformers refuses it ({reason}); correct it")
 
 
 def main() -> None:

@@ -1,9 +1,12 @@
 """Preview of a study: its runs and their predicted weight memory. Needs no torch."""
 
+from pathlib import Path
+from typing import Any
+
 from experiments.study.arms import ARMS
+from experiments.study.model_config import read_model_config
 from experiments.study.models import GgufModel
 from experiments.study.schema import ROOT, Study
-from experiments.support.json_files import read_json
 from qat_core.memory import Precision, predict_weight_memory_gib
 from qat_core.units import show_memory
 
@@ -29,16 +32,27 @@ def _describe_memory(study: Study, model: str, packed: Precision | None) -> str:
     source = study.models[model]
     if isinstance(source, GgufModel):
         return "known once its file has been read"
-    hint = f"name a model's config.json in models.{model}.config"
-    config = dict(read_json(ROOT / source.config, hint))
+    hint = f"correct it, or name another file in models.{model}.config"
+    config = read_model_config(ROOT / source.config, hint)
+    _require_positions(study, source.config, config)
     try:
         bf16_gib = predict_weight_memory_gib(config, "bf16")
         packed_gib = predict_weight_memory_gib(config, packed) if packed else None
-    except KeyError as error:
-        raise ValueError(f"{source.config}: {error.args[0]}: missing; add it") from None
     except ValueError as error:
         raise ValueError(f"{source.config}: {error}") from None
     if packed_gib is None:
         return show_memory(bf16_gib)
     saving = packed_gib / bf16_gib - 1
     return f"{show_memory(bf16_gib)} -> {show_memory(packed_gib)} ({saving:+.1%})"
+
+
+def _require_positions(study: Study, file: Path, config: dict[str, Any]) -> None:
+    """vLLM refuses more tokens than positions, but only once it has started."""
+    lengths = study.rl.rollout
+    needed = lengths.max_prompt_tokens + lengths.max_response_tokens
+    positions = config.get("max_position_embeddings")
+    if positions is not None and positions < needed:
+        raise ValueError(
+            f"{file}: max_position_embeddings: {positions} is less than the {needed} tokens of a "
+            "prompt and its response; lower rl.rollout's limits"
+        )

@@ -5,9 +5,9 @@ to the repository root.
 """
 
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, NonNegativeInt
+from pydantic import Field
 
 from experiments.study.arms import ArmName
 from experiments.study.models import Model, ModelName
@@ -16,6 +16,7 @@ from qat_core.options import BlockScaleMethod, ScalePolicy
 from qat_core.rl.config import EvaluationConfig, GrpoConfig, Settings, TaskConfig
 
 ROOT = Path(__file__).resolve().parents[2]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]  # multiplied with a prime in 64 bits
 STUDIES = ROOT / "experiments" / "studies"
 
 
@@ -56,12 +57,14 @@ class Study(Settings):
     trainer: Literal["local", "verl"] = "local"
     rollout: Literal["eager", "vllm"] = "eager"
     device: Literal["cpu", "cuda"] = "cpu"
-    gpus: int = Field(1, ge=1, description="trainer verl: GPUs of a run, on CPU its workers")
+    gpus: int = Field(
+        1, ge=1, le=100_000, description="trainer verl: GPUs of a run, on CPU its workers"
+    )
     variant: str | None = Field(None, description="trainer verl: a file of recipes/variants")
     kl_gate: KlGate | None = Field(None, description="trainer verl: stops a run that has diverged")
     models: dict[ModelName, Model]
     arms: tuple[ArmName, ...]
-    seeds: tuple[NonNegativeInt, ...]
+    seeds: tuple[Seed, ...]
     scale_policy: ScalePolicy = "pow2"
     block_scale_method: BlockScaleMethod = "max"
     task: TaskConfig

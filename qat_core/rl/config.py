@@ -6,12 +6,15 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+# far beyond any study, and within what a machine can hold of problems, steps or tokens
+MANY = 1_000_000
+MOST_TERMS = 100
 
 
 class Settings(BaseModel):
     """Base of all configuration sections: immutable, unknown keys refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class TaskConfig(Settings):
@@ -22,9 +25,9 @@ class TaskConfig(Settings):
         "dapo-math: DAPO-Math-17k, tested on AIME 2024 and 2025, verl only"
     )
     terms: tuple[int, int] = Field((3, 5), description="fewest and most numbers of a problem")
-    largest: int = Field(19, ge=1, description="largest number of a problem")
-    train_prompts: int = Field(4096, ge=1, description="size of the training split")
-    test_prompts: int = Field(256, ge=1, description="size of the held-out split")
+    largest: int = Field(19, ge=1, le=10_000, description="largest number of a problem")
+    train_prompts: int = Field(4096, ge=1, le=MANY, description="size of the training split")
+    test_prompts: int = Field(256, ge=1, le=MANY, description="size of the held-out split")
     train_files: dict[Path, Sha256] = Field(
         {}, description="dapo-math: local files, with their SHA-256, instead of the hub's"
     )
@@ -34,8 +37,10 @@ class TaskConfig(Settings):
     @classmethod
     def _fewest_then_most(cls, terms: tuple[int, int]) -> tuple[int, int]:
         fewest, most = terms
-        if not 1 <= fewest <= most:
-            raise ValueError(f"[{fewest}, {most}] is not a range; use 1 <= fewest <= most")
+        if not 1 <= fewest <= most <= MOST_TERMS:
+            raise ValueError(
+                f"[{fewest}, {most}] is not a range; use 1 <= fewest <= most <= {MOST_TERMS}"
+            )
         return terms
 
     @model_validator(mode="after")
@@ -48,8 +53,8 @@ class TaskConfig(Settings):
 class RolloutConfig(Settings):
     """How training samples are drawn: from the whole distribution, at temperature 1."""
 
-    max_prompt_tokens: int = Field(64, ge=1)
-    max_response_tokens: int = Field(64, ge=1)
+    max_prompt_tokens: int = Field(64, ge=1, le=MANY)
+    max_response_tokens: int = Field(64, ge=1, le=MANY)
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = Field(-1, description="-1 is off")
@@ -68,9 +73,11 @@ class RolloutConfig(Settings):
 class GrpoConfig(Settings):
     """GRPO with DAPO's asymmetric clip and token-level truncated importance sampling."""
 
-    steps: int = Field(description="optimization steps, one batch of rollouts each", ge=1)
-    prompts_per_step: int = Field(32, ge=1)
-    responses_per_prompt: int = Field(16, ge=2, description="size of the advantage group")
+    steps: int = Field(description="optimization steps, one batch of rollouts each", ge=1, le=MANY)
+    prompts_per_step: int = Field(32, ge=1, le=MANY)
+    responses_per_prompt: int = Field(
+        16, ge=2, le=10_000, description="size of the advantage group"
+    )
     mini_batch_prompts: int = Field(32, ge=1, description="prompts of one optimizer step")
     micro_batch_responses: int = Field(64, ge=1, description="responses of one forward pass")
     lr: float = Field(1e-6, gt=0)
@@ -87,8 +94,8 @@ class GrpoConfig(Settings):
 class PretrainConfig(Settings):
     """Supervised training of a nano base model from random weights."""
 
-    steps: int = Field(ge=1)
-    batch_size: int = Field(64, ge=1)
+    steps: int = Field(ge=1, le=MANY)
+    batch_size: int = Field(64, ge=1, le=MANY)
     lr: float = Field(1e-3, gt=0)
     mixed_steps: int = Field(60, ge=0, description="last steps, in which direct answers come in")
     worked_fraction: float = Field(
@@ -99,6 +106,8 @@ class PretrainConfig(Settings):
 class EvaluationConfig(Settings):
     """Offline evaluation of every checkpoint, in BF16 and in NVFP4."""
 
-    prompts: int = Field(256, ge=1)
-    samples_per_prompt: int = Field(1, ge=1, description="sampled decoding; greedy takes one")
+    prompts: int = Field(256, ge=1, le=MANY)
+    samples_per_prompt: int = Field(
+        1, ge=1, le=10_000, description="sampled decoding; greedy takes one"
+    )
     temperature: float = Field(0.6, gt=0, description="of the sampled decoding")

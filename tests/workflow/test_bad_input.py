@@ -50,9 +50,12 @@ MODEL_ERRORS = {
     ),
     "architecture": (
         {"model_type": "gpt2"},
-        "config.json: model_type: gpt2 is not one of llama, qwen2",
+        "model_type: 'gpt2' is not one of llama, qwen2",
     ),
-    "missing size": ({"hidden_size": None}, "hidden_size: missing; add it"),
+    "missing size": (
+        {"hidden_size": None},
+        "hidden_size: missing; correct it, or name another file in",
+    ),
 }
 
 
@@ -80,7 +83,7 @@ def test_dry_run_refuses_a_damaged_model_config(
     study = write_study(models__tiny__config=str(file))
     done = snakemake("-n", "--configfile", study, folder=tmp_path)
     assert_one_line(done, f"error: {file}: {line}")
-    assert "; name a model's config.json in models.tiny.config" in done.stderr
+    assert "; correct it, or name another file in models.tiny.config" in done.stderr
 
 
 def test_program_that_fails_within_the_workflow_is_said_to_fail(

@@ -103,6 +103,21 @@ ERRORS = {
         8,
         "evaluation.prompts: 256 is more than task.test_prompts, 8; lower it or raise test_prompts",
     ),
+    "terms beyond any study": (
+        "task/terms",
+        [3, 1_000_000],
+        "task.terms: [3, 1000000] is not a range; use 1 <= fewest <= most <= 100",
+    ),
+    "numbers beyond any study": (
+        "task/largest",
+        10**18,
+        "task.largest: 1000000000000000000 does not fit, it should be less than or equal to 10000",
+    ),
+    "infinite rate": ("rl/lr", float("inf"), "rl.lr: inf does not fit, it should be a finite num"),
+    "rate that is not a number": ("rl/lr", float("nan"), "rl.lr: nan does not fit, it should be"),
+    "infinite claim": ("claims/reward_gain", float("inf"), "claims.reward_gain: inf does not fit"),
+    "seed of 65 bits": ("seeds", [2**64], "seeds.0: 18446744073709551616 does not fit, it should"),
+    "steps beyond any study": ("rl/steps", 10**9, "rl.steps: 1000000000 does not fit, it should"),
     "mini batch": ("rl/mini_batch_prompts", 7, "rl.mini_batch_prompts: 7 does not divide rl.pro"),
     "sampling that biases the ratio": ("rl/rollout/top_k", 20, "rl.rollout.top_k: 20 would bias"),
 }
