@@ -14,6 +14,7 @@ import shutil
 import signal
 import sys
 import time
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -42,6 +43,7 @@ from experiments.support.gpu_locks import reserved_devices
 from experiments.support.json_files import read_json
 from experiments.support.sole_process import sole_process
 from experiments.support.tee import tee_output
+from experiments.support.temporary_folder import private_temporary_folder
 from experiments.tracking.live import TrackedRun
 from qat_core.memory import predict_weight_memory_gib
 
@@ -166,7 +168,8 @@ def train(
         return train_by_verl(study, run, results, attempts, on_step)
     from experiments.launch.local_trainer import train_here
 
-    return train_here(study, run, results, attempts, on_step)
+    with private_temporary_folder() if study.rollout == "vllm" else nullcontext():
+        return train_here(study, run, results, attempts, on_step)
 
 
 if __name__ == "__main__":
