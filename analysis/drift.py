@@ -107,7 +107,7 @@ def _draw_map(panel: Axes, table: pd.DataFrame, norm: Normalize):  # type: ignor
     steps, layers = table.columns.to_numpy(float), table.index.to_numpy(float)
     width = float(np.diff(steps).min()) if len(steps) > 1 else 1.0
     # on a log scale zero has no colour: it gets the lowest
-    values = table.to_numpy().clip(min=norm.vmin)
+    values = np.maximum(table.to_numpy(float), -np.inf if norm.vmin is None else norm.vmin)
     return panel.pcolormesh(
         _edges(steps, width), _edges(layers, 1.0), _with_gaps(values), norm=norm, cmap="viridis"
     )
@@ -119,7 +119,7 @@ def _edges(centres: np.ndarray, width: float) -> np.ndarray:
     return np.concatenate([[centres[0] - width / 2], middle, [centres[-1] + width / 2]])
 
 
-def _with_gaps(values: np.ndarray) -> np.ma.MaskedArray:  # type: ignore[type-arg]
+def _with_gaps(values: np.ndarray) -> np.ma.MaskedArray:
     return np.ma.masked_invalid(values)
 
 

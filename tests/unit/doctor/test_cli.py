@@ -100,7 +100,7 @@ def damaged(nano_dir: Path, folder: Path) -> list[object]:
         (lambda nano, tmp: [], "name a CHECKPOINT, or a recorded run with --verl"),
         (lambda nano, tmp: [nano, "--verl", tmp], "name a CHECKPOINT, or a recorded run"),
         (lambda nano, tmp: [tmp], r"config\.json: missing; name the folder of a checkpoint"),
-        (lambda nano, tmp: [nano, "--recipe", "fulll"], "--recipe: fulll: use none, full, ffn"),
+        (lambda nano, tmp: [nano, "--recipe", "whole"], "--recipe: whole: use none, full, ffn"),
         (lambda nano, tmp: [nano, "--top-p", "0"], "top_p: 0.0: needs a number above 0"),
         (lambda nano, tmp: [nano, "--prompts", tmp / "x"], "no such file; name a file with one"),
         (lambda nano, tmp: [nano, "--served", tmp], r"config\.json: missing"),
