@@ -22,17 +22,14 @@ import argparse
 import re
 from pathlib import Path
 
-from analysis.benchmark_tables import benchmark_tables
 from analysis.claims_table import read_table
-from analysis.codec_tables import codec_tables
 from analysis.figures import FIGURES
-from analysis.verl_table import verl_table
+from analysis.tables import SECTIONS, benchmark_text
 from experiments.study.schema import ROOT
 from experiments.support.cli import run_cli
 
 RECORDS = Path("experiments", "records")
-TABLES = {"benchmarks": benchmark_tables, "verl": verl_table, "codec": codec_tables}
-KINDS = ("claims", "figures", *TABLES)
+KINDS = ("claims", "figures", *SECTIONS)
 BLOCK = re.compile(
     rf"(?P<begin><!-- begin:(?P<kind>{'|'.join(KINDS)})(?P<words>[^\n]*?) -->\n)"
     r"(?P<content>.*?)"
@@ -60,8 +57,9 @@ def _filled(block: re.Match[str], root: Path) -> str:
     words = block["words"].split()
     study, *names = words or ["default"]
     record = RECORDS / study
-    if block["kind"] in TABLES:
-        content = TABLES[block["kind"]](root / RECORDS / "benchmarks", *(words or ["h200"]))
+    if block["kind"] in SECTIONS:
+        machine = words[0] if words else "h200"
+        content = benchmark_text(block["kind"], root / RECORDS / "benchmarks", machine)
     elif block["kind"] == "claims":
         content = read_table(root / record / "claims.json").to_markdown()
     else:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from analysis.benchmark_tables import benchmark_tables
+from analysis.tables import benchmark_text
 from experiments.study.schema import ROOT
 
 SETUP = {"hardware": {"gpus": ["GPU X"]}, "versions": {"vllm": "1.2", "torch": "3.4"}}
@@ -62,20 +62,20 @@ def folder(tmp_path: Path) -> Path:
     ],
 )
 def test_a_table_shows(folder: Path, line: str) -> None:
-    assert line in benchmark_tables(folder, "x").splitlines()
+    assert line in benchmark_text("benchmarks", folder, "x").splitlines()
 
 
 def test_a_missing_record_is_named(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"rollout_y.json: missing; run the benchmark"):
-        benchmark_tables(folder, "y")
+        benchmark_text("benchmarks", folder, "y")
 
 
-def test_a_garbled_record_is_named_with_its_key(folder: Path) -> None:
+def test_a_damaged_record_is_named_with_its_key(folder: Path) -> None:
     (folder / "serving_x.json").write_text(json.dumps(SETUP | {"gpu_memory_utilization": 0.9}))
     with pytest.raises(ValueError, match=r"serving_x.json: engines: Field required"):
-        benchmark_tables(folder, "x")
+        benchmark_text("benchmarks", folder, "x")
 
 
 def test_the_committed_records_fill_the_tables() -> None:
-    tables = benchmark_tables(ROOT / "experiments" / "records" / "benchmarks", "h200")
+    tables = benchmark_text("benchmarks", ROOT / "experiments" / "records" / "benchmarks", "h200")
     assert "| qwen3-30b-a3b NVFP4 | 16.89 |" in tables

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from analysis.codec_tables import codec_tables
-from analysis.verl_table import verl_table
+from analysis.tables import benchmark_text
 
 SETUP = {
     "hardware": {"gpus": ["GPU X"]},
@@ -37,7 +36,7 @@ def _write(path: Path, *runs: dict[str, Any]) -> None:
 def test_ratio_is_to_the_bf16_run_on_as_many_gpus(tmp_path: Path) -> None:
     runs = [_run("bf16", 1, 2e-5, None), _run("bf16", 2, 4e-5, None), _run("qat", 2, 6e-5, 2.25)]
     _write(tmp_path / "verl_x.json", *runs)
-    text = verl_table(tmp_path, "x")
+    text = benchmark_text("verl", tmp_path, "x")
     assert "| m | qat | 2 | 4 | 2.25 GiB | 6.00e-05 | 1.50x | 1.0 | 2.0 | 3.0 | 4.0 | 5.0 |" in text
     assert "| m | bf16 | 1 | 4 | 8.00 GiB | 2.00e-05 | 1.00x |" in text
     assert "Measured on: GPU X; verl 0.1, vllm 1.2, torch 3.4" in text
@@ -45,13 +44,15 @@ def test_ratio_is_to_the_bf16_run_on_as_many_gpus(tmp_path: Path) -> None:
 
 def test_run_without_a_floor_shows_no_ratio(tmp_path: Path) -> None:
     _write(tmp_path / "verl_x.json", _run("qat", 4, 6e-5, 2.25))
-    assert "| m | qat | 4 | 4 | 2.25 GiB | 6.00e-05 |  | 1.0 |" in verl_table(tmp_path, "x")
+    assert "| m | qat | 4 | 4 | 2.25 GiB | 6.00e-05 |  | 1.0 |" in benchmark_text(
+        "verl", tmp_path, "x"
+    )
 
 
 def test_run_that_ended_early_says_so(tmp_path: Path) -> None:
     run = _run("qat", 1, 6e-5, None, planned_steps=20)
     _write(tmp_path / "verl_x.json", run | {"memory": {"predicted_packed_gib": 2.0}})
-    assert "| m | qat | 1 | 4 of 20 |  | 6.00e-05 |" in verl_table(tmp_path, "x")
+    assert "| m | qat | 1 | 4 of 20 |  | 6.00e-05 |" in benchmark_text("verl", tmp_path, "x")
 
 
 def test_codec_tables_show_shares_goals_and_errors(tmp_path: Path) -> None:
@@ -60,13 +61,13 @@ def test_codec_tables_show_shares_goals_and_errors(tmp_path: Path) -> None:
     (tmp_path / "codec_x.json").write_text(json.dumps(record))
     error = {"scale": "pow2", "block_scale": "mse", "all weights": 0.079, "normal deviates": 0.0813}
     (tmp_path / "block_scale_error.json").write_text(json.dumps({"relative_rms_error": [error]}))
-    text = codec_tables(tmp_path, "x")
+    text = benchmark_text("codec", tmp_path, "x")
     assert "| pack | 36.4 | 0.75 | 0.75 |" in text
     assert "| pow2 | mse | 7.90% | 8.13% |" in text
     assert "4.13 TB/s; BF16 matrices of 96 x 32." in text
 
 
-@pytest.mark.parametrize("tables", [verl_table, codec_tables], ids=["verl", "codec"])
-def test_missing_record_is_named(tables: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["verl", "codec"])
+def test_missing_record_is_named(kind: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"_x\.json: missing; run the benchmark"):
-        tables(tmp_path, "x")
+        benchmark_text(kind, tmp_path, "x")

@@ -1,0 +1,48 @@
+"""Benchmark records to Markdown: every kind of table by the name that a document asks for."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from analysis.tables.codec import codec_sections
+from analysis.tables.engines import (
+    read_rollouts,
+    read_serving,
+    serving_sections,
+    sync_sections,
+)
+from analysis.tables.parity import parity_sections, read_parity
+from analysis.tables.record import setups
+from analysis.tables.verl import verl_sections
+
+
+def engine_and_parity_sections(folder: Path, machine: str) -> list[str]:
+    """Weight syncs, serving and parity of one machine."""
+    rollouts, serving = read_rollouts(folder, machine), read_serving(folder, machine)
+    parity = read_parity(folder, machine)
+    return [
+        setups([*rollouts, serving, *parity]),
+        *sync_sections(rollouts),
+        *serving_sections(serving),
+        *parity_sections(parity),
+    ]
+
+
+SECTIONS: Mapping[str, Callable[[Path, str], list[str]]] = {
+    "benchmarks": engine_and_parity_sections,
+    "verl": verl_sections,
+    "codec": codec_sections,
+}
+
+
+def benchmark_text(kind: str, folder: Path, machine: str) -> str:
+    """Markdown of one kind of SECTIONS.
+
+    Args:
+        kind: a key of SECTIONS.
+        folder: holds the records.
+        machine: how their names end, e.g. `h200` for rollout_h200.json.
+
+    Raises:
+        ValueError: a record is missing or damaged; the message names it.
+    """
+    return "\n\n".join(SECTIONS[kind](folder, machine)) + "\n"

@@ -1,0 +1,137 @@
+"""Tables of vLLM at true model size: weight memory, weight sync, KV cache and decoding."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+from pydantic import BaseModel
+
+from analysis.tables.record import Record, read_record
+from analysis.tables.table import Table
+
+PRECISIONS = {"nvfp4": "NVFP4", "bf16": "BF16"}
+SYNC_TITLE = "**Weight memory and weight sync from a BF16 model on the same GPU**"
+SYNC_NOTE = (
+    "Prediction error: of the prediction from shapes against what vLLM reports, which has the "
+    "gaps that PyTorch's allocator leaves (none with `expandable_segments`). Extra memory: peak "
+    "during a sync. vLLM's own load: the same BF16 tensors through `load_weights`, as verl syncs "
+    "them."
+)
+
+
+class Memory(BaseModel):
+    """Weights of an engine: what vLLM reports, and how far the prediction from shapes is off."""
+
+    reported_gib: float
+    layer_gib: float
+    predicted_over_reported: float
+
+
+class Sync(BaseModel):
+    """One weight sync; the extra memory is its peak."""
+
+    seconds: float
+    extra_gib: float
+
+
+class SyncedEngine(BaseModel):
+    """An engine of experiments/benchmarks/rollout.py."""
+
+    memory: Memory
+    syncs: list[Sync]
+    stock_syncs: list[Sync] = []
+
+    @property
+    def sync_s(self) -> float:
+        """Median time of a sync."""
+        return median(sync.seconds for sync in self.syncs)
+
+    @property
+    def extra_gib(self) -> float:
+        """Most memory that any sync took for a while."""
+        return max(sync.extra_gib for sync in self.syncs)
+
+    @property
+    def stock_sync(self) -> str:
+        """Median time of vLLM's own load, empty where it was not measured."""
+        stock = [sync.seconds for sync in self.stock_syncs]
+        return f"{median(stock):.2f}" if stock else ""
+
+
+class RolloutRecord(Record):
+    """Of experiments/benchmarks/rollout.py; engines are named `model:precision`."""
+
+    allocator: str
+    engines: dict[str, SyncedEngine]
+
+
+class ServingEngine(BaseModel):
+    """Tokens a second: quartiles, by sequences at once."""
+
+    kv_cache_tokens: int
+    tokens_per_s: dict[str, tuple[float, float, float]]
+
+
+class ServingRecord(Record):
+    """Of experiments/benchmarks/serving.py."""
+
+    gpu_memory_utilization: float
+    engines: dict[str, ServingEngine]
+
+
+SYNC_TABLE: Table[tuple[str, SyncedEngine]] = Table(
+    {
+        "Engine": lambda row: row[0],
+        "Weights, GiB": lambda row: f"{row[1].memory.reported_gib:.2f}",
+        "Prediction error": lambda row: f"{row[1].memory.predicted_over_reported:.3%}",
+        "Sync, s": lambda row: f"{row[1].sync_s:.2f}",
+        "Extra memory, GiB": lambda row: f"{row[1].extra_gib:.2f}",
+        "One BF16 layer, GiB": lambda row: f"{row[1].memory.layer_gib:.2f}",
+        "vLLM's own load, s": lambda row: row[1].stock_sync,
+    }
+)
+
+
+def read_rollouts(folder: Path, machine: str) -> list[RolloutRecord]:
+    """Records of engines that were synced, a newer measurement of an engine after an older one."""
+    names = ("rollout", "rollout_30b", "rollout_expandable")
+    return [read_record(folder / f"{name}_{machine}.json", RolloutRecord) for name in names]
+
+
+def read_serving(folder: Path, machine: str) -> ServingRecord:
+    """The record of engines that served."""
+    return read_record(folder / f"serving_{machine}.json", ServingRecord)
+
+
+def sync_sections(records: Sequence[RolloutRecord]) -> list[str]:
+    """Title, table and note of weight syncs."""
+    newest = {  # an engine that was measured again is the last of its name
+        engine_name(name, record.allocator): engine
+        for record in records
+        for name, engine in record.engines.items()
+    }
+    return [SYNC_TITLE, SYNC_TABLE.markdown(sorted(newest.items())), SYNC_NOTE]
+
+
+def serving_sections(record: ServingRecord) -> list[str]:
+    """Title and table of KV cache and decoding."""
+    batches = list(next(iter(record.engines.values())).tokens_per_s)
+    table: Table[tuple[str, ServingEngine]] = Table(
+        {
+            "Engine": lambda row: engine_name(row[0]),
+            "KV cache, tokens": lambda row: f"{row[1].kv_cache_tokens:,}",
+        }
+        | {
+            f"tokens/s at {batch}": lambda row, batch=batch: f"{row[1].tokens_per_s[batch][1]:,.0f}"
+            for batch in batches
+        }
+    )
+    share = f"{record.gpu_memory_utilization:.0%}"
+    title = f"**KV cache and decoding on {share} of the GPU, by sequences at once**"
+    return [title, table.markdown(sorted(record.engines.items()))]
+
+
+def engine_name(name: str, allocator: str = "") -> str:
+    """`model:precision` in words, with the allocator's setting where it is not the default."""
+    model, _, precision = name.partition(":")
+    return f"{model} {PRECISIONS[precision]}{allocator and f', `{allocator}`'}"

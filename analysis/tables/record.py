@@ -1,0 +1,46 @@
+"""Benchmark records: what all of them say, and how they are read."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TypeVar
+
+from pydantic import BaseModel
+
+from analysis.read import read_json
+
+
+class Hardware(BaseModel):
+    """What a record was measured on."""
+
+    gpus: list[str]
+
+    @property
+    def name(self) -> str:
+        """The GPUs, in words."""
+        return " and ".join(self.gpus)
+
+
+class Record(BaseModel):
+    """What all records of measurements say."""
+
+    hardware: Hardware
+    versions: dict[str, str | None]
+
+    def setup(self, *packages: tuple[str, str]) -> str:
+        """Hardware and versions; of a package its label and its name in `versions`."""
+        named = (f"{label} {self.versions[name]}" for label, name in packages)
+        return ", ".join([self.hardware.name, *named])
+
+
+RecordType = TypeVar("RecordType", bound=BaseModel)
+
+
+def read_record(path: Path, kind: type[RecordType]) -> RecordType:
+    """A benchmark's record; ValueError names a missing or damaged file."""
+    return read_json(path, kind, "run the benchmark of that name")
+
+
+def setups(records: Iterable[Record]) -> str:
+    """What records of vLLM engines were measured on, each setup once."""
+    names = {record.setup(("vLLM", "vllm"), ("torch", "torch")) for record in records}
+    return f"Measured on: {'; '.join(sorted(names))}."

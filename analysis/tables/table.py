@@ -1,0 +1,24 @@
+"""The one way from records to a Markdown table: a column is a heading and the text of a cell."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True)
+class Table(Generic[Row]):
+    """How rows of one kind are shown, column by column.
+
+    Attributes:
+        columns: by heading, the text of a row's cell.
+    """
+
+    columns: Mapping[str, Callable[[Row], str]]
+
+    def markdown(self, rows: Iterable[Row]) -> str:
+        """A GitHub table without a final newline."""
+        cells = [[show(row) for show in self.columns.values()] for row in rows]
+        lines = [list(self.columns), ["---"] * len(self.columns), *cells]
+        return "\n".join("| " + " | ".join(line) + " |" for line in lines)

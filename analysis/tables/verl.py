@@ -1,0 +1,108 @@
+"""Table of verl runs: mismatch, weight memory and the parts of a step."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import BaseModel
+
+from analysis.claims_table import show_ratio
+from analysis.tables.record import Record, read_record
+from analysis.tables.table import Table
+from qat_core.units import show_memory
+
+
+class Spread(BaseModel):
+    """Median and range over steps."""
+
+    median: float
+    low: float
+    high: float
+
+
+class Memory(BaseModel):
+    """Weights as vLLM holds them, packed ones where the arm packs; known at a run's end."""
+
+    measured_bf16_gib: float | None = None
+    measured_packed_gib: float | None = None
+
+    def __str__(self) -> str:
+        weights_gib = self.measured_packed_gib or self.measured_bf16_gib
+        return show_memory(weights_gib) if weights_gib else ""
+
+
+class VerlRun(BaseModel):
+    """A run of experiments/benchmarks/verl_steps.py."""
+
+    model: str
+    arm: str
+    gpus: int
+    steps: int
+    planned_steps: int
+    k3_kl: Spread
+    rollout_s: Spread
+    log_prob_s: Spread
+    training_s: Spread
+    weight_sync_s: Spread
+    step_s: Spread
+    memory: Memory
+
+    @property
+    def progress(self) -> str:
+        """Steps, of how many where it ended early."""
+        ended_early = self.steps != self.planned_steps
+        return f"{self.steps} of {self.planned_steps}" if ended_early else str(self.steps)
+
+
+class VerlRecord(Record):
+    """Of experiments/benchmarks/verl_steps.py."""
+
+    runs: list[VerlRun]
+
+
+class VerlRow(NamedTuple):
+    """A run and the BF16 arm's k3 KL on as many GPUs, None where there is none."""
+
+    run: VerlRun
+    floor: float | None
+
+
+PARTS = {
+    "Rollout, s": "rollout_s",
+    "Log-probs, s": "log_prob_s",
+    "Training, s": "training_s",
+    "Weight sync, s": "weight_sync_s",
+    "Step, s": "step_s",
+}
+VERL_TABLE: Table[VerlRow] = Table(
+    {
+        "Model": lambda row: row.run.model,
+        "Arm": lambda row: row.run.arm,
+        "GPUs": lambda row: str(row.run.gpus),
+        "Steps": lambda row: row.run.progress,
+        "Weights in vLLM": lambda row: str(row.run.memory),
+        "k3 KL": lambda row: f"{row.run.k3_kl.median:.2e}",
+        "k3 KL / BF16": lambda row: (
+            show_ratio(row.run.k3_kl.median / row.floor) if row.floor else ""
+        ),
+    }
+    | {
+        heading: lambda row, part=part: f"{getattr(row.run, part).median:.1f}"
+        for heading, part in PARTS.items()
+    }
+)
+
+
+def verl_sections(folder: Path, machine: str) -> list[str]:
+    """Where it was measured, and a row a run.
+
+    Raises:
+        ValueError: the record is missing or damaged.
+    """
+    record = read_record(folder / f"verl_{machine}.json", VerlRecord)
+    floors = {(run.model, run.gpus): run.k3_kl.median for run in record.runs if run.arm == "bf16"}
+    rows = [VerlRow(run, floors.get((run.model, run.gpus))) for run in record.runs]
+    versions = ", ".join(f"{name} {record.versions[name]}" for name in ("verl", "vllm", "torch"))
+    origin = (
+        f"Measured on: {record.hardware.name}; {versions}. Medians over all steps but the first."
+    )
+    return [origin, VERL_TABLE.markdown(rows)]
