@@ -54,12 +54,12 @@ ui: $(BASE)  ## browse the runs of this machine, or the recorded ones
 	@MLFLOW_DISABLE_TELEMETRY=true $(BIN)/mlflow ui --host 127.0.0.1 --port $(PORT) \
 		--backend-store-uri sqlite:///mlflow.db
 
-figures: $(BASE)  ## draw the README's figures and table again from experiments/records
+figures: $(BASE)  ## draw all figures and tables again from experiments/records
 	@for study in experiments/records/*/study.yaml; do record=$$(dirname "$$study"); \
 		$(BIN)/python -m analysis.claims --study "$$study" --results "$$record" --out "$$record"; \
 		$(BIN)/python -m analysis.figures --study "$$study" --results "$$record" \
 			--out "$$record/figures"; done
-	@$(BIN)/python -m analysis.readme
+	@$(BIN)/python -m analysis.documents
 
 record: $(BASE)  ## copy a finished study's small results into experiments/records: STUDY=name
 	@$(BIN)/python -m experiments.runs.record --study "$$STUDY_FILE"

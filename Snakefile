@@ -1,5 +1,5 @@
-# A study from base checkpoints to claims and figures: `snakemake` runs
-# experiments/studies/default.yaml, `snakemake --configfile FILE` another study; `-n` plans one and
+# A study from base checkpoints to claims and figures: `snakemake --cores all` runs
+# experiments/studies/default.yaml, with `--configfile FILE` another study; `-n` plans one and
 # predicts its weight memory.
 from snakemake.utils import min_version
 

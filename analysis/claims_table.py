@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from analysis.read import read_json
+from analysis.markdown import MarkdownTable
 from experiments.support.cli import run_cli
+from experiments.support.json_files import read_model
 
 
 def show_ratio(ratio: float) -> str:
@@ -23,20 +23,22 @@ def show_ratio(ratio: float) -> str:
     return f"{ratio:,.{digits}f}x"
 
 
-HEADINGS = ("Verdict", "Claim", "Required", "Estimate", "95 % interval")
 SYMBOLS = {"at least": ">=", "at most": "<=", "within": "within"}
 SHOWN: Mapping[str, Callable[[float], str]] = {
     "x": show_ratio,
     "%": "{:.2%}".format,
+    "log-odds": "{:+.2f}".format,
     "": "{:.3f}".format,
 }
+MARK = "†"
 COLORS = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow", "REPORTED": "dim"}
 NOTE = (
     "PASS: the whole 95 % interval meets what is required. FAIL: none of it does. INCONCLUSIVE: it "
-    "straddles the bound, or the row says what is too few. REPORTED: nothing required. k3 KL: "
-    "interquartile mean over steps and seeds. Noise floor: that of the bf16 arm, in nats a token. "
-    "One seed: the interval is within that run; another may differ more. With few seeds intervals "
-    "are rough (see analysis/stats.py)."
+    "straddles the bound, or the row says what is too few. REPORTED: nothing required, or a single "
+    "seed. Intervals: Student's t over seeds. k3 KL: mean over all sampled tokens of a run, ratio "
+    "in the typical seed. Accuracy: difference in log-odds of sampled answers; `accuracy` with all "
+    "checkpoints evaluated in BF16, `served` with NVFP4 arms evaluated in NVFP4. Noise floor: mean "
+    "k3 KL of the bf16 arm, in nats a token. Verdicts are not adjusted for the number of claims."
 )
 
 
@@ -50,8 +52,8 @@ class Claim(BaseModel):
             none.
         exact: nothing is random, low and high equal the estimate.
         bound: how the threshold binds; "within" means between -threshold and threshold.
-        noise_floor: interquartile mean of the bf16 arm's k3 KL in nats a token.
-        unit: "x" for a ratio of arms, "%" for a share, empty for a difference.
+        noise_floor: mean k3 KL of the bf16 arm in nats a token.
+        unit: "x" for a ratio of arms, "%" for a share, empty for a plain difference.
         detail: what a reader wants to see next to the estimate.
     """
 
@@ -69,73 +71,121 @@ class Claim(BaseModel):
     verdict: Literal["PASS", "FAIL", "INCONCLUSIVE", "REPORTED"]
     noise_floor: float | None = None
     num_seeds: int
-    unit: Literal["x", "%", ""]
+    unit: Literal["x", "%", "log-odds", ""]
     detail: str
 
-    def cells(self) -> tuple[str, ...]:
-        """The row's texts, one for each of HEADINGS."""
+    @property
+    def required(self) -> str:
+        """The bound and its threshold."""
+        if self.bound is None or self.threshold is None:
+            return "-"
+        return f"{SYMBOLS[self.bound]} {SHOWN[self.unit](self.threshold).removeprefix('+')}"
+
+    @property
+    def shown_estimate(self) -> str:
+        """The point estimate."""
+        return "-" if self.estimate is None else SHOWN[self.unit](self.estimate)
+
+    @property
+    def interval(self) -> str:
+        """Both ends of the interval."""
+        if self.low is None or self.high is None:
+            return "-"
         show = SHOWN[self.unit]
-        required = "-"
-        if self.bound is not None and self.threshold is not None:
-            required = f"{SYMBOLS[self.bound]} {show(self.threshold)}"
-        estimate, interval = "-", "-"
-        if self.estimate is not None and self.low is not None and self.high is not None:
-            estimate, low, high = map(show, (self.estimate, self.low, self.high))
-            interval = "exact" if self.exact else f"{low} to {high}"
-        return (self.verdict, self.statement, required, estimate, interval)
+        return "exact" if self.exact else f"{show(self.low)} to {show(self.high)}"
+
+    def cells(self) -> tuple[str, ...]:
+        """Verdict, statement, what is required, estimate and interval."""
+        return (self.verdict, self.statement, self.required, self.shown_estimate, self.interval)
+
+
+MARKDOWN: MarkdownTable[Claim] = MarkdownTable(
+    {
+        "Model": lambda claim: claim.model,
+        "Verdict": lambda claim: f"**{claim.verdict}**",
+        "Claim": lambda claim: f"{claim.statement}<br><sub>{claim.detail}</sub>",
+        "Required": lambda claim: claim.required,
+        "Estimate": lambda claim: claim.shown_estimate,
+        "95 % interval": lambda claim: claim.interval,
+        "Noise floor": lambda claim: f"{claim.noise_floor:.2e}" if claim.noise_floor else "",
+        "Seeds": lambda claim: str(claim.num_seeds),
+    }
+)
 
 
 class ClaimsTable(BaseModel):
-    """All judged claims of a study, in the order of its models."""
+    """All judged claims of a study, in the order of its models.
+
+    Attributes:
+        marks: by model, what a reader must know of its runs before any verdict.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
     study: str
     claims: tuple[Claim, ...]
+    marks: Mapping[str, tuple[str, ...]] = {}
 
     def to_markdown(self) -> str:
-        """A GitHub table and the note that explains its verdicts."""
-        headings = ("Model", *HEADINGS, "Noise floor", "Seeds")
-        rows = [headings, ("---",) * len(headings), *map(_markdown_cells, self.claims)]
-        lines = ["| " + " | ".join(row) + " |" for row in rows]
-        return "\n".join([*lines, "", NOTE, ""])
+        """A GitHub table, rows of marked runs marked, and the notes that explain them."""
+        marked = [self._marked(claim) for claim in self.claims]
+        explained = [f"{MARK} {model}: {'; '.join(it)}." for model, it in self.marks.items() if it]
+        return "\n\n".join([MARKDOWN.markdown(marked), *explained, NOTE]) + "\n"
 
-    def show(self, console: Console) -> None:
-        """Prints one table a model, with coloured verdicts."""
+    def _marked(self, claim: Claim) -> Claim:
+        if not self.marks.get(claim.model):
+            return claim
+        return claim.model_copy(update={"model": f"{claim.model} {MARK}"})
+
+    def show(self, console: Console, with_details: bool = False) -> None:
+        """Prints a table a model with one line a claim; with details a second line each."""
         for model, claims in groupby(self.claims, lambda claim: claim.model):
-            console.print(_model_table(f"{self.study}: {model}", list(claims)))
-        console.print(f"[dim]{NOTE}[/]")
+            for line in self._heading(model, list(rows := tuple(claims))):
+                console.print(line, highlight=False)
+            console.print(_terminal_table(rows, with_details))
+        if with_details:
+            console.print(f"[dim]{NOTE}[/]", highlight=False)
+
+    def _heading(self, model: str, claims: list[Claim]) -> list[str]:
+        floors = [claim.noise_floor for claim in claims if claim.noise_floor is not None]
+        noise_floor = f", noise floor {floors[0]:.2e} nats a token" if floors else ""
+        seeds = f"{claims[0].num_seeds} seed{'s' if claims[0].num_seeds > 1 else ''}"
+        return [
+            f"[bold]{self.study}: {model}[/], {seeds}{noise_floor}",
+            *(f"[yellow]{mark}[/]" for mark in self.marks.get(model, ())),
+        ]
 
 
-def _model_table(title: str, claims: list[Claim]) -> Table:
-    floors = [claim.noise_floor for claim in claims if claim.noise_floor is not None]
-    noise_floor = f", noise floor {floors[0]:.2e} nats a token" if floors else ""
-    title = f"{title}, number of seeds: {claims[0].num_seeds}{noise_floor}"
-    table = Table(*HEADINGS, title=title, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+def _terminal_table(claims: tuple[Claim, ...], with_details: bool) -> Table:
+    """At most 80 columns wide, never folded."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for _ in range(5):
+        table.add_column(no_wrap=not with_details)
     for claim in claims:
-        verdict, statement, *rest = claim.cells()
-        explained = f"{statement}\n[dim]{claim.detail}[/]"
-        table.add_row(f"[{COLORS[verdict]}]{verdict}[/]", explained, *rest)
+        verdict, statement, required, estimate, interval = claim.cells()
+        # arms in short: of four, three are in NVFP4
+        statement = statement.replace("nvfp4-", "")
+        if with_details:
+            statement += f"\n[dim]{claim.detail}[/]"
+        colored = f"[{COLORS[verdict]}]{verdict}[/]"
+        table.add_row(colored, statement, estimate, interval, required)
     return table
 
 
-def _markdown_cells(claim: Claim) -> tuple[str, ...]:
-    verdict, statement, *rest = claim.cells()
-    noise_floor = "" if claim.noise_floor is None else f"{claim.noise_floor:.2e}"
-    explained = f"{statement}<br><sub>{claim.detail}</sub>"
-    return (claim.model, f"**{verdict}**", explained, *rest, noise_floor, str(claim.num_seeds))
-
-
 def read_table(path: Path) -> ClaimsTable:
-    """The table in a claims.json; ValueError names a missing or garbled file."""
-    return read_json(path, ClaimsTable, "judge the claims with make run")
+    """The table in a claims.json; ValueError names a missing or damaged file."""
+    return read_model(path, ClaimsTable, "judge the claims with make run")
 
 
 def main() -> None:
     """Prints the claims.json that the command line names."""
     parser = argparse.ArgumentParser(description="Print a table of judged claims.")
     parser.add_argument("table", type=Path, help="a claims.json")
-    read_table(parser.parse_args().table).show(Console())
+    parser.add_argument("--details", action="store_true", help="say more of every claim")
+    arguments = parser.parse_args()
+    read_table(arguments.table).show(Console(), arguments.details)
+    if not arguments.details:
+        print(f"more: python -m analysis.claims_table --details {arguments.table}")
 
 
 if __name__ == "__main__":

@@ -5,17 +5,22 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from experiments.runs.manifest import RunManifest
+from experiments.runs.manifest import RunManifest, WeightMemory
 from experiments.study.schema import Study
+from qat_core.rl.metric_names import RESPONSE_TOKENS
 
 Array = np.ndarray
 
 
+def is_memory_of_engine(study: Study) -> bool:
+    """Whether measured weight memory is what an engine holds, not what was streamed to it."""
+    # on a CPU verl's engine counts what it is given, see qat_core/verl/worker.py
+    return study.trainer == "verl" and study.device == "cuda"
+
+
 def memory_source(study: Study) -> str:
     """Where a study's measured weight memory comes from."""
-    # on a CPU verl's engine counts what it is given, see qat_core/verl/worker.py
-    from_vllm = study.trainer == "verl" and study.device == "cuda"
-    return "as vLLM reports" if from_vllm else "bytes streamed to the engine"
+    return "as vLLM reports" if is_memory_of_engine(study) else "bytes streamed to the engine"
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,25 @@ class Results:
             counts = ", ".join(f"seed {seed}: {len(its)}" for seed, its in steps.items())
             raise ValueError(f"{model}, {arm}: steps differ between seeds ({counts}); finish them")
         return rows.pivot(index="seed", columns="step", values=key).to_numpy(float)
+
+    def weighted_beside(
+        self, model: str, arm: str, control: str, key: str
+    ) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+        """Of either arm a metric's values and its steps' tokens, as `series_beside`."""
+        values = self.series_beside(model, arm, control, key)
+        tokens = self.series_beside(model, arm, control, RESPONSE_TOKENS)
+        return (values[0], tokens[0]), (values[1], tokens[1])
+
+    def memory_of(self, model: str, arm: str) -> WeightMemory | None:
+        """Weight memory of an arm's first run, None where the study has no such run."""
+        runs = self.manifests.values()
+        return next((run.memory for run in runs if (run.model, run.arm) == (model, arm)), None)
+
+    def evaluated_steps(self, model: str, arm: str) -> Array:
+        """The steps after which all runs of an arm were evaluated, ascending; 0 is the base."""
+        rows = self._of(self.evals, model, arm)
+        num_runs = rows.groupby("step")["run"].nunique()
+        return np.array(num_runs.index[num_runs == rows["run"].nunique()])
 
     def steps(self, model: str, arm: str) -> Array:
         """The steps of an arm's runs, ascending."""
@@ -88,30 +112,26 @@ class Results:
             )
         return int(steps.max())
 
-    def success_rates(
-        self, model: str, arm: str, step: int, precision: str, decoding: str
-    ) -> Array:
-        """Share of correct answers by prompt after a step, float64 (seeds, prompts).
+    def correct_answers(
+        self, model: str, arm: str, step: int, precision: str, decoding: str = "sampled"
+    ) -> tuple[Array, int]:
+        """Correct answers by prompt after a step (seeds, prompts), and samples of each prompt.
 
         Step 0 is the base model, before any training.
 
         Raises:
-            ValueError: a seed lacks that evaluation, or the prompt sets differ in size.
+            ValueError: a seed lacks that evaluation, or the seeds' prompts or samples differ.
         """
         rows = self._of(self.evals, model, arm)
         rows = rows[(rows["precision"] == precision) & (rows["decoding"] == decoding)]
-        rows = rows[rows["step"] == step].drop_duplicates("seed", keep="last")
+        rows = rows[rows["step"] == step].drop_duplicates("seed", keep="last").sort_values("seed")
         what = f"{model}, {arm}: {decoding} evaluation in {precision} at step {step}"
         num_seeds = self._of(self.metrics, model, arm)["seed"].nunique()
         if len(rows) != num_seeds:
             raise ValueError(f"{what}: {len(rows)} of {num_seeds} seeds; evaluate again")
-        if rows["prompts"].nunique() > 1:
-            raise ValueError(f"{what}: the seeds' prompt sets differ in size; evaluate again")
-        rates = [
-            np.divide(correct, samples)
-            for correct, samples in zip(rows["correct"], rows["samples_per_prompt"], strict=True)
-        ]
-        return np.stack(rates)
+        if rows["prompts"].nunique() > 1 or rows["samples_per_prompt"].nunique() > 1:
+            raise ValueError(f"{what}: the seeds' prompts or samples differ; evaluate again")
+        return np.array(rows["correct"].tolist()), int(rows["samples_per_prompt"].iloc[0])
 
     def _rows(self, model: str, arm: str) -> pd.DataFrame:
         """An arm's metrics; where seeds were stopped, of the steps that all of them did."""

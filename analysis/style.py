@@ -1,4 +1,4 @@
-"""One look for all figures: colours by arm, fonts, and PNG files that repeat byte for byte."""
+"""One look for all figures: arms by colour, line and marker; files that repeat byte by byte."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,18 +11,24 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
-from analysis.results import Results
+from analysis.figure_files import FORMATS
+from analysis.results import Array, Results
 from experiments.study.arms import ARMS, Arm
 from experiments.study.schema import Study
 
 WIDTH_INCHES = 9.0
-DOTS_PER_INCH = 160
+DOTS_PER_INCH = 130
 INK = "#222222"
 FAINT = "#8a8a8a"
 MUTED = "#555555"
-HEADER_INCHES = 0.62  # title and legend
-LABEL_GAP = 0.06  # of two labels, as a fraction of the axes' height
+SHADE = "#e9e4d4"
+TITLE_INCHES, LEGEND_INCHES = 0.36, 0.26
 
+# neither date nor version, so that files repeat
+NO_METADATA: Mapping[str, dict[str, None]] = {
+    "png": {"Software": None},
+    "svg": {"Date": None, "Creator": None},
+}
 
 _RC: Mapping[str, Any] = {
     "figure.facecolor": "white",
@@ -44,6 +50,7 @@ _RC: Mapping[str, Any] = {
     "xtick.color": INK,
     "ytick.color": INK,
     "legend.frameon": False,
+    "svg.hashsalt": "nvfp4-qat-rl",  # ids of an SVG are random without
 }
 
 
@@ -55,14 +62,17 @@ def arm_style(arm: str) -> Arm:
     return arms[arm]
 
 
-def new_figure(title: str, note: str, height_inches: float, **grid: Any) -> tuple[Figure, Any]:
+def new_figure(
+    title: str, note: str, height_inches: float, has_legend: bool = True, **grid: Any
+) -> tuple[Figure, Any]:
     """A figure of README width and its 2-D array of axes, with a title above and a note below.
 
     Args:
         grid: as `Figure.subplots` takes them.
     """
     footer_inches = 0.1 + 0.16 * (1 + note.count("\n"))
-    bottom, top = footer_inches / height_inches, 1 - HEADER_INCHES / height_inches
+    header_inches = TITLE_INCHES + (LEGEND_INCHES if has_legend else 0)
+    bottom, top = footer_inches / height_inches, 1 - header_inches / height_inches
     layout = ConstrainedLayoutEngine(rect=(0.004, bottom, 0.992, top - bottom))
     figure = Figure(figsize=(WIDTH_INCHES, height_inches), layout=layout)
     figure.text(0.01, 1 - 0.08 / height_inches, title, va="top", fontsize=12, fontweight="bold")
@@ -84,57 +94,49 @@ def add_legend(figure: Figure, axes: Axes) -> None:
     )
 
 
-def plot_over_seeds(axes: Axes, study: Study, results: Results, model: str, metric: str) -> None:
-    """Every arm's metric by step: the mean over its seeds, and a band over their range.
+def plot_seeds(
+    axes: Axes,
+    study: Study,
+    results: Results,
+    model: str,
+    arm: str,
+    metric: str,
+    **line: Any,
+) -> Array:
+    """A line a seed of an arm's metric by step; returns the values (seeds, steps).
 
-    An "x" marks where an arm was stopped, at the height of its last defined value.
+    A cross marks where the arm was stopped, at the height of its last defined value.
     """
-    axes.margins(x=0.01)
-    axes.set_xlabel("training step")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-    for arm in study.arms:
-        style, values_ST = arm_style(arm), results.series(model, arm, metric)
-        steps, low, high = results.steps(model, arm), values_ST.min(0), values_ST.max(0)
-        axes.fill_between(steps, low, high, color=style.color, alpha=0.2, linewidth=0)
-        mean_T = values_ST.mean(0)
+    style, steps_T = arm_style(arm), results.steps(model, arm)
+    values_ST = results.series(model, arm, metric)
+    for values_T in values_ST:
         axes.plot(
-            steps,
-            mean_T,
+            steps_T,
+            values_T,
             color=style.color,
             linestyle=style.dashes,
-            linewidth=style.line_width,
-            label=style.label,
+            **line,
         )
-        defined = mean_T[np.isfinite(mean_T)]
+        defined = np.flatnonzero(np.isfinite(values_T))
         if results.was_stopped(model, arm) and len(defined):
-            axes.plot(steps[-1], defined[-1], "x", color=style.color, markersize=9, mew=2.2)
+            axes.plot(steps_T[-1], values_T[defined[-1]], "x", color=style.color, ms=8, mew=2)
+    axes.margins(x=0.01)
+    axes.set_xlim(right=study.rl.steps + 0.3)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    return values_ST
 
 
 def seeds_note(study: Study, results: Results) -> str:
-    """What lines, bands and marks of `plot_over_seeds` show."""
-    count = len(study.seeds)
-    note = f"Line: mean of {count} seeds; band: their range." if count > 1 else "One seed."
+    """What lines and crosses of `plot_seeds` show."""
+    note = "Each line is one seed." if len(study.seeds) > 1 else "One seed."
     any_stopped = any(results.was_stopped(model, *study.arms) for model in study.models)
     return f"{note} x: ended by the KL gate." if any_stopped else note
 
 
-def spread_labels(axes: Axes, labels: Mapping[str, float]) -> dict[str, float]:
-    """Heights for labels at the right edge in axes fractions: near their data, never overlapping.
-
-    Args:
-        labels: data value of each label; what is infinite stands at the top.
-    """
-    to_fraction = axes.transData + axes.transAxes.inverted()
-    wanted = {name: min(1.0, to_fraction.transform((1, y))[1]) for name, y in labels.items()}
-    heights: dict[str, float] = {}
-    floor = 0.0
-    for name in sorted(wanted, key=wanted.__getitem__):
-        heights[name] = max(wanted[name], floor)
-        floor = heights[name] + LABEL_GAP
-    return heights
-
-
-def save_figure(draw: Callable[[], Figure], path: Path) -> None:
-    """Draws in the common style and writes a PNG without date or version in it."""
+def save_figure(draw: Callable[[], Figure], folder: Path, name: str) -> None:
+    """Draws in the common style and writes a PNG and an SVG without date or version in them."""
     with matplotlib.rc_context({**matplotlib.rcParamsDefault, **_RC}):
-        draw().savefig(path, dpi=DOTS_PER_INCH, metadata={"Software": None})
+        figure = draw()
+        for kind in FORMATS:
+            path = folder / f"{name}.{kind}"
+            figure.savefig(path, dpi=DOTS_PER_INCH, metadata=NO_METADATA[kind])

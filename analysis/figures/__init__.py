@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure as Canvas
 
-from analysis.figures import accuracy, kl, memory, reward
+from analysis.figure_files import NAMES
+from analysis.figures import accuracy, kl, learning, memory, step_time, training
 from analysis.results import Results
 from experiments.study.schema import Study
 
@@ -20,7 +21,10 @@ class StudyFigure:
 
 FIGURES: Mapping[str, StudyFigure] = {
     "kl": StudyFigure(kl.draw, kl.CAPTION),
-    "reward": StudyFigure(reward.draw, reward.CAPTION),
     "accuracy": StudyFigure(accuracy.draw, accuracy.CAPTION),
+    "learning": StudyFigure(learning.draw, learning.CAPTION),
+    "training": StudyFigure(training.draw, training.CAPTION),
     "memory": StudyFigure(memory.draw, memory.CAPTION),
+    "step_time": StudyFigure(step_time.draw, step_time.CAPTION),
 }
+assert tuple(FIGURES) == NAMES

@@ -12,16 +12,16 @@ from experiments.support.cli import STUDY, run_cli
 
 
 def main() -> None:
-    """Writes one PNG a figure."""
+    """Writes a PNG and an SVG of each figure."""
     parser = argparse.ArgumentParser(description="Draw a study's figures.", parents=[STUDY])
     parser.add_argument("--results", type=Path, required=True, help="results or records folder")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the PNG files")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the PNG and SVG files")
     arguments = parser.parse_args()
     study = load_study(arguments.study)
     results = load_results(arguments.results, [run.id for run in study.runs])
     arguments.out.mkdir(parents=True, exist_ok=True)
     for name, figure in FIGURES.items():
-        save_figure(partial(figure.draw, study, results), arguments.out / f"{name}.png")
+        save_figure(partial(figure.draw, study, results), arguments.out, name)
 
 
 if __name__ == "__main__":

@@ -1,72 +1,83 @@
-"""Figure: mismatch of rollout and trainer (k3 KL) by training step, all arms."""
+"""Figure: mismatch of rollout and trainer (k3 KL) by training step, each arm against BF16."""
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.claims_table import show_ratio
-from analysis.metrics import CATALOGUE
-from analysis.results import Results
-from analysis.stats import interquartile_mean
-from analysis.style import (
-    INK,
-    add_legend,
-    arm_style,
-    new_figure,
-    plot_over_seeds,
-    seeds_note,
-    spread_labels,
-)
+from analysis.kl_claims import mean_kl
+from analysis.results import Array, Results
+from analysis.stats import SPIKE, ratio_over_seeds
+from analysis.style import INK, add_legend, arm_style, new_figure, plot_seeds, seeds_note
 from experiments.study.schema import Study
 from qat_core.rl.metric_names import K3_KL
 
-CAPTION = "k3 KL of rollout and trainer by training step on a log axis, all arms"
+CAPTION = "k3 KL of rollout and trainer by training step on a log axis, every arm against BF16"
+ROW_INCHES = 1.75
 
 
 def draw(study: Study, results: Results) -> Figure:
-    """One panel a model: mean over seeds and their range, the noise floor, ratios to it."""
-    overflowed = any(
-        np.isnan(results.series(model, arm, K3_KL)).any()
-        for model in study.models
-        for arm in study.arms
-    )
+    """A column a model, a row an arm with BF16's runs behind it, and the arm's ratio to BF16."""
+    others = tuple(arm for arm in study.arms if arm != "bf16") or study.arms
     figure, axes = new_figure(
-        "Mismatch of rollout and trainer by training step",
-        f"{seeds_note(study, results)}{' Gap: overflow.' if overflowed else ''}\n"
-        "Dotted: noise floor, BF16's interquartile mean. "
-        "At the right: the arm's over BF16's of the same steps.",
-        height_inches=3.9,
+        "Mismatch of rollout and trainer, KL(rollout || train)",
+        f"{seeds_note(study, results)} Gap: overflow. Circles: steps above {SPIKE:.0f} times "
+        "their run's median.\nDotted: mean over all tokens of all runs. Ratio: of these means in "
+        "the typical seed, with its 95 % interval over seeds where there are several.",
+        height_inches=1.2 + ROW_INCHES * len(others),
+        nrows=len(others),
         ncols=len(study.models),
+        sharex="col",
         sharey=True,
     )
+    for row, arm in zip(axes, others, strict=True):
+        row[0].set_ylabel("k3 KL\n(nats a token)")
+        for panel, model in zip(row, study.models, strict=True):
+            _draw_panel(panel, study, results, model, arm)
     for panel, model in zip(axes[0], study.models, strict=True):
-        panel.set(title=model, yscale="log")
-        plot_over_seeds(panel, study, results, model, K3_KL)
-    # the panels share limits, so labels are placed once all panels have their lines
-    for panel, model in zip(axes[0], study.models, strict=True):
-        _label_ratios(panel, study, results, model)
-    axes[0][0].set_ylabel(CATALOGUE[K3_KL].axis_label)
-    add_legend(figure, axes[0][0])
+        panel.set_title(f"{model}\n{panel.get_title(loc='left')}", loc="left", fontsize=9.5)
+    for panel in axes[-1]:
+        panel.set_xlabel("training step")
+    _legend_of_all(figure, axes[0][0], study)
     return figure
 
 
-def _label_ratios(panel: Axes, study: Study, results: Results, model: str) -> None:
-    if "bf16" not in study.arms:
-        return
-    means: dict[str, float] = {}
-    labels = {"bf16": "noise floor"}
+def _draw_panel(panel: Axes, study: Study, results: Results, model: str, arm: str) -> None:
+    panel.set_yscale("log")
+    for drawn in dict.fromkeys(("bf16", arm) if "bf16" in study.arms else (arm,)):
+        width = 1.3 if drawn == arm else 0.9
+        values_ST = plot_seeds(panel, study, results, model, drawn, K3_KL, lw=width)
+        _circle_spikes(panel, results.steps(model, drawn), values_ST, arm_style(drawn).color)
+    title = arm_style(arm).label
+    if "bf16" in study.arms:
+        means = mean_kl(results, model, arm)
+        for mean_S, drawn in zip(means, (arm, "bf16"), strict=True):
+            color = INK if drawn == "bf16" else arm_style(drawn).color
+            if np.isfinite(mean_S).all() and mean_S.any():
+                panel.axhline(float(mean_S.mean()), color=color, linestyle=":", linewidth=1.4)
+        title = f"{title}: {_ratio(*means)}"
+    panel.set_title(title, loc="left", fontsize=9.5)
+
+
+def _ratio(arm_S: Array, control_S: Array) -> str:
+    interval = ratio_over_seeds(arm_S, control_S)
+    if interval is None:
+        return "no ratio"
+    text = f"{show_ratio(interval.estimate)} BF16"
+    if interval.low is None or interval.high is None:
+        return text
+    return f"{text} ({show_ratio(interval.low)} to {show_ratio(interval.high)})"
+
+
+def _circle_spikes(panel: Axes, steps_T: Array, values_ST: Array, color: str) -> None:
+    with np.errstate(invalid="ignore"):
+        is_spike_ST = values_ST > SPIKE * np.nanmedian(values_ST, axis=1, keepdims=True)
+    for values_T, is_spike_T in zip(values_ST, is_spike_ST, strict=True):
+        panel.plot(steps_T[is_spike_T], values_T[is_spike_T], "o", color=color, mfc="none", ms=6)
+
+
+def _legend_of_all(figure: Figure, axes: Axes, study: Study) -> None:
     for arm in study.arms:
-        kl_ST, noise_ST = results.series_beside(model, arm, "bf16", K3_KL)
-        means[arm] = float(interquartile_mean(np.nan_to_num(kl_ST, nan=np.inf)))
-        floor = float(interquartile_mean(noise_ST))  # 0 of very few tokens
-        labels.setdefault(arm, show_ratio(means[arm] / floor) if floor else "")
-    panel.axhline(means["bf16"], color=INK, linestyle=":", linewidth=1.2, zorder=3)
-    for name, height in spread_labels(panel, means).items():
-        panel.annotate(
-            labels[name],
-            xy=(1.015, height),
-            xycoords="axes fraction",
-            va="center",
-            color=arm_style(name).color,
-            fontweight="bold",
-        )
+        style = arm_style(arm)
+        axes.plot([], [], color=style.color, linestyle=style.dashes, label=style.label)
+    add_legend(figure, axes)

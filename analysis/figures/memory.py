@@ -1,4 +1,4 @@
-"""Figure: weight memory by arm, measured in this study and predicted for the Qwen3 models."""
+"""Figure: weight memory by arm, in this study and of the Qwen3 models at true size."""
 
 import json
 from collections.abc import Mapping
@@ -10,24 +10,31 @@ from matplotlib.figure import Figure
 
 from analysis.results import Results, memory_source
 from analysis.style import INK, add_legend, arm_style, new_figure
+from analysis.tables.engines import reported_weights_gib
 from experiments.study.schema import ROOT, Study
 from qat_core.memory import Precision, predict_weight_memory_gib
 from qat_core.units import MIB_PER_GIB
 
-CAPTION = "Weight memory by arm: measured against predicted, and predicted for Qwen3"
+CAPTION = "Weight memory by arm in this study, and Qwen3's as vLLM reported it on an H200"
 QWEN3 = ("qwen3-8b", "qwen3-30b-a3b")
-PRECISIONS: Mapping[str, Precision] = {"bf16": "bf16", "nvfp4-qat": "full", "nvfp4-qat-ffn": "ffn"}
+RECORDS = ROOT / "experiments" / "records" / "benchmarks"
+MACHINE = "h200"
+# what a record of engines calls an arm's precision; it has none of FFN only
+PRECISIONS: Mapping[str, tuple[Precision, str | None]] = {
+    "bf16": ("bf16", "bf16"),
+    "nvfp4-qat": ("full", "nvfp4"),
+    "nvfp4-qat-ffn": ("ffn", None),
+}
 NUM_COLUMNS = 2
 
 
 @dataclass(frozen=True)
 class Bar:
-    """Weight memory of one arm in GiB; measured is None for a model that was not run."""
+    """Weight memory of one arm in GiB; measured is None where no record has it."""
 
     arm: str
     predicted_gib: float
     measured_gib: float | None
-    share_of_bf16: float
 
     @property
     def length_gib(self) -> float:
@@ -37,14 +44,15 @@ class Bar:
 
 def draw(study: Study, results: Results) -> Figure:
     """A panel a model: a bar an arm, its size and its share of BF16."""
-    panels = {f"{model}, measured": _measured(study, results, model) for model in study.models}
-    panels |= _qwen3_predictions()
+    panels = {model: _measured(study, results, model) for model in study.models}
+    panels |= {f"{name}, one H200": _qwen3(name) for name in QWEN3}
     num_rows = -(-len(panels) // NUM_COLUMNS)
     figure, axes = new_figure(
         "Weight memory of the rollout engine",
-        f"Bars: measured, {memory_source(study)}; pale bars: predicted only. "
-        "Percentages: against the bytes of the same weights in BF16.",
-        height_inches=0.9 + 1.55 * num_rows,
+        f"{' and '.join(study.models)}: {memory_source(study)}. Qwen3: as vLLM reports, with the "
+        "gaps that PyTorch's allocator leaves.\nHatched: predicted from shapes, not measured. "
+        "Percentages: against the BF16 arm.",
+        height_inches=1.1 + 1.65 * num_rows,
         nrows=num_rows,
         ncols=NUM_COLUMNS,
     )
@@ -57,36 +65,38 @@ def draw(study: Study, results: Results) -> Figure:
 
 
 def _measured(study: Study, results: Results, model: str) -> list[Bar]:
-    memories = {run.arm: run.memory for run in results.manifests.values() if run.model == model}
+    memories = {arm: results.memory_of(model, arm) for arm in study.arms}
+    return [Bar(arm, it.predicted_gib, it.measured_gib) for arm, it in memories.items() if it]
+
+
+def _qwen3(name: str) -> list[Bar]:
+    config = json.loads((ROOT / "experiments" / "models" / f"{name}.json").read_text())
+    measured_gib = reported_weights_gib(RECORDS, MACHINE)
     return [
-        Bar(arm, it.predicted_gib, it.measured_gib, it.share_of_bf16)
-        for arm, it in memories.items()
+        Bar(arm, predict_weight_memory_gib(config, precision), measured_gib.get((name, recorded)))
+        for arm, (precision, recorded) in PRECISIONS.items()
     ]
-
-
-def _qwen3_predictions() -> dict[str, list[Bar]]:
-    panels = {}
-    for name in QWEN3:
-        config = json.loads((ROOT / "experiments" / "models" / f"{name}.json").read_text())
-        sizes_gib = {
-            arm: predict_weight_memory_gib(config, precision)
-            for arm, precision in PRECISIONS.items()
-        }
-        panels[f"{name}, predicted"] = [
-            Bar(arm, gib, None, gib / sizes_gib["bf16"]) for arm, gib in sizes_gib.items()
-        ]
-    return panels
 
 
 def _draw_bars(panel: Axes, title: str, bars: list[Bar]) -> None:
     largest = max(bar.length_gib for bar in bars)
     unit, scale = ("GiB", 1.0) if largest >= 1 else ("MiB", float(MIB_PER_GIB))
     positions = np.arange(len(bars))[::-1]
+    bf16 = next((bar for bar in bars if bar.arm == "bf16"), None)
     for position, bar in zip(positions, bars, strict=True):
-        length = scale * bar.length_gib
-        opacity = 1.0 if bar.measured_gib is not None else 0.6
-        panel.barh(position, length, color=arm_style(bar.arm).color, height=0.62, alpha=opacity)
-        share = "" if bar.arm == "bf16" else f"  {bar.share_of_bf16 - 1:+.1%}"
+        length, style = scale * bar.length_gib, arm_style(bar.arm)
+        is_predicted = bar.measured_gib is None
+        panel.barh(
+            position,
+            length,
+            height=0.62,
+            color="white" if is_predicted else style.color,
+            edgecolor=style.color,
+            hatch="////" if is_predicted else "",
+        )
+        share = ""
+        if bf16 is not None and bar is not bf16:
+            share = f"  {bar.length_gib / bf16.length_gib - 1:+.1%}"
         panel.annotate(
             f"{length:.2f} {unit}{share}",
             (length, position),
@@ -94,18 +104,16 @@ def _draw_bars(panel: Axes, title: str, bars: list[Bar]) -> None:
             textcoords="offset points",
             va="center",
         )
-    measured = [bar.measured_gib is not None for bar in bars]
-    predicted = scale * np.array([bar.predicted_gib for bar in bars])[measured]
     panel.plot(
-        predicted,
-        positions[measured],
+        [scale * bar.predicted_gib for bar in bars],
+        positions,
         "|",
         color=INK,
         ms=15,
         mew=1.6,
         label="predicted from shapes",
     )
-    panel.set(title=title, xlim=(0, 1.38 * scale * largest))
+    panel.set(title=title, xlim=(0, 1.42 * scale * largest), xlabel=f"weights ({unit})")
     panel.set_yticks(positions, [arm_style(bar.arm).label for bar in bars])
     panel.grid(visible=False)
     panel.tick_params(axis="y", length=0)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from analysis.tables.codec import codec_sections
+from analysis.tables.cost import cost_sections, repeated_sync_sections
 from analysis.tables.engines import (
     read_rollouts,
     read_serving,
@@ -12,6 +13,11 @@ from analysis.tables.engines import (
 )
 from analysis.tables.parity import parity_sections, read_parity
 from analysis.tables.record import setups
+from analysis.tables.simulation import (
+    accuracy_sections,
+    chosen_sections,
+    simulation_sections,
+)
 from analysis.tables.verl import verl_sections
 
 
@@ -20,10 +26,10 @@ def engine_and_parity_sections(folder: Path, machine: str) -> list[str]:
     rollouts, serving = read_rollouts(folder, machine), read_serving(folder, machine)
     parity = read_parity(folder, machine)
     return [
-        setups([*rollouts, serving, *parity]),
+        setups([*rollouts, serving, *(record for record, _ in parity)]),
         *sync_sections(rollouts),
         *serving_sections(serving),
-        *parity_sections(parity),
+        *parity_sections([model for _, models in parity for model in models]),
     ]
 
 
@@ -31,6 +37,11 @@ SECTIONS: Mapping[str, Callable[[Path, str], list[str]]] = {
     "benchmarks": engine_and_parity_sections,
     "verl": verl_sections,
     "codec": codec_sections,
+    "cost": cost_sections,
+    "repeated_syncs": repeated_sync_sections,
+    "simulation": simulation_sections,
+    "simulated_sizes": chosen_sections,
+    "simulated_accuracy": accuracy_sections,
 }
 
 
@@ -40,7 +51,8 @@ def benchmark_text(kind: str, folder: Path, machine: str) -> str:
     Args:
         kind: a key of SECTIONS.
         folder: holds the records.
-        machine: how their names end, e.g. `h200` for rollout_h200.json.
+        machine: how their names end, e.g. `h200` for rollout_h200.json; for simulations the size of
+            a study.
 
     Raises:
         ValueError: a record is missing or damaged; the message names it.

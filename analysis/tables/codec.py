@@ -4,8 +4,8 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from analysis.markdown import MarkdownTable
 from analysis.tables.record import Record, read_record
-from analysis.tables.table import Table
 
 ERROR_TITLE = (
     "**Relative RMS error of all quantized weights of SmolLM2-135M** (its file holds most of "
@@ -36,7 +36,7 @@ class ErrorRecord(BaseModel):
     relative_rms_error: list[dict[str, str | float]]
 
 
-KERNEL_TABLE: Table[Kernel] = Table(
+KERNEL_TABLE: MarkdownTable[Kernel] = MarkdownTable(
     {
         "Kernel": lambda kernel: kernel.call,
         "us": lambda kernel: f"{kernel.median_us:.1f}",
@@ -44,7 +44,7 @@ KERNEL_TABLE: Table[Kernel] = Table(
         "Goal": lambda kernel: f"{kernel.goal:.2f}" if kernel.goal else "",
     }
 )
-ERROR_TABLE: Table[dict[str, str | float]] = Table(
+ERROR_TABLE: MarkdownTable[dict[str, str | float]] = MarkdownTable(
     {
         "Global scale": lambda row: str(row["scale"]),
         "Block scale": lambda row: str(row["block_scale"]),

@@ -6,25 +6,27 @@ from statistics import median
 
 from pydantic import BaseModel
 
+from analysis.markdown import MarkdownTable
 from analysis.tables.record import Record, read_record
-from analysis.tables.table import Table
 
 PRECISIONS = {"nvfp4": "NVFP4", "bf16": "BF16"}
 SYNC_TITLE = "**Weight memory and weight sync from a BF16 model on the same GPU**"
 SYNC_NOTE = (
-    "Prediction error: of the prediction from shapes against what vLLM reports, which has the "
-    "gaps that PyTorch's allocator leaves (none with `expandable_segments`). Extra memory: peak "
-    "during a sync. vLLM's own load: the same BF16 tensors through `load_weights`, as verl syncs "
-    "them."
+    "Tensors: what vLLM's weights take, its rotary cache included, and the prediction from shapes "
+    "against it. Gaps: what PyTorch's allocator leaves between them, which vLLM's own report "
+    "includes (none with `expandable_segments`). Extra memory: peak during a sync. vLLM's own "
+    "load: the same BF16 tensors through `load_weights`, as verl syncs them."
 )
 
 
 class Memory(BaseModel):
-    """Weights of an engine: what vLLM reports, and how far the prediction from shapes is off."""
+    """Weights of an engine: what vLLM reports, its tensors, how far the prediction is off."""
 
     reported_gib: float
+    tensors_gib: float
     layer_gib: float
-    predicted_over_reported: float
+    predicted_over_tensors: float
+    allocator_gaps_gib: float
 
 
 class Sync(BaseModel):
@@ -79,11 +81,13 @@ class ServingRecord(Record):
     engines: dict[str, ServingEngine]
 
 
-SYNC_TABLE: Table[tuple[str, SyncedEngine]] = Table(
+SYNC_TABLE: MarkdownTable[tuple[str, SyncedEngine]] = MarkdownTable(
     {
         "Engine": lambda row: row[0],
-        "Weights, GiB": lambda row: f"{row[1].memory.reported_gib:.2f}",
-        "Prediction error": lambda row: f"{row[1].memory.predicted_over_reported:.3%}",
+        "vLLM's report, GiB": lambda row: f"{row[1].memory.reported_gib:.2f}",
+        "Tensors, GiB": lambda row: f"{row[1].memory.tensors_gib:.2f}",
+        "Prediction error": lambda row: f"{row[1].memory.predicted_over_tensors:.3%}",
+        "Gaps, GiB": lambda row: f"{row[1].memory.allocator_gaps_gib:.3f}",
         "Sync, s": lambda row: f"{row[1].sync_s:.2f}",
         "Extra memory, GiB": lambda row: f"{row[1].extra_gib:.2f}",
         "One BF16 layer, GiB": lambda row: f"{row[1].memory.layer_gib:.2f}",
@@ -116,7 +120,7 @@ def sync_sections(records: Sequence[RolloutRecord]) -> list[str]:
 def serving_sections(record: ServingRecord) -> list[str]:
     """Title and table of KV cache and decoding."""
     batches = list(next(iter(record.engines.values())).tokens_per_s)
-    table: Table[tuple[str, ServingEngine]] = Table(
+    table: MarkdownTable[tuple[str, ServingEngine]] = MarkdownTable(
         {
             "Engine": lambda row: engine_name(row[0]),
             "KV cache, tokens": lambda row: f"{row[1].kv_cache_tokens:,}",
@@ -135,3 +139,14 @@ def engine_name(name: str, allocator: str = "") -> str:
     """`model:precision` in words, with the allocator's setting where it is not the default."""
     model, _, precision = name.partition(":")
     return f"{model} {PRECISIONS[precision]}{allocator and f', `{allocator}`'}"
+
+
+def reported_weights_gib(folder: Path, machine: str) -> dict[tuple[str, str | None], float]:
+    """Weight memory in GiB as vLLM reported it with its usual allocator, by model and precision."""
+    newest = {
+        name: engine.memory.reported_gib
+        for record in read_rollouts(folder, machine)
+        if not record.allocator
+        for name, engine in record.engines.items()
+    }
+    return {(name.partition(":")[0], name.partition(":")[2]): gib for name, gib in newest.items()}

@@ -3,40 +3,36 @@
 from pathlib import Path
 from typing import NamedTuple
 
+import pandas as pd
 from pydantic import BaseModel
 
 from analysis.claims_table import show_ratio
+from analysis.markdown import MarkdownTable
+from analysis.stats import Array, ratio_over_seeds
 from analysis.tables.record import Record, read_record
-from analysis.tables.table import Table
 
 ARMS = {"qat-pow2": "QAT", "qat-amax": "QAT, amax scale", "no-qat": "No QAT"}
-TITLE = "**k3 KL between trainer and vLLM on sampled tokens, 95 % intervals**"
+TITLE = "**k3 KL between trainer and vLLM on sampled tokens, 95 % intervals over seeds**"
 NOTE = (
-    "QAT: power-of-two scale. Intervals: bootstrap over batches of sequences, where there is no "
-    "last column over three seeds. A model that was not trained rounded is less certain once it is "
-    "rounded, which raises the KL of equal bits: the last column is against its rounded weights "
-    "served in BF16. In an MoE a few rerouted tokens carry much of the KL, in BF16 too."
+    "Mean over all tokens of a seed, ratio in the typical seed, Student's interval over the seeds: "
+    "the estimator of the claims. QAT: power-of-two scale. A model that was not trained rounded is "
+    "less certain once it is rounded, which raises the KL of equal bits: the last column is "
+    "against its rounded weights served in BF16. In an MoE a few rerouted tokens carry much of the "
+    "KL, in BF16 too."
 )
 
 
-class Ratio(BaseModel):
-    """Mean k3 KL of an arm over a floor's, with its 95 % interval."""
+class Batch(BaseModel):
+    """Some sampled sequences of one seed: the mean over their tokens."""
 
-    mean_k3_kl: float
-    ratio: float
-    low: float
-    high: float
+    k3_kl: float
     tokens: int
-
-    def __str__(self) -> str:
-        return f"{show_ratio(self.ratio)} ({show_ratio(self.low)} to {show_ratio(self.high)})"
 
 
 class ParityModel(BaseModel):
-    """Arms of one model, over the BF16 model's floor and over that of its rounded weights."""
+    """By arm a batch a seed, where no file beside the record has more of them."""
 
-    of_noise_floor: dict[str, Ratio]
-    of_rounded_floor: dict[str, Ratio] = {}
+    arms: dict[str, list[Batch]] = {}
 
 
 class ParityRecord(Record):
@@ -46,44 +42,73 @@ class ParityRecord(Record):
     models: dict[str, ParityModel]
 
 
-class ParityRow(NamedTuple):
-    """A model and the name of its row."""
+class Parity(NamedTuple):
+    """One model's arms: each seed's mean k3 KL, and the tokens of all seeds."""
 
     name: str
-    model: ParityModel
+    means: dict[str, Array]
+    tokens: dict[str, int]
+
+    def ratio(self, arm: str, floor: str) -> str:
+        """An arm's mean over a floor's, empty where either was not measured."""
+        if arm not in self.means or floor not in self.means:
+            return ""
+        found = ratio_over_seeds(self.means[arm], self.means[floor])
+        if found is None or found.low is None or found.high is None:
+            return "no ratio"
+        low, high = show_ratio(found.low), show_ratio(found.high)
+        return f"{show_ratio(found.estimate)} ({low} to {high})"
 
 
-PARITY_TABLE: Table[ParityRow] = Table(
+PARITY_TABLE: MarkdownTable[Parity] = MarkdownTable(
     {
         "Model": lambda row: row.name,
-        "Tokens an arm": lambda row: (
-            f"{min(arm.tokens for arm in row.model.of_noise_floor.values()):,}"
-        ),
-        "BF16, nats a token": lambda row: f"{row.model.of_noise_floor['bf16'].mean_k3_kl:.2e}",
+        "Seeds": lambda row: str(len(row.means["bf16"])),
+        "Tokens an arm": lambda row: f"{min(row.tokens.values()):,}",
+        "BF16, nats a token": lambda row: f"{row.means['bf16'].mean():.2e}",
     }
     | {
-        f"{label} / BF16": lambda row, arm=arm: str(row.model.of_noise_floor[arm])
+        f"{label} / BF16": lambda row, arm=arm: row.ratio(arm, "bf16")
         for arm, label in ARMS.items()
     }
-    | {
-        "QAT / rounded weights in BF16": lambda row: str(
-            row.model.of_rounded_floor.get("qat-pow2", "")
-        )
-    }
+    | {"QAT / rounded weights in BF16": lambda row: row.ratio("qat-pow2", "rounded")}
 )
 
 
-def read_parity(folder: Path, machine: str) -> list[ParityRecord]:
-    """All parity records of a machine, by name."""
-    files = sorted(folder.glob(f"parity*_{machine}.json"))
-    return [read_record(path, ParityRecord) for path in files]
+def read_parity(folder: Path, machine: str) -> list[tuple[ParityRecord, list[Parity]]]:
+    """All parity records of a machine by name, each with its models."""
+    found = []
+    for path in sorted(folder.glob(f"parity*_{machine}.json")):
+        record = read_record(path, ParityRecord)
+        batches = path.with_suffix(".csv.gz")
+        rows = pd.read_csv(batches) if batches.exists() else _batches(record)
+        models = [
+            _parity(f"{name}, {record.weights} weights", rows, name) for name in record.models
+        ]
+        found.append((record, models))
+    return found
 
 
-def parity_sections(records: list[ParityRecord]) -> list[str]:
+def parity_sections(models: list[Parity]) -> list[str]:
     """Title, table and note."""
-    rows = [
-        ParityRow(f"{name}, {record.weights} weights", model)
-        for record in records
-        for name, model in record.models.items()
-    ]
-    return [TITLE, PARITY_TABLE.markdown(rows), NOTE]
+    return [TITLE, PARITY_TABLE.markdown(models), NOTE]
+
+
+def _batches(record: ParityRecord) -> pd.DataFrame:
+    return pd.DataFrame(
+        {"model": model, "arm": arm, "seed": seed, **batch.model_dump()}
+        for model, it in record.models.items()
+        for arm, batches in it.arms.items()
+        for seed, batch in enumerate(batches)
+    )
+
+
+def _parity(label: str, rows: pd.DataFrame, name: str) -> Parity:
+    own = rows[rows["model"] == name]
+    own = own.assign(sums=own["k3_kl"] * own["tokens"])
+    means, tokens = {}, {}
+    for arm, of_arm in own.groupby("arm"):
+        totals = of_arm.groupby("seed")[["sums", "tokens"]].sum()
+        means[str(arm)] = (totals["sums"] / totals["tokens"]).to_numpy()
+        tokens[str(arm)] = int(totals["tokens"].sum())
+    return Parity(label, means, tokens)

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel
 
-from analysis.read import read_json
+from experiments.support.json_files import read_model
 
 
 class Hardware(BaseModel):
@@ -37,7 +37,7 @@ RecordType = TypeVar("RecordType", bound=BaseModel)
 
 def read_record(path: Path, kind: type[RecordType]) -> RecordType:
     """A benchmark's record; ValueError names a missing or damaged file."""
-    return read_json(path, kind, "run the benchmark of that name")
+    return read_model(path, kind, "run the benchmark of that name")
 
 
 def setups(records: Iterable[Record]) -> str:

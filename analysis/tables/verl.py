@@ -6,9 +6,19 @@ from typing import NamedTuple
 from pydantic import BaseModel
 
 from analysis.claims_table import show_ratio
+from analysis.markdown import MarkdownTable
 from analysis.tables.record import Record, read_record
-from analysis.tables.table import Table
 from qat_core.units import show_memory
+
+# Runs of this commit went side by side on one host before each had weight-sync sockets of its own.
+SHARED_SOCKETS = "837759e7f8ea0dd1c49d27ee1fa656e50a4c5c2f"
+NOTE = (
+    "Medians over all steps but the first; `mean` is the estimator of the claims, over all tokens "
+    "of all steps, and empty in records that predate it. verl looks for finished rollouts every "
+    "2 s, which rounds rollout times up. Random weights: mismatch, memory and times mean "
+    "something, rewards do not. *: run next to others on the host before each run had weight-sync "
+    "sockets of its own. Runs of recorded studies are in their tables."
+)
 
 
 class Spread(BaseModel):
@@ -26,8 +36,15 @@ class Memory(BaseModel):
     measured_packed_gib: float | None = None
 
     def __str__(self) -> str:
+        """What the arm holds."""
         weights_gib = self.measured_packed_gib or self.measured_bf16_gib
         return show_memory(weights_gib) if weights_gib else ""
+
+
+class Git(BaseModel):
+    """The code of a run."""
+
+    commit: str
 
 
 class VerlRun(BaseModel):
@@ -45,6 +62,18 @@ class VerlRun(BaseModel):
     weight_sync_s: Spread
     step_s: Spread
     memory: Memory
+    git: Git
+    mean_k3_kl: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The model, marked where other runs could have reached its engine."""
+        return f"{self.model} *" if self.git.commit == SHARED_SOCKETS else self.model
+
+    @property
+    def mean(self) -> str:
+        """Mean k3 KL over all tokens, where the record has it."""
+        return "" if self.mean_k3_kl is None else f"{self.mean_k3_kl:.2e}"
 
     @property
     def progress(self) -> str:
@@ -73,18 +102,20 @@ PARTS = {
     "Weight sync, s": "weight_sync_s",
     "Step, s": "step_s",
 }
-VERL_TABLE: Table[VerlRow] = Table(
+VERL_TABLE: MarkdownTable[VerlRow] = MarkdownTable(
     {
-        "Model": lambda row: row.run.model,
+        "Model": lambda row: row.run.name,
         "Arm": lambda row: row.run.arm,
         "GPUs": lambda row: str(row.run.gpus),
         "Steps": lambda row: row.run.progress,
         "Weights in vLLM": lambda row: str(row.run.memory),
-        "k3 KL": lambda row: f"{row.run.k3_kl.median:.2e}",
-        "k3 KL / BF16": lambda row: (
+        "k3 KL, mean": lambda row: row.run.mean,
+        "k3 KL, median step": lambda row: f"{row.run.k3_kl.median:.2e}",
+        "median / BF16's": lambda row: (
             show_ratio(row.run.k3_kl.median / row.floor) if row.floor else ""
         ),
     }
+    | {"Commit": lambda row: row.run.git.commit[:7]}
     | {
         heading: lambda row, part=part: f"{getattr(row.run, part).median:.1f}"
         for heading, part in PARTS.items()
@@ -99,10 +130,10 @@ def verl_sections(folder: Path, machine: str) -> list[str]:
         ValueError: the record is missing or damaged.
     """
     record = read_record(folder / f"verl_{machine}.json", VerlRecord)
-    floors = {(run.model, run.gpus): run.k3_kl.median for run in record.runs if run.arm == "bf16"}
-    rows = [VerlRow(run, floors.get((run.model, run.gpus))) for run in record.runs]
+    in_studies = {path.name.rpartition("_seed")[0] for path in folder.parent.glob("*/*_seed*")}
+    runs = [run for run in record.runs if f"{run.model}_{run.arm}" not in in_studies]
+    floors = {(run.model, run.gpus): run.k3_kl.median for run in runs if run.arm == "bf16"}
+    rows = [VerlRow(run, floors.get((run.model, run.gpus))) for run in runs]
     versions = ", ".join(f"{name} {record.versions[name]}" for name in ("verl", "vllm", "torch"))
-    origin = (
-        f"Measured on: {record.hardware.name}; {versions}. Medians over all steps but the first."
-    )
-    return [origin, VERL_TABLE.markdown(rows)]
+    origin = f"Measured on: {record.hardware.name}; {versions}."
+    return [origin, VERL_TABLE.markdown(rows), NOTE]

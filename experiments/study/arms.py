@@ -19,35 +19,51 @@ class Arm:
         label: name in legends and tables.
         color: of its lines, bars and points.
         dashes: line style, as matplotlib takes it.
-        line_width: in points.
+        marker: of its points.
     """
 
     train_recipe: RecipeName | None
     rollout_recipe: RecipeName | None
     label: str
     color: str
-    dashes: str | tuple[int, tuple[int, ...]] = "solid"
-    line_width: float = 1.8
+    dashes: str | tuple[int, tuple[float, ...]]
+    marker: str
 
 
-# Colours after Okabe and Ito 2008, for any colour vision. BF16 is the reference: a broad grey line
-# that stays visible where other arms lie on it.
+# Colours after Okabe and Ito 2008, for any colour vision; without colour, dashes and markers tell
+# the arms apart.
 ARMS: Mapping[ArmName, Arm] = {
     "bf16": Arm(
-        train_recipe=None, rollout_recipe=None, label="BF16", color="#9a9a9a", line_width=5.0
+        train_recipe=None,
+        rollout_recipe=None,
+        label="BF16",
+        color="#8a8a8a",
+        dashes="solid",
+        marker="o",
     ),
     "nvfp4-noqat": Arm(
-        train_recipe=None, rollout_recipe="full", label="NVFP4, no QAT", color="#d55e00"
+        train_recipe=None,
+        rollout_recipe="full",
+        label="NVFP4, no QAT",
+        color="#d55e00",
+        dashes=(0, (1, 1)),
+        marker="X",
     ),
     "nvfp4-qat": Arm(
-        train_recipe="full", rollout_recipe="full", label="NVFP4 QAT", color="#0072b2"
+        train_recipe="full",
+        rollout_recipe="full",
+        label="NVFP4 QAT",
+        color="#0072b2",
+        dashes="solid",
+        marker="s",
     ),
     "nvfp4-qat-ffn": Arm(
         train_recipe="ffn",
         rollout_recipe="ffn",
         label="NVFP4 QAT, FFN only",
         color="#009e73",
-        dashes=(0, (3, 1)),
+        dashes=(0, (4, 1.5)),
+        marker="^",
     ),
 }
 assert tuple(ARMS) == get_args(ArmName)

@@ -26,7 +26,15 @@ class Claims(Settings):
     reward_gain: float = Field(0.2, ge=0, description="BF16 arm: rise of the mean reward, at least")
     qat_kl_ratio: float = Field(2.0, gt=0, description="QAT k3 KL over BF16's, at most")
     noqat_kl_ratio: float = Field(30.0, gt=0, description="no-QAT k3 KL over BF16's, at least")
-    accuracy_margin: float = Field(0.05, gt=0, lt=1, description="equivalence margin, offline")
+    accuracy_log_odds: float = Field(
+        0.3, gt=0, description="QAT against BF16, both in BF16: within"
+    )
+    served_log_odds: float = Field(
+        0.3, gt=0, description="QAT in NVFP4 against BF16 in BF16: lost at most"
+    )
+    accuracy_margin: float | None = Field(
+        None, description="of studies before protocol 2026-11-21: read, judges nothing"
+    )
     weight_memory_error: float = Field(0.005, gt=0, description="predicted against measured")
 
 

@@ -5,3 +5,4 @@ K3_KL = f"{ROLLOUT_CORRECTION}k3_kl"
 REWARD = "critic/score/mean"
 STEP_TIME = "timing_s/step"
 TOTAL_TOKENS = "perf/total_num_tokens"  # of prompts and responses of a step
+RESPONSE_TOKENS = "response_length/mean"  # a step's responses are as many as any other's

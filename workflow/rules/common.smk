@@ -10,6 +10,7 @@ from shlex import quote
 from snakemake.settings.types import DeploymentMethod
 from snakemake_interface_executor_plugins.settings import ExecMode
 
+from analysis.figure_files import FORMATS, NAMES
 from experiments.launch.digests import code_digest, config_digest
 from experiments.launch.preflight import check_devices, check_settings
 from experiments.support.gpu_locks import visible_gpus
@@ -134,6 +135,7 @@ if (
 
 STUDY_DIR = f"results/studies/{STUDY.study}"
 FIGURES = {
-    name: f"{STUDY_DIR}/figures/{name}.png"
-    for name in ("kl", "reward", "accuracy", "memory")
+    f"{name}_{kind}": f"{STUDY_DIR}/figures/{name}.{kind}"
+    for name in NAMES
+    for kind in FORMATS
 }

@@ -13,7 +13,7 @@ rule figures:
     conda:
         "../../environment.yml"
     params:
-        out=subpath(output.kl, parent=True),
+        out=subpath(output.kl_png, parent=True),
         code=digest_code("analysis.figures.__main__"),
     message:
         "Drawing the figures of study {STUDY.study}"

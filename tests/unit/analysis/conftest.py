@@ -12,10 +12,10 @@ from experiments.study.schema import STUDIES, Study
 
 @pytest.fixture(scope="session")
 def study_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The default study with two seeds, however many it has today."""
+    """The default study with the five seeds of the protocol."""
     default = yaml.safe_load((STUDIES / "default.yaml").read_text())
     path = tmp_path_factory.mktemp("study") / "study.yaml"
-    path.write_text(yaml.safe_dump({**default, "seeds": [0, 1]}))
+    path.write_text(yaml.safe_dump({**default, "seeds": [0, 1, 2, 3, 4]}))
     return path
 
 

@@ -15,6 +15,16 @@ KL_RATIOS = {"bf16": 1.0, "nvfp4-noqat": 100.0, "nvfp4-qat": 1.05, "nvfp4-qat-ff
 NOISE_FLOOR = 2e-4
 PACKED_SHARE = {"nvfp4-noqat": 0.4, "nvfp4-qat": 0.4, "nvfp4-qat-ffn": 0.55}
 BF16_GIB = 1.5e-3
+OTHER_METRICS = {
+    "response_length/mean": 20.0,
+    "actor/entropy": 0.1,
+    "rollout_corr/kl": -1e-5,
+    "timing_s/gen": 2.0,
+    "timing_s/old_log_prob": 0.5,
+    "timing_s/update_actor": 1.0,
+    "timing_s/update_weights": 0.25,
+    "timing_s/step": 4.0,
+}
 
 
 def metrics_of(run: Run, num_steps: int) -> list[dict[str, float]]:
@@ -23,7 +33,7 @@ def metrics_of(run: Run, num_steps: int) -> list[dict[str, float]]:
     kl = NOISE_FLOOR * KL_RATIOS[run.arm] * generator.lognormal(0, 0.2, num_steps)
     rows = zip(range(1, num_steps + 1), kl, reward, strict=True)
     return [
-        {"step": step, "rollout_corr/k3_kl": k3, "critic/score/mean": score}
+        {"step": step, "rollout_corr/k3_kl": k3, "critic/score/mean": score, **OTHER_METRICS}
         for step, k3, score in rows
     ]
 
@@ -65,7 +75,9 @@ def manifest_of(run: Run, num_steps: int) -> dict[str, object]:
     }
     config = {"rl": {"steps": num_steps}}
     names = {"run": run.id, "study": "default", **run._asdict()}
-    return MANIFEST | names | {"status": "finished", "memory": memory, "config": config}
+    digests = {"base": f"{run.model} {run.seed}"}
+    recorded = {"status": "finished", "memory": memory, "started_at": "2027-01-01T00:00:00+00:00"}
+    return MANIFEST | names | recorded | {"digests": digests, "config": config}
 
 
 def write_results(study: Study, folder: Path, num_steps: int = 30, num_prompts: int = 256) -> None:

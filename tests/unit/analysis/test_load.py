@@ -23,14 +23,14 @@ def test_series_are_seeds_by_steps(study: Study, results_dir: Path) -> None:
     assert kl[1].tolist() == [json.loads(line)["rollout_corr/k3_kl"] for line in lines]
 
 
-def test_success_rates_are_seeds_by_prompts(study: Study, results_dir: Path) -> None:
+def test_correct_answers_are_seeds_by_prompts(study: Study, results_dir: Path) -> None:
     results = load_results(results_dir, [run.id for run in study.runs])
     step = results.last_evaluated("nano-dense", "nvfp4-qat")
-    trained = results.success_rates("nano-dense", "nvfp4-qat", step, "bf16", "sampled")
-    base = results.success_rates("nano-dense", "nvfp4-qat", 0, "bf16", "sampled")
-    assert trained.shape == base.shape == (len(study.seeds), 256)
-    assert set(np.unique(trained)) <= {0, 0.25, 0.5, 0.75, 1}
-    assert trained.mean() > base.mean()
+    trained_SP, samples = results.correct_answers("nano-dense", "nvfp4-qat", step, "bf16")
+    base_SP, _ = results.correct_answers("nano-dense", "nvfp4-qat", 0, "bf16")
+    assert trained_SP.shape == base_SP.shape == (len(study.seeds), 256) and samples == 4
+    assert set(np.unique(trained_SP)) <= {0, 1, 2, 3, 4}
+    assert trained_SP.mean() > base_SP.mean()
 
 
 def test_of_a_repeated_step_the_last_row_wins(tmp_path: Path) -> None:
@@ -144,8 +144,8 @@ def test_missing_evaluation_is_refused(study: Study, results_dir: Path) -> None:
     results = load_results(results_dir, [run.id for run in study.runs])
     with pytest.raises(ValueError, match="nvfp4-qat: no trained step is evaluated in all runs"):
         results.last_evaluated(RUN.model, RUN.arm)
-    with pytest.raises(ValueError, match="greedy evaluation in nvfp4 at step 30: 1 of 2 seeds"):
-        results.success_rates(RUN.model, RUN.arm, 30, "nvfp4", "greedy")
+    with pytest.raises(ValueError, match="greedy evaluation in nvfp4 at step 30: 4 of 5 seeds"):
+        results.correct_answers(RUN.model, RUN.arm, 30, "nvfp4", "greedy")
 
 
 def stop(results_dir: Path, run: Run, num_steps: int) -> None:

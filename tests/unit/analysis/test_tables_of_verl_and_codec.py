@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from analysis.tables import benchmark_text
+from analysis.tables.verl import SHARED_SOCKETS
 
 SETUP = {
     "hardware": {"gpus": ["GPU X"]},
@@ -16,7 +17,12 @@ TIMES = ("rollout_s", "log_prob_s", "training_s", "weight_sync_s", "step_s")
 
 
 def _run(
-    arm: str, gpus: int, k3_kl: float, packed_gib: float | None, planned_steps: int = 4
+    arm: str,
+    gpus: int,
+    k3_kl: float,
+    packed_gib: float | None,
+    planned_steps: int = 4,
+    commit: str = "0123456789",
 ) -> dict[str, Any]:
     spreads = {"k3_kl": k3_kl} | {name: float(i + 1) for i, name in enumerate(TIMES)}
     return {
@@ -25,34 +31,75 @@ def _run(
         "gpus": gpus,
         "steps": 4,
         "planned_steps": planned_steps,
+        "git": {"commit": commit},
         "memory": {"measured_bf16_gib": 8.0, "measured_packed_gib": packed_gib},
     } | {name: {"median": value, "low": value, "high": value} for name, value in spreads.items()}
 
 
 def _write(path: Path, *runs: dict[str, Any]) -> None:
+    path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(SETUP | {"runs": runs}))
 
 
 def test_ratio_is_to_the_bf16_run_on_as_many_gpus(tmp_path: Path) -> None:
     runs = [_run("bf16", 1, 2e-5, None), _run("bf16", 2, 4e-5, None), _run("qat", 2, 6e-5, 2.25)]
-    _write(tmp_path / "verl_x.json", *runs)
-    text = benchmark_text("verl", tmp_path, "x")
-    assert "| m | qat | 2 | 4 | 2.25 GiB | 6.00e-05 | 1.50x | 1.0 | 2.0 | 3.0 | 4.0 | 5.0 |" in text
-    assert "| m | bf16 | 1 | 4 | 8.00 GiB | 2.00e-05 | 1.00x |" in text
+    _write(tmp_path / "benchmarks" / "verl_x.json", *runs)
+    text = benchmark_text("verl", tmp_path / "benchmarks", "x")
+    row = "| m | qat | 2 | 4 | 2.25 GiB |  | 6.00e-05 | 1.50x | 0123456 | 1.0 | 2.0 | 3.0 | 4.0 |"
+    assert row in text
+    assert "| m | bf16 | 1 | 4 | 8.00 GiB |  | 2.00e-05 | 1.00x |" in text
     assert "Measured on: GPU X; verl 0.1, vllm 1.2, torch 3.4" in text
 
 
 def test_run_without_a_floor_shows_no_ratio(tmp_path: Path) -> None:
-    _write(tmp_path / "verl_x.json", _run("qat", 4, 6e-5, 2.25))
-    assert "| m | qat | 4 | 4 | 2.25 GiB | 6.00e-05 |  | 1.0 |" in benchmark_text(
-        "verl", tmp_path, "x"
+    _write(tmp_path / "benchmarks" / "verl_x.json", _run("qat", 4, 6e-5, 2.25))
+    assert "| m | qat | 4 | 4 | 2.25 GiB |  | 6.00e-05 |  | 0123456 | 1.0 |" in benchmark_text(
+        "verl", tmp_path / "benchmarks", "x"
     )
 
 
 def test_run_that_ended_early_says_so(tmp_path: Path) -> None:
     run = _run("qat", 1, 6e-5, None, planned_steps=20)
-    _write(tmp_path / "verl_x.json", run | {"memory": {"predicted_packed_gib": 2.0}})
-    assert "| m | qat | 1 | 4 of 20 |  | 6.00e-05 |" in benchmark_text("verl", tmp_path, "x")
+    _write(tmp_path / "benchmarks" / "verl_x.json", run | {"memory": {"predicted_packed_gib": 2.0}})
+    assert "| m | qat | 1 | 4 of 20 |  |  | 6.00e-05 |" in benchmark_text(
+        "verl", tmp_path / "benchmarks", "x"
+    )
+
+
+def test_mean_is_shown_where_it_was_recorded(tmp_path: Path) -> None:
+    run = _run("qat", 1, 6e-5, 2.25) | {"mean_k3_kl": 7e-5}
+    _write(tmp_path / "benchmarks" / "verl_x.json", run)
+    assert "| 2.25 GiB | 7.00e-05 | 6.00e-05 |" in benchmark_text(
+        "verl", tmp_path / "benchmarks", "x"
+    )
+
+
+def test_runs_of_recorded_studies_and_of_shared_sockets(tmp_path: Path) -> None:
+    (tmp_path / "study" / "m_bf16_seed0").mkdir(parents=True)
+    shared = _run("qat", 1, 6e-5, 2.25, commit=SHARED_SOCKETS)
+    _write(tmp_path / "benchmarks" / "verl_x.json", _run("bf16", 1, 2e-5, None), shared)
+    text = benchmark_text("verl", tmp_path / "benchmarks", "x")
+    assert "| bf16 |" not in text and "| m * | qat |" in text
+
+
+def test_costs_are_shares_of_bf16(tmp_path: Path) -> None:
+    arms = {"bf16": (10.0, 1.0, 8.0), "qat": (11.0, 1.1, 8.4)}
+    of_arms = {
+        arm: {"step_ms": [ms - 1, ms, ms + 1], "ratio": ratio, "peak_gib": peak}
+        for arm, (ms, ratio, peak) in arms.items()
+    }
+    stack = {"shape": "s", "layers": 2, "checkpointing": True, "arms": of_arms}
+    for name in ("parameter_x", "fsdp_xx4"):
+        (tmp_path / f"{name}.json").write_text(json.dumps(SETUP | {"stacks": [stack]}))
+    row = "| 2 of s | 1 | gradient checkpointing | 10 | 1.100 |  |  | 1.050 |"
+    assert row in benchmark_text("cost", tmp_path, "x")
+
+
+def test_repeated_syncs_name_what_is_equal(tmp_path: Path) -> None:
+    run = {"syncs": 100, "tokens": 8000, "equal": {"synced": True, "other weights": False}}
+    (tmp_path / "bitwise_x.json").write_text(json.dumps(SETUP | {"models": {"m": run}}))
+    row = "| m | 100 | 8,000 | synced | other weights |"
+    assert row in benchmark_text("repeated_syncs", tmp_path, "x")
 
 
 def test_codec_tables_show_shares_goals_and_errors(tmp_path: Path) -> None:

@@ -4,15 +4,15 @@ import pytest
 
 from analysis.claims import judge_study
 from analysis.claims_table import read_table
+from analysis.documents import documents, fill_blocks
 from analysis.figures import FIGURES
 from analysis.load import load_results
-from analysis.readme import fill_blocks
 from analysis.results import Results
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, Study
 
 BLOCKS = """before
-<!-- begin:claims -->
+<!-- begin:claims default -->
 old
 <!-- end:claims -->
 between
@@ -34,23 +34,23 @@ def root(study: Study, results: Results, tmp_path: Path) -> Path:
 
 
 def test_blocks_are_filled_and_the_rest_is_kept(root: Path) -> None:
-    filled = fill_blocks(BLOCKS, root)
-    assert filled.startswith("before\n<!-- begin:claims -->\n")
+    filled = fill_blocks(BLOCKS, root, root)
+    assert filled.startswith("before\n<!-- begin:claims default -->\n")
     assert filled.endswith("<!-- end:figures -->\nafter\n")
     assert "old" not in filled
     assert "\nbetween\n" in filled
-    assert filled.count("| nano-dense | **") == 7
+    assert filled.count("| nano-dense | **") == 10
     assert "(experiments/records/default/figures/kl.png)" in filled
-    assert "reward.png" not in filled
+    assert "memory.svg" not in filled
 
 
 def test_filling_twice_changes_nothing(root: Path) -> None:
-    once = fill_blocks(BLOCKS, root)
-    assert fill_blocks(once, root) == once
+    once = fill_blocks(BLOCKS, root, root)
+    assert fill_blocks(once, root, root) == once
 
 
 def test_without_names_all_figures_are_shown(root: Path) -> None:
-    filled = fill_blocks("<!-- begin:figures -->\n<!-- end:figures -->", root)
+    filled = fill_blocks("<!-- begin:figures default -->\n<!-- end:figures -->", root, root)
     assert [f"{name}.png" in filled for name in FIGURES] == [True] * len(FIGURES)
 
 
@@ -62,19 +62,28 @@ def test_without_names_all_figures_are_shown(root: Path) -> None:
         ("<!-- begin:clams -->\n<!-- end:clams -->", "misspelt"),
         ("<!-- begin:figures default kll -->\n<!-- end:figures -->", "no figure 'kll'"),
         ("<!-- begin:claims other -->\n<!-- end:claims -->", "other/claims.json: missing"),
-        ("<!-- begin:benchmarks -->\n<!-- end:benchmarks -->", "rollout_h200.json: missing"),
+        ("<!-- begin:benchmarks h200 -->\n<!-- end:benchmarks -->", "rollout_h200.json: missing"),
+        ("<!-- begin:claims -->\n<!-- end:claims -->", "name a study"),
     ],
-    ids=["no end", "crossed", "misspelt", "unknown figure", "unknown study", "no benchmark"],
+    ids=[
+        "no end",
+        "crossed",
+        "misspelt",
+        "unknown figure",
+        "unknown study",
+        "no benchmark",
+        "no name",
+    ],
 )
 def test_bad_markers_are_refused(root: Path, text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        fill_blocks(text, root)
+        fill_blocks(text, root, root)
 
 
 def test_missing_figure_is_named(root: Path) -> None:
     (root / "experiments/records/default/figures/kl.png").unlink()
     with pytest.raises(ValueError, match=r"kl.png: missing; draw it with make figures"):
-        fill_blocks(BLOCKS, root)
+        fill_blocks(BLOCKS, root, root)
 
 
 COMMITTED = sorted(path.parent for path in (ROOT / "experiments" / "records").glob("*/study.yaml"))
@@ -90,8 +99,20 @@ def test_committed_claims_follow_from_the_committed_runs(record: Path) -> None:
     assert [it.cells() for it in judged.claims] == [it.cells() for it in recorded.claims]
 
 
-@pytest.mark.skipif(not COMMITTED, reason="no study is recorded yet")
-def test_readme_shows_the_committed_records() -> None:
-    current = (ROOT / "README.md").read_text()
-    assert "<!-- begin:claims" in current
-    assert fill_blocks(current, ROOT) == current
+@pytest.mark.parametrize("path", list(documents(ROOT)), ids=lambda path: path.name)
+def test_documents_show_the_committed_records(path: Path) -> None:
+    text = path.read_text()
+    assert fill_blocks(text, ROOT, path.parent) == text
+
+
+def test_figures_are_linked_from_where_the_document_lies(root: Path) -> None:
+    block = "<!-- begin:figures default kl -->\n<!-- end:figures -->"
+    filled = fill_blocks(block, root, root / "docs")
+    assert "(../experiments/records/default/figures/kl.png)" in filled
+
+
+def test_summary_has_a_row_for_each_model(root: Path) -> None:
+    filled = fill_blocks("<!-- begin:studies -->\n<!-- end:studies -->", root, root)
+    rows = [line for line in filled.splitlines() if line.startswith("| `default`")]
+    assert [row.split(" | ")[1] for row in rows] == ["nano-dense", "nano-moe"]
+    assert all("PASS" in row for row in rows)

@@ -8,7 +8,7 @@ Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
-class Table(Generic[Row]):
+class MarkdownTable(Generic[Row]):
     """How rows of one kind are shown, column by column.
 
     Attributes:

@@ -1,0 +1,121 @@
+"""Claims about accuracy on held-out prompts, as differences of arms in log-odds.
+
+Answers are sampled. `accuracy` compares checkpoints, all evaluated in BF16; `served` compares what
+a user gets: NVFP4 arms evaluated in NVFP4.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from analysis.claim_rows import Requirement, new_claim
+from analysis.claims_table import Claim
+from analysis.results import Array, Results
+from analysis.stats import Interval, log_odds, over_seeds
+from experiments.study.schema import Study
+
+PRECISIONS = {"bf16": "BF16", "nvfp4": "NVFP4"}
+
+
+class Served(NamedTuple):
+    """An arm and the precision that its checkpoints are evaluated in."""
+
+    arm: str
+    precision: str
+
+    def __str__(self) -> str:
+        return f"{self.arm} in {PRECISIONS[self.precision]}"
+
+
+class Difference(NamedTuple):
+    """Two arms compared: by seed, over seeds, and either arm's accuracy by seed."""
+
+    seeds_S: Array
+    interval: Interval
+    arm_S: Array
+    control_S: Array
+
+
+BF16 = Served("bf16", "bf16")
+QAT, NOQAT = "nvfp4-qat", "nvfp4-noqat"
+
+
+def qat_accuracy(study: Study, results: Results, model: str) -> Claim:
+    """QAT's checkpoint, evaluated in BF16, is as accurate as BF16's."""
+    required: Requirement = ("within", study.claims.accuracy_log_odds)
+    return _claim(study, results, model, "accuracy_log_odds", Served(QAT, "bf16"), BF16, required)
+
+
+def noqat_accuracy(study: Study, results: Results, model: str) -> Claim:
+    """The same without QAT; nothing required."""
+    return _claim(study, results, model, "noqat_accuracy", Served(NOQAT, "bf16"), BF16, None)
+
+
+def qat_served(study: Study, results: Results, model: str) -> Claim:
+    """QAT's checkpoint, served in NVFP4, loses little against BF16 served in BF16."""
+    required: Requirement = ("at least", -study.claims.served_log_odds)
+    return _claim(study, results, model, "served_log_odds", Served(QAT, "nvfp4"), BF16, required)
+
+
+def noqat_served(study: Study, results: Results, model: str) -> Claim:
+    """What a checkpoint loses that was trained without QAT; nothing required."""
+    return _claim(study, results, model, "noqat_served", Served(NOQAT, "nvfp4"), BF16, None)
+
+
+def served_gain(study: Study, results: Results, model: str) -> Claim:
+    """Served in NVFP4, QAT's checkpoint answers more than the one trained without."""
+    qat, noqat = Served(QAT, "nvfp4"), Served(NOQAT, "nvfp4")
+    return _claim(study, results, model, "served_gain", qat, noqat, ("at least", 0.0))
+
+
+def difference(results: Results, model: str, step: int, arm: Served, control: Served) -> Difference:
+    """Difference of two arms in log-odds, seed by seed.
+
+    Raises:
+        ValueError: an evaluation is missing, or the arms answered different prompts.
+    """
+    correct = [_answers(results, model, it, step) for it in (arm, control)]
+    (arm_S, answers), (control_S, control_answers) = correct
+    if answers != control_answers:
+        raise ValueError(
+            f"{model}: {arm.arm} and {control.arm} have different test prompts; evaluate again"
+        )
+    difference_S = log_odds(arm_S, answers) - log_odds(control_S, answers)
+    return Difference(difference_S, over_seeds(difference_S), arm_S / answers, control_S / answers)
+
+
+def _answers(results: Results, model: str, served: Served, step: int) -> tuple[Array, int]:
+    correct_SP, samples = results.correct_answers(model, served.arm, step, served.precision)
+    return correct_SP.sum(1), correct_SP.shape[1] * samples
+
+
+def _claim(
+    study: Study,
+    results: Results,
+    model: str,
+    name: str,
+    arm: Served,
+    control: Served,
+    required: Requirement | None,
+) -> Claim:
+    step = results.last_evaluated(model, arm.arm, control.arm)
+    _, interval, arm_S, control_S = difference(results, model, step, arm, control)
+    base_S = _base_accuracy(results, model, control)
+    kind = "accuracy" if arm.precision == "bf16" else "served"
+    when = f", both after step {step} of {study.rl.steps}" if step < study.rl.steps else ""
+    return new_claim(
+        interval,
+        required,
+        model=model,
+        name=name,
+        statement=f"{kind}, {arm.arm} - {control.arm}",
+        num_seeds=len(arm_S),
+        unit="log-odds",
+        detail=f"{arm} {arm_S.mean():.3f}, {control} {control_S.mean():.3f}, base model "
+        f"{base_S.mean():.3f}; sampled{when}",
+    )
+
+
+def _base_accuracy(results: Results, model: str, control: Served) -> Array:
+    correct_S, answers = _answers(results, model, control, 0)
+    return np.asarray(correct_S / answers)

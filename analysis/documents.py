@@ -1,0 +1,107 @@
+"""Fills blocks of README.md and docs/ from records: `python -m analysis.documents [--check]`.
+
+A block lies between two comment lines, and everything between them is replaced:
+
+    <!-- begin:claims STUDY -->            the claims table of that study's record
+    <!-- end:claims -->
+    <!-- begin:figures STUDY NAME ... -->  its figures of those names; without names all
+    <!-- begin:studies -->                 a summary row for each model of every recorded study
+    <!-- begin:KIND MACHINE -->            benchmark tables: a key of analysis.tables.SECTIONS, and
+                                           how the records' names end, or the size of a study
+
+The records are experiments/records/STUDY (claims.json, figures/NAME.png) and
+experiments/records/benchmarks.
+"""
+
+import argparse
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from analysis.claims_table import read_table
+from analysis.figures import FIGURES
+from analysis.tables import SECTIONS, benchmark_text
+from analysis.tables.summary import summary_text
+from experiments.study.schema import ROOT
+from experiments.support.cli import run_cli
+
+RECORDS = Path("experiments", "records")
+KINDS = ("claims", "figures", "studies", *SECTIONS)
+BLOCK = re.compile(
+    rf"(?P<begin><!-- begin:(?P<kind>{'|'.join(KINDS)})(?P<words>[^\n]*?) -->\n)"
+    r"(?P<content>.*?)"
+    r"(?P<end><!-- end:(?P=kind) -->)",
+    re.DOTALL,
+)
+MARKER = re.compile(r"<!-- (?:begin|end):")
+
+
+def documents(root: Path) -> Iterator[Path]:
+    """All documents that may have blocks."""
+    yield root / "README.md"
+    yield from sorted((root / "docs").rglob("*.md"))
+
+
+def fill_blocks(text: str, root: Path, folder: Path) -> str:
+    """The text with every block filled from the records under `root`; filling twice is no change.
+
+    Args:
+        folder: where the document lies, from which its figures are linked.
+
+    Raises:
+        ValueError: a marker is unpaired or misspelt, or a record lacks what a block shows.
+    """
+    if len(MARKER.findall(text)) != 2 * len(BLOCK.findall(text)):
+        raise ValueError(
+            "a begin or end marker is misspelt or has no partner; write "
+            f"<!-- begin:claims STUDY --> and <!-- end:claims -->; kinds: {', '.join(KINDS)}"
+        )
+    return BLOCK.sub(lambda block: _filled(block, root, folder), text)
+
+
+def _filled(block: re.Match[str], root: Path, folder: Path) -> str:
+    kind, words = block["kind"], block["words"].split()
+    if kind == "studies":
+        content = summary_text(root / RECORDS)
+    elif not words:
+        raise ValueError(f"<!-- begin:{kind} -->: name a study, a machine or a size behind {kind}")
+    elif kind == "claims":
+        content = read_table(root / RECORDS / words[0] / "claims.json").to_markdown()
+    elif kind == "figures":
+        names = words[1:] or FIGURES
+        content = "".join(_figure(root, folder, words[0], name) for name in names)
+    else:
+        content = benchmark_text(kind, root / RECORDS / "benchmarks", words[0])
+    return f"{block['begin']}\n{content}\n{block['end']}"
+
+
+def _figure(root: Path, folder: Path, study: str, name: str) -> str:
+    if name not in FIGURES:
+        raise ValueError(f"no figure {name!r}; there are {', '.join(FIGURES)}")
+    path = root / RECORDS / study / "figures" / f"{name}.png"
+    if not path.is_file():
+        raise ValueError(f"{path.relative_to(root)}: missing; draw it with make figures")
+    return f"![{FIGURES[name].caption}]({Path(os.path.relpath(path, folder)).as_posix()})\n"
+
+
+def main() -> None:
+    """Rewrites the documents, or with --check only says whether they are up to date."""
+    parser = argparse.ArgumentParser(description="Fill the documents' blocks from the records.")
+    parser.add_argument("--check", action="store_true", help="change nothing; fail if out of date")
+    arguments = parser.parse_args()
+    for path in documents(ROOT):
+        current = path.read_text()
+        try:
+            filled = fill_blocks(current, ROOT, path.parent)
+        except ValueError as error:
+            raise ValueError(f"{path.relative_to(ROOT)}: {error}") from None
+        if arguments.check and filled != current:
+            name = path.relative_to(ROOT)
+            raise ValueError(f"{name}: out of date with experiments/records; run make figures")
+        if filled != current:
+            path.write_text(filled)
+
+
+if __name__ == "__main__":
+    run_cli(main)

@@ -1,0 +1,48 @@
+"""Figure: offline accuracy by training step, every arm in both precisions."""
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from analysis.accuracy_claims import PRECISIONS
+from analysis.results import Results
+from analysis.style import add_legend, arm_style, new_figure
+from experiments.study.schema import Study
+
+CAPTION = "Offline accuracy of every evaluated checkpoint by training step, in BF16 and in NVFP4"
+
+
+def draw(study: Study, results: Results) -> Figure:
+    """A column a model, a row a precision; all arms start from the base model."""
+    figure, axes = new_figure(
+        "Offline accuracy by training step, sampled answers to held-out prompts",
+        "Thin lines: seeds; markers: their mean. Step 0 is the base model. Within a row all "
+        "checkpoints are evaluated in one precision, so that arms compare.",
+        height_inches=4.6,
+        nrows=len(PRECISIONS),
+        ncols=len(study.models),
+        sharex="col",
+        sharey=True,
+    )
+    for row, (precision, name) in zip(axes, PRECISIONS.items(), strict=True):
+        row[0].set_ylabel(f"accuracy in {name}\n(share of answers)")
+        for panel, model in zip(row, study.models, strict=True):
+            for arm in study.arms:
+                _draw_arm(panel, results, model, arm, precision)
+            panel.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    for panel, model in zip(axes[0], study.models, strict=True):
+        panel.set_title(model)
+    for panel in axes[-1]:
+        panel.set_xlabel("training step")
+    add_legend(figure, axes[0][0])
+    return figure
+
+
+def _draw_arm(panel: Axes, results: Results, model: str, arm: str, precision: str) -> None:
+    style, steps = arm_style(arm), results.evaluated_steps(model, arm)
+    by_step = [results.correct_answers(model, arm, int(step), precision) for step in steps]
+    accuracies = [correct_SP.mean(1) / samples for correct_SP, samples in by_step]
+    for of_seed in zip(*accuracies, strict=True):
+        panel.plot(steps, of_seed, color=style.color, linestyle=style.dashes, lw=0.9)
+    means = [float(accuracy_S.mean()) for accuracy_S in accuracies]
+    panel.plot(steps, means, style.marker, color=style.color, ms=6, label=style.label)

@@ -1,0 +1,67 @@
+"""Figure: what training does besides the mismatch: reward, response length, entropy, k1 KL."""
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.metrics import CATALOGUE
+from analysis.results import Results
+from analysis.style import add_legend, arm_style, new_figure, plot_seeds, seeds_note
+from experiments.study.schema import Study
+from qat_core.rl.metric_names import REWARD
+
+CAPTION = "Online reward, response length, entropy and rollout_corr/kl by training step, all arms"
+METRICS = {
+    REWARD: "online reward\n(mean of responses)",
+    "response_length/mean": "response length\n(tokens)",
+    "actor/entropy": "policy entropy\n(nats a token)",
+    "rollout_corr/kl": "rollout_corr/kl (k1)\n(nats a token)",
+}
+ROW_INCHES = 1.55
+
+
+def draw(study: Study, results: Results) -> Figure:
+    """A column a model, a row a metric that the runs recorded."""
+    recorded = [key for key in METRICS if key in results.metrics]
+    assert set(METRICS) <= set(CATALOGUE)
+    figure, axes = new_figure(
+        "Training by step",
+        f"{seeds_note(study, results)} Thick: mean of the seeds. Each arm samples in its own "
+        "precision: compare arms by the offline\naccuracy, not by online reward. rollout_corr/kl: "
+        "mean of log q - log p of the sampled tokens; axis linear within 1e-4.",
+        height_inches=1.2 + ROW_INCHES * len(recorded),
+        nrows=len(recorded),
+        ncols=len(study.models),
+        sharex="col",
+        sharey="row",
+    )
+    for row, key in zip(axes, recorded, strict=True):
+        row[0].set_ylabel(METRICS[key])
+        for panel, model in zip(row, study.models, strict=True):
+            _draw_panel(panel, study, results, model, key)
+    for panel, model in zip(axes[0], study.models, strict=True):
+        panel.set_title(model)
+    for panel in axes[-1]:
+        panel.set_xlabel("training step")
+    add_legend(figure, axes[0][0])
+    return figure
+
+
+def _draw_panel(panel: Axes, study: Study, results: Results, model: str, key: str) -> None:
+    if key == "rollout_corr/kl":
+        panel.set_yscale("symlog", linthresh=1e-4)
+        panel.set_yticks([-1e-2, -1e-4, 0, 1e-4, 1e-2, 1])
+    for arm in study.arms:
+        style, steps_T = arm_style(arm), results.steps(model, arm)
+        values_ST = plot_seeds(panel, study, results, model, arm, key, lw=0.6, alpha=0.6)
+        every = max(1, len(steps_T) // 5)
+        panel.plot(
+            steps_T,
+            values_ST.mean(0),
+            color=style.color,
+            linestyle=style.dashes,
+            lw=1.8,
+            marker=style.marker,
+            markevery=(study.arms.index(arm) % every, every),
+            ms=5,
+            label=style.label,
+        )

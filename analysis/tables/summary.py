@@ -1,0 +1,71 @@
+"""One row a study and model: what its claims came to."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from analysis.claims_table import Claim, ClaimsTable, read_table
+from analysis.markdown import MarkdownTable
+
+NOTE = (
+    "Ratios of mean k3 KL, with a 95 % interval over seeds where there are several. Served: "
+    "accuracy in NVFP4 with QAT against without, in log-odds. Verdicts: of the claims that require "
+    "something of more than one seed."
+)
+
+
+class Summary(NamedTuple):
+    """The claims about one model of a study, by name."""
+
+    study: str
+    model: str
+    claims: dict[str, Claim]
+    marks: tuple[str, ...]
+
+    def show(self, name: str) -> str:
+        """Estimate and interval of a claim, empty where the study does not make it."""
+        if name not in self.claims:
+            return ""
+        claim = self.claims[name]
+        return claim.shown_estimate + (f" ({claim.interval})" if claim.interval != "-" else "")
+
+    @property
+    def verdicts(self) -> str:
+        """How many of each."""
+        counts = Counter(claim.verdict for claim in self.claims.values())
+        words = (f"{counts[it]} {it}" for it in ("PASS", "FAIL", "INCONCLUSIVE") if counts[it])
+        return ", ".join(words) or "none: one seed"
+
+
+TABLE: MarkdownTable[Summary] = MarkdownTable(
+    {
+        "Study": lambda row: f"`{row.study}`",
+        "Model": lambda row: row.model,
+        "Seeds": lambda row: str(next(iter(row.claims.values())).num_seeds),
+        "k3 KL, QAT / BF16": lambda row: row.show("qat_kl_ratio"),
+        "no QAT / BF16": lambda row: row.show("noqat_kl_ratio"),
+        "Served, QAT - no QAT": lambda row: row.show("served_gain"),
+        "Verdicts": lambda row: row.verdicts,
+    }
+)
+
+
+def summary_text(records: Path) -> str:
+    """Markdown of all recorded studies.
+
+    Raises:
+        ValueError: a record's claims are damaged.
+    """
+    files = sorted(records.glob("*/claims.json"))
+    rows = [row for path in files for row in _rows(read_table(path))]
+    marks = sorted({mark for row in rows for mark in row.marks})
+    shared = [mark for mark in marks if all(mark in row.marks for row in rows)]
+    notes = [f"All rows: {'; '.join(shared)}. {NOTE}" if shared else NOTE]
+    return "\n\n".join([TABLE.markdown(rows), *notes]) + "\n"
+
+
+def _rows(table: ClaimsTable) -> Iterator[Summary]:
+    for model in dict.fromkeys(claim.model for claim in table.claims):
+        claims = {claim.name: claim for claim in table.claims if claim.model == model}
+        yield Summary(table.study, model, claims, table.marks.get(model, ()))

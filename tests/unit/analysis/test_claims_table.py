@@ -1,0 +1,43 @@
+"""The table of claims on a terminal."""
+
+from io import StringIO
+
+import pytest
+from rich.console import Console
+
+from analysis.claims import judge_study
+from analysis.claims_table import ClaimsTable, read_table
+from analysis.results import Results
+from experiments.study.schema import ROOT, Study
+
+RECORDS = sorted((ROOT / "experiments" / "records").glob("*/claims.json"))
+
+
+def shown(table: ClaimsTable, with_details: bool = False) -> list[str]:
+    text = StringIO()
+    table.show(Console(file=text, width=80), with_details)
+    return text.getvalue().splitlines()
+
+
+def test_one_line_a_claim_in_80_columns(study: Study, results: Results) -> None:
+    table = judge_study(study, results)
+    lines = shown(table)
+    # and a heading a model
+    assert len(lines) == len(table.claims) + 2
+    assert max(map(len, lines)) <= 80
+    assert not any("…" in line for line in lines)
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.parent.name)
+def test_recorded_claims_are_one_line_each(path: object) -> None:
+    table = read_table(path)  # type: ignore[arg-type]
+    num_marks = sum(map(len, table.marks.values()))
+    lines = shown(table)
+    assert len(lines) == len(table.claims) + len(table.marks) + num_marks
+    assert not any("…" in line for line in lines)
+
+
+def test_details_say_more_of_every_claim(study: Study, results: Results) -> None:
+    table = judge_study(study, results)
+    text = " ".join(" ".join(shown(table, with_details=True)).split())
+    assert "steps above 10 medians" in text and "REPORTED: nothing required" in text

@@ -1,0 +1,55 @@
+"""What the rows of a table say of runs that do not follow the protocol."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.claims import judge_study
+from analysis.load import load_results
+from experiments.study.schema import Study
+
+
+def marks_after(study: Study, folder: Path, **changes: Any) -> tuple[str, ...]:
+    for run in study.runs:
+        path = folder / run.id / "manifest.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    table = judge_study(study, load_results(folder, [run.id for run in study.runs]))
+    return table.marks["nano-dense"]
+
+
+def test_runs_by_the_protocol_have_no_mark(study: Study, results_dir: Path) -> None:
+    assert marks_after(study, results_dir) == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "mark"),
+    [
+        ({"started_at": "2026-11-21T22:59:59+00:00"}, "recorded before protocol 2026-11-21"),
+        ({"digests": {"base": "same"}}, "seeds share one base checkpoint"),
+        (
+            {"git": {"commit": "a", "dirty": True, "diff_sha256": "d"}},
+            "code had uncommitted changes",
+        ),
+        ({"git": None}, "code had uncommitted changes"),
+    ],
+    ids=["early", "one base", "dirty", "no commit"],
+)
+def test_other_runs_are_marked(
+    study: Study, results_dir: Path, changes: dict[str, Any], mark: str
+) -> None:
+    assert marks_after(study, results_dir, **changes) == (mark,)
+
+
+def test_fewer_seeds_are_marked(study: Study, results_dir: Path) -> None:
+    fewer = study.model_copy(update={"seeds": (0, 1, 2)})
+    assert marks_after(fewer, results_dir) == ("3 of the protocol's 5 seeds",)
+
+
+def test_rows_of_marked_runs_are_marked(study: Study, results_dir: Path) -> None:
+    marks_after(study, results_dir, digests={"base": "same"})
+    table = judge_study(study, load_results(results_dir, [run.id for run in study.runs]))
+    lines = table.to_markdown().splitlines()
+    assert sum(line.startswith("| nano-dense † |") for line in lines) == 10
+    assert "† nano-dense: seeds share one base checkpoint." in lines
