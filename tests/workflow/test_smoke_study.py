@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,11 @@ import pytest
 from mlflow import MlflowClient
 from programs import SLOW_IMPORTS, SMOKE, Done, imported, module, snakemake
 
+from analysis.figure_files import FORMATS, NAMES
 from experiments.study.load import load_study
 
 RUNS = [run.id for run in load_study(SMOKE).runs]
 STEPS = load_study(SMOKE).rl.steps
-FIGURES = ("kl", "reward", "accuracy", "memory")
 
 
 @pytest.fixture(scope="module")
@@ -193,9 +194,9 @@ def test_record_holds_all_that_the_claims_and_figures_need(folder: Path, tmp_pat
         assert done.returncode == 0, done.stderr
     study_dir = folder / "results" / "studies" / "smoke"
     assert read_json(record / "claims" / "claims.json") == read_json(study_dir / "claims.json")
-    for name in FIGURES:
-        drawn = (record / "figures" / f"{name}.png").read_bytes()
-        assert drawn == (study_dir / "figures" / f"{name}.png").read_bytes()
+    for name, kind in product(NAMES, FORMATS):
+        drawn = (record / "figures" / f"{name}.{kind}").read_bytes()
+        assert drawn == (study_dir / "figures" / f"{name}.{kind}").read_bytes()
 
 
 def test_results_of_other_settings_are_not_recorded(folder: Path, tmp_path: Path) -> None:
