@@ -50,7 +50,7 @@ lint: $(DEV)  ## check style, spelling, imports, types and workflow
 ui: $(BASE)  ## browse the runs of this machine, or the recorded ones
 	@test -e mlflow.db || for folder in $(wildcard experiments/records/*/ results); do \
 		$(BIN)/python -m experiments.tracking.publish rebuild "$$folder"; done
-	@echo "http://127.0.0.1:$(PORT)/#/experiments/1/runs (Ctrl-C ends it)"
+	@$(BIN)/python -m experiments.tracking.glance --port $(PORT); echo "(Ctrl-C ends it)"
 	@MLFLOW_DISABLE_TELEMETRY=true $(BIN)/mlflow ui --host 127.0.0.1 --port $(PORT) \
 		--backend-store-uri sqlite:///mlflow.db
 

@@ -15,7 +15,13 @@ from experiments.runs.manifest import RunManifest
 from experiments.runs.metrics import Row
 from experiments.runs.provenance import flatten
 from experiments.support.signals import deferred_signals
-from experiments.tracking.store import connect, find_or_create_experiment, find_runs
+from experiments.tracking.glance import save_view, short_name
+from experiments.tracking.store import (
+    RUN_TAG,
+    connect,
+    find_or_create_experiment,
+    find_runs,
+)
 
 STATUS = {"running": "RUNNING", "finished": "FINISHED", "failed": "FAILED"}
 TAGS = ("model", "arm", "seed", "attempt", "status", "reason", "command", "started_at")
@@ -69,8 +75,11 @@ class TrackedRun:
             for run_id in previous:
                 self.client.delete_run(run_id)
             started_ms = milliseconds(manifest.started_at)
-            run = self.client.create_run(experiment_id, started_ms, run_name=self.name)
+            run = self.client.create_run(
+                experiment_id, started_ms, {RUN_TAG: self.name}, short_name(manifest)
+            )
             self.run_id = run.info.run_id
+            save_view(self.client, experiment_id)
             params = [Param(key, str(v)) for key, v in flatten(manifest.config).items()]
             self.client.log_batch(self.run_id, params=params)
         self._set_tags(manifest)
@@ -94,7 +103,7 @@ class TrackedRun:
         self.log_rows([{"step": 0, **memory}], [now_ms()])
         self.client.log_dict(self.run_id, manifest.model_dump(mode="json"), "manifest.json")
         self.client.log_text(self.run_id, yaml.safe_dump(manifest.config), "config.yaml")
-        self.client.set_terminated(self.run_id, STATUS[manifest.status])
+        self.client.set_terminated(self.run_id, STATUS[manifest.status], ended_ms(manifest))
 
     def _set_tags(self, manifest: RunManifest) -> None:
         content = manifest.model_dump(mode="json")
@@ -107,6 +116,13 @@ class TrackedRun:
 def milliseconds(iso_time: str) -> int:
     """A time stamp in MLflow's unit."""
     return int(datetime.fromisoformat(iso_time).timestamp() * 1000)
+
+
+def ended_ms(manifest: RunManifest) -> int:
+    """When a run's last attempt ended, now where it has not said how long it took."""
+    if manifest.wall_s is None:
+        return now_ms()
+    return milliseconds(manifest.attempt_started_at) + int(1000 * manifest.wall_s)
 
 
 def now_ms() -> int:

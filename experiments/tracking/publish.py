@@ -1,11 +1,12 @@
 """`python -m experiments.tracking.publish`: the MLflow view, made from files.
 
-MLflow holds one experiment per study and in it one run per run id across all its attempts, under
-the same name, and one run "study" with the claims and figures.
+MLflow holds one experiment per study and in it one run per run id across all its attempts, tagged
+with it, and one run "study" with the claims as metrics and note and the figures as artifacts.
 """
 
 import argparse
 from collections.abc import Iterable
+from math import isfinite
 from pathlib import Path
 
 from mlflow import MlflowClient
@@ -17,9 +18,11 @@ from experiments.runs.manifest import RunManifest
 from experiments.runs.metrics import Row
 from experiments.study.load import load_study
 from experiments.support.cli import RESULTS, STUDY, run_cli
-from experiments.support.json_files import REMAKE, write_json
-from experiments.tracking.live import TrackedRun, milliseconds, now_ms
+from experiments.support.json_files import REMAKE, Json, read_json, write_json
+from experiments.tracking.glance import summarize
+from experiments.tracking.live import TrackedRun, ended_ms, milliseconds, now_ms
 from experiments.tracking.store import (
+    RUN_TAG,
     connect,
     explained_errors,
     find_or_create_experiment,
@@ -28,7 +31,8 @@ from experiments.tracking.store import (
 )
 from qat_core.rl.metric_names import STEP_TIME
 
-SUMMARY = "study"
+STUDY_RUN = "study"
+NOTE = "mlflow.note.content"
 
 
 def rebuild(folder: Path) -> None:
@@ -45,8 +49,9 @@ def rebuild(folder: Path) -> None:
     )
     for run_dir in run_dirs:
         rebuild_run(run_dir)
-    for study_dir in (folder / "studies").glob("*"):
-        publish_summary(study_dir.name, study_dir)
+    judged = [*(folder / "studies").glob("*/claims.json"), *folder.glob("claims.json")]
+    for claims in judged:
+        publish_study(claims.parent, folder)
 
 
 def rebuild_run(run_dir: Path) -> str:
@@ -62,31 +67,60 @@ def rebuild_run(run_dir: Path) -> str:
     tracked.finish(manifest)
     if tracked.failure is not None:
         raise ValueError(f"{store_uri()}: MLflow refused {run_dir}: {tracked.failure}")
-    publish_evaluations(tracked.client, tracked.run_id, run_dir)
+    publish_results(tracked.client, tracked.run_id, run_dir)
     return tracked.run_id
 
 
-def publish_evaluations(client: MlflowClient, run_id: str, run_dir: Path) -> None:
-    """Adds a run's offline accuracies, where it has been evaluated."""
+def publish_results(client: MlflowClient, run_id: str, run_dir: Path) -> None:
+    """Adds a run's offline accuracies and its summary, where it has been evaluated."""
     if not (run_dir / EVALUATIONS).exists():
         return
     moment_ms = now_ms()
+    summary = [Metric(key, value, moment_ms, 0) for key, value in summarize(run_dir).items()]
     accuracies = [
         Metric(f"eval/{it.precision}/{it.decoding}", it.accuracy, moment_ms, it.step)
         for it in read_evaluations(run_dir, REMAKE)
     ]
-    client.log_batch(run_id, metrics=accuracies)
+    client.log_batch(run_id, metrics=accuracies + summary)
 
 
-def publish_summary(study: str, study_dir: Path) -> None:
-    """Makes the run of the study itself, with its claims and figures as artifacts."""
+def publish_study(study_dir: Path, results: Path) -> None:
+    """Makes the run of the study itself: claims as metrics and note, files as artifacts.
+
+    Args:
+        study_dir: holds claims.json, claims.md and figures/.
+        results: holds the study's runs, which give its start and its end.
+    """
+    judged = read_json(study_dir / "claims.json")
+    claims = [claim for claim in judged["claims"] if claim["estimate"] is not None]
     client = connect()
-    experiment_id = find_or_create_experiment(client, study)
-    for previous in find_runs(client, experiment_id, SUMMARY):
+    experiment_id = find_or_create_experiment(client, judged["study"])
+    for previous in find_runs(client, experiment_id, STUDY_RUN):
         client.delete_run(previous)
-    run_id = client.create_run(experiment_id, run_name=SUMMARY).info.run_id
-    client.log_artifacts(run_id, str(study_dir))
-    client.set_terminated(run_id)
+    manifests = [read_history(path.parent)[0] for path in results.glob("*_seed*/manifest.json")]
+    runs = [it for it in manifests if it.study == judged["study"]]
+    start_ms = min((milliseconds(run.started_at) for run in runs), default=now_ms())
+    end_ms = max(map(ended_ms, runs), default=now_ms())
+    tags = {RUN_TAG: STUDY_RUN, NOTE: "\n".join(map(_line, claims))}
+    run_id = client.create_run(experiment_id, start_ms, tags, STUDY_RUN).info.run_id
+    estimates = {f"claims/{it['model']}/{it['name']}": float(it["estimate"]) for it in claims}
+    metrics = [Metric(key, value, end_ms, 0) for key, value in estimates.items()]
+    client.log_batch(run_id, metrics=[it for it in metrics if isfinite(it.value)])
+    for path in (study_dir / name for name in ("claims.json", "claims.md")):
+        if path.exists():
+            client.log_artifact(run_id, str(path))
+    if (study_dir / "figures").is_dir():
+        client.log_artifacts(run_id, str(study_dir / "figures"), "figures")
+    client.set_terminated(run_id, end_time=end_ms)
+
+
+def _line(claim: Json) -> str:
+    """A claim in one line of Markdown."""
+    estimate, low, high = (claim[key] for key in ("estimate", "low", "high"))
+    interval = "" if low is None else f" ({float(low):.3g} to {float(high):.3g})"
+    required = f", {claim['bound']} {claim['threshold']:g}" if claim["bound"] else ""
+    shown = f"{float(estimate):.3g}{interval}{required}"
+    return f"* **{claim['verdict']}** {claim['model']}, {claim['statement']}: {shown}"
 
 
 def publish(study_file: Path, results: Path, out: Path) -> None:
@@ -98,10 +132,10 @@ def publish(study_file: Path, results: Path, out: Path) -> None:
     for run in study.runs:
         found = find_runs(client, experiment_id, run.id)
         if found:
-            publish_evaluations(client, found[0], results / run.id)
+            publish_results(client, found[0], results / run.id)
         # none where the store was lost, or broke during the run
         published[run.id] = found[0] if found else rebuild_run(results / run.id)
-    publish_summary(study.study, out.parent)
+    publish_study(out.parent, results)
     write_json(out, published)
 
 

@@ -15,6 +15,7 @@ REQUEST_LIMITS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "5", "MLFLOW_HTTP_REQUEST_MAX_R
 LOCK_TIMEOUT_S = 120.0  # processes that take turns need some seconds each
 SQLITE = "sqlite:///"
 REASON_CHARS = 200
+RUN_TAG = "run"  # its run id; the name in MLflow is shorter
 DEFAULT_STORE = f"{SQLITE}mlflow.db"
 
 
@@ -70,7 +71,7 @@ def find_or_create_experiment(client: MlflowClient, name: str) -> str:
         return str(experiment.experiment_id)
 
 
-def find_runs(client: MlflowClient, experiment_id: str, name: str) -> list[str]:
-    """Ids of the runs of that name, newest first."""
-    runs = client.search_runs([experiment_id], f"attributes.run_name = '{name}'")
+def find_runs(client: MlflowClient, experiment_id: str, run_id: str) -> list[str]:
+    """MLflow's ids of the runs that a run id, or "study", has there, newest first."""
+    runs = client.search_runs([experiment_id], f"tags.{RUN_TAG} = '{run_id}'")
     return [run.info.run_id for run in runs]

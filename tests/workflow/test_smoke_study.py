@@ -142,7 +142,7 @@ def summarize(store: Path) -> dict[str, Any]:
     experiment = client.get_experiment_by_name("smoke")
     assert experiment is not None
     return {
-        run.info.run_name: (
+        run.data.tags["run"]: (
             run.info.status,
             run.data.params,
             {key: v for key, v in run.data.tags.items() if not key.startswith("mlflow.")},

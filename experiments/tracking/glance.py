@@ -1,0 +1,112 @@
+"""MLflow at a glance: short names, a few summary metrics, and a saved view that shows them first.
+
+`python -m experiments.tracking.glance` prints the address of that view for every study. The view is
+an experiment tag in the form of MLflow's own "share" button (MLflow 3.17); its address also opens
+the experiment in model-training mode.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from mlflow import MlflowClient
+
+from experiments.runs.attempts import read_history
+from experiments.runs.evaluation import EVALUATIONS, read_evaluations
+from experiments.runs.manifest import RunManifest
+from experiments.runs.metrics import Row
+from experiments.support.cli import run_cli
+from experiments.support.json_files import REMAKE
+from experiments.tracking.store import connect
+from qat_core.rl.metric_names import K3_KL, RESPONSE_TOKENS
+from qat_core.units import MIB_PER_GIB
+
+VIEW = "glance"
+SHARED_VIEW = f"mlflow.sharedViewState.{VIEW}"
+SUMMARY = "summary/"
+# short, because MLflow cuts headings after some 12 characters and sorts them by name
+ACCURACIES = {"bf16": "acc", "nvfp4": "acc4"}  # after the last step, of sampled answers
+KL, KL_RATIO = "kl", "kl_x"  # mean k3 KL over all tokens, in 1e-6 nats; over BF16's
+MIB, SHARE = "mib", "share"  # weights that the engine got; over BF16's
+COLUMNS = (*ACCURACIES.values(), KL, KL_RATIO, MIB, SHARE)
+DIGITS = 4
+
+
+def short_name(manifest: RunManifest) -> str:
+    """Name that fits a column: "dense qat s0" of nano-dense_nvfp4-qat_seed0."""
+    model, arm = manifest.model.removeprefix("nano-"), manifest.arm.removeprefix("nvfp4-")
+    return f"{model} {arm} s{manifest.seed}"
+
+
+def summarize(run_dir: Path) -> dict[str, float]:
+    """Summary metrics of a run that has finished, rounded; what is not known is left out.
+
+    Ratios are to the BF16 run of the same model and seed, where it lies next to this one.
+    """
+    manifest, rows = read_history(run_dir)
+    if manifest.status != "finished":
+        return {}
+    found = _measured(manifest, rows) | _accuracies(run_dir)
+    bf16_dir = run_dir.with_name(f"{manifest.model}_bf16_seed{manifest.seed}")
+    if bf16_dir.is_dir():
+        bf16_manifest, bf16_rows = read_history(bf16_dir)
+        if bf16_manifest.status == "finished":
+            bf16 = _measured(bf16_manifest, bf16_rows)
+            for name, over in ((KL, KL_RATIO), (MIB, SHARE)):
+                if found.get(name) and bf16.get(name):
+                    found[over] = found[name] / bf16[name]
+    return {f"{SUMMARY}{name}": _rounded(found[name]) for name in COLUMNS if name in found}
+
+
+def save_view(client: MlflowClient, experiment_id: str) -> None:
+    """Saves the view in an experiment: columns of the summary, models and arms together."""
+    state = {
+        "orderByKey": "tags.`run`",
+        "orderByAsc": True,
+        "selectedColumns": [f"metrics.`{SUMMARY}{name}`" for name in COLUMNS],
+    }
+    client.set_experiment_tag(experiment_id, SHARED_VIEW, json.dumps(state))
+    client.set_experiment_tag(experiment_id, "mlflow.experimentKind", "custom_model_development")
+
+
+def view_address(root: str, experiment_id: str) -> str:
+    """Where a browser finds the view."""
+    query = f"viewStateShareKey={VIEW}&workflowType=machine_learning"
+    return f"{root}/#/experiments/{experiment_id}/runs?{query}"
+
+
+def _measured(manifest: RunManifest, rows: Sequence[Row]) -> dict[str, float]:
+    found = {MIB: manifest.memory.measured_gib * MIB_PER_GIB}
+    steps = [(row.get(K3_KL), row.get(RESPONSE_TOKENS)) for row in rows]
+    known = [(kl, tokens) for kl, tokens in steps if kl is not None and tokens is not None]
+    if len(known) == len(steps) > 0:  # the mean of a run that overflowed is not known
+        found[KL] = 1e6 * sum(kl * n for kl, n in known) / sum(n for _, n in known)
+    return found
+
+
+def _accuracies(run_dir: Path) -> dict[str, float]:
+    if not (run_dir / EVALUATIONS).exists():
+        return {}
+    evaluations = read_evaluations(run_dir, REMAKE)
+    last = max(it.step for it in evaluations)
+    sampled = [it for it in evaluations if (it.step, it.decoding) == (last, "sampled")]
+    return {ACCURACIES[it.precision]: it.accuracy for it in sampled}
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
+
+
+def main() -> None:
+    """Prints the address of every study's view."""
+    parser = argparse.ArgumentParser(description="Print where MLflow shows the studies.")
+    parser.add_argument("--port", type=int, default=5000)
+    root = f"http://127.0.0.1:{parser.parse_args().port}"
+    for experiment in connect().search_experiments():
+        if SHARED_VIEW in experiment.tags:
+            print(f"{experiment.name}: {view_address(root, experiment.experiment_id)}")
+
+
+if __name__ == "__main__":
+    run_cli(main)

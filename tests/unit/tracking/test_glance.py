@@ -1,0 +1,115 @@
+"""What MLflow shows first: short names, summary metrics, a saved view, the study's claims."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from experiments.runs.evaluation import Evaluation, write_evaluations
+from experiments.support.json_files import write_jsonl
+from experiments.tracking.glance import SHARED_VIEW, short_name, summarize, view_address
+from experiments.tracking.publish import rebuild
+from tests.manifests import make_manifest
+
+ROWS = {"bf16": [(1e-6, 10), (3e-6, 30)], "nvfp4-qat": [(4e-6, 10), (4e-6, 30)]}
+CLAIM = {
+    "model": "nano-moe",
+    "name": "qat_kl_ratio",
+    "statement": "k3 KL, nvfp4-qat / bf16",
+    "estimate": 1.6,
+    "low": 0.25,
+    "high": "Infinity",
+    "bound": "at most",
+    "threshold": 2.0,
+    "verdict": "INCONCLUSIVE",
+}
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two finished runs of one seed and the judged claims of their study."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    folder = tmp_path / "record"
+    for arm, rows in ROWS.items():
+        run_dir = folder / f"nano-moe_{arm}_seed2"
+        run_dir.mkdir(parents=True)
+        packed = {} if arm == "bf16" else {"measured_packed_gib": 0.25, "predicted_packed_gib": 0.2}
+        memory = {"predicted_bf16_gib": 0.5, "measured_bf16_gib": 0.5} | packed
+        names = {"run": run_dir.name, "model": "nano-moe", "arm": arm, "seed": 2}
+        manifest = make_manifest(**names, status="finished", memory=memory, wall_s=60.0)
+        manifest.write(run_dir)
+        (run_dir / "metrics.csv.gz").unlink(missing_ok=True)
+        steps = [
+            {"step": step, "rollout_corr/k3_kl": kl, "response_length/mean": tokens}
+            for step, (kl, tokens) in enumerate(rows, start=1)
+        ]
+        attempt = run_dir / "attempts" / "1"
+        attempt.mkdir(parents=True)
+        manifest.write(attempt)
+        write_jsonl(attempt / "metrics.jsonl", steps)
+        write_evaluations(
+            run_dir,
+            [
+                Evaluation(
+                    step=step,
+                    precision=precision,
+                    decoding="sampled",
+                    prompts=2,
+                    samples_per_prompt=1,
+                    accuracy=accuracy,
+                    correct=[1, int(accuracy == 1.0)],
+                    response_tokens_mean=1.0,
+                )
+                for step, accuracy in ((0, 0.5), (2, 1.0))
+                for precision in ("bf16", "nvfp4")
+            ],
+        )
+    (folder / "claims.json").write_text(json.dumps({"study": "s", "claims": [CLAIM]}))
+    return folder
+
+
+def test_name_fits_a_column() -> None:
+    manifest = make_manifest(run="nano-dense_nvfp4-qat_seed0", model="nano-dense", arm="nvfp4-qat")
+    assert short_name(manifest) == "dense qat s0"
+
+
+def test_summary_is_of_all_tokens_and_over_bf16(results: Path) -> None:
+    # mean of BF16: (1e-6 x 10 + 3e-6 x 30) / 40
+    assert summarize(results / "nano-moe_nvfp4-qat_seed2") == {
+        "summary/acc": 1.0,
+        "summary/acc4": 1.0,
+        "summary/kl": 4.0,
+        "summary/kl_x": 1.6,
+        "summary/mib": 256.0,
+        "summary/share": 0.5,
+    }
+    assert summarize(results / "nano-moe_bf16_seed2")["summary/kl"] == 2.5
+
+
+def test_runs_and_study_are_in_mlflow_with_view_and_claims(results: Path) -> None:
+    rebuild(results)
+    client = MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
+    experiment = client.get_experiment_by_name("s")
+    assert experiment is not None
+    state = json.loads(experiment.tags[SHARED_VIEW])
+    assert "metrics.`summary/kl_x`" in state["selectedColumns"]
+    runs = {it.info.run_name: it for it in client.search_runs([experiment.experiment_id])}
+    assert set(runs) == {"moe bf16 s2", "moe qat s2", "study"}
+    assert runs["moe qat s2"].data.metrics["summary/kl_x"] == 1.6
+    study = runs["study"]
+    assert study.data.metrics == {"claims/nano-moe/qat_kl_ratio": 1.6}
+    line = "* **INCONCLUSIVE** nano-moe, k3 KL, nvfp4-qat / bf16: 1.6 (0.25 to inf), at most 2"
+    assert study.data.tags["mlflow.note.content"] == line
+    # both runs started at once and took a minute
+    assert study.info.end_time - study.info.start_time == 60_000
+    assert study.info.start_time == runs["moe qat s2"].info.start_time
+
+
+def test_address_opens_the_view_in_model_training_mode() -> None:
+    address = view_address("http://x:1", "3")
+    assert address == (
+        "http://x:1/#/experiments/3/runs?viewStateShareKey=glance&workflowType=machine_learning"
+    )
