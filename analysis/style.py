@@ -11,7 +11,6 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
-from analysis.figure_files import FORMATS
 from analysis.results import Array, Results
 from experiments.study.arms import ARMS, Arm
 from experiments.study.schema import Study
@@ -133,10 +132,10 @@ def seeds_note(study: Study, results: Results) -> str:
     return f"{note} x: ended by the KL gate." if any_stopped else note
 
 
-def save_figure(draw: Callable[[], Figure], folder: Path, name: str) -> None:
-    """Draws in the common style and writes a PNG and an SVG without date or version in them."""
+def save_figure(draw: Callable[[], Figure], *paths: Path) -> None:
+    """Draws once in the common style; PNG and SVG files have no date or version in them."""
     with matplotlib.rc_context({**matplotlib.rcParamsDefault, **_RC}):
         figure = draw()
-        for kind in FORMATS:
-            path = folder / f"{name}.{kind}"
-            figure.savefig(path, dpi=DOTS_PER_INCH, metadata=NO_METADATA[kind])
+        for path in paths:
+            metadata = NO_METADATA.get(path.suffix.removeprefix("."))
+            figure.savefig(path, dpi=DOTS_PER_INCH, metadata=metadata)

@@ -4,6 +4,7 @@ import argparse
 from functools import partial
 from pathlib import Path
 
+from analysis.figure_files import FORMATS
 from analysis.figures import FIGURES
 from analysis.load import load_results
 from analysis.style import save_figure
@@ -21,7 +22,8 @@ def main() -> None:
     results = load_results(arguments.results, [run.id for run in study.runs])
     arguments.out.mkdir(parents=True, exist_ok=True)
     for name, figure in FIGURES.items():
-        save_figure(partial(figure.draw, study, results), arguments.out, name)
+        paths = [arguments.out / f"{name}.{kind}" for kind in FORMATS]
+        save_figure(partial(figure.draw, study, results), *paths)
 
 
 if __name__ == "__main__":
