@@ -126,7 +126,7 @@ def _from_config(source: ScratchModel, device: str) -> tuple[PreTrainedModel, To
     torch.manual_seed(BASE_SEED)
     path = ROOT / source.config
     read_model_config(path, "correct it, or name another file")
-    config = _read_by_transformers(path)
+    config = read_config(path)
     tokenizer = character_tokenizer()
     if config.vocab_size < len(tokenizer):
         raise ValueError(
@@ -138,17 +138,19 @@ def _from_config(source: ScratchModel, device: str) -> tuple[PreTrainedModel, To
     config.bos_token_id, config.eos_token_id = None, tokenizer.eos_token_id
     config.pad_token_id = tokenizer.pad_token_id
     with torch.device(device):  # billions of random weights take minutes on a CPU
-        return _from_transformers(config, source.config), tokenizer
+        return build_model(path, config), tokenizer
 
 
-def _read_by_transformers(path: Path) -> PretrainedConfig:
+def read_config(path: Path) -> PretrainedConfig:
+    """A config.json as transformers reads it; ValueError if it refuses."""
     try:
         return AutoConfig.from_pretrained(path)
-    except Exception as error:  # of a key that only transformers knows
+    except Exception as error:  # of keys that only transformers knows
         raise _refused(path, error) from None
 
 
-def _from_transformers(config: PretrainedConfig, path: Path) -> PreTrainedModel:
+def build_model(path: Path, config: PretrainedConfig) -> PreTrainedModel:
+    """A BF16 model with random weights; ValueError that names the config.json if it is refused."""
     try:
         return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     except Exception as error:

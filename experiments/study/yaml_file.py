@@ -12,6 +12,7 @@ from pydantic_core import ErrorDetails
 
 Kinds = Mapping[str, type[BaseModel]]
 Location = tuple[int | str, ...]
+MAX_LINES = 5
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
@@ -34,7 +35,10 @@ def parse_yaml_file(
     try:
         return model.model_validate(_rename(read_yaml(path), old_keys, path))
     except ValidationError as error:
-        lines = (f"{path}: {_describe(details, model, kinds)}" for details in error.errors())
+        errors = error.errors()
+        lines = [f"{path}: {_describe(it, model, kinds)}" for it in errors[:MAX_LINES]]
+        if len(errors) > MAX_LINES:
+            lines.append(f"{path}: and {len(errors) - MAX_LINES} more errors")
         raise ValueError("\n".join(lines)) from None
 
 

@@ -29,10 +29,15 @@ def run_cli(main: Callable[[], None]) -> None:
     """
     try:
         main()
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except (ValueError, OSError) as error:
+        print(f"error: {describe_error(error)}", file=sys.stderr)
         sys.exit(2)
-    except OSError as error:
-        hint = "; free disk space" if error.errno in NO_SPACE else ""
-        print(f"error: {error.filename or ''}: {error.strerror or error}{hint}", file=sys.stderr)
-        sys.exit(2)
+
+
+def describe_error(error: ValueError | OSError) -> str:
+    """What the user is shown: the message, and of the operating system's the file and a hint."""
+    if not isinstance(error, OSError) or error.errno is None:
+        return str(error)
+    hint = "; free disk space" if error.errno in NO_SPACE else ""
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror}{hint}"

@@ -1,0 +1,1 @@
+"""Malformed input by kind: how it is made, read, and what becomes of it."""

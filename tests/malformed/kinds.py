@@ -1,0 +1,213 @@
+"""The kinds of input, each with a valid original, a way to damage it, and its reader."""
+
+import contextlib
+import io
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Literal
+
+import torch
+import yaml
+
+from analysis.claims import judge_study
+from analysis.load import load_results
+from experiments.base.make import build_model, read_config
+from experiments.launch.run import open_attempts
+from experiments.runs.attempts import next_attempt, read_history, write_results
+from experiments.runs.base_manifest import check_base
+from experiments.runs.metrics import RECORDED_METRICS, write_csv
+from experiments.runs.provenance import digest_file
+from experiments.study.load import load_study
+from experiments.study.model_config import read_model_config
+from experiments.study.preview import preview
+from experiments.study.schema import ROOT, STUDIES
+from experiments.support.cli import describe_error
+from experiments.support.json_files import write_json
+from qat_core.memory import predict_weight_memory_gib
+from qat_core.rl import resume
+from qat_core.rl.optimizer import MasterAdamW
+from qat_core.rl.tokenizer import character_tokenizer
+from tests.malformed.mutations import mutate_bytes, mutate_json, mutate_tree
+from tests.manifests import make_manifest
+from tests.nano_models import write_nano
+
+Outcome = Literal["accepted", "one line", "a line per error", "unclear", "traceback"]
+MAX_LINES = 6
+PROMPTS, STEPS = 8, 12
+DIGESTS = {"config": "c"}
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of input.
+
+    Attributes:
+        make: writes a valid original into a new folder.
+        damage: changes a copy of it.
+        read: reads the copy, as the programs do.
+    """
+
+    make: Callable[[Path], None]
+    damage: Callable[[Path, Random], None]
+    read: Callable[[Path], object]
+
+
+def try_once(kind: Kind, original: Path, copy: Path, random: Random) -> tuple[Outcome, str]:
+    """Damages a copy of a kind's original; what becomes of it, and what is said."""
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(original, copy)
+    kind.damage(copy, random)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+            kind.read(copy)
+    except (ValueError, OSError) as error:  # what the command line turns into lines
+        text = describe_error(error)
+        lines = text.splitlines()
+        if not all(str(copy) in line for line in lines) or not 1 <= len(lines) <= MAX_LINES:
+            return "unclear", text
+        return ("one line" if len(lines) == 1 else "a line per error"), text
+    except Exception as error:
+        return "traceback", f"{type(error).__name__}: {error}"
+    return "accepted", ""
+
+
+def _damage(
+    pattern: str, mutate: Callable[[bytes, Random], bytes]
+) -> Callable[[Path, Random], None]:
+    def damage(folder: Path, random: Random) -> None:
+        path = random.choice(sorted(path for path in folder.glob(pattern) if path.is_file()))
+        if random.random() < 0.05:
+            path.unlink()
+        else:
+            path.write_bytes(mutate(path.read_bytes(), random))
+
+    return damage
+
+
+def _mutate_yaml(content: bytes, random: Random) -> bytes:
+    tree = mutate_tree(yaml.safe_load(content), random)
+    return yaml.safe_dump(tree, allow_unicode=True).encode()
+
+
+def _make_study(folder: Path) -> None:
+    for name in ("default", "verl_nano"):
+        content = yaml.safe_load((STUDIES / f"{name}.yaml").read_text())
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(content))
+
+
+def _read_studies(folder: Path) -> None:
+    for name in ("default", "verl_nano"):
+        preview(load_study(folder / f"{name}.yaml"))
+
+
+def _make_model_config(folder: Path) -> None:
+    for name in ("nano-dense", "nano-moe"):
+        shutil.copy(ROOT / "experiments" / "models" / f"{name}.json", folder)
+
+
+def _read_model_configs(folder: Path) -> None:
+    for name in ("nano-dense", "nano-moe"):
+        path = folder / f"{name}.json"
+        config = read_model_config(path, "correct it")
+        try:
+            predict_weight_memory_gib(config, "full")
+        except ValueError as error:  # `preview` names the file
+            raise ValueError(f"{path}: {error}") from None
+        if sum(config[key] for key in ("hidden_size", "vocab_size")) < 10_000:
+            with torch.device("meta"):
+                build_model(path, read_config(path))
+
+
+def _make_record(folder: Path) -> None:
+    from tests.unit.analysis.synthetic_results import evaluations_of, manifest_of, metrics_of
+
+    study = yaml.safe_load((STUDIES / "default.yaml").read_text())
+    study |= {"seeds": [0], "arms": ["bf16", "nvfp4-qat"]}
+    study["models"] = {"nano-dense": study["models"]["nano-dense"]}
+    (folder / "study.yaml").write_text(yaml.safe_dump(study))
+    for run in load_study(folder / "study.yaml").runs:
+        run_dir = folder / run.id
+        run_dir.mkdir()
+        write_json(run_dir / "manifest.json", manifest_of(run, STEPS))
+        write_json(run_dir / "eval.json", evaluations_of(run, STEPS, PROMPTS))
+        write_csv(run_dir / RECORDED_METRICS, metrics_of(run, STEPS))
+
+
+def _read_record(folder: Path) -> None:
+    study = load_study(folder / "study.yaml")
+    judge_study(study, load_results(folder, [run.id for run in study.runs]))
+
+
+def _make_attempts(folder: Path) -> None:
+    for status, steps in (("failed", (1, 2, 3)), ("finished", (3, 4))):
+        attempt = next_attempt(folder)
+        make_manifest(status=status, digests=DIGESTS, attempt=attempt.number).write(attempt.folder)
+        for step in steps:
+            attempt.append({"step": step, "timing_s/step": 1.0, "x": None})
+
+
+def _read_attempts(folder: Path) -> None:
+    read_history(folder)
+    write_results(folder)
+    open_attempts(folder, DIGESTS)
+
+
+class _Tiny:
+    """The weights of a checkpoint that every case restores anew."""
+
+    parameters: list[torch.nn.Parameter]
+
+    @classmethod
+    def optimizer(cls) -> MasterAdamW:
+        return MasterAdamW(cls.parameters, lr=1e-3, weight_decay=0.0)
+
+
+def _make_checkpoint(folder: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    write_nano("nano-dense", folder / "model", num_layers=1)
+    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.bfloat16)
+    shutil.rmtree(folder / "model")
+    _Tiny.parameters = list(model.parameters())
+    resume.save(folder, 2, model, character_tokenizer(), _Tiny.optimizer())
+
+
+def _read_checkpoint(folder: Path) -> None:
+    resume.load(folder, _Tiny.optimizer())
+
+
+def _make_base(folder: Path) -> None:
+    write_nano("nano-dense", folder / "model", num_layers=1)
+    for path in list((folder / "model").iterdir()):
+        path.rename(folder / path.name)
+    (folder / "model").rmdir()
+    files = {path.name: digest_file(path) for path in sorted(folder.iterdir())}
+    weights = {"model.safetensors": files.pop("model.safetensors")}
+    manifest = {"weights": weights, "files": files, "weight_bytes": 1}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+KINDS = {
+    "study: a value or key": Kind(_make_study, _damage("*.yaml", _mutate_yaml), _read_studies),
+    "study: the text": Kind(_make_study, _damage("*.yaml", mutate_bytes), _read_studies),
+    "model configuration": Kind(
+        _make_model_config, _damage("*.json", mutate_json), _read_model_configs
+    ),
+    "base checkpoint": Kind(_make_base, _damage("*", mutate_bytes), check_base),
+    "checkpoint to resume": Kind(
+        _make_checkpoint, _damage("step_2/*", mutate_bytes), _read_checkpoint
+    ),
+    "attempts: manifest": Kind(
+        _make_attempts, _damage("attempts/*/manifest.json", mutate_json), _read_attempts
+    ),
+    "attempts: metrics": Kind(
+        _make_attempts, _damage("attempts/*/metrics.jsonl", mutate_bytes), _read_attempts
+    ),
+    "record: manifest": Kind(_make_record, _damage("*/manifest.json", mutate_json), _read_record),
+    "record: evaluations": Kind(_make_record, _damage("*/eval.json", mutate_json), _read_record),
+    "record: metrics": Kind(_make_record, _damage("*/metrics.csv.gz", mutate_bytes), _read_record),
+}
