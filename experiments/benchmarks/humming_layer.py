@@ -1,0 +1,96 @@
+"""A packed weight in the layout of humming-kernels 0.1.19, and its products with activations.
+
+Humming compiles a kernel for each layer shape and tile: a second or two each, kept in
+`HUMMING_CACHE_DIR`. Only those that the given numbers of rows need are compiled here.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qat_core.nvfp4 import BLOCK_SIZE, PackedTensor
+
+NUM_LOCKS = 2048  # as Humming's own layer has; stream-K tiles meet there
+
+
+class HummingLayer:
+    """One weight, dense (N, K) or of experts (E, N, K).
+
+    Args:
+        packed: the weight.
+        gemm_type: Humming's name: "dense", or "indexed" for experts.
+        rows: the numbers of rows that will be multiplied; for experts, (token, expert) pairs.
+        invariant: let every row's result be the same whatever rows stand next to it.
+    """
+
+    def __init__(
+        self, packed: PackedTensor, gemm_type: str, rows: Sequence[int], invariant: bool
+    ) -> None:
+        from humming.transform import prepare_and_transform_humming_tensors
+
+        *experts, n, k = packed.shape
+        self.config, self.tensors = prepare_and_transform_humming_tensors(
+            humming_tensors(packed),
+            shape_n=n,
+            shape_k=k,
+            weight_schema=weight_schema(),
+            num_experts=experts[0] if experts else None,
+            torch_dtype=torch.bfloat16,
+        )
+        compute = {"use_batch_invariant": invariant, "gemm_type": gemm_type}
+        self.tiles = tiles_for(self.config, compute, rows)
+        self.compute_config, self.tuning_config = json.dumps(compute), json.dumps(self.tiles)
+        self.locks = torch.zeros(NUM_LOCKS, dtype=torch.int32, device=packed.codes.device)
+
+    def multiply(self, x: Tensor, **routing: Any) -> Tensor:
+        """x @ weight.T; BF16 (rows, N) of BF16 (rows, K). `routing` is Humming's, for experts."""
+        from humming.forward import humming_forward
+
+        out: Tensor = humming_forward(
+            self.config,
+            inputs=x,
+            locks=self.locks,
+            compute_config=self.compute_config,
+            tuning_config=self.tuning_config,
+            **self.tensors,
+            **routing,
+        )
+        return out
+
+    def rows_per_tile(self, rows: int) -> int:
+        """How many rows of one expert a tile holds: routing has to be padded to it."""
+        tile = next(tile for low, high, tile in self.tiles if low < rows <= high)
+        return int(tile["block_shape"][0])
+
+
+def humming_tensors(packed: PackedTensor) -> dict[str, Tensor]:
+    """What Humming's loader expects: the bytes of `nvfp4-pack-quantized`, seen as its types."""
+    return {
+        "weight": packed.codes.contiguous().view(torch.int32),
+        "weight_scale": packed.block_scale.contiguous(),
+        "weight_scale_2": packed.global_scale.reciprocal().reshape(-1),
+    }
+
+
+def weight_schema() -> Any:
+    """NVFP4 with an FP32 scale for each matrix, in Humming's words."""
+    from humming import dtypes
+    from humming.schema import HummingWeightSchema
+
+    return HummingWeightSchema(
+        b_dtype=dtypes.float4e2m1,
+        bs_dtype=dtypes.float8e4m3,
+        weight_scale_group_size=BLOCK_SIZE,
+        weight_scale_2_type="tensor",
+    )
+
+
+def tiles_for(config: Any, compute: dict[str, Any], rows: Sequence[int]) -> list[Any]:
+    """Of Humming's table (rows above, rows up to, tile) the entries that `rows` need."""
+    from humming.tune import get_heuristics_config
+
+    table = get_heuristics_config(config, **compute)
+    return [entry for entry in table if any(entry[0] < m <= entry[1] for m in rows)]

@@ -1,0 +1,162 @@
+"""How fast is an NVFP4 weight multiplied on a GPU, and how far from the machine's limits?
+
+    python -m experiments.benchmarks.matmul RECORD.json [--layers KEY ...] [--tokens M ...]
+
+All layers of Qwen3-8B and Qwen3-30B-A3B: vLLM's Marlin, humming-kernels (default and
+batch-invariant), unpacking and cuBLAS, against BF16. Times are of CUDA graphs, so without launch
+overhead; arms take turns; each call reads weights that are not in the L2 cache. Next to them stands
+what no kernel undercuts at the bandwidth and the peak measured in the same run. Every output is
+compared with FP64. What the record has already is kept: run again to add layers or tokens.
+`--device cpu` rehearses with small layers and the arms that need no GPU.
+"""
+
+import argparse
+import gc
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from experiments.benchmarks import matmul_dense, matmul_experts
+from experiments.benchmarks.matmul_cases import Weights, case, equal_groups, prepare, relative_error
+from experiments.benchmarks.matmul_layers import MODELS, Layer, floors_us, layers_of
+from experiments.benchmarks.timing import quartiles, time_calls
+from experiments.runs.provenance import git_state, hardware, versions
+from experiments.support.json_files import read_json, write_json
+
+TOKENS = [1, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192]
+CPU_LAYERS = [
+    Layer("tiny", "qkv", 96, 64),
+    Layer("tiny", "gate_up", 64, 64, experts=8, experts_per_token=2),
+    Layer("tiny", "down", 64, 32, experts=8, experts_per_token=2, rows_per_token=2),
+]
+CPU_ARMS = ("bf16", "dequantize + bf16", "grouped bf16", "dequantize + grouped bf16")
+FILLS_CACHE = 1024  # tokens whose activations alone push a weight out of the L2 cache
+# Rounding an exact result to BF16 alone costs up to 2**-8 = 3.9e-3 of a value and 1.7e-3 in the
+# root mean square (measured on a CPU); sums in FP32 add little. A lost block scale costs far more.
+MAX_ERROR = 3e-3
+
+
+def layers(device: str) -> list[Layer]:
+    """What there is to measure."""
+    if device == "cpu":
+        return CPU_LAYERS
+    return [layer for model in MODELS for layer in layers_of(model)]
+
+
+def arms_of(layer: Layer, device: str) -> list[str]:
+    """The ways to multiply that can be measured there."""
+    arms = list(matmul_experts.ARMS if layer.experts else matmul_dense.ARMS)
+    return [arm for arm in arms if device == "cuda" or arm in CPU_ARMS]
+
+
+def measure_peak(device: str) -> dict[str, float]:
+    """Bytes a second of a copy, read and written, and FLOPs a second of a square BF16 product."""
+    size, side = (2**31, 8192) if device == "cuda" else (2**20, 64)
+    source = torch.randint(256, (size,), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    a, b = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
+    calls = {"copy": [lambda: target.copy_(source)], "product": [lambda: a @ b]}
+    best = {name: min(times) for name, times in time_calls(calls, device, 10).items()}
+    return {
+        "bytes_per_s": 2 * size / best["copy"] * 1e6,
+        "flops_per_s": 2 * side**3 / best["product"] * 1e6,
+    }
+
+
+def measure(
+    weights: Weights, tokens: int, device: str, rounds: int, peak: dict[str, float]
+) -> dict[str, Any]:
+    """Times and errors of all arms at one number of tokens."""
+    batches = 16 if tokens == 1 else 4
+    this = case(weights, tokens, copies=batches if tokens < FILLS_CACHE else 1)
+    rows, reference = this.reference()
+    outputs = {arm: this.output(arm) for arm in weights.products}
+    calls = {arm: this.calls(arm) for arm in weights.products}
+    if tokens >= FILLS_CACHE:
+        calls = {arm: listed[:2] for arm, listed in calls.items()}
+    times = time_calls(calls, device, rounds)
+    return {
+        "floor_us": floors_us(weights.layer, tokens, this.experts_hit, peak),
+        "experts_hit": this.experts_hit,
+        "equal_bits": equal_groups(outputs),
+        "arms": {
+            arm: {"us": quartiles(times[arm]), "error": relative_error(out, rows, reference)}
+            for arm, out in outputs.items()
+        },
+    }
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    """Times of one layer, by tokens."""
+    arms = list(rows[0]["arms"])
+    table = Table("tokens", "floor nvfp4", "floor bf16", *arms, title=f"{rows[0]['layer']}, us")
+    for row in rows:
+        floors = [f"{row['floor_us'][kind]:.1f}" for kind in ("nvfp4", "bf16")]
+        times = [f"{row['arms'][arm]['us'][1]:.1f}" for arm in arms]
+        table.add_row(str(row["tokens"]), *floors, *times)
+    Console(width=160).print(table)
+
+
+def main() -> None:
+    """Measures what the record lacks and writes it after each layer."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("record", type=Path)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--layers", nargs="+", metavar="MODEL.NAME")
+    parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS)
+    parser.add_argument("--arms", nargs="+")
+    parser.add_argument("--rounds", type=int, default=20)
+    arguments = parser.parse_args()
+    device = arguments.device
+    if device == "cuda" and not torch.cuda.is_available():
+        parser.error("no CUDA GPU here; --device cpu rehearses")
+    torch.manual_seed(0)
+    record: dict[str, Any] = {
+        "benchmark": "matmul",
+        "hardware": hardware(device),
+        "versions": versions(),
+        "git": git_state(),
+        "peak": measure_peak(device),
+        "rounds": arguments.rounds,
+        "cases": [],
+    }
+    if arguments.record.exists():
+        kept = read_json(arguments.record)
+        if kept["hardware"]["gpus"] != record["hardware"]["gpus"]:
+            parser.error(f"{arguments.record} is of another GPU: name a new file")
+        record |= {"peak": kept["peak"], "cases": kept["cases"]}
+    known = {(row["layer"], row["tokens"]) for row in record["cases"]}
+    for layer in layers(device):
+        if arguments.layers is not None and layer.key not in arguments.layers:
+            continue
+        tokens = [count for count in arguments.tokens if (layer.key, count) not in known]
+        arms = [arm for arm in arms_of(layer, device) if arm in (arguments.arms or [arm])]
+        if not tokens or not arms:
+            continue
+        weights = prepare(layer, arms, tokens, device, cold=device == "cuda")
+        rows = []
+        for count in tokens:
+            figures = measure(weights, count, device, arguments.rounds, record["peak"])
+            rows.append({"layer": layer.key, "tokens": count, **figures})
+            gc.collect()
+        print_table(rows)
+        record["cases"] += rows
+        write_json(arguments.record, record)
+        del weights
+        gc.collect()
+        torch.cuda.empty_cache()
+    wrong = [
+        f"{row['layer']} at {row['tokens']}: {arm} is off by {figures['error']:.1e}"
+        for row in record["cases"]
+        for arm, figures in row["arms"].items()
+        if not figures["error"] <= MAX_ERROR
+    ]
+    if wrong:
+        raise SystemExit("\n".join(wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""One layer and one number of tokens: the calls of every arm, their errors and equal bits."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from experiments.benchmarks import matmul_dense, matmul_experts
+from experiments.benchmarks.matmul_experts import Routing, in_token_order, random_routing
+from experiments.benchmarks.matmul_layers import BYTES_PER_WEIGHT, Layer, random_weight
+from qat_core.nvfp4 import PackedTensor
+from qat_core.nvfp4.format import ScalePolicy
+
+COLD_BYTES = 160e6  # more than three times the L2 cache of an H100 or H200
+ROWS_CHECKED = 64
+
+Call = Callable[[], Tensor]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A layer's weight, and every arm's copies of it."""
+
+    layer: Layer
+    packed: PackedTensor
+    weight: Tensor
+    products: dict[str, list[Any]]
+
+
+def prepare(
+    layer: Layer,
+    arms: Sequence[str],
+    tokens: Sequence[int],
+    device: str,
+    scale: ScalePolicy = "pow2",
+    *,
+    cold: bool = True,
+) -> Weights:
+    """Lay a random weight out for each arm.
+
+    Args:
+        layer: the product.
+        arms: names of ways to multiply.
+        tokens: all numbers of tokens that will be asked for.
+        device: "cuda", or "cpu" for a rehearsal.
+        scale: the global scale's policy.
+        cold: make so many copies of a dense weight that one does not wait in the L2 cache.
+    """
+    packed, weight = random_weight(layer, device, scale)
+    products: dict[str, list[Any]] = {}
+    for arm in arms:
+        if layer.experts:
+            rows = [layer.experts_per_token * count for count in tokens]
+            products[arm] = [matmul_experts.ARMS[arm](layer, packed, weight, rows)]
+            continue
+        kind = "bf16" if arm in ("bf16", "triton persistent") else "nvfp4"
+        nbytes = layer.n * layer.k * BYTES_PER_WEIGHT[kind]
+        copies = 1 + int(COLD_BYTES / nbytes) if cold else 1
+        build = matmul_dense.ARMS[arm]
+        products[arm] = [build(_copy(packed), weight.clone(), tokens) for _ in range(copies)]
+    return Weights(layer, packed, weight, products)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Inputs of one number of tokens; experts get several routings, one a call."""
+
+    weights: Weights
+    tokens: int
+    x: Tensor
+    routings: list[Routing]
+
+    @property
+    def experts_hit(self) -> float:
+        """How many different experts a batch visits; 0 for a dense layer."""
+        hits = [routing.experts_hit for routing in self.routings]
+        return sum(hits) / max(len(hits), 1)
+
+    def calls(self, arm: str) -> list[Call]:
+        """What to time: each call reads weights that the one before did not."""
+        products = self.weights.products[arm]
+        if self.routings:
+            return [partial(products[0], self.x, routing) for routing in self.routings]
+        return [partial(product, self.x) for product in products]
+
+    def output(self, arm: str) -> Tensor:
+        """The first call's result, BF16 (rows, n), rows in the order of tokens."""
+        out = self.calls(arm)[0]()
+        return in_token_order(arm, out, self.routings[0]) if self.routings else out
+
+    def reference(self) -> tuple[Tensor, Tensor]:
+        """Some rows' indices, and these rows in FP64 from the values that `packed` stands for."""
+        layer, weights = self.weights.layer, self.weights
+        count = self.tokens * layer.experts_per_token
+        rows = torch.linspace(0, count - 1, min(count, ROWS_CHECKED)).long().to(self.x.device)
+        if not self.routings:
+            return rows, F.linear(self.x[rows].double(), weights.weight.double())
+        routing = self.routings[0]
+        x = self.x[rows // routing.pairs_per_row].double()
+        experts = routing.experts.flatten()[rows].long()
+        pairs = zip(x, experts.tolist(), strict=True)
+        return rows, torch.stack([weights.weight[expert].double() @ row for row, expert in pairs])
+
+
+def case(weights: Weights, tokens: int, copies: int = 1) -> Case:
+    """Random inputs; `copies` batches are routed for experts."""
+    layer, device = weights.layer, weights.weight.device
+    rows = tokens * layer.rows_per_token
+    x = torch.randn(rows, layer.k, device=device, dtype=torch.bfloat16)
+    routings = random_routing(layer, tokens, str(device), copies) if layer.experts else []
+    return Case(weights, tokens, x, routings)
+
+
+def prefix(whole: Case, tokens: int) -> Case:
+    """The first tokens of a case, routed as there."""
+    layer = whole.weights.layer
+    routings = [
+        Routing(routing.experts[:tokens], layer.experts, layer.rows_per_token)
+        for routing in whole.routings
+    ]
+    return replace(
+        whole, tokens=tokens, x=whole.x[: tokens * layer.rows_per_token], routings=routings
+    )
+
+
+def relative_error(out: Tensor, rows: Tensor, reference: Tensor) -> float:
+    """||out - reference|| / ||reference|| over the rows; NaN where out holds one."""
+    return float((out[rows].double() - reference).norm() / reference.norm())
+
+
+def different(out: Tensor, other: Tensor) -> int:
+    """How many elements have other bits."""
+    return int((out.view(torch.int16) != other.view(torch.int16)).sum())
+
+
+def equal_groups(outputs: dict[str, Tensor]) -> list[list[str]]:
+    """Arms by equal bits."""
+    groups: list[list[str]] = []
+    for arm, out in outputs.items():
+        same = (group for group in groups if not different(out, outputs[group[0]]))
+        group = next(same, None)
+        if group is None:
+            groups.append([arm])
+        else:
+            group.append(arm)
+    return groups
+
+
+def _copy(packed: PackedTensor) -> PackedTensor:
+    return replace(packed, codes=packed.codes.clone(), block_scale=packed.block_scale.clone())

@@ -1,0 +1,106 @@
+import json
+import sys
+
+import pytest
+import torch
+
+from experiments.benchmarks import matmul, matmul_bits
+from experiments.benchmarks.humming_layer import humming_tensors
+from experiments.benchmarks.matmul_cases import case, different, equal_groups, prefix, prepare
+from experiments.benchmarks.matmul_experts import Routing, in_token_order, random_routing
+from experiments.benchmarks.matmul_layers import Layer, floors_us, layers_of, random_weight
+
+EXPERTS = Layer("tiny", "gate_up", 64, 64, experts=8, experts_per_token=2)
+
+
+def test_layers_hold_all_weights_of_a_qwen3_8b():
+    weights = sum(layer.n * layer.k for layer in layers_of("qwen3-8b"))
+    # 8.19e9 parameters, of which embedding and output head have 151,936 x 4,096 each
+    assert 36 * weights == pytest.approx(8.19e9 - 2 * 151_936 * 4096, rel=1e-3)
+
+
+def test_floor_of_one_token_is_bytes_and_of_many_is_math():
+    layer = layers_of("qwen3-8b")[0]
+    peak = {"bytes_per_s": 4e12, "flops_per_s": 8e14}
+    few, many = (floors_us(layer, tokens, 0, peak) for tokens in (1, 8192))
+    assert few["bf16"] / few["nvfp4"] == pytest.approx(2 / (9 / 16), rel=0.01)
+    assert many["bf16"] == many["nvfp4"] == pytest.approx(1e6 * layer.flops(8192) / 8e14)
+
+
+def test_floor_of_experts_counts_those_visited():
+    layer = layers_of("qwen3-30b-a3b")[2]
+    peak = {"bytes_per_s": 4e12, "flops_per_s": 8e14}
+    assert floors_us(layer, 1, 128, peak)["bf16"] > 15 * floors_us(layer, 1, 8, peak)["bf16"]
+
+
+def test_humming_gets_the_codes_in_the_order_of_k():
+    packed, weight = random_weight(Layer("tiny", "qkv", 16, 64), "cpu")
+    tensors = humming_tensors(packed)
+    shifts = torch.arange(0, 32, 4, dtype=torch.int32)
+    codes = (tensors["weight"][..., None] >> shifts & 0xF).flatten(-2)
+    magnitude = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])[(codes & 7).long()]
+    value = torch.where(codes > 7, -magnitude, magnitude)
+    scale = tensors["weight_scale"].float().repeat_interleave(16, dim=-1)
+    assert torch.equal((value * scale * tensors["weight_scale_2"]).bfloat16(), weight)
+
+
+def test_single_tokens_visit_other_experts_in_every_batch():
+    batches = random_routing(EXPERTS, 1, "cpu", copies=4)
+    visited = torch.cat([routing.experts.flatten() for routing in batches])
+    assert sorted(visited.tolist()) == list(range(8))
+
+
+def test_sorted_output_returns_to_token_order():
+    routing = Routing(torch.tensor([[3, 0], [1, 3]], dtype=torch.int32), 4, rows_per_token=1)
+    pairs = torch.arange(4.0)[:, None]
+    assert torch.equal(in_token_order("grouped bf16", pairs[routing.order], routing), pairs)
+    assert routing.source_rows.tolist() == [0, 1, 0, 1]  # experts 0, 1, 3, 3
+    assert routing.ends.tolist() == [1, 2, 2, 4]
+
+
+@pytest.mark.parametrize("layer", matmul.CPU_LAYERS, ids=lambda layer: layer.name)
+def test_prefix_multiplies_the_same_rows(layer):
+    arm = "grouped bf16" if layer.experts else "bf16"
+    whole = case(prepare(layer, [arm], [8], "cpu", cold=False), 8)
+    part = prefix(whole, 3)
+    rows, reference = part.reference()
+    assert len(part.output(arm)) == 3 * layer.experts_per_token
+    assert torch.equal(reference, whole.reference()[1][rows])
+
+
+def test_equal_groups_compare_bits():
+    zero = torch.zeros(2, dtype=torch.bfloat16)
+    groups = equal_groups({"a": zero, "b": -zero, "c": zero.clone()})
+    assert groups == [["a", "c"], ["b"]]
+    assert different(zero, -zero) == 2
+
+
+@pytest.mark.parametrize("program", [matmul, matmul_bits], ids=["times", "bits"])
+def test_program_runs_without_a_gpu(program, tmp_path, monkeypatch):
+    record = tmp_path / "record.json"
+    options = ["--device", "cpu", "--tokens", "1", "4"]
+    monkeypatch.setattr(sys, "argv", ["program", str(record), *options])
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    monkeypatch.setenv("CUBLASLT_WORKSPACE_SIZE", "")
+    program.main()
+    cases = json.loads(record.read_text())["cases"]
+    errors = [arm["error"] for row in cases for arm in row["arms"].values()]
+    assert errors and max(errors) <= matmul.MAX_ERROR
+
+
+def test_measured_cases_are_kept(tmp_path, monkeypatch):
+    record = tmp_path / "record.json"
+    for tokens in (["1"], ["1", "2"]):
+        options = ["--device", "cpu", "--rounds", "1", "--layers", "tiny.qkv", "--tokens", *tokens]
+        monkeypatch.setattr(sys, "argv", ["program", str(record), *options])
+        matmul.main()
+        cases = json.loads(record.read_text())["cases"]
+        assert [row["tokens"] for row in cases] == [int(count) for count in tokens]
+
+
+def test_wrong_results_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(matmul, "MAX_ERROR", 1e-6)
+    options = ["--device", "cpu", "--rounds", "1", "--layers", "tiny.qkv", "--tokens", "1"]
+    monkeypatch.setattr(sys, "argv", ["program", str(tmp_path / "record.json"), *options])
+    with pytest.raises(SystemExit, match=r"tiny\.qkv at 1: bf16 is off by"):
+        matmul.main()
