@@ -73,8 +73,8 @@ def measure(
     batches = 16 if tokens == 1 else 4
     this = case(weights, tokens, copies=batches if tokens < FILLS_CACHE else 1)
     rows, reference = this.reference()
-    outputs = {arm: this.output(arm) for arm in weights.products}
-    calls = {arm: this.calls(arm) for arm in weights.products}
+    outputs, refusals = this.outputs()
+    calls = {arm: this.calls(arm) for arm in outputs}
     if tokens >= FILLS_CACHE:
         calls = {arm: listed[:2] for arm, listed in calls.items()}
     times = time_calls(calls, device, rounds)
@@ -86,16 +86,18 @@ def measure(
             arm: {"us": quartiles(times[arm]), "error": relative_error(out, rows, reference)}
             for arm, out in outputs.items()
         },
+        "refusals": refusals,
     }
 
 
 def print_table(rows: list[dict[str, Any]]) -> None:
     """Times of one layer, by tokens."""
-    arms = list(rows[0]["arms"])
+    arms = list(dict.fromkeys(arm for row in rows for arm in row["arms"]))
     table = Table("tokens", "floor nvfp4", "floor bf16", *arms, title=f"{rows[0]['layer']}, us")
     for row in rows:
         floors = [f"{row['floor_us'][kind]:.1f}" for kind in ("nvfp4", "bf16")]
-        times = [f"{row['arms'][arm]['us'][1]:.1f}" for arm in arms]
+        found = [row["arms"].get(arm) for arm in arms]
+        times = [f"{figures['us'][1]:.1f}" if figures else "refused" for figures in found]
         table.add_row(str(row["tokens"]), *floors, *times)
     Console(width=160).print(table)
 
@@ -153,6 +155,11 @@ def main() -> None:
         for row in record["cases"]
         for arm, figures in row["arms"].items()
         if not figures["error"] <= MAX_ERROR
+    ]
+    wrong += [
+        f"{row['layer']} at {row['tokens']}: {arm} refuses: {message}"
+        for row in record["cases"]
+        for arm, message in row["refusals"].items()
     ]
     if wrong:
         raise SystemExit("\n".join(wrong))

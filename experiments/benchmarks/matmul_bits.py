@@ -53,16 +53,17 @@ def compare(layer: Layer, tokens: list[int], device: str, scale: ScalePolicy) ->
     """One row for each number of tokens."""
     arms = [arm for arm in arms_of(layer, device) if arm not in UNPACKING]
     whole = case(prepare(layer, arms, tokens, device, scale, cold=False), max(tokens))
-    at_most = {arm: whole.output(arm) for arm in arms}
+    at_most, _ = whole.outputs()
     rows = []
     for count in tokens:
         this = prefix(whole, count)
-        outputs = {arm: this.output(arm) for arm in arms}
+        outputs, refusals = this.outputs()
         about = {"layer": layer.key, "scale": scale, "tokens": count}
         figures = {
-            "elements": outputs[arms[0]].numel(),
+            "elements": next(iter(outputs.values())).numel(),
             "equal_bits": equal_groups(outputs),
             "arms": describe(this, outputs, at_most),
+            "refusals": refusals,
         }
         rows.append(about | figures)
     return rows
@@ -79,6 +80,7 @@ def describe(this: Case, outputs: dict[str, Tensor], at_most: dict[str, Tensor])
             "differ_from_most_tokens": different(out, at_most[arm][: len(out)]),
         }
         for arm, out in outputs.items()
+        if arm in at_most
     }
 
 

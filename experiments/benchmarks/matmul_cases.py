@@ -53,16 +53,33 @@ def prepare(
     packed, weight = random_weight(layer, device, scale)
     products: dict[str, list[Any]] = {}
     for arm in arms:
-        if layer.experts:
-            rows = [layer.experts_per_token * count for count in tokens]
-            products[arm] = [matmul_experts.ARMS[arm](layer, packed, weight, rows)]
-            continue
-        kind = "bf16" if arm in ("bf16", "triton persistent") else "nvfp4"
-        nbytes = layer.n * layer.k * BYTES_PER_WEIGHT[kind]
-        copies = 1 + int(COLD_BYTES / nbytes) if cold else 1
-        build = matmul_dense.ARMS[arm]
-        products[arm] = [build(_copy(packed), weight.clone(), tokens) for _ in range(copies)]
+        try:
+            products[arm] = _products(layer, arm, packed, weight, tokens, cold)
+        except Exception as error:  # told when it is asked for an output
+            products[arm] = [partial(_refuse, error)]
     return Weights(layer, packed, weight, products)
+
+
+def _products(
+    layer: Layer,
+    arm: str,
+    packed: PackedTensor,
+    weight: Tensor,
+    tokens: Sequence[int],
+    cold: bool,
+) -> list[Any]:
+    if layer.experts:
+        rows = [layer.experts_per_token * count for count in tokens]
+        return [matmul_experts.ARMS[arm](layer, packed, weight, rows)]
+    kind = "bf16" if arm in ("bf16", "triton persistent") else "nvfp4"
+    nbytes = layer.n * layer.k * BYTES_PER_WEIGHT[kind]
+    copies = 1 + int(COLD_BYTES / nbytes) if cold else 1
+    build = matmul_dense.ARMS[arm]
+    return [build(_copy(packed), weight.clone(), tokens) for _ in range(copies)]
+
+
+def _refuse(error: Exception, *_: Any) -> Tensor:
+    raise error
 
 
 @dataclass(frozen=True)
@@ -86,6 +103,16 @@ class Case:
         if self.routings:
             return [partial(products[0], self.x, routing) for routing in self.routings]
         return [partial(product, self.x) for product in products]
+
+    def outputs(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """Results of the arms that take this case, and what the others said."""
+        outputs, refusals = {}, {}
+        for arm in self.weights.products:
+            try:
+                outputs[arm] = self.output(arm)
+            except Exception as error:  # a kernel that refuses a shape is a result too
+                refusals[arm] = f"{type(error).__name__}: {error}"
+        return outputs, refusals
 
     def output(self, arm: str) -> Tensor:
         """The first call's result, BF16 (rows, n), rows in the order of tokens."""

@@ -104,3 +104,15 @@ def test_wrong_results_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["program", str(tmp_path / "record.json"), *options])
     with pytest.raises(SystemExit, match=r"tiny\.qkv at 1: bf16 is off by"):
         matmul.main()
+
+
+def test_a_refusal_is_recorded_and_the_others_measured():
+    def refuse(x):
+        raise ValueError("no such shape")
+
+    weights = prepare(matmul.CPU_LAYERS[0], ["bf16"], [2], "cpu", cold=False)
+    weights.products["odd"] = [refuse]
+    peak = {"bytes_per_s": 1e9, "flops_per_s": 1e9}
+    figures = matmul.measure(weights, 2, "cpu", 1, peak)
+    assert figures["refusals"] == {"odd": "ValueError: no such shape"}
+    assert list(figures["arms"]) == ["bf16"]
