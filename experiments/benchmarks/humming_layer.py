@@ -6,13 +6,14 @@ Humming compiles a kernel for each layer shape and tile: a second or two each, k
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from qat_core.nvfp4 import BLOCK_SIZE, PackedTensor
 
+Tiling = Literal["default", "unsplit", "invariant"]
 NUM_LOCKS = 2048  # as Humming's own layer has; stream-K tiles meet there
 
 
@@ -23,11 +24,13 @@ class HummingLayer:
         packed: the weight.
         gemm_type: Humming's name: "dense", or "indexed" for experts.
         rows: the numbers of rows that will be multiplied; for experts, (token, expert) pairs.
-        invariant: let every row's result be the same whatever rows stand next to it.
+        tiling: "default"; "unsplit", the same tiles with each sum in one thread block, in FP32,
+            where Humming's own choice (stream-K) adds parts of some sums in BF16; "invariant",
+            which adds in the order of K, so that a row's result is the same among any rows.
     """
 
     def __init__(
-        self, packed: PackedTensor, gemm_type: str, rows: Sequence[int], invariant: bool
+        self, packed: PackedTensor, gemm_type: str, rows: Sequence[int], tiling: Tiling
     ) -> None:
         from humming.transform import prepare_and_transform_humming_tensors
 
@@ -40,8 +43,11 @@ class HummingLayer:
             num_experts=experts[0] if experts else None,
             torch_dtype=torch.bfloat16,
         )
-        compute = {"use_batch_invariant": invariant, "gemm_type": gemm_type}
+        compute = {"use_batch_invariant": tiling == "invariant", "gemm_type": gemm_type}
         self.tiles = tiles_for(self.config, compute, rows)
+        if tiling == "unsplit":
+            whole = {"use_stream_k": False}
+            self.tiles = [[low, high, {**tile, **whole}] for low, high, tile in self.tiles]
         self.compute_config, self.tuning_config = json.dumps(compute), json.dumps(self.tiles)
         self.locks = torch.zeros(NUM_LOCKS, dtype=torch.int32, device=packed.codes.device)
 

@@ -20,11 +20,19 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.benchmarks import matmul_dense, matmul_experts
-from experiments.benchmarks.matmul_cases import Weights, case, equal_groups, prepare, relative_error
+from experiments.benchmarks.matmul_cases import (
+    Call,
+    Weights,
+    case,
+    equal_groups,
+    prepare,
+    relative_error,
+)
 from experiments.benchmarks.matmul_layers import MODELS, Layer, floors_us, layers_of
 from experiments.benchmarks.timing import quartiles, time_calls
 from experiments.runs.provenance import git_state, hardware, versions
 from experiments.support.json_files import read_json, write_json
+from qat_core.nvfp4 import group_amax
 
 TOKENS = [1, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192]
 CPU_LAYERS = [
@@ -53,17 +61,19 @@ def arms_of(layer: Layer, device: str) -> list[str]:
 
 
 def measure_peak(device: str) -> dict[str, float]:
-    """Bytes a second of a copy, read and written, and FLOPs a second of a square BF16 product."""
-    size, side = (2**31, 8192) if device == "cuda" else (2**20, 64)
-    source = torch.randint(256, (size,), dtype=torch.uint8, device=device)
-    target = torch.empty_like(source)
+    """Bytes a second, the better of a copy and a read, and FLOPs a second of a BF16 product."""
+    side = 8192 if device == "cuda" else 64
     a, b = (torch.randn(side, side, device=device, dtype=torch.bfloat16) for _ in range(2))
-    calls = {"copy": [lambda: target.copy_(source)], "product": [lambda: a @ b]}
-    best = {name: min(times) for name, times in time_calls(calls, device, 10).items()}
-    return {
-        "bytes_per_s": 2 * size / best["copy"] * 1e6,
-        "flops_per_s": 2 * side**3 / best["product"] * 1e6,
+    source = torch.randn(8 * side, 2 * side, device=device, dtype=torch.bfloat16)
+    target = torch.empty_like(source)
+    calls: dict[str, list[Call]] = {
+        "copy": [lambda: target.copy_(source)],
+        "read": [lambda: group_amax([[source]])[0]],
+        "product": [lambda: a @ b],
     }
+    best = {name: 1e-6 * min(times) for name, times in time_calls(calls, device, 10).items()}
+    rates = 2 * source.nbytes / best["copy"], source.nbytes / best["read"]
+    return {"bytes_per_s": max(rates), "flops_per_s": 2 * side**3 / best["product"]}
 
 
 def measure(

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from experiments.benchmarks.humming_layer import HummingLayer, Tiling
 from qat_core.nvfp4 import PackedTensor, dequantize_into
 
 Product = Callable[[Tensor], Tensor]
@@ -66,12 +67,10 @@ def marlin(packed: PackedTensor, weight: Tensor, tokens: Sequence[int]) -> Produ
 
 
 def humming(
-    packed: PackedTensor, weight: Tensor, tokens: Sequence[int], *, invariant: bool = False
+    packed: PackedTensor, weight: Tensor, tokens: Sequence[int], *, tiling: Tiling = "default"
 ) -> Product:
-    """humming-kernels with the tiles it picks by itself for each number of rows."""
-    from experiments.benchmarks.humming_layer import HummingLayer
-
-    layer = HummingLayer(packed, "dense", tokens, invariant)
+    """humming-kernels with tiles that it picks by the number of rows."""
+    layer = HummingLayer(packed, "dense", tokens, tiling)
     return layer.multiply
 
 
@@ -81,7 +80,8 @@ ARMS: dict[str, Callable[..., Product]] = {
     "triton persistent": triton_persistent,
     "marlin": marlin,
     "humming": humming,
-    "humming invariant": partial(humming, invariant=True),
+    "humming unsplit": partial(humming, tiling="unsplit"),
+    "humming invariant": partial(humming, tiling="invariant"),
 }
 _buffers = SimpleNamespace(by_shape={})
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from experiments.benchmarks.humming_layer import HummingLayer, Tiling
 from experiments.benchmarks.matmul_dense import _buffer
 from experiments.benchmarks.matmul_layers import Layer
 from qat_core.nvfp4 import PackedTensor, dequantize_into
@@ -187,12 +188,10 @@ def humming(
     weight: Tensor,
     rows: Sequence[int],
     *,
-    invariant: bool = False,
+    tiling: Tiling = "default",
 ) -> Product:
     """humming-kernels, routed by the same padded order as vLLM's own use of it."""
-    from experiments.benchmarks.humming_layer import HummingLayer
-
-    experts_layer = HummingLayer(packed, "indexed", rows, invariant)
+    experts_layer = HummingLayer(packed, "indexed", rows, tiling)
 
     def product(x: Tensor, routing: Routing) -> Tensor:
         tile_rows = experts_layer.rows_per_tile(routing.pairs)
@@ -215,7 +214,8 @@ ARMS: dict[str, Callable[..., Any]] = {
     "dequantize + grouped bf16": dequantize_grouped,
     "marlin": marlin,
     "humming": humming,
-    "humming invariant": partial(humming, invariant=True),
+    "humming unsplit": partial(humming, tiling="unsplit"),
+    "humming invariant": partial(humming, tiling="invariant"),
 }
 SORTED_BY_EXPERT = ("grouped bf16", "dequantize + grouped bf16")
 
