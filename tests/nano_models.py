@@ -48,10 +48,10 @@ def nano_trainer(
     )
 
 
-def write_nano(name: str, folder: Path, num_layers: int, seed: int = 0) -> None:
-    """A BF16 checkpoint of `nano-dense` or `nano-moe`, cut to some layers, in a new folder."""
+def write_nano(name: str, folder: Path, num_layers: int, seed: int = 0, **sizes: int) -> None:
+    """A BF16 checkpoint of `nano-dense` or `nano-moe` in a new folder; `sizes` change it."""
     config = read_json(ROOT / "experiments" / "models" / f"{name}.json")
-    write_architecture(config | {"num_hidden_layers": num_layers}, folder)
+    write_architecture(config | {"num_hidden_layers": num_layers} | sizes, folder)
     torch.manual_seed(seed)
     shape = AutoConfig.from_pretrained(folder)
     AutoModelForCausalLM.from_config(shape, dtype=torch.bfloat16).save_pretrained(folder)

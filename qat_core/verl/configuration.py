@@ -74,6 +74,7 @@ NVFP4_RULES = (
         lambda v: v == "w4a16",
         "4-bit activations are not supported, and experimental in verl's own QAT; use w4a16",
     ),
+    Rule(f"{ACTOR}.qat.enable", _is_not_set, f"verl does not read it; set {QAT}.enable"),
     Rule(f"{MODEL}.lora_rank", _is_not_set, "LoRA is not supported with NVFP4; use 0"),
     Rule(f"{MODEL}.lora.rank", _is_not_set, "LoRA is not supported with NVFP4; use 0"),
     Rule(f"{MODEL}.lora_adapter_path", _is_not_set, "LoRA is not supported with NVFP4; use null"),

