@@ -11,7 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from qat_core.nvfp4 import BLOCK_SIZE, PackedTensor
+from qat_core.nvfp4 import PackedTensor
+from qat_core.options import BLOCK_SIZE
 
 Tiling = Literal["default", "unsplit", "invariant"]
 NUM_LOCKS = 2048  # as Humming's own layer has; stream-K tiles meet there

@@ -33,7 +33,7 @@ from experiments.benchmarks.matmul_cases import (
 from experiments.benchmarks.matmul_layers import Layer
 from experiments.runs.provenance import git_state, hardware, versions
 from experiments.support.json_files import write_json
-from qat_core.nvfp4.format import ScalePolicy
+from qat_core.options import ScalePolicy
 
 TOKENS = [1, 8, 32, 33, 255, 256, 257, 1024, 4096]
 UNPACKING = ("dequantize + bf16", "dequantize + grouped bf16")  # the same product as without

@@ -13,7 +13,7 @@ from experiments.benchmarks import matmul_dense, matmul_experts
 from experiments.benchmarks.matmul_experts import Routing, in_token_order, random_routing
 from experiments.benchmarks.matmul_layers import BYTES_PER_WEIGHT, Layer, random_weight
 from qat_core.nvfp4 import PackedTensor
-from qat_core.nvfp4.format import ScalePolicy
+from qat_core.options import ScalePolicy
 
 COLD_BYTES = 160e6  # more than three times the L2 cache of an H100 or H200
 ROWS_CHECKED = 64

@@ -9,7 +9,7 @@ from torch import Tensor
 from experiments.study.schema import ROOT
 from experiments.support.json_files import read_json
 from qat_core.nvfp4 import PackedTensor, dequantize, global_scale, group_amax, quantize
-from qat_core.nvfp4.format import ScalePolicy
+from qat_core.options import ScalePolicy
 
 MODELS = ("qwen3-8b", "qwen3-30b-a3b")
 BYTES_PER_WEIGHT = {"nvfp4": 9 / 16, "bf16": 2.0}
