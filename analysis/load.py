@@ -36,7 +36,10 @@ def load_results(folder: Path, run_ids: Sequence[str]) -> Results:
         _tag(read_metrics(folder / run_id, it.planned_steps), it)
         for run_id, it in manifests.items()
     ]
-    evals = [_tag(_read_evals(folder / run_id), manifests[run_id]) for run_id in run_ids]
+    evals = [
+        _tag(_read_evals(folder / run_id, manifest.config["rl"]["steps"]), manifest)
+        for run_id, manifest in manifests.items()
+    ]
     return Results(
         pd.concat(metrics, ignore_index=True), pd.concat(evals, ignore_index=True), manifests
     )
@@ -78,8 +81,13 @@ def _read_manifest(run_dir: Path) -> RunManifest:
     return manifest
 
 
-def _read_evals(run_dir: Path) -> pd.DataFrame:
+def _read_evals(run_dir: Path, num_steps: int) -> pd.DataFrame:
     evaluations = read_evaluations(run_dir, HINT)
+    for evaluation in evaluations:
+        if evaluation.step > num_steps:
+            raise ValueError(
+                f"{run_dir}/eval.json: step {evaluation.step} is evaluated, of {num_steps}; {HINT}"
+            )
     return pd.DataFrame([evaluation.model_dump() for evaluation in evaluations])
 
 

@@ -1,6 +1,7 @@
 """Offline evaluations of a run's checkpoints, as eval.json holds them."""
 
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Literal, Self
 
@@ -46,7 +47,15 @@ def read_evaluations(folder: Path, hint: str) -> list[Evaluation]:
     Raises:
         ValueError: they are missing or damaged; the hint says what to do.
     """
-    return read_model(folder / EVALUATIONS, list[Evaluation], hint)
+    path = folder / EVALUATIONS
+    evaluations = read_model(path, list[Evaluation], hint)
+    settings = Counter((it.step, it.precision, it.decoding) for it in evaluations)
+    for (step, precision, decoding), count in settings.items():
+        if count > 1:
+            raise ValueError(
+                f"{path}: step {step}, {precision}, {decoding}: evaluated twice; {hint}"
+            )
+    return evaluations
 
 
 def write_evaluations(folder: Path, evaluations: list[Evaluation]) -> None:

@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from experiments.study.arms import ArmName
+from experiments.study.schema import STUDY_NAME_PATTERN
 from experiments.support.json_files import read_model, write_json
 
 MANIFEST = "manifest.json"
@@ -116,7 +117,7 @@ class RunManifest(Section):
     """The manifest of one attempt at a run; the last attempt's is the run's own."""
 
     run: str
-    study: str
+    study: Annotated[str, Field(pattern=STUDY_NAME_PATTERN)]
     model: str
     arm: ArmName
     seed: NonNegativeInt
@@ -144,6 +145,8 @@ class RunManifest(Section):
         expected = f"{self.model}_{self.arm}_seed{self.seed}"
         if self.run != expected:
             raise ValueError(f"run is {self.run}, model, arm and seed make {expected}")
+        if self.seeds.get("run", self.seed) != self.seed:
+            raise ValueError(f"seeds.run: {self.seeds['run']}, but seed is {self.seed}")
         try:
             _Planned.model_validate(self.config)
         except ValidationError:

@@ -17,7 +17,8 @@ from experiments.support.json_files import read_json, read_model
 from qat_core.memory import SUPPORTED
 
 # larger than any published model's, and small enough to list all shapes of
-Size = Annotated[int, Field(ge=1, le=2**24)]
+LARGEST = 2**24
+Size = Annotated[int, Field(ge=1, le=LARGEST)]
 Layers = Annotated[int, Field(ge=0, le=1000)]
 Experts = Annotated[int, Field(ge=1, le=10_000)]
 
@@ -88,6 +89,8 @@ class ModelConfig(BaseModel):
             raise ValueError(
                 f"num_attention_heads: {heads} does not divide hidden_size, {self.hidden_size}"
             )
+        if self.head_dim and heads * self.head_dim > LARGEST:
+            raise ValueError(f"num_attention_heads: {heads} of size {self.head_dim} are too many")
         if (self.head_dim or self.hidden_size // heads) % 2:
             raise ValueError("head_dim: odd; rotary embeddings turn pairs")
         return self

@@ -16,6 +16,7 @@ from qat_core.options import BlockScaleMethod, ScalePolicy
 from qat_core.rl.config import EvaluationConfig, GrpoConfig, Settings, TaskConfig
 
 ROOT = Path(__file__).resolve().parents[2]
+STUDY_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 Seed = Annotated[int, Field(ge=0, lt=2**31)]  # multiplied with a prime in 64 bits
 STUDIES = ROOT / "experiments" / "studies"
 
@@ -61,7 +62,7 @@ class Run(NamedTuple):
 class Study(Settings):
     """A study: every model under every arm with every seed."""
 
-    study: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="name of the study")
+    study: str = Field(pattern=STUDY_NAME_PATTERN, description="name of the study")
     trainer: Literal["local", "verl"] = "local"
     rollout: Literal["eager", "vllm"] = "eager"
     device: Literal["cpu", "cuda"] = "cpu"

@@ -1,7 +1,7 @@
 """Reads a YAML file into a pydantic model; one line with a hint for each error."""
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -32,14 +32,32 @@ def parse_yaml_file(
     """
     if not path.is_file():
         raise ValueError(f"{path}: no such study file; see experiments/studies")
+    content = _rename(read_yaml(path), old_keys, path)
     try:
-        return model.model_validate(_rename(read_yaml(path), old_keys, path))
+        parsed = model.model_validate(content)
     except ValidationError as error:
         errors = error.errors()
         lines = [f"{path}: {_describe(it, model, kinds)}" for it in errors[:MAX_LINES]]
         if len(errors) > MAX_LINES:
             lines.append(f"{path}: and {len(errors) - MAX_LINES} more errors")
         raise ValueError("\n".join(lines)) from None
+    for key, given in _truth_values_as_numbers(content, parsed.model_dump()):
+        raise ValueError(f"{path}: {key}: {str(given).lower()} is not a number; write a number")
+    return parsed
+
+
+def _truth_values_as_numbers(
+    given: Any, parsed: Any, parents: tuple[str, ...] = ()
+) -> Iterator[tuple[str, bool]]:
+    """Pydantic takes true for 1; each such place as dotted key and value."""
+    if isinstance(given, bool) and not isinstance(parsed, bool):
+        yield ".".join(parents), given
+    elif isinstance(given, dict) and isinstance(parsed, dict):
+        for key in given.keys() & parsed.keys():
+            yield from _truth_values_as_numbers(given[key], parsed[key], (*parents, str(key)))
+    elif isinstance(given, list) and isinstance(parsed, tuple):
+        for i, (item, its) in enumerate(zip(given, parsed, strict=True)):
+            yield from _truth_values_as_numbers(item, its, (*parents, str(i)))
 
 
 def _rename(content: dict[str, Any], old_keys: Mapping[str, str], path: Path) -> dict[str, Any]:

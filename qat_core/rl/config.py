@@ -80,7 +80,7 @@ class GrpoConfig(Settings):
     )
     mini_batch_prompts: int = Field(32, ge=1, description="prompts of one optimizer step")
     micro_batch_responses: int = Field(64, ge=1, description="responses of one forward pass")
-    lr: float = Field(1e-6, gt=0)
+    lr: float = Field(1e-6, gt=0, le=1)
     weight_decay: float = Field(0.1, ge=0)
     grad_clip: float = Field(1.0, gt=0)
     clip_ratio_low: float = Field(0.2, gt=0)
@@ -96,8 +96,10 @@ class PretrainConfig(Settings):
 
     steps: int = Field(ge=1, le=MANY)
     batch_size: int = Field(64, ge=1, le=MANY)
-    lr: float = Field(1e-3, gt=0)
-    mixed_steps: int = Field(60, ge=0, description="last steps, in which direct answers come in")
+    lr: float = Field(1e-3, gt=0, le=1)
+    mixed_steps: int = Field(
+        60, ge=0, le=MANY, description="last steps, in which direct answers come in"
+    )
     worked_fraction: float = Field(
         0.3, ge=0, le=1, description="share of worked answers in the mixed steps"
     )

@@ -74,7 +74,7 @@ def manifest_of(run: Run, num_steps: int) -> dict[str, object]:
         "measured_packed_gib": packed and packed * 1.001,
     }
     config = {"rl": {"steps": num_steps}}
-    names = {"run": run.id, "study": "default", **run._asdict()}
+    names = {"run": run.id, "study": "default", **run._asdict(), "seeds": {"run": run.seed}}
     digests = {"base": f"{run.model} {run.seed}"}
     recorded = {"status": "finished", "memory": memory, "started_at": "2027-01-01T00:00:00+00:00"}
     return MANIFEST | names | recorded | {"digests": digests, "config": config}

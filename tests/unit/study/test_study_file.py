@@ -113,6 +113,12 @@ ERRORS = {
         10**18,
         "task.largest: 1000000000000000000 does not fit, it should be less than or equal to 10000",
     ),
+    "truth value for a number": (
+        "rl/steps",
+        True,
+        "rl.steps: true is not a number; write a number",
+    ),
+    "truth value in a list": ("seeds", [1, False], "seeds.1: false is not a number; write a numb"),
     "infinite rate": ("rl/lr", float("inf"), "rl.lr: inf does not fit, it should be a finite num"),
     "rate that is not a number": ("rl/lr", float("nan"), "rl.lr: nan does not fit, it should be"),
     "infinite claim": ("claims/reward_gain", float("inf"), "claims.reward_gain: inf does not fit"),
