@@ -25,7 +25,7 @@ def parse_yaml_file(
         path: the YAML file.
         model: what the file holds.
         kinds: the sections that `models.<name>` may hold, by the value of their key `kind`.
-        old_keys: present name by former name of top-level keys, read with a note on stderr.
+        old_keys: new name by old name of top-level keys, read with a note on stderr.
 
     Raises:
         ValueError: one line per error, "<file>: <dotted key>: <what>; <hint>".

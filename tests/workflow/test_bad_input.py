@@ -1,12 +1,13 @@
 """Bad input ends as one line that names file, key and hint, with no traceback and no results."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from programs import SMOKE, Done, module, snakemake
+from programs import SMOKE, Done, module, run, snakemake
 
 from experiments.study.schema import ROOT, STUDIES
 
@@ -98,6 +99,31 @@ def test_program_that_fails_within_the_workflow_is_said_to_fail(
     assert f"error: {file}: vocab_size: 8 is less than the tokenizer's" in output
     # a program behind `| tee` whose exit code was lost would have "completed successfully"
     assert "MissingOutputException" not in output
+
+
+BAD_YAML = {
+    "unclosed bracket": (b"rl: [1\n", "line 2: expected ',' or ']'"),
+    "tab": (b"rl:\n\tsteps: 1\n", "line 2: found character '\\t' that cannot start any token"),
+    "unknown tag": (b"rl: !x 1\n", "line 1: could not determine a constructor for the tag '!x'"),
+    "unknown alias": (b"rl: *x\n", "line 1: found undefined alias 'x'"),
+    "empty": (b"", "not a mapping of keys; see experiments/studies/default.yaml"),
+    "Latin-1": (b"study: caf\xe9\n", "not YAML text: 'utf-8' codec can't decode byte 0xe9"),
+    "binary": (bytes(range(256)), "not YAML text: "),
+}
+
+
+@pytest.mark.parametrize(("content", "line"), BAD_YAML.values(), ids=BAD_YAML.keys())
+def test_make_run_names_file_and_line_of_bad_yaml(
+    tmp_path: Path, content: bytes, line: str
+) -> None:
+    study = tmp_path / "study.yaml"
+    study.write_bytes(content)
+    options = ["-o", ".venv/.installed-base", f"BIN={Path(sys.executable).parent}"]
+    done = run(["make", *options, "run", f"STUDY={study}"])
+    assert done.returncode != 0
+    errors = [text for text in done.stderr.splitlines() if text.startswith("error: ")]
+    assert len(errors) == 1 and errors[0].startswith(f"error: {study}: {line}"), done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
 
 
 def test_settings_on_the_command_line_are_refused(tmp_path: Path) -> None:

@@ -127,6 +127,15 @@ def test_stopped_run_goes_on_and_ends_as_if_it_had_not_been(
     rows = read_rows(run_dir / "metrics.jsonl")
     untimed = [without_timings(row) for row in rows]
     assert untimed == [without_timings(row) for row in uninterrupted]
+    assert contents(run_dir / "checkpoints") == contents(
+        base / "uninterrupted" / RUN / "checkpoints"
+    )
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """All files below a folder."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def without_timings(row: dict[str, Any]) -> dict[str, Any]:
