@@ -11,9 +11,9 @@ which takes about three seconds of a core each, and only logs their errors, at D
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -24,77 +24,21 @@ from qat_core.options import BLOCK_SIZE
 from qat_core.plan import ROUTER_NAMES
 from qat_core.recipe import REGEX_PREFIX, Recipe
 from qat_core.verl import compat
+from qat_core.verl.rules import (
+    ENGINE,
+    MODEL,
+    NVFP4_RULES,
+    QAT,
+    ROLLOUT,
+    SERVED,
+    SYNC_RULES,
+    VLLM,
+    require,
+)
 
-ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "model"))
-QAT = f"{ACTOR}.fsdp_config.qat"
-ENGINE = "qat_core.verl.engine"
 YAML_KEYS = {"ignore": "ignore_patterns"}  # of Recipe's fields, where they differ
 # what Recipe never quantizes, whatever a user's patterns say
 NEVER_QUANTIZED = ("lm_head", rf"re:(.*\.)?({'|'.join(ROUTER_NAMES)})$")
-
-
-class Rule(NamedTuple):
-    """A key whose value has to be one that works, and what to do about it."""
-
-    key: str
-    allows: Callable[[Any], bool]
-    fix: str
-
-
-def _is_not_set(value: Any) -> bool:
-    return value in (None, 0, False, "")
-
-
-# where weights come through this project's worker, in BF16 too
-SYNC_RULES = (
-    Rule(
-        f"{ROLLOUT}.name", lambda v: v == "vllm", "only vLLM's workers take these syncs; use vllm"
-    ),
-    Rule(
-        f"{ROLLOUT}.checkpoint_engine.backend",
-        lambda v: v != "delta_sharded",
-        "syncs bring whole weights; use naive, nccl or nixl",
-    ),
-    Rule(f"{MODEL}.mtp.enable_rollout", _is_not_set, "the draft model is not synced; use false"),
-)
-NVFP4_RULES = (
-    Rule(
-        f"{ACTOR}._target_",
-        lambda v: v == "verl.workers.config.FSDPActorConfig",
-        "NVFP4 trains with verl's FSDP actor; use model_engine=dp",
-    ),
-    Rule(f"{ACTOR}.strategy", lambda v: v == "fsdp2", "NVFP4 trains with FSDP2; use fsdp2"),
-    Rule(
-        f"{QAT}._target_",
-        lambda v: v == f"{ENGINE}.NvFp4Config",
-        "only +nvfp4=w4a16 sets it; remove it",
-    ),
-    Rule(
-        f"{QAT}.mode",
-        lambda v: v == "w4a16",
-        "4-bit activations are not supported, and experimental in verl's own QAT; use w4a16",
-    ),
-    Rule(f"{ACTOR}.qat.enable", _is_not_set, f"verl does not read it; set {QAT}.enable"),
-    Rule(f"{MODEL}.lora_rank", _is_not_set, "LoRA is not supported with NVFP4; use 0"),
-    Rule(f"{MODEL}.lora.rank", _is_not_set, "LoRA is not supported with NVFP4; use 0"),
-    Rule(f"{MODEL}.lora_adapter_path", _is_not_set, "LoRA is not supported with NVFP4; use null"),
-    Rule(
-        f"{ROLLOUT}.pipeline_model_parallel_size",
-        lambda v: v == 1,
-        "a sync brings every layer to every worker; use 1, and tensor_model_parallel_size",
-    ),
-    Rule(
-        f"{ROLLOUT}.data_parallel_size",
-        lambda v: v == 1,
-        "never tried with NVFP4; use 1: verl starts one engine for each share of the GPUs",
-    ),
-    Rule(f"{ROLLOUT}.quantization", _is_not_set, "NVFP4 is the quantization; use null"),
-    Rule(
-        f"{ROLLOUT}.load_format",
-        lambda v: v == "dummy",
-        "vLLM cannot read a BF16 checkpoint into NVFP4, weights come with the syncs; use dummy",
-    ),
-)
 
 
 class CompleteConfiguration(Callback):  # type: ignore[misc]
@@ -104,8 +48,10 @@ class CompleteConfiguration(Callback):  # type: ignore[misc]
         """Ends the program with one line where the configuration is refused."""
         try:
             complete(config)
-        except ValueError as error:  # Hydra would turn an error into a warning, and go on
+        except ValueError as error:
             sys.exit(f"error: {error}")
+        except Exception as error:  # Hydra would turn it into a warning, and start the run
+            sys.exit(f"error: +nvfp4: {type(error).__name__}: {error}")
 
     def on_multirun_start(self, config: DictConfig, **_: Any) -> None:
         """Hydra composes the configurations of its jobs later, where they cannot be completed."""
@@ -119,7 +65,7 @@ def complete(config: DictConfig) -> None:
         ValueError: a key asks for what is not supported, or verl's version is another.
     """
     compat.require_supported()
-    _require(config, SYNC_RULES)
+    require(config, SYNC_RULES)
     _add_module(config, f"{MODEL}.external_lib")
     _add_module(config, f"{ROLLOUT}.checkpoint_engine.custom_backend_module")
     qat = OmegaConf.select(config, QAT)
@@ -129,16 +75,16 @@ def complete(config: DictConfig) -> None:
         return
     if qat is not None and not qat.enable:
         return
-    _require(config, NVFP4_RULES)
+    require(config, NVFP4_RULES)
     patterns = ignore_patterns(qat.ignore_patterns, qat.quantization_config_path)
     recipe = to_recipe(qat, patterns)
+    served = quantization_config("compressed-tensors", engine_patterns(recipe))
+    if OmegaConf.select(config, SERVED) not in (None, served):
+        raise ValueError(f"{SERVED}: follows from {QAT}; remove the key")
     with open_dict(config):
         OmegaConf.update(config, f"{QAT}.ignore_patterns", list(patterns))
-        vllm = f"{ROLLOUT}.engine_kwargs.vllm"
-        served = quantization_config("compressed-tensors", engine_patterns(recipe))
-        OmegaConf.update(config, f"{vllm}.quantization", "compressed-tensors", force_add=True)
-        key = f"{vllm}.hf_overrides.quantization_config"
-        OmegaConf.update(config, key, served, force_add=True)
+        OmegaConf.update(config, f"{VLLM}.quantization", "compressed-tensors", force_add=True)
+        OmegaConf.update(config, SERVED, served, force_add=True)
 
 
 def to_recipe(qat: Any, patterns: Iterable[str]) -> Recipe:
@@ -214,19 +160,6 @@ def _read_declared(path: str) -> dict[str, Any]:
 def _require_equal(where: str, found: Any, expected: Any) -> None:
     if found != expected:
         raise ValueError(f"{where}: {found} is not NVFP4 W4A16; give {expected}")
-
-
-def _require(config: DictConfig, rules: tuple[Rule, ...]) -> None:
-    broken = list(_broken(config, rules))
-    if broken:
-        raise ValueError("\n".join(broken))
-
-
-def _broken(config: DictConfig, rules: tuple[Rule, ...]) -> Iterator[str]:
-    for rule in rules:
-        value = OmegaConf.select(config, rule.key, throw_on_missing=False)
-        if not rule.allows(value):
-            yield f"{rule.key}: {value}: {rule.fix}"
 
 
 def _add_module(config: DictConfig, key: str) -> None:

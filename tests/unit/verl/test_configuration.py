@@ -22,7 +22,7 @@ from experiments.study.schema import ROOT, STUDIES
 from experiments.verl.command import build_command, build_configuration, run_paths, to_yaml
 from qat_core.checkpoint.quantization_config import quantization_config
 from qat_core.recipe import Recipe, matches
-from qat_core.verl.configuration import complete, engine_patterns
+from qat_core.verl.configuration import CompleteConfiguration, complete, engine_patterns
 
 VERL = Path(verl.__file__).parent
 # as verl-recipe's dapo_qat_trainer.yaml: a search path of its own, and verl's QAT switched on
@@ -227,6 +227,18 @@ REFUSED: dict[str, tuple[list[str], str]] = {
         ["actor_rollout_ref.actor.qat.enable=true"],
         r"actor\.qat\.enable: True: verl does not read it; set .*fsdp_config\.qat\.enable",
     ),
+    "another worker": (
+        [f"{ROLLOUT}.engine_kwargs.vllm.worker_extension_cls=a.B"],
+        r"worker_extension_cls: a\.B: weights come through this project's; remove the key",
+    ),
+    "another quantization of vLLM's": (
+        [f"+{ROLLOUT}.engine_kwargs.vllm.quantization=fp8"],
+        r"engine_kwargs\.vllm\.quantization: fp8: NVFP4 is the quantization; remove the key",
+    ),
+    "another quantization_config": (
+        [f"+{ROLLOUT}.engine_kwargs.vllm.hf_overrides.quantization_config.quant_method=fp8"],
+        r"hf_overrides\.quantization_config: follows from .*qat; remove the key",
+    ),
     "scale": (
         [f"{QAT}.scale_policy=max"],
         r"qat\.scale_policy: max: Input should be .pow2. or .amax.",
@@ -267,6 +279,24 @@ def test_another_version_is_named(
     monkeypatch.setattr("qat_core.verl.compat.installed_version", installed)
     with pytest.raises(ValueError, match=message):
         completed()
+
+
+def test_overrides_of_the_model_stay_and_completing_again_changes_nothing() -> None:
+    content = completed(f"+{ROLLOUT}.engine_kwargs.vllm.hf_overrides.max_position_embeddings=64")
+    overrides = content.actor_rollout_ref.rollout.engine_kwargs.vllm.hf_overrides
+    assert overrides.max_position_embeddings == 64
+    before = OmegaConf.to_yaml(content)
+    complete(content)
+    assert OmegaConf.to_yaml(content) == before
+
+
+def test_an_unexpected_error_does_not_start_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(_: DictConfig) -> None:
+        raise KeyError("x")
+
+    monkeypatch.setattr("qat_core.verl.configuration.complete", fails)
+    with pytest.raises(SystemExit, match=r"error: \+nvfp4: KeyError: 'x'"):
+        CompleteConfiguration().on_run_start(config=composed(*COMMAND))
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,101 @@
+"""What a verl configuration with NVFP4 may not ask for: a key a rule."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from omegaconf import DictConfig, OmegaConf
+
+ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "model"))
+QAT = f"{ACTOR}.fsdp_config.qat"
+ENGINE = "qat_core.verl.engine"
+WORKER = "qat_core.verl.worker.LayerwiseWorkerExtension"
+VLLM = f"{ROLLOUT}.engine_kwargs.vllm"
+SERVED = f"{VLLM}.hf_overrides.quantization_config"
+
+
+class Rule(NamedTuple):
+    """A key whose value has to be one that works, and what to do about it."""
+
+    key: str
+    allows: Callable[[Any], bool]
+    fix: str
+
+
+def _is_not_set(value: Any) -> bool:
+    return value in (None, 0, False, "")
+
+
+# where weights come through this project's worker, in BF16 too
+SYNC_RULES = (
+    Rule(
+        f"{ROLLOUT}.name", lambda v: v == "vllm", "only vLLM's workers take these syncs; use vllm"
+    ),
+    Rule(
+        f"{ROLLOUT}.checkpoint_engine.backend",
+        lambda v: v != "delta_sharded",
+        "syncs bring whole weights; use naive, nccl or nixl",
+    ),
+    Rule(f"{MODEL}.mtp.enable_rollout", _is_not_set, "the draft model is not synced; use false"),
+    Rule(
+        f"{VLLM}.worker_extension_cls",
+        lambda v: v == WORKER,
+        "weights come through this project's; remove the key",
+    ),
+)
+NVFP4_RULES = (
+    Rule(
+        f"{ACTOR}._target_",
+        lambda v: v == "verl.workers.config.FSDPActorConfig",
+        "NVFP4 trains with verl's FSDP actor; use model_engine=dp",
+    ),
+    Rule(f"{ACTOR}.strategy", lambda v: v == "fsdp2", "NVFP4 trains with FSDP2; use fsdp2"),
+    Rule(
+        f"{QAT}._target_",
+        lambda v: v == f"{ENGINE}.NvFp4Config",
+        "only +nvfp4=w4a16 sets it; remove it",
+    ),
+    Rule(
+        f"{QAT}.mode",
+        lambda v: v == "w4a16",
+        "4-bit activations are not supported, and experimental in verl's own QAT; use w4a16",
+    ),
+    Rule(f"{ACTOR}.qat.enable", _is_not_set, f"verl does not read it; set {QAT}.enable"),
+    Rule(f"{MODEL}.lora_rank", _is_not_set, "LoRA is not supported with NVFP4; use 0"),
+    Rule(f"{MODEL}.lora.rank", _is_not_set, "LoRA is not supported with NVFP4; use 0"),
+    Rule(f"{MODEL}.lora_adapter_path", _is_not_set, "LoRA is not supported with NVFP4; use null"),
+    Rule(
+        f"{ROLLOUT}.pipeline_model_parallel_size",
+        lambda v: v == 1,
+        "a sync brings every layer to every worker; use 1, and tensor_model_parallel_size",
+    ),
+    Rule(
+        f"{ROLLOUT}.data_parallel_size",
+        lambda v: v == 1,
+        "never tried with NVFP4; use 1: verl starts one engine for each share of the GPUs",
+    ),
+    Rule(f"{ROLLOUT}.quantization", _is_not_set, "NVFP4 is the quantization; use null"),
+    Rule(
+        f"{VLLM}.quantization",
+        lambda v: v in (None, "compressed-tensors"),
+        "NVFP4 is the quantization; remove the key",
+    ),
+    Rule(
+        f"{ROLLOUT}.load_format",
+        lambda v: v == "dummy",
+        "vLLM cannot read a BF16 checkpoint into NVFP4, weights come with the syncs; use dummy",
+    ),
+)
+
+
+def require(config: DictConfig, rules: tuple[Rule, ...]) -> None:
+    """ValueError with a line for each rule that is broken."""
+    broken = list(_broken(config, rules))
+    if broken:
+        raise ValueError("\n".join(broken))
+
+
+def _broken(config: DictConfig, rules: tuple[Rule, ...]) -> Iterator[str]:
+    for rule in rules:
+        value = OmegaConf.select(config, rule.key, throw_on_missing=False)
+        if not rule.allows(value):
+            yield f"{rule.key}: {value}: {rule.fix}"
