@@ -13,10 +13,12 @@ import torch
 from torch import Tensor
 
 from qat_core.nvfp4 import reference
-from qat_core.nvfp4.format import PackedTensor
+from qat_core.nvfp4.format import MAX_WEIGHT, UNREPRESENTABLE, PackedTensor
 from qat_core.options import BLOCK_SIZE, BlockScaleMethod, ScalePolicy
 
 Groups = Sequence[Sequence[Tensor]]
+
+MAX_MATRIX = 2**31  # the kernels count the elements of a matrix in int32
 
 
 def group_amax(groups: Groups) -> list[Tensor]:
@@ -48,22 +50,27 @@ def group_amax(groups: Groups) -> list[Tensor]:
     return amax
 
 
+def is_representable(w: Tensor) -> Tensor:
+    """Whether each value, or amax, is neither NaN nor infinite nor rounds to infinity; bool."""
+    return w.abs() < MAX_WEIGHT  # False for NaN
+
+
 def require_finite(amax: Sequence[Tensor], names: Sequence[str]) -> None:
-    """Refuse weights that are not finite in BF16. Waits for the GPU once.
+    """Refuse weights that NVFP4 cannot represent in BF16. Waits for the GPU once.
 
     Args:
         amax: of each weight: `group_amax([[w] for w in weights])`, of sharded ones over all ranks.
         names: the weights' names.
 
     Raises:
-        ValueError: naming the first weight that holds NaN or infinity.
+        ValueError: naming the first weight that holds NaN, infinity or a value from 2**127.
     """
-    if not amax or bool(torch.cat([values.flatten() for values in amax]).isfinite().all()):
+    if not amax or bool(is_representable(torch.cat([a.flatten() for a in amax])).all()):
         return
-    finite = (bool(values.isfinite().all()) for values in amax)
-    culprit = next(name for name, is_finite in zip(names, finite, strict=True) if not is_finite)
+    fit = (bool(is_representable(values).all()) for values in amax)
+    culprit = next(name for name, is_fit in zip(names, fit, strict=True) if not is_fit)
     raise ValueError(
-        f"{culprit}: holds NaN or infinity once rounded to BF16, which NVFP4 cannot represent"
+        f"{culprit}: holds {UNREPRESENTABLE} once rounded to BF16, which NVFP4 cannot represent"
     )
 
 
@@ -234,6 +241,8 @@ def _check(w: Tensor, global_scale: Tensor, method: str, name: str) -> None:
 def _check_weight(w: Tensor, name: str) -> None:
     if w.dtype not in (torch.bfloat16, torch.float32):
         raise ValueError(f"{name}: needs bfloat16 or float32, got {w.dtype}")
+    if w.ndim >= 2 and w.shape[-2:].numel() >= MAX_MATRIX:
+        raise ValueError(f"{name}: matrices of 2**31 elements or more are not supported")
     if w.ndim < 2 or w.shape[-1] % BLOCK_SIZE:
         raise ValueError(
             f"{name}: needs shape (..., N, K) with K a multiple of {BLOCK_SIZE}, "
