@@ -34,15 +34,16 @@ def gather_packed(shard: WeightShard, mesh: DeviceMesh) -> tuple[tuple[Tensor, .
     FSDP2 checks the sizes of uneven shards only if the hook takes its five arguments; that check
     would demand inputs of the unpacked size. With the mesh alone any equal sizes may travel.
 
-    All shards are packed together, once after each change of the weights, for all micro-batches and
-    passes: packed alone, each would keep the CPU busier than the GPU, which waits for the first.
+    All shards of a mesh are packed together, once after each change of the weights, for all
+    micro-batches and passes: packed alone, each would keep the CPU busier than the GPU, which waits
+    for the first.
     """
     scales, name = shard.scales, shard.weight_name
-    scales.refresh_if_written(name)
+    scales.refresh_if_stale(name)
     if not scales.weights.holds(shard):  # FSDP2 brought a copy from the CPU to the GPU
         return _pack([shard], scales, mesh)[name], None
     if name not in scales.packed_shards:
-        scales.packed_shards = _pack(scales.weights.all(), scales, mesh)
+        scales.packed_shards |= _pack(scales.weights.shared_by(mesh), scales, mesh)
     return scales.packed_shards[name], None
 
 

@@ -1,6 +1,6 @@
 """What a fake-quantized weight is to each operator: a matrix of the model, or plain memory."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -13,7 +13,19 @@ aten = torch.ops.aten
 COMPUTE = {
     *(aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.addbmm, aten.mv, aten.addmv, aten.dot),
     *(aten.linear, aten.matmul, aten._grouped_mm, aten.index, aten.index_select, aten.embedding),
-    aten.gather,
+    *(aten.gather, aten._cdist_forward, aten._euclidean_dist),
+    *(aten._sparse_mm, aten._sparse_addmm, aten.hspmm, aten._addmm_activation),
+    *(aten._int_mm, aten._scaled_mm, aten._trilinear, aten.outer, aten.ger, aten.vdot),
+    # Fast paths of PyTorch's own layers, which take the weights of many products at once.
+    *(aten._transformer_encoder_layer_fwd, aten._native_multi_head_attention),
+}
+# Operators that make weights part of another matrix, which would then be multiplied unrounded.
+MIXING = {
+    *(aten.add, aten.sub, aten.rsub, aten.mul, aten.div, aten.lerp, aten.addcmul, aten.addcdiv),
+    *(aten.cat, aten.stack, aten.where, aten.maximum, aten.minimum, aten.repeat, aten.roll),
+    *(aten.index_add, aten.index_copy, aten.index_put, aten.scatter, aten.flip, aten.tril),
+    *(aten.exp, aten.tanh, aten.sigmoid, aten.relu, aten._softmax, aten._log_softmax),
+    *(aten.slice_scatter, aten.select_scatter, aten.masked_fill, aten.clamp, aten.neg),
 }
 COLLECTIVES = {"c10d", "_c10d_functional", "fsdp", "_dtensor"}
 PLAIN_NAMESPACES = {"aten", "prim", "prims", "nvfp4"} | COLLECTIVES
@@ -51,6 +63,24 @@ def read_all(cls: type, read: Callable[..., Tensor], values: Any) -> list[Any]:
 def read_dict(cls: type, read: Callable[..., Tensor], values: dict[str, Any]) -> dict[str, Any]:
     """As `read_all`, for keyword arguments."""
     return dict(zip(values, read_all(cls, read, values.values()), strict=True))
+
+
+def flat(values: Iterable[Any]) -> Iterator[Any]:
+    """The values, those of lists and tuples one by one."""
+    for value in values:
+        if isinstance(value, list | tuple):
+            yield from flat(value)
+        else:
+            yield value
+
+
+def in_saved_tensor_hook() -> bool:
+    """Whether what runs may be a pack hook of autograd, such as `save_on_cpu` copies with.
+
+    The backward pass then multiplies with the copy: it needs the values of the forward pass.
+    """
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks is not None and not torch.is_grad_enabled()
 
 
 def as_list(out: Any) -> list[Tensor]:

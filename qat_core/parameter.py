@@ -24,10 +24,13 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 from qat_core.fsdp import gather_packed, unpack_gathered
 from qat_core.nvfp4 import fake_quantize
 from qat_core.operators import (
+    MIXING,
     PRESERVING,
     SELECTS,
     TRANSPOSES,
     as_list,
+    flat,
+    in_saved_tensor_hook,
     is_compute,
     read_all,
     read_dict,
@@ -36,7 +39,7 @@ from qat_core.operators import (
 )
 from qat_core.options import BLOCK_SIZE
 from qat_core.scales import Scales
-from qat_core.tracking import HeldWeights
+from qat_core.tracking import HeldWeights, Version
 
 aten = torch.ops.aten
 
@@ -56,7 +59,7 @@ class FakeQuantizedTensor(torch.Tensor):
     global_scale: Tensor
     weight_name: str
     scales: Scales
-    measured: tuple[int, int] | None = None  # version at the last refresh
+    measured: Version | None = None
     _data: Tensor
     _transposed: bool
     _expert: int | None
@@ -91,6 +94,60 @@ class FakeQuantizedTensor(torch.Tensor):
     fsdp_pre_all_gather = gather_packed
     fsdp_post_all_gather = unpack_gathered
 
+    @property
+    def data(self) -> Tensor:
+        """As PyTorch's: the same memory, detached. Assigning gives the weight other memory."""
+        detached: Tensor = torch.Tensor.data.__get__(self)  # type: ignore[attr-defined]
+        return detached
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        """As PyTorch's, which would change the wrapper alone.
+
+        Raises:
+            ValueError: another shape than the weight's, as DeepSpeed assigns, or another layout.
+        """
+        plain = (value._data if isinstance(value, FakeQuantizedTensor) else value).detach()
+        if plain.shape != self.shape or plain.layout != self.layout:
+            raise ValueError(
+                f"{self.weight_name}: assigned .data of shape {tuple(plain.shape)}, needs "
+                f"{tuple(self.shape)}, dense: quantized weights keep their shape"
+            )
+        own = self._data
+        is_own = plain.data_ptr() == own.data_ptr() and plain.stride() == own.stride()
+        if not (is_own and plain.dtype == own.dtype):
+            shell = self._like(plain, aten.alias.default, (self,), 0)
+            torch.Tensor.data.__set__(self, shell)  # type: ignore[attr-defined]
+            self._data, self.global_scale = plain, shell.global_scale
+        self.scales.weights.mark_written(self.weight_name, assigned=not is_own)
+
+    def data_ptr(self) -> int:
+        """Address of the full-precision values; the wrapper has no memory."""
+        return self._data.data_ptr()
+
+    def share_memory_(self) -> "FakeQuantizedTensor":
+        """As PyTorch's: from now on, other processes may write the full-precision values."""
+        self._data.share_memory_()  # type: ignore[no-untyped-call]
+        self.scales.weights.mark_written(self.weight_name, assigned=True)
+        return self
+
+    def is_shared(self) -> bool:
+        """Whether the full-precision values are in shared memory."""
+        return bool(self._data.is_shared())  # type: ignore[no-untyped-call]
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """The full-precision values for another library; errors as PyTorch's."""
+        return self._data.detach().requires_grad_(self.requires_grad).__dlpack__(**options)
+
+    def storage(self) -> Any:
+        """Memory of the full-precision values, where safetensors looks."""
+        return self._data._typed_storage()  # type: ignore[no-untyped-call]
+
+    def numpy(self, *, force: bool = False) -> Any:
+        """The full-precision values; errors as PyTorch's of a tensor that requires grad."""
+        plain = self._data.detach().requires_grad_(self.requires_grad)
+        return plain.numpy(force=force)
+
     def plain(self) -> Tensor:
         """The full-precision values as a plain tensor that shares their memory."""
         return self._data
@@ -110,7 +167,7 @@ class FakeQuantizedTensor(torch.Tensor):
                 f"{tuple(self.shape)}, which has no blocks of {BLOCK_SIZE}: add it to ignore"
             )
         if type(data) is Tensor:  # else torch.compile is tracing
-            self.scales.refresh_if_stale()
+            self.scales.refresh_if_stale(self.weight_name)
             shape = self.scales.shapes[self.weight_name][-data.ndim :]
             if data.is_cpu and data.shape == shape and self.scales.weights.holds_memory_of(self):
                 return self._kept_rounded()
@@ -134,17 +191,20 @@ class FakeQuantizedTensor(torch.Tensor):
         """Run `func` on rounded or plain values, whatever it asks for."""
         kwargs = kwargs or {}
         changed = list(written(cls, func, args, kwargs))  # by an optimizer, be it a custom kernel
-        if is_compute(func) and not changed:
+        saving = func is aten.copy_.default and not changed and in_saved_tensor_hook()
+        if saving or (is_compute(func) and not changed):
             return func(*read_all(cls, cls.rounded, args), **read_dict(cls, cls.rounded, kwargs))
         if func.is_view and func not in PRESERVING:
             raise ValueError(
                 f"{args[0].weight_name}: used through {func}, which may not keep its blocks of "
                 f"{BLOCK_SIZE}: add it to ignore"
             )
+        if func.overloadpacket in MIXING and torch.is_grad_enabled():
+            _refuse_mixed(func, args)
         for tensor in changed:
-            tensor.scales.weights.stale = True
+            tensor.scales.weights.mark_written(tensor.weight_name)
         out = func(*read_all(cls, cls.plain, args), **read_dict(cls, cls.plain, kwargs))
-        if func in PRESERVING or (func is aten.clone.default and args[0]._is_part()):
+        if func in PRESERVING or (func is aten.clone.default and args[0]._is_copied_to_compute()):
             with torch.inference_mode(False):  # views of a normal tensor are normal everywhere
                 pieces = [args[0]._like(p, func, args, i) for i, p in enumerate(as_list(out))]
             out = pieces if isinstance(out, list) else pieces[0]
@@ -173,13 +233,15 @@ class FakeQuantizedTensor(torch.Tensor):
             data, global_scale, self.weight_name, self.scales, transposed, expert
         )
 
-    def _is_part(self) -> bool:
-        """Whether only a forward pass would copy this: a transpose, an expert, a cut of each.
+    def _is_copied_to_compute(self) -> bool:
+        """Whether a copy is for a forward pass: of a transpose, of an expert, with a gradient.
 
-        A copy of the whole weight or of some rows, as a shard is, serves an optimizer or a file.
+        A copy of the whole weight or of some rows, as a shard is, without gradient, serves an
+        optimizer or a file.
         """
         whole = self.scales.shapes[self.weight_name]
-        return self._transposed or (self.ndim >= 2 and self.shape[1:] != whole[1:])
+        is_part = self._transposed or (self.ndim >= 2 and self.shape[1:] != whole[1:])
+        return is_part or (self.ndim >= 2 and self.requires_grad and torch.is_grad_enabled())
 
     def _holds_all_experts(self) -> bool:
         return self.ndim == 3 and self.shape[:1] == self.global_scale.shape
@@ -234,6 +296,17 @@ class FakeQuantizedTensor(torch.Tensor):
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"FakeQuantizedTensor({self.weight_name}, {self._data!r})"
+
+
+def _refuse_mixed(func: Any, args: tuple[Any, ...]) -> None:
+    """ValueError if a matrix that trains is made part of another one, which nothing would round."""
+    for tensor in flat(args):
+        if isinstance(tensor, FakeQuantizedTensor) and tensor.requires_grad and tensor.ndim >= 2:
+            raise ValueError(
+                f"{tensor.weight_name}: used in {func.overloadpacket} with gradient, the result of "
+                "which would not be rounded: multiply with the weight itself, add it to ignore, or "
+                "use weight.detach() or weight.flatten() where full precision is meant"
+            )
 
 
 # As DTensor does: without it optimizers fall back to one kernel launch a parameter.

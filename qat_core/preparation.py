@@ -1,17 +1,20 @@
 """Put a recipe onto a model: from then on its quantized weights train fake-quantized."""
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from qat_core.collectives import watch
 from qat_core.parameter import FakeQuantizedTensor
 from qat_core.plan import QuantPlan, plan
 from qat_core.recipe import Recipe
 from qat_core.scales import Scales
 
 
+@torch.inference_mode(False)  # else what is made here could never be trained
 def prepare(model: nn.Module, recipe: Recipe, *, allow_meta: bool = False) -> QuantPlan:
     """Make the weights that `recipe` quantizes read as NVFP4 in every matrix product, in place.
 
@@ -26,10 +29,12 @@ def prepare(model: nn.Module, recipe: Recipe, *, allow_meta: bool = False) -> Qu
             first forward pass.
 
     Raises:
-        ValueError: see `plan`; or a weight is on the meta device or another one than the rest,
-            prepared, sharded, of another dtype, or holds NaN or infinity. The model is then
+        ValueError: see `plan`; or the model has adapters of PEFT; or a weight is on the meta device
+            or another one than the rest, prepared, sharded, of another dtype, made in inference
+            mode, in use by a graph of autograd, or holds NaN or infinity. The model is then
             unchanged.
     """
+    refuse_adapters(model)
     checked = plan(model, recipe)
     weights = {name: model.get_parameter(name) for name in checked.quantized}
     for name, weight in weights.items():
@@ -41,21 +46,26 @@ def prepare(model: nn.Module, recipe: Recipe, *, allow_meta: bool = False) -> Qu
                 f"{name}: is on {weight.device}, {first} on {weights[first].device}; quantized "
                 "weights need to be on one device: move the model before prepare()"
             )
+    _forget_previous(model)
     scales = Scales(model, checked, recipe)
     swapped = [(weight, _fake_quantized(name, weight, scales)) for name, weight in weights.items()]
     _swap(swapped)
     if not any(weight.is_meta for weight in weights.values()):
         try:
-            scales.refresh_if_stale()
+            scales.refresh()
             scales.require_finite()
         except ValueError:
             _swap(swapped)
             raise
         scales.release_weights()
+    for weight, replaced in swapped:
+        weight.__dict__.update(replaced.__dict__)  # attributes such as no_decay
+    watch(scales.weights)
     model.register_forward_pre_hook(scales.before_forward)
-    for name in checked.quantized:
-        owner = model.get_submodule(name.rpartition(".")[0])
+    for owner in {id(m): m for m, _ in map(scales.weights.owner, checked.quantized)}.values():
         owner.register_state_dict_post_hook(_plain_entries)  # type: ignore[no-untyped-call]
+        adopt = partial(_adopt_assigned, scales)
+        owner.register_load_state_dict_post_hook(adopt)  # type: ignore[no-untyped-call]
     return checked
 
 
@@ -65,12 +75,50 @@ def is_prepared(model: nn.Module) -> bool:
 
 
 def scales_of(model: nn.Module) -> Scales | None:
-    """The global scales of a prepared model."""
-    for hook in model._forward_pre_hooks.values():
-        owner = getattr(hook, "__self__", None)
-        if isinstance(owner, Scales):
-            return owner
+    """The global scales of a prepared model, also inside a wrapper such as DDP's or PEFT's."""
+    for module in model.modules():
+        for hook in module._forward_pre_hooks.values():
+            owner = getattr(hook, "__self__", None)
+            if isinstance(owner, Scales):
+                return owner
     return None
+
+
+def require_as_prepared(model: nn.Module, plan: QuantPlan, recipe: Recipe) -> None:
+    """ValueError if a prepared model would be packed otherwise than it trains."""
+    scales = scales_of(model)
+    if scales is None:
+        return
+    trained = {"scale_policy": scales.policy, "block_scale_method": scales.method}
+    for option, value in trained.items():
+        asked = getattr(recipe, option)
+        if asked != value:
+            raise ValueError(
+                f"{option}: {asked}, but the model was prepared with {value}: it would be packed "
+                "to other weights than it trains with; use the recipe that prepare() got"
+            )
+    differing = sorted(scales.shapes.keys() ^ set(plan.quantized))
+    if differing:
+        now, then = ("", "not ") if differing[0] in plan.quantized else ("not ", "")
+        raise ValueError(
+            f"{differing[0]}: would {now}be packed, but prepare() did {then}quantize it; use the "
+            "plan that prepare() returned"
+        )
+
+
+def refuse_adapters(model: nn.Module) -> None:
+    """ValueError that names a layer with an adapter of PEFT, the weights of which are not a plan's.
+
+    An adapter would be quantized as if it were a layer, and its base layers have lost the names by
+    which engines fuse them.
+    """
+    for name, module in model.named_modules():
+        is_peft = any(base.__module__.startswith("peft.") for base in type(module).__mro__)
+        if is_peft and hasattr(module, "base_layer"):
+            raise ValueError(
+                f"{name}: holds an adapter of PEFT: call prepare() before get_peft_model(), and "
+                "merge_and_unload() before weights are streamed or exported"
+            )
 
 
 def _refuse_unfit(name: str, weight: Tensor, allow_meta: bool) -> None:
@@ -83,21 +131,98 @@ def _refuse_unfit(name: str, weight: Tensor, allow_meta: bool) -> None:
             f"{name}: is on the meta device; load the weights first, or pass allow_meta=True and "
             "load them before the first forward pass"
         )
+    if weight.is_inference():
+        raise ValueError(f"{name}: was made in inference mode, so it cannot train; load it outside")
+    if not weight.is_meta and _num_references(weight) > 1:
+        raise ValueError(
+            f"{name}: a graph of autograd holds it: call prepare() before the first forward pass "
+            "and before DistributedDataParallel, or drop the outputs of earlier passes first"
+        )
     if weight.dtype not in (torch.bfloat16, torch.float32):
         raise ValueError(f"{name}: needs bfloat16 or float32, got {weight.dtype}")
 
 
+def _forget_previous(model: nn.Module) -> None:
+    """Remove the hooks of a prepared model that was pickled: its weights came back plain."""
+    previous = scales_of(model)
+    if previous is None:
+        return
+    for module in model.modules():
+        for hooks in (
+            module._forward_pre_hooks,
+            module._state_dict_hooks,
+            module._load_state_dict_post_hooks,
+        ):
+            for key, hook in list(hooks.items()):
+                is_own = hook in (_plain_entries, previous.before_forward)
+                if is_own or (isinstance(hook, partial) and hook.func is _adopt_assigned):
+                    del hooks[key]
+
+
+def _num_references(weight: Any) -> int:
+    """From C++: 1 of Python, more where graphs hold it."""
+    count: int = weight._use_count()
+    return count
+
+
 def _fake_quantized(name: str, weight: nn.Parameter, scales: Scales) -> nn.Parameter:
-    tensor = FakeQuantizedTensor(weight.detach(), scales.values[name], name, scales)
+    """A new Parameter on the same memory."""
+    scale = scales.values[name]
+    if scale.device != weight.device:  # a weight that was loaded in the place of a meta one
+        scale = torch.ones(scale.shape, device=weight.device)
+    tensor = FakeQuantizedTensor(weight.detach(), scale, name, scales)
     parameter = nn.Parameter(tensor, requires_grad=weight.requires_grad)
     parameter.grad = weight.grad
     return parameter
 
 
 def _swap(pairs: list[tuple[nn.Parameter, nn.Parameter]]) -> None:
-    """Exchange contents, not objects: optimizers and tied modules keep the objects."""
+    """Exchange contents, not objects: optimizers and tied modules keep the objects.
+
+    Hooks stay with the first objects. An error leaves all as it was.
+    """
+    swapped: list[tuple[nn.Parameter, nn.Parameter]] = []
     for first, second in pairs:
-        torch.utils.swap_tensors(first, second)  # type: ignore[no-untyped-call]
+        hooks, after = first._backward_hooks, first._post_accumulate_grad_hooks
+        first._backward_hooks = None
+        first._post_accumulate_grad_hooks = None  # type: ignore[assignment]
+        try:
+            torch.utils.swap_tensors(first, second)  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            first._backward_hooks, first._post_accumulate_grad_hooks = hooks, after
+            _swap(swapped)
+            raise ValueError(f"a weight cannot be prepared: {error}") from error
+        first._backward_hooks, first._post_accumulate_grad_hooks = hooks, after
+        swapped.append((first, second))
+
+
+def _adopt_assigned(scales: Scales, module: nn.Module, _keys: Any) -> None:
+    """Load hook: quantize what `load_state_dict(assign=True)` put in the place of a weight."""
+    for leaf, parameter in module._parameters.items():
+        name = scales.weights.name_of(module, leaf)
+        if name is None or parameter is None:
+            continue
+        if not isinstance(parameter, DTensor):
+            if not isinstance(parameter, FakeQuantizedTensor):
+                module._parameters[leaf] = _fake_quantized(name, parameter, scales)
+                scales.weights.mark_written(name)
+        elif not isinstance(parameter._local_tensor, FakeQuantizedTensor):
+            local = nn.Parameter(parameter._local_tensor.detach(), requires_grad=False)
+            parameter._local_tensor = _fake_quantized(name, local, scales).detach()
+            scales.weights.mark_written(name)
+
+
+def full_precision_state(model: nn.Module) -> dict[str, Tensor]:
+    """As `model.state_dict()`, without a dispatch for each weight: a stream asks at every step."""
+    state: dict[str, Tensor] = {}
+    for name, held in model.state_dict(keep_vars=True).items():
+        if isinstance(held, FakeQuantizedTensor):
+            state[name] = held.plain().detach()
+        elif isinstance(held, Tensor):
+            state[name] = _plain(held.detach(), held)
+        else:  # extra state, which is not a weight
+            state[name] = held
+    return state
 
 
 def _plain_entries(

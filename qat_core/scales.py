@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from qat_core.mesh import max_over_ranks, shard_rows
-from qat_core.nvfp4 import fake_quantize, global_scale, group_amax
+from qat_core.nvfp4 import fake_quantize, global_scale, group_amax, is_representable
+from qat_core.nvfp4.format import UNREPRESENTABLE
 from qat_core.plan import QuantPlan
 from qat_core.recipe import Recipe
 from qat_core.tracking import HeldWeights
@@ -41,24 +43,31 @@ class Scales:
         self.num_refreshes = 0
         self.packed_shards: dict[str, tuple[Tensor, ...]] = {}
         self._groups = tuple(plan.groups.values())
+        self._group_of = {name: group for group in self._groups for name in group}
         self._rounded: dict[str, Tensor] = {}
-        self._finite: tuple[Tensor, ...] = ()
+        self._finite: list[tuple[tuple[str, ...], Tensor]] = []
         self._ready: torch.cuda.Event | None = None
 
-    def refresh_if_stale(self) -> None:
-        """Recompute all global scales if a weight changed since the last time."""
-        if self.weights.stale:
-            self.weights.find()
-            self._refresh()
+    def refresh(self) -> None:
+        """Recompute all global scales."""
+        self.weights.find()
+        self._refresh()
 
-    def refresh_if_written(self, name: str) -> None:
-        """As `refresh_if_stale`, but sees any change of weight `name`, as `before_forward` does.
+    def refresh_if_stale(self, name: str) -> None:
+        """Recompute all global scales if weight `name` is about to be read with an old one.
 
-        FSDP2 gathers the weights of its root before that hook.
+        In a backward pass the old one is right, as in the forward pass, unless `name` itself was
+        written: an optimizer that steps in the backward pass writes the weights one by one.
         """
-        if not self.weights.stale:
-            self.weights.stale = not self.weights.is_measured(name)
-        self.refresh_if_stale()
+        weights = self.weights
+        in_backward = torch._C._current_graph_task_id() != -1
+        if weights.written:
+            stale = name in weights.written or not in_backward
+        else:
+            group = (name,) if in_backward else self._group_of[name]
+            stale = not all(map(weights.is_measured, group))
+        if stale:
+            self.refresh()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def before_forward(self, *_: Any) -> None:
@@ -68,7 +77,7 @@ class Scales:
         and refreshes on behalf of compiled layers, which do not look.
         """
         self.weights.find()
-        if self.weights.stale or not self.weights.all_measured():
+        if self.weights.any_unmeasured():
             self._refresh()
 
     def rounded(self, name: str) -> Tensor:
@@ -86,19 +95,18 @@ class Scales:
         On a GPU a refresh asks for the one before, as it would otherwise idle at every step. Until
         then a weight that is not finite reads as NaN.
         """
-        if not self._finite or bool(torch.cat(self._finite).all()):
+        measured, self._finite = self._finite, []
+        if not measured or bool(torch.cat([finite for _, finite in measured]).all()):
             return
-        groups = zip(self._held_groups(), self._finite, strict=True)
-        bad = [name for names, finite in groups if not bool(finite.all()) for name in names]
-        self._finite = ()
-        now = [n for n in bad if not bool(self.weights.weight(n).plain().isfinite().all())]
+        bad = [n for names, finite in measured if not bool(finite.all()) for n in names]
+        now = [n for n in bad if not bool(is_representable(self.weights.weight(n).plain()).all())]
         culprits = ", ".join(now or bad)
-        raise ValueError(f"{culprits}: holds NaN or infinity, which NVFP4 cannot represent")
+        raise ValueError(f"{culprits}: holds {UNREPRESENTABLE}, which NVFP4 cannot represent")
 
     def release_weights(self) -> None:
         """Let go of the weights, see `HeldWeights.release`."""
         self.weights.release()
-        self._finite = ()
+        self._finite = []
 
     def copied_with(self, name: str, memo: dict[int, Any]) -> "Scales | None":
         """The copy of these scales, with the copy of weight `name`; None outside its module."""
@@ -113,7 +121,7 @@ class Scales:
         """Scales without weights; `copied_with` adds those of the model or layers copied."""
         copied = memo[id(self)] = copy(self)
         copied.values, copied.packed_shards, copied._rounded = dict(self.values), {}, {}
-        copied.weights, copied._finite = self.weights.without_weights(), ()
+        copied.weights, copied._finite = self.weights.without_weights(), []
         return copied
 
     def wait_until_ready(self) -> None:
@@ -124,44 +132,74 @@ class Scales:
     @torch.no_grad()
     def _refresh(self) -> None:
         self.require_finite()
-        mesh, held = self.weights.mesh, self._held_groups()
-        groups = [[self.weights.weight(name).plain() for name in names] for names in held]
-        amax = [
-            self._of_all_rows(names[0], local_amax)
-            for names, local_amax in zip(held, group_amax(groups), strict=True)
-        ]
-        flat = torch.cat(amax)
-        sizes = [len(values) for values in amax]
-        if mesh is not None:
-            flat = max_over_ranks(flat.to(mesh.device_type), mesh.get_group())
-        self._store(held, torch.split(global_scale(flat, self.policy), sizes))
-        self._finite = torch.split(flat.isfinite(), sizes)
-        if flat.is_cuda and mesh is not None:
-            self._ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._ready.record()
-        if not flat.is_cuda:
+        self._require_dtypes()
+        for mesh, groups in self._groups_by_mesh().items():
+            self._measure(groups, mesh)
+        if not any(finite.is_cuda for _, finite in self._finite):
             self.require_finite()
         self._rounded.clear()
         self.packed_shards.clear()
         self.num_refreshes += 1
         self.weights.mark_measured()
 
-    def _held_groups(self) -> list[tuple[str, ...]]:
-        """All groups; of a copied layer those of its weights."""
-        names = set(self.weights.names)
-        groups = (tuple(name for name in group if name in names) for group in self._groups)
-        return [group for group in groups if group]
+    def _measure(self, groups: list[tuple[str, ...]], mesh: DeviceMesh | None) -> None:
+        """New global scales of groups that the same ranks share."""
+        weights = [[self.weights.weight(name).plain() for name in names] for names in groups]
+        amax = [
+            self._of_all_rows(names[0], local_amax, mesh)
+            for names, local_amax in zip(groups, group_amax(weights), strict=True)
+        ]
+        flat = torch.cat(amax)
+        sizes = [len(values) for values in amax]
+        if mesh is not None:
+            flat = max_over_ranks(flat.to(mesh.device_type), mesh.get_group())
+        self._store(groups, torch.split(global_scale(flat, self.policy), sizes), mesh)
+        finite = torch.split(is_representable(flat), sizes)
+        self._finite += [(names, values) for names, values in zip(groups, finite, strict=True)]
+        if flat.is_cuda and mesh is not None:
+            self._ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._ready.record()
 
-    def _of_all_rows(self, name: str, amax: Tensor) -> Tensor:
+    def _groups_by_mesh(self) -> dict[DeviceMesh | None, list[tuple[str, ...]]]:
+        """All groups, of a copied layer those of its weights, by the ranks that share them.
+
+        Raises:
+            ValueError: naming two weights of a group that different ranks share.
+        """
+        names, meshes = set(self.weights.names), self.weights.meshes
+        found: dict[DeviceMesh | None, list[tuple[str, ...]]] = {}
+        for group in self._groups:
+            held = tuple(name for name in group if name in names)
+            for name in held:
+                if meshes.get(name) != meshes.get(held[0]):
+                    raise ValueError(
+                        f"{held[0]}, {name}: share a global scale but are sharded over different "
+                        "meshes: call fully_shard with one mesh on a module that holds both"
+                    )
+            if held:
+                found.setdefault(meshes.get(held[0]), []).append(held)
+        return found
+
+    def _require_dtypes(self) -> None:
+        for weight in self.weights.all():
+            if weight.plain().dtype not in (torch.bfloat16, torch.float32):
+                raise ValueError(
+                    f"{weight.weight_name}: became {weight.plain().dtype} after prepare(): a "
+                    "quantized weight needs bfloat16 or float32"
+                )
+
+    def _of_all_rows(self, name: str, amax: Tensor, mesh: DeviceMesh | None) -> Tensor:
         """Amax of all experts, those of other ranks 0; 1-D also for a matrix."""
-        if amax.ndim == 0 or self.weights.mesh is None:
+        if amax.ndim == 0 or mesh is None:
             return amax.reshape(-1)
         whole = amax.new_zeros(self.shapes[name][0])
-        first = shard_rows(len(whole), self.weights.mesh).start
+        first = shard_rows(len(whole), mesh).start
         whole[first : first + len(amax)] = amax
         return whole
 
-    def _store(self, groups: list[tuple[str, ...]], scales: tuple[Tensor, ...]) -> None:
+    def _store(
+        self, groups: list[tuple[str, ...]], scales: tuple[Tensor, ...], mesh: DeviceMesh | None
+    ) -> None:
         """Write in place: compiled layers and captured graphs read the same tensors."""
         fresh = {
             name: scale.view(self.shapes[name][:-2])
@@ -169,7 +207,7 @@ class Scales:
             for name in names
         }
         for name, scale in fresh.items():
-            if self.weights.mesh is None:
+            if mesh is None:
                 self.values[name] = self.weights.weight(name).global_scale
             elif self.values[name].device != scale.device:
                 self.values[name] = torch.empty_like(scale)

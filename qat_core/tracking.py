@@ -1,7 +1,10 @@
 """Which tensors a prepared model holds, and whether they were written since they were measured.
 
-Writes by an operator on a weight mark it at once. Writes through a tensor that shares its memory,
-such as an entry of a state dict, show in PyTorch's version counters, which are compared here.
+Writes by an operator on a weight mark it at once, as do collectives (`qat_core/collectives.py`).
+Writes through a tensor that shares its memory, such as an entry of a state dict, show in PyTorch's
+version counters, which are compared here. Memory that was assigned to a weight from outside
+(`weight.data = tensor`) may be a view of a buffer that counts its versions apart: such a weight
+counts as written at every forward pass. Not seen are writes through NumPy, DLPack and pointers.
 """
 
 from copy import copy
@@ -13,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from qat_core.mesh import shard_mesh
 
-Version = tuple[int, int]
+Version = tuple[int, int, int]
 
 
 class TrackedWeight(Protocol):
@@ -22,7 +25,7 @@ class TrackedWeight(Protocol):
     Attributes:
         weight_name: the parameter's name in the prepared model.
         global_scale: FP32 divisor, 0-D or (E,).
-        measured: its version when its scale was last computed; None before.
+        measured: when its scale was last computed, and its version then; None before.
     """
 
     weight_name: str
@@ -37,14 +40,21 @@ class HeldWeights:
     """The quantized parameters of one model, looked up through the modules that own them.
 
     Attributes:
-        stale: a weight was written since `mark_measured`.
-        mesh: the ranks that share the weights; None on one device.
+        written: names of those that were written, or replaced, since `mark_measured`.
+        meshes: by name, the ranks that share a weight; none on one device.
     """
 
     def __init__(self, model: nn.Module, names: tuple[str, ...]) -> None:
-        self.stale = True
-        self.mesh: DeviceMesh | None = None
-        self._owners = {name: _owner(model, name) for name in names}
+        self.written = set(names)
+        self.meshes: dict[str, DeviceMesh] = {}
+        self._assigned: set[str] = set()
+        self._addresses: dict[int, str] = {}
+        self._round = 0
+        self._owners: dict[str, tuple[nn.Module, str]] = {}
+        self._names: dict[tuple[int, str], str] = {}
+        for name in names:
+            self.add(name, *_owner(model, name))
+        self._ties = _ties(model, self._owners)
         # Not their shards, which FSDP2 replaces and nobody else should keep in memory.
         self._parameters: dict[str, nn.Parameter] = {}
 
@@ -52,21 +62,29 @@ class HeldWeights:
         """Look up the parameters, which FSDP2 and `Module.to` replace after `prepare`.
 
         Raises:
-            ValueError: naming a weight in whose place there is now another one.
+            ValueError: naming a weight in whose place there is now another one, or none.
         """
         for name, (module, leaf) in self._owners.items():
-            parameter: Any = module._parameters[leaf]
+            parameter: Any = module._parameters.get(leaf)
             is_sharded = isinstance(parameter, DTensor)
             if getattr(_local(parameter), "held_by", None) is self:
                 if is_sharded and parameter is not self._parameters.get(name):
-                    self.mesh = shard_mesh(name, parameter)
+                    self.meshes[name] = shard_mesh(name, parameter)
                 self._parameters[name] = parameter
-            elif is_sharded or self.mesh is None:
+            elif parameter is None or is_sharded or name not in self.meshes:
                 raise ValueError(
-                    f"{name}: replaced after prepare(), perhaps by load_state_dict(assign=True): "
-                    "load without assign, or call prepare() on the model again"
+                    f"{name}: replaced after prepare(), so that it would train unrounded: write "
+                    "values into it (copy_, load_state_dict), or call prepare() after what "
+                    "replaces weights, and on an unpickled model once more"
                 )
             # else FSDP2 shows the gathered weight; the shard found before is still the one.
+        for name, module, leaf in self._ties:
+            owner, first_leaf = self._owners[name]
+            if module._parameters.get(leaf) is not owner._parameters[first_leaf]:
+                raise ValueError(
+                    f"{name}: a module that shared it holds another weight since prepare(), which "
+                    "would train unrounded: tie them again"
+                )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -81,6 +99,10 @@ class HeldWeights:
     def all(self) -> list[TrackedWeight]:
         """`weight` of all names that were found."""
         return [self.weight(name) for name in self._parameters]
+
+    def shared_by(self, mesh: DeviceMesh) -> list[TrackedWeight]:
+        """`weight` of those that the ranks of `mesh` share."""
+        return [self.weight(name) for name, own in self.meshes.items() if own == mesh]
 
     def holds(self, weight: TrackedWeight) -> bool:
         """Whether this is the very tensor that the model holds, not a copy."""
@@ -97,17 +119,45 @@ class HeldWeights:
         On all ranks alike: each would otherwise wait for the others in the all-reduce.
         """
         parameter = self._parameters[name]
-        return bool(_local(parameter).measured == _version(parameter))
+        return bool(_local(parameter).measured == self._version(parameter))
 
-    def all_measured(self) -> bool:
-        """`is_measured` of all weights."""
-        return all(map(self.is_measured, self._parameters))
+    def any_unmeasured(self) -> bool:
+        """Whether a weight was, or may have been, written since `mark_measured`."""
+        if self.written or self._assigned:
+            return True
+        return not all(map(self.is_measured, self._parameters))
 
     def mark_measured(self) -> None:
         """From now on, compare with the weights as they are."""
-        self.stale = False
-        for parameter in self._parameters.values():
-            _local(parameter).measured = _version(parameter)
+        self._round += 1
+        self.written.clear()
+        self._addresses.clear()
+        for name, parameter in self._parameters.items():
+            weight = _local(parameter)
+            weight.measured = self._version(parameter)
+            self._addresses[weight.plain().untyped_storage().data_ptr()] = name
+
+    def _version(self, parameter: Any) -> Version:
+        """Differs after each write, through state dicts too, and for what was not measured last.
+
+        Writes to a DTensor count there instead of in its memory. Tensors that took a weight's place
+        for a while, as in `torch.func.functional_call`, have been measured in another round.
+        """
+        own = parameter._version if type(parameter) is DTensor else 0
+        return _local(parameter).plain()._version, own, self._round
+
+    def mark_written(self, name: str, *, assigned: bool = False) -> None:
+        """Weight `name` was written; `assigned`: its memory is another's, see above."""
+        self.written.add(name)
+        if assigned:
+            self._assigned.add(name)
+
+    def mark_memory_written(self, tensor: Tensor) -> None:
+        """As `mark_written` of the weight, if any, whose memory `tensor` shows."""
+        plain = getattr(tensor, "plain", lambda: tensor)()
+        address = plain.untyped_storage().data_ptr()
+        if address and address in self._addresses:
+            self.written.add(self._addresses[address])
 
     def release(self) -> None:
         """Let go of the weights, to be looked up and measured again at the next use.
@@ -115,13 +165,20 @@ class HeldWeights:
         FSDP2 replaces each by its shard, and whole ones would stay in memory until then.
         """
         self._parameters.clear()
-        self.stale = True
+        self._addresses.clear()
+        self.written = set(self._owners)
 
     def without_weights(self) -> "HeldWeights":
         """For a copy of the model, or of some layers: `add` its weights."""
         copied = copy(self)
-        copied._owners, copied._parameters, copied.stale = {}, {}, True
+        copied._owners, copied._names, copied._ties = {}, {}, []
+        copied._parameters, copied._addresses = {}, {}
+        copied.written, copied.meshes, copied._assigned = set(), dict(self.meshes), set()
         return copied
+
+    def name_of(self, module: nn.Module, leaf: str) -> str | None:
+        """The weight that stands there; None if it is not tracked."""
+        return self._names.get((id(module), leaf))
 
     def owner(self, name: str) -> tuple[nn.Module, str]:
         """The module of a weight, and its name there."""
@@ -130,6 +187,8 @@ class HeldWeights:
     def add(self, name: str, module: nn.Module, leaf: str) -> None:
         """Track one more weight."""
         self._owners[name] = module, leaf
+        self._names[id(module), leaf] = name
+        self.written.add(name)
 
 
 def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
@@ -137,12 +196,19 @@ def _owner(model: nn.Module, name: str) -> tuple[nn.Module, str]:
     return model.get_submodule(module_name), leaf
 
 
+def _ties(
+    model: nn.Module, owners: dict[str, tuple[nn.Module, str]]
+) -> list[tuple[str, nn.Module, str]]:
+    """Further places of weights that several modules share."""
+    names = {id(module._parameters[leaf]): name for name, (module, leaf) in owners.items()}
+    return [
+        (names[id(parameter)], module, leaf)
+        for module in model.modules()
+        for leaf, parameter in module._parameters.items()
+        if id(parameter) in names and owners[names[id(parameter)]] != (module, leaf)
+    ]
+
+
 def _local(parameter: Any) -> Any:
     # Asked of all weights at every forward; isinstance takes a tensor four times as long.
     return parameter._local_tensor if type(parameter) is DTensor else parameter
-
-
-def _version(parameter: Any) -> Version:
-    """Counts writes, also through state dicts, to the memory, and to a DTensor instead of to it."""
-    own = parameter._version if type(parameter) is DTensor else 0
-    return _local(parameter).plain()._version, own

@@ -176,12 +176,107 @@ def refuses_columns() -> list[str]:
     return errors(sharded(lambda: tiny_model("qwen3-moe"), shard_placement_fn=place))
 
 
-def refuses_assigned() -> list[str]:
-    """Errors of weights that took the place of those that were prepared, sharded and used."""
-    model = sharded(lambda: tiny_model("qwen3"))
+def assigned() -> dict[str, Any]:
+    """Shards that take the place of those that were prepared, sharded and used: a step with them.
+
+    As accelerate loads (`cpu_ram_efficient_loading`), also onto the meta device.
+    """
+    other = sharded(lambda: tiny_model("qwen3-moe", seed=1))
+    state = {name: tensor.clone() for name, tensor in other.state_dict().items()}
+    expected = step(other)
+    model = sharded(lambda: tiny_model("qwen3-moe"))
     step(model)
-    model.load_state_dict(model.state_dict(), assign=True)
+    model.zero_grad()
+    model.load_state_dict(state, assign=True)
+    same = {"same_output": torch.equal(step(model), expected)}
+    with torch.device("meta"):
+        empty = tiny_model("qwen3-moe").float()
+    prepare(empty, DEFAULT, allow_meta=True)
+    for module in (*empty.model.layers, empty):
+        fully_shard(module, mp_policy=POLICY)
+    empty.load_state_dict(state, assign=True)
+    empty.model.rotary_emb = tiny_model("qwen3-moe").model.rotary_emb  # no part of a state dict
+    return same | {"from_meta": torch.equal(step(empty), expected)}
+
+
+def two_meshes() -> dict[str, bool]:
+    """Whether layers that are sharded over different ranks equal one device; and a split group."""
+    world = dist.get_world_size()
+    flat = init_device_mesh("cpu", (world,), mesh_dim_names=("s",))
+    hybrid = init_device_mesh("cpu", (max(world // 2, 1), min(world, 2)), mesh_dim_names=("r", "t"))
+
+    def build() -> nn.Module:
+        model = tiny_model("qwen3")
+        with torch.no_grad():  # the largest weights lie with the last rank
+            for parameter in model.parameters():
+                if parameter.ndim == 2:
+                    parameter[-parameter.shape[0] // 4 :] *= 8
+        return model
+
+    same = {}
+    for name, meshes in {"flat first": (flat, hybrid), "hybrid first": (hybrid, flat)}.items():
+        model, single = one_device(lambda: build().float()), one_device(build)
+        modules = (*model.model.layers, model)  # type: ignore[union-attr, misc]
+        for module, mesh in zip(modules, (*meshes, flat), strict=True):
+            fully_shard(module, mesh=mesh, mp_policy=POLICY)
+        same[name] = torch.equal(step(model), step(single))
+        same[name] &= not gathered_differ(model, single)
+    return same
+
+
+def refuses_a_split_group() -> list[str]:
+    """Errors of gate and up over different meshes."""
+    world = dist.get_world_size()
+    flat = init_device_mesh("cpu", (world,), mesh_dim_names=("s",))
+    hybrid = init_device_mesh("cpu", (max(world // 2, 1), min(world, 2)), mesh_dim_names=("r", "t"))
+    model = one_device(lambda: tiny_model("qwen3").float())
+    mlp: Any = model.model.layers[0].mlp  # type: ignore[union-attr, index]
+    fully_shard(mlp.gate_proj, mesh=flat)
+    fully_shard(mlp.up_proj, mesh=hybrid)
+    fully_shard(model, mesh=flat)
     return errors(model)
+
+
+def written_by_collectives() -> dict[str, bool]:
+    """Whether steps follow shards that a collective wrote, through each way to show them."""
+    same = {}
+    ways: dict[str, Callable[[nn.Module], list[Tensor]]] = {
+        "to_local": lambda m: [p.to_local().detach() for p in m.parameters()],  # type: ignore[operator]
+        "state dict": lambda m: [t.to_local() for t in m.state_dict().values()],
+    }
+    for name, show in ways.items():
+        model = sharded(lambda: tiny_model("qwen3"))
+        step(model)
+        model.zero_grad()
+        for tensor in show(model):
+            dist.all_reduce(tensor)
+        got, scales = step(model), scales_of(model)
+        assert scales is not None
+        scales.refresh()
+        same[name] = torch.equal(got, step(model))
+    return same
+
+
+def replicas() -> dict[str, bool]:
+    """Whether whole models follow weights that a collective of two ranks or more brought."""
+    same = {}
+    ways: dict[str, Callable[[nn.Module], list[Tensor]]] = {
+        "data": lambda m: [p.data for p in m.parameters()],
+        "detach": lambda m: [p.detach() for p in m.parameters()],
+        "state dict": lambda m: list(m.state_dict().values()),
+    }
+    for name, show in ways.items():
+        model = one_device(lambda: tiny_model("qwen3", seed=dist.get_rank()))
+        step(model)
+        for tensor in show(model):
+            dist.broadcast(tensor, dist.get_world_size() - 1)
+        fresh = tiny_model("qwen3")
+        fresh.load_state_dict(model.state_dict())
+        prepare(fresh, DEFAULT)
+        flags: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(flags, torch.equal(step(model), step(fresh)))
+        same[name] = all(flags)
+    return same
 
 
 def refuses_infinity() -> list[str]:
@@ -244,7 +339,10 @@ def run(rank: int, world: int, folder: str, saved_by: int) -> None:
     results["moved"] = moved()
     results["infinity"] = refuses_infinity()
     results["columns"] = refuses_columns()
-    results["assigned"] = refuses_assigned()
+    results["assigned"] = assigned()
+    results["two meshes"] = two_meshes()
+    results["split group"] = refuses_a_split_group()
+    results["collectives"] = written_by_collectives() | replicas()
     results["packed"] = packed_bytes()
     if rank == 0:
         torch.save(results, Path(folder, f"world{world}.pt"))

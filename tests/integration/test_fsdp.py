@@ -73,11 +73,23 @@ def test_moved_shards_are_found_again(results: dict[str, Any]) -> None:
     [
         ("infinity", r"layers\.0\.mlp\.down_proj\.weight: holds NaN or infinity"),
         ("columns", r"layers\.0\.mlp\.experts\.gate_up_proj: has the placements \(Shard\(dim=1"),
-        ("assigned", r"layers\.0\.self_attn\.q_proj\.weight: replaced after prepare"),
+        ("split group", r"mlp\.gate_proj\.weight, \S+\.up_proj\.weight: share a global scale but"),
     ],
 )
 def test_every_rank_refuses(results: dict[str, Any], case: str, message: str) -> None:
     assert [error for error in results[case] if not re.search(message, error)] == []
+
+
+@pytest.mark.parametrize(
+    ("case", "ways"),
+    [
+        ("assigned", {"same_output", "from_meta"}),
+        ("two meshes", {"flat first", "hybrid first"}),
+        ("collectives", {"to_local", "data", "detach", "state dict"}),
+    ],
+)
+def test_steps_follow(results: dict[str, Any], case: str, ways: set[str]) -> None:
+    assert results[case] == dict.fromkeys(ways, True)
 
 
 def test_checkpoints_reshard_from_4_to_2_to_1(folder: Path) -> None:

@@ -1,0 +1,223 @@
+"""What operators make of a fake-quantized weight: rounded values, full precision, or an error."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from qat_core.parameter import FakeQuantizedTensor
+from qat_core.preparation import prepare
+from qat_core.recipe import Recipe
+from tests.tiny_models import tiny_model, tokens
+
+
+@torch.library.custom_op("qat_tests::product", mutates_args=())
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    return x @ weight.mT
+
+
+@torch.library.custom_op("qat_tests::sgd_", mutates_args=("weight",))
+def sgd_(weight: Tensor, grad: Tensor) -> None:
+    weight.sub_(grad)
+
+
+# Times one, the product of a matrix is the matrix, in every bit.
+ONE, ONES = torch.eye(64).bfloat16(), torch.eye(32).bfloat16().expand(6, 32, 32)
+FIRST_EXPERT = torch.zeros(1, 64, 32, dtype=torch.long)
+Weights = tuple[FakeQuantizedTensor, FakeQuantizedTensor]
+Use = Callable[[Tensor, Tensor], Tensor]
+# Of a linear weight (32, 64) and of experts (6, 64, 32).
+ROUNDED: dict[str, Use] = {
+    "linear": lambda w, _: F.linear(ONE, w),
+    "matmul": lambda w, _: w @ ONE,
+    "custom kernel": lambda w, _: product(ONE, w),
+    "transpose": lambda w, _: ONE @ w.t(),
+    "copied transpose": lambda w, _: ONE @ w.t().contiguous(),
+    "cloned transpose": lambda w, _: ONE @ w.t().clone(),
+    "rows": lambda w, _: torch.cat([rows @ ONE for rows in w.split([8, 24])]),
+    "experts": lambda _, e: e.bmm(ONES),
+    "copied experts": lambda _, e: ONES.bmm(e.transpose(1, 2).contiguous()),
+    "each expert": lambda _, e: torch.stack([expert @ ONES[0] for expert in e]),
+    "copied expert": lambda _, e: e[-1].clone() @ ONES[0],
+    "gate and up": lambda _, e: torch.cat([half.bmm(ONES) for half in e.split([16, 48], 1)], 1),
+    "copied gate": lambda _, e: e.chunk(2, 1)[0].contiguous().bmm(ONES),
+    "chosen experts": lambda _, e: e[[1, 0]].bmm(ONES[:2]),
+    "rows, cloned": lambda w, _: ONE @ w[:8].clone().t(),
+    "cloned": lambda w, _: ONE @ w.clone().t(),
+    "inner product": lambda w, _: torch.inner(ONE, w),
+    "tensordot": lambda w, _: torch.tensordot(ONE, w, ([1], [1])),
+    "vmap": lambda w, _: torch.func.vmap(lambda row: F.linear(row, w))(ONE),
+    "jvp": lambda w, _: torch.func.jvp(lambda x: F.linear(x, w), (ONE,), (ONE,))[1],
+    "sparse product": lambda w, _: torch.sparse.mm(ONE.float().to_sparse(), w.float().t()),
+    "distances": lambda w, _: torch.cdist(ONE.float(), w.float()),
+    "gathered experts": lambda _, e: torch.gather(e, 0, FIRST_EXPERT).bmm(ONES[:1]),
+}
+# With gradient: nothing would round the result.
+REFUSED_IN_A_FORWARD_PASS: dict[str, Use] = {
+    "concatenated": lambda w, _: ONE @ torch.cat([w, w]).t(),
+    "stacked": lambda w, _: torch.stack([w, w]) @ ONE,
+    "plus an adapter": lambda w, _: ONE @ (w + torch.zeros_like(w)).t(),
+    "scaled": lambda w, _: ONE @ (w * 0.5).t(),
+    "normalized": lambda w, _: ONE @ F.normalize(w).t(),
+    "squashed": lambda w, _: ONE @ torch.tanh(w).t(),
+    "masked": lambda w, _: ONE @ torch.where(w > 0, w, 0).t(),
+    "kron": lambda w, _: torch.kron(torch.ones(1, 1).bfloat16(), w),
+    "concatenated experts": lambda _, e: torch.cat([e, e], 1),
+}
+# What serves penalties, logs, optimizers and files.
+FULL_PRECISION: dict[str, Use] = {
+    "norm": lambda w, _: w.float().norm(),
+    "square": lambda w, _: w.float().pow(2).sum(),
+    "largest": lambda w, _: w.abs().amax(0),
+    "flattened": lambda w, _: torch.cat([w.flatten(), w.view(-1)]),
+    "distance to a reference": lambda w, _: (w.flatten() - 1).square(),
+    "detached": lambda w, _: w.detach() * 1,
+    "data": lambda w, _: w.data + 1,
+    "vector of parameters": lambda w, e: torch.nn.utils.parameters_to_vector([w, e]),
+    "DLPack": lambda w, _: torch.from_dlpack(w.detach()),
+    "numpy": lambda w, _: torch.from_numpy(w.detach().float().numpy()),
+}
+REFUSED: dict[str, Use] = {
+    "unsqueeze": lambda w, _: w.unsqueeze(0),
+    "squeeze": lambda w, _: w.squeeze(0),
+    "diagonal": lambda w, _: w.diagonal(),
+    "unfold": lambda w, _: w.unfold(0, 3, 1),
+    "other dtype": lambda w, _: w.view(torch.int16),
+    "einsum": lambda w, _: torch.einsum("bi,oi->bo", ONE, w),
+    "einsum of experts": lambda _, e: torch.einsum("ebi,eoi->ebo", ONES, e),
+    "conv1d": lambda w, _: F.conv1d(ONE[None], w[..., None]),
+    "permuted experts": lambda _, e: e.movedim(0, 1),
+    "some experts": lambda _, e: e[1:3].bmm(ONES[:2]),
+    "all experts as one": lambda _, e: e @ ONES[0],
+    "one row": lambda w, _: ONE @ w[0],
+    "columns": lambda w, _: ONE[:, :16] @ w[:, 8:24].t(),
+    "columns, transposed": lambda w, _: ONE[:, :16] @ w.t()[8:24],
+}
+
+
+@pytest.fixture
+def weights() -> Weights:
+    """A linear weight and experts of a prepared model."""
+    model = tiny_model("qwen3-moe")
+    prepare(model, Recipe())
+    layer = model.model.layers[0]
+    return layer.self_attn.k_proj.weight, layer.mlp.experts.down_proj
+
+
+@pytest.mark.parametrize("use", ROUNDED.values(), ids=ROUNDED)
+def test_products_read_rounded_values(use: Use, weights: Weights) -> None:
+    expected = use(*(weight.rounded() for weight in weights))
+    assert torch.equal(use(*weights), expected)
+    assert not torch.equal(use(*(weight.plain() for weight in weights)), expected)
+
+
+@pytest.mark.parametrize("use", REFUSED.values(), ids=REFUSED)
+def test_refuses_what_it_cannot_round(use: Use, weights: Weights) -> None:
+    with pytest.raises(ValueError, match=r"layers\.0\.(self_attn\.k_proj|mlp\.experts\.down_proj)"):
+        use(*weights)
+
+
+@pytest.mark.parametrize("use", REFUSED_IN_A_FORWARD_PASS.values(), ids=REFUSED_IN_A_FORWARD_PASS)
+def test_refuses_to_become_part_of_another_matrix(use: Use, weights: Weights) -> None:
+    with pytest.raises(ValueError, match="with gradient, the result of which would not be rounded"):
+        use(*weights)
+    with torch.no_grad():  # for an optimizer, a file, an average of models
+        assert torch.equal(use(*weights), use(*(weight.plain() for weight in weights)))
+
+
+@pytest.mark.parametrize("use", FULL_PRECISION.values(), ids=FULL_PRECISION)
+def test_reads_full_precision(use: Use, weights: Weights) -> None:
+    expected = use(*(weight.plain() for weight in weights))
+    assert torch.equal(use(*weights), expected)
+    assert not torch.equal(use(*(weight.rounded() for weight in weights)), expected)
+
+
+def test_safetensors_save_full_precision(weights: Weights, tmp_path: Path) -> None:
+    detached = {name: w.detach() for name, w in zip("we", weights, strict=True)}
+    save_file(detached, tmp_path / "weights.safetensors")
+    read = load_file(tmp_path / "weights.safetensors")
+    assert all(torch.equal(read[name], w.plain()) for name, w in zip("we", weights, strict=True))
+
+
+class Encoder(nn.Module):
+    """PyTorch's own layer, which has a fast path without gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.TransformerEncoderLayer(64, 4, 96, dropout=0.0, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x)
+        return out
+
+
+def test_the_fast_path_of_encoder_layers_reads_rounded_values() -> None:
+    model = Encoder().eval()
+    plain, x = copy.deepcopy(model), torch.randn(2, 5, 64)
+    prepare(model, Recipe())
+    with_gradient = model(x).detach()
+    with torch.no_grad():
+        # Another order of sums: the largest difference seen was 1e-6, the rounding makes 0.1.
+        assert torch.allclose(model(x), with_gradient, atol=1e-5)
+        assert not torch.allclose(plain(x), with_gradient, atol=1e-2)
+
+
+def copied_to_a_buffer(tensor: Tensor) -> Tensor:
+    """As `save_on_cpu(pin_memory=True)` packs on a GPU."""
+    return torch.empty(tensor.size(), dtype=tensor.dtype).copy_(tensor)
+
+
+@pytest.mark.parametrize(
+    "pack",
+    [lambda t: t.cpu(), lambda t: t.detach().clone(), copied_to_a_buffer],
+    ids=["cpu", "clone", "pinned buffer"],
+)
+def test_saved_tensors_bring_the_same_gradients(pack: Callable[[Tensor], Tensor]) -> None:
+    gradients = []
+    for hook in (lambda t: t, pack):
+        model = tiny_model("qwen3-moe")
+        prepare(model, Recipe())
+        with torch.autograd.graph.saved_tensors_hooks(hook, lambda t: t):
+            loss = model(input_ids=tokens(), labels=tokens(), use_cache=False).loss
+        loss.backward()
+        gradients.append({name: p.grad for name, p in model.named_parameters()})
+    expected, actual = gradients
+    assert {name for name in expected if not torch.equal(expected[name], actual[name])} == set()
+
+
+@torch.no_grad()
+def test_kernels_of_optimizers_write_the_weight(
+    weights: Weights,
+) -> None:
+    weight, before = weights[0], weights[0].plain().clone()
+    sgd_(weight, -before)
+    assert torch.equal(weight.plain(), before * 2) and weight.weight_name in weight.held_by.written
+    weight.scales.refresh_if_stale(weight.weight_name)
+    torch.mm(before, ONE, out=weight)
+    assert torch.equal(weight.plain(), before) and weight.weight_name in weight.held_by.written
+
+
+@torch.no_grad()
+def test_copies_of_the_whole_weight_and_of_shards_are_plain(
+    weights: Weights,
+) -> None:
+    for weight in weights:
+        assert type(weight.clone()) is type(weight.detach()[:2].clone()) is Tensor
+        assert torch.equal(weight.clone(), weight.plain())
+
+
+@torch.no_grad()
+def test_a_copied_view_keeps_its_values(
+    weights: Weights,
+) -> None:
+    weight = weights[0]
+    copied, rounded = weight.t().contiguous(), weight.rounded().clone()
+    weight.mul_(2)
+    assert torch.equal(ONE @ copied, rounded.t())
+    assert torch.equal(ONE @ weight.t(), rounded.t() * 2)

@@ -1,0 +1,369 @@
+"""Every way in which a weight is written: the next forward pass and the stream follow, or refuse.
+
+Not seen, in prepared models and by autograd alike: writes through NumPy, DLPack and pointers.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.optim.swa_utils import AveragedModel
+
+from qat_core import Recipe, prepare, weight_stream
+from qat_core.nvfp4 import PackedTensor, dequantize
+from qat_core.parameter import FakeQuantizedTensor
+from qat_core.plan import plan
+from qat_core.preparation import scales_of
+
+UP = "up_proj.weight"
+
+
+class Mlp(nn.Module):
+    """Gate and up share a scale."""
+
+    def __init__(self, dtype: torch.dtype = torch.bfloat16) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.gate_proj = nn.Linear(32, 48, bias=False, dtype=dtype)
+        self.up_proj = nn.Linear(32, 48, bias=False, dtype=dtype)
+        self.down_proj = nn.Linear(48, 32, bias=False, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+
+def x(model: nn.Module) -> Tensor:
+    torch.manual_seed(1)
+    return torch.randn(4, 32, dtype=next(model.parameters()).dtype)
+
+
+def fresh(model: nn.Module) -> nn.Module:
+    """A model that was prepared with the values that `model` holds now."""
+    other = Mlp(next(model.parameters()).dtype)
+    other.load_state_dict({name: tensor.clone() for name, tensor in model.state_dict().items()})
+    prepare(other, Recipe())
+    return other
+
+
+def assert_follows(model: nn.Module, values: Tensor, *, bare: bool = True) -> None:
+    """Forward pass, `bare`: without the model's own hook too, and stream are those of `values`."""
+    assert torch.equal(model.get_parameter(UP).detach().flatten(), values.flatten())
+    expected = fresh(model)
+    if bare:
+        assert torch.equal(model.forward(x(model)), expected(x(model)))
+    assert torch.equal(model(x(model)), expected(x(model)))
+    for name, weight in weight_stream(model, plan(model, Recipe()), Recipe()):
+        assert isinstance(weight, PackedTensor)
+        parameter: Any = model.get_parameter(name)
+        assert torch.equal(dequantize(weight), parameter.rounded().bfloat16())
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    """Prepared and used, so that old scales and rounded values are known."""
+    model = Mlp()
+    prepare(model, Recipe())
+    model(x(model)).sum().backward()
+    return model
+
+
+def assign(model: nn.Module, new: Tensor) -> None:
+    model.get_parameter(UP).data = new.clone()
+
+
+def assign_difference(model: nn.Module, new: Tensor) -> None:
+    weight = model.get_parameter(UP)
+    weight.data = weight.data - 0.5 * weight.data.sign()
+    new.copy_(weight.detach())
+
+
+def assign_flat_buffer(model: nn.Module, new: Tensor) -> None:
+    """As DeepSpeed and Apex do: the weight becomes a view, and then the buffer is written."""
+    buffer = torch.zeros(2 * new.numel(), dtype=new.dtype)
+    model.get_parameter(UP).data = buffer[: new.numel()].view_as(new).data
+    model(x(model))
+    buffer[: new.numel()] = new.flatten()
+
+
+def swap_and_back(model: nn.Module, new: Tensor) -> None:
+    """An average takes the weight's place for an evaluation, and the weight comes back."""
+    weight = model.get_parameter(UP)
+    weight.data.copy_(new)
+    kept, weight.data = weight.data, torch.randn(new.shape).to(new.dtype)
+    model(x(model))
+    weight.data = kept
+
+
+def vector(model: nn.Module, new: Tensor) -> None:
+    values = parameters_to_vector(model.parameters()).detach().clone()
+    start = model.get_parameter("gate_proj.weight").numel()
+    values[start : start + new.numel()] = new.flatten()
+    vector_to_parameters(values, model.parameters())
+
+
+def optimize(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer]) -> Any:
+    """Whatever an optimizer makes of it: the new values are looked up afterwards."""
+
+    def write(model: nn.Module, new: Tensor) -> None:
+        optimizer = make(list(model.parameters()))
+
+        def loss() -> Tensor:
+            optimizer.zero_grad()
+            value: Tensor = model(x(model)).float().pow(2).sum()
+            value.backward()
+            return value
+
+        optimizer.step(loss)  # type: ignore[arg-type]
+        new.copy_(model.get_parameter(UP).detach())
+
+    return write
+
+
+def in_backward(model: nn.Module, new: Tensor) -> None:
+    handles = []
+    for parameter in model.parameters():
+        optimizer = torch.optim.SGD([parameter], lr=0.5)
+        step: Any = lambda _, optimizer=optimizer: optimizer.step()  # noqa: E731
+        handles.append(parameter.register_post_accumulate_grad_hook(step))
+    model(x(model)).float().pow(2).sum().backward()
+    for handle in handles:
+        handle.remove()
+    new.copy_(model.get_parameter(UP).detach())
+
+
+def load(model: nn.Module, new: Tensor, **options: Any) -> None:
+    model.load_state_dict({**model.state_dict(), UP: new}, **options)
+
+
+Write = Callable[[nn.Module, Tensor], Any]
+WAYS: dict[str, Write] = {
+    "in place": lambda m, new: m.get_parameter(UP).copy_(new),
+    "through .data": lambda m, new: m.get_parameter(UP).data.copy_(new),
+    "through detach()": lambda m, new: m.get_parameter(UP).detach().copy_(new),
+    "through a view": lambda m, new: m.get_parameter(UP).view(-1).copy_(new.flatten()),
+    "rows": lambda m, new: [row.copy_(n) for row, n in zip(m.get_parameter(UP), new, strict=True)],
+    "out=": lambda m, new: torch.mul(new, 1, out=m.get_parameter(UP)),
+    "indexed": lambda m, new: m.get_parameter(UP).__setitem__(slice(None), new),
+    ".data =": assign,
+    ".data = .data - ...": assign_difference,
+    ".data = view of a flat buffer": assign_flat_buffer,
+    ".data swapped and back": swap_and_back,
+    "vector_to_parameters": vector,
+    "set_data of rows": lambda m, new: m.get_parameter(UP).data[:].copy_(new),
+    "state dict entry": lambda m, new: m.state_dict()[UP].copy_(new),
+    "view of a state dict entry": lambda m, new: m.state_dict()[UP].view(-1).copy_(new.flatten()),
+    "load_state_dict": load,
+    "load_state_dict(assign=True)": lambda m, new: load(m, new, assign=True),
+    "in inference mode": torch.inference_mode()(lambda m, new: m.get_parameter(UP).copy_(new)),
+    "in shared memory": lambda m, new: m.get_parameter(UP).share_memory_().detach().copy_(new),
+    "foreach": lambda m, new: torch._foreach_copy_([m.get_parameter(UP)], [new]),
+    "scatter": lambda m, new: dist.scatter(m.get_parameter(UP).data, [new]),
+    "all-gather": lambda m, new: dist.all_gather([m.get_parameter(UP).detach()], new),
+    "all-gather into the tensor": lambda m, new: dist.all_gather_into_tensor(
+        m.get_parameter(UP).data, new
+    ),
+    "scatter into a state dict": lambda m, new: dist.scatter(m.state_dict()[UP], [new]),
+    "all-gather into a view": lambda m, new: dist.all_gather([m.state_dict()[UP][:]], new),
+    "SGD": optimize(lambda parameters: torch.optim.SGD(parameters, lr=0.5)),
+    "AdamW": optimize(lambda parameters: torch.optim.AdamW(parameters, lr=0.1)),
+    "AdamW, fused": optimize(lambda parameters: torch.optim.AdamW(parameters, lr=0.1, fused=True)),
+    "Muon": optimize(lambda parameters: torch.optim.Muon(parameters, lr=0.1)),
+    "LBFGS": optimize(lambda parameters: torch.optim.LBFGS(parameters, lr=0.1, max_iter=2)),
+    "optimizer in backward": in_backward,
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A process group, in which this rank's collectives are with itself."""
+    file = tmp_path_factory.mktemp("gloo") / "rendezvous"
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("write", WAYS.values(), ids=WAYS)
+def test_forward_and_stream_follow(write: Write, model: nn.Module) -> None:
+    new = model.get_parameter(UP).detach().clone() * 4 + 0.1
+    before = new.clone()
+    context = torch.enable_grad() if "optim" in str(write) or write is in_backward else None
+    with context or torch.no_grad():
+        write(model, new)
+    assert_follows(model, new, bare=write is not assign_flat_buffer)
+    assert not torch.equal(new, before / 4) and isinstance(
+        model.get_parameter(UP), FakeQuantizedTensor
+    )
+
+
+@pytest.mark.parametrize(
+    "collective",
+    [
+        lambda t: dist.broadcast(t, 0),
+        dist.all_reduce,
+        lambda t: dist.all_reduce(t, async_op=True).wait(),
+        lambda t: dist.reduce(t, 0),
+        lambda t: dist.all_to_all_single(t, t.clone()),
+    ],
+    ids=["broadcast", "all-reduce", "async", "reduce", "all-to-all"],
+)
+@pytest.mark.parametrize(
+    "show",
+    [
+        lambda m: m.get_parameter(UP).data,
+        lambda m: m.get_parameter(UP).detach(),
+        lambda m: m.state_dict()[UP],
+        lambda m: m.state_dict()[UP].view(-1),
+    ],
+    ids=["data", "detach", "state dict", "view"],
+)
+def test_collectives_count_as_writes(
+    collective: Callable[[Tensor], Any], show: Callable[[nn.Module], Tensor], model: nn.Module
+) -> None:
+    """With one rank they write the values that were there: the mark is looked at."""
+    scales = scales_of(model)
+    assert scales is not None and not scales.weights.written
+    with torch.no_grad():
+        dist.all_reduce(torch.ones(3))
+        assert not scales.weights.written
+        collective(show(model))
+    assert scales.weights.written == {UP}
+
+
+def test_a_new_dtype_through_data_is_the_weights() -> None:
+    """As accelerate upcasts before it shards."""
+    model = Mlp()
+    prepare(model, Recipe())
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(torch.float32)
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    weight: Any = model.get_parameter(UP)
+    assert weight.rounded().dtype == torch.float32
+    assert_follows(model, Mlp().get_parameter(UP).detach().float())
+
+
+def test_averaged_models_follow(model: nn.Module) -> None:
+    average = AveragedModel(model, avg_fn=lambda _, current, __: current * 2)
+    average.update_parameters(model)
+    average.update_parameters(model)
+    assert_follows(average.module, model.get_parameter(UP).detach() * 2)
+    assert_follows(model, Mlp().get_parameter(UP).detach())
+
+
+def test_tensors_that_take_the_place_for_a_call_are_followed_and_left(model: nn.Module) -> None:
+    expected = model(x(model))
+    for grad_mode in (torch.enable_grad, torch.no_grad):
+        with grad_mode():
+            others = {name: p.detach().mT.mT for name, p in model.named_parameters()}
+            others[UP] = model.get_parameter(UP).detach().t().contiguous().t()
+            with torch.no_grad():
+                others[UP].mul_(8)
+            called = torch.func.functional_call(model, others, (x(model),))
+        single = Mlp()
+        single.load_state_dict({**single.state_dict(), UP: single.state_dict()[UP] * 8})
+        prepare(single, Recipe())
+        assert torch.equal(called, single(x(model)))
+        assert torch.equal(model(x(model)), expected)
+
+
+def test_plain_tensors_in_the_place_of_weights_are_refused(model: nn.Module) -> None:
+    plain = {name: p.detach() * 1 for name, p in model.named_parameters()}
+    with pytest.raises(ValueError, match="replaced after prepare"):
+        torch.func.functional_call(model, plain, (x(model),))
+
+
+def weight_norm(model: nn.Module) -> None:
+    nn.utils.parametrizations.weight_norm(model.up_proj)  # type: ignore[arg-type]
+
+
+def new_parameter(model: nn.Module) -> None:
+    model.up_proj.weight = nn.Parameter(torch.ones(48, 32).bfloat16())  # type: ignore[union-attr]
+
+
+def swap(model: nn.Module) -> None:
+    model.zero_grad()
+    torch.utils.swap_tensors(  # type: ignore[no-untyped-call]
+        model.get_parameter(UP), nn.Parameter(torch.ones(48, 32).bfloat16())
+    )
+
+
+def spoil(model: nn.Module) -> None:
+    with torch.no_grad():
+        model.get_parameter(UP)[3, 5] = 3.38e38  # finite, but rounds up to infinity
+
+
+def other_shape(model: nn.Module) -> None:
+    model.get_parameter(UP).data = torch.empty(0)
+
+
+REFUSED: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
+    "weight_norm": (weight_norm, "up_proj.weight: replaced after prepare"),
+    "another Parameter": (new_parameter, "up_proj.weight: replaced after prepare"),
+    "swap_tensors": (swap, "up_proj.weight: replaced after prepare"),
+    "half": (lambda model: model.half(), r"proj.weight: became torch.float16 after prepare\(\)"),
+    "double": (lambda model: model.double(), r"proj.weight: became torch.float64"),
+    "too large": (spoil, "up_proj.weight: holds NaN or infinity"),
+    ".data of another shape": (other_shape, r"up_proj.weight: assigned .data of shape \(0,\)"),
+}
+
+
+@pytest.mark.parametrize(("change", "message"), REFUSED.values(), ids=REFUSED)
+def test_refuses_by_name(
+    change: Callable[[nn.Module], Any], message: str, model: nn.Module
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        change(model)
+        model(x(model))
+
+
+def test_shared_weights_that_are_assigned_apart_are_refused() -> None:
+    model = Mlp()
+    model.gate_proj.weight = model.up_proj.weight
+    prepare(model, Recipe())
+    model(x(model))
+    model.load_state_dict(Mlp().state_dict(), assign=True)
+    with pytest.raises(ValueError, match=r"proj\.weight: a module that shared it holds another"):
+        model(x(model))
+
+
+def test_an_optimizer_in_backward_refreshes_once_a_step(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        optimizer = torch.optim.SGD([parameter], lr=0.5)
+        step: Any = lambda _, optimizer=optimizer: optimizer.step()  # noqa: E731
+        parameter.register_post_accumulate_grad_hook(step)
+    plain = fresh(model)
+    model.zero_grad()
+    together = torch.optim.SGD(plain.parameters(), lr=0.5)
+    scales = scales_of(model)
+    assert scales is not None
+    before = scales.num_refreshes
+    for _ in range(3):
+        model(x(model)).float().pow(2).sum().backward()
+        plain(x(model)).float().pow(2).sum().backward()
+        together.step()
+        for each in (model, plain):
+            each.zero_grad()
+    assert scales.num_refreshes - before == 2  # the first forward pass found nothing new
+    assert_follows(model, plain.get_parameter(UP).detach())
+
+
+def test_hooks_and_attributes_stay_on_the_parameter(tmp_path: Path) -> None:
+    model, calls = Mlp(), []
+    weight: Any = model.get_parameter(UP)
+    weight.no_decay = True
+    weight.register_post_accumulate_grad_hook(lambda _: calls.append("after"))
+    handle = weight.register_hook(lambda grad: calls.append("hook"))
+    prepare(model, Recipe())
+    model(x(model)).sum().backward()
+    assert calls == ["hook", "after"] and model.get_parameter(UP).no_decay
+    handle.remove()
+    model(x(model)).sum().backward()
+    assert calls == ["hook", "after", "after"]
+    assert copy.deepcopy(model)(x(model)).equal(model(x(model)))

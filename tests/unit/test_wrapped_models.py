@@ -1,0 +1,127 @@
+"""Prepared models inside wrappers, and wrapped models that cannot be prepared."""
+
+import io
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from qat_core import Recipe, is_prepared, prepare, weight_stream
+from qat_core.nvfp4 import PackedTensor, dequantize
+from qat_core.plan import plan
+from tests.tiny_models import tiny_model, tokens
+
+NAME = "model.layers.0.mlp.up_proj.weight"
+
+
+def with_adapters(model: nn.Module) -> Any:
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(r=16, target_modules=["up_proj", "q_proj"], init_lora_weights=False)
+    torch.manual_seed(3)
+    return peft.get_peft_model(model, config)
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        out: torch.Tensor = model(input_ids=tokens(), use_cache=False).logits
+    return out
+
+
+def test_adapters_before_prepare_are_refused() -> None:
+    model = with_adapters(tiny_model("qwen3"))
+    with pytest.raises(ValueError, match=r"q_proj: holds an adapter of PEFT: call prepare\(\)"):
+        prepare(model, Recipe())
+    assert not is_prepared(model)
+
+
+@pytest.mark.parametrize("safe", [True, False], ids=["safe", "in-place"])
+def test_adapters_after_prepare_are_streamed_once_merged(safe: bool) -> None:
+    base = tiny_model("qwen3")
+    checked = prepare(base, Recipe())
+    model = with_adapters(base)
+    assert is_prepared(model)
+    before = base.get_parameter(NAME.replace(".weight", ".base_layer.weight")).detach().clone()
+    with pytest.raises(ValueError, match="holds an adapter of PEFT"):
+        weight_stream(base, checked, Recipe())
+    merged = model.merge_and_unload(safe_merge=safe)
+    weight = merged.get_parameter(NAME)
+    assert not torch.equal(weight.detach(), before)
+    fresh = tiny_model("qwen3")
+    fresh.load_state_dict(merged.state_dict())
+    prepare(fresh, Recipe())
+    assert torch.equal(logits(merged), logits(fresh))
+    packed = dict(weight_stream(merged, checked, Recipe()))[NAME]
+    assert isinstance(packed, PackedTensor) and torch.equal(dequantize(packed), weight.rounded())
+
+
+def test_compiled_models_stream_under_their_own_names() -> None:
+    model = tiny_model("qwen3")
+    checked = prepare(model, Recipe())
+    compiled: Any = torch.compile(model, backend="eager")
+    assert is_prepared(compiled)
+    assert [name for name, _ in weight_stream(compiled, checked, Recipe())] == [
+        entry.name for entry in checked.entries
+    ]
+    with pytest.raises(ValueError, match="prepared with pow2"):
+        amax = Recipe(scale_policy="amax")
+        weight_stream(compiled, plan(model, amax), amax)
+
+
+def in_use(model: nn.Module) -> object:
+    return model(input_ids=tokens(), labels=tokens()).loss
+
+
+def in_inference_mode(_: nn.Module) -> nn.Module:
+    with torch.inference_mode():
+        return tiny_model("qwen3")
+
+
+UNFIT: dict[str, tuple[Callable[[nn.Module], object], str]] = {
+    "graph": (in_use, r"q_proj\.weight: a graph of autograd holds it: call prepare\(\) before"),
+    "inference": (in_inference_mode, r"q_proj\.weight: was made in inference mode"),
+    "weakref": (
+        lambda model: weakref.ref(model.get_parameter(NAME)),
+        "a weight cannot be prepared: .* weakref",
+    ),
+}
+
+
+@pytest.mark.parametrize(("use", "message"), UNFIT.values(), ids=UNFIT)
+def test_weights_in_use_are_refused(use: Callable[[nn.Module], object], message: str) -> None:
+    model = tiny_model("qwen3")
+    held = use(model)
+    unfit = held if isinstance(held, nn.Module) else model
+    with pytest.raises(ValueError, match=message):
+        prepare(unfit, Recipe())
+    assert not is_prepared(unfit)
+    assert {type(parameter) for parameter in unfit.parameters()} == {nn.Parameter}
+
+
+def test_a_model_can_be_prepared_in_inference_mode_and_trained_later() -> None:
+    model, expected = tiny_model("qwen3"), tiny_model("qwen3")
+    with torch.inference_mode():
+        prepare(model, Recipe())
+    prepare(expected, Recipe())
+    for each in (model, expected):
+        in_use(each).backward()  # type: ignore[attr-defined]
+    gradients = zip(model.parameters(), expected.parameters(), strict=True)
+    assert all(torch.equal(a.grad, b.grad) for a, b in gradients)  # type: ignore[arg-type]
+
+
+def test_an_unpickled_model_is_refused_until_it_is_prepared_again() -> None:
+    model, buffer = tiny_model("qwen3"), io.BytesIO()
+    prepare(model, Recipe())
+    torch.save(model, buffer)
+    buffer.seek(0)
+    loaded = torch.load(buffer, weights_only=False)
+    with pytest.raises(ValueError, match=r"replaced after prepare.* on an unpickled model"):
+        logits(loaded)
+    prepare(loaded, Recipe())
+    assert torch.equal(logits(loaded), logits(model))
+    loaded.load_state_dict(tiny_model("qwen3", seed=1).state_dict(), assign=True)
+    fresh = tiny_model("qwen3", seed=1)
+    prepare(fresh, Recipe())
+    assert torch.equal(logits(loaded), logits(fresh))
