@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from qat_core.nvfp4 import PackedTensor, dequantize
-from qat_core.plan import QuantPlan
+from qat_core.plan import QuantPlan, bf16_plan
 from qat_core.rollout.engine import Rollouts, WeightStream
 
 
@@ -41,7 +41,8 @@ class EagerEngine:
     def sync(self, stream: WeightStream, expected: QuantPlan | None = None) -> None:
         """Replaces all weights; ValueError, nothing replaced, if names or shapes differ."""
         received = dict(stream)
-        own = dict(self.model.named_parameters())
+        state = self.model.state_dict()
+        own = {entry.name: state[entry.name] for entry in bf16_plan(self.model).entries}
         if received.keys() != own.keys():
             differing = sorted(received.keys() ^ own.keys())
             raise ValueError(f"weight sync: names missing or unknown: {differing[:5]}")

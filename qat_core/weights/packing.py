@@ -12,7 +12,14 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from qat_core.mesh import held_rows, max_over_ranks
-from qat_core.nvfp4 import PackedTensor, global_scale, group_amax, quantize, require_finite
+from qat_core.nvfp4 import (
+    PackedTensor,
+    global_scale,
+    group_amax,
+    is_representable,
+    quantize,
+    require_finite,
+)
 from qat_core.options import BLOCK_SIZE, BlockScaleMethod, ScalePolicy
 
 
@@ -26,11 +33,12 @@ def group_scales(groups: Sequence[Mapping[str, Tensor]], policy: ScalePolicy) ->
     """
     if not groups:
         return []
-    weights = {name: weight for members in groups for name, weight in members.items()}
-    amax = _amax(weights)
-    require_finite(list(amax.values()), list(amax))
-    shared = [torch.stack([amax[name] for name in members]).amax(0) for members in groups]
-    return _split_as(shared, global_scale(_flat(shared), policy))
+    amax = _amax(groups)
+    scales = _split_as(amax, global_scale(_flat(amax), policy))
+    if not bool(is_representable(_flat(amax)).all()):
+        single = [{name: weight} for members in groups for name, weight in members.items()]
+        require_finite(_amax(single), [name for members in single for name in members])
+    return scales
 
 
 def pack(name: str, weight: Tensor, scale: Tensor, method: BlockScaleMethod) -> PackedTensor:
@@ -44,19 +52,23 @@ def pack(name: str, weight: Tensor, scale: Tensor, method: BlockScaleMethod) -> 
     return PackedTensor(codes, scale_bytes.view(torch.float8_e4m3fn), scale)
 
 
-def _amax(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Largest |w| of each weight over all ranks, not finite where a weight is not."""
-    local = [w.to_local() if isinstance(w, DTensor) else w for w in weights.values()]
-    measured = group_amax([[w] for w in local])
+def _amax(groups: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
+    """Largest |w| of each group over all ranks, not finite where a weight is not."""
+    weights = [weight for members in groups for weight in members.values()]
+    local = [[_local(weight) for weight in members.values()] for members in groups]
     amax = [
-        _of_all_rows(values, name, weight)
-        for values, (name, weight) in zip(measured, weights.items(), strict=True)
+        _of_all_rows(values, *next(iter(members.items())))
+        for values, members in zip(group_amax(local), groups, strict=True)
     ]
-    meshes = dict.fromkeys(w.device_mesh for w in weights.values() if isinstance(w, DTensor))
-    if meshes:
-        ranks = [group for mesh in meshes for group in mesh.get_all_groups()]
-        amax = _split_as(amax, max_over_ranks(_flat(amax), *ranks))
-    return dict(zip(weights, amax, strict=True))
+    meshes = dict.fromkeys(w.device_mesh for w in weights if isinstance(w, DTensor))
+    if not meshes:
+        return amax
+    ranks = [group for mesh in meshes for group in mesh.get_all_groups()]
+    return _split_as(amax, max_over_ranks(_flat(amax), *ranks))
+
+
+def _local(weight: Tensor) -> Tensor:
+    return weight.to_local() if isinstance(weight, DTensor) else weight
 
 
 def _of_all_rows(values: Tensor, name: str, weight: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from qat_core.plan import Entry, QuantPlan, bf16_plan
+from qat_core.preparation import full_precision_state, refuse_adapters, require_as_prepared
 from qat_core.recipe import Recipe
 from qat_core.weights.hub_names import Weight
 from qat_core.weights.packing import group_scales, pack
@@ -35,13 +36,18 @@ def weight_stream(
             are.
 
     Raises:
-        ValueError: at once if the model holds state that the plan does not know; naming a weight to
-            be packed that is not finite in BF16, on all ranks alike, and before the first weight
-            unless weights have to be moved to `device`.
+        ValueError: at once if the model was prepared with another recipe or plan, has adapters of
+            PEFT, or holds state that the plan does not know; naming a weight to be packed that is
+            not finite in BF16, on all ranks alike, and before the first weight unless weights have
+            to be moved to `device`.
     """
+    model = getattr(model, "_orig_mod", model)  # of torch.compile, whose names have a prefix
+    refuse_adapters(model)
     if plan is None or recipe is None:
         plan, recipe = bf16_plan(model), Recipe()
-    state = model.state_dict()
+    else:
+        require_as_prepared(model, plan, recipe)
+    state = full_precision_state(model)
     _require_planned(model, plan, state)
     if device is None:
         return packed_weights(plan, recipe, state.__getitem__, resident=True)

@@ -59,9 +59,10 @@ class ExpectedWeights:
             expected = self._missing.pop(name, None)
             if expected is None:
                 raise ValueError(f"weight sync: {name} was not expected or came before: {FIX}")
-            came, planned = _looks(weight), _looks(expected)
-            if came != planned:
-                raise ValueError(f"weight sync: {name} came as {came}, not as {planned}: {FIX}")
+            if _kind(weight) != _kind(expected):
+                raise ValueError(
+                    f"weight sync: {name} came as {_show(weight)}, not as {_show(expected)}: {FIX}"
+                )
             yield name, weight
 
     def require_none(self) -> None:
@@ -71,9 +72,13 @@ class ExpectedWeights:
             raise ValueError(f"weight sync: {len(self._missing)} weights missing: {some}: {FIX}")
 
 
-def _looks(weight: Weight) -> str:
+def _kind(weight: Weight) -> list[tuple[torch.dtype, torch.Size]]:
     tensors = [getattr(weight, p) for p in PARTS] if isinstance(weight, PackedTensor) else [weight]
-    return " + ".join(f"{tensor.dtype} {tuple(tensor.shape)}" for tensor in tensors)
+    return [(tensor.dtype, tensor.shape) for tensor in tensors]
+
+
+def _show(weight: Weight) -> str:
+    return " + ".join(f"{dtype} {tuple(shape)}" for dtype, shape in _kind(weight))
 
 
 class Assembler:

@@ -79,6 +79,7 @@ class VllmEngine:
             str(model_dir), dtype="bfloat16", logprobs_mode="processed_logprobs", **settings
         )
         self._expected = dict(stored_tensors(split_experts(meta_weights(self.plan)), LAYOUT))
+        self._accepted: tuple[QuantPlan, Mapping[str, Weight]] | None = None
         self.served: Collection[str] = self.on_worker(quantized_parameters)
         self._require_coverage()
         tokenizer = self._llm.get_tokenizer()
@@ -116,14 +117,25 @@ class VllmEngine:
         if expected is None:
             stream = list(stream)
             coming: Mapping[str, Weight] = dict(stream)
+            self._require_fit(coming)
         else:
-            coming = dict(meta_weights(expected))
-        found = dict(stored_tensors(split_experts(coming.items()), LAYOUT))
-        require_same(self._expected, found, "weight sync")
+            coming = self._coming(expected)
         self._has_weights = False
         self.on_worker(reload, stream, coming)
         self._llm.reset_prefix_cache()
         self._has_weights = True
+
+    def _coming(self, expected: QuantPlan) -> Mapping[str, Weight]:
+        """What a plan's weights look like; checked once, as a Qwen3-30B-A3B has 56,000 tensors."""
+        if self._accepted is None or self._accepted[0] != expected:
+            coming = dict(meta_weights(expected))
+            self._require_fit(coming)
+            self._accepted = expected, coming
+        return self._accepted[1]
+
+    def _require_fit(self, coming: Mapping[str, Weight]) -> None:
+        found = dict(stored_tensors(split_experts(coming.items()), LAYOUT))
+        require_same(self._expected, found, "weight sync")
 
     def generate(
         self, prompts: Sequence[Sequence[int]], max_new_tokens: int, temperature: float, seed: int

@@ -1,0 +1,75 @@
+"""What a stream or an export must not do: pack otherwise than the model trains, or lose state."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from qat_core import Recipe, prepare, weight_stream
+from qat_core.checkpoint import export
+from qat_core.plan import plan
+from tests.tiny_models import tiny_model
+
+Take = Callable[[nn.Module, Recipe, Path], object]
+TAKES: dict[str, Take] = {
+    "stream": lambda model, recipe, _: weight_stream(model, plan(model, recipe), recipe),
+    "export": lambda model, recipe, folder: export(model, recipe, folder / "packed"),
+}
+OTHERS = {
+    "scale policy": (Recipe(scale_policy="amax"), "scale_policy: amax, but .* prepared with pow2"),
+    "method": (Recipe(block_scale_method="mse"), "block_scale_method: mse, but .* prepared with"),
+}
+
+
+@pytest.mark.parametrize(("recipe", "message"), OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize("take", TAKES.values(), ids=TAKES)
+def test_another_recipe_than_trained_is_refused(
+    take: Take, recipe: Recipe, message: str, tmp_path: Path
+) -> None:
+    model = tiny_model("qwen3")
+    prepare(model, Recipe())
+    with pytest.raises(ValueError, match=message):
+        take(model, recipe, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("trained", "asked", "message"),
+    [
+        (
+            Recipe.full(),
+            Recipe.ffn(),
+            r"k_proj\.weight: would not be packed, but prepare\(\) did",
+        ),
+        (
+            Recipe.ffn(),
+            Recipe.full(),
+            r"k_proj\.weight: would be packed, but prepare\(\) did not",
+        ),
+    ],
+    ids=["fewer", "more"],
+)
+def test_another_plan_than_trained_is_refused(trained: Recipe, asked: Recipe, message: str) -> None:
+    model = tiny_model("qwen3")
+    prepare(model, trained)
+    with pytest.raises(ValueError, match=message):
+        weight_stream(model, plan(model, asked), asked)
+
+
+def test_a_prepared_model_may_be_streamed_in_bf16() -> None:
+    model = tiny_model("qwen3")
+    prepare(model, Recipe())
+    streamed = dict(weight_stream(model, None, None))
+    expected = tiny_model("qwen3").state_dict()
+    assert streamed.keys() == expected.keys()
+    assert all(torch.equal(torch.as_tensor(streamed[n]), t) for n, t in expected.items())
+
+
+def test_state_that_the_plan_does_not_know_is_refused() -> None:
+    model = tiny_model("qwen3")
+    checked = plan(model, Recipe())
+    model.model.layers[0].mlp.register_buffer("scale", torch.ones(1))
+    with pytest.raises(ValueError, match=r"layers\.0\.mlp\.scale: in the model's state but not in"):
+        weight_stream(model, checked, Recipe())
