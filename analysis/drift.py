@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.collections import QuadMesh
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -26,6 +27,7 @@ PREFIX = "drift/"
 KL = "layer_kl"
 DEFAULT = ("relative_error", "flipped_codes", KL)
 ROW_INCHES = 1.7
+NOT_MEASURED = "#d9d9d9"
 
 
 def read_drift(run_dir: Path) -> pd.DataFrame:
@@ -63,7 +65,8 @@ def draw(runs: Mapping[str, pd.DataFrame], measures: Sequence[str]) -> Figure:
     maps = {m: {run: layer_by_step(rows, m) for run, rows in runs.items()} for m in measures}
     figure, axes = new_figure(
         "Drift of quantized weights by layer and training step",
-        "Mean over a layer's quantized weights. Grey: not measured at that step.",
+        "Mean over a layer's quantized weights. A cell ends with the step that it was measured at. "
+        "Grey: not measured.",
         height_inches=0.9 + ROW_INCHES * len(measures),
         nrows=len(measures),
         ncols=len(runs),
@@ -76,13 +79,14 @@ def draw(runs: Mapping[str, pd.DataFrame], measures: Sequence[str]) -> Figure:
         for panel, table in zip(row, maps[measure].values(), strict=True):
             image = _draw_map(panel, table, norm) or image
         row[0].set_ylabel("layer")
-        label = CATALOGUE[PREFIX + measure].axis_label
         if image is not None:
+            label = CATALOGUE[PREFIX + measure].label.replace(" ", "\n", 1)
             figure.colorbar(image, ax=list(row), pad=0.01).set_label(label, fontsize=8.5)
     for panel, run in zip(axes[0], runs, strict=True):
         panel.set_title(run, fontsize=9.5)
-    for panel in axes[-1]:
+    for panel, rows in zip(axes[-1], runs.values(), strict=True):
         panel.set_xlabel("training step")
+        panel.set_xlim(rows["step"].min() - 0.5, rows["step"].max() + 0.5)
     return figure
 
 
@@ -93,12 +97,13 @@ def _norm(tables: Sequence[np.ndarray]) -> Normalize:
     positive = values[values > 0]
     if len(positive) == 0:
         return Normalize(0, 1)
-    low, high = float(positive.min()), float(positive.max())
-    return LogNorm(low, high) if high > 10 * low else Normalize(low, high)
+    if positive.max() > 10 * positive.min():
+        return LogNorm(float(positive.min()), float(positive.max()))
+    return Normalize(float(values.min()), float(values.max()))
 
 
-def _draw_map(panel: Axes, table: pd.DataFrame, norm: Normalize):  # type: ignore[no-untyped-def]
-    panel.set_facecolor("#d9d9d9")
+def _draw_map(panel: Axes, table: pd.DataFrame, norm: Normalize) -> QuadMesh | None:
+    panel.set_facecolor(NOT_MEASURED)
     panel.grid(visible=False)
     panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     panel.yaxis.set_major_locator(MaxNLocator(integer=True))
@@ -106,21 +111,12 @@ def _draw_map(panel: Axes, table: pd.DataFrame, norm: Normalize):  # type: ignor
         return None
     steps, layers = table.columns.to_numpy(float), table.index.to_numpy(float)
     width = float(np.diff(steps).min()) if len(steps) > 1 else 1.0
-    # on a log scale zero has no colour: it gets the lowest
-    values = np.maximum(table.to_numpy(float), -np.inf if norm.vmin is None else norm.vmin)
-    return panel.pcolormesh(
-        _edges(steps, width), _edges(layers, 1.0), _with_gaps(values), norm=norm, cmap="viridis"
-    )
-
-
-def _edges(centres: np.ndarray, width: float) -> np.ndarray:
-    """Borders of the cells around centres."""
-    middle = (centres[1:] + centres[:-1]) / 2
-    return np.concatenate([[centres[0] - width / 2], middle, [centres[-1] + width / 2]])
-
-
-def _with_gaps(values: np.ndarray) -> np.ma.MaskedArray:
-    return np.ma.masked_invalid(values)
+    # a cell ends with its step: what is measured every tenth step stands for the ten up to it
+    x = np.concatenate([[steps[0] - width], steps]) + 0.5
+    y = np.concatenate([layers, [layers[-1] + 1]]) - 0.5
+    # zero has no colour on a logarithmic scale: it gets the lowest
+    values = np.ma.masked_invalid(table.to_numpy()).clip(min=norm.vmin or 0.0)
+    return panel.pcolormesh(x, y, values, norm=norm, cmap="viridis")
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from analysis.load import read_metrics
 from analysis.metrics import CATALOGUE
@@ -80,11 +81,12 @@ def draw(
     kind: str,
 ) -> Figure:
     """A panel a metric: the recorded arms, mean and range of their seeds, and the user's run."""
-    seeds = {arm: len(frames) for arm, frames in recorded.items()}
+    seeds = max(len(frames) for frames in recorded.values())
+    shown = f"mean and range of {seeds} seeds" if seeds > 1 else "one seed"
     low, high = BANDS[kind]
     figure, axes = new_figure(
         f"{name} over the recorded runs",
-        f"Coloured: recorded arms, mean of {min(seeds.values())} seeds or more and their range. "
+        f"Coloured: recorded arms, {shown}. "
         f"Shaded: {low:.0e} to {high:.0e}, usual of BF16 on both sides ({kind}).",
         height_inches=3.9,
         ncols=len(metrics),
@@ -92,6 +94,7 @@ def draw(
     for panel, metric in zip(axes[0], metrics, strict=True):
         _draw_panel(panel, own, name, recorded, metric)
         panel.set_xlabel("training step")
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
         panel.set_ylabel(CATALOGUE[metric].axis_label if metric in CATALOGUE else metric)
         if metric == K3:
             panel.set_yscale("log")

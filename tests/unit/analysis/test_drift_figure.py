@@ -1,0 +1,102 @@
+"""The heat map of drift and the overlay: what they read, draw and refuse."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+from analysis.drift import KL, PREFIX, draw, layer_by_step, read_drift
+from analysis.metrics import CATALOGUE
+from analysis.style import save_figure
+from qat_core.drift.monitor import MEASURES
+
+ROW = dict.fromkeys(MEASURES, 0.1)
+
+
+def write_drift(folder: Path, change: Callable[[int, int, dict], None] | None = None) -> Path:
+    """Two weights of three layers over four steps, and a KL of each layer at step 4."""
+    folder.mkdir()
+    rows = []
+    for step in range(1, 5):
+        for layer in range(3):
+            for kind in ("mlp.up_proj", "mlp.down_proj"):
+                row = {"step": step, "layer": layer, "kind": kind, **ROW}
+                if change:
+                    change(step, layer, row)
+                rows.append(row)
+    rows += [{"step": 4, "layer": n, "kind": "kl", "kl": 10.0**-n} for n in range(3)]
+    (folder / "drift.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    return folder
+
+
+def texts_of(figure: Figure) -> str:
+    return "\n".join(text.get_text() for text in figure.findobj(matplotlib.text.Text))
+
+
+def test_every_measure_is_in_the_catalogue() -> None:
+    assert {key for key in CATALOGUE if key.startswith(PREFIX)} == {
+        f"{PREFIX}{name}" for name in (*MEASURES, KL)
+    }
+
+
+def test_a_cell_is_the_mean_over_a_layers_weights(tmp_path: Path) -> None:
+    def change(step: int, layer: int, row: dict) -> None:
+        row["relative_error"] = step + 10 * layer + (0.5 if "up" in row["kind"] else 0)
+
+    table = layer_by_step(read_drift(write_drift(tmp_path / "run", change)), "relative_error")
+    expected = np.add.outer(10 * np.arange(3), np.arange(1, 5)) + 0.25
+    np.testing.assert_allclose(table.to_numpy(), expected)
+
+
+def test_of_a_repeated_step_the_last_rows_count(tmp_path: Path) -> None:
+    run = write_drift(tmp_path / "run")
+    again = {"step": 4, "layer": 0, "kind": "mlp.up_proj", **ROW, "flipped_codes": 0.3}
+    with (run / "drift.jsonl").open("a") as file:
+        file.write(json.dumps(again) + "\n")
+    assert layer_by_step(read_drift(run), "flipped_codes").loc[0, 4] == pytest.approx(0.2)
+
+
+def test_the_map_shows_every_run_and_measure_and_repeats(tmp_path: Path) -> None:
+    runs = {name: read_drift(write_drift(tmp_path / name)) for name in ("one", "two")}
+    figure = draw(runs, ("relative_error", KL))
+    shown = texts_of(figure)
+    assert "one" in shown and "two" in shown and "quantization error" in shown
+    maps = [panel.collections[0].get_array() for panel in figure.axes[:4]]
+    np.testing.assert_allclose(np.ravel(maps[2]), [1, 0.1, 0.01])
+    for name in ("a.png", "b.png"):
+        save_figure(partial(draw, runs, ("relative_error", KL)), tmp_path / name)
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+def test_a_measure_that_was_never_due_leaves_an_empty_panel(tmp_path: Path) -> None:
+    rows = read_drift(write_drift(tmp_path / "run"))
+    figure = draw({"run": rows[rows["kind"] != "kl"].drop(columns=KL)}, (KL,))
+    assert not figure.axes[0].collections
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"drift\.jsonl: missing; train the run with rl\.drift_every: 1"),
+        ("", r"drift\.jsonl: empty"),
+        ('{"step": 1', r"drift\.jsonl, line 1: no row of a drift"),
+        ('{"layer": 1}', r"drift\.jsonl, line 1: no row of a drift"),
+    ],
+    ids=["missing", "empty", "not-json", "no-step"],
+)
+def test_a_damaged_file_is_refused(content: str | None, message: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "drift.jsonl").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        read_drift(tmp_path)
+
+
+def test_rows_without_a_layer_are_left_out() -> None:
+    rows = pd.DataFrame([{"step": 1, "layer": None, "kind": "x", "flipped_codes": 1.0}])
+    assert layer_by_step(rows, "flipped_codes").empty

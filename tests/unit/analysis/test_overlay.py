@@ -1,0 +1,57 @@
+"""A user's verl run over the recorded curves."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from analysis.overlay import DEFAULT_RECORDS, draw, read_mlflow, read_recorded, read_verl
+from qat_core.doctor.verl_run import K3
+
+REWARD = "critic/score/mean"
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    rows = [{"step": n, "data": {K3: 1e-5 * n, REWARD: 0.1 * n}} for n in range(1, 6)]
+    (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return tmp_path / "mine.jsonl"
+
+
+def test_the_run_lies_over_all_recorded_arms_and_the_band(own: Path) -> None:
+    recorded = read_recorded(DEFAULT_RECORDS, "nano-dense-gpu")
+    figure = draw(read_verl(own), "mine", recorded, (K3, REWARD), "dense")
+    kl, reward = figure.axes
+    labels = kl.get_legend_handles_labels()[1]
+    assert labels[-1] == "mine" and len(labels) == len(recorded) + 1 == 5
+    assert kl.get_yscale() == "log"
+    assert kl.patches[0].get_extents().height > 0, "the band"
+    assert reward.lines[-1].get_ydata().tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
+
+
+def test_a_metric_that_the_run_lacks_shows_the_recorded_alone(own: Path) -> None:
+    recorded = read_recorded(DEFAULT_RECORDS, "nano-dense-gpu")
+    figure = draw(read_verl(own), "mine", recorded, ("actor/entropy",), "dense")
+    assert "mine" not in figure.axes[0].get_legend_handles_labels()[1]
+
+
+def test_an_unknown_model_is_refused_with_those_there_are() -> None:
+    with pytest.raises(ValueError, match="no runs of nano; --model is one of nano-dense-gpu, nano"):
+        read_recorded(DEFAULT_RECORDS, "nano")
+
+
+def test_a_run_of_mlflow_is_read_by_its_id(tmp_path: Path) -> None:
+    from mlflow.tracking import MlflowClient
+
+    store = f"sqlite:///{tmp_path}/mlflow.db"
+    client = MlflowClient(store)
+    run_id = client.create_run(client.create_experiment("mine")).info.run_id
+    for step in (2, 1):
+        client.log_metric(run_id, K3, 1e-5 * step, step=step)
+    frame = read_mlflow(store, run_id, (K3, REWARD))
+    assert frame["step"].tolist() == [1, 2]
+    assert frame[K3].tolist() == pytest.approx([1e-5, 2e-5])
+    with pytest.raises(ValueError, match="nobody"):
+        read_mlflow(store, "nobody", (K3,))
+    with pytest.raises(ValueError, match="has none of critic/score/mean"):
+        read_mlflow(store, run_id, (REWARD,))
