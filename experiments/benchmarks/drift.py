@@ -27,7 +27,7 @@ from experiments.study.models import ScratchModel
 from experiments.study.schema import ROOT
 from experiments.support.cli import run_cli
 from qat_core.drift.layer_kl import layer_kl
-from qat_core.drift.log import KL_SEQUENCES
+from qat_core.drift.log import KL_EVERY, KL_SEQUENCES
 from qat_core.drift.monitor import BLOCKS_PER_WEIGHT, DriftMonitor
 from qat_core.recipe import Recipe
 from qat_core.rl.trainer import GrpoTrainer, TrainerConfig
@@ -76,12 +76,14 @@ def _measure(trainer: GrpoTrainer, steps: int, device: str) -> dict[str, Any]:
             synchronize(device)
             times[name].append(perf_counter() - start)
     found = {name: quartiles(values[WARM_UP_STEPS:]) for name, values in times.items()}
-    _, step_s, _ = found["step_s"]
+    step_s, observe_s, layer_kl_s = (found[name][1] for name in times)
     return found | {
         "weights": len(monitor.observe()),
         "blocks_per_weight": BLOCKS_PER_WEIGHT,
-        "observe_of_step": found["observe_s"][1] / step_s,
-        "layer_kl_of_step": found["layer_kl_s"][1] / step_s,
+        "layer_kl_every": KL_EVERY,
+        "observe_of_step": observe_s / step_s,
+        "layer_kl_of_step": layer_kl_s / step_s,
+        "all_of_step": (observe_s + layer_kl_s / KL_EVERY) / step_s,
     }
 
 

@@ -19,8 +19,8 @@ from qat_core.recipe import Recipe
 
 FILE = "drift.jsonl"
 # sequences whose tokens the layers' KL is measured on
-KL_SEQUENCES = 8
-KL_EVERY = 10
+KL_SEQUENCES = 4
+KL_EVERY = 20
 
 
 class DriftLog:

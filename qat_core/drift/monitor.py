@@ -4,7 +4,7 @@
     rows = monitor.observe()      # after optimizer.step()
     metrics = summary(rows)       # drift/* for a logger
 
-The same blocks are looked at every time, a few hundred a weight, so that codes can be compared from
+The same blocks are looked at every time, about a hundred a weight, so that codes can be compared from
 step to step and the cost stays far below that of a step, whatever the model's size.
 """
 
@@ -26,7 +26,7 @@ from qat_core.preparation import scales_of
 from qat_core.recipe import Recipe
 from qat_core.weights.packing import group_scales
 
-BLOCKS_PER_WEIGHT = 256
+BLOCKS_PER_WEIGHT = 128
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 MEASURES = (
