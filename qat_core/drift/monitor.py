@@ -4,8 +4,8 @@
     rows = monitor.observe()      # after optimizer.step()
     metrics = summary(rows)       # drift/* for a logger
 
-The same blocks are looked at every time, about a hundred a weight, so that codes can be compared from
-step to step and the cost stays far below that of a step, whatever the model's size.
+The same blocks are looked at every time, about a hundred a weight, so that codes can be compared
+from step to step and the cost stays far below that of a step, whatever the model's size.
 """
 
 import re
