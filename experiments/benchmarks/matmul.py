@@ -2,8 +2,8 @@
 
     python -m experiments.benchmarks.matmul RECORD.json [--layers KEY ...] [--tokens M ...]
 
-All layers of Qwen3-8B and Qwen3-30B-A3B: vLLM's Marlin, humming-kernels (default and
-batch-invariant), unpacking and cuBLAS, against BF16. Times are of CUDA graphs, so without launch
+All layers of Qwen3-8B and Qwen3-30B-A3B: vLLM's Marlin, humming-kernels with three tilings, our own
+Triton kernel, unpacking and cuBLAS, against BF16. Times are of CUDA graphs, so without launch
 overhead; arms take turns; each call reads weights that are not in the L2 cache. Next to them stands
 what no kernel undercuts at the bandwidth and the peak measured in the same run. Every output is
 compared with FP64. What the record has already is kept: run again to add layers or tokens.

@@ -5,8 +5,7 @@ vLLM and Humming are imported where they are used: neither is needed for the oth
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
-from types import SimpleNamespace
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ def bf16(packed: PackedTensor, weight: Tensor, tokens: Sequence[int]) -> Product
 
 def dequantize_bf16(packed: PackedTensor, weight: Tensor, tokens: Sequence[int]) -> Product:
     """Unpack the layer into a buffer that all layers share, then cuBLAS."""
-    buffer = _buffer(tuple(weight.shape), weight.device)
+    buffer = shared_buffer(tuple(weight.shape), weight.device)
 
     def product(x: Tensor) -> Tensor:
         dequantize_into(packed, buffer)
@@ -41,6 +40,13 @@ def triton_persistent(packed: PackedTensor, weight: Tensor, tokens: Sequence[int
 
     transposed = weight.t()
     return lambda x: matmul_persistent(x, transposed)
+
+
+def triton_nvfp4(packed: PackedTensor, weight: Tensor, tokens: Sequence[int]) -> Product:
+    """A Triton kernel of our own that unpacks inside the product, sums in the order of K."""
+    from experiments.benchmarks.matmul_triton import multiplier
+
+    return multiplier(packed)
 
 
 def marlin(packed: PackedTensor, weight: Tensor, tokens: Sequence[int]) -> Product:
@@ -78,16 +84,15 @@ ARMS: dict[str, Callable[..., Product]] = {
     "bf16": bf16,
     "dequantize + bf16": dequantize_bf16,
     "triton persistent": triton_persistent,
+    "triton nvfp4": triton_nvfp4,
     "marlin": marlin,
     "humming": humming,
     "humming unsplit": partial(humming, tiling="unsplit"),
     "humming invariant": partial(humming, tiling="invariant"),
 }
-_buffers = SimpleNamespace(by_shape={})
 
 
-def _buffer(shape: tuple[int, ...], device: torch.device) -> Tensor:
-    if shape not in _buffers.by_shape:
-        _buffers.by_shape = {shape: torch.empty(shape, dtype=torch.bfloat16, device=device)}
-    buffer: Tensor = _buffers.by_shape[shape]
-    return buffer
+@lru_cache(maxsize=1)  # of the layer at hand
+def shared_buffer(shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """BF16 memory for one unpacked weight."""
+    return torch.empty(shape, dtype=torch.bfloat16, device=device)

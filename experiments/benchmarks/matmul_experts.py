@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from experiments.benchmarks.humming_layer import HummingLayer, Tiling
-from experiments.benchmarks.matmul_dense import _buffer
+from experiments.benchmarks.matmul_dense import shared_buffer
 from experiments.benchmarks.matmul_layers import Layer
 from qat_core.nvfp4 import PackedTensor, dequantize_into
 
@@ -82,7 +82,7 @@ def dequantize_grouped(
     layer: Layer, packed: PackedTensor, weight: Tensor, rows: Sequence[int]
 ) -> Product:
     """Unpack all experts into a buffer that all layers share, then the grouped product."""
-    buffer = _buffer(tuple(weight.shape), weight.device)
+    buffer = shared_buffer(tuple(weight.shape), weight.device)
     transposed = buffer.transpose(-2, -1)
 
     def product(x: Tensor, routing: Routing) -> Tensor:

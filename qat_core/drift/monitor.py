@@ -136,8 +136,9 @@ class DriftMonitor:
         """A prepared model has them; of another they take a pass over all weights."""
         prepared = scales_of(self._model)
         if prepared is not None and prepared.policy == self._recipe.scale_policy:
-            prepared.refresh_if_stale()
             if all(name in prepared.values for name in weights):
+                for name in weights:
+                    prepared.refresh_if_stale(name)
                 return {name: prepared.values[name] for name in weights}
         groups = [{n: weights[n] for n in names} for names in self._plan.groups.values()]
         found = group_scales(groups, self._recipe.scale_policy)

@@ -4,7 +4,7 @@ import sys
 import pytest
 import torch
 
-from experiments.benchmarks import matmul, matmul_bits
+from experiments.benchmarks import matmul, matmul_bits, matmul_summary
 from experiments.benchmarks.humming_layer import humming_tensors
 from experiments.benchmarks.matmul_cases import case, different, equal_groups, prefix, prepare
 from experiments.benchmarks.matmul_experts import Routing, in_token_order, random_routing
@@ -116,3 +116,28 @@ def test_a_refusal_is_recorded_and_the_others_measured():
     figures = matmul.measure(weights, 2, "cpu", 1, peak)
     assert figures["refusals"] == {"odd": "ValueError: no such shape"}
     assert list(figures["arms"]) == ["bf16"]
+
+
+def test_our_triton_kernel_compiles_to_hoppers_matrix_instructions():
+    pytest.importorskip("triton")
+    from experiments.benchmarks.matmul_triton import TILES, compile_for
+
+    for _, tile in TILES:
+        compiled = compile_for(tile, capability=90)
+        assert f"wgmma.mma_async.sync.aligned.m64n{tile.m}k16.f32.bf16.bf16" in compiled.asm["ptx"]
+        assert compiled.metadata.shared <= 227 * 1024  # what a thread block may have there
+
+
+def test_totals_add_up_what_every_product_has():
+    def row(name, tokens, **us):
+        arms = {arm: {"us": [0.0, value, 9.0]} for arm, value in us.items()}
+        floors = {"nvfp4": 1.0, "bf16": 2.0}
+        return {"layer": f"m.{name}", "tokens": tokens, "experts_hit": 0} | {
+            "arms": arms,
+            "floor_us": floors,
+        }
+
+    cases = [row("qkv", 1, bf16=3.0, marlin=1.0), row("o", 1, bf16=4.0), row("o", 8, bf16=5.0)]
+    floors = {"floor nvfp4": 2.0, "floor bf16": 4.0}
+    assert matmul_summary.totals(cases, "m", "dense") == {1: floors | {"bf16": 7.0}}
+    assert matmul_summary.totals(cases, "m", "experts") == {}
