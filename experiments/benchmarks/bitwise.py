@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from experiments.benchmarks.architectures import ARCHITECTURES, TINY, engine_settings
 from experiments.benchmarks.random_model import write_random_checkpoint
-from experiments.runs.provenance import hardware, versions
+from experiments.runs.provenance import origin
 from experiments.support.subprocess_call import call_in_subprocess
 from qat_core.checkpoint import export
 from qat_core.plan import plan
@@ -139,8 +139,7 @@ def main() -> None:
     size = SIZES[arguments.device]
     record: dict[str, Any] = {
         "benchmark": "bitwise",
-        "hardware": hardware(arguments.device),
-        "versions": versions() | {"vllm": vllm_version()},
+        **origin(arguments.device, vllm=vllm_version()),
         "engine": _narrow(arguments.device),
         "models": {},
     }

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from experiments.base.gguf import find_gguf
-from experiments.runs.provenance import digest_file, versions
+from experiments.runs.provenance import digest_file, origin
 from experiments.study.load import load_study
 from experiments.study.models import GgufModel
 from experiments.study.schema import STUDIES
@@ -50,7 +50,7 @@ def main() -> None:
     print_table(rows)
     record = {
         "benchmark": "block_scale_error",
-        "versions": versions(),
+        **origin("cpu"),
         "file": file.name,
         "sha256": digest_file(file),
         "stored_as": storage_types(file),

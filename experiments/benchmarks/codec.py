@@ -25,7 +25,7 @@ from triton.testing import do_bench_cudagraph
 
 from experiments.benchmarks.codec_models import time_layer_8b, time_model_30b, time_nano
 from experiments.benchmarks.timing import quartiles
-from experiments.runs.provenance import hardware, versions
+from experiments.runs.provenance import origin
 from qat_core.nvfp4 import dequantize, fake_quantize, global_scale, group_amax, quantize
 
 SHAPE = (12288, 4096)
@@ -118,8 +118,7 @@ def main() -> None:
     print_table(rows)
     record = {
         "benchmark": "codec",
-        "hardware": hardware("cuda"),
-        "versions": versions(),
+        **origin("cuda"),
         "shape": SHAPE,
         "tensors": TENSORS,
         "copy_tb_per_s": 4e-6 * SHAPE[0] * SHAPE[1] / rows[0]["median_us"],

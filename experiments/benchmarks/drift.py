@@ -21,7 +21,7 @@ from rich.console import Console
 
 from experiments.benchmarks.random_model import write_random_checkpoint
 from experiments.benchmarks.timing import quartiles, synchronize
-from experiments.runs.provenance import hardware, versions
+from experiments.runs.provenance import origin
 from experiments.study.load import load_study
 from experiments.study.models import ScratchModel
 from experiments.study.schema import ROOT
@@ -100,8 +100,7 @@ def main() -> None:
         torch.set_num_threads(arguments.threads)
     record: dict[str, Any] = {
         "benchmark": "drift",
-        "hardware": hardware(load_study(arguments.study).device),
-        "versions": versions(),
+        **origin(load_study(arguments.study).device),
         "threads": torch.get_num_threads(),
         "models": {},
     }

@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
-from experiments.runs.provenance import hardware, versions
+from experiments.runs.provenance import origin
 from experiments.study.schema import ROOT
 from experiments.support.json_files import read_json
 from experiments.support.subprocess_call import call_in_subprocess
@@ -43,8 +43,7 @@ def record_engines(
     """Calls `measure(name, device)` for each engine and writes the record after each."""
     record: dict[str, Any] = {
         "benchmark": benchmark,
-        "hardware": hardware(arguments.device),
-        "versions": versions() | {"vllm": vllm_version()},
+        **origin(arguments.device, vllm=vllm_version()),
         **settings,
         "engines": {},
     }

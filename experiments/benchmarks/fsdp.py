@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from experiments.benchmarks.parameter import SCALES_KNOWN, step
 from experiments.benchmarks.qat_layers import apply_arm, arms, layer_stack, step_inputs
 from experiments.benchmarks.timing import summary, time_in_turns
-from experiments.runs.provenance import hardware, versions
+from experiments.runs.provenance import origin
 from qat_core.parameter import FakeQuantizedTensor
 from qat_core.units import BYTES_PER_GIB
 
@@ -181,8 +181,7 @@ def main() -> None:
     Console().print_json(data=results)
     record = {
         "benchmark": "fsdp",
-        "hardware": hardware(args.device),
-        "versions": versions(),
+        **origin(args.device),
         "tokens_per_rank": TOKENS[args.device],
         "rounds": args.rounds,
         "verl": "measured" if "verl" in arms() else "not on the path, not measured",

@@ -30,7 +30,7 @@ from experiments.benchmarks.matmul_cases import (
 )
 from experiments.benchmarks.matmul_layers import MODELS, Layer, floors_us, layers_of
 from experiments.benchmarks.timing import quartiles, time_calls
-from experiments.runs.provenance import git_state, hardware, versions
+from experiments.runs.provenance import origin
 from experiments.support.json_files import read_json, write_json
 from qat_core.nvfp4 import group_amax
 
@@ -128,9 +128,7 @@ def main() -> None:
     torch.manual_seed(0)
     record: dict[str, Any] = {
         "benchmark": "matmul",
-        "hardware": hardware(device),
-        "versions": versions(),
-        "git": git_state(),
+        **origin(device),
         "peak": measure_peak(device),
         "rounds": arguments.rounds,
         "cases": [],

@@ -31,7 +31,7 @@ from experiments.benchmarks.matmul_cases import (
     relative_error,
 )
 from experiments.benchmarks.matmul_layers import Layer
-from experiments.runs.provenance import git_state, hardware, versions
+from experiments.runs.provenance import origin
 from experiments.support.json_files import write_json
 from qat_core.options import ScalePolicy
 
@@ -99,9 +99,7 @@ def main() -> None:
     torch.manual_seed(0)
     record: dict[str, Any] = {
         "benchmark": "matmul_bits",
-        "hardware": hardware(device),
-        "versions": versions(),
-        "git": git_state(),
+        **origin(device),
         "cases": [],
     }
     for layer in layers(device):

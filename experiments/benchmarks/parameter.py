@@ -21,7 +21,7 @@ from torch import nn
 
 from experiments.benchmarks.qat_layers import apply_arm, arms, layer_stack, step_inputs
 from experiments.benchmarks.timing import summary, time_in_turns
-from experiments.runs.provenance import hardware, versions
+from experiments.runs.provenance import origin
 from qat_core.units import BYTES_PER_GIB
 
 SEQUENCES, TOKENS = 4, 2048
@@ -99,8 +99,7 @@ def main() -> None:
             Console().print_json(data=results[-1])
     record = {
         "benchmark": "parameter",
-        "hardware": hardware(args.device),
-        "versions": versions(),
+        **origin(args.device),
         "sequences": SEQUENCES,
         "tokens_per_sequence": TOKENS if args.device == "cuda" else 16,
         "rounds": args.rounds,

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from experiments.benchmarks.architectures import ARCHITECTURES, engine_settings
 from experiments.benchmarks.parity_cases import Case, random_case, trained_case
 from experiments.benchmarks.parity_statistics import Batch, ratios_of_both_floors, write_batches
-from experiments.runs.provenance import hardware, versions
+from experiments.runs.provenance import origin
 from experiments.support.subprocess_call import call_in_subprocess
 from qat_core.checkpoint.architecture import meta_model
 from qat_core.nvfp4 import PackedTensor, dequantize
@@ -132,8 +132,7 @@ def main() -> None:
     record: dict[str, Any] = {
         "benchmark": "parity",
         "weights": arguments.weights,
-        "hardware": hardware(device),
-        "versions": versions() | {"vllm": vllm_version()},
+        **origin(device, vllm=vllm_version()),
         "models": {},
     }
     batches: dict[str, dict[str, list[Batch]]] = {}

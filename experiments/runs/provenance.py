@@ -107,6 +107,16 @@ def hardware(device: str) -> Hardware:
     )
 
 
+def origin(device: str, **more_versions: str) -> dict[str, Any]:
+    """Where a measurement comes from, ready for JSON: machine, versions and commit."""
+    git = git_state()
+    return {
+        "hardware": hardware(device).model_dump(),
+        "versions": versions() | more_versions,
+        "git": git and git.model_dump(),
+    }
+
+
 def _cpu_name() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

@@ -135,11 +135,11 @@ class DriftMonitor:
     def _global_scales(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A prepared model has them; of another they take a pass over all weights."""
         prepared = scales_of(self._model)
-        if prepared is not None and prepared.policy == self._recipe.scale_policy:
-            if all(name in prepared.values for name in weights):
-                for name in weights:
-                    prepared.refresh_if_stale(name)
-                return {name: prepared.values[name] for name in weights}
+        has_all = prepared is not None and all(name in prepared.values for name in weights)
+        if prepared is not None and has_all and prepared.policy == self._recipe.scale_policy:
+            for name in weights:
+                prepared.refresh_if_stale(name)
+            return {name: prepared.values[name] for name in weights}
         groups = [{n: weights[n] for n in names} for names in self._plan.groups.values()]
         found = group_scales(groups, self._recipe.scale_policy)
         return {n: s for names, s in zip(groups, found, strict=True) for n in names}
