@@ -90,6 +90,20 @@ def unchecked_plan(model: nn.Module, recipe: Recipe) -> QuantPlan:
     return QuantPlan(tuple(entries))
 
 
+def unmatched_patterns(planned: QuantPlan, recipe: Recipe) -> list[str]:
+    """The recipe's ignore patterns that match no parameter of the planned model."""
+    names = [entry.name for entry in planned.entries]
+    return [
+        pattern
+        for pattern in recipe.ignore
+        if not any(matches(pattern, name) or matches(pattern, _module(name)) for name in names)
+    ]
+
+
+def _module(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
 def problems(unchecked: QuantPlan) -> list[str]:
     """Why the plan cannot be trained and served, empty if it can."""
     by_name = {entry.name: entry for entry in unchecked.entries}

@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 from typing import get_args
 
+from qat_core.checkpoint.architecture import meta_model
 from qat_core.checkpoint.read import read_checkpoint
 from qat_core.checkpoint.write import convert
 from qat_core.options import BlockScaleMethod, CheckpointFormat, ScalePolicy
+from qat_core.plan import unchecked_plan, unmatched_patterns
 from qat_core.recipe import Recipe
 
 RECIPES = {"full": Recipe.full, "ffn": Recipe.ffn}
@@ -30,10 +32,17 @@ def main() -> None:
                 block_scale_method=arguments.block_scale,
                 ignore=tuple(arguments.ignore),
             )
+            _require_matches(arguments.source, recipe)
             convert(arguments.source, arguments.destination, recipe, arguments.format, True)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def _require_matches(source: Path, recipe: Recipe) -> None:
+    """A misspelt pattern would leave in NVFP4 what is meant to stay in BF16."""
+    for pattern in unmatched_patterns(unchecked_plan(meta_model(source), recipe), recipe):
+        raise ValueError(f"--ignore: {pattern!r} matches no weight of {source}; correct it")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -176,3 +176,14 @@ def _parts(weight: Weight) -> list[torch.Tensor]:
     if isinstance(weight, PackedTensor):
         return [weight.codes, weight.block_scale.view(torch.uint8), weight.global_scale]
     return [weight]
+
+
+def test_a_pattern_that_matches_no_weight_is_refused(nano_dir: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "qat_core.checkpoint", "convert", nano_dir, tmp_path / "out"]
+    done = subprocess.run(
+        [*command, "--ignore", "self_attn", "self_atn"], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    line = f"error: --ignore: 'self_atn' matches no weight of {nano_dir}; correct it\n"
+    assert done.stderr.endswith(line) and "Traceback" not in done.stderr
+    assert not (tmp_path / "out").exists()
