@@ -18,6 +18,7 @@ from experiments.launch.run import KILLED
 from experiments.runs.attempts import list_attempts
 from experiments.runs.manifest import read_manifest
 from experiments.study.schema import ROOT
+from experiments.tracking.store import find_runs
 
 RUN = "tiny_nvfp4-qat_seed0"
 STEPS = 60  # about two seconds of training: time enough to be killed in
@@ -89,10 +90,9 @@ def mlflow_run(base: Path) -> Any:
     client = MlflowClient(f"sqlite:///{base}/mlflow.db")
     experiment = client.get_experiment_by_name("smoke")
     assert experiment is not None
-    found = client.search_runs([experiment.experiment_id], f"attributes.run_name = '{RUN}'")
-    assert len(found) == 1
-    history = client.get_metric_history(found[0].info.run_id, "rollout_corr/k3_kl")
-    return found[0], {point.step for point in history}
+    (run_id,) = find_runs(client, experiment.experiment_id, RUN)
+    history = client.get_metric_history(run_id, "rollout_corr/k3_kl")
+    return client.get_run(run_id), {point.step for point in history}
 
 
 @pytest.mark.parametrize(
