@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from experiments.launch.local_trainer import train_here
 from experiments.launch.run import KILLED, open_attempts
 from experiments.launch.run_log import RunLog
 from experiments.runs.attempts import list_attempts, next_attempt
+from experiments.study.load import load_study
+from experiments.study.schema import ROOT
 from experiments.tracking.live import TrackedRun
 from tests.manifests import make_manifest
 
@@ -80,3 +83,14 @@ def test_checkpoints_outlive_a_crash_but_not_a_change(
     assert (tmp_path / "checkpoints" / "step_2").exists() == checkpoints_stay
     (killed,) = list_attempts(tmp_path)
     assert killed.manifest.status == "failed" and killed.manifest.reason == KILLED
+
+
+def test_a_checkpoint_beyond_the_recorded_steps_is_not_resumed(tmp_path: Path) -> None:
+    study = load_study(ROOT / "tests" / "workflow" / "smoke.yaml")
+    run = study.runs[0]
+    (tmp_path / run.id / "checkpoints" / "step_4").mkdir(parents=True)
+    attempts = [next_attempt(tmp_path / run.id) for _ in range(2)]
+    for step in (1, 2):
+        attempts[0].append({"step": step})
+    with pytest.raises(ValueError, match=r"attempts/\*/metrics.jsonl: step 3 is missing; restore"):
+        train_here(study, run, tmp_path, attempts, lambda step, metrics: None)
