@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from experiments.verl.checkpoints import TRACKER, steps_on_disk
+from experiments.verl.checkpoints import TRACKER, steps_on_disk, tracked_step
 from qat_core.rl.resume import check, find_steps
 
 
@@ -40,7 +40,7 @@ def _local_checkpoints(folder: Path) -> dict[int, Path]:
 
 def _verl_checkpoints(folder: Path) -> dict[int, Path]:
     """Of older checkpoints verl removes the weights and leaves the rest."""
-    latest, steps = int((folder / TRACKER).read_text()), steps_on_disk(folder)
+    latest, steps = tracked_step(folder), steps_on_disk(folder)
     return {
         step: path for step, path in steps.items() if step <= latest and (path / "actor").is_dir()
     }

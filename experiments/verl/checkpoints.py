@@ -1,10 +1,12 @@
 """verl's checkpoints of a run, in step with what has been recorded of it."""
 
+import re
 import shutil
 from pathlib import Path
 
 # holds a step's number once its checkpoint is complete
 TRACKER = "latest_checkpointed_iteration.txt"
+STEP = re.compile(r"global_step_(\d+)")
 
 
 def rewind(folder: Path, last_recorded_step: int) -> None:
@@ -16,7 +18,7 @@ def rewind(folder: Path, last_recorded_step: int) -> None:
     """
     steps = steps_on_disk(folder)
     tracker = folder / TRACKER
-    complete = int(tracker.read_text()) if tracker.exists() else 0
+    complete = tracked_step(folder)
     usable = [
         step
         for step, path in steps.items()
@@ -34,7 +36,26 @@ def rewind(folder: Path, last_recorded_step: int) -> None:
 
 def steps_on_disk(folder: Path) -> dict[int, Path]:
     """verl's checkpoints by step, complete or not."""
-    return {int(path.name.rpartition("_")[2]): path for path in folder.glob("global_step_*")}
+    found = ((STEP.fullmatch(path.name), path) for path in folder.glob("global_step_*"))
+    return {int(match[1]): path for match, path in found if match}
+
+
+def tracked_step(folder: Path) -> int:
+    """The step of verl's last complete checkpoint, 0 if there is none.
+
+    Raises:
+        ValueError: the file that holds it is damaged.
+    """
+    tracker = folder / TRACKER
+    if not tracker.exists():
+        return 0
+    text = tracker.read_text(errors="replace").strip()
+    if not text.isdecimal():
+        raise ValueError(
+            f"{tracker}: {text[:20]!r} is not a step; write the number of the last complete "
+            f"global_step folder, or delete {folder} to train from the first step"
+        )
+    return int(text)
 
 
 def _is_complete(path: Path) -> bool:

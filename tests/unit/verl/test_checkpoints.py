@@ -55,3 +55,19 @@ def test_unfinished_save_is_dropped(checkpoints: Path) -> None:
 def test_run_without_checkpoints_starts_from_nothing(tmp_path: Path) -> None:
     rewind(tmp_path / "checkpoints", 3)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_renamed_folders_do_not_count(checkpoints: Path) -> None:
+    (checkpoints / "global_step_10").rename(checkpoints / "global_step_10.bak")
+    rewind(checkpoints, 14)
+    assert (checkpoints / TRACKER).read_text() == "5"
+    assert (checkpoints / "global_step_10.bak").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"-1", b"1.5", b"\xff\xfe"])
+def test_a_damaged_tracker_is_named(checkpoints: Path, content: bytes) -> None:
+    (checkpoints / TRACKER).write_bytes(content)
+    with pytest.raises(ValueError) as refused:
+        rewind(checkpoints, 15)
+    assert str(refused.value).startswith(f"{checkpoints / TRACKER}: ")
+    assert len(str(refused.value).splitlines()) == 1
