@@ -222,6 +222,9 @@ def _environment(study: Study, paths: RunPaths) -> dict[str, str]:
 def main() -> None:
     """Prints configuration and command of one run, for the repository's root."""
     parser = argparse.ArgumentParser(description=__doc__, parents=[STUDY, RUN, RESULTS])
+    parser.add_argument(
+        "--write", action="store_true", help=f"write {CONFIGURATION}, print only the command"
+    )
     args = parser.parse_args()
     study = load_study(args.study)
     run = study.find_run(args.run)
@@ -232,7 +235,12 @@ def main() -> None:
         )
     attempt = args.results / run.id / "attempts" / "1"
     paths = run_paths(study, run, Path(), args.results, attempt)
-    print(f"# {attempt / CONFIGURATION}\n{to_yaml(build_configuration(study, run, paths))}")
+    text = to_yaml(build_configuration(study, run, paths))
+    if args.write:
+        attempt.mkdir(parents=True, exist_ok=True)
+        (attempt / CONFIGURATION).write_text(text)
+    else:
+        print(f"# {attempt / CONFIGURATION}\n{text}")
     print(build_command(study, paths))
 
 

@@ -4,6 +4,8 @@ After a wanted change:
     python -m experiments.verl.command --study FILE --run RUN > tests/unit/verl/settings/RUN.txt
 """
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import yaml
 
 from experiments.study.arm_recipes import make_recipes
 from experiments.study.load import load_study
-from experiments.study.schema import STUDIES, Run, Study
+from experiments.study.schema import ROOT, STUDIES, Run, Study
 from experiments.verl.command import (
     build_command,
     build_configuration,
@@ -124,3 +126,20 @@ def test_setting_of_the_study_is_refused_in_a_recipe(
         match=r"nano/recipe.yaml: actor_rollout_ref.rollout.top_p: comes from the study; remove",
     ):
         settings_of(NANO, NANO.find_run("nano-dense-verl_nvfp4-qat_seed0"))
+
+
+def test_the_file_can_be_written_for_a_command_of_ones_own(tmp_path: Path) -> None:
+    study, run = STUDIES / "verl_nano.yaml", "nano-dense-verl_bf16_seed0"
+    arguments = ["--study", study, "--run", run, "--results", tmp_path, "--write"]
+    done = subprocess.run(
+        [sys.executable, "-m", "experiments.verl.command", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    attempt = tmp_path / run / "attempts" / "1"
+    written = yaml.safe_load((attempt / "verl.yaml").read_text())
+    assert written["defaults"][0] == "ppo_trainer"
+    assert done.stdout.rstrip().endswith(f"--config-dir {attempt} --config-name verl")
+    assert "defaults" not in done.stdout
