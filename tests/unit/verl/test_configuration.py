@@ -14,6 +14,9 @@ pytest.importorskip("verl", reason="needs requirements/engines.txt")
 
 import verl
 from hydra import compose, initialize_config_dir
+from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 from verl.utils.config import omega_conf_to_dataclass
 
@@ -98,13 +101,24 @@ def test_a_recipe_with_a_search_path_of_its_own_keeps_its_patterns(dapo_qat: Pat
 
 @pytest.mark.parametrize("override", ["++nvfp4=w4a16", "nvfp4=w4a16", "+nvfp4=w4a61"])
 def test_a_slip_in_the_line_is_an_error(override: str) -> None:
-    with pytest.raises(Exception, match=r"nvfp4"):
+    with pytest.raises(HydraException, match="nvfp4"):
         composed(override)
 
 
 def test_other_search_paths_of_a_command_do_not_take_it_away() -> None:
     content = composed("hydra.searchpath=[]", *COMMAND)
     assert content.actor_rollout_ref.actor.fsdp_config.qat.scale_policy == "pow2"
+
+
+def test_where_the_package_is_missing_the_longer_line_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The shorter one is then a key of the user's own to Hydra, and the run is BF16."""
+    found = {plugin.__name__: plugin for plugin in Plugins.instance().discover(SearchPathPlugin)}
+    monkeypatch.setattr(found["NvFp4SearchPath"], "manipulate_search_path", lambda *_: None)
+    assert composed("+nvfp4=w4a16").nvfp4 == "w4a16"
+    with pytest.raises(HydraException, match="nvfp4"):
+        composed("+nvfp4@_global_=w4a16")
 
 
 def test_to_verls_own_engine_qat_is_off_whatever_was_set() -> None:
