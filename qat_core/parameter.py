@@ -22,6 +22,7 @@ from torch.optim import optimizer
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from qat_core.fsdp import gather_packed, unpack_gathered
+from qat_core.full_precision import FullPrecisionMemory
 from qat_core.nvfp4 import fake_quantize
 from qat_core.operators import (
     MIXING,
@@ -44,7 +45,7 @@ from qat_core.tracking import HeldWeights, Version
 aten = torch.ops.aten
 
 
-class FakeQuantizedTensor(torch.Tensor):
+class FakeQuantizedTensor(FullPrecisionMemory):
     """Weight (..., N, K), BF16 or FP32, that matrix products read as NVFP4.
 
     Args:
@@ -60,7 +61,6 @@ class FakeQuantizedTensor(torch.Tensor):
     weight_name: str
     scales: Scales
     measured: Version | None = None
-    _data: Tensor
     _transposed: bool
     _expert: int | None
 
@@ -94,15 +94,8 @@ class FakeQuantizedTensor(torch.Tensor):
     fsdp_pre_all_gather = gather_packed
     fsdp_post_all_gather = unpack_gathered
 
-    @property
-    def data(self) -> Tensor:
-        """As PyTorch's: the same memory, detached. Assigning gives the weight other memory."""
-        detached: Tensor = torch.Tensor.data.__get__(self)  # type: ignore[attr-defined]
-        return detached
-
-    @data.setter
-    def data(self, value: Tensor) -> None:
-        """As PyTorch's, which would change the wrapper alone.
+    def _assign(self, value: Tensor) -> None:
+        """As PyTorch's assignment to `.data`, which would change the wrapper alone.
 
         Raises:
             ValueError: another shape than the weight's, as DeepSpeed assigns, or another layout.
@@ -114,39 +107,17 @@ class FakeQuantizedTensor(torch.Tensor):
                 f"{tuple(self.shape)}, dense: quantized weights keep their shape"
             )
         own = self._data
-        is_own = plain.data_ptr() == own.data_ptr() and plain.stride() == own.stride()
-        if not (is_own and plain.dtype == own.dtype):
-            shell = self._like(plain, aten.alias.default, (self,), 0)
-            torch.Tensor.data.__set__(self, shell)  # type: ignore[attr-defined]
-            self._data, self.global_scale = plain, shell.global_scale
-        self.scales.weights.mark_written(self.weight_name, assigned=not is_own)
+        is_own = (plain.data_ptr(), plain.dtype) == (own.data_ptr(), own.dtype)
+        if is_own and plain.stride() == own.stride():  # as `weight.data += delta` ends
+            self.scales.weights.mark_written(self.weight_name)
+            return
+        shell = self._like(plain, aten.alias.default, (self,), 0)
+        torch.Tensor.data.__set__(self, shell)  # type: ignore[attr-defined]
+        self._data, self.global_scale = plain, shell.global_scale
+        self._mark_assigned()
 
-    def data_ptr(self) -> int:
-        """Address of the full-precision values; the wrapper has no memory."""
-        return self._data.data_ptr()
-
-    def share_memory_(self) -> "FakeQuantizedTensor":
-        """As PyTorch's: from now on, other processes may write the full-precision values."""
-        self._data.share_memory_()  # type: ignore[no-untyped-call]
+    def _mark_assigned(self) -> None:
         self.scales.weights.mark_written(self.weight_name, assigned=True)
-        return self
-
-    def is_shared(self) -> bool:
-        """Whether the full-precision values are in shared memory."""
-        return bool(self._data.is_shared())  # type: ignore[no-untyped-call]
-
-    def __dlpack__(self, **options: Any) -> Any:
-        """The full-precision values for another library; errors as PyTorch's."""
-        return self._data.detach().requires_grad_(self.requires_grad).__dlpack__(**options)
-
-    def storage(self) -> Any:
-        """Memory of the full-precision values, where safetensors looks."""
-        return self._data._typed_storage()  # type: ignore[no-untyped-call]
-
-    def numpy(self, *, force: bool = False) -> Any:
-        """The full-precision values; errors as PyTorch's of a tensor that requires grad."""
-        plain = self._data.detach().requires_grad_(self.requires_grad)
-        return plain.numpy(force=force)
 
     def plain(self) -> Tensor:
         """The full-precision values as a plain tensor that shares their memory."""

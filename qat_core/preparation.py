@@ -12,6 +12,7 @@ from qat_core.parameter import FakeQuantizedTensor
 from qat_core.plan import QuantPlan, plan
 from qat_core.recipe import Recipe
 from qat_core.scales import Scales
+from qat_core.state_dicts import adopt_assigned, fake_quantized, plain_entries
 
 
 @torch.inference_mode(False)  # else what is made here could never be trained
@@ -48,7 +49,7 @@ def prepare(model: nn.Module, recipe: Recipe, *, allow_meta: bool = False) -> Qu
             )
     _forget_previous(model)
     scales = Scales(model, checked, recipe)
-    swapped = [(weight, _fake_quantized(name, weight, scales)) for name, weight in weights.items()]
+    swapped = [(weight, fake_quantized(name, weight, scales)) for name, weight in weights.items()]
     _swap(swapped)
     if not any(weight.is_meta for weight in weights.values()):
         try:
@@ -63,8 +64,8 @@ def prepare(model: nn.Module, recipe: Recipe, *, allow_meta: bool = False) -> Qu
     watch(scales.weights)
     model.register_forward_pre_hook(scales.before_forward)
     for owner in {id(m): m for m, _ in map(scales.weights.owner, checked.quantized)}.values():
-        owner.register_state_dict_post_hook(_plain_entries)  # type: ignore[no-untyped-call]
-        adopt = partial(_adopt_assigned, scales)
+        owner.register_state_dict_post_hook(plain_entries)  # type: ignore[no-untyped-call]
+        adopt = partial(adopt_assigned, scales)
         owner.register_load_state_dict_post_hook(adopt)  # type: ignore[no-untyped-call]
     return checked
 
@@ -154,8 +155,8 @@ def _forget_previous(model: nn.Module) -> None:
             module._load_state_dict_post_hooks,
         ):
             for key, hook in list(hooks.items()):
-                is_own = hook in (_plain_entries, previous.before_forward)
-                if is_own or (isinstance(hook, partial) and hook.func is _adopt_assigned):
+                is_own = hook in (plain_entries, previous.before_forward)
+                if is_own or (isinstance(hook, partial) and hook.func is adopt_assigned):
                     del hooks[key]
 
 
@@ -163,17 +164,6 @@ def _num_references(weight: Any) -> int:
     """From C++: 1 of Python, more where graphs hold it."""
     count: int = weight._use_count()
     return count
-
-
-def _fake_quantized(name: str, weight: nn.Parameter, scales: Scales) -> nn.Parameter:
-    """A new Parameter on the same memory."""
-    scale = scales.values[name]
-    if scale.device != weight.device:  # a weight that was loaded in the place of a meta one
-        scale = torch.ones(scale.shape, device=weight.device)
-    tensor = FakeQuantizedTensor(weight.detach(), scale, name, scales)
-    parameter = nn.Parameter(tensor, requires_grad=weight.requires_grad)
-    parameter.grad = weight.grad
-    return parameter
 
 
 def _swap(pairs: list[tuple[nn.Parameter, nn.Parameter]]) -> None:
@@ -194,52 +184,3 @@ def _swap(pairs: list[tuple[nn.Parameter, nn.Parameter]]) -> None:
             raise ValueError(f"a weight cannot be prepared: {error}") from error
         first._backward_hooks, first._post_accumulate_grad_hooks = hooks, after
         swapped.append((first, second))
-
-
-def _adopt_assigned(scales: Scales, module: nn.Module, _keys: Any) -> None:
-    """Load hook: quantize what `load_state_dict(assign=True)` put in the place of a weight."""
-    for leaf, parameter in module._parameters.items():
-        name = scales.weights.name_of(module, leaf)
-        if name is None or parameter is None:
-            continue
-        if not isinstance(parameter, DTensor):
-            if not isinstance(parameter, FakeQuantizedTensor):
-                module._parameters[leaf] = _fake_quantized(name, parameter, scales)
-                scales.weights.mark_written(name)
-        elif not isinstance(parameter._local_tensor, FakeQuantizedTensor):
-            local = nn.Parameter(parameter._local_tensor.detach(), requires_grad=False)
-            parameter._local_tensor = _fake_quantized(name, local, scales).detach()
-            scales.weights.mark_written(name)
-
-
-def full_precision_state(model: nn.Module) -> dict[str, Tensor]:
-    """As `model.state_dict()`, without a dispatch for each weight: a stream asks at every step."""
-    state: dict[str, Tensor] = {}
-    for name, held in model.state_dict(keep_vars=True).items():
-        if isinstance(held, FakeQuantizedTensor):
-            state[name] = held.plain().detach()
-        elif isinstance(held, Tensor):
-            state[name] = _plain(held.detach(), held)
-        else:  # extra state, which is not a weight
-            state[name] = held
-    return state
-
-
-def _plain_entries(
-    module: nn.Module, state_dict: dict[str, Any], prefix: str, _metadata: Any
-) -> None:
-    """State dict hook: plain tensors for all to save; Parameters (keep_vars) stay what they are."""
-    for leaf, parameter in module._parameters.items():
-        entry = state_dict.get(prefix + leaf)
-        if isinstance(entry, Tensor) and not isinstance(entry, nn.Parameter):
-            state_dict[prefix + leaf] = _plain(entry, parameter)
-
-
-def _plain(entry: Tensor, parameter: Any) -> Tensor:
-    """Shares memory and version counters with the parameter, so that `Scales` sees writes to it."""
-    if isinstance(entry, FakeQuantizedTensor):
-        plain: Tensor = parameter.plain().detach()
-        return plain
-    if isinstance(entry, DTensor) and isinstance(entry._local_tensor, FakeQuantizedTensor):
-        entry._local_tensor = parameter._local_tensor.plain().detach()
-    return entry

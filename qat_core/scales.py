@@ -69,16 +69,16 @@ class Scales:
         if stale:
             self.refresh()
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def before_forward(self, *_: Any) -> None:
-        """Forward pre-hook of the whole model.
-
-        Sees also the changes that no parameter notices, made through a tensor of the state dict,
-        and refreshes on behalf of compiled layers, which do not look.
-        """
+    def update(self) -> None:
+        """Recompute all global scales if any weight was, or may have been, written."""
         self.weights.find()
         if self.weights.any_unmeasured():
             self._refresh()
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def before_forward(self, *_: Any) -> None:
+        """Forward pre-hook of the whole model; compiled layers look for no writes themselves."""
+        self.update()
 
     def rounded(self, name: str) -> Tensor:
         """The whole weight rounded to NVFP4 in BF16, kept until a weight changes."""

@@ -137,8 +137,7 @@ class DriftMonitor:
         prepared = scales_of(self._model)
         has_all = prepared is not None and all(name in prepared.values for name in weights)
         if prepared is not None and has_all and prepared.policy == self._recipe.scale_policy:
-            for name in weights:
-                prepared.refresh_if_stale(name)
+            prepared.update()
             return {name: prepared.values[name] for name in weights}
         groups = [{n: weights[n] for n in names} for names in self._plan.groups.values()]
         found = group_scales(groups, self._recipe.scale_policy)
