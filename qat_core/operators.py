@@ -19,11 +19,13 @@ COMPUTE = {
     # Fast paths of PyTorch's own layers, which take the weights of many products at once.
     *(aten._transformer_encoder_layer_fwd, aten._native_multi_head_attention),
 }
-# Operators that make weights part of another matrix, which would then be multiplied unrounded.
+# Operators that make weights, or factors of them such as norms, part of another matrix, which would
+# then be multiplied unrounded.
 MIXING = {
     *(aten.add, aten.sub, aten.rsub, aten.mul, aten.div, aten.lerp, aten.addcmul, aten.addcdiv),
     *(aten.cat, aten.stack, aten.where, aten.maximum, aten.minimum, aten.repeat, aten.roll),
     *(aten.index_add, aten.index_copy, aten.index_put, aten.scatter, aten.flip, aten.tril),
+    *(aten.linalg_vector_norm, aten.norm, aten.sum, aten.mean, aten.var, aten.pow, aten.abs),
     *(aten.exp, aten.tanh, aten.sigmoid, aten.relu, aten._softmax, aten._log_softmax),
     *(aten.slice_scatter, aten.select_scatter, aten.masked_fill, aten.clamp, aten.neg),
 }

@@ -162,16 +162,13 @@ class FakeQuantizedTensor(FullPrecisionMemory):
         """Run `func` on rounded or plain values, whatever it asks for."""
         kwargs = kwargs or {}
         changed = list(written(cls, func, args, kwargs))  # by an optimizer, be it a custom kernel
-        saving = func is aten.copy_.default and not changed and in_saved_tensor_hook()
-        if saving or (is_compute(func) and not changed):
+        if not changed and (is_compute(func) or _is_for_compute(func, args)):
             return func(*read_all(cls, cls.rounded, args), **read_dict(cls, cls.rounded, kwargs))
         if func.is_view and func not in PRESERVING:
             raise ValueError(
                 f"{args[0].weight_name}: used through {func}, which may not keep its blocks of "
                 f"{BLOCK_SIZE}: add it to ignore"
             )
-        if func.overloadpacket in MIXING and torch.is_grad_enabled():
-            _refuse_mixed(func, args)
         for tensor in changed:
             tensor.scales.weights.mark_written(tensor.weight_name)
         out = func(*read_all(cls, cls.plain, args), **read_dict(cls, cls.plain, kwargs))
@@ -205,14 +202,14 @@ class FakeQuantizedTensor(FullPrecisionMemory):
         )
 
     def _is_copied_to_compute(self) -> bool:
-        """Whether a copy is for a forward pass: of a transpose, of an expert, with a gradient.
+        """Whether a copy is for a product: made in a forward pass, or of a transpose, or an expert.
 
-        A copy of the whole weight or of some rows, as a shard is, without gradient, serves an
-        optimizer or a file.
+        Elsewhere a copy of the whole weight or of some rows, as a shard is, serves an optimizer or
+        a file.
         """
         whole = self.scales.shapes[self.weight_name]
         is_part = self._transposed or (self.ndim >= 2 and self.shape[1:] != whole[1:])
-        return is_part or (self.ndim >= 2 and self.requires_grad and torch.is_grad_enabled())
+        return is_part or (self.ndim >= 2 and self.scales.is_computing())
 
     def _holds_all_experts(self) -> bool:
         return self.ndim == 3 and self.shape[:1] == self.global_scale.shape
@@ -269,15 +266,20 @@ class FakeQuantizedTensor(FullPrecisionMemory):
         return f"FakeQuantizedTensor({self.weight_name}, {self._data!r})"
 
 
-def _refuse_mixed(func: Any, args: tuple[Any, ...]) -> None:
-    """ValueError if a matrix that trains is made part of another one, which nothing would round."""
-    for tensor in flat(args):
-        if isinstance(tensor, FakeQuantizedTensor) and tensor.requires_grad and tensor.ndim >= 2:
-            raise ValueError(
-                f"{tensor.weight_name}: used in {func.overloadpacket} with gradient, the result of "
-                "which would not be rounded: multiply with the weight itself, add it to ignore, or "
-                "use weight.detach() or weight.flatten() where full precision is meant"
-            )
+def _is_for_compute(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether the result will be multiplied: a tensor saved for backward, or part of a new matrix.
+
+    The same operators outside of a forward pass serve penalties, averages of models and files.
+    Adding to a frozen weight is how PEFT's DoRA takes norms, of full precision when it starts.
+    """
+    if func is aten.copy_.default:
+        return in_saved_tensor_hook()
+    if func.overloadpacket not in MIXING:
+        return False
+    weights = [w for w in flat(args) if isinstance(w, FakeQuantizedTensor) and w.ndim >= 2]
+    if not weights or not all(w.scales.is_computing() for w in weights):
+        return False
+    return func.overloadpacket is not aten.add or any(w.scales.trains(w) for w in weights)
 
 
 # As DTensor does: without it optimizers fall back to one kernel launch a parameter.

@@ -63,6 +63,7 @@ def prepare(model: nn.Module, recipe: Recipe, *, allow_meta: bool = False) -> Qu
         weight.__dict__.update(replaced.__dict__)  # attributes such as no_decay
     watch(scales.weights)
     model.register_forward_pre_hook(scales.before_forward)
+    model.register_forward_hook(scales.after_forward, always_call=True)
     for owner in {id(m): m for m, _ in map(scales.weights.owner, checked.quantized)}.values():
         owner.register_state_dict_post_hook(plain_entries)  # type: ignore[no-untyped-call]
         adopt = partial(adopt_assigned, scales)
@@ -151,11 +152,12 @@ def _forget_previous(model: nn.Module) -> None:
     for module in model.modules():
         for hooks in (
             module._forward_pre_hooks,
+            module._forward_hooks,
             module._state_dict_hooks,
             module._load_state_dict_post_hooks,
         ):
             for key, hook in list(hooks.items()):
-                is_own = hook in (plain_entries, previous.before_forward)
+                is_own = hook in (plain_entries, previous.before_forward, previous.after_forward)
                 if is_own or (isinstance(hook, partial) and hook.func is adopt_assigned):
                     del hooks[key]
 

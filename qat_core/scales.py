@@ -17,7 +17,7 @@ from qat_core.nvfp4 import fake_quantize, global_scale, group_amax, is_represent
 from qat_core.nvfp4.format import UNREPRESENTABLE
 from qat_core.plan import QuantPlan
 from qat_core.recipe import Recipe
-from qat_core.tracking import HeldWeights
+from qat_core.tracking import HeldWeights, TrackedWeight
 
 
 class Scales:
@@ -41,6 +41,7 @@ class Scales:
         }
         self.weights = HeldWeights(model, plan.quantized)
         self.num_refreshes = 0
+        self._in_forward = False
         self.packed_shards: dict[str, tuple[Tensor, ...]] = {}
         self._groups = tuple(plan.groups.values())
         self._group_of = {name: group for group in self._groups for name in group}
@@ -60,11 +61,10 @@ class Scales:
         written: an optimizer that steps in the backward pass writes the weights one by one.
         """
         weights = self.weights
-        in_backward = torch._C._current_graph_task_id() != -1
         if weights.written:
-            stale = name in weights.written or not in_backward
+            stale = name in weights.written or not _in_backward()
         else:
-            group = (name,) if in_backward else self._group_of[name]
+            group = (name,) if _in_backward() else self._group_of[name]
             stale = not all(map(weights.is_measured, group))
         if stale:
             self.refresh()
@@ -79,6 +79,20 @@ class Scales:
     def before_forward(self, *_: Any) -> None:
         """Forward pre-hook of the whole model; compiled layers look for no writes themselves."""
         self.update()
+        self._in_forward = True
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def after_forward(self, *_: Any) -> None:
+        """Forward hook of the whole model, called after an error too."""
+        self._in_forward = False
+
+    def is_computing(self) -> bool:
+        """Whether a forward pass of the whole model runs, or is repeated in a backward pass."""
+        return self._in_forward or (torch.is_grad_enabled() and _in_backward())
+
+    def trains(self, weight: TrackedWeight) -> bool:
+        """Whether the parameter behind this tensor or view gets a gradient."""
+        return self.weights.weight(weight.weight_name).requires_grad
 
     def rounded(self, name: str) -> Tensor:
         """The whole weight rounded to NVFP4 in BF16, kept until a weight changes."""
@@ -122,6 +136,7 @@ class Scales:
         copied = memo[id(self)] = copy(self)
         copied.values, copied.packed_shards, copied._rounded = dict(self.values), {}, {}
         copied.weights, copied._finite = self.weights.without_weights(), []
+        copied._in_forward = False
         return copied
 
     def wait_until_ready(self) -> None:
@@ -212,3 +227,7 @@ class Scales:
             elif self.values[name].device != scale.device:
                 self.values[name] = torch.empty_like(scale)
         torch._foreach_copy_([self.values[name] for name in fresh], list(fresh.values()))
+
+
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1

@@ -31,6 +31,7 @@ class TrackedWeight(Protocol):
     weight_name: str
     global_scale: Tensor
     measured: Version | None
+    requires_grad: bool
 
     def plain(self) -> Tensor:
         """The full-precision values, sharing memory."""
@@ -118,7 +119,9 @@ class HeldWeights:
 
         On all ranks alike: each would otherwise wait for the others in the all-reduce.
         """
-        parameter = self._parameters[name]
+        parameter = self._parameters.get(name)
+        if parameter is None:  # of a copied layer, a weight of the group that stayed behind
+            return True
         return bool(_local(parameter).measured == self._version(parameter))
 
     def any_unmeasured(self) -> bool:

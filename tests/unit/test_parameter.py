@@ -199,7 +199,6 @@ def test_pickles_as_the_plain_parameter() -> None:
     assert type(torch.load(buffer, weights_only=True)["weight"]) is nn.Parameter
 
 
-@torch.no_grad()
 def test_other_arithmetic_sees_full_precision() -> None:
     model, _ = pair("qwen3")
     weight = model.model.layers[0].mlp.up_proj.weight

@@ -3,12 +3,14 @@
 import copy
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from qat_core.parameter import FakeQuantizedTensor
 from qat_core.preparation import prepare
@@ -47,8 +49,6 @@ ROUNDED: dict[str, Use] = {
     "gate and up": lambda _, e: torch.cat([half.bmm(ONES) for half in e.split([16, 48], 1)], 1),
     "copied gate": lambda _, e: e.chunk(2, 1)[0].contiguous().bmm(ONES),
     "chosen experts": lambda _, e: e[[1, 0]].bmm(ONES[:2]),
-    "rows, cloned": lambda w, _: ONE @ w[:8].clone().t(),
-    "cloned": lambda w, _: ONE @ w.clone().t(),
     "inner product": lambda w, _: torch.inner(ONE, w),
     "tensordot": lambda w, _: torch.tensordot(ONE, w, ([1], [1])),
     "vmap": lambda w, _: torch.func.vmap(lambda row: F.linear(row, w))(ONE),
@@ -57,8 +57,8 @@ ROUNDED: dict[str, Use] = {
     "distances": lambda w, _: torch.cdist(ONE.float(), w.float()),
     "gathered experts": lambda _, e: torch.gather(e, 0, FIRST_EXPERT).bmm(ONES[:1]),
 }
-# With gradient: nothing would round the result.
-REFUSED_IN_A_FORWARD_PASS: dict[str, Use] = {
+# Made part of another matrix: rounded before in a forward pass, elsewhere in full precision.
+MIXED: dict[str, Use] = {
     "concatenated": lambda w, _: ONE @ torch.cat([w, w]).t(),
     "stacked": lambda w, _: torch.stack([w, w]) @ ONE,
     "plus an adapter": lambda w, _: ONE @ (w + torch.zeros_like(w)).t(),
@@ -66,8 +66,9 @@ REFUSED_IN_A_FORWARD_PASS: dict[str, Use] = {
     "normalized": lambda w, _: ONE @ F.normalize(w).t(),
     "squashed": lambda w, _: ONE @ torch.tanh(w).t(),
     "masked": lambda w, _: ONE @ torch.where(w > 0, w, 0).t(),
-    "kron": lambda w, _: torch.kron(torch.ones(1, 1).bfloat16(), w),
-    "concatenated experts": lambda _, e: torch.cat([e, e], 1),
+    "rows, cloned": lambda w, _: ONE @ w[:8].clone().t(),
+    "cloned": lambda w, _: ONE @ w.clone().t(),
+    "concatenated experts": lambda _, e: torch.cat([e, e], 1).bmm(ONES),
 }
 # What serves penalties, logs, optimizers and files.
 FULL_PRECISION: dict[str, Use] = {
@@ -101,11 +102,16 @@ REFUSED: dict[str, Use] = {
 
 
 @pytest.fixture
-def weights() -> Weights:
+def model() -> nn.Module:
+    prepared = tiny_model("qwen3-moe")
+    prepare(prepared, Recipe())
+    return prepared
+
+
+@pytest.fixture
+def weights(model: nn.Module) -> Weights:
     """A linear weight and experts of a prepared model."""
-    model = tiny_model("qwen3-moe")
-    prepare(model, Recipe())
-    layer = model.model.layers[0]
+    layer: Any = model.model.layers[0]  # type: ignore[union-attr, index]
     return layer.self_attn.k_proj.weight, layer.mlp.experts.down_proj
 
 
@@ -122,12 +128,62 @@ def test_refuses_what_it_cannot_round(use: Use, weights: Weights) -> None:
         use(*weights)
 
 
-@pytest.mark.parametrize("use", REFUSED_IN_A_FORWARD_PASS.values(), ids=REFUSED_IN_A_FORWARD_PASS)
-def test_refuses_to_become_part_of_another_matrix(use: Use, weights: Weights) -> None:
-    with pytest.raises(ValueError, match="with gradient, the result of which would not be rounded"):
-        use(*weights)
-    with torch.no_grad():  # for an optimizer, a file, an average of models
-        assert torch.equal(use(*weights), use(*(weight.plain() for weight in weights)))
+def in_forward(model: nn.Module, use: Callable[[], Tensor]) -> Tensor:
+    """What `use` gives while a forward pass of the model runs."""
+    results: list[Tensor] = []
+    handle = model.get_submodule("model.layers.0").register_forward_pre_hook(
+        lambda *_: results.append(use())
+    )
+    model(input_ids=tokens(), use_cache=False)
+    handle.remove()
+    return results[0]
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad], ids=["train", "evaluate"])
+@pytest.mark.parametrize("use", MIXED.values(), ids=MIXED)
+def test_a_part_of_another_matrix_is_rounded_in_a_forward_pass(
+    use: Use, mode: Callable[[], Any], model: nn.Module, weights: Weights
+) -> None:
+    with mode():
+        values = [(weight.rounded(), weight.plain()) for weight in weights]
+        rounded, plain = (use(*read) for read in zip(*values, strict=True))
+        assert torch.equal(in_forward(model, lambda: use(*weights)), rounded)
+        assert torch.equal(use(*weights), plain) and not torch.equal(plain, rounded)
+
+
+def test_a_forward_pass_that_fails_is_over(model: nn.Module, weights: Weights) -> None:
+    with pytest.raises(ZeroDivisionError):
+        in_forward(model, lambda: torch.ones(1 // 0))
+    assert torch.equal(weights[0] * 1, weights[0].plain())
+
+
+class Fused(nn.Module):
+    """Runs two weights as one matrix, under a checkpoint that repeats it in the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(32, 16), nn.Linear(32, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        def product(x: Tensor) -> Tensor:
+            return F.linear(x, torch.cat([self.first.weight, self.second.weight])).square()
+
+        out: Tensor = checkpoint(product, x, use_reentrant=False)
+        return out
+
+
+def test_gradients_of_a_joined_matrix_are_those_of_rounded_weights() -> None:
+    model, oracle = Fused(), Fused()
+    prepare(model, Recipe())
+    with torch.no_grad():
+        for name in ("first.weight", "second.weight"):
+            oracle.get_parameter(name).copy_(model.get_parameter(name).rounded())  # type: ignore[operator]
+    x = torch.randn(4, 32)
+    for each in (model, oracle):
+        each(x).sum().backward()
+    for name in ("first.weight", "second.weight"):
+        assert torch.equal(model.get_parameter(name).grad, oracle.get_parameter(name).grad)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("use", FULL_PRECISION.values(), ids=FULL_PRECISION)
