@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from analysis.results import Results
 
 PROTOCOL = "2026-11-21"
-SINCE = datetime(2026, 11, 21, 23, 0, tzinfo=UTC)
+SINCE = datetime(2026, 11, 22, tzinfo=UTC)
 SEEDS = 5
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from experiments.support.json_files import parse_object, read_bytes, write_jsonl
+from qat_core.rl.metric_names import RESPONSE_TOKENS
 
 Row = dict[str, float | int | None]
 METRICS, RECORDED_METRICS = "metrics.jsonl", "metrics.csv.gz"
@@ -108,3 +109,16 @@ def _check_row(row: dict[str, object], where: str, hint: str) -> Row:
             raise ValueError(f"{where}: {key}: {value!r} is not finite; {hint}")
         checked[key] = value
     return checked
+
+
+def token_mean(rows: Sequence[Row], key: str) -> float | None:
+    """Mean of a metric over all sampled tokens of a run.
+
+    None where there is no step, or one of them has no value: k3 KL overflows where trainer and
+    rollouts are far apart.
+    """
+    steps = [(row.get(key), row.get(RESPONSE_TOKENS)) for row in rows]
+    known = [(value, tokens) for value, tokens in steps if value is not None and tokens is not None]
+    if not known or len(known) < len(steps):
+        return None
+    return sum(value * tokens for value, tokens in known) / sum(tokens for _, tokens in known)

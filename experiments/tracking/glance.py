@@ -15,11 +15,11 @@ from mlflow import MlflowClient
 from experiments.runs.attempts import read_history
 from experiments.runs.evaluation import EVALUATIONS, read_evaluations
 from experiments.runs.manifest import RunManifest
-from experiments.runs.metrics import Row
+from experiments.runs.metrics import Row, token_mean
 from experiments.support.cli import run_cli
 from experiments.support.json_files import REMAKE
 from experiments.tracking.store import connect
-from qat_core.rl.metric_names import K3_KL, RESPONSE_TOKENS
+from qat_core.rl.metric_names import K3_KL
 from qat_core.units import MIB_PER_GIB
 
 VIEW = "glance"
@@ -78,10 +78,9 @@ def view_address(root: str, experiment_id: str) -> str:
 
 def _measured(manifest: RunManifest, rows: Sequence[Row]) -> dict[str, float]:
     found = {MIB: manifest.memory.measured_gib * MIB_PER_GIB}
-    steps = [(row.get(K3_KL), row.get(RESPONSE_TOKENS)) for row in rows]
-    known = [(kl, tokens) for kl, tokens in steps if kl is not None and tokens is not None]
-    if len(known) == len(steps) > 0:  # the mean of a run that overflowed is not known
-        found[KL] = 1e6 * sum(kl * n for kl, n in known) / sum(n for _, n in known)
+    mean = token_mean(rows, K3_KL)
+    if mean is not None:
+        found[KL] = 1e6 * mean
     return found
 
 

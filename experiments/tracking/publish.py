@@ -14,7 +14,7 @@ from mlflow.entities import Metric
 
 from experiments.runs.attempts import read_history
 from experiments.runs.evaluation import EVALUATIONS, read_evaluations
-from experiments.runs.manifest import RunManifest
+from experiments.runs.manifest import RunManifest, read_manifest
 from experiments.runs.metrics import Row
 from experiments.study.load import load_study
 from experiments.support.cli import RESULTS, STUDY, run_cli
@@ -97,7 +97,9 @@ def publish_study(study_dir: Path, results: Path) -> None:
     experiment_id = find_or_create_experiment(client, judged["study"])
     for previous in find_runs(client, experiment_id, STUDY_RUN):
         client.delete_run(previous)
-    manifests = [read_history(path.parent)[0] for path in results.glob("*_seed*/manifest.json")]
+    manifests = [
+        read_manifest(path.parent, REMAKE) for path in results.glob("*_seed*/manifest.json")
+    ]
     runs = [it for it in manifests if it.study == judged["study"]]
     start_ms = min((milliseconds(run.started_at) for run in runs), default=now_ms())
     end_ms = max(map(ended_ms, runs), default=now_ms())

@@ -26,7 +26,7 @@ def test_runs_by_the_protocol_have_no_mark(study: Study, results_dir: Path) -> N
 @pytest.mark.parametrize(
     ("changes", "mark"),
     [
-        ({"started_at": "2026-11-21T22:59:59+00:00"}, "recorded before protocol 2026-11-21"),
+        ({"started_at": "2026-11-21T23:59:59+00:00"}, "recorded before protocol 2026-11-21"),
         ({"digests": {"base": "same"}}, "seeds share one base checkpoint"),
         (
             {"git": {"commit": "a", "dirty": True, "diff_sha256": "d"}},

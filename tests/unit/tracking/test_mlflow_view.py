@@ -1,5 +1,6 @@
 """MLflow as a view: one run across attempts, truthful, and the same when rebuilt from files."""
 
+import json
 import logging
 import os
 import shutil
@@ -19,7 +20,7 @@ from experiments.runs.attempts import list_attempts, next_attempt
 from experiments.runs.evaluation import Evaluation, write_evaluations
 from experiments.runs.manifest import RunManifest
 from experiments.tracking.live import TrackedRun
-from experiments.tracking.publish import publish_summary, rebuild
+from experiments.tracking.publish import publish_study, rebuild
 from experiments.tracking.store import REQUEST_LIMITS, explained_errors, find_runs
 from tests import manifests
 
@@ -224,9 +225,14 @@ def test_a_server_that_does_not_answer_costs_seconds_and_one_warning(
     assert len(attempt.rows()) == 3
 
 
+def publish_no_claims() -> None:
+    Path("claims.json").write_text(json.dumps({"study": "s", "claims": []}))
+    publish_study(Path(), Path("results"))
+
+
 def test_publish_without_an_answer_says_what_to_do(silent_server: str) -> None:
     with pytest.raises(ValueError, match="start the server and try again"), explained_errors():
-        publish_summary("s", Path("results"))
+        publish_no_claims()
 
 
 def test_publish_into_a_file_that_is_not_a_store_says_what_to_do(broken_store: None) -> None:
@@ -234,7 +240,7 @@ def test_publish_into_a_file_that_is_not_a_store_says_what_to_do(broken_store: N
         pytest.raises(ValueError, match=r"broken.db: not usable as an .*; move the file away and"),
         explained_errors(),
     ):
-        publish_summary("s", Path("results"))
+        publish_no_claims()
 
 
 def test_rebuild_on_a_broken_store_says_so(broken_store: None) -> None:
