@@ -34,14 +34,14 @@ BLOCK = re.compile(
     r"(?P<end><!-- end:(?P=kind) -->)",
     re.DOTALL,
 )
-FILLED_ELSEWHERE = ("faults",)  # by tests/doctor/faults.py
-MARKER = re.compile(rf"<!-- (?:begin|end):(?!(?:{'|'.join(FILLED_ELSEWHERE)}) )")
+MARKER = re.compile(r"<!-- (?:begin|end):")
+DOCUMENTS = ("README.md", "docs/results.md", "docs/statistics.md", "docs/protocols/*.md")
 
 
 def documents(root: Path) -> Iterator[Path]:
-    """All documents that may have blocks."""
-    yield root / "README.md"
-    yield from sorted((root / "docs").rglob("*.md"))
+    """All documents with blocks of this kind."""
+    for pattern in DOCUMENTS:
+        yield from sorted(root.glob(pattern))
 
 
 def fill_blocks(text: str, root: Path, folder: Path) -> str:

@@ -64,7 +64,7 @@ def codec_sections(folder: Path, machine: str) -> list[str]:
     rows, columns = codec.shape
     errors = read_record(folder / "block_scale_error.json", ErrorRecord)
     origin = (
-        f"Measured on: {codec.hardware.name}, a copy runs at {codec.copy_tb_per_s:.2f} TB/s; BF16 "
+        f"Measured on: {codec.setup()}; a copy runs at {codec.copy_tb_per_s:.2f} TB/s; BF16 "
         f"matrices of {rows} x {columns}."
     )
     kernels, errors_text = (

@@ -20,16 +20,32 @@ class Hardware(BaseModel):
         return " and ".join(self.gpus)
 
 
+class Commit(BaseModel):
+    """The code of a measurement."""
+
+    commit: str | None
+    dirty: bool
+
+
 class Record(BaseModel):
-    """What all records of measurements say."""
+    """What all records of measurements say; the first ones did not name their commit."""
 
     hardware: Hardware
     versions: dict[str, str | None]
+    git: Commit | None = None
+
+    @property
+    def code(self) -> str:
+        """The commit, and whether it had been changed."""
+        if self.git is None or self.git.commit is None:
+            return "commit not recorded"
+        changed = " with uncommitted changes" if self.git.dirty else ""
+        return f"commit {self.git.commit[:7]}{changed}"
 
     def setup(self, *packages: tuple[str, str]) -> str:
-        """Hardware and versions; of a package its label and its name in `versions`."""
+        """Hardware, versions and commit; of a package its label and its name in `versions`."""
         named = (f"{label} {self.versions[name]}" for label, name in packages)
-        return ", ".join([self.hardware.name, *named])
+        return ", ".join([self.hardware.name, *named, self.code])
 
 
 RecordType = TypeVar("RecordType", bound=BaseModel)

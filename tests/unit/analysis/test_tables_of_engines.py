@@ -56,7 +56,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "line",
     [
-        "Measured on: GPU X, vLLM 1.2, torch 3.4.",
+        "Measured on: GPU X, vLLM 1.2, torch 3.4, commit not recorded.",
         "| m BF16 | 6.04 | 6.00 | -1.250% | 0.040 | 1.00 | 0.10 | 0.50 | 0.50 |",
         "| m NVFP4 | 6.04 | 6.00 | -1.250% | 0.040 | 2.00 | 0.30 | 0.50 |  |",
         "| m NVFP4, `grows` | 6.04 | 6.00 | -1.250% | 0.040 | 2.00 | 0.30 | 0.50 |  |",
@@ -99,3 +99,11 @@ def test_batches_of_a_seed_are_weighed_by_their_tokens(folder: Path) -> None:
         file.write("\n".join(lines) + "\n")
     row = "| m, random weights | 2 | 200 | 2.00e-05 | 3.00x (3.00x to 3.00x) |  |  |  |"
     assert row in benchmark_text("benchmarks", folder, "x")
+
+
+@pytest.mark.parametrize(("dirty", "shown"), [(False, ""), (True, " with uncommitted changes")])
+def test_a_record_shows_its_commit(folder: Path, dirty: bool, shown: str) -> None:
+    for path in folder.glob("*.json"):
+        git = {"git": {"commit": "0123456789", "dirty": dirty, "diff_sha256": "d"}}
+        path.write_text(json.dumps(json.loads(path.read_text()) | git))
+    assert f"torch 3.4, commit 0123456{shown}." in benchmark_text("benchmarks", folder, "x")
