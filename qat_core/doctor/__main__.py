@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any, get_args
 
+import torch
 import yaml
 from pydantic import ValidationError
 from rich.console import Console
@@ -66,6 +67,8 @@ def _case(arguments: argparse.Namespace) -> Case:
     folder: Path = arguments.checkpoint
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder / 'config.json'}: missing; name the folder of a checkpoint")
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device: cuda: there is no CUDA GPU here; use cpu")
     rolled_out = _recipe(arguments.recipe, "--recipe")
     trained = arguments.trained
     return Case(

@@ -1,8 +1,9 @@
 """Variants of RMSNorm and of rotary embeddings that engines and trainers disagree on.
 
-`trainer` is what the trainer's model class computes. transformers rounds the normalized value to
-BF16 before it multiplies with the weight, and rotates in BF16; vLLM's kernels do both in FP32
-and round once. A port that rounds more (variance or frequencies in BF16) is a bug.
+`trainer` is what the trainer's model class computes: transformers rounds the normalized value to
+BF16 before it multiplies with the weight, and rotates in BF16. `fp32` rounds once, at the end; vLLM
+0.28 on a CPU rotates so (found by this doctor). `bf16` rounds the variance or the frequencies of the
+rotation too, which is a bug.
 """
 
 import sys

@@ -24,10 +24,14 @@ def read_prompts(path: Path, tokenizer: PreTrainedTokenizerBase, limit: int) -> 
     lines = [line for line in path.read_text().splitlines() if line.strip()]
     if not lines:
         raise ValueError(f"{path}: holds no prompts; write one a line")
-    return [
-        _token_ids(tokenizer, _prompt(line, f"{path}, line {number}", path.suffix == ".jsonl"))
-        for number, line in enumerate(lines[:limit], start=1)
-    ]
+    prompts = []
+    for number, line in enumerate(lines[:limit], start=1):
+        where = f"{path}, line {number}"
+        ids = _token_ids(tokenizer, _prompt(line, where, path.suffix == ".jsonl"))
+        if not ids:
+            raise ValueError(f"{where}: has no tokens; remove it")
+        prompts.append(ids)
+    return prompts
 
 
 def _prompt(line: str, where: str, is_json: bool) -> Any:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from qat_core.checkpoint import convert
 from qat_core.doctor.__main__ import main
@@ -104,13 +105,18 @@ def damaged(nano_dir: Path, folder: Path) -> list[object]:
         (lambda nano, tmp: [nano, "--top-p", "0"], "top_p: 0.0: needs a number above 0"),
         (lambda nano, tmp: [nano, "--prompts", tmp / "x"], "no such file; name a file with one"),
         (lambda nano, tmp: [nano, "--served", tmp], r"config\.json: missing"),
+        pytest.param(
+            lambda nano, tmp: [nano, "--device", "cuda"],
+            "--device: cuda: there is no CUDA GPU here",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
+        ),
         (no_prompt, r"p\.jsonl, line 1: holds no text and no messages under prompt or input"),
         (wrong_recipe, "scale_polcy"),
         (packed_trainer, "the trainer's checkpoint needs to be in BF16; name a packed one with"),
         (damaged, "damaged"),
     ],
     ids=[
-        *("nothing", "both", "no-checkpoint", "recipe", "top-p", "prompts", "served"),
+        *("nothing", "both", "no-checkpoint", "recipe", "top-p", "prompts", "served", "cuda"),
         *("no-prompt", "recipe-file", "packed", "damaged"),
     ],
 )
