@@ -17,8 +17,8 @@ from qat_core.doctor.subject import Samples, Subject
 from qat_core.doctor.weights import Versions
 
 WEIGHT_CAUSES = frozenset({"weights", "staleness", "scale", "quantization"})
-# Of the k3 of the trainer's variant: what the whole interval of another one's lies below if that one
-# is taken for the engine's. vLLM on a CPU, which rotates in FP32, has 0.5; planted variants have 0.
+# Of the k3 of the trainer's variant: what the whole interval of another one's lies below if it is
+# taken for the engine's. vLLM on a CPU, which rotates in FP32, has 0.5; planted variants have 0.
 IDENTIFIED_BELOW = 0.8
 
 
