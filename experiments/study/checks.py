@@ -82,6 +82,8 @@ def _check_verl(study: Study) -> Iterator[str]:
         yield from _check_known(f"models.{name}.recipe", model.recipe, known_recipes())
     if study.variant is not None:
         yield from _check_known("variant", study.variant, known_variants())
+    if study.rl.drift_every:
+        yield "rl.drift_every: only trainer: local watches the drift of weights; remove it"
     gate = study.kl_gate
     if gate is not None and gate.steps < study.rl.save_every:
         yield (

@@ -88,6 +88,9 @@ class GrpoConfig(Settings):
     clip_ratio_c: float = Field(10.0, gt=1, description="dual clip of negative advantages")
     rollout_is_threshold: float = Field(2.0, gt=1, description="cap of the importance weights")
     save_every: int = Field(5, ge=1, description="steps between resumable checkpoints")
+    drift_every: int = Field(
+        0, ge=0, description="steps between two looks at the drift of weights (drift.jsonl); 0: off"
+    )
     rollout: RolloutConfig = RolloutConfig()
 
 

@@ -12,6 +12,8 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from qat_core.coverage import Coverage, coverage
+from qat_core.drift.log import FILE as DRIFT_FILE
+from qat_core.drift.log import DriftLog
 from qat_core.plan import plan
 from qat_core.recipe import Recipe
 from qat_core.rl import resume
@@ -72,6 +74,8 @@ class GrpoTrainer:
         self.engine = start_engine(run.engine, run.base_dir, run.device, self.plan, max_tokens)
         self.problems = make_problems(run.task, "train")
         self.timings_s: dict[str, float] = {}
+        drift_file = run.checkpoint_dir.parent / DRIFT_FILE
+        self.drift = DriftLog(self.policy.model, packed, drift_file, config.drift_every)
 
     def train(self, on_step: OnStep) -> None:
         """Runs the remaining steps; `on_step(step, metrics)` is called after each of them.
@@ -116,6 +120,7 @@ class GrpoTrainer:
             **score_metrics(scores_B),
             **length_metrics(rollouts),
             **performance_metrics(rollouts, self.timings_s),
+            **self.drift.record(step, rollouts.input_ids, rollouts.attention_mask),
         }
 
     def _sync(self) -> None:

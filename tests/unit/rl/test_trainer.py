@@ -1,11 +1,13 @@
 """The local trainer: all arms run, the mismatch is where it belongs, a resumed run is the same."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from experiments.study.arm_recipes import make_recipes
 from experiments.study.arms import ArmName
+from qat_core.recipe import Recipe
 from qat_core.rl.config import RolloutConfig
 from tests.nano_models import CONFIG, nano_trainer
 
@@ -72,3 +74,18 @@ def test_a_prompt_too_long_is_refused(nano_dir: Path, tmp_path: Path) -> None:
     trainer = nano_trainer(nano_dir, tmp_path, None, None, short)
     with pytest.raises(ValueError, match="max_prompt_tokens: 2 is less than"):
         trainer.train(lambda step, metrics: None)
+
+
+def test_the_drift_of_weights_is_logged_beside_the_checkpoints(
+    nano_dir: Path, tmp_path: Path
+) -> None:
+    watched = CONFIG.model_copy(update={"drift_every": 2})
+    logged: dict[int, set[str]] = {}
+
+    def on_step(step: int, metrics: dict[str, float]) -> None:
+        logged[step] = {name for name in metrics if name.startswith("drift/")}
+
+    nano_trainer(nano_dir, tmp_path / "checkpoints", Recipe(), Recipe(), watched).train(on_step)
+    assert not logged[1] and "drift/flipped_codes" in logged[4]
+    lines = (tmp_path / "drift.jsonl").read_text().splitlines()
+    assert {json.loads(line)["step"] for line in lines} == {2, 4}

@@ -255,6 +255,10 @@ VERL_ERRORS = {
         {"kl_gate": {"max_k3": 1.0, "max_k3_kl": 1.0, "steps": 1}},
         "kl_gate.max_k3: unknown key; did you mean max_k3_kl?",
     ),
+    "drift that verl does not watch": (
+        {"rl": VERL["rl"] | {"drift_every": 1}},
+        "rl.drift_every: only trainer: local watches the drift of weights; remove it",
+    ),
     "gate before the first checkpoint": (
         {"kl_gate": {"max_k3_kl": 1.0, "steps": VERL["rl"]["save_every"] - 1}},
         "kl_gate.steps: 1 may end a run before its first checkpoint, which is evaluated; use",
