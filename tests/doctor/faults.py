@@ -228,7 +228,8 @@ FAULTS: dict[str, Fault] = {
 def _packed_by_amax(trainer: PreTrainedModel) -> Any:
     from qat_core.doctor.weights import packed
 
-    return packed(trainer, Recipe.full(scale_policy="amax")).items()
+    plain = load_model(Path(trainer.name_or_path), "cpu")
+    return packed(plain, Recipe.full(scale_policy="amax")).items()
 
 
 def write_models(folder: Path, name: str) -> None:
