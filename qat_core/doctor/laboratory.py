@@ -1,6 +1,5 @@
 """Log-probs of the sampled tokens under any setting between the engine's and the trainer's."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -151,9 +150,6 @@ class Laboratory:
         """Writes the weights in which these causes are not repaired."""
         if broken == self._loaded:
             return
-        for name, value in self._mixed(broken):
+        for name, value in self.versions.mixed(broken):
             self._reference.get_parameter(name).copy_(value)
         self._loaded = broken
-
-    def _mixed(self, broken: frozenset[str]) -> Iterator[tuple[str, Tensor]]:
-        return self.versions.mixed(broken)
