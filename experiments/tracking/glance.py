@@ -102,9 +102,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Print where MLflow shows the studies.")
     parser.add_argument("--port", type=int, default=5000)
     root = f"http://127.0.0.1:{parser.parse_args().port}"
-    for experiment in connect().search_experiments():
-        if SHARED_VIEW in experiment.tags:
-            print(f"{experiment.name}: {view_address(root, experiment.experiment_id)}")
+    experiments = [it for it in connect().search_experiments() if SHARED_VIEW in it.tags]
+    for experiment in experiments:
+        print(f"{experiment.name}: {view_address(root, experiment.experiment_id)}")
+    if not experiments:
+        print(f"{root}: no study has a saved view here yet")
 
 
 if __name__ == "__main__":
