@@ -63,12 +63,6 @@ class WeightMemory(Section):
         assert self.predicted_packed_gib is not None, "what is packed has a prediction"
         return self.predicted_packed_gib
 
-    @property
-    def share_of_bf16(self) -> float:
-        """`measured_gib` over what the same run's weights take in BF16."""
-        assert self.measured_bf16_gib is not None, "of a finished run alone"
-        return self.measured_gib / self.measured_bf16_gib
-
 
 class GitState(Section):
     """The code's commit and what was changed since."""

@@ -38,7 +38,13 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         run_dir.mkdir(parents=True)
         packed = {} if arm == "bf16" else {"measured_packed_gib": 0.25, "predicted_packed_gib": 0.2}
         memory = {"predicted_bf16_gib": 0.5, "measured_bf16_gib": 0.5} | packed
-        names = {"run": run_dir.name, "model": "nano-moe", "arm": arm, "seed": 2}
+        names = {
+            "run": run_dir.name,
+            "model": "nano-moe",
+            "arm": arm,
+            "seed": 2,
+            "seeds": {"run": 2},
+        }
         manifest = make_manifest(**names, status="finished", memory=memory, wall_s=60.0)
         manifest.write(run_dir)
         (run_dir / "metrics.csv.gz").unlink(missing_ok=True)
