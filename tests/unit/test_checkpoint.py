@@ -13,6 +13,7 @@ import torch
 import transformers
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from tests.families import tiny_family
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from qat_core.checkpoint import convert, export, read_checkpoint
@@ -22,7 +23,6 @@ from qat_core.preparation import prepare
 from qat_core.recipe import Recipe
 from qat_core.weights.hub_names import HubNames, Weight
 from qat_core.weights.stream import weight_stream
-from tests.families import tiny_family
 
 FORMATS = pytest.mark.parametrize("kind", ["compressed-tensors", "modelopt"])
 RECIPES = pytest.mark.parametrize(

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.families import tiny_family
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from qat_core.groups import FUSED_SIBLINGS, fused_siblings
 from qat_core.plan import plan
 from qat_core.recipe import Recipe
-from tests.families import tiny_family
 
 
 @pytest.fixture(scope="module")

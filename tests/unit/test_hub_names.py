@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.families import tiny_family
 from transformers import AutoModelForCausalLM
 
 from qat_core.checkpoint.architecture import require_loadable
 from qat_core.weights.hub_names import HubNames
-from tests.families import tiny_family
 
 FAMILIES = ["mixtral", "olmoe", "deepseek_v3", "glm4_moe", "qwen3_moe", "gpt_oss", "llama4_text"]
 

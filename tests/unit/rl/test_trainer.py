@@ -54,7 +54,11 @@ def test_a_resumed_run_repeats_the_uninterrupted_one(nano_dir: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("trained", "rolled_out", "message"),
     [
-        ("nvfp4-qat-ffn", "nvfp4-qat", r"_proj.weight: would be packed, but prepare\(\) did not quantize it"),
+        (
+            "nvfp4-qat-ffn",
+            "nvfp4-qat",
+            r"_proj.weight: would be packed, but prepare\(\) did not",
+        ),
         ("nvfp4-qat", "bf16", r"q_proj.weight: trained in NVFP4, sent in BF16, served in BF16"),
     ],
     ids=["packs-more", "packs-nothing"],
