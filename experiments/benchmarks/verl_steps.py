@@ -22,7 +22,7 @@ from rich.table import Table
 
 from experiments.runs.attempts import read_history
 from experiments.runs.manifest import RunManifest
-from experiments.runs.metrics import Row
+from experiments.runs.metrics import Row, token_mean
 from experiments.support.cli import run_cli
 from qat_core.rl.metric_names import K3_KL, STEP_TIME
 
@@ -58,20 +58,11 @@ def summarize(run_dir: Path, manifest: RunManifest, rows: list[Row]) -> dict[str
         "responses_per_step": config["rl"]["prompts_per_step"]
         * config["rl"]["responses_per_prompt"],
         **{name: _spread(row[key] for row in rows[1:]) for name, key in COLUMNS.items()},
-        "mean_k3_kl": _token_mean(rows),
+        "mean_k3_kl": token_mean(rows, K3_KL),
         "step_s": _spread(map(_step_s, rows[1:])),
         "memory": manifest.memory.model_dump(),
         "git": manifest.git and manifest.git.model_dump(),
     }
-
-
-def _token_mean(rows: list[Row]) -> float | None:
-    """Mean k3 KL over all sampled tokens of a run, None where a step's overflowed."""
-    steps = [(row[COLUMNS["k3_kl"]], row["response_length/mean"]) for row in rows]
-    if any(kl is None or length is None for kl, length in steps):
-        return None
-    total = sum(float(kl or 0.0) * float(length or 0.0) for kl, length in steps)
-    return total / sum(float(length or 0.0) for _, length in steps)
 
 
 def _step_s(row: Row) -> float:

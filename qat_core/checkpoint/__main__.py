@@ -6,7 +6,6 @@ python -m qat_core.checkpoint verify DIR
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -14,7 +13,7 @@ from qat_core.checkpoint.architecture import meta_model
 from qat_core.checkpoint.read import read_checkpoint
 from qat_core.checkpoint.write import convert
 from qat_core.options import BlockScaleMethod, CheckpointFormat, ScalePolicy
-from qat_core.plan import idle_patterns
+from qat_core.plan import unchecked_plan, unmatched_patterns
 from qat_core.recipe import Recipe
 
 RECIPES = {"full": Recipe.full, "ffn": Recipe.ffn}
@@ -33,19 +32,17 @@ def main() -> None:
                 block_scale_method=arguments.block_scale,
                 ignore=tuple(arguments.ignore),
             )
-            _require_used(arguments.source, recipe, arguments.ignore)
+            _require_matches(arguments.source, recipe)
             convert(arguments.source, arguments.destination, recipe, arguments.format, True)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
 
 
-def _require_used(source: Path, recipe: Recipe, patterns: Sequence[str]) -> None:
-    idle = [p for p in idle_patterns(meta_model(source), recipe) if p in patterns]
-    if idle:
-        raise ValueError(
-            f"--ignore: {', '.join(map(repr, idle))}: matches nothing in {source}; correct the name"
-        )
+def _require_matches(source: Path, recipe: Recipe) -> None:
+    """A misspelt pattern would leave in NVFP4 what is meant to stay in BF16."""
+    for pattern in unmatched_patterns(unchecked_plan(meta_model(source), recipe), recipe):
+        raise ValueError(f"--ignore: {pattern!r} matches no weight of {source}; correct it")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -7,8 +7,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from qat_core.plan import Entry, QuantPlan, bf16_plan
-from qat_core.preparation import full_precision_state, refuse_adapters, require_as_prepared
+from qat_core.preparation import refuse_adapters, require_as_prepared
 from qat_core.recipe import Recipe
+from qat_core.state_dicts import full_precision_state
 from qat_core.weights.hub_names import Weight
 from qat_core.weights.packing import group_scales, pack
 

@@ -92,7 +92,7 @@ def main(model_dir: str, tp: str, ep: str, out: str) -> None:
         enable_chunked_prefill=False,
     )
     llm.collective_rpc(load, args=(out,))
-    if int(ep):  # vLLM's CPU kernel for experts ends the process there, in BF16 too
+    if int(ep):  # vLLM's CPU worker terminates in generation after loading so
         return
     sampling = vllm.SamplingParams(temperature=0, max_tokens=4, logprobs=0)
     outputs = llm.generate([{"prompt_token_ids": [3, 14, 4, 17]}], sampling, use_tqdm=False)
