@@ -5,8 +5,8 @@ from collections import Counter
 
 from torch import nn
 
-from qat_core.plan import Entry, QuantPlan, problems, unchecked_plan
-from qat_core.recipe import Recipe, matches
+from qat_core.plan import Entry, QuantPlan, problems, unchecked_plan, unmatched_patterns
+from qat_core.recipe import Recipe
 
 
 def explain(model: nn.Module, recipe: Recipe) -> str:
@@ -18,7 +18,9 @@ def explain(model: nn.Module, recipe: Recipe) -> str:
     unchecked = unchecked_plan(model, recipe)
     lines = _table(unchecked)
     lines += [f"error: {problem}" for problem in problems(unchecked)]
-    lines += [f"warning: ignore pattern {p!r} matches nothing" for p in _unused(unchecked, recipe)]
+    lines += [
+        f"warning: ignore pattern {p!r} matches nothing" for p in unmatched_patterns(model, recipe)
+    ]
     return "\n".join(lines)
 
 
@@ -35,9 +37,3 @@ def _row(entry: Entry) -> tuple[str, str, str, str]:
     fused = (entry.group or "").rpartition(".")[2]
     group = f", one scale for {fused}" if "+" in fused else ""
     return name, shape, "NVFP4" if entry.quantized else "BF16", entry.reason + group
-
-
-def _unused(unchecked: QuantPlan, recipe: Recipe) -> list[str]:
-    names = [entry.name for entry in unchecked.entries]
-    names += [name.rpartition(".")[0] for name in names]
-    return [p for p in recipe.ignore if not any(matches(p, name) for name in names)]

@@ -1,16 +1,19 @@
 """Which weights share a global scale, found from the model's structure.
 
 Serving engines run some sibling projections of one parent module as a single matrix, which has one
-global scale. vLLM fuses the sets below (`packed_modules_mapping` of its model classes).
+global scale. vLLM fuses the sets below: a test compares them with the `packed_modules_mapping` of
+its model classes. The table stands here since a trainer may run where vLLM is not installed.
 """
 
 from collections.abc import Iterable
 
 FUSED_SIBLINGS = (
-    ("q_proj", "k_proj", "v_proj"),
+    ("q_proj", "k_proj", "v_proj", "g_proj"),  # the last in OLMo-Hybrid's linear attention
     ("gate_proj", "up_proj"),
     ("w1", "w3"),
     ("q_a_proj", "kv_a_proj_with_mqa"),
+    ("in_proj_qkv", "in_proj_z"),
+    ("in_proj_b", "in_proj_a"),
 )
 
 

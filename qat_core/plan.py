@@ -1,25 +1,40 @@
 """Plan of a quantization: which parameter is quantized, with which scale group, and why not.
 
+Persistent buffers have an entry too: they are part of what an engine needs, and never quantized.
+
 Looks at names, classes and shapes only, so that it works on meta-device, sharded and prepared
 models alike. A plan is checked: what an engine could not serve is refused here.
 """
 
+import copy
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from qat_core.groups import fused_siblings, group_name
 from qat_core.options import BLOCK_SIZE
 from qat_core.recipe import Recipe, matches
-
-ROUTER_NAMES = ("gate", "router", "shared_expert_gate")
+from qat_core.structure import embedding_weights, head_names, roles, router_names
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One parameter: `group` names the weights it shares a global scale with."""
+    """One parameter or persistent buffer.
+
+    Attributes:
+        name: as the trainer's model has it.
+        shape: of the whole tensor, sharded or not.
+        quantized: whether it is packed; else it travels and is stored in `dtype`.
+        group: names the weights it shares a global scale with.
+        reason: for people.
+        dtype: PyTorch's name of it, "bfloat16" but for what transformers keeps in FP32 next to
+            BF16 weights, and for buffers of integers.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -71,37 +86,38 @@ def bf16_plan(model: nn.Module) -> QuantPlan:
 
 
 def unchecked_plan(model: nn.Module, recipe: Recipe) -> QuantPlan:
-    """An entry for each parameter; a tied one has the first of its names."""
+    """An entry for each parameter and persistent buffer; a tied one has the first of its names."""
     modules = dict(model.named_modules())
     linears = {name for name, module in modules.items() if isinstance(module, nn.Linear)}
-    heads = _embeddings(model)
+    reasons = dict.fromkeys(router_names(model), "router gate")
+    reasons |= dict.fromkeys(head_names(model), "embedding or output head")
+    embeddings, dtypes = embedding_weights(model), _stored_dtypes(model)
     entries = []
-    for name, parameter in model.named_parameters():
+    for name, tensor in state_tensors(model):
         module_name, _, leaf = name.rpartition(".")
-        reason = _not_a_weight(modules[module_name], module_name, leaf, parameter)
-        if any(parameter is head for head in heads):
+        reason = _not_a_weight(modules[module_name], leaf, tensor) or reasons.get(module_name, "")
+        if any(tensor is embedding for embedding in embeddings):
             reason = "embedding or output head"
-        reason = reason or _ignored(recipe, module_name, name)
+        reason = reason or _ignored(recipe, name, modules)
         group = None
         if not reason:
-            group = name if parameter.ndim == 3 else group_name(module_name, linears)
-        kept = reason or ("expert weights" if parameter.ndim == 3 else "linear weight")
-        entries.append(Entry(name, tuple(parameter.shape), group is not None, group, kept))
+            group = name if tensor.ndim == 3 else group_name(module_name, linears)
+        kept = reason or ("expert weights" if tensor.ndim == 3 else "linear weight")
+        shape, dtype = tuple(tensor.shape), dtypes.get(name, "bfloat16")
+        entries.append(Entry(name, shape, group is not None, group, kept, dtype))
     return QuantPlan(tuple(entries))
 
 
-def unmatched_patterns(planned: QuantPlan, recipe: Recipe) -> list[str]:
-    """The recipe's ignore patterns that match no parameter of the planned model."""
-    names = [entry.name for entry in planned.entries]
-    return [
-        pattern
-        for pattern in recipe.ignore
-        if not any(matches(pattern, name) or matches(pattern, _module(name)) for name in names)
-    ]
+def unmatched_patterns(model: nn.Module, recipe: Recipe) -> list[str]:
+    """Ignore patterns that match nothing in the model."""
+    modules = dict(model.named_modules())
+    names = [name for name, _ in state_tensors(model)]
+    return [p for p in recipe.ignore if not any(_covers(p, name, modules) for name in names)]
 
 
-def _module(name: str) -> str:
-    return name.rpartition(".")[0]
+def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """What a state dict holds besides parameters, by the first of each tensor's names."""
+    return {name: t for name, t in state_tensors(model) if not isinstance(t, nn.Parameter)}
 
 
 def problems(unchecked: QuantPlan) -> list[str]:
@@ -118,30 +134,59 @@ def problems(unchecked: QuantPlan) -> list[str]:
     return [problem for problem in found if problem]
 
 
-def _not_a_weight(module: nn.Module, module_name: str, leaf: str, parameter: Tensor) -> str:
-    """Why this parameter is never quantized, "" if it can be."""
-    if parameter.ndim == 3 and hasattr(module, "is_transposed"):
+def _not_a_weight(module: nn.Module, leaf: str, tensor: Tensor) -> str:
+    """Why this tensor is never quantized, "" if it can be."""
+    if not isinstance(tensor, nn.Parameter):
+        return "buffer"
+    if tensor.ndim == 3 and hasattr(module, "is_transposed"):
         transposed = "experts stored (input, output): blocks run along the last dimension"
         return transposed if module.is_transposed else ""
-    if not isinstance(module, nn.Linear) or leaf != "weight":
-        return "neither a linear nor an expert weight"
-    module_leaf = module_name.rpartition(".")[2]
-    if module_leaf == "lm_head":
-        return "embedding or output head"
-    return "router gate" if module_leaf in ROUTER_NAMES else ""
+    is_weight = isinstance(module, nn.Linear) and leaf == "weight"
+    return "" if is_weight else "neither a linear nor an expert weight"
 
 
-def _embeddings(model: nn.Module) -> list[Tensor | None]:
-    getters = ("get_input_embeddings", "get_output_embeddings")
-    modules = [getattr(model, getter)() for getter in getters if hasattr(model, getter)]
-    return [getattr(module, "weight", None) for module in modules]
+def _ignored(recipe: Recipe, name: str, modules: dict[str, nn.Module]) -> str:
+    found = (p for p in recipe.ignore if _covers(p, name, modules))
+    return next((f"ignored by {pattern!r}" for pattern in found), "")
 
 
-def _ignored(recipe: Recipe, module_name: str, name: str) -> str:
-    for pattern in recipe.ignore:
-        if matches(pattern, module_name) or matches(pattern, name):
-            return f"ignored by {pattern!r}"
-    return ""
+def _covers(pattern: str, name: str, modules: dict[str, nn.Module]) -> bool:
+    module_name = name.rpartition(".")[0]
+    return matches(pattern, module_name, roles(name, modules)) or matches(pattern, name)
+
+
+def state_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and persistent buffers, module by module, each once."""
+    seen: set[int] = set()
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        tensors = dict(module._parameters)
+        tensors |= {
+            n: t for n, t in module._buffers.items() if n not in module._non_persistent_buffers_set
+        }
+        for leaf, tensor in tensors.items():
+            if tensor is not None and id(tensor) not in seen:
+                seen.add(id(tensor))
+                yield f"{prefix}.{leaf}" if prefix else leaf, tensor
+
+
+def _stored_dtypes(model: nn.Module) -> dict[str, str]:
+    """What transformers' model has each tensor in when it is loaded in BF16, of others than BF16.
+
+    Asked of a copy without memory: the trainer's own may be in FP32 throughout.
+    """
+    if not hasattr(model, "_from_config"):  # not of transformers
+        return {}
+    config: Any = copy.deepcopy(model.config)
+    with torch.device("meta"):
+        loaded: nn.Module = model._from_config(config, dtype=torch.bfloat16)  # type: ignore[operator]
+    in_fp32 = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+    dtypes = {}
+    for name, tensor in state_tensors(loaded):
+        kept = tensor.is_floating_point() and not in_fp32.isdisjoint(name.split("."))
+        dtype = torch.float32 if kept else tensor.dtype
+        if dtype != torch.bfloat16:
+            dtypes[name] = str(dtype).removeprefix("torch.")
+    return dtypes
 
 
 def _odd_input_size(entry: Entry) -> str:

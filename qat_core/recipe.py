@@ -1,6 +1,7 @@
 """What is quantized and how: the recipe, and the meaning of its ignore patterns."""
 
 import re
+from collections.abc import Collection
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -9,7 +10,10 @@ from qat_core.options import BlockScaleMethod, ScalePolicy
 
 OLD_NAMES = {"scale": "scale_policy", "block_scale": "block_scale_method"}
 REGEX_PREFIX = "re:"
-ATTENTION_PATTERN = r"re:.*attn.*"
+ROLE_PREFIX = "role:"
+ROLES = ("attention",)
+# By name as verl has it, and by class: Falcon, BLOOM and GPT-NeoX name theirs otherwise.
+ATTENTION_PATTERNS = (r"re:.*attn.*", "role:attention")
 
 
 class Recipe(BaseModel):
@@ -29,8 +33,9 @@ class Recipe(BaseModel):
     )
     ignore: tuple[str, ...] = Field(
         (),
-        description="modules left in BF16: exact name, part of a name, or `re:` and a regex that "
-        "matches from the name's start (as in compressed-tensors)",
+        description="modules left in BF16: exact name, part of a name, `re:` and a regex that "
+        "matches from the name's start (as in compressed-tensors), or `role:attention`, which is "
+        "attention, and what takes its place in hybrid models, by the classes around a module",
     )
 
     @model_validator(mode="before")
@@ -56,20 +61,31 @@ class Recipe(BaseModel):
     @classmethod
     def ffn(cls, **overrides: Any) -> "Recipe":
         """Quantize feed-forward and expert weights, leave attention in BF16."""
-        ignore = (ATTENTION_PATTERN, *overrides.pop("ignore", ()))
+        ignore = (*ATTENTION_PATTERNS, *overrides.pop("ignore", ()))
         return cls(ignore=ignore, **overrides)
 
 
-def matches(pattern: str, module_name: str) -> bool:
-    """Whether an ignore pattern covers a module: `re:` regex from the start, else substring."""
+def matches(pattern: str, module_name: str, roles: Collection[str] = ()) -> bool:
+    """Whether an ignore pattern covers a module.
+
+    Args:
+        pattern: `re:` and a regex of the name from its start, `role:` and a role, or a part of the
+            name.
+        module_name: where the module stands.
+        roles: what it is part of, of ROLES.
+    """
     if pattern.startswith(REGEX_PREFIX):
         return re.match(pattern.removeprefix(REGEX_PREFIX), module_name) is not None
+    if pattern.startswith(ROLE_PREFIX):
+        return pattern.removeprefix(ROLE_PREFIX) in roles
     return pattern in module_name
 
 
 def _check_pattern(pattern: str) -> None:
     if not pattern.removeprefix(REGEX_PREFIX):
         raise ValueError(f"ignore: pattern {pattern!r} is empty and would match every module")
+    if pattern.startswith(ROLE_PREFIX) and pattern.removeprefix(ROLE_PREFIX) not in ROLES:
+        raise ValueError(f"ignore: {pattern!r}: the roles are {', '.join(ROLES)}")
     if pattern.startswith(REGEX_PREFIX):
         try:
             re.compile(pattern.removeprefix(REGEX_PREFIX))

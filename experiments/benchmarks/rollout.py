@@ -34,7 +34,7 @@ from qat_core.plan import plan
 from qat_core.recipe import Recipe
 from qat_core.rollout.vllm.engine import VllmEngine
 from qat_core.units import BYTES_PER_GIB
-from qat_core.weights.hub_names import split_experts
+from qat_core.weights.hub_names import HubNames
 from qat_core.weights.stream import weight_stream
 
 SYNCS = 5
@@ -117,7 +117,7 @@ def _stock_sync(engine: VllmEngine, trained: nn.Module) -> dict[str, float]:
 
 def _load_weights(worker: Any, trained: nn.Module) -> None:
     weights = ((name, p.detach()) for name, p in trained.named_parameters())
-    worker.model_runner.get_model().load_weights(split_experts(weights))
+    worker.model_runner.get_model().load_weights(HubNames(trained).split(weights))
 
 
 @contextmanager

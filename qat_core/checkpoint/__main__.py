@@ -6,6 +6,7 @@ python -m qat_core.checkpoint verify DIR
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
@@ -13,7 +14,7 @@ from qat_core.checkpoint.architecture import meta_model
 from qat_core.checkpoint.read import read_checkpoint
 from qat_core.checkpoint.write import convert
 from qat_core.options import BlockScaleMethod, CheckpointFormat, ScalePolicy
-from qat_core.plan import unchecked_plan, unmatched_patterns
+from qat_core.plan import unmatched_patterns
 from qat_core.recipe import Recipe
 
 RECIPES = {"full": Recipe.full, "ffn": Recipe.ffn}
@@ -32,16 +33,17 @@ def main() -> None:
                 block_scale_method=arguments.block_scale,
                 ignore=tuple(arguments.ignore),
             )
-            _require_matches(arguments.source, recipe)
+            _require_matches(arguments.source, recipe, arguments.ignore)
             convert(arguments.source, arguments.destination, recipe, arguments.format, True)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
 
 
-def _require_matches(source: Path, recipe: Recipe) -> None:
+def _require_matches(source: Path, recipe: Recipe, patterns: Sequence[str]) -> None:
     """A misspelt pattern would leave in NVFP4 what is meant to stay in BF16."""
-    for pattern in unmatched_patterns(unchecked_plan(meta_model(source), recipe), recipe):
+    unmatched = unmatched_patterns(meta_model(source), recipe)
+    for pattern in (each for each in unmatched if each in patterns):
         raise ValueError(f"--ignore: {pattern!r} matches no weight of {source}; correct it")
 
 

@@ -1,15 +1,21 @@
 """What a config.json says about a model's weights, from a copy of the model without memory."""
 
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from huggingface_hub.errors import StrictDataclassError
-from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 from qat_core.checkpoint.shards import read_json
-from qat_core.weights.hub_names import refuse_renamed
+
+NAMED_CLASSES = ("ForCausalLM", "ForSequenceClassification", "ForTokenClassification")
 
 
 def meta_model(folder: Path) -> nn.Module:
@@ -18,18 +24,60 @@ def meta_model(folder: Path) -> nn.Module:
     Raises:
         ValueError: config.json is missing, invalid, or of an architecture that is not known.
     """
-    settings = read_json(folder / "config.json")
-    settings.pop("quantization_config", None)
-    model_type = settings.pop("model_type", None)
+    model_type = read_json(folder / "config.json").get("model_type")
     try:
-        config = AutoConfig.for_model(model_type, **settings)
-        with torch.device("meta"):
-            model: nn.Module = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        if hasattr(config, "quantization_config"):
+            del config.quantization_config
+        return meta_copy(config)
     except (ValueError, TypeError, StrictDataclassError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{folder / 'config.json'}: model_type {model_type}: {reason}") from error
-    refuse_renamed(model)
+
+
+def meta_copy(config: Any) -> nn.Module:
+    """A model of this configuration on the meta device, in BF16: a language model, or a classifier.
+
+    Raises:
+        ValueError: transformers has no such model.
+    """
+    name = (getattr(config, "architectures", None) or [""])[0]
+    named = getattr(transformers, name, None) if name.endswith(NAMED_CLASSES) else None
+    with torch.device("meta"):
+        if named is not None and isinstance(config, named.config_class):
+            model: nn.Module = named._from_config(config, dtype=torch.bfloat16)
+        else:
+            model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     return model
+
+
+def require_loadable(model: nn.Module, stored: Mapping[str, Tensor], source: str) -> None:
+    """ValueError unless transformers' own loader finds in these tensors just what the model needs.
+
+    Args:
+        model: on the meta device.
+        stored: unpacked, under the hub's names, on the meta device; tied copies left out.
+        source: for the message.
+    """
+    assert isinstance(model, PreTrainedModel)
+    with _quiet():
+        try:
+            _, found = type(model).from_pretrained(
+                None,
+                config=model.config,
+                state_dict=dict(stored),
+                dtype=torch.bfloat16,
+                device_map={"": "meta"},
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
+        except (RuntimeError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(f"{source}: transformers cannot load it: {reason}") from error
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        if names := sorted(map(str, found[kind])):
+            what = kind.replace("_", " ")
+            raise ValueError(f"{source}: transformers finds {what}: {', '.join(names[:3])}")
 
 
 def without_tied_copies(model: nn.Module, stored: dict[str, Any]) -> dict[str, Any]:
@@ -37,3 +85,20 @@ def without_tied_copies(model: nn.Module, stored: dict[str, Any]) -> dict[str, A
     named_once = {name for name, _ in model.named_parameters()}
     every_name = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     return {name: t for name, t in stored.items() if name not in every_name - named_once}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Inside, transformers shows no progress and does not report what it loads."""
+    verbosity, bar = (
+        transformers_logging.get_verbosity(),
+        transformers_logging.is_progress_bar_enabled(),
+    )
+    transformers_logging.set_verbosity(logging.CRITICAL)
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+        if bar:
+            transformers_logging.enable_progress_bar()

@@ -4,35 +4,48 @@ compressed-tensors and ModelOpt each have a form of their own; both are written 
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from qat_core.options import BLOCK_SIZE, CheckpointFormat
 from qat_core.plan import QuantPlan, plan
-from qat_core.recipe import Recipe
-from qat_core.weights.hub_names import fused_module, meta_weights, split_experts
+from qat_core.recipe import REGEX_PREFIX, Recipe
+from qat_core.weights.hub_names import HubNames, meta_weights
 
 
-def ignored_modules(checked: QuantPlan) -> list[str]:
-    """Linear modules that stay in BF16, under the hub's names; a tied output head too."""
+def ignored_modules(checked: QuantPlan, names: HubNames) -> list[str]:
+    """Modules that stay in BF16, under the hub's names; a tied output head too."""
     kept = {entry.name for entry in checked.entries if not entry.quantized}
-    matrices = [
-        name.removesuffix(".weight")
-        for name, weight in split_experts(
-            (name, weight) for name, weight in meta_weights(checked) if name in kept
-        )
-        if len(weight.shape) == 2 and "embed" not in name
+    modules = {"lm_head"}
+    for name, weight in meta_weights(checked):
+        if name in kept and isinstance(weight, Tensor) and not names.is_embedding(name):
+            modules.update(_modules(name, weight, names))
+    return sorted(modules)
+
+
+def declared_plan(model: nn.Module, names: HubNames, ignored: Collection[str]) -> QuantPlan:
+    """The plan behind a list of ignored modules, as found in a quantization_config.
+
+    Args:
+        model: not quantized.
+        names: the hub's of its weights.
+        ignored: the hub's names of modules, or `re:` and a regex that matches from their start.
+    """
+    exact = set(ignored)
+    patterns = [re.compile(each.removeprefix(REGEX_PREFIX)) for each in ignored if _is_regex(each)]
+
+    def is_ignored(module: str) -> bool:
+        return module in exact or any(pattern.match(module) for pattern in patterns)
+
+    left_out = [
+        re.escape(name)
+        for name, pieces in names.pieces.items()
+        if any(is_ignored(piece.name.removesuffix(".weight")) for piece in pieces)
     ]
-    return sorted({*matrices, "lm_head"})
-
-
-def declared_plan(model: nn.Module, ignored: list[str]) -> QuantPlan:
-    """The plan behind a list of ignored modules, as found in a quantization_config."""
-    patterns = {f"re:{re.escape(fused_module(name))}$" for name in ignored if ":" not in name}
-    patterns |= {name for name in ignored if name.startswith("re:")}
-    return plan(model, Recipe.full(ignore=tuple(sorted(patterns))))
+    pattern = f"{REGEX_PREFIX}(?:{'|'.join(left_out)})$"
+    return plan(model, Recipe(ignore=(pattern,) if left_out else ()))
 
 
 def quantization_config(kind: CheckpointFormat, ignored: Sequence[str]) -> dict[str, Any]:
@@ -71,12 +84,18 @@ def quantization_config(kind: CheckpointFormat, ignored: Sequence[str]) -> dict[
 
 def format_of(config: dict[str, Any], source: str) -> tuple[CheckpointFormat, list[str]]:
     """Format and ignored modules that a config.json declares; ValueError if it is not NVFP4."""
+    where = f"{source}: quantization_config"
     declared = config.get("quantization_config") or {}
+    ignored = declared.get("ignore", [])
+    if not (isinstance(ignored, list) and all(isinstance(each, str) for each in ignored)):
+        raise ValueError(f"{where}.ignore: {ignored!r}: needs to be a list of module names")
     if declared.get("quant_method") == "modelopt" and declared.get("quant_algo") == "W4A16_NVFP4":
-        return "modelopt", declared.get("ignore", [])
+        _require(declared, {"group_size": BLOCK_SIZE}, where)
+        return "modelopt", ignored
     if declared.get("format") == "nvfp4-pack-quantized":
-        return "compressed-tensors", declared.get("ignore", [])
-    raise ValueError(f"{source}: quantization_config: not NVFP4 of compressed-tensors or ModelOpt")
+        _require_weight_only(declared.get("config_groups"), f"{where}.config_groups")
+        return "compressed-tensors", ignored
+    raise ValueError(f"{where}: not NVFP4 of compressed-tensors or ModelOpt")
 
 
 def hf_quant_config(ignored: Sequence[str]) -> dict[str, Any]:
@@ -88,3 +107,43 @@ def hf_quant_config(ignored: Sequence[str]) -> dict[str, Any]:
         "exclude_modules": list(ignored),
     }
     return {"producer": {"name": "qat_core"}, "quantization": algorithm}
+
+
+def _modules(name: str, weight: Tensor, names: HubNames) -> Iterator[str]:
+    """Modules of the hub that a tensor belongs to, if it is a matrix or experts.
+
+    Experts are named as a whole, and by a pattern for readers of compressed-tensors: vLLM asks for
+    `experts.0.gate_proj` and the like, whatever the model's are called.
+    """
+    first = names.pieces[name][0].name
+    if weight.ndim == 3 and weight.shape[1] > 1:  # of a convolution it is 1
+        block, below, _ = first.partition(".experts.")
+        if not below:  # Granite's experts are two modules of a block
+            block = first.removesuffix(".weight").rpartition(".")[0]
+        yield f"{block}.experts"
+        yield f"{REGEX_PREFIX}{re.escape(block)}\\.experts\\..*"
+    if weight.ndim == 2 and first.endswith(".weight"):
+        yield first.removesuffix(".weight")
+
+
+def _is_regex(pattern: str) -> bool:
+    return pattern.startswith(REGEX_PREFIX)
+
+
+def _require_weight_only(groups: Any, where: str) -> None:
+    """ValueError unless all linears have 4-bit weights in blocks of 16 and 16-bit activations."""
+    if not isinstance(groups, dict) or len(groups) != 1:
+        raise ValueError(f"{where}: needs to be one group, for all linears")
+    ((name, group),) = groups.items()
+    where = f"{where}.{name}"
+    if not isinstance(group, dict) or not isinstance(group.get("weights"), dict):
+        raise ValueError(f"{where}.weights: missing")
+    _require(group, {"targets": ["Linear"], "input_activations": None}, where)
+    needed = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": BLOCK_SIZE}
+    _require(group["weights"], needed | {"symmetric": True, "dynamic": False}, f"{where}.weights")
+
+
+def _require(found: dict[str, Any], needed: dict[str, Any], where: str) -> None:
+    for key, value in needed.items():
+        if found.get(key) != value:
+            raise ValueError(f"{where}.{key}: {found.get(key)!r}: only {value!r} is read here")

@@ -3,22 +3,26 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from qat_core.checkpoint.architecture import meta_model, without_tied_copies
+import torch
+from torch import Tensor
+
+from qat_core.checkpoint.architecture import meta_model, require_loadable, without_tied_copies
+from qat_core.checkpoint.content import SharedScales, require_valid
 from qat_core.checkpoint.manifest import verify_manifest
 from qat_core.checkpoint.quantization_config import declared_plan, format_of
 from qat_core.checkpoint.shards import Shards, read_json
 from qat_core.nvfp4 import PackedTensor
 from qat_core.plan import QuantPlan
 from qat_core.weights.comparison import require_same
-from qat_core.weights.hub_names import Weight, meta_weights, split_experts
+from qat_core.weights.hub_names import HubNames, Weight, meta_weights
 from qat_core.weights.layouts import LAYOUTS, Layout, stored_tensors
 
 
 def read_checkpoint(folder: Path) -> Iterator[tuple[str, Weight]]:
     """All weights under the hub's names, packed ones as they are stored.
 
-    Everything is verified before the first weight is read: SHA-256 of all files, index, and names,
-    shapes and dtypes against config.json.
+    Before the first weight is read, SHA-256 of all files, index, settings, names, shapes and dtypes
+    are verified, the latter by transformers' own loader too. Values are verified as they are read.
 
     Raises:
         ValueError: naming the file or weight that is wrong.
@@ -27,16 +31,29 @@ def read_checkpoint(folder: Path) -> Iterator[tuple[str, Weight]]:
     settings = read_json(folder / "config.json")
     kind, ignored = format_of(settings, str(folder / "config.json"))
     layout, shards, model = LAYOUTS[kind], Shards(folder), meta_model(folder)
-    declared = declared_plan(model, ignored)
-    expected = dict(stored_tensors(split_experts(meta_weights(declared)), layout))
+    names = HubNames(model)
+    declared = declared_plan(model, names, ignored)
+    expected = dict(stored_tensors(names.split(meta_weights(declared)), layout))
     require_same(expected, without_tied_copies(model, shards.described), str(folder))
-    return _weights(declared, shards, layout)
+    unpacked = {name: _unpacked(weight) for name, weight in names.split(meta_weights(declared))}
+    require_loadable(model, unpacked, str(folder))
+    return _weights(declared, names, shards, layout, str(folder))
 
 
-def _weights(declared: QuantPlan, shards: Shards, layout: Layout) -> Iterator[tuple[str, Weight]]:
-    for name, weight in split_experts(meta_weights(declared)):
+def _weights(
+    declared: QuantPlan, names: HubNames, shards: Shards, layout: Layout, source: str
+) -> Iterator[tuple[str, Weight]]:
+    scales = SharedScales(declared, names, source)
+    for name, weight in names.split(meta_weights(declared)):
         if isinstance(weight, PackedTensor):
             stored = layout.to_tensors(name, weight)
-            yield name, layout.from_tensors(*(shards.read(tensor) for tensor in stored))
+            weight = layout.from_tensors(*(shards.read(tensor) for tensor in stored))
         else:
-            yield name, shards.read(name)
+            weight = shards.read(name)
+        require_valid(name, weight, source)
+        scales.check(name, weight)
+        yield name, weight
+
+
+def _unpacked(weight: Weight) -> Tensor:
+    return torch.empty(weight.shape, dtype=torch.bfloat16, device="meta")

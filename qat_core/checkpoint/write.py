@@ -1,5 +1,6 @@
 """Write packed checkpoints layer by layer; a folder appears when it is complete, or not at all."""
 
+import copy
 import json
 import re
 import shutil
@@ -12,11 +13,17 @@ from typing import Any, Protocol
 
 import torch
 from rich.progress import track
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from qat_core.checkpoint.architecture import meta_model, without_tied_copies
+from qat_core.checkpoint.architecture import (
+    meta_model,
+    require_loadable,
+    without_tied_copies,
+)
+from qat_core.checkpoint.content import require_valid
 from qat_core.checkpoint.manifest import MANIFEST, verify_manifest, write_manifest
 from qat_core.checkpoint.quantization_config import (
     declared_plan,
@@ -28,11 +35,11 @@ from qat_core.checkpoint.ranks import on_first_rank
 from qat_core.checkpoint.shards import INDEX, Shards, read_json
 from qat_core.coverage import coverage
 from qat_core.options import CheckpointFormat
-from qat_core.plan import QuantPlan, plan
+from qat_core.plan import QuantPlan, plan, state_tensors
 from qat_core.preparation import is_prepared
 from qat_core.recipe import Recipe
 from qat_core.weights.comparison import require_same
-from qat_core.weights.hub_names import Weight, read_fused, refuse_renamed, split_experts
+from qat_core.weights.hub_names import HubNames, Weight
 from qat_core.weights.layouts import LAYOUTS, stored_tensors
 from qat_core.weights.stream import packed_weights, weight_stream
 
@@ -53,7 +60,7 @@ def export(
     tokenizer: Saveable | None = None,
     kind: CheckpointFormat = "compressed-tensors",
 ) -> None:
-    """Write a model, prepared, FSDP2-sharded or neither.
+    """Write a model, prepared, FSDP2-sharded, compiled or none of these.
 
     Of a sharded model all ranks call it, the first one writes, and it ends on all together: where
     rank 0 fails to write, the others raise a ValueError of the same text.
@@ -66,21 +73,24 @@ def export(
         kind: how packed weights are stored.
 
     Raises:
-        ValueError: see `plan`; the folder exists; the model was trained with another recipe; a
-            weight is not finite or its name on the hub is not known. Nothing is then left behind.
+        ValueError: see `plan`; the folder exists or cannot be written; the model was trained with
+            another recipe, is not what transformers makes of its config, or holds a weight that is
+            not finite. Nothing is then left behind.
     """
-    refuse_renamed(model)
+    model = getattr(model, "_orig_mod", model)  # of torch.compile
+    names = HubNames(model)
+    _require_what_its_config_says(model, names)
     checked = plan(model, recipe)
-    served = declared_plan(model, ignored_modules(checked)).quantized
+    served = declared_plan(model, names, ignored_modules(checked, names)).quantized
     coverage(model, checked, served, qat=is_prepared(model)).check()
     weights = weight_stream(model, checked, recipe)
 
     def write() -> None:
         with _complete_or_absent(folder) as partial:
-            model.config.save_pretrained(partial)  # type: ignore[operator,union-attr]
+            _save_settings(model, partial)
             if tokenizer is not None:
                 tokenizer.save_pretrained(partial)
-            _write(partial, weights, checked, kind, progress=False)
+            _write(partial, weights, checked, names, kind, progress=False)
 
     if any(isinstance(p, DTensor) for p in model.parameters()):
         on_first_rank(lambda: _refuse_existing(folder))
@@ -109,33 +119,58 @@ def convert(
     if (source / MANIFEST).is_file():
         verify_manifest(source)
     model, shards = meta_model(source), Shards(source)
-    checked = plan(model, recipe)
-    _require_full_precision(source, model, checked, shards)
+    names, checked = HubNames(model), plan(model, recipe)
+    _require_full_precision(source, model, checked, names, shards)
     shapes = {entry.name: entry.shape for entry in checked.entries}
 
     def read(name: str) -> Tensor:
-        return read_fused(name, shapes[name], shards.read)
+        return names.join(name, shapes[name], shards.read)
 
     with _complete_or_absent(destination) as partial:
         for path in source.iterdir():
             if path.is_file() and path.name != MANIFEST and not path.name.endswith(WEIGHT_SUFFIXES):
                 shutil.copyfile(path, partial / path.name)
-        _write(partial, packed_weights(checked, recipe, read), checked, kind, progress)
+        _write(partial, packed_weights(checked, recipe, read), checked, names, kind, progress)
+
+
+def _require_what_its_config_says(model: nn.Module, names: HubNames) -> None:
+    """ValueError if an engine, which goes by config.json, would look for other weights."""
+    config: Any = model.config
+    source = f"{type(model).__name__}, as config.json describes it"
+    own = {n: torch.empty(t.shape, device="meta") for n, t in state_tensors(model)}
+    with torch.device("meta"):
+        whole: Any = type(model)._from_config(copy.deepcopy(config), dtype=torch.bfloat16)  # type: ignore[attr-defined]
+    needed = {n: torch.empty(t.shape, device="meta") for n, t in state_tensors(whole)}
+    require_same(needed, own, source)
+    stored: Any = names.split((n, t.to(torch.bfloat16)) for n, t in own.items())
+    require_loadable(whole, dict(stored), source)
+
+
+def _save_settings(model: nn.Module, folder: Path) -> None:
+    """config.json and generation_config.json, as `save_pretrained` writes them."""
+    saved: Any = model
+    saved.config.save_pretrained(folder)
+    config = read_json(folder / "config.json")
+    config["architectures"] = [type(saved).__name__.removeprefix("FSDP")]
+    _write_json(folder / "config.json", config)
+    if saved.can_generate():
+        saved.generation_config.save_pretrained(folder)
 
 
 def _require_full_precision(
-    source: Path, model: nn.Module, checked: QuantPlan, shards: Shards
+    source: Path, model: nn.Module, checked: QuantPlan, names: HubNames, shards: Shards
 ) -> None:
     stored = without_tied_copies(model, shards.described)
     for name, tensor in stored.items():
-        if tensor.dtype not in (torch.bfloat16, torch.float32):
+        if tensor.is_floating_point() and tensor.dtype not in (torch.bfloat16, torch.float32):
             raise ValueError(f"{source}: {name}: needs bfloat16 or float32, got {tensor.dtype}")
-    as_bf16 = {name: tensor.to(torch.bfloat16) for name, tensor in stored.items()}
-    unpacked = {
+    needed = {
         entry.name: torch.empty(entry.shape, dtype=torch.bfloat16, device="meta")
         for entry in checked.entries
     }
-    require_same(dict(split_experts(unpacked.items())), as_bf16, str(source))  # type: ignore[arg-type]
+    found = {n: t.to(torch.bfloat16) for n, t in stored.items()}
+    require_same(dict(names.split(needed.items())), found, str(source))  # type: ignore[arg-type]
+    require_loadable(model, found, str(source))
 
 
 @contextmanager
@@ -148,6 +183,8 @@ def _complete_or_absent(folder: Path) -> Iterator[Path]:
         yield partial
         partial.chmod(0o755)  # mkdtemp's is private
         partial.rename(folder)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{folder}: not written: {error}; nothing was left behind") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -161,6 +198,7 @@ def _write(
     folder: Path,
     weights: Iterable[tuple[str, Weight]],
     checked: QuantPlan,
+    names: HubNames,
     kind: CheckpointFormat,
     progress: bool,
 ) -> None:
@@ -173,14 +211,14 @@ def _write(
         track(layers, "Writing layers", total=num_shards, disable=not progress), start=1
     ):
         file = f"model-{index:05d}-of-{num_shards:05d}.safetensors"
-        tensors = dict(stored_tensors(split_experts(layer), LAYOUTS[kind]))
+        tensors = dict(stored_tensors(names.split(_valid(layer)), LAYOUTS[kind]))
         save_file(
             {n: t.contiguous().cpu() for n, t in tensors.items()}, folder / file, {"format": "pt"}
         )
         weight_map |= dict.fromkeys(tensors, file)
         total_bytes += sum(tensor.nbytes for tensor in tensors.values())
     _write_json(folder / INDEX, {"metadata": {"total_size": total_bytes}, "weight_map": weight_map})
-    ignored = ignored_modules(checked)
+    ignored = ignored_modules(checked, names)
     config = read_json(folder / "config.json")
     config.pop("torch_dtype", None)  # older name of dtype, which transformers 5 still reads
     config |= {"dtype": "bfloat16", "quantization_config": quantization_config(kind, ignored)}
@@ -190,9 +228,15 @@ def _write(
     write_manifest(folder)
 
 
+def _valid(weights: Iterable[tuple[str, Weight]]) -> Iterator[tuple[str, Weight]]:
+    for name, weight in weights:
+        require_valid(name, weight, "checkpoint")
+        yield name, weight
+
+
 def _layer(name: str) -> str:
-    """The decoder layer of a weight; "" for those outside of any."""
-    found = re.match(r".*\.layers\.\d+\.", name)
+    """The layer of a weight, by the first number in its name; "" for those outside of any."""
+    found = re.match(r".*?\.\d+\.", name)
     return found[0] if found else ""
 
 

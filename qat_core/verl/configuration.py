@@ -21,7 +21,6 @@ from pydantic import ValidationError
 
 from qat_core.checkpoint.quantization_config import quantization_config
 from qat_core.options import BLOCK_SIZE
-from qat_core.plan import ROUTER_NAMES
 from qat_core.recipe import REGEX_PREFIX, Recipe
 from qat_core.verl import compat
 from qat_core.verl.rules import (
@@ -38,6 +37,9 @@ from qat_core.verl.rules import (
 
 YAML_KEYS = {"ignore": "ignore_patterns"}  # of Recipe's fields, where they differ
 # what Recipe never quantizes, whatever a user's patterns say
+# vLLM's names, as no model is there to ask; where they fall short, the first sync is refused
+ROUTER_NAMES = ("gate", "router", "shared_expert_gate")
+ROLE_PATTERNS = {"role:attention": "re:.*(attn|attention).*"}
 NEVER_QUANTIZED = ("lm_head", rf"re:(.*\.)?({'|'.join(ROUTER_NAMES)})$")
 
 
@@ -127,7 +129,8 @@ def engine_patterns(recipe: Recipe) -> list[str]:
 
     To vLLM a pattern without `re:` is a module's whole name; here, as in verl, a part of it.
     """
-    own = [p if p.startswith(REGEX_PREFIX) else f"re:.*{_escaped(p)}" for p in recipe.ignore]
+    known = [ROLE_PATTERNS.get(p, p) for p in recipe.ignore]
+    own = [p if p.startswith(REGEX_PREFIX) else f"re:.*{_escaped(p)}" for p in known]
     return [*NEVER_QUANTIZED, *(p for p in own if p not in NEVER_QUANTIZED)]
 
 

@@ -1,15 +1,21 @@
-"""Names of weights on the hub: one matrix an expert, where transformers 5 holds fused experts.
+"""Names of weights on the hub: what transformers 5 holds fused, files hold a matrix an expert.
 
-`mlp.experts.gate_up_proj` (E, 2 I, H) is `mlp.experts.{e}.gate_proj.weight` (I, H) and
-`up_proj.weight` (I, H); `mlp.experts.down_proj` (E, H, I) is `mlp.experts.{e}.down_proj.weight`.
+`mlp.experts.gate_up_proj` (E, 2 I, H) of a Qwen3-MoE is `mlp.experts.{e}.gate_proj.weight` (I, H)
+and `up_proj.weight` (I, H) in files, Mixtral's is `block_sparse_moe.experts.{e}.w1.weight` and
+`w3.weight`. transformers itself is asked: of tensors full of numbers, what `save_pretrained` would
+write tells the name and the place of every piece.
 """
 
-import re
-from collections.abc import Callable, Iterable, Iterator
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import revert_weight_conversion
 
 from qat_core.nvfp4 import PackedTensor
 from qat_core.options import BLOCK_SIZE
@@ -17,64 +23,154 @@ from qat_core.plan import QuantPlan
 
 Weight = Tensor | PackedTensor
 
-FUSED_LEAVES = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
-# Model types whose experts are named as above; transformers renames those of other types its way.
-EXPERT_MODEL_TYPES = ("qwen2_moe", "qwen3_moe")
+ROWS, COLUMNS = 12, 2  # of a numbered matrix; can be cut into 2, 3, 4 or 6 parts
+STRIDE = 2**40  # the numbers of the i-th tensor start at i * STRIDE
 
 
-def refuse_renamed(model: nn.Module) -> None:
-    """ValueError if the hub's names of this model are neither transformers' nor the above."""
-    model_type: str = model.config.model_type  # type: ignore[assignment,union-attr]
-    renamed = get_checkpoint_conversion_mapping(model_type) is not None
-    if renamed and model_type not in EXPERT_MODEL_TYPES:
-        raise ValueError(
-            f"model_type {model_type}: its weights are named differently on the hub, which is "
-            f"known here for {', '.join(EXPERT_MODEL_TYPES)} and dense models only"
-        )
+@dataclass(frozen=True)
+class Piece:
+    """A tensor of a file: a whole tensor of the trainer's, or some rows of one of its experts."""
+
+    name: str
+    expert: int | None = None
+    part: int = 0
+    num_parts: int = 1
+
+    def rows(self, num_rows: int) -> slice:
+        """Which ones of the expert's `num_rows` rows."""
+        share = num_rows // self.num_parts
+        return slice(self.part * share, (self.part + 1) * share)
 
 
-def split_experts(weights: Iterable[tuple[str, Weight]]) -> Iterator[tuple[str, Weight]]:
-    """The same weights under the hub's names, fused experts cut into matrices (views)."""
-    for name, weight in weights:
-        if len(weight.shape) != 3:
-            yield name, weight
-            continue
-        prefix, _, fused_leaf = name.rpartition(".")
-        leaves = FUSED_LEAVES[fused_leaf]
-        num_rows = weight.shape[1] // len(leaves)
-        for expert in range(weight.shape[0]):
-            for index, leaf in enumerate(leaves):
-                rows = slice(index * num_rows, (index + 1) * num_rows)
-                yield f"{prefix}.{expert}.{leaf}.weight", _matrix(weight, expert, rows)
+class HubNames:
+    """Where the tensors of a model stand in the hub's files.
 
+    Args:
+        model: of transformers; on any device, prepared, sharded or neither.
 
-def read_fused(name: str, shape: tuple[int, ...], read: Callable[[str], Tensor]) -> Tensor:
-    """The parameter `name` of transformers, put together from matrices of the hub."""
-    if len(shape) != 3:
-        return read(name)
-    prefix, _, fused_leaf = name.rpartition(".")
-    leaves = FUSED_LEAVES[fused_leaf]
-    fused = torch.empty(shape, dtype=read(f"{prefix}.0.{leaves[0]}.weight").dtype)
-    for expert, matrix in enumerate(fused):
-        for leaf, rows in zip(leaves, matrix.chunk(len(leaves)), strict=True):
-            rows.copy_(read(f"{prefix}.{expert}.{leaf}.weight"))
-    return fused
+    Attributes:
+        pieces: of every tensor of the model's state, by the trainer's name.
 
+    Raises:
+        ValueError: the model is not of transformers; or transformers stores one of its tensors
+            neither whole nor as matrices of its experts.
+    """
 
-def fused_module(module_name: str) -> str:
-    """Where transformers holds a module of the hub: experts in a fused parameter, others as is."""
-    found = re.fullmatch(r"(.*\.experts)\.\d+\.(gate|up|down)_proj", module_name)
-    if not found:
-        return module_name
-    leaf = "down_proj" if found[2] == "down" else "gate_up_proj"
-    return f"{found[1]}.{leaf}"
+    def __init__(self, model: nn.Module) -> None:
+        if not isinstance(model, PreTrainedModel):
+            raise ValueError(
+                f"{type(model).__name__}: not a model of transformers, so the hub's names of its "
+                "weights are not known; pass the model that it wraps, or a merged one"
+            )
+        shapes = {name: tensor.shape for name, tensor in model.state_dict(keep_vars=True).items()}
+        self.pieces = _pieces(shapes, lambda numbered: _as_saved(model, numbered))
+        self._embeddings = {
+            f"{name}.weight" for name, m in model.named_modules() if isinstance(m, nn.Embedding)
+        }
+        self._owners = {piece.name: name for name, some in self.pieces.items() for piece in some}
+
+    def split(self, weights: Iterable[tuple[str, Weight]]) -> Iterator[tuple[str, Weight]]:
+        """The same weights under the hub's names, fused experts cut into matrices (views)."""
+        for name, weight in weights:
+            for piece in self.pieces[name]:
+                yield piece.name, _cut(weight, piece)
+
+    def join(self, name: str, shape: tuple[int, ...], read: Callable[[str], Tensor]) -> Tensor:
+        """The trainer's tensor of that name and shape, put together from tensors of the hub."""
+        first, *others = self.pieces[name]
+        if first.expert is None:
+            return read(first.name)
+        matrix = read(first.name)
+        fused = torch.empty(shape, dtype=matrix.dtype)
+        fused[first.expert, first.rows(shape[1])] = matrix
+        for piece in others:
+            fused[piece.expert, piece.rows(shape[1])] = read(piece.name)
+        return fused
+
+    def is_embedding(self, name: str) -> bool:
+        """Whether a trainer's tensor is an embedding, which no format quantizes."""
+        return name in self._embeddings
+
+    def renamed(self, name: str) -> str:
+        """The hub's name of a tensor that is stored whole; of one that is not known, its own."""
+        return self.pieces[name][0].name if name in self.pieces else name
+
+    def expert_prefix(self, name: str) -> str | None:
+        """Where files have the experts of a trainer's tensor, `...experts`; None if it has none."""
+        first = self.pieces[name][0] if name in self.pieces else None
+        if first is None or first.expert is None:
+            return None
+        return f"{first.name.partition('.experts.')[0]}.experts"
+
+    def experts_at(self, prefix: str) -> list[str]:
+        """The trainer's tensors that hold the experts below a prefix of the hub."""
+        return [name for name in self.pieces if self.expert_prefix(name) == prefix]
+
+    def owner(self, name: str) -> str | None:
+        """The trainer's tensor that a tensor of the hub is a piece of; None if there is none."""
+        return self._owners.get(name)
 
 
 def meta_weights(plan: QuantPlan) -> Iterator[tuple[str, Weight]]:
     """What a plan's weights look like when they travel: shapes and dtypes, on the meta device."""
     for entry in plan.entries:
-        weight = torch.empty(entry.shape, dtype=torch.bfloat16, device="meta")
+        weight = torch.empty(entry.shape, dtype=getattr(torch, entry.dtype), device="meta")
         yield entry.name, _meta_packed(weight) if entry.quantized else weight
+
+
+def _as_saved(model: PreTrainedModel, tensors: dict[str, Tensor]) -> Mapping[str, Tensor]:
+    """What `save_pretrained` would write for these tensors in place of the model's own.
+
+    A prefix that only wrapped checkpoints have (Qwen3.5's `language_model`) is not added, however
+    the model was loaded: the file then fits the architecture that its config.json names.
+    """
+    conversions = get_model_conversion_mapping(model, add_legacy=False)
+    stand_in = copy.copy(model)
+    kept = [each for each in conversions if type(each).__name__ != "PrefixChange"]
+    stand_in._weight_conversions = kept
+    saved: Mapping[str, Tensor] = revert_weight_conversion(stand_in, tensors)
+    return saved
+
+
+def _pieces(
+    shapes: Mapping[str, torch.Size], saved: Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
+) -> dict[str, tuple[Piece, ...]]:
+    names = list(shapes)
+    numbered = {name: _numbered(index, shapes[name]) for index, name in enumerate(names)}
+    found = defaultdict(list)
+    try:
+        for hub_name, tensor in saved(numbered).items():
+            owner = names[int(tensor.flatten()[0]) // STRIDE]
+            found[owner].append(_piece(hub_name, tensor, numbered[owner]))
+    except (ValueError, RuntimeError, KeyError) as error:
+        raise ValueError(f"the hub's names of this model's weights: {error}") from error
+    for name in names:
+        whole = numbered[name].numel()
+        if (
+            sum(whole if p.expert is None else ROWS * COLUMNS // p.num_parts for p in found[name])
+            != whole
+        ):
+            raise ValueError(f"{name}: stored by transformers in a form that is not known here")
+    return {name: tuple(found[name]) for name in names}
+
+
+def _numbered(index: int, shape: torch.Size) -> Tensor:
+    """Distinct numbers in place of a tensor; as many experts, but few rows and columns."""
+    leading = shape[:1] if len(shape) == 3 else ()
+    numbers = torch.arange(torch.Size((*leading, ROWS, COLUMNS)).numel())
+    return (index * STRIDE + numbers).view(*leading, ROWS, COLUMNS)
+
+
+def _piece(hub_name: str, tensor: Tensor, whole: Tensor) -> Piece:
+    if torch.equal(tensor, whole):
+        return Piece(hub_name)
+    if whole.ndim == 3 and tensor.ndim == 2 and tensor.shape[1] == COLUMNS:
+        first = int(tensor[0, 0]) % STRIDE // COLUMNS
+        expert, row = divmod(first, ROWS)
+        piece = Piece(hub_name, expert, row // len(tensor), ROWS // len(tensor))
+        if torch.equal(tensor, whole[expert, piece.rows(ROWS)]):
+            return piece
+    raise ValueError(f"{hub_name}: neither a whole tensor of the model nor rows of one expert")
 
 
 def _meta_packed(weight: Tensor) -> PackedTensor:
@@ -86,11 +182,14 @@ def _meta_packed(weight: Tensor) -> PackedTensor:
     )
 
 
-def _matrix(weight: Weight, expert: int, rows: slice) -> Weight:
+def _cut(weight: Weight, piece: Piece) -> Weight:
+    if piece.expert is None:
+        return weight
+    rows = piece.rows(weight.shape[1])
     if isinstance(weight, PackedTensor):
         return PackedTensor(
-            weight.codes[expert, rows],
-            weight.block_scale[expert, rows],
-            weight.global_scale[expert],
+            weight.codes[piece.expert, rows],
+            weight.block_scale[piece.expert, rows],
+            weight.global_scale[piece.expert],
         )
-    return weight[expert, rows]
+    return weight[piece.expert, rows]

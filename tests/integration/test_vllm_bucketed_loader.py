@@ -17,7 +17,7 @@ from qat_core.plan import QuantPlan, plan
 from qat_core.recipe import Recipe
 from qat_core.rollout.vllm.bucketed_loader import BucketedLoader
 from qat_core.rollout.vllm.engine import VllmEngine
-from qat_core.weights.hub_names import split_experts
+from qat_core.weights.hub_names import HubNames
 from qat_core.weights.stream import weight_stream
 from qat_core.weights.transfer import transfer_tensors
 from tests.nano_models import write_nano
@@ -81,7 +81,7 @@ def _with_plan(model: torch.nn.Module, checked: QuantPlan, recipe: Recipe) -> Bu
 
 def _hub_named(model: torch.nn.Module) -> Bucket:
     """As verl's own engine streams a model: no plan, one matrix per expert."""
-    weights = split_experts(weight_stream(model, None, None))
+    weights = HubNames(model).split(weight_stream(model, None, None))
     return [(name, weight.clone()) for name, weight in weights if isinstance(weight, Tensor)]
 
 

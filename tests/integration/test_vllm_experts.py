@@ -21,6 +21,21 @@ SHAPES = {"w13": (EXPERTS, 2 * INNER, HIDDEN), "w2": (EXPERTS, HIDDEN, INNER)}
 NAMES = {"w13": "gate_up_proj", "w2": "down_proj"}
 
 
+class NamedAsHere:
+    """The hub's names, where they are the trainer's."""
+
+    @staticmethod
+    def experts_at(prefix: str) -> list[str]:
+        return [f"{prefix}.{leaf}" for leaf in NAMES.values()]
+
+    @staticmethod
+    def expert_prefix(name: str) -> str:
+        return name.rpartition(".")[0]
+
+
+HUB_NAMES = NamedAsHere()
+
+
 class Method(QuantizeMethodBase):
     """Binds its kernel to new tensors, before the reload has copied them to where they are kept."""
 
@@ -80,10 +95,10 @@ def test_kernels_read_the_kept_scales_as_soon_as_a_layer_is_loaded(model: nn.Mod
     layers = [module["experts"] for module in model.children()]
     kept = [(layer.w13_weight_scale, layer.w2_weight_scale) for layer in layers]
     sent = list(_packed_experts())
-    with loading_experts_whole(model) as experts:
+    with loading_experts_whole(model, HUB_NAMES) as experts:
         reload.initialize_layerwise_reload(model)
         for index, layer in enumerate(layers):
-            assert not list(_loading_experts(sent[2 * index : 2 * index + 2], experts))
+            assert not list(_loading_experts(sent[2 * index : 2 * index + 2], experts, HUB_NAMES))
             config = layer.quant_method.moe_kernel.fused_experts.quant_config
             assert config.w13 is kept[index][0] and config.w2 is kept[index][1]
             for scale, (_, weight) in zip(kept[index], sent[2 * index :], strict=False):

@@ -10,16 +10,19 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from qat_core.checkpoint import convert, export, read_checkpoint
 from qat_core.nvfp4 import PackedTensor
 from qat_core.plan import plan
 from qat_core.preparation import prepare
 from qat_core.recipe import Recipe
-from qat_core.weights.hub_names import Weight, split_experts
+from qat_core.weights.hub_names import HubNames, Weight
 from qat_core.weights.stream import weight_stream
+from tests.families import tiny_family
 
 FORMATS = pytest.mark.parametrize("kind", ["compressed-tensors", "modelopt"])
 RECIPES = pytest.mark.parametrize(
@@ -119,8 +122,10 @@ def test_transformers_computes_what_the_trainer_computes(packed_dir: Path, nano_
             r"model\.norm\.weight: needs bfloat16 or float32",
         ),
         (lambda t: t["model.layers.0.self_attn.k_proj.weight"].fill_(torch.nan), "k_proj.*NaN"),
+        (lambda t: t["model.norm.weight"].fill_(torch.nan), r"model\.norm\.weight: holds NaN"),
+        (lambda t: t["model.embed_tokens.weight"].fill_(torch.inf), "embed_tokens.*infinity"),
     ],
-    ids=["missing", "unknown", "shape", "dtype", "nan"],
+    ids=["missing", "unknown", "shape", "dtype", "nan", "nan-unpacked", "infinity"],
 )
 def test_a_refused_conversion_leaves_nothing(
     nano_dir: Path, tmp_path: Path, change, message: str
@@ -147,6 +152,112 @@ def test_a_packed_checkpoint_is_not_packed_again(packed_dir: Path, tmp_path: Pat
         convert(packed_dir, tmp_path / "twice", Recipe.full())
 
 
+def test_what_cannot_be_written_is_said_and_leaves_nothing(
+    nano_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device")
+
+    monkeypatch.setattr("qat_core.checkpoint.write.save_file", full)
+    with pytest.raises(ValueError, match=r"packed: not written: .*No space left on device"):
+        convert(nano_dir, tmp_path / "packed", Recipe.full())
+    assert not list(tmp_path.iterdir())
+
+
+def test_patterns_that_match_nothing_are_refused(nano_dir: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "qat_core.checkpoint", "convert", nano_dir, tmp_path / "out"]
+    done = subprocess.run([*command, "--ignore", "q_porj"], capture_output=True, text=True)
+    assert done.returncode == 2 and not list(tmp_path.iterdir())
+    assert done.stderr.startswith("error: --ignore: 'q_porj' matches no weight")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_an_export_has_the_files_that_save_pretrained_writes(
+    nano_dir: Path, tmp_path: Path
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(nano_dir, dtype=torch.bfloat16)
+    model.generation_config.update(eos_token_id=[1, 5], temperature=0.6, do_sample=True)
+    export(model, Recipe.full(), tmp_path / "packed")
+    model.save_pretrained(tmp_path / "plain")
+    stored, expected = (
+        json.loads((tmp_path / folder / "generation_config.json").read_text())
+        for folder in ("packed", "plain")
+    )
+    assert stored == expected and stored["eos_token_id"] == [1, 5]
+    config = json.loads((tmp_path / "packed" / "config.json").read_text())
+    assert config["architectures"] == [type(model).__name__]
+
+
+def test_a_compiled_model_is_exported_and_checked_as_itself(nano_dir: Path, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(nano_dir, dtype=torch.bfloat16)
+    prepare(model, Recipe.full())
+    compiled = torch.compile(model, backend="eager")
+    with pytest.raises(ValueError, match="trained"):
+        export(compiled, Recipe.ffn(), tmp_path / "other")
+    export(compiled, Recipe.full(), tmp_path / "packed")
+    _require_equal(read_checkpoint(tmp_path / "packed"), _synced(nano_dir, Recipe.full()))
+
+
+def _normalised(model: torch.nn.Module) -> torch.nn.Module:
+    torch.nn.utils.parametrizations.weight_norm(model.model.layers[0].self_attn.o_proj)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_normalised, r"missing: model\.layers\.0\.self_attn\.o_proj\.weight"),
+        (lambda m: torch.nn.Sequential(m), "Sequential: not a model of transformers"),
+        (lambda m: m.register_buffer("extra", torch.ones(1)) or m, "unknown: extra"),
+    ],
+    ids=["weight-norm", "wrapped", "buffer"],
+)
+def test_what_no_engine_would_load_is_not_exported(
+    nano_dir: Path, tmp_path: Path, change, message: str
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(nano_dir, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match=message):
+        export(change(model), Recipe.full(), tmp_path / "packed")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["Sequence", "Token"])
+def test_classifiers_are_exported_with_their_heads(
+    nano_dir: Path, tmp_path: Path, kind: str
+) -> None:
+    config = AutoConfig.from_pretrained(nano_dir)
+    config.num_labels = 16
+    family = type(AutoModelForCausalLM.from_config(config)).__name__.removesuffix("ForCausalLM")
+    model = getattr(transformers, f"{family}For{kind}Classification")(config).bfloat16()
+    export(model, Recipe.full(), tmp_path / "packed")
+    weights = dict(read_checkpoint(tmp_path / "packed"))
+    assert torch.equal(weights["score.weight"], model.score.weight)
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "llama4_text", "granitemoe", "lfm2", "mamba2"])
+def test_three_dimensional_weights_that_are_not_quantized_are_stored_as_transformers_does(
+    tmp_path: Path, family: str
+) -> None:
+    model = tiny_family(family)
+    export(model, Recipe.full(), tmp_path / "packed")
+    model.save_pretrained(tmp_path / "plain")
+    plain = load_file(tmp_path / "plain" / "model.safetensors")
+    stored = dict(read_checkpoint(tmp_path / "packed"))
+    assert stored.keys() == plain.keys()
+    whole = [name for name, tensor in plain.items() if tensor.ndim == 3]
+    assert whole and all(torch.equal(stored[name], plain[name]) for name in whole)
+
+
+def test_fp32_masters_are_stored_in_the_dtypes_that_transformers_loads(tmp_path: Path) -> None:
+    model = tiny_family("deepseek_v3").float()
+    name = "model.layers.1.mlp.gate.e_score_correction_bias"
+    model.get_buffer(name).copy_(torch.linspace(0, 1, 8) + 2**-20)
+    export(model, Recipe.full(), tmp_path / "packed")
+    weights = dict(read_checkpoint(tmp_path / "packed"))
+    assert torch.equal(weights[name], model.get_buffer(name))
+    assert weights["model.norm.weight"].dtype == torch.bfloat16
+
+
 def test_command_line(nano_dir: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "qat_core.checkpoint"]
     packed = str(tmp_path / "packed")
@@ -161,7 +272,7 @@ def test_command_line(nano_dir: Path, tmp_path: Path) -> None:
 
 def _synced(folder: Path, recipe: Recipe) -> dict[str, Weight]:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
-    return dict(split_experts(weight_stream(model, plan(model, recipe), recipe)))
+    return dict(HubNames(model).split(weight_stream(model, plan(model, recipe), recipe)))
 
 
 def _require_equal(found: Iterator[tuple[str, Weight]], expected: dict[str, Weight]) -> None:

@@ -1,11 +1,13 @@
 """Packed checkpoints that were damaged are refused, and the damage is named."""
 
 import json
+import math
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from qat_core.checkpoint import read_checkpoint
@@ -77,7 +79,104 @@ def _break_config(folder: Path) -> None:
     (folder / "config.json").write_text("{")
 
 
+def _quantization(folder: Path, *path: str, **changes: object) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    settings = config["quantization_config"]
+    for key in path:
+        settings = settings[key]
+    settings.update(changes)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def _other_num_bits(folder: Path) -> None:
+    _quantization(folder, "config_groups", "group_0", "weights", num_bits=8)
+
+
+def _other_group_size(folder: Path) -> None:
+    _quantization(folder, "config_groups", "group_0", "weights", group_size=32)
+
+
+def _quantized_activations(folder: Path) -> None:
+    _quantization(folder, "config_groups", "group_0", input_activations={"num_bits": 4})
+
+
+def _ignore_of_no_list(folder: Path) -> None:
+    _quantization(folder, ignore="lm_head")
+
+
+def _rewrite(folder: Path, tensor: str, change: Callable[[torch.Tensor], object]) -> None:
+    shard = next(path for path in folder.glob("*.safetensors") if tensor in load_file(path))
+    tensors = load_file(shard)
+    change(tensors[tensor])
+    save_file(tensors, shard)
+
+
+Q_PROJ = "model.layers.0.self_attn.q_proj"
+
+
+def _first_block_scale(folder: Path, byte: int) -> None:
+    _rewrite(folder, f"{Q_PROJ}.weight_scale", lambda t: t.view(torch.uint8)[0, 0].fill_(byte))
+
+
+def _nan_block_scale(folder: Path) -> None:
+    _first_block_scale(folder, 0x7F)
+
+
+def _negative_block_scale(folder: Path) -> None:
+    _first_block_scale(folder, 0xB8)
+
+
+def _zero_block_scale(folder: Path) -> None:
+    _first_block_scale(folder, 0x00)
+
+
+def _subnormal_block_scale(folder: Path) -> None:
+    _first_block_scale(folder, 0x07)
+
+
+def _global_scale(folder: Path, value: float) -> None:
+    _rewrite(folder, f"{Q_PROJ}.weight_global_scale", lambda t: t.fill_(value))
+
+
+def _nan_global_scale(folder: Path) -> None:
+    _global_scale(folder, math.nan)
+
+
+def _zero_global_scale(folder: Path) -> None:
+    _global_scale(folder, 0.0)
+
+
+def _negative_global_scale(folder: Path) -> None:
+    _global_scale(folder, -4.0)
+
+
+def _infinite_global_scale(folder: Path) -> None:
+    _global_scale(folder, math.inf)
+
+
+def _other_scale_than_its_group(folder: Path) -> None:
+    _global_scale(folder, 2.0**-9)
+
+
+def _nan_weight(folder: Path) -> None:
+    _rewrite(folder, "model.norm.weight", lambda t: t[0].fill_(math.nan))
+
+
 DAMAGES = [
+    (_other_num_bits, r"group_0\.weights\.num_bits: 8: only 4"),
+    (_other_group_size, r"group_0\.weights\.group_size: 32: only 16"),
+    (_quantized_activations, r"group_0\.input_activations: .* only None"),
+    (_ignore_of_no_list, r"quantization_config\.ignore: 'lm_head'"),
+    (_nan_block_scale, rf"{Q_PROJ}\.weight: a block scale is NaN, negative"),
+    (_negative_block_scale, rf"{Q_PROJ}\.weight: a block scale is NaN, negative"),
+    (_zero_block_scale, rf"{Q_PROJ}\.weight: a block scale is NaN, negative"),
+    (_subnormal_block_scale, rf"{Q_PROJ}\.weight: a block scale is .* below 2\*\*-6"),
+    (_nan_global_scale, rf"{Q_PROJ}\.weight: global scale \[?nan\]?: not finite"),
+    (_zero_global_scale, rf"{Q_PROJ}\.weight: global scale \[?0\.0\]?: not finite"),
+    (_negative_global_scale, rf"{Q_PROJ}\.weight: global scale \[?-4\.0\]?: not finite"),
+    (_infinite_global_scale, rf"{Q_PROJ}\.weight: global scale \[?inf\]?: not finite"),
+    (_other_scale_than_its_group, r"proj\.weight: global scale .* as one matrix with one scale"),
+    (_nan_weight, r"model\.norm\.weight: holds NaN or infinity"),
     (_truncate, "model-00002.*truncated"),
     (_drop_index_entry, r"has no entry for model\.norm\.weight"),
     (_rename_in_index, r"has no entry for model\.norm\.weight"),
@@ -97,7 +196,17 @@ def test_damage_behind_a_valid_manifest_is_named(
     damage(packed_dir)
     write_manifest_anew(packed_dir)
     with pytest.raises(ValueError, match=message):
-        read_checkpoint(packed_dir)
+        list(read_checkpoint(packed_dir))
+
+
+def test_experts_gate_and_up_need_one_scale(packed_dir: Path) -> None:
+    gate = "model.layers.0.mlp.experts.1.gate_proj"
+    if not any(name.startswith(gate) for name, _ in read_checkpoint(packed_dir)):
+        pytest.skip("has no experts")
+    _rewrite(packed_dir, f"{gate}.weight_global_scale", lambda t: t.mul_(2))
+    write_manifest_anew(packed_dir)
+    with pytest.raises(ValueError, match=r"experts\.1\.up_proj.*as one matrix with one scale"):
+        list(read_checkpoint(packed_dir))
 
 
 def write_manifest_anew(folder: Path) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from qat_core.nvfp4 import PackedTensor
 from qat_core.plan import QuantPlan
-from qat_core.rollout.vllm.worker import Load, quantized_parameters, reloading
+from qat_core.rollout.vllm.worker import Load, quantized_parameters, reloading, worker_names
 from qat_core.weights.hub_names import Weight, meta_weights
 from qat_core.weights.transfer import (
     FIX,
@@ -74,16 +74,17 @@ class BucketedLoader:
 
     def _take(self, bucket: list[tuple[str, Tensor]]) -> None:
         if self._load is None:
+            names = worker_names(self._worker)
             if bucket and bucket[0][0] == PLAN_NAME:
                 expected = read_plan(bucket.pop(0)[1])
                 require_served(self._worker, expected)
                 self._expected = ExpectedWeights(dict(meta_weights(expected)))
-            elif served := quantized_parameters(self._worker):
+            elif served := quantized_parameters(self._worker, names):
                 raise ValueError(
                     f"weight sync: came without a plan, but {len(served)} weights are served in "
                     "NVFP4: another engine than qat_core.verl.engine.NvFp4Engine streams them"
                 )
-            reload = reloading(self._worker, fused_experts=self._expected is not None)
+            reload = reloading(self._worker, names, fused_experts=self._expected is not None)
             self._load = self._reload.enter_context(reload)
         weights = self._assembler.take(bucket)
         if self._expected is not None:
@@ -100,7 +101,8 @@ class BucketedLoader:
 
 def require_served(worker: Any, expected: QuantPlan) -> None:
     """ValueError if what comes packed is not exactly what vLLM holds in NVFP4."""
-    sent, served = set(expected.quantized), set(quantized_parameters(worker))
+    found = quantized_parameters(worker, worker_names(worker))
+    sent, served = set(expected.quantized), set(found)
     for names, problem in (
         (sent - served, "come packed but are served in BF16"),
         (served - sent, "come in BF16 but are served in NVFP4"),

@@ -6,9 +6,12 @@
 | BF16 experts and a tied output head keep a layout made of old weights | no | yes: redone here |
 | experts are repacked one by one | yes: all at once here | no |
 | a reload leaves experts a second copy of their block scales | yes: dropped here | no |
+| latent attention (DeepSeek) has kernels | yes | no: computed unfolded here |
+| rotary embedding is right for strided queries | yes | no: PyTorch's is used here |
 | a prompt with a seed cannot be prefilled in parts | no | yes: prompts are kept whole |
 """
 
+import os
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -27,10 +30,35 @@ def require_supported(version: str) -> None:
 
 
 def platform_settings() -> dict[str, Any]:
-    """Settings of `vllm.LLM` that the platform needs."""
+    """Settings of `vllm.LLM` that the platform needs; on a CPU also an environment variable."""
     from vllm.platforms import current_platform
 
-    return {"enable_chunked_prefill": False} if current_platform.is_cpu() else {}
+    if not current_platform.is_cpu():
+        return {}
+    os.environ.setdefault("VLLM_MLA_DISABLE", "1")  # DeepSeek's attention has kernels for CUDA only
+    return {"enable_chunked_prefill": False}
+
+
+def correct_rotary_embedding() -> None:
+    """Make vLLM's CPU build rotate DeepSeek's queries and keys right.
+
+    They are strided views (tokens, heads, part of a head), which its kernel (0.28) takes for dense:
+    mean |log-prob difference| to transformers 0.59 in place of 0.02, both in BF16.
+    """
+    from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+    from vllm.platforms import current_platform
+
+    kernel = RotaryEmbedding.forward_cpu
+    if not current_platform.is_cpu() or getattr(kernel, "is_corrected", False):
+        return
+
+    def forward_cpu(self: Any, positions: Any, query: Any, key: Any = None) -> Any:
+        is_strided = query.dim() == 3 and not query.is_contiguous()
+        rotate = self.forward_native if is_strided else kernel.__get__(self)
+        return rotate(positions, query, key)
+
+    forward_cpu.is_corrected = True  # type: ignore[attr-defined]
+    RotaryEmbedding.forward_cpu = forward_cpu
 
 
 def hold_addresses(version: str) -> None:

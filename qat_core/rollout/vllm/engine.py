@@ -29,7 +29,7 @@ from qat_core.rollout.vllm.worker import (
     weight_bytes,
 )
 from qat_core.weights.comparison import require_same
-from qat_core.weights.hub_names import Weight, meta_weights, split_experts
+from qat_core.weights.hub_names import HubNames, Weight, meta_weights
 from qat_core.weights.layouts import stored_tensors
 
 ONE_WORKER = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
@@ -64,13 +64,15 @@ class VllmEngine:
 
         compat.require_supported(vllm.__version__)
         compat.hold_addresses(vllm.__version__)
+        compat.correct_rotary_embedding()
         register()
         self._kind: CheckpointFormat = "compressed-tensors"
+        self._names = HubNames(meta_model(model_dir))
         if packed is None:
-            self.plan, self._kind = _served(model_dir)
+            self.plan, self._kind = _served(model_dir, self._names)
         else:
             self.plan = packed
-            declared = quantization_config(self._kind, ignored_modules(packed))
+            declared = quantization_config(self._kind, ignored_modules(packed, self._names))
             settings |= {"hf_overrides": {"quantization_config": declared}, "load_format": "dummy"}
         settings = compat.platform_settings() | settings
         self._has_weights = settings.get("load_format") != "dummy"
@@ -78,9 +80,9 @@ class VllmEngine:
         self._llm = vllm.LLM(
             str(model_dir), dtype="bfloat16", logprobs_mode="processed_logprobs", **settings
         )
-        self._expected = dict(stored_tensors(split_experts(meta_weights(self.plan)), LAYOUT))
+        self._expected = dict(stored_tensors(self._names.split(meta_weights(self.plan)), LAYOUT))
         self._accepted: tuple[QuantPlan, Mapping[str, Weight]] | None = None
-        self.served: Collection[str] = self.on_worker(quantized_parameters)
+        self.served: Collection[str] = self.on_worker(quantized_parameters, self._names)
         self._require_coverage()
         tokenizer = self._llm.get_tokenizer()
         self.eos_id: int = tokenizer.eos_token_id
@@ -121,7 +123,7 @@ class VllmEngine:
         else:
             coming = self._coming(expected)
         self._has_weights = False
-        self.on_worker(reload, stream, coming)
+        self.on_worker(reload, self._names, stream, coming)
         self._llm.reset_prefix_cache()
         self._has_weights = True
 
@@ -134,7 +136,7 @@ class VllmEngine:
         return self._accepted[1]
 
     def _require_fit(self, coming: Mapping[str, Weight]) -> None:
-        found = dict(stored_tensors(split_experts(coming.items()), LAYOUT))
+        found = dict(stored_tensors(self._names.split(coming.items()), LAYOUT))
         require_same(self._expected, found, "weight sync")
 
     def generate(
@@ -227,13 +229,13 @@ def _require_one_process(settings: Mapping[str, Any]) -> None:
         raise ValueError("VLLM_ENABLE_V1_MULTIPROCESSING: needs to be 0 for weight syncs")
 
 
-def _served(model_dir: Path) -> tuple[QuantPlan, CheckpointFormat]:
+def _served(model_dir: Path, names: HubNames) -> tuple[QuantPlan, CheckpointFormat]:
     """What a checkpoint holds in NVFP4, and how."""
     config, model = read_json(model_dir / "config.json"), meta_model(model_dir)
     if "quantization_config" not in config:
         return bf16_plan(model), "compressed-tensors"
     kind, ignored = format_of(config, str(model_dir / "config.json"))
-    return declared_plan(model, ignored), kind
+    return declared_plan(model, names, ignored), kind
 
 
 def _rollouts(prompts: Sequence[Sequence[int]], outputs: list[Any], pad_id: int) -> Rollouts:

@@ -13,23 +13,27 @@ import torch
 from torch import Tensor, nn
 
 from qat_core.nvfp4 import PackedTensor
-from qat_core.weights.hub_names import Weight
+from qat_core.weights.hub_names import HubNames, Weight
 from qat_core.weights.layouts import Layout
 
 FUSED = {"gate_up_proj": "w13", "down_proj": "w2"}
 
 
 @contextmanager
-def loading_experts_whole(model: nn.Module) -> Iterator[dict[str, nn.Module]]:
-    """Expert layers by the trainer's prefix; inside, a reload takes their parameters whole."""
+def loading_experts_whole(model: nn.Module, names: HubNames) -> Iterator[dict[str, nn.Module]]:
+    """Expert layers by the hub's prefix; inside, a reload takes their parameters whole.
+
+    Those that files have whole too (gpt-oss) are left to vLLM's own loader.
+    """
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
     layers, originals = {}, []
     for name, module in model.named_modules():
         parameters, _ = get_layerwise_info(module).restore_metadata
         fused = {n: p for n, p in parameters.items() if n.startswith(("w13_", "w2_"))}
-        if fused:
-            layers[f"{name.partition('.experts')[0]}.experts"] = module
+        prefix = f"{name.partition('.experts')[0]}.experts"
+        if fused and names.experts_at(prefix):
+            layers[prefix] = module
             originals += [(parameter, parameter.weight_loader) for parameter in fused.values()]
     for parameter, _ in originals:
         parameter.weight_loader = _copy_whole

@@ -6,9 +6,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from qat_core.checkpoint.architecture import meta_copy
 from qat_core.rollout.vllm import compat
 from qat_core.rollout.vllm.experts import load_experts, loading_experts_whole
-from qat_core.weights.hub_names import Weight
+from qat_core.weights.hub_names import HubNames, Weight
 from qat_core.weights.layouts import LAYOUTS, stored_tensors
 from qat_core.weights.transfer import ExpectedWeights
 
@@ -18,7 +19,10 @@ Load = Callable[[Iterable[tuple[str, Weight]]], None]
 
 
 def reload(
-    worker: Any, weights: Iterable[tuple[str, Weight]], expected: Mapping[str, Weight]
+    worker: Any,
+    names: HubNames,
+    weights: Iterable[tuple[str, Weight]],
+    expected: Mapping[str, Weight],
 ) -> None:
     """Rewrite all weights in place, layer by layer as they come.
 
@@ -26,19 +30,28 @@ def reload(
         ValueError: what comes is not what was expected; some layers have been replaced.
     """
     missing = ExpectedWeights(expected)
-    with reloading(worker) as load:
+    with reloading(worker, names) as load:
         load(missing.checked(weights))
         missing.require_none()
 
 
+def worker_names(worker: Any) -> HubNames:
+    """The hub's names of the worker's model, asked of transformers once."""
+    if not hasattr(worker, "qat_core_names"):
+        worker.qat_core_names = HubNames(meta_copy(worker.model_config.hf_config))
+    names: HubNames = worker.qat_core_names
+    return names
+
+
 @contextmanager
-def reloading(worker: Any, *, fused_experts: bool = True) -> Iterator[Load]:
+def reloading(worker: Any, names: HubNames, *, fused_experts: bool = True) -> Iterator[Load]:
     """Inside, all weights are rewritten in place by one or more calls of what it gives.
 
     A layer's tensors are kept until its last one has come: they must not be overwritten until then.
 
     Args:
         worker: vLLM's.
+        names: the hub's, as vLLM reads them.
         fused_experts: they come as the trainer's two 3-D weights, not a matrix each.
     """
     from vllm.config import set_current_vllm_config
@@ -49,43 +62,46 @@ def reloading(worker: Any, *, fused_experts: bool = True) -> Iterator[Load]:
 
     model = worker.model_runner.get_model()
     whole: AbstractContextManager[dict[str, nn.Module]] = (
-        loading_experts_whole(model) if fused_experts else nullcontext({})
+        loading_experts_whole(model, names) if fused_experts else nullcontext({})
     )
     with set_current_vllm_config(worker.vllm_config), compat.repacking(), whole as experts:
         compat.before_reload(model)
         initialize_layerwise_reload(model)
         compat.load_embeddings_in_place(model)
         try:
-            yield lambda weights: model.load_weights(_loading_experts(weights, experts))
+            yield lambda weights: model.load_weights(_loading_experts(weights, experts, names))
         finally:  # also where the stream broke off: else the next reload would find half of one
             finalize_layerwise_reload(model, worker.model_config)
         compat.after_reload(model)
 
 
 def _loading_experts(
-    weights: Iterable[tuple[str, Weight]], experts: dict[str, nn.Module]
+    weights: Iterable[tuple[str, Weight]], experts: dict[str, nn.Module], names: HubNames
 ) -> Iterator[tuple[str, Tensor]]:
     """Loads fused experts on the way and passes on the tensors of all other weights."""
     for name, weight in weights:
-        if len(weight.shape) == 3:
-            prefix, _, leaf = name.rpartition(".")
-            load_experts(experts[prefix], leaf, weight, LAYOUT)
+        prefix = names.expert_prefix(name)
+        if prefix is not None:
+            load_experts(experts[prefix], name.rpartition(".")[2], weight, LAYOUT)
             compat.rebind_block_scales(experts[prefix])
         else:
-            yield from stored_tensors([(name, weight)], LAYOUT)
+            yield from stored_tensors([(names.renamed(name), weight)], LAYOUT)
 
 
-def quantized_parameters(worker: Any) -> list[str]:
+def quantized_parameters(worker: Any, names: HubNames) -> list[str]:
     """Transformers' names of the parameters that vLLM takes packed, from its own load records."""
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
     model = worker.model_runner.get_model()
-    names: list[str] = []
+    owners = {piece.name: owner for owner, some in names.pieces.items() for piece in some}
+    mapper = getattr(model, "hf_to_vllm_mapper", None)  # gpt-oss has `attn` for `self_attn`
+    owners = mapper.apply_dict(owners) if mapper is not None else owners
+    found: list[str] = []
     for module_name, module in model.named_modules():
         loaded_parameters, _ = get_layerwise_info(module).restore_metadata
         if any(name.endswith("weight_scale") for name in loaded_parameters):
-            names += _parameter_names(model, module_name)
-    return names
+            found += _parameter_names(model, module_name, names, owners)
+    return found
 
 
 def weight_bytes(worker: Any) -> int:
@@ -111,11 +127,14 @@ def tensor_bytes(worker: Any) -> int:
     return sum(sizes.values())
 
 
-def _parameter_names(model: nn.Module, module_name: str) -> list[str]:
+def _parameter_names(
+    model: nn.Module, module_name: str, names: HubNames, owners: Mapping[str, str]
+) -> list[str]:
     """A fused linear stands for several; experts are two fused parameters."""
     parent, _, leaf = module_name.rpartition(".")
     experts, found, _ = f"{module_name}.".partition(".experts.")
     if found:
-        return [f"{experts}.experts.{fused}" for fused in ("gate_up_proj", "down_proj")]
+        return names.experts_at(f"{experts}.experts")
     mapping: Any = getattr(model, "packed_modules_mapping", {})
-    return [f"{parent}.{part}.weight" for part in mapping.get(leaf, [leaf])]
+    stored = [f"{parent}.{part}.weight" for part in mapping.get(leaf, [leaf])]
+    return [owners.get(name, name) for name in stored]

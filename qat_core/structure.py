@@ -1,0 +1,141 @@
+"""What a linear is for, read off the model it stands in: head, router, or part of attention.
+
+Names say little: a router is `gate`, `router.layer`, `gate.wg` or `router.classifier`, a head
+`lm_head`, `embed_out`, `score` or `classifier`. Where they stand and what they put out says it.
+"""
+
+import re
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from torch import nn
+
+# At the end, as a JambaAttentionDecoderLayer holds experts. Mamba, gated delta nets and the like
+# stand in the place of attention.
+ATTENTION_CLASSES = r"(Attention|Attn|Mixer|DeltaNet|ShortConv|RecurrentBlock)\d*$"
+
+Modules = dict[str, nn.Module]
+
+
+def embedding_weights(model: nn.Module) -> list[Any]:
+    """Weights of the input and output embeddings, tied or not; None where there is none."""
+    getters = ("get_input_embeddings", "get_output_embeddings")
+    return [getattr(_called(model, getter), "weight", None) for getter in getters]
+
+
+def head_names(model: nn.Module) -> set[str]:
+    """Linears that put out logits, labels or values: those that stand outside the base model."""
+    names = _linears(dict(model.named_modules()))
+    base = _base_name(model)
+    return {n for n in names if base and not _inside(n, base)} | {
+        n for n in names if n == "lm_head"
+    }
+
+
+def router_names(model: nn.Module) -> set[str]:
+    """Linears that choose experts, or weigh a shared one.
+
+    Such a linear stands right in the block that holds the experts, alone there or in a module of
+    its own, and has as many outputs as there are experts, or a number that no matrix of the block
+    takes as its input.
+    """
+    modules = dict(model.named_modules())
+    holders = _expert_holders(modules)
+    routers: set[str] = set()
+    for block in {_parent(holder) for holder in holders}:
+        experts = [h for h in holders if _parent(h) == block]
+        counts = {count for h in experts for count in _expert_counts(modules[h])}
+        taken = set(_input_sizes(block, modules))
+        taken |= {2 * size for size in taken}  # gate and up as one matrix
+        for name in _candidates(block, modules, experts):
+            num_outputs = modules[name].out_features
+            if num_outputs in counts or num_outputs not in taken:
+                routers.add(name)
+    return routers
+
+
+def roles(name: str, modules: Modules) -> list[str]:
+    """Roles (`qat_core.recipe.ROLES`) of what stands in these modules, by their classes' names."""
+    while name := _parent(name):
+        if re.search(ATTENTION_CLASSES, type(modules[name]).__name__):
+            return ["attention"]
+    return []
+
+
+def _called(model: nn.Module, getter: str) -> Any:
+    try:
+        return getattr(model, getter)()
+    except (AttributeError, NotImplementedError):  # no such method, or a model without embeddings
+        return None
+
+
+def _base_name(model: nn.Module) -> str:
+    """Where the model without its head stands, "" if that is not known."""
+    base = getattr(model, "base_model", model)
+    if base is model:  # transformers does not say: where the embeddings are
+        embeddings = _called(model, "get_input_embeddings")
+        names = [name for name, module in model.named_modules() if module is embeddings]
+        return _parent(names[0]) if names else ""
+    return next((name for name, module in model.named_modules() if module is base), "")
+
+
+def _expert_holders(modules: Modules) -> set[str]:
+    """Modules that hold the weights of all experts, in one tensor or as a list of modules."""
+    fused = {name for name, module in modules.items() if name and _has_fused(module)}
+    lists = {
+        name
+        for name, module in modules.items()
+        if "expert" in name.rpartition(".")[2]
+        and "shared" not in name.rpartition(".")[2]
+        and not isinstance(module, nn.Linear)
+        and not any(_inside(each, name) or each == name for each in fused)
+    }
+    return fused | {name for name in lists if not any(_inside(name, outer) for outer in lists)}
+
+
+def _has_fused(module: nn.Module) -> bool:
+    is_convolution = isinstance(module, nn.modules.conv._ConvNd)
+    return not is_convolution and any(p.ndim == 3 for p in module.parameters(recurse=False))
+
+
+def _expert_counts(holder: nn.Module) -> Iterator[int]:
+    if isinstance(holder, nn.ModuleList):
+        yield len(holder)
+    yield from (p.shape[0] for p in holder.parameters() if p.ndim == 3)
+
+
+def _input_sizes(block: str, modules: Modules) -> Iterator[int]:
+    for module in modules[block].modules():
+        if isinstance(module, nn.Linear):
+            yield module.in_features
+        else:
+            for parameter in module.parameters(recurse=False):
+                if parameter.ndim == 3:
+                    yield from parameter.shape[1:]
+
+
+def _candidates(block: str, modules: Modules, experts: Collection[str]) -> Iterator[str]:
+    """Linears that are children of the block, or the only one of such a child."""
+    for child in _children(block, modules):
+        if child in experts:
+            continue
+        if isinstance(modules[child], nn.Linear):
+            yield child
+        elif len(inner := _linears(dict(modules[child].named_modules()))) == 1:
+            yield f"{child}.{inner[0]}"
+
+
+def _children(block: str, modules: Modules) -> list[str]:
+    return [f"{block}.{leaf}" if block else leaf for leaf, _ in modules[block].named_children()]
+
+
+def _linears(modules: Modules) -> list[str]:
+    return [name for name, module in modules.items() if isinstance(module, nn.Linear)]
+
+
+def _inside(name: str, outer: str) -> bool:
+    return not outer or name.startswith(f"{outer}.")
+
+
+def _parent(name: str) -> str:
+    return name.rpartition(".")[0]

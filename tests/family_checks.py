@@ -1,0 +1,181 @@
+"""What is tried with a tiny model of each family, and the table of it: docs/families.md.
+
+python -m tests.family_checks > docs/families.md
+"""
+
+import copy
+import re
+import tempfile
+from collections.abc import Callable
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+from qat_core.checkpoint import export, read_checkpoint
+from qat_core.nvfp4 import PackedTensor, dequantize, fake_quantize, global_scale, group_amax
+from qat_core.plan import QuantPlan, plan
+from qat_core.preparation import prepare
+from qat_core.recipe import Recipe
+from qat_core.weights.stream import weight_stream
+from tests.families import FAMILIES, MAX_PARAMETERS, SERVED, num_parameters, tiny_family
+
+YES = "yes"
+HEADER = """# Model families
+
+Every family of causal language models that transformers 5.10 has, as a model of two small layers
+with random weights, under `Recipe.full()`. A test makes this table again and compares it.
+
+* **NVFP4**: share of the weights, without embeddings and output head, that is quantized.
+* **trains**: logits and all gradients equal, bit for bit, those of a model whose weights were
+  rounded by hand.
+* **streams**: what goes to a rollout engine holds the model's whole state, and unpacks to just
+  those rounded weights.
+* **exports**: a checkpoint is written, verified, and gives the same logits, bit for bit, when
+  transformers' own loader reads its unpacked weights.
+* **served**: vLLM's CPU build loads that checkpoint and generates from it with the trainer's
+  probabilities (`tests/integration/test_vllm_families.py`); `-` where that is not tested.
+
+Otherwise the cell says why not.
+
+| family | NVFP4 | trains | streams | exports | served |
+|---|---|---|---|---|---|
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One family's line of the table."""
+
+    family: str
+    quantized: str
+    trains: str = ""
+    streams: str = ""
+    exports: str = ""
+    served: str = ""
+
+    def __str__(self) -> str:
+        return "| " + " | ".join(astuple(self)) + " |"
+
+
+def check_family(family: str) -> Row:
+    """Builds, trains, streams and exports the family's tiny model."""
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        if (num := num_parameters(family)) > MAX_PARAMETERS:
+            return Row(family, f"not built: {num:,} parameters in spite of small sizes")
+        model = tiny_family(family)
+        _step(tiny_family(family))
+    except Exception as error:  # whatever transformers has against these sizes, or BF16
+        return Row(family, f"not built: {_sentence(error)}")
+    recipe = Recipe.full()
+    try:
+        packed = plan(model, recipe)
+    except ValueError as error:
+        return Row(family, f"refused: {_sentence(error)}")
+    rounded = _rounded_by_hand(model, packed)
+    prepare(model, recipe)
+    return Row(
+        family,
+        f"{_share(packed):.0%}",
+        _outcome(lambda: _require_equal_training(model, rounded)),
+        _outcome(lambda: _require_equal_stream(model, packed, rounded)),
+        _outcome(lambda: _require_equal_export(model, rounded)),
+        YES if family in SERVED else "-",
+    )
+
+
+def _rounded_by_hand(model: PreTrainedModel, packed: QuantPlan) -> PreTrainedModel:
+    rounded = copy.deepcopy(model)
+    with torch.no_grad():
+        for names in packed.groups.values():
+            weights = [rounded.get_parameter(name) for name in names]
+            scale = global_scale(group_amax([weights])[0], "pow2")
+            for weight in weights:
+                weight.copy_(fake_quantize(weight, scale, "max"))
+    return rounded
+
+
+def _require_equal_training(model: PreTrainedModel, rounded: PreTrainedModel) -> None:
+    (logits, gradients), (wanted, wanted_gradients) = _step(model), _step(rounded)
+    assert torch.equal(logits, wanted), "logits differ"
+    for name, gradient in gradients.items():
+        assert torch.equal(gradient, wanted_gradients[name]), f"gradient of {name} differs"
+    assert gradients.keys() == wanted_gradients.keys()
+
+
+def _step(model: PreTrainedModel) -> tuple[Tensor, dict[str, Tensor]]:
+    model.zero_grad()
+    torch.manual_seed(3)
+    ids = torch.randint(3, 128, (2, 16), generator=torch.Generator().manual_seed(1))
+    outputs = model(input_ids=ids, labels=ids, use_cache=False)
+    outputs.loss.backward()
+    gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    return outputs.logits.detach(), gradients
+
+
+def _require_equal_stream(
+    model: PreTrainedModel, packed: QuantPlan, rounded: PreTrainedModel
+) -> None:
+    streamed = dict(weight_stream(model, packed, Recipe.full()))
+    wanted = rounded.state_dict()
+    tied = {n for n, _ in rounded.named_parameters(remove_duplicate=False)}
+    tied -= {n for n, _ in rounded.named_parameters()}
+    assert streamed.keys() == wanted.keys() - tied, "state differs"
+    for name, weight in streamed.items():
+        unpacked = dequantize(weight) if isinstance(weight, PackedTensor) else weight
+        assert torch.equal(unpacked.to(wanted[name].dtype), wanted[name]), f"{name} differs"
+
+
+def _require_equal_export(model: PreTrainedModel, rounded: PreTrainedModel) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        export(model, Recipe.full(), Path(folder) / "packed")
+        stored = {
+            name: dequantize(weight) if isinstance(weight, PackedTensor) else weight
+            for name, weight in read_checkpoint(Path(folder) / "packed")
+        }
+    loaded, wanted = _loaded(rounded, stored), _loaded(rounded, rounded.state_dict())
+    assert torch.equal(_step(loaded)[0], _step(wanted)[0]), "loaded logits differ"
+
+
+def _loaded(model: PreTrainedModel, tensors: dict[str, Tensor]) -> PreTrainedModel:
+    """By transformers' own loader, which also makes anew what is computed, as rotary tables."""
+    loaded, found = type(model).from_pretrained(
+        None,
+        config=model.config,
+        state_dict=dict(tensors),
+        dtype=torch.bfloat16,
+        output_loading_info=True,
+    )
+    assert not any(found.values()), found
+    return loaded.train()  # type: ignore[no-any-return]
+
+
+def _share(packed: QuantPlan) -> float:
+    sizes = {e.name: torch.Size(e.shape).numel() for e in packed.entries if "head" not in e.reason}
+    return sum(sizes[name] for name in packed.quantized) / sum(sizes.values())
+
+
+def _outcome(check: Callable[[], None]) -> str:
+    try:
+        check()
+    except Exception as error:
+        return _sentence(error)
+    return YES
+
+
+def _sentence(error: Any) -> str:
+    """First sentence of a message, fit for a table."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return re.sub(r"/tmp/\S+/", "", text).replace("|", "\\|")[:160]
+
+
+if __name__ == "__main__":
+    print(HEADER, end="")
+    for each in FAMILIES:
+        print(check_family(each), flush=True)

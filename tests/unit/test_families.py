@@ -1,0 +1,43 @@
+"""docs/families.md says what happens with each family of models."""
+
+import re
+
+import pytest
+import torch
+
+from experiments.study.schema import ROOT
+from tests.families import FAMILIES, SERVED
+from tests.family_checks import HEADER, YES, check_family
+
+PAGE = ROOT / "docs" / "families.md"
+ASKED_FOR = ("mixtral", "olmoe", "deepseek_v3", "glm4_moe", "deepseek_v2", "qwen3_next")
+
+
+@pytest.fixture(scope="module")
+def documented() -> dict[str, str]:
+    """Lines of the table by family."""
+    text = PAGE.read_text()
+    assert text.startswith(HEADER), "make it again: python -m tests.family_checks"
+    lines = re.findall(r"^(\| (\S+) .*)$", text.removeprefix(HEADER), re.M)
+    return {family: line for line, family in lines}
+
+
+def test_every_family_of_transformers_is_in_the_table(documented: dict[str, str]) -> None:
+    assert list(documented) == list(FAMILIES)
+
+
+def test_what_users_ask_for_trains_streams_and_exports(documented: dict[str, str]) -> None:
+    for family in ASKED_FOR:
+        assert documented[family].count(f" {YES} ") >= 3, documented[family]
+    assert all(documented[family].endswith(f" {YES} |") for family in SERVED)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_tables_line_is_what_happens(family: str, documented: dict[str, str]) -> None:
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # models are too small for more
+    try:
+        assert str(check_family(family)) == documented[family]
+    finally:
+        torch.set_num_threads(num_threads)
