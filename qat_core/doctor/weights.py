@@ -27,7 +27,9 @@ STALE_FRACTION = 0.5
 
 def packed(model: nn.Module, recipe: Recipe | None) -> dict[str, Weight]:
     """All weights as a sync by `recipe` sends them; None sends BF16."""
-    return dict(weight_stream(model, plan(model, recipe) if recipe else None, recipe))
+    return dict(
+        weight_stream(model, plan(model, recipe) if recipe else None, recipe, as_trained=False)
+    )
 
 
 def numbers(weight: Weight) -> Tensor:

@@ -21,6 +21,8 @@ def weight_stream(
     plan: QuantPlan | None,
     recipe: Recipe | None,
     device: torch.device | str | None = None,
+    *,
+    as_trained: bool = True,
 ) -> Iterator[tuple[str, Weight]]:
     """All weights by name, whole: those that the plan quantizes packed, the others in BF16.
 
@@ -35,6 +37,8 @@ def weight_stream(
         recipe: scale policies; given exactly if plan is.
         device: where to pack, and where the stream's tensors lie; None leaves weights where they
             are.
+        as_trained: refuse to pack a prepared model otherwise than it trains; False is for looking
+            at what would come of it.
 
     Raises:
         ValueError: at once if the model was prepared with another recipe or plan, has adapters of
@@ -46,7 +50,7 @@ def weight_stream(
     refuse_adapters(model)
     if plan is None or recipe is None:
         plan, recipe = bf16_plan(model), Recipe()
-    else:
+    elif as_trained:
         require_as_prepared(model, plan, recipe)
     state = full_precision_state(model)
     _require_planned(model, plan, state)
