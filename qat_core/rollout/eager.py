@@ -2,7 +2,8 @@
 
 Quantized weights arrive packed and are unpacked here, as a real engine would, so that what is
 sampled from is what the bytes say. Decoding one token at a time rounds differently from the
-trainer's single forward pass: that difference is the noise floor of the mismatch metrics.
+trainer's single forward pass: that difference is the noise floor of the mismatch metrics. On a GPU
+the steps after the first run as a CUDA graph, see `qat_core.rollout.static_decode`.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,12 +16,23 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 from qat_core.nvfp4 import PackedTensor, dequantize
 from qat_core.plan import QuantPlan, bf16_plan
 from qat_core.rollout.engine import Rollouts, WeightStream
+from qat_core.rollout.static_decode import StaticDecoder, has_static_form
+
+MAX_DECODERS = 4
 
 
 class EagerEngine:
-    """A `RolloutEngine` with a BF16 copy of the model on the given device."""
+    """A `RolloutEngine` with a BF16 copy of the model on the given device.
 
-    def __init__(self, model_dir: Path, device: str = "cpu") -> None:
+    Args:
+        model_dir: BF16 checkpoint with tokenizer.
+        device: "cpu" or "cuda".
+        keeps_distributions: rollouts hold the log-probs of all tokens, for small vocabularies.
+    """
+
+    def __init__(
+        self, model_dir: Path, device: str = "cpu", *, keeps_distributions: bool = False
+    ) -> None:
         tokenizer = AutoTokenizer.from_pretrained(model_dir)
         if tokenizer.eos_token_id is None:
             raise ValueError(
@@ -37,6 +49,9 @@ class EagerEngine:
         self.model.eval().requires_grad_(False)
         self.weight_bytes = sum(p.nbytes for p in self.model.parameters())
         self.served: Collection[str] = ()
+        self.keeps_distributions = keeps_distributions
+        self.is_static = self.device.type == "cuda" and has_static_form(self.model)
+        self._decoders: dict[tuple[int, int, bool], StaticDecoder] = {}
 
     def sync(self, stream: WeightStream, expected: QuantPlan | None = None) -> None:
         """Replaces all weights; ValueError, nothing replaced, if names or shapes differ."""
@@ -61,17 +76,24 @@ class EagerEngine:
         self, prompts: Sequence[Sequence[int]], max_new_tokens: int, temperature: float, seed: int
     ) -> Rollouts:
         """Samples one response a prompt; temperature 0 is greedy."""
-        generator = torch.Generator(self.device).manual_seed(seed)
         input_ids, attention_mask = _pad_left(prompts, self.pad_id, self.device)
         cache = DynamicCache(config=self.model.config)
+        if self.is_static:
+            logits_BV = self._last_logits(input_ids, attention_mask, cache)
+            decoder = self._decoder(cache, input_ids.shape, max_new_tokens, temperature == 0)
+            return decoder.generate(input_ids, attention_mask, cache, logits_BV, temperature, seed)
+        generator = torch.Generator(self.device).manual_seed(seed)
         finished_B = torch.zeros(len(prompts), dtype=torch.bool, device=self.device)
-        step_ids, tokens, log_probs, masks = input_ids, [], [], []
+        step_ids, tokens, log_probs, masks, distributions = input_ids, [], [], [], []
         for _ in range(max_new_tokens):
             logits_BV = self._last_logits(step_ids, attention_mask, cache)
-            token_B, log_prob_B = _sample(logits_BV, temperature, generator)
+            log_probs_BV = (logits_BV / (temperature or 1.0)).log_softmax(-1)
+            token_B, log_prob_B = _sample(log_probs_BV, temperature, generator)
             tokens.append(token_B.where(~finished_B, self.pad_id))
             log_probs.append(log_prob_B.where(~finished_B, 0.0))
             masks.append(~finished_B)
+            if self.keeps_distributions:
+                distributions.append(log_probs_BV)
             attention_mask = torch.cat([attention_mask, masks[-1][:, None].long()], dim=1)
             finished_B = finished_B | (token_B == self.eos_id)
             step_ids = tokens[-1][:, None]
@@ -83,7 +105,31 @@ class EagerEngine:
             response_mask=torch.stack(masks, dim=1).float(),
             log_probs=torch.stack(log_probs, dim=1),
             truncated=~finished_B,
+            distributions=torch.stack(distributions, dim=1) if distributions else None,
         )
+
+    def _decoder(
+        self, prefilled: DynamicCache, prompts: torch.Size, max_new_tokens: int, is_greedy: bool
+    ) -> StaticDecoder:
+        """The decoder of such batches; a few are kept, so that their memory is used again."""
+        batch_size, width = prompts
+        key, num_tokens = (batch_size, max_new_tokens, is_greedy), width + max_new_tokens
+        decoder = self._decoders.pop(key, None)
+        if decoder is None or decoder.capacity < num_tokens:
+            if len(self._decoders) >= MAX_DECODERS:
+                self._decoders.pop(next(iter(self._decoders)))
+            decoder = StaticDecoder(
+                self.model,
+                prefilled,
+                num_tokens,
+                max_new_tokens,
+                self.eos_id,
+                self.pad_id,
+                is_greedy,
+                self.keeps_distributions,
+            )
+        self._decoders[key] = decoder
+        return decoder
 
     def _last_logits(self, step_ids: Tensor, attention_mask: Tensor, cache: DynamicCache) -> Tensor:
         positions = positions_from_mask(attention_mask)[:, -step_ids.shape[1] :]
@@ -113,10 +159,9 @@ def _pad_left(
 
 
 def _sample(
-    logits_BV: Tensor, temperature: float, generator: torch.Generator
+    log_probs_BV: Tensor, temperature: float, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Tokens (B,) and their log-probs (B,) under the distribution that they are drawn from."""
-    log_probs_BV = (logits_BV / (temperature or 1.0)).log_softmax(-1)
     if temperature == 0:
         token_B = log_probs_BV.argmax(-1)
     else:

@@ -22,6 +22,7 @@ class Rollouts:
         response_mask: 1.0 on sampled tokens, end of sequence included, FP32 (B, T).
         log_probs: of the sampled tokens under the sampling distribution, FP32 (B, T), 0 off mask.
         truncated: responses that ended by length, bool (B,).
+        distributions: log-probs of all V tokens at every sampled one, FP32 (B, T, V), if kept.
     """
 
     input_ids: Tensor
@@ -29,6 +30,7 @@ class Rollouts:
     response_mask: Tensor
     log_probs: Tensor
     truncated: Tensor
+    distributions: Tensor | None = None
 
     @property
     def response_ids(self) -> Tensor:
@@ -43,11 +45,13 @@ class Rollouts:
             self.response_mask[rows],
             self.log_probs[rows],
             self.truncated[rows],
+            None if self.distributions is None else self.distributions[rows],
         )
 
     def to(self, device: str) -> "Rollouts":
         """The same on another device."""
-        return Rollouts(*(tensor.to(device) for tensor in vars(self).values()))
+        tensors = vars(self).values()
+        return Rollouts(*(None if tensor is None else tensor.to(device) for tensor in tensors))
 
 
 class RolloutEngine(Protocol):

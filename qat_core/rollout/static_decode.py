@@ -1,0 +1,269 @@
+"""Decoding in static memory: every step runs the same kernels on the same addresses.
+
+A small model spends nearly all of a decode step on launching kernels. Here the KV cache, the
+masks and the results have fixed places, so that on a GPU one step, sampling included, is recorded
+as a CUDA graph once and replayed for each token. Synced weights are copied into the same
+parameters, which leaves the graph valid.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, DynamicCache
+
+from qat_core.rollout.engine import Rollouts
+
+STATIC_ATTENTION = "static_decode"
+CHECK_EVERY = 16  # steps between two looks, each a wait for the GPU, at whether all have finished
+_CAPACITY_STEP = 32  # prompts a little longer than those before need no new graph
+_WARM_UP_STEPS = 3  # as many as PyTorch's documentation of CUDA graphs takes
+
+
+def has_static_form(model: Any) -> bool:
+    """Whether all layers attend to all tokens before, which is all that this decoding knows."""
+    kinds = getattr(model.config, "layer_types", None) or ["full_attention"]
+    return set(kinds) == {"full_attention"}
+
+
+class StaticCache:
+    """Keys and values (B, heads, capacity, head size) of all layers; Hugging Face calls `update`.
+
+    Attributes:
+        slot: where the next token goes, int64 (1,).
+    """
+
+    def __init__(self, prefilled: DynamicCache, capacity: int) -> None:
+        self.keys, self.values = [], []
+        for layer in prefilled.layers:
+            batch_size, heads, _, head_size = layer.keys.shape
+            shape = (batch_size, heads, capacity, head_size)
+            self.keys.append(layer.keys.new_zeros(shape))
+            self.values.append(layer.values.new_zeros(shape))
+        self.slot = torch.zeros(1, dtype=torch.int64, device=self.keys[0].device)
+
+    def load(self, prefilled: DynamicCache, num_tokens: int) -> None:
+        """Takes over the keys and values of the prompts; zeros follow, as masked NaN stays NaN."""
+        for keys, values, layer in zip(self.keys, self.values, prefilled.layers, strict=True):
+            keys.zero_()[:, :, :num_tokens] = layer.keys
+            values.zero_()[:, :, :num_tokens] = layer.values
+        self.slot.fill_(num_tokens)
+
+    def update(
+        self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Writes one token's keys and values (B, heads, 1, head size); returns all."""
+        self.keys[layer_idx].index_copy_(2, self.slot, keys)
+        self.values[layer_idx].index_copy_(2, self.slot, values)
+        return self.keys[layer_idx], self.values[layer_idx]
+
+
+def grouped_query_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    scaling: float,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Attention of one token; scores and softmax in FP32, the cache read once, not once a query.
+
+    Args:
+        module: unused, part of the interface.
+        query: (B, query heads, 1, D).
+        key: the cache, (B, key heads, L, D).
+        value: the same.
+        attention_mask: FP32 (B, 1, 1, L), 0 or -infinity, added to the scores.
+        scaling: of the scores.
+
+    Returns:
+        BF16 (B, 1, query heads, D), and None for the weights.
+    """
+    batch_size, query_heads, _, head_size = query.shape
+    key_heads, length = key.shape[1:3]
+    queries = query.reshape(batch_size * key_heads, query_heads // key_heads, head_size)
+    scores = _product_fp32(queries, key.flatten(0, 1).mT) * scaling
+    scores = scores.view(batch_size, key_heads, -1, length) + attention_mask
+    weights = scores.softmax(-1).to(value.dtype).flatten(0, 1)
+    mixed = torch.bmm(weights, value.flatten(0, 1))
+    return mixed.view(batch_size, 1, query_heads, head_size), None
+
+
+def _product_fp32(a: Tensor, b: Tensor) -> Tensor:
+    if a.is_cuda:
+        return torch.bmm(a, b, out_dtype=torch.float32)
+    return torch.bmm(a.float(), b.float())
+
+
+AttentionInterface.register(STATIC_ATTENTION, grouped_query_attention)
+
+
+@contextmanager
+def _static_attention(model: Any) -> Iterator[None]:
+    usual, model.config._attn_implementation = model.config._attn_implementation, STATIC_ATTENTION
+    try:
+        yield
+    finally:
+        model.config._attn_implementation = usual
+
+
+class StaticDecoder:
+    """Decodes batches of one size.
+
+    Args:
+        model: a causal language model, see `has_static_form`.
+        prefilled: the cache of a first batch of prompts, for its shapes.
+        num_tokens: of a prompt and its response, at most.
+        num_new_tokens: of a response, at most.
+        eos_id: ends a response.
+        pad_id: fills the rows of ended responses.
+        is_greedy: take the likeliest token.
+        keeps_distributions: return the log-probs of all tokens.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        prefilled: DynamicCache,
+        num_tokens: int,
+        num_new_tokens: int,
+        eos_id: int,
+        pad_id: int,
+        is_greedy: bool,
+        keeps_distributions: bool,
+    ) -> None:
+        self.model, self.eos_id, self.pad_id = model, eos_id, pad_id
+        self.is_greedy = is_greedy
+        self.capacity = -(-num_tokens // _CAPACITY_STEP) * _CAPACITY_STEP
+        self.cache = StaticCache(prefilled, self.capacity)
+        device = self.cache.slot.device
+        batch_size, vocabulary = len(self.cache.keys[0]), model.config.vocab_size
+        self.generator = torch.Generator(device)
+        self.temperature = torch.ones((), device=device)
+        self.noise_BV = torch.empty(batch_size, vocabulary, device=device)
+        self.bias_BL = torch.zeros(batch_size, self.capacity, device=device)
+        self.column = torch.zeros(1, dtype=torch.int64, device=device)
+        self.position_B = torch.zeros(batch_size, dtype=torch.int64, device=device)
+        self.token_B = torch.zeros_like(self.position_B)
+        self.alive_B = torch.ones(batch_size, dtype=torch.bool, device=device)
+        self.finished_B = torch.zeros_like(self.alive_B)
+        self.tokens_BT = self.token_B.new_zeros(batch_size, num_new_tokens)
+        self.masks_BT = self.alive_B.new_zeros(batch_size, num_new_tokens)
+        self.log_probs_BT = self.noise_BV.new_zeros(batch_size, num_new_tokens)
+        width = num_new_tokens if keeps_distributions else 0
+        self.distributions_BTV = self.noise_BV.new_zeros(batch_size, width, vocabulary)
+        self._replay: Callable[[], None] | None = None
+
+    def generate(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        prefilled: DynamicCache,
+        logits_BV: Tensor,
+        temperature: float,
+        seed: int,
+    ) -> Rollouts:
+        """Samples the responses of prompts (B, P) that were prefilled, with their last logits."""
+        with _static_attention(self.model):
+            if self._replay is None:
+                self._replay = self._recorded() if input_ids.is_cuda else self._step
+            self._start(attention_mask, prefilled, temperature, seed)
+            self._sample(logits_BV)
+            num_new_tokens = self.tokens_BT.shape[1]
+            for done in range(1, num_new_tokens, CHECK_EVERY):
+                if bool(self.finished_B.all()):
+                    break
+                for _ in range(min(CHECK_EVERY, num_new_tokens - done)):
+                    self._replay()
+        return self._rollouts(input_ids, attention_mask)
+
+    def _start(
+        self, attention_mask: Tensor, prefilled: DynamicCache, temperature: float, seed: int
+    ) -> None:
+        self.generator.manual_seed(seed)
+        self.temperature.fill_(temperature or 1.0)
+        width = attention_mask.shape[1]
+        self.cache.load(prefilled, width)
+        self.bias_BL.fill_(-torch.inf)
+        self.bias_BL[:, :width].masked_fill_(attention_mask.bool(), 0.0)
+        self.position_B.copy_(attention_mask.sum(-1) - 1)
+        self.column.zero_()
+        self.finished_B.zero_()
+        self.masks_BT.zero_()
+
+    def _step(self) -> None:
+        """Feeds the last token of every response and samples the next one."""
+        seen_B1 = torch.zeros_like(self.noise_BV[:, 0]).masked_fill_(~self.alive_B, -torch.inf)
+        self.bias_BL.index_copy_(1, self.cache.slot, seen_B1[:, None])
+        self.position_B.add_(self.alive_B)
+        logits_BV = self._logits()
+        self.cache.slot.add_(1)
+        self._sample(logits_BV)
+
+    def _logits(self) -> Tensor:
+        logits_B1V: Tensor = self.model(
+            input_ids=self.token_B[:, None],
+            attention_mask=self.bias_BL[:, None, None],
+            position_ids=self.position_B[:, None],
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits
+        return logits_B1V[:, -1].float()
+
+    def _sample(self, logits_BV: Tensor) -> None:
+        """Draws by exponential races, which, unlike `torch.multinomial`, need no look at the GPU.
+
+        The token with the least E / p, E exponential, is drawn with probability p.
+        """
+        log_probs_BV = (logits_BV / self.temperature).log_softmax(-1)
+        scores_BV = log_probs_BV
+        if not self.is_greedy:
+            self.noise_BV.exponential_(generator=self.generator)
+            scores_BV = log_probs_BV - self.noise_BV.log()
+        token_B = scores_BV.argmax(-1)
+        log_prob_B1 = log_probs_BV.gather(-1, token_B[:, None])
+        self.alive_B.copy_(~self.finished_B)
+        alive_B1 = self.alive_B[:, None]
+        self.token_B.copy_(token_B.where(self.alive_B, self.pad_id))
+        self.tokens_BT.index_copy_(1, self.column, self.token_B[:, None])
+        self.log_probs_BT.index_copy_(1, self.column, log_prob_B1.where(alive_B1, 0.0))
+        self.masks_BT.index_copy_(1, self.column, alive_B1)
+        if self.distributions_BTV.shape[1]:
+            self.distributions_BTV.index_copy_(1, self.column, log_probs_BV[:, None])
+        self.finished_B.logical_or_(token_B == self.eos_id)
+        self.column.add_(1)
+
+    def _recorded(self) -> Callable[[], None]:
+        """`_step` as a CUDA graph; what the warm-up wrote is overwritten by `_start`."""
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(self.generator)
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(_WARM_UP_STEPS):
+                self.cache.slot.zero_()
+                self.column.zero_()
+                self._step()
+        torch.cuda.current_stream().wait_stream(side)
+        with torch.cuda.graph(graph):
+            self._step()
+        replay: Callable[[], None] = graph.replay
+        return replay
+
+    def _rollouts(self, input_ids: Tensor, attention_mask: Tensor) -> Rollouts:
+        """Copies, less the columns in which every response had ended."""
+        width = int(self.masks_BT.any(0).sum())
+        masks_BT = self.masks_BT[:, :width]
+        keeps = self.distributions_BTV.shape[1] > 0
+        return Rollouts(
+            input_ids=torch.cat([input_ids, self.tokens_BT[:, :width]], dim=1),
+            attention_mask=torch.cat([attention_mask, masks_BT.long()], dim=1),
+            response_mask=masks_BT.float(),
+            log_probs=self.log_probs_BT[:, :width].where(masks_BT, 0.0),
+            truncated=~self.finished_B,
+            distributions=self.distributions_BTV[:, :width].clone() if keeps else None,
+        )
