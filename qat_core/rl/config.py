@@ -5,6 +5,14 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+Correction = Literal[
+    "token_tis", "none", "sequence_mask", "geometric_mask", "score_centering"
+]
+# verl's presets decoupled_seq_is_rs and decoupled_geo_rs
+MASK_BANDS: dict[str, tuple[float, float]] = {
+    "sequence_mask": (0.5, 2.0),
+    "geometric_mask": (0.999, 1.001),
+}
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 # far beyond any study, and within what a machine can hold of problems, steps or tokens
 MANY = 1_000_000
@@ -86,12 +94,65 @@ class GrpoConfig(Settings):
     clip_ratio_low: float = Field(0.2, gt=0)
     clip_ratio_high: float = Field(0.28, gt=0)
     clip_ratio_c: float = Field(10.0, gt=1, description="dual clip of negative advantages")
+    advantage: Literal["group", "reward"] = Field(
+        "group", description="group: centred and scaled within a group; reward: +1 or -1 as it is"
+    )
+    correction: Correction = Field(
+        "token_tis", description="of the rollout mismatch, see qat_core.rl.correction"
+    )
     rollout_is_threshold: float = Field(2.0, gt=1, description="cap of the importance weights")
+    rollout_rs_band: tuple[float, float] | None = Field(
+        None, description="ratios that a mask keeps; by default verl's for that mask"
+    )
+    measure_drift: bool = Field(
+        False, description="drift term and weight drift every step, small vocabularies only"
+    )
     save_every: int = Field(5, ge=1, description="steps between resumable checkpoints")
     drift_every: int = Field(
         0, ge=0, description="steps between two looks at the drift of weights (drift.jsonl); 0: off"
     )
     rollout: RolloutConfig = RolloutConfig()
+
+    @property
+    def is_on_policy(self) -> bool:
+        """Whether a batch of rollouts gives one update, so that no policy is older than it."""
+        return self.mini_batch_prompts == self.prompts_per_step
+
+    @property
+    def masks_responses(self) -> bool:
+        """Whether the correction drops responses."""
+        return self.correction in MASK_BANDS
+
+    @property
+    def band(self) -> tuple[float, float]:
+        """Ratios that the mask keeps."""
+        return self.rollout_rs_band or MASK_BANDS[self.correction]
+
+    @property
+    def keeps_distributions(self) -> bool:
+        """Whether rollouts need the log-probs of all tokens."""
+        return self.measure_drift or self.correction == "score_centering"
+
+    @model_validator(mode="after")
+    def _correction_is_whole(self) -> Self:
+        if self.rollout_rs_band is not None:
+            lowest, highest = self.rollout_rs_band
+            if not self.masks_responses:
+                raise ValueError(
+                    f"rollout_rs_band: correction {self.correction} has no mask; remove it, or use "
+                    f"one of {', '.join(MASK_BANDS)}"
+                )
+            if not 0 < lowest <= 1 <= highest:
+                raise ValueError(
+                    f"rollout_rs_band: [{lowest}, {highest}] drops responses without a mismatch; "
+                    "use 0 < lowest <= 1 <= highest"
+                )
+        if self.correction == "score_centering" and not self.is_on_policy:
+            raise ValueError(
+                "correction: score_centering is defined for one update a batch; set "
+                f"mini_batch_prompts to prompts_per_step, {self.prompts_per_step}"
+            )
+        return self
 
 
 class PretrainConfig(Settings):

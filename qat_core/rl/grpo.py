@@ -18,6 +18,13 @@ def group_advantages(rewards_B: Tensor, group_size: int) -> Tensor:
     return (centred / (groups.std(-1, keepdim=True) + 1e-6)).view(-1)
 
 
+def advantages(rewards_B: Tensor, config: GrpoConfig) -> Tensor:
+    """One advantage a response, FP32 (B,): group-centred, or +1 and -1 for rewards of 1 and 0."""
+    if config.advantage == "group":
+        return group_advantages(rewards_B, config.responses_per_prompt)
+    return 2.0 * rewards_B.float() - 1.0
+
+
 def policy_losses(
     log_probs_BT: Tensor, old_log_probs_BT: Tensor, advantages_B1: Tensor, config: GrpoConfig
 ) -> tuple[Tensor, Tensor]:

@@ -49,7 +49,13 @@ def mismatch_metrics(
         **_divergences(log_ratio_BT, mask_BT),
         **_importance_statistics(log_ratio_BT, mask_BT, threshold),
     }
-    return {f"{ROLLOUT_CORRECTION}{name}": value.item() for name, value in metrics.items()}
+    return as_floats({f"{ROLLOUT_CORRECTION}{name}": value for name, value in metrics.items()})
+
+
+def as_floats(metrics: dict[str, Tensor]) -> dict[str, float]:
+    """0-D tensors as Python floats, with one wait for the device."""
+    values = torch.stack([value.double() for value in metrics.values()]).tolist()
+    return dict(zip(metrics, values, strict=True))
 
 
 def _perplexities(

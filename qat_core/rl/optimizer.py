@@ -18,7 +18,10 @@ class MasterAdamW:
     def __init__(self, parameters: Iterable[nn.Parameter], lr: float, weight_decay: float) -> None:
         self.parameters = [p for p in parameters if p.requires_grad]
         self.masters = [p.detach().clone().float() for p in self.parameters]
-        self.adamw = torch.optim.AdamW(self.masters, lr=lr, weight_decay=weight_decay)
+        is_cuda = all(master.is_cuda for master in self.masters)
+        self.adamw = torch.optim.AdamW(
+            self.masters, lr=lr, weight_decay=weight_decay, fused=True if is_cuda else None
+        )
 
     def accumulate(self) -> None:
         """Moves the parameters' gradients into the masters', summing in FP32."""

@@ -1,6 +1,7 @@
 """The trained policy: one full forward pass gives the log-probs of all response tokens."""
 
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +12,23 @@ from qat_core.preparation import prepare
 from qat_core.recipe import Recipe
 from qat_core.rollout.eager import positions_from_mask
 from qat_core.rollout.engine import Rollouts
+
+
+class Scores(NamedTuple):
+    """What the policy says of rollouts, FP32 (B, T) each.
+
+    Attributes:
+        log_probs_BT: of the sampled tokens.
+        entropy_BT: of the distribution at each of them, without gradient.
+        expected_BT: sum over the vocabulary of the sampler's probabilities times the policy's
+            log-probs: its gradient is the mean score. None unless the rollouts have distributions.
+        score_means_BT: squared norm of that gradient in the logits. Likewise.
+    """
+
+    log_probs_BT: Tensor
+    entropy_BT: Tensor
+    expected_BT: Tensor | None
+    score_means_BT: Tensor | None
 
 
 class Policy:
@@ -25,6 +43,11 @@ class Policy:
 
     def log_probs(self, rollouts: Rollouts) -> tuple[Tensor, Tensor]:
         """Log-probs of the response tokens and the entropies at them, FP32 (B, T) each."""
+        scores = self.scores(rollouts)
+        return scores.log_probs_BT, scores.entropy_BT
+
+    def scores(self, rollouts: Rollouts) -> Scores:
+        """All that a step needs of one forward pass over the rollouts."""
         num_response_tokens = rollouts.response_mask.shape[1]
         logits = self.model(
             input_ids=rollouts.input_ids,
@@ -36,4 +59,9 @@ class Policy:
         log_probs_BTV = logits[:, :-1].float().log_softmax(-1)
         entropy_BT = -(log_probs_BTV.detach().exp() * log_probs_BTV.detach()).sum(-1)
         chosen_BT1 = log_probs_BTV.gather(-1, rollouts.response_ids[..., None])
-        return chosen_BT1.squeeze(-1), entropy_BT
+        expected_BT, means_BT = None, None
+        if rollouts.distributions is not None:
+            sampler_BTV = rollouts.distributions.exp()
+            expected_BT = (sampler_BTV * log_probs_BTV).sum(-1)
+            means_BT = (sampler_BTV - log_probs_BTV.detach().exp()).square().sum(-1)
+        return Scores(chosen_BT1.squeeze(-1), entropy_BT, expected_BT, means_BT)

@@ -18,13 +18,16 @@ from qat_core.plan import plan
 from qat_core.recipe import Recipe
 from qat_core.rl import resume
 from qat_core.rl.config import GrpoConfig, TaskConfig
-from qat_core.rl.mismatch import masked_mean, mismatch_metrics
+from qat_core.rl.correction import drift_metrics
+from qat_core.rl.grpo import advantages
+from qat_core.rl.mismatch import as_floats, masked_mean, mismatch_metrics
 from qat_core.rl.optimizer import MasterAdamW
-from qat_core.rl.policy import Policy
+from qat_core.rl.policy import Policy, Scores
 from qat_core.rl.prompts import decode_responses, encode_prompt
 from qat_core.rl.step_metrics import length_metrics, performance_metrics, score_metrics
 from qat_core.rl.tasks import Problem, make_problems, score
-from qat_core.rl.update import old_log_probs, update_policy
+from qat_core.rl.update import needs_old_scores, old_scores, update_policy
+from qat_core.rl.weight_drift import WeightDrift
 from qat_core.rollout.engine import Rollouts
 from qat_core.rollout.start import EngineKind, start_engine
 from qat_core.weights.stream import weight_stream
@@ -71,7 +74,15 @@ class GrpoTrainer:
         config, sampling = run.grpo, run.grpo.rollout
         self.optimizer = MasterAdamW(self.policy.model.parameters(), config.lr, config.weight_decay)
         max_tokens = sampling.max_prompt_tokens + sampling.max_response_tokens
-        self.engine = start_engine(run.engine, run.base_dir, run.device, self.plan, max_tokens)
+        self.engine = start_engine(
+            run.engine,
+            run.base_dir,
+            run.device,
+            self.plan,
+            max_tokens,
+            keeps_distributions=config.keeps_distributions,
+        )
+        self.weight_drift = self._weight_drift() if config.measure_drift else None
         self.problems = make_problems(run.task, "train")
         self.timings_s: dict[str, float] = {}
         drift_file = run.checkpoint_dir.parent / DRIFT_FILE
@@ -107,21 +118,41 @@ class GrpoTrainer:
                 rollouts = self._generate(problems, step)
             scores_B = self._score(problems, rollouts)
             with self._timed("old_log_prob"):
-                old_BT, entropy_BT = old_log_probs(self.policy, rollouts, config)
+                old = None
+                if needs_old_scores(config):
+                    old = old_scores(self.policy, rollouts, config)
             with self._timed("update_actor"):
-                actor = update_policy(
-                    self.policy, self.optimizer, rollouts, old_BT, scores_B, config
+                advantages_B1 = advantages(scores_B, config)[:, None]
+                actor, old = update_policy(
+                    self.policy, self.optimizer, rollouts, old, advantages_B1, config
                 )
         mask_BT = rollouts.response_mask
         return {
-            **mismatch_metrics(old_BT, rollouts.log_probs, mask_BT, config.rollout_is_threshold),
-            "actor/entropy": masked_mean(entropy_BT, mask_BT).item(),
+            **mismatch_metrics(
+                old.log_probs_BT, rollouts.log_probs, mask_BT, config.rollout_is_threshold
+            ),
+            "actor/entropy": masked_mean(old.entropy_BT, mask_BT).item(),
             **actor,
+            **self._drift(old, advantages_B1, rollouts),
             **score_metrics(scores_B),
             **length_metrics(rollouts),
             **performance_metrics(rollouts, self.timings_s),
             **self.drift.record(step, rollouts.input_ids, rollouts.attention_mask),
         }
+
+    def _drift(
+        self, old: Scores, advantages_B1: Tensor, rollouts: Rollouts
+    ) -> dict[str, float]:
+        if self.weight_drift is None:
+            return {}
+        assert old.score_means_BT is not None
+        metrics = drift_metrics(advantages_B1, old.score_means_BT, rollouts.response_mask)
+        return as_floats(metrics | {"drift/weights": self.weight_drift.rms(self.policy.model)})
+
+    def _weight_drift(self) -> WeightDrift:
+        """Of all that NVFP4 could take, in every arm alike."""
+        recipe = Recipe.full()
+        return WeightDrift(self.policy.model, plan(self.policy.model, recipe), recipe)
 
     def _sync(self) -> None:
         stream = weight_stream(self.policy.model, self.plan, self.run.rollout_recipe)
@@ -134,7 +165,8 @@ class GrpoTrainer:
 
     def _generate(self, problems: list[Problem], step: int) -> Rollouts:
         sampling = self.config.rollout
-        prompts = [encode_prompt(self.tokenizer, problem) for problem in problems]
+        encoded = {p: encode_prompt(self.tokenizer, p) for p in dict.fromkeys(problems)}
+        prompts = [encoded[problem] for problem in problems]
         longest = max(map(len, prompts))
         if longest > sampling.max_prompt_tokens:
             raise ValueError(

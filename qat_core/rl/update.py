@@ -6,79 +6,112 @@ import torch
 from torch import Tensor
 
 from qat_core.rl.config import GrpoConfig
-from qat_core.rl.grpo import group_advantages, policy_losses
-from qat_core.rl.mismatch import importance_weights
+from qat_core.rl.correction import centred_losses, correction_weights
+from qat_core.rl.grpo import policy_losses
 from qat_core.rl.optimizer import MasterAdamW
-from qat_core.rl.policy import Policy
+from qat_core.rl.policy import Policy, Scores
 from qat_core.rollout.engine import Rollouts
 
 
+def needs_old_scores(config: GrpoConfig) -> bool:
+    """Whether the policy has to score all rollouts before the first update.
+
+    With one update a batch, its own forward passes say the same. A mask has to be known for all
+    responses before the first backward pass, as the loss is a mean over what it keeps.
+    """
+    return not config.is_on_policy or config.masks_responses
+
+
 @torch.no_grad()
-def old_log_probs(policy: Policy, rollouts: Rollouts, config: GrpoConfig) -> tuple[Tensor, Tensor]:
-    """Log-probs (B, T) of the policy before its update, and the entropies (B, T)."""
+def old_scores(policy: Policy, rollouts: Rollouts, config: GrpoConfig) -> Scores:
+    """Scores by the policy before its update."""
     rows = _slices(len(rollouts.input_ids), config.micro_batch_responses)
-    parts = [policy.log_probs(rollouts.select(row)) for row in rows]
-    log_probs, entropies = zip(*parts, strict=True)
-    return torch.cat(log_probs), torch.cat(entropies)
+    return _joined([policy.scores(rollouts.select(row)) for row in rows])
 
 
 def update_policy(
     policy: Policy,
     optimizer: MasterAdamW,
     rollouts: Rollouts,
-    old_log_probs_BT: Tensor,
-    scores_B: Tensor,
+    old: Scores | None,
+    advantages_B1: Tensor,
     config: GrpoConfig,
-) -> dict[str, float]:
-    """Updates the policy; returns the `actor/*` metrics, means over the mini-batches.
+) -> tuple[dict[str, float], Scores]:
+    """Updates the policy.
 
-    `actor/grad_norm` is infinite or NaN if the optimizer skipped one of them.
+    Args:
+        policy: it.
+        optimizer: of its parameters.
+        rollouts: a batch.
+        old: `old_scores`; None where `needs_old_scores` says so.
+        advantages_B1: one a response.
+        config: of the run.
+
+    Returns:
+        The `actor/*` metrics, means over the mini-batches, and the scores by the policy before the
+        update. `actor/grad_norm` is infinite or NaN if the optimizer skipped a mini-batch.
     """
-    advantages_B1 = group_advantages(scores_B, config.responses_per_prompt)[:, None]
-    weights_BT = importance_weights(
-        old_log_probs_BT, rollouts.log_probs, rollouts.response_mask, config.rollout_is_threshold
-    )
     size = config.mini_batch_prompts * config.responses_per_prompt
+    mask_BT = rollouts.response_mask
+    if old is not None and config.masks_responses:
+        weights_BT = correction_weights(old.log_probs_BT, rollouts.log_probs, mask_BT, config)
+        mask_BT = weights_BT
     steps: list[dict[str, float]] = []
-    for mini in _slices(len(scores_B), size):
-        num_tokens = rollouts.response_mask[mini].sum()
-        totals = torch.zeros(3)
+    seen: list[Scores] = []
+    for mini in _slices(len(advantages_B1), size):
+        num_tokens = mask_BT[mini].sum().clamp(min=1.0)
+        totals = torch.zeros(3, device=mask_BT.device)
         for rows in _slices(mini.stop, config.micro_batch_responses, mini.start):
-            totals += _backward(
+            shares, scores = _backward(
                 policy,
                 rollouts.select(rows),
-                old_log_probs_BT[rows],
+                None if old is None else old.log_probs_BT[rows],
                 advantages_B1[rows],
-                weights_BT[rows],
                 num_tokens,
                 config,
             )
+            totals += shares
+            seen.append(scores)
             optimizer.accumulate()
         names = ("actor/pg_loss", "actor/pg_clipfrac", "actor/ppo_kl")
         steps.append(dict(zip(names, totals.tolist(), strict=True)))
         steps[-1]["actor/grad_norm"] = optimizer.step(config.grad_clip)
     means = {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]}
-    return {**means, "actor/lr": config.lr}
+    return {**means, "actor/lr": config.lr}, old or _joined(seen)
 
 
 def _backward(
     policy: Policy,
     rollouts: Rollouts,
-    old_log_probs_BT: Tensor,
+    old_log_probs_BT: Tensor | None,
     advantages_B1: Tensor,
-    weights_BT: Tensor,
     num_tokens: Tensor,
     config: GrpoConfig,
-) -> Tensor:
-    """Adds a micro-batch's gradient; returns its share of loss, clip fraction and KL, (3,)."""
-    log_probs_BT, _ = policy.log_probs(rollouts)
-    losses_BT, clipped_BT = policy_losses(log_probs_BT, old_log_probs_BT, advantages_B1, config)
+) -> tuple[Tensor, Scores]:
+    """Adds a micro-batch's gradient.
+
+    Returns:
+        Its share of loss, clip fraction and KL, (3,), and the scores without gradient.
+    """
+    scores = policy.scores(rollouts)
+    current_BT = scores.log_probs_BT
+    old_BT = current_BT.detach() if old_log_probs_BT is None else old_log_probs_BT
+    losses_BT, clipped_BT = policy_losses(current_BT, old_BT, advantages_B1, config)
+    if config.correction == "score_centering":
+        assert scores.expected_BT is not None
+        losses_BT = centred_losses(losses_BT, advantages_B1, scores.expected_BT)
+    weights_BT = correction_weights(old_BT, rollouts.log_probs, rollouts.response_mask, config)
     mask_BT = rollouts.response_mask / num_tokens
     loss = (losses_BT * weights_BT * mask_BT).sum()
     torch.autograd.backward(loss)
-    drift_BT = old_log_probs_BT - log_probs_BT.detach()
+    drift_BT = old_BT - current_BT.detach()
     shares = (loss.detach(), (clipped_BT * mask_BT).sum(), (drift_BT * mask_BT).sum())
-    return torch.stack(shares).cpu()
+    return torch.stack(shares), Scores(*(None if s is None else s.detach() for s in scores))
+
+
+def _joined(parts: list[Scores]) -> Scores:
+    columns = zip(*parts, strict=True)
+    return Scores(*(None if column[0] is None else torch.cat(column) for column in columns))
 
 
 def _slices(stop: int, size: int, start: int = 0) -> Iterator[slice]:

@@ -31,6 +31,7 @@ def start_engine(
     packed: QuantPlan | None,
     max_tokens: int,
     beside_trainer: bool = True,
+    keeps_distributions: bool = False,
 ) -> RolloutEngine:
     """An engine in this process for the architecture in `model_dir`; sync weights before use.
 
@@ -41,12 +42,19 @@ def start_engine(
         packed: what will come, and be served, in NVFP4.
         max_tokens: of prompt and response together.
         beside_trainer: leave memory of the GPU to others; else vLLM takes its usual nine tenths.
+        keeps_distributions: rollouts hold the log-probs of all tokens; eager only.
 
     Raises:
-        ValueError: vLLM is missing or refuses, see `VllmEngine`.
+        ValueError: vLLM is missing or refuses, see `VllmEngine`, or would have to keep
+            distributions.
     """
     if kind == "eager":
-        return EagerEngine(model_dir, device)
+        return EagerEngine(model_dir, device, keeps_distributions=keeps_distributions)
+    if keeps_distributions:
+        raise ValueError(
+            "rollout: vllm returns no whole distributions, which rl.measure_drift and "
+            "rl.correction: score_centering need; use eager"
+        )
     # its warnings here are of what it does by itself, such as rotary embeddings without weights
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     try:

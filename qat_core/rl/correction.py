@@ -1,0 +1,83 @@
+"""What is done about rollouts that another policy sampled than the one that is trained.
+
+Notation as in `qat_core.rl.mismatch`: d = p - q, log-probs of the trainer less those of the rollout.
+
+* token_tis: weight min(exp(d), threshold) a token; https://fengyao.notion.site/off-policy-rl.
+* sequence_mask: responses whose ratio exp(-sum d) is outside the band are dropped.
+* geometric_mask: the same for the geometric mean exp(-mean d) of a response's tokens. Both as
+  `seq_sum_k1` and `seq_mean_k1` in verl 0.9.1, verl/trainer/ppo/rollout_corr_helper.py, with the
+  bands of its presets.
+* score_centering: no weights; the loss is centred, see `centred_losses`; arXiv 2609.20807.
+* none: weight 1.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from qat_core.rl.config import GrpoConfig
+from qat_core.rl.mismatch import SAFETY_BOUND, importance_weights
+
+
+def correction_weights(
+    train_log_probs_BT: Tensor, rollout_log_probs_BT: Tensor, mask_BT: Tensor, config: GrpoConfig
+) -> Tensor:
+    """Weight of every token in the loss, FP32 (B, T), 0 off the mask.
+
+    Args:
+        train_log_probs_BT: trainer's log-probs of the sampled tokens, without gradient.
+        rollout_log_probs_BT: rollout engine's.
+        mask_BT: 1.0 on response tokens, else 0.0.
+        config: `correction` and its threshold or band.
+    """
+    if config.correction == "token_tis":
+        threshold = config.rollout_is_threshold
+        return importance_weights(train_log_probs_BT, rollout_log_probs_BT, mask_BT, threshold)
+    if not config.masks_responses:
+        return mask_BT.clone()
+    bounded_BT = (train_log_probs_BT - rollout_log_probs_BT).clamp(-SAFETY_BOUND, SAFETY_BOUND)
+    log_ratio_B = -(bounded_BT * mask_BT).sum(-1)
+    if config.correction == "geometric_mask":
+        log_ratio_B = log_ratio_B / mask_BT.sum(-1)
+    lowest, highest = map(math.log, config.band)
+    kept_B = (log_ratio_B >= lowest) & (log_ratio_B <= highest)
+    return mask_BT * kept_B[:, None]
+
+
+def centred_losses(losses_BT: Tensor, advantages_B1: Tensor, expected_BT: Tensor) -> Tensor:
+    """Losses whose gradient is -A (s - E_q[s]) where that of `losses_BT` is -A s.
+
+    s is the gradient of the sampled token's log-prob. Under the sampler q the mean of A s at a
+    prefix is E_q[A] E_q[s] + Cov_q(A, s); with p = q the first term is 0, with another q it pulls
+    the policy towards q (or, where rewards are low, away from it) at every step. This removes it.
+
+    Args:
+        losses_BT: policy losses of one update on rollouts of the policy as it was before it.
+        advantages_B1: one advantage a sequence.
+        expected_BT: sum over the vocabulary of q times the trainer's log-prob, with gradient.
+    """
+    # the value of the added term is no loss, only its gradient counts
+    return losses_BT + advantages_B1 * (expected_BT - expected_BT.detach())
+
+
+def drift_metrics(
+    advantages_B1: Tensor, score_means_BT: Tensor, mask_BT: Tensor
+) -> dict[str, Tensor]:
+    """The two factors of the drift term E_q[A] E_q[s], 0-D each.
+
+    Args:
+        advantages_B1: one advantage a sequence.
+        score_means_BT: squared norm of E_q[s] at each prefix, taken in the logits, where the score
+            of token a is e_a - p and its mean under the sampler q - p.
+        mask_BT: 1.0 on response tokens, else 0.0.
+
+    Returns:
+        `drift/advantage`, the mean of A over all tokens, and `drift/score`, the root of the mean
+        of the squared norm. E_q[A] at a single prefix is not known: one response was drawn there.
+    """
+    num_tokens = mask_BT.sum()
+    return {
+        "drift/advantage": (advantages_B1 * mask_BT).sum() / num_tokens,
+        "drift/score": ((score_means_BT * mask_BT).sum() / num_tokens).sqrt(),
+    }

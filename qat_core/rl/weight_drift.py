@@ -1,0 +1,52 @@
+"""How far training has moved the weights, in steps of the grid that NVFP4 rounds them to."""
+
+import torch
+from torch import Tensor, nn
+
+from qat_core.nvfp4 import BLOCK_SIZE, PackedTensor
+from qat_core.plan import QuantPlan
+from qat_core.recipe import Recipe
+from qat_core.rollout.packed import weight_stream
+
+
+class WeightDrift:
+    """Distance from the weights at its making, those of the base checkpoint.
+
+    The step of a block is the finest distance between two neighbours of its grid, half a block
+    scale, with the block scales of the base weights; twice and four times as far apart are the
+    larger values. Keeps two FP32 copies of the quantized weights.
+
+    Args:
+        model: holds the base weights, prepared or not.
+        plan: which weights are looked at.
+        recipe: scale policies of their grid.
+    """
+
+    def __init__(self, model: nn.Module, plan: QuantPlan, recipe: Recipe) -> None:
+        state = model.state_dict()
+        packed = dict(weight_stream(model, plan, recipe))
+        self.names = plan.quantized
+        self.base = [state[name].float() for name in self.names]
+        self.steps = [_steps(packed[name]) for name in self.names]
+        self.num_weights = sum(base.numel() for base in self.base)
+
+    @torch.no_grad()
+    def rms(self, model: nn.Module) -> Tensor:
+        """Root of the mean, over all quantized weights, of (moved / step)^2, 0-D FP32.
+
+        Blocks of zeros have no step and do not count.
+        """
+        state = model.state_dict()
+        moved = [state[name].float() for name in self.names]
+        torch._foreach_sub_(moved, self.base)
+        torch._foreach_div_(moved, self.steps)
+        norms = torch._foreach_norm(moved)
+        return torch.stack(norms).square().sum().div(self.num_weights).sqrt()
+
+
+def _steps(packed: Tensor | PackedTensor) -> Tensor:
+    """Half the block scale of every weight, infinity in blocks of zeros."""
+    assert isinstance(packed, PackedTensor)
+    scale = packed.block_scale.float() / packed.global_scale[..., None, None]
+    steps = (0.5 * scale).repeat_interleave(BLOCK_SIZE, dim=-1)
+    return torch.where(steps > 0, steps, torch.inf)
