@@ -5,9 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-Correction = Literal[
-    "token_tis", "none", "sequence_mask", "geometric_mask", "score_centering"
-]
+Correction = Literal["token_tis", "none", "sequence_mask", "geometric_mask", "score_centering"]
 # verl's presets decoupled_seq_is_rs and decoupled_geo_rs
 MASK_BANDS: dict[str, tuple[float, float]] = {
     "sequence_mask": (0.5, 2.0),

@@ -140,9 +140,7 @@ class GrpoTrainer:
             **self.drift.record(step, rollouts.input_ids, rollouts.attention_mask),
         }
 
-    def _drift(
-        self, old: Scores, advantages_B1: Tensor, rollouts: Rollouts
-    ) -> dict[str, float]:
+    def _drift(self, old: Scores, advantages_B1: Tensor, rollouts: Rollouts) -> dict[str, float]:
         if self.weight_drift is None:
             return {}
         assert old.score_means_BT is not None

@@ -27,11 +27,18 @@ class EagerEngine:
     Args:
         model_dir: BF16 checkpoint with tokenizer.
         device: "cpu" or "cuda".
+        max_tokens: of prompt and response together, which the static memory is made for at once;
+            by default that of the batches that come.
         keeps_distributions: rollouts hold the log-probs of all tokens, for small vocabularies.
     """
 
     def __init__(
-        self, model_dir: Path, device: str = "cpu", *, keeps_distributions: bool = False
+        self,
+        model_dir: Path,
+        device: str = "cpu",
+        *,
+        max_tokens: int = 0,
+        keeps_distributions: bool = False,
     ) -> None:
         tokenizer = AutoTokenizer.from_pretrained(model_dir)
         if tokenizer.eos_token_id is None:
@@ -49,7 +56,7 @@ class EagerEngine:
         self.model.eval().requires_grad_(False)
         self.weight_bytes = sum(p.nbytes for p in self.model.parameters())
         self.served: Collection[str] = ()
-        self.keeps_distributions = keeps_distributions
+        self.max_tokens, self.keeps_distributions = max_tokens, keeps_distributions
         self.is_static = self.device.type == "cuda" and has_static_form(self.model)
         self._decoders: dict[tuple[int, int, bool], StaticDecoder] = {}
 
@@ -121,7 +128,7 @@ class EagerEngine:
             decoder = StaticDecoder(
                 self.model,
                 prefilled,
-                num_tokens,
+                max(num_tokens, self.max_tokens),
                 max_new_tokens,
                 self.eos_id,
                 self.pad_id,

@@ -49,7 +49,9 @@ def start_engine(
             distributions.
     """
     if kind == "eager":
-        return EagerEngine(model_dir, device, keeps_distributions=keeps_distributions)
+        return EagerEngine(
+            model_dir, device, max_tokens=max_tokens, keeps_distributions=keeps_distributions
+        )
     if keeps_distributions:
         raise ValueError(
             "rollout: vllm returns no whole distributions, which rl.measure_drift and "

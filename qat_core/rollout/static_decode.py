@@ -3,7 +3,7 @@
 A small model spends nearly all of a decode step on launching kernels. Here the KV cache, the
 masks and the results have fixed places, so that on a GPU one step, sampling included, is recorded
 as a CUDA graph once and replayed for each token. Synced weights are copied into the same
-parameters, which leaves the graph valid.
+parameters, which leaves the graph valid. torch.compile fuses its small kernels.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, DynamicCache
 
 from qat_core.rollout.engine import Rollouts
@@ -19,6 +20,8 @@ from qat_core.rollout.engine import Rollouts
 STATIC_ATTENTION = "static_decode"
 CHECK_EVERY = 16  # steps between two looks, each a wait for the GPU, at whether all have finished
 _CAPACITY_STEP = 32  # prompts a little longer than those before need no new graph
+# fused kernels round to BF16 wherever the trainer's, which are not fused, do
+_COMPILE_OPTIONS = {"emulate_precision_casts": True}
 _WARM_UP_STEPS = 3  # as many as PyTorch's documentation of CUDA graphs takes
 
 
@@ -69,33 +72,27 @@ def grouped_query_attention(
     scaling: float,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of one token; scores and softmax in FP32, the cache read once, not once a query.
+    """Attention of one token, by PyTorch's own kernels as in training.
+
+    Queries that share a key head go in as if they were tokens one after the other, which reads the
+    cache once where a copy of it for each query head would be made.
 
     Args:
         module: unused, part of the interface.
         query: (B, query heads, 1, D).
         key: the cache, (B, key heads, L, D).
         value: the same.
-        attention_mask: FP32 (B, 1, 1, L), 0 or -infinity, added to the scores.
+        attention_mask: bool (B, 1, 1, L), true where a token is seen.
         scaling: of the scores.
 
     Returns:
-        BF16 (B, 1, query heads, D), and None for the weights.
+        (B, 1, query heads, D), and None for the weights.
     """
     batch_size, query_heads, _, head_size = query.shape
-    key_heads, length = key.shape[1:3]
-    queries = query.reshape(batch_size * key_heads, query_heads // key_heads, head_size)
-    scores = _product_fp32(queries, key.flatten(0, 1).mT) * scaling
-    scores = scores.view(batch_size, key_heads, -1, length) + attention_mask
-    weights = scores.softmax(-1).to(value.dtype).flatten(0, 1)
-    mixed = torch.bmm(weights, value.flatten(0, 1))
-    return mixed.view(batch_size, 1, query_heads, head_size), None
-
-
-def _product_fp32(a: Tensor, b: Tensor) -> Tensor:
-    if a.is_cuda:
-        return torch.bmm(a, b, out_dtype=torch.float32)
-    return torch.bmm(a.float(), b.float())
+    grouped = query.reshape(batch_size, key.shape[1], -1, head_size)
+    seen = attention_mask.expand(-1, -1, grouped.shape[2], -1)
+    mixed = scaled_dot_product_attention(grouped, key, value, attn_mask=seen, scale=scaling)
+    return mixed.reshape(batch_size, 1, query_heads, head_size), None
 
 
 AttentionInterface.register(STATIC_ATTENTION, grouped_query_attention)
@@ -144,7 +141,7 @@ class StaticDecoder:
         self.generator = torch.Generator(device)
         self.temperature = torch.ones((), device=device)
         self.noise_BV = torch.empty(batch_size, vocabulary, device=device)
-        self.bias_BL = torch.zeros(batch_size, self.capacity, device=device)
+        self.seen_BL = torch.ones(batch_size, self.capacity, dtype=torch.bool, device=device)
         self.column = torch.zeros(1, dtype=torch.int64, device=device)
         self.position_B = torch.zeros(batch_size, dtype=torch.int64, device=device)
         self.token_B = torch.zeros_like(self.position_B)
@@ -156,6 +153,9 @@ class StaticDecoder:
         width = num_new_tokens if keeps_distributions else 0
         self.distributions_BTV = self.noise_BV.new_zeros(batch_size, width, vocabulary)
         self._replay: Callable[[], None] | None = None
+        self._forward = _logits
+        if device.type == "cuda":
+            self._forward = torch.compile(_logits, dynamic=False, options=_COMPILE_OPTIONS)
 
     def generate(
         self,
@@ -187,8 +187,7 @@ class StaticDecoder:
         self.temperature.fill_(temperature or 1.0)
         width = attention_mask.shape[1]
         self.cache.load(prefilled, width)
-        self.bias_BL.fill_(-torch.inf)
-        self.bias_BL[:, :width].masked_fill_(attention_mask.bool(), 0.0)
+        self.seen_BL.zero_()[:, :width] = attention_mask
         self.position_B.copy_(attention_mask.sum(-1) - 1)
         self.column.zero_()
         self.finished_B.zero_()
@@ -196,23 +195,11 @@ class StaticDecoder:
 
     def _step(self) -> None:
         """Feeds the last token of every response and samples the next one."""
-        seen_B1 = torch.zeros_like(self.noise_BV[:, 0]).masked_fill_(~self.alive_B, -torch.inf)
-        self.bias_BL.index_copy_(1, self.cache.slot, seen_B1[:, None])
+        self.seen_BL.index_copy_(1, self.cache.slot, self.alive_B[:, None])
         self.position_B.add_(self.alive_B)
-        logits_BV = self._logits()
+        logits_BV = self._forward(self)
         self.cache.slot.add_(1)
         self._sample(logits_BV)
-
-    def _logits(self) -> Tensor:
-        logits_B1V: Tensor = self.model(
-            input_ids=self.token_B[:, None],
-            attention_mask=self.bias_BL[:, None, None],
-            position_ids=self.position_B[:, None],
-            past_key_values=self.cache,
-            use_cache=True,
-            logits_to_keep=1,
-        ).logits
-        return logits_B1V[:, -1].float()
 
     def _sample(self, logits_BV: Tensor) -> None:
         """Draws by exponential races, which, unlike `torch.multinomial`, need no look at the GPU.
@@ -267,3 +254,16 @@ class StaticDecoder:
             truncated=~self.finished_B,
             distributions=self.distributions_BTV[:, :width].clone() if keeps else None,
         )
+
+
+def _logits(decoder: StaticDecoder) -> Tensor:
+    """Logits (B, V) after the last token of every response."""
+    logits_B1V: Tensor = decoder.model(
+        input_ids=decoder.token_B[:, None],
+        attention_mask=decoder.seen_BL[:, None, None],
+        position_ids=decoder.position_B[:, None],
+        past_key_values=decoder.cache,
+        use_cache=True,
+        logits_to_keep=1,
+    ).logits
+    return logits_B1V[:, -1].float()
