@@ -1,6 +1,6 @@
 """What is done about rollouts that another policy sampled than the one that is trained.
 
-Notation as in `qat_core.rl.mismatch`: d = p - q, log-probs of the trainer less those of the rollout.
+Notation as in `qat_core.rl.mismatch`: d = p - q, the log-probs of the trainer less the rollout's.
 
 * token_tis: weight min(exp(d), threshold) a token; https://fengyao.notion.site/off-policy-rl.
 * sequence_mask: responses whose ratio exp(-sum d) is outside the band are dropped.
@@ -13,7 +13,6 @@ Notation as in `qat_core.rl.mismatch`: d = p - q, log-probs of the trainer less 
 
 import math
 
-import torch
 from torch import Tensor
 
 from qat_core.rl.config import GrpoConfig
