@@ -16,7 +16,7 @@ include: "workflow/rules/figures.smk"
 
 
 wildcard_constraints:
-    model="|".join(map(re.escape, STUDY.models)),
+    base="|".join(map(re.escape, STUDY.bases)),
     run="|".join(re.escape(run.id) for run in STUDY.runs),
 
 

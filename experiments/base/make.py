@@ -18,7 +18,7 @@ from experiments.runs.provenance import digest_file
 from experiments.study.load import load_study
 from experiments.study.model_config import read_model_config
 from experiments.study.models import HubModel, ScratchModel
-from experiments.study.schema import ROOT, Study
+from experiments.study.schema import ROOT, Base, Study
 from experiments.support.cli import STUDY, run_cli
 from experiments.support.gpu_locks import reserved_devices
 from experiments.support.json_files import write_json
@@ -29,7 +29,6 @@ from qat_core.rl.supervised import pretrain
 from qat_core.rl.tasks import GENERATED_TASKS, Problem, make_problems
 from qat_core.rl.tokenizer import character_tokenizer
 
-BASE_SEED = 0
 PROGRESS_LINES = 6
 
 
@@ -40,13 +39,13 @@ def make_base(study: Study, name: str, out: Path) -> None:
         ValueError: the study has no such model, its source is not there or has other shapes, a
             prompt is longer than the study allows, or another process makes the base.
     """
-    if name not in study.models:
-        raise ValueError(f"--model: {name} is not in the study; it has {', '.join(study.models)}")
+    if name not in study.bases:
+        raise ValueError(f"--model: {name} is not in the study; it has {', '.join(study.bases)}")
     with sole_process(out.with_name(out.name + ".lock"), out, "makes"):
         partial = out.with_name(out.name + ".partial")
         shutil.rmtree(partial, ignore_errors=True)
         try:
-            _write_base(study, name, partial)
+            _write_base(study, study.bases[name], partial)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
@@ -54,17 +53,17 @@ def make_base(study: Study, name: str, out: Path) -> None:
         partial.rename(out)
 
 
-def _write_base(study: Study, name: str, folder: Path) -> None:
-    started, source = time.perf_counter(), study.models[name]
+def _write_base(study: Study, base: Base, folder: Path) -> None:
+    started, source = time.perf_counter(), study.models[base.model]
     if isinstance(source, HubModel):
-        details = link_checkpoint(name, source, folder)
+        details = link_checkpoint(base.model, source, folder)
     else:
-        with reserved_devices(study.device, num_gpus=1):
-            details = _make(study, name, folder)
+        with reserved_devices(study.device, 1, study.gpu_memory_gib):
+            details = _make(study, base, folder)
     weights = sorted(folder.glob("*.safetensors"))
     others = sorted(set(folder.iterdir()) - set(weights))
     details |= {
-        "model": name,
+        "model": base.model,
         "source": source.model_dump(mode="json"),
         "weights": {path.name: digest_file(path) for path in weights},
         "files": {path.name: digest_file(path) for path in others},
@@ -81,20 +80,20 @@ def _tensor_bytes(file: Path) -> int:
     return file.stat().st_size - 8 - header_bytes
 
 
-def _make(study: Study, name: str, folder: Path) -> dict[str, Any]:
+def _make(study: Study, base: Base, folder: Path) -> dict[str, Any]:
     """Writes model and tokenizer; returns what the manifest should know of them."""
-    source = study.models[name]
+    source = study.models[base.model]
     assert not isinstance(source, HubModel)
     if isinstance(source, ScratchModel):
-        model, tokenizer = _from_config(source, study.device)
+        model, tokenizer = _from_config(source, study.device, base.seed)
     else:
-        model, tokenizer = load_gguf(name, source)
+        model, tokenizer = load_gguf(base.model, source)
     problems = make_problems(study.task, "train") if study.task.name in GENERATED_TASKS else []
     if study.trainer == "local":
         require_prompts_fit(tokenizer, problems, study.rl.rollout)
     details: dict[str, Any] = {"num_parameters": sum(p.numel() for p in model.parameters())}
     if source.pretrain is not None:
-        details |= _pretrain(study, name, source.pretrain, model, tokenizer, problems)
+        details |= _pretrain(study, base, source.pretrain, model, tokenizer, problems)
     try:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
@@ -105,7 +104,7 @@ def _make(study: Study, name: str, folder: Path) -> dict[str, Any]:
 
 def _pretrain(
     study: Study,
-    name: str,
+    base: Base,
     config: PretrainConfig,
     model: PreTrainedModel,
     tokenizer: Tokenizer,
@@ -116,14 +115,14 @@ def _pretrain(
     def on_step(step: int, loss: float) -> None:
         losses.append(loss)
         if step % max(1, config.steps // PROGRESS_LINES) == 0 or step == config.steps:
-            print(f"base {name}  step {step}/{config.steps}  loss {loss:.3f}", flush=True)
+            print(f"base {base.model}  step {step}/{config.steps}  loss {loss:.3f}", flush=True)
 
-    pretrain(model.to(study.device), tokenizer, problems, config, BASE_SEED, on_step)
-    return {"final_loss": losses[-1], "seed": BASE_SEED}
+    pretrain(model.to(study.device), tokenizer, problems, config, base.seed, on_step)
+    return {"final_loss": losses[-1], "seed": base.seed}
 
 
-def _from_config(source: ScratchModel, device: str) -> tuple[PreTrainedModel, Tokenizer]:
-    torch.manual_seed(BASE_SEED)
+def _from_config(source: ScratchModel, device: str, seed: int) -> tuple[PreTrainedModel, Tokenizer]:
+    torch.manual_seed(seed)
     path = ROOT / source.config
     read_model_config(path, "correct it, or name another file")
     config = read_config(path)
@@ -165,7 +164,11 @@ def _refused(path: Path, error: Exception) -> ValueError:
 def main() -> None:
     """Parses the command line and makes one base checkpoint."""
     parser = argparse.ArgumentParser(description=__doc__, parents=[STUDY])
-    parser.add_argument("--model", required=True, help="name of a model of the study")
+    parser.add_argument(
+        "--model",
+        required=True,
+        help="name of a model, or with own_base of a model and seed: MODEL_seed0",
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder of the checkpoint")
     args = parser.parse_args()
     make_base(load_study(args.study), args.model, args.out)

@@ -36,8 +36,10 @@ def evaluate_run(study: Study, run: Run, results: Path) -> list[Evaluation]:
     saved = find_checkpoints(results / run.id / "checkpoints")
     with ExitStack() as stack:
         merged = {step: stack.enter_context(model_folder(path)) for step, path in saved.items()}
-        job = EvaluationJob(study, run, {0: results / "base" / run.model} | merged, questions)
-        stack.enter_context(reserved_devices(study.device, num_gpus=1))
+        job = EvaluationJob(
+            study, run, {0: results / "base" / study.base_of(run)} | merged, questions
+        )
+        stack.enter_context(reserved_devices(study.device, 1, study.gpu_memory_gib))
         is_eager = study.rollout == "eager"
         # vLLM's CUDA graphs and memory need a process of their own for each precision
         call = evaluate if is_eager else partial(call_in_subprocess, evaluate)

@@ -45,7 +45,7 @@ def training_digests(study: Study, run: Run, results: Path) -> Digests:
         "code": code_digest(study),
         "data": _data_digest(study, results),
         "lock": digest_json([digest_file(ROOT / "requirements" / f) for f in LOCKS[study.rollout]]),
-        "base": digest_json(read_base_manifest(results / "base" / run.model).weights),
+        "base": digest_json(read_base_manifest(results / "base" / study.base_of(run)).weights),
     }
 
 

@@ -23,12 +23,12 @@ def train_here(
     """
     recipes = make_recipes(run.arm, study.scale_policy, study.block_scale_method)
     config = TrainerConfig(
-        base_dir=results / "base" / run.model,
+        base_dir=results / "base" / study.base_of(run),
         checkpoint_dir=results / run.id / "checkpoints",
         train_recipe=recipes.train,
         rollout_recipe=recipes.rollout,
         task=study.task,
-        grpo=study.rl,
+        grpo=study.rl_of(run.cell),
         seed=run.seed,
         device=study.device,
         engine=study.rollout,

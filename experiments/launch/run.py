@@ -44,7 +44,7 @@ from experiments.support.json_files import read_json
 from experiments.support.sole_process import sole_process
 from experiments.support.tee import tee_output
 from experiments.support.temporary_folder import private_temporary_folder
-from experiments.tracking.live import TrackedRun
+from experiments.tracking.tracker import Tracker, Untracked
 from qat_core.memory import predict_weight_memory_gib
 
 KILLED = "killed without a chance to report: SIGKILL, out of memory, or the machine stopped"
@@ -53,6 +53,11 @@ KILLED = "killed without a chance to report: SIGKILL, out of memory, or the mach
 def main() -> None:
     """Parses the command line and launches one run, unless it has finished already."""
     parser = argparse.ArgumentParser(description=__doc__, parents=[STUDY, RUN, RESULTS])
+    parser.add_argument(
+        "--untracked",
+        action="store_true",
+        help="keep nothing in MLflow, e.g. where it is not installed",
+    )
     parser.add_argument("--log", type=Path, required=True, help="copy of the last attempt's log")
     args = parser.parse_args()
     study = load_study(args.study)
@@ -66,20 +71,32 @@ def main() -> None:
             write_results(run_dir)
             print(f"{run.id} has finished; its results are rewritten, delete {run_dir} to retrain")
         else:
-            check_base(args.results / "base" / run.model)
-            launch(study, run, args.results, digests, args.log)
+            check_base(args.results / "base" / study.base_of(run))
+            tracker = make_tracker(study, run, args.untracked)
+            launch(study, run, args.results, digests, args.log, tracker)
 
 
-def launch(study: Study, run: Run, results: Path, digests: Digests, log: Path) -> None:
+def make_tracker(study: Study, run: Run, untracked: bool) -> Tracker:
+    """MLflow, which is imported only where it is used."""
+    if untracked:
+        return Untracked()
+    from experiments.tracking.live import TrackedRun
+
+    return TrackedRun(study.study, run.id)
+
+
+def launch(
+    study: Study, run: Run, results: Path, digests: Digests, log: Path, tracker: Tracker
+) -> None:
     """Makes an attempt at a run, on GPUs of its own; `log` gets a copy of the attempt's log."""
     attempts = open_attempts(results / run.id, digests)
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(signal.SIGINT, _stop)
-    devices = reserved_devices(study.device, study.gpus)
+    devices = reserved_devices(study.device, study.gpus, study.gpu_memory_gib)
     with tee_output(attempts[-1].folder / "train.log", log), devices:
         if len(attempts) > 1:
             print(f"{run.id} resumes from attempt {attempts[-2].number}", flush=True)
-        run_cli(lambda: run_attempt(study, run, results, digests, attempts))
+        run_cli(lambda: run_attempt(study, run, results, digests, attempts, tracker))
 
 
 def open_attempts(run_dir: Path, digests: Digests) -> list[Attempt]:
@@ -101,16 +118,20 @@ def _stop(signal_number: int, frame: FrameType | None) -> None:
 
 
 def run_attempt(
-    study: Study, run: Run, results: Path, digests: Digests, attempts: list[Attempt]
+    study: Study,
+    run: Run,
+    results: Path,
+    digests: Digests,
+    attempts: list[Attempt],
+    tracker: Tracker,
 ) -> None:
     """Trains in the last of `attempts`; its manifest says how the attempt ended."""
     attempt, resumes = attempts[-1], len(attempts) > 1
     started = time.monotonic()
-    manifest = new_manifest(study, run, results / "base" / run.model, digests, attempts)
+    manifest = new_manifest(study, run, results / "base" / study.base_of(run), digests, attempts)
     manifest.write(attempt.folder)
-    tracked = TrackedRun(study.study, run.id)
-    tracked.start(manifest, resumes)
-    log = RunLog(run.id, study.rl.steps, attempt, tracked)
+    tracker.start(manifest, resumes)
+    log = RunLog(run.id, study.rl_of(run.cell).steps, attempt, tracker)
     try:
         manifest = manifest.finished(train(study, run, results, attempts, log.on_step))
     except BaseException as error:
@@ -119,7 +140,7 @@ def run_attempt(
     finally:
         manifest = manifest.model_copy(update={"wall_s": round(time.monotonic() - started, 1)})
         manifest.write(attempt.folder)
-        tracked.finish(manifest)
+        tracker.finish(manifest)
     write_results(results / run.id)
 
 

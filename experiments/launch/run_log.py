@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from experiments.runs.attempts import Attempt
 from experiments.runs.metrics import Row
-from experiments.tracking.live import TrackedRun
+from experiments.tracking.tracker import Tracker
 from qat_core.rl.metric_names import K3_KL, REWARD, STEP_TIME, TOTAL_TOKENS
 
 STEPS_OF_PACE = 5  # the time left follows the pace of the last steps
@@ -16,7 +16,7 @@ STEPS_OF_PACE = 5  # the time left follows the pace of the last steps
 class RunLog:
     """Where a run's metrics go while it trains."""
 
-    def __init__(self, name: str, total_steps: int, attempt: Attempt, tracked: TrackedRun) -> None:
+    def __init__(self, name: str, total_steps: int, attempt: Attempt, tracked: Tracker) -> None:
         self.name, self.total_steps = name, total_steps
         self.attempt, self.tracked = attempt, tracked
         self.step_times_s: deque[float] = deque(maxlen=STEPS_OF_PACE)

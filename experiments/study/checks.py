@@ -4,11 +4,13 @@ from collections import Counter
 from collections.abc import Hashable, Iterator
 from itertools import chain
 
+from pydantic import ValidationError
+
 from experiments.study.models import GgufModel, HubModel
 from experiments.study.schema import ROOT, Study
 from experiments.study.verl_settings import known_recipes, known_variants
 from experiments.study.yaml_file import suggest
-from qat_core.rl.config import TaskConfig
+from qat_core.rl.config import GrpoConfig, TaskConfig
 from qat_core.rl.tasks import GENERATED_TASKS
 
 # a recipe's: verl fills micro-batches by tokens, not by rl.micro_batch_responses
@@ -20,6 +22,7 @@ def failed_checks(study: Study) -> Iterator[str]:
     of_trainer = _check_verl if study.trainer == "verl" else _check_local
     return chain(
         _check_lists(study),
+        _check_cells(study),
         _check_model_files(study),
         of_trainer(study),
         _check_task(study),
@@ -39,6 +42,22 @@ def _check_lists(study: Study) -> Iterator[str]:
         for value, count in Counter(values).items():
             if count > 1:
                 yield f"{key}: {value} is listed twice; remove one"
+
+
+def _check_cells(study: Study) -> Iterator[str]:
+    for name, cell in study.cells.items():
+        for key, wanted, known in (
+            ("models", cell.models, tuple(study.models)),
+            ("arms", cell.arms, study.arms),
+        ):
+            for value in set(wanted or ()) - set(known):
+                yield f"cells.{name}.{key}: {value} is not in the study; it has {', '.join(known)}"
+        try:
+            study.rl_of(name)
+        except ValidationError as error:
+            details = error.errors()[0]
+            reason = details.get("ctx", {}).get("error", details["msg"])
+            yield f"cells.{name}: {'.'.join(map(str, details['loc']))}{reason}"
 
 
 def _check_model_files(study: Study) -> Iterator[str]:
@@ -73,11 +92,23 @@ def _check_local(study: Study) -> Iterator[str]:
     for key in ("gpus", "variant", "kl_gate"):
         if key in study.model_fields_set:
             yield f"{key}: only trainer: verl reads it; remove it"
+    if study.gpu_memory_gib is not None and study.device != "cuda":
+        yield "gpu_memory_gib: runs share GPUs with device: cuda alone; remove it"
+    if study.rollout != "eager" and any(rl.keeps_distributions for rl in _all_rl(study)):
+        yield (
+            f"rollout: {study.rollout} returns no whole distributions, which rl.measure_drift and "
+            "rl.correction: score_centering need; use eager"
+        )
+
+
+def _all_rl(study: Study) -> list[GrpoConfig]:
+    return [study.rl_of(cell) for cell in study.cells] or [study.rl]
 
 
 def _check_verl(study: Study) -> Iterator[str]:
     if study.rollout != "vllm":
         yield f"rollout: verl rolls out with vllm, not {study.rollout}; use vllm"
+    yield from _check_of_local_alone(study)
     for name, model in study.models.items():
         yield from _check_known(f"models.{name}.recipe", model.recipe, known_recipes())
     if study.variant is not None:
@@ -91,6 +122,17 @@ def _check_verl(study: Study) -> Iterator[str]:
             f"evaluated; use rl.save_every, {study.rl.save_every}, or more"
         )
     yield from _check_gpu_shares(study)
+
+
+def _check_of_local_alone(study: Study) -> Iterator[str]:
+    """Settings that verl's trainer does not honour."""
+    default = GrpoConfig(steps=1)
+    for key in ("advantage", "correction", "rollout_rs_band", "measure_drift"):
+        if getattr(study.rl, key) != getattr(default, key):
+            yield f"rl.{key}: only trainer: local knows {getattr(study.rl, key)}; remove it"
+    for key in ("own_base", "cells", "gpu_memory_gib"):
+        if key in study.model_fields_set:
+            yield f"{key}: only trainer: local reads it; remove it"
 
 
 def _check_gpu_shares(study: Study) -> Iterator[str]:

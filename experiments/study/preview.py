@@ -25,7 +25,14 @@ def preview(study: Study) -> str:
         for arm in study.arms:
             memory = _describe_memory(study, model, ARMS[arm].rollout_recipe)
             lines.append(f"{model:<20} {arm:<16} {seeds:<12} {memory}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *(_describe_cell(study, name) for name in study.cells)])
+
+
+def _describe_cell(study: Study, name: str) -> str:
+    cell = study.cells[name]
+    runs = sum(run.cell == name for run in study.runs)
+    replaced = ", ".join(f"{key} {value}" for key, value in cell.replaced().items())
+    return f"cell {name}: {runs} runs, {replaced or 'as the study'}"
 
 
 def _describe_memory(study: Study, model: str, packed: Precision | None) -> str:

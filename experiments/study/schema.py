@@ -7,13 +7,13 @@ to the repository root.
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from experiments.study.arms import ArmName
 from experiments.study.models import Model, ModelName
 from experiments.study.verl_settings import Setting, load_recipe
 from qat_core.options import BlockScaleMethod, ScalePolicy
-from qat_core.rl.config import EvaluationConfig, GrpoConfig, Settings, TaskConfig
+from qat_core.rl.config import Correction, EvaluationConfig, GrpoConfig, Settings, TaskConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDY_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
@@ -46,21 +46,50 @@ class KlGate(Settings):
     steps: int = Field(ge=1, description="steps in a row beyond it that stop the run")
 
 
+class Cell(Settings):
+    """One cell of a grid: settings of `rl` that it replaces, in some of the models and arms."""
+
+    models: tuple[ModelName, ...] | None = Field(None, description="by default all of the study")
+    arms: tuple[ArmName, ...] | None = Field(None, description="by default all of the study")
+    steps: PositiveInt | None = None
+    lr: PositiveFloat | None = None
+    advantage: Literal["group", "reward"] | None = None
+    correction: Correction | None = None
+    rollout_is_threshold: PositiveFloat | None = None
+    rollout_rs_band: tuple[float, float] | None = None
+
+    def replaced(self) -> dict[str, Any]:
+        """What it says of `rl`, by key."""
+        return self.model_dump(exclude={"models", "arms"}, exclude_none=True)
+
+
 class Run(NamedTuple):
-    """One run of a study."""
+    """One run of a study; `cell` names its cell where the study is a grid of them."""
 
     model: str
     arm: ArmName
     seed: int
+    cell: str | None = None
 
     @property
     def id(self) -> str:
         """Folder, MLflow run name, legend and table row of the run."""
-        return f"{self.model}_{self.arm}_seed{self.seed}"
+        arm = f"{self.arm}.{self.cell}" if self.cell else self.arm
+        return f"{self.model}_{arm}_seed{self.seed}"
+
+
+class Base(NamedTuple):
+    """A base checkpoint of a study."""
+
+    model: str
+    seed: int
+
+
+CellName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]*$")]
 
 
 class Study(Settings):
-    """A study: every model under every arm with every seed."""
+    """A study: every model under every arm with every seed, in every cell if it has some."""
 
     study: str = Field(pattern=STUDY_NAME_PATTERN, description="name of the study")
     trainer: Literal["local", "verl"] = "local"
@@ -74,6 +103,11 @@ class Study(Settings):
     models: dict[ModelName, Model]
     arms: tuple[ArmName, ...]
     seeds: tuple[Seed, ...]
+    own_base: bool = Field(False, description="a base checkpoint for each seed, not one for all")
+    cells: dict[CellName, Cell] = Field({}, description="a grid over settings of rl, in order")
+    gpu_memory_gib: PositiveFloat | None = Field(
+        None, description="trainer local, on cuda: what one run takes; runs then share a GPU"
+    )
     scale_policy: ScalePolicy = "pow2"
     block_scale_method: BlockScaleMethod = "max"
     task: TaskConfig
@@ -87,14 +121,36 @@ class Study(Settings):
             mode="json",
             include={"trainer", "rollout", "device", "scale_policy", "block_scale_method"},
         )
+        named = {key: value for key, value in run._asdict().items() if value is not None}
         return {
-            **run._asdict(),
+            **named,
             **shared,
             "task": self.task.model_dump(mode="json"),
-            "rl": self.rl.model_dump(mode="json"),
+            "rl": self.rl_of(run.cell).model_dump(mode="json"),
             "source": self.models[run.model].training_config(),
             **(self._verl_config(run) if self.trainer == "verl" else {}),
         }
+
+    def rl_of(self, cell: str | None) -> GrpoConfig:
+        """The settings of `rl` in a cell.
+
+        Raises:
+            ValidationError: what the cell replaces does not fit the rest.
+        """
+        if cell is None:
+            return self.rl
+        return GrpoConfig.model_validate(self.rl.model_dump() | self.cells[cell].replaced())
+
+    @property
+    def bases(self) -> dict[str, Base]:
+        """The base checkpoints by name, which is their folder's."""
+        if not self.own_base:
+            return {model: Base(model, 0) for model in self.models}
+        return {f"{m}_seed{seed}": Base(m, seed) for m in self.models for seed in self.seeds}
+
+    def base_of(self, run: Run) -> str:
+        """Name of the base checkpoint that a run starts from."""
+        return f"{run.model}_seed{run.seed}" if self.own_base else run.model
 
     def _verl_config(self, run: Run) -> dict[str, Any]:
         own = self.model_dump(mode="json", include={"gpus", "kl_gate"})
@@ -110,7 +166,15 @@ class Study(Settings):
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """All runs, in the order of the file."""
+        """All runs, in the order of the file; in a cell, the arms of a seed follow each other."""
+        if self.cells:
+            return tuple(
+                Run(model, arm, seed, name)
+                for name, cell in self.cells.items()
+                for model in cell.models or self.models
+                for seed in self.seeds
+                for arm in cell.arms or self.arms
+            )
         return tuple(
             Run(model, arm, seed)
             for model in self.models

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -147,8 +147,14 @@ def suggest(name: str, known: Iterable[str], otherwise: str) -> str:
 def _section_at(location: Location, section: type[BaseModel], kinds: Kinds) -> type[BaseModel]:
     if location[:1] == ("models",):  # models.<name>.<kind as pydantic adds it>
         section, location = kinds[str(location[2])], location[3:]
+    is_named = False
     for part in location:
+        if is_named:  # the name of a section, as below `cells`
+            is_named = False
+            continue
         annotation = section.model_fields[str(part)].annotation
-        # of `Section | None` the section
-        (section,) = (a for a in (get_args(annotation) or (annotation,)) if a is not type(None))
+        is_named = get_origin(annotation) is dict
+        # of `Section | None`, and of sections by name, the section
+        kinds_of = [a for a in get_args(annotation) or (annotation,) if a is not type(None)]
+        section = kinds_of[-1]
     return section

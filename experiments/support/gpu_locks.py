@@ -1,6 +1,7 @@
 """Locks on the GPUs of this machine: Snakemake counts GPUs but does not assign them.
 
-A GPU's lock is a file lock, which the kernel releases when the process ends, however it ends.
+Each GiB of a GPU's memory has a file lock, which the kernel releases when the process ends, however
+it ends. A process takes all of them, or as many as it needs where runs share a GPU.
 """
 
 import os
@@ -12,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import takewhile
+from math import ceil
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -54,35 +56,47 @@ def require_gpus(num_gpus: int) -> None:
 
 
 @contextmanager
-def locked_gpus(num_gpus: int, folder: Path | None = None) -> Iterator[list[str]]:
-    """Waits for so many free GPUs and keeps them for the block.
+def locked_gpus(
+    num_gpus: int, folder: Path | None = None, memory_gib: float | None = None
+) -> Iterator[list[str]]:
+    """Waits for so many free GPUs, or for a share of each, and keeps them for the block.
 
     Args:
         num_gpus: how many.
         folder: of the lock files, named by UUID, since an index and a UUID may be one GPU; by
             default a folder of this user, machine and Slurm job.
+        memory_gib: share each GPU with others that say how much memory they take; None: with
+            nobody.
 
     Raises:
-        ValueError: this machine has fewer.
+        ValueError: this machine has fewer, or none of them has so much memory.
     """
     require_gpus(num_gpus)
     folder = folder or _own_folder()
     folder.mkdir(exist_ok=True)
-    uuids = _uuids()
-    locks = {
-        name: folder / f"{uuids.get(name, name).replace('/', '-')}.lock" for name in visible_gpus()
-    }
+    locks = _unit_locks(folder)
+    needed = None if memory_gib is None else ceil(memory_gib)
+    if needed is not None and sum(len(units) >= needed for units in locks.values()) < num_gpus:
+        raise ValueError(
+            f"gpu_memory_gib: {memory_gib} is more than nvidia-smi says that a GPU has; lower it"
+        )
     with ExitStack() as stack:
-        while len(taken := _take_free(num_gpus, locks, stack)) < num_gpus:
+        while len(taken := _take_free(num_gpus, locks, needed, folder, stack)) < num_gpus:
             stack.close()  # whoever needs fewer may have them meanwhile
-            print(f"waiting for {num_gpus} free GPUs ({len(taken)} now)", flush=True)
+            what = "free GPUs" if needed is None else f"GPUs with {needed} GiB free"
+            print(f"waiting for {num_gpus} {what} ({len(taken)} now)", flush=True)
             time.sleep(RETRY_S)
         yield taken
 
 
 @contextmanager
-def reserved_devices(device: str, num_gpus: int) -> Iterator[None]:
+def reserved_devices(device: str, num_gpus: int, memory_gib: float | None = None) -> Iterator[None]:
     """Locks GPUs and hides all others; before this process has used any. Nothing on a CPU.
+
+    Args:
+        device: "cpu" or "cuda".
+        num_gpus: how many.
+        memory_gib: share each with others, see `locked_gpus`.
 
     Raises:
         ValueError: this machine has fewer.
@@ -90,9 +104,35 @@ def reserved_devices(device: str, num_gpus: int) -> Iterator[None]:
     if device == "cpu":
         yield
         return
-    with locked_gpus(num_gpus) as names:
+    with locked_gpus(num_gpus, memory_gib=memory_gib) as names:
         os.environ[VISIBLE] = ",".join(names)
         yield
+
+
+def shares_of_gpus(memory_gib: float) -> int:
+    """How many runs that take so much memory each fit on the GPUs of this process."""
+    return sum(len(units) // ceil(memory_gib) for units in _unit_locks(Path()).values())
+
+
+def _unit_locks(folder: Path) -> dict[str, list[Path]]:
+    """One lock file for each GiB of each visible GPU; one in all where its memory is unknown."""
+    uuids, sizes = _uuids(), _memory_gib()
+    ids = {name: uuids.get(name, name) for name in visible_gpus()}
+    return {
+        name: [folder / f"{uuid.replace('/', '-')}.{i}.lock" for i in range(sizes.get(uuid, 1))]
+        for name, uuid in ids.items()
+    }
+
+
+def _memory_gib() -> dict[str, int]:
+    """Whole GiB of memory by UUID; empty without nvidia-smi."""
+    query = ["nvidia-smi", "--query-gpu=uuid,memory.total", "--format=csv,noheader,nounits"]
+    try:
+        listed = subprocess.run(query, capture_output=True, text=True, check=False).stdout
+    except FileNotFoundError:
+        return {}
+    rows = (line.split(", ") for line in listed.splitlines() if line.startswith("GPU-"))
+    return {uuid: int(mib) // 1024 for uuid, mib in rows}
 
 
 def _own_folder() -> Path:
@@ -101,14 +141,32 @@ def _own_folder() -> Path:
     return Path(tempfile.gettempdir()) / "-".join(["gpu-locks", *filter(None, owner)])
 
 
-def _take_free(num_gpus: int, locks: dict[str, Path], stack: ExitStack) -> list[str]:
+def _take_free(
+    num_gpus: int, locks: dict[str, list[Path]], needed: int | None, folder: Path, stack: ExitStack
+) -> list[str]:
+    """Locks `needed` units, None for all, of as many GPUs as are wanted; returns their names."""
     taken: list[str] = []
-    for name, lock in locks.items():
-        if len(taken) == num_gpus:
+    # one at a time: two that each hold half of a GPU's units would both go without
+    with FileLock(folder / "taking.lock"):
+        for name, units in locks.items():
+            if len(taken) == num_gpus:
+                break
+            with ExitStack() as of_gpu:
+                wanted = len(units) if needed is None else needed
+                if _count_locked(units, wanted, of_gpu) == wanted:
+                    stack.push(of_gpu.pop_all())
+                    taken.append(name)
+    return taken
+
+
+def _count_locked(units: list[Path], wanted: int, stack: ExitStack) -> int:
+    count = 0
+    for unit in units:
+        if count == wanted:
             break
         try:
-            stack.enter_context(FileLock(lock, timeout=0))
+            stack.enter_context(FileLock(unit, timeout=0))
         except Timeout:
             continue
-        taken.append(name)
-    return taken
+        count += 1
+    return count

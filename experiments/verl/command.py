@@ -73,7 +73,7 @@ def run_paths(study: Study, run: Run, repository: Path, results: Path, attempt: 
     """Where a run of a study reads and writes."""
     return RunPaths(
         repository=repository,
-        model=results / "base" / run.model,
+        model=results / "base" / study.base_of(run),
         data=results / "data" / study.study,
         checkpoints=results / run.id / "checkpoints",
         attempt=attempt,

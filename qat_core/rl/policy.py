@@ -1,5 +1,6 @@
 """The trained policy: one full forward pass gives the log-probs of all response tokens."""
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +30,30 @@ class Scores(NamedTuple):
     entropy_BT: Tensor
     expected_BT: Tensor | None
     score_means_BT: Tensor | None
+
+    def detached(self) -> "Scores":
+        """The same without gradient."""
+        return Scores(
+            self.log_probs_BT.detach(),
+            self.entropy_BT,
+            None if self.expected_BT is None else self.expected_BT.detach(),
+            self.score_means_BT,
+        )
+
+    @staticmethod
+    def joined(parts: "Sequence[Scores]") -> "Scores":
+        """Those of several micro-batches, as of one batch."""
+
+        def cat(column: Iterable[Tensor | None]) -> Tensor | None:
+            present = [part for part in column if part is not None]
+            return torch.cat(present) if present else None
+
+        return Scores(
+            torch.cat([part.log_probs_BT for part in parts]),
+            torch.cat([part.entropy_BT for part in parts]),
+            cat(part.expected_BT for part in parts),
+            cat(part.score_means_BT for part in parts),
+        )
 
 
 class Policy:

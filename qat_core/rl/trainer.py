@@ -149,7 +149,7 @@ class GrpoTrainer:
 
     def _weight_drift(self) -> WeightDrift:
         """Of all that NVFP4 could take, in every arm alike."""
-        recipe = Recipe.full()
+        recipe = Recipe()
         return WeightDrift(self.policy.model, plan(self.policy.model, recipe), recipe)
 
     def _sync(self) -> None:

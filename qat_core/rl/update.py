@@ -26,7 +26,7 @@ def needs_old_scores(config: GrpoConfig) -> bool:
 def old_scores(policy: Policy, rollouts: Rollouts, config: GrpoConfig) -> Scores:
     """Scores by the policy before its update."""
     rows = _slices(len(rollouts.input_ids), config.micro_batch_responses)
-    return _joined([policy.scores(rollouts.select(row)) for row in rows])
+    return Scores.joined([policy.scores(rollouts.select(row)) for row in rows])
 
 
 def update_policy(
@@ -77,7 +77,7 @@ def update_policy(
         steps.append(dict(zip(names, totals.tolist(), strict=True)))
         steps[-1]["actor/grad_norm"] = optimizer.step(config.grad_clip)
     means = {name: sum(step[name] for step in steps) / len(steps) for name in steps[0]}
-    return {**means, "actor/lr": config.lr}, old or _joined(seen)
+    return {**means, "actor/lr": config.lr}, old or Scores.joined(seen)
 
 
 def _backward(
@@ -106,12 +106,7 @@ def _backward(
     torch.autograd.backward(loss)
     drift_BT = old_BT - current_BT.detach()
     shares = (loss.detach(), (clipped_BT * mask_BT).sum(), (drift_BT * mask_BT).sum())
-    return torch.stack(shares), Scores(*(None if s is None else s.detach() for s in scores))
-
-
-def _joined(parts: list[Scores]) -> Scores:
-    columns = zip(*parts, strict=True)
-    return Scores(*(None if column[0] is None else torch.cat(column) for column in columns))
+    return torch.stack(shares), scores.detached()
 
 
 def _slices(stop: int, size: int, start: int = 0) -> Iterator[slice]:

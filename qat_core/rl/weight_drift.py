@@ -3,10 +3,11 @@
 import torch
 from torch import Tensor, nn
 
-from qat_core.nvfp4 import BLOCK_SIZE, PackedTensor
+from qat_core.nvfp4 import PackedTensor
+from qat_core.options import BLOCK_SIZE
 from qat_core.plan import QuantPlan
 from qat_core.recipe import Recipe
-from qat_core.rollout.packed import weight_stream
+from qat_core.weights.stream import weight_stream
 
 
 class WeightDrift:

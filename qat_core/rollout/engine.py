@@ -50,8 +50,15 @@ class Rollouts:
 
     def to(self, device: str) -> "Rollouts":
         """The same on another device."""
-        tensors = vars(self).values()
-        return Rollouts(*(None if tensor is None else tensor.to(device) for tensor in tensors))
+        distributions = self.distributions
+        return Rollouts(
+            self.input_ids.to(device),
+            self.attention_mask.to(device),
+            self.response_mask.to(device),
+            self.log_probs.to(device),
+            self.truncated.to(device),
+            None if distributions is None else distributions.to(device),
+        )
 
 
 class RolloutEngine(Protocol):

@@ -21,7 +21,7 @@ STATIC_ATTENTION = "static_decode"
 CHECK_EVERY = 16  # steps between two looks, each a wait for the GPU, at whether all have finished
 _CAPACITY_STEP = 32  # prompts a little longer than those before need no new graph
 # fused kernels round to BF16 wherever the trainer's, which are not fused, do
-_COMPILE_OPTIONS = {"emulate_precision_casts": True}
+_COMPILE_OPTIONS: dict[str, Any] = {"emulate_precision_casts": True}
 _WARM_UP_STEPS = 3  # as many as PyTorch's documentation of CUDA graphs takes
 
 
@@ -39,7 +39,8 @@ class StaticCache:
     """
 
     def __init__(self, prefilled: DynamicCache, capacity: int) -> None:
-        self.keys, self.values = [], []
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
         for layer in prefilled.layers:
             batch_size, heads, _, head_size = layer.keys.shape
             shape = (batch_size, heads, capacity, head_size)
@@ -88,7 +89,7 @@ def grouped_query_attention(
     Returns:
         (B, 1, query heads, D), and None for the weights.
     """
-    batch_size, query_heads, _, head_size = query.shape
+    batch_size, query_heads, head_size = query.shape[0], query.shape[1], query.shape[3]
     grouped = query.reshape(batch_size, key.shape[1], -1, head_size)
     seen = attention_mask.expand(-1, -1, grouped.shape[2], -1)
     mixed = scaled_dot_product_attention(grouped, key, value, attn_mask=seen, scale=scaling)
@@ -100,7 +101,8 @@ AttentionInterface.register(STATIC_ATTENTION, grouped_query_attention)
 
 @contextmanager
 def _static_attention(model: Any) -> Iterator[None]:
-    usual, model.config._attn_implementation = model.config._attn_implementation, STATIC_ATTENTION
+    usual = model.config._attn_implementation
+    model.config._attn_implementation = STATIC_ATTENTION
     try:
         yield
     finally:

@@ -13,7 +13,7 @@ from snakemake_interface_executor_plugins.settings import ExecMode
 from analysis.figure_files import FORMATS, NAMES
 from experiments.launch.digests import code_digest, config_digest
 from experiments.launch.preflight import check_devices, check_settings
-from experiments.support.gpu_locks import visible_gpus
+from experiments.support.gpu_locks import shares_of_gpus, visible_gpus
 from experiments.study.preview import preview
 from experiments.runs.provenance import digest_code, digest_file, digest_json
 from experiments.study.load import load_study
@@ -65,9 +65,11 @@ def read_study(path):
 
 def base_digest(wildcards):
     """What a base checkpoint depends on besides its code."""
-    model = STUDY.models[wildcards.model]
+    base = STUDY.bases[wildcards.base]
+    model = STUDY.models[base.model]
     described = [
         model.training_config(),
+        *([base.seed] if STUDY.own_base else []),
         STUDY.task.model_dump(mode="json"),
         STUDY.device,
     ]
@@ -77,7 +79,7 @@ def base_digest(wildcards):
 
 def base_gpus(wildcards):
     """A checkpoint of the hub is only fetched, and nodes with GPUs often have no network."""
-    is_made = STUDY.models[wildcards.model].kind != "hub"
+    is_made = STUDY.models[STUDY.bases[wildcards.base].model].kind != "hub"
     return int(STUDY.device == "cuda" and is_made)
 
 
@@ -95,7 +97,7 @@ def training_digest(wildcards):
 
 def base_of(wildcards):
     """The base checkpoint that a run starts from, named by its manifest."""
-    return f"results/base/{STUDY.find_run(wildcards.run).model}/manifest.json"
+    return f"results/base/{STUDY.base_of(STUDY.find_run(wildcards.run))}/manifest.json"
 
 
 def data_of_verl():
@@ -131,7 +133,9 @@ if (
     and workflow.local_exec
     and "gpu" not in workflow.global_resources
 ):
-    workflow.register_resource("gpu", max(1, len(visible_gpus())))
+    shared = STUDY.gpu_memory_gib
+    num_gpus = shares_of_gpus(shared) if shared else len(visible_gpus())
+    workflow.register_resource("gpu", max(1, num_gpus))
 
 STUDY_DIR = f"results/studies/{STUDY.study}"
 FIGURES = {

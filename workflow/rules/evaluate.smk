@@ -10,7 +10,7 @@ rule evaluate:
         "logs/evaluate/{run}.log",
     conda:
         "../../environment.yml"
-    threads: CORES_PER_GPU if STUDY.device == "cuda" else 1
+    threads: 1 if STUDY.device == "cpu" or STUDY.gpu_memory_gib else CORES_PER_GPU
     resources:
         gpu=int(STUDY.device == "cuda"),
     params:

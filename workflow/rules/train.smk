@@ -5,10 +5,10 @@ rule base:
         study=ancient(STUDY_FILE),
     output:
         # a large model's weights are in many files: only what every base has is named
-        config="results/base/{model}/config.json",
-        manifest="results/base/{model}/manifest.json",
+        config="results/base/{base}/config.json",
+        manifest="results/base/{base}/manifest.json",
     log:
-        "logs/base/{model}.log",
+        "logs/base/{base}.log",
     conda:
         "../../environment.yml"
     threads: 1
@@ -19,9 +19,9 @@ rule base:
         settings=base_digest,
         code=digest_code("experiments.base.make"),
     message:
-        "Making the base checkpoint of {wildcards.model}"
+        "Making the base checkpoint {wildcards.base}"
     shell:
-        "python -m experiments.base.make --study {input.study:q} --model {wildcards.model:q}"
+        "python -m experiments.base.make --study {input.study:q} --model {wildcards.base:q}"
         " --out {params.out:q} 2>&1 | tee {log:q}"
 
 

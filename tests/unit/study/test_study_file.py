@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from experiments.study.load import OLD_KEYS, load_study
-from experiments.study.schema import STUDIES, Study
+from experiments.study.schema import STUDIES, Run, Study
 from experiments.study.yaml_file import read_yaml
 from qat_core.rl.config import TaskConfig
 from qat_core.rl.tasks import GENERATED_TASKS, make_problems
@@ -205,7 +205,7 @@ def test_runs_are_models_times_arms_times_seeds() -> None:
     study = load_study(STUDIES / "default.yaml")
     assert len(study.runs) == len(study.models) * len(study.arms) * len(study.seeds)
     assert len({run.id for run in study.runs}) == len(study.runs)
-    assert study.find_run("nano-moe_nvfp4-qat_seed1") == ("nano-moe", "nvfp4-qat", 1)
+    assert study.find_run("nano-moe_nvfp4-qat_seed1") == Run("nano-moe", "nvfp4-qat", 1)
 
 
 def test_unknown_run_lists_those_that_there_are() -> None:
