@@ -1,0 +1,132 @@
+"""Collapse and survival against cases worked out by hand."""
+
+import numpy as np
+import pytest
+
+from analysis.survival import (
+    Outcome,
+    critical_rate,
+    holm,
+    log_rank,
+    outcome,
+    paired_difference,
+    share_collapsed,
+    smoothed,
+    survival_curve,
+    time_to_collapse,
+)
+
+
+def died(*steps: int) -> list[Outcome]:
+    return [Outcome(step, 200, 0.5) for step in steps]
+
+
+def lived(count: int, num_steps: int = 200) -> list[Outcome]:
+    return [Outcome(None, num_steps, 0.9)] * count
+
+
+def test_smoothing_looks_back() -> None:
+    assert smoothed(np.array([1.0, 2.0, 3.0, 5.0]), window=2) == pytest.approx([1.5, 2.5, 4.0])
+    assert len(smoothed(np.ones(3), window=4)) == 0
+
+
+@pytest.mark.parametrize(
+    ("rewards", "step"),
+    [
+        pytest.param([1.0] * 50, None, id="steady"),
+        # from step 31 on 0: the mean of 20 is below 0.5 with 11 zeros, at step 41
+        pytest.param([1.0] * 30 + [0.0] * 30, 41, id="dies"),
+        # exactly half is not below half
+        pytest.param([1.0] * 30 + [0.5] * 30, None, id="halves"),
+        pytest.param([1.0] * 30 + [0.49] * 30, 50, id="just below half"),
+        pytest.param([1.0] * 30 + [0.0] * 12 + [1.0] * 50, 41, id="recovers"),
+        pytest.param([0.0] * 50, None, id="never learnt"),
+        pytest.param([0.0] * 30 + [1.0] * 30, None, id="learns"),
+        pytest.param([1.0] * 10 + [0.0] * 5, None, id="shorter than the window"),
+        # the best of the last 20 counts, not of single steps
+        pytest.param([0.4] * 20 + [1.0] + [0.4] * 30, None, id="one lucky step"),
+    ],
+)
+def test_time_to_collapse(rewards: list[float], step: int | None) -> None:
+    assert time_to_collapse(np.array(rewards)) == step
+
+
+def test_outcome_has_the_mean_reward() -> None:
+    assert outcome(np.array([1.0] * 30 + [0.0] * 30)) == Outcome(41, 60, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("collapsed", "survived", "low", "high"),
+    [
+        # of 0 of n the upper bound solves (1 - p)^n = 0.025, of n of n the lower one p^n = 0.025
+        pytest.param(0, 5, 0.0, 1 - 0.025 ** (1 / 5), id="none"),
+        pytest.param(5, 0, 0.025 ** (1 / 5), 1.0, id="all"),
+    ],
+)
+def test_share_has_the_exact_interval(
+    collapsed: int, survived: int, low: float, high: float
+) -> None:
+    share = share_collapsed(died(*[50] * collapsed) + lived(survived))
+    assert share.estimate == collapsed / 5
+    assert (share.low, share.high) == pytest.approx((low, high))
+
+
+def test_survival_curve_is_kaplan_meier() -> None:
+    # alive after 30: 4/5; at 60 one is censored; after 90 2/3 of that
+    runs = [*died(30, 90), *lived(1, num_steps=60), *lived(2)]
+    steps, alive = survival_curve(runs)
+    by_step = dict(zip(steps.tolist(), alive.tolist(), strict=True))
+    assert by_step == pytest.approx({30: 4 / 5, 60: 4 / 5, 90: 8 / 15, 200: 8 / 15})
+
+
+def test_log_rank_of_separated_arms_has_the_smallest_p() -> None:
+    test = log_rank(died(20, 30, 40, 50, 60), lived(5))
+    # of the 252 divisions, this one and its mirror image
+    assert test.first_is_earlier
+    assert test.p_value == pytest.approx(2 / 252)
+    mirrored = log_rank(lived(5), died(20, 30, 40, 50, 60))
+    assert not mirrored.first_is_earlier
+    assert mirrored.p_value == pytest.approx(test.p_value)
+
+
+def test_log_rank_by_hand() -> None:
+    # two and two, events at 1, 2 | 3 and one censored: among the 6 divisions |Z| is largest for
+    # {1, 2} against {3, -} and its mirror image
+    test = log_rank(died(1, 2), [*died(3), *lived(1)])
+    assert test.p_value == pytest.approx(2 / 6)
+
+
+def test_log_rank_without_a_collapse_says_nothing() -> None:
+    assert log_rank(lived(5), lived(5)).p_value == 1.0
+
+
+def test_log_rank_of_equal_arms() -> None:
+    assert log_rank(died(30, 60), died(30, 60)).p_value == pytest.approx(1.0)
+
+
+def test_holm() -> None:
+    # 3 x 0.01; 2 x 0.02 = 0.04; 1 x 0.03, but no less than the one before
+    assert holm([0.03, 0.01, 0.02]) == pytest.approx([0.04, 0.03, 0.04])
+    assert holm([0.6, 0.7]) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("collapsed", "rate"),
+    [
+        ({1e-4: 0, 2e-4: 0, 3e-4: 2}, 2e-4),
+        ({3e-4: 0, 1e-4: 0, 2e-4: 1}, 1e-4),
+        ({1e-4: 1, 2e-4: 0}, None),
+        ({1e-4: 0}, 1e-4),
+    ],
+    ids=["middle", "survival above a collapse does not count", "none", "all"],
+)
+def test_critical_rate(collapsed: dict[float, int], rate: float | None) -> None:
+    assert critical_rate(collapsed) == rate
+
+
+def test_paired_difference_by_hand() -> None:
+    # differences 0.1, 0.2, 0.3: mean 0.2, standard error 0.1 / sqrt(3), t of 2 at 95 %: 2.919986
+    interval = paired_difference([0.6, 0.7, 0.8], [0.5, 0.5, 0.5], level=0.90)
+    half = 2.919986 * 0.1 / 3**0.5
+    assert interval.estimate == pytest.approx(0.2)
+    assert (interval.low, interval.high) == pytest.approx((0.2 - half, 0.2 + half), rel=1e-5)
