@@ -40,7 +40,8 @@ def smoothed(reward_T: Array, window: int = WINDOW) -> Array:
     if len(reward_T) < window:
         return np.empty(0)
     # rewards are counts over a power of two, so that sums, and the comparison with half, are exact
-    return np.lib.stride_tricks.sliding_window_view(reward_T, window).sum(-1) / window
+    sums: Array = np.lib.stride_tricks.sliding_window_view(reward_T, window).sum(-1)
+    return sums / window
 
 
 def time_to_collapse(reward_T: Array, window: int = WINDOW) -> Time:

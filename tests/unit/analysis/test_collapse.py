@@ -1,0 +1,101 @@
+"""The protocol's decision rules, on outcomes that decide them."""
+
+import pytest
+
+from analysis.collapse import BF16, DENSE, FFN, MOE, NOQAT, QAT, Grid, Setting, judge_grid
+from analysis.survival import Outcome
+
+LRS = (1e-4, 2e-4, 3e-4)
+
+
+def lived(area: float = 0.9) -> list[Outcome]:
+    return [Outcome(None, 200, area + 0.001 * seed) for seed in range(5)]
+
+
+def died(first: int = 30) -> list[Outcome]:
+    return [Outcome(first + 5 * seed, 200, 0.2) for seed in range(5)]
+
+
+def expected_grid() -> dict[Setting, list[Outcome]]:
+    """What the protocol expects: at 3e-4 all runs without QAT die, corrected ones later."""
+    grid = {Setting(DENSE, arm, lr): lived() for arm in (BF16, NOQAT, QAT) for lr in LRS}
+    grid[Setting(DENSE, NOQAT, 3e-4)] = died()
+    for correction in ("token_tis", "sequence_mask", "score_centering"):
+        grid[Setting(DENSE, NOQAT, 3e-4, correction)] = died(120)
+    grid[Setting(DENSE, FFN, 3e-4)] = lived()
+    for arm in (BF16, NOQAT, QAT):
+        outcomes = died() if arm == NOQAT else lived()
+        grid[Setting(MOE, arm, 3e-4)] = outcomes
+        grid[Setting(DENSE, arm, 3e-4, advantage="group")] = outcomes
+    return grid
+
+
+def verdicts(grid: Grid) -> dict[str, str | None]:
+    return {judgement.name: judgement.verdict for judgement in judge_grid(grid)}
+
+
+def test_the_expected_outcome_passes_all() -> None:
+    assert set(verdicts(expected_grid()).values()) == {"PASS"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "claim", "verdict"),
+    [
+        pytest.param({(QAT, 3e-4): died()}, "C1", "INCONCLUSIVE", id="QAT dies as well"),
+        pytest.param(
+            {(NOQAT, 3e-4): lived(), (QAT, 3e-4): died(), (BF16, 3e-4): died()},
+            "C1",
+            "FAIL",
+            id="the others die",
+        ),
+        pytest.param({(BF16, 3e-4): died()}, "C2", "FAIL", id="equal critical rates"),
+        pytest.param(
+            {(NOQAT, 3e-4): [*lived()[:4], *died()[:1]]}, "C2", "INCONCLUSIVE", id="one of five"
+        ),
+        pytest.param({(QAT, 3e-4): died()}, "C3", "FAIL", id="QAT dies, BF16 does not"),
+        pytest.param(
+            {(QAT, 3e-4): [*lived()[:3], *died()[:2]]}, "C3", "INCONCLUSIVE", id="two of QAT die"
+        ),
+        pytest.param({(QAT, 2e-4): lived(0.8)}, "C4", "FAIL", id="QAT costs a tenth"),
+        pytest.param({(QAT, 2e-4): lived(0.87)}, "C4", "PASS", id="QAT costs 0.03"),
+        pytest.param(
+            {(QAT, 2e-4): [Outcome(None, 200, a) for a in (0.7, 1.0, 0.8, 0.95, 0.9)]},
+            "C4",
+            "INCONCLUSIVE",
+            id="seeds differ",
+        ),
+        pytest.param({(FFN, 3e-4): died()}, "C8", "FAIL", id="FFN-only dies"),
+    ],
+)
+def test_verdicts(
+    changed: dict[tuple[str, float], list[Outcome]], claim: str, verdict: str
+) -> None:
+    grid = expected_grid()
+    grid |= {Setting(DENSE, arm, lr): outcomes for (arm, lr), outcomes in changed.items()}
+    assert verdicts(grid)[claim] == verdict
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "verdict"),
+    [
+        pytest.param(died(), "INCONCLUSIVE", id="no help"),
+        pytest.param(died(21), "INCONCLUSIVE", id="a little earlier"),
+        pytest.param([Outcome(20, 200, 0.1)] * 5, "FAIL", id="worse than none"),
+        pytest.param(lived(), "INCONCLUSIVE", id="as good as QAT"),
+    ],
+)
+def test_a_correction(outcomes: list[Outcome], verdict: str) -> None:
+    grid = expected_grid()
+    grid[Setting(DENSE, NOQAT, 3e-4, "token_tis")] = outcomes
+    assert verdicts(grid)["C5"] == verdict
+
+
+def test_a_missing_cell_leaves_only_its_claims_open() -> None:
+    grid = expected_grid()
+    del grid[Setting(MOE, BF16, 3e-4)], grid[Setting(DENSE, NOQAT, 3e-4, "token_tis")]
+    open_claims = {name for name, verdict in verdicts(grid).items() if verdict is None}
+    assert open_claims == {"C5", "C6"}
+
+
+def test_nothing_complete_judges_nothing() -> None:
+    assert set(verdicts({}).values()) == {None}
