@@ -27,8 +27,10 @@ class WeightDrift:
         state = model.state_dict()
         packed = dict(weight_stream(model, plan, recipe))
         self.names = plan.quantized
-        self.base = [state[name].float() for name in self.names]
-        self.steps = [_steps(packed[name]) for name in self.names]
+        self.base = [_copy(state[name]) for name in self.names]
+        self.steps = [
+            _steps(packed[name], base) for name, base in zip(self.names, self.base, strict=True)
+        ]
         self.num_weights = sum(base.numel() for base in self.base)
 
     @torch.no_grad()
@@ -38,16 +40,20 @@ class WeightDrift:
         Blocks of zeros have no step and do not count.
         """
         state = model.state_dict()
-        moved = [state[name].float() for name in self.names]
+        moved = [_copy(state[name]) for name in self.names]
         torch._foreach_sub_(moved, self.base)
         torch._foreach_div_(moved, self.steps)
         norms = torch._foreach_norm(moved)
         return torch.stack(norms).square().sum().div(self.num_weights).sqrt()
 
 
-def _steps(packed: Tensor | PackedTensor) -> Tensor:
+def _copy(weight: Tensor) -> Tensor:
+    return weight.to(torch.float32, copy=True)
+
+
+def _steps(packed: Tensor | PackedTensor, base: Tensor) -> Tensor:
     """Half the block scale of every weight, infinity in blocks of zeros."""
     assert isinstance(packed, PackedTensor)
     scale = packed.block_scale.float() / packed.global_scale[..., None, None]
-    steps = (0.5 * scale).repeat_interleave(BLOCK_SIZE, dim=-1)
-    return torch.where(steps > 0, steps, torch.inf)
+    is_zero = base.unflatten(-1, (-1, BLOCK_SIZE)).abs().amax(-1) == 0
+    return (0.5 * scale).masked_fill(is_zero, torch.inf).repeat_interleave(BLOCK_SIZE, dim=-1)

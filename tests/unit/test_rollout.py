@@ -74,6 +74,75 @@ def without_token(nano_dir: Path, folder: Path, token: str) -> Path:
     return copy
 
 
+@pytest.fixture
+def static(nano_dir: Path) -> EagerEngine:
+    """Decodes in static memory as on a GPU, less the graph."""
+    engine = EagerEngine(nano_dir, max_tokens=60, keeps_distributions=True)
+    engine.is_static = True
+    return engine
+
+
+def test_static_decoding_takes_the_likeliest_tokens(
+    engine: EagerEngine, static: EagerEngine
+) -> None:
+    one_step = [e.generate(PROMPTS, 1, 0.0, 0).response_ids for e in (engine, static)]
+    assert torch.equal(*one_step)
+    # later tokens of random weights may be near ties, which BF16 noise decides
+    many = [e.generate(PROMPTS * 10, 12, 0.0, 0).response_ids[:, :12] for e in (engine, static)]
+    width = min(ids.shape[1] for ids in many)
+    assert (many[0][:, :width] == many[1][:, :width]).float().mean() > 0.9
+
+
+def test_static_decoding_reports_the_trainers_log_probs(
+    static: EagerEngine, nano_dir: Path
+) -> None:
+    policy = Policy(nano_dir, None, "cpu")
+    for seed in (0, 1):  # the second batch finds the memory as the first one left it
+        rollouts = static.generate(PROMPTS * 10, 40, 1.0, seed)
+        mask = rollouts.response_mask > 0
+        difference = (policy.log_probs(rollouts)[0] - rollouts.log_probs)[mask].abs()
+        # as of the loop above: 0.0015 at most here
+        assert difference.mean() < 0.05
+        chosen = rollouts.distributions.gather(-1, rollouts.response_ids[..., None]).squeeze(-1)
+        assert torch.equal(chosen[mask], rollouts.log_probs[mask])
+        assert torch.allclose(rollouts.distributions[mask].exp().sum(-1), torch.tensor(1.0))
+
+
+def test_static_decoding_ends_rows_where_they_end(static: EagerEngine) -> None:
+    rollouts = static.generate(PROMPTS * 30, 40, 1.0, 1)
+    mask = rollouts.response_mask.bool()
+    assert mask.any(0).all(), "no column without a token"
+    lengths = mask.sum(-1)
+    assert torch.equal(mask, torch.arange(mask.shape[1]) < lengths[:, None])
+    last = rollouts.response_ids.gather(1, lengths[:, None] - 1).squeeze(1)
+    assert torch.equal(last == static.eos_id, ~rollouts.truncated)
+    assert ((rollouts.response_ids == static.eos_id) & mask).sum() == (~rollouts.truncated).sum()
+    assert (rollouts.response_ids[~mask] == static.pad_id).all()
+    assert (~rollouts.truncated).sum() > 10
+
+
+def test_static_decoding_samples_the_distribution(static: EagerEngine) -> None:
+    rollouts = static.generate([PROMPTS[0]] * 4000, 1, 1.0, 0)
+    expected_V = rollouts.distributions[0, 0].exp()
+    counts_V = torch.bincount(rollouts.response_ids[:, 0], minlength=len(expected_V))
+    chi_square = ((counts_V - 4000 * expected_V).square() / (4000 * expected_V)).sum()
+    # 17 degrees of freedom: above 45 in 2 of 10,000 draws
+    assert chi_square < 45
+
+
+def test_a_seed_fixes_the_static_sample(static: EagerEngine) -> None:
+    ids = [static.generate(PROMPTS, 8, 1.0, seed).response_ids for seed in (7, 7, 8)]
+    assert torch.equal(ids[0], ids[1])
+    assert ids[0].shape != ids[2].shape or not torch.equal(ids[0], ids[2])
+
+
+def test_a_longer_batch_gets_more_memory(static: EagerEngine) -> None:
+    static.generate(PROMPTS, 8, 1.0, 0)
+    long = [PROMPTS[2] * 12]
+    assert len(long[0]) > 60
+    assert static.generate(long, 8, 1.0, 0).response_mask.sum() > 0
+
+
 def test_a_tokenizer_needs_no_token_for_padding(
     engine: EagerEngine, nano_dir: Path, tmp_path: Path
 ) -> None:

@@ -2,13 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from experiments.study.arm_recipes import make_recipes
 from experiments.study.arms import ArmName
 from qat_core.recipe import Recipe
-from qat_core.rl.config import RolloutConfig
+from qat_core.rl.config import Correction, GrpoConfig, RolloutConfig
 from tests.nano_models import CONFIG, nano_trainer
 
 TIMES = ("timing_s/", "perf/")
@@ -49,6 +50,54 @@ def test_a_resumed_run_repeats_the_uninterrupted_one(nano_dir: Path, tmp_path: P
     second = run(nano_dir, "nvfp4-qat", tmp_path / "cut")
     assert sorted(second) == [3, 4], "step 3 was not saved, so it is run again"
     assert {**first, **second} == whole
+
+
+ON_POLICY = CONFIG.model_copy(
+    update={"mini_batch_prompts": CONFIG.prompts_per_step, "measure_drift": True}
+)
+
+
+def steps_of(
+    base: Path, folder: Path, config: GrpoConfig, arm: ArmName = "nvfp4-noqat"
+) -> list[dict[str, float]]:
+    """Two steps' metrics, less times."""
+    trainer = nano_trainer(base, folder, *make_recipes(arm), grpo=config)
+    steps = [trainer.step(step) for step in (1, 2)]
+    return [{k: v for k, v in step.items() if not k.startswith(TIMES)} for step in steps]
+
+
+@pytest.mark.parametrize("arm", ["bf16", "nvfp4-noqat", "nvfp4-qat"])
+def test_on_policy_one_forward_pass_says_as_much_as_two(
+    nano_dir: Path, tmp_path: Path, arm: ArmName, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = steps_of(nano_dir, tmp_path, ON_POLICY, arm)
+    monkeypatch.setattr("qat_core.rl.trainer.needs_old_scores", lambda config: True)
+    assert steps_of(nano_dir, tmp_path, ON_POLICY, arm) == one
+
+
+def test_corrections_update_differently(nano_dir: Path, tmp_path: Path) -> None:
+    norms = {
+        correction: steps_of(
+            nano_dir,
+            tmp_path,
+            ON_POLICY.model_copy(update={"correction": correction, "advantage": "reward"}),
+        )[0]["actor/grad_norm"]
+        for correction in get_args(Correction)
+    }
+    assert len(set(norms.values())) == len(norms), norms
+    # a geometric mask of a few random tokens may keep none of them
+    assert all(norm > 0 for name, norm in norms.items() if name != "geometric_mask"), norms
+
+
+def test_drift_is_that_of_the_arm(nano_dir: Path, tmp_path: Path) -> None:
+    config = ON_POLICY.model_copy(update={"advantage": "reward"})
+    first, second = zip(
+        *(steps_of(nano_dir, tmp_path, config, arm) for arm in ("nvfp4-noqat", "nvfp4-qat")),
+        strict=True,
+    )
+    assert first[0]["drift/score"] > 10 * first[1]["drift/score"]  # seen: 15 (MoE) and 38 times
+    assert first[0]["drift/advantage"] == pytest.approx(2 * first[0]["critic/score/mean"] - 1)
+    assert 0 < first[0]["drift/weights"] < second[0]["drift/weights"]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """A study file: what it may say, and the one line that each error gets."""
 
+import re
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -315,3 +316,80 @@ def test_studies_name_their_models_apart() -> None:
     files = sorted(STUDIES.glob("*.yaml"))
     names = [name for file in files for name in load_study(file).models]
     assert len(names) == len(set(names))
+
+
+CELLS = {
+    "low": {"lr": 1e-5},
+    "masked": {"arms": ["nvfp4-noqat"], "correction": "sequence_mask", "models": ["nano-moe"]},
+}
+
+
+def test_cells_are_runs_of_their_own(tmp_path: Path) -> None:
+    study = load_changed(tmp_path, "cells", CELLS)
+    assert len(study.runs) == 2 * 4 * 3 + 3
+    assert len({run.id for run in study.runs}) == len(study.runs)
+    low = study.find_run("nano-dense_bf16.low_seed0")
+    masked = study.find_run("nano-moe_nvfp4-noqat.masked_seed2")
+    assert study.rl_of(low.cell).lr == 1e-5
+    assert study.rl_of(masked.cell) == study.rl.model_copy(update={"correction": "sequence_mask"})
+    config = study.training_config(masked)
+    assert (config["cell"], config["rl"]["correction"]) == ("masked", "sequence_mask")
+    assert [run.arm for run in study.runs[:4]] == list(study.arms), "arms of a seed in a row"
+
+
+def test_without_cells_a_run_has_none() -> None:
+    study = load_study(STUDIES / "default.yaml")
+    assert "cell" not in study.training_config(study.runs[0])
+    assert study.rl_of(None) is study.rl
+
+
+def test_seeds_may_have_bases_of_their_own(tmp_path: Path) -> None:
+    shared, own = (load_changed(tmp_path, "own_base", value) for value in (False, True))
+    run = shared.find_run("nano-moe_bf16_seed2")
+    assert (shared.base_of(run), own.base_of(run)) == ("nano-moe", "nano-moe_seed2")
+    assert shared.bases == {name: (name, 0) for name in shared.models}
+    assert own.bases["nano-moe_seed2"] == ("nano-moe", 2)
+    assert set(own.bases) == {own.base_of(run) for run in own.runs}
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [
+        pytest.param({"lrr": 1.0}, "cells.x.lrr: unknown key; did you mean lr?", id="unknown key"),
+        pytest.param({"lr": -1.0}, "cells.x.lr: -1.0 does not fit", id="out of range"),
+        pytest.param({"arms": ["bf15"]}, "cells.x.arms.0: 'bf15' is not allowed", id="unknown arm"),
+        pytest.param({"models": ["m"]}, "cells.x.models: m is not in the study", id="no model"),
+        pytest.param(
+            {"correction": "score_centering"},
+            "cells.x: correction: score_centering is defined for one update a batch",
+            id="does not fit rl",
+        ),
+    ],
+)
+def test_cells_that_do_not_fit_are_refused(
+    tmp_path: Path, cell: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        load_changed(tmp_path, "cells", {"x": cell})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("rl/advantage", "reward", "rl.advantage: only trainer: local knows reward; remove it"),
+        ("rl/correction", "none", "rl.correction: only trainer: local knows none; remove it"),
+        ("rl/measure_drift", True, "rl.measure_drift: only trainer: local knows True; remove it"),
+        ("own_base", True, "own_base: only trainer: local reads it; remove it"),
+        ("cells", {"x": {}}, "cells: only trainer: local reads it; remove it"),
+    ],
+)
+def test_verl_refuses_what_only_the_local_trainer_knows(
+    tmp_path: Path, key: str, value: object, message: str
+) -> None:
+    content = yaml.safe_load((STUDIES / "verl_nano.yaml").read_text())
+    section, _, last = key.rpartition("/")
+    (content[section] if section else content)[last] = value
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump(content))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        load_study(path)

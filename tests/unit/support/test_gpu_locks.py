@@ -5,12 +5,19 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from experiments.study.schema import ROOT
-from experiments.support.gpu_locks import locked_gpus, require_gpus, reserved_devices, visible_gpus
+from experiments.support.gpu_locks import (
+    locked_gpus,
+    require_gpus,
+    reserved_devices,
+    shares_of_gpus,
+    visible_gpus,
+)
 
 HOLD = """
 import sys
@@ -138,3 +145,55 @@ def test_a_process_sees_its_own_gpus_alone(monkeypatch: pytest.MonkeyPatch, tmp_
         assert visible_gpus() == ["0", "1", "2"]
         with pytest.raises(ValueError, match="takes 4 GPUs and this machine shows 3"):
             require_gpus(4)
+
+
+TWO_GPUS = """#!/bin/sh
+case "$1" in
+-L) printf 'GPU 0: NVIDIA H100 (UUID: GPU-a)\\nGPU 1: NVIDIA H100 (UUID: GPU-b)\\n' ;;
+*) printf 'GPU-a, 10240\\nGPU-b, 10240\\n' ;;
+esac
+"""
+
+
+@pytest.fixture
+def two_gpus_of_10_gib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with an nvidia-smi; the folder of its locks."""
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text(TWO_GPUS)
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    return tmp_path
+
+
+def test_runs_share_gpus_by_memory(
+    two_gpus_of_10_gib: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = two_gpus_of_10_gib
+    with ExitStack() as stack:
+        taken = [stack.enter_context(locked_gpus(1, folder, 4.5)) for _ in range(4)]
+        assert taken == [["0"], ["0"], ["1"], ["1"]]
+        assert capsys.readouterr().out == ""
+        monkeypatch.setattr("time.sleep", interrupt)
+        with pytest.raises(KeyboardInterrupt), locked_gpus(1, folder, 4.5):
+            pass
+        assert capsys.readouterr().out == "waiting for 1 GPUs with 5 GiB free (0 now)\n"
+        with pytest.raises(KeyboardInterrupt), locked_gpus(1, folder):
+            pass
+    with locked_gpus(1, folder) as whole, locked_gpus(1, folder, 1.0) as shared:
+        assert (whole, shared) == (["0"], ["1"])
+    assert shares_of_gpus(4.5) == 4
+
+
+def interrupt(seconds: float) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.usefixtures("two_gpus_of_10_gib")
+def test_more_memory_than_a_gpu_has_is_refused(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ValueError, match=r"gpu_memory_gib: 11\.0 is more than"),
+        locked_gpus(1, tmp_path, 11.0),
+    ):
+        pass
