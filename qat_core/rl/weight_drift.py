@@ -55,5 +55,5 @@ def _steps(packed: Tensor | PackedTensor, base: Tensor) -> Tensor:
     """Half the block scale of every weight, infinity in blocks of zeros."""
     assert isinstance(packed, PackedTensor)
     scale = packed.block_scale.float() / packed.global_scale[..., None, None]
-    is_zero = base.unflatten(-1, (-1, BLOCK_SIZE)).abs().amax(-1) == 0
+    is_zero = base.reshape(*base.shape[:-1], -1, BLOCK_SIZE).abs().amax(-1) == 0
     return (0.5 * scale).masked_fill(is_zero, torch.inf).repeat_interleave(BLOCK_SIZE, dim=-1)
