@@ -32,7 +32,7 @@ def evaluate_run(study: Study, run: Run, results: Path) -> list[Evaluation]:
         ValueError: a checkpoint or the study's data is damaged or missing.
     """
     questions = _held_out_questions(study, results)[: study.evaluation.prompts]
-    check_base(results / "base" / run.model)
+    check_base(results / "base" / study.base_of(run))
     saved = find_checkpoints(results / run.id / "checkpoints")
     with ExitStack() as stack:
         merged = {step: stack.enter_context(model_folder(path)) for step, path in saved.items()}

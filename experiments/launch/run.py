@@ -160,6 +160,7 @@ def new_manifest(
         model=run.model,
         arm=run.arm,
         seed=run.seed,
+        cell=run.cell,
         status="running",
         reason=None,
         started_at=attempts[0].manifest.started_at if len(attempts) > 1 else now,
@@ -172,7 +173,7 @@ def new_manifest(
         digests=digests,
         versions=versions(),
         hardware=hardware(study.device),
-        seeds={"run": run.seed},
+        seeds={"run": run.seed, "base": study.bases[study.base_of(run)].seed},
         memory=memory,
         coverage=None,
     )

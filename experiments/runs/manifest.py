@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from experiments.study.arms import ArmName
-from experiments.study.schema import STUDY_NAME_PATTERN
+from experiments.study.schema import STUDY_NAME_PATTERN, Run
 from experiments.support.json_files import read_model, write_json
 
 MANIFEST = "manifest.json"
@@ -115,6 +115,7 @@ class RunManifest(Section):
     model: str
     arm: ArmName
     seed: NonNegativeInt
+    cell: str | None = Field(None, description="of a study that is a grid")
     status: Literal["running", "finished", "failed"]
     reason: str | None = Field(description="why it failed, or stopped before its last step")
     started_at: IsoTime = Field(description="of the first attempt that this one continues")
@@ -136,9 +137,9 @@ class RunManifest(Section):
 
     @model_validator(mode="after")
     def _names_agree(self) -> Self:
-        expected = f"{self.model}_{self.arm}_seed{self.seed}"
+        expected = Run(self.model, self.arm, self.seed, self.cell).id
         if self.run != expected:
-            raise ValueError(f"run is {self.run}, model, arm and seed make {expected}")
+            raise ValueError(f"run is {self.run}, model, arm, cell and seed make {expected}")
         if self.seeds.get("run", self.seed) != self.seed:
             raise ValueError(f"seeds.run: {self.seeds['run']}, but seed is {self.seed}")
         try:

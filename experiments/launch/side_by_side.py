@@ -1,0 +1,104 @@
+"""`python -m experiments.launch.side_by_side`: runs of a study next to each other on one machine.
+
+For machines without Snakemake, such as a GPU rented by the minute. Base checkpoints are made as
+runs come to need them; then each run is trained and evaluated. What is complete is skipped and what
+was cut off is resumed, so that the same command continues a study.
+"""
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from experiments.runs.evaluation import EVALUATIONS
+from experiments.runs.manifest import MANIFEST
+from experiments.study.load import load_study
+from experiments.study.schema import Run, Study
+from experiments.support.cli import RESULTS, STUDY, run_cli
+
+
+class SideBySide:
+    """The programs of a study, started one after the other and at most `jobs` at a time.
+
+    Args:
+        study: what is run.
+        study_file: its file.
+        results: folder of all results.
+        jobs: programs at a time.
+        deadline: time of `time.monotonic` after which no run is begun.
+    """
+
+    def __init__(
+        self, study: Study, study_file: Path, results: Path, jobs: int, deadline: float
+    ) -> None:
+        self.study, self.study_file, self.results = study, study_file, results
+        self.jobs, self.deadline = jobs, deadline
+
+    def run_all(self) -> list[str]:
+        """Runs the study in the order of its file; returns what did not succeed."""
+        # a run waits in its thread for its base, which has been given to the pool before it
+        with ThreadPoolExecutor(self.jobs) as pool:
+            bases: dict[str, Future[bool]] = {}
+            runs: dict[str, Future[bool]] = {}
+            for run in self.study.runs:
+                base = self.study.base_of(run)
+                if base not in bases:
+                    bases[base] = pool.submit(self._make_base, base)
+                runs[run.id] = pool.submit(self._train, run, bases[base])
+            return [name for name, done in (bases | runs).items() if not done.result()]
+
+    def _make_base(self, name: str) -> bool:
+        out = self.results / "base" / name
+        if (out / MANIFEST).exists():
+            return True
+        arguments = ("--model", name, "--out", str(out))
+        return self._begin(name, [("experiments.base.make", arguments)])
+
+    def _train(self, run: Run, base: "Future[bool]") -> bool:
+        folder, options = self.results / run.id, ("--run", run.id, "--results", str(self.results))
+        if (folder / MANIFEST).exists() and (folder / EVALUATIONS).exists():
+            return True
+        copy = ("--log", str(folder / "train.log"), "--untracked")
+        programs = [
+            ("experiments.launch.run", (*options, *copy)),
+            ("experiments.evaluate.run", options),
+        ]
+        return base.result() and self._begin(run.id, programs)
+
+    def _begin(self, name: str, programs: Sequence[tuple[str, Sequence[str]]]) -> bool:
+        if time.monotonic() > self.deadline:
+            return False
+        log = self.results / "logs" / f"{name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a") as output:
+            for module, arguments in programs:
+                command = [sys.executable, "-m", module, "--study", str(self.study_file)]
+                done = subprocess.run(
+                    [*command, *arguments], stdout=output, stderr=subprocess.STDOUT, check=False
+                )
+                if done.returncode:
+                    print(f"{name}: {module} failed, see {log}", flush=True)
+                    return False
+        print(f"{name}: complete", flush=True)
+        return True
+
+
+def main() -> None:
+    """Parses the command line and runs a study."""
+    parser = argparse.ArgumentParser(description=__doc__, parents=[STUDY, RESULTS])
+    parser.add_argument("--jobs", type=int, required=True, help="programs at a time")
+    parser.add_argument(
+        "--begin-within-s", type=float, default=float("inf"), help="begin no run later than that"
+    )
+    args = parser.parse_args()
+    deadline = time.monotonic() + args.begin_within_s
+    study = load_study(args.study)
+    missing = SideBySide(study, args.study, args.results, args.jobs, deadline).run_all()
+    print(f"{len(study.runs)} runs in all, not complete: {', '.join(missing) or 'none'}")
+
+
+if __name__ == "__main__":
+    run_cli(main)
