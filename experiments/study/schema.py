@@ -113,6 +113,9 @@ class Study(Settings):
     task: TaskConfig
     rl: GrpoConfig
     evaluation: EvaluationConfig = EvaluationConfig()
+    judged_by: Literal["parity", "collapse"] = Field(
+        "parity", description="parity: section claims; collapse: docs/protocols/collapse.md"
+    )
     claims: Claims = Claims()
 
     def training_config(self, run: Run) -> dict[str, Any]:

@@ -138,8 +138,21 @@ if (
     workflow.register_resource("gpu", max(1, num_gpus))
 
 STUDY_DIR = f"results/studies/{STUDY.study}"
+# who judges and draws a study, and the figures that come of it
+JUDGE, DRAW, DRAWN = {
+    "parity": (
+        "analysis.claims",
+        "analysis.figures.__main__",
+        NAMES,
+    ),
+    "collapse": (
+        "analysis.collapse",
+        "analysis.collapse_figures",
+        ("curves", "survival", "corrections"),
+    ),
+}[STUDY.judged_by]
 FIGURES = {
     f"{name}_{kind}": f"{STUDY_DIR}/figures/{name}.{kind}"
-    for name in NAMES
+    for name in DRAWN
     for kind in FORMATS
 }

@@ -16,9 +16,9 @@ rule compare:
     params:
         out=subpath(output.table, parent=True),
         claims=digest_json(STUDY.claims.model_dump(mode="json")),
-        code=digest_code("analysis.claims"),
+        code=digest_code(JUDGE),
     message:
         "Judging the claims of study {STUDY.study}"
     shell:
-        "python -m analysis.claims --study {input.study:q} --results results --out {params.out:q}"
+        "python -m {JUDGE} --study {input.study:q} --results results --out {params.out:q}"
         " > {log:q} 2>&1"

@@ -13,10 +13,10 @@ rule figures:
     conda:
         "../../environment.yml"
     params:
-        out=subpath(output.kl_png, parent=True),
-        code=digest_code("analysis.figures.__main__"),
+        out=subpath(output[0], parent=True),
+        code=digest_code(DRAW),
     message:
         "Drawing the figures of study {STUDY.study}"
     shell:
-        "python -m analysis.figures --study {input.study:q} --results results"
+        "python -m {DRAW} --study {input.study:q} --results results"
         " --out {params.out:q} > {log:q} 2>&1"
