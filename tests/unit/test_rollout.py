@@ -214,3 +214,26 @@ def test_a_wrong_stream_replaces_nothing(engine: EagerEngine, change, message: s
     with pytest.raises(ValueError, match=message):
         engine.sync(stream.items())
     assert all(torch.equal(p, before[name]) for name, p in engine.model.named_parameters())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_graph_reports_the_trainers_log_probs_after_every_sync(nano_dir: Path) -> None:
+    """Log-probs of the graph differ from the trainer's by BF16 noise, as those of the loop do."""
+    engine = EagerEngine(nano_dir, "cuda", max_tokens=60)
+    policy = Policy(nano_dir, None, "cuda")
+    for change in (0.0, 0.05):
+        with torch.no_grad():
+            for parameter in policy.model.parameters():
+                parameter.add_(change * torch.randn_like(parameter))
+        engine.sync(weight_stream(policy.model, None, None))
+        k3 = {}
+        for is_static in (False, True):
+            engine.is_static = is_static
+            rollouts = engine.generate(PROMPTS * 80, 40, 1.0, 0)
+            with torch.no_grad():
+                log_ratio_BT = policy.log_probs(rollouts)[0] - rollouts.log_probs
+            tokens = log_ratio_BT[rollouts.response_mask > 0].double()
+            k3[is_static] = (torch.expm1(tokens) - tokens).mean().item()
+        # other weights than the trainer's: 0.05 and more
+        assert k3[True] < max(10 * k3[False], 1e-4)

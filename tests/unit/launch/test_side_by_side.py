@@ -1,0 +1,108 @@
+"""Runs next to each other: bases first, what is complete is skipped, failures are told."""
+
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from experiments.launch.side_by_side import SideBySide
+from experiments.study.load import load_study
+from experiments.study.schema import STUDIES, Study
+
+FAILED = "experiments.launch.run failed, see"
+Program = tuple[str, str]  # module, and the run or base that it is for
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Study:
+    """Two cells of one model and two arms, two seeds with bases of their own."""
+    content = yaml.safe_load((STUDIES / "default.yaml").read_text())
+    del content["models"]["nano-moe"]
+    cells = {"low": {"lr": 1e-5}, "high": {"lr": 1e-3}}
+    content |= {"arms": ["bf16", "nvfp4-qat"], "seeds": [0, 1], "own_base": True, "cells": cells}
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return load_study(path)
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[Program]:
+    """The programs in the order in which they were begun; they write what the true ones write."""
+    programs: list[Program] = []
+    lock = threading.Lock()
+
+    def pretend(command: list[str], **_: object) -> SimpleNamespace:
+        options = dict(zip(command[3::2], command[4::2], strict=False))
+        name = options.get("--run") or options["--model"]
+        with lock:
+            programs.append((command[2], name))
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(subprocess, "run", pretend)
+    return programs
+
+
+def all_of(study: Study, folder: Path, deadline: float = float("inf")) -> SideBySide:
+    return SideBySide(study, Path("study.yaml"), folder, jobs=3, deadline=deadline)
+
+
+def test_a_base_comes_before_its_runs(study: Study, begun: list[Program], tmp_path: Path) -> None:
+    assert all_of(study, tmp_path).run_all() == []
+    assert sorted(begun) == sorted(
+        [("experiments.base.make", base) for base in study.bases]
+        + [("experiments.launch.run", run.id) for run in study.runs]
+        + [("experiments.evaluate.run", run.id) for run in study.runs]
+    )
+    for run in study.runs:
+        base = begun.index(("experiments.base.make", study.base_of(run)))
+        trained = begun.index(("experiments.launch.run", run.id))
+        assert base < trained < begun.index(("experiments.evaluate.run", run.id))
+
+
+def test_what_is_complete_is_skipped(study: Study, begun: list[Program], tmp_path: Path) -> None:
+    complete, half = study.runs[0].id, study.runs[1].id
+    for file in (f"{complete}/manifest.json", f"{complete}/eval.json", f"{half}/manifest.json"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).touch()
+    assert all_of(study, tmp_path).run_all() == []
+    names = [name for _, name in begun]
+    assert complete not in names
+    assert names.count(half) == 2
+
+
+def test_after_the_deadline_nothing_is_begun(
+    study: Study, begun: list[Program], tmp_path: Path
+) -> None:
+    missing = all_of(study, tmp_path, deadline=time.monotonic() - 1).run_all()
+    assert missing == [*study.bases, *(run.id for run in study.runs)]
+    assert begun == []
+
+
+def fail_for(name: str) -> Callable[..., SimpleNamespace]:
+    return lambda command, **_: SimpleNamespace(returncode=int(name in command))
+
+
+def test_a_failed_run_is_told_and_not_evaluated(
+    study: Study,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    failing = study.runs[2].id
+    monkeypatch.setattr(subprocess, "run", fail_for(failing))
+    assert all_of(study, tmp_path).run_all() == [failing]
+    told = [line for line in capsys.readouterr().out.splitlines() if failing in line]
+    assert told == [f"{failing}: {FAILED} {tmp_path}/logs/{failing}.log"]
+
+
+def test_without_its_base_no_run_is_begun(
+    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess, "run", fail_for("nano-dense_seed1"))
+    lost = ["nano-dense_seed1", *(run.id for run in study.runs if run.seed == 1)]
+    assert all_of(study, tmp_path).run_all() == lost
