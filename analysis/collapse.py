@@ -5,52 +5,41 @@ that have all their runs are judged.
 """
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
-from analysis.load import read_metrics
+from analysis.collapse_grid import (
+    BF16,
+    DENSE,
+    FFN,
+    MOE,
+    NOQAT,
+    QAT,
+    Grid,
+    Setting,
+    num_collapsed,
+    read_grid,
+    table_rows,
+)
 from analysis.stats import Verdict
 from analysis.survival import (
-    Outcome,
     critical_rate,
     holm,
     log_rank,
-    outcome,
     paired_difference,
-    share_collapsed,
 )
-from experiments.runs.manifest import MANIFEST, read_manifest
 from experiments.study.load import load_study
-from experiments.study.schema import Run, Study
 from experiments.support.cli import STUDY, run_cli
 from experiments.support.json_files import write_json
-from qat_core.rl.metric_names import REWARD
 
 LEVEL = 0.05
 AREA_MARGIN = 0.05
 AREA_LEVEL = 0.90
 DECISIVE_LR = 3e-4
 QUALITY_LRS = (1e-4, 2e-4)
-DENSE, MOE = "small-dense", "small-moe"
-BF16, NOQAT, QAT, FFN = "bf16", "nvfp4-noqat", "nvfp4-qat", "nvfp4-qat-ffn"
-HINT = "run the study"
-
-
-class Setting(NamedTuple):
-    """What distinguishes the runs of a grid, less their seed."""
-
-    model: str
-    arm: str
-    lr: float
-    correction: str = "none"
-    advantage: str = "reward"
-
-
-Grid = Mapping[Setting, Sequence[Outcome]]
-"""Outcomes by seed, in the order of the study's seeds, of settings that have all their runs."""
 
 
 class Judgement(BaseModel):
@@ -69,29 +58,6 @@ class Judgement(BaseModel):
     statement: str
     verdict: Verdict | None
     detail: str
-
-
-def setting_of(study: Study, run: Run) -> Setting:
-    """The setting that a run belongs to."""
-    rl = study.rl_of(run.cell)
-    return Setting(run.model, run.arm, rl.lr, rl.correction, rl.advantage)
-
-
-def read_grid(study: Study, results: Path) -> Grid:
-    """Outcomes of all finished runs; settings that lack a run are left out."""
-    found: dict[Setting, dict[int, Outcome]] = {}
-    for run in study.runs:
-        folder = results / run.id
-        if not (folder / MANIFEST).exists():
-            continue
-        if read_manifest(folder, HINT).status == "finished":
-            rewards_T = read_metrics(folder)[REWARD].to_numpy(float)
-            found.setdefault(setting_of(study, run), {})[run.seed] = outcome(rewards_T)
-    return {
-        setting: [by_seed[seed] for seed in study.seeds]
-        for setting, by_seed in found.items()
-        if by_seed.keys() == set(study.seeds)
-    }
 
 
 def judge_grid(grid: Grid) -> list[Judgement]:
@@ -167,7 +133,7 @@ def _critical_rates(grid: Grid, arms: Sequence[str]) -> dict[str, float]:
         dense = {s.lr: o for s, o in grid.items() if s == Setting(DENSE, arm, s.lr)}
         if set(dense) != {*QUALITY_LRS, DECISIVE_LR}:
             raise KeyError((DENSE, arm, "at all rates"))
-        collapsed = {lr: _num_collapsed(outcomes) for lr, outcomes in dense.items()}
+        collapsed = {lr: num_collapsed(outcomes) for lr, outcomes in dense.items()}
         rates[arm] = critical_rate(collapsed) or 0.0
     return rates
 
@@ -186,7 +152,7 @@ def _c3(grid: Grid, tests: Pairs) -> tuple[Verdict, str]:
     rates = _critical_rates(grid, (QAT, BF16))
     lrs = (*QUALITY_LRS, DECISIVE_LR)
     lost = {
-        arm: sum(_num_collapsed(grid[Setting(DENSE, arm, lr)]) for lr in lrs) for arm in (QAT, BF16)
+        arm: sum(num_collapsed(grid[Setting(DENSE, arm, lr)]) for lr in lrs) for arm in (QAT, BF16)
     }
     detail = (
         f"critical rate: QAT {rates[QAT]:g}, BF16 {rates[BF16]:g}; "
@@ -225,7 +191,7 @@ def _c5(grid: Grid, tests: Pairs) -> tuple[Verdict, str]:
             verdict = "PASS" if to_none.later and to_qat.earlier else "INCONCLUSIVE"
         verdicts.append(verdict)
         details.append(
-            f"{correction} {verdict}: {_num_collapsed(grid[corrected])} collapsed, "
+            f"{correction} {verdict}: {num_collapsed(grid[corrected])} collapsed, "
             f"p {to_none.p_value:.3g} to none, {to_qat.p_value:.3g} to QAT"
         )
     return _worst(verdicts), "; ".join(details)
@@ -237,7 +203,7 @@ def _c8(grid: Grid, tests: Pairs) -> tuple[Verdict, str]:
     detail = f"{_show(grid, ffn, qat)}; p {difference.p_value:.3g}"
     if difference.earlier:
         return "FAIL", detail
-    close = _num_collapsed(grid[ffn]) <= _num_collapsed(grid[qat]) + 1
+    close = num_collapsed(grid[ffn]) <= num_collapsed(grid[qat]) + 1
     return ("PASS" if close else "INCONCLUSIVE"), detail
 
 
@@ -266,28 +232,9 @@ def _worst(verdicts: Sequence[Verdict]) -> Verdict:
     return "PASS" if set(verdicts) == {"PASS"} else "INCONCLUSIVE"
 
 
-def _num_collapsed(outcomes: Sequence[Outcome]) -> int:
-    return sum(it.collapsed is not None for it in outcomes)
-
-
 def _show(grid: Grid, *settings: Setting) -> str:
-    shown = (f"{s.arm} {_num_collapsed(grid[s])} of {len(grid[s])}" for s in settings)
+    shown = (f"{s.arm} {num_collapsed(grid[s])} of {len(grid[s])}" for s in settings)
     return f"collapsed: {', '.join(shown)}"
-
-
-def table_rows(grid: Grid) -> Iterator[str]:
-    """The outcomes of all complete settings as a Markdown table."""
-    yield "| model | arm | lr | correction | advantage | collapsed, 95 % | at steps | area |"
-    yield "| --- | --- | --- | --- | --- | --- | --- | --- |"
-    for setting, outcomes in grid.items():
-        share = share_collapsed(outcomes)
-        steps = ", ".join("-" if it.collapsed is None else str(it.collapsed) for it in outcomes)
-        area = sum(it.area for it in outcomes) / len(outcomes)
-        yield (
-            f"| {setting.model} | {setting.arm} | {setting.lr:g} | {setting.correction} "
-            f"| {setting.advantage} | {share.estimate:.0%} ({share.low:.0%} to {share.high:.0%}) "
-            f"| {steps} | {area:.3f} |"
-        )
 
 
 def main() -> None:

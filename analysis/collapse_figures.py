@@ -13,9 +13,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.collapse import (
+from analysis.collapse import DECISIVE_LR
+from analysis.collapse_grid import (
     BF16,
-    DECISIVE_LR,
     DENSE,
     NOQAT,
     QAT,

@@ -16,7 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 from qat_core.nvfp4 import PackedTensor, dequantize
 from qat_core.plan import QuantPlan, bf16_plan
 from qat_core.rollout.engine import Rollouts, WeightStream
-from qat_core.rollout.static_decode import StaticDecoder, has_static_form
+from qat_core.rollout.static_cache import has_static_form
+from qat_core.rollout.static_decode import StaticDecoder
 
 MAX_DECODERS = 4
 

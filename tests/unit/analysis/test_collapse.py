@@ -2,7 +2,8 @@
 
 import pytest
 
-from analysis.collapse import BF16, DENSE, FFN, MOE, NOQAT, QAT, Grid, Setting, judge_grid
+from analysis.collapse import judge_grid
+from analysis.collapse_grid import BF16, DENSE, FFN, MOE, NOQAT, QAT, Grid, Setting
 from analysis.survival import Outcome
 
 LRS = (1e-4, 2e-4, 3e-4)
