@@ -1,6 +1,6 @@
 """Figures of the study `collapse`: `python -m analysis.collapse_figures --study FILE ...`.
 
-Three PNG files: `curves`, reward and k3 KL by step with a thin line a seed; `survival`, the share
+Three figures: `curves`, reward and k3 KL by step with a thin line a seed; `survival`, the share
 of seeds that survive by learning rate; `corrections`, when each run of a correction collapsed.
 """
 
@@ -24,6 +24,7 @@ from analysis.collapse_grid import (
     read_grid,
     setting_of,
 )
+from analysis.figure_files import FORMATS
 from analysis.load import read_metrics
 from analysis.style import add_legend, arm_style, new_figure, save_figure
 from analysis.survival import WINDOW, Outcome, share_collapsed, smoothed
@@ -95,7 +96,9 @@ def draw_survival(study: Study, results: Path, grid: Grid) -> Figure:
         x = np.array([i + DODGE * (position - 1) for i, _ in judged])
         shares = [share_collapsed(grid[setting]) for _, setting in judged]
         alive = np.array([1 - share.estimate for share in shares])
-        bars = [alive - [1 - s.high for s in shares], [1 - s.low for s in shares] - alive]
+        # never None, but an Interval may have ends that are
+        dead = np.array([(share.low, share.high) for share in shares], dtype=float)
+        bars = [alive - (1 - dead[:, 1]), (1 - dead[:, 0]) - alive]
         panel.errorbar(
             x,
             alive,
@@ -155,17 +158,17 @@ FIGURES = {"curves": draw_curves, "survival": draw_survival, "corrections": draw
 
 
 def main() -> None:
-    """Writes one PNG a figure."""
+    """Writes every figure as PNG and SVG."""
     parser = argparse.ArgumentParser(description=__doc__, parents=[STUDY])
     parser.add_argument("--results", type=Path, required=True, help="results or records folder")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the PNG files")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the figures")
     arguments = parser.parse_args()
     study = load_study(arguments.study)
     grid = read_grid(study, arguments.results)
     arguments.out.mkdir(parents=True, exist_ok=True)
     for name, draw in FIGURES.items():
         drawn = partial(draw, study, arguments.results, grid)
-        save_figure(drawn, arguments.out / f"{name}.png")
+        save_figure(drawn, *(arguments.out / f"{name}.{kind}" for kind in FORMATS))
 
 
 if __name__ == "__main__":

@@ -96,8 +96,8 @@ def _check_local(study: Study) -> Iterator[str]:
         yield "gpu_memory_gib: runs share GPUs with device: cuda alone; remove it"
     if study.rollout != "eager" and any(rl.keeps_distributions for rl in _all_rl(study)):
         yield (
-            f"rollout: {study.rollout} returns no whole distributions, which rl.measure_drift and "
-            "rl.correction: score_centering need; use eager"
+            f"rollout: {study.rollout} returns no whole distributions, which "
+            "rl.measure_drift_term and rl.correction: score_centering need; use eager"
         )
 
 
@@ -127,7 +127,7 @@ def _check_verl(study: Study) -> Iterator[str]:
 def _check_of_local_alone(study: Study) -> Iterator[str]:
     """Settings that verl's trainer does not honour."""
     default = GrpoConfig(steps=1)
-    for key in ("advantage", "correction", "rollout_rs_band", "measure_drift"):
+    for key in ("advantage", "correction", "rollout_rs_band", "measure_drift_term"):
         if getattr(study.rl, key) != getattr(default, key):
             yield f"rl.{key}: only trainer: local knows {getattr(study.rl, key)}; remove it"
     for key in ("own_base", "cells", "gpu_memory_gib"):

@@ -102,7 +102,7 @@ class GrpoConfig(Settings):
     rollout_rs_band: tuple[float, float] | None = Field(
         None, description="ratios that a mask keeps; by default verl's for that mask"
     )
-    measure_drift: bool = Field(
+    measure_drift_term: bool = Field(
         False, description="drift term and weight drift every step, small vocabularies only"
     )
     save_every: int = Field(5, ge=1, description="steps between resumable checkpoints")
@@ -129,7 +129,7 @@ class GrpoConfig(Settings):
     @property
     def keeps_distributions(self) -> bool:
         """Whether rollouts need the log-probs of all tokens."""
-        return self.measure_drift or self.correction == "score_centering"
+        return self.measure_drift_term or self.correction == "score_centering"
 
     @model_validator(mode="after")
     def _correction_is_whole(self) -> Self:

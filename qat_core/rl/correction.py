@@ -60,7 +60,7 @@ def centred_losses(losses_BT: Tensor, advantages_B1: Tensor, expected_BT: Tensor
     return losses_BT + advantages_B1 * (expected_BT - expected_BT.detach())
 
 
-def drift_metrics(
+def drift_term_metrics(
     advantages_B1: Tensor, score_means_BT: Tensor, mask_BT: Tensor
 ) -> dict[str, Tensor]:
     """The two factors of the drift term E_q[A] E_q[s], 0-D each.
@@ -72,11 +72,12 @@ def drift_metrics(
         mask_BT: 1.0 on response tokens, else 0.0.
 
     Returns:
-        `drift/advantage`, the mean of A over all tokens, and `drift/score`, the root of the mean
-        of the squared norm. E_q[A] at a single prefix is not known: one response was drawn there.
+        `drift_term/advantage`, the mean of A over all tokens, and `drift_term/score`, the root of
+        the mean of the squared norm. E_q[A] at one prefix is not known: one response was drawn
+        there.
     """
     num_tokens = mask_BT.sum()
     return {
-        "drift/advantage": (advantages_B1 * mask_BT).sum() / num_tokens,
-        "drift/score": ((score_means_BT * mask_BT).sum() / num_tokens).sqrt(),
+        "drift_term/advantage": (advantages_B1 * mask_BT).sum() / num_tokens,
+        "drift_term/score": ((score_means_BT * mask_BT).sum() / num_tokens).sqrt(),
     }

@@ -18,7 +18,7 @@ from qat_core.plan import plan
 from qat_core.recipe import Recipe
 from qat_core.rl import resume
 from qat_core.rl.config import GrpoConfig, TaskConfig
-from qat_core.rl.correction import drift_metrics
+from qat_core.rl.correction import drift_term_metrics
 from qat_core.rl.grpo import advantages
 from qat_core.rl.mismatch import as_floats, masked_mean, mismatch_metrics
 from qat_core.rl.optimizer import MasterAdamW
@@ -27,7 +27,7 @@ from qat_core.rl.prompts import decode_responses, encode_prompt
 from qat_core.rl.step_metrics import length_metrics, performance_metrics, score_metrics
 from qat_core.rl.tasks import Problem, make_problems, score
 from qat_core.rl.update import needs_old_scores, old_scores, update_policy
-from qat_core.rl.weight_drift import WeightDrift
+from qat_core.rl.weight_distance import WeightDistance
 from qat_core.rollout.engine import Rollouts
 from qat_core.rollout.start import EngineKind, start_engine
 from qat_core.weights.stream import weight_stream
@@ -82,7 +82,7 @@ class GrpoTrainer:
             max_tokens,
             keeps_distributions=config.keeps_distributions,
         )
-        self.weight_drift = self._weight_drift() if config.measure_drift else None
+        self.weight_distance = self._weight_distance() if config.measure_drift_term else None
         self.problems = make_problems(run.task, "train")
         self.timings_s: dict[str, float] = {}
         drift_file = run.checkpoint_dir.parent / DRIFT_FILE
@@ -133,24 +133,28 @@ class GrpoTrainer:
             ),
             "actor/entropy": masked_mean(old.entropy_BT, mask_BT).item(),
             **actor,
-            **self._drift(old, advantages_B1, rollouts),
+            **self._drift_term(old, advantages_B1, rollouts),
             **score_metrics(scores_B),
             **length_metrics(rollouts),
             **performance_metrics(rollouts, self.timings_s),
             **self.drift.record(step, rollouts.input_ids, rollouts.attention_mask),
         }
 
-    def _drift(self, old: Scores, advantages_B1: Tensor, rollouts: Rollouts) -> dict[str, float]:
-        if self.weight_drift is None:
+    def _drift_term(
+        self, old: Scores, advantages_B1: Tensor, rollouts: Rollouts
+    ) -> dict[str, float]:
+        if self.weight_distance is None:
             return {}
         assert old.score_means_BT is not None
-        metrics = drift_metrics(advantages_B1, old.score_means_BT, rollouts.response_mask)
-        return as_floats(metrics | {"drift/weights": self.weight_drift.rms(self.policy.model)})
+        metrics = drift_term_metrics(advantages_B1, old.score_means_BT, rollouts.response_mask)
+        return as_floats(
+            metrics | {"drift_term/weight_steps": self.weight_distance.rms(self.policy.model)}
+        )
 
-    def _weight_drift(self) -> WeightDrift:
+    def _weight_distance(self) -> WeightDistance:
         """Of all that NVFP4 could take, in every arm alike."""
         recipe = Recipe()
-        return WeightDrift(self.policy.model, plan(self.policy.model, recipe), recipe)
+        return WeightDistance(self.policy.model, plan(self.policy.model, recipe), recipe)
 
     def _sync(self) -> None:
         stream = weight_stream(self.policy.model, self.plan, self.run.rollout_recipe)

@@ -54,7 +54,7 @@ def start_engine(
         )
     if keeps_distributions:
         raise ValueError(
-            "rollout: vllm returns no whole distributions, which rl.measure_drift and "
+            "rollout: vllm returns no whole distributions, which rl.measure_drift_term and "
             "rl.correction: score_centering need; use eager"
         )
     # its warnings here are of what it does by itself, such as rotary embeddings without weights

@@ -6,7 +6,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from qat_core.rl.config import Correction, GrpoConfig
-from qat_core.rl.correction import centred_losses, correction_weights, drift_metrics
+from qat_core.rl.correction import centred_losses, correction_weights, drift_term_metrics
 from qat_core.rl.grpo import advantages
 
 VOCABULARY = 6
@@ -94,12 +94,12 @@ def test_centring_changes_no_loss() -> None:
     assert torch.equal(centred_losses(losses_BT, torch.ones(2, 1), expected_BT), losses_BT)
 
 
-def test_drift_metrics_by_hand() -> None:
+def test_drift_term_metrics_by_hand() -> None:
     mask_BT = torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.0, 0.0]])
     means_BT = torch.tensor([[0.01, 0.02, 0.03], [0.10, 9.0, 9.0]])
-    metrics = drift_metrics(torch.tensor([[1.0], [-1.0]]), means_BT, mask_BT)
-    assert metrics["drift/advantage"].item() == pytest.approx((3 - 1) / 4)
-    assert metrics["drift/score"].item() == pytest.approx((0.16 / 4) ** 0.5)
+    metrics = drift_term_metrics(torch.tensor([[1.0], [-1.0]]), means_BT, mask_BT)
+    assert metrics["drift_term/advantage"].item() == pytest.approx((3 - 1) / 4)
+    assert metrics["drift_term/score"].item() == pytest.approx((0.16 / 4) ** 0.5)
 
 
 def test_rewards_as_advantages() -> None:

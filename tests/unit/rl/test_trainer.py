@@ -53,7 +53,7 @@ def test_a_resumed_run_repeats_the_uninterrupted_one(nano_dir: Path, tmp_path: P
 
 
 ON_POLICY = CONFIG.model_copy(
-    update={"mini_batch_prompts": CONFIG.prompts_per_step, "measure_drift": True}
+    update={"mini_batch_prompts": CONFIG.prompts_per_step, "measure_drift_term": True}
 )
 
 
@@ -95,9 +95,11 @@ def test_drift_is_that_of_the_arm(nano_dir: Path, tmp_path: Path) -> None:
         *(steps_of(nano_dir, tmp_path, config, arm) for arm in ("nvfp4-noqat", "nvfp4-qat")),
         strict=True,
     )
-    assert first[0]["drift/score"] > 10 * first[1]["drift/score"]  # seen: 15 (MoE) and 38 times
-    assert first[0]["drift/advantage"] == pytest.approx(2 * first[0]["critic/score/mean"] - 1)
-    assert 0 < first[0]["drift/weights"] < second[0]["drift/weights"]
+    assert (
+        first[0]["drift_term/score"] > 10 * first[1]["drift_term/score"]
+    )  # seen: 15 (MoE) and 38 times
+    assert first[0]["drift_term/advantage"] == pytest.approx(2 * first[0]["critic/score/mean"] - 1)
+    assert 0 < first[0]["drift_term/weight_steps"] < second[0]["drift_term/weight_steps"]
 
 
 @pytest.mark.parametrize(

@@ -378,7 +378,11 @@ def test_cells_that_do_not_fit_are_refused(
     [
         ("rl/advantage", "reward", "rl.advantage: only trainer: local knows reward; remove it"),
         ("rl/correction", "none", "rl.correction: only trainer: local knows none; remove it"),
-        ("rl/measure_drift", True, "rl.measure_drift: only trainer: local knows True; remove it"),
+        (
+            "rl/measure_drift_term",
+            True,
+            "rl.measure_drift_term: only trainer: local knows True; remove it",
+        ),
         ("own_base", True, "own_base: only trainer: local reads it; remove it"),
         ("cells", {"x": {}}, "cells: only trainer: local reads it; remove it"),
     ],

@@ -10,7 +10,7 @@ from qat_core.recipe import Recipe
 from qat_core.weights.stream import weight_stream
 
 
-class WeightDrift:
+class WeightDistance:
     """Distance from the weights at its making, those of the base checkpoint.
 
     The step of a block is the finest distance between two neighbours of its grid, half a block

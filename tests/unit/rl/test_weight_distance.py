@@ -6,14 +6,14 @@ from torch import nn
 
 from qat_core.plan import plan
 from qat_core.recipe import Recipe
-from qat_core.rl.weight_drift import WeightDrift
+from qat_core.rl.weight_distance import WeightDistance
 
 
 def test_drift_of_one_grid_step_is_one() -> None:
     model = nn.Sequential(nn.Linear(32, 8, bias=False))
     with torch.no_grad():  # largest value 6 at scale 1: the grid's values are its codes
         model[0].weight.copy_(torch.tensor([6.0, 0.0, 1.0, -3.0] * 8).expand(8, 32))
-    drift = WeightDrift(model, plan(model, Recipe()), Recipe())
+    drift = WeightDistance(model, plan(model, Recipe()), Recipe())
     assert drift.rms(model).item() == 0.0
     with torch.no_grad():
         model[0].weight.add_(0.5)  # the finest step
@@ -27,7 +27,7 @@ def test_blocks_of_zeros_do_not_count() -> None:
     model = nn.Sequential(nn.Linear(32, 1, bias=False))
     with torch.no_grad():
         model[0].weight.zero_()[:, :16] = 6.0
-    drift = WeightDrift(model, plan(model, Recipe()), Recipe())
+    drift = WeightDistance(model, plan(model, Recipe()), Recipe())
     with torch.no_grad():
         model[0].weight.add_(0.5)
     assert drift.rms(model).item() == pytest.approx(0.5**0.5)
