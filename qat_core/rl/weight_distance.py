@@ -7,7 +7,7 @@ from qat_core.nvfp4 import PackedTensor
 from qat_core.options import BLOCK_SIZE
 from qat_core.plan import QuantPlan
 from qat_core.recipe import Recipe
-from qat_core.weights.stream import weight_stream
+from qat_core.weights.stream import packed_weights
 
 
 class WeightDistance:
@@ -25,7 +25,7 @@ class WeightDistance:
 
     def __init__(self, model: nn.Module, plan: QuantPlan, recipe: Recipe) -> None:
         state = model.state_dict()
-        packed = dict(weight_stream(model, plan, recipe))
+        packed = dict(packed_weights(plan, recipe, state.__getitem__, resident=True))
         self.names = plan.quantized
         self.base = [_copy(state[name]) for name in self.names]
         self.steps = [
