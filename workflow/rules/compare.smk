@@ -16,9 +16,10 @@ rule compare:
     params:
         out=subpath(output.table, parent=True),
         claims=digest_json(STUDY.claims.model_dump(mode="json")),
+        program=JUDGE,
         code=digest_code(JUDGE),
     message:
         "Judging the claims of study {STUDY.study}"
     shell:
-        "python -m {JUDGE} --study {input.study:q} --results results --out {params.out:q}"
+        "python -m {params.program} --study {input.study:q} --results results --out {params.out:q}"
         " > {log:q} 2>&1"

@@ -14,9 +14,10 @@ rule figures:
         "../../environment.yml"
     params:
         out=subpath(output[0], parent=True),
+        program=DRAW,
         code=digest_code(DRAW),
     message:
         "Drawing the figures of study {STUDY.study}"
     shell:
-        "python -m {DRAW} --study {input.study:q} --results results"
+        "python -m {params.program} --study {input.study:q} --results results"
         " --out {params.out:q} > {log:q} 2>&1"
