@@ -10,7 +10,7 @@ from experiments.study.schema import Study
 from qat_core.rl.metric_names import STEP_TIME
 
 CAPTION = "Median time of a training step by part, all arms"
-# colour and hatch of each part: told apart without colour too
+# colour and hatch of each part: distinct without colour too
 PARTS = {
     "timing_s/gen": ("rollout", "#4477aa", ""),
     "timing_s/old_log_prob": ("log-probs", "#ccbb44", "///"),

@@ -55,7 +55,7 @@ def prepare(
     for arm in arms:
         try:
             products[arm] = _products(layer, arm, packed, weight, tokens, cold)
-        except Exception as error:  # told when it is asked for an output
+        except Exception as error:  # reported when it is asked for an output
             products[arm] = [partial(_refuse, error)]
     return Weights(layer, packed, weight, products)
 

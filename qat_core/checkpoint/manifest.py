@@ -4,7 +4,7 @@ import hashlib
 from pathlib import Path
 
 MANIFEST = "SHA256SUMS"
-MEND = "copy or convert the checkpoint again"
+FIX = "copy or convert the checkpoint again"
 
 
 def write_manifest(folder: Path) -> None:
@@ -23,24 +23,24 @@ def verify_manifest(folder: Path) -> None:
     digests = _read_manifest(folder / MANIFEST)
     for name, digest in digests.items():
         if not (folder / name).is_file():
-            raise ValueError(f"{folder / name}: listed in {MANIFEST} but missing; {MEND}")
+            raise ValueError(f"{folder / name}: listed in {MANIFEST} but missing; {FIX}")
         if _sha256(folder / name) != digest:
             raise ValueError(
-                f"{folder / name}: SHA-256 differs from {MANIFEST}: damaged or changed; {MEND}"
+                f"{folder / name}: SHA-256 differs from {MANIFEST}: damaged or changed; {FIX}"
             )
     for path in sorted(folder.glob("*.safetensors")):
         if path.name not in digests:
-            raise ValueError(f"{path}: not listed in {MANIFEST}; remove it, or {MEND}")
+            raise ValueError(f"{path}: not listed in {MANIFEST}; remove it, or {FIX}")
 
 
 def _read_manifest(path: Path) -> dict[str, str]:
     if not path.is_file():
-        raise ValueError(f"{path}: missing, so nothing can be verified; {MEND}")
+        raise ValueError(f"{path}: missing, so nothing can be verified; {FIX}")
     digests = {}
     for line in path.read_text().splitlines():
         digest, _, name = line.partition("  ")
         if len(digest) != 64 or not name or Path(name).name != name:
-            raise ValueError(f"{path}: {line!r} is no line of sha256sum; {MEND}")
+            raise ValueError(f"{path}: {line!r} is no line of sha256sum; {FIX}")
         digests[name] = digest
     return digests
 

@@ -19,12 +19,12 @@ def on_first_rank(task: Callable[[], None], gathers: Iterable[object] = ()) -> N
     error = _error_of(task) if dist.get_rank() == 0 else None
     in_gathers = _error_of(lambda: deque(gathers, maxlen=0))  # else the other ranks wait in them
     error = error or in_gathers
-    told = [str(error) if error else None]
-    dist.broadcast_object_list(told, src=0)
+    message = [str(error) if error else None]
+    dist.broadcast_object_list(message, src=0)
     if error:
         raise error
-    if told[0] is not None:
-        raise ValueError(told[0])
+    if message[0] is not None:
+        raise ValueError(message[0])
 
 
 def _error_of(task: Callable[[], object]) -> Exception | None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-MEND = "copy the checkpoint again"
+FIX = "copy the checkpoint again"
 
 DTYPES = {
     "BF16": torch.bfloat16,
@@ -40,14 +40,14 @@ class Shards:
             for name in handle.keys():  # noqa: SIM118  not a mapping
                 if indexed.get(name) != path.name:
                     raise ValueError(
-                        f"{folder / INDEX}: has no entry for {name} of {path.name}; {MEND}"
+                        f"{folder / INDEX}: has no entry for {name} of {path.name}; {FIX}"
                     )
                 self.described[name] = _describe(path, name, handle)
                 self._open[name] = handle
         lost = sorted(indexed.keys() - self.described.keys())
         if lost:
             raise ValueError(
-                f"{folder / indexed[lost[0]]}: lacks {lost[0]}, which {INDEX} names; {MEND}"
+                f"{folder / indexed[lost[0]]}: lacks {lost[0]}, which {INDEX} names; {FIX}"
             )
 
     def read(self, name: str) -> Tensor:
@@ -63,9 +63,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: no valid JSON: {error}; {MEND}") from error
+        raise ValueError(f"{path}: no valid JSON: {error}; {FIX}") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path}: needs a JSON object; {MEND}")
+        raise ValueError(f"{path}: needs a JSON object; {FIX}")
     return content
 
 
@@ -74,7 +74,7 @@ def _index(folder: Path) -> dict[str, str]:
     if (folder / INDEX).is_file():
         weight_map: dict[str, str] = read_json(folder / INDEX).get("weight_map", {})
         if not weight_map:
-            raise ValueError(f"{folder / INDEX}: weight_map: missing or empty; {MEND}")
+            raise ValueError(f"{folder / INDEX}: weight_map: missing or empty; {FIX}")
         return weight_map
     if not (folder / SINGLE).is_file():
         raise ValueError(
@@ -87,9 +87,9 @@ def _open(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt")
     except FileNotFoundError as error:
-        raise ValueError(f"{path}: named by {INDEX} but missing; {MEND}") from error
+        raise ValueError(f"{path}: named by {INDEX} but missing; {FIX}") from error
     except SafetensorError as error:
-        raise ValueError(f"{path}: truncated or no safetensors file: {error}; {MEND}") from error
+        raise ValueError(f"{path}: truncated or no safetensors file: {error}; {FIX}") from error
 
 
 def _describe(path: Path, name: str, handle: Any) -> Tensor:
