@@ -70,9 +70,12 @@ class HubNames:
         self._owners = {piece.name: name for name, some in self.pieces.items() for piece in some}
 
     def split(self, weights: Iterable[tuple[str, Weight]]) -> Iterator[tuple[str, Weight]]:
-        """The same weights under the hub's names, fused experts cut into matrices (views)."""
+        """The same weights under the hub's names, fused experts cut into matrices (views).
+
+        What the model does not have passes through, for the caller to refuse by name.
+        """
         for name, weight in weights:
-            for piece in self.pieces[name]:
+            for piece in self.pieces.get(name, (Piece(name),)):
                 yield piece.name, _cut(weight, piece)
 
     def join(self, name: str, shape: tuple[int, ...], read: Callable[[str], Tensor]) -> Tensor:
