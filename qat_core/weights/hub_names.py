@@ -6,7 +6,6 @@ and `up_proj.weight` (I, H) in files, Mixtral's is `block_sparse_moe.experts.{e}
 write tells the name and the place of every piece.
 """
 
-import copy
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -128,10 +127,15 @@ def _as_saved(model: PreTrainedModel, tensors: dict[str, Tensor]) -> Mapping[str
     the model was loaded: the file then fits the architecture that its config.json names.
     """
     conversions = get_model_conversion_mapping(model, add_legacy=False)
-    stand_in = copy.copy(model)
-    kept = [each for each in conversions if type(each).__name__ != "PrefixChange"]
-    stand_in._weight_conversions = kept
-    saved: Mapping[str, Tensor] = revert_weight_conversion(stand_in, tensors)
+    own = vars(model).get("_weight_conversions")
+    model._weight_conversions = [c for c in conversions if type(c).__name__ != "PrefixChange"]
+    try:  # on the model itself: a sharded one cannot be copied
+        saved: Mapping[str, Tensor] = revert_weight_conversion(model, tensors)
+    finally:
+        if own is None:
+            del model._weight_conversions
+        else:
+            model._weight_conversions = own
     return saved
 
 

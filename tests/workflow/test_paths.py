@@ -31,7 +31,7 @@ def test_every_rule_quotes_the_study_file(tmp_path: Path, study: Path) -> None:
     before = "Shell command: "
     lines = (done.stdout + done.stderr).splitlines()
     commands = [line.removeprefix(before) for line in lines if f"{before}python" in line]
-    modules = {shlex.split(command)[2] for command in commands}
+    modules = {shlex.split(command)[2].removesuffix(".__main__") for command in commands}
     assert {
         "experiments.base.make",
         "experiments.launch.run",

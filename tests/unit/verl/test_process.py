@@ -97,7 +97,7 @@ LAUNCHER = """
 import sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from test_verl_process import command
+from test_process import command
 from experiments.verl.process import running_verl
 marker, log = Path(sys.argv[2]), Path(sys.argv[3])
 with running_verl(command("time.sleep(600)", marker), log) as verl:
