@@ -1,6 +1,5 @@
 """The weights of a checkpoint that an engine serves, under transformers' names."""
 
-import re
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
@@ -8,16 +7,14 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM
 
+from qat_core.checkpoint.architecture import meta_model
 from qat_core.checkpoint.read import read_checkpoint
 from qat_core.checkpoint.shards import read_json
 from qat_core.nvfp4 import PackedTensor
 from qat_core.plan import plan
 from qat_core.recipe import Recipe
-from qat_core.weights.hub_names import Weight
+from qat_core.weights.hub_names import HubNames, Piece, Weight
 from qat_core.weights.stream import weight_stream
-
-FUSED = (".experts.gate_up_proj", ".experts.down_proj")
-EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
 def served_stream(folder: Path, recipe: Recipe | None) -> Iterator[tuple[str, Weight]]:
@@ -27,38 +24,37 @@ def served_stream(folder: Path, recipe: Recipe | None) -> Iterator[tuple[str, We
         ValueError: naming the file or weight that is wrong.
     """
     if "quantization_config" in read_json(folder / "config.json"):
-        return _fused(read_checkpoint(folder))
+        return _fused(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     return weight_stream(model, plan(model, recipe) if recipe else None, recipe)
 
 
-def _fused(weights: Iterator[tuple[str, Weight]]) -> Iterator[tuple[str, Weight]]:
-    """The hub's matrices of experts put together as transformers 5 holds them."""
-    for name, group in groupby(weights, key=lambda item: _fused_name(item[0])):
-        members = [weight for _, weight in group]
-        if name.endswith(".gate_up_proj"):
-            members = [_joined(members[i : i + 2]) for i in range(0, len(members), 2)]
-        yield name, _stacked(members) if name.endswith(FUSED) else members[0]
+def _fused(folder: Path) -> Iterator[tuple[str, Weight]]:
+    """A packed checkpoint's matrices of experts put together as transformers 5 holds them."""
+    stored = dict(read_checkpoint(folder))
+    for name, pieces in HubNames(meta_model(folder)).pieces.items():
+        if pieces[0].name in stored:  # else the second name of a tied weight
+            yield name, _joined(pieces, stored)
 
 
-def _fused_name(name: str) -> str:
-    found = EXPERT.fullmatch(name)
-    if not found:
-        return name
-    return found[1] + (".down_proj" if found[3] == "down" else ".gate_up_proj")
+def _joined(pieces: tuple[Piece, ...], stored: dict[str, Weight]) -> Weight:
+    if pieces[0].expert is None:
+        return stored[pieces[0].name]
+    in_order = sorted(pieces, key=lambda piece: (piece.expert, piece.part))
+    experts = groupby(in_order, key=lambda piece: piece.expert)
+    return _stacked([_matrix([stored[p.name] for p in parts]) for _, parts in experts])
 
 
-def _joined(pair: list[Weight]) -> Weight:
-    """Gate and up as one matrix; they share a global scale."""
-    gate, up = pair
-    if isinstance(gate, PackedTensor) and isinstance(up, PackedTensor):
+def _matrix(parts: list[Weight]) -> Weight:
+    """One expert's matrix from its rows' parts; gate and up share a global scale."""
+    packed = [part for part in parts if isinstance(part, PackedTensor)]
+    if packed:
         return PackedTensor(
-            torch.cat([gate.codes, up.codes]),
-            torch.cat([gate.block_scale, up.block_scale]),
-            gate.global_scale,
+            torch.cat([part.codes for part in packed]),
+            torch.cat([part.block_scale for part in packed]),
+            packed[0].global_scale,
         )
-    assert isinstance(gate, torch.Tensor) and isinstance(up, torch.Tensor)
-    return torch.cat([gate, up])
+    return torch.cat([part for part in parts if isinstance(part, torch.Tensor)])
 
 
 def _stacked(experts: list[Weight]) -> Weight:
