@@ -144,7 +144,7 @@ def _require_equal_export(model: PreTrainedModel, rounded: PreTrainedModel) -> N
 
 
 def _loaded(model: PreTrainedModel, tensors: dict[str, Tensor]) -> PreTrainedModel:
-    """By transformers' own loader, which also makes anew what is computed, as rotary tables."""
+    """By transformers' own loader, which also makes again what is computed, as rotary tables."""
     loaded, found = type(model).from_pretrained(
         None,
         config=model.config,

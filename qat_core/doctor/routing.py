@@ -116,7 +116,7 @@ def replayed(model: nn.Module, routes: Routes | None, *, weights: bool) -> Itera
     Args:
         model: with the routers of the recorded one.
         routes: None changes nothing.
-        weights: replay the experts' weights too; else the router weighs the given experts anew.
+        weights: replay the experts' weights too; else the router weighs the given experts again.
     """
     layers = routes.layers if routes else ()
     handles = [

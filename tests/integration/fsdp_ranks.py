@@ -159,7 +159,7 @@ def written_in_one_group() -> list[bool]:
 def moved() -> dict[str, bool]:
     """Whether casts, as moves to another device do, leave no old shard, and steps go on.
 
-    FSDP2 pads short shards anew, on their ranks alone.
+    FSDP2 pads short shards again, on their ranks alone.
     """
     model = sharded(Uneven)
     out = step(model)

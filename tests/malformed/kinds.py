@@ -157,7 +157,7 @@ def _read_attempts(folder: Path) -> None:
 
 
 class _Tiny:
-    """The weights of a checkpoint that every case restores anew."""
+    """The weights of a checkpoint that every case restores again."""
 
     parameters: list[torch.nn.Parameter]
 
