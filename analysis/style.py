@@ -79,6 +79,15 @@ def new_figure(
     return figure, figure.subplots(squeeze=False, **grid)
 
 
+def label_columns_by_model(figure: Figure, axes: Any, study: Study) -> None:
+    """Titles, step axis and legend of a grid of panels, a column a model, steps to the right."""
+    for panel, model in zip(axes[0], study.models, strict=True):
+        panel.set_title(model)
+    for panel in axes[-1]:
+        panel.set_xlabel("training step")
+    add_legend(figure, axes[0][0])
+
+
 def add_legend(figure: Figure, axes: Axes) -> None:
     """The legend of one of the axes as a row below the figure's title."""
     handles, labels = axes.get_legend_handles_labels()

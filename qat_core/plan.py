@@ -115,11 +115,6 @@ def unmatched_patterns(model: nn.Module, recipe: Recipe) -> list[str]:
     return [p for p in recipe.ignore if not any(_covers(p, name, modules) for name in names)]
 
 
-def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
-    """What a state dict holds besides parameters, by the first of each tensor's names."""
-    return {name: t for name, t in state_tensors(model) if not isinstance(t, nn.Parameter)}
-
-
 def problems(unchecked: QuantPlan) -> list[str]:
     """Why the plan cannot be trained and served, empty if it can."""
     by_name = {entry.name: entry for entry in unchecked.entries}

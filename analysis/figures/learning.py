@@ -6,7 +6,7 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis.accuracy_claims import PRECISIONS
 from analysis.results import Results
-from analysis.style import add_legend, arm_style, new_figure
+from analysis.style import arm_style, label_columns_by_model, new_figure
 from experiments.study.schema import Study
 
 CAPTION = "Offline accuracy of every evaluated checkpoint by training step, in BF16 and in NVFP4"
@@ -30,11 +30,7 @@ def draw(study: Study, results: Results) -> Figure:
             for arm in study.arms:
                 _draw_arm(panel, results, model, arm, precision)
             panel.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-    for panel, model in zip(axes[0], study.models, strict=True):
-        panel.set_title(model)
-    for panel in axes[-1]:
-        panel.set_xlabel("training step")
-    add_legend(figure, axes[0][0])
+    label_columns_by_model(figure, axes, study)
     return figure
 
 

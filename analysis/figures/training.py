@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 
 from analysis.metrics import CATALOGUE
 from analysis.results import Results
-from analysis.style import add_legend, arm_style, new_figure, plot_seeds, seeds_note
+from analysis.style import arm_style, label_columns_by_model, new_figure, plot_seeds, seeds_note
 from experiments.study.schema import Study
 from qat_core.rl.metric_names import REWARD
 
@@ -38,11 +38,7 @@ def draw(study: Study, results: Results) -> Figure:
         row[0].set_ylabel(METRICS[key])
         for panel, model in zip(row, study.models, strict=True):
             _draw_panel(panel, study, results, model, key)
-    for panel, model in zip(axes[0], study.models, strict=True):
-        panel.set_title(model)
-    for panel in axes[-1]:
-        panel.set_xlabel("training step")
-    add_legend(figure, axes[0][0])
+    label_columns_by_model(figure, axes, study)
     return figure
 
 
