@@ -4,7 +4,6 @@ Draws `drift.jsonl` of runs side by side: a row a measure, a column a run, layer
 """
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -19,37 +18,14 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis.metrics import CATALOGUE
 from analysis.style import new_figure, save_figure
+from experiments.runs.drift import KL, read_drift
 from experiments.support.cli import run_cli
-from qat_core.drift.log import FILE
-from qat_core.drift.monitor import MEASURES
+from qat_core.drift.names import MEASURES
 
 PREFIX = "drift/"
-KL = "layer_kl"
 DEFAULT = ("relative_error", "flipped_codes", KL)
 ROW_INCHES = 1.7
 NOT_MEASURED = "#d9d9d9"
-
-
-def read_drift(run_dir: Path) -> pd.DataFrame:
-    """A run's rows by step, layer and kind; of repeated ones the last counts.
-
-    Raises:
-        ValueError: the file is missing, empty or damaged.
-    """
-    path = run_dir / FILE
-    if not path.is_file():
-        raise ValueError(f"{path}: missing; train the run with rl.drift_every: 1")
-    rows = []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
-        try:
-            row = json.loads(line)
-            rows.append({**row, "step": int(row["step"]), "kind": str(row["kind"])})
-        except (json.JSONDecodeError, KeyError, TypeError, ValueError):
-            raise ValueError(f"{path}, line {number}: no row of a drift; remove it") from None
-    if not rows:
-        raise ValueError(f"{path}: empty; train the run with rl.drift_every: 1")
-    frame = pd.DataFrame(rows).rename(columns={"kl": KL})
-    return frame.drop_duplicates(["step", "layer", "kind"], keep="last", ignore_index=True)
 
 
 def layer_by_step(rows: pd.DataFrame, measure: str) -> pd.DataFrame:

@@ -45,6 +45,7 @@ from experiments.support.sole_process import sole_process
 from experiments.support.tee import tee_output
 from experiments.support.temporary_folder import private_temporary_folder
 from experiments.tracking.tracker import Tracker, Untracked
+from qat_core.drift.names import FILE as DRIFT_FILE
 from qat_core.memory import predict_weight_memory_gib
 
 KILLED = "killed without a chance to report: SIGKILL, out of memory, or the machine stopped"
@@ -100,7 +101,7 @@ def launch(
 
 
 def open_attempts(run_dir: Path, digests: Digests) -> list[Attempt]:
-    """The attempts to resume and a new one; drops checkpoints of any other experiment."""
+    """The attempts to resume and a new one; drops checkpoints and drift of another experiment."""
     previous = list_attempts(run_dir)
     for attempt in previous:
         manifest = attempt.manifest
@@ -110,6 +111,7 @@ def open_attempts(run_dir: Path, digests: Digests) -> list[Attempt]:
     require_whole_history(attempts)
     if not attempts:
         shutil.rmtree(run_dir / "checkpoints", ignore_errors=True)
+        (run_dir / DRIFT_FILE).unlink(missing_ok=True)
     return [*attempts, next_attempt(run_dir)]
 
 

@@ -8,12 +8,15 @@ import shutil
 from pathlib import Path
 
 from experiments.runs.attempts import read_history
+from experiments.runs.drift import RECORDED_DRIFT, has_drift, read_drift, write_drift
 from experiments.runs.manifest import RunManifest, read_manifest
 from experiments.runs.metrics import RECORDED_METRICS, write_csv
+from experiments.study.arms import ARMS
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT
 from experiments.support.cli import RESULTS, STUDY, run_cli
 from experiments.support.json_files import REMAKE
+from qat_core.drift.names import FILE
 
 
 def record_study(
@@ -35,6 +38,8 @@ def record_study(
     study_dir, record = results / "studies" / study.study, records / study.study
     sources = [results / run.id for run in study.runs]
     wanted = [source / name for source in sources for name in ("manifest.json", "eval.json")]
+    if study.rl.drift_every:
+        wanted += [results / r.id / FILE for r in study.runs if ARMS[r.arm].rollout_recipe]
     wanted.append(study_dir / "claims.json")
     missing = [str(path) for path in wanted if not path.is_file()]
     if missing:
@@ -71,6 +76,8 @@ def _record_run(source: Path, target: Path) -> None:
     target.mkdir(parents=True)
     _, rows = read_history(source)
     write_csv(target / RECORDED_METRICS, rows)
+    if has_drift(source):
+        write_drift(target / RECORDED_DRIFT, read_drift(source))
     for name in ("manifest.json", "eval.json"):
         shutil.copy(source / name, target)
 

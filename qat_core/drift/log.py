@@ -3,7 +3,8 @@
     {"step": 3, "layer": 0, "kind": "mlp.down_proj", "relative_error": 0.094, ...}
     {"step": 3, "layer": 0, "kind": "kl", "kl": 2.1e-4, "kl_together": 1.1e-3}
 
-A step that is repeated after a resumption has its lines again: the last ones count.
+A step that is repeated after a resumption has its lines again: the last ones count. Changes are
+against the last observation, the first ones against the weights before the first step.
 """
 
 import json
@@ -17,7 +18,6 @@ from qat_core.drift.layer_kl import layer_kl
 from qat_core.drift.monitor import DriftMonitor, summary
 from qat_core.recipe import Recipe
 
-FILE = "drift.jsonl"
 # sequences whose tokens the layers' KL is measured on
 KL_SEQUENCES = 4
 KL_EVERY = 20
@@ -38,6 +38,19 @@ class DriftLog:
         self._model, self._recipe, self._path, self._every = model, recipe, path, every
         is_on = recipe is not None and every > 0
         self._monitor = DriftMonitor(model, recipe) if is_on and recipe else None
+
+    def start(self, step: int) -> None:
+        """Looks at the weights before training goes on, so that its changes are known.
+
+        Args:
+            step: the last one done, 0 at the start of a run. Where none was observed at it, as
+                after a resumption in between, the next observation has no changes.
+        """
+        if self._monitor is None:
+            return
+        _drop_cut_line(self._path)
+        if step % self._every == 0:
+            self._monitor.observe()
 
     def record(
         self, step: int, input_ids: Tensor | None = None, attention_mask: Tensor | None = None
@@ -66,3 +79,10 @@ class DriftLog:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+def _drop_cut_line(path: Path) -> None:
+    """Removes the end of a line that a kill cut short: the next line would be glued to it."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    if lines and not lines[-1].endswith(b"\n"):
+        path.write_bytes(b"".join(lines[:-1]))

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from qat_core.drift.blocks import chosen_blocks, flipped, measure
+from qat_core.drift.names import MEASURES
 from qat_core.nvfp4 import PackedTensor, quantize_all
 from qat_core.options import BLOCK_SIZE
 from qat_core.parameter import FakeQuantizedTensor
@@ -28,11 +29,6 @@ from qat_core.weights.packing import group_scales
 
 BLOCKS_PER_WEIGHT = 128
 LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
-
-MEASURES = (
-    *("relative_error", "saturated_blocks", "zeroed_blocks", "threshold_distance"),
-    *("flipped_codes", "scale_changes"),
-)
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from qat_core.coverage import Coverage, coverage
-from qat_core.drift.log import FILE as DRIFT_FILE
 from qat_core.drift.log import DriftLog
+from qat_core.drift.names import FILE as DRIFT_FILE
 from qat_core.plan import plan
 from qat_core.recipe import Recipe
 from qat_core.rl import resume
@@ -96,6 +96,7 @@ class GrpoTrainer:
         """
         self.coverage().check()
         first = resume.load(self.run.checkpoint_dir, self.optimizer) + 1
+        self.drift.start(first - 1)
         for step in range(first, self.config.steps + 1):
             on_step(step, self.step(step))
             if step % self.config.save_every == 0 or step == self.config.steps:

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
-from qat_core.drift.log import FILE, KL_EVERY, DriftLog
-from qat_core.drift.monitor import MEASURES
+from qat_core.drift.log import KL_EVERY, DriftLog
+from qat_core.drift.names import FILE, MEASURES
 from qat_core.recipe import Recipe
 from tests.tiny_models import tiny_model, tokens
 
@@ -21,9 +22,10 @@ def rows_of(folder: Path) -> list[dict]:
 def test_a_row_a_weight_and_step_that_is_due(tmp_path: Path) -> None:
     model = tiny_model("qwen3")
     log = DriftLog(model, Recipe(), tmp_path / FILE, every=2)
+    log.start(0)
     found = {step: log.record(step, tokens(), MASK) for step in range(1, 5)}
     assert found[1] == found[3] == {}
-    assert set(found[4]) == {f"drift/{name}" for name in MEASURES}
+    assert set(found[2]) == set(found[4]) == {f"drift/{name}" for name in MEASURES}
     rows = rows_of(tmp_path)
     assert [row["step"] for row in rows] == [2] * 14 + [4] * 14, "7 matrices in each of 2 layers"
     assert found[4]["drift/relative_error"] == pytest.approx(
@@ -47,3 +49,32 @@ def test_nothing_is_written_where_there_is_nothing_to_watch(
     log = DriftLog(tiny_model("qwen3"), recipe, tmp_path / FILE, every)
     assert log.record(1, tokens(), MASK) == {}
     assert not list(tmp_path.iterdir())
+
+
+def test_a_resumed_run_has_the_rows_of_one_that_was_not_stopped(tmp_path: Path) -> None:
+    def train(folder: Path, model: nn.Module, first: int, last: int) -> None:
+        log = DriftLog(model, Recipe(), folder / FILE, every=1)
+        log.start(first - 1)
+        for step in range(first, last + 1):
+            with torch.no_grad():
+                for weight in model.parameters():
+                    weight.mul_(1 + 0.02 * torch.sin(torch.arange(weight.shape[-1]) + step))
+            log.record(step)
+
+    for folder in ("whole", "killed"):
+        (tmp_path / folder).mkdir()
+    train(tmp_path / "whole", tiny_model("qwen3"), 1, 3)
+    train(tmp_path / "killed", tiny_model("qwen3"), 1, 1)
+    resumed = tiny_model("qwen3")
+    train(tmp_path, resumed, 1, 1)
+    with (tmp_path / "killed" / FILE).open("a") as file:
+        file.write('{"step": 2, "lay')  # what a kill leaves
+    train(tmp_path / "killed", resumed, 2, 3)
+    whole, killed = rows_of(tmp_path / "whole"), rows_of(tmp_path / "killed")
+    assert killed == whole and all(row["flipped_codes"] > 0 for row in whole)
+
+
+def test_after_an_observation_in_between_changes_are_unknown(tmp_path: Path) -> None:
+    log = DriftLog(tiny_model("qwen3"), Recipe(), tmp_path / FILE, every=2)
+    log.start(3)
+    assert "drift/flipped_codes" not in log.record(4, tokens(), MASK)

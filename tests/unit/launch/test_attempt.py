@@ -12,6 +12,7 @@ from experiments.runs.attempts import list_attempts, next_attempt
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT
 from experiments.tracking.live import TrackedRun
+from qat_core.drift.names import FILE
 from tests.manifests import make_manifest
 
 METRICS = {
@@ -77,10 +78,12 @@ def test_checkpoints_outlive_a_crash_but_not_a_change(
     tmp_path: Path, digests: dict[str, str], numbers: list[int], checkpoints_stay: bool
 ) -> None:
     (tmp_path / "checkpoints" / "step_2").mkdir(parents=True)
+    (tmp_path / FILE).touch()
     make_manifest(digests={"config": "a"}).write(next_attempt(tmp_path).folder)
     attempts = open_attempts(tmp_path, digests)
     assert [attempt.number for attempt in attempts] == numbers
     assert (tmp_path / "checkpoints" / "step_2").exists() == checkpoints_stay
+    assert (tmp_path / FILE).exists() == checkpoints_stay
     (killed,) = list_attempts(tmp_path)
     assert killed.manifest.status == "failed" and killed.manifest.reason == KILLED
 

@@ -1,0 +1,63 @@
+"""The drift of a run on disk, while it trains and once it is recorded."""
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from experiments.runs.drift import KL, RECORDED_DRIFT, has_drift, read_drift, write_drift
+from qat_core.drift.names import FILE
+
+LINES = (
+    '{"step": 1, "layer": 0, "kind": "mlp.up_proj", "flipped_codes": null, "relative_error": 0.1}',
+    '{"step": 2, "layer": 0, "kind": "mlp.up_proj", "flipped_codes": 0.123456789012345678}',
+    '{"step": 2, "layer": 0, "kind": "kl", "kl": 2e-05, "kl_together": 1e-04}',
+)
+
+
+def test_a_record_reads_as_the_run_that_it_was_made_from(tmp_path: Path) -> None:
+    run, record = tmp_path / "run", tmp_path / "record"
+    for folder in (run, record):
+        folder.mkdir()
+        assert not has_drift(folder)
+    (run / FILE).write_text("".join(line + "\n" for line in LINES))
+    rows = read_drift(run)
+    write_drift(record / RECORDED_DRIFT, rows)
+    assert has_drift(run) and has_drift(record)
+    pd.testing.assert_frame_equal(read_drift(record), rows, check_exact=True)
+    assert rows[KL].dropna().tolist() == [2e-5]
+    first = (record / RECORDED_DRIFT).read_bytes()
+    write_drift(record / RECORDED_DRIFT, rows)
+    assert (record / RECORDED_DRIFT).read_bytes() == first, "no time stamp"
+
+
+def test_of_a_repeated_step_the_last_row_counts_and_a_cut_line_does_not(tmp_path: Path) -> None:
+    again = LINES[1].replace("0.123456789012345678", "0.5")
+    (tmp_path / FILE).write_text("".join(line + "\n" for line in (*LINES, again)) + LINES[0][:20])
+    rows = read_drift(tmp_path)
+    assert rows[rows["step"] == 2]["flipped_codes"].dropna().tolist() == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"drift\.jsonl: missing; train the run with rl\.drift_every: 1"),
+        ("", r"drift\.jsonl: empty"),
+        ('{"step": 1\n', r"drift\.jsonl: line 1: not JSON"),
+        ('{"layer": 1}\n', r"drift\.jsonl: line 1: no row of a drift"),
+        ("[1]\n", r"drift\.jsonl: line 1: not a mapping"),
+    ],
+    ids=["missing", "empty", "not-json", "no-step", "no-row"],
+)
+def test_a_damaged_file_is_refused(content: str | None, message: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / FILE).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        read_drift(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"no gzip", b"a,b\n1,2\n"], ids=["empty", "text", "csv"])
+def test_a_damaged_record_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / RECORDED_DRIFT).write_bytes(content)
+    with pytest.raises(ValueError, match=r"drift\.csv\.gz: .*; record the study again"):
+        read_drift(tmp_path)
