@@ -22,7 +22,7 @@ EXTRA := $(patsubst requirements/%.txt,.venv/.installed-%,$(wildcard requirement
 NAME_OF_STUDY := import sys, yaml; print(yaml.safe_load(open(sys.argv[1]))["study"])
 SUPPORTED := import ensurepip, sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))
 
-.PHONY: help run test lint ui figures record lock clean
+.PHONY: help run test lint ui figures report record lock clean
 
 help:  ## list the commands
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -60,6 +60,11 @@ figures: $(BASE)  ## draw all figures and tables again from experiments/records
 		$(BIN)/python -m analysis.figures --study "$$study" --results "$$record" \
 			--out "$$record/figures"; done
 	@$(BIN)/python -m analysis.documents
+
+report: $(BASE)  ## one self-contained page of a recorded study: STUDY=name
+	@record="experiments/records/$$($(BIN)/python -c '$(NAME_OF_STUDY)' "$$STUDY_FILE")"; \
+		$(BIN)/python -m analysis.report --study "$$record/study.yaml" --results "$$record" \
+			--out "results/reports/$$(basename "$$record").html"
 
 record: $(BASE)  ## copy a finished study's small results into experiments/records: STUDY=name
 	@$(BIN)/python -m experiments.runs.record --study "$$STUDY_FILE"

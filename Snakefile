@@ -25,6 +25,7 @@ rule all:
     input:
         claims=f"{STUDY_DIR}/claims.md",
         figures=FIGURES.values(),
+        report=f"{STUDY_DIR}/report.html",
         published=f"{STUDY_DIR}/mlflow.json",
     localrule: True
     message:

@@ -1,7 +1,8 @@
 """Figures of the study `collapse`: `python -m analysis.collapse_figures --study FILE ...`.
 
-Three figures: `curves`, reward and k3 KL by step with a thin line a seed; `survival`, the share
-of seeds that survive by learning rate; `corrections`, when each run of a correction collapsed.
+`curves`: reward and k3 KL by step with a thin line a seed; `survival`: the share of seeds that
+survive by learning rate; `corrections`: when each run of a correction collapsed; `drift`: which
+weights drift first, where the study watches it.
 """
 
 import argparse
@@ -24,10 +25,12 @@ from analysis.collapse_grid import (
     read_grid,
     setting_of,
 )
-from analysis.figure_files import FORMATS
+from analysis.drift import order
+from analysis.figure_files import DRIFT, FORMATS, figure_names
 from analysis.load import read_metrics
 from analysis.style import add_legend, arm_style, new_figure, save_figure
 from analysis.survival import WINDOW, Outcome, share_collapsed, smoothed
+from experiments.runs.drift import read_drift
 from experiments.study.load import load_study
 from experiments.study.schema import Study
 from experiments.support.cli import STUDY, run_cli
@@ -154,7 +157,36 @@ def _draw_times(panel: Axes, outcomes: Sequence[Outcome], y: int, color: str) ->
     )
 
 
-FIGURES = {"curves": draw_curves, "survival": draw_survival, "corrections": draw_corrections}
+def draw_drift(study: Study, results: Path, grid: Grid) -> Figure:
+    """When the NVFP4 codes of each layer and kind of weight have moved, by arm."""
+    return order.draw({DENSE: drift_runs(study, results, grid)})
+
+
+def drift_runs(study: Study, results: Path, grid: Grid) -> order.Runs:
+    """The drift without QAT and with it, dense model, decisive learning rate.
+
+    Raises:
+        ValueError: neither arm has all its runs, or one has no drift.
+    """
+    settings = [Setting(DENSE, arm, DECISIVE_LR) for arm in (NOQAT, QAT)]
+    complete = [setting for setting in settings if setting in grid]
+    if not complete:
+        rate = show_rate(DECISIVE_LR)
+        raise ValueError(f"{results}: no arm of {DENSE} at {rate} has all its runs; run the study")
+    return {
+        arm_style(setting.arm).label: [
+            read_drift(results / run.id) for run in study.runs if setting_of(study, run) == setting
+        ]
+        for setting in complete
+    }
+
+
+FIGURES = {
+    "curves": draw_curves,
+    "survival": draw_survival,
+    "corrections": draw_corrections,
+    DRIFT: draw_drift,
+}
 
 
 def main() -> None:
@@ -166,8 +198,8 @@ def main() -> None:
     study = load_study(arguments.study)
     grid = read_grid(study, arguments.results)
     arguments.out.mkdir(parents=True, exist_ok=True)
-    for name, draw in FIGURES.items():
-        drawn = partial(draw, study, arguments.results, grid)
+    for name in figure_names(study):
+        drawn = partial(FIGURES[name], study, arguments.results, grid)
         save_figure(drawn, *(arguments.out / f"{name}.{kind}" for kind in FORMATS))
 
 

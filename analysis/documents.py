@@ -4,7 +4,7 @@ A block lies between two comment lines, and everything between them is replaced:
 
     <!-- begin:claims STUDY -->            the claims table of that study's record
     <!-- end:claims -->
-    <!-- begin:figures STUDY NAME ... -->  its figures of those names; without names all
+    <!-- begin:figures STUDY NAME ... -->  its figures of those names; without names all but drift
     <!-- begin:studies -->                 a summary row for each model of every recorded study
     <!-- begin:KIND MACHINE -->            benchmark tables: a key of analysis.tables.SECTIONS, and
                                            how the records' names end, or the size of a study
@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from analysis.claims_table import read_table
+from analysis.figure_files import NAMES
 from analysis.figures import FIGURES
 from analysis.tables import SECTIONS, benchmark_text
 from analysis.tables.summary import summary_text
@@ -70,7 +71,7 @@ def _filled(block: re.Match[str], root: Path, folder: Path) -> str:
     elif kind == "claims":
         content = read_table(root / RECORDS / words[0] / "claims.json").to_markdown()
     elif kind == "figures":
-        names = words[1:] or FIGURES
+        names = words[1:] or NAMES
         content = "".join(_figure(root, folder, words[0], name) for name in names)
     else:
         content = benchmark_text(kind, root / RECORDS / "benchmarks", words[0])

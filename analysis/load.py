@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from analysis.results import Results
+from experiments.runs.drift import has_drift, read_drift
 from experiments.runs.evaluation import read_evaluations
 from experiments.runs.manifest import RunManifest, read_manifest
 from experiments.runs.metrics import (
@@ -40,8 +41,11 @@ def load_results(folder: Path, run_ids: Sequence[str]) -> Results:
         _tag(_read_evals(folder / run_id, manifest.config["rl"]["steps"]), manifest)
         for run_id, manifest in manifests.items()
     ]
+    drift = {
+        run_id: read_drift(folder / run_id) for run_id in run_ids if has_drift(folder / run_id)
+    }
     return Results(
-        pd.concat(metrics, ignore_index=True), pd.concat(evals, ignore_index=True), manifests
+        pd.concat(metrics, ignore_index=True), pd.concat(evals, ignore_index=True), manifests, drift
     )
 
 

@@ -31,11 +31,25 @@ class Results:
         metrics: one row a run and step: run, model, arm, seed, step, then one column a metric.
         evals: one row a run and offline evaluation: run, model, arm, seed and `Evaluation`'s.
         manifests: by run id, in the order asked for.
+        drift: by run id, of the runs that watched it: rows as `experiments.runs.drift` reads them.
     """
 
     metrics: pd.DataFrame
     evals: pd.DataFrame
     manifests: dict[str, RunManifest]
+    drift: dict[str, pd.DataFrame]
+
+    def drift_of(self, model: str, arm: str) -> list[pd.DataFrame]:
+        """The drift of an arm's weights, by seed.
+
+        Raises:
+            ValueError: a run has none.
+        """
+        runs = [run for run, it in self.manifests.items() if (it.model, it.arm) == (model, arm)]
+        for run in runs:
+            if run not in self.drift:
+                raise ValueError(f"{run}: no drift is recorded; train it with rl.drift_every: 1")
+        return [self.drift[run] for run in runs]
 
     def series(self, model: str, arm: str, key: str) -> Array:
         """One metric as float64 (seeds, steps); NaN where the trainer recorded it as undefined.

@@ -79,6 +79,17 @@ def new_figure(
     return figure, figure.subplots(squeeze=False, **grid)
 
 
+def fix_layout(figure: Figure) -> None:
+    """Lays the figure out for good, at rounded positions.
+
+    Around a colour bar the solver's last bits differ from run to run, and with them an SVG's bytes.
+    """
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    for axes in figure.axes:
+        axes.set_position([round(value, 6) for value in axes.get_position().bounds])
+
+
 def label_columns_by_model(figure: Figure, axes: Any, study: Study) -> None:
     """Titles, step axis and legend of a grid of panels, a column a model, steps to the right."""
     for panel, model in zip(axes[0], study.models, strict=True):

@@ -4,7 +4,7 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from analysis.figure_files import FORMATS
+from analysis.figure_files import FORMATS, figure_names
 from analysis.figures import FIGURES
 from analysis.load import load_results
 from analysis.style import save_figure
@@ -21,9 +21,9 @@ def main() -> None:
     study = load_study(arguments.study)
     results = load_results(arguments.results, [run.id for run in study.runs])
     arguments.out.mkdir(parents=True, exist_ok=True)
-    for name, figure in FIGURES.items():
+    for name in figure_names(study):
         paths = [arguments.out / f"{name}.{kind}" for kind in FORMATS]
-        save_figure(partial(figure.draw, study, results), *paths)
+        save_figure(partial(FIGURES[name].draw, study, results), *paths)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from analysis.results import Results, memory_source
 from analysis.style import INK, add_legend, arm_style, new_figure
-from analysis.tables.engines import reported_weights_gib
+from analysis.tables.engines import ROLLOUTS, reported_weights_gib
 from experiments.study.schema import ROOT, Study
 from qat_core.memory import Precision, predict_weight_memory_gib
 from qat_core.units import MIB_PER_GIB
@@ -19,6 +19,10 @@ CAPTION = "Weight memory by arm in this study, and Qwen3's as vLLM reported it o
 QWEN3 = ("qwen3-8b", "qwen3-30b-a3b")
 RECORDS = ROOT / "experiments" / "records" / "benchmarks"
 MACHINE = "h200"
+SOURCES = (
+    *(f"experiments/models/{name}.json" for name in QWEN3),
+    *(f"experiments/records/benchmarks/{name}_{MACHINE}.json" for name in ROLLOUTS),
+)
 # what a record of engines calls an arm's precision; it has none of FFN only
 PRECISIONS: Mapping[str, tuple[Precision, str | None]] = {
     "bf16": ("bf16", "bf16"),

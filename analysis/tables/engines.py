@@ -9,6 +9,8 @@ from pydantic import BaseModel
 from analysis.markdown import MarkdownTable
 from analysis.tables.record import Record, read_record
 
+# an older measurement of an engine before a newer one
+ROLLOUTS = ("rollout", "rollout_30b", "rollout_expandable")
 PRECISIONS = {"nvfp4": "NVFP4", "bf16": "BF16"}
 SYNC_TITLE = "**Weight memory and weight sync from a BF16 model on the same GPU**"
 SYNC_NOTE = (
@@ -98,8 +100,7 @@ SYNC_TABLE: MarkdownTable[tuple[str, SyncedEngine]] = MarkdownTable(
 
 def read_rollouts(folder: Path, machine: str) -> list[RolloutRecord]:
     """Records of engines that were synced, a newer measurement of an engine after an older one."""
-    names = ("rollout", "rollout_30b", "rollout_expandable")
-    return [read_record(folder / f"{name}_{machine}.json", RolloutRecord) for name in names]
+    return [read_record(folder / f"{name}_{machine}.json", RolloutRecord) for name in ROLLOUTS]
 
 
 def read_serving(folder: Path, machine: str) -> ServingRecord:

@@ -10,7 +10,7 @@ from shlex import quote
 from snakemake.settings.types import DeploymentMethod
 from snakemake_interface_executor_plugins.settings import ExecMode
 
-from analysis.figure_files import FORMATS, NAMES
+from analysis.figure_files import FORMATS, PROGRAMS, figure_names
 from experiments.launch.digests import code_digest, config_digest
 from experiments.launch.preflight import check_devices, check_settings
 from experiments.support.gpu_locks import shares_of_gpus, visible_gpus
@@ -137,22 +137,11 @@ if (
     num_gpus = shares_of_gpus(shared) if shared else len(visible_gpus())
     workflow.register_resource("gpu", max(1, num_gpus))
 
+TEMPLATE = ("template.html", "style.css")
 STUDY_DIR = f"results/studies/{STUDY.study}"
-# who judges and draws a study, and the figures that come of it
-JUDGE, DRAW, DRAWN = {
-    "parity": (
-        "analysis.claims",
-        "analysis.figures.__main__",
-        NAMES,
-    ),
-    "collapse": (
-        "analysis.collapse",
-        "analysis.collapse_figures",
-        ("curves", "survival", "corrections"),
-    ),
-}[STUDY.judged_by]
+JUDGE, DRAW = PROGRAMS[STUDY.judged_by].judge, PROGRAMS[STUDY.judged_by].draw
 FIGURES = {
     f"{name}_{kind}": f"{STUDY_DIR}/figures/{name}.{kind}"
-    for name in DRAWN
+    for name in figure_names(STUDY)
     for kind in FORMATS
 }

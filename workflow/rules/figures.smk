@@ -21,3 +21,27 @@ rule figures:
     shell:
         "python -m {params.program} --study {input.study:q} --results results"
         " --out {params.out:q} > {log:q} 2>&1"
+
+
+# One self-contained page: claims, figures, provenance and protocol.
+rule report:
+    input:
+        study=ancient(STUDY_FILE),
+        manifests=of_every_run("manifest.json"),
+        claims=f"{STUDY_DIR}/claims.md",
+        figures=FIGURES.values(),
+    output:
+        page=f"{STUDY_DIR}/report.html",
+    log:
+        f"logs/report/{STUDY.study}.log",
+    localrule: True
+    conda:
+        "../../environment.yml"
+    params:
+        code=digest_code("analysis.report.__main__"),
+        template=[digest_file(ROOT / "analysis" / "report" / name) for name in TEMPLATE],
+    message:
+        "Writing the report of study {STUDY.study}"
+    shell:
+        "python -m analysis.report --study {input.study:q} --results results --out {output.page:q}"
+        " > {log:q} 2>&1"

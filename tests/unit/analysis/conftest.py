@@ -12,10 +12,11 @@ from experiments.study.schema import STUDIES, Study
 
 @pytest.fixture(scope="session")
 def study_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The default study with the five seeds of the protocol."""
+    """The default study with the five seeds of the protocol, and the drift of weights watched."""
     default = yaml.safe_load((STUDIES / "default.yaml").read_text())
+    default |= {"seeds": [0, 1, 2, 3, 4], "rl": default["rl"] | {"drift_every": 10}}
     path = tmp_path_factory.mktemp("study") / "study.yaml"
-    path.write_text(yaml.safe_dump({**default, "seeds": [0, 1, 2, 3, 4]}))
+    path.write_text(yaml.safe_dump(default))
     return path
 
 

@@ -80,6 +80,16 @@ def manifest_of(run: Run, num_steps: int) -> dict[str, object]:
     return MANIFEST | names | recorded | {"digests": digests, "config": config}
 
 
+def drift_of(num_steps: int) -> list[dict[str, object]]:
+    """Two kinds in two layers; layer 1 moves twice as fast, and k_proj not at all."""
+    return [
+        {"step": step, "layer": layer, "kind": kind, "relative_error": 0.1, "flipped_codes": flips}
+        for step in range(10, num_steps + 1, 10)
+        for layer in (0, 1)
+        for kind, flips in (("self_attn.k_proj", 0.0), ("mlp.up_proj", 0.1 * (1 + layer)))
+    ] + [{"step": num_steps, "layer": layer, "kind": "kl", "kl": 1e-4} for layer in (0, 1)]
+
+
 def write_results(study: Study, folder: Path, num_steps: int = 30, num_prompts: int = 256) -> None:
     """All runs of a study, as the launcher and the evaluation write them."""
     for run in study.runs:
@@ -90,6 +100,9 @@ def write_results(study: Study, folder: Path, num_steps: int = 30, num_prompts: 
         evaluations = evaluations_of(run, num_steps, num_prompts)
         (run_dir / "eval.json").write_text(json.dumps(evaluations))
         (run_dir / "manifest.json").write_text(json.dumps(manifest_of(run, num_steps)))
+        if run.arm in PACKED_SHARE:
+            drift = "".join(json.dumps(row) + "\n" for row in drift_of(num_steps))
+            (run_dir / "drift.jsonl").write_text(drift)
 
 
 def judge(study: Study, folder: Path) -> dict[tuple[str, str], Claim]:

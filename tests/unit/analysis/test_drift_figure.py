@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from analysis.drift import PREFIX, draw, layer_by_step
+from analysis.drift.maps import PREFIX, draw, layer_by_step
 from analysis.metrics import CATALOGUE
 from analysis.style import save_figure
 from experiments.runs.drift import KL, read_drift

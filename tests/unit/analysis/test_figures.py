@@ -1,3 +1,4 @@
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from analysis.figures import FIGURES
 from analysis.results import Results
 from analysis.style import arm_style, save_figure
 from experiments.study.arms import ARMS
-from experiments.study.schema import Study
+from experiments.study.schema import ROOT, Study
 
 K3 = "rollout_corr/k3_kl"
 
@@ -55,6 +56,8 @@ def test_every_axis_names_its_unit(name: str, study: Study, results: Results) ->
         "seconds",
         "(tokens)",
         "(mean",
+        "\nlayer",  # categories have no unit
+        "\nkind of weight",
     )
     assert labels - {""} and all(any(unit in label for unit in known) for label in labels - {""})
 
@@ -162,6 +165,20 @@ def test_every_arm_is_told_apart_without_colour() -> None:
     assert len({style.marker for style in styles}) == len(styles)
     assert len({style.color for style in styles}) == len(styles)
     assert len({style.label for style in styles}) == len(styles)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_reads_no_more_than_it_says(name: str, study: Study, results: Results) -> None:
+    """The report names these files as the figure's source."""
+    shown = texts_of(FIGURES[name].draw(study, results))
+    unread = {"metrics", "evals", "drift"} - set(FIGURES[name].reads)
+    less = {it: {} if it == "drift" else getattr(results, it).iloc[:0] for it in unread}
+    assert texts_of(FIGURES[name].draw(study, replace(results, **less))) == shown
+
+
+def test_other_files_of_a_figure_exist() -> None:
+    sources = [path for figure in FIGURES.values() for path in figure.records]
+    assert sources and all((ROOT / path).is_file() for path in sources)
 
 
 def test_unknown_arm_is_refused() -> None:

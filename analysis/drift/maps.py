@@ -1,12 +1,6 @@
-"""Which layers drift first? `python -m analysis.drift RUN [RUN ...] --out drift.png`
+"""Maps of the drift of runs side by side: a row a measure, a column a run, layers by steps."""
 
-Draws `drift.jsonl` of runs side by side: a row a measure, a column a run, layers by steps.
-"""
-
-import argparse
 from collections.abc import Mapping, Sequence
-from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -17,14 +11,13 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from analysis.metrics import CATALOGUE
-from analysis.style import new_figure, save_figure
-from experiments.runs.drift import KL, read_drift
-from experiments.support.cli import run_cli
-from qat_core.drift.names import MEASURES
+from analysis.style import fix_layout, new_figure
+from experiments.runs.drift import KL
 
 PREFIX = "drift/"
 DEFAULT = ("relative_error", "flipped_codes", KL)
 ROW_INCHES = 1.7
+COLORS = "viridis"
 NOT_MEASURED = "#d9d9d9"
 
 
@@ -53,7 +46,7 @@ def draw(runs: Mapping[str, pd.DataFrame], measures: Sequence[str]) -> Figure:
         norm = _norm([table.to_numpy() for table in maps[measure].values()])
         image = None
         for panel, table in zip(row, maps[measure].values(), strict=True):
-            image = _draw_map(panel, table, norm) or image
+            image = draw_cells(panel, table, norm) or image
         row[0].set_ylabel("layer")
         if image is not None:
             label = CATALOGUE[PREFIX + measure].label.replace(" ", "\n", 1)
@@ -63,6 +56,7 @@ def draw(runs: Mapping[str, pd.DataFrame], measures: Sequence[str]) -> Figure:
     for panel, rows in zip(axes[-1], runs.values(), strict=True):
         panel.set_xlabel("training step")
         panel.set_xlim(rows["step"].min() - 0.5, rows["step"].max() + 0.5)
+    fix_layout(figure)
     return figure
 
 
@@ -78,7 +72,8 @@ def _norm(tables: Sequence[np.ndarray]) -> Normalize:
     return Normalize(float(values.min()), float(values.max()))
 
 
-def _draw_map(panel: Axes, table: pd.DataFrame, norm: Normalize) -> QuadMesh | None:
+def draw_cells(panel: Axes, table: pd.DataFrame, norm: Normalize) -> QuadMesh | None:
+    """Rows of a table over its columns, which are steps; None where there is nothing to draw."""
     panel.set_facecolor(NOT_MEASURED)
     panel.grid(visible=False)
     panel.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -86,25 +81,15 @@ def _draw_map(panel: Axes, table: pd.DataFrame, norm: Normalize) -> QuadMesh | N
     if table.empty:
         return None
     steps, layers = table.columns.to_numpy(float), table.index.to_numpy(float)
-    width = float(np.diff(steps).min()) if len(steps) > 1 else 1.0
+    width = cell_width(steps)
     # a cell ends with its step: what is measured every tenth step stands for the ten up to it
     x = np.concatenate([[steps[0] - width], steps]) + 0.5
     y = np.concatenate([layers, [layers[-1] + 1]]) - 0.5
     # zero has no colour on a logarithmic scale: it gets the lowest
     values = np.ma.masked_invalid(table.to_numpy()).clip(min=norm.vmin or 0.0)
-    return panel.pcolormesh(x, y, values, norm=norm, cmap="viridis")
+    return panel.pcolormesh(x, y, values, norm=norm, cmap=COLORS)
 
 
-def main() -> None:
-    """Writes the figure."""
-    parser = argparse.ArgumentParser(description="Draw the drift of runs, layer by step.")
-    parser.add_argument("runs", type=Path, nargs="+", help="run folders with a drift.jsonl")
-    parser.add_argument("--measures", nargs="+", choices=(*MEASURES, KL), default=list(DEFAULT))
-    parser.add_argument("--out", type=Path, required=True, help="PNG file")
-    arguments = parser.parse_args()
-    runs = {path.resolve().name: read_drift(path) for path in arguments.runs}
-    save_figure(partial(draw, runs, arguments.measures), arguments.out)
-
-
-if __name__ == "__main__":
-    run_cli(main)
+def cell_width(steps: np.ndarray) -> float:
+    """Steps from one observation to the next."""
+    return float(np.diff(steps).min()) if len(steps) > 1 else 1.0

@@ -1,0 +1,146 @@
+"""Which layers and kinds of weights drift first?
+
+Drift is counted by what rollouts see of it: moved(t) is the sum over the observations up to step t
+of the share of codes that flipped since the one before. A code that flips back counts again. A
+layer or a kind has drifted where the mean of its weights and seeds first is `MOVED`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Literal, get_args
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+
+from analysis.drift.maps import COLORS, cell_width, draw_cells
+from analysis.markdown import MarkdownTable
+from analysis.style import fix_layout, new_figure
+from experiments.runs.drift import KL
+
+MOVED = 0.1
+Group = Literal["layer", "kind"]
+GROUPS: tuple[Group, ...] = get_args(Group)
+Runs = Mapping[str, Sequence[pd.DataFrame]]
+"""By the label of an arm, the rows of its seeds."""
+CAPTION = "When the NVFP4 codes of each layer and kind of weight have moved, by arm"
+FLIPS = "flipped_codes"
+CELL_INCHES = 0.19
+EMPTY = "-"
+TABLE_NOTE = (
+    f"First step by which {MOVED:.0%} of the codes have flipped, in brackets the share at the end. "
+    "KL: of this layer alone rounded, at the last look, in nats a token. Means over seeds."
+)
+
+
+def moved(runs: Sequence[pd.DataFrame], group: Group) -> pd.DataFrame:
+    """Mean over weights and seeds: an index of layers or kinds, columns of steps.
+
+    A run that is shorter than the others is left out of the steps that it did not do.
+    """
+    tables = []
+    for seed, rows in enumerate(runs):
+        weights = rows[(rows["kind"] != "kl") & rows["layer"].notna()].sort_values("step")
+        total = weights.groupby(["layer", "kind"])[FLIPS].cumsum()
+        tables.append(weights.assign(seed=seed, layer=weights["layer"].astype(int), moved=total))
+    return pd.concat(tables).pivot_table(index=group, columns="step", values="moved")
+
+
+def first_steps(table: pd.DataFrame, share: float = MOVED) -> dict[str, int | None]:
+    """The first step of each row of `moved` that has that share; None where none has."""
+    reached = {str(name): values[values >= share] for name, values in table.iterrows()}
+    return {name: int(its.index[0]) if len(its) else None for name, its in reached.items()}
+
+
+def layer_kl(runs: Sequence[pd.DataFrame]) -> dict[str, float]:
+    """Of each layer rounded alone the KL at the last look, in nats a token; mean over seeds."""
+    known = [rows.dropna(subset=[KL]) for rows in runs if KL in rows]
+    last = pd.concat([it[it["step"] == it["step"].max()] for it in known]) if known else None
+    if last is None or last.empty:
+        return {}
+    return {str(int(n)): float(kl) for n, kl in last.groupby("layer")[KL].mean().items()}
+
+
+def draw(models: Mapping[str, Runs]) -> Figure:
+    """Of each model a row of maps for layers and one for kinds, a column an arm."""
+    tables = {
+        (model, group): {arm: moved(seeds, group) for arm, seeds in runs.items()}
+        for model, runs in models.items()
+        for group in GROUPS
+    }
+    arms = list(next(iter(models.values())))
+    norm = Normalize(0, max(it.max().max() for row in tables.values() for it in row.values()))
+    heights = [0.35 + CELL_INCHES * max(map(len, row.values())) for row in tables.values()]
+    figure, axes = new_figure(
+        "Which layers and kinds of weights drift first",
+        "Codes that have flipped, summed over the observations up to a step, as a share of all "
+        f"codes; mean over weights and seeds.\nWhite: where it first is {MOVED:.0%}. Grey: not in "
+        "NVFP4.",
+        height_inches=1.0 + sum(heights),
+        has_legend=False,
+        nrows=len(tables),
+        ncols=len(arms),
+        sharex="col",
+        sharey="row",
+        height_ratios=heights,
+    )
+    for panels, ((model, group), row) in zip(axes, tables.items(), strict=True):
+        names = sorted({name for table in row.values() for name in table.index})
+        for panel, table in zip(panels, row.values(), strict=True):
+            _draw_map(panel, table.reindex(names), norm)
+        panels[0].set_yticks(range(len(names)), [str(name).split(".")[-1] for name in names])
+        panels[0].set_ylim(len(names) - 0.5, -0.5)
+        panels[0].set_ylabel(f"{model}\n{'layer' if group == 'layer' else 'kind of weight'}")
+    for panel, arm in zip(axes[0], arms, strict=True):
+        panel.set_title(arm)
+    for panel in axes[-1]:
+        panel.set_xlabel("training step")
+    colors = ScalarMappable(norm, COLORS)
+    figure.colorbar(colors, ax=axes, pad=0.01).set_label("flipped codes (share of all codes)")
+    fix_layout(figure)
+    return figure
+
+
+def _draw_map(panel: Axes, table: pd.DataFrame, norm: Normalize) -> None:
+    draw_cells(panel, table.set_axis(range(len(table)), axis="index"), norm)
+    width = cell_width(table.columns.to_numpy(float))
+    for row, step in enumerate(first_steps(table).values()):
+        if step is not None:
+            panel.plot(step + 0.5 - width / 2, row, "|", color="white", markersize=9, mew=1.6)
+
+
+def order_table(runs: Runs) -> str:
+    """Markdown: a row a layer and a kind of weight, an arm's columns next to each other."""
+    rows = [(group, name) for group in GROUPS for name in _names(runs, group)]
+    columns: dict[str, Callable[[tuple[Group, str]], str]] = {
+        "Weights": lambda row: f"layer {row[1]}" if row[0] == "layer" else row[1]
+    }
+    for arm, seeds in runs.items():
+        tables = {group: moved(seeds, group) for group in GROUPS}
+        kl = layer_kl(seeds)
+        columns[arm] = partial(_show_moved, tables)
+        if kl:
+            columns[f"{arm}, KL"] = partial(_show_kl, kl)
+    return f"{MarkdownTable(columns).markdown(rows)}\n\n{TABLE_NOTE}"
+
+
+def _show_moved(tables: Mapping[Group, pd.DataFrame], row: tuple[Group, str]) -> str:
+    group, name = row
+    table = tables[group].rename(index=str)
+    if name not in table.index:
+        return EMPTY
+    step = first_steps(table)[name]
+    return f"{'never' if step is None else step} ({table.loc[name].iloc[-1]:.0%})"
+
+
+def _show_kl(kl: Mapping[str, float], row: tuple[Group, str]) -> str:
+    group, name = row
+    return f"{kl[name]:.1e}" if group == "layer" and name in kl else EMPTY
+
+
+def _names(runs: Runs, group: Group) -> list[str]:
+    """All layers, or all kinds of weights, of any arm."""
+    names = {name for seeds in runs.values() for name in moved(seeds, group).index}
+    return [str(name) for name in sorted(names)]

@@ -1,0 +1,166 @@
+"""What the report of a study says, read from its results or from its record."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from inspect import getdoc
+from pathlib import Path
+
+from analysis.collapse_figures import FIGURES as COLLAPSE_FIGURES
+from analysis.collapse_figures import drift_runs
+from analysis.collapse_grid import DENSE, read_grid
+from analysis.drift.order import order_table
+from analysis.figure_files import DRIFT, PROGRAMS, figure_names
+from analysis.figures import FIGURES
+from analysis.figures.drift import runs_by_arm
+from analysis.load import load_results
+from experiments.runs.drift import RECORDED_DRIFT
+from experiments.runs.evaluation import EVALUATIONS
+from experiments.runs.manifest import MANIFEST, RunManifest, read_manifest
+from experiments.runs.metrics import METRICS, RECORDED_METRICS
+from experiments.runs.provenance import digest_file
+from experiments.study.load import load_study
+from experiments.study.schema import ROOT, Study
+from experiments.support.json_files import read_bytes
+from qat_core.drift.names import FILE as DRIFT_FILE
+
+HINT = "run the study to its end"
+# what a figure reads of every run besides its manifest; a record has the form that comes first
+FILES: Mapping[str, tuple[str, ...]] = {
+    "metrics": (RECORDED_METRICS, METRICS),
+    "evals": (EVALUATIONS,),
+    "drift": (RECORDED_DRIFT, DRIFT_FILE),
+}
+
+
+@dataclass(frozen=True)
+class ShownFigure:
+    """A figure and where it comes from.
+
+    Attributes:
+        script: its module's file, from the repository's root.
+        reads: kinds of a run's files, keys of `FILES`.
+        records: other files that it shows, from the repository's root.
+    """
+
+    name: str
+    caption: str
+    svg: bytes
+    script: str
+    reads: tuple[str, ...]
+    records: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunFile:
+    """A file that the page was made from."""
+
+    run: str
+    name: str
+    num_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Content:
+    """All that the page of a study shows.
+
+    Attributes:
+        manifests: of the runs that there are, by run id, in the study's order.
+        missing: ids of runs that the study names and that there are not.
+        claims, protocol: Markdown.
+        drift: by model, Markdown of what drifts first; empty where the study does not watch it.
+        command: draws the figures again.
+    """
+
+    study: Study
+    study_yaml: str
+    manifests: Mapping[str, RunManifest]
+    missing: tuple[str, ...]
+    claims: str
+    figures: tuple[ShownFigure, ...]
+    files: tuple[RunFile, ...]
+    protocol: str
+    command: str
+    drift: Mapping[str, str]
+
+    @property
+    def scripts(self) -> dict[str, str]:
+        """Source of the figures' scripts, by file."""
+        return {it.script: (ROOT / it.script).read_text() for it in self.figures}
+
+
+def read_content(study_file: Path, results: Path) -> Content:
+    """Reads a finished study.
+
+    Args:
+        study_file: the study.
+        results: a results folder, or the folder of the study's record.
+
+    Raises:
+        ValueError: claims, figures or all runs are missing, or a file is damaged.
+    """
+    study = load_study(study_file)
+    own = results / "studies" / study.study
+    judged = own if own.is_dir() else results
+    there = [run.id for run in study.runs if (results / run.id / MANIFEST).is_file()]
+    if not there:
+        raise ValueError(f"{results}: no run of study {study.study}; {HINT}")
+    programs = PROGRAMS[study.judged_by]
+    draw = programs.draw.removesuffix(".__main__")
+    return Content(
+        study=study,
+        study_yaml=study_file.read_text(),
+        manifests={run: read_manifest(results / run, HINT) for run in there},
+        missing=tuple(run.id for run in study.runs if run.id not in there),
+        claims=read_bytes(judged / "claims.md", HINT).decode(),
+        figures=tuple(_figures(study, judged / "figures")),
+        files=tuple(file for run in there for file in _files(results / run)),
+        protocol=(ROOT / programs.protocol).read_text(),
+        command=f"python -m {draw} --study {_shown(study_file)} --results {_shown(results)} "
+        "--out figures",
+        drift=_drift(study, results),
+    )
+
+
+def _figures(study: Study, folder: Path) -> Iterator[ShownFigure]:
+    for name in figure_names(study):
+        svg = read_bytes(folder / f"{name}.svg", HINT)
+        if study.judged_by == "parity":
+            it = FIGURES[name]
+            script = _script(it.draw.__module__)
+            yield ShownFigure(name, it.caption, svg, script, it.reads, it.records)
+        else:
+            # there the first line of a figure's docstring says what it shows
+            draw = COLLAPSE_FIGURES[name]
+            caption = (getdoc(draw) or "").partition("\n")[0]
+            yield ShownFigure(name, caption, svg, _script(draw.__module__), ("metrics",))
+
+
+def _drift(study: Study, results: Path) -> dict[str, str]:
+    if DRIFT not in figure_names(study):
+        return {}
+    if study.judged_by == "parity":
+        loaded = load_results(results, [run.id for run in study.runs])
+        runs = {model: runs_by_arm(study, loaded, model) for model in study.models}
+    else:
+        runs = {DENSE: drift_runs(study, results, read_grid(study, results))}
+    return {model: order_table(of_model) for model, of_model in runs.items()}
+
+
+def _script(module: str) -> str:
+    spec = find_spec(module)
+    assert spec is not None and spec.origin is not None, "it has been imported"
+    return str(Path(spec.origin).relative_to(ROOT))
+
+
+def _files(folder: Path) -> Iterator[RunFile]:
+    for forms in ((MANIFEST,), *FILES.values()):
+        for path in [folder / name for name in forms if (folder / name).is_file()][:1]:
+            yield RunFile(folder.name, path.name, path.stat().st_size, digest_file(path))
+
+
+def _shown(path: Path) -> str:
+    """From the repository's root, where it lies there."""
+    path = path.resolve()
+    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name)

@@ -1,0 +1,126 @@
+"""The report as one HTML page without a script, and with nothing to fetch: figures are data."""
+
+from base64 import b64encode
+from collections import Counter
+from collections.abc import Iterable
+from itertools import groupby
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+from markupsafe import Markup
+
+from analysis.report.content import Content
+from analysis.results import memory_source
+from experiments.runs.manifest import RunManifest
+from experiments.study.arms import ARMS
+from qat_core.units import MIB_PER_GIB
+
+HERE = Path(__file__).parent
+VERDICTS = ("PASS", "FAIL", "INCONCLUSIVE", "REPORTED")
+DIGEST_LETTERS = 12
+
+
+def render(content: Content) -> str:
+    """The page; equal content gives equal text."""
+    environment = Environment(
+        loader=FileSystemLoader(HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("template.html").render(
+        it=content,
+        style=Markup((HERE / "style.css").read_text()),
+        claims=to_html(content.claims),
+        protocol=to_html(content.protocol),
+        figures=[(it, b64encode(it.svg).decode()) for it in content.figures],
+        drift={model: to_html(table) for model, table in content.drift.items()},
+        memory=memory_rows(content),
+        memory_source=memory_source(content.study),
+        facts=facts(content.manifests.values()),
+        runs=content.manifests.values(),
+        files={run: list(its) for run, its in groupby(content.files, lambda file: file.run)},
+        digest_letters=DIGEST_LETTERS,
+    )
+
+
+def to_html(markdown: str) -> Markup:
+    """Markdown of this repository as HTML, as part of a page.
+
+    Headings go two levels down. Links to other files lose their target, which a single page does
+    not have. A cell knows its column's name, for narrow screens, and is marked if it is a verdict.
+    """
+    parser = MarkdownIt("commonmark", {"html": True}).enable("table")
+    tokens = parser.parse(markdown)
+    columns: list[str] = []
+    for token, inside in zip(tokens, [*tokens[1:], None], strict=True):
+        if token.type in ("heading_open", "heading_close"):
+            token.tag = f"h{min(int(token.tag[1]) + 2, 6)}"
+        elif token.type == "tr_open":
+            position = 0
+        elif token.type == "thead_open":
+            columns = []
+        elif token.type == "th_open" and inside is not None:
+            columns.append(inside.content)
+        elif token.type == "td_open" and inside is not None:
+            token.attrs = {"data-label": columns[position]}
+            position += 1
+            if (verdict := inside.content.strip("*")) in VERDICTS:
+                token.attrSet("class", verdict.lower())
+        elif token.type == "inline":
+            token.children = list(_without_local_links(token.children or []))
+    return Markup(parser.renderer.render(tokens, parser.options, {}))
+
+
+def _without_local_links(tokens: Iterable[Token]) -> Iterable[Token]:
+    is_local = False
+    for token in tokens:
+        if token.type == "link_open":
+            is_local = "://" not in str(token.attrs["href"])
+        if not (is_local and token.type in ("link_open", "link_close")):
+            yield token
+
+
+def memory_rows(content: Content) -> list[tuple[str, ...]]:
+    """Weight memory of each model and arm: predicted, measured, and the share of BF16's."""
+    firsts: dict[tuple[str, str], RunManifest] = {}
+    for it in content.manifests.values():
+        if it.status == "finished":
+            firsts.setdefault((it.model, it.arm), it)
+    rows: list[tuple[str, ...]] = []
+    for (model, _), it in firsts.items():
+        bf16 = firsts.get((model, "bf16"))
+        measured = it.memory.measured_gib
+        share = f"{measured / bf16.memory.measured_gib:.1%}" if bf16 else "-"
+        sizes = (show_size(it.memory.predicted_gib), show_size(measured))
+        rows.append((model, ARMS[it.arm].label, *sizes, share))
+    return rows
+
+
+def show_size(gib: float) -> str:
+    """In GiB, or in MiB where that reads better."""
+    return f"{gib:.2f} GiB" if gib >= 1 else f"{gib * MIB_PER_GIB:.3f} MiB"
+
+
+def facts(manifests: Iterable[RunManifest]) -> list[tuple[str, list[tuple[str, int]]]]:
+    """What runs agree on, or not: of each fact its values and how many runs have each."""
+    found: dict[str, Counter[str]] = {}
+    for it in manifests:
+        git = it.git
+        commit = git.commit if git and git.commit else "not recorded"
+        changed = ", with uncommitted changes" if git and git.dirty else ""
+        machine = it.hardware
+        named = {
+            "commit": commit + changed,
+            "hardware": f"{machine.cpu}, {machine.cores} cores, {machine.memory_gib} GiB"
+            + "".join(f", {gpu}" for gpu in machine.gpus),
+            "started": it.started_at[:10],
+            **{name: version for name, version in it.versions.items() if version},
+            **{f"digest of {name}": digest[:DIGEST_LETTERS] for name, digest in it.digests.items()},
+        }
+        for name, value in named.items():
+            found.setdefault(name, Counter())[value] += 1
+    return [(name, list(values.items())) for name, values in found.items()]

@@ -1,0 +1,165 @@
+"""The page of a study: complete, self-contained, valid, and the same bytes from the same files."""
+
+import json
+import re
+from base64 import b64decode
+from html.parser import HTMLParser
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from analysis.claims import judge_study
+from analysis.figure_files import PROGRAMS, figure_names
+from analysis.figures import FIGURES
+from analysis.report.content import read_content
+from analysis.report.page import memory_rows, render, show_size, to_html
+from analysis.results import Results
+from experiments.runs.provenance import digest_file
+from experiments.study.schema import ROOT, Study
+
+RECORD = ROOT / "experiments" / "records" / "default"
+VOID = {"meta", "img", "br", "hr", "link", "input"}
+
+
+class Page(HTMLParser):
+    """Elements of a page; fails where one is not closed, or closed that was not open."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.targets: list[tuple[str, str]] = []
+        self.images: list[dict[str, str | None]] = []
+        self.feed(text)
+        self.close()
+        assert not self.open, self.open
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        of_tag = dict(attributes)
+        assert len(of_tag) == len(attributes), f"{tag} has an attribute twice"
+        assert tag not in ("script", "link", "iframe", "object", "base"), (
+            "nothing is fetched or run"
+        )
+        if tag not in VOID:
+            self.open.append(tag)
+        if identifier := of_tag.get("id"):
+            self.ids.append(identifier)
+        for key in ("src", "href", "srcset", "data", "action", "poster"):
+            if (value := of_tag.get(key)) is not None:
+                self.targets.append((tag, value))
+        if tag == "img":
+            self.images.append(of_tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open and self.open.pop() == tag, f"</{tag}> closes nothing"
+
+
+@pytest.fixture
+def finished(study: Study, results: Results, results_dir: Path) -> Path:
+    """Results with claims and figures; the figures are stand-ins."""
+    folder = results_dir / "studies" / study.study
+    (folder / "figures").mkdir(parents=True)
+    (folder / "claims.md").write_text(judge_study(study, results).to_markdown())
+    for name in figure_names(study):
+        (folder / "figures" / f"{name}.svg").write_text(f"<svg><title>{name}</title></svg>")
+    return results_dir
+
+
+@pytest.fixture
+def page(study_file: Path, finished: Path) -> str:
+    return render(read_content(study_file, finished))
+
+
+@pytest.mark.parametrize("source", ["results", "record"])
+def test_the_page_is_valid_and_fetches_nothing(source: str, page: str) -> None:
+    text = page if source == "results" else render(read_content(RECORD / "study.yaml", RECORD))
+    assert text.startswith("<!DOCTYPE html>\n")
+    found = Page(text)
+    assert len(set(found.ids)) == len(found.ids)
+    for tag, target in found.targets:
+        if tag == "img":
+            assert target.startswith("data:image/svg+xml;base64,")
+        else:
+            assert tag == "a" and target.startswith("#") and target[1:] in found.ids, target
+    assert "@import" not in text and "url(" not in text.partition("<main>")[0]
+
+
+def test_every_figure_is_there_as_it_was_drawn(page: str, study: Study, finished: Path) -> None:
+    shown = {
+        b64decode(str(image["src"]).partition(",")[2]): image["alt"] for image in Page(page).images
+    }
+    folder = finished / "studies" / study.study / "figures"
+    files = {path.read_bytes(): FIGURES[path.stem].caption for path in folder.iterdir()}
+    assert shown == files and len(files) == 7
+    for name in figure_names(study):
+        script = Path(FIGURES[name].draw.__module__.replace(".", "/") + ".py")
+        assert f"<code>{script}</code>" in page
+        assert FIGURES[name].draw.__name__ in (ROOT / script).read_text()
+
+
+def test_claims_drift_memory_and_provenance_are_there(
+    page: str, study: Study, study_file: Path, results: Results, finished: Path
+) -> None:
+    table = judge_study(study, results)
+    cells = re.findall(r'<td data-label="Verdict" class="(\w+)">', page)
+    assert cells == [claim.verdict.lower() for claim in table.claims]
+    assert all(claim.interval in page for claim in table.claims)
+    assert page.count('data-label="NVFP4 QAT">20 (15%)') == 2, "layer 0 of either model"
+    assert ("nano-moe", "NVFP4 QAT", "0.614 MiB", "0.615 MiB", "40.0%") in memory_rows(
+        read_content(study_file, finished)
+    )
+    assert "<dt>commit</dt>\n<dd>abc</dd>" in page
+    assert "nano-moe 4 (4)" in page, "the digest of the base that four runs share"
+    for run in results.manifests:
+        for name in ("manifest.json", "metrics.jsonl", "eval.json"):
+            assert f"{run}/{name}" in page and digest_file(finished / run / name) in page
+    assert "Protocol for claims about mismatch" in page
+
+
+def test_the_same_files_give_the_same_bytes(page: str, study_file: Path, finished: Path) -> None:
+    assert render(read_content(study_file, finished)) == page
+    changed = finished / "nano-dense_bf16_seed0" / "manifest.json"
+    changed.write_text(changed.read_text() + "\n")
+    assert render(read_content(study_file, finished)) != page
+
+
+def test_what_a_file_says_cannot_become_markup(study_file: Path, finished: Path) -> None:
+    manifest = finished / "nano-dense_bf16_seed0" / "manifest.json"
+    content = json.loads(manifest.read_text()) | {"reason": "<script>alert(1)</script>"}
+    manifest.write_text(json.dumps(content))
+    Page(render(read_content(study_file, finished)))
+
+
+@pytest.mark.parametrize("lost", ["claims.md", "figures/kl.svg"])
+def test_what_is_missing_is_named(lost: str, study_file: Path, finished: Path) -> None:
+    (finished / "studies" / "default" / lost).unlink()
+    with pytest.raises(ValueError, match=rf"{lost}: missing; run the study to its end"):
+        read_content(study_file, finished)
+
+
+def test_a_study_without_runs_is_refused(study_file: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no run of study default; run the study to its end"):
+        read_content(study_file, tmp_path)
+
+
+def test_markdown_keeps_its_text_and_loses_links_to_other_files() -> None:
+    html = to_html("# A\n\n[b](../c.md) [d](https://e.org)\n\n| x |\n| --- |\n| **PASS** |\n")
+    assert "<h3>A</h3>" in html and "b <a" in html and "c.md" not in html
+    assert '<td data-label="x" class="pass"><strong>PASS</strong></td>' in html
+
+
+@pytest.mark.parametrize(
+    ("gib", "shown"), [(16.893, "16.89 GiB"), (1.0, "1.00 GiB"), (0.5, "512.000 MiB")]
+)
+def test_sizes(gib: float, shown: str) -> None:
+    assert show_size(gib) == shown
+
+
+@pytest.mark.parametrize("kind", PROGRAMS)
+def test_the_programs_of_a_kind_of_study_exist(kind: str) -> None:
+    programs = PROGRAMS[kind]
+    assert (ROOT / programs.protocol).is_file()
+    assert callable(import_module(programs.judge).main)
+    drawn = import_module(programs.draw.removesuffix(".__main__")).FIGURES
+    assert (*programs.figures, "drift") == tuple(drawn)
