@@ -6,6 +6,7 @@ A block lies between two comment lines, and everything between them is replaced:
     <!-- end:claims -->
     <!-- begin:figures STUDY NAME ... -->  its figures of those names; without names all but drift
     <!-- begin:studies -->                 a summary row for each model of every recorded study
+    <!-- begin:metrics -->                 the catalogue of metrics
     <!-- begin:KIND MACHINE -->            benchmark tables: a key of analysis.tables.SECTIONS, and
                                            how the records' names end, or the size of a study
 
@@ -22,13 +23,14 @@ from pathlib import Path
 from analysis.claims_table import read_table
 from analysis.figure_files import NAMES
 from analysis.figures import FIGURES
+from analysis.metrics import catalogue_text
 from analysis.tables import SECTIONS, benchmark_text
 from analysis.tables.summary import summary_text
 from experiments.study.schema import ROOT
 from experiments.support.cli import run_cli
 
 RECORDS = Path("experiments", "records")
-KINDS = ("claims", "figures", "studies", *SECTIONS)
+KINDS = ("claims", "figures", "studies", "metrics", *SECTIONS)
 BLOCK = re.compile(
     rf"(?P<begin><!-- begin:(?P<kind>{'|'.join(KINDS)})(?P<words>[^\n]*?) -->\n)"
     r"(?P<content>.*?)"
@@ -36,7 +38,13 @@ BLOCK = re.compile(
     re.DOTALL,
 )
 MARKER = re.compile(r"<!-- (?:begin|end):")
-DOCUMENTS = ("README.md", "docs/results.md", "docs/statistics.md", "docs/protocols/*.md")
+DOCUMENTS = (
+    "README.md",
+    "docs/results.md",
+    "docs/statistics.md",
+    "docs/metrics.md",
+    "docs/protocols/*.md",
+)
 
 
 def documents(root: Path) -> Iterator[Path]:
@@ -66,6 +74,8 @@ def _filled(block: re.Match[str], root: Path, folder: Path) -> str:
     kind, words = block["kind"], block["words"].split()
     if kind == "studies":
         content = summary_text(root / RECORDS)
+    elif kind == "metrics":
+        content = catalogue_text()
     elif not words:
         raise ValueError(f"<!-- begin:{kind} -->: name a study, a machine or a size behind {kind}")
     elif kind == "claims":

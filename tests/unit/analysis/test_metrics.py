@@ -1,7 +1,13 @@
+import gzip
+import re
+
 import pytest
 import torch
 
-from analysis.metrics import CATALOGUE
+from analysis.metrics import CATALOGUE, catalogue_text
+from experiments.study.schema import ROOT
+from experiments.tracking.glance import COLUMNS, SUMMARY
+from qat_core.rl.metric_names import K3_KL
 from qat_core.rl.mismatch import mismatch_metrics
 from qat_core.rl.step_metrics import score_metrics
 
@@ -14,6 +20,30 @@ def test_catalogue_has_every_mismatch_metric_and_no_other() -> None:
 
 def test_catalogue_has_every_score_metric() -> None:
     assert set(score_metrics(torch.tensor([0.0, 1.0]))) <= set(CATALOGUE)
+
+
+def recorded_columns() -> set[str]:
+    files = (ROOT / "experiments" / "records").glob("*/*_seed*/metrics.csv.gz")
+    return {name for file in files for name in gzip.open(file, "rt").readline().strip().split(",")}
+
+
+def test_catalogue_has_every_metric_of_the_records() -> None:
+    columns = recorded_columns()
+    assert K3_KL in columns and "perf/mfu/actor" in columns, "of both trainers"
+    assert columns - set(CATALOGUE) == {"step"}
+
+
+def test_catalogue_has_what_mlflow_gets_at_the_end_of_a_run() -> None:
+    accuracies = {f"eval/{p}/{d}" for p in ("bf16", "nvfp4") for d in ("greedy", "sampled")}
+    summary = {f"{SUMMARY}{name}" for name in COLUMNS}
+    listed = {key for key in CATALOGUE if key.startswith(("eval/", SUMMARY))}
+    assert listed == accuracies | summary
+
+
+def test_every_metric_is_in_the_documentation() -> None:
+    rows = [line for line in catalogue_text().splitlines() if line.startswith("| `")]
+    assert [row.split("`")[1] for row in rows] == sorted(CATALOGUE)
+    assert all(len(re.split(r"(?<!\\)\|", row)) == 9 for row in rows), "no bar splits a cell"
 
 
 @pytest.mark.parametrize("key", ["rollout_corr/kl", "rollout_corr/k3_kl"])

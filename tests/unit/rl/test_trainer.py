@@ -6,6 +6,7 @@ from typing import get_args
 
 import pytest
 
+from analysis.metrics import CATALOGUE
 from experiments.study.arm_recipes import make_recipes
 from experiments.study.arms import ArmName
 from qat_core.recipe import Recipe
@@ -63,6 +64,7 @@ def steps_of(
     """Two steps' metrics, less times."""
     trainer = nano_trainer(base, folder, *make_recipes(arm), grpo=config)
     steps = [trainer.step(step) for step in (1, 2)]
+    assert all(step.keys() <= CATALOGUE.keys() for step in steps), "all metrics are documented"
     return [{k: v for k, v in step.items() if not k.startswith(TIMES)} for step in steps]
 
 
