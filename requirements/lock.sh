@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Writes base.txt, dev.txt and ../environment.yml: what pip resolves today for pyproject.toml in
-# an empty environment.
-# Left out: torch's +cpu (only some indexes have it) and what torch itself pins for CUDA.
+# Writes the locks and ../environment.yml: what pip resolves today for pyproject.toml in an empty
+# environment, and, for all locks but torch's, the SHA-256 sums of every file that PyPI has of a
+# version. engines.txt and smollm2.txt keep their pins, which are chosen by hand.
+# torch has no sums: which of its builds (CPU or CUDA) is installed, the machine's index decides.
+# What torch itself pins for CUDA is left to it.
 # torch and transformers are chosen by hand: the versions that the code has been tested with.
 set -euo pipefail
 chosen=(torch==2.13.0 transformers==5.10.2)
@@ -15,19 +17,37 @@ freeze() {
         sed -e 's/+cpu$//' -e '/^nvidia-/d' -e '/^cuda-/d' -e '/^triton==/d' | LC_ALL=C sort
 }
 
+# pins on standard input; asks PyPI itself, whatever index pip is told to use
+with_sums() {
+    "$fresh/bin/uv" pip compile - --no-config --default-index https://pypi.org/simple --no-deps \
+        --generate-hashes --no-header --no-annotate --quiet
+}
+
 "$fresh/bin/pip" install --quiet "${chosen[@]}" ".[harness]"
 freeze >"$fresh/base"
 "$fresh/bin/pip" install --quiet "${chosen[@]}" ".[harness,dev]"
 freeze >"$fresh/dev"
+"$fresh/bin/pip" install --quiet uv
 {
-    echo "# What \`make run\` needs, exact. Made by \`make lock\` from pyproject.toml; do not edit."
-    cat "$fresh/base"
+    echo "# What \`make run\` needs besides torch, exact. Made by \`make lock\`; do not edit."
+    grep -v '^torch==' "$fresh/base" | with_sums
 } >requirements/base.txt
+{
+    echo "# Its build is the index's choice, hence no sums. Made by \`make lock\`; do not edit."
+    grep '^torch==' "$fresh/base"
+} >requirements/torch.txt
 {
     echo "# What \`make test\` needs besides. Made by \`make lock\` from pyproject.toml; do not edit."
     echo "-r base.txt"
-    LC_ALL=C comm -13 "$fresh/base" "$fresh/dev"
+    LC_ALL=C comm -13 "$fresh/base" "$fresh/dev" | with_sums
 } >requirements/dev.txt
+for by_hand in requirements/engines.txt requirements/smollm2.txt; do
+    {
+        grep '^#' "$by_hand"
+        grep -o '^[^ #-][^ ]*==[^ ]*' "$by_hand" | with_sums
+    } >"$fresh/lock"
+    cp "$fresh/lock" "$by_hand"
+done
 {
     echo "# The environment of base.txt with conda: \`conda env create -f environment.yml\`, then"
     echo "# \`snakemake\` in this folder. Made by \`make lock\`; do not edit."

@@ -25,7 +25,7 @@ TRAINING_CODE = {
     ),
 }
 VERL_CONFIG = ROOT / "qat_core" / "verl" / "config"
-LOCKS = {"eager": ("base.txt",), "vllm": ("base.txt", "engines.txt")}
+LOCKS = {"eager": ("base.txt", "torch.txt"), "vllm": ("base.txt", "torch.txt", "engines.txt")}
 
 
 class DataSplit(BaseModel):

@@ -12,21 +12,33 @@ from experiments.study.schema import ROOT
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 RUN = PROJECT["dependencies"] + EXTRAS["harness"]
+PIN = re.compile(r"([\w.-]+)==([\w.]+)((?: --hash=sha256:[0-9a-f]{64})*)")
 
 
 def canonical(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def read_pins(name: str) -> dict[str, str]:
-    """Package to version; fails on a line that is no exact pin."""
-    lines = (ROOT / "requirements" / f"{name}.txt").read_text().splitlines()
-    pins = [line for line in lines if not line.startswith(("#", "-r "))]
-    assert all(re.fullmatch(r"[\w.-]+==[\w.]+", pin) for pin in pins)
-    return {canonical(package): version for package, version in (p.split("==") for p in pins)}
+def read_lock(name: str) -> list[tuple[str, str, list[str]]]:
+    """Name, version and SHA-256 sums of each pin; fails on what is neither."""
+    text = (ROOT / "requirements" / f"{name}.txt").read_text()
+    lines = re.sub(r" \\\n +", " ", text).splitlines()
+    locked = [PIN.fullmatch(line) for line in lines if not line.startswith(("#", "-r "))]
+    assert all(locked), f"{name}: {lines[locked.index(None)]}"
+    return [(canonical(pin[1]), pin[2], pin[3].split()) for pin in locked if pin]
 
 
-BASE, DEV = read_pins("base"), read_pins("dev")
+def read_pins(*names: str) -> dict[str, str]:
+    return {package: version for name in names for package, version, _ in read_lock(name)}
+
+
+BASE, DEV = read_pins("base", "torch"), read_pins("dev")
+
+
+@pytest.mark.parametrize("name", sorted(file.stem for file in (ROOT / "requirements").glob("*.txt")))
+def test_every_pin_but_torch_has_sums(name: str) -> None:
+    assert {package for package, _, sums in read_lock(name) if not sums} <= {"torch"}
+    assert name == "torch" or "torch" not in read_pins(name)
 
 
 @pytest.mark.parametrize("requirement", RUN)
