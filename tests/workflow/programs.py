@@ -3,7 +3,12 @@
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import psutil
 
 from experiments.study.schema import ROOT
 
@@ -40,3 +45,25 @@ def imported(done: Done) -> set[str]:
     """What a program that ran with PYTHONPROFILEIMPORTTIME imported."""
     lines = done.stderr.splitlines()
     return {line.rpartition("|")[2].strip() for line in lines if line.startswith("import time:")}
+
+
+@contextmanager
+def listening_addresses() -> Iterator[set[str]]:
+    """The addresses on which programs that run meanwhile listen, looked up once a second."""
+    found: set[str] = set()
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(1):
+            for process in psutil.Process().children(recursive=True):
+                with suppress(psutil.Error):
+                    sockets = process.net_connections("tcp")
+                    found.update(s.laddr.ip for s in sockets if s.status == psutil.CONN_LISTEN)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield found
+    finally:
+        ended.set()
+        watcher.join()

@@ -14,7 +14,7 @@ import yaml
 pytest.importorskip("verl", reason="needs requirements/engines.txt")
 
 from mlflow import MlflowClient
-from programs import module
+from programs import listening_addresses, module
 
 from experiments.study.schema import STUDIES
 from experiments.tracking.store import SQLITE
@@ -24,6 +24,8 @@ pytestmark = pytest.mark.slow
 # k3 KL of a step. With QAT, 5 runs of three steps: 1.3e-5 to 2.8e-4, but once 1.1e-3, in an MoE,
 # where one rerouted token can carry a step: hence the median. Without QAT: 3.6e-3 to 6.0e-3.
 LARGEST_MEDIAN_K3_KL = 1e-3
+# IPv4, and IPv4 through an IPv6 socket
+LOOPBACK = {"127.0.0.1", "::ffff:127.0.0.1"}
 
 
 def train(folder: Path, model: str, arm: str, num_workers: int, steps: int = 3) -> Path:
@@ -43,8 +45,10 @@ def train(folder: Path, model: str, arm: str, num_workers: int, steps: int = 3) 
         ("experiments.verl.data", "--out", data),
         ("experiments.launch.run", "--run", run_dir.name, "--log", folder / "train.log"),
     ):
-        done = module(program, "--study", file, *arguments, folder=folder)
+        with listening_addresses() as addresses:
+            done = module(program, "--study", file, *arguments, folder=folder)
         assert done.returncode == 0, done.stderr
+    (folder / "listening.json").write_text(json.dumps(sorted(addresses)))
     return run_dir
 
 
@@ -72,6 +76,11 @@ def test_trainer_and_rollouts_agree(run_dir: Path) -> None:
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert median(row["rollout_corr/k3_kl"] for row in rows) < LARGEST_MEDIAN_K3_KL
     assert min(row["actor/grad_norm"] for row in rows) > 0
+
+
+def test_services_listen_on_loopback_alone(run_dir: Path) -> None:
+    addresses = json.loads((run_dir.parents[1] / "listening.json").read_text())
+    assert addresses and set(addresses) <= LOOPBACK
 
 
 def test_coverage_has_all_weights(manifest: dict[str, Any]) -> None:
