@@ -9,8 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from experiments.runs.evaluation import Evaluation, Precision
-from experiments.study.arm_recipes import make_recipe
-from experiments.study.arms import ARMS
+from experiments.study.arms import ARMS, make_recipe
 from experiments.study.schema import Run, Study
 from experiments.verl.reward import compute_score
 from qat_core.plan import QuantPlan, bf16_plan, plan

@@ -15,7 +15,7 @@ from qat_core.rl.tasks import make_problems
 
 # what decides a run's numbers; how they are recorded and tracked does not
 TRAINING_CODE = {
-    "local": ("experiments.study.arm_recipes", "qat_core.rl.trainer"),
+    "local": ("experiments.study.arms", "qat_core.rl.trainer"),
     "verl": (
         "experiments.verl.reward",
         "qat_core.verl.cpu",

@@ -5,7 +5,7 @@ from pathlib import Path
 from experiments.runs.attempts import HINT, Attempt, OnStep, merge_rows
 from experiments.runs.manifest import TrainingResult
 from experiments.runs.metrics import METRICS, require_every_step
-from experiments.study.arm_recipes import make_recipes
+from experiments.study.arms import make_recipes
 from experiments.study.schema import Run, Study
 from qat_core.rl.resume import find_steps
 from qat_core.rl.trainer import GrpoTrainer, TrainerConfig

@@ -2,7 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
+
+from qat_core.options import BlockScaleMethod, ScalePolicy
+from qat_core.recipe import Recipe
 
 ArmName = Literal["bf16", "nvfp4-noqat", "nvfp4-qat", "nvfp4-qat-ffn"]
 # all linear and expert weights, or those outside attention; see qat_core.recipe.Recipe
@@ -67,3 +70,29 @@ ARMS: Mapping[ArmName, Arm] = {
     ),
 }
 assert tuple(ARMS) == get_args(ArmName)
+
+
+class ArmRecipes(NamedTuple):
+    """None stands for BF16."""
+
+    train: Recipe | None
+    rollout: Recipe | None
+
+
+def make_recipe(
+    name: RecipeName, scale_policy: ScalePolicy, block_scale_method: BlockScaleMethod
+) -> Recipe:
+    """The recipe of that name."""
+    make = Recipe.full if name == "full" else Recipe.ffn
+    return make(scale_policy=scale_policy, block_scale_method=block_scale_method)
+
+
+def make_recipes(
+    arm: ArmName, scale_policy: ScalePolicy = "pow2", block_scale_method: BlockScaleMethod = "max"
+) -> ArmRecipes:
+    """The recipes of an arm."""
+    train, rollout = (
+        make_recipe(name, scale_policy, block_scale_method) if name else None
+        for name in (ARMS[arm].train_recipe, ARMS[arm].rollout_recipe)
+    )
+    return ArmRecipes(train, rollout)

@@ -165,7 +165,7 @@ class Study(Settings):
         """What the recipe of a verl run sets, by verl's keys."""
         recipe = self.models[run.model].recipe
         assert recipe is not None, "required with trainer: verl"
-        return load_recipe(recipe, run.arm, self.variant)
+        return load_recipe(recipe, self.variant)
 
     @property
     def runs(self) -> tuple[Run, ...]:

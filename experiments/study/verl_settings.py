@@ -20,21 +20,17 @@ class Setting(NamedTuple):
     source: str
 
 
-def recipe_files(recipe: str, arm: str, variant: str | None) -> list[Path]:
-    """The files of a recipe; each overrides those before it."""
-    files = [RECIPES / "base.yaml", RECIPES / recipe / "recipe.yaml", RECIPES / f"arms/{arm}.yaml"]
-    return [*files, RECIPES / f"variants/{variant}.yaml"] if variant else files
-
-
-def load_recipe(recipe: str, arm: str, variant: str | None) -> dict[str, Setting]:
+def load_recipe(recipe: str, variant: str | None) -> dict[str, Setting]:
     """Settings by dotted key; lists and scalars are replaced as a whole.
 
     Raises:
         ValueError: a file is not a YAML mapping.
     """
+    files = [RECIPES / "base.yaml", RECIPES / recipe / "recipe.yaml"]
+    files += [RECIPES / "variants" / f"{variant}.yaml"] if variant else []
     return {
         key: Setting(value, str(file.relative_to(RECIPES.parents[1])))
-        for file in recipe_files(recipe, arm, variant)
+        for file in files
         for key, value in _flatten(read_yaml(file))
     }
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from experiments.study.arms import ARMS
+from experiments.study.arms import make_recipes
 from experiments.study.load import load_study
 from experiments.study.schema import Run, Study
 from experiments.study.verl_settings import Setting
@@ -23,6 +23,9 @@ from qat_core.rl.config import GrpoConfig
 
 FROM_STUDY = "the study"
 CONFIGURATION = "verl.yaml"
+QAT = "actor_rollout_ref.actor.fsdp_config.qat"
+# its default for what stays in BF16, which a list of ours takes the place of
+VERLS_PATTERNS = ("lm_head", "embed_tokens", "re:.*mlp.gate$")
 
 
 class _Dumper(yaml.SafeDumper):
@@ -177,13 +180,19 @@ def _seeds(seed: int) -> dict[str, Any]:
 
 
 def _precision(study: Study, run: Run) -> dict[str, Any]:
-    if ARMS[run.arm].rollout_recipe is None:
-        return {}
-    qat = "actor_rollout_ref.actor.fsdp_config.qat"
-    return {
-        f"{qat}.scale_policy": study.scale_policy,
-        f"{qat}.block_scale_method": study.block_scale_method,
+    recipes = make_recipes(run.arm, study.scale_policy, study.block_scale_method)
+    if recipes.rollout is None:
+        return {"+nvfp4": "off"}
+    settings: dict[str, Any] = {
+        "+nvfp4": "w4a16",
+        f"{QAT}.scale_policy": study.scale_policy,
+        f"{QAT}.block_scale_method": study.block_scale_method,
     }
+    if recipes.train is None:
+        settings[f"{QAT}.train"] = False
+    if recipes.rollout.ignore:
+        settings[f"{QAT}.ignore_patterns"] = [*VERLS_PATTERNS, *recipes.rollout.ignore]
+    return settings
 
 
 def _files(study: Study, run: Run, paths: RunPaths) -> dict[str, Any]:

@@ -7,8 +7,7 @@ from typing import get_args
 import pytest
 
 from analysis.metrics import CATALOGUE
-from experiments.study.arm_recipes import make_recipes
-from experiments.study.arms import ArmName
+from experiments.study.arms import ArmName, make_recipes
 from qat_core.recipe import Recipe
 from qat_core.rl.config import Correction, GrpoConfig, RolloutConfig
 from tests.nano_models import CONFIG, nano_trainer

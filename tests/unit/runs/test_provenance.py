@@ -60,7 +60,7 @@ def test_training_code_is_format_recipe_and_trainer_but_no_bookkeeping() -> None
     assert {
         "qat_core/recipe.py",
         "qat_core/rl/trainer.py",
-        "experiments/study/arm_recipes.py",
+        "experiments/study/arms.py",
     } <= names
     assert any(name.startswith("qat_core/nvfp4/") for name in names)
     assert not {"experiments/tracking/publish.py", "experiments/launch/run.py"} & names

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import yaml
 
-from experiments.study.arm_recipes import make_recipes
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, STUDIES, Run, Study
 from experiments.verl.command import (
@@ -78,23 +77,6 @@ def test_every_run_is_in_full_or_listed() -> None:
     assert files | set(DIFFERENCES) == {run.id for _, run in RUNS}
 
 
-@pytest.mark.parametrize("run", QWEN3.runs[::3], ids=lambda run: run.id)
-def test_arm_trains_and_rolls_out_as_that_of_the_local_trainer(run: Run) -> None:
-    settings, recipes = settings_of(QWEN3, run), make_recipes(run.arm)
-    assert settings["+nvfp4"] == ("off" if recipes.rollout is None else "w4a16")
-    if recipes.rollout is None:
-        assert not any(key.startswith(QAT) for key in settings)
-        return
-    assert settings.get(f"{QAT}.train", True) == (recipes.train is not None)
-    assert settings[f"{QAT}.scale_policy"] == recipes.rollout.scale_policy
-    # lm_head, embeddings and gates are never quantized here, and named for vLLM's sake
-    patterns = settings.get(f"{QAT}.ignore_patterns", [])
-    assert isinstance(patterns, list)
-    assert set(recipes.rollout.ignore) == set(patterns) - {
-        *("lm_head", "embed_tokens", "re:.*mlp.gate$")
-    }
-
-
 def test_the_ffn_arm_leaves_out_attention_besides_verls_own_patterns() -> None:
     config = pytest.importorskip("verl.workers.config", reason="needs verl")
     run = QWEN3.find_run("qwen3-8b_nvfp4-qat-ffn_seed0")
@@ -115,10 +97,8 @@ def test_setting_of_the_study_is_refused_in_a_recipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = tmp_path / "experiments" / "recipes"
-    for folder in ("nano", "arms"):
-        (recipe / folder).mkdir(parents=True)
-    for name in ("base", "nano/recipe", "arms/nvfp4-qat"):
-        (recipe / f"{name}.yaml").write_text("{}")
+    (recipe / "nano").mkdir(parents=True)
+    (recipe / "base.yaml").write_text("{}")
     (recipe / "nano" / "recipe.yaml").write_text("actor_rollout_ref.rollout: {top_p: 0.9}")
     monkeypatch.setattr("experiments.study.verl_settings.RECIPES", recipe)
     with pytest.raises(
