@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from qat_core.tracking import HeldWeights
+from qat_core.held_weights import HeldWeights
 
 # Operators of `torch.ops.c10d` whose first argument is written: a tensor, or lists of them.
 WRITING = (

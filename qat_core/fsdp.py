@@ -15,14 +15,14 @@ from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.distributed.device_mesh import DeviceMesh
 
+from qat_core.held_weights import HeldWeight
 from qat_core.mesh import shard_rows
 from qat_core.nvfp4 import PackedTensor, dequantize, dequantize_into, quantize_all
 from qat_core.options import BLOCK_SIZE
 from qat_core.scales import Scales
-from qat_core.tracking import TrackedWeight
 
 
-class WeightShard(TrackedWeight, Protocol):
+class WeightShard(HeldWeight, Protocol):
     """A rank's shard of a fake-quantized weight."""
 
     scales: Scales
@@ -48,7 +48,7 @@ def gather_packed(shard: WeightShard, mesh: DeviceMesh) -> tuple[tuple[Tensor, .
 
 
 def _pack(
-    shards: Sequence[TrackedWeight], scales: Scales, mesh: DeviceMesh
+    shards: Sequence[HeldWeight], scales: Scales, mesh: DeviceMesh
 ) -> dict[str, tuple[Tensor, ...]]:
     scales.wait_until_ready()
     names = [shard.weight_name for shard in shards]
@@ -64,7 +64,7 @@ def _pack(
     }
 
 
-def _global_scale(shard: TrackedWeight, scales: Scales, mesh: DeviceMesh) -> Tensor:
+def _global_scale(shard: HeldWeight, scales: Scales, mesh: DeviceMesh) -> Tensor:
     """Of a shard of experts, those of its experts."""
     global_scale = scales.values[shard.weight_name]
     if not global_scale.ndim:

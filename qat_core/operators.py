@@ -50,6 +50,33 @@ def is_compute(func: Any) -> bool:
     return func.overloadpacket in COMPUTE or func.namespace not in PLAIN_NAMESPACES
 
 
+def is_for_compute(cls: type[Any], func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether the result will be multiplied: a tensor saved for backward, or part of a new matrix.
+
+    The same operators outside of a forward pass serve penalties, averages of models and files.
+    Adding to a frozen weight is how PEFT's DoRA takes norms, of full precision when it starts.
+    """
+    if func is aten.copy_.default:
+        return _in_saved_tensor_hook()
+    if func.overloadpacket not in MIXING:
+        return False
+    weights = [w for w in _flat(args) if isinstance(w, cls) and w.ndim >= 2]
+    if not weights or not all(w.scales.is_computing() for w in weights):
+        return False
+    return func.overloadpacket is not aten.add or any(w.scales.trains(w) for w in weights)
+
+
+def is_copied_to_compute(weight: Any) -> bool:
+    """Whether a copy is for a product: made in a forward pass, or of a transpose, or an expert.
+
+    Elsewhere a copy of the whole weight or of some rows, as a shard is, serves an optimizer or
+    a file.
+    """
+    whole = weight.scales.shapes[weight.weight_name]
+    is_part = weight.is_transposed or (weight.ndim >= 2 and weight.shape[1:] != whole[1:])
+    return bool(is_part or (weight.ndim >= 2 and weight.scales.is_computing()))
+
+
 def read_all(cls: type, read: Callable[..., Tensor], values: Any) -> list[Any]:
     """`values` with those of type `cls`, also inside lists, replaced by read(them)."""
     return [
@@ -67,16 +94,16 @@ def read_dict(cls: type, read: Callable[..., Tensor], values: dict[str, Any]) ->
     return dict(zip(values, read_all(cls, read, values.values()), strict=True))
 
 
-def flat(values: Iterable[Any]) -> Iterator[Any]:
+def _flat(values: Iterable[Any]) -> Iterator[Any]:
     """The values, those of lists and tuples one by one."""
     for value in values:
         if isinstance(value, list | tuple):
-            yield from flat(value)
+            yield from _flat(value)
         else:
             yield value
 
 
-def in_saved_tensor_hook() -> bool:
+def _in_saved_tensor_hook() -> bool:
     """Whether what runs may be a pack hook of autograd, such as `save_on_cpu` copies with.
 
     The backward pass then multiplies with the copy: it needs the values of the forward pass.

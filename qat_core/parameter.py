@@ -23,16 +23,16 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from qat_core.fsdp import gather_packed, unpack_gathered
 from qat_core.full_precision import FullPrecisionMemory
+from qat_core.held_weights import HeldWeights, Version
 from qat_core.nvfp4 import fake_quantize
 from qat_core.operators import (
-    MIXING,
     PRESERVING,
     SELECTS,
     TRANSPOSES,
     as_list,
-    flat,
-    in_saved_tensor_hook,
     is_compute,
+    is_copied_to_compute,
+    is_for_compute,
     read_all,
     read_dict,
     swaps_matrix_dims,
@@ -40,7 +40,6 @@ from qat_core.operators import (
 )
 from qat_core.options import BLOCK_SIZE
 from qat_core.scales import Scales
-from qat_core.tracking import HeldWeights, Version
 
 aten = torch.ops.aten
 
@@ -61,7 +60,7 @@ class FakeQuantizedTensor(FullPrecisionMemory):
     weight_name: str
     scales: Scales
     measured: Version | None = None
-    _transposed: bool
+    is_transposed: bool
     _expert: int | None
 
     @staticmethod
@@ -86,7 +85,7 @@ class FakeQuantizedTensor(FullPrecisionMemory):
         )
         self._data, self.global_scale = data, global_scale
         self.weight_name, self.scales = weight_name, scales
-        self._transposed, self._expert = transposed, expert
+        self.is_transposed, self._expert = transposed, expert
         return self
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
@@ -125,12 +124,12 @@ class FakeQuantizedTensor(FullPrecisionMemory):
 
     @property
     def held_by(self) -> HeldWeights:
-        """The weights among which this one is tracked."""
+        """The weights of the model, this one among them."""
         return self.scales.weights
 
     def rounded(self) -> Tensor:
         """The values rounded to NVFP4, in the parameter's dtype and shape."""
-        data = self._data.mT if self._transposed else self._data
+        data = self._data.mT if self.is_transposed else self._data
         is_matrix = data.ndim >= 2 and data.shape[:-2] == self.global_scale.shape
         if not is_matrix or data.shape[-1] % BLOCK_SIZE:
             raise ValueError(
@@ -145,13 +144,13 @@ class FakeQuantizedTensor(FullPrecisionMemory):
         method, name = self.scales.method, self.weight_name
         rounded = fake_quantize(data, self.global_scale, method, name=name)
         rounded = rounded.to(self.dtype)
-        return rounded.mT if self._transposed else rounded
+        return rounded.mT if self.is_transposed else rounded
 
     def _kept_rounded(self) -> Tensor:
         """As `rounded`, from the copy that is kept on a CPU, where memory is cheap, time is not."""
         rounded = self.scales.rounded(self.weight_name).to(self.dtype)
         rounded = rounded if self._expert is None else rounded[self._expert]
-        return rounded.mT if self._transposed else rounded
+        return rounded.mT if self.is_transposed else rounded
 
     @classmethod
     # Else Dynamo would compile what runs between two of its graphs.
@@ -162,7 +161,7 @@ class FakeQuantizedTensor(FullPrecisionMemory):
         """Run `func` on rounded or plain values, whatever it asks for."""
         kwargs = kwargs or {}
         changed = list(written(cls, func, args, kwargs))  # by an optimizer, be it a custom kernel
-        if not changed and (is_compute(func) or _is_for_compute(func, args)):
+        if not changed and (is_compute(func) or is_for_compute(cls, func, args)):
             return func(*read_all(cls, cls.rounded, args), **read_dict(cls, cls.rounded, kwargs))
         if func.is_view and func not in PRESERVING:
             raise ValueError(
@@ -172,7 +171,7 @@ class FakeQuantizedTensor(FullPrecisionMemory):
         for tensor in changed:
             tensor.scales.weights.mark_written(tensor.weight_name)
         out = func(*read_all(cls, cls.plain, args), **read_dict(cls, cls.plain, kwargs))
-        if func in PRESERVING or (func is aten.clone.default and args[0]._is_copied_to_compute()):
+        if func in PRESERVING or (func is aten.clone.default and is_copied_to_compute(args[0])):
             with torch.inference_mode(False):  # views of a normal tensor are normal everywhere
                 pieces = [args[0]._like(p, func, args, i) for i, p in enumerate(as_list(out))]
             out = pieces if isinstance(out, list) else pieces[0]
@@ -182,7 +181,7 @@ class FakeQuantizedTensor(FullPrecisionMemory):
         self, data: Tensor, func: Any, args: tuple[Any, ...], index: int
     ) -> "FakeQuantizedTensor":
         """`data`, result number `index` of `func(self, ...)`, as part of the same weight."""
-        global_scale, transposed, expert = self.global_scale, self._transposed, self._expert
+        global_scale, transposed, expert = self.global_scale, self.is_transposed, self._expert
         axis = -2 if transposed else -1
         if func in TRANSPOSES:
             transposed ^= swaps_matrix_dims(func, args)
@@ -201,16 +200,6 @@ class FakeQuantizedTensor(FullPrecisionMemory):
             data, global_scale, self.weight_name, self.scales, transposed, expert
         )
 
-    def _is_copied_to_compute(self) -> bool:
-        """Whether a copy is for a product: made in a forward pass, or of a transpose, or an expert.
-
-        Elsewhere a copy of the whole weight or of some rows, as a shard is, serves an optimizer or
-        a file.
-        """
-        whole = self.scales.shapes[self.weight_name]
-        is_part = self._transposed or (self.ndim >= 2 and self.shape[1:] != whole[1:])
-        return is_part or (self.ndim >= 2 and self.scales.is_computing())
-
     def _holds_all_experts(self) -> bool:
         return self.ndim == 3 and self.shape[:1] == self.global_scale.shape
 
@@ -219,7 +208,7 @@ class FakeQuantizedTensor(FullPrecisionMemory):
         return ["_data", "global_scale"], (
             self.weight_name,
             ref(self.scales),
-            self._transposed,
+            self.is_transposed,
             self._expert,
             self.scales.method,
         )
@@ -247,7 +236,7 @@ class FakeQuantizedTensor(FullPrecisionMemory):
         copied = self._data.detach().clone()
         if scales is not None:
             global_scale = self.global_scale.clone()
-            kind = self._transposed, self._expert
+            kind = self.is_transposed, self._expert
             copied = FakeQuantizedTensor(copied, global_scale, name, scales, *kind)
         if isinstance(self, nn.Parameter):
             copied = nn.Parameter(copied, requires_grad=self.requires_grad)
@@ -264,22 +253,6 @@ class FakeQuantizedTensor(FullPrecisionMemory):
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"FakeQuantizedTensor({self.weight_name}, {self._data!r})"
-
-
-def _is_for_compute(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether the result will be multiplied: a tensor saved for backward, or part of a new matrix.
-
-    The same operators outside of a forward pass serve penalties, averages of models and files.
-    Adding to a frozen weight is how PEFT's DoRA takes norms, of full precision when it starts.
-    """
-    if func is aten.copy_.default:
-        return in_saved_tensor_hook()
-    if func.overloadpacket not in MIXING:
-        return False
-    weights = [w for w in flat(args) if isinstance(w, FakeQuantizedTensor) and w.ndim >= 2]
-    if not weights or not all(w.scales.is_computing() for w in weights):
-        return False
-    return func.overloadpacket is not aten.add or any(w.scales.trains(w) for w in weights)
 
 
 # As DTensor does: without it optimizers fall back to one kernel launch a parameter.

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from qat_core.held_weights import HeldWeight, HeldWeights
 from qat_core.mesh import max_over_ranks, shard_rows
 from qat_core.nvfp4 import fake_quantize, global_scale, group_amax, is_representable
 from qat_core.nvfp4.format import UNREPRESENTABLE
 from qat_core.plan import QuantPlan
 from qat_core.recipe import Recipe
-from qat_core.tracking import HeldWeights, TrackedWeight
 
 
 class Scales:
@@ -90,7 +90,7 @@ class Scales:
         """Whether a forward pass of the whole model runs, or is repeated in a backward pass."""
         return self._in_forward or (torch.is_grad_enabled() and _in_backward())
 
-    def trains(self, weight: TrackedWeight) -> bool:
+    def trains(self, weight: HeldWeight) -> bool:
         """Whether the parameter behind this tensor or view gets a gradient."""
         return self.weights.weight(weight.weight_name).requires_grad
 

@@ -19,7 +19,7 @@ from qat_core.mesh import shard_mesh
 Version = tuple[int, int, int]
 
 
-class TrackedWeight(Protocol):
+class HeldWeight(Protocol):
     """A fake-quantized weight as scales and tracking see it.
 
     Attributes:
@@ -92,24 +92,24 @@ class HeldWeights:
         """Names of all weights; of a copied layer its own."""
         return tuple(self._owners)
 
-    def weight(self, name: str) -> TrackedWeight:
+    def weight(self, name: str) -> HeldWeight:
         """The tensor that the model holds: of a sharded one, this rank's shard."""
-        held: TrackedWeight = _local(self._parameters[name])
+        held: HeldWeight = _local(self._parameters[name])
         return held
 
-    def all(self) -> list[TrackedWeight]:
+    def all(self) -> list[HeldWeight]:
         """`weight` of all names that were found."""
         return [self.weight(name) for name in self._parameters]
 
-    def shared_by(self, mesh: DeviceMesh) -> list[TrackedWeight]:
+    def shared_by(self, mesh: DeviceMesh) -> list[HeldWeight]:
         """`weight` of those that the ranks of `mesh` share."""
         return [self.weight(name) for name, own in self.meshes.items() if own == mesh]
 
-    def holds(self, weight: TrackedWeight) -> bool:
+    def holds(self, weight: HeldWeight) -> bool:
         """Whether this is the very tensor that the model holds, not a copy."""
         return weight is self.weight(weight.weight_name)
 
-    def holds_memory_of(self, weight: TrackedWeight) -> bool:
+    def holds_memory_of(self, weight: HeldWeight) -> bool:
         """Whether this tensor or view shows the memory that the model holds, not a copy."""
         held = self.weight(weight.weight_name).plain()
         return held.untyped_storage().data_ptr() == weight.plain().untyped_storage().data_ptr()
