@@ -15,11 +15,11 @@ from torch.multiprocessing.spawn import spawn
 
 from qat_core.preparation import prepare
 from qat_core.recipe import Recipe
-from tests.integration import fsdp_ranks
+from tests.integration import fsdp_ranks, fsdp_steps
 from tests.tiny_models import tiny_model
 
 pytestmark = pytest.mark.slow
-CASES = [f"{family}, reshard {r}" for family in fsdp_ranks.FAMILIES for r in (True, False)]
+CASES = [f"{family}, reshard {r}" for family in fsdp_steps.FAMILIES for r in (True, False)]
 CASES += ["uneven", "offload", "fp32", "hybrid"]
 
 
@@ -109,4 +109,4 @@ def test_checkpoints_load_without_fsdp(folder: Path) -> None:
     dcp.load(reference, checkpoint_id=folder / "checkpoint4", no_dist=True)
     plain.load_state_dict(reference)
     prepare(plain, Recipe())
-    assert torch.equal(fsdp_ranks.step(model), fsdp_ranks.step(plain))
+    assert torch.equal(fsdp_steps.step(model), fsdp_steps.step(plain))

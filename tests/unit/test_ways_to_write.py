@@ -1,4 +1,4 @@
-"""Every way in which a weight is written: the next forward pass and the stream follow, or refuse.
+"""Every way in which a weight is written: the next forward pass and the stream follow.
 
 Not seen, in prepared models and by autograd alike: writes through NumPy, DLPack and pointers.
 """
@@ -11,68 +11,20 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.optim.swa_utils import AveragedModel
 
-from qat_core import Recipe, prepare, weight_stream
-from qat_core.nvfp4 import PackedTensor, dequantize
+from qat_core import Recipe, prepare
 from qat_core.parameter import FakeQuantizedTensor
-from qat_core.plan import plan
 from qat_core.preparation import scales_of
-
-UP = "up_proj.weight"
-
-
-class Mlp(nn.Module):
-    """Gate and up share a scale."""
-
-    def __init__(self, dtype: torch.dtype = torch.bfloat16) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.gate_proj = nn.Linear(32, 48, bias=False, dtype=dtype)
-        self.up_proj = nn.Linear(32, 48, bias=False, dtype=dtype)
-        self.down_proj = nn.Linear(48, 32, bias=False, dtype=dtype)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-        return out
-
-
-def x(model: nn.Module) -> Tensor:
-    torch.manual_seed(1)
-    return torch.randn(4, 32, dtype=next(model.parameters()).dtype)
-
-
-def fresh(model: nn.Module) -> nn.Module:
-    """A model that was prepared with the values that `model` holds now."""
-    other = Mlp(next(model.parameters()).dtype)
-    other.load_state_dict({name: tensor.clone() for name, tensor in model.state_dict().items()})
-    prepare(other, Recipe())
-    return other
-
-
-def assert_follows(model: nn.Module, values: Tensor, *, bare: bool = True) -> None:
-    """Forward pass, `bare`: without the model's own hook too, and stream are those of `values`."""
-    assert torch.equal(model.get_parameter(UP).detach().flatten(), values.flatten())
-    expected = fresh(model)
-    if bare:
-        assert torch.equal(model.forward(x(model)), expected(x(model)))
-    assert torch.equal(model(x(model)), expected(x(model)))
-    for name, weight in weight_stream(model, plan(model, Recipe()), Recipe()):
-        assert isinstance(weight, PackedTensor)
-        parameter: Any = model.get_parameter(name)
-        assert torch.equal(dequantize(weight), parameter.rounded().bfloat16())
+from tests.mlp import UP, Mlp, assert_follows, fresh, used_mlp, x
 
 
 @pytest.fixture
 def model() -> nn.Module:
     """Prepared and used, so that old scales and rounded values are known."""
-    model = Mlp()
-    prepare(model, Recipe())
-    model(x(model)).sum().backward()
-    return model
+    return used_mlp()
 
 
 def assign(model: nn.Module, new: Tensor) -> None:
@@ -144,6 +96,8 @@ def load(model: nn.Module, new: Tensor, **options: Any) -> None:
 
 
 Write = Callable[[nn.Module, Tensor], Any]
+
+
 WAYS: dict[str, Write] = {
     "in place": lambda m, new: m.get_parameter(UP).copy_(new),
     "through .data": lambda m, new: m.get_parameter(UP).data.copy_(new),
@@ -271,66 +225,6 @@ def test_tensors_that_take_the_place_for_a_call_are_followed_and_left(model: nn.
         prepare(single, Recipe())
         assert torch.equal(called, single(x(model)))
         assert torch.equal(model(x(model)), expected)
-
-
-def test_plain_tensors_in_the_place_of_weights_are_refused(model: nn.Module) -> None:
-    plain = {name: p.detach() * 1 for name, p in model.named_parameters()}
-    with pytest.raises(ValueError, match="replaced after prepare"):
-        torch.func.functional_call(model, plain, (x(model),))
-
-
-def weight_norm(model: nn.Module) -> None:
-    nn.utils.parametrizations.weight_norm(model.up_proj)  # type: ignore[arg-type]
-
-
-def new_parameter(model: nn.Module) -> None:
-    model.up_proj.weight = nn.Parameter(torch.ones(48, 32).bfloat16())  # type: ignore[union-attr]
-
-
-def swap(model: nn.Module) -> None:
-    model.zero_grad()
-    torch.utils.swap_tensors(  # type: ignore[no-untyped-call]
-        model.get_parameter(UP), nn.Parameter(torch.ones(48, 32).bfloat16())
-    )
-
-
-def spoil(model: nn.Module) -> None:
-    with torch.no_grad():
-        model.get_parameter(UP)[3, 5] = 3.38e38  # finite, but rounds up to infinity
-
-
-def other_shape(model: nn.Module) -> None:
-    model.get_parameter(UP).data = torch.empty(0)
-
-
-REFUSED: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
-    "weight_norm": (weight_norm, "up_proj.weight: replaced after prepare"),
-    "another Parameter": (new_parameter, "up_proj.weight: replaced after prepare"),
-    "swap_tensors": (swap, "up_proj.weight: replaced after prepare"),
-    "half": (lambda model: model.half(), r"proj.weight: became torch.float16 after prepare\(\)"),
-    "double": (lambda model: model.double(), r"proj.weight: became torch.float64"),
-    "too large": (spoil, "up_proj.weight: holds NaN or infinity"),
-    ".data of another shape": (other_shape, r"up_proj.weight: assigned .data of shape \(0,\)"),
-}
-
-
-@pytest.mark.parametrize(("change", "message"), REFUSED.values(), ids=REFUSED)
-def test_refuses_by_name(
-    change: Callable[[nn.Module], Any], message: str, model: nn.Module
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        change(model)
-        model(x(model))
-
-
-def test_shared_weights_that_are_assigned_apart_are_refused() -> None:
-    model = Mlp()
-    model.gate_proj.weight = model.up_proj.weight
-    prepare(model, Recipe())
-    model(x(model))
-    model.load_state_dict(Mlp().state_dict(), assign=True)
-    with pytest.raises(ValueError, match=r"proj\.weight: a module that shared it holds another"):
-        model(x(model))
 
 
 def test_an_optimizer_in_backward_refreshes_once_a_step(model: nn.Module) -> None:

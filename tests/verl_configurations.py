@@ -1,0 +1,47 @@
+"""Configurations of verl's with `+nvfp4=w4a16`, as Hydra composes them for a command."""
+
+from contextlib import chdir
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("verl", reason="needs requirements/engines.txt")
+
+import verl
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+
+from qat_core.recipe import Recipe
+from qat_core.verl.configuration import complete
+
+VERL = Path(verl.__file__).parent
+CONFIGS = {
+    "ppo": VERL / "trainer/config/ppo_trainer",
+    "one-step-off": VERL / "experimental/one_step_off_policy/config/one_step_off_ppo_trainer",
+    "fully-async": VERL / "experimental/fully_async_policy/config/fully_async_ppo_trainer",
+}
+ROLLOUT, QAT = "actor_rollout_ref.rollout", "actor_rollout_ref.actor.fsdp_config.qat"
+MICRO_BATCH = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1"  # verl has no default
+COMMAND = ["+nvfp4=w4a16", f"{ROLLOUT}.name=vllm", MICRO_BATCH]
+
+
+def composed(*overrides: str, config: Path = CONFIGS["ppo"]) -> DictConfig:
+    # verl's `file://verl/trainer/config` is relative to the folder of a checkout of verl
+    with chdir(VERL.parent), initialize_config_dir(str(config.parent), version_base=None):
+        return compose(config.name, overrides=list(overrides))
+
+
+def completed(*overrides: str, config: Path = CONFIGS["ppo"]) -> DictConfig:
+    content = composed(*COMMAND, *overrides, config=config)
+    complete(content)
+    return content
+
+
+def served(config: DictConfig) -> Any:
+    key = f"{ROLLOUT}.engine_kwargs.vllm.hf_overrides.quantization_config"
+    found = OmegaConf.select(config, key)
+    return None if found is None else OmegaConf.to_container(found)
+
+
+FULL = Recipe(ignore=("lm_head", "embed_tokens", "re:.*mlp.gate$"))
