@@ -35,7 +35,9 @@ def read_pins(*names: str) -> dict[str, str]:
 BASE, DEV = read_pins("base", "torch"), read_pins("dev")
 
 
-@pytest.mark.parametrize("name", sorted(file.stem for file in (ROOT / "requirements").glob("*.txt")))
+@pytest.mark.parametrize(
+    "name", sorted(file.stem for file in (ROOT / "requirements").glob("*.txt"))
+)
 def test_every_pin_but_torch_has_sums(name: str) -> None:
     assert {package for package, _, sums in read_lock(name) if not sums} <= {"torch"}
     assert name == "torch" or "torch" not in read_pins(name)
