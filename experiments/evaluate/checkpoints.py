@@ -26,16 +26,14 @@ def find_checkpoints(folder: Path) -> dict[int, Path]:
 
 
 def _local_checkpoints(folder: Path) -> dict[int, Path]:
-    """The last one alone: a run that was killed may not have removed the others."""
     steps = find_steps(folder)
-    latest = dict(list(steps.items())[-1:])
-    for path in latest.values():
+    for path in steps.values():
         try:
             check(path)
         except ValueError as error:
             hint = f"restore it, or delete {folder.parent} and run the study again"
             raise ValueError(f"{error}; {hint}") from None
-    return latest
+    return steps
 
 
 def _verl_checkpoints(folder: Path) -> dict[int, Path]:

@@ -33,6 +33,20 @@ def verify_manifest(folder: Path) -> None:
             raise ValueError(f"{path}: not listed in {MANIFEST}; remove it, or {FIX}")
 
 
+def remove_listed(folder: Path, name: str) -> None:
+    """Removes a file, if it is there, and its digest; a kill in between damages nothing.
+
+    The digests of the other files stay as they are, so that damage stays known.
+    """
+    manifest = folder / MANIFEST
+    if manifest.is_file():
+        lines = manifest.read_text().splitlines(keepends=True)
+        renewed = manifest.with_suffix(".partial")
+        renewed.write_text("".join(line for line in lines if not line.endswith(f"  {name}\n")))
+        renewed.replace(manifest)
+    (folder / name).unlink(missing_ok=True)
+
+
 def _read_manifest(path: Path) -> dict[str, str]:
     if not path.is_file():
         raise ValueError(f"{path}: missing, so nothing can be verified; {FIX}")

@@ -1,8 +1,8 @@
 """Resumable checkpoints of a run: the model in Hugging Face form and the optimizer's state.
 
 A `step_<n>` folder is always whole: it is renamed into place when complete and away before it is
-removed, and SHA256SUMS tells later damage. Only the newest is kept, so a run's folder is the same
-however often the run was killed.
+removed, and SHA256SUMS tells later damage. All models are kept, to be evaluated, and the newest
+optimizer's state alone, so a run's folder is the same however often the run was killed.
 """
 
 import pickle
@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from qat_core.checkpoint.manifest import verify_manifest, write_manifest
+from qat_core.checkpoint.manifest import remove_listed, verify_manifest, write_manifest
 from qat_core.rl.optimizer import MasterAdamW
 
 OPTIMIZER = "optimizer.pt"
@@ -52,7 +52,7 @@ def save(
     tokenizer: PreTrainedTokenizerBase,
     optimizer: MasterAdamW,
 ) -> None:
-    """Writes the checkpoint of a step, then removes all others.
+    """Writes the checkpoint of a step, then removes the older ones' optimizer states.
 
     Raises:
         ValueError: it cannot be written, for instance because the disk is full.
@@ -76,11 +76,11 @@ def save(
     final = checkpoint_dir / f"step_{step}"
     _remove(final)
     partial.rename(final)
-    _keep_only(final)
+    _make_newest(final)
 
 
 def load(checkpoint_dir: Path, optimizer: MasterAdamW) -> int:
-    """Restores the newest whole checkpoint and removes all others.
+    """Restores the newest whole checkpoint, removes newer ones and older optimizer states.
 
     Returns:
         Its step, 0 where there is none.
@@ -92,13 +92,15 @@ def load(checkpoint_dir: Path, optimizer: MasterAdamW) -> int:
     for step, folder in reversed(find_steps(checkpoint_dir).items()):
         try:
             check(folder)
+            if not (folder / OPTIMIZER).exists():
+                continue  # kept to be evaluated: a missing one that should be there is damage
             _restore(folder / OPTIMIZER, optimizer)
         except ValueError as error:
             damage.append(str(error))
             continue
         for line in damage:
             print(f"warning: {line}; resuming from step {step} instead", flush=True)
-        _keep_only(folder)
+        _make_newest(folder)
         return step
     if damage:
         raise ValueError(
@@ -116,10 +118,14 @@ def _restore(path: Path, optimizer: MasterAdamW) -> None:
         raise ValueError(f"{path}: not the state of this run's optimizer ({reason})") from None
 
 
-def _keep_only(folder: Path) -> None:
-    for path in find_steps(folder.parent).values():
-        if path != folder:
+def _make_newest(folder: Path) -> None:
+    steps = find_steps(folder.parent)
+    newest = next(step for step, path in steps.items() if path == folder)
+    for step, path in steps.items():
+        if step > newest:
             _remove(path)
+        elif step < newest:
+            remove_listed(path, OPTIMIZER)
     for leftover in (PARTIAL, REMOVED):
         shutil.rmtree(folder.parent / leftover, ignore_errors=True)
 

@@ -9,13 +9,13 @@ from experiments.verl.checkpoints import TRACKER
 from qat_core.checkpoint.manifest import write_manifest
 
 
-def test_of_local_checkpoints_the_last_is_used_as_it_is(tmp_path: Path) -> None:
+def test_local_checkpoints_are_used_as_they_are_in_the_order_of_their_steps(tmp_path: Path) -> None:
     for name in ("step_10", "step_5", "step_20.bak", "partial"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("{}")
         write_manifest(tmp_path / name)
     found = find_checkpoints(tmp_path)
-    assert found == {10: tmp_path / "step_10"}  # a kill can leave the one before
+    assert list(found.items()) == [(5, tmp_path / "step_5"), (10, tmp_path / "step_10")]
     with model_folder(found[10]) as folder:
         assert folder == tmp_path / "step_10"
 

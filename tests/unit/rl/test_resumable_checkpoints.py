@@ -1,4 +1,4 @@
-"""Checkpoints of a run: whole or not there, one at the end, damage named."""
+"""Checkpoints of a run: whole or not there, one of them resumable at the end, damage named."""
 
 import errno
 import shutil
@@ -73,8 +73,10 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int) -
 
 
 KILL_POINTS = [
-    *((shutil, "rmtree", call) for call in range(1, 6)),
-    *((Path, "rename", call) for call in (1, 2)),
+    *((shutil, "rmtree", call) for call in range(1, 4)),
+    (Path, "rename", 1),
+    (Path, "replace", 1),
+    (Path, "unlink", 1),
     (torch, "save", 1),
     (resume, "save_file", 1),
     (resume, "write_manifest", 1),
@@ -99,7 +101,29 @@ def test_a_killed_save_leaves_a_whole_checkpoint_and_in_the_end_the_same_files(
     if step == STEPS[0]:
         save(tmp_path / "cut", model, STEPS[1])
     assert contents(tmp_path / "cut") == contents(tmp_path / "whole")
-    assert [path.name for path in (tmp_path / "cut").iterdir()] == [f"step_{STEPS[1]}"]
+    assert resumable(tmp_path / "cut") == {f"step_{step}": step == STEPS[1] for step in STEPS}
+
+
+def resumable(folder: Path) -> dict[str, bool]:
+    """The folders of checkpoints, and whether they hold an optimizer's state."""
+    return {path.name: (path / "optimizer.pt").exists() for path in folder.iterdir()}
+
+
+def test_a_model_that_is_kept_without_its_optimizer_is_whole_and_not_resumed(
+    tmp_path: Path, model: PreTrainedModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for step in STEPS:
+        save(tmp_path, model, step)
+    for step in STEPS:
+        resume.check(tmp_path / f"step_{step}")
+    flip_byte(tmp_path / "step_2" / "model.safetensors")
+    assert load(tmp_path, model) == STEPS[1]
+    with pytest.raises(ValueError, match=r"step_2/model.safetensors: SHA-256 differs"):
+        resume.check(tmp_path / "step_2")
+    (tmp_path / "step_4" / "optimizer.pt").unlink()
+    with pytest.raises(ValueError, match=r"step_4/optimizer.pt: listed in SHA256SUMS but missing"):
+        load(tmp_path, model)
+    assert capsys.readouterr().out == ""
 
 
 def truncate(path: Path) -> None:
@@ -138,6 +162,7 @@ def test_the_newest_whole_checkpoint_is_taken_and_said_so(
     save(tmp_path, model, 2)
     shutil.copytree(tmp_path / "step_2", tmp_path / "kept")
     save(tmp_path, model, 4)
+    shutil.rmtree(tmp_path / "step_2")
     (tmp_path / "kept").rename(tmp_path / "step_2")
     truncate(tmp_path / "step_4" / "optimizer.pt")
     assert load(tmp_path, model) == 2
