@@ -33,9 +33,6 @@ class Claims(Settings):
     served_log_odds: float = Field(
         0.3, gt=0, description="QAT in NVFP4 against BF16 in BF16: lost at most"
     )
-    accuracy_margin: float | None = Field(
-        None, description="of studies before protocol 2026-11-21: read, judges nothing"
-    )
     weight_memory_error: float = Field(0.005, gt=0, description="predicted against measured")
 
 

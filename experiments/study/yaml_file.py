@@ -1,7 +1,7 @@
 """Reads a YAML file into a pydantic model; one line with a hint for each error."""
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
@@ -17,7 +17,11 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 def parse_yaml_file(
-    path: Path, model: type[ModelT], kinds: Kinds, old_keys: Mapping[str, str]
+    path: Path,
+    model: type[ModelT],
+    kinds: Kinds,
+    old_keys: Mapping[str, str],
+    removed_keys: Mapping[str, Collection[str]],
 ) -> ModelT:
     """Reads `path` as a `model`.
 
@@ -26,13 +30,14 @@ def parse_yaml_file(
         model: what the file holds.
         kinds: the sections that `models.<name>` may hold, by the value of their key `kind`.
         old_keys: new name by old name of top-level keys, read with a note on stderr.
+        removed_keys: by section, keys that mean nothing any more; left out with a note on stderr.
 
     Raises:
         ValueError: one line per error, "<file>: <dotted key>: <what>; <hint>".
     """
     if not path.is_file():
         raise ValueError(f"{path}: no such study file; see experiments/studies")
-    content = _rename(read_yaml(path), old_keys, path)
+    content = _without(_rename(read_yaml(path), old_keys, path), removed_keys, path)
     try:
         parsed = model.model_validate(content)
     except ValidationError as error:
@@ -69,6 +74,20 @@ def _rename(content: dict[str, Any], old_keys: Mapping[str, str], path: Path) ->
         names = ", ".join(f"{old} is now called {new}" for old, new in renamed.items())
         print(f"note: {path}: {names}", file=sys.stderr)
     return {renamed.get(key, key): value for key, value in content.items()}
+
+
+def _without(
+    content: dict[str, Any], removed_keys: Mapping[str, Collection[str]], path: Path
+) -> dict[str, Any]:
+    for section, removed in removed_keys.items():
+        keys = content.get(section)
+        found = [key for key in removed if isinstance(keys, dict) and key in keys]
+        for key in found:
+            print(f"note: {path}: {section}.{key} means nothing any more", file=sys.stderr)
+        if found:
+            kept = {key: value for key, value in keys.items() if key not in found}
+            content = {**content, section: kept}
+    return content
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from experiments.study.load import OLD_KEYS, load_study
-from experiments.study.schema import STUDIES, Run, Study
+from experiments.study.schema import STUDIES, Claims, Run, Study
 from experiments.study.yaml_file import read_yaml
 from qat_core.rl.config import TaskConfig
 from qat_core.rl.tasks import GENERATED_TASKS, make_problems
@@ -192,6 +192,20 @@ def test_old_keys_are_read_with_a_note(tmp_path: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().err == f"note: {path}: {names}\n"
     path.write_text(yaml.safe_dump(new | {"scale": "amax"}))
     with pytest.raises(ValueError, match="scale: is now called scale_policy, which is there too"):
+        load_study(path)
+
+
+def test_removed_keys_are_left_out_with_a_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump(GOOD | {"claims": {"accuracy_margin": 0.05}}))
+    assert load_study(path).claims == Claims()
+    assert (
+        capsys.readouterr().err == f"note: {path}: claims.accuracy_margin means nothing any more\n"
+    )
+    path.write_text(yaml.safe_dump(GOOD | {"claims": 3}))
+    with pytest.raises(ValueError, match="claims: 3 is not a section"):
         load_study(path)
 
 
