@@ -14,7 +14,7 @@ from qat_core.units import show_memory
 SHARED_SOCKETS = "837759e7f8ea0dd1c49d27ee1fa656e50a4c5c2f"
 NOTE = (
     "Medians over all steps but the first; `mean` is the estimator of the claims, over all tokens "
-    "of all steps, and empty in records that predate it. verl looks for finished rollouts every "
+    "of all steps; the first records have medians alone. verl looks for finished rollouts every "
     "2 s, which rounds rollout times up. Random weights: mismatch, memory and times mean "
     "something, rewards do not. *: run next to others on the host before each run had weight-sync "
     "sockets of its own. Runs of recorded studies are in their tables."
@@ -73,7 +73,7 @@ class VerlRun(BaseModel):
     @property
     def mean(self) -> str:
         """Mean k3 KL over all tokens, where the record has it."""
-        return "" if self.mean_k3_kl is None else f"{self.mean_k3_kl:.2e}"
+        return "not recorded" if self.mean_k3_kl is None else f"{self.mean_k3_kl:.2e}"
 
     @property
     def progress(self) -> str:

@@ -2,7 +2,7 @@
 
     python -m experiments.benchmarks.parity experiments/records/benchmarks/parity_h200.json random
 
-The record has the ratios, a `.csv.gz` beside it every batch of sequences behind them.
+The record names models, machine and code, a `.csv.gz` beside it has every batch of sequences.
 Per model, one BF16 engine and one NVFP4 engine serve all arms and seeds through weight syncs:
 `bf16` (noise floor), `qat-pow2`, `qat-amax`, and `no-qat` (BF16 trainer, packed rollouts). A model
 that was not trained rounded is less sure of itself once it is, and the same noise moves its
@@ -15,17 +15,17 @@ log-probs further: `rounded` is the floor of that model, its rounded weights ser
 import argparse
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
+import pandas as pd
 import torch
 from rich.console import Console
 from torch import Tensor, nn
 
 from experiments.benchmarks.architectures import ARCHITECTURES, engine_settings
 from experiments.benchmarks.parity_cases import Case, random_case, trained_case
-from experiments.benchmarks.parity_statistics import Batch, ratios_of_both_floors, write_batches
 from experiments.runs.provenance import origin
 from experiments.support.subprocess_call import call_in_subprocess
 from qat_core.checkpoint.architecture import meta_model
@@ -51,6 +51,15 @@ ARMS = {
 ENGINES = (("bf16", "rounded"), ("qat-pow2", "qat-amax", "no-qat"))
 MAX_NUM_SEQS = 256
 ROWS = 32  # sequences of one forward pass of the trainer: a batch of the statistics
+
+
+class Batch(TypedDict):
+    """Some sampled sequences: means over their tokens."""
+
+    seed: int
+    k3_kl: float
+    kl: float
+    tokens: int
 
 
 def measure_case(case: Case, device: str) -> dict[str, list[Batch]]:
@@ -119,6 +128,22 @@ def _compare(policy: Policy, sampled: Rollouts, seed: int, device: str) -> Batch
     }
 
 
+def write_batches(models: Mapping[str, Mapping[str, Sequence[Batch]]], path: Path) -> None:
+    """One row a batch: model, arm, seed, means and tokens."""
+    rows = [
+        {"model": model, "arm": arm, **batch}
+        for model, arms in models.items()
+        for arm, batches in arms.items()
+        for batch in batches
+    ]
+    # without a time of writing, so that equal batches make equal files
+    pd.DataFrame(rows).to_csv(path, index=False, compression={"method": "gzip", "mtime": 0})
+
+
+def _tokens(arms: Mapping[str, Sequence[Batch]]) -> dict[str, int]:
+    return {arm: sum(batch["tokens"] for batch in batches) for arm, batches in arms.items()}
+
+
 def main() -> None:
     """Measures all models and writes the record after each."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -142,7 +167,7 @@ def main() -> None:
             make_case = random_case if is_random else trained_case
             case = make_case(name, Path(folder), device)
             batches[case.name] = measure_case(case, device)
-        record["models"][case.name] = ratios_of_both_floors(batches[case.name])
+        record["models"][case.name] = {"tokens": _tokens(batches[case.name])}
         arguments.record.write_text(json.dumps(record, indent=1) + "\n")
         write_batches(batches, arguments.record.with_suffix(".csv.gz"))
         Console().print(case.name, record["models"][case.name])
