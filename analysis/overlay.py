@@ -80,9 +80,9 @@ def draw(
     metrics: tuple[str, ...],
     kind: str,
 ) -> Figure:
-    """A panel a metric: the recorded arms, mean and range of their seeds, and the user's run."""
+    """A panel a metric: a thin line a recorded run, and the user's run over them."""
     seeds = max(len(frames) for frames in recorded.values())
-    shown = f"mean and range of {seeds} seeds" if seeds > 1 else "one seed"
+    shown = "a line a seed" if seeds > 1 else "one seed"
     low, high = BANDS[kind]
     figure, axes = new_figure(
         f"{name} over the recorded runs",
@@ -111,15 +111,11 @@ def _draw_panel(
     metric: str,
 ) -> None:
     for arm, frames in recorded.items():
-        known = [frame.set_index("step")[metric] for frame in frames if metric in frame]
-        if not known:
-            continue
-        by_step, style = pd.concat(known, axis="columns"), arm_style(arm)
-        steps = by_step.index.to_numpy()
-        panel.fill_between(
-            steps, by_step.min(axis=1), by_step.max(axis=1), color=style.color, alpha=0.2, lw=0
-        )
-        panel.plot(steps, by_step.mean(axis=1), color=style.color, label=style.label, lw=1.6)
+        style, label = arm_style(arm), arm_style(arm).label
+        for frame in (frame for frame in frames if metric in frame):
+            line = {"color": style.color, "linestyle": style.dashes, "lw": 0.9}
+            panel.plot(frame["step"], frame[metric], label=label, **line)
+            label = "_"  # the legend names an arm once
     if metric in own:
         values = own[metric].to_numpy(float)
         shown = np.isfinite(values)
