@@ -81,12 +81,12 @@ def _without(
 ) -> dict[str, Any]:
     for section, removed in removed_keys.items():
         keys = content.get(section)
-        found = [key for key in removed if isinstance(keys, dict) and key in keys]
-        for key in found:
+        if not isinstance(keys, dict):
+            continue
+        for key in (key for key in removed if key in keys):
             print(f"note: {path}: {section}.{key} means nothing any more", file=sys.stderr)
-        if found:
-            kept = {key: value for key, value in keys.items() if key not in found}
-            content = {**content, section: kept}
+        kept = {key: value for key, value in keys.items() if key not in removed}
+        content = {**content, section: kept}
     return content
 
 
