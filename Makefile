@@ -3,10 +3,12 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
-STUDY ?= default
-STUDY_FILE := $(if $(wildcard experiments/studies/$(STUDY).yaml),experiments/studies/$(STUDY).yaml,$(STUDY))
-# recipes read it from the environment, where no character of a file's name means anything
-export STUDY_FILE
+# `make verify` runs the study of a record
+STUDY ?= $(or $(RECORD),default)
+OF_STUDY := $(if $(wildcard experiments/studies/$(STUDY).yaml),experiments/studies/$(STUDY).yaml,$(STUDY))
+STUDY_FILE := $(if $(RECORD),experiments/records/$(RECORD)/study.yaml,$(OF_STUDY))
+# recipes read them from the environment, where no character of a file's name means anything
+export STUDY_FILE RECORD
 QUOTED_STUDY_FILE := '$(subst ','\'',$(STUDY_FILE))'
 PORT ?= 5000
 
@@ -22,7 +24,7 @@ EXTRA := $(patsubst requirements/%.txt,.venv/.installed-%,$(wildcard requirement
 NAME_OF_STUDY := import sys, yaml; print(yaml.safe_load(open(sys.argv[1]))["study"])
 SUPPORTED := import ensurepip, sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))
 
-.PHONY: help run test lint ui figures report record lock clean
+.PHONY: help run verify test lint ui figures report record lock clean
 
 help:  ## list the commands
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -34,6 +36,12 @@ run: $(BASE) $(EXTRA)  ## run a study to its claims and figures: STUDY=name or f
 	@$(BIN)/snakemake --configfile "$$STUDY_FILE"
 	@study=$$($(BIN)/python -c '$(NAME_OF_STUDY)' "$$STUDY_FILE"); \
 		$(BIN)/python -m analysis.claims_table "results/studies/$$study/claims.json"
+
+verify: $(BASE) $(EXTRA)  ## run a recorded study again with fresh seeds, compare claims: RECORD=name
+	@record="experiments/records/$$RECORD"; planned="results/replications/$$RECORD.yaml"; \
+		$(BIN)/python -m analysis.replication plan "$$record" --out "$$planned" && \
+		$(BIN)/snakemake --configfile "$$planned" && \
+		$(BIN)/python -m analysis.replication judge "$$record" --study "$$planned"
 
 test: lint $(ENGINES)  ## check the code and run all tests
 	@$(BIN)/python -m pytest -n 2 --dist loadfile

@@ -5,6 +5,7 @@ A block lies between two comment lines, and everything between them is replaced:
     <!-- begin:claims STUDY -->            the claims table of that study's record
     <!-- end:claims -->
     <!-- begin:figures STUDY NAME ... -->  its figures of those names; without names all but drift
+    <!-- begin:replications STUDY -->      its claims again, with seeds that are not in the record
     <!-- begin:studies -->                 a summary row for each model of every recorded study
     <!-- begin:metrics -->                 the catalogue of metrics
     <!-- begin:KIND MACHINE -->            benchmark tables: a key of analysis.tables.SECTIONS, and
@@ -24,13 +25,14 @@ from analysis.claims_table import read_table
 from analysis.figure_files import NAMES
 from analysis.figures import FIGURES
 from analysis.metrics import catalogue_text
+from analysis.replication import replications_text
 from analysis.tables import SECTIONS, benchmark_text
 from analysis.tables.summary import summary_text
 from experiments.study.schema import ROOT
 from experiments.support.cli import run_cli
 
 RECORDS = Path("experiments", "records")
-KINDS = ("claims", "figures", "studies", "metrics", *SECTIONS)
+KINDS = ("claims", "figures", "replications", "studies", "metrics", *SECTIONS)
 BLOCK = re.compile(
     rf"(?P<begin><!-- begin:(?P<kind>{'|'.join(KINDS)})(?P<words>[^\n]*?) -->\n)"
     r"(?P<content>.*?)"
@@ -80,6 +82,8 @@ def _filled(block: re.Match[str], root: Path, folder: Path) -> str:
         raise ValueError(f"<!-- begin:{kind} -->: name a study, a machine or a size behind {kind}")
     elif kind == "claims":
         content = read_table(root / RECORDS / words[0] / "claims.json").to_markdown()
+    elif kind == "replications":
+        content = replications_text(root / RECORDS / words[0])
     elif kind == "figures":
         names = words[1:] or NAMES
         content = "".join(_figure(root, folder, words[0], name) for name in names)

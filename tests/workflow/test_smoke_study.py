@@ -79,7 +79,7 @@ def test_every_arm_is_evaluated_in_both_precisions(folder: Path, run_id: str) ->
     settings = {(r["step"], r["precision"], r["decoding"]) for r in records}
     expected = {
         (step, precision, decoding)
-        for step in (0, STEPS)
+        for step in (0, 2, 4, STEPS)
         for precision in ("bf16", "nvfp4")
         for decoding in ("greedy", "sampled")
     }
@@ -195,6 +195,27 @@ def test_record_holds_all_that_the_claims_and_figures_need(folder: Path, tmp_pat
     for name, kind in product(NAMES, FORMATS):
         drawn = (record / "figures" / f"{name}.{kind}").read_bytes()
         assert drawn == (study_dir / "figures" / f"{name}.{kind}").read_bytes()
+
+
+@pytest.mark.slow
+def test_a_record_is_verified_with_fresh_seeds(folder: Path, tmp_path: Path) -> None:
+    copy, record = tmp_path / "copy", tmp_path / "records" / "smoke"
+    shutil.copytree(folder, copy)  # with the base checkpoint, which the smoke study's seeds share
+    places = ("--results", copy / "results", "--records", record.parent, "--allow-uncommitted")
+    done = module("experiments.runs.record", "--study", SMOKE, *places, folder=copy)
+    assert done.returncode == 0, done.stderr
+    planned = copy / "planned.yaml"
+    done = module("analysis.replication", "plan", record, "--out", planned, folder=copy)
+    assert done.stdout == f"{planned}: seeds 1\n", done.stderr
+    done = snakemake("--configfile", planned, folder=copy)
+    assert done.returncode == 0, done.stdout + done.stderr
+    done = module("analysis.replication", "judge", record, "--study", planned, folder=copy)
+    assert done.returncode == 0, done.stderr
+    lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+    assert any(
+        line.startswith("nothing to hold tiny: k3 KL, qat / bf16 REPORTED") for line in lines
+    )
+    assert read_json(copy / "results" / "tiny_bf16_seed1" / "manifest.json")["seed"] == 1
 
 
 def test_results_of_other_settings_are_not_recorded(folder: Path, tmp_path: Path) -> None:

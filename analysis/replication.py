@@ -1,0 +1,249 @@
+"""A recorded study once more, with fresh seeds: which of its claims hold again?
+
+    python -m analysis.replication plan RECORD --out FILE
+    python -m analysis.replication judge RECORD --study FILE [--keep]
+
+RECORD is a folder of `experiments/records`. `make verify RECORD=name` plans, runs the planned study
+and judges it. `--keep` adds the outcome to the record's folder `replications`, which the tables of
+`docs/results.md` show.
+"""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+import yaml
+from pydantic import BaseModel, ConfigDict
+from rich.console import Console
+from rich.table import Table
+
+from analysis.claims_table import COLORS, Claim, ClaimsTable, read_table
+from analysis.markdown import MarkdownTable
+from experiments.runs.manifest import RunManifest, read_manifest
+from experiments.runs.record import require_commit
+from experiments.study.load import load_study
+from experiments.study.schema import Study
+from experiments.support.cli import RESULTS, run_cli
+from experiments.support.json_files import REMAKE, read_model, write_json
+
+FOLDER = "replications"
+OUTCOMES = {
+    "PASS": "holds",
+    "FAIL": "does not hold",
+    "INCONCLUSIVE": "undecided",
+    "REPORTED": "nothing to hold",
+}
+NOTE = (
+    "Again: the same study with seeds that are not in the record, judged alone. Undecided: its "
+    "interval straddles the bound. What the first study claims is judged by the first study; two "
+    "verdicts are not averaged."
+)
+
+
+class Origin(BaseModel):
+    """What a reader needs to repeat one run of a replication."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    run: str
+    started_at: str
+    wall_s: float | None
+    commit: str | None
+    dirty: bool
+    cpu: str
+    gpus: list[str]
+    base: str | None
+
+
+class Replication(BaseModel):
+    """The claims of a study that was run again, and where its runs come from."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+    study: str
+    seeds: tuple[int, ...]
+    claims: ClaimsTable
+    runs: tuple[Origin, ...]
+
+
+class Comparison(BaseModel):
+    """One claim, recorded and again."""
+
+    recorded: Claim
+    again: Claim
+
+    @property
+    def outcome(self) -> str:
+        """What the second study says of the claim."""
+        return OUTCOMES[self.again.verdict]
+
+    @property
+    def is_contradicted(self) -> bool:
+        """Whether what passed now fails."""
+        return (self.recorded.verdict, self.again.verdict) == ("PASS", "FAIL")
+
+
+def _shown(claim: Claim) -> str:
+    interval = f" ({claim.interval})" if claim.interval != "-" else ""
+    return f"{claim.shown_estimate}{interval}"
+
+
+TABLE: MarkdownTable[Comparison] = MarkdownTable(
+    {
+        "Model": lambda row: row.recorded.model,
+        "Claim": lambda row: row.recorded.statement,
+        "Required": lambda row: row.recorded.required,
+        "Recorded": lambda row: f"{row.recorded.verdict}: {_shown(row.recorded)}",
+        "Again": lambda row: f"**{row.outcome}**: {_shown(row.again)}",
+    }
+)
+
+
+def planned_study(record: Path) -> dict[str, object]:
+    """The record's study with as many seeds, the next ones after all that are recorded.
+
+    Raises:
+        ValueError: the folder holds no record, or a damaged one.
+    """
+    path = record / "study.yaml"
+    if not path.is_file():
+        raise ValueError(f"{path}: missing; name a folder of experiments/records")
+    study = load_study(path)
+    used = {*study.seeds, *(seed for it in read_replications(record) for seed in it.seeds)}
+    first = max(used) + 1
+    seeds = list(range(first, first + len(study.seeds)))
+    named = {"study": f"{study.study}-seeds{seeds[0]}-{seeds[-1]}", "seeds": seeds}
+    return yaml.safe_load(path.read_text()) | named  # type: ignore[no-any-return]
+
+
+def read_replications(record: Path) -> list[Replication]:
+    """The replications of a record, by their first seed.
+
+    Raises:
+        ValueError: one is damaged.
+    """
+    found = [read_model(path, Replication) for path in (record / FOLDER).glob("*.json")]
+    return sorted(found, key=lambda it: it.seeds)
+
+
+def compare(recorded: ClaimsTable, again: ClaimsTable) -> list[Comparison]:
+    """Claim by claim, in the record's order.
+
+    Raises:
+        ValueError: the studies do not make the same claims.
+    """
+    by_key = {(claim.model, claim.name): claim for claim in again.claims}
+    if by_key.keys() != {(claim.model, claim.name) for claim in recorded.claims}:
+        raise ValueError(
+            f"{again.study}: makes other claims than the record of {recorded.study}; run "
+            "make figures, which judges the record anew, and plan again"
+        )
+    return [
+        Comparison(recorded=claim, again=by_key[claim.model, claim.name])
+        for claim in recorded.claims
+    ]
+
+
+def replication_of(study: Study, results: Path) -> Replication:
+    """A finished study as it is kept.
+
+    Raises:
+        ValueError: it is not finished, or was made by code that no commit holds.
+    """
+    manifests = [read_manifest(results / run.id, REMAKE) for run in study.runs]
+    for manifest in manifests:
+        require_commit(manifest, results / manifest.run)
+    return Replication(
+        study=study.study,
+        seeds=study.seeds,
+        claims=read_table(results / "studies" / study.study / "claims.json"),
+        runs=tuple(map(_origin, manifests)),
+    )
+
+
+def _origin(manifest: RunManifest) -> Origin:
+    git, hardware = manifest.git, manifest.hardware
+    return Origin(
+        run=manifest.run,
+        started_at=manifest.started_at,
+        wall_s=manifest.wall_s,
+        commit=git and git.commit,
+        dirty=git is None or git.dirty,
+        cpu=hardware.cpu,
+        gpus=hardware.gpus,
+        base=manifest.digests.get("base"),
+    )
+
+
+def replications_text(record: Path) -> str:
+    """Markdown of all replications of a record, a table each."""
+    recorded = read_table(record / "claims.json")
+    parts = [part for it in read_replications(record) for part in _sections(recorded, it)]
+    return "\n\n".join([*parts, NOTE] if parts else ["No replication is recorded."]) + "\n"
+
+
+def _sections(recorded: ClaimsTable, again: Replication) -> Iterator[str]:
+    commits = sorted({(run.commit or "none")[:7] for run in again.runs})
+    machines = sorted({" and ".join(run.gpus) or run.cpu for run in again.runs})
+    seeds = ", ".join(map(str, again.seeds))
+    yield f"**Seeds {seeds}; commit {', '.join(commits)}; {', '.join(machines)}**"
+    yield TABLE.markdown(compare(recorded, again.claims))
+
+
+def show(comparisons: list[Comparison], console: Console) -> None:
+    """One line a claim, as wide as a terminal."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for heading in ("again", "claim", "recorded", "again"):
+        table.add_column(heading)
+    for it in comparisons:
+        color = COLORS[it.again.verdict]
+        statement = f"{it.recorded.model}: {it.recorded.statement.replace('nvfp4-', '')}"
+        recorded = f"{it.recorded.verdict} {it.recorded.shown_estimate}"
+        table.add_row(f"[{color}]{it.outcome}[/]", statement, recorded, it.again.shown_estimate)
+    console.print(table)
+
+
+def judge(record: Path, study: Study, results: Path, keep: bool) -> None:
+    """Prints the comparison and, if asked for, keeps it.
+
+    Raises:
+        ValueError: a claim that the record passed now fails, or there is nothing to compare.
+    """
+    again = read_table(results / "studies" / study.study / "claims.json")
+    comparisons = compare(read_table(record / "claims.json"), again)
+    show(comparisons, Console())
+    if keep:
+        (record / FOLDER).mkdir(exist_ok=True)
+        path = record / FOLDER / f"seeds{study.seeds[0]}-{study.seeds[-1]}.json"
+        write_json(path, replication_of(study, results).model_dump(mode="json"))
+        print(f"{path}: show it with make figures and commit it")
+    contradicted = [it.recorded for it in comparisons if it.is_contradicted]
+    if contradicted:
+        names = ", ".join(f"{claim.model}: {claim.statement}" for claim in contradicted)
+        raise ValueError(f"recorded as PASS and now FAIL: {names}")
+
+
+def main() -> None:
+    """Parses the command line and plans or judges a replication."""
+    parser = argparse.ArgumentParser(description="Run a recorded study again with fresh seeds.")
+    commands = parser.add_subparsers(required=True, dest="command")
+    plan = commands.add_parser("plan", help="write a study file with fresh seeds")
+    plan.add_argument("record", type=Path, help="folder of a recorded study")
+    plan.add_argument("--out", type=Path, required=True, help="the study file")
+    judged = commands.add_parser("judge", help="compare its claims", parents=[RESULTS])
+    judged.add_argument("record", type=Path, help="folder of a recorded study")
+    judged.add_argument("--study", type=Path, required=True, help="the planned study file")
+    judged.add_argument("--keep", action="store_true", help="add it to the record")
+    arguments = parser.parse_args()
+    if arguments.command == "judge":
+        study = load_study(arguments.study)
+        judge(arguments.record, study, arguments.results, arguments.keep)
+        return
+    planned = planned_study(arguments.record)
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    arguments.out.write_text(yaml.safe_dump(planned, sort_keys=False))
+    print(f"{arguments.out}: seeds {', '.join(map(str, planned['seeds']))}")  # type: ignore[call-overload]
+
+
+if __name__ == "__main__":
+    run_cli(main)

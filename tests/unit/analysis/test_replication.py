@@ -1,0 +1,130 @@
+"""A recorded study again with fresh seeds: what is planned, compared and kept."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from synthetic_results import write_results
+
+from analysis.claims import judge_study
+from analysis.claims_table import Claim, ClaimsTable
+from analysis.load import load_results
+from analysis.replication import (
+    Comparison,
+    compare,
+    judge,
+    planned_study,
+    read_replications,
+    replications_text,
+)
+from experiments.study.load import load_study
+from experiments.study.schema import Study
+
+
+@pytest.fixture
+def record(study: Study, study_file: Path, results_dir: Path, tmp_path: Path) -> Path:
+    """The record of a study, judged."""
+    folder = tmp_path / "records" / "default"
+    folder.mkdir(parents=True)
+    (folder / "study.yaml").write_text(study_file.read_text())
+    (folder / "claims.json").write_text(claims_of(study, results_dir).model_dump_json())
+    return folder
+
+
+def claims_of(study: Study, results: Path) -> ClaimsTable:
+    return judge_study(study, load_results(results, [run.id for run in study.runs]))
+
+
+def run_again(record: Path, folder: Path) -> Study:
+    """The planned study, finished in a folder of results."""
+    folder.mkdir(exist_ok=True)
+    path = folder / "planned.yaml"
+    path.write_text(yaml.safe_dump(planned_study(record)))
+    study = load_study(path)
+    write_results(study, folder)
+    judged = folder / "studies" / study.study
+    judged.mkdir(parents=True)
+    (judged / "claims.json").write_text(claims_of(study, folder).model_dump_json())
+    return study
+
+
+def test_seeds_are_fresh_and_all_else_is_the_records(record: Path, study: Study) -> None:
+    planned = planned_study(record)
+    assert planned["seeds"] == [5, 6, 7, 8, 9]
+    assert planned["study"] == "default-seeds5-9"
+    recorded = yaml.safe_load((record / "study.yaml").read_text())
+    same = recorded.keys() - {"seeds", "study"}
+    assert {key: planned[key] for key in same} == {key: recorded[key] for key in same}
+
+
+def test_what_is_kept_is_shown_and_its_seeds_are_not_used_again(
+    record: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert replications_text(record) == "No replication is recorded.\n"
+    again = run_again(record, tmp_path / "again")
+    judge(record, again, tmp_path / "again", keep=True)
+    shown = capsys.readouterr().out
+    assert shown.count("holds") >= 4, shown
+    (kept,) = read_replications(record)
+    assert kept.seeds == again.seeds and len(kept.runs) == len(again.runs)
+    text = replications_text(record)
+    assert text.startswith("**Seeds 5, 6, 7, 8, 9; commit ")
+    assert text.count("| nano-dense |") == text.count("| nano-moe |") == 10
+    assert planned_study(record)["seeds"] == [10, 11, 12, 13, 14]
+
+
+def test_runs_of_uncommitted_code_are_compared_and_not_kept(record: Path, tmp_path: Path) -> None:
+    again = run_again(record, tmp_path / "again")
+    path = tmp_path / "again" / again.runs[3].id / "manifest.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps(manifest | {"git": manifest["git"] | {"dirty": True}}))
+    judge(record, again, tmp_path / "again", keep=False)
+    with pytest.raises(ValueError, match=f"{again.runs[3].id}/manifest.json: git: trained by"):
+        judge(record, again, tmp_path / "again", keep=True)
+    assert read_replications(record) == []
+
+
+def changed(table: ClaimsTable, index: int, **fields: object) -> ClaimsTable:
+    claims = list(table.claims)
+    claims[index] = claims[index].model_copy(update=fields)
+    return table.model_copy(update={"claims": tuple(claims)})
+
+
+@pytest.mark.parametrize(
+    ("recorded", "again", "outcome", "is_contradicted"),
+    [
+        ("PASS", "PASS", "holds", False),
+        ("PASS", "FAIL", "does not hold", True),
+        ("PASS", "INCONCLUSIVE", "undecided", False),
+        ("INCONCLUSIVE", "FAIL", "does not hold", False),
+        ("REPORTED", "REPORTED", "nothing to hold", False),
+    ],
+)
+def test_outcome_is_the_second_studys(
+    study: Study, results_dir: Path, recorded: str, again: str, outcome: str, is_contradicted: bool
+) -> None:
+    table = claims_of(study, results_dir)
+    pairs = compare(changed(table, 1, verdict=recorded), changed(table, 1, verdict=again))
+    assert (pairs[1].outcome, pairs[1].is_contradicted) == (outcome, is_contradicted)
+    others: list[Comparison] = pairs[:1] + pairs[2:]
+    assert not any(pair.is_contradicted for pair in others)
+
+
+def test_a_contradicted_claim_ends_in_an_error_that_names_it(record: Path, tmp_path: Path) -> None:
+    again = run_again(record, tmp_path / "again")
+    path = tmp_path / "again" / "studies" / again.study / "claims.json"
+    table = ClaimsTable.model_validate_json(path.read_text())
+    failed: Claim = table.claims[1]
+    path.write_text(changed(table, 1, verdict="FAIL").model_dump_json())
+    with pytest.raises(ValueError, match=f"now FAIL: {failed.model}: {failed.statement}"):
+        judge(record, again, tmp_path / "again", keep=False)
+
+
+def test_other_claims_and_missing_records_are_refused(record: Path, tmp_path: Path) -> None:
+    table = ClaimsTable.model_validate_json((record / "claims.json").read_text())
+    fewer = table.model_copy(update={"claims": table.claims[:-1]})
+    with pytest.raises(ValueError, match="makes other claims than the record of default"):
+        compare(table, fewer)
+    with pytest.raises(ValueError, match=r"study.yaml: missing; name a folder of"):
+        planned_study(tmp_path / "none")
