@@ -89,7 +89,7 @@ def _weight_memory(study: Study, results: Results, model: str) -> Claim:
         num_seeds=len(study.seeds),
         unit="%",
         exact=True,
-        detail=f"predicted from shapes; {share}{memory_source(study)}",
+        detail=f"predicted from shapes; {share}{memory_source(study, memories)}",
     )
 
 

@@ -1,5 +1,6 @@
 """All runs of a study in memory, and the arrays that statistics and figures take from them."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,6 +9,7 @@ import pandas as pd
 from experiments.runs.manifest import RunManifest, WeightMemory
 from experiments.study.schema import Study
 from qat_core.rl.metric_names import RESPONSE_TOKENS
+from qat_core.units import show_memory
 
 Array = np.ndarray
 
@@ -18,9 +20,14 @@ def is_memory_of_engine(study: Study) -> bool:
     return study.trainer == "verl" and study.device == "cuda"
 
 
-def memory_source(study: Study) -> str:
+def memory_source(study: Study, memories: Iterable[WeightMemory]) -> str:
     """Where a study's measured weight memory comes from."""
-    return "as vLLM reports" if is_memory_of_engine(study) else "bytes streamed to the engine"
+    if not is_memory_of_engine(study):
+        return "bytes streamed to the engine"
+    more = [it.reported_gib - it.measured_gib for it in memories if it.reported_gib is not None]
+    if not more:  # of records that have this figure alone
+        return "as vLLM reports, with its caches, workspaces and gaps"
+    return f"parameters that vLLM holds; it reports up to {show_memory(max(more))} more"
 
 
 @dataclass(frozen=True)

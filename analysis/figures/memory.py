@@ -53,9 +53,9 @@ def draw(study: Study, results: Results) -> Figure:
     num_rows = -(-len(panels) // NUM_COLUMNS)
     figure, axes = new_figure(
         "Weight memory of the rollout engine",
-        f"{' and '.join(study.models)}: {memory_source(study)}. Qwen3: as vLLM reports, with the "
-        "gaps that PyTorch's allocator leaves.\nHatched: predicted from shapes, not measured. "
-        "Percentages: against the BF16 arm.",
+        f"{' and '.join(study.models)}: {_source(study, results)}.\nQwen3: as vLLM reports, with "
+        "the gaps that PyTorch's allocator leaves. Hatched: predicted from shapes, not measured. "
+        "Percentages:\nagainst the BF16 arm.",
         height_inches=1.1 + 1.65 * num_rows,
         nrows=num_rows,
         ncols=NUM_COLUMNS,
@@ -66,6 +66,10 @@ def draw(study: Study, results: Results) -> Figure:
         unused.set_axis_off()
     add_legend(figure, axes.flat[0])
     return figure
+
+
+def _source(study: Study, results: Results) -> str:
+    return memory_source(study, (run.memory for run in results.manifests.values()))
 
 
 def _measured(study: Study, results: Results, model: str) -> list[Bar]:

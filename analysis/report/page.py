@@ -39,7 +39,9 @@ def render(content: Content) -> str:
         figures=[(it, b64encode(it.svg).decode()) for it in content.figures],
         drift={model: to_html(table) for model, table in content.drift.items()},
         memory=memory_rows(content),
-        memory_source=memory_source(content.study),
+        memory_source=memory_source(
+            content.study, (it.memory for it in content.manifests.values())
+        ),
         facts=facts(content.manifests.values()),
         runs=content.manifests.values(),
         files={run: list(its) for run, its in groupby(content.files, lambda file: file.run)},

@@ -47,6 +47,9 @@ class WeightMemory(Section):
     predicted_packed_gib: PositiveFloat | None = None
     measured_bf16_gib: PositiveFloat | None = Field(None, description="None until the run's end")
     measured_packed_gib: PositiveFloat | None = None
+    reported_gib: PositiveFloat | None = Field(
+        None, description="vLLM's own figure, with its caches, workspaces and allocator's gaps"
+    )
 
     @property
     def measured_gib(self) -> float:
@@ -88,12 +91,14 @@ class TrainingResult(Section):
         measured_bf16_gib: BF16 weights.
         measured_packed_gib: weights as the rollout engine holds them; None if none is packed.
         coverage: of every weight, whether it is trained, sent and served in NVFP4.
+        reported_gib: weights as vLLM itself reports them, which is more than it holds.
         reason: why the run stopped before its last step, or None.
     """
 
     measured_bf16_gib: PositiveFloat
     measured_packed_gib: PositiveFloat | None
     coverage: list[dict[str, Any]] | None
+    reported_gib: PositiveFloat | None = None
     reason: str | None = None
 
 
@@ -164,7 +169,9 @@ class RunManifest(Section):
 
     def finished(self, result: TrainingResult) -> Self:
         """This manifest after the run has reached its end."""
-        measured = result.model_dump(include={"measured_bf16_gib", "measured_packed_gib"})
+        measured = result.model_dump(
+            include={"measured_bf16_gib", "measured_packed_gib", "reported_gib"}
+        )
         return self.model_copy(
             update={
                 "status": "finished",

@@ -28,7 +28,7 @@ from qat_core.units import BYTES_PER_GIB
 
 POLL_S = 2.0
 LOG_TAIL_LINES = 40
-WEIGHT_BYTES = re.compile(r"qat_core: vLLM holds (\d+) bytes of weights")
+WEIGHT_BYTES = re.compile(r"qat_core: vLLM holds (\d+) bytes of weights(?:, reports (\d+))?")
 ERROR = re.compile(r"^.*?\b(\w*(?:Error|Exception): .+)$", re.MULTILINE)
 
 
@@ -62,10 +62,12 @@ def train(
         _require_success(verl, text, log)
         _require_last_step(merge_rows(attempts)[-1]["step"], study.rl.steps, log)
     packs = ARMS[run.arm].rollout_recipe is not None
-    bf16_gib, packed_gib = _measured_memory_gib(text, log, paths.model, packs)
+    held_gib, reported_gib = _weights_of_engine_gib(text, log)
+    on_disk_gib = read_base_manifest(paths.model).weight_bytes / BYTES_PER_GIB
     return TrainingResult(
-        measured_bf16_gib=bf16_gib,
-        measured_packed_gib=packed_gib,
+        measured_bf16_gib=on_disk_gib if packs else held_gib,
+        measured_packed_gib=held_gib if packs else None,
+        reported_gib=reported_gib,
         coverage=read_model(paths.coverage, list[Json]) if packs else None,
         reason=reason,
     )
@@ -99,14 +101,10 @@ def _require_last_step(last: float | None, steps: int, log: Path) -> None:
         raise VerlError(f"verl ended after step {last} of {steps} without an error; see {log}")
 
 
-def _measured_memory_gib(
-    text: str, log: Path, model: Path, packs: bool
-) -> tuple[float, float | None]:
-    """Weights in BF16 and packed: as vLLM holds them, BF16 of an arm that packs as on disk."""
+def _weights_of_engine_gib(text: str, log: Path) -> tuple[float, float | None]:
+    """Weights that vLLM holds, and its own figure, which it has on a GPU alone."""
     found = WEIGHT_BYTES.search(text)
     if found is None:
         raise VerlError(f"{log}: no line says how many bytes of weights vLLM holds")
-    served_gib = int(found[1]) / BYTES_PER_GIB
-    if not packs:
-        return served_gib, None
-    return read_base_manifest(model).weight_bytes / BYTES_PER_GIB, served_gib
+    held, reported = found.groups()
+    return int(held) / BYTES_PER_GIB, int(reported) / BYTES_PER_GIB if reported else None

@@ -7,7 +7,7 @@ from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
 from qat_core.rollout.vllm import compat
 from qat_core.rollout.vllm.bucketed_loader import BucketedLoader
-from qat_core.rollout.vllm.worker import weight_bytes
+from qat_core.rollout.vllm.worker import parameter_bytes, weight_bytes
 from qat_core.verl.adapter import own_socket
 
 
@@ -53,6 +53,9 @@ class LayerwiseWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[mis
     def _show_memory(self, held_bytes: int) -> None:
         """For the harness, which reads the log; verl itself reports no weight memory."""
         self._has_shown_memory = True
-        # a CPU has no 4-bit kernels: vLLM unpacks there what it would hold on a GPU
-        held = held_bytes if self.device.type == "cpu" else weight_bytes(self)
-        print(f"qat_core: vLLM holds {held} bytes of weights", flush=True)
+        if self.device.type == "cpu":
+            # without 4-bit kernels vLLM unpacks there what it would hold on a GPU
+            print(f"qat_core: vLLM holds {held_bytes} bytes of weights", flush=True)
+            return
+        held, reported = parameter_bytes(self), weight_bytes(self)
+        print(f"qat_core: vLLM holds {held} bytes of weights, reports {reported}", flush=True)

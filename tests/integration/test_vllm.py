@@ -21,6 +21,7 @@ from qat_core.recipe import Recipe
 from qat_core.rl.policy import Policy
 from qat_core.rollout.engine import Rollouts
 from qat_core.rollout.vllm.engine import VllmEngine
+from qat_core.rollout.vllm.worker import parameter_bytes
 from qat_core.weights.stream import weight_stream
 from tests.nano_models import write_nano
 
@@ -260,6 +261,8 @@ def test_several_workers_are_refused(tmp_path: Path, name: str) -> None:
 def test_what_the_engine_reports(engine: VllmEngine) -> None:
     assert engine.kv_cache_tokens > 64
     rotary_bytes = 256 * 64 * 2  # its cache, no parameter: positions, head size, BF16
+    # on a CPU vLLM measures nothing, and its parameters are the report
+    assert engine.on_worker(parameter_bytes) == engine.weight_bytes
     others = engine.tensor_bytes - engine.weight_bytes - rotary_bytes
     assert 0 <= others < 1024  # a few scalars a layer
     with pytest.raises(ValueError, match="CPU"):
