@@ -87,7 +87,8 @@ def fix_layout(figure: Figure) -> None:
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     for axes in figure.axes:
-        axes.set_position([round(value, 6) for value in axes.get_position().bounds])
+        x, y, width, height = (round(value, 6) for value in axes.get_position().bounds)
+        axes.set_position((x, y, width, height))
 
 
 def label_columns_by_model(figure: Figure, axes: Any, study: Study) -> None:
