@@ -9,10 +9,24 @@ from pathlib import Path
 import pandas as pd
 
 from experiments.support.json_files import parse_object, read_bytes, write_jsonl
-from qat_core.rl.metric_names import RESPONSE_TOKENS
+from qat_core.rl.metric_names import K3_KL, RESPONSE_TOKENS, REWARD, STEP_TIME, TOTAL_TOKENS
 
 Row = dict[str, float | int | None]
 METRICS, RECORDED_METRICS = "metrics.jsonl", "metrics.csv.gz"
+# how the columns begin that the record of a grid keeps
+GRID_METRICS = (
+    "step",
+    K3_KL,
+    "rollout_corr/kl",
+    "actor/entropy",
+    "actor/grad_norm",
+    "drift",
+    REWARD,
+    "response_length/",
+    STEP_TIME,
+    TOTAL_TOKENS,
+    "perf/max_memory_allocated_gb",
+)
 # no time stamp inside: the same metrics give the same bytes
 GZIP = {"method": "gzip", "mtime": 0}
 

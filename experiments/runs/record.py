@@ -5,15 +5,22 @@ From these alone the claims, the figures and the MLflow view can be made again.
 
 import argparse
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
-from experiments.runs.attempts import read_history
+from experiments.runs.completeness import complete_cells
 from experiments.runs.drift import RECORDED_DRIFT, has_drift, read_drift, write_drift
 from experiments.runs.manifest import RunManifest, read_manifest
-from experiments.runs.metrics import RECORDED_METRICS, write_csv
+from experiments.runs.metrics import (
+    GRID_METRICS,
+    METRICS,
+    RECORDED_METRICS,
+    read_jsonl,
+    write_csv,
+)
 from experiments.study.arms import ARMS
 from experiments.study.load import load_study
-from experiments.study.schema import ROOT
+from experiments.study.schema import ROOT, Run, Study
 from experiments.support.cli import RESULTS, STUDY, run_cli
 from experiments.support.json_files import REMAKE
 from qat_core.drift.names import FILE
@@ -24,6 +31,8 @@ def record_study(
 ) -> Path:
     """Copies a study's results into `records`; returns the study's folder there.
 
+    Of a grid of cells those that have all their runs are copied; its claims name the others.
+
     Args:
         study_file: the study.
         results: where its runs are.
@@ -32,19 +41,21 @@ def record_study(
 
     Raises:
         ValueError: a run is missing, not finished and evaluated, has other settings, or was made
-            by code that no commit holds.
+            by code that no commit holds; no cell is complete, or one mixes base checkpoints.
     """
     study = load_study(study_file)
     study_dir, record = results / "studies" / study.study, records / study.study
-    sources = [results / run.id for run in study.runs]
-    wanted = [source / name for source in sources for name in ("manifest.json", "eval.json")]
+    runs = _runs_to_record(study, results)
+    # claims about a grid need no offline accuracies, and they say how many runs have none
+    names = ("manifest.json",) if study.cells else ("manifest.json", "eval.json")
+    wanted = [results / run.id / name for run in runs for name in names]
     if study.rl.drift_every:
-        wanted += [results / r.id / FILE for r in study.runs if ARMS[r.arm].rollout_recipe]
+        wanted += [results / run.id / FILE for run in runs if ARMS[run.arm].rollout_recipe]
     wanted.append(study_dir / "claims.json")
     missing = [str(path) for path in wanted if not path.is_file()]
     if missing:
         raise ValueError(f"{missing[0]}: missing; run study {study.study} to its end first")
-    for run in study.runs:
+    for run in runs:
         manifest = read_manifest(results / run.id, REMAKE)
         if manifest.config != study.training_config(run):
             raise ValueError(
@@ -54,11 +65,35 @@ def record_study(
         if not allow_uncommitted:
             require_commit(manifest, results / run.id)
     shutil.rmtree(record, ignore_errors=True)
-    for source in sources:
-        _record_run(source, record / source.name)
+    for run in runs:
+        _record_run(results / run.id, record / run.id, only_of_grids=bool(study.cells))
     shutil.copy(study_dir / "claims.json", record)
     shutil.copy(study_file, record / "study.yaml")
     return record
+
+
+def _runs_to_record(study: Study, results: Path) -> Sequence[Run]:
+    """All runs of a study, of a grid those of its complete cells."""
+    if not study.cells:
+        return study.runs
+    cells = complete_cells(study, results)
+    if not cells:
+        raise ValueError(f"{results}: no cell of study {study.study} is complete; run it first")
+    for cell, runs in cells.items():
+        require_one_base_a_seed(cell, [read_manifest(results / run.id, REMAKE) for run in runs])
+    return [run for runs in cells.values() for run in runs]
+
+
+def require_one_base_a_seed(cell: str, manifests: Sequence[RunManifest]) -> None:
+    """ValueError if two arms of a cell start a seed from different base checkpoints."""
+    first: dict[tuple[str, int], RunManifest] = {}
+    for it in manifests:
+        same = first.setdefault((it.model, it.seed), it)
+        if it.digests["base"] != same.digests["base"]:
+            raise ValueError(
+                f"cell {cell}: {same.run} and {it.run} start from different base checkpoints; "
+                "delete one of them and train it again"
+            )
 
 
 def require_commit(manifest: RunManifest, run_dir: Path) -> None:
@@ -72,14 +107,17 @@ def require_commit(manifest: RunManifest, run_dir: Path) -> None:
         )
 
 
-def _record_run(source: Path, target: Path) -> None:
+def _record_run(source: Path, target: Path, *, only_of_grids: bool) -> None:
     target.mkdir(parents=True)
-    _, rows = read_history(source)
+    rows = read_jsonl(source / METRICS, REMAKE)
+    if only_of_grids:  # many runs: what claims, figures and MLflow's summary read
+        rows = [{key: row[key] for key in row if key.startswith(GRID_METRICS)} for row in rows]
     write_csv(target / RECORDED_METRICS, rows)
     if has_drift(source):
         write_drift(target / RECORDED_DRIFT, read_drift(source))
     for name in ("manifest.json", "eval.json"):
-        shutil.copy(source / name, target)
+        if (source / name).is_file():
+            shutil.copy(source / name, target)
 
 
 def main() -> None:

@@ -92,7 +92,6 @@ def publish_study(study_dir: Path, results: Path) -> None:
         results: holds the study's runs, which give its start and its end.
     """
     judged = read_json(study_dir / "claims.json")
-    claims = [claim for claim in judged["claims"] if claim["estimate"] is not None]
     client = connect()
     experiment_id = find_or_create_experiment(client, judged["study"])
     for previous in find_runs(client, experiment_id, STUDY_RUN):
@@ -103,9 +102,13 @@ def publish_study(study_dir: Path, results: Path) -> None:
     runs = [it for it in manifests if it.study == judged["study"]]
     start_ms = min((milliseconds(run.started_at) for run in runs), default=now_ms())
     end_ms = max(map(ended_ms, runs), default=now_ms())
-    tags = {RUN_TAG: STUDY_RUN, NOTE: "\n".join(map(_line, claims))}
+    tags = {RUN_TAG: STUDY_RUN, NOTE: "\n".join(map(_line, judged["claims"]))}
     run_id = client.create_run(experiment_id, start_ms, tags, STUDY_RUN).info.run_id
-    estimates = {f"claims/{it['model']}/{it['name']}": float(it["estimate"]) for it in claims}
+    estimates = {
+        f"claims/{it['model']}/{it['name']}": float(it["estimate"])
+        for it in judged["claims"]
+        if it["estimate"] is not None
+    }
     metrics = [Metric(key, value, end_ms, 0) for key, value in estimates.items()]
     client.log_batch(run_id, metrics=[it for it in metrics if isfinite(it.value)])
     for path in (study_dir / name for name in ("claims.json", "claims.md")):
@@ -118,11 +121,14 @@ def publish_study(study_dir: Path, results: Path) -> None:
 
 def _line(claim: Json) -> str:
     """A claim in one line of Markdown."""
+    head = f"* **{claim['verdict']}** {claim['model']}, {claim['statement']}"
     estimate, low, high = (claim[key] for key in ("estimate", "low", "high"))
+    if estimate is None:
+        return f"{head}: {claim['detail']}"
     interval = "" if low is None else f" ({float(low):.3g} to {float(high):.3g})"
     required = f", {claim['bound']} {claim['threshold']:g}" if claim["bound"] else ""
     shown = f"{float(estimate):.3g}{interval}{required}"
-    return f"* **{claim['verdict']}** {claim['model']}, {claim['statement']}: {shown}"
+    return f"{head}: {shown}"
 
 
 def publish(study_file: Path, results: Path, out: Path) -> None:
