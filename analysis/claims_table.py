@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from analysis.markdown import MarkdownTable
+from analysis.stats import Verdict
 from experiments.support.cli import run_cli
 from experiments.support.json_files import read_model
 
@@ -31,7 +32,14 @@ SHOWN: Mapping[str, Callable[[float], str]] = {
     "": "{:.3f}".format,
 }
 MARK = "†"
-COLORS = {"PASS": "green", "FAIL": "red", "INCONCLUSIVE": "yellow", "REPORTED": "dim"}
+ClaimVerdict = Literal[Verdict, "REPORTED", "NOT RUN"]
+COLORS: Mapping[ClaimVerdict, str] = {
+    "PASS": "green",
+    "FAIL": "red",
+    "INCONCLUSIVE": "yellow",
+    "REPORTED": "dim",
+    "NOT RUN": "dim",
+}
 NOTE = (
     "PASS: the whole 95 % interval meets what is required. FAIL: none of it does. INCONCLUSIVE: it "
     "straddles the bound, or the row says what is too few. REPORTED: nothing required, or a single "
@@ -68,7 +76,7 @@ class Claim(BaseModel):
     exact: bool = False
     bound: Literal["at least", "at most", "within"] | None
     threshold: float | None
-    verdict: Literal["PASS", "FAIL", "INCONCLUSIVE", "REPORTED"]
+    verdict: ClaimVerdict
     noise_floor: float | None = None
     num_seeds: int
     unit: Literal["x", "%", "log-odds", ""]
@@ -118,6 +126,7 @@ class ClaimsTable(BaseModel):
 
     Attributes:
         marks: by model, what a reader must know of its runs before any verdict.
+        note: how verdicts, estimates and intervals come about.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
@@ -125,12 +134,13 @@ class ClaimsTable(BaseModel):
     study: str
     claims: tuple[Claim, ...]
     marks: Mapping[str, tuple[str, ...]] = {}
+    note: str = NOTE
 
     def to_markdown(self) -> str:
-        """A GitHub table, rows of marked runs marked, and the notes that explain them."""
+        """A GitHub table without empty columns, marked rows, and the notes that explain them."""
         marked = [self._marked(claim) for claim in self.claims]
         explained = [f"{MARK} {model}: {'; '.join(it)}." for model, it in self.marks.items() if it]
-        return "\n\n".join([MARKDOWN.markdown(marked), *explained, NOTE]) + "\n"
+        return "\n\n".join([MARKDOWN.without_empty(marked), *explained, self.note]) + "\n"
 
     def _marked(self, claim: Claim) -> Claim:
         if not self.marks.get(claim.model):
@@ -144,7 +154,7 @@ class ClaimsTable(BaseModel):
                 console.print(line, highlight=False)
             console.print(_terminal_table(rows, with_details))
         if with_details:
-            console.print(f"[dim]{NOTE}[/]", highlight=False)
+            console.print(f"[dim]{self.note}[/]", highlight=False)
 
     def _heading(self, model: str, claims: list[Claim]) -> list[str]:
         floors = [claim.noise_floor for claim in claims if claim.noise_floor is not None]
@@ -162,12 +172,12 @@ def _terminal_table(claims: tuple[Claim, ...], with_details: bool) -> Table:
     for _ in range(5):
         table.add_column(no_wrap=not with_details)
     for claim in claims:
-        verdict, statement, required, estimate, interval = claim.cells()
+        _, statement, required, estimate, interval = claim.cells()
         # arms in short: of four, three are in NVFP4
         statement = statement.replace("nvfp4-", "")
         if with_details:
             statement += f"\n[dim]{claim.detail}[/]"
-        colored = f"[{COLORS[verdict]}]{verdict}[/]"
+        colored = f"[{COLORS[claim.verdict]}]{claim.verdict}[/]"
         table.add_row(colored, statement, estimate, interval, required)
     return table
 

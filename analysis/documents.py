@@ -6,6 +6,7 @@ A block lies between two comment lines, and everything between them is replaced:
     <!-- end:claims -->
     <!-- begin:figures STUDY NAME ... -->  its figures of those names; without names all but drift
     <!-- begin:replications STUDY -->      its claims again, with seeds that are not in the record
+    <!-- begin:outcomes STUDY -->          of a grid, what became of each setting's runs
     <!-- begin:studies -->                 a summary row for each model of every recorded study
     <!-- begin:metrics -->                 the catalogue of metrics
     <!-- begin:KIND MACHINE -->            benchmark tables: a key of analysis.tables.SECTIONS, and
@@ -22,17 +23,23 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from analysis.claims_table import read_table
+from analysis.collapse.figures import FIGURES as GRID_FIGURES
+from analysis.collapse.grid import outcome_table, read_grid
 from analysis.figure_files import NAMES
 from analysis.figures import FIGURES
 from analysis.metrics import catalogue_text
 from analysis.replication import replications_text
 from analysis.tables import SECTIONS, benchmark_text
 from analysis.tables.summary import summary_text
+from experiments.study.load import load_study
 from experiments.study.schema import ROOT
 from experiments.support.cli import run_cli
 
 RECORDS = Path("experiments", "records")
-KINDS = ("claims", "figures", "replications", "studies", "metrics", *SECTIONS)
+KINDS = ("claims", "figures", "outcomes", "replications", "studies", "metrics", *SECTIONS)
+CAPTIONS = {name: it.caption for name, it in FIGURES.items()} | {
+    name: it.caption for name, it in GRID_FIGURES.items()
+}
 BLOCK = re.compile(
     rf"(?P<begin><!-- begin:(?P<kind>{'|'.join(KINDS)})(?P<words>[^\n]*?) -->\n)"
     r"(?P<content>.*?)"
@@ -84,6 +91,9 @@ def _filled(block: re.Match[str], root: Path, folder: Path) -> str:
         content = read_table(root / RECORDS / words[0] / "claims.json").to_markdown()
     elif kind == "replications":
         content = replications_text(root / RECORDS / words[0])
+    elif kind == "outcomes":
+        record = root / RECORDS / words[0]
+        content = outcome_table(read_grid(load_study(record / "study.yaml"), record)) + "\n"
     elif kind == "figures":
         names = words[1:] or NAMES
         content = "".join(_figure(root, folder, words[0], name) for name in names)
@@ -93,12 +103,12 @@ def _filled(block: re.Match[str], root: Path, folder: Path) -> str:
 
 
 def _figure(root: Path, folder: Path, study: str, name: str) -> str:
-    if name not in FIGURES:
-        raise ValueError(f"no figure {name!r}; there are {', '.join(FIGURES)}")
+    if name not in CAPTIONS:
+        raise ValueError(f"no figure {name!r}; there are {', '.join(CAPTIONS)}")
     path = root / RECORDS / study / "figures" / f"{name}.png"
     if not path.is_file():
         raise ValueError(f"{path.relative_to(root)}: missing; draw it with make figures")
-    return f"![{FIGURES[name].caption}]({Path(os.path.relpath(path, folder)).as_posix()})\n"
+    return f"![{CAPTIONS[name]}]({Path(os.path.relpath(path, folder)).as_posix()})\n"
 
 
 def main() -> None:

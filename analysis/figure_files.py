@@ -1,13 +1,17 @@
 """Who judges and draws a study, and the files that its figures are: the workflow reads it too.
 
-Nothing is imported that draws.
+Nothing is imported that draws. `python -m analysis.figure_files --study FILE` prints the two
+programs of a study for the Makefile.
 """
 
+import argparse
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from experiments.study.arms import ARMS
+from experiments.study.load import load_study
 from experiments.study.schema import Study
+from experiments.support.cli import STUDY, run_cli
 
 FORMATS = ("png", "svg")
 NAMES = ("kl", "accuracy", "learning", "training", "memory", "step_time")
@@ -35,10 +39,10 @@ PROGRAMS: Mapping[str, Programs] = {
         "analysis.claims", "analysis.figures.__main__", "docs/protocols/kl-claim.md", NAMES
     ),
     "collapse": Programs(
-        "analysis.collapse",
-        "analysis.collapse_figures",
+        "analysis.collapse.__main__",
+        "analysis.collapse.figures",
         "docs/protocols/collapse.md",
-        ("curves", "survival", "corrections"),
+        ("curves", "survival", "corrections", "causes"),
     ),
 }
 
@@ -48,3 +52,14 @@ def figure_names(study: Study) -> tuple[str, ...]:
     figures = PROGRAMS[study.judged_by].figures
     is_watched = study.rl.drift_every and any(ARMS[arm].rollout_recipe for arm in study.arms)
     return (*figures, DRIFT) if is_watched else figures
+
+
+def main() -> None:
+    """Prints the modules that judge and draw the study of a file."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], parents=[STUDY])
+    programs = PROGRAMS[load_study(parser.parse_args().study).judged_by]
+    print(programs.judge, programs.draw)
+
+
+if __name__ == "__main__":
+    run_cli(main)

@@ -1,6 +1,6 @@
 """The one way from records to a Markdown table: a column is a heading and the text of a cell."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -22,3 +22,12 @@ class MarkdownTable(Generic[Row]):
         cells = [[show(row) for show in self.columns.values()] for row in rows]
         lines = [list(self.columns), ["---"] * len(self.columns), *cells]
         return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+    def without_empty(self, rows: Sequence[Row]) -> str:
+        """The same without the columns that say nothing of any row."""
+        told = {
+            heading: show
+            for heading, show in self.columns.items()
+            if any(show(row) not in ("", "-") for row in rows)
+        }
+        return MarkdownTable(told).markdown(rows)

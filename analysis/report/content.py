@@ -3,12 +3,11 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from inspect import getdoc
 from pathlib import Path
 
-from analysis.collapse_figures import FIGURES as COLLAPSE_FIGURES
-from analysis.collapse_figures import drift_runs
-from analysis.collapse_grid import DENSE, read_grid
+from analysis.collapse.data import GridData
+from analysis.collapse.figures import FIGURES as GRID_FIGURES
+from analysis.collapse.figures import drift_runs
 from analysis.drift.order import order_table
 from analysis.figure_files import DRIFT, PROGRAMS, figure_names
 from analysis.figures import FIGURES
@@ -131,10 +130,9 @@ def _figures(study: Study, folder: Path) -> Iterator[ShownFigure]:
             script = _script(it.draw.__module__)
             yield ShownFigure(name, it.caption, svg, script, it.reads, it.records)
         else:
-            # there the first line of a figure's docstring says what it shows
-            draw = COLLAPSE_FIGURES[name]
-            caption = (getdoc(draw) or "").partition("\n")[0]
-            yield ShownFigure(name, caption, svg, _script(draw.__module__), ("metrics",))
+            of_grid = GRID_FIGURES[name]
+            script = _script(of_grid.draw.__module__)
+            yield ShownFigure(name, of_grid.caption, svg, script, of_grid.reads)
 
 
 def _drift(study: Study, results: Path) -> dict[str, str]:
@@ -144,7 +142,8 @@ def _drift(study: Study, results: Path) -> dict[str, str]:
         loaded = load_results(results, [run.id for run in study.runs])
         runs = {model: runs_by_arm(study, loaded, model) for model in study.models}
     else:
-        runs = {DENSE: drift_runs(study, results, read_grid(study, results))}
+        data = GridData(study, results)
+        runs = {data.design.dense: drift_runs(data)}
     return {model: order_table(of_model) for model, of_model in runs.items()}
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from analysis.claims_table import Claim, ClaimsTable, read_table
 from analysis.markdown import MarkdownTable
 
+RATIO = "qat_kl_ratio"
 NOTE = (
     "Ratios of mean k3 KL, with a 95 % interval over seeds where there are several. Served: "
     "accuracy in NVFP4 with QAT against without, in log-odds. Verdicts: of the claims that require "
@@ -43,7 +44,7 @@ TABLE: MarkdownTable[Summary] = MarkdownTable(
         "Study": lambda row: f"`{row.study}`",
         "Model": lambda row: row.model,
         "Seeds": lambda row: str(next(iter(row.claims.values())).num_seeds),
-        "k3 KL, QAT / BF16": lambda row: row.show("qat_kl_ratio"),
+        "k3 KL, QAT / BF16": lambda row: row.show(RATIO),
         "no QAT / BF16": lambda row: row.show("noqat_kl_ratio"),
         "Served, QAT - no QAT": lambda row: row.show("served_gain"),
         "Verdicts": lambda row: row.verdicts,
@@ -59,9 +60,10 @@ def summary_text(records: Path) -> str:
     """
     files = sorted(records.glob("*/claims.json"))
     rows = [row for path in files for row in _rows(read_table(path))]
-    marks = sorted({mark for row in rows for mark in row.marks})
-    shared = [mark for mark in marks if all(mark in row.marks for row in rows)]
-    notes = [f"All rows: {'; '.join(shared)}. {NOTE}" if shared else NOTE]
+    with_ratio = [row for row in rows if RATIO in row.claims]
+    marks = sorted({mark for row in with_ratio for mark in row.marks})
+    shared = [mark for mark in marks if all(mark in row.marks for row in with_ratio)]
+    notes = [f"All rows with ratios: {'; '.join(shared)}. {NOTE}" if shared else NOTE]
     return "\n\n".join([TABLE.markdown(rows), *notes]) + "\n"
 
 

@@ -2,11 +2,13 @@
 
 import pytest
 
-from analysis.collapse import judge_grid
-from analysis.collapse_grid import BF16, DENSE, FFN, MOE, NOQAT, QAT, Grid, Setting
-from analysis.survival import Outcome
+from analysis.collapse.grid import BF16, FFN, NOQAT, QAT, Design, Grid, Setting
+from analysis.collapse.judge import judge_grid
+from analysis.collapse.survival import Outcome
 
 LRS = (1e-4, 2e-4, 3e-4)
+DENSE, MOE = "dense", "moe"
+DESIGN = Design(DENSE, MOE, LRS)
 
 
 def lived(area: float = 0.9) -> list[Outcome]:
@@ -31,8 +33,10 @@ def expected_grid() -> dict[Setting, list[Outcome]]:
     return grid
 
 
-def verdicts(grid: Grid) -> dict[str, str | None]:
-    return {judgement.name: judgement.verdict for judgement in judge_grid(grid)}
+def verdicts(grid: Grid) -> dict[str, str]:
+    return {
+        judgement.name: judgement.verdict for judgement in judge_grid(grid, DESIGN, num_seeds=5)
+    }
 
 
 def test_the_expected_outcome_passes_all() -> None:
@@ -94,9 +98,20 @@ def test_a_correction(outcomes: list[Outcome], verdict: str) -> None:
 def test_a_missing_cell_leaves_only_its_claims_open() -> None:
     grid = expected_grid()
     del grid[Setting(MOE, BF16, 3e-4)], grid[Setting(DENSE, NOQAT, 3e-4, "token_tis")]
-    open_claims = {name for name, verdict in verdicts(grid).items() if verdict is None}
+    open_claims = {name for name, verdict in verdicts(grid).items() if verdict == "NOT RUN"}
     assert open_claims == {"C5", "C6"}
 
 
 def test_nothing_complete_judges_nothing() -> None:
-    assert set(verdicts({}).values()) == {None}
+    assert set(verdicts({}).values()) == {"NOT RUN"}
+
+
+def test_a_study_of_one_rate_is_judged_by_the_same_rules() -> None:
+    grid = {Setting(DENSE, arm, 6e-4): lived() for arm in (BF16, QAT)}
+    grid[Setting(DENSE, NOQAT, 6e-4)] = died()
+    judged = judge_grid(grid, Design(DENSE, None, (6e-4,)), num_seeds=5)
+    found = {claim.name: claim.verdict for claim in judged}
+    assert found == {
+        **dict.fromkeys(("C1", "C2", "C3", "C4"), "PASS"),
+        **dict.fromkeys(("C5", "C7", "C8"), "NOT RUN"),
+    }

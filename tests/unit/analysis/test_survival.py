@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from analysis.survival import (
+from analysis.collapse.survival import (
     Outcome,
     critical_rate,
     holm,
@@ -12,7 +12,6 @@ from analysis.survival import (
     paired_difference,
     share_collapsed,
     smoothed,
-    survival_curve,
     time_to_collapse,
 )
 
@@ -71,14 +70,6 @@ def test_share_has_the_exact_interval(
     assert (share.low, share.high) == pytest.approx((low, high))
 
 
-def test_survival_curve_is_kaplan_meier() -> None:
-    # alive after 30: 4/5; at 60 one is censored; after 90 2/3 of that
-    runs = [*died(30, 90), *lived(1, num_steps=60), *lived(2)]
-    steps, alive = survival_curve(runs)
-    by_step = dict(zip(steps.tolist(), alive.tolist(), strict=True))
-    assert by_step == pytest.approx({30: 4 / 5, 60: 4 / 5, 90: 8 / 15, 200: 8 / 15})
-
-
 def test_log_rank_of_separated_arms_has_the_smallest_p() -> None:
     test = log_rank(died(20, 30, 40, 50, 60), lived(5))
     # of the 252 divisions, this one and its mirror image
@@ -130,3 +121,13 @@ def test_paired_difference_by_hand() -> None:
     half = 2.919986 * 0.1 / 3**0.5
     assert interval.estimate == pytest.approx(0.2)
     assert (interval.low, interval.high) == pytest.approx((0.2 - half, 0.2 + half), rel=1e-5)
+
+
+def test_log_rank_of_ten_against_ten_is_exact() -> None:
+    test = log_rank(died(*range(30, 130, 10)), lived(10))
+    # of the 184,756 divisions, this one and its mirror image
+    assert test.p_value == pytest.approx(2 / 184_756)
+
+
+def test_log_rank_of_runs_that_all_collapse_at_once_says_nothing() -> None:
+    assert log_rank(died(50, 50, 50), died(50, 50, 50)).p_value == 1

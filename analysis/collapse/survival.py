@@ -4,8 +4,9 @@ docs/protocols/collapse.md says why these and no others. Times are steps; None s
 that had not collapsed at its last step.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import combinations
+from math import comb
 from typing import NamedTuple
 
 import numpy as np
@@ -63,12 +64,6 @@ def share_collapsed(outcomes: Sequence[Outcome]) -> Interval:
     return Interval(num_collapsed / len(outcomes), float(bounds.low), float(bounds.high))
 
 
-def survival_curve(outcomes: Sequence[Outcome]) -> tuple[Array, Array]:
-    """Kaplan-Meier estimate: the steps at which a run ended, and the share alive after each."""
-    curve = stats.ecdf(_censored(outcomes)).sf
-    return np.asarray(curve.quantiles), np.asarray(curve.probabilities)
-
-
 class Test(NamedTuple):
     """A comparison of two arms.
 
@@ -82,23 +77,29 @@ class Test(NamedTuple):
 
 
 def log_rank(first: Sequence[Outcome], second: Sequence[Outcome]) -> Test:
-    """Log-rank test with its exact permutation distribution; p is 1 where no run collapsed."""
-    together = [*first, *second]
-    if all(it.collapsed is None for it in together):
-        return Test(1.0, False)
-    everyone = range(len(together))
+    """Log-rank test with its exact permutation distribution; p is 1 where no run collapsed.
 
-    def statistic(chosen: Iterable[int]) -> float:
-        inside = set(chosen)
-        ours = [together[i] for i in everyone if i in inside]
-        theirs = [together[i] for i in everyone if i not in inside]
-        return float(stats.logrank(_censored(ours), _censored(theirs)).statistic)
-
-    observed = statistic(range(len(first)))
-    drawn = np.array([statistic(chosen) for chosen in combinations(everyone, len(first))])
-    p_value = float((np.abs(drawn) >= abs(observed) - _TIE).mean())
-    # the statistic is that of the events of the first arm: more than expected, so earlier
-    return Test(p_value, observed > 0)
+    The statistic is that of Mantel 1966: collapses of an arm less those expected under one hazard
+    for both, over their standard deviation. Suffixes: P permutations, R runs, K steps with a
+    collapse.
+    """
+    runs = [*first, *second]
+    time_R = np.array([it.num_steps if it.collapsed is None else it.collapsed for it in runs])
+    collapsed_R = np.array([it.collapsed is not None for it in runs])
+    step_K1 = np.unique(time_R[collapsed_R])[:, None]
+    at_risk_KR = time_R >= step_K1
+    events_KR = (time_R == step_K1) & collapsed_R
+    chosen_PR = np.zeros((comb(len(runs), len(first)), len(runs)))
+    drawn = np.array(list(combinations(range(len(runs)), len(first))))
+    np.put_along_axis(chosen_PR, drawn, 1.0, axis=1)  # the first permutation is what was observed
+    at_risk_K, events_K = at_risk_KR.sum(1), events_KR.sum(1)
+    share_PK = chosen_PR @ at_risk_KR.T / at_risk_K
+    excess_P = (chosen_PR @ events_KR.T - share_PK * events_K).sum(1)
+    spread_K = events_K * (at_risk_K - events_K) / np.maximum(at_risk_K - 1, 1)
+    deviation_P = np.sqrt((share_PK * (1 - share_PK) * spread_K).sum(1))
+    statistic_P = np.divide(excess_P, deviation_P, where=deviation_P > 0, out=excess_P * 0)
+    p_value = float((np.abs(statistic_P) >= abs(statistic_P[0]) - _TIE).mean())
+    return Test(p_value, bool(statistic_P[0] > 0))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -125,8 +126,3 @@ def paired_difference(first: Sequence[float], second: Sequence[float], level: fl
     differences = np.subtract(first, second)
     bounds = stats.ttest_1samp(differences, 0.0).confidence_interval(level)
     return Interval(float(differences.mean()), float(bounds.low), float(bounds.high))
-
-
-def _censored(outcomes: Sequence[Outcome]) -> stats.CensoredData:
-    times = [it.num_steps if it.collapsed is None else it.collapsed for it in outcomes]
-    return stats.CensoredData.right_censored(times, [it.collapsed is None for it in outcomes])

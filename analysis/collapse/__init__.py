@@ -1,0 +1,1 @@
+"""Studies of collapses: which runs lost what they had learnt, judged after docs/protocols."""

@@ -1,0 +1,51 @@
+"""The runs of a grid of cells, as its figures read them."""
+
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from analysis.collapse.grid import Grid, Setting, design_of, read_grid, runs_by_setting
+from analysis.load import read_metrics
+from analysis.results import Array
+from experiments.study.schema import Study
+
+
+class GridData:
+    """All complete cells of a study, in a results or records folder.
+
+    Args:
+        study: the study.
+        results: holds its runs.
+    """
+
+    def __init__(self, study: Study, results: Path) -> None:
+        self.study, self.results = study, results
+        self.design = design_of(study)
+        self.runs = runs_by_setting(study, results)
+
+    @cached_property
+    def grid(self) -> Grid:
+        """Outcomes of all settings."""
+        return read_grid(self.study, self.results)
+
+    @cached_property
+    def _frames(self) -> dict[str, pd.DataFrame]:
+        return {}
+
+    def series(self, setting: Setting, metric: str) -> Array:
+        """One metric as float64 (seeds, steps); NaN where it is undefined.
+
+        Raises:
+            ValueError: the metric is not recorded.
+        """
+        return np.stack([self._column(run.id, metric) for run in self.runs[setting]])
+
+    def _column(self, run_id: str, metric: str) -> Array:
+        if run_id not in self._frames:
+            self._frames[run_id] = read_metrics(self.results / run_id)
+        frame = self._frames[run_id]
+        if metric not in frame:
+            raise ValueError(f"{run_id}: metric {metric} is not recorded; train the run again")
+        return frame[metric].to_numpy(float)

@@ -1,0 +1,85 @@
+"""Figures of a study of collapses: `python -m analysis.collapse.figures --study FILE ...`."""
+
+import argparse
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from matplotlib.figure import Figure
+
+from analysis.collapse import causes, curves, outcomes
+from analysis.collapse.data import GridData
+from analysis.collapse.grid import NOQAT, QAT, Setting, show_rate
+from analysis.drift import order
+from analysis.figure_files import DRIFT, FORMATS, PROGRAMS, figure_names
+from analysis.style import arm_style, save_figure
+from experiments.runs.drift import read_drift
+from experiments.study.load import load_study
+from experiments.support.cli import STUDY, run_cli
+
+
+class GridFigure(NamedTuple):
+    """How a figure is drawn, and what it shows.
+
+    Attributes:
+        reads: what it needs of every run besides its manifest: metrics or drift.
+    """
+
+    draw: Callable[[GridData], Figure]
+    caption: str
+    reads: tuple[str, ...] = ("metrics",)
+
+
+def drift_runs(data: GridData) -> order.Runs:
+    """The drift without QAT and with it, dense model, at the highest rate.
+
+    Raises:
+        ValueError: neither arm has all its runs, or one has no drift.
+    """
+    settings = [Setting(data.design.dense, arm, data.design.decisive_lr) for arm in (NOQAT, QAT)]
+    complete = [setting for setting in settings if setting in data.runs]
+    if not complete:
+        rate = show_rate(data.design.decisive_lr)
+        raise ValueError(
+            f"{data.results}: no arm of {data.design.dense} at {rate} has all its runs; run the "
+            "study"
+        )
+    return {
+        arm_style(setting.arm).label: [
+            read_drift(data.results / run.id) for run in data.runs[setting]
+        ]
+        for setting in complete
+    }
+
+
+def draw_drift(data: GridData) -> Figure:
+    """When the NVFP4 codes of each layer and kind of weight have moved, by arm."""
+    return order.draw({data.design.dense: drift_runs(data)})
+
+
+FIGURES: Mapping[str, GridFigure] = {
+    "curves": GridFigure(curves.draw, curves.CAPTION),
+    "survival": GridFigure(outcomes.draw_survival, outcomes.SURVIVAL_CAPTION),
+    "corrections": GridFigure(outcomes.draw_times, outcomes.TIMES_CAPTION),
+    "causes": GridFigure(causes.draw, causes.CAPTION),
+    DRIFT: GridFigure(draw_drift, order.CAPTION, ("drift",)),
+}
+assert tuple(FIGURES) == (*PROGRAMS["collapse"].figures, DRIFT)
+
+
+def main() -> None:
+    """Writes a PNG and an SVG of each figure."""
+    parser = argparse.ArgumentParser(description="Draw a study's figures.", parents=[STUDY])
+    parser.add_argument("--results", type=Path, required=True, help="results or records folder")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the PNG and SVG files")
+    arguments = parser.parse_args()
+    data = GridData(load_study(arguments.study), arguments.results)
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    for name in figure_names(data.study):
+        paths = [arguments.out / f"{name}.{kind}" for kind in FORMATS]
+        save_figure(partial(FIGURES[name].draw, data), *paths)
+
+
+if __name__ == "__main__":
+    run_cli(main)

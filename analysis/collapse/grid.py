@@ -1,0 +1,144 @@
+"""The grid of a study of collapses: what it compares, and what became of the runs of each setting.
+
+Which settings are compared follows from the study file, so that a smaller study of the same kind is
+judged by the same code.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from analysis.collapse.survival import Outcome, outcome, share_collapsed
+from analysis.load import read_metrics
+from analysis.markdown import MarkdownTable
+from experiments.runs.completeness import complete_cells
+from experiments.study.arms import ArmName
+from experiments.study.schema import Run, Study
+from qat_core.rl.config import Correction
+from qat_core.rl.metric_names import REWARD
+
+BF16: ArmName = "bf16"
+NOQAT: ArmName = "nvfp4-noqat"
+QAT: ArmName = "nvfp4-qat"
+FFN: ArmName = "nvfp4-qat-ffn"
+CORRECTIONS: Mapping[Correction, str] = {
+    "token_tis": "token TIS",
+    "sequence_mask": "sequence mask",
+    "score_centering": "score centering",
+}
+
+
+class Setting(NamedTuple):
+    """What distinguishes the runs of a grid, less their seed."""
+
+    model: str
+    arm: str
+    lr: float
+    correction: str = "none"
+    advantage: str = "reward"
+
+
+Grid = Mapping[Setting, Sequence[Outcome]]
+"""Outcomes by seed, in the order of the study's seeds, of all settings of complete cells."""
+
+
+class Design(NamedTuple):
+    """What a study of collapses compares.
+
+    Attributes:
+        dense: model of most cells, the study's first.
+        moe: its second model; None if there is one model alone.
+        lrs: learning rates at which the arms are compared on `dense`, ascending.
+    """
+
+    dense: str
+    moe: str | None
+    lrs: tuple[float, ...]
+
+    @property
+    def decisive_lr(self) -> float:
+        """The highest rate, at which corrections and further cells are tried too."""
+        return self.lrs[-1]
+
+
+def design_of(study: Study) -> Design:
+    """What a study compares; ValueError if it lacks the arm that all others are compared with."""
+    dense, *others = study.models
+    settings = {setting_of(study, run) for run in study.runs}
+    lrs = sorted({it.lr for it in settings if it == Setting(dense, BF16, it.lr)})
+    if not lrs:
+        raise ValueError(
+            f"study {study.study}: cells: none has model {dense}, arm {BF16}, correction: none and "
+            "advantage: reward; add one, or set judged_by: parity"
+        )
+    return Design(dense, others[0] if others else None, tuple(lrs))
+
+
+def setting_of(study: Study, run: Run) -> Setting:
+    """The setting that a run belongs to."""
+    rl = study.rl_of(run.cell)
+    return Setting(run.model, run.arm, rl.lr, rl.correction, rl.advantage)
+
+
+def runs_by_setting(study: Study, results: Path) -> dict[Setting, list[Run]]:
+    """The runs of all complete cells, in the order of the study's seeds."""
+    found: dict[Setting, list[Run]] = {}
+    for runs in complete_cells(study, results).values():
+        for run in runs:
+            found.setdefault(setting_of(study, run), []).append(run)
+    return found
+
+
+def read_grid(study: Study, results: Path) -> Grid:
+    """Outcomes of the runs of all complete cells."""
+
+    def outcome_of(run: Run) -> Outcome:
+        metrics = read_metrics(results / run.id, study.rl_of(run.cell).steps)
+        return outcome(metrics[REWARD].to_numpy(float))
+
+    return {
+        setting: [outcome_of(run) for run in runs]
+        for setting, runs in runs_by_setting(study, results).items()
+    }
+
+
+def show_rate(lr: float) -> str:
+    """A learning rate as studies write it, such as 3e-4."""
+    mantissa, exponent = f"{lr:e}".split("e")
+    return f"{float(mantissa):g}e{int(exponent)}"
+
+
+def num_collapsed(outcomes: Sequence[Outcome]) -> int:
+    """How many of the runs collapsed."""
+    return sum(it.collapsed is not None for it in outcomes)
+
+
+def _shown_steps(outcomes: Sequence[Outcome]) -> str:
+    return ", ".join("-" if it.collapsed is None else str(it.collapsed) for it in outcomes)
+
+
+def _shown_share(outcomes: Sequence[Outcome]) -> str:
+    share = share_collapsed(outcomes)
+    # never None of a share, but an Interval may have ends that are
+    return f"{share.low:.0%} to {share.high:.0%}"
+
+
+Row = tuple[Setting, Sequence[Outcome]]
+TABLE: MarkdownTable[Row] = MarkdownTable(
+    {
+        "Model": lambda row: row[0].model,
+        "Learning rate": lambda row: show_rate(row[0].lr),
+        "Arm": lambda row: row[0].arm,
+        "Correction": lambda row: row[0].correction,
+        "Advantage": lambda row: row[0].advantage,
+        "Collapsed": lambda row: f"{num_collapsed(row[1])} of {len(row[1])}",
+        "95 % interval": lambda row: _shown_share(row[1]),
+        "At step, by seed": lambda row: _shown_steps(row[1]),
+        "Mean reward": lambda row: f"{sum(it.area for it in row[1]) / len(row[1]):.3f}",
+    }
+)
+
+
+def outcome_table(grid: Grid) -> str:
+    """The outcomes of all settings as Markdown."""
+    return TABLE.markdown(grid.items())

@@ -1,0 +1,93 @@
+"""The claims about a study of collapses, with what a reader must know of its runs.
+
+Only cells that have all their runs are judged; the table names the others.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from analysis.claims_table import Claim, ClaimsTable, ClaimVerdict
+from analysis.collapse.grid import Design, Grid, design_of, read_grid
+from analysis.collapse.rules import Comparison, rules_of
+from analysis.load import read_metrics
+from experiments.runs.completeness import complete_cells
+from experiments.runs.evaluation import EVALUATIONS
+from experiments.runs.manifest import read_manifest
+from experiments.study.schema import Study
+from experiments.support.json_files import REMAKE
+
+NOTE = (
+    "A run has collapsed when the mean reward of 20 steps falls below half of its best. p: "
+    "two-sided log-rank test with its exact permutation distribution over the seeds. C1 to C3 are "
+    "primary and decided by p-values corrected together after Holm; the others are secondary and "
+    "not corrected. Claims that need a cell without all its runs are NOT RUN."
+)
+GRAD_NORM = "actor/grad_norm"
+
+
+def judge_study(study: Study, results: Path) -> ClaimsTable:
+    """The claims of a study, in a results or records folder."""
+    design = design_of(study)
+    cells = complete_cells(study, results)
+    folders = [results / run.id for runs in cells.values() for run in runs]
+    return ClaimsTable(
+        study=study.study,
+        claims=judge_grid(read_grid(study, results), design, len(study.seeds)),
+        marks={design.dense: marks(study, list(cells), folders)},
+        note=NOTE,
+    )
+
+
+def judge_grid(grid: Grid, design: Design, num_seeds: int) -> tuple[Claim, ...]:
+    """All claims that the design can make."""
+    runs = Comparison(grid, design)
+    claims = []
+    verdict: ClaimVerdict
+    for name, rule in rules_of(design).items():
+        try:
+            verdict, detail = rule.judge(runs)
+        except KeyError as missing:
+            verdict, detail = "NOT RUN", f"no complete cell: {' '.join(map(str, missing.args[0]))}"
+        claims.append(
+            Claim(
+                model=design.dense,
+                name=name,
+                statement=f"{name}: {rule.statement}",
+                estimate=None,
+                low=None,
+                high=None,
+                bound=None,
+                threshold=None,
+                verdict=verdict,
+                num_seeds=num_seeds,
+                unit="",
+                detail=detail,
+            )
+        )
+    return tuple(claims)
+
+
+def marks(study: Study, complete: Sequence[str], folders: Sequence[Path]) -> tuple[str, ...]:
+    """What a reader must know of the runs, which are in `folders`, before any verdict."""
+    manifests = [read_manifest(folder, REMAKE) for folder in folders]
+    found = []
+    if missing := [cell for cell in study.cells if cell not in complete]:
+        found.append(f"cells not complete, not judged: {', '.join(missing)}")
+    bases: dict[tuple[str, int], set[str]] = {}
+    for it in manifests:
+        bases.setdefault((it.model, it.seed), set()).add(it.digests["base"])
+    most = max(map(len, bases.values()), default=0)
+    if most > 1:
+        found.append(f"{most} generations of base checkpoints, one for all arms of a cell")
+    if resumed := sum(it.attempt > 1 for it in manifests):
+        found.append(f"{resumed} of {len(manifests)} runs cut off and begun again or resumed")
+    norms = np.concatenate([read_metrics(folder)[GRAD_NORM].to_numpy(float) for folder in folders])
+    if skipped := int(np.isnan(norms).sum()):
+        found.append(f"{skipped} of {len(norms)} updates skipped: gradient not finite")
+    if without := sum(not (folder / EVALUATIONS).exists() for folder in folders):
+        found.append(f"{without} of {len(folders)} runs lack their offline accuracies")
+    if any(it.git is None or it.git.dirty for it in manifests):
+        found.append("code had uncommitted changes")
+    return tuple(found)
