@@ -4,6 +4,7 @@ import pytest
 
 from analysis.claims import judge_study
 from analysis.claims_table import read_table
+from analysis.collapse.judge import judge_study as judge_grid_study
 from analysis.documents import documents, fill_blocks
 from analysis.figure_files import NAMES
 from analysis.figures import FIGURES
@@ -93,8 +94,10 @@ COMMITTED = sorted(path.parent for path in (ROOT / "experiments" / "records").gl
 @pytest.mark.parametrize("record", COMMITTED, ids=lambda path: path.name)
 def test_committed_claims_follow_from_the_committed_runs(record: Path) -> None:
     study = load_study(record / "study.yaml")
-    results = load_results(record, [run.id for run in study.runs])
-    judged = judge_study(study, results)
+    if study.judged_by == "collapse":
+        judged = judge_grid_study(study, record)
+    else:
+        judged = judge_study(study, load_results(record, [run.id for run in study.runs]))
     recorded = read_table(record / "claims.json")
     # as shown: the last digits of a mean depend on numpy's version
     assert [it.cells() for it in judged.claims] == [it.cells() for it in recorded.claims]
@@ -117,3 +120,10 @@ def test_summary_has_a_row_for_each_model(root: Path) -> None:
     rows = [line for line in filled.splitlines() if line.startswith("| `default`")]
     assert [row.split(" | ")[1] for row in rows] == ["nano-dense", "nano-moe"]
     assert all("PASS" in row for row in rows)
+
+
+def test_outcomes_have_a_row_for_each_setting() -> None:
+    filled = fill_blocks("<!-- begin:outcomes collapse -->\n<!-- end:outcomes -->", ROOT, ROOT)
+    rows = [line for line in filled.splitlines() if line.startswith("| small-dense")]
+    assert len(rows) == 12
+    assert "| 2e-4 | nvfp4-noqat | none | reward | 4 of 5 | 28% to 99% |" in filled
