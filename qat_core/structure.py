@@ -54,6 +54,20 @@ def router_names(model: nn.Module) -> set[str]:
     return routers
 
 
+def expert_blocks(model: nn.Module) -> dict[str, int]:
+    """Modules that route tokens to experts, each with the number of its experts, in order.
+
+    They hold the experts, and beside them the router.
+    """
+    modules = dict(model.named_modules())
+    counts = {
+        _parent(holder): set(_expert_counts(modules[holder])) for holder in _expert_holders(modules)
+    }
+    return {
+        name: counts[name].pop() for name in modules if name in counts and len(counts[name]) == 1
+    }
+
+
 def roles(name: str, modules: Modules) -> list[str]:
     """Roles (`qat_core.recipe.ROLES`) of what stands in these modules, by their classes' names."""
     while name := _parent(name):

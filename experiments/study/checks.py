@@ -3,9 +3,11 @@
 from collections import Counter
 from collections.abc import Hashable, Iterator
 from itertools import chain
+from pathlib import Path
 
 from pydantic import ValidationError
 
+from experiments.study.model_config import read_model_config
 from experiments.study.models import GgufModel, HubModel
 from experiments.study.schema import ROOT, Study
 from experiments.study.verl_settings import known_recipes, known_variants
@@ -99,6 +101,26 @@ def _check_local(study: Study) -> Iterator[str]:
             f"rollout: {study.rollout} returns no whole distributions, which "
             "rl.measure_drift_term and rl.correction: score_centering need; use eager"
         )
+    yield from _check_routing_replay(study)
+
+
+def _check_routing_replay(study: Study) -> Iterator[str]:
+    """Routes are replayed in mixtures of experts, and returned by the eager engine."""
+    replaying = [run for run in study.runs if study.rl_of(run.cell).routing_replay]
+    if replaying and study.rollout != "eager":
+        yield f"rl.routing_replay: {study.rollout} returns no routes here; use rollout: eager"
+    for name in dict.fromkeys(run.model for run in replaying):
+        model = study.models[name]
+        if isinstance(model, GgufModel) or not _has_experts(model.config):
+            yield (
+                f"rl.routing_replay: {name} has no experts; remove the key, or set it in cells of "
+                "other models"
+            )
+
+
+def _has_experts(config: Path) -> bool:
+    content = read_model_config(ROOT / config, "correct it, or name another file")
+    return content.get("num_experts_per_tok") is not None
 
 
 def _all_rl(study: Study) -> list[GrpoConfig]:
@@ -127,7 +149,13 @@ def _check_verl(study: Study) -> Iterator[str]:
 def _check_of_local_alone(study: Study) -> Iterator[str]:
     """Settings that verl's trainer does not honour."""
     default = GrpoConfig(steps=1)
-    for key in ("advantage", "correction", "rollout_rs_band", "measure_drift_term"):
+    for key in (
+        "advantage",
+        "correction",
+        "rollout_rs_band",
+        "routing_replay",
+        "measure_drift_term",
+    ):
         if getattr(study.rl, key) != getattr(default, key):
             yield f"rl.{key}: only trainer: local knows {getattr(study.rl, key)}; remove it"
     for key in ("own_base", "cells", "gpu_memory_gib"):

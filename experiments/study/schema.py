@@ -54,6 +54,7 @@ class Cell(Settings):
     correction: Correction | None = None
     rollout_is_threshold: PositiveFloat | None = None
     rollout_rs_band: tuple[float, float] | None = None
+    routing_replay: bool | None = None
 
     def replaced(self) -> dict[str, Any]:
         """What it says of `rl`, by key."""

@@ -102,6 +102,9 @@ class GrpoConfig(Settings):
     rollout_rs_band: tuple[float, float] | None = Field(
         None, description="ratios that a mask keeps; by default verl's for that mask"
     )
+    routing_replay: bool = Field(
+        False, description="the trainer's tokens go to the experts that the rollout engine chose"
+    )
     measure_drift_term: bool = Field(
         False, description="drift term and weight drift every step, small vocabularies only"
     )

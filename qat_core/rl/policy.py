@@ -1,11 +1,13 @@
 """The trained policy: one full forward pass gives the log-probs of all response tokens."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from qat_core.plan import QuantPlan
@@ -13,6 +15,7 @@ from qat_core.preparation import prepare
 from qat_core.recipe import Recipe
 from qat_core.rollout.eager import positions_from_mask
 from qat_core.rollout.engine import Rollouts
+from qat_core.routing import NO_ROUTE, by_block, replay
 
 
 class Scores(NamedTuple):
@@ -57,14 +60,25 @@ class Scores(NamedTuple):
 
 
 class Policy:
-    """A BF16 model, fake-quantized where a recipe says so."""
+    """A BF16 model, fake-quantized where a recipe says so.
 
-    def __init__(self, model_dir: Path, recipe: Recipe | None, device: str) -> None:
+    Args:
+        model_dir: BF16 checkpoint.
+        recipe: None trains in BF16.
+        device: "cpu" or "cuda".
+        replays_routes: tokens go to the experts that the rollouts name, at every scoring alike: old
+            and new log-probs of a response are of the same experts.
+    """
+
+    def __init__(
+        self, model_dir: Path, recipe: Recipe | None, device: str, *, replays_routes: bool = False
+    ) -> None:
         self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             model_dir, dtype=torch.bfloat16
         ).to(device)
         self.model.train()
         self.plan: QuantPlan | None = prepare(self.model, recipe) if recipe else None
+        self.replays_routes = replays_routes
 
     def log_probs(self, rollouts: Rollouts) -> tuple[Tensor, Tensor]:
         """Log-probs of the response tokens and the entropies at them, FP32 (B, T) each."""
@@ -72,15 +86,20 @@ class Policy:
         return scores.log_probs_BT, scores.entropy_BT
 
     def scores(self, rollouts: Rollouts) -> Scores:
-        """All that a step needs of one forward pass over the rollouts."""
+        """All that a step needs of one forward pass over the rollouts.
+
+        Raises:
+            ValueError: routes are to be replayed, and missing or of other tokens or experts.
+        """
         num_response_tokens = rollouts.response_mask.shape[1]
-        logits = self.model(
-            input_ids=rollouts.input_ids,
-            attention_mask=rollouts.attention_mask,
-            position_ids=positions_from_mask(rollouts.attention_mask),
-            use_cache=False,
-            logits_to_keep=num_response_tokens + 1,
-        ).logits
+        with self._routed(rollouts):
+            logits = self.model(
+                input_ids=rollouts.input_ids,
+                attention_mask=rollouts.attention_mask,
+                position_ids=positions_from_mask(rollouts.attention_mask),
+                use_cache=False,
+                logits_to_keep=num_response_tokens + 1,
+            ).logits
         log_probs_BTV = logits[:, :-1].float().log_softmax(-1)
         entropy_BT = -(log_probs_BTV.detach().exp() * log_probs_BTV.detach()).sum(-1)
         chosen_BT1 = log_probs_BTV.gather(-1, rollouts.response_ids[..., None])
@@ -90,3 +109,12 @@ class Policy:
             expected_BT = (sampler_BTV * log_probs_BTV).sum(-1)
             means_BT = (sampler_BTV - log_probs_BTV.detach().exp()).square().sum(-1)
         return Scores(chosen_BT1.squeeze(-1), entropy_BT, expected_BT, means_BT)
+
+    def _routed(self, rollouts: Rollouts) -> AbstractContextManager[None]:
+        if not self.replays_routes:
+            return nullcontext()
+        if rollouts.routes is None:
+            raise ValueError("routing replay: the rollouts name no experts; let the engine do so")
+        # the engine never saw the last token, and nothing is asked of what follows it
+        routes = pad(rollouts.routes, (0, 0, 0, 0, 0, 1), value=NO_ROUTE)
+        return replay(self.model, by_block(self.model, routes))

@@ -68,7 +68,9 @@ class GrpoTrainer:
     def __init__(self, run: TrainerConfig) -> None:
         self.run, self.config = run, run.grpo
         self.tokenizer = AutoTokenizer.from_pretrained(run.base_dir)
-        self.policy = Policy(run.base_dir, run.train_recipe, run.device)
+        self.policy = Policy(
+            run.base_dir, run.train_recipe, run.device, replays_routes=run.grpo.routing_replay
+        )
         packed = run.rollout_recipe
         self.plan = plan(self.policy.model, packed) if packed else None
         config, sampling = run.grpo, run.grpo.rollout
@@ -81,6 +83,7 @@ class GrpoTrainer:
             self.plan,
             max_tokens,
             keeps_distributions=config.keeps_distributions,
+            returns_routes=config.routing_replay,
         )
         self.weight_distance = self._weight_distance() if config.measure_drift_term else None
         self.problems = make_problems(run.task, "train")
@@ -112,11 +115,7 @@ class GrpoTrainer:
         """One round of sync, rollout and update; all randomness derives from seed and step."""
         config = self.config
         with self._timed("step"):
-            problems = self._draw_problems(step)
-            with self._timed("update_weights"):
-                self._sync()
-            with self._timed("gen"):
-                rollouts = self._generate(problems, step)
+            problems, rollouts = self.sample(step)
             scores_B = self._score(problems, rollouts)
             with self._timed("old_log_prob"):
                 old = None
@@ -140,6 +139,15 @@ class GrpoTrainer:
             **performance_metrics(rollouts, self.timings_s),
             **self.drift.record(step, rollouts.input_ids, rollouts.attention_mask),
         }
+
+    def sample(self, step: int) -> tuple[list[Problem], Rollouts]:
+        """Syncs the weights and draws the step's rollouts; changes nothing of what is trained."""
+        problems = self._draw_problems(step)
+        with self._timed("update_weights"):
+            self._sync()
+        with self._timed("gen"):
+            rollouts = self._generate(problems, step)
+        return problems, rollouts
 
     def _drift_term(
         self, old: Scores, advantages_B1: Tensor, rollouts: Rollouts

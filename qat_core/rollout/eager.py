@@ -7,6 +7,7 @@ the steps after the first run as a CUDA graph, see `qat_core.rollout.static_deco
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,6 +19,7 @@ from qat_core.plan import QuantPlan, bf16_plan
 from qat_core.rollout.engine import Rollouts, WeightStream
 from qat_core.rollout.static_cache import has_static_form
 from qat_core.rollout.static_decode import StaticDecoder
+from qat_core.routing import capture
 
 MAX_DECODERS = 4
 
@@ -31,6 +33,8 @@ class EagerEngine:
         max_tokens: of prompt and response together, which the static memory is made for at once;
             by default that of the batches that come.
         keeps_distributions: rollouts hold the log-probs of all tokens, for small vocabularies.
+        returns_routes: rollouts hold the experts of all positions; decoding is then never static,
+            as a graph would not note them.
     """
 
     def __init__(
@@ -40,6 +44,7 @@ class EagerEngine:
         *,
         max_tokens: int = 0,
         keeps_distributions: bool = False,
+        returns_routes: bool = False,
     ) -> None:
         tokenizer = AutoTokenizer.from_pretrained(model_dir)
         if tokenizer.eos_token_id is None:
@@ -58,7 +63,9 @@ class EagerEngine:
         self.weight_bytes = sum(p.nbytes for p in self.model.parameters())
         self.served: Collection[str] = ()
         self.max_tokens, self.keeps_distributions = max_tokens, keeps_distributions
-        self.is_static = self.device.type == "cuda" and has_static_form(self.model)
+        self.returns_routes = returns_routes
+        can_be_static = self.device.type == "cuda" and not returns_routes
+        self.is_static = can_be_static and has_static_form(self.model)
         self._decoders: dict[tuple[int, int, bool], StaticDecoder] = {}
 
     def sync(self, stream: WeightStream, expected: QuantPlan | None = None) -> None:
@@ -84,6 +91,15 @@ class EagerEngine:
         self, prompts: Sequence[Sequence[int]], max_new_tokens: int, temperature: float, seed: int
     ) -> Rollouts:
         """Samples one response a prompt; temperature 0 is greedy."""
+        if not self.returns_routes:
+            return self._generate(prompts, max_new_tokens, temperature, seed)
+        with capture(self.model) as captured:
+            rollouts = self._generate(prompts, max_new_tokens, temperature, seed)
+        return replace(rollouts, routes=captured.routes(len(prompts)))
+
+    def _generate(
+        self, prompts: Sequence[Sequence[int]], max_new_tokens: int, temperature: float, seed: int
+    ) -> Rollouts:
         input_ids, attention_mask = _pad_left(prompts, self.pad_id, self.device)
         cache = DynamicCache(config=self.model.config)
         if self.is_static:

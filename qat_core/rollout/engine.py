@@ -23,6 +23,8 @@ class Rollouts:
         log_probs: of the sampled tokens under the sampling distribution, FP32 (B, T), 0 off mask.
         truncated: responses that ended by length, bool (B,).
         distributions: log-probs of all V tokens at every sampled one, FP32 (B, T, V), if kept.
+        routes: experts that every position but the last went to in each layer that has experts,
+            int16 (B, P + T - 1, layers, k), if returned; of padding perhaps `routing.NO_ROUTE`.
     """
 
     input_ids: Tensor
@@ -31,6 +33,7 @@ class Rollouts:
     log_probs: Tensor
     truncated: Tensor
     distributions: Tensor | None = None
+    routes: Tensor | None = None
 
     @property
     def response_ids(self) -> Tensor:
@@ -46,11 +49,12 @@ class Rollouts:
             self.log_probs[rows],
             self.truncated[rows],
             None if self.distributions is None else self.distributions[rows],
+            None if self.routes is None else self.routes[rows],
         )
 
     def to(self, device: str) -> "Rollouts":
         """The same on another device."""
-        distributions = self.distributions
+        distributions, routes = self.distributions, self.routes
         return Rollouts(
             self.input_ids.to(device),
             self.attention_mask.to(device),
@@ -58,6 +62,7 @@ class Rollouts:
             self.log_probs.to(device),
             self.truncated.to(device),
             None if distributions is None else distributions.to(device),
+            None if routes is None else routes.to(device),
         )
 
 

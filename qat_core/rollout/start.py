@@ -32,6 +32,7 @@ def start_engine(
     max_tokens: int,
     beside_trainer: bool = True,
     keeps_distributions: bool = False,
+    returns_routes: bool = False,
 ) -> RolloutEngine:
     """An engine in this process for the architecture in `model_dir`; sync weights before use.
 
@@ -43,6 +44,7 @@ def start_engine(
         max_tokens: of prompt and response together.
         beside_trainer: leave memory of the GPU to others; else vLLM takes its usual nine tenths.
         keeps_distributions: rollouts hold the log-probs of all tokens; eager only.
+        returns_routes: rollouts hold the experts of all positions.
 
     Raises:
         ValueError: vLLM is missing or refuses, see `VllmEngine`, or would have to keep
@@ -50,7 +52,11 @@ def start_engine(
     """
     if kind == "eager":
         return EagerEngine(
-            model_dir, device, max_tokens=max_tokens, keeps_distributions=keeps_distributions
+            model_dir,
+            device,
+            max_tokens=max_tokens,
+            keeps_distributions=keeps_distributions,
+            returns_routes=returns_routes,
         )
     if keeps_distributions:
         raise ValueError(
