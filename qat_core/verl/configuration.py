@@ -24,10 +24,13 @@ from qat_core.options import BLOCK_SIZE
 from qat_core.recipe import REGEX_PREFIX, Recipe
 from qat_core.verl import compat
 from qat_core.verl.rules import (
+    ACTOR,
     ENGINE,
     MODEL,
     NVFP4_RULES,
     QAT,
+    REPLAY_MODE,
+    REPLAY_RULES,
     ROLLOUT,
     SERVED,
     SYNC_RULES,
@@ -67,6 +70,10 @@ def complete(config: DictConfig) -> None:
         ValueError: a key asks for what is not supported, or verl's version is another.
     """
     compat.require_supported()
+    if _asks_for_routes(config):
+        if OmegaConf.select(config, f"{VLLM}.worker_extension_cls") is None:
+            raise ValueError("+routing_replay=r3: give +nvfp4=w4a16 too, or +nvfp4=off for BF16")
+        require(config, REPLAY_RULES)
     require(config, SYNC_RULES)
     _add_module(config, f"{MODEL}.external_lib")
     _add_module(config, f"{ROLLOUT}.checkpoint_engine.custom_backend_module")
@@ -87,6 +94,17 @@ def complete(config: DictConfig) -> None:
         OmegaConf.update(config, f"{QAT}.ignore_patterns", list(patterns))
         OmegaConf.update(config, f"{VLLM}.quantization", "compressed-tensors", force_add=True)
         OmegaConf.update(config, SERVED, served, force_add=True)
+
+
+def _asks_for_routes(config: DictConfig) -> bool:
+    """Whether the actor is to replay routes, or the rollouts to return some, alone in vain."""
+    if "FSDP" not in str(OmegaConf.select(config, f"{ACTOR}._target_")):
+        return False  # verl's own
+    mode = OmegaConf.select(config, REPLAY_MODE) or "disabled"
+    returned = OmegaConf.select(config, f"{ROLLOUT}.enable_rollout_routing_replay")
+    # verl also counts how often experts are used with them
+    counted = OmegaConf.select(config, f"{ROLLOUT}.moe_load_balance_metrics_interval")
+    return mode != "disabled" or bool(returned and not counted)
 
 
 def to_recipe(qat: Any, patterns: Iterable[str]) -> Recipe:

@@ -25,6 +25,7 @@ from qat_core.preparation import prepare
 from qat_core.recipe import Recipe
 from qat_core.verl import compat
 from qat_core.verl.configuration import to_recipe
+from qat_core.verl.routing_replay import ReplayEngine
 from qat_core.weights.stream import weight_stream
 from qat_core.weights.transfer import transfer_tensors
 
@@ -61,18 +62,22 @@ class NvFp4Config(QATEngineConfig):  # type: ignore[misc]
 
 # verl looks for the engine of a vendor first: this one takes the place of its own for "fsdp2"
 @EngineRegistry.register("language_model", "fsdp2", ["cuda", "cpu"], vendor=get_vendor())
-class NvFp4Engine(FSDPEngineWithLMHead):  # type: ignore[misc]
+class NvFp4Engine(ReplayEngine):
     """FSDP2 actor that trains and streams NVFP4 weights."""
 
     plan: QuantPlan
     _recipe: Recipe
 
     def __new__(cls, model_config: Any, engine_config: Any, *args: Any, **kwargs: Any) -> Any:
-        """verl's own engine where NVFP4 was not asked for, and for reference policies: BF16."""
-        settings = engine_config.qat
-        if engine_config.forward_only or not getattr(settings, "nvfp4", False):
+        """BF16 where NVFP4 was not asked for; verl's own engine for reference policies."""
+        if engine_config.forward_only:
             return FSDPEngineWithLMHead(model_config, engine_config, *args, **kwargs)
-        return super().__new__(cls)
+        if getattr(engine_config.qat, "nvfp4", False):
+            return super().__new__(cls)
+        kind = FSDPEngineWithLMHead
+        if engine_config.router_replay.mode != "disabled":
+            kind = ReplayEngine
+        return kind(model_config, engine_config, *args, **kwargs)
 
     def __init__(self, model_config: Any, engine_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(model_config, engine_config, *args, **kwargs)

@@ -10,6 +10,7 @@ QAT = f"{ACTOR}.fsdp_config.qat"
 ENGINE = "qat_core.verl.engine"
 WORKER = "qat_core.verl.worker.LayerwiseWorkerExtension"
 VLLM = f"{ROLLOUT}.engine_kwargs.vllm"
+REPLAY_MODE = f"{ACTOR}.fsdp_config.router_replay.mode"
 SERVED = f"{VLLM}.hf_overrides.quantization_config"
 
 
@@ -83,6 +84,40 @@ NVFP4_RULES = (
         f"{ROLLOUT}.load_format",
         lambda v: v == "dummy",
         "vLLM cannot read a BF16 checkpoint into NVFP4, weights come with the syncs; use dummy",
+    ),
+)
+# with router_replay.mode R3 of the FSDP2 actor
+REPLAY_RULES = (
+    Rule(
+        REPLAY_MODE,
+        lambda v: v == "R3",
+        "FSDP2 replays the rollouts' routes; use routing_replay=r3",
+    ),
+    Rule(
+        f"{ROLLOUT}.enable_rollout_routing_replay",
+        lambda v: v is True,
+        "the rollouts have to return their routes; use true",
+    ),
+    Rule(f"{ACTOR}.strategy", lambda v: v == "fsdp2", "routes are replayed with FSDP2; use fsdp2"),
+    Rule(
+        f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size",
+        lambda v: v in (None, 1),
+        "routes are not split among ranks; use 1",
+    ),
+    Rule(
+        f"{ACTOR}.ulysses_sequence_parallel_size",
+        lambda v: v in (None, 1),
+        "routes are not split among ranks; use 1",
+    ),
+    Rule(
+        f"{ROLLOUT}.multi_turn.enable",
+        _is_not_set,
+        "what the model did not sample has no routes; use false",
+    ),
+    Rule(
+        f"{ROLLOUT}.pipeline_model_parallel_size",
+        lambda v: v == 1,
+        "vLLM returns no routes with it; use 1",
     ),
 )
 

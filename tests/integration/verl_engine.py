@@ -52,7 +52,7 @@ def configuration(model_dir: str, case: str) -> DictConfig:
     ]
     with initialize_config_dir(str(folder), version_base=None):
         config = compose("ppo_trainer", overrides=overrides)
-    if case in COMPLETED:
+    if case in COMPLETED or case.startswith("r3"):
         complete(config)
     return config
 
