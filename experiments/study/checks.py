@@ -105,11 +105,9 @@ def _check_local(study: Study) -> Iterator[str]:
 
 
 def _check_routing_replay(study: Study) -> Iterator[str]:
-    """Routes are replayed in mixtures of experts, and returned by the eager engine."""
-    replaying = [run for run in study.runs if study.rl_of(run.cell).routing_replay]
-    if replaying and study.rollout != "eager":
-        yield f"rl.routing_replay: {study.rollout} returns no routes here; use rollout: eager"
-    for name in dict.fromkeys(run.model for run in replaying):
+    """A dense model has no routes."""
+    replaying = (run.model for run in study.runs if study.rl_of(run.cell).routing_replay)
+    for name in dict.fromkeys(replaying):
         model = study.models[name]
         if isinstance(model, GgufModel) or not _has_experts(model.config):
             yield (

@@ -69,6 +69,8 @@ def start_engine(
         from qat_core.rollout.vllm.engine import VllmEngine
 
         settings = VLLM_SETTINGS[device] | (BESIDE_TRAINER[device] if beside_trainer else {})
+        if returns_routes:
+            settings["enable_return_routed_experts"] = True
         return VllmEngine(model_dir, packed, max_model_len=max_tokens, **settings)
     except ModuleNotFoundError as error:
         if error.name != "vllm":

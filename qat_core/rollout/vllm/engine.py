@@ -3,6 +3,7 @@
 import os
 import random
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from qat_core.rollout.vllm.worker import (
     tensor_bytes,
     weight_bytes,
 )
+from qat_core.routing import NO_ROUTE, decoder_layers
 from qat_core.weights.comparison import require_same
 from qat_core.weights.hub_names import HubNames, Weight, meta_weights
 from qat_core.weights.layouts import stored_tensors
@@ -51,7 +53,8 @@ class VllmEngine:
             model_dir: BF16 or packed checkpoint, with tokenizer.
             packed: serve a BF16 checkpoint's architecture with these weights in NVFP4. Weights come
                 with the first `sync`; none are read.
-            settings: for `vllm.LLM`, e.g. `max_model_len`.
+            settings: for `vllm.LLM`, e.g. `max_model_len`; with `enable_return_routed_experts`
+                rollouts have their routes.
 
         Raises:
             ValueError: this version of vLLM is not supported, it runs in another process or in
@@ -67,7 +70,10 @@ class VllmEngine:
         compat.correct_rotary_embedding()
         register()
         self._kind: CheckpointFormat = "compressed-tensors"
-        self._names = HubNames(meta_model(model_dir))
+        architecture = meta_model(model_dir)
+        self._names = HubNames(architecture)
+        returns_routes = settings.get("enable_return_routed_experts", False)
+        self._expert_layers = decoder_layers(architecture) if returns_routes else []
         if packed is None:
             self.plan, self._kind = _served(model_dir, self._names)
         else:
@@ -166,7 +172,10 @@ class VllmEngine:
             for _ in prompts
         ]
         outputs = [output.outputs[0] for output in self._run(prompts, sampling)]
-        return _rollouts(prompts, outputs, self.pad_id)
+        rollouts = _rollouts(prompts, outputs, self.pad_id)
+        if not self._expert_layers:
+            return rollouts
+        return replace(rollouts, routes=_routes(rollouts, outputs, self._expert_layers))
 
     def prompt_log_probs(self, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
         """Log-probs of each sequence's tokens but the first, FP32 (length - 1,), from one prefill.
@@ -260,3 +269,18 @@ def _rollouts(prompts: Sequence[Sequence[int]], outputs: list[Any], pad_id: int)
         log_probs=log_probs_BT,
         truncated=torch.tensor([output.finish_reason == "length" for output in outputs]),
     )
+
+
+def _routes(rollouts: Rollouts, outputs: list[Any], layers: Sequence[int]) -> Tensor:
+    """`Rollouts.routes` of vLLM's ids (tokens but the last, all layers, k), without padding's."""
+    top_k = outputs[0].routed_experts.shape[-1]
+    sequences, positions = rollouts.input_ids.shape
+    routes = torch.full((sequences, positions - 1, len(layers), top_k), NO_ROUTE, dtype=torch.int16)
+    for row, (mask, output) in enumerate(zip(rollouts.attention_mask, outputs, strict=True)):
+        ids, real = output.routed_experts[:, layers], mask.nonzero().flatten()
+        if len(ids) != len(real) - 1:
+            raise ValueError(
+                f"vLLM: {len(ids)} routes for {len(real)} tokens; one less is expected"
+            )
+        routes[row, real[:-1]] = torch.from_numpy(ids.astype("int16"))
+    return routes

@@ -1,7 +1,8 @@
 """vLLM plugin (`vllm.general_plugins`): NVFP4 W4A16 checkpoints on vLLM's CPU backend.
 
 vLLM runs W4A16 with the Marlin kernel only and refuses it on a CPU. With this plugin the same
-checkpoints and weight syncs run there in BF16, unpacked when they arrive. Nothing changes on CUDA.
+checkpoints and weight syncs run there in BF16, unpacked when they arrive, and experts tell their
+routes. Nothing changes on CUDA.
 """
 
 
@@ -15,6 +16,8 @@ def register() -> None:
 
     from qat_core.rollout.vllm.cpu import CpuCompressedTensorsConfig
     from qat_core.rollout.vllm.cpu_modelopt import CpuModelOptConfig
+    from qat_core.rollout.vllm.cpu_routes import let_cpu_experts_tell
 
     register_quantization_config("compressed-tensors")(CpuCompressedTensorsConfig)
     register_quantization_config("modelopt_fp4")(CpuModelOptConfig)
+    let_cpu_experts_tell()
