@@ -52,6 +52,7 @@ DOCUMENTS = (
     "docs/results.md",
     "docs/statistics.md",
     "docs/metrics.md",
+    "docs/routing_replay.md",
     "docs/protocols/*.md",
 )
 

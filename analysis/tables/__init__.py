@@ -13,6 +13,7 @@ from analysis.tables.engines import (
 )
 from analysis.tables.parity import parity_sections, read_parity
 from analysis.tables.record import setups
+from analysis.tables.routing_replay import replay_sections
 from analysis.tables.simulation import (
     accuracy_sections,
     chosen_sections,
@@ -39,6 +40,7 @@ SECTIONS: Mapping[str, Callable[[Path, str], list[str]]] = {
     "codec": codec_sections,
     "cost": cost_sections,
     "repeated_syncs": repeated_sync_sections,
+    "routing_replay": replay_sections,
     "simulation": simulation_sections,
     "simulated_sizes": chosen_sections,
     "simulated_accuracy": accuracy_sections,

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from qat_core.routing import by_block, replay
+
 NAMES = ("gate", "router")
 
 
@@ -119,8 +121,13 @@ def replayed(model: nn.Module, routes: Routes | None, *, weights: bool) -> Itera
         weights: replay the experts' weights too; else the router weighs the given experts again.
     """
     layers = routes.layers if routes else ()
+    if layers and not weights:
+        ids = torch.stack([layer.ids for layer in layers], dim=-2)
+        with replay(model, by_block(model, ids)):
+            yield
+        return
     handles = [
-        router.register_forward_hook(_replay(layer, weights))
+        router.register_forward_hook(_replay(layer))
         for router, layer in zip(routers(model), layers, strict=bool(layers))
     ]
     try:
@@ -130,16 +137,10 @@ def replayed(model: nn.Module, routes: Routes | None, *, weights: bool) -> Itera
             handle.remove()
 
 
-def _replay(layer: Layer, with_weights: bool) -> Any:
+def _replay(layer: Layer) -> Any:
     ids, recorded = layer.ids.flatten(0, 1), layer.weights.flatten(0, 1)
 
-    def replace(router: nn.Module, _inputs: Any, output: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        logits, own, _ = output
-        if with_weights:
-            return logits, recorded, ids
-        chosen = logits.softmax(-1, dtype=torch.float32).gather(-1, ids)
-        if getattr(router, "norm_topk_prob", True):
-            chosen = chosen / chosen.sum(-1, keepdim=True)
-        return logits, chosen.to(own.dtype), ids
+    def replace(_router: nn.Module, _inputs: Any, output: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return output[0], recorded, ids
 
     return replace

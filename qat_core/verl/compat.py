@@ -53,6 +53,12 @@ USED_NAMES = (
         "the model is prepared before it is sharded",
         "a hook for it",
     ),
+    UsedName(
+        _ENGINE,
+        "FSDPEngineWithLMHead.prepare_model_inputs",
+        "routes replayed in a micro-batch",
+        "routing replay with FSDP2",
+    ),
     UsedName(_ENGINE, "FSDPEngineWithLMHead.to", "packed shards dropped with an offload", "a hook"),
     UsedName(
         "workers.engine.base",

@@ -70,7 +70,7 @@ class ReplayEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
 
 def _routes(micro_batch: TensorDict, layers: Sequence[int]) -> Tensor:
     """verl's ids of these decoder layers, (tokens, layers, k), `NO_ROUTE` for its rows of zeros."""
-    routes: Tensor | None = micro_batch.get("routed_experts", None)
+    routes: Any = micro_batch.get("routed_experts", None)
     if routes is None:
         raise ValueError("routed_experts: missing: the rollouts returned no routes")
     lengths = micro_batch["input_ids"].offsets().diff()
@@ -86,7 +86,7 @@ def _routes(micro_batch: TensorDict, layers: Sequence[int]) -> Tensor:
             "routed_experts: with one expert a token, verl's zeros for 'no route' also mean expert "
             "0; remove +routing_replay=r3"
         )
-    ids = routes.values()[:, layers].long()
+    ids: Tensor = routes.values()[:, layers].long()
     missing = (ids == 0).all(-1)
     _require_routes(missing.any(-1), lengths, micro_batch["loss_mask"])
     return ids.masked_fill(missing[..., None], NO_ROUTE)
@@ -94,8 +94,8 @@ def _routes(micro_batch: TensorDict, layers: Sequence[int]) -> Tensor:
 
 def _require_routes(missing: Tensor, lengths: Tensor, loss_mask: Tensor) -> None:
     """Only the last token of a sequence, and sequences that train nothing, may have no route."""
-    sequences = zip(missing.split(lengths.tolist()), loss_mask.unbind(), strict=True)
-    for number, (tokens, mask) in enumerate(sequences):
+    sequences = torch.split(missing, lengths.tolist())
+    for number, (tokens, mask) in enumerate(zip(sequences, loss_mask.unbind(), strict=True)):
         if bool(mask.any()) and bool(tokens[:-1].any()):
             raise ValueError(
                 f"routed_experts: sequence {number} has no route for token "

@@ -59,6 +59,16 @@ USED_NAMES = (
         "UnquantizedFusedMoEMethod.process_weights_after_loading",
         "experts in BF16 on a CPU, whose kernel is made only once",
     ),
+    UsedName(
+        f"{_EXPERTS}.experts.cpu_moe",
+        "CPUUnquantizedExperts._select_experts",
+        "routed experts from a CPU's kernels",
+    ),
+    UsedName(
+        f"{_EXPERTS}.experts.cpu_moe",
+        "CPUUnquantizedExperts.set_capture_fn",
+        "the same, after reloads too",
+    ),
     UsedName(_TENSORS, "CompressedTensorsConfig._get_scheme_from_parts", "W4A16 on a CPU"),
     UsedName(_TENSORS, "CompressedTensorsConfig._is_nvfp4_format", "the same"),
     UsedName(_TENSORS, "CompressedTensorsConfig.get_scheme_dict", "the same, for experts"),

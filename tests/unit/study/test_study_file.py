@@ -73,6 +73,11 @@ ERRORS = {
         "models.nano-moe.recipe: only trainer: verl reads it; remove it",
     ),
     "variant, local trainer": ("variant", "x", "variant: only trainer: verl reads it; remove it"),
+    "replay, dense model": (
+        "rl/routing_replay",
+        True,
+        "rl.routing_replay: nano-dense has no experts; remove the key, or set it in cells of other",
+    ),
     "GPUs, local trainer": ("gpus", 2, "gpus: only trainer: verl reads it; remove it"),
     "terms from much to little": (
         "task/terms",
@@ -351,6 +356,15 @@ def test_cells_are_runs_of_their_own(tmp_path: Path) -> None:
     assert [run.arm for run in study.runs[:4]] == list(study.arms), "arms of a seed in a row"
 
 
+def test_a_cell_replays_routes_in_models_with_experts(tmp_path: Path) -> None:
+    cells = {"plain": {}, "r3": {"models": ["nano-moe"], "routing_replay": True}}
+    study = load_changed(tmp_path, "cells", cells)
+    replaying = {run.model for run in study.runs if study.rl_of(run.cell).routing_replay}
+    assert replaying == {"nano-moe"}
+    with pytest.raises(ValueError, match="routing_replay: nano-dense has no experts"):
+        load_changed(tmp_path, "cells", {"r3": {"routing_replay": True}})
+
+
 def test_without_cells_a_run_has_none() -> None:
     study = load_study(STUDIES / "default.yaml")
     assert "cell" not in study.training_config(study.runs[0])
@@ -392,6 +406,7 @@ def test_cells_that_do_not_fit_are_refused(
     [
         ("rl/advantage", "reward", "rl.advantage: only trainer: local knows reward; remove it"),
         ("rl/correction", "none", "rl.correction: only trainer: local knows none; remove it"),
+        ("rl/routing_replay", True, "rl.routing_replay: only trainer: local knows True; remove it"),
         (
             "rl/measure_drift_term",
             True,
