@@ -1,5 +1,9 @@
-"""Checkpoints with random weights for benchmarks that need shapes, not skill."""
+"""Checkpoints with random weights for benchmarks that need shapes, not skill.
 
+python -m experiments.benchmarks.random_model experiments/models/qwen3-8b.json FOLDER
+"""
+
+import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -8,10 +12,16 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from experiments.support.cli import run_cli
+from experiments.support.json_files import read_json
 from qat_core.rl.tokenizer import character_tokenizer
 
+SIGMA = 0.5
 
-def write_random_checkpoint(config: dict[str, Any], folder: Path, seed: int, device: str) -> None:
+
+def write_random_checkpoint(
+    config: dict[str, Any], folder: Path, seed: int, device: str, sigma: float = SIGMA
+) -> None:
     """A BF16 checkpoint whose rows differ in size, so that rounding matters, with a tokenizer."""
     write_architecture(config, folder)
     torch.manual_seed(seed)
@@ -19,7 +29,7 @@ def write_random_checkpoint(config: dict[str, Any], folder: Path, seed: int, dev
         model = AutoModelForCausalLM.from_config(
             AutoConfig.from_pretrained(folder), dtype=torch.bfloat16
         )
-    spread_rows(model)
+    spread_rows(model, sigma)
     model.save_pretrained(folder)
 
 
@@ -33,9 +43,30 @@ def write_architecture(config: dict[str, Any], folder: Path) -> None:
 
 
 @torch.no_grad()
-def spread_rows(model: nn.Module) -> None:
-    """Scales the rows of all matrices by log-normal factors of sigma 0.5: heavy-tailed weights."""
+def spread_rows(model: nn.Module, sigma: float = SIGMA) -> None:
+    """Scales the rows of all matrices by log-normal factors of sigma: heavy-tailed weights."""
     for parameter in model.parameters():
         if parameter.ndim >= 2:
             factor = torch.randn(*parameter.shape[:-1], 1, device=parameter.device)
-            parameter.mul_((0.5 * factor).exp().to(parameter.dtype))
+            parameter.mul_((sigma * factor).exp().to(parameter.dtype))
+
+
+def main() -> None:
+    """Writes a checkpoint of a shape."""
+    parser = argparse.ArgumentParser(description="Write a checkpoint with random weights.")
+    parser.add_argument("config", type=Path, help="config.json of the shape")
+    parser.add_argument("folder", type=Path, help="new folder")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--layers", type=int, help="of the model; by default as the shape has")
+    parser.add_argument("--sigma", type=float, default=SIGMA, help="spread of rows; 0: even")
+    arguments = parser.parse_args()
+    config = read_json(arguments.config, "name a config.json")
+    if arguments.layers is not None:
+        config["num_hidden_layers"] = arguments.layers
+    if arguments.folder.exists():
+        raise ValueError(f"{arguments.folder}: is there already; name a new folder")
+    write_random_checkpoint(config, arguments.folder, 0, arguments.device, arguments.sigma)
+
+
+if __name__ == "__main__":
+    run_cli(main)

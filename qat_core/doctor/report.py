@@ -19,10 +19,18 @@ KINDS = {"dense": "BF16 dense", "moe": "BF16 MoE"}
 
 def show(diagnosis: Diagnosis, console: Console) -> None:
     """Prints all causes with their sizes, then what is at fault and what to do."""
-    table = Table("cause", "k3 of the switch", "share of the total", "verdict", "evidence")
+    table = Table("cause", box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for heading in ("k3 of the switch", "share of the total", "verdict"):
+        table.add_column(heading, no_wrap=True)
     for finding in diagnosis.findings:
-        table.add_row(*map(Text, _cells(finding)), style=STYLES[finding.verdict])
+        if finding.verdict != "none":
+            table.add_row(*map(Text, _cells(finding)), style=STYLES[finding.verdict])
     console.print(table)
+    for finding in diagnosis.findings:
+        if finding.verdict != "none" and finding.evidence:
+            console.print(Text(f"{finding.title}: {finding.evidence}"))
+    absent = [finding.title for finding in diagnosis.findings if finding.verdict == "none"]
+    console.print(Text(f"No difference: {', '.join(absent)}.", style=STYLES["none"]))
     low, high = diagnosis.band
     console.print(
         f"k3 KL(rollout || train): {_number(diagnosis.total)} nats a token, "
@@ -41,19 +49,18 @@ def show(diagnosis: Diagnosis, console: Console) -> None:
 def _cells(finding: Finding) -> list[str]:
     measured = finding.verdict != "not measured"
     share = finding.share
-    shares = f"{share.value:.1%} [{share.low:.1%}, {share.high:.1%}]"
+    shares = f"{share.value:.0%} [{share.low:.0%}, {share.high:.0%}]"
     is_zero = finding.k3.value == 0
     return [
         finding.title,
         ("0" if is_zero else _number(finding.k3)) if measured else "",
         ("" if is_zero else shares) if measured else "",
         finding.verdict,
-        finding.evidence,
     ]
 
 
 def _number(estimate: Estimate) -> str:
-    return f"{estimate.value:.2e} [{estimate.low:.2e}, {estimate.high:.2e}]"
+    return f"{estimate.value:.1e} [{estimate.low:.1e}, {estimate.high:.1e}]"
 
 
 def _place(diagnosis: Diagnosis) -> str:

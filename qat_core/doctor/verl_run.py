@@ -5,8 +5,11 @@ verl 0.9 writes `{"step": n, "data": {...}}` lines (file logger), Hydra's `confi
 text. It dumps no log-probs: what a run says of the mismatch are sums over tokens.
 """
 
+import csv
+import gzip
 import json
 import re
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,6 +19,7 @@ import numpy as np
 import yaml
 
 Verdict = Literal["fault", "warning", "none", "not recorded"]
+RECORDED = "metrics.csv.gz"
 DUMP = re.compile(r"\d+\.jsonl")
 K3, K1 = "rollout_corr/k3_kl", "rollout_corr/kl"
 
@@ -80,18 +84,20 @@ class Judgement:
 
 
 def read_run(folder: Path) -> VerlRun:
-    """Reads a folder, or a file of the file logger.
+    """Reads a folder, or a file of the file logger, or the committed record of a run.
 
     Raises:
         ValueError: no metrics with `rollout_corr/k3_kl`, those of several runs, or damaged ones.
     """
-    files = [folder] if folder.is_file() else sorted(folder.rglob("*.jsonl"))
-    logs = [path for path in files if not DUMP.fullmatch(path.name) and _is_log(path)]
+    if not folder.exists():
+        raise ValueError(f"{folder}: no such folder; name that of a verl run")
+    found_by = ("*.jsonl", RECORDED)
+    files = [folder] if folder.is_file() else [p for it in found_by for p in folder.rglob(it)]
+    logs = sorted(p for p in files if not DUMP.fullmatch(p.name) and _is_log(p))
     if len(logs) != 1:
-        found = ", ".join(map(str, logs[:3])) or "none"
+        found = f"found {', '.join(map(str, logs[:3]))}: name one" if logs else "found none"
         raise ValueError(
-            f"{folder}: needs one file of verl's file logger (trainer.logger: [file]), "
-            f"found {found}"
+            f"{folder}: needs one file of verl's file logger (trainer.logger: [file]), {found}"
         )
     steps, metrics = _read_log(logs[0])
     if K3 not in metrics:
@@ -104,6 +110,8 @@ def read_run(folder: Path) -> VerlRun:
 
 
 def _is_log(path: Path) -> bool:
+    if path.name == RECORDED:
+        return True
     with path.open() as file:
         first = file.readline()
     return first.lstrip().startswith("{") and '"step"' in first and '"output"' not in first
@@ -112,7 +120,7 @@ def _is_log(path: Path) -> bool:
 def _read_log(path: Path) -> tuple[list[int], dict[str, np.ndarray]]:
     """Rows of verl's file logger, or flat ones; of a repeated step the last counts."""
     rows: dict[int, dict[str, float]] = {}
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    for number, line in enumerate(_lines(path), start=1):
         try:
             row = json.loads(line)
             step, data = int(row["step"]), row.get("data", row)
@@ -126,6 +134,18 @@ def _read_log(path: Path) -> tuple[list[int], dict[str, np.ndarray]]:
     steps = sorted(step for step, row in rows.items() if K3 in row)
     names = sorted({name for step in steps for name in rows[step]})
     return steps, {n: np.array([rows[s].get(n, np.nan) for s in steps]) for n in names}
+
+
+def _lines(path: Path) -> list[str]:
+    """One JSON object a step; a record's are made of its columns."""
+    if path.name != RECORDED:
+        return path.read_text().splitlines()
+    try:
+        with gzip.open(path, "rt", newline="") as file:
+            rows = list(csv.DictReader(file))
+        return [json.dumps({k: float(v) for k, v in row.items() if v}) for row in rows]
+    except (OSError, EOFError, zlib.error, csv.Error, ValueError, TypeError) as error:
+        raise ValueError(f"{path}: {error}; restore the record") from None
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -86,6 +86,17 @@ def test_every_arm_is_evaluated_in_both_precisions(folder: Path, run_id: str) ->
     assert settings == expected
 
 
+def test_the_report_holds_claims_and_figures_and_says_what_made_it(folder: Path) -> None:
+    page = (folder / "results" / "studies" / "smoke" / "report.html").read_text()
+    assert page.count("data:image/svg+xml;base64,") == len(NAMES)
+    assert all(f"{run_id}/metrics.jsonl" in page for run_id in RUNS)
+    again = folder / "again.html"
+    arguments = ("--study", folder / "study.yaml", "--results", folder / "results")
+    done = module("analysis.report", *arguments, "--out", again, folder=folder)
+    assert done.returncode == 0 and again.read_text() == page
+    again.unlink()
+
+
 def test_progress_and_claims_are_on_the_terminal(first: tuple[Path, Done]) -> None:
     _, done = first
     said = " ".join(done.stdout.split())

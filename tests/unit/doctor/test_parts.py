@@ -1,12 +1,17 @@
 """Parts of the doctor: sampling stages, routes, variants, comparison of weights, intervals."""
 
+import io
+
 import pytest
 import torch
+from rich.console import Console
 
+from qat_core.doctor.diagnosis import BANDS, Diagnosis, Finding, Verdict
 from qat_core.doctor.numerics import norms, variant
+from qat_core.doctor.report import show
 from qat_core.doctor.routing import Recorder, disagreement, replayed
 from qat_core.doctor.sampling import ORDER, Sampling
-from qat_core.doctor.statistics import Bootstrap, k3_per_sequence
+from qat_core.doctor.statistics import Bootstrap, Estimate, k3_per_sequence
 from qat_core.doctor.weights import compare, numbers, packed
 from qat_core.preparation import prepare
 from qat_core.recipe import Recipe
@@ -173,3 +178,31 @@ def test_an_interval_of_level_95_covers_the_mean() -> None:
         estimate = Bootstrap(mask).mean(sums)
         covered += estimate.low <= 1.0 <= estimate.high
     assert 0.90 <= covered / 300 <= 0.98
+
+
+def finding(title: str, verdict: Verdict, size: float, evidence: str = "") -> Finding:
+    k3, share = Estimate(size, size / 2, size * 2), Estimate(0.5, 0.25, 0.75)
+    return Finding(title, title, k3, share, evidence, verdict, f"repair {title}")
+
+
+def test_the_report_fits_a_terminal_and_gathers_what_makes_no_difference() -> None:
+    findings = (
+        finding("sampling: top-p", "none", 0),
+        finding("decoding against one pass", "noise", 3e-5),
+        finding("routing: weights of the experts", "not measured", 0, "vLLM does not tell"),
+        finding("quantization without QAT", "fault", 4e-3, "q_proj.weight and 20 more"),
+        finding("batch shape", "none", 0),
+    )
+    total = Estimate(4e-3, 3e-3, 5e-3)
+    diagnosis = Diagnosis("dense", 64, 385, total, BANDS["dense"], findings)
+    shown = io.StringIO()
+    show(diagnosis, Console(file=shown, width=80))
+    lines = shown.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "No difference: sampling: top-p, batch shape." in lines
+    (row,) = [line for line in lines if line.startswith("quantization without") and "[2" in line]
+    assert row.split("  ")[0] and "4.0e-03 [2.0e-03, 8.0e-03] 50% [25%, 75%]" in row
+    assert "quantization without QAT: q_proj.weight and 20 more" in lines
+    assert "quantization without QAT: repair quantization without QAT" in lines
+    assert "routing: weights of the experts: vLLM does not tell" in lines
+    assert not any(line.startswith("sampling: top-p") for line in lines)

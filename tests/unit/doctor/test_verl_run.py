@@ -136,9 +136,16 @@ def as_verl_log(record: Path, path: Path) -> None:
 @pytest.mark.parametrize("record", sorted(path.name for path in RECORDS.glob("nano-*")))
 def test_recorded_runs_are_judged_as_what_they_were(record: str, tmp_path: Path) -> None:
     as_verl_log(RECORDS / record, tmp_path / "run.jsonl")
-    judged = judge(read_run(tmp_path), "moe" if "moe" in record else "dense")
+    as_logged, kind = read_run(tmp_path), "moe" if "moe" in record else "dense"
+    recorded = read_run(RECORDS / record)
+    assert recorded.series(K3).tolist() == as_logged.series(K3).tolist()
+    judged = judge(recorded, kind)
     faults = {sign.name for sign in judged.signs if sign.verdict == "fault"}
     assert faults == ({"level"} if "noqat" in record else set())
+
+
+def as_gzip(folder: Path, text: str) -> None:
+    (folder / "metrics.csv.gz").write_bytes(gzip.compress(text.encode()))
 
 
 def two_logs(folder: Path) -> None:
@@ -150,6 +157,9 @@ def two_logs(folder: Path) -> None:
     ("write", "message"),
     [
         (lambda folder: None, "found none"),
+        (lambda folder: folder.rmdir(), "no such folder; name that of a verl run"),
+        (lambda f: (f / "metrics.csv.gz").write_bytes(b"x"), r"gz: .*; restore the record"),
+        (lambda f: as_gzip(f, "step,a\n1,x\n"), r"gz: could not convert .*; restore the record"),
         (two_logs, r"needs one file .* found .*a\.jsonl, .*b\.jsonl"),
         (lambda f: write_log(f / "a.jsonl", [{"x": 1.0}]), "k3_kl: missing; set .*calculate_log"),
         (lambda f: (f / "a.jsonl").write_text('{"step": 1, "data": 3}\n'), "line 1: no step"),
@@ -157,7 +167,18 @@ def two_logs(folder: Path) -> None:
         (healthy_with(lambda f: (f / "1.jsonl").write_text("{}")), r"1\.jsonl, line 1: no rollout"),
         (healthy_with(lambda f: (f / "config.yaml").write_text("a: [")), r"config\.yaml: while"),
     ],
-    ids=["empty", "two-runs", "no-k3", "no-data", "not-json", "no-output", "no-yaml"],
+    ids=[
+        "empty",
+        "no-folder",
+        "no-gzip",
+        "no-number",
+        "two-runs",
+        "no-k3",
+        "no-data",
+        "not-json",
+        "no-output",
+        "no-yaml",
+    ],
 )
 def test_a_folder_without_a_run_is_refused(
     write: Callable[[Path], None], message: str, tmp_path: Path
