@@ -72,6 +72,8 @@ figures: $(BASE)  ## draw all figures and tables again from experiments/records
 
 report: $(BASE)  ## one self-contained page of a recorded study: STUDY=name
 	@record="experiments/records/$$($(BIN)/python -c '$(NAME_OF_STUDY)' "$$STUDY_FILE")"; \
+		test -f "$$record/study.yaml" || { echo "error: $$record: no record; make one with" \
+			"make record, or see results/studies after make run" >&2; exit 2; }; \
 		$(BIN)/python -m analysis.report --study "$$record/study.yaml" --results "$$record" \
 			--out "results/reports/$$(basename "$$record").html"
 
