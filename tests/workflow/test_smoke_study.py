@@ -10,11 +10,12 @@ import pytest
 from mlflow import MlflowClient
 from programs import SLOW_IMPORTS, SMOKE, Done, imported, module, snakemake
 
-from analysis.figure_files import FORMATS, NAMES
+from analysis.figure_files import DRIFT, FORMATS, figure_names
 from experiments.study.load import load_study
 
 RUNS = [run.id for run in load_study(SMOKE).runs]
 STEPS = load_study(SMOKE).rl.steps
+NAMES = figure_names(load_study(SMOKE))
 
 
 @pytest.fixture(scope="module")
@@ -188,6 +189,7 @@ def test_record_holds_all_that_the_claims_and_figures_need(folder: Path, tmp_pat
     done = module("experiments.runs.record", "--study", SMOKE, *places, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     record = tmp_path / "smoke"
+    assert DRIFT in NAMES and [it.parent.name for it in record.glob("*/drift.csv.gz")] == RUNS[1:]
     for name in ("claims", "figures"):
         out = record / name
         done = module(
@@ -237,3 +239,11 @@ def test_results_of_other_settings_are_not_recorded(folder: Path, tmp_path: Path
     assert done.returncode == 2
     assert f"{RUNS[0]}: trained with other settings than {study}; run the" in done.stderr
     assert not (tmp_path / "records").exists()
+
+
+def test_a_run_that_lost_its_drift_is_not_recorded(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "results", tmp_path / "results")
+    (tmp_path / "results" / RUNS[1] / "drift.jsonl").unlink()
+    done = module("experiments.runs.record", "--study", SMOKE, folder=tmp_path)
+    assert done.returncode == 2
+    assert f"{RUNS[1]}/drift.jsonl: missing; run study smoke to its end first" in done.stderr
