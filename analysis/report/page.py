@@ -15,7 +15,7 @@ from analysis.report.content import Content
 from analysis.results import memory_source
 from experiments.runs.manifest import RunManifest
 from experiments.study.arms import ARMS
-from qat_core.units import MIB_PER_GIB
+from qat_core.units import show_memory
 
 HERE = Path(__file__).parent
 VERDICTS = ("PASS", "FAIL", "INCONCLUSIVE", "REPORTED")
@@ -97,14 +97,9 @@ def memory_rows(content: Content) -> list[tuple[str, ...]]:
         bf16 = firsts.get((model, "bf16"))
         measured = it.memory.measured_gib
         share = f"{measured / bf16.memory.measured_gib:.1%}" if bf16 else "-"
-        sizes = (show_size(it.memory.predicted_gib), show_size(measured))
+        sizes = (show_memory(it.memory.predicted_gib), show_memory(measured))
         rows.append((model, ARMS[it.arm].label, *sizes, share))
     return rows
-
-
-def show_size(gib: float) -> str:
-    """In GiB, or in MiB where that reads better."""
-    return f"{gib:.2f} GiB" if gib >= 1 else f"{gib * MIB_PER_GIB:.3f} MiB"
 
 
 def facts(manifests: Iterable[RunManifest]) -> list[tuple[str, list[tuple[str, int]]]]:
