@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from qat_core.nvfp4 import PackedTensor
-from qat_core.options import BLOCK_SIZE
+from qat_core.rollout.vllm.humming import NUM_LOCKS, tiles_for, weight_schema
 
 Tiling = Literal["default", "unsplit", "invariant"]
-NUM_LOCKS = 2048  # as Humming's own layer has; stream-K tiles meet there
 
 
 class HummingLayer:
@@ -45,7 +44,9 @@ class HummingLayer:
             torch_dtype=torch.bfloat16,
         )
         compute = {"use_batch_invariant": tiling == "invariant", "gemm_type": gemm_type}
-        self.tiles = tiles_for(self.config, compute, rows)
+        self.tiles = tiles_for(
+            self.config, compute, lambda above, up_to: any(above < m <= up_to for m in rows)
+        )
         if tiling == "unsplit":
             whole = {"use_stream_k": False}
             self.tiles = [[low, high, {**tile, **whole}] for low, high, tile in self.tiles]
@@ -80,24 +81,3 @@ def humming_tensors(packed: PackedTensor) -> dict[str, Tensor]:
         "weight_scale": packed.block_scale.contiguous(),
         "weight_scale_2": packed.global_scale.reciprocal().reshape(-1),
     }
-
-
-def weight_schema() -> Any:
-    """NVFP4 with an FP32 scale for each matrix, in Humming's words."""
-    from humming import dtypes
-    from humming.schema import HummingWeightSchema
-
-    return HummingWeightSchema(
-        b_dtype=dtypes.float4e2m1,
-        bs_dtype=dtypes.float8e4m3,
-        weight_scale_group_size=BLOCK_SIZE,
-        weight_scale_2_type="tensor",
-    )
-
-
-def tiles_for(config: Any, compute: dict[str, Any], rows: Sequence[int]) -> list[Any]:
-    """Of Humming's table (rows above, rows up to, tile) the entries that `rows` need."""
-    from humming.tune import get_heuristics_config
-
-    table = get_heuristics_config(config, **compute)
-    return [entry for entry in table if any(entry[0] < m <= entry[1] for m in rows)]

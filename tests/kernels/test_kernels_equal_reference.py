@@ -215,3 +215,16 @@ def test_quantize_all_equals_quantize_of_each(launch, device, block_scale):
         expected_codes, expected_scale = reference.quantize(w, global_scale, block_scale)
         assert_same_bits(codes, expected_codes)
         assert_same_bits(scale, expected_scale)
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (192, 320)])
+def test_hummings_layout_unpacks_to_the_values_of_the_reference(shape, launch, device):
+    from qat_core.rollout.vllm.humming_layout import to_layout
+    from qat_core.rollout.vllm.humming_unpack import unpack
+
+    w = torch.randn(shape, generator=torch.Generator().manual_seed(2)).bfloat16()
+    scale = reference.global_scale(w.float().abs().amax(), "pow2")
+    codes, block_scale = reference.quantize(w, scale, "max")
+    words, scales = to_layout(codes.to(device), block_scale.to(device))
+    found = unpack(words, scales, scale.reciprocal().reshape(1).to(device))
+    assert torch.equal(found.cpu(), reference.dequantize(codes, block_scale, scale, torch.bfloat16))

@@ -1,15 +1,25 @@
-"""vLLM plugin (`vllm.general_plugins`): NVFP4 W4A16 checkpoints on vLLM's CPU backend.
+"""vLLM plugin (`vllm.general_plugins`): what vLLM itself does not run in NVFP4 W4A16, or slowly.
 
 vLLM runs W4A16 with the Marlin kernel only and refuses it on a CPU. With this plugin the same
 checkpoints and weight syncs run there in BF16, unpacked when they arrive, and experts tell their
-routes. Nothing changes on CUDA.
+routes. On CUDA nothing changes unless `QAT_CORE_LINEAR_KERNEL=humming` asks for another kernel of
+linear layers.
 """
+
+import os
+
+KERNEL_VARIABLE = "QAT_CORE_LINEAR_KERNEL"
 
 
 def register() -> None:
-    """Called by every vLLM process at its start."""
+    """Called by every vLLM process at its start.
+
+    Raises:
+        ValueError: the environment asks for a kernel that is not known or cannot run here.
+    """
     from vllm.platforms import current_platform
 
+    _choose_kernel(os.environ.get(KERNEL_VARIABLE, ""))
     if not current_platform.is_cpu():
         return
     from vllm.model_executor.layers.quantization import register_quantization_config
@@ -21,3 +31,14 @@ def register() -> None:
     register_quantization_config("compressed-tensors")(CpuCompressedTensorsConfig)
     register_quantization_config("modelopt_fp4")(CpuModelOptConfig)
     let_cpu_experts_tell()
+
+
+def _choose_kernel(name: str) -> None:
+    if name not in ("", "marlin", "humming"):
+        raise ValueError(f"{KERNEL_VARIABLE}={name}: use humming, or marlin, vLLM's own choice")
+    if name == "humming":
+        import vllm
+
+        from qat_core.rollout.vllm.humming_linear import install
+
+        install(vllm.__version__)

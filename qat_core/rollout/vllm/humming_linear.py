@@ -1,0 +1,171 @@
+"""Linear layers of vLLM 0.24 multiplied by Humming instead of Marlin; loaded by the plugin alone.
+
+Asked for by `QAT_CORE_LINEAR_KERNEL=humming` in the environment of vLLM's processes. Both keep 0.56
+bytes a weight in layouts of their own, so one layout has to serve all numbers of rows. From
+`UNPACK_FROM` rows on, the weight is unpacked and cuBLAS multiplies.
+
+vLLM 0.24 has no linear backend of this name and forces Marlin on W4A16, hence the choice of its
+scheme is replaced. vLLM 0.28 has such a kernel, whose reload makes new tensors; this file goes when
+verl pins a vLLM that keeps them.
+"""
+
+import json
+import os
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from vllm.model_executor.kernels.linear.nvfp4.base import (
+    NvFp4LinearKernel,
+    NvFp4LinearLayerConfig,
+)
+
+from qat_core.options import BLOCK_SIZE
+from qat_core.rollout.vllm import humming
+from qat_core.rollout.vllm.humming_layout import to_layout, unpack
+
+# In experiments/records/benchmarks/matmul_h100.json this way takes at most 8 % more time than the
+# better of both, at every number of rows, for the dense layers of Qwen3-8B and 30B-A3B (tested).
+UNPACK_FROM = 2048
+
+
+class HummingLinearKernel(NvFp4LinearKernel):  # type: ignore[misc]
+    """W4A16 on Hopper. All tensors that a CUDA graph reads keep their memory at a reload."""
+
+    @classmethod
+    def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:
+        """Whether the GPU has the instructions that the layout is made for."""
+        if torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9:
+            return True, None
+        return False, "Humming's layout is that of Hopper GPUs (sm_90)"
+
+    @classmethod
+    def can_implement(cls, config: NvFp4LinearLayerConfig) -> tuple[bool, str | None]:
+        """Layer sizes are not known yet: see `to_layout`."""
+        return True, None
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        """Replaces codes, block scales and multiplier of a layer by Humming's.
+
+        vLLM's reload copies parameters into those that were there before; the locks, which kernels
+        leave at zero, are made once. Kernels are compiled now, not while a graph is captured.
+        """
+        words, scale = to_layout(layer.weight.data, layer.weight_scale.data)
+        layer.weight = nn.Parameter(words, requires_grad=False)
+        layer.weight_scale = nn.Parameter(scale, requires_grad=False)
+        multiplier = layer.weight_global_scale.data.float().reshape(1)
+        layer.weight_global_scale = nn.Parameter(multiplier, requires_grad=False)
+        if not hasattr(layer, "humming_locks"):
+            locks = torch.zeros(humming.NUM_LOCKS, dtype=torch.int32, device=words.device)
+            layer.humming_locks = locks
+            row = torch.zeros(1, BLOCK_SIZE * len(scale), dtype=torch.bfloat16, device=words.device)
+            multiply(row, words, scale, multiplier, locks)
+
+    def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """BF16 (..., N) of BF16 (..., K)."""
+        out: Tensor = nvfp4_linear(
+            x.reshape(-1, x.shape[-1]),
+            layer.weight,
+            layer.weight_scale,
+            layer.weight_global_scale,
+            layer.humming_locks,
+        )
+        out = out.view(*x.shape[:-1], -1)
+        return out if bias is None else out + bias
+
+
+@torch.library.custom_op("qat_core::nvfp4_linear", mutates_args=())
+def nvfp4_linear(
+    x: Tensor, words: Tensor, scale: Tensor, multiplier: Tensor, locks: Tensor
+) -> Tensor:
+    """x (rows, K) times a weight in Humming's layout; opaque, as the way depends on the rows.
+
+    Args:
+        x: BF16.
+        words, scale, multiplier: see `humming_layout.unpack`.
+        locks: int32 (NUM_LOCKS,), zero before and after.
+    """
+    if len(x) >= UNPACK_FROM:
+        return F.linear(x, unpack(words, scale, multiplier))
+    return multiply(x.contiguous(), words, scale, multiplier, locks)
+
+
+@nvfp4_linear.register_fake
+def _(x: Tensor, words: Tensor, scale: Tensor, multiplier: Tensor, locks: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], scale.shape[1])
+
+
+def multiply(x: Tensor, words: Tensor, scale: Tensor, multiplier: Tensor, locks: Tensor) -> Tensor:
+    """Humming's product, for fewer than `UNPACK_FROM` rows; compiles its kernels at first."""
+    from humming.forward import humming_forward
+
+    config, compute, tiles = _kernels(scale.shape[1], BLOCK_SIZE * scale.shape[0], x.device)
+    out: Tensor = humming_forward(
+        config,
+        inputs=x,
+        weight=words,
+        weight_scale=scale,
+        weight_scale_2=multiplier,
+        locks=locks,
+        compute_config=compute,
+        tuning_config=tiles,
+    )
+    return out
+
+
+@lru_cache
+def _kernels(n: int, k: int, device: torch.device) -> tuple[Any, str, str]:
+    from humming.transform import prepare_layer_config
+
+    config = prepare_layer_config(
+        n, k, humming.weight_schema(), torch_dtype=torch.bfloat16, device=device
+    )
+    compute = {"gemm_type": "dense"}
+    tiles = humming.tiles_for(config, compute, lambda above, up_to: above < UNPACK_FROM - 1)
+    return config, json.dumps(compute), json.dumps(tiles)
+
+
+def install(vllm_version: str) -> None:
+    """Make compressed-tensors' W4A16 linear layers use `HummingLinearKernel`.
+
+    Raises:
+        ValueError: another vLLM or Humming than this was written for, or not a Hopper GPU.
+    """
+    _require_versions(vllm_version)
+    is_supported, reason = HummingLinearKernel.is_supported()
+    if not is_supported:
+        raise ValueError(f"QAT_CORE_LINEAR_KERNEL=humming: {reason}; unset it to use Marlin")
+    from vllm import envs
+    from vllm.model_executor.layers.quantization.compressed_tensors.schemes import (
+        compressed_tensors_w4a4_nvfp4 as scheme,
+    )
+
+    os.environ.setdefault("HUMMING_CACHE_DIR", os.path.join(envs.VLLM_CACHE_ROOT, "humming"))
+    vllms_choice = scheme.init_nvfp4_linear_kernel
+    if getattr(vllms_choice, "chooses_humming", False):
+        return
+
+    def choose(use_a16: bool = False) -> Any:
+        return HummingLinearKernel(NvFp4LinearLayerConfig()) if use_a16 else vllms_choice(use_a16)
+
+    choose.chooses_humming = True  # type: ignore[attr-defined]
+    scheme.init_nvfp4_linear_kernel = choose
+
+
+def _require_versions(vllm_version: str) -> None:
+    if not vllm_version.startswith("0.24."):
+        raise ValueError(
+            f"QAT_CORE_LINEAR_KERNEL=humming: made for vLLM 0.24, not {vllm_version}: unset it"
+        )
+    try:
+        found = version("humming-kernels")
+    except PackageNotFoundError:
+        found = "none"
+    if found != humming.VERSION:
+        raise ValueError(
+            f"QAT_CORE_LINEAR_KERNEL=humming: needs humming-kernels=={humming.VERSION}, found "
+            f"{found}: install it, or unset the variable to use Marlin"
+        )

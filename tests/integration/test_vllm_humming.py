@@ -1,0 +1,233 @@
+"""Humming in place of Marlin: the choice, weights over reloads, and on a GPU the products."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+pytest.importorskip("vllm", reason="needs requirements/engines.txt")
+
+from vllm.model_executor import parameter
+from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+from vllm.model_executor.layers.quantization.compressed_tensors.schemes import (
+    compressed_tensors_w4a4_nvfp4 as scheme,
+)
+from vllm.model_executor.model_loader.reload import layerwise
+
+from experiments.study.schema import ROOT
+from experiments.support.json_files import read_json
+from qat_core.nvfp4 import PackedTensor, dequantize, global_scale, group_amax, quantize
+from qat_core.rollout.vllm import humming, humming_linear, plugin
+from qat_core.rollout.vllm.humming_layout import unpack
+from qat_core.rollout.vllm.humming_linear import UNPACK_FROM, HummingLinearKernel
+
+RECORD = ROOT / "experiments" / "records" / "benchmarks" / "matmul_h100.json"
+N, K = 256, 128
+ON_GPU = torch.cuda.is_available()
+needs_gpu = pytest.mark.skipif(not ON_GPU, reason="needs a CUDA GPU")
+
+
+def packed_weight(seed: int, n: int = N, k: int = K) -> PackedTensor:
+    weight = torch.randn(n, k, generator=torch.Generator().manual_seed(seed)).bfloat16()
+    return quantize(weight, global_scale(group_amax([[weight]])[0], "pow2"))
+
+
+class Method(QuantizeMethodBase):  # type: ignore[misc]
+    """What vLLM calls of a quantized layer, handed to its NVFP4 scheme."""
+
+    def __init__(self) -> None:
+        self.scheme = scheme.CompressedTensorsW4A4Fp4(use_a16=True)
+
+    def create_weights(self, layer: nn.Module, *args: Any, **kwargs: Any) -> None:
+        def load(param: Tensor, loaded_weight: Tensor) -> None:
+            param.data.copy_(loaded_weight)
+
+        self.scheme.create_weights(layer, [N], K, torch.bfloat16, load)
+
+    def process_weights_after_loading(self, layer: nn.Module) -> None:
+        self.scheme.process_weights_after_loading(layer)
+
+    def apply(self, layer: nn.Module, x: Tensor) -> Tensor:
+        out: Tensor = self.scheme.apply_weights(layer, x)
+        return out
+
+
+@pytest.fixture
+def layer(monkeypatch: pytest.MonkeyPatch) -> Iterator[nn.Module]:
+    """A layer whose scheme was told to use Humming; without a GPU its product is F.linear."""
+    monkeypatch.setattr(scheme, "init_nvfp4_linear_kernel", scheme.init_nvfp4_linear_kernel)
+    monkeypatch.setattr(parameter, "get_tensor_model_parallel_rank", lambda: 0)
+    monkeypatch.setattr(parameter, "get_tensor_model_parallel_world_size", lambda: 1)
+    monkeypatch.setattr(humming_linear, "_require_versions", lambda _: None)
+    monkeypatch.setattr(HummingLinearKernel, "is_supported", lambda *_: (True, None))
+    if not ON_GPU:
+        monkeypatch.setattr(
+            humming_linear, "multiply", lambda x, *weight, **_: F.linear(x, unpack(*weight[:3]))
+        )
+    humming_linear.install("0.24.0")
+    humming_linear.install("0.24.0")  # by vLLM's plugins once more
+    with torch.device("cuda" if ON_GPU else "cpu"):
+        made = nn.Module()
+        made.quant_method = method = Method()
+        method.create_weights(made)
+        layerwise.record_metadata_for_reloading(made)
+        load(made, packed_weight(0))
+        method.process_weights_after_loading(made)
+        yield made
+
+
+def load(layer: Any, packed: PackedTensor) -> None:
+    """As a checkpoint or a sync brings a weight: through the loaders of the parameters."""
+    for name, tensor in (
+        ("weight_packed", packed.codes),
+        ("weight_scale", packed.block_scale),
+        ("weight_global_scale", packed.global_scale.reshape(1)),
+    ):
+        param = getattr(layer, name)
+        param.weight_loader(param, tensor)
+
+
+def addresses(layer: Any) -> list[int]:
+    names = ("weight", "weight_scale", "weight_global_scale", "humming_locks")
+    return [getattr(layer, name).data_ptr() for name in names]
+
+
+def held(layer: Any) -> Tensor:
+    return unpack(layer.weight, layer.weight_scale, layer.weight_global_scale)
+
+
+def test_weights_are_the_oracles_at_the_same_addresses_after_each_of_many_syncs(
+    layer: nn.Module,
+) -> None:
+    assert isinstance(layer.quant_method.scheme.kernel, HummingLinearKernel)
+    before = addresses(layer)
+    for seed in range(100):
+        packed = packed_weight(seed)
+        layerwise.initialize_layerwise_reload(layer)
+        load(layer, packed)
+        layerwise.finalize_layerwise_reload(layer, None)
+        assert torch.equal(held(layer).cpu(), dequantize(packed))
+    assert addresses(layer) == before
+    assert not layer.humming_locks.any()
+
+
+@pytest.mark.parametrize("rows", [1, 33, UNPACK_FROM - 1, UNPACK_FROM])
+def test_products_are_near_fp64s_and_cublas_where_unpacked(layer: Any, rows: int) -> None:
+    x = torch.randn(rows, K).bfloat16()
+    out = layer.quant_method.apply(layer, x)
+    weight = dequantize(packed_weight(0)).to(x.device)
+    exact = F.linear(x.double(), weight.double())
+    # Rounding to BF16 alone costs 1.7e-3 in the root mean square; Humming's stream-K, which adds
+    # parts of sums in BF16, up to 4e-3 (matmul_h100.json). A lost scale or code costs over 1e-2.
+    assert (out.double() - exact).norm() < 6e-3 * exact.norm()
+    if rows >= UNPACK_FROM:
+        assert torch.equal(out, F.linear(x, weight))
+
+
+def test_leading_dimensions_and_bias_are_kept(layer: Any) -> None:
+    x, bias = torch.randn(2, 3, K).bfloat16(), torch.randn(N).bfloat16()
+    kernel = layer.quant_method.scheme.kernel
+    out = kernel.apply_weights(layer, x, bias)
+    assert out.shape == (2, 3, N)
+    assert torch.equal(out, kernel.apply_weights(layer, x) + bias)
+
+
+def test_torch_compile_keeps_the_product_whole(layer: Any) -> None:
+    compiled = torch.compile(
+        lambda x: layer.quant_method.apply(layer, x), backend="eager", fullgraph=True
+    )
+    x = torch.randn(3, K).bfloat16()
+    assert torch.equal(compiled(x), layer.quant_method.apply(layer, x))
+
+
+def test_activations_in_four_bits_are_left_to_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheme, "init_nvfp4_linear_kernel", lambda use_a16: "vLLM's")
+    monkeypatch.setattr(humming_linear, "_require_versions", lambda _: None)
+    monkeypatch.setattr(HummingLinearKernel, "is_supported", lambda *_: (True, None))
+    humming_linear.install("0.24.0")
+    assert scheme.init_nvfp4_linear_kernel(use_a16=False) == "vLLM's"
+    assert isinstance(scheme.init_nvfp4_linear_kernel(use_a16=True), HummingLinearKernel)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "vllm", "found", "message"),
+    [
+        ("cutlass", "0.24.0", humming.VERSION, r"=cutlass: use humming, or marlin"),
+        ("humming", "0.28.0", humming.VERSION, r"made for vLLM 0\.24, not 0\.28\.0: unset it"),
+        ("humming", "0.24.0", "0.1.6", r"needs humming-kernels==0\.1\.19, found 0\.1\.6"),
+        pytest.param(
+            "humming",
+            "0.24.0",
+            humming.VERSION,
+            r"that of Hopper GPUs \(sm_90\); unset it to use Marlin",
+            marks=pytest.mark.skipif(ON_GPU, reason="needs a machine without a GPU"),
+        ),
+    ],
+)
+def test_what_cannot_run_is_refused_with_a_fix(
+    kernel: str, vllm: str, found: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import vllm as installed
+
+    monkeypatch.setenv(plugin.KERNEL_VARIABLE, kernel)
+    monkeypatch.setattr(installed, "__version__", vllm)
+    monkeypatch.setattr(humming_linear, "version", lambda _: found)
+    with pytest.raises(ValueError, match=message):
+        plugin.register()
+
+
+def test_the_choice_by_rows_is_near_the_best_of_the_record() -> None:
+    chosen_us: dict[tuple[str, int], float] = defaultdict(float)
+    best_us: dict[tuple[str, int], float] = defaultdict(float)
+    for case in read_json(RECORD)["cases"]:
+        humming_us, unpacked_us = (
+            case["arms"][arm]["us"][1] for arm in ("humming", "dequantize + bf16")
+        )
+        layer = case["layer"].partition(".")[0], case["tokens"]
+        chosen_us[layer] += humming_us if case["tokens"] < UNPACK_FROM else unpacked_us
+        best_us[layer] += min(humming_us, unpacked_us)
+    losses = {layer: chosen_us[layer] / best_us[layer] for layer in best_us}
+    assert len(losses) == 22 and max(losses.values()) < 1.08, losses
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_the_layout_is_that_of_hummings_own_transformation() -> None:
+    transform = pytest.importorskip("humming.transform", reason="needs humming-kernels")
+    from experiments.benchmarks.humming_layer import humming_tensors
+    from qat_core.rollout.vllm.humming_layout import to_layout
+
+    packed = packed_weight(0)
+    packed = PackedTensor(
+        packed.codes.cuda(), packed.block_scale.cuda(), packed.global_scale.cuda()
+    )
+    _, expected = transform.prepare_and_transform_humming_tensors(
+        humming_tensors(packed),
+        shape_n=N,
+        shape_k=K,
+        weight_schema=humming.weight_schema(),
+        torch_dtype=torch.bfloat16,
+    )
+    words, scale = to_layout(packed.codes, packed.block_scale)
+    assert torch.equal(words, expected["weight"].view_as(words))
+    assert torch.equal(scale.view(torch.uint8), expected["weight_scale"].view(torch.uint8))
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_captured_graph_multiplies_with_the_weights_of_the_last_sync(layer: Any) -> None:
+    x = torch.randn(32, K).bfloat16()
+    layer.quant_method.apply(layer, x)  # warm up
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = layer.quant_method.apply(layer, x)
+    for seed in range(1, 101):
+        layerwise.initialize_layerwise_reload(layer)
+        load(layer, packed_weight(seed))
+        layerwise.finalize_layerwise_reload(layer, None)
+        graph.replay()
+        assert torch.equal(out, layer.quant_method.apply(layer, x))
