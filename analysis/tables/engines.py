@@ -11,7 +11,7 @@ from analysis.tables.record import Record, read_record
 
 # an older measurement of an engine before a newer one
 ROLLOUTS = ("rollout", "rollout_30b", "rollout_expandable")
-PRECISIONS = {"nvfp4": "NVFP4", "bf16": "BF16"}
+PRECISIONS = {"nvfp4": "NVFP4", "humming": "NVFP4, Humming", "bf16": "BF16"}
 SYNC_TITLE = "**Weight memory and weight sync from a BF16 model on the same GPU**"
 SYNC_NOTE = (
     "Tensors: what vLLM's weights take, its rotary cache included, and the prediction from shapes "

@@ -18,20 +18,23 @@ MODELS = ROOT / "experiments" / "models"
 PRECISIONS = ("nvfp4", "bf16")
 
 
-def parse_arguments(description: str) -> argparse.Namespace:
-    """The command line: record, engines and device."""
-    names = [f"{file.stem}:{p}" for file in sorted(MODELS.glob("*.json")) for p in PRECISIONS]
+def parse_arguments(
+    description: str, precisions: tuple[str, ...] = PRECISIONS
+) -> argparse.Namespace:
+    """The command line: record, engines, device, and whether to go on with a record."""
+    names = [f"{file.stem}:{p}" for file in sorted(MODELS.glob("*.json")) for p in precisions]
     parser = argparse.ArgumentParser(description=description.partition("\n")[0])
     parser.add_argument("record", type=Path)
     parser.add_argument("engines", nargs="+", choices=names, metavar="MODEL:PRECISION")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--resume", action="store_true", help="keep the engines of the record")
     return parser.parse_args()
 
 
 def read_engine(name: str) -> tuple[dict[str, Any], bool]:
     """The config.json of an engine's model, and whether its weights are packed."""
     model, _, precision = name.partition(":")
-    return read_json(MODELS / f"{model}.json"), precision == "nvfp4"
+    return read_json(MODELS / f"{model}.json"), precision != "bf16"
 
 
 def record_engines(
@@ -40,14 +43,22 @@ def record_engines(
     settings: dict[str, Any],
     measure: Callable[[str, str], dict[str, Any]],
 ) -> None:
-    """Calls `measure(name, device)` for each engine and writes the record after each."""
-    record: dict[str, Any] = {
-        "benchmark": benchmark,
-        **origin(arguments.device, vllm=vllm_version()),
-        **settings,
-        "engines": {},
-    }
+    """Calls `measure(name, device)` for each engine and writes the record after each.
+
+    Raises:
+        ValueError: the record to resume is of another commit, machine or setting.
+    """
+    setup = {"benchmark": benchmark, **origin(arguments.device, vllm=vllm_version()), **settings}
+    record: dict[str, Any] = {**setup, "engines": {}}
+    if arguments.resume and arguments.record.exists():
+        kept = read_json(arguments.record)
+        differing = [key for key in setup if kept.get(key) != setup[key]]
+        if differing:
+            raise ValueError(f"{arguments.record}: {differing[0]} differs: name a new file")
+        record["engines"] = kept["engines"]
     for name in arguments.engines:
+        if name in record["engines"]:
+            continue
         record["engines"][name] = call_in_subprocess(measure, name, arguments.device)
         arguments.record.write_text(json.dumps(record, indent=1) + "\n")
         Console().print(name, record["engines"][name])

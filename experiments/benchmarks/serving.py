@@ -1,12 +1,16 @@
-"""What NVFP4 buys at inference: room for KV cache and decode throughput, on 90 % of a GPU.
+"""What NVFP4 buys at inference: room for KV cache, throughput, and time of a step's rollouts.
 
     python -m experiments.benchmarks.serving experiments/records/benchmarks/serving_h200.json \\
-        qwen3-30b-a3b:nvfp4 qwen3-30b-a3b:bf16 qwen3-8b:nvfp4 qwen3-8b:bf16
+        qwen3-30b-a3b:nvfp4 qwen3-30b-a3b:bf16 qwen3-8b:humming qwen3-8b:nvfp4 qwen3-8b:bf16
 
-Random weights, CUDA graphs for decoding, prompts of 32 tokens, 128 new ones. `--device cpu`
-rehearses with the nano models.
+Random weights on 90 % of a GPU, CUDA graphs for decoding. `nvfp4` is vLLM's own choice, Marlin;
+`humming` multiplies linear layers with `QAT_CORE_LINEAR_KERNEL=humming`. Measured are prompts of 32
+tokens with 128 new ones, prefill of 8,192 tokens in four prompts, and the rollouts of one training
+step: 256 prompts with 2,048 new tokens each, of which as many run at once as the KV cache holds.
+`--resume` goes on with a record whose run was cut off. `--device cpu` rehearses with nano models.
 """
 
+import os
 import tempfile
 from pathlib import Path
 from time import perf_counter
@@ -16,13 +20,20 @@ import torch
 from torch import Tensor
 
 from experiments.benchmarks.architectures import engine_settings
-from experiments.benchmarks.engines import parse_arguments, read_engine, record_engines
+from experiments.benchmarks.engines import (
+    PRECISIONS,
+    parse_arguments,
+    read_engine,
+    record_engines,
+)
 from experiments.benchmarks.random_model import write_architecture
 from experiments.benchmarks.timing import quartiles
+from experiments.support.cli import run_cli
 from qat_core.checkpoint.architecture import meta_model
 from qat_core.plan import plan
 from qat_core.recipe import Recipe
 from qat_core.rollout.vllm.engine import VllmEngine
+from qat_core.rollout.vllm.plugin import KERNEL_VARIABLE
 from qat_core.units import BYTES_PER_GIB
 from qat_core.weights.stream import packed_weights
 
@@ -31,12 +42,16 @@ BATCHES = (1, 32, 256)
 REPEATS = 3
 PROMPT_TOKENS = 32
 NEW_TOKENS = {"cuda": 128, "cpu": 8}
+PREFILL = {"cuda": (4, 2048), "cpu": (2, 32)}  # prompts, tokens of each
+ROLLOUT = {"cuda": (256, 2048), "cpu": (8, 16)}  # prompts, new tokens of each
+GRAPHS = [1, 2, 4, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256]  # tokens of a decoding step
 
 
 def run(name: str, device: str) -> dict[str, Any]:
     """KV cache and throughput of one `model:precision`."""
     config, is_packed = read_engine(name)
     recipe = Recipe.full()
+    os.environ[KERNEL_VARIABLE] = "humming" if name.endswith(":humming") else "marlin"
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "model"
         write_architecture(config, folder)
@@ -56,6 +71,8 @@ def run(name: str, device: str) -> dict[str, Any]:
         "kv_cache_tokens": engine.kv_cache_tokens,
         "kv_cache_gib": engine.kv_cache_tokens * kv_bytes_per_token / BYTES_PER_GIB,
         "tokens_per_s": {str(batch): _decode(engine, batch, device) for batch in BATCHES},
+        "prefill_tokens_per_s": _prefill(engine, device),
+        "rollout": _rollout(engine, device),
     }
 
 
@@ -64,8 +81,13 @@ def _settings(device: str) -> dict[str, Any]:
     if device == "cpu":
         return settings
     del settings["kv_cache_memory_bytes"]
-    settings["compilation_config"] |= {"cudagraph_capture_sizes": list(BATCHES)}
-    return settings | {"gpu_memory_utilization": GPU_MEMORY_UTILIZATION}
+    settings["compilation_config"] |= {"cudagraph_capture_sizes": GRAPHS}
+    prompts, tokens = PREFILL[device]
+    return settings | {
+        "gpu_memory_utilization": GPU_MEMORY_UTILIZATION,
+        "max_model_len": PROMPT_TOKENS + ROLLOUT[device][1],
+        "max_num_batched_tokens": prompts * tokens,
+    }
 
 
 def _decode(engine: VllmEngine, batch: int, device: str) -> list[float]:
@@ -79,9 +101,33 @@ def _decode(engine: VllmEngine, batch: int, device: str) -> list[float]:
     return quartiles(rates[1:])  # the first warms up
 
 
+def _prefill(engine: VllmEngine, device: str) -> list[float]:
+    """Quartiles of prompt tokens a second; each time other prompts, as vLLM caches prefixes."""
+    count, length = PREFILL[device]
+    rates = []
+    for seed in range(REPEATS + 1):
+        generator = torch.Generator().manual_seed(seed)
+        prompts = torch.randint(5, 15, (count, length), generator=generator).tolist()
+        start = perf_counter()
+        engine.generate(prompts, 1, 1.0, seed)
+        rates.append(count * length / (perf_counter() - start))
+    return quartiles(rates[1:])
+
+
+def _rollout(engine: VllmEngine, device: str) -> dict[str, float]:
+    """Seconds of one step's rollouts, and how many new tokens they have."""
+    count, new_tokens = ROLLOUT[device]
+    generator = torch.Generator().manual_seed(0)
+    prompts = torch.randint(5, 15, (count, PROMPT_TOKENS), generator=generator).tolist()
+    start = perf_counter()
+    sampled = engine.generate(prompts, new_tokens, 1.0, 0)
+    seconds = perf_counter() - start
+    return {"prompts": count, "tokens": int(sampled.response_mask.sum()), "seconds": seconds}
+
+
 def main() -> None:
     """Measures each `model:precision` and writes the record after each."""
-    arguments = parse_arguments(__doc__)
+    arguments = parse_arguments(__doc__, (*PRECISIONS, "humming"))
     settings = {
         "gpu_memory_utilization": GPU_MEMORY_UTILIZATION,
         "new_tokens": NEW_TOKENS[arguments.device],
@@ -90,4 +136,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_cli(main)
