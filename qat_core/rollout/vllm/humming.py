@@ -4,7 +4,7 @@ Humming compiles a kernel for each layer shape and tile, a second or two each, a
 `HUMMING_CACHE_DIR`.
 """
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 from qat_core.options import BLOCK_SIZE
@@ -26,17 +26,9 @@ def weight_schema() -> Any:
     )
 
 
-def tiles_for(
-    config: Any, compute: dict[str, Any], is_needed: Callable[[int, int], bool]
-) -> list[Any]:
-    """Of Humming's table (rows above, rows up to, tile) the entries whose rows are needed.
-
-    Args:
-        config: Humming's `LayerConfig`.
-        compute: arguments of its search, such as `gemm_type`.
-        is_needed: of the rows above which and up to which an entry serves.
-    """
+def tiles_for(config: Any, compute: dict[str, Any], rows: Sequence[int]) -> list[Any]:
+    """Of Humming's table (rows above, rows up to, tile) the entries that `rows` need."""
     from humming.tune import get_heuristics_config
 
     table = get_heuristics_config(config, **compute)
-    return [entry for entry in table if is_needed(entry[0], entry[1])]
+    return [entry for entry in table if any(entry[0] < m <= entry[1] for m in rows)]

@@ -13,6 +13,7 @@ import json
 import os
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -30,6 +31,8 @@ from qat_core.rollout.vllm.humming_layout import to_layout, unpack
 # In experiments/records/benchmarks/matmul_h100.json this way takes at most 8 % more time than the
 # better of both, at every number of rows, for the dense layers of Qwen3-8B and 30B-A3B (tested).
 UNPACK_FROM = 2048
+# Of Humming's table, with some 30 kernels a layer shape, these rows' tiles serve all up to them.
+TILED_ROWS = (8, 32, 64, 128, 256, 512, 1024, UNPACK_FROM)
 
 
 class HummingLinearKernel(NvFp4LinearKernel):  # type: ignore[misc]
@@ -124,7 +127,10 @@ def _kernels(n: int, k: int, device: torch.device) -> tuple[Any, str, str]:
         n, k, humming.weight_schema(), torch_dtype=torch.bfloat16, device=device
     )
     compute = {"gemm_type": "dense"}
-    tiles = humming.tiles_for(config, compute, lambda above, up_to: above < UNPACK_FROM - 1)
+    tiles = [
+        [above, up_to, *humming.tiles_for(config, compute, [up_to])[0][2:]]
+        for above, up_to in pairwise((0, *TILED_ROWS))
+    ]
     return config, json.dumps(compute), json.dumps(tiles)
 
 
