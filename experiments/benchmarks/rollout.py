@@ -6,7 +6,8 @@
 Every engine is synced from a BF16 model on the same GPU, as in training. The extra memory of a sync
 is the peak over what was allocated before it, the trainer's weights and the KV cache included.
 BF16 engines are, on CUDA, also synced as verl does: every tensor, of experts every matrix, through
-vLLM's own `load_weights`. `--device cpu` rehearses with the nano models.
+vLLM's own `load_weights`; NVFP4 engines also with `QAT_CORE_IN_PLACE_SYNC=1`, and the trainer's
+part of a sync, packing alone, is measured apart. `--device cpu` rehearses with the nano models.
 
 vLLM measures its weight memory by what PyTorch's allocator hands out, gaps included. With
 PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True there are none.
@@ -33,6 +34,7 @@ from qat_core.memory import predict_weight_memory_gib, weight_shapes
 from qat_core.plan import plan
 from qat_core.recipe import Recipe
 from qat_core.rollout.vllm.engine import VllmEngine
+from qat_core.rollout.vllm.in_place import VARIABLE
 from qat_core.units import BYTES_PER_GIB
 from qat_core.weights.hub_names import HubNames
 from qat_core.weights.stream import weight_stream
@@ -58,7 +60,14 @@ def run(name: str, device: str) -> dict[str, Any]:
         memory = _memory(engine, config, "full" if recipe else "bf16", device)
         syncs = [_sync(engine, trained, recipe, device) for _ in range(SYNCS)]
         figures = {"start_s": start_s, "memory": memory, "syncs": syncs}
-        if not recipe and device == "cuda":
+        if recipe:
+            figures["packing"] = [_packing(engine, trained, recipe, device) for _ in range(SYNCS)]
+        if device == "cuda" and recipe:
+            os.environ[VARIABLE] = "1"
+            figures["in_place_syncs"] = [
+                _sync(engine, trained, recipe, device) for _ in range(SYNCS)
+            ]
+        elif device == "cuda":
             figures["stock_syncs"] = [_stock_sync(engine, trained) for _ in range(SYNCS)]
     return figures
 
@@ -106,6 +115,15 @@ def _sync(
     planned = plan(trained, recipe) if recipe else engine.plan
     with _measured(device) as figures:
         engine.sync(weight_stream(trained, planned if recipe else None, recipe), planned)
+    return figures
+
+
+def _packing(
+    engine: VllmEngine, trained: nn.Module, recipe: Recipe, device: str
+) -> dict[str, float]:
+    with _measured(device) as figures:
+        for _ in weight_stream(trained, engine.plan, recipe):
+            pass
     return figures
 
 

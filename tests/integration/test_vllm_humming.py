@@ -18,12 +18,15 @@ from vllm.model_executor.layers.quantization.compressed_tensors.schemes import (
 )
 from vllm.model_executor.model_loader.reload import layerwise
 
+from experiments.benchmarks.humming_layer import humming_tensors
 from experiments.study.schema import ROOT
 from experiments.support.json_files import read_json
 from qat_core.nvfp4 import PackedTensor, dequantize, global_scale, group_amax, quantize
 from qat_core.rollout.vllm import humming, humming_linear, plugin
-from qat_core.rollout.vllm.humming_layout import unpack
+from qat_core.rollout.vllm.humming_layout import to_layout, unpack
 from qat_core.rollout.vllm.humming_linear import UNPACK_FROM, HummingLinearKernel
+from qat_core.rollout.vllm.in_place import find_targets
+from qat_core.weights.transfer import PARTS
 
 RECORD = ROOT / "experiments" / "records" / "benchmarks" / "matmul_h100.json"
 N, K = 256, 128
@@ -115,6 +118,18 @@ def test_weights_are_the_oracles_at_the_same_addresses_after_each_of_many_syncs(
     assert not layer.humming_locks.any()
 
 
+def test_a_sync_in_place_writes_what_a_reload_makes(layer: Any) -> None:
+    before = addresses(layer)
+    layer.scheme, layer.humming_locks[3] = layer.quant_method.scheme, 1  # left by a sleep
+    packed = packed_weight(1)
+    packed = PackedTensor(*(getattr(packed, part).to(layer.weight.device) for part in PARTS))
+    targets = find_targets([(layer, ["o"])], [])
+    assert targets is not None
+    targets["o"].take("o", packed)
+    assert torch.equal(held(layer).cpu(), dequantize(packed_weight(1)))
+    assert addresses(layer) == before and not layer.humming_locks.any()
+
+
 @pytest.mark.parametrize("rows", [1, 33, UNPACK_FROM - 1, UNPACK_FROM])
 def test_products_are_near_fp64s_and_cublas_where_unpacked(layer: Any, rows: int) -> None:
     x = torch.randn(rows, K).bfloat16()
@@ -198,8 +213,6 @@ def test_the_choice_by_rows_is_near_the_best_of_the_record() -> None:
 @needs_gpu
 def test_the_layout_is_that_of_hummings_own_transformation() -> None:
     transform = pytest.importorskip("humming.transform", reason="needs humming-kernels")
-    from experiments.benchmarks.humming_layer import humming_tensors
-    from qat_core.rollout.vllm.humming_layout import to_layout
 
     packed = packed_weight(0)
     packed = PackedTensor(

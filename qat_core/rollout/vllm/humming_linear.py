@@ -54,14 +54,16 @@ class HummingLinearKernel(NvFp4LinearKernel):  # type: ignore[misc]
         """Replaces codes, block scales and multiplier of a layer by Humming's.
 
         vLLM's reload copies parameters into those that were there before; the locks, which kernels
-        leave at zero, are made once. Kernels are compiled now, not while a graph is captured.
+        leave at zero, keep their memory. Kernels are compiled now, not while a graph is captured.
         """
         words, scale = to_layout(layer.weight.data, layer.weight_scale.data)
         layer.weight = nn.Parameter(words, requires_grad=False)
         layer.weight_scale = nn.Parameter(scale, requires_grad=False)
         multiplier = layer.weight_global_scale.data.float().reshape(1)
         layer.weight_global_scale = nn.Parameter(multiplier, requires_grad=False)
-        if not hasattr(layer, "humming_locks"):
+        if hasattr(layer, "humming_locks"):
+            layer.humming_locks.zero_()  # whatever vLLM's sleep has left there
+        else:
             locks = torch.zeros(humming.NUM_LOCKS, dtype=torch.int32, device=words.device)
             layer.humming_locks = locks
             row = torch.zeros(1, BLOCK_SIZE * len(scale), dtype=torch.bfloat16, device=words.device)

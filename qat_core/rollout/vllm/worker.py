@@ -1,5 +1,6 @@
 """What runs inside vLLM's worker, called with it through `LLM.collective_rpc`."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from qat_core.checkpoint.architecture import meta_copy
 from qat_core.rollout.vllm import compat
 from qat_core.rollout.vllm.experts import load_experts, loading_experts_whole
+from qat_core.rollout.vllm.in_place import VARIABLE, Target, find_targets, write_packed
 from qat_core.weights.hub_names import HubNames, Weight
 from qat_core.weights.layouts import LAYOUTS, stored_tensors
 from qat_core.weights.transfer import ExpectedWeights
@@ -48,6 +50,7 @@ def reloading(worker: Any, names: HubNames, *, fused_experts: bool = True) -> It
     """Inside, all weights are rewritten in place by one or more calls of what it gives.
 
     A layer's tensors are kept until its last one has come: they must not be overwritten until then.
+    What can be written without vLLM's reload is, if `in_place` is asked for.
 
     Args:
         worker: vLLM's.
@@ -61,6 +64,10 @@ def reloading(worker: Any, names: HubNames, *, fused_experts: bool = True) -> It
     )
 
     model = worker.model_runner.get_model()
+    if targets := _targets(worker, names):
+        with set_current_vllm_config(worker.vllm_config):
+            yield lambda weights: model.load_weights(write_packed(weights, targets, names))
+        return
     whole: AbstractContextManager[dict[str, nn.Module]] = (
         loading_experts_whole(model, names) if fused_experts else nullcontext({})
     )
@@ -90,17 +97,40 @@ def _loading_experts(
 
 def quantized_parameters(worker: Any, names: HubNames) -> list[str]:
     """Transformers' names of the parameters that vLLM takes packed, from its own load records."""
+    return [name for _, held in _quantized_layers(worker, names) for name in held]
+
+
+def _targets(worker: Any, names: HubNames) -> dict[str, Target]:
+    """Where packed weights can be written without a reload; none if not asked for, or unknown."""
+    from vllm.platforms import current_platform
+
+    parallel = worker.vllm_config.parallel_config
+    is_whole = parallel.tensor_parallel_size == parallel.pipeline_parallel_size == 1
+    if os.environ.get(VARIABLE) != "1" or current_platform.is_cpu() or not is_whole:
+        return {}
+    if not hasattr(worker, "qat_core_targets"):
+        served = _quantized_layers(worker, names)
+        held = {id(module) for module, _ in served}
+        modules = worker.model_runner.get_model().modules()
+        others = [module for module in modules if id(module) not in held]
+        worker.qat_core_targets = find_targets(served, others) or {}
+    targets: dict[str, Target] = worker.qat_core_targets
+    return targets
+
+
+def _quantized_layers(worker: Any, names: HubNames) -> list[tuple[nn.Module, list[str]]]:
+    """vLLM's layers in NVFP4, each with transformers' names of what it holds."""
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
     model = worker.model_runner.get_model()
     owners = {piece.name: owner for owner, some in names.pieces.items() for piece in some}
     mapper = getattr(model, "hf_to_vllm_mapper", None)  # gpt-oss has `attn` for `self_attn`
     owners = mapper.apply_dict(owners) if mapper is not None else owners
-    found: list[str] = []
+    found = []
     for module_name, module in model.named_modules():
         loaded_parameters, _ = get_layerwise_info(module).restore_metadata
         if any(name.endswith("weight_scale") for name in loaded_parameters):
-            found += _parameter_names(model, module_name, names, owners)
+            found.append((module, _parameter_names(model, module_name, names, owners)))
     return found
 
 

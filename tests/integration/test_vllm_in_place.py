@@ -1,0 +1,241 @@
+"""Weights written into the tensors of vLLM's kernels are those that its own preparation makes."""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+pytest.importorskip("vllm", reason="needs requirements/engines.txt")
+
+import vllm._custom_ops as ops
+from vllm.model_executor.layers.quantization.utils import marlin_utils
+from vllm.model_executor.layers.quantization.utils import marlin_utils_fp4 as marlin
+from vllm.model_executor.layers.quantization.utils.marlin_utils_test import (
+    get_weight_perm,
+    marlin_weights,
+)
+
+from experiments.benchmarks.architectures import ARCHITECTURES, engine_settings
+from experiments.benchmarks.random_model import write_architecture
+from experiments.support.subprocess_call import call_in_subprocess
+from qat_core.checkpoint.architecture import meta_model
+from qat_core.nvfp4 import PackedTensor, global_scale, group_amax, quantize
+from qat_core.plan import plan
+from qat_core.recipe import Recipe
+from qat_core.rollout.vllm.engine import VllmEngine
+from qat_core.rollout.vllm.in_place import VARIABLE, find_targets, write_packed
+from qat_core.rollout.vllm.marlin import marlin_scales, prepare_experts
+from qat_core.weights.stream import weight_stream
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
+EXPERTS, HIDDEN, INNER = 4, 256, 128
+EXPERT_NAMES = ["l.mlp.experts.gate_up_proj", "l.mlp.experts.down_proj"]
+QKV = {"q": 128, "k": 64, "v": 64}
+
+
+@pytest.fixture(autouse=True)
+def marlin_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU, vLLM's reference of the repacking kernel in its place."""
+    if ON_GPU:
+        return
+
+    def repack(b_q_weight: Tensor, perm: Tensor, size_k: int, size_n: int, **_: Any) -> Tensor:
+        shifts = torch.arange(0, 32, 4, dtype=torch.int32)
+        codes = (b_q_weight[:, None] >> shifts[:, None] & 0xF).reshape(size_k, size_n)
+        return marlin_weights(codes, size_k, size_n, 4, get_weight_perm(4))
+
+    monkeypatch.setattr(ops, "gptq_marlin_repack", repack)
+    workspace = torch.zeros(8, dtype=torch.int32)
+    for module in (marlin, marlin_utils):
+        monkeypatch.setattr(module, "marlin_make_workspace_new", lambda *_, **__: workspace.clone())
+
+
+def packed_group(shapes: list[tuple[int, ...]], seed: int) -> list[PackedTensor]:
+    """Weights that share a global scale, as random as a largest block scale below 448 needs."""
+    generator = torch.Generator().manual_seed(seed)
+    weights = [torch.randn(shape, generator=generator).bfloat16().to(DEVICE) for shape in shapes]
+    scale = global_scale(group_amax([weights])[0], "pow2")
+    return [quantize(weight, scale) for weight in weights]
+
+
+def stacked(parts: list[PackedTensor]) -> PackedTensor:
+    codes = torch.cat([part.codes for part in parts])
+    scale = torch.cat([part.block_scale.view(torch.uint8) for part in parts])
+    return PackedTensor(codes, scale.view(torch.float8_e4m3fn), parts[0].global_scale)
+
+
+def marlin_linear(packed: PackedTensor) -> Any:
+    """A linear layer after vLLM's own preparation."""
+    layer: Any = nn.Module()
+    layer.output_size_per_partition, layer.input_size_per_partition = packed.shape
+    layer.params_dtype = torch.bfloat16
+    layer.weight = nn.Parameter(packed.codes, requires_grad=False)
+    layer.weight_scale = nn.Parameter(packed.block_scale, requires_grad=False)
+    multiplier = packed.global_scale.reciprocal()
+    layer.weight_global_scale = nn.Parameter(multiplier, requires_grad=False)
+    marlin.prepare_fp4_layer_for_marlin(layer)
+    kernel = type("MarlinNvFp4LinearKernel", (), {})()
+    layer.scheme = SimpleNamespace(kernel=kernel)
+    return layer
+
+
+def marlin_experts(w13: PackedTensor, w2: PackedTensor) -> Any:
+    """Experts after the preparation that is tested against vLLM's in test_vllm_marlin.py."""
+    layer: Any = nn.Module()
+    layer.num_experts, layer.hidden_size = EXPERTS, HIDDEN
+    layer.intermediate_size_per_partition = INNER
+    layer.params_dtype = torch.bfloat16
+    prepared = prepare_experts(
+        layer,
+        w13.codes,
+        w13.block_scale,
+        w13.global_scale.reciprocal(),
+        w2.codes,
+        w2.block_scale,
+        w2.global_scale.reciprocal(),
+        is_act_and_mul=True,
+    )
+    for matrix, tensors in (("w13", prepared[:3]), ("w2", prepared[3:])):
+        codes, scale, scale_2 = tensors
+        setattr(layer, f"{matrix}_weight", nn.Parameter(codes, requires_grad=False))
+        setattr(layer, f"{matrix}_weight_scale", nn.Parameter(scale, requires_grad=False))
+        setattr(layer, f"{matrix}_weight_scale_2", scale_2)
+    layer.quant_method = SimpleNamespace(nvfp4_backend=SimpleNamespace(name="MARLIN"))
+    return layer
+
+
+def tensors_of(layer: Any) -> dict[str, Tensor]:
+    return {
+        name: tensor.data
+        for name, tensor in {**vars(layer), **dict(layer.named_parameters())}.items()
+        if isinstance(tensor, Tensor)
+    }
+
+
+def assert_written(layer: Any, expected: Any, addresses: dict[str, int]) -> None:
+    wanted = tensors_of(expected)
+    for name, tensor in tensors_of(layer).items():
+        assert torch.equal(
+            tensor.flatten().view(torch.uint8), wanted[name].flatten().view(torch.uint8)
+        )
+        assert tensor.data_ptr() == addresses[name]
+
+
+@pytest.mark.parametrize("largest", [8, 0x40, 0x76, 0x77, 0x78, 0x7D, 0x7E])
+def test_scales_are_those_of_vllms_computation(largest: int) -> None:
+    generator = torch.Generator().manual_seed(largest)
+    byte = torch.randint(8, largest + 1, (128, 24), dtype=torch.uint8, generator=generator)
+    byte[3, 5] = largest
+    scale = byte.view(torch.float8_e4m3fn)
+    rows = marlin.marlin_permute_scales(s=scale.T.bfloat16(), size_k=384, size_n=128, group_size=16)
+    expected, factor = marlin.nvfp4_marlin_process_scales(rows, a_dtype=torch.bfloat16)
+    found, power = marlin_scales(scale)
+    assert torch.equal(found, expected.view(torch.uint8)) and factor == 2.0 ** power.item()
+
+
+def test_a_fused_linear_is_written_once_its_last_part_has_come() -> None:
+    shapes = [(rows, HIDDEN) for rows in QKV.values()]
+    layer = marlin_linear(stacked(packed_group(shapes, seed=0)))
+    layer.workspace.fill_(7)  # left by a kernel that was cut off
+    addresses = {name: tensor.data_ptr() for name, tensor in tensors_of(layer).items()}
+    before, parts = layer.weight.data.clone(), packed_group(shapes, seed=1)
+    targets = find_targets([(layer, list(QKV))], [nn.Linear(1, 1)])
+    assert targets is not None
+    names = SimpleNamespace(renamed=lambda name: f"hub.{name}")
+    norm = torch.ones(2)
+    stream = [("v", parts[2]), ("norm", norm), ("q", parts[0])]
+    assert list(write_packed(stream, targets, names)) == [("hub.norm", norm)]  # type: ignore[arg-type]
+    assert torch.equal(layer.weight, before)
+    assert list(write_packed([("k", parts[1])], targets, names)) == []  # type: ignore[arg-type]
+    assert_written(layer, marlin_linear(stacked(parts)), addresses)
+
+
+def test_experts_are_written_matrix_by_matrix() -> None:
+    def weights(seed: int) -> list[PackedTensor]:
+        shapes = [(EXPERTS, 2 * INNER, HIDDEN), (EXPERTS, HIDDEN, INNER)]
+        return [packed_group([shape], seed)[0] for shape in shapes]
+
+    layer = marlin_experts(*weights(0))
+    addresses = {name: tensor.data_ptr() for name, tensor in tensors_of(layer).items()}
+    targets = find_targets([(layer, EXPERT_NAMES)], [])
+    assert targets is not None
+    list(write_packed(zip(EXPERT_NAMES, weights(1), strict=True), targets, None))  # type: ignore[arg-type]
+    assert_written(layer, marlin_experts(*weights(1)), addresses)
+
+
+def _with_bias() -> Any:
+    layer = marlin_linear(packed_group([(128, HIDDEN)], 0)[0])
+    layer.bias = nn.Parameter(torch.zeros(128))
+    return [(layer, ["o"])], []
+
+
+def _with_padding() -> Any:
+    layer = marlin_linear(packed_group([(128, HIDDEN)], 0)[0])
+    layer.weight = nn.Parameter(layer.weight.data.repeat(2, 1), requires_grad=False)
+    return [(layer, ["o"])], []
+
+
+def _with_another_kernel() -> Any:
+    layer = marlin_linear(packed_group([(128, HIDDEN)], 0)[0])
+    layer.scheme = SimpleNamespace(kernel=object())
+    return [(layer, ["o"])], []
+
+
+def _with_bf16_experts() -> Any:
+    experts: Any = nn.Module()
+    experts.quant_method = type("UnquantizedFusedMoEMethod", (), {})()
+    return [(marlin_linear(packed_group([(128, HIDDEN)], 0)[0]), ["o"])], [experts]
+
+
+@pytest.mark.parametrize(
+    "make", [_with_bias, _with_padding, _with_another_kernel, _with_bf16_experts]
+)
+def test_a_model_with_an_unknown_layer_keeps_to_the_reload(make: Any) -> None:
+    assert find_targets(*make()) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not ON_GPU, reason="needs a CUDA GPU")
+@pytest.mark.parametrize("shape", ["dense", "moe"])
+def test_an_engine_holds_the_same_bytes_as_after_a_reload(shape: str, tmp_path: Path) -> None:
+    assert call_in_subprocess(_bytes_differ, shape, str(tmp_path)) == []
+
+
+def _bytes_differ(shape: str, folder: str) -> list[str]:
+    """Names of tensors that differ after syncs of the same weights by reload and in place."""
+    recipe, path = Recipe.full(), Path(folder) / "model"
+    write_architecture(ARCHITECTURES[shape] | {"num_hidden_layers": 2}, path)
+    models = []
+    for seed in range(2):
+        torch.manual_seed(seed)
+        model = meta_model(path).to_empty(device="cuda")
+        for parameter in model.parameters():
+            parameter.data.normal_(std=0.02)
+        models.append(model)
+    planned = plan(models[0], recipe)
+    engine = VllmEngine(path, planned, load_format="dummy", **engine_settings("cuda", 4))
+    held = []
+    for way, model in (("0", models[0]), ("1", models[1]), ("0", models[1])):
+        os.environ[VARIABLE] = way
+        engine.sync(weight_stream(model, planned, recipe), planned)
+        held.append(engine.on_worker(_all_tensors))
+    _, in_place, reloaded = held
+    return [
+        name
+        for name, tensor in reloaded.items()
+        if not torch.equal(tensor.view(torch.uint8), in_place[name].view(torch.uint8))
+    ]
+
+
+def _all_tensors(worker: Any) -> dict[str, Tensor]:
+    return {
+        f"{prefix}.{name}": tensor.data.flatten().clone()
+        for prefix, module in worker.model_runner.get_model().named_modules()
+        for name, tensor in {**vars(module), **module._parameters, **module._buffers}.items()
+        if isinstance(tensor, Tensor) and name != "kv_cache" and tensor.numel()
+    }
