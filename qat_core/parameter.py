@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 from qat_core.fsdp import gather_packed, unpack_gathered
 from qat_core.full_precision import FullPrecisionMemory
 from qat_core.held_weights import HeldWeights, Version
-from qat_core.nvfp4 import fake_quantize
+from qat_core.nvfp4 import dequantize, fake_quantize
 from qat_core.operators import (
     PRESERVING,
     SELECTS,
@@ -139,7 +139,8 @@ class FakeQuantizedTensor(FullPrecisionMemory):
         if type(data) is Tensor:  # else torch.compile is tracing
             self.scales.refresh_if_stale(self.weight_name)
             shape = self.scales.shapes[self.weight_name][-data.ndim :]
-            if data.is_cpu and data.shape == shape and self.scales.weights.holds_memory_of(self):
+            is_kept = data.is_cpu or self.scales.keep_packed
+            if is_kept and data.shape == shape and self.scales.weights.holds_memory_of(self):
                 return self._kept_rounded()
         method, name = self.scales.method, self.weight_name
         rounded = fake_quantize(data, self.global_scale, method, name=name)
@@ -147,9 +148,16 @@ class FakeQuantizedTensor(FullPrecisionMemory):
         return rounded.mT if self.is_transposed else rounded
 
     def _kept_rounded(self) -> Tensor:
-        """As `rounded`, from the copy that is kept on a CPU, where memory is cheap, time is not."""
-        rounded = self.scales.rounded(self.weight_name).to(self.dtype)
-        rounded = rounded if self._expert is None else rounded[self._expert]
+        """As `rounded`, from what is kept until a weight changes.
+
+        On a CPU, where memory is cheap and time is not, the rounded weight; or the packed one.
+        """
+        if self.scales.keep_packed:
+            rounded = dequantize(self.scales.packed(self.weight_name, self._expert))
+        else:
+            rounded = self.scales.rounded(self.weight_name)
+            rounded = rounded if self._expert is None else rounded[self._expert]
+        rounded = rounded.to(self.dtype)
         return rounded.mT if self.is_transposed else rounded
 
     @classmethod

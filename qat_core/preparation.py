@@ -16,7 +16,9 @@ from qat_core.state_dicts import adopt_assigned, fake_quantized, plain_entries
 
 
 @torch.inference_mode(False)  # else what is made here could never be trained
-def prepare(model: nn.Module, recipe: Recipe, *, allow_meta: bool = False) -> QuantPlan:
+def prepare(
+    model: nn.Module, recipe: Recipe, *, allow_meta: bool = False, keep_packed: bool = False
+) -> QuantPlan:
     """Make the weights that `recipe` quantizes read as NVFP4 in every matrix product, in place.
 
     The Parameter objects, their names, module classes and state dicts stay as they were, so that
@@ -28,6 +30,9 @@ def prepare(model: nn.Module, recipe: Recipe, *, allow_meta: bool = False) -> Qu
         recipe: what to quantize and how.
         allow_meta: take weights on the meta device, to be loaded (without `assign`) before the
             first forward pass.
+        keep_packed: on one device, round each weight once an optimizer step, keep it in 0.56 bytes
+            a weight and unpack it where it is used: less work where micro-batches and gradient
+            checkpointing use it again and again, for more memory. The same bits.
 
     Raises:
         ValueError: see `plan`; or the model has adapters of PEFT; or a weight is on the meta device
@@ -48,7 +53,7 @@ def prepare(model: nn.Module, recipe: Recipe, *, allow_meta: bool = False) -> Qu
                 "weights need to be on one device: move the model before prepare()"
             )
     _forget_previous(model)
-    scales = Scales(model, checked, recipe)
+    scales = Scales(model, checked, recipe, keep_packed=keep_packed)
     swapped = [(weight, fake_quantized(name, weight, scales)) for name, weight in weights.items()]
     _swap(swapped)
     if not any(weight.is_meta for weight in weights.values()):

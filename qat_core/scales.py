@@ -14,7 +14,14 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from qat_core.held_weights import HeldWeight, HeldWeights
 from qat_core.mesh import max_over_ranks, shard_rows
-from qat_core.nvfp4 import fake_quantize, global_scale, group_amax, is_representable
+from qat_core.nvfp4 import (
+    PackedTensor,
+    fake_quantize,
+    global_scale,
+    group_amax,
+    is_representable,
+    quantize,
+)
 from qat_core.nvfp4.format import UNREPRESENTABLE
 from qat_core.plan import QuantPlan
 from qat_core.recipe import Recipe
@@ -28,9 +35,12 @@ class Scales:
         shapes: of the whole weights.
         weights: the tensors that the model holds.
         packed_shards: what this rank sends of each weight, until one changes.
+        keep_packed: round each weight once after a change and keep it packed.
     """
 
-    def __init__(self, model: nn.Module, plan: QuantPlan, recipe: Recipe) -> None:
+    def __init__(
+        self, model: nn.Module, plan: QuantPlan, recipe: Recipe, *, keep_packed: bool = False
+    ) -> None:
         weights = {name: model.get_parameter(name) for name in plan.quantized}
         self.policy = recipe.scale_policy
         self.method = recipe.block_scale_method
@@ -46,6 +56,8 @@ class Scales:
         self._groups = tuple(plan.groups.values())
         self._group_of = {name: group for group in self._groups for name in group}
         self._rounded: dict[str, Tensor] = {}
+        self.keep_packed = keep_packed
+        self._packed: dict[str, PackedTensor] = {}
         self._finite: list[tuple[tuple[str, ...], Tensor]] = []
         self._ready: torch.cuda.Event | None = None
 
@@ -103,6 +115,20 @@ class Scales:
             )
         return self._rounded[name]
 
+    def packed(self, name: str, expert: int | None = None) -> PackedTensor:
+        """The whole weight, or one of its experts, kept until a weight changes."""
+        if name not in self._packed:
+            weight = self.weights.weight(name)
+            self._packed[name] = quantize(
+                weight.plain(), weight.global_scale.clone(), self.method, name=name
+            )
+        whole = self._packed[name]
+        if expert is None:
+            return whole
+        return PackedTensor(
+            whole.codes[expert], whole.block_scale[expert], whole.global_scale[expert]
+        )
+
     def require_finite(self) -> None:
         """Refuse weights that held NaN or infinity at the last refresh; waits for the GPU.
 
@@ -134,7 +160,8 @@ class Scales:
     def __deepcopy__(self, memo: dict[int, Any]) -> "Scales":
         """Scales without weights; `copied_with` adds those of the model or layers copied."""
         copied = memo[id(self)] = copy(self)
-        copied.values, copied.packed_shards, copied._rounded = dict(self.values), {}, {}
+        copied.values, copied.packed_shards = dict(self.values), {}
+        copied._rounded, copied._packed = {}, {}
         copied.weights, copied._finite = self.weights.without_weights(), []
         copied._in_forward = False
         return copied
@@ -153,6 +180,7 @@ class Scales:
         if not any(finite.is_cuda for _, finite in self._finite):
             self.require_finite()
         self._rounded.clear()
+        self._packed.clear()
         self.packed_shards.clear()
         self.num_refreshes += 1
         self.weights.mark_measured()

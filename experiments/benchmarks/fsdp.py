@@ -55,7 +55,7 @@ def shard(model: nn.Module) -> None:
 def measure(shape: str, layers: int, compiled: bool, device: str, rounds: int) -> dict[str, Any]:
     """Times, ratios and all-gathers of all arms of one stack; the same call on every rank."""
     steps, rounded = {}, {}
-    for arm in ["bf16", "qat"] if compiled else arms():
+    for arm in ["bf16", "qat"] if compiled else arms(sharded=True):
         model = layer_stack(shape, layers, device, torch.float32)
         changed = apply_arm(model, arm)
         if arm == "qat":
@@ -69,7 +69,7 @@ def measure(shape: str, layers: int, compiled: bool, device: str, rounds: int) -
         x, grad = step_inputs(model, 1, TOKENS[device], device)
         steps[arm] = partial(step, model, changed, x, grad)
         if arm == "qat":
-            steps[SCALES_KNOWN] = partial(step, model, lambda: None, x, grad)
+            steps[arm + SCALES_KNOWN] = partial(step, model, lambda: None, x, grad)
     result = summary(time_in_turns(steps, device, rounds))
     for arm in result:
         with SentBytes() as sent:

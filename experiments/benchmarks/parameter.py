@@ -3,8 +3,9 @@
     python -m experiments.benchmarks.parameter RECORD.json [--device cuda] [--rounds 10]
 
 A step is forward and backward of a stack of decoder layers over 8,192 tokens, gradient
-checkpointing off and on. Each step of the arm `qat` recomputes the global scales, as the first one
-after an optimizer step does; `qat, scales known` is any further micro-batch. Peak memory is what
+checkpointing off and on. Each step of the arms `qat` recomputes the global scales, and where packed
+weights are kept packs them, as the first one after an optimizer step does; `scales known` is any
+further micro-batch. Peak memory is what
 the step allocates on top of what lies there, the arm's weights included, those of other arms not.
 """
 
@@ -19,13 +20,13 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from experiments.benchmarks.qat_layers import apply_arm, arms, layer_stack, step_inputs
+from experiments.benchmarks.qat_layers import QAT_ARMS, apply_arm, arms, layer_stack, step_inputs
 from experiments.benchmarks.timing import summary, time_in_turns
 from experiments.runs.provenance import origin
 from qat_core.units import BYTES_PER_GIB
 
 SEQUENCES, TOKENS = 4, 2048
-SCALES_KNOWN = "qat, scales known"
+SCALES_KNOWN = ", scales known"
 # Shape, layers: dense 3 GiB and MoE 19 GiB of BF16 weights an arm.
 STACKS = {"cuda": [("qwen3-8b", 8), ("qwen3-30b-a3b", 16)], "cpu": [("tiny", 2), ("tiny-moe", 2)]}
 
@@ -43,9 +44,9 @@ def measure(shape: str, layers: int, checkpointing: bool, device: str, rounds: i
         weight_bytes[arm] = allocated(device) - before
         x, grad = step_inputs(models[arm], SEQUENCES, TOKENS if device == "cuda" else 16, device)
         steps[arm] = partial(step, models[arm], changed, x, grad)
-        if arm == "qat":
-            steps[SCALES_KNOWN] = partial(step, models[arm], lambda: None, x, grad)
-            weight_bytes[SCALES_KNOWN] = weight_bytes[arm]
+        if arm in QAT_ARMS:
+            steps[arm + SCALES_KNOWN] = partial(step, models[arm], lambda: None, x, grad)
+            weight_bytes[arm + SCALES_KNOWN] = weight_bytes[arm]
     result = summary(time_in_turns(steps, device, rounds))
     for arm in result:
         peak = peak_of(steps[arm], device) + weight_bytes[arm]

@@ -1,7 +1,7 @@
 """Stacks of Qwen3-shaped layers in three arms, for the benchmarks of training steps.
 
-Arms: `bf16` plain; `qat` this library; `verl` the QATLinear of verl, which replaces linear modules
-and leaves the experts of a MoE in BF16.
+Arms: `bf16` plain; `qat` this library; `qat packed` with `keep_packed`; `verl` the QATLinear of
+verl, which replaces linear modules and leaves the experts of a MoE in BF16.
 """
 
 import importlib.util
@@ -20,6 +20,7 @@ from transformers import AutoModel, Qwen3Config, Qwen3MoeConfig
 from qat_core.preparation import prepare, scales_of
 from qat_core.recipe import Recipe
 
+QAT_ARMS = ("qat", "qat packed")
 ATTENTION = {"num_attention_heads": 32, "head_dim": 128, "vocab_size": 16}
 TINY = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 16}
 CONFIGS: dict[str, Callable[[int], Any]] = {
@@ -64,8 +65,8 @@ def layer_stack(shape: str, layers: int, device: str, dtype: torch.dtype) -> nn.
 
 def apply_arm(model: nn.Module, arm: str) -> Callable[[], None]:
     """Quantize `model` as the arm does; returns what to call when the weights have changed."""
-    if arm == "qat":
-        prepare(model, Recipe())
+    if arm in QAT_ARMS:
+        prepare(model, Recipe(), keep_packed=arm == "qat packed")
         scales = scales_of(model)
         assert scales is not None
         return lambda: setattr(scales.weights, "stale", True)
@@ -78,10 +79,14 @@ def apply_arm(model: nn.Module, arm: str) -> Callable[[], None]:
 
 
 @cache
-def arms() -> list[str]:
-    """The arms that can be measured here: verl needs its package on the path and a GPU."""
+def arms(*, sharded: bool = False) -> list[str]:
+    """The arms that can be measured here: verl needs its package on the path and a GPU.
+
+    Sharded weights travel packed and are kept so by themselves.
+    """
     has_verl = importlib.util.find_spec("verl") is not None and torch.cuda.is_available()
-    return ["bf16", "qat", "verl"] if has_verl else ["bf16", "qat"]
+    qat = QAT_ARMS[:1] if sharded else QAT_ARMS
+    return ["bf16", *qat, *(["verl"] if has_verl else [])]
 
 
 def verl_qat() -> ModuleType:

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+import qat_core.scales
 from qat_core.nvfp4 import fake_quantize, global_scale, group_amax
 from qat_core.parameter import FakeQuantizedTensor
-from qat_core.plan import QuantPlan
+from qat_core.plan import QuantPlan, plan
 from qat_core.preparation import prepare, scales_of
 from qat_core.recipe import Recipe
 from tests.tiny_models import tiny_model, tokens
@@ -18,11 +19,19 @@ from tests.tiny_models import tiny_model, tokens
 FAMILIES = ["qwen3", "qwen3-tied", "qwen2", "llama"]
 EXPERTS_IMPLEMENTATIONS = ["grouped_mm", "batched_mm", "eager"]
 CASES = [(family, None) for family in FAMILIES]
+GPU = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here"),
+]
 CASES += [("qwen3-moe", implementation) for implementation in EXPERTS_IMPLEMENTATIONS]
 
 
 def pair(
-    family: str, experts: str | None = None, recipe: Recipe | None = None
+    family: str,
+    experts: str | None = None,
+    recipe: Recipe | None = None,
+    *,
+    keep_packed: bool = False,
 ) -> tuple[PreTrainedModel, PreTrainedModel]:
     """A prepared model, and a plain one that holds the rounded weights."""
     model, oracle = tiny_model(family), tiny_model(family)
@@ -30,7 +39,7 @@ def pair(
         model.set_experts_implementation(experts)
         oracle.set_experts_implementation(experts)
     recipe = recipe or Recipe()
-    round_weights(oracle, prepare(model, recipe), recipe)
+    round_weights(oracle, prepare(model, recipe, keep_packed=keep_packed), recipe)
     return model, oracle
 
 
@@ -96,6 +105,39 @@ def test_gradient_checkpointing(family: str, reentrant: bool) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
+@pytest.mark.parametrize(("family", "experts"), [("qwen3", None), *CASES[len(FAMILIES) :]])
+def test_weights_kept_packed_give_the_same_bits_and_are_packed_once_a_change(
+    family: str, experts: str | None, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, oracle = pair(family, experts, keep_packed=True)
+    model, oracle = model.to(device), oracle.to(device)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    packed = []
+    scales = scales_of(model)
+    assert scales is not None
+    pack = qat_core.scales.quantize
+    monkeypatch.setattr(
+        qat_core.scales,
+        "quantize",
+        lambda *args, **kwargs: packed.append(kwargs["name"]) or pack(*args, **kwargs),
+    )
+    for _ in range(2):  # micro-batches
+        assert_same_run(model, oracle)
+    assert sorted(packed) == sorted(scales.values)
+    packed.clear()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(1.3)
+    copied = tiny_model(family).to(device)
+    if experts:
+        copied.set_experts_implementation(experts)
+    copied.load_state_dict(model.state_dict())
+    round_weights(copied, plan(copied, Recipe()), Recipe())
+    assert_same_run(model, copied)
+    assert sorted(packed) == sorted(scales.values)
+
+
 @pytest.mark.parametrize("family", ["qwen3", "qwen3-moe"])
 def test_compiled_layers_follow_the_weights(family: str) -> None:
     model, _ = pair(family)
