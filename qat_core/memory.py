@@ -1,7 +1,7 @@
-"""Weight memory from shapes alone, before any GPU is rented. Needs no torch.
+"""Memory of weights, served and trained, from shapes alone, before any GPU is rented.
 
-A BF16 weight takes 2 bytes. A packed one takes half a byte for its code and, for each block of 16,
-one byte of block scale: 0.5625 bytes; its matrix adds one FP32 global scale.
+Needs no torch. A BF16 weight takes 2 bytes. A packed one takes half a byte for its code and, for
+each block of 16, one byte of block scale: 0.5625 bytes; its matrix adds one FP32 global scale.
 """
 
 import math
@@ -13,6 +13,7 @@ from qat_core.units import BYTES_PER_GIB
 Precision = Literal["bf16", "full", "ffn"]
 Shapes = dict[str, tuple[int, ...]]
 
+TRAINED = ("weight", "gradient", "first moment", "second moment")
 SUPPORTED = ("llama", "qwen2", "qwen3", "qwen3_moe")
 
 
@@ -39,6 +40,26 @@ def predict_weight_memory_gib(config: dict[str, Any], precision: Precision) -> f
             )
     kept_bytes = sum(2 * math.prod(shape) for name, shape in shapes.items() if name not in packed)
     return (kept_bytes + sum(map(_packed_bytes, packed.values()))) / BYTES_PER_GIB
+
+
+def predict_training_memory_gib(config: dict[str, Any], gpus: int, bytes_per_value: int) -> float:
+    """Memory in GiB on each GPU of what FSDP2 shards: weights, gradients, two moments of AdamW.
+
+    Activations, gathered layers and log-probs come on top; they depend on the batch.
+
+    Args:
+        config: as for `predict_weight_memory_gib`.
+        gpus: that share the model.
+        bytes_per_value: of weights, and so of gradients and moments: 4 for FP32, 2 for BF16.
+    """
+    values = sum(map(math.prod, weight_shapes(config).values()))
+    return len(TRAINED) * bytes_per_value * values / gpus / BYTES_PER_GIB
+
+
+def predict_offloaded_memory_gib(config: dict[str, Any], bytes_per_value: int) -> float:
+    """Memory in GiB of one host that holds all shards while they are offloaded: no gradients."""
+    on_gpu_gib = predict_training_memory_gib(config, 1, bytes_per_value)
+    return on_gpu_gib * (len(TRAINED) - 1) / len(TRAINED)
 
 
 def weight_shapes(config: dict[str, Any]) -> Shapes:

@@ -11,6 +11,7 @@ from analysis.tables.engines import (
     serving_sections,
     sync_sections,
 )
+from analysis.tables.memory import memory_sections
 from analysis.tables.parity import parity_sections, read_parity
 from analysis.tables.record import setups
 from analysis.tables.routing_replay import replay_sections
@@ -37,6 +38,7 @@ def engine_and_parity_sections(folder: Path, machine: str) -> list[str]:
 SECTIONS: Mapping[str, Callable[[Path, str], list[str]]] = {
     "benchmarks": engine_and_parity_sections,
     "verl": verl_sections,
+    "memory": memory_sections,
     "codec": codec_sections,
     "cost": cost_sections,
     "repeated_syncs": repeated_sync_sections,

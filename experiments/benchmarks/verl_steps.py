@@ -37,6 +37,10 @@ COLUMNS = TIMES | {
     "kl": "rollout_corr/kl",
     "tokens_per_step": "perf/total_num_tokens",
 }
+MEMORY = {
+    "gpu_peak_gib": "perf/max_memory_allocated_gb",
+    "host_gib": "actor/perf/cpu_memory_used_gb",
+}
 
 
 def summarize(run_dir: Path, manifest: RunManifest, rows: list[Row]) -> dict[str, Any]:
@@ -60,9 +64,15 @@ def summarize(run_dir: Path, manifest: RunManifest, rows: list[Row]) -> dict[str
         **{name: _spread(row[key] for row in rows[1:]) for name, key in COLUMNS.items()},
         "mean_k3_kl": token_mean(rows, K3_KL),
         "step_s": _spread(map(_step_s, rows[1:])),
-        "memory": manifest.memory.model_dump(),
+        "memory": manifest.memory.model_dump() | _memory(rows),
         "git": manifest.git and manifest.git.model_dump(),
     }
+
+
+def _memory(rows: list[Row]) -> dict[str, float]:
+    """Largest memory of the actor's GPU and of its host in any step; verl's "gb" are GiB."""
+    found = {name: [row[key] for row in rows if row.get(key)] for name, key in MEMORY.items()}
+    return {name: max(filter(None, values)) for name, values in found.items() if values}
 
 
 def _step_s(row: Row) -> float:

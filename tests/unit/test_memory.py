@@ -6,7 +6,12 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from qat_core.memory import predict_weight_memory_gib, weight_shapes
+from qat_core.memory import (
+    predict_offloaded_memory_gib,
+    predict_training_memory_gib,
+    predict_weight_memory_gib,
+    weight_shapes,
+)
 
 TINY = {
     "hidden_size": 64,
@@ -56,6 +61,26 @@ def test_qwen3_prediction(name: str, precision: str, gib: float) -> None:
     with open(f"experiments/models/{name}.json") as file:
         predicted = predict_weight_memory_gib(json.load(file), precision)
     assert predicted == pytest.approx(gib, abs=0.005)
+
+
+def test_training_memory_is_that_of_a_real_optimizer() -> None:
+    config = {"model_type": "qwen3", **TINY}
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(**config, use_cache=False), dtype=torch.float32
+    )
+    optimizer = torch.optim.AdamW(model.parameters())
+    ids = torch.zeros(1, 4, dtype=torch.long)
+    model(input_ids=ids, labels=ids).loss.backward()
+    optimizer.step()
+    moments = [
+        state[key] for state in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")
+    ]
+    held = sum(t.nbytes for p in model.parameters() for t in (p, p.grad))
+    held += sum(moment.nbytes for moment in moments)
+    assert predict_training_memory_gib(config, 1, 4) == pytest.approx(held / 2**30)
+    assert predict_training_memory_gib(config, 4, 2) == pytest.approx(held / 8 / 2**30)
+    without_gradients = held - sum(p.nbytes for p in model.parameters())
+    assert predict_offloaded_memory_gib(config, 4) == pytest.approx(without_gradients / 2**30)
 
 
 def test_unknown_architecture_is_named() -> None:

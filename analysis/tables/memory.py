@@ -1,0 +1,92 @@
+"""What a run through verl needs of memory, by GPUs: predicted from shapes, and as measured."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from analysis.markdown import MarkdownTable
+from analysis.tables.engines import engine_name, read_serving, reported_weights_gib
+from experiments.study.schema import ROOT
+from experiments.support.json_files import read_json
+from qat_core.memory import (
+    predict_offloaded_memory_gib,
+    predict_training_memory_gib,
+    predict_weight_memory_gib,
+)
+
+MODELS = ("qwen3-8b", "qwen3-30b-a3b")
+GPUS = (1, 2, 4, 8)
+PRECISIONS = {"bf16": "bf16", "nvfp4": "full"}
+TRAINING_TITLE = "**Training: weights, gradients and AdamW's moments, GiB on each GPU (predicted)**"
+TRAINING_NOTE = (
+    "Sharded by FSDP2, in FP32 as verl trains by default, and in BF16 (`model_dtype: bfloat16`). "
+    "Activations come on top. Host: all shards of one host with `param_offload` and "
+    "`optimizer_offload`, which leave the GPU to vLLM during rollouts; without them both memories "
+    "add up on each GPU."
+)
+ROLLOUT_TITLE = "**Rollouts: vLLM on each GPU, without tensor parallelism**"
+
+
+class Served(NamedTuple):
+    """A model in one precision: predicted and reported weights, and the KV cache beside them."""
+
+    name: str
+    predicted_gib: float
+    reported_gib: float | None
+    kv_cache_tokens: int | None
+
+
+TRAINING_TABLE: MarkdownTable[tuple[str, dict[str, Any]]] = MarkdownTable(
+    {"Model": lambda row: row[0]}
+    | {
+        f"{gpus} GPU{'s' if gpus > 1 else ''}, FP32 / BF16": lambda row, gpus=gpus: " / ".join(
+            f"{predict_training_memory_gib(row[1], gpus, size):.1f}" for size in (4, 2)
+        )
+        for gpus in GPUS
+    }
+    | {
+        "Host, FP32 / BF16": lambda row: " / ".join(
+            f"{predict_offloaded_memory_gib(row[1], size):.0f}" for size in (4, 2)
+        )
+    }
+)
+ROLLOUT_TABLE: MarkdownTable[Served] = MarkdownTable(
+    {
+        "Engine": lambda row: row.name,
+        "Weights, predicted, GiB": lambda row: f"{row.predicted_gib:.2f}",
+        "as vLLM reported": lambda row: f"{row.reported_gib:.2f}" if row.reported_gib else "",
+        "KV cache measured, tokens": lambda row: (
+            f"{row.kv_cache_tokens:,}" if row.kv_cache_tokens else ""
+        ),
+    }
+)
+
+
+def memory_sections(folder: Path, machine: str) -> list[str]:
+    """Tables of training and rollouts.
+
+    Raises:
+        ValueError: a record is missing or damaged.
+    """
+    configs = {name: read_json(ROOT / "experiments" / "models" / f"{name}.json") for name in MODELS}
+    reported, serving = reported_weights_gib(folder, machine), read_serving(folder, machine)
+    served = []
+    for name, config in configs.items():
+        for precision, predicted in PRECISIONS.items():
+            engine = serving.engines.get(f"{name}:{precision}")
+            served.append(
+                Served(
+                    engine_name(f"{name}:{precision}"),
+                    predict_weight_memory_gib(config, predicted),  # type: ignore[arg-type]
+                    reported.get((name, precision)),
+                    engine.kv_cache_tokens if engine else None,
+                )
+            )
+    return [
+        TRAINING_TITLE,
+        TRAINING_TABLE.markdown(configs.items()),
+        TRAINING_NOTE,
+        ROLLOUT_TITLE,
+        ROLLOUT_TABLE.markdown(served),
+        f"KV cache: on {serving.gpu_memory_utilization:.0%} of a GPU. Measured on: "
+        f"{serving.setup(('vLLM', 'vllm'), ('torch', 'torch'))}.",
+    ]
