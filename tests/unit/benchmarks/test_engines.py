@@ -1,0 +1,49 @@
+"""Benchmarks of engines one by one: what a record to go on with must share."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.benchmarks import engines
+
+SETUP = {"hardware": {"gpus": ["GPU X"]}, "git": {"commit": "abc"}}
+
+
+@pytest.fixture
+def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace:
+    monkeypatch.setattr(engines, "origin", lambda *_, **__: SETUP)
+    monkeypatch.setattr(engines, "vllm_version", lambda: "0.24.0")
+    monkeypatch.setattr(engines, "call_in_subprocess", lambda measure, *named: measure(*named))
+    kept = {"benchmark": "serving", **SETUP, "share": 0.9, "engines": {"m:bf16": {"old": True}}}
+    (tmp_path / "record.json").write_text(json.dumps(kept))
+    names = ["m:bf16", "m:nvfp4"]
+    return argparse.Namespace(
+        record=tmp_path / "record.json", engines=names, device="cpu", resume=True
+    )
+
+
+def measure(name: str, device: str) -> dict[str, Any]:
+    return {"old": False}
+
+
+def test_a_resumed_record_keeps_its_engines_and_gets_the_others(
+    arguments: argparse.Namespace,
+) -> None:
+    engines.record_engines(arguments, "serving", {"share": 0.9}, measure)
+    found = json.loads(arguments.record.read_text())["engines"]
+    assert found == {"m:bf16": {"old": True}, "m:nvfp4": {"old": False}}
+
+
+def test_without_resume_all_are_measured_again(arguments: argparse.Namespace) -> None:
+    arguments.resume = False
+    engines.record_engines(arguments, "serving", {"share": 0.9}, measure)
+    found = json.loads(arguments.record.read_text())["engines"]
+    assert found == {"m:bf16": {"old": False}, "m:nvfp4": {"old": False}}
+
+
+def test_a_record_of_another_setting_is_not_gone_on_with(arguments: argparse.Namespace) -> None:
+    with pytest.raises(ValueError, match=r"record\.json: share differs: name a new file"):
+        engines.record_engines(arguments, "serving", {"share": 0.5}, measure)
