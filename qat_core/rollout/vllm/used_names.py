@@ -69,6 +69,7 @@ USED_NAMES = (
         "CPUUnquantizedExperts.set_capture_fn",
         "the same, after reloads too",
     ),
+    UsedName(
         "layers.quantization.compressed_tensors.schemes.compressed_tensors_w4a4_nvfp4",
         "init_nvfp4_linear_kernel",
         "Humming in place of Marlin",
