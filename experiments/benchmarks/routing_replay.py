@@ -23,8 +23,7 @@ from torch import Tensor
 from experiments.base.make import make_base
 from experiments.benchmarks.timing import quartiles, time_in_turns
 from experiments.runs.provenance import origin
-from experiments.study.arm_recipes import make_recipes
-from experiments.study.arms import ArmName
+from experiments.study.arms import ArmName, make_recipes
 from experiments.study.load import load_study
 from experiments.study.schema import STUDIES, Run, Study
 from experiments.support.cli import run_cli
