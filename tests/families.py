@@ -8,15 +8,13 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 FAMILIES = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
-# Tested with vLLM's CPU build, whose Qwen3.5 needs torchvision: there is none for a CPU torch.
+# Tested with vLLM's CPU build.
 SERVED = (
-    "llama",
-    "mixtral",
-    "olmoe",
-    "deepseek_v3",
-    "glm4_moe",
-    "deepseek_v2",
+    *("llama", "mixtral", "olmoe", "deepseek_v3", "glm4_moe", "deepseek_v2"),
+    "qwen3_next",
 )
+SERVED_WITH_TORCHVISION = ("qwen3_5_text", "qwen3_5_moe_text")  # vLLM imports it for their images
+SERVED_FROM_FILES = ("gpt_oss",)
 MAX_PARAMETERS = 16_000_000
 
 # Set where a family's config has a field of that name: sizes that are multiples of 16.
@@ -117,7 +115,7 @@ def sizes_for_vllm(model_type: str) -> dict[str, int]:
     """Sizes with heads as wide as vLLM's attention on a CPU needs them."""
     fields = AutoConfig.for_model(model_type).to_dict() | OWN.get(model_type, {})
     wanted = {"hidden_size": 128, "head_dim": 32, "num_attention_heads": 4}
-    wanted |= {"linear_key_head_dim": 32, "linear_value_head_dim": 32}
+    wanted |= {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
     wanted |= {"qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 64}
     return {name: size for name, size in wanted.items() if name in fields}
 

@@ -22,7 +22,15 @@ from qat_core.plan import QuantPlan, plan
 from qat_core.preparation import prepare
 from qat_core.recipe import Recipe
 from qat_core.weights.stream import weight_stream
-from tests.families import FAMILIES, MAX_PARAMETERS, SERVED, num_parameters, tiny_family
+from tests.families import (
+    FAMILIES,
+    MAX_PARAMETERS,
+    SERVED,
+    SERVED_FROM_FILES,
+    SERVED_WITH_TORCHVISION,
+    num_parameters,
+    tiny_family,
+)
 
 YES = "yes"
 HEADER = """# Model families
@@ -38,7 +46,10 @@ with random weights, under `Recipe.full()`. A test makes this table again and co
 * **exports**: a checkpoint is written, verified, and gives the same logits, bit for bit, when
   transformers' own loader reads its unpacked weights.
 * **served**: vLLM's CPU build loads that checkpoint and generates from it with the trainer's
-  probabilities (`tests/integration/test_vllm_families.py`); `-` where that is not tested.
+  probabilities, and from other weights that are streamed to it then
+  (`tests/integration/test_vllm_families.py`); `-` where that is not tested. For Qwen3.5's images
+  vLLM imports torchvision; gpt-oss is refused as soon as weights are to be streamed, because vLLM's
+  loader copies its experts and attention sinks past the reload.
 
 Otherwise the cell says why not.
 
@@ -86,8 +97,16 @@ def check_family(family: str) -> Row:
         _outcome(lambda: _require_equal_training(model, rounded)),
         _outcome(lambda: _require_equal_stream(model, packed, rounded)),
         _outcome(lambda: _require_equal_export(model, rounded)),
-        YES if family in SERVED else "-",
+        _served(family),
     )
+
+
+def _served(family: str) -> str:
+    if family in SERVED_WITH_TORCHVISION:
+        return f"{YES}, with torchvision"
+    if family in SERVED_FROM_FILES:
+        return "checkpoints only"
+    return YES if family in SERVED else "-"
 
 
 def _rounded_by_hand(model: PreTrainedModel, packed: QuantPlan) -> PreTrainedModel:

@@ -1,5 +1,8 @@
 """Exported checkpoints of several families, loaded and served by vLLM on a CPU."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,14 +15,22 @@ pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 from vllm.distributed import cleanup_dist_env_and_memory
 
 from experiments.benchmarks.random_model import spread_rows
+from experiments.study.schema import ROOT
 from qat_core.checkpoint import export
 from qat_core.preparation import prepare
 from qat_core.recipe import Recipe
 from qat_core.rl.tokenizer import character_tokenizer
 from qat_core.rollout.engine import Rollouts
+from qat_core.rollout.vllm import compat
 from qat_core.rollout.vllm.engine import VllmEngine
 from qat_core.weights.stream import weight_stream
-from tests.families import SERVED, sizes_for_vllm, tiny_family
+from tests.families import (
+    SERVED,
+    SERVED_FROM_FILES,
+    SERVED_WITH_TORCHVISION,
+    sizes_for_vllm,
+    tiny_family,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -34,6 +45,16 @@ def clean() -> Iterator[None]:
     cleanup_dist_env_and_memory()
 
 
+# of torchvision's modules
+STAND_IN = """
+from unittest.mock import MagicMock
+__version__ = "0.28.0"
+def __getattr__(name):
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return MagicMock(name=name)
+"""
+
 # Mean |log-prob difference|, one seed of each family: 0.009 to 0.033 for the same weights (BF16
 # noise, rerouted tokens), 0.27 to 0.58 for weights not rounded, 1.8 to 3.1 for other weights.
 CLOSE, NOT_ROUNDED, OTHER_WEIGHTS = 0.1, 0.2, 1.0
@@ -43,11 +64,43 @@ CLOSE, NOT_ROUNDED, OTHER_WEIGHTS = 0.1, 0.2, 1.0
 def test_vllm_serves_an_exported_checkpoint_and_what_is_streamed(
     family: str, tmp_path: Path
 ) -> None:
+    require_served(family, tmp_path)
+
+
+def test_families_for_which_vllm_imports_torchvision_are_served_alike(tmp_path: Path) -> None:
+    """There is none for a CPU's torch. A stand-in will do: no image is looked at."""
+    for module in ("torchvision", "torchvision/transforms", "torchvision/transforms/v2"):
+        (tmp_path / module).mkdir()
+        (tmp_path / module / "__init__.py").write_text(STAND_IN)
+    for module in ("io", "ops", "transforms/functional", "transforms/v2/functional"):
+        (tmp_path / "torchvision" / f"{module}.py").write_text(STAND_IN)
+    version = tmp_path / "torchvision-0.28.0.dist-info" / "METADATA"
+    version.parent.mkdir()
+    version.write_text("Metadata-Version: 2.1\nName: torchvision\nVersion: 0.28.0\n")
+    program = "import sys, tests.integration.test_vllm_families as t; t.require_all(sys.argv[1])"
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT)))},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def require_all(folder: str) -> None:
+    """Called in a process that finds a torchvision."""
+    for family in SERVED_WITH_TORCHVISION:
+        require_served(family, Path(folder) / family)
+        cleanup_dist_env_and_memory()
+
+
+def require_served(family: str, folder: Path) -> None:
+    """Asserts that a checkpoint is served, and then other weights that are streamed."""
     trained, plain, other = (_model(family, seed) for seed in (0, 0, 1))
     packed = prepare(trained, RECIPE)
     prepare(other, RECIPE)
-    export(trained, RECIPE, tmp_path / "packed", character_tokenizer())
-    engine = VllmEngine(tmp_path / "packed", **SETTINGS)
+    export(trained, RECIPE, folder / "packed", character_tokenizer())
+    engine = VllmEngine(folder / "packed", **SETTINGS)
     sampled = engine.generate(PROMPTS, max_new_tokens=16, temperature=1.0, seed=0)
     assert _mean_difference(trained, sampled) < CLOSE
     assert _mean_difference(plain, sampled) > NOT_ROUNDED
@@ -56,6 +109,29 @@ def test_vllm_serves_an_exported_checkpoint_and_what_is_streamed(
     sampled = engine.generate(PROMPTS, max_new_tokens=16, temperature=1.0, seed=0)
     assert _mean_difference(other, sampled) < CLOSE
     assert _mean_difference(trained, sampled) > OTHER_WEIGHTS
+
+
+@pytest.mark.parametrize("family", SERVED_FROM_FILES)
+def test_a_model_that_vllm_cannot_reload_is_served_from_files_alone(
+    family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = _model(family, 0)
+    packed = prepare(model, RECIPE)
+    folder = tmp_path / "packed"
+    export(model, RECIPE, folder, character_tokenizer())
+    with pytest.raises(ValueError, match="GptOssForCausalLM copies experts and attention sinks"):
+        VllmEngine(folder, packed, **SETTINGS)
+    engine = VllmEngine(folder, **SETTINGS)
+    with pytest.raises(ValueError, match="GptOssForCausalLM copies experts and attention sinks"):
+        engine.sync(weight_stream(model, packed, RECIPE), packed)
+    sampled = engine.generate(PROMPTS, max_new_tokens=16, temperature=1.0, seed=0)
+    assert _mean_difference(model, sampled) < CLOSE
+    # as if it were not known: the reload finds out by itself
+    monkeypatch.setattr(compat, "PAST_THE_RELOAD", {})
+    with pytest.raises(ValueError, match=r"copies model\.layers\.0\.\S+ past its own reload"):
+        engine.sync(weight_stream(model, packed, RECIPE), packed)
+    with pytest.raises(ValueError, match="the engine has no weights"):
+        engine.generate(PROMPTS, max_new_tokens=16, temperature=1.0, seed=0)
 
 
 def _model(family: str, seed: int) -> PreTrainedModel:

@@ -9,6 +9,7 @@
 | latent attention (DeepSeek) has kernels | yes | no: computed unfolded here |
 | rotary embedding is right for strided queries | yes | no: PyTorch's is used here |
 | a prompt with a seed cannot be prefilled in parts | no | yes: prompts are kept whole |
+| gated delta nets (Qwen3-Next) run in the model's dtype, with cached prefixes | yes | no: FP32 |
 """
 
 import os
@@ -19,6 +20,7 @@ import torch
 from torch import nn
 
 SUPPORTED_VERSIONS = ("0.24", "0.28", "0.29")
+PAST_THE_RELOAD = {"GptOssForCausalLM": "experts and attention sinks"}
 
 
 def require_supported(version: str) -> None:
@@ -29,14 +31,35 @@ def require_supported(version: str) -> None:
         )
 
 
-def platform_settings() -> dict[str, Any]:
-    """Settings of `vllm.LLM` that the platform needs; on a CPU also an environment variable."""
+def require_reloadable(architecture: str) -> None:
+    """ValueError if vLLM's model of this class is known to load weights past a reload."""
+    if architecture in PAST_THE_RELOAD:
+        raise not_reloadable(architecture, PAST_THE_RELOAD[architecture])
+
+
+def not_reloadable(architecture: str, what: str) -> ValueError:
+    """What the user is told of a model that would keep old weights."""
+    return ValueError(
+        f"weight sync: vLLM's {architecture} copies {what} past its own reload, so that old "
+        "weights would stay: serve its checkpoints, or train with the eager engine"
+    )
+
+
+def platform_settings(config: Any) -> dict[str, Any]:
+    """Settings of `vllm.LLM` that the platform needs; on a CPU also an environment variable.
+
+    Args:
+        config: of the model, as transformers has it.
+    """
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():
         return {}
     os.environ.setdefault("VLLM_MLA_DISABLE", "1")  # DeepSeek's attention has kernels for CUDA only
-    return {"enable_chunked_prefill": False}
+    settings: dict[str, Any] = {"enable_chunked_prefill": False}
+    if "linear_attention" in (getattr(config, "layer_types", None) or ()):
+        settings |= {"enable_prefix_caching": False, "mamba_ssm_cache_dtype": "float32"}
+    return settings
 
 
 def correct_rotary_embedding() -> None:

@@ -58,7 +58,8 @@ class VllmEngine:
 
         Raises:
             ValueError: this version of vLLM is not supported, it runs in another process or in
-                several, or it does not quantize exactly what is planned.
+                several, it does not quantize exactly what is planned, or weights are to come and
+                its loader of this model cannot replace all of them.
         """
         _require_one_process(settings)
         import vllm
@@ -70,17 +71,18 @@ class VllmEngine:
         compat.correct_rotary_embedding()
         register()
         self._kind: CheckpointFormat = "compressed-tensors"
-        architecture = meta_model(model_dir)
-        self._names = HubNames(architecture)
+        model = meta_model(model_dir)
+        self._names, self._architecture = HubNames(model), type(model).__name__
         returns_routes = settings.get("enable_return_routed_experts", False)
-        self._expert_layers = decoder_layers(architecture) if returns_routes else []
+        self._expert_layers = decoder_layers(model) if returns_routes else []
         if packed is None:
             self.plan, self._kind = _served(model_dir, self._names)
         else:
+            compat.require_reloadable(self._architecture)
             self.plan = packed
             declared = quantization_config(self._kind, ignored_modules(packed, self._names))
             settings |= {"hf_overrides": {"quantization_config": declared}, "load_format": "dummy"}
-        settings = compat.platform_settings() | settings
+        settings = compat.platform_settings(model.config) | settings
         self._has_weights = settings.get("load_format") != "dummy"
         self._vllm = vllm
         self._llm = vllm.LLM(
@@ -120,6 +122,7 @@ class VllmEngine:
                 its plan once: then, as after any other error of the stream, the engine refuses to
                 generate until a sync has succeeded.
         """
+        compat.require_reloadable(self._architecture)
         if self._kind != "compressed-tensors":
             raise ValueError("weight sync: start the engine with a plan, not with ModelOpt's form")
         if expected is None:

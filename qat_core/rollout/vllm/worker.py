@@ -1,7 +1,7 @@
 """What runs inside vLLM's worker, called with it through `LLM.collective_rpc`."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -56,6 +56,9 @@ def reloading(worker: Any, names: HubNames, *, fused_experts: bool = True) -> It
         worker: vLLM's.
         names: the hub's, as vLLM reads them.
         fused_experts: they come as the trainer's two 3-D weights, not a matrix each.
+
+    Raises:
+        ValueError: vLLM's loader of this model writes some weights past the reload.
     """
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.reload import (
@@ -64,10 +67,16 @@ def reloading(worker: Any, names: HubNames, *, fused_experts: bool = True) -> It
     )
 
     model = worker.model_runner.get_model()
+    compat.require_reloadable(type(model).__name__)
     if targets := _targets(worker, names):
         with set_current_vllm_config(worker.vllm_config):
             yield lambda weights: model.load_weights(write_packed(weights, targets, names))
         return
+    loaded: set[str] = set()
+
+    def load(weights: Iterable[tuple[str, Weight]]) -> None:
+        loaded.update(model.load_weights(_loading_experts(weights, experts, names)) or ())
+
     whole: AbstractContextManager[dict[str, nn.Module]] = (
         loading_experts_whole(model, names) if fused_experts else nullcontext({})
     )
@@ -76,10 +85,25 @@ def reloading(worker: Any, names: HubNames, *, fused_experts: bool = True) -> It
         initialize_layerwise_reload(model)
         compat.load_embeddings_in_place(model)
         try:
-            yield lambda weights: model.load_weights(_loading_experts(weights, experts, names))
+            yield load
+            _require_reloaded(model, loaded)
         finally:  # also where the stream broke off: else the next reload would find half of one
             finalize_layerwise_reload(model, worker.model_config)
         compat.after_reload(model)
+
+
+def _require_reloaded(model: nn.Module, loaded: Collection[str]) -> None:
+    """ValueError naming a parameter that vLLM's loader wrote without the reload, which drops it."""
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+    for name, module in model.named_modules():
+        info = get_layerwise_info(module)
+        if not info.can_load():  # complete
+            continue
+        seen = {leaf for leaf, _ in info.loaded_weights}
+        for leaf in info.restore_metadata[0].keys() - seen:
+            if f"{name}.{leaf}" in loaded:
+                raise compat.not_reloadable(type(model).__name__, f"{name}.{leaf}")
 
 
 def _loading_experts(
