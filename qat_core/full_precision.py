@@ -49,7 +49,11 @@ class FullPrecisionMemory(torch.Tensor):
         return bool(self._data.is_shared())  # type: ignore[no-untyped-call]
 
     def __dlpack__(self, **options: Any) -> Any:
-        """The full-precision values for another library; errors as PyTorch's."""
+        """The full-precision values for another library, which may write them from now on.
+
+        Errors as PyTorch's.
+        """
+        self._mark_assigned()
         return self._data.detach().requires_grad_(self.requires_grad).__dlpack__(**options)
 
     def storage(self) -> Any:
@@ -57,6 +61,10 @@ class FullPrecisionMemory(torch.Tensor):
         return self._data._typed_storage()  # type: ignore[no-untyped-call]
 
     def numpy(self, *, force: bool = False) -> Any:
-        """The full-precision values; errors as PyTorch's of a tensor that requires grad."""
+        """The full-precision values, which NumPy may write from now on.
+
+        Errors as PyTorch's of a tensor that requires grad.
+        """
+        self._mark_assigned()
         plain = self._data.detach().requires_grad_(self.requires_grad)
         return plain.numpy(force=force)

@@ -4,7 +4,9 @@ Writes by an operator on a weight mark it at once, as do collectives (`qat_core/
 Writes through a tensor that shares its memory, such as an entry of a state dict, show in PyTorch's
 version counters, which are compared here. Memory that was assigned to a weight from outside
 (`weight.data = tensor`) may be a view of a buffer that counts its versions apart: such a weight
-counts as written at every forward pass. Not seen are writes through NumPy, DLPack and pointers.
+counts as written at every forward pass. So does one whose memory another library or process was
+given (`numpy()`, `__dlpack__`, `share_memory_`). Not seen are writes through pointers and storages,
+and through NumPy arrays or DLPack of an entry of a state dict; a stream looks at all weights anew.
 """
 
 from copy import copy
@@ -155,6 +157,10 @@ class HeldWeights:
         if assigned:
             self._assigned.add(name)
 
+    def mark_all_written(self) -> None:
+        """Each weight may have been written unseen."""
+        self.written = set(self._owners)
+
     def mark_memory_written(self, tensor: Tensor) -> None:
         """As `mark_written` of the weight, if any, whose memory `tensor` shows."""
         plain = getattr(tensor, "plain", lambda: tensor)()
@@ -169,7 +175,7 @@ class HeldWeights:
         """
         self._parameters.clear()
         self._addresses.clear()
-        self.written = set(self._owners)
+        self.mark_all_written()
 
     def without_weights(self) -> "HeldWeights":
         """For a copy of the model, or of some layers: `add` its weights."""

@@ -83,6 +83,7 @@ class FakeQuantizedTensor(FullPrecisionMemory):
             layout=data.layout,
             device=data.device,
         )
+        torch._C._set_throw_on_mutable_data_ptr(self)  # else C code writes to address 0
         self._data, self.global_scale = data, global_scale
         self.weight_name, self.scales = weight_name, scales
         self.is_transposed, self._expert = transposed, expert

@@ -54,9 +54,9 @@ def assert_follows(model: nn.Module, values: Tensor, *, bare: bool = True) -> No
         assert torch.equal(dequantize(weight), parameter.rounded().bfloat16())
 
 
-def used_mlp() -> nn.Module:
+def used_mlp(dtype: torch.dtype = torch.bfloat16) -> nn.Module:
     """Prepared and used, so that old scales and rounded values are known."""
-    model = Mlp()
+    model = Mlp(dtype)
     prepare(model, Recipe())
     model(x(model)).sum().backward()
     return model

@@ -51,8 +51,8 @@ def group_amax(groups: Groups) -> list[Tensor]:
 
 
 def is_representable(w: Tensor) -> Tensor:
-    """Whether each value, or amax, is neither NaN nor infinite nor rounds to infinity; bool."""
-    return w.abs() < MAX_WEIGHT  # False for NaN
+    """Whether each value, or amax, is neither NaN nor infinite nor may round to infinity; bool."""
+    return w.abs() <= MAX_WEIGHT  # False for NaN
 
 
 def require_finite(amax: Sequence[Tensor], names: Sequence[str]) -> None:
@@ -63,7 +63,7 @@ def require_finite(amax: Sequence[Tensor], names: Sequence[str]) -> None:
         names: the weights' names.
 
     Raises:
-        ValueError: naming the first weight that holds NaN, infinity or a value from 2**127.
+        ValueError: naming the first weight that holds NaN, infinity or a value above 2.9e38.
     """
     if not amax or bool(is_representable(torch.cat([a.flatten() for a in amax])).all()):
         return

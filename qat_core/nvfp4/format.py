@@ -13,9 +13,10 @@ E2M1_MAX = 6.0
 E4M3_MAX = 448.0
 # Marlin decodes smaller block scales (E4M3 subnormals) to zero, so they are never produced.
 E4M3_MIN_NORMAL = 2.0**-6
-# A weight may round up by a third: from here on, to more than the largest BF16 number.
-MAX_WEIGHT = 2.0**127
-UNREPRESENTABLE = "NaN or infinity (or values from 2**127)"
+# A weight may round up. The next BF16 number does so to infinity in some blocks, with `mse` and a
+# power of two as global scale: 6 * 352 / 2**10 * 2**127.
+MAX_WEIGHT = (1 + 92 / 128) * 2.0**127
+UNREPRESENTABLE = "NaN or infinity (or values above 2.9e38)"
 # Keeps block_scale / global_scale, its reciprocal and the division's remainder in FP32's normal
 # range. Only groups whose largest weight is below 2**-82 (2e-25) meet it; they lose resolution.
 MAX_GLOBAL_SCALE = 2.0**94

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from qat_core.plan import Entry, QuantPlan, bf16_plan
-from qat_core.preparation import refuse_adapters, require_as_prepared
+from qat_core.preparation import refuse_adapters, require_as_prepared, scales_of
 from qat_core.recipe import Recipe
 from qat_core.state_dicts import full_precision_state
 from qat_core.weights.hub_names import Weight
@@ -28,6 +28,7 @@ def weight_stream(
 
     Global scales come from the BF16 values of the weights as they are now, by the rule that the
     fake quantization of training uses, so a prepared model streams the very numbers it trains with.
+    A prepared model then looks at its weights anew: a write that it did not see ends here.
     A group of weights is held at a time. Of an FSDP2-sharded model every rank packs its shards and
     only packed bytes are gathered; all ranks have to go through the stream together.
 
@@ -48,6 +49,9 @@ def weight_stream(
     """
     model = getattr(model, "_orig_mod", model)  # of torch.compile, whose names have a prefix
     refuse_adapters(model)
+    scales = scales_of(model)
+    if scales is not None:
+        scales.weights.mark_all_written()
     if plan is None or recipe is None:
         plan, recipe = bf16_plan(model), Recipe()
     elif as_trained:
