@@ -6,7 +6,8 @@ version counters, which are compared here. Memory that was assigned to a weight 
 (`weight.data = tensor`) may be a view of a buffer that counts its versions apart: such a weight
 counts as written at every forward pass. So does one whose memory another library or process was
 given (`numpy()`, `__dlpack__`, `share_memory_`). Not seen are writes through pointers and storages,
-and through NumPy arrays or DLPack of an entry of a state dict; a stream looks at all weights anew.
+and through NumPy arrays or DLPack of an entry of a state dict; after a weight stream all weights
+are measured again.
 """
 
 from copy import copy

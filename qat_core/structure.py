@@ -1,7 +1,7 @@
-"""What a linear is for, read off the model it stands in: head, router, or part of attention.
+"""What a linear layer is in its model: output head, router, or part of attention.
 
 Names say little: a router is `gate`, `router.layer`, `gate.wg` or `router.classifier`, a head
-`lm_head`, `embed_out`, `score` or `classifier`. Where they stand and what they put out says it.
+`lm_head`, `embed_out`, `score` or `classifier`. Their place in the model and their output size do.
 """
 
 import re
@@ -24,7 +24,7 @@ def embedding_weights(model: nn.Module) -> list[Any]:
 
 
 def head_names(model: nn.Module) -> set[str]:
-    """Linears that put out logits, labels or values: those that stand outside the base model."""
+    """Linear layers for logits, labels or values: those outside the base model."""
     names = _linears(dict(model.named_modules()))
     base = _base_name(model)
     return {n for n in names if base and not _inside(n, base)} | {
@@ -69,7 +69,7 @@ def expert_blocks(model: nn.Module) -> dict[str, int]:
 
 
 def roles(name: str, modules: Modules) -> list[str]:
-    """Roles (`qat_core.recipe.ROLES`) of what stands in these modules, by their classes' names."""
+    """Roles (`qat_core.recipe.ROLES`) of a weight, by the classes of the modules that hold it."""
     while name := _parent(name):
         if re.search(ATTENTION_CLASSES, type(modules[name]).__name__):
             return ["attention"]

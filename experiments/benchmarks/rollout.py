@@ -9,7 +9,7 @@ BF16 engines are, on CUDA, also synced as verl does: every tensor, of experts ev
 vLLM's own `load_weights`; NVFP4 engines also with `QAT_CORE_IN_PLACE_SYNC=1`, and the trainer's
 part of a sync, packing alone, is measured apart. `--device cpu` rehearses with the nano models.
 
-vLLM measures its weight memory by what PyTorch's allocator hands out, gaps included. With
+vLLM measures its weight memory by what PyTorch's allocator has given out, gaps included. With
 PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True there are none.
 """
 

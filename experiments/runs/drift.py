@@ -49,7 +49,7 @@ def _read_jsonl(path: Path) -> pd.DataFrame:
     for number, line in enumerate(read_bytes(path, HINT).splitlines(keepends=True), start=1):
         if not line.endswith(b"\n"):  # cut short by a kill; the step is repeated
             continue
-        where, hint = f"{path}: line {number}", "no row of a drift; remove it"
+        where, hint = f"{path}: line {number}", "not a row of drift; remove it"
         row = parse_object(line, where, hint)
         try:
             rows.append({**row, "step": int(row["step"]), "kind": str(row["kind"])})

@@ -82,7 +82,7 @@ def locked_gpus(
         )
     with ExitStack() as stack:
         while len(taken := _take_free(num_gpus, locks, needed, folder, stack)) < num_gpus:
-            stack.close()  # whoever needs fewer may have them meanwhile
+            stack.close()  # a run that needs fewer may take them meanwhile
             what = "free GPUs" if needed is None else f"GPUs with {needed} GiB free"
             print(f"waiting for {num_gpus} {what} ({len(taken)} now)", flush=True)
             time.sleep(RETRY_S)

@@ -98,7 +98,7 @@ def _read_parquet(path: Path) -> Iterator[Question]:
     try:
         file = pq.ParquetFile(path)
     except pa.ArrowException as error:
-        raise ValueError(f"{path}: no parquet file: {error}; fetch it again") from error
+        raise ValueError(f"{path}: not a parquet file: {error}; fetch it again") from error
     columns = list(Row.model_fields)
     for column in columns:
         if column not in file.schema_arrow.names:
@@ -115,7 +115,7 @@ def _read_jsonl(path: Path) -> Iterator[Question]:
         try:
             content = json.loads(text)
         except json.JSONDecodeError as error:
-            raise ValueError(f"{path}: line {number}: no JSON: {error}; fetch it again") from error
+            raise ValueError(f"{path}: line {number}: not JSON: {error}; fetch it again") from error
         line = _validate(Line, content, f"{path}: line {number}: ")
         yield Question(DAPO_PROMPT.format(problem=line.question), line.answer)
 

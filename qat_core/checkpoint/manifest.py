@@ -54,7 +54,7 @@ def _read_manifest(path: Path) -> dict[str, str]:
     for line in path.read_text().splitlines():
         digest, _, name = line.partition("  ")
         if len(digest) != 64 or not name or Path(name).name != name:
-            raise ValueError(f"{path}: {line!r} is no line of sha256sum; {FIX}")
+            raise ValueError(f"{path}: {line!r} is not a line of sha256sum; {FIX}")
         digests[name] = digest
     return digests
 

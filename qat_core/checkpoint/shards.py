@@ -63,7 +63,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path}: no valid JSON: {error}; {FIX}") from error
+        raise ValueError(f"{path}: not valid JSON: {error}; {FIX}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path}: needs a JSON object; {FIX}")
     return content
@@ -89,7 +89,7 @@ def _open(path: Path) -> Any:
     except FileNotFoundError as error:
         raise ValueError(f"{path}: named by {INDEX} but missing; {FIX}") from error
     except SafetensorError as error:
-        raise ValueError(f"{path}: truncated or no safetensors file: {error}; {FIX}") from error
+        raise ValueError(f"{path}: truncated or not a safetensors file: {error}; {FIX}") from error
 
 
 def _describe(path: Path, name: str, handle: Any) -> Tensor:

@@ -28,7 +28,7 @@ def weight_stream(
 
     Global scales come from the BF16 values of the weights as they are now, by the rule that the
     fake quantization of training uses, so a prepared model streams the very numbers it trains with.
-    A prepared model then looks at its weights anew: a write that it did not see ends here.
+    A prepared model then checks all its weights again: writes that it missed end here.
     A group of weights is held at a time. Of an FSDP2-sharded model every rank packs its shards and
     only packed bytes are gathered; all ranks have to go through the stream together.
 
@@ -75,7 +75,7 @@ def packed_weights(
         recipe: scale policies.
         read: gives the weight of a name, BF16 or FP32. Of sharded weights it gives DTensors, and
             all ranks have to go through this together.
-        resident: `read` hands out what is on the device already, again and again. All scales are
+        resident: `read` can be called again and gives what is on the device already. All scales are
             then found before the first weight is yielded, with one wait for the device, not one a
             group.
 

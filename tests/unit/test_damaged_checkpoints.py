@@ -185,7 +185,7 @@ DAMAGES = [
     (_more_layers, r"num_hidden_layers|missing: model\.layers\.1\."),
     (_other_ignore, r"o_proj\.weight"),
     (_lose_shard, "model-00002.*missing"),
-    (_break_config, r"config\.json: no valid JSON"),
+    (_break_config, r"config\.json: not valid JSON"),
 ]
 
 

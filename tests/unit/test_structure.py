@@ -1,4 +1,4 @@
-"""Heads, routers and attention are told by where they stand, not by their names."""
+"""Heads, routers and attention are recognised by their place in the model, not by their names."""
 
 import pytest
 import torch

@@ -26,7 +26,7 @@ DEFAULT_STUDY = STUDIES / "default.yaml"
 
 
 def as_literal(text):
-    """A text that Snakemake, which fills in what stands in braces, leaves as it is."""
+    """A text in which Snakemake fills in nothing: its braces are doubled."""
     return text.replace("{", "{{").replace("}", "}}")
 
 

@@ -38,7 +38,7 @@ def require_reloadable(architecture: str) -> None:
 
 
 def not_reloadable(architecture: str, what: str) -> ValueError:
-    """What the user is told of a model that would keep old weights."""
+    """The error for a model that would keep old weights."""
     return ValueError(
         f"weight sync: vLLM's {architecture} copies {what} past its own reload, so that old "
         "weights would stay: serve its checkpoints, or train with the eager engine"

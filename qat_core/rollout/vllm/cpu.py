@@ -116,7 +116,7 @@ class CpuCompressedTensorsConfig(CompressedTensorsConfig):  # type: ignore[misc]
 
 
 class _NoKernel:
-    """Stands where the CUDA class keeps its kernel: activations come unquantized."""
+    """In the place of the CUDA class's kernel: activations are not quantized."""
 
     def input_quant_key(self) -> None:
         """None: no quantized input."""

@@ -154,7 +154,7 @@ class VllmEngine:
         """Samples one response a prompt; temperature 0 is greedy.
 
         Raises:
-            ValueError: no weights have come yet, or a sync broke off.
+            ValueError: no weights have come yet, or the last sync failed.
         """
         return self.sample(prompts, max_new_tokens, seed, temperature=temperature)
 

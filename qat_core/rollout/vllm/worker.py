@@ -87,7 +87,7 @@ def reloading(worker: Any, names: HubNames, *, fused_experts: bool = True) -> It
         try:
             yield load
             _require_reloaded(model, loaded)
-        finally:  # also where the stream broke off: else the next reload would find half of one
+        finally:  # also if the stream failed: else the next reload would find half of one
             finalize_layerwise_reload(model, worker.model_config)
         compat.after_reload(model)
 

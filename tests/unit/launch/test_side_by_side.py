@@ -1,4 +1,4 @@
-"""Runs next to each other: bases first, what is complete is skipped, failures are told."""
+"""Runs next to each other: bases first, what is complete is skipped, failures are reported."""
 
 import subprocess
 import threading
@@ -96,8 +96,8 @@ def test_a_failed_run_is_told_and_not_evaluated(
     failing = study.runs[2].id
     monkeypatch.setattr(subprocess, "run", fail_for(failing))
     assert all_of(study, tmp_path).run_all() == [failing]
-    told = [line for line in capsys.readouterr().out.splitlines() if failing in line]
-    assert told == [f"{failing}: {FAILED} {tmp_path}/logs/{failing}.log"]
+    reported = [line for line in capsys.readouterr().out.splitlines() if failing in line]
+    assert reported == [f"{failing}: {FAILED} {tmp_path}/logs/{failing}.log"]
 
 
 def test_without_its_base_no_run_is_begun(

@@ -44,7 +44,7 @@ def test_of_a_repeated_step_the_last_row_counts_and_a_cut_line_does_not(tmp_path
         (None, r"drift\.jsonl: missing; train the run with rl\.drift_every: 1"),
         ("", r"drift\.jsonl: empty"),
         ('{"step": 1\n', r"drift\.jsonl: line 1: not JSON"),
-        ('{"layer": 1}\n', r"drift\.jsonl: line 1: no row of a drift"),
+        ('{"layer": 1}\n', r"drift\.jsonl: line 1: not a row of drift"),
         ("[1]\n", r"drift\.jsonl: line 1: not a mapping"),
     ],
     ids=["missing", "empty", "not-json", "no-step", "no-row"],

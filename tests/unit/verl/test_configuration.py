@@ -61,7 +61,7 @@ def test_a_recipe_with_a_search_path_of_its_own_keeps_its_patterns(dapo_qat: Pat
 
 
 @pytest.mark.parametrize("override", ["++nvfp4=w4a16", "nvfp4=w4a16", "+nvfp4=w4a61"])
-def test_a_slip_in_the_line_is_an_error(override: str) -> None:
+def test_a_typing_error_in_the_line_is_refused(override: str) -> None:
     with pytest.raises(HydraException, match="nvfp4"):
         composed(override)
 

@@ -142,7 +142,7 @@ def damaged(path: Path) -> None:
 
 
 BAD_PARQUET: dict[str, tuple[Callable[[Path], object], str]] = {
-    "damaged": (damaged, "no parquet file: .*; fetch it again"),
+    "damaged": (damaged, "not a parquet file: .*; fetch it again"),
     "empty": (lambda p: write_rows(p, [], SCHEMA), "no rows; take a file that has some"),
     "other-columns": (
         lambda p: write_rows(p, [{"question": "1+1?", "answer": "2"}]),
@@ -181,7 +181,7 @@ def test_parquet_in_another_form_is_refused(
     ("name", "content", "message"),
     [
         ("a.jsonl", '{"question": "1+1?"}', "line 1: answer: Field required; take"),
-        ("a.jsonl", "{", "line 1: no JSON: .*; fetch it again"),
+        ("a.jsonl", "{", "line 1: not JSON: .*; fetch it again"),
         ("a.csv", "question,answer", r"neither \.parquet nor \.jsonl; convert"),
     ],
     ids=["key", "json", "suffix"],
