@@ -2,7 +2,9 @@
 
 For machines without Snakemake, such as a GPU rented by the minute. Base checkpoints are made as
 runs come to need them; then each run is trained and evaluated. What is complete is skipped and what
-was cut off is resumed, so that the same command continues a study.
+was cut off is resumed, so that the same command continues a study. On a GPU a program waits until
+so much memory is free as the study says that a run takes (`gpu_memory_gib`); more jobs than fit
+do no harm.
 """
 
 import argparse
@@ -29,13 +31,28 @@ class SideBySide:
         results: folder of all results.
         jobs: programs at a time.
         deadline: time of `time.monotonic` after which no run is begun.
+        cells: of a grid, those that are run; all if none is named.
+        tries: how often a program is started before it has failed.
     """
 
     def __init__(
-        self, study: Study, study_file: Path, results: Path, jobs: int, deadline: float
+        self,
+        study: Study,
+        study_file: Path,
+        results: Path,
+        jobs: int,
+        deadline: float,
+        cells: Sequence[str] = (),
+        tries: int = 1,
     ) -> None:
+        if unknown := set(cells) - set(study.cells):
+            raise ValueError(
+                f"--cells: study {study.study} has no cell {', '.join(sorted(unknown))}; it has "
+                f"{', '.join(study.cells) or 'none'}"
+            )
         self.study, self.study_file, self.results = study, study_file, results
-        self.jobs, self.deadline = jobs, deadline
+        self.jobs, self.deadline, self.tries = jobs, deadline, tries
+        self.runs = [run for run in study.runs if not cells or run.cell in cells]
 
     def run_all(self) -> list[str]:
         """Runs the study in the order of its file; returns what did not succeed."""
@@ -43,7 +60,7 @@ class SideBySide:
         with ThreadPoolExecutor(self.jobs) as pool:
             bases: dict[str, Future[bool]] = {}
             runs: dict[str, Future[bool]] = {}
-            for run in self.study.runs:
+            for run in self.runs:
                 base = self.study.base_of(run)
                 if base not in bases:
                     bases[base] = pool.submit(self._make_base, base)
@@ -73,17 +90,22 @@ class SideBySide:
             return False
         log = self.results / "logs" / f"{name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("a") as output:
-            for module, arguments in programs:
-                command = [sys.executable, "-m", module, "--study", str(self.study_file)]
-                done = subprocess.run(
-                    [*command, *arguments], stdout=output, stderr=subprocess.STDOUT, check=False
-                )
-                if done.returncode:
-                    print(f"{name}: {module} failed, see {log}", flush=True)
-                    return False
+        for module, arguments in programs:
+            command = [sys.executable, "-m", module, "--study", str(self.study_file), *arguments]
+            if not self._succeeds(command, log):
+                print(f"{name}: {module} failed, see {log}", flush=True)
+                return False
         print(f"{name}: complete", flush=True)
         return True
+
+    def _succeeds(self, command: Sequence[str], log: Path) -> bool:
+        """Whether one of the tries does; the later ones resume what the earlier ones left."""
+        with log.open("a") as output:
+            for _ in range(self.tries):
+                done = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False)
+                if done.returncode == 0:
+                    return True
+        return False
 
 
 def main() -> None:
@@ -93,11 +115,23 @@ def main() -> None:
     parser.add_argument(
         "--begin-within-s", type=float, default=float("inf"), help="begin no run later than that"
     )
+    parser.add_argument("--cells", nargs="+", default=(), help="only these cells of a grid")
+    parser.add_argument(
+        "--tries", type=int, choices=range(1, 10), default=2, help="starts of a program that fails"
+    )
     args = parser.parse_args()
     deadline = time.monotonic() + args.begin_within_s
-    study = load_study(args.study)
-    missing = SideBySide(study, args.study, args.results, args.jobs, deadline).run_all()
-    print(f"{len(study.runs)} runs in all, not complete: {', '.join(missing) or 'none'}")
+    programs = SideBySide(
+        load_study(args.study),
+        args.study,
+        args.results,
+        args.jobs,
+        deadline,
+        args.cells,
+        args.tries,
+    )
+    missing = programs.run_all()
+    print(f"{len(programs.runs)} runs in all, not complete: {', '.join(missing) or 'none'}")
 
 
 if __name__ == "__main__":

@@ -106,3 +106,37 @@ def test_without_its_base_no_run_is_begun(
     monkeypatch.setattr(subprocess, "run", fail_for("nano-dense_seed1"))
     lost = ["nano-dense_seed1", *(run.id for run in study.runs if run.seed == 1)]
     assert all_of(study, tmp_path).run_all() == lost
+
+
+def test_only_the_named_cells_are_run(study: Study, begun: list[Program], tmp_path: Path) -> None:
+    programs = SideBySide(study, Path("study.yaml"), tmp_path, 3, float("inf"), cells=["high"])
+    assert programs.run_all() == []
+    trained = {name for module, name in begun if module == "experiments.launch.run"}
+    assert trained == {run.id for run in study.runs if run.cell == "high"}
+    assert len(trained) == 4
+
+
+def test_an_unknown_cell_is_named(study: Study, tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"--cells: study default has no cell hi; it has high, low"
+    ):
+        SideBySide(study, Path("study.yaml"), tmp_path, 3, float("inf"), cells=["hi", "low"])
+
+
+@pytest.mark.parametrize(("tries", "is_complete"), [(1, False), (2, True)])
+def test_a_program_that_fails_once_is_started_again(
+    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tries: int, is_complete: bool
+) -> None:
+    run = study.runs[0].id
+    starts: list[str] = []
+
+    def fail_once(command: list[str], **_: object) -> SimpleNamespace:
+        is_first = run in command and not starts
+        if run in command:
+            starts.append(command[2])
+        return SimpleNamespace(returncode=int(is_first))
+
+    monkeypatch.setattr(subprocess, "run", fail_once)
+    programs = SideBySide(study, Path("study.yaml"), tmp_path, 3, float("inf"), tries=tries)
+    assert programs.run_all() == ([] if is_complete else [run])
+    assert starts == ["experiments.launch.run"] * tries + ["experiments.evaluate.run"] * is_complete
