@@ -6,8 +6,6 @@ Only cells that have all their runs are judged; the table names the others.
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from analysis.claims_table import Claim, ClaimsTable, ClaimVerdict
 from analysis.collapse.grid import Design, Grid, design_of, read_grid
 from analysis.collapse.rules import Comparison, rules_of
@@ -83,9 +81,9 @@ def marks(study: Study, complete: Sequence[str], folders: Sequence[Path]) -> tup
         found.append(f"{most} generations of base checkpoints, one for all arms of a cell")
     if resumed := sum(it.attempt > 1 for it in manifests):
         found.append(f"{resumed} of {len(manifests)} runs cut off and begun again or resumed")
-    norms = np.concatenate([read_metrics(folder)[GRAD_NORM].to_numpy(float) for folder in folders])
-    if skipped := int(np.isnan(norms).sum()):
-        found.append(f"{skipped} of {len(norms)} updates skipped: gradient not finite")
+    norms = [read_metrics(folder)[GRAD_NORM] for folder in folders]
+    if skipped := sum(int(its.isna().sum()) for its in norms):
+        found.append(f"{skipped} of {sum(map(len, norms))} updates skipped: gradient not finite")
     if without := sum(not (folder / EVALUATIONS).exists() for folder in folders):
         found.append(f"{without} of {len(folders)} runs lack their offline accuracies")
     if any(it.git is None or it.git.dirty for it in manifests):

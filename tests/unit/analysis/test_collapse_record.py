@@ -10,6 +10,7 @@ import pytest
 from analysis.claims_table import read_table
 from analysis.collapse.data import GridData
 from analysis.collapse.grid import BF16, NOQAT, QAT, Setting
+from analysis.collapse.judge import judge_study
 from analysis.collapse.survival import Outcome, log_rank
 from experiments.runs.manifest import read_manifest
 from experiments.runs.record import require_commit, require_one_base_a_seed
@@ -99,6 +100,12 @@ def test_the_study_file_still_describes_the_recorded_runs(study: Study) -> None:
     assert [now.training_config(r) for r in now.runs] == [
         study.training_config(r) for r in study.runs
     ]
+
+
+def test_without_a_complete_cell_no_claim_is_judged(study: Study, tmp_path: Path) -> None:
+    table = judge_study(study, tmp_path)
+    assert {claim.verdict for claim in table.claims} == {"NOT RUN"}
+    assert table.marks[DENSE] == (f"cells not complete, not judged: {', '.join(study.cells)}",)
 
 
 def test_incomplete_cells_are_named_and_their_claims_open() -> None:

@@ -3,7 +3,8 @@ from typing import Any
 
 import pytest
 
-from experiments.runs.record import require_commit
+from experiments.runs.manifest import RunManifest
+from experiments.runs.record import require_commit, require_one_base_a_seed
 from tests.manifests import make_manifest
 
 COMMITTED = {"commit": "abc", "dirty": False, "diff_sha256": "d"}
@@ -25,3 +26,17 @@ def test_runs_of_committed_code_are_recorded() -> None:
 def test_runs_of_uncommitted_code_are_refused(git: dict[str, Any] | None, message: str) -> None:
     with pytest.raises(ValueError, match=rf"run/manifest.json: git: {message}; commit and"):
         require_commit(make_manifest(git=git), Path("run"))
+
+
+def run_from(base: str, arm: str, seed: int) -> RunManifest:
+    run = f"nano_{arm}.cell_seed{seed}"
+    return make_manifest(run=run, arm=arm, cell="cell", seed=seed, digests={"base": base})
+
+
+def test_a_cell_has_one_base_a_seed() -> None:
+    bf16, qat = "bf16", "nvfp4-qat"
+    whole = [run_from("x", bf16, 0), run_from("x", qat, 0), run_from("y", bf16, 1)]
+    require_one_base_a_seed("cell", [*whole, run_from("y", qat, 1)])
+    names = "cell cell: nano_bf16.cell_seed1 and nano_nvfp4-qat.cell_seed1 start from different"
+    with pytest.raises(ValueError, match=names):
+        require_one_base_a_seed("cell", [*whole, run_from("z", qat, 1)])
