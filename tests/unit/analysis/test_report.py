@@ -2,16 +2,19 @@
 
 import json
 import re
+import shutil
 from base64 import b64decode
 from html.parser import HTMLParser
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+from synthetic_results import write_results
 
 from analysis.claims import judge_study
 from analysis.figure_files import PROGRAMS, figure_names
 from analysis.figures import FIGURES
+from analysis.load import load_results
 from analysis.report.content import read_content
 from analysis.report.page import memory_rows, render, to_html
 from analysis.results import Results
@@ -55,20 +58,32 @@ class Page(HTMLParser):
         assert self.open and self.open.pop() == tag, f"</{tag}> closes nothing"
 
 
-@pytest.fixture
-def finished(study: Study, results: Results, results_dir: Path) -> Path:
-    """Results with claims and figures; the figures are stand-ins."""
-    folder = results_dir / "studies" / study.study
-    (folder / "figures").mkdir(parents=True)
-    (folder / "claims.md").write_text(judge_study(study, results).to_markdown())
+@pytest.fixture(scope="module")
+def finished(study: Study, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results with claims and figures, not to be changed; the figures are stand-ins."""
+    folder: Path = tmp_path_factory.mktemp("results")
+    write_results(study, folder)
+    judged = folder / "studies" / study.study
+    (judged / "figures").mkdir(parents=True)
+    (judged / "claims.md").write_text(judge_study(study, load(study, folder)).to_markdown())
     for name in figure_names(study):
-        (folder / "figures" / f"{name}.svg").write_text(f"<svg><title>{name}</title></svg>")
-    return results_dir
+        (judged / "figures" / f"{name}.svg").write_text(f"<svg><title>{name}</title></svg>")
+    return folder
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def page(study_file: Path, finished: Path) -> str:
     return render(read_content(study_file, finished))
+
+
+@pytest.fixture
+def copied(finished: Path, tmp_path: Path) -> Path:
+    """The same, to be changed."""
+    return Path(shutil.copytree(finished, tmp_path / "results"))
+
+
+def load(study: Study, folder: Path) -> Results:
+    return load_results(folder, [run.id for run in study.runs])
 
 
 @pytest.mark.parametrize("source", ["results", "record"])
@@ -99,9 +114,9 @@ def test_every_figure_is_there_as_it_was_drawn(page: str, study: Study, finished
 
 
 def test_claims_drift_memory_and_provenance_are_there(
-    page: str, study: Study, study_file: Path, results: Results, finished: Path
+    page: str, study: Study, study_file: Path, finished: Path
 ) -> None:
-    table = judge_study(study, results)
+    table = judge_study(study, load(study, finished))
     cells = re.findall(r'<td data-label="Verdict" class="(\w+)">', page)
     assert cells == [claim.verdict.lower() for claim in table.claims]
     assert all(claim.interval in page for claim in table.claims)
@@ -111,31 +126,32 @@ def test_claims_drift_memory_and_provenance_are_there(
     )
     assert "<dt>commit</dt>\n<dd>abc</dd>" in page
     assert "nano-moe 4 (4)" in page, "the digest of the base that four runs share"
-    for run in results.manifests:
+    for run in (run.id for run in study.runs):
         for name in ("manifest.json", "metrics.jsonl", "eval.json"):
             assert f"{run}/{name}" in page and digest_file(finished / run / name) in page
     assert "Protocol for claims about mismatch" in page
 
 
-def test_the_same_files_give_the_same_bytes(page: str, study_file: Path, finished: Path) -> None:
-    assert render(read_content(study_file, finished)) == page
-    changed = finished / "nano-dense_bf16_seed0" / "manifest.json"
+def test_the_same_files_give_the_same_bytes(study_file: Path, copied: Path) -> None:
+    page = render(read_content(study_file, copied))
+    assert render(read_content(study_file, copied)) == page
+    changed = copied / "nano-dense_bf16_seed0" / "manifest.json"
     changed.write_text(changed.read_text() + "\n")
-    assert render(read_content(study_file, finished)) != page
+    assert render(read_content(study_file, copied)) != page
 
 
-def test_what_a_file_says_cannot_become_markup(study_file: Path, finished: Path) -> None:
-    manifest = finished / "nano-dense_bf16_seed0" / "manifest.json"
+def test_what_a_file_says_cannot_become_markup(study_file: Path, copied: Path) -> None:
+    manifest = copied / "nano-dense_bf16_seed0" / "manifest.json"
     content = json.loads(manifest.read_text()) | {"reason": "<script>alert(1)</script>"}
     manifest.write_text(json.dumps(content))
-    Page(render(read_content(study_file, finished)))
+    Page(render(read_content(study_file, copied)))
 
 
 @pytest.mark.parametrize("lost", ["claims.md", "figures/kl.svg"])
-def test_what_is_missing_is_named(lost: str, study_file: Path, finished: Path) -> None:
-    (finished / "studies" / "default" / lost).unlink()
+def test_what_is_missing_is_named(lost: str, study_file: Path, copied: Path) -> None:
+    (copied / "studies" / "default" / lost).unlink()
     with pytest.raises(ValueError, match=rf"{lost}: missing; run the study to its end"):
-        read_content(study_file, finished)
+        read_content(study_file, copied)
 
 
 def test_a_study_without_runs_is_refused(study_file: Path, tmp_path: Path) -> None:
