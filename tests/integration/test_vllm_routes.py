@@ -10,10 +10,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 
-from experiments.study.arm_recipes import make_recipes
 from vllm import SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 
+from experiments.study.arms import make_recipes
 from qat_core.plan import plan
 from qat_core.preparation import prepare
 from qat_core.recipe import Recipe
