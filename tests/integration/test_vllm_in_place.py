@@ -192,8 +192,22 @@ def _with_bf16_experts() -> Any:
     return [(marlin_linear(packed_group([(128, HIDDEN)], 0)[0]), ["o"])], [experts]
 
 
+def _with_a_layer_that_derives_weights() -> Any:
+    class Derives(nn.Module):
+        def process_weights_after_loading(self) -> None: ...
+
+    return [(marlin_linear(packed_group([(128, HIDDEN)], 0)[0]), ["o"])], [Derives()]
+
+
 @pytest.mark.parametrize(
-    "make", [_with_bias, _with_padding, _with_another_kernel, _with_bf16_experts]
+    "make",
+    [
+        _with_bias,
+        _with_padding,
+        _with_another_kernel,
+        _with_bf16_experts,
+        _with_a_layer_that_derives_weights,
+    ],
 )
 def test_a_model_with_an_unknown_layer_keeps_to_the_reload(make: Any) -> None:
     assert find_targets(*make()) is None
@@ -224,12 +238,17 @@ def _bytes_differ(shape: str, folder: str) -> list[str]:
         os.environ[VARIABLE] = way
         engine.sync(weight_stream(model, planned, recipe), planned)
         held.append(engine.on_worker(_all_tensors))
+    assert engine.on_worker(_written_in_place) == set(planned.quantized)
     _, in_place, reloaded = held
     return [
         name
         for name, tensor in reloaded.items()
         if not torch.equal(tensor.view(torch.uint8), in_place[name].view(torch.uint8))
     ]
+
+
+def _written_in_place(worker: Any) -> set[str]:
+    return set(worker.qat_core_targets)
 
 
 def _all_tensors(worker: Any) -> dict[str, Tensor]:

@@ -26,6 +26,13 @@ from qat_core.weights.hub_names import HubNames, Weight
 
 VARIABLE = "QAT_CORE_IN_PLACE_SYNC"
 
+PLAIN_METHODS = (
+    "NoneType",
+    "UnquantizedLinearMethod",
+    "UnquantizedEmbeddingMethod",
+    "CompressedTensorsKVCacheMethod",
+)
+
 Write = Callable[[PackedTensor], None]
 
 
@@ -54,7 +61,9 @@ def find_targets(
         served: layers that vLLM serves in NVFP4, with the trainer's names of their weights.
         other: all other modules of the model.
     """
-    if any(_is_laid_out_anew(module) for module in other):
+    served = list(served)
+    methods = {id(module.quant_method) for module, _ in served if hasattr(module, "quant_method")}
+    if not all(_is_plain(module, methods) for module in other):
         return None
     targets: dict[str, Target] = {}
     for module, names in served:
@@ -76,10 +85,12 @@ def write_packed(
             yield names.renamed(name), weight
 
 
-def _is_laid_out_anew(module: nn.Module) -> bool:
-    """Whether vLLM keeps another form of this module's weights than its loaders write."""
-    method = type(getattr(module, "quant_method", None)).__name__
-    return type(module).__name__ == "MLAAttention" or method == "UnquantizedFusedMoEMethod"
+def _is_plain(module: nn.Module, served_methods: set[int]) -> bool:
+    """Whether vLLM serves a module's weights as its loaders write them."""
+    method = getattr(module, "quant_method", None)
+    is_known = id(method) in served_methods or type(method).__name__ in PLAIN_METHODS
+    makes_own = hasattr(type(module), "process_weights_after_loading")
+    return is_known and (not makes_own or type(module).__name__ == "Attention")
 
 
 def _targets_of(module: Any, names: list[str]) -> list[Target]:
