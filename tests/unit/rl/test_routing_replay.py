@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from experiments.study.arm_recipes import make_recipes
 from torch import Tensor
 
-from experiments.study.arms import ArmName
+from experiments.study.arms import ArmName, make_recipes
 from qat_core.rl.config import GrpoConfig
 from qat_core.rl.policy import Policy, Scores
 from qat_core.rollout.eager import EagerEngine
