@@ -7,6 +7,7 @@ import argparse
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from experiments.runs.completeness import complete_cells
 from experiments.runs.drift import RECORDED_DRIFT, has_drift, read_drift, write_drift
@@ -24,6 +25,7 @@ from experiments.study.schema import ROOT, Run, Study
 from experiments.support.cli import RESULTS, STUDY, run_cli
 from experiments.support.json_files import REMAKE
 from qat_core.drift.names import FILE
+from qat_core.rl.config import GrpoConfig
 
 
 def record_study(
@@ -57,7 +59,7 @@ def record_study(
         raise ValueError(f"{missing[0]}: missing; run study {study.study} to its end first")
     for run in runs:
         manifest = read_manifest(results / run.id, REMAKE)
-        if manifest.config != study.training_config(run):
+        if settings_of(manifest) != study.training_config(run):
             raise ValueError(
                 f"{results / run.id}: trained with other settings than {study_file}; run the "
                 "study again"
@@ -70,6 +72,12 @@ def record_study(
     shutil.copy(study_dir / "claims.json", record)
     shutil.copy(study_file, record / "study.yaml")
     return record
+
+
+def settings_of(manifest: RunManifest) -> dict[str, Any]:
+    """A run's settings; keys of `rl` that are younger than the run have their defaults."""
+    rl = GrpoConfig.model_validate(manifest.config["rl"])
+    return manifest.config | {"rl": rl.model_dump(mode="json")}
 
 
 def _runs_to_record(study: Study, results: Path) -> Sequence[Run]:

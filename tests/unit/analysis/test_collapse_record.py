@@ -13,7 +13,7 @@ from analysis.collapse.grid import BF16, NOQAT, QAT, Setting
 from analysis.collapse.judge import judge_study
 from analysis.collapse.survival import Outcome, log_rank
 from experiments.runs.manifest import read_manifest
-from experiments.runs.record import require_commit, require_one_base_a_seed
+from experiments.runs.record import require_commit, require_one_base_a_seed, settings_of
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, STUDIES, Study
 
@@ -92,7 +92,7 @@ def test_runs_are_whole_of_committed_code_and_one_base_a_seed_and_cell(study: St
         require_one_base_a_seed(cell, manifests)
         for manifest, folder in zip(manifests, folders, strict=True):
             require_commit(manifest, folder)
-            assert manifest.config == study.training_config(study.find_run(manifest.run))
+            assert settings_of(manifest) == study.training_config(study.find_run(manifest.run))
 
 
 def test_the_study_file_still_describes_the_recorded_runs(study: Study) -> None:

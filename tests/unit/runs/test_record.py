@@ -30,7 +30,8 @@ def test_runs_of_uncommitted_code_are_refused(git: dict[str, Any] | None, messag
 
 def run_from(base: str, arm: str, seed: int) -> RunManifest:
     run = f"nano_{arm}.cell_seed{seed}"
-    return make_manifest(run=run, arm=arm, cell="cell", seed=seed, digests={"base": base})
+    named = {"run": run, "arm": arm, "cell": "cell", "seed": seed, "seeds": {"run": seed}}
+    return make_manifest(**named, digests={"base": base})
 
 
 def test_a_cell_has_one_base_a_seed() -> None:
