@@ -74,6 +74,11 @@ NVFP4_RULES = (
         lambda v: v == 1,
         "never tried with NVFP4; use 1: verl starts one engine for each share of the GPUs",
     ),
+    Rule(
+        f"{ROLLOUT}.checkpoint_engine.backend",
+        lambda v: v not in ("mooncake", "kimi_ckpt_engine"),
+        "it casts all that it sends to BF16, packed bytes too; use naive, nccl or nixl",
+    ),
     Rule(f"{ROLLOUT}.quantization", _is_not_set, "NVFP4 is the quantization; use null"),
     Rule(
         f"{VLLM}.quantization",

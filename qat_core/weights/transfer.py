@@ -7,6 +7,7 @@ can refuse another recipe before it has replaced anything, and knows when all we
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import astuple
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -16,6 +17,8 @@ from qat_core.plan import Entry, QuantPlan
 from qat_core.weights.hub_names import Weight
 
 PLAN_NAME = "qat_core:plan"
+PADDING_NAME = "qat_core:padding"
+ALIGNMENT = 4  # bytes, of the widest dtype that travels
 PARTS = ("codes", "block_scale", "global_scale")
 FIX = "stream every weight of the model once, as planned"
 
@@ -23,14 +26,26 @@ FIX = "stream every weight of the model once, as planned"
 def transfer_tensors(
     plan: QuantPlan, stream: Iterable[tuple[str, Weight]]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Named tensors of a stream, after its plan."""
+    """Named tensors of a stream, after its plan.
+
+    verl's nccl and nixl transports put tensor after tensor into a buffer and read each one as its
+    own dtype, which needs an offset that this dtype divides: after odd sizes comes padding.
+    """
     rows = json.dumps([astuple(entry) for entry in plan.entries]).encode()
-    yield PLAN_NAME, torch.frombuffer(bytearray(rows), dtype=torch.uint8)
-    for name, weight in stream:
-        if isinstance(weight, PackedTensor):
-            yield from ((f"{name}:{part}", getattr(weight, part)) for part in PARTS)
-        else:
-            yield name, weight
+    tensors = chain(
+        [(PLAN_NAME, torch.frombuffer(bytearray(rows), dtype=torch.uint8))],
+        (item for name, weight in stream for item in _parts(name, weight)),
+    )
+    for name, tensor in tensors:
+        yield name, tensor
+        if missing := -tensor.nbytes % ALIGNMENT:
+            yield f"{PADDING_NAME}:{name}", tensor.new_zeros(missing, dtype=torch.uint8)
+
+
+def _parts(name: str, weight: Weight) -> list[tuple[str, Tensor]]:
+    if isinstance(weight, PackedTensor):
+        return [(f"{name}:{part}", getattr(weight, part)) for part in PARTS]
+    return [(name, weight)]
 
 
 def read_plan(tensor: Tensor) -> QuantPlan:
@@ -95,6 +110,8 @@ class Assembler:
             ValueError: a tensor has come before.
         """
         for full_name, tensor in tensors:
+            if full_name.startswith(PADDING_NAME):
+                continue
             if full_name in self._came:
                 raise ValueError(f"weight sync: {full_name} came before: {FIX}")
             self._came.add(full_name)

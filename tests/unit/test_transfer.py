@@ -19,6 +19,27 @@ def test_the_plan_comes_first() -> None:
     assert read_plan(first) == checked
 
 
+def test_each_tensor_starts_where_its_dtype_can_be_read() -> None:
+    """As verl's nccl and nixl transports lay them out: one after the other, without gaps."""
+    packed = quantize(torch.randn(3, 16), global_scale(torch.tensor(3.0), "pow2"))
+    odd = torch.randn(3, dtype=torch.bfloat16)
+    stream = [("w", packed), ("v", odd), ("u", torch.randn(2)), ("x", packed)]
+    sent = list(transfer_tensors(plan(tiny_model("qwen3"), Recipe()), stream))
+    buffer = torch.cat([tensor.reshape(-1).view(torch.uint8) for _, tensor in sent])
+    offset, received = 0, []
+    for name, tensor in sent:
+        piece = buffer[offset : offset + tensor.nbytes]
+        received.append((name, piece.view(tensor.dtype).view(tensor.shape)))
+        offset += tensor.nbytes
+    came = dict(Assembler().take(received[1:]))
+    assert list(came) == ["w", "v", "u", "x"]
+    assert torch.equal(came["v"], odd)
+    assert torch.equal(
+        came["x"].block_scale.view(torch.uint8), packed.block_scale.view(torch.uint8)
+    )
+    assert torch.equal(came["x"].global_scale, packed.global_scale)
+
+
 @pytest.mark.parametrize("family", ["qwen3", "qwen3-tied", "qwen3-moe"])
 def test_a_stream_is_what_its_plan_says(family: str) -> None:
     model = tiny_model(family)

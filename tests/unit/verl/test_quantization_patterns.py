@@ -70,6 +70,7 @@ BAD_JSON: dict[str, tuple[str, str]] = {
     "no-json": ("{", "Expecting property name"),
     "w4a4": (json.dumps(declared(input_activations=W4A4)), "only W4A16 is supported"),
     "int4": (json.dumps(declared(weights={"num_bits": 4, "type": "int"})), "weights.type: int"),
+    "groups": (json.dumps(declared() | {"config_groups": {}}), "has 0 groups; give one"),
     "modelopt": (json.dumps({"quant_method": "modelopt"}), "quant_method: modelopt is not NVFP4"),
 }
 

