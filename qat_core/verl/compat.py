@@ -60,6 +60,14 @@ USED_NAMES = (
         "routing replay with FSDP2",
     ),
     UsedName(_ENGINE, "FSDPEngineWithLMHead.to", "packed shards dropped with an offload", "a hook"),
+    UsedName(_ENGINE, "CPUOffloadPolicy", "reference policies on a CPU", "one that needs no GPU"),
+    UsedName(
+        "checkpoint_engine.base",
+        "split_weight_chunks",
+        "syncs between processes on a CPU",
+        "a transport of verl's that needs no GPU",
+    ),
+    UsedName("checkpoint_engine.base", "merge_weight_chunks", "the same", "the same"),
     UsedName(
         "workers.engine.base",
         "EngineRegistry.register",

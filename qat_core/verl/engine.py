@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from verl.utils.device import get_device_id, get_vendor
+from verl.utils.device import get_device_id, get_device_name, get_vendor
 from verl.workers.config import QATEngineConfig
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
@@ -32,8 +32,9 @@ from qat_core.weights.transfer import transfer_tensors
 compat.require_supported()
 # by name: the adapter imports vLLM, which not every process needs
 _ROLLOUT_REGISTRY["vllm", "async"] = "qat_core.verl.adapter.OwnSocketAdapter"
-# for BF16 on a CPU: verl registers its engine for GPUs and NPUs alone
-EngineRegistry.register("language_model", "fsdp2", "cpu")(FSDPEngineWithLMHead)
+if get_device_name() == "cpu":
+    import qat_core.verl.cpu_engine
+    import qat_core.verl.cpu_transport  # noqa: F401  both register themselves
 
 
 @dataclass

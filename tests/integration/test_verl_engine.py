@@ -46,8 +46,9 @@ def test_enable_false_is_verls_own_engine_in_bf16(outcomes: dict[str, Any]) -> N
     assert outcomes["bf16"]["packed"] == 0 and outcomes["bf16"]["first"] != PLAN_NAME
 
 
-def test_a_reference_policy_is_verls_own_engine(outcomes: dict[str, Any]) -> None:
-    assert outcomes["reference"] == {"engine": "FSDPEngineWithLMHead"}
+def test_a_reference_policy_is_verls_own_engine_in_bf16(outcomes: dict[str, Any]) -> None:
+    assert outcomes["reference"]["engine"] == "FSDPEngineWithLMHead"
+    assert outcomes["reference"]["packed"] == 0
 
 
 def test_packed_shards_do_not_outlive_an_offload(outcomes: dict[str, Any]) -> None:
