@@ -36,6 +36,11 @@ def test_nvfp4_is_streamed_packed_after_its_plan(outcomes: dict[str, Any], case:
     assert outcomes[case]["packed"] == 6, "q, k, v, o and two matrices of fused experts"
 
 
+def test_the_streams_bytes_arrive_at_rollouts_of_other_processes(outcomes: dict[str, Any]) -> None:
+    """Through verl's own cutting and putting together, which its nccl transport uses too."""
+    assert outcomes["qat"]["arrived"]
+
+
 def test_a_users_own_module_changes_nothing(outcomes: dict[str, Any]) -> None:
     found = outcomes["users module"]
     assert found["imported"] and found["engine"] == "NvFp4Engine" and found["packed"] == 6

@@ -4,9 +4,11 @@ One rank on the CPU. For each case the engine that verl would make of a command'
 built and asked for its weights; a refusal is noted instead.
 """
 
+import asyncio
 import json
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,10 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.engine import EngineRegistry
 
 from qat_core.verl.configuration import complete
+from qat_core.verl.cpu_transport import CpuCheckpointEngine
 
+Tensors = list[tuple[str, torch.Tensor]]
+BUCKET_BYTES = 4096  # smaller than some weights, which are then cut
 QAT = "actor_rollout_ref.actor.fsdp_config.qat"
 CASES: dict[str, list[str]] = {
     "qat": [],
@@ -85,8 +90,42 @@ def outcome(model_dir: str, case: str) -> dict[str, Any]:
         found["imported"] = "colorsys" in sys.modules
     stream, adapters = engine.get_per_tensor_param()
     assert adapters is None
-    names = [name for name, _ in stream]
+    tensors = [(name, tensor.clone()) for name, tensor in stream]
+    names = [name for name, _ in tensors]
+    if case == "qat":
+        found["arrived"] = same(tensors, transported(tensors))
     return found | {"first": names[0], "packed": sum(name.endswith(":codes") for name in names)}
+
+
+def transported(tensors: Tensors) -> Tensors:
+    """What two rollout workers get of tensors that this process sends them, in small buckets."""
+    sender = CpuCheckpointEngine(BUCKET_BYTES, is_master=True)
+    receivers = [CpuCheckpointEngine(BUCKET_BYTES) for _ in range(2)]
+    metadata = [engine.prepare() for engine in (sender, *receivers)]
+    (addresses,) = CpuCheckpointEngine.build_topology(1, 2, metadata)[0]["addresses"]
+    sender.init_process_group(addresses)
+
+    async def received(engine: CpuCheckpointEngine) -> Tensors:
+        return [(name, tensor.clone()) async for name, tensor in engine.receive_weights()]
+
+    with ThreadPoolExecutor(len(receivers)) as pool:
+        coming = [pool.submit(asyncio.run, received(engine)) for engine in receivers]
+        asyncio.run(sender.send_weights(iter(tensors)))
+        first, second = (future.result(timeout=60) for future in coming)
+    for engine in (sender, *receivers):
+        engine.finalize()
+    assert same(first, second)
+    return first
+
+
+def same(first: Tensors, second: Tensors) -> bool:
+    """Whether names, shapes, dtypes and bytes are equal."""
+    return len(first) == len(second) and all(
+        a == b
+        and s.dtype == t.dtype
+        and torch.equal(s.reshape(-1).view(torch.uint8), t.reshape(-1).view(torch.uint8))
+        for (a, s), (b, t) in zip(first, second, strict=True)
+    )
 
 
 def packed_shards(engine: Any) -> dict[str, int]:
