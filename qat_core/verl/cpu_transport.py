@@ -1,14 +1,15 @@
 """Weights from trainers to rollouts of other processes, without a GPU.
 
-verl's own transports need one. This one, `checkpoint_engine.backend=cpu`, speaks ZeroMQ: the first
-trainer sends buckets, cut and put together by verl's own functions, to every rollout worker and
-waits for each one's answer. Registered by `qat_core.verl.engine` where verl's platform is the CPU.
+verl's own transports need one. This one is for one machine: the first trainer sends buckets over
+ZeroMQ, cut and put together by verl's own functions, to every rollout worker and waits for each
+one's answer. `checkpoint_engine.backend=cpu`; `qat_core.verl.engine` imports it on a CPU.
 """
 
+import tempfile
+import uuid
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-import ray
 import torch
 import zmq
 from torch import Tensor
@@ -21,7 +22,7 @@ from verl.checkpoint_engine.base import (
 )
 
 
-@CheckpointEngineRegistry.register("cpu")  # type: ignore[untyped-decorator]
+@CheckpointEngineRegistry.register("cpu")
 class CpuCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
     """One side of a sync: a trainer (the first sends) or a rollout worker.
 
@@ -33,16 +34,16 @@ class CpuCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
     def __init__(self, bucket_size: int, is_master: bool = False) -> None:
         self._bucket_bytes = bucket_size
         self._is_master = is_master
-        self._context = zmq.Context.instance()
+        self._context: Any = zmq.Context.instance()
         self._peers: list[Any] = []
 
-    def prepare(self) -> str | None:
-        """Address at which a rollout worker listens; trainers ignore theirs."""
-        socket = self._context.socket(zmq.REP)
-        host = ray.util.get_node_ip_address().strip("[]")
-        port = socket.bind_to_random_port(f"tcp://{host}")
-        self._peers = [socket]
-        return f"tcp://{host}:{port}"
+    def prepare(self) -> str:
+        """Address at which a rollout worker listens, below TMPDIR; a trainer's is not used."""
+        address = f"ipc://{tempfile.gettempdir()}/weights-{uuid.uuid4().hex}"
+        if not self._is_master:
+            self._peers = [self._context.socket(zmq.REP)]
+            self._peers[0].bind(address)
+        return address
 
     @classmethod
     def build_topology(
@@ -58,7 +59,6 @@ class CpuCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
     def init_process_group(self, addresses: list[str]) -> None:
         """The trainer that sends connects to all rollout workers."""
         if self._is_master:
-            self.finalize()
             self._peers = [self._context.socket(zmq.REQ) for _ in addresses]
             for socket, address in zip(self._peers, addresses, strict=True):
                 socket.connect(address)

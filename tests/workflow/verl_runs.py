@@ -93,14 +93,13 @@ CASES = {
         },
     ),
     "kl-loss": Case(
-        "reference policy with KL loss, dynamic batch sizes, remove-padding; two trainers",
+        "reference policy with KL loss, dynamic batch sizes, remove-padding",
         "verl.trainer.main_ppo",
         {
             f"{ACTOR}.use_kl_loss": "true",
             f"{ACTOR}.use_dynamic_bsz": "true",
             f"{ACTOR}.ppo_max_token_len_per_gpu": 128,
             "actor_rollout_ref.model.use_remove_padding": "true",
-            "trainer.n_gpus_per_node": 2,
         },
         metrics=("actor/grad_norm", "actor/kl_loss"),
     ),
