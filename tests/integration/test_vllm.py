@@ -258,6 +258,14 @@ def test_several_workers_are_refused(tmp_path: Path, name: str) -> None:
         VllmEngine(tmp_path, **{name: 2})
 
 
+def test_vllm_in_another_process_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "1")
+    with pytest.raises(ValueError, match="VLLM_ENABLE_V1_MULTIPROCESSING: needs to be 0"):
+        VllmEngine(tmp_path)
+
+
 def test_what_the_engine_reports(engine: VllmEngine) -> None:
     assert engine.kv_cache_tokens > 64
     rotary_bytes = 256 * 64 * 2  # its cache, no parameter: positions, head size, BF16

@@ -25,6 +25,7 @@ from verl.workers.engine import EngineRegistry
 
 from qat_core.verl.configuration import complete
 from qat_core.verl.cpu_transport import CpuCheckpointEngine
+from qat_core.verl.worker import LayerwiseWorkerExtension
 
 Tensors = list[tuple[str, torch.Tensor]]
 BUCKET_BYTES = 4096  # smaller than some weights, which are then cut
@@ -147,10 +148,21 @@ def packed_shards(engine: Any) -> dict[str, int]:
     }
 
 
+def adapters_refused() -> str:
+    """What vLLM's worker says when a sync brings LoRA adapters."""
+    worker = object.__new__(LayerwiseWorkerExtension)
+    try:
+        worker.update_weights_from_ipc(peft_config={"r": 8})
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def main(model_dir: str, out: str) -> None:
     """All cases."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     outcomes = {case: outcome(model_dir, case) for case in CASES}
+    outcomes["adapters"] = {"error": adapters_refused()}
     Path(out).write_text(json.dumps(outcomes, indent=1))
     dist.destroy_process_group()
 
