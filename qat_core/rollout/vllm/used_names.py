@@ -73,12 +73,14 @@ USED_NAMES = (
         "the same, after reloads too",
     ),
     UsedName(
-        "layers.quantization.compressed_tensors.schemes.compressed_tensors_w4a4_nvfp4",
+        "model_executor.layers.quantization.compressed_tensors.schemes.compressed_tensors_w4a4_nvfp4",
         "init_nvfp4_linear_kernel",
         "Humming in place of Marlin",
         until="0.28",
     ),
-    UsedName("kernels.linear.nvfp4.base", "NvFp4LinearKernel", "the same", until="0.28"),
+    UsedName(
+        "model_executor.kernels.linear.nvfp4.base", "NvFp4LinearKernel", "the same", until="0.28"
+    ),
     UsedName(_TENSORS, "CompressedTensorsConfig._get_scheme_from_parts", "W4A16 on a CPU"),
     UsedName(_TENSORS, "CompressedTensorsConfig._is_nvfp4_format", "the same"),
     UsedName(_TENSORS, "CompressedTensorsConfig.get_scheme_dict", "the same, for experts"),
