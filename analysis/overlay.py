@@ -34,16 +34,21 @@ def read_mlflow(store: str, run_id: str, metrics: tuple[str, ...]) -> pd.DataFra
     """A run of an MLflow store, a row a step.
 
     Raises:
-        ValueError: there is no such run, or it has none of the metrics.
+        ValueError: there is no such store or run, or it has none of the metrics.
     """
-    from mlflow.exceptions import MlflowException
-    from mlflow.tracking import MlflowClient
+    from mlflow import MlflowClient
 
-    client = MlflowClient(store)
+    from experiments.tracking.store import SQLITE, STORE_ERRORS, limit_requests
+
+    limit_requests()
+    if store.startswith(SQLITE) and not Path(store.removeprefix(SQLITE)).is_file():
+        raise ValueError(f"--mlflow: {store}: no such file; name a store and a run")  # not made
     try:
+        client = MlflowClient(store)
         histories = {name: client.get_metric_history(run_id, name) for name in metrics}
-    except MlflowException as error:
-        raise ValueError(f"{store}: {run_id}: {' '.join(str(error).split())}") from None
+    except STORE_ERRORS as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"--mlflow: {store}: {run_id}: {reason}; name a store and a run") from None
     columns = {n: {point.step: point.value for point in h} for n, h in histories.items() if h}
     if not columns:
         raise ValueError(f"{store}: {run_id}: has none of {', '.join(metrics)}")

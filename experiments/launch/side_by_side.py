@@ -120,6 +120,8 @@ def main() -> None:
         "--tries", type=int, choices=range(1, 10), default=2, help="starts of a program that fails"
     )
     args = parser.parse_args()
+    if args.jobs < 1:
+        raise ValueError(f"--jobs: {args.jobs} programs at a time run nothing; use 1 or more")
     deadline = time.monotonic() + args.begin_within_s
     programs = SideBySide(
         load_study(args.study),

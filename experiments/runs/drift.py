@@ -12,12 +12,13 @@ import pandas as pd
 
 from experiments.runs.metrics import GZIP
 from experiments.support.json_files import parse_object, read_bytes
-from qat_core.drift.names import FILE
+from qat_core.drift.names import FILE, MEASURES
 
 RECORDED_DRIFT = "drift.csv.gz"
 KL = "layer_kl"
 HINT = "train the run with rl.drift_every: 1"
 KEYS = ["step", "layer", "kind"]
+NUMBERS = ("layer", "kl", "kl_together", *MEASURES)
 
 
 def has_drift(run_dir: Path) -> bool:
@@ -52,8 +53,9 @@ def _read_jsonl(path: Path) -> pd.DataFrame:
         where, hint = f"{path}: line {number}", "not a row of drift; remove it"
         row = parse_object(line, where, hint)
         try:
-            rows.append({**row, "step": int(row["step"]), "kind": str(row["kind"])})
-        except (KeyError, TypeError, ValueError):
+            numbers = {key: float(row[key]) for key in NUMBERS if row.get(key) is not None}
+            rows.append({"step": int(row["step"]), "kind": str(row["kind"]), **numbers})
+        except (KeyError, TypeError, ValueError, OverflowError):
             raise ValueError(f"{where}: {hint}") from None
     return pd.DataFrame(rows).rename(columns={"kl": KL})
 

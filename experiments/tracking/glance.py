@@ -18,7 +18,7 @@ from experiments.runs.manifest import RunManifest
 from experiments.runs.metrics import Row, token_mean
 from experiments.support.cli import run_cli
 from experiments.support.json_files import REMAKE
-from experiments.tracking.store import connect
+from experiments.tracking.store import connect, explained_errors
 from qat_core.rl.metric_names import K3_KL
 from qat_core.units import MIB_PER_GIB
 
@@ -102,7 +102,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Print where MLflow shows the studies.")
     parser.add_argument("--port", type=int, default=5000)
     root = f"http://127.0.0.1:{parser.parse_args().port}"
-    experiments = [it for it in connect().search_experiments() if SHARED_VIEW in it.tags]
+    with explained_errors():
+        experiments = [it for it in connect().search_experiments() if SHARED_VIEW in it.tags]
     for experiment in experiments:
         print(f"{experiment.name}: {view_address(root, experiment.experiment_id)}")
     if not experiments:

@@ -43,6 +43,7 @@ def rebuild(folder: Path) -> None:
     """
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder; name results or a folder of records")
+    connect()  # a store that is none is named here, and not as the failure of a run
     run_dirs = sorted(
         {p.parent for p in folder.glob("*_seed*/manifest.json")}
         | {p.parent for p in folder.glob("*_seed*/attempts")}

@@ -12,6 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 # a server that does not answer costs a run some seconds and one warning, not MLflow's minutes
 REQUEST_LIMITS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "5", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+STORE_ERRORS = (MlflowException, SQLAlchemyError, RequestException, Timeout)
 LOCK_TIMEOUT_S = 120.0  # processes that take turns need some seconds each
 SQLITE = "sqlite:///"
 REASON_CHARS = 200
@@ -30,8 +31,7 @@ def connect() -> MlflowClient:
     Processes take turns, as two that make an SQLite store at once corrupt it for good. No rule of
     Snakemake makes it beforehand: were it an input of the runs, losing it would train them again.
     """
-    for name, value in REQUEST_LIMITS.items():
-        os.environ.setdefault(name, value)
+    limit_requests()
     uri = store_uri()
     if not uri.startswith(SQLITE):
         return MlflowClient(uri)
@@ -39,6 +39,12 @@ def connect() -> MlflowClient:
         client = MlflowClient(uri)
         client.search_experiments(max_results=1)  # makes the tables
     return client
+
+
+def limit_requests() -> None:
+    """Has MLflow give up soon, unless the user set limits."""
+    for name, value in REQUEST_LIMITS.items():
+        os.environ.setdefault(name, value)
 
 
 @contextmanager
@@ -50,7 +56,7 @@ def explained_errors() -> Iterator[None]:
     """
     try:
         yield
-    except (MlflowException, SQLAlchemyError, RequestException, Timeout) as error:
+    except STORE_ERRORS as error:
         uri = store_uri()
         hint = "move the file away" if uri.startswith(SQLITE) else "start the server"
         reason = " ".join(str(error).split())[:REASON_CHARS]

@@ -3,6 +3,7 @@
 It is written down too: after a launcher was killed, the run's next attempt removes it.
 """
 
+import os
 import re
 import shutil
 from collections.abc import Iterable
@@ -15,6 +16,12 @@ LEFTOVERS_FILE = "leftovers.txt"
 SHARED_MEMORY = Path("/dev/shm")
 # names given by Python's multiprocessing, which vLLM uses, and by verl's weight transfer
 SEGMENTS = re.compile(rf"{SHARED_MEMORY}/(?:psm_|verl_weights_)\S+")
+# of Ray's sockets, some 80 bytes below it, whose paths may have 107
+PARENT_FOLDER = Path("/tmp")
+PREFIX = "verl-"
+OURS = re.compile(
+    rf"{SEGMENTS.pattern}|{SHARED_MEMORY}/sem\.loky-\d+-\*|{PARENT_FOLDER}/{PREFIX}\w+"
+)
 
 
 class Leftovers:
@@ -48,8 +55,11 @@ def remove_leftovers(record: Path) -> None:
     """Removes what a record names, where it is still there, and the record."""
     if not record.exists():
         return
-    for line in record.read_text().splitlines():
-        pattern = Path(line)
+    for line in record.read_bytes().splitlines():
+        pattern = Path(os.fsdecode(line))
+        # a damaged line may name any folder
+        if not OURS.fullmatch(str(pattern)):
+            continue
         for path in pattern.parent.glob(pattern.name):
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)

@@ -16,7 +16,7 @@ import psutil
 
 from experiments.support.signals import deferred_signals
 from experiments.verl.command import Command
-from experiments.verl.leftovers import LEFTOVERS_FILE, Leftovers
+from experiments.verl.leftovers import LEFTOVERS_FILE, PARENT_FOLDER, PREFIX, Leftovers
 
 # prctl(2)
 SET_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36
@@ -25,8 +25,6 @@ _LIBC = ctypes.CDLL(None)
 GRACE_S = 15.0
 KILL_S = 15.0
 POLL_S = 0.2
-# of Ray's sockets, some 80 bytes below it, whose paths may have 107
-PARENT_FOLDER = Path("/tmp")
 
 
 class VerlProcess:
@@ -35,7 +33,7 @@ class VerlProcess:
     def __init__(self, command: Command, log: Path) -> None:
         self._bystanders = set(psutil.Process().children(recursive=True))
         self._leftovers = Leftovers(log.with_name(LEFTOVERS_FILE))
-        temporary = Path(tempfile.mkdtemp(prefix="verl-", dir=PARENT_FOLDER))
+        temporary = Path(tempfile.mkdtemp(prefix=PREFIX, dir=PARENT_FOLDER))
         self._leftovers.note(temporary)
         # orphans of verl become children of this process, so that they can be found
         _LIBC.prctl(SET_CHILD_SUBREAPER, 1)

@@ -111,10 +111,10 @@ def _read_parquet(path: Path) -> Iterator[Question]:
 
 
 def _read_jsonl(path: Path) -> Iterator[Question]:
-    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, text in enumerate(path.read_bytes().splitlines(), start=1):
         try:
             content = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:  # of the JSON, or of its encoding
             raise ValueError(f"{path}: line {number}: not JSON: {error}; fetch it again") from error
         line = _validate(Line, content, f"{path}: line {number}: ")
         yield Question(DAPO_PROMPT.format(problem=line.question), line.answer)

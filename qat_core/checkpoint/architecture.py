@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import transformers
-from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
@@ -30,8 +29,8 @@ def meta_model(folder: Path) -> nn.Module:
         if hasattr(config, "quantization_config"):
             del config.quantization_config
         return meta_copy(config)
-    except (ValueError, TypeError, StrictDataclassError) as error:
-        reason = " ".join(str(error).split())
+    except Exception as error:  # whatever a value that transformers does not check leads to
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(f"{folder / 'config.json'}: model_type {model_type}: {reason}") from error
 
 

@@ -51,7 +51,7 @@ def _read_manifest(path: Path) -> dict[str, str]:
     if not path.is_file():
         raise ValueError(f"{path}: missing, so nothing can be verified; {FIX}")
     digests = {}
-    for line in path.read_text().splitlines():
+    for line in path.read_text(encoding="utf-8", errors="backslashreplace").splitlines():
         digest, _, name = line.partition("  ")
         if len(digest) != 64 or not name or Path(name).name != name:
             raise ValueError(f"{path}: {line!r} is not a line of sha256sum; {FIX}")

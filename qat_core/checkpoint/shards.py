@@ -61,8 +61,8 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"{path}: missing; name the folder of a whole checkpoint")
     try:
-        content = json.loads(path.read_text())
-    except json.JSONDecodeError as error:
+        content = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:  # of the JSON, or of its encoding
         raise ValueError(f"{path}: not valid JSON: {error}; {FIX}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path}: needs a JSON object; {FIX}")

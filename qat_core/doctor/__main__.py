@@ -69,13 +69,13 @@ def _case(arguments: argparse.Namespace) -> Case:
         raise ValueError(f"{folder / 'config.json'}: missing; name the folder of a checkpoint")
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device: cuda: there is no CUDA GPU here; use cpu")
-    rolled_out = _recipe(arguments.recipe, "--recipe")
+    rolled_out = read_recipe(arguments.recipe, "--recipe")
     trained = arguments.trained
     return Case(
         checkpoint=folder,
         prompts=_prompts(arguments),
         rolled_out=rolled_out,
-        trained=rolled_out if trained is None else _recipe(trained, "--trained"),
+        trained=rolled_out if trained is None else read_recipe(trained, "--trained"),
         served=arguments.served,
         previous=arguments.previous,
         engine=arguments.engine,
@@ -100,13 +100,14 @@ def _prompts(arguments: argparse.Namespace) -> list[list[int]]:
     return read_prompts(arguments.prompts, tokenizer, arguments.sequences)
 
 
-def _recipe(name: str, option: str) -> Recipe | None:
+def read_recipe(name: str, option: str) -> Recipe | None:
+    """The recipe of a name or a YAML file; ValueError names the option and the file."""
     if name == "none":
         return None
     if name in ("full", "ffn"):
         return Recipe.full() if name == "full" else Recipe.ffn()
     try:
-        return Recipe(**yaml.safe_load(Path(name).read_text()))
+        return Recipe(**yaml.safe_load(Path(name).read_bytes()))
     except FileNotFoundError:
         raise ValueError(f"{option}: {name}: use none, full, ffn or a YAML file") from None
     except (ValidationError, TypeError, yaml.YAMLError) as error:

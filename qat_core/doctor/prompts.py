@@ -21,7 +21,10 @@ def read_prompts(path: Path, tokenizer: PreTrainedTokenizerBase, limit: int) -> 
     """
     if not path.is_file():
         raise ValueError(f"{path}: no such file; name a file with one prompt a line")
-    lines = [line for line in path.read_text().splitlines() if line.strip()]
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: {error}; write it as UTF-8") from None
     if not lines:
         raise ValueError(f"{path}: holds no prompts; write one a line")
     prompts = []
@@ -39,8 +42,8 @@ def _prompt(line: str, where: str, is_json: bool) -> Any:
         return line
     try:
         row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where}: not JSON ({error.msg}); remove the damaged line") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where}: not JSON ({error}); remove the damaged line") from None
     for key in KEYS:
         if isinstance(row, dict) and isinstance(row.get(key), str | list) and row[key]:
             return row[key]

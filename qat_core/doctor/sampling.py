@@ -5,6 +5,7 @@ temperature and penalties have changed; a trainer computes those of the model al
 """
 
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import torch
@@ -39,10 +40,10 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for name, wrong, needs in (
-            ("temperature", self.temperature <= 0, "a number above 0"),
+            ("temperature", not 0 < self.temperature < inf, "a number above 0"),
             ("top_p", not 0 < self.top_p <= 1, "a number above 0, at most 1"),
             ("top_k", self.top_k < 0, "a whole number, 0 for off"),
-            ("repetition_penalty", self.repetition_penalty <= 0, "a number above 0"),
+            ("repetition_penalty", not 0 < self.repetition_penalty < inf, "a number above 0"),
         ):
             if wrong:
                 raise ValueError(f"{name}: {getattr(self, name)}: needs {needs}")

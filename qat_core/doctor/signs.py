@@ -120,11 +120,11 @@ def _quantization(run: VerlRun, band: tuple[float, float]) -> Sign:
         return Sign(name, title, "no config.yaml of verl's in the folder", "not recorded")
     engine = ("actor_rollout_ref", "actor", "fsdp_config", "qat")
     rollout = run.setting("actor_rollout_ref", "rollout", "quantization")
-    qat = run.setting(*engine) or {}
-    quantized = rollout is not None or bool(qat)
-    if not quantized or qat.get("enable"):
+    enable = run.setting(*engine, "enable")
+    quantized = rollout is not None or bool(run.setting(*engine))
+    if not quantized or enable:
         return Sign(name, title, "QAT is on" if quantized else "BF16 rollouts", "none")
-    text = f"rollout.quantization={rollout}, qat.enable={qat.get('enable')}"
+    text = f"rollout.quantization={rollout}, qat.enable={enable}"
     return Sign(name, title, text, "fault", "Train fake-quantized: fsdp_config.qat.enable=true.")
 
 

@@ -21,6 +21,8 @@ import yaml
 Verdict = Literal["fault", "warning", "none", "not recorded"]
 RECORDED = "metrics.csv.gz"
 DUMP = re.compile(r"\d+\.jsonl")
+# of a line that is no JSON, or another JSON than verl writes
+DAMAGE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 K3, K1 = "rollout_corr/k3_kl", "rollout_corr/kl"
 
 
@@ -112,9 +114,9 @@ def read_run(folder: Path) -> VerlRun:
 def _is_log(path: Path) -> bool:
     if path.name == RECORDED:
         return True
-    with path.open() as file:
+    with path.open("rb") as file:
         first = file.readline()
-    return first.lstrip().startswith("{") and '"step"' in first and '"output"' not in first
+    return first.lstrip().startswith(b"{") and b'"step"' in first and b'"output"' not in first
 
 
 def _read_log(path: Path) -> tuple[list[int], dict[str, np.ndarray]]:
@@ -125,7 +127,7 @@ def _read_log(path: Path) -> tuple[list[int], dict[str, np.ndarray]]:
             row = json.loads(line)
             step, data = int(row["step"]), row.get("data", row)
             known = {k: float(v) for k, v in data.items() if isinstance(v, int | float)}
-        except (json.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError):
+        except DAMAGE:
             raise ValueError(
                 f"{path}, line {number}: no step of verl's file logger; remove the damaged line"
             ) from None
@@ -136,10 +138,10 @@ def _read_log(path: Path) -> tuple[list[int], dict[str, np.ndarray]]:
     return steps, {n: np.array([rows[s].get(n, np.nan) for s in steps]) for n in names}
 
 
-def _lines(path: Path) -> list[str]:
+def _lines(path: Path) -> Sequence[str | bytes]:
     """One JSON object a step; a record's are made of its columns."""
     if path.name != RECORDED:
-        return path.read_text().splitlines()
+        return path.read_bytes().splitlines()
     try:
         with gzip.open(path, "rt", newline="") as file:
             rows = list(csv.DictReader(file))
@@ -153,8 +155,8 @@ def _config(folder: Path) -> dict[str, Any]:
         return {}
     for path in sorted(folder.rglob("config.yaml")):
         try:
-            config = yaml.safe_load(path.read_text())
-        except yaml.YAMLError as error:
+            config = yaml.safe_load(path.read_bytes())
+        except (yaml.YAMLError, ValueError) as error:
             raise ValueError(f"{path}: {' '.join(str(error).split())}") from None
         if isinstance(config, dict) and "actor_rollout_ref" in config:
             return config
@@ -163,10 +165,10 @@ def _config(folder: Path) -> dict[str, Any]:
 
 def _responses(path: Path) -> list[str]:
     responses = []
-    for number, line in enumerate(path.read_text().splitlines(), start=1):
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         try:
             responses.append(str(json.loads(line)["output"]))
-        except (json.JSONDecodeError, KeyError, TypeError):
+        except DAMAGE:
             raise ValueError(
                 f"{path}, line {number}: no rollout of verl's with an `output`; remove the line"
             ) from None

@@ -9,7 +9,6 @@ verl's entry points (`verl.plugins`) are not used: verl loads them in every proc
 which takes about three seconds of a core each, and only logs their errors, at DEBUG level.
 """
 
-import json
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Any
 
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from qat_core.checkpoint.quantization_config import quantization_config
 from qat_core.options import BLOCK_SIZE
@@ -139,7 +138,7 @@ def ignore_patterns(listed: list[str] | None, json_path: str | None) -> tuple[st
     if json_path is None:
         return tuple(listed or ())
     declared = _read_declared(json_path)
-    return tuple(listed or declared.get("ignore") or ())
+    return tuple(listed or declared.ignore or ())
 
 
 def engine_patterns(recipe: Recipe) -> list[str]:
@@ -156,26 +155,45 @@ def _escaped(text: str) -> str:
     return "".join(c if c.isalnum() or c == "_" else f"\\{c}" for c in text)
 
 
-def _read_declared(path: str) -> dict[str, Any]:
+class _Group(BaseModel):
+    targets: Any = None
+    input_activations: Any = None
+    weights: dict[str, Any]
+
+
+class _Declared(BaseModel):
+    """verl's JSON for vLLM, as far as it is read."""
+
+    quant_method: Any = None
+    format: Any = None
+    config_groups: dict[str, _Group] = {}
+    ignore: list[str] | None = None
+
+
+def _read_declared(path: str) -> _Declared:
     """verl's JSON for vLLM, of which everything but `ignore` has to be what is served anyway."""
     where = f"{QAT}.quantization_config_path: {path}"
     try:
-        declared = json.loads(Path(path).read_text())
-    except (OSError, ValueError) as error:
+        declared = _Declared.model_validate_json(Path(path).read_bytes())
+    except ValidationError as error:
+        first = error.errors()[0]
+        found = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+        raise ValueError(f"{where}: {found}; give verl's quantization JSON, or null") from None
+    except (OSError, ValueError) as error:  # a ValueError of the path
         raise ValueError(f"{where}: {error}; give verl's quantization JSON, or null") from None
-    groups = list(declared.get("config_groups", {}).values())
+    groups = list(declared.config_groups.values())
     served = quantization_config("compressed-tensors", [])
     weights = served["config_groups"]["group_0"]["weights"]
-    for key in ("quant_method", "format"):
-        _require_equal(f"{where}: {key}", declared.get(key), served[key])
+    _require_equal(f"{where}: quant_method", declared.quant_method, served["quant_method"])
+    _require_equal(f"{where}: format", declared.format, served["format"])
     if len(groups) != 1:
         raise ValueError(f"{where}: config_groups: has {len(groups)} groups; give one")
-    _require_equal(f"{where}: targets", groups[0].get("targets"), ["Linear"])
-    if groups[0].get("input_activations") is not None:
+    _require_equal(f"{where}: targets", groups[0].targets, ["Linear"])
+    if groups[0].input_activations is not None:
         raise ValueError(f"{where}: input_activations: only W4A16 is supported; give null")
     for key in ("num_bits", "type", "strategy", "group_size", "symmetric", "dynamic"):
-        _require_equal(f"{where}: weights.{key}", groups[0]["weights"].get(key), weights[key])
-    return dict(declared)
+        _require_equal(f"{where}: weights.{key}", groups[0].weights.get(key), weights[key])
+    return declared
 
 
 def _require_equal(where: str, found: Any, expected: Any) -> None:

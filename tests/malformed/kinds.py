@@ -1,14 +1,8 @@
-"""The kinds of input, each with a valid original, a way to damage it, and its reader."""
+"""All kinds of input, each with a valid original, a way to damage it, and its reader."""
 
-import contextlib
-import io
 import json
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from random import Random
-from typing import Literal
 
 import torch
 import yaml
@@ -25,82 +19,30 @@ from experiments.study.load import load_study
 from experiments.study.model_config import read_model_config
 from experiments.study.preview import preview
 from experiments.study.schema import ROOT, STUDIES
-from experiments.support.cli import describe_error
 from experiments.support.json_files import write_json
 from qat_core.memory import predict_weight_memory_gib
 from qat_core.rl import resume
 from qat_core.rl.optimizer import MasterAdamW
 from qat_core.rl.tokenizer import character_tokenizer
-from tests.malformed.mutations import mutate_bytes, mutate_json, mutate_tree
+from tests.malformed.analysis_kinds import ANALYSIS_KINDS
+from tests.malformed.kind import Kind, damage
+from tests.malformed.mutations import mutate_bytes, mutate_json, mutate_yaml
 from tests.manifests import make_manifest
 from tests.nano_models import write_nano
 
-Outcome = Literal["accepted", "one line", "a line per error", "unclear", "traceback"]
-MAX_LINES = 6
+STUDY_FILES = ("default", "verl_nano", "collapse")
 PROMPTS, STEPS = 8, 12
 DIGESTS = {"config": "c"}
 
 
-@dataclass(frozen=True)
-class Kind:
-    """One kind of input.
-
-    Attributes:
-        make: writes a valid original into a new folder.
-        damage: changes a copy of it.
-        read: reads the copy, as the programs do.
-    """
-
-    make: Callable[[Path], None]
-    damage: Callable[[Path, Random], None]
-    read: Callable[[Path], object]
-
-
-def try_once(kind: Kind, original: Path, copy: Path, random: Random) -> tuple[Outcome, str]:
-    """Damages a copy of a kind's original; what becomes of it, and what is said."""
-    shutil.rmtree(copy, ignore_errors=True)
-    shutil.copytree(original, copy)
-    kind.damage(copy, random)
-    try:
-        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
-            kind.read(copy)
-    except (ValueError, OSError) as error:  # what the command line turns into lines
-        text = describe_error(error)
-        lines = text.splitlines()
-        if not all(str(copy) in line for line in lines) or not 1 <= len(lines) <= MAX_LINES:
-            return "unclear", text
-        return ("one line" if len(lines) == 1 else "a line per error"), text
-    except Exception as error:
-        return "traceback", f"{type(error).__name__}: {error}"
-    return "accepted", ""
-
-
-def _damage(
-    pattern: str, mutate: Callable[[bytes, Random], bytes]
-) -> Callable[[Path, Random], None]:
-    def damage(folder: Path, random: Random) -> None:
-        path = random.choice(sorted(path for path in folder.glob(pattern) if path.is_file()))
-        if random.random() < 0.05:
-            path.unlink()
-        else:
-            path.write_bytes(mutate(path.read_bytes(), random))
-
-    return damage
-
-
-def _mutate_yaml(content: bytes, random: Random) -> bytes:
-    tree = mutate_tree(yaml.safe_load(content), random)
-    return yaml.safe_dump(tree, allow_unicode=True).encode()
-
-
 def _make_study(folder: Path) -> None:
-    for name in ("default", "verl_nano"):
+    for name in STUDY_FILES:
         content = yaml.safe_load((STUDIES / f"{name}.yaml").read_text())
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(content))
 
 
 def _read_studies(folder: Path) -> None:
-    for name in ("default", "verl_nano"):
+    for name in STUDY_FILES:
         preview(load_study(folder / f"{name}.yaml"))
 
 
@@ -192,22 +134,23 @@ def _make_base(folder: Path) -> None:
 
 
 KINDS = {
-    "study: a value or key": Kind(_make_study, _damage("*.yaml", _mutate_yaml), _read_studies),
-    "study: the text": Kind(_make_study, _damage("*.yaml", mutate_bytes), _read_studies),
+    "study: a value or key": Kind(_make_study, damage("*.yaml", mutate_yaml), _read_studies),
+    "study: the text": Kind(_make_study, damage("*.yaml", mutate_bytes), _read_studies),
     "model configuration": Kind(
-        _make_model_config, _damage("*.json", mutate_json), _read_model_configs
+        _make_model_config, damage("*.json", mutate_json), _read_model_configs
     ),
-    "base checkpoint": Kind(_make_base, _damage("*", mutate_bytes), check_base),
+    "base checkpoint": Kind(_make_base, damage("*", mutate_bytes), check_base),
     "checkpoint to resume": Kind(
-        _make_checkpoint, _damage("step_2/*", mutate_bytes), _read_checkpoint
+        _make_checkpoint, damage("step_2/*", mutate_bytes), _read_checkpoint
     ),
     "attempts: manifest": Kind(
-        _make_attempts, _damage("attempts/*/manifest.json", mutate_json), _read_attempts
+        _make_attempts, damage("attempts/*/manifest.json", mutate_json), _read_attempts
     ),
     "attempts: metrics": Kind(
-        _make_attempts, _damage("attempts/*/metrics.jsonl", mutate_bytes), _read_attempts
+        _make_attempts, damage("attempts/*/metrics.jsonl", mutate_bytes), _read_attempts
     ),
-    "record: manifest": Kind(_make_record, _damage("*/manifest.json", mutate_json), _read_record),
-    "record: evaluations": Kind(_make_record, _damage("*/eval.json", mutate_json), _read_record),
-    "record: metrics": Kind(_make_record, _damage("*/metrics.csv.gz", mutate_bytes), _read_record),
+    "record: manifest": Kind(_make_record, damage("*/manifest.json", mutate_json), _read_record),
+    "record: evaluations": Kind(_make_record, damage("*/eval.json", mutate_json), _read_record),
+    "record: metrics": Kind(_make_record, damage("*/metrics.csv.gz", mutate_bytes), _read_record),
+    **ANALYSIS_KINDS,
 }

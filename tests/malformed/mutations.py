@@ -7,6 +7,8 @@ from copy import deepcopy
 from random import Random
 from typing import Any
 
+import yaml
+
 VALUES: list[Any] = [
     *(None, True, False, 0, 1, -1, 2, 15, 63, 10**7, 10**18, 2**63, -(2**64)),
     *(0.5, 1.5, -0.1, 1e-300, 1e308, math.nan, math.inf, -math.inf),
@@ -61,6 +63,22 @@ def mutate_json(content: bytes, random: Random) -> bytes:
     if random.random() < 0.3:
         return mutate_bytes(content, random)
     return json.dumps(mutate_tree(json.loads(content), random)).encode()
+
+
+def mutate_yaml(content: bytes, random: Random) -> bytes:
+    """YAML with one value changed."""
+    tree = mutate_tree(yaml.safe_load(content), random)
+    return yaml.safe_dump(tree, allow_unicode=True).encode()
+
+
+def mutate_lines(content: bytes, random: Random) -> bytes:
+    """Lines of JSON, one of them with a value changed, or damaged as bytes."""
+    if random.random() < 0.3:
+        return mutate_bytes(content, random)
+    lines = content.splitlines(keepends=True)
+    number = random.randrange(len(lines))
+    lines[number] = mutate_json(lines[number], random) + b"\n"
+    return b"".join(lines)
 
 
 def _places(tree: Any) -> Iterator[tuple[Any, Any]]:

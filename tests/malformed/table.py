@@ -8,7 +8,8 @@ from random import Random
 from typing import get_args
 
 from experiments.study.schema import ROOT
-from tests.malformed.kinds import KINDS, Outcome, try_once
+from tests.malformed.kind import Outcome, try_once
+from tests.malformed.kinds import KINDS
 
 PAGE = ROOT / "docs" / "reliability.md"
 BEGIN, END = "<!-- begin: malformed input -->", "<!-- end: malformed input -->"

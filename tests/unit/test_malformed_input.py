@@ -1,5 +1,6 @@
 """Whatever is malformed gets at most a few clear lines that name the file, never a traceback."""
 
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -7,7 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.malformed.kinds import KINDS, try_once
+from tests.malformed.kind import try_once
+from tests.malformed.kinds import KINDS
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -17,6 +19,12 @@ def kind_and_original(
     original = tmp_path_factory.mktemp("original")
     KINDS[request.param].make(original)
     return request.param, original
+
+
+def test_the_original_is_accepted(kind_and_original: tuple[str, Path], tmp_path: Path) -> None:
+    name, original = kind_and_original
+    kind = replace(KINDS[name], damage=lambda folder, random: None)
+    assert try_once(kind, original, tmp_path / "copy", Random(0)) == ("accepted", "")
 
 
 @settings(

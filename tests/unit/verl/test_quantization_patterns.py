@@ -67,7 +67,7 @@ W4A4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size"
 
 BAD_JSON: dict[str, tuple[str, str]] = {
     "none": ("", "No such file or directory"),
-    "no-json": ("{", "Expecting property name"),
+    "no-json": ("{", "Invalid JSON: EOF"),
     "w4a4": (json.dumps(declared(input_activations=W4A4)), "only W4A16 is supported"),
     "int4": (json.dumps(declared(weights={"num_bits": 4, "type": "int"})), "weights.type: int"),
     "groups": (json.dumps(declared() | {"config_groups": {}}), "has 0 groups; give one"),
