@@ -43,7 +43,6 @@ def rebuild(folder: Path) -> None:
     """
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder; name results or a folder of records")
-    connect()  # a store that is none is named here, and not as the failure of a run
     run_dirs = sorted(
         {p.parent for p in folder.glob("*_seed*/manifest.json")}
         | {p.parent for p in folder.glob("*_seed*/attempts")}
@@ -169,6 +168,7 @@ def main() -> None:
     at_end.add_argument("--out", type=Path, required=True, help="file for the ids of the runs")
     args = parser.parse_args()
     with explained_errors():
+        connect()  # a store that is none is named here, and not as the failure of a run
         if args.command == "rebuild":
             rebuild(args.folder)
         else:
