@@ -85,6 +85,9 @@ def read_parity(folder: Path, machine: str) -> list[tuple[ParityRecord, list[Par
         models = [
             _parity(f"{name}, {record.weights} weights", rows, name) for name in record.models
         ]
+        for name, model in zip(record.models, models, strict=True):
+            if len({len(means) for means in model.means.values()}) > 1:
+                raise ValueError(f"{path}: models.{name}: arms of unequal length; record it again")
         found.append((record, models))
     return found
 
