@@ -42,7 +42,7 @@ class Summary(NamedTuple):
 TABLE: MarkdownTable[Summary] = MarkdownTable(
     {
         "Study": lambda row: f"`{row.study}`",
-        "Model": lambda row: row.model,
+        "Model": lambda row: f"{row.model} †" if row.marks else row.model,
         "Seeds": lambda row: str(next(iter(row.claims.values())).num_seeds),
         "k3 KL, QAT / BF16": lambda row: row.show(RATIO),
         "no QAT / BF16": lambda row: row.show("noqat_kl_ratio"),
@@ -60,11 +60,16 @@ def summary_text(records: Path) -> str:
     """
     files = sorted(records.glob("*/claims.json"))
     rows = [row for path in files for row in _rows(read_table(path))]
-    with_ratio = [row for row in rows if RATIO in row.claims]
-    marks = sorted({mark for row in with_ratio for mark in row.marks})
-    shared = [mark for mark in marks if all(mark in row.marks for row in with_ratio)]
-    notes = [f"All rows with ratios: {'; '.join(shared)}. {NOTE}" if shared else NOTE]
-    return "\n\n".join([TABLE.markdown(rows), *notes]) + "\n"
+    studies: dict[str, dict[str, None]] = {}  # by mark, without repeats, in the order of the rows
+    for row in rows:
+        for mark in row.marks:
+            studies.setdefault(mark, {})[f"`{row.study}`"] = None
+    marks: dict[str, list[str]] = {}
+    for mark, names in studies.items():
+        marks.setdefault(", ".join(names), []).append(mark)
+    notes = " ".join(f"{names}: {'; '.join(found)}." for names, found in marks.items())
+    texts = [TABLE.markdown(rows), f"† {notes}" if marks else "", NOTE]
+    return "\n\n".join(filter(None, texts)) + "\n"
 
 
 def _rows(table: ClaimsTable) -> Iterator[Summary]:
