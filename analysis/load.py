@@ -73,6 +73,14 @@ def read_metrics(run_dir: Path, num_steps: int | None = None) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def read_metric(run_dir: Path, metric: str, num_steps: int | None = None) -> pd.Series:
+    """One of a run's metrics; ValueError also where it is not recorded."""
+    metrics = read_metrics(run_dir, num_steps)
+    if metric not in metrics:
+        raise ValueError(f"{run_dir}: metric {metric} is not recorded; train the run again")
+    return metrics[metric]
+
+
 def _read_manifest(run_dir: Path) -> RunManifest:
     manifest = read_manifest(run_dir, HINT)
     if manifest.run != run_dir.name:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from analysis.collapse.survival import Outcome, outcome, share_collapsed
-from analysis.load import read_metrics
+from analysis.load import read_metric
 from analysis.markdown import MarkdownTable
 from experiments.runs.completeness import complete_cells
 from experiments.study.arms import ArmName
@@ -93,8 +93,8 @@ def read_grid(study: Study, results: Path) -> Grid:
     """Outcomes of the runs of all complete cells."""
 
     def outcome_of(run: Run) -> Outcome:
-        metrics = read_metrics(results / run.id, study.rl_of(run.cell).steps)
-        return outcome(metrics[REWARD].to_numpy(float))
+        rewards_T = read_metric(results / run.id, REWARD, study.rl_of(run.cell).steps)
+        return outcome(rewards_T.to_numpy(float))
 
     return {
         setting: [outcome_of(run) for run in runs]

@@ -9,7 +9,7 @@ from pathlib import Path
 from analysis.claims_table import Claim, ClaimsTable, ClaimVerdict
 from analysis.collapse.grid import Design, Grid, design_of, read_grid
 from analysis.collapse.rules import Comparison, rules_of
-from analysis.load import read_metrics
+from analysis.load import read_metric
 from experiments.runs.completeness import complete_cells
 from experiments.runs.evaluation import EVALUATIONS
 from experiments.runs.manifest import read_manifest
@@ -74,14 +74,16 @@ def marks(study: Study, complete: Sequence[str], folders: Sequence[Path]) -> tup
     if missing := [cell for cell in study.cells if cell not in complete]:
         found.append(f"cells not complete, not judged: {', '.join(missing)}")
     bases: dict[tuple[str, int], set[str]] = {}
-    for it in manifests:
+    for folder, it in zip(folders, manifests, strict=True):
+        if "base" not in it.digests:
+            raise ValueError(f"{folder}/manifest.json: digests.base: missing; {REMAKE}")
         bases.setdefault((it.model, it.seed), set()).add(it.digests["base"])
     most = max(map(len, bases.values()), default=0)
     if most > 1:
         found.append(f"{most} generations of base checkpoints, one for all arms of a cell")
     if resumed := sum(it.attempt > 1 for it in manifests):
         found.append(f"{resumed} of {len(manifests)} runs cut off and begun again or resumed")
-    norms = [read_metrics(folder)[GRAD_NORM] for folder in folders]
+    norms = [read_metric(folder, GRAD_NORM) for folder in folders]
     if skipped := sum(int(its.isna().sum()) for its in norms):
         found.append(f"{skipped} of {sum(map(len, norms))} updates skipped: gradient not finite")
     if without := sum(not (folder / EVALUATIONS).exists() for folder in folders):

@@ -61,4 +61,10 @@ def benchmark_text(kind: str, folder: Path, machine: str) -> str:
     Raises:
         ValueError: a record is missing or damaged; the message names it.
     """
-    return "\n\n".join(SECTIONS[kind](folder, machine)) + "\n"
+    sections = SECTIONS[kind]
+    try:
+        return "\n\n".join(sections(folder, machine)) + "\n"
+    except LookupError as error:  # of a table's columns: their types name the file themselves
+        raise ValueError(
+            f"{folder}: a record of {kind} on {machine} lacks {error}; run the benchmark again"
+        ) from None

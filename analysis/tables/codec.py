@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from analysis.markdown import MarkdownTable
 from analysis.tables.record import Record, read_record
@@ -30,10 +30,19 @@ class CodecRecord(Record):
     kernels: list[Kernel]
 
 
+class BlockScaleError(BaseModel):
+    """Relative RMS errors of one combination of policies."""
+
+    scale: str
+    block_scale: str
+    of_weights: float = Field(alias="all weights")
+    of_normal: float = Field(alias="normal deviates")
+
+
 class ErrorRecord(BaseModel):
     """Of experiments/benchmarks/block_scale_error.py; a row a combination of policies."""
 
-    relative_rms_error: list[dict[str, str | float]]
+    relative_rms_error: list[BlockScaleError]
 
 
 KERNEL_TABLE: MarkdownTable[Kernel] = MarkdownTable(
@@ -44,12 +53,12 @@ KERNEL_TABLE: MarkdownTable[Kernel] = MarkdownTable(
         "Goal": lambda kernel: f"{kernel.goal:.2f}" if kernel.goal else "",
     }
 )
-ERROR_TABLE: MarkdownTable[dict[str, str | float]] = MarkdownTable(
+ERROR_TABLE: MarkdownTable[BlockScaleError] = MarkdownTable(
     {
-        "Global scale": lambda row: str(row["scale"]),
-        "Block scale": lambda row: str(row["block_scale"]),
-        "SmolLM2-135M": lambda row: f"{row['all weights']:.2%}",
-        "Normal deviates": lambda row: f"{row['normal deviates']:.2%}",
+        "Global scale": lambda row: row.scale,
+        "Block scale": lambda row: row.block_scale,
+        "SmolLM2-135M": lambda row: f"{row.of_weights:.2%}",
+        "Normal deviates": lambda row: f"{row.of_normal:.2%}",
     }
 )
 
