@@ -74,17 +74,24 @@ def difference(results: Results, model: str, step: int, arm: Served, control: Se
     Raises:
         ValueError: an evaluation is missing, or the arms answered different prompts.
     """
-    correct = [_answers(results, model, it, step) for it in (arm, control)]
-    (arm_S, answers), (control_S, control_answers) = correct
-    if answers != control_answers:
+    correct = [answers(results, model, it, step) for it in (arm, control)]
+    (arm_S, num_answers), (control_S, control_answers) = correct
+    if num_answers != control_answers:
         raise ValueError(
             f"{model}: {arm.arm} and {control.arm} have different test prompts; evaluate again"
         )
-    difference_S = log_odds(arm_S, answers) - log_odds(control_S, answers)
-    return Difference(difference_S, over_seeds(difference_S), arm_S / answers, control_S / answers)
+    difference_S = log_odds(arm_S, num_answers) - log_odds(control_S, num_answers)
+    return Difference(
+        difference_S, over_seeds(difference_S), arm_S / num_answers, control_S / num_answers
+    )
 
 
-def _answers(results: Results, model: str, served: Served, step: int) -> tuple[Array, int]:
+def answers(results: Results, model: str, served: Served, step: int) -> tuple[Array, int]:
+    """Correct sampled answers by seed after a step, and how many answers each seed gave.
+
+    Raises:
+        ValueError: an evaluation is missing.
+    """
     correct_SP, samples = results.correct_answers(model, served.arm, step, served.precision)
     return correct_SP.sum(1), correct_SP.shape[1] * samples
 
@@ -117,5 +124,5 @@ def _claim(
 
 
 def _base_accuracy(results: Results, model: str, control: Served) -> Array:
-    correct_S, answers = _answers(results, model, control, 0)
-    return np.asarray(correct_S / answers)
+    correct_S, num_answers = answers(results, model, control, 0)
+    return np.asarray(correct_S / num_answers)

@@ -1,10 +1,14 @@
-"""Figure: offline accuracy after training, differences of arms within a seed against the margin."""
+"""Figure: offline accuracy after training, differences of arms within a seed against the margin.
+
+A study without the BF16 arm has no difference to draw: its arms' own log-odds are drawn instead.
+"""
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.accuracy_claims import BF16, PRECISIONS, Served, difference
-from analysis.results import Results
+from analysis.accuracy_claims import BF16, PRECISIONS, Served, answers, difference
+from analysis.results import Array, Results
+from analysis.stats import Interval, log_odds, over_seeds
 from analysis.style import FAINT, INK, SHADE, arm_style, new_figure
 from experiments.study.schema import Study
 
@@ -14,6 +18,7 @@ ROW_INCHES = 0.42
 
 def draw(study: Study, results: Results) -> Figure:
     """A panel a model, a row an arm and precision: seeds, their mean and its interval."""
+    has_control = BF16.arm in study.arms
     rows = [
         Served(arm, precision)
         for arm in study.arms
@@ -21,26 +26,27 @@ def draw(study: Study, results: Results) -> Figure:
         if Served(arm, precision) != BF16
     ]
     margin = study.claims.accuracy_log_odds
+    shaded = f" Shaded: the margin of {margin} in log-odds." if has_control else ""
+    step_of = "that both arms did" if has_control else "that all seeds did"
     figure, axes = new_figure(
-        "Offline accuracy after training, less BF16's evaluated in BF16",
+        "Offline accuracy after training"
+        + (", less BF16's evaluated in BF16" if has_control else ""),
         "Small dots: seeds; large: their mean, with its 95 % interval over seeds where there are "
-        f"several. Shaded: the margin of {margin} in log-odds.\nAt the right: mean accuracy of "
-        "sampled answers after the last step that both arms did. Filled: evaluated in BF16; open: "
-        "in NVFP4.",
+        f"several.{shaded}\nAt the right: mean accuracy of sampled answers after the last step "
+        f"{step_of}. Filled: evaluated in BF16; open: in NVFP4.",
         height_inches=1.5 + ROW_INCHES * len(rows),
         has_legend=False,
         ncols=len(study.models),
         sharey=True,
     )
     for panel, model in zip(axes[0], study.models, strict=True):
-        panel.axvspan(-margin, margin, color=SHADE, linewidth=0)
-        panel.axvline(0, color=FAINT, linewidth=1)
+        if has_control:
+            panel.axvspan(-margin, margin, color=SHADE, linewidth=0)
+            panel.axvline(0, color=FAINT, linewidth=1)
         for position, served in enumerate(rows):
             _draw_row(panel, study, results, model, served, -position)
-        last = results.last_evaluated(model, "bf16")
-        reference_SP, samples = results.correct_answers(model, "bf16", last, "bf16")
-        panel.set_title(f"{model}: BF16 {reference_SP.mean() / samples:.3f}")
-        panel.set_xlabel("difference (log-odds)")
+        panel.set_title(f"{model}{_control_accuracy(results, model) if has_control else ''}")
+        panel.set_xlabel("difference (log-odds)" if has_control else "accuracy (log-odds)")
         panel.tick_params(axis="y", length=0)
         panel.grid(axis="y", visible=False)
     axes[0][0].set_yticks(
@@ -50,20 +56,37 @@ def draw(study: Study, results: Results) -> Figure:
     return figure
 
 
+def _control_accuracy(results: Results, model: str) -> str:
+    correct_S, num_answers = answers(results, model, BF16, results.last_evaluated(model, BF16.arm))
+    return f": BF16 {correct_S.mean() / num_answers:.3f}"
+
+
+def _values(
+    study: Study, results: Results, model: str, served: Served
+) -> tuple[int, Array, Interval, float]:
+    """The step shown, what a row shows by seed and over seeds, and the mean accuracy."""
+    if BF16.arm in study.arms:
+        step = results.last_evaluated(model, served.arm, BF16.arm)
+        found = difference(results, model, step, served, BF16)
+        return step, found.seeds_S, found.interval, float(found.arm_S.mean())
+    step = results.last_evaluated(model, served.arm)
+    correct_S, num_answers = answers(results, model, served, step)
+    values_S = log_odds(correct_S, num_answers)
+    return step, values_S, over_seeds(values_S), float(correct_S.mean() / num_answers)
+
+
 def _draw_row(
     panel: Axes, study: Study, results: Results, model: str, served: Served, height: float
 ) -> None:
-    step = results.last_evaluated(model, served.arm, "bf16")
-    found, style = difference(results, model, step, served, BF16), arm_style(served.arm)
+    step, values_S, interval, accuracy = _values(study, results, model, served)
+    style = arm_style(served.arm)
     fill = style.color if served.precision == "bf16" else "white"
-    panel.plot(found.seeds_S, [height] * len(found.seeds_S), ".", color=style.color, ms=5)
-    if found.interval.low is not None and found.interval.high is not None:
-        panel.plot([found.interval.low, found.interval.high], [height] * 2, color=style.color, lw=2)
-    panel.plot(
-        found.interval.estimate, height, style.marker, color=style.color, markerfacecolor=fill, ms=8
-    )
+    panel.plot(values_S, [height] * len(values_S), ".", color=style.color, ms=5)
+    if interval.low is not None and interval.high is not None:
+        panel.plot([interval.low, interval.high], [height] * 2, color=style.color, lw=2)
+    panel.plot(interval.estimate, height, style.marker, color=style.color, mfc=fill, ms=8)
     panel.annotate(
-        f"{found.arm_S.mean():.3f}{'' if step == study.rl.steps else f', step {step}'}",
+        f"{accuracy:.3f}{'' if step == study.rl.steps else f', step {step}'}",
         xy=(1.0, height),
         xycoords=("axes fraction", "data"),
         xytext=(3, 0),

@@ -3,6 +3,7 @@ from functools import partial
 from pathlib import Path
 
 import matplotlib
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from PIL import Image
@@ -114,6 +115,21 @@ def test_kl_marks_what_was_stopped_and_shows_overflow(study: Study, results: Res
 
 
 @pytest.mark.parametrize("name", FIGURES)
+def test_a_study_without_bf16_draws(
+    name: str, study: Study, results: Results, tmp_path: Path
+) -> None:
+    arms = ("nvfp4-qat",)
+    alone = study.model_copy(update={"arms": arms})
+    of_arm = replace(
+        results,
+        metrics=results.metrics[results.metrics["arm"].isin(arms)],
+        evals=results.evals[results.evals["arm"].isin(arms)],
+        manifests={run: it for run, it in results.manifests.items() if it.arm in arms},
+    )
+    save_figure(partial(FIGURES[name].draw, alone, of_arm), tmp_path / f"{name}.png")
+
+
+@pytest.mark.parametrize("name", FIGURES)
 def test_one_model_and_fewer_arms_draw(name: str, study: Study, results: Results) -> None:
     models = {"nano-moe": study.models["nano-moe"]}
     smaller = study.model_copy(update={"models": models, "arms": ("bf16", "nvfp4-qat")})
@@ -139,6 +155,20 @@ def test_accuracy_is_that_of_the_claims(study: Study, results: Results) -> None:
     ]
     claims = {it.name: it.estimate for it in judge_study(study, results).claims[:10]}
     assert marks == [claims["accuracy_log_odds"], claims["served_log_odds"]]
+
+
+def test_accuracy_without_bf16_is_the_arms_own(study: Study, results: Results) -> None:
+    alone = study.model_copy(update={"arms": ("nvfp4-qat",)})
+    figure = FIGURES["accuracy"].draw(alone, results)
+    shown = texts_of(figure)
+    assert "accuracy (log-odds)" in shown
+    assert "difference" not in shown and "margin" not in shown
+    for axes, model in zip(figure.axes, study.models, strict=True):
+        step = results.last_evaluated(model, "nvfp4-qat")
+        correct_SP, samples = results.correct_answers(model, "nvfp4-qat", step, "bf16")
+        share_S = correct_SP.mean(1) / samples
+        # half an answer on either side moves these log-odds by less than this
+        assert axes.lines[0].get_xdata() == pytest.approx(np.log(share_S / (1 - share_S)), abs=0.05)
 
 
 def test_accuracy_names_an_earlier_step(study: Study, results: Results) -> None:
