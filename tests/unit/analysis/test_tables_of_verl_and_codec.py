@@ -45,23 +45,24 @@ def test_ratio_is_to_the_bf16_run_on_as_many_gpus(tmp_path: Path) -> None:
     runs = [_run("bf16", 1, 2e-5, None), _run("bf16", 2, 4e-5, None), _run("qat", 2, 6e-5, 2.25)]
     _write(tmp_path / "benchmarks" / "verl_x.json", *runs)
     text = benchmark_text("verl", tmp_path / "benchmarks", "x")
-    row = "| m | qat | 2 | 4 | 2.25 GiB |  | 6.00e-05 | 1.50x | 0123456 | 1.0 | 2.0 | 3.0 | 4.0 |"
+    row = "| m | qat | 2 | 4 | 2.25 GiB | not recorded | 6.00e-05 | 1.50x | 0123456 | 1.0 | 2.0 | 3.0 | 4.0 |"
     assert row in text
-    assert "| m | bf16 | 1 | 4 | 8.00 GiB |  | 2.00e-05 | 1.00x |" in text
+    assert "| m | bf16 | 1 | 4 | 8.00 GiB | not recorded | 2.00e-05 | 1.00x |" in text
     assert "Measured on: GPU X; verl 0.1, vllm 1.2, torch 3.4" in text
 
 
 def test_run_without_a_floor_shows_no_ratio(tmp_path: Path) -> None:
     _write(tmp_path / "benchmarks" / "verl_x.json", _run("qat", 4, 6e-5, 2.25))
-    assert "| m | qat | 4 | 4 | 2.25 GiB |  | 6.00e-05 |  | 0123456 | 1.0 |" in benchmark_text(
-        "verl", tmp_path / "benchmarks", "x"
+    assert (
+        "| m | qat | 4 | 4 | 2.25 GiB | not recorded | 6.00e-05 |  | 0123456 | 1.0 |"
+        in benchmark_text("verl", tmp_path / "benchmarks", "x")
     )
 
 
 def test_run_that_ended_early_says_so(tmp_path: Path) -> None:
     run = _run("qat", 1, 6e-5, None, planned_steps=20)
     _write(tmp_path / "benchmarks" / "verl_x.json", run | {"memory": {"predicted_packed_gib": 2.0}})
-    assert "| m | qat | 1 | 4 of 20 |  |  | 6.00e-05 |" in benchmark_text(
+    assert "| m | qat | 1 | 4 of 20 |  | not recorded | 6.00e-05 |" in benchmark_text(
         "verl", tmp_path / "benchmarks", "x"
     )
 
