@@ -166,9 +166,9 @@ def test_accuracy_without_bf16_is_the_arms_own(study: Study, results: Results) -
     for axes, model in zip(figure.axes, study.models, strict=True):
         step = results.last_evaluated(model, "nvfp4-qat")
         correct_SP, samples = results.correct_answers(model, "nvfp4-qat", step, "bf16")
-        share_S = correct_SP.mean(1) / samples
-        # half an answer on either side moves these log-odds by less than this
-        assert axes.lines[0].get_xdata() == pytest.approx(np.log(share_S / (1 - share_S)), abs=0.05)
+        right_S, wrong_S = correct_SP.sum(1), (samples - correct_SP).sum(1)
+        expected = np.log((right_S + 0.5) / (wrong_S + 0.5))  # half an answer on either side
+        assert axes.lines[0].get_xdata() == pytest.approx(expected, rel=1e-12)  # FP64 rounding
 
 
 def test_accuracy_names_an_earlier_step(study: Study, results: Results) -> None:
