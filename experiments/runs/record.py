@@ -4,6 +4,7 @@ From these alone the claims, the figures and the MLflow view can be made again.
 """
 
 import argparse
+import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,8 @@ from typing import Any
 
 from experiments.runs.completeness import complete_cells
 from experiments.runs.drift import RECORDED_DRIFT, has_drift, read_drift, write_drift
-from experiments.runs.manifest import RunManifest, read_manifest
+from experiments.runs.evaluation import EVALUATIONS
+from experiments.runs.manifest import MANIFEST, RunManifest, read_manifest
 from experiments.runs.metrics import (
     GRID_METRICS,
     METRICS,
@@ -23,7 +25,7 @@ from experiments.study.arms import ARMS
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, Run, Study
 from experiments.support.cli import RESULTS, STUDY, run_cli
-from experiments.support.json_files import REMAKE
+from experiments.support.json_files import REMAKE, read_json, write_json
 from qat_core.drift.names import FILE
 from qat_core.rl.config import GrpoConfig
 
@@ -49,7 +51,7 @@ def record_study(
     study_dir, record = results / "studies" / study.study, records / study.study
     runs = _runs_to_record(study, results)
     # claims about a grid need no offline accuracies, and they say how many runs have none
-    names = ("manifest.json",) if study.cells else ("manifest.json", "eval.json")
+    names = (MANIFEST,) if study.cells else (MANIFEST, EVALUATIONS)
     wanted = [results / run.id / name for run in runs for name in names]
     if study.rl.drift_every:
         wanted += [results / run.id / FILE for run in runs if ARMS[run.arm].rollout_recipe]
@@ -123,9 +125,16 @@ def _record_run(source: Path, target: Path, *, only_of_grids: bool) -> None:
     write_csv(target / RECORDED_METRICS, rows)
     if has_drift(source):
         write_drift(target / RECORDED_DRIFT, read_drift(source))
-    for name in ("manifest.json", "eval.json"):
-        if (source / name).is_file():
-            shutil.copy(source / name, target)
+    manifest = read_json(source / MANIFEST, REMAKE)
+    write_json(target / MANIFEST, manifest | {"command": portable(manifest["command"])})
+    if (source / EVALUATIONS).is_file():
+        shutil.copy(source / EVALUATIONS, target)
+
+
+def portable(command: str) -> str:
+    """A command whose absolute paths are their last part: a record names no folder of a machine."""
+    words = shlex.split(command)
+    return shlex.join(Path(word).name if Path(word).is_absolute() else word for word in words)
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from experiments.runs.manifest import RunManifest
-from experiments.runs.record import require_commit, require_one_base_a_seed
+from experiments.runs.record import portable, require_commit, require_one_base_a_seed
 from tests.manifests import make_manifest
 
 COMMITTED = {"commit": "abc", "dirty": False, "diff_sha256": "d"}
@@ -41,3 +41,9 @@ def test_a_cell_has_one_base_a_seed() -> None:
     names = "cell cell: nano_bf16.cell_seed1 and nano_nvfp4-qat.cell_seed1 start from different"
     with pytest.raises(ValueError, match=names):
         require_one_base_a_seed("cell", [*whole, run_from("z", qat, 1)])
+
+
+def test_a_recorded_command_names_no_folder_of_a_machine() -> None:
+    command = "/a/python3 -m experiments.launch.run --study s/x.yaml --log '/b c/train.log'"
+    shown = "python3 -m experiments.launch.run --study s/x.yaml --log train.log"
+    assert portable(command) == shown and portable(shown) == shown
