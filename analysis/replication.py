@@ -136,7 +136,7 @@ def compare(recorded: ClaimsTable, again: ClaimsTable) -> list[Comparison]:
     if by_key.keys() != {(claim.model, claim.name) for claim in recorded.claims}:
         raise ValueError(
             f"{again.study}: makes other claims than the record of {recorded.study}; run "
-            "make figures, which judges the record anew, and plan again"
+            "make figures, which judges the record again, and plan again"
         )
     return [
         Comparison(recorded=claim, again=by_key[claim.model, claim.name])

@@ -194,7 +194,7 @@ def test_damage_behind_a_valid_manifest_is_named(
     packed_dir: Path, damage: Callable[[Path], None], message: str
 ) -> None:
     damage(packed_dir)
-    write_manifest_anew(packed_dir)
+    rewrite_manifest(packed_dir)
     with pytest.raises(ValueError, match=message):
         list(read_checkpoint(packed_dir))
 
@@ -204,11 +204,11 @@ def test_experts_gate_and_up_need_one_scale(packed_dir: Path) -> None:
     if not any(name.startswith(gate) for name, _ in read_checkpoint(packed_dir)):
         pytest.skip("has no experts")
     _rewrite(packed_dir, f"{gate}.weight_global_scale", lambda t: t.mul_(2))
-    write_manifest_anew(packed_dir)
+    rewrite_manifest(packed_dir)
     with pytest.raises(ValueError, match=r"experts\.1\.up_proj.*as one matrix with one scale"):
         list(read_checkpoint(packed_dir))
 
 
-def write_manifest_anew(folder: Path) -> None:
+def rewrite_manifest(folder: Path) -> None:
     (folder / "SHA256SUMS").unlink()
     write_manifest(folder)

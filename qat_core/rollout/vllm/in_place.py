@@ -1,7 +1,7 @@
 """A sync that writes packed weights straight into the tensors that vLLM's kernels read.
 
-vLLM's layer-wise reload calls a loader for each of three tensors a weight, twice, makes the layer
-anew and copies it: for Qwen3-8B's 252 weights some thousand calls and 144 layers, each with several
+vLLM's layer-wise reload calls a loader for each of three tensors a weight, twice, builds the layer
+new and copies it: for Qwen3-8B's 252 weights some thousand calls and 144 layers, each with several
 waits for the GPU, 0.3 s in all where reading and writing take 0.02 s. Here codes and scales of a
 layer are laid out as its kernel wants them and copied, without a wait. What is not packed goes
 through vLLM's ordinary loaders.
