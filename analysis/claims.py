@@ -116,9 +116,7 @@ def main() -> None:
     arguments = parser.parse_args()
     study = load_study(arguments.study)
     table = judge_study(study, load_results(arguments.results, [run.id for run in study.runs]))
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "claims.json").write_text(table.model_dump_json(indent=2) + "\n")
-    (arguments.out / "claims.md").write_text(table.to_markdown())
+    table.write(arguments.out)
     table.show(Console())
 
 

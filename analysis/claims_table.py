@@ -142,6 +142,12 @@ class ClaimsTable(BaseModel):
         explained = [f"{MARK} {model}: {'; '.join(it)}." for model, it in self.marks.items() if it]
         return "\n\n".join([MARKDOWN.without_empty(marked), *explained, self.note]) + "\n"
 
+    def write(self, folder: Path, appendix: str = "") -> None:
+        """Writes claims.json and claims.md, which the appendix ends."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "claims.json").write_text(self.model_dump_json(indent=2) + "\n")
+        (folder / "claims.md").write_text(self.to_markdown() + appendix)
+
     def _marked(self, claim: Claim) -> Claim:
         if not self.marks.get(claim.model):
             return claim

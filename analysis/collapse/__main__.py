@@ -20,9 +20,7 @@ def main() -> None:
     study = load_study(arguments.study)
     table = judge_study(study, arguments.results)
     outcomes = outcome_table(read_grid(study, arguments.results))
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "claims.json").write_text(table.model_dump_json(indent=2) + "\n")
-    (arguments.out / "claims.md").write_text(f"{table.to_markdown()}\n{outcomes}\n")
+    table.write(arguments.out, f"\n{outcomes}\n")
     table.show(Console())
 
 
