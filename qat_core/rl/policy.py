@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -16,6 +17,10 @@ from qat_core.recipe import Recipe
 from qat_core.rollout.eager import positions_from_mask
 from qat_core.rollout.engine import Rollouts
 from qat_core.routing import NO_ROUTE, by_block, replay
+
+# All but cuDNN's, whose backward pass gives NaN on Hopper where a mask is given and the length is
+# an odd multiple of 64 (github.com/pytorch/pytorch/issues/196678; torch 2.11 to 2.13).
+ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class Scores(NamedTuple):
@@ -92,7 +97,7 @@ class Policy:
             ValueError: routes are to be replayed, and missing or of other tokens or experts.
         """
         num_response_tokens = rollouts.response_mask.shape[1]
-        with self._routed(rollouts):
+        with self._routed(rollouts), sdpa_kernel(ATTENTION):
             logits = self.model(
                 input_ids=rollouts.input_ids,
                 attention_mask=rollouts.attention_mask,
