@@ -49,11 +49,13 @@ class Design(NamedTuple):
         dense: model of most cells, the study's first.
         moe: its second model; None if there is one model alone.
         lrs: learning rates at which the arms are compared on `dense`, ascending.
+        settings: all that the study plans; claims about others are not made.
     """
 
     dense: str
     moe: str | None
     lrs: tuple[float, ...]
+    settings: frozenset[Setting]
 
     @property
     def decisive_lr(self) -> float:
@@ -64,14 +66,14 @@ class Design(NamedTuple):
 def design_of(study: Study) -> Design:
     """What a study compares; ValueError if it lacks the arm that all others are compared with."""
     dense, *others = study.models
-    settings = {setting_of(study, run) for run in study.runs}
+    settings = frozenset(setting_of(study, run) for run in study.runs)
     lrs = sorted({it.lr for it in settings if it == Setting(dense, BF16, it.lr)})
     if not lrs:
         raise ValueError(
             f"study {study.study}: cells: none has model {dense}, arm {BF16}, correction: none and "
             "advantage: reward; add one, or set judged_by: parity"
         )
-    return Design(dense, others[0] if others else None, tuple(lrs))
+    return Design(dense, others[0] if others else None, tuple(lrs), settings)
 
 
 def setting_of(study: Study, run: Run) -> Setting:

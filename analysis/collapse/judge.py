@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from analysis.claims_table import Claim, ClaimsTable, ClaimVerdict
+from analysis.collapse.comparison import Comparison
 from analysis.collapse.grid import Design, Grid, design_of, read_grid
-from analysis.collapse.rules import Comparison, rules_of
+from analysis.collapse.rules import rules_of
 from analysis.load import read_metric
 from experiments.runs.completeness import complete_cells
 from experiments.runs.evaluation import EVALUATIONS
@@ -18,9 +19,9 @@ from experiments.support.json_files import REMAKE
 
 NOTE = (
     "A run has collapsed when the mean reward of 20 steps falls below half of its best. p: "
-    "two-sided log-rank test with its exact permutation distribution over the seeds. C1 to C3 are "
-    "primary and decided by p-values corrected together after Holm; the others are secondary and "
-    "not corrected. Claims that need a cell without all its runs are NOT RUN."
+    "two-sided log-rank test with its exact permutation distribution over the seeds. The p-values "
+    "behind C1 to C3 are corrected together after Holm; the others are secondary and not "
+    "corrected. Claims that need a cell without all its runs are NOT RUN."
 )
 GRAD_NORM = "actor/grad_norm"
 

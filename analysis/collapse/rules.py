@@ -1,12 +1,14 @@
 """Claims C1 to C8 of docs/protocols/collapse.md as code: rules over the outcomes of a grid.
 
-The highest learning rate of a study is the protocol's 3e-4, the second highest its 2e-4. A rule
-that asks for a setting which the grid lacks raises KeyError with it, and its claim is not judged.
+The highest learning rate of a study is the protocol's 3e-4, the second highest its 2e-4. A study
+makes the claims that its settings allow. A rule that asks for a setting which the grid lacks,
+though it is planned, raises KeyError with it, and its claim is not judged.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from analysis.collapse.comparison import Comparison
 from analysis.collapse.grid import (
     BF16,
     CORRECTIONS,
@@ -14,103 +16,15 @@ from analysis.collapse.grid import (
     NOQAT,
     QAT,
     Design,
-    Grid,
     Setting,
     num_collapsed,
     show_rate,
 )
-from analysis.collapse.survival import critical_rate, holm, log_rank, paired_difference
+from analysis.collapse.survival import paired_difference
 from analysis.stats import Verdict
 
-LEVEL = 0.05
 AREA_MARGIN = 0.05
 AREA_LEVEL = 0.90
-
-
-class Difference(NamedTuple):
-    """Whether one setting collapses earlier than another.
-
-    Attributes:
-        p_value: that decides; of a primary test the corrected one.
-        first_is_earlier: direction.
-        raw_p_value: before the correction.
-    """
-
-    p_value: float
-    first_is_earlier: bool
-    raw_p_value: float
-
-    @property
-    def earlier(self) -> bool:
-        """The first is significantly earlier."""
-        return self.p_value <= LEVEL and self.first_is_earlier
-
-    @property
-    def later(self) -> bool:
-        """The first is significantly later."""
-        return self.p_value <= LEVEL and not self.first_is_earlier
-
-    def __str__(self) -> str:
-        corrected = self.p_value != self.raw_p_value
-        return f"{self.raw_p_value:.3f}" + (f", corrected {self.p_value:.3f}" if corrected else "")
-
-
-Pairs = Mapping[tuple[Setting, Setting], Difference]
-
-
-class Comparison:
-    """A grid with its design and the primary tests.
-
-    Args:
-        grid: outcomes of complete cells.
-        design: what is compared.
-    """
-
-    def __init__(self, grid: Grid, design: Design) -> None:
-        self.grid, self.design = grid, design
-        self.primary = self._primary_tests()
-
-    def at(self, arm: str, lr: float | None = None) -> Setting:
-        """A plain setting of the dense model, by default at the decisive rate."""
-        return Setting(self.design.dense, arm, lr or self.design.decisive_lr)
-
-    def difference(self, first: Setting, second: Setting) -> Difference:
-        """Between two settings, with the corrected p-value where the test is a primary one."""
-        if (first, second) in self.primary:
-            return self.primary[first, second]
-        test = log_rank(self.grid[first], self.grid[second])
-        return Difference(*test, test.p_value)
-
-    def collapsed(self, *settings: Setting) -> str:
-        """How many runs of each setting collapsed, in words."""
-        counts = (f"{s.arm} {num_collapsed(self.grid[s])} of {len(self.grid[s])}" for s in settings)
-        return f"collapsed: {', '.join(counts)}"
-
-    def critical_rates(self, *arms: str) -> dict[str, float]:
-        """By arm; 0 where not even the lowest rate is survived."""
-        collapsed = {
-            arm: {lr: num_collapsed(self.grid[self.at(arm, lr)]) for lr in self.design.lrs}
-            for arm in arms
-        }
-        return {arm: critical_rate(by_rate) or 0.0 for arm, by_rate in collapsed.items()}
-
-    def _primary_tests(self) -> Pairs:
-        """The tests behind C1 to C3, corrected together after Holm; those that can be made."""
-        pairs = [
-            (self.at(NOQAT), self.at(QAT)),
-            (self.at(NOQAT), self.at(BF16)),
-            (self.at(QAT), self.at(BF16)),
-        ]
-        for lr in self.design.lrs[-2:-1]:
-            pairs.append((self.at(NOQAT, lr), self.at(BF16, lr)))
-        pairs = [pair for pair in pairs if all(setting in self.grid for setting in pair)]
-        tests = [log_rank(*(self.grid[setting] for setting in pair)) for pair in pairs]
-        corrected = holm([test.p_value for test in tests])
-        return {
-            pair: Difference(p_value, test.first_is_earlier, test.p_value)
-            for pair, test, p_value in zip(pairs, tests, corrected, strict=True)
-        }
-
 
 Judged = tuple[Verdict, str]
 
@@ -155,7 +69,7 @@ def _survives_as_bf16(runs: Comparison) -> Judged:
 
 def _costs_no_reward(runs: Comparison) -> Judged:
     verdicts, details = [], []
-    for lr in runs.design.lrs[:-1] or runs.design.lrs:
+    for lr in _rates_of_c4(runs.design):
         qat, bf16 = ([o.area for o in runs.grid[runs.at(arm, lr)]] for arm in (QAT, BF16))
         interval = paired_difference(qat, bf16, AREA_LEVEL)
         verdicts.append(interval.judge(-AREA_MARGIN, AREA_MARGIN))
@@ -164,11 +78,18 @@ def _costs_no_reward(runs: Comparison) -> Judged:
     return _worst(verdicts), "; ".join(details)
 
 
+def _rates_of_c4(design: Design) -> tuple[float, ...]:
+    """All but the highest, at which BF16 may collapse too; that one where there is no other."""
+    return design.lrs[:-1] or design.lrs
+
+
 def _corrections_between(runs: Comparison) -> Judged:
     verdicts: list[Verdict] = []
     details = []
     for correction, label in CORRECTIONS.items():
         corrected = runs.at(NOQAT)._replace(correction=correction)
+        if corrected not in runs.design.settings:
+            continue
         to_none = runs.difference(corrected, runs.at(NOQAT))
         to_qat = runs.difference(corrected, runs.at(QAT))
         if to_none.earlier or to_qat.later:
@@ -207,27 +128,36 @@ class Rule(NamedTuple):
 
 
 def rules_of(design: Design) -> dict[str, Rule]:
-    """The claims about a design, by the protocol's names."""
-    at = f"at {show_rate(design.decisive_lr)}"
+    """The claims that a design can make, by the protocol's names."""
+    at, rates = f"at {show_rate(design.decisive_lr)}", _rates_of_c4(design)
+    planned = {value for setting in design.settings for value in setting}
     rules = {
         "C1": Rule(
             f"no QAT collapses earlier than QAT and BF16 {at}",
             lambda runs: _earlier_than_both(runs, runs.at(NOQAT)),
         ),
-        "C2": Rule("no QAT has a lower critical rate than BF16", _lower_critical_rate),
         "C3": Rule("QAT survives as long as BF16", _survives_as_bf16),
-        "C4": Rule("QAT costs no reward below the highest rate", _costs_no_reward),
-        "C5": Rule(f"corrections delay collapse, less than QAT, {at}", _corrections_between),
-        "C7": Rule(
-            f"C1 with group-centred advantages {at}",
-            lambda runs: _earlier_than_both(runs, runs.at(NOQAT)._replace(advantage="group")),
+        "C4": Rule(
+            f"QAT costs no reward at {' and '.join(map(show_rate, rates))}", _costs_no_reward
         ),
-        "C8": Rule(f"QAT of FFN weights survives as long as full QAT {at}", _ffn_survives_as_full),
     }
+    if len(design.lrs) > 1:
+        rules["C2"] = Rule("no QAT has a lower critical rate than BF16", _lower_critical_rate)
+    if planned & set(CORRECTIONS):
+        rules["C5"] = Rule(f"corrections delay collapse, less than QAT, {at}", _corrections_between)
     if design.moe is not None:
         moe = design.moe
         rules["C6"] = Rule(
             f"C1 for {moe} {at}",
             lambda runs: _earlier_than_both(runs, runs.at(NOQAT)._replace(model=moe)),
+        )
+    if "group" in planned:
+        rules["C7"] = Rule(
+            f"C1 with group-centred advantages {at}",
+            lambda runs: _earlier_than_both(runs, runs.at(NOQAT)._replace(advantage="group")),
+        )
+    if FFN in planned:
+        rules["C8"] = Rule(
+            f"QAT of FFN weights survives as long as full QAT {at}", _ffn_survives_as_full
         )
     return dict(sorted(rules.items()))

@@ -8,7 +8,6 @@ from analysis.collapse.survival import Outcome
 
 LRS = (1e-4, 2e-4, 3e-4)
 DENSE, MOE = "dense", "moe"
-DESIGN = Design(DENSE, MOE, LRS)
 
 
 def lived(area: float = 0.9) -> list[Outcome]:
@@ -31,6 +30,9 @@ def expected_grid() -> dict[Setting, list[Outcome]]:
         grid[Setting(MOE, arm, 3e-4)] = outcomes
         grid[Setting(DENSE, arm, 3e-4, advantage="group")] = outcomes
     return grid
+
+
+DESIGN = Design(DENSE, MOE, LRS, frozenset(expected_grid()))
 
 
 def verdicts(grid: Grid) -> dict[str, str]:
@@ -106,12 +108,12 @@ def test_nothing_complete_judges_nothing() -> None:
     assert set(verdicts({}).values()) == {"NOT RUN"}
 
 
-def test_a_study_of_one_rate_is_judged_by_the_same_rules() -> None:
+def test_a_study_makes_the_claims_that_its_settings_allow() -> None:
+    """One rate, one correction: no critical rates, and no word of cells that are not planned."""
     grid = {Setting(DENSE, arm, 6e-4): lived() for arm in (BF16, QAT)}
     grid[Setting(DENSE, NOQAT, 6e-4)] = died()
-    judged = judge_grid(grid, Design(DENSE, None, (6e-4,)), num_seeds=5)
-    found = {claim.name: claim.verdict for claim in judged}
-    assert found == {
-        **dict.fromkeys(("C1", "C2", "C3", "C4"), "PASS"),
-        **dict.fromkeys(("C5", "C7", "C8"), "NOT RUN"),
-    }
+    grid[Setting(DENSE, NOQAT, 6e-4, "token_tis")] = died(120)
+    judged = judge_grid(grid, Design(DENSE, None, (6e-4,), frozenset(grid)), num_seeds=5)
+    assert {claim.name: claim.verdict for claim in judged} == dict.fromkeys(
+        ("C1", "C3", "C4", "C5"), "PASS"
+    )
