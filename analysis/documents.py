@@ -24,7 +24,7 @@ from pathlib import Path
 
 from analysis.claims_table import read_table
 from analysis.collapse.figures import FIGURES as GRID_FIGURES
-from analysis.collapse.grid import outcome_table, read_grid
+from analysis.collapse.outcome_table import outcome_table
 from analysis.figure_files import NAMES
 from analysis.figures import FIGURES
 from analysis.metrics import catalogue_text
@@ -94,7 +94,7 @@ def _filled(block: re.Match[str], root: Path, folder: Path) -> str:
         content = replications_text(root / RECORDS / words[0])
     elif kind == "outcomes":
         record = root / RECORDS / words[0]
-        content = outcome_table(read_grid(load_study(record / "study.yaml"), record)) + "\n"
+        content = outcome_table(load_study(record / "study.yaml"), record) + "\n"
     elif kind == "figures":
         names = words[1:] or NAMES
         content = "".join(_figure(root, folder, words[0], name) for name in names)

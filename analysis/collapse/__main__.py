@@ -5,8 +5,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from analysis.collapse.grid import outcome_table, read_grid
 from analysis.collapse.judge import judge_study
+from analysis.collapse.outcome_table import outcome_table
 from experiments.study.load import load_study
 from experiments.support.cli import STUDY, run_cli
 
@@ -19,8 +19,7 @@ def main() -> None:
     arguments = parser.parse_args()
     study = load_study(arguments.study)
     table = judge_study(study, arguments.results)
-    outcomes = outcome_table(read_grid(study, arguments.results))
-    table.write(arguments.out, f"\n{outcomes}\n")
+    table.write(arguments.out, f"\n{outcome_table(study, arguments.results)}\n")
     table.show(Console())
 
 

@@ -99,7 +99,7 @@ def draw(data: GridData) -> Figure:
 
 def _draw_marks(panel: Axes, arm: str, position: int, values: Array, collapses: Array) -> None:
     style = arm_style(arm)
-    x = position + 0.1 * (np.arange(len(values)) - (len(values) - 1) / 2)
+    x = position + np.linspace(-0.3, 0.3, len(values))
     look: dict[str, Any] = {
         "color": style.color,
         "marker": style.marker,

@@ -10,10 +10,7 @@ from analysis.collapse.survival import WINDOW, smoothed
 from analysis.style import add_legend, arm_style, new_figure
 from qat_core.rl.metric_names import K3_KL, REWARD
 
-CAPTION = (
-    "Reward and k3 KL by training step at the two highest learning rates: a line a seed, a cross "
-    "where a run collapses"
-)
+CAPTION = "Reward and k3 KL by training step: a line a seed, a cross where a run collapses"
 ARMS = (BF16, NOQAT, QAT)
 MARK_EVERY = 30  # steps between the markers of a median
 

@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from analysis.collapse.survival import Outcome, outcome, share_collapsed
+from analysis.collapse.survival import Outcome, outcome
 from analysis.load import read_metric
-from analysis.markdown import MarkdownTable
 from experiments.runs.completeness import complete_cells
 from experiments.study.arms import ArmName
 from experiments.study.schema import Run, Study
@@ -105,7 +104,9 @@ def read_grid(study: Study, results: Path) -> Grid:
 
 
 def show_rate(lr: float) -> str:
-    """A learning rate as studies write it, such as 3e-4."""
+    """A learning rate as studies write it, such as 3e-4; "none" of 0."""
+    if lr == 0:
+        return "none"
     mantissa, exponent = f"{lr:e}".split("e")
     return f"{float(mantissa):g}e{int(exponent)}"
 
@@ -113,34 +114,3 @@ def show_rate(lr: float) -> str:
 def num_collapsed(outcomes: Sequence[Outcome]) -> int:
     """How many of the runs collapsed."""
     return sum(it.collapsed is not None for it in outcomes)
-
-
-def _shown_steps(outcomes: Sequence[Outcome]) -> str:
-    return ", ".join("-" if it.collapsed is None else str(it.collapsed) for it in outcomes)
-
-
-def _shown_share(outcomes: Sequence[Outcome]) -> str:
-    share = share_collapsed(outcomes)
-    # never None of a share, but an Interval may have ends that are
-    return f"{share.low:.0%} to {share.high:.0%}"
-
-
-Row = tuple[Setting, Sequence[Outcome]]
-TABLE: MarkdownTable[Row] = MarkdownTable(
-    {
-        "Model": lambda row: row[0].model,
-        "Learning rate": lambda row: show_rate(row[0].lr),
-        "Arm": lambda row: row[0].arm,
-        "Correction": lambda row: row[0].correction,
-        "Advantage": lambda row: row[0].advantage,
-        "Collapsed": lambda row: f"{num_collapsed(row[1])} of {len(row[1])}",
-        "95 % interval": lambda row: _shown_share(row[1]),
-        "At step, by seed": lambda row: _shown_steps(row[1]),
-        "Mean reward": lambda row: f"{sum(it.area for it in row[1]) / len(row[1]):.3f}",
-    }
-)
-
-
-def outcome_table(grid: Grid) -> str:
-    """The outcomes of all settings as Markdown."""
-    return TABLE.markdown(grid.items())

@@ -48,6 +48,7 @@ def draw_survival(data: GridData) -> Figure:
     panel.set_xticks(range(len(lrs)), [show_rate(lr) for lr in lrs])
     panel.set(
         xlabel="learning rate (AdamW, a step)",
+        xlim=(-0.5, len(lrs) - 0.5),
         ylabel=f"share of seeds alive\nat step {steps}",
         ylim=(-0.03, 1.03),
     )
@@ -116,7 +117,7 @@ def _draw_row(panel: Axes, outcomes: Sequence[Outcome], y: int, arm: str) -> Non
         "markersize": 7,
     }
     panel.plot(dead, [y] * len(dead), alpha=0.85, **look)
-    spread = y + 0.16 * (np.arange(len(alive)) - (len(alive) - 1) / 2)
+    spread = y + 0.32 * np.linspace(-1, 1, len(alive)) * (len(alive) > 1)
     panel.plot(alive, spread, fillstyle="none", **look)
     panel.annotate(
         f"{num_collapsed(outcomes)} of {len(outcomes)}",

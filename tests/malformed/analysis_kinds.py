@@ -8,8 +8,8 @@ import yaml
 
 from analysis import overlay
 from analysis.claims_table import read_table
-from analysis.collapse.grid import outcome_table, read_grid
 from analysis.collapse.judge import judge_study
+from analysis.collapse.outcome_table import outcome_table
 from analysis.drift.maps import DEFAULT, draw
 from analysis.tables import benchmark_text
 from experiments.runs.drift import read_drift
@@ -101,7 +101,7 @@ def _make_grid(folder: Path) -> None:
 
 def _read_grid(folder: Path) -> None:
     study = load_study(folder / "study.yaml")
-    outcome_table(read_grid(study, folder))
+    outcome_table(study, folder)
     judge_study(study, folder)
 
 

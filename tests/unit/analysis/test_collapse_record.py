@@ -1,7 +1,8 @@
-"""The recorded study `collapse`: valid, judged as recorded, and recomputed here independently."""
+"""The recorded studies of collapses: valid, judged as recorded, recomputed independently."""
 
 from itertools import combinations
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -17,26 +18,46 @@ from experiments.runs.record import require_commit, require_one_base_a_seed, set
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, STUDIES, Study
 
-RECORD = ROOT / "experiments" / "records" / "collapse"
-DENSE, STEPS = "small-dense", 200
-MISSING = ("moe-lr3e-4", "dense-lr3e-4-ffn", "dense-lr3e-4-group")
+
+class Record(NamedTuple):
+    """What the tests know of a recorded study, on purpose not from its file."""
+
+    name: str
+    file: str
+    dense: str
+    steps: int
+    seeds: range
+    num_runs: int
+
+    @property
+    def folder(self) -> Path:
+        return ROOT / "experiments" / "records" / self.name
+
+    @property
+    def study(self) -> Study:
+        return load_study(self.folder / "study.yaml")
+
+    def verdicts(self) -> dict[str, str]:
+        return {it.name: it.verdict for it in read_table(self.folder / "claims.json").claims}
+
+
+GRID = Record("collapse", "collapse.yaml", "small-dense", 200, range(5), 95)
+CONFIRM = Record(
+    "collapse-confirm", "collapse_confirm.yaml", "small-dense-confirm", 240, range(10, 20), 50
+)
+BOTH = pytest.mark.parametrize("record", [GRID, CONFIRM], ids=["grid", "confirmation"])
 Times = list[tuple[int, bool]]  # step, and whether the run collapsed at it
 
 
-@pytest.fixture(scope="module")
-def study() -> Study:
-    return load_study(RECORD / "study.yaml")
-
-
-def times(arm: str, cell: str) -> Times:
+def times(record: Record, arm: str, cell: str, model: str = "") -> Times:
     """Steps of the collapses straight from the files, by loops."""
     found = []
-    for seed in range(5):
-        path = RECORD / f"{DENSE}_{arm}.{cell}_seed{seed}" / "metrics.csv.gz"
-        reward = pd.read_csv(path)["critic/score/mean"].tolist()
-        assert len(reward) == STEPS
-        best, time = 0.0, (STEPS, False)
-        for step in range(20, STEPS + 1):
+    for seed in record.seeds:
+        run = f"{model or record.dense}_{arm}.{cell}_seed{seed}"
+        reward = pd.read_csv(record.folder / run / "metrics.csv.gz")["critic/score/mean"].tolist()
+        assert len(reward) == record.steps
+        best, time = 0.0, (record.steps, False)
+        for step in range(20, record.steps + 1):
             smooth = sum(reward[step - 20 : step]) / 20
             best = max(best, smooth)
             if smooth < best / 2:
@@ -46,47 +67,36 @@ def times(arm: str, cell: str) -> Times:
     return found
 
 
-def observed_less_expected(first: Times, second: Times) -> float:
-    """Collapses of the first arm less those that are expected if both have one hazard."""
-    total = 0.0
-    for step in sorted({t for t, collapsed in first + second if collapsed}):
-        at_risk = [sum(t >= step for t, _ in arm) for arm in (first, second)]
-        events = [sum((t, c) == (step, True) for t, c in arm) for arm in (first, second)]
-        total += events[0] - sum(events) * at_risk[0] / sum(at_risk)
-    return total
-
-
-def variance(first: Times, second: Times) -> float:
-    total = 0.0
-    for step in sorted({t for t, collapsed in first + second if collapsed}):
-        n1, n2 = (sum(t >= step for t, _ in arm) for arm in (first, second))
-        d = sum((t, c) == (step, True) for t, c in first + second)
-        n = n1 + n2
-        if n > 1:
-            total += d * n1 * n2 * (n - d) / (n**2 * (n - 1))
-    return total
-
-
 def p_value(first: Times, second: Times) -> float:
-    """Two-sided, over all divisions of the runs between the arms."""
+    """Log-rank test, two-sided, over all divisions D of the runs between the arms."""
     together = first + second
+    steps = np.array([step for step, _ in together])
+    collapsed = np.array([it for _, it in together])
+    # the first division is the one that was made
+    chosen_DS = np.array(list(combinations(range(len(together)), len(first))))
+    member_DR = np.zeros((len(chosen_DS), len(together)), dtype=int)
+    np.put_along_axis(member_DR, chosen_DS, 1, axis=1)
+    excess_D, variance_D = np.zeros(len(member_DR)), np.zeros(len(member_DR))
+    for step in np.unique(steps[collapsed]):
+        at_risk, events = steps >= step, collapsed & (steps == step)
+        n, d, n1_D = at_risk.sum(), events.sum(), member_DR @ at_risk.astype(int)
+        excess_D += member_DR @ events.astype(int) - d * n1_D / n
+        if n > 1:
+            variance_D += d * n1_D * (n - n1_D) * (n - d) / (n**2 * (n - 1))
+    z_D = np.abs(excess_D) / np.sqrt(variance_D)
+    return float(np.mean(z_D >= z_D[0] - 1e-9))
 
-    def z(chosen: tuple[int, ...]) -> float:
-        ours = [together[i] for i in chosen]
-        theirs = [together[i] for i in range(len(together)) if i not in chosen]
-        return abs(observed_less_expected(ours, theirs)) / variance(ours, theirs) ** 0.5
 
-    seen = z(tuple(range(len(first))))
-    drawn = [z(chosen) for chosen in combinations(range(len(together)), len(first))]
-    return float(np.mean([value >= seen - 1e-9 for value in drawn]))
+def num_collapsed(found: Times) -> int:
+    return sum(collapsed for _, collapsed in found)
 
 
-def test_runs_are_whole_of_committed_code_and_one_base_a_seed_and_cell(study: Study) -> None:
-    by_cell: dict[str, list[Path]] = {}
+@BOTH
+def test_runs_are_whole_of_committed_code_and_one_base_a_seed_and_cell(record: Record) -> None:
+    study, by_cell = record.study, dict[str, list[Path]]()
     for run in study.runs:
-        if run.cell not in MISSING:
-            by_cell.setdefault(run.cell or "", []).append(RECORD / run.id)
-    assert sum(map(len, by_cell.values())) == 60
+        by_cell.setdefault(run.cell or "", []).append(record.folder / run.id)
+    assert sum(map(len, by_cell.values())) == record.num_runs
     for cell, folders in by_cell.items():
         manifests = [read_manifest(folder, "record again") for folder in folders]
         require_one_base_a_seed(cell, manifests)
@@ -95,66 +105,84 @@ def test_runs_are_whole_of_committed_code_and_one_base_a_seed_and_cell(study: St
             assert settings_of(manifest) == study.training_config(study.find_run(manifest.run))
 
 
-def test_the_study_file_still_describes_the_recorded_runs(study: Study) -> None:
-    now = load_study(STUDIES / "collapse.yaml")
+@BOTH
+def test_the_study_file_still_describes_the_recorded_runs(record: Record) -> None:
+    now, study = load_study(STUDIES / record.file), record.study
     assert [now.training_config(r) for r in now.runs] == [
         study.training_config(r) for r in study.runs
     ]
 
 
-def test_without_a_complete_cell_no_claim_is_judged(study: Study, tmp_path: Path) -> None:
+@BOTH
+def test_without_a_complete_cell_no_claim_is_judged(record: Record, tmp_path: Path) -> None:
+    study = record.study
     table = judge_study(study, tmp_path)
     assert {claim.verdict for claim in table.claims} == {"NOT RUN"}
-    assert table.marks[DENSE] == (f"cells not complete, not judged: {', '.join(study.cells)}",)
+    cells = f"cells not complete, not judged: {', '.join(study.cells)}"
+    assert table.marks[record.dense] == (cells,)
 
 
-def test_incomplete_cells_are_named_and_their_claims_open() -> None:
-    table = read_table(RECORD / "claims.json")
-    assert table.marks[DENSE][0] == f"cells not complete, not judged: {', '.join(MISSING)}"
-    verdicts = {claim.name: claim.verdict for claim in table.claims}
-    assert [name for name, it in verdicts.items() if it == "NOT RUN"] == ["C6", "C7", "C8"]
+def test_a_recorded_cell_that_is_gone_is_named_and_its_claims_open(tmp_path: Path) -> None:
+    for run in GRID.study.runs:
+        if run.cell != "moe-lr3e-4":
+            (tmp_path / run.id).symlink_to(GRID.folder / run.id)
+    table = judge_study(GRID.study, tmp_path)
+    assert table.marks[GRID.dense][0] == "cells not complete, not judged: moe-lr3e-4"
+    assert [it.name for it in table.claims if it.verdict == "NOT RUN"] == ["C6"]
 
 
-def test_what_readme_and_results_say_in_words() -> None:
+def test_what_is_said_in_words_of_the_grid() -> None:
     counts = {
-        (arm, cell): sum(collapsed for _, collapsed in times(arm, cell))
+        (arm, cell): num_collapsed(times(GRID, arm, cell))
         for arm in (BF16, NOQAT, QAT)
-        for cell in ("dense-lr1e-4", "dense-lr2e-4", "dense-lr3e-4")
+        for cell in ("dense-lr1e-4", "dense-lr2e-4", "dense-lr3e-4", "dense-lr3e-4-group")
     }
     assert [counts[arm, "dense-lr1e-4"] for arm in (BF16, NOQAT, QAT)] == [0, 0, 0]
     assert [counts[arm, "dense-lr2e-4"] for arm in (BF16, NOQAT, QAT)] == [0, 4, 0]
     assert [counts[arm, "dense-lr3e-4"] for arm in (BF16, NOQAT, QAT)] == [4, 5, 3]
-    assert max(time for time, _ in times(NOQAT, "dense-lr3e-4")) == 42
-    table = read_table(RECORD / "claims.json")
-    verdicts = {claim.name: claim.verdict for claim in table.claims}
-    assert [verdicts[name] for name in ("C1", "C2", "C3", "C4", "C5")] == [
-        "INCONCLUSIVE",
-        "INCONCLUSIVE",
-        "PASS",
-        "PASS",
-        "INCONCLUSIVE",
-    ]
+    assert [counts[arm, "dense-lr3e-4-group"] for arm in (BF16, NOQAT, QAT)] == [4, 5, 3]
+    moe = [times(GRID, arm, "moe-lr3e-4", "small-moe") for arm in (BF16, NOQAT, QAT)]
+    assert [num_collapsed(it) for it in moe] == [5, 5, 3]
+    assert max(time for time, _ in times(GRID, NOQAT, "dense-lr3e-4")) == 42
+    passed = {name for name, verdict in GRID.verdicts().items() if verdict == "PASS"}
+    assert passed == {"C3", "C4", "C6", "C8"}
+    assert set(GRID.verdicts().values()) == {"PASS", "INCONCLUSIVE"}
+
+
+def test_what_is_said_in_words_of_the_confirmation() -> None:
+    noqat = times(CONFIRM, NOQAT, "lr2e-4")
+    assert (min(noqat)[0], max(noqat)[0], num_collapsed(noqat)) == (64, 236, 10)
+    assert num_collapsed(times(CONFIRM, QAT, "lr2e-4")) == 2
+    assert num_collapsed(times(CONFIRM, BF16, "lr2e-4")) == 0
+    assert num_collapsed(times(CONFIRM, NOQAT, "lr2e-4-tis")) == 1
+    assert num_collapsed(times(CONFIRM, NOQAT, "lr2e-4-centred")) == 3
+    inconclusive = dict.fromkeys(("C3", "C4", "C5"), "INCONCLUSIVE")
+    assert CONFIRM.verdicts() == {"C1": "PASS", **inconclusive}
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "cell"),
+    ("record", "first", "second", "cell"),
     [
-        (NOQAT, QAT, "dense-lr3e-4"),
-        (NOQAT, BF16, "dense-lr3e-4"),
-        (QAT, BF16, "dense-lr3e-4"),
-        (NOQAT, BF16, "dense-lr2e-4"),
+        (GRID, NOQAT, QAT, "dense-lr3e-4"),
+        (GRID, NOQAT, BF16, "dense-lr3e-4"),
+        (GRID, QAT, BF16, "dense-lr3e-4"),
+        (GRID, NOQAT, BF16, "dense-lr2e-4"),
+        (CONFIRM, NOQAT, QAT, "lr2e-4"),
+        (CONFIRM, NOQAT, BF16, "lr2e-4"),
+        (CONFIRM, QAT, BF16, "lr2e-4"),
     ],
 )
-def test_primary_p_values_recomputed(first: str, second: str, cell: str) -> None:
-    arms = times(first, cell), times(second, cell)
-    ours = [[Outcome(t if c else None, STEPS, 0.0) for t, c in arm] for arm in arms]
+def test_primary_p_values_recomputed(record: Record, first: str, second: str, cell: str) -> None:
+    arms = times(record, first, cell), times(record, second, cell)
+    ours = [[Outcome(t if c else None, record.steps, 0.0) for t, c in arm] for arm in arms]
     assert log_rank(*ours).p_value == pytest.approx(p_value(*arms), abs=1e-12)
 
 
-def test_area_is_the_mean_reward_and_c4_its_paired_t_interval(study: Study) -> None:
-    data = GridData(study, RECORD)
+def test_area_is_the_mean_reward_and_c4_its_paired_t_interval() -> None:
+    data = GridData(GRID.study, GRID.folder)
     qat, bf16 = (
-        np.array([it.area for it in data.grid[Setting(DENSE, arm, 2e-4)]]) for arm in (QAT, BF16)
+        np.array([it.area for it in data.grid[Setting(GRID.dense, arm, 2e-4)]])
+        for arm in (QAT, BF16)
     )
     difference = qat - bf16
     # 95 % quantile of Student's t with four degrees of freedom, from a printed table: to 4 digits
@@ -163,5 +191,5 @@ def test_area_is_the_mean_reward_and_c4_its_paired_t_interval(study: Study) -> N
         f"{difference.mean():+.3f} ({difference.mean() - half:+.3f} to "
         f"{difference.mean() + half:+.3f})"
     )
-    claim = next(it for it in read_table(RECORD / "claims.json").claims if it.name == "C4")
+    claim = next(it for it in read_table(GRID.folder / "claims.json").claims if it.name == "C4")
     assert f"at 2e-4: {shown}" in claim.detail

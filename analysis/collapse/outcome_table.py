@@ -1,0 +1,94 @@
+"""The table of all settings of a grid: which runs collapsed and when, and what was learnt."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from analysis.collapse.grid import (
+    Setting,
+    num_collapsed,
+    read_grid,
+    runs_by_setting,
+    show_rate,
+)
+from analysis.collapse.survival import Outcome, share_collapsed
+from analysis.load import HINT
+from analysis.markdown import MarkdownTable
+from experiments.runs.evaluation import EVALUATIONS, Precision, read_evaluations
+from experiments.study.schema import Run, Study
+
+
+class Row(NamedTuple):
+    """One setting.
+
+    Attributes:
+        outcomes: by seed.
+        in_bf16: offline accuracy of the last checkpoint by seed, BF16 weights; of the runs that
+            were evaluated.
+        in_nvfp4: likewise with the weights in NVFP4, as they are served.
+    """
+
+    setting: Setting
+    outcomes: Sequence[Outcome]
+    in_bf16: Sequence[float]
+    in_nvfp4: Sequence[float]
+
+
+def outcome_table(study: Study, results: Path) -> str:
+    """The outcomes of all complete settings as Markdown, from a results or records folder.
+
+    Raises:
+        ValueError: a run's metrics or evaluations are damaged.
+    """
+    runs = runs_by_setting(study, results)
+    rows = [
+        Row(
+            setting,
+            outcomes,
+            _accuracies(results, runs[setting], "bf16"),
+            _accuracies(results, runs[setting], "nvfp4"),
+        )
+        for setting, outcomes in read_grid(study, results).items()
+    ]
+    return TABLE.markdown(rows)
+
+
+def _accuracies(results: Path, runs: Sequence[Run], precision: Precision) -> list[float]:
+    found = []
+    for run in runs:
+        if not (results / run.id / EVALUATIONS).exists():
+            continue
+        its = [e for e in read_evaluations(results / run.id, HINT) if e.precision == precision]
+        found += [e.accuracy for e in its if e.step and e.step == max(e.step for e in its)]
+    return found
+
+
+def _shown_steps(outcomes: Sequence[Outcome]) -> str:
+    return ", ".join("-" if it.collapsed is None else str(it.collapsed) for it in outcomes)
+
+
+def _shown_share(outcomes: Sequence[Outcome]) -> str:
+    share = share_collapsed(outcomes)
+    # never None of a share, but an Interval may have ends that are
+    return f"{share.low:.0%} to {share.high:.0%}"
+
+
+def _shown_mean(values: Sequence[float]) -> str:
+    return f"{sum(values) / len(values):.3f}" if values else "-"
+
+
+TABLE: MarkdownTable[Row] = MarkdownTable(
+    {
+        "Model": lambda row: row.setting.model,
+        "Learning rate": lambda row: show_rate(row.setting.lr),
+        "Arm": lambda row: row.setting.arm,
+        "Correction": lambda row: row.setting.correction,
+        "Advantage": lambda row: row.setting.advantage,
+        "Collapsed": lambda row: f"{num_collapsed(row.outcomes)} of {len(row.outcomes)}",
+        "95 % interval": lambda row: _shown_share(row.outcomes),
+        "At step, by seed": lambda row: _shown_steps(row.outcomes),
+        "Mean reward": lambda row: _shown_mean([it.area for it in row.outcomes]),
+        "Offline, BF16": lambda row: _shown_mean(row.in_bf16),
+        "Offline, NVFP4": lambda row: _shown_mean(row.in_nvfp4),
+    }
+)
