@@ -31,3 +31,12 @@ class MarkdownTable(Generic[Row]):
             if any(show(row) not in ("", "-") for row in rows)
         }
         return MarkdownTable(told).markdown(rows)
+
+    def without_constant(self, rows: Sequence[Row]) -> str:
+        """The same without the columns that say one thing of all rows."""
+        varied = {
+            heading: show
+            for heading, show in self.columns.items()
+            if len({show(row) for row in rows}) != 1
+        }
+        return MarkdownTable(varied).markdown(rows)

@@ -37,6 +37,8 @@ class Row(NamedTuple):
 def outcome_table(study: Study, results: Path) -> str:
     """The outcomes of all complete settings as Markdown, from a results or records folder.
 
+    What all settings have in common is left out.
+
     Raises:
         ValueError: a run's metrics or evaluations are damaged.
     """
@@ -50,7 +52,7 @@ def outcome_table(study: Study, results: Path) -> str:
         )
         for setting, outcomes in read_grid(study, results).items()
     ]
-    return TABLE.markdown(rows)
+    return TABLE.without_constant(rows)
 
 
 def _accuracies(results: Path, runs: Sequence[Run], precision: Precision) -> list[float]:

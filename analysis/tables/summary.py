@@ -1,4 +1,4 @@
-"""One row a study and model: what its claims came to."""
+"""One row a study and model: what its claims came to. Collapses have a table of their own."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -75,4 +75,5 @@ def summary_text(records: Path) -> str:
 def _rows(table: ClaimsTable) -> Iterator[Summary]:
     for model in dict.fromkeys(claim.model for claim in table.claims):
         claims = {claim.name: claim for claim in table.claims if claim.model == model}
-        yield Summary(table.study, model, claims, table.marks.get(model, ()))
+        if RATIO in claims:
+            yield Summary(table.study, model, claims, table.marks.get(model, ()))
