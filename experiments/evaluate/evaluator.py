@@ -73,7 +73,13 @@ def _start_engine(
 ) -> RolloutEngine:
     max_tokens = longest_prompt + study.rl.rollout.max_response_tokens
     return start_engine(
-        study.rollout, folder, study.device, packed, max_tokens, beside_trainer=False
+        study.rollout,
+        folder,
+        study.device,
+        packed,
+        max_tokens,
+        beside_trainer=False,
+        gpu_memory_gib=study.gpu_memory_gib,
     )
 
 

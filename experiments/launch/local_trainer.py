@@ -32,6 +32,7 @@ def train_here(
         seed=run.seed,
         device=study.device,
         engine=study.rollout,
+        gpu_memory_gib=study.gpu_memory_gib,
     )
     newest = max(find_steps(config.checkpoint_dir), default=0)
     recorded = merge_rows(attempts)

@@ -49,6 +49,7 @@ class TrainerConfig:
         seed: of the problems drawn and the responses sampled.
         device: "cpu" or "cuda".
         engine: which rollout engine.
+        gpu_memory_gib: what the run may take of a GPU that others use too; None: the whole GPU.
     """
 
     base_dir: Path
@@ -60,6 +61,7 @@ class TrainerConfig:
     seed: int = 0
     device: str = "cpu"
     engine: EngineKind = "eager"
+    gpu_memory_gib: float | None = None
 
 
 class GrpoTrainer:
@@ -84,6 +86,7 @@ class GrpoTrainer:
             max_tokens,
             keeps_distributions=config.keeps_distributions,
             returns_routes=config.routing_replay,
+            gpu_memory_gib=run.gpu_memory_gib,
         )
         self.weight_distance = self._weight_distance() if config.measure_drift_term else None
         self.problems = make_problems(run.task, "train")

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from qat_core.plan import QuantPlan
 from qat_core.rollout.eager import EagerEngine
 from qat_core.rollout.engine import RolloutEngine
+from qat_core.units import BYTES_PER_GIB
 
 EngineKind = Literal["eager", "vllm"]
 
@@ -14,14 +15,8 @@ VLLM_SETTINGS: dict[str, dict[str, Any]] = {
     "cpu": {"enforce_eager": True, "kv_cache_memory_bytes": 2**28},
     "cuda": {"compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}},
 }
-# next to a trainer in the same process: room for rollouts of small models, not the whole device
-BESIDE_TRAINER: dict[str, dict[str, Any]] = {
-    "cpu": {},
-    "cuda": {
-        "kv_cache_memory_bytes": 2**34,
-        "gpu_memory_utilization": 0.5,  # only checked against free memory
-    },
-}
+KV_CACHE_BYTES = 2**34  # next to a trainer: room for rollouts of small models
+KV_CACHE_SHARE = 0.25  # of what a run may take of a GPU that others use too
 
 
 def start_engine(
@@ -33,6 +28,7 @@ def start_engine(
     beside_trainer: bool = True,
     keeps_distributions: bool = False,
     returns_routes: bool = False,
+    gpu_memory_gib: float | None = None,
 ) -> RolloutEngine:
     """An engine in this process for the architecture in `model_dir`; sync weights before use.
 
@@ -45,6 +41,7 @@ def start_engine(
         beside_trainer: leave memory of the GPU to others; else vLLM takes its usual nine tenths.
         keeps_distributions: rollouts hold the log-probs of all tokens; eager only.
         returns_routes: rollouts hold the experts of all positions.
+        gpu_memory_gib: what this process may take of a GPU that others use too.
 
     Raises:
         ValueError: vLLM is missing or refuses, see `VllmEngine`, or would have to keep
@@ -68,7 +65,7 @@ def start_engine(
     try:
         from qat_core.rollout.vllm.engine import VllmEngine
 
-        settings = VLLM_SETTINGS[device] | (BESIDE_TRAINER[device] if beside_trainer else {})
+        settings = VLLM_SETTINGS[device] | memory_settings(device, beside_trainer, gpu_memory_gib)
         if returns_routes:
             settings["enable_return_routed_experts"] = True
         return VllmEngine(model_dir, packed, max_model_len=max_tokens, **settings)
@@ -78,3 +75,19 @@ def start_engine(
         raise ValueError(
             "rollout: vllm is not installed here: see requirements/engines.txt"
         ) from None
+
+
+def memory_settings(
+    device: str, beside_trainer: bool, gpu_memory_gib: float | None
+) -> dict[str, Any]:
+    """vLLM's settings of memory, see `start_engine`; none on a CPU, or for its usual nine tenths.
+
+    With a cache of a given size vLLM measures no memory, which others take and free meanwhile. Of
+    `gpu_memory_utilization` it then only checks that so much is free when it starts.
+    """
+    if device == "cpu" or (gpu_memory_gib is None and not beside_trainer):
+        return {}
+    if gpu_memory_gib is None:
+        return {"kv_cache_memory_bytes": KV_CACHE_BYTES, "gpu_memory_utilization": 0.5}
+    cache_bytes = int(KV_CACHE_SHARE * gpu_memory_gib * BYTES_PER_GIB)
+    return {"kv_cache_memory_bytes": cache_bytes, "gpu_memory_utilization": 0.01}
