@@ -16,6 +16,7 @@ from experiments.support.cli import STUDY, run_cli
 FORMATS = ("png", "svg")
 NAMES = ("kl", "accuracy", "learning", "training", "memory", "step_time")
 DRIFT = "drift"
+CAUSES = "causes"
 
 
 class Programs(NamedTuple):
@@ -42,14 +43,18 @@ PROGRAMS: Mapping[str, Programs] = {
         "analysis.collapse.__main__",
         "analysis.collapse.figures",
         "docs/protocols/collapse.md",
-        ("curves", "survival", "corrections", "causes"),
+        ("curves", "survival", "corrections", CAUSES),
     ),
 }
 
 
 def figure_names(study: Study) -> tuple[str, ...]:
-    """The figures of a study; the drift's is one where its runs watch it."""
-    figures = PROGRAMS[study.judged_by].figures
+    """The figures of a study; those of the drift and its causes where its runs measure them."""
+    figures = tuple(
+        name
+        for name in PROGRAMS[study.judged_by].figures
+        if name != CAUSES or study.rl.measure_drift_term
+    )
     is_watched = study.rl.drift_every and any(ARMS[arm].rollout_recipe for arm in study.arms)
     return (*figures, DRIFT) if is_watched else figures
 

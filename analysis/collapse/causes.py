@@ -52,7 +52,7 @@ QUANTITIES: tuple[Quantity, ...] = (
 
 def steps_before(data: GridData, lr: float) -> int:
     """Steps before the window in which the first run of the arms collapses; all if none does."""
-    settings = [Setting(data.design.dense, arm, lr) for arm in ARMS]
+    settings = [data.design.plain(arm, lr) for arm in ARMS]
     outcomes = [it for setting in settings for it in data.grid.get(setting, ())]
     times = [it.collapsed for it in outcomes if it.collapsed is not None]
     return max(1, min(times) - WINDOW) if times else data.study.rl.steps
@@ -80,7 +80,7 @@ def draw(data: GridData) -> Figure:
         ncols=4,
     )
     for position, arm in enumerate(ARMS):
-        setting = Setting(data.design.dense, arm, lr)
+        setting = data.design.plain(arm, lr)
         if setting not in data.grid:
             continue
         values = means(data, setting, num_steps)

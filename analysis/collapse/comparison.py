@@ -59,7 +59,7 @@ class Comparison:
 
     def at(self, arm: str, lr: float | None = None) -> Setting:
         """A plain setting of the dense model, by default at the decisive rate."""
-        return Setting(self.design.dense, arm, lr or self.design.decisive_lr)
+        return self.design.plain(arm, lr or self.design.decisive_lr)
 
     def difference(self, first: Setting, second: Setting) -> Difference:
         """Between two settings, with the corrected p-value where the test is a primary one."""

@@ -32,7 +32,7 @@ def draw(data: GridData) -> Figure:
         reward, mismatch = axes[0][column], axes[1][column]
         reward.set_title(f"learning rate {show_rate(lr)}")
         for position, arm in enumerate(ARMS):
-            setting = Setting(data.design.dense, arm, lr)
+            setting = data.design.plain(arm, lr)
             if setting in data.grid:
                 _draw_arm(reward, data, setting, REWARD, position)
                 _draw_arm(mismatch, data, setting, K3_KL, position)

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from analysis.collapse import causes, curves, outcomes
 from analysis.collapse.data import GridData
-from analysis.collapse.grid import NOQAT, QAT, Setting, show_rate
+from analysis.collapse.grid import NOQAT, QAT, show_rate
 from analysis.drift import order
 from analysis.figure_files import DRIFT, FORMATS, PROGRAMS, figure_names
 from analysis.style import arm_style, save_figure
@@ -37,7 +37,7 @@ def drift_runs(data: GridData) -> order.Runs:
     Raises:
         ValueError: neither arm has all its runs, or one has no drift.
     """
-    settings = [Setting(data.design.dense, arm, data.design.decisive_lr) for arm in (NOQAT, QAT)]
+    settings = [data.design.plain(arm, data.design.decisive_lr) for arm in (NOQAT, QAT)]
     complete = [setting for setting in settings if setting in data.runs]
     if not complete:
         rate = show_rate(data.design.decisive_lr)

@@ -49,30 +49,37 @@ class Design(NamedTuple):
         moe: its second model; None if there is one model alone.
         lrs: learning rates at which the arms are compared on `dense`, ascending.
         settings: all that the study plans; claims about others are not made.
+        advantage: with which the arms are compared; further cells may have another one.
     """
 
     dense: str
     moe: str | None
     lrs: tuple[float, ...]
     settings: frozenset[Setting]
+    advantage: str = "reward"
 
     @property
     def decisive_lr(self) -> float:
         """The highest rate, at which corrections and further cells are tried too."""
         return self.lrs[-1]
 
+    def plain(self, arm: str, lr: float) -> Setting:
+        """An arm of `dense` at a learning rate, without a correction."""
+        return Setting(self.dense, arm, lr, advantage=self.advantage)
+
 
 def design_of(study: Study) -> Design:
     """What a study compares; ValueError if it lacks the arm that all others are compared with."""
     dense, *others = study.models
     settings = frozenset(setting_of(study, run) for run in study.runs)
-    lrs = sorted({it.lr for it in settings if it == Setting(dense, BF16, it.lr)})
+    design = Design(dense, others[0] if others else None, (), settings, study.rl.advantage)
+    lrs = sorted({it.lr for it in settings if it == design.plain(BF16, it.lr)})
     if not lrs:
         raise ValueError(
             f"study {study.study}: cells: none has model {dense}, arm {BF16}, correction: none and "
-            "advantage: reward; add one, or set judged_by: parity"
+            f"advantage: {design.advantage}; add one, or set judged_by: parity"
         )
-    return Design(dense, others[0] if others else None, tuple(lrs), settings)
+    return design._replace(lrs=tuple(lrs))
 
 
 def setting_of(study: Study, run: Run) -> Setting:

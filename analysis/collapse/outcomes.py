@@ -14,7 +14,6 @@ from analysis.collapse.grid import (
     FFN,
     NOQAT,
     QAT,
-    Setting,
     num_collapsed,
     show_rate,
 )
@@ -37,7 +36,7 @@ def draw_survival(data: GridData) -> Figure:
     )
     panel = axes[0][0]
     for position, arm in enumerate(ARMS):
-        settings = {i: Setting(dense, arm, lr) for i, lr in enumerate(lrs)}
+        settings = {i: data.design.plain(arm, lr) for i, lr in enumerate(lrs)}
         shown = {i: it for i, it in settings.items() if it in data.grid}
         _draw_shares(
             panel,
@@ -82,10 +81,11 @@ def _draw_shares(
 def draw_times(data: GridData) -> Figure:
     """When each run collapsed at the highest rate: arms, and no QAT with corrections."""
     dense, lr, steps = data.design.dense, data.design.decisive_lr, data.study.rl.steps
-    rows = {Setting(dense, NOQAT, lr): f"{arm_style(NOQAT).label}, no correction"}
+    rows = {data.design.plain(NOQAT, lr): f"{arm_style(NOQAT).label}, no correction"}
     for correction, label in CORRECTIONS.items():
-        rows[Setting(dense, NOQAT, lr, correction)] = f"{arm_style(NOQAT).label}, {label}"
-    rows |= {Setting(dense, arm, lr): arm_style(arm).label for arm in (FFN, QAT, BF16)}
+        corrected = data.design.plain(NOQAT, lr)._replace(correction=correction)
+        rows[corrected] = f"{arm_style(NOQAT).label}, {label}"
+    rows |= {data.design.plain(arm, lr): arm_style(arm).label for arm in (FFN, QAT, BF16)}
     shown = [setting for setting in rows if setting in data.grid]
     figure, axes = new_figure(
         f"Step of the collapse at learning rate {show_rate(lr)}, {dense}",

@@ -151,7 +151,7 @@ def rules_of(design: Design) -> dict[str, Rule]:
             f"C1 for {moe} {at}",
             lambda runs: _earlier_than_both(runs, runs.at(NOQAT)._replace(model=moe)),
         )
-    if "group" in planned:
+    if "group" in planned and design.advantage != "group":
         rules["C7"] = Rule(
             f"C1 with group-centred advantages {at}",
             lambda runs: _earlier_than_both(runs, runs.at(NOQAT)._replace(advantage="group")),

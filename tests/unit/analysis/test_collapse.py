@@ -117,3 +117,14 @@ def test_a_study_makes_the_claims_that_its_settings_allow() -> None:
     assert {claim.name: claim.verdict for claim in judged} == dict.fromkeys(
         ("C1", "C3", "C4", "C5"), "PASS"
     )
+
+
+def test_a_grid_of_group_centred_advantages_is_judged_by_the_same_rules() -> None:
+    grid = {
+        setting._replace(advantage="group"): outcomes
+        for setting, outcomes in expected_grid().items()
+        if setting.model == DENSE and setting.advantage == "reward"
+    }
+    design = Design(DENSE, None, LRS, frozenset(grid), "group")
+    judged = {claim.name: claim.verdict for claim in judge_grid(grid, design, num_seeds=5)}
+    assert judged == dict.fromkeys(("C1", "C2", "C3", "C4", "C5", "C8"), "PASS")
