@@ -18,6 +18,7 @@ TRAINING_CODE = {
     "local": ("experiments.study.arms", "qat_core.rl.trainer"),
     "verl": (
         "experiments.verl.reward",
+        "qat_core.verl.advantage",
         "qat_core.verl.cpu",
         "qat_core.verl.engine",
         "qat_core.verl.worker",

@@ -17,6 +17,7 @@ from qat_core.rl.tasks import GENERATED_TASKS
 
 # a recipe's: verl fills micro-batches by tokens, not by rl.micro_batch_responses
 DYNAMIC_BATCHES = "actor_rollout_ref.actor.use_dynamic_bsz"
+VERL_CORRECTIONS = ("token_tis", "none")
 
 
 def failed_checks(study: Study) -> Iterator[str]:
@@ -147,16 +148,15 @@ def _check_verl(study: Study) -> Iterator[str]:
 def _check_of_local_alone(study: Study) -> Iterator[str]:
     """Settings that verl's trainer does not honour."""
     default = GrpoConfig(steps=1)
-    for key in (
-        "advantage",
-        "correction",
-        "rollout_rs_band",
-        "routing_replay",
-        "measure_drift_term",
-    ):
+    for key in ("rollout_rs_band", "routing_replay", "measure_drift_term"):
         if getattr(study.rl, key) != getattr(default, key):
             yield f"rl.{key}: only trainer: local knows {getattr(study.rl, key)}; remove it"
-    for key in ("own_base", "cells", "gpu_memory_gib"):
+    if study.rl.correction not in VERL_CORRECTIONS:
+        yield (
+            f"rl.correction: only trainer: local knows {study.rl.correction}; use one of "
+            f"{', '.join(VERL_CORRECTIONS)}"
+        )
+    for key in ("cells", "gpu_memory_gib"):
         if key in study.model_fields_set:
             yield f"{key}: only trainer: local reads it; remove it"
 

@@ -22,6 +22,10 @@ from experiments.support.cli import RESULTS, RUN, STUDY, run_cli
 from qat_core.rl.config import GrpoConfig
 
 FROM_STUDY = "the study"
+# verl's names; its plain rewards are a module of ours
+ADVANTAGES = {"group": "grpo", "reward": "reward"}
+REWARD_MODULE = "qat_core.verl.advantage"
+CORRECTIONS = {"token_tis": "token", "none": None}
 CONFIGURATION = "verl.yaml"
 QAT = "actor_rollout_ref.actor.fsdp_config.qat"
 # its default for what stays in BF16, which a list of ours takes the place of
@@ -166,6 +170,8 @@ def _training(rl: GrpoConfig) -> dict[str, Any]:
         f"{actor}.optim.clip_grad": rl.grad_clip,  # the one that FSDP reads
         f"{actor}.optim.lr": rl.lr,
         f"{actor}.optim.weight_decay": rl.weight_decay,
+        "algorithm.adv_estimator": ADVANTAGES[rl.advantage],
+        "algorithm.rollout_correction.rollout_is": CORRECTIONS[rl.correction],
         "algorithm.rollout_correction.rollout_is_threshold": rl.rollout_is_threshold,
     }
 
@@ -211,12 +217,9 @@ def _files(study: Study, run: Run, paths: RunPaths) -> dict[str, Any]:
 
 
 def _environment(study: Study, paths: RunPaths) -> dict[str, str]:
-    cpu = {
-        "VERL_PLATFORM": "cpu",
-        "VERL_USE_EXTERNAL_MODULES": "qat_core.verl.cpu",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "OMP_NUM_THREADS": "1",
-    }
+    is_cpu = study.device == "cpu"
+    cpu = {"VERL_PLATFORM": "cpu", "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"}
+    modules = ["qat_core.verl.cpu"] * is_cpu + [REWARD_MODULE] * (study.rl.advantage == "reward")
     return {
         "VERL_FILE_LOGGER_PATH": str(paths.metrics),
         "QAT_CORE_COVERAGE": str(paths.coverage),
@@ -224,7 +227,8 @@ def _environment(study: Study, paths: RunPaths) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",  # the model's folder has all
         "VLLM_LOGGING_LEVEL": "INFO",  # verl would hide what the engine says of its memory
         "RAY_USAGE_STATS_ENABLED": "0",
-        **(cpu if study.device == "cpu" else {}),
+        **(cpu if is_cpu else {}),
+        **({"VERL_USE_EXTERNAL_MODULES": ",".join(modules)} if modules else {}),
     }
 
 

@@ -18,11 +18,16 @@ def group_advantages(rewards_B: Tensor, group_size: int) -> Tensor:
     return (centred / (groups.std(-1, keepdim=True) + 1e-6)).view(-1)
 
 
+def reward_advantages(rewards: Tensor) -> Tensor:
+    """+1 for rewards of 1 and -1 for those of 0, of any shape."""
+    return 2.0 * rewards.float() - 1.0
+
+
 def advantages(rewards_B: Tensor, config: GrpoConfig) -> Tensor:
     """One advantage a response, FP32 (B,): group-centred, or +1 and -1 for rewards of 1 and 0."""
     if config.advantage == "group":
         return group_advantages(rewards_B, config.responses_per_prompt)
-    return 2.0 * rewards_B.float() - 1.0
+    return reward_advantages(rewards_B)
 
 
 def policy_losses(

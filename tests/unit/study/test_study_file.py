@@ -404,15 +404,17 @@ def test_cells_that_do_not_fit_are_refused(
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("rl/advantage", "reward", "rl.advantage: only trainer: local knows reward; remove it"),
-        ("rl/correction", "none", "rl.correction: only trainer: local knows none; remove it"),
+        (
+            "rl/correction",
+            "sequence_mask",
+            "rl.correction: only trainer: local knows sequence_mask; use one of token_tis, none",
+        ),
         ("rl/routing_replay", True, "rl.routing_replay: only trainer: local knows True; remove it"),
         (
             "rl/measure_drift_term",
             True,
             "rl.measure_drift_term: only trainer: local knows True; remove it",
         ),
-        ("own_base", True, "own_base: only trainer: local reads it; remove it"),
         ("cells", {"x": {}}, "cells: only trainer: local reads it; remove it"),
     ],
 )
