@@ -19,6 +19,7 @@ from analysis.report.content import read_content
 from analysis.report.page import memory_rows, render, to_html
 from analysis.results import Results
 from experiments.runs.provenance import digest_file
+from experiments.study.load import load_study
 from experiments.study.schema import ROOT, Study
 
 RECORD = ROOT / "experiments" / "records" / "default"
@@ -172,3 +173,9 @@ def test_the_programs_of_a_kind_of_study_exist(kind: str) -> None:
     assert callable(import_module(programs.judge).main)
     drawn = import_module(programs.draw.removesuffix(".__main__")).FIGURES
     assert (*programs.figures, "drift") == tuple(drawn)
+
+
+@pytest.mark.parametrize(("name", "has_causes"), [("collapse", True), ("collapse_vllm", False)])
+def test_causes_are_drawn_where_the_drift_term_is_measured(name: str, has_causes: bool) -> None:
+    study = load_study(ROOT / "experiments" / "studies" / f"{name}.yaml")
+    assert ("causes" in figure_names(study)) == has_causes

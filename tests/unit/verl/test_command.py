@@ -123,3 +123,13 @@ def test_the_file_can_be_written_for_a_command_of_ones_own(tmp_path: Path) -> No
     assert written["defaults"][0] == "ppo_trainer"
     assert done.stdout.rstrip().endswith(f"--config-dir {attempt} --config-name verl")
     assert "defaults" not in done.stdout
+
+
+def test_a_study_without_correction_and_centring_is_set_in_verl() -> None:
+    study = load_study(STUDIES / "collapse_verl.yaml")
+    settings = settings_of(study, study.runs[0])
+    assert settings["algorithm.adv_estimator"] == "reward"
+    assert settings["algorithm.rollout_correction.rollout_is"] is None
+    paths = run_paths(study, study.runs[0], Path(), Path("results"), Path("attempt"))
+    modules = build_command(study, paths).environment["VERL_USE_EXTERNAL_MODULES"]
+    assert modules == "qat_core.verl.advantage"
