@@ -1,7 +1,7 @@
 """Humming in place of Marlin: the choice, weights over reloads, and on a GPU the products."""
 
+import os
 from collections import defaultdict
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -31,12 +31,17 @@ from qat_core.weights.transfer import PARTS
 RECORD = ROOT / "experiments" / "records" / "benchmarks" / "matmul_h100.json"
 N, K = 256, 128
 ON_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if ON_GPU else "cpu"
 needs_gpu = pytest.mark.skipif(not ON_GPU, reason="needs a CUDA GPU")
 
 
 def packed_weight(seed: int, n: int = N, k: int = K) -> PackedTensor:
     weight = torch.randn(n, k, generator=torch.Generator().manual_seed(seed)).bfloat16()
     return quantize(weight, global_scale(group_amax([[weight]])[0], "pow2"))
+
+
+def activations(rows: int) -> Tensor:
+    return torch.randn(rows, K, device=DEVICE).bfloat16()
 
 
 class Method(QuantizeMethodBase):  # type: ignore[misc]
@@ -60,9 +65,10 @@ class Method(QuantizeMethodBase):  # type: ignore[misc]
 
 
 @pytest.fixture
-def layer(monkeypatch: pytest.MonkeyPatch) -> Iterator[nn.Module]:
+def layer(monkeypatch: pytest.MonkeyPatch) -> nn.Module:
     """A layer whose scheme was told to use Humming; without a GPU its product is F.linear."""
     monkeypatch.setattr(scheme, "init_nvfp4_linear_kernel", scheme.init_nvfp4_linear_kernel)
+    monkeypatch.setenv("VLLM_USE_AOT_COMPILE", "1")
     monkeypatch.setattr(parameter, "get_tensor_model_parallel_rank", lambda: 0)
     monkeypatch.setattr(parameter, "get_tensor_model_parallel_world_size", lambda: 1)
     monkeypatch.setattr(humming_linear, "_require_versions", lambda _: None)
@@ -73,14 +79,14 @@ def layer(monkeypatch: pytest.MonkeyPatch) -> Iterator[nn.Module]:
         )
     humming_linear.install("0.24.0")
     humming_linear.install("0.24.0")  # by vLLM's plugins once more
-    with torch.device("cuda" if ON_GPU else "cpu"):
-        made = nn.Module()
-        made.quant_method = method = Method()
+    made = nn.Module()
+    made.quant_method = method = Method()
+    with torch.device(DEVICE):
         method.create_weights(made)
         layerwise.record_metadata_for_reloading(made)
-        load(made, packed_weight(0))
-        method.process_weights_after_loading(made)
-        yield made
+    load(made, packed_weight(0))
+    method.process_weights_after_loading(made)
+    return made
 
 
 def load(layer: Any, packed: PackedTensor) -> None:
@@ -118,6 +124,10 @@ def test_weights_are_the_oracles_at_the_same_addresses_after_each_of_many_syncs(
     assert not layer.humming_locks.any()
 
 
+def test_a_compiled_model_with_marlin_is_not_loaded_in_its_place(layer: nn.Module) -> None:
+    assert os.environ["VLLM_USE_AOT_COMPILE"] == "0"
+
+
 def test_a_sync_in_place_writes_what_a_reload_makes(layer: Any) -> None:
     before = addresses(layer)
     layer.scheme, layer.humming_locks[3] = layer.quant_method.scheme, 1  # left by a sleep
@@ -132,7 +142,7 @@ def test_a_sync_in_place_writes_what_a_reload_makes(layer: Any) -> None:
 
 @pytest.mark.parametrize("rows", [1, 33, UNPACK_FROM - 1, UNPACK_FROM])
 def test_products_are_near_fp64s_and_cublas_where_unpacked(layer: Any, rows: int) -> None:
-    x = torch.randn(rows, K).bfloat16()
+    x = activations(rows)
     out = layer.quant_method.apply(layer, x)
     weight = dequantize(packed_weight(0)).to(x.device)
     exact = F.linear(x.double(), weight.double())
@@ -144,7 +154,7 @@ def test_products_are_near_fp64s_and_cublas_where_unpacked(layer: Any, rows: int
 
 
 def test_leading_dimensions_and_bias_are_kept(layer: Any) -> None:
-    x, bias = torch.randn(2, 3, K).bfloat16(), torch.randn(N).bfloat16()
+    x, bias = activations(6).view(2, 3, K), activations(N)[:, 0]
     kernel = layer.quant_method.scheme.kernel
     out = kernel.apply_weights(layer, x, bias)
     assert out.shape == (2, 3, N)
@@ -155,7 +165,7 @@ def test_torch_compile_keeps_the_product_whole(layer: Any) -> None:
     compiled = torch.compile(
         lambda x: layer.quant_method.apply(layer, x), backend="eager", fullgraph=True
     )
-    x = torch.randn(3, K).bfloat16()
+    x = activations(3)
     assert torch.equal(compiled(x), layer.quant_method.apply(layer, x))
 
 
@@ -233,7 +243,7 @@ def test_the_layout_is_that_of_hummings_own_transformation() -> None:
 @pytest.mark.gpu
 @needs_gpu
 def test_a_captured_graph_multiplies_with_the_weights_of_the_last_sync(layer: Any) -> None:
-    x = torch.randn(32, K).bfloat16()
+    x = activations(32)
     layer.quant_method.apply(layer, x)  # warm up
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

@@ -78,7 +78,7 @@ class HummingLinearKernel(NvFp4LinearKernel):  # type: ignore[misc]
             layer.weight_global_scale,
             layer.humming_locks,
         )
-        out = out.view(*x.shape[:-1], -1)
+        out = out.view(*x.shape[:-1], out.shape[-1])
         return out if bias is None else out + bias
 
 
@@ -152,6 +152,9 @@ def install(vllm_version: str) -> None:
     )
 
     os.environ.setdefault("HUMMING_CACHE_DIR", os.path.join(envs.VLLM_CACHE_ROOT, "humming"))
+    # Compiled models are cached by settings that this choice is not among: vLLM would run a graph
+    # of Marlin's kernels on these weights. Its other cache goes by the code that was compiled.
+    os.environ["VLLM_USE_AOT_COMPILE"] = "0"
     vllms_choice = scheme.init_nvfp4_linear_kernel
     if getattr(vllms_choice, "chooses_humming", False):
         return
