@@ -11,6 +11,8 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, get_args
 
@@ -40,13 +42,28 @@ def main() -> None:
     arguments = _parser().parse_args()
     logging.disable_progress_bar()
     try:
-        is_healthy, result = _run(arguments)
+        with _only_result_on_stdout() if arguments.json else nullcontext():
+            is_healthy, result = _run(arguments)
     except (ValueError, OSError) as error:
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         sys.exit(2)
     if arguments.json:
         print(json.dumps(result, indent=1))
     sys.exit(0 if is_healthy else 1)
+
+
+@contextmanager
+def _only_result_on_stdout() -> Iterator[None]:
+    """Inside, what engines and their libraries log to stdout goes to stderr."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def _run(arguments: argparse.Namespace) -> tuple[bool, dict[str, Any]]:

@@ -64,6 +64,7 @@ class VllmSubject:
         raw = reported
         if sampling.in_use:
             self.engine.on_worker(_report, "raw_logprobs")
+            self.engine.forget_prefixes()  # else other batch shapes, which may change a token
             raw = self.engine.sample(prompts, max_new_tokens, seed, **settings)
             self.engine.on_worker(_report, "processed_logprobs")
             if not torch.equal(raw.input_ids, reported.input_ids):
@@ -104,4 +105,6 @@ def _vocabulary(worker: Any) -> int:
 def _report(worker: Any, mode: str) -> None:
     """Log-probs before or after the sampler's settings."""
     sampler = worker.model_runner.sampler
-    sampler.logprobs_mode = sampler.topk_topp_sampler.logprobs_mode = mode
+    sampler.logprobs_mode = mode
+    if hasattr(sampler, "topk_topp_sampler"):  # not in vLLM's second model runner
+        sampler.topk_topp_sampler.logprobs_mode = mode

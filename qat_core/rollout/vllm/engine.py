@@ -134,8 +134,12 @@ class VllmEngine:
             coming = self._coming(expected)
         self._has_weights = False
         self.on_worker(reload, self._names, stream, coming)
-        self._llm.reset_prefix_cache()
+        self.forget_prefixes()
         self._has_weights = True
+
+    def forget_prefixes(self) -> None:
+        """Computes prompts anew, not from what the KV cache holds of earlier ones."""
+        self._llm.reset_prefix_cache()
 
     def _coming(self, expected: QuantPlan) -> Mapping[str, Weight]:
         """What a plan's weights look like; checked once, as a Qwen3-30B-A3B has 56,000 tensors."""

@@ -1,6 +1,7 @@
 """The command: exit codes, JSON, and one line for each mistake."""
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -9,8 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+import qat_core.doctor.__main__ as doctor
 from qat_core.checkpoint import convert
 from qat_core.doctor.__main__ import main
+from qat_core.doctor.diagnosis import Diagnosis
+from qat_core.doctor.examine import Case, examine
 from qat_core.recipe import Recipe
 
 SMALL = ["--sequences", "6", "--max-new-tokens", "6"]
@@ -30,6 +34,19 @@ def test_a_healthy_checkpoint_ends_with_0_and_json(
     found = json.loads(capsys.readouterr().out)
     assert found["healthy"] and found["named"] == []
     assert found["num_sequences"] == 6 and found["total"]["value"] >= 0
+
+
+def test_json_is_alone_on_stdout_whatever_an_engine_logs(
+    nano_dir: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def examine_loudly(case: Case) -> Diagnosis:
+        os.write(1, b"INFO of an engine\n")
+        return examine(case)
+
+    monkeypatch.setattr(doctor, "examine", examine_loudly)
+    assert run(monkeypatch, nano_dir, "--json", *SMALL) == 0
+    out, err = capfd.readouterr()
+    assert json.loads(out)["healthy"] and "INFO of an engine" in err
 
 
 def test_a_fault_ends_with_1_and_names_weights(
