@@ -44,7 +44,7 @@ class HummingLayer:
             torch_dtype=torch.bfloat16,
         )
         compute = {"use_batch_invariant": tiling == "invariant", "gemm_type": gemm_type}
-        self.tiles = tiles_for(self.config, compute, rows)
+        self.tiles = tiles_for(self.config, compute, [1, *rows])  # it always looks up one row
         if tiling == "unsplit":
             whole = {"use_stream_k": False}
             self.tiles = [[low, high, {**tile, **whole}] for low, high, tile in self.tiles]
