@@ -23,6 +23,7 @@ from torch import nn
 from experiments.benchmarks.qat_layers import QAT_ARMS, apply_arm, arms, layer_stack, step_inputs
 from experiments.benchmarks.timing import summary, time_in_turns
 from experiments.runs.provenance import origin
+from qat_core.preparation import scales_of
 from qat_core.units import BYTES_PER_GIB
 
 SEQUENCES, TOKENS = 4, 2048
@@ -49,9 +50,9 @@ def measure(shape: str, layers: int, checkpointing: bool, device: str, rounds: i
             weight_bytes[arm + SCALES_KNOWN] = weight_bytes[arm]
     result = summary(time_in_turns(steps, device, rounds))
     for arm in result:
-        peak = peak_of(steps[arm], device) + weight_bytes[arm]
-        result[arm]["peak_gib"] = peak / BYTES_PER_GIB
-        result[arm]["weights_gib"] = weight_bytes[arm] / BYTES_PER_GIB
+        held = weight_bytes[arm] + kept_packed(models[arm.removesuffix(SCALES_KNOWN)], device)
+        result[arm]["peak_gib"] = (peak_of(steps[arm], device) + held) / BYTES_PER_GIB
+        result[arm]["weights_gib"] = held / BYTES_PER_GIB
     for arm in result:
         result[arm]["peak_ratio"] = result[arm]["peak_gib"] / max(result["bf16"]["peak_gib"], 1e-9)
     experts = getattr(models["bf16"].config, "_experts_implementation", None)
@@ -71,6 +72,14 @@ def step(model: nn.Module, changed: Any, x: torch.Tensor, grad: torch.Tensor) ->
 def allocated(device: str) -> int:
     """Bytes in tensors on the GPU; 0 on a CPU, where they are not counted."""
     return torch.cuda.memory_allocated() if device == "cuda" else 0
+
+
+def kept_packed(model: nn.Module, device: str) -> int:
+    """Bytes of the packed weights that a step has left behind; counted as `allocated` counts."""
+    scales = scales_of(model)
+    if device != "cuda" or scales is None or not scales.keep_packed:
+        return 0
+    return sum(scales.packed(name).nbytes for name in scales.shapes)
 
 
 def peak_of(step: Any, device: str) -> int:
