@@ -69,6 +69,8 @@ def reloading(worker: Any, names: HubNames, *, fused_experts: bool = True) -> It
     model = worker.model_runner.get_model()
     compat.require_reloadable(type(model).__name__)
     if targets := _targets(worker, names):
+        for target in targets.values():
+            target.came.clear()  # parts of a stream that broke off
         with set_current_vllm_config(worker.vllm_config):
             yield lambda weights: model.load_weights(write_packed(weights, targets, names))
         return
