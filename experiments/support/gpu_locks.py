@@ -144,11 +144,14 @@ def _own_folder() -> Path:
 def _take_free(
     num_gpus: int, locks: dict[str, list[Path]], needed: int | None, folder: Path, stack: ExitStack
 ) -> list[str]:
-    """Locks `needed` units, None for all, of as many GPUs as are wanted; returns their names."""
+    """Locks `needed` units, None for all, of as many GPUs as are wanted; returns their names.
+
+    The GPUs with the most free units come first, so that runs which share are spread evenly.
+    """
     taken: list[str] = []
     # one at a time: two that each hold half of a GPU's units would both go without
     with FileLock(folder / "taking.lock"):
-        for name, units in locks.items():
+        for name, units in sorted(locks.items(), key=lambda gpu: -_count_free(gpu[1])):
             if len(taken) == num_gpus:
                 break
             with ExitStack() as of_gpu:
@@ -157,6 +160,11 @@ def _take_free(
                     stack.push(of_gpu.pop_all())
                     taken.append(name)
     return taken
+
+
+def _count_free(units: list[Path]) -> int:
+    with ExitStack() as stack:
+        return _count_locked(units, len(units), stack)
 
 
 def _count_locked(units: list[Path], wanted: int, stack: ExitStack) -> int:

@@ -167,13 +167,13 @@ def two_gpus_of_10_gib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_runs_share_gpus_by_memory(
+def test_runs_share_gpus_by_memory_and_evenly(
     two_gpus_of_10_gib: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = two_gpus_of_10_gib
     with ExitStack() as stack:
         taken = [stack.enter_context(locked_gpus(1, folder, 4.5)) for _ in range(4)]
-        assert taken == [["0"], ["0"], ["1"], ["1"]]
+        assert taken == [["0"], ["1"], ["0"], ["1"]]
         assert capsys.readouterr().out == ""
         monkeypatch.setattr("time.sleep", interrupt)
         with pytest.raises(KeyboardInterrupt), locked_gpus(1, folder, 4.5):
