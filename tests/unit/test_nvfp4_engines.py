@@ -79,17 +79,18 @@ def test_values_are_those_of_vllms_reference(name, policy):
         "vllm.model_executor.layers.quantization.utils.nvfp4_emulation_utils"
     )
     _, packed, fake = packed_weight(name, policy, "max")
+    device = "cuda" if torch.cuda.is_available() else "cpu"  # where it has a GPU it wants that one
     theirs = emulation.dequantize_to_dtype(
-        packed.codes,
-        packed.block_scale,
-        1 / packed.global_scale,
+        packed.codes.to(device),
+        packed.block_scale.to(device),
+        1 / packed.global_scale.to(device),
         torch.bfloat16,
         16,
         swizzle=False,
     )
     assert torch.equal(dequantize(packed), fake)
     tolerance = 0.0 if policy == "pow2" else 2.0**-7
-    torch.testing.assert_close(theirs, fake, rtol=tolerance, atol=0.0)
+    torch.testing.assert_close(theirs.cpu(), fake, rtol=tolerance, atol=0.0)
 
 
 def marlin_scale(scale_byte: int, rescale: float) -> float:

@@ -91,7 +91,8 @@ def repack_codes(codes: Tensor) -> Tensor:
     import vllm._custom_ops as ops
 
     num_experts, size_n, _ = codes.shape
-    rows = codes.view(torch.int32).transpose(1, 2).reshape(-1, size_n)  # (E * K / 8, N)
+    # (E * K / 8, N), which the kernel wants contiguous; reshape() copies for several experts alone
+    rows = codes.view(torch.int32).transpose(1, 2).reshape(-1, size_n).contiguous()
     no_order = torch.empty(0, dtype=torch.int, device=codes.device)
     repacked: Tensor = ops.gptq_marlin_repack(
         b_q_weight=rows, perm=no_order, size_k=8 * len(rows), size_n=size_n, num_bits=4
