@@ -30,10 +30,17 @@ class Spread(BaseModel):
 
 
 class Memory(BaseModel):
-    """Weights as vLLM holds them, packed ones where the arm packs; known at a run's end."""
+    """Weights as vLLM holds them, packed ones where the arm packs; known at a run's end.
+
+    Attributes:
+        gpu_peak_gib: what the actor allocated on its GPU; absent in the first records.
+        host_gib: in use on the whole host, by all of verl.
+    """
 
     measured_bf16_gib: float | None = None
     measured_packed_gib: float | None = None
+    gpu_peak_gib: float | None = None
+    host_gib: float | None = None
 
     def __str__(self) -> str:
         """What the arm holds."""
@@ -121,6 +128,21 @@ VERL_TABLE: MarkdownTable[VerlRow] = MarkdownTable(
         for heading, part in PARTS.items()
     }
 )
+PEAK_TITLE = "**Memory of these runs, largest over all steps**"
+PEAK_TABLE: MarkdownTable[VerlRun] = MarkdownTable(
+    {
+        "Model": lambda run: run.name,
+        "Arm": lambda run: run.arm,
+        "GPUs": lambda run: str(run.gpus),
+        "Actor on each GPU, GiB": lambda run: f"{run.memory.gpu_peak_gib:.1f}",
+        "Host, GiB": lambda run: f"{run.memory.host_gib:.0f}" if run.memory.host_gib else "",
+        "Weights in vLLM on each GPU": lambda run: str(run.memory),
+    }
+)
+PEAK_NOTE = (
+    "vLLM sleeps while the actor trains, and the actor is on the host while vLLM is awake; then "
+    "its weights and KV cache are on the GPU."
+)
 
 
 def verl_sections(folder: Path, machine: str) -> list[str]:
@@ -136,4 +158,8 @@ def verl_sections(folder: Path, machine: str) -> list[str]:
     rows = [VerlRow(run, floors.get((run.model, run.gpus))) for run in runs]
     versions = ", ".join(f"{name} {record.versions[name]}" for name in ("verl", "vllm", "torch"))
     origin = f"Measured on: {record.hardware.name}; {versions}."
-    return [origin, VERL_TABLE.markdown(rows), NOTE]
+    sections = [origin, VERL_TABLE.markdown(rows), NOTE]
+    measured = [run for run in runs if run.memory.gpu_peak_gib]
+    if measured:
+        sections += [PEAK_TITLE, PEAK_TABLE.markdown(measured), PEAK_NOTE]
+    return sections

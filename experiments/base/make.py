@@ -123,21 +123,30 @@ def _pretrain(
 
 def _from_config(source: ScratchModel, device: str, seed: int) -> tuple[PreTrainedModel, Tokenizer]:
     torch.manual_seed(seed)
+    config, tokenizer = shape_of(source)
+    with torch.device(device):  # billions of random weights take minutes on a CPU
+        return build_model(ROOT / source.config, config), tokenizer
+
+
+def shape_of(source: ScratchModel) -> tuple[PretrainedConfig, Tokenizer]:
+    """A model's configuration, and the tokenizer that goes with it.
+
+    Raises:
+        ValueError: the config.json is refused, or has too few tokens.
+    """
     path = ROOT / source.config
     read_model_config(path, "correct it, or name another file")
     config = read_config(path)
-    tokenizer = character_tokenizer()
+    # the engine samples from the tokenizer's tokens alone: ids without one would show as a false KL
+    tokenizer = character_tokenizer(config.vocab_size)
     if config.vocab_size < len(tokenizer):
         raise ValueError(
             f"{source.config}: vocab_size: {config.vocab_size} is less than the tokenizer's "
             f"{len(tokenizer)}; raise it to that"
         )
-    # the engine samples from the tokenizer's tokens alone: ids without one would show as a false KL
-    tokenizer.add_tokens([f"<unused{i}>" for i in range(config.vocab_size - len(tokenizer))])
     config.bos_token_id, config.eos_token_id = None, tokenizer.eos_token_id
     config.pad_token_id = tokenizer.pad_token_id
-    with torch.device(device):  # billions of random weights take minutes on a CPU
-        return build_model(path, config), tokenizer
+    return config, tokenizer
 
 
 def read_config(path: Path) -> PretrainedConfig:

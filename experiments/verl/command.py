@@ -151,7 +151,8 @@ def _training(rl: GrpoConfig) -> dict[str, Any]:
     tokens = rl.rollout.max_prompt_tokens + rl.rollout.max_response_tokens
     return {
         "trainer.total_training_steps": rl.steps,
-        "trainer.save_freq": rl.save_every,
+        # verl saves after the last step too, unless it never does
+        "trainer.save_freq": rl.save_every if rl.save_every <= rl.steps else -1,
         "data.train_batch_size": rl.prompts_per_step,
         "data.max_prompt_length": rl.rollout.max_prompt_tokens,
         "data.max_response_length": rl.rollout.max_response_tokens,

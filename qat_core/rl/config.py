@@ -108,7 +108,9 @@ class GrpoConfig(Settings):
     measure_drift_term: bool = Field(
         False, description="drift term and weight drift every step, small vocabularies only"
     )
-    save_every: int = Field(5, ge=1, description="steps between resumable checkpoints")
+    save_every: int = Field(
+        5, ge=1, description="steps between resumable checkpoints; verl: none at all if > steps"
+    )
     drift_every: int = Field(
         0, ge=0, description="steps between two looks at the drift of weights (drift.jsonl); 0: off"
     )

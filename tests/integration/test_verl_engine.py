@@ -46,6 +46,13 @@ def test_a_users_own_module_changes_nothing(outcomes: dict[str, Any]) -> None:
     assert found["imported"] and found["engine"] == "NvFp4Engine" and found["packed"] == 6
 
 
+def test_a_seed_in_the_configuration_takes_the_place_of_the_weights(
+    outcomes: dict[str, Any],
+) -> None:
+    found = outcomes["seeded"]
+    assert found["drawn"] and found["engine"] == "NvFp4Engine" and found["packed"] == 6
+
+
 def test_enable_false_is_verls_own_engine_in_bf16(outcomes: dict[str, Any]) -> None:
     assert outcomes["bf16"]["engine"] == "FSDPEngineWithLMHead"
     assert outcomes["bf16"]["packed"] == 0 and outcomes["bf16"]["first"] != PLAN_NAME

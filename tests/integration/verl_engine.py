@@ -23,6 +23,7 @@ from omegaconf import DictConfig
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.engine import EngineRegistry
 
+from experiments.benchmarks.seeded_weights import SEED, draw
 from qat_core.verl.configuration import complete
 from qat_core.verl.cpu_transport import CpuCheckpointEngine
 from qat_core.verl.worker import LayerwiseWorkerExtension
@@ -30,12 +31,17 @@ from qat_core.verl.worker import LayerwiseWorkerExtension
 Tensors = list[tuple[str, torch.Tensor]]
 BUCKET_BYTES = 4096  # smaller than some weights, which are then cut
 QAT = "actor_rollout_ref.actor.fsdp_config.qat"
+SEED_OF_TEST = 5
 CASES: dict[str, list[str]] = {
     "qat": [],
     "amax": [f"{QAT}.scale_policy=amax"],
     "no-qat": [f"{QAT}.train=false"],
     "bf16": [f"{QAT}.enable=false"],
     "users module": ["actor_rollout_ref.model.external_lib=colorsys"],
+    "seeded": [
+        "actor_rollout_ref.model.external_lib=experiments.benchmarks.seeded_engine",
+        f"+actor_rollout_ref.model.override_config.{SEED}={SEED_OF_TEST}",
+    ],
     "reference": ["actor_rollout_ref.actor.fsdp_config.forward_only=true"],
     # what `complete` would have refused, where it was not called
     "lora": ["actor_rollout_ref.model.lora_rank=8"],
@@ -44,7 +50,7 @@ CASES: dict[str, list[str]] = {
     "mode": [f"{QAT}.mode=w4a4"],
     "everything ignored": [f"{QAT}.ignore_patterns=['re:.*']"],
 }
-COMPLETED = ("qat", "amax", "no-qat", "bf16", "users module", "reference")
+COMPLETED = ("qat", "amax", "no-qat", "bf16", "users module", "seeded", "reference")
 
 
 def configuration(model_dir: str, case: str) -> DictConfig:
@@ -95,7 +101,15 @@ def outcome(model_dir: str, case: str) -> dict[str, Any]:
     names = [name for name, _ in tensors]
     if case == "qat":
         found["arrived"] = same(tensors, transported(tensors))
+    if case == "seeded":
+        found["drawn"] = is_drawn(dict(tensors)["model.embed_tokens.weight"], engine.module.config)
     return found | {"first": names[0], "packed": sum(name.endswith(":codes") for name in names)}
+
+
+def is_drawn(weight: torch.Tensor, config: Any) -> bool:
+    """Whether the embeddings are those of the seed, and not those of the folder."""
+    name, std = "model.embed_tokens.weight", config.initializer_range
+    return torch.equal(weight, draw(name, weight.shape, SEED_OF_TEST, std, weight.device))
 
 
 def transported(tensors: Tensors) -> Tensors:

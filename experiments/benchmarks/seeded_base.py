@@ -1,0 +1,70 @@
+"""A base without a file of weights: each rank draws them from a seed (`seeded_engine`).
+
+    python -m experiments.benchmarks.seeded_base --study STUDY --model MODEL --out FOLDER
+
+FOLDER is results/base/MODEL. Takes the place of `experiments.base.make` for models with random
+weights, where writing and reading billions of them would take longer than the run. Their folder has
+config.json and tokenizer alone, so that they can be trained, and not be evaluated.
+"""
+
+import argparse
+from pathlib import Path
+
+from accelerate import init_empty_weights
+
+from experiments.base.make import build_model, shape_of
+from experiments.benchmarks.seeded_weights import SEED
+from experiments.runs.manifest import MANIFEST
+from experiments.runs.provenance import digest_file
+from experiments.study.load import load_study
+from experiments.study.models import ScratchModel
+from experiments.study.schema import ROOT, Study
+from experiments.support.cli import STUDY, run_cli
+from experiments.support.json_files import write_json
+
+BYTES_PER_WEIGHT = 2
+
+
+def write_seeded_base(study: Study, name: str, out: Path, seed: int = 0) -> None:
+    """Writes config.json, tokenizer and manifest into a new folder.
+
+    Raises:
+        ValueError: the study has no such model, or it is not one of random weights.
+    """
+    source = study.models.get(name)
+    if not isinstance(source, ScratchModel) or source.pretrain is not None:
+        raise ValueError(f"--model: {name}: no model of the study with random weights")
+    if out.exists():
+        raise ValueError(f"{out}: is there already; name a new folder")
+    config, tokenizer = shape_of(source)
+    if config.tie_word_embeddings:
+        raise ValueError(f"{source.config}: tie_word_embeddings: not supported here; use false")
+    with init_empty_weights():
+        model = build_model(ROOT / source.config, config)
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    setattr(config, SEED, seed)
+    config.save_pretrained(out)
+    tokenizer.save_pretrained(out)
+    digests = {path.name: digest_file(path) for path in sorted(out.iterdir())}
+    details = {
+        "model": name,
+        "source": source.model_dump(mode="json"),
+        "num_parameters": num_parameters,
+        "weights": {"config.json": digests.pop("config.json")},  # all that decides them
+        "files": digests,
+        "weight_bytes": BYTES_PER_WEIGHT * num_parameters,
+    }
+    write_json(out / MANIFEST, details)
+
+
+def main() -> None:
+    """Parses the command line and writes one base."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], parents=[STUDY])
+    parser.add_argument("--model", required=True, help="name of a model with random weights")
+    parser.add_argument("--out", type=Path, required=True, help="new folder")
+    arguments = parser.parse_args()
+    write_seeded_base(load_study(arguments.study), arguments.model, arguments.out)
+
+
+if __name__ == "__main__":
+    run_cli(main)
