@@ -93,6 +93,13 @@ def test_seed_reaches_data_rollouts_and_trainer() -> None:
     assert len(seeds) == 4 and set(seeds.values()) == {2}
 
 
+def test_a_checkpoint_that_would_come_after_the_last_step_never_comes() -> None:
+    rl = NANO.rl
+    for save_every, expected in ((rl.steps, rl.steps), (rl.steps + 1, -1)):
+        study = NANO.model_copy(update={"rl": rl.model_copy(update={"save_every": save_every})})
+        assert settings_of(study, study.runs[0])["trainer.save_freq"] == expected
+
+
 def test_setting_of_the_study_is_refused_in_a_recipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
