@@ -121,14 +121,16 @@ def _private_services(temporary: Path) -> dict[str, str]:
 
     Ray's services listen where its node's address is, and verl and vLLM ask Ray for that. It is
     127.0.0.1 where Ray may not form a cluster, a switch named for the systems on which that is the
-    default. torch's store would listen on all interfaces, so ranks meet in a file. Ray's own token
-    would lie in the home folder for all to read.
+    default. torch's store would listen on all interfaces, so ranks meet in a file, and that of a
+    vLLM in one process where vLLM is told. Ray's own token would lie in the home folder for all to
+    read.
     """
     return {
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(),
         "DIST_INIT_METHOD": f"file://{temporary}/ranks",  # verl's name
+        "VLLM_HOST_IP": "127.0.0.1",
     }
 
 
