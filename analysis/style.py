@@ -1,8 +1,8 @@
 """One look for all figures: arms by colour, line and marker; files that repeat byte by byte."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 import numpy as np
@@ -91,13 +91,31 @@ def fix_layout(figure: Figure) -> None:
         axes.set_position((x, y, width, height))
 
 
-def label_columns_by_model(figure: Figure, axes: Any, study: Study) -> None:
-    """Titles, step axis and legend of a grid of panels, a column a model, steps to the right."""
+def grid_by_model(
+    study: Study,
+    title: str,
+    note: str,
+    height_inches: float,
+    row_labels: Sequence[str],
+    sharey: bool | Literal["row"],
+) -> tuple[Figure, Any]:
+    """As `new_figure`: a row of panels a label, a column a model, training steps to the right."""
+    figure, axes = new_figure(
+        title,
+        note,
+        height_inches,
+        nrows=len(row_labels),
+        ncols=len(study.models),
+        sharex="col",
+        sharey=sharey,
+    )
+    for row, label in zip(axes, row_labels, strict=True):
+        row[0].set_ylabel(label)
     for panel, model in zip(axes[0], study.models, strict=True):
         panel.set_title(model)
     for panel in axes[-1]:
         panel.set_xlabel("training step")
-    add_legend(figure, axes[0][0])
+    return figure, axes
 
 
 def add_legend(figure: Figure, axes: Axes) -> None:

@@ -8,7 +8,7 @@ from analysis.claims_table import show_ratio
 from analysis.kl_claims import mean_kl
 from analysis.results import Array, Results
 from analysis.stats import SPIKE, ratio_over_seeds
-from analysis.style import INK, add_legend, arm_style, new_figure, plot_seeds, seeds_note
+from analysis.style import INK, add_legend, arm_style, grid_by_model, plot_seeds, seeds_note
 from experiments.study.schema import Study
 from qat_core.rl.metric_names import K3_KL
 
@@ -19,25 +19,21 @@ ROW_INCHES = 1.75
 def draw(study: Study, results: Results) -> Figure:
     """A column a model, a row an arm with BF16's runs behind it, and the arm's ratio to BF16."""
     others = tuple(arm for arm in study.arms if arm != "bf16") or study.arms
-    figure, axes = new_figure(
+    figure, axes = grid_by_model(
+        study,
         "Mismatch of rollout and trainer, KL(rollout || train)",
         f"{seeds_note(study, results)} Gap: overflow. Circles: steps above {SPIKE:.0f} times "
         "their run's median.\nDotted: mean over all tokens of all runs. Ratio: of these means in "
         "the typical seed, with its 95 % interval over seeds where there are several.",
         height_inches=1.2 + ROW_INCHES * len(others),
-        nrows=len(others),
-        ncols=len(study.models),
-        sharex="col",
+        row_labels=["k3 KL\n(nats a token)"] * len(others),
         sharey=True,
     )
     for row, arm in zip(axes, others, strict=True):
-        row[0].set_ylabel("k3 KL\n(nats a token)")
         for panel, model in zip(row, study.models, strict=True):
             _draw_panel(panel, study, results, model, arm)
     for panel, model in zip(axes[0], study.models, strict=True):
         panel.set_title(f"{model}\n{panel.get_title(loc='left')}", loc="left", fontsize=9.5)
-    for panel in axes[-1]:
-        panel.set_xlabel("training step")
     _legend_of_all(figure, axes[0][0], study)
     return figure
 

@@ -6,7 +6,7 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis.accuracy_claims import PRECISIONS
 from analysis.results import Results
-from analysis.style import arm_style, label_columns_by_model, new_figure
+from analysis.style import add_legend, arm_style, grid_by_model
 from experiments.study.schema import Study
 
 CAPTION = "Offline accuracy of every evaluated checkpoint by training step, in BF16 and in NVFP4"
@@ -14,23 +14,21 @@ CAPTION = "Offline accuracy of every evaluated checkpoint by training step, in B
 
 def draw(study: Study, results: Results) -> Figure:
     """A column a model, a row a precision; all arms start from the base model."""
-    figure, axes = new_figure(
+    figure, axes = grid_by_model(
+        study,
         "Offline accuracy by training step, sampled answers to held-out prompts",
         "Thin lines: seeds; markers: their mean. Step 0 is the base model. Within a row all "
         "checkpoints are evaluated in one precision, so that arms compare.",
         height_inches=4.6,
-        nrows=len(PRECISIONS),
-        ncols=len(study.models),
-        sharex="col",
+        row_labels=[f"accuracy in {name}\n(share of answers)" for name in PRECISIONS.values()],
         sharey=True,
     )
-    for row, (precision, name) in zip(axes, PRECISIONS.items(), strict=True):
-        row[0].set_ylabel(f"accuracy in {name}\n(share of answers)")
+    for row, precision in zip(axes, PRECISIONS, strict=True):
         for panel, model in zip(row, study.models, strict=True):
             for arm in study.arms:
                 _draw_arm(panel, results, model, arm, precision)
             panel.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-    label_columns_by_model(figure, axes, study)
+    add_legend(figure, axes[0][0])
     return figure
 
 

@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 
 from analysis.metrics import CATALOGUE
 from analysis.results import Results
-from analysis.style import arm_style, label_columns_by_model, new_figure, plot_seeds, seeds_note
+from analysis.style import add_legend, arm_style, grid_by_model, plot_seeds, seeds_note
 from experiments.study.schema import Study
 from qat_core.rl.metric_names import REWARD
 
@@ -23,22 +23,20 @@ def draw(study: Study, results: Results) -> Figure:
     """A column a model, a row a metric that the runs recorded."""
     recorded = [key for key in METRICS if key in results.metrics]
     assert set(METRICS) <= set(CATALOGUE)
-    figure, axes = new_figure(
+    figure, axes = grid_by_model(
+        study,
         "Training by step",
         f"{seeds_note(study, results)} Thick: mean of the seeds. Each arm samples in its own "
         "precision: compare arms by the offline\naccuracy, not by online reward. rollout_corr/kl: "
         "mean of log q - log p of the sampled tokens; axis linear within 1e-4.",
         height_inches=1.2 + ROW_INCHES * len(recorded),
-        nrows=len(recorded),
-        ncols=len(study.models),
-        sharex="col",
+        row_labels=[METRICS[key] for key in recorded],
         sharey="row",
     )
     for row, key in zip(axes, recorded, strict=True):
-        row[0].set_ylabel(METRICS[key])
         for panel, model in zip(row, study.models, strict=True):
             _draw_panel(panel, study, results, model, key)
-    label_columns_by_model(figure, axes, study)
+    add_legend(figure, axes[0][0])
     return figure
 
 
