@@ -1,27 +1,17 @@
-"""Every way in which a weight is written: the next forward pass and the stream follow.
+"""Every way in which a weight is written: the next forward pass and the stream follow."""
 
-Through pointers and storages, and through NumPy or DLPack of state dicts, the stream alone does.
-"""
-
-import copy
-import ctypes
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
-from torch.optim.swa_utils import AveragedModel
 
-from qat_core import Recipe, prepare, weight_stream
 from qat_core.parameter import FakeQuantizedTensor
-from qat_core.plan import plan
 from qat_core.preparation import scales_of
-from tests.mlp import UP, Mlp, assert_follows, fresh, used_mlp, x
+from tests.mlp import UP, assert_follows, used_mlp, x
 
 
 @pytest.fixture
@@ -192,144 +182,3 @@ def test_collectives_count_as_writes(
         assert not scales.weights.written
         collective(show(model))
     assert scales.weights.written == {UP}
-
-
-def bytes_of(array: Any) -> memoryview:
-    return memoryview(array).cast("B")
-
-
-def pointed_at(weight: Tensor) -> Any:
-    memory = (ctypes.c_float * weight.numel()).from_address(weight.data_ptr())
-    return np.ctypeslib.as_array(memory).reshape(weight.shape)
-
-
-def of_memory(storage: Any, like: Tensor) -> Tensor:
-    return torch.empty(0, dtype=like.dtype).set_(storage).view_as(like)
-
-
-LENT: dict[str, Write] = {
-    "NumPy": lambda m, new: np.copyto(m.get_parameter(UP).detach().numpy(), new.numpy()),
-    "NumPy of .data": lambda m, new: np.copyto(np.asarray(m.get_parameter(UP).data), new.numpy()),
-    "memoryview": lambda m, new: bytes_of(m.get_parameter(UP).detach().numpy()).__setitem__(
-        slice(None), bytes_of(new.numpy())
-    ),
-    "DLPack": lambda m, new: torch.from_dlpack(m.get_parameter(UP).detach()).copy_(new),
-}
-UNSEEN: dict[str, Write] = {
-    "NumPy of a state dict": lambda m, new: np.copyto(m.state_dict()[UP].numpy(), new.numpy()),
-    "DLPack of a state dict": lambda m, new: torch.from_dlpack(m.state_dict()[UP]).copy_(new),
-    "storage of a state dict": lambda m, new: of_memory(
-        m.state_dict()[UP].untyped_storage(), new
-    ).copy_(new),
-    "storage": lambda m, new: of_memory(m.get_parameter(UP).storage().untyped(), new).copy_(new),
-    "pointer": lambda m, new: np.copyto(pointed_at(m.get_parameter(UP)), new.numpy()),
-}
-NO_MEMORY: dict[str, Write] = {
-    "to_dlpack": lambda m, _: torch.utils.dlpack.to_dlpack(m.get_parameter(UP).detach()),
-    "untyped_storage": lambda m, new: of_memory(m.get_parameter(UP).untyped_storage(), new).copy_(
-        new
-    ),
-}
-
-
-@pytest.fixture
-def fp32_model() -> nn.Module:
-    """NumPy knows no BF16."""
-    return used_mlp(torch.float32)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("write", LENT.values(), ids=LENT)
-def test_memory_lent_to_another_library_is_followed(write: Write, fp32_model: nn.Module) -> None:
-    new = fp32_model.state_dict()[UP] * 4 + 0.1
-    write(fp32_model, new)
-    assert_follows(fp32_model, new, bare=False)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("write", UNSEEN.values(), ids=UNSEEN)
-def test_an_unseen_write_lasts_until_the_next_stream(write: Write, fp32_model: nn.Module) -> None:
-    new, old = fp32_model.state_dict()[UP] * 4 + 0.1, fp32_model(x(fp32_model))
-    write(fp32_model, new)
-    assert torch.equal(fp32_model(x(fp32_model)), old)
-    weight_stream(fp32_model, plan(fp32_model, Recipe()), Recipe())
-    assert_follows(fp32_model, new)
-
-
-@pytest.mark.parametrize("read", NO_MEMORY.values(), ids=NO_MEMORY)
-def test_the_wrappers_own_memory_is_an_error(read: Write, fp32_model: nn.Module) -> None:
-    """Not a null pointer, which C code would write to."""
-    with pytest.raises(RuntimeError, match="Cannot access data pointer"):
-        read(fp32_model, torch.zeros(48, 32))
-
-
-def test_a_new_dtype_through_data_is_the_weights() -> None:
-    """As accelerate upcasts before it shards."""
-    model = Mlp()
-    prepare(model, Recipe())
-    for parameter in model.parameters():
-        parameter.data = parameter.data.to(torch.float32)
-    assert {p.dtype for p in model.parameters()} == {torch.float32}
-    weight: Any = model.get_parameter(UP)
-    assert weight.rounded().dtype == torch.float32
-    assert_follows(model, Mlp().get_parameter(UP).detach().float())
-
-
-def test_averaged_models_follow(model: nn.Module) -> None:
-    average = AveragedModel(model, avg_fn=lambda _, current, __: current * 2)
-    average.update_parameters(model)
-    average.update_parameters(model)
-    assert_follows(average.module, model.get_parameter(UP).detach() * 2)
-    assert_follows(model, Mlp().get_parameter(UP).detach())
-
-
-def test_tensors_that_take_the_place_for_a_call_are_followed_and_left(model: nn.Module) -> None:
-    expected = model(x(model))
-    for grad_mode in (torch.enable_grad, torch.no_grad):
-        with grad_mode():
-            others = {name: p.detach().mT.mT for name, p in model.named_parameters()}
-            others[UP] = model.get_parameter(UP).detach().t().contiguous().t()
-            with torch.no_grad():
-                others[UP].mul_(8)
-            called = torch.func.functional_call(model, others, (x(model),))
-        single = Mlp()
-        single.load_state_dict({**single.state_dict(), UP: single.state_dict()[UP] * 8})
-        prepare(single, Recipe())
-        assert torch.equal(called, single(x(model)))
-        assert torch.equal(model(x(model)), expected)
-
-
-def test_an_optimizer_in_backward_refreshes_once_a_step(model: nn.Module) -> None:
-    for parameter in model.parameters():
-        optimizer = torch.optim.SGD([parameter], lr=0.5)
-        step: Any = lambda _, optimizer=optimizer: optimizer.step()  # noqa: E731
-        parameter.register_post_accumulate_grad_hook(step)
-    plain = fresh(model)
-    model.zero_grad()
-    together = torch.optim.SGD(plain.parameters(), lr=0.5)
-    scales = scales_of(model)
-    assert scales is not None
-    before = scales.num_refreshes
-    for _ in range(3):
-        model(x(model)).float().pow(2).sum().backward()
-        plain(x(model)).float().pow(2).sum().backward()
-        together.step()
-        for each in (model, plain):
-            each.zero_grad()
-    assert scales.num_refreshes - before == 2  # the first forward pass found nothing new
-    assert_follows(model, plain.get_parameter(UP).detach())
-
-
-def test_hooks_and_attributes_stay_on_the_parameter(tmp_path: Path) -> None:
-    model, calls = Mlp(), []
-    weight: Any = model.get_parameter(UP)
-    weight.no_decay = True
-    weight.register_post_accumulate_grad_hook(lambda _: calls.append("after"))
-    handle = weight.register_hook(lambda grad: calls.append("hook"))
-    prepare(model, Recipe())
-    model(x(model)).sum().backward()
-    assert calls == ["hook", "after"] and model.get_parameter(UP).no_decay
-    handle.remove()
-    model(x(model)).sum().backward()
-    assert calls == ["hook", "after", "after"]
-    assert copy.deepcopy(model)(x(model)).equal(model(x(model)))

@@ -1,0 +1,148 @@
+"""Each error in a study of the local trainer gets one line with file, key and fix."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from experiments.study.load import load_study
+from qat_core.rl.config import TaskConfig
+from qat_core.rl.tasks import GENERATED_TASKS, make_problems
+from tests.study_files import GOOD, load_changed
+
+ERRORS = {
+    "unknown key": ("sedes", [0], "sedes: unknown key; did you mean seeds?"),
+    "unknown key, no near one": ("zzz", 1, "zzz: unknown key; known keys: arms, block_scale"),
+    "unknown key in a section": ("rl/stepz", 3, "rl.stepz: unknown key; did you mean steps?"),
+    "unknown key two sections down": (
+        "rl/rollout/max_prompt_token",
+        9,
+        "rl.rollout.max_prompt_token: unknown key; did you mean max_prompt_tokens?",
+    ),
+    "unknown key of a model": (
+        "models/nano-moe/pretrain/step",
+        9,
+        "models.nano-moe.pretrain.step: unknown key; did you mean steps?",
+    ),
+    "unknown kind of model": ("models/nano-moe/kind", "gg", "models.nano-moe.kind: 'gg' is not"),
+    "model without a kind": ("models/x", {}, "models.x.kind: missing; use one of scratch, gguf"),
+    "model's name": ("models/a_b", GOOD["models"]["nano-moe"], "models.a_b: 'a_b' does not fit"),
+    "missing key": ("models/x", {"kind": "gguf", "file": "f"}, "models.x.package: missing; add it"),
+    "wrong type": ("rl/steps", "many", "rl.steps: 'many' does not fit, it should be a valid int"),
+    "out of range": ("rl/steps", 0, "rl.steps: 0 does not fit, it should be greater than or equal"),
+    "no section": ("rl", None, "rl: None is not a section; write its keys below it, indented"),
+    "no list": ("seeds", 3, "seeds: 3 does not fit, it should be a valid list"),
+    "empty list": ("arms", [], "arms: empty; name at least one"),
+    "unknown arm": ("arms", ["bf16", "nvfp5"], "arms.1: 'nvfp5' is not allowed; use 'bf16', 'nv"),
+    "arm twice": ("arms", ["bf16", "bf16"], "arms: bf16 is listed twice; remove one"),
+    "seed twice": ("seeds", [1, 0, 1], "seeds: 1 is listed twice; remove one"),
+    "negative seed": ("seeds", [-1], "seeds.0: -1 does not fit, it should be greater than or"),
+    "missing file": (
+        "models/nano-moe/config",
+        "none.json",
+        "models.nano-moe.config: no file none.json; paths are relative to the repository root",
+    ),
+    "hub model, local trainer": (
+        "models/x",
+        {"kind": "hub", "config": "experiments/models/nano-moe.json", "repo": "a/b"},
+        "models.x.kind: the local trainer loads no hub checkpoint; use trainer: verl",
+    ),
+    "recipe, local trainer": (
+        "models/nano-moe/recipe",
+        "nano",
+        "models.nano-moe.recipe: only trainer: verl reads it; remove it",
+    ),
+    "variant, local trainer": ("variant", "x", "variant: only trainer: verl reads it; remove it"),
+    "replay, dense model": (
+        "rl/routing_replay",
+        True,
+        "rl.routing_replay: nano-dense has no experts; remove the key, or set it in cells of other",
+    ),
+    "GPUs, local trainer": ("gpus", 2, "gpus: only trainer: verl reads it; remove it"),
+    "terms from much to little": (
+        "task/terms",
+        [5, 3],
+        "task.terms: [5, 3] is not a range;",
+    ),
+    "no terms": (
+        "task/terms",
+        [0, 0],
+        "task.terms: [0, 0] is not a range; use 1 <= fewest",
+    ),
+    "fewer prompts than a step draws": (
+        "task/train_prompts",
+        15,
+        "rl.prompts_per_step: 16 is more than task.train_prompts, 15; lower it or raise train_p",
+    ),
+    "problems of a small range": (
+        "task/largest",
+        1,
+        "task: terms [4, 10] and largest 1 give only 7 different problems, not 4352; widen them",
+    ),
+    "task of verl, local trainer": (
+        "task",
+        {"name": "dapo-math"},
+        "task.name: only trainer: verl reads the files of dapo-math; use verl",
+    ),
+    "more prompts than are held out": (
+        "task/test_prompts",
+        8,
+        "evaluation.prompts: 256 is more than task.test_prompts, 8; lower it or raise test_prompts",
+    ),
+    "terms beyond any study": (
+        "task/terms",
+        [3, 1_000_000],
+        "task.terms: [3, 1000000] is not a range; use 1 <= fewest <= most <= 100",
+    ),
+    "numbers beyond any study": (
+        "task/largest",
+        10**18,
+        "task.largest: 1000000000000000000 does not fit, it should be less than or equal to 10000",
+    ),
+    "truth value for a number": (
+        "rl/steps",
+        True,
+        "rl.steps: true is not a number; write a number",
+    ),
+    "truth value in a list": ("seeds", [1, False], "seeds.1: false is not a number; write a numb"),
+    "infinite rate": ("rl/lr", float("inf"), "rl.lr: inf does not fit, it should be a finite num"),
+    "rate that is not a number": ("rl/lr", float("nan"), "rl.lr: nan does not fit, it should be"),
+    "infinite claim": ("claims/reward_gain", float("inf"), "claims.reward_gain: inf does not fit"),
+    "seed of 65 bits": ("seeds", [2**64], "seeds.0: 18446744073709551616 does not fit, it should"),
+    "steps beyond any study": ("rl/steps", 10**9, "rl.steps: 1000000000 does not fit, it should"),
+    "mini batch": ("rl/mini_batch_prompts", 7, "rl.mini_batch_prompts: 7 does not divide rl.pro"),
+    "sampling that biases the ratio": ("rl/rollout/top_k", 20, "rl.rollout.top_k: 20 would bias"),
+}
+
+
+@pytest.mark.parametrize(("keys", "value", "line"), ERRORS.values(), ids=ERRORS.keys())
+def test_error_names_file_key_and_hint(tmp_path: Path, keys: str, value: object, line: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        load_changed(tmp_path, keys, value)
+    assert str(caught.value).startswith(f"{tmp_path}/study.yaml: {line}")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_several_errors_get_one_line_each(tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump(GOOD | {"seeds": "x", "zzz": 1}))
+    with pytest.raises(ValueError) as caught:
+        load_study(path)
+    assert [line.split(": ")[1] for line in str(caught.value).splitlines()] == ["seeds", "zzz"]
+
+
+def test_missing_study_file(tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"none\.yaml: no such study file; see experiments/studies"
+    ):
+        load_study(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize("name", GENERATED_TASKS)
+def test_task_may_use_up_the_problems_that_there_are(tmp_path: Path, name: str) -> None:
+    num_problems = {"chain-sum": 4 + 16, "word-problem": 36 * (4 + 16)}[name]
+    task = {"name": name, "terms": [1, 2], "largest": 4, "test_prompts": 1}
+    with pytest.raises(ValueError, match=f"give only {num_problems} different problems, not"):
+        load_changed(tmp_path, "task", task | {"train_prompts": num_problems})
+    drawn = make_problems(TaskConfig(**task, train_prompts=num_problems - 1), "train")
+    assert len(drawn) == num_problems - 1

@@ -1,0 +1,75 @@
+"""The text of a study file: YAML that is broken, merged, or has keys of old."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from experiments.study.load import OLD_KEYS, load_study
+from experiments.study.schema import Claims, Study
+from experiments.study.yaml_file import read_yaml
+from tests.study_files import GOOD
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("rl: {steps: 1\n", "line 2: expected ',' or '}', but got '<stream end>'; fix the YAML"),
+        ("seeds: [0]\nseeds: [1]\n", "line 2: key 'seeds' is there twice; fix the YAML"),
+        ("study: {{ name }}\n", "line 1: found unhashable key; fix the YAML"),
+        ("models: {[a]: 1}\n", "line 1: found unhashable key; fix the YAML"),
+        ("- 1\n", "not a mapping of keys"),
+        ("", "not a mapping of keys"),
+        ("\x00", "not YAML text: unacceptable character #x0000"),
+    ],
+    ids=["unclosed", "key twice", "template", "list as a key", "list", "empty", "binary"],
+)
+def test_broken_yaml(tmp_path: Path, text: str, line: str) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(text)
+    with pytest.raises(ValueError) as caught:
+        load_study(path)
+    assert str(caught.value).startswith(f"{path}: {line}")
+
+
+@pytest.mark.parametrize(
+    ("text", "merged"),
+    [
+        ("a: &x {k: 1, j: 2}\nb: {<<: *x, k: 3}\n", {"b": {"k": 3, "j": 2}}),
+        # the inner mapping's keys are merged into `b` before the inner mapping itself is read
+        ("a: {i: &x {<<: {k: 1}, k: 2}}\nb: {<<: *x}\n", {"a": {"i": {"k": 2}}, "b": {"k": 2}}),
+    ],
+    ids=["overridden", "overridden where it is merged from"],
+)
+def test_merge_keys(tmp_path: Path, text: str, merged: dict[str, Any]) -> None:
+    path = tmp_path / "merged.yaml"
+    path.write_text(text)
+    assert read_yaml(path).items() >= merged.items()
+
+
+def test_old_keys_are_read_with_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "study.yaml"
+    new = GOOD | {"scale_policy": "amax", "block_scale_method": "mse"}
+    old = {key: value for key, value in new.items() if key not in OLD_KEYS.values()}
+    path.write_text(yaml.safe_dump(old | {"scale": "amax", "block_scale": "mse"}))
+    assert load_study(path) == Study.model_validate(new)
+    names = "scale is now called scale_policy, block_scale is now called block_scale_method"
+    assert capsys.readouterr().err == f"note: {path}: {names}\n"
+    path.write_text(yaml.safe_dump(new | {"scale": "amax"}))
+    with pytest.raises(ValueError, match="scale: is now called scale_policy, which is there too"):
+        load_study(path)
+
+
+def test_removed_keys_are_left_out_with_a_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump(GOOD | {"claims": {"accuracy_margin": 0.05}}))
+    assert load_study(path).claims == Claims()
+    assert (
+        capsys.readouterr().err == f"note: {path}: claims.accuracy_margin means nothing any more\n"
+    )
+    path.write_text(yaml.safe_dump(GOOD | {"claims": 3}))
+    with pytest.raises(ValueError, match="claims: 3 is not a section"):
+        load_study(path)
