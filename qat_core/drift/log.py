@@ -28,16 +28,15 @@ class DriftLog:
 
     Args:
         model: that trains, prepared or not.
-        recipe: what its rollouts hold in NVFP4; None observes nothing.
+        recipe: what its rollouts hold in NVFP4.
         path: the file.
-        every: steps from one observation to the next; 0 observes nothing. The layers' KL, which
-            takes a forward pass a layer, is measured `KL_EVERY` times less often.
+        every: steps from one observation to the next, 1 or more. The layers' KL, which takes a
+            forward pass a layer, is measured `KL_EVERY` times less often.
     """
 
-    def __init__(self, model: nn.Module, recipe: Recipe | None, path: Path, every: int) -> None:
+    def __init__(self, model: nn.Module, recipe: Recipe, path: Path, every: int) -> None:
         self._model, self._recipe, self._path, self._every = model, recipe, path, every
-        is_on = recipe is not None and every > 0
-        self._monitor = DriftMonitor(model, recipe) if is_on and recipe else None
+        self._monitor = DriftMonitor(model, recipe)
 
     def start(self, step: int) -> None:
         """Looks at the weights before training goes on, so that its changes are known.
@@ -46,8 +45,6 @@ class DriftLog:
             step: the last one done, 0 at the start of a run. Where none was observed at it, as
                 after a resumption in between, the next observation has no changes.
         """
-        if self._monitor is None:
-            return
         _drop_cut_line(self._path)
         if step % self._every == 0:
             self._monitor.observe()
@@ -62,13 +59,12 @@ class DriftLog:
             input_ids: (B, L), for the layers' KL; the first `KL_SEQUENCES` are used.
             attention_mask: of them.
         """
-        if self._monitor is None or step % self._every:
+        if step % self._every:
             return {}
         rows = self._monitor.observe()
         self._append([{"step": step} | asdict(row) for row in rows])
         is_kl_due = step % (KL_EVERY * self._every) == 0
         if is_kl_due and input_ids is not None and attention_mask is not None:
-            assert self._recipe is not None, "a monitor has one"
             some = slice(0, KL_SEQUENCES)
             found = layer_kl(self._model, self._recipe, input_ids[some], attention_mask[some])
             shared = {"step": step, "kind": "kl", "kl_together": found.together}

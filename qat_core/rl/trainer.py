@@ -91,8 +91,7 @@ class GrpoTrainer:
         self.weight_distance = self._weight_distance() if config.measure_drift_term else None
         self.problems = make_problems(run.task, "train")
         self.timings_s: dict[str, float] = {}
-        drift_file = run.checkpoint_dir.parent / DRIFT_FILE
-        self.drift = DriftLog(self.policy.model, packed, drift_file, config.drift_every)
+        self.drift = self._drift_log()
 
     def train(self, on_step: OnStep) -> None:
         """Runs the remaining steps; `on_step(step, metrics)` is called after each of them.
@@ -102,7 +101,8 @@ class GrpoTrainer:
         """
         self.coverage().check()
         first = resume.load(self.run.checkpoint_dir, self.optimizer) + 1
-        self.drift.start(first - 1)
+        if self.drift is not None:
+            self.drift.start(first - 1)
         for step in range(first, self.config.steps + 1):
             on_step(step, self.step(step))
             if step % self.config.save_every == 0 or step == self.config.steps:
@@ -140,7 +140,7 @@ class GrpoTrainer:
             **score_metrics(scores_B),
             **length_metrics(rollouts),
             **performance_metrics(rollouts, self.timings_s),
-            **self.drift.record(step, rollouts.input_ids, rollouts.attention_mask),
+            **self._drift(step, rollouts),
         }
 
     def sample(self, step: int) -> tuple[list[Problem], Rollouts]:
@@ -162,6 +162,19 @@ class GrpoTrainer:
         return as_floats(
             metrics | {"drift_term/weight_steps": self.weight_distance.rms(self.policy.model)}
         )
+
+    def _drift(self, step: int, rollouts: Rollouts) -> dict[str, float]:
+        if self.drift is None:
+            return {}
+        return self.drift.record(step, rollouts.input_ids, rollouts.attention_mask)
+
+    def _drift_log(self) -> DriftLog | None:
+        """Of weights that are sent in NVFP4, where the run asks for it."""
+        recipe, every = self.run.rollout_recipe, self.config.drift_every
+        if recipe is None or every == 0:
+            return None
+        path = self.run.checkpoint_dir.parent / DRIFT_FILE
+        return DriftLog(self.policy.model, recipe, path, every)
 
     def _weight_distance(self) -> WeightDistance:
         """Of all that NVFP4 could take, in every arm alike."""

@@ -42,15 +42,6 @@ def test_the_layers_kl_comes_less_often(tmp_path: Path) -> None:
     assert all(row["kl"] > 0 for row in kl) and len({row["kl_together"] for row in kl}) == 1
 
 
-@pytest.mark.parametrize(("recipe", "every"), [(None, 1), (Recipe(), 0)], ids=["bf16", "off"])
-def test_nothing_is_written_where_there_is_nothing_to_watch(
-    recipe: Recipe | None, every: int, tmp_path: Path
-) -> None:
-    log = DriftLog(tiny_model("qwen3"), recipe, tmp_path / FILE, every)
-    assert log.record(1, tokens(), MASK) == {}
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_resumed_run_has_the_rows_of_one_that_was_not_stopped(tmp_path: Path) -> None:
     def train(folder: Path, model: nn.Module, first: int, last: int) -> None:
         log = DriftLog(model, Recipe(), folder / FILE, every=1)
