@@ -5,7 +5,7 @@
 writes the table of faults and of what the doctor named into the documentation.
 """
 
-import sys
+import argparse
 import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -276,7 +276,9 @@ def table() -> str:
 
 def main() -> None:
     """Writes the table between its marks."""
-    path = Path(sys.argv[1])
+    parser = argparse.ArgumentParser(description="Plant faults and ask the doctor for the cause.")
+    parser.add_argument("page", type=Path, help="Markdown file whose table is written")
+    path = parser.parse_args().page
     before, rest = path.read_text().split(BEGIN)
     _, after = rest.split(END)
     path.write_text(f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}")

@@ -1,5 +1,6 @@
 """`python -m tests.malformed.table [CASES]`: docs/reliability.md's table of cases and outcomes."""
 
+import argparse
 import sys
 import tempfile
 from collections import Counter
@@ -47,7 +48,9 @@ def to_markdown(counts: dict[str, Counter[Outcome]]) -> str:
 
 def main() -> None:
     """Counts, and replaces the table between the page's two marks."""
-    num_cases = int(sys.argv[1]) if len(sys.argv) > 1 else 200
+    parser = argparse.ArgumentParser(description="Count what becomes of malformed input.")
+    parser.add_argument("cases", type=int, nargs="?", default=200, help="cases of each kind")
+    num_cases = parser.parse_args().cases
     before, _, rest = PAGE.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
     table = to_markdown(count(num_cases))

@@ -8,12 +8,11 @@ the very bytes that the trainer sent. OUT/CASE holds log, metrics and digests; w
 noted in experiments/records/benchmarks/verl_runs.json, from which `docs/verl.md` takes its table.
 """
 
+import argparse
 import json
 import shutil
-import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -246,12 +245,19 @@ def table(record: dict[str, Any]) -> str:
     return "\n".join(header + rows)
 
 
-def main(out: Path, names: Iterable[str]) -> None:
+def main() -> None:
     """Runs cases, and notes each in the record when it has ended well."""
+    parser = argparse.ArgumentParser(description="Run verl's own trainers with NVFP4 on a CPU.")
+    parser.add_argument("out", type=Path, help="folder of logs, metrics and digests")
+    parser.add_argument("cases", nargs="*", metavar="case", help=f"of {', '.join(CASES)}; all")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.cases) - set(CASES):
+        parser.error(f"no case {', '.join(unknown)}; there are {', '.join(CASES)}")
+    out = arguments.out.resolve()
     folder = out / "base"
     if not folder.exists():
         prepare(folder)
-    for name in names:
+    for name in arguments.cases or CASES:
         found = run(CASES[name], folder, out / name)
         known = json.loads(RECORD.read_text())["cases"] if RECORD.exists() else {}
         known = {n: (known | {name: found})[n] for n in CASES if n in known or n == name}
@@ -260,4 +266,4 @@ def main(out: Path, names: Iterable[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve(), sys.argv[2:] or CASES)
+    main()
