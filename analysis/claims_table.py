@@ -173,9 +173,10 @@ class ClaimsTable(BaseModel):
 
 
 def _terminal_table(claims: tuple[Claim, ...], with_details: bool) -> Table:
-    """At most 80 columns wide, never folded."""
+    """At most 80 columns wide, never folded without details."""
+    has_numbers = any(claim.estimate is not None for claim in claims)
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for _ in range(5):
+    for _ in range(5 if has_numbers else 2):
         table.add_column(no_wrap=not with_details)
     for claim in claims:
         _, statement, required, estimate, interval = claim.cells()
@@ -184,7 +185,8 @@ def _terminal_table(claims: tuple[Claim, ...], with_details: bool) -> Table:
         if with_details:
             statement += f"\n[dim]{claim.detail}[/]"
         colored = f"[{COLORS[claim.verdict]}]{claim.verdict}[/]"
-        table.add_row(colored, statement, estimate, interval, required)
+        numbers = (estimate, interval, required) if has_numbers else ()
+        table.add_row(colored, statement, *numbers)
     return table
 
 
