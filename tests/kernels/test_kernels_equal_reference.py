@@ -218,13 +218,16 @@ def test_quantize_all_equals_quantize_of_each(launch, device, block_scale):
 
 
 @pytest.mark.parametrize("shape", [(64, 64), (192, 320)])
-def test_hummings_layout_unpacks_to_the_values_of_the_reference(shape, launch, device):
+def test_hummings_layout_is_the_references_and_unpacks_to_its_values(shape, launch, device):
     from qat_core.rollout.vllm.humming_layout import to_layout
-    from qat_core.rollout.vllm.humming_unpack import unpack
+    from qat_core.rollout.vllm.humming_layout_kernels import pack, unpack
 
     w = torch.randn(shape, generator=torch.Generator().manual_seed(2)).bfloat16()
     scale = reference.global_scale(w.float().abs().amax(), "pow2")
     codes, block_scale = reference.quantize(w, scale, "max")
-    words, scales = to_layout(codes.to(device), block_scale.to(device))
+    words, scales = pack(codes.to(device), block_scale.to(device))
+    expected_words, expected_scales = to_layout(codes, block_scale)
+    assert torch.equal(words.cpu(), expected_words)
+    assert_same_bits(scales, expected_scales)
     found = unpack(words, scales, scale.reciprocal().reshape(1).to(device))
     assert torch.equal(found.cpu(), reference.dequantize(codes, block_scale, scale, torch.bfloat16))

@@ -36,6 +36,10 @@ def to_layout(codes: Tensor, block_scale: Tensor) -> tuple[Tensor, Tensor]:
     n, k = codes.shape[0], 2 * codes.shape[1]
     if n % ROWS or k % ROWS:
         raise ValueError(f"({n}, {k}): Humming's layout needs multiples of {ROWS}; use Marlin")
+    if codes.is_cuda:
+        from qat_core.rollout.vllm import humming_layout_kernels
+
+        return humming_layout_kernels.pack(codes, block_scale)
     # rows: i, w (4), p1 (2), t // 4 (8); columns: j, p0 (2), t % 4 (4), p2 (2)
     code = torch.stack([codes & 0xF, codes >> 4], dim=-1).view(n // ROWS, 4, 2, 8, -1, 2, 4, 2)
     code = code.permute(4, 0, 3, 6, 1, 7, 2, 5)  # j, i, t // 4, t % 4, w, p2, p1, p0
@@ -67,8 +71,8 @@ def unpack(words: Tensor, scale: Tensor, multiplier: Tensor) -> Tensor:
             and so is the result; else products are rounded once more than in `dequantize`.
     """
     if words.is_cuda:
-        from qat_core.rollout.vllm import humming_unpack
+        from qat_core.rollout.vllm import humming_layout_kernels
 
-        return humming_unpack.unpack(words, scale, multiplier)
+        return humming_layout_kernels.unpack(words, scale, multiplier)
     codes, by_row = from_layout(words, scale)
     return dequantize(PackedTensor(codes, by_row, multiplier.reciprocal().view(())))
