@@ -4,9 +4,9 @@
         qwen3-30b-a3b:nvfp4 qwen3-30b-a3b:bf16 qwen3-8b:humming qwen3-8b:nvfp4 qwen3-8b:bf16
 
 Random weights on 90 % of a GPU, CUDA graphs for decoding. `nvfp4` is vLLM's own choice, Marlin;
-`humming` multiplies linear layers with `QAT_CORE_LINEAR_KERNEL=humming`. Measured are prompts of 32
-tokens with 128 new ones, prefill of 8,192 tokens in four prompts, and the rollouts of one training
-step: 256 prompts with 2,048 new tokens each, of which as many run at once as the KV cache holds.
+`humming` is what `QAT_CORE_LINEAR_KERNEL=humming` asks for. Measured are prompts of 32 tokens with
+128 new ones, prefill of 8,192 tokens in four prompts, and the rollouts of one training step: 256
+prompts with 2,048 new tokens each, of which as many run at once as the KV cache holds.
 `--resume` goes on with a record whose run was cut off. `--device cpu` rehearses with nano models.
 """
 

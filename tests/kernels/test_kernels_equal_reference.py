@@ -217,17 +217,30 @@ def test_quantize_all_equals_quantize_of_each(launch, device, block_scale):
         assert_same_bits(scale, expected_scale)
 
 
-@pytest.mark.parametrize("shape", [(64, 64), (192, 320)])
-def test_hummings_layout_is_the_references_and_unpacks_to_its_values(shape, launch, device):
+@pytest.mark.parametrize("shape", [(64, 64), (192, 320), (3, 64, 128)], ids=str)
+def test_weights_are_packed_into_hummings_layout(shape, launch, device):
     from qat_core.rollout.vllm.humming_layout import to_layout
-    from qat_core.rollout.vllm.humming_layout_kernels import pack, unpack
+    from qat_core.rollout.vllm.humming_layout_kernels import pack
+
+    generator = torch.Generator().manual_seed(2)
+    *lead, columns = shape
+    codes = torch.randint(0, 256, (*lead, columns // 2), dtype=torch.uint8, generator=generator)
+    scale = torch.randint(8, 127, (*lead, columns // 16), dtype=torch.uint8, generator=generator)
+    scale = scale.view(torch.float8_e4m3fn)
+    words, scales = pack(codes.to(device), scale.to(device))
+    expected_words, expected_scales = to_layout(codes, scale)
+    assert torch.equal(words.cpu(), expected_words)
+    assert_same_bits(scales, expected_scales)
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (192, 320)])
+def test_hummings_layout_unpacks_to_the_values_of_the_reference(shape, launch, device):
+    from qat_core.rollout.vllm.humming_layout import to_layout
+    from qat_core.rollout.vllm.humming_layout_kernels import unpack
 
     w = torch.randn(shape, generator=torch.Generator().manual_seed(2)).bfloat16()
     scale = reference.global_scale(w.float().abs().amax(), "pow2")
     codes, block_scale = reference.quantize(w, scale, "max")
-    words, scales = pack(codes.to(device), block_scale.to(device))
-    expected_words, expected_scales = to_layout(codes, block_scale)
-    assert torch.equal(words.cpu(), expected_words)
-    assert_same_bits(scales, expected_scales)
+    words, scales = to_layout(codes.to(device), block_scale.to(device))
     found = unpack(words, scales, scale.reciprocal().reshape(1).to(device))
     assert torch.equal(found.cpu(), reference.dequantize(codes, block_scale, scale, torch.bfloat16))

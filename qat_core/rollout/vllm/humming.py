@@ -5,7 +5,11 @@ Humming compiles a kernel for each layer shape and tile, a second or two each, a
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from qat_core.options import BLOCK_SIZE
 
@@ -32,3 +36,12 @@ def tiles_for(config: Any, compute: dict[str, Any], rows: Sequence[int]) -> list
 
     table = get_heuristics_config(config, **compute)
     return [entry for entry in table if any(entry[0] < m <= entry[1] for m in rows)]
+
+
+@lru_cache
+def expert_locks(device: torch.device) -> Tensor:
+    """Where stream-K tiles of experts meet, int32 (NUM_LOCKS,): one for all layers, zero between.
+
+    Layers follow each other in one stream, and CUDA graphs keep its address.
+    """
+    return torch.zeros(NUM_LOCKS, dtype=torch.int32, device=device)

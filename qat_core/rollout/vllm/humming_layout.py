@@ -21,25 +21,28 @@ ROWS = 64  # of a tile
 
 
 def to_layout(codes: Tensor, block_scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Humming's form of a packed matrix.
+    """Humming's form of a packed matrix, or of each expert's.
 
     Args:
-        codes: uint8 (N, K / 2), low nibble first.
-        block_scale: E4M3 (N, K / 16).
+        codes: uint8 (N, K / 2), low nibble first; of experts (E, N, K / 2).
+        block_scale: E4M3 (N, K / 16) or (E, N, K / 16).
 
     Returns:
-        int32 (K / 16, 2 N) and E4M3 (K / 16, N).
+        int32 (K / 16, 2 N) and E4M3 (K / 16, N), with the experts in front.
 
     Raises:
         ValueError: N is not a multiple of 64 or K not one of 64.
     """
-    n, k = codes.shape[0], 2 * codes.shape[1]
+    n, k = codes.shape[-2], 2 * codes.shape[-1]
     if n % ROWS or k % ROWS:
         raise ValueError(f"({n}, {k}): Humming's layout needs multiples of {ROWS}; use Marlin")
     if codes.is_cuda:
         from qat_core.rollout.vllm import humming_layout_kernels
 
         return humming_layout_kernels.pack(codes, block_scale)
+    if codes.ndim == 3:
+        each = [to_layout(*of_expert) for of_expert in zip(codes, block_scale, strict=True)]
+        return torch.stack([words for words, _ in each]), torch.stack([scale for _, scale in each])
     # rows: i, w (4), p1 (2), t // 4 (8); columns: j, p0 (2), t % 4 (4), p2 (2)
     code = torch.stack([codes & 0xF, codes >> 4], dim=-1).view(n // ROWS, 4, 2, 8, -1, 2, 4, 2)
     code = code.permute(4, 0, 3, 6, 1, 7, 2, 5)  # j, i, t // 4, t % 4, w, p2, p1, p0

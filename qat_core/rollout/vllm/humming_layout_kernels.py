@@ -5,6 +5,8 @@ Imported only when a CUDA tensor arrives.
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
+from math import prod
+
 import torch
 import triton
 import triton.language as tl
@@ -18,10 +20,10 @@ TILES = 8  # of 64 x 16 codes a program: 64 bytes of codes of each row, 256 of B
 
 def pack(codes: Tensor, block_scale: Tensor) -> tuple[Tensor, Tensor]:
     """As `humming_layout.to_layout`."""
-    n, tiles = block_scale.shape
-    words = torch.empty((tiles, 2 * n), dtype=torch.int32, device=codes.device)
-    scale = torch.empty((tiles, n), dtype=torch.uint8, device=codes.device)
-    grid = (n // 64, triton.cdiv(tiles, TILES))
+    *experts, n, tiles = block_scale.shape
+    words = torch.empty((*experts, tiles, 2 * n), dtype=torch.int32, device=codes.device)
+    scale = torch.empty((*experts, tiles, n), dtype=torch.uint8, device=codes.device)
+    grid = (n // 64, triton.cdiv(tiles, TILES), prod(experts))
     sources = codes.contiguous().view(torch.int32), block_scale.contiguous().view(torch.uint8)
     with torch.cuda.device_of(codes):  # type: ignore[no-untyped-call]
         pack_kernel[grid](*sources, words, scale, n, tiles, TILES=TILES, num_warps=4)
@@ -42,6 +44,11 @@ def unpack(words: Tensor, scale: Tensor, multiplier: Tensor) -> Tensor:
 @triton.jit
 def pack_kernel(codes_ptr, scale_ptr, words_ptr, out_ptr, n, tiles, TILES: tl.constexpr):
     """Rows 64 i to 64 i + 63 of TILES blocks; dimensions as the layout's description names them."""
+    expert = tl.program_id(2).to(tl.int64)
+    codes_ptr += expert * n * tiles * 2
+    words_ptr += expert * n * tiles * 2
+    scale_ptr += expert * n * tiles
+    out_ptr += expert * n * tiles
     row_tile = tl.program_id(0)
     first = tl.program_id(1) * TILES
     tile = (first + tl.arange(0, TILES)).to(tl.int64)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from qat_core.nvfp4 import PackedTensor
 from qat_core.rollout.vllm.experts import FUSED
+from qat_core.rollout.vllm.humming import expert_locks
 from qat_core.rollout.vllm.humming_layout import to_layout
 from qat_core.rollout.vllm.marlin import TILE, marlin_multiplier, marlin_scales, repack_codes
 from qat_core.weights.hub_names import HubNames, Weight
@@ -109,8 +110,11 @@ def _targets_of(module: Any, names: list[str]) -> list[Target]:
     matrices = [FUSED.get(name.rpartition(".")[2]) for name in names]
     if is_padded or None in matrices:
         return []
+    experts = getattr(module.quant_method, "experts_cls", None)
+    is_humming = getattr(experts, "__name__", "") == "HummingExperts"
+    write = write_humming_experts if is_humming else write_marlin_experts
     return [
-        Target([name], partial(write_marlin_experts, module, matrix))
+        Target([name], partial(write, module, matrix))
         for name, matrix in zip(names, matrices, strict=True)
     ]
 
@@ -122,6 +126,15 @@ def write_humming(layer: Any, packed: PackedTensor) -> None:
     layer.weight_scale.data.copy_(scale)
     layer.weight_global_scale.data.copy_(packed.global_scale.reciprocal().reshape(1))
     layer.humming_locks.zero_()
+
+
+def write_humming_experts(layer: Any, matrix: str | None, packed: PackedTensor) -> None:
+    """Into w13 or w2 of experts that `HummingExperts` multiplies."""
+    words, scale = to_layout(packed.codes, packed.block_scale)
+    getattr(layer, f"{matrix}_weight").data.copy_(words)
+    getattr(layer, f"{matrix}_weight_scale").data.copy_(scale)
+    getattr(layer, f"{matrix}_weight_scale_2").copy_(packed.global_scale.reciprocal())
+    expert_locks(words.device).zero_()
 
 
 def write_marlin(layer: Any, packed: PackedTensor) -> None:

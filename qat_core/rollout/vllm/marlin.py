@@ -37,12 +37,13 @@ def lean_repacking() -> Iterator[None]:
     from vllm.model_executor.layers.quantization.utils import marlin_utils_fp4 as marlin
 
     vllms_prepare = oracle.prepare_nvfp4_moe_layer_for_marlin
+    is_marlins = not getattr(vllms_prepare, "lays_out_for_humming", False)
     vllms_factor = marlin._nvfp4_compute_scale_factor
 
     def prepare(w13: Tensor, w2: Tensor, layer: Any, **others: Any) -> tuple[Tensor, ...]:
-        if layer.hidden_size % TILE or layer.intermediate_size_per_partition % TILE:
-            return vllms_prepare(w13=w13, w2=w2, layer=layer, **others)  # type: ignore[no-any-return]
-        return prepare_experts(w13=w13, w2=w2, layer=layer, **others)
+        is_padded = layer.hidden_size % TILE or layer.intermediate_size_per_partition % TILE
+        way = prepare_experts if is_marlins and not is_padded else vllms_prepare
+        return way(w13=w13, w2=w2, layer=layer, **others)
 
     def factor(scales: Tensor, dtype: torch.dtype | None = None) -> float:
         return vllms_factor(scales.amax().reshape(1), dtype)  # type: ignore[no-any-return]

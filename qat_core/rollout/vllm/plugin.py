@@ -2,8 +2,8 @@
 
 vLLM runs W4A16 with the Marlin kernel only and refuses it on a CPU. With this plugin the same
 checkpoints and weight syncs run there in BF16, unpacked when they arrive, and experts tell their
-routes. On CUDA nothing changes unless `QAT_CORE_LINEAR_KERNEL=humming` asks for another kernel of
-linear layers.
+routes. On CUDA nothing changes unless `QAT_CORE_LINEAR_KERNEL=humming` asks for other kernels of
+linear layers and experts.
 """
 
 import os
@@ -39,6 +39,9 @@ def _choose_kernel(name: str) -> None:
     if name == "humming":
         import vllm
 
-        from qat_core.rollout.vllm.humming_linear import install
+        from qat_core.rollout.vllm import humming_linear
 
-        install(vllm.__version__)
+        humming_linear.install(vllm.__version__)
+        from qat_core.rollout.vllm import humming_experts
+
+        humming_experts.install()

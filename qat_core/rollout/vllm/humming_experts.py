@@ -1,0 +1,195 @@
+"""Experts of vLLM 0.24 multiplied by Humming instead of Marlin; loaded by the plugin alone.
+
+Asked for together with linear layers, see `humming_linear`. vLLM's choice stays Marlin's, whose
+workspaces, shapes and reload fit: what is replaced is the layout that weights are prepared in and
+the two products of a layer.
+"""
+
+import json
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.model_executor.layers.fused_moe.experts.marlin_moe import MarlinExperts
+from vllm.model_executor.layers.fused_moe.moe_align_block_size import moe_align_block_size
+from vllm.model_executor.layers.fused_moe.moe_fused_mul_sum import moe_fused_mul_sum
+from vllm.model_executor.layers.fused_moe.utils import _resize_cache
+
+from qat_core.options import BLOCK_SIZE
+from qat_core.rollout.vllm import humming
+from qat_core.rollout.vllm.humming_layout import to_layout
+
+# Pairs of a token and an expert: the tile of each of these numbers serves all up to it, the last
+# one's any more.
+TILED_PAIRS = (8, 16, 800, 1280, 2048, 3072, 4096, 8192, 16384, 65536)
+ANY_MORE = 1 << 30  # Humming's word
+
+
+class HummingExperts(MarlinExperts):  # type: ignore[misc]
+    """W4A16 experts on Hopper; keeps no tensors of its own."""
+
+    def apply(
+        self,
+        output: Tensor,
+        hidden_states: Tensor,
+        w1: Tensor,
+        w2: Tensor,
+        topk_weights: Tensor,
+        topk_ids: Tensor,
+        activation: Any,
+        global_num_experts: int,
+        expert_map: Tensor | None,
+        a1q_scale: Tensor | None,
+        a2_scale: Tensor | None,
+        workspace13: Tensor,
+        workspace2: Tensor,
+        expert_tokens_meta: Any,
+        apply_router_weight_on_input: bool,
+    ) -> None:
+        """As vLLM's; the memory of `output` is that of `workspace13`, as for Marlin.
+
+        Raises:
+            ValueError: the model clamps activations or weights the inputs of its experts.
+        """
+        if apply_router_weight_on_input or self.gemm1_clamp_limit is not None:
+            raise ValueError(
+                "QAT_CORE_LINEAR_KERNEL=humming: not for experts that clamp or that weight their "
+                "inputs; unset it to use Marlin"
+            )
+        pairs, hidden = topk_ids.numel(), hidden_states.shape[1]
+        inner = BLOCK_SIZE * w2.shape[1]
+        gate_up = _resize_cache(workspace2, (pairs, w1.shape[2] // 2))
+        gated = _resize_cache(workspace13, (pairs, inner))
+        down = _resize_cache(workspace2, (pairs, hidden))
+        routing = _Routing(topk_ids, global_num_experts, expert_map)
+        multiply(hidden_states, w1, self.w1_scale, self.g1_alphas, routing, gate_up)
+        self.activation(activation, gated, gate_up)
+        multiply(gated, w2, self.w2_scale, self.g2_alphas, routing, down)
+        down = down.view(*topk_ids.shape, hidden)
+        moe_fused_mul_sum(down, topk_weights, output, topk_ids, expert_map)
+
+
+class _Routing:
+    """The order in which tiles of some number of rows visit the experts, found once for each."""
+
+    def __init__(self, topk_ids: Tensor, num_experts: int, expert_map: Tensor | None) -> None:
+        self.topk_ids, self._num_experts, self._map = topk_ids, num_experts, expert_map
+        self._orders: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+
+    def order(self, tile_rows: int) -> tuple[Tensor, Tensor, Tensor]:
+        if tile_rows not in self._orders:
+            self._orders[tile_rows] = moe_align_block_size(
+                self.topk_ids,
+                tile_rows,
+                self._num_experts,
+                self._map,
+                ignore_invalid_experts=True,
+            )
+        return self._orders[tile_rows]
+
+
+def multiply(
+    x: Tensor, words: Tensor, scale: Tensor, multiplier: Tensor, routing: _Routing, out: Tensor
+) -> None:
+    """Rows of x times the weights of their experts, in the order of tokens.
+
+    Args:
+        x: BF16 (tokens, K), or (pairs, K) of rows that have been through an expert already.
+        words, scale: of all experts, (E, K / 16, 2 N) and (E, K / 16, N): `humming_layout`.
+        multiplier: FP32 (E,).
+        routing: of the layer.
+        out: BF16 (pairs, N).
+    """
+    from humming.forward import humming_forward
+
+    experts, blocks, n = scale.shape
+    config, compute, tiles, rows = _kernels(experts, n, BLOCK_SIZE * blocks, x.device)
+    pairs = routing.topk_ids.numel()
+    tile_rows = next(of_tile for up_to, of_tile in rows if pairs <= up_to)
+    ids, of_experts, num_padded = routing.order(tile_rows)
+    humming_forward(
+        config,
+        inputs=x,
+        outputs=out,
+        weight=words,
+        weight_scale=scale,
+        weight_scale_2=multiplier,
+        locks=humming.expert_locks(x.device),
+        sorted_ids=ids,
+        expert_ids=of_experts,
+        num_tokens_padded=num_padded,
+        top_k=pairs // len(x),
+        valid_shape_m=pairs,
+        compute_config=compute,
+        tuning_config=tiles,
+    )
+
+
+@lru_cache
+def _kernels(
+    experts: int, n: int, k: int, device: torch.device
+) -> tuple[Any, str, str, tuple[tuple[int, int], ...]]:
+    """Humming's configurations, compiled; for each number of pairs the rows of its tile."""
+    from humming.kernel.humming import HummingKernel
+    from humming.transform import prepare_layer_config
+    from humming.tune import get_heuristics_config
+
+    config = prepare_layer_config(
+        n,
+        k,
+        humming.weight_schema(),
+        num_experts=experts,
+        torch_dtype=torch.bfloat16,
+        device=device,
+    )
+    tiles, above = [], 0
+    for pairs in TILED_PAIRS:
+        up_to = ANY_MORE if pairs == TILED_PAIRS[-1] else pairs
+        tile = get_heuristics_config(config, pairs, gemm_type="indexed", device=device)
+        tiles.append((above, up_to, tile))
+        above = pairs
+    compute, table = json.dumps({"gemm_type": "indexed"}), json.dumps(tiles)
+    HummingKernel.prepare_kernels(config.to_str(), compute, table, device)
+    rows = tuple((up_to, int(tile["block_shape"][0])) for _, up_to, tile in tiles)
+    return config, compute, table, rows
+
+
+def prepare_experts(
+    layer: Any,
+    w13: Tensor,
+    w13_scale: Tensor,
+    w13_scale_2: Tensor,
+    w2: Tensor,
+    w2_scale: Tensor,
+    w2_scale_2: Tensor,
+    is_act_and_mul: bool,
+) -> tuple[Tensor, ...]:
+    """As vLLM's `prepare_nvfp4_moe_layer_for_marlin`, into Humming's layout; compiles kernels now.
+
+    Arguments and results as for `marlin.prepare_experts`.
+    """
+    humming.expert_locks(w13.device).zero_()  # whatever vLLM's sleep has left there
+    prepared: list[Tensor] = []
+    for codes, scale, scale_2 in ((w13, w13_scale, w13_scale_2), (w2, w2_scale, w2_scale_2)):
+        _kernels(*codes.shape[:2], 2 * codes.shape[2], codes.device)
+        prepared += [*to_layout(codes.data, scale.data), scale_2.float()]
+    return tuple(prepared)
+
+
+prepare_experts.lays_out_for_humming = True  # type: ignore[attr-defined]
+
+
+def install() -> None:
+    """Make NVFP4 experts that vLLM would multiply with Marlin use `HummingExperts`."""
+    from vllm.model_executor.layers.fused_moe.oracle import nvfp4 as oracle
+
+    if oracle.prepare_nvfp4_moe_layer_for_marlin is prepare_experts:
+        return
+    vllms_choice = oracle.backend_to_kernel_cls
+
+    def choose(backend: Any) -> Any:
+        return [HummingExperts] if backend.name == "MARLIN" else vllms_choice(backend)
+
+    oracle.backend_to_kernel_cls = choose
+    oracle.prepare_nvfp4_moe_layer_for_marlin = prepare_experts
