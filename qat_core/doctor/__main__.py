@@ -3,8 +3,8 @@
     python -m qat_core.doctor CHECKPOINT --recipe full --prompts prompts.txt
     python -m qat_core.doctor --verl FOLDER
 
-Exit code 0: nothing at fault; 1: a fault was named, or the mismatch is above the band of BF16;
-2: a mistake in the command, in one line.
+Exit code 0: nothing at fault; 1: a fault was named, or the mismatch is above the band of BF16 and
+more than the model's rounding explains; 2: a mistake in the command, in one line.
 """
 
 import argparse

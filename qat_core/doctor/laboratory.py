@@ -1,13 +1,13 @@
 """Log-probs of the sampled tokens under any setting between the engine's and the trainer's."""
 
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from qat_core.doctor.numerics import VARIANTS, variant
+from qat_core.doctor.numerics import VARIANTS, in_fp32, variant
 from qat_core.doctor.routing import disagreement, routers
 from qat_core.doctor.sampling import ORDER, Sampling
 from qat_core.doctor.scoring import one_pass
@@ -107,6 +107,23 @@ class Laboratory:
         norm = self._closest([replace(start, norm=kind) for kind in VARIANTS]).norm
         rope = self._closest([replace(start, norm=norm, rope=kind) for kind in VARIANTS]).rope
         return norm, rope
+
+    @cached_property
+    def rounding_noise(self) -> Tensor:
+        """k3 of each sequence between BF16 and FP32, of the trainer's weights and micro-batches."""
+        self._load(frozenset())
+        score = partial(
+            one_pass,
+            self._reference,
+            self.samples.rollouts,
+            self.vocabulary,
+            rows_at_once=self.micro_batch,
+            routes=self.samples.routes,
+        )
+        narrow_BT = score()
+        with in_fp32(self._reference):
+            wide_BT = score()
+        return k3_per_sequence(wide_BT, narrow_BT, self.mask_BT)
 
     @cached_property
     def router_disagreement(self) -> tuple[float, float]:

@@ -38,6 +38,18 @@ def variant(model: nn.Module, norm: str, rope: str) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def in_fp32(model: nn.Module) -> Iterator[None]:
+    """Inside, a BF16 model computes in FP32 with the same numbers."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.float()
+    try:
+        yield
+    finally:
+        for parameter in model.parameters():
+            parameter.data = parameter.data.bfloat16()
+
+
 def norms(model: nn.Module) -> list[Any]:
     """The RMSNorm modules, by the name of their class."""
     return [m for m in model.modules() if type(m).__name__.endswith("RMSNorm")]

@@ -65,6 +65,12 @@ def _number(estimate: Estimate) -> str:
 
 def _place(diagnosis: Diagnosis) -> str:
     low, high = diagnosis.band
-    if diagnosis.total.low > high:
+    if diagnosis.total.low <= high:
+        return "Below the band." if diagnosis.total.high < low else "Within the band."
+    if diagnosis.noise is None:
         return "Above the band."
-    return "Below the band." if diagnosis.total.high < low else "Within the band."
+    is_own = diagnosis.total.low <= diagnosis.limit
+    return (
+        f"Above the band, {'as' if is_own else 'and more than'} this model's rounding to BF16 "
+        f"explains: BF16 to FP32 {_number(diagnosis.noise)}."
+    )

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tests.doctor.faults import BEGIN, END, FAULTS, diagnosis_of, write_models
 
@@ -52,6 +53,22 @@ def test_shares_add_up_to_the_whole(model: str, folder: Path) -> None:
     found = diagnosis_of(FAULTS["quantization"], folder / model)
     # each share is a difference of neighbours in one sequence, which ends at the trainer itself
     assert sum(finding.share.value for finding in found.findings) == pytest.approx(1, abs=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "named"), [("healthy-bf16", []), ("decoding", ["decoding"])])
+def test_a_model_that_bf16_rounds_coarsely_is_judged_by_its_own_rounding(
+    name: str, named: list[str], tmp_path: Path
+) -> None:
+    write_models(tmp_path, "nano-dense")
+    weights = load_file(tmp_path / "now" / "model.safetensors")
+    weights["lm_head.weight"] *= 96  # large logits, of which BF16 keeps few bits
+    save_file(weights, tmp_path / "now" / "model.safetensors", {"format": "pt"})
+    found = diagnosis_of(FAULTS[name], tmp_path)
+    assert found.total.low > found.band[1]
+    assert found.noise is not None and found.noise.value > found.band[1]
+    assert [finding.cause for finding in found.named] == named
+    assert found.is_healthy == (not named)
 
 
 def _table() -> str:

@@ -206,3 +206,17 @@ def test_the_report_fits_a_terminal_and_gathers_what_makes_no_difference() -> No
     assert "quantization without QAT: repair quantization without QAT" in lines
     assert "routing: weights of the experts: vLLM does not tell" in lines
     assert not any(line.startswith("sampling: top-p") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("rounding", "place"),
+    [(None, "Above the band."), (2e-3, "Above the band, as"), (1e-4, "Above the band, and more")],
+)
+def test_the_report_says_what_rounding_explains(rounding: float | None, place: str) -> None:
+    noise = None if rounding is None else Estimate(rounding, rounding, rounding)
+    total = Estimate(4e-3, 3e-3, 5e-3)
+    diagnosis = Diagnosis("dense", 64, 385, total, BANDS["dense"], (), noise)
+    shown = io.StringIO()
+    show(diagnosis, Console(file=shown, width=80))
+    assert place in " ".join(shown.getvalue().split())
+    assert diagnosis.is_healthy == place.endswith("as")
