@@ -95,6 +95,12 @@ class HeldWeights:
         """Names of all weights; of a copied layer its own."""
         return tuple(self._owners)
 
+    @property
+    def modules(self) -> list[nn.Module]:
+        """Where they stand, each module once: those that share a weight too."""
+        places = [*self._owners.values(), *((module, leaf) for _, module, leaf in self._ties)]
+        return list({id(module): module for module, _ in places}.values())
+
     def weight(self, name: str) -> HeldWeight:
         """The tensor that the model holds: of a sharded one, this rank's shard."""
         held: HeldWeight = _local(self._parameters[name])

@@ -82,6 +82,7 @@ class FakeQuantizedTensor(FullPrecisionMemory):
             dtype=data.dtype,
             layout=data.layout,
             device=data.device,
+            storage_size=0,  # no reader takes the wrapper's own for memory
         )
         torch._C._set_throw_on_mutable_data_ptr(self)  # else C code writes to address 0
         self._data, self.global_scale = data, global_scale

@@ -85,8 +85,14 @@ def bf16_plan(model: nn.Module) -> QuantPlan:
     return unchecked_plan(model, Recipe(ignore=("re:.*",)))
 
 
+def uncompiled(model: nn.Module) -> nn.Module:
+    """The model inside of torch.compile's wrapper, which puts a prefix before all names."""
+    return getattr(model, "_orig_mod", model)
+
+
 def unchecked_plan(model: nn.Module, recipe: Recipe) -> QuantPlan:
     """An entry for each parameter and persistent buffer; a tied one has the first of its names."""
+    model = uncompiled(model)
     modules = dict(model.named_modules())
     linears = {name for name, module in modules.items() if isinstance(module, nn.Linear)}
     reasons = dict.fromkeys(router_names(model), "router gate")
@@ -110,6 +116,7 @@ def unchecked_plan(model: nn.Module, recipe: Recipe) -> QuantPlan:
 
 def unmatched_patterns(model: nn.Module, recipe: Recipe) -> list[str]:
     """Ignore patterns that match nothing in the model."""
+    model = uncompiled(model)
     modules = dict(model.named_modules())
     names = [name for name, _ in state_tensors(model)]
     return [p for p in recipe.ignore if not any(_covers(p, name, modules) for name in names)]

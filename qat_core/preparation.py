@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from qat_core.collectives import watch
 from qat_core.parameter import FakeQuantizedTensor
-from qat_core.plan import QuantPlan, plan
+from qat_core.plan import QuantPlan, plan, uncompiled
 from qat_core.recipe import Recipe
 from qat_core.scales import Scales
 from qat_core.state_dicts import adopt_assigned, fake_quantized, plain_entries
@@ -40,6 +40,7 @@ def prepare(
             mode, in use by a graph of autograd, or holds NaN or infinity. The model is then
             unchanged.
     """
+    model = uncompiled(model)
     refuse_adapters(model)
     checked = plan(model, recipe)
     weights = {name: model.get_parameter(name) for name in checked.quantized}
@@ -69,7 +70,7 @@ def prepare(
     watch(scales.weights)
     model.register_forward_pre_hook(scales.before_forward)
     model.register_forward_hook(scales.after_forward, always_call=True)
-    for owner in {id(m): m for m, _ in map(scales.weights.owner, checked.quantized)}.values():
+    for owner in scales.weights.modules:
         owner.register_state_dict_post_hook(plain_entries)  # type: ignore[no-untyped-call]
         adopt = partial(adopt_assigned, scales)
         owner.register_load_state_dict_post_hook(adopt)  # type: ignore[no-untyped-call]
@@ -77,12 +78,20 @@ def prepare(
 
 
 def is_prepared(model: nn.Module) -> bool:
-    """Whether `prepare` was called on the model, sharded since or not."""
+    """Whether `prepare` was called on the model, or on one around it, sharded since or not."""
     return scales_of(model) is not None
 
 
 def scales_of(model: nn.Module) -> Scales | None:
-    """The global scales of a prepared model, also inside a wrapper such as DDP's or PEFT's."""
+    """The global scales of a prepared model, of a part of it, or inside a wrapper such as DDP's."""
+    for parameter in model.parameters():
+        held = getattr(parameter, "_local_tensor", parameter)
+        if isinstance(held, FakeQuantizedTensor):
+            return held.scales
+    return _hooked_scales(model)  # while FSDP2 shows gathered weights
+
+
+def _hooked_scales(model: nn.Module) -> Scales | None:
     for module in model.modules():
         for hook in module._forward_pre_hooks.values():
             owner = getattr(hook, "__self__", None)
@@ -96,15 +105,21 @@ def require_as_prepared(model: nn.Module, plan: QuantPlan, recipe: Recipe) -> No
     scales = scales_of(model)
     if scales is None:
         return
-    trained = {"scale_policy": scales.policy, "block_scale_method": scales.method}
-    for option, value in trained.items():
+    options = {"scale_policy": scales.policy, "block_scale_method": scales.method}
+    for option, value in options.items():
         asked = getattr(recipe, option)
         if asked != value:
             raise ValueError(
                 f"{option}: {asked}, but the model was prepared with {value}: it would be packed "
                 "to other weights than it trains with; use the recipe that prepare() got"
             )
-    differing = sorted(scales.shapes.keys() ^ set(plan.quantized))
+    trained = {
+        f"{prefix}.{leaf}" if prefix else leaf
+        for prefix, module in model.named_modules()
+        for leaf in module._parameters
+        if scales.weights.name_of(module, leaf)
+    }
+    differing = sorted(trained ^ set(plan.quantized))
     if differing:
         now, then = ("", "not ") if differing[0] in plan.quantized else ("not ", "")
         raise ValueError(
@@ -151,7 +166,7 @@ def _refuse_unfit(name: str, weight: Tensor, allow_meta: bool) -> None:
 
 def _forget_previous(model: nn.Module) -> None:
     """Remove the hooks of a prepared model that was pickled: its weights came back plain."""
-    previous = scales_of(model)
+    previous = _hooked_scales(model)
     if previous is None:
         return
     for module in model.modules():

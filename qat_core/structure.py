@@ -20,14 +20,18 @@ Modules = dict[str, nn.Module]
 def embedding_weights(model: nn.Module) -> list[Any]:
     """Weights of the input and output embeddings, tied or not; None where there is none."""
     getters = ("get_input_embeddings", "get_output_embeddings")
-    return [getattr(_called(model, getter), "weight", None) for getter in getters]
+    known = _with_embeddings(model).values()
+    return [getattr(_called(each, getter), "weight", None) for each in known for getter in getters]
 
 
 def head_names(model: nn.Module) -> set[str]:
-    """Linear layers for logits, labels or values: those outside the base model."""
+    """Linear layers for logits, labels or values: those outside the base model.
+
+    A wrapper, such as one that adds a head for values, is a part of no base model.
+    """
     names = _linears(dict(model.named_modules()))
-    base = _base_name(model)
-    return {n for n in names if base and not _inside(n, base)} | {
+    bases = [_base_name(name, each) for name, each in _with_embeddings(model).items()]
+    return {n for n in names if bases and not any(_inside(n, base) for base in bases)} | {
         n for n in names if n == "lm_head"
     }
 
@@ -83,14 +87,24 @@ def _called(model: nn.Module, getter: str) -> Any:
         return None
 
 
-def _base_name(model: nn.Module) -> str:
-    """Where the model without its head stands, "" if that is not known."""
-    base = getattr(model, "base_model", model)
+def _with_embeddings(model: nn.Module) -> Modules:
+    """The models that know their embeddings, without those inside of them; most often `model`."""
+    known: Modules = {}
+    for name, module in model.named_modules():
+        is_known = hasattr(module, "get_input_embeddings")
+        if is_known and not any(_inside(name, outer) for outer in known):
+            known[name] = module
+    return known
+
+
+def _base_name(prefix: str, model: nn.Module) -> str:
+    """Where `model` without its head stands; its own place, `prefix`, if that is not known."""
+    names: dict[int, str] = {id(m): name for name, m in model.named_modules(prefix=prefix)}
+    base: nn.Module = getattr(model, "base_model", model)
     if base is model:  # transformers does not say: where the embeddings are
-        embeddings = _called(model, "get_input_embeddings")
-        names = [name for name, module in model.named_modules() if module is embeddings]
-        return _parent(names[0]) if names else ""
-    return next((name for name, module in model.named_modules() if module is base), "")
+        embeddings = names.get(id(_called(model, "get_input_embeddings")))
+        return prefix if embeddings is None else _parent(embeddings)
+    return names.get(id(base), prefix)
 
 
 def _expert_holders(modules: Modules) -> set[str]:

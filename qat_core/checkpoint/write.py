@@ -35,7 +35,7 @@ from qat_core.checkpoint.ranks import on_first_rank
 from qat_core.checkpoint.shards import INDEX, Shards, read_json
 from qat_core.coverage import coverage
 from qat_core.options import CheckpointFormat
-from qat_core.plan import QuantPlan, plan, state_tensors
+from qat_core.plan import QuantPlan, plan, state_tensors, uncompiled
 from qat_core.preparation import is_prepared
 from qat_core.recipe import Recipe
 from qat_core.weights.comparison import require_same
@@ -77,7 +77,7 @@ def export(
             another recipe, is not what transformers makes of its config, or holds a weight that is
             not finite. Nothing is then left behind.
     """
-    model = getattr(model, "_orig_mod", model)  # of torch.compile
+    model = uncompiled(model)
     names = HubNames(model)
     _require_what_its_config_says(model, names)
     checked = plan(model, recipe)

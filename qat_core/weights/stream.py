@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from qat_core.plan import Entry, QuantPlan, bf16_plan
+from qat_core.plan import Entry, QuantPlan, bf16_plan, uncompiled
 from qat_core.preparation import refuse_adapters, require_as_prepared, scales_of
 from qat_core.recipe import Recipe
 from qat_core.state_dicts import full_precision_state
@@ -47,7 +47,7 @@ def weight_stream(
             not finite in BF16, on all ranks alike, and before the first weight unless weights have
             to be moved to `device`.
     """
-    model = getattr(model, "_orig_mod", model)  # of torch.compile, whose names have a prefix
+    model = uncompiled(model)
     refuse_adapters(model)
     scales = scales_of(model)
     if scales is not None:

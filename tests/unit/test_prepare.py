@@ -59,6 +59,15 @@ def test_keeps_names_classes_objects_and_flags() -> None:
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
 
 
+def test_the_state_of_weights_that_layers_share_is_plain_in_each() -> None:
+    model = nn.Sequential(nn.Linear(32, 32, bias=False), nn.Linear(32, 32, bias=False))
+    model[1].weight = model[0].weight
+    prepare(model, Recipe())
+    state = model.state_dict()
+    assert {type(tensor) for tensor in state.values()} == {torch.Tensor}
+    assert state["0.weight"].data_ptr() == state["1.weight"].data_ptr()
+
+
 def test_tied_embeddings_stay_tied() -> None:
     model = tiny_model("qwen3-tied")
     prepare(model, Recipe())

@@ -3,6 +3,7 @@
 import io
 import weakref
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from qat_core import Recipe, is_prepared, prepare, weight_stream
+from qat_core.checkpoint import export, read_checkpoint
 from qat_core.nvfp4 import PackedTensor, dequantize
 from qat_core.plan import plan
 from tests.tiny_models import tiny_model, tokens
@@ -68,6 +70,76 @@ def test_compiled_models_stream_under_their_own_names() -> None:
     with pytest.raises(ValueError, match="prepared with pow2"):
         amax = Recipe(scale_policy="amax")
         weight_stream(compiled, plan(model, amax), amax)
+
+
+def test_a_compiled_model_is_planned_prepared_and_trained_as_itself(tmp_path: Path) -> None:
+    model, plain = tiny_model("qwen3"), tiny_model("qwen3")
+    compiled: Any = torch.compile(model, backend="eager")
+    assert plan(compiled, Recipe()) == plan(plain, Recipe())
+    checked = prepare(compiled, Recipe())
+    optimizer = torch.optim.SGD(compiled.parameters(), lr=0.5)
+    compiled(input_ids=tokens(), labels=tokens(), use_cache=False).loss.backward()
+    optimizer.step()
+    packed = dict(weight_stream(compiled, checked, Recipe()))
+    export(compiled, Recipe(), tmp_path / "packed")
+    assert logits(compiled).shape == (2, 16, 128)  # takes up what the optimizer wrote
+    exported = dict(read_checkpoint(tmp_path / "packed"))
+    before = plain.get_parameter(NAME)
+    trained: Any = model.get_parameter(NAME)
+    assert not torch.equal(trained.detach(), before)
+    for weight in (packed[NAME], exported[NAME]):
+        assert isinstance(weight, PackedTensor) and torch.equal(
+            dequantize(weight), trained.rounded()
+        )
+
+
+class WithValues(nn.Module):
+    """As a critic wraps a language model."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.pretrained_model, self.values = model, nn.Linear(64, 16)
+
+
+@pytest.mark.parametrize(
+    "shared",
+    [
+        lambda model: (WithValues(model), model),
+        lambda model: (torch.compile(model, backend="eager"), model),
+        lambda model: (model, model.model),
+        lambda model: (model.model, model),
+    ],
+    ids=["inside a wrapper", "inside a compiled one", "a part", "around a part"],
+)
+def test_a_part_or_a_wrapper_is_packed_as_it_was_prepared(
+    shared: Callable[[Any], tuple[nn.Module, nn.Module]], tmp_path: Path
+) -> None:
+    prepared, streamed = shared(tiny_model("qwen3"))
+    prepare(prepared, Recipe())
+    assert is_prepared(streamed)
+    with pytest.raises(ValueError, match="prepared with pow2"):
+        export(streamed, Recipe(scale_policy="amax"), tmp_path / "packed")
+    with pytest.raises(ValueError, match=r"k_proj\.weight: would not be packed, but"):
+        weight_stream(streamed, plan(streamed, Recipe.ffn()), Recipe.ffn())
+    packed = dict(weight_stream(streamed, plan(streamed, Recipe()), Recipe()))
+    assert sum(isinstance(weight, PackedTensor) for weight in packed.values()) == 14
+
+
+def test_heads_inside_and_around_a_wrapped_model_stay_in_bf16() -> None:
+    model = WithValues(tiny_model("qwen3"))
+    names = [name.removeprefix("pretrained_model.") for name in plan(model, Recipe()).quantized]
+    assert names == list(plan(tiny_model("qwen3"), Recipe()).quantized)
+
+
+def test_parts_prepared_apart_are_not_packed_together() -> None:
+    model = tiny_model("qwen3")
+    prepare(model.model.layers[0], Recipe())
+    with pytest.raises(
+        ValueError, match=r"layers\.1\.\S+: would be packed, but prepare\(\) did not"
+    ):
+        weight_stream(model, plan(model, Recipe()), Recipe())
+    with pytest.raises(ValueError, match=r"layers\.0\.\S+: already prepared"):
+        prepare(model, Recipe())
 
 
 def in_use(model: nn.Module) -> object:
