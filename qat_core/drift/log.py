@@ -3,8 +3,8 @@
     {"step": 3, "layer": 0, "kind": "mlp.down_proj", "relative_error": 0.094, ...}
     {"step": 3, "layer": 0, "kind": "kl", "kl": 2.1e-4, "kl_together": 1.1e-3}
 
-A step that is repeated after a resumption has its lines again: the last ones count. Changes are
-against the last observation, the first ones against the weights before the first step.
+A resumed run removes the lines of steps that it repeats. Changes are against the last observation,
+the first ones against the weights before the first step.
 """
 
 import json
@@ -42,10 +42,13 @@ class DriftLog:
         """Looks at the weights before training goes on, so that its changes are known.
 
         Args:
-            step: the last one done, 0 at the start of a run. Where none was observed at it, as
-                after a resumption in between, the next observation has no changes.
+            step: the last one done, 0 at the start of a run. If it is not one to observe, the next
+                observation has no changes.
+
+        Raises:
+            ValueError: the file is damaged; names the line.
         """
-        _drop_cut_line(self._path)
+        _drop_after(self._path, step)
         if step % self._every == 0:
             self._monitor.observe()
 
@@ -77,8 +80,18 @@ class DriftLog:
             file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
-def _drop_cut_line(path: Path) -> None:
-    """Removes the end of a line that a kill cut short: the next line would be glued to it."""
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    if lines and not lines[-1].endswith(b"\n"):
-        path.write_bytes(b"".join(lines[:-1]))
+def _drop_after(path: Path, last_step: int) -> None:
+    """Removes lines of later steps, and the end of one that a kill cut short."""
+    if not path.exists():
+        return
+    lines = [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+    kept = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            if json.loads(line)["step"] <= last_step:
+                kept.append(line)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path}: line {number}: not a row of drift; remove it") from error
+    partial = path.with_suffix(".partial")
+    partial.write_bytes(b"".join(kept))
+    partial.replace(path)

@@ -112,7 +112,10 @@ class GrpoConfig(Settings):
         5, ge=1, description="steps between resumable checkpoints; verl: none at all if > steps"
     )
     drift_every: int = Field(
-        0, ge=0, description="steps between two looks at the drift of weights (drift.jsonl); 0: off"
+        0,
+        ge=0,
+        description="steps between two looks at the drift of weights (drift.jsonl), a divisor of "
+        "save_every; 0: off",
     )
     rollout: RolloutConfig = RolloutConfig()
 
@@ -135,6 +138,15 @@ class GrpoConfig(Settings):
     def keeps_distributions(self) -> bool:
         """Whether rollouts need the log-probs of all tokens."""
         return self.measure_drift_term or self.correction == "score_centering"
+
+    @model_validator(mode="after")
+    def _drift_is_seen_at_checkpoints(self) -> Self:
+        if self.drift_every and self.save_every % self.drift_every:
+            raise ValueError(
+                f"drift_every: {self.drift_every} does not divide save_every, {self.save_every}: a "
+                "run that is resumed would not know what changed before; use one of its divisors"
+            )
+        return self
 
     @model_validator(mode="after")
     def _correction_is_whole(self) -> Self:

@@ -51,9 +51,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Count what becomes of malformed input.")
     parser.add_argument("cases", type=int, nargs="?", default=200, help="cases of each kind")
     num_cases = parser.parse_args().cases
+    table = to_markdown(count(num_cases))
     before, _, rest = PAGE.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
-    table = to_markdown(count(num_cases))
     PAGE.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}")
 
 

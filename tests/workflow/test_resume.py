@@ -19,6 +19,7 @@ from experiments.runs.attempts import list_attempts
 from experiments.runs.manifest import read_manifest
 from experiments.study.schema import ROOT
 from experiments.tracking.store import find_runs
+from qat_core.drift.names import FILE as DRIFT_FILE
 
 RUN = "tiny_nvfp4-qat_seed0"
 STEPS = 60  # about two seconds of training: time enough to be killed in
@@ -127,15 +128,14 @@ def test_stopped_run_goes_on_and_ends_as_if_it_had_not_been(
     rows = read_rows(run_dir / "metrics.jsonl")
     untimed = [without_timings(row) for row in rows]
     assert untimed == [without_timings(row) for row in uninterrupted]
-    assert contents(run_dir / "checkpoints") == contents(
-        base / "uninterrupted" / RUN / "checkpoints"
-    )
+    for name in ("checkpoints", DRIFT_FILE):
+        assert contents(run_dir / name) == contents(base / "uninterrupted" / RUN / name)
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    """All files below a folder."""
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+def contents(path: Path) -> dict[str, bytes]:
+    """A file, or all files below a folder."""
+    files = (each for each in (path, *path.rglob("*")) if each.is_file())
+    return {str(each.relative_to(path)): each.read_bytes() for each in files}
 
 
 def without_timings(row: dict[str, Any]) -> dict[str, Any]:

@@ -54,15 +54,25 @@ def test_a_resumed_run_has_the_rows_of_one_that_was_not_stopped(tmp_path: Path) 
 
     for folder in ("whole", "killed"):
         (tmp_path / folder).mkdir()
-    train(tmp_path / "whole", tiny_model("qwen3"), 1, 3)
-    train(tmp_path / "killed", tiny_model("qwen3"), 1, 1)
+    train(tmp_path / "whole", tiny_model("qwen3"), 1, 4)
+    train(tmp_path / "killed", tiny_model("qwen3"), 1, 2)
     resumed = tiny_model("qwen3")
     train(tmp_path, resumed, 1, 1)
     with (tmp_path / "killed" / FILE).open("a") as file:
-        file.write('{"step": 2, "lay')  # what a kill leaves
-    train(tmp_path / "killed", resumed, 2, 3)
-    whole, killed = rows_of(tmp_path / "whole"), rows_of(tmp_path / "killed")
-    assert killed == whole and all(row["flipped_codes"] > 0 for row in whole)
+        file.write('{"step": 3, "lay')  # what a kill leaves
+    train(tmp_path / "killed", resumed, 2, 4)
+    whole, killed = (tmp_path / folder / FILE for folder in ("whole", "killed"))
+    assert killed.read_bytes() == whole.read_bytes()
+    assert all(row["flipped_codes"] > 0 for row in rows_of(tmp_path / "whole"))
+    assert {path.name for path in whole.parent.iterdir()} == {FILE}
+
+
+@pytest.mark.parametrize("line", ["x", "[]", '{"layer": 0}', '{"step": "1"}'])
+def test_a_damaged_row_is_named_before_training_goes_on(line: str, tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text('{"step": 1}\n' + line + "\n")
+    log = DriftLog(tiny_model("qwen3"), Recipe(), tmp_path / FILE, every=1)
+    with pytest.raises(ValueError, match=r"drift\.jsonl: line 2: not a row of drift; remove it$"):
+        log.start(1)
 
 
 def test_after_an_observation_in_between_changes_are_unknown(tmp_path: Path) -> None:

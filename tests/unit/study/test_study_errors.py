@@ -105,6 +105,11 @@ ERRORS = {
         "rl.steps: true is not a number; write a number",
     ),
     "truth value in a list": ("seeds", [1, False], "seeds.1: false is not a number; write a numb"),
+    "drift not seen at checkpoints": (
+        "rl/drift_every",
+        3,
+        "rl: drift_every: 3 does not divide save_every, 10: a run that is resumed would not know",
+    ),
     "infinite rate": ("rl/lr", float("inf"), "rl.lr: inf does not fit, it should be a finite num"),
     "rate that is not a number": ("rl/lr", float("nan"), "rl.lr: nan does not fit, it should be"),
     "infinite claim": ("claims/reward_gain", float("inf"), "claims.reward_gain: inf does not fit"),
