@@ -32,15 +32,14 @@ help:  ## list the commands
 run: $(BASE) $(EXTRA)  ## run a study to its claims and figures: STUDY=name or file
 	@test -f "$$STUDY_FILE" || { echo "error: STUDY=$$STUDY_FILE: not a file, nor the name of one in" \
 		"experiments/studies: $$(cd experiments/studies; ls *.yaml | xargs)" >&2; exit 2; }
-	@$(BIN)/python -m experiments.study.load "$$STUDY_FILE"
-	@$(BIN)/snakemake --configfile "$$STUDY_FILE"
+	@$(BIN)/python -m experiments.launch.study "$$STUDY_FILE"
 	@study=$$($(BIN)/python -c '$(NAME_OF_STUDY)' "$$STUDY_FILE"); \
 		$(BIN)/python -m analysis.claims_table "results/studies/$$study/claims.json"
 
 verify: $(BASE) $(EXTRA)  ## run a recorded study again with fresh seeds, compare claims: RECORD=name
 	@record="experiments/records/$$RECORD"; planned="results/replications/$$RECORD.yaml"; \
 		$(BIN)/python -m analysis.replication plan "$$record" --out "$$planned" && \
-		$(BIN)/snakemake --configfile "$$planned" && \
+		$(BIN)/python -m experiments.launch.study "$$planned" && \
 		$(BIN)/python -m analysis.replication judge "$$record" --study "$$planned"
 
 test: lint $(ENGINES)  ## check the code and run all tests

@@ -1,13 +1,15 @@
 """Bad input ends as one line that names file, key and hint, with no traceback and no results."""
 
 import json
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from programs import SMOKE, Done, module, run, snakemake
+from programs import ENVIRONMENT, SMOKE, Done, module, run, snakemake
 
 from experiments.study.schema import ROOT, STUDIES
 
@@ -124,6 +126,24 @@ def test_make_run_names_file_and_line_of_bad_yaml(
     errors = [text for text in done.stderr.splitlines() if text.startswith("error: ")]
     assert len(errors) == 1 and errors[0].startswith(f"error: {study}: {line}"), done.stderr
     assert "Traceback" not in done.stderr + done.stdout
+
+
+def test_a_study_is_made_by_one_process_at_a_time(tmp_path: Path) -> None:
+    slow = tmp_path / "Snakefile"
+    slow.write_text("open('started', 'w')\nimport time; time.sleep(600)\n")
+    make = ("experiments.launch.study", SMOKE, "--cores", "1", "--snakefile")
+    command = [sys.executable, "-m", *map(str, make), str(slow)]
+    first = subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.DEVNULL)
+    while not (tmp_path / "started").exists():
+        assert first.poll() is None
+        time.sleep(0.05)
+    second = module(*make, ROOT / "Snakefile", folder=tmp_path)
+    first.kill()
+    first.wait()
+    line = "error: results/studies/smoke: another process makes it; wait for it or end it\n"
+    assert (second.returncode, second.stderr) == (2, line)
+    again = module(*make, ROOT / "Snakefile", "-n", folder=tmp_path)
+    assert again.returncode == 0 and "Study smoke: 2 runs" in again.stderr
 
 
 def test_settings_on_the_command_line_are_refused(tmp_path: Path) -> None:
