@@ -1,6 +1,7 @@
 """Weights written into the tensors of vLLM's kernels are those that its own preparation makes."""
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +28,14 @@ from qat_core.nvfp4 import PackedTensor, global_scale, group_amax, quantize
 from qat_core.plan import plan
 from qat_core.recipe import Recipe
 from qat_core.rollout.vllm.engine import VllmEngine
-from qat_core.rollout.vllm.in_place import VARIABLE, find_targets, write_packed
+from qat_core.rollout.vllm.in_place import (
+    VARIABLE,
+    Target,
+    find_targets,
+    write_marlin,
+    write_packed,
+    writing,
+)
 from qat_core.rollout.vllm.marlin import marlin_scales, prepare_experts
 from qat_core.weights.stream import weight_stream
 
@@ -166,6 +174,51 @@ def test_experts_are_written_matrix_by_matrix() -> None:
     assert targets is not None
     list(write_packed(zip(EXPERT_NAMES, weights(1), strict=True), targets, None))  # type: ignore[arg-type]
     assert_written(layer, marlin_experts(*weights(1)), addresses)
+
+
+class Served(nn.Module):
+    """A fused linear in NVFP4, beside what vLLM's loader loads: a norm, and an output head."""
+
+    def __init__(self, skipped: str = "") -> None:
+        super().__init__()
+        self.qkv = marlin_linear(stacked(packed_group([(r, HIDDEN) for r in QKV.values()], 0)))
+        self.qkv.bias = nn.Parameter(torch.zeros(sum(QKV.values())))
+        self.norm, self.embedding = nn.LayerNorm(HIDDEN, bias=False), nn.Embedding(8, HIDDEN)
+        self.head = nn.Linear(HIDDEN, 8, bias=False)
+        self.head.weight = self.embedding.weight
+        self.skipped = skipped
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        return {name for name, _ in weights if name != self.skipped}
+
+
+BESIDE = ["norm.weight", "embedding.weight", "qkv.bias"]
+
+
+def take(model: Served, targets: dict[str, Target], seed: int, order: str) -> None:
+    parts = dict(zip(QKV, packed_group([(r, HIDDEN) for r in QKV.values()], seed), strict=True))
+    names: Any = SimpleNamespace(renamed=lambda name: name)
+    with writing(model, targets, names) as write:
+        write([(name, torch.ones(1)) for name in BESIDE])
+        write([(name, parts[name]) for name in order])
+
+
+@pytest.mark.parametrize("skipped", BESIDE)
+def test_a_parameter_that_the_loader_skips_is_named(skipped: str) -> None:
+    model = Served(skipped)
+    targets = dict.fromkeys(QKV, Target(list(QKV), model.qkv, write_marlin))
+    with pytest.raises(ValueError, match=f"^weight sync: {skipped} got no new values in vLLM's S"):
+        take(model, targets, 1, "qkv")
+
+
+def test_a_sync_after_one_that_broke_off_writes_its_own_weights_alone() -> None:
+    model = Served()
+    target = Target(list(QKV), model.qkv, write_marlin)
+    targets = dict.fromkeys(QKV, target)
+    take(model, targets, 1, "q")
+    take(model, targets, 2, "vkq")
+    expected = marlin_linear(stacked(packed_group([(r, HIDDEN) for r in QKV.values()], 2)))
+    assert torch.equal(model.qkv.weight, expected.weight)
 
 
 def _with_bias() -> Any:

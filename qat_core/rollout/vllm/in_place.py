@@ -10,7 +10,8 @@ Asked for by `QAT_CORE_IN_PLACE_SYNC=1`; models with anything that is not known 
 reload.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -34,14 +35,15 @@ PLAIN_METHODS = (
     "CompressedTensorsKVCacheMethod",
 )
 
-Write = Callable[[PackedTensor], None]
+Write = Callable[[Any, PackedTensor], None]
 
 
 @dataclass
 class Target:
-    """A place of vLLM's and the trainer's weights that are written there, one above the other."""
+    """A layer of vLLM's and the trainer's weights that are written there, one above the other."""
 
     names: list[str]
+    layer: nn.Module
     write: Write
     came: dict[str, PackedTensor] = field(default_factory=dict)
 
@@ -50,7 +52,7 @@ class Target:
         self.came[name] = weight
         if len(self.came) == len(self.names):
             parts = [self.came.pop(part) for part in self.names]
-            self.write(parts[0] if len(parts) == 1 else _stacked(parts))
+            self.write(self.layer, parts[0] if len(parts) == 1 else _stacked(parts))
 
 
 def find_targets(
@@ -75,8 +77,50 @@ def find_targets(
     return targets
 
 
+@contextmanager
+def writing(
+    model: Any, targets: Mapping[str, Target], names: HubNames
+) -> Iterator[Callable[[Iterable[tuple[str, Weight]]], None]]:
+    """Inside, all weights are written by one or more calls of what it gives.
+
+    Raises:
+        ValueError: naming a parameter that got no new values.
+    """
+    for target in targets.values():
+        target.came.clear()  # of a stream that broke off
+    loaded: set[str] = set()
+
+    def load(weights: Iterable[tuple[str, Weight]]) -> None:
+        loaded.update(model.load_weights(write_packed(weights, targets, names)) or ())
+
+    yield load
+    require_written(model, targets, loaded)
+
+
+def require_written(
+    model: nn.Module, targets: Mapping[str, Target], loaded: Collection[str]
+) -> None:
+    """ValueError naming a parameter that no target wrote and vLLM's loader has not loaded.
+
+    What else a target's layer holds its kernel works in, but for a bias.
+    """
+    layers = {id(target.layer): target.layer for target in targets.values()}.values()
+    written = {
+        id(parameter)
+        for layer in layers
+        for leaf, parameter in layer.named_parameters(recurse=False)
+        if leaf != "bias"
+    }
+    for name, parameter in model.named_parameters():
+        if id(parameter) not in written and name not in loaded:
+            raise ValueError(
+                f"weight sync: {name} got no new values in vLLM's {type(model).__name__}: unset "
+                f"{VARIABLE} and start again"
+            )
+
+
 def write_packed(
-    weights: Iterable[tuple[str, Weight]], targets: dict[str, Target], names: HubNames
+    weights: Iterable[tuple[str, Weight]], targets: Mapping[str, Target], names: HubNames
 ) -> Iterator[tuple[str, Tensor]]:
     """Writes packed weights on the way and passes on the others under the hub's names."""
     for name, weight in weights:
@@ -98,11 +142,11 @@ def _targets_of(module: Any, names: list[str]) -> list[Target]:
     """Empty if the layer's kernel or sizes are not known here."""
     kernel = type(getattr(getattr(module, "scheme", None), "kernel", None)).__name__
     if kernel == "HummingLinearKernel":
-        return [Target(names, partial(write_humming, module))]
+        return [Target(names, module, write_humming)]
     if kernel == "MarlinNvFp4LinearKernel":
         n, k = module.output_size_per_partition, module.input_size_per_partition
         is_known = getattr(module, "bias", None) is None and module.weight.shape == (k // 16, 2 * n)
-        return [Target(names, partial(write_marlin, module))] if is_known else []
+        return [Target(names, module, write_marlin)] if is_known else []
     backend = getattr(getattr(module, "quant_method", None), "nvfp4_backend", None)
     if getattr(backend, "name", "") != "MARLIN":
         return []
@@ -114,7 +158,7 @@ def _targets_of(module: Any, names: list[str]) -> list[Target]:
     is_humming = getattr(experts, "__name__", "") == "HummingExperts"
     write = write_humming_experts if is_humming else write_marlin_experts
     return [
-        Target([name], partial(write, module, matrix))
+        Target([name], module, partial(write, matrix=matrix))
         for name, matrix in zip(names, matrices, strict=True)
     ]
 
@@ -128,7 +172,7 @@ def write_humming(layer: Any, packed: PackedTensor) -> None:
     layer.humming_locks.zero_()
 
 
-def write_humming_experts(layer: Any, matrix: str | None, packed: PackedTensor) -> None:
+def write_humming_experts(layer: Any, packed: PackedTensor, matrix: str | None) -> None:
     """Into w13 or w2 of experts that `HummingExperts` multiplies."""
     words, scale = to_layout(packed.codes, packed.block_scale)
     getattr(layer, f"{matrix}_weight").data.copy_(words)
@@ -146,7 +190,7 @@ def write_marlin(layer: Any, packed: PackedTensor) -> None:
     layer.workspace.zero_()
 
 
-def write_marlin_experts(layer: Any, matrix: str | None, packed: PackedTensor) -> None:
+def write_marlin_experts(layer: Any, packed: PackedTensor, matrix: str | None) -> None:
     """Into w13 or w2 of vLLM's Marlin experts."""
     scales, power = marlin_scales(packed.block_scale)
     getattr(layer, f"{matrix}_weight").data.copy_(repack_codes(packed.codes))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from qat_core.checkpoint.architecture import meta_copy
 from qat_core.rollout.vllm import compat
 from qat_core.rollout.vllm.experts import load_experts, loading_experts_whole
-from qat_core.rollout.vllm.in_place import VARIABLE, Target, find_targets, write_packed
+from qat_core.rollout.vllm.in_place import VARIABLE, Target, find_targets, writing
 from qat_core.weights.hub_names import HubNames, Weight
 from qat_core.weights.layouts import LAYOUTS, stored_tensors
 from qat_core.weights.transfer import ExpectedWeights
@@ -58,7 +58,8 @@ def reloading(worker: Any, names: HubNames, *, fused_experts: bool = True) -> It
         fused_experts: they come as the trainer's two 3-D weights, not a matrix each.
 
     Raises:
-        ValueError: vLLM's loader of this model writes some weights past the reload.
+        ValueError: vLLM's loader of this model writes some weights past the reload, or none to
+            a parameter.
     """
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.reload import (
@@ -69,10 +70,8 @@ def reloading(worker: Any, names: HubNames, *, fused_experts: bool = True) -> It
     model = worker.model_runner.get_model()
     compat.require_reloadable(type(model).__name__)
     if targets := _targets(worker, names):
-        for target in targets.values():
-            target.came.clear()  # parts of a stream that broke off
-        with set_current_vllm_config(worker.vllm_config):
-            yield lambda weights: model.load_weights(write_packed(weights, targets, names))
+        with set_current_vllm_config(worker.vllm_config), writing(model, targets, names) as write:
+            yield write
         return
     loaded: set[str] = set()
 
