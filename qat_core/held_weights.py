@@ -1,13 +1,13 @@
 """Which tensors a prepared model holds, and whether they were written since they were measured.
 
-Writes by an operator on a weight mark it at once, as do collectives (`qat_core/collectives.py`).
-Writes through a tensor that shares its memory, such as an entry of a state dict, show in PyTorch's
-version counters, which are compared here. Memory that was assigned to a weight from outside
-(`weight.data = tensor`) may be a view of a buffer that counts its versions apart: such a weight
-counts as written at every forward pass. So does one whose memory another library or process was
-given (`numpy()`, `__dlpack__`, `share_memory_`). Not seen are writes through pointers and storages,
-and through NumPy arrays or DLPack of an entry of a state dict; after a weight stream all weights
-are measured again.
+Writes by an operator on a weight mark it at once, as do collectives (`qat_core/collectives.py`) and
+steps of optimizers (`qat_core/optimizers.py`). Writes through a tensor that shares its memory, such
+as an entry of a state dict, show in PyTorch's version counters, which are compared here. Memory
+that was assigned to a weight from outside (`weight.data = tensor`) may be a view of a buffer that
+counts its versions apart: such a weight counts as written at every forward pass. So does one whose
+memory another library or process was given (`numpy()`, `__dlpack__`, `share_memory_`). Not seen are
+other writes through pointers and storages, and through NumPy arrays or DLPack of an entry of a
+state dict; after a weight stream all weights are measured again.
 """
 
 from copy import copy
@@ -70,8 +70,8 @@ class HeldWeights:
         """
         for name, (module, leaf) in self._owners.items():
             parameter: Any = module._parameters.get(leaf)
-            is_sharded = isinstance(parameter, DTensor)
-            if getattr(_local(parameter), "held_by", None) is self:
+            is_sharded, local = isinstance(parameter, DTensor), _local(parameter)
+            if getattr(local, "held_by", None) is self and local.weight_name == name:
                 if is_sharded and parameter is not self._parameters.get(name):
                     self.meshes[name] = shard_mesh(name, parameter)
                 self._parameters[name] = parameter
@@ -138,6 +138,16 @@ class HeldWeights:
         if self.written or self._assigned:
             return True
         return not all(map(self.is_measured, self._parameters))
+
+    def require_inside(self, model: nn.Module) -> None:
+        """ValueError naming a weight whose layer is no longer a part of the model."""
+        inside = set(map(id, model.modules()))
+        for name, (module, _) in self._owners.items():
+            if id(module) not in inside:
+                raise ValueError(
+                    f"{name}: its layer left the model after prepare(), and what took its place "
+                    "would train unrounded: call prepare() after what replaces layers"
+                )
 
     def mark_measured(self) -> None:
         """From now on, compare with the weights as they are."""

@@ -16,18 +16,9 @@ COMPUTE = {
     *(aten.gather, aten._cdist_forward, aten._euclidean_dist),
     *(aten._sparse_mm, aten._sparse_addmm, aten.hspmm, aten._addmm_activation),
     *(aten._int_mm, aten._scaled_mm, aten._trilinear, aten.outer, aten.ger, aten.vdot),
+    *(aten.convolution, aten._convolution, aten._embedding_bag, aten._embedding_bag_forward_only),
     # Fast paths of PyTorch's own layers, which take the weights of many products at once.
     *(aten._transformer_encoder_layer_fwd, aten._native_multi_head_attention),
-}
-# Operators that make weights, or factors of them such as norms, part of another matrix, which would
-# then be multiplied unrounded.
-MIXING = {
-    *(aten.add, aten.sub, aten.rsub, aten.mul, aten.div, aten.lerp, aten.addcmul, aten.addcdiv),
-    *(aten.cat, aten.stack, aten.where, aten.maximum, aten.minimum, aten.repeat, aten.roll),
-    *(aten.index_add, aten.index_copy, aten.index_put, aten.scatter, aten.flip, aten.tril),
-    *(aten.linalg_vector_norm, aten.norm, aten.sum, aten.mean, aten.var, aten.pow, aten.abs),
-    *(aten.exp, aten.tanh, aten.sigmoid, aten.relu, aten._softmax, aten._log_softmax),
-    *(aten.slice_scatter, aten.select_scatter, aten.masked_fill, aten.clamp, aten.neg),
 }
 COLLECTIVES = {"c10d", "_c10d_functional", "fsdp", "_dtensor"}
 PLAIN_NAMESPACES = {"aten", "prim", "prims", "nvfp4"} | COLLECTIVES
@@ -43,6 +34,7 @@ PRESERVING = {
     *(aten._to_copy.default, aten._pin_memory.default, aten.empty_like.default),
     *(aten.new_zeros.default, aten.as_strided.default),
 }
+KEPT = PRESERVING | {aten.clone.default}  # see `is_copied_to_compute`
 
 
 def is_compute(func: Any) -> bool:
@@ -51,16 +43,16 @@ def is_compute(func: Any) -> bool:
 
 
 def is_for_compute(cls: type[Any], func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether the result will be multiplied: a tensor saved for backward, or part of a new matrix.
+    """Whether the result may be multiplied: a copy for backward, or what a forward pass makes.
 
     The same operators outside of a forward pass serve penalties, averages of models and files.
     Adding to a frozen weight is how PEFT's DoRA takes norms, of full precision when it starts.
     """
-    if func is aten.copy_.default:
-        return _in_saved_tensor_hook()
-    if func.overloadpacket not in MIXING:
+    if func is aten.copy_.default and _in_saved_tensor_hook():
+        return True
+    if func.namespace != "aten" or func.is_view or func in KEPT or not _returns_tensors(func):
         return False
-    weights = [w for w in _flat(args) if isinstance(w, cls) and w.ndim >= 2]
+    weights = [value for value in _flat(args) if isinstance(value, cls)]
     if not weights or not all(w.scales.is_computing() for w in weights):
         return False
     return func.overloadpacket is not aten.add or any(w.scales.trains(w) for w in weights)
@@ -101,6 +93,11 @@ def _flat(values: Iterable[Any]) -> Iterator[Any]:
             yield from _flat(value)
         else:
             yield value
+
+
+def _returns_tensors(func: Any) -> bool:
+    """Not `record_stream` or `is_pinned`, which are about the memory."""
+    return any("Tensor" in str(result.type) for result in func._schema.returns)
 
 
 def _in_saved_tensor_hook() -> bool:

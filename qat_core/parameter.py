@@ -1,8 +1,9 @@
 """The fake-quantized parameter: a weight that reads as NVFP4 in matrix products.
 
 A parameter of this tensor subclass keeps its full-precision values. Optimizers, copies, collectives
-and state dicts see those; matrix products and gathers of experts see the values rounded to NVFP4,
-also through views, and through copies of views such as `weight.t().contiguous()`.
+and state dicts see those; matrix products, gathers of experts, and whatever else a forward pass
+computes with see the values rounded to NVFP4, also through views, and through copies of views such
+as `weight.t().contiguous()`.
 Rounding happens below autograd, hence
 
 * the gradient reaches the parameter unchanged (straight-through estimator), and
@@ -135,8 +136,8 @@ class FakeQuantizedTensor(FullPrecisionMemory):
         is_matrix = data.ndim >= 2 and data.shape[:-2] == self.global_scale.shape
         if not is_matrix or data.shape[-1] % BLOCK_SIZE:
             raise ValueError(
-                f"{self.weight_name}: used in a matrix product through a view of shape "
-                f"{tuple(self.shape)}, which has no blocks of {BLOCK_SIZE}: add it to ignore"
+                f"{self.weight_name}: computed with through a view of shape {tuple(self.shape)}, "
+                f"which has no blocks of {BLOCK_SIZE}: add it to ignore"
             )
         if type(data) is Tensor:  # else torch.compile is tracing
             self.scales.refresh_if_stale(self.weight_name)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from qat_core.collectives import watch
+from qat_core.optimizers import watch_steps
 from qat_core.parameter import FakeQuantizedTensor
 from qat_core.plan import QuantPlan, plan, uncompiled
 from qat_core.recipe import Recipe
@@ -68,6 +69,7 @@ def prepare(
     for weight, replaced in swapped:
         weight.__dict__.update(replaced.__dict__)  # attributes such as no_decay
     watch(scales.weights)
+    watch_steps()
     model.register_forward_pre_hook(scales.before_forward)
     model.register_forward_hook(scales.after_forward, always_call=True)
     for owner in scales.weights.modules:

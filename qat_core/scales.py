@@ -88,9 +88,12 @@ class Scales:
             self._refresh()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def before_forward(self, *_: Any) -> None:
+    def before_forward(self, model: nn.Module, *_: Any) -> None:
         """Forward pre-hook of the whole model; compiled layers look for no writes themselves."""
+        before = self.num_refreshes
         self.update()
+        if self.num_refreshes > before:  # once an optimizer step: it takes a look at all modules
+            self.weights.require_inside(model)
         self._in_forward = True
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]

@@ -43,14 +43,15 @@ def weight_stream(
 
     Raises:
         ValueError: at once if the model was prepared with another recipe or plan, has adapters of
-            PEFT, or holds state that the plan does not know; naming a weight to be packed that is
-            not finite in BF16, on all ranks alike, and before the first weight unless weights have
-            to be moved to `device`.
+            PEFT or a weight that was replaced after `prepare`, or holds other state than the plan
+            knows; naming a weight to be packed that is not finite in BF16, on all ranks alike, and
+            before the first weight unless weights have to be moved to `device`.
     """
     model = uncompiled(model)
     refuse_adapters(model)
     scales = scales_of(model)
     if scales is not None:
+        scales.weights.find()
         scales.weights.mark_all_written()
     if plan is None or recipe is None:
         plan, recipe = bf16_plan(model), Recipe()
@@ -97,6 +98,9 @@ def packed_weights(
 
 def _require_planned(model: nn.Module, plan: QuantPlan, state: Mapping[str, object]) -> None:
     planned = {entry.name for entry in plan.entries}
+    if lacking := sorted(planned - state.keys()):
+        names = ", ".join(lacking[:3])
+        raise ValueError(f"{names}: in the plan but not in the model: make its plan of this model")
     unknown = state.keys() - planned
     if unknown:  # a tied weight has an entry under the first of its names only
         unknown -= {name for name, _ in model.named_parameters(remove_duplicate=False)}

@@ -73,3 +73,10 @@ def test_state_that_the_plan_does_not_know_is_refused() -> None:
     model.model.layers[0].mlp.register_buffer("scale", torch.ones(1))
     with pytest.raises(ValueError, match=r"layers\.0\.mlp\.scale: in the model's state but not in"):
         weight_stream(model, checked, Recipe())
+
+
+def test_a_plan_of_a_larger_model_is_refused() -> None:
+    larger = plan(tiny_model("qwen3", num_hidden_layers=3), Recipe())
+    message = r"^model\.layers\.2\.input_layernorm\.weight, .*: in the plan but not in the model"
+    with pytest.raises(ValueError, match=message):
+        weight_stream(tiny_model("qwen3"), larger, Recipe())

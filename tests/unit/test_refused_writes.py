@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from qat_core import Recipe, prepare
+from qat_core import Recipe, prepare, weight_stream
+from qat_core.plan import plan
 from tests.mlp import UP, Mlp, used_mlp, x
 
 
@@ -41,9 +42,20 @@ def other_shape(model: nn.Module) -> None:
     model.get_parameter(UP).data = torch.empty(0)
 
 
+def new_layer(model: nn.Module) -> None:
+    model.up_proj = nn.Linear(32, 48, bias=False, dtype=torch.bfloat16)
+    torch.optim.SGD(model.parameters(), lr=0.1).step()  # layers are looked at after each step
+
+
+def another_weight(model: nn.Module) -> None:
+    model.gate_proj.weight = model.up_proj.weight  # type: ignore[union-attr]
+
+
 REFUSED: dict[str, tuple[Callable[[nn.Module], Any], str]] = {
     "weight_norm": (weight_norm, "up_proj.weight: replaced after prepare"),
     "another Parameter": (new_parameter, "up_proj.weight: replaced after prepare"),
+    "another layer": (new_layer, r"up_proj.weight: its layer left the model after prepare\(\)"),
+    "another weight": (another_weight, "gate_proj.weight: replaced after prepare"),
     "swap_tensors": (swap, "up_proj.weight: replaced after prepare"),
     "half": (lambda model: model.half(), r"proj.weight: became torch.float16 after prepare\(\)"),
     "double": (lambda model: model.double(), r"proj.weight: became torch.float64"),
@@ -59,6 +71,15 @@ def test_refuses_by_name(
     with pytest.raises(ValueError, match=message):
         change(model)
         model(x(model))
+
+
+@pytest.mark.parametrize("change", [new_parameter, new_layer, another_weight])
+def test_what_was_replaced_is_not_packed(
+    change: Callable[[nn.Module], Any], model: nn.Module
+) -> None:
+    change(model)
+    with pytest.raises(ValueError, match=r"_proj\.weight: (replaced|would be packed, but prepare)"):
+        weight_stream(model, plan(model, Recipe()), Recipe())
 
 
 def test_shared_weights_that_are_assigned_apart_are_refused() -> None:

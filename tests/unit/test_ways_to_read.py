@@ -69,6 +69,11 @@ MIXED: dict[str, Use] = {
     "rows, cloned": lambda w, _: ONE @ w[:8].clone().t(),
     "cloned": lambda w, _: ONE @ w.clone().t(),
     "concatenated experts": lambda _, e: torch.cat([e, e], 1).bmm(ONES),
+    "padded": lambda w, _: ONE @ F.pad(w, (0, 0, 0, 8)).t(),
+    "copied into a buffer": lambda w, _: ONE @ torch.empty(32, 64).bfloat16().copy_(w).t(),
+    "triangular": lambda w, _: ONE @ torch.triu(w).t(),
+    "scaled together": lambda w, _: ONE @ torch._foreach_mul([w], 0.5)[0].t(),
+    "transformed": lambda w, _: torch.fft.rfft(w.float()).abs(),
 }
 # What serves penalties, logs, optimizers and files.
 FULL_PRECISION: dict[str, Use] = {
@@ -98,6 +103,11 @@ REFUSED: dict[str, Use] = {
     "one row": lambda w, _: ONE @ w[0],
     "columns": lambda w, _: ONE[:, :16] @ w[:, 8:24].t(),
     "columns, transposed": lambda w, _: ONE[:, :16] @ w.t()[8:24],
+    "convolution": lambda w, _: F.conv2d(ONE[..., None, None], w.view(32, 64, 1, 1)),
+}
+REFUSED_IN_FORWARD: dict[str, Use] = {
+    "rows as vectors": lambda w, _: torch.stack([w[0], w[1]]),
+    "flattened": lambda w, _: w.flatten() * 2,
 }
 
 
@@ -149,6 +159,24 @@ def test_a_part_of_another_matrix_is_rounded_in_a_forward_pass(
         rounded, plain = (use(*read) for read in zip(*values, strict=True))
         assert torch.equal(in_forward(model, lambda: use(*weights)), rounded)
         assert torch.equal(use(*weights), plain) and not torch.equal(plain, rounded)
+
+
+@pytest.mark.parametrize("use", REFUSED_IN_FORWARD.values(), ids=REFUSED_IN_FORWARD)
+def test_a_forward_pass_refuses_views_without_blocks(
+    use: Use, model: nn.Module, weights: Weights
+) -> None:
+    assert torch.equal(use(*weights), use(*(weight.plain() for weight in weights)))
+    with pytest.raises(ValueError, match=r"k_proj\.weight: computed with through a view of shape"):
+        in_forward(model, lambda: use(*weights))
+
+
+def test_a_forward_pass_reads_what_a_weight_is_of_the_weight(
+    model: nn.Module, weights: Weights
+) -> None:
+    def same(weight: Tensor) -> Tensor:
+        return torch.tensor([torch.equal(weight, weight.plain()), weight.is_pinned()])
+
+    assert in_forward(model, lambda: same(weights[0])).tolist() == [True, False]
 
 
 def test_a_forward_pass_that_fails_is_over(model: nn.Module, weights: Weights) -> None:

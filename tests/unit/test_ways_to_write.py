@@ -72,6 +72,19 @@ def optimize(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer]) -> Any
     return write
 
 
+class ThroughPointers(torch.optim.Optimizer):
+    """As kernels write that get addresses, such as Triton's."""
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        super().__init__(parameters, {})
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        closure()
+        for parameter in self.param_groups[0]["params"]:
+            new = parameter.detach().clone() * 4
+            ctypes.memmove(parameter.data_ptr(), new.data_ptr(), new.nbytes)
+
+
 def in_backward(model: nn.Module, new: Tensor) -> None:
     handles = []
     for parameter in model.parameters():
@@ -125,6 +138,7 @@ WAYS: dict[str, Write] = {
     "Muon": optimize(lambda parameters: torch.optim.Muon(parameters, lr=0.1)),
     "LBFGS": optimize(lambda parameters: torch.optim.LBFGS(parameters, lr=0.1, max_iter=2)),
     "optimizer in backward": in_backward,
+    "optimizer through pointers": optimize(ThroughPointers),
 }
 
 
