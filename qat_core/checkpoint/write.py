@@ -154,7 +154,10 @@ def _save_settings(model: nn.Module, folder: Path) -> None:
     config["architectures"] = [type(saved).__name__.removeprefix("FSDP")]
     _write_json(folder / "config.json", config)
     if saved.can_generate():
-        saved.generation_config.save_pretrained(folder)
+        try:
+            saved.generation_config.save_pretrained(folder)
+        except ValueError as error:
+            raise ValueError(f"generation_config: {' '.join(str(error).split())}") from error
 
 
 def _require_full_precision(
@@ -177,16 +180,15 @@ def _require_full_precision(
 def _complete_or_absent(folder: Path) -> Iterator[Path]:
     """A folder beside the wanted one, renamed to it at the end; removed on any error."""
     _refuse_existing(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        yield partial
-        partial.chmod(0o755)  # mkdtemp's is private
-        partial.rename(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as made:
+            partial = Path(made) / "partial"
+            partial.mkdir()
+            yield partial
+            partial.rename(folder)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{folder}: not written: {error}; nothing was left behind") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _refuse_existing(folder: Path) -> None:

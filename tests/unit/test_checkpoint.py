@@ -164,6 +164,22 @@ def test_what_cannot_be_written_is_said_and_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_file_in_the_place_of_a_folder_is_named(nano_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"file/packed: not written: .*/file'; nothing was left"):
+        convert(nano_dir, tmp_path / "file" / "packed", Recipe.full())
+
+
+def test_settings_of_generation_that_contradict_each_other_are_named_in_one_line(
+    nano_dir: Path, tmp_path: Path
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(nano_dir, dtype=torch.bfloat16)
+    model.generation_config.update(temperature=0.6, do_sample=False)
+    with pytest.raises(ValueError, match=r"^generation_config: .*temperature[^\n]*$"):
+        export(model, Recipe.full(), tmp_path / "packed")
+    assert not list(tmp_path.iterdir())
+
+
 def test_patterns_that_match_nothing_are_refused(nano_dir: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "qat_core.checkpoint", "convert", nano_dir, tmp_path / "out"]
     done = subprocess.run([*command, "--ignore", "q_porj"], capture_output=True, text=True)
