@@ -31,6 +31,8 @@ def test_vllm_has_it(used: Any) -> None:
     vllm = pytest.importorskip("vllm", reason="needs requirements/engines.txt")
     if used.since and Version(vllm.__version__) < Version(used.since):
         pytest.skip(f"from vLLM {used.since}")
+    if used.until and Version(vllm.__version__) >= Version(used.until):
+        pytest.skip(f"unneeded from vLLM {used.until}")
     assert used.purpose and look_up(f"vllm.{used.module}", used.name) is not None
 
 

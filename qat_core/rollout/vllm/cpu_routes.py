@@ -1,8 +1,8 @@
-"""Routed experts from vLLM's CPU kernels, which vLLM 0.28 refuses to ask for them.
+"""Routed experts from vLLM's CPU kernels, which vLLM 0.28 and 0.29 refuse to ask for them.
 
 Its kernels for a CPU take router logits ("monolithic"), and vLLM asks such kernels for the experts
 they chose only if they say that they can tell. Here the choice is made in Python, right before the
-kernel: telling it is one call. Unneeded once vLLM's `CPUUnquantizedExperts` tells it.
+kernel: telling it is one call. Unneeded from 0.30: its router for a CPU chooses, and tells.
 """
 
 from collections.abc import Callable
@@ -15,8 +15,10 @@ _ON_LAYER = "_qat_core_capture"
 Note = Callable[[Tensor], None]
 
 
-def let_cpu_experts_tell() -> None:
-    """Make `enable_return_routed_experts` work on a CPU; once a process."""
+def let_cpu_experts_tell(version: str) -> None:
+    """Make `enable_return_routed_experts` of vLLM 0.28 and 0.29 work on a CPU; once a process."""
+    if not version.startswith(("0.28.", "0.29.")):
+        return
     from vllm.model_executor.layers.fused_moe.experts.cpu_moe import (
         CPUUnquantizedExperts as Experts,
     )

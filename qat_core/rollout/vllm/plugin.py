@@ -22,6 +22,7 @@ def register() -> None:
     _choose_kernel(os.environ.get(KERNEL_VARIABLE, ""))
     if not current_platform.is_cpu():
         return
+    import vllm
     from vllm.model_executor.layers.quantization import register_quantization_config
 
     from qat_core.rollout.vllm.cpu import CpuCompressedTensorsConfig
@@ -30,7 +31,7 @@ def register() -> None:
 
     register_quantization_config("compressed-tensors")(CpuCompressedTensorsConfig)
     register_quantization_config("modelopt_fp4")(CpuModelOptConfig)
-    let_cpu_experts_tell()
+    let_cpu_experts_tell(vllm.__version__)
 
 
 def _choose_kernel(name: str) -> None:

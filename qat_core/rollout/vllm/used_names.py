@@ -66,11 +66,13 @@ USED_NAMES = (
         f"{_EXPERTS}.experts.cpu_moe",
         "CPUUnquantizedExperts._select_experts",
         "routed experts from a CPU's kernels",
+        until="0.30",
     ),
     UsedName(
         f"{_EXPERTS}.experts.cpu_moe",
         "CPUUnquantizedExperts.set_capture_fn",
         "the same, after reloads too",
+        until="0.30",
     ),
     UsedName(
         "model_executor.layers.quantization.compressed_tensors.schemes.compressed_tensors_w4a4_nvfp4",
