@@ -211,6 +211,7 @@ def _files(study: Study, run: Run, paths: RunPaths) -> dict[str, Any]:
         "reward.custom_reward_function.path": str(paths.repository / "experiments/verl/reward.py"),
         "reward.custom_reward_function.name": "compute_score",
         "trainer.n_gpus_per_node": study.gpus,
+        "trainer.nnodes": 1,  # the launcher starts a Ray of this machine alone
         "trainer.default_local_dir": str(paths.checkpoints),
         "trainer.project_name": study.study,
         "trainer.experiment_name": run.id,

@@ -37,6 +37,7 @@ SYNC_RULES = (
         "syncs bring whole weights; use naive, nccl or nixl",
     ),
     Rule(f"{MODEL}.mtp.enable_rollout", _is_not_set, "the draft model is not synced; use false"),
+    Rule(f"{VLLM}.speculative_config", _is_not_set, "draft models are not synced; remove the key"),
     Rule(
         f"{VLLM}.worker_extension_cls",
         lambda v: v == WORKER,
@@ -61,6 +62,7 @@ NVFP4_RULES = (
         "4-bit activations are not supported, and experimental in verl's own QAT; use w4a16",
     ),
     Rule(f"{ACTOR}.qat.enable", _is_not_set, f"verl does not read it; set {QAT}.enable"),
+    Rule("critic.fsdp.qat.enable", _is_not_set, "the critic stays in BF16; use false"),
     Rule(f"{MODEL}.lora_rank", _is_not_set, "LoRA is not supported with NVFP4; use 0"),
     Rule(f"{MODEL}.lora.rank", _is_not_set, "LoRA is not supported with NVFP4; use 0"),
     Rule(f"{MODEL}.lora_adapter_path", _is_not_set, "LoRA is not supported with NVFP4; use null"),

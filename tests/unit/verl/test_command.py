@@ -100,17 +100,20 @@ def test_a_checkpoint_that_would_come_after_the_last_step_never_comes() -> None:
         assert settings_of(study, study.runs[0])["trainer.save_freq"] == expected
 
 
+@pytest.mark.parametrize(
+    "key", ["actor_rollout_ref.rollout.top_p", "trainer.nnodes"], ids=["sampling", "several nodes"]
+)
 def test_setting_of_the_study_is_refused_in_a_recipe(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
     recipe = tmp_path / "experiments" / "recipes"
     (recipe / "nano").mkdir(parents=True)
     (recipe / "base.yaml").write_text("{}")
-    (recipe / "nano" / "recipe.yaml").write_text("actor_rollout_ref.rollout: {top_p: 0.9}")
+    (recipe / "nano" / "recipe.yaml").write_text(f"{key}: 2")
     monkeypatch.setattr("experiments.study.verl_settings.RECIPES", recipe)
     with pytest.raises(
         ValueError,
-        match=r"nano/recipe.yaml: actor_rollout_ref.rollout.top_p: comes from the study; remove",
+        match=f"nano/recipe.yaml: {key}: comes from the study; remove",
     ):
         settings_of(NANO, NANO.find_run("nano-dense-verl_nvfp4-qat_seed0"))
 

@@ -5,7 +5,7 @@ from importlib.metadata import PackageNotFoundError
 import pytest
 
 from qat_core.verl.configuration import complete
-from tests.verl_configurations import QAT, ROLLOUT, completed, composed
+from tests.verl_configurations import COMMAND, QAT, ROLLOUT, completed, composed
 
 REFUSED: dict[str, tuple[list[str], str]] = {
     "fsdp1": (["actor_rollout_ref.actor.strategy=fsdp"], r"actor\.strategy: fsdp: .*use fsdp2"),
@@ -31,6 +31,11 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     ),
     "adapter": (["actor_rollout_ref.model.lora_adapter_path=a"], "lora_adapter_path: a: LoRA"),
     "drafter": (["actor_rollout_ref.model.mtp.enable_rollout=true"], "the draft model is not sync"),
+    "drafter of vLLM's": (
+        [f"+{ROLLOUT}.engine_kwargs.vllm.speculative_config.method=eagle3"],
+        r"speculative_config: .*: draft models are not synced; remove the key",
+    ),
+    "critic": (["critic.fsdp.qat.enable=true"], r"critic\.fsdp\.qat\.enable: True: .* in BF16"),
     "fp8": ([f"{ROLLOUT}.quantization=fp8"], "quantization: fp8: NVFP4 is the quantization"),
     "load": ([f"{ROLLOUT}.load_format=auto"], r"load_format: auto: .*use dummy"),
     "w4a4": ([f"{QAT}.mode=w4a4"], r"qat\.mode: w4a4: 4-bit activations are not supported"),
@@ -63,6 +68,14 @@ REFUSED: dict[str, tuple[list[str], str]] = {
 def test_what_nvfp4_cannot_do_is_refused_by_name(overrides: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         completed(*overrides)
+
+
+def test_drafters_are_refused_beside_bf16_rollouts_too() -> None:
+    content = composed(
+        "+nvfp4=off", *COMMAND[1:], "actor_rollout_ref.model.mtp.enable_rollout=true"
+    )
+    with pytest.raises(ValueError, match="the draft model is not synced"):
+        complete(content)
 
 
 def test_verls_qat_is_refused_beside_bf16_rollouts() -> None:
