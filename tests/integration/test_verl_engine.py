@@ -63,6 +63,15 @@ def test_a_reference_policy_is_verls_own_engine_in_bf16(outcomes: dict[str, Any]
     assert outcomes["reference"]["packed"] == 0
 
 
+def test_a_critic_is_verls_own_engine(outcomes: dict[str, Any]) -> None:
+    assert outcomes["critic"]["engine"] == "FSDPEngineWithValueHead"
+
+
+def test_attention_of_cudnn_is_off_once_the_engine_is_imported(outcomes: dict[str, Any]) -> None:
+    """Its backward pass gives NaN: see `qat_core.rl.policy.ATTENTION`."""
+    assert outcomes["attention"]["cudnn"] == [True, False]
+
+
 def test_packed_shards_do_not_outlive_an_offload(outcomes: dict[str, Any]) -> None:
     found = outcomes["qat"]
     assert found["after_forward"] == found["after_next_forward"] == 6

@@ -172,10 +172,20 @@ def adapters_refused() -> str:
     return ""
 
 
+def critics_engine() -> str:
+    """The class of verl's engine for a value model on a GPU."""
+    os.environ["VERL_ENGINE_DEVICE"] = "cuda"  # verl has none for a CPU
+    return EngineRegistry.get_engine_cls("value_model", "fsdp2").__name__
+
+
 def main(model_dir: str, out: str) -> None:
     """All cases."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    cudnn_before = torch.backends.cuda.cudnn_sdp_enabled()
     outcomes = {case: outcome(model_dir, case) for case in CASES}
+    cudnn_after = torch.backends.cuda.cudnn_sdp_enabled()
+    outcomes["attention"] = {"cudnn": [cudnn_before, cudnn_after]}
+    outcomes["critic"] = {"engine": critics_engine()}
     outcomes["adapters"] = {"error": adapters_refused()}
     Path(out).write_text(json.dumps(outcomes, indent=1))
     dist.destroy_process_group()

@@ -99,6 +99,20 @@ def test_a_users_own_module_is_imported_after_this_projects(key: str) -> None:
     assert isinstance(found, list | str), "verl imports each module of a list, no other sequence"
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [["+nvfp4=w4a16"], ["+nvfp4=w4a16", f"{QAT}.enable=false"], ["+nvfp4=off"]],
+    ids=["nvfp4", "enable: false", "off"],
+)
+def test_every_worker_that_builds_actor_or_reference_imports_the_engine(
+    overrides: list[str],
+) -> None:
+    """verl imports a model's `external_lib` wherever it reads the settings of that model."""
+    content = composed(*overrides, *COMMAND[1:])
+    complete(content)
+    assert content.actor_rollout_ref.model.external_lib == "qat_core.verl.engine"
+
+
 def test_enable_false_is_bf16_everywhere() -> None:
     content = completed(f"{QAT}.enable=false")
     assert served(content) is None
