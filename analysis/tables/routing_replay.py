@@ -22,7 +22,7 @@ NOTE = (
     "k3 without replay. Steps: above ten times their run's median, without and with."
 )
 ARM_TITLE = "**Mean k3 KL over that of BF16, without and with replay on both sides**"
-TIME_TITLE = "**Time of a training step of the first seed, in turns**"
+TIME_TITLE = "**Time of a training step of seed 0, in turns**"
 
 
 class Cpu(Hardware):
@@ -139,8 +139,9 @@ def replay_sections(folder: Path, machine: str) -> list[str]:
     records = [read_record(path, ReplayRecord) for path in (first, *others)]
     arms = _by_arm(run for record in records for run in record.runs)
     seeds = [run.seed for run in arms["bf16"].runs]
+    setups = dict.fromkeys(record.setup(("torch", "torch")) for record in records)
     origin = (
-        f"Measured on: {records[0].setup(('torch', 'torch'))}; {records[0].model}, "
+        f"Measured on: {'; '.join(setups)}; {records[0].model}, "
         f"{records[0].threads} thread, seeds {', '.join(map(str, seeds))} of "
         f"{len(arms['bf16'].runs[0].off.steps)} steps each."
     )
