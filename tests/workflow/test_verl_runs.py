@@ -8,7 +8,8 @@ import pytest
 pytest.importorskip("verl", reason="needs requirements/engines.txt")
 
 from experiments.study.schema import ROOT
-from tests.workflow.verl_runs import CASES, RECORD, prepare, run, table
+from tests.workflow.verl_cases import CASES
+from tests.workflow.verl_runs import RECORD, prepare, run, table
 
 PAGE = ROOT / "docs" / "verl.md"
 

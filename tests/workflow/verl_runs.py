@@ -1,7 +1,5 @@
 """verl's own trainers with `+nvfp4=w4a16` on two CPU workers, and what they leave in the table.
 
-python -m tests.workflow.verl_runs OUT [CASE...]
-
 Each case is a run of a nano model with random weights over a few steps. It counts as shown if verl
 ends well, every step has its metrics, the weights change, and every sync brings each vLLM worker
 the very bytes that the trainer sent. OUT/CASE holds log, metrics and digests; what was found is
@@ -14,168 +12,26 @@ import shutil
 import time
 from collections import defaultdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from experiments.runs.provenance import origin
 from experiments.study.schema import ROOT
+from experiments.support.cli import run_cli
 from experiments.support.json_files import write_json
-from experiments.verl.command import Command
 from experiments.verl.data import write_data
 from experiments.verl.process import running_verl
 from tests.nano_models import TASK, write_nano
+from tests.workflow.verl_cases import CASES, Case, command
 
 RECORD = ROOT / "experiments" / "records" / "benchmarks" / "verl_runs.json"
 LIMIT_S = 900.0
 POLL_S = 0.5
-ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-
-
-class Case(NamedTuple):
-    """A run.
-
-    Attributes:
-        title: what it shows, for the table.
-        module: verl's program.
-        overrides: what its command has beside `COMMON`, and in its place.
-        steps: how many steps there have to be.
-        metrics: of which every step has to have one with a value other than 0.
-    """
-
-    title: str
-    module: str
-    overrides: dict[str, Any]
-    steps: int = 2
-    metrics: tuple[str, ...] = ("actor/grad_norm",)
-
-
-# one worker trains, one rolls out
-_APART = {
-    f"{ROLLOUT}.checkpoint_engine.backend": "cpu",
-    "ray_kwargs.ray_init.num_gpus": 2,
-    "trainer.n_gpus_per_node": 1,
-}
-_OWN_POOL = {
-    "hydra.searchpath": "[pkg://verl.trainer.config]",  # verl's own needs a checkout of verl
-    "actor_rollout_ref.hybrid_engine": "false",
-    "rollout.nnodes": 1,
-    "rollout.n_gpus_per_node": 1,
-}
-CASES = {
-    "one-step-off": Case(
-        "one-step-off (`one_step_off_policy`)",
-        "verl.experimental.one_step_off_policy.main_ppo",
-        _APART | _OWN_POOL,
-    ),
-    "fully-async": Case(
-        "fully asynchronous (`fully_async_policy`)",
-        "verl.experimental.fully_async_policy.fully_async_main",
-        _APART
-        | _OWN_POOL
-        | {
-            "data.train_batch_size": 0,
-            "rollout.total_rollout_steps": 12,
-            "async_training.trigger_parameter_sync_step": 1,
-            "async_training.staleness_threshold": 0.5,
-        },
-    ),
-    "separate-async": Case(
-        "v1, `trainer_mode=separate_async`, `hybrid_engine=false`",
-        "verl.trainer.main_ppo",
-        _APART
-        | {
-            "trainer.v1.trainer_mode": "separate_async",
-            "trainer.v1.separate_async.parameter_sync_step": 1,
-            "actor_rollout_ref.hybrid_engine": "false",
-            f"{ROLLOUT}.nnodes": 1,
-            f"{ROLLOUT}.n_gpus_per_node": 1,
-            "algorithm.rollout_correction.bypass_mode": "true",
-        },
-    ),
-    "kl-loss": Case(
-        "reference policy with KL loss, dynamic batch sizes, remove-padding",
-        "verl.trainer.main_ppo",
-        {
-            f"{ACTOR}.use_kl_loss": "true",
-            f"{ACTOR}.use_dynamic_bsz": "true",
-            f"{ACTOR}.ppo_max_token_len_per_gpu": 128,
-            "actor_rollout_ref.model.use_remove_padding": "true",
-        },
-        metrics=("actor/grad_norm", "actor/kl_loss"),
-    ),
-}
-
-
-def common(folder: Path) -> dict[str, Any]:
-    """What every command has."""
-    return {
-        "+nvfp4": "w4a16",
-        "+attention": "sdpa",
-        "+platform": "cpu",
-        "actor_rollout_ref.model.path": folder / "model",
-        f"{ACTOR}.ppo_micro_batch_size_per_gpu": 8,
-        f"{ACTOR}.ppo_mini_batch_size": 4,
-        f"{ACTOR}.optim.lr": 1e-3,
-        f"{ROLLOUT}.name": "vllm",
-        f"{ROLLOUT}.n": 4,
-        f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": 8,
-        f"{ROLLOUT}.tensor_model_parallel_size": 1,
-        f"{ROLLOUT}.calculate_log_probs": "true",
-        f"{ROLLOUT}.gpu_memory_utilization": 0.1,
-        f"+{ROLLOUT}.engine_kwargs.vllm.kv_cache_memory_bytes": 2**28,
-        f"{ROLLOUT}.max_num_batched_tokens": 1024,
-        f"{ROLLOUT}.max_num_seqs": 64,
-        f"{ROLLOUT}.agent.num_workers": 1,
-        f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes": 1,  # several buckets
-        "algorithm.adv_estimator": "grpo",
-        "data.train_files": folder / "data" / "train.parquet",
-        "data.val_files": folder / "data" / "test.parquet",
-        "data.train_batch_size": 4,
-        "data.max_prompt_length": 16,
-        "data.max_response_length": 16,
-        "data.return_raw_chat": "true",
-        "data.dataloader_num_workers": 0,
-        "reward.custom_reward_function.path": ROOT / "tests" / "workflow" / "verl_reward.py",
-        "reward.custom_reward_function.name": "compute_score",
-        "reward.num_workers": 1,
-        "trainer.n_gpus_per_node": 1,
-        "trainer.nnodes": 1,
-        "trainer.total_training_steps": 2,
-        "trainer.save_freq": -1,
-        "trainer.test_freq": -1,
-        "trainer.val_before_train": "false",
-        "trainer.resume_mode": "disable",
-        "trainer.logger": "[file]",
-        "ray_kwargs.ray_init.num_cpus": 32,  # slots, not cores: fully_async takes 21 by itself
-        "+ray_kwargs.ray_init.include_dashboard": "false",
-        "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
-    }
-
-
-def command(case: Case, folder: Path, out: Path) -> Command:
-    """A case's, whose model and data lie in a folder."""
-    settings = common(folder) | case.overrides | {"hydra.run.dir": out / "hydra"}
-    arguments = [f"{key}={value}" for key, value in settings.items()]
-    return Command(
-        ["python", "-m", case.module, *arguments],
-        {
-            "VERL_FILE_LOGGER_PATH": str(out / "verl.jsonl"),
-            "VERL_DIGESTS": str(out),
-            "VERL_PLATFORM": "cpu",
-            "VERL_USE_EXTERNAL_MODULES": "qat_core.verl.cpu,tests.workflow.verl_digests",
-            # else verl 0.9.1's separate_async dies of `logger.info(..., flush=True)`
-            "VERL_LOGGING_LEVEL": "WARN",
-            "PYTHONPATH": str(ROOT),
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "OMP_NUM_THREADS": "1",
-            "RAY_USAGE_STATS_ENABLED": "0",
-        },
-    )
 
 
 def prepare(folder: Path) -> None:
-    """Model and data of all cases."""
-    write_nano("nano-dense", folder / "model", num_layers=2)
+    """Models and data of all cases."""
+    for model in {case.model for case in CASES.values()}:
+        write_nano(model, folder / model, num_layers=2)
     write_data(TASK, folder / "data")
 
 
@@ -254,16 +110,15 @@ def main() -> None:
     if unknown := set(arguments.cases) - set(CASES):
         parser.error(f"no case {', '.join(unknown)}; there are {', '.join(CASES)}")
     out = arguments.out.resolve()
-    folder = out / "base"
-    if not folder.exists():
-        prepare(folder)
+    if not (out / "base").exists():
+        prepare(out / "base")
     for name in arguments.cases or CASES:
-        found = run(CASES[name], folder, out / name)
+        found = origin("cpu") | run(CASES[name], out / "base", out / name)
         known = json.loads(RECORD.read_text())["cases"] if RECORD.exists() else {}
         known = {n: (known | {name: found})[n] for n in CASES if n in known or n == name}
-        write_json(RECORD, {"benchmark": "verl_runs", **origin("cpu"), "cases": known})
+        write_json(RECORD, {"benchmark": "verl_runs", "cases": known})
         print(name, found, flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    run_cli(main)

@@ -1,0 +1,204 @@
+"""The runs of verl's own trainers that `tests/workflow/verl_runs.py` starts, and their commands."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from experiments.study.schema import ROOT
+from experiments.verl.command import Command
+
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+
+
+class Case(NamedTuple):
+    """A run.
+
+    Attributes:
+        title: what it shows, for the table.
+        module: verl's program.
+        overrides: what its command has beside `COMMON`, and in its place.
+        steps: how many steps there have to be.
+        metrics: of which every step has to have one with a value other than 0.
+        model: what is trained.
+        nodes: of Ray, all on this machine.
+    """
+
+    title: str
+    module: str
+    overrides: dict[str, Any]
+    steps: int = 2
+    metrics: tuple[str, ...] = ("actor/grad_norm",)
+    model: str = "nano-dense"
+    nodes: int = 1
+
+
+PPO = "verl.trainer.main_ppo"
+# one worker trains, one rolls out
+_APART = {
+    f"{ROLLOUT}.checkpoint_engine.backend": "cpu",
+    "ray_kwargs.ray_init.num_gpus": 2,
+    "trainer.n_gpus_per_node": 1,
+}
+_OWN_POOL = {
+    "hydra.searchpath": "[pkg://verl.trainer.config]",  # verl's own needs a checkout of verl
+    "actor_rollout_ref.hybrid_engine": "false",
+    "rollout.nnodes": 1,
+    "rollout.n_gpus_per_node": 1,
+}
+_TEACHER = "distillation.teacher_models.teacher_model"
+CASES = {
+    "one-step-off": Case(
+        "one-step-off (`one_step_off_policy`)",
+        "verl.experimental.one_step_off_policy.main_ppo",
+        _APART | _OWN_POOL,
+    ),
+    "fully-async": Case(
+        "fully asynchronous (`fully_async_policy`)",
+        "verl.experimental.fully_async_policy.fully_async_main",
+        _APART
+        | _OWN_POOL
+        | {
+            "data.train_batch_size": 0,
+            "rollout.total_rollout_steps": 12,
+            "async_training.trigger_parameter_sync_step": 1,
+            "async_training.staleness_threshold": 0.5,
+        },
+    ),
+    "separate-async": Case(
+        "v1, `trainer_mode=separate_async`, `hybrid_engine=false`",
+        PPO,
+        _APART
+        | {
+            "trainer.v1.trainer_mode": "separate_async",
+            "trainer.v1.separate_async.parameter_sync_step": 1,
+            "actor_rollout_ref.hybrid_engine": "false",
+            f"{ROLLOUT}.nnodes": 1,
+            f"{ROLLOUT}.n_gpus_per_node": 1,
+            "algorithm.rollout_correction.bypass_mode": "true",
+        },
+    ),
+    "kl-loss": Case(
+        "reference policy with KL loss, dynamic batch sizes, remove-padding",
+        PPO,
+        {
+            f"{ACTOR}.use_kl_loss": "true",
+            f"{ACTOR}.use_dynamic_bsz": "true",
+            f"{ACTOR}.ppo_max_token_len_per_gpu": 128,
+            "actor_rollout_ref.model.use_remove_padding": "true",
+        },
+        metrics=("actor/grad_norm", "actor/kl_loss"),
+    ),
+    "tensor-parallel": Case(
+        "`rollout.tensor_model_parallel_size=2`, verl's default",
+        PPO,
+        {"trainer.n_gpus_per_node": 2, f"{ROLLOUT}.tensor_model_parallel_size": 2},
+    ),
+    "distillation": Case(
+        "distillation of a BF16 teacher's top-k (`forward_kl_topk`)",
+        PPO,
+        {
+            "distillation.enabled": "true",
+            "distillation.nnodes": 1,
+            "distillation.n_gpus_per_node": 1,
+            "distillation.distillation_loss.loss_mode": "forward_kl_topk",
+            "distillation.distillation_loss.topk": 4,
+            f"{_TEACHER}.model_path": "${actor_rollout_ref.model.path}",
+            f"{_TEACHER}.inference.tensor_model_parallel_size": 1,
+            f"{_TEACHER}.inference.free_cache_engine": "false",
+            f"+{_TEACHER}.inference.enable_sleep_mode": "false",
+            f"{_TEACHER}.inference.max_num_batched_tokens": 1024,
+            f"+{_TEACHER}.inference.engine_kwargs.vllm.kv_cache_memory_bytes": 2**28,
+            "ray_kwargs.ray_init.num_gpus": 2,
+        },
+        metrics=("actor/grad_norm", "actor/distillation/loss"),
+    ),
+    "routing-replay": Case(
+        "MoE with `+routing_replay=r3`",
+        PPO,
+        {"+routing_replay": "r3"},
+        metrics=("actor/grad_norm", "rollout_corr/k3_kl"),
+        model="nano-moe",
+    ),
+    "two-nodes": Case(
+        "`trainer.nnodes=2`, two nodes of Ray on one machine",
+        PPO,
+        {
+            "trainer.nnodes": 2,
+            "ray_kwargs.ray_init.num_cpus": "null",  # of a cluster that is there already
+            "ray_kwargs.ray_init.num_gpus": "null",
+        },
+        nodes=2,
+    ),
+}
+
+
+def common(folder: Path) -> dict[str, Any]:
+    """What every command has."""
+    return {
+        "+nvfp4": "w4a16",
+        "+attention": "sdpa",
+        "+platform": "cpu",
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu": 8,
+        f"{ACTOR}.ppo_mini_batch_size": 4,
+        f"{ACTOR}.optim.lr": 1e-3,
+        f"{ROLLOUT}.name": "vllm",
+        f"{ROLLOUT}.n": 4,
+        f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": 8,
+        f"{ROLLOUT}.tensor_model_parallel_size": 1,
+        f"{ROLLOUT}.calculate_log_probs": "true",
+        f"{ROLLOUT}.gpu_memory_utilization": 0.1,
+        f"+{ROLLOUT}.engine_kwargs.vllm.kv_cache_memory_bytes": 2**28,
+        f"{ROLLOUT}.max_num_batched_tokens": 1024,
+        f"{ROLLOUT}.max_num_seqs": 64,
+        f"{ROLLOUT}.agent.num_workers": 1,
+        f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes": 1,  # several buckets
+        "algorithm.adv_estimator": "grpo",
+        "data.train_files": folder / "data" / "train.parquet",
+        "data.val_files": folder / "data" / "test.parquet",
+        "data.train_batch_size": 4,
+        "data.max_prompt_length": 16,
+        "data.max_response_length": 16,
+        "data.return_raw_chat": "true",
+        "data.dataloader_num_workers": 0,
+        "reward.custom_reward_function.path": ROOT / "tests" / "workflow" / "verl_reward.py",
+        "reward.custom_reward_function.name": "compute_score",
+        "reward.num_workers": 1,
+        "trainer.n_gpus_per_node": 1,
+        "trainer.nnodes": 1,
+        "trainer.total_training_steps": 2,
+        "trainer.save_freq": -1,
+        "trainer.test_freq": -1,
+        "trainer.val_before_train": "false",
+        "trainer.resume_mode": "disable",
+        "trainer.logger": "[file]",
+        "ray_kwargs.ray_init.num_cpus": 32,  # slots, not cores: fully_async takes 21 by itself
+        "+ray_kwargs.ray_init.include_dashboard": "false",
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
+    }
+
+
+def command(case: Case, folder: Path, out: Path) -> Command:
+    """A case's, whose model and data lie in a folder; its files go to `out`."""
+    settings = common(folder) | case.overrides
+    settings |= {
+        "actor_rollout_ref.model.path": folder / case.model,
+        "hydra.run.dir": out / "hydra",
+    }
+    arguments = [f"{key}={value}" for key, value in settings.items()]
+    starter = ["tests.workflow.ray_nodes"] if case.nodes > 1 else []
+    return Command(
+        ["python", "-m", *starter, case.module, *arguments],
+        {
+            "VERL_FILE_LOGGER_PATH": str(out / "verl.jsonl"),
+            "VERL_DIGESTS": str(out),
+            "VERL_PLATFORM": "cpu",
+            "VERL_USE_EXTERNAL_MODULES": "qat_core.verl.cpu,tests.workflow.verl_digests",
+            # else verl 0.9.1's separate_async dies of `logger.info(..., flush=True)`
+            "VERL_LOGGING_LEVEL": "WARN",
+            "PYTHONPATH": str(ROOT),
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": "1",
+            "RAY_USAGE_STATS_ENABLED": "0",
+        },
+    )
