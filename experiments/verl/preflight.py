@@ -1,40 +1,25 @@
 """What can be refused before Ray starts, refused in a second instead of in minutes."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 import pyarrow.parquet as pq
 
 from experiments.study.schema import Run, Study
-from experiments.study.verl_settings import Setting
 from experiments.verl.command import RunPaths, run_paths, run_settings
 from experiments.verl.data import SCHEMA
 from experiments.verl.known_keys import require_known
 
-NODES = "trainer.nnodes"
-
 
 def require_known_settings(study: Study, runs: Iterable[Run]) -> None:
-    """Checks what the runs set against what verl and a study's Ray know, an arm of a model once.
+    """Checks what the runs set against what verl knows, an arm of a model once.
 
     Raises:
         ValueError: verl is not installed, or a line a key, "<file>: <key>: <what>; <fix>".
     """
     one_seed = {(run.model, run.arm): run for run in runs}
     for run in one_seed.values():
-        settings = run_settings(study, run, run_paths(study, run, Path(), Path(), Path()))
-        require_known(settings)
-        _require_one_machine(settings)
-
-
-def _require_one_machine(settings: Mapping[str, Setting]) -> None:
-    nodes = settings.get(NODES, Setting(1, "verl's default"))
-    if nodes.value != 1:
-        raise ValueError(
-            f"{nodes.source}: {NODES}: {nodes.value}: a study starts a Ray of its own on one "
-            "machine; use 1, or give the command of `python -m experiments.verl.command` to your "
-            "cluster"
-        )
+        require_known(run_settings(study, run, run_paths(study, run, Path(), Path(), Path())))
 
 
 def require_inputs(paths: RunPaths) -> None:
