@@ -5,16 +5,13 @@ from pathlib import Path
 
 from analysis.tables.codec import codec_sections
 from analysis.tables.cost import cost_sections, repeated_sync_sections
-from analysis.tables.engines import (
-    read_rollouts,
-    read_serving,
-    serving_sections,
-    sync_sections,
-)
+from analysis.tables.engines import read_rollouts, sync_sections
+from analysis.tables.matmul import matmul_sections
 from analysis.tables.memory import memory_sections
 from analysis.tables.parity import parity_sections, read_parity
 from analysis.tables.record import setups
 from analysis.tables.routing_replay import replay_sections
+from analysis.tables.serving import read_servings, serving_sections
 from analysis.tables.simulation import (
     accuracy_sections,
     chosen_sections,
@@ -25,12 +22,12 @@ from analysis.tables.verl import verl_sections
 
 def engine_and_parity_sections(folder: Path, machine: str) -> list[str]:
     """Weight syncs, serving and parity of one machine."""
-    rollouts, serving = read_rollouts(folder, machine), read_serving(folder, machine)
+    rollouts, servings = read_rollouts(folder, machine), read_servings(folder, machine)
     parity = read_parity(folder, machine)
     return [
-        setups([*rollouts, serving, *(record for record, _ in parity)]),
+        setups([*rollouts, *servings, *(record for record, _ in parity)]),
         *sync_sections(rollouts),
-        *serving_sections(serving),
+        *serving_sections(servings),
         *parity_sections([model for _, models in parity for model in models]),
     ]
 
@@ -39,6 +36,7 @@ SECTIONS: Mapping[str, Callable[[Path, str], list[str]]] = {
     "benchmarks": engine_and_parity_sections,
     "verl": verl_sections,
     "memory": memory_sections,
+    "matmul": matmul_sections,
     "codec": codec_sections,
     "cost": cost_sections,
     "repeated_syncs": repeated_sync_sections,

@@ -11,8 +11,9 @@ from analysis.tables.record import Record, read_record
 
 TITLE = "**Time of forward and backward passes of decoder layers, as a share of BF16's**"
 NOTE = (
-    "QAT: with new scales, as after an optimizer step; scales known: any further micro-batch. "
-    "verl's QATLinear leaves the experts of an MoE in BF16. Peak memory: QAT's over BF16's."
+    "QAT: with new scales, as after an optimizer step; scales known: any further micro-batch; kept "
+    "packed: with `prepare(keep_packed=True)`, packed anew in this step. verl's QATLinear leaves "
+    "the experts of an MoE in BF16. Peak memory: over BF16's."
 )
 SYNC_TITLE = "**Is vLLM after many weight syncs the engine that loads the same weights from disk?**"
 
@@ -48,11 +49,23 @@ class Stack(BaseModel):
         """An arm's time over BF16's, empty where it was not measured."""
         return f"{self.arms[arm].ratio:.3f}" if arm in self.arms else ""
 
+    def peak_ratio(self, arm: str) -> str:
+        """An arm's peak memory over BF16's, empty where it was not measured."""
+        peak_gib = {name: it.peak_gib for name, it in self.arms.items()}
+        return f"{peak_gib[arm] / peak_gib['bf16']:.3f}" if arm in peak_gib else ""
+
 
 class StepRecord(Record):
     """Of experiments/benchmarks/parameter.py and fsdp.py."""
 
     stacks: list[Stack]
+
+
+class Measured(NamedTuple):
+    """Layers and the commit they were measured at."""
+
+    stack: Stack
+    commit: str
 
 
 class Repeated(BaseModel):
@@ -76,18 +89,19 @@ class RepeatedRow(NamedTuple):
     run: Repeated
 
 
-COST_TABLE: MarkdownTable[Stack] = MarkdownTable(
+COST_TABLE: MarkdownTable[Measured] = MarkdownTable(
     {
-        "Layers": lambda stack: f"{stack.layers} of {stack.shape}",
-        "GPUs": lambda stack: str(stack.ranks),
-        "Setting": lambda stack: stack.setting,
-        "BF16, ms": lambda stack: f"{median(stack.arms['bf16'].step_ms):.0f}",
-        "QAT": lambda stack: stack.ratio("qat"),
-        "QAT, scales known": lambda stack: stack.ratio("qat, scales known"),
-        "verl's QATLinear": lambda stack: stack.ratio("verl"),
-        "Peak memory": lambda stack: (
-            f"{stack.arms['qat'].peak_gib / stack.arms['bf16'].peak_gib:.3f}"
-        ),
+        "Layers": lambda row: f"{row.stack.layers} of {row.stack.shape}",
+        "GPUs": lambda row: str(row.stack.ranks),
+        "Setting": lambda row: row.stack.setting,
+        "Commit": lambda row: row.commit,
+        "BF16, ms": lambda row: f"{median(row.stack.arms['bf16'].step_ms):.0f}",
+        "QAT": lambda row: row.stack.ratio("qat"),
+        "QAT, scales known": lambda row: row.stack.ratio("qat, scales known"),
+        "QAT, kept packed": lambda row: row.stack.ratio("qat packed"),
+        "verl's QATLinear": lambda row: row.stack.ratio("verl"),
+        "Peak memory, QAT": lambda row: row.stack.peak_ratio("qat"),
+        "Peak memory, kept packed": lambda row: row.stack.peak_ratio("qat packed"),
     }
 )
 SYNC_TABLE: MarkdownTable[RepeatedRow] = MarkdownTable(
@@ -107,11 +121,11 @@ def cost_sections(folder: Path, machine: str) -> list[str]:
     Raises:
         ValueError: a record is missing or damaged.
     """
-    names = (f"parameter_{machine}", f"fsdp_{machine}x4")
+    names = (f"parameter_{machine}", f"parameter_packed_{machine}", f"fsdp_{machine}x4")
     records = [read_record(folder / f"{name}.json", StepRecord) for name in names]
-    stacks = [stack for record in records for stack in record.stacks]
-    origin = f"Measured on: {records[0].setup(('torch', 'torch'))}."
-    return [origin, TITLE, COST_TABLE.markdown(stacks), NOTE]
+    rows = [Measured(stack, record.commit) for record in records for stack in record.stacks]
+    origin = f"Measured on: {records[0].hardware.name}, torch {records[0].versions['torch']}."
+    return [origin, TITLE, COST_TABLE.markdown(rows), NOTE]
 
 
 def repeated_sync_sections(folder: Path, machine: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Tables of vLLM at true model size: weight memory, weight sync, KV cache and decoding."""
+"""Table of vLLM at true model size: weight memory and weight sync."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,13 +10,17 @@ from analysis.markdown import MarkdownTable
 from analysis.tables.record import Record, read_record
 
 # an older measurement of an engine before a newer one
-ROLLOUTS = ("rollout", "rollout_30b", "rollout_expandable")
+ROLLOUTS = ("rollout", "rollout_30b", "rollout_expandable", "rollout_humming")
+# its engines were told by the environment to use Humming, which their names do not say
+HUMMING = "rollout_humming"
 PRECISIONS = {"nvfp4": "NVFP4", "humming": "NVFP4, Humming", "bf16": "BF16"}
 SYNC_TITLE = "**Weight memory and weight sync from a BF16 model on the same GPU**"
 SYNC_NOTE = (
     "Tensors: what vLLM's weights take, its rotary cache included, and the prediction from shapes "
     "against it. Gaps: what PyTorch's allocator leaves between them, which vLLM's own report "
-    "includes (none with `expandable_segments`). Extra memory: peak during a sync. vLLM's own "
+    "includes (none with `expandable_segments`). Sync: through vLLM's reload; in place: with "
+    "`QAT_CORE_IN_PLACE_SYNC=1`; packing: the trainer's part of either. Medians of five. Extra "
+    "memory: peak during a sync. vLLM's own "
     "load: the same BF16 tensors through `load_weights`, as verl syncs them."
 )
 
@@ -43,23 +47,19 @@ class SyncedEngine(BaseModel):
 
     memory: Memory
     syncs: list[Sync]
+    packing: list[Sync] = []
+    in_place_syncs: list[Sync] = []
     stock_syncs: list[Sync] = []
-
-    @property
-    def sync_s(self) -> float:
-        """Median time of a sync."""
-        return median(sync.seconds for sync in self.syncs)
 
     @property
     def extra_gib(self) -> float:
         """Most memory that any sync took for a while."""
         return max(sync.extra_gib for sync in self.syncs)
 
-    @property
-    def stock_sync(self) -> str:
-        """Median time of vLLM's own load, empty where it was not measured."""
-        stock = [sync.seconds for sync in self.stock_syncs]
-        return f"{median(stock):.2f}" if stock else ""
+
+def seconds(syncs: Sequence[Sync]) -> str:
+    """Median time, empty where it was not measured."""
+    return f"{median(sync.seconds for sync in syncs):.2f}" if syncs else ""
 
 
 class RolloutRecord(Record):
@@ -69,20 +69,6 @@ class RolloutRecord(Record):
     engines: dict[str, SyncedEngine]
 
 
-class ServingEngine(BaseModel):
-    """Tokens a second: quartiles, by sequences at once."""
-
-    kv_cache_tokens: int
-    tokens_per_s: dict[str, tuple[float, float, float]]
-
-
-class ServingRecord(Record):
-    """Of experiments/benchmarks/serving.py."""
-
-    gpu_memory_utilization: float
-    engines: dict[str, ServingEngine]
-
-
 SYNC_TABLE: MarkdownTable[tuple[str, SyncedEngine]] = MarkdownTable(
     {
         "Engine": lambda row: row[0],
@@ -90,22 +76,26 @@ SYNC_TABLE: MarkdownTable[tuple[str, SyncedEngine]] = MarkdownTable(
         "Tensors, GiB": lambda row: f"{row[1].memory.tensors_gib:.2f}",
         "Prediction error": lambda row: f"{row[1].memory.predicted_over_tensors:.3%}",
         "Gaps, GiB": lambda row: f"{row[1].memory.allocator_gaps_gib:.3f}",
-        "Sync, s": lambda row: f"{row[1].sync_s:.2f}",
+        "Sync, s": lambda row: seconds(row[1].syncs),
+        "In place, s": lambda row: seconds(row[1].in_place_syncs),
+        "Packing alone, s": lambda row: seconds(row[1].packing),
         "Extra memory, GiB": lambda row: f"{row[1].extra_gib:.2f}",
         "One BF16 layer, GiB": lambda row: f"{row[1].memory.layer_gib:.2f}",
-        "vLLM's own load, s": lambda row: row[1].stock_sync,
+        "vLLM's own load, s": lambda row: seconds(row[1].stock_syncs),
     }
 )
 
 
 def read_rollouts(folder: Path, machine: str) -> list[RolloutRecord]:
     """Records of engines that were synced, a newer measurement of an engine after an older one."""
-    return [read_record(folder / f"{name}_{machine}.json", RolloutRecord) for name in ROLLOUTS]
-
-
-def read_serving(folder: Path, machine: str) -> ServingRecord:
-    """The record of engines that served."""
-    return read_record(folder / f"serving_{machine}.json", ServingRecord)
+    records = {
+        name: read_record(folder / f"{name}_{machine}.json", RolloutRecord) for name in ROLLOUTS
+    }
+    engines = records[HUMMING].engines
+    records[HUMMING].engines = {
+        name.replace(":nvfp4", ":humming"): engine for name, engine in engines.items()
+    }
+    return list(records.values())
 
 
 def sync_sections(records: Sequence[RolloutRecord]) -> list[str]:
@@ -116,24 +106,6 @@ def sync_sections(records: Sequence[RolloutRecord]) -> list[str]:
         for name, engine in record.engines.items()
     }
     return [SYNC_TITLE, SYNC_TABLE.markdown(sorted(newest.items())), SYNC_NOTE]
-
-
-def serving_sections(record: ServingRecord) -> list[str]:
-    """Title and table of KV cache and decoding."""
-    batches = list(next(iter(record.engines.values())).tokens_per_s)
-    table: MarkdownTable[tuple[str, ServingEngine]] = MarkdownTable(
-        {
-            "Engine": lambda row: engine_name(row[0]),
-            "KV cache, tokens": lambda row: f"{row[1].kv_cache_tokens:,}",
-        }
-        | {
-            f"tokens/s at {batch}": lambda row, batch=batch: f"{row[1].tokens_per_s[batch][1]:,.0f}"
-            for batch in batches
-        }
-    )
-    share = f"{record.gpu_memory_utilization:.0%}"
-    title = f"**KV cache and decoding on {share} of the GPU, by sequences at once**"
-    return [title, table.markdown(sorted(record.engines.items()))]
 
 
 def engine_name(name: str, allocator: str = "") -> str:

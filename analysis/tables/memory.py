@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from analysis.markdown import MarkdownTable
-from analysis.tables.engines import engine_name, read_serving, reported_weights_gib
+from analysis.tables.engines import engine_name, reported_weights_gib
+from analysis.tables.serving import read_servings
 from experiments.study.schema import ROOT
 from experiments.support.json_files import read_json
 from qat_core.memory import (
@@ -68,7 +69,7 @@ def memory_sections(folder: Path, machine: str) -> list[str]:
         ValueError: a record is missing or damaged.
     """
     configs = {name: read_json(ROOT / "experiments" / "models" / f"{name}.json") for name in MODELS}
-    reported, serving = reported_weights_gib(folder, machine), read_serving(folder, machine)
+    reported, serving = reported_weights_gib(folder, machine), read_servings(folder, machine)[0]
     served = []
     for name, config in configs.items():
         for precision, predicted in PRECISIONS.items():

@@ -35,17 +35,17 @@ class Record(BaseModel):
     git: Commit | None = None
 
     @property
-    def code(self) -> str:
+    def commit(self) -> str:
         """The commit, and whether it had been changed."""
         if self.git is None or self.git.commit is None:
-            return "commit not recorded"
+            return "not recorded"
         changed = " with uncommitted changes" if self.git.dirty else ""
-        return f"commit {self.git.commit[:7]}{changed}"
+        return f"{self.git.commit[:7]}{changed}"
 
     def setup(self, *packages: tuple[str, str]) -> str:
         """Hardware, versions and commit; of a package its label and its name in `versions`."""
         named = (f"{label} {self.versions[name]}" for label, name in packages)
-        return ", ".join([self.hardware.name, *named, self.code])
+        return ", ".join([self.hardware.name, *named, f"commit {self.commit}"])
 
 
 RecordType = TypeVar("RecordType", bound=BaseModel)

@@ -11,7 +11,9 @@ from experiments.study.schema import ROOT
 SETUP = {"hardware": {"gpus": ["GPU X"]}, "versions": {"vllm": "1.2", "torch": "3.4"}}
 
 
-def _engine(seconds: list[float], stock: list[float]) -> dict[str, Any]:
+def _engine(
+    seconds: list[float], stock: list[float], in_place: list[float] | None = None
+) -> dict[str, Any]:
     return {
         "memory": {
             "reported_gib": 6.04,
@@ -22,6 +24,7 @@ def _engine(seconds: list[float], stock: list[float]) -> dict[str, Any]:
         },
         "syncs": [{"seconds": s, "extra_gib": s / 10} for s in seconds],
         "stock_syncs": [{"seconds": s, "extra_gib": 0.0} for s in stock],
+        "in_place_syncs": [{"seconds": s, "extra_gib": 0.0} for s in in_place or []],
     }
 
 
@@ -35,13 +38,31 @@ def folder(tmp_path: Path) -> Path:
     """Small records of one machine."""
     engines = {"m:nvfp4": _engine([3.0, 1.0, 2.0], []), "m:bf16": _engine([9.0], [])}
     served = {"kv_cache_tokens": 12345, "tokens_per_s": {"1": [1, 20, 300], "8": [1, 3000, 4000]}}
+    bf16 = {
+        "kv_cache_tokens": 999,
+        "tokens_per_s": {"1": [1, 10, 300], "8": [1, 4000, 4000]},
+        "prefill_tokens_per_s": [1, 5000, 6000],
+        "rollout": {"tokens": 1000, "seconds": 4.0},
+    }
+    humming = served | {
+        "prefill_tokens_per_s": [1, 6000, 6000],
+        "rollout": {"tokens": 2000, "seconds": 5.0},
+    }
     arms = {"bf16": 1.0, "qat-pow2": 1.05, "qat-amax": 1.5, "no-qat": 250.0}
     model = {"arms": {arm: _batches(ratio) for arm, ratio in arms.items()}}
     records = {
         "rollout": {"allocator": "", "engines": engines},
         "rollout_30b": {"allocator": "", "engines": {"m:bf16": _engine([1.0], [0.5, 0.25, 0.5])}},
         "rollout_expandable": {"allocator": "grows", "engines": {"m:nvfp4": engines["m:nvfp4"]}},
+        "rollout_humming": {
+            "allocator": "",
+            "engines": {"m:nvfp4": _engine([4.0], [], in_place=[0.125])},
+        },
         "serving": {"gpu_memory_utilization": 0.9, "engines": {"m:nvfp4": served}},
+        "serving_humming": {
+            "gpu_memory_utilization": 0.9,
+            "engines": {"m:bf16": bf16, "m:humming": humming},
+        },
         "parity": {"weights": "random", "models": {"m": model}},
         "parity_trained": {
             "weights": "trained",
@@ -57,11 +78,17 @@ def folder(tmp_path: Path) -> Path:
     "line",
     [
         "Measured on: GPU X, vLLM 1.2, torch 3.4, commit not recorded.",
-        "| m BF16 | 6.04 | 6.00 | -1.250% | 0.040 | 1.00 | 0.10 | 0.50 | 0.50 |",
-        "| m NVFP4 | 6.04 | 6.00 | -1.250% | 0.040 | 2.00 | 0.30 | 0.50 |  |",
-        "| m NVFP4, `grows` | 6.04 | 6.00 | -1.250% | 0.040 | 2.00 | 0.30 | 0.50 |  |",
-        "| Engine | KV cache, tokens | tokens/s at 1 | tokens/s at 8 |",
-        "| m NVFP4 | 12,345 | 20 | 3,000 |",
+        "| m BF16 | 6.04 | 6.00 | -1.250% | 0.040 | 1.00 |  |  | 0.10 | 0.50 | 0.50 |",
+        "| m NVFP4 | 6.04 | 6.00 | -1.250% | 0.040 | 2.00 |  |  | 0.30 | 0.50 |  |",
+        "| m NVFP4, Humming | 6.04 | 6.00 | -1.250% | 0.040 | 4.00 | 0.12 |  | 0.40 | 0.50 |  |",
+        "| m NVFP4, `grows` | 6.04 | 6.00 | -1.250% | 0.040 | 2.00 |  |  | 0.30 | 0.50 |  |",
+        "| Engine | Commit | KV cache, tokens | tokens/s at 1 | tokens/s at 8 | Prefill, tokens/s "
+        "| Rollouts of a step, s |",
+        # without a BF16 engine in its run, then with one that rolled out 1,000 tokens in 4 s
+        "| m NVFP4 | not recorded | 12,345 | 20 | 3,000 |  |  |",
+        "| m BF16 | not recorded | 999 | 10 | 4,000 | 5,000 | 4.0 |",
+        "| m NVFP4, Humming | not recorded | 12,345 | 20 (2.00x) | 3,000 (0.75x) | 6,000 (1.20x) "
+        "| 5.0 (1.60x) |",
         # both arms' seeds differ alike, so that the ratio of every seed is the same
         "| m, random weights | 2 | 1,000 | 2.00e-05 | 1.05x (1.05x to 1.05x) "
         "| 1.50x (1.50x to 1.50x) | 250x (250x to 250x) |  |",

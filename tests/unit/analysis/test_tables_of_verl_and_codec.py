@@ -95,16 +95,47 @@ def test_runs_of_recorded_studies_and_of_shared_sockets(tmp_path: Path) -> None:
 
 
 def test_costs_are_shares_of_bf16(tmp_path: Path) -> None:
-    arms = {"bf16": (10.0, 1.0, 8.0), "qat": (11.0, 1.1, 8.4)}
+    arms = {"bf16": (10.0, 1.0, 8.0), "qat": (11.0, 1.1, 8.4), "qat packed": (10.5, 1.05, 9.2)}
     of_arms = {
         arm: {"step_ms": [ms - 1, ms, ms + 1], "ratio": ratio, "peak_gib": peak}
         for arm, (ms, ratio, peak) in arms.items()
     }
-    stack = {"shape": "s", "layers": 2, "checkpointing": True, "arms": of_arms}
-    for name in ("parameter_x", "fsdp_xx4"):
-        (tmp_path / f"{name}.json").write_text(json.dumps(SETUP | {"stacks": [stack]}))
-    row = "| 2 of s | 1 | gradient checkpointing | 10 | 1.100 |  |  | 1.050 |"
-    assert row in benchmark_text("cost", tmp_path, "x")
+    plain = {arm: of_arms[arm] for arm in ("bf16", "qat")}
+    git = {"git": {"commit": "0123456789", "dirty": False}}
+    for name, of_it in {
+        "parameter_x": plain,
+        "parameter_packed_x": of_arms,
+        "fsdp_xx4": plain,
+    }.items():
+        stack = {"shape": "s", "layers": 2, "checkpointing": True, "arms": of_it}
+        record = SETUP | {"stacks": [stack]} | (git if "packed" in name else {})
+        (tmp_path / f"{name}.json").write_text(json.dumps(record))
+    layers = "| 2 of s | 1 | gradient checkpointing |"
+    rows = [line for line in benchmark_text("cost", tmp_path, "x").splitlines() if layers in line]
+    assert rows == [
+        f"{layers} not recorded | 10 | 1.100 |  |  |  | 1.050 |  |",
+        f"{layers} 0123456 | 10 | 1.100 |  | 1.050 |  | 1.050 | 1.150 |",
+        f"{layers} not recorded | 10 | 1.100 |  |  |  | 1.050 |  |",
+    ]
+
+
+def test_products_are_those_of_a_decoder_layer(tmp_path: Path) -> None:
+    bf16 = {"us": [1, 30, 90], "error": 0.001}
+    arms = {
+        f"humming{tiling}": {"us": [1, 20, 90], "error": 0.002}
+        for tiling in ("", " unsplit", " invariant")
+    }
+    case = {"tokens": 1024, "experts_hit": 0.0, "floor_us": {"nvfp4": 4.0, "bf16": 16.0}}
+    arms |= {"bf16": bf16, "marlin": {"us": [1, 600, 900], "error": 0.004}}
+    cases = [case | {"layer": f"m.{name}", "arms": arms} for name in ("qkv", "o")]
+    setup = {"hardware": SETUP["hardware"]}
+    setup["versions"] = {"vllm": "1.2", "torch": "3.4", "humming-kernels": "5.6"}
+    (tmp_path / "matmul_x.json").write_text(json.dumps(setup | {"cases": cases}))
+    text = benchmark_text("matmul", tmp_path, "x")
+    assert "layer: linear layers of m**" in text and "experts of m" not in text
+    humming = "40 (1.50x) | 40 (1.50x) | 40 (1.50x)"
+    assert f"| 1,024 | 8 | 60 | 1,200 (0.05x) | {humming} |" in text
+    assert "FP64: Marlin 4.0e-03, Humming 2.0e-03," in text
 
 
 def test_repeated_syncs_name_what_is_equal(tmp_path: Path) -> None:
@@ -126,7 +157,7 @@ def test_codec_tables_show_shares_goals_and_errors(tmp_path: Path) -> None:
     assert "4.13 TB/s; BF16 matrices of 96 x 32." in text
 
 
-@pytest.mark.parametrize("kind", ["verl", "codec"])
+@pytest.mark.parametrize("kind", ["verl", "codec", "matmul"])
 def test_missing_record_is_named(kind: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"_x\.json: missing; run the benchmark"):
         benchmark_text(kind, tmp_path, "x")

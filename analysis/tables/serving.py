@@ -1,0 +1,132 @@
+"""Tables of vLLM at true model size: KV cache, decoding, prefill and the rollouts of a step."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import BaseModel
+
+from analysis.markdown import MarkdownTable
+from analysis.tables.engines import engine_name
+from analysis.tables.record import Record, read_record
+
+# of experiments/benchmarks/serving.py, an older one before a newer one
+SERVINGS = ("serving", "serving_humming")
+NOTE = (
+    "In brackets: speed over BF16's of the same run. Prefill: 8,192 tokens in four prompts. "
+    "Rollouts: 256 prompts, up to 2,048 new tokens each, random weights."
+)
+
+Rates = tuple[float, float, float]
+
+
+class Rollout(BaseModel):
+    """The rollouts of one training step."""
+
+    tokens: int
+    seconds: float
+
+    @property
+    def speed(self) -> float:
+        """New tokens a second."""
+        return self.tokens / self.seconds
+
+
+class ServingEngine(BaseModel):
+    """Tokens a second: quartiles, of decoding by sequences at once; the first records lack more."""
+
+    kv_cache_tokens: int
+    tokens_per_s: dict[str, Rates]
+    prefill_tokens_per_s: Rates | None = None
+    rollout: Rollout | None = None
+
+    @property
+    def prefill(self) -> float | None:
+        """Median tokens a second."""
+        return None if self.prefill_tokens_per_s is None else self.prefill_tokens_per_s[1]
+
+    @property
+    def rollout_speed(self) -> float | None:
+        """New tokens a second of a step's rollouts."""
+        return None if self.rollout is None else self.rollout.speed
+
+
+class ServingRecord(Record):
+    """Of experiments/benchmarks/serving.py; engines are named `model:precision`."""
+
+    gpu_memory_utilization: float
+    engines: dict[str, ServingEngine]
+
+
+Speed = Callable[[ServingEngine], float | None]
+
+
+class Served(NamedTuple):
+    """An engine, the commit it ran at, and the BF16 engine of its run, if that has another one."""
+
+    name: str
+    commit: str
+    engine: ServingEngine
+    floor: ServingEngine | None
+
+    def speed_ratio(self, speed: Speed) -> str:
+        """Its speed over BF16's in brackets, empty where there is none."""
+        floor = self.floor and speed(self.floor)
+        own = speed(self.engine)
+        return f" ({own / floor:.2f}x)" if own and floor else ""
+
+    def tokens_per_s(self, speed: Speed) -> str:
+        """Tokens a second and the ratio, empty where it was not measured."""
+        own = speed(self.engine)
+        return f"{own:,.0f}{self.speed_ratio(speed)}" if own else ""
+
+    @property
+    def rollout(self) -> str:
+        """Seconds of a step's rollouts and the ratio of speeds, empty where not measured."""
+        rollout = self.engine.rollout
+        if rollout is None:
+            return ""
+        return f"{rollout.seconds:.1f}{self.speed_ratio(lambda it: it.rollout_speed)}"
+
+
+def read_servings(folder: Path, machine: str) -> list[ServingRecord]:
+    """Records of engines that served; the first has all models in BF16 and NVFP4."""
+    return [read_record(folder / f"{name}_{machine}.json", ServingRecord) for name in SERVINGS]
+
+
+def serving_sections(records: Sequence[ServingRecord]) -> list[str]:
+    """Title, table and note of KV cache and speed: a model's engines, run by run."""
+    rows = sorted((row for record in records for row in _rows(record)), key=_model)
+    batches = list(rows[0].engine.tokens_per_s)
+    table: MarkdownTable[Served] = MarkdownTable(
+        {
+            "Engine": lambda row: engine_name(row.name),
+            "Commit": lambda row: row.commit,
+            "KV cache, tokens": lambda row: f"{row.engine.kv_cache_tokens:,}",
+        }
+        | {
+            f"tokens/s at {batch}": lambda row, batch=batch: row.tokens_per_s(
+                lambda it: it.tokens_per_s[batch][1]
+            )
+            for batch in batches
+        }
+        | {
+            "Prefill, tokens/s": lambda row: row.tokens_per_s(lambda it: it.prefill),
+            "Rollouts of a step, s": lambda row: row.rollout,
+        }
+    )
+    share = f"{records[0].gpu_memory_utilization:.0%}"
+    title = f"**KV cache and decoding on {share} of the GPU, by sequences at once**"
+    return [title, table.markdown(rows), NOTE]
+
+
+def _rows(record: ServingRecord) -> list[Served]:
+    rows = []
+    for name, engine in sorted(record.engines.items()):
+        floor = record.engines.get(f"{name.partition(':')[0]}:bf16")
+        rows.append(Served(name, record.commit, engine, None if floor is engine else floor))
+    return rows
+
+
+def _model(row: Served) -> str:
+    return row.name.partition(":")[0]
