@@ -1,5 +1,6 @@
 """Every way in which a weight is written: the next forward pass and the stream follow."""
 
+import ctypes
 from collections.abc import Callable, Iterator
 from typing import Any
 
