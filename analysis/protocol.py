@@ -24,6 +24,8 @@ def marks(results: Results, model: str) -> tuple[str, ...]:
         f"{len(seeds)} of the protocol's {SEEDS} seeds": len(seeds) < SEEDS,
         "seeds share one base checkpoint": len(seeds) > 1
         and len({run.digests.get("base") for run in runs}) < len(seeds),
+        "no bf16 arm, so mismatch and accuracy are not judged": "bf16"
+        not in {it.arm for it in runs},
         "code had uncommitted changes": any(run.git is None or run.git.dirty for run in runs),
     }
     return tuple(mark for mark, holds in found.items() if holds)

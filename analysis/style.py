@@ -22,6 +22,15 @@ FAINT = "#8a8a8a"
 MUTED = "#555555"
 SHADE = "#e9e4d4"
 TITLE_INCHES, LEGEND_INCHES = 0.36, 0.26
+# the end of a run, which no arm's marker looks like
+STAR: Mapping[str, Any] = {
+    "marker": "*",
+    "markersize": 13,
+    "markeredgecolor": "white",
+    "markeredgewidth": 0.8,
+    "linestyle": "none",
+    "zorder": 4,
+}
 
 # neither date nor version, so that files repeat
 NO_METADATA: Mapping[str, dict[str, None]] = {
@@ -143,7 +152,7 @@ def plot_seeds(
 ) -> Array:
     """A line a seed of an arm's metric by step; returns the values (seeds, steps).
 
-    A cross marks where the arm was stopped, at the height of its last defined value.
+    A star marks where the arm was stopped, at the height of its last defined value.
     """
     style, steps_T = arm_style(arm), results.steps(model, arm)
     values_ST = results.series(model, arm, metric)
@@ -157,18 +166,18 @@ def plot_seeds(
         )
         defined = np.flatnonzero(np.isfinite(values_T))
         if results.was_stopped(model, arm) and len(defined):
-            axes.plot(steps_T[-1], values_T[defined[-1]], "x", color=style.color, ms=8, mew=2)
-    axes.margins(x=0.01)
+            axes.plot(steps_T[-1], values_T[defined[-1]], color=style.color, **STAR)
+    axes.margins(x=0.01, y=0.08)  # markers stand out beyond their values
     axes.set_xlim(right=study.rl.steps + 0.3)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     return values_ST
 
 
 def seeds_note(study: Study, results: Results) -> str:
-    """What lines and crosses of `plot_seeds` show."""
+    """What lines and stars of `plot_seeds` show."""
     note = "Each line is one seed." if len(study.seeds) > 1 else "One seed."
     any_stopped = any(results.was_stopped(model, *study.arms) for model in study.models)
-    return f"{note} x: ended by the KL gate." if any_stopped else note
+    return f"{note} Star: ended by the KL gate." if any_stopped else note
 
 
 def save_figure(draw: Callable[[], Figure], *paths: Path) -> None:

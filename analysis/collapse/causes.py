@@ -20,7 +20,7 @@ from analysis.style import arm_style, fix_layout, new_figure
 from qat_core.rl.metric_names import K3_KL, RESPONSE_TOKENS, REWARD
 
 CAPTION = "Means of what was measured before the first collapse, by arm, a mark a seed"
-ARMS = (NOQAT, QAT, BF16)
+ARMS = (BF16, NOQAT, QAT)
 Series = Callable[[str], Array]  # of a metric, (seeds, steps)
 
 
@@ -73,8 +73,10 @@ def draw(data: GridData) -> Figure:
     num_steps = steps_before(data, lr)
     figure, axes = new_figure(
         f"Before the first collapse: {data.design.dense} at learning rate {show_rate(lr)}",
-        f"Means over steps 1 to {num_steps}, a mark a seed. Full: collapses later; open: does not.",
-        height_inches=4.6,
+        f"Means over steps 1 to {num_steps}, a mark a seed. Filled: collapses later; open: does "
+        "not. q: rollout policy, p: trained policy,\nA: advantage, s: gradient of log p. NVFP4 "
+        "steps: half a block scale of the base weights.",
+        height_inches=4.76,
         has_legend=False,
         nrows=2,
         ncols=4,
@@ -89,7 +91,7 @@ def draw(data: GridData) -> Figure:
             _draw_marks(panel, arm, position, values[quantity.label], collapses)
     for panel, quantity in zip(axes.flat, QUANTITIES, strict=True):
         panel.set_ylabel(quantity.label)
-        panel.set_xticks(range(len(ARMS)), ["no QAT", "QAT", "BF16"])
+        panel.set_xticks(range(len(ARMS)), ["BF16", "no QAT", "QAT"])
         panel.set_xlim(-0.5, len(ARMS) - 0.5)
         if quantity.is_log:
             panel.set_yscale("log")

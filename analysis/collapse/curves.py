@@ -7,10 +7,10 @@ from matplotlib.figure import Figure
 from analysis.collapse.data import GridData
 from analysis.collapse.grid import BF16, NOQAT, QAT, Setting, show_rate
 from analysis.collapse.survival import WINDOW, smoothed
-from analysis.style import add_legend, arm_style, new_figure
+from analysis.style import STAR, add_legend, arm_style, new_figure
 from qat_core.rl.metric_names import K3_KL, REWARD
 
-CAPTION = "Reward and k3 KL by training step: a line a seed, a cross where a run collapses"
+CAPTION = "Reward and k3 KL by training step: a line a seed, a star where a run collapses"
 ARMS = (BF16, NOQAT, QAT)
 MARK_EVERY = 30  # steps between the markers of a median
 
@@ -21,7 +21,7 @@ def draw(data: GridData) -> Figure:
     figure, axes = new_figure(
         f"Reward and mismatch of {data.design.dense} by training step",
         f"Thin lines: single seeds. Thick lines: their median. All are means over {WINDOW} steps. "
-        "x: the run has collapsed.",
+        "Star: the run has collapsed.",
         height_inches=5.0,
         nrows=2,
         ncols=len(lrs),
@@ -37,8 +37,8 @@ def draw(data: GridData) -> Figure:
                 _draw_arm(reward, data, setting, REWARD, position)
                 _draw_arm(mismatch, data, setting, K3_KL, position)
         mismatch.set(xlabel="training step", yscale="log")
-    axes[0][0].set(ylabel="online reward\n(mean over responses)", ylim=(-0.02, 1.02))
-    axes[1][0].set(ylabel="k3 KL of rollout and trainer\n(nats, mean over tokens)")
+    axes[0][0].set(ylabel="online reward\n(mean of responses)", ylim=(-0.02, 1.02))
+    axes[1][0].set(ylabel="k3 KL\n(nats a token)")
     add_legend(figure, axes[0][0])
     return figure
 
@@ -51,7 +51,7 @@ def _draw_arm(axes: Axes, data: GridData, setting: Setting, metric: str, positio
         axes.plot(steps_T, values_T, color=style.color, ls=style.dashes, lw=0.8, alpha=0.6)
         if outcome.collapsed is not None:
             at = outcome.collapsed - WINDOW
-            axes.plot(steps_T[at], values_T[at], "x", color=style.color, ms=7, mew=1.8, zorder=4)
+            axes.plot(steps_T[at], values_T[at], color=style.color, **STAR)
     axes.plot(
         steps_T,
         np.median(smooth_ST, axis=0),

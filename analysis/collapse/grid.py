@@ -36,6 +36,11 @@ class Setting(NamedTuple):
     correction: str = "none"
     advantage: str = "reward"
 
+    def __str__(self) -> str:
+        correction = "" if self.correction == "none" else f", {self.correction}"
+        advantage = "" if self.advantage == "reward" else f", {self.advantage}-centred advantages"
+        return f"{self.model}, {self.arm} at {show_rate(self.lr)}{correction}{advantage}"
+
 
 Grid = Mapping[Setting, Sequence[Outcome]]
 """Outcomes by seed, in the order of the study's seeds, of all settings of complete cells."""

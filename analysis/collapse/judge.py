@@ -48,7 +48,7 @@ def judge_grid(grid: Grid, design: Design, num_seeds: int) -> tuple[Claim, ...]:
         try:
             verdict, detail = rule.judge(runs)
         except KeyError as missing:
-            verdict, detail = "NOT RUN", f"no complete cell: {' '.join(map(str, missing.args[0]))}"
+            verdict, detail = "NOT RUN", f"not all runs are there: {missing.args[0]}"
         claims.append(
             Claim(
                 model=design.dense,

@@ -31,7 +31,8 @@ def draw_survival(data: GridData) -> Figure:
     dense, lrs, steps = data.design.dense, data.design.lrs, data.study.rl.steps
     figure, axes = new_figure(
         f"Runs of {dense} that survive {steps} steps, by learning rate",
-        f"Bars: exact 95 % intervals (Clopper-Pearson) of {len(data.study.seeds)} seeds.",
+        f"Bars: exact 95 % intervals (Clopper-Pearson) of {len(data.study.seeds)} seeds. "
+        "Arms are drawn side by side.",
         height_inches=3.4,
     )
     panel = axes[0][0]
@@ -46,7 +47,7 @@ def draw_survival(data: GridData) -> Figure:
         )
     panel.set_xticks(range(len(lrs)), [show_rate(lr) for lr in lrs])
     panel.set(
-        xlabel="learning rate (AdamW, a step)",
+        xlabel="learning rate of AdamW",
         xlim=(-0.5, len(lrs) - 0.5),
         ylabel=f"share of seeds alive\nat step {steps}",
         ylim=(-0.03, 1.03),
@@ -89,8 +90,7 @@ def draw_times(data: GridData) -> Figure:
     shown = [setting for setting in rows if setting in data.grid]
     figure, axes = new_figure(
         f"Step of the collapse at learning rate {show_rate(lr)}, {dense}",
-        f"Full marks: a run that collapsed. Open marks: alive at step {steps}. Numbers: collapsed "
-        "runs.",
+        f"Filled: a run that collapsed. Open: alive at step {steps}. Numbers: collapsed runs.",
         height_inches=1.4 + 0.36 * len(shown),
         has_legend=False,
     )

@@ -12,7 +12,7 @@ from analysis.stats import Interval, log_odds, over_seeds
 from analysis.style import FAINT, INK, SHADE, arm_style, new_figure
 from experiments.study.schema import Study
 
-CAPTION = "Offline accuracy of every arm less BF16's in log-odds, in BF16 and in NVFP4, by seed"
+CAPTION = "Offline accuracy of every arm and seed in log-odds, evaluated in BF16 and in NVFP4"
 ROW_INCHES = 0.42
 
 
@@ -31,12 +31,14 @@ def draw(study: Study, results: Results) -> Figure:
     figure, axes = new_figure(
         "Offline accuracy after training"
         + (", less BF16's evaluated in BF16" if has_control else ""),
-        "Small dots: seeds; large: their mean, with its 95 % interval over seeds where there are "
-        f"several.{shaded}\nAt the right: mean accuracy of sampled answers after the last step "
-        f"{step_of}. Filled: evaluated in BF16; open: in NVFP4.",
-        height_inches=1.5 + ROW_INCHES * len(rows),
+        "A row: an arm, and the precision that its checkpoint is evaluated in (filled: BF16, open: "
+        f"NVFP4), after the last step {step_of}.\nSmall dots: seeds; large: their mean, with its "
+        f"95 % interval where there are several.{shaded}\nAccuracy: share of right sampled "
+        "answers, mean of the seeds.",
+        height_inches=1.66 + ROW_INCHES * len(rows),
         has_legend=False,
         ncols=len(study.models),
+        sharex=True,
         sharey=True,
     )
     for panel, model in zip(axes[0], study.models, strict=True):
@@ -46,7 +48,8 @@ def draw(study: Study, results: Results) -> Figure:
         for position, served in enumerate(rows):
             _draw_row(panel, study, results, model, served, -position)
         panel.set_title(f"{model}{_control_accuracy(results, model) if has_control else ''}")
-        panel.set_xlabel("difference (log-odds)" if has_control else "accuracy (log-odds)")
+        panel.set_xlabel(f"{'difference' if has_control else 'accuracy'} (log-odds), right: better")
+        _write_beside(panel, "accuracy", 0.6)
         panel.tick_params(axis="y", length=0)
         panel.grid(axis="y", visible=False)
     axes[0][0].set_yticks(
@@ -85,8 +88,13 @@ def _draw_row(
     if interval.low is not None and interval.high is not None:
         panel.plot([interval.low, interval.high], [height] * 2, color=style.color, lw=2)
     panel.plot(interval.estimate, height, style.marker, color=style.color, mfc=fill, ms=8)
+    shown_step = "" if step == study.rl.steps else f", step {step}"
+    _write_beside(panel, f"{accuracy:.3f}{shown_step}", height)
+
+
+def _write_beside(panel: Axes, text: str, height: float) -> None:
     panel.annotate(
-        f"{accuracy:.3f}{'' if step == study.rl.steps else f', step {step}'}",
+        text,
         xy=(1.0, height),
         xycoords=("axes fraction", "data"),
         xytext=(3, 0),

@@ -12,7 +12,7 @@ from analysis.style import INK, add_legend, arm_style, grid_by_model, plot_seeds
 from experiments.study.schema import Study
 from qat_core.rl.metric_names import K3_KL
 
-CAPTION = "k3 KL of rollout and trainer by training step on a log axis, every arm against BF16"
+CAPTION = "k3 KL of rollout and trainer by training step on a log axis, every arm and seed"
 ROW_INCHES = 1.75
 
 
@@ -23,9 +23,10 @@ def draw(study: Study, results: Results) -> Figure:
         study,
         "Mismatch of rollout and trainer, KL(rollout || train)",
         f"{seeds_note(study, results)} Gap: overflow. Circles: steps above {SPIKE:.0f} times "
-        "their run's median.\nDotted: mean over all tokens of all runs. Ratio: of these means in "
-        "the typical seed, with its 95 % interval over seeds where there are several.",
-        height_inches=1.2 + ROW_INCHES * len(others),
+        "their run's median.\nDash-dotted: mean over a run's tokens, then over seeds, of the steps "
+        "that both arms did. Ratio: of a seed's two means;\nover several seeds the "
+        "geometric mean, with its 95 % interval.",
+        height_inches=1.36 + ROW_INCHES * len(others),
         row_labels=["k3 KL\n(nats a token)"] * len(others),
         sharey=True,
     )
@@ -50,7 +51,7 @@ def _draw_panel(panel: Axes, study: Study, results: Results, model: str, arm: st
         for mean_S, drawn in zip(means, (arm, "bf16"), strict=True):
             color = INK if drawn == "bf16" else arm_style(drawn).color
             if np.isfinite(mean_S).all() and mean_S.any():
-                panel.axhline(float(mean_S.mean()), color=color, linestyle=":", linewidth=1.4)
+                panel.axhline(float(mean_S.mean()), color=color, linestyle="-.", linewidth=1.2)
         title = f"{title}: {_ratio(*means)}"
     panel.set_title(title, loc="left", fontsize=9.5)
 

@@ -53,9 +53,9 @@ def draw(study: Study, results: Results) -> Figure:
     num_rows = -(-len(panels) // NUM_COLUMNS)
     figure, axes = new_figure(
         "Weight memory of the rollout engine",
-        f"{' and '.join(study.models)}: {_source(study, results)}.\nQwen3: as vLLM reports, with "
-        "the gaps that PyTorch's allocator leaves. Hatched: predicted from shapes, not measured. "
-        "Percentages:\nagainst the BF16 arm.",
+        f"{' and '.join(study.models)}: {_source(study, results)}.\nQwen3, random weights: as "
+        "vLLM reports, with the gaps that PyTorch's allocator leaves.\nHatched: predicted from "
+        "shapes, not measured. Percentages: change from the BF16 arm.",
         height_inches=1.1 + 1.65 * num_rows,
         nrows=num_rows,
         ncols=NUM_COLUMNS,

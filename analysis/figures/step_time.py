@@ -24,9 +24,10 @@ def draw(study: Study, results: Results) -> Figure:
     """A panel a model, a bar an arm, its parts one after another."""
     figure, axes = new_figure(
         "Time of a training step by part",
-        "Medians over all steps but the first, in which everything is loaded; of a seed each, then "
-        "their mean. Other: advantages, checkpoints and waiting.",
-        height_inches=1.3 + 0.42 * len(study.arms),
+        "Bars: medians of each part over all steps but the first, in which everything is loaded; "
+        "of a seed each, then their mean.\nNumber: the same of the whole step, to which the parts' "
+        "medians need not add up. Other: advantages, checkpoints and waiting.",
+        height_inches=1.46 + 0.42 * len(study.arms),
         ncols=len(study.models),
         sharey=True,
     )

@@ -23,13 +23,15 @@ def draw(study: Study, results: Results) -> Figure:
     """A column a model, a row a metric that the runs recorded."""
     recorded = [key for key in METRICS if key in results.metrics]
     assert set(METRICS) <= set(CATALOGUE)
+    thick = " Thick: their mean." if len(study.seeds) > 1 else ""
     figure, axes = grid_by_model(
         study,
         "Training by step",
-        f"{seeds_note(study, results)} Thick: mean of the seeds. Each arm samples in its own "
-        "precision: compare arms by the offline\naccuracy, not by online reward. rollout_corr/kl: "
-        "mean of log q - log p of the sampled tokens; axis linear within 1e-4.",
-        height_inches=1.2 + ROW_INCHES * len(recorded),
+        f"{seeds_note(study, results)}{thick} Each arm samples in its own precision: compare arms "
+        "by offline accuracy,\nnot by online reward. rollout_corr/kl: mean of log q - log p of the "
+        "sampled tokens, q the rollout's probability, p the trainer's;\nits axis is linear within "
+        "1e-4.",
+        height_inches=1.36 + ROW_INCHES * len(recorded),
         row_labels=[METRICS[key] for key in recorded],
         sharey="row",
     )

@@ -5,20 +5,21 @@ from collections import Counter
 from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
+from typing import get_args
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from markupsafe import Markup
 
+from analysis.claims_table import ClaimVerdict
 from analysis.report.content import Content
 from analysis.results import memory_source
 from experiments.runs.manifest import RunManifest
-from experiments.study.arms import ARMS
+from experiments.study.arms import ARMS, ArmName
 from qat_core.units import show_memory
 
 HERE = Path(__file__).parent
-VERDICTS = ("PASS", "FAIL", "INCONCLUSIVE", "REPORTED")
 DIGEST_LETTERS = 12
 
 
@@ -38,6 +39,7 @@ def render(content: Content) -> str:
         protocol=to_html(content.protocol),
         figures=[(it, b64encode(it.svg).decode()) for it in content.figures],
         drift={model: to_html(table) for model, table in content.drift.items()},
+        arms=[(arm, *trained_and_sampled(arm)) for arm in content.study.arms],
         memory=memory_rows(content),
         memory_source=memory_source(
             content.study, (it.memory for it in content.manifests.values())
@@ -70,8 +72,8 @@ def to_html(markdown: str) -> Markup:
         elif token.type == "td_open" and inside is not None:
             token.attrs = {"data-label": columns[position]}
             position += 1
-            if (verdict := inside.content.strip("*")) in VERDICTS:
-                token.attrSet("class", verdict.lower())
+            if (verdict := inside.content.strip("*")) in get_args(ClaimVerdict):
+                token.attrSet("class", verdict.lower().replace(" ", "-"))
         elif token.type == "inline":
             token.children = list(_without_local_links(token.children or []))
     return Markup(parser.renderer.render(tokens, parser.options, {}))
@@ -84,6 +86,13 @@ def _without_local_links(tokens: Iterable[Token]) -> Iterable[Token]:
             is_local = "://" not in str(token.attrs["href"])
         if not (is_local and token.type in ("link_open", "link_close")):
             yield token
+
+
+def trained_and_sampled(arm: ArmName) -> tuple[str, str]:
+    """In which precision an arm's weights are trained and its rollouts sampled."""
+    rounded = {None: "BF16", "full": "NVFP4", "ffn": "NVFP4 outside attention"}
+    trained, sampled = rounded[ARMS[arm].train_recipe], rounded[ARMS[arm].rollout_recipe]
+    return trained if trained == "BF16" else f"BF16, rounded to {trained} (QAT)", sampled
 
 
 def memory_rows(content: Content) -> list[tuple[str, ...]]:
@@ -103,9 +112,13 @@ def memory_rows(content: Content) -> list[tuple[str, ...]]:
 
 
 def facts(manifests: Iterable[RunManifest]) -> list[tuple[str, list[tuple[str, int]]]]:
-    """What runs agree on, or not: of each fact its values and how many runs have each."""
+    """What runs agree on, or not: of each fact its values and how many runs have each.
+
+    A digest that every run has of its own says nothing, and is not shown.
+    """
     found: dict[str, Counter[str]] = {}
-    for it in manifests:
+    runs = list(manifests)
+    for it in runs:
         git = it.git
         commit = git.commit if git and git.commit else "not recorded"
         changed = ", with uncommitted changes" if git and git.dirty else ""
@@ -120,4 +133,9 @@ def facts(manifests: Iterable[RunManifest]) -> list[tuple[str, list[tuple[str, i
         }
         for name, value in named.items():
             found.setdefault(name, Counter())[value] += 1
-    return [(name, list(values.items())) for name, values in found.items()]
+    return [
+        (name, [("its own in every run", len(runs))])
+        if name.startswith("digest") and 1 < len(values) == len(runs)
+        else (name, list(values.items()))
+        for name, values in found.items()
+    ]

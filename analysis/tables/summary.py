@@ -36,7 +36,8 @@ class Summary(NamedTuple):
         """How many of each."""
         counts = Counter(claim.verdict for claim in self.claims.values())
         words = (f"{counts[it]} {it}" for it in ("PASS", "FAIL", "INCONCLUSIVE") if counts[it])
-        return ", ".join(words) or "none: one seed"
+        one_seed = all(claim.num_seeds == 1 for claim in self.claims.values())
+        return ", ".join(words) or ("none: one seed" if one_seed else "none")
 
 
 TABLE: MarkdownTable[Summary] = MarkdownTable(

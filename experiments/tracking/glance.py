@@ -16,6 +16,7 @@ from experiments.runs.attempts import read_history
 from experiments.runs.evaluation import EVALUATIONS, read_evaluations
 from experiments.runs.manifest import RunManifest
 from experiments.runs.metrics import Row, token_mean
+from experiments.study.schema import Run
 from experiments.support.cli import run_cli
 from experiments.support.json_files import REMAKE
 from experiments.tracking.store import connect, explained_errors
@@ -34,21 +35,21 @@ DIGITS = 4
 
 
 def short_name(manifest: RunManifest) -> str:
-    """Name that fits a column: "dense qat s0" of nano-dense_nvfp4-qat_seed0."""
+    """Name that fits a column: "dense qat s0" of nano-dense_nvfp4-qat_seed0; then its cell."""
     model, arm = manifest.model.removeprefix("nano-"), manifest.arm.removeprefix("nvfp4-")
-    return f"{model} {arm} s{manifest.seed}"
+    return f"{model} {arm} s{manifest.seed}" + (f" {manifest.cell}" if manifest.cell else "")
 
 
 def summarize(run_dir: Path) -> dict[str, float]:
     """Summary metrics of a run that has finished, rounded; what is not known is left out.
 
-    Ratios are to the BF16 run of the same model and seed, where it lies next to this one.
+    Ratios are to the BF16 run of the same model, cell and seed, where it lies next to this one.
     """
     manifest, rows = read_history(run_dir)
     if manifest.status != "finished":
         return {}
     found = _measured(manifest, rows) | _accuracies(run_dir)
-    bf16_dir = run_dir.with_name(f"{manifest.model}_bf16_seed{manifest.seed}")
+    bf16_dir = run_dir.with_name(Run(manifest.model, "bf16", manifest.seed, manifest.cell).id)
     if bf16_dir.is_dir():
         bf16_manifest, bf16_rows = read_history(bf16_dir)
         if bf16_manifest.status == "finished":

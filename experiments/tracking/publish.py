@@ -1,7 +1,8 @@
 """`python -m experiments.tracking.publish`: the MLflow view, made from files.
 
 MLflow holds one experiment per study and in it one run per run id across all its attempts, tagged
-with it, and one run "study" with the claims as metrics and note and the figures as artifacts.
+with it, and one run "study" with the claims as metrics, the figures as artifacts and as its note what a
+reader must know of the runs, then the claims.
 """
 
 import argparse
@@ -102,7 +103,12 @@ def publish_study(study_dir: Path, results: Path) -> None:
     runs = [it for it in manifests if it.study == judged["study"]]
     start_ms = min((milliseconds(run.started_at) for run in runs), default=now_ms())
     end_ms = max(map(ended_ms, runs), default=now_ms())
-    tags = {RUN_TAG: STUDY_RUN, NOTE: "\n".join(map(_line, judged["claims"]))}
+    marks = [
+        f"* {model}: {'; '.join(found)}"
+        for model, found in judged.get("marks", {}).items()
+        if found
+    ]
+    tags = {RUN_TAG: STUDY_RUN, NOTE: "\n".join([*marks, *map(_line, judged["claims"])])}
     run_id = client.create_run(experiment_id, start_ms, tags, STUDY_RUN).info.run_id
     estimates = {
         f"claims/{it['model']}/{it['name']}": float(it["estimate"])

@@ -102,15 +102,15 @@ def test_kl_shows_no_ratio_to_a_floor_of_zero(study: Study, results: Results) ->
 
 
 def test_kl_marks_what_was_stopped_and_shows_overflow(study: Study, results: Results) -> None:
-    assert "x: ended by the KL gate" not in texts_of(FIGURES["kl"].draw(study, results))
+    assert "Star: ended by the KL gate" not in texts_of(FIGURES["kl"].draw(study, results))
     run = "nano-moe_nvfp4-noqat_seed0"
     results.manifests[run] = results.manifests[run].model_copy(update={"reason": "stopped"})
     overflowed = (results.metrics["arm"] == "nvfp4-noqat") & (results.metrics["step"] > 15)
     results.metrics.loc[overflowed, K3] = None
     figure = FIGURES["kl"].draw(study, results)
-    crosses = [[line.get_marker() for line in axes.lines].count("x") for axes in figure.axes]
-    assert [count > 0 for count in crosses] == [False, True, False, False, False, False]
-    assert "x: ended by the KL gate" in texts_of(figure)
+    stars = [[line.get_marker() for line in axes.lines].count("*") for axes in figure.axes]
+    assert [count > 0 for count in stars] == [False, True, False, False, False, False]
+    assert "Star: ended by the KL gate" in texts_of(figure)
     assert "no QAT: overflow BF16" in texts_of(figure)
 
 
@@ -180,7 +180,7 @@ def test_training_leaves_out_what_was_not_recorded(study: Study, results: Result
     del results.metrics["actor/entropy"]
     shown = texts_of(FIGURES["training"].draw(study, results))
     assert "entropy" not in shown and "response length" in shown
-    assert "compare arms by the offline" in shown
+    assert "compare arms by offline accuracy" in shown
 
 
 def test_parts_of_a_step_add_up(study: Study, results: Results) -> None:

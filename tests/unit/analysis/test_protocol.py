@@ -47,6 +47,14 @@ def test_fewer_seeds_are_marked(study: Study, results_dir: Path) -> None:
     assert marks_after(fewer, results_dir) == ("3 of the protocol's 5 seeds",)
 
 
+def test_a_study_without_bf16_says_what_is_not_judged(study: Study, results_dir: Path) -> None:
+    alone = study.model_copy(update={"arms": ("nvfp4-noqat", "nvfp4-qat")})
+    table = judge_study(alone, load_results(results_dir, [run.id for run in alone.runs]))
+    mark = "no bf16 arm, so mismatch and accuracy are not judged"
+    assert table.marks == {model: (mark,) for model in alone.models}
+    assert {claim.name for claim in table.claims} == {"served_gain", "weight_memory_error"}
+
+
 def test_rows_of_marked_runs_are_marked(study: Study, results_dir: Path) -> None:
     marks_after(study, results_dir, digests={"base": "same"})
     table = judge_study(study, load_results(results_dir, [run.id for run in study.runs]))

@@ -8,6 +8,7 @@ import pytest
 from mlflow import MlflowClient
 
 from experiments.runs.evaluation import Evaluation, write_evaluations
+from experiments.runs.manifest import read_manifest
 from experiments.support.json_files import write_jsonl
 from experiments.tracking.glance import SHARED_VIEW, short_name, summarize, view_address
 from experiments.tracking.publish import rebuild
@@ -25,6 +26,8 @@ CLAIM = {
     "threshold": 2.0,
     "verdict": "INCONCLUSIVE",
 }
+
+MARKS = {"nano-moe": ["1 of the protocol's 5 seeds"], "nano-dense": []}
 
 
 @pytest.fixture
@@ -73,13 +76,28 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                 for precision in ("bf16", "nvfp4")
             ],
         )
-    (folder / "claims.json").write_text(json.dumps({"study": "s", "claims": [CLAIM]}))
+    (folder / "claims.json").write_text(
+        json.dumps({"study": "s", "claims": [CLAIM], "marks": MARKS})
+    )
     return folder
 
 
 def test_name_fits_a_column() -> None:
     manifest = make_manifest(run="nano-dense_nvfp4-qat_seed0", model="nano-dense", arm="nvfp4-qat")
     assert short_name(manifest) == "dense qat s0"
+
+
+def test_a_run_of_a_cell_is_compared_in_its_cell(results: Path) -> None:
+    for arm in ROWS:
+        run_dir = results / f"nano-moe_{arm}_seed2"
+        in_cell = run_dir.with_name(f"nano-moe_{arm}.low_seed2")
+        for folder in (run_dir, run_dir / "attempts" / "1"):
+            manifest = json.loads((folder / "manifest.json").read_text())
+            named = manifest | {"run": in_cell.name, "cell": "low"}
+            (folder / "manifest.json").write_text(json.dumps(named))
+        run_dir.rename(in_cell)
+    assert summarize(in_cell)["summary/kl_x"] == 1.6
+    assert short_name(read_manifest(in_cell, "")) == "moe qat s2 low"
 
 
 def test_summary_is_of_all_tokens_and_over_bf16(results: Path) -> None:
@@ -108,7 +126,8 @@ def test_runs_and_study_are_in_mlflow_with_view_and_claims(results: Path) -> Non
     study = runs["study"]
     assert study.data.metrics == {"claims/nano-moe/qat_kl_ratio": 1.6}
     line = "* **INCONCLUSIVE** nano-moe, k3 KL, nvfp4-qat / bf16: 1.6 (0.25 to inf), at most 2"
-    assert study.data.tags["mlflow.note.content"] == line
+    mark = "* nano-moe: 1 of the protocol's 5 seeds"
+    assert study.data.tags["mlflow.note.content"] == f"{mark}\n{line}"
     # both runs started at once and took a minute
     assert study.info.end_time - study.info.start_time == 60_000
     assert study.info.start_time == runs["moe qat s2"].info.start_time
