@@ -1,8 +1,8 @@
 """`python -m experiments.tracking.publish`: the MLflow view, made from files.
 
 MLflow holds one experiment per study and in it one run per run id across all its attempts, tagged
-with it, and one run "study" with the claims as metrics, the figures as artifacts and as its note what a
-reader must know of the runs, then the claims.
+with it, and one run "study": the claims as its metrics, the figures as artifacts, and as its note
+what a reader must know of the runs, then the claims.
 """
 
 import argparse
