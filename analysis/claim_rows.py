@@ -18,6 +18,7 @@ def new_claim(
     *,
     num_seeds: int,
     detail: str,
+    exact: bool = False,
     **described: Any,
 ) -> Claim:
     """A row of the table.
@@ -27,27 +28,33 @@ def new_claim(
         required: None where nothing is claimed.
         obstacle: what keeps the interval from deciding anything.
         num_seeds: a single seed is reported, never judged.
+        exact: nothing is random; else seeds that all lie on the bound decide nothing.
         described: the other fields of `Claim`.
     """
     bound, threshold = required or (None, None)
+    if interval and required and not exact and interval.low == interval.high == threshold:
+        obstacle = "no spread between seeds, all on the bound"
     return Claim(
         estimate=interval and interval.estimate,
         low=interval and interval.low,
         high=interval and interval.high,
         bound=bound,
         threshold=threshold,
-        verdict=_verdict(interval, required, obstacle, num_seeds),
+        verdict=_verdict(interval, required, obstacle, exact or num_seeds > 1),
         num_seeds=num_seeds,
+        exact=exact,
         detail="; ".join(filter(None, (detail, obstacle))),
         **described,
     )
 
 
 def _verdict(
-    interval: Interval | None, required: Requirement | None, obstacle: str | None, num_seeds: int
+    interval: Interval | None,
+    required: Requirement | None,
+    obstacle: str | None,
+    can_be_judged: bool,
 ) -> Literal[Verdict, "REPORTED"]:
-    is_random = interval is None or interval.low is None or interval.low != interval.high
-    if required is None or (num_seeds == 1 and is_random):
+    if required is None or not can_be_judged:
         return "REPORTED"
     if interval is None or obstacle is not None:
         return "INCONCLUSIVE"

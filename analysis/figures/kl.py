@@ -13,6 +13,10 @@ from experiments.study.schema import Study
 from qat_core.rl.metric_names import K3_KL
 
 CAPTION = "k3 KL of rollout and trainer by training step on a log axis, every arm and seed"
+RATIO_NOTE = (
+    "\nDash-dotted: mean over a run's tokens, then over seeds, of the steps that both arms did. "
+    "Ratio: of a seed's two means;\nover several seeds the geometric mean, with its 95 % interval."
+)
 ROW_INCHES = 1.75
 
 
@@ -23,9 +27,7 @@ def draw(study: Study, results: Results) -> Figure:
         study,
         "Mismatch of rollout and trainer, KL(rollout || train)",
         f"{seeds_note(study, results)} Gap: overflow. Circles: steps above {SPIKE:.0f} times "
-        "their run's median.\nDash-dotted: mean over a run's tokens, then over seeds, of the steps "
-        "that both arms did. Ratio: of a seed's two means;\nover several seeds the "
-        "geometric mean, with its 95 % interval.",
+        f"their run's median.{RATIO_NOTE if 'bf16' in study.arms else ''}",
         height_inches=1.36 + ROW_INCHES * len(others),
         row_labels=["k3 KL\n(nats a token)"] * len(others),
         sharey=True,

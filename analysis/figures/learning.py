@@ -20,8 +20,8 @@ def draw(study: Study, results: Results) -> Figure:
         study,
         "Offline accuracy by training step, sampled answers to held-out prompts",
         f"{seeds} Arms are drawn side by side. Step 0 is the base model.\nA row evaluates all "
-        "checkpoints in one precision, so that arms compare. NVFP4: as in the arm's own rollouts; "
-        "BF16's as those without QAT.",
+        "checkpoints in one precision, so that arms compare. NVFP4: as in the arm's own rollouts"
+        + ("; BF16's as those without QAT." if "bf16" in study.arms else "."),
         height_inches=4.76,
         row_labels=[f"accuracy in {name}\n(share of answers)" for name in PRECISIONS.values()],
         sharey=True,
