@@ -73,13 +73,12 @@ def draw(models: Mapping[str, Runs]) -> Figure:
     arms = list(next(iter(models.values())))
     norm = Normalize(0, max(it.max().max() for row in tables.values() for it in row.values()))
     heights = [0.35 + CELL_INCHES * max(map(len, row.values())) for row in tables.values()]
-    of_model = f" of {next(iter(models))}" if len(models) == 1 else ""
     figure, axes = new_figure(
-        f"Which layers and kinds of weights{of_model} drift first",
+        "Which layers and kinds of weights drift first",
         "Codes that have flipped, summed over the observations up to a step, as a share of all "
         f"codes; mean over weights and seeds.\nWhite: where it first is {MOVED:.0%}. Grey: not in "
         "NVFP4.",
-        height_inches=1.0 + sum(heights),
+        height_inches=1.0 + 0.3 * len(models) + sum(heights),
         has_legend=False,
         nrows=len(tables),
         ncols=len(arms),
@@ -93,10 +92,10 @@ def draw(models: Mapping[str, Runs]) -> Figure:
             _draw_map(panel, table.reindex(names), norm)
         panels[0].set_yticks(range(len(names)), [str(name).split(".")[-1] for name in names])
         panels[0].set_ylim(len(names) - 0.5, -0.5)
-        label = "layer" if group == "layer" else "kind of weight"
-        panels[0].set_ylabel(label if of_model else f"{model}\n{label}")
-    for panel, arm in zip(axes[0], arms, strict=True):
-        panel.set_title(arm)
+        panels[0].set_ylabel(group)
+        if group == GROUPS[0]:
+            for panel, arm in zip(panels, arms, strict=True):
+                panel.set_title(f"{model}\n{arm}", fontsize=9.5)
     for panel in axes[-1]:
         panel.set_xlabel("training step")
     colors = ScalarMappable(norm, COLORS)
