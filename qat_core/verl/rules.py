@@ -36,7 +36,11 @@ SYNC_RULES = (
         lambda v: v != "delta_sharded",
         "syncs bring whole weights; use naive, nccl or nixl",
     ),
-    Rule(f"{MODEL}.mtp.enable_rollout", _is_not_set, "the draft model is not synced; use false"),
+    Rule(  # follows model.mtp where it is not set itself
+        f"{ROLLOUT}.mtp.enable_rollout",
+        _is_not_set,
+        f"the draft model is not synced; use {MODEL}.mtp.enable_rollout=false",
+    ),
     Rule(f"{VLLM}.speculative_config", _is_not_set, "draft models are not synced; remove the key"),
     Rule(
         f"{VLLM}.worker_extension_cls",

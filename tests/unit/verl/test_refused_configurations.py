@@ -31,6 +31,10 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     ),
     "adapter": (["actor_rollout_ref.model.lora_adapter_path=a"], "lora_adapter_path: a: LoRA"),
     "drafter": (["actor_rollout_ref.model.mtp.enable_rollout=true"], "the draft model is not sync"),
+    "drafter of the rollouts": (
+        [f"{ROLLOUT}.mtp={{enable: true, enable_rollout: true}}"],
+        r"rollout\.mtp\.enable_rollout: True: the draft model is not synced",
+    ),
     "drafter of vLLM's": (
         [f"+{ROLLOUT}.engine_kwargs.vllm.speculative_config.method=eagle3"],
         r"speculative_config: .*: draft models are not synced; remove the key",
