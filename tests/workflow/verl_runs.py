@@ -1,4 +1,4 @@
-"""verl's own trainers with `+nvfp4=w4a16` on two CPU workers, and what they leave in the table.
+"""verl's own trainers with `+nvfp4=w4a16` on CPU workers, and what they leave in the table.
 
 Each case is a run of a nano model with random weights over a few steps. It counts as shown if verl
 ends well, every step has its metrics, the weights change, and every sync brings each vLLM worker
