@@ -19,8 +19,8 @@ WORLD = 3  # which shards 8 experts unevenly
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Plain and prepared, in BF16 and FP32."""
     folder = tmp_path_factory.mktemp("seeded")
-    # forked: each process would need seconds to import transformers
-    start_processes(seeded_ranks.run, (WORLD, str(folder)), WORLD, start_method="fork")  # type: ignore[no-untyped-call]
+    # not forked: threads of tests that ran before hold locks, which forked processes wait for
+    start_processes(seeded_ranks.run, (WORLD, str(folder)), WORLD, start_method="spawn")  # type: ignore[no-untyped-call]
     found: list[dict[str, Any]] = torch.load(folder / f"world{WORLD}.pt")
     return found
 
