@@ -13,7 +13,12 @@ from analysis.tables.record import Record, read_record
 ROLLOUTS = ("rollout", "rollout_30b", "rollout_expandable", "rollout_humming")
 # its engines were told by the environment to use Humming, which their names do not say
 HUMMING = "rollout_humming"
-PRECISIONS = {"nvfp4": "NVFP4", "humming": "NVFP4, Humming", "bf16": "BF16"}
+PRECISIONS = {
+    "nvfp4": "NVFP4",
+    "humming": "NVFP4, Humming",
+    "humming-experts": "NVFP4, experts by Humming",
+    "bf16": "BF16",
+}
 SYNC_TITLE = "**Weight memory and weight sync from a BF16 model on the same GPU**"
 SYNC_NOTE = (
     "Tensors: what vLLM's weights take, its rotary cache included, and the prediction from shapes "

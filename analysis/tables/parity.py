@@ -12,6 +12,8 @@ from analysis.stats import Array, ratio_over_seeds
 from analysis.tables.record import Record, read_record
 
 ARMS = {"qat-pow2": "QAT", "qat-amax": "QAT, amax scale", "no-qat": "No QAT"}
+# what multiplied the packed weights
+KERNELS = {"nvfp4": "", "humming": ", Humming", "humming-experts": ", experts by Humming"}
 TITLE = "**k3 KL between trainer and vLLM on sampled tokens, 95 % intervals over seeds**"
 NOTE = (
     "Mean over all tokens of a seed, ratio in the typical seed, Student's interval over the seeds: "
@@ -39,6 +41,7 @@ class ParityRecord(Record):
     """Of experiments/benchmarks/parity.py."""
 
     weights: str
+    kernels: str = "nvfp4"
     models: dict[str, ParityModel]
 
 
@@ -83,7 +86,8 @@ def read_parity(folder: Path, machine: str) -> list[tuple[ParityRecord, list[Par
         batches = path.with_suffix(".csv.gz")
         rows = pd.read_csv(batches) if batches.exists() else _batches(record)
         models = [
-            _parity(f"{name}, {record.weights} weights", rows, name) for name in record.models
+            _parity(f"{name}, {record.weights} weights{KERNELS[record.kernels]}", rows, name)
+            for name in record.models
         ]
         for name, model in zip(record.models, models, strict=True):
             if len({len(means) for means in model.means.values()}) > 1:

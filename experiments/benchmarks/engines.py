@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,21 @@ from experiments.study.schema import ROOT
 from experiments.support.json_files import read_json
 from experiments.support.subprocess_call import call_in_subprocess
 from qat_core.rollout.vllm.engine import vllm_version
+from qat_core.rollout.vllm.plugin import EXPERTS_VARIABLE, LINEAR_VARIABLE
 
 MODELS = ROOT / "experiments" / "models"
-PRECISIONS = ("nvfp4", "bf16")
+# what multiplies packed weights, as the environment says it; nvfp4 is vLLM's own choice, Marlin
+PRECISIONS = {
+    "nvfp4": {LINEAR_VARIABLE: "marlin", EXPERTS_VARIABLE: "marlin"},
+    "humming": {LINEAR_VARIABLE: "humming", EXPERTS_VARIABLE: "humming"},
+    "humming-experts": {LINEAR_VARIABLE: "marlin", EXPERTS_VARIABLE: "humming"},
+    "bf16": {},
+}
 
 
-def parse_arguments(
-    description: str, precisions: tuple[str, ...] = PRECISIONS
-) -> argparse.Namespace:
+def parse_arguments(description: str) -> argparse.Namespace:
     """The command line: record, engines, device, and whether to go on with a record."""
-    names = [f"{file.stem}:{p}" for file in sorted(MODELS.glob("*.json")) for p in precisions]
+    names = [f"{file.stem}:{p}" for file in sorted(MODELS.glob("*.json")) for p in PRECISIONS]
     parser = argparse.ArgumentParser(description=description.partition("\n")[0])
     parser.add_argument("record", type=Path)
     parser.add_argument("engines", nargs="+", choices=names, metavar="MODEL:PRECISION")
@@ -32,8 +38,9 @@ def parse_arguments(
 
 
 def read_engine(name: str) -> tuple[dict[str, Any], bool]:
-    """The config.json of an engine's model, and whether its weights are packed."""
+    """The config.json of an engine's model, and if its weights are packed; sets its kernels."""
     model, _, precision = name.partition(":")
+    os.environ.update(PRECISIONS[precision])
     return read_json(MODELS / f"{model}.json"), precision != "bf16"
 
 

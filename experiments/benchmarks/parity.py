@@ -9,11 +9,13 @@ that was not trained rounded is less sure of itself once it is, and the same noi
 log-probs further: `rounded` is the floor of that model, its rounded weights served in BF16.
 `random`: larger models with heavy-tailed random weights, other ones for each seed.
 `trained`: checkpoints that answer the task of a study, its prompts in another order each seed;
-`--checkpoints STUDY:FOLDER`. `--device cpu` rehearses.
+`--checkpoints STUDY:FOLDER`. `--kernels humming` multiplies packed weights by Humming instead of
+Marlin. `--device cpu` rehearses.
 """
 
 import argparse
 import json
+import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +27,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from experiments.benchmarks.architectures import ARCHITECTURES, engine_settings
+from experiments.benchmarks.engines import PRECISIONS
 from experiments.benchmarks.parity_cases import Case, random_case, trained_case
 from experiments.runs.provenance import origin
 from experiments.support.subprocess_call import call_in_subprocess
@@ -152,11 +155,16 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--models", nargs="+", choices=ARCHITECTURES, default=list(ARCHITECTURES))
     parser.add_argument("--checkpoints", nargs="+", default=[], metavar="STUDY:FOLDER")
+    parser.add_argument(
+        "--kernels", choices=("nvfp4", "humming", "humming-experts"), default="nvfp4"
+    )
     arguments = parser.parse_args()
+    os.environ.update(PRECISIONS[arguments.kernels])
     device = arguments.device
     record: dict[str, Any] = {
         "benchmark": "parity",
         "weights": arguments.weights,
+        "kernels": arguments.kernels,
         **origin(device, vllm=vllm_version()),
         "models": {},
     }

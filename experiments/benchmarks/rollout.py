@@ -5,10 +5,10 @@
 
 Every engine is synced from a BF16 model on the same GPU, as in training. The extra memory of a sync
 is the peak over what was allocated before it, the trainer's weights and the KV cache included.
-`humming` is NVFP4 with `QAT_CORE_LINEAR_KERNEL=humming`. BF16 engines are, on CUDA, also synced as
-verl does: every tensor, of experts every matrix, through vLLM's own `load_weights`; NVFP4 engines
-also with `QAT_CORE_IN_PLACE_SYNC=1`, and the trainer's part of a sync, packing alone, is measured
-apart. `--device cpu` rehearses with the nano models.
+`humming` is NVFP4 multiplied by Humming, `humming-experts` only its experts, else Marlin does it.
+BF16 engines are, on CUDA, also synced as verl does: every tensor, of experts every matrix, through
+vLLM's own `load_weights`; NVFP4 engines also with `QAT_CORE_IN_PLACE_SYNC=1`, and the trainer's part
+of a sync, packing alone, is measured apart. `--device cpu` rehearses with the nano models.
 
 vLLM measures its weight memory by what PyTorch's allocator has given out, gaps included. With
 PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True there are none.
@@ -28,7 +28,6 @@ from torch import nn
 
 from experiments.benchmarks.architectures import engine_settings
 from experiments.benchmarks.engines import (
-    PRECISIONS,
     parse_arguments,
     read_engine,
     record_engines,
@@ -41,7 +40,6 @@ from qat_core.plan import plan
 from qat_core.recipe import Recipe
 from qat_core.rollout.vllm.engine import VllmEngine
 from qat_core.rollout.vllm.in_place import VARIABLE
-from qat_core.rollout.vllm.plugin import KERNEL_VARIABLE
 from qat_core.units import BYTES_PER_GIB
 from qat_core.weights.hub_names import HubNames
 from qat_core.weights.stream import weight_stream
@@ -54,8 +52,6 @@ def run(name: str, device: str) -> dict[str, Any]:
     """All figures of one `model:precision`."""
     config, is_packed = read_engine(name)
     recipe = Recipe.full() if is_packed else None
-    if name.endswith(":humming"):
-        os.environ[KERNEL_VARIABLE] = "humming"
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "model"
         write_architecture(config, folder)
@@ -167,7 +163,7 @@ def _measured(device: str) -> Iterator[dict[str, float]]:
 def main() -> None:
     """Measures each `model:precision` and writes the record after each."""
     settings = {"allocator": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")}
-    record_engines(parse_arguments(__doc__, (*PRECISIONS, "humming")), "rollout", settings, run)
+    record_engines(parse_arguments(__doc__), "rollout", settings, run)
 
 
 if __name__ == "__main__":

@@ -4,13 +4,13 @@
         qwen3-30b-a3b:nvfp4 qwen3-30b-a3b:bf16 qwen3-8b:humming qwen3-8b:nvfp4 qwen3-8b:bf16
 
 Random weights on 90 % of a GPU, CUDA graphs for decoding. `nvfp4` is vLLM's own choice, Marlin;
-`humming` is what `QAT_CORE_LINEAR_KERNEL=humming` asks for. Measured are prompts of 32 tokens with
-128 new ones, prefill of 8,192 tokens in four prompts, and the rollouts of one training step: 256
-prompts with 2,048 new tokens each, of which as many run at once as the KV cache holds.
+`humming` is `QAT_CORE_{LINEAR,EXPERTS}_KERNEL=humming`, `humming-experts` only the latter. Measured
+are prompts of 32 tokens with 128 new ones, prefill of 8,192 tokens in four prompts, and the
+rollouts of one training step: 256 prompts with 2,048 new tokens each, of which as many run at once
+as the KV cache holds.
 `--resume` goes on with a record whose run was cut off. `--device cpu` rehearses with nano models.
 """
 
-import os
 import tempfile
 from pathlib import Path
 from time import perf_counter
@@ -21,7 +21,6 @@ from torch import Tensor
 
 from experiments.benchmarks.architectures import engine_settings
 from experiments.benchmarks.engines import (
-    PRECISIONS,
     parse_arguments,
     read_engine,
     record_engines,
@@ -33,7 +32,6 @@ from qat_core.checkpoint.architecture import meta_model
 from qat_core.plan import plan
 from qat_core.recipe import Recipe
 from qat_core.rollout.vllm.engine import VllmEngine
-from qat_core.rollout.vllm.plugin import KERNEL_VARIABLE
 from qat_core.units import BYTES_PER_GIB
 from qat_core.weights.stream import packed_weights
 
@@ -51,7 +49,6 @@ def run(name: str, device: str) -> dict[str, Any]:
     """KV cache and throughput of one `model:precision`."""
     config, is_packed = read_engine(name)
     recipe = Recipe.full()
-    os.environ[KERNEL_VARIABLE] = "humming" if name.endswith(":humming") else "marlin"
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "model"
         write_architecture(config, folder)
@@ -127,7 +124,7 @@ def _rollout(engine: VllmEngine, device: str) -> dict[str, float]:
 
 def main() -> None:
     """Measures each `model:precision` and writes the record after each."""
-    arguments = parse_arguments(__doc__, (*PRECISIONS, "humming"))
+    arguments = parse_arguments(__doc__)
     settings = {
         "gpu_memory_utilization": GPU_MEMORY_UTILIZATION,
         "new_tokens": NEW_TOKENS[arguments.device],

@@ -68,17 +68,15 @@ class Method(QuantizeMethodBase):  # type: ignore[misc]
 def layer(monkeypatch: pytest.MonkeyPatch) -> nn.Module:
     """A layer whose scheme was told to use Humming; without a GPU its product is F.linear."""
     monkeypatch.setattr(scheme, "init_nvfp4_linear_kernel", scheme.init_nvfp4_linear_kernel)
-    monkeypatch.setenv("VLLM_USE_AOT_COMPILE", "1")
     monkeypatch.setattr(parameter, "get_tensor_model_parallel_rank", lambda: 0)
     monkeypatch.setattr(parameter, "get_tensor_model_parallel_world_size", lambda: 1)
-    monkeypatch.setattr(humming_linear, "_require_versions", lambda _: None)
     monkeypatch.setattr(HummingLinearKernel, "is_supported", lambda *_: (True, None))
     if not ON_GPU:
         monkeypatch.setattr(
             humming_linear, "multiply", lambda x, *weight, **_: F.linear(x, unpack(*weight[:3]))
         )
-    humming_linear.install("0.24.0")
-    humming_linear.install("0.24.0")  # by vLLM's plugins once more
+    humming_linear.install()
+    humming_linear.install()  # by vLLM's plugins once more
     made = nn.Module()
     made.quant_method = method = Method()
     with torch.device(DEVICE):
@@ -171,13 +169,13 @@ def test_torch_compile_keeps_the_product_whole(layer: Any) -> None:
 
 def test_activations_in_four_bits_are_left_to_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheme, "init_nvfp4_linear_kernel", lambda use_a16: "vLLM's")
-    monkeypatch.setattr(humming_linear, "_require_versions", lambda _: None)
     monkeypatch.setattr(HummingLinearKernel, "is_supported", lambda *_: (True, None))
-    humming_linear.install("0.24.0")
+    humming_linear.install()
     assert scheme.init_nvfp4_linear_kernel(use_a16=False) == "vLLM's"
     assert isinstance(scheme.init_nvfp4_linear_kernel(use_a16=True), HummingLinearKernel)
 
 
+@pytest.mark.parametrize("variable", [plugin.LINEAR_VARIABLE, plugin.EXPERTS_VARIABLE])
 @pytest.mark.parametrize(
     ("kernel", "vllm", "found", "message"),
     [
@@ -194,14 +192,19 @@ def test_activations_in_four_bits_are_left_to_vllm(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_what_cannot_run_is_refused_with_a_fix(
-    kernel: str, vllm: str, found: str, message: str, monkeypatch: pytest.MonkeyPatch
+    variable: str,
+    kernel: str,
+    vllm: str,
+    found: str,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     import vllm as installed
 
-    monkeypatch.setenv(plugin.KERNEL_VARIABLE, kernel)
+    monkeypatch.setenv(variable, kernel)
     monkeypatch.setattr(installed, "__version__", vllm)
-    monkeypatch.setattr(humming_linear, "version", lambda _: found)
-    with pytest.raises(ValueError, match=message):
+    monkeypatch.setattr(humming, "version", lambda _: found)
+    with pytest.raises(ValueError, match=f"^{variable}.*{message}"):
         plugin.register()
 
 

@@ -1,20 +1,20 @@
-"""Which kernels of humming-kernels 0.1.19 multiply a weight; imports it when it is asked.
+"""Which kernels of humming-kernels 0.1.19 multiply a weight, and where they can.
 
-Humming compiles a kernel for each layer shape and tile, a second or two each, and keeps it in
-`HUMMING_CACHE_DIR`.
+Imports it when it is asked. Humming compiles a kernel for each layer shape and tile, a second or
+two each, and keeps it in `HUMMING_CACHE_DIR`.
 """
 
+import os
 from collections.abc import Sequence
-from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from qat_core.options import BLOCK_SIZE
 
 VERSION = "0.1.19"
-NUM_LOCKS = 2048  # as Humming's own layer has; stream-K tiles meet there
+NUM_LOCKS = 2048  # as Humming's own layer has; parts of split sums meet there
 
 
 def weight_schema() -> Any:
@@ -38,10 +38,36 @@ def tiles_for(config: Any, compute: dict[str, Any], rows: Sequence[int]) -> list
     return [entry for entry in table if any(entry[0] < m <= entry[1] for m in rows)]
 
 
-@lru_cache
-def expert_locks(device: torch.device) -> Tensor:
-    """Where stream-K tiles of experts meet, int32 (NUM_LOCKS,): one for all layers, zero between.
+def require(variable: str, vllm_version: str) -> None:
+    """Sets up vLLM and Humming for kernels that `variable` of the environment asks for.
 
-    Layers follow each other in one stream, and CUDA graphs keep its address.
+    Raises:
+        ValueError: another vLLM or Humming than this was written for, or not a Hopper GPU.
     """
-    return torch.zeros(NUM_LOCKS, dtype=torch.int32, device=device)
+    asked = f"{variable}=humming"
+    if not vllm_version.startswith("0.24."):
+        raise ValueError(f"{asked}: made for vLLM 0.24, not {vllm_version}: unset it")
+    try:
+        found = version("humming-kernels")
+    except PackageNotFoundError:
+        found = "none"
+    if found != VERSION:
+        raise ValueError(
+            f"{asked}: needs humming-kernels=={VERSION}, found {found}: install it, or unset the "
+            "variable to use Marlin"
+        )
+    if not is_hopper():
+        raise ValueError(
+            f"{asked}: Humming's layout is that of Hopper GPUs (sm_90); unset it to use Marlin"
+        )
+    from vllm import envs
+
+    os.environ.setdefault("HUMMING_CACHE_DIR", os.path.join(envs.VLLM_CACHE_ROOT, "humming"))
+    # Compiled models are cached by settings that this choice is not among: vLLM would run a graph
+    # of Marlin's kernels on these weights. Its other cache goes by the code that was compiled.
+    os.environ["VLLM_USE_AOT_COMPILE"] = "0"
+
+
+def is_hopper() -> bool:
+    """Whether the GPU has the instructions that the layout is made for."""
+    return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9

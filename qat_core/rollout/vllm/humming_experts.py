@@ -1,8 +1,12 @@
 """Experts of vLLM 0.24 multiplied by Humming instead of Marlin; loaded by the plugin alone.
 
-Asked for together with linear layers, see `humming_linear`. vLLM's choice stays Marlin's, whose
-workspaces, shapes and reload fit: what is replaced is the layout that weights are prepared in and
-the two products of a layer.
+Asked for by `QAT_CORE_EXPERTS_KERNEL=humming`. vLLM's choice stays Marlin's, whose workspaces,
+shapes and reload fit: what is replaced is the layout that weights are prepared in and the two
+products of a layer.
+
+Each sum is added in one thread block. Humming's own choice splits some, so that their parts are
+added in BF16 and in any order; for experts that is no faster (docs/results.md, "Matrix products by
+kernel"), has other bits each time and larger errors.
 """
 
 import json
@@ -54,7 +58,7 @@ class HummingExperts(MarlinExperts):  # type: ignore[misc]
         """
         if apply_router_weight_on_input or self.gemm1_clamp_limit is not None:
             raise ValueError(
-                "QAT_CORE_LINEAR_KERNEL=humming: not for experts that clamp or that weight their "
+                "QAT_CORE_EXPERTS_KERNEL=humming: not for experts that clamp or that weight their "
                 "inputs; unset it to use Marlin"
             )
         pairs, hidden = topk_ids.numel(), hidden_states.shape[1]
@@ -115,7 +119,6 @@ def multiply(
         weight=words,
         weight_scale=scale,
         weight_scale_2=multiplier,
-        locks=humming.expert_locks(x.device),
         sorted_ids=ids,
         expert_ids=of_experts,
         num_tokens_padded=num_padded,
@@ -147,7 +150,7 @@ def _kernels(
     for pairs in TILED_PAIRS:
         up_to = ANY_MORE if pairs == TILED_PAIRS[-1] else pairs
         tile = get_heuristics_config(config, pairs, gemm_type="indexed", device=device)
-        tiles.append((above, up_to, tile))
+        tiles.append((above, up_to, tile | {"use_stream_k": False}))
         above = pairs
     compute, table = json.dumps({"gemm_type": "indexed"}), json.dumps(tiles)
     HummingKernel.prepare_kernels(config.to_str(), compute, table, device)
@@ -169,7 +172,6 @@ def prepare_experts(
 
     Arguments and results as for `marlin.prepare_experts`.
     """
-    humming.expert_locks(w13.device).zero_()  # whatever vLLM's sleep has left there
     prepared: list[Tensor] = []
     for codes, scale, scale_2 in ((w13, w13_scale, w13_scale_2), (w2, w2_scale, w2_scale_2)):
         _kernels(*codes.shape[:2], 2 * codes.shape[2], codes.device)

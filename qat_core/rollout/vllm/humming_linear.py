@@ -14,9 +14,7 @@ verl pins a vLLM that keeps them.
 """
 
 import json
-import os
 from functools import lru_cache
-from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from typing import Any
 
@@ -45,9 +43,7 @@ class HummingLinearKernel(NvFp4LinearKernel):  # type: ignore[misc]
     @classmethod
     def is_supported(cls, compute_capability: int | None = None) -> tuple[bool, str | None]:
         """Whether the GPU has the instructions that the layout is made for."""
-        if torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9:
-            return True, None
-        return False, "Humming's layout is that of Hopper GPUs (sm_90)"
+        return humming.is_hopper(), None if humming.is_hopper() else "not a Hopper GPU (sm_90)"
 
     @classmethod
     def can_implement(cls, config: NvFp4LinearLayerConfig) -> tuple[bool, str | None]:
@@ -140,25 +136,12 @@ def _kernels(n: int, k: int, device: torch.device) -> tuple[Any, str, str]:
     return config, json.dumps(compute), json.dumps(tiles)
 
 
-def install(vllm_version: str) -> None:
-    """Make compressed-tensors' W4A16 linear layers use `HummingLinearKernel`.
-
-    Raises:
-        ValueError: another vLLM or Humming than this was written for, or not a Hopper GPU.
-    """
-    _require_versions(vllm_version)
-    is_supported, reason = HummingLinearKernel.is_supported()
-    if not is_supported:
-        raise ValueError(f"QAT_CORE_LINEAR_KERNEL=humming: {reason}; unset it to use Marlin")
-    from vllm import envs
+def install() -> None:
+    """Make compressed-tensors' W4A16 linear layers use `HummingLinearKernel`."""
     from vllm.model_executor.layers.quantization.compressed_tensors.schemes import (
         compressed_tensors_w4a4_nvfp4 as scheme,
     )
 
-    os.environ.setdefault("HUMMING_CACHE_DIR", os.path.join(envs.VLLM_CACHE_ROOT, "humming"))
-    # Compiled models are cached by settings that this choice is not among: vLLM would run a graph
-    # of Marlin's kernels on these weights. Its other cache goes by the code that was compiled.
-    os.environ["VLLM_USE_AOT_COMPILE"] = "0"
     vllms_choice = scheme.init_nvfp4_linear_kernel
     if getattr(vllms_choice, "chooses_humming", False):
         return
@@ -168,19 +151,3 @@ def install(vllm_version: str) -> None:
 
     choose.chooses_humming = True  # type: ignore[attr-defined]
     scheme.init_nvfp4_linear_kernel = choose
-
-
-def _require_versions(vllm_version: str) -> None:
-    if not vllm_version.startswith("0.24."):
-        raise ValueError(
-            f"QAT_CORE_LINEAR_KERNEL=humming: made for vLLM 0.24, not {vllm_version}: unset it"
-        )
-    try:
-        found = version("humming-kernels")
-    except PackageNotFoundError:
-        found = "none"
-    if found != humming.VERSION:
-        raise ValueError(
-            f"QAT_CORE_LINEAR_KERNEL=humming: needs humming-kernels=={humming.VERSION}, found "
-            f"{found}: install it, or unset the variable to use Marlin"
-        )

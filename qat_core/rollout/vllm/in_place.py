@@ -21,7 +21,6 @@ from torch import Tensor, nn
 
 from qat_core.nvfp4 import PackedTensor
 from qat_core.rollout.vllm.experts import FUSED
-from qat_core.rollout.vllm.humming import expert_locks
 from qat_core.rollout.vllm.humming_layout import to_layout
 from qat_core.rollout.vllm.marlin import TILE, marlin_multiplier, marlin_scales, repack_codes
 from qat_core.weights.hub_names import HubNames, Weight
@@ -178,7 +177,6 @@ def write_humming_experts(layer: Any, packed: PackedTensor, matrix: str | None) 
     getattr(layer, f"{matrix}_weight").data.copy_(words)
     getattr(layer, f"{matrix}_weight_scale").data.copy_(scale)
     getattr(layer, f"{matrix}_weight_scale_2").copy_(packed.global_scale.reciprocal())
-    expert_locks(words.device).zero_()
 
 
 def write_marlin(layer: Any, packed: PackedTensor) -> None:

@@ -3,12 +3,13 @@
 vLLM runs W4A16 with the Marlin kernel only and refuses it on a CPU. With this plugin the same
 checkpoints and weight syncs run there in BF16, unpacked when they arrive, and experts tell their
 routes. On CUDA nothing changes unless `QAT_CORE_LINEAR_KERNEL=humming` asks for other kernels of
-linear layers and experts.
+linear layers, or `QAT_CORE_EXPERTS_KERNEL=humming` for other ones of experts.
 """
 
 import os
 
-KERNEL_VARIABLE = "QAT_CORE_LINEAR_KERNEL"
+LINEAR_VARIABLE = "QAT_CORE_LINEAR_KERNEL"
+EXPERTS_VARIABLE = "QAT_CORE_EXPERTS_KERNEL"
 
 
 def register() -> None:
@@ -19,7 +20,14 @@ def register() -> None:
     """
     from vllm.platforms import current_platform
 
-    _choose_kernel(os.environ.get(KERNEL_VARIABLE, ""))
+    if _asks_for_humming(LINEAR_VARIABLE):
+        from qat_core.rollout.vllm import humming_linear
+
+        humming_linear.install()
+    if _asks_for_humming(EXPERTS_VARIABLE):
+        from qat_core.rollout.vllm import humming_experts
+
+        humming_experts.install()
     if not current_platform.is_cpu():
         return
     import vllm
@@ -34,15 +42,15 @@ def register() -> None:
     let_cpu_experts_tell(vllm.__version__)
 
 
-def _choose_kernel(name: str) -> None:
+def _asks_for_humming(variable: str) -> bool:
+    name = os.environ.get(variable, "")
     if name not in ("", "marlin", "humming"):
-        raise ValueError(f"{KERNEL_VARIABLE}={name}: use humming, or marlin, vLLM's own choice")
-    if name == "humming":
-        import vllm
+        raise ValueError(f"{variable}={name}: use humming, or marlin, vLLM's own choice")
+    if name != "humming":
+        return False
+    import vllm
 
-        from qat_core.rollout.vllm import humming_linear
+    from qat_core.rollout.vllm import humming
 
-        humming_linear.install(vllm.__version__)
-        from qat_core.rollout.vllm import humming_experts
-
-        humming_experts.install()
+    humming.require(variable, vllm.__version__)
+    return True
