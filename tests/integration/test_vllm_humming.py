@@ -64,6 +64,9 @@ class Method(QuantizeMethodBase):  # type: ignore[misc]
         return out
 
 
+VARIABLES = [plugin.LINEAR_VARIABLE, plugin.EXPERTS_VARIABLE]
+
+
 @pytest.fixture
 def layer(monkeypatch: pytest.MonkeyPatch) -> nn.Module:
     """A layer whose scheme was told to use Humming; without a GPU its product is F.linear."""
@@ -122,7 +125,15 @@ def test_weights_are_the_oracles_at_the_same_addresses_after_each_of_many_syncs(
     assert not layer.humming_locks.any()
 
 
-def test_a_compiled_model_with_marlin_is_not_loaded_in_its_place(layer: nn.Module) -> None:
+@pytest.mark.parametrize("variable", VARIABLES)
+def test_a_compiled_model_with_marlin_is_not_loaded_in_its_place(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_USE_AOT_COMPILE", "1")
+    monkeypatch.setenv("HUMMING_CACHE_DIR", "set")  # so that it is unset again
+    monkeypatch.setattr(humming, "version", lambda _: humming.VERSION)
+    monkeypatch.setattr(humming, "is_hopper", lambda: True)
+    humming.require(variable, "0.24.0")
     assert os.environ["VLLM_USE_AOT_COMPILE"] == "0"
 
 
@@ -175,7 +186,7 @@ def test_activations_in_four_bits_are_left_to_vllm(monkeypatch: pytest.MonkeyPat
     assert isinstance(scheme.init_nvfp4_linear_kernel(use_a16=True), HummingLinearKernel)
 
 
-@pytest.mark.parametrize("variable", [plugin.LINEAR_VARIABLE, plugin.EXPERTS_VARIABLE])
+@pytest.mark.parametrize("variable", VARIABLES)
 @pytest.mark.parametrize(
     ("kernel", "vllm", "found", "message"),
     [
