@@ -10,6 +10,11 @@ Rounding happens below autograd, hence
 * autograd keeps the parameter itself for the backward pass, which rounds once more, so that a
   prepared model needs no second copy of its weights.
 
+What a backward pass computes with a weight other than products, as after a norm or a factor in the
+forward pass, reads full precision: such a gradient is taken at the weight before rounding. Autograd
+keeps the same tensor for a penalty, which is meant to be of full precision, and does not say which
+of the two it works for.
+
 The same class has the all-gather hooks of FSDP2: see qat_core/fsdp.py.
 """
 

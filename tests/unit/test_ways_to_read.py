@@ -214,6 +214,32 @@ def test_gradients_of_a_joined_matrix_are_those_of_rounded_weights() -> None:
         assert torch.equal(model.get_parameter(name).grad, oracle.get_parameter(name).grad)  # type: ignore[arg-type]
 
 
+class Scaled(nn.Module):
+    """A product that a weight's own mean square scales."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.only = nn.Linear(32, 16, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.only(x).detach() * self.only.weight.square().mean()
+        return out
+
+
+def test_gradients_of_other_uses_than_products_are_taken_at_full_precision() -> None:
+    model, oracle = Scaled(), Scaled()
+    prepare(model, Recipe())
+    x, weight = torch.randn(4, 32), model.only.weight
+    out = model(x)
+    out.sum().backward()
+    with torch.no_grad():
+        oracle.only.weight.copy_(weight.rounded())  # type: ignore[operator]
+    assert torch.equal(out, oracle(x))
+    factor = F.linear(x, oracle.only.weight).sum() * 2 / weight.numel()
+    torch.testing.assert_close(weight.grad, factor * weight.plain())  # type: ignore[operator]
+
+
 @pytest.mark.parametrize("use", FULL_PRECISION.values(), ids=FULL_PRECISION)
 def test_reads_full_precision(use: Use, weights: Weights) -> None:
     expected = use(*(weight.plain() for weight in weights))
