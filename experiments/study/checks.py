@@ -132,8 +132,8 @@ def _check_verl(study: Study) -> Iterator[str]:
     yield from _check_of_local_alone(study)
     for name, model in study.models.items():
         yield from _check_known(f"models.{name}.recipe", model.recipe, known_recipes())
-    if study.variant is not None:
-        yield from _check_known("variant", study.variant, known_variants())
+    for variant in study.variant:
+        yield from _check_known("variant", variant, known_variants())
     if study.rl.drift_every:
         yield "rl.drift_every: only trainer: local watches the drift of weights; remove it"
     gate = study.kl_gate

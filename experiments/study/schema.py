@@ -7,7 +7,7 @@ to the repository root.
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
 
 from experiments.study.arms import ArmName
 from experiments.study.models import Model, ModelName
@@ -84,6 +84,9 @@ class Base(NamedTuple):
 
 
 CellName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.-]*$")]
+OneOrMore = Annotated[
+    tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)
+]
 
 
 class Study(Settings):
@@ -96,7 +99,9 @@ class Study(Settings):
     gpus: int = Field(
         1, ge=1, le=100_000, description="trainer verl: GPUs of a run, on CPU its workers"
     )
-    variant: str | None = Field(None, description="trainer verl: a file of recipes/variants")
+    variant: OneOrMore = Field(
+        (), description="trainer verl: a file of recipes/variants, or several, the last one decides"
+    )
     kl_gate: KlGate | None = Field(None, description="trainer verl: stops a run that has diverged")
     models: dict[ModelName, Model]
     arms: tuple[ArmName, ...]

@@ -4,7 +4,7 @@ A key that verl reads but does not list in its configuration carries Hydra's "+"
 `reward.+reward_kwargs.max_resp_len`. Nothing here imports verl: a study is planned without it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,14 +20,14 @@ class Setting(NamedTuple):
     source: str
 
 
-def load_recipe(recipe: str, variant: str | None) -> dict[str, Setting]:
+def load_recipe(recipe: str, variants: Sequence[str]) -> dict[str, Setting]:
     """Settings by dotted key; lists and scalars are replaced as a whole.
 
     Raises:
         ValueError: a file is not a YAML mapping.
     """
     files = [RECIPES / "base.yaml", RECIPES / recipe / "recipe.yaml"]
-    files += [RECIPES / "variants" / f"{variant}.yaml"] if variant else []
+    files += [RECIPES / "variants" / f"{variant}.yaml" for variant in variants]
     return {
         key: Setting(value, str(file.relative_to(RECIPES.parents[1])))
         for file in files

@@ -21,6 +21,7 @@ from experiments.verl.command import (
 )
 from experiments.verl.kl_gate import GateWatch
 from experiments.verl.leftovers import LEFTOVERS_FILE, remove_leftovers
+from experiments.verl.memory import PeakMemory
 from experiments.verl.preflight import require_inputs
 from experiments.verl.process import VerlProcess, running_verl
 from experiments.verl.rows import StepReader
@@ -55,8 +56,10 @@ def train(
     print(f"{run.id}: verl starts Ray, FSDP2 and vLLM, which takes minutes; its log: {log}")
     configuration = build_configuration(study, run, paths)
     (attempt.folder / CONFIGURATION).write_text(to_yaml(configuration))
+    memory = PeakMemory(study.device)
     with running_verl(build_command(study, paths), log) as verl:
-        reason = _follow(verl, StepReader(paths.metrics), GateWatch(study.kl_gate), on_step)
+        gate = GateWatch(study.kl_gate)
+        reason = _follow(verl, StepReader(paths.metrics), memory, gate, on_step)
     text = log.read_text(errors="replace")
     if reason is None:
         _require_success(verl, text, log)
@@ -73,12 +76,15 @@ def train(
     )
 
 
-def _follow(verl: VerlProcess, reader: StepReader, gate: GateWatch, on_step: OnStep) -> str | None:
+def _follow(
+    verl: VerlProcess, reader: StepReader, memory: PeakMemory, gate: GateWatch, on_step: OnStep
+) -> str | None:
     """Hands on verl's steps while it runs; returns why it is to be stopped, or None at its end."""
     while True:
         has_ended = verl.exit_code() is not None
+        memory.look()
         for step in reader.read_new():
-            on_step(step.number, step.metrics)
+            on_step(step.number, step.metrics | memory.peaks_gib)
             if reason := gate.reason_to_stop(step):
                 return reason
         if has_ended:

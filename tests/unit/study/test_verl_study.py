@@ -24,6 +24,10 @@ VERL_ERRORS = {
         "models.m.recipe: no recipe qwen3_8; did you mean qwen3_8b?",
     ),
     "unknown variant": ({"variant": "shake"}, "variant: no recipe shake; did you mean smoke?"),
+    "unknown one of several": (
+        {"variant": ["smoke", "shake"]},
+        "variant: no recipe shake; did you mean smoke?",
+    ),
     "top_p": (
         {"rl": VERL["rl"] | {"rollout": {"top_p": 0.9}}},
         "rl.rollout.top_p: 0.9 would bias the ratio between trainer and rollout; use 1.0",
@@ -116,3 +120,18 @@ def test_recipe_is_part_of_what_decides_a_verl_run() -> None:
     config = study.training_config(study.find_run("nano-moe-verl_nvfp4-qat_seed0"))
     assert config["recipe"]["sampler"] == "quick" and config["gpus"] == 2
     assert not any("+" in key for key in config["recipe"])  # MLflow would refuse the run
+
+
+def test_of_several_variants_the_last_one_decides(tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    eager, graphs = "enforce_eager", "cudagraph_capture_sizes"
+    utilization = "gpu_memory_utilization"
+    found = {}
+    for variant in ("smoke", ["smoke", "cautious"]):
+        path.write_text(yaml.safe_dump(VERL | {"variant": variant}))
+        study = load_study(path)
+        recipe = study.recipe_of(study.runs[0])
+        settings = {key.rpartition(".")[2]: it.value for key, it in recipe.items()}
+        found[str(variant)] = [settings.get(key) for key in (utilization, eager, graphs)]
+    sizes = [1, 2, 4, 8, 16, 32, 64]
+    assert list(found.values()) == [[0.6, None, sizes], [0.5, True, sizes]]

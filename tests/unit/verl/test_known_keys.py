@@ -44,7 +44,7 @@ def test_verl_knows_all_that_the_arms_of_a_study_set(name: str) -> None:
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_verl_knows_all_that_a_variant_sets(variant: str, device: str) -> None:
     study = load_study(STUDIES / "qwen3.yaml")
-    changed = study.model_copy(update={"variant": variant, "device": device})
+    changed = study.model_copy(update={"variant": (variant,), "device": device})
     require_known_settings(changed, changed.runs[:1])
 
 
