@@ -6,6 +6,7 @@ from pathlib import Path
 from analysis.tables.codec import codec_sections
 from analysis.tables.cost import cost_sections, repeated_sync_sections
 from analysis.tables.engines import read_rollouts, sync_sections
+from analysis.tables.gpus import gpus_sections
 from analysis.tables.matmul import matmul_sections
 from analysis.tables.memory import memory_sections
 from analysis.tables.parity import parity_sections, read_parity
@@ -35,6 +36,7 @@ def engine_and_parity_sections(folder: Path, machine: str) -> list[str]:
 SECTIONS: Mapping[str, Callable[[Path, str], list[str]]] = {
     "benchmarks": engine_and_parity_sections,
     "verl": verl_sections,
+    "gpus": gpus_sections,
     "memory": memory_sections,
     "matmul": matmul_sections,
     "codec": codec_sections,

@@ -33,14 +33,16 @@ class Memory(BaseModel):
     """Weights as vLLM holds them, packed ones where the arm packs; known at a run's end.
 
     Attributes:
-        gpu_peak_gib: what the actor allocated on its GPU; absent in the first records.
-        host_gib: in use on the whole host, by all of verl.
+        actor_peak_gib: what the actor allocated on its GPU; like all peaks absent in first records.
+        gpu_peak_gib: in use on the fullest GPU, by actor and vLLM.
+        host_peak_gib: in use on the whole host.
     """
 
     measured_bf16_gib: float | None = None
     measured_packed_gib: float | None = None
+    actor_peak_gib: float | None = None
     gpu_peak_gib: float | None = None
-    host_gib: float | None = None
+    host_peak_gib: float | None = None
 
     def __str__(self) -> str:
         """What the arm holds."""
@@ -71,6 +73,7 @@ class VerlRun(BaseModel):
     memory: Memory
     git: Git
     mean_k3_kl: float | None = None
+    outside_steps_s: float | None = None
 
     @property
     def name(self) -> str:
@@ -134,32 +137,55 @@ PEAK_TABLE: MarkdownTable[VerlRun] = MarkdownTable(
         "Model": lambda run: run.name,
         "Arm": lambda run: run.arm,
         "GPUs": lambda run: str(run.gpus),
-        "Actor on each GPU, GiB": lambda run: f"{run.memory.gpu_peak_gib:.1f}",
-        "Host, GiB": lambda run: f"{run.memory.host_gib:.0f}" if run.memory.host_gib else "",
-        "Weights in vLLM on each GPU": lambda run: str(run.memory),
+        "Actor on its GPU, GiB": lambda run: _gib(run.memory.actor_peak_gib),
+        "Actor and vLLM on a GPU, GiB": lambda run: _gib(run.memory.gpu_peak_gib),
+        "Host, GiB": lambda run: _gib(run.memory.host_peak_gib),
+        "Start and end, s": lambda run: f"{run.outside_steps_s:.0f}" if run.outside_steps_s else "",
     }
 )
 PEAK_NOTE = (
     "vLLM sleeps while the actor trains, and the actor is on the host while vLLM is awake; then "
-    "its weights and KV cache are on the GPU."
+    "its weights and KV cache are on the GPU. GPU and host: looked at every 2 s from outside. "
+    "Start and end: of the whole run, what is in no step."
 )
+
+
+def _gib(gib: float | None) -> str:
+    return f"{gib:.1f}" if gib else ""
+
+
+def read_verl_records(folder: Path, machine: str) -> list[VerlRecord]:
+    """`verl_MACHINE.json`, and those that add runs, `verl_MACHINE_*.json`.
+
+    Raises:
+        ValueError: the first is missing, or one is damaged.
+    """
+    others = sorted(folder.glob(f"verl_{machine}_*.json"))
+    return [read_record(path, VerlRecord) for path in (folder / f"verl_{machine}.json", *others)]
 
 
 def verl_sections(folder: Path, machine: str) -> list[str]:
     """Where it was measured, and a row a run.
 
     Raises:
-        ValueError: the record is missing or damaged.
+        ValueError: a record is missing or damaged.
     """
-    record = read_record(folder / f"verl_{machine}.json", VerlRecord)
+    records = read_verl_records(folder, machine)
     in_studies = {path.name.rpartition("_seed")[0] for path in folder.parent.glob("*/*_seed*")}
-    runs = [run for run in record.runs if f"{run.model}_{run.arm}" not in in_studies]
+    runs = [run for it in records for run in it.runs if f"{run.model}_{run.arm}" not in in_studies]
     floors = {(run.model, run.gpus): run.k3_kl.median for run in runs if run.arm == "bf16"}
     rows = [VerlRow(run, floors.get((run.model, run.gpus))) for run in runs]
-    versions = ", ".join(f"{name} {record.versions[name]}" for name in ("verl", "vllm", "torch"))
-    origin = f"Measured on: {record.hardware.name}; {versions}."
-    sections = [origin, VERL_TABLE.markdown(rows), NOTE]
-    measured = [run for run in runs if run.memory.gpu_peak_gib]
+    sections = [
+        f"Measured on: {'; '.join(sorted({_origin(it) for it in records}))}.",
+        VERL_TABLE.markdown(rows),
+        NOTE,
+    ]
+    measured = [run for run in runs if run.memory.actor_peak_gib]
     if measured:
         sections += [PEAK_TITLE, PEAK_TABLE.markdown(measured), PEAK_NOTE]
     return sections
+
+
+def _origin(record: VerlRecord) -> str:
+    versions = ", ".join(f"{name} {record.versions[name]}" for name in ("verl", "vllm", "torch"))
+    return f"{record.hardware.name}; {versions}"

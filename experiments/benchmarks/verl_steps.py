@@ -9,7 +9,6 @@ step the saving of checkpoints.
 """
 
 import argparse
-import json
 import statistics
 from collections.abc import Iterable
 from itertools import starmap
@@ -24,6 +23,8 @@ from experiments.runs.attempts import read_history
 from experiments.runs.manifest import RunManifest
 from experiments.runs.metrics import Row, token_mean
 from experiments.support.cli import run_cli
+from experiments.support.json_files import write_json
+from experiments.verl.memory import GPU_MEMORY, HOST_MEMORY
 from qat_core.rl.metric_names import K3_KL, STEP_TIME
 
 TIMES = {
@@ -38,8 +39,9 @@ COLUMNS = TIMES | {
     "tokens_per_step": "perf/total_num_tokens",
 }
 MEMORY = {
-    "gpu_peak_gib": "perf/max_memory_allocated_gb",
-    "host_gib": "actor/perf/cpu_memory_used_gb",
+    "actor_peak_gib": "perf/max_memory_allocated_gb",
+    "gpu_peak_gib": GPU_MEMORY,
+    "host_peak_gib": HOST_MEMORY,
 }
 
 
@@ -64,15 +66,23 @@ def summarize(run_dir: Path, manifest: RunManifest, rows: list[Row]) -> dict[str
         **{name: _spread(row[key] for row in rows[1:]) for name, key in COLUMNS.items()},
         "mean_k3_kl": token_mean(rows, K3_KL),
         "step_s": _spread(map(_step_s, rows[1:])),
+        "outside_steps_s": _outside_steps_s(manifest, rows),
         "memory": manifest.memory.model_dump() | _memory(rows),
         "git": manifest.git and manifest.git.model_dump(),
     }
 
 
 def _memory(rows: list[Row]) -> dict[str, float]:
-    """Largest memory of the actor's GPU and of its host in any step; verl's "gb" are GiB."""
+    """Largest memory of actor, GPU and host in any step; verl's "gb" are GiB."""
     found = {name: [row[key] for row in rows if row.get(key)] for name, key in MEMORY.items()}
     return {name: max(filter(None, values)) for name, values in found.items() if values}
+
+
+def _outside_steps_s(manifest: RunManifest, rows: list[Row]) -> float | None:
+    """Start and end of a run; None while it runs, or where it took several attempts."""
+    if manifest.wall_s is None or manifest.attempt > 1:
+        return None
+    return manifest.wall_s - sum(float(row[STEP_TIME] or 0.0) for row in rows)
 
 
 def _step_s(row: Row) -> float:
@@ -98,7 +108,20 @@ def _setup(manifest: RunManifest) -> dict[str, Any]:
     return {"versions": manifest.versions, "hardware": kinds}
 
 
-def print_table(runs: list[dict[str, Any]]) -> None:
+def write_record(path: Path, run_dirs: Iterable[Path]) -> None:
+    """Writes the record of runs and prints it.
+
+    Raises:
+        ValueError: a run has no step beyond the first, or they are of different machines.
+    """
+    histories = [(run_dir, *read_history(run_dir)) for run_dir in run_dirs]
+    runs = sorted(starmap(summarize, histories), key=itemgetter("model", "gpus", "arm"))
+    setup = _common_setup([manifest for _, manifest, _ in histories])
+    write_json(path, {"benchmark": "verl", **setup, "runs": runs})
+    _print_table(runs)
+
+
+def _print_table(runs: list[dict[str, Any]]) -> None:
     """Medians, a row a run."""
     columns = ("k3_kl", *TIMES, "step_s")
     table = Table("model", "arm", "GPUs", *columns)
@@ -109,18 +132,13 @@ def print_table(runs: list[dict[str, Any]]) -> None:
 
 
 def main() -> None:
-    """Writes the record and prints it."""
+    """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("record", type=Path)
     parser.add_argument("results", type=Path, nargs="+", help="folders of runs")
     arguments = parser.parse_args()
-    run_dirs = [p.parent for r in arguments.results for p in r.glob("*_seed*/attempts")]
-    histories = [(run_dir, *read_history(run_dir)) for run_dir in run_dirs]
-    runs = sorted(starmap(summarize, histories), key=itemgetter("model", "gpus", "arm"))
-    setup = _common_setup([manifest for _, manifest, _ in histories])
-    record = {"benchmark": "verl", **setup, "runs": runs}
-    arguments.record.write_text(json.dumps(record, indent=1) + "\n")
-    print_table(runs)
+    found = [folder.glob("*_seed*/attempts") for folder in arguments.results]
+    write_record(arguments.record, [path.parent for paths in found for path in paths])
 
 
 if __name__ == "__main__":

@@ -77,12 +77,13 @@ def test_mean_is_shown_where_it_was_recorded(tmp_path: Path) -> None:
 
 def test_peaks_have_a_table_of_their_own(tmp_path: Path) -> None:
     without, run = _run("bf16", 4, 6e-5, None), _run("qat", 4, 6e-5, 2.25)
-    run["memory"] |= {"gpu_peak_gib": 61.25, "host_gib": 228.4}
+    run["memory"] |= {"actor_peak_gib": 61.25, "gpu_peak_gib": 90.0, "host_peak_gib": 228.4}
+    run["outside_steps_s"] = 75.4
     _write(tmp_path / "benchmarks" / "verl_x.json", without)
     assert "Memory of these runs" not in benchmark_text("verl", tmp_path / "benchmarks", "x")
-    _write(tmp_path / "benchmarks" / "verl_x.json", without, run)
+    _write(tmp_path / "benchmarks" / "verl_x_more.json", run)
     peaks = benchmark_text("verl", tmp_path / "benchmarks", "x").partition("Memory of these")[2]
-    assert "| m | qat | 4 | 61.2 | 228 | 2.25 GiB |" in peaks
+    assert "| m | qat | 4 | 61.2 | 90.0 | 228.4 | 75 |" in peaks
     assert "bf16" not in peaks
 
 

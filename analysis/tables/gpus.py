@@ -1,0 +1,164 @@
+"""Qwen3 through verl by number of GPUs: what was measured, and the rest computed from its parts."""
+
+from pathlib import Path
+from statistics import linear_regression, mean, median
+from typing import Any, NamedTuple
+
+from analysis.markdown import MarkdownTable
+from analysis.tables.engines import read_rollouts
+from analysis.tables.memory import GPUS, MODELS
+from analysis.tables.verl import VerlRun, read_verl_records
+from experiments.study.schema import ROOT
+from experiments.support.json_files import read_json
+from qat_core.memory import predict_offloaded_memory_gib, predict_training_memory_gib
+
+BYTES_PER_VALUE = 2  # `model_dtype: bfloat16`, as in all these runs
+GPU_GIB = 140.4  # an H200's 143,771 MiB
+ARMS = {"bf16": "bf16", "nvfp4-qat": "nvfp4"}  # and the precision of their engines
+SPLIT_PARTS = ("log_prob_s", "training_s")
+OTHER_PARTS = ("rollout_s", "weight_sync_s")
+NOTE = (
+    "In *italics*: computed, all else measured. 64 responses of 512 tokens a step, no tensor "
+    "parallelism; model, gradients and moments in BF16, sharded by FSDP2, on the host while vLLM "
+    "is awake. Actor and host are computed from shapes, plus what a measured run of model and arm "
+    "has beyond them (host: for each GPU), once there is one; before that activations and "
+    "processes are missing. Of a step, log-probs and training are fitted as a + b / GPUs to two "
+    "measured numbers or more; all else is the mean of the measured ones, since each GPU does it "
+    "for itself. A sync that verl never did: in one process, plus what verl adds for Qwen3-8B, by "
+    "the weights' size."
+)
+
+
+class Value(NamedTuple):
+    """A figure, and whether a run has it."""
+
+    amount: float
+    is_measured: bool = False
+
+    def __str__(self) -> str:
+        """Computed ones in italics."""
+        return f"{self.amount:.1f}" if self.is_measured else f"*{self.amount:.1f}*"
+
+
+class Setting(NamedTuple):
+    """A model in an arm: its runs through verl by GPUs, and its engine in one process."""
+
+    model: str
+    arm: str
+    config: dict[str, Any]
+    runs: dict[int, VerlRun]
+    weights_gib: float
+    engine_sync_s: float
+
+    def actor_gib(self, gpus: int) -> Value:
+        """The actor's peak on a GPU."""
+        peaks = {n: peak for n, run in self.runs.items() if (peak := run.memory.actor_peak_gib)}
+        if gpus in peaks:
+            return Value(peaks[gpus], True)
+        beyond = [peak - self._state_gib(n) for n, peak in peaks.items()]
+        return Value(self._state_gib(gpus) + mean(beyond or [0.0]))
+
+    def _state_gib(self, gpus: int) -> float:
+        return predict_training_memory_gib(self.config, gpus, BYTES_PER_VALUE)
+
+    def host_gib(self, gpus: int) -> Value:
+        """The host's peak."""
+        peaks = {n: peak for n, run in self.runs.items() if (peak := run.memory.host_peak_gib)}
+        if gpus in peaks:
+            return Value(peaks[gpus], True)
+        state_gib = predict_offloaded_memory_gib(self.config, BYTES_PER_VALUE)
+        return Value(
+            state_gib + gpus * mean([(p - state_gib) / n for n, p in peaks.items()] or [0.0])
+        )
+
+    def sync_s(self, gpus: int, small: "Setting") -> Value:
+        """A weight sync; `small` has been through verl, in the same arm."""
+        if gpus in self.runs:
+            return Value(self.runs[gpus].weight_sync_s.median, True)
+        if self.runs:
+            return Value(self._mean("weight_sync_s"))
+        added_s = small._mean("weight_sync_s") - small.engine_sync_s
+        return Value(self.engine_sync_s + added_s * self.weights_gib / small.weights_gib)
+
+    def step_s(self, gpus: int) -> Value | None:
+        """A step; None where fewer than two numbers of GPUs were measured."""
+        if gpus in self.runs:
+            return Value(self.runs[gpus].step_s.median, True)
+        if len(self.runs) < 2:
+            return None
+        parts = (*SPLIT_PARTS, *OTHER_PARTS)
+        seconds = self._mean("step_s") - sum(map(self._mean, parts))  # what is in no part
+        seconds += sum(map(self._mean, OTHER_PARTS))
+        for part in SPLIT_PARTS:
+            measured = [getattr(run, part).median for run in self.runs.values()]
+            slope, start = linear_regression([1 / n for n in self.runs], measured)
+            seconds += start + slope / gpus
+        return Value(seconds)
+
+    def _mean(self, part: str) -> float:
+        return mean(getattr(run, part).median for run in self.runs.values())
+
+
+class Row(NamedTuple):
+    """A setting on a number of GPUs, beside the setting of the smallest model in its arm."""
+
+    setting: Setting
+    gpus: int
+    small: Setting
+
+    @property
+    def fits(self) -> bool:
+        """Whether an H200 holds the actor's share."""
+        return self.setting.actor_gib(self.gpus).amount < GPU_GIB
+
+
+TABLE: MarkdownTable[Row] = MarkdownTable(
+    {
+        "Model": lambda row: row.setting.model,
+        "Arm": lambda row: row.setting.arm,
+        "GPUs": lambda row: str(row.gpus),
+        "Actor on a GPU, GiB": lambda row: (
+            f"{row.setting.actor_gib(row.gpus)}{'' if row.fits else ', too much'}"
+        ),
+        "vLLM's weights on a GPU, GiB": lambda row: f"{row.setting.weights_gib:.2f}",
+        "Host, GiB": lambda row: str(row.setting.host_gib(row.gpus)) if row.fits else "",
+        "Weight sync, s": lambda row: (
+            str(row.setting.sync_s(row.gpus, row.small)) if row.fits else ""
+        ),
+        "Step, s": lambda row: str(row.setting.step_s(row.gpus) or "") if row.fits else "",
+    }
+)
+
+
+def gpus_sections(folder: Path, machine: str) -> list[str]:
+    """A row for each model, arm and number of GPUs.
+
+    Raises:
+        ValueError: a record is missing or damaged.
+    """
+    runs = [run for record in read_verl_records(folder, machine) for run in record.runs]
+    engines = {
+        name: engine
+        for record in read_rollouts(folder, machine)
+        if not record.allocator
+        for name, engine in record.engines.items()
+    }
+    settings = {}
+    for model in MODELS:
+        for arm, precision in ARMS.items():
+            engine = engines[f"{model}:{precision}"]
+            names = (model, f"{model}-random")
+            settings[model, arm] = Setting(
+                model,
+                arm,
+                read_json(ROOT / "experiments" / "models" / f"{model}.json"),
+                {run.gpus: run for run in runs if run.model in names and run.arm == arm},
+                engine.memory.reported_gib,
+                median(sync.seconds for sync in engine.syncs),
+            )
+    rows = [
+        Row(setting, gpus, settings[MODELS[0], arm])
+        for (_, arm), setting in settings.items()
+        for gpus in GPUS
+    ]
+    return [TABLE.markdown(rows), NOTE]

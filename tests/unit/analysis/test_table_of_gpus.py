@@ -1,0 +1,99 @@
+"""Qwen3 by number of GPUs: what runs have is shown as it is, the rest follows from them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.tables import benchmark_text
+from analysis.tables.memory import MODELS
+
+SETUP = {
+    "hardware": {"gpus": ["GPU X"]},
+    "versions": {"verl": "0.1", "vllm": "1.2", "torch": "3.4"},
+}
+SMALL, LARGE = MODELS
+
+
+def run(arm: str, gpus: int, model: str, **memory: float) -> dict[str, Any]:
+    """Log-probs take 8 / GPUs seconds, training 2 + 16 / GPUs, all else does not depend on them."""
+    seconds = {
+        "rollout_s": 4.0,
+        "weight_sync_s": 1.5,
+        "log_prob_s": 8 / gpus,
+        "training_s": 2 + 16 / gpus,
+        "k3_kl": 1e-3,
+    }
+    seconds["step_s"] = sum(seconds.values()) - 1e-3 + 0.5
+    spreads = {name: dict.fromkeys(("median", "low", "high"), s) for name, s in seconds.items()}
+    identity = {"model": model, "arm": arm, "gpus": gpus, "steps": 4, "planned_steps": 4}
+    return identity | spreads | {"memory": memory, "git": {"commit": "0123456789"}}
+
+
+def engine(sync_s: float, weights_gib: float) -> dict[str, Any]:
+    memory = {"reported_gib": weights_gib, "tensors_gib": weights_gib, "layer_gib": 0.5}
+    memory |= {"predicted_over_tensors": 0.0, "allocator_gaps_gib": 0.0}
+    return {"memory": memory, "syncs": [{"seconds": sync_s, "extra_gib": 0.1}]}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The small model ran on one and two GPUs, the large one not at all."""
+    engines = {
+        f"{model}:{precision}": engine(sync_s, gib)
+        for model, sync_s, gib in ((SMALL, 0.5, 15.0), (LARGE, 0.75, 60.0))
+        for precision in ("bf16", "nvfp4")
+    }
+    for name in ("rollout", "rollout_30b", "rollout_expandable", "rollout_humming"):
+        known = engines if name == "rollout" else {}
+        record = SETUP | {"allocator": "", "engines": known}
+        (tmp_path / f"{name}_x.json").write_text(json.dumps(record))
+    runs = [run("bf16", gpus, f"{SMALL}-random") for gpus in (1, 2)] + [run("nvfp4-qat", 1, SMALL)]
+    (tmp_path / "verl_x.json").write_text(json.dumps(SETUP | {"runs": runs}))
+    return tmp_path
+
+
+def rows(folder: Path) -> dict[tuple[str, str, int], list[str]]:
+    """The cells after model, arm and GPUs."""
+    lines = [line for line in benchmark_text("gpus", folder, "x").splitlines() if "| qwen" in line]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return {(model, arm, int(gpus)): rest for model, arm, gpus, *rest in cells}
+
+
+def test_steps_beyond_two_measured_numbers_are_computed_and_marked(folder: Path) -> None:
+    found = rows(folder)
+    assert found[SMALL, "bf16", 2][-2:] == ["1.5", "20.0"]
+    # 4 + 1.5 + 0.5, then 8 / 8 and 2 + 16 / 8
+    assert found[SMALL, "bf16", 8][-2:] == ["*1.5*", "*11.0*"]
+
+
+def test_one_measured_number_gives_no_other_step(folder: Path) -> None:
+    found = rows(folder)
+    assert found[SMALL, "nvfp4-qat", 1][-1] == "32.0"
+    assert found[SMALL, "nvfp4-qat", 2][-1] == ""
+
+
+def test_sync_that_was_never_done_follows_the_small_models(folder: Path) -> None:
+    # 0.75 s in one process, and four times the 1.0 s that verl adds for a quarter of the weights
+    assert rows(folder)[LARGE, "bf16", 4][-2:] == ["*4.8*", ""]
+
+
+def test_what_does_not_fit_says_so(folder: Path) -> None:
+    actor, weights, *rest = rows(folder)[LARGE, "bf16", 1]
+    assert (actor, weights, set(rest)) == ("*227.5*, too much", "60.00", {""})
+
+
+def test_a_measured_peak_is_shown_and_carried_to_other_numbers(folder: Path) -> None:
+    before = rows(folder)
+    state = {gpus: float(before[LARGE, "bf16", gpus][0].strip("*")) for gpus in (4, 8)}
+    offloaded = float(before[LARGE, "bf16", 4][2].strip("*"))
+    peaks = {"actor_peak_gib": state[4] + 7.0, "host_peak_gib": offloaded + 20.0}
+    more = SETUP | {"runs": [run("bf16", 4, f"{LARGE}-random", **peaks)]}
+    (folder / "verl_x_30b.json").write_text(json.dumps(more))
+    found = rows(folder)
+    assert found[LARGE, "bf16", 4][0] == f"{state[4] + 7:.1f}"
+    assert found[LARGE, "bf16", 4][2] == f"{offloaded + 20:.1f}"
+    assert float(found[LARGE, "bf16", 8][0].strip("*")) == pytest.approx(state[8] + 7, abs=0.11)
+    assert float(found[LARGE, "bf16", 8][2].strip("*")) == pytest.approx(offloaded + 40, abs=0.11)
+    assert found[LARGE, "bf16", 8][-2] == "*1.5*"
