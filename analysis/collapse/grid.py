@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from analysis.collapse.survival import Outcome, outcome
-from analysis.load import read_metric
+from analysis.load import HINT, read_metric
 from experiments.runs.completeness import complete_cells
+from experiments.runs.manifest import read_manifest
 from experiments.study.arms import ArmName
 from experiments.study.schema import Run, Study
 from qat_core.rl.config import Correction
@@ -106,7 +107,8 @@ def read_grid(study: Study, results: Path) -> Grid:
     """Outcomes of the runs of all complete cells."""
 
     def outcome_of(run: Run) -> Outcome:
-        rewards_T = read_metric(results / run.id, REWARD, study.rl_of(run.cell).steps)
+        manifest = read_manifest(results / run.id, HINT)
+        rewards_T = read_metric(results / run.id, REWARD, manifest.planned_steps)
         return outcome(rewards_T.to_numpy(float))
 
     return {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from analysis.claims_table import Claim, ClaimsTable, ClaimVerdict
 from analysis.collapse.comparison import Comparison
-from analysis.collapse.grid import Design, Grid, design_of, read_grid
+from analysis.collapse.grid import BF16, NOQAT, QAT, Design, Grid, design_of, read_grid
 from analysis.collapse.rules import rules_of
 from analysis.load import read_metric
 from experiments.runs.completeness import complete_cells
@@ -40,13 +40,15 @@ def judge_study(study: Study, results: Path) -> ClaimsTable:
 
 
 def judge_grid(grid: Grid, design: Design, num_seeds: int) -> tuple[Claim, ...]:
-    """All claims that the design can make."""
+    """All claims that the design can make; of a single seed it is only told what became of it."""
     runs = Comparison(grid, design)
-    claims = []
+    rules, claims = rules_of(design), []
     verdict: ClaimVerdict
-    for name, rule in rules_of(design).items():
+    for name, rule in rules.items() if num_seeds > 1 else [("C1", rules["C1"])]:
         try:
             verdict, detail = rule.judge(runs)
+            if num_seeds == 1:
+                verdict, detail = "REPORTED", runs.collapsed(*map(runs.at, (NOQAT, QAT, BF16)))
         except KeyError as missing:
             verdict, detail = "NOT RUN", f"not all runs are there: {missing.args[0]}"
         claims.append(
@@ -68,7 +70,7 @@ def judge_grid(grid: Grid, design: Design, num_seeds: int) -> tuple[Claim, ...]:
     return tuple(claims)
 
 
-def marks(study: Study, complete: Sequence[str], folders: Sequence[Path]) -> tuple[str, ...]:
+def marks(study: Study, complete: Sequence[str | None], folders: Sequence[Path]) -> tuple[str, ...]:
     """What a reader must know of the runs, which are in `folders`, before any verdict."""
     manifests = [read_manifest(folder, REMAKE) for folder in folders]
     found = []
@@ -82,6 +84,8 @@ def marks(study: Study, complete: Sequence[str], folders: Sequence[Path]) -> tup
     most = max(map(len, bases.values()), default=0)
     if most > 1:
         found.append(f"{most} generations of base checkpoints, one for all arms of a cell")
+    if stopped := sum(it.was_stopped for it in manifests):
+        found.append(f"{stopped} of {len(manifests)} runs stopped before their last step")
     if resumed := sum(it.attempt > 1 for it in manifests):
         found.append(f"{resumed} of {len(manifests)} runs cut off and begun again or resumed")
     norms = [read_metric(folder, GRAD_NORM) for folder in folders]

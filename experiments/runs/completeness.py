@@ -16,12 +16,14 @@ def is_trained(run_dir: Path) -> bool:
     return (run_dir / MANIFEST).is_file() and read_manifest(run_dir, REMAKE).status == "finished"
 
 
-def complete_cells(study: Study, results: Path) -> dict[str, tuple[Run, ...]]:
-    """The cells of a grid that have all their runs, with these, in the study's order."""
-    runs_of: dict[str, list[Run]] = {name: [] for name in study.cells}
+def complete_cells(study: Study, results: Path) -> dict[str | None, tuple[Run, ...]]:
+    """The cells of a grid that have all their runs, with these, in the study's order.
+
+    A study without cells is a single one, whose name is None.
+    """
+    runs_of: dict[str | None, list[Run]] = {}
     for run in study.runs:
-        assert run.cell is not None, "of a study with cells alone"
-        runs_of[run.cell].append(run)
+        runs_of.setdefault(run.cell, []).append(run)
     return {
         cell: tuple(runs)
         for cell, runs in runs_of.items()

@@ -35,7 +35,7 @@ def record_study(
 ) -> Path:
     """Copies a study's results into `records`; returns the study's folder there.
 
-    Of a grid of cells those that have all their runs are copied; its claims name the others.
+    Of a study of collapses the complete cells are copied; its claims name the others.
 
     Args:
         study_file: the study.
@@ -50,8 +50,8 @@ def record_study(
     study = load_study(study_file)
     study_dir, record = results / "studies" / study.study, records / study.study
     runs = _runs_to_record(study, results)
-    # claims about a grid need no offline accuracies, and they say how many runs have none
-    names = (MANIFEST,) if study.cells else (MANIFEST, EVALUATIONS)
+    # claims about collapses need no offline accuracies, and they say how many runs have none
+    names = (MANIFEST,) if study.judged_by == "collapse" else (MANIFEST, EVALUATIONS)
     wanted = [results / run.id / name for run in runs for name in names]
     if study.rl.drift_every:
         wanted += [results / run.id / FILE for run in runs if ARMS[run.arm].rollout_recipe]
@@ -83,26 +83,29 @@ def settings_of(manifest: RunManifest) -> dict[str, Any]:
 
 
 def _runs_to_record(study: Study, results: Path) -> Sequence[Run]:
-    """All runs of a study, of a grid those of its complete cells."""
-    if not study.cells:
+    """All runs of a study, of one about collapses those of its complete cells."""
+    if study.judged_by == "parity":
         return study.runs
     cells = complete_cells(study, results)
     if not cells:
-        raise ValueError(f"{results}: no cell of study {study.study} is complete; run it first")
+        raise ValueError(
+            f"{results}: {'no cell' if study.cells else 'not all'} of study {study.study} is "
+            "complete; run it first"
+        )
     for cell, runs in cells.items():
         require_one_base_a_seed(cell, [read_manifest(results / run.id, REMAKE) for run in runs])
     return [run for runs in cells.values() for run in runs]
 
 
-def require_one_base_a_seed(cell: str, manifests: Sequence[RunManifest]) -> None:
+def require_one_base_a_seed(cell: str | None, manifests: Sequence[RunManifest]) -> None:
     """ValueError if two arms of a cell start a seed from different base checkpoints."""
     first: dict[tuple[str, int], RunManifest] = {}
     for it in manifests:
         same = first.setdefault((it.model, it.seed), it)
         if it.digests["base"] != same.digests["base"]:
             raise ValueError(
-                f"cell {cell}: {same.run} and {it.run} start from different base checkpoints; "
-                "delete one of them and train it again"
+                f"{f'cell {cell}: ' if cell else ''}{same.run} and {it.run} start from different "
+                "base checkpoints; delete one of them and train it again"
             )
 
 

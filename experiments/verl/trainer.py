@@ -28,6 +28,7 @@ from experiments.verl.rows import StepReader
 from qat_core.units import BYTES_PER_GIB
 
 POLL_S = 2.0
+STOP_FILE = "stop"  # in a run's folder: ends the run, where a machine's time is over
 LOG_TAIL_LINES = 40
 WEIGHT_BYTES = re.compile(r"qat_core: vLLM holds (\d+) bytes of weights(?:, reports (\d+))?")
 ERROR = re.compile(r"^.*?\b(\w*(?:Error|Exception): .+)$", re.MULTILINE)
@@ -40,7 +41,7 @@ class VerlError(ValueError):
 def train(
     study: Study, run: Run, results: Path, attempts: list[Attempt], on_step: OnStep
 ) -> TrainingResult:
-    """Trains a run to its last step, or to its KL gate; returns what it measured.
+    """Trains a run to its last step, its KL gate or its stop file; returns what it measured.
 
     Raises:
         ValueError: an input is missing or damaged, or verl failed (`VerlError`).
@@ -58,8 +59,9 @@ def train(
     (attempt.folder / CONFIGURATION).write_text(to_yaml(configuration))
     memory = PeakMemory(study.device)
     with running_verl(build_command(study, paths), log) as verl:
-        gate = GateWatch(study.kl_gate)
-        reason = _follow(verl, StepReader(paths.metrics), memory, gate, on_step)
+        gate, stop_file = GateWatch(study.kl_gate), results / run.id / STOP_FILE
+        reader = StepReader(paths.metrics)
+        reason = _follow(verl, reader, memory, gate, on_step, stop_file)
     text = log.read_text(errors="replace")
     if reason is None:
         _require_success(verl, text, log)
@@ -77,18 +79,27 @@ def train(
 
 
 def _follow(
-    verl: VerlProcess, reader: StepReader, memory: PeakMemory, gate: GateWatch, on_step: OnStep
+    verl: VerlProcess,
+    reader: StepReader,
+    memory: PeakMemory,
+    gate: GateWatch,
+    on_step: OnStep,
+    stop_file: Path,
 ) -> str | None:
     """Hands on verl's steps while it runs; returns why it is to be stopped, or None at its end."""
+    last = 0
     while True:
         has_ended = verl.exit_code() is not None
         memory.look()
         for step in reader.read_new():
             on_step(step.number, step.metrics | memory.peaks_gib)
+            last = step.number
             if reason := gate.reason_to_stop(step):
                 return reason
         if has_ended:
             return None
+        if last and stop_file.exists():
+            return f"stopped: by its file {stop_file.name}, at step {last}"
         time.sleep(POLL_S)
 
 
