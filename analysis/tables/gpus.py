@@ -96,7 +96,7 @@ class Setting(NamedTuple):
         return Value(seconds)
 
     def _mean(self, part: str) -> float:
-        return mean(getattr(run, part).median for run in self.runs.values())
+        return mean(float(getattr(run, part).median) for run in self.runs.values())
 
 
 class Row(NamedTuple):

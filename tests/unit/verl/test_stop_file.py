@@ -8,6 +8,7 @@ import pytest
 
 from experiments.verl import trainer
 from experiments.verl.kl_gate import GateWatch
+from experiments.verl.memory import PeakMemory
 from experiments.verl.process import VerlProcess
 from experiments.verl.rows import StepReader
 from qat_core.rl.metric_names import STEP_TIME
@@ -37,7 +38,8 @@ def follow(folder: Path, stop_at: int | None) -> tuple[list[int], str | None]:
 
     record = folder / "verl.jsonl"
     verl = cast(VerlProcess, Running(record))
-    reason = trainer._follow(verl, StepReader(record), GateWatch(None), on_step, stop_file)
+    reader, memory, gate = StepReader(record), PeakMemory("cpu"), GateWatch(None)
+    reason = trainer._follow(verl, reader, memory, gate, on_step, stop_file)
     return seen, reason
 
 
