@@ -176,6 +176,14 @@ def test_experts_are_written_matrix_by_matrix() -> None:
     assert_written(layer, marlin_experts(*weights(1)), addresses)
 
 
+class Attention(nn.Module):
+    """As vLLM 0.24's on CUDA, whose scales of the KV cache no stream brings."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._k_scale = nn.Parameter(torch.ones(()), requires_grad=False)
+
+
 class Served(nn.Module):
     """A fused linear in NVFP4, beside what vLLM's loader loads: a norm, and an output head."""
 
@@ -184,6 +192,7 @@ class Served(nn.Module):
         self.qkv = marlin_linear(stacked(packed_group([(r, HIDDEN) for r in QKV.values()], 0)))
         self.qkv.bias = nn.Parameter(torch.zeros(sum(QKV.values())))
         self.norm, self.embedding = nn.LayerNorm(HIDDEN, bias=False), nn.Embedding(8, HIDDEN)
+        self.attn = Attention()
         self.head = nn.Linear(HIDDEN, 8, bias=False)
         self.head.weight = self.embedding.weight
         self.skipped = skipped

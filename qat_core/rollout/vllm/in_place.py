@@ -33,6 +33,7 @@ PLAIN_METHODS = (
     "UnquantizedEmbeddingMethod",
     "CompressedTensorsKVCacheMethod",
 )
+ATTENTION = "Attention"  # vLLM's, which multiplies no weights
 
 Write = Callable[[Any, PackedTensor], None]
 
@@ -101,9 +102,11 @@ def require_written(
 ) -> None:
     """ValueError naming a parameter that no target wrote and vLLM's loader has not loaded.
 
-    What else a target's layer holds its kernel works in, but for a bias.
+    What else a target's layer holds its kernel works in, but for a bias. vLLM 0.24 keeps the scales
+    of the KV cache as parameters of its `Attention`; no checkpoint of ours has any.
     """
-    layers = {id(target.layer): target.layer for target in targets.values()}.values()
+    layers = [target.layer for target in targets.values()]
+    layers += [module for module in model.modules() if type(module).__name__ == ATTENTION]
     written = {
         id(parameter)
         for layer in layers
@@ -134,7 +137,7 @@ def _is_plain(module: nn.Module, served_methods: set[int]) -> bool:
     method = getattr(module, "quant_method", None)
     is_known = id(method) in served_methods or type(method).__name__ in PLAIN_METHODS
     makes_own = hasattr(type(module), "process_weights_after_loading")
-    return is_known and (not makes_own or type(module).__name__ == "Attention")
+    return is_known and (not makes_own or type(module).__name__ == ATTENTION)
 
 
 def _targets_of(module: Any, names: list[str]) -> list[Target]:
