@@ -4,6 +4,7 @@ import re
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from experiments.runs.attempts import Attempt, OnStep, merge_rows
 from experiments.runs.base_manifest import read_base_manifest
@@ -34,6 +35,19 @@ WEIGHT_BYTES = re.compile(r"qat_core: vLLM holds (\d+) bytes of weights(?:, repo
 ERROR = re.compile(r"^.*?\b(\w*(?:Error|Exception): .+)$", re.MULTILINE)
 
 
+class StopFile(NamedTuple):
+    """A file that ends a run, once it has done more steps than earlier attempts have recorded."""
+
+    path: Path
+    recorded: int
+
+    def reason_to_stop(self, last: int) -> str | None:
+        """Why the run ends after its last step, or None."""
+        if last <= self.recorded or not self.path.exists():
+            return None
+        return f"stopped: by its file {self.path.name}, at step {last}"
+
+
 class VerlError(ValueError):
     """verl itself failed; the message says where its log is."""
 
@@ -51,17 +65,17 @@ def train(
     require_inputs(paths)
     for record in attempt.folder.parent.glob(f"*/{LEFTOVERS_FILE}"):
         remove_leftovers(record)
-    recorded = [int(row["step"] or 0) for row in merge_rows(attempts)]
-    rewind(paths.checkpoints, max(recorded, default=0))
+    recorded = max((int(row["step"] or 0) for row in merge_rows(attempts)), default=0)
+    rewind(paths.checkpoints, recorded)
     log = attempt.folder / "verl.log"
     print(f"{run.id}: verl starts Ray, FSDP2 and vLLM, which takes minutes; its log: {log}")
     configuration = build_configuration(study, run, paths)
     (attempt.folder / CONFIGURATION).write_text(to_yaml(configuration))
     memory = PeakMemory(study.device)
     with running_verl(build_command(study, paths), log) as verl:
-        gate, stop_file = GateWatch(study.kl_gate), results / run.id / STOP_FILE
-        reader = StepReader(paths.metrics)
-        reason = _follow(verl, reader, memory, gate, on_step, stop_file)
+        reader, gate = StepReader(paths.metrics), GateWatch(study.kl_gate)
+        stop = StopFile(results / run.id / STOP_FILE, recorded)
+        reason = _follow(verl, reader, memory, gate, on_step, stop)
     text = log.read_text(errors="replace")
     if reason is None:
         _require_success(verl, text, log)
@@ -84,7 +98,7 @@ def _follow(
     memory: PeakMemory,
     gate: GateWatch,
     on_step: OnStep,
-    stop_file: Path,
+    stop: StopFile,
 ) -> str | None:
     """Hands on verl's steps while it runs; returns why it is to be stopped, or None at its end."""
     last = 0
@@ -98,8 +112,8 @@ def _follow(
                 return reason
         if has_ended:
             return None
-        if last and stop_file.exists():
-            return f"stopped: by its file {stop_file.name}, at step {last}"
+        if reason := stop.reason_to_stop(last):
+            return reason
         time.sleep(POLL_S)
 
 

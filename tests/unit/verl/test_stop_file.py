@@ -27,7 +27,7 @@ class Running:
         return 0 if self.steps == 5 else None
 
 
-def follow(folder: Path, stop_at: int | None) -> tuple[list[int], str | None]:
+def follow(folder: Path, stop_at: int | None, recorded: int = 0) -> tuple[list[int], str | None]:
     """The steps that were handed on, and why verl was stopped."""
     seen, stop_file = [], folder / trainer.STOP_FILE
 
@@ -39,7 +39,8 @@ def follow(folder: Path, stop_at: int | None) -> tuple[list[int], str | None]:
     record = folder / "verl.jsonl"
     verl = cast(VerlProcess, Running(record))
     reader, memory, gate = StepReader(record), PeakMemory("cpu"), GateWatch(None)
-    reason = trainer._follow(verl, reader, memory, gate, on_step, stop_file)
+    stop = trainer.StopFile(stop_file, recorded)
+    reason = trainer._follow(verl, reader, memory, gate, on_step, stop)
     return seen, reason
 
 
@@ -55,6 +56,10 @@ def test_a_stop_file_ends_a_run_after_its_step(tmp_path: Path) -> None:
 def test_a_stop_file_that_is_there_already_leaves_one_step(tmp_path: Path) -> None:
     (tmp_path / trainer.STOP_FILE).touch()
     assert follow(tmp_path, stop_at=None)[0] == [1]
+
+
+def test_steps_of_an_earlier_attempt_are_done_again_first(tmp_path: Path) -> None:
+    assert follow(tmp_path, stop_at=1, recorded=3)[0] == [1, 2, 3, 4]
 
 
 def test_without_a_stop_file_a_run_goes_on_to_its_end(tmp_path: Path) -> None:
