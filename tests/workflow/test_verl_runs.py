@@ -7,8 +7,11 @@ import pytest
 
 pytest.importorskip("verl", reason="needs requirements/engines.txt")
 
+from hydra import compose, initialize_config_dir
+
 from experiments.study.schema import ROOT
-from tests.workflow.verl_cases import CASES
+from qat_core.verl.configuration import complete
+from tests.workflow.verl_cases import CASES, command
 from tests.workflow.verl_runs import RECORD, prepare, run, table
 
 PAGE = ROOT / "docs" / "verl.md"
@@ -21,8 +24,22 @@ def test_the_page_says_what_was_recorded() -> None:
     assert found.strip() == table(record)
 
 
+def test_a_run_on_gpus_is_a_configuration_that_is_accepted(tmp_path: Path) -> None:
+    found = command(CASES["tensor-parallel-8b"], tmp_path, tmp_path).arguments
+    overrides = found[found.index("--config-name") + 2 :]
+    with initialize_config_dir(str(tmp_path), version_base=None):
+        content = compose(
+            "verl", overrides=["hydra.searchpath=[pkg://verl.trainer.config]", *overrides]
+        )
+    complete(content)
+    assert content.actor_rollout_ref.rollout.tensor_model_parallel_size == 2
+    assert content.actor_rollout_ref.rollout.engine_kwargs.vllm.quantization
+    assert "experiments.benchmarks.seeded_engine" in content.actor_rollout_ref.model.external_lib
+
+
 @pytest.mark.slow
 def test_every_sync_of_a_trainer_apart_from_its_rollouts_brings_its_bytes(tmp_path: Path) -> None:
-    prepare(tmp_path / "base")
-    found = run(CASES["one-step-off"], tmp_path / "base", tmp_path / "run")
+    case = CASES["one-step-off"]
+    prepare(tmp_path / "base", [case])
+    found = run(case, tmp_path / "base", tmp_path / "run")
     assert found["steps"] == 2 and found["syncs"] == 3 and found["packed"] == 14

@@ -3,10 +3,20 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiments.study.load import load_study
 from experiments.study.schema import ROOT
-from experiments.verl.command import Command
+from experiments.verl.command import (
+    CONFIGURATION,
+    Command,
+    RunPaths,
+    build_command,
+    build_configuration,
+    to_yaml,
+)
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+REWARD = ROOT / "tests" / "workflow" / "verl_reward.py"
+STUDY = ROOT / "experiments" / "studies" / "qwen3_smoke.yaml"
 
 
 class Case(NamedTuple):
@@ -15,11 +25,12 @@ class Case(NamedTuple):
     Attributes:
         title: what it shows, for the table.
         module: verl's program.
-        overrides: what its command has beside `COMMON`, and in its place.
+        overrides: what its command has beside `common`, and in its place.
         steps: how many steps there have to be.
         metrics: of which every step has to have one with a value other than 0.
         model: what is trained.
         nodes: of Ray, all on this machine.
+        run: of `STUDY`, whose settings take the place of `common`: on GPUs, not on a CPU.
     """
 
     title: str
@@ -29,6 +40,7 @@ class Case(NamedTuple):
     metrics: tuple[str, ...] = ("actor/grad_norm",)
     model: str = "nano-dense"
     nodes: int = 1
+    run: str = ""
 
 
 PPO = "verl.trainer.main_ppo"
@@ -91,6 +103,24 @@ CASES = {
         "`rollout.tensor_model_parallel_size=2`, verl's default",
         PPO,
         {"trainer.n_gpus_per_node": 2, f"{ROLLOUT}.tensor_model_parallel_size": 2},
+    ),
+    "tensor-parallel-8b": Case(
+        "the same on two GPUs, at Qwen3-8B's shape",
+        PPO,
+        {
+            "trainer.n_gpus_per_node": 2,
+            "trainer.save_freq": -1,
+            f"{ROLLOUT}.tensor_model_parallel_size": 2,
+            f"{ROLLOUT}.engine_kwargs.vllm.distributed_executor_backend": "mp",
+            # 3 GB are needed; without a size of its own vLLM would measure what others leave
+            f"+{ROLLOUT}.engine_kwargs.vllm.kv_cache_memory_bytes": 2**33,
+            f"{ACTOR}.optim.lr": 1e-5,  # the study's is lost in most BF16 weights
+            "reward.custom_reward_function.path": REWARD,
+        },
+        steps=4,
+        metrics=("actor/grad_norm", "rollout_corr/k3_kl", "timing_s/gen", "timing_s/step"),
+        model="qwen3-8b-random",
+        run="qwen3-8b-random_nvfp4-qat_seed0",
     ),
     "distillation": Case(
         "distillation of a BF16 teacher's top-k (`forward_kl_topk`)",
@@ -159,7 +189,7 @@ def common(folder: Path) -> dict[str, Any]:
         "data.max_response_length": 16,
         "data.return_raw_chat": "true",
         "data.dataloader_num_workers": 0,
-        "reward.custom_reward_function.path": ROOT / "tests" / "workflow" / "verl_reward.py",
+        "reward.custom_reward_function.path": REWARD,
         "reward.custom_reward_function.name": "compute_score",
         "reward.num_workers": 1,
         "trainer.n_gpus_per_node": 1,
@@ -178,18 +208,38 @@ def common(folder: Path) -> dict[str, Any]:
 
 def command(case: Case, folder: Path, out: Path) -> Command:
     """A case's, whose model and data lie in a folder; its files go to `out`."""
-    settings = common(folder) | case.overrides
-    settings |= {
+    own = _of_study(case, folder, out) if case.run else _on_a_cpu(case, folder, out)
+    overrides = [f"{key}={value}" for key, value in case.overrides.items()]
+    return Command([*own.arguments, *overrides], own.environment | {"VERL_DIGESTS": str(out)})
+
+
+def _of_study(case: Case, folder: Path, out: Path) -> Command:
+    study = load_study(STUDY)
+    paths = RunPaths(
+        repository=ROOT,
+        model=folder / case.model,
+        data=folder / "data",
+        checkpoints=out / "checkpoints",
+        attempt=out,
+    )
+    configuration = build_configuration(study, study.find_run(case.run), paths)
+    (out / CONFIGURATION).write_text(to_yaml(configuration))
+    own = build_command(study, paths)
+    digests = {"VERL_USE_EXTERNAL_MODULES": "tests.workflow.verl_digests"}
+    return own._replace(environment=own.environment | digests)
+
+
+def _on_a_cpu(case: Case, folder: Path, out: Path) -> Command:
+    settings = common(folder) | {
         "actor_rollout_ref.model.path": folder / case.model,
         "hydra.run.dir": out / "hydra",
     }
-    arguments = [f"{key}={value}" for key, value in settings.items()]
+    arguments = [f"{k}={v}" for k, v in settings.items() if k not in case.overrides]
     starter = ["tests.workflow.ray_nodes"] if case.nodes > 1 else []
     return Command(
         ["python", "-m", *starter, case.module, *arguments],
         {
             "VERL_FILE_LOGGER_PATH": str(out / "verl.jsonl"),
-            "VERL_DIGESTS": str(out),
             "VERL_PLATFORM": "cpu",
             "VERL_USE_EXTERNAL_MODULES": "qat_core.verl.cpu,tests.workflow.verl_digests",
             # else verl 0.9.1's separate_async dies of `logger.info(..., flush=True)`

@@ -4,7 +4,6 @@ verl's processes import this beside `qat_core.verl.cpu` (`VERL_USE_EXTERNAL_MODU
 `sent-<pid>-<sync>.json` and `received-<pid>-<sync>.json` into the folder that VERL_DIGESTS names.
 """
 
-import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from xxhash import xxh3_128_hexdigest  # a model of true size has 6 GB a sync
 
 import qat_core.weights.transfer as transfer
 from qat_core.nvfp4 import PackedTensor
@@ -24,8 +24,8 @@ _send, _counted, _exit = transfer.transfer_tensors, BucketedLoader._counted, Buc
 
 
 def _digest(tensor: Tensor) -> str:
-    content = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-    return f"{tensor.dtype} {tuple(tensor.shape)} {hashlib.sha256(content).hexdigest()}"
+    content = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+    return f"{tensor.dtype} {tuple(tensor.shape)} {xxh3_128_hexdigest(content)}"
 
 
 def _write(side: str, digests: dict[str, str]) -> None:

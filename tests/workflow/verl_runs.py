@@ -1,6 +1,7 @@
-"""verl's own trainers with `+nvfp4=w4a16` on CPU workers, and what they leave in the table.
+"""verl's own trainers with `+nvfp4=w4a16`, and what they leave in the table of docs/verl.md.
 
-Each case is a run of a nano model with random weights over a few steps. It counts as shown if verl
+Each case is a run of a model with random weights over a few steps: a nano model on CPU workers or,
+where a case is named for it, one of true shape on GPUs. It counts as shown if verl
 ends well, every step has its metrics, the weights change, and every sync brings each vLLM worker
 the very bytes that the trainer sent. OUT/CASE holds log, metrics and digests; what was found is
 noted in experiments/records/benchmarks/verl_runs.json, from which `docs/verl.md` takes its table.
@@ -11,28 +12,37 @@ import json
 import shutil
 import time
 from collections import defaultdict
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from experiments.benchmarks.seeded_base import write_seeded_base
 from experiments.runs.provenance import origin
+from experiments.study.load import load_study
 from experiments.study.schema import ROOT
 from experiments.support.cli import run_cli
 from experiments.support.json_files import write_json
 from experiments.verl.data import write_data
 from experiments.verl.process import running_verl
 from tests.nano_models import TASK, write_nano
-from tests.workflow.verl_cases import CASES, Case, command
+from tests.workflow.verl_cases import CASES, STUDY, Case, command
 
 RECORD = ROOT / "experiments" / "records" / "benchmarks" / "verl_runs.json"
 LIMIT_S = 900.0
 POLL_S = 0.5
 
 
-def prepare(folder: Path) -> None:
-    """Models and data of all cases."""
-    for model in {case.model for case in CASES.values()}:
-        write_nano(model, folder / model, num_layers=2)
-    write_data(TASK, folder / "data")
+def prepare(folder: Path, cases: Iterable[Case]) -> None:
+    """Models and data of these cases, where they are missing."""
+    for case in cases:
+        if (folder / case.model).exists():
+            continue
+        if case.run:
+            write_seeded_base(load_study(STUDY), case.model, folder / case.model)
+        else:
+            write_nano(case.model, folder / case.model, num_layers=2)
+    if not (folder / "data").exists():
+        write_data(TASK, folder / "data")
 
 
 def run(case: Case, folder: Path, out: Path) -> dict[str, Any]:
@@ -103,17 +113,19 @@ def table(record: dict[str, Any]) -> str:
 
 def main() -> None:
     """Runs cases, and notes each in the record when it has ended well."""
-    parser = argparse.ArgumentParser(description="Run verl's own trainers with NVFP4 on a CPU.")
+    parser = argparse.ArgumentParser(description="Run verl's own trainers with NVFP4.")
     parser.add_argument("out", type=Path, help="folder of logs, metrics and digests")
-    parser.add_argument("cases", nargs="*", metavar="case", help=f"of {', '.join(CASES)}; all")
+    listed = f"of {', '.join(CASES)}; by default all for a CPU"
+    parser.add_argument("cases", nargs="*", metavar="case", help=listed)
     arguments = parser.parse_args()
     if unknown := set(arguments.cases) - set(CASES):
         parser.error(f"no case {', '.join(unknown)}; there are {', '.join(CASES)}")
     out = arguments.out.resolve()
-    if not (out / "base").exists():
-        prepare(out / "base")
-    for name in arguments.cases or CASES:
-        found = origin("cpu") | run(CASES[name], out / "base", out / name)
+    names = arguments.cases or [name for name, case in CASES.items() if not case.run]
+    prepare(out / "base", map(CASES.__getitem__, names))
+    for name in names:
+        device = "cuda" if CASES[name].run else "cpu"
+        found = origin(device) | run(CASES[name], out / "base", out / name)
         known = json.loads(RECORD.read_text())["cases"] if RECORD.exists() else {}
         known = {n: (known | {name: found})[n] for n in CASES if n in known or n == name}
         write_json(RECORD, {"benchmark": "verl_runs", "cases": known})
