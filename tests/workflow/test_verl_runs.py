@@ -11,8 +11,9 @@ from hydra import compose, initialize_config_dir
 
 from experiments.study.schema import ROOT
 from qat_core.verl.configuration import complete
-from tests.workflow.verl_cases import CASES, command
-from tests.workflow.verl_runs import RECORD, prepare, run, table
+from tests.workflow.verl_cases import Case
+from tests.workflow.verl_gpu_cases import GPU_CASES, gpu_command
+from tests.workflow.verl_runs import CASES, RECORD, prepare, run, table
 
 PAGE = ROOT / "docs" / "verl.md"
 
@@ -24,16 +25,16 @@ def test_the_page_says_what_was_recorded() -> None:
     assert found.strip() == table(record)
 
 
-def test_a_run_on_gpus_is_a_configuration_that_is_accepted(tmp_path: Path) -> None:
-    found = command(CASES["tensor-parallel-8b"], tmp_path, tmp_path).arguments
-    overrides = found[found.index("--config-name") + 2 :]
+@pytest.mark.parametrize("case", GPU_CASES.values(), ids=GPU_CASES)
+def test_a_run_on_gpus_has_a_configuration_that_is_accepted(case: Case, tmp_path: Path) -> None:
+    arguments = gpu_command(case, tmp_path, tmp_path).arguments
+    overrides = arguments[arguments.index("--config-name") + 2 :]
+    overrides.append("hydra.searchpath=[pkg://verl.trainer.config]")  # as in verl's program
     with initialize_config_dir(str(tmp_path), version_base=None):
-        content = compose(
-            "verl", overrides=["hydra.searchpath=[pkg://verl.trainer.config]", *overrides]
-        )
+        content = compose("verl", overrides=overrides)
     complete(content)
-    assert content.actor_rollout_ref.rollout.tensor_model_parallel_size == 2
-    assert content.actor_rollout_ref.rollout.engine_kwargs.vllm.quantization
+    assert content.trainer.n_gpus_per_node == case.gpus
+    assert content.trainer.total_training_steps == case.steps
     assert "experiments.benchmarks.seeded_engine" in content.actor_rollout_ref.model.external_lib
 
 

@@ -1,22 +1,13 @@
-"""The runs of verl's own trainers that `tests/workflow/verl_runs.py` starts, and their commands."""
+"""The runs of verl's own trainers that `tests/workflow/verl_runs.py` starts on a CPU."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.study.load import load_study
 from experiments.study.schema import ROOT
-from experiments.verl.command import (
-    CONFIGURATION,
-    Command,
-    RunPaths,
-    build_command,
-    build_configuration,
-    to_yaml,
-)
+from experiments.verl.command import Command
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 REWARD = ROOT / "tests" / "workflow" / "verl_reward.py"
-STUDY = ROOT / "experiments" / "studies" / "qwen3_smoke.yaml"
 
 
 class Case(NamedTuple):
@@ -30,7 +21,7 @@ class Case(NamedTuple):
         metrics: of which every step has to have one with a value other than 0.
         model: what is trained.
         nodes: of Ray, all on this machine.
-        run: of `STUDY`, whose settings take the place of `common`: on GPUs, not on a CPU.
+        gpus: that it needs; 0: CPU workers.
     """
 
     title: str
@@ -40,7 +31,7 @@ class Case(NamedTuple):
     metrics: tuple[str, ...] = ("actor/grad_norm",)
     model: str = "nano-dense"
     nodes: int = 1
-    run: str = ""
+    gpus: int = 0
 
 
 PPO = "verl.trainer.main_ppo"
@@ -75,6 +66,16 @@ CASES = {
             "async_training.staleness_threshold": 0.5,
         },
     ),
+    "colocate-async": Case(
+        "v1, `trainer_mode=colocate_async`",
+        PPO,
+        {"trainer.v1.trainer_mode": "colocate_async"},
+    ),
+    "legacy": Case(
+        "verl's former trainer, `trainer.use_v1=false`",
+        PPO,
+        {"trainer.use_v1": "false"},
+    ),
     "separate-async": Case(
         "v1, `trainer_mode=separate_async`, `hybrid_engine=false`",
         PPO,
@@ -103,24 +104,6 @@ CASES = {
         "`rollout.tensor_model_parallel_size=2`, verl's default",
         PPO,
         {"trainer.n_gpus_per_node": 2, f"{ROLLOUT}.tensor_model_parallel_size": 2},
-    ),
-    "tensor-parallel-8b": Case(
-        "the same on two GPUs, at Qwen3-8B's shape",
-        PPO,
-        {
-            "trainer.n_gpus_per_node": 2,
-            "trainer.save_freq": -1,
-            f"{ROLLOUT}.tensor_model_parallel_size": 2,
-            f"{ROLLOUT}.engine_kwargs.vllm.distributed_executor_backend": "mp",
-            # 3 GB are needed; without a size of its own vLLM would measure what others leave
-            f"+{ROLLOUT}.engine_kwargs.vllm.kv_cache_memory_bytes": 2**33,
-            f"{ACTOR}.optim.lr": 1e-5,  # the study's is lost in most BF16 weights
-            "reward.custom_reward_function.path": REWARD,
-        },
-        steps=4,
-        metrics=("actor/grad_norm", "rollout_corr/k3_kl", "timing_s/gen", "timing_s/step"),
-        model="qwen3-8b-random",
-        run="qwen3-8b-random_nvfp4-qat_seed0",
     ),
     "distillation": Case(
         "distillation of a BF16 teacher's top-k (`forward_kl_topk`)",
@@ -208,38 +191,18 @@ def common(folder: Path) -> dict[str, Any]:
 
 def command(case: Case, folder: Path, out: Path) -> Command:
     """A case's, whose model and data lie in a folder; its files go to `out`."""
-    own = _of_study(case, folder, out) if case.run else _on_a_cpu(case, folder, out)
-    overrides = [f"{key}={value}" for key, value in case.overrides.items()]
-    return Command([*own.arguments, *overrides], own.environment | {"VERL_DIGESTS": str(out)})
-
-
-def _of_study(case: Case, folder: Path, out: Path) -> Command:
-    study = load_study(STUDY)
-    paths = RunPaths(
-        repository=ROOT,
-        model=folder / case.model,
-        data=folder / "data",
-        checkpoints=out / "checkpoints",
-        attempt=out,
-    )
-    configuration = build_configuration(study, study.find_run(case.run), paths)
-    (out / CONFIGURATION).write_text(to_yaml(configuration))
-    own = build_command(study, paths)
-    digests = {"VERL_USE_EXTERNAL_MODULES": "tests.workflow.verl_digests"}
-    return own._replace(environment=own.environment | digests)
-
-
-def _on_a_cpu(case: Case, folder: Path, out: Path) -> Command:
-    settings = common(folder) | {
+    settings = common(folder) | case.overrides
+    settings |= {
         "actor_rollout_ref.model.path": folder / case.model,
         "hydra.run.dir": out / "hydra",
     }
-    arguments = [f"{k}={v}" for k, v in settings.items() if k not in case.overrides]
+    arguments = [f"{key}={value}" for key, value in settings.items()]
     starter = ["tests.workflow.ray_nodes"] if case.nodes > 1 else []
     return Command(
         ["python", "-m", *starter, case.module, *arguments],
         {
             "VERL_FILE_LOGGER_PATH": str(out / "verl.jsonl"),
+            "VERL_DIGESTS": str(out),
             "VERL_PLATFORM": "cpu",
             "VERL_USE_EXTERNAL_MODULES": "qat_core.verl.cpu,tests.workflow.verl_digests",
             # else verl 0.9.1's separate_async dies of `logger.info(..., flush=True)`

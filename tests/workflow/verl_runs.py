@@ -1,10 +1,10 @@
 """verl's own trainers with `+nvfp4=w4a16`, and what they leave in the table of docs/verl.md.
 
 Each case is a run of a model with random weights over a few steps: a nano model on CPU workers or,
-where a case is named for it, one of true shape on GPUs. It counts as shown if verl
-ends well, every step has its metrics, the weights change, and every sync brings each vLLM worker
-the very bytes that the trainer sent. OUT/CASE holds log, metrics and digests; what was found is
-noted in experiments/records/benchmarks/verl_runs.json, from which `docs/verl.md` takes its table.
+where a case is named that needs them, one of true shape on GPUs. It counts as shown if verl ends
+well, every step has its metrics, the weights change, and every sync brings each vLLM worker the
+very bytes that the trainer sent. OUT/CASE holds log, metrics and digests; what was found is noted
+in experiments/records/benchmarks/verl_runs.json, from which `docs/verl.md` takes its table.
 """
 
 import argparse
@@ -16,16 +16,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from experiments.benchmarks.seeded_base import write_seeded_base
 from experiments.runs.provenance import origin
-from experiments.study.load import load_study
 from experiments.study.schema import ROOT
 from experiments.support.cli import run_cli
 from experiments.support.json_files import write_json
 from experiments.verl.data import write_data
 from experiments.verl.process import running_verl
 from tests.nano_models import TASK, write_nano
-from tests.workflow.verl_cases import CASES, STUDY, Case, command
+from tests.workflow import verl_cases
+from tests.workflow.verl_cases import Case, command
+from tests.workflow.verl_gpu_cases import GPU_CASES, gpu_command, write_base
+
+CASES = verl_cases.CASES | GPU_CASES
 
 RECORD = ROOT / "experiments" / "records" / "benchmarks" / "verl_runs.json"
 LIMIT_S = 900.0
@@ -37,8 +39,8 @@ def prepare(folder: Path, cases: Iterable[Case]) -> None:
     for case in cases:
         if (folder / case.model).exists():
             continue
-        if case.run:
-            write_seeded_base(load_study(STUDY), case.model, folder / case.model)
+        if case.gpus:
+            write_base(case, folder / case.model)
         else:
             write_nano(case.model, folder / case.model, num_layers=2)
     if not (folder / "data").exists():
@@ -55,7 +57,8 @@ def run(case: Case, folder: Path, out: Path) -> dict[str, Any]:
     out.mkdir(parents=True)
     log = out / "verl.log"
     start = time.monotonic()
-    with running_verl(command(case, folder, out), log) as verl:
+    compose = gpu_command if case.gpus else command
+    with running_verl(compose(case, folder, out), log) as verl:
         while verl.exit_code() is None and time.monotonic() - start < LIMIT_S:
             time.sleep(POLL_S)
         code = verl.exit_code()
@@ -121,10 +124,10 @@ def main() -> None:
     if unknown := set(arguments.cases) - set(CASES):
         parser.error(f"no case {', '.join(unknown)}; there are {', '.join(CASES)}")
     out = arguments.out.resolve()
-    names = arguments.cases or [name for name, case in CASES.items() if not case.run]
+    names = arguments.cases or [name for name, case in CASES.items() if not case.gpus]
     prepare(out / "base", map(CASES.__getitem__, names))
     for name in names:
-        device = "cuda" if CASES[name].run else "cpu"
+        device = "cuda" if CASES[name].gpus else "cpu"
         found = origin(device) | run(CASES[name], out / "base", out / name)
         known = json.loads(RECORD.read_text())["cases"] if RECORD.exists() else {}
         known = {n: (known | {name: found})[n] for n in CASES if n in known or n == name}

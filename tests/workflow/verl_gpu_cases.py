@@ -1,0 +1,91 @@
+"""Runs of verl on GPUs at Qwen3-8B's shape, for `tests/workflow/verl_runs.py`.
+
+Settings are those of a study's run. Its weights are random, drawn by each rank from a seed.
+"""
+
+from pathlib import Path
+
+from experiments.benchmarks.seeded_base import write_seeded_base
+from experiments.study.load import load_study
+from experiments.study.schema import ROOT
+from experiments.verl.command import (
+    CONFIGURATION,
+    Command,
+    RunPaths,
+    build_command,
+    build_configuration,
+    to_yaml,
+)
+from tests.workflow.verl_cases import ACTOR, PPO, REWARD, ROLLOUT, Case
+
+STUDY = ROOT / "experiments" / "studies" / "qwen3_smoke.yaml"
+MODEL = "qwen3-8b-random"
+_COMMON = {
+    "trainer.n_gpus_per_node": 2,
+    "trainer.save_freq": -1,
+    f"{ACTOR}.optim.lr": 1e-5,  # the study's is lost in most BF16 weights
+    "reward.custom_reward_function.path": REWARD,
+}
+_METRICS = ("actor/grad_norm", "rollout_corr/k3_kl", "timing_s/gen", "timing_s/step")
+GPU_CASES = {
+    "tensor-parallel-8b": Case(
+        "Qwen3-8B's shape on two GPUs, `rollout.tensor_model_parallel_size=2`",
+        PPO,
+        _COMMON
+        | {
+            f"{ROLLOUT}.tensor_model_parallel_size": 2,
+            f"{ROLLOUT}.engine_kwargs.vllm.distributed_executor_backend": "mp",
+            # 3 GB are needed; without a size of its own vLLM would measure what others leave
+            f"+{ROLLOUT}.engine_kwargs.vllm.kv_cache_memory_bytes": 2**33,
+        },
+        steps=4,
+        metrics=_METRICS,
+        model=MODEL,
+        gpus=2,
+    ),
+    "published-8b": Case(
+        "Qwen3-8B's shape on two GPUs with published settings: FP32 master weights, 0.9 of the "
+        "memory for rollouts with sleep, dynamic batch sizes, `scale_policy=amax`",
+        PPO,
+        _COMMON
+        | {
+            f"{ACTOR}.fsdp_config.model_dtype": "fp32",
+            f"{ACTOR}.fsdp_config.qat.scale_policy": "amax",
+            f"{ACTOR}.use_dynamic_bsz": "true",
+            f"{ACTOR}.ppo_max_token_len_per_gpu": 4096,
+            f"{ROLLOUT}.gpu_memory_utilization": 0.9,
+            f"{ROLLOUT}.max_num_batched_tokens": 32768,
+        },
+        metrics=_METRICS,
+        model=MODEL,
+        gpus=2,
+    ),
+}
+
+
+def write_base(case: Case, folder: Path) -> None:
+    """The case's model, in a new folder."""
+    write_seeded_base(load_study(STUDY), case.model, folder)
+
+
+def gpu_command(case: Case, folder: Path, out: Path) -> Command:
+    """A case's, whose model and data lie in a folder; its files go to `out`."""
+    study = load_study(STUDY)
+    paths = RunPaths(
+        repository=ROOT,
+        model=folder / case.model,
+        data=folder / "data",
+        checkpoints=out / "checkpoints",
+        attempt=out,
+    )
+    run = study.find_run(f"{case.model}_nvfp4-qat_seed0")
+    configuration = build_configuration(study, run, paths)
+    configuration["trainer"]["total_training_steps"] = case.steps
+    (out / CONFIGURATION).write_text(to_yaml(configuration))
+    own = build_command(study, paths)
+    digests = {
+        "VERL_DIGESTS": str(out),
+        "VERL_USE_EXTERNAL_MODULES": "tests.workflow.verl_digests",
+    }
+    overrides = [f"{key}={value}" for key, value in case.overrides.items()]
+    return Command([*own.arguments, *overrides], own.environment | digests)
