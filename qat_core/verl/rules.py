@@ -43,6 +43,11 @@ SYNC_RULES = (
     ),
     Rule(f"{VLLM}.speculative_config", _is_not_set, "draft models are not synced; remove the key"),
     Rule(
+        f"{ROLLOUT}.disaggregation.enabled",
+        _is_not_set,
+        "syncs to engines that prefill and decode apart were never tried; use false",
+    ),
+    Rule(
         f"{VLLM}.worker_extension_cls",
         lambda v: v == WORKER,
         "weights come through this project's; remove the key",
@@ -84,6 +89,11 @@ NVFP4_RULES = (
         f"{ROLLOUT}.checkpoint_engine.backend",
         lambda v: v not in ("mooncake", "kimi_ckpt_engine"),
         "it casts all that it sends to BF16, packed bytes too; use naive, nccl or nixl",
+    ),
+    Rule(
+        f"{ROLLOUT}.dtype",
+        lambda v: v == "bfloat16",
+        "what is not in NVFP4 is trained and served in BF16; use bfloat16",
     ),
     Rule(f"{ROLLOUT}.quantization", _is_not_set, "NVFP4 is the quantization; use null"),
     Rule(

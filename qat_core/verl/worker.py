@@ -23,8 +23,9 @@ class LayerwiseWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[mis
     def __new__(cls, **_: Any) -> "LayerwiseWorkerExtension":
         """verl is not shown the model here: it would patch vLLM for its own QAT."""
         import vllm
+        from vllm.platforms import current_platform
 
-        compat.require_supported(vllm.__version__)
+        compat.require_supported(vllm.__version__, on_cpu=current_platform.is_cpu())
         compat.hold_addresses(vllm.__version__)
         return super().__new__(cls)  # type: ignore[no-any-return]
 

