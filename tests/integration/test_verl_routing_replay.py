@@ -51,6 +51,7 @@ REFUSALS = {
     "hole": f"routed_experts: sequence 1 has no route for token 3 of 8; {NO_ROUTE}",
     "whole sequence": f"routed_experts: sequence 0 has no route for token 0 of 7; {NO_ROUTE}",
     "trains nothing": "accepted",
+    "lengths": "routed_experts: of other lengths than input_ids",
     "layers": "routed_experts: of 1 layers, the model has experts in layer 1",
     "top-1": "routed_experts: with one expert a token, verl's zeros for 'no route' also mean",
     "top-3": "routing replay: model.layers.0.mlp: routes are not different experts out of 8",
@@ -70,4 +71,11 @@ def test_a_dense_model_is_refused(facts: dict[str, Any]) -> None:
     assert facts["dense"] == (
         "actor_rollout_ref.actor.fsdp_config.router_replay.mode: R3: the model has no experts; "
         "remove the key"
+    )
+
+
+def test_the_engine_refuses_another_mode(facts: dict[str, Any]) -> None:
+    assert facts["mode"] == (
+        "actor_rollout_ref.actor.fsdp_config.router_replay.mode: R2: FSDP2 replays R3 alone, "
+        "without sequence parallelism"
     )

@@ -133,6 +133,16 @@ def test_weights_packed_otherwise_are_refused_and_the_old_ones_served(
     assert torch.equal(_log_probs(engine), before)
 
 
+def test_packed_weights_for_an_engine_of_bf16_are_refused_and_the_old_ones_served(
+    bf16_engine: VllmEngine, model: torch.nn.Module, packed: QuantPlan
+) -> None:
+    bf16_engine.sync(weight_stream(model, None, None))
+    before = _log_probs(bf16_engine)
+    with pytest.raises(ValueError, match=r"\d+ weights come packed but are served in BF16"):
+        bf16_engine.on_worker(_receive, _cut(_with_plan(model, packed, Recipe())))
+    assert torch.equal(_log_probs(bf16_engine), before)
+
+
 def test_bf16_weights_without_a_plan_are_refused_and_the_old_ones_served(
     engine: VllmEngine, model: torch.nn.Module, packed: QuantPlan
 ) -> None:

@@ -26,6 +26,9 @@ CASES["r3"] = ["+routing_replay=r3"]
 CASES["r3 bf16"] = [*CASES["r3"], *CASES["bf16"]]
 CASES["r3 packed"] = [*CASES["r3"], "+attention=sdpa"]
 CASES["dense"] = ["+routing_replay=r3"]
+# what `complete` would have refused, where it was not called
+_REPLAY = "actor_rollout_ref.actor.fsdp_config.router_replay"
+CASES["mode"] = [f"{_REPLAY}.mode=R2"]
 PROMPTS, RESPONSES, WIDTH = (3, 2), (4, 6), 6
 
 
@@ -130,6 +133,13 @@ def facts(model_dir: str, case: str, packed: bool) -> dict[str, Any]:
     }
 
 
+def _shorter(data: TensorDict) -> TensorDict:
+    """The routes of a token less."""
+    routes = [rows[:-1] for rows in data["routed_experts"].unbind()]
+    data["routed_experts"] = torch.nested.nested_tensor(routes, layout=torch.jagged)
+    return data
+
+
 def _equal(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
     return all(torch.equal(first[name], second[name]) for name in second)
 
@@ -143,6 +153,7 @@ def _refusals(engine: Any, routes: Tensor, packed: bool) -> dict[str, str]:
         "hole": lambda: batch(hole, packed),
         "whole sequence": lambda: batch(prompt_only, packed),
         "trains nothing": lambda: batch(prompt_only, packed, loss=(0, 1)),
+        "lengths": lambda: _shorter(batch(routes, packed)),
         "layers": lambda: batch(routes[:, :, :1], packed),
         "top-1": lambda: batch(routes[..., :1], packed),
         "top-3": lambda: batch(torch.cat([routes, routes[..., :1] + 3], -1), packed),
@@ -165,10 +176,11 @@ def main(model_dir: str, dense_dir: str, out: str) -> None:
         case: facts(model_dir, case, packed=case == "r3 packed")
         for case in ("r3", "r3 bf16", "r3 packed")
     }
-    try:
-        make(configuration(dense_dir, "dense")).initialize()
-    except ValueError as error:
-        found["dense"] = str(error)
+    for case, folder in (("dense", dense_dir), ("mode", model_dir)):
+        try:
+            make(configuration(folder, case)).initialize()
+        except ValueError as error:
+            found[case] = str(error)
     Path(out).write_text(json.dumps(found, indent=1))
     dist.destroy_process_group()
 

@@ -1,0 +1,38 @@
+"""What the vLLM engine and its plugin refuse; needs no vLLM."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from qat_core.rollout.engine import Rollouts
+from qat_core.rollout.vllm.engine import VllmEngine, _routes
+from qat_core.rollout.vllm.plugin import KERNEL_VARIABLE, _choose_kernel
+
+
+def test_routes_of_another_number_of_tokens_are_refused() -> None:
+    mask = torch.tensor([[0, 1, 1, 1]])
+    rollouts = Rollouts(
+        input_ids=mask,
+        attention_mask=mask,
+        response_mask=mask[:, 2:].float(),
+        log_probs=torch.zeros(1, 2),
+        truncated=torch.tensor([False]),
+    )
+    ids = np.zeros((3, 2, 2), dtype=np.int16)
+    assert _routes(rollouts, [SimpleNamespace(routed_experts=ids[:2])], [0, 1]).shape[1] == 3
+    with pytest.raises(ValueError, match="vLLM: 3 routes for 3 tokens; one less is expected"):
+        _routes(rollouts, [SimpleNamespace(routed_experts=ids)], [0, 1])
+
+
+def test_an_engine_that_serves_other_weights_in_nvfp4_is_refused() -> None:
+    engine = object.__new__(VllmEngine)
+    engine.served, engine.plan = ["a", "b"], SimpleNamespace(quantized=("a", "c"))  # type: ignore[assignment]
+    with pytest.raises(ValueError, match=r"differ in what is NVFP4: \['b', 'c'\]"):
+        engine._require_coverage()
+
+
+def test_an_unknown_kernel_is_refused() -> None:
+    with pytest.raises(ValueError, match=f"{KERNEL_VARIABLE}=cutlass: use humming, or marlin"):
+        _choose_kernel("cutlass")
