@@ -1,8 +1,8 @@
 """Which tensors a prepared model holds, and whether they were written since they were measured.
 
-Writes by an operator on a weight mark it at once, as do collectives (`qat_core/collectives.py`) and
-steps of optimizers (`qat_core/optimizers.py`). Writes through a tensor that shares its memory, such
-as an entry of a state dict, show in PyTorch's version counters, which are compared here. Memory
+Writes by an operator on a weight mark it at once, as do collectives and steps of optimizers
+(`qat_core/uncounted_writes.py`). Writes through a tensor that shares its memory, such as an entry
+of a state dict, show in PyTorch's version counters, which are compared here. Memory
 that was assigned to a weight from outside (`weight.data = tensor`) may be a view of a buffer that
 counts its versions apart: such a weight counts as written at every forward pass. So does one whose
 memory another library or process was given (`numpy()`, `__dlpack__`, `share_memory_`). Not seen are

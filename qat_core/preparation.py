@@ -7,13 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from qat_core.collectives import watch
-from qat_core.optimizers import watch_steps
 from qat_core.parameter import FakeQuantizedTensor
 from qat_core.plan import QuantPlan, plan, uncompiled
 from qat_core.recipe import Recipe
 from qat_core.scales import Scales
 from qat_core.state_dicts import adopt_assigned, fake_quantized, plain_entries
+from qat_core.uncounted_writes import watch
 
 
 @torch.inference_mode(False)  # else what is made here could never be trained
@@ -72,7 +71,6 @@ def prepare(
     for weight, replaced in swapped:
         weight.__dict__.update(replaced.__dict__)  # attributes such as no_decay
     watch(scales.weights)
-    watch_steps()
     model.register_forward_pre_hook(scales.before_forward)
     model.register_forward_hook(scales.after_forward, always_call=True)
     for owner in scales.weights.modules:

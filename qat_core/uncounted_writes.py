@@ -1,7 +1,9 @@
-"""In-place collectives as writes to weights.
+"""Writes to weights that PyTorch counts in no version: in-place collectives and optimizers' steps.
 
-PyTorch counts them in no version, and their operators do not say that they write. Those on tensors
-that share memory with a prepared weight, such as an entry of a state dict, are seen here.
+A collective's operator does not say that it writes. Those on tensors that share memory with a
+prepared weight, such as an entry of a state dict, are seen here. Operators of an optimizer that
+write are seen by themselves; a kernel that gets a pointer, such as one of Triton's, is not, so that
+its step counts as the write.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,6 +14,8 @@ from weakref import WeakSet
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
 
 from qat_core.held_weights import HeldWeights
 
@@ -27,14 +31,15 @@ _watched: "WeakSet[HeldWeights]" = WeakSet()
 
 
 def watch(weights: HeldWeights) -> None:
-    """From now on, collectives that write one of `weights` mark it as written."""
+    """From now on, collectives and optimizers that write one of `weights` mark it as written."""
     _watched.add(weights)
     if dist.is_available():
-        _install()
+        _watch_collectives()
+    _watch_optimizers()
 
 
 @cache
-def _install() -> torch.library.Library:
+def _watch_collectives() -> torch.library.Library:
     """Kernels where PyTorch counts the versions of ordinary in-place operators."""
     library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
     for name in WRITING:
@@ -57,3 +62,17 @@ def _tensors(argument: Any) -> Iterator[Tensor]:
     else:
         for item in argument:
             yield from _tensors(item)
+
+
+@cache
+def _watch_optimizers() -> RemovableHandle:
+    return register_optimizer_step_post_hook(_mark_stepped)
+
+
+def _mark_stepped(optimizer: Optimizer, *_: Any) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            held = getattr(parameter, "_local_tensor", parameter)
+            weights: HeldWeights | None = getattr(held, "held_by", None)
+            if weights is not None and parameter.grad is not None:
+                weights.mark_written(held.weight_name)
