@@ -18,8 +18,7 @@ from qat_core.plan import plan
 from qat_core.recipe import Recipe
 from qat_core.rl import resume
 from qat_core.rl.config import GrpoConfig, TaskConfig
-from qat_core.rl.correction import drift_term_metrics
-from qat_core.rl.grpo import advantages
+from qat_core.rl.loss import advantages, drift_term_metrics
 from qat_core.rl.mismatch import as_floats, masked_mean, mismatch_metrics
 from qat_core.rl.optimizer import MasterAdamW
 from qat_core.rl.policy import Policy, Scores

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from qat_core.rl.config import GrpoConfig
-from qat_core.rl.correction import centred_losses, correction_weights
-from qat_core.rl.grpo import policy_losses
+from qat_core.rl.loss import centred_losses, correction_weights, policy_losses
 from qat_core.rl.optimizer import MasterAdamW
 from qat_core.rl.policy import Policy, Scores
 from qat_core.rollout.engine import Rollouts

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from verl.trainer.ppo.core_algos import register_adv_est
 
-from qat_core.rl.grpo import reward_advantages
+from qat_core.rl.loss import reward_advantages
 
 
 @register_adv_est("reward")

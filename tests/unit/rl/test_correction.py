@@ -6,8 +6,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from qat_core.rl.config import Correction, GrpoConfig
-from qat_core.rl.correction import centred_losses, correction_weights, drift_term_metrics
-from qat_core.rl.grpo import advantages
+from qat_core.rl.loss import advantages, centred_losses, correction_weights, drift_term_metrics
 
 VOCABULARY = 6
 

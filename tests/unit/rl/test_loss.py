@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from qat_core.rl.config import GrpoConfig
-from qat_core.rl.grpo import group_advantages, policy_losses
+from qat_core.rl.loss import group_advantages, policy_losses
 
 CONFIG = GrpoConfig(steps=1)
 
