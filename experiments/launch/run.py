@@ -21,7 +21,6 @@ from types import FrameType
 
 from experiments.launch.digests import training_digests
 from experiments.launch.preflight import check_devices, check_settings
-from experiments.launch.run_log import RunLog
 from experiments.runs.attempts import (
     Attempt,
     OnStep,
@@ -44,7 +43,7 @@ from experiments.support.json_files import read_json
 from experiments.support.sole_process import sole_process
 from experiments.support.tee import tee_output
 from experiments.support.temporary_folder import private_temporary_folder
-from experiments.tracking.tracker import Tracker, Untracked
+from experiments.tracking.run_log import RunLog, Tracker, Untracked
 from qat_core.drift.names import FILE as DRIFT_FILE
 from qat_core.memory import predict_weight_memory_gib
 

@@ -7,11 +7,11 @@ import pytest
 
 from experiments.launch.local_trainer import train_here
 from experiments.launch.run import KILLED, open_attempts
-from experiments.launch.run_log import RunLog
 from experiments.runs.attempts import list_attempts, next_attempt
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT
 from experiments.tracking.live import TrackedRun
+from experiments.tracking.run_log import RunLog
 from qat_core.drift.names import FILE
 from tests.manifests import make_manifest
 

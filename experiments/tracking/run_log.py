@@ -1,16 +1,47 @@
-"""Each step's metrics: into the attempt's file, to MLflow and onto the terminal."""
+"""What a launch tells of a run while it trains: its attempt's file, MLflow and the terminal."""
 
 import math
 import time
 from collections import deque
+from collections.abc import Sequence
 from datetime import timedelta
+from typing import Protocol
 
 from experiments.runs.attempts import Attempt
+from experiments.runs.manifest import RunManifest
 from experiments.runs.metrics import Row
-from experiments.tracking.tracker import Tracker
 from qat_core.rl.metric_names import K3_KL, REWARD, STEP_TIME, TOTAL_TOKENS
 
 STEPS_OF_PACE = 5  # the time left follows the pace of the last steps
+
+
+class Tracker(Protocol):
+    """Follows one attempt at a run."""
+
+    def start(self, manifest: RunManifest, resumes: bool) -> None:
+        """The attempt begins; `resumes` if another one came before it."""
+
+    def log_rows(self, rows: Sequence[Row], timestamps_ms: Sequence[int]) -> None:
+        """Metrics of some steps."""
+
+    def finish(self, manifest: RunManifest) -> None:
+        """The attempt has ended, as its manifest says."""
+
+
+class Untracked:
+    """Keeps nothing, for machines without MLflow; the files hold all that it would show.
+
+    `python -m experiments.tracking.publish` adds such runs to a store later.
+    """
+
+    def start(self, manifest: RunManifest, resumes: bool) -> None:
+        """Nothing."""
+
+    def log_rows(self, rows: Sequence[Row], timestamps_ms: Sequence[int]) -> None:
+        """Nothing."""
+
+    def finish(self, manifest: RunManifest) -> None:
+        """Nothing."""
 
 
 class RunLog:
