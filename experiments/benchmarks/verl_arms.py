@@ -35,7 +35,7 @@ def make_inputs(study: Study, results: Path) -> None:
         write_data(study.task, data)
     for model in study.models:
         base = results / "base" / model
-        if not base.exists():
+        if not (base / MANIFEST).exists():
             write_seeded_base(study, model, base)
 
 
