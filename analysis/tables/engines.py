@@ -10,7 +10,13 @@ from analysis.markdown import MarkdownTable
 from analysis.tables.record import Record, read_record
 
 # an older measurement of an engine before a newer one
-ROLLOUTS = ("rollout", "rollout_30b", "rollout_expandable", "rollout_humming")
+ROLLOUTS = (
+    "rollout",
+    "rollout_30b",
+    "rollout_expandable",
+    "rollout_humming",
+    "rollout_in_place",
+)
 # its engines were told by the environment to use Humming, which their names do not say
 HUMMING = "rollout_humming"
 PRECISIONS = {

@@ -58,6 +58,7 @@ def folder(tmp_path: Path) -> Path:
             "allocator": "",
             "engines": {"m:nvfp4": _engine([4.0], [], in_place=[0.125])},
         },
+        "rollout_in_place": {"allocator": "", "engines": {}},
         "serving": {"gpu_memory_utilization": 0.9, "engines": {"m:nvfp4": served}},
         "serving_humming": {
             "gpu_memory_utilization": 0.9,
