@@ -1,5 +1,6 @@
 """Nano models with random weights and the task they train on, for tests of trainer and rollouts."""
 
+import shutil
 from pathlib import Path
 
 import torch
@@ -7,7 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from experiments.benchmarks.random_model import write_architecture
 from experiments.study.schema import ROOT
-from experiments.support.json_files import read_json
+from experiments.support.json_files import read_json, write_json
 from qat_core.recipe import Recipe
 from qat_core.rl.config import GrpoConfig, RolloutConfig, TaskConfig
 from qat_core.rl.trainer import GrpoTrainer, TrainerConfig
@@ -55,3 +56,12 @@ def write_nano(name: str, folder: Path, num_layers: int, seed: int = 0, **sizes:
     torch.manual_seed(seed)
     shape = AutoConfig.from_pretrained(folder)
     AutoModelForCausalLM.from_config(shape, dtype=torch.bfloat16).save_pretrained(folder)
+
+
+def without_token(nano_dir: Path, folder: Path, token: str) -> Path:
+    """The checkpoint with a tokenizer that has no such token."""
+    copy = shutil.copytree(nano_dir, folder / "model")
+    settings = read_json(copy / "tokenizer_config.json")
+    del settings[token]
+    write_json(copy / "tokenizer_config.json", settings)
+    return copy

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+from transformers import AutoModelForCausalLM, DynamicCache
 
 from qat_core.nvfp4 import PackedTensor, dequantize
 from qat_core.plan import QuantPlan, bf16_plan
-from qat_core.rollout.engine import Rollouts, WeightStream
+from qat_core.rollout.engine import Rollouts, WeightStream, special_ids
 from qat_core.rollout.static_cache import has_static_form
 from qat_core.rollout.static_decode import StaticDecoder
 from qat_core.routing import capture
@@ -46,15 +46,7 @@ class EagerEngine:
         keeps_distributions: bool = False,
         returns_routes: bool = False,
     ) -> None:
-        tokenizer = AutoTokenizer.from_pretrained(model_dir)
-        if tokenizer.eos_token_id is None:
-            raise ValueError(
-                f"{model_dir}/tokenizer_config.json: eos_token: missing; add the token that ends a "
-                "response"
-            )
-        self.eos_id: int = tokenizer.eos_token_id
-        pad_id: int | None = tokenizer.pad_token_id
-        self.pad_id = self.eos_id if pad_id is None else pad_id  # masked, so that any token will do
+        self.eos_id, self.pad_id = special_ids(model_dir)
         self.device = torch.device(device)
         self.model: nn.Module = AutoModelForCausalLM.from_pretrained(
             model_dir, dtype=torch.bfloat16

@@ -2,9 +2,11 @@
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
+from transformers import AutoTokenizer
 
 from qat_core.nvfp4 import PackedTensor
 from qat_core.plan import QuantPlan
@@ -89,3 +91,20 @@ class RolloutEngine(Protocol):
         self, prompts: Sequence[Sequence[int]], max_new_tokens: int, temperature: float, seed: int
     ) -> Rollouts:
         """Samples one response a prompt; temperature 0 is greedy."""
+
+
+def special_ids(model_dir: Path) -> tuple[int, int]:
+    """The token that ends a response, and the one that fills batches, which is masked.
+
+    Raises:
+        ValueError: the tokenizer ends no response.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    eos_id: int | None = tokenizer.eos_token_id
+    if eos_id is None:
+        raise ValueError(
+            f"{model_dir}/tokenizer_config.json: eos_token: missing; add the token that ends a "
+            "response"
+        )
+    pad_id: int | None = tokenizer.pad_token_id
+    return eos_id, eos_id if pad_id is None else pad_id

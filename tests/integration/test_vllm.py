@@ -23,7 +23,7 @@ from qat_core.rollout.engine import Rollouts
 from qat_core.rollout.vllm.engine import VllmEngine
 from qat_core.rollout.vllm.worker import parameter_bytes
 from qat_core.weights.stream import weight_stream
-from tests.nano_models import write_nano
+from tests.nano_models import without_token, write_nano
 
 pytestmark = pytest.mark.slow
 
@@ -250,6 +250,13 @@ def test_prompts_beyond_a_steps_tokens_wait_whole(folders: list[Path]) -> None:
     prompts = 2 * PROMPTS  # 104 tokens
     sampled = engine.generate(prompts, max_new_tokens=16, temperature=1.0, seed=0)
     assert sampled.response_mask[:, 0].sum() == len(prompts)
+
+
+def test_a_tokenizer_needs_no_token_for_padding(folders: list[Path], tmp_path: Path) -> None:
+    engine = VllmEngine(without_token(folders[0], tmp_path, "pad_token"), **SETTINGS)
+    assert engine.pad_id == engine.eos_id
+    sampled = engine.generate(PROMPTS, max_new_tokens=16, temperature=1.0, seed=0)
+    assert (sampled.input_ids[sampled.attention_mask == 0] == engine.eos_id).all()
 
 
 @pytest.mark.parametrize("name", ["tensor_parallel_size", "data_parallel_size"])

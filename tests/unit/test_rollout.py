@@ -1,13 +1,11 @@
 """Rollouts in process: decoding, log-probs, and what may be synced."""
 
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from experiments.support.json_files import read_json, write_json
 from qat_core.nvfp4 import PackedTensor, dequantize
 from qat_core.plan import plan
 from qat_core.preparation import prepare
@@ -15,6 +13,7 @@ from qat_core.recipe import Recipe
 from qat_core.rl.policy import Policy
 from qat_core.rollout.eager import EagerEngine
 from qat_core.weights.stream import weight_stream
+from tests.nano_models import without_token
 
 PROMPTS = [[3, 14, 4, 17], [5, 17], [3, 3, 14, 9, 15, 4, 17]]
 RECIPES = pytest.mark.parametrize(
@@ -63,15 +62,6 @@ def test_a_response_ends_with_the_end_of_sequence(engine: EagerEngine) -> None:
         assert truncated or ids[length - 1] == engine.eos_id
         ended += int(not truncated)
     assert ended > 10, "random weights end most of 90 responses within 40 tokens"
-
-
-def without_token(nano_dir: Path, folder: Path, token: str) -> Path:
-    """The checkpoint with a tokenizer that has no such token."""
-    copy = shutil.copytree(nano_dir, folder / "model")
-    settings = read_json(copy / "tokenizer_config.json")
-    del settings[token]
-    write_json(copy / "tokenizer_config.json", settings)
-    return copy
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from qat_core.checkpoint.quantization_config import (
 from qat_core.checkpoint.shards import read_json
 from qat_core.options import CheckpointFormat
 from qat_core.plan import QuantPlan, bf16_plan
-from qat_core.rollout.engine import Rollouts, WeightStream
+from qat_core.rollout.engine import Rollouts, WeightStream, special_ids
 from qat_core.rollout.vllm import compat
 from qat_core.rollout.vllm.worker import (
     LAYOUT,
@@ -67,6 +67,7 @@ class VllmEngine:
 
         from qat_core.rollout.vllm.plugin import register
 
+        self.eos_id, self.pad_id = special_ids(model_dir)
         compat.require_supported(vllm.__version__, on_cpu=current_platform.is_cpu())
         compat.hold_addresses(vllm.__version__)
         compat.correct_rotary_embedding()
@@ -94,9 +95,6 @@ class VllmEngine:
         self._accepted: tuple[QuantPlan, Mapping[str, Weight]] | None = None
         self.served: Collection[str] = self.on_worker(quantized_parameters, self._names)
         self._require_coverage()
-        tokenizer = self._llm.get_tokenizer()
-        self.eos_id: int = tokenizer.eos_token_id
-        self.pad_id: int = tokenizer.pad_token_id
         self.weight_bytes: int = self.on_worker(weight_bytes)
 
     @property
