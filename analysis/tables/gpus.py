@@ -90,13 +90,15 @@ class Setting(NamedTuple):
         seconds = self._mean("step_s") - sum(map(self._mean, parts))  # what is in no part
         seconds += sum(map(self._mean, OTHER_PARTS))
         for part in SPLIT_PARTS:
-            measured = [getattr(run, part).median for run in self.runs.values()]
-            slope, start = linear_regression([1 / n for n in self.runs], measured)
+            slope, start = linear_regression([1 / n for n in self.runs], self._medians(part))
             seconds += start + slope / gpus
         return Value(seconds)
 
     def _mean(self, part: str) -> float:
-        return mean(float(getattr(run, part).median) for run in self.runs.values())
+        return mean(self._medians(part))
+
+    def _medians(self, part: str) -> list[float]:
+        return [getattr(run, part).median for run in self.runs.values()]
 
 
 class Row(NamedTuple):
