@@ -15,8 +15,7 @@ from qat_core.memory import predict_offloaded_memory_gib, predict_training_memor
 BYTES_PER_VALUE = 2  # `model_dtype: bfloat16`, as in all these runs
 GPU_GIB = 140.4  # an H200's 143,771 MiB
 ARMS = {"bf16": "bf16", "nvfp4-qat": "nvfp4"}  # and the precision of their engines
-SPLIT_PARTS = ("log_prob_s", "training_s")
-OTHER_PARTS = ("rollout_s", "weight_sync_s")
+SPLIT_PARTS = ("log_prob_s", "training_s")  # of a step, shared by the GPUs
 NOTE = (
     "In *italics*: computed, all else measured. 64 responses of 512 tokens a step, no tensor "
     "parallelism; model, gradients and moments in BF16, sharded by FSDP2, on the host while vLLM "
@@ -67,9 +66,8 @@ class Setting(NamedTuple):
         if gpus in peaks:
             return Value(peaks[gpus], True)
         state_gib = predict_offloaded_memory_gib(self.config, BYTES_PER_VALUE)
-        return Value(
-            state_gib + gpus * mean([(p - state_gib) / n for n, p in peaks.items()] or [0.0])
-        )
+        beyond = [(peak - state_gib) / n for n, peak in peaks.items()]
+        return Value(state_gib + gpus * mean(beyond or [0.0]))
 
     def sync_s(self, gpus: int, small: "Setting") -> Value:
         """A weight sync; `small` has been through verl, in the same arm."""
@@ -86,9 +84,7 @@ class Setting(NamedTuple):
             return Value(self.runs[gpus].step_s.median, True)
         if len(self.runs) < 2:
             return None
-        parts = (*SPLIT_PARTS, *OTHER_PARTS)
-        seconds = self._mean("step_s") - sum(map(self._mean, parts))  # what is in no part
-        seconds += sum(map(self._mean, OTHER_PARTS))
+        seconds = self._mean("step_s") - sum(map(self._mean, SPLIT_PARTS))  # as long on any number
         for part in SPLIT_PARTS:
             slope, start = linear_regression([1 / n for n in self.runs], self._medians(part))
             seconds += start + slope / gpus
