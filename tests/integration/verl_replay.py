@@ -28,7 +28,7 @@ CASES["r3 packed"] = [*CASES["r3"], "+attention=sdpa"]
 CASES["dense"] = ["+routing_replay=r3"]
 # what `complete` would have refused, where it was not called
 _REPLAY = "actor_rollout_ref.actor.fsdp_config.router_replay"
-CASES["mode"] = [f"{_REPLAY}.mode=R2"]
+CASES["mode"] = ["+routing_replay=r3", f"{_REPLAY}.mode=R2"]
 PROMPTS, RESPONSES, WIDTH = (3, 2), (4, 6), 6
 
 

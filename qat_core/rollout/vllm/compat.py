@@ -10,7 +10,7 @@
 | rotary embedding is right for strided queries | yes | no: PyTorch's is used here |
 | a prompt with a seed cannot be prefilled in parts | no | yes: prompts are kept whole |
 | gated delta nets (Qwen3-Next) run in the model's dtype, with cached prefixes | yes | no: FP32 |
-| engines tell which experts they chose | yes | 0.28 and 0.29 made to here; 0.32 with Triton only |
+| engines tell which experts they chose | yes | made to here up to 0.29; Triton from 0.31 |
 | an engine that Python frees ends the process groups of the others | no | from 0.31: kept here |
 """
 
