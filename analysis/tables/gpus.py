@@ -23,7 +23,7 @@ NOTE = (
     "has beyond them (host: for each GPU), once there is one; before that activations and "
     "processes are missing. A vLLM that sleeps and CUDA's contexts come on top of the actor: what "
     "is not too much may still not fit. Of a step, log-probs and training are fitted as "
-    "a + b / GPUs to two measured numbers or more; all else is the mean of the measured ones, since "
+    "a + b / GPUs to two measured numbers or more; all else is the mean of the measured ones, as "
     "each GPU does it for itself. A sync that verl never did: in one process, plus what verl adds "
     "for Qwen3-8B, by the weights' size."
 )

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from analysis.tables import benchmark_text
+from analysis.tables.engines import ROLLOUTS
 from analysis.tables.memory import MODELS
 
 SETUP = {
@@ -45,7 +46,7 @@ def folder(tmp_path: Path) -> Path:
         for model, sync_s, gib in ((SMALL, 0.5, 15.0), (LARGE, 0.75, 60.0))
         for precision in ("bf16", "nvfp4")
     }
-    for name in ("rollout", "rollout_30b", "rollout_expandable", "rollout_humming"):
+    for name in ROLLOUTS:
         known = engines if name == "rollout" else {}
         record = SETUP | {"allocator": "", "engines": known}
         (tmp_path / f"{name}_x.json").write_text(json.dumps(record))
