@@ -1,0 +1,30 @@
+"""The commits that records name are in the history: else nobody can look at the code that ran."""
+
+import re
+import subprocess
+from functools import partial
+
+import pytest
+
+from experiments.study.schema import ROOT
+
+RECORDS = ROOT / "experiments" / "records"
+NAMED = re.compile(r'"commit": "([0-9a-f]{40})"')
+# rewritten before they landed, see REPRODUCING.md
+LOST = {"0b37d4b8ba74716c8f9e072efcf187f3caf50352", "29d62486109af28401c71567ad34bccce66098dd"}
+
+git = partial(subprocess.run, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_commits_of_records_are_in_the_history() -> None:
+    if git(["git", "rev-parse", "--is-shallow-repository"]).stdout.strip() != "false":
+        pytest.skip("needs a clone with its history")
+    named = {
+        commit
+        for file in [*RECORDS.rglob("*.json"), *RECORDS.rglob("*.md")]
+        for commit in NAMED.findall(file.read_text())
+    }
+    assert len(named) > 10
+    is_ancestor = ["git", "merge-base", "--is-ancestor"]
+    missing = {commit for commit in named if git([*is_ancestor, commit, "HEAD"]).returncode}
+    assert missing == LOST
