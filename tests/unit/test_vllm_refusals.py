@@ -8,7 +8,11 @@ import torch
 
 from qat_core.rollout.engine import Rollouts
 from qat_core.rollout.vllm.engine import VllmEngine, _routes
-from qat_core.rollout.vllm.plugin import KERNEL_VARIABLE, _choose_kernel
+from qat_core.rollout.vllm.plugin import (
+    EXPERTS_VARIABLE,
+    LINEAR_VARIABLE,
+    _asks_for_humming,
+)
 
 
 def test_routes_of_another_number_of_tokens_are_refused() -> None:
@@ -33,6 +37,8 @@ def test_an_engine_that_serves_other_weights_in_nvfp4_is_refused() -> None:
         engine._require_coverage()
 
 
-def test_an_unknown_kernel_is_refused() -> None:
-    with pytest.raises(ValueError, match=f"{KERNEL_VARIABLE}=cutlass: use humming, or marlin"):
-        _choose_kernel("cutlass")
+@pytest.mark.parametrize("variable", [LINEAR_VARIABLE, EXPERTS_VARIABLE])
+def test_an_unknown_kernel_is_refused(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, "cutlass")
+    with pytest.raises(ValueError, match=f"{variable}=cutlass: use humming, or marlin"):
+        _asks_for_humming(variable)
