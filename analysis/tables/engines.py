@@ -127,10 +127,17 @@ def engine_name(name: str, allocator: str = "") -> str:
 
 def reported_weights_gib(folder: Path, machine: str) -> dict[tuple[str, str | None], float]:
     """Weight memory in GiB as vLLM reported it with its usual allocator, by model and precision."""
-    newest = {
-        name: engine.memory.reported_gib
+    return {
+        (name.partition(":")[0], name.partition(":")[2]): engine.memory.reported_gib
+        for name, engine in newest_engines(folder, machine).items()
+    }
+
+
+def newest_engines(folder: Path, machine: str) -> dict[str, SyncedEngine]:
+    """By `model:precision`, each engine's last measurement with vLLM's usual allocator."""
+    return {
+        name: engine
         for record in read_rollouts(folder, machine)
         if not record.allocator
         for name, engine in record.engines.items()
     }
-    return {(name.partition(":")[0], name.partition(":")[2]): gib for name, gib in newest.items()}

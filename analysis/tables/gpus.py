@@ -5,7 +5,7 @@ from statistics import linear_regression, mean, median
 from typing import Any, NamedTuple
 
 from analysis.markdown import MarkdownTable
-from analysis.tables.engines import read_rollouts
+from analysis.tables.engines import newest_engines
 from analysis.tables.memory import GPUS, MODELS
 from analysis.tables.verl import VerlRun, read_verl_records
 from experiments.study.schema import ROOT
@@ -136,12 +136,7 @@ def gpus_sections(folder: Path, machine: str) -> list[str]:
         ValueError: a record is missing or damaged.
     """
     runs = [run for record in read_verl_records(folder, machine) for run in record.runs]
-    engines = {
-        name: engine
-        for record in read_rollouts(folder, machine)
-        if not record.allocator
-        for name, engine in record.engines.items()
-    }
+    engines = newest_engines(folder, machine)
     settings = {}
     for model in MODELS:
         for arm, precision in ARMS.items():

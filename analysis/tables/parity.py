@@ -9,11 +9,10 @@ from pydantic import BaseModel
 from analysis.claims_table import show_ratio
 from analysis.markdown import MarkdownTable
 from analysis.stats import Array, ratio_over_seeds
+from analysis.tables.engines import PRECISIONS
 from analysis.tables.record import Record, read_record
 
 ARMS = {"qat-pow2": "QAT", "qat-amax": "QAT, amax scale", "no-qat": "No QAT"}
-# what multiplied the packed weights
-KERNELS = {"nvfp4": "", "humming": ", Humming", "humming-experts": ", experts by Humming"}
 TITLE = "**k3 KL between trainer and vLLM on sampled tokens, 95 % intervals over seeds**"
 NOTE = (
     "Mean over all tokens of a seed, ratio in the typical seed, Student's interval over the seeds: "
@@ -85,8 +84,9 @@ def read_parity(folder: Path, machine: str) -> list[tuple[ParityRecord, list[Par
         record = read_record(path, ParityRecord)
         batches = path.with_suffix(".csv.gz")
         rows = pd.read_csv(batches) if batches.exists() else _batches(record)
+        multiplied_by = PRECISIONS[record.kernels].removeprefix("NVFP4")
         models = [
-            _parity(f"{name}, {record.weights} weights{KERNELS[record.kernels]}", rows, name)
+            _parity(f"{name}, {record.weights} weights{multiplied_by}", rows, name)
             for name in record.models
         ]
         for name, model in zip(record.models, models, strict=True):

@@ -155,9 +155,8 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--models", nargs="+", choices=ARCHITECTURES, default=list(ARCHITECTURES))
     parser.add_argument("--checkpoints", nargs="+", default=[], metavar="STUDY:FOLDER")
-    parser.add_argument(
-        "--kernels", choices=("nvfp4", "humming", "humming-experts"), default="nvfp4"
-    )
+    kernels = [precision for precision in PRECISIONS if precision != "bf16"]
+    parser.add_argument("--kernels", choices=kernels, default="nvfp4")
     arguments = parser.parse_args()
     os.environ.update(PRECISIONS[arguments.kernels])
     device = arguments.device

@@ -3,8 +3,8 @@
     python -m experiments.benchmarks.verl_arms RECORD.json RESULTS STUDY.yaml ...
 
 Ranks draw the weights of their base themselves (`seeded_base`), and nothing is evaluated: what is
-measured are mismatch, memory and time. The record is written anew after every run that has a second
-step. The same command goes on where it was interrupted; a run that was cut off, which has no
+measured are mismatch, memory and time. The record is written again after every run that has a
+second step. The same command goes on where it was interrupted; a run that was cut off, which has no
 checkpoint, begins again.
 """
 

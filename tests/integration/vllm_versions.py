@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 
 from packaging.version import Version
 
+from analysis.markdown import MarkdownTable
 from experiments.runs.provenance import origin
 from experiments.study.schema import ROOT
 from experiments.support.cli import run_cli
@@ -25,6 +26,18 @@ TESTS = [
     *sorted(ROOT.glob("tests/integration/test_vllm*.py")),
     ROOT / "tests/unit/test_used_names.py",
 ]
+
+TABLE: MarkdownTable[tuple[str, dict[str, Any]]] = MarkdownTable(
+    {
+        "vLLM": lambda row: row[0],
+        "torch": lambda row: row[1]["versions"]["torch"],
+        "transformers": lambda row: row[1]["versions"]["transformers"],
+        "passed": lambda row: str(row[1]["passed"]),
+        "skipped": lambda row: str(sum(row[1]["skipped"].values())),
+        "failed": lambda row: str(len(row[1]["failed"])),
+        "commit": lambda row: row[1]["git"]["commit"][:7],
+    }
+)
 
 
 def run_tests(junit: Path) -> None:
@@ -45,21 +58,6 @@ def outcomes(junit: Path) -> dict[str, Any]:
         else:
             passed += 1
     return {"passed": passed, "skipped": dict(sorted(skipped.items())), "failed": failed}
-
-
-def table(record: dict[str, Any]) -> str:
-    """Markdown rows of the versions in a record."""
-    rows = [
-        f"| {version} | {found['versions']['torch']} | {found['versions']['transformers']} | "
-        f"{found['passed']} | {sum(found['skipped'].values())} | {len(found['failed'])} | "
-        f"{found['git']['commit'][:7]} |"
-        for version, found in record["versions"].items()
-    ]
-    header = [
-        "| vLLM | torch | transformers | passed | skipped | failed | commit |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    return "\n".join(header + rows)
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from experiments.study.schema import ROOT
 from qat_core.verl.configuration import complete
 from tests.workflow.verl_cases import Case
 from tests.workflow.verl_gpu_cases import GPU_CASES, gpu_command
-from tests.workflow.verl_runs import CASES, RECORD, prepare, run, table
+from tests.workflow.verl_runs import CASES, RECORD, TABLE, prepare, run
 
 PAGE = ROOT / "docs" / "verl.md"
 
@@ -22,7 +22,7 @@ def test_the_page_says_what_was_recorded() -> None:
     record = json.loads(RECORD.read_text())
     assert [name for name in CASES if name in record["cases"]] == list(record["cases"])
     _, found, _ = PAGE.read_text().replace("<!-- end -->", "<!-- runs -->").split("<!-- runs -->")
-    assert found.strip() == table(record)
+    assert found.strip() == TABLE.markdown(record["cases"].items())
 
 
 @pytest.mark.parametrize("case", GPU_CASES.values(), ids=GPU_CASES)

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from analysis.markdown import MarkdownTable
 from experiments.runs.provenance import origin
 from experiments.study.schema import ROOT
 from experiments.support.cli import run_cli
@@ -100,18 +101,14 @@ def _syncs(out: Path) -> dict[str, Any]:
     }
 
 
-def table(record: dict[str, Any]) -> str:
-    """Markdown rows of the cases in a record."""
-    rows = [
-        f"| {CASES[name].title} | {found['steps']} | {found['syncs']} to {found['receivers']} | "
-        f"{found['packed']} packed of {found['tensors']}, all equal |"
-        for name, found in record["cases"].items()
-    ]
-    header = [
-        "| in a verl command | steps | syncs to vLLM workers | tensors |",
-        "|---|---|---|---|",
-    ]
-    return "\n".join(header + rows)
+TABLE: MarkdownTable[tuple[str, dict[str, Any]]] = MarkdownTable(
+    {
+        "in a verl command": lambda row: CASES[row[0]].title,
+        "steps": lambda row: str(row[1]["steps"]),
+        "syncs to vLLM workers": lambda row: f"{row[1]['syncs']} to {row[1]['receivers']}",
+        "tensors": lambda row: f"{row[1]['packed']} packed of {row[1]['tensors']}, all equal",
+    }
+)
 
 
 def main() -> None:
