@@ -4,9 +4,9 @@ import argparse
 from collections.abc import Callable, Mapping
 from itertools import groupby
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict
 from rich.console import Console
 from rich.table import Table
 
@@ -24,6 +24,8 @@ def show_ratio(ratio: float) -> str:
     return f"{ratio:,.{digits}f}x"
 
 
+# Processors add in different orders, and records are to be the same bytes on all of them.
+Rounded = Annotated[float, AfterValidator(lambda value: float(f"{value:.12g}"))]
 SYMBOLS = {"at least": ">=", "at most": "<=", "within": "within"}
 SHOWN: Mapping[str, Callable[[float], str]] = {
     "x": show_ratio,
@@ -70,14 +72,14 @@ class Claim(BaseModel):
     model: str
     name: str
     statement: str
-    estimate: float | None
-    low: float | None
-    high: float | None
+    estimate: Rounded | None
+    low: Rounded | None
+    high: Rounded | None
     exact: bool = False
     bound: Literal["at least", "at most", "within"] | None
     threshold: float | None
     verdict: ClaimVerdict
-    noise_floor: float | None = None
+    noise_floor: Rounded | None = None
     num_seeds: int
     unit: Literal["x", "%", "log-odds", ""]
     detail: str

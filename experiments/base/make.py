@@ -23,6 +23,7 @@ from experiments.support.cli import STUDY, run_cli
 from experiments.support.gpu_locks import reserved_devices
 from experiments.support.json_files import write_json
 from experiments.support.sole_process import sole_process
+from qat_core.bf16_on_cpu import multiply_bf16_in_fp32
 from qat_core.rl.config import PretrainConfig
 from qat_core.rl.prompts import require_prompts_fit
 from qat_core.rl.supervised import pretrain
@@ -180,6 +181,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, required=True, help="folder of the checkpoint")
     args = parser.parse_args()
+    multiply_bf16_in_fp32()
     make_base(load_study(args.study), args.model, args.out)
 
 

@@ -12,6 +12,7 @@ from experiments.runs.evaluation import Evaluation, Precision
 from experiments.study.arms import ARMS, make_recipe
 from experiments.study.schema import Run, Study
 from experiments.verl.reward import compute_score
+from qat_core.bf16_on_cpu import multiply_bf16_in_fp32
 from qat_core.plan import QuantPlan, bf16_plan, plan
 from qat_core.recipe import Recipe
 from qat_core.rl.config import EvaluationConfig
@@ -48,6 +49,7 @@ class EvaluationJob(NamedTuple):
 
 def evaluate(job: EvaluationJob, precision: Precision) -> list[Evaluation]:
     """Evaluations of all checkpoints by step, served one after the other by the same engine."""
+    multiply_bf16_in_fp32()
     recipe, evaluations = job.recipe(precision), []
     first = next(iter(job.folders.values()))
     tokenizer = AutoTokenizer.from_pretrained(first)

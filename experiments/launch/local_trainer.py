@@ -7,6 +7,7 @@ from experiments.runs.manifest import TrainingResult
 from experiments.runs.metrics import METRICS, require_every_step
 from experiments.study.arms import make_recipes
 from experiments.study.schema import Run, Study
+from qat_core.bf16_on_cpu import multiply_bf16_in_fp32
 from qat_core.rl.resume import find_steps
 from qat_core.rl.trainer import GrpoTrainer, TrainerConfig
 from qat_core.units import BYTES_PER_GIB
@@ -21,6 +22,7 @@ def train_here(
     Raises:
         ValueError: a checkpoint is damaged, or steps before it are not recorded.
     """
+    multiply_bf16_in_fp32()
     recipes = make_recipes(run.arm, study.scale_policy, study.block_scale_method)
     config = TrainerConfig(
         base_dir=results / "base" / study.base_of(run),

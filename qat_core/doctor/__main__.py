@@ -23,6 +23,7 @@ from rich.console import Console
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
+from qat_core.bf16_on_cpu import multiply_bf16_in_fp32
 from qat_core.doctor.diagnosis import BANDS
 from qat_core.doctor.examine import Case, examine, random_prompts
 from qat_core.doctor.prompts import read_prompts
@@ -75,6 +76,7 @@ def _run(arguments: argparse.Namespace) -> tuple[bool, dict[str, Any]]:
         judged = judge(read_run(arguments.verl), arguments.band)
         show_run(judged, console)
         return judged.is_healthy, judged.as_dict()
+    multiply_bf16_in_fp32()
     diagnosis = examine(_case(arguments))
     show(diagnosis, console)
     return diagnosis.is_healthy, diagnosis.as_dict()

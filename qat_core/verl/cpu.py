@@ -18,6 +18,10 @@ import verl.utils.distributed
 from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
 
+from qat_core.bf16_on_cpu import multiply_bf16_in_fp32
+
+multiply_bf16_in_fp32()
+
 
 def _peak_resident_bytes(*_: Any) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

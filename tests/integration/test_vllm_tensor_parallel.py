@@ -20,9 +20,10 @@ from tests.nano_models import write_nano
 
 pytestmark = pytest.mark.slow
 
-# Sums over two ranks are rounded in another order. Four greedy tokens on a CPU, dense and MoE, are
-# 0.0019 and 0.0012 nats apart.
-LOG_PROB_TOLERANCE = 0.02
+# Sums over two ranks are rounded in another order. Four greedy tokens, dense and MoE: on a CPU 0.0019
+# and 0.0012 nats apart, on two H200 with Marlin's kernels below 0.02 and 0.025. That no weight is
+# wrong is what the comparison of bytes shows.
+LOG_PROB_TOLERANCE = {"cpu": 0.02, "cuda": 0.1}
 
 
 # Halves of every matrix are at least 128 wide, as Marlin needs them on a GPU.
@@ -113,8 +114,9 @@ def require_equal(whole: list[Layer], ranks: list[list[Layer]], expert_parallel:
 def test_two_tensor_parallel_ranks_hold_the_weights_of_one(serve: Serve) -> None:
     one, two = serve(1, False), serve(2, False)
     require_equal(read(one, 0), [read(two, 0), read(two, 1)], expert_parallel=False)
+    tolerance = LOG_PROB_TOLERANCE["cuda" if torch.cuda.is_available() else "cpu"]
     log_probs = [torch.load(folder / "log_prob.pt") for folder in (one, two)]
-    assert log_probs[0] == pytest.approx(log_probs[1], abs=LOG_PROB_TOLERANCE)
+    assert log_probs[0] == pytest.approx(log_probs[1], abs=tolerance)
 
 
 def test_two_expert_parallel_ranks_hold_the_weights_of_one(serve: Serve) -> None:

@@ -33,10 +33,12 @@ def register() -> None:
     import vllm
     from vllm.model_executor.layers.quantization import register_quantization_config
 
+    from qat_core.bf16_on_cpu import multiply_bf16_in_fp32
     from qat_core.rollout.vllm.cpu import CpuCompressedTensorsConfig
     from qat_core.rollout.vllm.cpu_modelopt import CpuModelOptConfig
     from qat_core.rollout.vllm.cpu_routes import let_cpu_experts_tell
 
+    multiply_bf16_in_fp32()
     register_quantization_config("compressed-tensors")(CpuCompressedTensorsConfig)
     register_quantization_config("modelopt_fp4")(CpuModelOptConfig)
     let_cpu_experts_tell(vllm.__version__)

@@ -1,0 +1,81 @@
+"""BF16 matrix products on processors for which PyTorch has no fast ones.
+
+oneDNN multiplies BF16 matrices on x86 from AVX-512 on. On others, such as most laptops', PyTorch
+falls back to a scalar loop: 1 GFLOP/s a core on an AMD EPYC with AVX2, where FP32 has 54. Products
+of BF16 values are exact in FP32, so that these operators are the same with FP32 inputs and one
+rounding at the end, but for the order of their sums.
+"""
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+# a kernel is replaced for as long as this lives
+_library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+
+
+def multiply_bf16_in_fp32() -> None:
+    """Lets this process multiply BF16 matrices on the CPU in FP32, where that is faster.
+
+    For programs, at their start: it replaces kernels of PyTorch. Nothing happens where oneDNN can
+    multiply BF16, and the second time.
+    """
+    has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if has_onednn and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        replace_products()
+
+
+def replace_products() -> None:
+    """Replaces the CPU's kernels of matrix products; those of other dtypes give the same bits."""
+    if _library._op_impls:
+        return
+    with warnings.catch_warnings():  # that there is a kernel already
+        warnings.simplefilter("ignore")
+        kernels: dict[Any, Callable[..., Tensor]] = {
+            operator.default: partial(_multiply, operator.out)
+            for operator in (aten.mm, aten.addmm, aten.bmm, aten.baddbmm)
+        }
+        for operator, kernel in (kernels | {aten._grouped_mm.default: _grouped_product}).items():
+            _library.impl(operator, kernel, "CPU")  # type: ignore[no-untyped-call]
+
+
+def _multiply(into: Callable[..., Tensor], *tensors: Tensor, **factors: float) -> Tensor:
+    """By the variant of an operator that writes into a tensor: its kernel is not replaced."""
+    dtype = tensors[0].dtype
+    if dtype is torch.bfloat16:
+        tensors = tuple(tensor.float() for tensor in tensors)
+    return into(*tensors, **factors, out=tensors[0].new_empty(0)).to(dtype)
+
+
+def _grouped_product(
+    left: Tensor,
+    right: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """`torch._grouped_mm`: a product for each group, whose last row or column `offs` counts up to.
+
+    What groups share out is the dimension that a matrix has and its stack of matrices has not:
+    rows of `left`, columns of `right`, or, with two matrices, the one they have in common.
+    """
+    assert bias is None and out_dtype in (None, left.dtype), "not used by transformers"
+    if offs is None:
+        return torch.bmm(left, right)
+    ends = offs.tolist()
+    groups = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+    if left.ndim == right.ndim == 2:
+        return torch.stack([left[:, group] @ right[group] for group in groups])
+    if left.ndim == 2:
+        product: Any = [left[group] @ matrix for group, matrix in zip(groups, right, strict=True)]
+        rest = left.new_zeros(len(left) - ends[-1], right.shape[2])
+        return torch.cat([*product, rest])
+    product = [matrix @ right[:, group] for matrix, group in zip(left, groups, strict=True)]
+    rest = left.new_zeros(left.shape[1], right.shape[1] - ends[-1])
+    return torch.cat([*product, rest], 1)

@@ -1,0 +1,116 @@
+"""BF16 products in FP32: right, also in gradients; and no other dtype changes.
+
+Each in a process of its own, as a process cannot have its kernels back.
+"""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import grouped_mm, linear
+
+from experiments.support.subprocess_call import call_in_subprocess
+from qat_core import bf16_on_cpu
+
+# Values, and gradients of results: each is rounded to BF16 once or twice, by 2**-9 at most.
+ROUNDINGS = 2**-7
+
+RANDOM = torch.Generator().manual_seed(0)
+A, B, C, STACK_A, STACK_B = (
+    torch.randn(*sizes, generator=RANDOM)
+    for sizes in ((37, 64), (64, 16), (37, 16), (3, 37, 64), (3, 64, 16))
+)
+ROWS, COLUMNS, INNER = (
+    torch.tensor(ends, dtype=torch.int32) for ends in ([5, 5, 37], [3, 9, 16], [8, 8, 64])
+)
+As = Callable[[Tensor], Tensor]  # takes a tensor to a dtype
+SCALED = {
+    "addmm": lambda to: torch.addmm(to(C), to(A), to(B), beta=0.5, alpha=2),
+    "baddbmm": lambda to: torch.baddbmm(to(C), to(STACK_A), to(STACK_B)),
+}
+PRODUCTS = {
+    "mm": lambda to: to(A) @ to(B),
+    "bmm": lambda to: to(STACK_A) @ to(STACK_B),
+    "linear": lambda to: linear(to(STACK_A), to(B).T, to(C)[0]),
+    "no rows": lambda to: to(A)[:0] @ to(B),
+    "no sums": lambda to: to(A)[:, :0] @ to(B)[:0],
+}
+
+
+def by_fp32(tensor: Tensor) -> Tensor:
+    return tensor.bfloat16().float()
+
+
+def value_and_gradients(product: Callable[[As], Tensor], dtype: torch.dtype) -> list[Tensor]:
+    leaves: list[Tensor] = []
+
+    def to_leaf(tensor: Tensor) -> Tensor:
+        leaves.append(by_fp32(tensor).to(dtype).requires_grad_())
+        return leaves[-1]
+
+    result = product(to_leaf)
+    result.backward(torch.ones_like(result))
+    return [result.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
+
+
+def check_rounded_once() -> None:
+    products = PRODUCTS | SCALED
+    exact = {name: value_and_gradients(of, torch.float32) for name, of in products.items()}
+    bf16_on_cpu.replace_products()
+    bf16_on_cpu.replace_products()  # once is enough
+    for name, product in products.items():
+        assert torch.equal(product(Tensor.bfloat16), product(by_fp32).bfloat16()), name
+        found = value_and_gradients(product, torch.bfloat16)
+        for ours, wanted in zip(found, exact[name], strict=True):
+            assert ours.dtype is torch.bfloat16 and ours.shape == wanted.shape, name
+            assert (ours - wanted).norm() <= ROUNDINGS * wanted.norm(), name
+
+
+def check_groups() -> None:
+    bf16_on_cpu.replace_products()
+    a, b, stack_a, stack_b = (t.bfloat16() for t in (A, B, STACK_A, STACK_B))
+    by_rows = [part @ matrix for part, matrix in zip(a.split([5, 0, 32]), stack_b, strict=True)]
+    assert torch.equal(grouped_mm(a, stack_b, offs=ROWS), torch.cat(by_rows))
+    by_columns = [m @ part for m, part in zip(stack_a, b.split([3, 6, 7], 1), strict=True)]
+    assert torch.equal(grouped_mm(stack_a, b, offs=COLUMNS), torch.cat(by_columns, 1))
+    parts = zip(a.split([8, 0, 56], 1), b.split([8, 0, 56]), strict=True)
+    assert torch.equal(grouped_mm(a, b, offs=INNER), torch.stack([x @ y for x, y in parts]))
+    assert torch.equal(grouped_mm(stack_a, stack_b), stack_a @ stack_b)
+
+    a.requires_grad_()
+    stack_b.requires_grad_()
+    grouped_mm(a, stack_b, offs=ROWS).sum().backward()
+    ones = torch.ones(32, 16).bfloat16()
+    assert a.grad is not None and torch.equal(a.grad[5:], ones @ stack_b[2].T)
+    of_none, of_rows = stack_b.grad[1:] if stack_b.grad is not None else ()
+    assert not of_none.any() and torch.equal(of_rows, a[5:].T @ ones)
+
+
+def check_bits_are_kept() -> None:
+    cases: list[tuple[Callable[[As], Tensor], As]] = []
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.complex64, torch.int64):
+        # integers have no such factors
+        products = PRODUCTS if dtype is torch.int64 else PRODUCTS | SCALED
+        cases += [(product, lambda t, to=dtype: (8 * t).to(to)) for product in products.values()]
+    before = [product(to) for product, to in cases]
+    bf16_on_cpu.replace_products()
+    after = [product(to) for product, to in cases]
+    assert all(map(torch.equal, before, after))
+
+
+def is_replaced(is_fast: bool) -> bool:
+    torch.ops.mkldnn = SimpleNamespace(_is_mkldnn_bf16_supported=lambda: is_fast)
+    bf16_on_cpu.multiply_bf16_in_fp32()
+    return bool(bf16_on_cpu._library._op_impls)
+
+
+@pytest.mark.parametrize("check", [check_rounded_once, check_groups, check_bits_are_kept])
+def test_products(check: Callable[[], None]) -> None:
+    call_in_subprocess(check)
+
+
+@pytest.mark.parametrize("is_fast", [True, False], ids=["avx512", "avx2"])
+def test_kernels_are_replaced_where_pytorch_has_no_fast_ones(is_fast: bool) -> None:
+    assert call_in_subprocess(is_replaced, is_fast) is not is_fast
