@@ -47,7 +47,9 @@ def replace_products() -> None:
 
 def _multiply(into: Callable[..., Tensor], *tensors: Tensor, **factors: float) -> Tensor:
     """By the variant of an operator that writes into a tensor: its kernel is not replaced."""
-    dtype = tensors[0].dtype
+    dtype, *others = (tensor.dtype for tensor in tensors)
+    if any(other is not dtype for other in others):
+        raise RuntimeError(f"expected the same dtype, but got: {dtype} and {others}")
     if dtype is torch.bfloat16:
         tensors = tuple(tensor.float() for tensor in tensors)
     return into(*tensors, **factors, out=tensors[0].new_empty(0)).to(dtype)

@@ -4,12 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from qat_core.bf16_on_cpu import multiply_bf16_in_fp32
 from qat_core.checkpoint import convert
 from qat_core.recipe import Recipe
 from tests.nano_models import write_nano
-
-multiply_bf16_in_fp32()  # as programs do
 
 
 @pytest.fixture(scope="session", params=["nano-dense", "nano-moe"])

@@ -3,9 +3,9 @@
     python -m experiments.benchmarks.verl_steps RECORD.json RESULTS
 
 RESULTS are folders of runs of `experiments.launch.run`. A run that ended early counts with the
-steps that it has. Medians over steps, because a few rerouted tokens of an MoE carry the mean of its
-KL; the first step is left out, in which everything is loaded, compiled and allocated, and of every
-step the saving of checkpoints.
+steps that it has, and one without a second step is left out. Medians over steps, because a few
+rerouted tokens of an MoE carry the mean of its KL; the first step is left out, in which everything
+is loaded, compiled and allocated, and of every step the saving of checkpoints.
 """
 
 import argparse
@@ -45,14 +45,8 @@ MEMORY = {
 }
 
 
-def summarize(run_dir: Path, manifest: RunManifest, rows: list[Row]) -> dict[str, Any]:
-    """What a run tells, of its history.
-
-    Raises:
-        ValueError: the run has no step beyond the first.
-    """
-    if len(rows) < 2:
-        raise ValueError(f"{run_dir}: {len(rows)} steps; run it again, or leave it out")
+def summarize(manifest: RunManifest, rows: list[Row]) -> dict[str, Any]:
+    """What a run tells, of its history."""
     config = manifest.config
     return {
         "model": manifest.model,
@@ -112,11 +106,19 @@ def write_record(path: Path, run_dirs: Iterable[Path]) -> None:
     """Writes the record of runs and prints it.
 
     Raises:
-        ValueError: a run has no step beyond the first, or they are of different machines.
+        ValueError: no run has a step beyond the first, or they are of different machines.
     """
-    histories = [(run_dir, *read_history(run_dir)) for run_dir in run_dirs]
+    histories = []
+    for run_dir in run_dirs:
+        manifest, rows = read_history(run_dir)
+        if len(rows) > 1:
+            histories.append((manifest, rows))
+        else:
+            print(f"{run_dir}: left out, {len(rows)} steps")
+    if not histories:
+        raise ValueError(f"{path}: no run has a second step, nothing to record")
     runs = sorted(starmap(summarize, histories), key=itemgetter("model", "gpus", "arm"))
-    setup = _common_setup([manifest for _, manifest, _ in histories])
+    setup = _common_setup([manifest for manifest, _ in histories])
     write_json(path, {"benchmark": "verl", **setup, "runs": runs})
     _print_table(runs)
 

@@ -1,10 +1,13 @@
 """`python -m experiments.launch.side_by_side`: runs of a study next to each other on one machine.
 
-For machines without Snakemake, such as a GPU rented by the minute. Base checkpoints are made as
-runs come to need them; then each run is trained and evaluated. What is complete is skipped and what
-was cut off is resumed, so that the same command continues a study. On a GPU a program waits until
-so much memory is free as the study says that a run takes (`gpu_memory_gib`); more jobs than fit
-do no harm.
+For machines without Snakemake, such as a GPU rented by the minute. Base checkpoints, and data of
+verl, are made as runs come to need them; then each run is trained and evaluated. What is complete
+is skipped and what was cut off is resumed, so that the same command continues a study. On a GPU a
+program waits until so much memory is free as the study says that a run takes (`gpu_memory_gib`);
+more jobs than fit do no harm.
+
+`--random-weights` is for large models whose weights are random: ranks draw them from a seed
+(`experiments.benchmarks.seeded_base`), and nothing is evaluated.
 """
 
 import argparse
@@ -21,6 +24,8 @@ from experiments.study.load import load_study
 from experiments.study.schema import Run, Study
 from experiments.support.cli import RESULTS, STUDY, run_cli
 
+Program = tuple[str, Sequence[str]]  # module and arguments
+
 
 class SideBySide:
     """The programs of a study, started one after the other and at most `jobs` at a time.
@@ -33,6 +38,7 @@ class SideBySide:
         deadline: time of `time.monotonic` after which no run is begun.
         cells: of a grid, those that are run; all if none is named.
         tries: how often a program is started before it has failed.
+        random_weights: ranks draw the weights of their base, and nothing is evaluated.
     """
 
     def __init__(
@@ -44,6 +50,8 @@ class SideBySide:
         deadline: float,
         cells: Sequence[str] = (),
         tries: int = 1,
+        *,
+        random_weights: bool = False,
     ) -> None:
         if unknown := set(cells) - set(study.cells):
             raise ValueError(
@@ -52,40 +60,52 @@ class SideBySide:
             )
         self.study, self.study_file, self.results = study, study_file, results
         self.jobs, self.deadline, self.tries = jobs, deadline, tries
+        self.random_weights = random_weights
         self.runs = [run for run in study.runs if not cells or run.cell in cells]
 
     def run_all(self) -> list[str]:
         """Runs the study in the order of its file; returns what did not succeed."""
-        # a run waits in its thread for its base, which has been given to the pool before it
+        # a run waits in its thread for what it needs, which has been given to the pool before it
         with ThreadPoolExecutor(self.jobs) as pool:
-            bases: dict[str, Future[bool]] = {}
+            inputs: dict[str, Future[bool]] = {}
             runs: dict[str, Future[bool]] = {}
+            if self.study.trainer == "verl":
+                inputs["data"] = pool.submit(self._make_data)
             for run in self.runs:
                 base = self.study.base_of(run)
-                if base not in bases:
-                    bases[base] = pool.submit(self._make_base, base)
-                runs[run.id] = pool.submit(self._train, run, bases[base])
-            return [name for name, done in (bases | runs).items() if not done.result()]
+                if base not in inputs:
+                    inputs[base] = pool.submit(self._make_base, base)
+                needed = [made for name, made in inputs.items() if name in ("data", base)]
+                runs[run.id] = pool.submit(self._train, run, needed)
+            return [name for name, done in (inputs | runs).items() if not done.result()]
+
+    def _make_data(self) -> bool:
+        out = self.results / "data" / self.study.study
+        if out.exists():  # as a whole or not at all
+            return True
+        return self._begin("data", [("experiments.verl.data", ("--out", str(out)))])
 
     def _make_base(self, name: str) -> bool:
         out = self.results / "base" / name
         if (out / MANIFEST).exists():
             return True
+        maker = "benchmarks.seeded_base" if self.random_weights else "base.make"
         arguments = ("--model", name, "--out", str(out))
-        return self._begin(name, [("experiments.base.make", arguments)])
+        return self._begin(name, [(f"experiments.{maker}", arguments)])
 
-    def _train(self, run: Run, base: "Future[bool]") -> bool:
+    def _train(self, run: Run, needed: "Sequence[Future[bool]]") -> bool:
         folder, options = self.results / run.id, ("--run", run.id, "--results", str(self.results))
-        if (folder / MANIFEST).exists() and (folder / EVALUATIONS).exists():
-            return True
         copy = ("--log", str(folder / "train.log"), "--untracked")
-        programs = [
-            ("experiments.launch.run", (*options, *copy)),
-            ("experiments.evaluate.run", options),
-        ]
-        return base.result() and self._begin(run.id, programs)
+        programs: list[Program] = [("experiments.launch.run", (*options, *copy))]
+        files = [MANIFEST]
+        if not self.random_weights:
+            programs.append(("experiments.evaluate.run", options))
+            files.append(EVALUATIONS)
+        if all((folder / file).exists() for file in files):
+            return True
+        return all(made.result() for made in needed) and self._begin(run.id, programs)
 
-    def _begin(self, name: str, programs: Sequence[tuple[str, Sequence[str]]]) -> bool:
+    def _begin(self, name: str, programs: Sequence[Program]) -> bool:
         if time.monotonic() > self.deadline:
             return False
         log = self.results / "logs" / f"{name}.log"
@@ -119,6 +139,9 @@ def main() -> None:
     parser.add_argument(
         "--tries", type=int, choices=range(1, 10), default=2, help="starts of a program that fails"
     )
+    parser.add_argument(
+        "--random-weights", action="store_true", help="draw weights on each rank, evaluate nothing"
+    )
     args = parser.parse_args()
     if args.jobs < 1:
         raise ValueError(f"--jobs: {args.jobs} programs at a time run nothing; use 1 or more")
@@ -131,6 +154,7 @@ def main() -> None:
         deadline,
         args.cells,
         args.tries,
+        random_weights=args.random_weights,
     )
     missing = programs.run_all()
     print(f"{len(programs.runs)} runs in all, not complete: {', '.join(missing) or 'none'}")

@@ -4,6 +4,7 @@ Each in a process of its own, as a process cannot have its kernels back.
 """
 
 from collections.abc import Callable
+from itertools import cycle
 from types import SimpleNamespace
 
 import pytest
@@ -100,13 +101,25 @@ def check_bits_are_kept() -> None:
     assert all(map(torch.equal, before, after))
 
 
+def check_mixed_dtypes_are_refused() -> None:
+    bf16_on_cpu.replace_products()
+    for name, product in (PRODUCTS | SCALED).items():
+        dtypes = cycle((torch.bfloat16, torch.float32))
+        with pytest.raises(RuntimeError):
+            product(lambda tensor, dtypes=dtypes: tensor.to(next(dtypes)))
+            pytest.fail(f"{name}: dtypes were mixed")
+
+
 def is_replaced(is_fast: bool) -> bool:
     torch.ops.mkldnn = SimpleNamespace(_is_mkldnn_bf16_supported=lambda: is_fast)
     bf16_on_cpu.multiply_bf16_in_fp32()
     return bool(bf16_on_cpu._library._op_impls)
 
 
-@pytest.mark.parametrize("check", [check_rounded_once, check_groups, check_bits_are_kept])
+@pytest.mark.parametrize(
+    "check",
+    [check_rounded_once, check_groups, check_bits_are_kept, check_mixed_dtypes_are_refused],
+)
 def test_products(check: Callable[[], None]) -> None:
     call_in_subprocess(check)
 

@@ -38,7 +38,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[Program]:
 
     def pretend(command: list[str], **_: object) -> SimpleNamespace:
         options = dict(zip(command[3::2], command[4::2], strict=False))
-        name = options.get("--run") or options["--model"]
+        name = options.get("--run") or options.get("--model") or "data"
         with lock:
             programs.append((command[2], name))
         return SimpleNamespace(returncode=0)
@@ -140,3 +140,19 @@ def test_a_program_that_fails_once_is_started_again(
     programs = SideBySide(study, Path("study.yaml"), tmp_path, 3, float("inf"), tries=tries)
     assert programs.run_all() == ([] if is_complete else [run])
     assert starts == ["experiments.launch.run"] * tries + ["experiments.evaluate.run"] * is_complete
+
+
+@pytest.mark.parametrize("random_weights", [False, True], ids=["trained", "random"])
+def test_a_study_of_verl_gets_its_data(
+    begun: list[Program], tmp_path: Path, random_weights: bool
+) -> None:
+    study = load_study(STUDIES / "qwen3_moe_smoke.yaml")
+    (base,) = study.bases
+    programs = SideBySide(
+        study, Path("study.yaml"), tmp_path, 1, float("inf"), random_weights=random_weights
+    )
+    assert programs.run_all() == []
+    maker = "experiments.benchmarks.seeded_base" if random_weights else "experiments.base.make"
+    assert begun[:2] == [("experiments.verl.data", "data"), (maker, base)]
+    steps = ["experiments.launch.run", "experiments.evaluate.run"][: 1 if random_weights else 2]
+    assert begun[2:] == [(step, run.id) for run in study.runs for step in steps]
