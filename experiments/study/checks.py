@@ -17,6 +17,9 @@ from qat_core.rl.tasks import GENERATED_TASKS
 
 # a recipe's: verl fills micro-batches by tokens, not by rl.micro_batch_responses
 DYNAMIC_BATCHES = "actor_rollout_ref.actor.use_dynamic_bsz"
+ROLLOUT = "actor_rollout_ref.rollout"
+SLEEP = f"{ROLLOUT}.free_cache_engine"
+CACHE_BYTES = f"{ROLLOUT}.engine_kwargs.vllm.+kv_cache_memory_bytes"
 VERL_CORRECTIONS = ("token_tis", "none")
 
 
@@ -30,6 +33,7 @@ def failed_checks(study: Study) -> Iterator[str]:
         of_trainer(study),
         _check_task(study),
         _check_mini_batches(study),
+        _check_shared_gpus(study),
     )
 
 
@@ -95,8 +99,6 @@ def _check_local(study: Study) -> Iterator[str]:
     for key in ("gpus", "variant", "kl_gate"):
         if key in study.model_fields_set:
             yield f"{key}: only trainer: verl reads it; remove it"
-    if study.gpu_memory_gib is not None and study.device != "cuda":
-        yield "gpu_memory_gib: runs share GPUs with device: cuda alone; remove it"
     if study.rollout != "eager" and any(rl.keeps_distributions for rl in _all_rl(study)):
         yield (
             f"rollout: {study.rollout} returns no whole distributions, which "
@@ -156,9 +158,8 @@ def _check_of_local_alone(study: Study) -> Iterator[str]:
             f"rl.correction: only trainer: local knows {study.rl.correction}; use one of "
             f"{', '.join(VERL_CORRECTIONS)}"
         )
-    for key in ("cells", "gpu_memory_gib"):
-        if key in study.model_fields_set:
-            yield f"{key}: only trainer: local reads it; remove it"
+    if study.cells:
+        yield "cells: only trainer: local reads it; remove it"
 
 
 def _check_gpu_shares(study: Study) -> Iterator[str]:
@@ -217,3 +218,24 @@ def _check_known(key: str, name: str | None, known: list[str]) -> Iterator[str]:
     if name not in known:
         hint = suggest(name or "", known, f"use one of {', '.join(known)}")
         yield f"{key}: {f'no recipe {name}' if name else 'missing'}; {hint}"
+
+
+def _check_shared_gpus(study: Study) -> Iterator[str]:
+    """Runs of verl share a GPU only if vLLM does not take one of its own for granted."""
+    if study.gpu_memory_gib is None:
+        return
+    if study.device != "cuda":
+        yield "gpu_memory_gib: runs share GPUs with device: cuda alone; remove it"
+    if study.trainer != "verl":
+        return
+    recipes = [study.recipe_of(run) for run in study.runs]
+    if not all(SLEEP in recipe and recipe[SLEEP].value is False for recipe in recipes):
+        yield (
+            f"gpu_memory_gib: vLLM asleep counts the memory of other runs; set {SLEEP}: false, as "
+            "variant: wide does, or remove it"
+        )
+    if not all(CACHE_BYTES in recipe for recipe in recipes):
+        yield (
+            f"gpu_memory_gib: vLLM measures memory that other runs take; set {CACHE_BYTES}, as "
+            "recipe: nano does, or remove it"
+        )

@@ -98,6 +98,32 @@ def test_verl_refuses_what_only_the_local_trainer_knows(
         load_study(path)
 
 
+@pytest.mark.parametrize(
+    ("study", "changes", "message"),
+    [
+        ("verl_gpu", {}, "gpu_memory_gib: vLLM asleep counts the memory of other runs; set"),
+        ("qwen3_smoke", {"variant": ["smoke", "wide"]}, "gpu_memory_gib: vLLM measures memory"),
+        ("verl_nano", {"variant": "wide"}, "gpu_memory_gib: runs share GPUs with device: cuda"),
+    ],
+    ids=["sleep", "size of cache", "cpu"],
+)
+def test_runs_of_verl_that_cannot_share_a_gpu(
+    tmp_path: Path, study: str, changes: dict[str, Any], message: str
+) -> None:
+    content = yaml.safe_load((STUDIES / f"{study}.yaml").read_text())
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump(content | changes | {"gpu_memory_gib": 8}))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        load_study(path)
+
+
+def test_runs_of_verl_share_a_gpu_where_vllm_stays_awake(tmp_path: Path) -> None:
+    content = yaml.safe_load((STUDIES / "verl_gpu.yaml").read_text())
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump(content | {"variant": "wide", "gpu_memory_gib": 8}))
+    assert load_study(path).gpu_memory_gib == 8
+
+
 def test_prompts_from_files_are_not_counted(tmp_path: Path) -> None:
     models = {"m": {**VERL["models"]["nano-moe-verl"], "pretrain": None}}
     task = {"name": "dapo-math", "train_prompts": 1, "test_prompts": 1}
