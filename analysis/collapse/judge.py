@@ -8,7 +8,8 @@ from pathlib import Path
 
 from analysis.claims_table import Claim, ClaimsTable, ClaimVerdict
 from analysis.collapse.comparison import Comparison
-from analysis.collapse.grid import BF16, NOQAT, QAT, Design, Grid, design_of, read_grid
+from analysis.collapse.few_seeds import FEWEST_FOR_TESTS, descriptive_rules_of
+from analysis.collapse.grid import Design, Grid, design_of, read_grid
 from analysis.collapse.rules import rules_of
 from analysis.load import read_metric
 from experiments.runs.completeness import complete_cells
@@ -40,15 +41,14 @@ def judge_study(study: Study, results: Path) -> ClaimsTable:
 
 
 def judge_grid(grid: Grid, design: Design, num_seeds: int) -> tuple[Claim, ...]:
-    """All claims that the design can make; of a single seed it is only told what became of it."""
-    runs = Comparison(grid, design)
-    rules, claims = rules_of(design), []
+    """All claims that the design can make; of few seeds what its protocol asks, without a test."""
+    runs, claims = Comparison(grid, design), []
     verdict: ClaimVerdict
-    for name, rule in rules.items() if num_seeds > 1 else [("C1", rules["C1"])]:
+    is_tested = num_seeds >= FEWEST_FOR_TESTS
+    rules = rules_of(design) if is_tested else descriptive_rules_of(design, num_seeds)
+    for name, rule in rules.items():
         try:
             verdict, detail = rule.judge(runs)
-            if num_seeds == 1:
-                verdict, detail = "REPORTED", runs.collapsed(*map(runs.at, (NOQAT, QAT, BF16)))
         except KeyError as missing:
             verdict, detail = "NOT RUN", f"not all runs are there: {missing.args[0]}"
         claims.append(

@@ -8,6 +8,7 @@ though it is planned, raises KeyError with it, and its claim is not judged.
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from analysis.claims_table import ClaimVerdict
 from analysis.collapse.comparison import Comparison
 from analysis.collapse.grid import (
     BF16,
@@ -26,7 +27,7 @@ from analysis.stats import Verdict
 AREA_MARGIN = 0.05
 AREA_LEVEL = 0.90
 
-Judged = tuple[Verdict, str]
+Judged = tuple[ClaimVerdict, str]
 
 
 def _earlier_than_both(runs: Comparison, noqat: Setting) -> Judged:
@@ -74,7 +75,7 @@ def _costs_no_reward(runs: Comparison) -> Judged:
         interval = paired_difference(qat, bf16, AREA_LEVEL)
         verdicts.append(interval.judge(-AREA_MARGIN, AREA_MARGIN))
         shown = f"{interval.estimate:+.3f} ({interval.low:+.3f} to {interval.high:+.3f})"
-        details.append(f"mean reward less BF16's at {show_rate(lr)}: {shown}")
+        details.append(f"mean reward less BF16's at {show_rate(lr)}, 90 % interval: {shown}")
     return _worst(verdicts), "; ".join(details)
 
 

@@ -29,11 +29,13 @@ class Outcome(NamedTuple):
         collapsed: step of the collapse.
         num_steps: of the run.
         area: mean reward over all steps.
+        gain: mean reward of the last 20 steps less that of the first 20.
     """
 
     collapsed: Time
     num_steps: int
     area: float
+    gain: float
 
 
 def smoothed(reward_T: Array, window: int = WINDOW) -> Array:
@@ -54,7 +56,8 @@ def time_to_collapse(reward_T: Array, window: int = WINDOW) -> Time:
 
 def outcome(reward_T: Array) -> Outcome:
     """Of a run's rewards, one a step."""
-    return Outcome(time_to_collapse(reward_T), len(reward_T), float(reward_T.mean()))
+    gain = float(reward_T[-WINDOW:].mean() - reward_T[:WINDOW].mean())
+    return Outcome(time_to_collapse(reward_T), len(reward_T), float(reward_T.mean()), gain)
 
 
 def share_collapsed(outcomes: Sequence[Outcome]) -> Interval:

@@ -11,11 +11,11 @@ DENSE, MOE = "dense", "moe"
 
 
 def lived(area: float = 0.9) -> list[Outcome]:
-    return [Outcome(None, 200, area + 0.001 * seed) for seed in range(5)]
+    return [Outcome(None, 200, area + 0.001 * seed, 0.1) for seed in range(5)]
 
 
 def died(first: int = 30) -> list[Outcome]:
-    return [Outcome(first + 5 * seed, 200, 0.2) for seed in range(5)]
+    return [Outcome(first + 5 * seed, 200, 0.2, 0.1) for seed in range(5)]
 
 
 def expected_grid() -> dict[Setting, list[Outcome]]:
@@ -66,7 +66,7 @@ def test_the_expected_outcome_passes_all() -> None:
         pytest.param({(QAT, 2e-4): lived(0.8)}, "C4", "FAIL", id="QAT costs a tenth"),
         pytest.param({(QAT, 2e-4): lived(0.87)}, "C4", "PASS", id="QAT costs 0.03"),
         pytest.param(
-            {(QAT, 2e-4): [Outcome(None, 200, a) for a in (0.7, 1.0, 0.8, 0.95, 0.9)]},
+            {(QAT, 2e-4): [Outcome(None, 200, a, 0.1) for a in (0.7, 1.0, 0.8, 0.95, 0.9)]},
             "C4",
             "INCONCLUSIVE",
             id="seeds differ",
@@ -87,7 +87,7 @@ def test_verdicts(
     [
         pytest.param(died(), "INCONCLUSIVE", id="no help"),
         pytest.param(died(21), "INCONCLUSIVE", id="a little earlier"),
-        pytest.param([Outcome(20, 200, 0.1)] * 5, "FAIL", id="worse than none"),
+        pytest.param([Outcome(20, 200, 0.1, 0.1)] * 5, "FAIL", id="worse than none"),
         pytest.param(lived(), "INCONCLUSIVE", id="as good as QAT"),
     ],
 )

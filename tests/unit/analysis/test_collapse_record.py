@@ -174,7 +174,7 @@ def test_what_is_said_in_words_of_the_confirmation() -> None:
 )
 def test_primary_p_values_recomputed(record: Record, first: str, second: str, cell: str) -> None:
     arms = times(record, first, cell), times(record, second, cell)
-    ours = [[Outcome(t if c else None, record.steps, 0.0) for t, c in arm] for arm in arms]
+    ours = [[Outcome(t if c else None, record.steps, 0.0, 0.0) for t, c in arm] for arm in arms]
     assert log_rank(*ours).p_value == pytest.approx(p_value(*arms), abs=1e-12)
 
 

@@ -61,7 +61,7 @@ def test_it_is_one_cell_and_not_judged_before_its_last_run(tmp_path: Path) -> No
 def test_one_seed_is_told_and_decides_nothing(results: Path) -> None:
     table = judge_study(STUDY, results)
     (claim,) = table.claims
-    assert (claim.verdict, claim.name) == ("REPORTED", "C1")
+    assert (claim.verdict, claim.name) == ("REPORTED", "at 2e-4")
     collapsed = ", ".join(f"{arm} 0 of 1" for arm in ("nvfp4-noqat", "nvfp4-qat", "bf16"))
     assert claim.detail == f"collapsed: {collapsed}"
     assert "1 of 3 runs stopped before their last step" in table.marks["small-dense-verl"]

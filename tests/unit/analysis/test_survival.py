@@ -17,11 +17,11 @@ from analysis.collapse.survival import (
 
 
 def died(*steps: int) -> list[Outcome]:
-    return [Outcome(step, 200, 0.5) for step in steps]
+    return [Outcome(step, 200, 0.5, 0.1) for step in steps]
 
 
 def lived(count: int, num_steps: int = 200) -> list[Outcome]:
-    return [Outcome(None, num_steps, 0.9)] * count
+    return [Outcome(None, num_steps, 0.9, 0.1)] * count
 
 
 def test_smoothing_looks_back() -> None:
@@ -51,7 +51,7 @@ def test_time_to_collapse(rewards: list[float], step: int | None) -> None:
 
 
 def test_outcome_has_the_mean_reward() -> None:
-    assert outcome(np.array([1.0] * 30 + [0.0] * 30)) == Outcome(41, 60, 0.5)
+    assert outcome(np.array([1.0] * 30 + [0.0] * 30)) == Outcome(41, 60, 0.5, -1.0)
 
 
 @pytest.mark.parametrize(
