@@ -21,6 +21,7 @@ PAGE = ROOT / "docs" / "verl.md"
 def test_the_page_says_what_was_recorded() -> None:
     record = json.loads(RECORD.read_text())
     assert [name for name in CASES if name in record["cases"]] == list(record["cases"])
+    assert not any(case["git"]["dirty"] for case in record["cases"].values())
     _, found, _ = PAGE.read_text().replace("<!-- end -->", "<!-- runs -->").split("<!-- runs -->")
     assert found.strip() == TABLE.markdown(record["cases"].items())
 
