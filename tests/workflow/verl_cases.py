@@ -22,6 +22,7 @@ class Case(NamedTuple):
         model: what is trained.
         nodes: of Ray, all on this machine.
         gpus: that it needs; 0: CPU workers.
+        resumes_after: steps of a run before it, whose checkpoint it resumes; 0: there is none.
     """
 
     title: str
@@ -32,6 +33,7 @@ class Case(NamedTuple):
     model: str = "nano-dense"
     nodes: int = 1
     gpus: int = 0
+    resumes_after: int = 0
 
 
 PPO = "verl.trainer.main_ppo"
@@ -141,6 +143,12 @@ CASES = {
         },
         nodes=2,
     ),
+    "resumed": Case(
+        "resumed from verl's checkpoint (`trainer.resume_mode=auto`)",
+        PPO,
+        {"trainer.save_freq": 1, "trainer.resume_mode": "auto"},
+        resumes_after=1,
+    ),
 }
 
 
@@ -177,7 +185,6 @@ def common(folder: Path) -> dict[str, Any]:
         "reward.num_workers": 1,
         "trainer.n_gpus_per_node": 1,
         "trainer.nnodes": 1,
-        "trainer.total_training_steps": 2,
         "trainer.save_freq": -1,
         "trainer.test_freq": -1,
         "trainer.val_before_train": "false",
@@ -195,6 +202,8 @@ def command(case: Case, folder: Path, out: Path) -> Command:
     settings |= {
         "actor_rollout_ref.model.path": folder / case.model,
         "hydra.run.dir": out / "hydra",
+        "trainer.total_training_steps": case.steps,
+        "trainer.default_local_dir": out.parent / "checkpoints",  # for a run that resumes this one
     }
     arguments = [f"{key}={value}" for key, value in settings.items()]
     starter = ["tests.workflow.ray_nodes"] if case.nodes > 1 else []

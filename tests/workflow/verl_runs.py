@@ -49,12 +49,28 @@ def prepare(folder: Path, cases: Iterable[Case]) -> None:
 
 
 def run(case: Case, folder: Path, out: Path) -> dict[str, Any]:
-    """Runs a case to its end.
+    """Runs a case to its end, after the run that it resumes.
 
     Raises:
         ValueError: it does not show what it is to show; the message says what is missing.
     """
     shutil.rmtree(out, ignore_errors=True)
+    if not case.resumes_after:
+        return _train(case, folder, out)
+    saving = case._replace(steps=case.resumes_after, resumes_after=0)
+    saved = _train(saving, folder, out / "saving")
+    resumed = _train(case, folder, out / "resuming")
+    before, after = _sent(out / "saving"), _sent(out / "resuming")
+    if after[0] != before[-1]:
+        raise ValueError(f"{out}: not the weights that were saved are sent after loading")
+    if before[0] == before[-1] or after[0] == after[-1]:
+        raise ValueError(f"{out}: weights did not change between syncs")
+    metrics = {name: saved["metrics"][name] + resumed["metrics"][name] for name in case.metrics}
+    sums = {name: saved[name] + resumed[name] for name in ("steps", "syncs")}
+    return resumed | sums | {"metrics": metrics}
+
+
+def _train(case: Case, folder: Path, out: Path) -> dict[str, Any]:
     out.mkdir(parents=True)
     log = out / "verl.log"
     start = time.monotonic()
@@ -69,10 +85,13 @@ def run(case: Case, folder: Path, out: Path) -> dict[str, Any]:
 
 
 def _steps(case: Case, out: Path) -> dict[str, Any]:
-    lines = (out / "verl.jsonl").read_text().splitlines()
-    rows = [row for line in lines if "actor/grad_norm" in (row := json.loads(line)["data"])]
-    if len(rows) < case.steps:
-        raise ValueError(f"{out}: {len(rows)} steps of {case.steps}")
+    lines = map(json.loads, (out / "verl.jsonl").read_text().splitlines())
+    rows = [line["data"] | {"step": line["step"]} for line in lines]
+    rows = [row for row in rows if "actor/grad_norm" in row]
+    if len(rows) < case.steps - case.resumes_after:
+        raise ValueError(f"{out}: {len(rows)} steps up to {case.steps}")
+    if case.resumes_after and rows[0]["step"] != case.resumes_after + 1:
+        raise ValueError(f"{out}: goes on with step {rows[0]['step']}")
     for name in case.metrics:
         if not all(row.get(name) for row in rows):
             raise ValueError(f"{out}: {name}: {[row.get(name) for row in rows]}")
@@ -81,15 +100,12 @@ def _steps(case: Case, out: Path) -> dict[str, Any]:
 
 def _syncs(out: Path) -> dict[str, Any]:
     """Compares the digests of all senders and receivers, sync by sync."""
-    by_sync: dict[int, dict[str, list[Any]]] = defaultdict(lambda: {"sent": [], "received": []})
-    for file in out.glob("*-*-*.json"):
-        side, _, sync = file.stem.split("-")
-        by_sync[int(sync)][side].append(json.loads(file.read_text()))
+    by_sync = _digests(out)
     for number, sides in by_sync.items():
         (first, *others) = sides["sent"] + sides["received"]
         if not sides["sent"] or not sides["received"] or any(other != first for other in others):
             raise ValueError(f"{out}: sync {number}: not the bytes that were sent")
-    contents = {json.dumps(sides["sent"][0], sort_keys=True) for sides in by_sync.values()}
+    contents = {json.dumps(sent, sort_keys=True) for sent in _sent(out)}
     if len(contents) < len(by_sync) - 1:  # the first two are of the untrained model
         raise ValueError(f"{out}: weights did not change between syncs")
     tensors = by_sync[0]["sent"][0]
@@ -99,6 +115,23 @@ def _syncs(out: Path) -> dict[str, Any]:
         "tensors": len(tensors),
         "packed": sum(name.endswith(":codes") for name in tensors),
     }
+
+
+def _sent(out: Path) -> list[dict[str, str]]:
+    """The digests of all tensors that were sent, sync by sync."""
+    by_sync = _digests(out)
+    return [by_sync[number]["sent"][0] for number in sorted(by_sync)]
+
+
+def _digests(out: Path) -> dict[int, dict[str, list[dict[str, str]]]]:
+    """By sync and side, those of each process."""
+    by_sync: dict[int, dict[str, list[dict[str, str]]]] = defaultdict(
+        lambda: {"sent": [], "received": []}
+    )
+    for file in out.glob("*-*-*.json"):
+        side, _, sync = file.stem.split("-")
+        by_sync[int(sync)][side].append(json.loads(file.read_text()))
+    return by_sync
 
 
 TABLE: MarkdownTable[tuple[str, dict[str, Any]]] = MarkdownTable(
