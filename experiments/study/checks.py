@@ -64,7 +64,8 @@ def _check_cells(study: Study) -> Iterator[str]:
         except ValidationError as error:
             details = error.errors()[0]
             reason = details.get("ctx", {}).get("error", details["msg"])
-            yield f"cells.{name}: {'.'.join(map(str, details['loc']))}{reason}"
+            where = ".".join(("cells", name, *map(str, details["loc"])))
+            yield f"{where}: {reason}"
 
 
 def _check_model_files(study: Study) -> Iterator[str]:

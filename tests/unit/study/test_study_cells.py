@@ -48,6 +48,7 @@ def test_without_cells_a_run_has_none() -> None:
     [
         pytest.param({"lrr": 1.0}, "cells.x.lrr: unknown key; did you mean lr?", id="unknown key"),
         pytest.param({"lr": -1.0}, "cells.x.lr: -1.0 does not fit", id="out of range"),
+        pytest.param({"lr": 2.0}, "cells.x.lr: Input should be less than", id="of rl alone"),
         pytest.param({"arms": ["bf15"]}, "cells.x.arms.0: 'bf15' is not allowed", id="unknown arm"),
         pytest.param({"models": ["m"]}, "cells.x.models: m is not in the study", id="no model"),
         pytest.param(
