@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from experiments.benchmarks.records import read_continued
 from experiments.runs.provenance import origin
 from experiments.study.schema import ROOT
 from experiments.support.json_files import read_json
@@ -38,10 +39,14 @@ def parse_arguments(description: str) -> argparse.Namespace:
 
 
 def read_engine(name: str) -> tuple[dict[str, Any], bool]:
-    """The config.json of an engine's model, and if its weights are packed; sets its kernels."""
+    """The config.json of an engine's model, and if its weights are packed."""
     model, _, precision = name.partition(":")
-    os.environ.update(PRECISIONS[precision])
     return read_json(MODELS / f"{model}.json"), precision != "bf16"
+
+
+def set_kernels(precision: str) -> None:
+    """Sets what vLLM multiplies with in this process and those that it starts."""
+    os.environ.update(PRECISIONS[precision])
 
 
 def record_engines(
@@ -55,17 +60,21 @@ def record_engines(
     Raises:
         ValueError: the record to resume is of another commit, machine or setting.
     """
-    setup = {"benchmark": benchmark, **origin(arguments.device, vllm=vllm_version()), **settings}
-    record: dict[str, Any] = {**setup, "engines": {}}
-    if arguments.resume and arguments.record.exists():
-        kept = read_json(arguments.record)
-        differing = [key for key in setup if kept.get(key) != setup[key]]
-        if differing:
-            raise ValueError(f"{arguments.record}: {differing[0]} differs: name a new file")
-        record["engines"] = kept["engines"]
+    where = origin(arguments.device, arguments.record, vllm=vllm_version())
+    setup = {"benchmark": benchmark, **where, **settings}
+    kept = read_continued(arguments.record, setup) if arguments.resume else None
+    record: dict[str, Any] = {**setup, "engines": kept["engines"] if kept else {}}
     for name in arguments.engines:
         if name in record["engines"]:
             continue
-        record["engines"][name] = call_in_subprocess(measure, name, arguments.device)
+        figures = call_in_subprocess(_with_kernels, measure, name, arguments.device)
+        record["engines"][name] = figures
         arguments.record.write_text(json.dumps(record, indent=1) + "\n")
-        Console().print(name, record["engines"][name])
+        Console().print(name, figures)
+
+
+def _with_kernels(
+    measure: Callable[[str, str], dict[str, Any]], name: str, device: str
+) -> dict[str, Any]:
+    set_kernels(name.partition(":")[2])
+    return measure(name, device)

@@ -6,12 +6,14 @@ All layers of Qwen3-8B and Qwen3-30B-A3B: vLLM's Marlin, humming-kernels with th
 Triton kernel, unpacking and cuBLAS, against BF16. Times are of CUDA graphs, so without launch
 overhead; arms take turns; each call reads weights that are not in the L2 cache. Next to them stands
 what no kernel undercuts at the bandwidth and the peak measured in the same run. Every output is
-compared with FP64. What the record has already is kept: run again to add layers or tokens.
+compared with FP64. What the record has already is kept: run again, at the same commit and on the
+same machine, to add layers or tokens.
 `--device cpu` rehearses with small layers and the arms that need no GPU.
 """
 
 import argparse
 import gc
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +31,11 @@ from experiments.benchmarks.matmul_cases import (
     relative_error,
 )
 from experiments.benchmarks.matmul_layers import MODELS, Layer, floors_us, layers_of
+from experiments.benchmarks.records import read_continued
 from experiments.benchmarks.timing import quartiles, time_calls
 from experiments.runs.provenance import origin
-from experiments.support.json_files import read_json, write_json
+from experiments.support.cli import run_cli
+from experiments.support.json_files import write_json
 from qat_core.nvfp4 import group_amax
 
 TOKENS = [1, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192]
@@ -119,59 +123,62 @@ def main() -> None:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--layers", nargs="+", metavar="MODEL.NAME")
     parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS)
-    parser.add_argument("--arms", nargs="+")
     parser.add_argument("--rounds", type=int, default=20)
     arguments = parser.parse_args()
     device = arguments.device
     if device == "cuda" and not torch.cuda.is_available():
         parser.error("no CUDA GPU here; --device cpu rehearses")
     torch.manual_seed(0)
-    record: dict[str, Any] = {
+    setup = {
         "benchmark": "matmul",
-        **origin(device),
-        "peak": measure_peak(device),
+        **origin(device, arguments.record),
         "rounds": arguments.rounds,
+    }
+    record = read_continued(arguments.record, setup) or {
+        **setup,
+        "peak": measure_peak(device),
         "cases": [],
     }
-    if arguments.record.exists():
-        kept = read_json(arguments.record)
-        if kept["hardware"]["gpus"] != record["hardware"]["gpus"]:
-            parser.error(f"{arguments.record} is of another GPU: name a new file")
-        record |= {"peak": kept["peak"], "cases": kept["cases"]}
-    known = {(row["layer"], row["tokens"]) for row in record["cases"]}
+    chosen = arguments.layers
     for layer in layers(device):
-        if arguments.layers is not None and layer.key not in arguments.layers:
-            continue
-        tokens = [count for count in arguments.tokens if (layer.key, count) not in known]
-        arms = [arm for arm in arms_of(layer, device) if arm in (arguments.arms or [arm])]
-        if not tokens or not arms:
-            continue
-        weights = prepare(layer, arms, tokens, device, cold=device == "cuda")
-        rows = []
-        for count in tokens:
-            figures = measure(weights, count, device, arguments.rounds, record["peak"])
-            rows.append({"layer": layer.key, "tokens": count, **figures})
-            gc.collect()
-        print_table(rows)
-        record["cases"] += rows
-        write_json(arguments.record, record)
-        del weights
-        gc.collect()
-        torch.cuda.empty_cache()
-    wrong = [
-        f"{row['layer']} at {row['tokens']}: {arm} is off by {figures['error']:.1e}"
-        for row in record["cases"]
-        for arm, figures in row["arms"].items()
-        if not figures["error"] <= MAX_ERROR
-    ]
-    wrong += [
-        f"{row['layer']} at {row['tokens']}: {arm} refuses: {message}"
-        for row in record["cases"]
-        for arm, message in row["refusals"].items()
-    ]
-    if wrong:
+        if chosen is None or layer.key in chosen:
+            record["cases"] += measure_missing(record, layer, arguments.tokens, device)
+            write_json(arguments.record, record)
+    if wrong := list(wrong_results(record["cases"])):
         raise SystemExit("\n".join(wrong))
 
 
+def measure_missing(
+    record: dict[str, Any], layer: Layer, tokens: list[int], device: str
+) -> list[dict[str, Any]]:
+    """The cases of a layer that a record lacks."""
+    known = {row["tokens"] for row in record["cases"] if row["layer"] == layer.key}
+    missing = [count for count in tokens if count not in known]
+    if not missing:
+        return []
+    weights = prepare(layer, arms_of(layer, device), missing, device, cold=device == "cuda")
+    rows = []
+    for count in missing:
+        figures = measure(weights, count, device, record["rounds"], record["peak"])
+        rows.append({"layer": layer.key, "tokens": count, **figures})
+        gc.collect()
+    print_table(rows)
+    del weights
+    gc.collect()
+    torch.cuda.empty_cache()
+    return rows
+
+
+def wrong_results(cases: list[dict[str, Any]]) -> Iterator[str]:
+    """A line for each arm that is further off than roundings are, or that refused."""
+    for row in cases:
+        where = f"{row['layer']} at {row['tokens']}"
+        for arm, figures in row["arms"].items():
+            if not figures["error"] <= MAX_ERROR:
+                yield f"{where}: {arm} is off by {figures['error']:.1e}"
+        for arm, message in row["refusals"].items():
+            yield f"{where}: {arm} refuses: {message}"
+
+
 if __name__ == "__main__":
-    main()
+    run_cli(main)

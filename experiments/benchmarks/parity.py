@@ -15,7 +15,6 @@ Marlin. `--device cpu` rehearses.
 
 import argparse
 import json
-import os
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -27,9 +26,10 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from experiments.benchmarks.architectures import ARCHITECTURES, engine_settings
-from experiments.benchmarks.engines import PRECISIONS
+from experiments.benchmarks.engines import PRECISIONS, set_kernels
 from experiments.benchmarks.parity_cases import Case, random_case, trained_case
 from experiments.runs.provenance import origin
+from experiments.support.cli import run_cli
 from experiments.support.subprocess_call import call_in_subprocess
 from qat_core.checkpoint.architecture import meta_model
 from qat_core.nvfp4 import PackedTensor, dequantize
@@ -158,7 +158,7 @@ def main() -> None:
     kernels = [precision for precision in PRECISIONS if precision != "bf16"]
     parser.add_argument("--kernels", choices=kernels, default="nvfp4")
     arguments = parser.parse_args()
-    os.environ.update(PRECISIONS[arguments.kernels])
+    set_kernels(arguments.kernels)
     device = arguments.device
     record: dict[str, Any] = {
         "benchmark": "parity",
@@ -181,4 +181,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_cli(main)

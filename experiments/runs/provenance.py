@@ -69,15 +69,20 @@ def imported_files(module: str) -> list[Path]:
     return sorted(Path(path) for m in finder.modules.values() if (path := vars(m)["__file__"]))
 
 
-def git_state() -> GitState | None:
-    """Commit of the code and what was changed since; None outside a git checkout."""
+def git_state(output: Path | None = None) -> GitState | None:
+    """Commit of the code and what was changed since; None outside a git checkout.
+
+    `output` is a file that is being written, which is no change of the code.
+    """
     if not (ROOT / ".git").exists():
         return None
-    changes = _git("status", "--porcelain")
+    is_inside = output is not None and output.resolve().is_relative_to(ROOT)
+    files = ["--", ".", *([f":(exclude){output.resolve()}"] if output and is_inside else [])]
+    changes = _git("status", "--porcelain", *files)
     return GitState(
         commit=_git("rev-parse", "HEAD").strip() or None,
         dirty=bool(changes),
-        diff_sha256=digest_bytes((changes + _git("diff", "HEAD")).encode()),
+        diff_sha256=digest_bytes((changes + _git("diff", "HEAD", *files)).encode()),
     )
 
 
@@ -107,9 +112,12 @@ def hardware(device: str) -> Hardware:
     )
 
 
-def origin(device: str, **more_versions: str) -> dict[str, Any]:
-    """Where a measurement comes from, ready for JSON: machine, versions and commit."""
-    git = git_state()
+def origin(device: str, record: Path | None = None, **more_versions: str) -> dict[str, Any]:
+    """Where a measurement comes from, ready for JSON: machine, versions and commit.
+
+    A `record` that is gone on with is named, so that its own lines are no change of the code.
+    """
+    git = git_state(record)
     return {
         "hardware": hardware(device).model_dump(),
         "versions": versions() | more_versions,

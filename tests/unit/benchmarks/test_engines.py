@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Names
     monkeypatch.setattr(engines, "origin", lambda *_, **__: SETUP)
     monkeypatch.setattr(engines, "vllm_version", lambda: "0.24.0")
     monkeypatch.setattr(engines, "call_in_subprocess", lambda measure, *named: measure(*named))
+    kernels = {"bf16": {}, "nvfp4": {"KERNELS_OF_THIS_TEST": "marlin"}}
+    monkeypatch.setattr(engines, "PRECISIONS", kernels)
+    monkeypatch.setenv("KERNELS_OF_THIS_TEST", "none")
     kept = {"benchmark": "serving", **SETUP, "share": 0.9, "engines": {"m:bf16": {"old": True}}}
     (tmp_path / "record.json").write_text(json.dumps(kept))
     names = ["m:bf16", "m:nvfp4"]
@@ -26,7 +30,10 @@ def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Names
 
 
 def measure(name: str, device: str) -> dict[str, Any]:
-    return {"old": False}
+    return {"old": False, "kernels": os.environ["KERNELS_OF_THIS_TEST"]}
+
+
+BF16, NVFP4 = ({"old": False, "kernels": kernels} for kernels in ("none", "marlin"))
 
 
 def test_a_resumed_record_keeps_its_engines_and_gets_the_others(
@@ -34,14 +41,14 @@ def test_a_resumed_record_keeps_its_engines_and_gets_the_others(
 ) -> None:
     engines.record_engines(arguments, "serving", {"share": 0.9}, measure)
     found = json.loads(arguments.record.read_text())["engines"]
-    assert found == {"m:bf16": {"old": True}, "m:nvfp4": {"old": False}}
+    assert found == {"m:bf16": {"old": True}, "m:nvfp4": NVFP4}
 
 
 def test_without_resume_all_are_measured_again(arguments: argparse.Namespace) -> None:
     arguments.resume = False
     engines.record_engines(arguments, "serving", {"share": 0.9}, measure)
     found = json.loads(arguments.record.read_text())["engines"]
-    assert found == {"m:bf16": {"old": False}, "m:nvfp4": {"old": False}}
+    assert found == {"m:bf16": BF16, "m:nvfp4": NVFP4}
 
 
 def test_a_record_of_another_setting_is_not_gone_on_with(arguments: argparse.Namespace) -> None:

@@ -98,6 +98,22 @@ def test_measured_cases_are_kept(tmp_path, monkeypatch):
         assert [row["tokens"] for row in cases] == [int(count) for count in tokens]
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("git", {"commit": "another"}), ("hardware", {"gpus": ["another"]}), ("rounds", 9)],
+)
+def test_a_record_of_another_origin_is_not_gone_on_with(tmp_path, monkeypatch, key, value):
+    record = tmp_path / "record.json"
+    options = ["--device", "cpu", "--rounds", "1", "--layers", "tiny.qkv", "--tokens", "1"]
+    monkeypatch.setattr(sys, "argv", ["program", str(record), *options])
+    matmul.main()
+    text = json.dumps(json.loads(record.read_text()) | {key: value})
+    record.write_text(text)
+    with pytest.raises(ValueError, match=rf"record\.json: {key} differs: name a new file"):
+        matmul.main()
+    assert record.read_text() == text
+
+
 def test_wrong_results_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(matmul, "MAX_ERROR", 1e-6)
     options = ["--device", "cpu", "--rounds", "1", "--layers", "tiny.qkv", "--tokens", "1"]

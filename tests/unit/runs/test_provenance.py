@@ -92,6 +92,11 @@ def test_git_state_tells_a_clean_checkout_from_a_changed_one(
     changed = provenance.git_state()
     assert changed is not None and changed.dirty
     assert changed.diff_sha256 != clean.diff_sha256
+    for output in ("a", "new"):  # what is being written does not count, be it known to git or not
+        git("checkout", "-q", "a")
+        (tmp_path / output).write_text("3")
+        assert provenance.git_state(tmp_path / output) == clean
+    assert provenance.git_state(tmp_path.parent / "elsewhere") == provenance.git_state()
 
 
 def test_diff_names_the_keys_that_differ() -> None:
