@@ -28,6 +28,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from experiments.benchmarks.architectures import ARCHITECTURES, TINY, engine_settings
 from experiments.benchmarks.random_model import write_random_checkpoint
 from experiments.runs.provenance import origin
+from experiments.support.cli import run_cli
 from experiments.support.subprocess_call import call_in_subprocess
 from qat_core.checkpoint import export
 from qat_core.plan import plan
@@ -152,4 +153,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_cli(main)

@@ -26,6 +26,7 @@ from triton.testing import do_bench_cudagraph
 from experiments.benchmarks.codec_models import time_layer_8b, time_model_30b, time_nano
 from experiments.benchmarks.timing import quartiles
 from experiments.runs.provenance import origin
+from experiments.support.cli import run_cli
 from qat_core.nvfp4 import dequantize, fake_quantize, global_scale, group_amax, quantize
 
 SHAPE = (12288, 4096)
@@ -135,4 +136,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_cli(main)

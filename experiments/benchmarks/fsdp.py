@@ -31,6 +31,7 @@ from experiments.benchmarks.parameter import SCALES_KNOWN, step
 from experiments.benchmarks.qat_layers import apply_arm, arms, layer_stack, step_inputs
 from experiments.benchmarks.timing import summary, time_in_turns
 from experiments.runs.provenance import origin
+from experiments.support.cli import run_cli
 from qat_core.parameter import FakeQuantizedTensor
 from qat_core.units import BYTES_PER_GIB
 
@@ -192,4 +193,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_cli(main)

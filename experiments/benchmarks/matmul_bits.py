@@ -32,6 +32,7 @@ from experiments.benchmarks.matmul_cases import (
 )
 from experiments.benchmarks.matmul_layers import Layer
 from experiments.runs.provenance import origin
+from experiments.support.cli import run_cli
 from experiments.support.json_files import write_json
 from qat_core.options import ScalePolicy
 
@@ -115,4 +116,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_cli(main)

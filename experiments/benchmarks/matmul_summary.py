@@ -13,6 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from experiments.support.cli import run_cli
 from experiments.support.json_files import read_json
 
 BF16 = {"dense": "bf16", "experts": "triton bf16"}
@@ -69,4 +70,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_cli(main)

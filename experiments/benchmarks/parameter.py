@@ -23,6 +23,7 @@ from torch import nn
 from experiments.benchmarks.qat_layers import QAT_ARMS, apply_arm, arms, layer_stack, step_inputs
 from experiments.benchmarks.timing import summary, time_in_turns
 from experiments.runs.provenance import origin
+from experiments.support.cli import run_cli
 from qat_core.preparation import scales_of
 from qat_core.units import BYTES_PER_GIB
 
@@ -121,4 +122,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_cli(main)

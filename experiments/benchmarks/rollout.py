@@ -34,6 +34,7 @@ from experiments.benchmarks.engines import (
 )
 from experiments.benchmarks.random_model import write_architecture
 from experiments.benchmarks.timing import synchronize
+from experiments.support.cli import run_cli
 from qat_core.checkpoint.architecture import meta_model
 from qat_core.memory import predict_weight_memory_gib, weight_shapes
 from qat_core.plan import plan
@@ -167,4 +168,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_cli(main)
