@@ -9,12 +9,12 @@ TRACKER = "latest_checkpointed_iteration.txt"
 STEP = re.compile(r"global_step_(\d+)")
 
 
-def rewind(folder: Path, last_recorded_step: int) -> None:
+def rewind(folder: Path, last_recorded_step: int) -> int:
     """Makes verl resume from its newest complete checkpoint of a recorded step, or from the start.
 
-    A crash can leave two others, which verl would take. It saves a step before it logs it: resumed
-    from there, the step would never have metrics. And it may remove an old checkpoint
-    before the new one is complete.
+    Returns that step, 0 for the start. A crash can leave two others, which verl would take. It
+    saves a step before it logs it: resumed from there, the step would never have metrics. And it
+    may remove an old checkpoint before the new one is complete.
     """
     steps = steps_on_disk(folder)
     tracker = folder / TRACKER
@@ -32,6 +32,7 @@ def rewind(folder: Path, last_recorded_step: int) -> None:
         tracker.write_text(str(latest))
     else:
         tracker.unlink(missing_ok=True)
+    return latest
 
 
 def steps_on_disk(folder: Path) -> dict[int, Path]:

@@ -3,12 +3,14 @@
 import re
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from experiments.runs.attempts import Attempt, OnStep, merge_rows
 from experiments.runs.base_manifest import read_base_manifest
 from experiments.runs.manifest import TrainingResult
+from experiments.runs.metrics import Row, step_of
 from experiments.study.arms import ARMS
 from experiments.study.schema import ROOT, Run, Study
 from experiments.support.json_files import Json, read_model
@@ -65,21 +67,25 @@ def train(
     require_inputs(paths)
     for record in attempt.folder.parent.glob(f"*/{LEFTOVERS_FILE}"):
         remove_leftovers(record)
-    recorded = max((int(row["step"] or 0) for row in merge_rows(attempts)), default=0)
-    rewind(paths.checkpoints, recorded)
+    recorded = merge_rows(attempts)
+    last_recorded = _last_step(recorded)
+    resumed_from = rewind(paths.checkpoints, last_recorded)
     log = attempt.folder / "verl.log"
     print(f"{run.id}: verl starts Ray, FSDP2 and vLLM, which takes minutes; its log: {log}")
     configuration = build_configuration(study, run, paths)
     (attempt.folder / CONFIGURATION).write_text(to_yaml(configuration))
     memory = PeakMemory(study.device)
     with running_verl(build_command(study, paths), log) as verl:
-        reader, gate = StepReader(paths.metrics), GateWatch(study.kl_gate)
-        stop = StopFile(results / run.id / STOP_FILE, recorded)
+        reader = StepReader(paths.metrics)
+        # steps after the checkpoint are done again, and watched then
+        kept = [row for row in recorded if step_of(row) <= resumed_from]
+        gate = GateWatch(study.kl_gate, kept)
+        stop = StopFile(results / run.id / STOP_FILE, last_recorded)
         reason = _follow(verl, reader, memory, gate, on_step, stop)
     text = log.read_text(errors="replace")
     if reason is None:
         _require_success(verl, text, log)
-        _require_last_step(merge_rows(attempts)[-1]["step"], study.rl.steps, log)
+        _require_last_step(_last_step(merge_rows(attempts)), study.rl.steps, log)
     packs = ARMS[run.arm].rollout_recipe is not None
     held_gib, reported_gib = _weights_of_engine_gib(text, log)
     on_disk_gib = read_base_manifest(paths.model).weight_bytes / BYTES_PER_GIB
@@ -90,6 +96,10 @@ def train(
         coverage=read_model(paths.coverage, list[Json]) if packs else None,
         reason=reason,
     )
+
+
+def _last_step(rows: Iterable[Row]) -> int:
+    return max(map(step_of, rows), default=0)
 
 
 def _follow(
@@ -127,7 +137,7 @@ def _require_success(verl: VerlProcess, text: str, log: Path) -> None:
     raise VerlError(f"verl ended with exit code {code}: {what}; see {log}")
 
 
-def _require_last_step(last: float | None, steps: int, log: Path) -> None:
+def _require_last_step(last: int, steps: int, log: Path) -> None:
     if last != steps:
         raise VerlError(f"verl ended after step {last} of {steps} without an error; see {log}")
 

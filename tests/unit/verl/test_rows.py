@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from experiments.runs.metrics import Row
 from experiments.study.schema import KlGate
 from experiments.verl.kl_gate import K3_KL, GateWatch
 from experiments.verl.rows import STEP_TIME, Step, StepReader, to_metrics
@@ -72,6 +73,20 @@ def test_gate_stops_after_so_many_steps_in_a_row(kls: list[float], stops_at: int
         assert reason is not None
         assert reason.startswith("stopped: rollout_corr/k3_kl beyond 1 for 3 steps, ")
         assert reason.endswith(f"at step {stops_at}")
+
+
+@pytest.mark.parametrize(
+    ("recorded", "stops_at"),
+    [([0.1, 2.0, None], 4), ([2.0, 2.0, 0.1], None), ([], None)],
+    ids=["beyond", "within", "nothing"],
+)
+def test_gate_counts_the_steps_before_a_resume(
+    recorded: list[float | None], stops_at: int | None
+) -> None:
+    rows: list[Row] = [{"step": i, K3_KL: kl} for i, kl in enumerate(recorded, start=1)]
+    watch = GateWatch(KlGate(max_k3_kl=1.0, steps=3), rows)
+    reason = watch.reason_to_stop(Step(4, {K3_KL: 2.0}))
+    assert bool(reason) == (stops_at is not None)
 
 
 def test_no_gate_never_stops() -> None:
