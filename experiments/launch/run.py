@@ -131,9 +131,9 @@ def run_attempt(
     started = time.monotonic()
     manifest = new_manifest(study, run, results / "base" / study.base_of(run), digests, attempts)
     manifest.write(attempt.folder)
-    tracker.start(manifest, resumes)
-    log = RunLog(run.id, study.rl_of(run.cell).steps, attempt, tracker)
     try:
+        tracker.start(manifest, resumes)
+        log = RunLog(run.id, study.rl_of(run.cell).steps, attempt, tracker)
         manifest = manifest.finished(train(study, run, results, attempts, log.on_step))
     except BaseException as error:
         manifest = manifest.failed(f"{type(error).__name__}: {error}")

@@ -5,13 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from experiments.launch import run as launcher
 from experiments.launch.local_trainer import train_here
-from experiments.launch.run import KILLED, open_attempts
+from experiments.launch.run import KILLED, open_attempts, run_attempt
 from experiments.runs.attempts import list_attempts, next_attempt
+from experiments.runs.manifest import RunManifest
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT
 from experiments.tracking.live import TrackedRun
-from experiments.tracking.run_log import RunLog
+from experiments.tracking.run_log import RunLog, Untracked
 from qat_core.drift.names import FILE
 from tests.manifests import make_manifest
 
@@ -86,6 +88,26 @@ def test_checkpoints_outlive_a_crash_but_not_a_change(
     assert (tmp_path / FILE).exists() == checkpoints_stay
     (killed,) = list_attempts(tmp_path)
     assert killed.manifest.status == "failed" and killed.manifest.reason == KILLED
+
+
+class FailingTracker(Untracked):
+    """One whose store is out of reach when a run starts."""
+
+    def start(self, manifest: RunManifest, resumes: bool) -> None:
+        raise RuntimeError("no store")
+
+
+def test_an_attempt_says_that_its_tracker_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = load_study(ROOT / "tests" / "workflow" / "smoke.yaml")
+    attempt = next_attempt(tmp_path / study.runs[0].id)
+    manifest = make_manifest(status="running")
+    monkeypatch.setattr(launcher, "new_manifest", lambda *_: manifest)
+    with pytest.raises(RuntimeError, match="no store"):
+        run_attempt(study, study.runs[0], tmp_path, {}, [attempt], FailingTracker())
+    ended = attempt.manifest
+    assert (ended.status, ended.reason) == ("failed", "RuntimeError: no store")
 
 
 def test_a_checkpoint_beyond_the_recorded_steps_is_not_resumed(tmp_path: Path) -> None:
