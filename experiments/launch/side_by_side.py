@@ -2,9 +2,9 @@
 
 For machines without Snakemake, such as a GPU rented by the minute. Base checkpoints, and data of
 verl, are made as runs come to need them; then each run is trained and evaluated. What is complete
-is skipped and what was cut off is resumed, so that the same command continues a study. On a GPU a
-program waits until so much memory is free as the study says that a run takes (`gpu_memory_gib`);
-more jobs than fit do no harm.
+is skipped and what was cut off is resumed, so that the same command continues a study; its exit
+code is 1 as long as something is not complete. On a GPU a program waits until so much memory is
+free as the study says that a run takes (`gpu_memory_gib`); more jobs than fit do no harm.
 
 `--random-weights` is for large models whose weights are random: ranks draw them from a seed
 (`experiments.benchmarks.seeded_base`), and nothing is evaluated.
@@ -22,7 +22,7 @@ from experiments.runs.evaluation import EVALUATIONS
 from experiments.runs.manifest import MANIFEST
 from experiments.study.load import load_study
 from experiments.study.schema import Run, Study
-from experiments.support.cli import RESULTS, STUDY, run_cli
+from experiments.support.cli import RESULTS, STUDY, USER_MISTAKE, run_cli
 
 Program = tuple[str, Sequence[str]]  # module and arguments
 
@@ -119,12 +119,15 @@ class SideBySide:
         return True
 
     def _succeeds(self, command: Sequence[str], log: Path) -> bool:
-        """Whether one of the tries does; the later ones resume what the earlier ones left."""
+        """Whether one of the tries does; the later ones resume what the earlier ones left.
+
+        A mistake of the user's is one at every try.
+        """
         with log.open("a") as output:
             for _ in range(self.tries):
                 done = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False)
-                if done.returncode == 0:
-                    return True
+                if done.returncode in (0, USER_MISTAKE):
+                    return done.returncode == 0
         return False
 
 
@@ -133,11 +136,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, parents=[STUDY, RESULTS])
     parser.add_argument("--jobs", type=int, required=True, help="programs at a time")
     parser.add_argument(
-        "--begin-within-s", type=float, default=float("inf"), help="begin no run later than that"
+        "--begin-within-s",
+        type=float,
+        default=float("inf"),
+        help="seconds after the start; no run is begun later",
     )
     parser.add_argument("--cells", nargs="+", default=(), help="only these cells of a grid")
     parser.add_argument(
-        "--tries", type=int, choices=range(1, 10), default=2, help="starts of a program that fails"
+        "--tries",
+        type=int,
+        choices=range(1, 10),
+        default=2,
+        help="starts of a program that fails, but by no mistake of yours",
     )
     parser.add_argument(
         "--random-weights", action="store_true", help="draw weights on each rank, evaluate nothing"
@@ -158,6 +168,8 @@ def main() -> None:
     )
     missing = programs.run_all()
     print(f"{len(programs.runs)} runs in all, not complete: {', '.join(missing) or 'none'}")
+    if missing:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

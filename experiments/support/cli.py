@@ -7,6 +7,7 @@ from errno import EDQUOT, EFBIG, ENOSPC
 from pathlib import Path
 from typing import Any
 
+USER_MISTAKE = 2  # exit code
 NO_SPACE = (ENOSPC, EDQUOT, EFBIG)
 
 
@@ -22,19 +23,24 @@ RUN = _argument("--run", required=True, help="run id")
 RESULTS = _argument("--results", type=Path, default=Path("results"), help="results folder")
 
 
+class ProgramError(Exception):
+    """A program that this one started has failed: no mistake of the user's, another try may do."""
+
+
 def run_cli(main: Callable[[], None]) -> None:
     """Calls `main`; an error that the user can act on becomes one line on stderr, exit code 2.
 
     That is a ValueError, and what the operating system refuses: no file, no permission, no space.
+    A `ProgramError` is one line too, with exit code 1.
     """
     try:
         main()
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ProgramError) as error:
         print(f"error: {describe_error(error)}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(1 if isinstance(error, ProgramError) else USER_MISTAKE)
 
 
-def describe_error(error: ValueError | OSError) -> str:
+def describe_error(error: Exception) -> str:
     """What the user is shown: the message, and of the operating system's the file and a hint."""
     if not isinstance(error, OSError) or error.errno is None:
         return str(error)

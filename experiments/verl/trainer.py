@@ -13,6 +13,7 @@ from experiments.runs.manifest import TrainingResult
 from experiments.runs.metrics import Row, step_of
 from experiments.study.arms import ARMS
 from experiments.study.schema import ROOT, Run, Study
+from experiments.support.cli import ProgramError
 from experiments.support.json_files import Json, read_model
 from experiments.verl.checkpoints import rewind
 from experiments.verl.command import (
@@ -50,7 +51,7 @@ class StopFile(NamedTuple):
         return f"stopped: by its file {self.path.name}, at step {last}"
 
 
-class VerlError(ValueError):
+class VerlError(ProgramError):
     """verl itself failed; the message says where its log is."""
 
 
@@ -60,7 +61,8 @@ def train(
     """Trains a run to its last step, its KL gate or its stop file; returns what it measured.
 
     Raises:
-        ValueError: an input is missing or damaged, or verl failed (`VerlError`).
+        ValueError: an input is missing or damaged.
+        VerlError: verl failed.
     """
     attempt = attempts[-1]
     paths = run_paths(study, run, ROOT, results.resolve(), attempt.folder.resolve())

@@ -1,15 +1,18 @@
 """Runs next to each other: bases first, what is complete is skipped, failures are reported."""
 
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import yaml
 
+from experiments.launch import side_by_side
 from experiments.launch.side_by_side import SideBySide
 from experiments.study.load import load_study
 from experiments.study.schema import STUDIES, Study
@@ -140,6 +143,43 @@ def test_a_program_that_fails_once_is_started_again(
     programs = SideBySide(study, Path("study.yaml"), tmp_path, 3, float("inf"), tries=tries)
     assert programs.run_all() == ([] if is_complete else [run])
     assert starts == ["experiments.launch.run"] * tries + ["experiments.evaluate.run"] * is_complete
+
+
+def test_a_mistake_of_the_users_is_not_tried_again(
+    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = study.runs[0].id
+    starts: list[str] = []
+
+    def refuse(command: list[str], **_: object) -> SimpleNamespace:
+        starts.extend(command[2:3] * (run in command))
+        return SimpleNamespace(returncode=2 * (run in command))
+
+    monkeypatch.setattr(subprocess, "run", refuse)
+    programs = SideBySide(study, Path("study.yaml"), tmp_path, 3, float("inf"), tries=3)
+    assert programs.run_all() == [run]
+    assert starts == ["experiments.launch.run"]
+
+
+@pytest.mark.parametrize(("failing", "code"), [("nano-dense_bf16.low_seed0", 1), ("none", 0)])
+def test_the_exit_code_says_whether_all_is_complete(
+    study: Study,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    failing: str,
+    code: int,
+) -> None:
+    monkeypatch.setattr(subprocess, "run", fail_for(failing))
+    monkeypatch.setattr(side_by_side, "load_study", lambda _: study)
+    options = ["--study", "study.yaml", "--results", str(tmp_path), "--jobs", "3"]
+    monkeypatch.setattr(sys, "argv", ["side_by_side", *options])
+    ended = pytest.raises(SystemExit) if code else nullcontext()
+    with ended as caught:
+        side_by_side.main()
+    assert (caught.value.code if caught else 0) == code
+    missing = f"8 runs in all, not complete: {failing}"
+    assert capsys.readouterr().out.splitlines()[-1] == missing
 
 
 @pytest.mark.parametrize("random_weights", [False, True], ids=["trained", "random"])
