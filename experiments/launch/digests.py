@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 from experiments.runs.base_manifest import read_base_manifest
 from experiments.runs.manifest import Digests
-from experiments.runs.provenance import digest_code, digest_file, digest_json
+from experiments.runs.provenance import digest_code, digest_file, digest_json, digest_module
 from experiments.study.schema import ROOT, Run, Study
 from experiments.support.json_files import read_model
 from experiments.verl.command import build_command, build_configuration, run_paths
@@ -15,7 +15,7 @@ from qat_core.rl.tasks import make_problems
 
 # what decides a run's numbers; how they are recorded and tracked does not
 TRAINING_CODE = {
-    "local": ("experiments.study.arms", "qat_core.rl.trainer"),
+    "local": ("experiments.study.arms", "qat_core.bf16_on_cpu", "qat_core.rl.trainer"),
     "verl": (
         "experiments.verl.reward",
         "qat_core.verl.advantage",
@@ -25,6 +25,8 @@ TRAINING_CODE = {
         "qat_core.rollout.vllm.plugin",
     ),
 }
+# makes the local trainer's configuration; what else it imports is bookkeeping
+LOCAL_TRAINER = "experiments.launch.local_trainer"
 VERL_CONFIG = ROOT / "qat_core" / "verl" / "config"
 LOCKS = {"eager": ("base.txt", "torch.txt"), "vllm": ("base.txt", "torch.txt", "engines.txt")}
 
@@ -64,6 +66,8 @@ def code_digest(study: Study) -> str:
     digests = [digest_code(*TRAINING_CODE[study.trainer])]
     if study.trainer == "verl":
         digests += [digest_file(path) for path in sorted(VERL_CONFIG.glob("*/*.yaml"))]
+    else:
+        digests.append(digest_module(LOCAL_TRAINER))
     return digest_json(digests)
 
 

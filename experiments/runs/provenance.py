@@ -52,20 +52,34 @@ def digest_file(path: Path) -> str:
 def digest_code(*modules: str) -> str:
     """SHA-256 of modules and of the repository's modules that they import, directly or not.
 
-    Comments and layout do not count, so tidying the code leaves finished runs valid.
+    Comments, docstrings and layout do not count: editing them leaves finished runs valid.
     """
-    trees = {
-        str(file.relative_to(ROOT)): ast.dump(ast.parse(file.read_bytes()))
-        for module in modules
-        for file in imported_files(module)
-    }
-    return digest_json(trees)
+    files = {file for module in modules for file in imported_files(module)}
+    return digest_json({str(file.relative_to(ROOT)): _statements(file) for file in files})
+
+
+def digest_module(module: str) -> str:
+    """As `digest_code`, of the module alone."""
+    return digest_json(_statements(_file_of(module)))
+
+
+def _statements(file: Path) -> str:
+    tree = ast.parse(file.read_bytes())
+    for node in ast.walk(tree):
+        documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+        if isinstance(node, documented) and ast.get_docstring(node) is not None:
+            del node.body[0]
+    return ast.dump(tree)
+
+
+def _file_of(module: str) -> Path:
+    return ROOT / (module.replace(".", "/") + ".py")
 
 
 def imported_files(module: str) -> list[Path]:
     """The module's file and those of the repository that it imports, directly or not."""
     finder = ModuleFinder(path=[str(ROOT)])
-    finder.run_script(str(ROOT / (module.replace(".", "/") + ".py")))
+    finder.run_script(str(_file_of(module)))
     return sorted(Path(path) for m in finder.modules.values() if (path := vars(m)["__file__"]))
 
 

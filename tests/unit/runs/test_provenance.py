@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from experiments.launch import digests
 from experiments.launch.digests import TRAINING_CODE
 from experiments.runs import provenance
+from experiments.study.load import load_study
+from experiments.study.schema import STUDIES
 
 LIBRARY = "def double(x):\n    return 2 * x\n"
 
@@ -43,14 +46,40 @@ def test_code_digest_follows_imports_wherever_they_stand(package: Path) -> None:
     ("file", "text"),
     [
         ("library.py", "# twice as much\n" + LIBRARY.replace("2 * x", "(2  *  x)")),
+        (
+            "library.py",
+            '"""Sums."""\n\ndef double(x):\n    """Twice as much."""\n    return 2 * x\n',
+        ),
         ("unrelated.py", "x = 2\n"),
     ],
-    ids=["comments and layout", "module not imported"],
+    ids=["comments and layout", "docstrings", "module not imported"],
 )
 def test_code_digest_ignores(package: Path, file: str, text: str) -> None:
     before = digest_program()
     (package / file).write_text(text)
     assert digest_program() == before
+
+
+def test_a_module_alone_does_not_count_its_imports(package: Path) -> None:
+    before = provenance.digest_module("package.program")
+    (package / "library.py").write_text(LIBRARY.replace("2", "3"))
+    assert provenance.digest_module("package.program") == before
+    program = package / "program.py"
+    program.write_text(program.read_text().replace("double(1)", "double(2)"))
+    assert provenance.digest_module("package.program") != before
+
+
+def test_the_local_trainers_settings_are_training_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    study = load_study(STUDIES / "default.yaml")
+    before = digests.code_digest(study)
+    assert before == digests.code_digest(study)
+    statements = provenance._statements
+
+    def with_another_trainer(file: Path) -> str:
+        return statements(file) + "changed" * (file.name == "local_trainer.py")
+
+    monkeypatch.setattr(provenance, "_statements", with_another_trainer)
+    assert digests.code_digest(study) != before
 
 
 def test_training_code_is_format_recipe_and_trainer_but_no_bookkeeping() -> None:
