@@ -5,7 +5,7 @@ import numpy as np
 from analysis.claim_rows import Requirement, new_claim
 from analysis.claims_table import Claim, show_ratio
 from analysis.results import Array, Results
-from analysis.stats import MIN_STEPS, Spikes, find_spikes, ratio_over_seeds, token_means
+from analysis.stats import MIN_STEPS, find_spikes, ratio_over_seeds, token_means
 from experiments.study.schema import Study
 from qat_core.rl.metric_names import K3_KL
 
@@ -75,8 +75,8 @@ def _ratio(
 
 def _spikes(kl_ST: Array) -> str:
     finite_ST = kl_ST[np.isfinite(kl_ST).all(1)]
-    if len(finite_ST) == 0 or not (np.median(finite_ST, axis=1) > 0).all():
+    found = find_spikes(finite_ST) if len(finite_ST) else None
+    if found is None:
         return "not defined"
-    found: Spikes = find_spikes(finite_ST)
     size = f" (up to {show_ratio(found.largest)})" if found.count else ""
     return f"{found.count} of {found.steps}{size}"

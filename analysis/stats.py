@@ -105,7 +105,10 @@ def gain(values_ST: Array, num_first: int, num_last: int) -> Interval:
     return over_seeds(values_ST[:, -num_last:].mean(1) - values_ST[:, :num_first].mean(1))
 
 
-def find_spikes(values_ST: Array) -> Spikes:
-    """Frequency and size of steps far above their run's median."""
-    factors_ST = values_ST / np.median(values_ST, axis=1, keepdims=True)
+def find_spikes(values_ST: Array) -> Spikes | None:
+    """Frequency and size of steps far above their run's median; None where a median is 0."""
+    medians_S1 = np.median(values_ST, axis=1, keepdims=True)
+    if not (medians_S1 > 0).all():
+        return None
+    factors_ST = values_ST / medians_S1
     return Spikes(int((factors_ST > SPIKE).sum()), factors_ST.size, float(factors_ST.max()))

@@ -91,8 +91,10 @@ class ArmTokens(NamedTuple):
         return np.array([getattr(run, side).p999 for run in self.runs])
 
     def spikes(self, side: Side) -> str:
-        """How many steps stand out, and the largest in medians of its run."""
+        """How many steps stand out, and the largest in medians of its run, if none is 0."""
         found = find_spikes(np.array([getattr(run, side).steps for run in self.runs]))
+        if found is None:
+            return "not defined"
         return f"{found.count} of {found.steps} (largest {found.largest:.0f}x)"
 
     def share(self, name: str) -> str:

@@ -62,7 +62,7 @@ def _read_jsonl(path: Path) -> pd.DataFrame:
 
 def _read_csv(path: Path) -> pd.DataFrame:
     try:
-        rows = pd.read_csv(path, float_precision="round_trip")
+        rows = pd.read_csv(path)
     except (ValueError, EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ValueError(f"{path}: {error}; record the study again") from None
     if missing := set(KEYS) - set(rows):

@@ -7,6 +7,7 @@ from scipy import stats as scipy_stats
 
 from analysis.stats import (
     Interval,
+    Spikes,
     find_spikes,
     gain,
     log_odds,
@@ -121,4 +122,10 @@ def test_spikes_are_counted_against_their_own_run() -> None:
     values_ST[1] = 100.0  # a run at another level has no spikes
     values_ST[0, 7], values_ST[0, 9] = 11.0, 9.0
     found = find_spikes(values_ST)
-    assert (found.count, found.steps, found.largest) == (1, 60, 11.0)
+    assert found == Spikes(count=1, steps=60, largest=11.0)
+
+
+def test_spikes_are_not_defined_where_a_median_is_zero() -> None:
+    values_ST = np.ones((2, 5))
+    values_ST[1, :3] = 0.0
+    assert find_spikes(values_ST) is None
