@@ -142,7 +142,7 @@ class FakeQuantizedTensor(FullPrecisionMemory):
         if not is_matrix or data.shape[-1] % BLOCK_SIZE:
             raise ValueError(
                 f"{self.weight_name}: computed with through a view of shape {tuple(self.shape)}, "
-                f"which has no blocks of {BLOCK_SIZE}: add it to ignore"
+                f"which is not a whole matrix or expert in blocks of {BLOCK_SIZE}: add it to ignore"
             )
         if type(data) is Tensor:  # else torch.compile is tracing
             self.scales.refresh_if_stale(self.weight_name)

@@ -132,6 +132,12 @@ def test_products_read_rounded_values(use: Use, weights: Weights) -> None:
     assert not torch.equal(use(*(weight.plain() for weight in weights)), expected)
 
 
+def test_the_message_says_that_some_experts_are_not_a_whole_matrix(weights: Weights) -> None:
+    message = r"shape \(2, 64, 32\), which is not a whole matrix or expert in blocks of 16: add"
+    with pytest.raises(ValueError, match=message):
+        REFUSED["some experts"](*weights)
+
+
 @pytest.mark.parametrize("use", REFUSED.values(), ids=REFUSED)
 def test_refuses_what_it_cannot_round(use: Use, weights: Weights) -> None:
     with pytest.raises(ValueError, match=r"layers\.0\.(self_attn\.k_proj|mlp\.experts\.down_proj)"):
