@@ -4,11 +4,16 @@ oneDNN multiplies BF16 matrices on x86 from AVX-512 on. On others, such as most 
 falls back to a scalar loop: 1 GFLOP/s a core on an AMD EPYC with AVX2, where FP32 has 54. Products
 of BF16 values are exact in FP32, so that these operators are the same with FP32 inputs and one
 rounding at the end, but for the order of their sums.
+
+Replaced are mm, addmm, bmm, baddbmm and grouped_mm, and with them linear layers and `@` of
+matrices. Not replaced are their variants with `out=`, products with a vector (mv) and attention.
+Nothing happens in a PyTorch without oneDNN, which is asked what the processor can do.
 """
 
 import warnings
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -24,17 +29,16 @@ def multiply_bf16_in_fp32() -> None:
     """Lets this process multiply BF16 matrices on the CPU in FP32, where that is faster.
 
     For programs, at their start: it replaces kernels of PyTorch. Nothing happens where oneDNN can
-    multiply BF16, and the second time.
+    multiply BF16 or is missing, and the second time.
     """
     has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if has_onednn and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         replace_products()
 
 
+@cache
 def replace_products() -> None:
     """Replaces the CPU's kernels of matrix products; those of other dtypes give the same bits."""
-    if _library._op_impls:
-        return
     with warnings.catch_warnings():  # that there is a kernel already
         warnings.simplefilter("ignore")
         kernels: dict[Any, Callable[..., Tensor]] = {
@@ -66,18 +70,38 @@ def _grouped_product(
 
     What groups share out is the dimension that a matrix has and its stack of matrices has not:
     rows of `left`, columns of `right`, or, with two matrices, the one they have in common.
+    Rows and columns behind the last group are 0 in the product.
+
+    Raises:
+        NotImplementedError: a bias or another output dtype, which transformers does not use.
+        ValueError: `offs` names no group, or ends that do not ascend within that dimension.
     """
-    assert bias is None and out_dtype in (None, left.dtype), "not used by transformers"
+    if bias is not None or out_dtype not in (None, left.dtype):
+        raise NotImplementedError(
+            f"{__name__}: grouped products have no bias and the dtype of their inputs, "
+            f"{left.dtype}, not {out_dtype}"
+        )
     if offs is None:
         return torch.bmm(left, right)
-    ends = offs.tolist()
-    groups = [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
     if left.ndim == right.ndim == 2:
+        groups = _groups(offs, left.shape[1])
         return torch.stack([left[:, group] @ right[group] for group in groups])
     if left.ndim == 2:
+        groups = _groups(offs, left.shape[0])
         product: Any = [left[group] @ matrix for group, matrix in zip(groups, right, strict=True)]
-        rest = left.new_zeros(len(left) - ends[-1], right.shape[2])
+        rest = left.new_zeros(left.shape[0] - groups[-1].stop, right.shape[2])
         return torch.cat([*product, rest])
+    groups = _groups(offs, right.shape[1])
     product = [matrix @ right[:, group] for matrix, group in zip(left, groups, strict=True)]
-    rest = left.new_zeros(left.shape[1], right.shape[1] - ends[-1])
+    rest = left.new_zeros(left.shape[1], right.shape[1] - groups[-1].stop)
     return torch.cat([*product, rest], 1)
+
+
+def _groups(offs: Tensor, size: int) -> list[slice]:
+    ends = offs.tolist()
+    if not ends or sorted([0, *ends, size]) != [0, *ends, size]:
+        raise ValueError(
+            f"{__name__}: offs: {ends} are not the ascending ends of groups of {size} rows or "
+            "columns; name one group or more"
+        )
+    return [slice(start, end) for start, end in pairwise([0, *ends])]

@@ -89,6 +89,40 @@ def check_groups() -> None:
     assert not of_none.any() and torch.equal(of_rows, a[5:].T @ ones)
 
 
+def check_short_groups() -> None:
+    """Groups that end before the rows or columns do leave zeros."""
+    bf16_on_cpu.replace_products()
+    a, b, stack_a, stack_b = (t.bfloat16() for t in (A, B, STACK_A, STACK_B))
+    ends = torch.tensor([5, 5, 9], dtype=torch.int32)
+    rows = grouped_mm(a, stack_b, offs=ends)
+    assert rows.shape == (37, 16) and not rows[9:].any()
+    assert torch.equal(rows[:9], torch.cat([a[:5] @ stack_b[0], a[5:9] @ stack_b[2]]))
+    columns = grouped_mm(stack_a, b, offs=ends)
+    assert columns.shape == (37, 16) and not columns[:, 9:].any()
+    parts = [stack_a[0] @ b[:, :5], stack_a[2] @ b[:, 5:9]]
+    assert torch.equal(columns[:, :9], torch.cat(parts, 1))
+
+
+def check_groups_of_fp32() -> None:
+    """Grouped products keep to FP32: PyTorch's own differ in the order of their sums at most."""
+    bf16_on_cpu.replace_products()
+    by_rows = [part @ matrix for part, matrix in zip(A.split([5, 0, 32]), STACK_B, strict=True)]
+    assert torch.equal(grouped_mm(A, STACK_B, offs=ROWS), torch.cat(by_rows))
+    parts = zip(A.split([8, 0, 56], 1), B.split([8, 0, 56]), strict=True)
+    assert torch.equal(grouped_mm(A, B, offs=INNER), torch.stack([x @ y for x, y in parts]))
+
+
+def check_wrong_groups_are_refused() -> None:
+    bf16_on_cpu.replace_products()
+    a, stack_b = A.bfloat16(), STACK_B.bfloat16()
+    for ends in ([], [5, 5, 38], [5, 4, 37], [-1, 5, 37]):
+        offs = torch.tensor(ends, dtype=torch.int32)
+        with pytest.raises(ValueError, match=r"bf16_on_cpu: offs: .* ascending ends of groups"):
+            bf16_on_cpu._grouped_product(a, stack_b, offs)
+    with pytest.raises(NotImplementedError, match=r"qat_core\.bf16_on_cpu: grouped products"):
+        bf16_on_cpu._grouped_product(a, stack_b, ROWS, out_dtype=torch.float32)
+
+
 def check_bits_are_kept() -> None:
     cases: list[tuple[Callable[[As], Tensor], As]] = []
     for dtype in (torch.float32, torch.float64, torch.float16, torch.complex64, torch.int64):
@@ -113,12 +147,20 @@ def check_mixed_dtypes_are_refused() -> None:
 def is_replaced(is_fast: bool) -> bool:
     torch.ops.mkldnn = SimpleNamespace(_is_mkldnn_bf16_supported=lambda: is_fast)
     bf16_on_cpu.multiply_bf16_in_fp32()
-    return bool(bf16_on_cpu._library._op_impls)
+    return bool(bf16_on_cpu.replace_products.cache_info().currsize)
 
 
 @pytest.mark.parametrize(
     "check",
-    [check_rounded_once, check_groups, check_bits_are_kept, check_mixed_dtypes_are_refused],
+    [
+        check_rounded_once,
+        check_groups,
+        check_short_groups,
+        check_groups_of_fp32,
+        check_wrong_groups_are_refused,
+        check_bits_are_kept,
+        check_mixed_dtypes_are_refused,
+    ],
 )
 def test_products(check: Callable[[], None]) -> None:
     call_in_subprocess(check)
