@@ -29,7 +29,8 @@ from qat_core.checkpoint.architecture import meta_model
 from qat_core.nvfp4 import PackedTensor, global_scale, group_amax, quantize
 from qat_core.plan import plan
 from qat_core.recipe import Recipe
-from qat_core.rollout.vllm.engine import VllmEngine
+from qat_core.rollout.vllm import worker
+from qat_core.rollout.vllm.engine import ONE_WORKER, VllmEngine
 from qat_core.rollout.vllm.in_place import (
     VARIABLE,
     Target,
@@ -68,6 +69,22 @@ def marlin_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     workspace = torch.zeros(8, dtype=torch.int32)
     for module in (marlin, marlin_utils):
         monkeypatch.setattr(module, "marlin_make_workspace_new", lambda *_, **__: workspace.clone())
+
+
+@pytest.mark.parametrize("shared_out", [None, *ONE_WORKER])
+def test_only_a_worker_that_holds_all_weights_is_written_in_place(
+    shared_out: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of data parallel ranks: they share out the experts."""
+    sizes = dict.fromkeys(ONE_WORKER, 1) | ({shared_out: 2} if shared_out else {})
+    config = SimpleNamespace(parallel_config=SimpleNamespace(**sizes))
+    model_runner = SimpleNamespace(get_model=lambda: nn.Linear(1, 1))
+    held = SimpleNamespace(vllm_config=config, model_runner=model_runner)
+    monkeypatch.setenv(VARIABLE, "1")
+    monkeypatch.setattr(type(vllm.platforms.current_platform), "is_cpu", lambda _: False)
+    monkeypatch.setattr(worker, "_quantized_layers", lambda *_: [])
+    monkeypatch.setattr(worker, "find_targets", lambda *_: {"weight": "target"})
+    assert bool(worker._targets(held, None)) == (shared_out is None)  # type: ignore[arg-type]
 
 
 def packed_group(shapes: list[tuple[int, ...]], seed: int) -> list[PackedTensor]:

@@ -50,7 +50,7 @@ def reloading(worker: Any, names: HubNames, *, fused_experts: bool = True) -> It
     """Inside, all weights are rewritten in place by one or more calls of what it gives.
 
     A layer's tensors are kept until its last one has come: they must not be overwritten until then.
-    What can be written without vLLM's reload is, if `in_place` is asked for.
+    Packed weights bypass vLLM's reload where QAT_CORE_IN_PLACE_SYNC=1 asks for it.
 
     Args:
         worker: vLLM's.
@@ -130,7 +130,12 @@ def _targets(worker: Any, names: HubNames) -> dict[str, Target]:
     from vllm.platforms import current_platform
 
     parallel = worker.vllm_config.parallel_config
-    is_whole = parallel.tensor_parallel_size == parallel.pipeline_parallel_size == 1
+    sizes = (
+        parallel.tensor_parallel_size,
+        parallel.pipeline_parallel_size,
+        parallel.data_parallel_size,  # its ranks share out experts
+    )
+    is_whole = set(sizes) == {1}
     if os.environ.get(VARIABLE) != "1" or current_platform.is_cpu() or not is_whole:
         return {}
     if not hasattr(worker, "qat_core_targets"):
