@@ -21,9 +21,10 @@ from tests.nano_models import write_nano
 pytestmark = pytest.mark.slow
 
 # Sums over two ranks are rounded in another order. Four greedy tokens, dense and MoE: on a CPU
-# 0.0019 and 0.0012 nats apart, on two H200 with Marlin's kernels below 0.02 and 0.025. That no
-# weight is wrong is what the comparison of bytes shows.
-LOG_PROB_TOLERANCE = {"cpu": 0.02, "cuda": 0.1}
+# 0.0019 and 0.0012 nats apart, on two H200 with Marlin's kernels below 0.02 and 0.025; there the
+# bound is twice the largest of the runs seen. That no weight is wrong is what the comparison of
+# bytes shows.
+LOG_PROB_TOLERANCE = {"cpu": 0.02, "cuda": 0.05}
 
 
 # Halves of every matrix are at least 128 wide, as Marlin needs them on a GPU.
@@ -119,9 +120,8 @@ def test_two_tensor_parallel_ranks_hold_the_weights_of_one(serve: Serve) -> None
     assert log_probs[0] == pytest.approx(log_probs[1], abs=tolerance)
 
 
+@pytest.mark.parametrize("serve", ["nano-moe"], indirect=True)
 def test_two_expert_parallel_ranks_hold_the_weights_of_one(serve: Serve) -> None:
-    one = serve(1, False)
-    if not any(layer.kind == "RoutedExperts" for layer in read(one, 0)):
-        pytest.skip("a dense model has no experts")
-    two = serve(2, True)
+    one, two = serve(1, False), serve(2, True)
+    assert any(layer.kind == "RoutedExperts" for layer in read(one, 0))
     require_equal(read(one, 0), [read(two, 0), read(two, 1)], expert_parallel=True)
