@@ -2,7 +2,7 @@
 
 FSDP2 shards the first dimension and blocks run along the last, so that each rank can quantize its
 shard alone. What travels is 4 bits a weight and one byte for 16 of them: 0.5625 B instead of the
-2 B of BF16. The gathered parameter is the rounded weight itself, hence the gradient reaches the
+2 B of BF16. The gathered parameter is the rounded weight itself, so the gradient reaches the
 shards unchanged (straight-through).
 """
 

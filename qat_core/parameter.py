@@ -4,7 +4,7 @@ A parameter of this tensor subclass keeps its full-precision values. Optimizers,
 and state dicts see those; matrix products, gathers of experts, and whatever else a forward pass
 computes with see the values rounded to NVFP4, also through views, and through copies of views such
 as `weight.t().contiguous()`.
-Rounding happens below autograd, hence
+Rounding happens below autograd, so
 
 * the gradient reaches the parameter unchanged (straight-through estimator), and
 * autograd keeps the parameter itself for the backward pass, which rounds once more, so that a

@@ -43,7 +43,7 @@ def train_here(
     trainer = GrpoTrainer(config)
     trainer.train(on_step)
     bf16_bytes = sum(p.nbytes for p in trainer.policy.model.parameters())
-    # streamed once more: after a crash there may be no step left that gives the engine weights
+    # packed here only to measure its size: a run resumed after its last step never synced
     stream = weight_stream(trainer.policy.model, trainer.plan, recipes.rollout)
     packed_bytes = sum(weight.nbytes for _, weight in stream) if recipes.rollout else None
     return TrainingResult(

@@ -76,7 +76,7 @@ class VerlProcess:
         return True
 
     def _descendants(self) -> list[psutil.Process]:
-        """All that verl started and that still runs; buries adopted children that ended."""
+        """All that verl started and that still runs; reaps adopted children that have exited."""
         alive = []
         for process in psutil.Process().children(recursive=True):
             if process in self._bystanders or process.pid == self._child.pid:

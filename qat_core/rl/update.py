@@ -39,7 +39,7 @@ def update_policy(
     """Updates the policy.
 
     Args:
-        policy: it.
+        policy: the one that is updated.
         optimizer: of its parameters.
         rollouts: a batch.
         old: `old_scores`; None where `needs_old_scores` says so.

@@ -38,7 +38,7 @@ def start_engine(
         device: "cpu" or "cuda".
         packed: what will come, and be served, in NVFP4.
         max_tokens: of prompt and response together.
-        beside_trainer: leave memory of the GPU to others; else vLLM takes its usual nine tenths.
+        beside_trainer: leave memory of the GPU to others; else vLLM's default of 90 %.
         keeps_distributions: rollouts hold the log-probs of all tokens; eager only.
         returns_routes: rollouts hold the experts of all positions.
         gpu_memory_gib: what this process may take of a GPU that others use too.
@@ -80,7 +80,7 @@ def start_engine(
 def memory_settings(
     device: str, beside_trainer: bool, gpu_memory_gib: float | None
 ) -> dict[str, Any]:
-    """vLLM's settings of memory, see `start_engine`; none on a CPU, or for its usual nine tenths.
+    """vLLM's settings of memory, see `start_engine`; none on a CPU, or for its default of 90 %.
 
     With a cache of a given size vLLM measures no memory, which others take and free meanwhile. Of
     `gpu_memory_utilization` it then only checks that so much is free when it starts.

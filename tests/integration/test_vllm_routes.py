@@ -1,4 +1,4 @@
-"""vLLM tells which experts it chose, on a CPU too, after syncs and out of its prefix cache."""
+"""vLLM reports which experts it chose, on a CPU too, after syncs and out of its prefix cache."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -15,7 +15,7 @@ from tests.nano_models import write_nano
     ("device", "beside_trainer", "gpu_memory_gib", "cache_gib"),
     [
         pytest.param("cpu", True, None, None, id="on a CPU its own setting"),
-        pytest.param("cuda", False, None, None, id="alone its usual nine tenths"),
+        pytest.param("cuda", False, None, None, id="alone its default of 90 %"),
         pytest.param("cuda", True, None, 16, id="beside a trainer"),
         pytest.param("cuda", True, 8.0, 2, id="beside a trainer, on a shared GPU"),
         pytest.param("cuda", False, 8.0, 2, id="evaluating, on a shared GPU"),

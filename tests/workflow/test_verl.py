@@ -22,7 +22,7 @@ from experiments.tracking.store import SQLITE
 pytestmark = pytest.mark.slow
 
 # k3 KL of a step. With QAT, 5 runs of three steps: 1.3e-5 to 2.8e-4, but once 1.1e-3, in an MoE,
-# where one rerouted token can carry a step: hence the median. Without QAT: 3.6e-3 to 6.0e-3.
+# where one rerouted token can carry a step, so the median counts. Without QAT: 3.6e-3 to 6.0e-3.
 LARGEST_MEDIAN_K3_KL = 1e-3
 # IPv4, and IPv4 through an IPv6 socket
 LOOPBACK = {"127.0.0.1", "::ffff:127.0.0.1"}

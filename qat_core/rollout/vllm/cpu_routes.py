@@ -1,8 +1,9 @@
 """Routed experts from vLLM's CPU kernels, which vLLM 0.28 and 0.29 refuse to ask for them.
 
 Its kernels for a CPU take router logits ("monolithic"), and vLLM asks such kernels for the experts
-they chose only if they say that they can tell. Here the choice is made in Python, right before the
-kernel: telling it is one call. Unneeded from 0.30: its router for a CPU chooses, and tells.
+they chose only if they say that they can report them. Here the choice is made in Python, right
+before the kernel: to report it is one call. Unneeded from 0.30: its router for a CPU chooses, and
+reports.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,7 @@ _ON_LAYER = "_qat_core_capture"
 Note = Callable[[Tensor], None]
 
 
-def let_cpu_experts_tell(version: str) -> None:
+def let_cpu_experts_report(version: str) -> None:
     """Make `enable_return_routed_experts` of vLLM 0.28 and 0.29 work on a CPU; once a process."""
     if not version.startswith(("0.28.", "0.29.")):
         return
@@ -23,11 +24,11 @@ def let_cpu_experts_tell(version: str) -> None:
         CPUUnquantizedExperts as Experts,
     )
 
-    if getattr(Experts, "tells_routes", False):
+    if getattr(Experts, "reports_routes", False):
         return
     select, process = Experts._select_experts, Experts.process_weights_after_loading
 
-    def select_and_tell(self: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def select_and_report(self: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         weights, ids = select(self, *args, **kwargs)
         if self.routing_replay_capture_fn is not None:
             self.routing_replay_capture_fn(ids)
@@ -42,8 +43,8 @@ def let_cpu_experts_tell(version: str) -> None:
     def set_capture_fn(self: Any, note: Note | None) -> None:
         self.routing_replay_capture_fn = vars(self.layer)[_ON_LAYER] = note
 
-    Experts.tells_routes = True
+    Experts.reports_routes = True
     Experts.supports_routing_replay_capture = lambda _: True
-    Experts._select_experts = select_and_tell
+    Experts._select_experts = select_and_report
     Experts.process_weights_after_loading = process_and_bind
     Experts.set_capture_fn = set_capture_fn

@@ -8,7 +8,7 @@ Not the default on Hopper: below that many rows Humming's products have other bi
 errors up to 4.2e-3 (Marlin's: 1.7e-3), and the mismatch of trainer and rollout was not measured
 with it. Numbers and reasons: docs/verl.md, "Switches".
 
-vLLM 0.24 has no linear backend of this name and forces Marlin on W4A16, hence the choice of its
+vLLM 0.24 has no linear backend of this name and forces Marlin on W4A16, so the choice of its
 scheme is replaced. vLLM 0.28 has such a kernel, whose reload makes new tensors; this file goes when
 verl pins a vLLM that keeps them.
 """

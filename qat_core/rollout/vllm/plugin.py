@@ -36,12 +36,12 @@ def register() -> None:
     from qat_core.bf16_on_cpu import multiply_bf16_in_fp32
     from qat_core.rollout.vllm.cpu import CpuCompressedTensorsConfig
     from qat_core.rollout.vllm.cpu_modelopt import CpuModelOptConfig
-    from qat_core.rollout.vllm.cpu_routes import let_cpu_experts_tell
+    from qat_core.rollout.vllm.cpu_routes import let_cpu_experts_report
 
     multiply_bf16_in_fp32()
     register_quantization_config("compressed-tensors")(CpuCompressedTensorsConfig)
     register_quantization_config("modelopt_fp4")(CpuModelOptConfig)
-    let_cpu_experts_tell(vllm.__version__)
+    let_cpu_experts_report(vllm.__version__)
 
 
 def _asks_for_humming(variable: str) -> bool:
