@@ -12,12 +12,16 @@ from qat_core.units import show_memory
 
 # Runs of this commit went side by side on one host before each had weight-sync sockets of its own.
 SHARED_SOCKETS = "837759e7f8ea0dd1c49d27ee1fa656e50a4c5c2f"
+# The run of this commit on so many GPUs shared them with others that started: REPRODUCING.md.
+SHARED_GPUS = ("dea45e4b076e7cfaa00cc067b42c40c7e339aa2c", 4)
 NOTE = (
-    "Medians over all steps but the first; `mean` is the estimator of the claims, over all tokens "
-    "of all steps; the first records have medians alone. verl looks for finished rollouts every "
-    "2 s, which rounds rollout times up. Random weights: mismatch, memory and times mean "
-    "something, rewards do not. *: run next to others on the host before each run had weight-sync "
-    "sockets of its own. Runs of recorded studies are in their tables."
+    "One run an arm. `mean`: over all tokens of all steps, the estimator of the claims; the first "
+    "records lack it. Medians: over all steps but the first. verl looks for finished rollouts "
+    "every 2 s, which rounds rollout times up. Random weights: mismatch, memory and times mean "
+    "something, rewards do not. Tensors: what vLLM's weights take; its report has caches, "
+    "workspaces and gaps, too, and is all that the first records have. *: run next to others on "
+    "the host before each run had weight-sync sockets of its own. **: shared its GPUs with "
+    "starting runs in its last two steps. Runs of recorded studies are in their tables."
 )
 
 
@@ -33,6 +37,7 @@ class Memory(BaseModel):
     """Weights as vLLM holds them, packed ones where the arm packs; known at a run's end.
 
     Attributes:
+        reported_gib: vLLM's own report; records without it have the report as what was measured.
         actor_peak_gib: what the actor allocated on its GPU; like all peaks absent in first records.
         gpu_peak_gib: in use on the fullest GPU, by actor and vLLM.
         host_peak_gib: in use on the whole host.
@@ -40,12 +45,23 @@ class Memory(BaseModel):
 
     measured_bf16_gib: float | None = None
     measured_packed_gib: float | None = None
+    reported_gib: float | None = None
     actor_peak_gib: float | None = None
     gpu_peak_gib: float | None = None
     host_peak_gib: float | None = None
 
-    def __str__(self) -> str:
-        """What the arm holds."""
+    @property
+    def tensors(self) -> str:
+        """What the arm's weights take."""
+        return self._measured if self.reported_gib else ""
+
+    @property
+    def report(self) -> str:
+        """The same as vLLM tells it."""
+        return show_memory(self.reported_gib) if self.reported_gib else self._measured
+
+    @property
+    def _measured(self) -> str:
         weights_gib = self.measured_packed_gib or self.measured_bf16_gib
         return show_memory(weights_gib) if weights_gib else ""
 
@@ -77,7 +93,9 @@ class VerlRun(BaseModel):
 
     @property
     def name(self) -> str:
-        """The model, marked where other runs could have reached its engine."""
+        """The model, marked where other runs could have reached its engine or shared its GPUs."""
+        if (self.git.commit, self.gpus) == SHARED_GPUS:
+            return f"{self.model} **"
         return f"{self.model} *" if self.git.commit == SHARED_SOCKETS else self.model
 
     @property
@@ -99,10 +117,21 @@ class VerlRecord(Record):
 
 
 class VerlRow(NamedTuple):
-    """A run and the BF16 arm's k3 KL on as many GPUs, None where there is none."""
+    """A run and the BF16 arm's on as many GPUs, None where there is none."""
 
     run: VerlRun
-    floor: float | None
+    floor: VerlRun | None
+
+    @property
+    def mean_ratio(self) -> str:
+        """Mean k3 KL over that of BF16, where both are recorded."""
+        mean, floor = self.run.mean_k3_kl, self.floor and self.floor.mean_k3_kl
+        return show_ratio(mean / floor) if mean is not None and floor else ""
+
+    @property
+    def median_ratio(self) -> str:
+        """Median step's k3 KL over that of BF16."""
+        return show_ratio(self.run.k3_kl.median / self.floor.k3_kl.median) if self.floor else ""
 
 
 PARTS = {
@@ -118,12 +147,12 @@ VERL_TABLE: MarkdownTable[VerlRow] = MarkdownTable(
         "Arm": lambda row: row.run.arm,
         "GPUs": lambda row: str(row.run.gpus),
         "Steps": lambda row: row.run.progress,
-        "Weights in vLLM": lambda row: str(row.run.memory),
+        "Weights in vLLM, tensors": lambda row: row.run.memory.tensors,
+        "vLLM's report": lambda row: row.run.memory.report,
         "k3 KL, mean": lambda row: row.run.mean,
+        "mean / BF16's": lambda row: row.mean_ratio,
         "k3 KL, median step": lambda row: f"{row.run.k3_kl.median:.2e}",
-        "median / BF16's": lambda row: (
-            show_ratio(row.run.k3_kl.median / row.floor) if row.floor else ""
-        ),
+        "median / BF16's": lambda row: row.median_ratio,
     }
     | {"Commit": lambda row: row.run.git.commit[:7]}
     | {
@@ -173,7 +202,7 @@ def verl_sections(folder: Path, machine: str) -> list[str]:
     records = read_verl_records(folder, machine)
     in_studies = {path.name.rpartition("_seed")[0] for path in folder.parent.glob("*/*_seed*")}
     runs = [run for it in records for run in it.runs if f"{run.model}_{run.arm}" not in in_studies]
-    floors = {(run.model, run.gpus): run.k3_kl.median for run in runs if run.arm == "bf16"}
+    floors = {(run.model, run.gpus): run for run in runs if run.arm == "bf16"}
     rows = [VerlRow(run, floors.get((run.model, run.gpus))) for run in runs]
     sections = [
         f"Measured on: {'; '.join(sorted({_origin(it) for it in records}))}.",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from analysis.tables import benchmark_text
-from analysis.tables.verl import SHARED_SOCKETS
+from analysis.tables.verl import SHARED_GPUS, SHARED_SOCKETS
 
 SETUP = {
     "hardware": {"gpus": ["GPU X"]},
@@ -45,16 +45,16 @@ def test_ratio_is_to_the_bf16_run_on_as_many_gpus(tmp_path: Path) -> None:
     runs = [_run("bf16", 1, 2e-5, None), _run("bf16", 2, 4e-5, None), _run("qat", 2, 6e-5, 2.25)]
     _write(tmp_path / "benchmarks" / "verl_x.json", *runs)
     text = benchmark_text("verl", tmp_path / "benchmarks", "x")
-    row = "| m | qat | 2 | 4 | 2.25 GiB | not recorded | 6.00e-05 | 1.50x | 0123456 | 1.0 | 2.0 |"
+    row = "| m | qat | 2 | 4 |  | 2.25 GiB | not recorded |  | 6.00e-05 | 1.50x | 0123456 | 1.0 |"
     assert row in text
-    assert "| m | bf16 | 1 | 4 | 8.00 GiB | not recorded | 2.00e-05 | 1.00x |" in text
+    assert "| m | bf16 | 1 | 4 |  | 8.00 GiB | not recorded |  | 2.00e-05 | 1.00x |" in text
     assert "Measured on: GPU X; verl 0.1, vllm 1.2, torch 3.4" in text
 
 
 def test_run_without_a_floor_shows_no_ratio(tmp_path: Path) -> None:
     _write(tmp_path / "benchmarks" / "verl_x.json", _run("qat", 4, 6e-5, 2.25))
     assert (
-        "| m | qat | 4 | 4 | 2.25 GiB | not recorded | 6.00e-05 |  | 0123456 | 1.0 |"
+        "| m | qat | 4 | 4 |  | 2.25 GiB | not recorded |  | 6.00e-05 |  | 0123456 | 1.0 |"
         in benchmark_text("verl", tmp_path / "benchmarks", "x")
     )
 
@@ -62,17 +62,26 @@ def test_run_without_a_floor_shows_no_ratio(tmp_path: Path) -> None:
 def test_run_that_ended_early_says_so(tmp_path: Path) -> None:
     run = _run("qat", 1, 6e-5, None, planned_steps=20)
     _write(tmp_path / "benchmarks" / "verl_x.json", run | {"memory": {"predicted_packed_gib": 2.0}})
-    assert "| m | qat | 1 | 4 of 20 |  | not recorded | 6.00e-05 |" in benchmark_text(
+    assert "| m | qat | 1 | 4 of 20 |  |  | not recorded |  | 6.00e-05 |" in benchmark_text(
         "verl", tmp_path / "benchmarks", "x"
     )
 
 
-def test_mean_is_shown_where_it_was_recorded(tmp_path: Path) -> None:
+def test_means_and_medians_have_ratios_of_their_own(tmp_path: Path) -> None:
+    floor = _run("bf16", 1, 2e-5, None) | {"mean_k3_kl": 1e-5}
     run = _run("qat", 1, 6e-5, 2.25) | {"mean_k3_kl": 7e-5}
-    _write(tmp_path / "benchmarks" / "verl_x.json", run)
-    assert "| 2.25 GiB | 7.00e-05 | 6.00e-05 |" in benchmark_text(
+    _write(tmp_path / "benchmarks" / "verl_x.json", floor, run)
+    assert "| 2.25 GiB | 7.00e-05 | 7.00x | 6.00e-05 | 3.00x |" in benchmark_text(
         "verl", tmp_path / "benchmarks", "x"
     )
+
+
+def test_tensors_stand_beside_what_vllm_reports_of_them(tmp_path: Path) -> None:
+    run = _run("qat", 1, 6e-5, 2.25)
+    run["memory"] |= {"reported_gib": 2.5}
+    _write(tmp_path / "benchmarks" / "verl_x.json", run)
+    text = benchmark_text("verl", tmp_path / "benchmarks", "x")
+    assert "| m | qat | 1 | 4 | 2.25 GiB | 2.50 GiB |" in text
 
 
 def test_peaks_have_a_table_of_their_own(tmp_path: Path) -> None:
@@ -93,6 +102,14 @@ def test_runs_of_recorded_studies_and_of_shared_sockets(tmp_path: Path) -> None:
     _write(tmp_path / "benchmarks" / "verl_x.json", _run("bf16", 1, 2e-5, None), shared)
     text = benchmark_text("verl", tmp_path / "benchmarks", "x")
     assert "| bf16 |" not in text and "| m * | qat |" in text
+
+
+def test_the_run_that_shared_its_gpus_is_marked(tmp_path: Path) -> None:
+    commit, gpus = SHARED_GPUS
+    runs = [_run("qat", gpus, 6e-5, 2.25, commit=commit), _run("qat", 2, 6e-5, 2.25, commit=commit)]
+    _write(tmp_path / "benchmarks" / "verl_x.json", *runs)
+    text = benchmark_text("verl", tmp_path / "benchmarks", "x")
+    assert f"| m ** | qat | {gpus} |" in text and "| m | qat | 2 |" in text
 
 
 def test_costs_are_shares_of_bf16(tmp_path: Path) -> None:
