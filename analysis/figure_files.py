@@ -17,6 +17,7 @@ FORMATS = ("png", "svg")
 NAMES = ("kl", "accuracy", "learning", "training", "memory", "step_time")
 DRIFT = "drift"
 CAUSES = "causes"
+SURVIVAL = "survival"
 
 
 class Programs(NamedTuple):
@@ -43,18 +44,16 @@ PROGRAMS: Mapping[str, Programs] = {
         "analysis.collapse.__main__",
         "analysis.collapse.figures",
         "docs/protocols/collapse.md",
-        ("curves", "survival", "corrections", CAUSES),
+        ("curves", SURVIVAL, "corrections", CAUSES),
     ),
 }
 
 
 def figure_names(study: Study) -> tuple[str, ...]:
-    """The figures of a study; those of the drift and its causes where its runs measure them."""
-    figures = tuple(
-        name
-        for name in PROGRAMS[study.judged_by].figures
-        if name != CAUSES or study.rl.measure_drift_term
-    )
+    """The figures of a study: by rate where it has several, drift and causes where measured."""
+    rates = {study.rl_of(cell).lr for cell in study.cells or [None]}
+    drawn = {SURVIVAL: len(rates) > 1, CAUSES: study.rl.measure_drift_term}
+    figures = tuple(it for it in PROGRAMS[study.judged_by].figures if drawn.get(it, True))
     is_watched = study.rl.drift_every and any(ARMS[arm].rollout_recipe for arm in study.arms)
     return (*figures, DRIFT) if is_watched else figures
 

@@ -75,6 +75,13 @@ def test_a_stopped_run_counts_up_to_its_last_step(results: Path) -> None:
     assert "Mean reward" in outcome_table(STUDY, results)
 
 
+def test_survival_by_rate_needs_several_rates() -> None:
+    assert "survival" not in figure_names(STUDY)
+    one_rate, several = (load_study(STUDIES / f"{it}.yaml") for it in ("collapse_vllm", "collapse"))
+    assert "survival" not in figure_names(one_rate)
+    assert "survival" in figure_names(several)
+
+
 def test_its_figures_are_drawn(results: Path) -> None:
     data = GridData(STUDY, results)
     lines = [len(axes.lines) for axes in curves.draw(data).axes]
