@@ -1,7 +1,8 @@
 """Claims about accuracy on held-out prompts, as differences of arms in log-odds.
 
-Answers are sampled. `accuracy` compares checkpoints, all evaluated in BF16; `served` compares what
-a user gets: NVFP4 arms evaluated in NVFP4.
+Answers are sampled, at temperature 0.6 unless the study says another
+(`qat_core.rl.config.EvaluationConfig`). `accuracy` compares checkpoints, all evaluated in BF16;
+`served` compares what a user gets: NVFP4 arms evaluated in NVFP4.
 """
 
 from typing import NamedTuple
@@ -68,6 +69,12 @@ def served_gain(study: Study, results: Results, model: str) -> Claim:
     return _claim(study, results, model, "served_gain", qat, noqat, ("at least", 0.0))
 
 
+def served_beside_rounded(study: Study, results: Results, model: str) -> Claim:
+    """The plainest rival: a checkpoint of BF16, rounded after training; nothing required."""
+    qat, rounded = Served(QAT, "nvfp4"), Served(BF16.arm, "nvfp4")
+    return _claim(study, results, model, "served_beside_rounded", qat, rounded, None)
+
+
 def difference(results: Results, model: str, step: int, arm: Served, control: Served) -> Difference:
     """Difference of two arms in log-odds, seed by seed.
 
@@ -109,13 +116,14 @@ def _claim(
     _, interval, arm_S, control_S = difference(results, model, step, arm, control)
     base_S = _base_accuracy(results, model, control)
     kind = "accuracy" if arm.precision == "bf16" else "served"
+    both = " (both NVFP4)" if control == Served(BF16.arm, "nvfp4") else ""
     when = f", both after step {step} of {study.rl.steps}" if step < study.rl.steps else ""
     return new_claim(
         interval,
         required,
         model=model,
         name=name,
-        statement=f"{kind}, {arm.arm} - {control.arm}",
+        statement=f"{kind}, {arm.arm} - {control.arm}{both}",
         num_seeds=len(arm_S),
         unit="log-odds",
         detail=f"{arm} {arm_S.mean():.3f}, {control} {control_S.mean():.3f}, base model "

@@ -16,10 +16,11 @@ from analysis.accuracy_claims import (
     noqat_served,
     qat_accuracy,
     qat_served,
+    served_beside_rounded,
     served_gain,
 )
 from analysis.claim_rows import new_claim
-from analysis.claims_table import Claim, ClaimsTable
+from analysis.claims_table import NOTE, Claim, ClaimsTable
 from analysis.kl_claims import ffn_ratio, noqat_ratio, qat_ratio
 from analysis.load import load_results
 from analysis.protocol import marks
@@ -48,8 +49,9 @@ def judge_study(study: Study, results: Results) -> ClaimsTable:
         for arms, judge in CHECKS
         if arms <= set(study.arms)
     ]
-    found = {model: marks(results, model) for model in study.models}
-    return ClaimsTable(study=study.study, claims=tuple(claims), marks=found)
+    found = {model: marks(study, results, model) for model in study.models}
+    note = NOTE.format(temperature=study.evaluation.temperature)
+    return ClaimsTable(study=study.study, claims=tuple(claims), marks=found, note=note)
 
 
 def _reward_gain(study: Study, results: Results, model: str) -> Claim:
@@ -104,6 +106,7 @@ CHECKS: tuple[tuple[set[str], Judge], ...] = (
     ({"bf16", "nvfp4-qat"}, qat_served),
     ({"bf16", "nvfp4-noqat"}, noqat_served),
     ({"nvfp4-qat", "nvfp4-noqat"}, served_gain),
+    ({"bf16", "nvfp4-qat"}, served_beside_rounded),
     (set(), _weight_memory),
 )
 

@@ -42,13 +42,15 @@ COLORS: Mapping[ClaimVerdict, str] = {
     "REPORTED": "dim",
     "NOT RUN": "dim",
 }
+# of claims about mismatch and accuracy
 NOTE = (
     "PASS: the whole 95 % interval meets what is required. FAIL: none of it does. INCONCLUSIVE: it "
     "straddles the bound, or the row says what is too few. REPORTED: nothing required, or a single "
     "seed. Intervals: Student's t over seeds. k3 KL: mean over all sampled tokens of a run, ratio "
-    "in the typical seed. Accuracy: difference in log-odds of sampled answers; `accuracy` with all "
-    "checkpoints evaluated in BF16, `served` with NVFP4 arms evaluated in NVFP4. Noise floor: mean "
-    "k3 KL of the bf16 arm, in nats a token. Verdicts are not adjusted for the number of claims."
+    "in the typical seed. Accuracy: difference in log-odds of answers sampled at temperature "
+    "{temperature}; `accuracy` with all checkpoints evaluated in BF16, `served` with NVFP4 arms "
+    "evaluated in NVFP4. Noise floor: mean k3 KL of the bf16 arm, in nats a token. Verdicts are "
+    "not adjusted for the number of claims."
 )
 
 
@@ -136,7 +138,7 @@ class ClaimsTable(BaseModel):
     study: str
     claims: tuple[Claim, ...]
     marks: Mapping[str, tuple[str, ...]] = {}
-    note: str = NOTE
+    note: str
 
     def to_markdown(self) -> str:
         """A GitHub table without empty columns, marked rows, and the notes that explain them."""

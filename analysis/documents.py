@@ -2,7 +2,7 @@
 
 A block lies between two comment lines, and everything between them is replaced:
 
-    <!-- begin:claims STUDY -->            the claims table of that study's record
+    <!-- begin:claims STUDY -->            the claims table of that study's record, and its origin
     <!-- end:claims -->
     <!-- begin:figures STUDY NAME ... -->  its figures of those names; without names all but drift
     <!-- begin:replications STUDY -->      its claims again, with seeds that are not in the record
@@ -19,6 +19,7 @@ experiments/records/benchmarks.
 import argparse
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,9 +32,11 @@ from analysis.metrics import catalogue_text
 from analysis.replication import replications_text
 from analysis.tables import SECTIONS, benchmark_text
 from analysis.tables.summary import summary_text
+from experiments.runs.manifest import RunManifest, read_manifest
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT
 from experiments.support.cli import run_cli
+from experiments.support.json_files import REMAKE
 
 RECORDS = Path("experiments", "records")
 KINDS = ("claims", "figures", "outcomes", "replications", "studies", "metrics", *SECTIONS)
@@ -89,7 +92,8 @@ def _filled(block: re.Match[str], root: Path, folder: Path) -> str:
     elif not words:
         raise ValueError(f"<!-- begin:{kind} -->: name a study, a machine or a size behind {kind}")
     elif kind == "claims":
-        content = read_table(root / RECORDS / words[0] / "claims.json").to_markdown()
+        record = root / RECORDS / words[0]
+        content = read_table(record / "claims.json").to_markdown() + f"\n{_origin(record)}\n"
     elif kind == "replications":
         content = replications_text(root / RECORDS / words[0])
     elif kind == "outcomes":
@@ -101,6 +105,23 @@ def _filled(block: re.Match[str], root: Path, folder: Path) -> str:
     else:
         content = benchmark_text(kind, root / RECORDS / "benchmarks", words[0])
     return f"{block['begin']}\n{content}\n{block['end']}"
+
+
+def _origin(record: Path) -> str:
+    """Commits and machines of a record's runs, and how many there are of each."""
+    manifests = [
+        read_manifest(path.parent, REMAKE) for path in sorted(record.glob("*/manifest.json"))
+    ]
+    origins = Counter(_made_by(it) for it in manifests)
+    return f"Recorded: {'; '.join(f'{n} runs at {made_by}' for made_by, n in origins.items())}."
+
+
+def _made_by(manifest: RunManifest) -> str:
+    machine = manifest.hardware
+    commit = manifest.git.commit[:7] if manifest.git and manifest.git.commit else "not recorded"
+    # a run counts the GPUs that it uses, which others may share
+    gpus = "".join(f", {count} {name}" for name, count in Counter(machine.gpus).items())
+    return f"commit {commit} on {machine.cores} cores of {machine.cpu}{gpus}"
 
 
 def _figure(root: Path, folder: Path, study: str, name: str) -> str:

@@ -6,17 +6,23 @@ applies to runs that started after it; rows about older ones say so.
 
 from datetime import UTC, datetime
 
+from analysis.accuracy_claims import BF16, answers
 from analysis.results import Results
+from experiments.study.schema import Study
 
 PROTOCOL = "2026-11-21"
 SINCE = datetime(2026, 11, 22, tzinfo=UTC)
 SEEDS = 5
+SAMPLES = 4  # a prompt
+LOWEST, HIGHEST = 0.5, 0.8  # where BF16 is to end
 
 
-def marks(results: Results, model: str) -> tuple[str, ...]:
+def marks(study: Study, results: Results, model: str) -> tuple[str, ...]:
     """What a reader must know of a model's runs before any verdict about them."""
     runs = [run for run in results.manifests.values() if run.model == model]
-    seeds = {run.seed for run in runs}
+    seeds, arms = {run.seed for run in runs}, {run.arm for run in runs}
+    samples = results.samples_per_prompt(model)
+    accuracy = _accuracy_of_bf16(results, model) if BF16.arm in arms else None
     found = {
         f"recorded before protocol {PROTOCOL}": any(
             datetime.fromisoformat(run.started_at) < SINCE for run in runs
@@ -24,8 +30,17 @@ def marks(results: Results, model: str) -> tuple[str, ...]:
         f"{len(seeds)} of the protocol's {SEEDS} seeds": len(seeds) < SEEDS,
         "seeds share one base checkpoint": len(seeds) > 1
         and len({run.digests.get("base") for run in runs}) < len(seeds),
-        "no bf16 arm, so mismatch and accuracy are not judged": "bf16"
-        not in {it.arm for it in runs},
+        f"{samples} of the protocol's {SAMPLES} samples a prompt": samples < SAMPLES,
+        "one pretrained checkpoint: verdicts hold for it alone": study.models[model].kind
+        in ("gguf", "hub"),
+        "no bf16 arm, so mismatch and accuracy are not judged": accuracy is None,
         "code had uncommitted changes": any(run.git is None or run.git.dirty for run in runs),
     }
+    if accuracy is not None and not LOWEST <= accuracy <= HIGHEST:
+        found[f"BF16 ended at {accuracy:.3f}, outside {LOWEST} to {HIGHEST}"] = True
     return tuple(mark for mark, holds in found.items() if holds)
+
+
+def _accuracy_of_bf16(results: Results, model: str) -> float:
+    correct_S, num_answers = answers(results, model, BF16, results.last_evaluated(model, BF16.arm))
+    return float(correct_S.mean() / num_answers)

@@ -133,6 +133,17 @@ class Results:
             )
         return int(steps.max())
 
+    def samples_per_prompt(self, model: str) -> int:
+        """The fewest sampled answers to a prompt of any evaluation.
+
+        Raises:
+            ValueError: nothing was sampled.
+        """
+        rows = self.evals[(self.evals["model"] == model) & (self.evals["decoding"] == "sampled")]
+        if rows.empty:
+            raise ValueError(f"{model}: no sampled evaluation; evaluate again")
+        return int(rows["samples_per_prompt"].min())
+
     def correct_answers(
         self, model: str, arm: str, step: int, precision: str, decoding: str = "sampled"
     ) -> tuple[Array, int]:

@@ -3,10 +3,21 @@
 A study without the BF16 arm has no difference to draw: its arms' own log-odds are drawn instead.
 """
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.accuracy_claims import BF16, PRECISIONS, Served, answers, difference
+from analysis.accuracy_claims import (
+    BF16,
+    NOQAT,
+    PRECISIONS,
+    QAT,
+    Served,
+    answers,
+    difference,
+)
 from analysis.results import Array, Results
 from analysis.stats import Interval, log_odds, over_seeds
 from analysis.style import FAINT, INK, SHADE, arm_style, new_figure
@@ -14,27 +25,46 @@ from experiments.study.schema import Study
 
 CAPTION = "Offline accuracy of every arm and seed in log-odds, evaluated in BF16 and in NVFP4"
 ROW_INCHES = 0.42
+SHADE_HEIGHT = 0.9  # of a row
+EDGE = 1.2  # a bound lies within the panel by this factor
+
+
+class Row(NamedTuple):
+    """What a row compares; without a control it is the arm alone.
+
+    Attributes:
+        low, high: what the claim about this row requires; None on an open side, both None where
+            nothing is claimed.
+    """
+
+    served: Served
+    control: Served | None
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def label(self) -> str:
+        """The arm, its precision, and whom it is compared with if that is not BF16 in BF16."""
+        arm, precision = arm_style(self.served.arm).label, PRECISIONS[self.served.precision]
+        if self.control is None or self.control == BF16:
+            return f"{arm}, in {precision}"
+        control = arm_style(self.control.arm).label.removeprefix("NVFP4, ")
+        return f"{arm} less {control},\nboth in {precision}"
 
 
 def draw(study: Study, results: Results) -> Figure:
     """A panel a model, a row an arm and precision: seeds, their mean and its interval."""
     has_control = BF16.arm in study.arms
-    rows = [
-        Served(arm, precision)
-        for arm in study.arms
-        for precision in PRECISIONS
-        if Served(arm, precision) != BF16
-    ]
-    margin = study.claims.accuracy_log_odds
-    shaded = f" Shaded: the margin of {margin} in log-odds." if has_control else ""
+    rows = _rows(study)
+    shaded = " Shaded: where a claim asks the whole interval to be." if has_control else ""
     step_of = "that both arms did" if has_control else "that all seeds did"
     figure, axes = new_figure(
         "Offline accuracy after training"
-        + (", less BF16's evaluated in BF16" if has_control else ""),
+        + (", less BF16's in BF16 where a row names no other arm" if has_control else ""),
         "A row: an arm, and the precision that its checkpoint is evaluated in (filled: BF16, open: "
         f"NVFP4), after the last step {step_of}.\nSmall dots: seeds; large: their mean, with its "
-        f"95 % interval where there are several.{shaded}\nAccuracy: share of right sampled "
-        "answers, mean of the seeds.",
+        "95 % interval where there are several. Accuracy: share of right answers, mean of the "
+        f"seeds;\nanswers are sampled at temperature {study.evaluation.temperature}.{shaded}",
         height_inches=1.66 + ROW_INCHES * len(rows),
         has_legend=False,
         ncols=len(study.models),
@@ -43,20 +73,55 @@ def draw(study: Study, results: Results) -> Figure:
     )
     for panel, model in zip(axes[0], study.models, strict=True):
         if has_control:
-            panel.axvspan(-margin, margin, color=SHADE, linewidth=0)
             panel.axvline(0, color=FAINT, linewidth=1)
-        for position, served in enumerate(rows):
-            _draw_row(panel, study, results, model, served, -position)
+        for position, row in enumerate(rows):
+            _draw_row(panel, study, results, model, row, -position)
         panel.set_title(f"{model}{_control_accuracy(results, model) if has_control else ''}")
         panel.set_xlabel(f"{'difference' if has_control else 'accuracy'} (log-odds), right: better")
         _write_beside(panel, "accuracy", 0.6)
         panel.tick_params(axis="y", length=0)
         panel.grid(axis="y", visible=False)
-    axes[0][0].set_yticks(
-        [-position for position in range(len(rows))],
-        [f"{arm_style(it.arm).label}, in {PRECISIONS[it.precision]}" for it in rows],
-    )
+    for panel in axes[0]:
+        _shade(panel, rows)
+        panel.locator_params(axis="x", nbins=6)
+    axes[0][0].set_yticks([-position for position in range(len(rows))], [it.label for it in rows])
     return figure
+
+
+def _rows(study: Study) -> list[Row]:
+    of_arms = [Served(arm, precision) for arm in study.arms for precision in PRECISIONS]
+    if BF16.arm not in study.arms:
+        return [Row(it, None) for it in of_arms]
+    equal, served = study.claims.accuracy_log_odds, study.claims.served_log_odds
+    required = {Served(QAT, "bf16"): (-equal, equal), Served(QAT, "nvfp4"): (-served, None)}
+    rows = [Row(it, BF16, *required.get(it, ())) for it in of_arms if it != BF16]
+    if QAT in study.arms:
+        qat = Served(QAT, "nvfp4")
+        if NOQAT in study.arms:
+            rows.append(Row(qat, Served(NOQAT, "nvfp4"), low=0.0))
+        rows.append(Row(qat, Served(BF16.arm, "nvfp4")))
+    return rows
+
+
+def _shade(panel: Axes, rows: Sequence[Row]) -> None:
+    """Shades what is required, up to the panel's edge on an open side."""
+    edges = [EDGE * it for row in rows for it in (row.low, row.high) if it is not None]
+    left, right = panel.get_xlim()
+    left, right = min([left, *edges]), max([right, *edges])
+    for position, row in enumerate(rows):
+        if row.low is None:
+            continue
+        high = right if row.high is None else row.high
+        panel.barh(
+            -position,
+            high - row.low,
+            left=row.low,
+            height=SHADE_HEIGHT,
+            color=SHADE,
+            linewidth=0,
+            zorder=0,
+        )
+    panel.set_xlim(left, right)
 
 
 def _control_accuracy(results: Results, model: str) -> str:
@@ -64,13 +129,12 @@ def _control_accuracy(results: Results, model: str) -> str:
     return f": BF16 {correct_S.mean() / num_answers:.3f}"
 
 
-def _values(
-    study: Study, results: Results, model: str, served: Served
-) -> tuple[int, Array, Interval, float]:
+def _values(results: Results, model: str, row: Row) -> tuple[int, Array, Interval, float]:
     """The step shown, what a row shows by seed and over seeds, and the mean accuracy."""
-    if BF16.arm in study.arms:
-        step = results.last_evaluated(model, served.arm, BF16.arm)
-        found = difference(results, model, step, served, BF16)
+    served, control = row.served, row.control
+    if control is not None:
+        step = results.last_evaluated(model, served.arm, control.arm)
+        found = difference(results, model, step, served, control)
         return step, found.seeds_S, found.interval, float(found.arm_S.mean())
     step = results.last_evaluated(model, served.arm)
     correct_S, num_answers = answers(results, model, served, step)
@@ -79,11 +143,11 @@ def _values(
 
 
 def _draw_row(
-    panel: Axes, study: Study, results: Results, model: str, served: Served, height: float
+    panel: Axes, study: Study, results: Results, model: str, row: Row, height: float
 ) -> None:
-    step, values_S, interval, accuracy = _values(study, results, model, served)
-    style = arm_style(served.arm)
-    fill = style.color if served.precision == "bf16" else "white"
+    step, values_S, interval, accuracy = _values(results, model, row)
+    style = arm_style(row.served.arm)
+    fill = style.color if row.served.precision == "bf16" else "white"
     panel.plot(values_S, [height] * len(values_S), ".", color=style.color, ms=5)
     if interval.low is not None and interval.high is not None:
         panel.plot([interval.low, interval.high], [height] * 2, color=style.color, lw=2)

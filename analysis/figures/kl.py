@@ -3,6 +3,7 @@
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from scipy.stats import gmean
 
 from analysis.claims_table import show_ratio
 from analysis.kl_claims import mean_kl
@@ -14,8 +15,9 @@ from qat_core.rl.metric_names import K3_KL
 
 CAPTION = "k3 KL of rollout and trainer by training step on a log axis, every arm and seed"
 RATIO_NOTE = (
-    "\nDash-dotted: mean over a run's tokens, then over seeds, of the steps that both arms did. "
-    "Ratio: of a seed's two means;\nover several seeds the geometric mean, with its 95 % interval."
+    "\nDash-dotted: mean over a run's tokens, of the steps that both arms did; over seeds the "
+    "geometric mean. Ratio: of a seed's\ntwo means; over several seeds the geometric mean, with "
+    "its 95 % interval: one dash-dotted line over the other."
 )
 ROW_INCHES = 1.75
 
@@ -52,8 +54,8 @@ def _draw_panel(panel: Axes, study: Study, results: Results, model: str, arm: st
         means = mean_kl(results, model, arm)
         for mean_S, drawn in zip(means, (arm, "bf16"), strict=True):
             color = INK if drawn == "bf16" else arm_style(drawn).color
-            if np.isfinite(mean_S).all() and mean_S.any():
-                panel.axhline(float(mean_S.mean()), color=color, linestyle="-.", linewidth=1.2)
+            if np.isfinite(mean_S).all() and mean_S.all():
+                panel.axhline(float(gmean(mean_S)), color=color, linestyle="-.", linewidth=1.2)
         title = f"{title}: {_ratio(*means)}"
     panel.set_title(title, loc="left", fontsize=9.5)
 

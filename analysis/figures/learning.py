@@ -18,7 +18,8 @@ def draw(study: Study, results: Results) -> Figure:
     seeds = "Thin: seeds. Thick: their mean." if len(study.seeds) > 1 else "One seed."
     figure, axes = grid_by_model(
         study,
-        "Offline accuracy by training step, sampled answers to held-out prompts",
+        "Offline accuracy by training step, held-out prompts, answers sampled at temperature "
+        f"{study.evaluation.temperature}",
         f"{seeds} Arms are drawn side by side. Step 0 is the base model.\nA row evaluates all "
         "checkpoints in one precision, so that arms compare. NVFP4: as in the arm's own rollouts"
         + ("; BF16's as those without QAT." if "bf16" in study.arms else "."),

@@ -45,7 +45,7 @@ def draw(study: Study, results: Results) -> Figure:
 def _draw_panel(panel: Axes, study: Study, results: Results, model: str, key: str) -> None:
     if key == "rollout_corr/kl":
         panel.set_yscale("symlog", linthresh=1e-4)
-        panel.set_yticks([-1e-2, -1e-4, 0, 1e-4, 1e-2, 1])
+        panel.set_yticks([0, *(sign * 10.0**power for sign in (-1, 1) for power in range(-4, 2))])
     for arm in study.arms:
         style, steps_T = arm_style(arm), results.steps(model, arm)
         values_ST = plot_seeds(panel, study, results, model, arm, key, lw=0.6, alpha=0.6)

@@ -41,7 +41,7 @@ def metrics_of(run: Run, num_steps: int) -> list[dict[str, float]]:
 def evaluations_of(run: Run, num_steps: int, num_prompts: int) -> list[dict[str, object]]:
     generator = np.random.default_rng([run.seed, 7, len(run.arm)])
     evaluations = []
-    for step, accuracy in ((0, 0.35), (num_steps, 0.8)):
+    for step, accuracy in ((0, 0.35), (num_steps, 0.7)):
         for precision, decoding in (
             (precision, decoding)
             for precision in ("bf16", "nvfp4")

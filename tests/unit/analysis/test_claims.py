@@ -26,7 +26,7 @@ def test_all_claims_of_both_models(study: Study, results: Results) -> None:
     table = judge_study(study, results)
     names = ["reward_gain", "qat_kl_ratio", "noqat_kl_ratio", "ffn_kl_ratio"]
     names += ["accuracy_log_odds", "noqat_accuracy", "served_log_odds", "noqat_served"]
-    names += ["served_gain", "weight_memory_error"]
+    names += ["served_gain", "served_beside_rounded", "weight_memory_error"]
     assert [(it.model, it.name) for it in table.claims] == [
         (model, name) for model in ("nano-dense", "nano-moe") for name in names
     ]

@@ -1,3 +1,4 @@
+import re
 from pathlib import Path
 
 import pytest
@@ -5,13 +6,13 @@ import pytest
 from analysis.claims import judge_study
 from analysis.claims_table import read_table
 from analysis.collapse.judge import judge_study as judge_grid_study
-from analysis.documents import documents, fill_blocks
+from analysis.documents import RECORDS, documents, fill_blocks
 from analysis.figure_files import NAMES
 from analysis.figures import FIGURES
 from analysis.load import load_results
 from analysis.results import Results
 from experiments.study.load import load_study
-from experiments.study.schema import ROOT, Study
+from experiments.study.schema import ROOT, STUDIES, Study
 
 BLOCKS = """before
 <!-- begin:claims default -->
@@ -41,7 +42,7 @@ def test_blocks_are_filled_and_the_rest_is_kept(root: Path) -> None:
     assert filled.endswith("<!-- end:figures -->\nafter\n")
     assert "old" not in filled
     assert "\nbetween\n" in filled
-    assert filled.count("| nano-dense | **") == 10
+    assert filled.count("| nano-dense | **") == 11
     assert "(experiments/records/default/figures/kl.png)" in filled
     assert "memory.svg" not in filled
 
@@ -120,6 +121,29 @@ def test_summary_has_a_row_for_each_model(root: Path) -> None:
     rows = [line for line in filled.splitlines() if line.startswith("| `default`")]
     assert [row.split(" | ")[1] for row in rows] == ["nano-dense", "nano-moe"]
     assert all("PASS" in row for row in rows)
+
+
+def test_claims_name_commits_and_machines_of_their_runs() -> None:
+    filled = fill_blocks("<!-- begin:claims collapse -->\n<!-- end:claims -->", ROOT, ROOT)
+    h200, h100 = "1 NVIDIA H200", "1 NVIDIA H100 80GB HBM3"
+    cpu = "cores of Intel(R) Xeon(R) Processor"
+    assert f"35 runs at commit fff47d7 on 64 {cpu}, {h200}" in filled
+    assert f"60 runs at commit 999aef5 on 16 {cpu}, {h100}" in filled
+
+
+def test_a_study_is_called_not_recorded_if_and_only_if_it_has_no_record() -> None:
+    rows = [line.split(" | ") for line in (STUDIES / "README.md").read_text().splitlines()]
+    listed = {
+        file: text for files, *text in rows for file in re.findall(r"`(\w+)\.yaml`", files) if text
+    }
+    studies = {path.stem: load_study(path) for path in STUDIES.glob("*.yaml")}
+    assert listed.keys() == studies.keys()
+    for name, (text,) in listed.items():
+        # runs of random weights have no record of their own
+        has_record = (
+            ROOT / RECORDS / studies[name].study
+        ).is_dir() or "`records/benchmarks`" in text
+        assert ("not recorded yet" in text) != has_record, name
 
 
 def test_outcomes_have_a_row_for_each_setting() -> None:

@@ -72,6 +72,13 @@ def test_kl_ratios_are_those_of_the_claims(study: Study, results: Results) -> No
         assert f": {show_ratio(claim.estimate)} BF16 ({claim.interval})" in shown
 
 
+def test_kl_lines_of_means_have_the_ratio_that_is_written(study: Study, results: Results) -> None:
+    panel = FIGURES["kl"].draw(study, results).axes[0]
+    arm, bf16 = (line.get_ydata()[0] for line in panel.lines if line.get_linestyle() == "-.")
+    claims = {it.name: it.estimate for it in judge_study(study, results).claims[:11]}
+    assert arm / bf16 == pytest.approx(claims["noqat_kl_ratio"], rel=1e-11)  # 12 digits
+
+
 def test_kl_has_a_line_for_each_seed_and_log_axes(study: Study, results: Results) -> None:
     figure = FIGURES["kl"].draw(study, results)
     for axes in figure.axes:
@@ -153,9 +160,20 @@ def test_accuracy_is_that_of_the_claims(study: Study, results: Results) -> None:
         for line in figure.axes[0].lines
         if line.get_marker() == arm_style("nvfp4-qat").marker
     ]
-    claims = {it.name: it.estimate for it in judge_study(study, results).claims[:10]}
-    wanted = [claims["accuracy_log_odds"], claims["served_log_odds"]]
+    claims = {it.name: it.estimate for it in judge_study(study, results).claims[:11]}
+    names = ["accuracy_log_odds", "served_log_odds", "served_gain", "served_beside_rounded"]
+    wanted = [claims[name] for name in names]
     assert marks == pytest.approx(wanted, rel=1e-11)  # claims have 12 digits
+
+
+def test_accuracy_shades_what_its_claims_require(study: Study, results: Results) -> None:
+    panel = FIGURES["accuracy"].draw(study, results).axes[0]
+    shaded = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in panel.patches]
+    edge = panel.get_xlim()[1]
+    margin = study.claims.accuracy_log_odds
+    wanted = [(-margin, margin), (-study.claims.served_log_odds, edge), (0.0, edge)]
+    # the width of a bar is a difference in FP64
+    assert np.array(shaded) == pytest.approx(np.array(wanted), rel=1e-12)
 
 
 def test_accuracy_without_bf16_is_the_arms_own(study: Study, results: Results) -> None:
@@ -175,6 +193,14 @@ def test_accuracy_without_bf16_is_the_arms_own(study: Study, results: Results) -
 def test_accuracy_names_an_earlier_step(study: Study, results: Results) -> None:
     planned = study.model_copy(update={"rl": study.rl.model_copy(update={"steps": 40})})
     assert ", step 30" in texts_of(FIGURES["accuracy"].draw(planned, results))
+
+
+def test_small_kl_has_a_label_at_every_decade_shown(study: Study, results: Results) -> None:
+    panel = FIGURES["training"].draw(study, results).axes[-1]
+    panel.set_ylim(-1.5e-2, 0.15)
+    ticks = [tick for tick in panel.get_yticks() if -1.5e-2 <= tick <= 0.15]
+    decades = [-1e-2, -1e-3, -1e-4, 0, 1e-4, 1e-3, 1e-2, 1e-1]
+    assert sorted(ticks) == pytest.approx(decades, rel=1e-12)  # powers of ten in FP64
 
 
 def test_training_leaves_out_what_was_not_recorded(study: Study, results: Results) -> None:

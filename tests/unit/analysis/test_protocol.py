@@ -8,7 +8,8 @@ import pytest
 
 from analysis.claims import judge_study
 from analysis.load import load_results
-from experiments.study.schema import Study
+from experiments.study.load import load_study
+from experiments.study.schema import STUDIES, Study
 
 
 def marks_after(study: Study, folder: Path, **changes: Any) -> tuple[str, ...]:
@@ -47,6 +48,49 @@ def test_fewer_seeds_are_marked(study: Study, results_dir: Path) -> None:
     assert marks_after(fewer, results_dir) == ("3 of the protocol's 5 seeds",)
 
 
+def rewrite_evaluations(folder: Path, **changes: Any) -> None:
+    """Changes every sampled evaluation below a folder; `share` is that of right answers."""
+    for path in folder.glob("*/eval.json"):
+        evaluations = json.loads(path.read_text())
+        for it in (it for it in evaluations if it["decoding"] == "sampled"):
+            it |= changes
+            right = round(it["prompts"] * it.pop("share", it["accuracy"]))
+            it["correct"] = [it["samples_per_prompt"]] * right + [0] * (it["prompts"] - right)
+            it["accuracy"] = right / it["prompts"]
+        path.write_text(json.dumps(evaluations))
+
+
+def test_fewer_samples_a_prompt_are_marked(study: Study, results_dir: Path) -> None:
+    rewrite_evaluations(results_dir, samples_per_prompt=1)
+    assert marks_after(study, results_dir) == ("1 of the protocol's 4 samples a prompt",)
+
+
+@pytest.mark.parametrize(
+    ("share", "found"),
+    [
+        (0.5, ()),
+        (0.875, ("BF16 ended at 0.875, outside 0.5 to 0.8",)),
+        (0.4375, ("BF16 ended at 0.438, outside 0.5 to 0.8",)),
+    ],
+)
+def test_bf16_outside_of_the_range_is_marked(
+    study: Study, results_dir: Path, share: float, found: tuple[str, ...]
+) -> None:
+    rewrite_evaluations(results_dir, share=share)
+    assert marks_after(study, results_dir) == found
+
+
+@pytest.mark.parametrize("name", ["smollm2", "qwen3"])
+def test_verdicts_of_one_pretrained_checkpoint_are_marked(
+    study: Study, results_dir: Path, name: str
+) -> None:
+    pretrained = next(iter(load_study(STUDIES / f"{name}.yaml").models.values()))
+    of_one = study.model_copy(update={"models": study.models | {"nano-dense": pretrained}})
+    table = judge_study(of_one, load_results(results_dir, [run.id for run in study.runs]))
+    mark = "one pretrained checkpoint: verdicts hold for it alone"
+    assert table.marks == {"nano-dense": (mark,), "nano-moe": ()}
+
+
 def test_a_study_without_bf16_says_what_is_not_judged(study: Study, results_dir: Path) -> None:
     alone = study.model_copy(update={"arms": ("nvfp4-noqat", "nvfp4-qat")})
     table = judge_study(alone, load_results(results_dir, [run.id for run in alone.runs]))
@@ -59,5 +103,5 @@ def test_rows_of_marked_runs_are_marked(study: Study, results_dir: Path) -> None
     marks_after(study, results_dir, digests={"base": "same"})
     table = judge_study(study, load_results(results_dir, [run.id for run in study.runs]))
     lines = table.to_markdown().splitlines()
-    assert sum(line.startswith("| nano-dense † |") for line in lines) == 10
+    assert sum(line.startswith("| nano-dense † |") for line in lines) == 11
     assert "† nano-dense: seeds share one base checkpoint." in lines
