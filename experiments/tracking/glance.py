@@ -9,6 +9,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 
 from mlflow import MlflowClient
 
@@ -20,7 +21,7 @@ from experiments.study.schema import Run
 from experiments.support.cli import run_cli
 from experiments.support.json_files import REMAKE
 from experiments.tracking.store import connect, explained_errors
-from qat_core.rl.metric_names import K3_KL
+from qat_core.rl.metric_names import K3_KL, REWARD
 from qat_core.units import MIB_PER_GIB
 
 VIEW = "glance"
@@ -30,7 +31,8 @@ SUMMARY = "summary/"
 ACCURACIES = {"bf16": "acc", "nvfp4": "acc4"}  # after the last step, of sampled answers
 KL, KL_RATIO = "kl", "kl_x"  # mean k3 KL over all tokens, in 1e-6 nats; over BF16's
 MIB, SHARE = "mib", "share"  # weights that the engine got; over BF16's
-COLUMNS = (*ACCURACIES.values(), KL, KL_RATIO, MIB, SHARE)
+MEAN_REWARD = "reward"  # over all steps, which is what studies of collapse compare
+COLUMNS = (*ACCURACIES.values(), MEAN_REWARD, KL, KL_RATIO, MIB, SHARE)
 DIGITS = 4
 
 
@@ -82,6 +84,9 @@ def _measured(manifest: RunManifest, rows: Sequence[Row]) -> dict[str, float]:
     mean = token_mean(rows, K3_KL)
     if mean is not None:
         found[KL] = 1e6 * mean
+    rewards = [value for row in rows if (value := row.get(REWARD)) is not None]
+    if rewards and len(rewards) == len(rows):
+        found[MEAN_REWARD] = fmean(rewards)
     return found
 
 

@@ -1,11 +1,12 @@
 """`python -m experiments.tracking.publish`: the MLflow view, made from files.
 
 MLflow holds one experiment per study and in it one run per run id across all its attempts, tagged
-with it, and one run "study": the claims as its metrics, the figures as artifacts, and as its note
-what a reader must know of the runs, then the claims.
+with it, and one run "study": the claims and the number of each verdict as its metrics, the figures
+as artifacts, and as its note what a reader must know of the runs, then the claims.
 """
 
 import argparse
+from collections import Counter
 from collections.abc import Iterable
 from math import isfinite
 from pathlib import Path
@@ -115,7 +116,8 @@ def publish_study(study_dir: Path, results: Path) -> None:
         for it in judged["claims"]
         if it["estimate"] is not None
     }
-    metrics = [Metric(key, value, end_ms, 0) for key, value in estimates.items()]
+    verdicts = Counter(f"verdicts/{it['verdict']}" for it in judged["claims"])
+    metrics = [Metric(key, value, end_ms, 0) for key, value in (estimates | verdicts).items()]
     client.log_batch(run_id, metrics=[it for it in metrics if isfinite(it.value)])
     for path in (study_dir / name for name in ("claims.json", "claims.md")):
         if path.exists():

@@ -53,6 +53,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (run_dir / "metrics.csv.gz").unlink(missing_ok=True)
         steps = [
             {"step": step, "rollout_corr/k3_kl": kl, "response_length/mean": tokens}
+            | {"critic/score/mean": 0.25 * step}
             for step, (kl, tokens) in enumerate(rows, start=1)
         ]
         attempt = run_dir / "attempts" / "1"
@@ -108,6 +109,7 @@ def test_summary_is_of_all_tokens_and_over_bf16(results: Path) -> None:
         "summary/kl": 4.0,
         "summary/kl_x": 1.6,
         "summary/mib": 256.0,
+        "summary/reward": 0.375,
         "summary/share": 0.5,
     }
     assert summarize(results / "nano-moe_bf16_seed2")["summary/kl"] == 2.5
@@ -124,7 +126,7 @@ def test_runs_and_study_are_in_mlflow_with_view_and_claims(results: Path) -> Non
     assert set(runs) == {"moe bf16 s2", "moe qat s2", "study"}
     assert runs["moe qat s2"].data.metrics["summary/kl_x"] == 1.6
     study = runs["study"]
-    assert study.data.metrics == {"claims/nano-moe/qat_kl_ratio": 1.6}
+    assert study.data.metrics == {"claims/nano-moe/qat_kl_ratio": 1.6, "verdicts/INCONCLUSIVE": 1}
     line = "* **INCONCLUSIVE** nano-moe, k3 KL, nvfp4-qat / bf16: 1.6 (0.25 to inf), at most 2"
     mark = "* nano-moe: 1 of the protocol's 5 seeds"
     assert study.data.tags["mlflow.note.content"] == f"{mark}\n{line}"
