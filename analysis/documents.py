@@ -119,8 +119,7 @@ def _origin(record: Path) -> str:
 def _made_by(manifest: RunManifest) -> str:
     machine = manifest.hardware
     commit = manifest.git.commit[:7] if manifest.git and manifest.git.commit else "not recorded"
-    # a run counts the GPUs that it uses, which others may share
-    gpus = "".join(f", {count} {name}" for name, count in Counter(machine.gpus).items())
+    gpus = "".join(f", a run on {count} {name}" for name, count in Counter(machine.gpus).items())
     return f"commit {commit} on {machine.cores} cores of {machine.cpu}{gpus}"
 
 

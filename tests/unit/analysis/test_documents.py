@@ -125,7 +125,7 @@ def test_summary_has_a_row_for_each_model(root: Path) -> None:
 
 def test_claims_name_commits_and_machines_of_their_runs() -> None:
     filled = fill_blocks("<!-- begin:claims collapse -->\n<!-- end:claims -->", ROOT, ROOT)
-    h200, h100 = "1 NVIDIA H200", "1 NVIDIA H100 80GB HBM3"
+    h200, h100 = (f"a run on 1 NVIDIA {it}" for it in ("H200", "H100 80GB HBM3"))
     cpu = "cores of Intel(R) Xeon(R) Processor"
     assert f"35 runs at commit fff47d7 on 64 {cpu}, {h200}" in filled
     assert f"60 runs at commit 999aef5 on 16 {cpu}, {h100}" in filled
