@@ -1,7 +1,9 @@
 """verl's trainers with NVFP4: one run, and the documentation of all of them."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,6 +13,7 @@ from hydra import compose, initialize_config_dir
 
 from experiments.study.schema import ROOT
 from qat_core.verl.configuration import complete
+from tests.workflow import verl_runs
 from tests.workflow.verl_cases import Case
 from tests.workflow.verl_gpu_cases import GPU_CASES, gpu_command
 from tests.workflow.verl_runs import CASES, RECORD, TABLE, prepare, run
@@ -37,6 +40,32 @@ def test_a_run_on_gpus_has_a_configuration_that_is_accepted(case: Case, tmp_path
     assert content.trainer.n_gpus_per_node == case.gpus
     assert content.trainer.total_training_steps == case.steps
     assert "experiments.benchmarks.seeded_engine" in content.actor_rollout_ref.model.external_lib
+
+
+@pytest.mark.parametrize(
+    ("sent", "message"),
+    [
+        ("ab bc", None),
+        ("ab ac", "not the weights that were saved are sent after loading"),
+        ("ab bb", "weights did not change between syncs"),
+        ("bb bc", "weights did not change between syncs"),
+    ],
+)
+def test_a_resumed_run_starts_with_the_weights_last_sent_and_trains_on(
+    sent: str, message: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = iter(sent.split())
+
+    def train(_case: Case, _folder: Path, out: Path) -> dict[str, Any]:
+        out.mkdir(parents=True)
+        for sync, weights in enumerate(next(contents)):
+            (out / f"sent-1-{sync}.json").write_text(json.dumps({"weight": weights}))
+        return {"steps": 1, "syncs": 2, "metrics": {"actor/grad_norm": [1.0]}}
+
+    monkeypatch.setattr(verl_runs, "_train", train)
+    with pytest.raises(ValueError, match=message) if message else nullcontext():
+        found = run(CASES["resumed"], tmp_path, tmp_path / "out")
+        assert found == {"steps": 2, "syncs": 4, "metrics": {"actor/grad_norm": [1.0, 1.0]}}
 
 
 @pytest.mark.slow
