@@ -13,7 +13,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from qat_core.recipe import Recipe
-from qat_core.verl.configuration import complete
+from qat_core.verl.configuration import CompleteConfiguration, complete
 
 VERL = Path(verl.__file__).parent
 CONFIGS = {
@@ -45,3 +45,18 @@ def served(config: DictConfig) -> Any:
 
 
 FULL = Recipe(ignore=("lm_head", "embed_tokens", "re:.*mlp.gate$"))
+
+
+def started(*overrides: str, config: Path = CONFIGS["ppo"], program: str = "main_ppo") -> Any:
+    """The configuration with which a program of verl's would start, as Hydra's callback leaves it.
+
+    Raises:
+        SystemExit: with the line on which the program ends.
+    """
+    with (
+        chdir(VERL.parent),
+        initialize_config_dir(str(config.parent), program, version_base=None),
+    ):
+        content = compose(config.name, overrides=list(overrides), return_hydra_config=True)
+        CompleteConfiguration().on_run_start(config=content)
+    return content

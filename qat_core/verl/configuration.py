@@ -11,19 +11,22 @@ which takes about three seconds of a core each, and only logs their errors, at D
 
 import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from qat_core.checkpoint.quantization_config import quantization_config
 from qat_core.options import BLOCK_SIZE
 from qat_core.recipe import REGEX_PREFIX, Recipe
 from qat_core.verl import compat
+from qat_core.verl.engine_arguments import require_arguments
+from qat_core.verl.precedence import require_last_word
+from qat_core.verl.quantization_json import patterns_of
 from qat_core.verl.rules import (
     ACTOR,
+    BF16_RULES,
     ENGINE,
     MODEL,
     NVFP4_RULES,
@@ -34,7 +37,9 @@ from qat_core.verl.rules import (
     SERVED,
     SYNC_RULES,
     VLLM,
+    W4A16_RULES,
     require,
+    require_switches,
 )
 
 YAML_KEYS = {"ignore": "ignore_patterns"}  # of Recipe's fields, where they differ
@@ -51,6 +56,8 @@ class CompleteConfiguration(Callback):  # type: ignore[misc]
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
         """Ends the program with one line where the configuration is refused."""
         try:
+            require_syncs(config.hydra.job.name)
+            require_last_word(config.hydra)
             complete(config)
         except ValueError as error:
             sys.exit(f"error: {error}")
@@ -62,6 +69,12 @@ class CompleteConfiguration(Callback):  # type: ignore[misc]
         sys.exit("error: --multirun: not supported with +nvfp4; start one run at a time")
 
 
+def require_syncs(program: str) -> None:
+    """ValueError for a program of verl's that samples without ever bringing weights to vLLM."""
+    if program == "main_generation_server":
+        raise ValueError(f"{program}: never syncs weights; export the checkpoint, and serve that")
+
+
 def complete(config: DictConfig) -> None:
     """Checks a composed configuration and fills in what its NVFP4 keys imply, in place.
 
@@ -69,19 +82,23 @@ def complete(config: DictConfig) -> None:
         ValueError: a key asks for what is not supported, or verl's version is another.
     """
     compat.require_supported()
+    qat = OmegaConf.select(config, QAT)
+    require_switches(qat)
+    is_off = _is_verls_own(qat)
+    if is_off and qat.enable:
+        raise ValueError(f"{QAT}.enable: true without NVFP4; use +nvfp4=w4a16 instead of off")
     if _asks_for_routes(config):
         if OmegaConf.select(config, f"{VLLM}.worker_extension_cls") is None:
             raise ValueError("+routing_replay=r3: give +nvfp4=w4a16 too, or +nvfp4=off for BF16")
         require(config, REPLAY_RULES)
     require(config, SYNC_RULES)
+    require_arguments(config)
     _add_module(config, f"{MODEL}.external_lib")
     _add_module(config, f"{ROLLOUT}.checkpoint_engine.custom_backend_module")
-    qat = OmegaConf.select(config, QAT)
-    if str(OmegaConf.select(config, f"{QAT}._target_")).startswith("verl."):  # +nvfp4=off
-        if qat.enable:
-            raise ValueError(f"{QAT}.enable: true without NVFP4; use +nvfp4=w4a16 instead of off")
-        return
-    if qat is not None and not qat.enable:
+    if not is_off:
+        require(config, W4A16_RULES)
+    if is_off or not qat.enable:
+        require(config, BF16_RULES)
         return
     require(config, NVFP4_RULES)
     patterns = ignore_patterns(qat.ignore_patterns, qat.quantization_config_path)
@@ -93,6 +110,11 @@ def complete(config: DictConfig) -> None:
         OmegaConf.update(config, f"{QAT}.ignore_patterns", list(patterns))
         OmegaConf.update(config, f"{VLLM}.quantization", "compressed-tensors", force_add=True)
         OmegaConf.update(config, SERVED, served, force_add=True)
+
+
+def _is_verls_own(qat: Any) -> bool:
+    """Whether the settings are verl's own, as with +nvfp4=off: without keys of +nvfp4=w4a16."""
+    return qat is not None and str(qat.get("_target_")).startswith("verl.") and "train" not in qat
 
 
 def _asks_for_routes(config: DictConfig) -> bool:
@@ -133,12 +155,14 @@ def ignore_patterns(listed: list[str] | None, json_path: str | None) -> tuple[st
     As in verl, the JSON's own `ignore` counts only where the key is empty.
 
     Raises:
-        ValueError: the file cannot be read or describes another quantization.
+        ValueError: no list, or the file cannot be read or describes another quantization.
     """
+    if isinstance(listed, str):
+        raise ValueError(f"{QAT}.ignore_patterns: {listed}: give a list: [{listed}]")
     if json_path is None:
         return tuple(listed or ())
-    declared = _read_declared(json_path)
-    return tuple(listed or declared.ignore or ())
+    declared = patterns_of(json_path)  # checked where they do not count, too
+    return tuple(listed or declared)
 
 
 def engine_patterns(recipe: Recipe) -> list[str]:
@@ -153,52 +177,6 @@ def engine_patterns(recipe: Recipe) -> list[str]:
 
 def _escaped(text: str) -> str:
     return "".join(c if c.isalnum() or c == "_" else f"\\{c}" for c in text)
-
-
-class _Group(BaseModel):
-    targets: Any = None
-    input_activations: Any = None
-    weights: dict[str, Any]
-
-
-class _Declared(BaseModel):
-    """verl's JSON for vLLM, as far as it is read."""
-
-    quant_method: Any = None
-    format: Any = None
-    config_groups: dict[str, _Group] = {}
-    ignore: list[str] | None = None
-
-
-def _read_declared(path: str) -> _Declared:
-    """verl's JSON for vLLM, of which everything but `ignore` has to be what is served anyway."""
-    where = f"{QAT}.quantization_config_path: {path}"
-    try:
-        declared = _Declared.model_validate_json(Path(path).read_bytes())
-    except ValidationError as error:
-        first = error.errors()[0]
-        found = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
-        raise ValueError(f"{where}: {found}; give verl's quantization JSON, or null") from None
-    except (OSError, ValueError) as error:  # a ValueError of the path
-        raise ValueError(f"{where}: {error}; give verl's quantization JSON, or null") from None
-    groups = list(declared.config_groups.values())
-    served = quantization_config("compressed-tensors", [])
-    weights = served["config_groups"]["group_0"]["weights"]
-    _require_equal(f"{where}: quant_method", declared.quant_method, served["quant_method"])
-    _require_equal(f"{where}: format", declared.format, served["format"])
-    if len(groups) != 1:
-        raise ValueError(f"{where}: config_groups: has {len(groups)} groups; give one")
-    _require_equal(f"{where}: targets", groups[0].targets, ["Linear"])
-    if groups[0].input_activations is not None:
-        raise ValueError(f"{where}: input_activations: only W4A16 is supported; give null")
-    for key in ("num_bits", "type", "strategy", "group_size", "symmetric", "dynamic"):
-        _require_equal(f"{where}: weights.{key}", groups[0].weights.get(key), weights[key])
-    return declared
-
-
-def _require_equal(where: str, found: Any, expected: Any) -> None:
-    if found != expected:
-        raise ValueError(f"{where}: {found} is not NVFP4 W4A16; give {expected}")
 
 
 def _add_module(config: DictConfig, key: str) -> None:

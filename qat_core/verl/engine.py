@@ -26,6 +26,7 @@ from qat_core.recipe import Recipe
 from qat_core.verl import compat
 from qat_core.verl.configuration import to_recipe
 from qat_core.verl.routing_replay import ReplayEngine
+from qat_core.verl.rules import require_switches
 from qat_core.weights.stream import weight_stream
 from qat_core.weights.transfer import transfer_tensors
 
@@ -59,6 +60,7 @@ class NvFp4Config(QATEngineConfig):  # type: ignore[misc]
     nvfp4: bool = False
 
     def __post_init__(self) -> None:
+        require_switches(self)
         object.__setattr__(self, "nvfp4", self.enable)  # verl's configurations are frozen
         object.__setattr__(self, "enable", False)
 

@@ -22,12 +22,50 @@ class Rule(NamedTuple):
     fix: str
 
 
-def _is_not_set(value: Any) -> bool:
+def is_not_set(value: Any) -> bool:
+    """Whether a value asks for nothing."""
     return value in (None, 0, False, "")
 
 
 # where weights come through this project's worker, in BF16 too
 SYNC_RULES = (
+    Rule(
+        f"{ACTOR}._target_",
+        lambda v: v == "verl.workers.config.FSDPActorConfig",
+        "syncs come from verl's FSDP actor; use model_engine=dp",
+    ),
+    Rule(f"{ACTOR}.strategy", lambda v: v == "fsdp2", "syncs come from FSDP2; use fsdp2"),
+    *(
+        Rule(f"{MODEL}.{key}", is_not_set, f"LoRA is not supported, it is not synced; use {none}")
+        for key, none in (("lora_rank", 0), ("lora.rank", 0), ("lora_adapter_path", "null"))
+    ),
+    Rule(f"{ACTOR}.qat.enable", is_not_set, f"verl does not read it; set {QAT}.enable"),
+    Rule("critic.fsdp.qat.enable", is_not_set, "the critic stays in BF16; use false"),
+    Rule(
+        "actor_rollout_ref.ref.fsdp_config.qat.enable",
+        is_not_set,
+        "the reference stays in BF16; use false",
+    ),
+    Rule(
+        f"{ROLLOUT}.qat.enable",
+        is_not_set,
+        f"verl would patch vLLM for its own QAT; use null, and set {QAT}.enable",
+    ),
+    Rule(
+        f"{ROLLOUT}.quantization",
+        is_not_set,
+        "syncs cannot write into it; use null, and +nvfp4=w4a16 for NVFP4",
+    ),
+    Rule(
+        f"{ROLLOUT}.quantization_config_file",
+        is_not_set,
+        f"nothing would read it; use null, and {QAT}.quantization_config_path for NVFP4",
+    ),
+    Rule(
+        f"{VLLM}.hf_overrides",
+        lambda v: v is None or isinstance(v, DictConfig),
+        "a text; give a section, such as {max_position_embeddings: 4096}",
+    ),
     Rule(
         f"{ROLLOUT}.name", lambda v: v == "vllm", "only vLLM's workers take these syncs; use vllm"
     ),
@@ -38,13 +76,13 @@ SYNC_RULES = (
     ),
     Rule(  # follows model.mtp where it is not set itself
         f"{ROLLOUT}.mtp.enable_rollout",
-        _is_not_set,
+        is_not_set,
         f"the draft model is not synced; use {MODEL}.mtp.enable_rollout=false",
     ),
-    Rule(f"{VLLM}.speculative_config", _is_not_set, "draft models are not synced; remove the key"),
+    Rule(f"{VLLM}.speculative_config", is_not_set, "draft models are not synced; remove the key"),
     Rule(
         f"{ROLLOUT}.disaggregation.enabled",
-        _is_not_set,
+        is_not_set,
         "syncs to engines that prefill and decode apart were never tried; use false",
     ),
     Rule(
@@ -53,28 +91,24 @@ SYNC_RULES = (
         "weights come through this project's; remove the key",
     ),
 )
-NVFP4_RULES = (
-    Rule(
-        f"{ACTOR}._target_",
-        lambda v: v == "verl.workers.config.FSDPActorConfig",
-        "NVFP4 trains with verl's FSDP actor; use model_engine=dp",
-    ),
-    Rule(f"{ACTOR}.strategy", lambda v: v == "fsdp2", "NVFP4 trains with FSDP2; use fsdp2"),
+# of +nvfp4=w4a16, with `enable: false` too
+W4A16_RULES = (
     Rule(
         f"{QAT}._target_",
         lambda v: v == f"{ENGINE}.NvFp4Config",
         "only +nvfp4=w4a16 sets it; remove it",
     ),
+)
+BF16_RULES = tuple(
+    Rule(key, is_not_set, "syncs bring BF16; remove the key, and use +nvfp4=w4a16 for NVFP4")
+    for key in (f"{VLLM}.quantization", SERVED)
+)
+NVFP4_RULES = (
     Rule(
         f"{QAT}.mode",
         lambda v: v == "w4a16",
         "4-bit activations are not supported, and experimental in verl's own QAT; use w4a16",
     ),
-    Rule(f"{ACTOR}.qat.enable", _is_not_set, f"verl does not read it; set {QAT}.enable"),
-    Rule("critic.fsdp.qat.enable", _is_not_set, "the critic stays in BF16; use false"),
-    Rule(f"{MODEL}.lora_rank", _is_not_set, "LoRA is not supported with NVFP4; use 0"),
-    Rule(f"{MODEL}.lora.rank", _is_not_set, "LoRA is not supported with NVFP4; use 0"),
-    Rule(f"{MODEL}.lora_adapter_path", _is_not_set, "LoRA is not supported with NVFP4; use null"),
     Rule(
         f"{ROLLOUT}.pipeline_model_parallel_size",
         lambda v: v == 1,
@@ -95,7 +129,16 @@ NVFP4_RULES = (
         lambda v: v == "bfloat16",
         "what is not in NVFP4 is trained and served in BF16; use bfloat16",
     ),
-    Rule(f"{ROLLOUT}.quantization", _is_not_set, "NVFP4 is the quantization; use null"),
+    Rule(
+        f"{ACTOR}.fsdp_config.mixed_precision.param_dtype",
+        lambda v: v in (None, "bf16", "bfloat16"),
+        "what is not in NVFP4 is trained and served in BF16; use bf16",
+    ),
+    Rule(
+        f"{ACTOR}.fsdp_config.model_dtype",
+        lambda v: v in (None, "fp32", "float32", "bf16", "bfloat16"),
+        "NVFP4 is rounded from FP32 or BF16 weights; use fp32",
+    ),
     Rule(
         f"{VLLM}.quantization",
         lambda v: v in (None, "compressed-tensors"),
@@ -119,7 +162,6 @@ REPLAY_RULES = (
         lambda v: v is True,
         "the rollouts have to return their routes; use true",
     ),
-    Rule(f"{ACTOR}.strategy", lambda v: v == "fsdp2", "routes are replayed with FSDP2; use fsdp2"),
     Rule(
         f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size",
         lambda v: v in (None, 1),
@@ -132,8 +174,21 @@ REPLAY_RULES = (
     ),
     Rule(
         f"{ROLLOUT}.multi_turn.enable",
-        _is_not_set,
+        is_not_set,
         "what the model did not sample has no routes; use false",
+    ),
+    Rule(
+        f"{ROLLOUT}.agent.default_agent_loop",
+        lambda v: v in (None, "single_turn_agent"),
+        "what the model did not sample has no routes; use single_turn_agent",
+    ),
+    *(
+        Rule(key, allows, f"old log-probs could be of other routes than the update's; {fix}")
+        for key, allows, fix in (
+            ("trainer.v1.trainer_mode", lambda v: v in (None, "sync"), "use sync"),
+            ("async_training", lambda v: v is None, "use ppo_trainer"),
+            ("rollout", lambda v: v is None, "use ppo_trainer"),  # one-step-off
+        )
     ),
     Rule(
         f"{ROLLOUT}.pipeline_model_parallel_size",
@@ -141,6 +196,14 @@ REPLAY_RULES = (
         "vLLM returns no routes with it; use 1",
     ),
 )
+
+
+def require_switches(qat: Any) -> None:
+    """ValueError where a switch of `fsdp_config.qat` is a text, which is true whatever it says."""
+    for key in ("enable", "train"):
+        value = getattr(qat, key, True)
+        if not isinstance(value, bool):
+            raise ValueError(f"{QAT}.{key}: {value!r}: use true or false")
 
 
 def require(config: DictConfig, rules: tuple[Rule, ...]) -> None:

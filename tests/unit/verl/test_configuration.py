@@ -11,7 +11,7 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from qat_core.checkpoint.quantization_config import quantization_config
 from qat_core.recipe import Recipe
-from qat_core.verl.configuration import CompleteConfiguration, complete, engine_patterns
+from qat_core.verl.configuration import complete, engine_patterns
 from tests.verl_configurations import (
     COMMAND,
     CONFIGS,
@@ -21,6 +21,7 @@ from tests.verl_configurations import (
     completed,
     composed,
     served,
+    started,
 )
 
 # as verl-recipe's dapo_qat_trainer.yaml: a search path of its own, and verl's QAT switched on
@@ -142,4 +143,4 @@ def test_an_unexpected_error_does_not_start_the_run(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("qat_core.verl.configuration.complete", fails)
     with pytest.raises(SystemExit, match=r"error: \+nvfp4: KeyError: 'x'"):
-        CompleteConfiguration().on_run_start(config=composed(*COMMAND))
+        started(*COMMAND)

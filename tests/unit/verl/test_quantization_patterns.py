@@ -62,6 +62,7 @@ def test_verls_quantization_json_is_read(json_file: Path) -> None:
     assert tuple(qat.ignore_patterns) == patterns, "the trainer leaves out the same"
 
 
+WEIGHTS = declared()["config_groups"]["group_0"]["weights"]
 W4A4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
 
 
@@ -71,6 +72,28 @@ BAD_JSON: dict[str, tuple[str, str]] = {
     "w4a4": (json.dumps(declared(input_activations=W4A4)), "only W4A16 is supported"),
     "int4": (json.dumps(declared(weights={"num_bits": 4, "type": "int"})), "weights.type: int"),
     "groups": (json.dumps(declared() | {"config_groups": {}}), "has 0 groups; give one"),
+    "two groups": (
+        json.dumps(declared() | {"config_groups": {n: {"weights": {}} for n in ("a", "b")}}),
+        "config_groups: has 2 groups; give one",
+    ),
+    "format": (
+        json.dumps(declared() | {"format": "int-quantized"}),
+        "format: int-quantized is not NVFP4 W4A16; give nvfp4-pack-quantized",
+    ),
+    "targets": (json.dumps(declared(targets=["Conv"])), r"targets: \['Conv'\] is not NVFP4"),
+    **{
+        key: (
+            json.dumps(declared(weights=WEIGHTS | {key: value})),
+            f"weights.{key}: {value} is not NVFP4 W4A16; give {WEIGHTS[key]}",
+        )
+        for key, value in (
+            ("num_bits", 8),
+            ("strategy", "channel"),
+            ("group_size", 32),
+            ("symmetric", False),
+            ("dynamic", True),
+        )
+    },
     "modelopt": (json.dumps({"quant_method": "modelopt"}), "quant_method: modelopt is not NVFP4"),
 }
 

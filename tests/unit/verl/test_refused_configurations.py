@@ -4,8 +4,8 @@ from importlib.metadata import PackageNotFoundError
 
 import pytest
 
-from qat_core.verl.configuration import complete
-from tests.verl_configurations import COMMAND, QAT, ROLLOUT, completed, composed
+from qat_core.verl.configuration import CompleteConfiguration, complete
+from tests.verl_configurations import COMMAND, QAT, ROLLOUT, completed, composed, started
 
 REFUSED: dict[str, tuple[list[str], str]] = {
     "fsdp1": (["actor_rollout_ref.actor.strategy=fsdp"], r"actor\.strategy: fsdp: .*use fsdp2"),
@@ -23,7 +23,10 @@ REFUSED: dict[str, tuple[list[str], str]] = {
         [f"{ROLLOUT}.checkpoint_engine.backend=kimi_ckpt_engine"],
         r"checkpoint_engine\.backend: kimi_ckpt_engine: it casts .* to BF16",
     ),
-    "lora": (["actor_rollout_ref.model.lora_rank=8"], "lora_rank: 8: LoRA is not supported"),
+    "lora": (
+        ["actor_rollout_ref.model.lora_rank=8"],
+        r"lora_rank: 8: LoRA is not .*; use 0",
+    ),
     "lora section": (["actor_rollout_ref.model.lora.rank=8"], r"lora\.rank: 8: LoRA"),
     "lora merged": (
         ["actor_rollout_ref.model.lora.merge=true", "actor_rollout_ref.model.lora.rank=8"],
@@ -45,7 +48,30 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     ),
     "dtype": ([f"{ROLLOUT}.dtype=float16"], r"rollout\.dtype: float16: .*use bfloat16"),
     "critic": (["critic.fsdp.qat.enable=true"], r"critic\.fsdp\.qat\.enable: True: .* in BF16"),
-    "fp8": ([f"{ROLLOUT}.quantization=fp8"], "quantization: fp8: NVFP4 is the quantization"),
+    "fp8": (
+        [f"{ROLLOUT}.quantization=fp8"],
+        r"rollout\.quantization: fp8: .*; use null",
+    ),
+    "trained in fp16": (
+        ["+actor_rollout_ref.actor.fsdp_config.mixed_precision={param_dtype: fp16}"],
+        r"mixed_precision\.param_dtype: fp16: .* in BF16; use bf16",
+    ),
+    "trained in fp32": (
+        ["+actor_rollout_ref.actor.fsdp_config.mixed_precision={param_dtype: fp32}"],
+        r"mixed_precision\.param_dtype: fp32: .* in BF16; use bf16",
+    ),
+    "weights in fp16": (
+        ["actor_rollout_ref.actor.fsdp_config.model_dtype=fp16"],
+        r"model_dtype: fp16: NVFP4 is rounded from FP32 or BF16 weights; use fp32",
+    ),
+    "verl's own section": (
+        [f"{QAT}._target_=verl.workers.config.QATEngineConfig"],
+        r"qat\._target_: verl\..*: only \+nvfp4=w4a16 sets it; remove it",
+    ),
+    "verl's own section, in BF16": (
+        [f"{QAT}._target_=verl.workers.config.QATEngineConfig", f"{QAT}.enable=false"],
+        r"qat\._target_: verl\..*: only \+nvfp4=w4a16 sets it; remove it",
+    ),
     "load": ([f"{ROLLOUT}.load_format=auto"], r"load_format: auto: .*use dummy"),
     "w4a4": ([f"{QAT}.mode=w4a4"], r"qat\.mode: w4a4: 4-bit activations are not supported"),
     "group": ([f"{QAT}.group_size=32"], r"qat\.group_size: 32: NVFP4 has blocks of 16"),
@@ -69,6 +95,10 @@ REFUSED: dict[str, tuple[list[str], str]] = {
         [f"{QAT}.scale_policy=max"],
         r"qat\.scale_policy: max: Input should be .pow2. or .amax.",
     ),
+    "a text for patterns": (
+        [f"{QAT}.ignore_patterns=self_attn"],
+        r"qat\.ignore_patterns: self_attn: give a list: \[self_attn\]",
+    ),
     "pattern": ([f"{QAT}.ignore_patterns=['re:(']"], "regular expression"),
 }
 
@@ -79,18 +109,20 @@ def test_what_nvfp4_cannot_do_is_refused_by_name(overrides: list[str], message: 
         completed(*overrides)
 
 
-def test_drafters_are_refused_beside_bf16_rollouts_too() -> None:
-    content = composed(
-        "+nvfp4=off", *COMMAND[1:], "actor_rollout_ref.model.mtp.enable_rollout=true"
-    )
-    with pytest.raises(ValueError, match="the draft model is not synced"):
-        complete(content)
-
-
 def test_verls_qat_is_refused_beside_bf16_rollouts() -> None:
     content = composed("+nvfp4=off", f"{ROLLOUT}.name=vllm", f"{QAT}.enable=true")
     with pytest.raises(ValueError, match=r"enable: true without NVFP4; use \+nvfp4=w4a16"):
         complete(content)
+
+
+def test_a_program_that_never_syncs_is_refused() -> None:
+    with pytest.raises(SystemExit, match="error: main_generation_server: never syncs weights; ex"):
+        started(*COMMAND, program="main_generation_server")
+
+
+def test_several_jobs_are_refused() -> None:
+    with pytest.raises(SystemExit, match=r"error: --multirun: not supported with \+nvfp4"):
+        CompleteConfiguration().on_multirun_start(config=composed(*COMMAND))
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,11 @@ pytest.importorskip("verl", reason="needs requirements/engines.txt")
 
 import verl
 from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.v1 import replay_buffer
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+
+from qat_core.verl.sampler import make_replay_buffer
 
 FILTERED = [
     "algorithm.filter_groups.enable=true",
@@ -48,6 +50,15 @@ def test_it_differs_from_verls_own_in_how_often_it_looks(mode: str, overrides: l
     assert settings[0].pop("poll_interval") == 2.0, "once verl looks more often, drop the sampler"
     assert settings[1].pop("poll_interval") == 0.2
     assert settings[0] == settings[1]
+
+
+def test_filtered_groups_need_a_metric() -> None:
+    groups = OmegaConf.create({"enable": True, "metric": None})
+    asked = OmegaConf.create(
+        {"filter_groups": groups, "poll_interval": 0.2, "sync_refill_failed_groups": False}
+    )
+    with pytest.raises(ValueError, match=r"filter_groups\.metric: missing; name one, such as acc"):
+        make_replay_buffer(trainer_mode="sync", sampler_kwargs=asked)
 
 
 def test_it_waits_a_fifth_of_a_second_between_looks(monkeypatch: pytest.MonkeyPatch) -> None:

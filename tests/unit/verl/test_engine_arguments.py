@@ -1,0 +1,93 @@
+"""vLLM's own arguments go around no rule for verl's keys."""
+
+import re
+
+import pytest
+import yaml
+from omegaconf import DictConfig, OmegaConf
+
+from qat_core.verl.configuration import complete
+from qat_core.verl.engine_arguments import require_arguments
+from qat_core.verl.rules import VLLM
+from tests.verl_configurations import COMMAND, ROLLOUT, composed
+
+OVERRIDING = {
+    "dtype=float16": f"{ROLLOUT}.dtype",
+    "load_format=auto": f"{ROLLOUT}.load_format",
+    "load-format=auto": f"{ROLLOUT}.load_format",
+    "pipeline_parallel_size=2": f"{ROLLOUT}.pipeline_model_parallel_size",
+    "tensor_parallel_size=2": f"{ROLLOUT}.tensor_model_parallel_size",
+    "tensor-parallel-size=2": f"{ROLLOUT}.tensor_model_parallel_size",
+    "data_parallel_size=2": f"{ROLLOUT}.data_parallel_size",
+    "logprobs_mode=raw_logits": f"{ROLLOUT}.logprobs_mode",
+    "enable_expert_parallel=true": f"{ROLLOUT}.expert_parallel_size",
+    "model=/x": "actor_rollout_ref.model.path",
+}
+REFUSED = {
+    "enable_lora=true": "LoRA adapters are not synced; remove the key",
+    "enable-lora=true": "LoRA adapters are not synced; remove the key",
+    "speculative-config={method: eagle3}": "write speculative_config",
+    "worker-extension-cls=a.B": "write worker_extension_cls",
+    "hf-overrides={}": "write hf_overrides",
+    "quantization_config={linear: fp8}": "verl's keys say what is quantized; remove the key",
+    "kv_cache_dtype=fp8": "never tried with these syncs; remove the key",
+    "kv-cache-dtype=fp8": "never tried with these syncs; remove the key",
+    "calculate_kv_scales=true": "never tried with these syncs; remove the key",
+    "linear_backend=marlin": "never tried with these syncs; remove the key",
+    "moe_backend=triton": "never tried with these syncs; remove the key",
+}
+
+
+def with_argument(argument: str) -> DictConfig:
+    key, _, value = argument.partition("=")
+    return OmegaConf.create(
+        {
+            "actor_rollout_ref": {
+                "rollout": {"engine_kwargs": {"vllm": {key: yaml.safe_load(value)}}}
+            }
+        }
+    )
+
+
+@pytest.mark.parametrize(("argument", "key"), OVERRIDING.items())
+def test_an_argument_that_verl_has_a_key_for_is_refused(argument: str, key: str) -> None:
+    name = re.escape(f"{VLLM}.{argument.partition('=')[0]}: ")
+    fix = re.escape(f": overrides verl's key; remove it, and set {key}")
+    with pytest.raises(ValueError, match=f"{name}.*{fix}$"):
+        require_arguments(with_argument(argument))
+
+
+@pytest.mark.parametrize(("argument", "fix"), REFUSED.items())
+def test_an_argument_that_syncs_do_not_stand_is_refused(argument: str, fix: str) -> None:
+    name = re.escape(f"{VLLM}.{argument.partition('=')[0]}: ")
+    with pytest.raises(ValueError, match=f"{name}.*: {re.escape(fix)}$"):
+        require_arguments(with_argument(argument))
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        *("kv_cache_memory_bytes=268435456", "distributed_executor_backend=uni"),
+        *("compilation_config={mode: 0}", "kv_cache_dtype=auto", "enable_lora=false", "dtype=null"),
+        *("disable-log-requests=true", "hf_overrides={max_position_embeddings: 64}"),
+    ],
+)
+def test_other_arguments_are_vllms(argument: str) -> None:
+    require_arguments(with_argument(argument))
+
+
+@pytest.mark.parametrize(
+    ("groups", "argument", "message"),
+    [
+        (["+nvfp4=w4a16"], "dtype=float16", "overrides verl's key"),
+        (["+nvfp4=off"], "kv-cache-dtype=fp8", "never tried with these syncs"),
+        (["+nvfp4=off"], "hf_overrides='{}'", "a text; give a section, such as {max_position"),
+        (["+nvfp4=w4a16"], "hf_overrides='{}'", "a text; give a section, such as {max_position"),
+        (["+nvfp4=off", "+routing_replay=r3"], "pipeline_parallel_size=2", "overrides verl's key"),
+    ],
+)
+def test_they_are_refused_where_a_run_is_composed(
+    groups: list[str], argument: str, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        complete(composed(*groups, *COMMAND[1:], f"+{VLLM}.{argument}"))

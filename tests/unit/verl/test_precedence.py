@@ -1,0 +1,77 @@
+"""What a file of the user's says is not overridden by `+nvfp4=...` in silence."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.verl_configurations import COMMAND, QAT, ROLLOUT, VERL, started
+
+ACTOR = "actor_rollout_ref.actor"
+WORKER = f"{ROLLOUT}.engine_kwargs.vllm.worker_extension_cls"
+MODULE = f"{ROLLOUT}.checkpoint_engine.custom_backend_module"
+
+
+def written(folder: Path, key: str, value: object, *defaults: object) -> Path:
+    """The path of `mine.yaml`, without its suffix: verl's configuration with one key of its own."""
+    content: object = value
+    for name in reversed(key.split(".")):
+        content = {name: content}
+    assert isinstance(content, dict)
+    text = {
+        "hydra": {"searchpath": [f"file://{VERL}/trainer/config"]},
+        "defaults": ["ppo_trainer", *defaults, "_self_"],
+        **content,
+    }
+    (folder / "mine.yaml").write_text(yaml.safe_dump(text, sort_keys=False))
+    return folder / "mine"
+
+
+OVERRIDDEN = {
+    "enable": (f"{QAT}.enable", False, "w4a16"),
+    "train": (f"{QAT}.train", False, "w4a16"),
+    "scales": (f"{QAT}.scale_policy", "amax", "w4a16"),
+    "worker": (WORKER, "a.B", "w4a16"),
+    "strategy": (f"{ACTOR}.strategy", "fsdp", "w4a16"),
+    "strategy in BF16": (f"{ACTOR}.strategy", "fsdp", "off"),
+}
+
+
+@pytest.mark.parametrize(("key", "value", "choice"), OVERRIDDEN.values(), ids=OVERRIDDEN)
+def test_a_key_of_a_file_that_the_line_would_override_is_refused(
+    tmp_path: Path, key: str, value: object, choice: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        started(f"+nvfp4={choice}", *COMMAND[1:], config=written(tmp_path, key, value))
+    said = str(value).lower() if isinstance(value, bool) else value
+    assert ended.value.code == (
+        f"error: {key}: {said} in mine.yaml, but +nvfp4={choice} comes after it; "
+        f"put {{nvfp4: {choice}}} before _self_ in its defaults instead"
+    )
+
+
+def test_a_key_of_a_file_counts_after_the_group_in_its_defaults(tmp_path: Path) -> None:
+    mine = written(tmp_path, f"{QAT}.train", False, {"nvfp4": "w4a16"})
+    content = started(*COMMAND[1:], config=mine)
+    assert content.actor_rollout_ref.actor.fsdp_config.qat.train is False
+
+
+def test_what_a_file_says_as_the_group_does_is_accepted(tmp_path: Path) -> None:
+    started(*COMMAND, config=written(tmp_path, f"{ACTOR}.strategy", "fsdp2"))
+
+
+def test_a_users_module_in_a_file_is_kept(tmp_path: Path) -> None:
+    content = started(*COMMAND, config=written(tmp_path, MODULE, "my.module"))
+    found = content.actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module
+    assert list(found) == ["qat_core.verl.engine", "my.module"]
+
+
+def test_the_command_comes_after_file_and_group(tmp_path: Path) -> None:
+    mine = written(tmp_path, f"{QAT}.train", False)
+    content = started(*COMMAND, f"{QAT}.train=true", config=mine)
+    assert content.actor_rollout_ref.actor.fsdp_config.qat.train is True
+
+
+def test_of_two_choices_none_wins() -> None:
+    with pytest.raises(SystemExit, match=r"\+nvfp4: w4a16, off: choose one"):
+        started("+nvfp4=[w4a16,off]", *COMMAND[1:])
