@@ -9,7 +9,13 @@ from torch import Tensor
 
 from qat_core.nvfp4 import PackedTensor
 from qat_core.plan import QuantPlan
-from qat_core.rollout.vllm.worker import Load, quantized_parameters, reloading, worker_names
+from qat_core.rollout.vllm.worker import (
+    Load,
+    quantized_parameters,
+    reloading,
+    require_not_block_fp8,
+    worker_names,
+)
 from qat_core.weights.hub_names import Weight, meta_weights
 from qat_core.weights.transfer import (
     FIX,
@@ -84,6 +90,8 @@ class BucketedLoader:
                     f"weight sync: came without a plan, but {len(served)} weights are served in "
                     "NVFP4: another engine than qat_core.verl.engine.NvFp4Engine streams them"
                 )
+            else:
+                require_not_block_fp8(self._worker)
             reload = reloading(self._worker, names, fused_experts=self._expected is not None)
             self._load = self._reload.enter_context(reload)
         weights = self._assembler.take(bucket)

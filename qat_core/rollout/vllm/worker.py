@@ -164,6 +164,19 @@ def _quantized_layers(worker: Any, names: HubNames) -> list[tuple[nn.Module, lis
     return found
 
 
+def require_not_block_fp8(worker: Any) -> None:
+    """ValueError if vLLM holds weights in block FP8: BF16 would go into them in silence."""
+    from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
+    for name, module in worker.model_runner.get_model().named_modules():
+        held, _ = get_layerwise_info(module).restore_metadata
+        if any(parameter.endswith("weight_scale_inv") for parameter in held):
+            raise ValueError(
+                f"weight sync: comes in BF16, but {name} is served in block FP8: give a base "
+                "checkpoint in BF16, without quantization_config, and no quantization of vLLM's"
+            )
+
+
 def weight_bytes(worker: Any) -> int:
     """What vLLM measured on CUDA; on a CPU its parameters, without those that oneDNN keeps."""
     measured = getattr(worker.model_runner, "model_memory_usage", None)
