@@ -155,7 +155,7 @@ REPLAY_RULES = (
     Rule(
         REPLAY_MODE,
         lambda v: v == "R3",
-        "FSDP2 replays the rollouts' routes; use routing_replay=r3",
+        "FSDP2 replays the rollouts' routes; use +routing_replay=r3",
     ),
     Rule(
         f"{ROLLOUT}.enable_rollout_routing_replay",

@@ -72,6 +72,12 @@ def test_the_command_comes_after_file_and_group(tmp_path: Path) -> None:
     assert content.actor_rollout_ref.actor.fsdp_config.qat.train is True
 
 
+def test_the_longer_line_is_refused_likewise(tmp_path: Path) -> None:
+    mine = written(tmp_path, f"{QAT}.train", False)
+    with pytest.raises(SystemExit, match=r"qat\.train: false in mine\.yaml, but \+nvfp4=w4a16"):
+        started("+nvfp4@_global_=w4a16", *COMMAND[1:], config=mine)
+
+
 def test_of_two_choices_none_wins() -> None:
     with pytest.raises(SystemExit, match=r"\+nvfp4: w4a16, off: choose one"):
         started("+nvfp4=[w4a16,off]", *COMMAND[1:])
