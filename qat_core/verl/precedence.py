@@ -13,6 +13,7 @@ from typing import Any
 
 from hydra._internal.defaults_list import create_defaults_list
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 GROUPS = ("nvfp4", "routing_replay")
@@ -25,37 +26,50 @@ def require_last_word(hydra: DictConfig) -> None:
     Raises:
         ValueError: a group would override a file, or two choices of one are given.
     """
+    parsed = OverridesParser.create().parse_overrides(list(hydra.overrides.task))
+    commanded = [override.key_or_group for override in parsed]
+    files = _files_in_order(hydra)
+    for group in GROUPS:
+        _require_last_word(group, files, commanded)
+
+
+def _files_in_order(hydra: DictConfig) -> list[tuple[str, dict[str, Any]]]:
+    """Path and settings of each file that Hydra merges, the later over the earlier."""
     loader: Any = GlobalHydra.instance().config_loader()
-    overrides, files = loader._parse_overrides_and_create_caching_repo(
-        hydra.job.config_name, [*hydra.overrides.hydra, *hydra.overrides.task]
+    name = hydra.job.config_name
+    overrides, repository = loader._parse_overrides_and_create_caching_repo(
+        name, [*hydra.overrides.hydra, *hydra.overrides.task]
     )
     entries = create_defaults_list(
-        repo=files,
-        config_name=hydra.job.config_name,
+        repo=repository,
+        config_name=name,
         overrides_list=overrides,
         prepend_hydra=True,
         skip_missing=False,
     ).defaults
-    paths = [str(entry.config_path) for entry in entries]
-    settings = [
-        _settings(path, loader._load_single_config(entry, files))
-        for path, entry in zip(paths, entries, strict=True)
+    return [
+        (path, _settings(path, loader._load_single_config(entry, repository)))
+        for entry in entries
+        for path in [str(entry.config_path)]
     ]
-    commanded = [override.key_or_group for override in overrides]
-    for group in GROUPS:
-        positions = [i for i, path in enumerate(paths) if path.startswith(f"{group}/")]
-        choices = [paths[i].removeprefix(f"{group}/") for i in positions]
-        if len(positions) > 1:
-            raise ValueError(f"+{group}: {', '.join(choices)}: choose one")
-        refused = [
-            f"{key}: {_text(earlier[key])} in {path}.yaml, but +{group}={choices[0]} comes after "
-            f"it; put {{{group}: {choices[0]}}} before _self_ in its defaults instead"
-            for i in positions
-            for path, earlier in zip(paths[:i], settings[:i], strict=True)
-            for key in _overridden(earlier, settings[i], commanded)
-        ]
-        if refused:
-            raise ValueError("\n".join(refused))
+
+
+def _require_last_word(
+    group: str, files: list[tuple[str, dict[str, Any]]], commanded: list[str]
+) -> None:
+    positions = [i for i, (path, _) in enumerate(files) if path.startswith(f"{group}/")]
+    choices = [files[i][0].removeprefix(f"{group}/") for i in positions]
+    if len(positions) > 1:
+        raise ValueError(f"+{group}: {', '.join(choices)}: choose one")
+    refused = [
+        f"{key}: {_text(earlier[key])} in {path}.yaml, but +{group}={choices[0]} comes after it; "
+        f"put {{{group}: {choices[0]}}} before _self_ in its defaults instead"
+        for i in positions
+        for path, earlier in files[:i]
+        for key in _overridden(earlier, files[i][1], commanded)
+    ]
+    if refused:
+        raise ValueError("\n".join(refused))
 
 
 def _overridden(
@@ -69,7 +83,7 @@ def _overridden(
 
 
 def _settings(path: str, loaded: Any) -> dict[str, Any]:
-    """A file's values by dotted key, but none of verl's own file, which only holds defaults."""
+    """A file's values by dotted key, but none of a file of verl's own."""
     if _is_verls(loaded.path, path):
         return {}
     content = OmegaConf.to_container(loaded.config, resolve=False)
@@ -92,7 +106,7 @@ def _leaves(section: dict[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _is_verls(folder: str, path: str) -> bool:
-    """Whether it is verl's own file, in a checkout of verl too: those only hold its defaults."""
+    """Whether it is verl's own file, in a checkout of verl too: its defaults may be overridden."""
     spec = find_spec("verl")
     assert spec is not None and spec.submodule_search_locations
     verl = Path(spec.submodule_search_locations[0])
