@@ -246,11 +246,11 @@ def write_models(folder: Path, name: str) -> None:
         (folder / "other" / file.name).write_bytes(file.read_bytes())
 
 
-def diagnosis_of(fault: Fault, folder: Path) -> Diagnosis:
+def diagnosis_of(fault: Fault, folder: Path, num_prompts: int = 24) -> Diagnosis:
     """What the doctor finds in the models of `folder` with this fault."""
     case = Case(
         checkpoint=folder / "now",
-        prompts=random_prompts(range(2, 18), 24, seed=0),
+        prompts=random_prompts(range(2, 18), num_prompts, seed=0),
         rolled_out=FULL,
         trained=FULL,
         max_new_tokens=24,

@@ -64,7 +64,8 @@ def test_a_model_that_bf16_rounds_coarsely_is_judged_by_its_own_rounding(
     weights = load_file(tmp_path / "now" / "model.safetensors")
     weights["lm_head.weight"] *= 96  # large logits, of which BF16 keeps few bits
     save_file(weights, tmp_path / "now" / "model.safetensors", {"format": "pt"})
-    found = diagnosis_of(FAULTS[name], tmp_path)
+    # some tokens carry the mean: of 24 sequences its interval reaches into the band on a processor
+    found = diagnosis_of(FAULTS[name], tmp_path, num_prompts=192)
     assert found.total.low > found.band[1]
     assert found.noise is not None and found.noise.value > found.band[1]
     assert [finding.cause for finding in found.named] == named

@@ -192,4 +192,4 @@ def test_area_is_the_mean_reward_and_c4_its_paired_t_interval() -> None:
         f"{difference.mean() + half:+.3f})"
     )
     claim = next(it for it in read_table(GRID.folder / "claims.json").claims if it.name == "C4")
-    assert f"at 2e-4: {shown}" in claim.detail
+    assert f"at 2e-4, 90 % interval: {shown}" in claim.detail
