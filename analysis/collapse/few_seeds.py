@@ -5,13 +5,14 @@ the decisive cell is run once more somewhere else: does the difference between t
 With group-centred advantages the model is another one: does training without QAT break, or cost?
 """
 
+from collections.abc import Callable
 from functools import partial
 from statistics import fmean
 
 from analysis.collapse.comparison import Comparison
 from analysis.collapse.grid import BF16, NOQAT, QAT, Design, num_collapsed, show_rate
 from analysis.collapse.rules import Judged, Rule
-from analysis.collapse.survival import Outcome, paired_difference
+from analysis.collapse.survival import Outcome, paired_difference, show_difference
 
 FEWEST_FOR_TESTS = 5
 MORE = 2  # collapsed runs, for a difference; and runs that break
@@ -27,14 +28,20 @@ def descriptive_rules_of(design: Design, num_seeds: int) -> dict[str, Rule]:
         statement, answer = "the difference between the arms comes back", _comes_back
     else:
         statement, answer = "training without QAT breaks, or costs reward", _breaks
-    return {f"at {show_rate(lr)}": Rule(statement, partial(answer, lr=lr)) for lr in design.lrs}
+    return {
+        f"at {show_rate(lr)}": Rule(statement, partial(_reported, answer, lr)) for lr in design.lrs
+    }
 
 
-def _collapsed(runs: Comparison, lr: float) -> Judged:
-    return "REPORTED", runs.collapsed(*(runs.at(arm, lr) for arm in ARMS))
+def _reported(answer: Callable[[Comparison, float], str], lr: float, runs: Comparison) -> Judged:
+    return "REPORTED", answer(runs, lr)
 
 
-def _comes_back(runs: Comparison, lr: float) -> Judged:
+def _collapsed(runs: Comparison, lr: float) -> str:
+    return runs.collapsed(*(runs.at(arm, lr) for arm in ARMS))
+
+
+def _comes_back(runs: Comparison, lr: float) -> str:
     without, *others = (num_collapsed(runs.grid[runs.at(arm, lr)]) for arm in ARMS)
     if all(without >= other + MORE for other in others):
         found = "it comes back"
@@ -42,10 +49,10 @@ def _comes_back(runs: Comparison, lr: float) -> Judged:
         found = "it does not come back"
     else:
         found = "open"
-    return "REPORTED", f"{found}; {_collapsed(runs, lr)[1]}"
+    return f"{found}; {_collapsed(runs, lr)}"
 
 
-def _breaks(runs: Comparison, lr: float) -> Judged:
+def _breaks(runs: Comparison, lr: float) -> str:
     without, qat, bf16 = (runs.grid[runs.at(arm, lr)] for arm in ARMS)
     to_qat = paired_difference([it.gain for it in without], [it.gain for it in qat], LEVEL)
     if any(map(_is_broken, bf16)):
@@ -59,10 +66,8 @@ def _breaks(runs: Comparison, lr: float) -> Judged:
         f"{arm} {fmean(it.gain for it in outcomes):+.3f}"
         for arm, outcomes in zip(ARMS, (without, qat, bf16), strict=True)
     )
-    difference = f"{to_qat.estimate:+.3f} ({to_qat.low:+.3f} to {to_qat.high:+.3f})"
-    return "REPORTED", (
-        f"{found}; {_collapsed(runs, lr)[1]}; gain of reward: {gains}; no QAT less QAT {difference}"
-    )
+    difference = show_difference(to_qat)
+    return f"{found}; {_collapsed(runs, lr)}; gain of reward: {gains}; no QAT less QAT {difference}"
 
 
 def _is_broken(run: Outcome) -> bool:

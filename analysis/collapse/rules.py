@@ -21,7 +21,7 @@ from analysis.collapse.grid import (
     num_collapsed,
     show_rate,
 )
-from analysis.collapse.survival import paired_difference
+from analysis.collapse.survival import paired_difference, show_difference
 from analysis.stats import Verdict
 
 AREA_MARGIN = 0.05
@@ -74,8 +74,8 @@ def _costs_no_reward(runs: Comparison) -> Judged:
         qat, bf16 = ([o.area for o in runs.grid[runs.at(arm, lr)]] for arm in (QAT, BF16))
         interval = paired_difference(qat, bf16, AREA_LEVEL)
         verdicts.append(interval.judge(-AREA_MARGIN, AREA_MARGIN))
-        shown = f"{interval.estimate:+.3f} ({interval.low:+.3f} to {interval.high:+.3f})"
-        details.append(f"mean reward less BF16's at {show_rate(lr)}, 90 % interval: {shown}")
+        where = f"at {show_rate(lr)}, {100 * AREA_LEVEL:g} % interval"
+        details.append(f"mean reward less BF16's {where}: {show_difference(interval)}")
     return _worst(verdicts), "; ".join(details)
 
 

@@ -129,3 +129,8 @@ def paired_difference(first: Sequence[float], second: Sequence[float], level: fl
     differences = np.subtract(first, second)
     bounds = stats.ttest_1samp(differences, 0.0).confidence_interval(level)
     return Interval(float(differences.mean()), float(bounds.low), float(bounds.high))
+
+
+def show_difference(interval: Interval) -> str:
+    """A difference of rewards with its interval."""
+    return f"{interval.estimate:+.3f} ({interval.low:+.3f} to {interval.high:+.3f})"

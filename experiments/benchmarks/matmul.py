@@ -141,8 +141,10 @@ def main() -> None:
     }
     chosen = arguments.layers
     for layer in layers(device):
-        if chosen is None or layer.key in chosen:
-            record["cases"] += measure_missing(record, layer, arguments.tokens, device)
+        if chosen is not None and layer.key not in chosen:
+            continue
+        if rows := measure_missing(record, layer, arguments.tokens, device):
+            record["cases"] += rows
             write_json(arguments.record, record)
     if wrong := list(wrong_results(record["cases"])):
         raise SystemExit("\n".join(wrong))
