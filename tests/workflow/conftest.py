@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import yaml
-from programs import SMOKE
+
+from tests.workflow.programs import SMOKE
 
 
 @pytest.fixture

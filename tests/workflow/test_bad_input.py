@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from programs import ENVIRONMENT, SMOKE, Done, module, run, snakemake
 
 from experiments.study.schema import ROOT, STUDIES
+from tests.workflow.programs import ENVIRONMENT, SMOKE, Done, module, run, snakemake
 
 WriteStudy = Callable[..., Path]
 TINY: dict[str, Any] = json.loads((ROOT / "tests" / "workflow" / "tiny.json").read_text())

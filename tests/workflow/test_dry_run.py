@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from programs import SLOW_IMPORTS, SMOKE, imported, run, snakemake
 
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, STUDIES
+from tests.workflow.programs import SLOW_IMPORTS, SMOKE, imported, run, snakemake
 
 # design.md, from shapes alone
 QWEN3_LINES = {

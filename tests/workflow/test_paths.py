@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from programs import SMOKE, run, snakemake
 
 from experiments.study.schema import ROOT
+from tests.workflow.programs import SMOKE, run, snakemake
 
 NAME = "a b'$(touch executed);`touch executed` & #.yaml"
 BASE = "results/base/tiny/manifest.json"

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from filelock import FileLock
 from mlflow import MlflowClient
-from programs import ENVIRONMENT, SMOKE, module, snakemake
 
 from experiments.launch.run import KILLED
 from experiments.runs.attempts import list_attempts
@@ -20,6 +19,7 @@ from experiments.runs.manifest import read_manifest
 from experiments.study.schema import ROOT
 from experiments.tracking.store import find_runs
 from qat_core.drift.names import FILE as DRIFT_FILE
+from tests.workflow.programs import ENVIRONMENT, SMOKE, module, snakemake
 
 RUN = "tiny_nvfp4-qat_seed0"
 STEPS = 60  # about two seconds of training: time enough to be killed in

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from mlflow import MlflowClient
-from programs import SLOW_IMPORTS, SMOKE, Done, imported, module, snakemake
 
 from analysis.figure_files import DRIFT, FORMATS, figure_names
 from experiments.study.load import load_study
+from tests.workflow.programs import SLOW_IMPORTS, SMOKE, Done, imported, module, snakemake
 
 RUNS = [run.id for run in load_study(SMOKE).runs]
 STEPS = load_study(SMOKE).rl.steps

@@ -14,10 +14,10 @@ import yaml
 pytest.importorskip("verl", reason="needs requirements/engines.txt")
 
 from mlflow import MlflowClient
-from programs import listening_addresses, module
 
 from experiments.study.schema import STUDIES
 from experiments.tracking.store import SQLITE
+from tests.workflow.programs import listening_addresses, module
 
 pytestmark = pytest.mark.slow
 

@@ -2,12 +2,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from synthetic_results import write_results
 
 from analysis.load import load_results
 from analysis.results import Results
 from experiments.study.load import load_study
 from experiments.study.schema import STUDIES, Study
+from tests.unit.analysis.synthetic_results import write_results
 
 
 @pytest.fixture(scope="session")

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from synthetic_results import KL_RATIOS, NOISE_FLOOR, judge, write_results
 
 from analysis.claims import judge_study
 from analysis.claims_table import ClaimsTable, read_table, show_ratio
 from analysis.load import load_results
 from analysis.results import Results
 from experiments.study.schema import ROOT, Study
+from tests.unit.analysis.synthetic_results import KL_RATIOS, NOISE_FLOOR, judge, write_results
 
 
 def rewrite_metrics(results_dir: Path, study: Study, arm: str, **values: float | None) -> None:

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-from synthetic_results import judge, write_results
 
 from experiments.study.schema import Run, Study
+from tests.unit.analysis.synthetic_results import judge, write_results
 
 
 def test_floor_of_few_tokens_gives_no_ratio(study: Study, results_dir: Path) -> None:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from synthetic_results import write_results
 
 from analysis.claims import judge_study
 from analysis.claims_table import Claim, ClaimsTable
@@ -20,6 +19,7 @@ from analysis.replication import (
 )
 from experiments.study.load import load_study
 from experiments.study.schema import Study
+from tests.unit.analysis.synthetic_results import write_results
 
 
 @pytest.fixture

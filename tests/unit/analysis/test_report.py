@@ -9,7 +9,6 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from synthetic_results import write_results
 
 from analysis.claims import judge_study
 from analysis.figure_files import PROGRAMS, figure_names
@@ -21,6 +20,7 @@ from analysis.results import Results
 from experiments.runs.provenance import digest_file
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, Study
+from tests.unit.analysis.synthetic_results import write_results
 
 RECORD = ROOT / "experiments" / "records" / "default"
 VOID = {"meta", "img", "br", "hr", "link", "input"}
