@@ -55,7 +55,10 @@ lint: $(DEV)  ## check style, spelling, imports, types and workflow
 	@$(BIN)/mypy
 
 ui: $(BASE)  ## browse the runs of this machine, or the recorded ones
-	@test -e mlflow.db || for folder in $(wildcard experiments/records/*/ results); do \
+	@changed=($$(for record in experiments/records/*; do \
+		if test "$$record/claims.json" -nt mlflow.db; then echo "$$record"; fi; done)); \
+		test -e mlflow.db || changed+=($(wildcard results)); \
+		for folder in "$${changed[@]}"; do echo "Reading $$folder (at most a minute or so, once)"; \
 		$(BIN)/python -m experiments.tracking.publish rebuild "$$folder"; done
 	@$(BIN)/python -m experiments.tracking.glance --port $(PORT); echo "(Ctrl-C ends it)"
 	@MLFLOW_DISABLE_TELEMETRY=true $(BIN)/mlflow ui --host 127.0.0.1 --port $(PORT) \

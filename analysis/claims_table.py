@@ -130,6 +130,7 @@ class ClaimsTable(BaseModel):
 
     Attributes:
         marks: by model, what a reader must know of its runs before any verdict.
+        collapsed_at: by run id, the step of its collapse, of the runs that collapsed.
         note: how verdicts, estimates and intervals come about.
     """
 
@@ -138,6 +139,7 @@ class ClaimsTable(BaseModel):
     study: str
     claims: tuple[Claim, ...]
     marks: Mapping[str, tuple[str, ...]] = {}
+    collapsed_at: Mapping[str, int] = {}
     note: str
 
     def to_markdown(self) -> str:

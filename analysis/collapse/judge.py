@@ -9,7 +9,7 @@ from pathlib import Path
 from analysis.claims_table import Claim, ClaimsTable, ClaimVerdict
 from analysis.collapse.comparison import Comparison
 from analysis.collapse.few_seeds import FEWEST_FOR_TESTS, descriptive_rules_of
-from analysis.collapse.grid import Design, Grid, design_of, read_grid
+from analysis.collapse.grid import Design, Grid, design_of, read_grid, runs_by_setting
 from analysis.collapse.rules import rules_of
 from analysis.load import read_metric
 from experiments.runs.completeness import complete_cells
@@ -32,10 +32,17 @@ def judge_study(study: Study, results: Path) -> ClaimsTable:
     design = design_of(study)
     cells = complete_cells(study, results)
     folders = [results / run.id for runs in cells.values() for run in runs]
+    grid = read_grid(study, results)
     return ClaimsTable(
         study=study.study,
-        claims=judge_grid(read_grid(study, results), design, len(study.seeds)),
+        claims=judge_grid(grid, design, len(study.seeds)),
         marks={design.dense: marks(study, list(cells), folders)},
+        collapsed_at={
+            run.id: outcome.collapsed
+            for setting, runs in runs_by_setting(study, results).items()
+            for run, outcome in zip(runs, grid[setting], strict=True)
+            if outcome.collapsed is not None
+        },
         note=NOTE,
     )
 

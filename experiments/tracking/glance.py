@@ -32,14 +32,19 @@ ACCURACIES = {"bf16": "acc", "nvfp4": "acc4"}  # after the last step, of sampled
 KL, KL_RATIO = "kl", "kl_x"  # mean k3 KL over all tokens, in 1e-6 nats; over BF16's
 MIB, SHARE = "mib", "share"  # weights that the engine got; over BF16's
 MEAN_REWARD = "reward"  # over all steps, which is what studies of collapse compare
-COLUMNS = (*ACCURACIES.values(), MEAN_REWARD, KL, KL_RATIO, MIB, SHARE)
+COLLAPSE = "collapse"  # its step, of the runs that the study's claims call collapsed
+COLUMNS = (*ACCURACIES.values(), MEAN_REWARD, COLLAPSE, KL, KL_RATIO, MIB, SHARE)
 DIGITS = 4
 
 
 def short_name(manifest: RunManifest) -> str:
-    """Name that fits a column: "dense qat s0" of nano-dense_nvfp4-qat_seed0; then its cell."""
+    """Name that fits a column: "dense qat s0" of nano-dense_nvfp4-qat_seed0.
+
+    MLflow cuts it after some 20 characters: a run of a cell is "qat s0 lr2e-4 small-dense".
+    """
     model, arm = manifest.model.removeprefix("nano-"), manifest.arm.removeprefix("nvfp4-")
-    return f"{model} {arm} s{manifest.seed}" + (f" {manifest.cell}" if manifest.cell else "")
+    run = f"{arm} s{manifest.seed}"
+    return f"{run} {manifest.cell} {model}" if manifest.cell else f"{model} {run}"
 
 
 def summarize(run_dir: Path) -> dict[str, float]:

@@ -21,7 +21,7 @@ from experiments.runs.metrics import Row
 from experiments.study.load import load_study
 from experiments.support.cli import RESULTS, STUDY, run_cli
 from experiments.support.json_files import REMAKE, Json, read_json, write_json
-from experiments.tracking.glance import summarize
+from experiments.tracking.glance import COLLAPSE, SUMMARY, summarize
 from experiments.tracking.live import TrackedRun, ended_ms, milliseconds, now_ms
 from experiments.tracking.store import (
     RUN_TAG,
@@ -125,6 +125,9 @@ def publish_study(study_dir: Path, results: Path) -> None:
     if (study_dir / "figures").is_dir():
         client.log_artifacts(run_id, str(study_dir / "figures"), "figures")
     client.set_terminated(run_id, end_time=end_ms)
+    for run, step in judged.get("collapsed_at", {}).items():
+        for tracked in find_runs(client, experiment_id, run):
+            client.log_metric(tracked, f"{SUMMARY}{COLLAPSE}", step)
 
 
 def _line(claim: Json) -> str:

@@ -106,6 +106,15 @@ def test_runs_are_whole_of_committed_code_and_one_base_a_seed_and_cell(record: R
 
 
 @BOTH
+def test_the_claims_file_names_the_runs_that_collapsed(record: Record) -> None:
+    found = {}
+    for model, arm, cell in {(run.model, run.arm, run.cell) for run in record.study.runs}:
+        its = zip(record.seeds, times(record, arm, cell or "", model), strict=True)
+        found |= {f"{model}_{arm}.{cell}_seed{seed}": step for seed, (step, yes) in its if yes}
+    assert read_table(record.folder / "claims.json").collapsed_at == found
+
+
+@BOTH
 def test_the_study_file_still_describes_the_recorded_runs(record: Record) -> None:
     now, study = load_study(STUDIES / record.file), record.study
     assert [now.training_config(r) for r in now.runs] == [

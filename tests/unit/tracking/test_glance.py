@@ -78,7 +78,14 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             ],
         )
     (folder / "claims.json").write_text(
-        json.dumps({"study": "s", "claims": [CLAIM], "marks": MARKS})
+        json.dumps(
+            {
+                "study": "s",
+                "claims": [CLAIM],
+                "marks": MARKS,
+                "collapsed_at": {"nano-moe_nvfp4-qat_seed2": 3},
+            }
+        )
     )
     return folder
 
@@ -98,7 +105,7 @@ def test_a_run_of_a_cell_is_compared_in_its_cell(results: Path) -> None:
             (folder / "manifest.json").write_text(json.dumps(named))
         run_dir.rename(in_cell)
     assert summarize(in_cell)["summary/kl_x"] == 1.6
-    assert short_name(read_manifest(in_cell, "")) == "moe qat s2 low"
+    assert short_name(read_manifest(in_cell, "")) == "qat s2 low moe"
 
 
 def test_summary_is_of_all_tokens_and_over_bf16(results: Path) -> None:
@@ -125,6 +132,8 @@ def test_runs_and_study_are_in_mlflow_with_view_and_claims(results: Path) -> Non
     runs = {it.info.run_name: it for it in client.search_runs([experiment.experiment_id])}
     assert set(runs) == {"moe bf16 s2", "moe qat s2", "study"}
     assert runs["moe qat s2"].data.metrics["summary/kl_x"] == 1.6
+    assert runs["moe qat s2"].data.metrics["summary/collapse"] == 3
+    assert "summary/collapse" not in runs["moe bf16 s2"].data.metrics
     study = runs["study"]
     assert study.data.metrics == {"claims/nano-moe/qat_kl_ratio": 1.6, "verdicts/INCONCLUSIVE": 1}
     line = "* **INCONCLUSIVE** nano-moe, k3 KL, nvfp4-qat / bf16: 1.6 (0.25 to inf), at most 2"
