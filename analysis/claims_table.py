@@ -49,8 +49,8 @@ NOTE = (
     "seed. Intervals: Student's t over seeds. k3 KL: mean over all sampled tokens of a run, ratio "
     "in the typical seed. Accuracy: difference in log-odds of answers sampled at temperature "
     "{temperature}; `accuracy` with all checkpoints evaluated in BF16, `served` with NVFP4 arms "
-    "evaluated in NVFP4. Noise floor: mean k3 KL of the bf16 arm, in nats a token. Verdicts are "
-    "not adjusted for the number of claims."
+    "evaluated in NVFP4. Noise floor: k3 KL of the bf16 arm in the typical seed, in nats a token. "
+    "Verdicts are not adjusted for the number of claims."
 )
 
 
@@ -64,7 +64,7 @@ class Claim(BaseModel):
             none.
         exact: nothing is random, low and high equal the estimate.
         bound: how the threshold binds; "within" means between -threshold and threshold.
-        noise_floor: mean k3 KL of the bf16 arm in nats a token.
+        noise_floor: k3 KL of the bf16 arm in the typical seed, in nats a token.
         unit: "x" for a ratio of arms, "%" for a share, empty for a plain difference.
         detail: what a reader wants to see next to the estimate.
     """

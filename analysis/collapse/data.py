@@ -28,7 +28,7 @@ class GridData:
     @cached_property
     def grid(self) -> Grid:
         """Outcomes of all settings."""
-        return read_grid(self.study, self.results)
+        return read_grid(self.runs, self.results)
 
     @cached_property
     def _frames(self) -> dict[str, pd.DataFrame]:

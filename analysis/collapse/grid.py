@@ -103,18 +103,15 @@ def runs_by_setting(study: Study, results: Path) -> dict[Setting, list[Run]]:
     return found
 
 
-def read_grid(study: Study, results: Path) -> Grid:
-    """Outcomes of the runs of all complete cells."""
+def read_grid(runs: Mapping[Setting, Sequence[Run]], results: Path) -> Grid:
+    """What became of the runs."""
 
     def outcome_of(run: Run) -> Outcome:
         manifest = read_manifest(results / run.id, HINT)
         rewards_T = read_metric(results / run.id, REWARD, manifest.planned_steps)
         return outcome(rewards_T.to_numpy(float))
 
-    return {
-        setting: [outcome_of(run) for run in runs]
-        for setting, runs in runs_by_setting(study, results).items()
-    }
+    return {setting: [outcome_of(run) for run in its] for setting, its in runs.items()}
 
 
 def show_rate(lr: float) -> str:

@@ -4,6 +4,7 @@ Only cells that have all their runs are judged; the table names the others.
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
 from analysis.claims_table import Claim, ClaimsTable, ClaimVerdict
@@ -12,38 +13,42 @@ from analysis.collapse.few_seeds import FEWEST_FOR_TESTS, descriptive_rules_of
 from analysis.collapse.grid import Design, Grid, design_of, read_grid, runs_by_setting
 from analysis.collapse.rules import rules_of
 from analysis.load import read_metric
-from experiments.runs.completeness import complete_cells
 from experiments.runs.evaluation import EVALUATIONS
 from experiments.runs.manifest import read_manifest
-from experiments.study.schema import Study
+from experiments.study.schema import Run, Study
 from experiments.support.json_files import REMAKE
 
-NOTE = (
-    "A run has collapsed when the mean reward of 20 steps falls below half of its best. p: "
-    "two-sided log-rank test with its exact permutation distribution over the seeds. The p-values "
-    "behind C1 to C3 are corrected together after Holm; the others are secondary and not "
-    "corrected. Claims that need a cell without all its runs are NOT RUN."
+DEFINITION = (
+    "A run has collapsed when the mean reward of 20 steps falls below half of its best. Claims "
+    "that need a cell without all its runs are NOT RUN."
+)
+P_VALUES = (
+    "p: two-sided log-rank test with its exact permutation distribution over the seeds. The "
+    "p-values behind C1 to C3 are corrected together after Holm; the others are secondary and not "
+    "corrected."
+)
+NO_TEST = (
+    f"Fewer than {FEWEST_FOR_TESTS} seeds: nothing is tested, and the answer follows the rule that "
+    "docs/protocols/collapse.md gave before the runs."
 )
 GRAD_NORM = "actor/grad_norm"
 
 
 def judge_study(study: Study, results: Path) -> ClaimsTable:
     """The claims of a study, in a results or records folder."""
-    design = design_of(study)
-    cells = complete_cells(study, results)
-    folders = [results / run.id for runs in cells.values() for run in runs]
-    grid = read_grid(study, results)
+    design, runs = design_of(study), runs_by_setting(study, results)
+    grid, num_seeds = read_grid(runs, results), len(study.seeds)
     return ClaimsTable(
         study=study.study,
-        claims=judge_grid(grid, design, len(study.seeds)),
-        marks={design.dense: marks(study, list(cells), folders)},
+        claims=judge_grid(grid, design, num_seeds),
+        marks={design.dense: marks(study, list(chain(*runs.values())), results)},
         collapsed_at={
             run.id: outcome.collapsed
-            for setting, runs in runs_by_setting(study, results).items()
-            for run, outcome in zip(runs, grid[setting], strict=True)
+            for setting, its in runs.items()
+            for run, outcome in zip(its, grid[setting], strict=True)
             if outcome.collapsed is not None
         },
-        note=NOTE,
+        note=f"{DEFINITION} {P_VALUES if num_seeds >= FEWEST_FOR_TESTS else NO_TEST}",
     )
 
 
@@ -77,10 +82,12 @@ def judge_grid(grid: Grid, design: Design, num_seeds: int) -> tuple[Claim, ...]:
     return tuple(claims)
 
 
-def marks(study: Study, complete: Sequence[str | None], folders: Sequence[Path]) -> tuple[str, ...]:
-    """What a reader must know of the runs, which are in `folders`, before any verdict."""
+def marks(study: Study, runs: Sequence[Run], results: Path) -> tuple[str, ...]:
+    """What a reader must know of the runs of complete cells before any verdict."""
+    folders = [results / run.id for run in runs]
     manifests = [read_manifest(folder, REMAKE) for folder in folders]
     found = []
+    complete = {run.cell for run in runs}
     if missing := [cell for cell in study.cells if cell not in complete]:
         found.append(f"cells not complete, not judged: {', '.join(missing)}")
     bases: dict[tuple[str, int], set[str]] = {}

@@ -50,7 +50,7 @@ def outcome_table(study: Study, results: Path) -> str:
             _accuracies(results, runs[setting], "bf16"),
             _accuracies(results, runs[setting], "nvfp4"),
         )
-        for setting, outcomes in read_grid(study, results).items()
+        for setting, outcomes in read_grid(runs, results).items()
     ]
     return TABLE.without_constant(rows)
 

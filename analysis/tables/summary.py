@@ -1,7 +1,7 @@
 """One row a study and model: what its claims came to. Collapses have a table of their own."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,16 +61,26 @@ def summary_text(records: Path) -> str:
     """
     files = sorted(records.glob("*/claims.json"))
     rows = [row for path in files for row in _rows(read_table(path))]
-    studies: dict[str, dict[str, None]] = {}  # by mark, without repeats, in the order of the rows
+    notes = _footnotes(rows)
+    texts = [TABLE.markdown(rows), f"† {notes}" if notes else "", NOTE]
+    return "\n\n".join(filter(None, texts)) + "\n"
+
+
+def _footnotes(rows: Sequence[Summary]) -> str:
+    """Each mark once, after the studies that have it; with models where not all of a study do."""
+    models: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         for mark in row.marks:
-            studies.setdefault(mark, {})[f"`{row.study}`"] = None
+            models.setdefault((row.study, mark), []).append(row.model)
+    num_models = Counter(row.study for row in rows)
+    subjects: dict[str, list[str]] = {}
+    for (study, mark), its in models.items():
+        part = "" if len(its) == num_models[study] else f" {', '.join(its)}"
+        subjects.setdefault(mark, []).append(f"`{study}`{part}")
     marks: dict[str, list[str]] = {}
-    for mark, names in studies.items():
+    for mark, names in subjects.items():
         marks.setdefault(", ".join(names), []).append(mark)
-    notes = " ".join(f"{names}: {'; '.join(found)}." for names, found in marks.items())
-    texts = [TABLE.markdown(rows), f"† {notes}" if marks else "", NOTE]
-    return "\n\n".join(filter(None, texts)) + "\n"
+    return " ".join(f"{names}: {'; '.join(found)}." for names, found in marks.items())
 
 
 def _rows(table: ClaimsTable) -> Iterator[Summary]:
