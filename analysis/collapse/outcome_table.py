@@ -12,10 +12,11 @@ from analysis.collapse.grid import (
     show_rate,
 )
 from analysis.collapse.survival import Outcome, share_collapsed
-from analysis.load import HINT
+from analysis.load import HINT, read_metric
 from analysis.markdown import MarkdownTable
 from experiments.runs.evaluation import EVALUATIONS, Precision, read_evaluations
 from experiments.study.schema import Run, Study
+from qat_core.rl.metric_names import K3_KL
 
 
 class Row(NamedTuple):
@@ -23,13 +24,15 @@ class Row(NamedTuple):
 
     Attributes:
         outcomes: by seed.
-        in_bf16: offline accuracy of the last checkpoint by seed, BF16 weights; of the runs that
-            were evaluated.
+        kl: median k3 KL of the steps up to the collapse, or of all, by seed.
+        in_bf16: offline accuracy of the last checkpoint by seed, sampled, BF16 weights; of the
+            runs that were evaluated.
         in_nvfp4: likewise with the weights in NVFP4, as they are served.
     """
 
     setting: Setting
     outcomes: Sequence[Outcome]
+    kl: Sequence[float]
     in_bf16: Sequence[float]
     in_nvfp4: Sequence[float]
 
@@ -47,6 +50,10 @@ def outcome_table(study: Study, results: Path) -> str:
         Row(
             setting,
             outcomes,
+            [
+                _median_kl(results / run.id, it)
+                for run, it in zip(runs[setting], outcomes, strict=True)
+            ],
             _accuracies(results, runs[setting], "bf16"),
             _accuracies(results, runs[setting], "nvfp4"),
         )
@@ -60,9 +67,17 @@ def _accuracies(results: Path, runs: Sequence[Run], precision: Precision) -> lis
     for run in runs:
         if not (results / run.id / EVALUATIONS).exists():
             continue
-        its = [e for e in read_evaluations(results / run.id, HINT) if e.precision == precision]
+        its = [
+            e
+            for e in read_evaluations(results / run.id, HINT)
+            if (e.precision, e.decoding) == (precision, "sampled")
+        ]
         found += [e.accuracy for e in its if e.step and e.step == max(e.step for e in its)]
     return found
+
+
+def _median_kl(run_dir: Path, outcome: Outcome) -> float:
+    return float(read_metric(run_dir, K3_KL)[: outcome.collapsed].median())
 
 
 def _shown_steps(outcomes: Sequence[Outcome]) -> str:
@@ -73,6 +88,11 @@ def _shown_share(outcomes: Sequence[Outcome]) -> str:
     share = share_collapsed(outcomes)
     # never None of a share, but an Interval may have ends that are
     return f"{share.low:.0%} to {share.high:.0%}"
+
+
+def _shown_range(values: Sequence[float]) -> str:
+    low, high = (f"{end:.1e}".replace("e-0", "e-") for end in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
 
 
 def _shown_mean(values: Sequence[float]) -> str:
@@ -89,6 +109,7 @@ TABLE: MarkdownTable[Row] = MarkdownTable(
         "Collapsed": lambda row: f"{num_collapsed(row.outcomes)} of {len(row.outcomes)}",
         "95 % interval": lambda row: _shown_share(row.outcomes),
         "At step, by seed": lambda row: _shown_steps(row.outcomes),
+        "k3 KL": lambda row: _shown_range(row.kl),
         "Mean reward": lambda row: _shown_mean([it.area for it in row.outcomes]),
         "Offline, BF16": lambda row: _shown_mean(row.in_bf16),
         "Offline, NVFP4": lambda row: _shown_mean(row.in_nvfp4),

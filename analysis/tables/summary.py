@@ -1,7 +1,7 @@
 """One row a study and model: what its claims came to. Collapses have a table of their own."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,8 +12,9 @@ RATIO = "qat_kl_ratio"
 NOTE = (
     "Ratios of mean k3 KL, with a 95 % interval over seeds where there are several. Served: "
     "accuracy in NVFP4 with QAT against without, in log-odds. Verdicts: of the claims that require "
-    "something of more than one seed."
+    "something; of a single seed weight memory alone is judged."
 )
+DEPARTS = "† Departs from the protocol: docs/results.md says how under the study's claims."
 
 
 class Summary(NamedTuple):
@@ -61,26 +62,8 @@ def summary_text(records: Path) -> str:
     """
     files = sorted(records.glob("*/claims.json"))
     rows = [row for path in files for row in _rows(read_table(path))]
-    notes = _footnotes(rows)
-    texts = [TABLE.markdown(rows), f"† {notes}" if notes else "", NOTE]
-    return "\n\n".join(filter(None, texts)) + "\n"
-
-
-def _footnotes(rows: Sequence[Summary]) -> str:
-    """Each mark once, after the studies that have it; with models where not all of a study do."""
-    models: dict[tuple[str, str], list[str]] = {}
-    for row in rows:
-        for mark in row.marks:
-            models.setdefault((row.study, mark), []).append(row.model)
-    num_models = Counter(row.study for row in rows)
-    subjects: dict[str, list[str]] = {}
-    for (study, mark), its in models.items():
-        part = "" if len(its) == num_models[study] else f" {', '.join(its)}"
-        subjects.setdefault(mark, []).append(f"`{study}`{part}")
-    marks: dict[str, list[str]] = {}
-    for mark, names in subjects.items():
-        marks.setdefault(", ".join(names), []).append(mark)
-    return " ".join(f"{names}: {'; '.join(found)}." for names, found in marks.items())
+    departures = DEPARTS if any(row.marks for row in rows) else ""
+    return "\n\n".join(filter(None, [TABLE.markdown(rows), departures, NOTE])) + "\n"
 
 
 def _rows(table: ClaimsTable) -> Iterator[Summary]:

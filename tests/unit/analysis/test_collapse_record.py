@@ -1,5 +1,6 @@
 """The recorded studies of collapses: valid, judged as recorded, recomputed independently."""
 
+import json
 from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from analysis.claims_table import read_table
 from analysis.collapse.data import GridData
 from analysis.collapse.grid import BF16, NOQAT, QAT, Setting
 from analysis.collapse.judge import judge_study
+from analysis.collapse.outcome_table import outcome_table
 from analysis.collapse.survival import Outcome, log_rank
 from experiments.runs.manifest import read_manifest
 from experiments.runs.record import require_commit, require_one_base_a_seed, settings_of
@@ -158,6 +160,31 @@ def test_what_is_said_in_words_of_the_grid() -> None:
     assert set(GRID.verdicts().values()) == {"PASS", "INCONCLUSIVE"}
 
 
+def test_offline_accuracies_of_the_table_are_of_sampled_answers() -> None:
+    shown = {}
+    for decoding in ("sampled", "greedy"):
+        accuracies = []
+        for seed in CONFIRM.seeds:
+            run = CONFIRM.folder / f"{CONFIRM.dense}_{QAT}.lr2e-4_seed{seed}"
+            accuracies += [
+                it["accuracy"]
+                for it in json.loads((run / "eval.json").read_text())
+                if (it["step"], it["precision"], it["decoding"]) == (240, "nvfp4", decoding)
+            ]
+        assert len(accuracies) == len(CONFIRM.seeds)
+        shown[decoding] = f"{np.mean(accuracies):.3f}"
+    table = outcome_table(CONFIRM.study, CONFIRM.folder).splitlines()
+    (row,) = (line for line in table if line.startswith(f"| {QAT} |"))
+    assert shown["sampled"] != shown["greedy"]
+    assert row.endswith(f"| {shown['sampled']} |")
+
+
+def kl_before(record: Record, arm: str, seed: int, step: int) -> float:
+    """Largest k3 KL of the steps up to that one, at 2e-4."""
+    run = record.folder / f"{record.dense}_{arm}.lr2e-4_seed{seed}"
+    return float(pd.read_csv(run / "metrics.csv.gz")["rollout_corr/k3_kl"][:step].max())
+
+
 def test_what_is_said_in_words_of_the_confirmation() -> None:
     noqat = times(CONFIRM, NOQAT, "lr2e-4")
     assert (min(noqat)[0], max(noqat)[0], num_collapsed(noqat)) == (64, 236, 10)
@@ -165,6 +192,9 @@ def test_what_is_said_in_words_of_the_confirmation() -> None:
     assert num_collapsed(times(CONFIRM, BF16, "lr2e-4")) == 0
     assert num_collapsed(times(CONFIRM, NOQAT, "lr2e-4-tis")) == 1
     assert num_collapsed(times(CONFIRM, NOQAT, "lr2e-4-centred")) == 3
+    with_qat = [kl_before(CONFIRM, QAT, seed, step) for seed, step in ((10, 199), (19, 166))]
+    alive = [kl_before(CONFIRM, BF16, seed, 240) for seed in CONFIRM.seeds]
+    assert f"{max(with_qat):.1e}, {max(alive):.1e}" == "2.7e-05, 4.1e-05"
     inconclusive = dict.fromkeys(("C3", "C4", "C5"), "INCONCLUSIVE")
     assert CONFIRM.verdicts() == {"C1": "PASS", **inconclusive}
 
