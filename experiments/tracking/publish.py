@@ -7,7 +7,7 @@ as artifacts, and as its note what a reader must know of the runs, then the clai
 
 import argparse
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import isfinite
 from pathlib import Path
 
@@ -104,21 +104,9 @@ def publish_study(study_dir: Path, results: Path) -> None:
     runs = [it for it in manifests if it.study == judged["study"]]
     start_ms = min((milliseconds(run.started_at) for run in runs), default=now_ms())
     end_ms = max(map(ended_ms, runs), default=now_ms())
-    marks = [
-        f"* {model}: {'; '.join(found)}"
-        for model, found in judged.get("marks", {}).items()
-        if found
-    ]
-    tags = {RUN_TAG: STUDY_RUN, NOTE: "\n".join([*marks, *map(_line, judged["claims"])])}
+    tags = {RUN_TAG: STUDY_RUN, NOTE: _note(judged)}
     run_id = client.create_run(experiment_id, start_ms, tags, STUDY_RUN).info.run_id
-    estimates = {
-        f"claims/{it['model']}/{it['name']}": float(it["estimate"])
-        for it in judged["claims"]
-        if it["estimate"] is not None
-    }
-    verdicts = Counter(f"verdicts/{it['verdict']}" for it in judged["claims"])
-    metrics = [Metric(key, value, end_ms, 0) for key, value in (estimates | verdicts).items()]
-    client.log_batch(run_id, metrics=[it for it in metrics if isfinite(it.value)])
+    client.log_batch(run_id, metrics=_claims_as_metrics(judged["claims"], end_ms))
     for path in (study_dir / name for name in ("claims.json", "claims.md")):
         if path.exists():
             client.log_artifact(run_id, str(path))
@@ -128,6 +116,28 @@ def publish_study(study_dir: Path, results: Path) -> None:
     for run, step in judged.get("collapsed_at", {}).items():
         for tracked in find_runs(client, experiment_id, run):
             client.log_metric(tracked, f"{SUMMARY}{COLLAPSE}", step)
+
+
+def _note(judged: Json) -> str:
+    """What a reader must know of the runs, then the claims, as Markdown."""
+    marks = [
+        f"* {model}: {'; '.join(found)}"
+        for model, found in judged.get("marks", {}).items()
+        if found
+    ]
+    return "\n".join([*marks, *map(_line, judged["claims"])])
+
+
+def _claims_as_metrics(claims: Sequence[Json], moment_ms: int) -> list[Metric]:
+    """Estimates that are finite, and how many claims have which verdict."""
+    estimates = {
+        f"claims/{it['model']}/{it['name']}": float(it["estimate"])
+        for it in claims
+        if it["estimate"] is not None
+    }
+    verdicts = Counter(f"verdicts/{it['verdict']}" for it in claims)
+    values = estimates | verdicts
+    return [Metric(key, it, moment_ms, 0) for key, it in values.items() if isfinite(it)]
 
 
 def _line(claim: Json) -> str:
