@@ -67,17 +67,16 @@ class SideBySide:
         """Runs the study in the order of its file; returns what did not succeed."""
         # a run waits in its thread for what it needs, which has been given to the pool before it
         with ThreadPoolExecutor(self.jobs) as pool:
-            inputs: dict[str, Future[bool]] = {}
+            data = [pool.submit(self._make_data)] if self.study.trainer == "verl" else []
+            bases: dict[str, Future[bool]] = {}
             runs: dict[str, Future[bool]] = {}
-            if self.study.trainer == "verl":
-                inputs["data"] = pool.submit(self._make_data)
             for run in self.runs:
                 base = self.study.base_of(run)
-                if base not in inputs:
-                    inputs[base] = pool.submit(self._make_base, base)
-                needed = [made for name, made in inputs.items() if name in ("data", base)]
-                runs[run.id] = pool.submit(self._train, run, needed)
-            return [name for name, done in (inputs | runs).items() if not done.result()]
+                if base not in bases:
+                    bases[base] = pool.submit(self._make_base, base)
+                runs[run.id] = pool.submit(self._train, run, [*data, bases[base]])
+            made = [("data", done) for done in data] + [*bases.items(), *runs.items()]
+            return [name for name, done in made if not done.result()]
 
     def _make_data(self) -> bool:
         out = self.results / "data" / self.study.study

@@ -196,3 +196,13 @@ def test_a_study_of_verl_gets_its_data(
     assert begun[:2] == [("experiments.verl.data", "data"), (maker, base)]
     steps = ["experiments.launch.run", "experiments.evaluate.run"][: 1 if random_weights else 2]
     assert begun[2:] == [(step, run.id) for run in study.runs for step in steps]
+
+
+def test_a_model_may_be_named_data(begun: list[Program], tmp_path: Path) -> None:
+    content = yaml.safe_load((STUDIES / "verl_nano.yaml").read_text())
+    content["models"] = {"data": content["models"]["nano-moe-verl"]}
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump(content))
+    assert all_of(load_study(path), tmp_path).run_all() == []
+    made = {("experiments.verl.data", "data"), ("experiments.base.make", "data")}
+    assert made <= set(begun)
