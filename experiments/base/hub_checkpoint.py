@@ -21,6 +21,7 @@ def link_checkpoint(name: str, source: HubModel, out: Path) -> dict[str, Any]:
     Raises:
         ValueError: the checkpoint is not there, is incomplete, or has other shapes than the study
             predicts memory from.
+        OSError: it could not be fetched; another try may do.
     """
     folder = _local_folder(name, source) if source.path else _fetched_folder(name, source)
     files = [path for pattern in FILES for path in folder.glob(pattern)]

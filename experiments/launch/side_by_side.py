@@ -120,7 +120,7 @@ class SideBySide:
     def _succeeds(self, command: Sequence[str], log: Path) -> bool:
         """Whether one of the tries does; the later ones resume what the earlier ones left.
 
-        A mistake of the user's is one at every try.
+        A mistake of the user's is one at every try; an error of the network or of a disk is not.
         """
         with log.open("a") as output:
             for _ in range(self.tries):
@@ -146,7 +146,7 @@ def main() -> None:
         type=int,
         choices=range(1, 10),
         default=2,
-        help="starts of a program that fails, but by no mistake of yours",
+        help="starts of a program that fails, but not with exit code 2: a mistake of yours",
     )
     parser.add_argument(
         "--random-weights", action="store_true", help="draw weights on each rank, evaluate nothing"

@@ -9,6 +9,14 @@ from typing import Any
 
 USER_MISTAKE = 2  # exit code
 NO_SPACE = (ENOSPC, EDQUOT, EFBIG)
+MISTAKES = (
+    ValueError,
+    FileExistsError,
+    FileNotFoundError,
+    IsADirectoryError,
+    NotADirectoryError,
+    PermissionError,
+)
 
 
 def _argument(name: str, **settings: Any) -> argparse.ArgumentParser:
@@ -28,16 +36,21 @@ class ProgramError(Exception):
 
 
 def run_cli(main: Callable[[], None]) -> None:
-    """Calls `main`; an error that the user can act on becomes one line on stderr, exit code 2.
+    """Calls `main`; an error that names its cause becomes one line on stderr.
 
-    That is a ValueError, and what the operating system refuses: no file, no permission, no space.
-    A `ProgramError` is one line too, with exit code 1.
+    The exit code is 2 for a mistake of the user's, see `is_mistake`. Other errors of the operating
+    system, such as a network disk's, and a `ProgramError` have 1: another try may do.
     """
     try:
         main()
     except (ValueError, OSError, ProgramError) as error:
         print(f"error: {describe_error(error)}", file=sys.stderr)
-        sys.exit(1 if isinstance(error, ProgramError) else USER_MISTAKE)
+        sys.exit(USER_MISTAKE if is_mistake(error) else 1)
+
+
+def is_mistake(error: BaseException) -> bool:
+    """Whether every try ends so until the user acts: wrong input, no file, permission or space."""
+    return isinstance(error, MISTAKES) or getattr(error, "errno", None) in NO_SPACE
 
 
 def describe_error(error: Exception) -> str:

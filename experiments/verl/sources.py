@@ -74,7 +74,8 @@ def locate_sources(task: TaskConfig, split: Split) -> list[Source]:
     """The files of a split: the study's local ones, else the hub's.
 
     Raises:
-        ValueError: a file is missing, cannot be fetched, or has another checksum.
+        ValueError: a file is missing or refused, or has another checksum.
+        OSError: it could not be fetched; another try may do.
     """
     local: Mapping[Path, str] = task.train_files if split == "train" else task.test_files
     if local:
