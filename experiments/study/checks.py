@@ -20,6 +20,8 @@ DYNAMIC_BATCHES = "actor_rollout_ref.actor.use_dynamic_bsz"
 ROLLOUT = "actor_rollout_ref.rollout"
 SLEEP = f"{ROLLOUT}.free_cache_engine"
 CACHE_BYTES = f"{ROLLOUT}.engine_kwargs.vllm.+kv_cache_memory_bytes"
+UTILIZATION = f"{ROLLOUT}.gpu_memory_utilization"
+LARGEST_UTILIZATION = 0.1  # where the cache has a size, all that it says is what has to be free
 VERL_CORRECTIONS = ("token_tis", "none")
 
 
@@ -239,4 +241,9 @@ def _check_shared_gpus(study: Study) -> Iterator[str]:
         yield (
             f"gpu_memory_gib: vLLM measures memory that other runs take; set {CACHE_BYTES}, as "
             "recipe: nano does, or remove it"
+        )
+    if any(recipe[UTILIZATION].value > LARGEST_UTILIZATION for recipe in recipes):
+        yield (
+            "gpu_memory_gib: vLLM does not start beside runs that hold the memory it wants free; "
+            f"set {UTILIZATION}: {LARGEST_UTILIZATION} or less, as recipe: nano does, or remove it"
         )

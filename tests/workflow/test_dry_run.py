@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments.runs.manifest import MANIFEST
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, STUDIES
 from tests.workflow.programs import SLOW_IMPORTS, SMOKE, imported, run, snakemake
@@ -69,6 +70,28 @@ def test_jobs_of_a_cuda_study_share_all_visible_gpus(tmp_path: Path) -> None:
     done = snakemake(*options, folder=tmp_path, CUDA_VISIBLE_DEVICES="0,1,2,3")
     assert done.returncode == 0, done.stderr
     assert 'gpu=Resource("gpu", 4)' in done.stderr
+
+
+def test_runs_that_share_a_gpu_begin_together_on_16_cores(tmp_path: Path) -> None:
+    pytest.importorskip("verl", reason="needs requirements/engines.txt")
+    path = STUDIES / "collapse_verl.yaml"
+    study = load_study(path)
+    runs = [
+        f"results/{run.id}/{file}" for run in study.runs for file in ("metrics.jsonl", MANIFEST)
+    ]
+    bases = [
+        f"results/base/{base}/{file}" for base in study.bases for file in ("config.json", MANIFEST)
+    ]
+    parts = ("data.json", "train.parquet", "test.parquet")
+    for name in [*runs, *bases, *(f"results/data/{study.study}/{part}" for part in parts)]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    # a dry run chooses no jobs
+    options = ("--touch", "--forcerun", "train", "--cores", "16", "--resources", "gpu=3")
+    files = ("--configfile", path, "--", *runs)
+    done = snakemake(*options, *files, folder=tmp_path, CUDA_VISIBLE_DEVICES="0")
+    assert done.returncode == 0, done.stderr
+    assert f"Execute {len(study.runs)} jobs" in done.stderr
 
 
 def test_slurm_profile_plans_the_same_study(tmp_path: Path) -> None:

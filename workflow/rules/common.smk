@@ -84,10 +84,14 @@ def base_gpus(wildcards):
 
 
 def train_threads():
-    """Cores of a run: the local trainer uses one; on GPUs, vLLM and Ray want some for each."""
+    """Cores of a run: the local trainer uses one; on GPUs, vLLM and Ray want some for each.
+
+    Runs that share GPUs, as runs on a CPU, get few: else cores would let one begin at a time.
+    """
     if STUDY.trainer == "local":
         return 1
-    return 2 if STUDY.device == "cpu" else CORES_PER_GPU * STUDY.gpus
+    has_gpus = STUDY.device == "cuda" and not STUDY.gpu_memory_gib
+    return CORES_PER_GPU * STUDY.gpus if has_gpus else 2
 
 
 def training_digest(wildcards):

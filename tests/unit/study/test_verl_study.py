@@ -103,9 +103,10 @@ def test_verl_refuses_what_only_the_local_trainer_knows(
     [
         ("verl_gpu", {}, "gpu_memory_gib: vLLM asleep counts the memory of other runs; set"),
         ("qwen3_smoke", {"variant": ["smoke", "wide"]}, "gpu_memory_gib: vLLM measures memory"),
+        ("verl_gpu", {"variant": ["smoke", "wide"]}, "gpu_memory_gib: vLLM does not start beside"),
         ("verl_nano", {"variant": "wide"}, "gpu_memory_gib: runs share GPUs with device: cuda"),
     ],
-    ids=["sleep", "size of cache", "cpu"],
+    ids=["sleep", "size of cache", "free memory", "cpu"],
 )
 def test_runs_of_verl_that_cannot_share_a_gpu(
     tmp_path: Path, study: str, changes: dict[str, Any], message: str
