@@ -74,31 +74,40 @@ def _grouped_product(
 
     Raises:
         NotImplementedError: a bias or another output dtype, which transformers does not use.
-        ValueError: `offs` names no group, or ends that do not ascend within that dimension.
+        ValueError: `offs` names no group, not one for each matrix of the stack, or ends that do not
+            ascend within that dimension; or there are two stacks, which share out nothing.
     """
-    if bias is not None or out_dtype not in (None, left.dtype):
+    if bias is not None:
+        raise NotImplementedError(f"{__name__}: bias: add it to the grouped product")
+    if out_dtype not in (None, left.dtype):
         raise NotImplementedError(
-            f"{__name__}: grouped products have no bias and the dtype of their inputs, "
-            f"{left.dtype}, not {out_dtype}"
+            f"{__name__}: out_dtype: {out_dtype}: grouped products have the dtype of their inputs, "
+            f"{left.dtype}; convert the product"
         )
     if offs is None:
         return torch.bmm(left, right)
+    if left.ndim == right.ndim == 3:
+        raise ValueError(f"{__name__}: offs: two stacks of matrices share out nothing; use None")
     if left.ndim == right.ndim == 2:
         groups = _groups(offs, left.shape[1])
         return torch.stack([left[:, group] @ right[group] for group in groups])
     if left.ndim == 2:
-        groups = _groups(offs, left.shape[0])
+        groups = _groups(offs, left.shape[0], right)
         product: Any = [left[group] @ matrix for group, matrix in zip(groups, right, strict=True)]
         rest = left.new_zeros(left.shape[0] - groups[-1].stop, right.shape[2])
         return torch.cat([*product, rest])
-    groups = _groups(offs, right.shape[1])
+    groups = _groups(offs, right.shape[1], left)
     product = [matrix @ right[:, group] for matrix, group in zip(left, groups, strict=True)]
     rest = left.new_zeros(left.shape[1], right.shape[1] - groups[-1].stop)
     return torch.cat([*product, rest], 1)
 
 
-def _groups(offs: Tensor, size: int) -> list[slice]:
+def _groups(offs: Tensor, size: int, stack: Tensor | None = None) -> list[slice]:
     ends = offs.tolist()
+    if stack is not None and len(ends) != len(stack):
+        raise ValueError(
+            f"{__name__}: offs: {len(ends)} groups for {len(stack)} matrices; name one for each"
+        )
     if not ends or sorted([0, *ends, size]) != [0, *ends, size]:
         raise ValueError(
             f"{__name__}: offs: {ends} are not the ascending ends of groups of {size} rows or "

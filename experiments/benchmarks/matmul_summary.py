@@ -62,7 +62,10 @@ def main() -> None:
     """Prints a table for each model and kind of product."""
     if len(sys.argv) != 2:
         raise SystemExit(__doc__)
-    record = read_json(Path(sys.argv[1]), "name a record of `matmul`")
+    path, hint = Path(sys.argv[1]), "name a record of `matmul`"
+    record = read_json(path, hint)
+    if record.get("benchmark") != "matmul":
+        raise ValueError(f"{path}: benchmark: {record.get('benchmark')}; {hint}")
     for model in dict.fromkeys(row["layer"].partition(".")[0] for row in record["cases"]):
         for kind, baseline in BF16.items():
             if by_tokens := totals(record["cases"], model, kind):

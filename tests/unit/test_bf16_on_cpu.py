@@ -114,13 +114,29 @@ def check_groups_of_fp32() -> None:
 
 def check_wrong_groups_are_refused() -> None:
     bf16_on_cpu.replace_products()
-    a, stack_b = A.bfloat16(), STACK_B.bfloat16()
-    for ends in ([], [5, 5, 38], [5, 4, 37], [-1, 5, 37]):
+    a, b, stack_a, stack_b = (t.bfloat16() for t in (A, B, STACK_A, STACK_B))
+    product = bf16_on_cpu._grouped_product
+    for ends in ([5, 5, 38], [5, 4, 37], [-1, 5, 37]):
         offs = torch.tensor(ends, dtype=torch.int32)
         with pytest.raises(ValueError, match=r"bf16_on_cpu: offs: .* ascending ends of groups"):
-            bf16_on_cpu._grouped_product(a, stack_b, offs)
-    with pytest.raises(NotImplementedError, match=r"qat_core\.bf16_on_cpu: grouped products"):
-        bf16_on_cpu._grouped_product(a, stack_b, ROWS, out_dtype=torch.float32)
+            product(a, stack_b, offs)
+    with pytest.raises(ValueError, match=r"bf16_on_cpu: offs: .* ascending ends of groups"):
+        product(a, b, INNER[:0])
+    with pytest.raises(ValueError, match=r"bf16_on_cpu: offs: 2 groups for 3 matrices; name one"):
+        product(a, stack_b, ROWS[:2])
+    with pytest.raises(ValueError, match=r"bf16_on_cpu: offs: 0 groups for 3 matrices; name one"):
+        product(stack_a, b, COLUMNS[:0])
+    with pytest.raises(ValueError, match=r"bf16_on_cpu: offs: two stacks of matrices share out"):
+        product(stack_a, stack_b, ROWS)
+
+
+def check_what_grouped_products_lack_is_refused() -> None:
+    a, stack_b = A.bfloat16(), STACK_B.bfloat16()
+    product = bf16_on_cpu._grouped_product
+    with pytest.raises(NotImplementedError, match=r"qat_core\.bf16_on_cpu: bias: add it to"):
+        product(a, stack_b, ROWS, bias=STACK_B[:, 0].bfloat16())
+    with pytest.raises(NotImplementedError, match=r"bf16_on_cpu: out_dtype: torch\.float32: gro"):
+        product(a, stack_b, ROWS, out_dtype=torch.float32)
 
 
 def check_bits_are_kept() -> None:
@@ -158,6 +174,7 @@ def is_replaced(is_fast: bool) -> bool:
         check_short_groups,
         check_groups_of_fp32,
         check_wrong_groups_are_refused,
+        check_what_grouped_products_lack_is_refused,
         check_bits_are_kept,
         check_mixed_dtypes_are_refused,
     ],

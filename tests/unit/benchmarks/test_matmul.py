@@ -9,6 +9,7 @@ from experiments.benchmarks.humming_layer import humming_tensors
 from experiments.benchmarks.matmul_cases import case, different, equal_groups, prefix, prepare
 from experiments.benchmarks.matmul_experts import Routing, in_token_order, random_routing
 from experiments.benchmarks.matmul_layers import Layer, floors_us, layers_of, random_weight
+from experiments.study.schema import ROOT
 
 EXPERTS = Layer("tiny", "gate_up", 64, 64, experts=8, experts_per_token=2)
 
@@ -157,3 +158,19 @@ def test_totals_add_up_what_every_product_has():
     floors = {"floor nvfp4": 2.0, "floor bf16": 4.0}
     assert matmul_summary.totals(cases, "m", "dense") == {1: floors | {"bf16": 7.0}}
     assert matmul_summary.totals(cases, "m", "experts") == {}
+
+
+@pytest.mark.parametrize("benchmark", ["matmul_bits", None])
+def test_totals_of_another_record_are_refused(benchmark, tmp_path, monkeypatch):
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps({"benchmark": benchmark, "cases": ["a"]}))
+    monkeypatch.setattr(sys, "argv", ["matmul_summary", str(path)])
+    with pytest.raises(ValueError, match=f"benchmark: {benchmark}; name a record of `matmul`"):
+        matmul_summary.main()
+
+
+def test_totals_of_a_record_are_printed(monkeypatch, capsys):
+    path = ROOT / "experiments" / "records" / "benchmarks" / "matmul_h200.json"
+    monkeypatch.setattr(sys, "argv", ["matmul_summary", str(path)])
+    matmul_summary.main()
+    assert "qwen3-30b-a3b, experts, us a layer" in capsys.readouterr().out
