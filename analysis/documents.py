@@ -1,4 +1,4 @@
-"""Fills blocks of README.md and docs/ from records: `python -m analysis.documents [--check]`.
+"""Fills blocks of documents from records: `python -m analysis.documents [--check]`.
 
 A block lies between two comment lines, and everything between them is replaced:
 
@@ -8,6 +8,7 @@ A block lies between two comment lines, and everything between them is replaced:
     <!-- begin:replications STUDY -->      its claims again, with seeds that are not in the record
     <!-- begin:outcomes STUDY -->          of a grid, what became of each setting's runs
     <!-- begin:studies -->                 a summary row for each model of every recorded study
+    <!-- begin:times -->                   how long the runs of every recorded study took
     <!-- begin:metrics -->                 the catalogue of metrics
     <!-- begin:KIND MACHINE -->            benchmark tables: a key of analysis.tables.SECTIONS, and
                                            how the records' names end, or the size of a study
@@ -20,7 +21,7 @@ import argparse
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from analysis.claims_table import read_table
@@ -32,14 +33,20 @@ from analysis.metrics import catalogue_text
 from analysis.replication import replications_text
 from analysis.tables import SECTIONS, benchmark_text
 from analysis.tables.summary import summary_text
-from experiments.runs.manifest import RunManifest, read_manifest
+from analysis.tables.times import made_by, times_text
+from experiments.runs.manifest import read_manifest
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT
 from experiments.support.cli import run_cli
 from experiments.support.json_files import REMAKE
 
 RECORDS = Path("experiments", "records")
-KINDS = ("claims", "figures", "outcomes", "replications", "studies", "metrics", *SECTIONS)
+WITHOUT_WORDS: Mapping[str, Callable[[Path], str]] = {
+    "studies": summary_text,
+    "times": times_text,
+    "metrics": lambda _: catalogue_text(),
+}
+KINDS = ("claims", "figures", "outcomes", "replications", *WITHOUT_WORDS, *SECTIONS)
 CAPTIONS = {name: it.caption for name, it in FIGURES.items()} | {
     name: it.caption for name, it in GRID_FIGURES.items()
 }
@@ -52,6 +59,7 @@ BLOCK = re.compile(
 MARKER = re.compile(r"<!-- (?:begin|end):")
 DOCUMENTS = (
     "README.md",
+    "REPRODUCING.md",
     "docs/results.md",
     "docs/statistics.md",
     "docs/metrics.md",
@@ -85,10 +93,8 @@ def fill_blocks(text: str, root: Path, folder: Path) -> str:
 
 def _filled(block: re.Match[str], root: Path, folder: Path) -> str:
     kind, words = block["kind"], block["words"].split()
-    if kind == "studies":
-        content = summary_text(root / RECORDS)
-    elif kind == "metrics":
-        content = catalogue_text()
+    if kind in WITHOUT_WORDS:
+        content = WITHOUT_WORDS[kind](root / RECORDS)
     elif not words:
         raise ValueError(f"<!-- begin:{kind} -->: name a study, a machine or a size behind {kind}")
     elif kind == "claims":
@@ -112,15 +118,8 @@ def _origin(record: Path) -> str:
     manifests = [
         read_manifest(path.parent, REMAKE) for path in sorted(record.glob("*/manifest.json"))
     ]
-    origins = Counter(_made_by(it) for it in manifests)
+    origins = Counter(made_by(it) for it in manifests)
     return f"Recorded: {'; '.join(f'{n} runs at {made_by}' for made_by, n in origins.items())}."
-
-
-def _made_by(manifest: RunManifest) -> str:
-    machine = manifest.hardware
-    commit = manifest.git.commit[:7] if manifest.git and manifest.git.commit else "not recorded"
-    gpus = "".join(f", a run on {count} {name}" for name, count in Counter(machine.gpus).items())
-    return f"commit {commit} on {machine.cores} cores of {machine.cpu}{gpus}"
 
 
 def _figure(root: Path, folder: Path, study: str, name: str) -> str:

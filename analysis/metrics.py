@@ -21,7 +21,7 @@ class Metric(BaseModel):
         label: short name for an axis or a table.
         unit: empty for a pure number.
         formula: how it is computed from the symbols that the catalogue's head explains.
-        weighting: what has equal weight: every token, every response, or the step as a whole.
+        weighting: what the mean is over: tokens or responses (sequence); step: one value a step.
         better: where a healthy run moves it.
         direction: of a divergence, which distribution is sampled from.
         aliases: name by system.
@@ -56,7 +56,7 @@ TABLE: MarkdownTable[tuple[str, Metric]] = MarkdownTable(
         "What": lambda row: ", ".join(filter(None, (row[1].direction, row[1].label))),
         "Formula": lambda row: row[1].formula,
         "Unit": lambda row: row[1].unit,
-        "Weighs equally": lambda row: row[1].weighting,
+        "Mean over": lambda row: row[1].weighting,
         "Better": lambda row: row[1].better,
         "Elsewhere": lambda row: "; ".join(f"{s}: `{n}`" for s, n in row[1].aliases.items()),
     }
