@@ -6,7 +6,7 @@ python -m tests.family_checks > docs/families.md
 import copy
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,8 @@ YES = "yes"
 HEADER = """# Model families
 
 Every family of causal language models that transformers 5.10 has, as a model of two small layers
-with random weights, under `Recipe.full()`. A test makes this table again and compares it.
+with random weights, under `Recipe.full()`. A cell says `yes` or why not; of a family that is not
+built nothing is known. A test makes this table again and compares it.
 
 * **NVFP4**: share of the weights, without embeddings and output head, that is quantized.
 * **trains**: logits and all gradients equal, bit for bit, those of a model whose weights were
@@ -48,10 +49,8 @@ with random weights, under `Recipe.full()`. A test makes this table again and co
 * **served**: vLLM's CPU build loads that checkpoint and generates from it with the trainer's
   probabilities, and from other weights that are streamed to it then
   (`tests/integration/test_vllm_families.py`); `-` where that is not tested. For Qwen3.5's images
-  vLLM imports torchvision; gpt-oss is refused as soon as weights are to be streamed, because vLLM's
-  loader copies its experts and attention sinks past the reload.
-
-Otherwise the cell says why not.
+  vLLM imports torchvision. gpt-oss cannot be synced: vLLM loads its experts and sinks by a path
+  that the reload does not cover.
 
 | family | NVFP4 | trains | streams | exports | served |
 |---|---|---|---|---|---|
@@ -194,7 +193,22 @@ def _sentence(error: Any) -> str:
     return re.sub(r"/tmp/\S+/", "", text).replace("|", "\\|")[:160]
 
 
+def summary(lines: Collection[str]) -> str:
+    """How many lines of the table say what."""
+    do_all = sum(f"| {YES} | {YES} | {YES} |" in line for line in lines)
+    refused = sum("| refused: " in line for line in lines)
+    not_built = sum("| not built: " in line for line in lines)
+    others = len(lines) - do_all - refused - not_built
+    return (
+        f"{len(lines)} families: {do_all} train, stream and export, {refused} are refused, "
+        f"{not_built} are not built, {others} only in part."
+    )
+
+
 if __name__ == "__main__":
     print(HEADER, end="")
+    rows = []
     for each in FAMILIES:
-        print(check_family(each), flush=True)
+        rows.append(str(check_family(each)))
+        print(rows[-1], flush=True)
+    print(f"\n{summary(rows)}")

@@ -7,7 +7,7 @@ import torch
 
 from experiments.study.schema import ROOT
 from tests.families import FAMILIES, SERVED
-from tests.family_checks import HEADER, YES, check_family
+from tests.family_checks import HEADER, YES, check_family, summary
 
 PAGE = ROOT / "docs" / "families.md"
 ASKED_FOR = ("mixtral", "olmoe", "deepseek_v3", "glm4_moe", "deepseek_v2", "qwen3_next")
@@ -24,6 +24,10 @@ def documented() -> dict[str, str]:
 
 def test_every_family_of_transformers_is_in_the_table(documented: dict[str, str]) -> None:
     assert list(documented) == list(FAMILIES)
+
+
+def test_the_page_ends_with_how_many_families_do_what(documented: dict[str, str]) -> None:
+    assert PAGE.read_text().endswith(f"|\n\n{summary(documented.values())}\n")
 
 
 def test_what_users_ask_for_trains_streams_and_exports(documented: dict[str, str]) -> None:
