@@ -6,8 +6,10 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, Field
+from scipy.stats import ttest_1samp
 
 from analysis.claims_table import show_ratio
+from analysis.collapse.survival import holm
 from analysis.markdown import MarkdownTable
 from analysis.stats import Array, find_spikes, ratio_over_seeds
 from analysis.tables.record import Hardware, Record, read_record
@@ -21,6 +23,7 @@ NOTE = (
     "position went to other experts than in the engine, in any layer, and what they carry of the "
     "k3 without replay. Steps: above ten times their run's median, without and with."
 )
+P_TITLE = "**p-values of these ratios, after Holm's correction for all of them together**"
 ARM_TITLE = "**Mean k3 KL over that of BF16, without and with replay on both sides**"
 TIME_TITLE = "**Time of a training step of seed 0, in turns**"
 
@@ -118,6 +121,13 @@ TABLE: MarkdownTable[ArmTokens] = MarkdownTable(
         "Steps, with": lambda row: row.spikes("on"),
     }
 )
+P_TABLE: MarkdownTable[tuple[ArmName, float, float]] = MarkdownTable(
+    {
+        "Arm": lambda row: ARMS[row[0]].label,
+        "Mean": lambda row: f"{row[1]:.3f}",
+        "p99.9": lambda row: f"{row[2]:.3f}",
+    }
+)
 TIME_TABLE: MarkdownTable[Times] = MarkdownTable(
     {
         "Arm": lambda row: ARMS[row.arm].label,
@@ -152,6 +162,8 @@ def replay_sections(folder: Path, machine: str) -> list[str]:
         TITLE,
         TABLE.markdown(arms.values()),
         NOTE,
+        P_TITLE,
+        P_TABLE.markdown(_p_values(arms)),
         ARM_TITLE,
         _arm_table(arms).markdown([arms[name] for name in arms if name != "bf16"]),
         TIME_TITLE,
@@ -168,6 +180,15 @@ def _by_arm(runs: Iterable[RunTokens]) -> Mapping[ArmName, ArmTokens]:
         found[run.arm][run.seed] = run
     whole = sorted(set.intersection(*(set(seeds) for seeds in found.values())))
     return {arm: ArmTokens(arm, [seeds[seed] for seed in whole]) for arm, seeds in found.items()}
+
+
+def _p_values(arms: Mapping[ArmName, ArmTokens]) -> Iterable[tuple[ArmName, float, float]]:
+    """Of Student's t of the seeds' log ratios, two-sided; of the mean and the 99.9th percentile."""
+    pairs = [
+        (of_side("on"), of_side("off")) for row in arms.values() for of_side in (row.mean, row.p999)
+    ]
+    corrected = holm([float(ttest_1samp(np.log(on / off), 0).pvalue) for on, off in pairs])
+    return zip(arms, corrected[::2], corrected[1::2], strict=True)
 
 
 def _arm_table(arms: Mapping[ArmName, ArmTokens]) -> MarkdownTable[ArmTokens]:
