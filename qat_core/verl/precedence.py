@@ -5,11 +5,11 @@ override the file in silence. Only Hydra's loader knows which file set a key; a 
 tell, as a file may repeat a default of verl's.
 """
 
-import re
 from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from hydra._internal.defaults_list import create_defaults_list
 from hydra.core.global_hydra import GlobalHydra
@@ -17,7 +17,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 GROUPS = ("nvfp4", "routing_replay")
-_VERLS_FOLDERS = r"verl[/.](trainer|experimental[/.]\w+)[/.]config$"
+
+
+class _File(NamedTuple):
+    path: str
+    package: str  # the section of the configuration that its keys are in
+    settings: dict[str, Any]  # by dotted key of the configuration
 
 
 def require_last_word(hydra: DictConfig) -> None:
@@ -33,8 +38,8 @@ def require_last_word(hydra: DictConfig) -> None:
         _require_last_word(group, files, commanded)
 
 
-def _files_in_order(hydra: DictConfig) -> list[tuple[str, dict[str, Any]]]:
-    """Path and settings of each file that Hydra merges, the later over the earlier."""
+def _files_in_order(hydra: DictConfig) -> list[_File]:
+    """The files that Hydra merges, the later over the earlier."""
     loader: Any = GlobalHydra.instance().config_loader()
     name = hydra.job.config_name
     overrides, repository = loader._parse_overrides_and_create_caching_repo(
@@ -48,52 +53,58 @@ def _files_in_order(hydra: DictConfig) -> list[tuple[str, dict[str, Any]]]:
         skip_missing=False,
     ).defaults
     return [
-        (path, _settings(path, loader._load_single_config(entry, repository)))
+        _File(
+            str(entry.config_path),
+            str(entry.package),
+            _settings(loader._load_single_config(entry, repository).config),
+        )
         for entry in entries
-        for path in [str(entry.config_path)]
     ]
 
 
-def _require_last_word(
-    group: str, files: list[tuple[str, dict[str, Any]]], commanded: list[str]
-) -> None:
-    positions = [i for i, (path, _) in enumerate(files) if path.startswith(f"{group}/")]
-    choices = [files[i][0].removeprefix(f"{group}/") for i in positions]
+def _require_last_word(group: str, files: list[_File], commanded: list[str]) -> None:
+    positions = [i for i, file in enumerate(files) if file.path.startswith(f"{group}/")]
+    choices = [files[i].path.removeprefix(f"{group}/") for i in positions]
     if len(positions) > 1:
         raise ValueError(f"+{group}: {', '.join(choices)}: choose one")
     refused = [
-        f"{key}: {_text(earlier[key])} in {path}.yaml, but +{group}={choices[0]} comes after it; "
-        f"put {{{group}: {choices[0]}}} before _self_ in its defaults instead"
+        f"{key}: {_text(earlier.settings[key])} in {earlier.path}.yaml, "
+        f"but +{group}={choices[0]} comes after it; {_fix(earlier, key, group, choices[0])}"
         for i in positions
-        for path, earlier in files[:i]
-        for key in _overridden(earlier, files[i][1], commanded)
+        for earlier in files[:i]
+        for key in _overridden(earlier, files[i].settings, commanded)
     ]
     if refused:
         raise ValueError("\n".join(refused))
 
 
-def _overridden(
-    earlier: dict[str, Any], later: dict[str, Any], commanded: list[str]
-) -> Iterator[str]:
-    """Keys that the command does not set itself, which comes last of all."""
-    for key in sorted(earlier.keys() & later.keys()):
+def _overridden(earlier: _File, later: dict[str, Any], commanded: list[str]) -> Iterator[str]:
+    """Keys that are the user's, and that the command does not set itself, which comes last."""
+    for key in sorted(earlier.settings.keys() & later.keys()):
         is_commanded = any(f"{key}.".startswith(f"{given}.") for given in commanded)
-        if earlier[key] != later[key] and not is_commanded:
+        if earlier.settings[key] != later[key] and not is_commanded and not _is_verls(earlier, key):
             yield key
 
 
-def _settings(path: str, loaded: Any) -> dict[str, Any]:
-    """A file's values by dotted key, but none of a file of verl's own."""
-    if _is_verls(loaded.path, path):
-        return {}
-    content = OmegaConf.to_container(loaded.config, resolve=False)
+def _fix(file: _File, key: str, group: str, choice: str) -> str:
+    """A file of a group can list only what is in its own section, and others come after it."""
+    if "/" in file.path:
+        return f"add {key}={_text(file.settings[key])} to the command"
+    return f"put {{{group}: {choice}}} before _self_ in its defaults instead"
+
+
+def _settings(config: Any) -> dict[str, Any]:
+    """What a file says, by dotted key."""
+    content = OmegaConf.to_container(config, resolve=False)
     assert isinstance(content, dict)
     leaves = dict(_leaves(content, ""))
     # what is built, and by which class, is not the user's to say
     return {
         key: value
         for key, value in leaves.items()
-        if value is not None and not key.startswith("hydra.") and not key.endswith("._target_")
+        if value not in (None, "???")
+        and not key.startswith("hydra.")
+        and not key.endswith("._target_")
     }
 
 
@@ -105,13 +116,20 @@ def _leaves(section: dict[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{name}", value
 
 
-def _is_verls(folder: str, path: str) -> bool:
-    """Whether it is verl's own file, in a checkout of verl too: its defaults may be overridden."""
+def _is_verls(file: _File, key: str) -> bool:
+    """Whether verl's file of this path says it too: a default, which a group may override."""
+    name = key.removeprefix(f"{file.package}.")
+    return bool(_said_by_verl(file.path).get(name) == file.settings[key])
+
+
+@cache
+def _said_by_verl(path: str) -> dict[str, Any]:
+    """Settings of verl's file of this path below its folders of configurations, if there is one."""
     spec = find_spec("verl")
     assert spec is not None and spec.submodule_search_locations
     verl = Path(spec.submodule_search_locations[0])
-    known = any(verl.glob(f"*/config/{path}.yaml")) or any(verl.glob(f"*/*/config/{path}.yaml"))
-    return known and re.search(_VERLS_FOLDERS, folder) is not None
+    files = [*verl.glob(f"*/config/{path}.yaml"), *verl.glob(f"*/*/config/{path}.yaml")]
+    return {key: value for file in files for key, value in _settings(OmegaConf.load(file)).items()}
 
 
 def _text(value: Any) -> str:

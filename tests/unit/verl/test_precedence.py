@@ -1,5 +1,6 @@
 """What a file of the user's says is not overridden by `+nvfp4=...` in silence."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -12,14 +13,16 @@ WORKER = f"{ROLLOUT}.engine_kwargs.vllm.worker_extension_cls"
 MODULE = f"{ROLLOUT}.checkpoint_engine.custom_backend_module"
 
 
-def written(folder: Path, key: str, value: object, *defaults: object) -> Path:
+def written(
+    folder: Path, key: str, value: object, *defaults: object, verls: str = f"{VERL}/trainer/config"
+) -> Path:
     """The path of `mine.yaml`, without its suffix: verl's configuration with one key of its own."""
     content: object = value
     for name in reversed(key.split(".")):
         content = {name: content}
     assert isinstance(content, dict)
     text = {
-        "hydra": {"searchpath": [f"file://{VERL}/trainer/config"]},
+        "hydra": {"searchpath": [f"file://{verls}"]},
         "defaults": ["ppo_trainer", *defaults, "_self_"],
         **content,
     }
@@ -58,6 +61,47 @@ def test_a_key_of_a_file_counts_after_the_group_in_its_defaults(tmp_path: Path) 
 
 def test_what_a_file_says_as_the_group_does_is_accepted(tmp_path: Path) -> None:
     started(*COMMAND, config=written(tmp_path, f"{ACTOR}.strategy", "fsdp2"))
+
+
+def test_what_a_file_leaves_open_is_accepted(tmp_path: Path) -> None:
+    started(*COMMAND, config=written(tmp_path, f"{ACTOR}.strategy", "???"))
+
+
+@pytest.mark.parametrize(
+    "folder", ["trainer/config/", "trainer/./config", "utils/../trainer/config"]
+)
+def test_verls_files_may_be_found_by_another_path(tmp_path: Path, folder: str) -> None:
+    verls = f"{VERL}/{folder}"
+    started(*COMMAND, config=written(tmp_path, f"{ACTOR}.strategy", "fsdp2", verls=verls))
+
+
+def test_a_copy_of_verls_files_is_verls_but_for_what_was_changed(tmp_path: Path) -> None:
+    copy = tmp_path / "config"
+    shutil.copytree(VERL / "trainer/config", copy)
+    started(*COMMAND, config=copy / "ppo_trainer")
+    rollout = copy / "rollout/rollout.yaml"
+    rollout.write_text(rollout.read_text().replace("load_format: dummy", "load_format: auto"))
+    key = rf"{ROLLOUT}\.load_format: auto in rollout/rollout\.yaml, but \+nvfp4=w4a16 comes after"
+    with pytest.raises(SystemExit, match=key):
+        started(*COMMAND, config=copy / "ppo_trainer")
+
+
+def test_a_key_of_a_groups_file_belongs_in_the_command(tmp_path: Path) -> None:
+    (tmp_path / "actor").mkdir()
+    (tmp_path / "actor/mine.yaml").write_text(
+        "defaults: [dp_actor, _self_]\nfsdp_config: {qat: {scale_policy: amax}}\n"
+    )
+    command = [*COMMAND, "actor@actor_rollout_ref.actor=mine"]
+    config = written(tmp_path, f"{ACTOR}.strategy", "fsdp2")
+    key = f"{QAT}.scale_policy"
+    with pytest.raises(SystemExit) as ended:
+        started(*command, config=config)
+    assert ended.value.code == (
+        f"error: {key}: amax in actor/mine.yaml, but +nvfp4=w4a16 comes after it; "
+        f"add {key}=amax to the command"
+    )
+    content = started(*command, f"{key}=amax", config=config)
+    assert content.actor_rollout_ref.actor.fsdp_config.qat.scale_policy == "amax"
 
 
 def test_a_users_module_in_a_file_is_kept(tmp_path: Path) -> None:
