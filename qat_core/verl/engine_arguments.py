@@ -1,7 +1,8 @@
 """Which of vLLM's own arguments `rollout.engine_kwargs.vllm` may hold.
 
-verl hands them over last (`vllm_async_server.py`): one that verl has a key for overrides that key,
-and so goes around the rules for it. vLLM takes a name with hyphens and with underscores.
+verl hands them over after most of its own (`vllm_async_server.py`): one that verl has a key for
+overrides that key, and so goes around the rules for it, or is overridden. vLLM takes a name with
+hyphens and with underscores, and after `no_`.
 """
 
 from collections.abc import Iterator
@@ -26,7 +27,11 @@ _VERLS_KEYS = {
 }
 # their rules are those of one spelling
 _RULED = ("hf_overrides", "quantization", "speculative_config", "worker_extension_cls")
-_UNTRIED = ("calculate_kv_scales", "kv_cache_dtype", "linear_backend", "moe_backend")
+# enable_eplb moves experts: a sync would write them to their first places
+_UNTRIED = (
+    *("calculate_kv_scales", "cpu_offload_gb", "enable_eplb", "kv_cache_dtype", "linear_backend"),
+    *("moe_backend", "offload_group_size"),
+)
 
 
 def require_arguments(config: DictConfig) -> None:
@@ -43,9 +48,9 @@ def require_arguments(config: DictConfig) -> None:
 
 
 def _fixes(key: str, value: object) -> Iterator[str]:
-    name = key.replace("-", "_")
+    name = key.replace("-", "_").removeprefix("no_")
     if name in _VERLS_KEYS:
-        yield f"overrides verl's key; remove it, and set {_VERLS_KEYS[name]}"
+        yield f"verl has a key for it; remove it, and set {_VERLS_KEYS[name]}"
     elif name in _RULED and name != key:
         yield f"write {name}"
     elif name == "enable_lora" and not is_not_set(value):

@@ -11,7 +11,7 @@ from qat_core.verl.engine_arguments import require_arguments
 from qat_core.verl.rules import VLLM
 from tests.verl_configurations import COMMAND, ROLLOUT, composed
 
-OVERRIDING = {
+VERLS = {
     "dtype=float16": f"{ROLLOUT}.dtype",
     "load_format=auto": f"{ROLLOUT}.load_format",
     "load-format=auto": f"{ROLLOUT}.load_format",
@@ -21,6 +21,8 @@ OVERRIDING = {
     "data_parallel_size=2": f"{ROLLOUT}.data_parallel_size",
     "logprobs_mode=raw_logits": f"{ROLLOUT}.logprobs_mode",
     "enable_expert_parallel=true": f"{ROLLOUT}.expert_parallel_size",
+    "no_enable_prefix_caching=true": f"{ROLLOUT}.enable_prefix_caching",
+    "no-enable-prefix-caching=true": f"{ROLLOUT}.enable_prefix_caching",
     "model=/x": "actor_rollout_ref.model.path",
 }
 REFUSED = {
@@ -35,6 +37,10 @@ REFUSED = {
     "calculate_kv_scales=true": "never tried with these syncs; remove the key",
     "linear_backend=marlin": "never tried with these syncs; remove the key",
     "moe_backend=triton": "never tried with these syncs; remove the key",
+    "enable_eplb=true": "never tried with these syncs; remove the key",
+    "enable-eplb=true": "never tried with these syncs; remove the key",
+    "cpu_offload_gb=4": "never tried with these syncs; remove the key",
+    "offload_group_size=2": "never tried with these syncs; remove the key",
 }
 
 
@@ -49,10 +55,10 @@ def with_argument(argument: str) -> DictConfig:
     )
 
 
-@pytest.mark.parametrize(("argument", "key"), OVERRIDING.items())
+@pytest.mark.parametrize(("argument", "key"), VERLS.items())
 def test_an_argument_that_verl_has_a_key_for_is_refused(argument: str, key: str) -> None:
     name = re.escape(f"{VLLM}.{argument.partition('=')[0]}: ")
-    fix = re.escape(f": overrides verl's key; remove it, and set {key}")
+    fix = re.escape(f": verl has a key for it; remove it, and set {key}")
     with pytest.raises(ValueError, match=f"{name}.*{fix}$"):
         require_arguments(with_argument(argument))
 
@@ -69,6 +75,7 @@ def test_an_argument_that_syncs_do_not_stand_is_refused(argument: str, fix: str)
     [
         *("kv_cache_memory_bytes=268435456", "distributed_executor_backend=uni"),
         *("compilation_config={mode: 0}", "kv_cache_dtype=auto", "enable_lora=false", "dtype=null"),
+        *("enable_eplb=false", "cpu_offload_gb=0", "offload_backend=auto"),
         *("disable-log-requests=true", "hf_overrides={max_position_embeddings: 64}"),
     ],
 )
@@ -79,11 +86,11 @@ def test_other_arguments_are_vllms(argument: str) -> None:
 @pytest.mark.parametrize(
     ("groups", "argument", "message"),
     [
-        (["+nvfp4=w4a16"], "dtype=float16", "overrides verl's key"),
+        (["+nvfp4=w4a16"], "dtype=float16", "verl has a key for it"),
         (["+nvfp4=off"], "kv-cache-dtype=fp8", "never tried with these syncs"),
         (["+nvfp4=off"], "hf_overrides='{}'", "a text; give a section, such as {max_position"),
         (["+nvfp4=w4a16"], "hf_overrides='{}'", "a text; give a section, such as {max_position"),
-        (["+nvfp4=off", "+routing_replay=r3"], "pipeline_parallel_size=2", "overrides verl's key"),
+        (["+nvfp4=off", "+routing_replay=r3"], "pipeline_parallel_size=2", "verl has a key for it"),
     ],
 )
 def test_they_are_refused_where_a_run_is_composed(
