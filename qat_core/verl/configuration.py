@@ -10,7 +10,7 @@ which takes about three seconds of a core each, and only logs their errors, at D
 """
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hydra.experimental.callback import Callback
@@ -30,6 +30,7 @@ from qat_core.verl.rules import (
     ENGINE,
     MODEL,
     NVFP4_RULES,
+    OFF_RULES,
     QAT,
     REPLAY_MODE,
     REPLAY_RULES,
@@ -84,9 +85,9 @@ def complete(config: DictConfig) -> None:
     compat.require_supported()
     qat = OmegaConf.select(config, QAT)
     require_switches(qat)
-    is_off = _is_verls_own(qat)
-    if is_off and qat.enable:
-        raise ValueError(f"{QAT}.enable: true without NVFP4; use +nvfp4=w4a16 instead of off")
+    is_off = str(OmegaConf.select(config, f"{QAT}._target_")).startswith("verl.")
+    if is_off:
+        require(config, OFF_RULES)
     if _asks_for_routes(config):
         if OmegaConf.select(config, f"{VLLM}.worker_extension_cls") is None:
             raise ValueError("+routing_replay=r3: give +nvfp4=w4a16 too, or +nvfp4=off for BF16")
@@ -110,11 +111,6 @@ def complete(config: DictConfig) -> None:
         OmegaConf.update(config, f"{QAT}.ignore_patterns", list(patterns))
         OmegaConf.update(config, f"{VLLM}.quantization", "compressed-tensors", force_add=True)
         OmegaConf.update(config, SERVED, served, force_add=True)
-
-
-def _is_verls_own(qat: Any) -> bool:
-    """Whether the settings are verl's own, as with +nvfp4=off: without keys of +nvfp4=w4a16."""
-    return qat is not None and str(qat.get("_target_")).startswith("verl.") and "train" not in qat
 
 
 def _asks_for_routes(config: DictConfig) -> bool:
@@ -149,7 +145,7 @@ def to_recipe(qat: Any, patterns: Iterable[str]) -> Recipe:
         raise ValueError(f"{QAT}.{key}: {first['input']}: {first['msg']}") from None
 
 
-def ignore_patterns(listed: list[str] | None, json_path: str | None) -> tuple[str, ...]:
+def ignore_patterns(listed: Any, json_path: Any) -> tuple[str, ...]:
     """What stays in BF16: the key's patterns, else those of verl's quantization JSON.
 
     As in verl, the JSON's own `ignore` counts only where the key is empty.
@@ -157,8 +153,8 @@ def ignore_patterns(listed: list[str] | None, json_path: str | None) -> tuple[st
     Raises:
         ValueError: no list, or the file cannot be read or describes another quantization.
     """
-    if isinstance(listed, str):
-        raise ValueError(f"{QAT}.ignore_patterns: {listed}: give a list: [{listed}]")
+    if isinstance(listed, str) or not isinstance(listed, Sequence | None):
+        raise ValueError(f"{QAT}.ignore_patterns: {listed}: give a list, such as [lm_head]")
     if json_path is None:
         return tuple(listed or ())
     declared = patterns_of(json_path)  # checked where they do not count, too

@@ -24,13 +24,15 @@ class _Declared(BaseModel):
     ignore: list[str] | None = None
 
 
-def patterns_of(path: str) -> list[str]:
+def patterns_of(path: Any) -> list[str]:
     """What the file leaves in BF16.
 
     Raises:
         ValueError: it cannot be read, or describes another quantization.
     """
     where = f"{QAT}.quantization_config_path: {path}"
+    if not isinstance(path, str):
+        raise ValueError(f"{where}: give a path, or null")
     try:
         declared = _Declared.model_validate_json(Path(path).read_bytes())
     except ValidationError as error:

@@ -86,17 +86,40 @@ SYNC_RULES = (
         "syncs to engines that prefill and decode apart were never tried; use false",
     ),
     Rule(
+        f"{ROLLOUT}.pipeline_model_parallel_size",
+        lambda v: v == 1,
+        "a sync brings every layer to every worker; use 1, and tensor_model_parallel_size",
+    ),
+    Rule(
+        f"{ROLLOUT}.data_parallel_size",
+        lambda v: v == 1,
+        "never tried with these syncs; use 1: verl starts one engine for each share of the GPUs",
+    ),
+    Rule(
         f"{VLLM}.worker_extension_cls",
         lambda v: v == WORKER,
         "weights come through this project's; remove the key",
     ),
+)
+# of verl's own section
+OFF_RULES = tuple(
+    Rule(
+        f"{QAT}.{key}",
+        allows,
+        "not with verl's own _target_, which +nvfp4=off leaves; use +nvfp4=w4a16 and its "
+        "_target_, or remove the key",
+    )
+    for key, allows in (
+        ("enable", is_not_set),
+        *((key, lambda v: v is None) for key in ("train", "scale_policy", "block_scale_method")),
+    )
 )
 # of +nvfp4=w4a16, with `enable: false` too
 W4A16_RULES = (
     Rule(
         f"{QAT}._target_",
         lambda v: v == f"{ENGINE}.NvFp4Config",
-        "only +nvfp4=w4a16 sets it; remove it",
+        "leave the section and its _target_ to verl and +nvfp4=w4a16",
     ),
 )
 BF16_RULES = tuple(
@@ -108,16 +131,6 @@ NVFP4_RULES = (
         f"{QAT}.mode",
         lambda v: v == "w4a16",
         "4-bit activations are not supported, and experimental in verl's own QAT; use w4a16",
-    ),
-    Rule(
-        f"{ROLLOUT}.pipeline_model_parallel_size",
-        lambda v: v == 1,
-        "a sync brings every layer to every worker; use 1, and tensor_model_parallel_size",
-    ),
-    Rule(
-        f"{ROLLOUT}.data_parallel_size",
-        lambda v: v == 1,
-        "never tried with NVFP4; use 1: verl starts one engine for each share of the GPUs",
     ),
     Rule(
         f"{ROLLOUT}.checkpoint_engine.backend",
@@ -189,11 +202,6 @@ REPLAY_RULES = (
             ("async_training", lambda v: v is None, "use ppo_trainer"),
             ("rollout", lambda v: v is None, "use ppo_trainer"),  # one-step-off
         )
-    ),
-    Rule(
-        f"{ROLLOUT}.pipeline_model_parallel_size",
-        lambda v: v == 1,
-        "vLLM returns no routes with it; use 1",
     ),
 )
 

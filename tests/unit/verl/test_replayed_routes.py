@@ -53,7 +53,6 @@ REFUSED: dict[str, tuple[list[str], str]] = {
         rf"trainer\.v1\.trainer_mode: colocate_async: {OTHER_ROUTES}; use sync",
     ),
     "several turns": ([f"{ROLLOUT}.multi_turn.enable=true"], "did not sample has no routes"),
-    "pipeline": ([f"{ROLLOUT}.pipeline_model_parallel_size=2"], "returns no routes with it; use 1"),
 }
 
 
