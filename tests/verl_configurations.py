@@ -1,6 +1,8 @@
 """Configurations of verl's with `+nvfp4=w4a16`, as Hydra composes them for a command."""
 
 from contextlib import chdir
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,8 @@ pytest.importorskip("verl", reason="needs requirements/engines.txt")
 
 import verl
 from hydra import compose, initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from qat_core.recipe import Recipe
@@ -27,9 +31,26 @@ COMMAND = ["+nvfp4=w4a16", f"{ROLLOUT}.name=vllm", MICRO_BATCH]
 
 
 def composed(*overrides: str, config: Path = CONFIGS["ppo"]) -> DictConfig:
+    """As Hydra composes it; what differs in values alone is composed once, as that takes long."""
+    values = [override for override in overrides if _is_value(override)]
+    groups = [override for override in overrides if override not in values]
+    content = deepcopy(composed_groups(config, *groups))
+    parsed = OverridesParser.create().parse_overrides(values)
+    ConfigLoaderImpl._apply_overrides_to_config(parsed, content)  # Hydra's own last step
+    return content
+
+
+def _is_value(override: str) -> bool:
+    """Whether it sets a key of a section; what has no dot may be a group."""
+    name = override.partition("=")[0]
+    return "." in name and not name.startswith("hydra.")
+
+
+@cache
+def composed_groups(config: Path, *groups: str) -> DictConfig:
     # verl's `file://verl/trainer/config` is relative to the folder of a checkout of verl
     with chdir(VERL.parent), initialize_config_dir(str(config.parent), version_base=None):
-        return compose(config.name, overrides=list(overrides))
+        return compose(config.name, overrides=list(groups))
 
 
 def completed(*overrides: str, config: Path = CONFIGS["ppo"]) -> DictConfig:

@@ -26,4 +26,7 @@ def test_a_case_on_gpus_is_accepted(tmp_path: Path, case: Case) -> None:
     arguments = gpu_command(case, tmp_path, tmp_path).arguments
     assert arguments[5:7] == ["--config-name", "verl"]
     path = "hydra.searchpath=[pkg://verl.trainer.config]"
-    started(*arguments[7:], path, config=tmp_path / "verl")
+    content = started(*arguments[7:], path, config=tmp_path / "verl")
+    assert content.trainer.n_gpus_per_node == case.gpus
+    assert content.trainer.total_training_steps == case.steps
+    assert "experiments.benchmarks.seeded_engine" in content.actor_rollout_ref.model.external_lib

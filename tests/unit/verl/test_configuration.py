@@ -12,6 +12,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from qat_core.checkpoint.quantization_config import quantization_config
 from qat_core.recipe import Recipe
 from qat_core.verl.configuration import complete, engine_patterns
+from tests import verl_configurations
 from tests.verl_configurations import (
     COMMAND,
     CONFIGS,
@@ -20,6 +21,7 @@ from tests.verl_configurations import (
     ROLLOUT,
     completed,
     composed,
+    composed_groups,
     served,
     started,
 )
@@ -76,6 +78,7 @@ def test_where_the_package_is_missing_the_longer_line_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The shorter one is then a key of the user's own to Hydra, and the run is BF16."""
+    monkeypatch.setattr(verl_configurations, "composed_groups", composed_groups.__wrapped__)
     found = {plugin.__name__: plugin for plugin in Plugins.instance().discover(SearchPathPlugin)}
     monkeypatch.setattr(found["NvFp4SearchPath"], "manipulate_search_path", lambda *_: None)
     assert composed("+nvfp4=w4a16").nvfp4 == "w4a16"

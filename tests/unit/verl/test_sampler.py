@@ -1,6 +1,5 @@
 """The replay buffer of `+sampler=quick` is verl's own but for how often it looks."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,13 +7,12 @@ import pytest
 
 pytest.importorskip("verl", reason="needs requirements/engines.txt")
 
-import verl
-from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from verl.trainer.ppo.v1 import replay_buffer
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from qat_core.verl.sampler import make_replay_buffer
+from tests.verl_configurations import composed
 
 FILTERED = [
     "algorithm.filter_groups.enable=true",
@@ -32,9 +30,7 @@ CASES: dict[str, tuple[str, list[str]]] = {
 
 def built(mode: str, *overrides: str) -> Any:
     """As verl's trainer builds it for a command."""
-    folder = str(Path(verl.__file__).parent / "trainer" / "config")
-    with initialize_config_dir(folder, version_base=None):
-        config: DictConfig = compose("ppo_trainer", overrides=list(overrides))
+    config = composed(*overrides)
     trainer = SimpleNamespace(config=config, trainer_mode=mode, _add_prompts_to_generate=len)
     trainer._resolve_filter_groups_metric = lambda: PPOTrainer._resolve_filter_groups_metric(
         trainer
