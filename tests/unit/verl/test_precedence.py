@@ -67,9 +67,7 @@ def test_what_a_file_leaves_open_is_accepted(tmp_path: Path) -> None:
     started(*COMMAND, config=written(tmp_path, f"{ACTOR}.strategy", "???"))
 
 
-@pytest.mark.parametrize(
-    "folder", ["trainer/config/", "trainer/./config", "utils/../trainer/config"]
-)
+@pytest.mark.parametrize("folder", ["trainer/config/", "trainer/./config"])
 def test_verls_files_may_be_found_by_another_path(tmp_path: Path, folder: str) -> None:
     verls = f"{VERL}/{folder}"
     started(*COMMAND, config=written(tmp_path, f"{ACTOR}.strategy", "fsdp2", verls=verls))
