@@ -6,6 +6,8 @@ from pathlib import Path
 from analysis.tables.codec import codec_sections
 from analysis.tables.cost import cost_sections, repeated_sync_sections
 from analysis.tables.engines import read_rollouts, sync_sections
+from analysis.tables.equal_bits import equal_bits_sections
+from analysis.tables.goals import goals_sections
 from analysis.tables.gpus import gpus_sections
 from analysis.tables.matmul import matmul_sections
 from analysis.tables.memory import memory_sections
@@ -38,7 +40,9 @@ SECTIONS: Mapping[str, Callable[[Path, str], list[str]]] = {
     "verl": verl_sections,
     "gpus": gpus_sections,
     "memory": memory_sections,
+    "goals": goals_sections,
     "matmul": matmul_sections,
+    "equal_bits": equal_bits_sections,
     "codec": codec_sections,
     "cost": cost_sections,
     "repeated_syncs": repeated_sync_sections,

@@ -19,13 +19,13 @@ SPLIT_PARTS = ("log_prob_s", "training_s")  # of a step, shared by the GPUs
 NOTE = (
     "In *italics*: computed, all else measured. 64 responses of 512 tokens a step, no tensor "
     "parallelism; model, gradients and moments in BF16, sharded by FSDP2, on the host while vLLM "
-    "is awake. Actor and host are computed from shapes, plus what a measured run of model and arm "
-    "has beyond them (host: for each GPU), once there is one; before that activations and "
-    "processes are missing. A vLLM that sleeps and CUDA's contexts come on top of the actor: what "
-    "is not too much may still not fit. Of a step, log-probs and training are fitted as "
-    "a + b / GPUs to two measured numbers or more; all else is the mean of the measured ones, as "
-    "each GPU does it for itself. A sync that verl never did: in one process, plus what verl adds "
-    "for Qwen3-8B, by the weights' size."
+    "is awake. Actor and host are computed from shapes. Where a run of that model and arm was "
+    "measured, its excess over the shapes is added (host: for each GPU); else activations and "
+    "processes are missing. A sleeping vLLM and CUDA's contexts come on top of the actor: what is "
+    "not too much may still not fit. Of a step, log-probs and training are fitted as a + b / GPUs "
+    "to two or more measured numbers. All else is the mean of the measured ones, as each GPU does "
+    "it for itself. A sync that verl never did: its time in one process, plus what verl adds for "
+    "Qwen3-8B, by the weights' size."
 )
 
 

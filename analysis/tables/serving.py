@@ -69,16 +69,26 @@ class Served(NamedTuple):
     engine: ServingEngine
     floor: ServingEngine | None
 
-    def speed_ratio(self, speed: Speed) -> str:
-        """Its speed over BF16's in brackets, empty where there is none."""
+    @property
+    def model(self) -> str:
+        """Its architecture's name."""
+        return self.name.partition(":")[0]
+
+    @property
+    def precision(self) -> str:
+        """A key of PRECISIONS."""
+        return self.name.partition(":")[2]
+
+    def speed_ratio(self, speed: Speed) -> float | None:
+        """Its speed over BF16's, None where there is none."""
         floor = self.floor and speed(self.floor)
         own = speed(self.engine)
-        return f" ({own / floor:.2f}x)" if own and floor else ""
+        return own / floor if own and floor else None
 
     def tokens_per_s(self, speed: Speed) -> str:
         """Tokens a second and the ratio, empty where it was not measured."""
         own = speed(self.engine)
-        return f"{own:,.0f}{self.speed_ratio(speed)}" if own else ""
+        return f"{own:,.0f}{self._in_brackets(speed)}" if own else ""
 
     @property
     def rollout(self) -> str:
@@ -86,7 +96,11 @@ class Served(NamedTuple):
         rollout = self.engine.rollout
         if rollout is None:
             return ""
-        return f"{rollout.seconds:.1f}{self.speed_ratio(lambda it: it.rollout_speed)}"
+        return f"{rollout.seconds:.1f}{self._in_brackets(lambda it: it.rollout_speed)}"
+
+    def _in_brackets(self, speed: Speed) -> str:
+        ratio = self.speed_ratio(speed)
+        return f" ({ratio:.2f}x)" if ratio else ""
 
 
 def read_servings(folder: Path, machine: str) -> list[ServingRecord]:
@@ -96,7 +110,7 @@ def read_servings(folder: Path, machine: str) -> list[ServingRecord]:
 
 def serving_sections(records: Sequence[ServingRecord]) -> list[str]:
     """Title, table and note of KV cache and speed: a model's engines, run by run."""
-    rows = sorted((row for record in records for row in _rows(record)), key=_model)
+    rows = sorted((row for it in records for row in served(it)), key=lambda row: row.model)
     batches = list(rows[0].engine.tokens_per_s)
     table: MarkdownTable[Served] = MarkdownTable(
         {
@@ -120,13 +134,10 @@ def serving_sections(records: Sequence[ServingRecord]) -> list[str]:
     return [title, table.markdown(rows), NOTE]
 
 
-def _rows(record: ServingRecord) -> list[Served]:
+def served(record: ServingRecord) -> list[Served]:
+    """The engines of a run."""
     rows = []
     for name, engine in sorted(record.engines.items()):
         floor = record.engines.get(f"{name.partition(':')[0]}:bf16")
         rows.append(Served(name, record.commit, engine, None if floor is engine else floor))
     return rows
-
-
-def _model(row: Served) -> str:
-    return row.name.partition(":")[0]

@@ -5,10 +5,11 @@
 Then code x block scale is exact in BF16 and the global scale only shifts exponents, so kernels that
 add the products of a row in the order of K may agree whatever their tiles are: a trainer in BF16
 and an engine in NVFP4 would compute the same. For each layer and number of tokens the arms fall
-into groups of equal bits, and each arm is compared with itself at the largest number of tokens (is
-it batch-invariant?). With scale `amax` the products are rounded in BF16 weights only: a control
-that has to differ. cuBLAS runs as vLLM's batch-invariant mode sets it up, without split-K;
-`matmul.py` compares its default. `--device cpu` rehearses.
+into groups of equal bits, and each arm is compared with itself: at the largest number of tokens (is
+it batch-invariant?), and in repeats of the same product (does it give the same bits again?). With
+scale `amax` the products are rounded in BF16 weights only: a control that has to differ. cuBLAS
+runs as vLLM's batch-invariant mode sets it up, without split-K; `matmul.py` compares its default.
+`--device cpu` rehearses.
 """
 
 import argparse
@@ -36,6 +37,7 @@ from experiments.support.cli import run_cli
 from experiments.support.json_files import write_json
 from qat_core.options import ScalePolicy
 
+REPEATS = 20
 TOKENS = [1, 8, 32, 33, 255, 256, 257, 1024, 4096]
 UNPACKING = ("dequantize + bf16", "dequantize + grouped bf16")  # the same product as without
 
@@ -71,7 +73,10 @@ def compare(layer: Layer, tokens: list[int], device: str, scale: ScalePolicy) ->
 
 
 def describe(this: Case, outputs: dict[str, Tensor], at_most: dict[str, Tensor]) -> Any:
-    """Of each arm its error, and how many elements differ from the first arm and from itself."""
+    """Of each arm its error, and what differs from the first arm and from itself.
+
+    Elements are counted, but of repeats how many have any other bits.
+    """
     rows, reference = this.reference()
     first = next(iter(outputs.values()))
     return {
@@ -79,10 +84,16 @@ def describe(this: Case, outputs: dict[str, Tensor], at_most: dict[str, Tensor])
             "error": relative_error(out, rows, reference),
             "differ_from_first": different(out, first),
             "differ_from_most_tokens": different(out, at_most[arm][: len(out)]),
+            "differing_repeats": differing_repeats(this, arm, out),
         }
         for arm, out in outputs.items()
         if arm in at_most
     }
+
+
+def differing_repeats(this: Case, arm: str, out: Tensor) -> int:
+    """How many of REPEATS further products have other bits than `out`."""
+    return sum(different(this.output(arm), out) > 0 for _ in range(REPEATS))
 
 
 def main() -> None:
@@ -101,6 +112,7 @@ def main() -> None:
     record: dict[str, Any] = {
         "benchmark": "matmul_bits",
         **origin(device),
+        "repeats": REPEATS,
         "cases": [],
     }
     for layer in layers(device):

@@ -79,7 +79,7 @@ def _make_benchmarks(folder: Path) -> None:
 
 
 def _read_benchmarks(folder: Path) -> None:
-    for kind in ("benchmarks", "repeated_syncs", "verl", "cost", "codec"):
+    for kind in ("benchmarks", "repeated_syncs", "goals", "verl", "cost", "codec"):
         benchmark_text(kind, folder, "h200")
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from analysis.tables import benchmark_text
+from analysis.tables.cost import Stack
 from analysis.tables.verl import SHARED_GPUS, SHARED_SOCKETS
 
 SETUP = {
@@ -131,10 +132,20 @@ def test_costs_are_shares_of_bf16(tmp_path: Path) -> None:
     layers = "| 2 of s | 1 | gradient checkpointing |"
     rows = [line for line in benchmark_text("cost", tmp_path, "x").splitlines() if layers in line]
     assert rows == [
-        f"{layers} not recorded | 10 | 1.100 |  |  |  | 1.050 |  |",
-        f"{layers} 0123456 | 10 | 1.100 |  | 1.050 |  | 1.050 | 1.150 |",
-        f"{layers} not recorded | 10 | 1.100 |  |  |  | 1.050 |  |",
+        f"{layers} not recorded | 10 | 1.100 |  |  |  |  | 1.050 |  |  |",
+        f"{layers} 0123456 | 10 | 1.100 |  | 1.050 |  |  | 1.050 | 1.150 |  |",
+        f"{layers} not recorded | 10 | 1.100 |  |  |  |  | 1.050 |  |  |",
     ]
+
+
+@pytest.mark.parametrize(("ratio", "goal"), [(1.01, "1.01, met"), (1.0101, "1.01, **missed**")])
+def test_kept_packed_weights_are_judged_and_sized(ratio: float, goal: str) -> None:
+    arms = {
+        arm: {"step_ms": [1, 2, 3], "ratio": it, "peak_gib": 8.0, "weights_gib": gib}
+        for arm, it, gib in (("bf16", 1.0, 3.0), ("qat", 1.1, 3.1), ("qat packed", ratio, 3.9))
+    }
+    stack = Stack.model_validate({"shape": "qwen3-8b", "layers": 2, "arms": arms})
+    assert (stack.goal, stack.packed) == (goal, "0.8")
 
 
 def test_products_are_those_of_a_decoder_layer(tmp_path: Path) -> None:
@@ -175,7 +186,7 @@ def test_codec_tables_show_shares_goals_and_errors(tmp_path: Path) -> None:
     assert "4.13 TB/s; BF16 matrices of 96 x 32." in text
 
 
-@pytest.mark.parametrize("kind", ["verl", "codec", "matmul"])
+@pytest.mark.parametrize("kind", ["verl", "codec", "matmul", "equal_bits"])
 def test_missing_record_is_named(kind: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"_x\.json: missing; run the benchmark"):
         benchmark_text(kind, tmp_path, "x")

@@ -89,6 +89,17 @@ def test_program_runs_without_a_gpu(program, tmp_path, monkeypatch):
     assert errors and max(errors) <= matmul.MAX_ERROR
 
 
+def test_repeats_are_counted_that_differ_from_the_first():
+    weights = prepare(matmul.CPU_LAYERS[0], ["bf16"], [2], "cpu", cold=False)
+    (product,) = weights.products["bf16"]
+    calls = iter(range(1 + matmul_bits.REPEATS))
+    weights.products["odd"] = [lambda x: product(x) + (next(calls) in (3, 5, 20))]
+    this = case(weights, 2)
+    outputs, _ = this.outputs()
+    arms = matmul_bits.describe(this, outputs, outputs)
+    assert {arm: it["differing_repeats"] for arm, it in arms.items()} == {"bf16": 0, "odd": 3}
+
+
 def test_measured_cases_are_kept(tmp_path, monkeypatch):
     record = tmp_path / "record.json"
     for tokens in (["1"], ["1", "2"]):
