@@ -1,12 +1,15 @@
 """The tables of goals for speed and of equal bits, from small records."""
 
 import json
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from analysis.tables import benchmark_text
+from experiments.benchmarks import matmul_bits
 from experiments.study.schema import ROOT
 
 VERSIONS = {"vllm": "1.2", "torch": "3.4", "humming-kernels": "5.6"}
@@ -106,6 +109,19 @@ def test_a_record_without_repeats_says_so(tmp_path: Path) -> None:
     assert "| Humming | 1 of 2 | 0 of 2 | 0 of 1 | not recorded | 8.0e-03 |" in _bits(
         tmp_path, None
     )
+
+
+def test_the_table_reads_what_the_benchmark_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ["--device", "cpu", "--layers", "tiny.qkv", "--tokens", "1", "4"]
+    monkeypatch.setattr(sys, "argv", ["program", str(tmp_path / "matmul_bits_x.json"), *options])
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    monkeypatch.setenv("CUBLASLT_WORKSPACE_SIZE", "")
+    matmul_bits.main()
+    text = benchmark_text("equal_bits", tmp_path, "x")
+    row = r"\| cuBLAS, BF16 weights \| 2 of 2 \| 2 of 2 \| \d of 1 \| 0 of 40 \| 1\.\de-03 \|"
+    assert re.search(row, text), text
 
 
 @pytest.mark.parametrize(
