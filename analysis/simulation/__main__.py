@@ -1,6 +1,6 @@
 """Simulates studies and writes the record: `python -m analysis.simulation [--out FILE]`.
 
-About ten minutes on one core. docs/protocols/kl-claim.md says what was concluded from it.
+docs/protocols/kl-claim.md says what was concluded from it.
 """
 
 import argparse
