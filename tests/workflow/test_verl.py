@@ -1,7 +1,7 @@
 """verl itself on a CPU: Ray, FSDP2 with QAT, packed weights to vLLM.
 
-An MoE on two workers: with two ranks that shard it, each with its own vLLM. A dense model is trained
-through verl by `test_verl_runs.py`.
+An MoE on two workers: with two ranks that shard it, each with its own vLLM. A dense model is
+trained through verl by `test_verl_runs.py`.
 """
 
 import json
