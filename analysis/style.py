@@ -25,7 +25,7 @@ TITLE_INCHES, LEGEND_INCHES = 0.36, 0.26
 # the end of a run, which no arm's marker looks like
 STAR: Mapping[str, Any] = {
     "marker": "*",
-    "markersize": 13,
+    "markersize": 11,
     "markeredgecolor": "white",
     "markeredgewidth": 0.8,
     "linestyle": "none",
@@ -138,6 +138,20 @@ def add_legend(figure: Figure, axes: Axes) -> None:
         bbox_to_anchor=below_title,
         ncols=len(labels),
         columnspacing=1.6,
+    )
+
+
+def write_beside(panel: Axes, text: str, height: float) -> None:
+    """Right of the panel, at a height of its data."""
+    panel.annotate(
+        text,
+        xy=(1.0, height),
+        xycoords=("axes fraction", "data"),
+        xytext=(3, 0),
+        textcoords="offset points",
+        va="center",
+        fontsize=8.5,
+        color=INK,
     )
 
 

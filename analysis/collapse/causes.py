@@ -36,9 +36,9 @@ ADVANTAGE, SCORE = "drift_term/advantage", "drift_term/score"
 WEIGHTS = "drift_term/weight_steps"
 QUANTITIES: tuple[Quantity, ...] = (
     Quantity("k3 KL\n(nats, token mean)", lambda of: of(K3_KL), is_log=True),
-    Quantity("E_q[s]\n(rms norm of q - p)", lambda of: of(SCORE), is_log=True),
+    Quantity("size of E_q[s]\n(rms norm of q - p)", lambda of: of(SCORE), is_log=True),
     Quantity(
-        "drift term E_q[A] E_q[s]\n(size, mean over steps)",
+        "drift term, mean\nsize of E_q[A] E_q[s]",
         lambda of: np.abs(of(ADVANTAGE) * of(SCORE)),
         is_log=True,
     ),
@@ -46,7 +46,7 @@ QUANTITIES: tuple[Quantity, ...] = (
     Quantity("online reward\n(mean over responses)", lambda of: of(REWARD)),
     Quantity("entropy\n(nats, token mean)", lambda of: of("actor/entropy")),
     Quantity("response length\n(tokens)", lambda of: of(RESPONSE_TOKENS)),
-    Quantity("weight drift, last step\n(NVFP4 steps)", lambda of: of(WEIGHTS)[:, -1:]),
+    Quantity("weight drift at the end\n(NVFP4 steps)", lambda of: of(WEIGHTS)[:, -1:]),
 )
 
 
@@ -74,8 +74,8 @@ def draw(data: GridData) -> Figure:
     figure, axes = new_figure(
         f"Before the first collapse: {data.design.dense} at learning rate {show_rate(lr)}",
         f"Means over steps 1 to {num_steps}, a mark a seed. Filled: collapses later; open: does "
-        "not. q: rollout policy, p: trained policy,\nA: advantage, s: gradient of log p. NVFP4 "
-        "steps: half a block scale of the base weights.",
+        "not. q: rollout policy, p: trained policy,\nA: advantage, s: gradient of log p. Weight "
+        f"drift: after step {num_steps}, NVFP4 steps are half a block scale of the base weights.",
         height_inches=4.76,
         has_legend=False,
         nrows=2,
@@ -93,10 +93,21 @@ def draw(data: GridData) -> Figure:
         panel.set_ylabel(quantity.label)
         panel.set_xticks(range(len(ARMS)), ["BF16", "no QAT", "QAT"])
         panel.set_xlim(-0.5, len(ARMS) - 0.5)
-        if quantity.is_log:
-            panel.set_yscale("log")
+        _show_whole_scale(panel, quantity.is_log)
     fix_layout(figure)  # the solver's last bits differ from run to run here too
     return figure
+
+
+def _show_whole_scale(panel: Axes, is_log: bool) -> None:
+    """Whole decades, or a linear axis from zero, so that noise does not fill a panel."""
+    low, high = panel.dataLim.intervaly
+    if is_log:
+        first = np.floor(np.log10(panel.dataLim.minposy / 1.2))
+        last = np.ceil(np.log10(high * 1.2))
+        panel.set(yscale="log", ylim=(10**first, 10**last))
+    else:
+        panel.set_ylim(min(0.0, 1.1 * low), 1.1 * max(0.0, high))
+    panel.minorticks_off()
 
 
 def _draw_marks(panel: Axes, arm: str, position: int, values: Array, collapses: Array) -> None:

@@ -1,65 +1,76 @@
-"""Figure `curves`: reward and mismatch by training step, with a thin line a seed."""
+"""Figure `curves`: reward and mismatch by training step, a column an arm."""
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
-from analysis.collapse.data import GridData
-from analysis.collapse.grid import BF16, NOQAT, QAT, Setting, show_rate
+from analysis.collapse.data import GridData, show_arm
+from analysis.collapse.grid import BF16, NOQAT, QAT, Setting, num_collapsed, show_rate
 from analysis.collapse.survival import WINDOW, smoothed
-from analysis.style import STAR, add_legend, arm_style, new_figure
+from analysis.style import STAR, arm_style, new_figure
 from qat_core.rl.metric_names import K3_KL, REWARD
 
-CAPTION = "Reward and k3 KL by training step: a line a seed, a star where a run collapses"
-ARMS = (BF16, NOQAT, QAT)
-MARK_EVERY = 30  # steps between the markers of a median
+CAPTION = "Reward and k3 KL by training step, a column an arm: a line a seed, a star a collapse"
+# the last but one is the strongest rival of QAT
+COLUMNS = ((BF16, "none"), (NOQAT, "none"), (NOQAT, "token_tis"), (QAT, "none"))
+NUM_RATES = 2  # the highest
 
 
 def draw(data: GridData) -> Figure:
-    """The arms at the two highest learning rates, a column each, dense model."""
-    lrs = data.design.lrs[-2:]
+    """The arms at the highest learning rates, dense model: of each rate reward and mismatch."""
+    lower, lrs = data.design.lrs[:-NUM_RATES], data.design.lrs[-NUM_RATES:]
+    settings = [
+        [data.design.plain(arm, lr)._replace(correction=correction) for lr in lrs]
+        for arm, correction in COLUMNS
+    ]
+    shown = [its for its in settings if any(setting in data.grid for setting in its)]
+    left_out = f" Not drawn: {', '.join(map(show_rate, lower))}." if lower else ""
     figure, axes = new_figure(
-        f"Reward and mismatch of {data.design.dense} by training step",
-        f"Thin lines: single seeds. Thick lines: their median. All are means over {WINDOW} steps. "
-        "Star: the run has collapsed.",
-        height_inches=5.0,
-        nrows=2,
-        ncols=len(lrs),
+        f"Reward and mismatch by training step, {data.design.dense}",
+        f"A line is one of {len(data.study.seeds)} seeds, mean over {WINDOW} steps. Star: the run "
+        "has collapsed; its k3 KL is drawn up to there.\n"
+        f"Above the panels: the learning rate, and how many runs collapsed.{left_out}",
+        height_inches=0.9 + 3.9 * len(lrs),
+        has_legend=False,
+        nrows=2 * len(lrs),
+        ncols=len(shown),
         sharex=True,
         sharey="row",
     )
-    for column, lr in enumerate(lrs):
-        reward, mismatch = axes[0][column], axes[1][column]
-        reward.set_title(f"learning rate {show_rate(lr)}")
-        for position, arm in enumerate(ARMS):
-            setting = data.design.plain(arm, lr)
+    for column, its in zip(axes.T, shown, strict=True):
+        for setting, reward, mismatch in zip(its, column[::2], column[1::2], strict=True):
+            mismatch.set_yscale("log")
             if setting in data.grid:
-                _draw_arm(reward, data, setting, REWARD, position)
-                _draw_arm(mismatch, data, setting, K3_KL, position)
-        mismatch.set(xlabel="training step", yscale="log")
-    axes[0][0].set(ylabel="online reward\n(mean of responses)", ylim=(-0.02, 1.02))
-    axes[1][0].set(ylabel="k3 KL\n(nats a token)")
-    add_legend(figure, axes[0][0])
+                _draw_runs(reward, data, setting, REWARD)
+                _draw_runs(mismatch, data, setting, K3_KL)
+                outcomes = data.grid[setting]
+                became = f"{num_collapsed(outcomes)} of {len(outcomes)} collapsed"
+            else:
+                reward.set_axis_off()
+                mismatch.set_axis_off()
+                became = "not run"
+            title = f"{show_arm(setting)}\n{show_rate(setting.lr)}: {became}"
+            reward.set_title(title, fontsize=9.5)
+        column[-1].set_xlabel("training step")
+    for reward, mismatch in zip(axes[::2, 0], axes[1::2, 0], strict=True):
+        reward.set(ylabel="online reward\n(mean of responses)", ylim=(-0.02, 1.02))
+        mismatch.set_ylabel("k3 KL\n(nats a token)")
+    for panel in axes.flat:
+        panel.set_xlim(0, data.study.rl.steps)
+        panel.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+        panel.minorticks_off()
     return figure
 
 
-def _draw_arm(axes: Axes, data: GridData, setting: Setting, metric: str, position: int) -> None:
+def _draw_runs(axes: Axes, data: GridData, setting: Setting, metric: str) -> None:
     style = arm_style(setting.arm)
-    smooth_ST = np.stack([smoothed(values_T) for values_T in data.series(setting, metric)])
-    steps_T = np.arange(WINDOW, WINDOW + smooth_ST.shape[1])
-    for values_T, outcome in zip(smooth_ST, data.grid[setting], strict=True):
-        axes.plot(steps_T, values_T, color=style.color, ls=style.dashes, lw=0.8, alpha=0.6)
-        if outcome.collapsed is not None:
-            at = outcome.collapsed - WINDOW
-            axes.plot(steps_T[at], values_T[at], color=style.color, **STAR)
-    axes.plot(
-        steps_T,
-        np.median(smooth_ST, axis=0),
-        color=style.color,
-        linestyle=style.dashes,
-        linewidth=2.2,
-        label=style.label,
-        marker=style.marker,
-        markersize=5,
-        markevery=(position * MARK_EVERY // len(ARMS), MARK_EVERY),
-    )
+    for values_T, outcome in zip(data.series(setting, metric), data.grid[setting], strict=True):
+        smooth_T = smoothed(values_T)
+        at = None if outcome.collapsed is None else outcome.collapsed - WINDOW
+        if metric == K3_KL and at is not None:
+            smooth_T = smooth_T[: at + 1]
+        steps_T = np.arange(WINDOW, WINDOW + len(smooth_T))
+        axes.plot(steps_T, smooth_T, color=style.color, linewidth=1.0)
+        if at is not None:
+            axes.plot(steps_T[at], smooth_T[at], color=style.color, **STAR)

@@ -6,10 +6,24 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis.collapse.grid import Grid, Setting, design_of, read_grid, runs_by_setting
+from analysis.collapse.grid import (
+    CORRECTIONS,
+    Grid,
+    Setting,
+    design_of,
+    read_grid,
+    runs_by_setting,
+)
 from analysis.load import read_metrics
 from analysis.results import Array
+from analysis.style import arm_style
 from experiments.study.schema import Study
+
+
+def show_arm(setting: Setting) -> str:
+    """The arm, with its correction where it has one."""
+    corrections = [label for name, label in CORRECTIONS.items() if name == setting.correction]
+    return ", ".join([arm_style(setting.arm).label, *corrections])
 
 
 class GridData:

@@ -54,8 +54,9 @@ def drift_runs(data: GridData) -> order.Runs:
 
 
 def draw_drift(data: GridData) -> Figure:
-    """When the NVFP4 codes of each layer and kind of weight have moved, by arm."""
-    return order.draw({data.design.dense: drift_runs(data)})
+    """When the NVFP4 codes of each layer and kind of weight have moved, by arm, at one rate."""
+    rate = show_rate(data.design.decisive_lr)
+    return order.draw({f"{data.design.dense}, learning rate {rate}": drift_runs(data)})
 
 
 FIGURES: Mapping[str, GridFigure] = {

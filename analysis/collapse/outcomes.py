@@ -1,13 +1,12 @@
 """Figures `survival` and `corrections`: which runs collapsed, and when."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.collapse.data import GridData
+from analysis.collapse.data import GridData, show_arm
 from analysis.collapse.grid import (
     BF16,
     CORRECTIONS,
@@ -18,11 +17,12 @@ from analysis.collapse.grid import (
     show_rate,
 )
 from analysis.collapse.survival import Outcome, share_collapsed
-from analysis.style import add_legend, arm_style, new_figure
+from analysis.style import FAINT, add_legend, arm_style, new_figure, write_beside
 
-SURVIVAL_CAPTION = "Share of seeds without a collapse by learning rate, with exact intervals"
+SURVIVAL_CAPTION = "Share of seeds without a collapse by learning rate, with exact 95 % intervals"
 TIMES_CAPTION = "Step at which each run collapsed, by arm and correction, at the highest rate"
 ARMS = (BF16, NOQAT, QAT)
+ROW_SHARE = 0.8  # of a row's height, over which its marks spread
 DODGE = 0.08  # of the distance of two learning rates, between arms
 
 
@@ -70,10 +70,9 @@ def _draw_shares(
         alive,
         yerr=np.clip(bars, 0, None),
         color=style.color,
-        linestyle=style.dashes,
+        linestyle="none",
         label=style.label,
         marker=style.marker,
-        linewidth=1.6,
         elinewidth=1.0,
         capsize=3,
     )
@@ -82,25 +81,28 @@ def _draw_shares(
 def draw_times(data: GridData) -> Figure:
     """When each run collapsed at the highest rate: arms, and no QAT with corrections."""
     dense, lr, steps = data.design.dense, data.design.decisive_lr, data.study.rl.steps
-    rows = {data.design.plain(NOQAT, lr): f"{arm_style(NOQAT).label}, no correction"}
-    for correction, label in CORRECTIONS.items():
-        corrected = data.design.plain(NOQAT, lr)._replace(correction=correction)
-        rows[corrected] = f"{arm_style(NOQAT).label}, {label}"
-    rows |= {data.design.plain(arm, lr): arm_style(arm).label for arm in (FFN, QAT, BF16)}
-    shown = [setting for setting in rows if setting in data.grid]
+    noqat = data.design.plain(NOQAT, lr)
+    corrected = [noqat._replace(correction=correction) for correction in CORRECTIONS]
+    others = [data.design.plain(arm, lr) for arm in (FFN, QAT, BF16)]
+    shown = [setting for setting in (noqat, *corrected, *others) if setting in data.grid]
+    row_inches = 0.16 + 0.065 * len(data.study.seeds)
     figure, axes = new_figure(
         f"Step of the collapse at learning rate {show_rate(lr)}, {dense}",
-        f"Filled: a run that collapsed. Open: alive at step {steps}. Numbers: collapsed runs.",
-        height_inches=1.4 + 0.36 * len(shown),
+        f"Filled: a run that collapsed. Open: alive at step {steps}. Height within a row: the "
+        "seed, in one order in all rows.",
+        height_inches=1.4 + row_inches * len(shown),
         has_legend=False,
     )
     panel = axes[0][0]
     for y, setting in enumerate(shown):
         _draw_row(panel, data.grid[setting], y, setting.arm)
-    panel.set_yticks(range(len(shown)), [rows[setting] for setting in shown])
+        panel.axhline(y + 0.5, color=FAINT, linewidth=0.5)
+    write_beside(panel, "collapsed", -0.7)
+    panel.grid(axis="y", visible=False)
+    panel.set_yticks(range(len(shown)), [show_arm(setting) for setting in shown])
     panel.set(
         xlabel="training step of the collapse",
-        xlim=(0, 1.16 * steps),
+        xlim=(0, 1.02 * steps),
         ylim=(len(shown) - 0.5, -0.5),
     )
     return figure
@@ -108,22 +110,14 @@ def draw_times(data: GridData) -> Figure:
 
 def _draw_row(panel: Axes, outcomes: Sequence[Outcome], y: int, arm: str) -> None:
     style = arm_style(arm)
-    dead = [it.collapsed for it in outcomes if it.collapsed is not None]
-    alive = [it.num_steps for it in outcomes if it.collapsed is None]
-    look: dict[str, Any] = {
-        "color": style.color,
-        "marker": style.marker,
-        "linestyle": "none",
-        "markersize": 7,
-    }
-    panel.plot(dead, [y] * len(dead), alpha=0.85, **look)
-    spread = y + 0.32 * np.linspace(-1, 1, len(alive)) * (len(alive) > 1)
-    panel.plot(alive, spread, fillstyle="none", **look)
-    panel.annotate(
-        f"{num_collapsed(outcomes)} of {len(outcomes)}",
-        xy=(0.995, y),
-        xycoords=("axes fraction", "data"),
-        ha="right",
-        va="center",
-        fontweight="bold",
-    )
+    heights = y + ROW_SHARE * ((np.arange(len(outcomes)) + 0.5) / len(outcomes) - 0.5)
+    for outcome, height in zip(outcomes, heights, strict=True):
+        panel.plot(
+            outcome.collapsed or outcome.num_steps,
+            height,
+            style.marker,
+            color=style.color,
+            fillstyle="none" if outcome.collapsed is None else "full",
+            markersize=4.5,
+        )
+    write_beside(panel, f"{num_collapsed(outcomes)} of {len(outcomes)}", y)

@@ -15,7 +15,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
-from analysis.drift.maps import COLORS, cell_width, draw_cells
+from analysis.drift.maps import COLORS, draw_cells
 from analysis.markdown import MarkdownTable
 from analysis.style import fix_layout, new_figure
 from experiments.runs.drift import KL
@@ -28,6 +28,7 @@ Runs = Mapping[str, Sequence[pd.DataFrame]]
 CAPTION = "When the NVFP4 codes of each layer and kind of weight have moved, by arm"
 FLIPS = "flipped_codes"
 CELL_INCHES = 0.19
+MOST_TICKS = 10
 EMPTY = "-"
 TABLE_NOTE = (
     f"First step by which {MOVED:.0%} of the codes have flipped, in brackets the share at the end. "
@@ -66,18 +67,20 @@ def layer_kl(runs: Sequence[pd.DataFrame]) -> dict[str, float]:
 def draw(models: Mapping[str, Runs]) -> Figure:
     """Of each model a row of maps for layers and one for kinds, a column an arm."""
     tables = {
-        (model, group): {arm: moved(seeds, group) for arm, seeds in runs.items()}
+        (model, group): _same_rows({arm: moved(seeds, group) for arm, seeds in runs.items()})
         for model, runs in models.items()
         for group in GROUPS
     }
     arms = list(next(iter(models.values())))
-    norm = Normalize(0, max(it.max().max() for row in tables.values() for it in row.values()))
+    maps = [table for row in tables.values() for table in row.values()]
+    norm = Normalize(0, max(it.max().max() for it in maps))
+    grey = " Grey: not in NVFP4." if any(it.isna().all(axis=1).any() for it in maps) else ""
     heights = [0.35 + CELL_INCHES * max(map(len, row.values())) for row in tables.values()]
     figure, axes = new_figure(
-        "Which layers and kinds of weights drift first",
+        "Flipped NVFP4 codes by layer and kind of weight",
         "Codes that have flipped, summed over the observations up to a step, as a share of all "
-        f"codes; mean over weights and seeds.\nWhite: where it first is {MOVED:.0%}. Grey: not in "
-        "NVFP4.",
+        "codes; mean over weights and seeds.\nA cell ends with the step that it was measured at. "
+        f"White: the first at which it is {MOVED:.0%}.{grey}",
         height_inches=1.0 + 0.3 * len(models) + sum(heights),
         has_legend=False,
         nrows=len(tables),
@@ -87,9 +90,9 @@ def draw(models: Mapping[str, Runs]) -> Figure:
         height_ratios=heights,
     )
     for panels, ((model, group), row) in zip(axes, tables.items(), strict=True):
-        names = sorted({name for table in row.values() for name in table.index})
+        names = next(iter(row.values())).index
         for panel, table in zip(panels, row.values(), strict=True):
-            _draw_map(panel, table.reindex(names), norm)
+            _draw_map(panel, table, norm)
         panels[0].set_yticks(range(len(names)), [str(name).split(".")[-1] for name in names])
         panels[0].set_ylim(len(names) - 0.5, -0.5)
         panels[0].set_ylabel(group)
@@ -104,12 +107,19 @@ def draw(models: Mapping[str, Runs]) -> Figure:
     return figure
 
 
+def _same_rows(tables: Mapping[str, pd.DataFrame]) -> dict[str, pd.DataFrame]:
+    """Tables with the rows of all of them, not a number where an arm has none."""
+    names = sorted({name for table in tables.values() for name in table.index})
+    return {arm: table.reindex(names) for arm, table in tables.items()}
+
+
 def _draw_map(panel: Axes, table: pd.DataFrame, norm: Normalize) -> None:
     draw_cells(panel, table.set_axis(range(len(table)), axis="index"), norm)
-    width = cell_width(table.columns.to_numpy(float))
+    steps = table.columns.to_list()  # those that were measured; the last one has a tick
+    panel.set_xticks(steps[:: -len(steps) // MOST_TICKS])
     for row, step in enumerate(first_steps(table).values()):
         if step is not None:
-            panel.plot(step + 0.5 - width / 2, row, "|", color="white", markersize=9, mew=1.6)
+            panel.plot(step, row, "|", color="white", markersize=9, mew=1.6)
 
 
 def order_table(runs: Runs) -> str:

@@ -66,8 +66,9 @@ def test_the_figure_marks_the_first_steps_of_either_arm() -> None:
     shown = texts_of(figure).split("\n")
     assert {"nano", "fast", "slow", "layer", "kind"} <= set(shown)
     marks = [[(x, y) for line in p.lines for x, y in [line.get_xydata()[0]]] for p in figure.axes]
-    assert marks[0] == [(3.5, 0), (1.5, 1)], "in the middle of the cells that end with 4 and 2"
-    assert marks[1] == [(3.5, 1)]
+    assert marks[0] == [(4, 0), (2, 1)], "at the steps that were measured"
+    assert marks[1] == [(4, 1)]
+    assert sorted(figure.axes[0].get_xticks()) == [2, 4, 6]
     # layer 0 is above layer 1
     low, high = figure.axes[0].get_ylim()
     assert low > high

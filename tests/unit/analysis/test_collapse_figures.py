@@ -1,0 +1,64 @@
+"""The figures of a study of collapses, of the record with the strongest rival of QAT."""
+
+from functools import cache
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+
+from analysis.collapse import causes, curves, outcomes
+from analysis.collapse.data import GridData
+from analysis.collapse.grid import NOQAT
+from experiments.study.load import load_study
+from experiments.study.schema import ROOT
+
+RECORD = ROOT / "experiments" / "records" / "collapse-confirm"
+
+
+@cache
+def recorded() -> GridData:
+    return GridData(load_study(RECORD / "study.yaml"), RECORD)
+
+
+def texts_of(figure: Figure) -> list[str]:
+    return [text.get_text() for text in figure.findobj(matplotlib.text.Text)]
+
+
+def test_curves_have_a_column_an_arm_and_one_of_the_rival() -> None:
+    figure = curves.draw(recorded())
+    titles = [axes.get_title() for axes in figure.axes[:4]]
+    assert [title.split("\n")[0] for title in titles] == [
+        "BF16",
+        "NVFP4, no QAT",
+        "NVFP4, no QAT, token TIS",
+        "NVFP4 QAT",
+    ]
+    assert [title.split("\n")[1] for title in titles] == [
+        f"2e-4: {count} of 10 collapsed" for count in (0, 10, 1, 2)
+    ]
+
+
+def test_mismatch_is_drawn_up_to_the_collapse() -> None:
+    noqat = curves.draw(recorded()).axes[5]
+    ends = [line.get_xdata()[-1] for line in noqat.lines if line.get_marker() != "*"]
+    outcomes_S = recorded().grid[recorded().design.plain(NOQAT, 2e-4)]
+    assert ends == [outcome.collapsed for outcome in outcomes_S]
+
+
+def test_no_two_runs_of_a_row_lie_on_each_other() -> None:
+    panel = outcomes.draw_times(recorded()).axes[0]
+    marks = [tuple(line.get_xydata()[0]) for line in panel.lines if len(line.get_xdata()) == 1]
+    assert len(marks) == len(set(marks)) == 50
+    heights = np.sort([y for _, y in marks])
+    assert np.diff(heights).min() > 0.05, "of a row"
+    assert panel.get_xlim()[1] < 250, "no tick after the last step"
+    assert texts_of(panel.figure).count("collapsed") == 1
+
+
+def test_causes_show_whole_scales() -> None:
+    for panel, quantity in zip(causes.draw(recorded()).axes, causes.QUANTITIES, strict=True):
+        low, high = panel.get_ylim()
+        if quantity.is_log:
+            assert (np.log10([low, high]) % 1).tolist() == [0, 0]
+        else:
+            assert low == 0 < high
