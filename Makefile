@@ -70,6 +70,7 @@ figures: $(BASE)  ## draw all figures and tables again from experiments/records
 		$(BIN)/python -m "$${programs[0]}" --study "$$study" --results "$$record" --out "$$record"; \
 		$(BIN)/python -m "$${programs[1]}" --study "$$study" --results "$$record" \
 			--out "$$record/figures"; done
+	@$(BIN)/python -m analysis.figures.qwen3 --out experiments/records/benchmarks/figures
 	@$(BIN)/python -m analysis.documents
 
 report: $(BASE)  ## one self-contained page of a recorded study: STUDY=name

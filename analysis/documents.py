@@ -4,7 +4,8 @@ A block lies between two comment lines, and everything between them is replaced:
 
     <!-- begin:claims STUDY -->            the claims table of that study's record, and its origin
     <!-- end:claims -->
-    <!-- begin:figures STUDY NAME ... -->  its figures of those names; without names all but drift
+    <!-- begin:figures STUDY NAME ... -->  its figures of those names; without names all but drift;
+                                           `benchmarks` has figures of its own
     <!-- begin:replications STUDY -->      its claims again, with seeds that are not in the record
     <!-- begin:outcomes STUDY -->          of a grid, what became of each setting's runs
     <!-- begin:studies -->                 a summary row for each model of every recorded study
@@ -28,7 +29,7 @@ from analysis.claims_table import read_table
 from analysis.collapse.figures import FIGURES as GRID_FIGURES
 from analysis.collapse.outcome_table import outcome_table
 from analysis.figure_files import NAMES
-from analysis.figures import FIGURES
+from analysis.figures import FIGURES, qwen3
 from analysis.metrics import catalogue_text
 from analysis.replication import replications_text
 from analysis.tables import SECTIONS, benchmark_text
@@ -50,6 +51,7 @@ KINDS = ("claims", "figures", "outcomes", "replications", *WITHOUT_WORDS, *SECTI
 CAPTIONS = {name: it.caption for name, it in FIGURES.items()} | {
     name: it.caption for name, it in GRID_FIGURES.items()
 }
+CAPTIONS[qwen3.NAME] = qwen3.CAPTION
 BLOCK = re.compile(
     rf"(?P<begin><!-- begin:(?P<kind>{'|'.join(KINDS)})(?P<words>[^\n]*?) -->\n)"
     r"(?P<content>.*?)"
@@ -128,7 +130,7 @@ def _figure(root: Path, folder: Path, study: str, name: str) -> str:
     path = root / RECORDS / study / "figures" / f"{name}.png"
     if not path.is_file():
         raise ValueError(f"{path.relative_to(root)}: missing; draw it with make figures")
-    return f"![{CAPTIONS[name]}]({Path(os.path.relpath(path, folder)).as_posix()})\n"
+    return f"![{study}: {CAPTIONS[name]}]({Path(os.path.relpath(path, folder)).as_posix()})\n"
 
 
 def main() -> None:

@@ -17,13 +17,11 @@ class StudyFigure:
 
     Attributes:
         reads: what it needs of every run besides its manifest: metrics, evals or drift.
-        records: other files that it shows, from the repository's root.
     """
 
     draw: Callable[[Study, Results], Canvas]
     caption: str
     reads: tuple[str, ...]
-    records: tuple[str, ...] = ()
 
 
 FIGURES: Mapping[str, StudyFigure] = {
@@ -31,7 +29,7 @@ FIGURES: Mapping[str, StudyFigure] = {
     "accuracy": StudyFigure(accuracy.draw, accuracy.CAPTION, ("metrics", "evals")),
     "learning": StudyFigure(learning.draw, learning.CAPTION, ("metrics", "evals")),
     "training": StudyFigure(training.draw, training.CAPTION, ("metrics",)),
-    "memory": StudyFigure(memory.draw, memory.CAPTION, (), memory.SOURCES),
+    "memory": StudyFigure(memory.draw, memory.CAPTION, ()),
     "step_time": StudyFigure(step_time.draw, step_time.CAPTION, ("metrics",)),
     DRIFT: StudyFigure(drift.draw, drift.CAPTION, ("drift",)),
 }

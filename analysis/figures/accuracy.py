@@ -20,7 +20,7 @@ from analysis.accuracy_claims import (
 )
 from analysis.results import Array, Results
 from analysis.stats import Interval, log_odds, over_seeds
-from analysis.style import FAINT, INK, SHADE, arm_style, new_figure
+from analysis.style import FAINT, SHADE, arm_style, new_figure, write_beside
 from experiments.study.schema import Study
 
 CAPTION = "Offline accuracy of every arm and seed in log-odds, evaluated in BF16 and in NVFP4"
@@ -55,19 +55,22 @@ class Row(NamedTuple):
 def draw(study: Study, results: Results) -> Figure:
     """A panel a model, a row an arm and precision: seeds, their mean and its interval."""
     has_control = BF16.arm in study.arms
+    is_judged = has_control and len(study.seeds) > 1
     rows = _rows(study)
-    shaded = " Shaded: where a claim asks the whole interval to be." if has_control else ""
+    compared = " Difference to BF16 in BF16, where a row names no other arm." if has_control else ""
+    shaded = "\nShaded: where a claim asks the whole interval to be." if is_judged else ""
     step_of = "that both arms did" if has_control else "that all seeds did"
     figure, axes = new_figure(
-        "Offline accuracy after training"
-        + (", less BF16's in BF16 where a row names no other arm" if has_control else ""),
+        f"Offline accuracy after training{', difference to BF16' if has_control else ''}",
         "A row: an arm, and the precision that its checkpoint is evaluated in (filled: BF16, open: "
         f"NVFP4), after the last step {step_of}.\nSmall dots: seeds; large: their mean, with its "
         "95 % interval where there are several. Accuracy: share of right answers, mean of the "
-        f"seeds;\nanswers are sampled at temperature {study.evaluation.temperature}.{shaded}",
+        f"seeds;\nanswers are sampled at temperature {study.evaluation.temperature}."
+        f"{compared}{shaded}",
         height_inches=1.66 + ROW_INCHES * len(rows),
         has_legend=False,
         ncols=len(study.models),
+        gridspec_kw={"wspace": 0.06},  # numbers stand beside the panels
         sharex=True,
         sharey=True,
     )
@@ -78,11 +81,12 @@ def draw(study: Study, results: Results) -> Figure:
             _draw_row(panel, study, results, model, row, -position)
         panel.set_title(f"{model}{_control_accuracy(results, model) if has_control else ''}")
         panel.set_xlabel(f"{'difference' if has_control else 'accuracy'} (log-odds), right: better")
-        _write_beside(panel, "accuracy", 0.6)
+        write_beside(panel, "accuracy", 0.6)
         panel.tick_params(axis="y", length=0)
         panel.grid(axis="y", visible=False)
     for panel in axes[0]:
-        _shade(panel, rows)
+        if is_judged:
+            _shade(panel, rows)
         panel.locator_params(axis="x", nbins=6)
     axes[0][0].set_yticks([-position for position in range(len(rows))], [it.label for it in rows])
     return figure
@@ -152,18 +156,8 @@ def _draw_row(
     if interval.low is not None and interval.high is not None:
         panel.plot([interval.low, interval.high], [height] * 2, color=style.color, lw=2)
     panel.plot(interval.estimate, height, style.marker, color=style.color, mfc=fill, ms=8)
-    shown_step = "" if step == study.rl.steps else f", step {step}"
-    _write_beside(panel, f"{accuracy:.3f}{shown_step}", height)
-
-
-def _write_beside(panel: Axes, text: str, height: float) -> None:
-    panel.annotate(
-        text,
-        xy=(1.0, height),
-        xycoords=("axes fraction", "data"),
-        xytext=(3, 0),
-        textcoords="offset points",
-        va="center",
-        fontsize=8.5,
-        color=INK,
-    )
+    # two arms' difference has no accuracy of its own
+    shown = [f"{accuracy:.3f}"] if row.control in (None, BF16) else []
+    if step != study.rl.steps:
+        shown.append(f"step {step}")
+    write_beside(panel, ", ".join(shown), height)

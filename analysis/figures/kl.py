@@ -58,6 +58,7 @@ def _draw_panel(panel: Axes, study: Study, results: Results, model: str, arm: st
                 panel.axhline(float(gmean(mean_S)), color=color, linestyle="-.", linewidth=1.2)
         title = f"{title}: {_ratio(*means)}"
     panel.set_title(title, loc="left", fontsize=9.5)
+    panel.minorticks_off()
 
 
 def _ratio(arm_S: Array, control_S: Array) -> str:

@@ -1,8 +1,8 @@
 """Figure: offline accuracy by training step, every arm in both precisions."""
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from analysis.accuracy_claims import PRECISIONS
 from analysis.results import Results
@@ -20,7 +20,8 @@ def draw(study: Study, results: Results) -> Figure:
         study,
         "Offline accuracy by training step, held-out prompts, answers sampled at temperature "
         f"{study.evaluation.temperature}",
-        f"{seeds} Arms are drawn side by side. Step 0 is the base model.\nA row evaluates all "
+        f"{seeds} Arms are drawn side by side; the axis has the steps that were evaluated, 0 is "
+        "the base model.\nA row evaluates all "
         "checkpoints in one precision, so that arms compare. NVFP4: as in the arm's own rollouts"
         + ("; BF16's as those without QAT." if "bf16" in study.arms else "."),
         height_inches=4.76,
@@ -31,7 +32,8 @@ def draw(study: Study, results: Results) -> Figure:
         for panel, model in zip(row, study.models, strict=True):
             for arm in study.arms:
                 _draw_arm(panel, study, results, model, arm, precision)
-            panel.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+            evaluated = [results.evaluated_steps(model, arm) for arm in study.arms]
+            panel.set_xticks(sorted(set(np.concatenate(evaluated).tolist())))
     add_legend(figure, axes[0][0])
     return figure
 

@@ -1,4 +1,4 @@
-"""Figure: what training does besides the mismatch: reward, response length, entropy, k1 KL."""
+"""Figure: what training does besides the mismatch: reward, response length and entropy."""
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -9,12 +9,11 @@ from analysis.style import add_legend, arm_style, grid_by_model, plot_seeds, see
 from experiments.study.schema import Study
 from qat_core.rl.metric_names import REWARD
 
-CAPTION = "Online reward, response length, entropy and rollout_corr/kl by training step, all arms"
+CAPTION = "Online reward, response length and entropy by training step, all arms"
 METRICS = {
     REWARD: "online reward\n(mean of responses)",
     "response_length/mean": "response length\n(tokens)",
     "actor/entropy": "policy entropy\n(nats a token)",
-    "rollout_corr/kl": "rollout_corr/kl (k1)\n(nats a token)",
 }
 ROW_INCHES = 1.55
 
@@ -28,9 +27,7 @@ def draw(study: Study, results: Results) -> Figure:
         study,
         "Training by step",
         f"{seeds_note(study, results)}{thick} Each arm samples in its own precision: compare arms "
-        "by offline accuracy,\nnot by online reward. rollout_corr/kl: mean of log q - log p of the "
-        "sampled tokens, q the rollout's probability, p the trainer's;\nits axis is linear within "
-        "1e-4.",
+        "by offline accuracy,\nnot by online reward.",
         height_inches=1.36 + ROW_INCHES * len(recorded),
         row_labels=[METRICS[key] for key in recorded],
         sharey="row",
@@ -43,9 +40,6 @@ def draw(study: Study, results: Results) -> Figure:
 
 
 def _draw_panel(panel: Axes, study: Study, results: Results, model: str, key: str) -> None:
-    if key == "rollout_corr/kl":
-        panel.set_yscale("symlog", linthresh=1e-4)
-        panel.set_yticks([0, *(sign * 10.0**power for sign in (-1, 1) for power in range(-4, 2))])
     for arm in study.arms:
         style, steps_T = arm_style(arm), results.steps(model, arm)
         values_ST = plot_seeds(panel, study, results, model, arm, key, lw=0.6, alpha=0.6)
@@ -61,3 +55,4 @@ def _draw_panel(panel: Axes, study: Study, results: Results, model: str, key: st
             ms=5,
             label=style.label,
         )
+    panel.locator_params(axis="y", min_n_ticks=3)

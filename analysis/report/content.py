@@ -39,7 +39,6 @@ class ShownFigure:
     Attributes:
         script: its module's file, from the repository's root.
         reads: kinds of a run's files, keys of `FILES`.
-        records: other files that it shows, from the repository's root.
     """
 
     name: str
@@ -47,7 +46,6 @@ class ShownFigure:
     svg: bytes
     script: str
     reads: tuple[str, ...]
-    records: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -125,14 +123,8 @@ def read_content(study_file: Path, results: Path) -> Content:
 def _figures(study: Study, folder: Path) -> Iterator[ShownFigure]:
     for name in figure_names(study):
         svg = read_bytes(folder / f"{name}.svg", HINT)
-        if study.judged_by == "parity":
-            it = FIGURES[name]
-            script = _script(it.draw.__module__)
-            yield ShownFigure(name, it.caption, svg, script, it.reads, it.records)
-        else:
-            of_grid = GRID_FIGURES[name]
-            script = _script(of_grid.draw.__module__)
-            yield ShownFigure(name, of_grid.caption, svg, script, of_grid.reads)
+        it = FIGURES[name] if study.judged_by == "parity" else GRID_FIGURES[name]
+        yield ShownFigure(name, it.caption, svg, _script(it.draw.__module__), it.reads)
 
 
 def _drift(study: Study, results: Path) -> dict[str, str]:

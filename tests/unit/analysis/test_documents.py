@@ -43,7 +43,8 @@ def test_blocks_are_filled_and_the_rest_is_kept(root: Path) -> None:
     assert "old" not in filled
     assert "\nbetween\n" in filled
     assert filled.count("| nano-dense | **") == 11
-    assert "(experiments/records/default/figures/kl.png)" in filled
+    assert "](experiments/records/default/figures/kl.png)" in filled
+    assert filled.count("![default: ") == 2, "the text for who cannot see it names the study"
     assert "memory.svg" not in filled
 
 
@@ -108,6 +109,16 @@ def test_committed_claims_follow_from_the_committed_runs(record: Path) -> None:
 def test_documents_show_the_committed_records(path: Path) -> None:
     text = path.read_text()
     assert fill_blocks(text, ROOT, path.parent) == text
+
+
+def test_benchmarks_have_figures_too(root: Path) -> None:
+    folder = root / "experiments" / "records" / "benchmarks" / "figures"
+    folder.mkdir(parents=True)
+    (folder / "qwen3_memory.png").touch()
+    block = "<!-- begin:figures benchmarks qwen3_memory -->\n<!-- end:figures -->"
+    filled = fill_blocks(block, root, root)
+    assert "![benchmarks: Weights of Qwen3" in filled
+    assert "(experiments/records/benchmarks/figures/qwen3_memory.png)" in filled
 
 
 def test_figures_are_linked_from_where_the_document_lies(root: Path) -> None:
