@@ -88,18 +88,6 @@ def new_figure(
     return figure, figure.subplots(squeeze=False, **grid)
 
 
-def fix_layout(figure: Figure) -> None:
-    """Lays the figure out for good, at rounded positions.
-
-    Around a colour bar the solver's last bits differ from run to run, and with them an SVG's bytes.
-    """
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")
-    for axes in figure.axes:
-        x, y, width, height = (round(value, 6) for value in axes.get_position().bounds)
-        axes.set_position((x, y, width, height))
-
-
 def grid_by_model(
     study: Study,
     title: str,
@@ -194,10 +182,23 @@ def seeds_note(study: Study, results: Results) -> str:
     return f"{note} Star: ended by the KL gate." if any_stopped else note
 
 
+def _fix_layout(figure: Figure) -> None:
+    """Lays the figure out for good, at rounded positions.
+
+    The solver's last bits differ from run to run, and with them an SVG's bytes.
+    """
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    for axes in figure.axes:
+        x, y, width, height = (round(value, 6) for value in axes.get_position().bounds)
+        axes.set_position((x, y, width, height))
+
+
 def save_figure(draw: Callable[[], Figure], *paths: Path) -> None:
     """Draws once in the common style; PNG and SVG files have no date or version in them."""
     with matplotlib.rc_context({**matplotlib.rcParamsDefault, **_RC}):
         figure = draw()
+        _fix_layout(figure)
         for path in paths:
             metadata = NO_METADATA.get(path.suffix.removeprefix("."))
             figure.savefig(path, dpi=DOTS_PER_INCH, metadata=metadata)

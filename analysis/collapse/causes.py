@@ -16,7 +16,7 @@ from analysis.collapse.data import GridData
 from analysis.collapse.grid import BF16, NOQAT, QAT, Setting, show_rate
 from analysis.collapse.survival import WINDOW
 from analysis.results import Array
-from analysis.style import arm_style, fix_layout, new_figure
+from analysis.style import arm_style, new_figure
 from qat_core.rl.metric_names import K3_KL, RESPONSE_TOKENS, REWARD
 
 CAPTION = "Means of what was measured before the first collapse, by arm, a mark a seed"
@@ -94,7 +94,6 @@ def draw(data: GridData) -> Figure:
         panel.set_xticks(range(len(ARMS)), ["BF16", "no QAT", "QAT"])
         panel.set_xlim(-0.5, len(ARMS) - 0.5)
         _show_whole_scale(panel, quantity.is_log)
-    fix_layout(figure)  # the solver's last bits differ from run to run here too
     return figure
 
 

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from analysis.metrics import CATALOGUE
-from analysis.style import fix_layout, new_figure
+from analysis.style import new_figure
 from experiments.runs.drift import KL
 
 PREFIX = "drift/"
@@ -56,7 +56,6 @@ def draw(runs: Mapping[str, pd.DataFrame], measures: Sequence[str]) -> Figure:
     for panel, rows in zip(axes[-1], runs.values(), strict=True):
         panel.set_xlabel("training step")
         panel.set_xlim(rows["step"].min() - 0.5, rows["step"].max() + 0.5)
-    fix_layout(figure)
     return figure
 
 

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from analysis.drift.maps import COLORS, draw_cells
 from analysis.markdown import MarkdownTable
-from analysis.style import fix_layout, new_figure
+from analysis.style import new_figure
 from experiments.runs.drift import KL
 
 MOVED = 0.1
@@ -103,7 +103,6 @@ def draw(models: Mapping[str, Runs]) -> Figure:
         panel.set_xlabel("training step")
     colors = ScalarMappable(norm, COLORS)
     figure.colorbar(colors, ax=axes, pad=0.01).set_label("flipped codes (share of all codes)")
-    fix_layout(figure)
     return figure
 
 
