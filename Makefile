@@ -43,7 +43,8 @@ verify: $(BASE) $(EXTRA)  ## run a recorded study again with fresh seeds, compar
 		$(BIN)/python -m analysis.replication judge "$$record" --study "$$planned"
 
 test: lint $(ENGINES)  ## check the code and run all tests
-	@$(BIN)/python -m pytest -n 2 --dist loadfile
+	@# models are small: more threads than workers wait for one another, and tests take half as long again
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(DEV)  ## check style, spelling, imports, types and workflow
 	@$(BIN)/ruff check .
