@@ -1,4 +1,4 @@
-"""Figure: what training does besides the mismatch: reward, response length and entropy."""
+"""Figure: what training does besides the mismatch: reward, response length, entropy, k1 KL."""
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -9,11 +9,12 @@ from analysis.style import add_legend, arm_style, grid_by_model, plot_seeds, see
 from experiments.study.schema import Study
 from qat_core.rl.metric_names import REWARD
 
-CAPTION = "Online reward, response length and entropy by training step, all arms"
+CAPTION = "Online reward, response length, entropy and rollout_corr/kl by training step, all arms"
 METRICS = {
     REWARD: "online reward\n(mean of responses)",
     "response_length/mean": "response length\n(tokens)",
     "actor/entropy": "policy entropy\n(nats a token)",
+    "rollout_corr/kl": "rollout_corr/kl (k1)\n(nats a token)",
 }
 ROW_INCHES = 1.55
 
@@ -27,7 +28,9 @@ def draw(study: Study, results: Results) -> Figure:
         study,
         "Training by step",
         f"{seeds_note(study, results)}{thick} Each arm samples in its own precision: compare arms "
-        "by offline accuracy,\nnot by online reward.",
+        "by offline accuracy,\nnot by online reward. rollout_corr/kl: mean of log q - log p of the "
+        "sampled tokens, q the rollout's probability, p the trainer's, as\nverl's recipe shows it; "
+        "the figure of k3 KL has a log axis.",
         height_inches=1.36 + ROW_INCHES * len(recorded),
         row_labels=[METRICS[key] for key in recorded],
         sharey="row",
