@@ -139,7 +139,7 @@ def rules_of(design: Design) -> dict[str, Rule]:
             f"no QAT collapses earlier than QAT and BF16 {at}",
             lambda runs: _earlier_than_both(runs, runs.at(NOQAT)),
         ),
-        "C3": Rule("no earlier collapse with QAT than in BF16 was seen", _survives_as_bf16),
+        "C3": Rule("no earlier collapse with QAT than in BF16 seen", _survives_as_bf16),
         "C4": Rule(
             f"QAT's mean reward is within {AREA_MARGIN:g} of BF16's at "
             f"{' and '.join(map(show_rate, rates))}",
@@ -163,7 +163,7 @@ def rules_of(design: Design) -> dict[str, Rule]:
         )
     if FFN in planned:
         rules["C8"] = Rule(
-            f"no earlier collapse with QAT of FFN weights than with full QAT was seen {at}",
+            f"no earlier collapse with FFN-only than with full QAT seen {at}",
             _ffn_survives_as_full,
         )
     return dict(sorted(rules.items()))
