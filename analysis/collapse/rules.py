@@ -163,7 +163,7 @@ def rules_of(design: Design) -> dict[str, Rule]:
         )
     if FFN in planned:
         rules["C8"] = Rule(
-            f"no earlier collapse with FFN-only than with full QAT seen {at}",
+            f"no earlier collapse with FFN-only than full QAT seen {at}",
             _ffn_survives_as_full,
         )
     return dict(sorted(rules.items()))
