@@ -14,7 +14,7 @@ KEPT_PACKED = "qat packed"
 TITLE = "**Time of forward and backward passes of decoder layers, as a share of BF16's**"
 NOTE = (
     "QAT: with new scales, as after an optimizer step; scales known: any further micro-batch; kept "
-    "packed: with `prepare(keep_packed=True)`, packed anew in this step. verl's QATLinear leaves "
+    "packed: with `prepare(keep_packed=True)`, packed again in this step. verl's QATLinear leaves "
     "the experts of an MoE in BF16. Goal: of the time with kept packed weights, at most, judged "
     "before rounding. Peak memory: over BF16's. Packed: what the kept weights take."
 )
