@@ -10,12 +10,12 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from pydantic import BaseModel
 
 from analysis.figure_files import FORMATS
 from analysis.style import arm_style, new_figure, save_figure
 from analysis.tables.engines import engine_name
-from analysis.tables.record import Record, read_record
+from analysis.tables.record import read_record
+from analysis.tables.serving import ServingRecord
 from experiments.study.schema import ROOT
 from experiments.support.cli import run_cli
 
@@ -26,21 +26,7 @@ MODELS = ("qwen3-8b", "qwen3-30b-a3b")
 ARM_OF = {"bf16": "bf16", "nvfp4": "nvfp4-qat"}  # of a precision, whose colour it has
 
 
-class Engine(BaseModel):
-    """What vLLM reported at its start."""
-
-    weight_gib: float
-    kv_cache_tokens: int
-
-
-class Serving(Record):
-    """Of experiments/benchmarks/serving.py; engines are named `model:precision`."""
-
-    gpu_memory_utilization: float
-    engines: dict[str, Engine]
-
-
-def draw(record: Serving) -> Figure:
+def draw(record: ServingRecord) -> Figure:
     """Weights and KV cache, a bar an engine."""
     engines = {
         (model, precision): record.engines[f"{model}:{precision}"]
@@ -91,7 +77,7 @@ def main() -> None:
     out: Path = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)
     paths = [out / f"{NAME}.{kind}" for kind in FORMATS]
-    save_figure(partial(draw, read_record(RECORD, Serving)), *paths)
+    save_figure(partial(draw, read_record(RECORD, ServingRecord)), *paths)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ class Rollout(BaseModel):
 class ServingEngine(BaseModel):
     """Tokens a second: quartiles, of decoding by sequences at once; the first records lack more."""
 
+    weight_gib: float
     kv_cache_tokens: int
     tokens_per_s: dict[str, Rates]
     prefill_tokens_per_s: Rates | None = None

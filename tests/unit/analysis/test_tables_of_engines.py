@@ -37,8 +37,13 @@ def _batches(ratio: float) -> list[dict[str, float]]:
 def folder(tmp_path: Path) -> Path:
     """Small records of one machine."""
     engines = {"m:nvfp4": _engine([3.0, 1.0, 2.0], []), "m:bf16": _engine([9.0], [])}
-    served = {"kv_cache_tokens": 12345, "tokens_per_s": {"1": [1, 20, 300], "8": [1, 3000, 4000]}}
+    served = {
+        "weight_gib": 1.0,
+        "kv_cache_tokens": 12345,
+        "tokens_per_s": {"1": [1, 20, 300], "8": [1, 3000, 4000]},
+    }
     bf16 = {
+        "weight_gib": 1.0,
         "kv_cache_tokens": 999,
         "tokens_per_s": {"1": [1, 10, 300], "8": [1, 4000, 4000]},
         "prefill_tokens_per_s": [1, 5000, 6000],

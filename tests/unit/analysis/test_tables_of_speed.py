@@ -24,7 +24,7 @@ def _write(folder: Path, name: str, record: dict[str, Any]) -> None:
 def _served(speed: float, prefill: float | None = None) -> dict[str, Any]:
     """An engine that decodes as fast whatever the number of sequences."""
     rates = {batch: [1.0, speed, 9e9] for batch in ("1", "32", "256")}
-    engine: dict[str, Any] = {"kv_cache_tokens": 1, "tokens_per_s": rates}
+    engine: dict[str, Any] = {"weight_gib": 1.0, "kv_cache_tokens": 1, "tokens_per_s": rates}
     return engine | ({"prefill_tokens_per_s": [1.0, prefill, 9e9]} if prefill else {})
 
 
