@@ -15,6 +15,7 @@ from analysis.figures import FIGURES, qwen3
 from analysis.results import Results
 from analysis.style import arm_style, save_figure
 from analysis.tables.record import read_record
+from analysis.tables.serving import ServingRecord
 from experiments.study.arms import ARMS
 from experiments.study.schema import Study
 
@@ -244,7 +245,7 @@ def test_learning_has_ticks_where_checkpoints_were_evaluated(
 
 
 def test_memory_of_qwen3_is_as_recorded_and_repeats(tmp_path: Path) -> None:
-    record = read_record(qwen3.RECORD, qwen3.Serving)
+    record = read_record(qwen3.RECORD, ServingRecord)
     shown = texts_of(qwen3.draw(record))
     for text in ("56.9 GiB", "16.9 GiB  -70.3%", "0.73 million", "1.16 million  +59.8%"):
         assert text in shown, text
