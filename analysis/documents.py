@@ -63,6 +63,7 @@ DOCUMENTS = (
     "README.md",
     "REPRODUCING.md",
     "docs/results.md",
+    "docs/performance.md",
     "docs/statistics.md",
     "docs/metrics.md",
     "docs/routing_replay.md",

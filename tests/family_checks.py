@@ -171,7 +171,7 @@ def _loaded(model: PreTrainedModel, tensors: dict[str, Tensor]) -> PreTrainedMod
         output_loading_info=True,
     )
     assert not any(found.values()), found
-    return loaded.train()  # type: ignore[no-any-return]
+    return loaded.train()
 
 
 def _share(packed: QuantPlan) -> float:

@@ -93,7 +93,7 @@ def two_meshes() -> dict[str, bool]:
     same = {}
     for name, meshes in {"flat first": (flat, hybrid), "hybrid first": (hybrid, flat)}.items():
         model, single = one_device(lambda: build().float()), one_device(build)
-        modules = (*model.model.layers, model)  # type: ignore[union-attr, misc]
+        modules = (*model.model.layers, model)
         for module, mesh in zip(modules, (*meshes, flat), strict=True):
             fully_shard(module, mesh=mesh, mp_policy=POLICY)
         same[name] = torch.equal(step(model), step(single))
@@ -107,7 +107,7 @@ def refuses_a_split_group() -> list[str]:
     flat = init_device_mesh("cpu", (world,), mesh_dim_names=("s",))
     hybrid = init_device_mesh("cpu", (max(world // 2, 1), min(world, 2)), mesh_dim_names=("r", "t"))
     model = one_device(lambda: tiny_model("qwen3").float())
-    mlp: Any = model.model.layers[0].mlp  # type: ignore[union-attr, index]
+    mlp: Any = model.model.layers[0].mlp
     fully_shard(mlp.gate_proj, mesh=flat)
     fully_shard(mlp.up_proj, mesh=hybrid)
     fully_shard(model, mesh=flat)
@@ -117,7 +117,7 @@ def refuses_a_split_group() -> list[str]:
 def refuses_infinity() -> list[str]:
     """Errors of a weight that is infinite on one rank alone."""
     model = sharded(lambda: tiny_model("qwen3"))
-    weight: Any = model.model.layers[0].mlp.down_proj.weight  # type: ignore[union-attr, index]
+    weight: Any = model.model.layers[0].mlp.down_proj.weight
     if dist.get_rank() == 0:
         with torch.no_grad():
             weight.to_local()[0, 0] = torch.inf
@@ -147,7 +147,7 @@ def run(rank: int, world: int, folder: str, saved_by: int) -> None:
     results: dict[str, Any] = {}
     for family in FAMILIES:
         for reshard in (True, False):
-            build: Build = lambda family=family: tiny_model(family)  # type: ignore[misc] # noqa: E731
+            build: Build = lambda family=family: tiny_model(family)  # noqa: E731
             results[f"{family}, reshard {reshard}"] = compare(build, reshard=reshard)
     results["uneven"] = compare(Uneven)
     offload = CPUOffloadPolicy(pin_memory=False)

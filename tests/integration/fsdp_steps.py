@@ -41,7 +41,7 @@ def sharded(
     """An FP32 model, prepared, its layers and itself sharded."""
     model = one_device(lambda: build().float(), recipe)
     layers = model.model.layers if hasattr(model, "model") else [model]
-    for module in {id(m): m for m in (*layers, model)}.values():  # type: ignore[union-attr]
+    for module in {id(m): m for m in (*layers, model)}.values():
         fully_shard(module, mp_policy=policy, reshard_after_forward=reshard, **options)
     return model
 

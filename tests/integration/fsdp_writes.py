@@ -40,7 +40,7 @@ def moved() -> dict[str, bool]:
     """
     model = sharded(Uneven)
     out = step(model)
-    weight: Any = model.layers[0].weight  # type: ignore[union-attr, index]
+    weight: Any = model.layers[0].weight
     old = weakref.ref(weight.to_local().plain())
     model.bfloat16()
     gc.collect()
@@ -74,7 +74,7 @@ def written_by_collectives() -> dict[str, bool]:
     """Whether steps follow shards that a collective wrote, through each way to show them."""
     same = {}
     ways: dict[str, Callable[[nn.Module], list[Tensor]]] = {
-        "to_local": lambda m: [p.to_local().detach() for p in m.parameters()],  # type: ignore[operator]
+        "to_local": lambda m: [p.to_local().detach() for p in m.parameters()],  # type: ignore[attr-defined]
         "state dict": lambda m: [t.to_local() for t in m.state_dict().values()],
     }
     for name, show in ways.items():

@@ -80,7 +80,7 @@ def _refusal(family: str, bad: float) -> str:
 
 
 def _shard(model: nn.Module) -> None:
-    layers: Any = model.model.layers  # type: ignore[union-attr]
+    layers: Any = model.model.layers
     for module in (*layers, model):
         fully_shard(module)
 

@@ -64,7 +64,7 @@ def results(study: Study, tmp_path: Path) -> Path:
     tokenizer.save_pretrained(trained)
     checkpoints = tmp_path / study.runs[0].id / "checkpoints"
     saved = str(checkpoints / f"global_step_{STEP}")
-    spawn(verl_checkpoint_ranks.save, (2, str(trained), saved), nprocs=2)  # type: ignore[no-untyped-call]
+    spawn(verl_checkpoint_ranks.save, (2, str(trained), saved), nprocs=2)
     (checkpoints / TRACKER).write_text(str(STEP))
     write_data(study.task, tmp_path / "data" / study.study)
     return tmp_path

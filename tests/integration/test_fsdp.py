@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Results of 4 ranks, and of 2 ranks that also load the checkpoint of the 4, and of 1."""
     path = tmp_path_factory.mktemp("fsdp")
     for world, saved_by in ((4, 0), (2, 4), (1, 2)):
-        spawn(fsdp_ranks.run, (world, str(path), saved_by), nprocs=world)  # type: ignore[no-untyped-call]
+        spawn(fsdp_ranks.run, (world, str(path), saved_by), nprocs=world)
     return path
 
 

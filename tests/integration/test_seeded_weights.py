@@ -20,7 +20,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Plain and prepared, in BF16 and FP32."""
     folder = tmp_path_factory.mktemp("seeded")
     # not forked: threads of tests that ran before hold locks, which forked processes wait for
-    start_processes(seeded_ranks.run, (WORLD, str(folder)), WORLD, start_method="spawn")  # type: ignore[no-untyped-call]
+    start_processes(seeded_ranks.run, (WORLD, str(folder)), WORLD, start_method="spawn")
     found: list[dict[str, Any]] = torch.load(folder / f"world{WORLD}.pt")
     return found
 

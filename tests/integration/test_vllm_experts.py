@@ -49,7 +49,7 @@ class Method(QuantizeMethodBase):
             }
             for name, tensor in tensors.items():
                 parameter = nn.Parameter(tensor, requires_grad=False)
-                parameter.weight_loader = None
+                parameter.weight_loader = None  # type: ignore[attr-defined]
                 layer.register_parameter(f"{matrix}_{name}", parameter)
 
     def apply(self, *_: object, **__: object) -> Tensor:

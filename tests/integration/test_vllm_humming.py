@@ -44,7 +44,7 @@ def activations(rows: int) -> Tensor:
     return torch.randn(rows, K, device=DEVICE).bfloat16()
 
 
-class Method(QuantizeMethodBase):  # type: ignore[misc]
+class Method(QuantizeMethodBase):
     """What vLLM calls of a quantized layer, handed to its NVFP4 scheme."""
 
     def __init__(self) -> None:

@@ -84,7 +84,7 @@ def test_only_a_worker_that_holds_all_weights_is_written_in_place(
     monkeypatch.setattr(type(vllm.platforms.current_platform), "is_cpu", lambda _: False)
     monkeypatch.setattr(worker, "_quantized_layers", lambda *_: [])
     monkeypatch.setattr(worker, "find_targets", lambda *_: {"weight": "target"})
-    assert bool(worker._targets(held, None)) == (shared_out is None)  # type: ignore[arg-type]
+    assert bool(worker._targets(held, None)) == (shared_out is None)
 
 
 def packed_group(shapes: list[tuple[int, ...]], seed: int) -> list[PackedTensor]:
@@ -181,9 +181,9 @@ def test_a_fused_linear_is_written_once_its_last_part_has_come() -> None:
     names = SimpleNamespace(renamed=lambda name: f"hub.{name}")
     norm = torch.ones(2)
     stream = [("v", parts[2]), ("norm", norm), ("q", parts[0])]
-    assert list(write_packed(stream, targets, names)) == [("hub.norm", norm)]  # type: ignore[arg-type]
+    assert list(write_packed(stream, targets, names)) == [("hub.norm", norm)]
     assert torch.equal(layer.weight, before)
-    assert list(write_packed([("k", parts[1])], targets, names)) == []  # type: ignore[arg-type]
+    assert list(write_packed([("k", parts[1])], targets, names)) == []
     assert_written(layer, marlin_linear(stacked(parts)), addresses)
 
 
@@ -196,7 +196,7 @@ def test_experts_are_written_matrix_by_matrix() -> None:
     addresses = {name: tensor.data_ptr() for name, tensor in tensors_of(layer).items()}
     targets = find_targets([(layer, EXPERT_NAMES)], [])
     assert targets is not None
-    list(write_packed(zip(EXPERT_NAMES, weights(1), strict=True), targets, None))  # type: ignore[arg-type]
+    list(write_packed(zip(EXPERT_NAMES, weights(1), strict=True), targets, None))
     assert_written(layer, marlin_experts(*weights(1)), addresses)
 
 

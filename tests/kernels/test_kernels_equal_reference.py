@@ -160,7 +160,11 @@ def test_not_contiguous(launch, device):
 
 def test_groups_of_mixed_shapes_and_dtypes(launch, device):
     generator = torch.Generator().manual_seed(5)
-    shapes = [[(64, 32), (16, 32), (16, 32)], [(3, 32, 64), (3, 16, 64)], [(0, 16), (1, 16)]]
+    shapes: list[list[tuple[int, ...]]] = [
+        [(64, 32), (16, 32), (16, 32)],
+        [(3, 32, 64), (3, 16, 64)],
+        [(0, 16), (1, 16)],
+    ]
     groups = [[torch.randn(s, generator=generator) for s in members] for members in shapes]
     groups[0][1] = groups[0][1].bfloat16() * 2
     expected = reference.group_amax(groups)

@@ -161,7 +161,7 @@ def check_mixed_dtypes_are_refused() -> None:
 
 
 def is_replaced(is_fast: bool) -> bool:
-    torch.ops.mkldnn = SimpleNamespace(_is_mkldnn_bf16_supported=lambda: is_fast)
+    torch.ops.mkldnn = SimpleNamespace(_is_mkldnn_bf16_supported=lambda: is_fast)  # type: ignore[attr-defined]
     bf16_on_cpu.multiply_bf16_in_fp32()
     return bool(bf16_on_cpu.replace_products.cache_info().currsize)
 

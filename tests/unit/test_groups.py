@@ -55,8 +55,9 @@ def _files_of_architectures(registry: Path) -> Iterator[str]:
 def _fused_in(path: Path) -> Iterator[tuple[str, ...]]:
     """Sets of two or more, written as a whole mapping or added to one."""
     for node in ast.walk(ast.parse(path.read_text())):
-        is_assignment = isinstance(node, ast.Assign)
-        if not is_assignment or "packed_modules_mapping" not in ast.unparse(node.targets[0]):
+        if not isinstance(node, ast.Assign):
+            continue
+        if "packed_modules_mapping" not in ast.unparse(node.targets[0]):
             continue
         try:
             value = ast.literal_eval(node.value)

@@ -52,7 +52,7 @@ def test_exact_and_regex_patterns_mean_what_compressed_tensors_means() -> None:
 )
 def test_bad_recipes_are_refused_by_name(fields: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
-        Recipe(**fields)  # type: ignore[arg-type]
+        Recipe(**fields)
 
 
 @pytest.mark.parametrize(

@@ -19,18 +19,16 @@ def model() -> nn.Module:
 
 
 def weight_norm(model: nn.Module) -> None:
-    nn.utils.parametrizations.weight_norm(model.up_proj)  # type: ignore[arg-type]
+    nn.utils.parametrizations.weight_norm(model.up_proj)
 
 
 def new_parameter(model: nn.Module) -> None:
-    model.up_proj.weight = nn.Parameter(torch.ones(48, 32).bfloat16())  # type: ignore[union-attr]
+    model.up_proj.weight = nn.Parameter(torch.ones(48, 32).bfloat16())
 
 
 def swap(model: nn.Module) -> None:
     model.zero_grad()
-    torch.utils.swap_tensors(  # type: ignore[no-untyped-call]
-        model.get_parameter(UP), nn.Parameter(torch.ones(48, 32).bfloat16())
-    )
+    torch.utils.swap_tensors(model.get_parameter(UP), nn.Parameter(torch.ones(48, 32).bfloat16()))
 
 
 def spoil(model: nn.Module) -> None:
@@ -48,7 +46,7 @@ def new_layer(model: nn.Module) -> None:
 
 
 def another_weight(model: nn.Module) -> None:
-    model.gate_proj.weight = model.up_proj.weight  # type: ignore[union-attr]
+    model.gate_proj.weight = model.up_proj.weight
 
 
 REFUSED: dict[str, tuple[Callable[[nn.Module], Any], str]] = {

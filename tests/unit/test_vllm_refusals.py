@@ -32,7 +32,7 @@ def test_routes_of_another_number_of_tokens_are_refused() -> None:
 
 def test_an_engine_that_serves_other_weights_in_nvfp4_is_refused() -> None:
     engine = object.__new__(VllmEngine)
-    engine.served, engine.plan = ["a", "b"], SimpleNamespace(quantized=("a", "c"))  # type: ignore[assignment]
+    engine.served, engine.plan = ["a", "b"], SimpleNamespace(quantized=("a", "c"))
     with pytest.raises(ValueError, match=r"differ in what is NVFP4: \['b', 'c'\]"):
         engine._require_coverage()
 

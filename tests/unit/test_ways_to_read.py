@@ -121,7 +121,7 @@ def model() -> nn.Module:
 @pytest.fixture
 def weights(model: nn.Module) -> Weights:
     """A linear weight and experts of a prepared model."""
-    layer: Any = model.model.layers[0]  # type: ignore[union-attr, index]
+    layer: Any = model.model.layers[0]
     return layer.self_attn.k_proj.weight, layer.mlp.experts.down_proj
 
 
@@ -180,7 +180,7 @@ def test_a_forward_pass_reads_what_a_weight_is_of_the_weight(
     model: nn.Module, weights: Weights
 ) -> None:
     def same(weight: Tensor) -> Tensor:
-        return torch.tensor([torch.equal(weight, weight.plain()), weight.is_pinned()])
+        return torch.tensor([torch.equal(weight, weight.plain()), weight.is_pinned()])  # type: ignore[attr-defined]
 
     assert in_forward(model, lambda: same(weights[0])).tolist() == [True, False]
 
@@ -212,12 +212,12 @@ def test_gradients_of_a_joined_matrix_are_those_of_rounded_weights() -> None:
     prepare(model, Recipe())
     with torch.no_grad():
         for name in ("first.weight", "second.weight"):
-            oracle.get_parameter(name).copy_(model.get_parameter(name).rounded())  # type: ignore[operator]
+            oracle.get_parameter(name).copy_(model.get_parameter(name).rounded())  # type: ignore[attr-defined]
     x = torch.randn(4, 32)
     for each in (model, oracle):
         each(x).sum().backward()
     for name in ("first.weight", "second.weight"):
-        assert torch.equal(model.get_parameter(name).grad, oracle.get_parameter(name).grad)  # type: ignore[arg-type]
+        assert torch.equal(model.get_parameter(name).grad, oracle.get_parameter(name).grad)
 
 
 class Scaled(nn.Module):
@@ -240,10 +240,10 @@ def test_gradients_of_other_uses_than_products_are_taken_at_full_precision() -> 
     out = model(x)
     out.sum().backward()
     with torch.no_grad():
-        oracle.only.weight.copy_(weight.rounded())  # type: ignore[operator]
+        oracle.only.weight.copy_(weight.rounded())  # type: ignore[attr-defined]
     assert torch.equal(out, oracle(x))
     factor = F.linear(x, oracle.only.weight).sum() * 2 / weight.numel()
-    torch.testing.assert_close(weight.grad, factor * weight.plain())  # type: ignore[operator]
+    torch.testing.assert_close(weight.grad, factor * weight.plain())  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("use", FULL_PRECISION.values(), ids=FULL_PRECISION)

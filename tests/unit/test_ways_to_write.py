@@ -67,7 +67,7 @@ def optimize(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer]) -> Any
             value.backward()
             return value
 
-        optimizer.step(loss)  # type: ignore[arg-type]
+        optimizer.step(loss)
         new.copy_(model.get_parameter(UP).detach())
 
     return write

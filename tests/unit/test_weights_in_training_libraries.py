@@ -84,7 +84,7 @@ def test_hooks_and_attributes_stay_on_the_parameter() -> None:
     handle = weight.register_hook(lambda grad: calls.append("hook"))
     prepare(model, Recipe())
     model(x(model)).sum().backward()
-    assert calls == ["hook", "after"] and model.get_parameter(UP).no_decay
+    assert calls == ["hook", "after"] and model.get_parameter(UP).no_decay  # type: ignore[attr-defined]
     handle.remove()
     model(x(model)).sum().backward()
     assert calls == ["hook", "after", "after"]

@@ -180,7 +180,7 @@ def test_a_model_can_be_prepared_in_inference_mode_and_trained_later() -> None:
     for each in (model, expected):
         in_use(each).backward()  # type: ignore[attr-defined]
     gradients = zip(model.parameters(), expected.parameters(), strict=True)
-    assert all(torch.equal(a.grad, b.grad) for a, b in gradients)  # type: ignore[arg-type]
+    assert all(torch.equal(a.grad, b.grad) for a, b in gradients)
 
 
 def test_an_unpickled_model_is_refused_until_it_is_prepared_again() -> None:

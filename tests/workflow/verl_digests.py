@@ -59,5 +59,5 @@ def _exit_with_digests(loader: Any, *exception: Any) -> None:
 
 
 transfer.transfer_tensors = _transfer_tensors
-BucketedLoader._counted = _counted_with_digests  # type: ignore[method-assign]
-BucketedLoader.__exit__ = _exit_with_digests  # type: ignore[method-assign]
+BucketedLoader._counted = _counted_with_digests
+BucketedLoader.__exit__ = _exit_with_digests

@@ -5,8 +5,8 @@ shapes and reload fit: what is replaced is the layout that weights are prepared 
 products of a layer.
 
 Each sum is added in one thread block. Humming's own choice splits some, so that their parts are
-added in BF16 and in any order; for experts that is no faster (docs/results.md, "Matrix products by
-kernel"), has other bits each time and larger errors.
+added in BF16 and in any order; for experts that is no faster (docs/performance.md, "Matrix
+products by kernel"), has other bits each time and larger errors.
 """
 
 import json

@@ -6,7 +6,7 @@ bytes a weight in layouts of their own, so one layout has to serve all numbers o
 
 Not the default on Hopper: below that many rows Humming's products have other bits each time and
 larger errors than Marlin's, and the mismatch of trainer and rollout was not measured with it.
-Reasons: docs/verl.md, "Switches"; numbers: docs/results.md.
+Reasons: docs/verl.md, "Switches"; numbers: docs/performance.md.
 
 vLLM 0.24 has no linear backend of this name and forces Marlin on W4A16, so the choice of its
 scheme is replaced. vLLM 0.28 has such a kernel, whose reload makes new tensors; this file goes when

@@ -30,7 +30,7 @@ def test_one_line_a_claim_in_80_columns(study: Study, results: Results) -> None:
 
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.parent.name)
 def test_recorded_claims_are_one_line_each(path: object) -> None:
-    table = read_table(path)  # type: ignore[arg-type]
+    table = read_table(path)
     num_marks = sum(map(len, table.marks.values()))
     lines = shown(table)
     assert len(lines) == len(table.claims) + len(table.marks) + num_marks

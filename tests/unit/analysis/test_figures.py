@@ -5,7 +5,9 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from PIL import Image
 
 from analysis.claims import judge_study
@@ -24,6 +26,10 @@ K3 = "rollout_corr/k3_kl"
 
 def texts_of(figure: Figure) -> str:
     return "\n".join(text.get_text() for text in figure.findobj(matplotlib.text.Text))
+
+
+def bars_of(panel: Axes) -> list[Rectangle]:
+    return [patch for patch in panel.patches if isinstance(patch, Rectangle)]
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -168,7 +174,7 @@ def test_accuracy_is_that_of_the_claims(study: Study, results: Results) -> None:
 
 def test_accuracy_shades_what_its_claims_require(study: Study, results: Results) -> None:
     panel = FIGURES["accuracy"].draw(study, results).axes[0]
-    shaded = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in panel.patches]
+    shaded = [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in bars_of(panel)]
     edge = panel.get_xlim()[1]
     margin = study.claims.accuracy_log_odds
     wanted = [(-margin, margin), (-study.claims.served_log_odds, edge), (0.0, edge)]
@@ -217,7 +223,7 @@ def test_training_leaves_out_what_was_not_recorded(study: Study, results: Result
 
 def test_parts_of_a_step_add_up(study: Study, results: Results) -> None:
     figure = FIGURES["step_time"].draw(study, results)
-    widths = [bar.get_width() for bar in figure.axes[0].patches]
+    widths = [bar.get_width() for bar in bars_of(figure.axes[0])]
     assert sum(widths) == pytest.approx(4.0 * len(study.arms))
     assert "4.00 s" in texts_of(figure)
 

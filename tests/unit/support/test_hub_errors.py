@@ -3,6 +3,8 @@
 That the client downloads, resumes and caches is its own affair.
 """
 
+from typing import Any
+
 import httpx
 import pytest
 from huggingface_hub.errors import (
@@ -22,7 +24,7 @@ from experiments.support.hub_errors import explain_download_errors
 REQUEST = httpx.Request("GET", "https://hub")
 
 
-def answered(kind: type[Exception], status: int, text: str) -> Exception:
+def answered(kind: type[Any], status: int, text: str) -> Exception:
     """As the client raises it for an answer of the hub."""
     return kind(text, response=httpx.Response(status, request=REQUEST))
 

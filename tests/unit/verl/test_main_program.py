@@ -27,8 +27,8 @@ def run_main(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
     def run(*overrides: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, str(folder / "main.py"), "trainer.device=cpu", *overrides]
-        where = {"cwd": folder, "env": {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}}
-        return subprocess.run(command, capture_output=True, text=True, **where)
+        environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
+        return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
 
     yield run
 
