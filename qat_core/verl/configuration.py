@@ -28,6 +28,7 @@ from qat_core.verl.rules import (
     ACTOR,
     BF16_RULES,
     ENGINE,
+    GPU_RULES,
     MODEL,
     NVFP4_RULES,
     OFF_RULES,
@@ -93,6 +94,8 @@ def complete(config: DictConfig) -> None:
             raise ValueError("+routing_replay=r3: give +nvfp4=w4a16 too, or +nvfp4=off for BF16")
         require(config, REPLAY_RULES)
     require(config, SYNC_RULES)
+    if OmegaConf.select(config, "trainer.device") != "cpu":
+        require(config, GPU_RULES)
     require_arguments(config)
     _add_module(config, f"{MODEL}.external_lib")
     _add_module(config, f"{ROLLOUT}.checkpoint_engine.custom_backend_module")

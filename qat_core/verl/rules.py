@@ -101,6 +101,14 @@ SYNC_RULES = (
         "weights come through this project's; remove the key",
     ),
 )
+# of a run that is not on a CPU
+GPU_RULES = (
+    Rule(
+        f"{ROLLOUT}.checkpoint_engine.backend",
+        lambda v: v != "cpu",
+        "for machines without a GPU; use naive, nccl or nixl, or +platform=cpu",
+    ),
+)
 # of verl's own section
 OFF_RULES = tuple(
     Rule(

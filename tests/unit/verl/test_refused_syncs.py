@@ -16,6 +16,10 @@ REFUSED = {
     "pipeline": (f"{ROLLOUT}.pipeline_model_parallel_size=2", "pipeline_model_parallel_size: 2: "),
     "data parallel": (f"{ROLLOUT}.data_parallel_size=2", "data_parallel_size: 2: never tried"),
     "delta": (f"{ROLLOUT}.checkpoint_engine.backend=delta_sharded", "backend: delta_sharded: "),
+    "transport of a CPU": (
+        f"{ROLLOUT}.checkpoint_engine.backend=cpu",
+        r"backend: cpu: for machines without a GPU; use naive, nccl or nixl",
+    ),
     "lora": (f"{MODEL}.lora_rank=8", r"model\.lora_rank: 8: LoRA is not supported, .*; use 0"),
     "lora section": (f"{MODEL}.lora={{rank: 8}}", r"model\.lora\.rank: 8: LoRA is not .*; use 0"),
     "lora merged": (f"{MODEL}.lora={{rank: 8, merge: true}}", r"model\.lora\.rank: 8: LoRA"),
@@ -68,3 +72,8 @@ def test_what_syncs_cannot_do_is_refused_by_name(override: str, message: str) ->
 def test_it_is_refused_beside_nvfp4_and_its_switches(qat: list[str]) -> None:
     with pytest.raises(ValueError, match=USE_FSDP2):
         complete(composed(*COMMAND, *qat, FSDP1))
+
+
+def test_the_transport_of_a_cpu_is_taken_on_one() -> None:
+    backend = f"{ROLLOUT}.checkpoint_engine.backend=cpu"
+    complete(composed(*COMMAND, "trainer.device=cpu", backend))
