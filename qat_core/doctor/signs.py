@@ -22,6 +22,7 @@ TAIL = 20.0
 # text of that many bytes to one compressed byte only repeats itself: prose has 2 to 4
 COMPRESSED, SHORTEST = 8.0, 200
 NEUTRAL = {"top_p": (1, 1.0), "top_k": (-1, 0), "repetition_penalty": (1, 1.0)}
+VLLM_QUANTIZATION = ("engine_kwargs", "vllm", "quantization")
 STALENESS = "training/off_policy/trajectory_staleness/mean"
 RUN_THE_DOCTOR = "For the cause run python -m qat_core.doctor on a checkpoint of this run."
 
@@ -118,14 +119,18 @@ def _quantization(run: VerlRun, band: tuple[float, float]) -> Sign:
     name, title = "quantization", "quantization without QAT"
     if not run.config:
         return Sign(name, title, "no config.yaml of verl's in the folder", "not recorded")
-    engine = ("actor_rollout_ref", "actor", "fsdp_config", "qat")
-    rollout = run.setting("actor_rollout_ref", "rollout", "quantization")
-    enable = run.setting(*engine, "enable")
-    quantized = rollout is not None or bool(run.setting(*engine))
-    if not quantized or enable:
-        return Sign(name, title, "QAT is on" if quantized else "BF16 rollouts", "none")
-    text = f"rollout.quantization={rollout}, qat.enable={enable}"
-    return Sign(name, title, text, "fault", "Train fake-quantized: fsdp_config.qat.enable=true.")
+    qat = ("actor_rollout_ref", "actor", "fsdp_config", "qat")
+    rollout = ("actor_rollout_ref", "rollout")
+    # verl's own key, vLLM's, and QAT's, which quantizes both sides; verl always writes its section
+    served = run.setting(*rollout, "quantization") or run.setting(*rollout, *VLLM_QUANTIZATION)
+    enable, train = run.setting(*qat, "enable"), run.setting(*qat, "train")
+    if not served and not enable:
+        return Sign(name, title, "BF16 rollouts", "none")
+    if enable and train is not False:
+        return Sign(name, title, "QAT is on", "none")
+    text = f"rollouts in {served or 'NVFP4'}, qat.enable={enable}, qat.train={train}"
+    advice = "Train fake-quantized: fsdp_config.qat.enable=true, and not train=false."
+    return Sign(name, title, text, "fault", advice)
 
 
 def _staleness(run: VerlRun, band: tuple[float, float]) -> Sign:

@@ -86,7 +86,15 @@ def _truncate(row: dict[str, float], step: int) -> None:
 
 
 STALENESS = "training/off_policy/trajectory_staleness/mean"
-QAT = {"fsdp_config": {"qat": {"enable": False}}}
+
+
+def of_verl(rollout: dict[str, Any], **qat: Any) -> Callable[[Path], None]:
+    """A run's settings; verl writes the section `qat` always, off as it is."""
+    section = {"fsdp_config": {"qat": {"enable": False, "mode": "w4a16"} | qat}}
+    return healthy_with(lambda folder: write_config(folder, rollout, section))
+
+
+PACKED = {"quantization": None, "engine_kwargs": {"vllm": {"quantization": "compressed-tensors"}}}
 PROSE = "It was a bright cold day in April, and the clocks were striking thirteen. " * 3
 PLANTED: dict[str, tuple[Callable[[Path], None], set[str]]] = {
     "healthy": (healthy_with(), set()),
@@ -101,7 +109,11 @@ PLANTED: dict[str, tuple[Callable[[Path], None], set[str]]] = {
     ),
     "top-p": (healthy_with(lambda f: write_config(f, {"top_p": 0.9, "top_k": -1})), {"sampling"}),
     "neutral": (healthy_with(lambda f: write_config(f, {"top_p": 1, "temperature": 0.6})), set()),
-    "no QAT": (healthy_with(lambda f: write_config(f, {}, QAT)), {"quantization"}),
+    "BF16": (of_verl({"quantization": None}), set()),
+    "verl's QAT": (of_verl({}, enable=True), set()),
+    "QAT": (of_verl(PACKED, enable=True, train=True), set()),
+    "no QAT": (of_verl(PACKED, enable=True, train=False), {"quantization"}),
+    "FP8": (of_verl({"quantization": "fp8"}), {"quantization"}),
     "stale": (changed(lambda row, _: row.update({STALENESS: 1.5})), {"staleness"}),
     "few tokens": (changed(lambda row, _: row.update({CHI2: 50 * row[K3]})), {"tail"}),
     "loops": (
