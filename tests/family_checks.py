@@ -36,8 +36,9 @@ YES = "yes"
 HEADER = """# Model families
 
 Every family of causal language models that transformers 5.10 has, as a model of two small layers
-with random weights, under `Recipe.full()`. A cell says `yes` or why not; of a family that is not
-built nothing is known. A test makes this table again and compares it.
+with random weights, under `Recipe.full()`. A cell says `yes` or why not. `not built`: no such small
+model could be made in BF16, for the reason given; nothing is known of the family. A test makes this
+table again and compares it.
 
 * **NVFP4**: share of the weights, without embeddings and output head, that is quantized.
 * **trains**: logits and all gradients equal, bit for bit, those of a model whose weights were

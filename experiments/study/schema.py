@@ -71,7 +71,7 @@ class Run(NamedTuple):
 
     @property
     def id(self) -> str:
-        """Folder, MLflow run name, legend and table row of the run."""
+        """Name of the run's folder, and tag `run` of its MLflow run."""
         arm = f"{self.arm}.{self.cell}" if self.cell else self.arm
         return f"{self.model}_{arm}_seed{self.seed}"
 

@@ -1,4 +1,4 @@
-"""A file `stop` in a run's folder ends verl after the step that it is at."""
+"""A file `stop` in a run's folder ends verl after its last finished step."""
 
 import json
 from pathlib import Path
