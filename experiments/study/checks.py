@@ -21,6 +21,7 @@ ROLLOUT = "actor_rollout_ref.rollout"
 SLEEP = f"{ROLLOUT}.free_cache_engine"
 CACHE_BYTES = f"{ROLLOUT}.engine_kwargs.vllm.+kv_cache_memory_bytes"
 UTILIZATION = f"{ROLLOUT}.gpu_memory_utilization"
+SAVED = "actor_rollout_ref.actor.checkpoint.save_contents"
 LARGEST_UTILIZATION = 0.1  # where the cache has a size, all that it says is what has to be free
 VERL_CORRECTIONS = ("token_tis", "none")
 
@@ -148,6 +149,12 @@ def _check_verl(study: Study) -> Iterator[str]:
             f"evaluated; use rl.save_every, {study.rl.save_every}, or more"
         )
     yield from _check_gpu_shares(study)
+    yield from _check_checkpoints(study)
+    if study.rl.advantage == "reward" and study.task.name not in GENERATED_TASKS:
+        yield (
+            f"rl.advantage: reward is for answers scored 1 or 0, not as {study.task.name}'s are; "
+            "use group"
+        )
 
 
 def _check_of_local_alone(study: Study) -> Iterator[str]:
@@ -180,6 +187,18 @@ def _check_gpu_shares(study: Study) -> Iterator[str]:
         yield (
             f"rl.micro_batch_responses: {rl.micro_batch_responses} does not divide the {share} "
             f"responses of a mini-batch on one of {gpus} GPUs; use one of its divisors"
+        )
+
+
+def _check_checkpoints(study: Study) -> Iterator[str]:
+    """A run goes on from any checkpoint but the last one, and needs the optimizer's state there."""
+    contents = (study.recipe_of(run).get(SAVED) for run in study.runs)
+    is_whole = all(saved is None or "optimizer" in saved.value for saved in contents)
+    if study.rl.save_every < study.rl.steps and not is_whole:
+        yield (
+            f"rl.save_every: {study.rl.save_every} makes checkpoints to go on from, but variant "
+            f"{', '.join(study.variant)} saves no optimizer states; use rl.steps, "
+            f"{study.rl.steps}, or another variant"
         )
 
 

@@ -12,6 +12,7 @@ import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ import yaml
 
 Verdict = Literal["fault", "warning", "none", "not recorded"]
 RECORDED = "metrics.csv.gz"
+ACTOR_AND_ROLLOUT = "actor_rollout_ref"
 DUMP = re.compile(r"\d+\.jsonl")
 # of a line that is no JSON, or another JSON than verl writes
 DAMAGE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
@@ -89,7 +91,8 @@ def read_run(folder: Path) -> VerlRun:
     """Reads a folder, or a file of the file logger, or the committed record of a run.
 
     Raises:
-        ValueError: no metrics with `rollout_corr/k3_kl`, those of several runs, or damaged ones.
+        ValueError: no metrics with `rollout_corr/k3_kl`, or damaged ones; metrics, settings or
+            rollouts of several runs.
     """
     if not folder.exists():
         raise ValueError(f"{folder}: no such folder; name that of a verl run")
@@ -106,9 +109,7 @@ def read_run(folder: Path) -> VerlRun:
         raise ValueError(
             f"{logs[0]}: {K3}: missing; set actor_rollout_ref.rollout.calculate_log_probs=True"
         )
-    dumps = {int(p.stem): p for p in files if DUMP.fullmatch(p.name)}
-    responses = {step: _responses(dumps[step]) for step in sorted(dumps)}
-    return VerlRun(steps, metrics, _config(folder), responses)
+    return VerlRun(steps, metrics, _config(folder), _dumped(files))
 
 
 def _is_log(path: Path) -> bool:
@@ -151,16 +152,35 @@ def _lines(path: Path) -> Sequence[str | bytes]:
 
 
 def _config(folder: Path) -> dict[str, Any]:
+    """Hydra's; a run that was resumed has several, which say the same."""
     if folder.is_file():
         return {}
+    found: dict[Path, dict[str, Any]] = {}
     for path in sorted(folder.rglob("config.yaml")):
         try:
             config = yaml.safe_load(path.read_bytes())
         except (yaml.YAMLError, ValueError) as error:
             raise ValueError(f"{path}: {' '.join(str(error).split())}") from None
-        if isinstance(config, dict) and "actor_rollout_ref" in config:
-            return config
-    return {}
+        if isinstance(config, dict) and ACTOR_AND_ROLLOUT in config:
+            found[path] = config
+    for path, other in pairwise(found):
+        if found[path][ACTOR_AND_ROLLOUT] != found[other][ACTOR_AND_ROLLOUT]:
+            raise ValueError(f"{path}: differs from {other}; name a folder with one of them")
+    return next(iter(found.values()), {})
+
+
+def _dumped(files: Sequence[Path]) -> dict[int, list[str]]:
+    """Responses by step."""
+    dumps: dict[int, Path] = {}
+    for path in sorted(it for it in files if DUMP.fullmatch(it.name)):
+        step = int(path.stem)
+        if step in dumps:
+            raise ValueError(
+                f"{path}: step {step} is in {dumps[step]} too; name a folder with the rollouts of "
+                "one run, without dumps of its validation"
+            )
+        dumps[step] = path
+    return {step: _responses(dumps[step]) for step in sorted(dumps)}
 
 
 def _responses(path: Path) -> list[str]:

@@ -160,6 +160,18 @@ def as_gzip(folder: Path, text: str) -> None:
     (folder / "metrics.csv.gz").write_bytes(gzip.compress(text.encode()))
 
 
+def two_settings(folder: Path) -> None:
+    for run, top_p in (("a", 1.0), ("b", 0.9)):
+        (folder / run).mkdir()
+        write_config(folder / run, {"top_p": top_p})
+
+
+def rollouts_and_validation(folder: Path) -> None:
+    for kind in ("rollouts", "validation"):
+        (folder / kind).mkdir()
+        write_dump(folder / kind, [PROSE])
+
+
 def two_logs(folder: Path) -> None:
     write_log(folder / "a.jsonl", healthy_rows())
     write_log(folder / "b.jsonl", healthy_rows())
@@ -178,6 +190,8 @@ def two_logs(folder: Path) -> None:
         (lambda f: (f / "a.jsonl").write_text('{"step": 1, "data"\n'), "line 1: no step"),
         (healthy_with(lambda f: (f / "1.jsonl").write_text("{}")), r"1\.jsonl, line 1: no rollout"),
         (healthy_with(lambda f: (f / "config.yaml").write_text("a: [")), r"config\.yaml: while"),
+        (healthy_with(two_settings), r"a/\.hydra/config\.yaml: differs from .*/b/\.hydra"),
+        (healthy_with(rollouts_and_validation), r"validation/.*: step 20 is in .*/rollouts/"),
     ],
     ids=[
         "empty",
@@ -190,6 +204,8 @@ def two_logs(folder: Path) -> None:
         "not-json",
         "no-output",
         "no-yaml",
+        "two settings",
+        "rollouts of two kinds",
     ],
 )
 def test_a_folder_without_a_run_is_refused(
@@ -205,3 +221,11 @@ def test_a_validation_logged_later_completes_its_step(tmp_path: Path) -> None:
     (tmp_path / "run.jsonl").write_text("\n".join(map(json.dumps, rows)))
     run = read_run(tmp_path)
     assert list(run.steps) == [1] and run.metrics["val/acc"].tolist() == [0.5]
+
+
+def test_a_resumed_run_has_its_settings_twice(tmp_path: Path) -> None:
+    write_log(tmp_path / "run.jsonl", healthy_rows())
+    for attempt in ("first", "second"):
+        (tmp_path / attempt).mkdir()
+        write_config(tmp_path / attempt, {"top_p": 0.9})
+    assert read_run(tmp_path).setting("actor_rollout_ref", "rollout", "top_p") == 0.9

@@ -44,6 +44,18 @@ VERL_ERRORS = {
         {"task": {"name": "dapo-math"}},
         "models.nano-dense-verl.pretrain: dapo-math has no worked answers; remove it",
     ),
+    "scores other than 1 and 0": (
+        {
+            "models": {"m": {**VERL["models"]["nano-moe-verl"], "pretrain": None}},
+            "task": {"name": "dapo-math"},
+            "rl": VERL["rl"] | {"advantage": "reward"},
+        },
+        "rl.advantage: reward is for answers scored 1 or 0, not as dapo-math's are; use group",
+    ),
+    "checkpoints without optimizer states": (
+        {"variant": "smoke"},
+        "rl.save_every: 2 makes checkpoints to go on from, but variant smoke saves no optimizer",
+    ),
     "unknown key of the gate": (
         {"kl_gate": {"max_k3": 1.0, "max_k3_kl": 1.0, "steps": 1}},
         "kl_gate.max_k3: unknown key; did you mean max_k3_kl?",
@@ -112,6 +124,7 @@ def test_runs_of_verl_that_cannot_share_a_gpu(
     tmp_path: Path, study: str, changes: dict[str, Any], message: str
 ) -> None:
     content = yaml.safe_load((STUDIES / f"{study}.yaml").read_text())
+    content["rl"]["steps"] = content["rl"]["save_every"]
     path = tmp_path / "study.yaml"
     path.write_text(yaml.safe_dump(content | changes | {"gpu_memory_gib": 8}))
     with pytest.raises(ValueError, match=re.escape(message)):
@@ -121,6 +134,7 @@ def test_runs_of_verl_that_cannot_share_a_gpu(
 def test_runs_of_verl_share_a_gpu_where_vllm_stays_awake(tmp_path: Path) -> None:
     content = yaml.safe_load((STUDIES / "verl_gpu.yaml").read_text())
     path = tmp_path / "study.yaml"
+    content["rl"]["steps"] = content["rl"]["save_every"]
     path.write_text(yaml.safe_dump(content | {"variant": "wide", "gpu_memory_gib": 8}))
     assert load_study(path).gpu_memory_gib == 8
 
@@ -155,7 +169,8 @@ def test_of_several_variants_the_last_one_decides(tmp_path: Path) -> None:
     utilization = "gpu_memory_utilization"
     found = {}
     for variant in ("smoke", ["smoke", "cautious"]):
-        path.write_text(yaml.safe_dump(VERL | {"variant": variant}))
+        rl = VERL["rl"] | {"steps": VERL["rl"]["save_every"]}
+        path.write_text(yaml.safe_dump(VERL | {"variant": variant, "rl": rl}))
         study = load_study(path)
         recipe = study.recipe_of(study.runs[0])
         settings = {key.rpartition(".")[2]: it.value for key, it in recipe.items()}
