@@ -52,6 +52,14 @@ def test_verl_study_is_planned_with_its_data(tmp_path: Path) -> None:
         assert f"Training {planned.id}" in lines
 
 
+def test_a_study_that_cannot_be_judged_is_refused_when_it_is_planned(tmp_path: Path) -> None:
+    done = snakemake("-n", "--configfile", STUDIES / "qwen3_moe_smoke.yaml", folder=tmp_path)
+    assert done.returncode != 0
+    (error,) = (line for line in done.stderr.splitlines() if "error" in line.lower())
+    assert error.startswith("error: study qwen3-moe-smoke: rl.save_every: 5 is more than rl.steps")
+    assert "Traceback" not in done.stderr
+
+
 def test_cuda_study_is_refused_without_enough_gpus(tmp_path: Path) -> None:
     pytest.importorskip("verl", reason="needs requirements/engines.txt")
     study = STUDIES / "qwen3.yaml"

@@ -11,6 +11,7 @@ from snakemake.settings.types import DeploymentMethod
 from snakemake_interface_executor_plugins.settings import ExecMode
 
 from analysis.figure_files import FORMATS, PROGRAMS, figure_names
+from analysis.judgeable import require_judgeable
 from experiments.launch.digests import code_digest, config_digest
 from experiments.launch.preflight import check_devices, check_settings
 from experiments.support.gpu_locks import shares_of_gpus, visible_gpus
@@ -56,10 +57,11 @@ def read_study_file():
 
 
 def read_study(path):
-    """The study; prints what it would run."""
+    """The study, which can be judged; prints what it would run."""
     study = load_study(path)
     if IS_MAIN_PROCESS:
         print(preview(study), file=sys.stderr)
+        require_judgeable(study)
     return study
 
 

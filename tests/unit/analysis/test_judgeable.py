@@ -1,0 +1,57 @@
+"""Studies that could be trained and not judged are refused before."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from analysis.judgeable import require_judgeable
+from experiments.study.load import load_study
+from experiments.study.schema import STUDIES, Study
+
+UNJUDGED = {"qwen3_moe_smoke", "qwen3_moe_replay"}  # random weights, without a checkpoint
+
+
+def changed(tmp_path: Path, name: str, **changes: Any) -> Study:
+    """A study of the repository with other sections, of `rl` with other keys."""
+    content = yaml.safe_load((STUDIES / f"{name}.yaml").read_text())
+    for key, value in changes.items():
+        content[key] = content[key] | value if key == "rl" else value
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return load_study(path)
+
+
+@pytest.mark.parametrize("path", sorted(STUDIES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_studies_of_the_repository_can_be_judged(path: Path) -> None:
+    study = load_study(path)
+    if path.stem not in UNJUDGED:
+        require_judgeable(study)
+        return
+    with pytest.raises(ValueError, match=r"rl\.save_every: 5 is more than rl\.steps, 4, so that"):
+        require_judgeable(study)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"arms": ["nvfp4-noqat", "nvfp4-qat"]}, id="no BF16"),
+        pytest.param(
+            {"cells": {"tis": {"correction": "token_tis"}}}, id="BF16 with a correction alone"
+        ),
+    ],
+)
+def test_a_study_of_collapses_needs_plain_bf16(tmp_path: Path, changes: dict[str, Any]) -> None:
+    study = changed(tmp_path, "collapse_cpu", **changes)
+    with pytest.raises(ValueError, match="study collapse-cpu: cells: none has model nano-dense"):
+        require_judgeable(study)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"rl": {"steps": 1}}, {"cells": {"short": {"steps": 1}}}], ids=["rl", "cell"]
+)
+def test_one_step_has_no_reward_gain(tmp_path: Path, changes: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"rl\.steps: one step has no reward gain; use 2 or more"):
+        require_judgeable(changed(tmp_path, "default", **changes))
+    require_judgeable(changed(tmp_path, "default", **changes, arms=["nvfp4-qat"]))
