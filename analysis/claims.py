@@ -21,6 +21,7 @@ from analysis.accuracy_claims import (
 )
 from analysis.claim_rows import new_claim
 from analysis.claims_table import NOTE, Claim, ClaimsTable
+from analysis.judgeable import require_judgeable
 from analysis.kl_claims import ffn_ratio, noqat_ratio, qat_ratio
 from analysis.load import load_results
 from analysis.protocol import marks
@@ -41,8 +42,10 @@ def judge_study(study: Study, results: Results) -> ClaimsTable:
     """All claims of a study, model by model.
 
     Raises:
-        ValueError: a needed metric or evaluation is missing, or the noise floor is not finite.
+        ValueError: the study cannot be judged, a needed metric or evaluation is missing, or the
+            noise floor is not finite.
     """
+    require_judgeable(study)
     claims = [
         judge(study, results, model)
         for model in study.models

@@ -1,5 +1,7 @@
 """Whether a study can be judged: asked when it is planned, as no result changes the answer."""
 
+from itertools import product
+
 from experiments.study.schema import Study
 
 
@@ -20,7 +22,20 @@ def require_judgeable(study: Study) -> None:
         from analysis.collapse.grid import design_of  # pandas and SciPy, needed here alone
 
         design_of(study)
-    elif any(run.arm == "bf16" and study.rl_of(run.cell).steps < 2 for run in study.runs):
-        raise ValueError(
-            f"study {study.study}: rl.steps: one step has no reward gain; use 2 or more"
-        )
+    else:
+        _require_parity(study)
+
+
+def _require_parity(study: Study) -> None:
+    """Claims compare the arms of a model seed by seed: of each one run a seed, of two steps."""
+    for model, arm in product(study.models, study.arms):
+        cells = {run.cell: None for run in study.runs if (run.model, run.arm) == (model, arm)}
+        if len(cells) != 1:
+            raise ValueError(
+                f"study {study.study}: cells: {model} has arm {arm} in "
+                f"{' and '.join(map(str, cells)) or 'none'}; judged_by: parity needs it in one"
+            )
+        if arm == "bf16" and study.rl_of(*cells).steps < 2:
+            raise ValueError(
+                f"study {study.study}: rl.steps: one step has no reward gain; use 2 or more"
+            )

@@ -3,10 +3,13 @@
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import yaml
 
+from analysis.claims import judge_study
 from analysis.judgeable import require_judgeable
+from analysis.results import Results
 from experiments.study.load import load_study
 from experiments.study.schema import STUDIES, Study
 
@@ -19,7 +22,7 @@ def changed(tmp_path: Path, name: str, **changes: Any) -> Study:
     for key, value in changes.items():
         content[key] = content[key] | value if key == "rl" else value
     path = tmp_path / "study.yaml"
-    path.write_text(yaml.safe_dump(content))
+    path.write_text(yaml.safe_dump(content, sort_keys=False))
     return load_study(path)
 
 
@@ -55,3 +58,29 @@ def test_one_step_has_no_reward_gain(tmp_path: Path, changes: dict[str, Any]) ->
     with pytest.raises(ValueError, match=r"rl\.steps: one step has no reward gain; use 2 or more"):
         require_judgeable(changed(tmp_path, "default", **changes))
     require_judgeable(changed(tmp_path, "default", **changes, arms=["nvfp4-qat"]))
+
+
+@pytest.mark.parametrize(
+    ("of_high", "message"),
+    [
+        ({}, "cells: nano-moe has arm nvfp4-noqat in low and high; judged_by: parity needs it in"),
+        ({"arms": ["nvfp4-qat"]}, "cells: nano-moe has arm nvfp4-noqat in none; judged_by"),
+    ],
+    ids=["two", "none"],
+)
+def test_with_parity_an_arm_of_a_model_is_in_one_cell(
+    tmp_path: Path, of_high: dict[str, Any], message: str
+) -> None:
+    """Without BF16 too, where of two cells the last one would have been taken."""
+    low = {"models": ["nano-dense"]} if of_high else {}
+    cells = {"low": low, "high": {"models": ["nano-moe"]} | of_high}
+    study = changed(tmp_path, "default", cells=cells, arms=["nvfp4-noqat", "nvfp4-qat"])
+    with pytest.raises(ValueError, match=f"study default: {message}"):
+        require_judgeable(study)
+    with pytest.raises(ValueError, match=message):
+        judge_study(study, Results(pd.DataFrame(), pd.DataFrame(), {}, {}))
+
+
+def test_with_parity_models_may_be_in_cells_of_their_own(tmp_path: Path) -> None:
+    cells = {"low": {"models": ["nano-dense"], "lr": 1e-5}, "high": {"models": ["nano-moe"]}}
+    require_judgeable(changed(tmp_path, "default", cells=cells))
