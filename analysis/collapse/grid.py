@@ -75,9 +75,23 @@ class Design(NamedTuple):
 
 
 def design_of(study: Study) -> Design:
-    """What a study compares; ValueError if it lacks the arm that all others are compared with."""
+    """What a study compares.
+
+    Raises:
+        ValueError: two cells are one setting, so that their runs would count as one sample, or
+            there is no run of the arm that all others are compared with.
+    """
+    cell_of: dict[Setting, str | None] = {}
+    for run in study.runs:
+        setting = setting_of(study, run)
+        first = cell_of.setdefault(setting, run.cell)
+        if first != run.cell:
+            raise ValueError(
+                f"study {study.study}: cells.{run.cell}: has {setting}, as cells.{first} has; "
+                "judged_by: collapse tells no other keys apart; move one to a study of its own"
+            )
     dense, *others = study.models
-    settings = frozenset(setting_of(study, run) for run in study.runs)
+    settings = frozenset(cell_of)
     design = Design(dense, others[0] if others else None, (), settings, study.rl.advantage)
     lrs = sorted({it.lr for it in settings if it == design.plain(BF16, it.lr)})
     if not lrs:

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from analysis.claims import judge_study
+from analysis.collapse.judge import judge_study as judge_grid_study
 from analysis.judgeable import require_judgeable
 from analysis.results import Results
 from experiments.study.load import load_study
@@ -49,6 +50,29 @@ def test_a_study_of_collapses_needs_plain_bf16(tmp_path: Path, changes: dict[str
     study = changed(tmp_path, "collapse_cpu", **changes)
     with pytest.raises(ValueError, match="study collapse-cpu: cells: none has model nano-dense"):
         require_judgeable(study)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"rollout_is_threshold": 2.0}, {"rollout_is_threshold": 5.0}),
+        ({"steps": 60}, {"steps": 30}),
+        ({}, {"arms": ["nvfp4-noqat"]}),
+    ],
+    ids=["threshold", "steps", "overlap"],
+)
+def test_runs_of_two_cells_are_never_one_sample(
+    tmp_path: Path, first: dict[str, Any], second: dict[str, Any]
+) -> None:
+    tis = {"correction": "token_tis"}
+    cells = {"plain": {}, "one": tis | first, "two": tis | second}
+    study = changed(tmp_path, "collapse_cpu", cells=cells)
+    both = "nano-dense-collapse, nvfp4-noqat at 6e-4, token_tis, as cells.one has"
+    with pytest.raises(ValueError, match=rf"study collapse-cpu: cells\.two: has {both}"):
+        require_judgeable(study)
+    with pytest.raises(ValueError, match=r"cells\.two"):
+        judge_grid_study(study, tmp_path)
+    require_judgeable(changed(tmp_path, "collapse_cpu", cells={"plain": {}, "one": tis | first}))
 
 
 @pytest.mark.parametrize(
