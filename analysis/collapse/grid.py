@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from analysis.collapse.survival import Outcome, outcome
+from analysis.collapse.survival import MOST_SEEDS, Outcome, outcome
 from analysis.load import HINT, read_metric
 from experiments.runs.completeness import complete_cells
 from experiments.runs.manifest import read_manifest
@@ -78,9 +78,15 @@ def design_of(study: Study) -> Design:
     """What a study compares.
 
     Raises:
-        ValueError: two cells are one setting, so that their runs would count as one sample, or
-            there is no run of the arm that all others are compared with.
+        ValueError: there are too many seeds for exact tests, two cells are one setting, so that
+            their runs would count as one sample, or there is no run of the arm that all others are
+            compared with.
     """
+    if len(study.seeds) > MOST_SEEDS:
+        raise ValueError(
+            f"study {study.study}: seeds: exact tests of {len(study.seeds)} seeds an arm take too "
+            f"long; use {MOST_SEEDS} or fewer"
+        )
     cell_of: dict[Setting, str | None] = {}
     for run in study.runs:
         setting = setting_of(study, run)

@@ -75,6 +75,12 @@ def test_runs_of_two_cells_are_never_one_sample(
     require_judgeable(changed(tmp_path, "collapse_cpu", cells={"plain": {}, "one": tis | first}))
 
 
+def test_seeds_are_as_many_as_can_be_tested_exactly(tmp_path: Path) -> None:
+    require_judgeable(changed(tmp_path, "collapse_cpu", seeds=[*range(12)]))
+    with pytest.raises(ValueError, match="seeds: exact tests of 13 seeds an arm take too long"):
+        require_judgeable(changed(tmp_path, "collapse_cpu", seeds=[*range(13)]))
+
+
 @pytest.mark.parametrize(
     "changes", [{"rl": {"steps": 1}}, {"cells": {"short": {"steps": 1}}}], ids=["rl", "cell"]
 )

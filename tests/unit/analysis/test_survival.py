@@ -1,8 +1,11 @@
 """Collapse and survival against cases worked out by hand."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 
+from analysis.collapse import survival
 from analysis.collapse.survival import (
     Outcome,
     critical_rate,
@@ -127,6 +130,18 @@ def test_log_rank_of_ten_against_ten_is_exact() -> None:
     test = log_rank(died(*range(30, 130, 10)), lived(10))
     # of the 184,756 divisions, this one and its mirror image
     assert test.p_value == pytest.approx(2 / 184_756)
+
+
+def test_log_rank_takes_the_memory_of_some_divisions(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = died(40, 45, 50, 80, 120), [*died(45, 90, 150), *lived(6)]  # divisions: 2002
+    all_at_once = log_rank(*runs)
+    monkeypatch.setattr(survival, "_DIVISIONS_AT_ONCE", 100)
+    tracemalloc.start()
+    in_parts = log_rank(*runs)
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert in_parts == all_at_once
+    assert peak_bytes < 2002 * len([*runs[0], *runs[1]]) * 8, "one float64 a division and run"
 
 
 def test_log_rank_of_runs_that_all_collapse_at_once_says_nothing() -> None:
