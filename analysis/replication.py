@@ -27,6 +27,8 @@ from experiments.support.cli import RESULTS, run_cli
 from experiments.support.json_files import REMAKE, read_model, write_json
 
 FOLDER = "replications"
+STUDY_FILE = "study.yaml"  # of a record
+RENEWED = {"study", "seeds"}  # keys of the study that a replication replaces
 OUTCOMES = {
     "PASS": "holds",
     "FAIL": "does not hold",
@@ -105,15 +107,42 @@ def planned_study(record: Path) -> dict[str, object]:
     Raises:
         ValueError: the folder holds no record, or a damaged one.
     """
-    path = record / "study.yaml"
-    if not path.is_file():
-        raise ValueError(f"{path}: missing; name a folder of experiments/records")
-    study = load_study(path)
-    used = {*study.seeds, *(seed for it in read_replications(record) for seed in it.seeds)}
-    first = max(used) + 1
+    study = _recorded_study(record)
+    first = max(_used_seeds(record)) + 1
     seeds = list(range(first, first + len(study.seeds)))
     named = {"study": f"{study.study}-seeds{seeds[0]}-{seeds[-1]}", "seeds": seeds}
-    return yaml.safe_load(path.read_text()) | named  # type: ignore[no-any-return]
+    return yaml.safe_load((record / STUDY_FILE).read_text()) | named  # type: ignore[no-any-return]
+
+
+def require_replication(record: Path, study: Study) -> None:
+    """Checks that a study is the recorded one with fresh seeds.
+
+    Raises:
+        ValueError: a seed is in the record or one of its replications, or something else differs.
+    """
+    if used := sorted(_used_seeds(record) & set(study.seeds)):
+        raise ValueError(
+            f"study {study.study}: seeds: {', '.join(map(str, used))}: in {record} already; "
+            "plan again"
+        )
+    own, recorded = (it.model_dump(exclude=RENEWED) for it in (study, _recorded_study(record)))
+    if changed := [key for key in own if own[key] != recorded[key]]:
+        raise ValueError(
+            f"study {study.study}: {', '.join(changed)}: not as in {record / STUDY_FILE}; "
+            "plan again"
+        )
+
+
+def _recorded_study(record: Path) -> Study:
+    path = record / STUDY_FILE
+    if not path.is_file():
+        raise ValueError(f"{path}: missing; name a folder of experiments/records")
+    return load_study(path)
+
+
+def _used_seeds(record: Path) -> set[int]:
+    again = (seed for it in read_replications(record) for seed in it.seeds)
+    return {*_recorded_study(record).seeds, *again}
 
 
 def read_replications(record: Path) -> list[Replication]:
@@ -207,8 +236,10 @@ def judge(record: Path, study: Study, results: Path, keep: bool) -> None:
     """Prints the comparison and, if asked for, keeps it.
 
     Raises:
-        ValueError: a claim that the record passed now fails, or there is nothing to compare.
+        ValueError: a claim that the record passed now fails, there is nothing to compare, or the
+            study is no replication of the record.
     """
+    require_replication(record, study)
     again = read_table(results / "studies" / study.study / "claims.json")
     comparisons = compare(read_table(record / "claims.json"), again)
     show(comparisons, Console())

@@ -85,6 +85,25 @@ def test_runs_of_uncommitted_code_are_compared_and_not_kept(record: Path, tmp_pa
     assert read_replications(record) == []
 
 
+def test_what_is_not_the_recorded_study_with_fresh_seeds_is_refused(
+    record: Path, study: Study, results_dir: Path, tmp_path: Path
+) -> None:
+    again = run_again(record, tmp_path / "again")
+    one_old = again.model_copy(update={"seeds": (4, *again.seeds)})
+    other_rate = again.model_copy(update={"rl": again.rl.model_copy(update={"lr": 1e-5})})
+    for refused, results, reason in (
+        (study, results_dir, "study default: seeds: 0, 1, 2, 3, 4: in"),
+        (one_old, tmp_path / "again", "study default-seeds5-9: seeds: 4: in"),
+        (other_rate, tmp_path / "again", "study default-seeds5-9: rl: not as in"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            judge(record, refused, results, keep=True)
+    assert read_replications(record) == []
+    judge(record, again, tmp_path / "again", keep=True)
+    with pytest.raises(ValueError, match="seeds: 5, 6, 7, 8, 9: in"):
+        judge(record, again, tmp_path / "again", keep=True)
+
+
 def changed(table: ClaimsTable, index: int, **fields: object) -> ClaimsTable:
     claims = list(table.claims)
     claims[index] = claims[index].model_copy(update=fields)
