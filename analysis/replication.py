@@ -9,7 +9,7 @@ and judges it. `--keep` adds the outcome to the record's folder `replications`, 
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import yaml
@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict
 from rich.console import Console
 from rich.table import Table
 
-from analysis.claims_table import COLORS, Claim, ClaimsTable, read_table
+from analysis.claims_table import COLORS, Claim, ClaimsTable, ClaimVerdict, read_table
 from analysis.markdown import MarkdownTable
 from experiments.runs.manifest import RunManifest, read_manifest
 from experiments.runs.record import require_commit
@@ -29,11 +29,12 @@ from experiments.support.json_files import REMAKE, read_model, write_json
 FOLDER = "replications"
 STUDY_FILE = "study.yaml"  # of a record
 RENEWED = {"study", "seeds"}  # keys of the study that a replication replaces
-OUTCOMES = {
+OUTCOMES: Mapping[ClaimVerdict, str] = {
     "PASS": "holds",
     "FAIL": "does not hold",
     "INCONCLUSIVE": "undecided",
     "REPORTED": "nothing to hold",
+    "NOT RUN": "not run",
 }
 NOTE = (
     "Again: the same study with seeds that are not in the record, judged alone. Undecided: its "

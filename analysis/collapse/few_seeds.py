@@ -21,16 +21,23 @@ ARMS = (NOQAT, QAT, BF16)
 
 
 def descriptive_rules_of(design: Design, num_seeds: int) -> dict[str, Rule]:
-    """What is reported at each learning rate; of a single seed only what became of its runs."""
+    """What is reported at the learning rates at which all arms are planned.
+
+    Of a single seed that is only what became of its runs.
+    """
     if num_seeds == 1:
         statement, answer = "runs that collapse", _collapsed
     elif design.advantage == "reward":
         statement, answer = "the difference between the arms comes back", _comes_back
     else:
         statement, answer = "training without QAT breaks, or costs reward", _breaks
-    return {
-        f"at {show_rate(lr)}": Rule(statement, partial(_reported, answer, lr)) for lr in design.lrs
+    rules = {
+        f"at {show_rate(lr)}": Rule(
+            statement, partial(_reported, answer, lr), [design.plain(arm, lr) for arm in ARMS]
+        )
+        for lr in design.lrs
     }
+    return {name: it for name, it in rules.items() if design.settings.issuperset(it.needs)}
 
 
 def _reported(answer: Callable[[Comparison, float], str], lr: float, runs: Comparison) -> Judged:

@@ -1,8 +1,7 @@
 """Claims C1 to C8 of docs/protocols/collapse.md as code: rules over the outcomes of a grid.
 
 The highest learning rate of a study is the protocol's 3e-4, the second highest its 2e-4. A study
-makes the claims that its settings allow. A rule that asks for a setting which the grid lacks,
-though it is planned, raises KeyError with it, and its claim is not judged.
+makes the claims whose settings it plans.
 """
 
 from collections.abc import Callable, Sequence
@@ -89,10 +88,7 @@ def _rates_of_c4(design: Design) -> tuple[float, ...]:
 def _corrections_between(runs: Comparison) -> Judged:
     verdicts: list[Verdict] = []
     details = []
-    for correction, label in CORRECTIONS.items():
-        corrected = runs.at(NOQAT)._replace(correction=correction)
-        if corrected not in runs.design.settings:
-            continue
+    for label, corrected in _corrected(runs.design).items():
         to_none = runs.difference(corrected, runs.at(NOQAT))
         to_qat = runs.difference(corrected, runs.at(QAT))
         if to_none.earlier or to_qat.later:
@@ -105,6 +101,13 @@ def _corrections_between(runs: Comparison) -> Judged:
             f"p to none {to_none}, to QAT {to_qat}"
         )
     return _worst(verdicts), "; ".join(details)
+
+
+def _corrected(design: Design) -> dict[str, Setting]:
+    """No QAT at the decisive rate with each correction that is planned there, by its label."""
+    noqat = design.plain(NOQAT, design.decisive_lr)
+    settings = {label: noqat._replace(correction=name) for name, label in CORRECTIONS.items()}
+    return {label: setting for label, setting in settings.items() if setting in design.settings}
 
 
 def _ffn_survives_as_full(runs: Comparison) -> Judged:
@@ -124,46 +127,65 @@ def _worst(verdicts: Sequence[Verdict]) -> Verdict:
 
 
 class Rule(NamedTuple):
-    """A claim and how it is judged."""
+    """A claim and how it is judged.
+
+    Attributes:
+        needs: settings whose runs the rule looks at.
+    """
 
     statement: str
     judge: Callable[[Comparison], Judged]
+    needs: Sequence[Setting]
 
 
 def rules_of(design: Design) -> dict[str, Rule]:
-    """The claims that a design can make, by the protocol's names."""
+    """The claims whose settings a design plans, by the protocol's names."""
     at, rates = f"at {show_rate(design.decisive_lr)}", _rates_of_c4(design)
-    planned = {value for setting in design.settings for value in setting}
+    noqat, qat, ffn = (design.plain(arm, design.decisive_lr) for arm in (NOQAT, QAT, FFN))
     rules = {
-        "C1": Rule(
-            f"no QAT collapses earlier than QAT and BF16 {at}",
-            lambda runs: _earlier_than_both(runs, runs.at(NOQAT)),
+        "C1": _c1(f"no QAT collapses earlier than QAT and BF16 {at}", noqat),
+        "C3": Rule(
+            "no earlier collapse with QAT than in BF16 seen",
+            _survives_as_bf16,
+            _plain(design, (QAT, BF16), design.lrs),
         ),
-        "C3": Rule("no earlier collapse with QAT than in BF16 seen", _survives_as_bf16),
         "C4": Rule(
             f"QAT's mean reward is within {AREA_MARGIN:g} of BF16's at "
             f"{' and '.join(map(show_rate, rates))}",
             _costs_no_reward,
+            _plain(design, (QAT, BF16), rates),
+        ),
+        "C8": Rule(
+            f"no earlier collapse with FFN-only than full QAT seen {at}",
+            _ffn_survives_as_full,
+            (ffn, qat),
         ),
     }
     if len(design.lrs) > 1:
-        rules["C2"] = Rule("no QAT has a lower critical rate than BF16", _lower_critical_rate)
-    if planned & set(CORRECTIONS):
-        rules["C5"] = Rule(f"corrections delay collapse, less than QAT, {at}", _corrections_between)
+        rules["C2"] = Rule(
+            "no QAT has a lower critical rate than BF16",
+            _lower_critical_rate,
+            _plain(design, (NOQAT, BF16), design.lrs),
+        )
+    if corrected := _corrected(design):
+        rules["C5"] = Rule(
+            f"corrections delay collapse, less than QAT, {at}",
+            _corrections_between,
+            (noqat, qat, *corrected.values()),
+        )
     if design.moe is not None:
-        moe = design.moe
-        rules["C6"] = Rule(
-            f"C1 for {moe} {at}",
-            lambda runs: _earlier_than_both(runs, runs.at(NOQAT)._replace(model=moe)),
+        rules["C6"] = _c1(f"C1 for {design.moe} {at}", noqat._replace(model=design.moe))
+    if design.advantage != "group":
+        rules["C7"] = _c1(
+            f"C1 with group-centred advantages {at}", noqat._replace(advantage="group")
         )
-    if "group" in planned and design.advantage != "group":
-        rules["C7"] = Rule(
-            f"C1 with group-centred advantages {at}",
-            lambda runs: _earlier_than_both(runs, runs.at(NOQAT)._replace(advantage="group")),
-        )
-    if FFN in planned:
-        rules["C8"] = Rule(
-            f"no earlier collapse with FFN-only than full QAT seen {at}",
-            _ffn_survives_as_full,
-        )
-    return dict(sorted(rules.items()))
+    return {name: it for name, it in sorted(rules.items()) if design.settings.issuperset(it.needs)}
+
+
+def _c1(statement: str, noqat: Setting) -> Rule:
+    needs = [noqat._replace(arm=arm) for arm in (NOQAT, QAT, BF16)]
+    return Rule(statement, lambda runs: _earlier_than_both(runs, noqat), needs)
+
+
+def _plain(design: Design, arms: Sequence[str], lrs: Sequence[float]) -> list[Setting]:
+    return [design.plain(arm, lr) for arm in arms for lr in lrs]

@@ -1,5 +1,7 @@
 """The protocol's decision rules, on outcomes that decide them."""
 
+from collections.abc import Callable
+
 import pytest
 
 from analysis.collapse.grid import BF16, FFN, NOQAT, QAT, Design, Grid, Setting
@@ -117,6 +119,50 @@ def test_a_study_makes_the_claims_that_its_settings_allow() -> None:
     assert {claim.name: claim.verdict for claim in judged} == dict.fromkeys(
         ("C1", "C3", "C4", "C5"), "PASS"
     )
+
+
+@pytest.mark.parametrize(
+    ("is_left_out", "claims"),
+    [
+        pytest.param(lambda it: it.arm == QAT, {"C2"}, id="no arm with QAT"),
+        pytest.param(lambda it: it.arm == NOQAT, {"C3", "C4", "C8"}, id="no arm without QAT"),
+        pytest.param(
+            lambda it: (it.model, it.arm) == (MOE, QAT),
+            {"C1", "C2", "C3", "C4", "C5", "C7", "C8"},
+            id="no QAT in the MoE",
+        ),
+        pytest.param(
+            lambda it: it.correction != "none",
+            {"C1", "C2", "C3", "C4", "C6", "C7", "C8"},
+            id="no correction",
+        ),
+    ],
+)
+def test_claims_about_settings_that_are_not_planned_are_not_made(
+    is_left_out: Callable[[Setting], bool], claims: set[str]
+) -> None:
+    grid = {it: outcomes for it, outcomes in expected_grid().items() if not is_left_out(it)}
+    design = DESIGN._replace(settings=frozenset(grid))
+    for runs, verdict in ((grid, "PASS"), ({}, "NOT RUN")):
+        judged = judge_grid(runs, design, num_seeds=5)
+        assert {it.name: it.verdict for it in judged} == dict.fromkeys(claims, verdict)
+
+
+def test_corrections_at_another_rate_are_not_those_of_c5() -> None:
+    at_3e4 = Setting(DENSE, NOQAT, 3e-4, "token_tis")
+    grid = {it: outcomes for it, outcomes in expected_grid().items() if it.correction == "none"}
+    grid[at_3e4._replace(lr=2e-4)] = died()
+    judged = judge_grid(grid, DESIGN._replace(settings=frozenset(grid)), num_seeds=5)
+    assert "C5" not in {it.name for it in judged}
+
+
+def test_an_error_of_a_rule_is_no_missing_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise KeyError("a mistake")
+
+    monkeypatch.setattr("analysis.collapse.rules.paired_difference", broken)
+    with pytest.raises(KeyError, match="a mistake"):
+        verdicts(expected_grid())
 
 
 def test_a_grid_of_group_centred_advantages_is_judged_by_the_same_rules() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from analysis.collapse.few_seeds import ARMS
-from analysis.collapse.grid import Design, Grid, Setting
+from analysis.collapse.grid import QAT, Design, Grid, Setting
 from analysis.collapse.judge import judge_grid
 from analysis.collapse.survival import Outcome
 
@@ -64,3 +64,9 @@ def test_gains_and_their_difference_are_shown() -> None:
         "gain of reward: nvfp4-noqat +0.100, nvfp4-qat +0.200, bf16 +0.200; "
         "no QAT less QAT -0.100 (-0.348 to +0.148)"
     )
+
+
+def test_rates_without_an_arm_are_not_asked_about() -> None:
+    settings = [Setting("dense", arm, RATE) for arm in ARMS if arm != QAT]
+    design = Design("dense", None, (RATE,), frozenset(settings))
+    assert judge_grid(dict.fromkeys(settings, [LIVES] * 3), design, num_seeds=3) == ()

@@ -118,6 +118,7 @@ def changed(table: ClaimsTable, index: int, **fields: object) -> ClaimsTable:
         ("PASS", "INCONCLUSIVE", "undecided", False),
         ("INCONCLUSIVE", "FAIL", "does not hold", False),
         ("REPORTED", "REPORTED", "nothing to hold", False),
+        ("PASS", "NOT RUN", "not run", False),
     ],
 )
 def test_outcome_is_the_second_studys(
