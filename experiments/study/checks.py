@@ -32,6 +32,7 @@ def failed_checks(study: Study) -> Iterator[str]:
     return chain(
         _check_lists(study),
         _check_cells(study),
+        _check_judge(study),
         _check_model_files(study),
         of_trainer(study),
         _check_task(study),
@@ -69,6 +70,11 @@ def _check_cells(study: Study) -> Iterator[str]:
             reason = details.get("ctx", {}).get("error", details["msg"])
             where = ".".join(("cells", name, *map(str, details["loc"])))
             yield f"{where}: {reason}"
+
+
+def _check_judge(study: Study) -> Iterator[str]:
+    if study.judged_by == "collapse" and "claims" in study.model_fields_set:
+        yield "claims: only judged_by: parity reads it; remove it"
 
 
 def _check_model_files(study: Study) -> Iterator[str]:

@@ -58,6 +58,11 @@ ERRORS = {
         True,
         "rl.routing_replay: nano-dense has no experts; remove the key, or set it in cells of other",
     ),
+    "tolerances of claims that are not judged": (
+        "judged_by",
+        "collapse",
+        "claims: only judged_by: parity reads it; remove it",
+    ),
     "GPUs, local trainer": ("gpus", 2, "gpus: only trainer: verl reads it; remove it"),
     "terms from much to little": (
         "task/terms",
