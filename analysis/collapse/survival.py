@@ -19,6 +19,9 @@ Time = int | None
 
 WINDOW = 20  # steps
 LOST_SHARE = 0.5  # of the best smoothed reward so far
+# means of counts over a batch that is no power of two are not exact: half may come out below half;
+# means that do differ are further apart, by one response of a window's
+_ROUNDING = 1e-12
 _TIE = 1e-9  # statistics of permutations this close are equal
 _DIVISIONS_AT_ONCE = 1 << 16  # of the 2.7 million of the most seeds; memory is of so many
 # an arm; rule of thumb: a test takes ten seconds, and four times that with each seed more
@@ -45,7 +48,6 @@ def smoothed(reward_T: Array, window: int = WINDOW) -> Array:
     """Mean over each step and those before it, (steps - window + 1,); empty for a short run."""
     if len(reward_T) < window:
         return np.empty(0)
-    # rewards are counts over a power of two, so that sums, and the comparison with half, are exact
     sums: Array = np.lib.stride_tricks.sliding_window_view(reward_T, window).sum(-1)
     return sums / window
 
@@ -53,7 +55,8 @@ def smoothed(reward_T: Array, window: int = WINDOW) -> Array:
 def time_to_collapse(reward_T: Array, window: int = WINDOW) -> Time:
     """First step, from 1, whose smoothed reward is below half of the best one up to it."""
     smooth = smoothed(reward_T, window)
-    lost = np.flatnonzero(smooth < LOST_SHARE * np.maximum.accumulate(smooth))
+    lowest = LOST_SHARE * np.maximum.accumulate(smooth) * (1 - _ROUNDING)
+    lost = np.flatnonzero(smooth < lowest)
     return int(lost[0]) + window if len(lost) else None
 
 

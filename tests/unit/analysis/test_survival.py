@@ -53,6 +53,18 @@ def test_time_to_collapse(rewards: list[float], step: int | None) -> None:
     assert time_to_collapse(np.array(rewards)) == step
 
 
+@pytest.mark.parametrize(("batch", "lost"), [(240, 0), (240, 1), (100, 0), (10**6, 1)])
+def test_half_is_half_in_batches_that_are_no_power_of_two(batch: int, lost: int) -> None:
+    """Rewards of 20 steps, and then half of each in another order, or one response less."""
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        halves = rng.integers(batch // 4, batch // 2, 20)
+        after = rng.permutation(halves)
+        after[-1] -= lost
+        collapsed = time_to_collapse(np.concatenate([2 * halves, after]) / batch)
+        assert collapsed == (40 if lost else None)
+
+
 def test_outcome_has_the_mean_reward() -> None:
     assert outcome(np.array([1.0] * 30 + [0.0] * 30)) == Outcome(41, 60, 0.5, -1.0)
 
