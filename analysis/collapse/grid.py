@@ -115,9 +115,16 @@ def setting_of(study: Study, run: Run) -> Setting:
 
 
 def runs_by_setting(study: Study, results: Path) -> dict[Setting, list[Run]]:
-    """The runs of all complete cells, in the order of the study's seeds."""
+    """The runs of all cells that can be judged, in the order of the study's seeds.
+
+    After the protocol these are trained to their last steps. Only of a single seed, where nothing
+    is decided, runs that were stopped before count up to where they came.
+    """
     found: dict[Setting, list[Run]] = {}
     for runs in complete_cells(study, results).values():
+        manifests = (read_manifest(results / run.id, HINT) for run in runs)
+        if len(study.seeds) > 1 and any(it.was_stopped for it in manifests):
+            continue
         for run in runs:
             found.setdefault(setting_of(study, run), []).append(run)
     return found

@@ -60,7 +60,7 @@ def judge_grid(grid: Grid, design: Design, num_seeds: int) -> tuple[Claim, ...]:
     rules = rules_of(design) if is_tested else descriptive_rules_of(design, num_seeds)
     for name, rule in rules.items():
         if missing := [setting for setting in rule.needs if setting not in grid]:
-            verdict, detail = "NOT RUN", f"not all runs are there: {missing[0]}"
+            verdict, detail = "NOT RUN", f"not all runs are at their last step: {missing[0]}"
         else:
             verdict, detail = rule.judge(runs)
         claims.append(

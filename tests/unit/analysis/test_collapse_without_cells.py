@@ -29,7 +29,7 @@ STOPPED_AT = 200  # of the run without QAT, whose stand-in lives to the end
 def finish(run: Run, results: Path, *, stopped: bool) -> None:
     stand_in = f"small-dense-vllm_{run.arm}.lr2e-4_seed{run.seed}"
     source, folder = ROOT / "experiments" / "records" / "collapse-vllm" / stand_in, results / run.id
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     content: dict[str, Any] = json.loads((source / "manifest.json").read_text())
     named = {"run": run.id, "study": STUDY.study, "model": run.model, "cell": None}
     reason = f"stopped: by its file stop, at step {STOPPED_AT}" if stopped else None
@@ -73,6 +73,20 @@ def test_a_stopped_run_counts_up_to_its_last_step(results: Path) -> None:
     )
     assert (noqat.collapsed, noqat.num_steps) == (None, STOPPED_AT)
     assert "Mean reward" in outcome_table(STUDY, results)
+
+
+def test_of_several_seeds_stopped_runs_are_not_judged(tmp_path: Path) -> None:
+    study = STUDY.model_copy(update={"seeds": (20, 21, 22)})
+    for run in study.runs:
+        finish(run, tmp_path, stopped=False)
+    (whole,) = judge_study(study, tmp_path).claims
+    assert whole.verdict == "REPORTED"
+    finish(study.runs[0], tmp_path, stopped=True)
+    (claim,) = judge_study(study, tmp_path).claims
+    assert (claim.verdict, claim.detail.partition(":")[0]) == (
+        "NOT RUN",
+        "not all runs are at their last step",
+    )
 
 
 def test_survival_by_rate_needs_several_rates() -> None:
