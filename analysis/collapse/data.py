@@ -32,12 +32,20 @@ class GridData:
     Args:
         study: the study.
         results: holds its runs.
+
+    Raises:
+        ValueError: no cell is complete.
     """
 
     def __init__(self, study: Study, results: Path) -> None:
         self.study, self.results = study, results
         self.design = design_of(study)
         self.runs = runs_by_setting(study, results)
+        if not self.runs:
+            raise ValueError(
+                f"{results}: no cell of study {study.study} has all its runs at their last step; "
+                "run the study"
+            )
 
     @cached_property
     def grid(self) -> Grid:

@@ -87,6 +87,8 @@ def test_of_several_seeds_stopped_runs_are_not_judged(tmp_path: Path) -> None:
         "NOT RUN",
         "not all runs are at their last step",
     )
+    with pytest.raises(ValueError, match="no cell of study collapse-verl has all its runs at"):
+        GridData(study, tmp_path)
 
 
 def test_survival_by_rate_needs_several_rates() -> None:
