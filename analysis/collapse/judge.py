@@ -3,7 +3,7 @@
 Only cells that have all their runs are judged; the table names the others.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from analysis.claims_table import Claim, ClaimsTable, ClaimVerdict
 from analysis.collapse.comparison import Comparison
 from analysis.collapse.few_seeds import FEWEST_FOR_TESTS, descriptive_rules_of
 from analysis.collapse.grid import Design, Grid, design_of, read_grid, runs_by_setting
-from analysis.collapse.rules import rules_of
+from analysis.collapse.rules import Rule, rules_of
 from analysis.load import read_metric
 from experiments.runs.evaluation import EVALUATIONS
 from experiments.runs.manifest import read_manifest
@@ -35,12 +35,17 @@ GRAD_NORM = "actor/grad_norm"
 
 
 def judge_study(study: Study, results: Path) -> ClaimsTable:
-    """The claims of a study, in a results or records folder."""
+    """All claims that a study can make, in a results or records folder.
+
+    Of few seeds these are what its protocol asks, without a test.
+    """
     design, runs = design_of(study), runs_by_setting(study, results)
     grid, num_seeds = read_grid(runs, results), len(study.seeds)
+    is_tested = num_seeds >= FEWEST_FOR_TESTS
+    rules = rules_of(design) if is_tested else descriptive_rules_of(design, num_seeds)
     return ClaimsTable(
         study=study.study,
-        claims=judge_grid(grid, design, num_seeds),
+        claims=judge_grid(grid, design, rules, num_seeds),
         marks={design.dense: marks(study, list(chain(*runs.values())), results)},
         collapsed_at={
             run.id: outcome.collapsed
@@ -48,16 +53,16 @@ def judge_study(study: Study, results: Path) -> ClaimsTable:
             for run, outcome in zip(its, grid[setting], strict=True)
             if outcome.collapsed is not None
         },
-        note=f"{DEFINITION} {P_VALUES if num_seeds >= FEWEST_FOR_TESTS else NO_TEST}",
+        note=f"{DEFINITION} {P_VALUES if is_tested else NO_TEST}",
     )
 
 
-def judge_grid(grid: Grid, design: Design, num_seeds: int) -> tuple[Claim, ...]:
-    """All claims that the design can make; of few seeds what its protocol asks, without a test."""
+def judge_grid(
+    grid: Grid, design: Design, rules: Mapping[str, Rule], num_seeds: int
+) -> tuple[Claim, ...]:
+    """A claim by each rule."""
     runs, claims = Comparison(grid, design), []
     verdict: ClaimVerdict
-    is_tested = num_seeds >= FEWEST_FOR_TESTS
-    rules = rules_of(design) if is_tested else descriptive_rules_of(design, num_seeds)
     for name, rule in rules.items():
         if missing := [setting for setting in rule.needs if setting not in grid]:
             verdict, detail = "NOT RUN", f"not all runs are at their last step: {missing[0]}"

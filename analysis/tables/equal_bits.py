@@ -7,7 +7,7 @@ from typing import NamedTuple
 from pydantic import BaseModel
 
 from analysis.markdown import MarkdownTable
-from analysis.tables.matmul import KERNELS, NAMES
+from analysis.tables.matmul import KERNELS, NAMES, measured_on
 from analysis.tables.record import Record, read_record
 from experiments.benchmarks.matmul_summary import BF16
 
@@ -109,8 +109,7 @@ def equal_bits_sections(folder: Path, machine: str) -> list[str]:
         ValueError: the record is missing or damaged.
     """
     record = read_record(folder / f"matmul_bits_{machine}.json", BitsRecord)
-    packages = (("vLLM", "vllm"), ("torch", "torch"), ("humming-kernels", "humming-kernels"))
-    sections = [f"Measured on: {record.setup(*packages)}."]
+    sections = [measured_on(record)]
     for kind, baseline in BF16.items():
         cases = [case for case in record.cases if baseline in case.arms]
         if cases:

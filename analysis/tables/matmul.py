@@ -53,6 +53,12 @@ TABLE: MarkdownTable[Products] = MarkdownTable(
 )
 
 
+def measured_on(record: Record) -> str:
+    """What a record of all these kernels was measured on."""
+    packages = (("vLLM", "vllm"), ("torch", "torch"), ("humming-kernels", "humming-kernels"))
+    return f"Measured on: {record.setup(*packages)}."
+
+
 def matmul_sections(folder: Path, machine: str) -> list[str]:
     """A table for each model's linear layers, and its experts, that the record has.
 
@@ -60,8 +66,7 @@ def matmul_sections(folder: Path, machine: str) -> list[str]:
         ValueError: the record is missing or damaged.
     """
     record = read_record(folder / f"matmul_{machine}.json", MatmulRecord)
-    packages = (("vLLM", "vllm"), ("torch", "torch"), ("humming-kernels", "humming-kernels"))
-    sections = [f"Measured on: {record.setup(*packages)}."]
+    sections = [measured_on(record)]
     for model in dict.fromkeys(case["layer"].partition(".")[0] for case in record.cases):
         for kind, baseline in BF16.items():
             by_tokens = totals(record.cases, model, kind)

@@ -6,6 +6,7 @@ import pytest
 
 from analysis.collapse.grid import BF16, FFN, NOQAT, QAT, Design, Grid, Setting
 from analysis.collapse.judge import judge_grid
+from analysis.collapse.rules import rules_of
 from analysis.collapse.survival import Outcome
 
 LRS = (1e-4, 2e-4, 3e-4)
@@ -37,10 +38,9 @@ def expected_grid() -> dict[Setting, list[Outcome]]:
 DESIGN = Design(DENSE, MOE, LRS, frozenset(expected_grid()))
 
 
-def verdicts(grid: Grid) -> dict[str, str]:
-    return {
-        judgement.name: judgement.verdict for judgement in judge_grid(grid, DESIGN, num_seeds=5)
-    }
+def verdicts(grid: Grid, design: Design = DESIGN) -> dict[str, str]:
+    judged = judge_grid(grid, design, rules_of(design), num_seeds=5)
+    return {claim.name: claim.verdict for claim in judged}
 
 
 def test_the_expected_outcome_passes_all() -> None:
@@ -115,10 +115,8 @@ def test_a_study_makes_the_claims_that_its_settings_allow() -> None:
     grid = {Setting(DENSE, arm, 6e-4): lived() for arm in (BF16, QAT)}
     grid[Setting(DENSE, NOQAT, 6e-4)] = died()
     grid[Setting(DENSE, NOQAT, 6e-4, "token_tis")] = died(120)
-    judged = judge_grid(grid, Design(DENSE, None, (6e-4,), frozenset(grid)), num_seeds=5)
-    assert {claim.name: claim.verdict for claim in judged} == dict.fromkeys(
-        ("C1", "C3", "C4", "C5"), "PASS"
-    )
+    judged = verdicts(grid, Design(DENSE, None, (6e-4,), frozenset(grid)))
+    assert judged == dict.fromkeys(("C1", "C3", "C4", "C5"), "PASS")
 
 
 @pytest.mark.parametrize(
@@ -144,16 +142,14 @@ def test_claims_about_settings_that_are_not_planned_are_not_made(
     grid = {it: outcomes for it, outcomes in expected_grid().items() if not is_left_out(it)}
     design = DESIGN._replace(settings=frozenset(grid))
     for runs, verdict in ((grid, "PASS"), ({}, "NOT RUN")):
-        judged = judge_grid(runs, design, num_seeds=5)
-        assert {it.name: it.verdict for it in judged} == dict.fromkeys(claims, verdict)
+        assert verdicts(runs, design) == dict.fromkeys(claims, verdict)
 
 
 def test_corrections_at_another_rate_are_not_those_of_c5() -> None:
     at_3e4 = Setting(DENSE, NOQAT, 3e-4, "token_tis")
     grid = {it: outcomes for it, outcomes in expected_grid().items() if it.correction == "none"}
     grid[at_3e4._replace(lr=2e-4)] = died()
-    judged = judge_grid(grid, DESIGN._replace(settings=frozenset(grid)), num_seeds=5)
-    assert "C5" not in {it.name for it in judged}
+    assert "C5" not in verdicts(grid, DESIGN._replace(settings=frozenset(grid)))
 
 
 def test_an_error_of_a_rule_is_no_missing_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,5 +168,4 @@ def test_a_grid_of_group_centred_advantages_is_judged_by_the_same_rules() -> Non
         if setting.model == DENSE and setting.advantage == "reward"
     }
     design = Design(DENSE, None, LRS, frozenset(grid), "group")
-    judged = {claim.name: claim.verdict for claim in judge_grid(grid, design, num_seeds=5)}
-    assert judged == dict.fromkeys(("C1", "C2", "C3", "C4", "C5", "C8"), "PASS")
+    assert verdicts(grid, design) == dict.fromkeys(("C1", "C2", "C3", "C4", "C5", "C8"), "PASS")

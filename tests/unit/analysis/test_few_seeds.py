@@ -2,7 +2,7 @@
 
 import pytest
 
-from analysis.collapse.few_seeds import ARMS
+from analysis.collapse.few_seeds import ARMS, descriptive_rules_of
 from analysis.collapse.grid import QAT, Design, Grid, Setting
 from analysis.collapse.judge import judge_grid
 from analysis.collapse.survival import Outcome
@@ -17,7 +17,7 @@ def detail_of(outcomes: tuple[list[Outcome], ...], advantage: str) -> str:
     settings = [Setting("dense", arm, RATE, advantage=advantage) for arm in ARMS]
     grid: Grid = dict(zip(settings, outcomes, strict=True))
     design = Design("dense", None, (RATE,), frozenset(settings), advantage)
-    (claim,) = judge_grid(grid, design, num_seeds=3)
+    (claim,) = judge_grid(grid, design, descriptive_rules_of(design, 3), num_seeds=3)
     assert (claim.verdict, claim.name) == ("REPORTED", "at 2e-4")
     return claim.detail
 
@@ -69,4 +69,4 @@ def test_gains_and_their_difference_are_shown() -> None:
 def test_rates_without_an_arm_are_not_asked_about() -> None:
     settings = [Setting("dense", arm, RATE) for arm in ARMS if arm != QAT]
     design = Design("dense", None, (RATE,), frozenset(settings))
-    assert judge_grid(dict.fromkeys(settings, [LIVES] * 3), design, num_seeds=3) == ()
+    assert descriptive_rules_of(design, num_seeds=3) == {}
