@@ -22,6 +22,7 @@ from types import FrameType
 from experiments.launch.digests import training_digests
 from experiments.launch.preflight import check_devices, check_settings
 from experiments.runs.attempts import (
+    STOP_FILE,
     Attempt,
     OnStep,
     is_finished,
@@ -100,7 +101,7 @@ def launch(
 
 
 def open_attempts(run_dir: Path, digests: Digests) -> list[Attempt]:
-    """The attempts to resume and a new one; drops checkpoints and drift of another experiment."""
+    """The attempts to resume and a new one; drops what another experiment left in the folder."""
     previous = list_attempts(run_dir)
     for attempt in previous:
         manifest = attempt.manifest
@@ -110,7 +111,8 @@ def open_attempts(run_dir: Path, digests: Digests) -> list[Attempt]:
     require_whole_history(attempts)
     if not attempts:
         shutil.rmtree(run_dir / "checkpoints", ignore_errors=True)
-        (run_dir / DRIFT_FILE).unlink(missing_ok=True)
+        for name in (DRIFT_FILE, STOP_FILE):
+            (run_dir / name).unlink(missing_ok=True)
     return [*attempts, next_attempt(run_dir)]
 
 

@@ -22,6 +22,7 @@ from experiments.runs.metrics import (
     write_metrics,
 )
 
+STOP_FILE = "stop"  # in a run's folder: ends a run of verl, where a machine's time is over
 OnStep = Callable[[int, dict[str, float]], None]  # called with step and metrics after each step
 # an attempt's folder is the only copy of what was measured
 HINT = "restore it, or delete the run's folder to train the run again"

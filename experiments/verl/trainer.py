@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.runs.attempts import Attempt, OnStep, merge_rows
+from experiments.runs.attempts import STOP_FILE, Attempt, OnStep, merge_rows
 from experiments.runs.base_manifest import read_base_manifest
 from experiments.runs.manifest import TrainingResult
 from experiments.runs.metrics import Row, step_of
@@ -32,7 +32,6 @@ from experiments.verl.rows import StepReader
 from qat_core.units import BYTES_PER_GIB
 
 POLL_S = 2.0
-STOP_FILE = "stop"  # in a run's folder: ends the run, where a machine's time is over
 LOG_TAIL_LINES = 40
 WEIGHT_BYTES = re.compile(r"qat_core: vLLM holds (\d+) bytes of weights(?:, reports (\d+))?")
 ERROR = re.compile(r"^.*?\b(\w*(?:Error|Exception): .+)$", re.MULTILINE)

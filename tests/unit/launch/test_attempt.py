@@ -8,7 +8,7 @@ import pytest
 from experiments.launch import run as launcher
 from experiments.launch.local_trainer import train_here
 from experiments.launch.run import KILLED, open_attempts, run_attempt
-from experiments.runs.attempts import list_attempts, next_attempt
+from experiments.runs.attempts import STOP_FILE, list_attempts, next_attempt
 from experiments.runs.manifest import RunManifest
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT
@@ -72,20 +72,21 @@ def test_lost_steps_are_noticed_before_a_run_is_resumed(
 
 
 @pytest.mark.parametrize(
-    ("digests", "numbers", "checkpoints_stay"),
+    ("digests", "numbers", "stays"),
     [({"config": "a"}, [1, 2], True), ({"config": "b"}, [2], False)],
     ids=["same experiment", "another configuration"],
 )
-def test_checkpoints_outlive_a_crash_but_not_a_change(
-    tmp_path: Path, digests: dict[str, str], numbers: list[int], checkpoints_stay: bool
+def test_what_a_run_left_outlives_a_crash_but_not_a_change(
+    tmp_path: Path, digests: dict[str, str], numbers: list[int], stays: bool
 ) -> None:
     (tmp_path / "checkpoints" / "step_2").mkdir(parents=True)
-    (tmp_path / FILE).touch()
+    for name in (FILE, STOP_FILE):
+        (tmp_path / name).touch()
     make_manifest(digests={"config": "a"}).write(next_attempt(tmp_path).folder)
     attempts = open_attempts(tmp_path, digests)
     assert [attempt.number for attempt in attempts] == numbers
-    assert (tmp_path / "checkpoints" / "step_2").exists() == checkpoints_stay
-    assert (tmp_path / FILE).exists() == checkpoints_stay
+    for name in ("checkpoints/step_2", FILE, STOP_FILE):
+        assert (tmp_path / name).exists() == stays, name
     (killed,) = list_attempts(tmp_path)
     assert killed.manifest.status == "failed" and killed.manifest.reason == KILLED
 

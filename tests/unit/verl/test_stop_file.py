@@ -6,6 +6,7 @@ from typing import cast
 
 import pytest
 
+from experiments.runs.attempts import STOP_FILE
 from experiments.verl import trainer
 from experiments.verl.kl_gate import GateWatch
 from experiments.verl.memory import PeakMemory
@@ -29,7 +30,7 @@ class Running:
 
 def follow(folder: Path, stop_at: int | None, recorded: int = 0) -> tuple[list[int], str | None]:
     """The steps that were handed on, and why verl was stopped."""
-    seen, stop_file = [], folder / trainer.STOP_FILE
+    seen, stop_file = [], folder / STOP_FILE
 
     def on_step(step: int, metrics: dict[str, float]) -> None:
         seen.append(step)
@@ -54,7 +55,7 @@ def test_a_stop_file_ends_a_run_after_its_step(tmp_path: Path) -> None:
 
 
 def test_a_stop_file_that_is_there_already_leaves_one_step(tmp_path: Path) -> None:
-    (tmp_path / trainer.STOP_FILE).touch()
+    (tmp_path / STOP_FILE).touch()
     assert follow(tmp_path, stop_at=None)[0] == [1]
 
 
