@@ -20,13 +20,12 @@ from rich.table import Table
 from analysis.claims_table import COLORS, Claim, ClaimsTable, ClaimVerdict, read_table
 from analysis.markdown import MarkdownTable
 from experiments.runs.manifest import RunManifest, read_manifest
-from experiments.runs.record import require_commit
+from experiments.runs.record import REPLICATIONS, require_commit
 from experiments.study.load import load_study
 from experiments.study.schema import Study
 from experiments.support.cli import RESULTS, run_cli
 from experiments.support.json_files import REMAKE, read_model, write_json
 
-FOLDER = "replications"
 STUDY_FILE = "study.yaml"  # of a record
 RENEWED = {"study", "seeds"}  # keys of the study that a replication replaces
 OUTCOMES: Mapping[ClaimVerdict, str] = {
@@ -152,7 +151,7 @@ def read_replications(record: Path) -> list[Replication]:
     Raises:
         ValueError: one is damaged.
     """
-    found = [read_model(path, Replication) for path in (record / FOLDER).glob("*.json")]
+    found = [read_model(path, Replication) for path in (record / REPLICATIONS).glob("*.json")]
     return sorted(found, key=lambda it: it.seeds)
 
 
@@ -245,8 +244,8 @@ def judge(record: Path, study: Study, results: Path, keep: bool) -> None:
     comparisons = compare(read_table(record / "claims.json"), again)
     show(comparisons, Console())
     if keep:
-        (record / FOLDER).mkdir(exist_ok=True)
-        path = record / FOLDER / f"seeds{study.seeds[0]}-{study.seeds[-1]}.json"
+        (record / REPLICATIONS).mkdir(exist_ok=True)
+        path = record / REPLICATIONS / f"seeds{study.seeds[0]}-{study.seeds[-1]}.json"
         write_json(path, replication_of(study, results).model_dump(mode="json"))
         print(f"{path}: show it with make figures and commit it")
     contradicted = [it.recorded for it in comparisons if it.is_contradicted]

@@ -29,6 +29,8 @@ from experiments.support.json_files import REMAKE, read_json, write_json
 from qat_core.drift.names import FILE
 from qat_core.rl.config import GrpoConfig
 
+REPLICATIONS = "replications"  # folder in a record: the study again with other seeds
+
 
 def record_study(
     study_file: Path, results: Path, records: Path, *, allow_uncommitted: bool = False
@@ -40,12 +42,13 @@ def record_study(
     Args:
         study_file: the study.
         results: where its runs are.
-        records: where its record goes; an older one is replaced.
+        records: where its record goes; an older one is replaced, but for its replications.
         allow_uncommitted: also record runs of code that no commit holds.
 
     Raises:
         ValueError: a run is missing, not finished and evaluated, has other settings, or was made
-            by code that no commit holds; no cell is complete, or one mixes base checkpoints.
+            by code that no commit holds; no cell is complete, or one mixes base checkpoints; the
+            older record has replications of other settings.
     """
     study = load_study(study_file)
     study_dir, record = results / "studies" / study.study, records / study.study
@@ -68,12 +71,30 @@ def record_study(
             )
         if not allow_uncommitted:
             require_commit(manifest, results / run.id)
-    shutil.rmtree(record, ignore_errors=True)
+    _remove_all_but_replications(study, record)
     for run in runs:
         _record_run(results / run.id, record / run.id, only_of_grids=bool(study.cells))
     shutil.copy(study_dir / "claims.json", record)
     shutil.copy(study_file, record / "study.yaml")
     return record
+
+
+def _remove_all_but_replications(study: Study, record: Path) -> None:
+    kept = record / REPLICATIONS
+    if kept.is_dir() and _but_seeds(load_study(record / "study.yaml")) != _but_seeds(study):
+        raise ValueError(
+            f"{kept}: of other settings than study {study.study} has now; remove it, or give the "
+            "study another name"
+        )
+    for path in set(record.glob("*")) - {kept}:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def _but_seeds(study: Study) -> dict[str, Any]:
+    return study.model_dump(mode="json", exclude={"seeds"})
 
 
 def settings_of(manifest: RunManifest) -> dict[str, Any]:

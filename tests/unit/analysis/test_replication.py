@@ -17,6 +17,7 @@ from analysis.replication import (
     read_replications,
     replications_text,
 )
+from experiments.runs.record import record_study
 from experiments.study.load import load_study
 from experiments.study.schema import Study
 from tests.unit.analysis.synthetic_results import write_results
@@ -72,6 +73,46 @@ def test_what_is_kept_is_shown_and_its_seeds_are_not_used_again(
     assert text.startswith("**Seeds 5, 6, 7, 8, 9; commit ")
     assert text.count("| nano-dense |") == text.count("| nano-moe |") == 11
     assert planned_study(record)["seeds"] == [10, 11, 12, 13, 14]
+
+
+def finish(study: Study, results: Path) -> None:
+    """Lets synthetic runs be recorded: they have the study's settings, and claims."""
+    judged = results / "studies" / study.study
+    judged.mkdir(parents=True, exist_ok=True)
+    (judged / "claims.json").write_text(claims_of(study, results).model_dump_json())
+    for run in study.runs:
+        path = results / run.id / "manifest.json"
+        manifest = json.loads(path.read_text()) | {"config": study.training_config(run)}
+        path.write_text(json.dumps(manifest))
+
+
+def test_a_study_that_is_recorded_again_keeps_its_replications(
+    record: Path, study: Study, study_file: Path, results_dir: Path, tmp_path: Path
+) -> None:
+    judge(record, run_again(record, tmp_path / "again"), tmp_path / "again", keep=True)
+    kept = read_replications(record)
+    (record / "claims.md").touch()
+    (record / "a_former_run").mkdir()
+    finish(study, results_dir)
+    assert record_study(study_file, results_dir, record.parent) == record
+    assert kept and read_replications(record) == kept
+    assert planned_study(record)["seeds"] == [10, 11, 12, 13, 14]
+    files = {"replications", "claims.json", "study.yaml"}
+    assert {path.name for path in record.iterdir()} == files | {run.id for run in study.runs}
+
+
+def test_replications_of_other_settings_stay_in_no_record(
+    record: Path, study_file: Path, results_dir: Path, tmp_path: Path
+) -> None:
+    judge(record, run_again(record, tmp_path / "again"), tmp_path / "again", keep=True)
+    changed_file = tmp_path / "changed.yaml"
+    content = yaml.safe_load(study_file.read_text())
+    content["rl"]["lr"] *= 2
+    changed_file.write_text(yaml.safe_dump(content))
+    finish(load_study(changed_file), results_dir)
+    with pytest.raises(ValueError, match=r"default/replications: of other settings than study"):
+        record_study(changed_file, results_dir, record.parent)
+    assert (record / "claims.json").is_file() and len(read_replications(record)) == 1
 
 
 def test_runs_of_uncommitted_code_are_compared_and_not_kept(record: Path, tmp_path: Path) -> None:
