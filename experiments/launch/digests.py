@@ -21,8 +21,10 @@ TRAINING_CODE = {
         "qat_core.verl.advantage",
         "qat_core.verl.cpu",
         "qat_core.verl.engine",
+        "qat_core.verl.sampler",
         "qat_core.verl.worker",
         "qat_core.rollout.vllm.plugin",
+        "experiments.benchmarks.seeded_engine",
     ),
 }
 # makes the local trainer's configuration; what else it imports is bookkeeping

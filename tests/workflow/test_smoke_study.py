@@ -1,7 +1,9 @@
 """The smallest study, all the way: trained, evaluated, judged, drawn, tracked and recorded."""
 
 import json
+import re
 import shutil
+import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,8 @@ from mlflow import MlflowClient
 
 from analysis.figure_files import DRIFT, FORMATS, figure_names
 from experiments.study.load import load_study
-from tests.workflow.programs import SLOW_IMPORTS, SMOKE, Done, imported, module, snakemake
+from experiments.study.schema import ROOT
+from tests.workflow.programs import SLOW_IMPORTS, SMOKE, Done, imported, module, run, snakemake
 
 RUNS = [run.id for run in load_study(SMOKE).runs]
 STEPS = load_study(SMOKE).rl.steps
@@ -146,6 +149,32 @@ def test_a_change_redoes_what_depends_on_it_alone(
     lines = (done.stdout + done.stderr).splitlines()
     jobs = {line.split()[0] for line in lines if line.strip()}
     assert again <= jobs and not kept & jobs
+
+
+@pytest.mark.parametrize(
+    ("file", "again"),
+    [
+        ("docs/protocols/kl-claim.md", {"report"}),
+        ("analysis/metrics.yaml", {"figures", "report", "publish"}),
+    ],
+)
+def test_a_file_that_is_shown_redoes_what_shows_it(
+    folder: Path, tmp_path: Path, file: str, again: set[str]
+) -> None:
+    shutil.copy(ROOT / "Snakefile", tmp_path)
+    parts = ("analysis", "docs", "experiments", "profiles", "qat_core", "tests", "workflow")
+    for name in parts:
+        ignored = shutil.ignore_patterns("records", "__pycache__")
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
+    with (tmp_path / file).open("a") as shown:
+        shown.write("\n# More\n")
+    program = Path(sys.executable).parent / "snakemake"
+    options = ("-n", "--directory", folder, "--configfile", folder / "study.yaml")
+    done = run([program, *options], cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    lines = (done.stdout + done.stderr).splitlines()
+    jobs = {line.split()[0] for line in lines if re.fullmatch(r"\w+ +\d+", line)}
+    assert jobs - {"all", "total"} == again
 
 
 def summarize(store: Path) -> dict[str, Any]:

@@ -143,9 +143,9 @@ if (
     num_gpus = shares_of_gpus(shared) if shared else len(visible_gpus())
     workflow.register_resource("gpu", max(1, num_gpus))
 
-TEMPLATE = ("template.html", "style.css")
+TEMPLATE = ("analysis/report/template.html", "analysis/report/style.css")
 STUDY_DIR = f"results/studies/{STUDY.study}"
-JUDGE, DRAW = PROGRAMS[STUDY.judged_by].judge, PROGRAMS[STUDY.judged_by].draw
+JUDGE, DRAW, PROTOCOL, _ = PROGRAMS[STUDY.judged_by]
 FIGURES = {
     f"{name}_{kind}": f"{STUDY_DIR}/figures/{name}.{kind}"
     for name in figure_names(STUDY)

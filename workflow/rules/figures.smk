@@ -16,6 +16,7 @@ rule figures:
         out=subpath(output[0], parent=True),
         program=DRAW,
         code=digest_code(DRAW),
+        labels=digest_file(ROOT / "analysis" / "metrics.yaml"),
     message:
         "Drawing the figures of study {STUDY.study}"
     shell:
@@ -39,7 +40,7 @@ rule report:
         "../../environment.yml"
     params:
         code=digest_code("analysis.report.__main__"),
-        template=[digest_file(ROOT / "analysis" / "report" / name) for name in TEMPLATE],
+        shown=[digest_file(ROOT / name) for name in (*TEMPLATE, PROTOCOL)],
     message:
         "Writing the report of study {STUDY.study}"
     shell:

@@ -1,6 +1,7 @@
 """Digests and manifests: what makes two runs one experiment, and how they differ."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -80,6 +81,17 @@ def test_the_local_trainers_settings_are_training_code(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(provenance, "_statements", with_another_trainer)
     assert digests.code_digest(study) != before
+
+
+def test_modules_that_verl_loads_by_name_are_training_code() -> None:
+    folders = (digests.VERL_CONFIG, provenance.ROOT / "experiments" / "recipes")
+    texts = [path.read_text() for folder in folders for path in folder.rglob("*.yaml")]
+    values = re.sub(r"(^|\s)#.*", "", "\n".join(texts), flags=re.MULTILINE)
+    # a module, or a class in one
+    names = re.findall(r"\b((?:qat_core|experiments)(?:\.[a-z_]+)+)", values)
+    named = {provenance._file_of(name) for name in names}
+    counted = {file for it in TRAINING_CODE["verl"] for file in provenance.imported_files(it)}
+    assert len(named) >= 5 and named <= counted, named - counted
 
 
 def test_training_code_is_format_recipe_and_trainer_but_no_bookkeeping() -> None:
