@@ -45,12 +45,14 @@ def training_digests(study: Study, run: Run, results: Path) -> Digests:
     Raises:
         ValueError: the base checkpoint or the data is missing.
     """
+    base = read_base_manifest(results / "base" / study.base_of(run))
     return {
         "config": config_digest(study, run),
         "code": code_digest(study),
         "data": _data_digest(study, results),
         "lock": digest_json([digest_file(ROOT / "requirements" / f) for f in LOCKS[study.rollout]]),
-        "base": digest_json(read_base_manifest(results / "base" / study.base_of(run)).weights),
+        # config.json too: random weights do not tell rope_theta or num_experts_per_tok
+        "base": digest_json(base.weights | base.files),
     }
 
 

@@ -13,6 +13,7 @@ from experiments.launch.digests import TRAINING_CODE
 from experiments.runs import provenance
 from experiments.study.load import load_study
 from experiments.study.schema import STUDIES
+from experiments.support.json_files import write_json
 
 LIBRARY = "def double(x):\n    return 2 * x\n"
 
@@ -81,6 +82,20 @@ def test_the_local_trainers_settings_are_training_code(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(provenance, "_statements", with_another_trainer)
     assert digests.code_digest(study) != before
+
+
+@pytest.mark.parametrize("section", ["weights", "files"])
+def test_a_run_depends_on_every_file_of_its_base(tmp_path: Path, section: str) -> None:
+    study = load_study(STUDIES / "default.yaml")
+    folder = tmp_path / "base" / study.base_of(study.runs[0])
+    folder.mkdir(parents=True)
+    manifest = {"weights": {"model.safetensors": "a"}, "files": {"config.json": "b"}}
+    found = []
+    for changed in ({}, {section: dict.fromkeys(manifest[section], "c")}):
+        write_json(folder / "manifest.json", manifest | changed | {"weight_bytes": 1})
+        found.append(digests.training_digests(study, study.runs[0], tmp_path))
+    before, after = found
+    assert {key for key in before if before[key] != after[key]} == {"base"}
 
 
 def test_modules_that_verl_loads_by_name_are_training_code() -> None:
