@@ -8,7 +8,13 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from experiments.base.gguf import load_gguf
@@ -58,6 +64,8 @@ def _write_base(study: Study, base: Base, folder: Path) -> None:
     started, source = time.perf_counter(), study.models[base.model]
     if isinstance(source, HubModel):
         details = link_checkpoint(base.model, source, folder)
+        if study.task.name in GENERATED_TASKS:
+            fitting_problems(study, AutoTokenizer.from_pretrained(folder))
     else:
         with reserved_devices(study.device, 1, study.gpu_memory_gib):
             details = _make(study, base, folder)
@@ -89,9 +97,7 @@ def _make(study: Study, base: Base, folder: Path) -> dict[str, Any]:
         model, tokenizer = _from_config(source, study.device, base.seed)
     else:
         model, tokenizer = load_gguf(base.model, source)
-    problems = make_problems(study.task, "train") if study.task.name in GENERATED_TASKS else []
-    if study.trainer == "local":
-        require_prompts_fit(tokenizer, problems, study.rl.rollout)
+    problems = fitting_problems(study, tokenizer)
     details: dict[str, Any] = {"num_parameters": sum(p.numel() for p in model.parameters())}
     if source.pretrain is not None:
         details |= _pretrain(study, base, source.pretrain, model, tokenizer, problems)
@@ -101,6 +107,17 @@ def _make(study: Study, base: Base, folder: Path) -> dict[str, Any]:
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{folder}: not written ({error}); free disk space") from error
     return details
+
+
+def fitting_problems(study: Study, tokenizer: Tokenizer) -> list[Problem]:
+    """The problems to train on, if the task makes them.
+
+    Raises:
+        ValueError: a prompt is longer than the study allows; verl would leave it out in silence.
+    """
+    problems = make_problems(study.task, "train") if study.task.name in GENERATED_TASKS else []
+    require_prompts_fit(tokenizer, problems, study.rl.rollout)
+    return problems
 
 
 def _pretrain(

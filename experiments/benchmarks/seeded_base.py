@@ -12,7 +12,7 @@ from pathlib import Path
 
 from accelerate import init_empty_weights
 
-from experiments.base.make import build_model, shape_of
+from experiments.base.make import build_model, fitting_problems, shape_of
 from experiments.benchmarks.seeded_weights import SEED
 from experiments.runs.manifest import MANIFEST
 from experiments.runs.provenance import digest_file
@@ -29,7 +29,8 @@ def write_seeded_base(study: Study, name: str, out: Path, seed: int = 0) -> None
     """Writes config.json, tokenizer and manifest into a new folder.
 
     Raises:
-        ValueError: the study has no such model, or it is not one of random weights.
+        ValueError: the study has no such model, it is not one of random weights, or a prompt is
+            longer than the study allows.
     """
     source = study.models.get(name)
     if not isinstance(source, ScratchModel) or source.pretrain is not None:
@@ -39,6 +40,7 @@ def write_seeded_base(study: Study, name: str, out: Path, seed: int = 0) -> None
     config, tokenizer = shape_of(source)
     if config.tie_word_embeddings:
         raise ValueError(f"{source.config}: tie_word_embeddings: not supported here; use false")
+    fitting_problems(study, tokenizer)
     with init_empty_weights():
         model = build_model(ROOT / source.config, config)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())

@@ -13,16 +13,17 @@ from experiments.runs.base_manifest import check_base
 from experiments.runs.manifest import MANIFEST
 from experiments.runs.provenance import digest_file
 from experiments.study.load import load_study
-from experiments.study.schema import ROOT, Study
+from experiments.study.schema import ROOT, STUDIES, Study
 from experiments.support.json_files import write_json
 
 SMOKE = ROOT / "tests" / "workflow" / "smoke.yaml"
 
 
-@pytest.fixture
-def study(tmp_path: Path) -> Study:
-    """The smoke study with room for one prompt token."""
-    content = yaml.safe_load(SMOKE.read_text())
+@pytest.fixture(params=["local", "verl"])
+def study(tmp_path: Path, request: pytest.FixtureRequest) -> Study:
+    """A study with room for one prompt token."""
+    path = {"local": SMOKE, "verl": STUDIES / "verl_nano.yaml"}[request.param]
+    content = yaml.safe_load(path.read_text())
     content["rl"]["rollout"]["max_prompt_tokens"] = 1
     path = tmp_path / "study.yaml"
     path.write_text(yaml.safe_dump(content))
@@ -34,7 +35,7 @@ def test_prompts_too_long_are_refused_before_pretraining(
 ) -> None:
     monkeypatch.setattr(make, "pretrain", lambda *_: pytest.fail("pretrained"))
     with pytest.raises(ValueError, match=r"^rl.rollout.max_prompt_tokens: 1 is less than the \d"):
-        make_base(study, "tiny", tmp_path / "base" / "tiny")
+        make_base(study, next(iter(study.bases)), tmp_path / "base" / "tiny")
     assert [path.name for path in (tmp_path / "base").iterdir()] == ["tiny.lock"]
 
 
@@ -45,7 +46,7 @@ def test_a_base_is_made_by_one_process_at_a_time(study: Study, tmp_path: Path) -
         FileLock(out.parent / "tiny.lock"),
         pytest.raises(ValueError, match="tiny: another process makes it; wait for it or end it"),
     ):
-        make_base(study, "tiny", out)
+        make_base(study, next(iter(study.bases)), out)
 
 
 def truncate(path: Path) -> None:

@@ -11,6 +11,7 @@ from experiments.base.make import make_base
 from experiments.study.load import load_study
 from experiments.study.models import HubModel
 from experiments.study.schema import ROOT, Study
+from qat_core.rl.tokenizer import character_tokenizer
 
 CONFIG = ROOT / "experiments" / "models" / "nano-dense.json"
 STUDY = """
@@ -21,8 +22,8 @@ models:
   m: {{kind: hub, config: {config}, repo: owner/name, path: {path}, recipe: nano}}
 arms: [bf16]
 seeds: [0]
-task: {{name: chain-sum}}
-rl: {{steps: 1}}
+task: {{name: dapo-math}}
+rl: {{steps: 1, rollout: {{max_prompt_tokens: 4}}}}
 """
 HEADER = json.dumps({"w": {"dtype": "BF16", "shape": [3], "data_offsets": [0, 6]}}).encode()
 
@@ -54,6 +55,17 @@ def test_base_links_to_the_checkpoint(study: Study, checkpoint: Path, tmp_path: 
     manifest = json.loads((base / "manifest.json").read_text())
     assert manifest["weight_bytes"] == 6 and manifest["folder"] == str(checkpoint)
     assert list(manifest["weights"]) == ["model-00001-of-00001.safetensors"]
+
+
+def test_generated_problems_must_fit_a_checkpoint_of_the_hub(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    character_tokenizer().save_pretrained(checkpoint)
+    text = STUDY.format(config=CONFIG, path=checkpoint).replace("dapo-math", "chain-sum")
+    (tmp_path / "study.yaml").write_text(text)
+    with pytest.raises(ValueError, match=r"^rl.rollout.max_prompt_tokens: 4 is less than the \d"):
+        make_base(load_study(tmp_path / "study.yaml"), "m", tmp_path / "base")
+    assert not (tmp_path / "base").exists()
 
 
 @pytest.mark.parametrize(
