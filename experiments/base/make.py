@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from experiments.base.gguf import load_gguf
 from experiments.base.hub_checkpoint import link_checkpoint
+from experiments.runs.base_manifest import base_digest
 from experiments.runs.manifest import MANIFEST
 from experiments.runs.provenance import digest_file
 from experiments.study.load import load_study
@@ -52,7 +53,7 @@ def make_base(study: Study, name: str, out: Path) -> None:
         partial = out.with_name(out.name + ".partial")
         shutil.rmtree(partial, ignore_errors=True)
         try:
-            _write_base(study, study.bases[name], partial)
+            _write_base(study, name, partial)
         except BaseException:
             shutil.rmtree(partial, ignore_errors=True)
             raise
@@ -60,8 +61,9 @@ def make_base(study: Study, name: str, out: Path) -> None:
         partial.rename(out)
 
 
-def _write_base(study: Study, base: Base, folder: Path) -> None:
-    started, source = time.perf_counter(), study.models[base.model]
+def _write_base(study: Study, name: str, folder: Path) -> None:
+    started, base = time.perf_counter(), study.bases[name]
+    source = study.models[base.model]
     if isinstance(source, HubModel):
         details = link_checkpoint(base.model, source, folder)
         if study.task.name in GENERATED_TASKS:
@@ -74,6 +76,7 @@ def _write_base(study: Study, base: Base, folder: Path) -> None:
     details |= {
         "model": base.model,
         "source": source.model_dump(mode="json"),
+        "settings": base_digest(study, name),
         "weights": {path.name: digest_file(path) for path in weights},
         "files": {path.name: digest_file(path) for path in others},
         "weight_bytes": sum(map(_tensor_bytes, weights)),

@@ -8,12 +8,14 @@ config.json and tokenizer alone, so that they can be trained, and not be evaluat
 """
 
 import argparse
+import shutil
 from pathlib import Path
 
 from accelerate import init_empty_weights
 
 from experiments.base.make import build_model, fitting_problems, shape_of
 from experiments.benchmarks.seeded_weights import SEED
+from experiments.runs.base_manifest import base_digest
 from experiments.runs.manifest import MANIFEST
 from experiments.runs.provenance import digest_file
 from experiments.study.load import load_study
@@ -26,17 +28,15 @@ BYTES_PER_WEIGHT = 2
 
 
 def write_seeded_base(study: Study, name: str, out: Path, seed: int = 0) -> None:
-    """Writes config.json, tokenizer and manifest into a new folder.
+    """Writes config.json, tokenizer and manifest into a folder, which is replaced.
 
     Raises:
         ValueError: the study has no such model, it is not one of random weights, or a prompt is
             longer than the study allows.
     """
-    source = study.models.get(name)
+    source = study.models.get(name) if name in study.bases else None  # not one a seed
     if not isinstance(source, ScratchModel) or source.pretrain is not None:
         raise ValueError(f"--model: {name}: no model of the study with random weights")
-    if out.exists():
-        raise ValueError(f"{out}: is there already; name a new folder")
     config, tokenizer = shape_of(source)
     if config.tie_word_embeddings:
         raise ValueError(f"{source.config}: tie_word_embeddings: not supported here; use false")
@@ -45,12 +45,14 @@ def write_seeded_base(study: Study, name: str, out: Path, seed: int = 0) -> None
         model = build_model(ROOT / source.config, config)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     setattr(config, SEED, seed)
+    shutil.rmtree(out, ignore_errors=True)
     config.save_pretrained(out)
     tokenizer.save_pretrained(out)
     digests = {path.name: digest_file(path) for path in sorted(out.iterdir())}
     details = {
         "model": name,
         "source": source.model_dump(mode="json"),
+        "settings": base_digest(study, name),
         "num_parameters": num_parameters,
         "weights": {"config.json": digests.pop("config.json")},  # all that decides them
         "files": digests,
@@ -63,7 +65,7 @@ def main() -> None:
     """Parses the command line and writes one base."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], parents=[STUDY])
     parser.add_argument("--model", required=True, help="name of a model with random weights")
-    parser.add_argument("--out", type=Path, required=True, help="new folder")
+    parser.add_argument("--out", type=Path, required=True, help="folder, replaced as a whole")
     arguments = parser.parse_args()
     write_seeded_base(load_study(arguments.study), arguments.model, arguments.out)
 

@@ -3,13 +3,11 @@
 from dataclasses import asdict
 from pathlib import Path
 
-from pydantic import BaseModel
-
 from experiments.runs.base_manifest import read_base_manifest
+from experiments.runs.data_manifest import read_data_manifest
 from experiments.runs.manifest import Digests
 from experiments.runs.provenance import digest_code, digest_file, digest_json, digest_module
 from experiments.study.schema import ROOT, Run, Study
-from experiments.support.json_files import read_model
 from experiments.verl.command import build_command, build_configuration, run_paths
 from qat_core.rl.tasks import make_problems
 
@@ -31,12 +29,6 @@ TRAINING_CODE = {
 LOCAL_TRAINER = "experiments.launch.local_trainer"
 VERL_CONFIG = ROOT / "qat_core" / "verl" / "config"
 LOCKS = {"eager": ("base.txt", "torch.txt"), "vllm": ("base.txt", "torch.txt", "engines.txt")}
-
-
-class DataSplit(BaseModel):
-    """What data.json says of a split, as far as runs depend on it."""
-
-    sha256: str
 
 
 def training_digests(study: Study, run: Run, results: Path) -> Digests:
@@ -77,10 +69,7 @@ def code_digest(study: Study) -> str:
 
 def _data_digest(study: Study, results: Path) -> str:
     if study.trainer == "verl":
-        described = results / "data" / study.study / "data.json"
-        if not described.is_file():
-            raise ValueError(f"{described}: no data; make it with `snakemake {described}`")
-        splits = read_model(described, dict[str, DataSplit])
-        return digest_json({split: part.sha256 for split, part in splits.items()})
+        data = read_data_manifest(results / "data" / study.study)
+        return digest_json({"train": data.train.sha256, "test": data.test.sha256})
     problems = (make_problems(study.task, "train"), make_problems(study.task, "test"))
     return digest_json([[asdict(problem) for problem in split] for split in problems])

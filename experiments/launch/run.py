@@ -33,7 +33,9 @@ from experiments.runs.attempts import (
     write_results,
 )
 from experiments.runs.base_manifest import check_base
-from experiments.runs.manifest import Digests, RunManifest, TrainingResult, WeightMemory
+from experiments.runs.evaluation import EVALUATIONS
+from experiments.runs.manifest import MANIFEST, Digests, RunManifest, TrainingResult, WeightMemory
+from experiments.runs.metrics import METRICS
 from experiments.runs.provenance import git_state, hardware, versions
 from experiments.study.arms import ARMS
 from experiments.study.load import load_study
@@ -111,7 +113,7 @@ def open_attempts(run_dir: Path, digests: Digests) -> list[Attempt]:
     require_whole_history(attempts)
     if not attempts:
         shutil.rmtree(run_dir / "checkpoints", ignore_errors=True)
-        for name in (DRIFT_FILE, STOP_FILE):
+        for name in (METRICS, MANIFEST, EVALUATIONS, DRIFT_FILE, STOP_FILE):
             (run_dir / name).unlink(missing_ok=True)
     return [*attempts, next_attempt(run_dir)]
 

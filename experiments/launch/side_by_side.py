@@ -1,10 +1,11 @@
 """`python -m experiments.launch.side_by_side`: runs of a study next to each other on one machine.
 
 For machines without Snakemake, such as a GPU rented by the minute. Base checkpoints, and data of
-verl, are made as runs come to need them; then each run is trained and evaluated. What is complete
-is skipped and what was cut off is resumed, so that the same command continues a study; its exit
-code is 1 as long as something is not complete. On a GPU a program waits until so much memory is
-free as the study says that a run takes (`gpu_memory_gib`); more jobs than fit do no harm.
+verl, are made as runs come to need them; then each run is trained and evaluated. What is complete,
+and of the present settings and code, is skipped and what was cut off is resumed, so that the same
+command continues a study; its exit code is 1 as long as something is not complete. On a GPU a
+program waits until so much memory is free as the study says that a run takes (`gpu_memory_gib`);
+more jobs than fit do no harm.
 
 `--random-weights` is for large models whose weights are random: ranks draw them from a seed
 (`experiments.benchmarks.seeded_base`), and nothing is evaluated.
@@ -18,6 +19,10 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
+from experiments.launch.digests import training_digests
+from experiments.runs.attempts import is_finished, list_attempts
+from experiments.runs.base_manifest import base_digest, read_base_manifest
+from experiments.runs.data_manifest import data_digest, read_data_manifest
 from experiments.runs.evaluation import EVALUATIONS
 from experiments.runs.manifest import MANIFEST
 from experiments.study.load import load_study
@@ -80,13 +85,16 @@ class SideBySide:
 
     def _make_data(self) -> bool:
         out = self.results / "data" / self.study.study
-        if out.exists():  # as a whole or not at all
+        wanted = data_digest(self.study.task)
+        # as a whole or not at all
+        if out.exists() and _is_current(out, read_data_manifest(out).settings, wanted):
             return True
         return self._begin("data", [("experiments.verl.data", ("--out", str(out)))])
 
     def _make_base(self, name: str) -> bool:
         out = self.results / "base" / name
-        if (out / MANIFEST).exists():
+        wanted, is_there = base_digest(self.study, name), (out / MANIFEST).exists()
+        if is_there and _is_current(out, read_base_manifest(out).settings, wanted):
             return True
         maker = "benchmarks.seeded_base" if self.random_weights else "base.make"
         arguments = ("--model", name, "--out", str(out))
@@ -100,9 +108,13 @@ class SideBySide:
         if not self.random_weights:
             programs.append(("experiments.evaluate.run", options))
             files.append(EVALUATIONS)
+        if not all(made.result() for made in needed):
+            return False
         if all((folder / file).exists() for file in files):
-            return True
-        return all(made.result() for made in needed) and self._begin(run.id, programs)
+            if is_finished(list_attempts(folder), training_digests(self.study, run, self.results)):
+                return True
+            print(f"{folder}: of other settings, code or inputs; trained again", flush=True)
+        return self._begin(run.id, programs)
 
     def _begin(self, name: str, programs: Sequence[Program]) -> bool:
         if time.monotonic() > self.deadline:
@@ -128,6 +140,14 @@ class SideBySide:
                 if done.returncode in (0, USER_MISTAKE):
                     return done.returncode == 0
         return False
+
+
+def _is_current(folder: Path, made_of: str | None, wanted: str) -> bool:
+    """Whether a base or data are of the study's settings; prints why they are made again."""
+    if made_of != wanted:
+        what = "an older version made it" if made_of is None else "of other settings"
+        print(f"{folder}: {what}; made again", flush=True)
+    return made_of == wanted
 
 
 def main() -> None:

@@ -5,7 +5,9 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
 from experiments.runs.manifest import MANIFEST
-from experiments.runs.provenance import digest_file
+from experiments.runs.provenance import digest_file, digest_json
+from experiments.study.models import GgufModel
+from experiments.study.schema import ROOT, Study
 from experiments.support.json_files import read_model
 
 
@@ -17,6 +19,7 @@ class BaseManifest(BaseModel):
     weights: dict[str, str] = Field(description="SHA-256 of each file of weights")
     files: dict[str, str] = Field({}, description="SHA-256 of each other file")
     weight_bytes: NonNegativeInt
+    settings: str | None = Field(None, description="`base_digest`; older manifests have none")
 
 
 def read_base_manifest(base_dir: Path) -> BaseManifest:
@@ -29,6 +32,20 @@ def read_base_manifest(base_dir: Path) -> BaseManifest:
     if not path.is_file():
         raise ValueError(f"{path}: no base checkpoint; make it with `snakemake {path}`")
     return read_model(path, BaseManifest)
+
+
+def base_digest(study: Study, name: str) -> str:
+    """What a study says of a base checkpoint."""
+    base = study.bases[name]
+    model = study.models[base.model]
+    described = [
+        model.training_config(),
+        *([base.seed] if study.own_base else []),
+        study.task.model_dump(mode="json"),
+        study.device,
+    ]
+    config = [] if isinstance(model, GgufModel) else [digest_file(ROOT / model.config)]
+    return digest_json(described + config)
 
 
 def check_base(base_dir: Path) -> None:

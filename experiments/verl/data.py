@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from experiments.runs.data_manifest import DATA_MANIFEST, data_digest
 from experiments.runs.provenance import digest_file
 from experiments.study.load import load_study
 from experiments.support.cli import STUDY, run_cli
@@ -51,8 +52,10 @@ def write_data(task: TaskConfig, out: Path) -> None:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     splits: dict[Split, list[Part]] = {"train": train, "test": test}
-    described = {split: _write(parts, split, partial) for split, parts in splits.items()}
-    write_json(partial / "data.json", described)
+    described: dict[str, Any] = {
+        split: _write(parts, split, partial) for split, parts in splits.items()
+    }
+    write_json(partial / DATA_MANIFEST, described | {"settings": data_digest(task)})
     shutil.rmtree(out, ignore_errors=True)
     partial.rename(out)
 

@@ -16,6 +16,8 @@ from experiments.launch.digests import code_digest, config_digest
 from experiments.launch.preflight import check_devices, check_settings
 from experiments.support.gpu_locks import shares_of_gpus, visible_gpus
 from experiments.study.preview import preview
+from experiments.runs.base_manifest import base_digest
+from experiments.runs.data_manifest import data_digest
 from experiments.runs.provenance import digest_code, digest_file, digest_json
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, STUDIES
@@ -65,18 +67,9 @@ def read_study(path):
     return study
 
 
-def base_digest(wildcards):
+def settings_of_base(wildcards):
     """What a base checkpoint depends on besides its code."""
-    base = STUDY.bases[wildcards.base]
-    model = STUDY.models[base.model]
-    described = [
-        model.training_config(),
-        *([base.seed] if STUDY.own_base else []),
-        STUDY.task.model_dump(mode="json"),
-        STUDY.device,
-    ]
-    config = [] if model.kind == "gguf" else [digest_file(ROOT / model.config)]
-    return digest_json(described + config)
+    return base_digest(STUDY, wildcards.base)
 
 
 def base_gpus(wildcards):

@@ -16,7 +16,7 @@ rule data:
         "../../environment.yml"
     params:
         out=subpath(output.train, parent=True),
-        settings=digest_json(STUDY.task.model_dump(mode="json")),
+        settings=data_digest(STUDY.task),
         code=digest_code("experiments.verl.data"),
     message:
         "Making the data of study {STUDY.study}"

@@ -16,7 +16,7 @@ rule base:
         gpu=base_gpus,
     params:
         out=subpath(output.config, parent=True),
-        settings=base_digest,
+        settings=settings_of_base,
         code=digest_code("experiments.base.make"),
     message:
         "Making the base checkpoint {wildcards.base}"

@@ -8,6 +8,7 @@ from huggingface_hub.utils import filter_repo_objects
 
 from experiments.base.hub_checkpoint import link_checkpoint
 from experiments.base.make import make_base
+from experiments.runs.base_manifest import base_digest
 from experiments.study.load import load_study
 from experiments.study.models import HubModel
 from experiments.study.schema import ROOT, Study
@@ -54,6 +55,7 @@ def test_base_links_to_the_checkpoint(study: Study, checkpoint: Path, tmp_path: 
     assert all((base / name).resolve() == checkpoint / name for name in linked)
     manifest = json.loads((base / "manifest.json").read_text())
     assert manifest["weight_bytes"] == 6 and manifest["folder"] == str(checkpoint)
+    assert manifest["settings"] == base_digest(study, "m")
     assert list(manifest["weights"]) == ["model-00001-of-00001.safetensors"]
 
 

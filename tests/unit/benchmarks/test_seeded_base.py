@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from experiments.benchmarks.seeded_base import write_seeded_base
 from experiments.benchmarks.seeded_weights import SEED
-from experiments.runs.base_manifest import check_base, read_base_manifest
+from experiments.runs.base_manifest import base_digest, check_base, read_base_manifest
 from experiments.study.load import load_study
 from experiments.study.schema import STUDIES, Study
 from qat_core.memory import predict_weight_memory_gib
@@ -21,8 +21,11 @@ STUDY = load_study(STUDIES / "qwen3_moe_smoke.yaml")
 
 def test_the_folder_has_shape_tokenizer_and_seed(tmp_path: Path) -> None:
     folder = tmp_path / "base"
+    (folder / "former").mkdir(parents=True)
     write_seeded_base(STUDY, MODEL, folder, seed=3)
     check_base(folder)
+    assert not (folder / "former").exists()
+    assert read_base_manifest(folder).settings == base_digest(STUDY, MODEL)
     config = AutoConfig.from_pretrained(folder)
     assert getattr(config, SEED) == 3
     assert len(AutoTokenizer.from_pretrained(folder)) == config.vocab_size == 151_936
@@ -45,8 +48,6 @@ def test_only_models_of_random_weights_have_none(tmp_path: Path) -> None:
             ValueError, match=f"--model: {model}: no model of the study with random"
         ):
             write_seeded_base(study, model, tmp_path / "base")
-    with pytest.raises(ValueError, match="is there already; name a new folder"):
-        write_seeded_base(STUDY, MODEL, tmp_path)
 
 
 def test_prompts_must_fit(tmp_path: Path) -> None:

@@ -80,12 +80,13 @@ def test_what_a_run_left_outlives_a_crash_but_not_a_change(
     tmp_path: Path, digests: dict[str, str], numbers: list[int], stays: bool
 ) -> None:
     (tmp_path / "checkpoints" / "step_2").mkdir(parents=True)
-    for name in (FILE, STOP_FILE):
+    left = (FILE, STOP_FILE, "eval.json", "metrics.jsonl", "manifest.json")
+    for name in left:
         (tmp_path / name).touch()
     make_manifest(digests={"config": "a"}).write(next_attempt(tmp_path).folder)
     attempts = open_attempts(tmp_path, digests)
     assert [attempt.number for attempt in attempts] == numbers
-    for name in ("checkpoints/step_2", FILE, STOP_FILE):
+    for name in ("checkpoints/step_2", *left):
         assert (tmp_path / name).exists() == stays, name
     (killed,) = list_attempts(tmp_path)
     assert killed.manifest.status == "failed" and killed.manifest.reason == KILLED

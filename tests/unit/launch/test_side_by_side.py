@@ -8,14 +8,21 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
 
 from experiments.launch import side_by_side
+from experiments.launch.digests import training_digests
 from experiments.launch.side_by_side import SideBySide
+from experiments.runs.attempts import next_attempt
+from experiments.runs.base_manifest import base_digest
+from experiments.runs.data_manifest import data_digest
 from experiments.study.load import load_study
 from experiments.study.schema import STUDIES, Study
+from experiments.support.json_files import read_json, write_json
+from tests.manifests import make_manifest
 
 FAILED = "experiments.launch.run failed, see"
 Program = tuple[str, str]  # module, and the run or base that it is for
@@ -67,15 +74,84 @@ def test_a_base_comes_before_its_runs(study: Study, begun: list[Program], tmp_pa
         assert base < trained < begun.index(("experiments.evaluate.run", run.id))
 
 
+def finish(study: Study, results: Path) -> None:
+    """Bases, data and runs as the programs leave them, as far as is read of them here."""
+    data = results / "data" / study.study
+    data.mkdir(parents=True)
+    split = {"sha256": "a"}
+    described: dict[str, Any] = {"settings": data_digest(study.task), "train": split, "test": split}
+    write_json(data / "data.json", described)
+    for base in study.bases:
+        (results / "base" / base).mkdir(parents=True)
+        described = {"settings": base_digest(study, base), "weights": {}, "weight_bytes": 0}
+        write_json(results / "base" / base / "manifest.json", described)
+    for run in study.runs:
+        digests = training_digests(study, run, results)
+        named = {"run": run.id, **run._asdict(), "seeds": {"run": run.seed}}
+        memory = {"predicted_bf16_gib": 1.0, "measured_bf16_gib": 1.0}
+        manifest = make_manifest(**named, status="finished", digests=digests, memory=memory)
+        manifest.write(next_attempt(results / run.id).folder)
+        manifest.write(results / run.id)
+        (results / run.id / "eval.json").touch()
+
+
 def test_what_is_complete_is_skipped(study: Study, begun: list[Program], tmp_path: Path) -> None:
-    complete, half = study.runs[0].id, study.runs[1].id
-    for file in (f"{complete}/manifest.json", f"{complete}/eval.json", f"{half}/manifest.json"):
-        (tmp_path / file).parent.mkdir(exist_ok=True)
-        (tmp_path / file).touch()
+    finish(study, tmp_path)
+    half = study.runs[1].id
+    (tmp_path / half / "eval.json").unlink()
     assert all_of(study, tmp_path).run_all() == []
-    names = [name for _, name in begun]
-    assert complete not in names
-    assert names.count(half) == 2
+    assert begun == [("experiments.launch.run", half), ("experiments.evaluate.run", half)]
+
+
+def test_runs_of_other_settings_are_trained_again(
+    study: Study, begun: list[Program], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finish(study, tmp_path)
+    faster = study.cells["low"].model_copy(update={"lr": 2e-5})
+    changed = study.model_copy(update={"cells": study.cells | {"low": faster}})
+    assert all_of(changed, tmp_path).run_all() == []
+    of_low = {run.id for run in study.runs if run.cell == "low"}
+    assert {name for _, name in begun} == of_low and len(begun) == 2 * len(of_low)
+    said = [f"{tmp_path / run}: of other settings, code or inputs; trained again" for run in of_low]
+    assert set(said) <= set(capsys.readouterr().out.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("old", "line"),
+    [("0" * 64, "of other settings; made again"), (None, "an older version made it; made again")],
+    ids=["changed", "older"],
+)
+def test_data_and_bases_of_other_settings_are_made_again(
+    begun: list[Program],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    old: str | None,
+    line: str,
+) -> None:
+    study = load_study(STUDIES / "verl_nano.yaml")
+    finish(study, tmp_path)
+    dense = next(iter(study.bases))
+    stale = {"data": tmp_path / "data" / study.study, dense: tmp_path / "base" / dense}
+    for file in (stale["data"] / "data.json", stale[dense] / "manifest.json"):
+        write_json(file, read_json(file) | {"settings": old})
+    assert all_of(study, tmp_path).run_all() == []
+    made = [("experiments.verl.data", "data"), ("experiments.base.make", dense)]
+    assert sorted(begun) == sorted(made)
+    assert {f"{folder}: {line}" for folder in stale.values()} <= set(
+        capsys.readouterr().out.splitlines()
+    )
+
+
+def test_the_task_decides_data_and_bases_and_pretraining_its_base() -> None:
+    study = load_study(STUDIES / "verl_nano.yaml")
+    dense, moe = study.bases
+    other = study.model_copy(update={"task": study.task.model_copy(update={"largest": 8})})
+    assert data_digest(other.task) != data_digest(study.task)
+    assert base_digest(other, moe) != base_digest(study, moe)
+    longer = study.models[dense].model_copy(update={"pretrain": None})
+    other = study.model_copy(update={"models": study.models | {dense: longer}})
+    assert base_digest(other, dense) != base_digest(study, dense)
+    assert base_digest(other, moe) == base_digest(study, moe)
 
 
 def test_after_the_deadline_nothing_is_begun(

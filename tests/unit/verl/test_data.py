@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiments.runs.data_manifest import data_digest
 from experiments.runs.provenance import digest_file
 from experiments.study.schema import ROOT, STUDIES
 from experiments.verl import sources
@@ -64,6 +65,7 @@ def test_generated_problems_are_the_local_trainers(tmp_path: Path) -> None:
         problems = make_problems(CHAIN, split)
         assert written == [Question(p.prompt, p.answer) for p in problems]
     described = json.loads((tmp_path / "data" / "data.json").read_text())
+    assert described["settings"] == data_digest(CHAIN)
     assert described["train"]["rows"] == 40
     assert described["train"]["sha256"] == digest_file(tmp_path / "data" / "train.parquet")
 
