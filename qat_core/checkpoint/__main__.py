@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
+from pydantic import ValidationError
+
 from qat_core.checkpoint.architecture import meta_model
 from qat_core.checkpoint.read import read_checkpoint
 from qat_core.checkpoint.write import convert
@@ -28,16 +30,24 @@ def main() -> None:
             num_weights = sum(1 for _ in read_checkpoint(arguments.folder))
             print(f"{arguments.folder}: {num_weights} weights, all as recorded")
         else:
-            recipe = RECIPES[arguments.recipe](
-                scale_policy=arguments.scale,
-                block_scale_method=arguments.block_scale,
-                ignore=tuple(arguments.ignore),
-            )
+            recipe = _recipe(arguments)
             _require_matches(arguments.source, recipe, arguments.ignore)
             convert(arguments.source, arguments.destination, recipe, arguments.format, True)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def _recipe(arguments: argparse.Namespace) -> Recipe:
+    try:
+        return RECIPES[arguments.recipe](
+            scale_policy=arguments.scale,
+            block_scale_method=arguments.block_scale,
+            ignore=tuple(arguments.ignore),
+        )
+    except ValidationError as error:  # of a pattern: the other options have choices
+        first = error.errors()[0]["msg"].removeprefix("Value error, ")
+        raise ValueError(f"--{first}; correct it") from None
 
 
 def _require_matches(source: Path, recipe: Recipe, patterns: Sequence[str]) -> None:

@@ -180,6 +180,20 @@ def test_settings_of_generation_that_contradict_each_other_are_named_in_one_line
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("pattern", "error"),
+    [
+        ("re:[", "'re:[' is not a regular expression: unterminated character set at position 0"),
+        ("role:mlp", "'role:mlp': the roles are attention"),
+    ],
+)
+def test_a_pattern_that_is_none_is_one_line(tmp_path: Path, pattern: str, error: str) -> None:
+    command = [sys.executable, "-m", "qat_core.checkpoint", "convert", tmp_path, tmp_path / "out"]
+    done = subprocess.run([*command, "--ignore", pattern], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == f"error: --ignore: {error}; correct it\n"
+
+
 def test_patterns_that_match_nothing_are_refused(nano_dir: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "qat_core.checkpoint", "convert", nano_dir, tmp_path / "out"]
     done = subprocess.run([*command, "--ignore", "q_porj"], capture_output=True, text=True)
