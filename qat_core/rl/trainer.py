@@ -221,6 +221,6 @@ class GrpoTrainer:
     def _timed(self, name: str) -> Iterator[None]:
         start = time.perf_counter()
         yield
-        if torch.cuda.is_available():
+        if self.run.device == "cuda":
             torch.cuda.synchronize()
         self.timings_s[name] = time.perf_counter() - start

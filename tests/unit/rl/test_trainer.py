@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+import torch
 
 from analysis.metrics import CATALOGUE
 from experiments.study.arms import ArmName, make_recipes
@@ -50,6 +51,20 @@ def test_a_resumed_run_repeats_the_uninterrupted_one(nano_dir: Path, tmp_path: P
     second = run(nano_dir, "nvfp4-qat", tmp_path / "cut")
     assert sorted(second) == [3, 4], "step 3 was not saved, so it is run again"
     assert {**first, **second} == whole
+
+
+def test_a_run_on_the_cpu_leaves_the_gpus_alone(
+    nano_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = nano_trainer(nano_dir, tmp_path, None, None)
+
+    def take_gpu() -> None:
+        pytest.fail("it would have made a context on a GPU")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", take_gpu)
+    trainer.sample(1)
+    assert trainer.timings_s.keys() == {"update_weights", "gen"}
 
 
 ON_POLICY = CONFIG.model_copy(
