@@ -39,7 +39,8 @@ class MathVerifier:
             RuntimeError: the comparison itself is broken, e.g. math-verify is not installed.
         """
         with self._lock:
-            if self._child is None:
+            # one that was idle may have been killed: the system lacked memory
+            if self._child is None or self._child.poll() is not None:
                 self._child = _start()
             assert self._child.stdin is not None and self._child.stdout is not None
             self._child.stdin.write(json.dumps([given, rf"\boxed{{{right}}}"]) + "\n")

@@ -83,6 +83,17 @@ def test_verifier_that_cannot_run_is_an_error_and_no_wrong_answer(tmp_path, monk
         math_verifier.MathVerifier().is_right(r"\boxed{34}", "34")
 
 
+def test_a_verifier_killed_while_idle_is_started_again() -> None:
+    verifier = math_verifier.MathVerifier()
+    assert verifier.is_right(r"\boxed{34}", "34")
+    assert verifier._child is not None
+    killed = psutil.Process(verifier._child.pid)
+    killed.kill()
+    while killed.is_running() and killed.status() != psutil.STATUS_ZOMBIE:
+        time.sleep(0.01)
+    assert verifier.is_right(r"\boxed{34}", "34")
+
+
 def is_running(process_id: int) -> bool:
     try:
         return psutil.Process(process_id).status() != psutil.STATUS_ZOMBIE
