@@ -23,10 +23,10 @@ def check_devices(study: Study, path: Path) -> None:
     """Checks that this machine has the GPUs of one run.
 
     Raises:
-        ValueError: it has fewer.
+        ValueError: it has fewer, or none with so much memory.
     """
     if study.device == "cuda":
         try:
-            require_gpus(study.gpus)
+            require_gpus(study.gpus, study.gpu_memory_gib)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None

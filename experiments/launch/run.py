@@ -95,11 +95,15 @@ def launch(
     attempts = open_attempts(results / run.id, digests)
     signal.signal(signal.SIGTERM, _stop)
     signal.signal(signal.SIGINT, _stop)
-    devices = reserved_devices(study.device, study.gpus, study.gpu_memory_gib)
-    with tee_output(attempts[-1].folder / "train.log", log), devices:
+
+    def run_on_own_gpus() -> None:
         if len(attempts) > 1:
             print(f"{run.id} resumes from attempt {attempts[-2].number}", flush=True)
-        run_cli(lambda: run_attempt(study, run, results, digests, attempts, tracker))
+        with reserved_devices(study.device, study.gpus, study.gpu_memory_gib):
+            run_attempt(study, run, results, digests, attempts, tracker)
+
+    with tee_output(attempts[-1].folder / "train.log", log):
+        run_cli(run_on_own_gpus)
 
 
 def open_attempts(run_dir: Path, digests: Digests) -> list[Attempt]:

@@ -41,17 +41,29 @@ def _uuids() -> dict[str, str]:
     return dict(GPU_LINE.findall(listed.stdout))
 
 
-def require_gpus(num_gpus: int) -> None:
+def require_gpus(num_gpus: int, memory_gib: float | None = None) -> None:
     """Refuses a run that this machine can never serve.
 
+    Args:
+        num_gpus: how many it takes.
+        memory_gib: of each, see `locked_gpus`.
+
     Raises:
-        ValueError: there are fewer GPUs than that.
+        ValueError: there are fewer GPUs than that, or fewer with so much memory.
     """
     found = len(visible_gpus())
     if found < num_gpus:
         raise ValueError(
             f"device: cuda: the run takes {num_gpus} GPUs and this machine shows {found}; set "
             "gpus, CUDA_VISIBLE_DEVICES or device: cpu"
+        )
+    if memory_gib is None:
+        return
+    sizes_gib = map(len, _unit_locks(Path()).values())
+    if sum(size >= memory_gib for size in sizes_gib) < num_gpus:
+        raise ValueError(
+            f"gpu_memory_gib: {memory_gib} is more than nvidia-smi says that a GPU has; lower it, "
+            "or remove it to use whole GPUs"
         )
 
 
@@ -71,15 +83,11 @@ def locked_gpus(
     Raises:
         ValueError: this machine has fewer, or none of them has so much memory.
     """
-    require_gpus(num_gpus)
+    require_gpus(num_gpus, memory_gib)
     folder = folder or _own_folder()
     folder.mkdir(exist_ok=True)
     locks = _unit_locks(folder)
     needed = None if memory_gib is None else ceil(memory_gib)
-    if needed is not None and sum(len(units) >= needed for units in locks.values()) < num_gpus:
-        raise ValueError(
-            f"gpu_memory_gib: {memory_gib} is more than nvidia-smi says that a GPU has; lower it"
-        )
     with ExitStack() as stack:
         while len(taken := _take_free(num_gpus, locks, needed, folder, stack)) < num_gpus:
             stack.close()  # a run that needs fewer may take them meanwhile
@@ -125,14 +133,14 @@ def _unit_locks(folder: Path) -> dict[str, list[Path]]:
 
 
 def _memory_gib() -> dict[str, int]:
-    """Whole GiB of memory by UUID; empty without nvidia-smi."""
+    """Whole GiB of memory by UUID, where nvidia-smi knows it: not of GPUs that use the CPU's."""
     query = ["nvidia-smi", "--query-gpu=uuid,memory.total", "--format=csv,noheader,nounits"]
     try:
         listed = subprocess.run(query, capture_output=True, text=True, check=False).stdout
     except FileNotFoundError:
         return {}
     rows = (line.split(", ") for line in listed.splitlines() if line.startswith("GPU-"))
-    return {uuid: int(mib) // 1024 for uuid, mib in rows}
+    return {uuid: int(mib) // 1024 for uuid, mib in rows if mib.isdecimal()}
 
 
 def _own_folder() -> Path:

@@ -11,7 +11,7 @@ from experiments.launch.run import KILLED, open_attempts, run_attempt
 from experiments.runs.attempts import STOP_FILE, list_attempts, next_attempt
 from experiments.runs.manifest import RunManifest
 from experiments.study.load import load_study
-from experiments.study.schema import ROOT
+from experiments.study.schema import ROOT, STUDIES
 from experiments.tracking.live import TrackedRun
 from experiments.tracking.run_log import RunLog, Untracked
 from qat_core.drift.names import FILE
@@ -49,6 +49,17 @@ def test_metrics_that_are_not_finite_are_recorded_as_undefined(tmp_path: Path) -
     row = json.loads(line)
     assert row["rollout_corr/kl"] is None and row["ppl"] is None
     assert row["rollout_corr/k3_kl"] == METRICS["rollout_corr/k3_kl"]
+
+
+def test_a_run_that_gets_no_gpu_ends_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    study = load_study(STUDIES / "default.yaml").model_copy(update={"device": "cuda"})
+    with pytest.raises(SystemExit) as ended:
+        launcher.launch(study, study.runs[0], tmp_path, {}, tmp_path / "log", Untracked())
+    (line,) = capsys.readouterr().err.splitlines()
+    assert ended.value.code == 2 and line.startswith("error: device: cuda: the run takes 1 GPUs")
 
 
 @pytest.mark.parametrize(

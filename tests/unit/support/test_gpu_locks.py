@@ -5,12 +5,15 @@ import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import pytest
+import yaml
 
-from experiments.study.schema import ROOT
+from experiments.launch.preflight import check_devices
+from experiments.study.load import load_study
+from experiments.study.schema import ROOT, STUDIES
 from experiments.support.gpu_locks import (
     locked_gpus,
     require_gpus,
@@ -197,3 +200,24 @@ def test_more_memory_than_a_gpu_has_is_refused(tmp_path: Path) -> None:
         locked_gpus(1, tmp_path, 11.0),
     ):
         pass
+
+
+def test_a_study_that_wants_more_memory_than_a_gpu_has_is_refused_with_its_file(
+    two_gpus_of_10_gib: Path,
+) -> None:
+    content = yaml.safe_load((STUDIES / "default.yaml").read_text())
+    path = two_gpus_of_10_gib / "study.yaml"
+    for memory_gib, line in ((10, None), (11, f"{path}: gpu_memory_gib: 11.0 is more than")):
+        path.write_text(yaml.safe_dump(content | {"device": "cuda", "gpu_memory_gib": memory_gib}))
+        refused = pytest.raises(ValueError, match=line) if line else nullcontext()
+        with refused:
+            check_devices(load_study(path), path)
+
+
+def test_memory_that_nvidia_smi_does_not_know_is_no_error(two_gpus_of_10_gib: Path) -> None:
+    program = two_gpus_of_10_gib / "bin" / "nvidia-smi"
+    program.write_text(program.read_text().replace("10240", "[N/A]"))
+    with locked_gpus(2, two_gpus_of_10_gib) as gpus:
+        assert gpus == ["0", "1"]
+    with pytest.raises(ValueError, match=r"gpu_memory_gib: 2\.0 is more than"):
+        require_gpus(1, 2.0)
