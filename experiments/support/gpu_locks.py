@@ -7,6 +7,7 @@ it ends. A process takes all of them, or as many as it needs where runs share a 
 import os
 import platform
 import re
+import resource
 import subprocess
 import tempfile
 import time
@@ -87,6 +88,7 @@ def locked_gpus(
     folder = folder or _own_folder()
     folder.mkdir(exist_ok=True)
     locks = _unit_locks(folder)
+    _allow_open_files(sum(map(len, locks.values())))
     needed = None if memory_gib is None else ceil(memory_gib)
     with ExitStack() as stack:
         while len(taken := _take_free(num_gpus, locks, needed, folder, stack)) < num_gpus:
@@ -141,6 +143,12 @@ def _memory_gib() -> dict[str, int]:
         return {}
     rows = (line.split(", ") for line in listed.splitlines() if line.startswith("GPU-"))
     return {uuid: int(mib) // 1024 for uuid, mib in rows if mib.isdecimal()}
+
+
+def _allow_open_files(num_more: int) -> None:
+    """Raises the limit if the system lets: eight GPUs of 141 GB have more than 1024 units."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft + num_more, hard), hard))
 
 
 def _own_folder() -> Path:

@@ -1,6 +1,7 @@
 """Each GPU is locked by one process at a time; the locks need no GPU."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -212,6 +213,21 @@ def test_a_study_that_wants_more_memory_than_a_gpu_has_is_refused_with_its_file(
         refused = pytest.raises(ValueError, match=line) if line else nullcontext()
         with refused:
             check_devices(load_study(path), path)
+
+
+def test_all_of_a_large_machine_is_more_than_the_files_of_a_process(
+    two_gpus_of_10_gib: Path,
+) -> None:
+    program = two_gpus_of_10_gib / "bin" / "nvidia-smi"
+    program.write_text(program.read_text().replace("10240", "143771"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+    try:
+        with locked_gpus(2, two_gpus_of_10_gib) as gpus:
+            assert gpus == ["0", "1"]
+            assert len(os.listdir("/proc/self/fd")) > 2 * 140
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_memory_that_nvidia_smi_does_not_know_is_no_error(two_gpus_of_10_gib: Path) -> None:
