@@ -1,5 +1,6 @@
 """The checkpoints that a run has saved, each as a folder that transformers can load."""
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -7,8 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from experiments.support.signals import end_with_parent
 from experiments.verl.checkpoints import TRACKER, steps_on_disk, tracked_step
 from qat_core.rl.resume import check, find_steps
+
+MERGED = ".merged_"
 
 
 def find_checkpoints(folder: Path) -> dict[int, Path]:
@@ -44,6 +48,12 @@ def _verl_checkpoints(folder: Path) -> dict[int, Path]:
     }
 
 
+def remove_merged(folder: Path) -> None:
+    """Removes what `model_folder` left among a run's checkpoints when it was killed."""
+    for left in folder.glob(f"{MERGED}*"):
+        shutil.rmtree(left)
+
+
 @contextmanager
 def model_folder(checkpoint: Path) -> Iterator[Path]:
     """A checkpoint in the hub's form; verl's shards are merged into a folder that is then removed.
@@ -55,10 +65,12 @@ def model_folder(checkpoint: Path) -> Iterator[Path]:
     if not sharded.is_dir():
         yield checkpoint
         return
-    with TemporaryDirectory(prefix=".merged_", dir=checkpoint.parent) as merged:
+    with TemporaryDirectory(prefix=MERGED, dir=checkpoint.parent) as merged:
         merge = [sys.executable, "-m", "verl.model_merger", "merge", "--backend", "fsdp"]
         places = ["--local_dir", str(sharded), "--target_dir", merged]
-        done = subprocess.run([*merge, *places], capture_output=True, text=True)
+        done = subprocess.run(
+            [*merge, *places], capture_output=True, text=True, preexec_fn=end_with_parent
+        )
         if done.returncode != 0:
             *_, reason = ["", *done.stderr.strip().splitlines()]
             raise ValueError(

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import get_args
 
-from experiments.evaluate.checkpoints import find_checkpoints, model_folder
+from experiments.evaluate.checkpoints import find_checkpoints, model_folder, remove_merged
 from experiments.evaluate.evaluator import EvaluationJob, evaluate
 from experiments.runs.base_manifest import check_base
 from experiments.runs.evaluation import Evaluation, Precision, write_evaluations
@@ -19,6 +19,8 @@ from experiments.study.load import load_study
 from experiments.study.schema import Run, Study
 from experiments.support.cli import RESULTS, RUN, STUDY, run_cli
 from experiments.support.gpu_locks import reserved_devices
+from experiments.support.signals import raise_stop_signals
+from experiments.support.sole_process import sole_process
 from experiments.support.subprocess_call import call_in_subprocess
 from experiments.verl.questions import read_questions
 from qat_core.rl.tasks import Question, make_problems
@@ -29,12 +31,16 @@ def evaluate_run(study: Study, run: Run, results: Path) -> list[Evaluation]:
 
     Raises:
         FileNotFoundError: the run has saved no checkpoint.
-        ValueError: a checkpoint or the study's data is damaged or missing.
+        ValueError: a checkpoint or the study's data is damaged or missing, or another process
+            evaluates the run.
     """
     questions = _held_out_questions(study, results)[: study.evaluation.prompts]
     check_base(results / "base" / study.base_of(run))
     saved = find_checkpoints(results / run.id / "checkpoints")
     with ExitStack() as stack:
+        run_dir = results / run.id
+        stack.enter_context(sole_process(run_dir / "evaluation.lock", run_dir, "evaluates"))
+        remove_merged(run_dir / "checkpoints")
         merged = {step: stack.enter_context(model_folder(path)) for step, path in saved.items()}
         job = EvaluationJob(
             study, run, {0: results / "base" / study.base_of(run)} | merged, questions
@@ -57,6 +63,7 @@ def main() -> None:
     """Parses the command line and writes one run's eval.json."""
     parser = argparse.ArgumentParser(description=__doc__, parents=[STUDY, RUN, RESULTS])
     args = parser.parse_args()
+    raise_stop_signals()
     study = load_study(args.study)
     run = study.find_run(args.run)
     write_evaluations(args.results / run.id, evaluate_run(study, run, args.results))

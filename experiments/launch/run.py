@@ -11,13 +11,11 @@ missing (Snakemake removes them if it ended before it saw them), they are writte
 import argparse
 import shlex
 import shutil
-import signal
 import sys
 import time
 from contextlib import nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 
 from experiments.launch.digests import training_digests
 from experiments.launch.preflight import check_devices, check_settings
@@ -43,6 +41,7 @@ from experiments.study.schema import Run, Study
 from experiments.support.cli import RESULTS, RUN, STUDY, run_cli
 from experiments.support.gpu_locks import reserved_devices
 from experiments.support.json_files import read_json
+from experiments.support.signals import raise_stop_signals
 from experiments.support.sole_process import sole_process
 from experiments.support.tee import tee_output
 from experiments.support.temporary_folder import private_temporary_folder
@@ -93,8 +92,7 @@ def launch(
 ) -> None:
     """Makes an attempt at a run, on GPUs of its own; `log` gets a copy of the attempt's log."""
     attempts = open_attempts(results / run.id, digests)
-    signal.signal(signal.SIGTERM, _stop)
-    signal.signal(signal.SIGINT, _stop)
+    raise_stop_signals()
 
     def run_on_own_gpus() -> None:
         if len(attempts) > 1:
@@ -120,10 +118,6 @@ def open_attempts(run_dir: Path, digests: Digests) -> list[Attempt]:
         for name in (METRICS, MANIFEST, EVALUATIONS, DRIFT_FILE, STOP_FILE):
             (run_dir / name).unlink(missing_ok=True)
     return [*attempts, next_attempt(run_dir)]
-
-
-def _stop(signal_number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt(signal.Signals(signal_number).name)
 
 
 def run_attempt(

@@ -7,7 +7,7 @@ from errno import EDQUOT, EFBIG, ENOSPC
 from pathlib import Path
 from typing import Any
 
-USER_MISTAKE = 2  # exit code
+USER_MISTAKE, INTERRUPTED = 2, 130  # exit codes; the second is a shell's
 NO_SPACE = (ENOSPC, EDQUOT, EFBIG)
 MISTAKES = (
     ValueError,
@@ -39,10 +39,14 @@ def run_cli(main: Callable[[], None]) -> None:
     """Calls `main`; an error that names its cause becomes one line on stderr.
 
     The exit code is 2 for a mistake of the user's, see `is_mistake`. Other errors of the operating
-    system, such as a network disk's, and a `ProgramError` have 1: another try may do.
+    system, such as a network disk's, and a `ProgramError` have 1: another try may do. What was
+    stopped by hand has 130.
     """
     try:
         main()
+    except KeyboardInterrupt as stop:
+        print(f"stopped: {str(stop) or 'Ctrl-C'}", file=sys.stderr)
+        sys.exit(INTERRUPTED)
     except (ValueError, OSError, ProgramError) as error:
         print(f"error: {describe_error(error)}", file=sys.stderr)
         sys.exit(USER_MISTAKE if is_mistake(error) else 1)

@@ -1,10 +1,29 @@
-"""Signals held back while something must not be interrupted."""
+"""Signals: how they end a program, and how they wait while something must not be interrupted."""
 
+import ctypes
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SET_DEATH_SIGNAL = 1  # prctl(2)
+_LIBC = ctypes.CDLL(None)
+
+
+def raise_stop_signals() -> None:
+    """Ctrl-C and SIGTERM raise KeyboardInterrupt from now on, so that programs clean up."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, _stop)
+
+
+def _stop(signal_number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt(signal.Signals(signal_number).name)
+
+
+def end_with_parent() -> None:
+    """Called in a child: it gets SIGTERM when its parent ends, however that ends."""
+    _LIBC.prctl(SET_DEATH_SIGNAL, signal.SIGTERM)
 
 
 @contextmanager

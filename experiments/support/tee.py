@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-INTERRUPTED = 130  # the shell's exit code of a program that was stopped by hand
-
 
 @contextmanager
 def tee_output(*files: Path) -> Iterator[None]:
@@ -29,9 +27,6 @@ def tee_output(*files: Path) -> Iterator[None]:
     os.dup2(tee.stdin.fileno(), 2)
     try:
         yield
-    except KeyboardInterrupt as stop:
-        print(f"stopped: {stop}", file=sys.stderr)
-        raise SystemExit(INTERRUPTED) from None
     except Exception:
         traceback.print_exc()
         raise SystemExit(1) from None

@@ -14,12 +14,11 @@ from pathlib import Path
 
 import psutil
 
-from experiments.support.signals import deferred_signals
+from experiments.support.signals import deferred_signals, end_with_parent
 from experiments.verl.command import Command
 from experiments.verl.leftovers import LEFTOVERS_FILE, PARENT_FOLDER, PREFIX, Leftovers
 
-# prctl(2)
-SET_DEATH_SIGNAL, SET_CHILD_SUBREAPER = 1, 36
+SET_CHILD_SUBREAPER = 36  # prctl(2)
 _LIBC = ctypes.CDLL(None)
 
 GRACE_S = 15.0
@@ -45,7 +44,7 @@ class VerlProcess:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_end_with_parent,
+                preexec_fn=end_with_parent,
             )
 
     def exit_code(self) -> int | None:
@@ -132,7 +131,3 @@ def _private_services(temporary: Path) -> dict[str, str]:
         "DIST_INIT_METHOD": f"file://{temporary}/ranks",  # verl's name
         "VLLM_HOST_IP": "127.0.0.1",
     }
-
-
-def _end_with_parent() -> None:
-    _LIBC.prctl(SET_DEATH_SIGNAL, signal.SIGTERM)

@@ -1,10 +1,18 @@
 """Which checkpoints of a run are complete, and how a damaged one is named."""
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from experiments.evaluate.checkpoints import find_checkpoints, model_folder
+from experiments.study.load import load_study
+from experiments.study.schema import ROOT, STUDIES
 from experiments.verl.checkpoints import TRACKER
 from qat_core.checkpoint.manifest import write_manifest
 
@@ -54,3 +62,50 @@ def test_shards_that_do_not_merge_are_named(tmp_path: Path) -> None:
     ):
         pass
     assert list(tmp_path.iterdir()) == [actor.parent]
+
+
+MERGER = """
+import os, sys, time
+from pathlib import Path
+Path(sys.argv[-1], "pid").write_text(str(os.getpid()))
+time.sleep(600)
+"""
+EVALUATE = """
+from experiments.evaluate import run
+from experiments.support.cli import run_cli
+run.check_base = run._held_out_questions = lambda *_: []
+run_cli(run.main)
+"""
+LIMIT_S = 60
+
+
+@pytest.mark.parametrize(("how", "left"), [(signal.SIGTERM, 0), (signal.SIGKILL, 1)])
+def test_a_stopped_evaluation_leaves_no_process_and_what_a_killed_one_leaves_is_removed(
+    tmp_path: Path, how: signal.Signals, left: int
+) -> None:
+    (tmp_path / "verl").mkdir()
+    (tmp_path / "verl" / "__init__.py").touch()
+    (tmp_path / "verl" / "model_merger.py").write_text(MERGER)
+    run = load_study(STUDIES / "default.yaml").runs[0].id
+    checkpoints = tmp_path / run / "checkpoints"
+    (checkpoints / "global_step_5" / "actor").mkdir(parents=True)
+    (checkpoints / TRACKER).write_text("5")
+    (checkpoints / ".merged_by_a_killed_one").mkdir()
+    study = ["--study", str(STUDIES / "default.yaml"), "--run", run, "--results", str(tmp_path)]
+    paths = os.pathsep.join(map(str, (tmp_path, ROOT)))
+    evaluation = subprocess.Popen(
+        [sys.executable, "-c", EVALUATE, *study], env=os.environ | {"PYTHONPATH": paths}
+    )
+    try:
+        deadline = time.monotonic() + LIMIT_S
+        while not (found := [p for p in checkpoints.glob(".merged_*/pid") if p.read_text()]):
+            assert evaluation.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        merger = psutil.Process(int(found[0].read_text()))
+        assert not (checkpoints / ".merged_by_a_killed_one").exists()
+        evaluation.send_signal(how)
+        assert evaluation.wait(LIMIT_S) == (130 if how == signal.SIGTERM else -how)
+        merger.wait(LIMIT_S)
+        assert len(list(checkpoints.glob(".merged_*"))) == left
+    finally:
+        evaluation.kill()

@@ -10,11 +10,14 @@ import pytest
 TEE = """
 import os, sys
 from pathlib import Path
+from experiments.support.cli import run_cli
 from experiments.support.tee import tee_output
-with tee_output(Path("a/one.log"), Path("two.log")):
+def main():
     print("printed")
     os.system("echo from another program")
     {ending}
+with tee_output(Path("a/one.log"), Path("two.log")):
+    run_cli(main)
 print("after")
 """
 
