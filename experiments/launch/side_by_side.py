@@ -12,12 +12,14 @@ more jobs than fit do no harm.
 """
 
 import argparse
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 
 from experiments.launch.digests import training_digests
 from experiments.runs.attempts import is_finished, list_attempts
@@ -27,9 +29,10 @@ from experiments.runs.evaluation import EVALUATIONS
 from experiments.runs.manifest import MANIFEST
 from experiments.study.load import load_study
 from experiments.study.schema import Run, Study
-from experiments.support.cli import RESULTS, STUDY, USER_MISTAKE, run_cli
+from experiments.support.cli import INTERRUPTED, RESULTS, STUDY, USER_MISTAKE, run_cli
 
 Program = tuple[str, Sequence[str]]  # module and arguments
+FINAL = (0, USER_MISTAKE, INTERRUPTED, -signal.SIGINT)  # exit codes that no other try changes
 
 
 class SideBySide:
@@ -66,10 +69,14 @@ class SideBySide:
         self.study, self.study_file, self.results = study, study_file, results
         self.jobs, self.deadline, self.tries = jobs, deadline, tries
         self.random_weights = random_weights
+        self.stopped = Event()
         self.runs = [run for run in study.runs if not cells or run.cell in cells]
 
     def run_all(self) -> list[str]:
-        """Runs the study in the order of its file; returns what did not succeed."""
+        """Runs the study in the order of its file; returns what did not succeed.
+
+        Ctrl-C, which all programs get too, ends it with theirs.
+        """
         # a run waits in its thread for what it needs, which has been given to the pool before it
         with ThreadPoolExecutor(self.jobs) as pool:
             data = [pool.submit(self._make_data)] if self.study.trainer == "verl" else []
@@ -81,7 +88,13 @@ class SideBySide:
                     bases[base] = pool.submit(self._make_base, base)
                 runs[run.id] = pool.submit(self._train, run, [*data, bases[base]])
             made = [("data", done) for done in data] + [*bases.items(), *runs.items()]
-            return [name for name, done in made if not done.result()]
+            try:
+                return [name for name, done in made if not done.result()]
+            except KeyboardInterrupt:
+                self.stopped.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+                print("stopped: begins nothing more, waits for what runs to end", flush=True)
+                raise
 
     def _make_data(self) -> bool:
         out = self.results / "data" / self.study.study
@@ -117,7 +130,7 @@ class SideBySide:
         return self._begin(run.id, programs)
 
     def _begin(self, name: str, programs: Sequence[Program]) -> bool:
-        if time.monotonic() > self.deadline:
+        if self.stopped.is_set() or time.monotonic() > self.deadline:
             return False
         log = self.results / "logs" / f"{name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -133,11 +146,14 @@ class SideBySide:
         """Whether one of the tries does; the later ones resume what the earlier ones left.
 
         A mistake of the user's is one at every try; an error of the network or of a disk is not.
+        What was stopped by hand is not started again.
         """
         with log.open("a") as output:
             for _ in range(self.tries):
+                if self.stopped.is_set():
+                    break
                 done = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False)
-                if done.returncode in (0, USER_MISTAKE):
+                if done.returncode in FINAL:
                     return done.returncode == 0
         return False
 

@@ -1,11 +1,13 @@
 """Runs next to each other: bases first, what is complete is skipped, failures are reported."""
 
+import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +22,7 @@ from experiments.runs.attempts import next_attempt
 from experiments.runs.base_manifest import base_digest
 from experiments.runs.data_manifest import data_digest
 from experiments.study.load import load_study
-from experiments.study.schema import STUDIES, Study
+from experiments.study.schema import ROOT, STUDIES, Study
 from experiments.support.json_files import read_json, write_json
 from tests.manifests import make_manifest
 
@@ -234,6 +236,60 @@ def test_a_mistake_of_the_users_is_not_tried_again(
     monkeypatch.setattr(subprocess, "run", refuse)
     programs = SideBySide(study, Path("study.yaml"), tmp_path, 3, float("inf"), tries=3)
     assert programs.run_all() == [run]
+    assert starts == ["experiments.launch.run"]
+
+
+# notes its start and fails when it is interrupted; side_by_side takes it for the interpreter
+PROGRAM = """#!/bin/sh
+trap 'exit {code}' INT
+echo "$*" >> {folder}/starts
+while :; do sleep 0.1; done
+"""
+SIDE_BY_SIDE = """
+import sys
+from experiments.launch.side_by_side import main
+from experiments.support.cli import run_cli
+sys.executable = sys.argv.pop(1)
+run_cli(main)
+"""
+
+
+@pytest.mark.parametrize("code", [130, 1], ids=["in a run", "in a run's own child"])
+def test_ctrl_c_ends_what_runs_and_begins_nothing(tmp_path: Path, code: int) -> None:
+    program, starts = tmp_path / "program", tmp_path / "starts"
+    program.write_text(PROGRAM.format(folder=tmp_path, code=code))
+    program.chmod(0o755)
+    arguments = ["--study", str(STUDIES / "default.yaml"), "--results", str(tmp_path)]
+    with subprocess.Popen(
+        [sys.executable, "-c", SIDE_BY_SIDE, str(program), *arguments, "--jobs", "1"],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        start_new_session=True,
+    ) as study:
+        while not starts.exists():
+            assert study.poll() is None
+            time.sleep(0.05)
+        os.killpg(study.pid, signal.SIGINT)  # as a terminal does
+        try:
+            assert study.wait(timeout=20) == 130
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(study.pid, signal.SIGKILL)
+    assert len(starts.read_text().splitlines()) == 1
+
+
+def test_a_run_that_is_stopped_alone_is_not_tried_again(
+    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts: list[str] = []
+
+    def stop(command: list[str], **_: object) -> SimpleNamespace:
+        is_stopped = study.runs[0].id in command
+        starts.extend(command[2:3] * is_stopped)
+        return SimpleNamespace(returncode=130 * is_stopped)
+
+    monkeypatch.setattr(subprocess, "run", stop)
+    programs = SideBySide(study, Path("study.yaml"), tmp_path, 3, float("inf"), tries=3)
+    assert programs.run_all() == [study.runs[0].id]
     assert starts == ["experiments.launch.run"]
 
 
