@@ -1,5 +1,6 @@
 """Planning a study: everything that it would run, in seconds, and nothing done."""
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -80,6 +81,14 @@ def test_jobs_of_a_cuda_study_share_all_visible_gpus(tmp_path: Path) -> None:
     assert 'gpu=Resource("gpu", 4)' in done.stderr
 
 
+NVIDIA_SMI = """#!/bin/sh
+case "$1" in
+  -L) echo "GPU 0: NVIDIA H200 (UUID: GPU-a)" ;;
+  *) echo "GPU-a, 143771" ;;
+esac
+"""
+
+
 def test_runs_that_share_a_gpu_begin_together_on_16_cores(tmp_path: Path) -> None:
     pytest.importorskip("verl", reason="needs requirements/engines.txt")
     path = STUDIES / "collapse_verl.yaml"
@@ -94,10 +103,15 @@ def test_runs_that_share_a_gpu_begin_together_on_16_cores(tmp_path: Path) -> Non
     for name in [*runs, *bases, *(f"results/data/{study.study}/{part}" for part in parts)]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
+    smi = tmp_path / "bin" / "nvidia-smi"
+    smi.parent.mkdir()
+    smi.write_text(NVIDIA_SMI)
+    smi.chmod(0o755)
+    gpu = {"CUDA_VISIBLE_DEVICES": "0", "PATH": f"{smi.parent}:{os.environ['PATH']}"}
     # a dry run chooses no jobs
     options = ("--touch", "--forcerun", "train", "--cores", "16", "--resources", "gpu=3")
     files = ("--configfile", path, "--", *runs)
-    done = snakemake(*options, *files, folder=tmp_path, CUDA_VISIBLE_DEVICES="0")
+    done = snakemake(*options, *files, folder=tmp_path, **gpu)
     assert done.returncode == 0, done.stderr
     assert f"Execute {len(study.runs)} jobs" in done.stderr
 

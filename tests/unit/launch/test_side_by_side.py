@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -264,6 +265,8 @@ def test_ctrl_c_ends_what_runs_and_begins_nothing(tmp_path: Path, code: int) -> 
         [sys.executable, "-c", SIDE_BY_SIDE, str(program), *arguments, "--jobs", "1"],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
         start_new_session=True,
+        # a shell's background jobs, of which these tests may be one, ignore it
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     ) as study:
         while not starts.exists():
             assert study.poll() is None
