@@ -46,7 +46,15 @@ def test_every_rule_quotes_the_study_file(tmp_path: Path, study: Path) -> None:
 
 def test_rules_run_in_folders_of_any_name(tmp_path: Path, study: Path) -> None:
     repository = tmp_path / "re po $(touch executed)"
-    for name in ("experiments", "qat_core", "analysis", "workflow", "profiles", "requirements"):
+    for name in (
+        "experiments",
+        "qat_core",
+        "analysis",
+        "workflow",
+        "profiles",
+        "requirements",
+        "docs",
+    ):
         ignored = shutil.ignore_patterns("records", "__pycache__")
         shutil.copytree(ROOT / name, repository / name, ignore=ignored)
     for name in ("Snakefile", "environment.yml"):
