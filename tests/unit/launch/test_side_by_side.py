@@ -273,7 +273,7 @@ def test_ctrl_c_ends_what_runs_and_begins_nothing(tmp_path: Path, code: int) -> 
             time.sleep(0.05)
         os.killpg(study.pid, signal.SIGINT)  # as a terminal does
         try:
-            assert study.wait(timeout=20) == 130
+            assert study.wait(timeout=100) == 130
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(study.pid, signal.SIGKILL)
