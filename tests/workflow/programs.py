@@ -1,6 +1,7 @@
 """The real programs, run as a user runs them."""
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -16,6 +17,10 @@ SMOKE = ROOT / "tests" / "workflow" / "smoke.yaml"
 # seconds each: what a program must do without to answer at once
 SLOW_IMPORTS = {"torch", "transformers", "mlflow", "matplotlib", "vllm", "verl", "ray"}
 Done = subprocess.CompletedProcess[str]
+COPIED = (
+    *("analysis", "docs", "experiments", "profiles", "qat_core"),
+    *("requirements", "tests", "workflow"),
+)
 
 # one thread a process, as in the pipeline: the tests' processes share the machine's cores
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1", "PYTHONPATH": str(ROOT)}
@@ -30,10 +35,20 @@ def run(arguments: list[object], cwd: Path = ROOT, **variables: str) -> Done:
     )
 
 
-def snakemake(*arguments: object, folder: Path, **variables: str) -> Done:
-    """Snakemake from the repository's root, with results in `folder`."""
+def snakemake(*arguments: object, folder: Path, root: Path = ROOT, **variables: str) -> Done:
+    """Snakemake from the root of the repository or a copy of it, with results in `folder`."""
     program = Path(sys.executable).parent / "snakemake"
-    return run([program, "--directory", folder, *arguments], **variables)
+    command = [program, "--directory", folder, *arguments]
+    return run(command, cwd=root, PYTHONPATH=str(root), **variables)
+
+
+def copy_repository(root: Path) -> None:
+    """All that the workflow reads, without records, into a folder that is not there yet."""
+    for name in COPIED:
+        ignored = shutil.ignore_patterns("records", "__pycache__")
+        shutil.copytree(ROOT / name, root / name, ignore=ignored)
+    for name in ("Snakefile", "environment.yml"):
+        shutil.copy(ROOT / name, root)
 
 
 def module(name: str, *arguments: object, folder: Path) -> Done:

@@ -2,13 +2,12 @@
 
 import shlex
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 
 from experiments.study.schema import ROOT
-from tests.workflow.programs import SMOKE, run, snakemake
+from tests.workflow.programs import SMOKE, copy_repository, run, snakemake
 
 NAME = "a b'$(touch executed);`touch executed` & #.yaml"
 BASE = "results/base/tiny/manifest.json"
@@ -46,24 +45,9 @@ def test_every_rule_quotes_the_study_file(tmp_path: Path, study: Path) -> None:
 
 def test_rules_run_in_folders_of_any_name(tmp_path: Path, study: Path) -> None:
     repository = tmp_path / "re po $(touch executed)"
-    for name in (
-        "experiments",
-        "qat_core",
-        "analysis",
-        "workflow",
-        "profiles",
-        "requirements",
-        "docs",
-    ):
-        ignored = shutil.ignore_patterns("records", "__pycache__")
-        shutil.copytree(ROOT / name, repository / name, ignore=ignored)
-    for name in ("Snakefile", "environment.yml"):
-        shutil.copy(ROOT / name, repository)
-    shutil.copytree(SMOKE.parent, repository / "tests" / "workflow")
-    program = Path(sys.executable).parent / "snakemake"
+    copy_repository(repository)
     results = tmp_path / "out put"
-    arguments = [BASE, "--directory", results, "--configfile", study]
-    done = run([program, *arguments], cwd=repository, PYTHONPATH=str(repository))
+    done = snakemake(BASE, "--configfile", study, folder=results, root=repository)
     assert done.returncode == 0, done.stderr
     assert (results / BASE).exists()
     require_nothing_executed(tmp_path, ROOT)

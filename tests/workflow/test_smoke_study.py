@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,15 @@ from mlflow import MlflowClient
 
 from analysis.figure_files import DRIFT, FORMATS, figure_names
 from experiments.study.load import load_study
-from experiments.study.schema import ROOT
-from tests.workflow.programs import SLOW_IMPORTS, SMOKE, Done, imported, module, run, snakemake
+from tests.workflow.programs import (
+    SLOW_IMPORTS,
+    SMOKE,
+    Done,
+    copy_repository,
+    imported,
+    module,
+    snakemake,
+)
 
 RUNS = [run.id for run in load_study(SMOKE).runs]
 STEPS = load_study(SMOKE).rl.steps
@@ -161,16 +167,11 @@ def test_a_change_redoes_what_depends_on_it_alone(
 def test_a_file_that_is_shown_redoes_what_shows_it(
     folder: Path, tmp_path: Path, file: str, again: set[str]
 ) -> None:
-    shutil.copy(ROOT / "Snakefile", tmp_path)
-    parts = ("analysis", "docs", "experiments", "profiles", "qat_core", "tests", "workflow")
-    for name in parts:
-        ignored = shutil.ignore_patterns("records", "__pycache__")
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
-    with (tmp_path / file).open("a") as shown:
+    root = tmp_path / "copy"
+    copy_repository(root)
+    with (root / file).open("a") as shown:
         shown.write("\n# More\n")
-    program = Path(sys.executable).parent / "snakemake"
-    options = ("-n", "--directory", folder, "--configfile", folder / "study.yaml")
-    done = run([program, *options], cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    done = snakemake("-n", "--configfile", folder / "study.yaml", folder=folder, root=root)
     assert done.returncode == 0, done.stderr
     lines = (done.stdout + done.stderr).splitlines()
     jobs = {line.split()[0] for line in lines if re.fullmatch(r"\w+ +\d+", line)}
