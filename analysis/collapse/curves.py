@@ -19,7 +19,7 @@ NUM_RATES = 2  # the highest
 
 def draw(data: GridData) -> Figure:
     """The arms at the highest learning rates, dense model: of each rate reward and mismatch."""
-    lower, lrs = data.design.lrs[:-NUM_RATES], data.design.lrs[-NUM_RATES:]
+    lower, lrs = data.lrs[:-NUM_RATES], data.lrs[-NUM_RATES:]
     settings = [
         [data.design.plain(arm, lr)._replace(correction=correction) for lr in lrs]
         for arm, correction in COLUMNS

@@ -52,6 +52,12 @@ class GridData:
         """Outcomes of all settings."""
         return read_grid(self.runs, self.results)
 
+    @property
+    def lrs(self) -> tuple[float, ...]:
+        """The learning rates at which an arm has been run, ascending; all if none has."""
+        at = {it.lr for it in self.runs if it == self.design.plain(it.arm, it.lr)}
+        return tuple(lr for lr in self.design.lrs if lr in at) or self.design.lrs
+
     @cached_property
     def _frames(self) -> dict[str, pd.DataFrame]:
         return {}

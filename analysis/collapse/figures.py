@@ -37,10 +37,10 @@ def drift_runs(data: GridData) -> order.Runs:
     Raises:
         ValueError: neither arm has all its runs, or one has no drift.
     """
-    settings = [data.design.plain(arm, data.design.decisive_lr) for arm in (NOQAT, QAT)]
+    settings = [data.design.plain(arm, data.lrs[-1]) for arm in (NOQAT, QAT)]
     complete = [setting for setting in settings if setting in data.runs]
     if not complete:
-        rate = show_rate(data.design.decisive_lr)
+        rate = show_rate(data.lrs[-1])
         raise ValueError(
             f"{data.results}: no arm of {data.design.dense} at {rate} has all its runs; run the "
             "study"
@@ -55,7 +55,7 @@ def drift_runs(data: GridData) -> order.Runs:
 
 def draw_drift(data: GridData) -> Figure:
     """When the NVFP4 codes of each layer and kind of weight have moved, by arm, at one rate."""
-    rate = show_rate(data.design.decisive_lr)
+    rate = show_rate(data.lrs[-1])
     return order.draw({f"{data.design.dense}, learning rate {rate}": drift_runs(data)})
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import NamedTuple
 
 from analysis.collapse.grid import (
@@ -95,8 +96,11 @@ def _shown_range(values: Sequence[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _shown_mean(values: Sequence[float]) -> str:
-    return f"{sum(values) / len(values):.3f}" if values else "-"
+def _shown_accuracy(values: Sequence[float]) -> str:
+    if not values:
+        return "-"
+    mean, low, high = fmean(values), min(values), max(values)
+    return f"{mean:.3f} ({low:.3f} to {high:.3f})" if len(values) > 1 else f"{mean:.3f}"
 
 
 TABLE: MarkdownTable[Row] = MarkdownTable(
@@ -110,8 +114,8 @@ TABLE: MarkdownTable[Row] = MarkdownTable(
         "95 % interval": lambda row: _shown_share(row.outcomes),
         "At step, by seed": lambda row: _shown_steps(row.outcomes),
         "k3 KL": lambda row: _shown_range(row.kl),
-        "Mean reward": lambda row: _shown_mean([it.area for it in row.outcomes]),
-        "Offline, BF16": lambda row: _shown_mean(row.in_bf16),
-        "Offline, NVFP4": lambda row: _shown_mean(row.in_nvfp4),
+        "Mean reward": lambda row: f"{fmean(it.area for it in row.outcomes):.3f}",
+        "Offline, BF16": lambda row: _shown_accuracy(row.in_bf16),
+        "Offline, NVFP4": lambda row: _shown_accuracy(row.in_nvfp4),
     }
 )

@@ -28,7 +28,7 @@ DODGE = 0.08  # of the distance of two learning rates, between arms
 
 def draw_survival(data: GridData) -> Figure:
     """Share of seeds alive at the last step by learning rate, with exact 95 % intervals."""
-    dense, lrs, steps = data.design.dense, data.design.lrs, data.study.rl.steps
+    dense, lrs, steps = data.design.dense, data.lrs, data.study.rl.steps
     figure, axes = new_figure(
         f"Runs of {dense} that survive {steps} steps, by learning rate",
         f"Bars: exact 95 % intervals (Clopper-Pearson) of {len(data.study.seeds)} seeds. "
@@ -80,7 +80,7 @@ def _draw_shares(
 
 def draw_times(data: GridData) -> Figure:
     """When each run collapsed at the highest rate: arms, and no QAT with corrections."""
-    dense, lr, steps = data.design.dense, data.design.decisive_lr, data.study.rl.steps
+    dense, lr, steps = data.design.dense, data.lrs[-1], data.study.rl.steps
     noqat = data.design.plain(NOQAT, lr)
     corrected = [noqat._replace(correction=correction) for correction in CORRECTIONS]
     others = [data.design.plain(arm, lr) for arm in (FFN, QAT, BF16)]

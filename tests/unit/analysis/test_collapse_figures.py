@@ -1,6 +1,7 @@
 """The figures of a study of collapses, of the record with the strongest rival of QAT."""
 
 from functools import cache
+from pathlib import Path
 
 import matplotlib
 import numpy as np
@@ -13,6 +14,7 @@ from experiments.study.load import load_study
 from experiments.study.schema import ROOT
 
 RECORD = ROOT / "experiments" / "records" / "collapse-confirm"
+GRID = ROOT / "experiments" / "records" / "collapse"
 
 
 @cache
@@ -36,6 +38,23 @@ def test_curves_have_a_column_an_arm_and_one_of_the_rival() -> None:
     assert [title.split("\n")[1] for title in titles] == [
         f"2e-4: {count} of 10 collapsed" for count in (0, 10, 1, 2)
     ]
+
+
+def test_rates_that_have_not_been_run_get_no_panels(tmp_path: Path) -> None:
+    study = load_study(GRID / "study.yaml")
+    for run in study.runs:
+        if run.cell in ("dense-lr1e-4", "dense-lr2e-4"):
+            (tmp_path / run.id).symlink_to(GRID / run.id)
+    data = GridData(study, tmp_path)
+    assert (data.lrs, data.design.lrs) == ((1e-4, 2e-4), (1e-4, 2e-4, 3e-4))
+    titles = [axes.get_title() for axes in curves.draw(data).axes]
+    assert [title.split("\n")[1] for title in filter(None, titles)] == [
+        *(f"1e-4: {count} of 5 collapsed" for count in (0, 0, 0)),
+        *(f"2e-4: {count} of 5 collapsed" for count in (0, 4, 0)),
+    ]
+    ticks = outcomes.draw_survival(data).axes[0].get_xticklabels()
+    assert [tick.get_text() for tick in ticks] == ["1e-4", "2e-4"]
+    assert len(outcomes.draw_times(data).axes[0].get_yticklabels()) == 3
 
 
 def test_mismatch_is_drawn_up_to_the_collapse() -> None:

@@ -172,7 +172,8 @@ def test_offline_accuracies_of_the_table_are_of_sampled_answers() -> None:
                 if (it["step"], it["precision"], it["decoding"]) == (240, "nvfp4", decoding)
             ]
         assert len(accuracies) == len(CONFIRM.seeds)
-        shown[decoding] = f"{np.mean(accuracies):.3f}"
+        spread = f"{min(accuracies):.3f} to {max(accuracies):.3f}"
+        shown[decoding] = f"{np.mean(accuracies):.3f} ({spread})"
     table = outcome_table(CONFIRM.study, CONFIRM.folder).splitlines()
     (row,) = (line for line in table if line.startswith(f"| {QAT} |"))
     assert shown["sampled"] != shown["greedy"]
