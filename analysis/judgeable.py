@@ -28,6 +28,7 @@ def require_judgeable(study: Study) -> None:
 
 def _require_parity(study: Study) -> None:
     """Claims compare the arms of a model seed by seed: of each one run a seed, of two steps."""
+    steps_of: dict[str, int] = {}
     for model, arm in product(study.models, study.arms):
         cells = {run.cell: None for run in study.runs if (run.model, run.arm) == (model, arm)}
         if len(cells) != 1:
@@ -35,7 +36,13 @@ def _require_parity(study: Study) -> None:
                 f"study {study.study}: cells: {model} has arm {arm} in "
                 f"{' and '.join(map(str, cells)) or 'none'}; judged_by: parity needs it in one"
             )
-        if arm == "bf16" and study.rl_of(*cells).steps < 2:
+        (steps,) = {study.rl_of(cell).steps for cell in cells}
+        if steps != (of_first := steps_of.setdefault(model, steps)):
+            raise ValueError(
+                f"study {study.study}: cells: arms of {model} have {of_first} and {steps} "
+                "rl.steps; judged_by: parity compares them step by step, so use one number"
+            )
+        if steps < 2 and arm == "bf16":
             raise ValueError(
                 f"study {study.study}: rl.steps: one step has no reward gain; use 2 or more"
             )

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from experiments.base.gguf import load_gguf
 from experiments.base.hub_checkpoint import link_checkpoint
-from experiments.runs.base_manifest import base_digest
+from experiments.runs.base_manifest import base_digest, require_prompts_fit
 from experiments.runs.manifest import MANIFEST
 from experiments.runs.provenance import digest_file
 from experiments.study.load import load_study
@@ -32,7 +32,7 @@ from experiments.support.json_files import write_json
 from experiments.support.sole_process import sole_process
 from qat_core.bf16_on_cpu import multiply_bf16_in_fp32
 from qat_core.rl.config import PretrainConfig
-from qat_core.rl.prompts import require_prompts_fit
+from qat_core.rl.prompts import longest_prompt_tokens
 from qat_core.rl.supervised import pretrain
 from qat_core.rl.tasks import GENERATED_TASKS, Problem, make_problems
 from qat_core.rl.tokenizer import character_tokenizer
@@ -66,8 +66,8 @@ def _write_base(study: Study, name: str, folder: Path) -> None:
     source = study.models[base.model]
     if isinstance(source, HubModel):
         details = link_checkpoint(base.model, source, folder)
-        if study.task.name in GENERATED_TASKS:
-            fitting_problems(study, AutoTokenizer.from_pretrained(folder))
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        details["longest_prompt_tokens"] = fitting_problems(study, tokenizer)[1]
     else:
         with reserved_devices(study.device, 1, study.gpu_memory_gib):
             details = _make(study, base, folder)
@@ -100,27 +100,33 @@ def _make(study: Study, base: Base, folder: Path) -> dict[str, Any]:
         model, tokenizer = _from_config(source, study.device, base.seed)
     else:
         model, tokenizer = load_gguf(base.model, source)
-    problems = fitting_problems(study, tokenizer)
-    details: dict[str, Any] = {"num_parameters": sum(p.numel() for p in model.parameters())}
+    problems, longest = fitting_problems(study, tokenizer)
+    details: dict[str, Any] = {
+        "num_parameters": sum(p.numel() for p in model.parameters()),
+        "longest_prompt_tokens": longest,
+    }
     if source.pretrain is not None:
         details |= _pretrain(study, base, source.pretrain, model, tokenizer, problems)
     try:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
     except (OSError, SafetensorError) as error:
-        raise ValueError(f"{folder}: not written ({error}); free disk space") from error
+        raise ValueError(
+            f"{folder}: not written ({error}); free disk space, or allow writing there"
+        ) from error
     return details
 
 
-def fitting_problems(study: Study, tokenizer: Tokenizer) -> list[Problem]:
-    """The problems to train on, if the task makes them.
+def fitting_problems(study: Study, tokenizer: Tokenizer) -> tuple[list[Problem], int]:
+    """The problems to train on, if the task makes them, and the tokens of the longest prompt.
 
     Raises:
-        ValueError: a prompt is longer than the study allows; verl would leave it out in silence.
+        ValueError: that is longer than the study allows.
     """
     problems = make_problems(study.task, "train") if study.task.name in GENERATED_TASKS else []
-    require_prompts_fit(tokenizer, problems, study.rl.rollout)
-    return problems
+    longest = longest_prompt_tokens(tokenizer, problems)
+    require_prompts_fit(longest, study)
+    return problems, longest
 
 
 def _pretrain(

@@ -40,7 +40,7 @@ def write_seeded_base(study: Study, name: str, out: Path, seed: int = 0) -> None
     config, tokenizer = shape_of(source)
     if config.tie_word_embeddings:
         raise ValueError(f"{source.config}: tie_word_embeddings: not supported here; use false")
-    fitting_problems(study, tokenizer)
+    _, longest = fitting_problems(study, tokenizer)
     with init_empty_weights():
         model = build_model(ROOT / source.config, config)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -54,6 +54,7 @@ def write_seeded_base(study: Study, name: str, out: Path, seed: int = 0) -> None
         "source": source.model_dump(mode="json"),
         "settings": base_digest(study, name),
         "num_parameters": num_parameters,
+        "longest_prompt_tokens": longest,
         "weights": {"config.json": digests.pop("config.json")},  # all that decides them
         "files": digests,
         "weight_bytes": BYTES_PER_WEIGHT * num_parameters,

@@ -25,7 +25,9 @@ def find_checkpoints(folder: Path) -> dict[int, Path]:
     is_of_verl = (folder / TRACKER).exists()
     found = _verl_checkpoints(folder) if is_of_verl else _local_checkpoints(folder)
     if not found:
-        raise FileNotFoundError(f"{folder}: no checkpoint; run the training rule first")
+        raise FileNotFoundError(
+            f"{folder}: no checkpoint: the run is not trained, or was stopped before rl.save_every"
+        )
     return dict(sorted(found.items()))
 
 

@@ -30,7 +30,11 @@ from experiments.runs.attempts import (
     resumable,
     write_results,
 )
-from experiments.runs.base_manifest import check_base
+from experiments.runs.base_manifest import (
+    check_base,
+    read_base_manifest,
+    require_prompts_fit,
+)
 from experiments.runs.evaluation import EVALUATIONS
 from experiments.runs.manifest import MANIFEST, Digests, RunManifest, TrainingResult, WeightMemory
 from experiments.runs.metrics import METRICS
@@ -73,7 +77,9 @@ def main() -> None:
             write_results(run_dir)
             print(f"{run.id} has finished; its results are rewritten, delete {run_dir} to retrain")
         else:
-            check_base(args.results / "base" / study.base_of(run))
+            base_dir = args.results / "base" / study.base_of(run)
+            check_base(base_dir)
+            require_prompts_fit(read_base_manifest(base_dir).longest_prompt_tokens, study)
             tracker = make_tracker(study, run, args.untracked)
             launch(study, run, args.results, digests, args.log, tracker)
 

@@ -25,11 +25,13 @@ from experiments.launch.digests import training_digests
 from experiments.runs.attempts import is_finished, list_attempts
 from experiments.runs.base_manifest import base_digest, read_base_manifest
 from experiments.runs.data_manifest import data_digest, read_data_manifest
-from experiments.runs.evaluation import EVALUATIONS
+from experiments.runs.evaluation import EVALUATIONS, read_evaluations
 from experiments.runs.manifest import MANIFEST
 from experiments.study.load import load_study
 from experiments.study.schema import Run, Study
 from experiments.support.cli import INTERRUPTED, RESULTS, STUDY, USER_MISTAKE, run_cli
+from experiments.support.json_files import REMAKE
+from experiments.support.signals import end_with_parent
 
 Program = tuple[str, Sequence[str]]  # module and arguments
 FINAL = (0, USER_MISTAKE, INTERRUPTED, -signal.SIGINT)  # exit codes that no other try changes
@@ -124,10 +126,23 @@ class SideBySide:
         if not all(made.result() for made in needed):
             return False
         if all((folder / file).exists() for file in files):
-            if is_finished(list_attempts(folder), training_digests(self.study, run, self.results)):
+            digests = training_digests(self.study, run, self.results)
+            if not is_finished(list_attempts(folder), digests):
+                print(f"{folder}: of other settings, code or inputs; trained again", flush=True)
+            elif self.random_weights or self._is_evaluated(folder):
                 return True
-            print(f"{folder}: of other settings, code or inputs; trained again", flush=True)
+            else:
+                print(f"{folder}: evaluated with other settings; evaluated again", flush=True)
         return self._begin(run.id, programs)
+
+    def _is_evaluated(self, folder: Path) -> bool:
+        """Whether as many prompts and samples as the study asks for now have been evaluated."""
+        wanted = self.study.evaluation
+        samples = {"greedy": 1, "sampled": wanted.samples_per_prompt}
+        return all(
+            (it.prompts, it.samples_per_prompt) == (wanted.prompts, samples[it.decoding])
+            for it in read_evaluations(folder, REMAKE)
+        )
 
     def _begin(self, name: str, programs: Sequence[Program]) -> bool:
         if self.stopped.is_set() or time.monotonic() > self.deadline:
@@ -152,7 +167,13 @@ class SideBySide:
             for _ in range(self.tries):
                 if self.stopped.is_set():
                     break
-                done = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False)
+                done = subprocess.run(
+                    command,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    preexec_fn=end_with_parent,
+                    check=False,
+                )
                 if done.returncode in FINAL:
                     return done.returncode == 0
         return False

@@ -20,6 +20,7 @@ class BaseManifest(BaseModel):
     files: dict[str, str] = Field({}, description="SHA-256 of each other file")
     weight_bytes: NonNegativeInt
     settings: str | None = Field(None, description="`base_digest`; older manifests have none")
+    longest_prompt_tokens: NonNegativeInt = Field(0, description="0 where the task has files")
 
 
 def read_base_manifest(base_dir: Path) -> BaseManifest:
@@ -46,6 +47,20 @@ def base_digest(study: Study, name: str) -> str:
     ]
     config = [] if isinstance(model, GgufModel) else [digest_file(ROOT / model.config)]
     return digest_json(described + config)
+
+
+def require_prompts_fit(longest_tokens: int, study: Study) -> None:
+    """Refuses prompts that are longer than a study allows: verl would leave them out in silence.
+
+    Raises:
+        ValueError: names the key and the length that is needed.
+    """
+    allowed = study.rl.rollout.max_prompt_tokens
+    if longest_tokens > allowed:
+        raise ValueError(
+            f"rl.rollout.max_prompt_tokens: {allowed} is less than the {longest_tokens} tokens of "
+            "a prompt; raise it"
+        )
 
 
 def check_base(base_dir: Path) -> None:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-from qat_core.rl.config import RolloutConfig
 from qat_core.rl.tasks import Question
 from qat_core.rollout.engine import Rollouts
 
@@ -22,20 +21,9 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, question: Question) -> lis
     return ids
 
 
-def require_prompts_fit(
-    tokenizer: PreTrainedTokenizerBase, questions: Sequence[Question], config: RolloutConfig
-) -> None:
-    """Refuses questions whose prompts are longer than the study allows.
-
-    Raises:
-        ValueError: one is; names the key and the length that is needed.
-    """
-    longest = max((len(encode_prompt(tokenizer, it)) for it in questions), default=0)
-    if longest > config.max_prompt_tokens:
-        raise ValueError(
-            f"rl.rollout.max_prompt_tokens: {config.max_prompt_tokens} is less than the "
-            f"{longest} tokens of a prompt; raise it"
-        )
+def longest_prompt_tokens(tokenizer: PreTrainedTokenizerBase, questions: Sequence[Question]) -> int:
+    """Token ids of the longest prompt; 0 without questions."""
+    return max((len(encode_prompt(tokenizer, it)) for it in questions), default=0)
 
 
 def decode_responses(tokenizer: PreTrainedTokenizerBase, rollouts: Rollouts) -> list[str]:

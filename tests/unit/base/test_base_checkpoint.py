@@ -1,5 +1,6 @@
 """A base checkpoint: made by one process, refused early, and checked before it is used."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,13 +10,16 @@ from filelock import FileLock
 
 from experiments.base import make
 from experiments.base.make import make_base
+from experiments.launch import run as launch
 from experiments.runs.base_manifest import check_base
 from experiments.runs.manifest import MANIFEST
 from experiments.runs.provenance import digest_file
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, STUDIES, Study
 from experiments.support.json_files import write_json
+from qat_core.rl.config import RolloutConfig
 
+ROOMY = RolloutConfig(max_prompt_tokens=64, max_response_tokens=8)
 SMOKE = ROOT / "tests" / "workflow" / "smoke.yaml"
 
 
@@ -37,6 +41,25 @@ def test_prompts_too_long_are_refused_before_pretraining(
     with pytest.raises(ValueError, match=r"^rl.rollout.max_prompt_tokens: 1 is less than the \d"):
         make_base(study, next(iter(study.bases)), tmp_path / "base" / "tiny")
     assert [path.name for path in (tmp_path / "base").iterdir()] == ["tiny.lock"]
+
+
+def test_a_limit_lowered_after_the_base_was_made_is_refused_at_launch(
+    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roomy = study.rl.model_copy(update={"rollout": ROOMY})
+    name = next(iter(study.bases))
+    monkeypatch.setattr(make, "pretrain", lambda *arguments: arguments[-1](1, 0.0))
+    make_base(study.model_copy(update={"rl": roomy}), name, tmp_path / "base" / name)
+    run = next(run for run in study.runs if study.base_of(run) == name)
+    options = ("--study", str(tmp_path / "study.yaml"), "--run", run.id)
+    log = tmp_path / "train.log"
+    files = ("--results", str(tmp_path), "--log", str(log), "--untracked")
+    monkeypatch.setattr(sys, "argv", ["run", *options, *files])
+    monkeypatch.setattr(launch, "check_settings", lambda *_: None)
+    monkeypatch.setattr(launch, "training_digests", lambda *_: {})
+    with pytest.raises(ValueError, match=r"^rl.rollout.max_prompt_tokens: 1 is less than the \d"):
+        launch.main()
+    assert not log.exists()
 
 
 def test_a_base_is_made_by_one_process_at_a_time(study: Study, tmp_path: Path) -> None:

@@ -6,13 +6,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
@@ -22,6 +23,7 @@ from experiments.launch.side_by_side import SideBySide
 from experiments.runs.attempts import next_attempt
 from experiments.runs.base_manifest import base_digest
 from experiments.runs.data_manifest import data_digest
+from experiments.runs.evaluation import Evaluation, write_evaluations
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, STUDIES, Study
 from experiments.support.json_files import read_json, write_json
@@ -95,7 +97,21 @@ def finish(study: Study, results: Path) -> None:
         manifest = make_manifest(**named, status="finished", digests=digests, memory=memory)
         manifest.write(next_attempt(results / run.id).folder)
         manifest.write(results / run.id)
-        (results / run.id / "eval.json").touch()
+        write_evaluations(results / run.id, [evaluation_of(study)])
+
+
+def evaluation_of(study: Study) -> Evaluation:
+    counts = study.evaluation.model_dump(include={"prompts", "samples_per_prompt"})
+    wrong = [0] * study.evaluation.prompts
+    return Evaluation(
+        step=0,
+        precision="bf16",
+        decoding="sampled",
+        **counts,
+        accuracy=0.0,
+        correct=wrong,
+        response_tokens_mean=1.0,
+    )
 
 
 def test_what_is_complete_is_skipped(study: Study, begun: list[Program], tmp_path: Path) -> None:
@@ -104,6 +120,21 @@ def test_what_is_complete_is_skipped(study: Study, begun: list[Program], tmp_pat
     (tmp_path / half / "eval.json").unlink()
     assert all_of(study, tmp_path).run_all() == []
     assert begun == [("experiments.launch.run", half), ("experiments.evaluate.run", half)]
+
+
+def test_runs_evaluated_with_other_settings_are_evaluated_again(
+    study: Study, begun: list[Program], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finish(study, tmp_path)
+    old, more = study.runs[0], study.evaluation.samples_per_prompt + 1
+    other = study.evaluation.model_copy(update={"samples_per_prompt": more})
+    changed = study.model_copy(update={"evaluation": other})
+    for run in study.runs[1:]:
+        write_evaluations(tmp_path / run.id, [evaluation_of(changed)])
+    assert all_of(changed, tmp_path).run_all() == []
+    assert begun == [("experiments.launch.run", old.id), ("experiments.evaluate.run", old.id)]
+    line = f"{tmp_path / old.id}: evaluated with other settings; evaluated again"
+    assert line in capsys.readouterr().out.splitlines()
 
 
 def test_runs_of_other_settings_are_trained_again(
@@ -255,12 +286,13 @@ run_cli(main)
 """
 
 
-@pytest.mark.parametrize("code", [130, 1], ids=["in a run", "in a run's own child"])
-def test_ctrl_c_ends_what_runs_and_begins_nothing(tmp_path: Path, code: int) -> None:
-    program, starts = tmp_path / "program", tmp_path / "starts"
-    program.write_text(PROGRAM.format(folder=tmp_path, code=code))
+@contextmanager
+def side_by_side_of(folder: Path, code: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has begun PROGRAM, which ends with that code at Ctrl-C."""
+    program = folder / "program"
+    program.write_text(PROGRAM.format(folder=folder, code=code))
     program.chmod(0o755)
-    arguments = ["--study", str(STUDIES / "default.yaml"), "--results", str(tmp_path)]
+    arguments = ["--study", str(STUDIES / "default.yaml"), "--results", str(folder)]
     with subprocess.Popen(
         [sys.executable, "-c", SIDE_BY_SIDE, str(program), *arguments, "--jobs", "1"],
         env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -268,16 +300,30 @@ def test_ctrl_c_ends_what_runs_and_begins_nothing(tmp_path: Path, code: int) -> 
         # a shell's background jobs, of which these tests may be one, ignore it
         preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     ) as study:
-        while not starts.exists():
-            assert study.poll() is None
-            time.sleep(0.05)
-        os.killpg(study.pid, signal.SIGINT)  # as a terminal does
         try:
-            assert study.wait(timeout=100) == 130
+            while not (folder / "starts").exists():
+                assert study.poll() is None
+                time.sleep(0.05)
+            yield study
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(study.pid, signal.SIGKILL)
-    assert len(starts.read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize("code", [130, 1], ids=["in a run", "in a run's own child"])
+def test_ctrl_c_ends_what_runs_and_begins_nothing(tmp_path: Path, code: int) -> None:
+    with side_by_side_of(tmp_path, code) as study:
+        os.killpg(study.pid, signal.SIGINT)  # as a terminal does
+        assert study.wait(timeout=100) == 130
+    assert len((tmp_path / "starts").read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_what_runs_ends_with_side_by_side_alone(tmp_path: Path, number: signal.Signals) -> None:
+    with side_by_side_of(tmp_path, 130) as study:
+        (program,) = psutil.Process(study.pid).children()
+        study.send_signal(number)
+        program.wait(timeout=100)
 
 
 def test_a_run_that_is_stopped_alone_is_not_tried_again(
