@@ -26,7 +26,7 @@ def find_checkpoints(folder: Path) -> dict[int, Path]:
     found = _verl_checkpoints(folder) if is_of_verl else _local_checkpoints(folder)
     if not found:
         raise FileNotFoundError(
-            f"{folder}: no checkpoint: the run is not trained, or was stopped before rl.save_every"
+            f"{folder}: no checkpoint; train the run as far as rl.save_every, and evaluate it then"
         )
     return dict(sorted(found.items()))
 

@@ -47,7 +47,7 @@ def test_verl_checkpoints_count_once_complete_and_until_removed(tmp_path: Path) 
 
 
 def test_run_without_checkpoints_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no checkpoint; train the run as far as rl.save_every"):
+    with pytest.raises(FileNotFoundError, match="no checkpoint; train the run"):
         find_checkpoints(tmp_path / "checkpoints")
 
 
