@@ -19,6 +19,7 @@ TRAINING_CODE = {
         "qat_core.verl.advantage",
         "qat_core.verl.cpu",
         "qat_core.verl.engine",
+        "qat_core.verl.log_probs",
         "qat_core.verl.sampler",
         "qat_core.verl.worker",
         "qat_core.rollout.vllm.plugin",

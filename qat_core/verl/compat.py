@@ -81,6 +81,12 @@ USED_NAMES = (
         "verl naming each backend once",
     ),
     UsedName(
+        "utils.torch_functional",
+        "logprobs_from_logits_v2",
+        "log-probs of many tokens at once",
+        "no loop over packed tokens",
+    ),
+    UsedName(
         "trainer.ppo.v1.replay_buffer",
         "ReplayBuffer.sample",
         "a shorter poll interval",

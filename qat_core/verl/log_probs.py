@@ -1,0 +1,36 @@
+"""verl's log-probs, of many tokens at once, for processes whose `external_lib` names this module.
+
+Without flash-attn's cross entropy verl 0.9.1 calls PyTorch token by token: three kernels for each
+packed token, and four more for its gradient, where a GPU has work for a few in all. Here the same
+operators run over blocks of tokens, with values and gradients that are equal to the bit. Unneeded
+once verl does not loop over packed tokens.
+"""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import log_softmax
+from verl.utils import torch_functional
+
+BLOCK = 2**20  # logits, few enough that a large vocabulary needs no more memory than in verl
+
+verls_own = torch_functional.logprobs_from_logits_v2
+
+
+def log_probs_in_blocks(logits: Tensor, labels: Tensor) -> Tensor:
+    """Log-probs (...) of the tokens `labels` (...) under `logits` (..., V), in BF16 or FP16.
+
+    Others go to verl's own function, which has another formula for FP32: sums over several tokens
+    at once would round differently there.
+    """
+    if logits.dtype not in (torch.bfloat16, torch.float16):
+        return verls_own(logits, labels)  # type: ignore[no-any-return]
+    rows = max(1, BLOCK // logits[0].numel())
+    blocks = zip(torch.split(logits, rows), torch.split(labels, rows), strict=True)
+    return torch.cat([_log_probs(*block) for block in blocks])
+
+
+def _log_probs(logits: Tensor, labels: Tensor) -> Tensor:
+    return log_softmax(logits, dim=-1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+
+
+torch_functional.logprobs_from_logits_v2 = log_probs_in_blocks

@@ -1,0 +1,73 @@
+"""Log-probs of blocks of tokens are those that verl computes token by token."""
+
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("verl", reason="needs requirements/engines.txt")
+
+from verl.utils import torch_functional
+
+from experiments.study.verl_settings import known_variants, load_recipe
+from qat_core.verl.log_probs import BLOCK, log_probs_in_blocks, verls_own
+
+ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, ON_GPU])]
+# packed tokens of a small vocabulary, in two blocks; of a large one, in blocks of 6; padded ones
+SHAPES = [(60_000, 18), (20, 151_936), (16, 30, 18)]
+MODULE = "actor_rollout_ref.model.external_lib"
+
+
+def values_and_gradient(
+    function: Any, device: str, dtype: torch.dtype, *shape: int
+) -> list[Tensor]:
+    """Of random logits and tokens, under autocast as in verl's engine."""
+    generator = torch.Generator().manual_seed(0)
+    logits = (3 * torch.randn(shape, generator=generator)).to(device, dtype).requires_grad_()
+    labels = torch.randint(shape[-1], shape[:-1], generator=generator).to(device)
+    weights = torch.randn(shape[:-1], generator=generator).to(device)
+    with torch.autocast(device, torch.bfloat16):
+        values = function(logits, labels)
+    (values * weights).sum().backward()
+    assert logits.grad is not None
+    return [values.detach(), logits.grad]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_values_and_gradients_equal_verls_to_the_bit(
+    device: str, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    own = values_and_gradient(verls_own, device, dtype, *shape)
+    ours = values_and_gradient(log_probs_in_blocks, device, dtype, *shape)
+    for expected, found in zip(own, ours, strict=True):
+        assert found.dtype == expected.dtype
+        assert torch.equal(found, expected)
+
+
+def test_a_row_larger_than_a_block_is_a_block() -> None:
+    logits = torch.zeros(2, 1, BLOCK + 1, dtype=torch.bfloat16)
+    assert log_probs_in_blocks(logits, torch.zeros(2, 1, dtype=torch.long)).shape == (2, 1)
+
+
+def test_verls_engine_calls_it_once_for_all_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_functional, "FLAH_ATTN_CROSS_ENTROPY_LOSS_AVAILABLE", False)
+    logits, labels = torch.randn(50, 18, dtype=torch.bfloat16), torch.zeros(50, dtype=torch.long)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        torch_functional.logprobs_from_logits(logits, labels)
+    calls = {event.key: event.count for event in profile.key_averages()}
+    assert calls["aten::_log_softmax"] == 1
+
+
+def test_the_variant_for_small_models_names_it() -> None:
+    assert load_recipe("nano", ["wide"])[MODULE].value == log_probs_in_blocks.__module__
+
+
+@pytest.mark.parametrize("variant", known_variants())
+def test_what_a_variant_has_verl_import_exists(variant: str) -> None:
+    setting = load_recipe("nano", [variant]).get(MODULE)
+    assert setting is None or find_spec(setting.value) is not None
