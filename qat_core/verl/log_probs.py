@@ -1,9 +1,9 @@
-"""verl's log-probs, of many tokens at once, for processes whose `external_lib` names this module.
+"""verl's log-probs, of many tokens at once, where `external_lib` names this module.
 
-Without flash-attn's cross entropy verl 0.9.1 calls PyTorch token by token: three kernels for each
-packed token, and four more for its gradient, where a GPU has work for a few in all. Here the same
-operators run over blocks of tokens, with values and gradients that are equal to the bit. Unneeded
-once verl does not loop over packed tokens.
+`+attention=sdpa` does. Without flash-attn's cross entropy verl 0.9.1 calls PyTorch token by token:
+three kernels for each packed token, and four more for its gradient, where a GPU has work for a few
+in all. Here the same operators run over blocks of tokens, with values and gradients that are equal
+to the bit. Unneeded once verl does not loop over packed tokens.
 """
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import log_softmax
 from verl.utils import torch_functional
 
-BLOCK = 2**20  # logits, few enough that a large vocabulary needs no more memory than in verl
+BLOCK = 2**24  # logits: a temporary copy in FP32 of 64 MiB, a hundred tokens of a large vocabulary
 
 verls_own = torch_functional.logprobs_from_logits_v2
 

@@ -12,7 +12,9 @@ pytest.importorskip("verl", reason="needs requirements/engines.txt")
 from verl.utils import torch_functional
 
 from experiments.study.verl_settings import known_variants, load_recipe
-from qat_core.verl.log_probs import BLOCK, log_probs_in_blocks, verls_own
+from qat_core.verl import log_probs
+from qat_core.verl.log_probs import log_probs_in_blocks, verls_own
+from tests.verl_configurations import composed
 
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 DEVICES = ["cpu", pytest.param("cuda", marks=[pytest.mark.gpu, ON_GPU])]
@@ -40,8 +42,9 @@ def values_and_gradient(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_values_and_gradients_equal_verls_to_the_bit(
-    device: str, dtype: torch.dtype, shape: tuple[int, ...]
+    device: str, dtype: torch.dtype, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(log_probs, "BLOCK", 2**20)
     own = values_and_gradient(verls_own, device, dtype, *shape)
     ours = values_and_gradient(log_probs_in_blocks, device, dtype, *shape)
     for expected, found in zip(own, ours, strict=True):
@@ -49,8 +52,9 @@ def test_values_and_gradients_equal_verls_to_the_bit(
         assert torch.equal(found, expected)
 
 
-def test_a_row_larger_than_a_block_is_a_block() -> None:
-    logits = torch.zeros(2, 1, BLOCK + 1, dtype=torch.bfloat16)
+def test_a_row_larger_than_a_block_is_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_probs, "BLOCK", 17)
+    logits = torch.zeros(2, 1, 18, dtype=torch.bfloat16)
     assert log_probs_in_blocks(logits, torch.zeros(2, 1, dtype=torch.long)).shape == (2, 1)
 
 
@@ -63,11 +67,17 @@ def test_verls_engine_calls_it_once_for_all_tokens(monkeypatch: pytest.MonkeyPat
     assert calls["aten::_log_softmax"] == 1
 
 
-def test_the_variant_for_small_models_names_it() -> None:
-    assert load_recipe("nano", ["wide"])[MODULE].value == log_probs_in_blocks.__module__
+def test_attention_without_flash_attn_names_it() -> None:
+    content = composed("+nvfp4=off", "+attention=sdpa")
+    assert content.actor_rollout_ref.model.external_lib == log_probs.__name__
 
 
 @pytest.mark.parametrize("variant", known_variants())
-def test_what_a_variant_has_verl_import_exists(variant: str) -> None:
+def test_modules_that_a_variant_has_verl_import_exist(variant: str) -> None:
     setting = load_recipe("nano", [variant]).get(MODULE)
-    assert setting is None or find_spec(setting.value) is not None
+    for module in [] if setting is None else setting.value:
+        assert find_spec(module) is not None
+
+
+def test_a_variant_with_modules_of_its_own_names_it_too() -> None:
+    assert log_probs.__name__ in load_recipe("nano", ["smoke"])[MODULE].value
