@@ -36,13 +36,13 @@ def _require_parity(study: Study) -> None:
                 f"study {study.study}: cells: {model} has arm {arm} in "
                 f"{' and '.join(map(str, cells)) or 'none'}; judged_by: parity needs it in one"
             )
-        (steps,) = {study.rl_of(cell).steps for cell in cells}
+        steps = study.rl_of(*cells).steps
         if steps != (of_first := steps_of.setdefault(model, steps)):
             raise ValueError(
                 f"study {study.study}: cells: arms of {model} have {of_first} and {steps} "
                 "rl.steps; judged_by: parity compares them step by step, so use one number"
             )
-        if steps < 2 and arm == "bf16":
+        if arm == "bf16" and steps < 2:
             raise ValueError(
                 f"study {study.study}: rl.steps: one step has no reward gain; use 2 or more"
             )

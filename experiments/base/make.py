@@ -66,8 +66,9 @@ def _write_base(study: Study, name: str, folder: Path) -> None:
     source = study.models[base.model]
     if isinstance(source, HubModel):
         details = link_checkpoint(base.model, source, folder)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-        details["longest_prompt_tokens"] = fitting_problems(study, tokenizer)[1]
+        if study.task.name in GENERATED_TASKS:
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+            _, details["longest_prompt_tokens"] = fitting_problems(study, tokenizer)
     else:
         with reserved_devices(study.device, 1, study.gpu_memory_gib):
             details = _make(study, base, folder)

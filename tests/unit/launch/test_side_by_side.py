@@ -1,19 +1,15 @@
 """Runs next to each other: bases first, what is complete is skipped, failures are reported."""
 
-import os
-import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
-from functools import partial
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import psutil
 import pytest
 import yaml
 
@@ -25,7 +21,7 @@ from experiments.runs.base_manifest import base_digest
 from experiments.runs.data_manifest import data_digest
 from experiments.runs.evaluation import Evaluation, write_evaluations
 from experiments.study.load import load_study
-from experiments.study.schema import ROOT, STUDIES, Study
+from experiments.study.schema import STUDIES, Study
 from experiments.support.json_files import read_json, write_json
 from tests.manifests import make_manifest
 
@@ -269,61 +265,6 @@ def test_a_mistake_of_the_users_is_not_tried_again(
     programs = SideBySide(study, Path("study.yaml"), tmp_path, 3, float("inf"), tries=3)
     assert programs.run_all() == [run]
     assert starts == ["experiments.launch.run"]
-
-
-# notes its start and fails when it is interrupted; side_by_side takes it for the interpreter
-PROGRAM = """#!/bin/sh
-trap 'exit {code}' INT
-echo "$*" >> {folder}/starts
-while :; do sleep 0.1; done
-"""
-SIDE_BY_SIDE = """
-import sys
-from experiments.launch.side_by_side import main
-from experiments.support.cli import run_cli
-sys.executable = sys.argv.pop(1)
-run_cli(main)
-"""
-
-
-@contextmanager
-def side_by_side_of(folder: Path, code: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that has begun PROGRAM, which ends with that code at Ctrl-C."""
-    program = folder / "program"
-    program.write_text(PROGRAM.format(folder=folder, code=code))
-    program.chmod(0o755)
-    arguments = ["--study", str(STUDIES / "default.yaml"), "--results", str(folder)]
-    with subprocess.Popen(
-        [sys.executable, "-c", SIDE_BY_SIDE, str(program), *arguments, "--jobs", "1"],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        start_new_session=True,
-        # a shell's background jobs, of which these tests may be one, ignore it
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
-    ) as study:
-        try:
-            while not (folder / "starts").exists():
-                assert study.poll() is None
-                time.sleep(0.05)
-            yield study
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(study.pid, signal.SIGKILL)
-
-
-@pytest.mark.parametrize("code", [130, 1], ids=["in a run", "in a run's own child"])
-def test_ctrl_c_ends_what_runs_and_begins_nothing(tmp_path: Path, code: int) -> None:
-    with side_by_side_of(tmp_path, code) as study:
-        os.killpg(study.pid, signal.SIGINT)  # as a terminal does
-        assert study.wait(timeout=100) == 130
-    assert len((tmp_path / "starts").read_text().splitlines()) == 1
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_what_runs_ends_with_side_by_side_alone(tmp_path: Path, number: signal.Signals) -> None:
-    with side_by_side_of(tmp_path, 130) as study:
-        (program,) = psutil.Process(study.pid).children()
-        study.send_signal(number)
-        program.wait(timeout=100)
 
 
 def test_a_run_that_is_stopped_alone_is_not_tried_again(
