@@ -28,8 +28,8 @@ def draw(data: GridData) -> Figure:
     left_out = f" Not drawn: {', '.join(map(show_rate, lower))}." if lower else ""
     figure, axes = new_figure(
         f"Reward and mismatch by training step, {data.design.dense}",
-        f"A line is one of {len(data.study.seeds)} seeds, mean over {WINDOW} steps. Star: the run "
-        "has collapsed; its k3 KL is drawn up to there.\n"
+        f"A line: a seed, mean over {WINDOW} steps. Star: the run has collapsed; its k3 KL is "
+        "drawn up to there.\n"
         f"Above the panels: the learning rate, and how many runs collapsed.{left_out}",
         height_inches=0.9 + 3.9 * len(lrs),
         has_legend=False,

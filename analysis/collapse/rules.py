@@ -1,10 +1,11 @@
-"""Claims C1 to C8 of docs/protocols/collapse.md as code: rules over the outcomes of a grid.
+"""Claims C1 to C10 of docs/protocols/collapse.md as code: rules over the outcomes of a grid.
 
 The highest learning rate of a study is the protocol's 3e-4, the second highest its 2e-4. A study
 makes the claims whose settings it plans.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from analysis.claims_table import ClaimVerdict
@@ -21,10 +22,10 @@ from analysis.collapse.grid import (
     show_rate,
 )
 from analysis.collapse.survival import paired_difference, show_difference
-from analysis.stats import Verdict
+from analysis.stats import Interval, Verdict
 
 AREA_MARGIN = 0.05
-AREA_LEVEL = 0.90
+EQUAL_LEVEL, LESS_LEVEL = 0.90, 0.95  # of C4's intervals; of C9's and C10's
 
 Judged = tuple[ClaimVerdict, str]
 
@@ -72,12 +73,25 @@ def _survives_as_bf16(runs: Comparison) -> Judged:
 def _costs_no_reward(runs: Comparison) -> Judged:
     verdicts, details = [], []
     for lr in _rates_of_c4(runs.design):
-        qat, bf16 = ([o.area for o in runs.grid[runs.at(arm, lr)]] for arm in (QAT, BF16))
-        interval = paired_difference(qat, bf16, AREA_LEVEL)
+        interval = _less_area(runs, runs.at(QAT, lr), runs.at(BF16, lr), EQUAL_LEVEL)
         verdicts.append(interval.judge(-AREA_MARGIN, AREA_MARGIN))
-        where = f"at {show_rate(lr)}, {100 * AREA_LEVEL:g} % interval"
+        where = f"at {show_rate(lr)}, {100 * EQUAL_LEVEL:g} % interval"
         details.append(f"mean reward less BF16's {where}: {show_difference(interval)}")
     return _worst(verdicts), "; ".join(details)
+
+
+def _costs_reward(setting: Setting, others: Sequence[Setting], runs: Comparison) -> Judged:
+    """C9's and C10's rule: a setting's mean reward is below that of each of the others."""
+    intervals = {it.arm: _less_area(runs, setting, it, LESS_LEVEL) for it in others}
+    shown = (f"less {arm} {show_difference(interval)}" for arm, interval in intervals.items())
+    detail = f"mean reward, {100 * LESS_LEVEL:g} % intervals: {', '.join(shown)}"
+    return _worst([interval.judge(high=0.0) for interval in intervals.values()]), detail
+
+
+def _less_area(runs: Comparison, first: Setting, second: Setting, level: float) -> Interval:
+    """Mean reward of a setting less that of another, paired by seed."""
+    of_first, of_second = ([run.area for run in runs.grid[it]] for it in (first, second))
+    return paired_difference(of_first, of_second, level)
 
 
 def _rates_of_c4(design: Design) -> tuple[float, ...]:
@@ -175,16 +189,25 @@ def rules_of(design: Design) -> dict[str, Rule]:
         )
     if design.moe is not None:
         rules["C6"] = _c1(f"C1 for {design.moe} {at}", noqat._replace(model=design.moe))
-    if design.advantage != "group":
+    if design.advantage == "group":
+        bf16, tis = noqat._replace(arm=BF16), noqat._replace(correction="token_tis")
+        rules["C9"] = _lower_reward(f"training without QAT costs reward {at}", noqat, (qat, bf16))
+        rules["C10"] = _lower_reward(f"token TIS in place of QAT costs reward {at}", tis, (qat,))
+    else:
         rules["C7"] = _c1(
             f"C1 with group-centred advantages {at}", noqat._replace(advantage="group")
         )
-    return {name: it for name, it in sorted(rules.items()) if design.settings.issuperset(it.needs)}
+    in_order = sorted(rules, key=lambda name: int(name.removeprefix("C")))
+    return {it: rules[it] for it in in_order if design.settings.issuperset(rules[it].needs)}
 
 
 def _c1(statement: str, noqat: Setting) -> Rule:
     needs = [noqat._replace(arm=arm) for arm in (NOQAT, QAT, BF16)]
     return Rule(statement, lambda runs: _earlier_than_both(runs, noqat), needs)
+
+
+def _lower_reward(statement: str, setting: Setting, others: Sequence[Setting]) -> Rule:
+    return Rule(statement, partial(_costs_reward, setting, others), (setting, *others))
 
 
 def _plain(design: Design, arms: Sequence[str], lrs: Sequence[float]) -> list[Setting]:

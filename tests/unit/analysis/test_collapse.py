@@ -161,11 +161,40 @@ def test_an_error_of_a_rule_is_no_missing_run(monkeypatch: pytest.MonkeyPatch) -
         verdicts(expected_grid())
 
 
-def test_a_grid_of_group_centred_advantages_is_judged_by_the_same_rules() -> None:
-    grid = {
+def group_centred() -> dict[Setting, list[Outcome]]:
+    return {
         setting._replace(advantage="group"): outcomes
         for setting, outcomes in expected_grid().items()
         if setting.model == DENSE and setting.advantage == "reward"
     }
-    design = Design(DENSE, None, LRS, frozenset(grid), "group")
-    assert verdicts(grid, design) == dict.fromkeys(("C1", "C2", "C3", "C4", "C5", "C8"), "PASS")
+
+
+def verdicts_of_group_centred(grid: Grid) -> dict[str, str]:
+    return verdicts(grid, Design(DENSE, None, LRS, frozenset(grid), "group"))
+
+
+def test_a_grid_of_group_centred_advantages_is_judged_by_rewards_too() -> None:
+    claims = ("C1", "C2", "C3", "C4", "C5", "C8", "C9", "C10")
+    assert verdicts_of_group_centred(group_centred()) == dict.fromkeys(claims, "PASS")
+
+
+@pytest.mark.parametrize(
+    ("arm", "correction", "areas", "expected"),
+    [
+        pytest.param(NOQAT, "none", lived(), {"C9": "INCONCLUSIVE"}, id="costs nothing"),
+        pytest.param(NOQAT, "none", lived(0.92), {"C9": "FAIL"}, id="earns more"),
+        pytest.param(
+            NOQAT, "none", [*lived()[:3], *died()[:2]], {"C9": "INCONCLUSIVE"}, id="in two seeds"
+        ),
+        pytest.param(NOQAT, "token_tis", lived(0.92), {"C9": "PASS", "C10": "FAIL"}, id="TIS"),
+        pytest.param(QAT, "none", died(), {"C9": "INCONCLUSIVE", "C10": "INCONCLUSIVE"}, id="QAT"),
+    ],
+)
+def test_what_training_without_qat_costs(
+    arm: str, correction: str, areas: list[Outcome], expected: dict[str, str]
+) -> None:
+    """The intervals decide, each against QAT; C9's against BF16 too."""
+    by_seed = [it._replace(area=it.area + 0.01 * (-1) ** seed) for seed, it in enumerate(areas)]
+    grid = group_centred() | {Setting(DENSE, arm, 3e-4, correction, "group"): by_seed}
+    judged = verdicts_of_group_centred(grid)
+    assert {name: judged[name] for name in expected} == expected
