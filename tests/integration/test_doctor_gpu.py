@@ -40,7 +40,7 @@ def diagnosed(base: Path, *options: str) -> dict[str, Any]:
     command = [sys.executable, "-m", "qat_core.doctor", base.name, "--json", *options]
     command += ["--engine", "vllm", "--device", "cuda", "--sequences", "32"]
     done = subprocess.run(command, cwd=base.parent, capture_output=True, text=True, check=False)
-    assert done.returncode in (0, 1), done.stderr
+    assert done.returncode in (0, 1) and done.stdout, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     assert done.returncode == (0 if found["healthy"] else 1)
     return found
