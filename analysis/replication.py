@@ -86,6 +86,8 @@ class Comparison(BaseModel):
 
 
 def _shown(claim: Claim) -> str:
+    if claim.estimate is None and claim.detail:
+        return claim.detail
     interval = f" ({claim.interval})" if claim.interval != "-" else ""
     return f"{claim.shown_estimate}{interval}"
 

@@ -33,12 +33,13 @@ class Difference(NamedTuple):
         return self.p_value <= LEVEL and not self.first_is_earlier
 
     def __str__(self) -> str:
-        shown = _show_p(self.raw_p_value)
+        shown = show_p(self.raw_p_value)
         corrected = self.p_value != self.raw_p_value
-        return f"{shown}, corrected {_show_p(self.p_value)}" if corrected else shown
+        return f"{shown}, corrected {show_p(self.p_value)}" if corrected else shown
 
 
-def _show_p(p_value: float) -> str:
+def show_p(p_value: float) -> str:
+    """A p-value with the digits that matter."""
     return f"{p_value:.3f}" if p_value >= 0.001 else f"{p_value:.0e}"
 
 

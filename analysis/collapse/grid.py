@@ -136,7 +136,7 @@ def read_grid(runs: Mapping[Setting, Sequence[Run]], results: Path) -> Grid:
     def outcome_of(run: Run) -> Outcome:
         manifest = read_manifest(results / run.id, HINT)
         rewards_T = read_metric(results / run.id, REWARD, manifest.planned_steps)
-        return outcome(rewards_T.to_numpy(float))
+        return outcome(rewards_T.to_numpy(float))._replace(base=manifest.digests.get("base", ""))
 
     return {setting: [outcome_of(run) for run in its] for setting, its in runs.items()}
 

@@ -27,6 +27,9 @@ P_VALUES = (
     "p-values behind C1 to C3 are corrected together after Holm; the others are secondary and not "
     "corrected."
 )
+ON_REWARDS = (
+    " C9 is primary. C9 and C10 are of differences by seed; their p is of all changes of signs."
+)
 NO_TEST = (
     f"Fewer than {FEWEST_FOR_TESTS} seeds: nothing is tested, and the answer follows the rule that "
     "docs/protocols/collapse.md gave before the runs."
@@ -43,6 +46,7 @@ def judge_study(study: Study, results: Path) -> ClaimsTable:
     grid, num_seeds = read_grid(runs, results), len(study.seeds)
     is_tested = num_seeds >= FEWEST_FOR_TESTS
     rules = rules_of(design) if is_tested else descriptive_rules_of(design, num_seeds)
+    how = P_VALUES + (ON_REWARDS if "C9" in rules else "") if is_tested else NO_TEST
     return ClaimsTable(
         study=study.study,
         claims=judge_grid(grid, design, rules, num_seeds),
@@ -53,7 +57,7 @@ def judge_study(study: Study, results: Path) -> ClaimsTable:
             for run, outcome in zip(its, grid[setting], strict=True)
             if outcome.collapsed is not None
         },
-        note=f"{DEFINITION} {P_VALUES if is_tested else NO_TEST}",
+        note=f"{DEFINITION} {how}",
     )
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import NamedTuple
 
 from analysis.claims_table import ClaimVerdict
-from analysis.collapse.comparison import Comparison
+from analysis.collapse.comparison import Comparison, show_p
 from analysis.collapse.grid import (
     BF16,
     CORRECTIONS,
@@ -21,11 +21,11 @@ from analysis.collapse.grid import (
     num_collapsed,
     show_rate,
 )
-from analysis.collapse.survival import paired_difference, show_difference
-from analysis.stats import Interval, Verdict
+from analysis.collapse.survival import paired_difference, show_difference, sign_flip_p
+from analysis.stats import Verdict
 
 AREA_MARGIN = 0.05
-EQUAL_LEVEL, LESS_LEVEL = 0.90, 0.95  # of C4's intervals; of C9's and C10's
+AREA_LEVEL = 0.90
 
 Judged = tuple[ClaimVerdict, str]
 
@@ -73,25 +73,27 @@ def _survives_as_bf16(runs: Comparison) -> Judged:
 def _costs_no_reward(runs: Comparison) -> Judged:
     verdicts, details = [], []
     for lr in _rates_of_c4(runs.design):
-        interval = _less_area(runs, runs.at(QAT, lr), runs.at(BF16, lr), EQUAL_LEVEL)
+        qat, bf16 = ([o.area for o in runs.grid[runs.at(arm, lr)]] for arm in (QAT, BF16))
+        interval = paired_difference(qat, bf16, AREA_LEVEL)
         verdicts.append(interval.judge(-AREA_MARGIN, AREA_MARGIN))
-        where = f"at {show_rate(lr)}, {100 * EQUAL_LEVEL:g} % interval"
+        where = f"at {show_rate(lr)}, {100 * AREA_LEVEL:g} % interval"
         details.append(f"mean reward less BF16's {where}: {show_difference(interval)}")
     return _worst(verdicts), "; ".join(details)
 
 
-def _costs_reward(setting: Setting, others: Sequence[Setting], runs: Comparison) -> Judged:
-    """C9's and C10's rule: a setting's mean reward is below that of each of the others."""
-    intervals = {it.arm: _less_area(runs, setting, it, LESS_LEVEL) for it in others}
-    shown = (f"less {arm} {show_difference(interval)}" for arm, interval in intervals.items())
-    detail = f"mean reward, {100 * LESS_LEVEL:g} % intervals: {', '.join(shown)}"
-    return _worst([interval.judge(high=0.0) for interval in intervals.values()]), detail
-
-
-def _less_area(runs: Comparison, first: Setting, second: Setting, level: float) -> Interval:
-    """Mean reward of a setting less that of another, paired by seed."""
-    of_first, of_second = ([run.area for run in runs.grid[it]] for it in (first, second))
-    return paired_difference(of_first, of_second, level)
+def _costs_reward(setting: Setting, runs: Comparison) -> Judged:
+    """C9's and C10's rule: a setting's mean reward is below QAT's by more than the margin."""
+    lesser, qat = runs.grid[setting], runs.grid[runs.at(QAT)]
+    if [run.base for run in lesser] != [run.base for run in qat]:
+        return "INCONCLUSIVE", "not judged: the runs of a seed start from different bases"
+    areas = [run.area for run in lesser], [run.area for run in qat]
+    interval = paired_difference(*areas, AREA_LEVEL)
+    num_lower = sum(first < second for first, second in zip(*areas, strict=True))
+    detail = (
+        f"mean reward less QAT's, {100 * AREA_LEVEL:g} % interval: {show_difference(interval)}; "
+        f"lower in {num_lower} of {len(qat)} seeds, exact sign-flip p {show_p(sign_flip_p(*areas))}"
+    )
+    return interval.judge(high=-AREA_MARGIN), detail
 
 
 def _rates_of_c4(design: Design) -> tuple[float, ...]:
@@ -190,9 +192,10 @@ def rules_of(design: Design) -> dict[str, Rule]:
     if design.moe is not None:
         rules["C6"] = _c1(f"C1 for {design.moe} {at}", noqat._replace(model=design.moe))
     if design.advantage == "group":
-        bf16, tis = noqat._replace(arm=BF16), noqat._replace(correction="token_tis")
-        rules["C9"] = _lower_reward(f"training without QAT costs reward {at}", noqat, (qat, bf16))
-        rules["C10"] = _lower_reward(f"token TIS in place of QAT costs reward {at}", tis, (qat,))
+        tis = noqat._replace(correction="token_tis")
+        more = f"more than {AREA_MARGIN:g} of mean reward {at}"
+        rules["C9"] = _c9(f"training without QAT costs {more}", noqat, qat)
+        rules["C10"] = _c9(f"token TIS in place of QAT costs {more}", tis, qat)
     else:
         rules["C7"] = _c1(
             f"C1 with group-centred advantages {at}", noqat._replace(advantage="group")
@@ -206,8 +209,8 @@ def _c1(statement: str, noqat: Setting) -> Rule:
     return Rule(statement, lambda runs: _earlier_than_both(runs, noqat), needs)
 
 
-def _lower_reward(statement: str, setting: Setting, others: Sequence[Setting]) -> Rule:
-    return Rule(statement, partial(_costs_reward, setting, others), (setting, *others))
+def _c9(statement: str, setting: Setting, qat: Setting) -> Rule:
+    return Rule(statement, partial(_costs_reward, setting), (setting, qat))
 
 
 def _plain(design: Design, arms: Sequence[str], lrs: Sequence[float]) -> list[Setting]:

@@ -36,12 +36,14 @@ class Outcome(NamedTuple):
         num_steps: of the run.
         area: mean reward over all steps.
         gain: mean reward of the last 20 steps less that of the first 20.
+        base: digest of the checkpoint that it began with.
     """
 
     collapsed: Time
     num_steps: int
     area: float
     gain: float
+    base: str = ""
 
 
 def smoothed(reward_T: Array, window: int = WINDOW) -> Array:
@@ -146,6 +148,19 @@ def paired_difference(first: Sequence[float], second: Sequence[float], level: fl
     differences = np.subtract(first, second)
     bounds = stats.ttest_1samp(differences, 0.0).confidence_interval(level)
     return Interval(float(differences.mean()), float(bounds.low), float(bounds.high))
+
+
+def sign_flip_p(first: Sequence[float], second: Sequence[float]) -> float:
+    """Two-sided p-value of the mean of first - second over all changes of their signs."""
+
+    def mean_difference(first: Array, second: Array, axis: int) -> Array:
+        difference: Array = np.mean(np.subtract(first, second), axis=axis)
+        return difference
+
+    tested = stats.permutation_test(
+        (first, second), mean_difference, permutation_type="samples", n_resamples=np.inf
+    )
+    return float(tested.pvalue)
 
 
 def show_difference(interval: Interval) -> str:

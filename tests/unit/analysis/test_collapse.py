@@ -179,22 +179,30 @@ def test_a_grid_of_group_centred_advantages_is_judged_by_rewards_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arm", "correction", "areas", "expected"),
+    ("arm", "correction", "runs", "expected"),
     [
-        pytest.param(NOQAT, "none", lived(), {"C9": "INCONCLUSIVE"}, id="costs nothing"),
-        pytest.param(NOQAT, "none", lived(0.92), {"C9": "FAIL"}, id="earns more"),
+        pytest.param(NOQAT, "none", lived(0.80), {"C9": "PASS"}, id="costs a tenth"),
+        pytest.param(NOQAT, "none", lived(0.87), {"C9": "FAIL"}, id="costs 0.03"),
         pytest.param(
             NOQAT, "none", [*lived()[:3], *died()[:2]], {"C9": "INCONCLUSIVE"}, id="in two seeds"
         ),
-        pytest.param(NOQAT, "token_tis", lived(0.92), {"C9": "PASS", "C10": "FAIL"}, id="TIS"),
-        pytest.param(QAT, "none", died(), {"C9": "INCONCLUSIVE", "C10": "INCONCLUSIVE"}, id="QAT"),
+        pytest.param(NOQAT, "token_tis", lived(), {"C9": "PASS", "C10": "FAIL"}, id="as QAT"),
+        pytest.param(QAT, "none", died(), {"C9": "FAIL", "C10": "FAIL"}, id="QAT dies as well"),
     ],
 )
 def test_what_training_without_qat_costs(
-    arm: str, correction: str, areas: list[Outcome], expected: dict[str, str]
+    arm: str, correction: str, runs: list[Outcome], expected: dict[str, str]
 ) -> None:
-    """The intervals decide, each against QAT; C9's against BF16 too."""
-    by_seed = [it._replace(area=it.area + 0.01 * (-1) ** seed) for seed, it in enumerate(areas)]
-    grid = group_centred() | {Setting(DENSE, arm, 3e-4, correction, "group"): by_seed}
+    """The seeds differ, and the whole interval has to lie on one side of the margin."""
+    changed = [it._replace(area=it.area + 0.01 * (-1) ** seed) for seed, it in enumerate(runs)]
+    grid = group_centred() | {Setting(DENSE, arm, 3e-4, correction, "group"): changed}
     judged = verdicts_of_group_centred(grid)
     assert {name: judged[name] for name in expected} == expected
+
+
+def test_seeds_with_different_bases_are_not_paired() -> None:
+    grid = group_centred()
+    tis = Setting(DENSE, NOQAT, 3e-4, "token_tis", "group")
+    grid[tis] = [run._replace(base="of another machine") for run in grid[tis]]
+    judged = verdicts_of_group_centred(grid)
+    assert (judged["C9"], judged["C10"]) == ("PASS", "INCONCLUSIVE")

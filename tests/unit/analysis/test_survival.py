@@ -14,6 +14,7 @@ from analysis.collapse.survival import (
     outcome,
     paired_difference,
     share_collapsed,
+    sign_flip_p,
     smoothed,
     time_to_collapse,
 )
@@ -136,6 +137,12 @@ def test_paired_difference_by_hand() -> None:
     half = 2.919986 * 0.1 / 3**0.5
     assert interval.estimate == pytest.approx(0.2)
     assert (interval.low, interval.high) == pytest.approx((0.2 - half, 0.2 + half), rel=1e-5)
+
+
+def test_sign_flip_p_by_hand() -> None:
+    # of the 16 sums with other signs, as far from 0 as -0.55: itself, +0.55, -0.65 and +0.65
+    assert sign_flip_p([0.0, 0.1, 0.2, 0.35], [0.3, 0.3, 0.3, 0.3]) == pytest.approx(4 / 16)
+    assert sign_flip_p([0.1] * 10, list(np.linspace(0.2, 0.3, 10))) == pytest.approx(2 / 1024)
 
 
 def test_log_rank_of_ten_against_ten_is_exact() -> None:
