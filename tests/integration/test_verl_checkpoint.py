@@ -15,6 +15,10 @@ pytestmark = pytest.mark.slow
 RANKS = 2
 
 
+@pytest.mark.verl_table(
+    "verl's checkpoints on two ranks, as `trainer.resume_mode=auto` loads them",
+    "of the same batch, the step after loading equals the one after saving to the bit",
+)
 def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(tmp_path: Path) -> None:
     """Output, which the loaded weights' new scales decide, and weights after the next step."""
     spawn(verl_checkpoint_ranks.resume, (RANKS, str(tmp_path)), nprocs=RANKS)

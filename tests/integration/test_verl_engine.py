@@ -29,6 +29,10 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
     return content
 
 
+@pytest.mark.verl_table(
+    "`actor.strategy=fsdp2`, an MoE with fused experts",
+    "the actor is this project's engine, whose stream is packed",
+)
 @pytest.mark.parametrize("case", ["qat", "amax", "no-qat"])
 def test_nvfp4_is_streamed_packed_after_its_plan(outcomes: dict[str, Any], case: str) -> None:
     assert outcomes[case]["engine"] == "NvFp4Engine"
@@ -41,6 +45,10 @@ def test_the_streams_bytes_arrive_at_rollouts_of_other_processes(outcomes: dict[
     assert outcomes["qat"]["arrived"]
 
 
+@pytest.mark.verl_table(
+    "a user's `model.external_lib`, `checkpoint_engine.custom_backend_module`",
+    "imported after this project's own",
+)
 def test_a_users_own_module_changes_nothing(outcomes: dict[str, Any]) -> None:
     found = outcomes["users module"]
     assert found["imported"] and found["engine"] == "NvFp4Engine" and found["packed"] == 6
@@ -58,11 +66,13 @@ def test_enable_false_is_verls_own_engine_in_bf16(outcomes: dict[str, Any]) -> N
     assert outcomes["bf16"]["packed"] == 0 and outcomes["bf16"]["first"] != PLAN_NAME
 
 
+@pytest.mark.verl_table("reference policy", "verl's own engine, nothing is packed: BF16 on purpose")
 def test_a_reference_policy_is_verls_own_engine_in_bf16(outcomes: dict[str, Any]) -> None:
     assert outcomes["reference"]["engine"] == "FSDPEngineWithLMHead"
     assert outcomes["reference"]["packed"] == 0
 
 
+@pytest.mark.verl_table("critic (PPO)", "verl's own engine")
 def test_a_critic_is_verls_own_engine(outcomes: dict[str, Any]) -> None:
     assert outcomes["critic"]["engine"] == "FSDPEngineWithValueHead"
 
@@ -72,6 +82,10 @@ def test_attention_of_cudnn_is_off_once_the_engine_is_imported(outcomes: dict[st
     assert outcomes["attention"]["cudnn"] == [True, False]
 
 
+@pytest.mark.verl_table(
+    "`fsdp_config.param_offload`: verl offloads the actor",
+    "packed shards go too, and are made again",
+)
 def test_packed_shards_do_not_outlive_an_offload(outcomes: dict[str, Any]) -> None:
     found = outcomes["qat"]
     assert found["after_forward"] == found["after_next_forward"] == 6
@@ -89,6 +103,9 @@ REFUSALS = {
 }
 
 
+@pytest.mark.verl_table(
+    "LoRA, also with `merge=True`", "refused, with `+nvfp4=off` too", cases=["lora", "adapters"]
+)
 @pytest.mark.parametrize(("case", "message"), REFUSALS.items(), ids=REFUSALS)
 def test_the_engine_refuses_what_was_not_refused_before(
     outcomes: dict[str, Any], case: str, message: str

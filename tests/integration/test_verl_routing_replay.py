@@ -30,6 +30,10 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
     return content
 
 
+@pytest.mark.verl_table(
+    "`+routing_replay=r3`",
+    "the actor uses the routes it is fed: [routing_replay.md](routing_replay.md)",
+)
 @pytest.mark.parametrize(("case", "engine"), ENGINES.items(), ids=ENGINES)
 def test_the_actor_uses_the_routes_of_its_batch(
     facts: dict[str, Any], case: str, engine: str

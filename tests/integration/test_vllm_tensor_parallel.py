@@ -112,6 +112,11 @@ def require_equal(whole: list[Layer], ranks: list[list[Layer]], expert_parallel:
                 assert torch.equal(served[len(matrix) :], matrix[: len(served) - len(matrix)])
 
 
+@pytest.mark.verl_table(
+    "tensor parallel rollouts, dense and MoE",
+    "two CPU workers hold the weights of one, to the bit",
+    cases=["nano-dense", "nano-moe"],
+)
 def test_two_tensor_parallel_ranks_hold_the_weights_of_one(serve: Serve) -> None:
     one, two = serve(1, False), serve(2, False)
     require_equal(read(one, 0), [read(two, 0), read(two, 1)], expert_parallel=False)
@@ -120,6 +125,9 @@ def test_two_tensor_parallel_ranks_hold_the_weights_of_one(serve: Serve) -> None
     assert log_probs[0] == pytest.approx(log_probs[1], abs=tolerance)
 
 
+@pytest.mark.verl_table(
+    "expert parallel rollouts", "two CPU workers hold the weights of one, to the bit"
+)
 @pytest.mark.parametrize("serve", ["nano-moe"], indirect=True)
 def test_two_expert_parallel_ranks_hold_the_weights_of_one(serve: Serve) -> None:
     one, two = serve(1, False), serve(2, True)

@@ -22,6 +22,7 @@ def worker(scale: str) -> SimpleNamespace:
     return SimpleNamespace(model_runner=SimpleNamespace(get_model=lambda: model))
 
 
+@pytest.mark.verl_table("a base in block FP8, with rollouts in BF16", "refused by the first sync")
 @pytest.mark.parametrize("scale", ["weight_scale_inv", "w13_weight_scale_inv"])
 def test_a_stream_in_bf16_is_refused_before_anything_is_written(
     monkeypatch: pytest.MonkeyPatch, scale: str

@@ -19,6 +19,10 @@ def test_the_plan_comes_first() -> None:
     assert read_plan(first) == checked
 
 
+@pytest.mark.verl_table(
+    "the nccl and nixl transports' layout of the stream",
+    "each tensor starts where its dtype can be read: packed weights, BF16, FP32",
+)
 def test_each_tensor_starts_where_its_dtype_can_be_read() -> None:
     """As verl's nccl and nixl transports lay them out: one after the other, without gaps."""
     packed = quantize(torch.randn(3, 16), global_scale(torch.tensor(3.0), "pow2"))

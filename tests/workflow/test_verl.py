@@ -69,6 +69,10 @@ def read_rows(run_dir: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.verl_table(
+    "fixed batch sizes and remove-padding, an MoE on two workers",
+    "trains; trainer and rollouts agree",
+)
 def test_trainer_and_rollouts_agree(run_dir: Path) -> None:
     rows = read_rows(run_dir)
     assert [row["step"] for row in rows] == [1, 2, 3]

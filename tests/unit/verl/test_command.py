@@ -100,6 +100,11 @@ def test_a_checkpoint_that_would_come_after_the_last_step_never_comes() -> None:
         assert settings_of(study, study.runs[0])["trainer.save_freq"] == expected
 
 
+@pytest.mark.verl_table(
+    "`trainer.nnodes` in a recipe of the harness",
+    "refused: it starts a Ray of its own machine",
+    cases=["trainer.nnodes"],
+)
 @pytest.mark.parametrize(
     "key", ["actor_rollout_ref.rollout.top_p", "trainer.nnodes"], ids=["sampling", "several nodes"]
 )

@@ -91,6 +91,11 @@ def test_to_verls_own_engine_qat_is_off_whatever_was_set() -> None:
     assert not actor.engine.qat.enable
 
 
+@pytest.mark.verl_table(
+    "a user's `model.external_lib`, `checkpoint_engine.custom_backend_module`",
+    "imported after this project's own",
+    cases=["model.external_lib", "rollout.checkpoint_engine.custom_backend_module"],
+)
 @pytest.mark.parametrize(
     "key", ["model.external_lib", "rollout.checkpoint_engine.custom_backend_module"]
 )

@@ -55,6 +55,10 @@ def with_argument(argument: str) -> DictConfig:
     )
 
 
+@pytest.mark.verl_table(
+    "arguments of vLLM's in `engine_kwargs.vllm` that verl has keys for",
+    "refused, with `+nvfp4=off` too",
+)
 @pytest.mark.parametrize(("argument", "key"), VERLS.items())
 def test_an_argument_that_verl_has_a_key_for_is_refused(argument: str, key: str) -> None:
     name = re.escape(f"{VLLM}.{argument.partition('=')[0]}: ")
@@ -63,6 +67,11 @@ def test_an_argument_that_verl_has_a_key_for_is_refused(argument: str, key: str)
         require_arguments(with_argument(argument))
 
 
+@pytest.mark.verl_table(
+    "`enable_eplb`, `cpu_offload_gb`, `kv_cache_dtype` in `engine_kwargs.vllm`",
+    "refused, with `+nvfp4=off` too",
+    cases=["enable_eplb=true", "cpu_offload_gb=4", "kv_cache_dtype=fp8"],
+)
 @pytest.mark.parametrize(("argument", "fix"), REFUSED.items())
 def test_an_argument_that_syncs_do_not_stand_is_refused(argument: str, fix: str) -> None:
     name = re.escape(f"{VLLM}.{argument.partition('=')[0]}: ")
@@ -83,10 +92,21 @@ def test_other_arguments_are_vllms(argument: str) -> None:
     require_arguments(with_argument(argument))
 
 
+@pytest.mark.verl_table(
+    "arguments of vLLM's in `engine_kwargs.vllm` that verl has keys for",
+    "refused, with `+nvfp4=off` too",
+    cases=["dtype=float16", "pipeline_parallel_size=2"],
+)
+@pytest.mark.verl_table(
+    "`enable_eplb`, `cpu_offload_gb`, `kv_cache_dtype` in `engine_kwargs.vllm`",
+    "refused, with `+nvfp4=off` too",
+    cases=["enable_eplb=true", "kv-cache-dtype=fp8"],
+)
 @pytest.mark.parametrize(
     ("groups", "argument", "message"),
     [
         (["+nvfp4=w4a16"], "dtype=float16", "verl has a key for it"),
+        (["+nvfp4=w4a16"], "enable_eplb=true", "never tried with these syncs"),
         (["+nvfp4=off"], "kv-cache-dtype=fp8", "never tried with these syncs"),
         (["+nvfp4=off"], "hf_overrides='{}'", "a text; give a section, such as {max_position"),
         (["+nvfp4=w4a16"], "hf_overrides='{}'", "a text; give a section, such as {max_position"),

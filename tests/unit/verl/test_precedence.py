@@ -40,6 +40,11 @@ OVERRIDDEN = {
 }
 
 
+@pytest.mark.verl_table(
+    "keys of a file that the line would override",
+    "refused, with `+nvfp4=off` too",
+    cases=["w4a16", "off"],
+)
 @pytest.mark.parametrize(("key", "value", "choice"), OVERRIDDEN.values(), ids=OVERRIDDEN)
 def test_a_key_of_a_file_that_the_line_would_override_is_refused(
     tmp_path: Path, key: str, value: object, choice: str

@@ -20,11 +20,17 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("choice", BF16.values(), ids=BF16)
-@pytest.mark.parametrize(("override", "message"), REFUSED.values(), ids=REFUSED)
-def test_it_is_refused_beside_bf16_rollouts(choice: list[str], override: str, message: str) -> None:
+@pytest.mark.verl_table(
+    "`quantization`, `hf_overrides.quantization_config` in `engine_kwargs.vllm`",
+    "refused, with `+nvfp4=off` too",
+    cases=["off", "fp8 of vLLM's", "quantization_config"],
+)
+@pytest.mark.parametrize("choice", BF16)
+@pytest.mark.parametrize("case", REFUSED)
+def test_it_is_refused_beside_bf16_rollouts(choice: str, case: str) -> None:
+    override, message = REFUSED[case]
     with pytest.raises(ValueError, match=message):
-        complete(composed(*choice, *COMMAND[1:], override))
+        complete(composed(*BF16[choice], *COMMAND[1:], override))
 
 
 @pytest.mark.parametrize(

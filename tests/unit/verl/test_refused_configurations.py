@@ -19,6 +19,7 @@ REFUSED = {
         r"checkpoint_engine\.backend: kimi_ckpt_engine: it casts .* to BF16",
     ),
     "dtype": (f"{ROLLOUT}.dtype=float16", r"rollout\.dtype: float16: .*use bfloat16"),
+    "dtype of more bits": (f"{ROLLOUT}.dtype=float32", r"rollout\.dtype: float32: .*use bfloat16"),
     "trained in fp16": (
         f"+{FSDP}.mixed_precision={{param_dtype: fp16}}",
         r"mixed_precision\.param_dtype: fp16: .* in BF16; use bf16",
@@ -67,8 +68,27 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("override", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_nvfp4_cannot_do_is_refused_by_name(override: str, message: str) -> None:
+@pytest.mark.verl_table(
+    "`fsdp_config.mixed_precision.param_dtype` of FP16 or FP32, `fsdp_config.model_dtype` of FP16",
+    "refused",
+    cases=["trained in fp16", "trained in fp32", "weights in fp16"],
+)
+@pytest.mark.verl_table(
+    "`rollout.dtype` other than `bfloat16`", "refused", cases=["dtype", "dtype of more bits"]
+)
+@pytest.mark.verl_table(
+    "`checkpoint_engine.backend=mooncake`, `kimi_ckpt_engine`",
+    "refused: they cast packed bytes to BF16",
+    cases=["cast", "cast by parts"],
+)
+@pytest.mark.verl_table(
+    "`quantization`, `hf_overrides.quantization_config` in `engine_kwargs.vllm`",
+    "refused, with `+nvfp4=off` too",
+    cases=["another quantization of vLLM's", "another quantization_config"],
+)
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_nvfp4_cannot_do_is_refused_by_name(case: str) -> None:
+    override, message = REFUSED[case]
     with pytest.raises(ValueError, match=message):
         completed(override)
 

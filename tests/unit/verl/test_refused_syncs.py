@@ -62,16 +62,68 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize(("override", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_syncs_cannot_do_is_refused_by_name(override: str, message: str) -> None:
+@pytest.mark.verl_table(
+    "`actor.strategy=fsdp`, `model_engine=megatron`",
+    "refused, with `+nvfp4=off` too",
+    cases=["fsdp1", "megatron", "w4a16", "off"],
+)
+@pytest.mark.verl_table(
+    "`rollout.name=sglang`, `trtllm`",
+    "refused, with `+nvfp4=off` too",
+    cases=["sglang", "trtllm", "w4a16", "off"],
+)
+@pytest.mark.verl_table(
+    "`rollout.pipeline_model_parallel_size`, `rollout.data_parallel_size` other than 1",
+    "refused, with `+nvfp4=off` too",
+    cases=["pipeline", "data parallel", "w4a16", "off"],
+)
+@pytest.mark.verl_table(
+    "`rollout.disaggregation.enabled=true`",
+    "refused, with `+nvfp4=off` too",
+    cases=["prefill and decode apart", "w4a16", "off"],
+)
+@pytest.mark.verl_table(
+    "`checkpoint_engine.backend=delta_sharded`",
+    "refused, with `+nvfp4=off` too: vLLM keeps weights in a layout into which no difference fits",
+    cases=["delta", "w4a16", "off"],
+)
+@pytest.mark.verl_table(
+    "`checkpoint_engine.backend=cpu` without `+platform=cpu`",
+    "refused, with `+nvfp4=off` too",
+    cases=["transport of a CPU", "w4a16", "off"],
+)
+@pytest.mark.verl_table(
+    "LoRA, also with `merge=True`",
+    "refused, with `+nvfp4=off` too",
+    cases=["lora", "lora section", "lora merged", "adapter", "w4a16", "off"],
+)
+@pytest.mark.verl_table(
+    "MTP drafter in rollouts, `speculative_config` in `engine_kwargs.vllm`",
+    "refused, with `+nvfp4=off` too: it would never be synced",
+    cases=["drafter", "drafter of the rollouts", "drafter of vLLM's", "w4a16", "off"],
+)
+@pytest.mark.verl_table(
+    "`rollout.quantization`, `rollout.quantization_config_file`",
+    "refused, with `+nvfp4=off` too",
+    cases=["fp8", "file", "w4a16", "off"],
+)
+@pytest.mark.verl_table(
+    "`critic.fsdp.qat.enable=true`, `ref.fsdp_config.qat.enable=true`",
+    "refused, with `+nvfp4=off` too",
+    cases=["QAT of the critic", "QAT of the reference", "w4a16", "off"],
+)
+@pytest.mark.parametrize("choice", ["w4a16", "off"])
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_syncs_cannot_do_is_refused_by_name(case: str, choice: str) -> None:
+    override, message = REFUSED[case]
     with pytest.raises(ValueError, match=message):
-        complete(composed("+nvfp4=off", *COMMAND[1:], override))
+        complete(composed(f"+nvfp4={choice}", *COMMAND[1:], override))
 
 
-@pytest.mark.parametrize("qat", [[], [f"{QAT}.train=false"], [f"{QAT}.enable=false"]])
-def test_it_is_refused_beside_nvfp4_and_its_switches(qat: list[str]) -> None:
+@pytest.mark.parametrize("switch", [f"{QAT}.train=false", f"{QAT}.enable=false"])
+def test_it_is_refused_beside_the_switches_of_nvfp4(switch: str) -> None:
     with pytest.raises(ValueError, match=USE_FSDP2):
-        complete(composed(*COMMAND, *qat, FSDP1))
+        complete(composed(*COMMAND, switch, FSDP1))
 
 
 def test_the_transport_of_a_cpu_is_taken_on_one() -> None:

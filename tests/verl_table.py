@@ -1,0 +1,131 @@
+"""The table of docs/verl.md, from the tests that prove it: `python -m tests.verl_table [--check]`.
+
+A marker on a test is the proof of a row, several tests may prove one row, and one test several:
+
+    @pytest.mark.verl_table("`rollout.dtype` other than `bfloat16`", "refused", cases=["dtype"])
+
+`cases` are values of the test's parameters which the row needs: without one of them there is no
+table.
+"""
+
+import argparse
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import pytest
+
+from analysis.markdown import MarkdownTable
+from experiments.study.schema import ROOT
+from experiments.support.cli import run_cli
+
+PAGE = ROOT / "docs" / "verl.md"
+MARKER = "verl_table"
+BLOCK = re.compile(r"(?<=<!-- verl_table -->\n\n).*?(?=\n\n<!-- end verl_table -->)", re.DOTALL)
+
+
+class Row(NamedTuple):
+    """What a test proves of a verl command with `+nvfp4=w4a16`."""
+
+    command: str
+    outcome: str
+
+
+TABLE: MarkdownTable[tuple[Row, Mapping[str, int]]] = MarkdownTable(
+    {
+        "in a verl command": lambda it: it[0].command,
+        "with `+nvfp4=w4a16`": lambda it: it[0].outcome,
+        "proof": lambda it: ", ".join(
+            f"`{file}`" + (f" ({count} tests)" if count > 1 else "")
+            for file, count in it[1].items()
+        ),
+    }
+)
+
+
+class Proofs:
+    """A plugin of pytest's: the rows that the collected tests prove.
+
+    Attributes:
+        tests: by row, the names of its tests, each once for all its parameters.
+        missing: cases that a row needs and its test does not have, as TEST[CASE].
+    """
+
+    def __init__(self) -> None:
+        self.tests: defaultdict[Row, set[str]] = defaultdict(set)
+        self.missing: set[str] = set()
+
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """Called by pytest."""
+        found = set()
+        for item in session.items:
+            test = item.nodeid.partition("[")[0]
+            parameters = item.callspec.params if hasattr(item, "callspec") else {}
+            found |= {f"{test}[{value}]" for value in parameters.values()}
+            for mark in item.iter_markers(MARKER):
+                self._note(test, *mark.args, **mark.kwargs)
+        self.missing -= found
+
+    def _note(self, test: str, command: str, outcome: str, cases: Sequence[str] = ()) -> None:
+        self.tests[Row(command, outcome)].add(test)
+        self.missing |= {f"{test}[{case}]" for case in cases}
+
+    def table(self) -> str:
+        """What works comes first, then what is refused; each in the order of the alphabet."""
+        rows = sorted(
+            self.tests, key=lambda row: (row.outcome.startswith("refused"), _letters(row))
+        )
+        files = [Counter(_file(test) for test in sorted(self.tests[row])) for row in rows]
+        return TABLE.markdown(zip(rows, files, strict=True))
+
+
+def _letters(row: Row) -> str:
+    return row.command.replace("`", "").casefold()
+
+
+def _file(test: str) -> str:
+    return test.partition("::")[0]
+
+
+def collect() -> Proofs:
+    """The rows of all tests.
+
+    Raises:
+        ValueError: a file with markers cannot be collected here, or a test lacks a case.
+    """
+    files = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if f"mark.{MARKER}(" in path.read_text()
+    }
+    proofs = Proofs()
+    options = ["--collect-only", "-qq", "-p", "no:cacheprovider", f"--rootdir={ROOT}"]
+    code = pytest.main([*options, *(str(ROOT / file) for file in sorted(files))], [proofs])
+    collected = {_file(test) for tests in proofs.tests.values() for test in tests}
+    if code:
+        raise ValueError(f"pytest ended with {code}; its output says why")
+    if skipped := files - collected:
+        raise ValueError(f"{', '.join(sorted(skipped))}: skipped; needs requirements/engines.txt")
+    if proofs.missing:
+        raise ValueError(f"{', '.join(sorted(proofs.missing))}: no such case; its row needs it")
+    return proofs
+
+
+def main() -> None:
+    """Writes the table into the page, or with --check only says whether it is up to date."""
+    parser = argparse.ArgumentParser(description="Fill the table of docs/verl.md from the tests.")
+    parser.add_argument("--check", action="store_true", help="change nothing; fail if out of date")
+    arguments = parser.parse_args()
+    table, current = collect().table(), PAGE.read_text()
+    filled, blocks = BLOCK.subn(lambda _: table, current)
+    name = PAGE.relative_to(ROOT)
+    if blocks != 1:
+        raise ValueError(f"{name}: {blocks} tables between <!-- verl_table --> and its end, not 1")
+    if arguments.check and filled != current:
+        raise ValueError(f"{name}: not what the tests prove; run python -m tests.verl_table")
+    PAGE.write_text(filled)
+
+
+if __name__ == "__main__":
+    run_cli(main)
