@@ -5,7 +5,9 @@ SHELL := /bin/bash
 
 # `make verify` runs the study of a record
 STUDY ?= $(or $(RECORD),default)
-OF_STUDY := $(if $(wildcard experiments/studies/$(STUDY).yaml),experiments/studies/$(STUDY).yaml,$(STUDY))
+# by the name of its file or its own, which has hyphens
+NAMED := $(wildcard experiments/studies/$(STUDY).yaml experiments/studies/$(subst -,_,$(STUDY)).yaml)
+OF_STUDY := $(if $(NAMED),$(firstword $(NAMED)),$(STUDY))
 STUDY_FILE := $(if $(RECORD),experiments/records/$(RECORD)/study.yaml,$(OF_STUDY))
 # recipes read them from the environment, where no character of a file's name means anything
 export STUDY_FILE RECORD
@@ -30,8 +32,7 @@ help:  ## list the commands
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
 run: $(BASE) $(EXTRA)  ## run a study to its claims and figures: STUDY=name or file
-	@test -f "$$STUDY_FILE" || { echo "error: STUDY=$$STUDY_FILE: not a file, nor the name of one in" \
-		"experiments/studies: $$(cd experiments/studies; ls *.yaml | xargs)" >&2; exit 2; }
+	@$(REQUIRE_STUDY)
 	@$(BIN)/python -m experiments.launch.study "$$STUDY_FILE"
 	@study=$$($(BIN)/python -c '$(NAME_OF_STUDY)' "$$STUDY_FILE"); \
 		$(BIN)/python -m analysis.claims_table "results/studies/$$study/claims.json"
@@ -75,6 +76,7 @@ figures: $(BASE)  ## draw all figures and tables again from experiments/records
 	@$(BIN)/python -m analysis.documents
 
 report: $(BASE)  ## one self-contained page of a recorded study: STUDY=name
+	@$(REQUIRE_STUDY)
 	@record="experiments/records/$$($(BIN)/python -c '$(NAME_OF_STUDY)' "$$STUDY_FILE")"; \
 		test -f "$$record/study.yaml" || { echo "error: $$record: no record; make one with" \
 			"make record, or see results/studies after make run" >&2; exit 2; }; \
@@ -89,6 +91,11 @@ lock:  ## resolve the newest allowed packages into requirements/*.txt
 
 clean:  ## remove the environment and caches; results and records stay
 	rm -rf .venv *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+define REQUIRE_STUDY
+test -f "$$STUDY_FILE" || { echo "error: STUDY=$$STUDY_FILE: not a file, nor the name of one in" \
+	"experiments/studies: $$(cd experiments/studies; ls *.yaml | xargs)" >&2; exit 2; }
+endef
 
 # --- environment: each stamp is renewed when its lock changes ---
 define FIND_PYTHON

@@ -130,14 +130,22 @@ def test_make_help_lists_the_commands() -> None:
         assert f"make {command} " in done.stdout
 
 
-def test_make_run_refuses_an_unknown_study() -> None:
+@pytest.mark.parametrize("command", ["run", "report"])
+def test_make_refuses_an_unknown_study(command: str) -> None:
     # -o: the environment is up to date, only the study is looked at
-    done = run(["make", "-o", ".venv/.installed-base", "run", "STUDY=none"])
+    done = run(["make", "-o", ".venv/.installed-base", command, "STUDY=none"])
     assert done.returncode != 0
     assert (
         "error: STUDY=none: not a file, nor the name of one in experiments/studies: " in done.stderr
     )
     assert "qwen3.yaml" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("study", ["qwen3_smoke", "qwen3-smoke"])
+def test_make_takes_a_study_by_the_name_of_its_file_or_its_own(study: str) -> None:
+    shown = run(["make", "-pn", "-o", ".venv/.installed-base", "record", f"STUDY={study}"])
+    assert "STUDY_FILE := experiments/studies/qwen3_smoke.yaml" in shown.stdout
 
 
 @pytest.mark.parametrize(
