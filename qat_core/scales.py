@@ -25,6 +25,7 @@ from qat_core.nvfp4 import (
 from qat_core.nvfp4.format import UNREPRESENTABLE
 from qat_core.plan import QuantPlan
 from qat_core.recipe import Recipe
+from qat_core.uncounted_writes import watch
 
 
 class Scales:
@@ -163,9 +164,10 @@ class Scales:
     def __deepcopy__(self, memo: dict[int, Any]) -> "Scales":
         """Scales without weights; `copied_with` adds those of the model or layers copied."""
         copied = memo[id(self)] = copy(self)
-        copied.values, copied.packed_shards = dict(self.values), {}
-        copied._rounded, copied._packed = {}, {}
+        copied.values = {name: value.clone() for name, value in self.values.items()}
+        copied.packed_shards, copied._rounded, copied._packed = {}, {}, {}
         copied.weights, copied._finite = self.weights.without_weights(), []
+        watch(copied.weights)
         copied._in_forward = False
         return copied
 

@@ -46,16 +46,19 @@ def adopt_assigned(scales: Scales, module: nn.Module, _keys: Any) -> None:
         elif not isinstance(parameter._local_tensor, FakeQuantizedTensor):
             local = nn.Parameter(parameter._local_tensor.detach(), requires_grad=False)
             parameter._local_tensor = fake_quantized(name, local, scales).detach()
+            parameter._local_tensor._data = local.detach()  # type: ignore[attr-defined]
             scales.weights.mark_written(name)
 
 
 def fake_quantized(name: str, weight: nn.Parameter, scales: Scales) -> nn.Parameter:
-    """A new Parameter on the same memory."""
+    """A new Parameter on the same memory, whose writes through other tensors are seen too."""
     scale = scales.values[name]
     if scale.device != weight.device:  # a weight that was loaded in the place of a meta one
         scale = torch.ones(scale.shape, device=weight.device)
     tensor = FakeQuantizedTensor(weight.detach(), scale, name, scales)
     parameter = nn.Parameter(tensor, requires_grad=weight.requires_grad)
+    # below dispatch, where a Parameter is made, `detach` gives a version counter of its own
+    parameter._data = weight.detach()  # type: ignore[attr-defined]
     parameter.grad = weight.grad
     return parameter
 

@@ -23,6 +23,7 @@ from rich.console import Console
 from transformers import AutoTokenizer
 from transformers.utils import logging
 
+from qat_core.arguments import positive_int, study_seed
 from qat_core.bf16_on_cpu import multiply_bf16_in_fp32
 from qat_core.doctor.diagnosis import BANDS
 from qat_core.doctor.examine import Case, examine, random_prompts
@@ -36,13 +37,17 @@ from qat_core.recipe import Recipe
 from qat_core.rollout.start import EngineKind
 
 SAMPLING = Sampling()
+OFF = -1  # top-k in vLLM and verl
+OF_RUNS = {"verl", "band", "json"}  # what a recorded run is judged by; of a checkpoint no band
 
 
 def main() -> None:
     """Prints the diagnosis; see the module for the exit codes."""
-    arguments = _parser().parse_args()
+    parser = _parser()
+    arguments = parser.parse_args()
     logging.disable_progress_bar()
     try:
+        _require_effect(parser, arguments)
         with _only_result_on_stdout() if arguments.json else nullcontext():
             is_healthy, result = _run(arguments)
     except (ValueError, OSError) as error:
@@ -51,6 +56,23 @@ def main() -> None:
     if arguments.json:
         print(json.dumps(result, indent=1))
     sys.exit(0 if is_healthy else 1)
+
+
+def _require_effect(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> None:
+    """ValueError for a command with nothing to look at, or with options that change nothing."""
+    if (arguments.checkpoint is None) == (arguments.verl is None):
+        raise ValueError("name a CHECKPOINT, or a recorded run with --verl FOLDER")
+    # argparse leaves what is not on the command line as it is
+    unset = argparse.Namespace(**dict.fromkeys(vars(arguments)))
+    given = {
+        name for name, it in vars(parser.parse_args(namespace=unset)).items() if it is not None
+    }
+    is_run = arguments.verl is not None
+    idle = given - OF_RUNS if is_run else given & (OF_RUNS - {"json"})
+    if idle:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(idle))
+        what = "a recorded run (--verl)" if is_run else "a checkpoint"
+        raise ValueError(f"{options}: changes nothing for {what}; leave it out")
 
 
 @contextmanager
@@ -69,8 +91,6 @@ def _only_result_on_stdout() -> Iterator[None]:
 
 def _run(arguments: argparse.Namespace) -> tuple[bool, dict[str, Any]]:
     """Whether nothing is at fault, and everything for JSON."""
-    if (arguments.checkpoint is None) == (arguments.verl is None):
-        raise ValueError("name a CHECKPOINT, or a recorded run with --verl FOLDER")
     console = Console(stderr=arguments.json)
     if arguments.verl is not None:
         judged = judge(read_run(arguments.verl), arguments.band)
@@ -103,7 +123,7 @@ def _case(arguments: argparse.Namespace) -> Case:
         sampling=Sampling(
             arguments.temperature,
             arguments.top_p,
-            max(0, arguments.top_k),  # -1 is off in vLLM and verl
+            0 if arguments.top_k == OFF else arguments.top_k,
             arguments.repetition_penalty,
         ),
         micro_batch=arguments.micro_batch,
@@ -150,22 +170,21 @@ def _parser() -> argparse.ArgumentParser:
     add("--engine", choices=get_args(EngineKind), default="eager")
     add("--device", choices=("cpu", "cuda"), default="cpu")
     add("--prompts", type=Path, help="one a line, or .jsonl; by default random tokens")
-    add("--sequences", type=_count, default=64, help="at most so many prompts, a response each")
-    add("--max-new-tokens", type=_count, default=64)
-    add("--micro-batch", type=_count, default=8, help="sequences of a pass of the trainer")
+    add(
+        "--sequences",
+        type=positive_int,
+        default=64,
+        help="at most so many prompts, a response each",
+    )
+    add("--max-new-tokens", type=positive_int, default=64)
+    add("--micro-batch", type=positive_int, default=8, help="sequences of a pass of the trainer")
     add("--temperature", type=float, default=SAMPLING.temperature)
     add("--top-p", type=float, default=SAMPLING.top_p)
     add("--top-k", type=int, default=SAMPLING.top_k, help="0 or -1 is off")
     add("--repetition-penalty", type=float, default=SAMPLING.repetition_penalty)
-    add("--seed", type=int, default=0)
+    add("--seed", type=study_seed, default=0)
     add("--json", action="store_true", help="JSON on stdout, the table on stderr")
     return parser
-
-
-def _count(text: str) -> int:
-    if (value := int(text)) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is less than 1")
-    return value
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from qat_core.checkpoint.architecture import meta_model
 from qat_core.checkpoint.shards import Shards, read_json
 from qat_core.doctor.diagnosis import Diagnosis, diagnose
 from qat_core.doctor.laboratory import Laboratory
@@ -61,14 +62,18 @@ def load_model(folder: Path, device: str) -> PreTrainedModel:
     Raises:
         ValueError: no checkpoint there, or a quantized one.
     """
+    _require_bf16(folder)
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    return model.to(device).eval().requires_grad_(False)
+
+
+def _require_bf16(folder: Path) -> None:
     Shards(folder)  # names a damaged file
     if "quantization_config" in read_json(folder / "config.json"):
         raise ValueError(
             f"{folder / 'config.json'}: quantization_config: the trainer's checkpoint needs to be "
             "in BF16; name a packed one with --served"
         )
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
-    return model.to(device).eval().requires_grad_(False)
 
 
 def examine(
@@ -83,6 +88,7 @@ def examine(
     Raises:
         ValueError: a checkpoint, a recipe or the engine does not fit; the message says what to do.
     """
+    _check_previous(case)
     model = load_model(case.checkpoint, case.device)
     subject = start_subject(case, model)
     stream = served_stream(case.served, case.rolled_out) if case.served else None
@@ -119,6 +125,22 @@ def start_subject(case: Case, model: PreTrainedModel) -> Subject:
     max_tokens = max(map(len, case.prompts)) + case.max_new_tokens
     packed = plan(model, case.rolled_out) if case.rolled_out else None
     return VllmSubject(case.checkpoint, case.device, packed, max_tokens)
+
+
+def _check_previous(case: Case) -> None:
+    """Before the work, as its weights are read only where something differs."""
+    if case.previous is None:
+        return
+    _require_bf16(case.previous)
+    old, new = (
+        {name: weight.shape for name, weight in meta_model(folder).named_parameters()}
+        for folder in (case.previous, case.checkpoint)
+    )
+    if old != new:
+        raise ValueError(
+            f"{case.previous}: other weights or shapes than {case.checkpoint} has; name the "
+            "trainer's checkpoint at the sync before"
+        )
 
 
 def _previous(case: Case) -> Callable[[], PreTrainedModel] | None:

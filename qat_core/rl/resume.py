@@ -18,7 +18,9 @@ from safetensors.torch import save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from qat_core.checkpoint.manifest import remove_listed, verify_manifest, write_manifest
+from qat_core.plan import state_tensors
 from qat_core.rl.optimizer import MasterAdamW
+from qat_core.state_dicts import full_precision_state
 
 OPTIMIZER = "optimizer.pt"
 PARTIAL, REMOVED = "partial", "removed"
@@ -63,7 +65,8 @@ def save(
         partial.mkdir(parents=True)
         model.config.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
-        weights = {name: p.detach().clone().contiguous() for name, p in model.named_parameters()}
+        state = full_precision_state(model)
+        weights = {name: state[name].clone().contiguous() for name, _ in state_tensors(model)}
         save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})
         torch.save(optimizer.state_dict(), partial / OPTIMIZER)
         write_manifest(partial)

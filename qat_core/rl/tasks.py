@@ -18,6 +18,7 @@ from qat_core.rl.config import TaskConfig
 
 Split = Literal["train", "test"]
 ALPHABET = "0123456789+-=;>?"
+NUMBER = re.compile(r"(?:(?<!\d)-)?\d+(?:\.\d+)?")  # of 10-42 the last is 42
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,8 @@ def score(task: TaskConfig, response: str, answer: str) -> float:
     """Reward of a response: 1 if its final answer is right, else 0."""
     if task.name == "chain-sum":
         return float(response.rpartition(">")[2] == answer)
-    numbers = re.findall(r"-?\d+", response.replace(",", ""))
-    return float(bool(numbers) and numbers[-1] == answer)
+    numbers = NUMBER.findall(response.replace(",", ""))
+    return float(bool(numbers) and float(numbers[-1]) == float(answer))
 
 
 def _unique_problems(task: TaskConfig) -> Iterator[Problem]:

@@ -104,7 +104,8 @@ def _backward(
     loss = (losses_BT * weights_BT * mask_BT).sum()
     torch.autograd.backward(loss)
     drift_BT = old_BT - current_BT.detach()
-    shares = (loss.detach(), (clipped_BT * mask_BT).sum(), (drift_BT * mask_BT).sum())
+    kept_BT = mask_BT * (weights_BT != 0)  # what a mask left out is not among `num_tokens` either
+    shares = (loss.detach(), (clipped_BT * kept_BT).sum(), (drift_BT * kept_BT).sum())
     return torch.stack(shares), scores.detached()
 
 

@@ -37,7 +37,7 @@ class WeightDistance:
     def rms(self, model: nn.Module) -> Tensor:
         """Root of the mean, over all quantized weights, of (moved / step)^2, 0-D FP32.
 
-        Blocks of zeros have no step and do not count.
+        Blocks of zeros have no step and count as not moved.
         """
         state = model.state_dict()
         moved = [_copy(state[name]) for name in self.names]

@@ -1,4 +1,4 @@
-"""Whether a file of the user's says what `+nvfp4=...` then sets otherwise.
+"""Whether a file of the user's says what `+nvfp4=...` or another group of ours then sets otherwise.
 
 Hydra appends a group of the command line to the defaults list, after the file's `_self_`: it would
 override the file in silence. Only Hydra's loader knows which file set a key; a value alone does not
@@ -16,7 +16,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-GROUPS = ("nvfp4", "routing_replay")
+GROUPS = ("nvfp4", "routing_replay", "attention", "sampler", "platform")
 
 
 class _File(NamedTuple):

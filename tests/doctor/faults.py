@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from experiments.support.cli import run_cli
 from qat_core.doctor.diagnosis import Diagnosis
 from qat_core.doctor.examine import Case, examine, load_model, random_prompts
 from qat_core.doctor.numerics import variant
@@ -279,10 +280,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Plant faults and ask the doctor for the cause.")
     parser.add_argument("page", type=Path, help="Markdown file whose table is written")
     path = parser.parse_args().page
-    before, rest = path.read_text().split(BEGIN)
-    _, after = rest.split(END)
+    before, begin, rest = path.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{path}: has no {BEGIN} with {END} after it; name docs/doctor.md")
     path.write_text(f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}")
 
 
 if __name__ == "__main__":
-    main()
+    run_cli(main)

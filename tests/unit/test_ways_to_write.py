@@ -1,5 +1,6 @@
 """Every way in which a weight is written: the next forward pass and the stream follow."""
 
+import copy
 import ctypes
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -8,11 +9,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
+from qat_core import Recipe, prepare
 from qat_core.parameter import FakeQuantizedTensor
 from qat_core.preparation import scales_of
-from tests.mlp import UP, assert_follows, used_mlp, x
+from tests.mlp import UP, Mlp, assert_follows, used_mlp, x
 
 
 @pytest.fixture
@@ -102,6 +105,13 @@ def load(model: nn.Module, new: Tensor, **options: Any) -> None:
     model.load_state_dict({**model.state_dict(), UP: new}, **options)
 
 
+def load_and_write_source(model: nn.Module, new: Tensor) -> None:
+    source = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model.load_state_dict(source, assign=True)
+    model(x(model))
+    source[UP].copy_(new)
+
+
 Write = Callable[[nn.Module, Tensor], Any]
 
 
@@ -123,6 +133,7 @@ WAYS: dict[str, Write] = {
     "view of a state dict entry": lambda m, new: m.state_dict()[UP].view(-1).copy_(new.flatten()),
     "load_state_dict": load,
     "load_state_dict(assign=True)": lambda m, new: load(m, new, assign=True),
+    "source of load_state_dict(assign=True)": load_and_write_source,
     "in inference mode": torch.inference_mode()(lambda m, new: m.get_parameter(UP).copy_(new)),
     "in shared memory": lambda m, new: m.get_parameter(UP).share_memory_().detach().copy_(new),
     "foreach": lambda m, new: torch._foreach_copy_([m.get_parameter(UP)], [new]),
@@ -163,6 +174,37 @@ def test_forward_and_stream_follow(write: Write, model: nn.Module) -> None:
     assert not torch.equal(new, before / 4) and isinstance(
         model.get_parameter(UP), FakeQuantizedTensor
     )
+
+
+def test_a_state_dict_of_before_prepare_is_followed() -> None:
+    model = Mlp()
+    entry = model.state_dict()[UP]
+    prepare(model, Recipe())
+    model(x(model))
+    new = torch.randn(entry.shape).to(entry.dtype)
+    entry.copy_(new)
+    assert_follows(model, new)
+
+
+def test_a_collective_on_a_copied_model_is_followed(model: nn.Module) -> None:
+    copied = copy.deepcopy(model)
+    copied(x(copied))
+    new = torch.randn(copied.get_parameter(UP).shape).bfloat16()
+    with torch.no_grad():
+        dist.scatter(copied.state_dict()[UP], [new])
+    assert_follows(copied, new)
+
+
+def test_sharded_copies_have_scales_of_their_own(model: nn.Module) -> None:
+    copied = copy.deepcopy(model)
+    expected = model(x(model))
+    for each in (model, copied):
+        fully_shard(each, reshard_after_forward=True)
+        assert torch.equal(each(x(each)), expected)
+    with torch.no_grad():
+        copied.get_parameter(UP).mul_(64)
+    copied(x(copied))
+    assert torch.equal(model(x(model)), expected)
 
 
 @pytest.mark.parametrize(

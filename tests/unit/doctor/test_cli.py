@@ -16,6 +16,7 @@ from qat_core.doctor.__main__ import main
 from qat_core.doctor.diagnosis import Diagnosis
 from qat_core.doctor.examine import Case, examine
 from qat_core.recipe import Recipe
+from tests.nano_models import write_nano
 
 SMALL = ["--sequences", "6", "--max-new-tokens", "6"]
 
@@ -112,6 +113,11 @@ def damaged(nano_dir: Path, folder: Path) -> list[object]:
     return [folder / "damaged"]
 
 
+def other_shape(nano_dir: Path, folder: Path) -> list[object]:
+    write_nano("nano-dense", folder / "longer", num_layers=2)
+    return [nano_dir, "--previous", folder / "longer"]
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -131,10 +137,24 @@ def damaged(nano_dir: Path, folder: Path) -> list[object]:
         (wrong_recipe, "scale_polcy"),
         (packed_trainer, "the trainer's checkpoint needs to be in BF16; name a packed one with"),
         (damaged, "damaged"),
+        (lambda nano, tmp: [nano, "--previous", tmp], "holds neither .* name a checkpoint"),
+        (other_shape, "longer: other weights or shapes than"),
+        (
+            lambda nano, tmp: ["--verl", tmp, "--prompts", "p", "--recipe", "full"],
+            r"--prompts, --recipe: changes nothing for a recorded run \(--verl\); leave it out",
+        ),
+        (
+            lambda nano, tmp: [nano, "--band", "dense"],
+            "--band: changes nothing for a checkpoint; leave it out",
+        ),
+        (lambda nano, tmp: [nano, "--top-k", "-2"], "top_k: -2: needs a whole number, 0 for off"),
+        (lambda nano, tmp: [nano, "--temperature", "nan"], "temperature: nan: needs a number ab"),
+        (lambda nano, tmp: [nano, "--repetition-penalty", "-1"], "repetition_penalty: -1.0: needs"),
     ],
     ids=[
         *("nothing", "both", "no-checkpoint", "recipe", "top-p", "prompts", "served", "cuda"),
-        *("no-prompt", "recipe-file", "packed", "damaged"),
+        *("no-prompt", "recipe-file", "packed", "damaged", "no-previous", "other-previous"),
+        *("idle-for-a-run", "idle-for-a-checkpoint", "top-k", "temperature", "penalty"),
     ],
 )
 @pytest.mark.parametrize("nano_dir", ["nano-dense"], indirect=True)
@@ -150,3 +170,23 @@ def test_a_mistake_is_one_line_and_exit_code_2(
 
     said = capsys.readouterr().err.strip()
     assert re.search(message, said) and len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "needs"),
+    [
+        ("--sequences", "0", "a whole number above 0"),
+        ("--max-new-tokens", "-1", "a whole number above 0"),
+        ("--micro-batch", "x", "a whole number above 0"),
+        ("--seed", "-1", "a whole number, 0 to"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    option: str,
+    value: str,
+    needs: str,
+) -> None:
+    assert run(monkeypatch, "checkpoint", f"{option}={value}") == 2
+    assert f"argument {option}: {value}: needs {needs}" in capsys.readouterr().err

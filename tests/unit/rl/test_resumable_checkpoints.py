@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from qat_core.rl import resume
@@ -187,6 +188,14 @@ def test_another_models_state_is_named(
     resume.write_manifest(tmp_path / "step_2")
     with pytest.raises(ValueError, match=r"optimizer.pt: not the state of this run's optimizer"):
         load(tmp_path, model)
+
+
+def test_persistent_buffers_are_saved(tmp_path: Path, model: PreTrainedModel) -> None:
+    """As a router's score correction, which the model needs and no optimizer holds."""
+    model.register_buffer("bias", torch.arange(3.0))
+    save(tmp_path, model, 2)
+    del model.bias
+    assert load_file(tmp_path / "step_2" / "model.safetensors")["bias"].equal(torch.arange(3.0))
 
 
 @pytest.mark.parametrize("name", ["step_2.bak", "step_", "step_x", "old_step_9", "step_-1"])

@@ -21,6 +21,22 @@ def test_worked_answers_score_and_others_do_not(task: TaskConfig) -> None:
         assert score(task, "", problem.answer) == 0
 
 
+@pytest.mark.parametrize(
+    ("response", "right"),
+    [
+        ("The answer is 5.", True),
+        ("The answer is 2.5.", False),
+        ("It is 5.0 in all", True),
+        ("that is 10-5", True),
+        ("that is -5", False),
+        ("1,005", False),
+        ("five", False),
+    ],
+)
+def test_the_last_number_of_a_text_is_its_answer(response: str, right: bool) -> None:
+    assert score(WORDS, response, "5") == right
+
+
 @TASKS
 def test_splits_are_reproducible_and_disjoint(task: TaskConfig) -> None:
     train, test = make_problems(task, "train"), make_problems(task, "test")

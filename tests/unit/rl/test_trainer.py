@@ -1,6 +1,7 @@
 """The local trainer: all arms run, the mismatch is where it belongs, a resumed run is the same."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -11,6 +12,7 @@ from analysis.metrics import CATALOGUE
 from experiments.study.arms import ArmName, make_recipes
 from qat_core.recipe import Recipe
 from qat_core.rl.config import Correction, GrpoConfig, RolloutConfig
+from qat_core.rl.update import old_scores, update_policy
 from tests.nano_models import CONFIG, nano_trainer
 
 TIMES = ("timing_s/", "perf/")
@@ -103,6 +105,24 @@ def test_corrections_update_differently(nano_dir: Path, tmp_path: Path) -> None:
     assert len(set(norms.values())) == len(norms), norms
     # a geometric mask of a few random tokens may keep none of them
     assert all(norm > 0 for name, norm in norms.items() if name != "geometric_mask"), norms
+
+
+def test_metrics_of_an_update_are_of_the_tokens_that_a_mask_keeps(
+    nano_dir: Path, tmp_path: Path
+) -> None:
+    config = ON_POLICY.model_copy(update={"correction": "geometric_mask"})
+    trainer = nano_trainer(nano_dir, tmp_path, *make_recipes("bf16"), grpo=config)
+    _, sampled = trainer.sample(1)
+    old = old_scores(trainer.policy, sampled, config)
+    old.log_probs_BT[:] -= 1  # the ratio is e, which is clipped
+    drops_B1 = torch.arange(len(old.log_probs_BT))[:, None] % 2
+    rollouts = replace(sampled, log_probs=old.log_probs_BT - drops_B1)
+    advantages_B1 = torch.ones(len(drops_B1), 1)
+    metrics, _ = update_policy(
+        trainer.policy, trainer.optimizer, rollouts, old, advantages_B1, config
+    )
+    assert metrics["actor/pg_clipfrac"] == pytest.approx(1.0)
+    assert metrics["actor/ppo_kl"] == pytest.approx(-1.0)
 
 
 def test_drift_is_that_of_the_arm(nano_dir: Path, tmp_path: Path) -> None:

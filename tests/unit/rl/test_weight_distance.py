@@ -24,7 +24,7 @@ def test_distance_of_one_grid_step_is_one() -> None:
     assert distance.rms(model).item() == pytest.approx(((6 * 1 + 2 * 16) / 8) ** 0.5)
 
 
-def test_blocks_of_zeros_do_not_count() -> None:
+def test_blocks_of_zeros_count_as_not_moved() -> None:
     model = nn.Sequential(nn.Linear(32, 1, bias=False))
     with torch.no_grad():
         model[0].weight.zero_()[:, :16] = 6.0
