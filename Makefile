@@ -9,10 +9,10 @@ STUDY ?= $(or $(RECORD),default)
 NAMED := $(wildcard experiments/studies/$(STUDY).yaml experiments/studies/$(subst -,_,$(STUDY)).yaml)
 OF_STUDY := $(if $(NAMED),$(firstword $(NAMED)),$(STUDY))
 STUDY_FILE := $(if $(RECORD),experiments/records/$(RECORD)/study.yaml,$(OF_STUDY))
-# recipes read them from the environment, where no character of a file's name means anything
-export STUDY_FILE RECORD
-QUOTED_STUDY_FILE := '$(subst ','\'',$(STUDY_FILE))'
 PORT ?= 5000
+# recipes read them from the environment, where no character of a file's name means anything
+export STUDY_FILE RECORD PORT
+QUOTED_STUDY_FILE := '$(subst ','\'',$(STUDY_FILE))'
 
 BIN := .venv/bin
 BASE := .venv/.installed-base
@@ -23,7 +23,6 @@ NEEDS_ENGINES := ^[^\#]*\<(trainer|rollout).? *: *.?(verl|vllm)\>
 # what a study needs in addition: requirements/<study>.txt, if there is one, and vLLM and verl
 EXTRA := $(patsubst requirements/%.txt,.venv/.installed-%,$(wildcard requirements/$(STUDY).txt)) \
 	$(if $(shell grep -lsE '$(NEEDS_ENGINES)' $(QUOTED_STUDY_FILE)),$(ENGINES))
-NAME_OF_STUDY := import sys, yaml; print(yaml.safe_load(open(sys.argv[1]))["study"])
 SUPPORTED := import ensurepip, sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))
 
 .PHONY: help run verify test lint ui figures report record lock clean
@@ -34,7 +33,7 @@ help:  ## list the commands
 run: $(BASE) $(EXTRA)  ## run a study to its claims and figures: STUDY=name or file
 	@$(REQUIRE_STUDY)
 	@$(BIN)/python -m experiments.launch.study "$$STUDY_FILE"
-	@study=$$($(BIN)/python -c '$(NAME_OF_STUDY)' "$$STUDY_FILE"); \
+	@study=$$($(BIN)/python -m experiments.study.load "$$STUDY_FILE"); \
 		$(BIN)/python -m analysis.claims_table "results/studies/$$study/claims.json"
 
 verify: $(BASE) $(EXTRA)  ## run a recorded study again with fresh seeds, compare claims: RECORD=name
@@ -57,14 +56,7 @@ lint: $(DEV)  ## check style, spelling, imports, types and workflow
 	@$(BIN)/mypy
 
 ui: $(BASE)  ## browse the runs of this machine, or the recorded ones
-	@changed=($$(for record in experiments/records/*; do \
-		if test "$$record/claims.json" -nt mlflow.db; then echo "$$record"; fi; done)); \
-		test -e mlflow.db || changed+=($(wildcard results)); \
-		for folder in "$${changed[@]}"; do echo "Reading $$folder (at most a minute or so, once)"; \
-		$(BIN)/python -m experiments.tracking.publish rebuild "$$folder"; done
-	@$(BIN)/python -m experiments.tracking.glance --port $(PORT); echo "(Ctrl-C ends it)"
-	@MLFLOW_DISABLE_TELEMETRY=true $(BIN)/mlflow ui --host 127.0.0.1 --port $(PORT) \
-		--backend-store-uri sqlite:///mlflow.db
+	@$(BIN)/python -m experiments.tracking.ui --port "$$PORT"
 
 figures: $(BASE)  ## draw all figures and tables again from experiments/records
 	@for study in experiments/records/*/study.yaml; do record=$$(dirname "$$study"); \
@@ -77,14 +69,17 @@ figures: $(BASE)  ## draw all figures and tables again from experiments/records
 
 report: $(BASE)  ## one self-contained page of a recorded study: STUDY=name
 	@$(REQUIRE_STUDY)
-	@record="experiments/records/$$($(BIN)/python -c '$(NAME_OF_STUDY)' "$$STUDY_FILE")"; \
+	@record="experiments/records/$$($(BIN)/python -m experiments.study.load "$$STUDY_FILE")"; \
 		test -f "$$record/study.yaml" || { echo "error: $$record: no record; make one with" \
-			"make record, or see results/studies after make run" >&2; exit 2; }; \
+			"make record STUDY=$$STUDY_FILE, or see results/studies after make run" >&2; exit 2; }; \
 		$(BIN)/python -m analysis.report --study "$$record/study.yaml" --results "$$record" \
 			--out "results/reports/$$(basename "$$record").html"
 
 record: $(BASE)  ## copy a finished study's small results into experiments/records: STUDY=name
-	@$(BIN)/python -m experiments.runs.record --study "$$STUDY_FILE"
+	@test -n "$(filter-out file,$(origin STUDY))" -a -z "$$RECORD" || { echo "error: make record:" \
+		"replaces a record, so name its study, as in make record STUDY=default" >&2; exit 2; }
+	@$(REQUIRE_STUDY)
+	@$(BIN)/python -m analysis.record --study "$$STUDY_FILE"
 
 lock:  ## resolve the newest allowed packages into requirements/*.txt
 	@PYTHON=$$($(FIND_PYTHON)) requirements/lock.sh

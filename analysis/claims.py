@@ -21,13 +21,13 @@ from analysis.accuracy_claims import (
 )
 from analysis.claim_rows import new_claim
 from analysis.claims_table import NOTE, Claim, ClaimsTable
+from analysis.figure_files import load_judged_by
 from analysis.judgeable import require_judgeable
 from analysis.kl_claims import ffn_ratio, noqat_ratio, qat_ratio
 from analysis.load import load_results
 from analysis.protocol import marks
 from analysis.results import Results, is_memory_of_engine, memory_source
 from analysis.stats import Interval, gain
-from experiments.study.load import load_study
 from experiments.study.schema import Study
 from experiments.support.cli import STUDY, run_cli
 from qat_core.rl.metric_names import REWARD
@@ -120,8 +120,8 @@ def main() -> None:
     parser.add_argument("--results", type=Path, required=True, help="results or records folder")
     parser.add_argument("--out", type=Path, required=True, help="folder of claims.json, claims.md")
     arguments = parser.parse_args()
-    study = load_study(arguments.study)
-    table = judge_study(study, load_results(arguments.results, [run.id for run in study.runs]))
+    study = load_judged_by("parity", arguments.study)
+    table = judge_study(study, load_results(study, arguments.results))
     table.write(arguments.out)
     table.show(Console())
 

@@ -6,6 +6,7 @@ programs of a study for the Makefile.
 
 import argparse
 from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 from experiments.study.arms import ARMS
@@ -47,6 +48,22 @@ PROGRAMS: Mapping[str, Programs] = {
         ("curves", SURVIVAL, "corrections", CAUSES),
     ),
 }
+
+
+def load_judged_by(kind: str, path: Path) -> Study:
+    """A study, for the programs that judge and draw this kind.
+
+    Raises:
+        ValueError: the file is damaged, or other programs judge and draw the study.
+    """
+    study = load_study(path)
+    if study.judged_by != kind:
+        judge, draw, *_ = PROGRAMS[study.judged_by]
+        judge, draw = (f"python -m {name.removesuffix('.__main__')}" for name in (judge, draw))
+        raise ValueError(
+            f"{path}: judged_by: {study.judged_by}: judge it with {judge}, draw it with {draw}"
+        )
+    return study
 
 
 def figure_names(study: Study) -> tuple[str, ...]:

@@ -5,15 +5,13 @@ committed records (`metrics.csv.gz`); both hold `manifest.json` and `eval.json`.
 files are refused with their name and line, nothing is filled in.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from analysis.results import Results
 from experiments.runs.drift import has_drift, read_drift
-from experiments.runs.evaluation import read_evaluations
-from experiments.runs.manifest import RunManifest, read_manifest
+from experiments.runs.manifest import RunManifest
 from experiments.runs.metrics import (
     METRICS,
     RECORDED_METRICS,
@@ -22,27 +20,30 @@ from experiments.runs.metrics import (
     read_jsonl,
     require_every_step,
 )
+from experiments.runs.settings import read_evaluations_of, read_run
+from experiments.study.schema import Run, Study
 
 HINT = "run the study"
 
 
-def load_results(folder: Path, run_ids: Sequence[str]) -> Results:
-    """Reads the named runs of a results or records folder.
+def load_results(study: Study, folder: Path) -> Results:
+    """Reads the runs of a study from a results folder or its record.
 
     Raises:
-        ValueError: a file is missing or garbled, or a run is not finished.
+        ValueError: a file is missing or garbled, or a run is not finished, or was trained or
+            evaluated with other settings.
     """
-    manifests = {run_id: _read_manifest(folder / run_id) for run_id in run_ids}
+    manifests = {run.id: _read_manifest(study, run, folder) for run in study.runs}
     metrics = [
         _tag(read_metrics(folder / run_id, it.planned_steps), it)
         for run_id, it in manifests.items()
     ]
     evals = [
-        _tag(_read_evals(folder / run_id, manifest.config["rl"]["steps"]), manifest)
+        _tag(_read_evals(study, folder / run_id, manifest.config["rl"]["steps"]), manifest)
         for run_id, manifest in manifests.items()
     ]
     drift = {
-        run_id: read_drift(folder / run_id) for run_id in run_ids if has_drift(folder / run_id)
+        run_id: read_drift(folder / run_id) for run_id in manifests if has_drift(folder / run_id)
     }
     return Results(
         pd.concat(metrics, ignore_index=True), pd.concat(evals, ignore_index=True), manifests, drift
@@ -81,26 +82,25 @@ def read_metric(run_dir: Path, metric: str, num_steps: int | None = None) -> pd.
     return metrics[metric]
 
 
-def _read_manifest(run_dir: Path) -> RunManifest:
-    manifest = read_manifest(run_dir, HINT)
-    if manifest.run != run_dir.name:
-        raise ValueError(f"{run_dir}/manifest.json: run: it is of {manifest.run}; {HINT}")
+def _read_manifest(study: Study, run: Run, folder: Path) -> RunManifest:
+    manifest = read_run(study, run, folder, HINT)
     if manifest.status != "finished":
         reason = f" ({manifest.reason})" if manifest.reason else ""
         raise ValueError(
-            f"{run_dir}/manifest.json: the run is {manifest.status}{reason}; run it to the end"
+            f"{folder / run.id}/manifest.json: the run is {manifest.status}{reason}; run it to "
+            "the end"
         )
     return manifest
 
 
-def _read_evals(run_dir: Path, num_steps: int) -> pd.DataFrame:
-    evaluations = read_evaluations(run_dir, HINT)
+def _read_evals(study: Study, run_dir: Path, num_steps: int) -> pd.DataFrame:
+    evaluations = read_evaluations_of(study, run_dir, HINT)
     for evaluation in evaluations:
         if evaluation.step > num_steps:
             raise ValueError(
                 f"{run_dir}/eval.json: step {evaluation.step} is evaluated, of {num_steps}; {HINT}"
             )
-    return pd.DataFrame([evaluation.model_dump() for evaluation in evaluations])
+    return pd.DataFrame([evaluation.model_dump(exclude={"settings"}) for evaluation in evaluations])
 
 
 def _tag(rows: pd.DataFrame, manifest: RunManifest) -> pd.DataFrame:

@@ -9,6 +9,7 @@ MY_RUN is a folder or file of verl's file logger; with `--mlflow`, a run's id th
 import argparse
 from collections.abc import Mapping
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from analysis.metrics import CATALOGUE
 from analysis.style import INK, add_legend, arm_style, new_figure, save_figure
 from experiments.study.arms import ARMS
 from experiments.study.schema import ROOT
+from experiments.study.yaml_file import suggest
 from experiments.support.cli import run_cli
 from qat_core.doctor.diagnosis import BANDS
 from qat_core.doctor.verl_run import K3, read_run
@@ -74,6 +76,8 @@ def read_recorded(records: Path, model: str) -> dict[str, list[pd.DataFrame]]:
             arms[arm] = [read_metrics(folder) for folder in folders]
     if not arms:
         models = sorted({path.name.split("_")[0] for path in records.glob("*_seed*")})
+        if not models:
+            raise ValueError(f"--records: {records}: no runs; name a folder of experiments/records")
         raise ValueError(f"{records}: no runs of {model}; --model is one of {', '.join(models)}")
     return arms
 
@@ -85,7 +89,15 @@ def draw(
     metrics: tuple[str, ...],
     kind: str,
 ) -> Figure:
-    """A panel a metric: a thin line a recorded run, and the user's run over them."""
+    """A panel a metric: a thin line a recorded run, and the user's run over them.
+
+    Raises:
+        ValueError: neither the user's run nor a recorded one has a metric.
+    """
+    known = {str(name) for frame in chain([own], *recorded.values()) for name in frame} - {"step"}
+    for metric in (metric for metric in metrics if metric not in known):
+        hint = suggest(metric, sorted(known), f"there are {', '.join(sorted(known))}")
+        raise ValueError(f"--metrics: {metric}: in no run; {hint}")
     seeds = max(len(frames) for frames in recorded.values())
     shown = "a line a seed" if seeds > 1 else "one seed"
     low, high = BANDS[kind]

@@ -18,9 +18,11 @@ from rich.console import Console
 from rich.table import Table
 
 from analysis.claims_table import COLORS, Claim, ClaimsTable, ClaimVerdict, read_table
+from analysis.judging import judge as judge_results
 from analysis.markdown import MarkdownTable
-from experiments.runs.manifest import RunManifest, read_manifest
-from experiments.runs.record import REPLICATIONS, require_commit
+from analysis.record import REPLICATIONS, require_commit
+from experiments.runs.manifest import RunManifest
+from experiments.runs.settings import read_run
 from experiments.study.load import load_study
 from experiments.study.schema import Study
 from experiments.support.cli import RESULTS, run_cli
@@ -175,23 +177,6 @@ def compare(recorded: ClaimsTable, again: ClaimsTable) -> list[Comparison]:
     ]
 
 
-def replication_of(study: Study, results: Path) -> Replication:
-    """A finished study as it is kept.
-
-    Raises:
-        ValueError: it is not finished, or was made by code that no commit holds.
-    """
-    manifests = [read_manifest(results / run.id, REMAKE) for run in study.runs]
-    for manifest in manifests:
-        require_commit(manifest, results / manifest.run)
-    return Replication(
-        study=study.study,
-        seeds=study.seeds,
-        claims=read_table(results / "studies" / study.study / "claims.json"),
-        runs=tuple(map(_origin, manifests)),
-    )
-
-
 def _origin(manifest: RunManifest) -> Origin:
     git, hardware = manifest.git, manifest.hardware
     return Origin(
@@ -238,17 +223,22 @@ def judge(record: Path, study: Study, results: Path, keep: bool) -> None:
     """Prints the comparison and, if asked for, keeps it.
 
     Raises:
-        ValueError: a claim that the record passed now fails, there is nothing to compare, or the
-            study is no replication of the record.
+        ValueError: a claim that the record passed now fails, a run is missing or of other settings,
+            or the study is no replication of the record; of what is kept, no commit holds the code.
     """
     require_replication(record, study)
-    again = read_table(results / "studies" / study.study / "claims.json")
-    comparisons = compare(read_table(record / "claims.json"), again)
+    manifests = [read_run(study, run, results, REMAKE) for run in study.runs]
+    claims = judge_results(study, results)
+    comparisons = compare(read_table(record / "claims.json"), claims)
     show(comparisons, Console())
     if keep:
+        for manifest in manifests:
+            require_commit(manifest, results / manifest.run)
         (record / REPLICATIONS).mkdir(exist_ok=True)
         path = record / REPLICATIONS / f"seeds{study.seeds[0]}-{study.seeds[-1]}.json"
-        write_json(path, replication_of(study, results).model_dump(mode="json"))
+        runs = tuple(map(_origin, manifests))
+        again = Replication(study=study.study, seeds=study.seeds, claims=claims, runs=runs)
+        write_json(path, again.model_dump(mode="json"))
         print(f"{path}: show it with make figures and commit it")
     contradicted = [it.recorded for it in comparisons if it.is_contradicted]
     if contradicted:

@@ -5,9 +5,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from analysis.collapse.judge import judge_study
-from analysis.collapse.outcome_table import outcome_table
-from experiments.study.load import load_study
+from analysis.collapse.judge import write_claims
+from analysis.figure_files import load_judged_by
 from experiments.support.cli import STUDY, run_cli
 
 
@@ -17,10 +16,8 @@ def main() -> None:
     parser.add_argument("--results", type=Path, required=True, help="results or records folder")
     parser.add_argument("--out", type=Path, required=True, help="folder of claims.json, claims.md")
     arguments = parser.parse_args()
-    study = load_study(arguments.study)
-    table = judge_study(study, arguments.results)
-    table.write(arguments.out, f"\n{outcome_table(study, arguments.results)}\n")
-    table.show(Console())
+    study = load_judged_by("collapse", arguments.study)
+    write_claims(study, arguments.results, arguments.out).show(Console())
 
 
 if __name__ == "__main__":

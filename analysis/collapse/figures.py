@@ -12,10 +12,9 @@ from analysis.collapse import causes, curves, outcomes
 from analysis.collapse.data import GridData
 from analysis.collapse.grid import NOQAT, QAT, show_rate
 from analysis.drift import order
-from analysis.figure_files import DRIFT, FORMATS, PROGRAMS, figure_names
+from analysis.figure_files import DRIFT, FORMATS, PROGRAMS, figure_names, load_judged_by
 from analysis.style import arm_style, save_figure
 from experiments.runs.drift import read_drift
-from experiments.study.load import load_study
 from experiments.support.cli import STUDY, run_cli
 
 
@@ -75,7 +74,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, required=True, help="results or records folder")
     parser.add_argument("--out", type=Path, required=True, help="folder of the PNG and SVG files")
     arguments = parser.parse_args()
-    data = GridData(load_study(arguments.study), arguments.results)
+    data = GridData(load_judged_by("collapse", arguments.study), arguments.results)
     arguments.out.mkdir(parents=True, exist_ok=True)
     for name in figure_names(data.study):
         paths = [arguments.out / f"{name}.{kind}" for kind in FORMATS]

@@ -56,6 +56,7 @@ class Design(NamedTuple):
         lrs: learning rates at which the arms are compared on `dense`, ascending.
         settings: all that the study plans; claims about others are not made.
         advantage: with which the arms are compared; further cells may have another one.
+        primary: the claim that decides.
     """
 
     dense: str
@@ -63,6 +64,7 @@ class Design(NamedTuple):
     lrs: tuple[float, ...]
     settings: frozenset[Setting]
     advantage: str = "reward"
+    primary: str = "C1"
 
     @property
     def decisive_lr(self) -> float:
@@ -98,7 +100,8 @@ def design_of(study: Study) -> Design:
             )
     dense, *others = study.models
     settings = frozenset(cell_of)
-    design = Design(dense, others[0] if others else None, (), settings, study.rl.advantage)
+    moe = others[0] if others else None
+    design = Design(dense, moe, (), settings, study.rl.advantage, study.primary)
     lrs = sorted({it.lr for it in settings if it == design.plain(BF16, it.lr)})
     if not lrs:
         raise ValueError(

@@ -11,6 +11,7 @@ from analysis.claims_table import Claim, ClaimsTable, ClaimVerdict
 from analysis.collapse.comparison import Comparison
 from analysis.collapse.few_seeds import FEWEST_FOR_TESTS, descriptive_rules_of
 from analysis.collapse.grid import Design, Grid, design_of, read_grid, runs_by_setting
+from analysis.collapse.outcome_table import outcome_table
 from analysis.collapse.rules import Rule, rules_of
 from analysis.load import read_metric
 from experiments.runs.evaluation import EVALUATIONS
@@ -59,6 +60,13 @@ def judge_study(study: Study, results: Path) -> ClaimsTable:
         },
         note=f"{DEFINITION} {how}",
     )
+
+
+def write_claims(study: Study, results: Path, out: Path) -> ClaimsTable:
+    """Judges a study and writes claims.json and claims.md, which all outcomes end."""
+    table = judge_study(study, results)
+    table.write(out, f"\n{outcome_table(study, results)}\n")
+    return table
 
 
 def judge_grid(

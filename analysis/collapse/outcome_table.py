@@ -15,7 +15,8 @@ from analysis.collapse.grid import (
 from analysis.collapse.survival import Outcome, share_collapsed
 from analysis.load import HINT, read_metric
 from analysis.markdown import MarkdownTable
-from experiments.runs.evaluation import EVALUATIONS, Precision, read_evaluations
+from experiments.runs.evaluation import EVALUATIONS, Precision
+from experiments.runs.settings import read_evaluations_of
 from experiments.study.schema import Run, Study
 from qat_core.rl.metric_names import K3_KL
 
@@ -44,7 +45,7 @@ def outcome_table(study: Study, results: Path) -> str:
     What all settings have in common is left out.
 
     Raises:
-        ValueError: a run's metrics or evaluations are damaged.
+        ValueError: a run's metrics or evaluations are damaged, or of other settings.
     """
     runs = runs_by_setting(study, results)
     rows = [
@@ -55,22 +56,24 @@ def outcome_table(study: Study, results: Path) -> str:
                 _median_kl(results / run.id, it)
                 for run, it in zip(runs[setting], outcomes, strict=True)
             ],
-            _accuracies(results, runs[setting], "bf16"),
-            _accuracies(results, runs[setting], "nvfp4"),
+            _accuracies(study, results, runs[setting], "bf16"),
+            _accuracies(study, results, runs[setting], "nvfp4"),
         )
         for setting, outcomes in read_grid(runs, results).items()
     ]
     return TABLE.without_constant(rows)
 
 
-def _accuracies(results: Path, runs: Sequence[Run], precision: Precision) -> list[float]:
+def _accuracies(
+    study: Study, results: Path, runs: Sequence[Run], precision: Precision
+) -> list[float]:
     found = []
     for run in runs:
         if not (results / run.id / EVALUATIONS).exists():
             continue
         its = [
             e
-            for e in read_evaluations(results / run.id, HINT)
+            for e in read_evaluations_of(study, results / run.id, HINT)
             if (e.precision, e.decoding) == (precision, "sampled")
         ]
         found += [e.accuracy for e in its if e.step and e.step == max(e.step for e in its)]

@@ -4,11 +4,10 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from analysis.figure_files import FORMATS, figure_names
+from analysis.figure_files import FORMATS, figure_names, load_judged_by
 from analysis.figures import FIGURES
 from analysis.load import load_results
 from analysis.style import save_figure
-from experiments.study.load import load_study
 from experiments.support.cli import STUDY, run_cli
 
 
@@ -18,8 +17,8 @@ def main() -> None:
     parser.add_argument("--results", type=Path, required=True, help="results or records folder")
     parser.add_argument("--out", type=Path, required=True, help="folder of the PNG and SVG files")
     arguments = parser.parse_args()
-    study = load_study(arguments.study)
-    results = load_results(arguments.results, [run.id for run in study.runs])
+    study = load_judged_by("parity", arguments.study)
+    results = load_results(study, arguments.results)
     arguments.out.mkdir(parents=True, exist_ok=True)
     for name in figure_names(study):
         paths = [arguments.out / f"{name}.{kind}" for kind in FORMATS]

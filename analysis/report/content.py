@@ -15,15 +15,17 @@ from analysis.figures.drift import runs_by_arm
 from analysis.load import load_results
 from experiments.runs.drift import RECORDED_DRIFT
 from experiments.runs.evaluation import EVALUATIONS
-from experiments.runs.manifest import MANIFEST, RunManifest, read_manifest
+from experiments.runs.manifest import MANIFEST, RunManifest
 from experiments.runs.metrics import METRICS, RECORDED_METRICS
 from experiments.runs.provenance import digest_file
+from experiments.runs.settings import read_run
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, Study
 from experiments.support.json_files import read_bytes
 from qat_core.drift.names import FILE as DRIFT_FILE
 
 HINT = "run the study to its end"
+HINT_OF_RECORD = "record the study again"
 # what a figure reads of every run besides its manifest; a record has the form that comes first
 FILES: Mapping[str, tuple[str, ...]] = {
     "metrics": (RECORDED_METRICS, METRICS),
@@ -95,24 +97,27 @@ def read_content(study_file: Path, results: Path) -> Content:
         results: a results folder, or the folder of the study's record.
 
     Raises:
-        ValueError: claims, figures or all runs are missing, or a file is damaged.
+        ValueError: claims, figures or all runs are missing, a file is damaged, or a run was
+            trained with other settings.
     """
     study = load_study(study_file)
     own = results / "studies" / study.study
-    judged = own if own.is_dir() else results
-    there = [run.id for run in study.runs if (results / run.id / MANIFEST).is_file()]
+    is_record = (results / "study.yaml").is_file()
+    judged = results if is_record else own
+    trained, drawn = (HINT_OF_RECORD, "make it with make figures") if is_record else (HINT, HINT)
+    there = [run for run in study.runs if (results / run.id / MANIFEST).is_file()]
     if not there:
-        raise ValueError(f"{results}: no run of study {study.study}; {HINT}")
+        raise ValueError(f"{results}: no run of study {study.study}; {trained}")
     programs = PROGRAMS[study.judged_by]
     draw = programs.draw.removesuffix(".__main__")
     return Content(
         study=study,
         study_yaml=study_file.read_text(),
-        manifests={run: read_manifest(results / run, HINT) for run in there},
-        missing=tuple(run.id for run in study.runs if run.id not in there),
-        claims=read_bytes(judged / "claims.md", HINT).decode(),
-        figures=tuple(_figures(study, judged / "figures")),
-        files=tuple(file for run in there for file in _files(results / run)),
+        manifests={run.id: read_run(study, run, results, trained) for run in there},
+        missing=tuple(run.id for run in study.runs if run not in there),
+        claims=read_bytes(judged / "claims.md", drawn).decode(),
+        figures=tuple(_figures(study, judged / "figures", drawn)),
+        files=tuple(file for run in there for file in _files(results / run.id)),
         protocol=(ROOT / programs.protocol).read_text(),
         command=f"python -m {draw} --study {_shown(study_file)} --results {_shown(results)} "
         "--out figures",
@@ -120,9 +125,9 @@ def read_content(study_file: Path, results: Path) -> Content:
     )
 
 
-def _figures(study: Study, folder: Path) -> Iterator[ShownFigure]:
+def _figures(study: Study, folder: Path, hint: str) -> Iterator[ShownFigure]:
     for name in figure_names(study):
-        svg = read_bytes(folder / f"{name}.svg", HINT)
+        svg = read_bytes(folder / f"{name}.svg", hint)
         it = FIGURES[name] if study.judged_by == "parity" else GRID_FIGURES[name]
         yield ShownFigure(name, it.caption, svg, _script(it.draw.__module__), it.reads)
 
@@ -131,7 +136,7 @@ def _drift(study: Study, results: Path) -> dict[str, str]:
     if DRIFT not in figure_names(study):
         return {}
     if study.judged_by == "parity":
-        loaded = load_results(results, [run.id for run in study.runs])
+        loaded = load_results(study, results)
         runs = {model: runs_by_arm(study, loaded, model) for model in study.models}
     else:
         data = GridData(study, results)

@@ -26,6 +26,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from experiments.benchmarks.architectures import ARCHITECTURES, TINY, engine_settings
+from experiments.benchmarks.device import require_device
 from experiments.benchmarks.random_model import write_random_checkpoint
 from experiments.runs.provenance import origin
 from experiments.support.cli import run_cli
@@ -137,6 +138,7 @@ def main() -> None:
     parser.add_argument("--device", choices=SIZES, default="cuda")
     parser.add_argument("--models", nargs="+", choices=ARCHITECTURES, default=list(ARCHITECTURES))
     arguments = parser.parse_args()
+    require_device(arguments.device)
     size = SIZES[arguments.device]
     record: dict[str, Any] = {
         "benchmark": "bitwise",

@@ -8,8 +8,8 @@ deviates beside them, as many as there are weights in the largest layer, show wh
 Error: root mean square of q - w relative to that of w, over all weights of a kind.
 """
 
+import argparse
 import json
-import sys
 from collections import defaultdict
 from itertools import product
 from math import sqrt
@@ -40,8 +40,9 @@ NORMAL_SHAPE = (1536, 576)
 
 def main() -> None:
     """Measures, prints a table and writes the record to the path given."""
-    if len(sys.argv) != 2:
-        raise SystemExit(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("record", type=Path, help="JSON file to write")
+    record_path: Path = parser.parse_args().record
     file = smollm2_file()
     groups = weight_groups(file)
     normal = [{NORMAL: torch.randn(NORMAL_SHAPE, generator=torch.Generator().manual_seed(0))}]
@@ -57,7 +58,7 @@ def main() -> None:
         "weights": sum(w.numel() for group in groups for w in group.values()),
         "relative_rms_error": rows,
     }
-    Path(sys.argv[1]).write_text(json.dumps(record, indent=1) + "\n")
+    record_path.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def smollm2_file() -> Path:

@@ -10,9 +10,9 @@ goes into arithmetic. Quantizing executes 16.6 instructions a weight (counted in
 sm_90): on an H200, at one a clock and scheduler, half of the copy's time.
 """
 
+import argparse
 import importlib.util
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -110,10 +110,11 @@ def print_table(rows: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     """Measures, prints a table and writes the record to the path given."""
-    if len(sys.argv) != 2:
-        raise SystemExit(__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("record", type=Path, help="JSON file to write")
+    record_path: Path = parser.parse_args().record
     if not torch.cuda.is_available():
-        raise SystemExit("codec benchmark: needs a CUDA GPU")
+        raise ValueError("no CUDA GPU here; run it where there is one")
     torch.set_num_threads(1)
     rows = time_kernels()
     print_table(rows)
@@ -130,9 +131,8 @@ def main() -> None:
         "qwen3_30b_a3b": time_model_30b(),
     }
     Console().print_json(data={k: v for k, v in record.items() if k != "kernels"})
-    path = Path(sys.argv[1])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    record_path.parent.mkdir(parents=True, exist_ok=True)
+    record_path.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from experiments.study.load import load_study
 from experiments.study.models import ScratchModel
 from experiments.study.schema import ROOT
 from experiments.support.cli import run_cli
+from qat_core.arguments import positive_int
 from qat_core.drift.layer_kl import layer_kl
 from qat_core.drift.log import KL_EVERY, KL_SEQUENCES
 from qat_core.drift.monitor import BLOCKS_PER_WEIGHT, DriftMonitor
@@ -39,8 +40,13 @@ WARM_UP_STEPS = 2
 def run(study_file: Path, model: str, steps: int) -> dict[str, Any]:
     """Seconds of steps and of observations of one model."""
     study = load_study(study_file)
-    shape = study.models[model]
-    assert isinstance(shape, ScratchModel), "of the nano models"
+    shape = study.models.get(model)
+    if not isinstance(shape, ScratchModel):
+        known = [name for name, it in study.models.items() if isinstance(it, ScratchModel)]
+        raise ValueError(
+            f"--models: {model}: no model of {study_file} with a config of its own; it has "
+            f"{', '.join(known) or 'none'}"
+        )
     config = json.loads((ROOT / shape.config).read_text())
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder) / "base"
@@ -93,8 +99,8 @@ def main() -> None:
     parser.add_argument("record", type=Path)
     parser.add_argument("--study", type=Path, required=True)
     parser.add_argument("--models", nargs="+", default=["nano-dense", "nano-moe"])
-    parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--threads", type=int, help="of the CPU; by default all")
+    parser.add_argument("--steps", type=positive_int, default=8)
+    parser.add_argument("--threads", type=positive_int, help="of the CPU; by default all")
     arguments = parser.parse_args()
     if arguments.threads:
         torch.set_num_threads(arguments.threads)

@@ -9,6 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
+from experiments.benchmarks.device import require_device
 from experiments.benchmarks.records import read_continued
 from experiments.runs.provenance import origin
 from experiments.study.schema import ROOT
@@ -60,6 +61,7 @@ def record_engines(
     Raises:
         ValueError: the record to resume is of another commit, machine or setting.
     """
+    require_device(arguments.device)
     where = origin(arguments.device, arguments.record, vllm=vllm_version())
     setup = {"benchmark": benchmark, **where, **settings}
     kept = read_continued(arguments.record, setup) if arguments.resume else None

@@ -32,6 +32,7 @@ from experiments.benchmarks.qat_layers import apply_arm, arms, layer_stack, step
 from experiments.benchmarks.timing import summary, time_in_turns
 from experiments.runs.provenance import origin
 from experiments.support.cli import run_cli
+from qat_core.arguments import positive_int
 from qat_core.parameter import FakeQuantizedTensor
 from qat_core.units import BYTES_PER_GIB
 
@@ -166,12 +167,15 @@ def main() -> None:
     """Measures every world size and writes the record."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("record", type=Path)
-    parser.add_argument("--worlds", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--worlds", type=positive_int, nargs="+", default=[2, 4])
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=positive_int, default=10)
     args = parser.parse_args()
     if args.device == "cuda" and torch.cuda.device_count() < max(args.worlds):
-        raise SystemExit(f"fsdp benchmark: needs {max(args.worlds)} GPUs")
+        raise ValueError(
+            f"--worlds: {max(args.worlds)}: there are {torch.cuda.device_count()} CUDA GPUs; name "
+            "fewer, or rehearse with --device cpu"
+        )
     results = []
     for world in args.worlds:
         with tempfile.TemporaryDirectory() as folder:

@@ -13,7 +13,7 @@ same machine, to add layers or tokens.
 
 import argparse
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments.benchmarks import matmul_dense, matmul_experts
+from experiments.benchmarks.device import require_device
 from experiments.benchmarks.matmul_cases import (
     Call,
     Weights,
@@ -36,6 +37,7 @@ from experiments.benchmarks.timing import quartiles, time_calls
 from experiments.runs.provenance import origin
 from experiments.support.cli import run_cli
 from experiments.support.json_files import write_json
+from qat_core.arguments import positive_int
 from qat_core.nvfp4 import group_amax
 
 TOKENS = [1, 8, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192]
@@ -51,11 +53,18 @@ FILLS_CACHE = 1024  # tokens whose activations alone push a weight out of the L2
 MAX_ERROR = 3e-3
 
 
-def layers(device: str) -> list[Layer]:
-    """What there is to measure."""
-    if device == "cpu":
-        return CPU_LAYERS
-    return [layer for model in MODELS for layer in layers_of(model)]
+def layers(device: str, chosen: Sequence[str] | None) -> list[Layer]:
+    """What there is to measure, or what is chosen of it by name.
+
+    Raises:
+        ValueError: there is no layer of that name.
+    """
+    gpu_layers = [layer for model in MODELS for layer in layers_of(model)]
+    known = {layer.key: layer for layer in (CPU_LAYERS if device == "cpu" else gpu_layers)}
+    for name in chosen or ():
+        if name not in known:
+            raise ValueError(f"--layers: {name}: no such layer; there are {', '.join(known)}")
+    return [layer for name, layer in known.items() if chosen is None or name in chosen]
 
 
 def arms_of(layer: Layer, device: str) -> list[str]:
@@ -122,12 +131,12 @@ def main() -> None:
     parser.add_argument("record", type=Path)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--layers", nargs="+", metavar="MODEL.NAME")
-    parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS)
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--tokens", nargs="+", type=positive_int, default=TOKENS)
+    parser.add_argument("--rounds", type=positive_int, default=20)
     arguments = parser.parse_args()
     device = arguments.device
-    if device == "cuda" and not torch.cuda.is_available():
-        parser.error("no CUDA GPU here; --device cpu rehearses")
+    require_device(device)
+    chosen = layers(device, arguments.layers)
     torch.manual_seed(0)
     setup = {
         "benchmark": "matmul",
@@ -139,10 +148,7 @@ def main() -> None:
         "peak": measure_peak(device),
         "cases": [],
     }
-    chosen = arguments.layers
-    for layer in layers(device):
-        if chosen is not None and layer.key not in chosen:
-            continue
+    for layer in chosen:
         if rows := measure_missing(record, layer, arguments.tokens, device):
             record["cases"] += rows
             write_json(arguments.record, record)

@@ -21,6 +21,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from experiments.benchmarks.device import require_device
 from experiments.benchmarks.matmul import arms_of, layers
 from experiments.benchmarks.matmul_cases import (
     Case,
@@ -35,6 +36,7 @@ from experiments.benchmarks.matmul_layers import Layer
 from experiments.runs.provenance import origin
 from experiments.support.cli import run_cli
 from experiments.support.json_files import write_json
+from qat_core.arguments import positive_int
 from qat_core.options import ScalePolicy
 
 REPEATS = 20
@@ -102,11 +104,11 @@ def main() -> None:
     parser.add_argument("record", type=Path)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--layers", nargs="+", metavar="MODEL.NAME")
-    parser.add_argument("--tokens", nargs="+", type=int, default=TOKENS)
+    parser.add_argument("--tokens", nargs="+", type=positive_int, default=TOKENS)
     arguments = parser.parse_args()
     device = arguments.device
-    if device == "cuda" and not torch.cuda.is_available():
-        parser.error("no CUDA GPU here; --device cpu rehearses")
+    require_device(device)
+    chosen = layers(device, arguments.layers)
     forbid_split_k()
     torch.manual_seed(0)
     record: dict[str, Any] = {
@@ -115,9 +117,7 @@ def main() -> None:
         "repeats": REPEATS,
         "cases": [],
     }
-    for layer in layers(device):
-        if arguments.layers is not None and layer.key not in arguments.layers:
-            continue
+    for layer in chosen:
         for scale in get_args(ScalePolicy):
             rows = compare(layer, arguments.tokens, device, scale)
             for row in rows:

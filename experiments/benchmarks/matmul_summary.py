@@ -6,7 +6,7 @@ Microseconds by tokens and way to multiply, and as multiples of the BF16 arm's s
 and experts are added up apart: their arms differ. A way that lacks one of the products is left out.
 """
 
-import sys
+import argparse
 from pathlib import Path
 from typing import Any
 
@@ -60,12 +60,13 @@ def print_totals(title: str, by_tokens: Totals, baseline: str) -> None:
 
 def main() -> None:
     """Prints a table for each model and kind of product."""
-    if len(sys.argv) != 2:
-        raise SystemExit(__doc__)
-    path, hint = Path(sys.argv[1]), "name a record of `matmul`"
-    record = read_json(path, hint)
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("record", type=Path, help="of `matmul`")
+    record_path: Path = parser.parse_args().record
+    hint = "name a record of `matmul`"
+    record = read_json(record_path, hint)
     if record.get("benchmark") != "matmul":
-        raise ValueError(f"{path}: benchmark: {record.get('benchmark')}; {hint}")
+        raise ValueError(f"{record_path}: benchmark: {record.get('benchmark')}; {hint}")
     for model in dict.fromkeys(row["layer"].partition(".")[0] for row in record["cases"]):
         for kind, baseline in BF16.items():
             if by_tokens := totals(record["cases"], model, kind):

@@ -20,10 +20,12 @@ import torch
 from rich.console import Console
 from torch import nn
 
+from experiments.benchmarks.device import require_device
 from experiments.benchmarks.qat_layers import QAT_ARMS, apply_arm, arms, layer_stack, step_inputs
 from experiments.benchmarks.timing import summary, time_in_turns
 from experiments.runs.provenance import origin
 from experiments.support.cli import run_cli
+from qat_core.arguments import positive_int
 from qat_core.preparation import scales_of
 from qat_core.units import BYTES_PER_GIB
 
@@ -99,10 +101,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("record", type=Path)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--rounds", type=positive_int, default=10)
     args = parser.parse_args()
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise SystemExit("parameter benchmark: no CUDA GPU here; --device cpu only rehearses")
+    require_device(args.device)
     results = []
     for shape, layers in STACKS[args.device]:
         for checkpointing in (False, True):

@@ -26,6 +26,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from experiments.benchmarks.architectures import ARCHITECTURES, engine_settings
+from experiments.benchmarks.device import require_device
 from experiments.benchmarks.engines import PRECISIONS, set_kernels
 from experiments.benchmarks.parity_cases import Case, random_case, trained_case
 from experiments.runs.provenance import origin
@@ -158,8 +159,12 @@ def main() -> None:
     kernels = [precision for precision in PRECISIONS if precision != "bf16"]
     parser.add_argument("--kernels", choices=kernels, default="nvfp4")
     arguments = parser.parse_args()
-    set_kernels(arguments.kernels)
     device = arguments.device
+    is_random = arguments.weights == "random"
+    if is_random == bool(arguments.checkpoints):
+        raise ValueError("--checkpoints: name some for trained weights, none for random ones")
+    require_device(device)
+    set_kernels(arguments.kernels)
     record: dict[str, Any] = {
         "benchmark": "parity",
         "weights": arguments.weights,
@@ -168,7 +173,6 @@ def main() -> None:
         "models": {},
     }
     batches: dict[str, dict[str, list[Batch]]] = {}
-    is_random = arguments.weights == "random"
     for name in arguments.models if is_random else arguments.checkpoints:
         with tempfile.TemporaryDirectory() as folder:
             make_case = random_case if is_random else trained_case

@@ -12,11 +12,14 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from experiments.benchmarks.device import require_device
+from experiments.study.model_config import read_model_config
 from experiments.support.cli import run_cli
-from experiments.support.json_files import read_json
+from qat_core.arguments import positive_int
 from qat_core.rl.tokenizer import character_tokenizer
 
 SIGMA = 0.5
+LARGEST_SIGMA = 10  # beyond it factors of some rows are infinite
 
 
 def write_random_checkpoint(
@@ -57,10 +60,15 @@ def main() -> None:
     parser.add_argument("config", type=Path, help="config.json of the shape")
     parser.add_argument("folder", type=Path, help="new folder")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--layers", type=int, help="of the model; by default as the shape has")
+    parser.add_argument(
+        "--layers", type=positive_int, help="of the model; by default as the shape has"
+    )
     parser.add_argument("--sigma", type=float, default=SIGMA, help="spread of rows; 0: even")
     arguments = parser.parse_args()
-    config = read_json(arguments.config, "name a config.json")
+    if not 0 <= arguments.sigma <= LARGEST_SIGMA:
+        raise ValueError(f"--sigma: {arguments.sigma}: needs a number from 0 to {LARGEST_SIGMA}")
+    require_device(arguments.device)
+    config = read_model_config(arguments.config, "name the config.json of another model")
     if arguments.layers is not None:
         config["num_hidden_layers"] = arguments.layers
     if arguments.folder.exists():

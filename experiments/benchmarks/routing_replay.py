@@ -28,6 +28,7 @@ from experiments.study.load import load_study
 from experiments.study.schema import STUDIES, Run, Study
 from experiments.support.cli import run_cli
 from experiments.support.json_files import write_json
+from qat_core.arguments import positive_int, study_seed
 from qat_core.rl.policy import Policy
 from qat_core.rl.trainer import GrpoTrainer, TrainerConfig
 from qat_core.rollout.eager import EagerEngine
@@ -162,8 +163,8 @@ def main() -> None:
     parser.add_argument("record", type=Path)
     parser.add_argument("--study", type=Path, default=STUDIES / "default.yaml")
     parser.add_argument("--model", default="nano-moe")
-    parser.add_argument("--seeds", type=int, nargs="+", required=True)
-    parser.add_argument("--steps", type=int, help="by default the study's")
+    parser.add_argument("--seeds", type=study_seed, nargs="+", required=True)
+    parser.add_argument("--steps", type=positive_int, help="by default the study's")
     arguments = parser.parse_args()
     seeds = tuple(arguments.seeds)
     study = load_study(arguments.study).model_copy(update={"seeds": seeds, "own_base": True})

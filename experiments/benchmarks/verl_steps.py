@@ -106,11 +106,17 @@ def write_record(path: Path, run_dirs: Iterable[Path]) -> None:
     """Writes the record of runs and prints it.
 
     Raises:
-        ValueError: no run has a step beyond the first, or they are of different machines.
+        ValueError: no run has a step beyond the first, or they are of different machines, or one is
+            not of verl.
     """
     histories = []
     for run_dir in run_dirs:
         manifest, rows = read_history(run_dir)
+        if manifest.config.get("trainer") != "verl":
+            raise ValueError(
+                f"{run_dir}: not a run of verl, its trainer is {manifest.config.get('trainer')}; "
+                "name folders of runs with trainer: verl"
+            )
         if len(rows) > 1:
             histories.append((manifest, rows))
         else:

@@ -1,5 +1,6 @@
 """What a run's numbers depend on, as digests: attempts with equal ones are one experiment."""
 
+import os
 from dataclasses import asdict
 from pathlib import Path
 
@@ -29,6 +30,8 @@ TRAINING_CODE = {
 # makes the local trainer's configuration; what else it imports is bookkeeping
 LOCAL_TRAINER = "experiments.launch.local_trainer"
 VERL_CONFIG = ROOT / "qat_core" / "verl" / "config"
+# they choose what computes, and may stand in the environment alone
+KERNELS = ("QAT_CORE_EXPERTS_KERNEL", "QAT_CORE_LINEAR_KERNEL", "VLLM_ATTENTION_BACKEND")
 LOCKS = {"eager": ("base.txt", "torch.txt"), "vllm": ("base.txt", "torch.txt", "engines.txt")}
 
 
@@ -43,7 +46,7 @@ def training_digests(study: Study, run: Run, results: Path) -> Digests:
         "config": config_digest(study, run),
         "code": code_digest(study),
         "data": _data_digest(study, results),
-        "lock": digest_json([digest_file(ROOT / "requirements" / f) for f in LOCKS[study.rollout]]),
+        "lock": lock_digest(study),
         # config.json too: random weights do not tell rope_theta or num_experts_per_tok
         "base": digest_json(base.weights | base.files),
     }
@@ -55,6 +58,8 @@ def config_digest(study: Study, run: Run) -> str:
     if study.trainer == "verl":
         paths = run_paths(study, run, Path(), Path(), Path())
         settings += [build_command(study, paths), build_configuration(study, run, paths)]
+    if kernels := {name: os.environ[name] for name in KERNELS if name in os.environ}:
+        settings.append(kernels)
     return digest_json(settings)
 
 
@@ -66,6 +71,11 @@ def code_digest(study: Study) -> str:
     else:
         digests.append(digest_module(LOCAL_TRAINER))
     return digest_json(digests)
+
+
+def lock_digest(study: Study) -> str:
+    """The packages that train the runs of a study."""
+    return digest_json([digest_file(ROOT / "requirements" / f) for f in LOCKS[study.rollout]])
 
 
 def _data_digest(study: Study, results: Path) -> str:

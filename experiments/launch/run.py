@@ -38,7 +38,7 @@ from experiments.runs.base_manifest import (
 from experiments.runs.evaluation import EVALUATIONS
 from experiments.runs.manifest import MANIFEST, Digests, RunManifest, TrainingResult, WeightMemory
 from experiments.runs.metrics import METRICS
-from experiments.runs.provenance import git_state, hardware, versions
+from experiments.runs.provenance import git_state, hardware, switches, versions
 from experiments.study.arms import ARMS
 from experiments.study.load import load_study
 from experiments.study.schema import Run, Study
@@ -111,7 +111,7 @@ def launch(
 
 
 def open_attempts(run_dir: Path, digests: Digests) -> list[Attempt]:
-    """The attempts to resume and a new one; drops what another experiment left in the folder."""
+    """The attempts to resume, and a new one."""
     previous = list_attempts(run_dir)
     for attempt in previous:
         manifest = attempt.manifest
@@ -119,11 +119,14 @@ def open_attempts(run_dir: Path, digests: Digests) -> list[Attempt]:
             manifest.failed(KILLED).write(attempt.folder)
     attempts = resumable(previous, digests)
     require_whole_history(attempts)
-    if not attempts:
-        shutil.rmtree(run_dir / "checkpoints", ignore_errors=True)
-        for name in (METRICS, MANIFEST, EVALUATIONS, DRIFT_FILE, STOP_FILE):
-            (run_dir / name).unlink(missing_ok=True)
     return [*attempts, next_attempt(run_dir)]
+
+
+def remove_results(run_dir: Path) -> None:
+    """Removes what another experiment left in the folder, but for its attempts."""
+    shutil.rmtree(run_dir / "checkpoints", ignore_errors=True)
+    for name in (METRICS, MANIFEST, EVALUATIONS, DRIFT_FILE, STOP_FILE):
+        (run_dir / name).unlink(missing_ok=True)
 
 
 def run_attempt(
@@ -138,6 +141,8 @@ def run_attempt(
     attempt, resumes = attempts[-1], len(attempts) > 1
     started = time.monotonic()
     manifest = new_manifest(study, run, results / "base" / study.base_of(run), digests, attempts)
+    if not resumes:  # not before: a run that is stopped while it waits for a GPU replaces nothing
+        remove_results(results / run.id)
     manifest.write(attempt.folder)
     try:
         tracker.start(manifest, resumes)
@@ -182,6 +187,7 @@ def new_manifest(
         digests=digests,
         versions=versions(),
         hardware=hardware(study.device),
+        environment=switches(),
         seeds={"run": run.seed, "base": study.bases[study.base_of(run)].seed},
         memory=memory,
         coverage=None,

@@ -32,6 +32,7 @@ from experiments.study.schema import Run, Study
 from experiments.support.cli import INTERRUPTED, RESULTS, STUDY, USER_MISTAKE, run_cli
 from experiments.support.json_files import REMAKE
 from experiments.support.signals import end_with_parent
+from qat_core.arguments import positive_float, positive_int
 
 Program = tuple[str, Sequence[str]]  # module and arguments
 FINAL = (0, USER_MISTAKE, INTERRUPTED, -signal.SIGINT)  # exit codes that no other try changes
@@ -132,17 +133,13 @@ class SideBySide:
             elif self.random_weights or self._is_evaluated(folder):
                 return True
             else:
-                print(f"{folder}: evaluated with other settings; evaluated again", flush=True)
+                what = "with other settings, or by an older version"
+                print(f"{folder}: evaluated {what}; evaluated again", flush=True)
         return self._begin(run.id, programs)
 
     def _is_evaluated(self, folder: Path) -> bool:
-        """Whether as many prompts and samples as the study asks for now have been evaluated."""
-        wanted = self.study.evaluation
-        samples = {"greedy": 1, "sampled": wanted.samples_per_prompt}
-        return all(
-            (it.prompts, it.samples_per_prompt) == (wanted.prompts, samples[it.decoding])
-            for it in read_evaluations(folder, REMAKE)
-        )
+        found = read_evaluations(folder, REMAKE)
+        return all(it.settings == self.study.evaluation for it in found)
 
     def _begin(self, name: str, programs: Sequence[Program]) -> bool:
         if self.stopped.is_set() or time.monotonic() > self.deadline:
@@ -190,12 +187,12 @@ def _is_current(folder: Path, made_of: str | None, wanted: str) -> bool:
 def main() -> None:
     """Parses the command line and runs a study."""
     parser = argparse.ArgumentParser(description=__doc__, parents=[STUDY, RESULTS])
-    parser.add_argument("--jobs", type=int, required=True, help="programs at a time")
+    parser.add_argument("--jobs", type=positive_int, required=True, help="programs at a time")
     parser.add_argument(
         "--begin-within-s",
-        type=float,
+        type=positive_float,
         default=float("inf"),
-        help="seconds after the start; no run is begun later",
+        help="seconds after the start; no run is begun later; by default without end",
     )
     parser.add_argument("--cells", nargs="+", default=(), help="only these cells of a grid")
     parser.add_argument(
@@ -209,8 +206,6 @@ def main() -> None:
         "--random-weights", action="store_true", help="draw weights on each rank, evaluate nothing"
     )
     args = parser.parse_args()
-    if args.jobs < 1:
-        raise ValueError(f"--jobs: {args.jobs} programs at a time run nothing; use 1 or more")
     deadline = time.monotonic() + args.begin_within_s
     programs = SideBySide(
         load_study(args.study),

@@ -121,7 +121,12 @@ def read_history(run_dir: Path) -> tuple[RunManifest, list[Row]]:
         return read_manifest(run_dir, hint), read_csv(run_dir / RECORDED_METRICS, hint)
     manifest = attempts[-1].manifest
     resumed = [a for a in attempts if a.manifest.started_at == manifest.started_at]
-    return manifest, merge_rows(resumed)
+    rows = merge_rows(resumed)
+    # of a stopped run an earlier attempt may have gone on, by other steps
+    if manifest.was_stopped and (last := attempts[-1].rows()):
+        steps = [row["step"] for row in rows]
+        rows = rows[: steps.index(last[-1]["step"]) + 1]
+    return manifest, rows
 
 
 def write_results(run_dir: Path) -> None:

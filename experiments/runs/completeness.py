@@ -2,24 +2,29 @@
 
 from pathlib import Path
 
-from experiments.runs.manifest import MANIFEST, read_manifest
+from experiments.runs.manifest import MANIFEST
+from experiments.runs.settings import read_run
 from experiments.study.schema import Run, Study
 from experiments.support.json_files import REMAKE
 
 
-def is_trained(run_dir: Path) -> bool:
-    """Whether a run's folder, or its record, holds a finished run.
+def is_trained(study: Study, run: Run, results: Path) -> bool:
+    """Whether a run of a study has finished, in a results folder or a record.
 
     Raises:
-        ValueError: its manifest is damaged.
+        ValueError: its manifest is damaged, or it was trained with other settings.
     """
-    return (run_dir / MANIFEST).is_file() and read_manifest(run_dir, REMAKE).status == "finished"
+    is_there = (results / run.id / MANIFEST).is_file()
+    return is_there and read_run(study, run, results, REMAKE).status == "finished"
 
 
 def complete_cells(study: Study, results: Path) -> dict[str | None, tuple[Run, ...]]:
     """The cells of a grid that have all their runs, with these, in the study's order.
 
     A study without cells is a single one, whose name is None.
+
+    Raises:
+        ValueError: a manifest is damaged, or a run was trained with other settings.
     """
     runs_of: dict[str | None, list[Run]] = {}
     for run in study.runs:
@@ -27,5 +32,5 @@ def complete_cells(study: Study, results: Path) -> dict[str | None, tuple[Run, .
     return {
         cell: tuple(runs)
         for cell, runs in runs_of.items()
-        if all(is_trained(results / run.id) for run in runs)
+        if all(is_trained(study, run, results) for run in runs)
     }

@@ -9,6 +9,7 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model
 
 from experiments.runs.manifest import Section
 from experiments.support.json_files import read_model, write_json
+from qat_core.rl.config import EvaluationConfig
 
 EVALUATIONS = "eval.json"
 Precision = Literal["bf16", "nvfp4"]
@@ -25,6 +26,9 @@ class Evaluation(Section):
     accuracy: float = Field(ge=0, le=1, description="share of right answers")
     correct: list[NonNegativeInt] = Field(description="right answers per prompt")
     response_tokens_mean: NonNegativeFloat
+    settings: EvaluationConfig | None = Field(
+        None, description="the study's section `evaluation`; older files do not say"
+    )
 
     @model_validator(mode="after")
     def _counts_agree(self) -> Self:

@@ -133,6 +133,7 @@ class RunManifest(Section):
     digests: Digests
     versions: dict[str, str | None]
     hardware: Hardware
+    environment: dict[str, str] = Field({}, description="switches of trainer and engine in it")
     seeds: dict[str, int]
     memory: WeightMemory
     # "ledger" in records made before the coverage had its name
@@ -144,7 +145,7 @@ class RunManifest(Section):
     def _names_agree(self) -> Self:
         expected = Run(self.model, self.arm, self.seed, self.cell).id
         if self.run != expected:
-            raise ValueError(f"run is {self.run}, model, arm, cell and seed make {expected}")
+            raise ValueError(f"run is {self.run!r}, model, arm, cell and seed make {expected!r}")
         if self.seeds.get("run", self.seed) != self.seed:
             raise ValueError(f"seeds.run: {self.seeds['run']}, but seed is {self.seed}")
         try:

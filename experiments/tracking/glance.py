@@ -1,11 +1,9 @@
 """MLflow at a glance: short names, a few summary metrics, and a saved view that shows them first.
 
-`python -m experiments.tracking.glance` prints the address of that view for every study. The view is
-an experiment tag in the form of MLflow's own "share" button (MLflow 3.17); its address also opens
-the experiment in model-training mode.
+The view is an experiment tag in the form of MLflow's own "share" button (MLflow 3.17); its address
+also opens the experiment in model-training mode.
 """
 
-import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,9 +16,7 @@ from experiments.runs.evaluation import EVALUATIONS, read_evaluations
 from experiments.runs.manifest import RunManifest
 from experiments.runs.metrics import Row, token_mean
 from experiments.study.schema import Run
-from experiments.support.cli import run_cli
 from experiments.support.json_files import REMAKE
-from experiments.tracking.store import connect, explained_errors
 from qat_core.rl.metric_names import K3_KL, REWARD
 from qat_core.units import MIB_PER_GIB
 
@@ -106,20 +102,3 @@ def _accuracies(run_dir: Path) -> dict[str, float]:
 
 def _rounded(value: float) -> float:
     return float(f"{value:.{DIGITS}g}")
-
-
-def main() -> None:
-    """Prints the address of every study's view."""
-    parser = argparse.ArgumentParser(description="Print where MLflow shows the studies.")
-    parser.add_argument("--port", type=int, default=5000)
-    root = f"http://127.0.0.1:{parser.parse_args().port}"
-    with explained_errors():
-        experiments = [it for it in connect().search_experiments() if SHARED_VIEW in it.tags]
-    for experiment in experiments:
-        print(f"{experiment.name}: {view_address(root, experiment.experiment_id)}")
-    if not experiments:
-        print(f"{root}: no study has a saved view here yet")
-
-
-if __name__ == "__main__":
-    run_cli(main)

@@ -14,14 +14,15 @@ from pathlib import Path
 from mlflow import MlflowClient
 from mlflow.entities import Metric
 
-from experiments.runs.attempts import read_history
+from experiments.runs.attempts import list_attempts, read_history
 from experiments.runs.evaluation import EVALUATIONS, read_evaluations
-from experiments.runs.manifest import RunManifest, read_manifest
+from experiments.runs.manifest import MANIFEST, RunManifest, read_manifest
 from experiments.runs.metrics import Row
 from experiments.study.load import load_study
 from experiments.support.cli import RESULTS, STUDY, run_cli
-from experiments.support.json_files import REMAKE, Json, read_json, write_json
+from experiments.support.json_files import REMAKE, write_json
 from experiments.tracking.glance import COLLAPSE, SUMMARY, summarize
+from experiments.tracking.judged import Judged, JudgedClaim, read_judged
 from experiments.tracking.live import TrackedRun, ended_ms, milliseconds, now_ms
 from experiments.tracking.store import (
     RUN_TAG,
@@ -45,19 +46,23 @@ def rebuild(folder: Path) -> None:
     """
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder; name results or a folder of records")
-    run_dirs = sorted(
-        {p.parent for p in folder.glob("*_seed*/manifest.json")}
-        | {p.parent for p in folder.glob("*_seed*/attempts")}
-    )
-    for run_dir in run_dirs:
+    for run_dir in list_run_dirs(folder):
         rebuild_run(run_dir)
     judged = [*(folder / "studies").glob("*/claims.json"), *folder.glob("claims.json")]
     for claims in judged:
         publish_study(claims.parent, folder)
 
 
+def list_run_dirs(folder: Path) -> list[Path]:
+    """The folders of runs in a results or records folder that got as far as a manifest."""
+    found = sorted(folder.glob("*_seed*"))
+    return [it for it in found if (it / MANIFEST).exists() or list_attempts(it)]
+
+
 def rebuild_run(run_dir: Path) -> str:
     """Makes the MLflow run of a run's folder from its files; returns its id.
+
+    The run is closed last: one whose making was interrupted is still open.
 
     Raises:
         ValueError: MLflow refused it.
@@ -66,10 +71,11 @@ def rebuild_run(run_dir: Path) -> str:
     tracked = TrackedRun(manifest.study, manifest.run)
     tracked.start(manifest, resumes=False)
     tracked.log_rows(rows, _timestamps_ms(manifest, rows))
+    if tracked.failure is None:
+        publish_results(tracked.client, tracked.run_id, run_dir)
     tracked.finish(manifest)
     if tracked.failure is not None:
         raise ValueError(f"{store_uri()}: MLflow refused {run_dir}: {tracked.failure}")
-    publish_results(tracked.client, tracked.run_id, run_dir)
     return tracked.run_id
 
 
@@ -93,63 +99,56 @@ def publish_study(study_dir: Path, results: Path) -> None:
         study_dir: holds claims.json, claims.md and figures/.
         results: holds the study's runs, which give its start and its end.
     """
-    judged = read_json(study_dir / "claims.json")
+    judged = read_judged(study_dir / "claims.json")
     client = connect()
-    experiment_id = find_or_create_experiment(client, judged["study"])
+    experiment_id = find_or_create_experiment(client, judged.study)
     for previous in find_runs(client, experiment_id, STUDY_RUN):
         client.delete_run(previous)
     manifests = [
         read_manifest(path.parent, REMAKE) for path in results.glob("*_seed*/manifest.json")
     ]
-    runs = [it for it in manifests if it.study == judged["study"]]
+    runs = [it for it in manifests if it.study == judged.study]
     start_ms = min((milliseconds(run.started_at) for run in runs), default=now_ms())
     end_ms = max(map(ended_ms, runs), default=now_ms())
     tags = {RUN_TAG: STUDY_RUN, NOTE: _note(judged)}
     run_id = client.create_run(experiment_id, start_ms, tags, STUDY_RUN).info.run_id
-    client.log_batch(run_id, metrics=_claims_as_metrics(judged["claims"], end_ms))
+    client.log_batch(run_id, metrics=_claims_as_metrics(judged.claims, end_ms))
     for path in (study_dir / name for name in ("claims.json", "claims.md")):
         if path.exists():
             client.log_artifact(run_id, str(path))
     if (study_dir / "figures").is_dir():
         client.log_artifacts(run_id, str(study_dir / "figures"), "figures")
-    client.set_terminated(run_id, end_time=end_ms)
-    for run, step in judged.get("collapsed_at", {}).items():
+    for run, step in judged.collapsed_at.items():
         for tracked in find_runs(client, experiment_id, run):
             client.log_metric(tracked, f"{SUMMARY}{COLLAPSE}", step)
+    client.set_terminated(run_id, end_time=end_ms)
 
 
-def _note(judged: Json) -> str:
+def _note(judged: Judged) -> str:
     """What a reader must know of the runs, then the claims, as Markdown."""
-    marks = [
-        f"* {model}: {'; '.join(found)}"
-        for model, found in judged.get("marks", {}).items()
-        if found
-    ]
-    return "\n".join([*marks, *map(_line, judged["claims"])])
+    marks = [f"* {model}: {'; '.join(found)}" for model, found in judged.marks.items() if found]
+    return "\n".join([*marks, *map(_line, judged.claims)])
 
 
-def _claims_as_metrics(claims: Sequence[Json], moment_ms: int) -> list[Metric]:
+def _claims_as_metrics(claims: Sequence[JudgedClaim], moment_ms: int) -> list[Metric]:
     """Estimates that are finite, and how many claims have which verdict."""
     estimates = {
-        f"claims/{it['model']}/{it['name']}": float(it["estimate"])
-        for it in claims
-        if it["estimate"] is not None
+        f"claims/{it.model}/{it.name}": it.estimate for it in claims if it.estimate is not None
     }
-    verdicts = Counter(f"verdicts/{it['verdict']}" for it in claims)
+    verdicts = Counter(f"verdicts/{it.verdict}" for it in claims)
     values = estimates | verdicts
     return [Metric(key, it, moment_ms, 0) for key, it in values.items() if isfinite(it)]
 
 
-def _line(claim: Json) -> str:
+def _line(claim: JudgedClaim) -> str:
     """A claim in one line of Markdown."""
-    head = f"* **{claim['verdict']}** {claim['model']}, {claim['statement']}"
-    estimate, low, high = (claim[key] for key in ("estimate", "low", "high"))
-    if estimate is None:
-        return f"{head}: {claim['detail']}"
-    interval = "" if low is None else f" ({float(low):.3g} to {float(high):.3g})"
-    required = f", {claim['bound']} {claim['threshold']:g}" if claim["bound"] else ""
-    shown = f"{float(estimate):.3g}{interval}{required}"
-    return f"{head}: {shown}"
+    head = f"* **{claim.verdict}** {claim.model}, {claim.statement}"
+    if claim.estimate is None:
+        return f"{head}: {claim.detail}"
+    has_interval = claim.low is not None and claim.high is not None
+    interval = f" ({claim.low:.3g} to {claim.high:.3g})" if has_interval else ""
+    required = f", {claim.bound} {claim.threshold:g}" if claim.threshold is not None else ""
+    return f"{head}: {claim.estimate:.3g}{interval}{required}"
 
 
 def publish(study_file: Path, results: Path, out: Path) -> None:

@@ -17,12 +17,13 @@ LOCK_TIMEOUT_S = 120.0  # processes that take turns need some seconds each
 SQLITE = "sqlite:///"
 REASON_CHARS = 200
 RUN_TAG = "run"  # its run id; the name in MLflow is shorter
+STORE_VARIABLE = "MLFLOW_TRACKING_URI"
 DEFAULT_STORE = f"{SQLITE}mlflow.db"
 
 
 def store_uri() -> str:
     """Where the runs are tracked: MLFLOW_TRACKING_URI, or mlflow.db in the working folder."""
-    return os.environ.get("MLFLOW_TRACKING_URI", DEFAULT_STORE)
+    return os.environ.get(STORE_VARIABLE) or DEFAULT_STORE
 
 
 def connect() -> MlflowClient:

@@ -15,16 +15,23 @@ def rewind(folder: Path, last_recorded_step: int) -> int:
     Returns that step, 0 for the start. A crash can leave two others, which verl would take. It
     saves a step before it logs it: resumed from there, the step would never have metrics. And it
     may remove an old checkpoint before the new one is complete.
+
+    Raises:
+        ValueError: a checkpoint is complete and no step is recorded; nothing is deleted.
     """
     steps = steps_on_disk(folder)
     tracker = folder / TRACKER
-    complete = tracked_step(folder)
-    usable = [
-        step
-        for step, path in steps.items()
-        if step <= min(complete, last_recorded_step) and _is_complete(path)
+    last_saved = tracked_step(folder)
+    complete = [
+        step for step, path in steps.items() if 0 < step <= last_saved and _is_complete(path)
     ]
-    latest = max(usable, default=0)
+    if complete and last_recorded_step == 0:
+        raise ValueError(
+            f"{tracker}: step {max(complete)} was saved, but no step of the run is recorded; "
+            "restore metrics.jsonl of the run's attempts, or delete "
+            f"{folder} to train from the first step"
+        )
+    latest = max((step for step in complete if step <= last_recorded_step), default=0)
     for step, path in steps.items():
         if step > latest:
             shutil.rmtree(path)

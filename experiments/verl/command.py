@@ -19,6 +19,7 @@ from experiments.study.load import load_study
 from experiments.study.schema import Run, Study
 from experiments.study.verl_settings import Setting
 from experiments.support.cli import RESULTS, RUN, STUDY, run_cli
+from experiments.verl.recipe_rules import require_study_as_it_is
 from qat_core.rl.config import GrpoConfig
 
 FROM_STUDY = "the study"
@@ -27,6 +28,7 @@ ADVANTAGES = {"group": "grpo", "reward": "reward"}
 REWARD_MODULE = "qat_core.verl.advantage"
 CORRECTIONS = {"token_tis": "token", "none": None}
 CONFIGURATION = "verl.yaml"
+MOST_ENGINES = 1024
 QAT = "actor_rollout_ref.actor.fsdp_config.qat"
 # its default for what stays in BF16, which a list of ours takes the place of
 VERLS_PATTERNS = ("lm_head", "embed_tokens", "re:.*mlp.gate$")
@@ -99,7 +101,7 @@ def build_configuration(study: Study, run: Run, paths: RunPaths) -> dict[str, An
     """What `verl.yaml` holds for a run.
 
     Raises:
-        ValueError: the recipe sets what comes from the study.
+        ValueError: the recipe sets what is the study's, or what the harness cannot follow.
     """
     settings = {key: setting.value for key, setting in run_settings(study, run, paths).items()}
     groups = [
@@ -135,15 +137,14 @@ def run_settings(study: Study, run: Run, paths: RunPaths) -> dict[str, Setting]:
     """All that a run sets in verl, by key.
 
     Raises:
-        ValueError: the recipe sets what comes from the study.
+        ValueError: the recipe sets what is the study's, or what the harness cannot follow.
     """
     recipe = study.recipe_of(run)
     own = _training(study.rl) | _seeds(run.seed) | _precision(study, run)
     own |= _files(study, run, paths)
-    for key in own:
-        if key in recipe:
-            raise ValueError(f"{recipe[key].source}: {key}: comes from the study; remove it here")
-    return recipe | {key: Setting(value, FROM_STUDY) for key, value in own.items()}
+    settings = {key: Setting(value, FROM_STUDY) for key, value in own.items()}
+    require_study_as_it_is(study, recipe, settings)
+    return recipe | settings
 
 
 def _training(rl: GrpoConfig) -> dict[str, Any]:
@@ -180,7 +181,8 @@ def _training(rl: GrpoConfig) -> dict[str, Any]:
 def _seeds(seed: int) -> dict[str, Any]:
     return {
         "data.seed": seed,
-        "actor_rollout_ref.rollout.seed": seed,
+        # verl adds an engine's number: engines of neighbouring seeds would sample alike
+        "actor_rollout_ref.rollout.seed": seed * MOST_ENGINES % 2**32,
         "actor_rollout_ref.actor.data_loader_seed": seed,
         "actor_rollout_ref.actor.fsdp_config.seed": seed,
     }

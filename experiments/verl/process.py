@@ -104,8 +104,9 @@ def _environment(command: Command, temporary: Path) -> dict[str, str]:
 
     vLLM leaves sockets and locks in the temporary folder, so the run has one of its own.
     """
-    variables = os.environ | command.environment
-    variables.pop("RAY_ADDRESS", None)
+    foreign = {"RAY_ADDRESS", "VERL_USE_EXTERNAL_MODULES"}  # a cluster and modules of the shell's
+    own = {name: value for name, value in os.environ.items() if name not in foreign}
+    variables = own | command.environment
     paths = (command.environment["PYTHONPATH"], os.environ.get("PYTHONPATH"))
     return variables | {
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),

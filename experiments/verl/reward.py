@@ -13,7 +13,7 @@ from qat_core.rl.tasks import GENERATED_TASKS, score
 
 # As in DAPO: the answer ends the response, so that an early guess does not count.
 ANSWER_TAIL_CHARS = 300
-ANSWER_LINE = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
+ANSWER_LINE = re.compile(r"answer\**\s*:\s*([^\n]+)", re.IGNORECASE)
 
 _VERIFIER = MathVerifier()
 
@@ -65,6 +65,7 @@ def final_answer(response: str) -> str | None:
     tail = response[-ANSWER_TAIL_CHARS:]
     lines = ANSWER_LINE.findall(tail)
     if lines:
-        return rf"\boxed{{{lines[-1].strip(' *.')}}}"
+        answer = lines[-1].lstrip(" *").rstrip(" *.")  # .5 begins with a dot
+        return rf"\boxed{{{answer}}}"
     start = tail.rfind(r"\boxed{")
     return tail[start:] if start >= 0 else None

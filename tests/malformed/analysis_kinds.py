@@ -91,10 +91,11 @@ def _make_grid(folder: Path) -> None:
     content |= {"seeds": [0, 1], "cells": {name: content["cells"][name] for name in names}}
     content["rl"] |= {"steps": STEPS, "save_every": STEPS}
     (folder / "study.yaml").write_text(yaml.safe_dump(content))
-    for run in load_study(folder / "study.yaml").runs:
+    study = load_study(folder / "study.yaml")
+    for run in study.runs:
         run_dir = folder / run.id
         run_dir.mkdir()
-        write_json(run_dir / "manifest.json", manifest_of(run, STEPS))
+        write_json(run_dir / "manifest.json", manifest_of(study, run))
         rows = [row | {"actor/grad_norm": 1.0} for row in metrics_of(run, STEPS)]
         write_csv(run_dir / RECORDED_METRICS, rows)
 

@@ -69,19 +69,22 @@ def _make_record(folder: Path) -> None:
 
     study = yaml.safe_load((STUDIES / "default.yaml").read_text())
     study |= {"seeds": [0], "arms": ["bf16", "nvfp4-qat"]}
+    study["rl"] |= {"steps": STEPS}
+    study["evaluation"] |= {"prompts": PROMPTS}
     study["models"] = {"nano-dense": study["models"]["nano-dense"]}
     (folder / "study.yaml").write_text(yaml.safe_dump(study))
-    for run in load_study(folder / "study.yaml").runs:
+    loaded = load_study(folder / "study.yaml")
+    for run in loaded.runs:
         run_dir = folder / run.id
         run_dir.mkdir()
-        write_json(run_dir / "manifest.json", manifest_of(run, STEPS))
-        write_json(run_dir / "eval.json", evaluations_of(run, STEPS, PROMPTS))
+        write_json(run_dir / "manifest.json", manifest_of(loaded, run))
+        write_json(run_dir / "eval.json", evaluations_of(loaded, run))
         write_csv(run_dir / RECORDED_METRICS, metrics_of(run, STEPS))
 
 
 def _read_record(folder: Path) -> None:
     study = load_study(folder / "study.yaml")
-    judge_study(study, load_results(folder, [run.id for run in study.runs]))
+    judge_study(study, load_results(study, folder))
 
 
 def _make_attempts(folder: Path) -> None:

@@ -9,6 +9,7 @@ from random import Random
 from typing import get_args
 
 from experiments.study.schema import ROOT
+from qat_core.arguments import positive_int
 from tests.malformed.kind import Outcome, try_once
 from tests.malformed.kinds import KINDS
 
@@ -49,7 +50,9 @@ def to_markdown(counts: dict[str, Counter[Outcome]]) -> str:
 def main() -> None:
     """Counts, and replaces the table between the page's two marks."""
     parser = argparse.ArgumentParser(description="Count what becomes of malformed input.")
-    parser.add_argument("cases", type=int, nargs="?", default=200, help="cases of each kind")
+    parser.add_argument(
+        "cases", type=positive_int, nargs="?", default=200, help="cases of each kind"
+    )
     num_cases = parser.parse_args().cases
     table = to_markdown(count(num_cases))
     before, _, rest = PAGE.read_text().partition(BEGIN)

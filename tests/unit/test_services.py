@@ -1,19 +1,17 @@
 """Services that a study or `make ui` starts listen on this machine alone."""
 
 import inspect
-import subprocess
 
 import pytest
 import yaml
 
 from experiments.study.schema import ROOT
+from experiments.tracking.ui import server_command
 
 
 def test_make_ui_binds_to_loopback() -> None:
-    command = ["make", "--dry-run", "--always-make", "ui"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    (line,) = [line for line in done.stdout.splitlines() if "mlflow ui" in line]
-    assert "--host 127.0.0.1 " in line
+    command = server_command(5000)
+    assert command[command.index("--host") + 1] == "127.0.0.1"
 
 
 def test_rays_dashboard_binds_to_loopback_and_no_recipe_changes_that() -> None:

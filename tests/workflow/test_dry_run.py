@@ -73,8 +73,8 @@ def test_cuda_study_is_refused_without_enough_gpus(tmp_path: Path) -> None:
 
 def test_jobs_of_a_cuda_study_share_all_visible_gpus(tmp_path: Path) -> None:
     pytest.importorskip("verl", reason="needs requirements/engines.txt")
-    study = STUDIES / "verl_gpu.yaml"
-    data = "results/data/verl-gpu/data.json"  # made without a GPU
+    study = STUDIES / "qwen3_smoke.yaml"
+    data = "results/data/qwen3-smoke/data.json"  # made without a GPU
     options = (data, "--quiet", "reason", "--configfile", study)
     done = snakemake(*options, folder=tmp_path, CUDA_VISIBLE_DEVICES="0,1,2,3")
     assert done.returncode == 0, done.stderr
@@ -130,7 +130,7 @@ def test_make_help_lists_the_commands() -> None:
         assert f"make {command} " in done.stdout
 
 
-@pytest.mark.parametrize("command", ["run", "report"])
+@pytest.mark.parametrize("command", ["run", "report", "record"])
 def test_make_refuses_an_unknown_study(command: str) -> None:
     # -o: the environment is up to date, only the study is looked at
     done = run(["make", "-o", ".venv/.installed-base", command, "STUDY=none"])
@@ -140,6 +140,24 @@ def test_make_refuses_an_unknown_study(command: str) -> None:
     )
     assert "qwen3.yaml" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("named", [(), ("RECORD=default",), ("RECORD=default", "STUDY=default")])
+def test_make_record_wants_its_study_by_name(named: tuple[str, ...]) -> None:
+    done = run(["make", "-o", ".venv/.installed-base", "BIN=none", "record", *named])
+    line = (
+        "error: make record: replaces a record, so name its study, as in make record STUDY=default"
+    )
+    assert done.returncode == 2 and done.stderr.splitlines()[0] == line
+
+
+def test_make_report_refuses_a_file_that_is_no_study(tmp_path: Path) -> None:
+    study = tmp_path / "not-a-study.yaml"
+    study.write_text("a: 1\n")
+    options = ("-o", ".venv/.installed-base", f"BIN={Path(sys.executable).parent}")
+    done = run(["make", *options, "report", f"STUDY={study}"])
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert f"error: {study}: study: missing; add it" in done.stderr.splitlines()[0]
 
 
 @pytest.mark.parametrize("study", ["qwen3_smoke", "qwen3-smoke"])

@@ -216,7 +216,7 @@ def test_lost_mlflow_store_comes_back_and_trains_nothing(folder: Path, tmp_path:
 
 def test_record_holds_all_that_the_claims_and_figures_need(folder: Path, tmp_path: Path) -> None:
     places = ("--results", folder / "results", "--records", ".", "--allow-uncommitted")
-    done = module("experiments.runs.record", "--study", SMOKE, *places, folder=tmp_path)
+    done = module("analysis.record", "--study", SMOKE, *places, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     record = tmp_path / "smoke"
     assert DRIFT in NAMES and [it.parent.name for it in record.glob("*/drift.csv.gz")] == RUNS[1:]
@@ -245,7 +245,7 @@ def test_a_record_is_verified_with_fresh_seeds(folder: Path, tmp_path: Path) -> 
     copy, record = tmp_path / "copy", tmp_path / "records" / "smoke"
     shutil.copytree(folder, copy)  # with the base checkpoint, which the smoke study's seeds share
     places = ("--results", copy / "results", "--records", record.parent, "--allow-uncommitted")
-    done = module("experiments.runs.record", "--study", SMOKE, *places, folder=copy)
+    done = module("analysis.record", "--study", SMOKE, *places, folder=copy)
     assert done.returncode == 0, done.stderr
     planned = copy / "planned.yaml"
     done = module("analysis.replication", "plan", record, "--out", planned, folder=copy)
@@ -265,15 +265,16 @@ def test_results_of_other_settings_are_not_recorded(folder: Path, tmp_path: Path
     study = tmp_path / "study.yaml"
     study.write_text(SMOKE.read_text().replace("lr: 1.0e-4", "lr: 2.0e-4"))
     places = ("--results", folder / "results", "--records", "records")
-    done = module("experiments.runs.record", "--study", study, *places, folder=tmp_path)
+    done = module("analysis.record", "--study", study, *places, folder=tmp_path)
     assert done.returncode == 2
-    assert f"{RUNS[0]}: trained with other settings than {study}; run the" in done.stderr
+    found = f"{RUNS[0]}/manifest.json: config.rl.lr: 0.0001, and in study smoke 0.0002; run the"
+    assert found in done.stderr
     assert not (tmp_path / "records").exists()
 
 
 def test_a_run_that_lost_its_drift_is_not_recorded(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "results", tmp_path / "results")
     (tmp_path / "results" / RUNS[1] / "drift.jsonl").unlink()
-    done = module("experiments.runs.record", "--study", SMOKE, folder=tmp_path)
+    done = module("analysis.record", "--study", SMOKE, folder=tmp_path)
     assert done.returncode == 2
     assert f"{RUNS[1]}/drift.jsonl: missing; run study smoke to its end first" in done.stderr

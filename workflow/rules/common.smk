@@ -12,7 +12,7 @@ from snakemake_interface_executor_plugins.settings import ExecMode
 
 from analysis.figure_files import FORMATS, PROGRAMS, figure_names
 from analysis.judgeable import require_judgeable
-from experiments.launch.digests import code_digest, config_digest
+from experiments.launch.digests import code_digest, config_digest, lock_digest
 from experiments.launch.preflight import check_devices, check_settings
 from experiments.support.gpu_locks import shares_of_gpus, visible_gpus
 from experiments.study.preview import preview

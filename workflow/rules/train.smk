@@ -43,6 +43,7 @@ rule train:
     params:
         settings=training_digest,
         code=code_digest(STUDY),
+        lock=lock_digest(STUDY),
     message:
         "Training {wildcards.run}"
     shell:

@@ -14,7 +14,8 @@ from tests.unit.analysis.synthetic_results import write_results
 def study_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The default study with the five seeds of the protocol, and the drift of weights watched."""
     default = yaml.safe_load((STUDIES / "default.yaml").read_text())
-    default |= {"seeds": [0, 1, 2, 3, 4], "rl": default["rl"] | {"drift_every": 10}}
+    rl = default["rl"] | {"steps": 30, "drift_every": 10}
+    default |= {"seeds": [0, 1, 2, 3, 4], "rl": rl}
     path = tmp_path_factory.mktemp("study") / "study.yaml"
     path.write_text(yaml.safe_dump(default))
     return path
@@ -33,4 +34,4 @@ def results_dir(study: Study, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def results(study: Study, results_dir: Path) -> Results:
-    return load_results(results_dir, [run.id for run in study.runs])
+    return load_results(study, results_dir)

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -38,7 +39,8 @@ def metrics_of(run: Run, num_steps: int) -> list[dict[str, float]]:
     ]
 
 
-def evaluations_of(run: Run, num_steps: int, num_prompts: int) -> list[dict[str, object]]:
+def evaluations_of(study: Study, run: Run) -> list[dict[str, object]]:
+    num_steps, num_prompts = study.rl.steps, study.evaluation.prompts
     generator = np.random.default_rng([run.seed, 7, len(run.arm)])
     evaluations = []
     for step, accuracy in ((0, 0.35), (num_steps, 0.7)):
@@ -60,12 +62,13 @@ def evaluations_of(run: Run, num_steps: int, num_prompts: int) -> list[dict[str,
                     "accuracy": float(correct.mean() / samples),
                     "correct": correct.tolist(),
                     "response_tokens_mean": 20.0,
+                    "settings": study.evaluation.model_dump(),
                 }
             )
     return evaluations
 
 
-def manifest_of(run: Run, num_steps: int) -> dict[str, object]:
+def manifest_of(study: Study, run: Run) -> dict[str, object]:
     packed = PACKED_SHARE[run.arm] * BF16_GIB if run.arm in PACKED_SHARE else None
     memory = {
         "predicted_bf16_gib": BF16_GIB,
@@ -73,10 +76,10 @@ def manifest_of(run: Run, num_steps: int) -> dict[str, object]:
         "predicted_packed_gib": packed,
         "measured_packed_gib": packed and packed * 1.001,
     }
-    config = {"rl": {"steps": num_steps}}
-    names = {"run": run.id, "study": "default", **run._asdict(), "seeds": {"run": run.seed}}
+    names = {"run": run.id, "study": study.study, **run._asdict(), "seeds": {"run": run.seed}}
     digests = {"base": f"{run.model} {run.seed}"}
     recorded = {"status": "finished", "memory": memory, "started_at": "2027-01-01T00:00:00+00:00"}
+    config = study.training_config(run)
     return MANIFEST | names | recorded | {"digests": digests, "config": config}
 
 
@@ -90,22 +93,40 @@ def drift_of(num_steps: int) -> list[dict[str, object]]:
     ] + [{"step": num_steps, "layer": layer, "kind": "kl", "kl": 1e-4} for layer in (0, 1)]
 
 
-def write_results(study: Study, folder: Path, num_steps: int = 30, num_prompts: int = 256) -> None:
+def shortened(study: Study, num_steps: int, num_prompts: int) -> Study:
+    """The study with other steps and prompts."""
+    changes: dict[str, Any] = {
+        "rl": study.rl.model_copy(update={"steps": num_steps}),
+        "evaluation": study.evaluation.model_copy(update={"prompts": num_prompts}),
+    }
+    return study.model_copy(update=changes)
+
+
+def write_results(study: Study, folder: Path) -> None:
     """All runs of a study, as the launcher and the evaluation write them."""
+    num_steps = study.rl.steps
     for run in study.runs:
         run_dir = folder / run.id
         run_dir.mkdir(parents=True)
         lines = [json.dumps(row) + "\n" for row in metrics_of(run, num_steps)]
         (run_dir / "metrics.jsonl").write_text("".join(lines))
-        evaluations = evaluations_of(run, num_steps, num_prompts)
+        evaluations = evaluations_of(study, run)
         (run_dir / "eval.json").write_text(json.dumps(evaluations))
-        (run_dir / "manifest.json").write_text(json.dumps(manifest_of(run, num_steps)))
+        (run_dir / "manifest.json").write_text(json.dumps(manifest_of(study, run)))
         if run.arm in PACKED_SHARE:
             drift = "".join(json.dumps(row) + "\n" for row in drift_of(num_steps))
             (run_dir / "drift.jsonl").write_text(drift)
 
 
-def judge(study: Study, folder: Path) -> dict[tuple[str, str], Claim]:
-    """The claims about a study's results in a folder, by model and name."""
-    table = judge_study(study, load_results(folder, [run.id for run in study.runs]))
+def stop(results_dir: Path, run: Run, num_steps: int) -> None:
+    """Cuts a run as its KL gate would have."""
+    metrics, manifest = (results_dir / run.id / name for name in ("metrics.jsonl", "manifest.json"))
+    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:num_steps]))
+    content = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(content | {"reason": "stopped: rollout_corr/k3_kl beyond 1"}))
+
+
+def judge(study: Study, folder: Path, trained: Study | None = None) -> dict[tuple[str, str], Claim]:
+    """The claims about the results of a study, or of another one, by model and name."""
+    table = judge_study(study, load_results(trained or study, folder))
     return {(claim.model, claim.name): claim for claim in table.claims}

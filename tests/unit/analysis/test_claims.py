@@ -11,7 +11,14 @@ from analysis.claims_table import ClaimsTable, read_table, show_ratio
 from analysis.load import load_results
 from analysis.results import Results
 from experiments.study.schema import ROOT, Study
-from tests.unit.analysis.synthetic_results import KL_RATIOS, NOISE_FLOOR, judge, write_results
+from tests.unit.analysis.synthetic_results import (
+    KL_RATIOS,
+    NOISE_FLOOR,
+    judge,
+    shortened,
+    stop,
+    write_results,
+)
 
 
 def rewrite_metrics(results_dir: Path, study: Study, arm: str, **values: float | None) -> None:
@@ -113,14 +120,14 @@ def test_stopped_arm_is_judged_over_the_steps_that_it_did(study: Study, results_
 def test_memory_says_where_it_was_measured(
     study: Study, results_dir: Path, changes: dict[str, str], source: str
 ) -> None:
-    claims = judge(study.model_copy(update=changes), results_dir)
+    claims = judge(study.model_copy(update=changes), results_dir, trained=study)
     assert claims["nano-dense", "weight_memory_error"].detail.endswith(source)
 
 
 def test_memory_is_judged_by_what_vllm_holds_and_its_report_stands_beside(
     study: Study, results_dir: Path
 ) -> None:
-    study = study.model_copy(update={"trainer": "verl", "device": "cuda"})
+    of_verl = study.model_copy(update={"trainer": "verl", "device": "cuda"})
     for run in study.runs:
         path = results_dir / run.id / "manifest.json"
         manifest = json.loads(path.read_text())
@@ -128,7 +135,7 @@ def test_memory_is_judged_by_what_vllm_holds_and_its_report_stands_beside(
         held_gib = memory["measured_packed_gib"] or memory["measured_bf16_gib"]
         manifest["memory"] = memory | {"reported_gib": held_gib + 0.5 / 1024}
         path.write_text(json.dumps(manifest))
-    claim = judge(study, results_dir)["nano-dense", "weight_memory_error"]
+    claim = judge(of_verl, results_dir, trained=study)["nano-dense", "weight_memory_error"]
     assert claim.verdict == "PASS"
     assert claim.detail.endswith("parameters that vLLM holds; it reports up to 0.50 MiB more")
 
@@ -151,12 +158,12 @@ def test_share_of_bf16_divides_by_the_bf16_arm_s_measurement(
 
 
 def test_wrong_memory_prediction_fails(study: Study, results_dir: Path) -> None:
-    study = study.model_copy(update={"trainer": "verl", "device": "cuda"})
+    of_verl = study.model_copy(update={"trainer": "verl", "device": "cuda"})
     path = results_dir / "nano-moe_nvfp4-qat-ffn_seed1" / "manifest.json"
     manifest = json.loads(path.read_text())
     manifest["memory"]["predicted_packed_gib"] *= 1.01
     path.write_text(json.dumps(manifest))
-    claims = judge(study, results_dir)
+    claims = judge(of_verl, results_dir, trained=study)
     assert claims["nano-dense", "weight_memory_error"].verdict == "PASS"
     assert claims["nano-moe", "weight_memory_error"].verdict == "FAIL"
 
@@ -175,20 +182,22 @@ def test_claims_of_absent_arms_give_no_row(study: Study, results_dir: Path) -> N
 
 @pytest.mark.parametrize("num_steps", [2, 3, 7])
 def test_short_runs_are_judged(study: Study, tmp_path: Path, num_steps: int) -> None:
-    write_results(study, tmp_path / "short", num_steps, num_prompts=8)
-    gain = judge(study, tmp_path / "short")["nano-dense", "reward_gain"]
+    short = shortened(study, num_steps, num_prompts=8)
+    write_results(short, tmp_path)
+    gain = judge(short, tmp_path)["nano-dense", "reward_gain"]
     assert gain.estimate is not None and gain.estimate > 0.2
 
 
-def test_one_step_has_no_gain(study: Study, tmp_path: Path) -> None:
-    write_results(study, tmp_path / "one", num_steps=1, num_prompts=8)
+def test_one_step_has_no_gain(study: Study, results_dir: Path) -> None:
+    for run in (run for run in study.runs if run.arm == "bf16"):
+        stop(results_dir, run, 1)
     with pytest.raises(ValueError, match=r"set rl\.steps to 2 or more"):
-        judge(study, tmp_path / "one")
+        judge(study, results_dir)
 
 
 def test_infinity_survives_json(study: Study, results_dir: Path, tmp_path: Path) -> None:
     rewrite_metrics(results_dir, study, "nvfp4-noqat", **{"rollout_corr/k3_kl": None})
-    results = load_results(results_dir, [run.id for run in study.runs])
+    results = load_results(study, results_dir)
     table = judge_study(study, results)
     path = tmp_path / "claims.json"
     path.write_text(table.model_dump_json())

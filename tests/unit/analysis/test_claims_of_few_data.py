@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from experiments.study.schema import Run, Study
-from tests.unit.analysis.synthetic_results import judge, write_results
+from tests.unit.analysis.synthetic_results import judge, shortened, write_results
 
 
 def test_floor_of_few_tokens_gives_no_ratio(study: Study, results_dir: Path) -> None:
@@ -29,17 +29,19 @@ def test_floor_of_few_tokens_gives_no_ratio(study: Study, results_dir: Path) -> 
 def test_fewer_than_sixty_steps_in_all_are_shown_but_not_judged(
     study: Study, tmp_path: Path, num_steps: int, verdict: str
 ) -> None:
-    write_results(study, tmp_path / "short", num_steps, num_prompts=8)
-    claim = judge(study, tmp_path / "short")["nano-dense", "noqat_kl_ratio"]
+    short = shortened(study, num_steps, num_prompts=8)
+    write_results(short, tmp_path)
+    claim = judge(short, tmp_path)["nano-dense", "noqat_kl_ratio"]
     assert claim.verdict == verdict
     assert claim.detail.endswith("55 steps in all, fewer than 60") == (num_steps == 11)
     assert " to " in claim.cells()[-1]
 
 
 def test_one_seed_is_reported_and_not_judged(study: Study, tmp_path: Path) -> None:
-    single = study.model_copy(update={"seeds": (0,)})
-    write_results(single, tmp_path / "single", num_steps=100)
-    for claim in judge(single, tmp_path / "single").values():
+    longer = shortened(study, num_steps=100, num_prompts=256)
+    single = longer.model_copy(update={"seeds": (0,)})
+    write_results(single, tmp_path)
+    for claim in judge(single, tmp_path).values():
         assert claim.verdict == "REPORTED"
         assert claim.estimate is not None and (claim.exact or claim.cells()[-1] == "-")
 
@@ -80,7 +82,7 @@ def test_accuracy_is_compared_after_the_same_step(study: Study, results_dir: Pat
         path.write_text(json.dumps([it for it in rows if it["step"] <= (10 if stopped else 30)]))
     claims = judge(study, results_dir)
     claim = claims["nano-dense", "noqat_accuracy"]
-    assert claim.detail.endswith("sampled, both after step 10 of 20")
+    assert claim.detail.endswith("sampled, both after step 10 of 30")
     assert claim.detail.startswith("nvfp4-noqat in BF16 0.000, bf16 in BF16 0.000")
     assert "after step" not in claims["nano-moe", "noqat_accuracy"].detail
 

@@ -170,7 +170,7 @@ def group_centred() -> dict[Setting, list[Outcome]]:
 
 
 def verdicts_of_group_centred(grid: Grid) -> dict[str, str]:
-    return verdicts(grid, Design(DENSE, None, LRS, frozenset(grid), "group"))
+    return verdicts(grid, Design(DENSE, None, LRS, frozenset(grid), "group", "C9"))
 
 
 def test_a_grid_of_group_centred_advantages_is_judged_by_rewards_too() -> None:
@@ -198,6 +198,16 @@ def test_what_training_without_qat_costs(
     grid = group_centred() | {Setting(DENSE, arm, 3e-4, correction, "group"): changed}
     judged = verdicts_of_group_centred(grid)
     assert {name: judged[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(("primary", "is_judged"), [("C1", False), ("C9", True)])
+@pytest.mark.parametrize("advantage", ["reward", "group"])
+def test_rewards_are_judged_where_the_study_says_so(
+    advantage: str, primary: str, is_judged: bool
+) -> None:
+    grid = {setting._replace(advantage=advantage): its for setting, its in group_centred().items()}
+    design = Design(DENSE, None, LRS, frozenset(grid), advantage, primary)
+    assert (verdicts(grid, design).get("C9") == "PASS") == is_judged
 
 
 def test_seeds_with_different_bases_are_not_paired() -> None:

@@ -15,8 +15,8 @@ from analysis.collapse.grid import BF16, NOQAT, QAT, Setting
 from analysis.collapse.judge import judge_study
 from analysis.collapse.outcome_table import outcome_table
 from analysis.collapse.survival import Outcome, log_rank
-from experiments.runs.manifest import read_manifest
-from experiments.runs.record import require_commit, require_one_base_a_seed, settings_of
+from analysis.record import require_commit, require_one_base_a_seed
+from experiments.runs.settings import read_run
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, STUDIES, Study
 
@@ -100,11 +100,11 @@ def test_runs_are_whole_of_committed_code_and_one_base_a_seed_and_cell(record: R
         by_cell.setdefault(run.cell or "", []).append(record.folder / run.id)
     assert sum(map(len, by_cell.values())) == record.num_runs
     for cell, folders in by_cell.items():
-        manifests = [read_manifest(folder, "record again") for folder in folders]
+        runs = [study.find_run(folder.name) for folder in folders]
+        manifests = [read_run(study, run, record.folder, "record again") for run in runs]
         require_one_base_a_seed(cell, manifests)
         for manifest, folder in zip(manifests, folders, strict=True):
             require_commit(manifest, folder)
-            assert settings_of(manifest) == study.training_config(study.find_run(manifest.run))
 
 
 @BOTH

@@ -5,6 +5,7 @@ Runs of the record `collapse-vllm`, which has the same arms and steps, stand in 
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ from analysis.collapse.figures import FIGURES
 from analysis.collapse.judge import judge_study
 from analysis.collapse.outcome_table import outcome_table
 from analysis.figure_files import figure_names
+from analysis.record import record_study
 from experiments.runs.completeness import complete_cells
-from experiments.runs.record import record_study
 from experiments.study.load import load_study
-from experiments.study.schema import ROOT, STUDIES, Run
+from experiments.study.schema import ROOT, STUDIES, Run, Study
 
 FILE = STUDIES / "collapse_verl.yaml"
 STUDY = load_study(FILE)
@@ -104,3 +105,13 @@ def test_its_figures_are_drawn(results: Path) -> None:
     assert lines == [1] * 6, "of each arm one run, its reward and its mismatch"
     for name in figure_names(STUDY):
         assert FIGURES[name].draw(data).axes
+
+
+@pytest.mark.parametrize("read", [judge_study, outcome_table, GridData, complete_cells])
+def test_runs_of_other_settings_are_refused(
+    results: Path, read: Callable[[Study, Path], object]
+) -> None:
+    changed = STUDY.model_copy(update={"rl": STUDY.rl.model_copy(update={"lr": 1e-5})})
+    refused = rf"{STUDY.runs[0].id}/manifest.json: config.rl.lr: 0.0002, and in study {STUDY.study}"
+    with pytest.raises(ValueError, match=refused):
+        read(changed, results)

@@ -1,5 +1,6 @@
 import gzip
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -7,16 +8,20 @@ import pytest
 
 from analysis.load import load_results, read_metrics
 from experiments.study.schema import Run, Study
+from tests.unit.analysis.synthetic_results import stop
 
 RUN = Run("nano-dense", "nvfp4-qat", 1)
 
 
-def load_one(results_dir: Path) -> None:
-    load_results(results_dir, [RUN.id])
+@pytest.fixture
+def of_one(study: Study) -> Study:
+    """A study of that run alone."""
+    models = {RUN.model: study.models[RUN.model]}
+    return study.model_copy(update={"models": models, "arms": (RUN.arm,), "seeds": (RUN.seed,)})
 
 
 def test_series_are_seeds_by_steps(study: Study, results_dir: Path) -> None:
-    results = load_results(results_dir, [run.id for run in study.runs])
+    results = load_results(study, results_dir)
     kl = results.series("nano-dense", "nvfp4-qat", "rollout_corr/k3_kl")
     assert kl.shape == (len(study.seeds), 30)
     lines = (results_dir / RUN.id / "metrics.jsonl").read_text().splitlines()
@@ -24,7 +29,7 @@ def test_series_are_seeds_by_steps(study: Study, results_dir: Path) -> None:
 
 
 def test_correct_answers_are_seeds_by_prompts(study: Study, results_dir: Path) -> None:
-    results = load_results(results_dir, [run.id for run in study.runs])
+    results = load_results(study, results_dir)
     step = results.last_evaluated("nano-dense", "nvfp4-qat")
     trained_SP, samples = results.correct_answers("nano-dense", "nvfp4-qat", step, "bf16")
     base_SP, _ = results.correct_answers("nano-dense", "nvfp4-qat", 0, "bf16")
@@ -45,13 +50,12 @@ def test_undefined_values_are_nan(tmp_path: Path) -> None:
 
 
 def test_records_load_like_results(study: Study, results_dir: Path) -> None:
-    run_ids = [run.id for run in study.runs]
-    expected = load_results(results_dir, run_ids)
-    for run_id in run_ids:
+    expected = load_results(study, results_dir)
+    for run_id in (run.id for run in study.runs):
         rows = read_metrics(results_dir / run_id)
         rows.to_csv(results_dir / run_id / "metrics.csv.gz", index=False)
         (results_dir / run_id / "metrics.jsonl").unlink()
-    assert load_results(results_dir, run_ids).metrics.equals(expected.metrics)
+    assert load_results(study, results_dir).metrics.equals(expected.metrics)
 
 
 @pytest.mark.parametrize(
@@ -75,17 +79,19 @@ def test_records_load_like_results(study: Study, results_dir: Path) -> None:
     ],
     ids=["cut", "no object", "text", "empty", "no step", "no JSON", "no study"],
 )
-def test_garbled_file_is_named(results_dir: Path, file: str, content: str, message: str) -> None:
+def test_garbled_file_is_named(
+    of_one: Study, results_dir: Path, file: str, content: str, message: str
+) -> None:
     (results_dir / RUN.id / file).write_text(content)
     with pytest.raises(ValueError, match=message):
-        load_one(results_dir)
+        load_results(of_one, results_dir)
 
 
 @pytest.mark.parametrize("file", ["metrics.jsonl", "eval.json", "manifest.json"])
-def test_missing_file_is_named(results_dir: Path, file: str) -> None:
+def test_missing_file_is_named(of_one: Study, results_dir: Path, file: str) -> None:
     (results_dir / RUN.id / file).unlink()
     with pytest.raises(ValueError, match=rf"{RUN.id}/{file}: missing; run the study"):
-        load_one(results_dir)
+        load_results(of_one, results_dir)
 
 
 @pytest.mark.parametrize(
@@ -98,10 +104,12 @@ def test_missing_file_is_named(results_dir: Path, file: str) -> None:
     ],
     ids=["not compressed", "no step", "text", "empty"],
 )
-def test_garbled_record_is_named(results_dir: Path, content: bytes, message: str) -> None:
+def test_garbled_record_is_named(
+    of_one: Study, results_dir: Path, content: bytes, message: str
+) -> None:
     (results_dir / RUN.id / "metrics.csv.gz").write_bytes(content)
     with pytest.raises(ValueError, match=message):
-        load_one(results_dir)
+        load_results(of_one, results_dir)
 
 
 @pytest.mark.parametrize(
@@ -112,48 +120,40 @@ def test_garbled_record_is_named(results_dir: Path, content: bytes, message: str
     ],
 )
 def test_unfinished_run_is_refused(
-    results_dir: Path, status: str, reason: str | None, message: str
+    of_one: Study, results_dir: Path, status: str, reason: str | None, message: str
 ) -> None:
     path = results_dir / RUN.id / "manifest.json"
     manifest = json.loads(path.read_text())
     manifest["memory"]["measured_bf16_gib"] = None  # as while it trains
     path.write_text(json.dumps({**manifest, "status": status, "reason": reason}))
     with pytest.raises(ValueError, match=message):
-        load_one(results_dir)
+        load_results(of_one, results_dir)
 
 
-def test_prompt_count_must_fit(results_dir: Path) -> None:
+def test_prompt_count_must_fit(of_one: Study, results_dir: Path) -> None:
     path = results_dir / RUN.id / "eval.json"
     evaluations = json.loads(path.read_text())
     evaluations[0]["correct"].pop()
     path.write_text(json.dumps(evaluations))
     with pytest.raises(ValueError, match=r"eval.json: 0: correct: 255 of 256 prompts"):
-        load_one(results_dir)
+        load_results(of_one, results_dir)
 
 
-def test_a_run_of_too_few_steps_is_refused(results_dir: Path) -> None:
+def test_a_run_of_too_few_steps_is_refused(of_one: Study, results_dir: Path) -> None:
     path = results_dir / RUN.id / "metrics.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     with pytest.raises(ValueError, match=rf"{RUN.id}/metrics.jsonl: step 30 is missing; delete"):
-        load_one(results_dir)
+        load_results(of_one, results_dir)
 
 
 def test_missing_evaluation_is_refused(study: Study, results_dir: Path) -> None:
     path = results_dir / RUN.id / "eval.json"
     path.write_text(json.dumps([it for it in json.loads(path.read_text()) if it["step"] == 0]))
-    results = load_results(results_dir, [run.id for run in study.runs])
+    results = load_results(study, results_dir)
     with pytest.raises(ValueError, match="nvfp4-qat: no trained step is evaluated in all runs"):
         results.last_evaluated(RUN.model, RUN.arm)
     with pytest.raises(ValueError, match="greedy evaluation in nvfp4 at step 30: 4 of 5 seeds"):
         results.correct_answers(RUN.model, RUN.arm, 30, "nvfp4", "greedy")
-
-
-def stop(results_dir: Path, run: Run, num_steps: int) -> None:
-    """Cuts a run as its KL gate would have."""
-    metrics, manifest = (results_dir / run.id / name for name in ("metrics.jsonl", "manifest.json"))
-    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:num_steps]))
-    content = json.loads(manifest.read_text())
-    manifest.write_text(json.dumps(content | {"reason": "stopped: rollout_corr/k3_kl beyond 1"}))
 
 
 def test_stopped_arm_is_compared_over_the_steps_that_all_its_runs_did(
@@ -162,9 +162,36 @@ def test_stopped_arm_is_compared_over_the_steps_that_all_its_runs_did(
     arm = "nvfp4-noqat"
     for seed, num_steps in zip(study.seeds, (12, 20, 30), strict=False):
         stop(results_dir, Run("nano-dense", arm, seed), num_steps)
-    results = load_results(results_dir, [run.id for run in study.runs])
+    results = load_results(study, results_dir)
     whole = results.series("nano-dense", "bf16", "rollout_corr/k3_kl")
     kl, noise = results.series_beside("nano-dense", arm, "bf16", "rollout_corr/k3_kl")
     assert kl.shape == noise.shape == (len(study.seeds), 12)
     assert np.array_equal(noise, whole[:, :12])
     assert results.steps("nano-dense", arm).tolist() == list(range(1, 13))
+
+
+def test_runs_of_other_settings_are_refused(study: Study, results_dir: Path) -> None:
+    faster = study.model_copy(update={"rl": study.rl.model_copy(update={"lr": 2e-4})})
+    first = re.escape(f"{results_dir / study.runs[0].id}/manifest.json")
+    refused = f"{first}: config.rl.lr: 0.0001, and in study default 0.0002; run the study again"
+    with pytest.raises(ValueError, match=refused):
+        load_results(faster, results_dir)
+
+
+def test_evaluations_of_other_settings_are_refused(study: Study, results_dir: Path) -> None:
+    hotter = study.evaluation.model_copy(update={"temperature": 0.9})
+    refused = r"eval.json: settings.temperature: 0.6, and in study default 0.9; evaluate again"
+    with pytest.raises(ValueError, match=refused):
+        load_results(study.model_copy(update={"evaluation": hotter}), results_dir)
+
+
+def test_evaluations_that_do_not_name_their_settings_are_read_from_records_alone(
+    of_one: Study, results_dir: Path
+) -> None:
+    path = results_dir / RUN.id / "eval.json"
+    older = [{**it, "settings": None} for it in json.loads(path.read_text())]
+    path.write_text(json.dumps(older))
+    with pytest.raises(ValueError, match=r"eval.json: settings.prompts: None, and in study"):
+        load_results(of_one, results_dir)
+    read_metrics(path.parent).to_csv(path.parent / "metrics.csv.gz", index=False)
+    load_results(of_one, results_dir)

@@ -1,6 +1,7 @@
 """A user's verl run over the recorded curves."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,28 @@ def test_a_metric_that_the_run_lacks_shows_the_recorded_alone(own: Path) -> None
     recorded = read_recorded(DEFAULT_RECORDS, "nano-dense-gpu")
     figure = draw(read_verl(own), "mine", recorded, ("actor/entropy",), "dense")
     assert "mine" not in figure.axes[0].get_legend_handles_labels()[1]
+
+
+@pytest.mark.parametrize(
+    ("metric", "hint"),
+    [
+        ("rollout_corr/k3kl", f"did you mean {K3}\\?"),
+        ("critic/score/man", f"did you mean {REWARD}\\?"),
+        ("???", f"there are actor/.*{K3}"),
+        ("step", "there are actor/"),
+    ],
+)
+def test_a_metric_that_no_run_has_is_refused_with_the_nearest(
+    own: Path, metric: str, hint: str
+) -> None:
+    recorded = read_recorded(DEFAULT_RECORDS, "nano-dense-gpu")
+    with pytest.raises(ValueError, match=rf"--metrics: {re.escape(metric)}: in no run; {hint}"):
+        draw(read_verl(own), "mine", recorded, (K3, metric), "dense")
+
+
+def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no runs; name a folder of experiments/records"):
+        read_recorded(tmp_path, "nano-dense-gpu")
 
 
 def test_an_unknown_model_is_refused_with_those_there_are() -> None:

@@ -16,7 +16,7 @@ def marks_after(study: Study, folder: Path, **changes: Any) -> tuple[str, ...]:
     for run in study.runs:
         path = folder / run.id / "manifest.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    table = judge_study(study, load_results(folder, [run.id for run in study.runs]))
+    table = judge_study(study, load_results(study, folder))
     return table.marks["nano-dense"]
 
 
@@ -86,14 +86,14 @@ def test_verdicts_of_one_pretrained_checkpoint_are_marked(
 ) -> None:
     pretrained = next(iter(load_study(STUDIES / f"{name}.yaml").models.values()))
     of_one = study.model_copy(update={"models": study.models | {"nano-dense": pretrained}})
-    table = judge_study(of_one, load_results(results_dir, [run.id for run in study.runs]))
+    table = judge_study(of_one, load_results(study, results_dir))
     mark = "one pretrained checkpoint: verdicts hold for it alone"
     assert table.marks == {"nano-dense": (mark,), "nano-moe": ()}
 
 
 def test_a_study_without_bf16_says_what_is_not_judged(study: Study, results_dir: Path) -> None:
     alone = study.model_copy(update={"arms": ("nvfp4-noqat", "nvfp4-qat")})
-    table = judge_study(alone, load_results(results_dir, [run.id for run in alone.runs]))
+    table = judge_study(alone, load_results(alone, results_dir))
     mark = "no bf16 arm, so mismatch and accuracy are not judged"
     assert table.marks == {model: (mark,) for model in alone.models}
     assert {claim.name for claim in table.claims} == {"served_gain", "weight_memory_error"}
@@ -101,7 +101,7 @@ def test_a_study_without_bf16_says_what_is_not_judged(study: Study, results_dir:
 
 def test_rows_of_marked_runs_are_marked(study: Study, results_dir: Path) -> None:
     marks_after(study, results_dir, digests={"base": "same"})
-    table = judge_study(study, load_results(results_dir, [run.id for run in study.runs]))
+    table = judge_study(study, load_results(study, results_dir))
     lines = table.to_markdown().splitlines()
     assert sum(line.startswith("| nano-dense † |") for line in lines) == 11
     assert "† nano-dense: seeds share one base checkpoint." in lines

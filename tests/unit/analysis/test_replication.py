@@ -1,14 +1,16 @@
 """A recorded study again with fresh seeds: what is planned, compared and kept."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import yaml
 
 from analysis.claims import judge_study
-from analysis.claims_table import Claim, ClaimsTable
+from analysis.claims_table import ClaimsTable
 from analysis.load import load_results
+from analysis.record import record_study
 from analysis.replication import (
     Comparison,
     compare,
@@ -17,7 +19,6 @@ from analysis.replication import (
     read_replications,
     replications_text,
 )
-from experiments.runs.record import record_study
 from experiments.study.load import load_study
 from experiments.study.schema import Study
 from tests.unit.analysis.synthetic_results import write_results
@@ -34,7 +35,7 @@ def record(study: Study, study_file: Path, results_dir: Path, tmp_path: Path) ->
 
 
 def claims_of(study: Study, results: Path) -> ClaimsTable:
-    return judge_study(study, load_results(results, [run.id for run in study.runs]))
+    return judge_study(study, load_results(study, results))
 
 
 def run_again(record: Path, folder: Path) -> Study:
@@ -44,9 +45,6 @@ def run_again(record: Path, folder: Path) -> Study:
     path.write_text(yaml.safe_dump(planned_study(record)))
     study = load_study(path)
     write_results(study, folder)
-    judged = folder / "studies" / study.study
-    judged.mkdir(parents=True)
-    (judged / "claims.json").write_text(claims_of(study, folder).model_dump_json())
     return study
 
 
@@ -75,29 +73,16 @@ def test_what_is_kept_is_shown_and_its_seeds_are_not_used_again(
     assert planned_study(record)["seeds"] == [10, 11, 12, 13, 14]
 
 
-def finish(study: Study, results: Path) -> None:
-    """Lets synthetic runs be recorded: they have the study's settings, and claims."""
-    judged = results / "studies" / study.study
-    judged.mkdir(parents=True, exist_ok=True)
-    (judged / "claims.json").write_text(claims_of(study, results).model_dump_json())
-    for run in study.runs:
-        path = results / run.id / "manifest.json"
-        manifest = json.loads(path.read_text()) | {"config": study.training_config(run)}
-        path.write_text(json.dumps(manifest))
-
-
 def test_a_study_that_is_recorded_again_keeps_its_replications(
     record: Path, study: Study, study_file: Path, results_dir: Path, tmp_path: Path
 ) -> None:
     judge(record, run_again(record, tmp_path / "again"), tmp_path / "again", keep=True)
     kept = read_replications(record)
-    (record / "claims.md").touch()
     (record / "a_former_run").mkdir()
-    finish(study, results_dir)
     assert record_study(study_file, results_dir, record.parent) == record
     assert kept and read_replications(record) == kept
     assert planned_study(record)["seeds"] == [10, 11, 12, 13, 14]
-    files = {"replications", "claims.json", "study.yaml"}
+    files = {"replications", "claims.json", "claims.md", "study.yaml"}
     assert {path.name for path in record.iterdir()} == files | {run.id for run in study.runs}
 
 
@@ -109,7 +94,9 @@ def test_replications_of_other_settings_stay_in_no_record(
     content = yaml.safe_load(study_file.read_text())
     content["rl"]["lr"] *= 2
     changed_file.write_text(yaml.safe_dump(content))
-    finish(load_study(changed_file), results_dir)
+    changed_study = load_study(changed_file)
+    shutil.rmtree(results_dir)
+    write_results(changed_study, results_dir)
     with pytest.raises(ValueError, match=r"default/replications: of other settings than study"):
         record_study(changed_file, results_dir, record.parent)
     assert (record / "claims.json").is_file() and len(read_replications(record)) == 1
@@ -173,13 +160,45 @@ def test_outcome_is_the_second_studys(
 
 
 def test_a_contradicted_claim_ends_in_an_error_that_names_it(record: Path, tmp_path: Path) -> None:
-    again = run_again(record, tmp_path / "again")
-    path = tmp_path / "again" / "studies" / again.study / "claims.json"
-    table = ClaimsTable.model_validate_json(path.read_text())
-    failed: Claim = table.claims[1]
-    path.write_text(changed(table, 1, verdict="FAIL").model_dump_json())
-    with pytest.raises(ValueError, match=f"now FAIL: {failed.model}: {failed.statement}"):
-        judge(record, again, tmp_path / "again", keep=False)
+    results = tmp_path / "again"
+    again = run_again(record, results)
+    for run in (run for run in again.runs if run.arm == "nvfp4-qat"):
+        path = results / run.id / "metrics.jsonl"
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        rows = [row | {"rollout_corr/k3_kl": 100 * row["rollout_corr/k3_kl"]} for row in rows]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ValueError, match="now FAIL: nano-dense: k3 KL, nvfp4-qat / bf16"):
+        judge(record, again, results, keep=False)
+
+
+def test_claims_of_other_runs_that_lie_in_the_results_are_not_compared(
+    record: Path, tmp_path: Path
+) -> None:
+    results = tmp_path / "again"
+    again = run_again(record, results)
+    judged = results / "studies" / again.study
+    judged.mkdir(parents=True)
+    recorded = ClaimsTable.model_validate_json((record / "claims.json").read_text())
+    changed(recorded, 1, verdict="FAIL").write(judged)
+    judge(record, again, results, keep=True)
+    (kept,) = read_replications(record)
+    assert kept.claims == claims_of(again, results)
+
+
+def test_every_run_of_a_replication_is_there_and_has_its_settings(
+    record: Path, tmp_path: Path
+) -> None:
+    results = tmp_path / "again"
+    again = run_again(record, results)
+    path = results / again.runs[-1].id / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["config"]["rl"]["lr"] = 1e-5
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match=r"manifest.json: config.rl.lr: 1e-05, and in study"):
+        judge(record, again, results, keep=False)
+    path.unlink()
+    with pytest.raises(ValueError, match=rf"{again.runs[-1].id}/manifest.json: missing"):
+        judge(record, again, results, keep=False)
 
 
 def test_other_claims_and_missing_records_are_refused(record: Path, tmp_path: Path) -> None:

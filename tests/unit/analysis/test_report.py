@@ -84,7 +84,7 @@ def copied(finished: Path, tmp_path: Path) -> Path:
 
 
 def load(study: Study, folder: Path) -> Results:
-    return load_results(folder, [run.id for run in study.runs])
+    return load_results(study, folder)
 
 
 @pytest.mark.parametrize("source", ["results", "record"])
@@ -156,9 +156,33 @@ def test_what_is_missing_is_named(lost: str, study_file: Path, copied: Path) -> 
         read_content(study_file, copied)
 
 
+@pytest.mark.parametrize(
+    ("lost", "hint"),
+    [
+        ("claims.md", "make it with make figures"),
+        ("figures/kl.svg", "make it with make figures"),
+        ("nano-dense_bf16_seed0/manifest.json", "record the study again"),
+    ],
+)
+def test_of_a_record_the_command_is_named_that_makes_what_is_missing(
+    lost: str, hint: str, tmp_path: Path
+) -> None:
+    record = Path(shutil.copytree(RECORD, tmp_path / "record"))
+    (record / lost).write_text("") if lost.endswith("json") else (record / lost).unlink()
+    with pytest.raises(ValueError, match=rf"{lost}: .*; {hint}$"):
+        read_content(record / "study.yaml", record)
+
+
 def test_a_study_without_runs_is_refused(study_file: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no run of study default; run the study to its end"):
         read_content(study_file, tmp_path)
+
+
+def test_runs_of_other_settings_are_refused(study_file: Path, copied: Path) -> None:
+    changed = copied / "study.yaml"
+    changed.write_text(study_file.read_text().replace("lr: 0.0001", "lr: 0.0002"))
+    with pytest.raises(ValueError, match=r"manifest.json: config.rl.lr: 0.0001, and in study"):
+        read_content(changed, copied)
 
 
 def test_markdown_keeps_its_text_and_loses_links_to_other_files() -> None:

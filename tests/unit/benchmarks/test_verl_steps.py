@@ -47,3 +47,13 @@ def test_a_record_has_every_run_with_a_second_step(tmp_path: Path) -> None:
 def test_without_a_second_step_there_is_no_record(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no run has a second step"):
         write_record(tmp_path / "record.json", [write_run(tmp_path, 0, 1)])
+
+
+def test_runs_of_the_local_trainer_are_refused(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path, 1, 3)
+    path = run_dir / "attempts" / "1" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    manifest["config"] = {"trainer": "local", "rl": manifest["config"]["rl"]}
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match=f"{run_dir}: not a run of verl, its trainer is local; na"):
+        write_record(tmp_path / "record.json", [run_dir])

@@ -82,32 +82,43 @@ def test_lost_steps_are_noticed_before_a_run_is_resumed(
     assert len(list_attempts(tmp_path)) == 1
 
 
+class FailingTracker(Untracked):
+    """One whose store is out of reach when a run starts."""
+
+    def start(self, manifest: RunManifest, resumes: bool) -> None:
+        raise RuntimeError("no store")
+
+
 @pytest.mark.parametrize(
     ("digests", "numbers", "stays"),
     [({"config": "a"}, [1, 2], True), ({"config": "b"}, [2], False)],
     ids=["same experiment", "another configuration"],
 )
 def test_what_a_run_left_outlives_a_crash_but_not_a_change(
-    tmp_path: Path, digests: dict[str, str], numbers: list[int], stays: bool
+    tmp_path: Path,
+    digests: dict[str, str],
+    numbers: list[int],
+    stays: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (tmp_path / "checkpoints" / "step_2").mkdir(parents=True)
+    """And a change removes it when training begins, not while the run waits for a GPU."""
+    study = load_study(ROOT / "tests" / "workflow" / "smoke.yaml")
+    run_dir = tmp_path / study.runs[0].id
+    (run_dir / "checkpoints" / "step_2").mkdir(parents=True)
     left = (FILE, STOP_FILE, "eval.json", "metrics.jsonl", "manifest.json")
     for name in left:
-        (tmp_path / name).touch()
-    make_manifest(digests={"config": "a"}).write(next_attempt(tmp_path).folder)
-    attempts = open_attempts(tmp_path, digests)
+        (run_dir / name).touch()
+    make_manifest(digests={"config": "a"}).write(next_attempt(run_dir).folder)
+    attempts = open_attempts(run_dir, digests)
     assert [attempt.number for attempt in attempts] == numbers
-    for name in ("checkpoints/step_2", *left):
-        assert (tmp_path / name).exists() == stays, name
-    (killed,) = list_attempts(tmp_path)
+    assert all((run_dir / name).exists() for name in ("checkpoints/step_2", *left))
+    (killed,) = list_attempts(run_dir)
     assert killed.manifest.status == "failed" and killed.manifest.reason == KILLED
-
-
-class FailingTracker(Untracked):
-    """One whose store is out of reach when a run starts."""
-
-    def start(self, manifest: RunManifest, resumes: bool) -> None:
-        raise RuntimeError("no store")
+    monkeypatch.setattr(launcher, "new_manifest", lambda *_: make_manifest(status="running"))
+    with pytest.raises(RuntimeError, match="no store"):
+        run_attempt(study, study.runs[0], tmp_path, digests, attempts, FailingTracker())
+    for name in ("checkpoints/step_2", *left):
+        assert (run_dir / name).exists() == stays, name
 
 
 def test_an_attempt_says_that_its_tracker_failed(

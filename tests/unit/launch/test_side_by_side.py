@@ -107,6 +107,7 @@ def evaluation_of(study: Study) -> Evaluation:
         accuracy=0.0,
         correct=wrong,
         response_tokens_mean=1.0,
+        settings=study.evaluation,
     )
 
 
@@ -118,19 +119,36 @@ def test_what_is_complete_is_skipped(study: Study, begun: list[Program], tmp_pat
     assert begun == [("experiments.launch.run", half), ("experiments.evaluate.run", half)]
 
 
+@pytest.mark.parametrize("changes", [{"samples_per_prompt": 5}, {"temperature": 0.9}])
 def test_runs_evaluated_with_other_settings_are_evaluated_again(
-    study: Study, begun: list[Program], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    study: Study,
+    begun: list[Program],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    changes: dict[str, float],
 ) -> None:
     finish(study, tmp_path)
-    old, more = study.runs[0], study.evaluation.samples_per_prompt + 1
-    other = study.evaluation.model_copy(update={"samples_per_prompt": more})
+    old = study.runs[0]
+    other = study.evaluation.model_copy(update=changes)
     changed = study.model_copy(update={"evaluation": other})
     for run in study.runs[1:]:
         write_evaluations(tmp_path / run.id, [evaluation_of(changed)])
     assert all_of(changed, tmp_path).run_all() == []
     assert begun == [("experiments.launch.run", old.id), ("experiments.evaluate.run", old.id)]
-    line = f"{tmp_path / old.id}: evaluated with other settings; evaluated again"
-    assert line in capsys.readouterr().out.splitlines()
+    line = f"{tmp_path / old.id}: evaluated with other settings, or by an older version; evaluated "
+    assert line in capsys.readouterr().out
+
+
+def test_evaluations_of_an_older_version_are_made_again(
+    study: Study, begun: list[Program], tmp_path: Path
+) -> None:
+    finish(study, tmp_path)
+    old = study.runs[0]
+    write_evaluations(
+        tmp_path / old.id, [evaluation_of(study).model_copy(update={"settings": None})]
+    )
+    assert all_of(study, tmp_path).run_all() == []
+    assert begun == [("experiments.launch.run", old.id), ("experiments.evaluate.run", old.id)]
 
 
 def test_runs_of_other_settings_are_trained_again(
@@ -328,3 +346,18 @@ def test_a_model_may_be_named_data(begun: list[Program], tmp_path: Path) -> None
     assert all_of(load_study(path), tmp_path).run_all() == []
     made = {("experiments.verl.data", "data"), ("experiments.base.make", "data")}
     assert made <= set(begun)
+
+
+@pytest.mark.parametrize("option", ["--jobs", "--begin-within-s"])
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "-inf", "x"])
+def test_numbers_that_cannot_be_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str, value: str
+) -> None:
+    # the last of an option counts
+    options = ["--study", "study.yaml", "--jobs", "1", f"{option}={value}"]
+    monkeypatch.setattr(sys, "argv", ["side_by_side", *options])
+    with pytest.raises(SystemExit) as ended:
+        side_by_side.main()
+    assert ended.value.code == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert f"error: argument {option}: {value}: needs a " in line and line.endswith("above 0")

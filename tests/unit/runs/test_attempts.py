@@ -9,6 +9,7 @@ from experiments.runs.attempts import (
     list_attempts,
     merge_rows,
     next_attempt,
+    read_history,
     resumable,
 )
 from tests.manifests import make_manifest
@@ -48,6 +49,18 @@ def test_of_a_repeated_step_the_later_attempt_wins(tmp_path: Path) -> None:
         {"step": 3, "x": None},
         {"step": 4, "x": None},
     ]
+
+
+def test_a_stopped_run_ends_with_its_last_attempt(tmp_path: Path) -> None:
+    """The first attempt had gone further, by other steps than those that follow its checkpoint."""
+    first, second = make_attempt(tmp_path), make_attempt(tmp_path, "finished")
+    second.manifest.model_copy(update={"reason": "gate"}).write(second.folder)
+    for step in range(1, 7):
+        first.append({"step": step, "x": 1.0})
+    for step in (3, 4):
+        second.append({"step": step, "x": 2.0})
+    _, rows = read_history(tmp_path)
+    assert [(row["step"], row["x"]) for row in rows] == [(1, 1.0), (2, 1.0), (3, 2.0), (4, 2.0)]
 
 
 def test_a_last_line_cut_short_is_dropped(tmp_path: Path) -> None:

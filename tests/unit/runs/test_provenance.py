@@ -1,6 +1,7 @@
 """Digests and manifests: what makes two runs one experiment, and how they differ."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -121,6 +122,20 @@ def test_training_code_is_format_recipe_and_trainer_but_no_bookkeeping() -> None
     assert any(name.startswith("qat_core/nvfp4/") for name in names)
     assert not {"experiments/tracking/publish.py", "experiments/launch/run.py"} & names
     assert not any(name.startswith("analysis/") for name in names)
+
+
+def test_switches_are_recorded_and_kernels_are_part_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = load_study(STUDIES / "default.yaml")
+    before = digests.config_digest(study, study.runs[0])
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))
+    assert digests.config_digest(study, study.runs[0]) == before
+    monkeypatch.setenv("QAT_CORE_LINEAR_KERNEL", "humming")
+    assert digests.config_digest(study, study.runs[0]) != before
+    found = provenance.switches()
+    assert (found["VLLM_CACHE_ROOT"], found["QAT_CORE_LINEAR_KERNEL"]) == ("cache", "humming")
+    assert found.keys() <= {name for name in os.environ if name.startswith(provenance.SWITCHES)}
 
 
 def test_json_digest_ignores_the_order_of_keys() -> None:

@@ -63,6 +63,11 @@ ERRORS = {
         "collapse",
         "claims: only judged_by: parity reads it; remove it",
     ),
+    "a claim of collapses": (
+        "primary",
+        "C9",
+        "primary: only judged_by: collapse reads it; remove it",
+    ),
     "GPUs, local trainer": ("gpus", 2, "gpus: only trainer: verl reads it; remove it"),
     "terms from much to little": (
         "task/terms",

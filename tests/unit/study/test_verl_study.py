@@ -52,6 +52,13 @@ VERL_ERRORS = {
         },
         "rl.advantage: reward is for answers scored 1 or 0, not as dapo-math's are; use group",
     ),
+    "scores lowered for long answers": (
+        {
+            "models": {"m": VERL["models"]["nano-moe-verl"] | {"recipe": "qwen3_8b"}},
+            "rl": VERL["rl"] | {"advantage": "reward"},
+        },
+        "rl.advantage: reward is for answers scored 1 or 0, and reward.+reward_kwargs.overlong_",
+    ),
     "checkpoints without optimizer states": (
         {"variant": "smoke"},
         "rl.save_every: 2 makes checkpoints to go on from, but variant smoke saves no optimizer",
@@ -113,7 +120,11 @@ def test_verl_refuses_what_only_the_local_trainer_knows(
 @pytest.mark.parametrize(
     ("study", "changes", "message"),
     [
-        ("verl_gpu", {}, "gpu_memory_gib: vLLM asleep counts the memory of other runs; set"),
+        (
+            "verl_gpu",
+            {"variant": []},
+            "gpu_memory_gib: vLLM asleep counts the memory of other runs; set",
+        ),
         ("qwen3_smoke", {"variant": ["smoke", "wide"]}, "gpu_memory_gib: vLLM measures memory"),
         ("verl_gpu", {"variant": ["smoke", "wide"]}, "gpu_memory_gib: vLLM does not start beside"),
         ("verl_nano", {"variant": "wide"}, "gpu_memory_gib: runs share GPUs with device: cuda"),

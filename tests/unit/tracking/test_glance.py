@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from mlflow import MlflowClient
 from experiments.runs.evaluation import Evaluation, write_evaluations
 from experiments.runs.manifest import read_manifest
 from experiments.support.json_files import write_jsonl
+from experiments.tracking import publish
 from experiments.tracking.glance import SHARED_VIEW, short_name, summarize, view_address
 from experiments.tracking.publish import rebuild
 from tests.manifests import make_manifest
@@ -142,6 +144,30 @@ def test_runs_and_study_are_in_mlflow_with_view_and_claims(results: Path) -> Non
     # both runs started at once and took a minute
     assert study.info.end_time - study.info.start_time == 60_000
     assert study.info.start_time == runs["moe qat s2"].info.start_time
+
+
+@pytest.mark.parametrize(
+    ("damage", "line"),
+    [
+        ({"study": None}, "claims.json: study: missing; judge the study again"),
+        ({"claims": [CLAIM | {"estimate": "x"}]}, "claims.json: claims.0.estimate: should be a"),
+        ({"claims": {"a": 1}}, "claims.json: claims: should be a valid tuple"),
+        (
+            {"claims": [CLAIM | {"name": "a\n'b"}]},
+            "claims.json: claims.0.name: String should",
+        ),
+    ],
+    ids=["no study", "a text", "no list", "a name that MLflow refuses"],
+)
+def test_damaged_claims_are_named(
+    results: Path, monkeypatch: pytest.MonkeyPatch, damage: dict[str, object], line: str
+) -> None:
+    path = results / "claims.json"
+    content = json.loads(path.read_text()) | damage
+    path.write_text(json.dumps({key: it for key, it in content.items() if it is not None}))
+    monkeypatch.setattr(publish, "rebuild_run", lambda run_dir: "")
+    with pytest.raises(ValueError, match=re.escape(line)):
+        rebuild(results)
 
 
 def test_address_opens_the_view_in_model_training_mode() -> None:

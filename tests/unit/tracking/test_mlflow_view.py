@@ -23,31 +23,11 @@ from experiments.tracking.live import TrackedRun
 from experiments.tracking.publish import publish_study, rebuild
 from experiments.tracking.store import REQUEST_LIMITS, explained_errors, find_runs
 from tests import manifests
+from tests.unit.tracking.conftest import use_store
 
 NAME = "nano_bf16_seed0"
 HOUR_MS = 3_600_000
 ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
-
-
-@pytest.fixture(scope="session")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An initialised MLflow store; making one takes seconds, copying one does not."""
-    path = tmp_path_factory.mktemp("store") / "mlflow.db"
-    MlflowClient(f"sqlite:///{path}").search_experiments()
-    return path
-
-
-@pytest.fixture
-def client(empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MlflowClient:
-    """A store of its own in the working folder."""
-    monkeypatch.chdir(tmp_path)  # MLflow puts artifacts into the working folder
-    return use_store(shutil.copy(empty_store, tmp_path / "mlflow.db"), monkeypatch)
-
-
-def use_store(path: Path, monkeypatch: pytest.MonkeyPatch) -> MlflowClient:
-    """Tracks in that file from now on; named whole, because MLflow keeps stores by name."""
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{path}")
-    return MlflowClient(f"sqlite:///{path}")
 
 
 @pytest.fixture

@@ -30,14 +30,30 @@ def left(checkpoints: Path) -> tuple[list[int], int | None]:
 
 @pytest.mark.parametrize(
     ("last_recorded", "steps", "latest"),
-    [(20, [5, 10, 15], 15), (15, [5, 10, 15], 15), (14, [5, 10], 10), (0, [], None)],
-    ids=["ahead", "equal", "its metrics lost", "nothing recorded"],
+    [(20, [5, 10, 15], 15), (15, [5, 10, 15], 15), (14, [5, 10], 10), (4, [], None)],
+    ids=["ahead", "equal", "its metrics lost", "before the first checkpoint"],
 )
 def test_goes_on_from_the_last_step_with_metrics(
     checkpoints: Path, last_recorded: int, steps: list[int], latest: int | None
 ) -> None:
     rewind(checkpoints, last_recorded)
     assert left(checkpoints) == (steps, latest)
+
+
+def test_complete_checkpoints_are_not_deleted_where_nothing_is_recorded(checkpoints: Path) -> None:
+    with pytest.raises(ValueError) as refused:
+        rewind(checkpoints, 0)
+    assert str(refused.value) == (
+        f"{checkpoints / TRACKER}: step 15 was saved, but no step of the run is recorded; restore "
+        f"metrics.jsonl of the run's attempts, or delete {checkpoints} to train from the first step"
+    )
+    assert left(checkpoints) == ([5, 10, 15], 15)
+
+
+def test_incomplete_checkpoints_are_dropped_where_nothing_is_recorded(checkpoints: Path) -> None:
+    (checkpoints / TRACKER).unlink()
+    rewind(checkpoints, 0)
+    assert left(checkpoints) == ([], None)
 
 
 def test_checkpoint_without_all_shards_is_passed_over(checkpoints: Path) -> None:

@@ -30,6 +30,7 @@ NANO = load_study(STUDIES / "verl_nano.yaml")
 RUNS = [(study, run) for study in (QWEN3, NANO) for run in study.runs if run.seed == 0]
 IN_FULL = {study.study: study.runs[0] for study in (QWEN3, NANO)}
 DIFFERENCES = yaml.safe_load((FOLDER / "differences.yaml").read_text())
+SEED = "actor_rollout_ref.rollout.seed"
 QAT = "actor_rollout_ref.actor.fsdp_config.qat"
 
 
@@ -85,12 +86,17 @@ def test_the_ffn_arm_leaves_out_attention_besides_verls_own_patterns() -> None:
 
 
 def test_seed_reaches_data_rollouts_and_trainer() -> None:
-    seeds = {
-        key: value
-        for key, value in settings_of(QWEN3, Run("qwen3-8b", "bf16", 2)).items()
-        if key.endswith("seed")
-    }
-    assert len(seeds) == 4 and set(seeds.values()) == {2}
+    first, second = (
+        {
+            key: value
+            for key, value in settings_of(QWEN3, Run("qwen3-8b", "bf16", seed)).items()
+            if key.endswith("seed")
+        }
+        for seed in (2, 3)
+    )
+    of_engines = second.pop(SEED) - first.pop(SEED)
+    assert of_engines > QWEN3.gpus, "verl counts engines from there"
+    assert len(first) == 3 and set(first.values()) == {2}
 
 
 def test_a_checkpoint_that_would_come_after_the_last_step_never_comes() -> None:

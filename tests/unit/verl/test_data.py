@@ -201,6 +201,14 @@ def test_local_file_with_another_checksum_is_refused(tmp_path: Path) -> None:
         locate_sources(task, "train")
 
 
+def test_a_local_file_named_as_a_generated_task_is_refused(tmp_path: Path) -> None:
+    """Its name would choose the reward's rule."""
+    path = write_questions(tmp_path / "word-problem.parquet", QUESTIONS)
+    task = TaskConfig(name="dapo-math", train_files={path: digest_file(path)})
+    with pytest.raises(ValueError, match=r"word-problem\.parquet: answers .*; rename it"):
+        locate_sources(task, "train")
+
+
 def test_missing_local_file_is_refused() -> None:
     task = TaskConfig(name="dapo-math", test_files={Path("data/held_out.parquet"): "0" * 64})
     with pytest.raises(

@@ -1,5 +1,6 @@
 """What a file of the user's says is not overridden by `+nvfp4=...` in silence."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -56,6 +57,21 @@ def test_a_key_of_a_file_that_the_line_would_override_is_refused(
         f"error: {key}: {said} in mine.yaml, but +nvfp4={choice} comes after it; "
         f"put {{nvfp4: {choice}}} before _self_ in its defaults instead"
     )
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "group"),
+    [
+        ("actor_rollout_ref.model.external_lib", "my.module", "attention=sdpa"),
+        ("trainer.v1.sampler.custom_sampler.path", "pkg://my.sampler", "sampler=quick"),
+    ],
+)
+def test_other_groups_override_no_file_either(
+    tmp_path: Path, key: str, value: str, group: str
+) -> None:
+    message = rf"{re.escape(key)}: .* in mine\.yaml, but \+{group} comes after it"
+    with pytest.raises(SystemExit, match=message):
+        started(*COMMAND, f"+{group}", config=written(tmp_path, key, value))
 
 
 def test_a_key_of_a_file_counts_after_the_group_in_its_defaults(tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ ENDLESS = r"Answer: $10^{10^{10}}$"
         ("So it is 34.\nAnswer: 34", True),
         ("answer :  $34$.", True),
         ("**Answer:** 34", True),
+        ("**Answer**: 34", True),
+        ("Answer: .34", False),
         (r"Answer: \boxed{34}", True),
         (r"Answer: \frac{68}{2}", True),
         (r"Thus \boxed{\frac{68}{2}}.", True),
@@ -51,6 +53,10 @@ def test_mathematics_scores_one_or_minus_one(response: str, right: bool) -> None
 @pytest.mark.parametrize("right", [r"\frac{1}{2}", "0.5"])
 def test_right_answers_may_be_latex(right: str) -> None:
     assert compute_score("math_dapo", r"Answer: $\dfrac12$", right)["acc"] == 1
+
+
+def test_an_answer_may_begin_with_its_dot() -> None:
+    assert compute_score("math_dapo", "Answer: .5.", "0.5")["acc"] == 1
 
 
 @pytest.mark.parametrize("name", ["chain-sum", "word-problem"])

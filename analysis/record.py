@@ -1,6 +1,7 @@
-"""`python -m experiments.runs.record`: a finished study's small results, in the form to commit.
+"""`python -m analysis.record`: a finished study's small results and claims, in the form to commit.
 
-From these alone the claims, the figures and the MLflow view can be made again.
+From the results alone the claims, the figures and the MLflow view can be made again. The claims are
+judged here, not copied: so they are of these runs.
 """
 
 import argparse
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from analysis.judging import write_claims
 from experiments.runs.completeness import complete_cells
 from experiments.runs.drift import RECORDED_DRIFT, has_drift, read_drift, write_drift
 from experiments.runs.evaluation import EVALUATIONS
@@ -21,13 +23,13 @@ from experiments.runs.metrics import (
     read_jsonl,
     write_csv,
 )
+from experiments.runs.settings import read_evaluations_of, read_run
 from experiments.study.arms import ARMS
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, Run, Study
 from experiments.support.cli import RESULTS, STUDY, run_cli
 from experiments.support.json_files import REMAKE, read_json, write_json
 from qat_core.drift.names import FILE
-from qat_core.rl.config import GrpoConfig
 
 REPLICATIONS = "replications"  # folder in a record: the study again with other seeds
 
@@ -35,14 +37,15 @@ REPLICATIONS = "replications"  # folder in a record: the study again with other 
 def record_study(
     study_file: Path, results: Path, records: Path, *, allow_uncommitted: bool = False
 ) -> Path:
-    """Copies a study's results into `records`; returns the study's folder there.
+    """Judges a study and copies its results into `records`; returns the study's folder there.
 
     Of a study of collapses the complete cells are copied; its claims name the others.
 
     Args:
         study_file: the study.
         results: where its runs are.
-        records: where its record goes; an older one is replaced, but for its replications.
+        records: where its record goes; an older one is replaced as a whole or not at all, but for
+            its replications.
         allow_uncommitted: also record runs of code that no commit holds.
 
     Raises:
@@ -51,56 +54,63 @@ def record_study(
             older record has replications of other settings.
     """
     study = load_study(study_file)
-    study_dir, record = results / "studies" / study.study, records / study.study
+    record = records / study.study
+    partial, former = (record.with_name(f"{record.name}.{it}") for it in ("partial", "former"))
+    _clean_up(record, partial, former)  # after a kill
     runs = _runs_to_record(study, results)
     # claims about collapses need no offline accuracies, and they say how many runs have none
     names = (MANIFEST,) if study.judged_by == "collapse" else (MANIFEST, EVALUATIONS)
     wanted = [results / run.id / name for run in runs for name in names]
     if study.rl.drift_every:
         wanted += [results / run.id / FILE for run in runs if ARMS[run.arm].rollout_recipe]
-    wanted.append(study_dir / "claims.json")
     missing = [str(path) for path in wanted if not path.is_file()]
     if missing:
         raise ValueError(f"{missing[0]}: missing; run study {study.study} to its end first")
     for run in runs:
-        manifest = read_manifest(results / run.id, REMAKE)
-        if settings_of(manifest) != study.training_config(run):
-            raise ValueError(
-                f"{results / run.id}: trained with other settings than {study_file}; run the "
-                "study again"
-            )
+        manifest = read_run(study, run, results, REMAKE)
+        if (results / run.id / EVALUATIONS).is_file():
+            read_evaluations_of(study, results / run.id, REMAKE)
         if not allow_uncommitted:
             require_commit(manifest, results / run.id)
-    _remove_all_but_replications(study, record)
-    for run in runs:
-        _record_run(results / run.id, record / run.id, only_of_grids=bool(study.cells))
-    shutil.copy(study_dir / "claims.json", record)
-    shutil.copy(study_file, record / "study.yaml")
+    _require_replications_of(study, record)
+    try:
+        write_claims(study, results, partial)
+        for run in runs:
+            _record_run(results / run.id, partial / run.id, only_of_grids=bool(study.cells))
+        shutil.copy(study_file, partial / "study.yaml")
+        _replace(record, partial, former)
+    finally:
+        _clean_up(record, partial, former)
     return record
 
 
-def _remove_all_but_replications(study: Study, record: Path) -> None:
+def _clean_up(record: Path, partial: Path, former: Path) -> None:
+    """Leaves the record alone, the former one where the new one did not take its place."""
+    if former.exists() and not record.exists():
+        former.rename(record)
+    for folder in (partial, former):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _replace(record: Path, partial: Path, former: Path) -> None:
+    if (record / REPLICATIONS).is_dir():
+        shutil.copytree(record / REPLICATIONS, partial / REPLICATIONS)
+    if record.exists():
+        record.rename(former)
+    partial.rename(record)
+
+
+def _require_replications_of(study: Study, record: Path) -> None:
     kept = record / REPLICATIONS
     if kept.is_dir() and _but_seeds(load_study(record / "study.yaml")) != _but_seeds(study):
         raise ValueError(
             f"{kept}: of other settings than study {study.study} has now; remove it, or give the "
             "study another name"
         )
-    for path in set(record.glob("*")) - {kept}:
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
 
 
 def _but_seeds(study: Study) -> dict[str, Any]:
     return study.model_dump(mode="json", exclude={"seeds"})
-
-
-def settings_of(manifest: RunManifest) -> dict[str, Any]:
-    """A run's settings; keys of `rl` that are younger than the run have their defaults."""
-    rl = GrpoConfig.model_validate(manifest.config["rl"])
-    return manifest.config | {"rl": rl.model_dump(mode="json")}
 
 
 def _runs_to_record(study: Study, results: Path) -> Sequence[Run]:

@@ -1,0 +1,71 @@
+"""Runs of a study, read as such: what was made with other settings is refused, and named."""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from experiments.runs.evaluation import EVALUATIONS, Evaluation, read_evaluations
+from experiments.runs.manifest import MANIFEST, RunManifest, read_manifest
+from experiments.runs.metrics import is_record
+from experiments.runs.provenance import diff_manifests
+from experiments.study.load import OLD_KEYS
+from experiments.study.schema import Run, Study
+from qat_core.rl.config import GrpoConfig
+
+RECIPE = "recipe."  # keys of verl; their files change, and are in no record
+
+
+def read_run(study: Study, run: Run, results: Path, hint: str) -> RunManifest:
+    """The manifest of a study's run in a results folder or a record.
+
+    Raises:
+        ValueError: it is missing or damaged (the hint says what to do), or another run's, or the
+            run was trained with other settings than the study has.
+    """
+    path = results / run.id / MANIFEST
+    manifest = read_manifest(path.parent, hint)
+    if manifest.run != run.id:
+        raise ValueError(f"{path}: run: it is of {manifest.run}; {hint}")
+    try:
+        found = settings_of(manifest)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, ("rl", *first["loc"])))
+        raise ValueError(f"{path}: config.{key}: {first['msg']}; {hint}") from None
+    wanted = study.training_config(run)
+    for key, (its, asked) in diff_manifests(found, wanted).items():
+        if key.startswith(RECIPE) and is_record(path.parent):
+            continue
+        raise ValueError(
+            f"{path}: config.{key}: {its!r}, and in study {study.study} {asked!r}; run the study "
+            "again, or name the study file that the run was trained with"
+        )
+    return manifest
+
+
+def read_evaluations_of(study: Study, run_dir: Path, hint: str) -> list[Evaluation]:
+    """The evaluations of a study's run; those of a record may be too old to name their settings.
+
+    Raises:
+        ValueError: they are missing or damaged (the hint says what to do), or have other settings
+            than the study has.
+    """
+    evaluations, wanted = read_evaluations(run_dir, hint), study.evaluation.model_dump()
+    for it in evaluations:
+        if it.settings is None and is_record(run_dir):
+            continue
+        found = it.settings.model_dump() if it.settings else {}
+        for key, (its, asked) in diff_manifests(found, wanted).items():
+            raise ValueError(
+                f"{run_dir / EVALUATIONS}: settings.{key}: {its}, and in study {study.study} "
+                f"{asked}; evaluate again: python -m experiments.evaluate.run --study FILE --run "
+                f"{run_dir.name}"
+            )
+    return evaluations
+
+
+def settings_of(manifest: RunManifest) -> dict[str, Any]:
+    """A run's settings; keys of `rl` that are younger than the run have their defaults."""
+    config = {OLD_KEYS.get(key, key): value for key, value in manifest.config.items()}
+    return config | {"rl": GrpoConfig.model_validate(config["rl"]).model_dump(mode="json")}

@@ -1,0 +1,165 @@
+"""`python -m experiments.tracking.ui`: the runs of this machine, or the recorded ones, in MLflow.
+
+Reads what the store lacks from files, prints an address for every study, then becomes MLflow's
+server. What is lacking is asked of the store itself: the next start reads what one that was
+interrupted has not. A record is read where no run of its study is among the results.
+
+The store is the one in which runs are tracked: mlflow.db, or the SQLite file of
+MLFLOW_TRACKING_URI.
+"""
+
+import argparse
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mlflow import MlflowClient
+from mlflow.entities import ViewType
+
+from experiments.runs.attempts import read_history
+from experiments.runs.provenance import digest_file
+from experiments.study.schema import ROOT
+from experiments.support.cli import run_cli
+from experiments.tracking.glance import SHARED_VIEW, view_address
+from experiments.tracking.live import STATUS
+from experiments.tracking.publish import (
+    STUDY_RUN,
+    list_run_dirs,
+    publish_study,
+    rebuild,
+    rebuild_run,
+)
+from experiments.tracking.store import (
+    RUN_TAG,
+    SQLITE,
+    STORE_VARIABLE,
+    connect,
+    explained_errors,
+    find_or_create_experiment,
+    store_uri,
+)
+
+HOST, LARGEST_PORT = "127.0.0.1", 65535
+RECORD_TAG = "record_sha256"  # of an experiment: of the record's claims, once all of it is read
+MOST_RUNS = 50_000  # that MLflow lists at once
+
+
+def add_results(client: MlflowClient, results: Path) -> set[str]:
+    """Adds runs and judged studies that the store lacks or holds in part; returns the studies.
+
+    What cannot be read is named and left out.
+    """
+    held, deleted = _statuses(client), _deleted_studies(client)
+    studies = set()
+    for run_dir in list_run_dirs(results):
+        with _named_errors():
+            manifest, _ = read_history(run_dir)
+            studies.add(manifest.study)
+            key, status = (manifest.study, manifest.run), STATUS[manifest.status]
+            if held.get(key) != status and manifest.study not in deleted:
+                print(f"Reading {run_dir}", flush=True)
+                rebuild_run(run_dir)
+    for claims in sorted(results.glob("studies/*/claims.json")):
+        study = claims.parent.name
+        if held.get((study, STUDY_RUN)) != STATUS["finished"] and study not in deleted:
+            with _named_errors():
+                publish_study(claims.parent, results)
+    return studies
+
+
+def add_records(client: MlflowClient, records: Path, but: set[str]) -> None:
+    """Adds the records of studies that the store lacks, holds in part or of another state."""
+    passed_over = but | _deleted_studies(client)
+    for claims in sorted(records.glob("*/claims.json")):
+        study, digest = claims.parent.name, digest_file(claims)
+        experiment = client.get_experiment_by_name(study)
+        is_held = experiment is not None and experiment.tags.get(RECORD_TAG) == digest
+        if is_held or study in passed_over:
+            continue
+        print(f"Reading the record {study} (at most a minute or so, once)", flush=True)
+        rebuild(claims.parent)
+        experiment_id = find_or_create_experiment(client, study)
+        client.set_experiment_tag(experiment_id, RECORD_TAG, digest)
+
+
+@contextmanager
+def reserved_port(port: str) -> Iterator[int]:
+    """Holds a port of this machine for the block, so that no other server takes it meanwhile.
+
+    Raises:
+        ValueError: it is none, or not free.
+    """
+    if not port.isdecimal() or not 1 <= int(port) <= LARGEST_PORT:
+        raise ValueError(f"PORT={port}: no port; name one from 1 to {LARGEST_PORT}")
+    try:
+        server = socket.create_server((HOST, int(port)))
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        raise ValueError(f"PORT={port}: {reason}; name another port") from None
+    with server:
+        yield int(port)
+
+
+def require_file() -> None:
+    """ValueError unless the store is a file: any other has a server of its own."""
+    if not store_uri().startswith(SQLITE):
+        raise ValueError(
+            f"{STORE_VARIABLE}={store_uri()}: make ui shows a file ({SQLITE}); open that store "
+            f"in its own server, or unset {STORE_VARIABLE} to browse mlflow.db"
+        )
+
+
+def server_command(port: int) -> list[str]:
+    """MLflow's own server for the store, on this machine alone."""
+    mlflow = str(Path(sys.executable).parent / "mlflow")
+    address = ("--host", HOST, "--port", str(port))
+    return [mlflow, "ui", *address, "--backend-store-uri", store_uri()]
+
+
+def _statuses(client: MlflowClient) -> dict[tuple[str, str], str]:
+    """MLflow's status of each run by study and run id; one that is being read is RUNNING."""
+    names = {it.experiment_id: it.name for it in client.search_experiments()}
+    runs = client.search_runs(list(names), max_results=MOST_RUNS)
+    return {
+        (names[run.info.experiment_id], run.data.tags.get(RUN_TAG, "")): run.info.status
+        for run in runs
+    }
+
+
+def _deleted_studies(client: MlflowClient) -> set[str]:
+    """Those deleted in MLflow, which makes no others of their names."""
+    return {it.name for it in client.search_experiments(ViewType.DELETED_ONLY)}
+
+
+@contextmanager
+def _named_errors() -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        print(f"not read: {error}", file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    """Fills the store, prints the addresses and becomes the server."""
+    parser = argparse.ArgumentParser(description="Browse the runs in MLflow.")
+    parser.add_argument("--port", default="5000")
+    require_file()
+    with reserved_port(parser.parse_args().port) as port, explained_errors():
+        client = connect()
+        studies = add_results(client, Path("results"))
+        add_records(client, ROOT / "experiments" / "records", studies)
+        experiments = [it for it in client.search_experiments() if SHARED_VIEW in it.tags]
+    for experiment in experiments:
+        address = view_address(f"http://{HOST}:{port}", experiment.experiment_id)
+        print(f"{experiment.name}: {address}")
+    print(f"(the runs in {store_uri()}; Ctrl-C ends it)", flush=True)
+    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+    command = server_command(port)
+    os.execv(command[0], command)
+
+
+if __name__ == "__main__":
+    run_cli(main)

@@ -1,0 +1,65 @@
+"""A run belongs to a study that has its settings; what a study cannot say of an old run is left."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.runs.settings import read_run
+from experiments.study.load import load_study
+from experiments.study.schema import STUDIES, Study
+from tests.manifests import make_manifest
+
+LOCAL, OF_VERL = (load_study(STUDIES / f"{name}.yaml") for name in ("default", "verl_nano"))
+
+
+def write_run(study: Study, results: Path, **changes: Any) -> None:
+    """The first run of a study, with changed settings; None takes a key away."""
+    run = study.runs[0]
+    config = study.training_config(run) | changes
+    kept = {key: value for key, value in config.items() if value is not None}
+    named = {"run": run.id, **run._asdict(), "seeds": {"run": run.seed}}
+    (results / run.id).mkdir()
+    make_manifest(**named, config=kept).write(results / run.id)
+
+
+def read(study: Study, results: Path) -> None:
+    read_run(study, study.runs[0], results, "train it")
+
+
+def test_keys_that_are_younger_than_a_run_have_their_defaults(tmp_path: Path) -> None:
+    rl = LOCAL.training_config(LOCAL.runs[0])["rl"]
+    older = {key: value for key, value in rl.items() if key not in ("advantage", "routing_replay")}
+    write_run(LOCAL, tmp_path, rl=older)
+    read(LOCAL, tmp_path)
+    other = LOCAL.model_copy(update={"rl": LOCAL.rl.model_copy(update={"advantage": "reward"})})
+    with pytest.raises(
+        ValueError, match=r"config.rl.advantage: 'group', and in study default 'rew"
+    ):
+        read(other, tmp_path)
+
+
+def test_keys_that_have_another_name_now_are_compared(tmp_path: Path) -> None:
+    names = {"scale_policy": None, "block_scale_method": None}
+    write_run(LOCAL, tmp_path, **names, scale="pow2", block_scale="max")
+    read(LOCAL, tmp_path)
+    with pytest.raises(
+        ValueError, match=r"config.scale_policy: 'pow2', and in study default 'amax"
+    ):
+        read(LOCAL.model_copy(update={"scale_policy": "amax"}), tmp_path)
+
+
+def test_of_a_record_verls_recipe_may_have_changed(tmp_path: Path) -> None:
+    write_run(OF_VERL, tmp_path, recipe={"trainer.nnodes": 2})
+    with pytest.raises(
+        ValueError, match=r"config.recipe.trainer.nnodes: 2, and in study verl-nano"
+    ):
+        read(OF_VERL, tmp_path)
+    (tmp_path / OF_VERL.runs[0].id / "metrics.csv.gz").touch()
+    read(OF_VERL, tmp_path)
+
+
+def test_settings_that_are_none_are_named(tmp_path: Path) -> None:
+    write_run(LOCAL, tmp_path, rl={"steps": 20, "lr": "fast"})
+    with pytest.raises(ValueError, match=r"manifest.json: config.rl.lr: .* number.*; train it$"):
+        read(LOCAL, tmp_path)

@@ -1,0 +1,256 @@
+"""What `make ui` reads before it shows the runs, and what it starts."""
+
+import json
+import os
+import shutil
+import socket
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from mlflow import MlflowClient
+
+from experiments.runs.manifest import read_manifest
+from experiments.study.schema import ROOT
+from experiments.tracking import publish, ui
+from experiments.tracking.store import RUN_TAG, STORE_VARIABLE, store_uri
+from tests.manifests import make_manifest
+from tests.workflow import programs
+
+STUDIES = ("a", "b")
+RUNS = ("nano_bf16_seed0", "nano_bf16_seed1")
+
+
+def write_run(folder: Path, study: str, run: str, status: str = "finished") -> Path:
+    run_dir = folder / run
+    run_dir.mkdir(parents=True)
+    seed = int(run[-1])
+    make_manifest(study=study, run=run, seed=seed, seeds={"run": seed}, status=status).write(
+        run_dir
+    )
+    rows = [{"step": step, "k3": 0.1 * step} for step in (1, 2)]
+    pd.DataFrame(rows).to_csv(run_dir / "metrics.csv.gz", index=False)
+    return run_dir
+
+
+def write_claims(folder: Path, study: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "claims.json").write_text(json.dumps({"study": study, "claims": []}))
+    return folder / "claims.json"
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Path:
+    """Two studies of one run."""
+    for study in STUDIES:
+        write_run(tmp_path / "records" / study, study, RUNS[0])
+        write_claims(tmp_path / "records" / study, study)
+    return tmp_path / "records"
+
+
+def held(client: MlflowClient) -> dict[str, list[str]]:
+    """The runs of each study in the store."""
+    experiments = [it for it in client.search_experiments() if it.name != "Default"]
+    return {
+        it.name: sorted(run.data.tags[RUN_TAG] for run in client.search_runs([it.experiment_id]))
+        for it in experiments
+    }
+
+
+def read(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The folders of runs that are read from now on."""
+    folders = []
+
+    def noted(run_dir: Path) -> str:
+        folders.append(run_dir)
+        return rebuild_run(run_dir)
+
+    rebuild_run = publish.rebuild_run
+    monkeypatch.setattr(publish, "rebuild_run", noted)
+    monkeypatch.setattr(ui, "rebuild_run", noted)
+    return folders
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, target: str, at_call: int) -> None:
+    """Ctrl-C at that call of a method of MLflow's client."""
+    calls = []
+    method = getattr(MlflowClient, target)
+
+    def stopped(self: MlflowClient, *args: object, **kwargs: object) -> object:
+        calls.append(args)
+        if len(calls) == at_call:
+            raise KeyboardInterrupt
+        return method(self, *args, **kwargs)
+
+    monkeypatch.setattr(MlflowClient, target, stopped)
+
+
+# of each record a run, then the study's own
+@pytest.mark.parametrize(
+    ("method", "at_call"), [("create_run", 2), ("set_terminated", 1), ("create_run", 3)]
+)
+def test_records_that_an_interruption_cut_off_are_read_by_the_next_start(
+    client: MlflowClient, records: Path, method: str, at_call: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        interrupt(patched, method, at_call)
+        with pytest.raises(KeyboardInterrupt):
+            ui.add_records(client, records, but=set())
+    ui.add_records(client, records, but=set())
+    assert held(client) == {study: [RUNS[0], publish.STUDY_RUN] for study in STUDIES}
+
+
+def test_a_record_is_read_once_and_again_when_it_has_changed(
+    client: MlflowClient, records: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ui.add_records(client, records, but=set())
+    folders = read(monkeypatch)
+    ui.add_records(client, records, but=set())
+    assert folders == []
+    claims = json.loads((records / "b" / "claims.json").read_text())
+    (records / "b" / "claims.json").write_text(json.dumps(claims | {"marks": {}}))
+    ui.add_records(client, records, but=set())
+    assert folders == [records / "b" / RUNS[0]]
+
+
+def test_results_that_an_interruption_cut_off_are_read_by_the_next_start(
+    client: MlflowClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = tmp_path / "results"
+    for run in RUNS:
+        write_run(results, "a", run)
+    write_claims(results / "studies" / "a", "a")
+    for method, at_call in (("create_run", 2), ("log_batch", 2), ("set_terminated", 2)):
+        with pytest.MonkeyPatch.context() as patched:
+            interrupt(patched, method, at_call)
+            with pytest.raises(KeyboardInterrupt):
+                ui.add_results(client, results)
+    assert ui.add_results(client, results) == {"a"}
+    assert held(client) == {"a": [*RUNS, publish.STUDY_RUN]}
+    folders = read(monkeypatch)
+    ui.add_results(client, results)
+    assert folders == []
+
+
+def test_runs_that_train_are_left_alone(
+    client: MlflowClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = write_run(tmp_path / "results", "a", RUNS[0], "running")
+    (tmp_path / "results" / RUNS[1] / "attempts" / "1").mkdir(parents=True)  # waits for a GPU
+    ui.add_results(client, tmp_path / "results")
+    folders = read(monkeypatch)
+    ui.add_results(client, tmp_path / "results")
+    assert folders == []
+    read_manifest(run_dir, "").model_copy(update={"status": "finished"}).write(run_dir)
+    ui.add_results(client, tmp_path / "results")
+    assert folders == [run_dir]
+
+
+def test_a_damaged_run_is_named_and_the_others_are_shown(
+    client: MlflowClient, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for run in RUNS:
+        write_run(tmp_path / "results", "a", run)
+    damaged = tmp_path / "results" / RUNS[0] / "manifest.json"
+    damaged.write_text("{")
+    ui.add_results(client, tmp_path / "results")
+    assert held(client) == {"a": [RUNS[1]]}
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"not read: {damaged}: not JSON")
+
+
+def test_a_study_of_this_machine_is_shown_and_not_its_record(
+    client: MlflowClient, records: Path, tmp_path: Path
+) -> None:
+    write_run(tmp_path / "results", "a", RUNS[1])
+    own = ui.add_results(client, tmp_path / "results")
+    ui.add_records(client, records, own)
+    assert held(client) == {"a": [RUNS[1]], "b": [RUNS[0], publish.STUDY_RUN]}
+
+
+def test_a_study_that_was_deleted_in_mlflow_stays_so(client: MlflowClient, records: Path) -> None:
+    ui.add_records(client, records, but=set())
+    experiment = client.get_experiment_by_name("a")
+    assert experiment is not None
+    client.delete_experiment(experiment.experiment_id)
+    write_claims(records / "a", "a").write_text(json.dumps({"study": "a", "claims": [], "x": 1}))
+    ui.add_records(client, records, but=set())
+    assert list(held(client)) == ["b"]
+
+
+def started(monkeypatch: pytest.MonkeyPatch, root: Path) -> list[str]:
+    """The server's command, after the program has read the records below `root`."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    commands: list[list[str]] = []
+    monkeypatch.setattr(os, "execv", lambda _, command: commands.append(command))
+    monkeypatch.setattr(ui, "ROOT", root)
+    monkeypatch.setattr(sys, "argv", ["ui", "--port", port])
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")  # which the program sets
+    ui.main()
+    (command,) = commands
+    return command
+
+
+def test_the_store_in_which_runs_are_tracked_is_filled_and_shown(
+    client: MlflowClient,
+    empty_store: Path,
+    records: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "experiments").mkdir()
+    records.rename(tmp_path / "experiments" / "records")
+    uri = f"sqlite:///{shutil.copy(empty_store, tmp_path / 'own.db')}"
+    monkeypatch.setenv(STORE_VARIABLE, uri)
+    command = started(monkeypatch, tmp_path)
+    assert command[command.index("--backend-store-uri") + 1] == uri
+    assert list(held(MlflowClient(uri))) == list(reversed(STUDIES))
+    addresses = [line for line in capsys.readouterr().out.splitlines() if "/#/experiments/" in line]
+    assert len(addresses) == len(STUDIES)
+
+
+def test_an_empty_variable_names_no_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(STORE_VARIABLE, "")
+    assert store_uri() == "sqlite:///mlflow.db"
+
+
+@pytest.mark.parametrize("uri", ["http://127.0.0.1:5000", "postgresql://x/y", "databricks"])
+def test_a_store_with_a_server_of_its_own_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uri: str
+) -> None:
+    monkeypatch.setenv(STORE_VARIABLE, uri)
+    with pytest.raises(ValueError, match=f"{STORE_VARIABLE}={uri}: make ui shows a file"):
+        started(monkeypatch, tmp_path)
+
+
+@pytest.mark.parametrize("port", ["0", "65536", "-1", "5000.0", "http", "", "1 2"])
+def test_what_is_no_port_is_refused(port: str) -> None:
+    expected = f"^PORT={port}: no port; name one from 1 to 65535$"
+    with pytest.raises(ValueError, match=expected), ui.reserved_port(port):
+        pass
+
+
+def test_make_ui_refuses_what_is_no_port(tmp_path: Path) -> None:
+    doubled = "$$(touch x)"  # as any "$" on make's command line
+    expected = "error: PORT=$(touch x): no port; name one from 1 to 65535"
+    assert refusal(tmp_path, doubled) == expected
+
+
+def test_make_ui_refuses_a_port_in_use_and_reads_nothing(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        expected = f"error: PORT={port}: Address already in use; name another port"
+        assert refusal(tmp_path, str(port)) == expected
+
+
+def refusal(folder: Path, port: str) -> str:
+    """The only line of `make ui` in an empty folder, but for make's own."""
+    python = f"BIN={Path(sys.executable).parent}"
+    make = ["make", "--no-print-directory", "-f", ROOT / "Makefile", "-o", ".venv/.installed-base"]
+    done = programs.run([*make, python, "ui", f"PORT={port}"], cwd=folder)
+    assert done.returncode == 2 and done.stdout == "" and list(folder.iterdir()) == []
+    (line,) = [line for line in done.stderr.splitlines() if not line.startswith("make: ")]
+    return line
