@@ -193,9 +193,9 @@ def rules_of(design: Design) -> dict[str, Rule]:
         rules["C6"] = _c1(f"C1 for {design.moe} {at}", noqat._replace(model=design.moe))
     if design.primary == "C9":
         tis = noqat._replace(correction="token_tis")
-        more = f"more than {AREA_MARGIN:g} of mean reward {at}"
-        rules["C9"] = _c9(f"training without QAT costs {more}", noqat, qat)
-        rules["C10"] = _c9(f"token TIS in place of QAT costs {more}", tis, qat)
+        costs = f"costs over {AREA_MARGIN:g} of mean reward {at}"
+        rules["C9"] = _c9(f"no QAT {costs}", noqat, qat)
+        rules["C10"] = _c9(f"no QAT with TIS {costs}", tis, qat)
     if design.advantage == "reward":
         rules["C7"] = _c1(
             f"C1 with group-centred advantages {at}", noqat._replace(advantage="group")
