@@ -44,11 +44,12 @@ GPU_CASES = {
         gpus=2,
     ),
     "published-8b": Case(
-        "Qwen3-8B's shape on two GPUs with published settings: FP32 master weights, 0.9 of the "
+        "Qwen3-8B's shape on one GPU with published settings: FP32 master weights, 0.9 of the "
         "memory for rollouts with sleep, dynamic batch sizes, `scale_policy=amax`",
         PPO,
         _COMMON
         | {
+            "trainer.n_gpus_per_node": 1,
             f"{ACTOR}.fsdp_config.model_dtype": "fp32",
             f"{ACTOR}.fsdp_config.qat.scale_policy": "amax",
             f"{ACTOR}.use_dynamic_bsz": "true",
@@ -58,7 +59,7 @@ GPU_CASES = {
         },
         metrics=_METRICS,
         model=MODEL,
-        gpus=2,
+        gpus=1,
     ),
 }
 
