@@ -16,8 +16,9 @@ SHARED_SOCKETS = "837759e7f8ea0dd1c49d27ee1fa656e50a4c5c2f"
 SHARED_GPUS = ("dea45e4b076e7cfaa00cc067b42c40c7e339aa2c", 4)
 NOTE = (
     "One run an arm. `mean`: over all tokens of all steps, the estimator of the claims; the first "
-    "records lack it. Medians: over all steps but the first. verl looks for finished rollouts "
-    "every 2 s, which rounds rollout times up. Random weights: mismatch, memory and times mean "
+    "records lack it. Medians: over all steps but the first. In rows of commits 837759e, dea45e4 "
+    "and ec5d44b verl looked for finished rollouts every 2 s, which rounds rollout times up, and "
+    "PyTorch took log-probs token by token. Random weights: mismatch, memory and times mean "
     "something, rewards do not. Tensors: what vLLM's weights take; its report has caches, "
     "workspaces and gaps, too, and is all that the first records have. *: run next to others on "
     "the host before each run had weight-sync sockets of its own. **: shared its GPUs with "
