@@ -23,7 +23,8 @@ NOTE = (
     "measured, its excess over the shapes is added (host: for each GPU); else activations and "
     "processes are missing. A sleeping vLLM and CUDA's contexts come on top of the actor: what is "
     "not too much may still not fit. Of a step, log-probs and training are fitted as a + b / GPUs "
-    "to two or more measured numbers. All else is the mean of the measured ones, as each GPU does "
+    "to two or more measured numbers, unless code became faster between them (Qwen3-8B in BF16: "
+    "one GPU, two). All else is the mean of the measured ones, as each GPU does "
     "it for itself. A sync that verl never did: its time in one process, plus what verl adds for "
     "Qwen3-8B, by the weights' size."
 )
@@ -80,10 +81,10 @@ class Setting(NamedTuple):
         return Value(self.engine_sync_s + added_s * self.weights_gib / small.weights_gib)
 
     def step_s(self, gpus: int) -> Value | None:
-        """A step; None where fewer than two numbers of GPUs were measured."""
+        """A step; None where fewer than two numbers of GPUs were measured, or not alike."""
         if gpus in self.runs:
             return Value(self.runs[gpus].step_s.median, True)
-        if len(self.runs) < 2:
+        if len(self.runs) < 2 or len({run.is_slower for run in self.runs.values()}) > 1:
             return None
         seconds = self._mean("step_s") - sum(map(self._mean, SPLIT_PARTS))  # as long on any number
         for part in SPLIT_PARTS:
