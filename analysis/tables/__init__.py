@@ -21,6 +21,7 @@ from analysis.tables.simulation import (
     simulation_sections,
 )
 from analysis.tables.verl import verl_sections
+from analysis.tables.verl_replay import verl_replay_sections
 
 
 def engine_and_parity_sections(folder: Path, machine: str) -> list[str]:
@@ -47,6 +48,7 @@ SECTIONS: Mapping[str, Callable[[Path, str], list[str]]] = {
     "cost": cost_sections,
     "repeated_syncs": repeated_sync_sections,
     "routing_replay": replay_sections,
+    "verl_replay": verl_replay_sections,
     "simulation": simulation_sections,
     "simulated_sizes": chosen_sections,
     "simulated_accuracy": accuracy_sections,

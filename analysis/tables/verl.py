@@ -218,7 +218,7 @@ def verl_sections(folder: Path, machine: str) -> list[str]:
     floors = {(run.model, run.gpus): run for run in runs if run.arm == "bf16"}
     rows = [VerlRow(run, floors.get((run.model, run.gpus))) for run in runs]
     sections = [
-        f"Measured on: {'; '.join(sorted({_origin(it) for it in records}))}.",
+        f"Measured on: {'; '.join(sorted({origin_of(it) for it in records}))}.",
         VERL_TABLE.markdown(rows),
         NOTE,
     ]
@@ -228,6 +228,7 @@ def verl_sections(folder: Path, machine: str) -> list[str]:
     return sections
 
 
-def _origin(record: VerlRecord) -> str:
+def origin_of(record: VerlRecord) -> str:
+    """Its GPUs and versions."""
     versions = ", ".join(f"{name} {record.versions[name]}" for name in ("verl", "vllm", "torch"))
     return f"{record.hardware.name}; {versions}"
