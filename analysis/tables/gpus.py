@@ -23,8 +23,8 @@ NOTE = (
     "measured, its excess over the shapes is added (host: for each GPU); else activations and "
     "processes are missing. A sleeping vLLM and CUDA's contexts come on top of the actor: what is "
     "not too much may still not fit. Of a step, log-probs and training are fitted as a + b / GPUs "
-    "to two or more measured numbers, unless code became faster between them (Qwen3-8B in BF16: "
-    "one GPU, two). All else is the mean of the measured ones, as each GPU does "
+    "to two or more measured numbers, but not where they are of code of different speed (Qwen3-8B "
+    "in BF16). All else is the mean of the measured ones, as each GPU does "
     "it for itself. A sync that verl never did: its time in one process, plus what verl adds for "
     "Qwen3-8B, by the weights' size."
 )

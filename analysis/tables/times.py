@@ -12,8 +12,8 @@ from experiments.support.json_files import REMAKE
 SECONDS_PER_HOUR = 3600
 NOTE = (
     "Of each run's last attempt, without its base checkpoint and its evaluation. Runs at once: the "
-    "most that went at the same time, on all machines together. *: some of these runs had been cut "
-    "off before; the seconds of their first attempts are not counted."
+    "most of these runs that went at the same time, on all machines together. *: some of these "
+    "runs had been cut off before; the seconds of their first attempts are not counted."
 )
 
 

@@ -14,17 +14,16 @@ from qat_core.units import show_memory
 SHARED_SOCKETS = "837759e7f8ea0dd1c49d27ee1fa656e50a4c5c2f"
 # The run of this commit on so many GPUs shared them with others that started: REPRODUCING.md.
 SHARED_GPUS = ("dea45e4b076e7cfaa00cc067b42c40c7e339aa2c", 4)
-# Runs of these commits waited for verl to look, every 2 s, and called PyTorch token by token.
-SLOWER = (
-    SHARED_SOCKETS,
-    SHARED_GPUS[0],
-    "ec5d44baaacafa67596e39d3054f39ca334becd5",
-)
+# verl looked for finished rollouts every 2 s in runs of these commits, every 0.2 s in others.
+POLLED_2_S = (SHARED_SOCKETS, SHARED_GPUS[0])
+# PyTorch was called token by token for log-probs, and in the backward pass for their gradients.
+TOKEN_BY_TOKEN = (*POLLED_2_S, "ec5d44baaacafa67596e39d3054f39ca334becd5")
 NOTE = (
     "One run an arm. `mean`: over all tokens of all steps, the estimator of the claims; the first "
     "records lack it. Medians: over all steps but the first. In rows of commits "
-    f"{', '.join(commit[:7] for commit in SLOWER)} verl looked for finished rollouts every 2 s, "
-    "which rounds rollout times up, and PyTorch took log-probs token by token. Random weights: "
+    f"{' and '.join(commit[:7] for commit in POLLED_2_S)} verl looked for finished rollouts every "
+    "2 s, which rounds rollout times up; in these and "
+    f"{TOKEN_BY_TOKEN[-1][:7]} PyTorch took log-probs token by token. Random weights: "
     "mismatch, memory and times mean something, rewards do not. Tensors: what vLLM's weights take; "
     "its report has caches, workspaces and gaps, too, and is all that the first records have. *: "
     "run next to others on the host before each run had weight-sync sockets of its own. **: shared "
@@ -109,7 +108,7 @@ class VerlRun(BaseModel):
     @property
     def is_slower(self) -> bool:
         """Whether its times are of code that has become faster since."""
-        return self.git.commit in SLOWER
+        return self.git.commit in TOKEN_BY_TOKEN
 
     @property
     def mean(self) -> str:
