@@ -26,7 +26,8 @@ NOTE = (
     "to two or more measured numbers, but not where they are of code of different speed (Qwen3-8B "
     "in BF16). All else is the mean of the measured ones, as each GPU does "
     "it for itself. A sync that verl never did: its time in one process, plus what verl adds for "
-    "Qwen3-8B, by the weights' size."
+    "Qwen3-8B, by the weights' size. †: of code that became faster since; compare no others with "
+    "these."
 )
 
 
@@ -35,10 +36,12 @@ class Value(NamedTuple):
 
     amount: float
     is_measured: bool = False
+    is_slower: bool = False
 
     def __str__(self) -> str:
-        """Computed ones in italics."""
-        return f"{self.amount:.1f}" if self.is_measured else f"*{self.amount:.1f}*"
+        """Computed ones in italics; of code that became faster since, marked."""
+        text = f"{self.amount:.1f}" if self.is_measured else f"*{self.amount:.1f}*"
+        return f"{text} †" if self.is_slower else text
 
 
 class Setting(NamedTuple):
@@ -83,14 +86,16 @@ class Setting(NamedTuple):
     def step_s(self, gpus: int) -> Value | None:
         """A step; None where fewer than two numbers of GPUs were measured, or not alike."""
         if gpus in self.runs:
-            return Value(self.runs[gpus].step_s.median, True)
-        if len(self.runs) < 2 or len({run.is_slower for run in self.runs.values()}) > 1:
+            run = self.runs[gpus]
+            return Value(run.step_s.median, True, run.is_slower)
+        speeds = {run.is_slower for run in self.runs.values()}
+        if len(self.runs) < 2 or len(speeds) > 1:
             return None
         seconds = self._mean("step_s") - sum(map(self._mean, SPLIT_PARTS))  # as long on any number
         for part in SPLIT_PARTS:
             slope, start = linear_regression([1 / n for n in self.runs], self._medians(part))
             seconds += start + slope / gpus
-        return Value(seconds)
+        return Value(seconds, is_slower=True in speeds)
 
     def _mean(self, part: str) -> float:
         return mean(self._medians(part))

@@ -30,8 +30,13 @@ TRAINING_CODE = {
 # makes the local trainer's configuration; what else it imports is bookkeeping
 LOCAL_TRAINER = "experiments.launch.local_trainer"
 VERL_CONFIG = ROOT / "qat_core" / "verl" / "config"
-# they choose what computes, and may stand in the environment alone
-KERNELS = ("QAT_CORE_EXPERTS_KERNEL", "QAT_CORE_LINEAR_KERNEL", "VLLM_ATTENTION_BACKEND")
+# vLLM computes by them, and they may stand in the environment alone
+KERNELS = (
+    "QAT_CORE_EXPERTS_KERNEL",
+    "QAT_CORE_LINEAR_KERNEL",
+    "VLLM_BATCH_INVARIANT",
+    "VLLM_MARLIN_USE_ATOMIC_ADD",
+)
 LOCKS = {"eager": ("base.txt", "torch.txt"), "vllm": ("base.txt", "torch.txt", "engines.txt")}
 
 
@@ -58,7 +63,8 @@ def config_digest(study: Study, run: Run) -> str:
     if study.trainer == "verl":
         paths = run_paths(study, run, Path(), Path(), Path())
         settings += [build_command(study, paths), build_configuration(study, run, paths)]
-    if kernels := {name: os.environ[name] for name in KERNELS if name in os.environ}:
+    kernels = {name: os.environ[name] for name in KERNELS if name in os.environ}
+    if kernels and study.rollout == "vllm":
         settings.append(kernels)
     return digest_json(settings)
 

@@ -119,13 +119,15 @@ def open_attempts(run_dir: Path, digests: Digests) -> list[Attempt]:
             manifest.failed(KILLED).write(attempt.folder)
     attempts = resumable(previous, digests)
     require_whole_history(attempts)
+    if not attempts:  # of another experiment; one made from now on, while it waits too, counts
+        (run_dir / STOP_FILE).unlink(missing_ok=True)
     return [*attempts, next_attempt(run_dir)]
 
 
 def remove_results(run_dir: Path) -> None:
     """Removes what another experiment left in the folder, but for its attempts."""
     shutil.rmtree(run_dir / "checkpoints", ignore_errors=True)
-    for name in (METRICS, MANIFEST, EVALUATIONS, DRIFT_FILE, STOP_FILE):
+    for name in (METRICS, MANIFEST, EVALUATIONS, DRIFT_FILE):
         (run_dir / name).unlink(missing_ok=True)
 
 

@@ -32,6 +32,7 @@ PACKAGES = (
 )
 
 SWITCHES = ("QAT_CORE_", "VERL_", "VLLM_")
+SECRETS = ("KEY", "PASSWORD", "SECRET", "TOKEN")  # ends of names, as of VLLM_API_KEY
 
 
 def digest_json(content: object) -> str:
@@ -131,12 +132,12 @@ def hardware(device: str) -> Hardware:
 def switches() -> dict[str, str]:
     """Variables of the environment that choose kernels and ways of trainer and engine.
 
-    Of a path, its last part: a manifest names no folder of a machine.
+    Of a path, its last part: a manifest names no folder of a machine. Nor does it hold secrets.
     """
-    found = {name: value for name, value in os.environ.items() if name.startswith(SWITCHES)}
     return {
         name: Path(value).name if Path(value).is_absolute() else value
-        for name, value in sorted(found.items())
+        for name, value in sorted(os.environ.items())
+        if name.startswith(SWITCHES) and not name.endswith(SECRETS)
     }
 
 

@@ -21,7 +21,7 @@ def read_run(study: Study, run: Run, results: Path, hint: str) -> RunManifest:
 
     Raises:
         ValueError: it is missing or damaged (the hint says what to do), or another run's, or the
-            run was trained with other settings than the study has.
+            run was trained with other settings, or from another base, than the study has.
     """
     path = results / run.id / MANIFEST
     manifest = read_manifest(path.parent, hint)
@@ -40,6 +40,12 @@ def read_run(study: Study, run: Run, results: Path, hint: str) -> RunManifest:
         raise ValueError(
             f"{path}: config.{key}: {its!r}, and in study {study.study} {asked!r}; run the study "
             "again, or name the study file that the run was trained with"
+        )
+    its_base, base = manifest.seeds.get("base"), study.bases[study.base_of(run)].seed
+    if its_base not in (None, base):  # older runs lack it
+        raise ValueError(
+            f"{path}: seeds.base: {its_base}, and in study {study.study} {base} (own_base); run the "
+            "study again, or name the study file that the run was trained with"
         )
     return manifest
 

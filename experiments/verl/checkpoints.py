@@ -17,7 +17,8 @@ def rewind(folder: Path, last_recorded_step: int) -> int:
     may remove an old checkpoint before the new one is complete.
 
     Raises:
-        ValueError: a checkpoint is complete and no step is recorded; nothing is deleted.
+        ValueError: a checkpoint of more than one step is complete and no step is recorded; nothing
+            is deleted.
     """
     steps = steps_on_disk(folder)
     tracker = folder / TRACKER
@@ -25,7 +26,7 @@ def rewind(folder: Path, last_recorded_step: int) -> int:
     complete = [
         step for step, path in steps.items() if 0 < step <= last_saved and _is_complete(path)
     ]
-    if complete and last_recorded_step == 0:
+    if max(complete, default=0) > 1 and last_recorded_step == 0:
         raise ValueError(
             f"{tracker}: step {max(complete)} was saved, but no step of the run is recorded; "
             "restore metrics.jsonl of the run's attempts, or delete "

@@ -21,6 +21,7 @@ _VERLS_KEYS = {
     **{name: f"{ROLLOUT}.{name}" for name in _SAME_NAME},
     "enable_expert_parallel": f"{ROLLOUT}.expert_parallel_size",
     "model": f"{MODEL}.path",
+    "override_generation_config": f"{ROLLOUT}.temperature, top_p and top_k",
     "pipeline_parallel_size": f"{ROLLOUT}.pipeline_model_parallel_size",
     "tensor_parallel_size": f"{ROLLOUT}.tensor_model_parallel_size",
     "trust_remote_code": f"{MODEL}.trust_remote_code",

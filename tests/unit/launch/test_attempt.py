@@ -101,22 +101,28 @@ def test_what_a_run_left_outlives_a_crash_but_not_a_change(
     stays: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And a change removes it when training begins, not while the run waits for a GPU."""
+    """A change removes it when training begins, not while the run waits for a GPU.
+
+    But for a stop file: one that is made while the run waits is meant for it.
+    """
     study = load_study(ROOT / "tests" / "workflow" / "smoke.yaml")
     run_dir = tmp_path / study.runs[0].id
     (run_dir / "checkpoints" / "step_2").mkdir(parents=True)
-    left = (FILE, STOP_FILE, "eval.json", "metrics.jsonl", "manifest.json")
-    for name in left:
+    left = (FILE, "eval.json", "metrics.jsonl", "manifest.json")
+    for name in (STOP_FILE, *left):
         (run_dir / name).touch()
     make_manifest(digests={"config": "a"}).write(next_attempt(run_dir).folder)
     attempts = open_attempts(run_dir, digests)
     assert [attempt.number for attempt in attempts] == numbers
     assert all((run_dir / name).exists() for name in ("checkpoints/step_2", *left))
+    assert (run_dir / STOP_FILE).exists() == stays
     (killed,) = list_attempts(run_dir)
     assert killed.manifest.status == "failed" and killed.manifest.reason == KILLED
+    (run_dir / STOP_FILE).touch()  # while it waits
     monkeypatch.setattr(launcher, "new_manifest", lambda *_: make_manifest(status="running"))
     with pytest.raises(RuntimeError, match="no store"):
         run_attempt(study, study.runs[0], tmp_path, digests, attempts, FailingTracker())
+    assert (run_dir / STOP_FILE).exists()
     for name in ("checkpoints/step_2", *left):
         assert (run_dir / name).exists() == stays, name
 

@@ -124,18 +124,29 @@ def test_training_code_is_format_recipe_and_trainer_but_no_bookkeeping() -> None
     assert not any(name.startswith("analysis/") for name in names)
 
 
-def test_switches_are_recorded_and_kernels_are_part_of_a_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("name", "has_vllm"), [("default", False), ("collapse_vllm", True)])
+def test_kernels_are_part_of_the_runs_of_vllm(
+    name: str, has_vllm: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    study = load_study(STUDIES / "default.yaml")
+    study = load_study(STUDIES / f"{name}.yaml")
     before = digests.config_digest(study, study.runs[0])
-    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))
+    monkeypatch.setenv("VLLM_CACHE_ROOT", "cache")
     assert digests.config_digest(study, study.runs[0]) == before
     monkeypatch.setenv("QAT_CORE_LINEAR_KERNEL", "humming")
-    assert digests.config_digest(study, study.runs[0]) != before
-    found = provenance.switches()
-    assert (found["VLLM_CACHE_ROOT"], found["QAT_CORE_LINEAR_KERNEL"]) == ("cache", "humming")
-    assert found.keys() <= {name for name in os.environ if name.startswith(provenance.SWITCHES)}
+    assert (digests.config_digest(study, study.runs[0]) != before) == has_vllm
+
+
+def test_switches_are_recorded_but_for_secrets_and_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in filter(lambda it: it.startswith(provenance.SWITCHES), list(os.environ)):
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))
+    monkeypatch.setenv("QAT_CORE_LINEAR_KERNEL", "humming")
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    monkeypatch.setenv("EDITOR", "vi")
+    expected = {"QAT_CORE_LINEAR_KERNEL": "humming", "VLLM_CACHE_ROOT": "cache"}
+    assert provenance.switches() == expected
 
 
 def test_json_digest_ignores_the_order_of_keys() -> None:

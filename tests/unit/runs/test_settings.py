@@ -13,12 +13,14 @@ from tests.manifests import make_manifest
 LOCAL, OF_VERL = (load_study(STUDIES / f"{name}.yaml") for name in ("default", "verl_nano"))
 
 
-def write_run(study: Study, results: Path, **changes: Any) -> None:
+def write_run(
+    study: Study, results: Path, seeds: dict[str, int] | None = None, **changes: Any
+) -> None:
     """The first run of a study, with changed settings; None takes a key away."""
     run = study.runs[0]
     config = study.training_config(run) | changes
     kept = {key: value for key, value in config.items() if value is not None}
-    named = {"run": run.id, **run._asdict(), "seeds": {"run": run.seed}}
+    named = {"run": run.id, **run._asdict(), "seeds": seeds or {"run": run.seed}}
     (results / run.id).mkdir()
     make_manifest(**named, config=kept).write(results / run.id)
 
@@ -37,6 +39,14 @@ def test_keys_that_are_younger_than_a_run_have_their_defaults(tmp_path: Path) ->
         ValueError, match=r"config.rl.advantage: 'group', and in study default 'rew"
     ):
         read(other, tmp_path)
+
+
+def test_a_run_from_another_base_is_refused(tmp_path: Path) -> None:
+    study = LOCAL.model_copy(update={"seeds": (1,)})
+    write_run(study, tmp_path, {"run": 1, "base": 0})
+    read(study.model_copy(update={"own_base": False}), tmp_path)
+    with pytest.raises(ValueError, match=r"seeds.base: 0, and in study default 1 \(own_base\)"):
+        read(study, tmp_path)
 
 
 def test_keys_that_have_another_name_now_are_compared(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """From which of verl's checkpoints a run resumes after a crash."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,17 @@ def test_complete_checkpoints_are_not_deleted_where_nothing_is_recorded(checkpoi
         f"metrics.jsonl of the run's attempts, or delete {checkpoints} to train from the first step"
     )
     assert left(checkpoints) == ([5, 10, 15], 15)
+
+
+def test_a_crash_between_saving_and_logging_the_first_step_costs_that_step(
+    checkpoints: Path,
+) -> None:
+    for step in (10, 15):
+        shutil.rmtree(checkpoints / f"global_step_{step}")
+    (checkpoints / "global_step_5").rename(checkpoints / "global_step_1")
+    (checkpoints / TRACKER).write_text("1")
+    assert rewind(checkpoints, 0) == 0
+    assert left(checkpoints) == ([], None)
 
 
 def test_incomplete_checkpoints_are_dropped_where_nothing_is_recorded(checkpoints: Path) -> None:

@@ -24,6 +24,7 @@ VERLS = {
     "no_enable_prefix_caching=true": f"{ROLLOUT}.enable_prefix_caching",
     "no-enable-prefix-caching=true": f"{ROLLOUT}.enable_prefix_caching",
     "model=/x": "actor_rollout_ref.model.path",
+    "override_generation_config=x": f"{ROLLOUT}.temperature, top_p and top_k",
 }
 REFUSED = {
     "enable_lora=true": "LoRA adapters are not synced; remove the key",
