@@ -8,6 +8,7 @@ as artifacts, and as its note what a reader must know of the runs, then the clai
 import argparse
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from math import isfinite
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from experiments.runs.attempts import list_attempts, read_history
 from experiments.runs.evaluation import EVALUATIONS, read_evaluations
 from experiments.runs.manifest import MANIFEST, RunManifest, read_manifest
 from experiments.runs.metrics import Row
+from experiments.runs.provenance import digest_file
 from experiments.study.load import load_study
 from experiments.support.cli import RESULTS, STUDY, run_cli
 from experiments.support.json_files import REMAKE, write_json
@@ -36,6 +38,8 @@ from qat_core.rl.metric_names import STEP_TIME
 
 STUDY_RUN = "study"
 NOTE = "mlflow.note.content"
+# which file a run's accuracies, and a study's claims, are of
+EVALUATIONS_TAG, CLAIMS_TAG = "evaluations_sha256", "claims_sha256"
 
 
 def rebuild(folder: Path) -> None:
@@ -90,6 +94,7 @@ def publish_results(client: MlflowClient, run_id: str, run_dir: Path) -> None:
         for it in read_evaluations(run_dir, REMAKE)
     ]
     client.log_batch(run_id, metrics=accuracies + summary)
+    client.set_tag(run_id, EVALUATIONS_TAG, digest_file(run_dir / EVALUATIONS))
 
 
 def publish_study(study_dir: Path, results: Path) -> None:
@@ -98,22 +103,23 @@ def publish_study(study_dir: Path, results: Path) -> None:
     Args:
         study_dir: holds claims.json, claims.md and figures/.
         results: holds the study's runs, which give its start and its end.
+
+    Raises:
+        ValueError: claims.json is damaged.
     """
-    judged = read_judged(study_dir / "claims.json")
+    claims = study_dir / "claims.json"
+    judged = read_judged(claims)
+    runs = _readable_runs(judged.study, results)
     client = connect()
     experiment_id = find_or_create_experiment(client, judged.study)
     for previous in find_runs(client, experiment_id, STUDY_RUN):
         client.delete_run(previous)
-    manifests = [
-        read_manifest(path.parent, REMAKE) for path in results.glob("*_seed*/manifest.json")
-    ]
-    runs = [it for it in manifests if it.study == judged.study]
     start_ms = min((milliseconds(run.started_at) for run in runs), default=now_ms())
     end_ms = max(map(ended_ms, runs), default=now_ms())
-    tags = {RUN_TAG: STUDY_RUN, NOTE: _note(judged)}
+    tags = {RUN_TAG: STUDY_RUN, NOTE: _note(judged), CLAIMS_TAG: digest_file(claims)}
     run_id = client.create_run(experiment_id, start_ms, tags, STUDY_RUN).info.run_id
     client.log_batch(run_id, metrics=_claims_as_metrics(judged.claims, end_ms))
-    for path in (study_dir / name for name in ("claims.json", "claims.md")):
+    for path in (claims, study_dir / "claims.md"):
         if path.exists():
             client.log_artifact(run_id, str(path))
     if (study_dir / "figures").is_dir():
@@ -122,6 +128,15 @@ def publish_study(study_dir: Path, results: Path) -> None:
         for tracked in find_runs(client, experiment_id, run):
             client.log_metric(tracked, f"{SUMMARY}{COLLAPSE}", step)
     client.set_terminated(run_id, end_time=end_ms)
+
+
+def _readable_runs(study: str, results: Path) -> list[RunManifest]:
+    """The manifests of a study's runs, without those that are damaged."""
+    found = []
+    for path in results.glob(f"*_seed*/{MANIFEST}"):
+        with suppress(ValueError):  # who reads that run says so
+            found.append(read_manifest(path.parent, REMAKE))
+    return [it for it in found if it.study == study]
 
 
 def _note(judged: Judged) -> str:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 from filelock import FileLock, Timeout
 from mlflow import MlflowClient
+from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 from requests import RequestException
 from sqlalchemy.exc import SQLAlchemyError
@@ -80,5 +81,9 @@ def find_or_create_experiment(client: MlflowClient, name: str) -> str:
 
 def find_runs(client: MlflowClient, experiment_id: str, run_id: str) -> list[str]:
     """MLflow's ids of the runs that a run id, or "study", has there, newest first."""
-    runs = client.search_runs([experiment_id], f"tags.{RUN_TAG} = '{run_id}'")
-    return [run.info.run_id for run in runs]
+    return [run.info.run_id for run in search_runs(client, experiment_id, run_id)]
+
+
+def search_runs(client: MlflowClient, experiment_id: str, run_id: str) -> list[Run]:
+    """The same as MLflow's runs."""
+    return list(client.search_runs([experiment_id], f"tags.{RUN_TAG} = '{run_id}'"))

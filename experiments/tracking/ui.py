@@ -2,7 +2,8 @@
 
 Reads what the store lacks from files, prints an address for every study, then becomes MLflow's
 server. What is lacking is asked of the store itself: the next start reads what one that was
-interrupted has not. A record is read where no run of its study is among the results.
+interrupted has not, and what has changed. A record is read where no run of its study is among the
+results, and its runs go once there is one.
 
 The store is the one in which runs are tracked: mlflow.db, or the SQLite file of
 MLFLOW_TRACKING_URI.
@@ -12,7 +13,8 @@ import argparse
 import os
 import socket
 import sys
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,12 +22,16 @@ from mlflow import MlflowClient
 from mlflow.entities import ViewType
 
 from experiments.runs.attempts import read_history
+from experiments.runs.evaluation import EVALUATIONS
+from experiments.runs.manifest import RunManifest
 from experiments.runs.provenance import digest_file
 from experiments.study.schema import ROOT
 from experiments.support.cli import run_cli
 from experiments.tracking.glance import SHARED_VIEW, view_address
 from experiments.tracking.live import STATUS
 from experiments.tracking.publish import (
+    CLAIMS_TAG,
+    EVALUATIONS_TAG,
     STUDY_RUN,
     list_run_dirs,
     publish_study,
@@ -39,6 +45,7 @@ from experiments.tracking.store import (
     connect,
     explained_errors,
     find_or_create_experiment,
+    search_runs,
     store_uri,
 )
 
@@ -52,22 +59,25 @@ def add_results(client: MlflowClient, results: Path) -> set[str]:
 
     What cannot be read is named and left out.
     """
-    held, deleted = _statuses(client), _deleted_studies(client)
-    studies = set()
+    deleted = _deleted_studies(client)
+    found = defaultdict[str, set[str]](set)
     for run_dir in list_run_dirs(results):
         with _named_errors():
             manifest, _ = read_history(run_dir)
-            studies.add(manifest.study)
-            key, status = (manifest.study, manifest.run), STATUS[manifest.status]
-            if held.get(key) != status and manifest.study not in deleted:
+            found[manifest.study].add(manifest.run)
+            if manifest.study not in deleted and not _shows_run(client, manifest, run_dir):
                 print(f"Reading {run_dir}", flush=True)
                 rebuild_run(run_dir)
     for claims in sorted(results.glob("studies/*/claims.json")):
         study = claims.parent.name
-        if held.get((study, STUDY_RUN)) != STATUS["finished"] and study not in deleted:
+        if study in found:
+            found[study].add(STUDY_RUN)
+        if study not in deleted and not _shows_claims(client, study, claims):
             with _named_errors():
                 publish_study(claims.parent, results)
-    return studies
+    for study in found.keys() - deleted:
+        _remove_record(client, study, found[study])
+    return set(found)
 
 
 def add_records(client: MlflowClient, records: Path, but: set[str]) -> None:
@@ -80,9 +90,10 @@ def add_records(client: MlflowClient, records: Path, but: set[str]) -> None:
         if is_held or study in passed_over:
             continue
         print(f"Reading the record {study} (at most a minute or so, once)", flush=True)
-        rebuild(claims.parent)
-        experiment_id = find_or_create_experiment(client, study)
-        client.set_experiment_tag(experiment_id, RECORD_TAG, digest)
+        with _named_errors():
+            rebuild(claims.parent)
+            experiment_id = find_or_create_experiment(client, study)
+            client.set_experiment_tag(experiment_id, RECORD_TAG, digest)
 
 
 @contextmanager
@@ -119,14 +130,42 @@ def server_command(port: int) -> list[str]:
     return [mlflow, "ui", *address, "--backend-store-uri", store_uri()]
 
 
-def _statuses(client: MlflowClient) -> dict[tuple[str, str], str]:
-    """MLflow's status of each run by study and run id; one that is being read is RUNNING."""
-    names = {it.experiment_id: it.name for it in client.search_experiments()}
-    runs = client.search_runs(list(names), max_results=MOST_RUNS)
-    return {
-        (names[run.info.experiment_id], run.data.tags.get(RUN_TAG, "")): run.info.status
-        for run in runs
+def _shows_run(client: MlflowClient, manifest: RunManifest, run_dir: Path) -> bool:
+    """Whether the store holds this very run; one that is being read is RUNNING there."""
+    evaluations = run_dir / EVALUATIONS
+    tags = {
+        "started_at": manifest.started_at,
+        "attempt": str(manifest.attempt),
+        EVALUATIONS_TAG: digest_file(evaluations) if evaluations.exists() else None,
     }
+    return _holds(client, manifest.study, manifest.run, STATUS[manifest.status], tags)
+
+
+def _shows_claims(client: MlflowClient, study: str, claims: Path) -> bool:
+    tags = {CLAIMS_TAG: digest_file(claims)}
+    return _holds(client, study, STUDY_RUN, STATUS["finished"], tags)
+
+
+def _holds(
+    client: MlflowClient, study: str, run: str, status: str, tags: Mapping[str, str | None]
+) -> bool:
+    experiment = client.get_experiment_by_name(study)
+    held = search_runs(client, experiment.experiment_id, run) if experiment else []
+    return bool(held) and (held[0].info.status, tags) == (
+        status,
+        {name: held[0].data.tags.get(name) for name in tags},
+    )
+
+
+def _remove_record(client: MlflowClient, study: str, but: set[str]) -> None:
+    """Deletes the runs of a study's record that no run of this machine has replaced."""
+    experiment = client.get_experiment_by_name(study)
+    if experiment is None or not experiment.tags.get(RECORD_TAG):
+        return
+    for run in client.search_runs([experiment.experiment_id], max_results=MOST_RUNS):
+        if run.data.tags.get(RUN_TAG) not in but:
+            client.delete_run(run.info.run_id)
+    client.set_experiment_tag(experiment.experiment_id, RECORD_TAG, "")
 
 
 def _deleted_studies(client: MlflowClient) -> set[str]:

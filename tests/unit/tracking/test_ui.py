@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from mlflow import MlflowClient
 
+from experiments.runs.evaluation import Evaluation, write_evaluations
 from experiments.runs.manifest import read_manifest
 from experiments.study.schema import ROOT
 from experiments.tracking import publish, ui
@@ -167,6 +168,67 @@ def test_a_study_of_this_machine_is_shown_and_not_its_record(
     own = ui.add_results(client, tmp_path / "results")
     ui.add_records(client, records, own)
     assert held(client) == {"a": [RUNS[1]], "b": [RUNS[0], publish.STUDY_RUN]}
+
+
+def test_a_run_of_this_machine_takes_the_place_of_its_record_that_was_read_before(
+    client: MlflowClient, records: Path, tmp_path: Path
+) -> None:
+    write_run(records / "a", "a", RUNS[1])
+    ui.add_records(client, records, but=set())
+    run_dir = write_run(tmp_path / "results", "a", RUNS[0])
+    later = "2026-11-23T10:00:00+00:00"
+    read_manifest(run_dir, "").model_copy(update={"started_at": later}).write(run_dir)
+    own = ui.add_results(client, tmp_path / "results")
+    ui.add_records(client, records, own)
+    assert held(client) == {"a": [RUNS[0]], "b": [RUNS[0], publish.STUDY_RUN]}
+    experiment = client.get_experiment_by_name("a")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.data.tags["started_at"] == later
+    shutil.rmtree(tmp_path / "results")
+    ui.add_records(client, records, ui.add_results(client, tmp_path / "results"))
+    assert held(client)["a"] == [*RUNS, publish.STUDY_RUN]
+
+
+def test_what_has_changed_is_read_again(
+    client: MlflowClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = tmp_path / "results"
+    run_dir = write_run(results, "a", RUNS[0])
+    claims = write_claims(results / "studies" / "a", "a")
+    ui.add_results(client, results)
+    folders = read(monkeypatch)
+    asked = {"step": 2, "precision": "bf16", "decoding": "greedy", "samples_per_prompt": 1}
+    found = {"prompts": 2, "correct": [1, 0], "accuracy": 0.5, "response_tokens_mean": 3.0}
+    write_evaluations(run_dir, [Evaluation.model_validate(asked | found)])
+    claims.write_text(json.dumps({"study": "a", "claims": [], "marks": {"nano": ["seen"]}}))
+    ui.add_results(client, results)
+    assert folders == [run_dir]
+    experiment = client.get_experiment_by_name("a")
+    assert experiment is not None
+    notes = [
+        run.data.tags[publish.NOTE]
+        for run in client.search_runs([experiment.experiment_id])
+        if run.data.tags[RUN_TAG] == publish.STUDY_RUN
+    ]
+    assert notes == ["* nano: seen"]
+
+
+def test_a_damaged_run_hides_no_claims_and_a_damaged_record_no_other(
+    client: MlflowClient, records: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = tmp_path / "results"
+    write_run(results, "c", RUNS[0])
+    (write_run(results, "d", RUNS[1]) / "manifest.json").write_text("{")
+    write_claims(results / "studies" / "c", "c")
+    (records / "a" / RUNS[0] / "manifest.json").write_text("{")
+    ui.add_records(client, records, ui.add_results(client, results))
+    whole = [RUNS[0], publish.STUDY_RUN]
+    assert held(client) == {"b": whole, "c": whole}
+    damaged = [line.split(": ")[1] for line in capsys.readouterr().err.splitlines()]
+    assert damaged == [
+        str(it / "manifest.json") for it in (results / RUNS[1], records / "a" / RUNS[0])
+    ]
 
 
 def test_a_study_that_was_deleted_in_mlflow_stays_so(client: MlflowClient, records: Path) -> None:
