@@ -150,13 +150,19 @@ def _launch_all(
 
 @lru_cache(maxsize=16)
 def _table(rows: tuple[tuple[int, Columns], ...], device: torch.device) -> tuple[Tensor, ...]:
-    """Columns of the table on the device: made once, as parameters keep their addresses."""
+    """Columns of the table on the device: made once, as parameters keep their addresses.
+
+    From pinned memory, so that nothing waits for the device where addresses do change.
+    """
     matrices = [
         [start + i * step for start, step in columns]
         for num_matrices, columns in rows
         for i in range(num_matrices)
     ]
-    return tuple(torch.tensor(column, device=device) for column in zip(*matrices, strict=True))
+    return tuple(
+        torch.tensor(column, device="cpu", pin_memory=device.type == "cuda").to(device, non_blocking=True)
+        for column in zip(*matrices, strict=True)
+    )
 
 
 def _addresses(w: Tensor) -> tuple[int, int]:

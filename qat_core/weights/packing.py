@@ -33,12 +33,20 @@ def group_scales(groups: Sequence[Mapping[str, Tensor]], policy: ScalePolicy) ->
     """
     if not groups:
         return []
-    amax = _amax(groups)
-    scales = _split_as(amax, global_scale(_flat(amax), policy))
-    if not bool(is_representable(_flat(amax)).all()):
+    scales, finite = measured_scales(groups, policy)
+    if not bool(finite):
         single = [{name: weight} for members in groups for name, weight in members.items()]
         require_finite(_amax(single), [name for members in single for name in members])
     return scales
+
+
+def measured_scales(
+    groups: Sequence[Mapping[str, Tensor]], policy: ScalePolicy
+) -> tuple[list[Tensor], Tensor]:
+    """As `group_scales` without a wait: also whether all weights are finite in BF16, a 0-D bool."""
+    amax = _amax(groups)
+    scales = _split_as(amax, global_scale(_flat(amax), policy))
+    return scales, is_representable(_flat(amax)).all()
 
 
 def pack(name: str, weight: Tensor, scale: Tensor, method: BlockScaleMethod) -> PackedTensor:

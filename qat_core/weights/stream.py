@@ -11,9 +11,11 @@ from qat_core.preparation import refuse_adapters, require_as_prepared, scales_of
 from qat_core.recipe import Recipe
 from qat_core.state_dicts import full_precision_state
 from qat_core.weights.hub_names import Weight
-from qat_core.weights.packing import group_scales, pack
+from qat_core.weights.packing import group_scales, measured_scales, pack
 
 Read = Callable[[str], Tensor]
+# names of a group, and whether they are finite: asked for once everything is queued
+Unchecked = list[tuple[tuple[str, ...], Tensor]]
 
 
 def weight_stream(
@@ -44,8 +46,8 @@ def weight_stream(
     Raises:
         ValueError: at once if the model was prepared with another recipe or plan, has adapters of
             PEFT or a weight that was replaced after `prepare`, or holds other state than the plan
-            knows; naming a weight to be packed that is not finite in BF16, on all ranks alike, and
-            before the first weight unless weights have to be moved to `device`.
+            knows; naming a weight to be packed that is not finite in BF16, on all ranks alike:
+            before the first weight, or after the last if weights have to be moved to a GPU.
     """
     model = uncompiled(model)
     refuse_adapters(model)
@@ -63,7 +65,12 @@ def weight_stream(
         return packed_weights(plan, recipe, state.__getitem__, resident=True)
     device = torch.device(device)
     resident = all(state[name].device.type == device.type for name in plan.quantized)
-    return packed_weights(plan, recipe, lambda name: state[name].to(device), resident=resident)
+    to_gpu = device.type == "cuda"  # from a GPU to the host nobody would wait for the copy
+
+    def read(name: str) -> Tensor:
+        return state[name].to(device, non_blocking=to_gpu)
+
+    return packed_weights(plan, recipe, read, resident=resident)
 
 
 def packed_weights(
@@ -76,14 +83,15 @@ def packed_weights(
         recipe: scale policies.
         read: gives the weight of a name, BF16 or FP32. Of sharded weights it gives DTensors, and
             all ranks have to go through this together.
-        resident: `read` can be called again and gives what is on the device already. All scales are
-            then found before the first weight is yielded, with one wait for the device, not one a
-            group.
+        resident: `read` gives what is on the device already. All scales are then found before the
+            first weight is yielded, with one wait for the device. Else a GPU gets group after group
+            without a wait in between, and is waited for at the end.
 
     Raises:
         ValueError: a weight to be packed holds NaN or infinity in BF16; on every rank alike.
     """
     scales: dict[str, Tensor] = {}
+    unchecked: Unchecked = []
     if resident:
         groups = [{name: read(name) for name in names} for names in plan.groups.values()]
         scales = dict(zip(plan.groups, group_scales(groups, recipe.scale_policy), strict=True))
@@ -93,7 +101,9 @@ def packed_weights(
         elif entry.name == plan.groups[entry.group][0]:  # the others of its group come along
             names = plan.groups[entry.group]
             known = scales.get(entry.group)
-            yield from _packed_group({name: read(name) for name in names}, known, recipe)
+            members = ((name, read(name)) for name in names)
+            yield from _packed_group(dict(members), known, recipe, unchecked)
+    _require_finite(unchecked, read, recipe)
 
 
 def _require_planned(model: nn.Module, plan: QuantPlan, state: Mapping[str, object]) -> None:
@@ -115,10 +125,22 @@ def _unpacked(weight: Tensor, entry: Entry) -> Tensor:
 
 
 def _packed_group(
-    members: dict[str, Tensor], scale: Tensor | None, recipe: Recipe
+    members: dict[str, Tensor], scale: Tensor | None, recipe: Recipe, unchecked: Unchecked
 ) -> Iterator[tuple[str, Weight]]:
     """A function of its own, so that its weights are freed before those of the next are read."""
-    if scale is None:
+    if scale is None and next(iter(members.values())).is_cuda:
+        (scale,), finite = measured_scales([members], recipe.scale_policy)
+        unchecked.append((tuple(members), finite))
+    elif scale is None:
         (scale,) = group_scales([members], recipe.scale_policy)
     for name, weight in members.items():
         yield name, pack(name, weight, scale, recipe.block_scale_method)
+
+
+def _require_finite(unchecked: Unchecked, read: Read, recipe: Recipe) -> None:
+    """Waits for the device once; reads a group again to say which of its weights is not finite."""
+    if not unchecked or bool(torch.stack([finite for _, finite in unchecked]).all()):
+        return
+    names = next(names for names, finite in unchecked if not bool(finite))
+    group_scales([{name: read(name) for name in names}], recipe.scale_policy)
+    raise AssertionError(f"{names}: finite once read again")

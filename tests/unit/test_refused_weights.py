@@ -12,6 +12,7 @@ from qat_core.options import BlockScaleMethod, ScalePolicy
 from qat_core.plan import plan
 from qat_core.preparation import prepare
 from qat_core.recipe import Recipe
+from qat_core.weights.hub_names import Weight
 from qat_core.weights.stream import weight_stream
 from tests.tiny_models import tiny_model
 
@@ -57,6 +58,30 @@ def test_a_prepared_models_stream_is_refused(family: str, bad: float) -> None:
     _spoil(model, family, bad)
     with pytest.raises(ValueError, match=f"^{WEIGHTS[family]}: holds NaN or infinity"):
         next(weight_stream(model, checked, Recipe()))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_stream_from_the_host_to_a_gpu_is_refused_before_its_end(
+    model: nn.Module, family: str
+) -> None:
+    stream = weight_stream(model, plan(model, Recipe()), Recipe(), "cuda")
+    with pytest.raises(ValueError, match=f"^{WEIGHTS[family]}: holds NaN or infinity"):
+        list(stream)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("pinned", [False, True], ids=["pageable", "pinned"])
+def test_a_stream_from_the_host_packs_on_a_gpu_as_on_the_host(family: str, pinned: bool) -> None:
+    model = tiny_model(family)
+    expected = dict(weight_stream(model, plan(model, Recipe()), Recipe()))
+    if pinned:  # as after `.to("cpu", non_blocking=True)`, verl's way to offload
+        model.cuda().to("cpu", non_blocking=True)
+    streamed = dict(weight_stream(model, plan(model, Recipe()), Recipe(), "cuda"))
+    assert list(streamed) == list(expected)
+    for name, weight in streamed.items():
+        assert _bytes_of(weight) == _bytes_of(expected[name]), name
 
 
 def test_an_export_is_refused_and_leaves_nothing(
@@ -109,3 +134,12 @@ def test_the_next_weight_may_round_to_infinity() -> None:
     weight[0, 0] = largest(92)
     scale = global_scale(weight.max().float(), "pow2")
     assert fake_quantize(weight, scale, "mse").isfinite().all()
+
+
+def _bytes_of(weight: Weight) -> list[bytes]:
+    parts = (
+        [weight]
+        if isinstance(weight, torch.Tensor)
+        else [weight.codes, weight.block_scale, weight.global_scale]
+    )
+    return [bytes(part.cpu().contiguous().flatten().view(torch.uint8).tolist()) for part in parts]

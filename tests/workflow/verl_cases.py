@@ -8,6 +8,7 @@ from experiments.verl.command import Command
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 REWARD = ROOT / "tests" / "workflow" / "verl_reward.py"
+DIGESTS = "tests.workflow.verl_digests"
 
 
 class Case(NamedTuple):
@@ -23,6 +24,7 @@ class Case(NamedTuple):
         nodes: of Ray, all on this machine.
         gpus: that it needs; 0: CPU workers.
         resumes_after: steps of a run before it, whose checkpoint it resumes; 0: there is none.
+        modules: that verl's processes import.
     """
 
     title: str
@@ -34,6 +36,7 @@ class Case(NamedTuple):
     nodes: int = 1
     gpus: int = 0
     resumes_after: int = 0
+    modules: tuple[str, ...] = (DIGESTS,)
 
 
 PPO = "verl.trainer.main_ppo"
@@ -213,7 +216,7 @@ def command(case: Case, folder: Path, out: Path) -> Command:
             "VERL_FILE_LOGGER_PATH": str(out / "verl.jsonl"),
             "VERL_DIGESTS": str(out),
             "VERL_PLATFORM": "cpu",
-            "VERL_USE_EXTERNAL_MODULES": "qat_core.verl.cpu,tests.workflow.verl_digests",
+            "VERL_USE_EXTERNAL_MODULES": ",".join(("qat_core.verl.cpu", *case.modules)),
             # else verl 0.9.1's separate_async dies of `logger.info(..., flush=True)`
             "VERL_LOGGING_LEVEL": "WARN",
             "PYTHONPATH": str(ROOT),

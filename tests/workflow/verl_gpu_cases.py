@@ -16,7 +16,7 @@ from experiments.verl.command import (
     build_configuration,
     to_yaml,
 )
-from tests.workflow.verl_cases import ACTOR, PPO, REWARD, ROLLOUT, Case
+from tests.workflow.verl_cases import ACTOR, DIGESTS, PPO, REWARD, ROLLOUT, Case
 
 STUDY = ROOT / "experiments" / "studies" / "qwen3_smoke.yaml"
 MODEL = "qwen3-8b-random"
@@ -45,21 +45,25 @@ GPU_CASES = {
     ),
     "published-8b": Case(
         "Qwen3-8B's shape on one GPU with published settings: FP32 master weights, 0.9 of the "
-        "memory for rollouts with sleep, dynamic batch sizes, `scale_policy=amax`",
+        "memory for rollouts with sleep, dynamic batch sizes, `scale_policy=amax`; offloaded to "
+        "memory that is not pinned",
         PPO,
         _COMMON
         | {
             "trainer.n_gpus_per_node": 1,
             f"{ACTOR}.fsdp_config.model_dtype": "fp32",
+            # by default Adam's step takes another 30 GiB, which this GPU does not have
+            f"{ACTOR}.optim.override_optimizer_config": "{fused: true}",
             f"{ACTOR}.fsdp_config.qat.scale_policy": "amax",
             f"{ACTOR}.use_dynamic_bsz": "true",
-            f"{ACTOR}.ppo_max_token_len_per_gpu": 4096,
+            f"{ACTOR}.ppo_max_token_len_per_gpu": 2048,
             f"{ROLLOUT}.gpu_memory_utilization": 0.9,
             f"{ROLLOUT}.max_num_batched_tokens": 32768,
         },
         metrics=_METRICS,
         model=MODEL,
         gpus=1,
+        modules=(DIGESTS, "tests.workflow.verl_unpinned"),
     ),
 }
 
@@ -86,7 +90,7 @@ def gpu_command(case: Case, folder: Path, out: Path) -> Command:
     own = build_command(study, paths)
     digests = {
         "VERL_DIGESTS": str(out),
-        "VERL_USE_EXTERNAL_MODULES": "tests.workflow.verl_digests",
+        "VERL_USE_EXTERNAL_MODULES": ",".join(case.modules),
     }
     overrides = [f"{key}={value}" for key, value in case.overrides.items()]
     return Command([*own.arguments, *overrides], own.environment | digests)
