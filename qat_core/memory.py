@@ -13,7 +13,9 @@ from qat_core.units import BYTES_PER_GIB
 Precision = Literal["bf16", "full", "ffn"]
 Shapes = dict[str, tuple[int, ...]]
 
-TRAINED = ("weight", "gradient", "first moment", "second moment")
+# what an optimizer step holds of each weight; the last only while it runs, not if it is fused
+TRAINED = ("weight", "gradient", "first moment", "second moment", "root of the second moment")
+OFFLOADED = ("weight", "first moment", "second moment")
 SUPPORTED = ("llama", "qwen2", "qwen3", "qwen3_moe")
 
 
@@ -43,9 +45,11 @@ def predict_weight_memory_gib(config: dict[str, Any], precision: Precision) -> f
 
 
 def predict_training_memory_gib(config: dict[str, Any], gpus: int, bytes_per_value: int) -> float:
-    """Memory in GiB on each GPU of what FSDP2 shards: weights, gradients, two moments of AdamW.
+    """Memory in GiB on each GPU of what FSDP2 shards, in a step of PyTorch's AdamW.
 
-    Activations, gathered layers and log-probs come on top; they depend on the batch.
+    That is weights, gradients, two moments, and the root of the second, which `foreach`, the
+    default, takes of all weights at once (`fused` does not). In the passes before there are
+    activations, gathered layers and log-probs instead; they depend on the batch.
 
     Args:
         config: as for `predict_weight_memory_gib`.
@@ -56,10 +60,30 @@ def predict_training_memory_gib(config: dict[str, Any], gpus: int, bytes_per_val
     return len(TRAINED) * bytes_per_value * values / gpus / BYTES_PER_GIB
 
 
-def predict_offloaded_memory_gib(config: dict[str, Any], bytes_per_value: int) -> float:
-    """Memory in GiB of one host that holds all shards while they are offloaded: no gradients."""
-    on_gpu_gib = predict_training_memory_gib(config, 1, bytes_per_value)
-    return on_gpu_gib * (len(TRAINED) - 1) / len(TRAINED)
+def predict_offloaded_memory_gib(config: dict[str, Any], gpus: int, bytes_per_value: int) -> float:
+    """Memory in GiB of one host that holds what its GPUs have offloaded.
+
+    verl offloads to pinned memory, each block of which PyTorch rounds up to a power of two
+    (`CachingHostAllocator.h`; from 2.13 `pinned_max_round_threshold_mb` is a limit to that). For
+    Qwen3-8B this is a third more than the weights and moments themselves.
+    """
+    num_bytes = sum(
+        _power_of_2(bytes_per_value * rows * math.prod(rest))
+        for first, *rest in weight_shapes(config).values()
+        for rows in _rows_of_ranks(first, gpus)
+    )
+    return len(OFFLOADED) * num_bytes / BYTES_PER_GIB
+
+
+def _rows_of_ranks(rows: int, gpus: int) -> list[int]:
+    """FSDP2 cuts the first dimension as `torch.chunk` does; of the last ranks some have no rows."""
+    size = math.ceil(rows / gpus)
+    return [size] * (rows // size) + ([rows % size] if rows % size else [])
+
+
+def _power_of_2(number: int) -> int:
+    """The smallest that is not below a number."""
+    return 1 << (number - 1).bit_length()
 
 
 def weight_shapes(config: dict[str, Any]) -> Shapes:

@@ -22,6 +22,7 @@ from analysis.tables.simulation import (
 )
 from analysis.tables.verl import verl_sections
 from analysis.tables.verl_replay import verl_replay_sections
+from analysis.tables.weight_sync import weight_sync_sections
 
 
 def engine_and_parity_sections(folder: Path, machine: str) -> list[str]:
@@ -39,6 +40,7 @@ def engine_and_parity_sections(folder: Path, machine: str) -> list[str]:
 SECTIONS: Mapping[str, Callable[[Path, str], list[str]]] = {
     "benchmarks": engine_and_parity_sections,
     "verl": verl_sections,
+    "weight_sync": weight_sync_sections,
     "gpus": gpus_sections,
     "memory": memory_sections,
     "goals": goals_sections,

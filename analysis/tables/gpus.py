@@ -19,15 +19,16 @@ SPLIT_PARTS = ("log_prob_s", "training_s")  # of a step, shared by the GPUs
 NOTE = (
     "In *italics*: computed, all else measured. 64 responses of 512 tokens a step, no tensor "
     "parallelism; model, gradients and moments in BF16, sharded by FSDP2, on the host while vLLM "
-    "is awake. Actor and host are computed from shapes. Where a run of that model and arm was "
-    "measured, its excess over the shapes is added (host: for each GPU); else activations and "
+    "is awake, in pinned memory, where PyTorch rounds blocks up to powers of two. Actor and host "
+    "are computed from shapes. Where a run of that model and arm was "
+    "measured, its excess over the shapes is added (host: for each GPU); else packed weights and "
     "processes are missing. A sleeping vLLM and CUDA's contexts come on top of the actor: what is "
     "not too much may still not fit. Of a step, log-probs and training are fitted as a + b / GPUs "
-    "to two or more measured numbers, but not where they are of code of different speed (Qwen3-8B "
-    "in BF16). All else is the mean of the measured ones, as each GPU does "
+    "to two or more measured numbers, but not where they are of code of different speed, as "
+    "Qwen3-8B's. All else is the mean of the measured ones, as each GPU does "
     "it for itself. A sync that verl never did: its time in one process, plus what verl adds for "
-    "Qwen3-8B, by the weights' size. †: of code that became faster since; compare no others with "
-    "these."
+    "Qwen3-8B, by the weights' size. All of NVFP4 are from before packing went on without waits: "
+    "table of weight syncs. †: of code that became faster since; compare no others with these."
 )
 
 
@@ -70,9 +71,11 @@ class Setting(NamedTuple):
         peaks = {n: peak for n, run in self.runs.items() if (peak := run.memory.host_peak_gib)}
         if gpus in peaks:
             return Value(peaks[gpus], True)
-        state_gib = predict_offloaded_memory_gib(self.config, BYTES_PER_VALUE)
-        beyond = [(peak - state_gib) / n for n, peak in peaks.items()]
-        return Value(state_gib + gpus * mean(beyond or [0.0]))
+        beyond = [(peak - self._offloaded_gib(n)) / n for n, peak in peaks.items()]
+        return Value(self._offloaded_gib(gpus) + gpus * mean(beyond or [0.0]))
+
+    def _offloaded_gib(self, gpus: int) -> float:
+        return predict_offloaded_memory_gib(self.config, gpus, BYTES_PER_VALUE)
 
     def sync_s(self, gpus: int, small: "Setting") -> Value:
         """A weight sync; `small` has been through verl, in the same arm."""
@@ -141,7 +144,8 @@ def gpus_sections(folder: Path, machine: str) -> list[str]:
     Raises:
         ValueError: a record is missing or damaged.
     """
-    runs = [run for record in read_verl_records(folder, machine) for run in record.runs]
+    records = read_verl_records(folder, machine)
+    runs = [run for record in records for run in record.runs if not run.syncs_in_place]
     engines = newest_engines(folder, machine)
     settings = {}
     for model in MODELS:

@@ -17,12 +17,14 @@ from qat_core.memory import (
 MODELS = ("qwen3-8b", "qwen3-30b-a3b")
 GPUS = (1, 2, 4, 8)
 PRECISIONS = {"bf16": "bf16", "nvfp4": "full"}
-TRAINING_TITLE = "**Training: weights, gradients and AdamW's moments, GiB on each GPU (predicted)**"
+TRAINING_TITLE = "**Training: what an AdamW step holds, GiB on each GPU (predicted)**"
 TRAINING_NOTE = (
     "Sharded by FSDP2, in FP32 as verl trains by default, and in BF16 (`model_dtype: bfloat16`). "
-    "Activations come on top. Host: all shards of one host with `param_offload` and "
-    "`optimizer_offload`, which leave the GPU to vLLM during rollouts; without them both memories "
-    "add up on each GPU."
+    "Weights, gradients, two moments, and the root of the second, which `fused: true` avoids: then "
+    "a fifth less, and activations come on top. Host: all shards of eight GPUs with `param_offload` "
+    "and `optimizer_offload`, which leave the GPU to vLLM during rollouts; without them both "
+    "memories add up on each GPU. It is pinned memory, of which PyTorch rounds each block up to a "
+    "power of two; processes come on top."
 )
 ROLLOUT_TITLE = "**Rollouts: vLLM on each GPU, without tensor parallelism**"
 
@@ -46,7 +48,7 @@ TRAINING_TABLE: MarkdownTable[tuple[str, dict[str, Any]]] = MarkdownTable(
     }
     | {
         "Host, FP32 / BF16": lambda row: " / ".join(
-            f"{predict_offloaded_memory_gib(row[1], size):.0f}" for size in (4, 2)
+            f"{predict_offloaded_memory_gib(row[1], GPUS[-1], size):.0f}" for size in (4, 2)
         )
     }
 )

@@ -10,25 +10,20 @@ from analysis.markdown import MarkdownTable
 from analysis.tables.record import Record, read_record
 from qat_core.units import show_memory
 
-# Runs of this commit went side by side on one host before each had weight-sync sockets of its own.
-SHARED_SOCKETS = "837759e7f8ea0dd1c49d27ee1fa656e50a4c5c2f"
 # The run of this commit on so many GPUs shared them with others that started: REPRODUCING.md.
 SHARED_GPUS = ("dea45e4b076e7cfaa00cc067b42c40c7e339aa2c", 4)
-# verl looked for finished rollouts every 2 s in runs of these commits, every 0.2 s in others.
-POLLED_2_S = (SHARED_SOCKETS, SHARED_GPUS[0])
 # PyTorch was called token by token for log-probs, and in the backward pass for their gradients.
-TOKEN_BY_TOKEN = (*POLLED_2_S, "ec5d44baaacafa67596e39d3054f39ca334becd5")
+TOKEN_BY_TOKEN = (SHARED_GPUS[0], "ec5d44baaacafa67596e39d3054f39ca334becd5")
+IN_PLACE = "QAT_CORE_IN_PLACE_SYNC"
 NOTE = (
-    "One run an arm. `mean`: over all tokens of all steps, the estimator of the claims; the first "
-    "records lack it. Medians: over all steps but the first. In rows of commits "
-    f"{' and '.join(commit[:7] for commit in POLLED_2_S)} verl looked for finished rollouts every "
-    "2 s, which rounds rollout times up; in these and "
-    f"{TOKEN_BY_TOKEN[-1][:7]} PyTorch took log-probs token by token. Random weights: "
+    "One run an arm. `mean`: over all tokens of all steps, the estimator of the claims; commit "
+    f"{SHARED_GPUS[0][:7]} lacks it. Medians: over all steps but the first. In rows of that commit "
+    "verl looked for finished rollouts every 2 s, which rounds rollout times up; in its rows and "
+    f"those of {TOKEN_BY_TOKEN[-1][:7]} PyTorch took log-probs token by token. Random weights: "
     "mismatch, memory and times mean something, rewards do not. Tensors: what vLLM's weights take; "
-    "its report has caches, workspaces and gaps, too, and is all that the first records have. *: "
-    "run next to others on the host before each run had weight-sync sockets of its own. **: shared "
-    "its GPUs with starting runs in its last two steps. Runs of recorded studies are in their "
-    "tables."
+    "its report has caches, workspaces and gaps, too, and is all that the first rows have. Sync in "
+    f"place: with `{IN_PLACE}=1`. *: shared its GPUs with starting runs in its last two steps. "
+    "Runs of recorded studies are in their tables."
 )
 
 
@@ -97,13 +92,22 @@ class VerlRun(BaseModel):
     git: Git
     mean_k3_kl: float | None = None
     outside_steps_s: float | None = None
+    environment: dict[str, str] = {}
 
     @property
     def name(self) -> str:
-        """The model, marked where other runs could have reached its engine or shared its GPUs."""
-        if (self.git.commit, self.gpus) == SHARED_GPUS:
-            return f"{self.model} **"
-        return f"{self.model} *" if self.git.commit == SHARED_SOCKETS else self.model
+        """The model, marked where other runs shared its GPUs."""
+        return f"{self.model} *" if (self.git.commit, self.gpus) == SHARED_GPUS else self.model
+
+    @property
+    def syncs_in_place(self) -> bool:
+        """Whether the user asked for syncs past vLLM's reload."""
+        return self.environment.get(IN_PLACE) == "1"
+
+    @property
+    def setting(self) -> str:
+        """The arm, and whether its syncs are other than by default."""
+        return f"{self.arm}, sync in place" if self.syncs_in_place else self.arm
 
     @property
     def is_slower(self) -> bool:
@@ -156,7 +160,7 @@ PARTS = {
 VERL_TABLE: MarkdownTable[VerlRow] = MarkdownTable(
     {
         "Model": lambda row: row.run.name,
-        "Arm": lambda row: row.run.arm,
+        "Arm": lambda row: row.run.setting,
         "GPUs": lambda row: str(row.run.gpus),
         "Steps": lambda row: row.run.progress,
         "Weights in vLLM, tensors": lambda row: row.run.memory.tensors,
@@ -176,7 +180,7 @@ PEAK_TITLE = "**Memory of these runs, largest over all steps**"
 PEAK_TABLE: MarkdownTable[VerlRun] = MarkdownTable(
     {
         "Model": lambda run: run.name,
-        "Arm": lambda run: run.arm,
+        "Arm": lambda run: run.setting,
         "GPUs": lambda run: str(run.gpus),
         "Actor on its GPU, GiB": lambda run: _gib(run.memory.actor_peak_gib),
         "Actor and vLLM on a GPU, GiB": lambda run: _gib(run.memory.gpu_peak_gib),

@@ -63,6 +63,7 @@ def summarize(manifest: RunManifest, rows: list[Row]) -> dict[str, Any]:
         "outside_steps_s": _outside_steps_s(manifest, rows),
         "memory": manifest.memory.model_dump() | _memory(rows),
         "git": manifest.git and manifest.git.model_dump(),
+        "environment": manifest.environment,
     }
 
 

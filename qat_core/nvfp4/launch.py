@@ -160,7 +160,9 @@ def _table(rows: tuple[tuple[int, Columns], ...], device: torch.device) -> tuple
         for i in range(num_matrices)
     ]
     return tuple(
-        torch.tensor(column, device="cpu", pin_memory=device.type == "cuda").to(device, non_blocking=True)
+        torch.tensor(column, device="cpu", pin_memory=device.type == "cuda").to(
+            device, non_blocking=True
+        )
         for column in zip(*matrices, strict=True)
     )
 

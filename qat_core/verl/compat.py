@@ -55,6 +55,12 @@ USED_NAMES = (
     ),
     UsedName(
         _ENGINE,
+        "FSDPEngine._build_module",
+        "rotary embeddings are not rounded to BF16",
+        "a cast of parameters alone",
+    ),
+    UsedName(
+        _ENGINE,
         "FSDPEngineWithLMHead.prepare_model_inputs",
         "routes replayed in a micro-batch",
         "routing replay with FSDP2",

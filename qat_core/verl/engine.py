@@ -19,6 +19,7 @@ from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 
+import qat_core.verl.rotary
 from qat_core.coverage import coverage
 from qat_core.plan import QuantPlan, plan
 from qat_core.preparation import prepare

@@ -72,6 +72,15 @@ def test_a_reference_policy_is_verls_own_engine_in_bf16(outcomes: dict[str, Any]
     assert outcomes["reference"]["packed"] == 0
 
 
+@pytest.mark.verl_table(
+    "`fsdp_config.model_dtype=bfloat16`, of actors and reference policies",
+    "verl's cast to BF16 leaves the rotary embedding in FP32, as vLLM has it",
+)
+@pytest.mark.parametrize("case", ["bf16 masters", "reference"])
+def test_rotary_embeddings_stay_in_fp32(outcomes: dict[str, Any], case: str) -> None:
+    assert outcomes[case]["dtypes"] == ["torch.bfloat16", "torch.float32"]
+
+
 @pytest.mark.verl_table("critic (PPO)", "verl's own engine")
 def test_a_critic_is_verls_own_engine(outcomes: dict[str, Any]) -> None:
     assert outcomes["critic"]["engine"] == "FSDPEngineWithValueHead"

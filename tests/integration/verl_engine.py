@@ -31,6 +31,7 @@ from qat_core.verl.worker import LayerwiseWorkerExtension
 Tensors = list[tuple[str, torch.Tensor]]
 BUCKET_BYTES = 4096  # smaller than some weights, which are then cut
 QAT = "actor_rollout_ref.actor.fsdp_config.qat"
+BF16_MASTERS = "actor_rollout_ref.actor.fsdp_config.model_dtype=bfloat16"
 SEED_OF_TEST = 5
 CASES: dict[str, list[str]] = {
     "qat": [],
@@ -42,7 +43,8 @@ CASES: dict[str, list[str]] = {
         "actor_rollout_ref.model.external_lib=experiments.benchmarks.seeded_engine",
         f"+actor_rollout_ref.model.override_config.{SEED}={SEED_OF_TEST}",
     ],
-    "reference": ["actor_rollout_ref.actor.fsdp_config.forward_only=true"],
+    "bf16 masters": [BF16_MASTERS],
+    "reference": ["actor_rollout_ref.actor.fsdp_config.forward_only=true", BF16_MASTERS],
     # what `complete` would have refused, where it was not called
     "lora": ["actor_rollout_ref.model.lora_rank=8"],
     "group size": [f"{QAT}.group_size=32"],
@@ -50,7 +52,9 @@ CASES: dict[str, list[str]] = {
     "mode": [f"{QAT}.mode=w4a4"],
     "everything ignored": [f"{QAT}.ignore_patterns=['re:.*']"],
 }
-COMPLETED = ("qat", "amax", "no-qat", "bf16", "users module", "seeded", "reference")
+COMPLETED = (
+    *("qat", "amax", "no-qat", "bf16", "users module", "seeded", "bf16 masters", "reference"),
+)
 
 
 def configuration(model_dir: str, case: str) -> DictConfig:
@@ -93,6 +97,7 @@ def outcome(model_dir: str, case: str) -> dict[str, Any]:
         return {"error": str(error)}
     if case == "qat":
         found |= packed_shards(engine)
+    found["dtypes"] = dtypes(engine.module)
     if case == "users module":
         found["imported"] = "colorsys" in sys.modules
     stream, adapters = engine.get_per_tensor_param()
@@ -104,6 +109,11 @@ def outcome(model_dir: str, case: str) -> dict[str, Any]:
     if case == "seeded":
         found["drawn"] = is_drawn(dict(tensors)["model.embed_tokens.weight"], engine.module.config)
     return found | {"first": names[0], "packed": sum(name.endswith(":codes") for name in names)}
+
+
+def dtypes(module: Any) -> list[str]:
+    """Of weights, and of the rotary embedding's frequencies."""
+    return [str(module.lm_head.weight.dtype), str(module.model.rotary_emb.inv_freq.dtype)]
 
 
 def is_drawn(weight: torch.Tensor, config: Any) -> bool:

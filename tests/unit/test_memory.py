@@ -1,9 +1,11 @@
 """Weight memory from shapes against real models and the published figures."""
 
 import json
+from math import ceil, log2
 
 import pytest
 import torch
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from qat_core.memory import (
@@ -77,10 +79,17 @@ def test_training_memory_is_that_of_a_real_optimizer() -> None:
     ]
     held = sum(t.nbytes for p in model.parameters() for t in (p, p.grad))
     held += sum(moment.nbytes for moment in moments)
+    held += sum(p.nbytes for p in model.parameters())  # roots of the second moments
     assert predict_training_memory_gib(config, 1, 4) == pytest.approx(held / 2**30)
     assert predict_training_memory_gib(config, 4, 2) == pytest.approx(held / 8 / 2**30)
-    without_gradients = held - sum(p.nbytes for p in model.parameters())
-    assert predict_offloaded_memory_gib(config, 4) == pytest.approx(without_gradients / 2**30)
+    assert predict_offloaded_memory_gib(config, 1, 4) == _pinned_gib(model, 1)
+    assert predict_offloaded_memory_gib(config, 3, 4) == _pinned_gib(model, 3)
+
+
+def _pinned_gib(model: nn.Module, gpus: int) -> float:
+    """Weights and both moments, a block of pinned memory for each rank's part of each."""
+    parts = [part for weight in model.parameters() for part in weight.chunk(gpus)]
+    return 3 * sum(2 ** ceil(log2(part.nbytes)) for part in parts) / 2**30
 
 
 def test_unknown_architecture_is_named() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from analysis.tables import benchmark_text
 from analysis.tables.cost import Stack
-from analysis.tables.verl import SHARED_GPUS, SHARED_SOCKETS
+from analysis.tables.verl import IN_PLACE, SHARED_GPUS
 
 SETUP = {
     "hardware": {"gpus": ["GPU X"]},
@@ -97,12 +97,12 @@ def test_peaks_have_a_table_of_their_own(tmp_path: Path) -> None:
     assert "bf16" not in peaks
 
 
-def test_runs_of_recorded_studies_and_of_shared_sockets(tmp_path: Path) -> None:
+def test_runs_of_recorded_studies_are_left_out_and_syncs_in_place_marked(tmp_path: Path) -> None:
     (tmp_path / "study" / "m_bf16_seed0").mkdir(parents=True)
-    shared = _run("qat", 1, 6e-5, 2.25, commit=SHARED_SOCKETS)
-    _write(tmp_path / "benchmarks" / "verl_x.json", _run("bf16", 1, 2e-5, None), shared)
+    in_place = _run("qat", 1, 6e-5, 2.25) | {"environment": {IN_PLACE: "1"}}
+    _write(tmp_path / "benchmarks" / "verl_x.json", _run("bf16", 1, 2e-5, None), in_place)
     text = benchmark_text("verl", tmp_path / "benchmarks", "x")
-    assert "| bf16 |" not in text and "| m * | qat |" in text
+    assert "| bf16 |" not in text and "| m | qat, sync in place |" in text
 
 
 def test_the_run_that_shared_its_gpus_is_marked(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_the_run_that_shared_its_gpus_is_marked(tmp_path: Path) -> None:
     runs = [_run("qat", gpus, 6e-5, 2.25, commit=commit), _run("qat", 2, 6e-5, 2.25, commit=commit)]
     _write(tmp_path / "benchmarks" / "verl_x.json", *runs)
     text = benchmark_text("verl", tmp_path / "benchmarks", "x")
-    assert f"| m ** | qat | {gpus} |" in text and "| m | qat | 2 |" in text
+    assert f"| m * | qat | {gpus} |" in text and "| m | qat | 2 |" in text
 
 
 def test_costs_are_shares_of_bf16(tmp_path: Path) -> None:
