@@ -13,6 +13,7 @@ from analysis.tables.matmul import matmul_sections
 from analysis.tables.memory import memory_sections
 from analysis.tables.parity import parity_sections, read_parity
 from analysis.tables.record import setups
+from analysis.tables.rotary import rotary_sections
 from analysis.tables.routing_replay import replay_sections
 from analysis.tables.serving import read_servings, serving_sections
 from analysis.tables.simulation import (
@@ -49,6 +50,7 @@ SECTIONS: Mapping[str, Callable[[Path, str], list[str]]] = {
     "codec": codec_sections,
     "cost": cost_sections,
     "repeated_syncs": repeated_sync_sections,
+    "rotary": rotary_sections,
     "routing_replay": replay_sections,
     "verl_replay": verl_replay_sections,
     "simulation": simulation_sections,

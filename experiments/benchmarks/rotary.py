@@ -53,6 +53,7 @@ def measure(source: Path, num_tokens: int) -> dict[str, Any]:
         "model": source.stem,
         "layers": model.config.num_hidden_layers,
         "random_weights": random,
+        "sequences": len(ids),
         "tokens": ids.numel(),
         "rounded_kl": rounded,
         "other_kernels_kl": _kl(exact, _log_probs(model, ids)),
