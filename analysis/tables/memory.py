@@ -21,7 +21,7 @@ TRAINING_TITLE = "**Training: what an AdamW step holds, GiB on each GPU (predict
 TRAINING_NOTE = (
     "Sharded by FSDP2, in FP32 as verl trains by default, and in BF16 (`model_dtype: bfloat16`). "
     "Weights, gradients, two moments, and the root of the second, which `fused: true` avoids: then "
-    "a fifth less, and activations come on top. Host: all shards of eight GPUs, `param_offload` "
+    "a fifth less, and activations come on top. Host: shards of eight GPUs with `param_offload` "
     "and `optimizer_offload`, which leave the GPU to vLLM during rollouts; without them both "
     "memories add up on each GPU. It is pinned memory, of which PyTorch rounds each block up to a "
     "power of two; processes come on top."
