@@ -13,15 +13,14 @@ more jobs than fit do no harm.
 
 import argparse
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from threading import Event
 
 from experiments.launch.digests import training_digests
+from experiments.launch.programs import Programs
 from experiments.runs.attempts import is_finished, list_attempts
 from experiments.runs.base_manifest import base_digest, read_base_manifest
 from experiments.runs.data_manifest import data_digest, read_data_manifest
@@ -31,7 +30,6 @@ from experiments.study.load import load_study
 from experiments.study.schema import Run, Study
 from experiments.support.cli import INTERRUPTED, RESULTS, STUDY, USER_MISTAKE, run_cli
 from experiments.support.json_files import REMAKE
-from experiments.support.signals import end_with_parent
 from qat_core.arguments import positive_float, positive_int
 
 Program = tuple[str, Sequence[str]]  # module and arguments
@@ -72,32 +70,37 @@ class SideBySide:
         self.study, self.study_file, self.results = study, study_file, results
         self.jobs, self.deadline, self.tries = jobs, deadline, tries
         self.random_weights = random_weights
-        self.stopped = Event()
+        self.programs = Programs()
         self.runs = [run for run in study.runs if not cells or run.cell in cells]
 
     def run_all(self) -> list[str]:
         """Runs the study in the order of its file; returns what did not succeed.
 
-        Ctrl-C, which all programs get too, ends it with theirs.
+        Ctrl-C is passed on to what runs, and ends this when that has ended.
         """
-        # a run waits in its thread for what it needs, which has been given to the pool before it
         with ThreadPoolExecutor(self.jobs) as pool:
-            data = [pool.submit(self._make_data)] if self.study.trainer == "verl" else []
-            bases: dict[str, Future[bool]] = {}
-            runs: dict[str, Future[bool]] = {}
-            for run in self.runs:
-                base = self.study.base_of(run)
-                if base not in bases:
-                    bases[base] = pool.submit(self._make_base, base)
-                runs[run.id] = pool.submit(self._train, run, [*data, bases[base]])
-            made = [("data", done) for done in data] + [*bases.items(), *runs.items()]
             try:
-                return [name for name, done in made if not done.result()]
+                return [name for name, done in self._submitted(pool) if not done.result()]
             except KeyboardInterrupt:
-                self.stopped.set()
+                self.programs.stop()
                 pool.shutdown(wait=False, cancel_futures=True)
                 print("stopped: begins nothing more, waits for what runs to end", flush=True)
                 raise
+
+    def _submitted(self, pool: ThreadPoolExecutor) -> list[tuple[str, Future[bool]]]:
+        """What is made and run, by name.
+
+        A run waits in its thread for what it needs, which has been given to the pool before it.
+        """
+        data = [pool.submit(self._make_data)] if self.study.trainer == "verl" else []
+        bases: dict[str, Future[bool]] = {}
+        runs: dict[str, Future[bool]] = {}
+        for run in self.runs:
+            base = self.study.base_of(run)
+            if base not in bases:
+                bases[base] = pool.submit(self._make_base, base)
+            runs[run.id] = pool.submit(self._train, run, [*data, bases[base]])
+        return [("data", done) for done in data] + [*bases.items(), *runs.items()]
 
     def _make_data(self) -> bool:
         out = self.results / "data" / self.study.study
@@ -142,7 +145,7 @@ class SideBySide:
         return all(it.settings == self.study.evaluation for it in found)
 
     def _begin(self, name: str, programs: Sequence[Program]) -> bool:
-        if self.stopped.is_set() or time.monotonic() > self.deadline:
+        if self.programs.are_stopped or time.monotonic() > self.deadline:
             return False
         log = self.results / "logs" / f"{name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -162,17 +165,9 @@ class SideBySide:
         """
         with log.open("a") as output:
             for _ in range(self.tries):
-                if self.stopped.is_set():
-                    break
-                done = subprocess.run(
-                    command,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    preexec_fn=end_with_parent,
-                    check=False,
-                )
-                if done.returncode in FINAL:
-                    return done.returncode == 0
+                code = self.programs.exit_code(command, output)
+                if code in FINAL:
+                    return code == 0
         return False
 
 

@@ -70,7 +70,16 @@ def weight_stream(
     def read(name: str) -> Tensor:
         return state[name].to(device, non_blocking=to_gpu)
 
-    return packed_weights(plan, recipe, read, resident=resident)
+    stream = packed_weights(plan, recipe, read, resident=resident)
+    return _with_all_copied(stream, device) if to_gpu else stream
+
+
+def _with_all_copied(
+    stream: Iterator[tuple[str, Weight]], device: torch.device
+) -> Iterator[tuple[str, Weight]]:
+    """Waits at its end, as weights on the host may be written from then on."""
+    yield from stream
+    torch.cuda.synchronize(device)
 
 
 def packed_weights(
@@ -101,8 +110,7 @@ def packed_weights(
         elif entry.name == plan.groups[entry.group][0]:  # the others of its group come along
             names = plan.groups[entry.group]
             known = scales.get(entry.group)
-            members = ((name, read(name)) for name in names)
-            yield from _packed_group(dict(members), known, recipe, unchecked)
+            yield from _packed_group({n: read(n) for n in names}, known, recipe, unchecked)
     _require_finite(unchecked, read, recipe)
 
 

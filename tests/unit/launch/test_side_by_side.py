@@ -1,6 +1,5 @@
 """Runs next to each other: bases first, what is complete is skipped, failures are reported."""
 
-import subprocess
 import sys
 import threading
 import time
@@ -15,6 +14,7 @@ import yaml
 
 from experiments.launch import side_by_side
 from experiments.launch.digests import training_digests
+from experiments.launch.programs import Programs
 from experiments.launch.side_by_side import SideBySide
 from experiments.runs.attempts import next_attempt
 from experiments.runs.base_manifest import base_digest
@@ -54,8 +54,18 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[Program]:
             programs.append((command[2], name))
         return SimpleNamespace(returncode=0)
 
-    monkeypatch.setattr(subprocess, "run", pretend)
+    use(monkeypatch, pretend)
     return programs
+
+
+def use(monkeypatch: pytest.MonkeyPatch, program: Callable[..., SimpleNamespace]) -> None:
+    """In the place of every program."""
+
+    def exit_code(_: Programs, command: list[str], output: object) -> int:
+        code: int = program(command, stdout=output).returncode
+        return code
+
+    monkeypatch.setattr(Programs, "exit_code", exit_code)
 
 
 def all_of(study: Study, folder: Path, deadline: float = float("inf")) -> SideBySide:
@@ -221,7 +231,7 @@ def test_a_failed_run_is_told_and_not_evaluated(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     failing = study.runs[2].id
-    monkeypatch.setattr(subprocess, "run", fail_for(failing))
+    use(monkeypatch, fail_for(failing))
     assert all_of(study, tmp_path).run_all() == [failing]
     reported = [line for line in capsys.readouterr().out.splitlines() if failing in line]
     assert reported == [f"{failing}: {FAILED} {tmp_path}/logs/{failing}.log"]
@@ -230,7 +240,7 @@ def test_a_failed_run_is_told_and_not_evaluated(
 def test_without_its_base_no_run_is_begun(
     study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subprocess, "run", fail_for("nano-dense_seed1"))
+    use(monkeypatch, fail_for("nano-dense_seed1"))
     lost = ["nano-dense_seed1", *(run.id for run in study.runs if run.seed == 1)]
     assert all_of(study, tmp_path).run_all() == lost
 
@@ -263,7 +273,7 @@ def test_a_program_that_fails_once_is_started_again(
             starts.append(command[2])
         return SimpleNamespace(returncode=int(is_first))
 
-    monkeypatch.setattr(subprocess, "run", fail_once)
+    use(monkeypatch, fail_once)
     programs = SideBySide(study, Path("study.yaml"), tmp_path, 3, float("inf"), tries=tries)
     assert programs.run_all() == ([] if is_complete else [run])
     assert starts == ["experiments.launch.run"] * tries + ["experiments.evaluate.run"] * is_complete
@@ -279,7 +289,7 @@ def test_a_mistake_of_the_users_is_not_tried_again(
         starts.extend(command[2:3] * (run in command))
         return SimpleNamespace(returncode=2 * (run in command))
 
-    monkeypatch.setattr(subprocess, "run", refuse)
+    use(monkeypatch, refuse)
     programs = SideBySide(study, Path("study.yaml"), tmp_path, 3, float("inf"), tries=3)
     assert programs.run_all() == [run]
     assert starts == ["experiments.launch.run"]
@@ -295,7 +305,7 @@ def test_a_run_that_is_stopped_alone_is_not_tried_again(
         starts.extend(command[2:3] * is_stopped)
         return SimpleNamespace(returncode=130 * is_stopped)
 
-    monkeypatch.setattr(subprocess, "run", stop)
+    use(monkeypatch, stop)
     programs = SideBySide(study, Path("study.yaml"), tmp_path, 3, float("inf"), tries=3)
     assert programs.run_all() == [study.runs[0].id]
     assert starts == ["experiments.launch.run"]
@@ -310,7 +320,7 @@ def test_the_exit_code_says_whether_all_is_complete(
     failing: str,
     code: int,
 ) -> None:
-    monkeypatch.setattr(subprocess, "run", fail_for(failing))
+    use(monkeypatch, fail_for(failing))
     monkeypatch.setattr(side_by_side, "load_study", lambda _: study)
     options = ["--study", "study.yaml", "--results", str(tmp_path), "--jobs", "3"]
     monkeypatch.setattr(sys, "argv", ["side_by_side", *options])
