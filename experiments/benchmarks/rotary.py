@@ -22,6 +22,7 @@ from experiments.runs.provenance import origin
 from experiments.support.cli import run_cli
 from experiments.support.json_files import read_json, write_json
 from qat_core.arguments import positive_int
+from qat_core.doctor.numerics import variant
 
 SEQUENCES = 4  # of a checkpoint; one of random weights
 SLICES = 4  # of the positions
@@ -41,13 +42,9 @@ def measure(source: Path, num_tokens: int) -> dict[str, Any]:
         start = torch.full((SEQUENCES, 1), model.config.bos_token_id or 0)
         length = {"min_new_tokens": num_tokens - 1, "max_new_tokens": num_tokens - 1}
         ids = model.generate(start, do_sample=True, temperature=1.0, top_k=0, top_p=1.0, **length)
-    rotary: Any = model.model.rotary_emb
-    frequencies = rotary.inv_freq
-    assert frequencies.dtype == torch.float32
     exact = _log_probs(model, ids)
-    rotary.inv_freq = frequencies.bfloat16()
-    rounded = _kl(exact, _log_probs(model, ids))
-    rotary.inv_freq = frequencies
+    with variant(model, norm="trainer", rope="bf16"):
+        rounded = _kl(exact, _log_probs(model, ids))
     model.set_attn_implementation("eager")
     return {
         "model": source.stem,

@@ -10,7 +10,6 @@ allocates, is left out.
 
 import argparse
 import json
-import statistics
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 
 from rich.console import Console
 
+from experiments.benchmarks.verl_steps import spread
 from experiments.runs.attempts import read_history
 from experiments.support.cli import run_cli
 from experiments.support.json_files import write_json
@@ -82,14 +82,7 @@ def main() -> None:
     found = syncs(json.loads(arguments.trace.read_text()))[1:]
     if not found:
         raise ValueError(f"{arguments.trace}: no second weight sync in it; profile a longer run")
-    parts = {
-        part: {
-            "median": statistics.median(sync[part] for sync in found),
-            "low": min(sync[part] for sync in found),
-            "high": max(sync[part] for sync in found),
-        }
-        for part in found[0]
-    }
+    parts = {part: spread(sync[part] for sync in found) for part in found[0]}
     record = {
         "benchmark": "sync_profile",
         "model": manifest.model,

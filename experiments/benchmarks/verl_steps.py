@@ -57,9 +57,9 @@ def summarize(manifest: RunManifest, rows: list[Row]) -> dict[str, Any]:
         "planned_steps": config["rl"]["steps"],
         "responses_per_step": config["rl"]["prompts_per_step"]
         * config["rl"]["responses_per_prompt"],
-        **{name: _spread(row[key] for row in rows[1:]) for name, key in COLUMNS.items()},
+        **{name: spread(row[key] for row in rows[1:]) for name, key in COLUMNS.items()},
         "mean_k3_kl": token_mean(rows, K3_KL),
-        "step_s": _spread(map(_step_s, rows[1:])),
+        "step_s": spread(map(_step_s, rows[1:])),
         "outside_steps_s": _outside_steps_s(manifest, rows),
         "memory": manifest.memory.model_dump() | _memory(rows),
         "git": manifest.git and manifest.git.model_dump(),
@@ -84,7 +84,8 @@ def _step_s(row: Row) -> float:
     return float(row[STEP_TIME] or 0.0) - float(row.get("timing_s/save_checkpoint") or 0.0)
 
 
-def _spread(found: Iterable[float | None]) -> dict[str, float]:
+def spread(found: Iterable[float | None]) -> dict[str, float]:
+    """Median, least and most of what is known."""
     values = [value for value in found if value is not None]
     return {"median": statistics.median(values), "low": min(values), "high": max(values)}
 

@@ -64,14 +64,13 @@ def weight_stream(
     if device is None:
         return packed_weights(plan, recipe, state.__getitem__, resident=True)
     device = torch.device(device)
-    resident = all(state[name].device.type == device.type for name in plan.quantized)
-    to_gpu = device.type == "cuda"  # from a GPU to the host nobody would wait for the copy
-
-    def read(name: str) -> Tensor:
-        return state[name].to(device, non_blocking=to_gpu)
-
-    stream = packed_weights(plan, recipe, read, resident=resident)
-    return _with_all_copied(stream, device) if to_gpu else stream
+    resident = all(state[entry.name].device.type == device.type for entry in plan.entries)
+    if resident or device.type != "cuda":  # nobody would wait for copies from a GPU to the host
+        return packed_weights(plan, recipe, lambda name: state[name].to(device), resident=resident)
+    stream = packed_weights(
+        plan, recipe, lambda name: state[name].to(device, non_blocking=True), resident=False
+    )
+    return _with_all_copied(stream, device)
 
 
 def _with_all_copied(

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -47,25 +46,21 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[Program]:
     programs: list[Program] = []
     lock = threading.Lock()
 
-    def pretend(command: list[str], **_: object) -> SimpleNamespace:
+    def pretend(command: list[str]) -> int:
         options = dict(zip(command[3::2], command[4::2], strict=False))
         name = options.get("--run") or options.get("--model") or "data"
         with lock:
             programs.append((command[2], name))
-        return SimpleNamespace(returncode=0)
+        return 0
 
     use(monkeypatch, pretend)
     return programs
 
 
-def use(monkeypatch: pytest.MonkeyPatch, program: Callable[..., SimpleNamespace]) -> None:
+def use(monkeypatch: pytest.MonkeyPatch, program: Callable[[list[str]], int]) -> None:
     """In the place of every program."""
 
-    def exit_code(_: Programs, command: list[str], output: object) -> int:
-        code: int = program(command, stdout=output).returncode
-        return code
-
-    monkeypatch.setattr(Programs, "exit_code", exit_code)
+    monkeypatch.setattr(Programs, "exit_code", lambda _, command, output: program(command))
 
 
 def all_of(study: Study, folder: Path, deadline: float = float("inf")) -> SideBySide:
@@ -220,8 +215,8 @@ def test_after_the_deadline_nothing_is_begun(
     assert begun == []
 
 
-def fail_for(name: str) -> Callable[..., SimpleNamespace]:
-    return lambda command, **_: SimpleNamespace(returncode=int(name in command))
+def fail_for(name: str) -> Callable[[list[str]], int]:
+    return lambda command: int(name in command)
 
 
 def test_a_failed_run_is_told_and_not_evaluated(
@@ -267,11 +262,11 @@ def test_a_program_that_fails_once_is_started_again(
     run = study.runs[0].id
     starts: list[str] = []
 
-    def fail_once(command: list[str], **_: object) -> SimpleNamespace:
+    def fail_once(command: list[str]) -> int:
         is_first = run in command and not starts
         if run in command:
             starts.append(command[2])
-        return SimpleNamespace(returncode=int(is_first))
+        return int(is_first)
 
     use(monkeypatch, fail_once)
     programs = SideBySide(study, Path("study.yaml"), tmp_path, 3, float("inf"), tries=tries)
@@ -285,9 +280,9 @@ def test_a_mistake_of_the_users_is_not_tried_again(
     run = study.runs[0].id
     starts: list[str] = []
 
-    def refuse(command: list[str], **_: object) -> SimpleNamespace:
+    def refuse(command: list[str]) -> int:
         starts.extend(command[2:3] * (run in command))
-        return SimpleNamespace(returncode=2 * (run in command))
+        return 2 * (run in command)
 
     use(monkeypatch, refuse)
     programs = SideBySide(study, Path("study.yaml"), tmp_path, 3, float("inf"), tries=3)
@@ -300,10 +295,10 @@ def test_a_run_that_is_stopped_alone_is_not_tried_again(
 ) -> None:
     starts: list[str] = []
 
-    def stop(command: list[str], **_: object) -> SimpleNamespace:
+    def stop(command: list[str]) -> int:
         is_stopped = study.runs[0].id in command
         starts.extend(command[2:3] * is_stopped)
-        return SimpleNamespace(returncode=130 * is_stopped)
+        return 130 * is_stopped
 
     use(monkeypatch, stop)
     programs = SideBySide(study, Path("study.yaml"), tmp_path, 3, float("inf"), tries=3)
