@@ -7,7 +7,8 @@ Random weights on 90 % of a GPU, CUDA graphs for decoding. `nvfp4` is vLLM's own
 `humming` is `QAT_CORE_{LINEAR,EXPERTS}_KERNEL=humming`, `humming-experts` only the latter. Measured
 are prompts of 32 tokens with 128 new ones, prefill of 8,192 tokens in four prompts, and the
 rollouts of one training step: 256 prompts with 2,048 new tokens each, of which as many run at once
-as the KV cache holds.
+as the KV cache holds. Prompts are of random tokens: with alike ones an MoE's random router sends
+all sequences to the same few experts (`expert_load`).
 `--resume` goes on with a record whose run was cut off. `--device cpu` rehearses with nano models.
 """
 
@@ -39,6 +40,7 @@ GPU_MEMORY_UTILIZATION = 0.9
 BATCHES = (1, 32, 256)
 REPEATS = 3
 PROMPT_TOKENS = 32
+WEIGHT_STD = 0.02  # of all weights, norms too
 NEW_TOKENS = {"cuda": 128, "cpu": 8}
 PREFILL = {"cuda": (4, 2048), "cpu": (2, 32)}  # prompts, tokens of each
 ROLLOUT = {"cuda": (256, 2048), "cpu": (8, 16)}  # prompts, new tokens of each
@@ -57,7 +59,7 @@ def run(name: str, device: str) -> dict[str, Any]:
         shapes = {entry.name: entry.shape for entry in engine.plan.entries}
 
         def read(name: str) -> Tensor:
-            return 0.02 * torch.randn(shapes[name], device=device, dtype=torch.bfloat16)
+            return WEIGHT_STD * torch.randn(shapes[name], device=device, dtype=torch.bfloat16)
 
         engine.sync(packed_weights(engine.plan, recipe, read), engine.plan)
     kv_bytes_per_token = (
@@ -67,9 +69,11 @@ def run(name: str, device: str) -> dict[str, Any]:
         "weight_gib": engine.weight_bytes / BYTES_PER_GIB,
         "kv_cache_tokens": engine.kv_cache_tokens,
         "kv_cache_gib": engine.kv_cache_tokens * kv_bytes_per_token / BYTES_PER_GIB,
-        "tokens_per_s": {str(batch): _decode(engine, batch, device) for batch in BATCHES},
-        "prefill_tokens_per_s": _prefill(engine, device),
-        "rollout": _rollout(engine, device),
+        "tokens_per_s": {
+            str(batch): _decode(engine, batch, config["vocab_size"], device) for batch in BATCHES
+        },
+        "prefill_tokens_per_s": _prefill(engine, config["vocab_size"], device),
+        "rollout": _rollout(engine, config["vocab_size"], device),
     }
 
 
@@ -87,35 +91,42 @@ def _settings(device: str) -> dict[str, Any]:
     }
 
 
-def _decode(engine: VllmEngine, batch: int, device: str) -> list[float]:
+def random_prompts(count: int, num_tokens: int, vocab_size: int, seed: int) -> list[list[int]]:
+    """Prompts that have no more in common than chance."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens: list[list[int]] = torch.randint(
+        vocab_size, (count, num_tokens), generator=generator
+    ).tolist()
+    return tokens
+
+
+def _decode(engine: VllmEngine, batch: int, vocab_size: int, device: str) -> list[float]:
     """Quartiles of new tokens a second, prefill included."""
-    prompts = [[5 + (row + column) % 10 for column in range(PROMPT_TOKENS)] for row in range(batch)]
     rates = []
     for seed in range(REPEATS + 1):
+        prompts = random_prompts(batch, PROMPT_TOKENS, vocab_size, seed)
         start = perf_counter()
         sampled = engine.generate(prompts, NEW_TOKENS[device], 1.0, seed)
         rates.append(int(sampled.response_mask.sum()) / (perf_counter() - start))
     return quartiles(rates[1:])  # the first warms up
 
 
-def _prefill(engine: VllmEngine, device: str) -> list[float]:
+def _prefill(engine: VllmEngine, vocab_size: int, device: str) -> list[float]:
     """Quartiles of prompt tokens a second; each time other prompts, as vLLM caches prefixes."""
     count, length = PREFILL[device]
     rates = []
     for seed in range(REPEATS + 1):
-        generator = torch.Generator().manual_seed(seed)
-        prompts = torch.randint(5, 15, (count, length), generator=generator).tolist()
+        prompts = random_prompts(count, length, vocab_size, seed)
         start = perf_counter()
         engine.generate(prompts, 1, 1.0, seed)
         rates.append(count * length / (perf_counter() - start))
     return quartiles(rates[1:])
 
 
-def _rollout(engine: VllmEngine, device: str) -> dict[str, float]:
+def _rollout(engine: VllmEngine, vocab_size: int, device: str) -> dict[str, float]:
     """Seconds of one step's rollouts, and how many new tokens they have."""
     count, new_tokens = ROLLOUT[device]
-    generator = torch.Generator().manual_seed(0)
-    prompts = torch.randint(5, 15, (count, PROMPT_TOKENS), generator=generator).tolist()
+    prompts = random_prompts(count, PROMPT_TOKENS, vocab_size, 0)
     start = perf_counter()
     sampled = engine.generate(prompts, new_tokens, 1.0, 0)
     seconds = perf_counter() - start
@@ -128,6 +139,7 @@ def main() -> None:
     settings = {
         "gpu_memory_utilization": GPU_MEMORY_UTILIZATION,
         "new_tokens": NEW_TOKENS[arguments.device],
+        "prompts": "random tokens",
     }
     record_engines(arguments, "serving", settings, run)
 
