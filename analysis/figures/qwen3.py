@@ -1,10 +1,10 @@
 """Figure `qwen3_memory`: Qwen3 at true size in vLLM, weights and the KV cache beside them.
 
-`python -m analysis.figures.qwen3 --out DIR` draws it from the record of experiments/benchmarks.
+`python -m analysis.figures.qwen3 --out DIR` draws it from the records of experiments/benchmarks.
 """
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -14,22 +14,23 @@ from matplotlib.figure import Figure
 from analysis.figure_files import FORMATS
 from analysis.style import arm_style, new_figure, save_figure
 from analysis.tables.engines import engine_name
-from analysis.tables.record import read_record
-from analysis.tables.serving import ServingRecord
+from analysis.tables.serving import ServingRecord, newest_served, read_servings
 from experiments.study.schema import ROOT
 from experiments.support.cli import run_cli
 
 NAME = "qwen3_memory"
 CAPTION = "Weights of Qwen3 in vLLM, and the tokens that its KV cache holds beside them"
-RECORD = ROOT / "experiments" / "records" / "benchmarks" / "serving_h200.json"
+RECORDS = ROOT / "experiments" / "records" / "benchmarks"
+MACHINE = "h200"
 MODELS = ("qwen3-8b", "qwen3-30b-a3b")
 ARM_OF = {"bf16": "bf16", "nvfp4": "nvfp4-qat"}  # of a precision, whose colour it has
 
 
-def draw(record: ServingRecord) -> Figure:
-    """Weights and KV cache, a bar an engine."""
+def draw(records: Sequence[ServingRecord]) -> Figure:
+    """Weights and KV cache, a bar an engine, as it was measured last."""
+    newest, record = newest_served(records), records[-1]
     engines = {
-        (model, precision): record.engines[f"{model}:{precision}"]
+        (model, precision): newest[f"{model}:{precision}"]
         for model in MODELS
         for precision in ARM_OF
     }
@@ -77,7 +78,7 @@ def main() -> None:
     out: Path = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)
     paths = [out / f"{NAME}.{kind}" for kind in FORMATS]
-    save_figure(partial(draw, read_record(RECORD, ServingRecord)), *paths)
+    save_figure(partial(draw, read_servings(RECORDS, MACHINE)), *paths)
 
 
 if __name__ == "__main__":

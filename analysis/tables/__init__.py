@@ -7,6 +7,7 @@ from analysis.tables.codec import codec_sections
 from analysis.tables.cost import cost_sections, repeated_sync_sections
 from analysis.tables.engines import read_rollouts, sync_sections
 from analysis.tables.equal_bits import equal_bits_sections
+from analysis.tables.expert_load import expert_load_sections
 from analysis.tables.goals import goals_sections
 from analysis.tables.gpus import gpus_sections
 from analysis.tables.matmul import matmul_sections
@@ -50,6 +51,7 @@ SECTIONS: Mapping[str, Callable[[Path, str], list[str]]] = {
     "codec": codec_sections,
     "cost": cost_sections,
     "repeated_syncs": repeated_sync_sections,
+    "expert_load": expert_load_sections,
     "rotary": rotary_sections,
     "routing_replay": replay_sections,
     "verl_replay": verl_replay_sections,

@@ -14,7 +14,7 @@ PREFILL = "prefill"
 # measured.
 SPEED_GOALS = {  # tokens a second over BF16's, at least: decoding by sequences at once, and prefill
     "qwen3-8b": {"1": 1.25, "32": 1.25, "256": 0.93, PREFILL: 0.95},
-    "qwen3-30b-a3b": {"1": 1.20, "32": 1.30, "256": 1.30},
+    "qwen3-30b-a3b": {"1": 1.20, "32": 1.30, "256": 1.30, PREFILL: 0.95},
 }
 IN_PLACE_SYNC_GOALS_S = {"qwen3-8b": 0.1, "qwen3-30b-a3b": 0.2}  # at most
 KEPT_PACKED_STEP_GOALS = {"qwen3-8b": 1.01, "qwen3-30b-a3b": 1.05}  # of BF16's time, at most

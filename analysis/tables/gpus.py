@@ -27,8 +27,9 @@ NOTE = (
     "to two or more measured numbers, but not where they are of code of different speed, as "
     "Qwen3-8B's. All else is the mean of the measured ones, as each GPU does "
     "it for itself. A sync that verl never did: its time in one process, plus what verl adds for "
-    "Qwen3-8B, by the weights' size. All of NVFP4 are from before packing went on without waits: "
-    "table of weight syncs. †: of code that became faster since; compare no others with these."
+    "Qwen3-8B, by the weights' size. All of NVFP4 but Qwen3-8B's on one GPU are from before "
+    "packing went on without waits: table of weight syncs. †: of code that became faster since; "
+    "compare no others with these."
 )
 
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from analysis.markdown import MarkdownTable
 from analysis.tables.engines import engine_name, reported_weights_gib
-from analysis.tables.serving import read_servings
+from analysis.tables.serving import newest_served, read_servings
 from experiments.study.schema import ROOT
 from experiments.support.json_files import read_json
 from qat_core.memory import (
@@ -71,11 +71,12 @@ def memory_sections(folder: Path, machine: str) -> list[str]:
         ValueError: a record is missing or damaged.
     """
     configs = {name: read_json(ROOT / "experiments" / "models" / f"{name}.json") for name in MODELS}
-    reported, serving = reported_weights_gib(folder, machine), read_servings(folder, machine)[0]
+    reported, servings = reported_weights_gib(folder, machine), read_servings(folder, machine)
+    engines = newest_served(servings)
     served = []
     for name, config in configs.items():
         for precision, predicted in PRECISIONS.items():
-            engine = serving.engines.get(f"{name}:{precision}")
+            engine = engines.get(f"{name}:{precision}")
             served.append(
                 Served(
                     engine_name(f"{name}:{precision}"),
@@ -90,6 +91,6 @@ def memory_sections(folder: Path, machine: str) -> list[str]:
         TRAINING_NOTE,
         ROLLOUT_TITLE,
         ROLLOUT_TABLE.markdown(served),
-        f"KV cache: on {serving.gpu_memory_utilization:.0%} of a GPU. Measured on: "
-        f"{serving.setup(('vLLM', 'vllm'), ('torch', 'torch'))}.",
+        f"KV cache: on {servings[0].gpu_memory_utilization:.0%} of a GPU. Measured on: "
+        f"{'; '.join(it.setup(('vLLM', 'vllm'), ('torch', 'torch')) for it in servings)}.",
     ]

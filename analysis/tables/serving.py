@@ -11,7 +11,7 @@ from analysis.tables.engines import engine_name
 from analysis.tables.record import Record, read_record
 
 # of experiments/benchmarks/serving.py, an older one before a newer one
-SERVINGS = ("serving", "serving_humming")
+SERVINGS = ("serving_humming", "serving_30b")
 NOTE = (
     "In brackets: speed over BF16's of the same run. Prefill: 8,192 tokens in four prompts. "
     "Rollouts: 256 prompts, up to 2,048 new tokens each, random weights."
@@ -105,8 +105,13 @@ class Served(NamedTuple):
 
 
 def read_servings(folder: Path, machine: str) -> list[ServingRecord]:
-    """Records of engines that served; the first has all models in BF16 and NVFP4."""
+    """Records of engines that served."""
     return [read_record(folder / f"{name}_{machine}.json", ServingRecord) for name in SERVINGS]
+
+
+def newest_served(records: Sequence[ServingRecord]) -> dict[str, ServingEngine]:
+    """The last measurement of each engine."""
+    return {name: engine for record in records for name, engine in record.engines.items()}
 
 
 def serving_sections(records: Sequence[ServingRecord]) -> list[str]:

@@ -14,17 +14,25 @@ from qat_core.units import show_memory
 SHARED_GPUS = ("dea45e4b076e7cfaa00cc067b42c40c7e339aa2c", 4)
 # PyTorch was called token by token for log-probs, and in the backward pass for their gradients.
 TOKEN_BY_TOKEN = (SHARED_GPUS[0], "ec5d44baaacafa67596e39d3054f39ca334becd5")
+# verl had rounded the rotary frequencies to BF16
+ROUNDED = (
+    *TOKEN_BY_TOKEN,
+    "ef6aaf7e32607344d5ec0a1143dd5d3328aec024",
+    "82f3f04c72eec124558870526fac6f473578f640",
+    "52b9d269e05735cfbb31fc04844c8e9bbb275262",
+)
 IN_PLACE = "QAT_CORE_IN_PLACE_SYNC"
 NOTE = (
-    "One run an arm. `mean`: over all tokens of all steps, the estimator of the claims; commit "
+    "One run an arm. Rotary: precision of the actor's rotary frequencies; BF16, to which verl "
+    "rounds them, raises the KL of all arms, and each ratio is to BF16's run with the same. "
+    "`mean`: over all tokens of all steps, the estimator of the claims; commit "
     f"{SHARED_GPUS[0][:7]} lacks it. Medians: over all steps but the first. In rows of that commit "
     "verl looked for finished rollouts every 2 s, which rounds rollout times up; in its rows and "
-    f"those of {TOKEN_BY_TOKEN[-1][:7]} PyTorch took log-probs token by token. In all rows verl "
-    "had rounded the rotary frequencies to BF16, which raises the KL of all arms. Random weights: "
+    f"those of {TOKEN_BY_TOKEN[-1][:7]} PyTorch took log-probs token by token. Random weights: "
     "mismatch, memory and times mean something, rewards do not. Tensors: what vLLM's weights take; "
-    "its report has caches, workspaces and gaps, too, and is all that the first rows have. Sync in "
-    f"place: with `{IN_PLACE}=1`. *: shared its GPUs with starting runs in its last two steps. "
-    "Runs of recorded studies are in their tables."
+    "its report has caches, workspaces and gaps, too, and is all that the first rows have. Both "
+    f"are known at a run's end. Sync in place: with `{IN_PLACE}=1`. *: shared its GPUs with "
+    "starting runs in its last two steps. Runs of recorded studies are in their tables."
 )
 
 
@@ -116,6 +124,11 @@ class VerlRun(BaseModel):
         return self.git.commit in TOKEN_BY_TOKEN
 
     @property
+    def rotary(self) -> str:
+        """Precision of the actor's rotary frequencies."""
+        return "BF16" if self.git.commit in ROUNDED else "FP32"
+
+    @property
     def mean(self) -> str:
         """Mean k3 KL over all tokens, where the record has it."""
         return "not recorded" if self.mean_k3_kl is None else f"{self.mean_k3_kl:.2e}"
@@ -134,7 +147,7 @@ class VerlRecord(Record):
 
 
 class VerlRow(NamedTuple):
-    """A run and the BF16 arm's on as many GPUs, None where there is none."""
+    """A run and the BF16 arm's, of as many GPUs and the same frequencies; None without one."""
 
     run: VerlRun
     floor: VerlRun | None
@@ -164,6 +177,7 @@ VERL_TABLE: MarkdownTable[VerlRow] = MarkdownTable(
         "Arm": lambda row: row.run.setting,
         "GPUs": lambda row: str(row.run.gpus),
         "Steps": lambda row: row.run.progress,
+        "Rotary": lambda row: row.run.rotary,
         "Weights in vLLM, tensors": lambda row: row.run.memory.tensors,
         "vLLM's report": lambda row: row.run.memory.report,
         "k3 KL, mean": lambda row: row.run.mean,
@@ -219,8 +233,8 @@ def verl_sections(folder: Path, machine: str) -> list[str]:
     records = read_verl_records(folder, machine)
     in_studies = {path.name.rpartition("_seed")[0] for path in folder.parent.glob("*/*_seed*")}
     runs = [run for it in records for run in it.runs if f"{run.model}_{run.arm}" not in in_studies]
-    floors = {(run.model, run.gpus): run for run in runs if run.arm == "bf16"}
-    rows = [VerlRow(run, floors.get((run.model, run.gpus))) for run in runs]
+    floors = {(run.model, run.gpus, run.rotary): run for run in runs if run.arm == "bf16"}
+    rows = [VerlRow(run, floors.get((run.model, run.gpus, run.rotary))) for run in runs]
     sections = [
         f"Measured on: {'; '.join(sorted({origin_of(it) for it in records}))}.",
         VERL_TABLE.markdown(rows),

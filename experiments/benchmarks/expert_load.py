@@ -65,7 +65,9 @@ def measure(source: Path, prompts: list[list[int]]) -> dict[str, Any]:
         layers.append(
             {
                 "experts": {
-                    str(n): len(experts[:n].unique()) for n in BATCHES if n <= num_sequences
+                    str(n): len(set(experts[:n].flatten().tolist()))
+                    for n in BATCHES
+                    if n <= num_sequences
                 },
                 "cosine": _mean_cosine(hidden[:, -1].float()),
             }

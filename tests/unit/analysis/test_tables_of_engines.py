@@ -64,8 +64,8 @@ def folder(tmp_path: Path) -> Path:
             "engines": {"m:nvfp4": _engine([4.0], [], in_place=[0.125])},
         },
         "rollout_in_place": {"allocator": "", "engines": {}},
-        "serving": {"gpu_memory_utilization": 0.9, "engines": {"m:nvfp4": served}},
-        "serving_humming": {
+        "serving_humming": {"gpu_memory_utilization": 0.9, "engines": {"m:nvfp4": served}},
+        "serving_30b": {
             "gpu_memory_utilization": 0.9,
             "engines": {"m:bf16": bf16, "m:humming": humming},
         },
@@ -112,8 +112,8 @@ def test_a_missing_record_is_named(folder: Path) -> None:
 
 
 def test_a_damaged_record_is_named_with_its_key(folder: Path) -> None:
-    (folder / "serving_x.json").write_text(json.dumps(SETUP | {"gpu_memory_utilization": 0.9}))
-    with pytest.raises(ValueError, match=r"serving_x.json: engines: missing"):
+    (folder / "serving_30b_x.json").write_text(json.dumps(SETUP | {"gpu_memory_utilization": 0.9}))
+    with pytest.raises(ValueError, match=r"serving_30b_x.json: engines: missing"):
         benchmark_text("benchmarks", folder, "x")
 
 

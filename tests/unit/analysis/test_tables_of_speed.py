@@ -1,4 +1,4 @@
-"""The tables of goals for speed and of equal bits, from small records."""
+"""The tables of goals for speed, of experts read and of equal bits, from small records."""
 
 import json
 import re
@@ -49,7 +49,7 @@ def folder(tmp_path: Path) -> Path:
         "qwen3-8b:bf16": _served(100.0, prefill=100.0),
         "qwen3-30b-a3b:nvfp4": _served(500.0),
     }
-    for name, engines in {"serving": older, "serving_humming": newer}.items():
+    for name, engines in {"serving_humming": older, "serving_30b": newer}.items():
         _write(tmp_path, name, {"gpu_memory_utilization": 0.9, "engines": engines})
     synced = {
         "rollout": {"qwen3-8b:nvfp4": _synced(9.0)},
@@ -130,3 +130,15 @@ def test_the_table_reads_what_the_benchmark_writes(
 )
 def test_the_committed_records_fill_the_tables(kind: str, machine: str, row: str) -> None:
     assert row in benchmark_text(kind, RECORDS, machine)
+
+
+def test_experts_stand_beside_what_chance_reaches(tmp_path: Path) -> None:
+    layers = [{"experts": {"1": 2, "4": count}, "cosine": 0.5} for count in (3, 4, 5)]
+    load = {"num_experts": 8, "layers": layers}
+    versions = SETUP["versions"] | {"transformers": "5.6"}
+    record = {"versions": versions, "model": "m", "prompts": {"alike": load}}
+    _write(tmp_path, "expert_load", record)
+    text = benchmark_text("expert_load", tmp_path, "x")
+    assert "of 8 in a layer of m" in text
+    assert "| alike | 2 | 4 | 0.50 |" in text
+    assert "| chance | 2 | 5 |  |" in text  # 8 * (1 - 0.75**4) = 5.47

@@ -1,0 +1,85 @@
+"""Table of how many experts decoding steps of an MoE with random weights read."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from pydantic import BaseModel
+
+from analysis.markdown import MarkdownTable
+from analysis.tables.record import Record, read_record
+
+NOTE = (
+    "Experts of a layer to which the newest tokens of so many sequences go, median over the "
+    "layers. Alike: prompts of the same ten tokens. Random: of any tokens. Chance: as many as "
+    "independent choices reach on average. Cosine: mean between the hidden states of any "
+    "two sequences after the last layer."
+)
+
+
+class Layer(BaseModel):
+    """Experts by number of sequences, and the mean cosine between sequences."""
+
+    experts: dict[str, int]
+    cosine: float
+
+
+class Load(BaseModel):
+    """A model's layers with one kind of prompts."""
+
+    num_experts: int
+    layers: list[Layer]
+
+    def reached(self, sequences: str) -> float:
+        """Experts that so many sequences reach in a layer."""
+        return median(layer.experts[sequences] for layer in self.layers)
+
+    def by_chance(self, sequences: str) -> float:
+        """The same, were each sequence's experts drawn anew."""
+        share = self.reached("1") / self.num_experts
+        return self.num_experts * (1 - (1 - share) ** int(sequences))
+
+
+class ExpertLoadRecord(Record):
+    """Of experiments/benchmarks/expert_load.py."""
+
+    model: str
+    prompts: dict[str, Load]
+
+
+class Row(NamedTuple):
+    """A kind of prompts: its experts by number of sequences, and the mean cosine between these."""
+
+    kind: str
+    experts: Sequence[float]
+    cosine: float | None
+
+
+def expert_load_sections(folder: Path, machine: str) -> list[str]:
+    """A row for each kind of prompts, and one for chance.
+
+    Raises:
+        ValueError: the record is missing or damaged.
+    """
+    record = read_record(folder / f"expert_load_{machine}.json", ExpertLoadRecord)
+    loads = record.prompts
+    anyone = next(iter(loads.values()))
+    batches = list(anyone.layers[0].experts)
+    rows = [
+        Row(kind, [load.reached(n) for n in batches], load.layers[-1].cosine)
+        for kind, load in loads.items()
+    ]
+    rows.append(Row("chance", [anyone.by_chance(n) for n in batches], None))
+    columns = {
+        f"{n} at once": lambda row, i=i: f"{row.experts[i]:.0f}" for i, n in enumerate(batches)
+    }
+    table: MarkdownTable[Row] = MarkdownTable(
+        {"Prompts": lambda row: row.kind}
+        | columns
+        | {"Cosine": lambda row: "" if row.cosine is None else f"{row.cosine:z.2f}"}
+    )
+    layer = f"{anyone.num_experts} in a layer of {record.model}"
+    title = f"**Experts that a decoding step reads, of {layer}**"
+    packages = ", ".join(f"{name} {record.versions[name]}" for name in ("torch", "transformers"))
+    return [title, table.markdown(rows), f"{NOTE} On a CPU, {packages}, commit {record.commit}."]
