@@ -51,7 +51,7 @@ KINDS = ("claims", "figures", "outcomes", "replications", *WITHOUT_WORDS, *SECTI
 CAPTIONS = {name: it.caption for name, it in FIGURES.items()} | {
     name: it.caption for name, it in GRID_FIGURES.items()
 }
-CAPTIONS[qwen3.NAME] = qwen3.CAPTION
+CAPTIONS |= {name: it.caption for name, it in qwen3.DRAWINGS.items()}
 BLOCK = re.compile(
     rf"(?P<begin><!-- begin:(?P<kind>{'|'.join(KINDS)})(?P<words>[^\n]*?) -->\n)"
     r"(?P<content>.*?)"

@@ -1,12 +1,13 @@
-"""Figure `qwen3_memory`: Qwen3 at true size in vLLM, weights and the KV cache beside them.
+"""Figures of Qwen3 at true size in vLLM: weights and KV cache, and the rollouts of a step.
 
-`python -m analysis.figures.qwen3 --out DIR` draws it from the records of experiments/benchmarks.
+`python -m analysis.figures.qwen3 --out DIR` draws them from the records of experiments/benchmarks.
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,30 +15,35 @@ from matplotlib.figure import Figure
 from analysis.figure_files import FORMATS
 from analysis.style import arm_style, new_figure, save_figure
 from analysis.tables.engines import engine_name
-from analysis.tables.serving import ServingRecord, newest_served, read_servings
+from analysis.tables.serving import ServingEngine, ServingRecord, newest_served, read_servings
 from experiments.study.schema import ROOT
 from experiments.support.cli import run_cli
 
-NAME = "qwen3_memory"
-CAPTION = "Weights of Qwen3 in vLLM, and the tokens that its KV cache holds beside them"
 RECORDS = ROOT / "experiments" / "records" / "benchmarks"
 MACHINE = "h200"
 MODELS = ("qwen3-8b", "qwen3-30b-a3b")
-ARM_OF = {"bf16": "bf16", "nvfp4": "nvfp4-qat"}  # of a precision, whose colour it has
+# of a precision, whose colour it has; NVFP4 first with vLLM's own kernels, Marlin
+ARM_OF = {"bf16": "bf16", "nvfp4": "nvfp4-qat", "humming": "nvfp4-qat"}
+
+PLAIN = ("bf16", "nvfp4")  # Humming holds the same
+
+Engines = Mapping[tuple[str, str], ServingEngine]
 
 
-def draw(records: Sequence[ServingRecord]) -> Figure:
+class Drawing(NamedTuple):
+    """A figure of all records, and what it shows."""
+
+    draw: Callable[[Sequence[ServingRecord]], Figure]
+    caption: str
+
+
+def draw_memory(records: Sequence[ServingRecord]) -> Figure:
     """Weights and KV cache, a bar an engine, as it was measured last."""
-    newest, record = newest_served(records), records[-1]
-    engines = {
-        (model, precision): newest[f"{model}:{precision}"]
-        for model in MODELS
-        for precision in ARM_OF
-    }
+    newest = newest_served(records)
+    engines = {(model, name): newest[f"{model}:{name}"] for model in MODELS for name in PLAIN}
     figure, axes = new_figure(
         "Qwen3 at true size in vLLM: weights and KV cache",
-        f"Measured in vLLM {record.versions['vllm']}, which takes "
-        f"{record.gpu_memory_utilization:.0%} of one {record.hardware.name}; random weights.\n"
+        f"{_setup(records)}\n"
         "Weights: as vLLM reports them. KV cache: in BF16, in what they leave. Percentages: change "
         "from BF16.",
         height_inches=2.9,
@@ -54,9 +60,63 @@ def draw(records: Sequence[ServingRecord]) -> Figure:
     return figure
 
 
+def draw_rollouts(records: Sequence[ServingRecord]) -> Figure:
+    """Seconds of a step's rollouts, a panel for each number of prompts and a bar an engine."""
+    engines = _side_by_side(records)
+    counts = sorted({count for it in engines.values() for count in it.rollouts}, key=int)
+    figure, axes = new_figure(
+        "Qwen3 at true size in vLLM: rollouts of a training step",
+        f"{_setup(records)}\n"
+        "Up to 2,048 new tokens a prompt. NVFP4 by Marlin, or Humming where named. Percentages: "
+        "change from BF16 in the same run.",
+        height_inches=3.4,
+        has_legend=False,
+        ncols=len(counts),
+        sharey=True,
+    )
+    for panel, count in zip(axes[0], counts, strict=True):
+        seconds = {
+            name: it.rollouts[count].seconds for name, it in engines.items() if count in it.rollouts
+        }
+        _draw_bars(panel, seconds, "{:.1f} s")
+        panel.set(title=f"{int(count):,} prompts", xlabel="rollouts (s)")
+    return figure
+
+
+DRAWINGS: Mapping[str, Drawing] = {
+    "qwen3_memory": Drawing(
+        draw_memory,
+        "Weights of Qwen3 in vLLM, and the tokens that its KV cache holds beside them",
+    ),
+    "qwen3_rollouts": Drawing(
+        draw_rollouts, "Seconds that the rollouts of a training step take in vLLM"
+    ),
+}
+
+
+def _setup(records: Sequence[ServingRecord]) -> str:
+    newest = records[-1]
+    return (
+        f"Measured in vLLM {newest.versions['vllm']}, which takes "
+        f"{newest.gpu_memory_utilization:.0%} of one {newest.hardware.name}; random weights."
+    )
+
+
+def _side_by_side(records: Sequence[ServingRecord]) -> Engines:
+    """Of each model the engines of the last run that rolled out in BF16 too."""
+    engines: dict[tuple[str, str], ServingEngine] = {}
+    for model in MODELS:
+        runs = [it.engines for it in records if f"{model}:bf16" in it.engines]
+        names = {precision: f"{model}:{precision}" for precision in ARM_OF}
+        engines |= {(model, it): runs[-1][name] for it, name in names.items() if name in runs[-1]}
+    return engines
+
+
 def _draw_bars(panel: Axes, lengths: Mapping[tuple[str, str], float], number: str) -> None:
     for position, ((model, precision), length) in enumerate(lengths.items()):
-        panel.barh(position, length, height=0.62, color=arm_style(ARM_OF[precision]).color)
+        hatch = "//" if precision == "humming" else ""
+        color = arm_style(ARM_OF[precision]).color
+        panel.barh(position, length, height=0.62, color=color, hatch=hatch, edgecolor="white")
         share = length / lengths[model, "bf16"] - 1
         panel.annotate(
             number.format(length) + ("" if precision == "bf16" else f"  {share:+.1%}"),
@@ -72,13 +132,15 @@ def _draw_bars(panel: Axes, lengths: Mapping[tuple[str, str], float], number: st
 
 
 def main() -> None:
-    """Writes a PNG and an SVG."""
-    parser = argparse.ArgumentParser(description="Draw memory of Qwen3 in vLLM.")
+    """Writes a PNG and an SVG of each figure."""
+    parser = argparse.ArgumentParser(description="Draw Qwen3 at true size in vLLM.")
     parser.add_argument("--out", type=Path, required=True, help="folder of the PNG and SVG files")
     out: Path = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)
-    paths = [out / f"{NAME}.{kind}" for kind in FORMATS]
-    save_figure(partial(draw, read_servings(RECORDS, MACHINE)), *paths)
+    records = read_servings(RECORDS, MACHINE)
+    for name, drawing in DRAWINGS.items():
+        paths = [out / f"{name}.{kind}" for kind in FORMATS]
+        save_figure(partial(drawing.draw, records), *paths)
 
 
 if __name__ == "__main__":

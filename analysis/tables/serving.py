@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from pydantic import BaseModel
+from pydantic import BaseModel, model_validator
 
 from analysis.markdown import MarkdownTable
 from analysis.tables.engines import engine_name
@@ -14,7 +14,7 @@ from analysis.tables.record import Record, read_record
 SERVINGS = ("serving_humming", "serving_30b")
 NOTE = (
     "In brackets: speed over BF16's of the same run. Prefill: 8,192 tokens in four prompts. "
-    "Rollouts: 256 prompts, up to 2,048 new tokens each, random weights."
+    "Rollouts of a step: so many prompts, up to 2,048 new tokens each, random weights."
 )
 
 Rates = tuple[float, float, float]
@@ -33,23 +33,31 @@ class Rollout(BaseModel):
 
 
 class ServingEngine(BaseModel):
-    """Tokens a second: quartiles, of decoding by sequences at once; the first records lack more."""
+    """Tokens a second: quartiles, of decoding by sequences at once; rollouts by prompts."""
 
     weight_gib: float
     kv_cache_tokens: int
     tokens_per_s: dict[str, Rates]
     prefill_tokens_per_s: Rates | None = None
-    rollout: Rollout | None = None
+    rollouts: dict[str, Rollout] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_single_rollout(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """Up to commit 398a577 there was one number of prompts, in the rollout itself."""
+        if "rollout" not in data:
+            return data
+        rollout = data["rollout"]
+        return data | {"rollouts": {str(rollout["prompts"]): rollout}}
 
     @property
     def prefill(self) -> float | None:
         """Median tokens a second."""
         return None if self.prefill_tokens_per_s is None else self.prefill_tokens_per_s[1]
 
-    @property
-    def rollout_speed(self) -> float | None:
-        """New tokens a second of a step's rollouts."""
-        return None if self.rollout is None else self.rollout.speed
+    def rollout_speed(self, prompts: str) -> float | None:
+        """New tokens a second of the rollouts of so many prompts."""
+        return self.rollouts[prompts].speed if prompts in self.rollouts else None
 
 
 class ServingRecord(Record):
@@ -91,13 +99,12 @@ class Served(NamedTuple):
         own = speed(self.engine)
         return f"{own:,.0f}{self._in_brackets(speed)}" if own else ""
 
-    @property
-    def rollout(self) -> str:
+    def rollout(self, prompts: str) -> str:
         """Seconds of a step's rollouts and the ratio of speeds, empty where not measured."""
-        rollout = self.engine.rollout
-        if rollout is None:
+        if prompts not in self.engine.rollouts:
             return ""
-        return f"{rollout.seconds:.1f}{self._in_brackets(lambda it: it.rollout_speed)}"
+        seconds = self.engine.rollouts[prompts].seconds
+        return f"{seconds:.1f}{self._in_brackets(lambda it: it.rollout_speed(prompts))}"
 
     def _in_brackets(self, speed: Speed) -> str:
         ratio = self.speed_ratio(speed)
@@ -118,6 +125,7 @@ def serving_sections(records: Sequence[ServingRecord]) -> list[str]:
     """Title, table and note of KV cache and speed: a model's engines, run by run."""
     rows = sorted((row for it in records for row in served(it)), key=lambda row: row.model)
     batches = list(rows[0].engine.tokens_per_s)
+    prompts = sorted({count for row in rows for count in row.engine.rollouts}, key=int)
     table: MarkdownTable[Served] = MarkdownTable(
         {
             "Engine": lambda row: engine_name(row.name),
@@ -130,9 +138,10 @@ def serving_sections(records: Sequence[ServingRecord]) -> list[str]:
             )
             for batch in batches
         }
+        | {"Prefill, tokens/s": lambda row: row.tokens_per_s(lambda it: it.prefill)}
         | {
-            "Prefill, tokens/s": lambda row: row.tokens_per_s(lambda it: it.prefill),
-            "Rollouts of a step, s": lambda row: row.rollout,
+            f"Rollouts of {int(count):,} prompts, s": lambda row, count=count: row.rollout(count)
+            for count in prompts
         }
     )
     share = f"{records[0].gpu_memory_utilization:.0%}"

@@ -6,9 +6,9 @@
 Random weights on 90 % of a GPU, CUDA graphs for decoding. `nvfp4` is vLLM's own choice, Marlin;
 `humming` is `QAT_CORE_{LINEAR,EXPERTS}_KERNEL=humming`, `humming-experts` only the latter. Measured
 are prompts of 32 tokens with 128 new ones, prefill of 8,192 tokens in four prompts, and the
-rollouts of one training step: 256 prompts with 2,048 new tokens each, of which as many run at once
-as the KV cache holds. Prompts are of random tokens: with alike ones an MoE's random router sends
-all sequences to the same few experts (`expert_load`).
+rollouts of one training step: 256 and 1,024 prompts with 2,048 new tokens each, of which as many
+run at once as the KV cache holds. Prompts are of random tokens: with alike ones an MoE's random
+router sends all sequences to the same few experts (`expert_load`).
 `--resume` goes on with a record whose run was cut off. `--device cpu` rehearses with nano models.
 """
 
@@ -43,8 +43,10 @@ PROMPT_TOKENS = 32
 WEIGHT_STD = 0.02  # of all weights, norms too
 NEW_TOKENS = {"cuda": 128, "cpu": 8}
 PREFILL = {"cuda": (4, 2048), "cpu": (2, 32)}  # prompts, tokens of each
-ROLLOUT = {"cuda": (256, 2048), "cpu": (8, 16)}  # prompts, new tokens of each
-GRAPHS = [1, 2, 4, 8, 16, 32, 64, 96, 128, 160, 192, 224, 256]  # tokens of a decoding step
+ROLLOUTS = {"cuda": (256, 1024), "cpu": (8, 16)}  # prompts
+ROLLOUT_TOKENS = {"cuda": 2048, "cpu": 16}  # new ones of each prompt
+# tokens of a decoding step
+GRAPHS = [1, 2, 4, 8, 16, *range(32, 256, 32), *range(256, 512, 64), *range(512, 1025, 128)]
 
 
 def run(name: str, device: str) -> dict[str, Any]:
@@ -73,12 +75,15 @@ def run(name: str, device: str) -> dict[str, Any]:
             str(batch): _decode(engine, batch, config["vocab_size"], device) for batch in BATCHES
         },
         "prefill_tokens_per_s": _prefill(engine, config["vocab_size"], device),
-        "rollout": _rollout(engine, config["vocab_size"], device),
+        "rollouts": {
+            str(count): _rollout(engine, count, config["vocab_size"], device)
+            for count in ROLLOUTS[device]
+        },
     }
 
 
 def _settings(device: str) -> dict[str, Any]:
-    settings = engine_settings(device, max(BATCHES))
+    settings = engine_settings(device, max(*BATCHES, *ROLLOUTS[device]))
     if device == "cpu":
         return settings
     del settings["kv_cache_memory_bytes"]
@@ -86,7 +91,7 @@ def _settings(device: str) -> dict[str, Any]:
     prompts, tokens = PREFILL[device]
     return settings | {
         "gpu_memory_utilization": GPU_MEMORY_UTILIZATION,
-        "max_model_len": PROMPT_TOKENS + ROLLOUT[device][1],
+        "max_model_len": PROMPT_TOKENS + ROLLOUT_TOKENS[device],
         "max_num_batched_tokens": prompts * tokens,
     }
 
@@ -123,14 +128,13 @@ def _prefill(engine: VllmEngine, vocab_size: int, device: str) -> list[float]:
     return quartiles(rates[1:])
 
 
-def _rollout(engine: VllmEngine, vocab_size: int, device: str) -> dict[str, float]:
+def _rollout(engine: VllmEngine, count: int, vocab_size: int, device: str) -> dict[str, float]:
     """Seconds of one step's rollouts, and how many new tokens they have."""
-    count, new_tokens = ROLLOUT[device]
     prompts = random_prompts(count, PROMPT_TOKENS, vocab_size, 0)
     start = perf_counter()
-    sampled = engine.generate(prompts, new_tokens, 1.0, 0)
+    sampled = engine.generate(prompts, ROLLOUT_TOKENS[device], 1.0, 0)
     seconds = perf_counter() - start
-    return {"prompts": count, "tokens": int(sampled.response_mask.sum()), "seconds": seconds}
+    return {"tokens": int(sampled.response_mask.sum()), "seconds": seconds}
 
 
 def main() -> None:

@@ -249,13 +249,23 @@ def test_learning_has_ticks_where_checkpoints_were_evaluated(
     assert list(panel.get_xticks()) == [0, 30]
 
 
-def test_memory_of_qwen3_is_as_recorded_and_repeats(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "texts"),
+    [
+        ("memory", ("56.9 GiB", "16.9 GiB  -70.3%", "0.73 million", "1.17 million  +59.4%")),
+        ("rollouts", ("256 prompts", "42.2 s", "44.0 s  +4.2%", "52.6 s", "46.6 s  -11.4%")),
+    ],
+)
+def test_qwen3_is_drawn_as_recorded_and_repeats(
+    tmp_path: Path, name: str, texts: tuple[str, ...]
+) -> None:
     records = read_servings(qwen3.RECORDS, qwen3.MACHINE)
-    shown = texts_of(qwen3.draw(records))
-    for text in ("56.9 GiB", "16.9 GiB  -70.3%", "0.73 million", "1.17 million  +59.4%"):
+    draw = qwen3.DRAWINGS[f"qwen3_{name}"].draw
+    shown = texts_of(draw(records))
+    for text in texts:
         assert text in shown, text
-    for name in ("a.png", "b.png", "a.svg", "b.svg"):
-        save_figure(partial(qwen3.draw, records), tmp_path / name)
+    for file in ("a.png", "b.png", "a.svg", "b.svg"):
+        save_figure(partial(draw, records), tmp_path / file)
     for kind in FORMATS:
         assert (tmp_path / f"a.{kind}").read_bytes() == (tmp_path / f"b.{kind}").read_bytes()
 
