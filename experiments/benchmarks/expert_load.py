@@ -6,8 +6,8 @@ The rollouts of `serving` in BF16 on the CPU, a layer at a time: prompts of 32 t
 ones, each as likely as any other, as random weights sample them. Counted are the experts that the
 last token of any of the first so many sequences is routed to. Prompts are alike (of ten tokens in
 different order, as `serving` had them up to commit 398a577) or random (as it has them since). With
-alike prompts attention adds nearly the same to all sequences, layer by layer, until their hidden
-states point the same way.
+alike prompts attention adds nearly the same to all sequences, layer by layer, so that their hidden
+states, which choose the experts, become alike too. `--config` rehearses with a small model.
 """
 
 import argparse
