@@ -15,16 +15,21 @@ from matplotlib.figure import Figure
 from analysis.figure_files import FORMATS
 from analysis.style import arm_style, new_figure, save_figure
 from analysis.tables.engines import engine_name
-from analysis.tables.serving import ServingEngine, ServingRecord, newest_served, read_servings
+from analysis.tables.memory import MODELS
+from analysis.tables.serving import (
+    ServingEngine,
+    ServingRecord,
+    newest_served,
+    prompt_counts,
+    read_servings,
+)
 from experiments.study.schema import ROOT
 from experiments.support.cli import run_cli
 
 RECORDS = ROOT / "experiments" / "records" / "benchmarks"
 MACHINE = "h200"
-MODELS = ("qwen3-8b", "qwen3-30b-a3b")
 # of a precision, whose colour it has; NVFP4 first with vLLM's own kernels, Marlin
 ARM_OF = {"bf16": "bf16", "nvfp4": "nvfp4-qat", "humming": "nvfp4-qat"}
-
 PLAIN = ("bf16", "nvfp4")  # Humming holds the same
 
 Engines = Mapping[tuple[str, str], ServingEngine]
@@ -63,7 +68,7 @@ def draw_memory(records: Sequence[ServingRecord]) -> Figure:
 def draw_rollouts(records: Sequence[ServingRecord]) -> Figure:
     """Seconds of a step's rollouts, a panel for each number of prompts and a bar an engine."""
     engines = _side_by_side(records)
-    counts = sorted({count for it in engines.values() for count in it.rollouts}, key=int)
+    counts = prompt_counts(engines.values())
     figure, axes = new_figure(
         "Qwen3 at true size in vLLM: rollouts of a training step",
         f"{_setup(records)}\n"

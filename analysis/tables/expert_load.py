@@ -8,13 +8,13 @@ from typing import NamedTuple
 from pydantic import BaseModel
 
 from analysis.markdown import MarkdownTable
-from analysis.tables.record import Record, read_record
+from analysis.tables.record import TRANSFORMERS, Record, read_record, setups
 
 NOTE = (
     "Experts of a layer to which the newest tokens of so many sequences go, median over the "
     "layers. Alike: prompts of the same ten tokens. Random: of any tokens. Chance: as many as "
     "independent choices reach on average. Cosine: mean between the hidden states of any "
-    "two sequences after the last layer."
+    "two sequences after the last layer. In BF16 on a CPU."
 )
 
 
@@ -36,7 +36,7 @@ class Load(BaseModel):
         return median(layer.experts[sequences] for layer in self.layers)
 
     def by_chance(self, sequences: str) -> float:
-        """The same, were each sequence's experts drawn anew."""
+        """The same if each sequence's experts were chosen at random, independently."""
         share = self.reached("1") / self.num_experts
         return self.num_experts * (1 - (1 - share) ** int(sequences))
 
@@ -81,5 +81,4 @@ def expert_load_sections(folder: Path, machine: str) -> list[str]:
     )
     layer = f"{anyone.num_experts} in a layer of {record.model}"
     title = f"**Experts that a decoding step reads, of {layer}**"
-    packages = ", ".join(f"{name} {record.versions[name]}" for name in ("torch", "transformers"))
-    return [title, table.markdown(rows), f"{NOTE} On a CPU, {packages}, commit {record.commit}."]
+    return [title, table.markdown(rows), f"{NOTE} {setups([record], TRANSFORMERS)}"]

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from analysis.markdown import MarkdownTable
 from analysis.tables.engines import engine_name, reported_weights_gib
+from analysis.tables.record import setups
 from analysis.tables.serving import newest_served, read_servings
 from experiments.study.schema import ROOT
 from experiments.support.json_files import read_json
@@ -91,6 +92,5 @@ def memory_sections(folder: Path, machine: str) -> list[str]:
         TRAINING_NOTE,
         ROLLOUT_TITLE,
         ROLLOUT_TABLE.markdown(served),
-        f"KV cache: on {servings[0].gpu_memory_utilization:.0%} of a GPU. Measured on: "
-        f"{'; '.join(it.setup(('vLLM', 'vllm'), ('torch', 'torch')) for it in servings)}.",
+        f"KV cache: on {servings[0].gpu_memory_utilization:.0%} of a GPU. {setups(servings)}",
     ]

@@ -1,12 +1,16 @@
 """Benchmark records: what all of them say, and how they are read."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from pydantic import BaseModel
 
 from experiments.support.json_files import read_model
+
+# labels of packages, and their names in `versions`
+VLLM = (("vLLM", "vllm"), ("torch", "torch"))
+TRANSFORMERS = (("torch", "torch"), ("transformers", "transformers"))
 
 
 class Hardware(BaseModel):
@@ -43,9 +47,9 @@ class Record(BaseModel):
         return f"{self.git.commit[:7]}{changed}"
 
     def setup(self, *packages: tuple[str, str]) -> str:
-        """Hardware, versions and commit; of a package its label and its name in `versions`."""
+        """Hardware if named, versions and commit; packages as labels and names in `versions`."""
         named = (f"{label} {self.versions[name]}" for label, name in packages)
-        return ", ".join([self.hardware.name, *named, f"commit {self.commit}"])
+        return ", ".join(filter(None, [self.hardware.name, *named, f"commit {self.commit}"]))
 
 
 RecordType = TypeVar("RecordType", bound=BaseModel)
@@ -56,7 +60,7 @@ def read_record(path: Path, kind: type[RecordType]) -> RecordType:
     return read_model(path, kind, "run the benchmark of that name")
 
 
-def setups(records: Iterable[Record]) -> str:
-    """What records of vLLM engines were measured on, each setup once."""
-    names = {record.setup(("vLLM", "vllm"), ("torch", "torch")) for record in records}
+def setups(records: Iterable[Record], packages: Sequence[tuple[str, str]] = VLLM) -> str:
+    """What records were measured on, each setup once; packages are as `Record.setup` has them."""
+    names = {record.setup(*packages) for record in records}
     return f"Measured on: {'; '.join(sorted(names))}."

@@ -5,7 +5,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from analysis.markdown import MarkdownTable
-from analysis.tables.record import Record, read_record
+from analysis.tables.record import TRANSFORMERS, Record, read_record, setups
 
 RECORDS = ("rotary", "rotary_2048")
 NOTE = (
@@ -62,11 +62,7 @@ def rotary_sections(folder: Path, machine: str) -> list[str]:
         ValueError: a record is missing or damaged.
     """
     records = [read_record(folder / f"{name}_{machine}.json", RotaryRecord) for name in RECORDS]
-    commits = " and ".join(dict.fromkeys(record.commit for record in records))
-    packages = ", ".join(
-        f"{name} {records[0].versions[name]}" for name in ("torch", "transformers")
-    )
     return [
         TABLE.markdown(model for record in records for model in record.models),
-        f"{NOTE} Measured on: {packages}, commit {commits}.",
+        f"{NOTE} {setups(records, TRANSFORMERS)}",
     ]

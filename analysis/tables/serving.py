@@ -1,6 +1,6 @@
 """Tables of vLLM at true model size: KV cache, decoding, prefill and the rollouts of a step."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -121,11 +121,16 @@ def newest_served(records: Sequence[ServingRecord]) -> dict[str, ServingEngine]:
     return {name: engine for record in records for name, engine in record.engines.items()}
 
 
+def prompt_counts(engines: Iterable[ServingEngine]) -> list[str]:
+    """All numbers of prompts that were rolled out."""
+    return sorted({count for engine in engines for count in engine.rollouts}, key=int)
+
+
 def serving_sections(records: Sequence[ServingRecord]) -> list[str]:
     """Title, table and note of KV cache and speed: a model's engines, run by run."""
     rows = sorted((row for it in records for row in served(it)), key=lambda row: row.model)
     batches = list(rows[0].engine.tokens_per_s)
-    prompts = sorted({count for row in rows for count in row.engine.rollouts}, key=int)
+    prompts = prompt_counts(row.engine for row in rows)
     table: MarkdownTable[Served] = MarkdownTable(
         {
             "Engine": lambda row: engine_name(row.name),

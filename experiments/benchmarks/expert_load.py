@@ -41,9 +41,13 @@ def alike_prompts(count: int, num_tokens: int) -> list[list[int]]:
 
 
 @torch.no_grad()
-def measure(source: Path, prompts: list[list[int]]) -> dict[str, Any]:
-    """Of each layer: experts reached by so many sequences, and how alike these are."""
-    config = AutoConfig.for_model(**read_json(source))
+def measure(architecture: dict[str, Any], prompts: list[list[int]]) -> dict[str, Any]:
+    """Of each layer: experts reached by so many sequences, and how alike these are.
+
+    Args:
+        architecture: what config.json holds.
+    """
+    config = AutoConfig.for_model(**architecture)
     config._attn_implementation, config._experts_implementation = "sdpa", "eager"
     torch.manual_seed(0)
     vocab_size, num_sequences = config.vocab_size, len(prompts)
@@ -98,15 +102,14 @@ def main() -> None:
     parser.add_argument("--config", type=Path, default=config)
     parser.add_argument("--sequences", type=positive_int, default=256)
     arguments = parser.parse_args()
-    count, source = arguments.sequences, arguments.config
-    vocab_size = read_json(source)["vocab_size"]
+    count, architecture = arguments.sequences, read_json(arguments.config)
     prompts = {
         "alike": alike_prompts(count, PROMPT_TOKENS),
-        "random": random_prompts(count, PROMPT_TOKENS, vocab_size, 0),
+        "random": random_prompts(count, PROMPT_TOKENS, architecture["vocab_size"], 0),
     }
-    found = {kind: measure(source, rows) for kind, rows in prompts.items()}
+    found = {kind: measure(architecture, rows) for kind, rows in prompts.items()}
     Console().print_json(data=found)
-    setup = {"model": source.stem, "sequences": count, "new_tokens": NEW_TOKENS}
+    setup = {"model": arguments.config.stem, "sequences": count, "new_tokens": NEW_TOKENS}
     write_json(
         arguments.record, {"benchmark": "expert_load", **origin("cpu"), **setup, "prompts": found}
     )

@@ -10,7 +10,7 @@ from experiments.benchmarks.expert_load import measure as measure_expert_load
 from experiments.benchmarks.rotary import SLICES, measure
 from experiments.benchmarks.serving import random_prompts
 from experiments.study.schema import ROOT
-from experiments.support.json_files import read_json, write_json
+from experiments.support.json_files import read_json
 
 
 def test_weights_on_the_host_are_streamed_with_the_bits_of_resident_ones(tmp_path: Path) -> None:
@@ -32,16 +32,13 @@ def test_rounded_frequencies_move_log_probs_the_more_the_farther_on() -> None:
     assert rounded["mean"] > found["other_kernels_kl"]["mean"]
 
 
-def test_alike_prompts_reach_fewer_experts_than_random_ones(tmp_path: Path) -> None:
+def test_alike_prompts_reach_fewer_experts_than_random_ones() -> None:
     config = read_json(ROOT / "experiments" / "models" / "nano-moe.json")
-    source = tmp_path / "config.json"
     wide = {"hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 2}
-    write_json(
-        source, config | wide | {"vocab_size": 4096, "num_experts": 64, "num_hidden_layers": 12}
-    )
+    config |= wide | {"vocab_size": 4096, "num_experts": 64, "num_hidden_layers": 12}
 
     def reached(prompts: list[list[int]]) -> list[int]:
-        return [layer["experts"]["64"] for layer in measure_expert_load(source, prompts)["layers"]]
+        return [layer["experts"]["64"] for layer in measure_expert_load(config, prompts)["layers"]]
 
     alike = reached(alike_prompts(64, 32))
     random = reached(random_prompts(64, 32, 4096, 0))
