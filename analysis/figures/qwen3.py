@@ -4,7 +4,7 @@
 """
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from analysis.tables.memory import MODELS
 from analysis.tables.serving import (
     ServingEngine,
     ServingRecord,
-    newest_served,
+    newest_with_bf16,
     prompt_counts,
     read_servings,
 )
@@ -43,9 +43,8 @@ class Drawing(NamedTuple):
 
 
 def draw_memory(records: Sequence[ServingRecord]) -> Figure:
-    """Weights and KV cache, a bar an engine, as it was measured last."""
-    newest = newest_served(records)
-    engines = {(model, name): newest[f"{model}:{name}"] for model in MODELS for name in PLAIN}
+    """Weights and KV cache, a bar an engine."""
+    engines = _side_by_side(records, PLAIN)
     figure, axes = new_figure(
         "Qwen3 at true size in vLLM: weights and KV cache",
         f"{_setup(records)}\n"
@@ -67,7 +66,7 @@ def draw_memory(records: Sequence[ServingRecord]) -> Figure:
 
 def draw_rollouts(records: Sequence[ServingRecord]) -> Figure:
     """Seconds of a step's rollouts, a panel for each number of prompts and a bar an engine."""
-    engines = _side_by_side(records)
+    engines = _side_by_side(records, ARM_OF)
     counts = prompt_counts(engines.values())
     figure, axes = new_figure(
         "Qwen3 at true size in vLLM: rollouts of a training step",
@@ -107,14 +106,11 @@ def _setup(records: Sequence[ServingRecord]) -> str:
     )
 
 
-def _side_by_side(records: Sequence[ServingRecord]) -> Engines:
-    """Of each model the engines of the last run that rolled out in BF16 too."""
-    engines: dict[tuple[str, str], ServingEngine] = {}
-    for model in MODELS:
-        runs = [it.engines for it in records if f"{model}:bf16" in it.engines]
-        names = {precision: f"{model}:{precision}" for precision in ARM_OF}
-        engines |= {(model, it): runs[-1][name] for it, name in names.items() if name in runs[-1]}
-    return engines
+def _side_by_side(records: Sequence[ServingRecord], precisions: Iterable[str]) -> Engines:
+    """Of each model the engines of the last run that had BF16 too."""
+    newest = newest_with_bf16(records)
+    names = [(model, precision) for model in MODELS for precision in precisions]
+    return {it: newest[":".join(it)] for it in names if ":".join(it) in newest}
 
 
 def _draw_bars(panel: Axes, lengths: Mapping[tuple[str, str], float], number: str) -> None:

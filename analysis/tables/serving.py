@@ -1,5 +1,6 @@
 """Tables of vLLM at true model size: KV cache, decoding, prefill and the rollouts of a step."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,10 +12,13 @@ from analysis.tables.engines import engine_name
 from analysis.tables.record import Record, read_record
 
 # of experiments/benchmarks/serving.py, an older one before a newer one
-SERVINGS = ("serving_humming", "serving_30b")
+SERVINGS = ("serving_humming", "serving_30b", "serving_30b_random")
+ALIKE = "ten tokens"  # what all prompts were of up to commit 398a577
 NOTE = (
     "In brackets: speed over BF16's of the same run. Prefill: 8,192 tokens in four prompts. "
-    "Rollouts of a step: so many prompts, up to 2,048 new tokens each, random weights."
+    "Rollouts of a step: so many prompts, up to 2,048 new tokens each, random weights. With "
+    "prompts of random tokens vLLM prepared for 1,024 sequences at once instead of 256, and set "
+    "memory aside for it that the KV cache lacks."
 )
 
 Rates = tuple[float, float, float]
@@ -64,6 +68,7 @@ class ServingRecord(Record):
     """Of experiments/benchmarks/serving.py; engines are named `model:precision`."""
 
     gpu_memory_utilization: float
+    prompts: str = ALIKE
     engines: dict[str, ServingEngine]
 
 
@@ -71,10 +76,11 @@ Speed = Callable[[ServingEngine], float | None]
 
 
 class Served(NamedTuple):
-    """An engine, the commit it ran at, and the BF16 engine of its run, if that has another one."""
+    """An engine, its run's commit and prompts, and that run's BF16 engine, if there is another."""
 
     name: str
     commit: str
+    prompts: str
     engine: ServingEngine
     floor: ServingEngine | None
 
@@ -116,9 +122,17 @@ def read_servings(folder: Path, machine: str) -> list[ServingRecord]:
     return [read_record(folder / f"{name}_{machine}.json", ServingRecord) for name in SERVINGS]
 
 
-def newest_served(records: Sequence[ServingRecord]) -> dict[str, ServingEngine]:
-    """The last measurement of each engine."""
-    return {name: engine for record in records for name, engine in record.engines.items()}
+def newest_with_bf16(records: Sequence[ServingRecord]) -> dict[str, ServingEngine]:
+    """The engines of each model as of the last run that had it in BF16 too, by their names."""
+    newest: dict[str, dict[str, ServingEngine]] = {}
+    for record in records:
+        models: dict[str, dict[str, ServingEngine]] = defaultdict(dict)
+        for name, engine in record.engines.items():
+            models[name.partition(":")[0]][name] = engine
+        newest |= {
+            model: engines for model, engines in models.items() if f"{model}:bf16" in engines
+        }
+    return {name: engine for engines in newest.values() for name, engine in engines.items()}
 
 
 def prompt_counts(engines: Iterable[ServingEngine]) -> list[str]:
@@ -135,6 +149,7 @@ def serving_sections(records: Sequence[ServingRecord]) -> list[str]:
         {
             "Engine": lambda row: engine_name(row.name),
             "Commit": lambda row: row.commit,
+            "Prompts of": lambda row: row.prompts,
             "KV cache, tokens": lambda row: f"{row.engine.kv_cache_tokens:,}",
         }
         | {
@@ -159,5 +174,6 @@ def served(record: ServingRecord) -> list[Served]:
     rows = []
     for name, engine in sorted(record.engines.items()):
         floor = record.engines.get(f"{name.partition(':')[0]}:bf16")
-        rows.append(Served(name, record.commit, engine, None if floor is engine else floor))
+        floor = None if floor is engine else floor
+        rows.append(Served(name, record.commit, record.prompts, engine, floor))
     return rows

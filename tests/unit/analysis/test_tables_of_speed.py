@@ -49,7 +49,9 @@ def folder(tmp_path: Path) -> Path:
         "qwen3-8b:bf16": _served(100.0, prefill=100.0),
         "qwen3-30b-a3b:nvfp4": _served(500.0),
     }
-    for name, engines in {"serving_humming": older, "serving_30b": newer}.items():
+    newest = {"qwen3-8b:humming": _served(900.0)}  # without BF16
+    runs = {"serving_humming": older, "serving_30b": newer, "serving_30b_random": newest}
+    for name, engines in runs.items():
         _write(tmp_path, name, {"gpu_memory_utilization": 0.9, "engines": engines})
     synced = {
         "rollout": {"qwen3-8b:nvfp4": _synced(9.0)},
