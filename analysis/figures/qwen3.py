@@ -19,7 +19,7 @@ from analysis.tables.memory import MODELS
 from analysis.tables.serving import (
     ServingEngine,
     ServingRecord,
-    newest_with_bf16,
+    engines_by_name,
     prompt_counts,
     read_servings,
 )
@@ -107,10 +107,9 @@ def _setup(records: Sequence[ServingRecord]) -> str:
 
 
 def _side_by_side(records: Sequence[ServingRecord], precisions: Iterable[str]) -> Engines:
-    """Of each model the engines of the last run that had BF16 too."""
-    newest = newest_with_bf16(records)
+    engines = engines_by_name(records)
     names = [(model, precision) for model in MODELS for precision in precisions]
-    return {it: newest[":".join(it)] for it in names if ":".join(it) in newest}
+    return {it: engines[":".join(it)] for it in names if ":".join(it) in engines}
 
 
 def _draw_bars(panel: Axes, lengths: Mapping[tuple[str, str], float], number: str) -> None:

@@ -20,8 +20,8 @@ IN_PLACE_SYNC_GOALS_S = {"qwen3-8b": 0.1, "qwen3-30b-a3b": 0.2}  # at most
 KEPT_PACKED_STEP_GOALS = {"qwen3-8b": 1.01, "qwen3-30b-a3b": 1.05}  # of BF16's time, at most
 
 NOTE = (
-    "Speeds: tokens a second over BF16's, from the last run that had BF16 too. Weight sync: "
-    "median. Judged before rounding."
+    "Speeds: tokens a second over BF16's of the same run. Weight sync: median. "
+    "Judged before rounding."
 )
 
 
@@ -84,7 +84,7 @@ def _speed(model: str, setting: str, bound: float, engines: Iterable[Served]) ->
     def speed(engine: ServingEngine) -> float | None:
         return engine.prefill if setting == PREFILL else engine.tokens_per_s[setting][1]
 
-    measured = {  # the last of a precision counts
+    measured = {
         row.precision: ratio
         for row in engines
         if row.model == model and (ratio := row.speed_ratio(speed))

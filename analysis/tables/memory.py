@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from analysis.markdown import MarkdownTable
 from analysis.tables.engines import engine_name, reported_weights_gib
 from analysis.tables.record import setups
-from analysis.tables.serving import newest_with_bf16, read_servings
+from analysis.tables.serving import engines_by_name, read_servings
 from experiments.study.schema import ROOT
 from experiments.support.json_files import read_json
 from qat_core.memory import (
@@ -73,7 +73,7 @@ def memory_sections(folder: Path, machine: str) -> list[str]:
     """
     configs = {name: read_json(ROOT / "experiments" / "models" / f"{name}.json") for name in MODELS}
     reported, servings = reported_weights_gib(folder, machine), read_servings(folder, machine)
-    engines = newest_with_bf16(servings)
+    engines = engines_by_name(servings)
     served = []
     for name, config in configs.items():
         for precision, predicted in PRECISIONS.items():

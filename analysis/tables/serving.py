@@ -1,24 +1,20 @@
 """Tables of vLLM at true model size: KV cache, decoding, prefill and the rollouts of a step."""
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from pydantic import BaseModel, model_validator
+from pydantic import BaseModel
 
 from analysis.markdown import MarkdownTable
 from analysis.tables.engines import engine_name
 from analysis.tables.record import Record, read_record
 
-# of experiments/benchmarks/serving.py, an older one before a newer one
-SERVINGS = ("serving_humming", "serving_30b", "serving_30b_random")
-ALIKE = "ten tokens"  # what all prompts were of up to commit 398a577
+SERVINGS = ("serving_8b", "serving_30b")  # of experiments/benchmarks/serving.py
 NOTE = (
     "In brackets: speed over BF16's of the same run. Prefill: 8,192 tokens in four prompts. "
-    "Rollouts of a step: so many prompts, up to 2,048 new tokens each, random weights. With "
-    "prompts of random tokens vLLM prepared for 1,024 sequences at once instead of 256, and set "
-    "memory aside for it that the KV cache lacks."
+    "Rollouts of a step: so many prompts, up to 2,048 new tokens each. Weights and the prompts' "
+    "tokens are random. vLLM sets memory aside for 1,024 sequences at once."
 )
 
 Rates = tuple[float, float, float]
@@ -45,15 +41,6 @@ class ServingEngine(BaseModel):
     prefill_tokens_per_s: Rates | None = None
     rollouts: dict[str, Rollout] = {}
 
-    @model_validator(mode="before")
-    @classmethod
-    def _read_single_rollout(cls, data: dict[str, Any]) -> dict[str, Any]:
-        """Up to commit 398a577 there was one number of prompts, in the rollout itself."""
-        if "rollout" not in data:
-            return data
-        rollout = data["rollout"]
-        return data | {"rollouts": {str(rollout["prompts"]): rollout}}
-
     @property
     def prefill(self) -> float | None:
         """Median tokens a second."""
@@ -68,7 +55,6 @@ class ServingRecord(Record):
     """Of experiments/benchmarks/serving.py; engines are named `model:precision`."""
 
     gpu_memory_utilization: float
-    prompts: str = ALIKE
     engines: dict[str, ServingEngine]
 
 
@@ -76,11 +62,10 @@ Speed = Callable[[ServingEngine], float | None]
 
 
 class Served(NamedTuple):
-    """An engine, its run's commit and prompts, and that run's BF16 engine, if there is another."""
+    """An engine, its run's commit, and that run's BF16 engine, if there is another."""
 
     name: str
     commit: str
-    prompts: str
     engine: ServingEngine
     floor: ServingEngine | None
 
@@ -122,17 +107,9 @@ def read_servings(folder: Path, machine: str) -> list[ServingRecord]:
     return [read_record(folder / f"{name}_{machine}.json", ServingRecord) for name in SERVINGS]
 
 
-def newest_with_bf16(records: Sequence[ServingRecord]) -> dict[str, ServingEngine]:
-    """The engines of each model as of the last run that had it in BF16 too, by their names."""
-    newest: dict[str, dict[str, ServingEngine]] = {}
-    for record in records:
-        models: dict[str, dict[str, ServingEngine]] = defaultdict(dict)
-        for name, engine in record.engines.items():
-            models[name.partition(":")[0]][name] = engine
-        newest |= {
-            model: engines for model, engines in models.items() if f"{model}:bf16" in engines
-        }
-    return {name: engine for engines in newest.values() for name, engine in engines.items()}
+def engines_by_name(records: Iterable[ServingRecord]) -> dict[str, ServingEngine]:
+    """The engines of all records."""
+    return {name: engine for record in records for name, engine in record.engines.items()}
 
 
 def prompt_counts(engines: Iterable[ServingEngine]) -> list[str]:
@@ -149,7 +126,6 @@ def serving_sections(records: Sequence[ServingRecord]) -> list[str]:
         {
             "Engine": lambda row: engine_name(row.name),
             "Commit": lambda row: row.commit,
-            "Prompts of": lambda row: row.prompts,
             "KV cache, tokens": lambda row: f"{row.engine.kv_cache_tokens:,}",
         }
         | {
@@ -175,5 +151,5 @@ def served(record: ServingRecord) -> list[Served]:
     for name, engine in sorted(record.engines.items()):
         floor = record.engines.get(f"{name.partition(':')[0]}:bf16")
         floor = None if floor is engine else floor
-        rows.append(Served(name, record.commit, record.prompts, engine, floor))
+        rows.append(Served(name, record.commit, engine, floor))
     return rows

@@ -1,7 +1,7 @@
 """What NVFP4 buys at inference: room for KV cache, throughput, and time of a step's rollouts.
 
-    python -m experiments.benchmarks.serving experiments/records/benchmarks/serving_h200.json \\
-        qwen3-30b-a3b:nvfp4 qwen3-30b-a3b:bf16 qwen3-8b:humming qwen3-8b:nvfp4 qwen3-8b:bf16
+    python -m experiments.benchmarks.serving experiments/records/benchmarks/serving_8b_h200.json \\
+        qwen3-8b:humming qwen3-8b:nvfp4 qwen3-8b:bf16
 
 Random weights on 90 % of a GPU, CUDA graphs for decoding. `nvfp4` is vLLM's own choice, Marlin;
 `humming` is `QAT_CORE_{LINEAR,EXPERTS}_KERNEL=humming`, `humming-experts` only the latter. Measured

@@ -47,7 +47,7 @@ def folder(tmp_path: Path) -> Path:
         "kv_cache_tokens": 999,
         "tokens_per_s": {"1": [1, 10, 300], "8": [1, 4000, 4000]},
         "prefill_tokens_per_s": [1, 5000, 6000],
-        "rollout": {"prompts": 8, "tokens": 1000, "seconds": 4.0},
+        "rollouts": {"8": {"tokens": 1000, "seconds": 4.0}},
     }
     humming = served | {
         "prefill_tokens_per_s": [1, 6000, 6000],
@@ -67,15 +67,10 @@ def folder(tmp_path: Path) -> Path:
             "engines": {"m:nvfp4": _engine([4.0], [], in_place=[0.125])},
         },
         "rollout_in_place": {"allocator": "", "engines": {}},
-        "serving_humming": {"gpu_memory_utilization": 0.9, "engines": {"m:nvfp4": served}},
+        "serving_8b": {"gpu_memory_utilization": 0.9, "engines": {"m:nvfp4": served}},
         "serving_30b": {
             "gpu_memory_utilization": 0.9,
             "engines": {"m:bf16": bf16, "m:humming": humming},
-        },
-        "serving_30b_random": {
-            "gpu_memory_utilization": 0.9,
-            "prompts": "random tokens",
-            "engines": {"m:nvfp4": served},
         },
         "parity": {"weights": "random", "models": {"m": model}},
         "parity_trained": {
@@ -96,15 +91,14 @@ def folder(tmp_path: Path) -> Path:
         "| m NVFP4 | 6.04 | 6.00 | -1.250% | 0.040 | 2.00 |  |  | 0.30 | 0.50 |  |",
         "| m NVFP4, Humming | 6.04 | 6.00 | -1.250% | 0.040 | 4.00 | 0.12 |  | 0.40 | 0.50 |  |",
         "| m NVFP4, `grows` | 6.04 | 6.00 | -1.250% | 0.040 | 2.00 |  |  | 0.30 | 0.50 |  |",
-        "| Engine | Commit | Prompts of | KV cache, tokens | tokens/s at 1 | tokens/s at 8 "
+        "| Engine | Commit | KV cache, tokens | tokens/s at 1 | tokens/s at 8 "
         "| Prefill, tokens/s "
         "| Rollouts of 8 prompts, s | Rollouts of 1,024 prompts, s |",
         # without a BF16 engine in its run, then with one that rolled out 1,000 tokens in 4 s
-        "| m NVFP4 | not recorded | ten tokens | 12,345 | 20 | 3,000 |  |  |  |",
-        "| m BF16 | not recorded | ten tokens | 999 | 10 | 4,000 | 5,000 | 4.0 |  |",
-        "| m NVFP4, Humming | not recorded | ten tokens | 12,345 | 20 (2.00x) | 3,000 (0.75x) "
+        "| m NVFP4 | not recorded | 12,345 | 20 | 3,000 |  |  |  |",
+        "| m BF16 | not recorded | 999 | 10 | 4,000 | 5,000 | 4.0 |  |",
+        "| m NVFP4, Humming | not recorded | 12,345 | 20 (2.00x) | 3,000 (0.75x) "
         "| 6,000 (1.20x) | 5.0 (1.60x) | 9.0 |",
-        "| m NVFP4 | not recorded | random tokens | 12,345 | 20 | 3,000 |  |  |  |",
         # both arms' seeds differ alike, so that the ratio of every seed is the same
         "| m, random weights | 2 | 1,000 | 2.00e-05 | 1.05x (1.05x to 1.05x) "
         "| 1.50x (1.50x to 1.50x) | 250x (250x to 250x) |  |",
