@@ -93,8 +93,8 @@ def main(model_dir: str, tp: str, ep: str, out: str) -> None:
         enable_chunked_prefill=False,
     )
     llm.collective_rpc(load, args=(out,))
-    if int(ep):  # vLLM's CPU worker terminates in generation after loading so
-        return
+    if int(ep) and not torch.cuda.is_available():
+        return  # vLLM's CPU worker terminates in generation after loading so
     sampling = vllm.SamplingParams(temperature=0, max_tokens=4, logprobs=0)
     outputs = llm.generate([{"prompt_token_ids": [3, 14, 4, 17]}], sampling, use_tqdm=False)
     torch.save(outputs[0].outputs[0].cumulative_logprob, f"{out}/log_prob.pt")

@@ -112,6 +112,12 @@ def require_equal(whole: list[Layer], ranks: list[list[Layer]], expert_parallel:
                 assert torch.equal(served[len(matrix) :], matrix[: len(served) - len(matrix)])
 
 
+def require_close_log_probs(one: Path, two: Path) -> None:
+    tolerance = LOG_PROB_TOLERANCE["cuda" if torch.cuda.is_available() else "cpu"]
+    log_probs = [torch.load(folder / "log_prob.pt") for folder in (one, two)]
+    assert log_probs[0] == pytest.approx(log_probs[1], abs=tolerance)
+
+
 @pytest.mark.verl_table(
     "tensor parallel rollouts, dense and MoE",
     "two CPU workers hold the weights of one, to the bit",
@@ -120,9 +126,7 @@ def require_equal(whole: list[Layer], ranks: list[list[Layer]], expert_parallel:
 def test_two_tensor_parallel_ranks_hold_the_weights_of_one(serve: Serve) -> None:
     one, two = serve(1, False), serve(2, False)
     require_equal(read(one, 0), [read(two, 0), read(two, 1)], expert_parallel=False)
-    tolerance = LOG_PROB_TOLERANCE["cuda" if torch.cuda.is_available() else "cpu"]
-    log_probs = [torch.load(folder / "log_prob.pt") for folder in (one, two)]
-    assert log_probs[0] == pytest.approx(log_probs[1], abs=tolerance)
+    require_close_log_probs(one, two)
 
 
 @pytest.mark.verl_table(
@@ -133,3 +137,5 @@ def test_two_expert_parallel_ranks_hold_the_weights_of_one(serve: Serve) -> None
     one, two = serve(1, False), serve(2, True)
     assert any(layer.kind == "RoutedExperts" for layer in read(one, 0))
     require_equal(read(one, 0), [read(two, 0), read(two, 1)], expert_parallel=True)
+    if torch.cuda.is_available():
+        require_close_log_probs(one, two)
