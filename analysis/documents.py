@@ -9,6 +9,7 @@ A block lies between two comment lines, and everything between them is replaced:
     <!-- begin:replications STUDY -->      its claims again, with seeds that are not in the record
     <!-- begin:outcomes STUDY -->          of a grid, what became of each setting's runs
     <!-- begin:studies -->                 a summary row for each model of every recorded study
+    <!-- begin:collapses -->               likewise of the studies of collapses
     <!-- begin:times -->                   how long the runs of every recorded study took
     <!-- begin:metrics -->                 the catalogue of metrics
     <!-- begin:KIND MACHINE -->            benchmark tables: a key of analysis.tables.SECTIONS, and
@@ -33,6 +34,7 @@ from analysis.figures import FIGURES, qwen3
 from analysis.metrics import catalogue_text
 from analysis.replication import replications_text
 from analysis.tables import SECTIONS, benchmark_text
+from analysis.tables.collapses import collapses_text
 from analysis.tables.summary import summary_text
 from analysis.tables.times import made_by, times_text
 from experiments.runs.manifest import read_manifest
@@ -44,6 +46,7 @@ from experiments.support.json_files import REMAKE
 RECORDS = Path("experiments", "records")
 WITHOUT_WORDS: Mapping[str, Callable[[Path], str]] = {
     "studies": summary_text,
+    "collapses": collapses_text,
     "times": times_text,
     "metrics": lambda _: catalogue_text(),
 }

@@ -1,0 +1,96 @@
+"""Numbers in README's own sentences are those of the records; its tables are made from them."""
+
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+
+from analysis.claims_table import read_table, show_ratio
+from experiments.runs.evaluation import read_evaluations
+from experiments.study.schema import ROOT
+from experiments.support.json_files import REMAKE
+
+RECORDS = ROOT / "experiments" / "records"
+TEXT = " ".join((ROOT / "README.md").read_text().split())
+COUNTS = {0: "none", 1: "one", 2: "two", 10: "ten"}
+
+
+def last_answers(runs: Iterable[Path], precision: str) -> str:
+    """Mean accuracy of the runs' last checkpoints, of sampled answers, as README rounds it."""
+    shares = []
+    for run in runs:
+        its = [
+            it
+            for it in read_evaluations(run, REMAKE)
+            if (it.precision, it.decoding) == (precision, "sampled")
+        ]
+        shares.append(max(its, key=lambda it: it.step).accuracy)
+    assert shares
+    return f"{fmean(shares):.2f}"
+
+
+def of_confirm(pattern: str) -> list[Path]:
+    return sorted((RECORDS / "collapse-confirm").glob(f"*_{pattern}_seed*"))
+
+
+def test_collapses_of_ten_seeds() -> None:
+    table = read_table(RECORDS / "collapse-confirm" / "claims.json")
+    collapsed = [run.partition("_seed")[0].partition("_")[2] for run in table.collapsed_at]
+    found = {arm: collapsed.count(f"{arm}.lr2e-4") for arm in ("nvfp4-noqat", "nvfp4-qat", "bf16")}
+    runs = [len(of_confirm(f"{arm}.lr2e-4")) for arm in found]
+    assert runs == [10, 10, 10]
+    noqat, qat, bf16 = (COUNTS[it] for it in found.values())
+    assert (
+        f"without QAT {noqat} of ten runs collapse within 240 steps, with QAT {qat} of ten, "
+        f"in BF16 {bf16} of ten"
+    ) in TEXT
+    num_with_tis = COUNTS[collapsed.count("nvfp4-noqat.lr2e-4-tis")]
+    assert (
+        f"truncated importance sampling, {num_with_tis} of ten runs collapses (QAT: {qat})" in TEXT
+    )
+    detail = next(it.detail for it in table.claims if it.name == "C1")
+    to_qat, to_bf16 = (
+        f"{float(p):.5f}".rstrip("0") for p in re.findall(r"corrected (\S+?)(?:;|$)", detail)
+    )
+    assert f"(p = {to_qat} against QAT, {to_bf16} against BF16, corrected" in TEXT
+
+
+def test_answers_after_ten_seeds() -> None:
+    qat = last_answers(of_confirm("nvfp4-qat.lr2e-4"), "nvfp4")
+    bf16 = last_answers(of_confirm("bf16.lr2e-4"), "bf16")
+    tis = last_answers(of_confirm("nvfp4-noqat.lr2e-4-tis"), "nvfp4")
+    assert f"QAT's last checkpoints answer {qat} of the held-out problems, BF16's {bf16}" in TEXT
+    assert f"the last checkpoints answer {tis} of the held-out problems (QAT: {qat})" in TEXT
+
+
+def test_answers_of_smollm2() -> None:
+    def at_both_rates(arm: str, precision: str) -> str:
+        record = RECORDS / "collapse-smollm2"
+        runs = [sorted(record.glob(f"*_{arm}.{cell}_seed*")) for cell in ("lr1e-5", "lr3e-5")]
+        assert [len(it) for it in runs] == [3, 3]
+        return " and ".join(last_answers(it, precision) for it in runs)
+
+    low, high = at_both_rates("nvfp4-qat", "nvfp4").split(" and ")
+    noqat, rounded = at_both_rates("nvfp4-noqat", "nvfp4"), at_both_rates("bf16", "nvfp4")
+    assert (
+        f"trained with QAT answer {low} of the held-out problems at 1e-5 and {high} at 3e-5, "
+        f"without QAT {noqat}, trained in BF16 and rounded afterwards {rounded}. "
+        f"In BF16, not rounded, the last answer {at_both_rates('bf16', 'bf16')}."
+    ) in TEXT
+
+
+@pytest.mark.parametrize(
+    ("record", "sentence"),
+    [
+        ("verl_h200_8b_rotary", "is {} times BF16's with QAT and {} times without (Qwen3-8B's"),
+        ("verl_h200_30b", "and {} and {} times (Qwen3-30B-A3B's, four H200"),
+    ],
+)
+def test_mismatch_at_true_size(record: str, sentence: str) -> None:
+    runs = json.loads((RECORDS / "benchmarks" / f"{record}.json").read_text())["runs"]
+    mean = {run["arm"]: run["mean_k3_kl"] for run in runs}
+    ratios = (mean[arm] / mean["bf16"] for arm in ("nvfp4-qat", "nvfp4-noqat"))
+    assert sentence.format(*(show_ratio(it).removesuffix("x") for it in ratios)) in TEXT
