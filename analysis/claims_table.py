@@ -181,9 +181,10 @@ class ClaimsTable(BaseModel):
 def _terminal_table(claims: tuple[Claim, ...], with_details: bool) -> Table:
     """At most 80 columns wide, never folded without details."""
     has_numbers = any(claim.estimate is not None for claim in claims)
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for _ in range(5 if has_numbers else 2):
-        table.add_column(no_wrap=not with_details)
+    table = Table(box=None, show_header=has_numbers, pad_edge=False, padding=(0, 1, 0, 0))
+    headings = ("", "", "value", "95 % interval", "required") if has_numbers else ("", "")
+    for heading in headings:
+        table.add_column(heading, header_style="dim", no_wrap=not with_details)
     for claim in claims:
         _, statement, required, estimate, interval = claim.cells()
         # arms in short: of four, three are in NVFP4

@@ -22,8 +22,9 @@ def shown(table: ClaimsTable, with_details: bool = False) -> list[str]:
 def test_one_line_a_claim_in_80_columns(study: Study, results: Results) -> None:
     table = judge_study(study, results)
     lines = shown(table)
-    # and a heading a model
-    assert len(lines) == len(table.claims) + 2
+    # and of each model its name and the columns' headings
+    assert len(lines) == len(table.claims) + 2 * 2
+    assert lines[1].split() == ["value", "95", "%", "interval", "required"]
     assert max(map(len, lines)) <= 80
     assert not any("…" in line for line in lines)
 
@@ -32,8 +33,9 @@ def test_one_line_a_claim_in_80_columns(study: Study, results: Results) -> None:
 def test_recorded_claims_are_one_line_each(path: object) -> None:
     table = read_table(path)
     num_marks = sum(map(len, table.marks.values()))
+    with_headings = {claim.model for claim in table.claims if claim.estimate is not None}
     lines = shown(table)
-    assert len(lines) == len(table.claims) + len(table.marks) + num_marks
+    assert len(lines) == len(table.claims) + len(table.marks) + num_marks + len(with_headings)
     assert not any("…" in line for line in lines)
 
 
