@@ -45,7 +45,7 @@ PROGRAMS: Mapping[str, Programs] = {
         "analysis.collapse.__main__",
         "analysis.collapse.figures",
         "docs/protocols/collapse.md",
-        ("curves", SURVIVAL, "corrections", CAUSES),
+        ("curves", SURVIVAL, "corrections", "answers", "behaviour", CAUSES),
     ),
 }
 

@@ -42,8 +42,8 @@ def draw(data: GridData) -> Figure:
         for setting, reward, mismatch in zip(its, column[::2], column[1::2], strict=True):
             mismatch.set_yscale("log")
             if setting in data.grid:
-                _draw_runs(reward, data, setting, REWARD)
-                _draw_runs(mismatch, data, setting, K3_KL)
+                draw_runs(reward, data, setting, REWARD)
+                draw_runs(mismatch, data, setting, K3_KL)
                 outcomes = data.grid[setting]
                 became = f"{num_collapsed(outcomes)} of {len(outcomes)} collapsed"
             else:
@@ -63,7 +63,8 @@ def draw(data: GridData) -> Figure:
     return figure
 
 
-def _draw_runs(axes: Axes, data: GridData, setting: Setting, metric: str) -> None:
+def draw_runs(axes: Axes, data: GridData, setting: Setting, metric: str) -> None:
+    """A line a run, smoothed, with a star where it has collapsed."""
     style = arm_style(setting.arm)
     for values_T, outcome in zip(data.series(setting, metric), data.grid[setting], strict=True):
         smooth_T = smoothed(values_T)

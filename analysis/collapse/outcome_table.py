@@ -56,17 +56,22 @@ def outcome_table(study: Study, results: Path) -> str:
                 _median_kl(results / run.id, it)
                 for run, it in zip(runs[setting], outcomes, strict=True)
             ],
-            _accuracies(study, results, runs[setting], "bf16"),
-            _accuracies(study, results, runs[setting], "nvfp4"),
+            last_accuracies(study, results, runs[setting], "bf16"),
+            last_accuracies(study, results, runs[setting], "nvfp4"),
         )
         for setting, outcomes in read_grid(runs, results).items()
     ]
     return TABLE.without_constant(rows)
 
 
-def _accuracies(
+def last_accuracies(
     study: Study, results: Path, runs: Sequence[Run], precision: Precision
 ) -> list[float]:
+    """Offline accuracy of each run's last checkpoint, of sampled answers; of evaluated runs alone.
+
+    Raises:
+        ValueError: evaluations are damaged, or of other settings.
+    """
     found = []
     for run in runs:
         if not (results / run.id / EVALUATIONS).exists():

@@ -13,6 +13,7 @@ from analysis.collapse.grid import (
     FFN,
     NOQAT,
     QAT,
+    Setting,
     num_collapsed,
     show_rate,
 )
@@ -78,13 +79,18 @@ def _draw_shares(
     )
 
 
-def draw_times(data: GridData) -> Figure:
-    """When each run collapsed at the highest rate: arms, and no QAT with corrections."""
-    dense, lr, steps = data.design.dense, data.lrs[-1], data.study.rl.steps
+def settings_at(data: GridData, lr: float) -> list[Setting]:
+    """What has been run of the dense model at a rate: no QAT with corrections, then other arms."""
     noqat = data.design.plain(NOQAT, lr)
     corrected = [noqat._replace(correction=correction) for correction in CORRECTIONS]
     others = [data.design.plain(arm, lr) for arm in (FFN, QAT, BF16)]
-    shown = [setting for setting in (noqat, *corrected, *others) if setting in data.grid]
+    return [setting for setting in (noqat, *corrected, *others) if setting in data.grid]
+
+
+def draw_times(data: GridData) -> Figure:
+    """When each run collapsed at the highest rate: arms, and no QAT with corrections."""
+    dense, lr, steps = data.design.dense, data.lrs[-1], data.study.rl.steps
+    shown = settings_at(data, lr)
     row_inches = 0.16 + 0.065 * len(data.study.seeds)
     figure, axes = new_figure(
         f"Step of the collapse at learning rate {show_rate(lr)}, {dense}",

@@ -89,7 +89,8 @@ def made_by(manifest: RunManifest) -> str:
     machine = manifest.hardware
     commit = manifest.git.commit[:7] if manifest.git and manifest.git.commit else "not recorded"
     gpus = "".join(f", a run on {count} {name}" for name, count in Counter(machine.gpus).items())
-    return f"commit {commit} on {machine.cores} cores of {machine.cpu}{gpus}"
+    changed = " with uncommitted changes" if manifest.git and manifest.git.dirty else ""
+    return f"commit {commit}{changed} on {machine.cores} cores of {machine.cpu}{gpus}"
 
 
 def _interval(manifest: RunManifest) -> Interval:

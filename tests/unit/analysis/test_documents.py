@@ -40,7 +40,7 @@ def test_blocks_are_filled_and_the_rest_is_kept(root: Path) -> None:
     filled = fill_blocks(BLOCKS, root, root)
     assert filled.startswith("before\n<!-- begin:claims default -->\n")
     assert filled.endswith("<!-- end:figures -->\nafter\n")
-    assert "old" not in filled
+    assert "\nold\n" not in filled
     assert "\nbetween\n" in filled
     assert filled.count("| nano-dense | **") == 11
     assert "](experiments/records/default/figures/kl.png)" in filled

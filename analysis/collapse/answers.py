@@ -1,0 +1,60 @@
+"""Figure `answers`: what the last checkpoints answer, evaluated in both precisions."""
+
+from collections.abc import Mapping
+from statistics import fmean
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.collapse.data import GridData, show_arm
+from analysis.collapse.grid import show_rate
+from analysis.collapse.outcome_table import last_accuracies
+from analysis.collapse.outcomes import ROW_SHARE, settings_at
+from analysis.style import FAINT, INK, arm_style, new_figure, write_beside
+from experiments.runs.evaluation import Precision
+
+CAPTION = "Offline accuracy of the last checkpoints, by arm and correction, in BF16 and in NVFP4"
+PANELS: Mapping[Precision, str] = {"bf16": "evaluated in BF16", "nvfp4": "evaluated in NVFP4"}
+
+
+def draw(data: GridData) -> Figure:
+    """All settings of the dense model at the highest rate: a mark a seed, a line at the mean."""
+    lr = data.lrs[-1]
+    shown = settings_at(data, lr)
+    figure, axes = new_figure(
+        f"Offline accuracy after training at {show_rate(lr)}, {data.design.dense}",
+        "Share of held-out problems that the last checkpoint answers, sampled: a mark a seed, line "
+        "and number: their mean.\nA row has fewer marks where runs were not evaluated.",
+        height_inches=1.5 + 0.42 * len(shown),
+        has_legend=False,
+        ncols=len(PANELS),
+        sharey=True,
+    )
+    for panel, (precision, title) in zip(axes[0], PANELS.items(), strict=True):
+        for y, setting in enumerate(shown):
+            found = last_accuracies(data.study, data.results, data.runs[setting], precision)
+            _draw_row(panel, found, y, setting.arm)
+            panel.axhline(y + 0.5, color=FAINT, linewidth=0.5)
+        panel.grid(axis="y", visible=False)
+        panel.set_yticks(range(len(shown)), [show_arm(setting) for setting in shown])
+        panel.set(
+            title=title,
+            xlabel="accuracy (share)",
+            xlim=(-0.02, 1.02),
+            ylim=(len(shown) - 0.5, -0.5),
+        )
+    return figure
+
+
+def _draw_row(panel: Axes, accuracies: list[float], y: int, arm: str) -> None:
+    if not accuracies:
+        write_beside(panel, "-", y)
+        return
+    style, mean = arm_style(arm), fmean(accuracies)
+    heights = y + ROW_SHARE * ((np.arange(len(accuracies)) + 0.5) / len(accuracies) - 0.5)
+    panel.plot(
+        accuracies, heights, style.marker, color=style.color, markersize=4.5, fillstyle="none"
+    )
+    panel.plot([mean, mean], [y - 0.4, y + 0.4], color=INK, linewidth=1.4)
+    write_beside(panel, f"{mean:.2f}", y)
