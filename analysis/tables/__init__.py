@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from analysis.tables.codec import codec_sections
-from analysis.tables.cost import cost_sections, repeated_sync_sections
+from analysis.tables.cost import cost_sections
 from analysis.tables.engines import read_rollouts, sync_sections
 from analysis.tables.equal_bits import equal_bits_sections
 from analysis.tables.expert_load import expert_load_sections
@@ -14,6 +14,7 @@ from analysis.tables.matmul import matmul_sections
 from analysis.tables.memory import memory_sections
 from analysis.tables.parity import parity_sections, read_parity
 from analysis.tables.record import setups
+from analysis.tables.repeated_syncs import repeated_sync_sections
 from analysis.tables.rotary import rotary_sections
 from analysis.tables.routing_replay import replay_sections
 from analysis.tables.serving import read_servings, serving_sections

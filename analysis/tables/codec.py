@@ -5,11 +5,11 @@ from pathlib import Path
 from pydantic import BaseModel, Field
 
 from analysis.markdown import MarkdownTable
-from analysis.tables.record import Record, read_record
+from analysis.tables.record import Dated, Record, read_record
 
 ERROR_TITLE = (
     "**Relative RMS error of all quantized weights of SmolLM2-135M** (its file holds most of "
-    "them in 4 bits already; normal deviates beside them)"
+    "them in 4 bits already; normal deviates beside them; commit {commit})"
 )
 
 
@@ -39,7 +39,7 @@ class BlockScaleError(BaseModel):
     of_normal: float = Field(alias="normal deviates")
 
 
-class ErrorRecord(BaseModel):
+class ErrorRecord(Dated):
     """Of experiments/benchmarks/block_scale_error.py; a row a combination of policies."""
 
     relative_rms_error: list[BlockScaleError]
@@ -80,4 +80,4 @@ def codec_sections(folder: Path, machine: str) -> list[str]:
         KERNEL_TABLE.markdown(codec.kernels),
         ERROR_TABLE.markdown(errors.relative_rms_error),
     )
-    return [origin, kernels, ERROR_TITLE, errors_text]
+    return [origin, kernels, ERROR_TITLE.format(commit=errors.commit), errors_text]

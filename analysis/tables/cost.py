@@ -1,4 +1,4 @@
-"""Tables of what QAT costs a training step, on one GPU and under FSDP2, and of repeated syncs."""
+"""Table of what QAT costs a training step, on one GPU and under FSDP2."""
 
 from pathlib import Path
 from statistics import median
@@ -18,7 +18,6 @@ NOTE = (
     "the experts of an MoE in BF16. Goal: of the time with kept packed weights, at most, judged "
     "before rounding. Peak memory: over BF16's. Packed: what the kept weights take."
 )
-SYNC_TITLE = "**Is vLLM after many weight syncs the engine that loads the same weights from disk?**"
 
 
 class Arm(BaseModel):
@@ -88,27 +87,6 @@ class Measured(NamedTuple):
     commit: str
 
 
-class Repeated(BaseModel):
-    """An engine after many syncs, compared with others of the same weights."""
-
-    syncs: int
-    tokens: int
-    equal: dict[str, bool]
-
-
-class BitwiseRecord(Record):
-    """Of experiments/benchmarks/bitwise.py."""
-
-    models: dict[str, Repeated]
-
-
-class RepeatedRow(NamedTuple):
-    """A model and what its engine did."""
-
-    name: str
-    run: Repeated
-
-
 COST_TABLE: MarkdownTable[Measured] = MarkdownTable(
     {
         "Layers": lambda row: f"{row.stack.layers} of {row.stack.shape}",
@@ -126,15 +104,6 @@ COST_TABLE: MarkdownTable[Measured] = MarkdownTable(
         "Packed, GiB": lambda row: row.stack.packed,
     }
 )
-SYNC_TABLE: MarkdownTable[RepeatedRow] = MarkdownTable(
-    {
-        "Model": lambda row: row.name,
-        "Syncs": lambda row: str(row.run.syncs),
-        "Sampled tokens compared": lambda row: f"{row.run.tokens:,}",
-        "Tokens and log-probs equal in all bits": lambda row: _cases(row.run, True),
-        "Not equal": lambda row: _cases(row.run, False),
-    }
-)
 
 
 def cost_sections(folder: Path, machine: str) -> list[str]:
@@ -148,19 +117,3 @@ def cost_sections(folder: Path, machine: str) -> list[str]:
     rows = [Measured(stack, record.commit) for record in records for stack in record.stacks]
     origin = f"Measured on: {records[0].hardware.name}, torch {records[0].versions['torch']}."
     return [origin, TITLE, COST_TABLE.markdown(rows), NOTE]
-
-
-def repeated_sync_sections(folder: Path, machine: str) -> list[str]:
-    """Whether engines that were synced many times equal fresh ones; `other weights` must not.
-
-    Raises:
-        ValueError: the record is missing or damaged.
-    """
-    record = read_record(folder / f"bitwise_{machine}.json", BitwiseRecord)
-    rows = [RepeatedRow(name, run) for name, run in record.models.items()]
-    origin = f"Measured on: {record.setup(('vLLM', 'vllm'), ('torch', 'torch'))}."
-    return [origin, SYNC_TITLE, SYNC_TABLE.markdown(rows)]
-
-
-def _cases(run: Repeated, is_equal: bool) -> str:
-    return "; ".join(case for case, equal in run.equal.items() if equal == is_equal)

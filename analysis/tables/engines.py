@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from pydantic import BaseModel
 
@@ -80,19 +81,28 @@ class RolloutRecord(Record):
     engines: dict[str, SyncedEngine]
 
 
-SYNC_TABLE: MarkdownTable[tuple[str, SyncedEngine]] = MarkdownTable(
+class SyncRow(NamedTuple):
+    """An engine and the commit that it was measured at."""
+
+    name: str
+    commit: str
+    engine: SyncedEngine
+
+
+SYNC_TABLE: MarkdownTable[SyncRow] = MarkdownTable(
     {
-        "Engine": lambda row: row[0],
-        "vLLM's report, GiB": lambda row: f"{row[1].memory.reported_gib:.2f}",
-        "Tensors, GiB": lambda row: f"{row[1].memory.tensors_gib:.2f}",
-        "Prediction error": lambda row: f"{row[1].memory.predicted_over_tensors:.3%}",
-        "Gaps, GiB": lambda row: f"{row[1].memory.allocator_gaps_gib:.3f}",
-        "Sync, s": lambda row: seconds(row[1].syncs),
-        "In place, s": lambda row: seconds(row[1].in_place_syncs),
-        "Packing alone, s": lambda row: seconds(row[1].packing),
-        "Extra memory, GiB": lambda row: f"{row[1].extra_gib:.2f}",
-        "One BF16 layer, GiB": lambda row: f"{row[1].memory.layer_gib:.2f}",
-        "vLLM's own load, s": lambda row: seconds(row[1].stock_syncs),
+        "Engine": lambda row: row.name,
+        "Commit": lambda row: row.commit,
+        "vLLM's report, GiB": lambda row: f"{row.engine.memory.reported_gib:.2f}",
+        "Tensors, GiB": lambda row: f"{row.engine.memory.tensors_gib:.2f}",
+        "Prediction error": lambda row: f"{row.engine.memory.predicted_over_tensors:.3%}",
+        "Gaps, GiB": lambda row: f"{row.engine.memory.allocator_gaps_gib:.3f}",
+        "Sync, s": lambda row: seconds(row.engine.syncs),
+        "In place, s": lambda row: seconds(row.engine.in_place_syncs),
+        "Packing alone, s": lambda row: seconds(row.engine.packing),
+        "Extra memory, GiB": lambda row: f"{row.engine.extra_gib:.2f}",
+        "One BF16 layer, GiB": lambda row: f"{row.engine.memory.layer_gib:.2f}",
+        "vLLM's own load, s": lambda row: seconds(row.engine.stock_syncs),
     }
 )
 
@@ -111,12 +121,13 @@ def read_rollouts(folder: Path, machine: str) -> list[RolloutRecord]:
 
 def sync_sections(records: Sequence[RolloutRecord]) -> list[str]:
     """Title, table and note of weight syncs."""
-    newest = {  # an engine that was measured again is the last of its name
-        engine_name(name, record.allocator): engine
+    rows = [
+        SyncRow(engine_name(name, record.allocator), record.commit, engine)
         for record in records
         for name, engine in record.engines.items()
-    }
-    return [SYNC_TITLE, SYNC_TABLE.markdown(sorted(newest.items())), SYNC_NOTE]
+    ]
+    newest = {row.name: row for row in rows}  # one that was measured again is the last of its name
+    return [SYNC_TITLE, SYNC_TABLE.markdown(newest[name] for name in sorted(newest)), SYNC_NOTE]
 
 
 def engine_name(name: str, allocator: str = "") -> str:

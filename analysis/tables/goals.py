@@ -20,8 +20,9 @@ IN_PLACE_SYNC_GOALS_S = {"qwen3-8b": 0.1, "qwen3-30b-a3b": 0.2}  # at most
 KEPT_PACKED_STEP_GOALS = {"qwen3-8b": 1.01, "qwen3-30b-a3b": 1.05}  # of BF16's time, at most
 
 NOTE = (
-    "Speeds: tokens a second over BF16's of the same run. Weight sync: median. "
-    "Judged before rounding."
+    "Speeds: tokens a second over BF16's of the same run. Decoding: so many sequences of 32 prompt "
+    "and 128 new tokens each; counted are new ones, and the time includes the prompts' prefill. "
+    "Weight sync: median. Judged before rounding."
 )
 
 
@@ -89,7 +90,7 @@ def _speed(model: str, setting: str, bound: float, engines: Iterable[Served]) ->
         for row in engines
         if row.model == model and (ratio := row.speed_ratio(speed))
     }
-    what = PREFILL if setting == PREFILL else f"decoding, {setting} at once"
+    what = PREFILL if setting == PREFILL else f"decoding with prefill, {setting} at once"
     return Goal(model, what, bound, False, measured)
 
 

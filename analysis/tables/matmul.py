@@ -1,5 +1,6 @@
 """Tables of matrix products with NVFP4 weights: what a decoder layer's take together, by kernel."""
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,12 +14,19 @@ KERNELS = {
     "humming unsplit": "Humming, unsplit",
     "humming invariant": "Humming, batch-invariant",
 }
+# ways of one kind of layer each, which vLLM does not offer
+OTHERS = {
+    "triton nvfp4": "Our Triton kernel",
+    "dequantize + bf16": "Unpacked, then cuBLAS",
+    "dequantize + grouped bf16": "Unpacked, then PyTorch's grouped product",
+}
 NAMES = {"dense": "linear layers", "experts": "experts"}
 NOTE = (
     "In brackets: speed over BF16's, by cuBLAS for linear layers and vLLM's Triton kernel for "
     "experts. Floor: what no kernel undercuts with NVFP4 weights at the bandwidth and the peak of "
-    "the same run. Unsplit: Humming's tiles with each sum in one thread block. Largest relative "
-    "error, in the root mean square against FP64: "
+    "the same run. Unsplit: Humming's tiles with each sum in one thread block. Unpacked: written "
+    "in BF16 by our kernel each time. Largest relative error, in the root mean square against "
+    "FP64: "
 )
 
 
@@ -40,17 +48,18 @@ class Products(NamedTuple):
         return f"{self.us[kernel]:,.0f} ({self.us[self.baseline] / self.us[kernel]:.2f}x)"
 
 
-TABLE: MarkdownTable[Products] = MarkdownTable(
-    {
+def products_table(rows: Sequence[Products]) -> str:
+    """A column for each kernel; of `OTHERS` those that all rows have."""
+    others = {kernel: it for kernel, it in OTHERS.items() if all(kernel in row.us for row in rows)}
+    columns: Mapping[str, Callable[[Products], str]] = {
         "Tokens": lambda row: f"{row.tokens:,}",
         "Floor, us": lambda row: f"{row.us['floor nvfp4']:,.0f}",
         "BF16, us": lambda row: f"{row.us[row.baseline]:,.0f}",
-    }
-    | {
+    } | {
         f"{name}, us": lambda row, kernel=kernel: row.shown(kernel)
-        for kernel, name in KERNELS.items()
+        for kernel, name in (KERNELS | others).items()
     }
-)
+    return MarkdownTable(columns).markdown(rows)
 
 
 def measured_on(record: Record) -> str:
@@ -73,7 +82,7 @@ def matmul_sections(folder: Path, machine: str) -> list[str]:
             if by_tokens:
                 rows = [Products(tokens, us, baseline) for tokens, us in by_tokens.items()]
                 title = f"**Matrix products of a decoder layer: {NAMES[kind]} of {model}**"
-                sections += [title, TABLE.markdown(rows)]
+                sections += [title, products_table(rows)]
     return [*sections, NOTE + _errors(record.cases)]
 
 

@@ -48,6 +48,7 @@ class Parity(NamedTuple):
     """One model's arms: each seed's mean k3 KL, and the tokens of all seeds."""
 
     name: str
+    commit: str
     means: dict[str, Array]
     tokens: dict[str, int]
 
@@ -65,6 +66,7 @@ class Parity(NamedTuple):
 PARITY_TABLE: MarkdownTable[Parity] = MarkdownTable(
     {
         "Model": lambda row: row.name,
+        "Commit": lambda row: row.commit,
         "Seeds": lambda row: str(len(row.means["bf16"])),
         "Tokens an arm": lambda row: f"{min(row.tokens.values()):,}",
         "BF16, nats a token": lambda row: f"{row.means['bf16'].mean():.2e}",
@@ -86,7 +88,7 @@ def read_parity(folder: Path, machine: str) -> list[tuple[ParityRecord, list[Par
         rows = pd.read_csv(batches) if batches.exists() else _batches(record)
         multiplied_by = PRECISIONS[record.kernels].removeprefix("NVFP4")
         models = [
-            _parity(f"{name}, {record.weights} weights{multiplied_by}", rows, name)
+            _parity(f"{name}, {record.weights} weights{multiplied_by}", record.commit, rows, name)
             for name in record.models
         ]
         for name, model in zip(record.models, models, strict=True):
@@ -110,7 +112,7 @@ def _batches(record: ParityRecord) -> pd.DataFrame:
     )
 
 
-def _parity(label: str, rows: pd.DataFrame, name: str) -> Parity:
+def _parity(label: str, commit: str, rows: pd.DataFrame, name: str) -> Parity:
     own = rows[rows["model"] == name]
     own = own.assign(sums=own["k3_kl"] * own["tokens"])
     means, tokens = {}, {}
@@ -118,4 +120,4 @@ def _parity(label: str, rows: pd.DataFrame, name: str) -> Parity:
         totals = of_arm.groupby("seed")[["sums", "tokens"]].sum()
         means[str(arm)] = (totals["sums"] / totals["tokens"]).to_numpy()
         tokens[str(arm)] = int(totals["tokens"].sum())
-    return Parity(label, means, tokens)
+    return Parity(label, commit, means, tokens)

@@ -31,11 +31,9 @@ class Commit(BaseModel):
     dirty: bool
 
 
-class Record(BaseModel):
-    """What all records of measurements say; the first ones did not name their commit."""
+class Dated(BaseModel):
+    """A record that may name its commit; the first ones did not."""
 
-    hardware: Hardware
-    versions: dict[str, str | None]
     git: Commit | None = None
 
     @property
@@ -45,6 +43,13 @@ class Record(BaseModel):
             return "not recorded"
         changed = " with uncommitted changes" if self.git.dirty else ""
         return f"{self.git.commit[:7]}{changed}"
+
+
+class Record(Dated):
+    """What all records of measurements say."""
+
+    hardware: Hardware
+    versions: dict[str, str | None]
 
     def setup(self, *packages: tuple[str, str]) -> str:
         """Hardware if named, versions and commit; packages as labels and names in `versions`."""

@@ -12,7 +12,9 @@ from analysis.tables.record import Record, read_record
 
 SERVINGS = ("serving_8b", "serving_30b")  # of experiments/benchmarks/serving.py
 NOTE = (
-    "In brackets: speed over BF16's of the same run. Prefill: 8,192 tokens in four prompts. "
+    "In brackets: speed over BF16's of the same run. At 1, 32 and 256: so many sequences of 32 "
+    "prompt and 128 new tokens each; counted are new ones, and the time includes the prompts' "
+    "prefill. Prefill: 8,192 tokens in four prompts. "
     "Rollouts of a step: so many prompts, up to 2,048 new tokens each. Weights and the prompts' "
     "tokens are random. vLLM sets memory aside for 1,024 sequences at once."
 )
@@ -129,7 +131,7 @@ def serving_sections(records: Sequence[ServingRecord]) -> list[str]:
             "KV cache, tokens": lambda row: f"{row.engine.kv_cache_tokens:,}",
         }
         | {
-            f"tokens/s at {batch}": lambda row, batch=batch: row.tokens_per_s(
+            f"new tokens/s at {batch}": lambda row, batch=batch: row.tokens_per_s(
                 lambda it: it.tokens_per_s[batch][1]
             )
             for batch in batches

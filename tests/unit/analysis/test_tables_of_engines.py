@@ -9,6 +9,7 @@ from analysis.tables import benchmark_text
 from experiments.study.schema import ROOT
 
 SETUP = {"hardware": {"gpus": ["GPU X"]}, "versions": {"vllm": "1.2", "torch": "3.4"}}
+GIT = {"git": {"commit": "0123456789", "dirty": False}}
 
 
 def _engine(
@@ -59,7 +60,7 @@ def folder(tmp_path: Path) -> Path:
     arms = {"bf16": 1.0, "qat-pow2": 1.05, "qat-amax": 1.5, "no-qat": 250.0}
     model = {"arms": {arm: _batches(ratio) for arm, ratio in arms.items()}}
     records = {
-        "rollout": {"allocator": "", "engines": engines},
+        "rollout": GIT | {"allocator": "", "engines": engines},
         "rollout_30b": {"allocator": "", "engines": {"m:bf16": _engine([1.0], [0.5, 0.25, 0.5])}},
         "rollout_expandable": {"allocator": "grows", "engines": {"m:nvfp4": engines["m:nvfp4"]}},
         "rollout_humming": {
@@ -73,7 +74,8 @@ def folder(tmp_path: Path) -> Path:
             "engines": {"m:bf16": bf16, "m:humming": humming},
         },
         "parity": {"weights": "random", "models": {"m": model}},
-        "parity_trained": {
+        "parity_trained": GIT
+        | {
             "weights": "trained",
             "models": {"m": {"arms": model["arms"] | {"rounded": _batches(1.0)}}},
         },
@@ -86,12 +88,16 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "line",
     [
-        "Measured on: GPU X, vLLM 1.2, torch 3.4, commit not recorded.",
-        "| m BF16 | 6.04 | 6.00 | -1.250% | 0.040 | 1.00 |  |  | 0.10 | 0.50 | 0.50 |",
-        "| m NVFP4 | 6.04 | 6.00 | -1.250% | 0.040 | 2.00 |  |  | 0.30 | 0.50 |  |",
-        "| m NVFP4, Humming | 6.04 | 6.00 | -1.250% | 0.040 | 4.00 | 0.12 |  | 0.40 | 0.50 |  |",
-        "| m NVFP4, `grows` | 6.04 | 6.00 | -1.250% | 0.040 | 2.00 |  |  | 0.30 | 0.50 |  |",
-        "| Engine | Commit | KV cache, tokens | tokens/s at 1 | tokens/s at 8 "
+        "Measured on: GPU X, vLLM 1.2, torch 3.4, commit 0123456; "
+        "GPU X, vLLM 1.2, torch 3.4, commit not recorded.",
+        "| m BF16 | not recorded | 6.04 | 6.00 | -1.250% | 0.040 | 1.00 |  |  | 0.10 "
+        "| 0.50 | 0.50 |",
+        "| m NVFP4 | 0123456 | 6.04 | 6.00 | -1.250% | 0.040 | 2.00 |  |  | 0.30 | 0.50 |  |",
+        "| m NVFP4, Humming | not recorded | 6.04 | 6.00 | -1.250% | 0.040 | 4.00 | 0.12 |  | 0.40 "
+        "| 0.50 |  |",
+        "| m NVFP4, `grows` | not recorded | 6.04 | 6.00 | -1.250% | 0.040 | 2.00 |  |  | 0.30 "
+        "| 0.50 |  |",
+        "| Engine | Commit | KV cache, tokens | new tokens/s at 1 | new tokens/s at 8 "
         "| Prefill, tokens/s "
         "| Rollouts of 8 prompts, s | Rollouts of 1,024 prompts, s |",
         # without a BF16 engine in its run, then with one that rolled out 1,000 tokens in 4 s
@@ -100,9 +106,9 @@ def folder(tmp_path: Path) -> Path:
         "| m NVFP4, Humming | not recorded | 12,345 | 20 (2.00x) | 3,000 (0.75x) "
         "| 6,000 (1.20x) | 5.0 (1.60x) | 9.0 |",
         # both arms' seeds differ alike, so that the ratio of every seed is the same
-        "| m, random weights | 2 | 1,000 | 2.00e-05 | 1.05x (1.05x to 1.05x) "
+        "| m, random weights | not recorded | 2 | 1,000 | 2.00e-05 | 1.05x (1.05x to 1.05x) "
         "| 1.50x (1.50x to 1.50x) | 250x (250x to 250x) |  |",
-        "| m, trained weights | 2 | 1,000 | 2.00e-05 | 1.05x (1.05x to 1.05x) "
+        "| m, trained weights | 0123456 | 2 | 1,000 | 2.00e-05 | 1.05x (1.05x to 1.05x) "
         "| 1.50x (1.50x to 1.50x) | 250x (250x to 250x) | 1.05x (1.05x to 1.05x) |",
     ],
 )
@@ -123,7 +129,7 @@ def test_a_damaged_record_is_named_with_its_key(folder: Path) -> None:
 
 def test_the_committed_records_fill_the_tables() -> None:
     tables = benchmark_text("benchmarks", ROOT / "experiments" / "records" / "benchmarks", "h200")
-    assert "| qwen3-30b-a3b NVFP4 | 16.89 | 16.85 |" in tables
+    assert "| qwen3-30b-a3b NVFP4 | 888ec8f | 16.89 | 16.85 |" in tables
 
 
 def test_batches_of_a_seed_are_weighed_by_their_tokens(folder: Path) -> None:
@@ -134,7 +140,8 @@ def test_batches_of_a_seed_are_weighed_by_their_tokens(folder: Path) -> None:
             lines += [f"m,{arm},{seed},{ratio * 1e-5},0,75", f"m,{arm},{seed},{ratio * 5e-5},0,25"]
     with gzip.open(folder / "parity_x.csv.gz", "wt") as file:
         file.write("\n".join(lines) + "\n")
-    row = "| m, random weights | 2 | 200 | 2.00e-05 | 3.00x (3.00x to 3.00x) |  |  |  |"
+    ratio = "3.00x (3.00x to 3.00x)"
+    row = f"| m, random weights | not recorded | 2 | 200 | 2.00e-05 | {ratio} |  |  |  |"
     assert row in benchmark_text("benchmarks", folder, "x")
 
 
