@@ -5,12 +5,13 @@ bytes a weight in layouts of their own, so one layout has to serve all numbers o
 `UNPACK_FROM` rows on, the weight is unpacked and cuBLAS multiplies.
 
 Not the default on Hopper: below that many rows Humming's products have other bits each time and
-larger errors than Marlin's, and the mismatch of trainer and rollout was not measured with it.
-Reasons: docs/verl.md, "Switches"; numbers: docs/performance.md.
+larger errors than Marlin's, and k3 KL between trainer and rollout is 1.54 times BF16's in a small
+dense model, 1.31 times in a small MoE, where with Marlin it is 1.01 times
+(experiments/records/benchmarks/parity_humming_h200.json). Reasons: docs/verl.md, "Switches".
 
 vLLM 0.24 has no linear backend of this name and forces Marlin on W4A16, so the choice of its
-scheme is replaced. vLLM 0.28 has such a kernel, whose reload makes new tensors; this file goes when
-verl pins a vLLM that keeps them.
+scheme is replaced. This file goes when verl's pin reaches vLLM 0.32, where Humming is the default
+on Hopper, if syncs keep its tensors there: the kernel that 0.28 offers makes new ones at a reload.
 """
 
 import json
