@@ -14,6 +14,7 @@ PROFILE_TITLE = "**Parts of verl's weight sync, seconds in the process that trai
 PROFILE_NOTE = (
     "Medians over the syncs of one run, in brackets from least to most. While memory is freed, "
     "vLLM's workers wait; after a step that saved a checkpoint or compiled, there is less to free. "
+    "Global scales: measuring them, and waiting for weights that are still being copied. "
     f"In place: with `{IN_PLACE}=1`."
 )
 STREAM_TITLE = "**Weights on the host, packed on the GPU**"
