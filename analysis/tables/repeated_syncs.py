@@ -15,7 +15,6 @@ KERNELS = {
     "humming": "Humming",
     "humming-experts": "Marlin, experts by Humming",
 }
-IN_PLACE = "in place"
 NOTE = (
     "Synced, and slept and synced: through vLLM's reload. In place: with "
     "`QAT_CORE_IN_PLACE_SYNC=1`. Again: the same engine, with nothing in between. Fresh: a new "
@@ -25,18 +24,26 @@ NOTE = (
 )
 
 
+class Way(BaseModel):
+    """How an engine was synced: past vLLM's reload, if it could be."""
+
+    in_place: bool
+
+
 class Repeated(BaseModel):
     """An engine after many syncs, compared with others of the same weights, each by its name.
 
     Attributes:
         equal: whether samples are.
-        equal_weights: whether the served tensors are; the first records lack it.
+        equal_weights: whether the served tensors are.
+        ways: of its engines; the first records lack these two.
     """
 
     syncs: int
     tokens: int
     equal: dict[str, bool]
     equal_weights: dict[str, bool] = {}
+    ways: dict[str, Way] = {}
 
     @property
     def repeats_itself(self) -> bool:
@@ -44,14 +51,15 @@ class Repeated(BaseModel):
         return self.equal.get("synced, again", True)
 
     @property
-    def ways(self) -> str:
+    def came_by(self) -> str:
         """How weights came."""
-        return f"reload and {IN_PLACE}" if IN_PLACE in self.equal else "reload"
+        in_place = any(way.in_place for way in self.ways.values())
+        return "reload and in place" if in_place else "reload"
 
     @property
     def samples(self) -> str:
         """What samples alike; says so if the kernels do not allow to ask."""
-        return _named(self.equal, True) if self.repeats_itself else "no two of one engine are equal"
+        return _named(self.equal, True) if self.repeats_itself else "no: one engine's own differ"
 
     @property
     def weights(self) -> str:
@@ -85,7 +93,7 @@ TABLE: MarkdownTable[Row] = MarkdownTable(
     {
         "Model": lambda row: row.name,
         "Kernels": lambda row: KERNELS[row.record.kernels],
-        "Weights came by": lambda row: row.run.ways,
+        "Weights came by": lambda row: row.run.came_by,
         "Commit": lambda row: row.record.commit,
         "Syncs": lambda row: str(row.run.syncs),
         "Sampled tokens compared": lambda row: f"{row.run.tokens:,}",

@@ -2,23 +2,33 @@
 
     python -m experiments.benchmarks.bitwise experiments/records/benchmarks/bitwise_h200.json
 
-Compares sampled tokens and their log-probs, CUDA graphs on, of: an engine synced 100 times with
-changing weights; the same after sleep (level 2), wake-up and one sync; new engines that load the
-last weights from disk, stored in compressed-tensors' and in ModelOpt's form.
+Two engines are synced 100 times with the same changing weights, one through vLLM's reload, one in
+place, and each once more after sleep (level 2) and wake-up. They are compared with new engines that
+load the last weights from disk, stored in compressed-tensors' and in ModelOpt's form: sampled
+tokens and their log-probs, CUDA graphs on, and the parameters and buffers of the served model.
+
+`--kernels humming` multiplies by Humming instead of Marlin, `humming-experts` only experts. The
+default tiles of Humming's linear layers do not repeat their bits (`matmul_bits`), so that no two
+samples need be equal there, which `synced, again` shows: then the tensors alone decide. Experts by
+Humming do repeat: `humming-experts` compares samples too. ModelOpt's form is compared by samples
+alone, as it names its tensors otherwise, and not with `humming`, which leaves its linear layers to
+Marlin.
 
 vLLM's own noise has to stay out: its MoE kernels are not deterministic where a step has 1024 or
 more (token, expert) pairs, because `moe_align_block_size` then orders the tokens of an expert by
 atomic additions and Marlin splits its sums by that order. So a step here has at most 128 tokens;
-`wide` shows the noise of steps of 256 tokens without any sync. `--device cpu` rehearses.
+`wide` shows the noise of steps of 256 tokens without any sync. `--device cpu` rehearses: there both
+ways are the reload, and no kernel can be chosen.
 """
 
 import argparse
 import json
+import os
 import tempfile
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
@@ -27,7 +37,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from experiments.benchmarks.architectures import ARCHITECTURES, TINY, engine_settings
 from experiments.benchmarks.device import require_device
+from experiments.benchmarks.engines import PRECISIONS, set_kernels
 from experiments.benchmarks.random_model import write_random_checkpoint
+from experiments.benchmarks.served_tensors import differing, digests, writes_in_place
 from experiments.runs.provenance import origin
 from experiments.support.cli import run_cli
 from experiments.support.subprocess_call import call_in_subprocess
@@ -36,6 +48,7 @@ from qat_core.plan import plan
 from qat_core.recipe import Recipe
 from qat_core.rollout.engine import Rollouts
 from qat_core.rollout.vllm.engine import VllmEngine, vllm_version
+from qat_core.rollout.vllm.in_place import VARIABLE
 from qat_core.weights.stream import weight_stream
 
 RECIPE = Recipe.full()
@@ -45,24 +58,55 @@ SIZES: dict[str, dict[str, Any]] = {
     "cpu": {"syncs": 3, "tokens": 8, "shrink": TINY},
 }
 PROMPT_TOKENS = 8
+# what the states of an engine that is synced in this way are called
+WAYS = {"reload": "synced", "in place": "in place"}
 
 
-def run_architecture(config: dict[str, Any], device: str, folder: Path) -> dict[str, Any]:
-    """Whether each way to the last weights gives the same sample."""
+class State(NamedTuple):
+    """What an engine samples, and a digest of each tensor that it serves."""
+
+    sample: Rollouts
+    tensors: dict[str, str]
+
+
+def run_architecture(config: dict[str, Any], kernels: str, device: str, folder: Path) -> Any:
+    """Whether each way to the last weights gives the same sample and the same tensors."""
     write_random_checkpoint(config, folder / "base", seed=0, device=device)
-    figures, samples = call_in_subprocess(sync_repeatedly, folder, device)
-    for kind in ("compressed-tensors", "modelopt"):
-        samples[f"fresh {kind}"] = call_in_subprocess(load_and_sample, folder / kind, device)
-    expected = samples["synced"]
-    equal = {name: _is_equal(sample, expected) for name, sample in samples.items()}
-    equal["other weights"] = _is_equal(figures.pop("first"), expected)  # has to be false
+    ways: dict[str, Any] = {}
+    states: dict[str, State] = {}
+    for way in WAYS:
+        ways[way], found = call_in_subprocess(sync_repeatedly, folder, way, device)
+        states |= found
+    fresh = ["compressed-tensors"] + (["modelopt"] if kernels != "humming" else [])
+    for kind in fresh:
+        states[f"fresh {kind}"] = call_in_subprocess(load, folder / kind, device)
     wide = call_in_subprocess(repeat_wide, folder / "compressed-tensors", device)
-    return {**figures, "tokens": int(expected.response_mask.sum()), "equal": equal, "wide": wide}
+    tokens = int(states["synced"].sample.response_mask.sum())
+    syncs = SIZES[device]["syncs"]
+    return {"syncs": syncs, "ways": ways, "tokens": tokens, **compare(states), "wide": wide}
+
+
+def compare(states: dict[str, State]) -> dict[str, Any]:
+    """Which states have the sample and the tensors of `synced`; `other weights` must not."""
+    expected = states["synced"]
+    named_alike = {name: state for name, state in states.items() if name != "fresh modelopt"}
+    unequal = {name: differing(it.tensors, expected.tensors) for name, it in named_alike.items()}
+    return {
+        "equal": {name: _is_equal(it.sample, expected.sample) for name, it in states.items()},
+        "equal_weights": {name: not tensors for name, tensors in unequal.items()},
+        "tensors": len(expected.tensors),
+        "differing_tensors": {name: tensors[:8] for name, tensors in unequal.items() if tensors},
+    }
 
 
 @torch.no_grad()
-def sync_repeatedly(folder: Path, device: str) -> tuple[dict[str, Any], dict[str, Rollouts]]:
-    """Samples of one engine on its way; leaves its last weights in both forms in `folder`."""
+def sync_repeatedly(folder: Path, way: str, device: str) -> tuple[dict[str, Any], dict[str, State]]:
+    """States of one engine on its way; the reload leaves its last weights in both forms.
+
+    Raises:
+        ValueError: on a GPU, the engine is not synced in the way that was asked for.
+    """
+    os.environ[VARIABLE] = str(int(way == "in place"))
     model = AutoModelForCausalLM.from_pretrained(folder / "base", dtype=torch.bfloat16).to(device)
     planned = plan(model, RECIPE)
     can_sleep = {"enable_sleep_mode": True} if device == "cuda" else {}
@@ -74,22 +118,30 @@ def sync_repeatedly(folder: Path, device: str) -> tuple[dict[str, Any], dict[str
         return perf_counter() - start
 
     sync()
-    first = _sample(engine, device)
+    is_in_place = engine.on_worker(writes_in_place)
+    if device == "cuda" and is_in_place != (way == "in place"):
+        raise ValueError(f"{way}: vLLM's engine was synced otherwise; name other --models")
+    other = {} if way == "in place" else {"other weights": _state(engine, device)}
     times_s = []
     for seed in range(SIZES[device]["syncs"]):
         _change(model, seed)
         times_s.append(sync())
-    samples = {"synced": _sample(engine, device), "synced, again": _sample(engine, device)}
+    name = WAYS[way]
+    states = {name: _state(engine, device), f"{name}, again": _state(engine, device)}
     if can_sleep:
         engine.sleep()
         engine.wake_up()
         sync()
-        samples["slept and synced"] = _sample(engine, device)
+        states[f"slept and {name}"] = _state(engine, device)
+    if way == "reload":
+        _write_forms(model, folder)
+    return {"median_sync_s": median(times_s), "in_place": is_in_place}, states | other
+
+
+def _write_forms(model: nn.Module, folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder / "base")
     export(model, RECIPE, folder / "compressed-tensors", tokenizer)
     export(model, RECIPE, folder / "modelopt", tokenizer, "modelopt")
-    figures = {"syncs": len(times_s), "median_sync_s": median(times_s), "first": first}
-    return figures, samples
 
 
 def _change(model: nn.Module, seed: int) -> None:
@@ -100,9 +152,9 @@ def _change(model: nn.Module, seed: int) -> None:
         parameter.mul_(1 + 0.05 * noise.to(parameter.dtype))
 
 
-def load_and_sample(checkpoint: Path, device: str) -> Rollouts:
-    """What a new engine samples."""
-    return _sample(VllmEngine(checkpoint, **_narrow(device)), device)
+def load(checkpoint: Path, device: str) -> State:
+    """A new engine's state."""
+    return _state(VllmEngine(checkpoint, **_narrow(device)), device)
 
 
 def repeat_wide(checkpoint: Path, device: str) -> dict[str, Any]:
@@ -118,6 +170,10 @@ def _narrow(device: str) -> dict[str, Any]:
         "max_num_batched_tokens": NARROW,
         "enable_prefix_caching": False,
     }
+
+
+def _state(engine: VllmEngine, device: str) -> State:
+    return State(_sample(engine, device), engine.on_worker(digests))
 
 
 def _sample(engine: VllmEngine, device: str, sequences: int = NARROW) -> Rollouts:
@@ -137,11 +193,15 @@ def main() -> None:
     parser.add_argument("record", type=Path)
     parser.add_argument("--device", choices=SIZES, default="cuda")
     parser.add_argument("--models", nargs="+", choices=ARCHITECTURES, default=list(ARCHITECTURES))
+    kernels = [precision for precision in PRECISIONS if precision != "bf16"]
+    parser.add_argument("--kernels", choices=kernels, default="nvfp4")
     arguments = parser.parse_args()
     require_device(arguments.device)
+    set_kernels(arguments.kernels)
     size = SIZES[arguments.device]
     record: dict[str, Any] = {
         "benchmark": "bitwise",
+        "kernels": arguments.kernels,
         **origin(arguments.device, vllm=vllm_version()),
         "engine": _narrow(arguments.device),
         "models": {},
@@ -149,7 +209,9 @@ def main() -> None:
     for name in arguments.models:
         with tempfile.TemporaryDirectory() as folder:
             config = ARCHITECTURES[name] | size["shrink"]
-            record["models"][name] = run_architecture(config, arguments.device, Path(folder))
+            record["models"][name] = run_architecture(
+                config, arguments.kernels, arguments.device, Path(folder)
+            )
         arguments.record.write_text(json.dumps(record, indent=1) + "\n")
         Console().print(name, record["models"][name])
 
