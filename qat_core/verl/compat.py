@@ -68,6 +68,12 @@ USED_NAMES = (
     UsedName(_ENGINE, "FSDPEngineWithLMHead.to", "packed shards dropped with an offload", "a hook"),
     UsedName(_ENGINE, "CPUOffloadPolicy", "reference policies on a CPU", "one that needs no GPU"),
     UsedName(
+        "utils.fsdp_utils",
+        "fsdp2_sharded_save_to_cpu",
+        "weights saved from the host's memory stay as they were",
+        "a copy in place of `cpu()`",
+    ),
+    UsedName(
         "checkpoint_engine.base",
         "split_weight_chunks",
         "syncs between processes on a CPU",

@@ -20,6 +20,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 
 import qat_core.verl.rotary
+import qat_core.verl.saved_weights
 from qat_core.coverage import coverage
 from qat_core.plan import QuantPlan, plan
 from qat_core.preparation import prepare

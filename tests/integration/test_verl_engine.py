@@ -101,6 +101,18 @@ def test_packed_shards_do_not_outlive_an_offload(outcomes: dict[str, Any]) -> No
     assert found["after_offload"] == 0
 
 
+@pytest.mark.verl_table(
+    "`rollout_correction.bypass_mode=false` of `separate_async` and `fully_async_policy`, with "
+    "`fsdp_config.param_offload` or on a CPU",
+    "no update is lost, with `+nvfp4=off` too, as this project's worker saves copies of weights",
+)
+@pytest.mark.parametrize("case", ["qat", "bf16"])
+def test_no_update_is_lost_where_old_log_probs_are_of_older_weights(
+    outcomes: dict[str, Any], case: str
+) -> None:
+    assert outcomes[case]["lost"] == []
+
+
 QAT = "actor_rollout_ref.actor.fsdp_config.qat"
 REFUSALS = {
     "lora": "actor_rollout_ref.model.lora_rank: no LoRA with NVFP4; set it to 0",

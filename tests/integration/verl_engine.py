@@ -10,6 +10,7 @@ import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 os.environ |= {"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "qat_core.verl.cpu"}
@@ -19,7 +20,8 @@ import torch
 import torch.distributed as dist
 import verl
 from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
+from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.engine import EngineRegistry
 
@@ -97,6 +99,8 @@ def outcome(model_dir: str, case: str) -> dict[str, Any]:
         return {"error": str(error)}
     if case == "qat":
         found |= packed_shards(engine)
+    if case in ("qat", "bf16"):
+        found["lost"] = lost_updates(engine)
     found["dtypes"] = dtypes(engine.module)
     if case == "users module":
         found["imported"] = "colorsys" in sys.modules
@@ -170,6 +174,42 @@ def packed_shards(engine: Any) -> dict[str, int]:
         "after_offload": after_offload,
         "after_next_forward": len(scales.packed_shards),
     }
+
+
+def lost_updates(engine: Any) -> list[str]:
+    """Weights, and the output, that differ once verl has gone back to older ones and returned.
+
+    As `_compute_old_log_prob` of its trainers apart from their rollouts does.
+    """
+    tokens = torch.tensor([[3, 14, 4, 17]])
+    worker = object.__new__(DetachActorWorker)
+    worker.config = OmegaConf.create({"actor": {"strategy": "fsdp2"}})
+    worker.actor, worker._strategy_handlers = SimpleNamespace(engine=engine), None
+
+    def state() -> dict[str, torch.Tensor]:
+        with torch.no_grad():
+            output = engine.module(input_ids=tokens).logits
+        shards = {n: p.to_local().detach().clone() for n, p in engine.module.named_parameters()}
+        return shards | {"output": output}
+
+    old = state()
+    worker.save_model_to_cpu(0)
+    with torch.no_grad():
+        for parameter in engine.module.parameters():
+            parameter.mul_(1.5)
+    current = state()
+    worker.save_model_to_cpu(1)
+    worker.restore_model_from_cpu(0)
+    went_back = state()
+    worker.restore_model_from_cpu(1)
+    returned = state()
+    return [
+        name
+        for name in old
+        if not torch.equal(went_back[name], old[name])
+        or not torch.equal(returned[name], current[name])
+        or torch.equal(old[name], current[name])
+    ]
 
 
 def adapters_refused() -> str:
