@@ -2,9 +2,11 @@
 
 verl hands them over after most of its own (`vllm_async_server.py`): one that verl has a key for
 overrides that key, and so goes around the rules for it, or is overridden. vLLM takes a name with
-hyphens and with underscores, and after `no_`.
+hyphens and with underscores, after `no_`, shortened as long as no other name begins like it, and
+with a dot before a key of its section.
 """
 
+import re
 from collections.abc import Iterator
 
 from omegaconf import DictConfig, OmegaConf
@@ -30,9 +32,16 @@ _VERLS_KEYS = {
 _RULED = ("hf_overrides", "quantization", "speculative_config", "worker_extension_cls")
 # enable_eplb moves experts: a sync would write them to their first places
 _UNTRIED = (
-    *("calculate_kv_scales", "cpu_offload_gb", "enable_eplb", "kv_cache_dtype", "linear_backend"),
-    *("moe_backend", "offload_group_size"),
+    *("calculate_kv_scales", "cpu_offload_gb", "enable_eplb", "kernel_config", "kv_cache_dtype"),
+    *("linear_backend", "moe_backend", "offload_group_size"),
 )
+# vLLM makes `speculative_config` of the first three
+_REMOVED = {
+    **dict.fromkeys(("spec_method", "spec_model", "spec_tokens"), "draft models are not synced"),
+    "config": "a file's keys are not checked, write them here",
+    "quantization_config": "verl's keys say what is quantized",
+}
+_ALL = sorted({*_VERLS_KEYS, *_RULED, *_UNTRIED, *_REMOVED, "enable_lora"})
 
 
 def require_arguments(config: DictConfig) -> None:
@@ -50,13 +59,20 @@ def require_arguments(config: DictConfig) -> None:
 
 def _fixes(key: str, value: object) -> Iterator[str]:
     name = key.replace("-", "_").removeprefix("no_")
-    if name in _VERLS_KEYS:
+    if not re.fullmatch(r"\w+", name):
+        yield "no name; write a key of a section into the section"
+    elif name in _VERLS_KEYS:
         yield f"verl has a key for it; remove it, and set {_VERLS_KEYS[name]}"
-    elif name in _RULED and name != key:
-        yield f"write {name}"
-    elif name == "enable_lora" and not is_not_set(value):
-        yield "LoRA adapters are not synced; remove the key"
-    elif name == "quantization_config":
-        yield "verl's keys say what is quantized; remove the key"
-    elif name in _UNTRIED and not is_not_set(value) and value != "auto":
-        yield "never tried with these syncs; remove the key"
+    elif name in _RULED:
+        if name != key:
+            yield f"write {name}"
+    elif name in _REMOVED:
+        yield f"{_REMOVED[name]}; remove the key"
+    elif name == "enable_lora":
+        if not is_not_set(value):
+            yield "LoRA adapters are not synced; remove the key"
+    elif name in _UNTRIED:
+        if not is_not_set(value) and value != "auto":
+            yield "never tried with these syncs; remove the key"
+    elif longer := [ruled for ruled in _ALL if ruled.startswith(name)]:
+        yield f"short for {' or '.join(longer)} to vLLM; write its name in full"

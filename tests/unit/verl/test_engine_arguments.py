@@ -1,16 +1,25 @@
 """vLLM's own arguments go around no rule for verl's keys."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
 from qat_core.verl.configuration import complete
-from qat_core.verl.engine_arguments import require_arguments
+from qat_core.verl.engine_arguments import _fixes, require_arguments
 from qat_core.verl.rules import VLLM
 from tests.verl_configurations import COMMAND, ROLLOUT, composed
 
+# in a process of its own, as vLLM's import changes what other tests see
+LIST_NAMES = """
+from vllm.entrypoints.openai.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+parser = make_arg_parser(FlexibleArgumentParser())
+print(*(o[2:] for a in parser._actions for o in a.option_strings if o.startswith("--")))
+"""
 VERLS = {
     "dtype=float16": f"{ROLLOUT}.dtype",
     "load_format=auto": f"{ROLLOUT}.load_format",
@@ -42,6 +51,15 @@ REFUSED = {
     "enable-eplb=true": "never tried with these syncs; remove the key",
     "cpu_offload_gb=4": "never tried with these syncs; remove the key",
     "offload_group_size=2": "never tried with these syncs; remove the key",
+    "kernel_config={moe_backend: triton}": "never tried with these syncs; remove the key",
+    "config=more.yaml": "a file's keys are not checked, write them here; remove the key",
+    "spec_method=ngram": "draft models are not synced; remove the key",
+    "spec-model=/x": "draft models are not synced; remove the key",
+    "pipeline_parallel=2": "short for pipeline_parallel_size to vLLM; write its name in full",
+    "no-enable-prefix=true": "short for enable_prefix_caching to vLLM; write its name in full",
+    "load=auto": "short for load_format to vLLM; write its name in full",
+    "speculative={method: x}": "short for speculative_config to vLLM; write its name in full",
+    "kernel-config.moe_backend=triton": "no name; write a key of a section into the section",
 }
 
 
@@ -73,11 +91,30 @@ def test_an_argument_that_verl_has_a_key_for_is_refused(argument: str, key: str)
     "refused, with `+nvfp4=off` too",
     cases=["enable_eplb=true", "cpu_offload_gb=4", "kv_cache_dtype=fp8"],
 )
+@pytest.mark.verl_table(
+    "`config`, `kernel_config`, shortened names in `engine_kwargs.vllm`",
+    "refused, with `+nvfp4=off` too",
+    cases=["config=more.yaml", "kernel_config={moe_backend: triton}", "pipeline_parallel=2"],
+)
 @pytest.mark.parametrize(("argument", "fix"), REFUSED.items())
 def test_an_argument_that_syncs_do_not_stand_is_refused(argument: str, fix: str) -> None:
     name = re.escape(f"{VLLM}.{argument.partition('=')[0]}: ")
     with pytest.raises(ValueError, match=f"{name}.*: {re.escape(fix)}$"):
         require_arguments(with_argument(argument))
+
+
+@pytest.mark.slow
+def test_no_full_name_of_vllms_counts_as_short_for_another() -> None:
+    """Of all arguments of an engine and of `vllm serve`, which verl calls."""
+    pytest.importorskip("vllm", reason="needs requirements/engines.txt")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", LIST_NAMES], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    names = done.stdout.splitlines()[-1].split()
+    assert {"pipeline-parallel-size", "config", "spec-method"} <= set(names)
+    short = [name for name in names if any("short for" in fix for fix in _fixes(name, "x"))]
+    assert short == []
 
 
 @pytest.mark.parametrize(
@@ -103,11 +140,18 @@ def test_other_arguments_are_vllms(argument: str) -> None:
     "refused, with `+nvfp4=off` too",
     cases=["enable_eplb=true", "kv-cache-dtype=fp8"],
 )
+@pytest.mark.verl_table(
+    "`config`, `kernel_config`, shortened names in `engine_kwargs.vllm`",
+    "refused, with `+nvfp4=off` too",
+    cases=["config=more.yaml", "pipeline_parallel=2"],
+)
 @pytest.mark.parametrize(
     ("groups", "argument", "message"),
     [
         (["+nvfp4=w4a16"], "dtype=float16", "verl has a key for it"),
         (["+nvfp4=w4a16"], "enable_eplb=true", "never tried with these syncs"),
+        (["+nvfp4=off"], "config=more.yaml", "are not checked"),
+        (["+nvfp4=w4a16"], "pipeline_parallel=2", "short for pipeline_parallel_size"),
         (["+nvfp4=off"], "kv-cache-dtype=fp8", "never tried with these syncs"),
         (["+nvfp4=off"], "hf_overrides='{}'", "a text; give a section, such as {max_position"),
         (["+nvfp4=w4a16"], "hf_overrides='{}'", "a text; give a section, such as {max_position"),
