@@ -74,6 +74,12 @@ USED_NAMES = (
         "a copy in place of `cpu()`",
     ),
     UsedName(
+        "utils.fsdp_utils",
+        "fsdp2_sharded_load_from_cpu",
+        "saved weights are restored into shards",
+        "a reshard before it",
+    ),
+    UsedName(
         "checkpoint_engine.base",
         "split_weight_chunks",
         "syncs between processes on a CPU",

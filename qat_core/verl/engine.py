@@ -20,7 +20,6 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 
 import qat_core.verl.rotary
-import qat_core.verl.saved_weights
 from qat_core.coverage import coverage
 from qat_core.plan import QuantPlan, plan
 from qat_core.preparation import prepare
@@ -29,6 +28,7 @@ from qat_core.verl import compat
 from qat_core.verl.configuration import to_recipe
 from qat_core.verl.routing_replay import ReplayEngine
 from qat_core.verl.rules import require_switches
+from qat_core.verl.saved_weights import reshard
 from qat_core.weights.stream import weight_stream
 from qat_core.weights.transfer import transfer_tensors
 
@@ -114,6 +114,7 @@ class NvFp4Engine(ReplayEngine):
         self, **_: Any
     ) -> tuple[Iterator[tuple[str, Tensor]], dict[str, Any] | None]:
         """Packed weights for the rollout workers, as verl's transport takes them."""
+        reshard(self.module)  # after steps that train the critic alone
         self._require_coverage()
         device = torch.device(get_device_id())
         stream = weight_stream(self.module, self.plan, self._recipe, device)

@@ -27,12 +27,12 @@ class ReplayEngine(FSDPEngineWithLMHead):  # type: ignore[misc]
     """
 
     def __init__(self, model_config: Any, engine_config: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(model_config, engine_config, *args, **kwargs)
         mode = engine_config.router_replay.mode
         if mode == "R2" or (mode == "R3" and engine_config.ulysses_sequence_parallel_size > 1):
             raise ValueError(
                 f"{REPLAY_MODE}: {mode}: FSDP2 replays R3 alone, without sequence parallelism"
             )
+        super().__init__(model_config, engine_config, *args, **kwargs)
         self._replays = mode == "R3"
         self._replaying = ExitStack()
 

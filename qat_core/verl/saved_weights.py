@@ -1,23 +1,29 @@
-"""Saved weights that stay as they were, where the live ones lie in the host's memory too.
+"""Weights that verl saves and restores between mini-batches, without losing updates.
 
 `trainer_mode=separate_async` and `fully_async_policy` compute old log-probs under the weights of
 the last sync: verl saves the current weights, restores older ones, computes, and restores the
-current ones. verl 0.9.1 saves with `Tensor.cpu()`, which is no copy of a shard that lies on the
-CPU, as with `param_offload=true`: older weights would overwrite what was saved, and every update
-since the last sync would be lost. Unneeded once verl saves a copy.
+current ones. Two things go wrong in verl 0.9.1, and every update since the last sync is lost:
+
+* It saves with `Tensor.cpu()`, which is no copy of a shard that lies on the CPU, as with
+  `param_offload=true`: older weights overwrite what was saved. Unneeded once verl saves a copy.
+* With `reshard_after_forward=false` a forward pass leaves whole weights in the place of the shards,
+  and those are what it restores. Unneeded once verl shards the model first.
 """
 
 from functools import wraps
 from typing import Any
 
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from verl.utils import fsdp_utils
 
 _save = fsdp_utils.fsdp2_sharded_save_to_cpu
+_load = fsdp_utils.fsdp2_sharded_load_from_cpu
 
 
 @wraps(_save)
 def _save_copies(model: nn.Module) -> Any:
+    reshard(model)
     shards, spec = _save(model)
     for name, parameter in model.named_parameters():
         if parameter.device.type == "cpu":  # others were copied
@@ -26,4 +32,18 @@ def _save_copies(model: nn.Module) -> Any:
     return shards, spec
 
 
+@wraps(_load)
+def _load_into_shards(model: nn.Module, *saved: Any) -> None:
+    reshard(model)
+    _load(model, *saved)
+
+
+def reshard(model: nn.Module) -> None:
+    """Puts shards back where a forward pass has left whole weights of FSDP2."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
 fsdp_utils.fsdp2_sharded_save_to_cpu = _save_copies
+fsdp_utils.fsdp2_sharded_load_from_cpu = _load_into_shards

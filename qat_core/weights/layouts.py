@@ -28,7 +28,15 @@ class Layout:
         """A packed matrix `<module>.weight` as the tensors that a file holds.
 
         The global scale is copied: fused weights share theirs, which files cannot.
+
+        Raises:
+            ValueError: it holds several matrices, as where the hub stores experts whole.
         """
+        if packed.codes.ndim != 2:
+            raise ValueError(
+                f"{name}: the hub has these experts as one tensor, and NVFP4 files have no form "
+                "for that: add them to ignore"
+            )
         module = name.removesuffix(".weight")
         divisor = packed.global_scale.reshape(self.global_shape)
         scale = divisor.reciprocal() if self.is_multiplier else divisor.clone()

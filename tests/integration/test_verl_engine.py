@@ -106,7 +106,7 @@ def test_packed_shards_do_not_outlive_an_offload(outcomes: dict[str, Any]) -> No
     "`fsdp_config.param_offload` or on a CPU",
     "no update is lost, with `+nvfp4=off` too, as this project's worker saves copies of weights",
 )
-@pytest.mark.parametrize("case", ["qat", "bf16"])
+@pytest.mark.parametrize("case", ["qat", "bf16", "not resharded"])
 def test_no_update_is_lost_where_old_log_probs_are_of_older_weights(
     outcomes: dict[str, Any], case: str
 ) -> None:

@@ -78,8 +78,11 @@ def test_a_dense_model_is_refused(facts: dict[str, Any]) -> None:
     )
 
 
-def test_the_engine_refuses_another_mode(facts: dict[str, Any]) -> None:
-    assert facts["mode"] == (
-        "actor_rollout_ref.actor.fsdp_config.router_replay.mode: R2: FSDP2 replays R3 alone, "
+@pytest.mark.parametrize(("case", "mode"), [("mode", "R2"), ("ulysses", "R3")])
+def test_the_engine_refuses_another_mode_and_sequence_parallelism(
+    facts: dict[str, Any], case: str, mode: str
+) -> None:
+    assert facts[case] == (
+        f"actor_rollout_ref.actor.fsdp_config.router_replay.mode: {mode}: FSDP2 replays R3 alone, "
         "without sequence parallelism"
     )

@@ -40,6 +40,7 @@ CASES: dict[str, list[str]] = {
     "amax": [f"{QAT}.scale_policy=amax"],
     "no-qat": [f"{QAT}.train=false"],
     "bf16": [f"{QAT}.enable=false"],
+    "not resharded": ["actor_rollout_ref.actor.fsdp_config.reshard_after_forward=false"],
     "users module": ["actor_rollout_ref.model.external_lib=colorsys"],
     "seeded": [
         "actor_rollout_ref.model.external_lib=experiments.benchmarks.seeded_engine",
@@ -55,7 +56,8 @@ CASES: dict[str, list[str]] = {
     "everything ignored": [f"{QAT}.ignore_patterns=['re:.*']"],
 }
 COMPLETED = (
-    *("qat", "amax", "no-qat", "bf16", "users module", "seeded", "bf16 masters", "reference"),
+    *("qat", "amax", "no-qat", "bf16", "not resharded", "users module", "seeded", "bf16 masters"),
+    "reference",
 )
 
 
@@ -99,7 +101,7 @@ def outcome(model_dir: str, case: str) -> dict[str, Any]:
         return {"error": str(error)}
     if case == "qat":
         found |= packed_shards(engine)
-    if case in ("qat", "bf16"):
+    if case in ("qat", "bf16", "not resharded"):
         found["lost"] = lost_updates(engine)
     found["dtypes"] = dtypes(engine.module)
     if case == "users module":

@@ -29,6 +29,10 @@ CASES["dense"] = ["+routing_replay=r3"]
 # what `complete` would have refused, where it was not called
 _REPLAY = "actor_rollout_ref.actor.fsdp_config.router_replay"
 CASES["mode"] = ["+routing_replay=r3", f"{_REPLAY}.mode=R2"]
+CASES["ulysses"] = [
+    "+routing_replay=r3",
+    "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size=2",
+]
 PROMPTS, RESPONSES, WIDTH = (3, 2), (4, 6), 6
 
 
@@ -176,7 +180,7 @@ def main(model_dir: str, dense_dir: str, out: str) -> None:
         case: facts(model_dir, case, packed=case == "r3 packed")
         for case in ("r3", "r3 bf16", "r3 packed")
     }
-    for case, folder in (("dense", dense_dir), ("mode", model_dir)):
+    for case, folder in (("dense", dense_dir), ("mode", model_dir), ("ulysses", model_dir)):
         try:
             make(configuration(folder, case)).initialize()
         except ValueError as error:
