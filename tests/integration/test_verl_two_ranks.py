@@ -1,7 +1,6 @@
 """Engines that verl's registry makes, on two ranks."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
