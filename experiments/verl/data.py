@@ -29,6 +29,7 @@ SCHEMA = pa.schema(
         "extra_info": pa.struct({"split": pa.string(), "index": pa.int64()}),
     }
 )
+ROWS_AT_ONCE = 2**18  # DAPO-Math-17k as published has 1.8 million, which as objects fill a machine
 
 
 class Part(NamedTuple):
@@ -47,7 +48,9 @@ def write_data(task: TaskConfig, out: Path) -> None:
     """
     test = list(_parts(task, "test"))
     held_out = {question.prompt for part in test for question in part.questions}
-    train = [_without(part, held_out) for part in _parts(task, "train")]
+    train = list(_parts(task, "train"))
+    if task.train_rows == "once":
+        train = [_without(part, held_out) for part in train]
     partial = out.with_name(f"{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -66,7 +69,11 @@ def _parts(task: TaskConfig, split: Split) -> Iterator[Part]:
         yield Part(task.name, list(make_problems(task, split)), origin)
         return
     for source in locate_sources(task, split):
-        questions, repeated, contradictory = drop_repeated(read_questions(source.path))
+        read = read_questions(source.path)
+        if split == "train" and task.train_rows == "published":
+            yield Part(source.name, list(read), source.origin)
+            continue
+        questions, repeated, contradictory = drop_repeated(read)
         left_out = {"repeated_rows": repeated, "contradictory_prompts": contradictory}
         yield Part(source.name, questions, source.origin | left_out)
 
@@ -81,13 +88,16 @@ def _write(parts: list[Part], split: Split, folder: Path) -> dict[str, Any]:
     """Writes a split; returns what data.json says of it."""
     path = folder / f"{split}.parquet"
     labelled = [(part.data_source, question) for part in parts for question in part.questions]
-    rows = [_row(source, question, split, i) for i, (source, question) in enumerate(labelled)]
-    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), path)
+    with pq.ParquetWriter(path, SCHEMA) as writer:
+        for start in range(0, len(labelled), ROWS_AT_ONCE):
+            some = enumerate(labelled[start : start + ROWS_AT_ONCE], start)
+            rows = [_row(source, question, split, i) for i, (source, question) in some]
+            writer.write_table(pa.Table.from_pylist(rows, schema=SCHEMA))
     sources = [
         {"data_source": part.data_source, "rows": len(part.questions), **part.origin}
         for part in parts
     ]
-    return {"rows": len(rows), "sha256": digest_file(path), "sources": sources}
+    return {"rows": len(labelled), "sha256": digest_file(path), "sources": sources}
 
 
 def _row(data_source: str, question: Question, split: Split, index: int) -> dict[str, Any]:

@@ -1,9 +1,18 @@
 """Settings of a GRPO run and of the task it trains on, with verl's published values as defaults."""
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 Correction = Literal["token_tis", "none", "sequence_mask", "geometric_mask", "score_centering"]
 # verl's presets decoupled_seq_is_rs and decoupled_geo_rs
@@ -38,6 +47,11 @@ class TaskConfig(Settings):
         {}, description="dapo-math: local files, with their SHA-256, instead of the hub's"
     )
     test_files: dict[Path, Sha256] = Field({}, description="the same for the held-out split")
+    train_rows: Literal["once", "published"] = Field(
+        "once",
+        description="dapo-math: each prompt once, or all rows as they are, with repeated, "
+        "contradictory and held-out ones",
+    )
 
     @field_validator("terms")
     @classmethod
@@ -53,7 +67,17 @@ class TaskConfig(Settings):
     def _only_mathematics_has_files(self) -> Self:
         if self.name != "dapo-math" and (self.train_files or self.test_files):
             raise ValueError(f"{self.name} makes its own problems; remove train_files, test_files")
+        if self.name != "dapo-math" and self.train_rows != "once":
+            raise ValueError(f"{self.name} makes its own problems; remove train_rows")
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_later_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Digests of older runs know no `train_rows`."""
+        content: dict[str, Any] = serialize(self)
+        if self.train_rows == "once":
+            content.pop("train_rows", None)
+        return content
 
 
 class RolloutConfig(Settings):

@@ -119,6 +119,30 @@ def test_repeated_contradictory_and_held_out_prompts_are_left_out(tmp_path: Path
     assert described["test"]["rows"] == 1
 
 
+def test_published_rows_are_all_kept_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Repeated, contradictory and held-out ones; the held-out file has each prompt once still."""
+    monkeypatch.setattr("experiments.verl.data.ROWS_AT_ONCE", 2)  # the last part has one row
+    train = [*QUESTIONS, Question("3+3?", "6"), Question("3+3?", "7")]
+    write_questions(tmp_path / "maths.parquet", train)
+    write_questions(tmp_path / "held_out.parquet", [Question("3+3?", "6")] * 3)
+    once = mathematics(tmp_path / "maths.parquet", tmp_path / "held_out.parquet")
+    task = once.model_copy(update={"train_rows": "published"})
+    write_data(task, tmp_path / "data")
+    assert list(read_questions(tmp_path / "data" / "train.parquet")) == train
+    rows = pq.read_table(tmp_path / "data" / "train.parquet").to_pylist()
+    assert [r["extra_info"]["index"] for r in rows] == [0, 1, 2, 3, 4]
+    described = json.loads((tmp_path / "data" / "data.json").read_text())
+    assert described["train"]["rows"] == 5 and described["test"]["rows"] == 1
+    assert described["settings"] == data_digest(task) != data_digest(once)
+
+
+def test_a_default_that_came_later_changes_no_digest() -> None:
+    assert "train_rows" not in TaskConfig(name="dapo-math").model_dump()
+    assert "train_rows" in TaskConfig(name="dapo-math", train_rows="published").model_dump()
+
+
 @given(st.lists(st.builds(Question, st.sampled_from("abcd"), st.sampled_from("12"))))
 def test_each_prompt_is_kept_once_or_contradicts_itself(questions: list[Question]) -> None:
     kept, repeated, contradictory = drop_repeated(questions)
@@ -222,8 +246,9 @@ def test_missing_local_file_is_refused() -> None:
     [
         ({"train_files": {"a.parquet": "abc"}}, "String should match pattern"),
         ({"name": "chain-sum", "test_files": {"a.parquet": "0" * 64}}, "makes its own problems"),
+        ({"name": "chain-sum", "train_rows": "published"}, "makes its own problems; remove train"),
     ],
-    ids=["checksum", "task"],
+    ids=["checksum", "task", "rows"],
 )
 def test_settings_of_files_are_checked(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):

@@ -21,6 +21,7 @@ README = ROOT / "experiments" / "recipes" / "README.md"
 DIFFERENT = {
     "actor_rollout_ref.actor.strategy": ("fsdp2", "FSDP1 (`strategy: fsdp`, verl's default)"),
     "data.gen_batch_size": (None, "`gen_batch_size: 64`"),
+    "actor_rollout_ref.rollout.val_kwargs.n": (32, "AIME 2024, each problem 32 times, `n=1`"),
     "trainer.total_epochs": (1000, "one epoch"),
     "trainer.logger": (["console", "file"], "`wandb`"),
 }
