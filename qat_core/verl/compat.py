@@ -1,4 +1,4 @@
-"""The verl that is supported, and every name used of it that it does not document.
+"""The verl that is supported, and every name used of it and of Hydra that they do not document.
 
 A contract test looks each one up in the verl that is installed: a new version fails there, by name.
 """
@@ -17,10 +17,10 @@ class UsedName(NamedTuple):
     """One name.
 
     Attributes:
-        module: below `verl`.
+        module: below `verl`, or `hydra`.
         name: in the module, perhaps `Class.attribute`.
         purpose: what it is used for.
-        until: what in verl would make it unneeded; no released version does.
+        until: what would make it unneeded; no released version does.
     """
 
     module: str
@@ -63,6 +63,12 @@ USED_NAMES = (
         _ENGINE,
         "FSDPEngineWithLMHead.prepare_model_inputs",
         "routes replayed in a micro-batch",
+        "routing replay with FSDP2",
+    ),
+    UsedName(
+        _ENGINE,
+        "FSDPEngineWithLMHead.forward_backward_batch",
+        "the replay ends with a batch",
         "routing replay with FSDP2",
     ),
     UsedName(_ENGINE, "FSDPEngineWithLMHead.to", "packed shards dropped with an offload", "a hook"),
@@ -109,6 +115,23 @@ USED_NAMES = (
         "ReplayBuffer.sample",
         "a shorter poll interval",
         "a key for poll_interval",
+    ),
+)
+
+_WHICH_FILE = "an interface that tells which file set a key"
+HYDRA_NAMES = (
+    UsedName("_internal.defaults_list", "create_defaults_list", "order of files", _WHICH_FILE),
+    UsedName(
+        "_internal.config_loader_impl",
+        "ConfigLoaderImpl._parse_overrides_and_create_caching_repo",
+        "the same",
+        _WHICH_FILE,
+    ),
+    UsedName(
+        "_internal.config_loader_impl",
+        "ConfigLoaderImpl._load_single_config",
+        "what a file says",
+        _WHICH_FILE,
     ),
 )
 

