@@ -51,6 +51,29 @@ def test_a_resumed_run_starts_with_the_weights_last_sent_and_trains_on(
         assert found == {"steps": 2, "syncs": 4, "metrics": {"actor/grad_norm": [1.0, 1.0]}}
 
 
+@pytest.mark.parametrize(
+    ("received", "message"),
+    [
+        ("a abc", None),
+        ("a ab", "not the bytes that were sent"),
+        ("a acb", "2: not in the order in which they were sent"),
+        ("d abc", "not the bytes that were sent"),
+    ],
+)
+def test_of_two_pools_each_sync_reaches_one(
+    received: str, message: str | None, tmp_path: Path
+) -> None:
+    sides = {"sent-0": "aabc"} | {
+        f"received-{i}": contents for i, contents in enumerate(received.split(), 1)
+    }
+    for side, contents in sides.items():
+        for sync, weights in enumerate(contents):
+            (tmp_path / f"{side}-{sync}.json").write_text(json.dumps({"w:codes": weights}))
+    with pytest.raises(ValueError, match=message) if message else nullcontext():
+        found = verl_runs._syncs_of_pools(tmp_path)
+        assert found == {"syncs": 4, "receivers": 2, "tensors": 1, "packed": 1}
+
+
 @pytest.mark.slow
 def test_every_sync_of_a_trainer_apart_from_its_rollouts_brings_its_bytes(tmp_path: Path) -> None:
     case = CASES["one-step-off"]

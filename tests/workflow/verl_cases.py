@@ -23,6 +23,7 @@ class Case(NamedTuple):
         model: what is trained.
         nodes: of Ray, all on this machine.
         gpus: that it needs; 0: CPU workers.
+        pools: of rollout workers, which are synced apart from each other.
         resumes_after: steps of a run before it, whose checkpoint it resumes; 0: there is none.
         modules: that verl's processes import.
     """
@@ -35,6 +36,7 @@ class Case(NamedTuple):
     model: str = "nano-dense"
     nodes: int = 1
     gpus: int = 0
+    pools: int = 1
     resumes_after: int = 0
     modules: tuple[str, ...] = (DIGESTS,)
 
@@ -52,6 +54,22 @@ _OWN_POOL = {
     "rollout.nnodes": 1,
     "rollout.n_gpus_per_node": 1,
 }
+_FULLY_ASYNC = {
+    **_APART,
+    **_OWN_POOL,
+    "data.train_batch_size": 0,
+    "rollout.total_rollout_steps": 12,
+    "async_training.trigger_parameter_sync_step": 1,
+    "async_training.staleness_threshold": 0.5,
+}
+_SEPARATE = {
+    **_APART,
+    "trainer.v1.trainer_mode": "separate_async",
+    "trainer.v1.separate_async.parameter_sync_step": 1,
+    f"{ROLLOUT}.nnodes": 1,
+    f"{ROLLOUT}.n_gpus_per_node": 1,
+    "algorithm.rollout_correction.bypass_mode": "true",
+}
 _TEACHER = "distillation.teacher_models.teacher_model"
 CASES = {
     "one-step-off": Case(
@@ -62,14 +80,7 @@ CASES = {
     "fully-async": Case(
         "fully asynchronous (`fully_async_policy`)",
         "verl.experimental.fully_async_policy.fully_async_main",
-        _APART
-        | _OWN_POOL
-        | {
-            "data.train_batch_size": 0,
-            "rollout.total_rollout_steps": 12,
-            "async_training.trigger_parameter_sync_step": 1,
-            "async_training.staleness_threshold": 0.5,
-        },
+        _FULLY_ASYNC,
     ),
     "colocate-async": Case(
         "v1, `trainer_mode=colocate_async`",
@@ -84,15 +95,32 @@ CASES = {
     "separate-async": Case(
         "v1, `trainer_mode=separate_async`, `hybrid_engine=false`",
         PPO,
-        _APART
+        _SEPARATE | {"actor_rollout_ref.hybrid_engine": "false"},
+    ),
+    "separate-async-hybrid": Case(
+        "v1, `trainer_mode=separate_async`, whose trainer's workers sample too "
+        "(`hybrid_engine=true`, verl's default)",
+        PPO,
+        _SEPARATE,
+        pools=2,
+    ),
+    "separate-async-every-2": Case(
+        "v1, `trainer_mode=separate_async`, `hybrid_engine=false`, `parameter_sync_step=2`, old "
+        "log-probs of the weights last synced (`bypass_mode=false`)",
+        PPO,
+        _SEPARATE
         | {
-            "trainer.v1.trainer_mode": "separate_async",
-            "trainer.v1.separate_async.parameter_sync_step": 1,
+            "trainer.v1.separate_async.parameter_sync_step": 2,
             "actor_rollout_ref.hybrid_engine": "false",
-            f"{ROLLOUT}.nnodes": 1,
-            f"{ROLLOUT}.n_gpus_per_node": 1,
-            "algorithm.rollout_correction.bypass_mode": "true",
+            "algorithm.rollout_correction.bypass_mode": "false",
+            f"{ACTOR}.ppo_mini_batch_size": 2,
         },
+    ),
+    "fully-async-every-2": Case(
+        "fully asynchronous, `trigger_parameter_sync_step=2`",
+        "verl.experimental.fully_async_policy.fully_async_main",
+        _FULLY_ASYNC
+        | {"async_training.trigger_parameter_sync_step": 2, "rollout.total_rollout_steps": 24},
     ),
     "kl-loss": Case(
         "reference policy with KL loss, dynamic batch sizes, remove-padding",
@@ -109,6 +137,12 @@ CASES = {
         "`rollout.tensor_model_parallel_size=2`, verl's default",
         PPO,
         {"trainer.n_gpus_per_node": 2, f"{ROLLOUT}.tensor_model_parallel_size": 2},
+    ),
+    "moe-tensor-parallel": Case(
+        "MoE with `rollout.tensor_model_parallel_size=2`",
+        PPO,
+        {"trainer.n_gpus_per_node": 2, f"{ROLLOUT}.tensor_model_parallel_size": 2},
+        model="nano-moe",
     ),
     "distillation": Case(
         "distillation of a BF16 teacher's top-k (`forward_kl_topk`)",

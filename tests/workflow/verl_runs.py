@@ -13,6 +13,7 @@ import shutil
 import time
 from collections import defaultdict
 from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ def _train(case: Case, folder: Path, out: Path) -> dict[str, Any]:
         code = verl.exit_code()
     if code != 0:
         raise ValueError(f"{log}: verl ended with {code} after {time.monotonic() - start:.0f} s")
-    return _steps(case, out) | _syncs(out)
+    return _steps(case, out) | (_syncs(out) if case.pools == 1 else _syncs_of_pools(out))
 
 
 def _steps(case: Case, out: Path) -> dict[str, Any]:
@@ -108,13 +109,35 @@ def _syncs(out: Path) -> dict[str, Any]:
     contents = {json.dumps(sent, sort_keys=True) for sent in _sent(out)}
     if len(contents) < len(by_sync) - 1:  # the first two are of the untrained model
         raise ValueError(f"{out}: weights did not change between syncs")
+    return _described(len(by_sync), len(by_sync[0]["received"]), by_sync[0]["sent"][0])
+
+
+def _syncs_of_pools(out: Path) -> dict[str, Any]:
+    """As `_syncs`, where each sync brings one pool of a single worker what it takes.
+
+    All that was sent was taken, once, and by each worker in the order in which it was sent.
+    """
+    taken: dict[str, list[str]] = defaultdict(list)
+    for number in sorted(by_sync := _digests(out)):
+        for file in sorted(out.glob(f"received-*-{number}.json")):
+            content = json.loads(file.read_text())
+            taken[file.stem.split("-")[1]].append(json.dumps(content, sort_keys=True))
+    sent = [json.dumps(content, sort_keys=True) for content in _sent(out)]
+    if sorted(sent) != sorted(chain.from_iterable(taken.values())):
+        raise ValueError(f"{out}: not the bytes that were sent")
+    for worker, contents in taken.items():
+        places = [sent.index(content) for content in contents]
+        if places != sorted(places):
+            raise ValueError(f"{out}: {worker}: not in the order in which they were sent")
+    if len(set(sent)) < len(sent) - 1:  # the first two are of the untrained model
+        raise ValueError(f"{out}: weights did not change between syncs")
     tensors = by_sync[0]["sent"][0]
-    return {
-        "syncs": len(by_sync),
-        "receivers": len(by_sync[0]["received"]),
-        "tensors": len(tensors),
-        "packed": sum(name.endswith(":codes") for name in tensors),
-    }
+    return _described(len(sent), len(taken), tensors)
+
+
+def _described(syncs: int, receivers: int, tensors: dict[str, str]) -> dict[str, Any]:
+    packed = sum(name.endswith(":codes") for name in tensors)
+    return {"syncs": syncs, "receivers": receivers, "tensors": len(tensors), "packed": packed}
 
 
 def _sent(out: Path) -> list[dict[str, str]]:
