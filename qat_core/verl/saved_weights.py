@@ -2,12 +2,12 @@
 
 `trainer_mode=separate_async` and `fully_async_policy` compute old log-probs under the weights of
 the last sync: verl saves the current weights, restores older ones, computes, and restores the
-current ones. Two things go wrong in verl 0.9.1, and every update since the last sync is lost:
+current ones. Two things go wrong in verl 0.9.1, so that updates since the last sync are lost:
 
 * It saves with `Tensor.cpu()`, which is no copy of a shard that lies on the CPU, as with
   `param_offload=true`: older weights overwrite what was saved. Unneeded once verl saves a copy.
 * With `reshard_after_forward=false` a forward pass leaves whole weights in the place of the shards,
-  and those are what it restores. Unneeded once verl shards the model first.
+  and verl writes into those. Unneeded once verl shards the model first.
 """
 
 from functools import wraps

@@ -189,13 +189,14 @@ def lost_updates(engine: Any) -> list[str]:
     worker.actor, worker._strategy_handlers = SimpleNamespace(engine=engine), None
 
     def state() -> dict[str, torch.Tensor]:
-        with torch.no_grad():
-            output = engine.module(input_ids=tokens).logits
-        shards = {n: p.to_local().detach().clone() for n, p in engine.module.named_parameters()}
-        return shards | {"output": output}
+        shards = engine.module.state_dict()
+        found = {name: shard.to_local().detach().clone() for name, shard in shards.items()}
+        with torch.no_grad():  # may leave whole weights in the place of the shards
+            return found | {"output": engine.module(input_ids=tokens).logits}
 
     old = state()
     worker.save_model_to_cpu(0)
+    engine.module.state_dict()  # leaves shards, as a backward pass does
     with torch.no_grad():
         for parameter in engine.module.parameters():
             parameter.mul_(1.5)
