@@ -23,7 +23,7 @@ def load_study(path: Path) -> Study:
     study = parse_yaml_file(path, Study, MODEL_KINDS, OLD_KEYS, REMOVED_KEYS)
     # the first only: the next ones rely on what it asks for
     for failure in failed_checks(study):
-        raise ValueError(f"{path}: {failure}")
+        raise ValueError(f"{path}: {' '.join(failure.splitlines())}")  # values may have lines
     return study
 
 

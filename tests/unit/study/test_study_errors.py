@@ -42,6 +42,11 @@ ERRORS = {
         "none.json",
         "models.nano-moe.config: no file none.json; paths are relative to the repository root",
     ),
+    "missing file with a line break": (
+        "models/nano-moe/config",
+        "no\nne.json",
+        "models.nano-moe.config: no file no ne.json; paths are relative to the repository root",
+    ),
     "hub model, local trainer": (
         "models/x",
         {"kind": "hub", "config": "experiments/models/nano-moe.json", "repo": "a/b"},
