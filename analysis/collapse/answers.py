@@ -3,14 +3,13 @@
 from collections.abc import Mapping
 from statistics import fmean
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.collapse.data import GridData, show_arm
 from analysis.collapse.grid import show_rate
 from analysis.collapse.outcome_table import last_accuracies
-from analysis.collapse.outcomes import ROW_SHARE, settings_at
+from analysis.collapse.outcomes import heights_in_row, settings_at
 from analysis.style import FAINT, INK, arm_style, new_figure, write_beside
 from experiments.runs.evaluation import Precision
 
@@ -52,9 +51,13 @@ def _draw_row(panel: Axes, accuracies: list[float], y: int, arm: str) -> None:
         write_beside(panel, "-", y)
         return
     style, mean = arm_style(arm), fmean(accuracies)
-    heights = y + ROW_SHARE * ((np.arange(len(accuracies)) + 0.5) / len(accuracies) - 0.5)
     panel.plot(
-        accuracies, heights, style.marker, color=style.color, markersize=4.5, fillstyle="none"
+        accuracies,
+        heights_in_row(y, len(accuracies)),
+        style.marker,
+        color=style.color,
+        markersize=4.5,
+        fillstyle="none",
     )
     panel.plot([mean, mean], [y - 0.4, y + 0.4], color=INK, linewidth=1.4)
     write_beside(panel, f"{mean:.2f}", y)

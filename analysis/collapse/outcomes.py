@@ -114,10 +114,14 @@ def draw_times(data: GridData) -> Figure:
     return figure
 
 
+def heights_in_row(y: int, num_marks: int) -> np.ndarray:
+    """Where a row's marks go, (num_marks,), one below the other."""
+    return y + ROW_SHARE * ((np.arange(num_marks) + 0.5) / num_marks - 0.5)
+
+
 def _draw_row(panel: Axes, outcomes: Sequence[Outcome], y: int, arm: str) -> None:
     style = arm_style(arm)
-    heights = y + ROW_SHARE * ((np.arange(len(outcomes)) + 0.5) / len(outcomes) - 0.5)
-    for outcome, height in zip(outcomes, heights, strict=True):
+    for outcome, height in zip(outcomes, heights_in_row(y, len(outcomes)), strict=True):
         panel.plot(
             outcome.collapsed or outcome.num_steps,
             height,

@@ -14,9 +14,9 @@ CAPTION = "Weights that the rollout engine holds or is sent, by arm, measured an
 def draw(study: Study, results: Results) -> Figure:
     """A panel a model: a bar an arm, its size and its share of BF16."""
     source = memory_source(study, (run.memory for run in results.manifests.values()))
-    held = "Weight memory of the rollout engine"
+    is_held = is_memory_of_engine(study)
     figure, axes = new_figure(
-        held if is_memory_of_engine(study) else "Weights sent to the rollout engine",
+        "Weight memory of the rollout engine" if is_held else "Weights sent to the rollout engine",
         f"Bars: {source}. Percentages: change from the BF16 arm.",
         height_inches=1.3 + 0.42 * len(study.arms),
         ncols=len(study.models),

@@ -2,46 +2,36 @@
 
 import json
 import re
-from collections.abc import Iterable
-from pathlib import Path
 from statistics import fmean
 
 import pytest
 
 from analysis.claims_table import read_table, show_ratio
-from experiments.runs.evaluation import read_evaluations
+from analysis.collapse.outcome_table import last_accuracies
+from experiments.runs.evaluation import Precision
+from experiments.study.load import load_study
 from experiments.study.schema import ROOT
-from experiments.support.json_files import REMAKE
 
 RECORDS = ROOT / "experiments" / "records"
 TEXT = " ".join((ROOT / "README.md").read_text().split())
 COUNTS = {0: "none", 1: "one", 2: "two", 10: "ten"}
 
 
-def last_answers(runs: Iterable[Path], precision: str) -> str:
-    """Mean accuracy of the runs' last checkpoints, of sampled answers, as README rounds it."""
-    shares = []
-    for run in runs:
-        its = [
-            it
-            for it in read_evaluations(run, REMAKE)
-            if (it.precision, it.decoding) == (precision, "sampled")
-        ]
-        shares.append(max(its, key=lambda it: it.step).accuracy)
-    assert shares
+def last_answers(record: str, arm: str, cell: str, precision: Precision) -> str:
+    """Mean accuracy of all seeds' last checkpoints, of sampled answers, as README rounds it."""
+    study = load_study(RECORDS / record / "study.yaml")
+    runs = [run for run in study.runs if (run.arm, run.cell) == (arm, cell)]
+    shares = last_accuracies(study, RECORDS / record, runs, precision)
+    assert len(shares) == len(runs) == {"collapse-confirm": 10, "collapse-smollm2": 3}[record]
     return f"{fmean(shares):.2f}"
-
-
-def of_confirm(pattern: str) -> list[Path]:
-    return sorted((RECORDS / "collapse-confirm").glob(f"*_{pattern}_seed*"))
 
 
 def test_collapses_of_ten_seeds() -> None:
     table = read_table(RECORDS / "collapse-confirm" / "claims.json")
     collapsed = [run.partition("_seed")[0].partition("_")[2] for run in table.collapsed_at]
     found = {arm: collapsed.count(f"{arm}.lr2e-4") for arm in ("nvfp4-noqat", "nvfp4-qat", "bf16")}
-    runs = [len(of_confirm(f"{arm}.lr2e-4")) for arm in found]
-    assert runs == [10, 10, 10]
+    record = RECORDS / "collapse-confirm"
+    assert [len(list(record.glob(f"*_{arm}.lr2e-4_seed*"))) for arm in found] == [10, 10, 10]
     noqat, qat, bf16 = (COUNTS[it] for it in found.values())
     assert (
         f"without QAT {noqat} of ten runs collapse within 240 steps, with QAT {qat} of ten, "
@@ -59,19 +49,17 @@ def test_collapses_of_ten_seeds() -> None:
 
 
 def test_answers_after_ten_seeds() -> None:
-    qat = last_answers(of_confirm("nvfp4-qat.lr2e-4"), "nvfp4")
-    bf16 = last_answers(of_confirm("bf16.lr2e-4"), "bf16")
-    tis = last_answers(of_confirm("nvfp4-noqat.lr2e-4-tis"), "nvfp4")
+    qat = last_answers("collapse-confirm", "nvfp4-qat", "lr2e-4", "nvfp4")
+    bf16 = last_answers("collapse-confirm", "bf16", "lr2e-4", "bf16")
+    tis = last_answers("collapse-confirm", "nvfp4-noqat", "lr2e-4-tis", "nvfp4")
     assert f"QAT's last checkpoints answer {qat} of the held-out problems, BF16's {bf16}" in TEXT
     assert f"the last checkpoints answer {tis} of the held-out problems (QAT: {qat})" in TEXT
 
 
 def test_answers_of_smollm2() -> None:
-    def at_both_rates(arm: str, precision: str) -> str:
-        record = RECORDS / "collapse-smollm2"
-        runs = [sorted(record.glob(f"*_{arm}.{cell}_seed*")) for cell in ("lr1e-5", "lr3e-5")]
-        assert [len(it) for it in runs] == [3, 3]
-        return " and ".join(last_answers(it, precision) for it in runs)
+    def at_both_rates(arm: str, precision: Precision) -> str:
+        cells = ("lr1e-5", "lr3e-5")
+        return " and ".join(last_answers("collapse-smollm2", arm, it, precision) for it in cells)
 
     low, high = at_both_rates("nvfp4-qat", "nvfp4").split(" and ")
     noqat, rounded = at_both_rates("nvfp4-noqat", "nvfp4"), at_both_rates("bf16", "nvfp4")
