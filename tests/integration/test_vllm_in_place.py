@@ -88,9 +88,10 @@ def test_only_a_worker_that_holds_all_weights_is_written_in_place(
 
 
 def packed_group(shapes: list[tuple[int, ...]], seed: int) -> list[PackedTensor]:
-    """Weights that share a global scale, as random as a largest block scale below 448 needs."""
+    """Weights that share a global scale, another for each seed."""
     generator = torch.Generator().manual_seed(seed)
-    weights = [torch.randn(shape, generator=generator).bfloat16().to(DEVICE) for shape in shapes]
+    weights = [torch.randn(shape, generator=generator) * 4**seed for shape in shapes]
+    weights = [weight.bfloat16().to(DEVICE) for weight in weights]
     scale = global_scale(group_amax([weights])[0], "pow2")
     return [quantize(weight, scale) for weight in weights]
 
@@ -137,6 +138,10 @@ def marlin_experts(w13: PackedTensor, w2: PackedTensor) -> Any:
         setattr(layer, f"{matrix}_weight", nn.Parameter(codes, requires_grad=False))
         setattr(layer, f"{matrix}_weight_scale", nn.Parameter(scale, requires_grad=False))
         setattr(layer, f"{matrix}_weight_scale_2", scale_2)
+    # as vLLM's loader leaves it, of gate and up apart
+    for name, loaded in (("w13", w13.global_scale[:, None].repeat(1, 2)), ("w2", w2.global_scale)):
+        loaded = nn.Parameter(loaded.clone(), requires_grad=False)
+        setattr(layer, f"{name}_weight_global_scale", loaded)
     layer.quant_method = SimpleNamespace(nvfp4_backend=SimpleNamespace(name="MARLIN"))
     return layer
 
@@ -315,7 +320,7 @@ def _bytes_differ(shape: str, folder: str) -> list[str]:
         torch.manual_seed(seed)
         model = meta_model(path).to_empty(device="cuda")
         for parameter in model.parameters():
-            parameter.data.normal_(std=0.02)
+            parameter.data.normal_(std=0.02 * 4**seed)
         models.append(model)
     planned = plan(models[0], recipe)
     engine = VllmEngine(path, planned, load_format="dummy", **engine_settings("cuda", 4))

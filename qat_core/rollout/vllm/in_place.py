@@ -180,6 +180,7 @@ def write_humming_experts(layer: Any, packed: PackedTensor, matrix: str | None) 
     getattr(layer, f"{matrix}_weight").data.copy_(words)
     getattr(layer, f"{matrix}_weight_scale").data.copy_(scale)
     getattr(layer, f"{matrix}_weight_scale_2").copy_(packed.global_scale.reciprocal())
+    _keep_loaded_scale(layer, packed, matrix)
 
 
 def write_marlin(layer: Any, packed: PackedTensor) -> None:
@@ -198,7 +199,18 @@ def write_marlin_experts(layer: Any, packed: PackedTensor, matrix: str | None) -
     getattr(layer, f"{matrix}_weight_scale").data.view(torch.uint8).copy_(scales)
     multiplier = marlin_multiplier(packed.global_scale, power)
     getattr(layer, f"{matrix}_weight_scale_2").copy_(multiplier)
+    _keep_loaded_scale(layer, packed, matrix)
     layer.workspace.zero_()
+
+
+def _keep_loaded_scale(layer: Any, packed: PackedTensor, matrix: str | None) -> None:
+    """As after a reload: what experts have loaded stays beside what their kernel reads of it.
+
+    Only compressed-tensors' form has it: (E, 2) of gate and up, (E,) of down.
+    """
+    loaded = getattr(layer, f"{matrix}_weight_global_scale", None)
+    if loaded is not None:
+        loaded.data.copy_(packed.global_scale.view(-1, *[1] * (loaded.ndim - 1)))
 
 
 def _stacked(parts: list[PackedTensor]) -> PackedTensor:
