@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from experiments.study.schema import ROOT
-from qat_core.rollout.vllm.used_names import USED_NAMES as OF_VLLM
-from qat_core.verl.compat import HYDRA_NAMES, USED_NAMES
+from qat_core.used_names import USED_NAMES
 
 FOREIGN = ("vllm", "verl", "hydra")
 OF_TORCH = {"_parameters", "_buffers", "_non_persistent_buffers_set", "_local_tensor"}
-LISTED = " ".join(" ".join(map(str, used)) for used in (*OF_VLLM, *USED_NAMES, *HYDRA_NAMES))
+LISTED = " ".join(" ".join(map(str, used)) for used in USED_NAMES)
 FILES = sorted(
     file
     for folder in ("qat_core/rollout/vllm", "qat_core/verl", "hydra_plugins")

