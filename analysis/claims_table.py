@@ -142,6 +142,11 @@ class ClaimsTable(BaseModel):
     collapsed_at: Mapping[str, int] = {}
     note: str
 
+    @property
+    def keys(self) -> set[tuple[str, str]]:
+        """Model and name of each claim."""
+        return {(claim.model, claim.name) for claim in self.claims}
+
     def to_markdown(self) -> str:
         """A GitHub table without empty columns, marked rows, and the notes that explain them."""
         marked = [self._marked(claim) for claim in self.claims]

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from analysis.claims_table import read_table
 from analysis.judging import write_claims
+from analysis.replications import REPLICATIONS, replication_of
 from experiments.runs.completeness import complete_cells
 from experiments.runs.drift import RECORDED_DRIFT, has_drift, read_drift, write_drift
 from experiments.runs.evaluation import EVALUATIONS
@@ -31,8 +33,6 @@ from experiments.support.cli import RESULTS, STUDY, run_cli
 from experiments.support.json_files import REMAKE, read_json, write_json
 from qat_core.drift.names import FILE
 
-REPLICATIONS = "replications"  # folder in a record: the study again with other seeds
-
 
 def record_study(
     study_file: Path, results: Path, records: Path, *, allow_uncommitted: bool = False
@@ -44,8 +44,9 @@ def record_study(
     Args:
         study_file: the study.
         results: where its runs are.
-        records: where its record goes; an older one is replaced as a whole or not at all, but for
-            its replications.
+        records: where its record goes. An older one is replaced as a whole or not at all. Its
+            replications stay and, where it is of the same settings, so do its own outcomes as one
+            more of them: recording again hides nothing.
         allow_uncommitted: also record runs of code that no commit holds.
 
     Raises:
@@ -78,6 +79,7 @@ def record_study(
         for run in runs:
             _record_run(results / run.id, partial / run.id, only_of_grids=bool(study.cells))
         shutil.copy(study_file, partial / "study.yaml")
+        _keep_outcomes(study, record, partial)
         _replace(record, partial, former)
     finally:
         _clean_up(record, partial, former)
@@ -92,9 +94,28 @@ def _clean_up(record: Path, partial: Path, former: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _replace(record: Path, partial: Path, former: Path) -> None:
+def _keep_outcomes(study: Study, record: Path, partial: Path) -> None:
     if (record / REPLICATIONS).is_dir():
         shutil.copytree(record / REPLICATIONS, partial / REPLICATIONS)
+    if study.judged_by == "collapse" or not (record / "study.yaml").is_file():
+        return
+    older = load_study(record / "study.yaml")
+    if _but_seeds(older) != _but_seeds(study):
+        return
+    manifests = [read_manifest(record / run.id, REMAKE) for run in older.runs]
+    started_at = {it.started_at for it in manifests}
+    if started_at == {read_manifest(partial / run.id, REMAKE).started_at for run in study.runs}:
+        return  # the same runs
+    claims, claimed_now = (read_table(folder / "claims.json") for folder in (record, partial))
+    if claims.keys != claimed_now.keys:
+        print(f"{record}: the record before makes other claims: only the history keeps them")
+        return
+    (partial / REPLICATIONS).mkdir(exist_ok=True)
+    path = partial / REPLICATIONS / f"recorded-{min(started_at)[:10]}.json"
+    write_json(path, replication_of(older, claims, manifests).model_dump(mode="json"))
+
+
+def _replace(record: Path, partial: Path, former: Path) -> None:
     if record.exists():
         record.rename(former)
     partial.rename(record)

@@ -13,20 +13,20 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import yaml
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
 
 from analysis.claims_table import COLORS, Claim, ClaimsTable, ClaimVerdict, read_table
 from analysis.judging import judge as judge_results
 from analysis.markdown import MarkdownTable
-from analysis.record import REPLICATIONS, require_commit
-from experiments.runs.manifest import RunManifest
+from analysis.record import require_commit
+from analysis.replications import REPLICATIONS, Replication, read_replications, replication_of
 from experiments.runs.settings import read_run
 from experiments.study.load import load_study
 from experiments.study.schema import Study
 from experiments.support.cli import RESULTS, run_cli
-from experiments.support.json_files import REMAKE, read_model, write_json
+from experiments.support.json_files import REMAKE, write_json
 
 STUDY_FILE = "study.yaml"  # of a record
 RENEWED = {"study", "seeds"}  # keys of the study that a replication replaces
@@ -38,36 +38,11 @@ OUTCOMES: Mapping[ClaimVerdict, str] = {
     "NOT RUN": "not run",
 }
 NOTE = (
-    "Again: the same study with seeds that are not in the record, judged alone. Undecided: its "
-    "interval straddles the bound. What the first study claims is judged by the first study; two "
-    "verdicts are not averaged."
+    "Again: the same study with seeds that are not in the record, judged alone. Recorded before: a "
+    "record that this one has replaced, of other code or another processor, whose base checkpoints "
+    "have other bits. Undecided: the interval straddles the bound. What the recorded study claims "
+    "is judged by it alone; verdicts are not averaged."
 )
-
-
-class Origin(BaseModel):
-    """What a reader needs to repeat one run of a replication."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    run: str
-    started_at: str
-    wall_s: float | None
-    commit: str | None
-    dirty: bool
-    cpu: str
-    gpus: list[str]
-    base: str | None
-
-
-class Replication(BaseModel):
-    """The claims of a study that was run again, and where its runs come from."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
-
-    study: str
-    seeds: tuple[int, ...]
-    claims: ClaimsTable
-    runs: tuple[Origin, ...]
 
 
 class Comparison(BaseModel):
@@ -100,7 +75,7 @@ TABLE: MarkdownTable[Comparison] = MarkdownTable(
         "Claim": lambda row: row.recorded.statement,
         "Required": lambda row: row.recorded.required,
         "Recorded": lambda row: f"{row.recorded.verdict}: {_shown(row.recorded)}",
-        "Again": lambda row: f"**{row.outcome}**: {_shown(row.again)}",
+        "Again, or before": lambda row: f"**{row.outcome}**: {_shown(row.again)}",
     }
 )
 
@@ -149,16 +124,6 @@ def _used_seeds(record: Path) -> set[int]:
     return {*_recorded_study(record).seeds, *again}
 
 
-def read_replications(record: Path) -> list[Replication]:
-    """The replications of a record, by their first seed.
-
-    Raises:
-        ValueError: one is damaged.
-    """
-    found = [read_model(path, Replication) for path in (record / REPLICATIONS).glob("*.json")]
-    return sorted(found, key=lambda it: it.seeds)
-
-
 def compare(recorded: ClaimsTable, again: ClaimsTable) -> list[Comparison]:
     """Claim by claim, in the record's order.
 
@@ -166,7 +131,7 @@ def compare(recorded: ClaimsTable, again: ClaimsTable) -> list[Comparison]:
         ValueError: the studies do not make the same claims.
     """
     by_key = {(claim.model, claim.name): claim for claim in again.claims}
-    if by_key.keys() != {(claim.model, claim.name) for claim in recorded.claims}:
+    if again.keys != recorded.keys:
         raise ValueError(
             f"{again.study}: makes other claims than the record of {recorded.study}; run "
             "make figures, which judges the record again, and plan again"
@@ -175,20 +140,6 @@ def compare(recorded: ClaimsTable, again: ClaimsTable) -> list[Comparison]:
         Comparison(recorded=claim, again=by_key[claim.model, claim.name])
         for claim in recorded.claims
     ]
-
-
-def _origin(manifest: RunManifest) -> Origin:
-    git, hardware = manifest.git, manifest.hardware
-    return Origin(
-        run=manifest.run,
-        started_at=manifest.started_at,
-        wall_s=manifest.wall_s,
-        commit=git and git.commit,
-        dirty=git is None or git.dirty,
-        cpu=hardware.cpu,
-        gpus=hardware.gpus,
-        base=manifest.digests.get("base"),
-    )
 
 
 def replications_text(record: Path) -> str:
@@ -202,7 +153,8 @@ def _sections(recorded: ClaimsTable, again: Replication) -> Iterator[str]:
     commits = sorted({(run.commit or "none")[:7] for run in again.runs})
     machines = sorted({" and ".join(run.gpus) or run.cpu for run in again.runs})
     seeds = ", ".join(map(str, again.seeds))
-    yield f"**Seeds {seeds}; commit {', '.join(commits)}; {', '.join(machines)}**"
+    before = "Recorded before: " if again.study == recorded.study else ""
+    yield f"**{before}Seeds {seeds}; commit {', '.join(commits)}; {', '.join(machines)}**"
     yield TABLE.markdown(compare(recorded, again.claims))
 
 
@@ -236,9 +188,7 @@ def judge(record: Path, study: Study, results: Path, keep: bool) -> None:
             require_commit(manifest, results / manifest.run)
         (record / REPLICATIONS).mkdir(exist_ok=True)
         path = record / REPLICATIONS / f"seeds{study.seeds[0]}-{study.seeds[-1]}.json"
-        runs = tuple(map(_origin, manifests))
-        again = Replication(study=study.study, seeds=study.seeds, claims=claims, runs=runs)
-        write_json(path, again.model_dump(mode="json"))
+        write_json(path, replication_of(study, claims, manifests).model_dump(mode="json"))
         print(f"{path}: show it with make figures and commit it")
     contradicted = [it.recorded for it in comparisons if it.is_contradicted]
     if contradicted:

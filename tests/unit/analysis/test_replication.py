@@ -25,13 +25,9 @@ from tests.unit.analysis.synthetic_results import write_results
 
 
 @pytest.fixture
-def record(study: Study, study_file: Path, results_dir: Path, tmp_path: Path) -> Path:
+def record(study_file: Path, results_dir: Path, tmp_path: Path) -> Path:
     """The record of a study, judged."""
-    folder = tmp_path / "records" / "default"
-    folder.mkdir(parents=True)
-    (folder / "study.yaml").write_text(study_file.read_text())
-    (folder / "claims.json").write_text(claims_of(study, results_dir).model_dump_json())
-    return folder
+    return record_study(study_file, results_dir, tmp_path / "records")
 
 
 def claims_of(study: Study, results: Path) -> ClaimsTable:
@@ -84,6 +80,43 @@ def test_a_study_that_is_recorded_again_keeps_its_replications(
     assert planned_study(record)["seeds"] == [10, 11, 12, 13, 14]
     files = {"replications", "claims.json", "claims.md", "study.yaml"}
     assert {path.name for path in record.iterdir()} == files | {run.id for run in study.runs}
+
+
+def start_again(study: Study, results: Path) -> None:
+    """As if other runs had come to the same numbers."""
+    for run in study.runs:
+        path = results / run.id / "manifest.json"
+        path.write_text(
+            json.dumps(json.loads(path.read_text()) | {"started_at": "2031-05-06T07:08:09+00:00"})
+        )
+
+
+def test_a_record_that_others_replace_stays_as_one_more_replication(
+    record: Path, study: Study, study_file: Path, results_dir: Path
+) -> None:
+    before = claims_of(study, results_dir)
+    start_again(study, results_dir)
+    record_study(study_file, results_dir, record.parent)
+    (kept,) = read_replications(record)
+    assert (kept.study, kept.seeds, kept.claims) == (study.study, study.seeds, before)
+    assert replications_text(record).startswith("**Recorded before: Seeds 0, 1, 2, 3, 4; commit ")
+    record_study(study_file, results_dir, record.parent)
+    assert read_replications(record) == [kept]
+
+
+def test_outcomes_that_the_study_no_longer_claims_are_left_to_the_history(
+    record: Path,
+    study: Study,
+    study_file: Path,
+    results_dir: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = json.loads((record / "claims.json").read_text())
+    (record / "claims.json").write_text(json.dumps(before | {"claims": before["claims"][1:]}))
+    start_again(study, results_dir)
+    record_study(study_file, results_dir, record.parent)
+    assert "the record before makes other claims" in capsys.readouterr().out
+    assert read_replications(record) == []
 
 
 def test_replications_of_other_settings_stay_in_no_record(
