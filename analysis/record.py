@@ -97,15 +97,18 @@ def _clean_up(record: Path, partial: Path, former: Path) -> None:
 def _keep_outcomes(study: Study, record: Path, partial: Path) -> None:
     if (record / REPLICATIONS).is_dir():
         shutil.copytree(record / REPLICATIONS, partial / REPLICATIONS)
-    if study.judged_by == "collapse" or not (record / "study.yaml").is_file():
+    if not (record / "study.yaml").is_file():
         return
     older = load_study(record / "study.yaml")
     if _but_seeds(older) != _but_seeds(study):
         return
-    manifests = [read_manifest(record / run.id, REMAKE) for run in older.runs]
+    manifests, manifests_now = (
+        [read_manifest(folder / run.id, REMAKE) for run in runs if (folder / run.id).is_dir()]
+        for folder, runs in ((record, older.runs), (partial, study.runs))
+    )
     started_at = {it.started_at for it in manifests}
-    if started_at == {read_manifest(partial / run.id, REMAKE).started_at for run in study.runs}:
-        return  # the same runs
+    if started_at <= {it.started_at for it in manifests_now}:
+        return  # the same runs, perhaps more of them
     claims, claimed_now = (read_table(folder / "claims.json") for folder in (record, partial))
     if claims.keys != claimed_now.keys:
         print(f"{record}: the record before makes other claims: only the history keeps them")
