@@ -153,8 +153,8 @@ def _sections(recorded: ClaimsTable, again: Replication) -> Iterator[str]:
     commits = sorted({(run.commit or "none")[:7] for run in again.runs})
     machines = sorted({" and ".join(run.gpus) or run.cpu for run in again.runs})
     seeds = ", ".join(map(str, again.seeds))
-    before = "Recorded before: " if again.study == recorded.study else ""
-    yield f"**{before}Seeds {seeds}; commit {', '.join(commits)}; {', '.join(machines)}**"
+    before = "Recorded before: seeds" if again.study == recorded.study else "Seeds"
+    yield f"**{before} {seeds}; commit {', '.join(commits)}; {', '.join(machines)}**"
     yield TABLE.markdown(compare(recorded, again.claims))
 
 

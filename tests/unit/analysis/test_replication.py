@@ -99,7 +99,7 @@ def test_a_record_that_others_replace_stays_as_one_more_replication(
     record_study(study_file, results_dir, record.parent)
     (kept,) = read_replications(record)
     assert (kept.study, kept.seeds, kept.claims) == (study.study, study.seeds, before)
-    assert replications_text(record).startswith("**Recorded before: Seeds 0, 1, 2, 3, 4; commit ")
+    assert replications_text(record).startswith("**Recorded before: seeds 0, 1, 2, 3, 4; commit ")
     record_study(study_file, results_dir, record.parent)
     assert read_replications(record) == [kept]
 
