@@ -95,6 +95,7 @@ def _clean_up(record: Path, partial: Path, former: Path) -> None:
 
 
 def _keep_outcomes(study: Study, record: Path, partial: Path) -> None:
+    """Takes over replications, and the claims of other runs that made the record so far."""
     if (record / REPLICATIONS).is_dir():
         shutil.copytree(record / REPLICATIONS, partial / REPLICATIONS)
     if not (record / "study.yaml").is_file():

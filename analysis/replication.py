@@ -38,10 +38,10 @@ OUTCOMES: Mapping[ClaimVerdict, str] = {
     "NOT RUN": "not run",
 }
 NOTE = (
-    "Again: the same study with seeds that are not in the record, judged alone. Recorded before: a "
-    "record that this one has replaced, of other code or another processor, whose base checkpoints "
-    "have other bits. Undecided: the interval straddles the bound. What the recorded study claims "
-    "is judged by it alone; verdicts are not averaged."
+    "Again: the same study with seeds that are not in the record, judged alone. Recorded before: "
+    "the record that this one has replaced, of other code or from another machine. Undecided: the "
+    "interval straddles the bound. What the recorded study claims is judged by it alone; verdicts "
+    "are not averaged."
 )
 
 
