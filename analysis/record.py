@@ -13,7 +13,7 @@ from typing import Any
 
 from analysis.claims_table import read_table
 from analysis.judging import write_claims
-from analysis.replications import REPLICATIONS, replication_of
+from analysis.replication_file import REPLICATIONS, replication_of
 from experiments.runs.completeness import complete_cells
 from experiments.runs.drift import RECORDED_DRIFT, has_drift, read_drift, write_drift
 from experiments.runs.evaluation import EVALUATIONS

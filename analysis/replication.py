@@ -21,7 +21,7 @@ from analysis.claims_table import COLORS, Claim, ClaimsTable, ClaimVerdict, read
 from analysis.judging import judge as judge_results
 from analysis.markdown import MarkdownTable
 from analysis.record import require_commit
-from analysis.replications import REPLICATIONS, Replication, read_replications, replication_of
+from analysis.replication_file import REPLICATIONS, Replication, read_replications, replication_of
 from experiments.runs.settings import read_run
 from experiments.study.load import load_study
 from experiments.study.schema import Study
