@@ -119,7 +119,7 @@ def _attention(config: dict[str, Any]) -> Shapes:
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     head_dim = config.get("head_dim") or hidden // heads
     query = heads * head_dim
-    key = config.get("num_key_value_heads", heads) * head_dim
+    key = (config.get("num_key_value_heads") or heads) * head_dim
     outputs = {"q_proj": query, "k_proj": key, "v_proj": key}
     shapes: Shapes = {f"self_attn.{name}.weight": (n, hidden) for name, n in outputs.items()}
     if config["model_type"] == "qwen2" or config.get("attention_bias"):

@@ -36,6 +36,7 @@ MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
         pytest.param({"model_type": "qwen2", **TINY, "head_dim": 16}, id="qwen2"),
         pytest.param({"model_type": "llama", **TINY, "head_dim": 16}, id="llama"),
         pytest.param({"model_type": "qwen3", **TINY, "attention_bias": True}, id="bias"),
+        pytest.param({"model_type": "qwen3", **TINY, "num_key_value_heads": None}, id="null"),
     ],
 )
 def test_shapes_equal_those_of_the_real_model(config: dict, tmp_path) -> None:
