@@ -32,16 +32,15 @@ from analysis.collapse.outcome_table import outcome_table
 from analysis.figure_files import NAMES
 from analysis.figures import FIGURES, qwen3
 from analysis.metrics import catalogue_text
+from analysis.record import recorded_manifests
 from analysis.replication import replications_text
 from analysis.tables import SECTIONS, benchmark_text
 from analysis.tables.collapses import collapses_text
 from analysis.tables.summary import summary_text
 from analysis.tables.times import made_by, times_text
-from experiments.runs.manifest import read_manifest
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT
 from experiments.support.cli import run_cli
-from experiments.support.json_files import REMAKE
 
 RECORDS = Path("experiments", "records")
 WITHOUT_WORDS: Mapping[str, Callable[[Path], str]] = {
@@ -121,10 +120,7 @@ def _filled(block: re.Match[str], root: Path, folder: Path) -> str:
 
 def _origin(record: Path) -> str:
     """Commits and machines of a record's runs, and how many there are of each."""
-    manifests = [
-        read_manifest(path.parent, REMAKE) for path in sorted(record.glob("*/manifest.json"))
-    ]
-    origins = Counter(made_by(it) for it in manifests)
+    origins = Counter(made_by(it) for it in recorded_manifests(record))
     return f"Recorded: {'; '.join(f'{n} runs at {made_by}' for made_by, n in origins.items())}."
 
 

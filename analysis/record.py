@@ -103,12 +103,9 @@ def _keep_outcomes(study: Study, record: Path, partial: Path) -> None:
     older = load_study(record / "study.yaml")
     if _but_seeds(older) != _but_seeds(study):
         return
-    manifests, manifests_now = (
-        [read_manifest(folder / run.id, REMAKE) for run in runs if (folder / run.id).is_dir()]
-        for folder, runs in ((record, older.runs), (partial, study.runs))
-    )
+    manifests = recorded_manifests(record)
     started_at = {it.started_at for it in manifests}
-    if started_at <= {it.started_at for it in manifests_now}:
+    if started_at <= {it.started_at for it in recorded_manifests(partial)}:
         return  # the same runs, perhaps more of them
     claims, claimed_now = (read_table(folder / "claims.json") for folder in (record, partial))
     if claims.keys != claimed_now.keys:
@@ -117,6 +114,11 @@ def _keep_outcomes(study: Study, record: Path, partial: Path) -> None:
     (partial / REPLICATIONS).mkdir(exist_ok=True)
     path = partial / REPLICATIONS / f"recorded-{min(started_at)[:10]}.json"
     write_json(path, replication_of(older, claims, manifests).model_dump(mode="json"))
+
+
+def recorded_manifests(record: Path) -> list[RunManifest]:
+    """Those of a record's runs, by run id."""
+    return [read_manifest(path.parent, REMAKE) for path in sorted(record.glob(f"*/{MANIFEST}"))]
 
 
 def _replace(record: Path, partial: Path, former: Path) -> None:
