@@ -28,15 +28,15 @@ PRECISIONS = {
 }
 
 
-def parse_arguments(description: str) -> argparse.Namespace:
-    """The command line: record, engines, device, and whether to go on with a record."""
+def argument_parser(description: str) -> argparse.ArgumentParser:
+    """Of a command line: record, engines, device, and whether to go on with a record."""
     names = [f"{file.stem}:{p}" for file in sorted(MODELS.glob("*.json")) for p in PRECISIONS]
     parser = argparse.ArgumentParser(description=description.partition("\n")[0])
     parser.add_argument("record", type=Path)
     parser.add_argument("engines", nargs="+", choices=names, metavar="MODEL:PRECISION")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--resume", action="store_true", help="keep the engines of the record")
-    return parser.parse_args()
+    return parser
 
 
 def read_engine(name: str) -> tuple[dict[str, Any], bool]:

@@ -28,7 +28,7 @@ from torch import nn
 
 from experiments.benchmarks.architectures import engine_settings
 from experiments.benchmarks.engines import (
-    parse_arguments,
+    argument_parser,
     read_engine,
     record_engines,
 )
@@ -164,7 +164,7 @@ def _measured(device: str) -> Iterator[dict[str, float]]:
 def main() -> None:
     """Measures each `model:precision` and writes the record after each."""
     settings = {"allocator": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")}
-    record_engines(parse_arguments(__doc__), "rollout", settings, run)
+    record_engines(argument_parser(__doc__).parse_args(), "rollout", settings, run)
 
 
 if __name__ == "__main__":

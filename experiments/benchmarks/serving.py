@@ -22,7 +22,7 @@ from torch import Tensor
 
 from experiments.benchmarks.architectures import engine_settings
 from experiments.benchmarks.engines import (
-    parse_arguments,
+    argument_parser,
     read_engine,
     record_engines,
 )
@@ -45,25 +45,14 @@ NEW_TOKENS = {"cuda": 128, "cpu": 8}
 PREFILL = {"cuda": (4, 2048), "cpu": (2, 32)}  # prompts, tokens of each
 ROLLOUTS = {"cuda": (256, 1024), "cpu": (8, 16)}  # prompts
 ROLLOUT_TOKENS = {"cuda": 2048, "cpu": 16}  # new ones of each prompt
+VLLM_COMPILE = 3  # of vLLM's CompilationMode
 # tokens of a decoding step
 GRAPHS = [1, 2, 4, 8, 16, *range(32, 256, 32), *range(256, 512, 64), *range(512, 1025, 128)]
 
 
 def run(name: str, device: str) -> dict[str, Any]:
     """KV cache and throughput of one `model:precision`."""
-    config, is_packed = read_engine(name)
-    recipe = Recipe.full()
-    with tempfile.TemporaryDirectory() as parent:
-        folder = Path(parent) / "model"
-        write_architecture(config, folder)
-        served = plan(meta_model(folder), recipe) if is_packed else None
-        engine = VllmEngine(folder, served, load_format="dummy", **_settings(device))
-        shapes = {entry.name: entry.shape for entry in engine.plan.entries}
-
-        def read(name: str) -> Tensor:
-            return WEIGHT_STD * torch.randn(shapes[name], device=device, dtype=torch.bfloat16)
-
-        engine.sync(packed_weights(engine.plan, recipe, read), engine.plan)
+    engine, config = start(name, device)
     kv_bytes_per_token = (
         2 * 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
     )
@@ -82,12 +71,32 @@ def run(name: str, device: str) -> dict[str, Any]:
     }
 
 
-def _settings(device: str) -> dict[str, Any]:
+def start(name: str, device: str, *, compiled: bool = False) -> tuple[VllmEngine, dict[str, Any]]:
+    """The engine of a `model:precision` with its random weights, and its model's config.json."""
+    config, is_packed = read_engine(name)
+    recipe = Recipe.full()
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(parent) / "model"
+        write_architecture(config, folder)
+        served = plan(meta_model(folder), recipe) if is_packed else None
+        engine = VllmEngine(folder, served, load_format="dummy", **_settings(device, compiled))
+        shapes = {entry.name: entry.shape for entry in engine.plan.entries}
+
+        def read(name: str) -> Tensor:
+            return WEIGHT_STD * torch.randn(shapes[name], device=device, dtype=torch.bfloat16)
+
+        engine.sync(packed_weights(engine.plan, recipe, read), engine.plan)
+    return engine, config
+
+
+def _settings(device: str, compiled: bool) -> dict[str, Any]:
     settings = engine_settings(device, max(*BATCHES, *ROLLOUTS[device]))
     if device == "cpu":
         return settings
     del settings["kv_cache_memory_bytes"]
     settings["compilation_config"] |= {"cudagraph_capture_sizes": GRAPHS}
+    if compiled:
+        settings["compilation_config"]["mode"] = VLLM_COMPILE
     prompts, tokens = PREFILL[device]
     return settings | {
         "gpu_memory_utilization": GPU_MEMORY_UTILIZATION,
@@ -139,7 +148,7 @@ def _rollout(engine: VllmEngine, count: int, vocab_size: int, device: str) -> di
 
 def main() -> None:
     """Measures each `model:precision` and writes the record after each."""
-    arguments = parse_arguments(__doc__)
+    arguments = argument_parser(__doc__).parse_args()
     settings = {
         "gpu_memory_utilization": GPU_MEMORY_UTILIZATION,
         "new_tokens": NEW_TOKENS[arguments.device],
