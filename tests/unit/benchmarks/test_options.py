@@ -33,6 +33,7 @@ WITHOUT_GPU = [
     *(("matmul", [], NO_GPU), ("matmul_bits", [], NO_GPU), ("parameter", [], NO_GPU)),
     *(("bitwise", [], NO_GPU), ("parity", ["random"], NO_GPU)),
     *(("rollout", ["qwen3-8b:bf16"], NO_GPU), ("serving", ["qwen3-8b:bf16"], NO_GPU)),
+    ("decode_profile", ["qwen3-8b:bf16"], NO_GPU),
     ("codec", [], "no CUDA GPU here; run it where there is one"),
 ]
 
