@@ -50,25 +50,23 @@ def run(name: str, device: str, *, compiled: bool = False) -> dict[str, Any]:
     """Steps of one `model:precision` by sequences at once."""
     engine, config = start(name, device, compiled=compiled)
     return {
-        str(batch): _step(Sampler(engine, batch, config["vocab_size"], device), device)
-        for batch in BATCHES
+        str(batch): _step(Sampler(engine, batch, config["vocab_size"], device)) for batch in BATCHES
     }
 
 
-def _step(sample: Sampler, device: str) -> dict[str, Any]:
+def _step(sample: Sampler) -> dict[str, Any]:
     """Quartiles of a step's milliseconds, and microseconds and calls of each kernel in it."""
-    long, short = 1 + STEPS[device], 1
+    timed, profiled = STEPS[sample.device], PROFILED_STEPS[sample.device]
+    long, short = 1 + timed, 1
     sample(long)  # warms up
     steps_ms = [
-        1e3 * (_seconds(sample, long) - _seconds(sample, short)) / STEPS[device]
-        for _ in range(REPEATS)
+        1e3 * (_seconds(sample, long) - _seconds(sample, short)) / timed for _ in range(REPEATS)
     ]
-    steps = PROFILED_STEPS[device]
-    many, one = _kernels(sample, 1 + steps, device), _kernels(sample, 1, device)
-    in_a_step = {
-        name: [(us - one.get(name, (0, 0))[0]) / steps, (calls - one.get(name, (0, 0))[1]) / steps]
-        for name, (us, calls) in many.items()
-    }
+    many, one = _kernels(sample, 1 + profiled), _kernels(sample, 1)
+    in_a_step = {}
+    for name, (us, calls) in many.items():
+        us_before, calls_before = one.get(name, (0.0, 0))
+        in_a_step[name] = [(us - us_before) / profiled, (calls - calls_before) / profiled]
     by_time = sorted(in_a_step.items(), key=lambda item: -item[1][0])
     return {"step_ms": quartiles(steps_ms), "kernels_us_calls": dict(by_time)}
 
@@ -79,8 +77,8 @@ def _seconds(sample: Sampler, new_tokens: int) -> float:
     return perf_counter() - begin
 
 
-def _kernels(sample: Sampler, new_tokens: int, device: str) -> Kernels:
-    is_cpu = device == "cpu"
+def _kernels(sample: Sampler, new_tokens: int) -> Kernels:
+    is_cpu = sample.device == "cpu"
     activity = ProfilerActivity.CPU if is_cpu else ProfilerActivity.CUDA
     with profile(activities=[activity]) as profiled:
         sample(new_tokens)
