@@ -5,6 +5,7 @@ from pathlib import Path
 
 from analysis.tables.codec import codec_sections
 from analysis.tables.cost import cost_sections
+from analysis.tables.decoding import decoding_sections
 from analysis.tables.engines import read_rollouts, sync_sections
 from analysis.tables.equal_bits import equal_bits_sections
 from analysis.tables.expert_load import expert_load_sections
@@ -40,8 +41,19 @@ def engine_and_parity_sections(folder: Path, machine: str) -> list[str]:
     ]
 
 
+def parity_alone_sections(folder: Path, machine: str) -> list[str]:
+    """Parity of a machine on which nothing was served."""
+    found = read_parity(folder, machine)
+    return [
+        setups([record for record, _ in found]),
+        *parity_sections([model for _, models in found for model in models]),
+    ]
+
+
 SECTIONS: Mapping[str, Callable[[Path, str], list[str]]] = {
     "benchmarks": engine_and_parity_sections,
+    "parity": parity_alone_sections,
+    "decoding": decoding_sections,
     "verl": verl_sections,
     "weight_sync": weight_sync_sections,
     "gpus": gpus_sections,

@@ -42,7 +42,7 @@ class Sampler:
         """So many new tokens of each prompt."""
         self.calls += 1
         prompts = random_prompts(self.batch, PROMPT_TOKENS, self.vocab_size, self.calls)
-        self.engine.generate(prompts, new_tokens, 1.0, self.calls)
+        self.engine.sample(prompts, new_tokens, seed=None, temperature=1.0)
         synchronize(self.device)
 
 
@@ -96,7 +96,11 @@ def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--compile", action="store_true", help="with torch.compile")
     arguments = parser.parse_args()
-    settings = {"torch_compile": arguments.compile, "prompt_tokens": PROMPT_TOKENS}
+    settings = {
+        "torch_compile": arguments.compile,
+        "prompt_tokens": PROMPT_TOKENS,
+        "seeds": "none",
+    }
     record_engines(arguments, "decode_profile", settings, partial(run, compiled=arguments.compile))
 
 

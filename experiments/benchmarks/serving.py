@@ -8,7 +8,8 @@ Random weights on 90 % of a GPU, CUDA graphs for decoding. `nvfp4` is vLLM's own
 are prompts of 32 tokens with 128 new ones, prefill of 8,192 tokens in four prompts, and the
 rollouts of one training step: 256 and 1,024 prompts with 2,048 new tokens each, of which as many
 run at once as the KV cache holds. Prompts are of random tokens: with alike ones an MoE's random
-router sends all sequences to the same few experts (`expert_load`).
+router sends all sequences to the same few experts (`expert_load`). No sequence has a seed, as in
+verl.
 `--resume` goes on with a record whose run was cut off. `--device cpu` rehearses with nano models.
 """
 
@@ -120,7 +121,7 @@ def _decode(engine: VllmEngine, batch: int, vocab_size: int, device: str) -> lis
     for seed in range(REPEATS + 1):
         prompts = random_prompts(batch, PROMPT_TOKENS, vocab_size, seed)
         start = perf_counter()
-        sampled = engine.generate(prompts, NEW_TOKENS[device], 1.0, seed)
+        sampled = engine.sample(prompts, NEW_TOKENS[device], seed=None, temperature=1.0)
         rates.append(int(sampled.response_mask.sum()) / (perf_counter() - start))
     return quartiles(rates[1:])  # the first warms up
 
@@ -132,7 +133,7 @@ def _prefill(engine: VllmEngine, vocab_size: int, device: str) -> list[float]:
     for seed in range(REPEATS + 1):
         prompts = random_prompts(count, length, vocab_size, seed)
         start = perf_counter()
-        engine.generate(prompts, 1, 1.0, seed)
+        engine.sample(prompts, 1, seed=None, temperature=1.0)
         rates.append(count * length / (perf_counter() - start))
     return quartiles(rates[1:])
 
@@ -141,7 +142,7 @@ def _rollout(engine: VllmEngine, count: int, vocab_size: int, device: str) -> di
     """Seconds of one step's rollouts, and how many new tokens they have."""
     prompts = random_prompts(count, PROMPT_TOKENS, vocab_size, 0)
     start = perf_counter()
-    sampled = engine.generate(prompts, ROLLOUT_TOKENS[device], 1.0, 0)
+    sampled = engine.sample(prompts, ROLLOUT_TOKENS[device], seed=None, temperature=1.0)
     seconds = perf_counter() - start
     return {"tokens": int(sampled.response_mask.sum()), "seconds": seconds}
 
@@ -153,6 +154,7 @@ def main() -> None:
         "gpu_memory_utilization": GPU_MEMORY_UTILIZATION,
         "new_tokens": NEW_TOKENS[arguments.device],
         "prompts": "random tokens",
+        "seeds": "none",
     }
     record_engines(arguments, "serving", settings, run)
 

@@ -61,7 +61,13 @@ def evaluate(job: EvaluationJob, precision: Precision) -> list[Evaluation]:
         engine = engine or _start_engine(job.study, first, served, max(map(len, prompts)))
         _load(engine, model, served or bf16_plan(model), recipe, job.study.device)
         done = [
-            Evaluation(step=step, precision=precision, settings=job.study.evaluation, **counts)
+            Evaluation(
+                step=step,
+                precision=precision,
+                settings=job.study.evaluation,
+                device=job.study.device,
+                **counts,
+            )
             for counts in _count_right_answers(job, tokenizer, prompts, engine)
         ]
         accuracies = "  ".join(f"{it.decoding} {it.accuracy:.3f}" for it in done)

@@ -3,6 +3,9 @@
 Online accuracies cannot be compared across arms, because each arm samples in its own precision.
 Here the base and every saved checkpoint of every arm answer the same held-out problems in BF16 and
 in NVFP4, greedily and sampled.
+
+`--device cpu` evaluates here what was trained on a rented GPU; eval.json says so, since the same
+weights do not sample the same answers there.
 """
 
 import argparse
@@ -26,8 +29,16 @@ from experiments.verl.questions import read_questions
 from qat_core.rl.tasks import Question, make_problems
 
 
-def evaluate_run(study: Study, run: Run, results: Path) -> list[Evaluation]:
+def evaluate_run(
+    study: Study, run: Run, results: Path, *, on_cpu: bool = False
+) -> list[Evaluation]:
     """Evaluations of a run's base (step 0) and saved checkpoints, by step.
+
+    Args:
+        study: which run, problems and engine.
+        run: of this study.
+        results: folder of all results.
+        on_cpu: evaluate on a CPU, whatever the study's device.
 
     Raises:
         FileNotFoundError: the run has saved no checkpoint.
@@ -35,6 +46,8 @@ def evaluate_run(study: Study, run: Run, results: Path) -> list[Evaluation]:
             evaluates the run.
     """
     questions = _held_out_questions(study, results)[: study.evaluation.prompts]
+    if on_cpu:
+        study = study.model_copy(update={"device": "cpu"})
     check_base(results / "base" / study.base_of(run))
     saved = find_checkpoints(results / run.id / "checkpoints")
     with ExitStack() as stack:
@@ -62,11 +75,13 @@ def _held_out_questions(study: Study, results: Path) -> list[Question]:
 def main() -> None:
     """Parses the command line and writes one run's eval.json."""
     parser = argparse.ArgumentParser(description=__doc__, parents=[STUDY, RUN, RESULTS])
+    parser.add_argument("--device", choices=["cpu"], help="by default the study's")
     args = parser.parse_args()
     raise_stop_signals()
     study = load_study(args.study)
     run = study.find_run(args.run)
-    write_evaluations(args.results / run.id, evaluate_run(study, run, args.results))
+    done = evaluate_run(study, run, args.results, on_cpu=args.device == "cpu")
+    write_evaluations(args.results / run.id, done)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,9 @@ class Evaluation(Section):
     settings: EvaluationConfig | None = Field(
         None, description="the study's section `evaluation`; older files do not say"
     )
+    device: Literal["cpu", "cuda"] | None = Field(
+        None, description="where it was sampled; older files do not say: on the study's"
+    )
 
     @model_validator(mode="after")
     def _counts_agree(self) -> Self:

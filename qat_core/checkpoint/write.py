@@ -119,7 +119,7 @@ def convert(
     if (source / MANIFEST).is_file():
         verify_manifest(source)
     model, shards = meta_model(source), Shards(source)
-    names, checked = HubNames(model), plan(model, recipe)
+    names, checked = HubNames(model), _plan_of(source, model, recipe)
     _require_full_precision(source, model, checked, names, shards)
     shapes = {entry.name: entry.shape for entry in checked.entries}
 
@@ -131,6 +131,13 @@ def convert(
             if path.is_file() and path.name != MANIFEST and not path.name.endswith(WEIGHT_SUFFIXES):
                 shutil.copyfile(path, partial / path.name)
         _write(partial, packed_weights(checked, recipe, read), checked, names, kind, progress)
+
+
+def _plan_of(source: Path, model: nn.Module, recipe: Recipe) -> QuantPlan:
+    try:
+        return plan(model, recipe)
+    except ValueError as error:  # of shapes, which config.json gives
+        raise ValueError(f"{source / 'config.json'}: {error}") from None
 
 
 def _require_what_its_config_says(model: nn.Module, names: HubNames) -> None:

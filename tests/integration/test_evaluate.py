@@ -82,7 +82,9 @@ def test_verl_checkpoints_are_merged_and_evaluated_in_both_precisions(
         assert all(torch.equal(w, stored[name]) for name, w in merged.state_dict().items())
     assert not folder.exists()
 
-    records = evaluate_run(study, study.runs[0], results)
+    trained_elsewhere = study.model_copy(update={"device": "cuda"})
+    records = evaluate_run(trained_elsewhere, study.runs[0], results, on_cpu=True)
+    assert {record.device for record in records} == {"cpu"}
     settings = [(r.step, r.precision, r.decoding) for r in records]
     assert settings == [
         (step, precision, decoding)

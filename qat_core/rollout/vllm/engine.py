@@ -163,14 +163,22 @@ class VllmEngine:
         return self.sample(prompts, max_new_tokens, seed, temperature=temperature)
 
     def sample(
-        self, prompts: Sequence[Sequence[int]], max_new_tokens: int, seed: int, **settings: float
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        seed: int | None,
+        **settings: float,
     ) -> Rollouts:
-        """As `generate`, with any settings of vLLM's SamplingParams, e.g. `top_p`."""
+        """As `generate`, with any settings of vLLM's SamplingParams, e.g. `top_p`.
+
+        Without a seed no prompt has one, as in verl: other tokens each time. vLLM 0.24 draws for
+        prompts with seeds one after the other where its first model runner serves: Qwen3's MoE.
+        """
         seeds = random.Random(seed)
         sampling = [
             self._vllm.SamplingParams(
                 max_tokens=max_new_tokens,
-                seed=seeds.getrandbits(63),
+                seed=None if seed is None else seeds.getrandbits(63),
                 logprobs=0,
                 stop_token_ids=[self.eos_id],
                 detokenize=False,
