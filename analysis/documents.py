@@ -127,7 +127,7 @@ def _origin(record: Path) -> str:
     device = load_study(record / "study.yaml").device
     evaluated = [read_evaluations(path.parent, REMAKE) for path in record.glob(f"*/{EVALUATIONS}")]
     on_cpu = sum(any(it.device not in (None, device) for it in run) for run in evaluated)
-    elsewhere = f" Of these, {on_cpu} were evaluated on a CPU." if on_cpu else ""
+    elsewhere = f" Evaluated on a CPU: {on_cpu} of them." if on_cpu else ""
     return f"Recorded: {origin}.{elsewhere}"
 
 

@@ -125,7 +125,12 @@ def test_the_table_reads_what_the_benchmark_writes(
 
 @pytest.mark.parametrize(
     ("kind", "machine", "row"),
-    [("goals", "h200", "| qwen3-8b | prefill |"), ("equal_bits", "h100", "| Marlin |")],
+    [
+        ("goals", "h200", "| qwen3-8b | prefill |"),
+        ("equal_bits", "h100", "| Marlin |"),
+        ("decoding", "h100", "| qwen3-30b-a3b NVFP4, experts by Humming |"),
+        ("parity", "h100", "| moe, random weights, experts by Humming |"),
+    ],
 )
 def test_the_committed_records_fill_the_tables(kind: str, machine: str, row: str) -> None:
     assert row in benchmark_text(kind, RECORDS, machine)
@@ -141,3 +146,28 @@ def test_experts_stand_beside_what_chance_reaches(tmp_path: Path) -> None:
     assert "of 8 in a layer of m" in text
     assert "| alike | 2 | 4 | 0.50 |" in text
     assert "| chance | 2 | 5 |  |" in text  # 8 * (1 - 0.75**4) = 5.47
+
+
+def test_a_decoding_step_is_divided_by_what_its_kernels_do(tmp_path: Path) -> None:
+    humming = "void humming<MmaOpClass, Shape<0u, {}u, {}u>, Shape<8u, 128u, 128u>>"
+    kernels = {
+        humming.format(1536, 2048): [1000.0, 48.0],
+        humming.format(2048, 768): [500.0, 48.0],
+        humming.format(5120, 2048): [250.0, 48.0],
+        "void marlin::Marlin<1l>(int4 const*)": [250.0, 48.0],
+        "nvjet_sm90_tst_64x8": [500.0, 49.0],
+        "void flash::prepare_varlen_num_blocks_kernel": [125.0, 1.0],
+        "void vllm::rms_norm_kernel": [125.0, 96.0],
+        "_gumbel_sample_kernel": [250.0, 1.0],
+    }
+    floor = {"fused_moe_kernel": [4500.0, 96.0], "Memset (Device)": [1500.0, 1.0]}
+    steps = {"bf16": (8.0, floor), "humming": (4.0, kernels)}
+    engines = {
+        f"qwen3-30b-a3b:{name}": {"1": {"step_ms": [ms, ms, ms], "kernels_us_calls": found}}
+        for name, (ms, found) in steps.items()
+    }
+    _write(tmp_path, "decode_profile_30b", {"engines": engines})
+    text = benchmark_text("decoding", tmp_path, "x")
+    assert "| 8.00<br><sub>8.00 to 8.00</sub> | 6.00 | 4.50 |  |  |  |  | 1.50 |" in text
+    parts = "1.50 | 0.50 | 0.50 | 0.12 | 0.12 | 0.25"
+    assert f"| 4.00<br><sub>4.00 to 4.00</sub> | 3.00 (2.00x) | {parts} |" in text
