@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from qat_core.checkpoint import read_checkpoint
+from qat_core.checkpoint import convert, read_checkpoint
 from qat_core.checkpoint.manifest import write_manifest
 from qat_core.checkpoint.shards import INDEX
+from qat_core.recipe import Recipe
 
 
 def test_sha256sum_reads_the_manifest(packed_dir: Path) -> None:
@@ -211,3 +213,16 @@ def test_experts_gate_and_up_need_one_scale(packed_dir: Path) -> None:
 def rewrite_manifest(folder: Path) -> None:
     (folder / "SHA256SUMS").unlink()
     write_manifest(folder)
+
+
+def test_a_size_that_cannot_be_packed_is_named_with_its_file(
+    nano_dir: Path, tmp_path: Path
+) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(nano_dir, source)
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"hidden_size": 129}))
+    with pytest.raises(
+        ValueError, match=r"config\.json: .* input size 129 is not a multiple of 16"
+    ):
+        convert(source, tmp_path / "packed", Recipe.full())
