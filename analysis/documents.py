@@ -38,11 +38,9 @@ from analysis.tables import SECTIONS, benchmark_text
 from analysis.tables.collapses import collapses_text
 from analysis.tables.summary import summary_text
 from analysis.tables.times import made_by, times_text
-from experiments.runs.evaluation import EVALUATIONS, read_evaluations
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT
 from experiments.support.cli import run_cli
-from experiments.support.json_files import REMAKE
 
 RECORDS = Path("experiments", "records")
 WITHOUT_WORDS: Mapping[str, Callable[[Path], str]] = {
@@ -121,14 +119,9 @@ def _filled(block: re.Match[str], root: Path, folder: Path) -> str:
 
 
 def _origin(record: Path) -> str:
-    """Commits and machines of a record's runs, how many there are of each; who else evaluated."""
+    """Commits and machines of a record's runs, and how many there are of each."""
     origins = Counter(made_by(it) for it in recorded_manifests(record))
-    origin = "; ".join(f"{n} runs at {made_by}" for made_by, n in origins.items())
-    device = load_study(record / "study.yaml").device
-    evaluated = [read_evaluations(path.parent, REMAKE) for path in record.glob(f"*/{EVALUATIONS}")]
-    on_cpu = sum(any(it.device not in (None, device) for it in run) for run in evaluated)
-    elsewhere = f" Evaluated on a CPU: {on_cpu} of them." if on_cpu else ""
-    return f"Recorded: {origin}.{elsewhere}"
+    return f"Recorded: {'; '.join(f'{n} runs at {made_by}' for made_by, n in origins.items())}."
 
 
 def _figure(root: Path, folder: Path, study: str, name: str) -> str:

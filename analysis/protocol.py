@@ -23,6 +23,9 @@ def marks(study: Study, results: Results, model: str) -> tuple[str, ...]:
     seeds, arms = {run.seed for run in runs}, {run.arm for run in runs}
     samples = results.samples_per_prompt(model)
     accuracy = _accuracy_of_bf16(results, model) if BF16.arm in arms else None
+    evals = results.evals[results.evals["model"] == model]
+    is_elsewhere = evals["device"].notna() & (evals["device"] != study.device)
+    on_cpu = evals["run"][is_elsewhere].nunique()
     found = {
         f"recorded before protocol {PROTOCOL}": any(
             datetime.fromisoformat(run.started_at) < SINCE for run in runs
@@ -34,6 +37,7 @@ def marks(study: Study, results: Results, model: str) -> tuple[str, ...]:
         "one pretrained checkpoint: verdicts hold for it alone": study.models[model].kind
         in ("gguf", "hub"),
         "no bf16 arm, so mismatch and accuracy are not judged": accuracy is None,
+        f"{on_cpu} of its {len(runs)} runs were evaluated on a CPU": on_cpu > 0,
         "code had uncommitted changes": any(run.git is None or run.git.dirty for run in runs),
     }
     if accuracy is not None and not LOWEST <= accuracy <= HIGHEST:

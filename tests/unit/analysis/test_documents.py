@@ -1,5 +1,4 @@
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from analysis.figure_files import NAMES
 from analysis.figures import FIGURES
 from analysis.load import load_results
 from analysis.results import Results
-from experiments.runs.evaluation import Evaluation, write_evaluations
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, STUDIES, Study
 
@@ -33,7 +31,6 @@ def root(study: Study, results: Results, tmp_path: Path) -> Path:
     record = tmp_path / "root" / "experiments" / "records" / "default"
     (record / "figures").mkdir(parents=True)
     (record / "claims.json").write_text(judge_study(study, results).model_dump_json())
-    shutil.copy(STUDIES / "default.yaml", record / "study.yaml")
     for name in FIGURES:
         (record / "figures" / f"{name}.png").touch()
     return tmp_path / "root"
@@ -54,21 +51,6 @@ def test_blocks_are_filled_and_the_rest_is_kept(root: Path) -> None:
 def test_filling_twice_changes_nothing(root: Path) -> None:
     once = fill_blocks(BLOCKS, root, root)
     assert fill_blocks(once, root, root) == once
-
-
-def test_a_table_says_how_many_runs_were_evaluated_elsewhere(root: Path) -> None:
-    record = root / "experiments" / "records" / "default"
-    study = (STUDIES / "default.yaml").read_text()
-    (record / "study.yaml").write_text(study.replace("device: cpu", "device: cuda"))
-    for run, device in {"old": None, "there": "cuda", "here": "cpu"}.items():
-        (record / run).mkdir()
-        counts = {"prompts": 1, "samples_per_prompt": 1, "accuracy": 1.0, "correct": [1]}
-        evaluation = Evaluation.model_validate(
-            {"step": 0, "precision": "bf16", "decoding": "greedy", "device": device}
-            | {"response_tokens_mean": 1.0, **counts}
-        )
-        write_evaluations(record / run, [evaluation])
-    assert "Evaluated on a CPU: 1 of them." in fill_blocks(BLOCKS, root, root)
 
 
 def test_without_names_all_figures_but_that_of_drift_are_shown(root: Path) -> None:

@@ -48,6 +48,16 @@ def test_fewer_seeds_are_marked(study: Study, results_dir: Path) -> None:
     assert marks_after(fewer, results_dir) == ("3 of the protocol's 5 seeds",)
 
 
+def test_runs_evaluated_on_another_device_are_marked(study: Study, results_dir: Path) -> None:
+    rewrite_evaluations(results_dir, device="cpu")
+    assert marks_after(study, results_dir) == (), "there its runs were trained"
+    results = load_results(study, results_dir)
+    on_gpu = study.model_copy(update={"device": "cuda"})
+    num_runs = len([run for run in study.runs if run.model == "nano-dense"])
+    mark = f"{num_runs} of its {num_runs} runs were evaluated on a CPU"
+    assert judge_study(on_gpu, results).marks["nano-dense"] == (mark,)
+
+
 def rewrite_evaluations(folder: Path, **changes: Any) -> None:
     """Changes every sampled evaluation below a folder; `share` is that of right answers."""
     for path in folder.glob("*/eval.json"):
