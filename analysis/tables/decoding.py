@@ -26,8 +26,8 @@ SHAPE = re.compile(r"^void humming<MmaOpClass, Shape<0u, (\d+)u, (\d+)u>")  # of
 PARTS = {
     r"fused_moe_kernel|moe_wna16": "Experts",
     r"marlin::Marlin|^void humming<": "Packed linear layers",
-    r"nvjet|cublas|gemm": "BF16 products",
     r"flash": "Attention",
+    r"nvjet|cublas|gemm": "BF16 products",
     r"rms_norm|act_and_mul|rotary|vllm::moe|moe_fused_mul_sum|reduce_kernel": "Small",
     r"": "Sampling",
 }
