@@ -5,12 +5,15 @@ committed records (`metrics.csv.gz`); both hold `manifest.json` and `eval.json`.
 files are refused with their name and line, nothing is filled in.
 """
 
+from itertools import product
 from pathlib import Path
+from typing import get_args
 
 import pandas as pd
 
 from analysis.results import Results
 from experiments.runs.drift import has_drift, read_drift
+from experiments.runs.evaluation import Decoding, Precision
 from experiments.runs.manifest import RunManifest
 from experiments.runs.metrics import (
     METRICS,
@@ -100,6 +103,12 @@ def _read_evals(study: Study, run_dir: Path, num_steps: int) -> pd.DataFrame:
             raise ValueError(
                 f"{run_dir}/eval.json: step {evaluation.step} is evaluated, of {num_steps}; {HINT}"
             )
+    found = {(it.step, it.precision, it.decoding) for it in evaluations}
+    whole = product({it.step for it in evaluations}, get_args(Precision), get_args(Decoding))
+    for step, precision, decoding in sorted(set(whole) - found):
+        raise ValueError(
+            f"{run_dir}/eval.json: step {step}: no {decoding} evaluation in {precision}; {HINT}"
+        )
     return pd.DataFrame([evaluation.model_dump(exclude={"settings"}) for evaluation in evaluations])
 
 

@@ -83,7 +83,7 @@ def draw_rollouts(records: Sequence[ServingRecord]) -> Figure:
             name: it.rollouts[count].seconds for name, it in engines.items() if count in it.rollouts
         }
         _draw_bars(panel, seconds, "{:.1f} s")
-        panel.set(title=f"{int(count):,} prompts", xlabel="rollouts (s)")
+        panel.set(title=f"{count:,} prompts", xlabel="rollouts (s)")
     return figure
 
 

@@ -21,7 +21,7 @@ NOTE = (
 class Layer(BaseModel):
     """Experts by number of sequences, and the mean cosine between sequences."""
 
-    experts: dict[str, int]
+    experts: dict[int, int]
     cosine: float
 
 
@@ -31,14 +31,14 @@ class Load(BaseModel):
     num_experts: int
     layers: list[Layer]
 
-    def reached(self, sequences: str) -> float:
+    def reached(self, sequences: int) -> float:
         """Experts that so many sequences reach in a layer."""
         return median(layer.experts[sequences] for layer in self.layers)
 
-    def by_chance(self, sequences: str) -> float:
+    def by_chance(self, sequences: int) -> float:
         """The same if each sequence's experts were chosen at random, independently."""
-        share = self.reached("1") / self.num_experts
-        return self.num_experts * (1 - (1 - share) ** int(sequences))
+        share = self.reached(1) / self.num_experts
+        return self.num_experts * (1 - (1 - share) ** sequences)
 
 
 class ExpertLoadRecord(Record):

@@ -41,14 +41,14 @@ class ServingEngine(BaseModel):
     kv_cache_tokens: int
     tokens_per_s: dict[str, Rates]
     prefill_tokens_per_s: Rates | None = None
-    rollouts: dict[str, Rollout] = {}
+    rollouts: dict[int, Rollout] = {}
 
     @property
     def prefill(self) -> float | None:
         """Median tokens a second."""
         return None if self.prefill_tokens_per_s is None else self.prefill_tokens_per_s[1]
 
-    def rollout_speed(self, prompts: str) -> float | None:
+    def rollout_speed(self, prompts: int) -> float | None:
         """New tokens a second of the rollouts of so many prompts."""
         return self.rollouts[prompts].speed if prompts in self.rollouts else None
 
@@ -92,7 +92,7 @@ class Served(NamedTuple):
         own = speed(self.engine)
         return f"{own:,.0f}{self._in_brackets(speed)}" if own else ""
 
-    def rollout(self, prompts: str) -> str:
+    def rollout(self, prompts: int) -> str:
         """Seconds of a step's rollouts and the ratio of speeds, empty where not measured."""
         if prompts not in self.engine.rollouts:
             return ""
@@ -114,9 +114,9 @@ def engines_by_name(records: Iterable[ServingRecord]) -> dict[str, ServingEngine
     return {name: engine for record in records for name, engine in record.engines.items()}
 
 
-def prompt_counts(engines: Iterable[ServingEngine]) -> list[str]:
+def prompt_counts(engines: Iterable[ServingEngine]) -> list[int]:
     """All numbers of prompts that were rolled out."""
-    return sorted({count for engine in engines for count in engine.rollouts}, key=int)
+    return sorted({count for engine in engines for count in engine.rollouts})
 
 
 def serving_sections(records: Sequence[ServingRecord]) -> list[str]:
@@ -138,7 +138,7 @@ def serving_sections(records: Sequence[ServingRecord]) -> list[str]:
         }
         | {"Prefill, tokens/s": lambda row: row.tokens_per_s(lambda it: it.prefill)}
         | {
-            f"Rollouts of {int(count):,} prompts, s": lambda row, count=count: row.rollout(count)
+            f"Rollouts of {count:,} prompts, s": lambda row, count=count: row.rollout(count)
             for count in prompts
         }
     )

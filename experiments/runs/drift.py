@@ -5,6 +5,7 @@ measure `layer_kl` of rows of the kind `kl`.
 """
 
 import gzip
+import math
 import zlib
 from pathlib import Path
 
@@ -54,6 +55,8 @@ def _read_jsonl(path: Path) -> pd.DataFrame:
         row = parse_object(line, where, hint)
         try:
             numbers = {key: float(row[key]) for key in NUMBERS if row.get(key) is not None}
+            if math.isinf(numbers.get("layer", 0.0)):
+                raise ValueError(row["layer"])
             rows.append({"step": int(row["step"]), "kind": str(row["kind"]), **numbers})
         except (KeyError, TypeError, ValueError, OverflowError):
             raise ValueError(f"{where}: {hint}") from None

@@ -13,6 +13,7 @@ from qat_core.rl.config import EvaluationConfig
 
 EVALUATIONS = "eval.json"
 Precision = Literal["bf16", "nvfp4"]
+Decoding = Literal["greedy", "sampled"]
 
 
 class Evaluation(Section):
@@ -20,7 +21,7 @@ class Evaluation(Section):
 
     step: NonNegativeInt = Field(description="0 is the base checkpoint")
     precision: Precision
-    decoding: Literal["greedy", "sampled"]
+    decoding: Decoding
     prompts: PositiveInt
     samples_per_prompt: PositiveInt
     accuracy: float = Field(ge=0, le=1, description="share of right answers")

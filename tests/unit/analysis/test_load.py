@@ -146,6 +146,15 @@ def test_a_run_of_too_few_steps_is_refused(of_one: Study, results_dir: Path) -> 
         load_results(of_one, results_dir)
 
 
+def test_an_evaluation_in_one_precision_alone_is_refused(study: Study, results_dir: Path) -> None:
+    path = results_dir / RUN.id / "eval.json"
+    *others, last = json.loads(path.read_text())
+    path.write_text(json.dumps(others))
+    missing = f"step {last['step']}: no {last['decoding']} evaluation in {last['precision']}"
+    with pytest.raises(ValueError, match=f"eval.json: {missing}"):
+        load_results(study, results_dir)
+
+
 def test_missing_evaluation_is_refused(study: Study, results_dir: Path) -> None:
     path = results_dir / RUN.id / "eval.json"
     path.write_text(json.dumps([it for it in json.loads(path.read_text()) if it["step"] == 0]))

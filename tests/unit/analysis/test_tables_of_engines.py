@@ -127,6 +127,13 @@ def test_a_damaged_record_is_named_with_its_key(folder: Path) -> None:
         benchmark_text("benchmarks", folder, "x")
 
 
+def test_prompts_that_are_no_number_are_named(folder: Path) -> None:
+    path = folder / "serving_30b_x.json"
+    path.write_text(path.read_text().replace('"1024"', '"1024s"'))
+    with pytest.raises(ValueError, match=r"serving_30b_x.json: engines\..*rollouts\.1024s"):
+        benchmark_text("benchmarks", folder, "x")
+
+
 def test_the_committed_records_fill_the_tables() -> None:
     tables = benchmark_text("benchmarks", ROOT / "experiments" / "records" / "benchmarks", "h200")
     assert "| qwen3-30b-a3b NVFP4 | 888ec8f | 16.89 | 16.85 |" in tables

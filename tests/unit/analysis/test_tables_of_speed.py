@@ -169,5 +169,5 @@ def test_a_decoding_step_is_divided_by_what_its_kernels_do(tmp_path: Path) -> No
     _write(tmp_path, "decode_profile_30b", {"engines": engines})
     text = benchmark_text("decoding", tmp_path, "x")
     assert "| 8.00<br><sub>8.00 to 8.00</sub> | 6.00 | 4.50 |  |  |  |  | 1.50 |" in text
-    parts = "1.50 | 0.50 | 0.50 | 0.12 | 0.12 | 0.25"
+    parts = "1.50 | 0.50 | 0.12 | 0.50 | 0.12 | 0.25"
     assert f"| 4.00<br><sub>4.00 to 4.00</sub> | 3.00 (2.00x) | {parts} |" in text

@@ -46,8 +46,12 @@ def test_of_a_repeated_step_the_last_row_counts_and_a_cut_line_does_not(tmp_path
         ('{"step": 1\n', r"drift\.jsonl: line 1: not JSON"),
         ('{"layer": 1}\n', r"drift\.jsonl: line 1: not a row of drift"),
         ("[1]\n", r"drift\.jsonl: line 1: not a mapping"),
+        (
+            '{"step": 1, "layer": -Infinity, "kind": "q_proj"}\n',
+            r"drift\.jsonl: line 1: not a row of drift",
+        ),
     ],
-    ids=["missing", "empty", "not-json", "no-step", "no-row"],
+    ids=["missing", "empty", "not-json", "no-step", "no-row", "no-layer"],
 )
 def test_a_damaged_file_is_refused(content: str | None, message: str, tmp_path: Path) -> None:
     if content is not None:
