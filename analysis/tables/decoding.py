@@ -52,26 +52,26 @@ class DecodeRecord(Record):
 
 
 class Row(NamedTuple):
-    """An engine's step: its time, its parts' times, and the kernels of BF16's in the same run."""
+    """An engine's step, its kernels' time by part, and BF16's step of the same run, if another."""
 
     engine: str
     commit: str
     sequences: str
-    step_ms: tuple[float, float, float]
+    step: Step
     parts_ms: Mapping[str, float]
-    floor_ms: float | None
+    floor: Step | None
 
     @property
-    def step(self) -> str:
+    def time(self) -> str:
         """Median and quartiles."""
-        low, median, high = self.step_ms
+        low, median, high = self.step.step_ms
         return f"{median:.2f}<br><sub>{low:.2f} to {high:.2f}</sub>"
 
     @property
     def kernels(self) -> str:
         """Their sum, and BF16's over it."""
-        own_ms = sum(self.parts_ms.values())
-        ratio = "" if self.floor_ms is None else f" ({self.floor_ms / own_ms:.2f}x)"
+        own_ms = self.step.kernels_ms
+        ratio = "" if self.floor is None else f" ({self.floor.kernels_ms / own_ms:.2f}x)"
         return f"{own_ms:.2f}{ratio}"
 
 
@@ -80,7 +80,7 @@ TABLE: MarkdownTable[Row] = MarkdownTable(
         "Engine": lambda row: engine_name(row.engine),
         "Commit": lambda row: row.commit,
         "Sequences": lambda row: row.sequences,
-        "Step": lambda row: row.step,
+        "Step": lambda row: row.time,
         "Kernels": lambda row: row.kernels,
     }
     | {
@@ -110,9 +110,8 @@ def _rows(record: DecodeRecord) -> Iterator[Row]:
             parts_ms = defaultdict[str, float](float)
             for kernel, (us, _) in step.kernels_us_calls.items():
                 parts_ms[_part(kernel, experts)] += us / 1e3
-            floor = None if floors is steps or sequences not in floors else floors[sequences]
-            floor_ms = None if floor is None else floor.kernels_ms
-            yield Row(engine, record.commit, sequences, step.step_ms, parts_ms, floor_ms)
+            floor = None if floors is steps else floors.get(sequences)
+            yield Row(engine, record.commit, sequences, step, parts_ms, floor)
 
 
 def _expert_shapes(engine: str) -> set[tuple[int, int]]:
