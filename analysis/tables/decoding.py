@@ -16,7 +16,7 @@ from experiments.benchmarks.engines import read_engine
 TITLE = "**A decoding step by what the GPU does, milliseconds**"
 NOTE = (
     "Step: without a profiler, median and quartiles of three. Kernels: their sum under a profiler, "
-    "in brackets BF16's over it, and then what they do. BF16 products: linear layers where they "
+    "and then what they do. In brackets: BF16's over it. BF16 products: linear layers where they "
     "are not packed, the router and the output layer. Experts: their products in either precision. "
     "Small: norms, activations, rotary embedding, routing and sums over experts. Sampling: the "
     "next token, its log-prob, and the rest. Prefill cancels. Weights and prompts are random."
@@ -34,9 +34,13 @@ PARTS = {
 
 
 class Step(BaseModel):
-    """A step: quartiles of its time, and of each kernel microseconds and calls in it."""
+    """A step: quartiles of its time, and of each kernel microseconds and calls in it.
+
+    `sequences_in_kv_cache`: how many the KV cache holds at once; records of older code lack it.
+    """
 
     step_ms: tuple[float, float, float]
+    sequences_in_kv_cache: int | None = None
     kernels_us_calls: dict[str, tuple[float, float]]
 
     @property
@@ -63,9 +67,12 @@ class Row(NamedTuple):
 
     @property
     def time(self) -> str:
-        """Median and quartiles."""
+        """Median and quartiles, BF16's median over it, and if not all sequences ran at once."""
         low, median, high = self.step.step_ms
-        return f"{median:.2f}<br><sub>{low:.2f} to {high:.2f}</sub>"
+        ratio = "" if self.floor is None else f" ({self.floor.step_ms[1] / median:.2f}x)"
+        held = self.step.sequences_in_kv_cache
+        waits = "" if held is None or held >= int(self.sequences) else f"; {held} at once"
+        return f"{median:.2f}{ratio}<br><sub>{low:.2f} to {high:.2f}{waits}</sub>"
 
     @property
     def kernels(self) -> str:

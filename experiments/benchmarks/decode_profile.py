@@ -68,7 +68,11 @@ def _step(sample: Sampler) -> dict[str, Any]:
         us_before, calls_before = one.get(name, (0.0, 0))
         in_a_step[name] = [(us - us_before) / profiled, (calls - calls_before) / profiled]
     by_time = sorted(in_a_step.items(), key=lambda item: -item[1][0])
-    return {"step_ms": quartiles(steps_ms), "kernels_us_calls": dict(by_time)}
+    return {
+        "step_ms": quartiles(steps_ms),
+        "sequences_in_kv_cache": sample.engine.kv_cache_tokens // (PROMPT_TOKENS + long),
+        "kernels_us_calls": dict(by_time),
+    }
 
 
 def _seconds(sample: Sampler, new_tokens: int) -> float:

@@ -163,11 +163,15 @@ def test_a_decoding_step_is_divided_by_what_its_kernels_do(tmp_path: Path) -> No
     floor = {"fused_moe_kernel": [4500.0, 96.0], "Memset (Device)": [1500.0, 1.0]}
     steps = {"bf16": (8.0, floor), "humming": (4.0, kernels)}
     engines = {
-        f"qwen3-30b-a3b:{name}": {"1": {"step_ms": [ms, ms, ms], "kernels_us_calls": found}}
+        f"qwen3-30b-a3b:{name}": {"32": {"step_ms": [ms, ms, ms], "kernels_us_calls": found}}
         for name, (ms, found) in steps.items()
     }
+    engines["qwen3-30b-a3b:bf16"]["32"]["sequences_in_kv_cache"] = 31
+    engines["qwen3-30b-a3b:humming"]["32"]["sequences_in_kv_cache"] = 32
     _write(tmp_path, "decode_profile_30b", {"engines": engines})
     text = benchmark_text("decoding", tmp_path, "x")
-    assert "| 8.00<br><sub>8.00 to 8.00</sub> | 6.00 | 4.50 |  |  |  |  | 1.50 |" in text
+    assert (
+        "| 8.00<br><sub>8.00 to 8.00; 31 at once</sub> | 6.00 | 4.50 |  |  |  |  | 1.50 |" in text
+    )
     parts = "1.50 | 0.50 | 0.12 | 0.50 | 0.12 | 0.25"
-    assert f"| 4.00<br><sub>4.00 to 4.00</sub> | 3.00 (2.00x) | {parts} |" in text
+    assert f"| 4.00 (2.00x)<br><sub>4.00 to 4.00</sub> | 3.00 (2.00x) | {parts} |" in text
