@@ -26,7 +26,7 @@ from analysis.judgeable import require_judgeable
 from analysis.kl_claims import ffn_ratio, noqat_ratio, qat_ratio
 from analysis.load import load_results
 from analysis.protocol import marks
-from analysis.results import Results, is_memory_of_engine, memory_source
+from analysis.results import Results, memory_source
 from analysis.stats import Interval, gain
 from experiments.study.schema import Study
 from experiments.support.cli import STUDY, run_cli
@@ -84,7 +84,7 @@ def _weight_memory(study: Study, results: Results, model: str) -> Claim:
     if bf16 and smallest.measured_packed_gib is not None:
         share = f"packed weights: {smallest.measured_gib / bf16.measured_gib:.1%} of BF16's, "
     # what is streamed says how well shapes are predicted, not what an engine holds
-    is_of_engine = is_memory_of_engine(study)
+    is_of_engine = study.measures_engine
     return new_claim(
         Interval(error, error, error),
         ("at most", study.claims.weight_memory_error) if is_of_engine else None,

@@ -14,15 +14,9 @@ from qat_core.units import show_memory
 Array = np.ndarray
 
 
-def is_memory_of_engine(study: Study) -> bool:
-    """Whether measured weight memory is what an engine holds, not what was streamed to it."""
-    # on a CPU verl's engine counts what it is given, see qat_core/verl/worker.py
-    return study.trainer == "verl" and study.device == "cuda"
-
-
 def memory_source(study: Study, memories: Iterable[WeightMemory]) -> str:
     """Where a study's measured weight memory comes from."""
-    if not is_memory_of_engine(study):
+    if not study.measures_engine:
         return "bytes streamed to the engine"
     more = [it.reported_gib - it.measured_gib for it in memories if it.reported_gib is not None]
     if not more:  # of records that have this figure alone

@@ -16,21 +16,26 @@ Shapes = dict[str, tuple[int, ...]]
 # what an optimizer step holds of each weight; the last only while it runs, not if it is fused
 TRAINED = ("weight", "gradient", "first moment", "second moment", "root of the second moment")
 OFFLOADED = ("weight", "first moment", "second moment")
+VLLM_VOCABULARY_MULTIPLE = 64  # DEFAULT_VOCAB_PADDING_SIZE of its vocab_parallel_embedding.py
 SUPPORTED = ("llama", "qwen2", "qwen3", "qwen3_moe")
 
 
-def predict_weight_memory_gib(config: dict[str, Any], precision: Precision) -> float:
+def predict_weight_memory_gib(
+    config: dict[str, Any], precision: Precision, vocabulary_multiple: int = 1
+) -> float:
     """Weight memory in GiB of a model described by its Hugging Face config.json.
 
     Args:
         config: the content of config.json; ValueError for a `model_type` not in SUPPORTED.
         precision: "bf16"; "full": all linear and expert weights packed; "ffn": those outside
             attention. Embeddings, lm_head, router gates and norms stay in BF16.
+        vocabulary_multiple: what an engine pads the vocabulary to a multiple of.
 
     Raises:
         ValueError: nothing can be packed, or an input size is not a multiple of 16.
     """
-    shapes = weight_shapes(config)
+    vocabulary = math.ceil(config["vocab_size"] / vocabulary_multiple) * vocabulary_multiple
+    shapes = weight_shapes(config | {"vocab_size": vocabulary})
     packed = {name: shape for name, shape in shapes.items() if _is_packed(name, precision)}
     if precision != "bf16" and not packed:
         raise ValueError("no linear or expert weight to quantize; use the bf16 arm alone")

@@ -3,7 +3,7 @@
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.results import Results, is_memory_of_engine, memory_source
+from analysis.results import Results, memory_source
 from analysis.style import INK, add_legend, arm_style, new_figure
 from experiments.study.schema import Study
 from qat_core.units import MIB_PER_GIB
@@ -14,7 +14,7 @@ CAPTION = "Weights that the rollout engine holds or is sent, by arm, measured an
 def draw(study: Study, results: Results) -> Figure:
     """A panel a model: a bar an arm, its size and its share of BF16."""
     source = memory_source(study, (run.memory for run in results.manifests.values()))
-    is_held = is_memory_of_engine(study)
+    is_held = study.measures_engine
     figure, axes = new_figure(
         "Weight memory of the rollout engine" if is_held else "Weights sent to the rollout engine",
         f"Bars: {source}. Percentages: change from the BF16 arm.",

@@ -166,9 +166,10 @@ def new_manifest(
     """The manifest of an attempt that starts now; what training will measure is still None."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     config, packed = read_json(base_dir / "config.json"), ARMS[run.arm].rollout_recipe
+    multiple = study.vocabulary_multiple
     memory = WeightMemory(
-        predicted_bf16_gib=predict_weight_memory_gib(config, "bf16"),
-        predicted_packed_gib=packed and predict_weight_memory_gib(config, packed),
+        predicted_bf16_gib=predict_weight_memory_gib(config, "bf16", multiple),
+        predicted_packed_gib=packed and predict_weight_memory_gib(config, packed, multiple),
     )
     return RunManifest(
         run=run.id,

@@ -42,9 +42,10 @@ def _describe_memory(study: Study, model: str, packed: Precision | None) -> str:
     hint = f"correct it, or name another file in models.{model}.config"
     config = read_model_config(ROOT / source.config, hint)
     _require_positions(study, source.config, config)
+    multiple = study.vocabulary_multiple
     try:
-        bf16_gib = predict_weight_memory_gib(config, "bf16")
-        packed_gib = predict_weight_memory_gib(config, packed) if packed else None
+        bf16_gib = predict_weight_memory_gib(config, "bf16", multiple)
+        packed_gib = predict_weight_memory_gib(config, packed, multiple) if packed else None
     except ValueError as error:
         raise ValueError(f"{source.config}: {error}") from None
     if packed_gib is None:

@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
 from experiments.study.arms import ArmName
 from experiments.study.models import Model, ModelName
 from experiments.study.verl_settings import Setting, load_recipe
+from qat_core.memory import VLLM_VOCABULARY_MULTIPLE
 from qat_core.options import BlockScaleMethod, ScalePolicy
 from qat_core.rl.config import Correction, EvaluationConfig, GrpoConfig, Settings, TaskConfig
 
@@ -160,6 +161,17 @@ class Study(Settings):
     def base_of(self, run: Run) -> str:
         """Name of the base checkpoint that a run starts from."""
         return f"{run.model}_seed{run.seed}" if self.own_base else run.model
+
+    @property
+    def measures_engine(self) -> bool:
+        """Whether measured weight memory is what vLLM holds, not what was streamed to an engine."""
+        # on a CPU verl's engine counts what it is given, see qat_core/verl/worker.py
+        return self.trainer == "verl" and self.device == "cuda"
+
+    @property
+    def vocabulary_multiple(self) -> int:
+        """What the vocabulary is padded to a multiple of where weight memory is measured."""
+        return VLLM_VOCABULARY_MULTIPLE if self.measures_engine else 1
 
     def _verl_config(self, run: Run) -> dict[str, Any]:
         own = self.model_dump(mode="json", include={"gpus", "kl_gate"})

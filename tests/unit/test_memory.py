@@ -8,12 +8,17 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from experiments.runs.manifest import read_manifest
+from experiments.study.schema import ROOT
 from qat_core.memory import (
+    VLLM_VOCABULARY_MULTIPLE,
+    Precision,
     predict_offloaded_memory_gib,
     predict_training_memory_gib,
     predict_weight_memory_gib,
     weight_shapes,
 )
+from qat_core.units import BYTES_PER_GIB
 
 TINY = {
     "hidden_size": 64,
@@ -64,6 +69,28 @@ def test_qwen3_prediction(name: str, precision: str, gib: float) -> None:
     with open(f"experiments/models/{name}.json") as file:
         predicted = predict_weight_memory_gib(json.load(file), precision)
     assert predicted == pytest.approx(gib, abs=0.005)
+
+
+@pytest.mark.parametrize("model", ["dense", "moe"])
+@pytest.mark.parametrize(
+    ("arm", "precision"), [("bf16", "bf16"), ("nvfp4-qat", "full"), ("nvfp4-qat-ffn", "ffn")]
+)
+def test_with_padding_it_is_what_vllm_was_measured_to_hold(
+    model: str, arm: str, precision: Precision
+) -> None:
+    run = f"verl-gpu/nano-{model}-gpu_{arm}_seed0"
+    memory = read_manifest(ROOT / "experiments" / "records" / run, "a record").memory
+    config = json.loads((ROOT / "experiments" / "models" / f"nano-{model}.json").read_text())
+    predicted = predict_weight_memory_gib(config, precision, VLLM_VOCABULARY_MULTIPLE)
+    # BF16 to the byte; vLLM keeps up to 420 bytes of global scales more than are packed
+    surplus = memory.measured_gib - predicted
+    assert 0 <= surplus * BYTES_PER_GIB <= (0 if arm == "bf16" else 420)
+    assert predict_weight_memory_gib(config, precision) < 0.995 * memory.measured_gib
+
+
+def test_vllm_pads_vocabularies_to_that_multiple() -> None:
+    embedding = pytest.importorskip("vllm.model_executor.layers.vocab_parallel_embedding")
+    assert embedding.DEFAULT_VOCAB_PADDING_SIZE == VLLM_VOCABULARY_MULTIPLE
 
 
 def test_training_memory_is_that_of_a_real_optimizer() -> None:
