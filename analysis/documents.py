@@ -39,7 +39,7 @@ from analysis.tables.collapses import collapses_text
 from analysis.tables.summary import summary_text
 from analysis.tables.times import made_by, times_text
 from experiments.study.load import load_study
-from experiments.study.schema import ROOT
+from experiments.study.schema import ROOT, Study
 from experiments.support.cli import run_cli
 
 RECORDS = Path("experiments", "records")
@@ -104,7 +104,9 @@ def _filled(block: re.Match[str], root: Path, folder: Path) -> str:
         raise ValueError(f"<!-- begin:{kind} -->: name a study, a machine or a size behind {kind}")
     elif kind == "claims":
         record = root / RECORDS / words[0]
-        content = read_table(record / "claims.json").to_markdown() + f"\n{_origin(record)}\n"
+        claims = read_table(record / "claims.json").to_markdown()
+        made = f"{_origin(record)}{_training(load_study(record / 'study.yaml'))}"
+        content = f"{claims}\n{made}\n"
     elif kind == "replications":
         content = replications_text(root / RECORDS / words[0])
     elif kind == "outcomes":
@@ -122,6 +124,14 @@ def _origin(record: Path) -> str:
     """Commits and machines of a record's runs, and how many there are of each."""
     origins = Counter(made_by(it) for it in recorded_manifests(record))
     return f"Recorded: {'; '.join(f'{n} runs at {made_by}' for made_by, n in origins.items())}."
+
+
+def _training(study: Study) -> str:
+    """What all arms share and a claim does not say; cells have settings of their own."""
+    if study.cells:
+        return ""
+    rl = study.rl
+    return f" In all arms: advantages `{rl.advantage}`, correction `{rl.correction}`."
 
 
 def _figure(root: Path, folder: Path, study: str, name: str) -> str:

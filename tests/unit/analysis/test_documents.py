@@ -1,4 +1,5 @@
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,7 @@ def root(study: Study, results: Results, tmp_path: Path) -> Path:
     record = tmp_path / "root" / "experiments" / "records" / "default"
     (record / "figures").mkdir(parents=True)
     (record / "claims.json").write_text(judge_study(study, results).model_dump_json())
+    shutil.copy(STUDIES / "default.yaml", record / "study.yaml")
     for name in FIGURES:
         (record / "figures" / f"{name}.png").touch()
     return tmp_path / "root"
@@ -43,6 +45,7 @@ def test_blocks_are_filled_and_the_rest_is_kept(root: Path) -> None:
     assert "\nold\n" not in filled
     assert "\nbetween\n" in filled
     assert filled.count("| nano-dense | **") == 11
+    assert "In all arms: advantages `group`, correction `token_tis`." in filled
     assert "](experiments/records/default/figures/kl.png)" in filled
     assert filled.count("![default: ") == 2, "the text for who cannot see it names the study"
     assert "memory.svg" not in filled
@@ -131,7 +134,7 @@ def test_summary_has_a_row_for_each_model(root: Path) -> None:
     filled = fill_blocks("<!-- begin:studies -->\n<!-- end:studies -->", root, root)
     rows = [line for line in filled.splitlines() if line.startswith("| `default`")]
     assert [row.split(" | ")[1] for row in rows] == ["nano-dense", "nano-moe"]
-    assert all("PASS" in row for row in rows)
+    assert all("PASS" in row and "| `token_tis` |" in row for row in rows)
 
 
 def test_claims_name_commits_and_machines_of_their_runs() -> None:
