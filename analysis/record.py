@@ -56,7 +56,8 @@ def record_study(
     """
     study = load_study(study_file)
     record = records / study.study
-    partial, former = (record.with_name(f"{record.name}.{it}") for it in ("partial", "former"))
+    # no study's name begins with a dot
+    partial, former = (record.with_name(f".{record.name}.{it}") for it in ("partial", "former"))
     _clean_up(record, partial, former)  # after a kill
     runs = _runs_to_record(study, results)
     # claims about collapses need no offline accuracies, and they say how many runs have none
@@ -112,8 +113,13 @@ def _keep_outcomes(study: Study, record: Path, partial: Path) -> None:
         print(f"{record}: the record before makes other claims: only the history keeps them")
         return
     (partial / REPLICATIONS).mkdir(exist_ok=True)
-    path = partial / REPLICATIONS / f"recorded-{min(started_at)[:10]}.json"
+    path = partial / REPLICATIONS / f"recorded-{_file_name_of(min(started_at))}.json"
     write_json(path, replication_of(older, claims, manifests).model_dump(mode="json"))
+
+
+def _file_name_of(time: str) -> str:
+    """To the second: a study can be recorded more than once a day."""
+    return time[: len("2026-11-25T10:00:00")].replace(":", "-")
 
 
 def recorded_manifests(record: Path) -> list[RunManifest]:

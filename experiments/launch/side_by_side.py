@@ -15,8 +15,9 @@ import argparse
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from experiments.launch.digests import training_digests
@@ -28,7 +29,14 @@ from experiments.runs.evaluation import EVALUATIONS, read_evaluations
 from experiments.runs.manifest import MANIFEST
 from experiments.study.load import load_study
 from experiments.study.schema import Run, Study
-from experiments.support.cli import INTERRUPTED, RESULTS, STUDY, USER_MISTAKE, run_cli
+from experiments.support.cli import (
+    INTERRUPTED,
+    RESULTS,
+    STUDY,
+    USER_MISTAKE,
+    describe_error,
+    run_cli,
+)
 from experiments.support.json_files import REMAKE
 from qat_core.arguments import positive_float, positive_int
 
@@ -92,15 +100,26 @@ class SideBySide:
 
         A run waits in its thread for what it needs, which has been given to the pool before it.
         """
-        data = [pool.submit(self._make_data)] if self.study.trainer == "verl" else []
+        is_verl = self.study.trainer == "verl"
+        data = [pool.submit(self._attempted, "data", self._make_data)] if is_verl else []
         bases: dict[str, Future[bool]] = {}
         runs: dict[str, Future[bool]] = {}
         for run in self.runs:
             base = self.study.base_of(run)
             if base not in bases:
-                bases[base] = pool.submit(self._make_base, base)
-            runs[run.id] = pool.submit(self._train, run, [*data, bases[base]])
+                make = partial(self._make_base, base)
+                bases[base] = pool.submit(self._attempted, base, make)
+            train = partial(self._train, run, [*data, bases[base]])
+            runs[run.id] = pool.submit(self._attempted, run.id, train)
         return [("data", done) for done in data] + [*bases.items(), *runs.items()]
+
+    def _attempted(self, name: str, work: Callable[[], bool]) -> bool:
+        """Whether it is done; a damaged file is said at once, and ends no work but its own."""
+        try:
+            return work()
+        except (ValueError, OSError) as error:
+            print(f"{name}: {describe_error(error)}", flush=True)
+            return False
 
     def _make_data(self) -> bool:
         out = self.results / "data" / self.study.study

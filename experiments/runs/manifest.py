@@ -26,7 +26,8 @@ MANIFEST = "manifest.json"
 
 
 def _check_time(text: str) -> str:
-    datetime.fromisoformat(text)
+    if datetime.fromisoformat(text).tzinfo is None:
+        raise ValueError("has no time zone")
     return text
 
 

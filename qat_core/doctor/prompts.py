@@ -22,13 +22,14 @@ def read_prompts(path: Path, tokenizer: PreTrainedTokenizerBase, limit: int) -> 
     if not path.is_file():
         raise ValueError(f"{path}: no such file; name a file with one prompt a line")
     try:
-        lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line.strip()]
+        numbered = enumerate(path.read_text(encoding="utf-8").split("\n"), start=1)
+        lines = [(number, line) for number, line in numbered if line.strip()]
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: {error}; write it as UTF-8") from None
     if not lines:
         raise ValueError(f"{path}: holds no prompts; write one a line")
     prompts = []
-    for number, line in enumerate(lines[:limit], start=1):
+    for number, line in lines[:limit]:
         where = f"{path}, line {number}"
         ids = _token_ids(tokenizer, _prompt(line, where, path.suffix == ".jsonl"))
         if not ids:

@@ -78,7 +78,7 @@ def _jump(run: VerlRun, band: tuple[float, float]) -> Sign:
     where = int(np.argmax(ratio))
     if ratio[where] < JUMP or after[where] < band[1]:
         return Sign(name, title, f"no {LASTING} steps stay {JUMP:g} times above", "none")
-    step = run.steps[where + LASTING]
+    step = np.array(run.steps)[np.isfinite(run.metrics[K3])][where + LASTING]
     text = f"from step {step} on {ratio[where]:.0f} times the median of the steps before"
     advice = "Look at what happened there: a failed or partial weight sync, a resumed engine."
     return Sign(name, title, text, "fault", advice)

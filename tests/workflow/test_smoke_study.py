@@ -137,8 +137,14 @@ def test_second_run_does_nothing_and_is_quick(folder: Path) -> None:
         ("lr: 1.0e-4", "lr: 2.0e-4", {"train", "evaluate"}, {"base"}),
         ("steps: 20,", "steps: 21,", {"base", "train"}, set()),
         ("study: smoke", "study: smoke  # why", set(), {"base", "train", "evaluate", "compare"}),
+        (
+            "study: smoke",
+            "study: smoke\nclaims: {accuracy_log_odds: 0.9}",
+            {"compare", "figures", "report"},
+            {"base", "train", "evaluate"},
+        ),
     ],
-    ids=["evaluation", "training", "base", "comment"],
+    ids=["evaluation", "training", "base", "comment", "claims"],
 )
 def test_a_change_redoes_what_depends_on_it_alone(
     folder: Path, old: str, new: str, again: set[str], kept: set[str]

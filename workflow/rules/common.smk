@@ -136,6 +136,8 @@ if (
     num_gpus = shares_of_gpus(shared) if shared else len(visible_gpus())
     workflow.register_resource("gpu", max(1, num_gpus))
 
+# what is required of the arms, and which claim decides
+CLAIMS = digest_json([STUDY.primary, STUDY.claims.model_dump(mode="json")])
 TEMPLATE = ("analysis/report/template.html", "analysis/report/style.css")
 STUDY_DIR = f"results/studies/{STUDY.study}"
 JUDGE, DRAW, PROTOCOL, _ = PROGRAMS[STUDY.judged_by]

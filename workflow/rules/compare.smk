@@ -15,7 +15,7 @@ rule compare:
         "../../environment.yml"
     params:
         out=subpath(output.table, parent=True),
-        claims=digest_json(STUDY.claims.model_dump(mode="json")),
+        claims=CLAIMS,
         program=JUDGE,
         code=digest_code(JUDGE),
     message:

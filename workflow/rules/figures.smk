@@ -16,6 +16,7 @@ rule figures:
         out=subpath(output[0], parent=True),
         program=DRAW,
         code=digest_code(DRAW),
+        claims=CLAIMS,
         labels=digest_file(ROOT / "analysis" / "metrics.yaml"),
     message:
         "Drawing the figures of study {STUDY.study}"

@@ -12,6 +12,7 @@ from analysis.judging import judge
 from analysis.record import portable, record_study, require_commit, require_one_base_a_seed
 from experiments.runs.manifest import RunManifest
 from experiments.study.schema import Study
+from experiments.support.json_files import read_json, write_json
 from tests.manifests import make_manifest
 
 COMMITTED = {"commit": "abc", "dirty": False, "diff_sha256": "d"}
@@ -102,8 +103,8 @@ def test_what_a_kill_left_is_put_right(
     study: Study, study_file: Path, results_dir: Path, record: Path
 ) -> None:
     before = content_of(record.parent)
-    record.rename(record.with_name("default.former"))
-    record.with_name("default.partial").mkdir()
+    record.rename(record.with_name(".default.former"))
+    record.with_name(".default.partial").mkdir()
     damaged = results_dir / study.runs[0].id / "metrics.jsonl"
     whole = damaged.read_text()
     damaged.write_text("{")
@@ -125,3 +126,16 @@ def test_evaluations_of_other_settings_are_not_recorded(
     with pytest.raises(ValueError, match=r"eval.json: settings.temperature: 0.6, and in study"):
         record_study(hotter, results_dir, tmp_path / "records")
     assert not (tmp_path / "records").exists()
+
+
+def test_records_of_one_day_keep_each_others_outcomes(
+    study: Study, study_file: Path, results_dir: Path, record: Path
+) -> None:
+    for hour in ("08", "12"):
+        for run in study.runs:
+            path = results_dir / run.id / "manifest.json"
+            manifest = read_json(path) | {"started_at": f"2027-01-01T{hour}:00:00+00:00"}
+            write_json(path, manifest)
+        record_study(study_file, results_dir, record.parent)
+    kept = {path.name for path in (record / "replications").iterdir()}
+    assert kept == {f"recorded-2027-01-01T{hour}-00-00.json" for hour in ("00", "08")}

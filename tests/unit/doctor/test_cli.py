@@ -93,7 +93,7 @@ def test_prompts_of_a_file_are_used(
 
 
 def no_prompt(nano_dir: Path, folder: Path) -> list[object]:
-    (folder / "p.jsonl").write_text('{"text": "x"}')
+    (folder / "p.jsonl").write_text('\n\n{"text": "x"}')
     return [nano_dir, "--prompts", folder / "p.jsonl"]
 
 
@@ -133,7 +133,7 @@ def other_shape(nano_dir: Path, folder: Path) -> list[object]:
             "--device: cuda: there is no CUDA GPU here",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
         ),
-        (no_prompt, r"p\.jsonl, line 1: holds no text and no messages under prompt or input"),
+        (no_prompt, r"p\.jsonl, line 3: holds no text and no messages under prompt or input"),
         (wrong_recipe, "scale_polcy"),
         (packed_trainer, "the trainer's checkpoint needs to be in BF16; name a packed one with"),
         (damaged, "damaged"),

@@ -137,6 +137,18 @@ def test_a_planted_sign_is_named_and_no_other(name: str, tmp_path: Path) -> None
     assert all(bool(sign.advice) == (sign.name in named) for sign in judged.signs)
 
 
+def test_a_jump_is_named_by_its_step_where_others_have_no_value(tmp_path: Path) -> None:
+    rows = healthy_rows()
+    for step in (2, 4, 5):
+        rows[step][K3] = float("nan")
+    for row in rows[12:]:
+        row.update({name: value * 200 for name, value in row.items()})
+    write_log(tmp_path / "run.jsonl", rows)
+    (jump,) = (sign for sign in judge(read_run(tmp_path)).signs if sign.name == "jump")
+    first = json.loads((tmp_path / "run.jsonl").read_text().splitlines()[12])["step"]
+    assert jump.evidence.startswith(f"from step {first} on")
+
+
 def as_verl_log(record: Path, path: Path) -> None:
     """A committed record as verl's file logger wrote it."""
     with gzip.open(record / "metrics.csv.gz", "rt") as file:

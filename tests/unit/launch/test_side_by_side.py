@@ -1,5 +1,6 @@
 """Runs next to each other: bases first, what is complete is skipped, failures are reported."""
 
+import re
 import sys
 import threading
 import time
@@ -325,6 +326,26 @@ def test_the_exit_code_says_whether_all_is_complete(
     assert (caught.value.code if caught else 0) == code
     missing = f"8 runs in all, not complete: {failing}"
     assert capsys.readouterr().out.splitlines()[-1] == missing
+
+
+@pytest.mark.parametrize("file", ["base/nano-dense_seed0", "nano-dense_bf16.low_seed0"])
+def test_a_damaged_file_is_said_and_ends_no_other_work(
+    study: Study,
+    begun: list[Program],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    file: str,
+) -> None:
+    finish(study, tmp_path)
+    other = study.runs[-1]
+    (tmp_path / other.id / "eval.json").unlink()
+    damaged = tmp_path / file / "manifest.json"
+    for path in (damaged, *damaged.parent.glob("attempts/*/manifest.json")):
+        path.write_text("{")
+    missing = all_of(study, tmp_path).run_all()
+    assert damaged.parent.name in missing and other.id not in missing
+    assert re.search(rf"{damaged.parent.name}: .*manifest.json: not JSON", capsys.readouterr().out)
+    assert ("experiments.evaluate.run", other.id) in begun
 
 
 @pytest.mark.parametrize("random_weights", [False, True], ids=["trained", "random"])
