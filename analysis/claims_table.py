@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from analysis.markdown import MarkdownTable
@@ -195,7 +196,7 @@ def _terminal_table(claims: tuple[Claim, ...], with_details: bool) -> Table:
         # arms in short: of four, three are in NVFP4
         statement = statement.replace("nvfp4-", "")
         if with_details:
-            statement += f"\n[dim]{claim.detail}[/]"
+            statement += f"\n[dim]{escape(claim.detail)}[/]"
         colored = f"[{COLORS[claim.verdict]}]{claim.verdict}[/]"
         numbers = (estimate, interval, required) if has_numbers else ()
         table.add_row(colored, statement, *numbers)

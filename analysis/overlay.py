@@ -48,7 +48,7 @@ def read_mlflow(store: str, run_id: str, metrics: tuple[str, ...]) -> pd.DataFra
     try:
         client = MlflowClient(store)
         histories = {name: client.get_metric_history(run_id, name) for name in metrics}
-    except STORE_ERRORS as error:
+    except (*STORE_ERRORS, ValueError) as error:  # the last of an address that is none
         reason = " ".join(str(error).split())
         raise ValueError(f"--mlflow: {store}: {run_id}: {reason}; name a store and a run") from None
     columns = {n: {point.step: point.value for point in h} for n, h in histories.items() if h}

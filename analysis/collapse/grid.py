@@ -80,14 +80,19 @@ def design_of(study: Study) -> Design:
     """What a study compares.
 
     Raises:
-        ValueError: there are too many seeds for exact tests, two cells are one setting, so that
-            their runs would count as one sample, or there is no run of the arm that all others are
-            compared with.
+        ValueError: there are too many seeds for exact tests, a cell has steps of its own, two cells
+            are one setting, so that their runs would count as one sample, or there is no run of
+            the arm that all others are compared with.
     """
     if len(study.seeds) > MOST_SEEDS:
         raise ValueError(
             f"study {study.study}: seeds: exact tests of {len(study.seeds)} seeds an arm take too "
             f"long; use {MOST_SEEDS} or fewer"
+        )
+    if own := [it for it in study.cells if study.rl_of(it).steps != study.rl.steps]:
+        raise ValueError(
+            f"study {study.study}: cells.{own[0]}: steps: judged_by: collapse compares runs over "
+            "rl.steps alone; remove it, or give these runs a study of their own"
         )
     cell_of: dict[Setting, str | None] = {}
     for run in study.runs:

@@ -17,6 +17,7 @@ from typing import get_args
 from experiments.evaluate.checkpoints import find_checkpoints, model_folder, remove_merged
 from experiments.evaluate.evaluator import EvaluationJob, evaluate
 from experiments.runs.base_manifest import check_base
+from experiments.runs.data_manifest import check_data
 from experiments.runs.evaluation import Evaluation, Precision, write_evaluations
 from experiments.study.load import load_study
 from experiments.study.schema import Run, Study
@@ -68,7 +69,9 @@ def evaluate_run(
 
 def _held_out_questions(study: Study, results: Path) -> list[Question]:
     if study.trainer == "verl":
-        return list(read_questions(results / "data" / study.study / "test.parquet"))
+        data = results / "data" / study.study
+        check_data(data)
+        return list(read_questions(data / "test.parquet"))
     return [*make_problems(study.task, "test")]
 
 

@@ -35,6 +35,7 @@ from experiments.runs.base_manifest import (
     read_base_manifest,
     require_prompts_fit,
 )
+from experiments.runs.data_manifest import check_data
 from experiments.runs.evaluation import EVALUATIONS
 from experiments.runs.manifest import MANIFEST, Digests, RunManifest, TrainingResult, WeightMemory
 from experiments.runs.metrics import METRICS
@@ -80,6 +81,8 @@ def main() -> None:
             base_dir = args.results / "base" / study.base_of(run)
             check_base(base_dir)
             require_prompts_fit(read_base_manifest(base_dir).longest_prompt_tokens, study)
+            if study.trainer == "verl":
+                check_data(args.results / "data" / study.study)
             tracker = make_tracker(study, run, args.untracked)
             launch(study, run, args.results, digests, args.log, tracker)
 

@@ -6,6 +6,7 @@ metrics.jsonl and manifest.json are written from them when the run has finished.
 """
 
 import json
+import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -47,6 +48,8 @@ class Attempt(NamedTuple):
         """Adds one step's metrics, on disk when this returns."""
         with (self.folder / METRICS).open("a") as file:
             file.write(json.dumps(row, allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
 
     def rows(self) -> list[Row]:
         """The metrics of its steps, without a last line that a crash cut short."""

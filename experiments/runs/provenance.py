@@ -18,7 +18,8 @@ from typing import Any
 
 import psutil
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 
 from experiments.runs.manifest import GitState, Hardware
 from experiments.study.schema import ROOT
@@ -196,9 +197,9 @@ def main() -> None:
     diff.add_argument("a", type=Path, help="a run's folder or its manifest.json")
     diff.add_argument("b", type=Path)
     args = parser.parse_args()
-    table = Table("key", str(args.a), str(args.b))
+    table = Table("key", *(Column(Text(str(path))) for path in (args.a, args.b)))
     for key, values in diff_manifests(_read(args.a), _read(args.b)).items():
-        table.add_row(key, *map(str, values))
+        table.add_row(key, *(Text(str(value)) for value in values))
     Console().print(table if table.row_count else "the manifests are equal")
 
 

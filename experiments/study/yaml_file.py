@@ -117,8 +117,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 0
         raise ValueError(f"{path}: line {line}: {error.problem}; fix the YAML there") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = str(error).splitlines()[0]
+    except (yaml.YAMLError, ValueError, AttributeError, KeyError, RecursionError) as error:
+        # constructors of scalars, such as of a day that no month has, raise more than YAMLError
+        reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ValueError(f"{path}: not YAML text: {reason}; write it as UTF-8 YAML") from None
     if not isinstance(content, dict):
         raise ValueError(f"{path}: not a mapping of keys; see experiments/studies/default.yaml")

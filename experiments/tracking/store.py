@@ -13,7 +13,8 @@ from sqlalchemy.exc import SQLAlchemyError
 
 # a server that does not answer costs a run some seconds and one warning, not MLflow's minutes
 REQUEST_LIMITS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "5", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
-STORE_ERRORS = (MlflowException, SQLAlchemyError, RequestException, Timeout)
+# the last where a store needs a driver that is not installed
+STORE_ERRORS = (MlflowException, SQLAlchemyError, RequestException, Timeout, ImportError)
 LOCK_TIMEOUT_S = 120.0  # processes that take turns need some seconds each
 SQLITE = "sqlite:///"
 REASON_CHARS = 200
@@ -61,6 +62,7 @@ def explained_errors() -> Iterator[None]:
     except STORE_ERRORS as error:
         uri = store_uri()
         hint = "move the file away" if uri.startswith(SQLITE) else "start the server"
+        hint = "install its driver" if isinstance(error, ImportError) else hint
         reason = " ".join(str(error).split())[:REASON_CHARS]
         raise ValueError(
             f"{uri}: not usable as an MLflow store ({reason}); {hint} and try again: the view is "

@@ -17,8 +17,8 @@ def rewind(folder: Path, last_recorded_step: int) -> int:
     may remove an old checkpoint before the new one is complete.
 
     Raises:
-        ValueError: a checkpoint of more than one step is complete and no step is recorded; nothing
-            is deleted.
+        ValueError: all complete checkpoints are of steps that are not recorded, one more than the
+            step that a crash can cost; nothing is deleted.
     """
     steps = steps_on_disk(folder)
     tracker = folder / TRACKER
@@ -26,13 +26,14 @@ def rewind(folder: Path, last_recorded_step: int) -> int:
     complete = [
         step for step, path in steps.items() if 0 < step <= last_saved and _is_complete(path)
     ]
-    if max(complete, default=0) > 1 and last_recorded_step == 0:
-        raise ValueError(
-            f"{tracker}: step {max(complete)} was saved, but no step of the run is recorded; "
-            "restore metrics.jsonl of the run's attempts, or delete "
-            f"{folder} to train from the first step"
-        )
     latest = max((step for step in complete if step <= last_recorded_step), default=0)
+    if not latest and max(complete, default=0) > last_recorded_step + 1:
+        known = f"the last recorded step is {last_recorded_step}" if last_recorded_step else ""
+        raise ValueError(
+            f"{tracker}: step {max(complete)} was saved, but "
+            f"{known or 'no step of the run is recorded'}; restore metrics.jsonl of the run's "
+            f"attempts, or delete {folder} to train from the first step"
+        )
     for step, path in steps.items():
         if step > latest:
             shutil.rmtree(path)

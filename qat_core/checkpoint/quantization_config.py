@@ -86,9 +86,16 @@ def format_of(config: dict[str, Any], source: str) -> tuple[CheckpointFormat, li
     """Format and ignored modules that a config.json declares; ValueError if it is not NVFP4."""
     where = f"{source}: quantization_config"
     declared = config.get("quantization_config") or {}
+    if not isinstance(declared, dict):
+        raise ValueError(f"{where}: {declared!r}: needs to be a mapping")
     ignored = declared.get("ignore", [])
     if not (isinstance(ignored, list) and all(isinstance(each, str) for each in ignored)):
         raise ValueError(f"{where}.ignore: {ignored!r}: needs to be a list of module names")
+    for each in filter(_is_regex, ignored):
+        try:
+            re.compile(each.removeprefix(REGEX_PREFIX))
+        except re.error as error:
+            raise ValueError(f"{where}.ignore: {each!r}: not a regex: {error}") from None
     if declared.get("quant_method") == "modelopt" and declared.get("quant_algo") == "W4A16_NVFP4":
         _require(declared, {"group_size": BLOCK_SIZE}, where)
         return "modelopt", ignored

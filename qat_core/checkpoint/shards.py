@@ -72,10 +72,11 @@ def read_json(path: Path) -> dict[str, Any]:
 def _index(folder: Path) -> dict[str, str]:
     """File name of every tensor."""
     if (folder / INDEX).is_file():
-        weight_map: dict[str, str] = read_json(folder / INDEX).get("weight_map", {})
-        if not weight_map:
-            raise ValueError(f"{folder / INDEX}: weight_map: missing or empty; {FIX}")
-        return weight_map
+        weight_map: Any = read_json(folder / INDEX).get("weight_map")
+        is_map = isinstance(weight_map, dict) and weight_map
+        if not is_map or not all(isinstance(file, str) for file in weight_map.values()):
+            raise ValueError(f"{folder / INDEX}: weight_map: needs file names by tensor; {FIX}")
+        return dict(weight_map)
     if not (folder / SINGLE).is_file():
         raise ValueError(
             f"{folder}: holds neither {INDEX} nor {SINGLE}; name a checkpoint's folder"
@@ -88,7 +89,7 @@ def _open(path: Path) -> Any:
         return safe_open(path, framework="pt")
     except FileNotFoundError as error:
         raise ValueError(f"{path}: named by {INDEX} but missing; {FIX}") from error
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:  # the second of a folder
         raise ValueError(f"{path}: truncated or not a safetensors file: {error}; {FIX}") from error
 
 

@@ -32,7 +32,7 @@ from qat_core.doctor.report import show
 from qat_core.doctor.sampling import Sampling
 from qat_core.doctor.signs import judge
 from qat_core.doctor.verl_report import show_run
-from qat_core.doctor.verl_run import read_run
+from qat_core.doctor.verl_run import YAML_DAMAGE, read_run
 from qat_core.recipe import Recipe
 from qat_core.rollout.start import EngineKind
 
@@ -132,9 +132,16 @@ def _case(arguments: argparse.Namespace) -> Case:
 
 
 def _prompts(arguments: argparse.Namespace) -> list[list[int]]:
-    tokenizer = AutoTokenizer.from_pretrained(arguments.checkpoint)
-    if arguments.prompts is None:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(arguments.checkpoint)
         known = set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids)
+    except Exception as error:  # of any kind: it reads what a user names
+        raise ValueError(
+            f"{arguments.checkpoint}: its tokenizer cannot be loaded: {error!r}"
+        ) from error
+    if not known:
+        raise ValueError(f"{arguments.checkpoint}: no tokens; save the tokenizer there too")
+    if arguments.prompts is None:
         return random_prompts(known, arguments.sequences, arguments.seed)
     return read_prompts(arguments.prompts, tokenizer, arguments.sequences)
 
@@ -149,7 +156,7 @@ def read_recipe(name: str, option: str) -> Recipe | None:
         return Recipe(**yaml.safe_load(Path(name).read_bytes()))
     except FileNotFoundError:
         raise ValueError(f"{option}: {name}: use none, full, ffn or a YAML file") from None
-    except (ValidationError, TypeError, yaml.YAMLError) as error:
+    except (ValidationError, TypeError, *YAML_DAMAGE) as error:
         raise ValueError(f"{option}: {name}: {' '.join(str(error).split())}") from None
 
 

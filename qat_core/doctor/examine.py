@@ -60,10 +60,13 @@ def load_model(folder: Path, device: str) -> PreTrainedModel:
     """The folder's model in BF16.
 
     Raises:
-        ValueError: no checkpoint there, or a quantized one.
+        ValueError: no checkpoint there, a quantized one, or one that transformers cannot load.
     """
     _require_bf16(folder)
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    except Exception as error:  # of any kind: it reads what a user names
+        raise ValueError(f"{folder}: transformers cannot load it: {error}") from error
     return model.to(device).eval().requires_grad_(False)
 
 

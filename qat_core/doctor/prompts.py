@@ -31,7 +31,11 @@ def read_prompts(path: Path, tokenizer: PreTrainedTokenizerBase, limit: int) -> 
     prompts = []
     for number, line in lines[:limit]:
         where = f"{path}, line {number}"
-        ids = _token_ids(tokenizer, _prompt(line, where, path.suffix == ".jsonl"))
+        prompt = _prompt(line, where, path.suffix == ".jsonl")
+        try:
+            ids = _token_ids(tokenizer, prompt)
+        except Exception as error:  # of the tokenizer, or of its template for messages
+            raise ValueError(f"{where}: cannot be made tokens: {error}; correct it") from error
         if not ids:
             raise ValueError(f"{where}: has no tokens; remove it")
         prompts.append(ids)

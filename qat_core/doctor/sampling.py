@@ -27,7 +27,7 @@ class Sampling:
     """How tokens are drawn; the defaults change nothing.
 
     Attributes:
-        temperature: divides the logits; greater than 0.
+        temperature: divides the logits; 0.001 or more, as quotients overflow below.
         top_p: keep the likeliest tokens of this total probability.
         top_k: keep so many of the likeliest tokens; 0 is off.
         repetition_penalty: of tokens that prompt or response hold (Keskar et al. 2019).
@@ -40,7 +40,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         for name, wrong, needs in (
-            ("temperature", not 0 < self.temperature < inf, "a number above 0"),
+            ("temperature", not 1e-3 <= self.temperature < inf, "a number, 0.001 or more"),
             ("top_p", not 0 < self.top_p <= 1, "a number above 0, at most 1"),
             ("top_k", self.top_k < 0, "a whole number, 0 for off"),
             ("repetition_penalty", not 0 < self.repetition_penalty < inf, "a number above 0"),

@@ -25,6 +25,8 @@ ACTOR_AND_ROLLOUT = "actor_rollout_ref"
 DUMP = re.compile(r"\d+\.jsonl")
 # of a line that is no JSON, or another JSON than verl writes
 DAMAGE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
+# what PyYAML raises for a file that is none: its constructors of scalars raise more than YAMLError
+YAML_DAMAGE = (yaml.YAMLError, ValueError, AttributeError, KeyError, RecursionError)
 K3, K1 = "rollout_corr/k3_kl", "rollout_corr/kl"
 
 
@@ -159,7 +161,7 @@ def _config(folder: Path) -> dict[str, Any]:
     for path in sorted(folder.rglob("config.yaml")):
         try:
             config = yaml.safe_load(path.read_bytes())
-        except (yaml.YAMLError, ValueError) as error:
+        except YAML_DAMAGE as error:
             raise ValueError(f"{path}: {' '.join(str(error).split())}") from None
         if isinstance(config, dict) and ACTOR_AND_ROLLOUT in config:
             found[path] = config

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from qat_core.checkpoint import convert, read_checkpoint
 from qat_core.checkpoint.manifest import write_manifest
-from qat_core.checkpoint.shards import INDEX
+from qat_core.checkpoint.shards import INDEX, Shards
 from qat_core.recipe import Recipe
 
 
@@ -36,6 +36,14 @@ def test_any_flipped_bit_is_reported_with_its_file(packed_dir: Path) -> None:
     assert list(read_checkpoint(packed_dir))
 
 
+def test_a_folder_in_the_place_of_a_shard_is_named(packed_dir: Path) -> None:
+    shard = sorted(packed_dir.glob("*.safetensors"))[1]
+    shard.unlink()
+    shard.mkdir()
+    with pytest.raises(ValueError, match=rf"{shard.name}: truncated or not a safetensors file"):
+        Shards(packed_dir)
+
+
 def _truncate(folder: Path) -> None:
     shard = sorted(folder.glob("*.safetensors"))[1]
     shard.write_bytes(shard.read_bytes()[:-7])
@@ -45,6 +53,10 @@ def _drop_index_entry(folder: Path) -> None:
     index = json.loads((folder / INDEX).read_text())
     del index["weight_map"]["model.norm.weight"]
     (folder / INDEX).write_text(json.dumps(index))
+
+
+def _weight_map_of_no_map(folder: Path) -> None:
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"a": 1}}))
 
 
 def _rename_in_index(folder: Path) -> None:
@@ -104,6 +116,15 @@ def _quantized_activations(folder: Path) -> None:
 
 def _ignore_of_no_list(folder: Path) -> None:
     _quantization(folder, ignore="lm_head")
+
+
+def _ignore_of_no_regex(folder: Path) -> None:
+    _quantization(folder, ignore=["re:("])
+
+
+def _quantization_of_no_map(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": "x"}))
 
 
 def _rewrite(folder: Path, tensor: str, change: Callable[[torch.Tensor], object]) -> None:
@@ -180,6 +201,9 @@ DAMAGES = [
     (_other_scale_than_its_group, r"proj\.weight: global scale .* as one matrix with one scale"),
     (_nan_weight, r"model\.norm\.weight: holds NaN or infinity"),
     (_truncate, "model-00002.*truncated"),
+    (_weight_map_of_no_map, r"weight_map: needs file names by tensor"),
+    (_quantization_of_no_map, r"quantization_config: 'x': needs to be a mapping"),
+    (_ignore_of_no_regex, r"quantization_config\.ignore: 're:\(': not a regex"),
     (_drop_index_entry, r"has no entry for model\.norm\.weight"),
     (_rename_in_index, r"has no entry for model\.norm\.weight"),
     (_wrong_dtype, r"model\.norm\.weight is torch\.float32"),

@@ -29,6 +29,13 @@ def test_one_line_a_claim_in_80_columns(study: Study, results: Results) -> None:
     assert not any("…" in line for line in lines)
 
 
+def test_a_detail_is_no_markup(study: Study, results: Results) -> None:
+    table = judge_study(study, results)
+    first = table.claims[0].model_copy(update={"detail": "[enforce fail] [/x]"})
+    lines = shown(table.model_copy(update={"claims": (first, *table.claims[1:])}), True)
+    assert any("[enforce fail] [/x]" in line for line in lines)
+
+
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.parent.name)
 def test_recorded_claims_are_one_line_each(path: object) -> None:
     table = read_table(path)

@@ -64,10 +64,9 @@ def test_arms_of_other_numbers_of_steps_are_refused(tmp_path: Path) -> None:
     ("first", "second"),
     [
         ({"rollout_is_threshold": 2.0}, {"rollout_is_threshold": 5.0}),
-        ({"steps": 60}, {"steps": 30}),
         ({}, {"arms": ["nvfp4-noqat"]}),
     ],
-    ids=["threshold", "steps", "overlap"],
+    ids=["threshold", "overlap"],
 )
 def test_runs_of_two_cells_are_never_one_sample(
     tmp_path: Path, first: dict[str, Any], second: dict[str, Any]
@@ -81,6 +80,13 @@ def test_runs_of_two_cells_are_never_one_sample(
     with pytest.raises(ValueError, match=r"cells\.two"):
         judge_grid_study(study, tmp_path)
     require_judgeable(changed(tmp_path, "collapse_cpu", cells={"plain": {}, "one": tis | first}))
+
+
+def test_collapses_are_of_runs_of_one_length(tmp_path: Path) -> None:
+    cells = {"plain": {}, "long": {"correction": "token_tis", "steps": 120}}
+    study = changed(tmp_path, "collapse_cpu", cells=cells)
+    with pytest.raises(ValueError, match=r"cells\.long: steps: judged_by: collapse compares runs"):
+        require_judgeable(study)
 
 
 def test_seeds_are_as_many_as_can_be_tested_exactly(tmp_path: Path) -> None:

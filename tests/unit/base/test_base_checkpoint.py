@@ -62,6 +62,17 @@ def test_a_limit_lowered_after_the_base_was_made_is_refused_at_launch(
     assert not log.exists()
 
 
+@pytest.mark.parametrize("held", ["run_a/manifest.json", "manifest.json"], ids=["all", "a run"])
+def test_results_are_not_replaced(study: Study, tmp_path: Path, held: str) -> None:
+    results = tmp_path / "results"
+    for name in (held, "attempts/1/metrics.jsonl"):
+        (results / name).parent.mkdir(parents=True, exist_ok=True)
+        (results / name).touch()
+    with pytest.raises(ValueError, match=r"--out: .*results: is there, holds no manifest\.json"):
+        make_base(study, next(iter(study.bases)), results)
+    assert (results / held).exists()
+
+
 def test_a_base_is_made_by_one_process_at_a_time(study: Study, tmp_path: Path) -> None:
     out = tmp_path / "base" / "tiny"
     out.parent.mkdir()

@@ -97,6 +97,34 @@ def no_prompt(nano_dir: Path, folder: Path) -> list[object]:
     return [nano_dir, "--prompts", folder / "p.jsonl"]
 
 
+def no_tokenizer(nano_dir: Path, folder: Path) -> list[object]:
+    shutil.copytree(nano_dir, folder / "bare", ignore=shutil.ignore_patterns("*token*"))
+    return [folder / "bare"]
+
+
+def no_vocabulary(nano_dir: Path, folder: Path) -> list[object]:
+    shutil.copytree(nano_dir, folder / "other")
+    (folder / "other" / "tokenizer.json").write_text("{}")
+    return [folder / "other"]
+
+
+def other_vocabulary(nano_dir: Path, folder: Path) -> list[object]:
+    shutil.copytree(nano_dir, folder / "wide")
+    config = json.loads((folder / "wide" / "config.json").read_text())
+    (folder / "wide" / "config.json").write_text(json.dumps(config | {"vocab_size": 200}))
+    return [folder / "wide"]
+
+
+def no_text(nano_dir: Path, folder: Path) -> list[object]:
+    (folder / "p.jsonl").write_text('{"prompt": [1]}')
+    return [nano_dir, "--prompts", folder / "p.jsonl"]
+
+
+def recipe_of_no_day(nano_dir: Path, folder: Path) -> list[object]:
+    (folder / "r.yaml").write_text("scale_policy: 2024-13-45")
+    return [nano_dir, "--recipe", folder / "r.yaml"]
+
+
 def wrong_recipe(nano_dir: Path, folder: Path) -> list[object]:
     (folder / "r.yaml").write_text("scale_polcy: pow2")
     return [nano_dir, "--recipe", folder / "r.yaml"]
@@ -135,6 +163,15 @@ def other_shape(nano_dir: Path, folder: Path) -> list[object]:
         ),
         (no_prompt, r"p\.jsonl, line 3: holds no text and no messages under prompt or input"),
         (wrong_recipe, "scale_polcy"),
+        (
+            no_tokenizer,
+            "bare: (no tokens; save the tokenizer there|its tokenizer cannot be loaded)",
+        ),
+        (no_vocabulary, "other: its tokenizer cannot be loaded"),
+        (other_vocabulary, "wide: transformers cannot load it"),
+        (no_text, r"p\.jsonl, line 1: cannot be made tokens"),
+        (recipe_of_no_day, r"--recipe: .*r\.yaml: month must be in 1\.\.12"),
+        (lambda nano, tmp: [nano, "--temperature", "1e-40"], "needs a number, 0.001 or more"),
         (packed_trainer, "the trainer's checkpoint needs to be in BF16; name a packed one with"),
         (damaged, "damaged"),
         (lambda nano, tmp: [nano, "--previous", tmp], "holds neither .* name a checkpoint"),
@@ -148,12 +185,20 @@ def other_shape(nano_dir: Path, folder: Path) -> list[object]:
             "--band: changes nothing for a checkpoint; leave it out",
         ),
         (lambda nano, tmp: [nano, "--top-k", "-2"], "top_k: -2: needs a whole number, 0 for off"),
-        (lambda nano, tmp: [nano, "--temperature", "nan"], "temperature: nan: needs a number ab"),
+        (lambda nano, tmp: [nano, "--temperature", "nan"], "temperature: nan: needs a number, 0"),
         (lambda nano, tmp: [nano, "--repetition-penalty", "-1"], "repetition_penalty: -1.0: needs"),
     ],
     ids=[
         *("nothing", "both", "no-checkpoint", "recipe", "top-p", "prompts", "served", "cuda"),
-        *("no-prompt", "recipe-file", "packed", "damaged", "no-previous", "other-previous"),
+        *(
+            "no-prompt",
+            "recipe-file",
+            "no-tokenizer",
+            "no-vocabulary",
+            "other-vocabulary",
+            "no-text",
+        ),
+        *("no-day", "cold", "packed", "damaged", "no-previous", "other-previous"),
         *("idle-for-a-run", "idle-for-a-checkpoint", "top-k", "temperature", "penalty"),
     ],
 )

@@ -22,8 +22,15 @@ from tests.study_files import GOOD
         ("- 1\n", "not a mapping of keys"),
         ("", "not a mapping of keys"),
         ("\x00", "not YAML text: unacceptable character #x0000"),
+        ("study: 2024-13-45\n", "not YAML text: month must be in 1..12"),
+        ("study: !!bool abc\n", "not YAML text: 'abc'"),
+        ("study: !!timestamp foo\n", "not YAML text: "),
+        ("a: " + "[" * 2000, "not YAML text: maximum recursion depth exceeded"),
     ],
-    ids=["unclosed", "key twice", "template", "list as a key", "list", "empty", "binary"],
+    ids=[
+        *("unclosed", "key twice", "template", "list as a key", "list", "empty", "binary"),
+        *("no day", "no bool", "no time", "deep"),
+    ],
 )
 def test_broken_yaml(tmp_path: Path, text: str, line: str) -> None:
     path = tmp_path / "study.yaml"

@@ -31,8 +31,8 @@ def left(checkpoints: Path) -> tuple[list[int], int | None]:
 
 @pytest.mark.parametrize(
     ("last_recorded", "steps", "latest"),
-    [(20, [5, 10, 15], 15), (15, [5, 10, 15], 15), (14, [5, 10], 10), (4, [], None)],
-    ids=["ahead", "equal", "its metrics lost", "before the first checkpoint"],
+    [(20, [5, 10, 15], 15), (15, [5, 10, 15], 15), (14, [5, 10], 10)],
+    ids=["ahead", "equal", "its metrics lost"],
 )
 def test_goes_on_from_the_last_step_with_metrics(
     checkpoints: Path, last_recorded: int, steps: list[int], latest: int | None
@@ -41,24 +41,31 @@ def test_goes_on_from_the_last_step_with_metrics(
     assert left(checkpoints) == (steps, latest)
 
 
-def test_complete_checkpoints_are_not_deleted_where_nothing_is_recorded(checkpoints: Path) -> None:
+@pytest.mark.parametrize(
+    ("last_recorded", "what"),
+    [(0, "no step of the run is recorded"), (4, "the last recorded step is 4")],
+)
+def test_complete_checkpoints_are_not_deleted_where_their_steps_are_not_recorded(
+    checkpoints: Path, last_recorded: int, what: str
+) -> None:
     with pytest.raises(ValueError) as refused:
-        rewind(checkpoints, 0)
+        rewind(checkpoints, last_recorded)
     assert str(refused.value) == (
-        f"{checkpoints / TRACKER}: step 15 was saved, but no step of the run is recorded; restore "
+        f"{checkpoints / TRACKER}: step 15 was saved, but {what}; restore "
         f"metrics.jsonl of the run's attempts, or delete {checkpoints} to train from the first step"
     )
     assert left(checkpoints) == ([5, 10, 15], 15)
 
 
-def test_a_crash_between_saving_and_logging_the_first_step_costs_that_step(
-    checkpoints: Path,
+@pytest.mark.parametrize("step", [1, 5])
+def test_a_crash_between_saving_and_logging_costs_the_steps_since_the_checkpoint_before(
+    checkpoints: Path, step: int
 ) -> None:
-    for step in (10, 15):
-        shutil.rmtree(checkpoints / f"global_step_{step}")
-    (checkpoints / "global_step_5").rename(checkpoints / "global_step_1")
-    (checkpoints / TRACKER).write_text("1")
-    assert rewind(checkpoints, 0) == 0
+    for later in (10, 15):
+        shutil.rmtree(checkpoints / f"global_step_{later}")
+    (checkpoints / "global_step_5").rename(checkpoints / f"global_step_{step}")
+    (checkpoints / TRACKER).write_text(str(step))
+    assert rewind(checkpoints, step - 1) == 0
     assert left(checkpoints) == ([], None)
 
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from experiments.runs.data_manifest import data_digest
+from experiments.runs.data_manifest import check_data, data_digest
 from experiments.runs.provenance import digest_file
 from experiments.study.schema import ROOT, STUDIES
 from experiments.verl import sources
@@ -68,6 +68,28 @@ def test_generated_problems_are_the_local_trainers(tmp_path: Path) -> None:
     assert described["settings"] == data_digest(CHAIN)
     assert described["train"]["rows"] == 40
     assert described["train"]["sha256"] == digest_file(tmp_path / "data" / "train.parquet")
+
+
+def test_damaged_data_are_named(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    write_data(CHAIN, folder)
+    check_data(folder)
+    train = folder / "train.parquet"
+    pq.write_table(pq.read_table(train).slice(0, 7), train)
+    with pytest.raises(
+        ValueError, match=r"train\.parquet: damaged or changed, its SHA-256 differs"
+    ):
+        check_data(folder)
+    train.unlink()
+    with pytest.raises(ValueError, match=r"train\.parquet: missing; delete .*data and run"):
+        check_data(folder)
+
+
+def test_a_folder_of_something_else_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "results" / "run").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"--out: .*results: is there, holds no data\.json"):
+        write_data(CHAIN, tmp_path / "results")
+    assert (tmp_path / "results" / "run").is_dir()
 
 
 @pytest.mark.slow
