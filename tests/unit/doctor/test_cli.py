@@ -116,7 +116,7 @@ def other_vocabulary(nano_dir: Path, folder: Path) -> list[object]:
 
 
 def no_text(nano_dir: Path, folder: Path) -> list[object]:
-    (folder / "p.jsonl").write_text('{"prompt": [1]}')
+    (folder / "p.jsonl").write_text('{"prompt": "\\ud800"}')
     return [nano_dir, "--prompts", folder / "p.jsonl"]
 
 
