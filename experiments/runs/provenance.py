@@ -58,7 +58,7 @@ def digest_code(*modules: str) -> str:
 
     Comments, docstrings and layout do not count: editing them leaves finished runs valid.
     """
-    files = {file for module in modules for file in imported_files(module)}
+    files = imported_files(*modules)
     return digest_json({str(file.relative_to(ROOT)): _statements(file) for file in files})
 
 
@@ -68,7 +68,12 @@ def digest_module(module: str) -> str:
 
 
 def _statements(file: Path) -> str:
-    tree = ast.parse(file.read_bytes())
+    return _parsed(file.read_bytes())
+
+
+@cache  # a workflow digests many programs, which share most of their modules
+def _parsed(source: bytes) -> str:
+    tree = ast.parse(source)
     for node in ast.walk(tree):
         documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
         if isinstance(node, documented) and ast.get_docstring(node) is not None:
@@ -80,11 +85,13 @@ def _file_of(module: str) -> Path:
     return ROOT / (module.replace(".", "/") + ".py")
 
 
-def imported_files(module: str) -> list[Path]:
-    """The module's file and those of the repository that it imports, directly or not."""
-    finder = ModuleFinder(path=[str(ROOT)])
-    finder.run_script(str(_file_of(module)))
-    return sorted(Path(path) for m in finder.modules.values() if (path := vars(m)["__file__"]))
+def imported_files(*modules: str) -> list[Path]:
+    """The modules' files and those of the repository that they import, directly or not."""
+    finder, files = ModuleFinder(path=[str(ROOT)]), {_file_of(module) for module in modules}
+    for file in files:
+        finder.run_script(str(file))
+    files |= {Path(path) for m in finder.modules.values() if (path := vars(m)["__file__"])}
+    return sorted(files)
 
 
 def git_state(output: Path | None = None) -> GitState | None:
