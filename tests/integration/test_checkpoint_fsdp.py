@@ -10,11 +10,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.multiprocessing.spawn import spawn
 
 from qat_core.checkpoint import export, read_checkpoint, write
 from qat_core.preparation import prepare
 from qat_core.recipe import Recipe
+from tests.ranks import run_ranks
 from tests.tiny_models import tiny_model
 
 pytestmark = pytest.mark.slow
@@ -81,7 +81,7 @@ def _shard(model: nn.Module, mesh: dist.device_mesh.DeviceMesh) -> None:
 @pytest.mark.parametrize("family", ["qwen3", "qwen3-moe"])
 def test_sharded_export_equals_unsharded(family: str, tmp_path: Path) -> None:
     export(tiny_model(family), RECIPE, tmp_path / "whole")
-    spawn(export_sharded, (2, family, str(tmp_path)), nprocs=2)
+    run_ranks(export_sharded, (2, family, str(tmp_path)), 2)
     assert list(read_checkpoint(tmp_path / "whole"))
     shards = sorted(path.name for path in (tmp_path / "whole").glob("*.safetensors"))
     for folder in ("sharded-True", "sharded-False"):
@@ -94,7 +94,7 @@ def test_sharded_export_equals_unsharded(family: str, tmp_path: Path) -> None:
 
 def test_a_failure_of_one_rank_ends_all(tmp_path: Path) -> None:
     (tmp_path / "taken").mkdir()
-    spawn(fail_sharded, (2, str(tmp_path)), nprocs=2)
+    run_ranks(fail_sharded, (2, str(tmp_path)), 2)
     first, second = (torch.load(tmp_path / f"errors{rank}") for rank in range(2))
     exists = f"ValueError: {tmp_path / 'taken'}: exists; choose another name or remove it"
     full = (

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.multiprocessing.spawn import spawn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytest.importorskip("vllm", reason="needs requirements/engines.txt")
@@ -22,6 +21,7 @@ from qat_core.rl.supervised import pretrain
 from qat_core.rl.tasks import make_problems
 from tests.integration import verl_checkpoint_ranks
 from tests.nano_models import write_nano
+from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -64,7 +64,7 @@ def results(study: Study, tmp_path: Path) -> Path:
     tokenizer.save_pretrained(trained)
     checkpoints = tmp_path / study.runs[0].id / "checkpoints"
     saved = str(checkpoints / f"global_step_{STEP}")
-    spawn(verl_checkpoint_ranks.save, (2, str(trained), saved), nprocs=2)
+    run_ranks(verl_checkpoint_ranks.save, (2, str(trained), saved), 2)
     (checkpoints / TRACKER).write_text(str(STEP))
     write_data(study.task, tmp_path / "data" / study.study)
     return tmp_path

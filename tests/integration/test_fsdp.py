@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from torch.multiprocessing.spawn import spawn
 
 from qat_core.preparation import prepare
 from qat_core.recipe import Recipe
 from tests.integration import fsdp_ranks, fsdp_steps
+from tests.ranks import run_ranks
 from tests.tiny_models import tiny_model
 
 pytestmark = pytest.mark.slow
@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Results of 4 ranks, and of 2 ranks that also load the checkpoint of the 4, and of 1."""
     path = tmp_path_factory.mktemp("fsdp")
     for world, saved_by in ((4, 0), (2, 4), (1, 2)):
-        spawn(fsdp_ranks.run, (world, str(path), saved_by), nprocs=world)
+        run_ranks(fsdp_ranks.run, (world, str(path), saved_by), world)
     return path
 
 

@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch.multiprocessing.spawn import start_processes
 
 from experiments.benchmarks.seeded_weights import draw
 from tests.integration import seeded_ranks
+from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -19,8 +19,7 @@ WORLD = 3  # which shards 8 experts unevenly
 def models(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Plain and prepared, in BF16 and FP32."""
     folder = tmp_path_factory.mktemp("seeded")
-    # not forked: threads of tests that ran before hold locks, which forked processes wait for
-    start_processes(seeded_ranks.run, (WORLD, str(folder)), WORLD, start_method="spawn")
+    run_ranks(seeded_ranks.run, (WORLD, str(folder)), WORLD)
     found: list[dict[str, Any]] = torch.load(folder / f"world{WORLD}.pt")
     return found
 

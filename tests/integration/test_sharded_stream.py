@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.multiprocessing.spawn import spawn
 
 from tests.integration import sharded_stream_ranks
+from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("world", [1, 4], ids=["1-rank", "4-ranks"])
 def test_sharded_equals_one_device(world: int, tmp_path: Path) -> None:
     # 6 experts and 64 rows: over four ranks one has no expert at all
-    spawn(sharded_stream_ranks.run, (world, str(tmp_path)), nprocs=world)
+    run_ranks(sharded_stream_ranks.run, (world, str(tmp_path)), world)
     found = torch.load(tmp_path / f"world{world}.pt")
     assert len(found) == 18
     assert {case: names for case, names in found.items() if names} == {}

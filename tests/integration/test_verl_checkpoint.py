@@ -7,9 +7,8 @@ import pytest
 
 pytest.importorskip("verl", reason="needs requirements/engines.txt")
 
-from torch.multiprocessing import spawn
-
 from tests.integration import verl_checkpoint_ranks
+from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 RANKS = 2
@@ -21,7 +20,7 @@ RANKS = 2
 )
 def test_training_goes_on_from_a_checkpoint_as_if_it_had_not_stopped(tmp_path: Path) -> None:
     """Output, which the loaded weights' new scales decide, and weights after the next step."""
-    spawn(verl_checkpoint_ranks.resume, (RANKS, str(tmp_path)), nprocs=RANKS)
+    run_ranks(verl_checkpoint_ranks.resume, (RANKS, str(tmp_path)), RANKS)
     for rank in range(RANKS):
         same = json.loads((tmp_path / f"same{rank}.json").read_text())
         assert same == {"output": True, "weights": True}

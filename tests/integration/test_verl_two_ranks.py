@@ -7,10 +7,9 @@ import pytest
 
 pytest.importorskip("verl", reason="needs requirements/engines.txt")
 
-from torch.multiprocessing import spawn
-
 from tests.integration import verl_two_ranks
 from tests.nano_models import write_nano
+from tests.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -20,7 +19,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank saw, in one pair of processes: importing verl takes seconds."""
     folder = tmp_path_factory.mktemp("ranks")
     write_nano("nano-moe", folder / "model", num_layers=1)
-    spawn(verl_two_ranks.run, (2, str(folder / "model"), str(folder)), nprocs=2)
+    run_ranks(verl_two_ranks.run, (2, str(folder / "model"), str(folder)), 2)
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 
