@@ -1,3 +1,5 @@
+import pickle
+import shutil
 from pathlib import Path
 
 import pytest
@@ -26,12 +28,26 @@ def study(study_file: Path) -> Study:
     return load_study(study_file)
 
 
-@pytest.fixture
-def results_dir(study: Study, tmp_path: Path) -> Path:
-    write_results(study, tmp_path / "results")
-    return tmp_path / "results"
+@pytest.fixture(scope="session")
+def written(study: Study, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Results that stay as they are: tests get copies."""
+    folder = tmp_path_factory.mktemp("written") / "results"
+    write_results(study, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def pickled(study: Study, written: Path) -> bytes:
+    return pickle.dumps(load_results(study, written))
 
 
 @pytest.fixture
-def results(study: Study, results_dir: Path) -> Results:
-    return load_results(study, results_dir)
+def results_dir(written: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(written, tmp_path / "results")
+
+
+@pytest.fixture
+def results(pickled: bytes) -> Results:
+    """Each test's own, down to the lists in the frames, which a copy of a frame would share."""
+    loaded: Results = pickle.loads(pickled)
+    return loaded
