@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,6 +43,11 @@ def test_converting_stores_the_bytes_that_a_sync_sends(
     convert(nano_dir, tmp_path / "packed", recipe)
     expected = _synced(nano_dir, recipe)
     _require_equal(read_checkpoint(tmp_path / "packed"), expected)
+
+
+def test_modelopts_form_holds_what_a_sync_sends(nano_dir: Path, tmp_path: Path) -> None:
+    convert(nano_dir, tmp_path / "packed", Recipe.ffn(), "modelopt")
+    _require_equal(read_checkpoint(tmp_path / "packed"), _synced(nano_dir, Recipe.ffn()))
 
 
 @FORMATS
@@ -181,28 +184,6 @@ def test_settings_of_generation_that_contradict_each_other_are_named_in_one_line
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("pattern", "error"),
-    [
-        ("re:[", "'re:[' is not a regular expression: unterminated character set at position 0"),
-        ("role:mlp", "'role:mlp': the roles are attention"),
-    ],
-)
-def test_a_pattern_that_is_none_is_one_line(tmp_path: Path, pattern: str, error: str) -> None:
-    command = [sys.executable, "-m", "qat_core.checkpoint", "convert", tmp_path, tmp_path / "out"]
-    done = subprocess.run([*command, "--ignore", pattern], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr == f"error: --ignore: {error}; correct it\n"
-
-
-def test_patterns_that_match_nothing_are_refused(nano_dir: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "qat_core.checkpoint", "convert", nano_dir, tmp_path / "out"]
-    done = subprocess.run([*command, "--ignore", "q_porj"], capture_output=True, text=True)
-    assert done.returncode == 2 and not list(tmp_path.iterdir())
-    assert done.stderr.startswith("error: --ignore: 'q_porj' matches no weight")
-    assert len(done.stderr.splitlines()) == 1
-
-
 def test_an_export_has_the_files_that_save_pretrained_writes(
     nano_dir: Path, tmp_path: Path
 ) -> None:
@@ -300,18 +281,6 @@ def test_fp32_masters_are_stored_in_the_dtypes_that_transformers_loads(tmp_path:
     assert weights["model.norm.weight"].dtype == torch.bfloat16
 
 
-def test_command_line(nano_dir: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "qat_core.checkpoint"]
-    packed = str(tmp_path / "packed")
-    arguments = ["convert", str(nano_dir), packed, "--recipe", "ffn", "--format", "modelopt"]
-    assert subprocess.run([*command, *arguments]).returncode == 0
-    _require_equal(read_checkpoint(tmp_path / "packed"), _synced(nano_dir, Recipe.ffn()))
-    refused = subprocess.run([*command, *arguments], capture_output=True, text=True)
-    assert refused.returncode == 2
-    assert refused.stderr.splitlines()[-1].startswith(f"error: {packed}: exists")
-    assert subprocess.run([*command, "verify", packed]).returncode == 0
-
-
 def _synced(folder: Path, recipe: Recipe) -> dict[str, Weight]:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     return dict(HubNames(model).split(weight_stream(model, plan(model, recipe), recipe)))
@@ -329,14 +298,3 @@ def _parts(weight: Weight) -> list[torch.Tensor]:
     if isinstance(weight, PackedTensor):
         return [weight.codes, weight.block_scale.view(torch.uint8), weight.global_scale]
     return [weight]
-
-
-def test_a_pattern_that_matches_no_weight_is_refused(nano_dir: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "qat_core.checkpoint", "convert", nano_dir, tmp_path / "out"]
-    done = subprocess.run(
-        [*command, "--ignore", "self_attn", "self_atn"], capture_output=True, text=True
-    )
-    assert done.returncode == 2
-    line = f"error: --ignore: 'self_atn' matches no weight of {nano_dir}; correct it\n"
-    assert done.stderr.endswith(line) and "Traceback" not in done.stderr
-    assert not (tmp_path / "out").exists()
