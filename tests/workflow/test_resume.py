@@ -24,7 +24,7 @@ from qat_core.drift.names import FILE as DRIFT_FILE
 from tests.workflow.programs import ENVIRONMENT, SMOKE, module, snakemake
 
 RUN = "tiny_nvfp4-qat_seed0"
-STEPS = 60  # about two seconds of training: time enough to be killed in
+STEPS = 30  # about three seconds of training: time enough to be killed in
 TIMINGS = ("timing_s/", "perf/")
 START_LIMIT_S = 600  # of seconds at most on a machine that does nothing else
 

@@ -22,8 +22,9 @@ from tests.workflow.programs import listening_addresses, module
 
 pytestmark = pytest.mark.slow
 
-# k3 KL of a step. With QAT, 5 runs of three steps: 1.3e-5 to 2.8e-4, but once 1.1e-3, in an MoE,
-# where one rerouted token can carry a step, so the median counts. Without QAT: 3.6e-3 to 6.0e-3.
+# k3 KL of a step, from a base of 100 steps. With QAT, 5 runs of three steps: 1.3e-5 to 2.8e-4, but
+# once 1.1e-3, in an MoE, where one rerouted token can carry a step, so the median counts. Without
+# QAT: 3.6e-3 to 6.0e-3; from a base of 50 steps, on the eager engine, 4.4e-3 to 4.9e-3.
 LARGEST_MEDIAN_K3_KL = 1e-3
 # IPv4, and IPv4 through an IPv6 socket
 LOOPBACK = {"127.0.0.1", "::ffff:127.0.0.1"}
@@ -33,7 +34,7 @@ def train(folder: Path, model: str, arm: str, num_workers: int, steps: int = 3) 
     """Trains a run from a base of little training; returns the run's folder."""
     study = yaml.safe_load((STUDIES / "verl_nano.yaml").read_text())
     study |= {"models": {model: study["models"][model]}, "arms": [arm], "gpus": num_workers}
-    study["models"][model]["pretrain"]["steps"] = 100
+    study["models"][model]["pretrain"]["steps"] = 50
     study["rl"] |= {"steps": steps, "save_every": steps}
     del study["kl_gate"]
     file = folder / "study.yaml"
