@@ -210,7 +210,10 @@ def publish_no_claims() -> None:
     publish_study(Path(), Path("results"))
 
 
-def test_publish_without_an_answer_says_what_to_do(silent_server: str) -> None:
+def test_publish_without_an_answer_says_what_to_do(
+    silent_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     with pytest.raises(ValueError, match="start the server and try again"), explained_errors():
         publish_no_claims()
 
