@@ -1,5 +1,7 @@
-"""Checkpoints that many tests start from."""
+"""Checkpoints that many tests start from, and one folder for what PyTorch's compiler makes."""
 
+import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,16 @@ import pytest
 from qat_core.checkpoint import convert
 from qat_core.recipe import Recipe
 from tests.nano_models import write_nano
+
+COMPILED = "TORCHINDUCTOR_CACHE_DIR"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Engines in processes and folders of their own compile the same few sources, each once."""
+    if COMPILED not in os.environ:  # else pytest-xdist's worker, which has that of its starter
+        folder = tempfile.TemporaryDirectory(prefix="compiled-", ignore_cleanup_errors=True)
+        os.environ[COMPILED] = folder.name
+        config.add_cleanup(folder.cleanup)
 
 
 @pytest.fixture(scope="session", params=["nano-dense", "nano-moe"])
