@@ -83,6 +83,12 @@ def rebuild_run(run_dir: Path) -> str:
     return tracked.run_id
 
 
+def has_steps(client: MlflowClient, run_id: str, rows: Sequence[Row]) -> bool:
+    """Whether MLflow's run has each of these steps."""
+    steps = {int(row["step"] or 0) for row in rows if row.get(STEP_TIME) is not None}
+    return steps <= {point.step for point in client.get_metric_history(run_id, STEP_TIME)}
+
+
 def publish_results(client: MlflowClient, run_id: str, run_dir: Path) -> None:
     """Adds a run's offline accuracies and its summary, where it has been evaluated."""
     if not (run_dir / EVALUATIONS).exists():
@@ -174,10 +180,12 @@ def publish(study_file: Path, results: Path, out: Path) -> None:
     published = {}
     for run in study.runs:
         found = find_runs(client, experiment_id, run.id)
-        if found:
+        _, rows = read_history(results / run.id)
+        # not where the store was lost, or did not answer during the run or an earlier attempt
+        is_whole = bool(found) and has_steps(client, found[0], rows)
+        if is_whole:
             publish_results(client, found[0], results / run.id)
-        # none where the store was lost, or broke during the run
-        published[run.id] = found[0] if found else rebuild_run(results / run.id)
+        published[run.id] = found[0] if is_whole else rebuild_run(results / run.id)
     publish_study(out.parent, results)
     write_json(out, published)
 

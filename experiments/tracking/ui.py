@@ -14,7 +14,7 @@ import os
 import socket
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from mlflow.entities import ViewType
 from experiments.runs.attempts import read_history
 from experiments.runs.evaluation import EVALUATIONS
 from experiments.runs.manifest import RunManifest
+from experiments.runs.metrics import Row
 from experiments.runs.provenance import digest_file
 from experiments.study.schema import ROOT
 from experiments.support.cli import run_cli
@@ -33,6 +34,7 @@ from experiments.tracking.publish import (
     CLAIMS_TAG,
     EVALUATIONS_TAG,
     STUDY_RUN,
+    has_steps,
     list_run_dirs,
     publish_study,
     rebuild,
@@ -63,9 +65,9 @@ def add_results(client: MlflowClient, results: Path) -> set[str]:
     found = defaultdict[str, set[str]](set)
     for run_dir in list_run_dirs(results):
         with _named_errors():
-            manifest, _ = read_history(run_dir)
+            manifest, rows = read_history(run_dir)
             found[manifest.study].add(manifest.run)
-            if manifest.study not in deleted and not _shows_run(client, manifest, run_dir):
+            if manifest.study not in deleted and not _shows_run(client, manifest, rows, run_dir):
                 print(f"Reading {run_dir}", flush=True)
                 rebuild_run(run_dir)
     for claims in sorted(results.glob("studies/*/claims.json")):
@@ -130,31 +132,38 @@ def server_command(port: int) -> list[str]:
     return [mlflow, "ui", *address, "--backend-store-uri", store_uri()]
 
 
-def _shows_run(client: MlflowClient, manifest: RunManifest, run_dir: Path) -> bool:
-    """Whether the store holds this very run; one that is being read is RUNNING there."""
+def _shows_run(
+    client: MlflowClient, manifest: RunManifest, rows: Sequence[Row], run_dir: Path
+) -> bool:
+    """Whether the store holds this very run, and all steps of one that has ended.
+
+    One that is being read is RUNNING there.
+    """
     evaluations = run_dir / EVALUATIONS
     tags = {
         "started_at": manifest.started_at,
         "attempt": str(manifest.attempt),
         EVALUATIONS_TAG: digest_file(evaluations) if evaluations.exists() else None,
     }
-    return _holds(client, manifest.study, manifest.run, STATUS[manifest.status], tags)
+    held = _held(client, manifest.study, manifest.run, STATUS[manifest.status], tags)
+    return bool(held) and (manifest.status == "running" or has_steps(client, held, rows))
 
 
 def _shows_claims(client: MlflowClient, study: str, claims: Path) -> bool:
     tags = {CLAIMS_TAG: digest_file(claims)}
-    return _holds(client, study, STUDY_RUN, STATUS["finished"], tags)
+    return bool(_held(client, study, STUDY_RUN, STATUS["finished"], tags))
 
 
-def _holds(
+def _held(
     client: MlflowClient, study: str, run: str, status: str, tags: Mapping[str, str | None]
-) -> bool:
+) -> str:
+    """MLflow's id of the run if its newest one has this status and these tags, else ""."""
     experiment = client.get_experiment_by_name(study)
     held = search_runs(client, experiment.experiment_id, run) if experiment else []
-    return bool(held) and (held[0].info.status, tags) == (
-        status,
-        {name: held[0].data.tags.get(name) for name in tags},
-    )
+    if not held or held[0].info.status != status:
+        return ""
+    found = {name: held[0].data.tags.get(name) for name in tags}
+    return str(held[0].info.run_id) if found == tags else ""
 
 
 def _remove_record(client: MlflowClient, study: str, but: set[str]) -> None:

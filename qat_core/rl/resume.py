@@ -5,6 +5,7 @@ removed, and SHA256SUMS tells later damage. All models are kept, to be evaluated
 optimizer's state alone, so a run's folder is the same however often the run was killed.
 """
 
+import os
 import pickle
 import re
 import shutil
@@ -70,6 +71,7 @@ def save(
         save_file(weights, partial / "model.safetensors", metadata={"format": "pt"})
         torch.save(optimizer.state_dict(), partial / OPTIMIZER)
         write_manifest(partial)
+        _flush(*partial.iterdir(), partial)
     except (OSError, RuntimeError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         reason = str(error).splitlines()[0]
@@ -79,7 +81,18 @@ def save(
     final = checkpoint_dir / f"step_{step}"
     _remove(final)
     partial.rename(final)
+    _flush(checkpoint_dir)
     _make_newest(final)
+
+
+def _flush(*paths: Path) -> None:
+    """Waits until files and folders are on disk: what they replace is deleted after that."""
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def load(checkpoint_dir: Path, optimizer: MasterAdamW) -> int:

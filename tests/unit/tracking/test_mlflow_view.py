@@ -19,6 +19,7 @@ from mlflow import MlflowClient
 from experiments.runs.attempts import list_attempts, next_attempt
 from experiments.runs.evaluation import Evaluation, write_evaluations
 from experiments.runs.manifest import RunManifest
+from experiments.tracking import ui
 from experiments.tracking.live import TrackedRun
 from experiments.tracking.publish import publish_study, rebuild
 from experiments.tracking.store import REQUEST_LIMITS, explained_errors, find_runs
@@ -82,6 +83,18 @@ def test_one_mlflow_run_across_attempts(client: MlflowClient) -> None:
     assert run.info.status == "FINISHED"
     assert run.data.tags["attempt"] == "2"
     assert history(client, run.info.run_id, "k3") == {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4}
+
+
+def test_steps_of_an_attempt_that_was_not_tracked_are_read_from_files(
+    client: MlflowClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    track(make_manifest(), range(1, 3), "failed")
+    for run in client.search_runs([client.get_experiment_by_name("s").experiment_id]):
+        client.delete_run(run.info.run_id)  # as if the store had not answered then
+    track(make_manifest(attempt=2), range(3, 5), "finished", resumes=True)
+    assert set(history(client, only_run(client).info.run_id, "k3")) == {3, 4}
+    ui.add_results(client, Path("results"))
+    assert set(history(client, only_run(client).info.run_id, "k3")) == {1, 2, 3, 4}
 
 
 def test_another_configuration_starts_another_mlflow_run(client: MlflowClient) -> None:
