@@ -102,7 +102,10 @@ def main() -> None:
     parser.add_argument("--config", type=Path, default=config)
     parser.add_argument("--sequences", type=positive_int, default=256)
     arguments = parser.parse_args()
-    count, architecture = arguments.sequences, read_json(arguments.config)
+    count, architecture = (
+        arguments.sequences,
+        read_json(arguments.config, "name a config.json of a model"),
+    )
     prompts = {
         "alike": alike_prompts(count, PROMPT_TOKENS),
         "random": random_prompts(count, PROMPT_TOKENS, architecture["vocab_size"], 0),

@@ -57,7 +57,7 @@ def summarize(manifest: RunManifest, rows: list[Row]) -> dict[str, Any]:
         "planned_steps": config["rl"]["steps"],
         "responses_per_step": config["rl"]["prompts_per_step"]
         * config["rl"]["responses_per_prompt"],
-        **{name: spread(row[key] for row in rows[1:]) for name, key in COLUMNS.items()},
+        **{name: _spread_of(manifest.run, rows, key) for name, key in COLUMNS.items()},
         "mean_k3_kl": token_mean(rows, K3_KL),
         "step_s": spread(map(_step_s, rows[1:])),
         "outside_steps_s": _outside_steps_s(manifest, rows),
@@ -65,6 +65,13 @@ def summarize(manifest: RunManifest, rows: list[Row]) -> dict[str, Any]:
         "git": manifest.git and manifest.git.model_dump(),
         "environment": manifest.environment,
     }
+
+
+def _spread_of(run: str, rows: list[Row], key: str) -> dict[str, float]:
+    values = [row.get(key) for row in rows[1:]]
+    if not any(value is not None for value in values):
+        raise ValueError(f"{run}: {key}: undefined in every step after the first")
+    return spread(values)
 
 
 def _memory(rows: list[Row]) -> dict[str, float]:

@@ -9,6 +9,7 @@ weights do not sample the same answers there.
 """
 
 import argparse
+from collections.abc import Collection
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -19,10 +20,12 @@ from experiments.evaluate.evaluator import EvaluationJob, evaluate
 from experiments.runs.base_manifest import check_base
 from experiments.runs.data_manifest import check_data
 from experiments.runs.evaluation import Evaluation, Precision, write_evaluations
+from experiments.runs.manifest import MANIFEST, read_manifest
 from experiments.study.load import load_study
 from experiments.study.schema import Run, Study
 from experiments.support.cli import RESULTS, RUN, STUDY, run_cli
 from experiments.support.gpu_locks import reserved_devices
+from experiments.support.json_files import REMAKE
 from experiments.support.signals import raise_stop_signals
 from experiments.support.sole_process import sole_process
 from experiments.support.subprocess_call import call_in_subprocess
@@ -43,14 +46,15 @@ def evaluate_run(
 
     Raises:
         FileNotFoundError: the run has saved no checkpoint.
-        ValueError: a checkpoint or the study's data is damaged or missing, or another process
-            evaluates the run.
+        ValueError: a checkpoint or the study's data is damaged or missing, that of a finished run's
+            last step too, or another process evaluates the run.
     """
     questions = _held_out_questions(study, results)[: study.evaluation.prompts]
     if on_cpu:
         study = study.model_copy(update={"device": "cpu"})
     check_base(results / "base" / study.base_of(run))
     saved = find_checkpoints(results / run.id / "checkpoints")
+    _require_last(saved, results / run.id)
     with ExitStack() as stack:
         run_dir = results / run.id
         stack.enter_context(sole_process(run_dir / "evaluation.lock", run_dir, "evaluates"))
@@ -65,6 +69,19 @@ def evaluate_run(
         call = evaluate if is_eager else partial(call_in_subprocess, evaluate)
         done = [it for precision in get_args(Precision) for it in call(job, precision)]
     return sorted(done, key=lambda evaluation: evaluation.step)
+
+
+def _require_last(saved: Collection[int], run_dir: Path) -> None:
+    """Else an earlier checkpoint would be taken for the last one."""
+    if not (run_dir / MANIFEST).is_file():
+        return
+    manifest = read_manifest(run_dir, REMAKE)
+    last = manifest.planned_steps
+    if manifest.status == "finished" and last is not None and last not in saved:
+        raise ValueError(
+            f"{run_dir / 'checkpoints'}: no checkpoint of step {last}, the run's last; restore it, "
+            f"or delete {run_dir} and run the study again"
+        )
 
 
 def _held_out_questions(study: Study, results: Path) -> list[Question]:

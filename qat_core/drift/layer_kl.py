@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from qat_core.drift.monitor import LAYER
+from qat_core.drift.monitor import LAYER, trained_values
 from qat_core.nvfp4 import dequantize
-from qat_core.parameter import FakeQuantizedTensor
 from qat_core.plan import plan
 from qat_core.recipe import Recipe
 from qat_core.rollout.eager import positions_from_mask
@@ -41,7 +40,7 @@ def layer_kl(
         input_ids: (B, L).
         attention_mask: 1 on real tokens, (B, L).
     """
-    plain = {name: _plain(parameter) for name, parameter in model.named_parameters()}
+    plain = {name: trained_values(parameter) for name, parameter in model.named_parameters()}
     rounded = _rounded(model, recipe)
     layers: dict[int, list[str]] = {}
     for name in rounded:
@@ -92,8 +91,3 @@ def _rounded(model: nn.Module, recipe: Recipe) -> dict[str, Tensor]:
 def _kl(sampled_BLV: Tensor, exact_BLV: Tensor, mask_BL: Tensor) -> float:
     kl_BL = (sampled_BLV.exp() * (sampled_BLV - exact_BLV)).sum(-1)
     return float((kl_BL * mask_BL).sum() / mask_BL.sum())
-
-
-def _plain(weight: Tensor) -> Tensor:
-    data = weight.data
-    return data.plain() if isinstance(data, FakeQuantizedTensor) else data

@@ -94,7 +94,7 @@ class DriftMonitor:
     @torch.no_grad()
     def observe(self) -> list[WeightDrift]:
         """A row a weight, in the model's order. Waits for the device once."""
-        weights = {name: _plain(self._model.get_parameter(name)) for name in self._chosen}
+        weights = {name: trained_values(self._model.get_parameter(name)) for name in self._chosen}
         scales = self._global_scales(weights)
         sample = self._sample(weights, scales)
         columns = [measure(sample.w_T16, sample.codes_T8, sample.scale_T1, sample.global_T1)]
@@ -166,7 +166,8 @@ def summary(rows: Sequence[WeightDrift]) -> dict[str, float]:
     return metrics
 
 
-def _plain(weight: Tensor) -> Tensor:
+def trained_values(weight: Tensor) -> Tensor:
+    """A parameter's values as they are trained, not rounded."""
     data = weight.data
     return data.plain() if isinstance(data, FakeQuantizedTensor) else data
 

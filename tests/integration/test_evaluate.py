@@ -20,6 +20,7 @@ from qat_core.rl.config import PretrainConfig
 from qat_core.rl.supervised import pretrain
 from qat_core.rl.tasks import make_problems
 from tests.integration import verl_checkpoint_ranks
+from tests.manifests import make_manifest
 from tests.nano_models import write_nano
 from tests.ranks import run_ranks
 
@@ -100,3 +101,13 @@ def test_verl_checkpoints_are_merged_and_evaluated_in_both_precisions(
             assert record.accuracy < KNOWS_NOTHING
         else:
             assert record.accuracy > KNOWS_THE_ANSWERS
+
+
+def test_a_finished_run_without_its_last_checkpoint_is_refused(study: Study, results: Path) -> None:
+    run = study.runs[0]
+    config = {"rl": {"steps": STEP + 1}}
+    named = {"run": run.id, **run._asdict(), "seeds": {"run": run.seed}}
+    manifest = make_manifest(**named, status="finished", config=config)
+    manifest.write(results / run.id)
+    with pytest.raises(ValueError, match=rf"no checkpoint of step {STEP + 1}, the run's last"):
+        evaluate_run(study, run, results)
