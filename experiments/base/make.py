@@ -29,7 +29,7 @@ from experiments.study.schema import ROOT, Base, Study
 from experiments.support.cli import STUDY, run_cli
 from experiments.support.gpu_locks import reserved_devices
 from experiments.support.json_files import write_json
-from experiments.support.replaced_folder import require_own
+from experiments.support.replaced_folder import require_replaceable
 from experiments.support.sole_process import sole_process
 from qat_core.bf16_on_cpu import multiply_bf16_in_fp32
 from qat_core.rl.config import PretrainConfig
@@ -45,13 +45,13 @@ def make_base(study: Study, name: str, out: Path) -> None:
     """Writes the base checkpoint of a model and its manifest.
 
     Raises:
-        ValueError: the study has no such model, `out` is something else than a base checkpoint, the
+        ValueError: the study has no such model, `out` holds something else, the
             model's source is not there or has other shapes, a prompt is longer than the study
             allows, or another process makes the base.
     """
     if name not in study.bases:
         raise ValueError(f"--model: {name} is not in the study; it has {', '.join(study.bases)}")
-    require_own(out, MANIFEST, others="attempts")
+    require_replaceable(out)
     with sole_process(out.with_name(out.name + ".lock"), out, "makes"):
         partial = out.with_name(out.name + ".partial")
         shutil.rmtree(partial, ignore_errors=True)

@@ -23,7 +23,7 @@ from experiments.study.models import ScratchModel
 from experiments.study.schema import ROOT, Study
 from experiments.support.cli import STUDY, run_cli
 from experiments.support.json_files import write_json
-from experiments.support.replaced_folder import require_own
+from experiments.support.replaced_folder import require_replaceable
 
 BYTES_PER_WEIGHT = 2
 
@@ -39,7 +39,7 @@ def write_seeded_base(study: Study, name: str, out: Path, seed: int = 0) -> None
     if not isinstance(source, ScratchModel) or source.pretrain is not None:
         raise ValueError(f"--model: {name}: no model of the study with random weights")
     config, tokenizer = shape_of(source)
-    require_own(out, MANIFEST, others="attempts")
+    require_replaceable(out)
     if config.tie_word_embeddings:
         raise ValueError(f"{source.config}: tie_word_embeddings: not supported here; use false")
     _, longest = fitting_problems(study, tokenizer)

@@ -1,22 +1,22 @@
-"""Folders that a program replaces as a whole: only its own."""
+"""Folders that a program replaces as a whole: bases and data, which hold files alone."""
 
 from pathlib import Path
 
 
-def require_own(out: Path, manifest: str, others: str = "") -> None:
-    """Refuses a folder that a program would delete though it has not made it.
+def require_replaceable(out: Path) -> None:
+    """Refuses what no base and no data are, such as results or a run, and would be deleted.
+
+    No file can be asked for instead: Snakemake makes the folder, and removes the manifest of one
+    that is made again.
 
     Args:
         out: what `--out` names; it need not exist.
-        manifest: the file that each folder of this program holds.
-        others: a name in folders of other programs that hold a file of that name too.
 
     Raises:
-        ValueError: there is something else.
+        ValueError: it is a file, or holds folders.
     """
-    is_own = (out / manifest).is_file() and not (others and (out / others).exists())
-    if out.exists() and not is_own:
+    if out.is_file() or (out.is_dir() and any(path.is_dir() for path in out.iterdir())):
         raise ValueError(
-            f"--out: {out}: is there, holds no {manifest} of this program, and would be deleted; "
-            "name another folder"
+            f"--out: {out}: would be deleted, and is a file or holds folders, as nothing that this "
+            "program makes; name another folder"
         )

@@ -14,7 +14,7 @@ from experiments.runs.provenance import digest_file
 from experiments.study.load import load_study
 from experiments.support.cli import STUDY, run_cli
 from experiments.support.json_files import write_json
-from experiments.support.replaced_folder import require_own
+from experiments.support.replaced_folder import require_replaceable
 from experiments.verl.questions import drop_repeated, read_questions
 from experiments.verl.sources import locate_sources
 from qat_core.rl.config import TaskConfig
@@ -45,10 +45,10 @@ def write_data(task: TaskConfig, out: Path) -> None:
     """Writes train.parquet, test.parquet and data.json into a folder, all of them or none.
 
     Raises:
-        ValueError: `out` is something else than such a folder, or a source is missing, damaged or
+        ValueError: `out` holds something else, or a source is missing, damaged or
             not what it should be; see its message.
     """
-    require_own(out, DATA_MANIFEST)
+    require_replaceable(out)
     test = list(_parts(task, "test"))
     held_out = {question.prompt for part in test for question in part.questions}
     train = list(_parts(task, "train"))

@@ -68,7 +68,7 @@ def test_results_are_not_replaced(study: Study, tmp_path: Path, held: str) -> No
     for name in (held, "attempts/1/metrics.jsonl"):
         (results / name).parent.mkdir(parents=True, exist_ok=True)
         (results / name).touch()
-    with pytest.raises(ValueError, match=r"--out: .*results: is there, holds no manifest\.json"):
+    with pytest.raises(ValueError, match=r"--out: .*results: would be deleted"):
         make_base(study, next(iter(study.bases)), results)
     assert (results / held).exists()
 

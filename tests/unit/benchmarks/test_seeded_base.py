@@ -21,8 +21,8 @@ STUDY = load_study(STUDIES / "qwen3_moe_smoke.yaml")
 
 def test_the_folder_has_shape_tokenizer_and_seed(tmp_path: Path) -> None:
     folder = tmp_path / "base"
-    write_seeded_base(STUDY, MODEL, folder)
-    (folder / "former").mkdir()
+    folder.mkdir()
+    (folder / "former").touch()
     write_seeded_base(STUDY, MODEL, folder, seed=3)
     check_base(folder)
     assert not (folder / "former").exists()

@@ -87,7 +87,7 @@ def test_damaged_data_are_named(tmp_path: Path) -> None:
 
 def test_a_folder_of_something_else_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "results" / "run").mkdir(parents=True)
-    with pytest.raises(ValueError, match=r"--out: .*results: is there, holds no data\.json"):
+    with pytest.raises(ValueError, match=r"--out: .*results: would be deleted"):
         write_data(CHAIN, tmp_path / "results")
     assert (tmp_path / "results" / "run").is_dir()
 
