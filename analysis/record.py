@@ -113,13 +113,10 @@ def _keep_outcomes(study: Study, record: Path, partial: Path) -> None:
         print(f"{record}: the record before makes other claims: only the history keeps them")
         return
     (partial / REPLICATIONS).mkdir(exist_ok=True)
-    path = partial / REPLICATIONS / f"recorded-{_file_name_of(min(started_at))}.json"
+    # to the second: a study can be recorded more than once a day
+    moment = min(started_at)[: len("2026-11-25T10:00:00")].replace(":", "-")
+    path = partial / REPLICATIONS / f"recorded-{moment}.json"
     write_json(path, replication_of(older, claims, manifests).model_dump(mode="json"))
-
-
-def _file_name_of(time: str) -> str:
-    """To the second: a study can be recorded more than once a day."""
-    return time[: len("2026-11-25T10:00:00")].replace(":", "-")
 
 
 def recorded_manifests(record: Path) -> list[RunManifest]:

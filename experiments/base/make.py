@@ -45,9 +45,9 @@ def make_base(study: Study, name: str, out: Path) -> None:
     """Writes the base checkpoint of a model and its manifest.
 
     Raises:
-        ValueError: the study has no such model, `out` holds something else, the
-            model's source is not there or has other shapes, a prompt is longer than the study
-            allows, or another process makes the base.
+        ValueError: the study has no such model, `out` holds something else, the model's source is
+            not there or has other shapes, a prompt is longer than the study allows, or another
+            process makes the base.
     """
     if name not in study.bases:
         raise ValueError(f"--model: {name} is not in the study; it has {', '.join(study.bases)}")

@@ -5,7 +5,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
 from experiments.runs.manifest import MANIFEST
-from experiments.runs.provenance import digest_file, digest_json
+from experiments.runs.provenance import digest_file, digest_json, require_digests
 from experiments.study.models import GgufModel
 from experiments.study.schema import ROOT, Study
 from experiments.support.json_files import read_model
@@ -70,10 +70,4 @@ def check_base(base_dir: Path) -> None:
         ValueError: one is missing or damaged; names it.
     """
     manifest = read_base_manifest(base_dir)
-    hint = f"delete {base_dir} and run the study again"
-    for name, digest in (manifest.weights | manifest.files).items():
-        path = base_dir / name
-        if not path.is_file():
-            raise ValueError(f"{path}: missing; {hint}")
-        if digest_file(path) != digest:
-            raise ValueError(f"{path}: damaged or changed, its SHA-256 differs; {hint}")
+    require_digests(base_dir, manifest.weights | manifest.files)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from experiments.runs.provenance import digest_file, digest_json
+from experiments.runs.provenance import digest_json, require_digests
 from experiments.support.json_files import read_model
 from qat_core.rl.config import TaskConfig
 
@@ -46,15 +46,8 @@ def check_data(folder: Path) -> None:
         ValueError: a file is missing or damaged; names it.
     """
     manifest = read_data_manifest(folder)
-    for split, described in (("train", manifest.train), ("test", manifest.test)):
-        path = folder / f"{split}.parquet"
-        if not path.is_file():
-            raise ValueError(f"{path}: missing; delete {folder} and run the study again")
-        if digest_file(path) != described.sha256:
-            raise ValueError(
-                f"{path}: damaged or changed, its SHA-256 differs; delete {folder} and run the "
-                "study again"
-            )
+    digests = {"train.parquet": manifest.train.sha256, "test.parquet": manifest.test.sha256}
+    require_digests(folder, digests)
 
 
 def data_digest(task: TaskConfig) -> str:

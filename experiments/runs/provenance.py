@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from modulefinder import ModuleFinder
@@ -50,6 +51,21 @@ def digest_file(path: Path) -> str:
     """SHA-256 of a file's bytes."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def require_digests(folder: Path, digests: Mapping[str, str]) -> None:
+    """Compares files that the workflow made with what their manifest says of them.
+
+    Raises:
+        ValueError: one is missing or damaged; names it.
+    """
+    hint = f"delete {folder} and run the study again"
+    for name, digest in digests.items():
+        path = folder / name
+        if not path.is_file():
+            raise ValueError(f"{path}: missing; {hint}")
+        if digest_file(path) != digest:
+            raise ValueError(f"{path}: damaged or changed, its SHA-256 differs; {hint}")
 
 
 @cache

@@ -85,9 +85,7 @@ def test_one_mlflow_run_across_attempts(client: MlflowClient) -> None:
     assert history(client, run.info.run_id, "k3") == {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4}
 
 
-def test_steps_of_an_attempt_that_was_not_tracked_are_read_from_files(
-    client: MlflowClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_of_an_attempt_that_was_not_tracked_are_read_from_files(client: MlflowClient) -> None:
     track(make_manifest(), range(1, 3), "failed")
     for run in client.search_runs([client.get_experiment_by_name("s").experiment_id]):
         client.delete_run(run.info.run_id)  # as if the store had not answered then
