@@ -10,6 +10,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from qat_core.yaml_damage import YAML_DAMAGE
+
 Kinds = Mapping[str, type[BaseModel]]
 Location = tuple[int | str, ...]
 MAX_LINES = 5
@@ -117,8 +119,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 0
         raise ValueError(f"{path}: line {line}: {error.problem}; fix the YAML there") from None
-    except (yaml.YAMLError, ValueError, AttributeError, KeyError, RecursionError) as error:
-        # constructors of scalars, such as of a day that no month has, raise more than YAMLError
+    except YAML_DAMAGE as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         raise ValueError(f"{path}: not YAML text: {reason}; write it as UTF-8 YAML") from None
     if not isinstance(content, dict):

@@ -19,14 +19,14 @@ from typing import Any, Literal
 import numpy as np
 import yaml
 
+from qat_core.yaml_damage import YAML_DAMAGE
+
 Verdict = Literal["fault", "warning", "none", "not recorded"]
 RECORDED = "metrics.csv.gz"
 ACTOR_AND_ROLLOUT = "actor_rollout_ref"
 DUMP = re.compile(r"\d+\.jsonl")
 # of a line that is no JSON, or another JSON than verl writes
 DAMAGE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
-# what PyYAML raises for a file that is none: its constructors of scalars raise more than YAMLError
-YAML_DAMAGE = (yaml.YAMLError, ValueError, AttributeError, KeyError, RecursionError)
 K3, K1 = "rollout_corr/k3_kl", "rollout_corr/kl"
 
 
