@@ -23,9 +23,9 @@ from experiments.study.schema import ROOT
 from experiments.support.json_files import read_json
 from qat_core.nvfp4 import PackedTensor, dequantize, global_scale, group_amax, quantize
 from qat_core.rollout.vllm import humming, humming_linear, plugin
-from qat_core.rollout.vllm.humming_layout import to_layout, unpack
 from qat_core.rollout.vllm.humming_linear import UNPACK_FROM, HummingLinearKernel
 from qat_core.rollout.vllm.in_place import find_targets
+from qat_core.rollout.vllm.tile_layout import to_layout, unpack
 from qat_core.weights.transfer import PARTS
 
 RECORD = ROOT / "experiments" / "records" / "benchmarks" / "matmul_h100.json"

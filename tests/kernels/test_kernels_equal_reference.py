@@ -223,8 +223,8 @@ def test_quantize_all_equals_quantize_of_each(launch, device, block_scale):
 
 @pytest.mark.parametrize("shape", [(64, 64), (192, 320), (3, 64, 128)], ids=str)
 def test_weights_are_packed_into_hummings_layout(shape, launch, device):
-    from qat_core.rollout.vllm.humming_layout import to_layout
-    from qat_core.rollout.vllm.humming_layout_kernels import pack
+    from qat_core.rollout.vllm.tile_layout import to_layout
+    from qat_core.rollout.vllm.tile_layout_kernels import pack
 
     generator = torch.Generator().manual_seed(2)
     *lead, columns = shape
@@ -239,8 +239,8 @@ def test_weights_are_packed_into_hummings_layout(shape, launch, device):
 
 @pytest.mark.parametrize("shape", [(64, 64), (192, 320)])
 def test_hummings_layout_unpacks_to_the_values_of_the_reference(shape, launch, device):
-    from qat_core.rollout.vllm.humming_layout import to_layout
-    from qat_core.rollout.vllm.humming_layout_kernels import unpack
+    from qat_core.rollout.vllm.tile_layout import to_layout
+    from qat_core.rollout.vllm.tile_layout_kernels import unpack
 
     w = torch.randn(shape, generator=torch.Generator().manual_seed(2)).bfloat16()
     scale = reference.global_scale(w.float().abs().amax(), "pow2")

@@ -25,7 +25,7 @@ from vllm.model_executor.layers.fused_moe.utils import _resize_cache
 
 from qat_core.options import BLOCK_SIZE
 from qat_core.rollout.vllm import humming
-from qat_core.rollout.vllm.humming_layout import to_layout
+from qat_core.rollout.vllm.tile_layout import to_layout
 
 # Pairs of a token and an expert: the tile of each of these numbers serves all up to it, the last
 # one's any more.
@@ -103,7 +103,7 @@ def multiply(
 
     Args:
         x: BF16 (tokens, K), or (pairs, K) of rows that have been through an expert already.
-        words, scale: of all experts, (E, K / 16, 2 N) and (E, K / 16, N): `humming_layout`.
+        words, scale: of all experts, (E, K / 16, 2 N) and (E, K / 16, N): `tile_layout`.
         multiplier: FP32 (E,).
         routing: of the layer.
         out: BF16 (pairs, N).

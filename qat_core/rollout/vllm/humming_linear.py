@@ -29,7 +29,7 @@ from vllm.model_executor.kernels.linear.nvfp4.base import (
 
 from qat_core.options import BLOCK_SIZE
 from qat_core.rollout.vllm import humming
-from qat_core.rollout.vllm.humming_layout import to_layout, unpack
+from qat_core.rollout.vllm.tile_layout import to_layout, unpack
 
 # In experiments/records/benchmarks/matmul_h100.json this way takes at most 8 % more time than the
 # better of both, at every number of rows, for the dense layers of Qwen3-8B and 30B-A3B (tested).
@@ -91,7 +91,7 @@ def nvfp4_linear(
 
     Args:
         x: BF16.
-        words, scale, multiplier: see `humming_layout.unpack`.
+        words, scale, multiplier: see `tile_layout.unpack`.
         locks: int32 (NUM_LOCKS,), zero before and after.
     """
     if len(x) >= UNPACK_FROM:

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from qat_core.nvfp4 import PackedTensor
 from qat_core.rollout.vllm.experts import FUSED
-from qat_core.rollout.vllm.humming_layout import to_layout
 from qat_core.rollout.vllm.marlin import TILE, marlin_multiplier, marlin_scales, repack_codes
+from qat_core.rollout.vllm.tile_layout import to_layout
 from qat_core.weights.hub_names import HubNames, Weight
 
 VARIABLE = "QAT_CORE_IN_PLACE_SYNC"

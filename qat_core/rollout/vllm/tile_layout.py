@@ -37,9 +37,9 @@ def to_layout(codes: Tensor, block_scale: Tensor) -> tuple[Tensor, Tensor]:
     if n % ROWS or k % ROWS:
         raise ValueError(f"({n}, {k}): Humming's layout needs multiples of {ROWS}; use Marlin")
     if codes.is_cuda:
-        from qat_core.rollout.vllm import humming_layout_kernels
+        from qat_core.rollout.vllm import tile_layout_kernels
 
-        return humming_layout_kernels.pack(codes, block_scale)
+        return tile_layout_kernels.pack(codes, block_scale)
     if codes.ndim == 3:
         each = [to_layout(*of_expert) for of_expert in zip(codes, block_scale, strict=True)]
         return torch.stack([words for words, _ in each]), torch.stack([scale for _, scale in each])
@@ -74,8 +74,8 @@ def unpack(words: Tensor, scale: Tensor, multiplier: Tensor) -> Tensor:
             and so is the result; else products are rounded once more than in `dequantize`.
     """
     if words.is_cuda:
-        from qat_core.rollout.vllm import humming_layout_kernels
+        from qat_core.rollout.vllm import tile_layout_kernels
 
-        return humming_layout_kernels.unpack(words, scale, multiplier)
+        return tile_layout_kernels.unpack(words, scale, multiplier)
     codes, by_row = from_layout(words, scale)
     return dequantize(PackedTensor(codes, by_row, multiplier.reciprocal().view(())))

@@ -5,7 +5,7 @@ import torch
 
 from qat_core.nvfp4 import dequantize, global_scale, group_amax, quantize
 from qat_core.nvfp4.format import PackedTensor
-from qat_core.rollout.vllm.humming_layout import from_layout, to_layout, unpack
+from qat_core.rollout.vllm.tile_layout import from_layout, to_layout, unpack
 
 
 def packed_weight(n: int, k: int) -> PackedTensor:

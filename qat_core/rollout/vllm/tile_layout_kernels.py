@@ -1,4 +1,4 @@
-"""Triton kernels into Humming's layout and out of it: see `humming_layout`.
+"""Triton kernels into Humming's layout and out of it: see `tile_layout`.
 
 Imported only when a CUDA tensor arrives.
 """
@@ -19,7 +19,7 @@ TILES = 8  # of 64 x 16 codes a program: 64 bytes of codes of each row, 256 of B
 
 
 def pack(codes: Tensor, block_scale: Tensor) -> tuple[Tensor, Tensor]:
-    """As `humming_layout.to_layout`."""
+    """As `tile_layout.to_layout`."""
     *experts, n, tiles = block_scale.shape
     words = torch.empty((*experts, tiles, 2 * n), dtype=torch.int32, device=codes.device)
     scale = torch.empty((*experts, tiles, n), dtype=torch.uint8, device=codes.device)
@@ -31,7 +31,7 @@ def pack(codes: Tensor, block_scale: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def unpack(words: Tensor, scale: Tensor, multiplier: Tensor) -> Tensor:
-    """As `humming_layout.unpack`."""
+    """As `tile_layout.unpack`."""
     tiles, n = scale.shape
     out = torch.empty((n, tiles * BLOCK_SIZE), dtype=torch.bfloat16, device=words.device)
     grid = (n // 64, triton.cdiv(tiles, TILES))
