@@ -39,7 +39,8 @@ from qat_core.rollout.vllm.in_place import (
     write_packed,
     writing,
 )
-from qat_core.rollout.vllm.marlin import marlin_scales, prepare_experts
+from qat_core.rollout.vllm.marlin import prepare_experts
+from qat_core.rollout.vllm.tile_layout import marlin_scales
 from qat_core.weights.stream import weight_stream
 
 pytestmark = pytest.mark.skipif(

@@ -221,20 +221,52 @@ def test_quantize_all_equals_quantize_of_each(launch, device, block_scale):
         assert_same_bits(scale, expected_scale)
 
 
-@pytest.mark.parametrize("shape", [(64, 64), (192, 320), (3, 64, 128)], ids=str)
-def test_weights_are_packed_into_hummings_layout(shape, launch, device):
-    from qat_core.rollout.vllm.tile_layout import to_layout
-    from qat_core.rollout.vllm.tile_layout_kernels import pack
-
+def random_bytes(shape, largest):
+    """Codes (..., N, K / 2), and block scales (..., N, K / 16) up to this byte."""
     generator = torch.Generator().manual_seed(2)
     *lead, columns = shape
     codes = torch.randint(0, 256, (*lead, columns // 2), dtype=torch.uint8, generator=generator)
-    scale = torch.randint(8, 127, (*lead, columns // 16), dtype=torch.uint8, generator=generator)
-    scale = scale.view(torch.float8_e4m3fn)
-    words, scales = pack(codes.to(device), scale.to(device))
-    expected_words, expected_scales = to_layout(codes, scale)
-    assert torch.equal(words.cpu(), expected_words)
-    assert_same_bits(scales, expected_scales)
+    scale = torch.randint(8, largest, (*lead, columns // 16), generator=generator)
+    scale[..., -1, -1] = largest
+    return codes, scale.to(torch.uint8).view(torch.float8_e4m3fn)
+
+
+LAID_OUT = pytest.mark.parametrize("shape", [(64, 64), (192, 320), (3, 64, 128)], ids=str)
+
+
+@LAID_OUT
+def test_weights_are_laid_out_for_humming(shape, launch, device):
+    from qat_core.rollout.vllm import tile_layout, tile_layout_kernels
+
+    codes, scale = random_bytes(shape, 126)
+    expected = tile_layout.to_layout(codes, scale)
+    found = [torch.empty_like(tensor, device=device) for tensor in expected]
+    tile_layout_kernels.lay_out_for_humming(codes.to(device), scale.to(device), *found)
+    assert torch.equal(found[0].cpu(), expected[0])
+    assert_same_bits(found[1], expected[1])
+
+
+@LAID_OUT
+@pytest.mark.parametrize("largest", [9, 0x76, 0x77, 0x7E])
+def test_weights_are_laid_out_for_marlin(shape, largest, launch, device):
+    """With scales that leave no power of two, one, or many."""
+    from qat_core.nvfp4 import PackedTensor
+    from qat_core.rollout.vllm import tile_layout, tile_layout_kernels
+
+    codes, scale = random_bytes(shape, largest)
+    *experts, n, tiles = scale.shape
+    global_scale = torch.rand(experts, generator=torch.Generator().manual_seed(3)) * 1e4
+    expected = (
+        torch.empty(*experts, tiles, 2 * n, dtype=torch.int32),
+        torch.empty(*experts, tiles, n, dtype=torch.uint8),
+        torch.empty(experts or 1),
+    )
+    found = [torch.full_like(tensor, 7, device=device) for tensor in expected]
+    tile_layout.lay_out_for_marlin(PackedTensor(codes, scale, global_scale), *expected)
+    packed = PackedTensor(codes.to(device), scale.to(device), global_scale.to(device))
+    tile_layout_kernels.lay_out_for_marlin(packed, *found)
+    for tensor, wanted in zip(found, expected, strict=True):
+        assert torch.equal(tensor.cpu(), wanted)
 
 
 @pytest.mark.parametrize("shape", [(64, 64), (192, 320)])

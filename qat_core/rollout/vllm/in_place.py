@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from qat_core.nvfp4 import PackedTensor
 from qat_core.rollout.vllm.experts import FUSED
-from qat_core.rollout.vllm.marlin import TILE, marlin_multiplier, marlin_scales, repack_codes
-from qat_core.rollout.vllm.tile_layout import to_layout
+from qat_core.rollout.vllm.marlin import TILE
+from qat_core.rollout.vllm.tile_layout import lay_out_for_humming, lay_out_for_marlin
 from qat_core.weights.hub_names import HubNames, Weight
 
 VARIABLE = "QAT_CORE_IN_PLACE_SYNC"
@@ -167,40 +167,37 @@ def _targets_of(module: Any, names: list[str]) -> list[Target]:
 
 def write_humming(layer: Any, packed: PackedTensor) -> None:
     """Into a layer of `HummingLinearKernel`."""
-    words, scale = to_layout(packed.codes, packed.block_scale)
-    layer.weight.data.copy_(words)
-    layer.weight_scale.data.copy_(scale)
+    written = layer.weight.data, layer.weight_scale.data
+    lay_out_for_humming(packed.codes, packed.block_scale, *written)
     layer.weight_global_scale.data.copy_(packed.global_scale.reciprocal().reshape(1))
     layer.humming_locks.zero_()
 
 
 def write_humming_experts(layer: Any, packed: PackedTensor, matrix: str | None) -> None:
     """Into w13 or w2 of experts that `HummingExperts` multiplies."""
-    words, scale = to_layout(packed.codes, packed.block_scale)
-    getattr(layer, f"{matrix}_weight").data.copy_(words)
-    getattr(layer, f"{matrix}_weight_scale").data.copy_(scale)
+    written = _weight_and_scale(layer, matrix)
+    lay_out_for_humming(packed.codes, packed.block_scale, *written)
     getattr(layer, f"{matrix}_weight_scale_2").copy_(packed.global_scale.reciprocal())
     _keep_loaded_scale(layer, packed, matrix)
 
 
 def write_marlin(layer: Any, packed: PackedTensor) -> None:
     """Into a linear layer of vLLM's Marlin kernel."""
-    scales, power = marlin_scales(packed.block_scale)
-    layer.weight.data.copy_(repack_codes(packed.codes[None])[0])
-    layer.weight_scale.data.view(torch.uint8).copy_(scales)
-    layer.weight_global_scale.data.copy_(marlin_multiplier(packed.global_scale, power))
+    written = layer.weight.data, layer.weight_scale.data, layer.weight_global_scale.data
+    lay_out_for_marlin(packed, *written)
     layer.workspace.zero_()
 
 
 def write_marlin_experts(layer: Any, packed: PackedTensor, matrix: str | None) -> None:
     """Into w13 or w2 of vLLM's Marlin experts."""
-    scales, power = marlin_scales(packed.block_scale)
-    getattr(layer, f"{matrix}_weight").data.copy_(repack_codes(packed.codes))
-    getattr(layer, f"{matrix}_weight_scale").data.view(torch.uint8).copy_(scales)
-    multiplier = marlin_multiplier(packed.global_scale, power)
-    getattr(layer, f"{matrix}_weight_scale_2").copy_(multiplier)
+    multiplier = getattr(layer, f"{matrix}_weight_scale_2")
+    lay_out_for_marlin(packed, *_weight_and_scale(layer, matrix), multiplier)
     _keep_loaded_scale(layer, packed, matrix)
     layer.workspace.zero_()
+
+
+def _weight_and_scale(layer: Any, matrix: str | None) -> tuple[Tensor, Tensor]:
+    return getattr(layer, f"{matrix}_weight").data, getattr(layer, f"{matrix}_weight_scale").data
 
 
 def _keep_loaded_scale(layer: Any, packed: PackedTensor, matrix: str | None) -> None:

@@ -9,7 +9,6 @@ more than all else that a dense layer needs meanwhile.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -18,13 +17,6 @@ from torch import Tensor
 from qat_core.options import BLOCK_SIZE
 
 TILE = 128  # vLLM pads experts whose sizes are no multiples of Marlin's tiles: left to it
-MAX_SCALE_BYTE = 0x7E  # 448
-# Of 64 columns of block scales, the order in which Marlin's threads read them.
-SCALE_ORDER = [
-    8 * (place % 8) + place // 8
-    for four in range(0, 64, 4)
-    for place in (four, four + 2, four + 1, four + 3)
-]
 
 
 @contextmanager
@@ -115,34 +107,3 @@ def permute_scales(scale: Tensor, scale_2: Tensor, dtype: torch.dtype) -> tuple[
     processed, _ = marlin.nvfp4_marlin_process_scales(permuted, scale_factor=factor, a_dtype=dtype)
     multiplier = marlin.nvfp4_marlin_process_global_scale(scale_2, dtype) / factor
     return processed.view(num_experts, -1, size_n), multiplier
-
-
-def marlin_scales(block_scale: Tensor) -> tuple[Tensor, Tensor]:
-    """Block scales as Marlin reads them, found without waiting for the GPU.
-
-    Marlin's form of s is the high byte of the FP16 bits of 128 * 2**p * s, shifted left by one,
-    where 2**p is the largest power of two that keeps every scale up to 448. For the scales that are
-    packed here, E4M3 numbers in [2**-6, 448], that adds 120 + 8 p to their byte.
-
-    Args:
-        block_scale: E4M3 (N, K / 16), or (E, N, K / 16) of experts, which share p.
-
-    Returns:
-        uint8 (..., K / 16, N) and p, int32 0-D.
-    """
-    *lead, size_n, tiles = block_scale.shape
-    byte = block_scale.view(torch.uint8)
-    power = ((MAX_SCALE_BYTE - byte.amax().int()) >> 3).clamp(min=0)
-    rows = byte.transpose(-1, -2).reshape(-1, len(SCALE_ORDER))
-    raised = rows[:, _scale_order(byte.device)] + (120 + 8 * power).to(torch.uint8)
-    return raised.view(*lead, tiles, size_n), power
-
-
-def marlin_multiplier(global_scale: Tensor, power: Tensor) -> Tensor:
-    """Marlin's form of a divisor, FP32: with the exponents that its codes and scales lack."""
-    return torch.ldexp(global_scale.reciprocal() * 2.0**119, -power)
-
-
-@lru_cache
-def _scale_order(device: torch.device) -> Tensor:
-    return torch.tensor(SCALE_ORDER, device=device)

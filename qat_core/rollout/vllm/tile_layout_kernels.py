@@ -1,4 +1,4 @@
-"""Triton kernels into Humming's layout and out of it: see `tile_layout`.
+"""Triton kernels into the layouts of Humming and Marlin, and out of Humming's: see `tile_layout`.
 
 Imported only when a CUDA tensor arrives.
 """
@@ -12,22 +12,41 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from qat_core.nvfp4 import PackedTensor
 from qat_core.nvfp4.rounding import e4m3_to_fp32
 from qat_core.options import BLOCK_SIZE
 
 TILES = 8  # of 64 x 16 codes a program: 64 bytes of codes of each row, 256 of BF16
 
 
-def pack(codes: Tensor, block_scale: Tensor) -> tuple[Tensor, Tensor]:
-    """As `tile_layout.to_layout`."""
+def lay_out_for_humming(codes: Tensor, block_scale: Tensor, words: Tensor, scale: Tensor) -> None:
+    """As `tile_layout.lay_out_for_humming`."""
+    _launch(humming_kernel, codes, block_scale, words, scale)
+
+
+def lay_out_for_marlin(
+    packed: PackedTensor, words: Tensor, scale: Tensor, multiplier: Tensor
+) -> None:
+    """As `tile_layout.lay_out_for_marlin`."""
+    largest = packed.block_scale.view(torch.uint8).amax()
+    others = largest, packed.global_scale.contiguous(), multiplier
+    _launch(marlin_kernel, packed.codes, packed.block_scale, words, scale, *others)
+
+
+def _launch(
+    kernel: "triton.JITFunction",
+    codes: Tensor,
+    block_scale: Tensor,
+    words: Tensor,
+    scale: Tensor,
+    *others: Tensor,
+) -> None:
     *experts, n, tiles = block_scale.shape
-    words = torch.empty((*experts, tiles, 2 * n), dtype=torch.int32, device=codes.device)
-    scale = torch.empty((*experts, tiles, n), dtype=torch.uint8, device=codes.device)
-    grid = (n // 64, triton.cdiv(tiles, TILES), prod(experts))
     sources = codes.contiguous().view(torch.int32), block_scale.contiguous().view(torch.uint8)
+    arguments = (*sources, words, scale.view(torch.uint8), *others, n, tiles)
+    grid = (n // 64, triton.cdiv(tiles, TILES), prod(experts))
     with torch.cuda.device_of(codes):  # type: ignore[no-untyped-call]
-        pack_kernel[grid](*sources, words, scale, n, tiles, TILES=TILES, num_warps=4)
-    return words, scale.view(torch.float8_e4m3fn)
+        kernel[grid](*arguments, TILES=TILES, num_warps=4, enable_fp_fusion=False)
 
 
 def unpack(words: Tensor, scale: Tensor, multiplier: Tensor) -> Tensor:
@@ -42,32 +61,96 @@ def unpack(words: Tensor, scale: Tensor, multiplier: Tensor) -> Tensor:
 
 
 @triton.jit
-def pack_kernel(codes_ptr, scale_ptr, words_ptr, out_ptr, n, tiles, TILES: tl.constexpr):
+def humming_kernel(codes_ptr, scale_ptr, words_ptr, out_ptr, n, tiles, TILES: tl.constexpr):
     """Rows 64 i to 64 i + 63 of TILES blocks; dimensions as the layout's description names them."""
-    expert = tl.program_id(2).to(tl.int64)
-    codes_ptr += expert * n * tiles * 2
-    words_ptr += expert * n * tiles * 2
-    scale_ptr += expert * n * tiles
-    out_ptr += expert * n * tiles
-    row_tile = tl.program_id(0)
-    first = tl.program_id(1) * TILES
-    tile = (first + tl.arange(0, TILES)).to(tl.int64)
-    inside = tile < tiles
-    row = row_tile.to(tl.int64) * 64 + tl.arange(0, 64)
-    half = first * 2 + tl.arange(0, TILES * 2)  # of a block: eight codes in a word
-    codes_ptr += row[:, None] * (tiles * 2) + half[None, :]
-    codes = tl.load(codes_ptr, mask=(half < tiles * 2)[None, :], other=0)
-    code = (codes[:, :, None] >> (tl.arange(0, 8) * 4)[None, None, :]) & 0xF
-    code = tl.reshape(code, (4, 2, 8, TILES, 2, 4, 2))  # w, p1, t // 4, j, p0, t % 4, p2
-    code = tl.reshape(tl.permute(code, (3, 2, 5, 0, 6, 1, 4)), (TILES, 128, 8))
-    words = tl.sum(code << (tl.arange(0, 8) * 4)[None, None, :], axis=2)
-    place = row_tile * 128 + tl.arange(0, 128)
-    tl.store(words_ptr + tile[:, None] * (2 * n) + place[None, :], words, mask=inside[:, None])
-    scale_ptr += row[:, None] * tiles + tile[None, :]
-    scale = tl.reshape(tl.load(scale_ptr, mask=inside[None, :], other=0), (8, 8, TILES))
-    scale = tl.reshape(tl.permute(scale, (2, 1, 0)), (TILES, 64))
-    place = row_tile * 64 + tl.arange(0, 64)
-    tl.store(out_ptr + tile[:, None] * n + place[None, :], scale, mask=inside[:, None])
+    _lay_out_codes(codes_ptr, words_ptr, n, tiles, TILES)
+    scale = _load_scale(scale_ptr, n, tiles, TILES)
+    scale = tl.reshape(tl.permute(tl.reshape(scale, (8, 8, TILES)), (2, 1, 0)), (TILES, 64))
+    _store_scale(out_ptr, scale, n, tiles, TILES)
+
+
+@triton.jit
+def marlin_kernel(
+    codes_ptr,
+    scale_ptr,
+    words_ptr,
+    out_ptr,
+    largest_ptr,
+    global_ptr,
+    multiplier_ptr,
+    n,
+    tiles,
+    TILES: tl.constexpr,
+):
+    """As `humming_kernel`; the first program of an expert writes its multiplier.
+
+    `largest_ptr` has the byte of the largest block scale of all.
+    """
+    _lay_out_codes(codes_ptr, words_ptr, n, tiles, TILES)
+    power = tl.maximum((0x7E - tl.load(largest_ptr).to(tl.int32)) >> 3, 0)
+    scale = _load_scale(scale_ptr, n, tiles, TILES).to(tl.int32) + (120 + 8 * power)
+    scale = tl.reshape(scale.to(tl.uint8), (2, 2, 2, 8, TILES))  # bits of a; b; j
+    scale = tl.reshape(tl.permute(scale, (4, 3, 0, 2, 1)), (TILES, 64))
+    _store_scale(out_ptr, scale, n, tiles, TILES)
+    if tl.program_id(0) + tl.program_id(1) == 0:
+        expert = tl.program_id(2)
+        factor = tl.div_rn(1.0, tl.load(global_ptr + expert)) * 6.646139978924579e35  # 2**119
+        smaller = ((127 - power) << 23).to(tl.float32, bitcast=True)  # 2**-power
+        tl.store(multiplier_ptr + expert, factor * smaller)
+
+
+@triton.jit
+def _lay_out_codes(codes_ptr, words_ptr, n, tiles, TILES: tl.constexpr):
+    """Byte t % 4 of four words holds the codes of one word: p0 and p1 say of which four, p2 which.
+
+    A block of a row is read as one number of two words.
+    """
+    expert, row, tile, inside = _place(n, tiles, TILES)
+    of_tile = tl.arange(0, 32)
+    row = tl.program_id(0).to(tl.int64) * 64 + of_tile // 8 * 16 + of_tile % 8  # w, t // 4
+    block_ptr = (codes_ptr + expert * n * tiles * 2).to(tl.pointer_type(tl.int64))
+    upper_ptr = block_ptr + row[:, None] * tiles + tile[None, :]
+    lower_ptr = block_ptr + (row + 8)[:, None] * tiles + tile[None, :]
+    upper = tl.load(upper_ptr, mask=inside[None, :], other=0)
+    lower = tl.load(lower_ptr, mask=inside[None, :], other=0)
+    words = _codes_at(upper, 0) | _codes_at(upper >> 32, 1)
+    words |= _codes_at(lower, 2) | _codes_at(lower >> 32, 3)
+    words = tl.reshape(words, (4, 8, TILES, 4))  # w, t // 4, j, t % 4
+    words = tl.reshape(tl.permute(words, (2, 1, 3, 0)), (TILES, 128))
+    words_ptr += expert * n * tiles * 2 + tile[:, None] * (2 * n)
+    place = tl.program_id(0) * 128 + tl.arange(0, 128)
+    tl.store(words_ptr + place[None, :], words, mask=inside[:, None])
+
+
+@triton.jit
+def _codes_at(codes, PLACE: tl.constexpr):
+    """Both codes of each byte of words (..., 4), one at PLACE of a word and one four further."""
+    byte = codes.to(tl.int32)[:, :, None] >> (tl.arange(0, 4) * 8)[None, None, :]
+    return (byte & 0xF) << (4 * PLACE) | ((byte >> 4) & 0xF) << (4 * PLACE + 16)
+
+
+@triton.jit
+def _load_scale(scale_ptr, n, tiles, TILES: tl.constexpr):
+    """Bytes (64, TILES)."""
+    expert, row, tile, inside = _place(n, tiles, TILES)
+    scale_ptr += expert * n * tiles + row[:, None] * tiles + tile[None, :]
+    return tl.load(scale_ptr, mask=inside[None, :], other=0)
+
+
+@triton.jit
+def _store_scale(out_ptr, scale, n, tiles, TILES: tl.constexpr):
+    """Bytes (TILES, 64)."""
+    expert, row, tile, inside = _place(n, tiles, TILES)
+    out_ptr += expert * n * tiles + tile[:, None] * n + row[None, :]
+    tl.store(out_ptr, scale, mask=inside[:, None])
+
+
+@triton.jit
+def _place(n, tiles, TILES: tl.constexpr):
+    """This program's expert, its 64 rows, its TILES blocks of columns and which of them exist."""
+    row = tl.program_id(0).to(tl.int64) * 64 + tl.arange(0, 64)
+    tile = (tl.program_id(1) * TILES + tl.arange(0, TILES)).to(tl.int64)
+    return tl.program_id(2).to(tl.int64), row, tile, tile < tiles
 
 
 @triton.jit
