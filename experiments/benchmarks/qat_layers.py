@@ -69,7 +69,7 @@ def apply_arm(model: nn.Module, arm: str) -> Callable[[], None]:
         prepare(model, Recipe(), keep_packed=arm == "qat packed")
         scales = scales_of(model)
         assert scales is not None
-        return lambda: setattr(scales.weights, "stale", True)
+        return scales.weights.mark_all_written
     if arm == "verl":
         verl = verl_qat()
         verl.apply_qat(model, {"enable": True})

@@ -5,12 +5,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import torch
+
 from experiments.benchmarks.expert_load import alike_prompts
 from experiments.benchmarks.expert_load import measure as measure_expert_load
+from experiments.benchmarks.parameter import step
+from experiments.benchmarks.qat_layers import QAT_ARMS, apply_arm, layer_stack, step_inputs
 from experiments.benchmarks.rotary import SLICES, measure
 from experiments.benchmarks.serving import random_prompts
 from experiments.study.schema import ROOT
 from experiments.support.json_files import read_json
+from qat_core.preparation import scales_of
 
 
 def test_weights_on_the_host_are_streamed_with_the_bits_of_resident_ones(tmp_path: Path) -> None:
@@ -22,6 +28,24 @@ def test_weights_on_the_host_are_streamed_with_the_bits_of_resident_ones(tmp_pat
     stacks = json.loads(record.read_text())["stacks"]
     assert [stack["equal_bits"] for stack in stacks] == [True, True]
     assert all(stack["tensors"] > stack["layers"] for stack in stacks)
+
+
+@pytest.mark.parametrize("arm", QAT_ARMS)
+def test_a_step_after_a_change_measures_scales_and_packs_again(arm: str) -> None:
+    model = layer_stack("tiny", 2, "cpu", torch.bfloat16)
+    changed = apply_arm(model, arm)
+    inputs = step_inputs(model, 1, 4, "cpu")
+    scales = scales_of(model)
+    assert scales is not None
+    step(model, changed, *inputs)
+    refreshes, packed = scales.num_refreshes, dict(scales._packed)
+    assert bool(packed) == (arm == "qat packed")
+    step(model, lambda: None, *inputs)
+    assert scales.num_refreshes == refreshes
+    assert all(scales._packed[name] is packed[name] for name in packed)
+    step(model, changed, *inputs)
+    assert scales.num_refreshes == refreshes + 1
+    assert not any(scales._packed[name] is packed[name] for name in packed)
 
 
 def test_rounded_frequencies_move_log_probs_the_more_the_farther_on() -> None:
