@@ -18,6 +18,7 @@ FORMATS = ("png", "svg")
 NAMES = ("kl", "accuracy", "learning", "training", "memory", "step_time")
 DRIFT = "drift"
 CAUSES = "causes"
+REWARD = "reward"
 SURVIVAL = "survival"
 
 
@@ -45,7 +46,7 @@ PROGRAMS: Mapping[str, Programs] = {
         "analysis.collapse.__main__",
         "analysis.collapse.figures",
         "docs/protocols/collapse.md",
-        ("curves", SURVIVAL, "corrections", "answers", "behaviour", CAUSES),
+        ("curves", REWARD, SURVIVAL, "corrections", "answers", "behaviour", CAUSES),
     ),
 }
 
@@ -67,9 +68,13 @@ def load_judged_by(kind: str, path: Path) -> Study:
 
 
 def figure_names(study: Study) -> tuple[str, ...]:
-    """The figures of a study: by rate where it has several, drift and causes where measured."""
+    """The figures of a study: those of what it asks, compares and measures."""
     rates = {study.rl_of(cell).lr for cell in study.cells or [None]}
-    drawn = {SURVIVAL: len(rates) > 1, CAUSES: study.rl.measure_drift_term}
+    drawn = {
+        REWARD: study.primary == "C9" and len(study.seeds) > 1,
+        SURVIVAL: len(rates) > 1,
+        CAUSES: study.rl.measure_drift_term,
+    }
     figures = tuple(it for it in PROGRAMS[study.judged_by].figures if drawn.get(it, True))
     is_watched = study.rl.drift_every and any(ARMS[arm].rollout_recipe for arm in study.arms)
     return (*figures, DRIFT) if is_watched else figures

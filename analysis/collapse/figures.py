@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
-from analysis.collapse import answers, behaviour, causes, curves, outcomes
+from analysis.collapse import answers, behaviour, causes, curves, differences, outcomes
 from analysis.collapse.data import GridData
 from analysis.collapse.grid import NOQAT, QAT, show_rate
 from analysis.drift import order
@@ -60,6 +60,7 @@ def draw_drift(data: GridData) -> Figure:
 
 FIGURES: Mapping[str, GridFigure] = {
     "curves": GridFigure(curves.draw, curves.CAPTION),
+    "reward": GridFigure(differences.draw, differences.CAPTION),
     "survival": GridFigure(outcomes.draw_survival, outcomes.SURVIVAL_CAPTION),
     "corrections": GridFigure(outcomes.draw_times, outcomes.TIMES_CAPTION),
     "answers": GridFigure(answers.draw, answers.CAPTION, ("metrics", "evals")),

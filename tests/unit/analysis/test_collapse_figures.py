@@ -7,7 +7,8 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from analysis.collapse import causes, curves, outcomes
+from analysis.claims_table import read_table
+from analysis.collapse import causes, curves, differences, outcomes
 from analysis.collapse.data import GridData
 from analysis.collapse.grid import NOQAT
 from experiments.study.load import load_study
@@ -15,6 +16,7 @@ from experiments.study.schema import ROOT
 
 RECORD = ROOT / "experiments" / "records" / "collapse-confirm"
 GRID = ROOT / "experiments" / "records" / "collapse"
+ON_REWARD = ROOT / "experiments" / "records" / "collapse-cpu-confirm"
 
 
 @cache
@@ -81,3 +83,16 @@ def test_causes_show_whole_scales() -> None:
             assert (np.log10([low, high]) % 1).tolist() == [0, 0]
         else:
             assert low == 0 < high
+
+
+def test_differences_of_reward_are_those_of_the_claims() -> None:
+    data = GridData(load_study(ON_REWARD / "study.yaml"), ON_REWARD)
+    rows, figure = differences.rows_of(data), differences.draw(data)
+    assert [row.claim for row in rows] == ["C9", "C4"], "of what the study has"
+    details = {it.name: it.detail for it in read_table(ON_REWARD / "claims.json").claims}
+    numbers = [text for text in texts_of(figure) if " to " in text and text.endswith(")")]
+    assert len(numbers) == len(rows)
+    for row, number in zip(rows, numbers, strict=True):
+        assert number in details[row.claim]
+    shaded = [bar.get_x() + bar.get_width() for bar in figure.axes[0].patches]
+    assert np.allclose(shaded, [-0.05, 0.05])
