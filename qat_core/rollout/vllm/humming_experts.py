@@ -6,7 +6,7 @@ products of a layer.
 
 Each sum is added in one thread block. Humming's own choice splits some, so that their parts are
 added in BF16 and in any order; for experts that is no faster (docs/performance.md, "Matrix
-products by kernel"), has other bits each time and larger errors.
+products by kernel") and has larger errors at some numbers of tokens.
 
 This file goes together with `humming_linear.py`, when verl's pin reaches vLLM 0.32, if vLLM's own
 experts by Humming (0.28 has them as `moe_backend="humming"`) keep their tensors at a sync.

@@ -6,6 +6,7 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from analysis.claims_table import read_table
 from analysis.collapse import causes, curves, differences, outcomes
@@ -94,5 +95,5 @@ def test_differences_of_reward_are_those_of_the_claims() -> None:
     assert len(numbers) == len(rows)
     for row, number in zip(rows, numbers, strict=True):
         assert number in details[row.claim]
-    shaded = [bar.get_x() + bar.get_width() for bar in figure.axes[0].patches]
-    assert np.allclose(shaded, [-0.05, 0.05])
+    bars = [it for it in figure.axes[0].patches if isinstance(it, Rectangle)]
+    assert np.allclose([bar.get_x() + bar.get_width() for bar in bars], [-0.05, 0.05])
