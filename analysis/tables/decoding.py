@@ -28,7 +28,7 @@ PARTS = {
     r"marlin::Marlin|^void humming<": "Packed linear layers",
     r"flash": "Attention",
     r"nvjet|cublas|gemm": "BF16 products",
-    r"rms_norm|act_and_mul|rotary|vllm::moe|moe_fused_mul_sum|reduce_kernel": "Small",
+    r"rms_norm|act_and_mul|rotary|vllm::moe|moe_fused_mul_sum|reduce_kernel(?!.*ArgMax)": "Small",
     r"": "Sampling",
 }
 
@@ -44,9 +44,14 @@ class Step(BaseModel):
     kernels_us_calls: dict[str, tuple[float, float]]
 
     @property
+    def in_step_ms(self) -> Mapping[str, float]:
+        """By kernel; records of older code also name kernels of the prefill, with no calls."""
+        return {name: us / 1e3 for name, (us, calls) in self.kernels_us_calls.items() if calls}
+
+    @property
     def kernels_ms(self) -> float:
         """The sum of all kernels."""
-        return sum(us for us, _ in self.kernels_us_calls.values()) / 1e3
+        return sum(self.in_step_ms.values())
 
 
 class DecodeRecord(Record):
@@ -115,8 +120,8 @@ def _rows(record: DecodeRecord) -> Iterator[Row]:
         experts = _expert_shapes(engine)
         for sequences, step in steps.items():
             parts_ms = defaultdict[str, float](float)
-            for kernel, (us, _) in step.kernels_us_calls.items():
-                parts_ms[_part(kernel, experts)] += us / 1e3
+            for kernel, ms in step.in_step_ms.items():
+                parts_ms[_part(kernel, experts)] += ms
             floor = None if floors is steps else floors.get(sequences)
             yield Row(engine, record.commit, sequences, step, parts_ms, floor)
 

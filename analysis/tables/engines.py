@@ -30,10 +30,10 @@ SYNC_TITLE = "**Weight memory and weight sync from a BF16 model on the same GPU*
 SYNC_NOTE = (
     "Tensors: what vLLM's weights take, its rotary cache included, and the prediction from shapes "
     "against it. Gaps: what PyTorch's allocator leaves between them, which vLLM's own report "
-    "includes (none with `expandable_segments`). Sync: through vLLM's reload; in place: with "
-    "`QAT_CORE_IN_PLACE_SYNC=1`; packing: the trainer's part of either. Medians of five. Extra "
-    "memory: peak during a sync. vLLM's own "
-    "load: the same BF16 tensors through `load_weights`, as verl syncs them."
+    "includes (none with `expandable_segments`); some 0.02 GiB are of the model that is synced "
+    "from. Sync: through vLLM's reload; in place: with `QAT_CORE_IN_PLACE_SYNC=1`; packing: the "
+    "trainer's part of either. Medians of five. Extra memory: peak during a sync through the "
+    "reload. vLLM's own load: the same BF16 tensors through `load_weights`, as verl syncs them."
 )
 
 

@@ -23,7 +23,7 @@ OTHERS = {
 NAMES = {"dense": "linear layers", "experts": "experts"}
 NOTE = (
     "In brackets: speed over BF16's, by cuBLAS for linear layers and vLLM's Triton kernel for "
-    "experts. Floor: what no kernel undercuts with NVFP4 weights at the bandwidth and the peak of "
+    "experts. Floor: of a kernel with NVFP4 weights, by the bandwidth and the peak measured in "
     "the same run. Unsplit: Humming's tiles with each sum in one thread block. Unpacked: written "
     "in BF16 by our kernel each time. Largest relative error, in the root mean square against "
     "FP64: "

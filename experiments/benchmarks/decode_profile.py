@@ -66,7 +66,8 @@ def _step(sample: Sampler) -> dict[str, Any]:
     in_a_step = {}
     for name, (us, calls) in many.items():
         us_before, calls_before = one.get(name, (0.0, 0))
-        in_a_step[name] = [(us - us_before) / profiled, (calls - calls_before) / profiled]
+        if calls != calls_before:  # else it is of the prefill alone
+            in_a_step[name] = [(us - us_before) / profiled, (calls - calls_before) / profiled]
     by_time = sorted(in_a_step.items(), key=lambda item: -item[1][0])
     return {
         "step_ms": quartiles(steps_ms),

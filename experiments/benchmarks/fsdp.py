@@ -7,7 +7,8 @@ that communication decides. One step is forward and backward; the arm `qat` reco
 scales and packs its shards, as after an optimizer step, `qat, scales known` is any further
 micro-batch. Eager layers of this size keep the CPU busy rather than the GPU, so compiled ones are
 measured too (without verl's, which was not made for torch.compile). Bytes are those that each rank
-hands to all-gathers; their time is what the profiler saw of NCCL's kernels.
+hands to all-gathers; their time is what the profiler saw of NCCL's kernels. Peak memory is what a
+step allocates, and the packed shards that lie there from one step to the next.
 """
 
 import argparse
@@ -34,6 +35,7 @@ from experiments.runs.provenance import origin
 from experiments.support.cli import run_cli
 from qat_core.arguments import positive_int
 from qat_core.parameter import FakeQuantizedTensor
+from qat_core.preparation import scales_of
 from qat_core.units import BYTES_PER_GIB
 
 TOKENS = {"cuda": 2048, "cpu": 16}
@@ -56,9 +58,9 @@ def shard(model: nn.Module) -> None:
 
 def measure(shape: str, layers: int, compiled: bool, device: str, rounds: int) -> dict[str, Any]:
     """Times, ratios and all-gathers of all arms of one stack; the same call on every rank."""
-    steps, rounded = {}, {}
+    steps, rounded, models = {}, {}, {}
     for arm in ["bf16", "qat"] if compiled else arms(sharded=True):
-        model = layer_stack(shape, layers, device, torch.float32)
+        models[arm] = model = layer_stack(shape, layers, device, torch.float32)
         changed = apply_arm(model, arm)
         if arm == "qat":
             rounded = rounded_weights(model)
@@ -78,7 +80,9 @@ def measure(shape: str, layers: int, compiled: bool, device: str, rounds: int) -
             steps[arm]()
         result[arm]["all_gather_mib_per_rank"] = sent.total / 2**20
         result[arm]["nccl_ms"] = nccl_ms(steps[arm]) if device == "cuda" else {}
-        result[arm]["peak_gib"] = peak_gib(steps[arm]) if device == "cuda" else 0.0
+        held = packed_shards_gib(models[arm.removesuffix(SCALES_KNOWN)])
+        result[arm]["packed_shards_gib"] = held
+        result[arm]["peak_gib"] = held + (peak_gib(steps[arm]) if device == "cuda" else 0.0)
     return {"shape": shape, "layers": layers, "ranks": dist.get_world_size()} | {
         "compiled_layers": compiled,
         "gathered_weights_bit_identical_to_one_device": bit_identical,
@@ -138,6 +142,13 @@ def nccl_ms(call: partial[None]) -> dict[str, float]:
         / 1e3
         for collective in ("AllGather", "ReduceScatter", "AllReduce")
     }
+
+
+def packed_shards_gib(model: nn.Module) -> float:
+    """What this rank keeps packed of its shards after a step; 0 where nothing is quantized."""
+    scales = scales_of(model)
+    shards = scales.packed_shards.values() if scales else ()
+    return sum(piece.nbytes for pieces in shards for piece in pieces) / BYTES_PER_GIB
 
 
 def peak_gib(call: partial[None]) -> float:

@@ -47,7 +47,8 @@ CPU_LAYERS = [
     Layer("tiny", "down", 64, 32, experts=8, experts_per_token=2, rows_per_token=2),
 ]
 CPU_ARMS = ("bf16", "dequantize + bf16", "grouped bf16", "dequantize + grouped bf16")
-FILLS_CACHE = 1024  # tokens whose activations alone push a weight out of the L2 cache
+# Tokens whose activations push a weight out of the L2 cache, but for small packed ones.
+FILLS_CACHE = 1024
 # Rounding an exact result to BF16 alone costs up to 2**-8 = 3.9e-3 of a value and 1.7e-3 in the
 # root mean square (measured on a CPU); sums in FP32 add little. A lost block scale costs far more.
 MAX_ERROR = 3e-3

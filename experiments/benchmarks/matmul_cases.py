@@ -98,7 +98,7 @@ class Case:
         return sum(hits) / max(len(hits), 1)
 
     def calls(self, arm: str) -> list[Call]:
-        """What to time: each call reads weights that the one before did not."""
+        """What to time: each call reads other weights than the one before, of experts most."""
         products = self.weights.products[arm]
         if self.routings:
             return [partial(products[0], self.x, routing) for routing in self.routings]

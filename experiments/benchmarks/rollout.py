@@ -33,6 +33,7 @@ from experiments.benchmarks.engines import (
     record_engines,
 )
 from experiments.benchmarks.random_model import write_architecture
+from experiments.benchmarks.served_tensors import writes_in_place
 from experiments.benchmarks.timing import synchronize
 from experiments.support.cli import run_cli
 from qat_core.checkpoint.architecture import meta_model
@@ -58,12 +59,14 @@ def run(name: str, device: str) -> dict[str, Any]:
         write_architecture(config, folder)
         trained = _random_weights(meta_model(folder), device)
         served = plan(trained, recipe) if recipe else None
-        start = perf_counter()
+        start, gaps_gib = perf_counter(), _allocator_gaps_gib(device)
         engine = VllmEngine(
             folder, served, load_format="dummy", **engine_settings(device, MAX_NUM_SEQS)
         )
         start_s = perf_counter() - start
-        memory = _memory(engine, config, "full" if recipe else "bf16", device)
+        memory = _memory(engine, config, "full" if recipe else "bf16")
+        if device == "cuda":
+            memory["allocator_gaps_gib"] = _allocator_gaps_gib(device) - gaps_gib
         syncs = [_sync(engine, trained, recipe, device) for _ in range(SYNCS)]
         figures = {"start_s": start_s, "memory": memory, "syncs": syncs}
         if recipe:
@@ -73,6 +76,8 @@ def run(name: str, device: str) -> dict[str, Any]:
             figures["in_place_syncs"] = [
                 _sync(engine, trained, recipe, device) for _ in range(SYNCS)
             ]
+            if not engine.on_worker(writes_in_place):
+                raise ValueError(f"{name}: {VARIABLE}=1 was set, and vLLM reloaded")
         elif device == "cuda":
             figures["stock_syncs"] = [_stock_sync(engine, trained) for _ in range(SYNCS)]
     return figures
@@ -86,9 +91,7 @@ def _random_weights(model: nn.Module, device: str) -> nn.Module:
     return model
 
 
-def _memory(
-    engine: VllmEngine, config: dict[str, Any], precision: Any, device: str
-) -> dict[str, float]:
+def _memory(engine: VllmEngine, config: dict[str, Any], precision: Any) -> dict[str, float]:
     """What vLLM reports, what its tensors take, and what shapes predict of the latter."""
     weights_gib = predict_weight_memory_gib(config, precision)
     rotary_gib = 2 * config["max_position_embeddings"] * config["head_dim"] / BYTES_PER_GIB
@@ -102,11 +105,16 @@ def _memory(
     predicted = weights_gib + rotary_gib
     figures["predicted_over_tensors"] = predicted / figures["tensors_gib"] - 1
     figures["predicted_over_reported"] = predicted / figures["reported_gib"] - 1
-    if device == "cuda":
-        stats = torch.cuda.memory_stats()
-        gaps = stats["allocated_bytes.all.current"] - stats["requested_bytes.all.current"]
-        figures["allocator_gaps_gib"] = gaps / BYTES_PER_GIB
     return figures
+
+
+def _allocator_gaps_gib(device: str) -> float:
+    """What PyTorch's allocator has given out beyond what was asked of it; 0 on a CPU."""
+    if device == "cpu":
+        return 0.0
+    stats = torch.cuda.memory_stats()
+    gaps: int = stats["allocated_bytes.all.current"] - stats["requested_bytes.all.current"]
+    return gaps / BYTES_PER_GIB
 
 
 def _layer_bytes(config: dict[str, Any]) -> int:

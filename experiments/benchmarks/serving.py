@@ -18,6 +18,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -107,11 +108,9 @@ def _settings(device: str, compiled: bool) -> dict[str, Any]:
 
 
 def random_prompts(count: int, num_tokens: int, vocab_size: int, seed: int) -> list[list[int]]:
-    """Prompts that have no more in common than chance."""
-    generator = torch.Generator().manual_seed(seed)
-    tokens: list[list[int]] = torch.randint(
-        vocab_size, (count, num_tokens), generator=generator
-    ).tolist()
+    """Prompts that have no more in common than chance, with those of other counts neither."""
+    generator = np.random.default_rng((seed, count, num_tokens))
+    tokens: list[list[int]] = generator.integers(vocab_size, size=(count, num_tokens)).tolist()
     return tokens
 
 

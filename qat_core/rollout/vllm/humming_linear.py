@@ -6,8 +6,8 @@ bytes a weight in layouts of their own, so one layout has to serve all numbers o
 
 Not the default on Hopper: below that many rows Humming's products have other bits each time and
 larger errors than Marlin's, and k3 KL between trainer and rollout is 1.54 times BF16's in a small
-dense model, 1.31 times in a small MoE, where with Marlin it is 1.01 times (parity_humming_h200.json;
-parity_h200.json and parity_moe_h200.json). Reasons: docs/verl.md, "Switches".
+dense model, 1.31 times in a small MoE, where with Marlin it is 1.01 times (records
+parity_humming_h200, parity_h200 and parity_moe_h200). Reasons: docs/verl.md, "Switches".
 
 vLLM 0.24 has no linear backend of this name and forces Marlin on W4A16, so the choice of its
 scheme is replaced. This file goes when verl's pin reaches vLLM 0.32, where Humming is the default

@@ -1,4 +1,4 @@
-"""The tables of goals for speed, of experts read and of equal bits, from small records."""
+"""The tables of speed: goals, experts read, equal bits, decoding steps, costs; from small records."""
 
 import json
 import re
@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from analysis.tables import benchmark_text
+from analysis.tables.cost import Stack
+from analysis.tables.decoding import Step
 from experiments.benchmarks import matmul_bits
 from experiments.study.schema import ROOT
 
@@ -175,3 +177,21 @@ def test_a_decoding_step_is_divided_by_what_its_kernels_do(tmp_path: Path) -> No
     )
     parts = "1.50 | 0.50 | 0.12 | 0.50 | 0.12 | 0.25"
     assert f"| 4.00 (2.00x)<br><sub>4.00 to 4.00</sub> | 3.00 (2.00x) | {parts} |" in text
+
+
+def test_kernels_of_the_prefill_are_in_no_step() -> None:
+    step = Step(
+        step_ms=(1.0, 1.0, 1.0), kernels_us_calls={"nvjet": (400.0, 2.0), "nvjet wide": (90.0, 0.0)}
+    )
+    assert (step.in_step_ms, step.kernels_ms) == ({"nvjet": 0.4}, 0.4)
+
+
+def test_peak_memory_that_lacks_packed_shards_is_not_shown() -> None:
+    times = {"step_ms": (1.0, 1.0, 1.0), "ratio": 1.0}
+    arms = {"bf16": {**times, "peak_gib": 2.0}, "qat": {**times, "peak_gib": 1.0}}
+    stack = {"shape": "tiny", "layers": 2, "ranks": 2, "arms": arms}
+    assert Stack.model_validate(stack).peak_ratio("qat") == ""
+    assert Stack.model_validate(stack | {"ranks": 1}).peak_ratio("qat") == "0.500"
+    for arm in arms.values():
+        arm["packed_shards_gib"] = 0.5
+    assert Stack.model_validate(stack).peak_ratio("qat") == "0.500"

@@ -19,7 +19,8 @@ from experiments.support.json_files import read_json
 from qat_core.preparation import scales_of
 
 
-def test_weights_on_the_host_are_streamed_with_the_bits_of_resident_ones(tmp_path: Path) -> None:
+def test_the_benchmark_of_offloaded_weights_runs(tmp_path: Path) -> None:
+    """On a CPU weights have nowhere to be moved: the bits of both ways are compared on a GPU."""
     record = tmp_path / "record.json"
     program = [sys.executable, "-m", "experiments.benchmarks.offloaded_stream", str(record)]
     command = [*program, "--device", "cpu", "--rounds", "1"]
@@ -67,3 +68,11 @@ def test_alike_prompts_reach_fewer_experts_than_random_ones() -> None:
     alike = reached(alike_prompts(64, 32))
     random = reached(random_prompts(64, 32, 4096, 0))
     assert sum(alike[8:]) < 0.9 * sum(random[8:])  # 181 of 219 when this was written
+
+
+def test_prompts_of_one_batch_are_not_the_first_of_another() -> None:
+    batches = [random_prompts(count, 32, 4096, seed) for count in (1, 32, 256) for seed in (0, 1)]
+    first_tokens = {tuple(prompts[0]) for prompts in batches}
+    long = random_prompts(4, 2048, 4096, 0)
+    assert len(first_tokens) == len(batches)
+    assert not first_tokens & {tuple(prompt[:32]) for prompt in long}

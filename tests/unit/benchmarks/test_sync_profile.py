@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from experiments.benchmarks.sync_profile import OTHER, SYNC, syncs
+from experiments.benchmarks.sync_profile import OTHER, PARTS, SYNC, syncs
+from qat_core.weights import packing, stream
 
 SENDER = "BucketedWeightSender.async_send_weights"
 
@@ -45,3 +46,10 @@ def test_the_innermost_known_function_names_the_part() -> None:
 def test_a_pause_of_more_than_a_second_ends_a_sync() -> None:
     trace = [*_call([SYNC], 0, 100), *_call([SYNC], 600, 700), *_call([SYNC], 5000, 5300)]
     assert [sync["total"] for sync in syncs(trace)] == pytest.approx([0.2, 0.3])
+
+
+def test_functions_that_name_parts_exist() -> None:
+    """A profile has them by name: one that was renamed would count as everything else."""
+    of_verl, of_torch = {SENDER}, {"empty_cache"}
+    ours = PARTS.keys() - of_verl - of_torch
+    assert ours == {name for name in ours if hasattr(stream, name) or hasattr(packing, name)}

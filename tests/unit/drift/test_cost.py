@@ -11,7 +11,7 @@ MODELS = json.loads(RECORD.read_text())["models"]
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_watching_costs_less_than_a_hundredth_of_a_step(model: str) -> None:
+def test_the_record_is_of_the_present_settings_and_below_a_hundredth_of_a_step(model: str) -> None:
     figures = MODELS[model]
     settings = figures["blocks_per_weight"], figures["layer_kl_every"]
     assert settings == (BLOCKS_PER_WEIGHT, KL_EVERY), "measure again"
