@@ -1,4 +1,4 @@
-"""The tables of speed: goals, experts read, equal bits, decoding steps, costs; from small records."""
+"""Tables of speed, from small records: goals, experts, equal bits, decoding steps, costs."""
 
 import json
 import re
