@@ -1,6 +1,8 @@
 """The table of all settings of a grid: which runs collapsed and when, and what was learnt."""
 
 from collections.abc import Sequence
+from itertools import compress
+from math import inf
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -15,10 +17,11 @@ from analysis.collapse.grid import (
 from analysis.collapse.survival import Outcome, share_collapsed
 from analysis.load import HINT, read_metric
 from analysis.markdown import MarkdownTable
-from experiments.runs.evaluation import EVALUATIONS, Precision
+from experiments.runs.evaluation import EVALUATIONS, Evaluation, Precision
 from experiments.runs.settings import read_evaluations_of
 from experiments.study.schema import Run, Study
 from qat_core.rl.metric_names import K3_KL
+from qat_core.rl.tasks import GENERATED_TASKS, have_new_sums
 
 
 class Row(NamedTuple):
@@ -30,6 +33,7 @@ class Row(NamedTuple):
         in_bf16: offline accuracy of the last checkpoint by seed, sampled, BF16 weights; of the
             runs that were evaluated.
         in_nvfp4: likewise with the weights in NVFP4, as they are served.
+        of_new_sums: of that the problems whose sum no training problem has; empty if all are so.
     """
 
     setting: Setting
@@ -37,6 +41,7 @@ class Row(NamedTuple):
     kl: Sequence[float]
     in_bf16: Sequence[float]
     in_nvfp4: Sequence[float]
+    of_new_sums: Sequence[float]
 
 
 def outcome_table(study: Study, results: Path) -> str:
@@ -47,7 +52,7 @@ def outcome_table(study: Study, results: Path) -> str:
     Raises:
         ValueError: a run's metrics or evaluations are damaged, or of other settings.
     """
-    runs = runs_by_setting(study, results)
+    runs, are_new = runs_by_setting(study, results), _have_new_sums(study)
     rows = [
         Row(
             setting,
@@ -58,16 +63,32 @@ def outcome_table(study: Study, results: Path) -> str:
             ],
             last_accuracies(study, results, runs[setting], "bf16"),
             last_accuracies(study, results, runs[setting], "nvfp4"),
+            last_accuracies(study, results, runs[setting], "nvfp4", are_new) if are_new else (),
         )
         for setting, outcomes in read_grid(runs, results).items()
     ]
     return TABLE.without_constant(rows)
 
 
+def _have_new_sums(study: Study) -> list[bool]:
+    """Of each problem that is evaluated; empty if all have, or they are not made here."""
+    if study.task.name not in GENERATED_TASKS:
+        return []
+    are_new = have_new_sums(study.task)[: study.evaluation.prompts]
+    return [] if all(are_new) else are_new
+
+
 def last_accuracies(
-    study: Study, results: Path, runs: Sequence[Run], precision: Precision
+    study: Study,
+    results: Path,
+    runs: Sequence[Run],
+    precision: Precision,
+    among: Sequence[bool] = (),
 ) -> list[float]:
     """Offline accuracy of each run's last checkpoint, of sampled answers; of evaluated runs alone.
+
+    Args:
+        among: which problems count; all by default.
 
     Raises:
         ValueError: evaluations are damaged, or of other settings.
@@ -81,12 +102,20 @@ def last_accuracies(
             for e in read_evaluations_of(study, results / run.id, HINT)
             if (e.precision, e.decoding) == (precision, "sampled")
         ]
-        found += [e.accuracy for e in its if e.step and e.step == max(e.step for e in its)]
+        last = max((e.step for e in its), default=0)
+        found += [_accuracy(e, among) for e in its if e.step == last > 0]
     return found
 
 
+def _accuracy(evaluation: Evaluation, among: Sequence[bool]) -> float:
+    if not among:
+        return evaluation.accuracy
+    counted = list(compress(evaluation.correct, among))
+    return sum(counted) / (len(counted) * evaluation.samples_per_prompt)
+
+
 def _median_kl(run_dir: Path, outcome: Outcome) -> float:
-    return float(read_metric(run_dir, K3_KL)[: outcome.collapsed].median())
+    return float(read_metric(run_dir, K3_KL)[: outcome.collapsed].fillna(inf).median())
 
 
 def _shown_steps(outcomes: Sequence[Outcome]) -> str:
@@ -125,5 +154,6 @@ TABLE: MarkdownTable[Row] = MarkdownTable(
         "Mean reward": lambda row: f"{fmean(it.area for it in row.outcomes):.3f}",
         "Offline, BF16": lambda row: _shown_accuracy(row.in_bf16),
         "Offline, NVFP4": lambda row: _shown_accuracy(row.in_nvfp4),
+        "Offline, NVFP4, new sums": lambda row: _shown_accuracy(row.of_new_sums),
     }
 )

@@ -42,7 +42,7 @@ def draw(study: Study, results: Results) -> Figure:
         "Bars: medians of each part over all steps but the first, in which everything is loaded; "
         "of a seed each, then their mean.\nNumber: the same of the whole step, to which the parts' "
         "medians need not add up. Whisker: quartiles of these steps.\n"
-        "Other: advantages, checkpoints and waiting.",
+        "Other: advantages and waiting; through verl checkpoints too.",
         height_inches=1.62 + 0.42 * len(study.arms),
         ncols=len(study.models),
         sharey=True,

@@ -26,7 +26,7 @@ from experiments.runs.attempts import is_finished, list_attempts
 from experiments.runs.base_manifest import base_digest, read_base_manifest
 from experiments.runs.data_manifest import data_digest, read_data_manifest
 from experiments.runs.evaluation import EVALUATIONS, read_evaluations
-from experiments.runs.manifest import MANIFEST
+from experiments.runs.manifest import MANIFEST, read_manifest
 from experiments.study.load import load_study
 from experiments.study.schema import Run, Study
 from experiments.support.cli import (
@@ -152,15 +152,19 @@ class SideBySide:
             digests = training_digests(self.study, run, self.results)
             if not is_finished(list_attempts(folder), digests):
                 print(f"{folder}: of other settings, code or inputs; trained again", flush=True)
-            elif self.random_weights or self._is_evaluated(folder):
+            elif self.random_weights or self._is_evaluated(run):
                 return True
             else:
-                what = "with other settings, or by an older version"
+                what = "with other settings, by an older version or before its last step"
                 print(f"{folder}: evaluated {what}; evaluated again", flush=True)
         return self._begin(run.id, programs)
 
-    def _is_evaluated(self, folder: Path) -> bool:
+    def _is_evaluated(self, run: Run) -> bool:
+        folder = self.results / run.id
         found = read_evaluations(folder, REMAKE)
+        is_stopped = read_manifest(folder, REMAKE).was_stopped
+        if not is_stopped and self.study.rl_of(run.cell).steps not in {it.step for it in found}:
+            return False
         return all(it.settings == self.study.evaluation for it in found)
 
     def _begin(self, name: str, programs: Sequence[Program]) -> bool:

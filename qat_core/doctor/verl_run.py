@@ -123,13 +123,16 @@ def _is_log(path: Path) -> bool:
 
 
 def _read_log(path: Path) -> tuple[list[int], dict[str, np.ndarray]]:
-    """Rows of verl's file logger, or flat ones; of a repeated step the last counts."""
+    """Rows of verl's file logger, or flat ones; of a repeated step the last counts.
+
+    What is not finite verl writes as null.
+    """
     rows: dict[int, dict[str, float]] = {}
     for number, line in enumerate(_lines(path), start=1):
         try:
             row = json.loads(line)
             step, data = int(row["step"]), row.get("data", row)
-            known = {k: float(v) for k, v in data.items() if isinstance(v, int | float)}
+            known = {k: _number(v) for k, v in data.items() if isinstance(v, int | float | None)}
         except DAMAGE:
             raise ValueError(
                 f"{path}, line {number}: no step of verl's file logger; remove the damaged line"
@@ -141,6 +144,10 @@ def _read_log(path: Path) -> tuple[list[int], dict[str, np.ndarray]]:
     return steps, {n: np.array([rows[s].get(n, np.nan) for s in steps]) for n in names}
 
 
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else float(value)
+
+
 def _lines(path: Path) -> Sequence[str | bytes]:
     """One JSON object a step; a record's are made of its columns."""
     if path.name != RECORDED:
@@ -148,7 +155,7 @@ def _lines(path: Path) -> Sequence[str | bytes]:
     try:
         with gzip.open(path, "rt", newline="") as file:
             rows = list(csv.DictReader(file))
-        return [json.dumps({k: float(v) for k, v in row.items() if v}) for row in rows]
+        return [json.dumps({k: float(v) if v else None for k, v in row.items()}) for row in rows]
     except (OSError, EOFError, zlib.error, csv.Error, ValueError, TypeError) as error:
         raise ValueError(f"{path}: {error}; restore the record") from None
 

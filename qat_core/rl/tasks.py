@@ -2,7 +2,7 @@
 
 `chain-sum` is made for nano models: a character-level sum whose answer may be given at once
 (`>42`) or after the running sums (`12+19=31;31+11=42>42`), so that a model can learn to think.
-`word-problem` asks the same in English for pretrained chat models.
+`word-problem` asks the same in English for pretrained chat models. Either way a bare number counts.
 
 Both are drawn here rather than from a generator package: reasoning-gym would bring eleven more
 packages, one of them compiled, for the forty lines that chain sums take.
@@ -49,6 +49,15 @@ def make_problems(task: TaskConfig, split: Split) -> list[Problem]:
     unique = _unique_problems(task)
     test = [next(unique) for _ in range(task.test_prompts)]
     return test if split == "test" else [next(unique) for _ in range(task.train_prompts)]
+
+
+def have_new_sums(task: TaskConfig) -> list[bool]:
+    """Of each test problem, whether no training problem is worked out alike.
+
+    Word problems ask many sums twice, of other people and things; chain sums none.
+    """
+    trained = {problem.worked for problem in make_problems(task, "train")}
+    return [problem.worked not in trained for problem in make_problems(task, "test")]
 
 
 def score(task: TaskConfig, response: str, answer: str) -> float:

@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 
+from vllm import SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 
 from qat_core.checkpoint import convert
@@ -223,6 +224,24 @@ def test_a_stream_other_than_planned_stops_the_engine_from_generating(
         _sample(engine)
     engine.sync(weight_stream(trained[0], packed, RECIPE), packed)
     _require_same(_sample(engine), before)
+
+
+def test_a_sync_into_an_interrupted_generation_is_refused(
+    engine: VllmEngine, trained: list[nn.Module], packed: QuantPlan
+) -> None:
+    """What it has computed with the older weights would go on to serve prompts."""
+    vllm_engine = engine._llm.llm_engine
+    prompt = {"prompt_token_ids": PROMPTS[0]}
+    request = vllm_engine.add_request("left", prompt, SamplingParams(max_tokens=40))
+    vllm_engine.step()
+    with pytest.raises(ValueError, match="weight sync: vLLM keeps what an interrupted generation"):
+        engine.sync(weight_stream(trained[0], packed, RECIPE), packed)
+    with pytest.raises(ValueError, match="no weights"):
+        _sample(engine)
+    vllm_engine.abort_request([request or "left"], internal=request is not None)
+    vllm_engine.step()
+    engine.sync(weight_stream(trained[0], packed, RECIPE), packed)
+    _sample(engine)
 
 
 def test_trainer_sync_and_engine_agree_on_coverage(

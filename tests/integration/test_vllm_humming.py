@@ -156,10 +156,18 @@ def test_products_are_near_fp64s_and_cublas_where_unpacked(layer: Any, rows: int
     weight = dequantize(packed_weight(0)).to(x.device)
     exact = F.linear(x.double(), weight.double())
     # Rounding to BF16 alone costs 1.7e-3 in the root mean square; Humming's stream-K, which adds
-    # parts of sums in BF16, up to 4e-3 (matmul_h100.json). A lost scale or code costs over 1e-2.
+    # parts of sums in BF16, up to 4e-3 (matmul_h100.json). Single weights are tested below.
     assert (out.double() - exact).norm() < 6e-3 * exact.norm()
     if rows >= UNPACK_FROM:
         assert torch.equal(out, F.linear(x, weight))
+
+
+def test_each_weight_is_multiplied_as_it_is(layer: Any) -> None:
+    """By rows that are one at one place: each output is a weight, in BF16 without an error."""
+    weight = dequantize(packed_weight(0)).to(layer.weight.device)
+    for first in range(0, K, 64):
+        rows = torch.eye(K, device=weight.device, dtype=torch.bfloat16)[first : first + 64]
+        assert torch.equal(layer.quant_method.apply(layer, rows), weight.T[first : first + 64])
 
 
 def test_leading_dimensions_and_bias_are_kept(layer: Any) -> None:

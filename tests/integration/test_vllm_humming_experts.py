@@ -143,8 +143,10 @@ def test_experts_give_what_their_weights_say(layer: Any, tokens: int) -> None:
             gate, up = (w13[expert] @ x[token].double()).chunk(2)
             expected[token] += weight * (w2[expert] @ (F.silu(gate) * up))
     found = run(layer, x, ids, weights).double()
-    # three roundings to BF16 one after the other; a lost scale or code costs more
-    assert (found - expected).norm() < 1e-2 * expected.norm()
+    # Of each token, as experts differ in size. Three roundings to BF16 one after the other: 0.0066
+    # at most on a CPU; an expert that is lost costs a token far more.
+    errors = (found - expected).norm(dim=-1) / expected.norm(dim=-1)
+    assert errors.max() < 1e-2
 
 
 def test_a_sync_in_place_writes_what_a_reload_makes(layer: Any) -> None:

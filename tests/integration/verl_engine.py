@@ -35,13 +35,14 @@ BUCKET_BYTES = 4096  # smaller than some weights, which are then cut
 QAT = "actor_rollout_ref.actor.fsdp_config.qat"
 BF16_MASTERS = "actor_rollout_ref.actor.fsdp_config.model_dtype=bfloat16"
 SEED_OF_TEST = 5
+USERS_MODULE = "this"  # of Python's library; nothing else imports it
 CASES: dict[str, list[str]] = {
     "qat": [],
     "amax": [f"{QAT}.scale_policy=amax"],
     "no-qat": [f"{QAT}.train=false"],
     "bf16": [f"{QAT}.enable=false"],
     "not resharded": ["actor_rollout_ref.actor.fsdp_config.reshard_after_forward=false"],
-    "users module": ["actor_rollout_ref.model.external_lib=colorsys"],
+    "users module": [f"actor_rollout_ref.model.external_lib={USERS_MODULE}"],
     "seeded": [
         "actor_rollout_ref.model.external_lib=experiments.benchmarks.seeded_engine",
         f"+actor_rollout_ref.model.override_config.{SEED}={SEED_OF_TEST}",
@@ -93,6 +94,7 @@ def make(config: DictConfig) -> Any:
 
 def outcome(model_dir: str, case: str) -> dict[str, Any]:
     """The engine's class and stream, or its refusal."""
+    assert case != "users module" or USERS_MODULE not in sys.modules
     try:
         engine = make(configuration(model_dir, case))
         found: dict[str, Any] = {"engine": type(engine).__name__}
@@ -105,7 +107,7 @@ def outcome(model_dir: str, case: str) -> dict[str, Any]:
         found["lost"] = lost_updates(engine)
     found["dtypes"] = dtypes(engine.module)
     if case == "users module":
-        found["imported"] = "colorsys" in sys.modules
+        found["imported"] = USERS_MODULE in sys.modules
     stream, adapters = engine.get_per_tensor_param()
     assert adapters is None
     tensors = [(name, tensor.clone()) for name, tensor in stream]

@@ -140,7 +140,7 @@ ANALYSIS_KINDS = {
     "benchmark record": Kind(_make_benchmarks, damage("*.json", mutate_json), _read_benchmarks),
     "drift log": Kind(_make_drift, damage(DRIFT_FILE, mutate_lines), _read_drift),
     "verl run: metrics": Kind(_make_verl_run, damage("*.jsonl", mutate_lines), _read_verl_run),
-    "verl run: settings": Kind(_make_verl_run, damage("*.yaml", mutate_yaml), _read_verl_run),
+    "verl run: settings": Kind(_make_verl_run, damage("*.yaml", mutate_bytes), _read_verl_run),
     "packed checkpoint": Kind(_make_packed, damage("packed/*", mutate_bytes), _read_packed),
     "checkpoint to pack": Kind(_make_bf16, damage("bf16/*", mutate_bytes), _convert),
     "doctor's recipe": Kind(_make_recipe, damage("*.yaml", mutate_yaml), _read_recipe),

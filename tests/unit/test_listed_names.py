@@ -1,6 +1,7 @@
 """Every private name of vLLM, verl and Hydra that the code uses or replaces is in a list."""
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from qat_core.used_names import USED_NAMES
 
 FOREIGN = ("vllm", "verl", "hydra")
 OF_TORCH = {"_parameters", "_buffers", "_non_persistent_buffers_set", "_local_tensor"}
-LISTED = " ".join(" ".join(map(str, used)) for used in USED_NAMES)
+LISTED = set(re.findall(r"\w+", " ".join(" ".join(map(str, used)) for used in USED_NAMES)))
 FILES = sorted(
     file
     for folder in ("qat_core/rollout/vllm", "qat_core/verl", "hydra_plugins")

@@ -137,7 +137,9 @@ def test_stopped_run_goes_on_and_ends_as_if_it_had_not_been(
 def contents(path: Path) -> dict[str, bytes]:
     """A file, or all files below a folder."""
     files = (each for each in (path, *path.rglob("*")) if each.is_file())
-    return {str(each.relative_to(path)): each.read_bytes() for each in files}
+    found = {str(each.relative_to(path)): each.read_bytes() for each in files}
+    assert found, path
+    return found
 
 
 def without_timings(row: dict[str, Any]) -> dict[str, Any]:

@@ -137,8 +137,16 @@ class VllmEngine:
         self._has_weights = True
 
     def forget_prefixes(self) -> None:
-        """Computes prompts anew, not from what the KV cache holds of earlier ones."""
-        self._llm.reset_prefix_cache()
+        """Computes prompts anew, not from what the KV cache holds of earlier ones.
+
+        Raises:
+            ValueError: a generation that was interrupted still holds some.
+        """
+        if not self._llm.reset_prefix_cache():
+            raise ValueError(
+                "weight sync: vLLM keeps what an interrupted generation has computed with older "
+                "weights; start the engine again"
+            )
 
     def _coming(self, expected: QuantPlan) -> Mapping[str, Weight]:
         """What a plan's weights look like; checked once, as a Qwen3-30B-A3B has 56,000 tensors."""

@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import partial
 from statistics import fmean
 
 import pytest
@@ -11,17 +12,21 @@ from analysis.collapse.outcome_table import last_accuracies
 from experiments.runs.evaluation import Precision
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT
+from qat_core.rl.tasks import have_new_sums
 
 RECORDS = ROOT / "experiments" / "records"
 TEXT = " ".join((ROOT / "README.md").read_text().split())
 COUNTS = {0: "none", 1: "one", 2: "two", 10: "ten"}
 
 
-def last_answers(record: str, arm: str, cell: str, precision: Precision) -> str:
+def last_answers(
+    record: str, arm: str, cell: str, precision: Precision, *, of_new_sums: bool = False
+) -> str:
     """Mean accuracy of all seeds' last checkpoints, of sampled answers, as README rounds it."""
     study = load_study(RECORDS / record / "study.yaml")
     runs = [run for run in study.runs if (run.arm, run.cell) == (arm, cell)]
-    shares = last_accuracies(study, RECORDS / record, runs, precision)
+    among = have_new_sums(study.task)[: study.evaluation.prompts] if of_new_sums else []
+    shares = last_accuracies(study, RECORDS / record, runs, precision, among)
     assert len(shares) == len(runs) == {"collapse-confirm": 10, "collapse-smollm2": 3}[record]
     return f"{fmean(shares):.2f}"
 
@@ -57,9 +62,9 @@ def test_answers_after_ten_seeds() -> None:
 
 
 def test_answers_of_smollm2() -> None:
-    def at_both_rates(arm: str, precision: Precision) -> str:
-        cells = ("lr1e-5", "lr3e-5")
-        return " and ".join(last_answers("collapse-smollm2", arm, it, precision) for it in cells)
+    def at_both_rates(arm: str, precision: Precision, *, of_new_sums: bool = False) -> str:
+        answers = partial(last_answers, "collapse-smollm2", arm, of_new_sums=of_new_sums)
+        return " and ".join(answers(cell, precision) for cell in ("lr1e-5", "lr3e-5"))
 
     low, high = at_both_rates("nvfp4-qat", "nvfp4").split(" and ")
     noqat, rounded = at_both_rates("nvfp4-noqat", "nvfp4"), at_both_rates("bf16", "nvfp4")
@@ -67,6 +72,14 @@ def test_answers_of_smollm2() -> None:
         f"trained with QAT answer {low} of the held-out problems at 1e-5 and {high} at 3e-5, "
         f"without QAT {noqat}, trained in BF16 and rounded afterwards {rounded}. "
         f"In BF16, not rounded, the last answer {at_both_rates('bf16', 'bf16')}."
+    ) in TEXT
+    arms = ("nvfp4-qat", "nvfp4-noqat", "bf16")
+    shares = ", ".join(at_both_rates(arm, "nvfp4", of_new_sums=True) for arm in arms)
+    task = load_study(RECORDS / "collapse-smollm2" / "study.yaml").task
+    are_new = have_new_sums(task)
+    assert (
+        "Of the problems whose sum no training problem has "
+        f"({sum(are_new)} of {len(are_new)}) it is {shares}."
     ) in TEXT
 
 

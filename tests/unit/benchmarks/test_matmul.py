@@ -101,13 +101,15 @@ def test_repeats_are_counted_that_differ_from_the_first():
 
 
 def test_measured_cases_are_kept(tmp_path, monkeypatch):
-    record = tmp_path / "record.json"
+    record, first = tmp_path / "record.json", None
     for tokens in (["1"], ["1", "2"]):
         options = ["--device", "cpu", "--rounds", "1", "--layers", "tiny.qkv", "--tokens", *tokens]
         monkeypatch.setattr(sys, "argv", ["program", str(record), *options])
         matmul.main()
         cases = json.loads(record.read_text())["cases"]
         assert [row["tokens"] for row in cases] == [int(count) for count in tokens]
+        first = first or cases[0]
+        assert cases[0] == first, "measured again"
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,9 @@ CHI2 = "rollout_corr/chi2_token"
 
 
 def write_log(path: Path, rows: list[dict[str, float]]) -> None:
-    """As verl's file logger does."""
-    lines = [json.dumps({"step": n, "data": row}) for n, row in enumerate(rows, start=1)]
+    """As verl's file logger does, which writes null for what is not finite."""
+    finite = [{k: v if np.isfinite(v) else None for k, v in row.items()} for row in rows]
+    lines = [json.dumps({"step": n, "data": row}) for n, row in enumerate(finite, start=1)]
     path.write_text("\n".join(lines) + "\n")
 
 
@@ -104,7 +105,7 @@ PLANTED: dict[str, tuple[Callable[[Path], None], set[str]]] = {
     "jump": (scaled(12, NUM_STEPS, 200), {"jump", "growth"}),
     "support": (changed(_truncate), {"support"}),
     "not finite": (
-        changed(lambda row, n: row.update({K3: float("nan")} if n > 9 else {})),
+        changed(lambda row, n: row.update({K3: float("inf")} if n > 9 else {})),
         {"level"},
     ),
     "top-p": (healthy_with(lambda f: write_config(f, {"top_p": 0.9, "top_k": -1})), {"sampling"}),

@@ -106,7 +106,7 @@ def evaluation_of(study: Study) -> Evaluation:
     counts = study.evaluation.model_dump(include={"prompts", "samples_per_prompt"})
     wrong = [0] * study.evaluation.prompts
     return Evaluation(
-        step=0,
+        step=study.rl.steps,
         precision="bf16",
         decoding="sampled",
         **counts,
@@ -125,6 +125,17 @@ def test_what_is_complete_is_skipped(study: Study, begun: list[Program], tmp_pat
     assert begun == [("experiments.launch.run", half), ("experiments.evaluate.run", half)]
 
 
+def test_a_run_evaluated_before_its_last_step_is_evaluated_again(
+    study: Study, begun: list[Program], tmp_path: Path
+) -> None:
+    finish(study, tmp_path)
+    early = study.runs[0].id
+    halfway = evaluation_of(study).model_copy(update={"step": study.rl.steps // 2})
+    write_evaluations(tmp_path / early, [halfway])
+    assert all_of(study, tmp_path).run_all() == []
+    assert begun == [("experiments.launch.run", early), ("experiments.evaluate.run", early)]
+
+
 @pytest.mark.parametrize("changes", [{"samples_per_prompt": 5}, {"temperature": 0.9}])
 def test_runs_evaluated_with_other_settings_are_evaluated_again(
     study: Study,
@@ -141,7 +152,7 @@ def test_runs_evaluated_with_other_settings_are_evaluated_again(
         write_evaluations(tmp_path / run.id, [evaluation_of(changed)])
     assert all_of(changed, tmp_path).run_all() == []
     assert begun == [("experiments.launch.run", old.id), ("experiments.evaluate.run", old.id)]
-    line = f"{tmp_path / old.id}: evaluated with other settings, or by an older version; evaluated "
+    line = f"{tmp_path / old.id}: evaluated with other settings, by an older version or before its "
     assert line in capsys.readouterr().out
 
 

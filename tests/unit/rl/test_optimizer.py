@@ -28,6 +28,8 @@ def test_micro_batch_gradients_add_up_in_fp32_and_are_clipped() -> None:
         weight.grad = torch.ones_like(weight)
         optimizer.accumulate()
     assert optimizer.step(max_grad_norm=1.0) == 300.0
+    first_moment = optimizer.adamw.state[optimizer.masters[0]]["exp_avg"]
+    assert first_moment.item() == pytest.approx(0.1), "a tenth of the clipped gradient"
 
 
 @pytest.mark.parametrize("bad", [torch.inf, torch.nan])

@@ -89,10 +89,13 @@ def test_old_and_new_log_probs_are_of_the_same_routes(
         with capture(policy.model) as captured:
             found = scores(policy, rollouts)
         used = captured.routes(len(rollouts.input_ids))
-        for ids, mask, row in zip(
-            rollouts.input_ids, rollouts.attention_mask, used[:, :-1], strict=True
+        assert rollouts.routes is not None
+        for ids, mask, row, engines in zip(
+            rollouts.input_ids, rollouts.attention_mask, used[:, :-1], rollouts.routes, strict=True
         ):
-            seen.setdefault(tuple(ids.tolist()), []).append(row[mask[:-1] > 0])
+            is_token = mask[:-1] > 0
+            assert torch.equal(row[is_token], engines[is_token])
+            seen.setdefault(tuple(ids.tolist()), []).append(row[is_token])
         return found
 
     monkeypatch.setattr(Policy, "scores", noting)

@@ -1,9 +1,11 @@
 """The tasks: worked answers are right, splits are apart, wrong answers score nothing."""
 
+import re
+
 import pytest
 
 from qat_core.rl.config import TaskConfig
-from qat_core.rl.tasks import ALPHABET, make_problems, score
+from qat_core.rl.tasks import ALPHABET, have_new_sums, make_problems, score
 
 CHAIN = TaskConfig(name="chain-sum", terms=(3, 6), largest=9, train_prompts=300, test_prompts=50)
 WORDS = TaskConfig(name="word-problem", terms=(2, 3), largest=10, train_prompts=90, test_prompts=9)
@@ -58,3 +60,14 @@ def test_chain_sums_are_sums() -> None:
 def test_too_few_different_problems_are_refused() -> None:
     with pytest.raises(ValueError, match="give only 4 different problems"):
         make_problems(TaskConfig(name="chain-sum", terms=(1, 1), largest=4), "train")
+
+
+def test_sums_that_training_has_with_other_words_are_known() -> None:
+    assert all(have_new_sums(CHAIN))
+    task = TaskConfig(name="word-problem", terms=(2, 3), largest=20, train_prompts=4096)
+    numbers = re.compile(r"\d+|more|away")
+    trained = {tuple(numbers.findall(p.prompt)) for p in make_problems(task, "train")}
+    asked = [tuple(numbers.findall(p.prompt)) for p in make_problems(task, "test")]
+    are_new = have_new_sums(task)
+    assert are_new == [it not in trained for it in asked]
+    assert 0 < sum(are_new) < len(are_new)

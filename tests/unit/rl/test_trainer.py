@@ -115,6 +115,7 @@ def test_metrics_of_an_update_are_of_the_tokens_that_a_mask_keeps(
     _, sampled = trainer.sample(1)
     old = old_scores(trainer.policy, sampled, config)
     old.log_probs_BT[:] -= 1  # the ratio is e, which is clipped
+    old.log_probs_BT[1::2] -= 1  # of dropped ones another
     drops_B1 = torch.arange(len(old.log_probs_BT))[:, None] % 2
     rollouts = replace(sampled, log_probs=old.log_probs_BT - drops_B1)
     advantages_B1 = torch.ones(len(drops_B1), 1)

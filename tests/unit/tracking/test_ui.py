@@ -30,9 +30,13 @@ def write_run(folder: Path, study: str, run: str, status: str = "finished") -> P
     make_manifest(study=study, run=run, seed=seed, seeds={"run": seed}, status=status).write(
         run_dir
     )
-    rows = [{"step": step, "k3": 0.1 * step} for step in (1, 2)]
-    pd.DataFrame(rows).to_csv(run_dir / "metrics.csv.gz", index=False)
+    write_steps(run_dir, 2)
     return run_dir
+
+
+def write_steps(run_dir: Path, count: int) -> None:
+    rows = [{"step": n, "k3": 0.1 * n, "timing_s/step": 1.0} for n in range(1, count + 1)]
+    pd.DataFrame(rows).to_csv(run_dir / "metrics.csv.gz", index=False)
 
 
 def write_claims(folder: Path, study: str) -> Path:
@@ -141,6 +145,7 @@ def test_runs_that_train_are_left_alone(
     (tmp_path / "results" / RUNS[1] / "attempts" / "1").mkdir(parents=True)  # waits for a GPU
     ui.add_results(client, tmp_path / "results")
     folders = read(monkeypatch)
+    write_steps(run_dir, 3)
     ui.add_results(client, tmp_path / "results")
     assert folders == []
     read_manifest(run_dir, "").model_copy(update={"status": "finished"}).write(run_dir)
