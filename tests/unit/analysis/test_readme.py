@@ -73,13 +73,15 @@ def test_answers_of_smollm2() -> None:
         f"without QAT {noqat}, trained in BF16 and rounded afterwards {rounded}. "
         f"In BF16, not rounded, the last answer {at_both_rates('bf16', 'bf16')}."
     ) in TEXT
-    arms = ("nvfp4-qat", "nvfp4-noqat", "bf16")
-    shares = ", ".join(at_both_rates(arm, "nvfp4", of_new_sums=True) for arm in arms)
-    task = load_study(RECORDS / "collapse-smollm2" / "study.yaml").task
-    are_new = have_new_sums(task)
+    are_new = have_new_sums(load_study(RECORDS / "collapse-smollm2" / "study.yaml").task)
+    new = {
+        arm: at_both_rates(arm, "nvfp4", of_new_sums=True)
+        for arm in ("nvfp4-qat", "nvfp4-noqat", "bf16")
+    }
     assert (
-        "Of the problems whose sum no training problem has "
-        f"({sum(are_new)} of {len(are_new)}) it is {shares}."
+        f"Of the {sum(are_new)} of {len(are_new)} problems whose sum no training problem has, "
+        f"those with QAT answer {new['nvfp4-qat']}, those without {new['nvfp4-noqat']}, those rounded "
+        f"{new['bf16']}."
     ) in TEXT
 
 
