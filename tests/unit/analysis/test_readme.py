@@ -80,8 +80,8 @@ def test_answers_of_smollm2() -> None:
     }
     assert (
         f"Of the {sum(are_new)} of {len(are_new)} problems whose sum no training problem has, "
-        f"those with QAT answer {new['nvfp4-qat']}, those without {new['nvfp4-noqat']}, those rounded "
-        f"{new['bf16']}."
+        f"those with QAT answer {new['nvfp4-qat']}, those without {new['nvfp4-noqat']}, "
+        f"those rounded {new['bf16']}."
     ) in TEXT
 
 
