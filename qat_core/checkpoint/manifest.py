@@ -8,8 +8,9 @@ FIX = "copy or convert the checkpoint again"
 
 
 def write_manifest(folder: Path) -> None:
-    """Write SHA256SUMS over all files of the folder."""
-    lines = [f"{_sha256(path)}  {path.name}\n" for path in sorted(folder.iterdir())]
+    """Write SHA256SUMS over all files of the folder and those in folders below."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    lines = [f"{_sha256(path)}  {path.relative_to(folder).as_posix()}\n" for path in files]
     (folder / MANIFEST).write_text("".join(lines))
 
 
@@ -53,7 +54,7 @@ def _read_manifest(path: Path) -> dict[str, str]:
     digests = {}
     for line in path.read_text(encoding="utf-8", errors="backslashreplace").splitlines():
         digest, _, name = line.partition("  ")
-        if len(digest) != 64 or not name or Path(name).name != name:
+        if len(digest) != 64 or not name or Path(name).is_absolute() or ".." in Path(name).parts:
             raise ValueError(f"{path}: {line!r} is not a line of sha256sum; {FIX}")
         digests[name] = digest
     return digests

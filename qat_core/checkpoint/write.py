@@ -43,6 +43,7 @@ from qat_core.weights.hub_names import HubNames, Weight
 from qat_core.weights.layouts import LAYOUTS, stored_tensors
 from qat_core.weights.stream import packed_weights, weight_stream
 
+TEMPLATES = "additional_chat_templates"  # where transformers keeps chat templates with a name
 WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".index.json")
 
 
@@ -130,6 +131,8 @@ def convert(
         for path in source.iterdir():
             if path.is_file() and path.name != MANIFEST and not path.name.endswith(WEIGHT_SUFFIXES):
                 shutil.copyfile(path, partial / path.name)
+        if (source / TEMPLATES).is_dir():
+            shutil.copytree(source / TEMPLATES, partial / TEMPLATES)
         _write(partial, packed_weights(checked, recipe, read), checked, names, kind, progress)
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -226,13 +227,34 @@ def test_a_stream_other_than_planned_stops_the_engine_from_generating(
     _require_same(_sample(engine), before)
 
 
+def test_a_parameter_that_vllms_loader_passes_over_is_named(
+    engine: VllmEngine,
+    trained: list[nn.Module],
+    packed: QuantPlan,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = engine.on_worker(lambda worker: worker.model_runner.get_model())
+    load = type(model).load_weights
+
+    def load_others(self: Any, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        return load(self, (item for item in weights if item[0] != _NORM))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(model), "load_weights", load_others)
+        with pytest.raises(ValueError, match=f"weight sync: {_NORM} got no new values in vLLM's"):
+            engine.sync(weight_stream(trained[0], packed, RECIPE), packed)
+    engine.sync(weight_stream(trained[0], packed, RECIPE), packed)
+
+
 def test_a_sync_into_an_interrupted_generation_is_refused(
     engine: VllmEngine, trained: list[nn.Module], packed: QuantPlan
 ) -> None:
     """What it has computed with the older weights would go on to serve prompts."""
     vllm_engine = engine._llm.llm_engine
     prompt = {"prompt_token_ids": PROMPTS[0]}
-    request = vllm_engine.add_request("left", prompt, SamplingParams(max_tokens=40))
+    request = vllm_engine.add_request(
+        "left", prompt, SamplingParams(max_tokens=40, ignore_eos=True)
+    )
     vllm_engine.step()
     with pytest.raises(ValueError, match="weight sync: vLLM keeps what an interrupted generation"):
         engine.sync(weight_stream(trained[0], packed, RECIPE), packed)

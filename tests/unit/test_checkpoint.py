@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from qat_core.checkpoint import convert, export, read_checkpoint
+from qat_core.checkpoint.manifest import verify_manifest
 from qat_core.nvfp4 import PackedTensor, quantize
 from qat_core.plan import plan
 from qat_core.preparation import prepare
@@ -149,6 +150,20 @@ def test_an_existing_folder_is_not_touched(packed_dir: Path, nano_dir: Path) -> 
     with pytest.raises(ValueError, match="exists"):
         convert(nano_dir, packed_dir, Recipe.ffn())
     assert {path.name: path.read_bytes() for path in packed_dir.iterdir()} == before
+
+
+def test_chat_templates_with_a_name_come_along(nano_dir: Path, tmp_path: Path) -> None:
+    source, packed = tmp_path / "source", tmp_path / "packed"
+    shutil.copytree(nano_dir, source)
+    (source / "additional_chat_templates").mkdir()
+    template = Path("additional_chat_templates", "tool_use.jinja")
+    (source / template).write_text("{{ messages }}")
+    convert(source, packed, Recipe.full())
+    assert (packed / template).read_text() == "{{ messages }}"
+    verify_manifest(packed)
+    (packed / template).write_text("")
+    with pytest.raises(ValueError, match=f"{packed / template}: SHA-256 differs"):
+        verify_manifest(packed)
 
 
 def test_a_packed_checkpoint_is_not_packed_again(packed_dir: Path, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ layer are laid out where its kernel reads them, without a wait (times: docs/perf
 is not packed goes through vLLM's ordinary loaders.
 
 Asked for by `QAT_CORE_IN_PLACE_SYNC=1`; models with anything that is not known here keep to the
-reload.
+reload, and the worker's log says so.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -26,6 +26,8 @@ from qat_core.rollout.vllm.tile_layout import lay_out_for_humming, lay_out_for_m
 from qat_core.weights.hub_names import HubNames, Weight
 
 VARIABLE = "QAT_CORE_IN_PLACE_SYNC"
+# Whose loaders stack weights and no more, tested on a GPU. Falcon's, for one, exchanges rows.
+ARCHITECTURES = ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
 
 PLAIN_METHODS = (
     "NoneType",

@@ -57,7 +57,7 @@ def lay_out_for_humming(codes: Tensor, block_scale: Tensor, words: Tensor, scale
     n, k = codes.shape[-2], 2 * codes.shape[-1]
     if n % ROWS or k % ROWS:
         raise ValueError(f"({n}, {k}): Humming's layout needs multiples of {ROWS}; use Marlin")
-    assert words.is_contiguous() and scale.is_contiguous()
+    _require_places(block_scale, words, scale)
     if codes.is_cuda:
         from qat_core.rollout.vllm import tile_layout_kernels
 
@@ -78,7 +78,8 @@ def lay_out_for_marlin(
         scale: one byte an element (K / 16, N), written.
         multiplier: FP32 of one element, or (E,), written.
     """
-    assert words.is_contiguous() and scale.is_contiguous() and multiplier.is_contiguous()
+    _require_places(packed.block_scale, words, scale)
+    assert multiplier.is_contiguous() and multiplier.numel() == packed.global_scale.numel()
     if packed.codes.is_cuda:
         from qat_core.rollout.vllm import tile_layout_kernels
 
@@ -139,6 +140,13 @@ def unpack(words: Tensor, scale: Tensor, multiplier: Tensor) -> Tensor:
         return tile_layout_kernels.unpack(words, scale, multiplier)
     codes, by_row = from_layout(words, scale)
     return dequantize(PackedTensor(codes, by_row, multiplier.reciprocal().view(())))
+
+
+def _require_places(block_scale: Tensor, words: Tensor, scale: Tensor) -> None:
+    """Kernels write without a look at where a tensor ends."""
+    *experts, n, tiles = block_scale.shape
+    assert n % ROWS == 0 and words.shape == (*experts, tiles, 2 * n) and words.is_contiguous()
+    assert scale.shape == (*experts, tiles, n) and scale.is_contiguous()
 
 
 def _words(codes: Tensor) -> Tensor:

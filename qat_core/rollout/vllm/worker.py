@@ -10,7 +10,14 @@ from torch import Tensor, nn
 from qat_core.checkpoint.architecture import meta_copy
 from qat_core.rollout.vllm import compat
 from qat_core.rollout.vllm.experts import load_experts, loading_experts_whole
-from qat_core.rollout.vllm.in_place import VARIABLE, Target, find_targets, writing
+from qat_core.rollout.vllm.in_place import (
+    ARCHITECTURES,
+    ATTENTION,
+    VARIABLE,
+    Target,
+    find_targets,
+    writing,
+)
 from qat_core.weights.hub_names import HubNames, Weight
 from qat_core.weights.layouts import LAYOUTS, stored_tensors
 from qat_core.weights.transfer import ExpectedWeights
@@ -94,7 +101,10 @@ def reloading(worker: Any, names: HubNames, *, fused_experts: bool = True) -> It
 
 
 def _require_reloaded(model: nn.Module, loaded: Collection[str]) -> None:
-    """ValueError naming a parameter that vLLM's loader wrote without the reload, which drops it."""
+    """ValueError naming a parameter that vLLM's loader wrote past the reload, or left as it was.
+
+    vLLM's `Attention` keeps scales of the KV cache as parameters; no checkpoint of ours has any.
+    """
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
     for name, module in model.named_modules():
@@ -103,8 +113,14 @@ def _require_reloaded(model: nn.Module, loaded: Collection[str]) -> None:
             continue
         seen = {leaf for leaf, _ in info.loaded_weights}
         for leaf in info.restore_metadata[0].keys() - seen:
-            if f"{name}.{leaf}" in loaded:
-                raise compat.not_reloadable(type(model).__name__, f"{name}.{leaf}")
+            path = f"{name}.{leaf}"
+            if path in loaded:
+                raise compat.not_reloadable(type(model).__name__, path)
+            if type(module).__name__ != ATTENTION:
+                raise ValueError(
+                    f"weight sync: {path} got no new values in vLLM's {type(model).__name__}: its "
+                    "loader passes it over: serve its checkpoints, or train with the eager engine"
+                )
 
 
 def _loading_experts(
@@ -126,26 +142,49 @@ def quantized_parameters(worker: Any, names: HubNames) -> list[str]:
 
 
 def _targets(worker: Any, names: HubNames) -> dict[str, Target]:
-    """Where packed weights can be written without a reload; none if not asked for, or unknown."""
-    from vllm.platforms import current_platform
+    """Where packed weights can be written without a reload; none if not asked for, or unknown.
 
-    parallel = worker.vllm_config.parallel_config
-    sizes = (
-        parallel.tensor_parallel_size,
-        parallel.pipeline_parallel_size,
-        parallel.data_parallel_size,  # its ranks share out experts
-    )
-    is_whole = set(sizes) == {1}
-    if os.environ.get(VARIABLE) != "1" or current_platform.is_cpu() or not is_whole:
+    Says once which way syncs go: both give the same weights, in other times.
+
+    Raises:
+        ValueError: the variable has another value than 1 or 0.
+    """
+    asked = os.environ.get(VARIABLE, "")
+    if asked not in ("", "0", "1"):
+        raise ValueError(f"{VARIABLE}={asked}: use 1, or 0 for vLLM's reload")
+    if asked != "1":
         return {}
     if not hasattr(worker, "qat_core_targets"):
-        served = _quantized_layers(worker, names)
-        held = {id(module) for module, _ in served}
-        modules = worker.model_runner.get_model().modules()
-        others = [module for module in modules if id(module) not in held]
-        worker.qat_core_targets = find_targets(served, others) or {}
+        reason = _reason_to_reload(worker)
+        found = None if reason else _find_targets(worker, names)
+        reason = reason or "a layer is not known there"
+        how = f"in place, {len(found)} weights" if found else f"through vLLM's reload: {reason}"
+        print(f"qat_core: weight syncs {how}", flush=True)
+        worker.qat_core_targets = found or {}
     targets: dict[str, Target] = worker.qat_core_targets
     return targets
+
+
+def _reason_to_reload(worker: Any) -> str | None:
+    """Why no weight of this worker may be written in place."""
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        return "on a CPU"
+    parallel = worker.vllm_config.parallel_config
+    if (parallel.world_size, parallel.data_parallel_size) != (1, 1):  # ranks share out experts
+        return "a worker does not hold the whole model"
+    architecture = type(worker.model_runner.get_model()).__name__
+    if architecture not in ARCHITECTURES:
+        return f"{architecture}'s loader may change weights on their way"
+    return None
+
+
+def _find_targets(worker: Any, names: HubNames) -> dict[str, Target] | None:
+    served = _quantized_layers(worker, names)
+    held = {id(module) for module, _ in served}
+    modules = worker.model_runner.get_model().modules()
+    return find_targets(served, [module for module in modules if id(module) not in held])
 
 
 def _quantized_layers(worker: Any, names: HubNames) -> list[tuple[nn.Module, list[str]]]:
