@@ -29,8 +29,7 @@ from qat_core.checkpoint.architecture import meta_model
 from qat_core.nvfp4 import PackedTensor, global_scale, group_amax, quantize
 from qat_core.plan import plan
 from qat_core.recipe import Recipe
-from qat_core.rollout.vllm import worker
-from qat_core.rollout.vllm.engine import ONE_WORKER, VllmEngine
+from qat_core.rollout.vllm.engine import VllmEngine
 from qat_core.rollout.vllm.in_place import (
     VARIABLE,
     Target,
@@ -70,47 +69,6 @@ def marlin_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     workspace = torch.zeros(8, dtype=torch.int32)
     for module in (marlin, marlin_utils):
         monkeypatch.setattr(module, "marlin_make_workspace_new", lambda *_, **__: workspace.clone())
-
-
-@pytest.mark.parametrize("shared_out", [None, *ONE_WORKER])
-def test_only_a_worker_that_holds_all_weights_is_written_in_place(
-    shared_out: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Also of data parallel ranks: they share out the experts."""
-    sizes = dict.fromkeys(ONE_WORKER, 1) | ({shared_out: 2} if shared_out else {})
-    world_size = sizes["tensor_parallel_size"] * sizes["pipeline_parallel_size"]
-    config = SimpleNamespace(parallel_config=SimpleNamespace(**sizes, world_size=world_size))
-    qwen3 = type("Qwen3ForCausalLM", (nn.Linear,), {})(1, 1)
-    model_runner = SimpleNamespace(get_model=lambda: qwen3)
-    held = SimpleNamespace(vllm_config=config, model_runner=model_runner)
-    monkeypatch.setenv(VARIABLE, "1")
-    monkeypatch.setattr(type(vllm.platforms.current_platform), "is_cpu", lambda _: False)
-    monkeypatch.setattr(worker, "_quantized_layers", lambda *_: [])
-    monkeypatch.setattr(worker, "find_targets", lambda *_: {"weight": "target"})
-    assert bool(worker._targets(held, None)) == (shared_out is None)
-    way = "through vLLM's reload: a worker does not" if shared_out else "in place, 1 weights"
-    assert f"qat_core: weight syncs {way}" in capsys.readouterr().out
-
-
-def test_a_model_whose_loader_may_change_weights_keeps_to_the_reload(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Falcon's fused projection comes in another order of rows than vLLM holds it in."""
-    sizes = SimpleNamespace(world_size=1, data_parallel_size=1)
-    falcon = type("FalconForCausalLM", (nn.Linear,), {})(1, 1)
-    held = SimpleNamespace(
-        vllm_config=SimpleNamespace(parallel_config=sizes),
-        model_runner=SimpleNamespace(get_model=lambda: falcon),
-    )
-    monkeypatch.setenv(VARIABLE, "1")
-    monkeypatch.setattr(type(vllm.platforms.current_platform), "is_cpu", lambda _: False)
-    assert worker._targets(held, None) == {}
-
-
-def test_another_value_of_the_switch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "true")
-    with pytest.raises(ValueError, match=f"{VARIABLE}=true: use 1, or 0 for vLLM's reload"):
-        worker._targets(SimpleNamespace(), None)
 
 
 def packed_group(shapes: list[tuple[int, ...]], seed: int) -> list[PackedTensor]:

@@ -137,7 +137,7 @@ class VllmEngine:
         self._has_weights = True
 
     def forget_prefixes(self) -> None:
-        """Computes prompts anew, not from what the KV cache holds of earlier ones.
+        """Computes prompts again, not from what the KV cache holds of earlier ones.
 
         Raises:
             ValueError: a generation that was interrupted still holds some.

@@ -1,0 +1,56 @@
+"""Whether a worker writes packed weights in place, or keeps to vLLM's reload, and says so."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch import nn
+
+pytest.importorskip("vllm", reason="needs requirements/engines.txt")
+
+import vllm
+
+from qat_core.rollout.vllm import worker
+from qat_core.rollout.vllm.engine import ONE_WORKER
+from qat_core.rollout.vllm.in_place import VARIABLE
+
+
+@pytest.fixture(autouse=True)
+def asked_for_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "1")
+    monkeypatch.setattr(type(vllm.platforms.current_platform), "is_cpu", lambda _: False)
+
+
+def worker_of(architecture: str, shared_out: str | None = None) -> Any:
+    """One that holds a model of this class, or a part of it."""
+    sizes = dict.fromkeys(ONE_WORKER, 1) | ({shared_out: 2} if shared_out else {})
+    world_size = sizes["tensor_parallel_size"] * sizes["pipeline_parallel_size"]
+    config = SimpleNamespace(parallel_config=SimpleNamespace(**sizes, world_size=world_size))
+    model = type(architecture, (nn.Linear,), {})(1, 1)
+    return SimpleNamespace(
+        vllm_config=config, model_runner=SimpleNamespace(get_model=lambda: model)
+    )
+
+
+@pytest.mark.parametrize("shared_out", [None, *ONE_WORKER])
+def test_only_a_worker_that_holds_all_weights_is_written_in_place(
+    shared_out: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also of data parallel ranks: they share out the experts."""
+    monkeypatch.setattr(worker, "_quantized_layers", lambda *_: [])
+    monkeypatch.setattr(worker, "find_targets", lambda *_: {"weight": "target"})
+    held = worker_of("Qwen3ForCausalLM", shared_out)
+    assert bool(worker._targets(held, None)) == (shared_out is None)
+    way = "through vLLM's reload: a worker does not" if shared_out else "in place, 1 weights"
+    assert f"qat_core: weight syncs {way}" in capsys.readouterr().out
+
+
+def test_a_model_whose_loader_may_change_weights_keeps_to_the_reload() -> None:
+    """Falcon's fused projection comes in another order of rows than vLLM holds it in."""
+    assert worker._targets(worker_of("FalconForCausalLM"), None) == {}
+
+
+def test_another_value_of_the_switch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "true")
+    with pytest.raises(ValueError, match=f"{VARIABLE}=true: use 1, or 0 for vLLM's reload"):
+        worker._targets(SimpleNamespace(), None)
