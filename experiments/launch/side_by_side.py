@@ -152,18 +152,16 @@ class SideBySide:
             digests = training_digests(self.study, run, self.results)
             if not is_finished(list_attempts(folder), digests):
                 print(f"{folder}: of other settings, code or inputs; trained again", flush=True)
-            elif self.random_weights or self._is_evaluated(run):
+            elif self.random_weights or self._is_evaluated(folder):
                 return True
             else:
                 what = "with other settings, by an older version or before its last step"
                 print(f"{folder}: evaluated {what}; evaluated again", flush=True)
         return self._begin(run.id, programs)
 
-    def _is_evaluated(self, run: Run) -> bool:
-        folder = self.results / run.id
+    def _is_evaluated(self, folder: Path) -> bool:
         found = read_evaluations(folder, REMAKE)
-        is_stopped = read_manifest(folder, REMAKE).was_stopped
-        if not is_stopped and self.study.rl_of(run.cell).steps not in {it.step for it in found}:
+        if read_manifest(folder, REMAKE).planned_steps not in {None, *(it.step for it in found)}:
             return False
         return all(it.settings == self.study.evaluation for it in found)
 

@@ -96,7 +96,8 @@ def finish(study: Study, results: Path) -> None:
         digests = training_digests(study, run, results)
         named = {"run": run.id, **run._asdict(), "seeds": {"run": run.seed}}
         memory = {"predicted_bf16_gib": 1.0, "measured_bf16_gib": 1.0}
-        manifest = make_manifest(**named, status="finished", digests=digests, memory=memory)
+        described = {"config": {"rl": {"steps": study.rl.steps}}, "memory": memory}
+        manifest = make_manifest(**named, **described, status="finished", digests=digests)
         manifest.write(next_attempt(results / run.id).folder)
         manifest.write(results / run.id)
         write_evaluations(results / run.id, [evaluation_of(study)])
