@@ -22,7 +22,9 @@ from qat_core.rollout.engine import RolloutEngine
 from qat_core.rollout.start import start_engine
 from qat_core.weights.stream import weight_stream
 
+# of sampled answers; seeds of a study are draws of their own, its arms share them
 EVALUATION_SEED = 20_000
+SEED_STRIDE = 1_000_000
 # responses in flight: the eager engine waits for the longest, vLLM starts the next one
 BATCH_RESPONSES = {"eager": 256, "vllm": 2048}
 
@@ -107,6 +109,7 @@ def _count_right_answers(
 ) -> Iterator[dict[str, Any]]:
     """The part of an `Evaluation` that depends on the answers, per decoding."""
     limit = job.study.rl.rollout.max_response_tokens
+    seed = EVALUATION_SEED + job.run.seed * SEED_STRIDE
     batch_size = BATCH_RESPONSES[job.study.rollout]
     for decoding, temperature, samples in _decodings(job.study.evaluation):
         asked = [i for i in range(len(prompts)) for _ in range(samples)]
@@ -114,7 +117,7 @@ def _count_right_answers(
         for start in range(0, len(asked), batch_size):
             batch = asked[start : start + batch_size]
             rollouts = engine.generate(
-                [prompts[i] for i in batch], limit, temperature, EVALUATION_SEED + start
+                [prompts[i] for i in batch], limit, temperature, seed + start
             )
             responses = decode_responses(tokenizer, rollouts)
             for i, response in zip(batch, responses, strict=True):

@@ -52,6 +52,11 @@ class TaskConfig(Settings):
         description="dapo-math: each prompt once, or all rows as they are, with repeated, "
         "contradictory and held-out ones",
     )
+    held_out: Literal["prompt", "sum"] = Field(
+        "prompt",
+        description="word-problem: what of a test problem is in no other problem; by prompt alone, "
+        "its sum is asked again of other people and things",
+    )
 
     @field_validator("terms")
     @classmethod
@@ -69,14 +74,18 @@ class TaskConfig(Settings):
             raise ValueError(f"{self.name} makes its own problems; remove train_files, test_files")
         if self.name != "dapo-math" and self.train_rows != "once":
             raise ValueError(f"{self.name} makes its own problems; remove train_rows")
+        if self.name != "word-problem" and self.held_out != "prompt":
+            raise ValueError(f"held_out: {self.held_out} is for word-problem, not {self.name}")
         return self
 
     @model_serializer(mode="wrap")
     def _without_later_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Digests of older runs know no `train_rows`."""
+        """Digests of older runs know no `train_rows` and no `held_out`."""
         content: dict[str, Any] = serialize(self)
         if self.train_rows == "once":
             content.pop("train_rows", None)
+        if self.held_out == "prompt":
+            content.pop("held_out", None)
         return content
 
 

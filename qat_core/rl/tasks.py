@@ -12,6 +12,7 @@ import random
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Literal
 
 from qat_core.rl.config import TaskConfig
@@ -43,12 +44,21 @@ class Problem(Question):
 
 
 def make_problems(task: TaskConfig, split: Split) -> list[Problem]:
-    """The task's problems of one split, the same on every machine; no test prompt is in train."""
+    """The task's problems of one split, the same on every machine; no test prompt is in train.
+
+    Raises:
+        ValueError: the task has no generator, or too few different problems.
+    """
     if task.name not in _DRAWERS:
         raise ValueError(f"task.name: {task.name} has no generator here; choose {GENERATED_TASKS}")
-    unique = _unique_problems(task)
-    test = [next(unique) for _ in range(task.test_prompts)]
-    return test if split == "test" else [next(unique) for _ in range(task.train_prompts)]
+    problems = list(islice(_unique_problems(task), task.test_prompts + task.train_prompts))
+    if len(problems) < task.test_prompts + task.train_prompts:
+        raise ValueError(
+            f"task: terms {task.terms} and largest {task.largest} give only {len(problems)} "
+            f"different problems, not {task.test_prompts + task.train_prompts}; widen them or "
+            "lower train_prompts"
+        )
+    return problems[: task.test_prompts] if split == "test" else problems[task.test_prompts :]
 
 
 def have_new_sums(task: TaskConfig) -> list[bool]:
@@ -69,18 +79,18 @@ def score(task: TaskConfig, response: str, answer: str) -> float:
 
 
 def _unique_problems(task: TaskConfig) -> Iterator[Problem]:
+    """First test problems, then training problems, as long as new ones are soon found."""
     rng = random.Random(f"{task.name} {task.terms} {task.largest}")
-    seen: set[str] = set()
-    wanted = task.test_prompts + task.train_prompts
-    for _ in range(100 * wanted):
+    prompts: set[str] = set()
+    tested: set[str] = set()
+    for _ in range(100 * (task.test_prompts + task.train_prompts)):
         problem = _DRAWERS[task.name](rng, task)
-        if problem.prompt not in seen:
-            seen.add(problem.prompt)
-            yield problem
-    raise ValueError(
-        f"task: terms {task.terms} and largest {task.largest} give only {len(seen)} different "
-        f"problems, not {wanted}; widen them or lower train_prompts"
-    )
+        if problem.prompt in prompts or problem.worked in tested:
+            continue
+        if task.held_out == "sum" and len(prompts) < task.test_prompts:
+            tested.add(problem.worked)
+        prompts.add(problem.prompt)
+        yield problem
 
 
 def _draw_chain(rng: random.Random, task: TaskConfig) -> tuple[list[int], list[int]]:

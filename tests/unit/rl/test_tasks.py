@@ -71,3 +71,25 @@ def test_sums_that_training_has_with_other_words_are_known() -> None:
     are_new = have_new_sums(task)
     assert are_new == [it not in trained for it in asked]
     assert 0 < sum(are_new) < len(are_new)
+
+
+def test_held_out_sums_are_asked_once() -> None:
+    many = WORDS.model_copy(update={"train_prompts": 900})
+    task = many.model_copy(update={"held_out": "sum"})
+    test = [problem.worked for problem in make_problems(task, "test")]
+    assert len(set(test)) == task.test_prompts
+    assert len(make_problems(task, "train")) == task.train_prompts
+    assert not all(have_new_sums(many))
+    assert all(have_new_sums(task))
+
+
+def test_too_few_problems_of_other_sums_are_refused() -> None:
+    few = TaskConfig(name="word-problem", terms=(1, 1), largest=3, test_prompts=2, train_prompts=50)
+    assert len(make_problems(few, "train")) == 50
+    with pytest.raises(ValueError, match="give only 38 different problems, not 52"):
+        make_problems(few.model_copy(update={"held_out": "sum"}), "train")
+
+
+def test_digests_of_older_runs_know_no_held_out_sums() -> None:
+    assert "held_out" not in WORDS.model_dump()
+    assert WORDS.model_copy(update={"held_out": "sum"}).model_dump()["held_out"] == "sum"

@@ -269,8 +269,9 @@ def test_missing_local_file_is_refused() -> None:
         ({"train_files": {"a.parquet": "abc"}}, "String should match pattern"),
         ({"name": "chain-sum", "test_files": {"a.parquet": "0" * 64}}, "makes its own problems"),
         ({"name": "chain-sum", "train_rows": "published"}, "makes its own problems; remove train"),
+        ({"held_out": "sum"}, "held_out: sum is for word-problem, not dapo-math"),
     ],
-    ids=["checksum", "task", "rows"],
+    ids=["checksum", "task", "rows", "sums"],
 )
 def test_settings_of_files_are_checked(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
