@@ -27,7 +27,7 @@ def last_answers(
     runs = [run for run in study.runs if (run.arm, run.cell) == (arm, cell)]
     among = have_new_sums(study.task)[: study.evaluation.prompts] if of_new_sums else []
     shares = last_accuracies(study, RECORDS / record, runs, precision, among)
-    assert len(shares) == len(runs) == {"collapse-confirm": 10, "collapse-smollm2": 3}[record]
+    assert len(shares) == len(runs) == 10
     return f"{fmean(shares):.2f}"
 
 
@@ -43,9 +43,8 @@ def test_collapses_of_ten_seeds() -> None:
         f"in BF16 {bf16} of ten"
     ) in TEXT
     num_with_tis = COUNTS[collapsed.count("nvfp4-noqat.lr2e-4-tis")]
-    assert (
-        f"truncated importance sampling, {num_with_tis} of ten runs collapses (QAT: {qat})" in TEXT
-    )
+    assert f"without QAT, but with token TIS, {num_with_tis} of ten runs collapses" in TEXT
+    assert f"{qat} runs with QAT collapse at a mismatch" in TEXT
     detail = next(it.detail for it in table.claims if it.name == "C1")
     to_qat, to_bf16 = (
         f"{float(p):.5f}".rstrip("0") for p in re.findall(r"corrected (\S+?)(?:;|$)", detail)
@@ -57,31 +56,56 @@ def test_answers_after_ten_seeds() -> None:
     qat = last_answers("collapse-confirm", "nvfp4-qat", "lr2e-4", "nvfp4")
     bf16 = last_answers("collapse-confirm", "bf16", "lr2e-4", "bf16")
     tis = last_answers("collapse-confirm", "nvfp4-noqat", "lr2e-4-tis", "nvfp4")
-    assert f"QAT's last checkpoints answer {qat} of the held-out problems, BF16's {bf16}" in TEXT
-    assert f"the last checkpoints answer {tis} of the held-out problems (QAT: {qat})" in TEXT
+    assert (
+        f"QAT's last checkpoints answer {qat} of the held-out problems, BF16's {bf16}, "
+        f"those of token TIS {tis};"
+    ) in TEXT
+
+
+def test_rewards_of_smollm2() -> None:
+    claims = read_table(RECORDS / "collapse-smollm2-confirm" / "claims.json").claims
+    verdicts = {it.name: it.verdict for it in claims}
+    assert [verdicts[name] for name in ("C1", "C4", "C9", "C10")] == [
+        "INCONCLUSIVE",
+        "PASS",
+        "PASS",
+        "PASS",
+    ]
+    details = {it.name: it.detail for it in claims}
+    interval = r"90 % interval: -(\S+) \(-(\S+) to -(\S+)\)"
+    found = {name: re.search(interval, detail) for name, detail in details.items()}
+    noqat, tis, qat = (found[name].groups() for name in ("C9", "C10", "C4"))
+    assert all("lower in 10 of 10 seeds" in details[name] for name in ("C9", "C10"))
+    assert (
+        f"is {noqat[0]} lower than with it (90 % interval {noqat[2]} to {noqat[1]}), in ten of ten"
+    ) in TEXT
+    assert f"{tis[0]} lower ({tis[2]} to {tis[1]}), in ten of ten" in TEXT
+    assert f"within 0.05 of BF16's ({qat[0]} lower)" in TEXT
 
 
 def test_answers_of_smollm2() -> None:
-    def at_both_rates(arm: str, precision: Precision, *, of_new_sums: bool = False) -> str:
-        answers = partial(last_answers, "collapse-smollm2", arm, of_new_sums=of_new_sums)
-        return " and ".join(answers(cell, precision) for cell in ("lr1e-5", "lr3e-5"))
+    answers = partial(last_answers, "collapse-smollm2-confirm")
 
-    low, high = at_both_rates("nvfp4-qat", "nvfp4").split(" and ")
-    noqat, rounded = at_both_rates("nvfp4-noqat", "nvfp4"), at_both_rates("bf16", "nvfp4")
+    def in_nvfp4(*, of_new_sums: bool) -> list[str]:
+        settings = [
+            ("nvfp4-qat", "lr3e-5"),
+            ("nvfp4-noqat", "lr3e-5"),
+            ("nvfp4-noqat", "lr3e-5-tis"),
+            ("bf16", "lr3e-5"),
+        ]
+        return [answers(*setting, "nvfp4", of_new_sums=of_new_sums) for setting in settings]
+
+    qat, noqat, tis, rounded = in_nvfp4(of_new_sums=False)
     assert (
-        f"trained with QAT answer {low} of the held-out problems at 1e-5 and {high} at 3e-5, "
-        f"without QAT {noqat}, trained in BF16 and rounded afterwards {rounded}. "
-        f"In BF16, not rounded, the last answer {at_both_rates('bf16', 'bf16')}."
+        f"served in NVFP4 answer {qat} with QAT, {noqat} without, {tis} with token TIS, and "
+        f"{rounded} if trained in BF16 and rounded afterwards; "
+        f"BF16 served in BF16 answers {answers('bf16', 'lr3e-5', 'bf16')}."
     ) in TEXT
-    are_new = have_new_sums(load_study(RECORDS / "collapse-smollm2" / "study.yaml").task)
-    new = {
-        arm: at_both_rates(arm, "nvfp4", of_new_sums=True)
-        for arm in ("nvfp4-qat", "nvfp4-noqat", "bf16")
-    }
+    task = load_study(RECORDS / "collapse-smollm2-confirm" / "study.yaml").task
+    are_new = have_new_sums(task)
     assert (
-        f"Of the {sum(are_new)} of {len(are_new)} problems whose sum no training problem has, "
-        f"those with QAT answer {new['nvfp4-qat']}, those without {new['nvfp4-noqat']}, "
-        f"those rounded {new['bf16']}."
+        f"(Of the {sum(are_new)} of {len(are_new)} problems whose sum no training problem has: "
+        f"{', '.join(in_nvfp4(of_new_sums=True))}.)"
     ) in TEXT
 
 
