@@ -6,7 +6,7 @@ from pathlib import Path
 from analysis.tables.codec import codec_sections
 from analysis.tables.cost import cost_sections
 from analysis.tables.decoding import decoding_sections
-from analysis.tables.engines import read_rollouts, sync_sections
+from analysis.tables.engines import read_rollouts, sync_sections, syncs_alone_sections
 from analysis.tables.equal_bits import equal_bits_sections
 from analysis.tables.expert_load import expert_load_sections
 from analysis.tables.goals import goals_sections
@@ -52,6 +52,7 @@ def parity_alone_sections(folder: Path, machine: str) -> list[str]:
 
 SECTIONS: Mapping[str, Callable[[Path, str], list[str]]] = {
     "benchmarks": engine_and_parity_sections,
+    "syncs": syncs_alone_sections,
     "parity": parity_alone_sections,
     "decoding": decoding_sections,
     "verl": verl_sections,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from pydantic import BaseModel
 
 from analysis.markdown import MarkdownTable
-from analysis.tables.record import Record, read_record
+from analysis.tables.record import Record, read_record, setups
 
 # an older measurement of an engine before a newer one
 ROLLOUTS = (
@@ -108,15 +108,28 @@ SYNC_TABLE: MarkdownTable[SyncRow] = MarkdownTable(
 
 
 def read_rollouts(folder: Path, machine: str) -> list[RolloutRecord]:
-    """Records of engines that were synced, a newer measurement of an engine after an older one."""
-    records = {
-        name: read_record(folder / f"{name}_{machine}.json", RolloutRecord) for name in ROLLOUTS
-    }
-    engines = records[HUMMING].engines
-    records[HUMMING].engines = {
-        name.replace(":nvfp4", ":humming"): engine for name, engine in engines.items()
-    }
+    """Records of engines that were synced, a newer measurement of an engine after an older one.
+
+    Which of ROLLOUTS there are differs between machines.
+
+    Raises:
+        ValueError: there is none, or one is damaged.
+    """
+    files = {name: folder / f"{name}_{machine}.json" for name in ROLLOUTS}
+    existing = [name for name in ROLLOUTS if files[name].exists()] or ROLLOUTS[:1]
+    records = {name: read_record(files[name], RolloutRecord) for name in existing}
+    if HUMMING in records:
+        engines = records[HUMMING].engines
+        records[HUMMING].engines = {
+            name.replace(":nvfp4", ":humming"): engine for name, engine in engines.items()
+        }
     return list(records.values())
+
+
+def syncs_alone_sections(folder: Path, machine: str) -> list[str]:
+    """Weight syncs of a machine on which nothing was served."""
+    records = read_rollouts(folder, machine)
+    return [setups(records), *sync_sections(records)]
 
 
 def sync_sections(records: Sequence[RolloutRecord]) -> list[str]:

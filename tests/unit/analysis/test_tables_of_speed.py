@@ -131,6 +131,7 @@ def test_the_table_reads_what_the_benchmark_writes(
         ("goals", "h200", "| qwen3-8b | prefill |"),
         ("equal_bits", "h100", "| Marlin |"),
         ("decoding", "h100", "| qwen3-30b-a3b NVFP4, experts by Humming |"),
+        ("syncs", "h100", "| qwen3-8b NVFP4, Humming | dcdbff8 |"),
         ("parity", "h100", "| moe, random weights, experts by Humming |"),
     ],
 )
