@@ -7,11 +7,12 @@ checkpointing off and on. Each step of the arms `qat` recomputes the global scal
 weights are kept packs them, as the first one after an optimizer step does; `scales known` is any
 further micro-batch. Peak memory is what
 the step allocates on top of what lies there, the arm's weights included, those of other arms not.
+All arms lie on the GPU next to each other, of Qwen3-30B-A3B more than 80 GiB. The record is written
+after each stack.
 """
 
 import argparse
 import gc
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from experiments.benchmarks.qat_layers import QAT_ARMS, apply_arm, arms, layer_s
 from experiments.benchmarks.timing import summary, time_in_turns
 from experiments.runs.provenance import origin
 from experiments.support.cli import run_cli
+from experiments.support.json_files import write_json
 from qat_core.arguments import positive_int
 from qat_core.preparation import scales_of
 from qat_core.units import BYTES_PER_GIB
@@ -104,11 +106,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=positive_int, default=10)
     args = parser.parse_args()
     require_device(args.device)
-    results = []
-    for shape, layers in STACKS[args.device]:
-        for checkpointing in (False, True):
-            results.append(measure(shape, layers, checkpointing, args.device, args.rounds))
-            Console().print_json(data=results[-1])
     record = {
         "benchmark": "parameter",
         **origin(args.device),
@@ -116,10 +113,15 @@ def main() -> None:
         "tokens_per_sequence": TOKENS if args.device == "cuda" else 16,
         "rounds": args.rounds,
         "verl": "measured" if "verl" in arms() else "not on the path, not measured",
-        "stacks": results,
+        "stacks": [],
     }
     args.record.parent.mkdir(parents=True, exist_ok=True)
-    args.record.write_text(json.dumps(record, indent=1) + "\n")
+    for shape, layers in STACKS[args.device]:
+        for checkpointing in (False, True):
+            result = measure(shape, layers, checkpointing, args.device, args.rounds)
+            Console().print_json(data=result)
+            record["stacks"].append(result)
+            write_json(args.record, record)
 
 
 if __name__ == "__main__":
