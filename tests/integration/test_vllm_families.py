@@ -67,6 +67,13 @@ def test_vllm_serves_an_exported_checkpoint_and_what_is_streamed(
     require_served(family, tmp_path)
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_tied_output_head_gets_the_embedding_that_is_streamed(
+    family: str, tmp_path: Path
+) -> None:
+    require_served(family, tmp_path, tie_word_embeddings=True)
+
+
 def test_families_for_which_vllm_imports_torchvision_are_served_alike(tmp_path: Path) -> None:
     """There is none for a CPU's torch. A stand-in will do: no image is looked at."""
     for module in ("torchvision", "torchvision/transforms", "torchvision/transforms/v2"):
@@ -94,9 +101,9 @@ def require_all(folder: str) -> None:
         cleanup_dist_env_and_memory()
 
 
-def require_served(family: str, folder: Path) -> None:
+def require_served(family: str, folder: Path, **sizes: int) -> None:
     """Asserts that a checkpoint is served, and then other weights that are streamed."""
-    trained, plain, other = (_model(family, seed) for seed in (0, 0, 1))
+    trained, plain, other = (_model(family, seed, **sizes) for seed in (0, 0, 1))
     packed = prepare(trained, RECIPE)
     prepare(other, RECIPE)
     export(trained, RECIPE, folder / "packed", character_tokenizer())
@@ -134,8 +141,8 @@ def test_a_model_that_vllm_cannot_reload_is_served_from_files_alone(
         engine.generate(PROMPTS, max_new_tokens=16, temperature=1.0, seed=0)
 
 
-def _model(family: str, seed: int) -> PreTrainedModel:
-    model = tiny_family(family, seed, **sizes_for_vllm(family))
+def _model(family: str, seed: int, **sizes: int) -> PreTrainedModel:
+    model = tiny_family(family, seed, **sizes_for_vllm(family), **sizes)
     spread_rows(model)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -94,17 +94,21 @@ def reloading(worker: Any, names: HubNames, *, fused_experts: bool = True) -> It
         compat.load_embeddings_in_place(model)
         try:
             yield load
-            _require_reloaded(model, loaded)
+            # configs of models that are never tied lack the key
+            is_tied = getattr(worker.model_config.hf_text_config, "tie_word_embeddings", False)
+            _require_reloaded(model, loaded, is_tied=is_tied)
         finally:  # also if the stream failed: else the next reload would find half of one
             finalize_layerwise_reload(model, worker.model_config)
         compat.after_reload(model)
 
 
-def _require_reloaded(model: nn.Module, loaded: Collection[str]) -> None:
+def _require_reloaded(model: nn.Module, loaded: Collection[str], *, is_tied: bool) -> None:
     """ValueError naming a parameter that vLLM's loader wrote past the reload, or left as it was.
 
     vLLM's `Attention` keeps scales of the KV cache as parameters; no checkpoint of ours has any.
+    A tied output head has the embedding's parameter, which comes once.
     """
+    from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
     for name, module in model.named_modules():
@@ -116,7 +120,8 @@ def _require_reloaded(model: nn.Module, loaded: Collection[str]) -> None:
             path = f"{name}.{leaf}"
             if path in loaded:
                 raise compat.not_reloadable(type(model).__name__, path)
-            if type(module).__name__ != ATTENTION:
+            is_tied_head = is_tied and isinstance(module, ParallelLMHead)
+            if type(module).__name__ != ATTENTION and not is_tied_head:
                 raise ValueError(
                     f"weight sync: {path} got no new values in vLLM's {type(model).__name__}: its "
                     "loader passes it over: serve its checkpoints, or train with the eager engine"
