@@ -62,7 +62,7 @@ def config_digest(study: Study, run: Run) -> str:
     settings: list[object] = [study.training_config(run)]
     if study.trainer == "verl":
         paths = run_paths(study, run, Path(), Path(), Path())
-        settings += [build_command(study, paths), build_configuration(study, run, paths)]
+        settings += [build_command(study, run, paths), build_configuration(study, run, paths)]
     kernels = {name: os.environ[name] for name in KERNELS if name in os.environ}
     if kernels and study.rollout == "vllm":
         settings.append(kernels)

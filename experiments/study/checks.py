@@ -109,7 +109,7 @@ def _check_local(study: Study) -> Iterator[str]:
     for key in ("gpus", "variant", "kl_gate"):
         if key in study.model_fields_set:
             yield f"{key}: only trainer: verl reads it; remove it"
-    if study.rollout != "eager" and any(rl.keeps_distributions for rl in _all_rl(study)):
+    if study.rollout != "eager" and any(rl.keeps_distributions for rl in _all_rl(study).values()):
         yield (
             f"rollout: {study.rollout} returns no whole distributions, which "
             "rl.measure_drift_term and rl.correction: score_centering need; use eager"
@@ -134,8 +134,9 @@ def _has_experts(config: Path) -> bool:
     return content.get("num_experts_per_tok") is not None
 
 
-def _all_rl(study: Study) -> list[GrpoConfig]:
-    return [study.rl_of(cell) for cell in study.cells] or [study.rl]
+def _all_rl(study: Study) -> dict[str, GrpoConfig]:
+    """What `rl` says, by where: in each cell, if the study has some."""
+    return {f"cells.{name}": study.rl_of(name) for name in study.cells} or {"rl": study.rl}
 
 
 def _check_verl(study: Study) -> Iterator[str]:
@@ -162,16 +163,15 @@ def _check_verl(study: Study) -> Iterator[str]:
 def _check_of_local_alone(study: Study) -> Iterator[str]:
     """Settings that verl's trainer does not honour."""
     default = GrpoConfig(steps=1)
-    for key in ("rollout_rs_band", "routing_replay", "measure_drift_term"):
-        if getattr(study.rl, key) != getattr(default, key):
-            yield f"rl.{key}: only trainer: local knows {getattr(study.rl, key)}; remove it"
-    if study.rl.correction not in VERL_CORRECTIONS:
-        yield (
-            f"rl.correction: only trainer: local knows {study.rl.correction}; use one of "
-            f"{', '.join(VERL_CORRECTIONS)}"
-        )
-    if study.cells:
-        yield "cells: only trainer: local reads it; remove it"
+    for where, rl in _all_rl(study).items():
+        for key in ("rollout_rs_band", "routing_replay", "measure_drift_term"):
+            if getattr(rl, key) != getattr(default, key):
+                yield f"{where}.{key}: only trainer: local knows {getattr(rl, key)}; remove it"
+        if rl.correction not in VERL_CORRECTIONS:
+            yield (
+                f"{where}.correction: only trainer: local knows {rl.correction}; use one of "
+                f"{', '.join(VERL_CORRECTIONS)}"
+            )
 
 
 def _check_task(study: Study) -> Iterator[str]:

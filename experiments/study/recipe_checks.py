@@ -38,17 +38,18 @@ def check_checkpoints(study: Study) -> Iterator[str]:
     """A run goes on from any checkpoint but the last one, and needs the optimizer's state there."""
     contents = (study.recipe_of(run).get(SAVED) for run in study.runs)
     is_whole = all(saved is None or "optimizer" in saved.value for saved in contents)
-    if study.rl.save_every < study.rl.steps and not is_whole:
+    most_steps = max(study.rl_of(run.cell).steps for run in study.runs)
+    if study.rl.save_every < most_steps and not is_whole:
         yield (
             f"rl.save_every: {study.rl.save_every} makes checkpoints to go on from, but variant "
             f"{', '.join(study.variant)} saves no optimizer states; use rl.steps, "
-            f"{study.rl.steps}, or another variant"
+            f"{most_steps}, or another variant"
         )
 
 
 def check_scores(study: Study) -> Iterator[str]:
     """Rewards that are advantages as they are, centred by no group, are to be 1 or 0."""
-    if study.rl.advantage != "reward":
+    if all(study.rl_of(run.cell).advantage != "reward" for run in study.runs):
         return
     if study.task.name not in GENERATED_TASKS:
         yield (

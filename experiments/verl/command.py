@@ -89,12 +89,12 @@ def run_paths(study: Study, run: Run, repository: Path, results: Path, attempt: 
     )
 
 
-def build_command(study: Study, paths: RunPaths) -> Command:
+def build_command(study: Study, run: Run, paths: RunPaths) -> Command:
     """How verl is called, for a run whose configuration lies in its attempt's folder."""
     program = ["python", "-m", "verl.trainer.main_ppo"]
     file = Path(CONFIGURATION)
     arguments = ["--config-dir", str(paths.attempt), "--config-name", file.stem]
-    return Command([*program, *arguments], _environment(study, paths))
+    return Command([*program, *arguments], _environment(study, run, paths))
 
 
 def build_configuration(study: Study, run: Run, paths: RunPaths) -> dict[str, Any]:
@@ -140,7 +140,7 @@ def run_settings(study: Study, run: Run, paths: RunPaths) -> dict[str, Setting]:
         ValueError: the recipe sets what is the study's, or what the harness cannot follow.
     """
     recipe = study.recipe_of(run)
-    own = _training(study.rl) | _seeds(run.seed) | _precision(study, run)
+    own = _training(study.rl_of(run.cell)) | _seeds(run.seed) | _precision(study, run)
     own |= _files(study, run, paths)
     settings = {key: Setting(value, FROM_STUDY) for key, value in own.items()}
     require_study_as_it_is(study, recipe, settings)
@@ -220,10 +220,11 @@ def _files(study: Study, run: Run, paths: RunPaths) -> dict[str, Any]:
     }
 
 
-def _environment(study: Study, paths: RunPaths) -> dict[str, str]:
+def _environment(study: Study, run: Run, paths: RunPaths) -> dict[str, str]:
     is_cpu = study.device == "cpu"
     cpu = {"VERL_PLATFORM": "cpu", "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"}
-    modules = ["qat_core.verl.cpu"] * is_cpu + [REWARD_MODULE] * (study.rl.advantage == "reward")
+    is_reward = study.rl_of(run.cell).advantage == "reward"
+    modules = ["qat_core.verl.cpu"] * is_cpu + [REWARD_MODULE] * is_reward
     return {
         "VERL_FILE_LOGGER_PATH": str(paths.metrics),
         "QAT_CORE_COVERAGE": str(paths.coverage),
@@ -258,7 +259,7 @@ def main() -> None:
         (attempt / CONFIGURATION).write_text(text)
     else:
         print(f"# {attempt / CONFIGURATION}\n{text}")
-    print(build_command(study, paths))
+    print(build_command(study, run, paths))
 
 
 if __name__ == "__main__":

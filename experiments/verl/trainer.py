@@ -76,7 +76,7 @@ def train(
     configuration = build_configuration(study, run, paths)
     (attempt.folder / CONFIGURATION).write_text(to_yaml(configuration))
     memory = PeakMemory(study.device)
-    with running_verl(build_command(study, paths), log) as verl:
+    with running_verl(build_command(study, run, paths), log) as verl:
         reader = StepReader(paths.metrics)
         # steps after the checkpoint are done again, and watched then
         kept = [row for row in recorded if step_of(row) <= resumed_from]
@@ -86,7 +86,7 @@ def train(
     text = log.read_text(errors="replace")
     if reason is None:
         _require_success(verl, text, log)
-        _require_last_step(_last_step(merge_rows(attempts)), study.rl.steps, log)
+        _require_last_step(_last_step(merge_rows(attempts)), study.rl_of(run.cell).steps, log)
     packs = ARMS[run.arm].rollout_recipe is not None
     held_gib, reported_gib = _weights_of_engine_gib(text, log)
     on_disk_gib = read_base_manifest(paths.model).weight_bytes / BYTES_PER_GIB

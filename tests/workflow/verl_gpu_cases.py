@@ -87,7 +87,7 @@ def gpu_command(case: Case, folder: Path, out: Path) -> Command:
     configuration = build_configuration(study, run, paths)
     configuration["trainer"]["total_training_steps"] = case.steps
     (out / CONFIGURATION).write_text(to_yaml(configuration))
-    own = build_command(study, paths)
+    own = build_command(study, run, paths)
     digests = {
         "VERL_DIGESTS": str(out),
         "VERL_USE_EXTERNAL_MODULES": ",".join(case.modules),

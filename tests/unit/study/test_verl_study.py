@@ -63,6 +63,10 @@ VERL_ERRORS = {
         {"variant": "smoke"},
         "rl.save_every: 2 makes checkpoints to go on from, but variant smoke saves no optimizer",
     ),
+    "checkpoints without optimizer states in a cell": (
+        {"variant": "smoke", "cells": {"a": {"steps": 1}, "b": {}}},
+        "rl.save_every: 2 makes checkpoints to go on from, but variant smoke saves no optimizer",
+    ),
     "unknown key of the gate": (
         {"kl_gate": {"max_k3": 1.0, "max_k3_kl": 1.0, "steps": 1}},
         "kl_gate.max_k3: unknown key; did you mean max_k3_kl?",
@@ -102,7 +106,11 @@ def test_error_of_a_verl_study(tmp_path: Path, changes: dict[str, Any], line: st
             True,
             "rl.measure_drift_term: only trainer: local knows True; remove it",
         ),
-        ("cells", {"x": {}}, "cells: only trainer: local reads it; remove it"),
+        (
+            "cells",
+            {"a": {}, "x": {"correction": "sequence_mask"}},
+            "cells.x.correction: only trainer: local knows sequence_mask; use one of token_tis",
+        ),
     ],
 )
 def test_verl_refuses_what_only_the_local_trainer_knows(

@@ -39,7 +39,7 @@ def printed(study: Study, run: Run) -> str:
     attempt = Path("results") / run.id / "attempts" / "1"
     paths = run_paths(study, run, Path(), Path("results"), attempt)
     text = to_yaml(build_configuration(study, run, paths))
-    return f"# {attempt}/verl.yaml\n{text}\n{build_command(study, paths)}\n"
+    return f"# {attempt}/verl.yaml\n{text}\n{build_command(study, run, paths)}\n"
 
 
 def settings_of(study: Study, run: Run) -> dict[str, Any]:
@@ -152,5 +152,14 @@ def test_a_study_without_correction_and_centring_is_set_in_verl() -> None:
     assert settings["algorithm.adv_estimator"] == "reward"
     assert settings["algorithm.rollout_correction.rollout_is"] is None
     paths = run_paths(study, study.runs[0], Path(), Path("results"), Path("attempt"))
-    modules = build_command(study, paths).environment["VERL_USE_EXTERNAL_MODULES"]
+    modules = build_command(study, study.runs[0], paths).environment["VERL_USE_EXTERNAL_MODULES"]
     assert modules == "qat_core.verl.advantage"
+
+
+def test_a_cell_is_set_in_verl() -> None:
+    study = load_study(STUDIES / "collapse_smollm2_verl.yaml")
+    corrections = {
+        run.cell: settings_of(study, run)["algorithm.rollout_correction.rollout_is"]
+        for run in study.runs
+    }
+    assert corrections == {"lr3e-5": None, "lr3e-5-tis": "token", "lr3e-5-bf16": None}

@@ -40,7 +40,7 @@ def test_verls_program_reads_the_file_of_a_run(run_main: Any, tmp_path: Path) ->
     run = study.find_run("nano-moe-verl_nvfp4-qat_seed0")
     paths = run_paths(study, run, ROOT, tmp_path, tmp_path)
     (tmp_path / "verl.yaml").write_text(to_yaml(build_configuration(study, run, paths)))
-    done = run_main(*build_command(study, paths).arguments[3:])
+    done = run_main(*build_command(study, run, paths).arguments[3:])
     assert done.returncode == 0, done.stderr
     assert "nvfp4-pack-quantized" in done.stdout and "268435456" in done.stdout
 
