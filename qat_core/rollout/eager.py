@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from qat_core.nvfp4 import PackedTensor, dequantize
-from qat_core.plan import QuantPlan, bf16_plan
+from qat_core.plan import QuantPlan, state_tensors
 from qat_core.rollout.engine import Rollouts, WeightStream, special_ids
 from qat_core.rollout.static_cache import has_static_form
 from qat_core.rollout.static_decode import StaticDecoder
@@ -63,8 +63,7 @@ class EagerEngine:
     def sync(self, stream: WeightStream, expected: QuantPlan | None = None) -> None:
         """Replaces all weights; ValueError, nothing replaced, if names or shapes differ."""
         received = dict(stream)
-        state = self.model.state_dict()
-        own = {entry.name: state[entry.name] for entry in bf16_plan(self.model).entries}
+        own = dict(state_tensors(self.model))
         if received.keys() != own.keys():
             differing = sorted(received.keys() ^ own.keys())
             raise ValueError(f"weight sync: names missing or unknown: {differing[:5]}")
