@@ -10,8 +10,8 @@ FAMILIES = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 
 # Tested with vLLM's CPU build.
 SERVED = (
-    *("llama", "mixtral", "olmoe", "deepseek_v3", "glm4_moe", "deepseek_v2"),
-    "qwen3_next",
+    *("qwen3", "qwen3_moe", "qwen3_next", "qwen2", "qwen2_moe", "llama", "mistral", "mixtral"),
+    *("phi3", "granite", "ernie4_5", "olmoe", "deepseek_v3", "deepseek_v2", "glm4_moe"),
 )
 SERVED_WITH_TORCHVISION = ("qwen3_5_text", "qwen3_5_moe_text")  # vLLM imports it for their images
 SERVED_FROM_FILES = ("gpt_oss",)
