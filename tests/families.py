@@ -11,7 +11,9 @@ FAMILIES = tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 # Tested with vLLM's CPU build.
 SERVED = (
     *("qwen3", "qwen3_moe", "qwen3_next", "qwen2", "qwen2_moe", "llama", "mistral", "mixtral"),
-    *("phi3", "granite", "ernie4_5", "olmoe", "deepseek_v3", "deepseek_v2", "glm4_moe"),
+    *("phi3", "granite", "granitemoe", "ernie4_5", "olmoe", "olmo3", "deepseek_v3", "deepseek_v2"),
+    *("glm4_moe", "gemma2", "gemma3_text", "cohere2", "nemotron", "exaone4", "arcee", "apertus"),
+    *("afmoe", "seed_oss", "opt"),
 )
 SERVED_WITH_TORCHVISION = ("qwen3_5_text", "qwen3_5_moe_text")  # vLLM imports it for their images
 SERVED_FROM_FILES = ("gpt_oss",)
