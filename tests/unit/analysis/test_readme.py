@@ -77,10 +77,11 @@ def test_rewards_of_smollm2() -> None:
     noqat, tis, qat = (found[name].groups() for name in ("C9", "C10", "C4"))
     assert all("lower in 10 of 10 seeds" in details[name] for name in ("C9", "C10"))
     assert (
-        f"is {noqat[0]} lower than with it (90 % interval {noqat[2]} to {noqat[1]}), in ten of ten"
+        f"is {noqat[0]} lower than with it (90 % interval {noqat[2]} to {noqat[1]}), lower in each"
     ) in TEXT
-    assert f"{tis[0]} lower ({tis[2]} to {tis[1]}), in ten of ten" in TEXT
-    assert f"within 0.05 of BF16's ({qat[0]} lower)" in TEXT
+    assert f"{tis[0]} lower ({tis[2]} to {tis[1]}), in each seed" in TEXT
+    assert f"QAT's reward is {qat[0]} below that of BF16" in TEXT
+    assert f"({qat[2]} to {qat[1]}; the margin is 0.05)" in TEXT
 
 
 def test_answers_of_smollm2() -> None:
@@ -104,8 +105,9 @@ def test_answers_of_smollm2() -> None:
     task = load_study(RECORDS / "collapse-smollm2-confirm" / "study.yaml").task
     are_new = have_new_sums(task)
     assert (
-        f"(Of the {sum(are_new)} of {len(are_new)} problems whose sum no training problem has: "
-        f"{', '.join(in_nvfp4(of_new_sums=True))}.)"
+        f"Of the {sum(are_new)} of {len(are_new)} whose calculation no training problem has: "
+        f"{', '.join(in_nvfp4(of_new_sums=True))} and "
+        f"{answers('bf16', 'lr3e-5', 'bf16', of_new_sums=True)}."
     ) in TEXT
 
 
