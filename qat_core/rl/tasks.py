@@ -51,12 +51,12 @@ def make_problems(task: TaskConfig, split: Split) -> list[Problem]:
     """
     if task.name not in _DRAWERS:
         raise ValueError(f"task.name: {task.name} has no generator here; choose {GENERATED_TASKS}")
-    problems = list(islice(_unique_problems(task), task.test_prompts + task.train_prompts))
-    if len(problems) < task.test_prompts + task.train_prompts:
+    wanted = task.test_prompts + task.train_prompts
+    problems = list(islice(_unique_problems(task), wanted))
+    if len(problems) < wanted:
         raise ValueError(
             f"task: terms {task.terms} and largest {task.largest} give only {len(problems)} "
-            f"different problems, not {task.test_prompts + task.train_prompts}; widen them or "
-            "lower train_prompts"
+            f"different problems, not {wanted}; widen them or lower train_prompts"
         )
     return problems[: task.test_prompts] if split == "test" else problems[task.test_prompts :]
 

@@ -55,9 +55,11 @@ def __getattr__(name):
     return MagicMock(name=name)
 """
 
-# Mean |log-prob difference|, one seed of each family: 0.0002 to 0.044 for the same weights (BF16
-# noise, rerouted tokens); 17 times as much or more for weights not rounded, 65 for other weights.
-CLOSE, NOT_ROUNDED, OTHER_WEIGHTS = 0.1, 8, 30
+# Mean |log-prob difference|, one seed of each family: 0.008 to 0.044 for the same weights (BF16
+# noise, rerouted tokens), 0.24 to 0.74 for weights not rounded, 1.5 to 5.0 for other weights.
+CLOSE, NOT_ROUNDED, OTHER_WEIGHTS = 0.1, 0.2, 1.0
+# Families that scale logits down: 0.0002 to 0.0024, 0.011 to 0.039 and 0.069 to 1.4.
+SMALL_LOGITS = dict.fromkeys(("gemma2", "gemma3_text", "cohere2"), 0.05)
 
 
 @pytest.mark.parametrize("family", SERVED)
@@ -109,15 +111,14 @@ def require_served(family: str, folder: Path, **sizes: int) -> None:
     export(trained, RECIPE, folder / "packed", character_tokenizer())
     engine = VllmEngine(folder / "packed", **SETTINGS)
     sampled = engine.generate(PROMPTS, max_new_tokens=16, temperature=1.0, seed=0)
-    same = _mean_difference(trained, sampled)
-    assert same < CLOSE
-    assert _mean_difference(plain, sampled) > NOT_ROUNDED * same
-    assert _mean_difference(other, sampled) > OTHER_WEIGHTS * same
+    scale = SMALL_LOGITS.get(family, 1.0)
+    assert _mean_difference(trained, sampled) < CLOSE * scale
+    assert _mean_difference(plain, sampled) > NOT_ROUNDED * scale
+    assert _mean_difference(other, sampled) > OTHER_WEIGHTS * scale
     engine.sync(weight_stream(other, packed, RECIPE), packed)
     sampled = engine.generate(PROMPTS, max_new_tokens=16, temperature=1.0, seed=0)
-    same = _mean_difference(other, sampled)
-    assert same < CLOSE
-    assert _mean_difference(trained, sampled) > OTHER_WEIGHTS * same
+    assert _mean_difference(other, sampled) < CLOSE * scale
+    assert _mean_difference(trained, sampled) > OTHER_WEIGHTS * scale
 
 
 @pytest.mark.parametrize("family", SERVED_FROM_FILES)
