@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from transformers import PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 
@@ -41,8 +42,11 @@ RECIPE = Recipe.full()
 
 @pytest.fixture(autouse=True)
 def clean() -> Iterator[None]:
+    known = dict(CONFIG_MAPPING._extra_content)
     yield
     cleanup_dist_env_and_memory()
+    # vLLM puts configs of its own in the place of transformers', for all later tests too
+    CONFIG_MAPPING._extra_content = known
 
 
 # of torchvision's modules
