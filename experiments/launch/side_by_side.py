@@ -15,7 +15,7 @@ import argparse
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -38,10 +38,35 @@ from experiments.support.cli import (
     run_cli,
 )
 from experiments.support.json_files import REMAKE
-from qat_core.arguments import positive_float, positive_int
+from qat_core.arguments import positive_float, positive_int, study_seed
 
 Program = tuple[str, Sequence[str]]  # module and arguments
 FINAL = (0, USER_MISTAKE, INTERRUPTED, -signal.SIGINT)  # exit codes that no other try changes
+
+
+def chosen_runs(study: Study, cells: Sequence[str] = (), seeds: Sequence[int] = ()) -> list[Run]:
+    """Those of the named cells and seeds, in the study's order; nothing named means all.
+
+    Raises:
+        ValueError: the study has no such cell or seed.
+    """
+    _check_named("--cells", "cell", study, cells, study.cells)
+    _check_named("--seeds", "seed", study, seeds, study.seeds)
+    return [
+        run
+        for run in study.runs
+        if (not cells or run.cell in cells) and (not seeds or run.seed in seeds)
+    ]
+
+
+def _check_named(
+    option: str, what: str, study: Study, named: Sequence[object], known: Collection[object]
+) -> None:
+    if unknown := [str(name) for name in named if name not in known]:
+        raise ValueError(
+            f"{option}: study {study.study} has no {what} {', '.join(unknown)}; it has "
+            f"{', '.join(map(str, known)) or 'none'}"
+        )
 
 
 class SideBySide:
@@ -53,7 +78,7 @@ class SideBySide:
         results: folder of all results.
         jobs: programs at a time.
         deadline: time of `time.monotonic` after which no run is begun.
-        cells: of a grid, those that are run; all if none is named.
+        runs: those of the study that are run; all if it is None.
         tries: how often a program is started before it has failed.
         random_weights: ranks draw the weights of their base, and nothing is evaluated.
     """
@@ -65,21 +90,16 @@ class SideBySide:
         results: Path,
         jobs: int,
         deadline: float,
-        cells: Sequence[str] = (),
+        runs: Sequence[Run] | None = None,
         tries: int = 1,
         *,
         random_weights: bool = False,
     ) -> None:
-        if unknown := set(cells) - set(study.cells):
-            raise ValueError(
-                f"--cells: study {study.study} has no cell {', '.join(sorted(unknown))}; it has "
-                f"{', '.join(study.cells) or 'none'}"
-            )
         self.study, self.study_file, self.results = study, study_file, results
         self.jobs, self.deadline, self.tries = jobs, deadline, tries
         self.random_weights = random_weights
         self.programs = Programs()
-        self.runs = [run for run in study.runs if not cells or run.cell in cells]
+        self.runs = study.runs if runs is None else runs
 
     def run_all(self) -> list[str]:
         """Runs the study in the order of its file; returns what did not succeed.
@@ -211,6 +231,7 @@ def main() -> None:
         help="seconds after the start; no run is begun later; by default without end",
     )
     parser.add_argument("--cells", nargs="+", default=(), help="only these cells of a grid")
+    parser.add_argument("--seeds", nargs="+", type=study_seed, default=(), help="only these seeds")
     parser.add_argument(
         "--tries",
         type=int,
@@ -223,13 +244,14 @@ def main() -> None:
     )
     args = parser.parse_args()
     deadline = time.monotonic() + args.begin_within_s
+    study = load_study(args.study)
     programs = SideBySide(
-        load_study(args.study),
+        study,
         args.study,
         args.results,
         args.jobs,
         deadline,
-        args.cells,
+        chosen_runs(study, args.cells, args.seeds),
         args.tries,
         random_weights=args.random_weights,
     )

@@ -15,7 +15,7 @@ import yaml
 from experiments.launch import side_by_side
 from experiments.launch.digests import training_digests
 from experiments.launch.programs import Programs
-from experiments.launch.side_by_side import SideBySide
+from experiments.launch.side_by_side import SideBySide, chosen_runs
 from experiments.runs.attempts import next_attempt
 from experiments.runs.base_manifest import base_digest
 from experiments.runs.data_manifest import data_digest
@@ -253,19 +253,37 @@ def test_without_its_base_no_run_is_begun(
     assert all_of(study, tmp_path).run_all() == lost
 
 
-def test_only_the_named_cells_are_run(study: Study, begun: list[Program], tmp_path: Path) -> None:
-    programs = SideBySide(study, Path("study.yaml"), tmp_path, 3, float("inf"), cells=["high"])
-    assert programs.run_all() == []
+@pytest.mark.parametrize(
+    ("cells", "seeds", "count"), [(["high"], [], 4), ([], [1], 4), (["high"], [1], 2)]
+)
+def test_only_what_is_named_is_run(
+    study: Study,
+    begun: list[Program],
+    tmp_path: Path,
+    cells: list[str],
+    seeds: list[int],
+    count: int,
+) -> None:
+    runs = chosen_runs(study, cells, seeds)
+    assert SideBySide(study, Path("study.yaml"), tmp_path, 3, float("inf"), runs).run_all() == []
     trained = {name for module, name in begun if module == "experiments.launch.run"}
-    assert trained == {run.id for run in study.runs if run.cell == "high"}
-    assert len(trained) == 4
+    assert trained == {run.id for run in runs}
+    assert len(trained) == count
+    assert {run.cell for run in runs} <= set(cells or study.cells)
+    bases = [name for module, name in begun if module == "experiments.base.make"]
+    assert len(bases) == len(seeds or study.seeds)
 
 
-def test_an_unknown_cell_is_named(study: Study, tmp_path: Path) -> None:
+def test_an_unknown_cell_is_named(study: Study) -> None:
     with pytest.raises(
         ValueError, match=r"--cells: study default has no cell hi; it has high, low"
     ):
-        SideBySide(study, Path("study.yaml"), tmp_path, 3, float("inf"), cells=["hi", "low"])
+        chosen_runs(study, ["hi", "low"])
+
+
+def test_an_unknown_seed_is_named(study: Study) -> None:
+    with pytest.raises(ValueError, match=r"--seeds: study default has no seed 7, 2; it has 0, 1"):
+        chosen_runs(study, seeds=[7, 1, 2])
 
 
 @pytest.mark.parametrize(("tries", "is_complete"), [(1, False), (2, True)])
