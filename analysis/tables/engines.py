@@ -11,15 +11,7 @@ from analysis.markdown import MarkdownTable
 from analysis.tables.record import Record, read_record, setups
 
 # an older measurement of an engine before a newer one
-ROLLOUTS = (
-    "rollout",
-    "rollout_30b",
-    "rollout_expandable",
-    "rollout_humming",
-    "rollout_in_place",
-)
-# its engines were told by the environment to use Humming, which their names do not say
-HUMMING = "rollout_humming"
+ROLLOUTS = ("rollout", "rollout_expandable", "rollout_in_place")
 PRECISIONS = {
     "nvfp4": "NVFP4",
     "humming": "NVFP4, Humming",
@@ -71,7 +63,7 @@ class SyncedEngine(BaseModel):
 
 def seconds(syncs: Sequence[Sync]) -> str:
     """Median time, empty where it was not measured."""
-    return f"{median(sync.seconds for sync in syncs):.2f}" if syncs else ""
+    return f"{median(sync.seconds for sync in syncs):.3f}" if syncs else ""
 
 
 class RolloutRecord(Record):
@@ -117,13 +109,7 @@ def read_rollouts(folder: Path, machine: str) -> list[RolloutRecord]:
     """
     files = {name: folder / f"{name}_{machine}.json" for name in ROLLOUTS}
     existing = [name for name in ROLLOUTS if files[name].exists()] or ROLLOUTS[:1]
-    records = {name: read_record(files[name], RolloutRecord) for name in existing}
-    if HUMMING in records:
-        engines = records[HUMMING].engines
-        records[HUMMING].engines = {
-            name.replace(":nvfp4", ":humming"): engine for name, engine in engines.items()
-        }
-    return list(records.values())
+    return [read_record(files[name], RolloutRecord) for name in existing]
 
 
 def syncs_alone_sections(folder: Path, machine: str) -> list[str]:

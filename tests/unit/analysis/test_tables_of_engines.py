@@ -61,13 +61,14 @@ def folder(tmp_path: Path) -> Path:
     model = {"arms": {arm: _batches(ratio) for arm, ratio in arms.items()}}
     records = {
         "rollout": GIT | {"allocator": "", "engines": engines},
-        "rollout_30b": {"allocator": "", "engines": {"m:bf16": _engine([1.0], [0.5, 0.25, 0.5])}},
         "rollout_expandable": {"allocator": "grows", "engines": {"m:nvfp4": engines["m:nvfp4"]}},
-        "rollout_humming": {
+        "rollout_in_place": {
             "allocator": "",
-            "engines": {"m:nvfp4": _engine([4.0], [], in_place=[0.125])},
+            "engines": {
+                "m:bf16": _engine([1.0], [0.5, 0.25, 0.5]),
+                "m:humming": _engine([4.0], [], in_place=[0.125]),
+            },
         },
-        "rollout_in_place": {"allocator": "", "engines": {}},
         "serving_8b": {"gpu_memory_utilization": 0.9, "engines": {"m:nvfp4": served}},
         "serving_30b": {
             "gpu_memory_utilization": 0.9,
@@ -90,12 +91,12 @@ def folder(tmp_path: Path) -> Path:
     [
         "Measured on: GPU X, vLLM 1.2, torch 3.4, commit 0123456; "
         "GPU X, vLLM 1.2, torch 3.4, commit not recorded.",
-        "| m BF16 | not recorded | 6.04 | 6.00 | -1.250% | 0.040 | 1.00 |  |  | 0.10 "
-        "| 0.50 | 0.50 |",
-        "| m NVFP4 | 0123456 | 6.04 | 6.00 | -1.250% | 0.040 | 2.00 |  |  | 0.30 | 0.50 |  |",
-        "| m NVFP4, Humming | not recorded | 6.04 | 6.00 | -1.250% | 0.040 | 4.00 | 0.12 |  | 0.40 "
+        "| m BF16 | not recorded | 6.04 | 6.00 | -1.250% | 0.040 | 1.000 |  |  | 0.10 "
+        "| 0.50 | 0.500 |",
+        "| m NVFP4 | 0123456 | 6.04 | 6.00 | -1.250% | 0.040 | 2.000 |  |  | 0.30 | 0.50 |  |",
+        "| m NVFP4, Humming | not recorded | 6.04 | 6.00 | -1.250% | 0.040 | 4.000 | 0.125 |  | 0.40 "
         "| 0.50 |  |",
-        "| m NVFP4, `grows` | not recorded | 6.04 | 6.00 | -1.250% | 0.040 | 2.00 |  |  | 0.30 "
+        "| m NVFP4, `grows` | not recorded | 6.04 | 6.00 | -1.250% | 0.040 | 2.000 |  |  | 0.30 "
         "| 0.50 |  |",
         "| Engine | Commit | KV cache, tokens | new tokens/s at 1 | new tokens/s at 8 "
         "| Prefill, tokens/s "
@@ -136,7 +137,7 @@ def test_prompts_that_are_no_number_are_named(folder: Path) -> None:
 
 def test_the_committed_records_fill_the_tables() -> None:
     tables = benchmark_text("benchmarks", ROOT / "experiments" / "records" / "benchmarks", "h200")
-    assert "| qwen3-30b-a3b NVFP4 | 888ec8f | 16.89 | 16.85 |" in tables
+    assert "| qwen3-30b-a3b NVFP4 | bc4a4c7 | 16.89 | 16.85 |" in tables
 
 
 def test_batches_of_a_seed_are_weighed_by_their_tokens(folder: Path) -> None:

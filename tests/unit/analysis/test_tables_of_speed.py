@@ -53,11 +53,13 @@ def folder(tmp_path: Path) -> Path:
         _write(tmp_path, name, {"gpu_memory_utilization": 0.9, "engines": engines})
     synced = {
         "rollout": {"qwen3-8b:nvfp4": _synced(9.0)},
-        "rollout_humming": {"qwen3-8b:nvfp4": _synced(0.05, 0.1, 0.3)},
-        "rollout_in_place": {"qwen3-8b:nvfp4": _synced(0.1001)},
+        "rollout_in_place": {
+            "qwen3-8b:nvfp4": _synced(0.1001),
+            "qwen3-8b:humming": _synced(0.05, 0.1, 0.3),
+        },
     }
-    for name in ("rollout_30b", "rollout_expandable", *synced):
-        _write(tmp_path, name, {"allocator": "", "engines": synced.get(name, {})})
+    for name, engines in synced.items():
+        _write(tmp_path, name, {"allocator": "", "engines": engines})
     return tmp_path
 
 

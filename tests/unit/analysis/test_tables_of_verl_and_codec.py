@@ -124,27 +124,27 @@ def test_the_run_that_shared_its_gpus_is_marked(tmp_path: Path) -> None:
 
 
 def test_costs_are_shares_of_bf16(tmp_path: Path) -> None:
-    arms = {"bf16": (10.0, 1.0, 8.0), "qat": (11.0, 1.1, 8.4), "qat packed": (10.5, 1.05, 9.2)}
+    arms = {
+        "bf16": (10.0, 1.0, 8.0),
+        "qat": (11.0, 1.1, 8.4),
+        "qat packed": (10.5, 1.05, 9.2),
+        "qat packed, scales known": (10.2, 1.02, 9.2),
+    }
     of_arms = {
         arm: {"step_ms": [ms - 1, ms, ms + 1], "ratio": ratio, "peak_gib": peak}
         for arm, (ms, ratio, peak) in arms.items()
     }
     plain = {arm: of_arms[arm] for arm in ("bf16", "qat")}
     git = {"git": {"commit": "0123456789", "dirty": False}}
-    for name, of_it in {
-        "parameter_x": plain,
-        "parameter_packed_x": of_arms,
-        "fsdp_xx4": plain,
-    }.items():
+    for name, of_it in {"parameter_x": of_arms, "fsdp_xx4": plain}.items():
         stack = {"shape": "s", "layers": 2, "checkpointing": True, "arms": of_it}
-        record = SETUP | {"stacks": [stack]} | (git if "packed" in name else {})
+        record = SETUP | {"stacks": [stack]} | (git if name == "parameter_x" else {})
         (tmp_path / f"{name}.json").write_text(json.dumps(record))
     layers = "| 2 of s | 1 | gradient checkpointing |"
     rows = [line for line in benchmark_text("cost", tmp_path, "x").splitlines() if layers in line]
     assert rows == [
-        f"{layers} not recorded | 10 | 1.100 |  |  |  |  | 1.050 |  |  |",
-        f"{layers} 0123456 | 10 | 1.100 |  | 1.050 |  |  | 1.050 | 1.150 |  |",
-        f"{layers} not recorded | 10 | 1.100 |  |  |  |  | 1.050 |  |  |",
+        f"{layers} 0123456 | 10 | 1.100 |  | 1.050 | 1.020 |  |  | 1.050 | 1.150 |  |",
+        f"{layers} not recorded | 10 | 1.100 |  |  |  |  |  | 1.050 |  |  |",
     ]
 
 
