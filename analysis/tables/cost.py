@@ -16,9 +16,9 @@ NOTE = (
     "QAT: with new scales, as after an optimizer step; scales known: any further micro-batch; kept "
     "packed: with `prepare(keep_packed=True)`, packed again in this step, and in any further "
     "micro-batch, which finds them packed. verl's QATLinear leaves the experts of an MoE in BF16. "
-    "Goal: of the time with kept packed weights, packing included, at most, judged before rounding. "
-    "Peak memory: over BF16's, on one GPU weights included, under FSDP2 packed shards but not the "
-    "sharded weights. Packed: what the kept weights take."
+    "Goal: of the time with kept packed weights, packing included, at most, judged before "
+    "rounding. Peak memory: over BF16's, on one GPU weights included, under FSDP2 packed shards "
+    "but not the sharded weights. Packed: what the kept weights take."
 )
 
 

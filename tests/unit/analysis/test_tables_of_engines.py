@@ -94,8 +94,8 @@ def folder(tmp_path: Path) -> Path:
         "| m BF16 | not recorded | 6.04 | 6.00 | -1.250% | 0.040 | 1.000 |  |  | 0.10 "
         "| 0.50 | 0.500 |",
         "| m NVFP4 | 0123456 | 6.04 | 6.00 | -1.250% | 0.040 | 2.000 |  |  | 0.30 | 0.50 |  |",
-        "| m NVFP4, Humming | not recorded | 6.04 | 6.00 | -1.250% | 0.040 | 4.000 | 0.125 |  | 0.40 "
-        "| 0.50 |  |",
+        "| m NVFP4, Humming | not recorded | 6.04 | 6.00 | -1.250% | 0.040 | 4.000 | 0.125 |  "
+        "| 0.40 | 0.50 |  |",
         "| m NVFP4, `grows` | not recorded | 6.04 | 6.00 | -1.250% | 0.040 | 2.000 |  |  | 0.30 "
         "| 0.50 |  |",
         "| Engine | Commit | KV cache, tokens | new tokens/s at 1 | new tokens/s at 8 "
