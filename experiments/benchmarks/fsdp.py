@@ -8,11 +8,11 @@ scales and packs its shards, as after an optimizer step, `qat, scales known` is 
 micro-batch. Eager layers of this size keep the CPU busy rather than the GPU, so compiled ones are
 measured too (without verl's, which was not made for torch.compile). Bytes are those that each rank
 hands to all-gathers; their time is what the profiler saw of NCCL's kernels. Peak memory is what a
-step allocates, and the packed shards that lie there from one step to the next.
+step allocates, and the packed shards that lie there from one step to the next. The record is
+written after each stack.
 """
 
 import argparse
-import json
 import os
 import tempfile
 from functools import partial
@@ -33,6 +33,7 @@ from experiments.benchmarks.qat_layers import apply_arm, arms, layer_stack, step
 from experiments.benchmarks.timing import summary, time_in_turns
 from experiments.runs.provenance import origin
 from experiments.support.cli import run_cli
+from experiments.support.json_files import read_json, write_json
 from qat_core.arguments import positive_int
 from qat_core.parameter import FakeQuantizedTensor
 from qat_core.preparation import scales_of
@@ -160,17 +161,20 @@ def peak_gib(call: partial[None]) -> float:
     return (torch.cuda.max_memory_allocated() - before) / BYTES_PER_GIB
 
 
-def worker(rank: int, world: int, device: str, rounds: int, rendezvous: str, out: str) -> None:
-    """One rank: measures all stacks; rank 0 writes the results."""
+def worker(rank: int, world: int, device: str, rounds: int, rendezvous: str, record: Path) -> None:
+    """One rank: measures all stacks; rank 0 adds each to the record."""
     if device == "cuda":
         torch.cuda.set_device(rank)
     os.environ["LOCAL_RANK"] = str(rank)
     dist.init_process_group(
         BACKEND[device], init_method=f"file://{rendezvous}", rank=rank, world_size=world
     )
-    results = [measure(*stack, device, rounds) for stack in STACKS[device]]
-    if rank == 0:
-        Path(out).write_text(json.dumps(results))
+    for stack in STACKS[device]:
+        result = measure(*stack, device, rounds)
+        if rank == 0:
+            Console().print_json(data=result)
+            content = read_json(record)
+            write_json(record, content | {"stacks": [*content["stacks"], result]})
     dist.destroy_process_group()
 
 
@@ -187,24 +191,20 @@ def main() -> None:
             f"--worlds: {max(args.worlds)}: there are {torch.cuda.device_count()} CUDA GPUs; name "
             "fewer, or rehearse with --device cpu"
         )
-    results = []
-    for world in args.worlds:
-        with tempfile.TemporaryDirectory() as folder:
-            files = (f"{folder}/rendezvous", f"{folder}/results.json")
-            arguments = (world, args.device, args.rounds, *files)
-            spawn(worker, arguments, nprocs=world)  # type: ignore[no-untyped-call]
-            results += json.loads(Path(files[1]).read_text())
-    Console().print_json(data=results)
+    args.record.parent.mkdir(parents=True, exist_ok=True)
     record = {
         "benchmark": "fsdp",
         **origin(args.device),
         "tokens_per_rank": TOKENS[args.device],
         "rounds": args.rounds,
         "verl": "measured" if "verl" in arms() else "not on the path, not measured",
-        "stacks": results,
+        "stacks": [],
     }
-    args.record.parent.mkdir(parents=True, exist_ok=True)
-    args.record.write_text(json.dumps(record, indent=1) + "\n")
+    write_json(args.record, record)
+    for world in args.worlds:
+        with tempfile.TemporaryDirectory() as folder:
+            arguments = (world, args.device, args.rounds, f"{folder}/rendezvous", args.record)
+            spawn(worker, arguments, nprocs=world)  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":

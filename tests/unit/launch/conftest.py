@@ -1,0 +1,40 @@
+"""A study, and programs that are pretended."""
+
+import threading
+from pathlib import Path
+
+import pytest
+import yaml
+
+from experiments.study.load import load_study
+from experiments.study.schema import STUDIES, Study
+from tests.unit.launch.programs import Program, use
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Study:
+    """Two cells of one model and two arms, two seeds with bases of their own."""
+    content = yaml.safe_load((STUDIES / "default.yaml").read_text())
+    del content["models"]["nano-moe"]
+    cells = {"low": {"lr": 1e-5}, "high": {"lr": 1e-3}}
+    content |= {"arms": ["bf16", "nvfp4-qat"], "seeds": [0, 1], "own_base": True, "cells": cells}
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump(content))
+    return load_study(path)
+
+
+@pytest.fixture
+def begun(monkeypatch: pytest.MonkeyPatch) -> list[Program]:
+    """The programs in the order in which they were begun; they write what the true ones write."""
+    programs: list[Program] = []
+    lock = threading.Lock()
+
+    def pretend(command: list[str]) -> int:
+        options = dict(zip(command[3::2], command[4::2], strict=False))
+        name = options.get("--run") or options.get("--model") or "data"
+        with lock:
+            programs.append((command[2], name))
+        return 0
+
+    use(monkeypatch, pretend)
+    return programs
