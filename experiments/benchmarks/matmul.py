@@ -21,9 +21,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from experiments.benchmarks import matmul_dense, matmul_experts
 from experiments.benchmarks.device import require_device
-from experiments.benchmarks.matmul_cases import (
+from experiments.benchmarks.products.cases import (
     Call,
     Weights,
     case,
@@ -31,7 +30,9 @@ from experiments.benchmarks.matmul_cases import (
     prepare,
     relative_error,
 )
-from experiments.benchmarks.matmul_layers import MODELS, Layer, floors_us, layers_of
+from experiments.benchmarks.products.dense import ARMS as DENSE_ARMS
+from experiments.benchmarks.products.experts import ARMS as EXPERT_ARMS
+from experiments.benchmarks.products.layers import MODELS, Layer, floors_us, layers_of
 from experiments.benchmarks.records import read_continued
 from experiments.benchmarks.timing import quartiles, time_calls
 from experiments.runs.provenance import origin
@@ -70,7 +71,7 @@ def layers(device: str, chosen: Sequence[str] | None) -> list[Layer]:
 
 def arms_of(layer: Layer, device: str) -> list[str]:
     """The ways to multiply that can be measured there."""
-    arms = list(matmul_experts.ARMS if layer.experts else matmul_dense.ARMS)
+    arms = list(EXPERT_ARMS if layer.experts else DENSE_ARMS)
     return [arm for arm in arms if device == "cuda" or arm in CPU_ARMS]
 
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from experiments.benchmarks.device import require_device
 from experiments.benchmarks.matmul import arms_of, layers
-from experiments.benchmarks.matmul_cases import (
+from experiments.benchmarks.products.cases import (
     Case,
     case,
     different,
@@ -32,7 +32,7 @@ from experiments.benchmarks.matmul_cases import (
     prepare,
     relative_error,
 )
-from experiments.benchmarks.matmul_layers import Layer
+from experiments.benchmarks.products.layers import Layer
 from experiments.runs.provenance import origin
 from experiments.support.cli import run_cli
 from experiments.support.json_files import write_json

@@ -18,7 +18,7 @@ from vllm.model_executor.layers.quantization.compressed_tensors.schemes import (
 )
 from vllm.model_executor.model_loader.reload import layerwise
 
-from experiments.benchmarks.humming_layer import humming_tensors
+from experiments.benchmarks.products.humming_layer import humming_tensors
 from experiments.study.schema import ROOT
 from experiments.support.json_files import read_json
 from qat_core.nvfp4 import PackedTensor, dequantize, global_scale, group_amax, quantize

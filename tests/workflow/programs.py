@@ -64,12 +64,12 @@ def imported(done: Done) -> set[str]:
 
 @contextmanager
 def listening_addresses() -> Iterator[set[str]]:
-    """The addresses on which programs that run meanwhile listen, looked up once a second."""
+    """The addresses on which programs that run meanwhile listen, looked up every five seconds."""
     found: set[str] = set()
     ended = threading.Event()
 
     def watch() -> None:
-        while not ended.wait(1):
+        while not ended.wait(5):
             for process in psutil.Process().children(recursive=True):
                 with suppress(psutil.Error):
                     sockets = process.net_connections("tcp")

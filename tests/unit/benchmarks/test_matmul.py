@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from experiments.benchmarks import matmul, matmul_bits, matmul_summary
-from experiments.benchmarks.humming_layer import humming_tensors
-from experiments.benchmarks.matmul_cases import case, different, equal_groups, prefix, prepare
-from experiments.benchmarks.matmul_experts import Routing, in_token_order, random_routing
-from experiments.benchmarks.matmul_layers import Layer, floors_us, layers_of, random_weight
+from experiments.benchmarks.products.cases import case, different, equal_groups, prefix, prepare
+from experiments.benchmarks.products.experts import Routing, in_token_order, random_routing
+from experiments.benchmarks.products.humming_layer import humming_tensors
+from experiments.benchmarks.products.layers import Layer, floors_us, layers_of, random_weight
 from experiments.study.schema import ROOT
 
 EXPERTS = Layer("tiny", "gate_up", 64, 64, experts=8, experts_per_token=2)
@@ -150,7 +150,7 @@ def test_a_refusal_is_recorded_and_the_others_measured():
 
 def test_our_triton_kernel_compiles_to_hoppers_matrix_instructions():
     pytest.importorskip("triton")
-    from experiments.benchmarks.matmul_triton import TILES, compile_for
+    from experiments.benchmarks.products.triton_kernel import TILES, compile_for
 
     for _, tile in TILES:
         compiled = compile_for(tile, capability=90)

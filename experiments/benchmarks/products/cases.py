@@ -9,9 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from experiments.benchmarks import matmul_dense, matmul_experts
-from experiments.benchmarks.matmul_experts import Routing, in_token_order, random_routing
-from experiments.benchmarks.matmul_layers import BYTES_PER_WEIGHT, Layer, random_weight
+from experiments.benchmarks.products.dense import ARMS as DENSE_ARMS
+from experiments.benchmarks.products.experts import ARMS as EXPERT_ARMS
+from experiments.benchmarks.products.experts import Routing, in_token_order, random_routing
+from experiments.benchmarks.products.layers import BYTES_PER_WEIGHT, Layer, random_weight
 from qat_core.nvfp4 import PackedTensor
 from qat_core.options import ScalePolicy
 
@@ -70,11 +71,11 @@ def _products(
 ) -> list[Any]:
     if layer.experts:
         rows = [layer.experts_per_token * count for count in tokens]
-        return [matmul_experts.ARMS[arm](layer, packed, weight, rows)]
+        return [EXPERT_ARMS[arm](layer, packed, weight, rows)]
     kind = "bf16" if arm in ("bf16", "triton persistent") else "nvfp4"
     nbytes = layer.n * layer.k * BYTES_PER_WEIGHT[kind]
     copies = 1 + int(COLD_BYTES / nbytes) if cold else 1
-    build = matmul_dense.ARMS[arm]
+    build = DENSE_ARMS[arm]
     return [build(_copy(packed), weight.clone(), tokens) for _ in range(copies)]
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from experiments.benchmarks.humming_layer import HummingLayer, Tiling
+from experiments.benchmarks.products.humming_layer import HummingLayer, Tiling
 from qat_core.nvfp4 import PackedTensor, dequantize_into
 
 Product = Callable[[Tensor], Tensor]
@@ -44,7 +44,7 @@ def triton_persistent(packed: PackedTensor, weight: Tensor, tokens: Sequence[int
 
 def triton_nvfp4(packed: PackedTensor, weight: Tensor, tokens: Sequence[int]) -> Product:
     """A Triton kernel of our own that unpacks inside the product, sums in the order of K."""
-    from experiments.benchmarks.matmul_triton import multiplier
+    from experiments.benchmarks.products.triton_kernel import multiplier
 
     return multiplier(packed)
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.benchmarks.humming_layer import HummingLayer, Tiling
-from experiments.benchmarks.matmul_dense import shared_buffer
-from experiments.benchmarks.matmul_layers import Layer
+from experiments.benchmarks.products.dense import shared_buffer
+from experiments.benchmarks.products.humming_layer import HummingLayer, Tiling
+from experiments.benchmarks.products.layers import Layer
 from qat_core.nvfp4 import PackedTensor, dequantize_into
 
 MARLIN_ROWS_PER_TILE = (8, 16, 32, 48, 64)  # vLLM's choice, `fused_marlin_moe`
