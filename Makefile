@@ -99,17 +99,15 @@ for python in python3.11 python3.12 python3; do \
 echo "error: needs Python 3.11 or 3.12 with venv; found: $$(python3 --version 2>&1)" >&2; exit 1
 endef
 
-# compiling all of 30,000 files takes a minute: Python compiles what it imports
-PIP := -m pip install --quiet --no-compile
 # --no-deps: a lock names all; where it has sums, no other file is installed
-LOCKED := $(PIP) --no-deps --require-hashes
+LOCKED := -m pip install --quiet --no-deps --require-hashes
 
 $(BASE): requirements/base.txt requirements/torch.txt pyproject.toml
 	@test -x $(BIN)/python || { python=$$($(FIND_PYTHON)); $$python -m venv .venv; }
 	@echo "Installing the packages of requirements/base.txt (some minutes, once)"
 	@$(BIN)/python $(LOCKED) -r requirements/base.txt
-	@$(BIN)/python $(PIP) -r requirements/torch.txt
-	@$(BIN)/python $(PIP) --no-deps --editable .
+	@$(BIN)/python -m pip install --quiet -r requirements/torch.txt
+	@$(BIN)/python -m pip install --quiet --no-deps --editable .
 	@touch $@
 
 $(DEV): $(BASE) requirements/dev.txt
