@@ -107,9 +107,9 @@ def read_rollouts(folder: Path, machine: str) -> list[RolloutRecord]:
     Raises:
         ValueError: there is none, or one is damaged.
     """
-    files = {name: folder / f"{name}_{machine}.json" for name in ROLLOUTS}
-    existing = [name for name in ROLLOUTS if files[name].exists()] or ROLLOUTS[:1]
-    return [read_record(files[name], RolloutRecord) for name in existing]
+    files = [folder / f"{name}_{machine}.json" for name in ROLLOUTS]
+    existing = [file for file in files if file.exists()] or files[:1]
+    return [read_record(file, RolloutRecord) for file in existing]
 
 
 def syncs_alone_sections(folder: Path, machine: str) -> list[str]:
