@@ -110,7 +110,9 @@ class Study(Settings):
     own_base: bool = Field(False, description="a base checkpoint for each seed, not one for all")
     cells: dict[CellName, Cell] = Field({}, description="a grid over settings of rl, in order")
     gpu_memory_gib: PositiveFloat | None = Field(
-        None, description="on cuda: what one run takes of each of its GPUs; runs then share them"
+        None,
+        description="on cuda: what one run takes of each of its GPUs, in whole GiB; runs then "
+        "share them",
     )
     scale_policy: ScalePolicy = "pow2"
     block_scale_method: BlockScaleMethod = "max"
