@@ -32,22 +32,19 @@ from analysis.tables.weight_sync import weight_sync_sections
 def engine_and_parity_sections(folder: Path, machine: str) -> list[str]:
     """Weight syncs, serving and parity of one machine."""
     rollouts, servings = read_rollouts(folder, machine), read_servings(folder, machine)
-    parity = read_parity(folder, machine)
+    parity, models = read_parity(folder, machine)
     return [
-        setups([*rollouts, *servings, *(record for record, _ in parity)]),
+        setups([*rollouts, *servings, *parity]),
         *sync_sections(rollouts),
         *serving_sections(servings),
-        *parity_sections([model for _, models in parity for model in models]),
+        *parity_sections(models),
     ]
 
 
 def parity_alone_sections(folder: Path, machine: str) -> list[str]:
     """Parity of a machine on which nothing was served."""
-    found = read_parity(folder, machine)
-    return [
-        setups([record for record, _ in found]),
-        *parity_sections([model for _, models in found for model in models]),
-    ]
+    records, models = read_parity(folder, machine)
+    return [setups(records), *parity_sections(models)]
 
 
 SECTIONS: Mapping[str, Callable[[Path, str], list[str]]] = {

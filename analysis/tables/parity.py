@@ -79,23 +79,22 @@ PARITY_TABLE: MarkdownTable[Parity] = MarkdownTable(
 )
 
 
-def read_parity(folder: Path, machine: str) -> list[tuple[ParityRecord, list[Parity]]]:
-    """All parity records of a machine by name, each with its models."""
-    found = []
+def read_parity(folder: Path, machine: str) -> tuple[list[ParityRecord], list[Parity]]:
+    """All parity records of a machine by name, and their models in the same order."""
+    records, models = [], []
     for path in sorted(folder.glob(f"parity*_{machine}.json")):
         record = read_record(path, ParityRecord)
+        records.append(record)
         batches = path.with_suffix(".csv.gz")
         rows = pd.read_csv(batches) if batches.exists() else _batches(record)
         multiplied_by = PRECISIONS[record.kernels].removeprefix("NVFP4")
-        models = [
-            _parity(f"{name}, {record.weights} weights{multiplied_by}", record.commit, rows, name)
-            for name in record.models
-        ]
-        for name, model in zip(record.models, models, strict=True):
+        for name in record.models:
+            label = f"{name}, {record.weights} weights{multiplied_by}"
+            model = _parity(label, record.commit, rows, name)
             if len({len(means) for means in model.means.values()}) > 1:
                 raise ValueError(f"{path}: models.{name}: arms of unequal length; record it again")
-        found.append((record, models))
-    return found
+            models.append(model)
+    return records, models
 
 
 def parity_sections(models: list[Parity]) -> list[str]:
