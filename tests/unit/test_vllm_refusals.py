@@ -1,5 +1,6 @@
 """What the vLLM engine and its plugin refuse; needs no vLLM."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -35,6 +36,12 @@ def test_an_engine_that_serves_other_weights_in_nvfp4_is_refused() -> None:
     engine.served, engine.plan = ["a", "b"], SimpleNamespace(quantized=("a", "c"))
     with pytest.raises(ValueError, match=r"differ in what is NVFP4: \['b', 'c'\]"):
         engine._require_coverage()
+
+
+def test_overrides_of_a_model_whose_weights_are_to_come_are_refused(tmp_path: Path) -> None:
+    packed = SimpleNamespace(quantized=("a",))
+    with pytest.raises(ValueError, match=r"hf_overrides: .*; change .*config\.json instead"):
+        VllmEngine(tmp_path, packed, hf_overrides={"rope_theta": 1e6})
 
 
 @pytest.mark.parametrize("variable", [LINEAR_VARIABLE, EXPERTS_VARIABLE])

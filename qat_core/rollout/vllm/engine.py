@@ -57,10 +57,16 @@ class VllmEngine:
                 rollouts have their routes.
 
         Raises:
-            ValueError: this version of vLLM is not supported, it runs in another process or in
-                several, it does not quantize exactly what is planned, or weights are to come and
-                its loader of this model cannot replace all of them.
+            ValueError: `packed` comes with `hf_overrides`, this version of vLLM is not supported,
+                it runs in another process or in several, it does not quantize exactly what is
+                planned, or weights are to come and its loader of this model cannot replace all of
+                them.
         """
+        if packed is not None and settings.get("hf_overrides"):
+            raise ValueError(
+                "hf_overrides: they tell vLLM what `packed` has in NVFP4; change "
+                f"{model_dir / 'config.json'} instead"
+            )
         _require_one_process(settings)
         import vllm
         from vllm.platforms import current_platform
