@@ -11,12 +11,14 @@ def require_judgeable(study: Study) -> None:
     Raises:
         ValueError: one line, "study <name>: <key>: <what>; <fix>".
     """
-    rl = study.rl
-    if study.trainer == "verl" and rl.save_every > rl.steps:
+    shortest = min(study.runs, key=lambda run: study.rl_of(run.cell).steps)
+    steps, save_every = study.rl_of(shortest.cell).steps, study.rl.save_every
+    if study.trainer == "verl" and save_every > steps:
         raise ValueError(
-            f"study {study.study}: rl.save_every: {rl.save_every} is more than rl.steps, "
-            f"{rl.steps}, so that verl saves nothing to evaluate; lower it, or run random weights "
-            "by python -m experiments.launch.side_by_side --random-weights"
+            f"study {study.study}: rl.save_every: {save_every} is more than "
+            f"{study.key_of(shortest.cell, 'steps')}, {steps}, so that verl saves nothing to "
+            "evaluate; lower it, or run random weights by "
+            "python -m experiments.launch.side_by_side --random-weights"
         )
     if study.judged_by == "collapse":
         from analysis.collapse.grid import design_of  # pandas and SciPy, needed here alone

@@ -38,30 +38,32 @@ def check_checkpoints(study: Study) -> Iterator[str]:
     """A run goes on from any checkpoint but the last one, and needs the optimizer's state there."""
     contents = (study.recipe_of(run).get(SAVED) for run in study.runs)
     is_whole = all(saved is None or "optimizer" in saved.value for saved in contents)
-    most_steps = max(study.rl_of(run.cell).steps for run in study.runs)
+    longest = max(study.runs, key=lambda run: study.rl_of(run.cell).steps)
+    most_steps = study.rl_of(longest.cell).steps
     if study.rl.save_every < most_steps and not is_whole:
         yield (
             f"rl.save_every: {study.rl.save_every} makes checkpoints to go on from, but variant "
-            f"{', '.join(study.variant)} saves no optimizer states; use rl.steps, "
-            f"{most_steps}, or another variant"
+            f"{', '.join(study.variant)} saves no optimizer states; use "
+            f"{study.key_of(longest.cell, 'steps')}, {most_steps}, or another variant"
         )
 
 
 def check_scores(study: Study) -> Iterator[str]:
     """Rewards that are advantages as they are, centred by no group, are to be 1 or 0."""
-    if all(study.rl_of(run.cell).advantage != "reward" for run in study.runs):
-        return
-    if study.task.name not in GENERATED_TASKS:
-        yield (
-            f"rl.advantage: reward is for answers scored 1 or 0, not as {study.task.name}'s are; "
-            "use group"
-        )
-    recipes = (study.recipe_of(run) for run in study.runs)
-    if any(LONG_PENALTY in recipe and recipe[LONG_PENALTY].value for recipe in recipes):
-        yield (
-            f"rl.advantage: reward is for answers scored 1 or 0, and {LONG_PENALTY} lowers the "
-            "score of long ones; set it to false, as recipe: nano does, or use group"
-        )
+    for run in study.runs:
+        if study.rl_of(run.cell).advantage != "reward":
+            continue
+        key, recipe = study.key_of(run.cell, "advantage"), study.recipe_of(run)
+        if study.task.name not in GENERATED_TASKS:
+            yield (
+                f"{key}: reward is for answers scored 1 or 0, not as {study.task.name}'s are; "
+                "use group"
+            )
+        if LONG_PENALTY in recipe and recipe[LONG_PENALTY].value:
+            yield (
+                f"{key}: reward is for answers scored 1 or 0, and {LONG_PENALTY} lowers the score "
+                "of long ones; set it to false, as recipe: nano does, or use group"
+            )
 
 
 def check_shared_gpus(study: Study) -> Iterator[str]:

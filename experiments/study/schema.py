@@ -153,6 +153,11 @@ class Study(Settings):
             return self.rl
         return GrpoConfig.model_validate(self.rl.model_dump() | self.cells[cell].replaced())
 
+    def key_of(self, cell: str | None, key: str) -> str:
+        """The dotted key that sets what `rl_of` has as `key`."""
+        is_replaced = cell is not None and key in self.cells[cell].replaced()
+        return f"cells.{cell}.{key}" if is_replaced else f"rl.{key}"
+
     @property
     def bases(self) -> dict[str, Base]:
         """The base checkpoints by name, which is their folder's."""

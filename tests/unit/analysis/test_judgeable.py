@@ -37,6 +37,17 @@ def test_studies_of_the_repository_can_be_judged(path: Path) -> None:
         require_judgeable(study)
 
 
+def test_verl_saves_a_checkpoint_in_every_cell(tmp_path: Path) -> None:
+    models = ["nano-dense-verl"], ["nano-moe-verl"]
+    cells = {"long": {"models": models[0]}, "short": {"models": models[1], "steps": 1}}
+    fault = r"^study verl-nano: rl\.save_every: 2 is more than cells\.short\.steps, 1, so that verl"
+    with pytest.raises(ValueError, match=fault):
+        require_judgeable(changed(tmp_path, "verl_nano", cells=cells))
+    rl = {"steps": 1}
+    cells = {name: cell | {"steps": 2} for name, cell in cells.items()}
+    require_judgeable(changed(tmp_path, "verl_nano", cells=cells, rl=rl))
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -59,6 +59,13 @@ VERL_ERRORS = {
         },
         "rl.advantage: reward is for answers scored 1 or 0, and reward.+reward_kwargs.overlong_",
     ),
+    "scores of a cell lowered for long answers": (
+        {
+            "models": {"m": VERL["models"]["nano-moe-verl"] | {"recipe": "qwen3_8b"}},
+            "cells": {"a": {}, "b": {"advantage": "reward"}},
+        },
+        "cells.b.advantage: reward is for answers scored 1 or 0, and reward.+reward_kwargs.over",
+    ),
     "checkpoints without optimizer states": (
         {"variant": "smoke"},
         "rl.save_every: 2 makes checkpoints to go on from, but variant smoke saves no optimizer",
@@ -66,6 +73,11 @@ VERL_ERRORS = {
     "checkpoints without optimizer states in a cell": (
         {"variant": "smoke", "cells": {"a": {"steps": 1}, "b": {}}},
         "rl.save_every: 2 makes checkpoints to go on from, but variant smoke saves no optimizer",
+    ),
+    "checkpoints without optimizer states in a longer cell": (
+        {"variant": "smoke", "cells": {"a": {}, "b": {"steps": 50}}},
+        "rl.save_every: 2 makes checkpoints to go on from, but variant smoke saves no optimizer "
+        "states; use cells.b.steps, 50, or another variant",
     ),
     "unknown key of the gate": (
         {"kl_gate": {"max_k3": 1.0, "max_k3_kl": 1.0, "steps": 1}},
@@ -123,6 +135,15 @@ def test_verl_refuses_what_only_the_local_trainer_knows(
     path.write_text(yaml.safe_dump(content))
     with pytest.raises(ValueError, match=re.escape(message)):
         load_study(path)
+
+
+def test_long_answers_may_lower_the_scores_of_other_cells(tmp_path: Path) -> None:
+    moe = VERL["models"]["nano-moe-verl"]
+    cells = {"a": {"models": ["m"], "advantage": "reward"}, "b": {"models": ["lowered"]}}
+    models = {"m": moe, "lowered": moe | {"recipe": "qwen3_8b"}}
+    path = tmp_path / "study.yaml"
+    path.write_text(yaml.safe_dump(VERL | {"models": models, "cells": cells}))
+    assert load_study(path).rl_of("a").advantage == "reward"
 
 
 @pytest.mark.parametrize(
