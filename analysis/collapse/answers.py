@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from analysis.collapse.data import GridData, show_arm
 from analysis.collapse.grid import show_rate
-from analysis.collapse.outcome_table import last_accuracies
+from analysis.collapse.outcome_table import last_accuracies, read_evaluated
 from analysis.collapse.outcomes import heights_in_row, settings_at
 from analysis.style import FAINT, INK, arm_style, new_figure, write_beside
 from experiments.runs.evaluation import Precision
@@ -21,6 +21,7 @@ def draw(data: GridData) -> Figure:
     """All settings of the dense model at the highest rate: a mark a seed, a line at the mean."""
     lr = data.lrs[-1]
     shown = settings_at(data, lr)
+    evaluated = [read_evaluated(data.study, data.results, data.runs[it]) for it in shown]
     figure, axes = new_figure(
         f"Offline accuracy after training at {show_rate(lr)}, {data.design.dense}",
         "Share of held-out problems that the last checkpoint answers, sampled: a mark a seed, line "
@@ -32,8 +33,7 @@ def draw(data: GridData) -> Figure:
     )
     for panel, (precision, title) in zip(axes[0], PANELS.items(), strict=True):
         for y, setting in enumerate(shown):
-            found = last_accuracies(data.study, data.results, data.runs[setting], precision)
-            _draw_row(panel, found, y, setting.arm)
+            _draw_row(panel, last_accuracies(evaluated[y], precision), y, setting.arm)
             panel.axhline(y + 0.5, color=FAINT, linewidth=0.5)
         panel.grid(axis="y", visible=False)
         panel.set_yticks(range(len(shown)), [show_arm(setting) for setting in shown])

@@ -1,6 +1,6 @@
 """The table of all settings of a grid: which runs collapsed and when, and what was learnt."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import compress
 from math import inf
 from pathlib import Path
@@ -53,20 +53,20 @@ def outcome_table(study: Study, results: Path) -> str:
         ValueError: a run's metrics or evaluations are damaged, or of other settings.
     """
     runs, are_new = runs_by_setting(study, results), _have_new_sums(study)
-    rows = [
-        Row(
-            setting,
-            outcomes,
-            [
-                _median_kl(results / run.id, it)
-                for run, it in zip(runs[setting], outcomes, strict=True)
-            ],
-            last_accuracies(study, results, runs[setting], "bf16"),
-            last_accuracies(study, results, runs[setting], "nvfp4"),
-            last_accuracies(study, results, runs[setting], "nvfp4", are_new) if are_new else (),
+    rows = []
+    for setting, outcomes in read_grid(runs, results).items():
+        evaluated = read_evaluated(study, results, runs[setting])
+        with_runs = zip(runs[setting], outcomes, strict=True)
+        rows.append(
+            Row(
+                setting,
+                outcomes,
+                [_median_kl(results / run.id, it) for run, it in with_runs],
+                last_accuracies(evaluated, "bf16"),
+                last_accuracies(evaluated, "nvfp4"),
+                last_accuracies(evaluated, "nvfp4", are_new) if are_new else (),
+            )
         )
-        for setting, outcomes in read_grid(runs, results).items()
-    ]
     return TABLE.without_constant(rows)
 
 
@@ -78,30 +78,29 @@ def _have_new_sums(study: Study) -> list[bool]:
     return [] if all(are_new) else are_new
 
 
-def last_accuracies(
-    study: Study,
-    results: Path,
-    runs: Sequence[Run],
-    precision: Precision,
-    among: Sequence[bool] = (),
-) -> list[float]:
-    """Offline accuracy of each run's last checkpoint, of sampled answers; of evaluated runs alone.
-
-    Args:
-        among: which problems count; all by default.
+def read_evaluated(study: Study, results: Path, runs: Sequence[Run]) -> list[list[Evaluation]]:
+    """The evaluations of each run that was evaluated.
 
     Raises:
-        ValueError: evaluations are damaged, or of other settings.
+        ValueError: they are damaged, or of other settings.
+    """
+    folders = (results / run.id for run in runs)
+    return [read_evaluations_of(study, it, HINT) for it in folders if (it / EVALUATIONS).exists()]
+
+
+def last_accuracies(
+    evaluated: Iterable[Sequence[Evaluation]], precision: Precision, among: Sequence[bool] = ()
+) -> list[float]:
+    """Offline accuracy of each run's last checkpoint, of sampled answers.
+
+    Args:
+        evaluated: each run's evaluations; a run without any after training is left out.
+        precision: of the weights.
+        among: which problems count; all by default.
     """
     found = []
-    for run in runs:
-        if not (results / run.id / EVALUATIONS).exists():
-            continue
-        its = [
-            e
-            for e in read_evaluations_of(study, results / run.id, HINT)
-            if (e.precision, e.decoding) == (precision, "sampled")
-        ]
+    for of_run in evaluated:
+        its = [e for e in of_run if (e.precision, e.decoding) == (precision, "sampled")]
         last = max((e.step for e in its), default=0)
         found += [_accuracy(e, among) for e in its if e.step == last > 0]
     return found

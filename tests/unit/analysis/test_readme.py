@@ -8,7 +8,7 @@ from statistics import fmean
 import pytest
 
 from analysis.claims_table import read_table, show_ratio
-from analysis.collapse.outcome_table import last_accuracies
+from analysis.collapse.outcome_table import last_accuracies, read_evaluated
 from experiments.runs.evaluation import Precision
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT
@@ -26,7 +26,8 @@ def last_answers(
     study = load_study(RECORDS / record / "study.yaml")
     runs = [run for run in study.runs if (run.arm, run.cell) == (arm, cell)]
     among = have_new_sums(study.task)[: study.evaluation.prompts] if of_new_sums else []
-    shares = last_accuracies(study, RECORDS / record, runs, precision, among)
+    evaluated = read_evaluated(study, RECORDS / record, runs)
+    shares = last_accuracies(evaluated, precision, among)
     assert len(shares) == len(runs) == 10
     return f"{fmean(shares):.2f}"
 
