@@ -12,11 +12,10 @@ from statistics import fmean
 from mlflow import MlflowClient
 
 from experiments.runs.attempts import read_history
-from experiments.runs.evaluation import EVALUATIONS, read_evaluations
+from experiments.runs.evaluation import Evaluation
 from experiments.runs.manifest import RunManifest
 from experiments.runs.metrics import Row, token_mean
 from experiments.study.schema import Run
-from experiments.support.json_files import REMAKE
 from qat_core.rl.metric_names import K3_KL, REWARD
 from qat_core.units import MIB_PER_GIB
 
@@ -43,15 +42,16 @@ def short_name(manifest: RunManifest) -> str:
     return f"{run} {manifest.cell} {model}" if manifest.cell else f"{model} {run}"
 
 
-def summarize(run_dir: Path) -> dict[str, float]:
+def summarize(
+    run_dir: Path, manifest: RunManifest, rows: Sequence[Row], evaluations: Sequence[Evaluation]
+) -> dict[str, float]:
     """Summary metrics of a run that has finished, rounded; what is not known is left out.
 
     Ratios are to the BF16 run of the same model, cell and seed, where it lies next to this one.
     """
-    manifest, rows = read_history(run_dir)
     if manifest.status != "finished":
         return {}
-    found = _measured(manifest, rows) | _accuracies(run_dir)
+    found = _measured(manifest, rows) | _accuracies(evaluations)
     bf16_dir = run_dir.with_name(Run(manifest.model, "bf16", manifest.seed, manifest.cell).id)
     if bf16_dir.is_dir():
         bf16_manifest, bf16_rows = read_history(bf16_dir)
@@ -91,10 +91,7 @@ def _measured(manifest: RunManifest, rows: Sequence[Row]) -> dict[str, float]:
     return found
 
 
-def _accuracies(run_dir: Path) -> dict[str, float]:
-    if not (run_dir / EVALUATIONS).exists():
-        return {}
-    evaluations = read_evaluations(run_dir, REMAKE)
+def _accuracies(evaluations: Sequence[Evaluation]) -> dict[str, float]:
     last = max(it.step for it in evaluations)
     sampled = [it for it in evaluations if (it.step, it.decoding) == (last, "sampled")]
     return {ACCURACIES[it.precision]: it.accuracy for it in sampled}

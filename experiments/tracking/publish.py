@@ -76,7 +76,7 @@ def rebuild_run(run_dir: Path) -> str:
     tracked.start(manifest, resumes=False)
     tracked.log_rows(rows, _timestamps_ms(manifest, rows))
     if tracked.failure is None:
-        publish_results(tracked.client, tracked.run_id, run_dir)
+        publish_results(tracked.client, tracked.run_id, run_dir, manifest, rows)
     tracked.finish(manifest)
     if tracked.failure is not None:
         raise ValueError(f"{store_uri()}: MLflow refused {run_dir}: {tracked.failure}")
@@ -89,17 +89,20 @@ def has_steps(client: MlflowClient, run_id: str, rows: Sequence[Row]) -> bool:
     return steps <= {point.step for point in client.get_metric_history(run_id, STEP_TIME)}
 
 
-def publish_results(client: MlflowClient, run_id: str, run_dir: Path) -> None:
+def publish_results(
+    client: MlflowClient, run_id: str, run_dir: Path, manifest: RunManifest, rows: Sequence[Row]
+) -> None:
     """Adds a run's offline accuracies and its summary, where it has been evaluated."""
     if not (run_dir / EVALUATIONS).exists():
         return
-    moment_ms = now_ms()
-    summary = [Metric(key, value, moment_ms, 0) for key, value in summarize(run_dir).items()]
-    accuracies = [
+    moment_ms, evaluations = now_ms(), read_evaluations(run_dir, REMAKE)
+    summary = summarize(run_dir, manifest, rows, evaluations)
+    metrics = [
         Metric(f"eval/{it.precision}/{it.decoding}", it.accuracy, moment_ms, it.step)
-        for it in read_evaluations(run_dir, REMAKE)
+        for it in evaluations
     ]
-    client.log_batch(run_id, metrics=accuracies + summary)
+    metrics += [Metric(key, value, moment_ms, 0) for key, value in summary.items()]
+    client.log_batch(run_id, metrics=metrics)
     client.set_tag(run_id, EVALUATIONS_TAG, digest_file(run_dir / EVALUATIONS))
 
 
@@ -180,11 +183,11 @@ def publish(study_file: Path, results: Path, out: Path) -> None:
     published = {}
     for run in study.runs:
         found = find_runs(client, experiment_id, run.id)
-        _, rows = read_history(results / run.id)
+        manifest, rows = read_history(results / run.id)
         # not where the store was lost, or did not answer during the run or an earlier attempt
         is_whole = bool(found) and has_steps(client, found[0], rows)
         if is_whole:
-            publish_results(client, found[0], results / run.id)
+            publish_results(client, found[0], results / run.id, manifest, rows)
         published[run.id] = found[0] if is_whole else rebuild_run(results / run.id)
     publish_study(out.parent, results)
     write_json(out, published)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from experiments.runs.evaluation import Evaluation, write_evaluations
+from experiments.runs.attempts import read_history
+from experiments.runs.evaluation import Evaluation, read_evaluations, write_evaluations
 from experiments.runs.manifest import read_manifest
 from experiments.support.json_files import write_jsonl
 from experiments.tracking import publish
@@ -92,6 +93,10 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def summary_of(run_dir: Path) -> dict[str, float]:
+    return summarize(run_dir, *read_history(run_dir), read_evaluations(run_dir, ""))
+
+
 def test_name_fits_a_column() -> None:
     manifest = make_manifest(run="nano-dense_nvfp4-qat_seed0", model="nano-dense", arm="nvfp4-qat")
     assert short_name(manifest) == "dense qat s0"
@@ -106,13 +111,13 @@ def test_a_run_of_a_cell_is_compared_in_its_cell(results: Path) -> None:
             named = manifest | {"run": in_cell.name, "cell": "low"}
             (folder / "manifest.json").write_text(json.dumps(named))
         run_dir.rename(in_cell)
-    assert summarize(in_cell)["summary/kl_x"] == 1.6
+    assert summary_of(in_cell)["summary/kl_x"] == 1.6
     assert short_name(read_manifest(in_cell, "")) == "qat s2 low moe"
 
 
 def test_summary_is_of_all_tokens_and_over_bf16(results: Path) -> None:
     # mean of BF16: (1e-6 x 10 + 3e-6 x 30) / 40
-    assert summarize(results / "nano-moe_nvfp4-qat_seed2") == {
+    assert summary_of(results / "nano-moe_nvfp4-qat_seed2") == {
         "summary/acc": 1.0,
         "summary/acc4": 1.0,
         "summary/kl": 4.0,
@@ -121,7 +126,7 @@ def test_summary_is_of_all_tokens_and_over_bf16(results: Path) -> None:
         "summary/reward": 0.375,
         "summary/share": 0.5,
     }
-    assert summarize(results / "nano-moe_bf16_seed2")["summary/kl"] == 2.5
+    assert summary_of(results / "nano-moe_bf16_seed2")["summary/kl"] == 2.5
 
 
 def test_runs_and_study_are_in_mlflow_with_view_and_claims(results: Path) -> None:
