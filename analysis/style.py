@@ -195,7 +195,14 @@ def _fix_layout(figure: Figure) -> None:
 
 
 def save_figure(draw: Callable[[], Figure], *paths: Path) -> None:
-    """Draws once in the common style; PNG and SVG files have no date or version in them."""
+    """Draws once in the common style; PNG and SVG files have no date or version in them.
+
+    Raises:
+        ValueError: a path is a folder; Matplotlib would write a file of its name next to it.
+    """
+    for path in paths:
+        if path.is_dir():
+            raise ValueError(f"--out: {path}: a folder; name a file, such as {path / 'figure.png'}")
     with matplotlib.rc_context({**matplotlib.rcParamsDefault, **_RC}):
         figure = draw()
         _fix_layout(figure)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.overlay import DEFAULT_RECORDS, draw, read_mlflow, read_recorded, read_verl
+from analysis.overlay import DEFAULT_RECORDS, draw, main, read_mlflow, read_recorded, read_verl
 from qat_core.doctor.verl_run import K3
 
 REWARD = "critic/score/mean"
@@ -59,6 +59,18 @@ def test_a_metric_that_no_run_has_is_refused_with_the_nearest(
     recorded = read_recorded(DEFAULT_RECORDS, "nano-dense-gpu")
     with pytest.raises(ValueError, match=rf"--metrics: {re.escape(metric)}: in no run; {hint}"):
         draw(read_verl(own), "mine", recorded, (K3, metric), "dense")
+
+
+def test_a_folder_is_no_place_for_the_figure(
+    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "figures"
+    folder.mkdir()
+    monkeypatch.setattr("sys.argv", ["overlay", str(own), "--out", str(folder)])
+    line = f"--out: {folder}: a folder; name a file, such as {folder / 'figure.png'}"
+    with pytest.raises(ValueError, match=re.escape(line)):
+        main()
+    assert not list(tmp_path.rglob("*.png"))
 
 
 def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:
