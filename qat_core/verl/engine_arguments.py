@@ -3,13 +3,14 @@
 verl hands them over after most of its own (`vllm_async_server.py`): one that verl has a key for
 overrides that key, and so goes around the rules for it, or is overridden. vLLM takes a name with
 hyphens and with underscores, after `no_`, shortened as long as no other name begins like it, and
-with a dot before a key of its section.
+with a dot before a key of its section. verl writes values behind names, and of a list each by
+itself: a text that begins with a hyphen is one more name to vLLM.
 """
 
 import re
 from collections.abc import Iterator
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from qat_core.verl.rules import MODEL, ROLLOUT, VLLM, is_not_set
 
@@ -76,3 +77,7 @@ def _fixes(key: str, value: object) -> Iterator[str]:
             yield "never tried with these syncs; remove the key"
     elif longer := [ruled for ruled in _ALL if ruled.startswith(name)]:
         yield f"short for {' or '.join(longer)} to vLLM; write its name in full"
+    else:
+        values = value if isinstance(value, ListConfig) else [value]
+        if any(isinstance(it, str) and it.startswith("-") for it in values):
+            yield "a text with a hyphen first is another argument to vLLM; write that as a key"

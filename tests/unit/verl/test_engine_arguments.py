@@ -59,6 +59,14 @@ REFUSED = {
     "no-enable-prefix=true": "short for enable_prefix_caching to vLLM; write its name in full",
     "load=auto": "short for load_format to vLLM; write its name in full",
     "speculative={method: x}": "short for speculative_config to vLLM; write its name in full",
+    **dict.fromkeys(
+        (
+            "language_model_only=--quantization=fp8",
+            "served_model_name=[a, --quantization, fp8]",
+            "served_model_name=[a, -q, fp8]",
+        ),
+        "a text with a hyphen first is another argument to vLLM; write that as a key",
+    ),
     "kernel-config.moe_backend=triton": "no name; write a key of a section into the section",
 }
 
@@ -123,6 +131,7 @@ def test_no_full_name_of_vllms_counts_as_short_for_another() -> None:
         *("kv_cache_memory_bytes=268435456", "distributed_executor_backend=uni"),
         *("compilation_config={mode: 0}", "kv_cache_dtype=auto", "enable_lora=false", "dtype=null"),
         *("enable_eplb=false", "cpu_offload_gb=0", "offload_backend=auto"),
+        *("kv_cache_metrics_sample=-1", "served_model_name=[a-b, c]"),
         *("disable-log-requests=true", "hf_overrides={max_position_embeddings: 64}"),
     ],
 )
