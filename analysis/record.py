@@ -39,7 +39,9 @@ def record_study(
 ) -> Path:
     """Judges a study and copies its results into `records`; returns the study's folder there.
 
-    Of a study of collapses the complete cells are copied; its claims name the others.
+    Of a study of collapses the complete cells are copied; its claims name the others. Those that
+    the results lack are kept from its record so far: a grid can be run in parts, on machines whose
+    results are gone with them.
 
     Args:
         study_file: the study.
@@ -51,8 +53,8 @@ def record_study(
 
     Raises:
         ValueError: a run is missing, not finished and evaluated, has other settings, or was made
-            by code that no commit holds; no cell is complete, or one mixes base checkpoints; the
-            older record has replications of other settings.
+            by code that no commit holds; no cell is complete, or one, or one and a kept one, mixes
+            base checkpoints; the older record has replications of other settings.
     """
     study = load_study(study_file)
     record = records / study.study
@@ -75,10 +77,13 @@ def record_study(
         if not allow_uncommitted:
             require_commit(manifest, results / run.id)
     _require_replications_of(study, record)
+    kept = _runs_to_keep(study, record, runs, results)
     try:
-        write_claims(study, results, partial)
         for run in runs:
             _record_run(results / run.id, partial / run.id, only_of_grids=bool(study.cells))
+        for run in kept:
+            shutil.copytree(record / run.id, partial / run.id)
+        write_claims(study, partial, partial)
         shutil.copy(study_file, partial / "study.yaml")
         _keep_outcomes(study, record, partial)
         _replace(record, partial, former)
@@ -156,6 +161,20 @@ def _runs_to_record(study: Study, results: Path) -> Sequence[Run]:
     for cell, runs in cells.items():
         require_one_base_a_seed(cell, [read_manifest(results / run.id, REMAKE) for run in runs])
     return [run for runs in cells.values() for run in runs]
+
+
+def _runs_to_keep(study: Study, record: Path, runs: Sequence[Run], results: Path) -> list[Run]:
+    """Those of the record so far whose cells are complete there, and not among `runs`."""
+    is_same = (record / "study.yaml").is_file() and load_study(record / "study.yaml") == study
+    if not is_same or study.judged_by == "parity":
+        return []
+    made = {run.cell for run in runs}
+    cells = complete_cells(study, record)
+    kept = [run for cell, its in cells.items() if cell not in made for run in its]
+    if kept:  # claims compare runs of a seed across cells
+        folders = [*(results / run.id for run in runs), *(record / run.id for run in kept)]
+        require_one_base_a_seed(None, [read_manifest(folder, REMAKE) for folder in folders])
+    return kept
 
 
 def require_one_base_a_seed(cell: str | None, manifests: Sequence[RunManifest]) -> None:

@@ -202,7 +202,7 @@ def save_figure(draw: Callable[[], Figure], *paths: Path) -> None:
     """
     for path in paths:
         if path.is_dir():
-            raise ValueError(f"--out: {path}: a folder; name a file, such as {path / 'figure.png'}")
+            raise ValueError(f"{path}: a folder; name a file, such as {path / 'figure.png'}")
     with matplotlib.rc_context({**matplotlib.rcParamsDefault, **_RC}):
         figure = draw()
         _fix_layout(figure)

@@ -67,7 +67,7 @@ def test_a_folder_is_no_place_for_the_figure(
     folder = tmp_path / "figures"
     folder.mkdir()
     monkeypatch.setattr("sys.argv", ["overlay", str(own), "--out", str(folder)])
-    line = f"--out: {folder}: a folder; name a file, such as {folder / 'figure.png'}"
+    line = f"{folder}: a folder; name a file, such as {folder / 'figure.png'}"
     with pytest.raises(ValueError, match=re.escape(line)):
         main()
     assert not list(tmp_path.rglob("*.png"))

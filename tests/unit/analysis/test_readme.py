@@ -1,4 +1,4 @@
-"""Numbers in README's own sentences are those of the records; its tables are made from them."""
+"""Numbers in sentences of README and results are of the records; tables are made from them."""
 
 import json
 import re
@@ -12,22 +12,18 @@ from analysis.collapse.outcome_table import last_accuracies, read_evaluated
 from experiments.runs.evaluation import Precision
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT
-from qat_core.rl.tasks import have_new_sums
 
 RECORDS = ROOT / "experiments" / "records"
 TEXT = " ".join((ROOT / "README.md").read_text().split())
+RESULTS = " ".join((ROOT / "docs" / "results.md").read_text().split())
 COUNTS = {0: "none", 1: "one", 2: "two", 10: "ten"}
 
 
-def last_answers(
-    record: str, arm: str, cell: str, precision: Precision, *, of_new_sums: bool = False
-) -> str:
+def last_answers(record: str, arm: str, cell: str, precision: Precision) -> str:
     """Mean accuracy of all seeds' last checkpoints, of sampled answers, as README rounds it."""
     study = load_study(RECORDS / record / "study.yaml")
     runs = [run for run in study.runs if (run.arm, run.cell) == (arm, cell)]
-    among = have_new_sums(study.task)[: study.evaluation.prompts] if of_new_sums else []
-    evaluated = read_evaluated(study, RECORDS / record, runs)
-    shares = last_accuracies(evaluated, precision, among)
+    shares = last_accuracies(read_evaluated(study, RECORDS / record, runs), precision)
     assert len(shares) == len(runs) == 10
     return f"{fmean(shares):.2f}"
 
@@ -44,8 +40,8 @@ def test_collapses_of_ten_seeds() -> None:
         f"in BF16 {bf16} of ten"
     ) in TEXT
     num_with_tis = COUNTS[collapsed.count("nvfp4-noqat.lr2e-4-tis")]
-    assert f"without QAT, but with token TIS, {num_with_tis} of ten runs collapses" in TEXT
-    assert f"{qat} runs with QAT collapse at a mismatch" in TEXT
+    assert f"without QAT, but with token TIS, {num_with_tis} of ten runs collapses" in RESULTS
+    assert f"{qat} runs with QAT collapse at a mismatch" in RESULTS
     detail = next(it.detail for it in table.claims if it.name == "C1")
     to_qat, to_bf16 = (
         f"{float(p):.5f}".rstrip("0") for p in re.findall(r"corrected (\S+?)(?:;|$)", detail)
@@ -60,7 +56,7 @@ def test_answers_after_ten_seeds() -> None:
     assert (
         f"QAT's last checkpoints answer {qat} of the held-out problems, BF16's {bf16}, "
         f"those of token TIS {tis};"
-    ) in TEXT
+    ) in RESULTS
 
 
 def test_rewards_of_smollm2() -> None:
@@ -78,37 +74,39 @@ def test_rewards_of_smollm2() -> None:
     noqat, tis, qat = (found[name].groups() for name in ("C9", "C10", "C4"))
     assert all("lower in 10 of 10 seeds" in details[name] for name in ("C9", "C10"))
     assert (
-        f"is {noqat[0]} lower than with it (90 % interval {noqat[2]} to {noqat[1]}), lower in each"
+        f"is {noqat[0]} lower than with it (90 % interval {noqat[2]} to {noqat[1]}), lower in each "
+        "of ten seeds"
     ) in TEXT
-    assert f"{tis[0]} lower ({tis[2]} to {tis[1]}), in each seed" in TEXT
+    assert f"{tis[0]} lower ({tis[2]} to {tis[1]}), in each of the ten seeds" in TEXT
     assert f"QAT's reward is {qat[0]} below that of BF16" in TEXT
     assert f"({qat[2]} to {qat[1]}; the margin is 0.05)" in TEXT
 
 
+def test_rewards_of_smollm2_through_verl() -> None:
+    claims = read_table(RECORDS / "collapse-smollm2-verl" / "claims.json").claims
+    (claim,) = (it for it in claims if it.name == "C9")
+    assert claim.verdict == "PASS"
+    found = re.search(r"90 % interval: -(\S+) \(-(\S+) to -(\S+)\); lower in 8 of 8", claim.detail)
+    assert found
+    mean, largest, smallest = found.groups()
+    assert f"it is {mean} lower over 120 steps ({smallest} to {largest}), in each of eight" in TEXT
+
+
 def test_answers_of_smollm2() -> None:
     answers = partial(last_answers, "collapse-smollm2-confirm")
-
-    def in_nvfp4(*, of_new_sums: bool) -> list[str]:
-        settings = [
+    qat, noqat, tis, rounded = (
+        answers(arm, cell, "nvfp4")
+        for arm, cell in (
             ("nvfp4-qat", "lr3e-5"),
             ("nvfp4-noqat", "lr3e-5"),
             ("nvfp4-noqat", "lr3e-5-tis"),
             ("bf16", "lr3e-5"),
-        ]
-        return [answers(*setting, "nvfp4", of_new_sums=of_new_sums) for setting in settings]
-
-    qat, noqat, tis, rounded = in_nvfp4(of_new_sums=False)
+        )
+    )
     assert (
-        f"served in NVFP4 answer {qat} with QAT, {noqat} without, {tis} with token TIS, and "
-        f"{rounded} if trained in BF16 and rounded afterwards; "
-        f"BF16 served in BF16 answers {answers('bf16', 'lr3e-5', 'bf16')}."
-    ) in TEXT
-    task = load_study(RECORDS / "collapse-smollm2-confirm" / "study.yaml").task
-    are_new = have_new_sums(task)
-    assert (
-        f"Of the {sum(are_new)} of {len(are_new)} whose calculation no training problem has: "
-        f"{', '.join(in_nvfp4(of_new_sums=True))} and "
-        f"{answers('bf16', 'lr3e-5', 'bf16', of_new_sums=True)}."
+        f"served in NVFP4 answer {qat} with QAT, {noqat} without and {tis} with token TIS; those "
+        f"trained in BF16 answer {answers('bf16', 'lr3e-5', 'bf16')} served in BF16, and {rounded} "
+        "rounded to NVFP4."
     ) in TEXT
 
 
