@@ -150,6 +150,11 @@ class FakeQuantizedTensor(FullPrecisionMemory):
             is_kept = data.is_cpu or self.scales.keep_packed
             if is_kept and data.shape == shape and self.scales.weights.holds_memory_of(self):
                 return self._kept_rounded()
+        elif self.scales.keep_packed:
+            raise ValueError(
+                "keep_packed: layers compiled by torch.compile round their weights anew each time; "
+                "leave it out of prepare()"
+            )
         method, name = self.scales.method, self.weight_name
         rounded = fake_quantize(data, self.global_scale, method, name=name)
         rounded = rounded.to(self.dtype)
@@ -208,6 +213,8 @@ class FakeQuantizedTensor(FullPrecisionMemory):
             transposed = bool(data.stride(-1) != 1)
         elif data.ndim == self.ndim and data.shape[axis] != self.shape[axis]:
             raise ValueError(f"{self.weight_name}: cannot be cut along its blocks of {BLOCK_SIZE}")
+        if data.device != self._data.device:  # as `model.to("cpu")`, which is to free memory
+            self.scales.forget_rounded(self.weight_name)
         if global_scale.device != data.device:  # of the meta device there is nothing to copy
             known = not global_scale.is_meta
             ones = torch.ones(global_scale.shape, device=data.device)

@@ -133,6 +133,11 @@ class Scales:
             whole.codes[expert], whole.block_scale[expert], whole.global_scale[expert]
         )
 
+    def forget_rounded(self, name: str) -> None:
+        """Let go of what is kept of a weight that moves: it would stay where the weight was."""
+        self._rounded.pop(name, None)
+        self._packed.pop(name, None)
+
     def require_finite(self) -> None:
         """Refuse weights that held NaN or infinity at the last refresh; waits for the GPU.
 

@@ -2,10 +2,12 @@
 
 import copy
 import io
+import weakref
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import TorchRuntimeError
 from transformers import PreTrainedModel
 
 import qat_core.scales
@@ -136,6 +138,24 @@ def test_weights_kept_packed_give_the_same_bits_and_are_packed_once_a_change(
     round_weights(copied, plan(copied, Recipe()), Recipe())
     assert_same_run(model, copied)
     assert sorted(packed) == sorted(scales.values)
+
+
+def test_what_is_kept_packed_goes_when_its_weight_moves() -> None:
+    model, oracle = pair("qwen3", keep_packed=True)
+    assert_same_run(model, oracle)
+    scales = scales_of(model)
+    assert scales is not None and scales._packed
+    kept = weakref.ref(next(iter(scales._packed.values())).codes)
+    model.to("meta")
+    assert kept() is None
+
+
+def test_compiled_layers_refuse_to_keep_packed_weights() -> None:
+    model, _ = pair("qwen3", keep_packed=True)
+    for layer in model.model.layers:
+        layer.compile(backend="aot_eager")
+    with pytest.raises(TorchRuntimeError, match=r"keep_packed: layers compiled by torch\.compile"):
+        model(torch.zeros(1, 4, dtype=torch.long))
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3-moe"])

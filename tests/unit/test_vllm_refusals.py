@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from qat_core.rollout.engine import Rollouts
+from qat_core.rollout.vllm import plugin
 from qat_core.rollout.vllm.engine import VllmEngine, _routes
 from qat_core.rollout.vllm.plugin import (
     EXPERTS_VARIABLE,
@@ -49,3 +50,14 @@ def test_an_unknown_kernel_is_refused(variable: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv(variable, "cutlass")
     with pytest.raises(ValueError, match=f"{variable}=cutlass: use humming, or marlin"):
         _asks_for_humming(variable)
+
+
+def test_another_kernel_than_that_of_the_first_engine_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(plugin, "_kernels", {LINEAR_VARIABLE: "humming"})
+    monkeypatch.delenv(LINEAR_VARIABLE, raising=False)
+    with pytest.raises(ValueError, match=f"{LINEAR_VARIABLE}=marlin: .* was made with humming"):
+        _asks_for_humming(LINEAR_VARIABLE)
+    assert not _asks_for_humming(EXPERTS_VARIABLE)
+    assert plugin._kernels[EXPERTS_VARIABLE] == "marlin"

@@ -86,6 +86,23 @@ def correct_rotary_embedding() -> None:
     RotaryEmbedding.forward_cpu = forward_cpu
 
 
+def widen_window_blocks() -> None:
+    """Make vLLM's CPU build (0.28) serve sliding windows on processors with AMX.
+
+    A layer with a window has the smallest blocks that its KV cache can have, of 16 tokens; the
+    kernels are chosen by the size of the other layers' blocks, and those for AMX refuse 16.
+    """
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_cpu():
+        return
+    from vllm.v1.attention.backend import MultipleOf
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    smallest = [MultipleOf(32)]
+    CPUAttentionBackend.get_supported_kernel_block_sizes = staticmethod(lambda: smallest)
+
+
 def hold_addresses(version: str) -> None:
     """Make vLLM 0.24 rewrite Marlin's lock array and the experts' global scales in place.
 

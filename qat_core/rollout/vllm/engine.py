@@ -77,6 +77,7 @@ class VllmEngine:
         compat.require_supported(vllm.__version__, on_cpu=current_platform.is_cpu())
         compat.hold_addresses(vllm.__version__)
         compat.correct_rotary_embedding()
+        compat.widen_window_blocks()
         register()
         self._kind: CheckpointFormat = "compressed-tensors"
         model = meta_model(model_dir)

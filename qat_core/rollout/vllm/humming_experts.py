@@ -177,8 +177,8 @@ def prepare_experts(
     """
     prepared: list[Tensor] = []
     for codes, scale, scale_2 in ((w13, w13_scale, w13_scale_2), (w2, w2_scale, w2_scale_2)):
+        prepared += [*to_layout(codes.data, scale.data), scale_2.float()]  # refuses odd sizes
         _kernels(*codes.shape[:2], 2 * codes.shape[2], codes.device)
-        prepared += [*to_layout(codes.data, scale.data), scale_2.float()]
     return tuple(prepared)
 
 

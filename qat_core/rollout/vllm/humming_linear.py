@@ -1,7 +1,7 @@
 """Linear layers of vLLM 0.24 multiplied by Humming instead of Marlin; loaded by the plugin alone.
 
-Asked for by `QAT_CORE_LINEAR_KERNEL=humming` in the environment of vLLM's processes. Both keep 0.56
-bytes a weight in layouts of their own, so one layout has to serve all numbers of rows. From
+Asked for by `QAT_CORE_LINEAR_KERNEL=humming` in the environment of vLLM's processes. Codes
+lie as for Marlin, block scales in an order of their own, so these serve all numbers of rows. From
 `UNPACK_FROM` rows on, the weight is unpacked and cuBLAS multiplies.
 
 Not the default on Hopper: below that many rows Humming's products have other bits each time and

@@ -2,7 +2,7 @@
 
 vLLM's layer-wise reload calls a loader for each of three tensors a weight, twice, builds the layer
 again and copies it: for Qwen3-8B's 252 weights some thousand calls and 144 layers, each with
-several waits for the GPU, 0.5 s on an H200 where a copy of the bytes takes 6 ms. Here codes and
+several waits for the GPU, 0.39 s on an H200 where a copy of the bytes takes 6 ms. Here codes and
 scales of a layer are laid out where its kernel reads them, without a wait (times:
 docs/performance.md). What is not packed goes through vLLM's ordinary loaders.
 

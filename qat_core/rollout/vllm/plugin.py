@@ -3,7 +3,9 @@
 vLLM runs W4A16 with the Marlin kernel only and refuses it on a CPU. With this plugin the same
 checkpoints and weight syncs run there in BF16, unpacked when they arrive, and experts tell their
 routes. On CUDA nothing changes unless `QAT_CORE_LINEAR_KERNEL=humming` asks for other kernels of
-linear layers, or `QAT_CORE_EXPERTS_KERNEL=humming` for other ones of experts.
+linear layers (of the compressed-tensors form, which syncs have; those of a ModelOpt checkpoint keep
+Marlin), or `QAT_CORE_EXPERTS_KERNEL=humming` for other ones of experts. The first engine of a
+process decides for all of them.
 """
 
 import os
@@ -11,12 +13,15 @@ import os
 LINEAR_VARIABLE = "QAT_CORE_LINEAR_KERNEL"
 EXPERTS_VARIABLE = "QAT_CORE_EXPERTS_KERNEL"
 
+_kernels: dict[str, str] = {}  # by variable, of the process's first engine
+
 
 def register() -> None:
     """Called by every vLLM process at its start.
 
     Raises:
-        ValueError: the environment asks for a kernel that is not known or cannot run here.
+        ValueError: the environment asks for a kernel that is not known or cannot run here, or for
+            another one than an engine of this process has: what it replaced in vLLM stays.
     """
     from vllm.platforms import current_platform
 
@@ -45,14 +50,19 @@ def register() -> None:
 
 
 def _asks_for_humming(variable: str) -> bool:
-    name = os.environ.get(variable, "")
-    if name not in ("", "marlin", "humming"):
+    name = os.environ.get(variable) or "marlin"
+    if name not in ("marlin", "humming"):
         raise ValueError(f"{variable}={name}: use humming, or marlin, vLLM's own choice")
-    if name != "humming":
-        return False
-    import vllm
+    if name == "humming":
+        import vllm
 
-    from qat_core.rollout.vllm import humming
+        from qat_core.rollout.vllm import humming
 
-    humming.require(variable, vllm.__version__)
-    return True
+        humming.require(variable, vllm.__version__)
+    first = _kernels.setdefault(variable, name)
+    if name != first:
+        raise ValueError(
+            f"{variable}={name}: an engine of this process was made with {first}; make this one in "
+            "another process"
+        )
+    return name == "humming"

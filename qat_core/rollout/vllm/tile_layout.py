@@ -56,7 +56,10 @@ def lay_out_for_humming(codes: Tensor, block_scale: Tensor, words: Tensor, scale
     """As `to_layout`, into the contiguous tensors `words` and `scale`."""
     n, k = codes.shape[-2], 2 * codes.shape[-1]
     if n % ROWS or k % ROWS:
-        raise ValueError(f"({n}, {k}): Humming's layout needs multiples of {ROWS}; use Marlin")
+        raise ValueError(
+            f"({n}, {k}): Humming's layout needs multiples of {ROWS}; use Marlin: "
+            "unset QAT_CORE_LINEAR_KERNEL and QAT_CORE_EXPERTS_KERNEL"
+        )
     _require_places(block_scale, words, scale)
     if codes.is_cuda:
         from qat_core.rollout.vllm import tile_layout_kernels

@@ -162,7 +162,7 @@ def _targets(worker: Any, names: HubNames) -> dict[str, Target]:
     if not hasattr(worker, "qat_core_targets"):
         reason = _reason_to_reload(worker)
         found = None if reason else _find_targets(worker, names)
-        reason = reason or "a layer is not known there"
+        reason = reason or ("a layer is not known there" if found is None else "nothing is packed")
         how = f"in place, {len(found)} weights" if found else f"through vLLM's reload: {reason}"
         print(f"qat_core: weight syncs {how}", flush=True)
         worker.qat_core_targets = found or {}
