@@ -1,6 +1,6 @@
 """Simulates studies and writes the record: `python -m analysis.simulation [--out FILE]`.
 
-docs/protocols/kl-claim.md says what was concluded from it.
+docs/protocols/kl-claim.md and docs/statistics.md say what was concluded from it.
 """
 
 import argparse
@@ -9,6 +9,7 @@ from pathlib import Path
 
 from analysis.simulation.accuracy import ACCURACY, MARGIN, simulate_accuracy
 from analysis.simulation.ratios import BOUND, STUDIES, simulate_ratios
+from analysis.simulation.rewards import simulate_rewards
 from experiments.study.schema import ROOT
 from experiments.support.cli import run_cli
 
@@ -21,7 +22,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RECORD)
     out: Path = parser.parse_args().out
     record = {
-        "simulation": "intervals of ratios of mean k3 KL, and of accuracies in log-odds",
+        "simulation": "intervals of ratios of mean k3 KL, of accuracies and of mean rewards",
         "bound": BOUND,
         "studies": STUDIES,
         "ratios": simulate_ratios(),
@@ -30,6 +31,7 @@ def main() -> None:
             "accuracy": ACCURACY,
             "scenarios": simulate_accuracy(),
         },
+        "rewards": simulate_rewards(),
     }
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(record, indent=1) + "\n")

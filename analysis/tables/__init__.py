@@ -22,6 +22,7 @@ from analysis.tables.serving import read_servings, serving_sections
 from analysis.tables.simulation import (
     accuracy_sections,
     chosen_sections,
+    reward_sections,
     simulation_sections,
 )
 from analysis.tables.verl import verl_sections
@@ -69,6 +70,7 @@ SECTIONS: Mapping[str, Callable[[Path, str], list[str]]] = {
     "simulation": simulation_sections,
     "simulated_sizes": chosen_sections,
     "simulated_accuracy": accuracy_sections,
+    "simulated_rewards": reward_sections,
 }
 
 

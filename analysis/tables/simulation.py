@@ -5,6 +5,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
+from analysis.collapse.rules import AREA_LEVEL, AREA_MARGIN
 from analysis.markdown import MarkdownTable
 from analysis.tables.record import read_record
 
@@ -57,6 +58,29 @@ class AccuracyPart(BaseModel):
     scenarios: list[AccuracyRow]
 
 
+class RewardRow(BaseModel):
+    """A population of differences of mean reward; see analysis/simulation/rewards.py."""
+
+    seeds: int
+    difference: float
+    seed_sd: float
+    lost_share: float
+    loss: float
+    coverage: float
+    c9_passes: float
+    c9_fails: float
+    c4_passes: float
+    c4_fails: float
+
+    @property
+    def population(self) -> str:
+        """How the seeds differ."""
+        usual = f"normal, sd {self.seed_sd:g}"
+        if not self.lost_share:
+            return usual
+        return f"{usual}, and {self.lost_share:.0%} of the seeds {self.loss:g} lower"
+
+
 class SimulationRecord(BaseModel):
     """Of analysis/simulation."""
 
@@ -64,6 +88,7 @@ class SimulationRecord(BaseModel):
     studies: dict[str, int]
     ratios: list[Row]
     accuracy: AccuracyPart
+    rewards: list[RewardRow]
 
 
 ACCURACY_TABLE: MarkdownTable[AccuracyRow] = MarkdownTable(
@@ -74,6 +99,20 @@ ACCURACY_TABLE: MarkdownTable[AccuracyRow] = MarkdownTable(
         "Spread of seeds": lambda row: f"{row.seed_sd:.1f}",
         "Coverage": lambda row: f"{row.coverage:.1%}",
         "Passes": lambda row: f"{row.passes:.1%}",
+    }
+)
+
+
+REWARD_TABLE: MarkdownTable[RewardRow] = MarkdownTable(
+    {
+        "Differences of the seeds": lambda row: row.population,
+        "Seeds": lambda row: str(row.seeds),
+        "True mean": lambda row: f"{row.difference:+.2f}",
+        "Coverage": lambda row: f"{row.coverage:.1%}",
+        "C9 passes": lambda row: f"{row.c9_passes:.1%}",
+        "C9 FAILs": lambda row: f"{row.c9_fails:.1%}",
+        "C4 passes": lambda row: f"{row.c4_passes:.1%}",
+        "C4 FAILs": lambda row: f"{row.c4_fails:.1%}",
     }
 )
 
@@ -135,6 +174,17 @@ def accuracy_sections(folder: Path, _: str) -> list[str]:
         f"{part.margin_log_odds:g} in log-odds**"
     )
     return [title, ACCURACY_TABLE.markdown(part.scenarios)]
+
+
+def reward_sections(folder: Path, _: str) -> list[str]:
+    """Coverage and decisions about differences of mean reward."""
+    rows = read_simulation(folder).rewards
+    title = (
+        f"**Differences of mean reward: {100 * AREA_LEVEL:g} % intervals; C9 asks for a difference "
+        f"below {-AREA_MARGIN:g}, C4 for one within {AREA_MARGIN:g}**"
+    )
+    in_order = sorted(rows, key=lambda row: (row.lost_share, row.seed_sd, row.seeds))
+    return [title, REWARD_TABLE.markdown(in_order)]
 
 
 def _table(rows: Sequence[Row], what: str) -> MarkdownTable[Row]:

@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from analysis.collapse.rules import AREA_MARGIN
 from analysis.simulation.candidates import CANDIDATES
 from analysis.simulation.generator import AS_RECORDED, NONE, Scenario, Spikes
 from analysis.simulation.ratios import BOUND, HUNDREDFOLD, measure
+from analysis.simulation.rewards import simulate_rewards
 from analysis.stats import ratio_over_seeds, token_means
 from experiments.study.schema import ROOT
 
@@ -88,3 +90,13 @@ def test_record_was_made_by_this_simulation(record: dict[str, Any]) -> None:
     )
     scenario = replace(Scenario("", row["ratio"], 3, 20), seed_sd=row["seed_sd"])
     assert measure(scenario, CHOSEN, record["studies"]["t"]) == row["candidates"][CHOSEN]
+
+
+def test_rewards_of_the_record(record: dict[str, Any]) -> None:
+    rows = record["rewards"]
+    assert rows == simulate_rewards()
+    at_margin = [row for row in rows if row["difference"] == -AREA_MARGIN]
+    # 5 % on each side; a standard error of 0.3 %
+    assert max(row["c9_passes"] for row in at_margin) <= 0.06
+    rare = next(row for row in at_margin if row["lost_share"] == 0.1)
+    assert rare["c4_passes"] >= 0.3
