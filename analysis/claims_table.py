@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from analysis.markdown import MarkdownTable
-from analysis.stats import Verdict
+from analysis.stats import LEVEL, Verdict
 from experiments.support.cli import run_cli
 from experiments.support.json_files import read_model
 
@@ -61,8 +61,7 @@ class Claim(BaseModel):
     Attributes:
         name: key in the study's `claims` section, or a name of ours where nothing is required.
         statement: the quantity that is estimated.
-        estimate: point estimate; low and high bound its 95 % interval. None where the data give
-            none.
+        estimate: point estimate; low and high bound its interval. None where the data give none.
         exact: nothing is random, low and high equal the estimate.
         bound: how the threshold binds; "within" means between -threshold and threshold.
         noise_floor: k3 KL of the bf16 arm in the typical seed, in nats a token.
@@ -112,24 +111,11 @@ class Claim(BaseModel):
         return (self.verdict, self.statement, self.required, self.shown_estimate, self.interval)
 
 
-MARKDOWN: MarkdownTable[Claim] = MarkdownTable(
-    {
-        "Model": lambda claim: claim.model,
-        "Verdict": lambda claim: f"**{claim.verdict}**",
-        "Claim": lambda claim: f"{claim.statement}<br><sub>{claim.detail}</sub>",
-        "Required": lambda claim: claim.required,
-        "Estimate": lambda claim: claim.shown_estimate,
-        "95 % interval": lambda claim: claim.interval,
-        "Noise floor": lambda claim: f"{claim.noise_floor:.2e}" if claim.noise_floor else "",
-        "Seeds": lambda claim: str(claim.num_seeds),
-    }
-)
-
-
 class ClaimsTable(BaseModel):
     """All judged claims of a study, in the order of its models.
 
     Attributes:
+        level: of the intervals.
         marks: by model, what a reader must know of its runs before any verdict.
         collapsed_at: by run id, the step of its collapse, of the runs that collapsed.
         note: how verdicts, estimates and intervals come about.
@@ -139,6 +125,7 @@ class ClaimsTable(BaseModel):
 
     study: str
     claims: tuple[Claim, ...]
+    level: float = LEVEL
     marks: Mapping[str, tuple[str, ...]] = {}
     collapsed_at: Mapping[str, int] = {}
     note: str
@@ -148,11 +135,30 @@ class ClaimsTable(BaseModel):
         """Model and name of each claim."""
         return {(claim.model, claim.name) for claim in self.claims}
 
+    @property
+    def interval_heading(self) -> str:
+        """Of the column of intervals."""
+        return f"{100 * self.level:g} % interval"
+
     def to_markdown(self) -> str:
         """A GitHub table without empty columns, marked rows, and the notes that explain them."""
         marked = [self._marked(claim) for claim in self.claims]
         explained = [f"{MARK} {model}: {'; '.join(it)}." for model, it in self.marks.items() if it]
-        return "\n\n".join([MARKDOWN.without_empty(marked), *explained, self.note]) + "\n"
+        table: MarkdownTable[Claim] = MarkdownTable(
+            {
+                "Model": lambda claim: claim.model,
+                "Verdict": lambda claim: f"**{claim.verdict}**",
+                "Claim": lambda claim: f"{claim.statement}<br><sub>{claim.detail}</sub>",
+                "Required": lambda claim: claim.required,
+                "Estimate": lambda claim: claim.shown_estimate,
+                self.interval_heading: lambda claim: claim.interval,
+                "Noise floor": lambda claim: (
+                    f"{claim.noise_floor:.2e}" if claim.noise_floor else ""
+                ),
+                "Seeds": lambda claim: str(claim.num_seeds),
+            }
+        )
+        return "\n\n".join([table.without_empty(marked), *explained, self.note]) + "\n"
 
     def write(self, folder: Path, appendix: str = "") -> None:
         """Writes claims.json and claims.md, which the appendix ends."""
@@ -170,7 +176,7 @@ class ClaimsTable(BaseModel):
         for model, claims in groupby(self.claims, lambda claim: claim.model):
             for line in self._heading(model, list(rows := tuple(claims))):
                 console.print(line, highlight=False)
-            console.print(_terminal_table(rows, with_details))
+            console.print(self._terminal_table(rows, with_details))
         if with_details:
             console.print(f"[dim]{self.note}[/]", highlight=False)
 
@@ -183,24 +189,28 @@ class ClaimsTable(BaseModel):
             *(f"[yellow]{mark}[/]" for mark in self.marks.get(model, ())),
         ]
 
+    def _terminal_table(self, claims: tuple[Claim, ...], with_details: bool) -> Table:
+        """At most 80 columns wide, never folded without details.
 
-def _terminal_table(claims: tuple[Claim, ...], with_details: bool) -> Table:
-    """At most 80 columns wide, never folded without details."""
-    has_numbers = any(claim.estimate is not None for claim in claims)
-    table = Table(box=None, show_header=has_numbers, pad_edge=False, padding=(0, 1, 0, 0))
-    headings = ("", "", "value", "95 % interval", "required") if has_numbers else ("", "")
-    for heading in headings:
-        table.add_column(heading, header_style="dim", no_wrap=not with_details)
-    for claim in claims:
-        _, statement, required, estimate, interval = claim.cells()
-        # arms in short: of four, three are in NVFP4
-        statement = statement.replace("nvfp4-", "")
-        if with_details:
-            statement += f"\n[dim]{escape(claim.detail)}[/]"
-        colored = f"[{COLORS[claim.verdict]}]{claim.verdict}[/]"
-        numbers = (estimate, interval, required) if has_numbers else ()
-        table.add_row(colored, statement, *numbers)
-    return table
+        Numbers have columns where most claims have numbers; else they follow the statement.
+        """
+        has_columns = 2 * sum(claim.estimate is not None for claim in claims) > len(claims)
+        table = Table(box=None, show_header=has_columns, pad_edge=False, padding=(0, 1, 0, 0))
+        headings = ("", "", "value", self.interval_heading, "required") if has_columns else ("", "")
+        for heading in headings:
+            table.add_column(heading, header_style="dim", no_wrap=not with_details)
+        for claim in claims:
+            _, statement, required, estimate, interval = claim.cells()
+            # arms in short: of four, three are in NVFP4
+            statement = statement.replace("nvfp4-", "")
+            if claim.estimate is not None and not has_columns:
+                statement += f": {estimate}"
+            if with_details:
+                statement += f"\n[dim]{escape(claim.detail)}[/]"
+            colored = f"[{COLORS[claim.verdict]}]{claim.verdict}[/]"
+            numbers = (estimate, interval, required) if has_columns else ()
+            table.add_row(colored, statement, *numbers)
+        return table
 
 
 def read_table(path: Path) -> ClaimsTable:

@@ -15,6 +15,7 @@ SINCE = datetime(2026, 11, 22, tzinfo=UTC)
 SEEDS = 5
 SAMPLES = 4  # a prompt
 LOWEST, HIGHEST = 0.5, 0.8  # where BF16 is to end
+ONE_CHECKPOINT = "one pretrained checkpoint: verdicts hold for it alone"
 
 
 def marks(study: Study, results: Results, model: str) -> tuple[str, ...]:
@@ -34,8 +35,7 @@ def marks(study: Study, results: Results, model: str) -> tuple[str, ...]:
         "seeds share one base checkpoint": len(seeds) > 1
         and len({run.digests.get("base") for run in runs}) < len(seeds),
         f"{samples} of the protocol's {SAMPLES} samples a prompt": samples < SAMPLES,
-        "one pretrained checkpoint: verdicts hold for it alone": study.models[model].kind
-        in ("gguf", "hub"),
+        ONE_CHECKPOINT: is_pretrained(study, model),
         "no bf16 arm, so mismatch and accuracy are not judged": accuracy is None,
         f"{on_cpu} of its {len(runs)} runs were evaluated on a CPU": on_cpu > 0,
         "code had uncommitted changes": any(run.git is None or run.git.dirty for run in runs),
@@ -43,6 +43,11 @@ def marks(study: Study, results: Results, model: str) -> tuple[str, ...]:
     if accuracy is not None and not LOWEST <= accuracy <= HIGHEST:
         found[f"BF16 ended at {accuracy:.3f}, outside {LOWEST} to {HIGHEST}"] = True
     return tuple(mark for mark, holds in found.items() if holds)
+
+
+def is_pretrained(study: Study, model: str) -> bool:
+    """Whether all seeds of a model begin with one checkpoint of others."""
+    return study.models[model].kind in ("gguf", "hub")
 
 
 def _accuracy_of_bf16(results: Results, model: str) -> float:

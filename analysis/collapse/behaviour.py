@@ -46,6 +46,9 @@ def draw(data: GridData) -> Figure:
     for row, label in zip(axes, METRICS.values(), strict=True):
         row[0].set_ylabel(label)
     axes[-1][0].set_yscale("symlog", linthresh=LINEAR_BELOW)
+    # else as far below zero as above it
+    lowest = min(panel.dataLim.ymin for panel in axes[-1])
+    axes[-1][0].set_ylim(bottom=2 * min(lowest, 0.0) - LINEAR_BELOW / 2)
     for panel in axes.flat:
         panel.minorticks_off()
     return figure

@@ -28,10 +28,11 @@ def draw(data: GridData) -> Figure:
     left_out = f" Not drawn: {', '.join(map(show_rate, lower))}." if lower else ""
     figure, axes = new_figure(
         f"Reward and mismatch by training step, {data.design.dense}",
-        f"A line: a seed, mean over {WINDOW} steps. Star: the run has collapsed; its k3 KL is "
-        "drawn up to there.\n"
+        f"A line: a seed, mean over {WINDOW} steps, so that a spike stays for {WINDOW}. Star: the "
+        "run has collapsed; its k3 KL is drawn up to there.\nRewards are of an arm's own rollouts, "
+        "those of BF16 from weights that are not rounded.\n"
         f"Above the panels: the learning rate, and how many runs collapsed.{left_out}",
-        height_inches=0.9 + 3.9 * len(lrs),
+        height_inches=1.06 + 3.9 * len(lrs),
         has_legend=False,
         nrows=2 * len(lrs),
         ncols=len(shown),

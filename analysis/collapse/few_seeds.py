@@ -41,7 +41,7 @@ def descriptive_rules_of(design: Design, num_seeds: int) -> dict[str, Rule]:
 
 
 def _reported(answer: Callable[[Comparison, float], str], lr: float, runs: Comparison) -> Judged:
-    return "REPORTED", answer(runs, lr)
+    return Judged("REPORTED", answer(runs, lr))
 
 
 def _collapsed(runs: Comparison, lr: float) -> str:

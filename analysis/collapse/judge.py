@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
-from analysis.claims_table import Claim, ClaimsTable, ClaimVerdict
+from analysis.claims_table import Claim, ClaimsTable
 from analysis.collapse.comparison import Comparison
 from analysis.collapse.few_seeds import FEWEST_FOR_TESTS, descriptive_rules_of
 from analysis.collapse.grid import Design, Grid, design_of, read_grid, runs_by_setting
 from analysis.collapse.outcome_table import outcome_table
-from analysis.collapse.rules import Rule, rules_of
+from analysis.collapse.rules import AREA_LEVEL, Judged, Rule, rules_of
 from analysis.load import read_metric
+from analysis.protocol import ONE_CHECKPOINT, is_pretrained
 from experiments.runs.evaluation import EVALUATIONS
 from experiments.runs.manifest import read_manifest
 from experiments.study.schema import Run, Study
@@ -58,6 +59,7 @@ def judge_study(study: Study, results: Path) -> ClaimsTable:
             for run, outcome in zip(its, grid[setting], strict=True)
             if outcome.collapsed is not None
         },
+        level=AREA_LEVEL,
         note=f"{DEFINITION} {how}",
     )
 
@@ -74,26 +76,26 @@ def judge_grid(
 ) -> tuple[Claim, ...]:
     """A claim by each rule."""
     runs, claims = Comparison(grid, design), []
-    verdict: ClaimVerdict
     for name, rule in rules.items():
         if missing := [setting for setting in rule.needs if setting not in grid]:
-            verdict, detail = "NOT RUN", f"not all runs are at their last step: {missing[0]}"
+            judged = Judged("NOT RUN", f"not all runs are at their last step: {missing[0]}")
         else:
-            verdict, detail = rule.judge(runs)
+            judged = rule.judge(runs)
+        interval, threshold = judged.interval, judged.threshold
         claims.append(
             Claim(
                 model=design.dense,
                 name=name,
                 statement=f"{name}: {rule.statement}",
-                estimate=None,
-                low=None,
-                high=None,
-                bound=None,
-                threshold=None,
-                verdict=verdict,
+                estimate=interval and interval.estimate,
+                low=interval and interval.low,
+                high=interval and interval.high,
+                bound=threshold and ("at most" if threshold < 0 else "within"),
+                threshold=threshold,
+                verdict=judged.verdict,
                 num_seeds=num_seeds,
                 unit="",
-                detail=detail,
+                detail=judged.detail,
             )
         )
     return tuple(claims)
@@ -103,7 +105,7 @@ def marks(study: Study, runs: Sequence[Run], results: Path) -> tuple[str, ...]:
     """What a reader must know of the runs of complete cells before any verdict."""
     folders = [results / run.id for run in runs]
     manifests = [read_manifest(folder, REMAKE) for folder in folders]
-    found = []
+    found = [ONE_CHECKPOINT] if any(is_pretrained(study, name) for name in study.models) else []
     complete = {run.cell for run in runs}
     if missing := [cell for cell in study.cells if cell not in complete]:
         found.append(f"cells not complete, not judged: {', '.join(missing)}")

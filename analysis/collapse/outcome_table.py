@@ -149,7 +149,7 @@ TABLE: MarkdownTable[Row] = MarkdownTable(
         "Collapsed": lambda row: f"{num_collapsed(row.outcomes)} of {len(row.outcomes)}",
         "95 % interval": lambda row: _shown_share(row.outcomes),
         "At step, by seed": lambda row: _shown_steps(row.outcomes),
-        "k3 KL": lambda row: _shown_range(row.kl),
+        "k3 KL, median step": lambda row: _shown_range(row.kl),
         "Mean reward": lambda row: f"{fmean(it.area for it in row.outcomes):.3f}",
         "Offline, BF16": lambda row: _shown_accuracy(row.in_bf16),
         "Offline, NVFP4": lambda row: _shown_accuracy(row.in_nvfp4),

@@ -22,12 +22,24 @@ from analysis.collapse.grid import (
     show_rate,
 )
 from analysis.collapse.survival import paired_difference, show_difference, sign_flip_p
-from analysis.stats import Verdict
+from analysis.stats import Interval, Verdict
 
 AREA_MARGIN = 0.05
 AREA_LEVEL = 0.90
 
-Judged = tuple[ClaimVerdict, str]
+
+class Judged(NamedTuple):
+    """What became of a claim.
+
+    Attributes:
+        interval: of level `AREA_LEVEL`, of a difference of mean rewards, where one decides.
+        threshold: what the interval has to keep; negative: at most that, else within it.
+    """
+
+    verdict: ClaimVerdict
+    detail: str
+    interval: Interval | None = None
+    threshold: float | None = None
 
 
 def _earlier_than_both(runs: Comparison, noqat: Setting) -> Judged:
@@ -36,20 +48,20 @@ def _earlier_than_both(runs: Comparison, noqat: Setting) -> Judged:
     to_qat, to_bf16 = runs.difference(noqat, qat), runs.difference(noqat, bf16)
     detail = f"{runs.collapsed(noqat, qat, bf16)}; p to QAT {to_qat}; to BF16 {to_bf16}"
     if to_qat.earlier and to_bf16.earlier:
-        return "PASS", detail
-    return ("FAIL" if to_qat.later or to_bf16.later else "INCONCLUSIVE"), detail
+        return Judged("PASS", detail)
+    return Judged("FAIL" if to_qat.later or to_bf16.later else "INCONCLUSIVE", detail)
 
 
 def _lower_critical_rate(runs: Comparison) -> Judged:
     rates = runs.critical_rates(NOQAT, BF16)
     detail = f"no QAT {show_rate(rates[NOQAT])}, BF16 {show_rate(rates[BF16])}"
     if rates[NOQAT] >= rates[BF16]:
-        return "FAIL", detail
+        return Judged("FAIL", detail)
     tested = [lr for lr in runs.design.lrs[-2:] if lr > rates[NOQAT]]
     tests = {lr: runs.difference(runs.at(NOQAT, lr), runs.at(BF16, lr)) for lr in tested}
     shown = "; ".join(f"p at {show_rate(lr)} {test}" for lr, test in tests.items())
     is_shown = any(test.earlier for test in tests.values())
-    return ("PASS" if is_shown else "INCONCLUSIVE"), f"{detail}; {shown}"
+    return Judged("PASS" if is_shown else "INCONCLUSIVE", f"{detail}; {shown}")
 
 
 def _survives_as_bf16(runs: Comparison) -> Judged:
@@ -65,35 +77,43 @@ def _survives_as_bf16(runs: Comparison) -> Judged:
     if not any(rates.values()):
         detail += "; neither survives any rate, so that critical rates say nothing"
     if any(runs.difference(runs.at(QAT, lr), runs.at(BF16, lr)).earlier for lr in lrs):
-        return "FAIL", detail
+        return Judged("FAIL", detail)
     no_worse = rates[QAT] >= rates[BF16] and lost[QAT] <= lost[BF16] + 1
-    return ("PASS" if no_worse else "INCONCLUSIVE"), detail
+    return Judged("PASS" if no_worse else "INCONCLUSIVE", detail)
 
 
 def _costs_no_reward(runs: Comparison) -> Judged:
-    verdicts, details = [], []
+    intervals = {}
     for lr in _rates_of_c4(runs.design):
         qat, bf16 = ([o.area for o in runs.grid[runs.at(arm, lr)]] for arm in (QAT, BF16))
-        interval = paired_difference(qat, bf16, AREA_LEVEL)
-        verdicts.append(interval.judge(-AREA_MARGIN, AREA_MARGIN))
-        where = f"at {show_rate(lr)}, {100 * AREA_LEVEL:g} % interval"
-        details.append(f"mean reward less BF16's {where}: {show_difference(interval)}")
-    return _worst(verdicts), "; ".join(details)
+        intervals[lr] = paired_difference(qat, bf16, AREA_LEVEL)
+    verdict = _worst([it.judge(-AREA_MARGIN, AREA_MARGIN) for it in intervals.values()])
+    if len(intervals) == 1:
+        (interval,) = intervals.values()
+        return Judged(verdict, "mean reward less BF16's", interval, AREA_MARGIN)
+    return Judged(
+        verdict,
+        "; ".join(
+            f"mean reward less BF16's at {show_rate(lr)}, {100 * AREA_LEVEL:g} % interval: "
+            f"{show_difference(interval)}"
+            for lr, interval in intervals.items()
+        ),
+    )
 
 
 def _costs_reward(setting: Setting, runs: Comparison) -> Judged:
     """C9's and C10's rule: a setting's mean reward is below QAT's by more than the margin."""
     lesser, qat = runs.grid[setting], runs.grid[runs.at(QAT)]
     if [run.base for run in lesser] != [run.base for run in qat]:
-        return "INCONCLUSIVE", "not judged: the runs of a seed start from different bases"
+        return Judged("INCONCLUSIVE", "not judged: the runs of a seed start from different bases")
     areas = [run.area for run in lesser], [run.area for run in qat]
     interval = paired_difference(*areas, AREA_LEVEL)
     num_lower = sum(first < second for first, second in zip(*areas, strict=True))
     detail = (
-        f"mean reward less QAT's, {100 * AREA_LEVEL:g} % interval: {show_difference(interval)}; "
-        f"lower in {num_lower} of {len(qat)} seeds, exact sign-flip p {show_p(sign_flip_p(*areas))}"
+        f"mean reward less QAT's; lower in {num_lower} of {len(qat)} seeds, exact sign-flip p "
+        f"{show_p(sign_flip_p(*areas))}"
     )
-    return interval.judge(high=-AREA_MARGIN), detail
+    return Judged(interval.judge(high=-AREA_MARGIN), detail, interval, -AREA_MARGIN)
 
 
 def _rates_of_c4(design: Design) -> tuple[float, ...]:
@@ -116,7 +136,7 @@ def _corrections_between(runs: Comparison) -> Judged:
             f"{label} {verdicts[-1]}: {num_collapsed(outcomes)} of {len(outcomes)} collapsed, "
             f"p to none {to_none}, to QAT {to_qat}"
         )
-    return _worst(verdicts), "; ".join(details)
+    return Judged(_worst(verdicts), "; ".join(details))
 
 
 def _corrected(design: Design) -> dict[str, Setting]:
@@ -131,9 +151,9 @@ def _ffn_survives_as_full(runs: Comparison) -> Judged:
     difference = runs.difference(ffn, qat)
     detail = f"{runs.collapsed(ffn, qat)}; p {difference}"
     if difference.earlier:
-        return "FAIL", detail
+        return Judged("FAIL", detail)
     close = num_collapsed(runs.grid[ffn]) <= num_collapsed(runs.grid[qat]) + 1
-    return ("PASS" if close else "INCONCLUSIVE"), detail
+    return Judged("PASS" if close else "INCONCLUSIVE", detail)
 
 
 def _worst(verdicts: Sequence[Verdict]) -> Verdict:

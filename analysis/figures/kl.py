@@ -20,6 +20,7 @@ RATIO_NOTE = (
     "its 95 % interval: one dash-dotted line over the other."
 )
 ROW_INCHES = 1.75
+MANY_STEPS = 60  # lines of more steps cover each other, and are drawn faint
 
 
 def draw(study: Study, results: Results) -> Figure:
@@ -46,8 +47,10 @@ def draw(study: Study, results: Results) -> Figure:
 def _draw_panel(panel: Axes, study: Study, results: Results, model: str, arm: str) -> None:
     panel.set_yscale("log")
     for drawn in dict.fromkeys(("bf16", arm) if "bf16" in study.arms else (arm,)):
-        width = 1.3 if drawn == arm else 0.9
-        values_ST = plot_seeds(panel, study, results, model, drawn, K3_KL, lw=width)
+        line = {"lw": 1.3 if drawn == arm else 0.9}
+        if study.rl.steps > MANY_STEPS:
+            line |= {"lw": 0.6, "alpha": 0.5}
+        values_ST = plot_seeds(panel, study, results, model, drawn, K3_KL, **line)
         _circle_spikes(panel, results.steps(model, drawn), values_ST, arm_style(drawn).color)
     title = arm_style(arm).label
     if "bf16" in study.arms:

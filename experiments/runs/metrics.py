@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 
 from experiments.support.json_files import parse_object, read_bytes, write_jsonl
-from qat_core.rl.metric_names import K3_KL, RESPONSE_TOKENS, REWARD, STEP_TIME, TOTAL_TOKENS
+from qat_core.rl.metric_names import K3_KL, RESPONSE_TOKENS, REWARD, TOTAL_TOKENS
 
 Row = dict[str, float | int | None]
 METRICS, RECORDED_METRICS = "metrics.jsonl", "metrics.csv.gz"
@@ -23,7 +23,7 @@ GRID_METRICS = (
     "drift",
     REWARD,
     "response_length/",
-    STEP_TIME,
+    "timing_s/",
     TOTAL_TOKENS,
     "perf/max_memory_allocated_gb",
 )

@@ -90,10 +90,12 @@ def test_differences_of_reward_are_those_of_the_claims() -> None:
     data = GridData(load_study(ON_REWARD / "study.yaml"), ON_REWARD)
     rows, figure = differences.rows_of(data), differences.draw(data)
     assert [row.claim for row in rows] == ["C9", "C4"], "of what the study has"
-    details = {it.name: it.detail for it in read_table(ON_REWARD / "claims.json").claims}
+    claims = {it.name: it for it in read_table(ON_REWARD / "claims.json").claims}
     numbers = [text for text in texts_of(figure) if " to " in text and text.endswith(")")]
     assert len(numbers) == len(rows)
     for row, number in zip(rows, numbers, strict=True):
-        assert number in details[row.claim]
+        claim = claims[row.claim]
+        ends = (claim.estimate, claim.low, claim.high)
+        assert number == "{:+.3f} ({:+.3f} to {:+.3f})".format(*ends)
     bars = [it for it in figure.axes[0].patches if isinstance(it, Rectangle)]
     assert np.allclose([bar.get_x() + bar.get_width() for bar in bars], [-0.05, 0.05])
