@@ -2,9 +2,11 @@
 
 vLLM with TP workers, each a process, on a CPU or on as many GPUs. A stream as verl sends it is
 loaded in each, and the packed tensors of every layer are saved as OUT/<rank>.pt, before vLLM brings
-them into the layout of its kernels.
+them into the layout of its kernels. On GPUs the stream is loaded in place too, over another one;
+what then differs from a reload's is saved as OUT/<rank>.json.
 """
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -25,6 +27,7 @@ from qat_core.checkpoint.quantization_config import quantization_config
 from qat_core.plan import plan
 from qat_core.recipe import Recipe
 from qat_core.rollout.vllm.bucketed_loader import BucketedLoader
+from qat_core.rollout.vllm.in_place import VARIABLE
 from qat_core.rollout.vllm.plugin import register
 from qat_core.verl.configuration import engine_patterns
 from qat_core.weights.stream import weight_stream
@@ -42,6 +45,44 @@ def load(worker: Any, folder: str) -> None:
     with BucketedLoader(worker) as loader:
         loader.take(torch.load(f"{folder}/{STREAM}"))
     torch.save(loaded, f"{folder}/{worker.rank}.pt")
+
+
+def load_in_place(worker: Any, folder: str) -> None:
+    """In a worker on a GPU: saves names of tensors that a sync in place leaves other than a reload.
+
+    Before it, matrices with their rows in another order are loaded. Saved too is how many tensors
+    these change, and how many weights were written in place.
+    """
+    stream = torch.load(f"{folder}/{STREAM}")
+    other = [(name, tensor if tensor.ndim < 2 else upside_down(tensor)) for name, tensor in stream]
+    held = []
+    for in_place, sent in (("0", other), ("0", stream), ("0", other), ("1", stream)):
+        os.environ[VARIABLE] = in_place
+        with BucketedLoader(worker) as loader:
+            loader.take(sent)
+        held.append(all_tensors(worker))
+    first, reloaded, _, written = held
+    found = {
+        "differ": [name for name, it in reloaded.items() if not torch.equal(it, written[name])],
+        "replaced": sum(not torch.equal(it, first[name]) for name, it in reloaded.items()),
+        "in_place": len(worker.qat_core_targets),
+    }
+    Path(folder, f"{worker.rank}.json").write_text(json.dumps(found))
+
+
+def upside_down(matrix: torch.Tensor) -> torch.Tensor:
+    """Rows, or experts, from the last to the first; PyTorch flips no float8."""
+    return matrix.view(torch.uint8).flip(0).view(matrix.dtype)
+
+
+def all_tensors(worker: Any) -> dict[str, torch.Tensor]:
+    """The bytes of all that a worker's model holds, but for the KV cache."""
+    return {
+        f"{prefix}.{name}": tensor.data.flatten().clone().view(torch.uint8)
+        for prefix, module in worker.model_runner.get_model().named_modules()
+        for name, tensor in {**vars(module), **module._parameters, **module._buffers}.items()
+        if isinstance(tensor, torch.Tensor) and name != "kv_cache" and tensor.numel()
+    }
 
 
 def quantized(module: Any) -> bool:
@@ -95,6 +136,8 @@ def main(model_dir: str, tp: str, ep: str, out: str) -> None:
     llm.collective_rpc(load, args=(out,))
     if int(ep) and not torch.cuda.is_available():
         return  # vLLM's CPU worker terminates in generation after loading so
+    if torch.cuda.is_available():
+        llm.collective_rpc(load_in_place, args=(out,))
     sampling = vllm.SamplingParams(temperature=0, max_tokens=4, logprobs=0)
     outputs = llm.generate([{"prompt_token_ids": [3, 14, 4, 17]}], sampling, use_tqdm=False)
     torch.save(outputs[0].outputs[0].cumulative_logprob, f"{out}/log_prob.pt")

@@ -80,8 +80,10 @@ def layer(monkeypatch: pytest.MonkeyPatch) -> nn.Module:
         )
     humming_linear.install()
     humming_linear.install()  # by vLLM's plugins once more
-    made = nn.Module()
+    made: Any = nn.Module()
     made.quant_method = method = Method()
+    made.input_size_per_partition, made.output_partition_sizes = K, [N]
+    made.tp_rank, made.tp_size = 0, 1
     with torch.device(DEVICE):
         method.create_weights(made)
         layerwise.record_metadata_for_reloading(made)

@@ -39,6 +39,7 @@ from qat_core.rollout.vllm.in_place import (
     writing,
 )
 from qat_core.rollout.vllm.marlin import prepare_experts
+from qat_core.rollout.vllm.shares import own_of_linear
 from qat_core.rollout.vllm.tile_layout import marlin_scales
 from qat_core.weights.stream import weight_stream
 
@@ -86,10 +87,13 @@ def stacked(parts: list[PackedTensor]) -> PackedTensor:
     return PackedTensor(codes, scale.view(torch.float8_e4m3fn), parts[0].global_scale)
 
 
-def marlin_linear(packed: PackedTensor) -> Any:
-    """A linear layer after vLLM's own preparation."""
+def marlin_linear(parts: list[PackedTensor], rank: int = 0, workers: int = 1) -> Any:
+    """A linear layer after vLLM's own preparation of what one of its workers serves."""
     layer: Any = nn.Module()
+    packed = stacked(parts)
     layer.output_size_per_partition, layer.input_size_per_partition = packed.shape
+    layer.output_partition_sizes = [part.shape[0] for part in parts]
+    layer.tp_rank, layer.tp_size = rank, workers
     layer.params_dtype = torch.bfloat16
     layer.weight = nn.Parameter(packed.codes, requires_grad=False)
     layer.weight_scale = nn.Parameter(packed.block_scale, requires_grad=False)
@@ -101,11 +105,22 @@ def marlin_linear(packed: PackedTensor) -> Any:
     return layer
 
 
-def marlin_experts(w13: PackedTensor, w2: PackedTensor) -> Any:
-    """Experts after the preparation that is tested against vLLM's in test_vllm_marlin.py."""
+def marlin_experts(
+    w13: PackedTensor, w2: PackedTensor, rank: int = 0, workers: int = 1, own: Any = None
+) -> Any:
+    """Experts after the preparation that is tested against vLLM's in test_vllm_marlin.py.
+
+    Args:
+        own: the experts of an expert parallel worker.
+    """
     layer: Any = nn.Module()
-    layer.num_experts, layer.hidden_size = EXPERTS, HIDDEN
-    layer.intermediate_size_per_partition = INNER
+    layer.num_experts, layer.hidden_size = w2.shape[:2]
+    layer.intermediate_size_per_partition = w2.shape[2]
+    of_tensors = (0, 1) if own else (rank, workers)
+    parallel = dict(zip(("tp_rank", "tp_size"), of_tensors, strict=True))
+    parallel["ep_size"] = workers if own else 1
+    layer.moe_config = SimpleNamespace(moe_parallel_config=SimpleNamespace(**parallel))
+    layer._map_global_expert_id_to_local_expert_id = lambda it: own.index(it) if it in own else -1
     layer.params_dtype = torch.bfloat16
     prepared = prepare_experts(
         layer,
@@ -161,7 +176,7 @@ def test_scales_are_those_of_vllms_computation(largest: int) -> None:
 
 def test_a_fused_linear_is_written_once_its_last_part_has_come() -> None:
     shapes = [(rows, HIDDEN) for rows in QKV.values()]
-    layer = marlin_linear(stacked(packed_group(shapes, seed=0)))
+    layer = marlin_linear(packed_group(shapes, seed=0))
     layer.workspace.fill_(7)  # left by a kernel that was cut off
     addresses = {name: tensor.data_ptr() for name, tensor in tensors_of(layer).items()}
     before, parts = layer.weight.data.clone(), packed_group(shapes, seed=1)
@@ -173,20 +188,99 @@ def test_a_fused_linear_is_written_once_its_last_part_has_come() -> None:
     assert list(write_packed(stream, targets, names)) == [("hub.norm", norm)]
     assert torch.equal(layer.weight, before)
     assert list(write_packed([("k", parts[1])], targets, names)) == []
-    assert_written(layer, marlin_linear(stacked(parts)), addresses)
+    assert_written(layer, marlin_linear(parts), addresses)
 
 
-def test_experts_are_written_matrix_by_matrix() -> None:
-    def weights(seed: int) -> list[PackedTensor]:
-        shapes = [(EXPERTS, 2 * INNER, HIDDEN), (EXPERTS, HIDDEN, INNER)]
-        return [packed_group([shape], seed)[0] for shape in shapes]
+def own_rows(packed: PackedTensor, pieces: int, at: int) -> PackedTensor:
+    codes, scale = (
+        tensor.view(torch.uint8).chunk(pieces, -2)[at].contiguous()
+        for tensor in (packed.codes, packed.block_scale)
+    )
+    return PackedTensor(codes, scale.view(torch.float8_e4m3fn), packed.global_scale)
 
-    layer = marlin_experts(*weights(0))
+
+def own_columns(packed: PackedTensor, pieces: int, at: int) -> PackedTensor:
+    codes, scale = (
+        tensor.view(torch.uint8).chunk(pieces, -1)[at].contiguous()
+        for tensor in (packed.codes, packed.block_scale)
+    )
+    return PackedTensor(codes, scale.view(torch.float8_e4m3fn), packed.global_scale)
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_a_worker_of_four_is_written_its_heads_alone(rank: int) -> None:
+    """Of two heads of keys and values each serves two workers."""
+    shapes = [(256, HIDDEN), (128, HIDDEN), (128, HIDDEN)]
+
+    def served_of(seed: int) -> list[PackedTensor]:
+        q, *kv = packed_group(shapes, seed)
+        return [own_rows(q, 4, rank), *(own_rows(it, 2, rank // 2) for it in kv)]
+
+    layer = marlin_linear(served_of(0), rank, workers=4)
+    addresses = {name: tensor.data_ptr() for name, tensor in tensors_of(layer).items()}
+    targets = find_targets([(layer, list(QKV))], [])
+    assert targets is not None
+    stream = zip(QKV, packed_group(shapes, 1), strict=True)
+    assert list(write_packed(stream, targets, None)) == []
+    assert_written(layer, marlin_linear(served_of(1)), addresses)
+
+
+@pytest.mark.parametrize("rank", range(2))
+def test_a_worker_of_two_is_written_its_columns_alone(rank: int) -> None:
+    layer = marlin_linear([own_columns(packed_group([(128, HIDDEN)], 0)[0], 2, rank)], rank, 2)
+    addresses = {name: tensor.data_ptr() for name, tensor in tensors_of(layer).items()}
+    targets = find_targets([(layer, ["o"])], [])
+    assert targets is not None
+    (packed,) = packed_group([(128, HIDDEN)], 1)
+    targets["o"].take("o", packed)
+    assert_written(layer, marlin_linear([own_columns(packed, 2, rank)]), addresses)
+
+
+def packed_experts(seed: int, inner: int = INNER) -> list[PackedTensor]:
+    shapes = [(EXPERTS, 2 * inner, HIDDEN), (EXPERTS, HIDDEN, inner)]
+    return [packed_group([shape], seed)[0] for shape in shapes]
+
+
+def assert_experts_written(layer: Any, expected: Any, inner: int = INNER) -> None:
     addresses = {name: tensor.data_ptr() for name, tensor in tensors_of(layer).items()}
     targets = find_targets([(layer, EXPERT_NAMES)], [])
     assert targets is not None
-    list(write_packed(zip(EXPERT_NAMES, weights(1), strict=True), targets, None))
-    assert_written(layer, marlin_experts(*weights(1)), addresses)
+    list(write_packed(zip(EXPERT_NAMES, packed_experts(1, inner), strict=True), targets, None))
+    assert_written(layer, expected, addresses)
+
+
+def test_experts_are_written_matrix_by_matrix() -> None:
+    assert_experts_written(marlin_experts(*packed_experts(0)), marlin_experts(*packed_experts(1)))
+
+
+@pytest.mark.parametrize("rank", range(2))
+def test_a_worker_of_two_is_written_its_part_of_each_expert(rank: int) -> None:
+    def served_of(seed: int) -> list[PackedTensor]:
+        w13, w2 = packed_experts(seed, 2 * INNER)
+        gate, up = (own_rows(own_rows(w13, 2, at), 2, rank) for at in range(2))
+        codes, scale = (
+            torch.cat([getattr(it, kind).view(torch.uint8) for it in (gate, up)], 1)
+            for kind in ("codes", "block_scale")
+        )
+        own = PackedTensor(codes, scale.view(torch.float8_e4m3fn), w13.global_scale)
+        return [own, own_columns(w2, 2, rank)]
+
+    w13, w2 = served_of(0)
+    layer = marlin_experts(w13, w2, rank, workers=2)
+    assert_experts_written(layer, marlin_experts(*served_of(1)), 2 * INNER)
+
+
+@pytest.mark.parametrize("own", [[0, 1], [2, 3], [1, 3]])
+def test_an_expert_parallel_worker_is_written_its_experts_alone(own: list[int]) -> None:
+    def served_of(seed: int) -> list[PackedTensor]:
+        return [
+            PackedTensor(it.codes[own], it.block_scale[own], it.global_scale[own])
+            for it in packed_experts(seed)
+        ]
+
+    w13, w2 = served_of(0)
+    layer = marlin_experts(w13, w2, workers=2, own=own)
+    assert_experts_written(layer, marlin_experts(*served_of(1)))
 
 
 class Attention(nn.Module):
@@ -202,7 +296,7 @@ class Served(nn.Module):
 
     def __init__(self, skipped: str = "") -> None:
         super().__init__()
-        self.qkv = marlin_linear(stacked(packed_group([(r, HIDDEN) for r in QKV.values()], 0)))
+        self.qkv = marlin_linear(packed_group([(r, HIDDEN) for r in QKV.values()], 0))
         self.qkv.bias = nn.Parameter(torch.zeros(sum(QKV.values())))
         self.norm, self.embedding = nn.LayerNorm(HIDDEN, bias=False), nn.Embedding(8, HIDDEN)
         self.attn = Attention()
@@ -228,35 +322,35 @@ def take(model: Served, targets: dict[str, Target], seed: int, order: str) -> No
 @pytest.mark.parametrize("skipped", BESIDE)
 def test_a_parameter_that_the_loader_skips_is_named(skipped: str) -> None:
     model = Served(skipped)
-    targets = dict.fromkeys(QKV, Target(list(QKV), model.qkv, write_marlin))
+    targets = dict.fromkeys(QKV, Target(list(QKV), model.qkv, own_of_linear, write_marlin))
     with pytest.raises(ValueError, match=f"^weight sync: {skipped} got no new values in vLLM's S"):
         take(model, targets, 1, "qkv")
 
 
 def test_a_sync_after_one_that_broke_off_writes_its_own_weights_alone() -> None:
     model = Served()
-    target = Target(list(QKV), model.qkv, write_marlin)
+    target = Target(list(QKV), model.qkv, own_of_linear, write_marlin)
     targets = dict.fromkeys(QKV, target)
     take(model, targets, 1, "q")
     take(model, targets, 2, "vkq")
-    expected = marlin_linear(stacked(packed_group([(r, HIDDEN) for r in QKV.values()], 2)))
+    expected = marlin_linear(packed_group([(r, HIDDEN) for r in QKV.values()], 2))
     assert torch.equal(model.qkv.weight, expected.weight)
 
 
 def _with_bias() -> Any:
-    layer = marlin_linear(packed_group([(128, HIDDEN)], 0)[0])
+    layer = marlin_linear(packed_group([(128, HIDDEN)], 0))
     layer.bias = nn.Parameter(torch.zeros(128))
     return [(layer, ["o"])], []
 
 
 def _with_padding() -> Any:
-    layer = marlin_linear(packed_group([(128, HIDDEN)], 0)[0])
+    layer = marlin_linear(packed_group([(128, HIDDEN)], 0))
     layer.weight = nn.Parameter(layer.weight.data.repeat(2, 1), requires_grad=False)
     return [(layer, ["o"])], []
 
 
 def _with_another_kernel() -> Any:
-    layer = marlin_linear(packed_group([(128, HIDDEN)], 0)[0])
+    layer = marlin_linear(packed_group([(128, HIDDEN)], 0))
     layer.scheme = SimpleNamespace(kernel=object())
     return [(layer, ["o"])], []
 
@@ -264,14 +358,14 @@ def _with_another_kernel() -> Any:
 def _with_bf16_experts() -> Any:
     experts: Any = nn.Module()
     experts.quant_method = type("UnquantizedFusedMoEMethod", (), {})()
-    return [(marlin_linear(packed_group([(128, HIDDEN)], 0)[0]), ["o"])], [experts]
+    return [(marlin_linear(packed_group([(128, HIDDEN)], 0)), ["o"])], [experts]
 
 
 def _with_a_layer_that_derives_weights() -> Any:
     class Derives(nn.Module):
         def process_weights_after_loading(self) -> None: ...
 
-    return [(marlin_linear(packed_group([(128, HIDDEN)], 0)[0]), ["o"])], [Derives()]
+    return [(marlin_linear(packed_group([(128, HIDDEN)], 0)), ["o"])], [Derives()]
 
 
 @pytest.mark.parametrize(

@@ -33,15 +33,16 @@ def worker_of(architecture: str, shared_out: str | None = None) -> Any:
 
 
 @pytest.mark.parametrize("shared_out", [None, *ONE_WORKER])
-def test_only_a_worker_that_holds_all_weights_is_written_in_place(
+def test_only_a_worker_that_holds_a_part_of_all_weights_is_written_in_place(
     shared_out: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also of data parallel ranks: they share out the experts."""
+    """Not of data parallel ranks: they share out the experts."""
     monkeypatch.setattr(worker, "_quantized_layers", lambda *_: [])
     monkeypatch.setattr(worker, "find_targets", lambda *_: {"weight": "target"})
     held = worker_of("Qwen3ForCausalLM", shared_out)
-    assert bool(worker._targets(held, None)) == (shared_out is None)
-    way = "through vLLM's reload: a worker does not" if shared_out else "in place, 1 weights"
+    is_written = shared_out in {None, "tensor_parallel_size"}
+    assert bool(worker._targets(held, None)) == is_written
+    way = "in place, 1 weights" if is_written else "through vLLM's reload: a worker does not"
     assert f"qat_core: weight syncs {way}" in capsys.readouterr().out
 
 

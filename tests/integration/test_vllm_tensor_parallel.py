@@ -3,6 +3,7 @@
 On a machine with two GPUs the workers take a GPU each.
 """
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -139,3 +140,15 @@ def test_two_expert_parallel_ranks_hold_the_weights_of_one(serve: Serve) -> None
     require_equal(read(one, 0), [read(two, 0), read(two, 1)], expert_parallel=True)
     if torch.cuda.is_available():
         require_close_log_probs(one, two)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs")
+@pytest.mark.parametrize("expert_parallel", [False, True])
+def test_two_ranks_hold_the_same_bytes_in_place_as_after_a_reload(
+    serve: Serve, expert_parallel: bool
+) -> None:
+    out = serve(2, expert_parallel)
+    for rank in range(2):
+        found = json.loads((out / f"{rank}.json").read_text())
+        assert found["differ"] == [] and found["replaced"] > 4 and found["in_place"] > 4

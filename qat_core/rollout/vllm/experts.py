@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from qat_core.nvfp4 import PackedTensor
+from qat_core.rollout.vllm.shares import own_experts, own_part
 from qat_core.weights.hub_names import HubNames, Weight
 from qat_core.weights.layouts import Layout
 
@@ -48,34 +49,10 @@ def loading_experts_whole(model: nn.Module, names: HubNames) -> Iterator[dict[st
 def load_experts(layer: Any, leaf: str, weight: Weight, layout: Layout) -> None:
     """One fused weight (E, N, K) of a layer, BF16 or packed."""
     matrix = FUSED[leaf]
-    own = _own_experts(layer, weight.shape[0])
+    own = own_experts(layer, weight.shape[0])
     for kind, tensor in _tensors(matrix, weight, layout):
         parameter = getattr(layer, f"{matrix}_{kind}")
-        parameter.weight_loader(parameter, _own_part(layer, matrix, tensor[own]))
-
-
-def _own_experts(layer: Any, num_experts: int) -> Any:
-    """Which experts an expert parallel rank serves, as an index; else all of them."""
-    if layer.moe_config.moe_parallel_config.ep_size == 1:
-        return slice(None)
-    to_local = layer._map_global_expert_id_to_local_expert_id
-    return [expert for expert in range(num_experts) if to_local(expert) >= 0]
-
-
-def _own_part(layer: Any, matrix: str, tensor: Tensor) -> Tensor:
-    """Which part of each expert's tensor (E, ...) a tensor parallel rank serves.
-
-    The intermediate size is split: rows of gate and of up, columns of down. Global scales are not.
-    """
-    parallel = layer.moe_config.moe_parallel_config
-    rank, size = int(parallel.tp_rank), int(parallel.tp_size)
-    if size == 1 or tensor.ndim < 3:
-        return tensor
-    if matrix == "w2":
-        return tensor.chunk(size, dim=-1)[rank]
-    num_experts, rows, columns = tensor.shape
-    by_rank = tensor.view(num_experts, 2, size, rows // (2 * size), columns)
-    return by_rank[:, :, rank].flatten(1, 2)
+        parameter.weight_loader(parameter, own_part(layer, matrix, tensor[own]))
 
 
 def _tensors(matrix: str, weight: Weight, layout: Layout) -> list[tuple[str, Tensor]]:

@@ -12,16 +12,16 @@ reload, and the worker's log says so.
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from qat_core.nvfp4 import PackedTensor
 from qat_core.rollout.vllm.experts import FUSED
 from qat_core.rollout.vllm.marlin import TILE
+from qat_core.rollout.vllm.shares import own_of_experts, own_of_linear
 from qat_core.rollout.vllm.tile_layout import lay_out_for_humming, lay_out_for_marlin
 from qat_core.weights.hub_names import HubNames, Weight
 
@@ -37,15 +37,21 @@ PLAIN_METHODS = (
 )
 ATTENTION = "Attention"  # vLLM's, which multiplies no weights
 
+Share = Callable[[Any, list[PackedTensor]], PackedTensor]
 Write = Callable[[Any, PackedTensor], None]
 
 
 @dataclass
 class Target:
-    """A layer of vLLM's and the trainer's weights that are written there, one above the other."""
+    """A layer of vLLM's and the trainer's weights that are written there, one above the other.
+
+    Attributes:
+        share: what the worker serves of them.
+    """
 
     names: list[str]
     layer: nn.Module
+    share: Share
     write: Write
     came: dict[str, PackedTensor] = field(default_factory=dict)
 
@@ -54,7 +60,7 @@ class Target:
         self.came[name] = weight
         if len(self.came) == len(self.names):
             parts = [self.came.pop(part) for part in self.names]
-            self.write(self.layer, parts[0] if len(parts) == 1 else _stacked(parts))
+            self.write(self.layer, self.share(self.layer, parts))
 
 
 def find_targets(
@@ -146,24 +152,24 @@ def _targets_of(module: Any, names: list[str]) -> list[Target]:
     """Empty if the layer's kernel or sizes are not known here."""
     kernel = type(getattr(getattr(module, "scheme", None), "kernel", None)).__name__
     if kernel == "HummingLinearKernel":
-        return [Target(names, module, write_humming)]
+        return [Target(names, module, own_of_linear, write_humming)]
     if kernel == "MarlinNvFp4LinearKernel":
         n, k = module.output_size_per_partition, module.input_size_per_partition
         is_known = getattr(module, "bias", None) is None and module.weight.shape == (k // 16, 2 * n)
-        return [Target(names, module, write_marlin)] if is_known else []
+        return [Target(names, module, own_of_linear, write_marlin)] if is_known else []
     backend = getattr(getattr(module, "quant_method", None), "nvfp4_backend", None)
     if getattr(backend, "name", "") != "MARLIN":
         return []
     is_padded = module.hidden_size % TILE or module.intermediate_size_per_partition % TILE
-    matrices = [FUSED.get(name.rpartition(".")[2]) for name in names]
-    if is_padded or None in matrices:
+    leaves = [name.rpartition(".")[2] for name in names]
+    if is_padded or not FUSED.keys() >= set(leaves):
         return []
     experts = getattr(module.quant_method, "experts_cls", None)
     is_humming = getattr(experts, "__name__", "") == "HummingExperts"
     write = write_humming_experts if is_humming else write_marlin_experts
     return [
-        Target([name], module, partial(write, matrix=matrix))
-        for name, matrix in zip(names, matrices, strict=True)
+        Target([name], module, partial(own_of_experts, matrix), partial(write, matrix=matrix))
+        for name, matrix in zip(names, map(FUSED.__getitem__, leaves), strict=True)
     ]
 
 
@@ -175,7 +181,7 @@ def write_humming(layer: Any, packed: PackedTensor) -> None:
     layer.humming_locks.zero_()
 
 
-def write_humming_experts(layer: Any, packed: PackedTensor, matrix: str | None) -> None:
+def write_humming_experts(layer: Any, packed: PackedTensor, matrix: str) -> None:
     """Into w13 or w2 of experts that `HummingExperts` multiplies."""
     written = _weight_and_scale(layer, matrix)
     lay_out_for_humming(packed.codes, packed.block_scale, *written)
@@ -190,7 +196,7 @@ def write_marlin(layer: Any, packed: PackedTensor) -> None:
     layer.workspace.zero_()
 
 
-def write_marlin_experts(layer: Any, packed: PackedTensor, matrix: str | None) -> None:
+def write_marlin_experts(layer: Any, packed: PackedTensor, matrix: str) -> None:
     """Into w13 or w2 of vLLM's Marlin experts."""
     multiplier = getattr(layer, f"{matrix}_weight_scale_2")
     lay_out_for_marlin(packed, *_weight_and_scale(layer, matrix), multiplier)
@@ -198,11 +204,11 @@ def write_marlin_experts(layer: Any, packed: PackedTensor, matrix: str | None) -
     layer.workspace.zero_()
 
 
-def _weight_and_scale(layer: Any, matrix: str | None) -> tuple[Tensor, Tensor]:
+def _weight_and_scale(layer: Any, matrix: str) -> tuple[Tensor, Tensor]:
     return getattr(layer, f"{matrix}_weight").data, getattr(layer, f"{matrix}_weight_scale").data
 
 
-def _keep_loaded_scale(layer: Any, packed: PackedTensor, matrix: str | None) -> None:
+def _keep_loaded_scale(layer: Any, packed: PackedTensor, matrix: str) -> None:
     """As after a reload: what experts have loaded stays beside what their kernel reads of it.
 
     Only compressed-tensors' form has it: (E, 2) of gate and up, (E,) of down.
@@ -210,10 +216,3 @@ def _keep_loaded_scale(layer: Any, packed: PackedTensor, matrix: str | None) -> 
     loaded = getattr(layer, f"{matrix}_weight_global_scale", None)
     if loaded is not None:
         loaded.data.copy_(packed.global_scale.view(-1, *[1] * (loaded.ndim - 1)))
-
-
-def _stacked(parts: list[PackedTensor]) -> PackedTensor:
-    """Matrices of a fused group, which share a global scale, as one."""
-    codes = torch.cat([part.codes for part in parts])
-    scale = torch.cat([part.block_scale.view(torch.uint8) for part in parts])
-    return replace(parts[0], codes=codes, block_scale=scale.view(torch.float8_e4m3fn))

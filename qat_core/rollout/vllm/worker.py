@@ -177,8 +177,8 @@ def _reason_to_reload(worker: Any) -> str | None:
     if current_platform.is_cpu():
         return "on a CPU"
     parallel = worker.vllm_config.parallel_config
-    if (parallel.world_size, parallel.data_parallel_size) != (1, 1):  # ranks share out experts
-        return "a worker does not hold the whole model"
+    if (parallel.pipeline_parallel_size, parallel.data_parallel_size) != (1, 1):
+        return "a worker does not hold a share of every layer, or shares experts with other engines"
     architecture = type(worker.model_runner.get_model()).__name__
     if architecture not in ARCHITECTURES:
         return f"{architecture}'s loader may change weights on their way"

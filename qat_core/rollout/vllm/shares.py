@@ -1,0 +1,71 @@
+"""Which part of a weight a worker serves, where tensor or expert parallel workers share a model."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qat_core.nvfp4 import PackedTensor
+from qat_core.options import BLOCK_SIZE
+
+
+def own_of_linear(layer: Any, parts: list[PackedTensor]) -> PackedTensor:
+    """A worker's share of the matrices that a linear layer of vLLM holds, one above the other.
+
+    Args:
+        layer: of a class of vLLM's `linear.py`; its rows or its columns are shared out, or neither.
+        parts: whole, (N, K) each, in the layer's order, with one global scale.
+    """
+    width, rank, size = layer.input_size_per_partition, layer.tp_rank, layer.tp_size
+    codes, scales = [], []
+    for part, height in zip(parts, layer.output_partition_sizes, strict=True):
+        # heads of keys and values that are fewer than the workers are served by several
+        first_row = height * (rank * (part.shape[0] // height) // size)
+        first_column = width * (rank * (part.shape[1] // width) // size)
+        rows = slice(first_row, first_row + height)
+        codes.append(part.codes[rows, first_column // 2 : (first_column + width) // 2])
+        blocks = slice(first_column // BLOCK_SIZE, (first_column + width) // BLOCK_SIZE)
+        scales.append(part.block_scale.view(torch.uint8)[rows, blocks])
+    scale = _above_each_other(scales).view(torch.float8_e4m3fn)
+    return replace(parts[0], codes=_above_each_other(codes), block_scale=scale)
+
+
+def _above_each_other(parts: list[Tensor]) -> Tensor:
+    return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts)
+
+
+def own_of_experts(matrix: str, layer: Any, parts: list[PackedTensor]) -> PackedTensor:
+    """A worker's share of all experts' w13 or w2, the only part, (E, N, K)."""
+    (packed,) = parts
+    own = own_experts(layer, packed.shape[0])
+    scale = own_part(layer, matrix, packed.block_scale.view(torch.uint8)[own]).contiguous()
+    return PackedTensor(
+        own_part(layer, matrix, packed.codes[own]).contiguous(),
+        scale.view(torch.float8_e4m3fn),
+        packed.global_scale[own],
+    )
+
+
+def own_experts(layer: Any, num_experts: int) -> Any:
+    """Which experts an expert parallel rank serves, as an index; else all of them."""
+    if layer.moe_config.moe_parallel_config.ep_size == 1:
+        return slice(None)
+    to_local = layer._map_global_expert_id_to_local_expert_id
+    return [expert for expert in range(num_experts) if to_local(expert) >= 0]
+
+
+def own_part(layer: Any, matrix: str, tensor: Tensor) -> Tensor:
+    """Which part of each expert's tensor (E, ...) a tensor parallel rank serves.
+
+    The intermediate size is split: rows of gate and of up, columns of down. Global scales are not.
+    """
+    parallel = layer.moe_config.moe_parallel_config
+    rank, size = int(parallel.tp_rank), int(parallel.tp_size)
+    if size == 1 or tensor.ndim < 3:
+        return tensor
+    if matrix == "w2":
+        return tensor.chunk(size, dim=-1)[rank]
+    num_experts, rows, columns = tensor.shape
+    by_rank = tensor.view(num_experts, 2, size, rows // (2 * size), columns)
+    return by_rank[:, :, rank].flatten(1, 2)
