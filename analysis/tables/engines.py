@@ -16,6 +16,7 @@ PRECISIONS = {
     "nvfp4": "NVFP4",
     "humming": "NVFP4, Humming",
     "humming-experts": "NVFP4, experts by Humming",
+    "repeatable": "NVFP4, Marlin or unpacked, experts by Humming",
     "bf16": "BF16",
 }
 SYNC_TITLE = "**Weight memory and weight sync from a BF16 model on the same GPU**"

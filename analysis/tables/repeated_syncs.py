@@ -14,6 +14,7 @@ KERNELS = {
     "nvfp4": "Marlin",
     "humming": "Humming",
     "humming-experts": "Marlin, experts by Humming",
+    "repeatable": "Marlin or unpacked, experts by Humming",
 }
 NOTE = (
     "Synced, and slept and synced: through vLLM's reload. In place: with "

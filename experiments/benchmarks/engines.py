@@ -24,6 +24,7 @@ PRECISIONS = {
     "nvfp4": {LINEAR_VARIABLE: "marlin", EXPERTS_VARIABLE: "marlin"},
     "humming": {LINEAR_VARIABLE: "humming", EXPERTS_VARIABLE: "humming"},
     "humming-experts": {LINEAR_VARIABLE: "marlin", EXPERTS_VARIABLE: "humming"},
+    "repeatable": {LINEAR_VARIABLE: "marlin-unpack", EXPERTS_VARIABLE: "humming"},
     "bf16": {},
 }
 

@@ -270,6 +270,26 @@ def test_weights_are_laid_out_for_marlin(shape, largest, launch, device):
 
 
 @pytest.mark.parametrize("shape", [(64, 64), (192, 320)])
+@pytest.mark.parametrize("spread", [1.0, 16.0], ids=["scales alike", "scales apart"])
+def test_marlins_layout_unpacks_to_the_values_of_the_reference(shape, spread, launch, device):
+    from qat_core.nvfp4 import PackedTensor
+    from qat_core.rollout.vllm.tile_layout import lay_out_for_marlin
+    from qat_core.rollout.vllm.tile_layout_kernels import unpack
+
+    w = torch.randn(shape, generator=torch.Generator().manual_seed(2)).bfloat16()
+    w *= torch.logspace(0, 1, shape[0], base=spread)[:, None].bfloat16()
+    scale = reference.global_scale(w.float().abs().amax(), "pow2")
+    codes, block_scale = reference.quantize(w, scale, "max")
+    tiles, n = block_scale.shape[1], shape[0]
+    words = torch.empty(tiles, 2 * n, dtype=torch.int32)
+    scales, multiplier = torch.empty(tiles, n, dtype=torch.uint8), torch.empty(1)
+    lay_out_for_marlin(PackedTensor(codes, block_scale, scale), words, scales, multiplier)
+    laid_out = (tensor.to(device) for tensor in (words, scales, multiplier))
+    found = unpack(*laid_out, is_marlins=True)
+    assert torch.equal(found.cpu(), reference.dequantize(codes, block_scale, scale, torch.bfloat16))
+
+
+@pytest.mark.parametrize("shape", [(64, 64), (192, 320)])
 def test_hummings_layout_unpacks_to_the_values_of_the_reference(shape, launch, device):
     from qat_core.rollout.vllm.tile_layout import to_layout
     from qat_core.rollout.vllm.tile_layout_kernels import unpack

@@ -5,7 +5,13 @@ import torch
 
 from qat_core.nvfp4 import dequantize, global_scale, group_amax, quantize
 from qat_core.nvfp4.format import PackedTensor
-from qat_core.rollout.vllm.tile_layout import from_layout, to_layout, unpack
+from qat_core.rollout.vllm.tile_layout import (
+    from_layout,
+    lay_out_for_marlin,
+    to_layout,
+    unpack,
+    unpack_marlin,
+)
 
 
 def packed_weight(n: int, k: int) -> PackedTensor:
@@ -48,6 +54,15 @@ def test_a_weight_in_the_layout_reads_back_bit_for_bit(n: int, k: int) -> None:
     assert torch.equal(block_scale.view(torch.uint8), packed.block_scale.view(torch.uint8))
     multiplier = packed.global_scale.reciprocal().reshape(1)
     assert torch.equal(unpack(words, scale, multiplier), dequantize(packed))
+
+
+@pytest.mark.parametrize(("n", "k"), [(64, 64), (128, 320), (320, 128)])
+def test_a_weight_as_marlin_reads_it_unpacks_bit_for_bit(n: int, k: int) -> None:
+    packed = packed_weight(n, k)
+    words = torch.empty(k // 16, 2 * n, dtype=torch.int32)
+    scale, multiplier = torch.empty(k // 16, n, dtype=torch.uint8), torch.empty(1)
+    lay_out_for_marlin(packed, words, scale, multiplier)
+    assert torch.equal(unpack_marlin(words, scale, multiplier), dequantize(packed))
 
 
 @pytest.mark.parametrize(("n", "k"), [(96, 64), (64, 96)])

@@ -45,8 +45,7 @@ def require(variable: str, vllm_version: str) -> None:
         ValueError: another vLLM or Humming than this was written for, or not a Hopper GPU.
     """
     asked = f"{variable}=humming"
-    if not vllm_version.startswith("0.24."):
-        raise ValueError(f"{asked}: made for vLLM 0.24, not {vllm_version}: unset it")
+    require_vllm(asked, vllm_version)
     try:
         found = version("humming-kernels")
     except PackageNotFoundError:
@@ -63,6 +62,12 @@ def require(variable: str, vllm_version: str) -> None:
     from vllm import envs
 
     os.environ.setdefault("HUMMING_CACHE_DIR", os.path.join(envs.VLLM_CACHE_ROOT, "humming"))
+
+
+def require_vllm(asked: str, version: str) -> None:
+    """ValueError for another vLLM than its choice of kernels can be replaced in; sets it up."""
+    if not version.startswith("0.24."):
+        raise ValueError(f"{asked}: made for vLLM 0.24, not {version}: unset it")
     # Compiled models are cached by settings that this choice is not among: vLLM would run a graph
     # of Marlin's kernels on these weights. Its other cache goes by the code that was compiled.
     os.environ["VLLM_USE_AOT_COMPILE"] = "0"

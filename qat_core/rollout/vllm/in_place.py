@@ -36,6 +36,7 @@ PLAIN_METHODS = (
     "CompressedTensorsKVCacheMethod",
 )
 ATTENTION = "Attention"  # vLLM's, which multiplies no weights
+MARLIN_KERNELS = ("MarlinNvFp4LinearKernel", "MarlinUnpackKernel")
 
 Share = Callable[[Any, list[PackedTensor]], PackedTensor]
 Write = Callable[[Any, PackedTensor], None]
@@ -153,7 +154,7 @@ def _targets_of(module: Any, names: list[str]) -> list[Target]:
     kernel = type(getattr(getattr(module, "scheme", None), "kernel", None)).__name__
     if kernel == "HummingLinearKernel":
         return [Target(names, module, own_of_linear, write_humming)]
-    if kernel == "MarlinNvFp4LinearKernel":
+    if kernel in MARLIN_KERNELS:
         n, k = module.output_size_per_partition, module.input_size_per_partition
         is_known = getattr(module, "bias", None) is None and module.weight.shape == (k // 16, 2 * n)
         return [Target(names, module, own_of_linear, write_marlin)] if is_known else []

@@ -2,18 +2,23 @@
 
 vLLM runs W4A16 with the Marlin kernel only and refuses it on a CPU. With this plugin the same
 checkpoints and weight syncs run there in BF16, unpacked when they arrive, and experts tell their
-routes. On CUDA nothing changes unless `QAT_CORE_LINEAR_KERNEL=humming` asks for other kernels of
-linear layers (of the compressed-tensors form, which syncs have; those of a ModelOpt checkpoint keep
-Marlin), or `QAT_CORE_EXPERTS_KERNEL=humming` for other ones of experts. The first engine of a
-process decides for all of them.
+routes. On CUDA nothing changes unless `QAT_CORE_LINEAR_KERNEL` asks for other kernels of linear
+layers (of the compressed-tensors form, which syncs have; those of a ModelOpt checkpoint keep
+Marlin), or `QAT_CORE_EXPERTS_KERNEL` for other ones of experts. The first engine of a process
+decides for all of them.
 """
 
 import os
 
 LINEAR_VARIABLE = "QAT_CORE_LINEAR_KERNEL"
 EXPERTS_VARIABLE = "QAT_CORE_EXPERTS_KERNEL"
+MARLIN, MARLIN_UNPACK, HUMMING = "marlin", "marlin-unpack", "humming"
+KERNELS = {  # the first is vLLM's own choice
+    LINEAR_VARIABLE: (MARLIN, MARLIN_UNPACK, HUMMING),
+    EXPERTS_VARIABLE: (MARLIN, HUMMING),
+}
 
-_kernels: dict[str, str] = {}  # by variable, of the process's first engine
+_chosen: dict[str, str] = {}  # by variable, of the process's first engine
 
 
 def register() -> None:
@@ -25,11 +30,16 @@ def register() -> None:
     """
     from vllm.platforms import current_platform
 
-    if _asks_for_humming(LINEAR_VARIABLE):
+    linear = asked_for(LINEAR_VARIABLE)
+    if linear == HUMMING:
         from qat_core.rollout.vllm import humming_linear
 
         humming_linear.install()
-    if _asks_for_humming(EXPERTS_VARIABLE):
+    elif linear == MARLIN_UNPACK:
+        from qat_core.rollout.vllm import marlin_linear
+
+        marlin_linear.install()
+    if asked_for(EXPERTS_VARIABLE) == HUMMING:
         from qat_core.rollout.vllm import humming_experts
 
         humming_experts.install()
@@ -49,20 +59,31 @@ def register() -> None:
     let_cpu_experts_report(vllm.__version__)
 
 
-def _asks_for_humming(variable: str) -> bool:
-    name = os.environ.get(variable) or "marlin"
-    if name not in ("marlin", "humming"):
-        raise ValueError(f"{variable}={name}: use humming, or marlin, vLLM's own choice")
-    if name == "humming":
+def asked_for(variable: str) -> str:
+    """The kernel that a variable of the environment names; vLLM is set up for it.
+
+    Raises:
+        ValueError: see `register`.
+    """
+    name = os.environ.get(variable) or MARLIN
+    if name not in KERNELS[variable]:
+        *others, last = KERNELS[variable][::-1]
+        raise ValueError(
+            f"{variable}={name}: use {', '.join(others)}, or {last}, vLLM's own choice"
+        )
+    if name != MARLIN:
         import vllm
 
         from qat_core.rollout.vllm import humming
 
-        humming.require(variable, vllm.__version__)
-    first = _kernels.setdefault(variable, name)
+        if name == HUMMING:
+            humming.require(variable, vllm.__version__)
+        else:
+            humming.require_vllm(f"{variable}={name}", vllm.__version__)
+    first = _chosen.setdefault(variable, name)
     if name != first:
         raise ValueError(
             f"{variable}={name}: an engine of this process was made with {first}; make this one in "
             "another process"
         )
-    return name == "humming"
+    return name

@@ -119,13 +119,7 @@ def marlin_multiplier(global_scale: Tensor, power: Tensor) -> Tensor:
 
 def from_layout(words: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Inverse of `to_layout`."""
-    tiles, n = scale.shape
-    pairs = words.view(torch.uint8).view(tiles, n // ROWS, 8, 4, 4, 2, 2)
-    code = torch.stack([pairs & 0xF, pairs >> 4], dim=-1).permute(1, 4, 6, 2, 0, 7, 3, 5)
-    code = code.reshape(n, tiles * BLOCK_SIZE)
-    codes = code[:, ::2] | code[:, 1::2] << 4
-    by_row = scale.view(torch.uint8).view(tiles, n // ROWS, 8, 8).permute(1, 3, 2, 0)
-    return codes, by_row.reshape(n, tiles).view(torch.float8_e4m3fn)
+    return _codes(words), _by_row(scale, HUMMING_ORDER).view(torch.float8_e4m3fn)
 
 
 def unpack(words: Tensor, scale: Tensor, multiplier: Tensor) -> Tensor:
@@ -145,6 +139,24 @@ def unpack(words: Tensor, scale: Tensor, multiplier: Tensor) -> Tensor:
     return dequantize(PackedTensor(codes, by_row, multiplier.reciprocal().view(())))
 
 
+def unpack_marlin(words: Tensor, scale: Tensor, multiplier: Tensor) -> Tensor:
+    """The weight in BF16 (N, K), of one in Marlin's layout; exact and rounded as `unpack`.
+
+    Args:
+        words: int32 (K / 16, 2 N).
+        scale: one byte an element (K / 16, N), see `marlin_scales`.
+        multiplier: FP32 of one element, see `marlin_multiplier`.
+    """
+    if words.is_cuda:
+        from qat_core.rollout.vllm import tile_layout_kernels
+
+        return tile_layout_kernels.unpack(words, scale, multiplier, is_marlins=True)
+    half = (_by_row(scale, MARLIN_ORDER).short() << 7).view(torch.float16)
+    block_scale = (half.float() / 128).to(torch.float8_e4m3fn)
+    factor = multiplier.reshape(()) * 2.0**-119
+    return dequantize(PackedTensor(_codes(words), block_scale, factor.reciprocal()))
+
+
 def _require_places(block_scale: Tensor, words: Tensor, scale: Tensor) -> None:
     """Kernels write without a look at where a tensor ends."""
     *experts, n, tiles = block_scale.shape
@@ -162,6 +174,22 @@ def _words(codes: Tensor) -> Tensor:
     code = code.permute(4, 0, 3, 6, 1, 7, 2, 5)  # j, i, t // 4, t % 4, w, p2, p1, p0
     pairs = code[..., 0] | code[..., 1] << 4
     return pairs.reshape(2 * half_k // BLOCK_SIZE, 2 * n * 4).view(torch.int32)
+
+
+def _codes(words: Tensor) -> Tensor:
+    """Inverse of `_words`, of a matrix."""
+    tiles, n = len(words), words.shape[1] // 2
+    pairs = words.view(torch.uint8).view(tiles, n // ROWS, 8, 4, 4, 2, 2)
+    code = torch.stack([pairs & 0xF, pairs >> 4], dim=-1).permute(1, 4, 6, 2, 0, 7, 3, 5)
+    code = code.reshape(n, tiles * BLOCK_SIZE)
+    return code[:, ::2] | code[:, 1::2] << 4
+
+
+def _by_row(scale: Tensor, order: tuple[int, ...]) -> Tensor:
+    """Inverse of `_ordered`, of a matrix: bytes (N, K / 16)."""
+    rows = torch.empty_like(scale.view(torch.uint8)).view(-1, ROWS)
+    rows[:, _on_device(order, scale.device)] = scale.view(torch.uint8).view(-1, ROWS)
+    return rows.view(scale.shape).T.contiguous()
 
 
 def _ordered(block_scale: Tensor, order: tuple[int, ...]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Triton kernels into the layouts of Humming and Marlin, and out of Humming's: see `tile_layout`.
+"""Triton kernels into the layouts of Humming and Marlin, and out of them: see `tile_layout`.
 
 Imported only when a CUDA tensor arrives.
 """
@@ -49,14 +49,16 @@ def _launch(
         kernel[grid](*arguments, TILES=TILES, num_warps=4, enable_fp_fusion=False)
 
 
-def unpack(words: Tensor, scale: Tensor, multiplier: Tensor) -> Tensor:
-    """As `tile_layout.unpack`."""
+def unpack(words: Tensor, scale: Tensor, multiplier: Tensor, *, is_marlins: bool = False) -> Tensor:
+    """As `tile_layout.unpack`, or `unpack_marlin`."""
     tiles, n = scale.shape
     out = torch.empty((n, tiles * BLOCK_SIZE), dtype=torch.bfloat16, device=words.device)
     grid = (n // 64, triton.cdiv(tiles, TILES))
     arguments = (words, scale.view(torch.uint8), multiplier, out, n, tiles)
     with torch.cuda.device_of(words):  # type: ignore[no-untyped-call]
-        unpack_kernel[grid](*arguments, TILES=TILES, num_warps=4, enable_fp_fusion=False)
+        unpack_kernel[grid](
+            *arguments, MARLIN=is_marlins, TILES=TILES, num_warps=4, enable_fp_fusion=False
+        )
     return out
 
 
@@ -154,7 +156,16 @@ def _place(n, tiles, TILES: tl.constexpr):
 
 
 @triton.jit
-def unpack_kernel(words_ptr, scale_ptr, multiplier_ptr, out_ptr, n, tiles, TILES: tl.constexpr):
+def unpack_kernel(
+    words_ptr,
+    scale_ptr,
+    multiplier_ptr,
+    out_ptr,
+    n,
+    tiles,
+    MARLIN: tl.constexpr,
+    TILES: tl.constexpr,
+):
     """Rows 64 i to 64 i + 63 of TILES blocks; dimensions as the layout's description names them."""
     row_tile = tl.program_id(0)
     tile = (tl.program_id(1) * TILES + tl.arange(0, TILES)).to(tl.int64)
@@ -167,9 +178,15 @@ def unpack_kernel(words_ptr, scale_ptr, multiplier_ptr, out_ptr, n, tiles, TILES
     value = bits.to(tl.float32, bitcast=True) * 8.507059173023462e37  # E2M1 read with FP32's bias
     value = tl.reshape(value, (TILES, 8, 4, 4, 2, 2, 2))  # j, t // 4, t % 4, w, p2, p1, p0
     place = tl.arange(0, 64)
+    if MARLIN:  # the two lowest bits exchanged
+        place = (place & 60) | ((place & 1) << 1) | ((place >> 1) & 1)
     scale_ptr += tile[:, None] * n + row_tile * 64 + place[None, :]
     scale = tl.load(scale_ptr, mask=inside[:, None], other=8)
-    step = e4m3_to_fp32(scale) * tl.load(multiplier_ptr)
+    if MARLIN:
+        half = (scale.to(tl.int16) << 7).to(tl.float16, bitcast=True)
+        step = half.to(tl.float32) * (tl.load(multiplier_ptr) * 1.1754943508222875e-38)  # 2**-126
+    else:
+        step = e4m3_to_fp32(scale) * tl.load(multiplier_ptr)
     step = tl.reshape(step, (TILES, 8, 1, 4, 1, 2, 1))
     value = tl.permute((value * step).to(tl.bfloat16), (3, 5, 1, 0, 6, 2, 4))
     value = tl.reshape(value, (64, TILES * 16))

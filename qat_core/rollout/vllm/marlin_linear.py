@@ -1,0 +1,83 @@
+"""Linear layers of vLLM 0.24 by Marlin for few rows, unpacked for many; loaded by the plugin alone.
+
+Asked for by `QAT_CORE_LINEAR_KERNEL=marlin-unpack`. Marlin does not use the instructions that make
+cuBLAS fast on Hopper: from `UNPACK_FROM` rows on, as in prefill, it takes longer than unpacking a
+weight and multiplying it in BF16. Both ways repeat their bits, and weights stay as Marlin has them.
+
+This file goes together with `humming_linear.py`.
+"""
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+from torch.library import custom_op
+from vllm.model_executor.kernels.linear.nvfp4.base import NvFp4LinearLayerConfig
+from vllm.model_executor.kernels.linear.nvfp4.marlin import MarlinNvFp4LinearKernel
+from vllm.model_executor.layers.quantization.utils.marlin_utils_fp4 import apply_fp4_marlin_linear
+
+from qat_core.options import BLOCK_SIZE
+from qat_core.rollout.vllm.tile_layout import unpack_marlin
+
+# In experiments/records/benchmarks/matmul_h100.json this way takes at most 22 % more time than the
+# better of both, at every number of rows, for the linear layers of Qwen3-8B and 30B-A3B (tested).
+UNPACK_FROM = 512
+
+
+class MarlinUnpackKernel(MarlinNvFp4LinearKernel):  # type: ignore[misc]
+    """W4A16, BF16 activations; holds what Marlin holds."""
+
+    def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """BF16 (..., N) of BF16 (..., K); with a bias, whose places Marlin changes, by Marlin."""
+        n, k = layer.output_size_per_partition, layer.input_size_per_partition
+        is_padded = layer.weight.shape != (k // BLOCK_SIZE, 2 * n)
+        out: Tensor
+        if bias is not None or is_padded:
+            out = super().apply_weights(layer, x, bias)
+            return out
+        rows = x.reshape(-1, x.shape[-1])
+        held = layer.weight, layer.weight_scale, layer.weight_global_scale, layer.workspace
+        out = marlin_or_unpacked(rows, *held)
+        return out.view(*x.shape[:-1], n)
+
+
+@custom_op("qat_core::marlin_or_unpacked", mutates_args=())
+def marlin_or_unpacked(
+    x: Tensor, words: Tensor, scale: Tensor, multiplier: Tensor, workspace: Tensor
+) -> Tensor:
+    """x (rows, K) times a weight in Marlin's layout; opaque, as the way depends on the rows.
+
+    Args:
+        x: BF16.
+        words, scale, multiplier: see `tile_layout.unpack_marlin`.
+        workspace: Marlin's, zero before and after.
+    """
+    if len(x) >= UNPACK_FROM:
+        return F.linear(x, unpack_marlin(words, scale, multiplier))
+    size_k, size_n = BLOCK_SIZE * words.shape[0], words.shape[1] // 2
+    out: Tensor = apply_fp4_marlin_linear(
+        x, words, scale, multiplier, workspace, size_n=size_n, size_k=size_k
+    )
+    return out
+
+
+@marlin_or_unpacked.register_fake
+def _(x: Tensor, words: Tensor, scale: Tensor, multiplier: Tensor, workspace: Tensor) -> Tensor:
+    return x.new_empty(x.shape[0], words.shape[1] // 2)
+
+
+def install() -> None:
+    """Make compressed-tensors' W4A16 linear layers use `MarlinUnpackKernel`."""
+    from vllm.model_executor.layers.quantization.compressed_tensors.schemes import (
+        compressed_tensors_w4a4_nvfp4 as scheme,
+    )
+
+    vllms_choice = scheme.init_nvfp4_linear_kernel
+    if getattr(vllms_choice, "unpacks", False):
+        return
+
+    def choose(use_a16: bool = False) -> Any:
+        return MarlinUnpackKernel(NvFp4LinearLayerConfig()) if use_a16 else vllms_choice(use_a16)
+
+    choose.unpacks = True  # type: ignore[attr-defined]
+    scheme.init_nvfp4_linear_kernel = choose
