@@ -119,6 +119,11 @@ USED_NAMES = (
         "strided queries rotated right on a CPU",
     ),
     UsedName(
+        "vllm.v1.attention.backends.cpu_attn",
+        "CPUAttentionBackend.get_supported_kernel_block_sizes",
+        "sliding windows on a CPU with AMX",
+    ),
+    UsedName(
         "vllm.v1.engine.core_client",
         "InprocClient",
         "its `_finalizer`, which ends the process groups of engines that still run",
