@@ -137,6 +137,7 @@ USED_NAMES = (
     UsedName("vllm._custom_ops", "gptq_marlin_repack", "the same"),
     UsedName(_MARLIN, "_nvfp4_compute_scale_factor", "the same"),
     UsedName(_MARLIN, "marlin_permute_scales", "the same"),
+    UsedName(_MARLIN, "apply_fp4_marlin_linear", "linear layers of few rows", until="0.28"),
     UsedName(_MARLIN, "nvfp4_marlin_process_scales", "the same"),
     UsedName(_MARLIN, "nvfp4_marlin_process_global_scale", "the same"),
     UsedName(
