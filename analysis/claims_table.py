@@ -203,10 +203,12 @@ class ClaimsTable(BaseModel):
             _, statement, required, estimate, interval = claim.cells()
             # arms in short: of four, three are in NVFP4
             statement = statement.replace("nvfp4-", "")
+            detail = claim.detail
             if claim.estimate is not None and not has_columns:
                 statement += f": {estimate}"
+                detail += f"; {self.interval_heading} {interval}, required {required}"
             if with_details:
-                statement += f"\n[dim]{escape(claim.detail)}[/]"
+                statement += f"\n[dim]{escape(detail)}[/]"
             colored = f"[{COLORS[claim.verdict]}]{claim.verdict}[/]"
             numbers = (estimate, interval, required) if has_columns else ()
             table.add_row(colored, statement, *numbers)

@@ -39,9 +39,9 @@ def record_study(
 ) -> Path:
     """Judges a study and copies its results into `records`; returns the study's folder there.
 
-    Of a study of collapses the complete cells are copied; its claims name the others. Those that
-    the results lack are kept from its record so far: a grid can be run in parts, on machines whose
-    results are gone with them.
+    Of a study of collapses the complete cells are copied; its claims name the others. Where they
+    only add to the record so far its cells are kept: a grid can be run in parts, on machines whose
+    results are gone with them. Where they replace a run, the record is replaced as a whole.
 
     Args:
         study_file: the study.
@@ -78,6 +78,8 @@ def record_study(
             require_commit(manifest, results / run.id)
     _require_replications_of(study, record)
     kept = _runs_to_keep(study, record, runs, results)
+    for run in kept if not allow_uncommitted else ():
+        require_commit(read_manifest(record / run.id, REMAKE), record / run.id)
     try:
         for run in runs:
             _record_run(results / run.id, partial / run.id, only_of_grids=bool(study.cells))
@@ -86,6 +88,7 @@ def record_study(
         write_claims(study, partial, partial)
         shutil.copy(study_file, partial / "study.yaml")
         _keep_outcomes(study, record, partial)
+        _say_what_goes(record, partial)
         _replace(record, partial, former)
     finally:
         _clean_up(record, partial, former)
@@ -164,17 +167,39 @@ def _runs_to_record(study: Study, results: Path) -> Sequence[Run]:
 
 
 def _runs_to_keep(study: Study, record: Path, runs: Sequence[Run], results: Path) -> list[Run]:
-    """Those of the record so far whose cells are complete there, and not among `runs`."""
-    is_same = (record / "study.yaml").is_file() and load_study(record / "study.yaml") == study
-    if not is_same or study.judged_by == "parity":
+    """Those of the record's complete cells that are not among `runs`, if these only add to it."""
+    if study.judged_by == "parity" or any(_replaces(results, record, run) for run in runs):
+        return []
+    try:
+        cells = complete_cells(study, record)
+    except ValueError as error:
+        print(f"{record}: none of its cells is kept: {error}")
         return []
     made = {run.cell for run in runs}
-    cells = complete_cells(study, record)
     kept = [run for cell, its in cells.items() if cell not in made for run in its]
     if kept:  # claims compare runs of a seed across cells
         folders = [*(results / run.id for run in runs), *(record / run.id for run in kept)]
         require_one_base_a_seed(None, [read_manifest(folder, REMAKE) for folder in folders])
     return kept
+
+
+def _replaces(results: Path, record: Path, run: Run) -> bool:
+    """Whether a record has a run of this name that is another one."""
+    if not (record / run.id / MANIFEST).is_file():
+        return False
+    made, recorded = (read_manifest(folder / run.id, REMAKE) for folder in (results, record))
+    return made.started_at != recorded.started_at
+
+
+def _say_what_goes(record: Path, partial: Path) -> None:
+    """Prints which cells' runs the record so far has and the new one has not."""
+    recorded, new = (recorded_manifests(folder) for folder in (record, partial))
+    gone = [it for it in recorded if it.run not in {other.run for other in new}]
+    if gone:
+        cells = ", ".join(sorted({it.cell or "the study" for it in gone}))
+        print(
+            f"{record}: {len(gone)} runs of {cells} are no longer in it: only the history has them"
+        )
 
 
 def require_one_base_a_seed(cell: str | None, manifests: Sequence[RunManifest]) -> None:

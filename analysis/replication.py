@@ -40,8 +40,8 @@ OUTCOMES: Mapping[ClaimVerdict, str] = {
 NOTE = (
     "Again: the same study with seeds that are not in the record, judged alone. Recorded before: "
     "the record that this one has replaced, of other code or from another machine. Undecided: the "
-    "interval straddles the bound. What the recorded study claims is judged by it alone; verdicts "
-    "are not averaged."
+    "interval straddles the bound; it is of 90 % for mean rewards, of 95 % for all else. What the "
+    "recorded study claims is judged by it alone; verdicts are not averaged."
 )
 
 

@@ -6,7 +6,7 @@ makes the claims whose settings it plans.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from analysis.claims_table import ClaimVerdict
 from analysis.collapse.comparison import Comparison, show_p
@@ -26,6 +26,7 @@ from analysis.stats import Interval, Verdict
 
 AREA_MARGIN = 0.05
 AREA_LEVEL = 0.90
+THRESHOLDS = {"at most": -AREA_MARGIN, "within": AREA_MARGIN}  # by bound
 
 
 class Judged(NamedTuple):
@@ -33,13 +34,13 @@ class Judged(NamedTuple):
 
     Attributes:
         interval: of level `AREA_LEVEL`, of a difference of mean rewards, where one decides.
-        threshold: what the interval has to keep; negative: at most that, else within it.
+        bound: what the interval has to be: at most -`AREA_MARGIN`, or within it.
     """
 
     verdict: ClaimVerdict
     detail: str
     interval: Interval | None = None
-    threshold: float | None = None
+    bound: Literal["at most", "within"] | None = None
 
 
 def _earlier_than_both(runs: Comparison, noqat: Setting) -> Judged:
@@ -90,7 +91,7 @@ def _costs_no_reward(runs: Comparison) -> Judged:
     verdict = _worst([it.judge(-AREA_MARGIN, AREA_MARGIN) for it in intervals.values()])
     if len(intervals) == 1:
         (interval,) = intervals.values()
-        return Judged(verdict, "mean reward less BF16's", interval, AREA_MARGIN)
+        return Judged(verdict, "mean reward less BF16's", interval, "within")
     return Judged(
         verdict,
         "; ".join(
@@ -113,7 +114,7 @@ def _costs_reward(setting: Setting, runs: Comparison) -> Judged:
         f"mean reward less QAT's; lower in {num_lower} of {len(qat)} seeds, exact sign-flip p "
         f"{show_p(sign_flip_p(*areas))}"
     )
-    return Judged(interval.judge(high=-AREA_MARGIN), detail, interval, -AREA_MARGIN)
+    return Judged(interval.judge(high=-AREA_MARGIN), detail, interval, "at most")
 
 
 def _rates_of_c4(design: Design) -> tuple[float, ...]:

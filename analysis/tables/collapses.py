@@ -25,12 +25,12 @@ from experiments.study.schema import Study
 
 NOTE = (
     "Collapsed runs at each learning rate: the mean reward of 20 steps falls below half of the "
-    "run's best. Mean reward: of all steps, without QAT less with it, at the highest rate; mean "
-    f"of the differences within a seed and its {100 * AREA_LEVEL:g} % interval over seeds, for "
-    "description where C9 does not judge it. Verdict: of the claim that decides, at the highest "
-    "rate. C1: without QAT runs collapse earlier than with QAT and in BF16; C6 and C7: likewise "
-    "for an MoE and with other advantages, secondary; C9: mean reward is more than 0.05 below "
-    "QAT's."
+    "run's best. Mean reward over all steps: without QAT minus with QAT, at the highest rate; "
+    f"mean of the differences within a seed and its {100 * AREA_LEVEL:g} % interval over seeds, "
+    "for description where C9 does not judge it. Verdict: of the claim that decides, at the "
+    "highest rate. C1: without QAT runs collapse earlier than with QAT and in BF16; C6 and C7: "
+    "likewise for an MoE and with other advantages, secondary; C9: mean reward is more than 0.05 "
+    "below QAT's."
 )
 
 

@@ -25,6 +25,7 @@ from qat_core.nvfp4 import PackedTensor, dequantize, global_scale, group_amax, q
 from qat_core.rollout.vllm import humming, humming_linear, plugin
 from qat_core.rollout.vllm.humming_linear import UNPACK_FROM, HummingLinearKernel
 from qat_core.rollout.vllm.in_place import find_targets
+from qat_core.rollout.vllm.kernel_choice import use_for_linear
 from qat_core.rollout.vllm.tile_layout import to_layout, unpack
 from qat_core.weights.transfer import PARTS
 
@@ -78,8 +79,8 @@ def layer(monkeypatch: pytest.MonkeyPatch) -> nn.Module:
         monkeypatch.setattr(
             humming_linear, "multiply", lambda x, *weight, **_: F.linear(x, unpack(*weight[:3]))
         )
-    humming_linear.install()
-    humming_linear.install()  # by vLLM's plugins once more
+    use_for_linear(HummingLinearKernel)
+    use_for_linear(HummingLinearKernel)  # by vLLM's plugins once more
     made: Any = nn.Module()
     made.quant_method = method = Method()
     made.input_size_per_partition, made.output_partition_sizes = K, [N]
@@ -191,7 +192,7 @@ def test_torch_compile_keeps_the_product_whole(layer: Any) -> None:
 def test_activations_in_four_bits_are_left_to_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheme, "init_nvfp4_linear_kernel", lambda use_a16: "vLLM's")
     monkeypatch.setattr(HummingLinearKernel, "is_supported", lambda *_: (True, None))
-    humming_linear.install()
+    use_for_linear(HummingLinearKernel)
     assert scheme.init_nvfp4_linear_kernel(use_a16=False) == "vLLM's"
     assert isinstance(scheme.init_nvfp4_linear_kernel(use_a16=True), HummingLinearKernel)
 

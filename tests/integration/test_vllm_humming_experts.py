@@ -69,7 +69,7 @@ def served(weights: list[PackedTensor]) -> Any:
     layer.hidden_size, layer.intermediate_size_per_partition = HIDDEN, INNER
     layer.workspace = torch.zeros(8, dtype=torch.int32)
     parallel = SimpleNamespace(ep_size=1, tp_rank=0, tp_size=1)
-    layer.moe_config = SimpleNamespace(moe_parallel_config=parallel)
+    layer.moe_config = SimpleNamespace(num_experts=EXPERTS, moe_parallel_config=parallel)
     arguments: dict[str, Any] = {"layer": layer, "is_act_and_mul": True}
     for matrix, packed in zip(("w13", "w2"), weights, strict=True):
         arguments[matrix], arguments[f"{matrix}_scale"] = packed.codes, packed.block_scale

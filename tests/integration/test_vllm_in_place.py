@@ -73,7 +73,9 @@ def marlin_experts(
     of_tensors = (0, 1) if own else (rank, workers)
     parallel = dict(zip(("tp_rank", "tp_size"), of_tensors, strict=True))
     parallel["ep_size"] = workers if own else 1
-    layer.moe_config = SimpleNamespace(moe_parallel_config=SimpleNamespace(**parallel))
+    layer.moe_config = SimpleNamespace(
+        num_experts=EXPERTS, moe_parallel_config=SimpleNamespace(**parallel)
+    )
     layer._map_global_expert_id_to_local_expert_id = lambda it: own.index(it) if it in own else -1
     layer.params_dtype = torch.bfloat16
     prepared = prepare_experts(

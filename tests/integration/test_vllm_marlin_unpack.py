@@ -21,6 +21,7 @@ from experiments.support.json_files import read_json
 from qat_core.nvfp4 import dequantize
 from qat_core.rollout.vllm import marlin_linear
 from qat_core.rollout.vllm.in_place import find_targets
+from qat_core.rollout.vllm.kernel_choice import use_for_linear
 from qat_core.rollout.vllm.marlin_linear import UNPACK_FROM, MarlinUnpackKernel
 from qat_core.rollout.vllm.tile_layout import unpack_marlin
 from tests.marlin_layers import DEVICE, ON_GPU, packed_group, prepare_for_marlin_on_a_cpu
@@ -91,7 +92,7 @@ def test_a_sync_in_place_is_that_of_marlin(layer: Any) -> None:
     assert torch.equal(out.flatten(0, 1), F.linear(x.flatten(0, 1), dequantize(packed)))
 
 
-@pytest.mark.parametrize("what", ["bias", "padding"])
+@pytest.mark.parametrize("what", ["bias", "padding", "fp16"])
 def test_what_cannot_be_unpacked_so_is_left_to_marlin(
     what: str, layer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,7 +100,9 @@ def test_what_cannot_be_unpacked_so_is_left_to_marlin(
     if what == "padding":
         layer.input_size_per_partition = K - 16
     monkeypatch.setattr(MarlinNvFp4LinearKernel, "apply_weights", lambda *_: "Marlin's")
-    assert layer.scheme.kernel.apply_weights(layer, activations(UNPACK_FROM), bias) == "Marlin's"
+    x = activations(UNPACK_FROM)
+    x = x.half() if what == "fp16" else x
+    assert layer.scheme.kernel.apply_weights(layer, x, bias) == "Marlin's"
 
 
 def test_torch_compile_keeps_the_product_whole(layer: Any) -> None:
@@ -114,8 +117,8 @@ def test_torch_compile_keeps_the_product_whole(layer: Any) -> None:
 
 def test_activations_in_four_bits_are_left_to_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheme, "init_nvfp4_linear_kernel", lambda use_a16: "vLLM's")
-    marlin_linear.install()
-    marlin_linear.install()  # by vLLM's plugins once more
+    use_for_linear(MarlinUnpackKernel)
+    use_for_linear(MarlinUnpackKernel)  # by vLLM's plugins once more
     assert scheme.init_nvfp4_linear_kernel(use_a16=False) == "vLLM's"
     assert isinstance(scheme.init_nvfp4_linear_kernel(use_a16=True), MarlinUnpackKernel)
 

@@ -57,7 +57,7 @@ def test_another_kernel_than_that_of_the_first_engine_is_refused(
 ) -> None:
     monkeypatch.setattr(plugin, "_chosen", {LINEAR_VARIABLE: "humming"})
     monkeypatch.delenv(LINEAR_VARIABLE, raising=False)
-    with pytest.raises(ValueError, match=f"{LINEAR_VARIABLE}=marlin: .* was made with humming"):
+    with pytest.raises(ValueError, match=f"{LINEAR_VARIABLE}=marlin: .* has chosen humming before"):
         asked_for(LINEAR_VARIABLE)
     assert asked_for(EXPERTS_VARIABLE) == "marlin"
     assert plugin._chosen[EXPERTS_VARIABLE] == "marlin"

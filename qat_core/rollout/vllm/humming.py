@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from qat_core.options import BLOCK_SIZE
+from qat_core.rollout.vllm.kernel_choice import require_vllm
 
 VERSION = "0.1.19"
 NUM_LOCKS = 2048  # as Humming's own layer has; parts of split sums meet there
@@ -62,15 +63,6 @@ def require(variable: str, vllm_version: str) -> None:
     from vllm import envs
 
     os.environ.setdefault("HUMMING_CACHE_DIR", os.path.join(envs.VLLM_CACHE_ROOT, "humming"))
-
-
-def require_vllm(asked: str, version: str) -> None:
-    """ValueError for another vLLM than its choice of kernels can be replaced in; sets it up."""
-    if not version.startswith("0.24."):
-        raise ValueError(f"{asked}: made for vLLM 0.24, not {version}: unset it")
-    # Compiled models are cached by settings that this choice is not among: vLLM would run a graph
-    # of Marlin's kernels on these weights. Its other cache goes by the code that was compiled.
-    os.environ["VLLM_USE_AOT_COMPILE"] = "0"
 
 
 def is_hopper() -> bool:

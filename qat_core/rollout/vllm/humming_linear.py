@@ -1,8 +1,8 @@
 """Linear layers of vLLM 0.24 multiplied by Humming instead of Marlin; loaded by the plugin alone.
 
 Asked for by `QAT_CORE_LINEAR_KERNEL=humming` in the environment of vLLM's processes. Codes
-lie as for Marlin, block scales in an order of their own, so these serve all numbers of rows. From
-`UNPACK_FROM` rows on, the weight is unpacked and cuBLAS multiplies.
+lie as for Marlin, block scales in another order; one copy is kept, so Humming serves every number
+of rows, up to `UNPACK_FROM`: from there on the weight is unpacked and cuBLAS multiplies.
 
 Not the default on Hopper: below that many rows Humming's products have other bits each time and
 larger errors than Marlin's, and k3 KL between trainer and rollout is 1.54 times BF16's in a small
@@ -135,20 +135,3 @@ def _kernels(n: int, k: int, device: torch.device) -> tuple[Any, str, str]:
         for above, up_to in pairwise((0, *TILED_ROWS))
     ]
     return config, json.dumps(compute), json.dumps(tiles)
-
-
-def install() -> None:
-    """Make compressed-tensors' W4A16 linear layers use `HummingLinearKernel`."""
-    from vllm.model_executor.layers.quantization.compressed_tensors.schemes import (
-        compressed_tensors_w4a4_nvfp4 as scheme,
-    )
-
-    vllms_choice = scheme.init_nvfp4_linear_kernel
-    if getattr(vllms_choice, "chooses_humming", False):
-        return
-
-    def choose(use_a16: bool = False) -> Any:
-        return HummingLinearKernel(NvFp4LinearLayerConfig()) if use_a16 else vllms_choice(use_a16)
-
-    choose.chooses_humming = True  # type: ignore[attr-defined]
-    scheme.init_nvfp4_linear_kernel = choose

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from qat_core.nvfp4 import PackedTensor
 from qat_core.rollout.vllm.experts import FUSED
 from qat_core.rollout.vllm.marlin import TILE
-from qat_core.rollout.vllm.shares import own_of_experts, own_of_linear
+from qat_core.rollout.vllm.shares import own_experts, own_of_experts, own_of_linear
 from qat_core.rollout.vllm.tile_layout import lay_out_for_humming, lay_out_for_marlin
 from qat_core.weights.hub_names import HubNames, Weight
 
@@ -168,8 +168,9 @@ def _targets_of(module: Any, names: list[str]) -> list[Target]:
     experts = getattr(module.quant_method, "experts_cls", None)
     is_humming = getattr(experts, "__name__", "") == "HummingExperts"
     write = write_humming_experts if is_humming else write_marlin_experts
+    own = own_experts(module, module.moe_config.num_experts)
     return [
-        Target([name], module, partial(own_of_experts, matrix), partial(write, matrix=matrix))
+        Target([name], module, partial(own_of_experts, matrix, own), partial(write, matrix=matrix))
         for name, matrix in zip(names, map(FUSED.__getitem__, leaves), strict=True)
     ]
 

@@ -4,15 +4,15 @@ Asked for by `QAT_CORE_LINEAR_KERNEL=marlin-unpack`. Marlin does not use the ins
 cuBLAS fast on Hopper: from `UNPACK_FROM` rows on, as in prefill, it takes longer than unpacking a
 weight and multiplying it in BF16. Both ways repeat their bits, and weights stay as Marlin has them.
 
-This file goes together with `humming_linear.py`.
+Delete this file together with `humming_linear.py`, which says when.
 """
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.library import custom_op
-from vllm.model_executor.kernels.linear.nvfp4.base import NvFp4LinearLayerConfig
 from vllm.model_executor.kernels.linear.nvfp4.marlin import MarlinNvFp4LinearKernel
 from vllm.model_executor.layers.quantization.utils.marlin_utils_fp4 import apply_fp4_marlin_linear
 
@@ -21,6 +21,7 @@ from qat_core.rollout.vllm.tile_layout import unpack_marlin
 
 # In experiments/records/benchmarks/matmul_h100.json this way takes at most 22 % more time than the
 # better of both, at every number of rows, for the linear layers of Qwen3-8B and 30B-A3B (tested).
+# What is unpacked there is a checkpoint's layout; that of Marlin has not been timed.
 UNPACK_FROM = 512
 
 
@@ -28,11 +29,11 @@ class MarlinUnpackKernel(MarlinNvFp4LinearKernel):  # type: ignore[misc]
     """W4A16, BF16 activations; holds what Marlin holds."""
 
     def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
-        """BF16 (..., N) of BF16 (..., K); with a bias, whose places Marlin changes, by Marlin."""
+        """(..., N) of (..., K); FP16, or with a bias, whose places Marlin changes, by Marlin."""
         n, k = layer.output_size_per_partition, layer.input_size_per_partition
         is_padded = layer.weight.shape != (k // BLOCK_SIZE, 2 * n)
         out: Tensor
-        if bias is not None or is_padded:
+        if bias is not None or is_padded or x.dtype != torch.bfloat16:
             out = super().apply_weights(layer, x, bias)
             return out
         rows = x.reshape(-1, x.shape[-1])
@@ -64,20 +65,3 @@ def marlin_or_unpacked(
 @marlin_or_unpacked.register_fake
 def _(x: Tensor, words: Tensor, scale: Tensor, multiplier: Tensor, workspace: Tensor) -> Tensor:
     return x.new_empty(x.shape[0], words.shape[1] // 2)
-
-
-def install() -> None:
-    """Make compressed-tensors' W4A16 linear layers use `MarlinUnpackKernel`."""
-    from vllm.model_executor.layers.quantization.compressed_tensors.schemes import (
-        compressed_tensors_w4a4_nvfp4 as scheme,
-    )
-
-    vllms_choice = scheme.init_nvfp4_linear_kernel
-    if getattr(vllms_choice, "unpacks", False):
-        return
-
-    def choose(use_a16: bool = False) -> Any:
-        return MarlinUnpackKernel(NvFp4LinearLayerConfig()) if use_a16 else vllms_choice(use_a16)
-
-    choose.unpacks = True  # type: ignore[attr-defined]
-    scheme.init_nvfp4_linear_kernel = choose

@@ -10,6 +10,8 @@ decides for all of them.
 
 import os
 
+from qat_core.rollout.vllm.kernel_choice import require_vllm, use_for_linear
+
 LINEAR_VARIABLE = "QAT_CORE_LINEAR_KERNEL"
 EXPERTS_VARIABLE = "QAT_CORE_EXPERTS_KERNEL"
 MARLIN, MARLIN_UNPACK, HUMMING = "marlin", "marlin-unpack", "humming"
@@ -32,13 +34,13 @@ def register() -> None:
 
     linear = asked_for(LINEAR_VARIABLE)
     if linear == HUMMING:
-        from qat_core.rollout.vllm import humming_linear
+        from qat_core.rollout.vllm.humming_linear import HummingLinearKernel
 
-        humming_linear.install()
+        use_for_linear(HummingLinearKernel)
     elif linear == MARLIN_UNPACK:
-        from qat_core.rollout.vllm import marlin_linear
+        from qat_core.rollout.vllm.marlin_linear import MarlinUnpackKernel
 
-        marlin_linear.install()
+        use_for_linear(MarlinUnpackKernel)
     if asked_for(EXPERTS_VARIABLE) == HUMMING:
         from qat_core.rollout.vllm import humming_experts
 
@@ -74,16 +76,15 @@ def asked_for(variable: str) -> str:
     if name != MARLIN:
         import vllm
 
-        from qat_core.rollout.vllm import humming
-
         if name == HUMMING:
+            from qat_core.rollout.vllm import humming
+
             humming.require(variable, vllm.__version__)
         else:
-            humming.require_vllm(f"{variable}={name}", vllm.__version__)
+            require_vllm(f"{variable}={name}", vllm.__version__)
     first = _chosen.setdefault(variable, name)
     if name != first:
         raise ValueError(
-            f"{variable}={name}: an engine of this process was made with {first}; make this one in "
-            "another process"
+            f"{variable}={name}: this process has chosen {first} before; make it in another"
         )
     return name

@@ -35,10 +35,13 @@ def _above_each_other(parts: list[Tensor]) -> Tensor:
     return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts)
 
 
-def own_of_experts(matrix: str, layer: Any, parts: list[PackedTensor]) -> PackedTensor:
-    """A worker's share of all experts' w13 or w2, the only part, (E, N, K)."""
+def own_of_experts(matrix: str, own: Any, layer: Any, parts: list[PackedTensor]) -> PackedTensor:
+    """A worker's share of all experts' w13 or w2, the only part, (E, N, K).
+
+    Args:
+        own: see `own_experts`, which waits for the GPU.
+    """
     (packed,) = parts
-    own = own_experts(layer, packed.shape[0])
     scale = own_part(layer, matrix, packed.block_scale.view(torch.uint8)[own]).contiguous()
     return PackedTensor(
         own_part(layer, matrix, packed.codes[own]).contiguous(),
@@ -52,7 +55,9 @@ def own_experts(layer: Any, num_experts: int) -> Any:
     if layer.moe_config.moe_parallel_config.ep_size == 1:
         return slice(None)
     to_local = layer._map_global_expert_id_to_local_expert_id
-    return [expert for expert in range(num_experts) if to_local(expert) >= 0]
+    own = [expert for expert in range(num_experts) if to_local(expert) >= 0]
+    first, last = own[0], own[-1]
+    return slice(first, last + 1) if len(own) == last + 1 - first else own
 
 
 def own_part(layer: Any, matrix: str, tensor: Tensor) -> Tensor:

@@ -46,22 +46,40 @@ def records(tmp_path: Path) -> Path:
 
 def test_a_cell_that_the_results_lack_is_kept_and_judged(results: Path, records: Path) -> None:
     record = record_study(FILE, results, records)
-    assert {path.parent.name for path in record.glob("*/manifest.json")} == {
-        run.id for run in STUDY.runs
-    }
+    assert recorded(record) == {run.id for run in STUDY.runs}
+    assert not (record / "replications").exists()
     assert read_json(record / "claims.json") == read_json(WHOLE / "claims.json")
     for run in of_cell(FIRST):
         for path in (WHOLE / run.id).iterdir():
             assert (record / run.id / path.name).read_bytes() == path.read_bytes()
 
 
-def test_a_cell_of_other_settings_is_not_kept(results: Path, records: Path) -> None:
-    older = records / WHOLE.name / "study.yaml"
-    older.write_text(FILE.read_text().replace("prompts: 256", "prompts: 128"))
-    assert load_study(older) != STUDY
+def recorded(record: Path) -> set[str]:
+    return {path.parent.name for path in record.glob("*/manifest.json")}
+
+
+def test_a_cell_of_other_settings_is_not_kept(
+    results: Path, records: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = of_cell(FIRST)
+    path = records / WHOLE.name / first[0].id / "manifest.json"
+    manifest = read_json(path)
+    rl = manifest["config"]["rl"] | {"lr": 1.0}
+    write_json(path, manifest | {"config": manifest["config"] | {"rl": rl}})
     record = record_study(FILE, results, records)
-    recorded = {path.parent.name for path in record.glob("*/manifest.json")}
-    assert recorded == {run.id for run in of_cell(SECOND)}
+    assert recorded(record) == {run.id for run in of_cell(SECOND)}
+    said = capsys.readouterr().out
+    assert "none of its cells is kept: " in said and f"{len(first)} runs of {FIRST} are no " in said
+
+
+def test_a_run_that_is_replaced_replaces_the_record(results: Path, records: Path) -> None:
+    for run in of_cell(SECOND):
+        shutil.copytree(WHOLE / run.id, records / WHOLE.name / run.id)
+        path = results / run.id / "manifest.json"
+        write_json(path, read_json(path) | {"started_at": "2026-11-26T10:00:00+00:00"})
+    record = record_study(FILE, results, records)
+    assert recorded(record) == {run.id for run in of_cell(SECOND)}
+    assert len(list((record / "replications").iterdir())) == 1
 
 
 def test_a_kept_cell_of_other_bases_is_refused(results: Path, records: Path) -> None:
