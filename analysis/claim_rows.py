@@ -31,21 +31,36 @@ def new_claim(
         exact: nothing is random; else seeds that all lie on the bound decide nothing.
         described: the other fields of `Claim`.
     """
-    bound, threshold = required or (None, None)
+    _, threshold = required or (None, None)
     if interval and required and not exact and interval.low == interval.high == threshold:
         obstacle = "no spread between seeds, all on the bound"
     return Claim(
-        estimate=interval and interval.estimate,
-        low=interval and interval.low,
-        high=interval and interval.high,
-        bound=bound,
-        threshold=threshold,
+        **numbers_of(interval, required),
         verdict=_verdict(interval, required, obstacle, exact or num_seeds > 1),
         num_seeds=num_seeds,
         exact=exact,
         detail="; ".join(filter(None, (detail, obstacle))),
         **described,
     )
+
+
+def numbers_of(interval: Interval | None, required: Requirement | None) -> dict[str, Any]:
+    """The fields of `Claim` that an interval and what is required of it fill."""
+    bound, threshold = required or (None, None)
+    return {
+        "estimate": interval and interval.estimate,
+        "low": interval and interval.low,
+        "high": interval and interval.high,
+        "bound": bound,
+        "threshold": threshold,
+    }
+
+
+def judge(interval: Interval, required: Requirement) -> Verdict:
+    """Whether an interval is what is required."""
+    bound, threshold = required
+    low = {"at least": threshold, "at most": -np.inf, "within": -threshold}[bound]
+    return interval.judge(low, np.inf if bound == "at least" else threshold)
 
 
 def _verdict(
@@ -58,6 +73,4 @@ def _verdict(
         return "REPORTED"
     if interval is None or obstacle is not None:
         return "INCONCLUSIVE"
-    bound, threshold = required
-    low = {"at least": threshold, "at most": -np.inf, "within": -threshold}[bound]
-    return interval.judge(low, np.inf if bound == "at least" else threshold)
+    return judge(interval, required)

@@ -78,8 +78,9 @@ def record_study(
             require_commit(manifest, results / run.id)
     _require_replications_of(study, record)
     kept = _runs_to_keep(study, record, runs, results)
-    for run in kept if not allow_uncommitted else ():
-        require_commit(read_manifest(record / run.id, REMAKE), record / run.id)
+    if not allow_uncommitted:
+        for run in kept:
+            require_commit(read_manifest(record / run.id, REMAKE), record / run.id)
     try:
         for run in runs:
             _record_run(results / run.id, partial / run.id, only_of_grids=bool(study.cells))

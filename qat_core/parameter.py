@@ -152,7 +152,7 @@ class FakeQuantizedTensor(FullPrecisionMemory):
                 return self._kept_rounded()
         elif self.scales.keep_packed:
             raise ValueError(
-                "keep_packed: layers compiled by torch.compile round their weights anew each time; "
+                "keep_packed: layers compiled by torch.compile round weights again each time; "
                 "leave it out of prepare()"
             )
         method, name = self.scales.method, self.weight_name
@@ -213,9 +213,8 @@ class FakeQuantizedTensor(FullPrecisionMemory):
             transposed = bool(data.stride(-1) != 1)
         elif data.ndim == self.ndim and data.shape[axis] != self.shape[axis]:
             raise ValueError(f"{self.weight_name}: cannot be cut along its blocks of {BLOCK_SIZE}")
-        if data.device != self._data.device:  # as `model.to("cpu")`, which is to free memory
-            self.scales.forget_rounded(self.weight_name)
         if global_scale.device != data.device:  # of the meta device there is nothing to copy
+            self.scales.forget_rounded(self.weight_name)  # `model.to("cpu")` is to free memory
             known = not global_scale.is_meta
             ones = torch.ones(global_scale.shape, device=data.device)
             global_scale = global_scale.to(data.device) if known else ones

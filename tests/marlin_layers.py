@@ -1,4 +1,4 @@
-"""Linear layers as vLLM prepares them for its Marlin kernel, on a CPU too."""
+"""Layers as vLLM prepares them for its Marlin kernels, on a CPU too, and syncs in place to them."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -15,9 +15,14 @@ from vllm.model_executor.layers.quantization.utils.marlin_utils_test import (
 )
 
 from qat_core.nvfp4 import PackedTensor, global_scale, group_amax, quantize
+from qat_core.rollout.vllm.in_place import find_targets, write_packed
+from qat_core.rollout.vllm.marlin import prepare_experts
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
+EXPERTS, HIDDEN, INNER = 4, 256, 128
+EXPERT_NAMES = ["l.mlp.experts.gate_up_proj", "l.mlp.experts.down_proj"]
+QKV = {"q": 128, "k": 64, "v": 64}
 
 
 def prepare_for_marlin_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,8 +49,9 @@ def packed_group(shapes: list[tuple[int, ...]], seed: int) -> list[PackedTensor]
 
 
 def stacked(parts: list[PackedTensor]) -> PackedTensor:
-    codes = torch.cat([part.codes for part in parts])
-    scale = torch.cat([part.block_scale.view(torch.uint8) for part in parts])
+    """Matrices, or those of each expert, one above the other."""
+    codes = torch.cat([part.codes for part in parts], -2)
+    scale = torch.cat([part.block_scale.view(torch.uint8) for part in parts], -2)
     return PackedTensor(codes, scale.view(torch.float8_e4m3fn), parts[0].global_scale)
 
 
@@ -65,3 +71,73 @@ def marlin_linear(parts: list[PackedTensor], rank: int = 0, workers: int = 1) ->
     kernel = type("MarlinNvFp4LinearKernel", (), {})()
     layer.scheme = SimpleNamespace(kernel=kernel)
     return layer
+
+
+def marlin_experts(
+    w13: PackedTensor, w2: PackedTensor, rank: int = 0, workers: int = 1, own: Any = None
+) -> Any:
+    """Experts after the preparation that is tested against vLLM's in test_vllm_marlin.py.
+
+    Args:
+        own: the experts of an expert parallel worker.
+    """
+    layer: Any = nn.Module()
+    layer.num_experts, layer.hidden_size = w2.shape[:2]
+    layer.intermediate_size_per_partition = w2.shape[2]
+    parallel = SimpleNamespace(
+        tp_rank=0 if own else rank, tp_size=1 if own else workers, ep_size=workers if own else 1
+    )
+    layer.moe_config = SimpleNamespace(num_experts=EXPERTS, moe_parallel_config=parallel)
+    layer._map_global_expert_id_to_local_expert_id = lambda it: own.index(it) if it in own else -1
+    layer.params_dtype = torch.bfloat16
+    prepared = prepare_experts(
+        layer,
+        w13.codes,
+        w13.block_scale,
+        w13.global_scale.reciprocal(),
+        w2.codes,
+        w2.block_scale,
+        w2.global_scale.reciprocal(),
+        is_act_and_mul=True,
+    )
+    for matrix, tensors in (("w13", prepared[:3]), ("w2", prepared[3:])):
+        codes, scale, scale_2 = tensors
+        setattr(layer, f"{matrix}_weight", nn.Parameter(codes, requires_grad=False))
+        setattr(layer, f"{matrix}_weight_scale", nn.Parameter(scale, requires_grad=False))
+        setattr(layer, f"{matrix}_weight_scale_2", scale_2)
+    # as vLLM's loader leaves it, of gate and up apart
+    for name, loaded in (("w13", w13.global_scale[:, None].repeat(1, 2)), ("w2", w2.global_scale)):
+        loaded = nn.Parameter(loaded.clone(), requires_grad=False)
+        setattr(layer, f"{name}_weight_global_scale", loaded)
+    layer.quant_method = SimpleNamespace(nvfp4_backend=SimpleNamespace(name="MARLIN"))
+    return layer
+
+
+def tensors_of(layer: Any) -> dict[str, Tensor]:
+    return {
+        name: tensor.data
+        for name, tensor in {**vars(layer), **dict(layer.named_parameters())}.items()
+        if isinstance(tensor, Tensor)
+    }
+
+
+def assert_written(layer: Any, expected: Any, addresses: dict[str, int]) -> None:
+    wanted = tensors_of(expected)
+    for name, tensor in tensors_of(layer).items():
+        assert torch.equal(
+            tensor.flatten().view(torch.uint8), wanted[name].flatten().view(torch.uint8)
+        )
+        assert tensor.data_ptr() == addresses[name]
+
+
+def packed_experts(seed: int, inner: int = INNER) -> list[PackedTensor]:
+    shapes = [(EXPERTS, 2 * inner, HIDDEN), (EXPERTS, HIDDEN, inner)]
+    return [packed_group([shape], seed)[0] for shape in shapes]
+
+
+def assert_experts_written(layer: Any, expected: Any, inner: int = INNER) -> None:
+    addresses = {name: tensor.data_ptr() for name, tensor in tensors_of(layer).items()}
+    targets = find_targets([(layer, EXPERT_NAMES)], [])
+    assert targets is not None
+    list(write_packed(zip(EXPERT_NAMES, packed_experts(1, inner), strict=True), targets, None))
+    assert_written(layer, expected, addresses)

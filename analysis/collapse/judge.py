@@ -7,12 +7,13 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
+from analysis.claim_rows import numbers_of
 from analysis.claims_table import Claim, ClaimsTable
 from analysis.collapse.comparison import Comparison
 from analysis.collapse.few_seeds import FEWEST_FOR_TESTS, descriptive_rules_of
 from analysis.collapse.grid import Design, Grid, design_of, read_grid, runs_by_setting
 from analysis.collapse.outcome_table import outcome_table
-from analysis.collapse.rules import AREA_LEVEL, THRESHOLDS, Judged, Rule, rules_of
+from analysis.collapse.rules import AREA_LEVEL, Judged, Rule, rules_of
 from analysis.load import read_metric
 from analysis.protocol import ONE_CHECKPOINT, is_pretrained
 from experiments.runs.evaluation import EVALUATIONS
@@ -81,17 +82,12 @@ def judge_grid(
             judged = Judged("NOT RUN", f"not all runs are at their last step: {missing[0]}")
         else:
             judged = rule.judge(runs)
-        interval = judged.interval
         claims.append(
             Claim(
                 model=design.dense,
                 name=name,
                 statement=f"{name}: {rule.statement}",
-                estimate=interval and interval.estimate,
-                low=interval and interval.low,
-                high=interval and interval.high,
-                bound=judged.bound,
-                threshold=judged.bound and THRESHOLDS[judged.bound],
+                **numbers_of(judged.interval, judged.required),
                 verdict=judged.verdict,
                 num_seeds=num_seeds,
                 unit="",

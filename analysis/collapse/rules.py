@@ -6,8 +6,9 @@ makes the claims whose settings it plans.
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
+from analysis.claim_rows import Requirement, judge
 from analysis.claims_table import ClaimVerdict
 from analysis.collapse.comparison import Comparison, show_p
 from analysis.collapse.grid import (
@@ -26,7 +27,8 @@ from analysis.stats import Interval, Verdict
 
 AREA_MARGIN = 0.05
 AREA_LEVEL = 0.90
-THRESHOLDS = {"at most": -AREA_MARGIN, "within": AREA_MARGIN}  # by bound
+COSTS: Requirement = ("at most", -AREA_MARGIN)
+COSTS_NOTHING: Requirement = ("within", AREA_MARGIN)
 
 
 class Judged(NamedTuple):
@@ -34,13 +36,13 @@ class Judged(NamedTuple):
 
     Attributes:
         interval: of level `AREA_LEVEL`, of a difference of mean rewards, where one decides.
-        bound: what the interval has to be: at most -`AREA_MARGIN`, or within it.
+        required: of that interval.
     """
 
     verdict: ClaimVerdict
     detail: str
     interval: Interval | None = None
-    bound: Literal["at most", "within"] | None = None
+    required: Requirement | None = None
 
 
 def _earlier_than_both(runs: Comparison, noqat: Setting) -> Judged:
@@ -88,10 +90,10 @@ def _costs_no_reward(runs: Comparison) -> Judged:
     for lr in _rates_of_c4(runs.design):
         qat, bf16 = ([o.area for o in runs.grid[runs.at(arm, lr)]] for arm in (QAT, BF16))
         intervals[lr] = paired_difference(qat, bf16, AREA_LEVEL)
-    verdict = _worst([it.judge(-AREA_MARGIN, AREA_MARGIN) for it in intervals.values()])
+    verdict = _worst([judge(it, COSTS_NOTHING) for it in intervals.values()])
     if len(intervals) == 1:
         (interval,) = intervals.values()
-        return Judged(verdict, "mean reward less BF16's", interval, "within")
+        return Judged(verdict, "mean reward less BF16's", interval, COSTS_NOTHING)
     return Judged(
         verdict,
         "; ".join(
@@ -114,7 +116,7 @@ def _costs_reward(setting: Setting, runs: Comparison) -> Judged:
         f"mean reward less QAT's; lower in {num_lower} of {len(qat)} seeds, exact sign-flip p "
         f"{show_p(sign_flip_p(*areas))}"
     )
-    return Judged(interval.judge(high=-AREA_MARGIN), detail, interval, "at most")
+    return Judged(judge(interval, COSTS), detail, interval, COSTS)
 
 
 def _rates_of_c4(design: Design) -> tuple[float, ...]:

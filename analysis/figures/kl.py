@@ -47,9 +47,8 @@ def draw(study: Study, results: Results) -> Figure:
 def _draw_panel(panel: Axes, study: Study, results: Results, model: str, arm: str) -> None:
     panel.set_yscale("log")
     for drawn in dict.fromkeys(("bf16", arm) if "bf16" in study.arms else (arm,)):
-        line = {"lw": 1.3 if drawn == arm else 0.9}
-        if study.rl.steps > MANY_STEPS:
-            line |= {"lw": 0.6, "alpha": 0.5}
+        is_faint, width = study.rl.steps > MANY_STEPS, 1.3 if drawn == arm else 0.9
+        line = {"lw": 0.6, "alpha": 0.5} if is_faint else {"lw": width}
         values_ST = plot_seeds(panel, study, results, model, drawn, K3_KL, **line)
         _circle_spikes(panel, results.steps(model, drawn), values_ST, arm_style(drawn).color)
     title = arm_style(arm).label

@@ -32,6 +32,7 @@ from qat_core.rollout.vllm.plugin import register
 from qat_core.verl.configuration import engine_patterns
 from qat_core.weights.stream import weight_stream
 from qat_core.weights.transfer import transfer_tensors
+from tests.integration.worker_tensors import all_tensors
 
 STREAM = "stream.pt"
 
@@ -73,16 +74,6 @@ def load_in_place(worker: Any, folder: str) -> None:
 def upside_down(matrix: torch.Tensor) -> torch.Tensor:
     """Rows, or experts, from the last to the first; PyTorch flips no float8."""
     return matrix.view(torch.uint8).flip(0).view(matrix.dtype)
-
-
-def all_tensors(worker: Any) -> dict[str, torch.Tensor]:
-    """The bytes of all that a worker's model holds, but for the KV cache."""
-    return {
-        f"{prefix}.{name}": tensor.data.flatten().clone().view(torch.uint8)
-        for prefix, module in worker.model_runner.get_model().named_modules()
-        for name, tensor in {**vars(module), **module._parameters, **module._buffers}.items()
-        if isinstance(tensor, torch.Tensor) and name != "kv_cache" and tensor.numel()
-    }
 
 
 def quantized(module: Any) -> bool:

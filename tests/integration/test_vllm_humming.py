@@ -1,7 +1,6 @@
 """Humming in place of Marlin: the choice, weights over reloads, and on a GPU the products."""
 
 import os
-from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -19,8 +18,6 @@ from vllm.model_executor.layers.quantization.compressed_tensors.schemes import (
 from vllm.model_executor.model_loader.reload import layerwise
 
 from experiments.benchmarks.products.humming_layer import humming_tensors
-from experiments.study.schema import ROOT
-from experiments.support.json_files import read_json
 from qat_core.nvfp4 import PackedTensor, dequantize, global_scale, group_amax, quantize
 from qat_core.rollout.vllm import humming, humming_linear, plugin
 from qat_core.rollout.vllm.humming_linear import UNPACK_FROM, HummingLinearKernel
@@ -28,8 +25,8 @@ from qat_core.rollout.vllm.in_place import find_targets
 from qat_core.rollout.vllm.kernel_choice import use_for_linear
 from qat_core.rollout.vllm.tile_layout import to_layout, unpack
 from qat_core.weights.transfer import PARTS
+from tests.recorded_products import losses_by_rows
 
-RECORD = ROOT / "experiments" / "records" / "benchmarks" / "matmul_h100.json"
 N, K = 256, 128
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -231,16 +228,7 @@ def test_what_cannot_run_is_refused_with_a_fix(
 
 
 def test_the_choice_by_rows_is_near_the_best_of_the_record() -> None:
-    chosen_us: dict[tuple[str, int], float] = defaultdict(float)
-    best_us: dict[tuple[str, int], float] = defaultdict(float)
-    for case in read_json(RECORD)["cases"]:
-        humming_us, unpacked_us = (
-            case["arms"][arm]["us"][1] for arm in ("humming", "dequantize + bf16")
-        )
-        layer = case["layer"].partition(".")[0], case["tokens"]
-        chosen_us[layer] += humming_us if case["tokens"] < UNPACK_FROM else unpacked_us
-        best_us[layer] += min(humming_us, unpacked_us)
-    losses = {layer: chosen_us[layer] / best_us[layer] for layer in best_us}
+    losses = losses_by_rows("humming", UNPACK_FROM)
     assert len(losses) == 22 and max(losses.values()) < 1.08, losses
 
 

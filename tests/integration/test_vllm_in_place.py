@@ -20,7 +20,6 @@ from experiments.benchmarks.architectures import ARCHITECTURES, engine_settings
 from experiments.benchmarks.random_model import write_architecture
 from experiments.support.subprocess_call import call_in_subprocess
 from qat_core.checkpoint.architecture import meta_model
-from qat_core.nvfp4 import PackedTensor
 from qat_core.plan import plan
 from qat_core.recipe import Recipe
 from qat_core.rollout.vllm.engine import VllmEngine
@@ -32,15 +31,22 @@ from qat_core.rollout.vllm.in_place import (
     write_packed,
     writing,
 )
-from qat_core.rollout.vllm.marlin import prepare_experts
 from qat_core.rollout.vllm.shares import own_of_linear
 from qat_core.rollout.vllm.tile_layout import marlin_scales
 from qat_core.weights.stream import weight_stream
+from tests.integration.worker_tensors import all_tensors
 from tests.marlin_layers import (
+    HIDDEN,
     ON_GPU,
+    QKV,
+    assert_experts_written,
+    assert_written,
+    marlin_experts,
     marlin_linear,
+    packed_experts,
     packed_group,
     prepare_for_marlin_on_a_cpu,
+    tensors_of,
 )
 
 pytestmark = pytest.mark.skipif(
@@ -48,74 +54,11 @@ pytestmark = pytest.mark.skipif(
     reason="Marlin runs on CUDA, where vLLM is 0.24; from 0.30 it repacks without an order",
 )
 
-EXPERTS, HIDDEN, INNER = 4, 256, 128
-EXPERT_NAMES = ["l.mlp.experts.gate_up_proj", "l.mlp.experts.down_proj"]
-QKV = {"q": 128, "k": 64, "v": 64}
-
 
 @pytest.fixture(autouse=True)
 def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     if not ON_GPU:
         prepare_for_marlin_on_a_cpu(monkeypatch)
-
-
-def marlin_experts(
-    w13: PackedTensor, w2: PackedTensor, rank: int = 0, workers: int = 1, own: Any = None
-) -> Any:
-    """Experts after the preparation that is tested against vLLM's in test_vllm_marlin.py.
-
-    Args:
-        own: the experts of an expert parallel worker.
-    """
-    layer: Any = nn.Module()
-    layer.num_experts, layer.hidden_size = w2.shape[:2]
-    layer.intermediate_size_per_partition = w2.shape[2]
-    of_tensors = (0, 1) if own else (rank, workers)
-    parallel = dict(zip(("tp_rank", "tp_size"), of_tensors, strict=True))
-    parallel["ep_size"] = workers if own else 1
-    layer.moe_config = SimpleNamespace(
-        num_experts=EXPERTS, moe_parallel_config=SimpleNamespace(**parallel)
-    )
-    layer._map_global_expert_id_to_local_expert_id = lambda it: own.index(it) if it in own else -1
-    layer.params_dtype = torch.bfloat16
-    prepared = prepare_experts(
-        layer,
-        w13.codes,
-        w13.block_scale,
-        w13.global_scale.reciprocal(),
-        w2.codes,
-        w2.block_scale,
-        w2.global_scale.reciprocal(),
-        is_act_and_mul=True,
-    )
-    for matrix, tensors in (("w13", prepared[:3]), ("w2", prepared[3:])):
-        codes, scale, scale_2 = tensors
-        setattr(layer, f"{matrix}_weight", nn.Parameter(codes, requires_grad=False))
-        setattr(layer, f"{matrix}_weight_scale", nn.Parameter(scale, requires_grad=False))
-        setattr(layer, f"{matrix}_weight_scale_2", scale_2)
-    # as vLLM's loader leaves it, of gate and up apart
-    for name, loaded in (("w13", w13.global_scale[:, None].repeat(1, 2)), ("w2", w2.global_scale)):
-        loaded = nn.Parameter(loaded.clone(), requires_grad=False)
-        setattr(layer, f"{name}_weight_global_scale", loaded)
-    layer.quant_method = SimpleNamespace(nvfp4_backend=SimpleNamespace(name="MARLIN"))
-    return layer
-
-
-def tensors_of(layer: Any) -> dict[str, Tensor]:
-    return {
-        name: tensor.data
-        for name, tensor in {**vars(layer), **dict(layer.named_parameters())}.items()
-        if isinstance(tensor, Tensor)
-    }
-
-
-def assert_written(layer: Any, expected: Any, addresses: dict[str, int]) -> None:
-    wanted = tensors_of(expected)
-    for name, tensor in tensors_of(layer).items():
-        assert torch.equal(
-            tensor.flatten().view(torch.uint8), wanted[name].flatten().view(torch.uint8)
-        )
-        assert tensor.data_ptr() == addresses[name]
 
 
 @pytest.mark.parametrize("largest", [8, 0x40, 0x76, 0x77, 0x78, 0x7D, 0x7E])
@@ -147,96 +90,8 @@ def test_a_fused_linear_is_written_once_its_last_part_has_come() -> None:
     assert_written(layer, marlin_linear(parts), addresses)
 
 
-def own_rows(packed: PackedTensor, pieces: int, at: int) -> PackedTensor:
-    codes, scale = (
-        tensor.view(torch.uint8).chunk(pieces, -2)[at].contiguous()
-        for tensor in (packed.codes, packed.block_scale)
-    )
-    return PackedTensor(codes, scale.view(torch.float8_e4m3fn), packed.global_scale)
-
-
-def own_columns(packed: PackedTensor, pieces: int, at: int) -> PackedTensor:
-    codes, scale = (
-        tensor.view(torch.uint8).chunk(pieces, -1)[at].contiguous()
-        for tensor in (packed.codes, packed.block_scale)
-    )
-    return PackedTensor(codes, scale.view(torch.float8_e4m3fn), packed.global_scale)
-
-
-@pytest.mark.parametrize("rank", range(4))
-def test_a_worker_of_four_is_written_its_heads_alone(rank: int) -> None:
-    """Of two heads of keys and values each serves two workers."""
-    shapes = [(256, HIDDEN), (128, HIDDEN), (128, HIDDEN)]
-
-    def served_of(seed: int) -> list[PackedTensor]:
-        q, *kv = packed_group(shapes, seed)
-        return [own_rows(q, 4, rank), *(own_rows(it, 2, rank // 2) for it in kv)]
-
-    layer = marlin_linear(served_of(0), rank, workers=4)
-    addresses = {name: tensor.data_ptr() for name, tensor in tensors_of(layer).items()}
-    targets = find_targets([(layer, list(QKV))], [])
-    assert targets is not None
-    stream = zip(QKV, packed_group(shapes, 1), strict=True)
-    assert list(write_packed(stream, targets, None)) == []
-    assert_written(layer, marlin_linear(served_of(1)), addresses)
-
-
-@pytest.mark.parametrize("rank", range(2))
-def test_a_worker_of_two_is_written_its_columns_alone(rank: int) -> None:
-    layer = marlin_linear([own_columns(packed_group([(128, HIDDEN)], 0)[0], 2, rank)], rank, 2)
-    addresses = {name: tensor.data_ptr() for name, tensor in tensors_of(layer).items()}
-    targets = find_targets([(layer, ["o"])], [])
-    assert targets is not None
-    (packed,) = packed_group([(128, HIDDEN)], 1)
-    targets["o"].take("o", packed)
-    assert_written(layer, marlin_linear([own_columns(packed, 2, rank)]), addresses)
-
-
-def packed_experts(seed: int, inner: int = INNER) -> list[PackedTensor]:
-    shapes = [(EXPERTS, 2 * inner, HIDDEN), (EXPERTS, HIDDEN, inner)]
-    return [packed_group([shape], seed)[0] for shape in shapes]
-
-
-def assert_experts_written(layer: Any, expected: Any, inner: int = INNER) -> None:
-    addresses = {name: tensor.data_ptr() for name, tensor in tensors_of(layer).items()}
-    targets = find_targets([(layer, EXPERT_NAMES)], [])
-    assert targets is not None
-    list(write_packed(zip(EXPERT_NAMES, packed_experts(1, inner), strict=True), targets, None))
-    assert_written(layer, expected, addresses)
-
-
 def test_experts_are_written_matrix_by_matrix() -> None:
     assert_experts_written(marlin_experts(*packed_experts(0)), marlin_experts(*packed_experts(1)))
-
-
-@pytest.mark.parametrize("rank", range(2))
-def test_a_worker_of_two_is_written_its_part_of_each_expert(rank: int) -> None:
-    def served_of(seed: int) -> list[PackedTensor]:
-        w13, w2 = packed_experts(seed, 2 * INNER)
-        gate, up = (own_rows(own_rows(w13, 2, at), 2, rank) for at in range(2))
-        codes, scale = (
-            torch.cat([getattr(it, kind).view(torch.uint8) for it in (gate, up)], 1)
-            for kind in ("codes", "block_scale")
-        )
-        own = PackedTensor(codes, scale.view(torch.float8_e4m3fn), w13.global_scale)
-        return [own, own_columns(w2, 2, rank)]
-
-    w13, w2 = served_of(0)
-    layer = marlin_experts(w13, w2, rank, workers=2)
-    assert_experts_written(layer, marlin_experts(*served_of(1)), 2 * INNER)
-
-
-@pytest.mark.parametrize("own", [[0, 1], [2, 3], [1, 3]])
-def test_an_expert_parallel_worker_is_written_its_experts_alone(own: list[int]) -> None:
-    def served_of(seed: int) -> list[PackedTensor]:
-        return [
-            PackedTensor(it.codes[own], it.block_scale[own], it.global_scale[own])
-            for it in packed_experts(seed)
-        ]
-
-    w13, w2 = served_of(0)
-    layer = marlin_experts(w13, w2, workers=2, own=own)
-    assert_experts_written(layer, marlin_experts(*served_of(1)))
 
 
 class Attention(nn.Module):
@@ -362,24 +217,11 @@ def _bytes_differ(shape: str, folder: str) -> list[str]:
     for way, model in (("0", models[0]), ("1", models[1]), ("0", models[1])):
         os.environ[VARIABLE] = way
         engine.sync(weight_stream(model, planned, recipe), planned)
-        held.append(engine.on_worker(_all_tensors))
+        held.append(engine.on_worker(all_tensors))
     assert engine.on_worker(_written_in_place) == set(planned.quantized)
     _, in_place, reloaded = held
-    return [
-        name
-        for name, tensor in reloaded.items()
-        if not torch.equal(tensor.view(torch.uint8), in_place[name].view(torch.uint8))
-    ]
+    return [name for name, tensor in reloaded.items() if not torch.equal(tensor, in_place[name])]
 
 
 def _written_in_place(worker: Any) -> set[str]:
     return set(worker.qat_core_targets)
-
-
-def _all_tensors(worker: Any) -> dict[str, Tensor]:
-    return {
-        f"{prefix}.{name}": tensor.data.flatten().clone()
-        for prefix, module in worker.model_runner.get_model().named_modules()
-        for name, tensor in {**vars(module), **module._parameters, **module._buffers}.items()
-        if isinstance(tensor, Tensor) and name != "kv_cache" and tensor.numel()
-    }

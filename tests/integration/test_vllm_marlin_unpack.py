@@ -1,6 +1,5 @@
 """Linear layers by Marlin for few rows and unpacked for many; without a GPU, Marlin is F.linear."""
 
-from collections import defaultdict
 from typing import Any
 
 import pytest
@@ -16,8 +15,6 @@ from vllm.model_executor.layers.quantization.compressed_tensors.schemes import (
     compressed_tensors_w4a4_nvfp4 as scheme,
 )
 
-from experiments.study.schema import ROOT
-from experiments.support.json_files import read_json
 from qat_core.nvfp4 import dequantize
 from qat_core.rollout.vllm import marlin_linear
 from qat_core.rollout.vllm.in_place import find_targets
@@ -26,8 +23,8 @@ from qat_core.rollout.vllm.marlin_linear import UNPACK_FROM, MarlinUnpackKernel
 from qat_core.rollout.vllm.tile_layout import unpack_marlin
 from tests.marlin_layers import DEVICE, ON_GPU, packed_group, prepare_for_marlin_on_a_cpu
 from tests.marlin_layers import marlin_linear as marlin_layer
+from tests.recorded_products import losses_by_rows
 
-RECORD = ROOT / "experiments" / "records" / "benchmarks" / "matmul_h100.json"
 N, K = 256, 128
 
 
@@ -124,14 +121,5 @@ def test_activations_in_four_bits_are_left_to_vllm(monkeypatch: pytest.MonkeyPat
 
 
 def test_the_choice_by_rows_is_near_the_best_of_the_record() -> None:
-    chosen_us: dict[tuple[str, int], float] = defaultdict(float)
-    best_us: dict[tuple[str, int], float] = defaultdict(float)
-    for case in read_json(RECORD)["cases"]:
-        marlin_us, unpacked_us = (
-            case["arms"][arm]["us"][1] for arm in ("marlin", "dequantize + bf16")
-        )
-        layer = case["layer"].partition(".")[0], case["tokens"]
-        chosen_us[layer] += marlin_us if case["tokens"] < UNPACK_FROM else unpacked_us
-        best_us[layer] += min(marlin_us, unpacked_us)
-    losses = {layer: chosen_us[layer] / best_us[layer] for layer in best_us}
+    losses = losses_by_rows("marlin", UNPACK_FROM)
     assert len(losses) == 22 and max(losses.values()) < 1.22, losses

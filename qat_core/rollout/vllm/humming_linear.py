@@ -1,8 +1,8 @@
 """Linear layers of vLLM 0.24 multiplied by Humming instead of Marlin; loaded by the plugin alone.
 
-Asked for by `QAT_CORE_LINEAR_KERNEL=humming` in the environment of vLLM's processes. Codes
-lie as for Marlin, block scales in another order; one copy is kept, so Humming serves every number
-of rows, up to `UNPACK_FROM`: from there on the weight is unpacked and cuBLAS multiplies.
+Asked for by `QAT_CORE_LINEAR_KERNEL=humming` in the environment of vLLM's processes. Codes lie as
+for Marlin, block scales in another order; one copy is kept, so Humming serves every number of rows,
+up to `UNPACK_FROM`: from there on the weight is unpacked and cuBLAS multiplies.
 
 Not the default on Hopper: below that many rows Humming's products have other bits each time and
 larger errors than Marlin's, and k3 KL between trainer and rollout is 1.54 times BF16's in a small

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from qat_core.nvfp4 import PackedTensor
 from qat_core.rollout.vllm.experts import FUSED
-from qat_core.rollout.vllm.marlin import TILE
+from qat_core.rollout.vllm.marlin import TILE, is_padded
 from qat_core.rollout.vllm.shares import own_experts, own_of_experts, own_of_linear
 from qat_core.rollout.vllm.tile_layout import lay_out_for_humming, lay_out_for_marlin
 from qat_core.weights.hub_names import HubNames, Weight
@@ -155,15 +155,14 @@ def _targets_of(module: Any, names: list[str]) -> list[Target]:
     if kernel == "HummingLinearKernel":
         return [Target(names, module, own_of_linear, write_humming)]
     if kernel in MARLIN_KERNELS:
-        n, k = module.output_size_per_partition, module.input_size_per_partition
-        is_known = getattr(module, "bias", None) is None and module.weight.shape == (k // 16, 2 * n)
+        is_known = getattr(module, "bias", None) is None and not is_padded(module)
         return [Target(names, module, own_of_linear, write_marlin)] if is_known else []
     backend = getattr(getattr(module, "quant_method", None), "nvfp4_backend", None)
     if getattr(backend, "name", "") != "MARLIN":
         return []
-    is_padded = module.hidden_size % TILE or module.intermediate_size_per_partition % TILE
+    are_padded = module.hidden_size % TILE or module.intermediate_size_per_partition % TILE
     leaves = [name.rpartition(".")[2] for name in names]
-    if is_padded or not FUSED.keys() >= set(leaves):
+    if are_padded or not FUSED.keys() >= set(leaves):
         return []
     experts = getattr(module.quant_method, "experts_cls", None)
     is_humming = getattr(experts, "__name__", "") == "HummingExperts"

@@ -19,6 +19,12 @@ from qat_core.options import BLOCK_SIZE
 TILE = 128  # vLLM pads experts whose sizes are no multiples of Marlin's tiles: left to it
 
 
+def is_padded(layer: Any) -> bool:
+    """Whether a linear layer, prepared for Marlin, has more rows or columns than its weight."""
+    n, k = layer.output_size_per_partition, layer.input_size_per_partition
+    return bool(layer.weight.shape != (k // BLOCK_SIZE, 2 * n))
+
+
 @contextmanager
 def lean_repacking() -> Iterator[None]:
     """Inside, vLLM 0.24 prepares the experts of a layer for Marlin through `prepare_experts`.
@@ -33,8 +39,8 @@ def lean_repacking() -> Iterator[None]:
     vllms_factor = marlin._nvfp4_compute_scale_factor
 
     def prepare(w13: Tensor, w2: Tensor, layer: Any, **others: Any) -> tuple[Tensor, ...]:
-        is_padded = layer.hidden_size % TILE or layer.intermediate_size_per_partition % TILE
-        way = prepare_experts if is_marlins and not is_padded else vllms_prepare
+        are_padded = layer.hidden_size % TILE or layer.intermediate_size_per_partition % TILE
+        way = prepare_experts if is_marlins and not are_padded else vllms_prepare
         return way(w13=w13, w2=w2, layer=layer, **others)
 
     def factor(scales: Tensor, dtype: torch.dtype | None = None) -> float:

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.library import custom_op
 from vllm.model_executor.kernels.linear.nvfp4.marlin import MarlinNvFp4LinearKernel
 from vllm.model_executor.layers.quantization.utils.marlin_utils_fp4 import apply_fp4_marlin_linear
 
 from qat_core.options import BLOCK_SIZE
+from qat_core.rollout.vllm.marlin import is_padded
 from qat_core.rollout.vllm.tile_layout import unpack_marlin
 
 # In experiments/records/benchmarks/matmul_h100.json this way takes at most 22 % more time than the
@@ -30,19 +30,17 @@ class MarlinUnpackKernel(MarlinNvFp4LinearKernel):  # type: ignore[misc]
 
     def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """(..., N) of (..., K); FP16, or with a bias, whose places Marlin changes, by Marlin."""
-        n, k = layer.output_size_per_partition, layer.input_size_per_partition
-        is_padded = layer.weight.shape != (k // BLOCK_SIZE, 2 * n)
         out: Tensor
-        if bias is not None or is_padded or x.dtype != torch.bfloat16:
+        if bias is not None or is_padded(layer) or x.dtype != torch.bfloat16:
             out = super().apply_weights(layer, x, bias)
             return out
         rows = x.reshape(-1, x.shape[-1])
         held = layer.weight, layer.weight_scale, layer.weight_global_scale, layer.workspace
         out = marlin_or_unpacked(rows, *held)
-        return out.view(*x.shape[:-1], n)
+        return out.view(*x.shape[:-1], out.shape[-1])
 
 
-@custom_op("qat_core::marlin_or_unpacked", mutates_args=())
+@torch.library.custom_op("qat_core::marlin_or_unpacked", mutates_args=())
 def marlin_or_unpacked(
     x: Tensor, words: Tensor, scale: Tensor, multiplier: Tensor, workspace: Tensor
 ) -> Tensor:

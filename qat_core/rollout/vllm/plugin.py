@@ -85,6 +85,7 @@ def asked_for(variable: str) -> str:
     first = _chosen.setdefault(variable, name)
     if name != first:
         raise ValueError(
-            f"{variable}={name}: this process has chosen {first} before; make it in another"
+            f"{variable}={name}: this process has chosen {first} before; start the engine in "
+            "another process"
         )
     return name

@@ -21,6 +21,10 @@ def of_cell(name: str) -> list[Run]:
     return [run for run in STUDY.runs if run.cell == name]
 
 
+def recorded(record: Path) -> set[str]:
+    return {path.parent.name for path in record.glob("*/manifest.json")}
+
+
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     """Results of the second cell alone."""
@@ -52,10 +56,6 @@ def test_a_cell_that_the_results_lack_is_kept_and_judged(results: Path, records:
     for run in of_cell(FIRST):
         for path in (WHOLE / run.id).iterdir():
             assert (record / run.id / path.name).read_bytes() == path.read_bytes()
-
-
-def recorded(record: Path) -> set[str]:
-    return {path.parent.name for path in record.glob("*/manifest.json")}
 
 
 def test_a_cell_of_other_settings_is_not_kept(

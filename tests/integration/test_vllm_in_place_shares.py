@@ -1,0 +1,103 @@
+"""Tensor and expert parallel workers are written in place what they serve, and no more."""
+
+import pytest
+import torch
+
+pytest.importorskip("vllm", reason="needs requirements/engines.txt")
+
+import vllm
+from packaging.version import Version
+
+from qat_core.nvfp4 import PackedTensor
+from qat_core.rollout.vllm.in_place import find_targets, write_packed
+from tests.marlin_layers import (
+    HIDDEN,
+    INNER,
+    ON_GPU,
+    QKV,
+    assert_experts_written,
+    assert_written,
+    marlin_experts,
+    marlin_linear,
+    packed_experts,
+    packed_group,
+    prepare_for_marlin_on_a_cpu,
+    stacked,
+    tensors_of,
+)
+
+pytestmark = pytest.mark.skipif(
+    Version(vllm.__version__) >= Version("0.30"),
+    reason="Marlin runs on CUDA, where vLLM is 0.24; from 0.30 it repacks without an order",
+)
+
+ROWS, COLUMNS = -2, -1
+
+
+@pytest.fixture(autouse=True)
+def on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not ON_GPU:
+        prepare_for_marlin_on_a_cpu(monkeypatch)
+
+
+def piece(packed: PackedTensor, dim: int, num: int, at: int) -> PackedTensor:
+    """One of so many pieces of the rows or columns, also of each expert's."""
+    codes, scale = (
+        tensor.view(torch.uint8).chunk(num, dim)[at].contiguous()
+        for tensor in (packed.codes, packed.block_scale)
+    )
+    return PackedTensor(codes, scale.view(torch.float8_e4m3fn), packed.global_scale)
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_a_worker_of_four_is_written_its_heads_alone(rank: int) -> None:
+    """Of two heads of keys and values each serves two workers."""
+    shapes = [(256, HIDDEN), (128, HIDDEN), (128, HIDDEN)]
+
+    def served_of(seed: int) -> list[PackedTensor]:
+        q, *kv = packed_group(shapes, seed)
+        return [piece(q, ROWS, 4, rank), *(piece(it, ROWS, 2, rank // 2) for it in kv)]
+
+    layer = marlin_linear(served_of(0), rank, workers=4)
+    addresses = {name: tensor.data_ptr() for name, tensor in tensors_of(layer).items()}
+    targets = find_targets([(layer, list(QKV))], [])
+    assert targets is not None
+    stream = zip(QKV, packed_group(shapes, 1), strict=True)
+    assert list(write_packed(stream, targets, None)) == []
+    assert_written(layer, marlin_linear(served_of(1)), addresses)
+
+
+@pytest.mark.parametrize("rank", range(2))
+def test_a_worker_of_two_is_written_its_columns_alone(rank: int) -> None:
+    layer = marlin_linear([piece(packed_group([(128, HIDDEN)], 0)[0], COLUMNS, 2, rank)], rank, 2)
+    addresses = {name: tensor.data_ptr() for name, tensor in tensors_of(layer).items()}
+    targets = find_targets([(layer, ["o"])], [])
+    assert targets is not None
+    (packed,) = packed_group([(128, HIDDEN)], 1)
+    targets["o"].take("o", packed)
+    assert_written(layer, marlin_linear([piece(packed, COLUMNS, 2, rank)]), addresses)
+
+
+@pytest.mark.parametrize("rank", range(2))
+def test_a_worker_of_two_is_written_its_part_of_each_expert(rank: int) -> None:
+    def served_of(seed: int) -> list[PackedTensor]:
+        w13, w2 = packed_experts(seed, 2 * INNER)
+        gate, up = (piece(piece(w13, ROWS, 2, at), ROWS, 2, rank) for at in range(2))
+        return [stacked([gate, up]), piece(w2, COLUMNS, 2, rank)]
+
+    w13, w2 = served_of(0)
+    layer = marlin_experts(w13, w2, rank, workers=2)
+    assert_experts_written(layer, marlin_experts(*served_of(1)), 2 * INNER)
+
+
+@pytest.mark.parametrize("own", [[0, 1], [2, 3], [1, 3]])
+def test_an_expert_parallel_worker_is_written_its_experts_alone(own: list[int]) -> None:
+    def served_of(seed: int) -> list[PackedTensor]:
+        return [
+            PackedTensor(it.codes[own], it.block_scale[own], it.global_scale[own])
+            for it in packed_experts(seed)
+        ]
+
+    w13, w2 = served_of(0)
+    layer = marlin_experts(w13, w2, workers=2, own=own)
+    assert_experts_written(layer, marlin_experts(*served_of(1)))
