@@ -24,7 +24,7 @@ SYNC_NOTE = (
     "Tensors: what vLLM's weights take, its rotary cache included, and the prediction from shapes "
     "against it. Gaps: what PyTorch's allocator leaves between them, which vLLM's own report "
     "includes (none with `expandable_segments`); some 0.02 GiB are of the model that is synced "
-    "from. Sync: through vLLM's reload; in place: with `QAT_CORE_IN_PLACE_SYNC=1`; packing: the "
+    "from. Sync: through vLLM's reload; in place: past it, as by default; packing: the "
     "trainer's part of either. Medians of five. Extra memory: peak during a sync through the "
     "reload. vLLM's own load: the same BF16 tensors through `load_weights`, as verl syncs them."
 )

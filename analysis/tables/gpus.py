@@ -1,7 +1,7 @@
 """Qwen3 through verl by number of GPUs: what was measured, and the rest computed from its parts."""
 
 from pathlib import Path
-from statistics import linear_regression, mean, median
+from statistics import linear_regression, mean
 from typing import Any, NamedTuple
 
 from analysis.markdown import MarkdownTable
@@ -20,16 +20,12 @@ NOTE = (
     "In *italics*: computed, all else measured. 64 responses of 512 tokens a step, no tensor "
     "parallelism; model, gradients and moments in BF16, sharded by FSDP2, on the host while vLLM "
     "is awake, in pinned memory, where PyTorch rounds blocks up to powers of two. Actor and host "
-    "are computed from shapes. Where a run of that model and arm was "
-    "measured, its excess over the shapes is added (host: for each GPU); else packed weights and "
-    "processes are missing. A sleeping vLLM and CUDA's contexts come on top of the actor: what is "
-    "not too much may still not fit. Of a step, log-probs and training are fitted as a + b / GPUs "
-    "to two or more measured numbers, but not where they are of code of different speed, as "
-    "Qwen3-8B's. All else is the mean of the measured ones, as each GPU does "
-    "it for itself. A sync that verl never did: its time in one process, plus what verl adds for "
-    "Qwen3-8B, by the weights' size. All of NVFP4 but Qwen3-8B's on one GPU are from before "
-    "packing went on without waits: table of weight syncs. †: of code that became faster since; "
-    "compare no others with these."
+    "are computed from shapes. Where a run of that model and arm was measured, its excess over the "
+    "shapes is added (host: for each GPU); else packed weights and processes are missing. A "
+    "sleeping vLLM and CUDA's contexts come on top of the actor: what is not too much may still "
+    "not fit. Of a step, log-probs and training are fitted as a + b / GPUs to two measured numbers "
+    "of GPUs. All else is the mean of the measured ones, as each GPU does it for itself. "
+    "Qwen3-8B's runs on two GPUs went two at once on a host."
 )
 
 
@@ -38,23 +34,20 @@ class Value(NamedTuple):
 
     amount: float
     is_measured: bool = False
-    is_slower: bool = False
 
     def __str__(self) -> str:
-        """Computed ones in italics; of code that became faster since, marked."""
-        text = f"{self.amount:.1f}" if self.is_measured else f"*{self.amount:.1f}*"
-        return f"{text} †" if self.is_slower else text
+        """Computed ones in italics."""
+        return f"{self.amount:.1f}" if self.is_measured else f"*{self.amount:.1f}*"
 
 
 class Setting(NamedTuple):
-    """A model in an arm: its runs through verl by GPUs, and its engine in one process."""
+    """A model in an arm: its runs through verl by GPUs, and what its engine's weights take."""
 
     model: str
     arm: str
     config: dict[str, Any]
     runs: dict[int, VerlRun]
     weights_gib: float
-    engine_sync_s: float
 
     def actor_gib(self, gpus: int) -> Value:
         """The actor's peak on a GPU."""
@@ -69,7 +62,7 @@ class Setting(NamedTuple):
 
     def host_gib(self, gpus: int) -> Value:
         """The host's peak."""
-        peaks = {n: peak for n, run in self.runs.items() if (peak := run.memory.host_peak_gib)}
+        peaks = {n: peak for n, run in self.runs.items() if (peak := run.host_peak_gib)}
         if gpus in peaks:
             return Value(peaks[gpus], True)
         beyond = [(peak - self._offloaded_gib(n)) / n for n, peak in peaks.items()]
@@ -78,28 +71,23 @@ class Setting(NamedTuple):
     def _offloaded_gib(self, gpus: int) -> float:
         return predict_offloaded_memory_gib(self.config, gpus, BYTES_PER_VALUE)
 
-    def sync_s(self, gpus: int, small: "Setting") -> Value:
-        """A weight sync; `small` has been through verl, in the same arm."""
+    def sync_s(self, gpus: int) -> Value | None:
+        """A weight sync; None where no number of GPUs was measured."""
         if gpus in self.runs:
             return Value(self.runs[gpus].weight_sync_s.median, True)
-        if self.runs:
-            return Value(self._mean("weight_sync_s"))
-        added_s = small._mean("weight_sync_s") - small.engine_sync_s
-        return Value(self.engine_sync_s + added_s * self.weights_gib / small.weights_gib)
+        return Value(self._mean("weight_sync_s")) if self.runs else None
 
     def step_s(self, gpus: int) -> Value | None:
-        """A step; None where fewer than two numbers of GPUs were measured, or not alike."""
+        """A step; None where fewer than two numbers of GPUs were measured."""
         if gpus in self.runs:
-            run = self.runs[gpus]
-            return Value(run.step_s.median, True, run.is_slower)
-        speeds = {run.is_slower for run in self.runs.values()}
-        if len(self.runs) < 2 or len(speeds) > 1:
+            return Value(self.runs[gpus].step_s.median, True)
+        if len(self.runs) < 2:
             return None
         seconds = self._mean("step_s") - sum(map(self._mean, SPLIT_PARTS))  # as long on any number
         for part in SPLIT_PARTS:
             slope, start = linear_regression([1 / n for n in self.runs], self._medians(part))
             seconds += start + slope / gpus
-        return Value(seconds, is_slower=True in speeds)
+        return Value(seconds)
 
     def _mean(self, part: str) -> float:
         return mean(self._medians(part))
@@ -109,11 +97,10 @@ class Setting(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A setting on a number of GPUs, beside the setting of the smallest model in its arm."""
+    """A setting on a number of GPUs."""
 
     setting: Setting
     gpus: int
-    small: Setting
 
     @property
     def fits(self) -> bool:
@@ -131,9 +118,7 @@ TABLE: MarkdownTable[Row] = MarkdownTable(
         ),
         "vLLM's weights on a GPU, GiB": lambda row: f"{row.setting.weights_gib:.2f}",
         "Host, GiB": lambda row: str(row.setting.host_gib(row.gpus)) if row.fits else "",
-        "Weight sync, s": lambda row: (
-            str(row.setting.sync_s(row.gpus, row.small)) if row.fits else ""
-        ),
+        "Weight sync, s": lambda row: str(row.setting.sync_s(row.gpus) or "") if row.fits else "",
         "Step, s": lambda row: str(row.setting.step_s(row.gpus) or "") if row.fits else "",
     }
 )
@@ -146,24 +131,18 @@ def gpus_sections(folder: Path, machine: str) -> list[str]:
         ValueError: a record is missing or damaged.
     """
     records = read_verl_records(folder, machine)
-    runs = [run for record in records for run in record.runs if not run.syncs_in_place]
+    runs = [run for record in records for run in record.runs]
     engines = newest_engines(folder, machine)
-    settings = {}
-    for model in MODELS:
-        for arm, precision in ARMS.items():
-            engine = engines[f"{model}:{precision}"]
-            names = (model, f"{model}-random")
-            settings[model, arm] = Setting(
-                model,
-                arm,
-                read_json(ROOT / "experiments" / "models" / f"{model}.json"),
-                {run.gpus: run for run in runs if run.model in names and run.arm == arm},
-                engine.memory.reported_gib,
-                median(sync.seconds for sync in engine.syncs),
-            )
-    rows = [
-        Row(setting, gpus, settings[MODELS[0], arm])
-        for (_, arm), setting in settings.items()
-        for gpus in GPUS
+    settings = [
+        Setting(
+            model,
+            arm,
+            read_json(ROOT / "experiments" / "models" / f"{model}.json"),
+            {run.gpus: run for run in runs if (run.model, run.arm) == (f"{model}-random", arm)},
+            engines[f"{model}:{precision}"].memory.reported_gib,
+        )
+        for model in MODELS
+        for arm, precision in ARMS.items()
     ]
+    rows = [Row(setting, gpus) for setting in settings for gpus in GPUS]
     return [TABLE.markdown(rows), NOTE]

@@ -17,8 +17,8 @@ KERNELS = {
     "repeatable": "Marlin or unpacked, experts by Humming",
 }
 NOTE = (
-    "Synced, and slept and synced: through vLLM's reload. In place: with "
-    "`QAT_CORE_IN_PLACE_SYNC=1`. Again: the same engine, with nothing in between. Fresh: a new "
+    "Synced, and slept and synced: through vLLM's reload. In place: past "
+    "it, as by default. Again: the same engine, with nothing in between. Fresh: a new "
     "engine that loads the weights from disk, in that form. Other weights, of the first sync, must "
     "differ. Served tensors: parameters and buffers of vLLM's model, without scales that W4A16 "
     "does not read; ModelOpt's form, which names them otherwise, is compared by samples alone."

@@ -1,5 +1,6 @@
 """Table of verl runs: mismatch, weight memory and the parts of a step."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,30 +11,33 @@ from analysis.markdown import MarkdownTable
 from analysis.tables.record import Record, read_record
 from qat_core.units import show_memory
 
-# The run of this commit on so many GPUs shared them with others that started: REPRODUCING.md.
-SHARED_GPUS = ("dea45e4b076e7cfaa00cc067b42c40c7e339aa2c", 4)
-# PyTorch was called token by token for log-probs, and in the backward pass for their gradients.
-TOKEN_BY_TOKEN = (SHARED_GPUS[0], "ec5d44baaacafa67596e39d3054f39ca334becd5")
 # verl had rounded the rotary frequencies to BF16
 ROUNDED = (
-    *TOKEN_BY_TOKEN,
     "ef6aaf7e32607344d5ec0a1143dd5d3328aec024",
     "82f3f04c72eec124558870526fac6f473578f640",
     "52b9d269e05735cfbb31fc04844c8e9bbb275262",
 )
 IN_PLACE = "QAT_CORE_IN_PLACE_SYNC"
+# Here syncs went through vLLM's reload if this variable did not ask for another way.
+RELOADED = (*ROUNDED, "398a5772a7fd4346512a9051a880fd3734db59f1")
+BF16_ARM = "bf16"
+# Runs of this commit on so many GPUs went two at once on a host: REPRODUCING.md.
+SHARED_HOST = ("86449aab5e32bdcff53bdd106c1a0180b0ea625d", 2)
 NOTE = (
     "One run an arm. Rotary: precision of the actor's rotary frequencies; BF16, to which verl "
     "rounds them, raises the KL of all arms, and each ratio is to BF16's run with the same. "
-    "`mean`: over all tokens of all steps, the estimator of the claims; commit "
-    f"{SHARED_GPUS[0][:7]} lacks it. Medians: over all steps but the first. In rows of that commit "
-    "verl looked for finished rollouts every 2 s, which rounds rollout times up; in its rows and "
-    f"those of {TOKEN_BY_TOKEN[-1][:7]} PyTorch took log-probs token by token. Random weights: "
-    "mismatch, memory and times mean something, rewards do not. Tensors: what vLLM's weights take; "
-    "its report has caches, workspaces and gaps, too, and is all that the first rows have. Both "
-    f"are known at a run's end. Sync in place: with `{IN_PLACE}=1`. *: shared its GPUs with "
-    "starting runs in its last two steps. Runs of recorded studies are in their tables."
+    "`mean`: over all tokens of all steps, the estimator of the claims. Medians: over all steps "
+    "but the first. Random weights: mismatch, memory and times mean something, rewards do not. "
+    "Tensors: what vLLM's weights take; its report has caches, workspaces and gaps, too. Both are "
+    f"known at a run's end. Reload: packed weights through vLLM's, now with `{IN_PLACE}=0`; else "
+    "in place. Runs of recorded studies are in their tables."
 )
+
+
+def goes_through_reload(commit: str, environment: Mapping[str, str]) -> bool:
+    """Whether packed weights went through vLLM's reload: by choice, or as was the default."""
+    was_default = any(reloaded.startswith(commit) for reloaded in RELOADED)
+    return environment.get(IN_PLACE, "0" if was_default else "1") == "0"
 
 
 class Spread(BaseModel):
@@ -48,8 +52,8 @@ class Memory(BaseModel):
     """Weights as vLLM holds them, packed ones where the arm packs; known at a run's end.
 
     Attributes:
-        reported_gib: vLLM's own report; records without it have the report as what was measured.
-        actor_peak_gib: what the actor allocated on its GPU; like all peaks absent in first records.
+        reported_gib: vLLM's own report.
+        actor_peak_gib: what the actor allocated on its GPU.
         gpu_peak_gib: in use on the fullest GPU, by actor and vLLM.
         host_peak_gib: in use on the whole host.
     """
@@ -64,17 +68,13 @@ class Memory(BaseModel):
     @property
     def tensors(self) -> str:
         """What the arm's weights take."""
-        return self._measured if self.reported_gib else ""
+        weights_gib = self.measured_packed_gib or self.measured_bf16_gib
+        return show_memory(weights_gib) if weights_gib else ""
 
     @property
     def report(self) -> str:
         """The same as vLLM tells it."""
-        return show_memory(self.reported_gib) if self.reported_gib else self._measured
-
-    @property
-    def _measured(self) -> str:
-        weights_gib = self.measured_packed_gib or self.measured_bf16_gib
-        return show_memory(weights_gib) if weights_gib else ""
+        return show_memory(self.reported_gib) if self.reported_gib else ""
 
 
 class Git(BaseModel):
@@ -92,6 +92,7 @@ class VerlRun(BaseModel):
     steps: int
     planned_steps: int
     k3_kl: Spread
+    mean_k3_kl: float
     rollout_s: Spread
     log_prob_s: Spread
     training_s: Spread
@@ -99,39 +100,26 @@ class VerlRun(BaseModel):
     step_s: Spread
     memory: Memory
     git: Git
-    mean_k3_kl: float | None = None
     outside_steps_s: float | None = None
     environment: dict[str, str] = {}
 
     @property
-    def name(self) -> str:
-        """The model, marked where other runs shared its GPUs."""
-        return f"{self.model} *" if (self.git.commit, self.gpus) == SHARED_GPUS else self.model
-
-    @property
-    def syncs_in_place(self) -> bool:
-        """Whether the user asked for syncs past vLLM's reload."""
-        return self.environment.get(IN_PLACE) == "1"
+    def host_peak_gib(self) -> float | None:
+        """In use on the whole host; None where another run shared it."""
+        is_shared = (self.git.commit, self.gpus) == SHARED_HOST
+        return None if is_shared else self.memory.host_peak_gib
 
     @property
     def setting(self) -> str:
-        """The arm, and whether its syncs are other than by default."""
-        return f"{self.arm}, sync in place" if self.syncs_in_place else self.arm
-
-    @property
-    def is_slower(self) -> bool:
-        """Whether its times are of code that has become faster since."""
-        return self.git.commit in TOKEN_BY_TOKEN
+        """The arm, and whether its packed weights went through vLLM's reload."""
+        is_packed = self.arm != BF16_ARM
+        reloads = is_packed and goes_through_reload(self.git.commit, self.environment)
+        return f"{self.arm}, reload" if reloads else self.arm
 
     @property
     def rotary(self) -> str:
         """Precision of the actor's rotary frequencies."""
         return "BF16" if self.git.commit in ROUNDED else "FP32"
-
-    @property
-    def mean(self) -> str:
-        """Mean k3 KL over all tokens, where the record has it."""
-        return "not recorded" if self.mean_k3_kl is None else f"{self.mean_k3_kl:.2e}"
 
     @property
     def progress(self) -> str:
@@ -154,9 +142,8 @@ class VerlRow(NamedTuple):
 
     @property
     def mean_ratio(self) -> str:
-        """Mean k3 KL over that of BF16, where both are recorded."""
-        mean, floor = self.run.mean_k3_kl, self.floor and self.floor.mean_k3_kl
-        return show_ratio(mean / floor) if mean is not None and floor else ""
+        """Mean k3 KL over that of BF16."""
+        return show_ratio(self.run.mean_k3_kl / self.floor.mean_k3_kl) if self.floor else ""
 
     @property
     def median_ratio(self) -> str:
@@ -173,14 +160,14 @@ PARTS = {
 }
 VERL_TABLE: MarkdownTable[VerlRow] = MarkdownTable(
     {
-        "Model": lambda row: row.run.name,
+        "Model": lambda row: row.run.model,
         "Arm": lambda row: row.run.setting,
         "GPUs": lambda row: str(row.run.gpus),
         "Steps": lambda row: row.run.progress,
         "Rotary": lambda row: row.run.rotary,
         "Weights in vLLM, tensors": lambda row: row.run.memory.tensors,
         "vLLM's report": lambda row: row.run.memory.report,
-        "k3 KL, mean": lambda row: row.run.mean,
+        "k3 KL, mean": lambda row: f"{row.run.mean_k3_kl:.2e}",
         "mean / BF16's": lambda row: row.mean_ratio,
         "k3 KL, median step": lambda row: f"{row.run.k3_kl.median:.2e}",
         "median / BF16's": lambda row: row.median_ratio,
@@ -194,19 +181,20 @@ VERL_TABLE: MarkdownTable[VerlRow] = MarkdownTable(
 PEAK_TITLE = "**Memory of these runs, largest over all steps**"
 PEAK_TABLE: MarkdownTable[VerlRun] = MarkdownTable(
     {
-        "Model": lambda run: run.name,
+        "Model": lambda run: run.model,
         "Arm": lambda run: run.setting,
         "GPUs": lambda run: str(run.gpus),
         "Actor on its GPU, GiB": lambda run: _gib(run.memory.actor_peak_gib),
         "Actor and vLLM on a GPU, GiB": lambda run: _gib(run.memory.gpu_peak_gib),
-        "Host, GiB": lambda run: _gib(run.memory.host_peak_gib),
+        "Host, GiB": lambda run: _gib(run.host_peak_gib),
         "Start and end, s": lambda run: f"{run.outside_steps_s:.0f}" if run.outside_steps_s else "",
     }
 )
 PEAK_NOTE = (
     "vLLM sleeps while the actor trains, and the actor is on the host while vLLM is awake; then "
     "its weights and KV cache are on the GPU. GPU and host: looked at every 2 s from outside. "
-    "Start and end: of the whole run, what is in no step."
+    "Not of Qwen3-8B's runs on two GPUs: they went two at once on a host, which makes their times "
+    "uncertain as well. Start and end: of the whole run, what is in no step."
 )
 
 
@@ -233,7 +221,7 @@ def verl_sections(folder: Path, machine: str) -> list[str]:
     records = read_verl_records(folder, machine)
     in_studies = {path.name.rpartition("_seed")[0] for path in folder.parent.glob("*/*_seed*")}
     runs = [run for it in records for run in it.runs if f"{run.model}_{run.arm}" not in in_studies]
-    floors = {(run.model, run.gpus, run.rotary): run for run in runs if run.arm == "bf16"}
+    floors = {(run.model, run.gpus, run.rotary): run for run in runs if run.arm == BF16_ARM}
     rows = [VerlRow(run, floors.get((run.model, run.gpus, run.rotary))) for run in runs]
     sections = [
         f"Measured on: {'; '.join(sorted({origin_of(it) for it in records}))}.",

@@ -13,7 +13,7 @@ TABLE: MarkdownTable[VerlRun] = MarkdownTable(
         "Arm": lambda run: run.arm,
         "Replay": lambda run: "yes" if run.model.endswith(REPLAYED) else "no",
         "Steps": lambda run: run.progress,
-        "k3 KL, mean": lambda run: run.mean,
+        "k3 KL, mean": lambda run: f"{run.mean_k3_kl:.2e}",
         "Median step": lambda run: f"{run.k3_kl.median:.2e}",
         "Largest step": lambda run: f"{run.k3_kl.high:.2e}",
         "Commit": lambda run: run.git.commit[:7],

@@ -7,15 +7,17 @@ from pydantic import BaseModel
 
 from analysis.markdown import MarkdownTable
 from analysis.tables.record import Record, read_record
-from analysis.tables.verl import IN_PLACE, Spread
+from analysis.tables.verl import Spread, goes_through_reload
 
-PROFILES = ("sync_profile", "sync_profile_in_place")  # in the order of their columns
+# in the order of their columns
+PROFILES = ("sync_profile", "sync_profile_in_place", "sync_profile_30b")
 PROFILE_TITLE = "**Parts of verl's weight sync, seconds in the process that trains**"
 PROFILE_NOTE = (
     "Medians over the syncs of one run, in brackets from least to most. While memory is freed, "
     "vLLM's workers wait; after a step that saved a checkpoint or compiled, there is less to free. "
     "Global scales: measuring them, and waiting for weights that are still being copied. "
-    f"In place: with `{IN_PLACE}=1`."
+    "In place: past vLLM's reload, as by default. Qwen3-30B-A3B's runs on four GPUs, of which each "
+    "packs all weights for its own engine; profiled is the first rank."
 )
 STREAM_TITLE = "**Weights on the host, packed on the GPU**"
 STREAM_NOTE = (
@@ -36,8 +38,8 @@ class Profile(Record):
     @property
     def name(self) -> str:
         """What was profiled, for the head of a column."""
-        in_place = ", in place" if self.environment.get(IN_PLACE) == "1" else ""
-        return f"{self.model}, {self.arm}{in_place}, {self.syncs} syncs, commit {self.commit}"
+        way = "reload" if goes_through_reload(self.commit, self.environment) else "in place"
+        return f"{self.model}, {self.arm}, {way}, {self.syncs} syncs, commit {self.commit}"
 
 
 class Stack(BaseModel):

@@ -7,8 +7,8 @@ Every engine is synced from a BF16 model on the same GPU, as in training. The ex
 is the peak over what was allocated before it, the trainer's weights and the KV cache included.
 `humming` is NVFP4 multiplied by Humming, `humming-experts` only its experts, else Marlin does it.
 BF16 engines are, on CUDA, also synced as verl does: every tensor, of experts every matrix, through
-vLLM's own `load_weights`; NVFP4 engines also with `QAT_CORE_IN_PLACE_SYNC=1`, and the trainer's
-part of a sync, packing alone, is measured apart. `--device cpu` rehearses with the nano models.
+vLLM's own `load_weights`; NVFP4 engines through vLLM's reload and in place, and the trainer's part
+of a sync, packing alone, is measured apart. `--device cpu` rehearses with the nano models.
 
 vLLM measures its weight memory by what PyTorch's allocator has given out, gaps included. With
 PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True there are none.
@@ -67,6 +67,7 @@ def run(name: str, device: str) -> dict[str, Any]:
         memory = _memory(engine, config, "full" if recipe else "bf16")
         if device == "cuda":
             memory["allocator_gaps_gib"] = _allocator_gaps_gib(device) - gaps_gib
+        os.environ[VARIABLE] = "0"
         syncs = [_sync(engine, trained, recipe, device) for _ in range(SYNCS)]
         figures = {"start_s": start_s, "memory": memory, "syncs": syncs}
         if recipe:

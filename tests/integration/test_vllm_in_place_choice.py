@@ -16,8 +16,8 @@ from qat_core.rollout.vllm.in_place import VARIABLE
 
 
 @pytest.fixture(autouse=True)
-def asked_for_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "1")
+def as_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
     monkeypatch.setattr(type(vllm.platforms.current_platform), "is_cpu", lambda _: False)
 
 
@@ -51,7 +51,13 @@ def test_a_model_whose_loader_may_change_weights_keeps_to_the_reload() -> None:
     assert worker._targets(worker_of("FalconForCausalLM"), None) == {}
 
 
-def test_another_value_of_the_switch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_0_asks_for_the_reload_and_another_value_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held = SimpleNamespace(qat_core_targets={"weight": "target"})
+    for value, targets in (("1", held.qat_core_targets), ("0", {})):
+        monkeypatch.setenv(VARIABLE, value)
+        assert worker._targets(held, None) == targets
     monkeypatch.setenv(VARIABLE, "true")
-    with pytest.raises(ValueError, match=f"{VARIABLE}=true: use 1, or 0 for vLLM's reload"):
-        worker._targets(SimpleNamespace(), None)
+    with pytest.raises(ValueError, match=f"{VARIABLE}=true: use 0 for vLLM's reload, or unset it"):
+        worker._targets(held, None)

@@ -144,7 +144,11 @@ def test_two_expert_parallel_ranks_hold_the_weights_of_one(serve: Serve) -> None
 
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs")
-@pytest.mark.parametrize("expert_parallel", [False, True])
+@pytest.mark.parametrize(
+    ("serve", "expert_parallel"),
+    [("nano-dense", False), ("nano-moe", False), ("nano-moe", True)],
+    indirect=["serve"],
+)
 def test_two_ranks_hold_the_same_bytes_in_place_as_after_a_reload(
     serve: Serve, expert_parallel: bool
 ) -> None:

@@ -6,8 +6,8 @@ several waits for the GPU, 0.39 s on an H200 where a copy of the bytes takes 6 m
 scales of a layer are laid out where its kernel reads them, without a wait (times:
 docs/performance.md). What is not packed goes through vLLM's ordinary loaders.
 
-Asked for by `QAT_CORE_IN_PLACE_SYNC=1`; models with anything that is not known here keep to the
-reload, and the worker's log says so.
+`QAT_CORE_IN_PLACE_SYNC=0` asks for the reload. Models with anything that is not known here keep to
+it, and the worker's log says so.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -125,8 +125,8 @@ def require_written(
     for name, parameter in model.named_parameters():
         if id(parameter) not in written and name not in loaded:
             raise ValueError(
-                f"weight sync: {name} got no new values in vLLM's {type(model).__name__}: unset "
-                f"{VARIABLE} and start again"
+                f"weight sync: {name} got no new values in vLLM's {type(model).__name__}: set "
+                f"{VARIABLE}=0 and start again"
             )
 
 

@@ -57,7 +57,7 @@ def reloading(worker: Any, names: HubNames, *, fused_experts: bool = True) -> It
     """Inside, all weights are rewritten in place by one or more calls of what it gives.
 
     A layer's tensors are kept until its last one has come: they must not be overwritten until then.
-    Packed weights bypass vLLM's reload where QAT_CORE_IN_PLACE_SYNC=1 asks for it.
+    Packed weights of models that are known there bypass vLLM's reload: see `in_place.py`.
 
     Args:
         worker: vLLM's.
@@ -147,7 +147,7 @@ def quantized_parameters(worker: Any, names: HubNames) -> list[str]:
 
 
 def _targets(worker: Any, names: HubNames) -> dict[str, Target]:
-    """Where packed weights can be written without a reload; none if not asked for, or unknown.
+    """Where packed weights can be written without a reload; none if unknown, or if 0 forbids it.
 
     Says once which way syncs go: both give the same weights, in other times.
 
@@ -156,8 +156,8 @@ def _targets(worker: Any, names: HubNames) -> dict[str, Target]:
     """
     asked = os.environ.get(VARIABLE, "")
     if asked not in ("", "0", "1"):
-        raise ValueError(f"{VARIABLE}={asked}: use 1, or 0 for vLLM's reload")
-    if asked != "1":
+        raise ValueError(f"{VARIABLE}={asked}: use 0 for vLLM's reload, or unset it")
+    if asked == "0":
         return {}
     if not hasattr(worker, "qat_core_targets"):
         reason = _reason_to_reload(worker)

@@ -8,7 +8,7 @@ import pytest
 
 from analysis.tables import benchmark_text
 from analysis.tables.cost import Stack
-from analysis.tables.verl import IN_PLACE, ROUNDED, SHARED_GPUS
+from analysis.tables.verl import IN_PLACE, RELOADED, ROUNDED
 
 SETUP = {
     "hardware": {"gpus": ["GPU X"]},
@@ -33,6 +33,7 @@ def _run(
         "steps": 4,
         "planned_steps": planned_steps,
         "git": {"commit": commit},
+        "mean_k3_kl": k3_kl / 2,
         "memory": {"measured_bf16_gib": 8.0, "measured_packed_gib": packed_gib},
     } | {name: {"median": value, "low": value, "high": value} for name, value in spreads.items()}
 
@@ -46,16 +47,16 @@ def test_ratio_is_to_the_bf16_run_on_as_many_gpus(tmp_path: Path) -> None:
     runs = [_run("bf16", 1, 2e-5, None), _run("bf16", 2, 4e-5, None), _run("qat", 2, 6e-5, 2.25)]
     _write(tmp_path / "benchmarks" / "verl_x.json", *runs)
     text = benchmark_text("verl", tmp_path / "benchmarks", "x")
-    row = "| m | qat | 2 | 4 | FP32 |  | 2.25 GiB | not recorded |  | 6.00e-05 | 1.50x |"
+    row = "| m | qat | 2 | 4 | FP32 | 2.25 GiB |  | 3.00e-05 | 1.50x | 6.00e-05 | 1.50x |"
     assert f"{row} 0123456 | 1.0 |" in text
-    assert "| m | bf16 | 1 | 4 | FP32 |  | 8.00 GiB | not recorded |  | 2.00e-05 | 1.00x |" in text
+    assert "| m | bf16 | 1 | 4 | FP32 | 8.00 GiB |  | 1.00e-05 | 1.00x | 2.00e-05 | 1.00x |" in text
     assert "Measured on: GPU X; verl 0.1, vllm 1.2, torch 3.4" in text
 
 
 def test_run_without_a_floor_shows_no_ratio(tmp_path: Path) -> None:
     _write(tmp_path / "benchmarks" / "verl_x.json", _run("qat", 4, 6e-5, 2.25))
     assert (
-        "| m | qat | 4 | 4 | FP32 |  | 2.25 GiB | not recorded |  | 6.00e-05 |  | 0123456 | 1.0 |"
+        "| m | qat | 4 | 4 | FP32 | 2.25 GiB |  | 3.00e-05 |  | 6.00e-05 |  | 0123456 | 1.0 |"
         in benchmark_text("verl", tmp_path / "benchmarks", "x")
     )
 
@@ -63,7 +64,7 @@ def test_run_without_a_floor_shows_no_ratio(tmp_path: Path) -> None:
 def test_run_that_ended_early_says_so(tmp_path: Path) -> None:
     run = _run("qat", 1, 6e-5, None, planned_steps=20)
     _write(tmp_path / "benchmarks" / "verl_x.json", run | {"memory": {"predicted_packed_gib": 2.0}})
-    assert "| m | qat | 1 | 4 of 20 | FP32 |  |  | not recorded |  | 6.00e-05 |" in benchmark_text(
+    assert "| m | qat | 1 | 4 of 20 | FP32 |  |  | 3.00e-05 |  | 6.00e-05 |" in benchmark_text(
         "verl", tmp_path / "benchmarks", "x"
     )
 
@@ -72,7 +73,7 @@ def test_means_and_medians_have_ratios_of_their_own(tmp_path: Path) -> None:
     floor = _run("bf16", 1, 2e-5, None) | {"mean_k3_kl": 1e-5}
     run = _run("qat", 1, 6e-5, 2.25) | {"mean_k3_kl": 7e-5}
     _write(tmp_path / "benchmarks" / "verl_x.json", floor, run)
-    assert "| 2.25 GiB | 7.00e-05 | 7.00x | 6.00e-05 | 3.00x |" in benchmark_text(
+    assert "| 2.25 GiB |  | 7.00e-05 | 7.00x | 6.00e-05 | 3.00x |" in benchmark_text(
         "verl", tmp_path / "benchmarks", "x"
     )
 
@@ -83,7 +84,7 @@ def test_ratio_is_to_the_bf16_run_with_the_same_rotary_frequencies(tmp_path: Pat
     runs = [*rounded, _run("bf16", 1, 3e-3, None), _run("noqat", 1, 9e-1, 2.25)]
     _write(tmp_path / "benchmarks" / "verl_x.json", *runs)
     text = benchmark_text("verl", tmp_path / "benchmarks", "x")
-    assert "| m | noqat | 1 | 4 | BF16 |" in text and "| 9.00e-01 | 30.0x |" in text
+    assert "| m | noqat, reload | 1 | 4 | BF16 |" in text and "| 9.00e-01 | 30.0x |" in text
     assert "| m | noqat | 1 | 4 | FP32 |" in text and "| 9.00e-01 | 300x |" in text
 
 
@@ -107,20 +108,31 @@ def test_peaks_have_a_table_of_their_own(tmp_path: Path) -> None:
     assert "bf16" not in peaks
 
 
-def test_runs_of_recorded_studies_are_left_out_and_syncs_in_place_marked(tmp_path: Path) -> None:
+def test_runs_of_recorded_studies_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "study" / "m_bf16_seed0").mkdir(parents=True)
-    in_place = _run("qat", 1, 6e-5, 2.25) | {"environment": {IN_PLACE: "1"}}
-    _write(tmp_path / "benchmarks" / "verl_x.json", _run("bf16", 1, 2e-5, None), in_place)
-    text = benchmark_text("verl", tmp_path / "benchmarks", "x")
-    assert "| bf16 |" not in text and "| m | qat, sync in place |" in text
-
-
-def test_the_run_that_shared_its_gpus_is_marked(tmp_path: Path) -> None:
-    commit, gpus = SHARED_GPUS
-    runs = [_run("qat", gpus, 6e-5, 2.25, commit=commit), _run("qat", 2, 6e-5, 2.25, commit=commit)]
+    runs = _run("bf16", 1, 2e-5, None), _run("qat", 1, 6e-5, 2.25)
     _write(tmp_path / "benchmarks" / "verl_x.json", *runs)
     text = benchmark_text("verl", tmp_path / "benchmarks", "x")
-    assert f"| m * | qat | {gpus} |" in text and "| m | qat | 2 |" in text
+    assert "| bf16 |" not in text and "| m | qat |" in text
+
+
+@pytest.mark.parametrize(
+    ("arm", "of_reloading_code", "asked", "name"),
+    [
+        ("qat", True, None, "qat, reload"),
+        ("qat", True, "1", "qat"),
+        ("qat", False, None, "qat"),
+        ("qat", False, "0", "qat, reload"),
+        ("bf16", True, "0", "bf16"),
+    ],
+)
+def test_syncs_through_the_reload_are_marked(
+    arm: str, of_reloading_code: bool, asked: str | None, name: str, tmp_path: Path
+) -> None:
+    run = _run(arm, 1, 6e-5, 2.25, **({"commit": RELOADED[-1]} if of_reloading_code else {}))
+    run["environment"] = {IN_PLACE: asked} if asked else {}
+    _write(tmp_path / "benchmarks" / "verl_x.json", run)
+    assert f"| m | {name} | 1 |" in benchmark_text("verl", tmp_path / "benchmarks", "x")
 
 
 def test_costs_are_shares_of_bf16(tmp_path: Path) -> None:
@@ -136,7 +148,8 @@ def test_costs_are_shares_of_bf16(tmp_path: Path) -> None:
     }
     plain = {arm: of_arms[arm] for arm in ("bf16", "qat")}
     git = {"git": {"commit": "0123456789", "dirty": False}}
-    for name, of_it in {"parameter_x": of_arms, "fsdp_xx4": plain}.items():
+    fsdp = dict.fromkeys(("fsdp_xx4_first", "fsdp_xx2", "fsdp_xx4"), plain)
+    for name, of_it in ({"parameter_x": of_arms} | fsdp).items():
         stack = {"shape": "s", "layers": 2, "checkpointing": True, "arms": of_it}
         record = SETUP | {"stacks": [stack]} | (git if name == "parameter_x" else {})
         (tmp_path / f"{name}.json").write_text(json.dumps(record))
@@ -144,7 +157,7 @@ def test_costs_are_shares_of_bf16(tmp_path: Path) -> None:
     rows = [line for line in benchmark_text("cost", tmp_path, "x").splitlines() if layers in line]
     assert rows == [
         f"{layers} 0123456 | 10 | 1.100 |  | 1.050 | 1.020 |  |  | 1.050 | 1.150 |  |",
-        f"{layers} not recorded | 10 | 1.100 |  |  |  |  |  | 1.050 |  |  |",
+        *[f"{layers} not recorded | 10 | 1.100 |  |  |  |  |  | 1.050 |  |  |"] * 3,
     ]
 
 
