@@ -25,7 +25,8 @@ NOTE = (
     "sleeping vLLM and CUDA's contexts come on top of the actor: what is not too much may still "
     "not fit. Of a step, log-probs and training are fitted as a + b / GPUs to two measured numbers "
     "of GPUs. All else is the mean of the measured ones, as each GPU does it for itself. "
-    "Qwen3-8B's runs on two GPUs went two at once on a host."
+    "Qwen3-8B's runs on two GPUs went two at once on a host; on one GPU its syncs of packed "
+    "weights went through vLLM's reload."
 )
 
 
@@ -103,6 +104,12 @@ class Row(NamedTuple):
     gpus: int
 
     @property
+    def commit(self) -> str:
+        """Of the run that was measured, if there is one."""
+        run = self.setting.runs.get(self.gpus)
+        return run.git.commit[:7] if run else ""
+
+    @property
     def fits(self) -> bool:
         """Whether an H200 holds the actor's share."""
         return self.setting.actor_gib(self.gpus).amount < GPU_GIB
@@ -120,6 +127,7 @@ TABLE: MarkdownTable[Row] = MarkdownTable(
         "Host, GiB": lambda row: str(row.setting.host_gib(row.gpus)) if row.fits else "",
         "Weight sync, s": lambda row: str(row.setting.sync_s(row.gpus) or "") if row.fits else "",
         "Step, s": lambda row: str(row.setting.step_s(row.gpus) or "") if row.fits else "",
+        "Commit": lambda row: row.commit,
     }
 )
 

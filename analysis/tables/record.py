@@ -1,5 +1,6 @@
 """Benchmark records: what all of them say, and how they are read."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -21,7 +22,8 @@ class Hardware(BaseModel):
     @property
     def name(self) -> str:
         """The GPUs, in words."""
-        return " and ".join(self.gpus)
+        kinds = Counter(self.gpus).items()
+        return " and ".join(gpu if count == 1 else f"{count} {gpu}" for gpu, count in kinds)
 
 
 class Commit(BaseModel):

@@ -16,8 +16,9 @@ PROFILE_NOTE = (
     "Medians over the syncs of one run, in brackets from least to most. While memory is freed, "
     "vLLM's workers wait; after a step that saved a checkpoint or compiled, there is less to free. "
     "Global scales: measuring them, and waiting for weights that are still being copied. "
-    "In place: past vLLM's reload, as by default. Qwen3-30B-A3B's runs on four GPUs, of which each "
-    "packs all weights for its own engine; profiled is the first rank."
+    "In place: past vLLM's reload, as by default. Qwen3-30B-A3B ran on four GPUs, of which the "
+    "first rank was profiled: it packs its shards, gathers those of the others packed, and sends "
+    "all of them to its own engine."
 )
 STREAM_TITLE = "**Weights on the host, packed on the GPU**"
 STREAM_NOTE = (

@@ -12,7 +12,7 @@ from qat_core.verl.adapter import own_socket
 
 
 class LayerwiseWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[misc]
-    """Weight sync through vLLM's own layer-wise reload, for NVFP4 and BF16.
+    """Weight sync in place, or through vLLM's own layer-wise reload, for NVFP4 and BF16.
 
     Selected with `rollout.engine_kwargs.vllm.worker_extension_cls`. verl's own loading patches
     parts of vLLM that have moved; unneeded once verl reloads layer by layer itself.

@@ -38,7 +38,8 @@ STREAM = "stream.pt"
 
 
 def load(worker: Any, folder: str) -> None:
-    """In a worker: loads the stream and saves what came, layer by layer."""
+    """In a worker: loads the stream through vLLM's reload and saves what came, layer by layer."""
+    os.environ[VARIABLE] = "0"
     loaded: list[tuple[str, list[int], dict[str, torch.Tensor]]] = []
     for module in worker.model_runner.get_model().modules():
         if quantized(module):

@@ -1,4 +1,4 @@
-"""vLLM in this process as a rollout engine; weights arrive through its layer-wise reload."""
+"""vLLM in this process as a rollout engine; weights arrive in place or through its reload."""
 
 import os
 import random

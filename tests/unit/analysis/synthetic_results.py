@@ -1,6 +1,7 @@
 """Synthetic results in the format of real runs, with known ratios between the arms."""
 
 import json
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +40,13 @@ def metrics_of(run: Run, num_steps: int) -> list[dict[str, float]]:
     ]
 
 
-def evaluations_of(study: Study, run: Run) -> list[dict[str, object]]:
+def evaluations_of(study: Study, run: Run) -> list[dict[str, Any]]:
     num_steps, num_prompts = study.rl.steps, study.evaluation.prompts
     generator = np.random.default_rng([run.seed, 7, len(run.arm)])
-    evaluations = []
-    for step, accuracy in ((0, 0.35), (num_steps, 0.7)):
+    evaluations: list[dict[str, Any]] = []
+    accuracies = {0: 0.35, num_steps: 0.7}
+    accuracies.setdefault(num_steps // 2, 0.5)
+    for step, accuracy in accuracies.items():
         for precision, decoding in (
             (precision, decoding)
             for precision in ("bf16", "nvfp4")
@@ -65,7 +68,7 @@ def evaluations_of(study: Study, run: Run) -> list[dict[str, object]]:
                     "settings": study.evaluation.model_dump(),
                 }
             )
-    return evaluations
+    return sorted(evaluations, key=itemgetter("step"))
 
 
 def manifest_of(study: Study, run: Run) -> dict[str, object]:

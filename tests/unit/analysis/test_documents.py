@@ -1,5 +1,7 @@
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -165,3 +167,15 @@ def test_outcomes_have_a_row_for_each_setting() -> None:
     rows = [line for line in filled.splitlines() if line.startswith("| small-")]
     assert len(rows) == 19
     assert "| 2e-4 | nvfp4-noqat | none | reward | 4 of 5 | 28% to 99% |" in filled
+
+
+@pytest.mark.parametrize(
+    ("draw", "record"),
+    [("analysis.figures", "verl-nano"), ("analysis.collapse.figures", "collapse-verl")],
+)
+def test_figures_are_drawn_again_to_the_same_bytes(draw: str, record: str, tmp_path: Path) -> None:
+    folder = ROOT / RECORDS / record
+    options = ["--study", folder / "study.yaml", "--results", folder, "--out", tmp_path]
+    subprocess.run([sys.executable, "-m", draw, *options], cwd=ROOT, check=True)
+    committed = {path.name: path.read_bytes() for path in (folder / "figures").iterdir()}
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == committed

@@ -246,7 +246,7 @@ def test_learning_has_ticks_where_checkpoints_were_evaluated(
     study: Study, results: Results
 ) -> None:
     panel = FIGURES["learning"].draw(study, results).axes[0]
-    assert list(panel.get_xticks()) == [0, 30]
+    assert list(panel.get_xticks()) == [0, 15, 30]
 
 
 @pytest.mark.parametrize(

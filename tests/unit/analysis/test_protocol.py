@@ -70,6 +70,15 @@ def rewrite_evaluations(folder: Path, **changes: Any) -> None:
         path.write_text(json.dumps(evaluations))
 
 
+def test_runs_evaluated_before_and_after_training_alone_are_marked(
+    study: Study, results_dir: Path
+) -> None:
+    for path in results_dir.glob("*/eval.json"):
+        evaluations = json.loads(path.read_text())
+        path.write_text(json.dumps([it for it in evaluations if it["step"] in {0, study.rl.steps}]))
+    assert marks_after(study, results_dir) == ("answers before and after training alone",)
+
+
 def test_fewer_samples_a_prompt_are_marked(study: Study, results_dir: Path) -> None:
     rewrite_evaluations(results_dir, samples_per_prompt=1)
     assert marks_after(study, results_dir) == ("1 of the protocol's 4 samples a prompt",)

@@ -1,0 +1,135 @@
+"""Numbers that README states against this project, and of memory, are of the records."""
+
+import json
+from collections import Counter
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from analysis.claims_table import Claim, read_table
+from experiments.study.schema import ROOT
+
+RECORDS = ROOT / "experiments" / "records"
+TEXT = " ".join((ROOT / "README.md").read_text().split())
+COUNTS = {1: "one", 2: "two", 3: "three", 5: "five", 6: "six", 7: "seven"}
+MISMATCH_STUDIES = ("default", "smollm2", "verl-gpu", "verl-gpu-moe", "verl-seeds")
+
+
+def benchmark(name: str) -> Any:
+    return json.loads((RECORDS / "benchmarks" / f"{name}.json").read_text())
+
+
+def metrics(run: Path) -> pd.DataFrame:
+    return pd.read_csv(run / "metrics.csv.gz")
+
+
+def served(name: str) -> list[Claim]:
+    tables = [read_table(RECORDS / study / "claims.json") for study in MISMATCH_STUDIES]
+    return [claim for table in tables for claim in table.claims if claim.name == name]
+
+
+def test_saved_weight_memory() -> None:
+    engines = benchmark("serving_8b_h200")["engines"] | benchmark("serving_30b_h200")["engines"]
+    saved = [
+        1 - engines[f"{model}:nvfp4"]["weight_gib"] / engines[f"{model}:bf16"]["weight_gib"]
+        for model in ("qwen3-8b", "qwen3-30b-a3b")
+    ]
+    low, high = (round(10 * share) * 10 for share in saved)
+    assert f"saves {low} to {high} % of the rollout engine's weight memory for Qwen3-8B and" in TEXT
+
+
+def test_loss_at_the_lower_rate() -> None:
+    record = RECORDS / "collapse-smollm2"
+    mean_rewards = [
+        [
+            metrics(run)["critic/score/mean"].mean()
+            for run in sorted(record.glob(f"*_{arm}.lr1e-5_*"))
+        ]
+        for arm in ("nvfp4-qat", "nvfp4-noqat")
+    ]
+    lost = [qat - noqat for qat, noqat in zip(*mean_rewards, strict=True)]
+    assert min(lost) > 0
+    assert (
+        f"at 1e-5 SmolLM2 loses {fmean(lost):.3f} without QAT, in each of {COUNTS[len(lost)]} seeds"
+    ) in TEXT
+
+
+def test_answers_served() -> None:
+    to_bf16, to_noqat = served("served_log_odds"), served("served_gain")
+    verdicts = Counter(claim.verdict for claim in to_bf16)
+    fewer = sum((claim.estimate or 0.0) < 0 for claim in to_bf16)
+    assert (
+        f"fewer problems than BF16's in {COUNTS[fewer]} of the {COUNTS[len(to_bf16)]} rows with "
+        f"several seeds ({COUNTS[verdicts['FAIL']]} FAIL, {COUNTS[verdicts['INCONCLUSIVE']]} "
+        "INCONCLUSIVE)"
+    ) in TEXT
+    assert all((claim.estimate or 0.0) > 0 for claim in to_noqat)
+    passed = sum(claim.verdict == "PASS" for claim in to_noqat)
+    assert (
+        f"more than those without QAT in all {COUNTS[len(to_noqat)]} that have both "
+        f"({COUNTS[passed]} PASS)"
+    ) in TEXT
+
+
+def test_cost_of_training_layers() -> None:
+    stacks = benchmark("parameter_h200")["stacks"]
+    moe = [it["arms"]["qat"]["ratio"] for it in stacks if it["shape"] == "qwen3-30b-a3b"]
+    on_ranks = [
+        stack["arms"]["qat"]["ratio"]
+        for name in ("fsdp_h200x4_first", "fsdp_h200x2", "fsdp_h200x4")
+        for stack in benchmark(name)["stacks"]
+    ]
+    assert (
+        f"an MoE's layers take {max(moe) - 1:.0%} longer on one GPU, and layers under FSDP2 from "
+        f"{1 - min(on_ranks):.0%} less on one host to {max(on_ranks) - 1:.0%} more on another."
+    ).replace("%", " %") in TEXT
+
+
+def test_cost_of_steps_through_verl() -> None:
+    small, large = (
+        {run["arm"]: run for run in benchmark(name)["runs"]}
+        for name in ("verl_h200_8b_rotary", "verl_h200_30b")
+    )
+    step_s = [small[arm]["step_s"]["median"] for arm in ("nvfp4-qat", "bf16")]
+    assert (
+        f"a step of Qwen3-8B's shape takes {100 * (step_s[0] / step_s[1] - 1):.0f} % longer on one "
+        "GPU"
+    ) in TEXT
+    training_s = [large[arm]["training_s"]["median"] for arm in ("nvfp4-qat", "bf16")]
+    assert training_s[0] < training_s[1]
+    assert "training of Qwen3-30B-A3B's takes no longer on four" in TEXT
+
+
+def test_cost_of_a_small_models_step() -> None:
+    def step_s(arm: str) -> list[float]:
+        runs = (RECORDS / "smollm2").glob(f"*_{arm}_seed*")
+        return [median(metrics(run)["timing_s/step"][1:]) for run in runs]
+
+    ratio = max(step_s("nvfp4-qat")) / min(step_s("bf16"))
+    assert f"of SmolLM2-135M takes up to {ratio:.1f} times as long as in BF16" in TEXT
+
+
+@pytest.mark.parametrize("record", ["serving_8b_h200", "serving_30b_h200"])
+def test_speed_of_serving(record: str) -> None:
+    engines = benchmark(record)["engines"]
+    of = {name.partition(":")[2]: engine for name, engine in engines.items()}
+    decoding, prefill = (
+        [
+            f"{ratio:.2f}"
+            for kernels in ("nvfp4", "humming")
+            for ratio in [median(rates(of[kernels])) / median(rates(of["bf16"]))]
+        ]
+        for rates in (
+            lambda engine: engine["tokens_per_s"]["256"],
+            lambda engine: engine["prefill_tokens_per_s"],
+        )
+    )
+    said = {
+        "serving_8b_h200": "decodes at {} times with vLLM's own kernel and {} with Humming",
+        "serving_30b_h200": "Qwen3-30B-A3B at {} and {},",
+    }
+    assert said[record].format(*decoding) in TEXT
+    assert "{} and {}".format(*prefill) in TEXT.partition("prefill runs at ")[2][:60]
