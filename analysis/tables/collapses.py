@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from analysis.claims_table import read_table
+from analysis.claims_table import MARK, read_table
 from analysis.collapse.grid import (
     BF16,
     NOQAT,
@@ -30,7 +30,8 @@ NOTE = (
     "for description where C9 does not judge it. Verdict: of the claim that decides, at the "
     "highest rate. C1: without QAT runs collapse earlier than with QAT and in BF16; C6 and C7: "
     "likewise for an MoE and with other advantages, secondary; C9: mean reward is more than 0.05 "
-    "below QAT's."
+    f"below QAT's. {MARK}: what a reader must know of these runs stands in docs/results.md, under "
+    "the study's claims."
 )
 
 
@@ -41,19 +42,22 @@ class Collapses(NamedTuple):
         settings: without QAT, ascending by rate; the other arms have the same rates.
         grid: outcomes of all arms.
         verdict: name and outcome of the claim about them; empty without one.
+        is_marked: the study's table of claims says something of these runs.
     """
 
     study: Study
     settings: tuple[Setting, ...]
     grid: Grid
     verdict: str
+    is_marked: bool
 
     @property
     def model(self) -> str:
-        """Its name, and how the runs differ from the study's others of this model."""
+        """Its name, how the runs differ from the study's others of this model, and a mark."""
         first = self.settings[0]
         varied = first.advantage != self.study.rl.advantage
-        return f"{first.model}, {first.advantage}-centred" if varied else first.model
+        name = f"{first.model}, {first.advantage}-centred" if varied else first.model
+        return f"{name} {MARK}" if self.is_marked else name
 
     def collapsed(self, arm: str) -> str:
         """Of an arm, such as "0, 4, 5 of 5"."""
@@ -111,7 +115,8 @@ def collapses_text(records: Path) -> str:
 def _rows(record: Path, study: Study) -> Iterator[Collapses]:
     design = design_of(study)
     grid = read_grid(runs_by_setting(study, record), record)
-    verdicts = {it.name: it.verdict for it in read_table(record / "claims.json").claims}
+    table = read_table(record / "claims.json")
+    verdicts = {it.name: it.verdict for it in table.claims}
     compared: dict[tuple[str, str], list[Setting]] = {}
     # the deciding claim's first
     for setting in sorted(grid, key=lambda it: (it.advantage != design.advantage, it.lr)):
@@ -125,4 +130,4 @@ def _rows(record: Path, study: Study) -> Iterator[Collapses]:
         elif advantage != design.advantage:
             claim = "C7"
         verdict = f"{claim} {verdicts[claim]}" if claim in verdicts else "too few seeds"
-        yield Collapses(study, tuple(settings), grid, verdict)
+        yield Collapses(study, tuple(settings), grid, verdict, any(table.marks.values()))

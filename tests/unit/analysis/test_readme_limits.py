@@ -1,6 +1,7 @@
 """Numbers that README states against this project, and of memory, are of the records."""
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 from statistics import fmean, median
@@ -29,6 +30,14 @@ def metrics(run: Path) -> pd.DataFrame:
 def served(name: str) -> list[Claim]:
     tables = [read_table(RECORDS / study / "claims.json") for study in MISMATCH_STUDIES]
     return [claim for table in tables for claim in table.claims if claim.name == name]
+
+
+def test_studies_of_collapses_keep_their_marks() -> None:
+    rows = re.findall(r"\| `(collapse[\w-]*)` \| ([^|]+) \|", TEXT)
+    marked = {study for study, model in rows if model.endswith("†")}
+    tables = {study: read_table(RECORDS / study / "claims.json") for study, _ in rows}
+    assert marked == {study for study, table in tables.items() if any(table.marks.values())}
+    assert 0 < len(marked) < len(tables)
 
 
 def test_saved_weight_memory() -> None:
