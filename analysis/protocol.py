@@ -37,7 +37,7 @@ def marks(study: Study, results: Results, model: str) -> tuple[str, ...]:
         "seeds share one base checkpoint": len(seeds) > 1
         and len({run.digests.get("base") for run in runs}) < len(seeds),
         f"{samples} of the protocol's {SAMPLES} samples a prompt": samples < SAMPLES,
-        "answers before and after training alone": evaluated < MIDPOINTS,
+        "not evaluated within training": evaluated < MIDPOINTS,
         ONE_CHECKPOINT: is_pretrained(study, model),
         "no bf16 arm, so mismatch and accuracy are not judged": accuracy is None,
         f"{on_cpu} of its {len(runs)} runs were evaluated on a CPU": on_cpu > 0,

@@ -76,7 +76,7 @@ def test_runs_evaluated_before_and_after_training_alone_are_marked(
     for path in results_dir.glob("*/eval.json"):
         evaluations = json.loads(path.read_text())
         path.write_text(json.dumps([it for it in evaluations if it["step"] in {0, study.rl.steps}]))
-    assert marks_after(study, results_dir) == ("answers before and after training alone",)
+    assert marks_after(study, results_dir) == ("not evaluated within training",)
 
 
 def test_fewer_samples_a_prompt_are_marked(study: Study, results_dir: Path) -> None:
