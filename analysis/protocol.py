@@ -15,7 +15,7 @@ SINCE = datetime(2026, 11, 22, tzinfo=UTC)
 SEEDS = 5
 SAMPLES = 4  # a prompt
 LOWEST, HIGHEST = 0.5, 0.8  # where BF16 is to end
-MIDPOINTS = 3  # steps with answers, so that one at least lies within training
+EVALUATED_STEPS = 3  # so that at least one lies within training
 ONE_CHECKPOINT = "one pretrained checkpoint: verdicts hold for it alone"
 
 
@@ -26,7 +26,6 @@ def marks(study: Study, results: Results, model: str) -> tuple[str, ...]:
     samples = results.samples_per_prompt(model)
     accuracy = _accuracy_of_bf16(results, model) if BF16.arm in arms else None
     evals = results.evals[results.evals["model"] == model]
-    evaluated = evals["step"].nunique()
     is_elsewhere = evals["device"].notna() & (evals["device"] != study.device)
     on_cpu = evals["run"][is_elsewhere].nunique()
     found = {
@@ -37,7 +36,7 @@ def marks(study: Study, results: Results, model: str) -> tuple[str, ...]:
         "seeds share one base checkpoint": len(seeds) > 1
         and len({run.digests.get("base") for run in runs}) < len(seeds),
         f"{samples} of the protocol's {SAMPLES} samples a prompt": samples < SAMPLES,
-        "not evaluated within training": evaluated < MIDPOINTS,
+        "not evaluated within training": evals["step"].nunique() < EVALUATED_STEPS,
         ONE_CHECKPOINT: is_pretrained(study, model),
         "no bf16 arm, so mismatch and accuracy are not judged": accuracy is None,
         f"{on_cpu} of its {len(runs)} runs were evaluated on a CPU": on_cpu > 0,

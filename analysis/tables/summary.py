@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from analysis.claims_table import Claim, read_table
+from analysis.claims_table import MARK, Claim, read_table
 from analysis.markdown import MarkdownTable
 from experiments.study.load import load_study
 
@@ -17,7 +17,7 @@ NOTE = (
     "BF16, in log-odds. Verdicts: of the claims that require something; of a single seed weight "
     "memory alone is judged."
 )
-DEPARTS = "† Departs from the protocol: docs/results.md says how under the study's claims."
+DEPARTS = f"{MARK} Departs from the protocol: docs/results.md says how under the study's claims."
 
 
 class Summary(NamedTuple):
@@ -48,7 +48,7 @@ class Summary(NamedTuple):
 TABLE: MarkdownTable[Summary] = MarkdownTable(
     {
         "Study": lambda row: f"`{row.study}`",
-        "Model": lambda row: f"{row.model} †" if row.marks else row.model,
+        "Model": lambda row: f"{row.model} {MARK}" if row.marks else row.model,
         "Correction": lambda row: f"`{row.correction}`",
         "Seeds": lambda row: str(next(iter(row.claims.values())).num_seeds),
         "k3 KL, QAT / BF16": lambda row: row.show(RATIO),

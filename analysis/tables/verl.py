@@ -7,6 +7,7 @@ from typing import NamedTuple
 from pydantic import BaseModel
 
 from analysis.claims_table import show_ratio
+from analysis.collapse.grid import BF16
 from analysis.markdown import MarkdownTable
 from analysis.tables.record import Record, read_record
 from qat_core.units import show_memory
@@ -22,7 +23,6 @@ IN_PLACE = "QAT_CORE_IN_PLACE_SYNC"
 SHARED_HOST = ("86449aab5e32bdcff53bdd106c1a0180b0ea625d", 2)
 # Here syncs went through vLLM's reload if this variable did not ask for another way.
 RELOADED = (*ROUNDED, "398a5772a7fd4346512a9051a880fd3734db59f1", SHARED_HOST[0])
-BF16_ARM = "bf16"
 NOTE = (
     "One run an arm. Rotary: precision of the actor's rotary frequencies; BF16, to which verl "
     "rounds them, raises the KL of all arms, and each ratio is to BF16's run with the same. "
@@ -34,10 +34,9 @@ NOTE = (
 )
 
 
-def goes_through_reload(commit: str, environment: Mapping[str, str]) -> bool:
+def goes_through_reload(commit: str | None, environment: Mapping[str, str]) -> bool:
     """Whether packed weights went through vLLM's reload: by choice, or as was the default."""
-    was_default = any(reloaded.startswith(commit.split()[0]) for reloaded in RELOADED)
-    return environment.get(IN_PLACE, "0" if was_default else "1") == "0"
+    return environment.get(IN_PLACE, "0" if commit in RELOADED else "1") == "0"
 
 
 class Spread(BaseModel):
@@ -112,7 +111,7 @@ class VerlRun(BaseModel):
     @property
     def setting(self) -> str:
         """The arm, and whether its packed weights went through vLLM's reload."""
-        is_packed = self.arm != BF16_ARM
+        is_packed = self.arm != BF16
         reloads = is_packed and goes_through_reload(self.git.commit, self.environment)
         return f"{self.arm}, reload" if reloads else self.arm
 
@@ -221,7 +220,7 @@ def verl_sections(folder: Path, machine: str) -> list[str]:
     records = read_verl_records(folder, machine)
     in_studies = {path.name.rpartition("_seed")[0] for path in folder.parent.glob("*/*_seed*")}
     runs = [run for it in records for run in it.runs if f"{run.model}_{run.arm}" not in in_studies]
-    floors = {(run.model, run.gpus, run.rotary): run for run in runs if run.arm == BF16_ARM}
+    floors = {(run.model, run.gpus, run.rotary): run for run in runs if run.arm == BF16}
     rows = [VerlRow(run, floors.get((run.model, run.gpus, run.rotary))) for run in runs]
     sections = [
         f"Measured on: {'; '.join(sorted({origin_of(it) for it in records}))}.",

@@ -39,7 +39,8 @@ class Profile(Record):
     @property
     def name(self) -> str:
         """What was profiled, for the head of a column."""
-        way = "reload" if goes_through_reload(self.commit, self.environment) else "in place"
+        commit = self.git.commit if self.git else None
+        way = "reload" if goes_through_reload(commit, self.environment) else "in place"
         return f"{self.model}, {self.arm}, {way}, {self.syncs} syncs, commit {self.commit}"
 
 

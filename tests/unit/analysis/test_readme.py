@@ -13,11 +13,9 @@ from experiments.runs.evaluation import Precision
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT
 from qat_core.rl.tasks import have_new_sums
+from tests.unit.analysis.readme import COUNTS, RECORDS, TEXT
 
-RECORDS = ROOT / "experiments" / "records"
-TEXT = " ".join((ROOT / "README.md").read_text().split())
 RESULTS = " ".join((ROOT / "docs" / "results.md").read_text().split())
-COUNTS = {0: "none", 1: "one", 2: "two", 10: "ten"}
 
 
 def last_answers(

@@ -11,11 +11,9 @@ import pandas as pd
 import pytest
 
 from analysis.claims_table import Claim, read_table
-from experiments.study.schema import ROOT
+from analysis.tables.serving import read_servings, served
+from tests.unit.analysis.readme import COUNTS, RECORDS, TEXT
 
-RECORDS = ROOT / "experiments" / "records"
-TEXT = " ".join((ROOT / "README.md").read_text().split())
-COUNTS = {1: "one", 2: "two", 3: "three", 5: "five", 6: "six", 7: "seven"}
 MISMATCH_STUDIES = ("default", "smollm2", "verl-gpu", "verl-gpu-moe", "verl-seeds")
 
 
@@ -27,7 +25,7 @@ def metrics(run: Path) -> pd.DataFrame:
     return pd.read_csv(run / "metrics.csv.gz")
 
 
-def served(name: str) -> list[Claim]:
+def claims_about(name: str) -> list[Claim]:
     tables = [read_table(RECORDS / study / "claims.json") for study in MISMATCH_STUDIES]
     return [claim for table in tables for claim in table.claims if claim.name == name]
 
@@ -67,7 +65,7 @@ def test_loss_at_the_lower_rate() -> None:
 
 
 def test_answers_served() -> None:
-    to_bf16, to_noqat = served("served_log_odds"), served("served_gain")
+    to_bf16, to_noqat = claims_about("served_log_odds"), claims_about("served_gain")
     verdicts = Counter(claim.verdict for claim in to_bf16)
     fewer = sum((claim.estimate or 0.0) < 0 for claim in to_bf16)
     assert (
@@ -121,24 +119,24 @@ def test_cost_of_a_small_models_step() -> None:
     assert f"of SmolLM2-135M takes up to {ratio:.1f} times as long as in BF16" in TEXT
 
 
-@pytest.mark.parametrize("record", ["serving_8b_h200", "serving_30b_h200"])
-def test_speed_of_serving(record: str) -> None:
-    engines = benchmark(record)["engines"]
-    of = {name.partition(":")[2]: engine for name, engine in engines.items()}
-    decoding, prefill = (
-        [
-            f"{ratio:.2f}"
-            for kernels in ("nvfp4", "humming")
-            for ratio in [median(rates(of[kernels])) / median(rates(of["bf16"]))]
-        ]
-        for rates in (
-            lambda engine: engine["tokens_per_s"]["256"],
-            lambda engine: engine["prefill_tokens_per_s"],
-        )
-    )
-    said = {
-        "serving_8b_h200": "decodes at {} times with vLLM's own kernel and {} with Humming",
-        "serving_30b_h200": "Qwen3-30B-A3B at {} and {},",
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        ("qwen3-8b", "decodes at {} times with vLLM's own kernel and {} with Humming"),
+        ("qwen3-30b-a3b", "Qwen3-30B-A3B at {} and {},"),
+    ],
+)
+def test_speed_of_serving(model: str, sentence: str) -> None:
+    rows = {
+        row.precision: row
+        for record in read_servings(RECORDS / "benchmarks", "h200")
+        for row in served(record)
+        if row.model == model
     }
-    assert said[record].format(*decoding) in TEXT
+    by_marlin, by_humming = rows["nvfp4"], rows["humming"]
+    decoding, prefill = (
+        [f"{row.speed_ratio(speed):.2f}" for row in (by_marlin, by_humming)]
+        for speed in (lambda engine: engine.tokens_per_s["256"][1], lambda engine: engine.prefill)
+    )
+    assert sentence.format(*decoding) in TEXT
     assert "{} and {}".format(*prefill) in TEXT.partition("prefill runs at ")[2][:60]
