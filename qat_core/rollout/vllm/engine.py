@@ -22,6 +22,7 @@ from qat_core.options import CheckpointFormat
 from qat_core.plan import QuantPlan, bf16_plan
 from qat_core.rollout.engine import Rollouts, WeightStream, special_ids
 from qat_core.rollout.vllm import compat
+from qat_core.rollout.vllm.outputs import to_rollouts, to_routes
 from qat_core.rollout.vllm.worker import (
     LAYOUT,
     quantized_parameters,
@@ -29,7 +30,7 @@ from qat_core.rollout.vllm.worker import (
     tensor_bytes,
     weight_bytes,
 )
-from qat_core.routing import NO_ROUTE, decoder_layers
+from qat_core.routing import decoder_layers
 from qat_core.weights.comparison import require_same
 from qat_core.weights.hub_names import HubNames, Weight, meta_weights
 from qat_core.weights.layouts import stored_tensors
@@ -202,10 +203,10 @@ class VllmEngine:
             for _ in prompts
         ]
         outputs = [output.outputs[0] for output in self._run(prompts, sampling)]
-        rollouts = _rollouts(prompts, outputs, self.pad_id)
+        rollouts = to_rollouts(prompts, outputs, self.pad_id)
         if not self._expert_layers:
             return rollouts
-        return replace(rollouts, routes=_routes(rollouts, outputs, self._expert_layers))
+        return replace(rollouts, routes=to_routes(rollouts, outputs, self._expert_layers))
 
     def prompt_log_probs(self, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
         """Log-probs of each sequence's tokens but the first, FP32 (length - 1,), from one prefill.
@@ -275,42 +276,3 @@ def _served(model_dir: Path, names: HubNames) -> tuple[QuantPlan, CheckpointForm
         return bf16_plan(model), "compressed-tensors"
     kind, ignored = format_of(config, str(model_dir / "config.json"))
     return declared_plan(model, names, ignored), kind
-
-
-def _rollouts(prompts: Sequence[Sequence[int]], outputs: list[Any], pad_id: int) -> Rollouts:
-    """Prompts padded left, responses right."""
-    prompt_width = max(map(len, prompts))
-    response_width = max(len(output.token_ids) for output in outputs)
-    shape = (len(prompts), prompt_width + response_width)
-    input_ids = torch.full(shape, pad_id)
-    attention_mask = torch.zeros(shape, dtype=torch.long)
-    log_probs_BT = torch.zeros(len(prompts), response_width)
-    for row, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
-        first, end = prompt_width - len(prompt), prompt_width + len(output.token_ids)
-        input_ids[row, first:end] = torch.tensor([*prompt, *output.token_ids])
-        attention_mask[row, first:end] = 1
-        sampled = zip(output.token_ids, output.logprobs, strict=True)
-        log_probs = [position[token].logprob for token, position in sampled]
-        log_probs_BT[row, : len(log_probs)] = torch.tensor(log_probs)
-    return Rollouts(
-        input_ids=input_ids,
-        attention_mask=attention_mask,
-        response_mask=attention_mask[:, prompt_width:].float(),
-        log_probs=log_probs_BT,
-        truncated=torch.tensor([output.finish_reason == "length" for output in outputs]),
-    )
-
-
-def _routes(rollouts: Rollouts, outputs: list[Any], layers: Sequence[int]) -> Tensor:
-    """`Rollouts.routes` of vLLM's ids (tokens but the last, all layers, k), without padding's."""
-    top_k = outputs[0].routed_experts.shape[-1]
-    sequences, positions = rollouts.input_ids.shape
-    routes = torch.full((sequences, positions - 1, len(layers), top_k), NO_ROUTE, dtype=torch.int16)
-    for row, (mask, output) in enumerate(zip(rollouts.attention_mask, outputs, strict=True)):
-        ids, real = output.routed_experts[:, layers], mask.nonzero().flatten()
-        if len(ids) != len(real) - 1:
-            raise ValueError(
-                f"vLLM: {len(ids)} routes for {len(real)} tokens; one less is expected"
-            )
-        routes[row, real[:-1]] = torch.from_numpy(ids.astype("int16"))
-    return routes
