@@ -9,7 +9,8 @@ import torch
 
 from qat_core.rollout.engine import Rollouts
 from qat_core.rollout.vllm import plugin
-from qat_core.rollout.vllm.engine import VllmEngine, _routes
+from qat_core.rollout.vllm.engine import VllmEngine
+from qat_core.rollout.vllm.outputs import to_routes
 from qat_core.rollout.vllm.plugin import (
     EXPERTS_VARIABLE,
     LINEAR_VARIABLE,
@@ -27,9 +28,9 @@ def test_routes_of_another_number_of_tokens_are_refused() -> None:
         truncated=torch.tensor([False]),
     )
     ids = np.zeros((3, 2, 2), dtype=np.int16)
-    assert _routes(rollouts, [SimpleNamespace(routed_experts=ids[:2])], [0, 1]).shape[1] == 3
+    assert to_routes(rollouts, [SimpleNamespace(routed_experts=ids[:2])], [0, 1]).shape[1] == 3
     with pytest.raises(ValueError, match="vLLM: 3 routes for 3 tokens; one less is expected"):
-        _routes(rollouts, [SimpleNamespace(routed_experts=ids)], [0, 1])
+        to_routes(rollouts, [SimpleNamespace(routed_experts=ids)], [0, 1])
 
 
 def test_an_engine_that_serves_other_weights_in_nvfp4_is_refused() -> None:
