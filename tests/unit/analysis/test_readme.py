@@ -92,10 +92,13 @@ def test_rewards_of_smollm2() -> None:
 
 def test_rewards_of_smollm2_through_verl() -> None:
     claims = read_table(RECORDS / "collapse-smollm2-verl" / "claims.json").claims
-    (claim,) = (it for it in claims if it.name == "C9")
-    assert claim.verdict == "PASS" and "lower in 8 of 8 seeds" in claim.detail
-    mean, largest, smallest = without_signs(claim)
-    assert f"it is {mean} lower over 120 steps ({smallest} to {largest}), in each of eight" in TEXT
+    of = {it.name: it for it in claims}
+    assert [of[name].verdict for name in ("C4", "C9", "C10")] == ["INCONCLUSIVE", "PASS", "PASS"]
+    assert all("lower in 8 of 8 seeds" in of[name].detail for name in ("C9", "C10"))
+    noqat, tis, qat = (without_signs(of[name]) for name in ("C9", "C10", "C4"))
+    assert f"it is {noqat[0]} lower over 120 steps ({noqat[2]} to {noqat[1]}), in each of" in TEXT
+    assert f"through verl {tis[0]} lower ({tis[2]} to {tis[1]}), in each of the eight" in TEXT
+    assert f"through verl {qat[0]} below ({qat[2]} to {qat[1]}), which settles nothing" in TEXT
 
 
 def test_answers_of_smollm2() -> None:
