@@ -137,7 +137,6 @@ def packed_experts(seed: int, inner: int = INNER) -> list[PackedTensor]:
 
 def assert_experts_written(layer: Any, expected: Any, inner: int = INNER) -> None:
     addresses = {name: tensor.data_ptr() for name, tensor in tensors_of(layer).items()}
-    targets = find_targets([(layer, EXPERT_NAMES)], [])
-    assert targets is not None
+    targets = find_targets([(layer, EXPERT_NAMES)], {})
     list(write_packed(zip(EXPERT_NAMES, packed_experts(1, inner), strict=True), targets, None))
     assert_written(layer, expected, addresses)

@@ -48,7 +48,7 @@ from qat_core.plan import plan
 from qat_core.recipe import Recipe
 from qat_core.rollout.engine import Rollouts
 from qat_core.rollout.vllm.engine import VllmEngine, vllm_version
-from qat_core.rollout.vllm.in_place import VARIABLE
+from qat_core.rollout.vllm.plugin import IN_PLACE_VARIABLE
 from qat_core.weights.stream import weight_stream
 
 RECIPE = Recipe.full()
@@ -106,7 +106,7 @@ def sync_repeatedly(folder: Path, way: str, device: str) -> tuple[dict[str, Any]
     Raises:
         ValueError: on a GPU, the engine is not synced in the way that was asked for.
     """
-    os.environ[VARIABLE] = str(int(way == "in place"))
+    os.environ[IN_PLACE_VARIABLE] = str(int(way == "in place"))
     model = AutoModelForCausalLM.from_pretrained(folder / "base", dtype=torch.bfloat16).to(device)
     planned = plan(model, RECIPE)
     can_sleep = {"enable_sleep_mode": True} if device == "cuda" else {}

@@ -41,7 +41,7 @@ from qat_core.memory import predict_weight_memory_gib, weight_shapes
 from qat_core.plan import plan
 from qat_core.recipe import Recipe
 from qat_core.rollout.vllm.engine import VllmEngine
-from qat_core.rollout.vllm.in_place import VARIABLE
+from qat_core.rollout.vllm.plugin import IN_PLACE_VARIABLE
 from qat_core.units import BYTES_PER_GIB
 from qat_core.weights.hub_names import HubNames
 from qat_core.weights.stream import weight_stream
@@ -67,18 +67,18 @@ def run(name: str, device: str) -> dict[str, Any]:
         memory = _memory(engine, config, "full" if recipe else "bf16")
         if device == "cuda":
             memory["allocator_gaps_gib"] = _allocator_gaps_gib(device) - gaps_gib
-        os.environ[VARIABLE] = "0"
+        os.environ[IN_PLACE_VARIABLE] = "0"
         syncs = [_sync(engine, trained, recipe, device) for _ in range(SYNCS)]
         figures = {"start_s": start_s, "memory": memory, "syncs": syncs}
         if recipe:
             figures["packing"] = [_packing(engine, trained, recipe, device) for _ in range(SYNCS)]
         if device == "cuda" and recipe:
-            os.environ[VARIABLE] = "1"
+            os.environ[IN_PLACE_VARIABLE] = "1"
             figures["in_place_syncs"] = [
                 _sync(engine, trained, recipe, device) for _ in range(SYNCS)
             ]
             if not engine.on_worker(writes_in_place):
-                raise ValueError(f"{name}: {VARIABLE}=1 was set, and vLLM reloaded")
+                raise ValueError(f"{name}: {IN_PLACE_VARIABLE}=1 was set, and vLLM reloaded")
         elif device == "cuda":
             figures["stock_syncs"] = [_stock_sync(engine, trained) for _ in range(SYNCS)]
     return figures

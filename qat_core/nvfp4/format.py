@@ -46,3 +46,11 @@ class PackedTensor:
     def nbytes(self) -> int:
         """Bytes held: 0.5625 a weight, and 4 a matrix."""
         return self.codes.nbytes + self.block_scale.nbytes + self.global_scale.nbytes
+
+    def to(self, device: torch.device) -> "PackedTensor":
+        """The same weight there; itself where it is."""
+        if device == self.codes.device:
+            return self
+        return PackedTensor(
+            self.codes.to(device), self.block_scale.to(device), self.global_scale.to(device)
+        )

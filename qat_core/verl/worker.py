@@ -7,7 +7,7 @@ from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
 from qat_core.rollout.vllm import compat
 from qat_core.rollout.vllm.bucketed_loader import BucketedLoader
-from qat_core.rollout.vllm.worker import parameter_bytes, weight_bytes
+from qat_core.rollout.vllm.weight_memory import parameter_bytes, weight_bytes
 from qat_core.verl.adapter import own_socket
 
 

@@ -27,8 +27,7 @@ from qat_core.checkpoint.quantization_config import quantization_config
 from qat_core.plan import plan
 from qat_core.recipe import Recipe
 from qat_core.rollout.vllm.bucketed_loader import BucketedLoader
-from qat_core.rollout.vllm.in_place import VARIABLE
-from qat_core.rollout.vllm.plugin import register
+from qat_core.rollout.vllm.plugin import IN_PLACE_VARIABLE, register
 from qat_core.verl.configuration import engine_patterns
 from qat_core.weights.stream import weight_stream
 from qat_core.weights.transfer import transfer_tensors
@@ -39,7 +38,7 @@ STREAM = "stream.pt"
 
 def load(worker: Any, folder: str) -> None:
     """In a worker: loads the stream through vLLM's reload and saves what came, layer by layer."""
-    os.environ[VARIABLE] = "0"
+    os.environ[IN_PLACE_VARIABLE] = "0"
     loaded: list[tuple[str, list[int], dict[str, torch.Tensor]]] = []
     for module in worker.model_runner.get_model().modules():
         if quantized(module):
@@ -59,7 +58,7 @@ def load_in_place(worker: Any, folder: str) -> None:
     other = [(name, tensor if tensor.ndim < 2 else upside_down(tensor)) for name, tensor in stream]
     held = []
     for in_place, sent in (("0", other), ("0", stream), ("0", other), ("1", stream)):
-        os.environ[VARIABLE] = in_place
+        os.environ[IN_PLACE_VARIABLE] = in_place
         with BucketedLoader(worker) as loader:
             loader.take(sent)
         held.append(all_tensors(worker))

@@ -23,7 +23,7 @@ from qat_core.recipe import Recipe
 from qat_core.rl.policy import Policy
 from qat_core.rollout.engine import Rollouts
 from qat_core.rollout.vllm.engine import VllmEngine
-from qat_core.rollout.vllm.worker import parameter_bytes
+from qat_core.rollout.vllm.weight_memory import parameter_bytes
 from qat_core.weights.stream import weight_stream
 from tests.nano_models import without_token, write_nano
 

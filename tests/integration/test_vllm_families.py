@@ -125,6 +125,17 @@ def require_served(family: str, folder: Path, **sizes: int) -> None:
     assert _mean_difference(trained, sampled) > OTHER_WEIGHTS * scale
 
 
+def test_a_bias_for_which_vllm_has_no_place_is_refused(tmp_path: Path) -> None:
+    """Qwen3's `o_proj` has one in transformers, with `attention_bias`; vLLM's loader skips it."""
+    model = _model("qwen3", 0, attention_bias=True)
+    packed = prepare(model, RECIPE)
+    export(model, RECIPE, tmp_path / "packed", character_tokenizer())
+    engine = VllmEngine(tmp_path / "packed", packed, **SETTINGS)
+    message = r"^weight sync: model\.layers\.0\.self_attn\.o_proj\.bias: vLLM's Row\S+ has no bias"
+    with pytest.raises(ValueError, match=message):
+        engine.sync(weight_stream(model, packed, RECIPE), packed)
+
+
 @pytest.mark.parametrize("family", SERVED_FROM_FILES)
 def test_a_model_that_vllm_cannot_reload_is_served_from_files_alone(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -142,8 +142,7 @@ def test_a_sync_in_place_writes_what_a_reload_makes(layer: Any) -> None:
     layer.scheme, layer.humming_locks[3] = layer.quant_method.scheme, 1  # left by a sleep
     packed = packed_weight(1)
     packed = PackedTensor(*(getattr(packed, part).to(layer.weight.device) for part in PARTS))
-    targets = find_targets([(layer, ["o"])], [])
-    assert targets is not None
+    targets = find_targets([(layer, ["o"])], {})
     targets["o"].take("o", packed)
     assert torch.equal(held(layer).cpu(), dequantize(packed_weight(1)))
     assert addresses(layer) == before and not layer.humming_locks.any()

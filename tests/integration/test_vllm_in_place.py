@@ -1,6 +1,7 @@
 """Weights written into the tensors of vLLM's kernels are those that its own preparation makes."""
 
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,23 +21,27 @@ from experiments.benchmarks.architectures import ARCHITECTURES, engine_settings
 from experiments.benchmarks.random_model import write_architecture
 from experiments.support.subprocess_call import call_in_subprocess
 from qat_core.checkpoint.architecture import meta_model
+from qat_core.nvfp4 import PackedTensor
 from qat_core.plan import plan
 from qat_core.recipe import Recipe
 from qat_core.rollout.vllm.engine import VllmEngine
 from qat_core.rollout.vllm.in_place import (
-    VARIABLE,
     Target,
+    UnknownLayer,
     find_targets,
-    write_marlin,
     write_packed,
     writing,
 )
+from qat_core.rollout.vllm.plugin import IN_PLACE_VARIABLE
 from qat_core.rollout.vllm.shares import own_of_linear
 from qat_core.rollout.vllm.tile_layout import marlin_scales
+from qat_core.rollout.vllm.writers import write_marlin
 from qat_core.weights.stream import weight_stream
 from tests.integration.worker_tensors import all_tensors
 from tests.marlin_layers import (
+    EXPERT_NAMES,
     HIDDEN,
+    INNER,
     ON_GPU,
     QKV,
     assert_experts_written,
@@ -79,8 +84,7 @@ def test_a_fused_linear_is_written_once_its_last_part_has_come() -> None:
     layer.workspace.fill_(7)  # left by a kernel that was cut off
     addresses = {name: tensor.data_ptr() for name, tensor in tensors_of(layer).items()}
     before, parts = layer.weight.data.clone(), packed_group(shapes, seed=1)
-    targets = find_targets([(layer, list(QKV))], [nn.Linear(1, 1)])
-    assert targets is not None
+    targets = find_targets([(layer, list(QKV))], {"lm_head": nn.Linear(1, 1)})
     names = SimpleNamespace(renamed=lambda name: f"hub.{name}")
     norm = torch.ones(2)
     stream = [("v", parts[2]), ("norm", norm), ("q", parts[0])]
@@ -90,8 +94,11 @@ def test_a_fused_linear_is_written_once_its_last_part_has_come() -> None:
     assert_written(layer, marlin_linear(parts), addresses)
 
 
-def test_experts_are_written_matrix_by_matrix() -> None:
-    assert_experts_written(marlin_experts(*packed_experts(0)), marlin_experts(*packed_experts(1)))
+# 192 is what each of four workers has of Qwen3-30B-A3B's 768.
+@pytest.mark.parametrize("inner", [INNER, 192])
+def test_experts_are_written_matrix_by_matrix(inner: int) -> None:
+    layer, expected = (marlin_experts(*packed_experts(seed, inner)) for seed in range(2))
+    assert_experts_written(layer, expected, inner)
 
 
 class Attention(nn.Module):
@@ -151,46 +158,77 @@ def test_a_sync_after_one_that_broke_off_writes_its_own_weights_alone() -> None:
 def _with_bias() -> Any:
     layer = marlin_linear(packed_group([(128, HIDDEN)], 0))
     layer.bias = nn.Parameter(torch.zeros(128))
-    return [(layer, ["o"])], []
+    return [(layer, ["o"])], {}
 
 
 def _with_padding() -> Any:
     layer = marlin_linear(packed_group([(128, HIDDEN)], 0))
     layer.weight = nn.Parameter(layer.weight.data.repeat(2, 1), requires_grad=False)
-    return [(layer, ["o"])], []
+    return [(layer, ["o"])], {}
 
 
 def _with_another_kernel() -> Any:
     layer = marlin_linear(packed_group([(128, HIDDEN)], 0))
     layer.scheme = SimpleNamespace(kernel=object())
-    return [(layer, ["o"])], []
+    return [(layer, ["o"])], {}
 
 
 def _with_bf16_experts() -> Any:
     experts: Any = nn.Module()
     experts.quant_method = type("UnquantizedFusedMoEMethod", (), {})()
-    return [(marlin_linear(packed_group([(128, HIDDEN)], 0)), ["o"])], [experts]
+    return [(marlin_linear(packed_group([(128, HIDDEN)], 0)), ["o"])], {"mlp.experts": experts}
 
 
 def _with_a_layer_that_derives_weights() -> Any:
     class Derives(nn.Module):
         def process_weights_after_loading(self) -> None: ...
 
-    return [(marlin_linear(packed_group([(128, HIDDEN)], 0)), ["o"])], [Derives()]
+    return [(marlin_linear(packed_group([(128, HIDDEN)], 0)), ["o"])], {"attn": Derives()}
+
+
+def _with_padded_experts() -> Any:
+    _, w2 = packed_experts(0, 96)  # that vLLM pads to 128
+    layer = marlin_experts(*packed_experts(0, 128))
+    layer.intermediate_size_per_partition = w2.shape[2]
+    return [(layer, EXPERT_NAMES)], {}
 
 
 @pytest.mark.parametrize(
-    "make",
+    ("make", "why"),
     [
-        _with_bias,
-        _with_padding,
-        _with_another_kernel,
-        _with_bf16_experts,
-        _with_a_layer_that_derives_weights,
+        (_with_bias, "o: Marlin has its bias in another order"),
+        (_with_padding, "o: padded for Marlin"),
+        (_with_padded_experts, f"{EXPERT_NAMES[0]}: padded for Marlin"),
+        (_with_another_kernel, "o: Module with a kernel that is not known"),
+        (_with_bf16_experts, "mlp.experts is a Module, which is not known"),
+        (_with_a_layer_that_derives_weights, "attn is a Derives, which is not known"),
     ],
 )
-def test_a_model_with_an_unknown_layer_keeps_to_the_reload(make: Any) -> None:
-    assert find_targets(*make()) is None
+def test_a_model_with_an_unknown_layer_is_not_written_in_place(make: Any, why: str) -> None:
+    with pytest.raises(UnknownLayer, match=f"^{re.escape(why)}$"):
+        find_targets(*make())
+
+
+@pytest.mark.parametrize("shape", [(256, HIDDEN), (128, 2 * HIDDEN), (192, HIDDEN), (64, HIDDEN)])
+def test_a_weight_of_another_size_is_refused_by_name(shape: tuple[int, int]) -> None:
+    layer = marlin_linear(packed_group([(128, HIDDEN)], 0))
+    targets = find_targets([(layer, ["o"])], {})
+    sizes = rf"\({shape[0]}, {shape[1]}\) is sent, but each of 1 workers serves \(128, {HIDDEN}\)"
+    with pytest.raises(ValueError, match=f"^weight sync: o: {sizes}: trainer and engine read"):
+        targets["o"].take("o", packed_group([shape], 1)[0])
+
+
+def test_other_experts_than_are_served_are_refused_by_name() -> None:
+    targets = find_targets([(marlin_experts(*packed_experts(0)), EXPERT_NAMES)], {})
+    gate_up, down = EXPERT_NAMES
+    w13, _ = packed_experts(1)
+    scale = w13.block_scale.view(torch.uint8)
+    twice = PackedTensor(*(torch.cat([it, it]) for it in (w13.codes, scale, w13.global_scale)))
+    with pytest.raises(ValueError, match=f"^weight sync: {gate_up}: 8 experts are sent, but 4 are"):
+        targets[gate_up].take(gate_up, twice)
+    narrow = packed_experts(1, INNER // 2)[1]
+    with pytest.raises(ValueError, match=rf"^weight sync: {down}: \(4, 256, 64\) does not fit"):
+        targets[down].take(down, narrow)
 
 
 @pytest.mark.gpu
@@ -215,7 +253,7 @@ def _bytes_differ(shape: str, folder: str) -> list[str]:
     engine = VllmEngine(path, planned, load_format="dummy", **engine_settings("cuda", 4))
     held = []
     for way, model in (("0", models[0]), ("1", models[1]), ("0", models[1])):
-        os.environ[VARIABLE] = way
+        os.environ[IN_PLACE_VARIABLE] = way
         engine.sync(weight_stream(model, planned, recipe), planned)
         held.append(engine.on_worker(all_tensors))
     assert engine.on_worker(_written_in_place) == set(planned.quantized)

@@ -60,8 +60,7 @@ def test_a_worker_of_four_is_written_its_heads_alone(rank: int) -> None:
 
     layer = marlin_linear(served_of(0), rank, workers=4)
     addresses = {name: tensor.data_ptr() for name, tensor in tensors_of(layer).items()}
-    targets = find_targets([(layer, list(QKV))], [])
-    assert targets is not None
+    targets = find_targets([(layer, list(QKV))], {})
     stream = zip(QKV, packed_group(shapes, 1), strict=True)
     assert list(write_packed(stream, targets, None)) == []
     assert_written(layer, marlin_linear(served_of(1)), addresses)
@@ -71,8 +70,7 @@ def test_a_worker_of_four_is_written_its_heads_alone(rank: int) -> None:
 def test_a_worker_of_two_is_written_its_columns_alone(rank: int) -> None:
     layer = marlin_linear([piece(packed_group([(128, HIDDEN)], 0)[0], COLUMNS, 2, rank)], rank, 2)
     addresses = {name: tensor.data_ptr() for name, tensor in tensors_of(layer).items()}
-    targets = find_targets([(layer, ["o"])], [])
-    assert targets is not None
+    targets = find_targets([(layer, ["o"])], {})
     (packed,) = packed_group([(128, HIDDEN)], 1)
     targets["o"].take("o", packed)
     assert_written(layer, marlin_linear([piece(packed, COLUMNS, 2, rank)]), addresses)

@@ -86,13 +86,14 @@ def test_a_linear_layer_is_vllms() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-def test_experts_are_those_of_vllms_loop() -> None:
-    w13, w13_scale, w13_scale_2 = _packed(2 * INNER, HIDDEN, "cuda")
-    w2, w2_scale, w2_scale_2 = _packed(HIDDEN, INNER, "cuda")
+@pytest.mark.parametrize("inner", [INNER, 192])
+def test_experts_are_those_of_vllms_loop(inner: int) -> None:
+    w13, w13_scale, w13_scale_2 = _packed(2 * inner, HIDDEN, "cuda")
+    w2, w2_scale, w2_scale_2 = _packed(HIDDEN, inner, "cuda")
     layer = SimpleNamespace(
         num_experts=EXPERTS,
         hidden_size=HIDDEN,
-        intermediate_size_per_partition=INNER,
+        intermediate_size_per_partition=inner,
         params_dtype=torch.bfloat16,
     )
     arguments = {

@@ -79,8 +79,7 @@ def test_products_are_marlins_for_few_rows_and_cublas_for_many(
 
 
 def test_a_sync_in_place_is_that_of_marlin(layer: Any) -> None:
-    targets = find_targets([(layer, ["o"])], [])
-    assert targets is not None
+    targets = find_targets([(layer, ["o"])], {})
     (packed,) = packed_group([(N, K)], seed=1)
     targets["o"].take("o", packed)
     x = activations(2, UNPACK_FROM)

@@ -23,13 +23,9 @@ from qat_core.plan import QuantPlan, bf16_plan
 from qat_core.rollout.engine import Rollouts, WeightStream, special_ids
 from qat_core.rollout.vllm import compat
 from qat_core.rollout.vllm.outputs import to_rollouts, to_routes
-from qat_core.rollout.vllm.worker import (
-    LAYOUT,
-    quantized_parameters,
-    reload,
-    tensor_bytes,
-    weight_bytes,
-)
+from qat_core.rollout.vllm.served_layers import quantized_parameters
+from qat_core.rollout.vllm.weight_memory import tensor_bytes, weight_bytes
+from qat_core.rollout.vllm.worker import LAYOUT, reload
 from qat_core.routing import decoder_layers
 from qat_core.weights.comparison import require_same
 from qat_core.weights.hub_names import HubNames, Weight, meta_weights
@@ -117,7 +113,7 @@ class VllmEngine:
         return int(cache.num_gpu_blocks * cache.block_size)
 
     def sync(self, stream: WeightStream, expected: QuantPlan | None = None) -> None:
-        """Replaces all weights in place.
+        """Replaces all weights.
 
         Args:
             stream: every parameter of the trained model.

@@ -7,7 +7,7 @@ scales of a layer are laid out where its kernel reads them, without a wait (time
 docs/performance.md). What is not packed goes through vLLM's ordinary loaders.
 
 `QAT_CORE_IN_PLACE_SYNC=0` asks for the reload. Models with anything that is not known here keep to
-it, and the worker's log says so.
+it, and the worker's log says why.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -16,16 +16,23 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from qat_core.nvfp4 import PackedTensor
 from qat_core.rollout.vllm.experts import FUSED
-from qat_core.rollout.vllm.marlin import TILE, is_padded
+from qat_core.rollout.vllm.marlin import are_padded, is_padded
+from qat_core.rollout.vllm.plugin import is_in_place_allowed
+from qat_core.rollout.vllm.served_layers import quantized_layers
 from qat_core.rollout.vllm.shares import own_experts, own_of_experts, own_of_linear
-from qat_core.rollout.vllm.tile_layout import lay_out_for_humming, lay_out_for_marlin
+from qat_core.rollout.vllm.writers import (
+    write_humming,
+    write_humming_experts,
+    write_marlin,
+    write_marlin_experts,
+)
 from qat_core.weights.hub_names import HubNames, Weight
 
-VARIABLE = "QAT_CORE_IN_PLACE_SYNC"
 # Whose loaders stack weights and no more, tested on a GPU. Falcon's, for one, exchanges rows.
 ARCHITECTURES = ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
 
@@ -36,10 +43,15 @@ PLAIN_METHODS = (
     "CompressedTensorsKVCacheMethod",
 )
 ATTENTION = "Attention"  # vLLM's, which multiplies no weights
+SKIPPED = "its loader passes it over: serve its checkpoints, or train with the eager engine"
 MARLIN_KERNELS = ("MarlinNvFp4LinearKernel", "MarlinUnpackKernel")
 
 Share = Callable[[Any, list[PackedTensor]], PackedTensor]
 Write = Callable[[Any, PackedTensor], None]
+
+
+class UnknownLayer(Exception):
+    """A layer into which nothing is written in place; says which, and why."""
 
 
 @dataclass
@@ -57,31 +69,95 @@ class Target:
     came: dict[str, PackedTensor] = field(default_factory=dict)
 
     def take(self, name: str, weight: PackedTensor) -> None:
-        """Keeps a weight, and writes all once the last has come."""
-        self.came[name] = weight
+        """Keeps a weight, and writes all once the last has come.
+
+        Raises:
+            ValueError: naming the weights, if they are not of the layer's size.
+        """
+        self.came[name] = weight.to(next(self.layer.parameters()).device)
         if len(self.came) == len(self.names):
             parts = [self.came.pop(part) for part in self.names]
-            self.write(self.layer, self.share(self.layer, parts))
+            try:
+                self.write(self.layer, self.share(self.layer, parts))
+            except ValueError as error:
+                raise ValueError(f"weight sync: {', '.join(self.names)}: {error}") from error
+
+
+def targets_of(worker: Any, names: HubNames) -> dict[str, Target]:
+    """Where packed weights can be written without a reload; none if unknown, or if 0 forbids it.
+
+    Says once which way syncs go: both give the same weights, in other times.
+
+    Raises:
+        ValueError: the variable has another value than 1 or 0.
+    """
+    if not is_in_place_allowed():
+        return {}
+    if not hasattr(worker, "qat_core_targets"):
+        worker.qat_core_targets, way = _chosen(worker, names)
+        print(f"qat_core: weight syncs {way}", flush=True)
+    targets: dict[str, Target] = worker.qat_core_targets
+    return targets
+
+
+def _chosen(worker: Any, names: HubNames) -> tuple[dict[str, Target], str]:
+    """The targets, and the way that syncs go."""
+    try:
+        _require_known(worker)
+        served = quantized_layers(worker, names)
+        held = {id(module) for module, _ in served}
+        modules = worker.model_runner.get_model().named_modules()
+        other = {name: module for name, module in modules if id(module) not in held}
+        targets = find_targets(served, other)
+    except UnknownLayer as unknown:
+        return {}, f"through vLLM's reload: {unknown}"
+    if not targets:
+        return {}, "through vLLM's reload: nothing is packed"
+    return targets, f"in place, {len(targets)} weights"
+
+
+def _require_known(worker: Any) -> None:
+    """UnknownLayer if no weight of this worker may be written in place."""
+    from vllm.platforms import current_platform
+
+    if current_platform.is_cpu():
+        raise UnknownLayer("on a CPU")
+    parallel = worker.vllm_config.parallel_config
+    if (parallel.pipeline_parallel_size, parallel.data_parallel_size) != (1, 1):
+        raise UnknownLayer(
+            "a worker does not hold a share of every layer, or shares experts with other engines"
+        )
+    architecture = type(worker.model_runner.get_model()).__name__
+    if architecture not in ARCHITECTURES:
+        raise UnknownLayer(f"{architecture}'s loader may change weights on their way")
+    dtype = worker.model_config.dtype
+    if dtype != torch.bfloat16:  # Marlin's scales are others for FP16
+        raise UnknownLayer(f"vLLM computes in {dtype}")
 
 
 def find_targets(
-    served: Iterable[tuple[nn.Module, list[str]]], other: Iterable[nn.Module]
-) -> dict[str, Target] | None:
-    """Where each packed weight goes, by the trainer's name; None if a layer is not known here.
+    served: Iterable[tuple[nn.Module, list[str]]], other: Mapping[str, nn.Module]
+) -> dict[str, Target]:
+    """Where each packed weight goes, by the trainer's name.
 
     Args:
         served: layers that vLLM serves in NVFP4, with the trainer's names of their weights.
-        other: all other modules of the model.
+        other: all other modules of the model, by name.
+
+    Raises:
+        UnknownLayer: naming one of them.
     """
     served = list(served)
     methods = {id(module.quant_method) for module, _ in served if hasattr(module, "quant_method")}
-    if not all(_is_plain(module, methods) for module in other):
-        return None
+    for name, module in other.items():
+        if not _is_plain(module, methods):
+            raise UnknownLayer(f"{name} is a {type(module).__name__}, which is not known")
     targets: dict[str, Target] = {}
     for module, names in served:
-        found = _targets_of(module, names)
-        if not found:
-            return None
+        try:
+            found = _targets_in(module, names)
+        except UnknownLayer as unknown:
+            raise UnknownLayer(f"{names[0]}: {unknown}") from None
         targets |= {name: target for target in found for name in target.names}
     return targets
 
@@ -95,15 +171,17 @@ def writing(
     Raises:
         ValueError: naming a parameter that got no new values.
     """
-    for target in targets.values():
-        target.came.clear()  # of a stream that broke off
     loaded: set[str] = set()
 
     def load(weights: Iterable[tuple[str, Weight]]) -> None:
         loaded.update(model.load_weights(write_packed(weights, targets, names)) or ())
 
-    yield load
-    require_written(model, targets, loaded)
+    try:
+        yield load
+        require_written(model, targets, loaded)
+    finally:
+        for target in targets.values():
+            target.came.clear()  # of a stream that broke off
 
 
 def require_written(
@@ -125,8 +203,8 @@ def require_written(
     for name, parameter in model.named_parameters():
         if id(parameter) not in written and name not in loaded:
             raise ValueError(
-                f"weight sync: {name} got no new values in vLLM's {type(model).__name__}: set "
-                f"{VARIABLE}=0 and start again"
+                f"weight sync: {name} got no new values in vLLM's {type(model).__name__}: "
+                + SKIPPED
             )
 
 
@@ -149,21 +227,27 @@ def _is_plain(module: nn.Module, served_methods: set[int]) -> bool:
     return is_known and (not makes_own or type(module).__name__ == ATTENTION)
 
 
-def _targets_of(module: Any, names: list[str]) -> list[Target]:
-    """Empty if the layer's kernel or sizes are not known here."""
+def _targets_in(module: Any, names: list[str]) -> list[Target]:
+    """UnknownLayer if the layer's kernel or sizes are not known here."""
     kernel = type(getattr(getattr(module, "scheme", None), "kernel", None)).__name__
     if kernel == "HummingLinearKernel":
         return [Target(names, module, own_of_linear, write_humming)]
     if kernel in MARLIN_KERNELS:
-        is_known = getattr(module, "bias", None) is None and not is_padded(module)
-        return [Target(names, module, own_of_linear, write_marlin)] if is_known else []
+        if getattr(module, "bias", None) is not None:
+            raise UnknownLayer("Marlin has its bias in another order")
+        if is_padded(module):
+            raise UnknownLayer("padded for Marlin")
+        return [Target(names, module, own_of_linear, write_marlin)]
+    return _expert_targets(module, names)
+
+
+def _expert_targets(module: Any, names: list[str]) -> list[Target]:
     backend = getattr(getattr(module, "quant_method", None), "nvfp4_backend", None)
-    if getattr(backend, "name", "") != "MARLIN":
-        return []
-    are_padded = module.hidden_size % TILE or module.intermediate_size_per_partition % TILE
     leaves = [name.rpartition(".")[2] for name in names]
-    if are_padded or not FUSED.keys() >= set(leaves):
-        return []
+    if getattr(backend, "name", "") != "MARLIN" or not FUSED.keys() >= set(leaves):
+        raise UnknownLayer(f"{type(module).__name__} with a kernel that is not known")
+    if are_padded(module):
+        raise UnknownLayer("padded for Marlin")
     experts = getattr(module.quant_method, "experts_cls", None)
     is_humming = getattr(experts, "__name__", "") == "HummingExperts"
     write = write_humming_experts if is_humming else write_marlin_experts
@@ -172,48 +256,3 @@ def _targets_of(module: Any, names: list[str]) -> list[Target]:
         Target([name], module, partial(own_of_experts, matrix, own), partial(write, matrix=matrix))
         for name, matrix in zip(names, map(FUSED.__getitem__, leaves), strict=True)
     ]
-
-
-def write_humming(layer: Any, packed: PackedTensor) -> None:
-    """Into a layer of `HummingLinearKernel`."""
-    written = layer.weight.data, layer.weight_scale.data
-    lay_out_for_humming(packed.codes, packed.block_scale, *written)
-    layer.weight_global_scale.data.copy_(packed.global_scale.reciprocal().reshape(1))
-    layer.humming_locks.zero_()
-
-
-def write_humming_experts(layer: Any, packed: PackedTensor, matrix: str) -> None:
-    """Into w13 or w2 of experts that `HummingExperts` multiplies."""
-    written = _weight_and_scale(layer, matrix)
-    lay_out_for_humming(packed.codes, packed.block_scale, *written)
-    getattr(layer, f"{matrix}_weight_scale_2").copy_(packed.global_scale.reciprocal())
-    _keep_loaded_scale(layer, packed, matrix)
-
-
-def write_marlin(layer: Any, packed: PackedTensor) -> None:
-    """Into a linear layer of vLLM's Marlin kernel."""
-    written = layer.weight.data, layer.weight_scale.data, layer.weight_global_scale.data
-    lay_out_for_marlin(packed, *written)
-    layer.workspace.zero_()
-
-
-def write_marlin_experts(layer: Any, packed: PackedTensor, matrix: str) -> None:
-    """Into w13 or w2 of vLLM's Marlin experts."""
-    multiplier = getattr(layer, f"{matrix}_weight_scale_2")
-    lay_out_for_marlin(packed, *_weight_and_scale(layer, matrix), multiplier)
-    _keep_loaded_scale(layer, packed, matrix)
-    layer.workspace.zero_()
-
-
-def _weight_and_scale(layer: Any, matrix: str) -> tuple[Tensor, Tensor]:
-    return getattr(layer, f"{matrix}_weight").data, getattr(layer, f"{matrix}_weight_scale").data
-
-
-def _keep_loaded_scale(layer: Any, packed: PackedTensor, matrix: str) -> None:
-    """As after a reload: what experts have loaded stays beside what their kernel reads of it.
-
-    Only compressed-tensors' form has it: (E, 2) of gate and up, (E,) of down.
-    """
-    loaded = getattr(layer, f"{matrix}_weight_global_scale", None)
-    if loaded is not None:
-        loaded.data.copy_(packed.global_scale.view(-1, *[1] * (loaded.ndim - 1)))

@@ -16,13 +16,26 @@ from torch import Tensor
 
 from qat_core.options import BLOCK_SIZE
 
-TILE = 128  # vLLM pads experts whose sizes are no multiples of Marlin's tiles: left to it
-
 
 def is_padded(layer: Any) -> bool:
     """Whether a linear layer, prepared for Marlin, has more rows or columns than its weight."""
     n, k = layer.output_size_per_partition, layer.input_size_per_partition
     return bool(layer.weight.shape != (k // BLOCK_SIZE, 2 * n))
+
+
+def are_padded(layer: Any) -> bool:
+    """Whether experts, prepared for Marlin, have a wider intermediate size than their weights."""
+    k, n = layer.hidden_size, layer.intermediate_size_per_partition
+    shapes = layer.w13_weight.shape[1:], layer.w2_weight.shape[1:]
+    return bool(shapes != ((k // BLOCK_SIZE, 4 * n), (n // BLOCK_SIZE, 2 * k)))
+
+
+def _fit_tiles(hidden_size: int, intermediate_size: int) -> bool:
+    """Whether vLLM 0.24 prepares experts without padding, `prepare_nvfp4_moe_layer_for_marlin`.
+
+    Marlin's tiles are 64 by 128 elements, either way round.
+    """
+    return not (hidden_size % 64 or intermediate_size % (128 if hidden_size % 128 else 64))
 
 
 @contextmanager
@@ -39,8 +52,8 @@ def lean_repacking() -> Iterator[None]:
     vllms_factor = marlin._nvfp4_compute_scale_factor
 
     def prepare(w13: Tensor, w2: Tensor, layer: Any, **others: Any) -> tuple[Tensor, ...]:
-        are_padded = layer.hidden_size % TILE or layer.intermediate_size_per_partition % TILE
-        way = prepare_experts if is_marlins and not are_padded else vllms_prepare
+        fit = _fit_tiles(layer.hidden_size, layer.intermediate_size_per_partition)
+        way = prepare_experts if is_marlins and fit else vllms_prepare
         return way(w13=w13, w2=w2, layer=layer, **others)
 
     def factor(scales: Tensor, dtype: torch.dtype | None = None) -> float:

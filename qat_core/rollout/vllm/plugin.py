@@ -14,6 +14,7 @@ from qat_core.rollout.vllm.kernel_choice import require_vllm, use_for_linear
 
 LINEAR_VARIABLE = "QAT_CORE_LINEAR_KERNEL"
 EXPERTS_VARIABLE = "QAT_CORE_EXPERTS_KERNEL"
+IN_PLACE_VARIABLE = "QAT_CORE_IN_PLACE_SYNC"  # see `in_place.py`
 MARLIN, MARLIN_UNPACK, HUMMING = "marlin", "marlin-unpack", "humming"
 KERNELS = {  # the first is vLLM's own choice
     LINEAR_VARIABLE: (MARLIN, MARLIN_UNPACK, HUMMING),
@@ -28,10 +29,12 @@ def register() -> None:
 
     Raises:
         ValueError: the environment asks for a kernel that is not known or cannot run here, or for
-            another one than an engine of this process has: what it replaced in vLLM stays.
+            another one than an engine of this process has: what it replaced in vLLM stays. Or a
+            variable has a value that is not known.
     """
     from vllm.platforms import current_platform
 
+    is_in_place_allowed()
     linear = asked_for(LINEAR_VARIABLE)
     if linear == HUMMING:
         from qat_core.rollout.vllm.humming_linear import HummingLinearKernel
@@ -59,6 +62,18 @@ def register() -> None:
     register_quantization_config("compressed-tensors")(CpuCompressedTensorsConfig)
     register_quantization_config("modelopt_fp4")(CpuModelOptConfig)
     let_cpu_experts_report(vllm.__version__)
+
+
+def is_in_place_allowed() -> bool:
+    """Whether weight syncs may write packed weights past vLLM's reload, as they do by default.
+
+    Raises:
+        ValueError: the variable has another value than 1 or 0.
+    """
+    asked = os.environ.get(IN_PLACE_VARIABLE) or "1"
+    if asked not in ("0", "1"):
+        raise ValueError(f"{IN_PLACE_VARIABLE}={asked}: use 0 for vLLM's reload, or unset it")
+    return asked == "1"
 
 
 def asked_for(variable: str) -> str:

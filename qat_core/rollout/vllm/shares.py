@@ -16,10 +16,18 @@ def own_of_linear(layer: Any, parts: list[PackedTensor]) -> PackedTensor:
     Args:
         layer: of a class of vLLM's `linear.py`; its rows or its columns are shared out, or neither.
         parts: whole, (N, K) each, in the layer's order, with one global scale.
+
+    Raises:
+        ValueError: a matrix is not of the layer's size.
     """
     width, rank, size = layer.input_size_per_partition, layer.tp_rank, layer.tp_size
     codes, scales = [], []
     for part, height in zip(parts, layer.output_partition_sizes, strict=True):
+        if not (_shares(part.shape[0], height, size) and _shares(part.shape[1], width, size)):
+            raise ValueError(
+                f"{tuple(part.shape)} is sent, but each of {size} workers serves ({height}, "
+                f"{width}): trainer and engine read other configurations of the model"
+            )
         # heads of keys and values that are fewer than the workers are served by several
         first_row = height * (rank * (part.shape[0] // height) // size)
         first_column = width * (rank * (part.shape[1] // width) // size)
@@ -31,6 +39,11 @@ def own_of_linear(layer: Any, parts: list[PackedTensor]) -> PackedTensor:
     return replace(parts[0], codes=_above_each_other(codes), block_scale=scale)
 
 
+def _shares(whole: int, own: int, workers: int) -> bool:
+    """Whether the workers' own sizes make up a whole one, each share held by equally many."""
+    return whole % own == 0 and workers % (whole // own) == 0
+
+
 def _above_each_other(parts: list[Tensor]) -> Tensor:
     return parts[0].contiguous() if len(parts) == 1 else torch.cat(parts)
 
@@ -40,8 +53,16 @@ def own_of_experts(matrix: str, own: Any, layer: Any, parts: list[PackedTensor])
 
     Args:
         own: see `own_experts`, which waits for the GPU.
+
+    Raises:
+        ValueError: these are not as many experts as the model has.
     """
     (packed,) = parts
+    if packed.shape[0] != layer.moe_config.num_experts:
+        raise ValueError(
+            f"{packed.shape[0]} experts are sent, but {layer.moe_config.num_experts} are served: "
+            "trainer and engine read other configurations of the model"
+        )
     scale = own_part(layer, matrix, packed.block_scale.view(torch.uint8)[own]).contiguous()
     return PackedTensor(
         own_part(layer, matrix, packed.codes[own]).contiguous(),

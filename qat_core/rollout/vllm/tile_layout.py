@@ -1,4 +1,4 @@
-"""NVFP4 weights in the layouts that Marlin and humming-kernels 0.1.19 multiply with BF16 on sm_90.
+"""NVFP4 weights in the layouts of vLLM 0.24's Marlin and of humming-kernels 0.1.19 on sm_90.
 
 Both hold codes alike. A tile is 64 rows by one block of 16 columns: 32 threads hold four words of
 eight codes each. With the bits of a code's place in its word named p2 p1 p0, word w of thread t in
@@ -160,8 +160,13 @@ def unpack_marlin(words: Tensor, scale: Tensor, multiplier: Tensor) -> Tensor:
 def _require_places(block_scale: Tensor, words: Tensor, scale: Tensor) -> None:
     """Kernels write without a look at where a tensor ends."""
     *experts, n, tiles = block_scale.shape
-    assert n % ROWS == 0 and words.shape == (*experts, tiles, 2 * n) and words.is_contiguous()
-    assert scale.shape == (*experts, tiles, n) and scale.is_contiguous()
+    shapes = (*experts, tiles, 2 * n), (*experts, tiles, n)
+    are_contiguous = words.is_contiguous() and scale.is_contiguous()
+    if n % ROWS or (words.shape, scale.shape) != shapes or not are_contiguous:
+        raise ValueError(
+            f"{(*experts, n, BLOCK_SIZE * tiles)} does not fit codes {tuple(words.shape)} and "
+            f"block scales {tuple(scale.shape)} of the kernel"
+        )
 
 
 def _words(codes: Tensor) -> Tensor:
