@@ -120,7 +120,7 @@ def cost_sections(folder: Path, machine: str) -> list[str]:
     Raises:
         ValueError: a record is missing or damaged.
     """
-    fsdp = (f"fsdp_{machine}{suffix}" for suffix in ("x4_first", "x2", "x4"))
+    fsdp = (f"fsdp_{machine}{suffix}" for suffix in ("x4_first", "x2", "x4", "x2_again"))
     names = (f"parameter_{machine}", *fsdp)
     records = [read_record(folder / f"{name}.json", StepRecord) for name in names]
     rows = [Measured(stack, record.commit) for record in records for stack in record.stacks]

@@ -30,7 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from experiments.benchmarks.parameter import SCALES_KNOWN, step
 from experiments.benchmarks.qat_layers import apply_arm, arms, layer_stack, step_inputs
-from experiments.benchmarks.timing import summary, time_in_turns
+from experiments.benchmarks.timing import quartiles, summary, time_steps
 from experiments.runs.provenance import origin
 from experiments.support.cli import run_cli
 from experiments.support.json_files import read_json, write_json
@@ -75,8 +75,10 @@ def measure(shape: str, layers: int, compiled: bool, device: str, rounds: int) -
         steps[arm] = partial(step, model, changed, x, grad)
         if arm == "qat":
             steps[arm + SCALES_KNOWN] = partial(step, model, lambda: None, x, grad)
-    result = summary(time_in_turns(steps, device, rounds))
+    times = time_steps(steps, device, rounds)
+    result = summary({arm: [time.step_ms for time in of_arm] for arm, of_arm in times.items()})
     for arm in result:
+        result[arm]["issue_ms"] = quartiles([time.issue_ms for time in times[arm]])
         with SentBytes() as sent:
             steps[arm]()
         result[arm]["all_gather_mib_per_rank"] = sent.total / 2**20

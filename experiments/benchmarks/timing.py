@@ -4,26 +4,48 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import median
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 WARM_UP_ROUNDS = 3
 
 
-def time_in_turns(
+class StepTime(NamedTuple):
+    """Of one step.
+
+    Attributes:
+        issue_ms: until the CPU has queued all that the device is to do. Where that is all of the
+            step, the device waits for the CPU, and not the other way round.
+        step_ms: until the device is idle.
+    """
+
+    issue_ms: float
+    step_ms: float
+
+
+def time_steps(
     steps: Mapping[str, Callable[[], None]], device: str, rounds: int
-) -> dict[str, list[float]]:
-    """Milliseconds of each arm's step in each round, the device idle before and after."""
-    times: dict[str, list[float]] = {arm: [] for arm in steps}
+) -> dict[str, list[StepTime]]:
+    """Of each arm's step in each round, the device idle before and after."""
+    times: dict[str, list[StepTime]] = {arm: [] for arm in steps}
     for _ in range(WARM_UP_ROUNDS + rounds):
         for arm, step in steps.items():
             synchronize(device)
             start = perf_counter()
             step()
+            issued = perf_counter()
             synchronize(device)
-            times[arm].append((perf_counter() - start) * 1e3)
+            times[arm].append(StepTime((issued - start) * 1e3, (perf_counter() - start) * 1e3))
     return {arm: values[WARM_UP_ROUNDS:] for arm, values in times.items()}
+
+
+def time_in_turns(
+    steps: Mapping[str, Callable[[], None]], device: str, rounds: int
+) -> dict[str, list[float]]:
+    """Milliseconds of each arm's step in each round, the device idle before and after."""
+    times = time_steps(steps, device, rounds)
+    return {arm: [time.step_ms for time in of_arm] for arm, of_arm in times.items()}
 
 
 def summary(times: dict[str, list[float]]) -> dict[str, dict[str, Any]]:

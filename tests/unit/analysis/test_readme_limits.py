@@ -86,7 +86,7 @@ def test_cost_of_training_layers() -> None:
     moe = [it["arms"]["qat"]["ratio"] for it in stacks if it["shape"] == "qwen3-30b-a3b"]
     on_ranks = [
         stack["arms"]["qat"]["ratio"]
-        for name in ("fsdp_h200x4_first", "fsdp_h200x2", "fsdp_h200x4")
+        for name in ("fsdp_h200x4_first", "fsdp_h200x2", "fsdp_h200x4", "fsdp_h200x2_again")
         for stack in benchmark(name)["stacks"]
     ]
     assert (
