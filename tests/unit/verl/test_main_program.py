@@ -1,5 +1,6 @@
 """verl's own program with the completed configuration, up to the start of Ray."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,24 +14,49 @@ from experiments.study.schema import ROOT, STUDIES
 from experiments.verl.command import build_command, build_configuration, run_paths, to_yaml
 from tests.verl_configurations import COMMAND, ROLLOUT
 
+# Each line of stdin, a JSON list of arguments, is a call of verl's program; its exit code is shown.
+# Importing verl takes seconds: calls are forked from a process that has done so.
+MAIN = """
+import json, os, sys
+import verl.trainer.main_ppo as m
+m.run_ppo = lambda c, **_: print('RAY', c.actor_rollout_ref.rollout.engine_kwargs)
+m.validate_config = lambda **_: None
+for line in sys.stdin:
+    if child := os.fork():
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        continue
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    sys.argv[1:] = json.loads(line)
+    sys.exit(m.main())
+"""
+
 
 @pytest.fixture(scope="module")
 def run_main(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """verl's own program with Ray replaced by a print, so that what it would start with is seen."""
     folder = tmp_path_factory.mktemp("main")
-    (folder / "main.py").write_text(
-        "import verl.trainer.main_ppo as m\n"
-        "m.run_ppo = lambda c, **_: print('RAY', c.actor_rollout_ref.rollout.engine_kwargs)\n"
-        "m.validate_config = lambda **_: None\n"
-        "m.main()\n"
-    )
+    (folder / "main.py").write_text(MAIN)
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
+    command = [sys.executable, str(folder / "main.py")]
+    with subprocess.Popen(
+        command,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as program:
+        assert program.stdin is not None and program.stdout is not None
 
-    def run(*overrides: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, str(folder / "main.py"), "trainer.device=cpu", *overrides]
-        environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
-        return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
+        def run(*overrides: str) -> subprocess.CompletedProcess[str]:
+            arguments = ["trainer.device=cpu", *overrides]
+            print(json.dumps(arguments), file=program.stdin, flush=True)
+            code = int(program.stdout.readline())
+            said = [(folder / name).read_text() for name in ("stdout", "stderr")]
+            return subprocess.CompletedProcess(arguments, code, *said)
 
-    yield run
+        yield run
 
 
 @pytest.mark.slow
