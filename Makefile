@@ -25,7 +25,7 @@ EXTRA := $(patsubst requirements/%.txt,.venv/.installed-%,$(wildcard requirement
 	$(if $(shell grep -lsE '$(NEEDS_ENGINES)' $(QUOTED_STUDY_FILE)),$(ENGINES))
 SUPPORTED := import ensurepip, sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))
 
-.PHONY: help run verify test lint ui figures report record lock clean
+.PHONY: help run verify test lint types style ui figures report record lock clean
 
 help:  ## list the commands
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -48,13 +48,19 @@ test: lint $(ENGINES)  ## check the code and run all tests
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 lint: $(DEV)  ## check style, spelling, imports, types and workflow
+	@# side by side: types take longer than all the rest
+	@$(MAKE) --no-print-directory --output-sync -j 2 types style
+
+types:
+	@$(BIN)/mypy
+
+style:
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/snakefmt --check Snakefile workflow
 	@$(BIN)/snakemake --lint
 	@$(BIN)/codespell
 	@$(BIN)/lint-imports --no-logo > .venv/imports.log || { cat .venv/imports.log; exit 1; }
-	@$(BIN)/mypy
 
 ui: $(BASE)  ## browse the runs of this machine, or the recorded ones
 	@$(BIN)/python -m experiments.tracking.ui --port "$$PORT"
