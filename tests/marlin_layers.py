@@ -55,12 +55,22 @@ def stacked(parts: list[PackedTensor]) -> PackedTensor:
     return PackedTensor(codes, scale.view(torch.float8_e4m3fn), parts[0].global_scale)
 
 
-def marlin_linear(parts: list[PackedTensor], rank: int = 0, workers: int = 1) -> Any:
-    """A linear layer after vLLM's own preparation of what one of its workers serves."""
+def marlin_linear(
+    parts: list[PackedTensor], rank: int = 0, workers: int = 1, dim: int = 0, replicas: int = 1
+) -> Any:
+    """A linear layer after vLLM's own preparation of what one of its workers serves.
+
+    Args:
+        dim: rows or columns, which the workers share out.
+        replicas: workers that serve the same keys and values.
+    """
     layer: Any = nn.Module()
     packed = stacked(parts)
     layer.output_size_per_partition, layer.input_size_per_partition = packed.shape
     layer.output_partition_sizes = [part.shape[0] for part in parts]
+    layer.input_size = packed.shape[1] * (workers if dim else 1)
+    layer.output_sizes = [part.shape[0] * (1 if dim else workers) for part in parts]
+    layer.num_kv_head_replicas = replicas
     layer.tp_rank, layer.tp_size = rank, workers
     layer.params_dtype = torch.bfloat16
     layer.weight = nn.Parameter(packed.codes, requires_grad=False)

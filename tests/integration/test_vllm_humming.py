@@ -81,6 +81,7 @@ def layer(monkeypatch: pytest.MonkeyPatch) -> nn.Module:
     made: Any = nn.Module()
     made.quant_method = method = Method()
     made.input_size_per_partition, made.output_partition_sizes = K, [N]
+    made.input_size, made.output_size = K, N
     made.tp_rank, made.tp_size = 0, 1
     with torch.device(DEVICE):
         method.create_weights(made)

@@ -26,8 +26,8 @@ from qat_core.plan import plan
 from qat_core.recipe import Recipe
 from qat_core.rollout.vllm.engine import VllmEngine
 from qat_core.rollout.vllm.in_place import (
+    NotInPlace,
     Target,
-    UnknownLayer,
     find_targets,
     write_packed,
     writing,
@@ -198,14 +198,14 @@ def _with_padded_experts() -> Any:
     [
         (_with_bias, "o: Marlin has its bias in another order"),
         (_with_padding, "o: padded for Marlin"),
-        (_with_padded_experts, f"{EXPERT_NAMES[0]}: padded for Marlin"),
+        (_with_padded_experts, f"{', '.join(EXPERT_NAMES)}: padded for Marlin"),
         (_with_another_kernel, "o: Module with a kernel that is not known"),
-        (_with_bf16_experts, "mlp.experts is a Module, which is not known"),
-        (_with_a_layer_that_derives_weights, "attn is a Derives, which is not known"),
+        (_with_bf16_experts, "mlp.experts: Module is not known"),
+        (_with_a_layer_that_derives_weights, "attn: Derives is not known"),
     ],
 )
 def test_a_model_with_an_unknown_layer_is_not_written_in_place(make: Any, why: str) -> None:
-    with pytest.raises(UnknownLayer, match=f"^{re.escape(why)}$"):
+    with pytest.raises(NotInPlace, match=f"^{re.escape(why)}$"):
         find_targets(*make())
 
 
@@ -213,22 +213,31 @@ def test_a_model_with_an_unknown_layer_is_not_written_in_place(make: Any, why: s
 def test_a_weight_of_another_size_is_refused_by_name(shape: tuple[int, int]) -> None:
     layer = marlin_linear(packed_group([(128, HIDDEN)], 0))
     targets = find_targets([(layer, ["o"])], {})
-    sizes = rf"\({shape[0]}, {shape[1]}\) is sent, but each of 1 workers serves \(128, {HIDDEN}\)"
+    sizes = rf"\({shape[0]}, {shape[1]}\) is sent, \(128, {HIDDEN}\) served"
     with pytest.raises(ValueError, match=f"^weight sync: o: {sizes}: trainer and engine read"):
         targets["o"].take("o", packed_group([shape], 1)[0])
 
 
 def test_other_experts_than_are_served_are_refused_by_name() -> None:
     targets = find_targets([(marlin_experts(*packed_experts(0)), EXPERT_NAMES)], {})
-    gate_up, down = EXPERT_NAMES
+    gate_up, _ = EXPERT_NAMES
     w13, _ = packed_experts(1)
     scale = w13.block_scale.view(torch.uint8)
     twice = PackedTensor(*(torch.cat([it, it]) for it in (w13.codes, scale, w13.global_scale)))
-    with pytest.raises(ValueError, match=f"^weight sync: {gate_up}: 8 experts are sent, but 4 are"):
+    with pytest.raises(ValueError, match=rf"^weight sync: {gate_up}: \(8, .* sent, \(4, .* served"):
         targets[gate_up].take(gate_up, twice)
-    narrow = packed_experts(1, INNER // 2)[1]
-    with pytest.raises(ValueError, match=rf"^weight sync: {down}: \(4, 256, 64\) does not fit"):
-        targets[down].take(down, narrow)
+
+
+def test_a_layer_without_a_weight_of_the_trainer_is_not_written_in_place() -> None:
+    with pytest.raises(NotInPlace, match=r"^Module holds none of the trainer's weights$"):
+        find_targets([(marlin_experts(*packed_experts(0)), [])], {})
+
+
+def test_a_weight_on_another_device_is_moved_to_the_layers() -> None:
+    (packed,) = packed_group([(128, HIDDEN)], 0)
+    assert packed.to(packed.codes.device) is packed
+    moved = packed.to(torch.device("meta"))
+    assert all(tensor.is_meta for tensor in vars(moved).values()) and moved.shape == packed.shape
 
 
 @pytest.mark.gpu

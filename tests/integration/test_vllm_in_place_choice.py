@@ -48,7 +48,9 @@ def test_only_a_worker_that_holds_a_part_of_all_weights_is_written_in_place(
     held = worker_of("Qwen3ForCausalLM", shared_out)
     is_written = shared_out in {None, "tensor_parallel_size"}
     assert bool(in_place.targets_of(held, None)) == is_written
-    way = "in place, 1 weights" if is_written else "through vLLM's reload: a worker does not"
+    way = (
+        "in place; packed weights: 1" if is_written else "through vLLM's reload: a worker does not"
+    )
     assert f"qat_core: weight syncs {way}" in capsys.readouterr().out
 
 
@@ -61,7 +63,7 @@ def test_an_engine_in_fp16_keeps_to_the_reload(capsys: pytest.CaptureFixture[str
     """Marlin's form of a global scale is another there."""
     held = worker_of("Qwen3ForCausalLM", dtype=torch.float16)
     assert in_place.targets_of(held, None) == {}
-    assert "through vLLM's reload: vLLM computes in torch.float16" in capsys.readouterr().out
+    assert "through vLLM's reload: vLLM computes in torch.float16, for" in capsys.readouterr().out
 
 
 def test_a_layer_that_is_not_known_is_named(

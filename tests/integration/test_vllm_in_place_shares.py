@@ -1,5 +1,7 @@
 """Tensor and expert parallel workers are written in place what they serve, and no more."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from packaging.version import Version
 from qat_core.nvfp4 import PackedTensor
 from qat_core.rollout.vllm.in_place import find_targets, write_packed
 from tests.marlin_layers import (
+    EXPERT_NAMES,
     HIDDEN,
     INNER,
     ON_GPU,
@@ -58,7 +61,7 @@ def test_a_worker_of_four_is_written_its_heads_alone(rank: int) -> None:
         q, *kv = packed_group(shapes, seed)
         return [piece(q, ROWS, 4, rank), *(piece(it, ROWS, 2, rank // 2) for it in kv)]
 
-    layer = marlin_linear(served_of(0), rank, workers=4)
+    layer = marlin_linear(served_of(0), rank, workers=4, replicas=2)
     addresses = {name: tensor.data_ptr() for name, tensor in tensors_of(layer).items()}
     targets = find_targets([(layer, list(QKV))], {})
     stream = zip(QKV, packed_group(shapes, 1), strict=True)
@@ -66,9 +69,14 @@ def test_a_worker_of_four_is_written_its_heads_alone(rank: int) -> None:
     assert_written(layer, marlin_linear(served_of(1)), addresses)
 
 
+def half_of_the_columns(rank: int) -> Any:
+    (whole,) = packed_group([(128, HIDDEN)], 0)
+    return marlin_linear([piece(whole, COLUMNS, 2, rank)], rank, workers=2, dim=1)
+
+
 @pytest.mark.parametrize("rank", range(2))
 def test_a_worker_of_two_is_written_its_columns_alone(rank: int) -> None:
-    layer = marlin_linear([piece(packed_group([(128, HIDDEN)], 0)[0], COLUMNS, 2, rank)], rank, 2)
+    layer = half_of_the_columns(rank)
     addresses = {name: tensor.data_ptr() for name, tensor in tensors_of(layer).items()}
     targets = find_targets([(layer, ["o"])], {})
     (packed,) = packed_group([(128, HIDDEN)], 1)
@@ -99,3 +107,24 @@ def test_an_expert_parallel_worker_is_written_its_experts_alone(own: list[int]) 
     w13, w2 = served_of(0)
     layer = marlin_experts(w13, w2, workers=2, own=own)
     assert_experts_written(layer, marlin_experts(*served_of(1)))
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(64, HIDDEN), (128, HIDDEN // 2), (256, HIDDEN)])
+def test_a_weight_that_is_no_whole_of_two_shares_is_refused(rows: int, columns: int) -> None:
+    """Half of it would do for keys and values that several workers serve."""
+    (sent,) = packed_group([(rows, columns)], 1)
+    (of_rows,) = packed_group([(64, HIDDEN)], 0)
+    for layer in (marlin_linear([of_rows], workers=2), half_of_the_columns(0)):
+        targets = find_targets([(layer, ["o"])], {})
+        message = rf"^weight sync: o: \({rows}, {columns}\) is sent, \(128, {HIDDEN}\) served: "
+        with pytest.raises(ValueError, match=message):
+            targets["o"].take("o", sent)
+
+
+@pytest.mark.parametrize("inner", [INNER, 4 * INNER, 2 * INNER + 16])
+def test_experts_that_are_no_whole_of_two_shares_are_refused(inner: int) -> None:
+    layer = marlin_experts(*packed_experts(0), workers=2)  # of 2 * INNER columns
+    targets = find_targets([(layer, EXPERT_NAMES)], {})
+    for name, sent in zip(EXPERT_NAMES, packed_experts(1, inner), strict=True):
+        with pytest.raises(ValueError, match=f"^weight sync: {name}: .* is sent, .* served: "):
+            targets[name].take(name, sent)

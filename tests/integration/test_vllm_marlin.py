@@ -12,7 +12,14 @@ pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 from vllm.model_executor.layers.quantization.utils import marlin_utils_fp4 as marlin
 
 from qat_core.nvfp4 import global_scale, group_amax, quantize
-from qat_core.rollout.vllm.marlin import lean_repacking, permute_scales, prepare_experts
+from qat_core.rollout.vllm.marlin import (
+    are_padded,
+    fit_tiles,
+    lean_repacking,
+    permute_scales,
+    prepare_experts,
+)
+from tests.marlin_layers import prepare_for_marlin_on_a_cpu
 
 EXPERTS, HIDDEN, INNER = 4, 256, 128
 
@@ -58,6 +65,26 @@ def test_the_factor_of_block_scales_is_vllms(largest: float) -> None:
         assert marlin._nvfp4_compute_scale_factor(scales, torch.bfloat16) == expected
     power = 0 if largest in (0.0, 448.0) else math.floor(math.log2(448 / largest))
     assert expected == 2.0**power
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="with a stand-in for a kernel of CUDA")
+@pytest.mark.parametrize("hidden", [192, 256])
+@pytest.mark.parametrize("inner", [64, 96, 128, 192, 256])
+def test_experts_are_padded_where_vllm_pads(
+    hidden: int, inner: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare_for_marlin_on_a_cpu(monkeypatch)
+    layer = SimpleNamespace(num_experts=EXPERTS, hidden_size=hidden, params_dtype=torch.bfloat16)
+    layer.intermediate_size_per_partition = inner
+    w13, w2 = _packed(2 * inner, hidden, "cpu"), _packed(hidden, inner, "cpu")
+    layer.w13_weight, _, _, layer.w2_weight, _, _ = marlin.prepare_nvfp4_moe_layer_for_marlin(
+        layer, *w13, *w2, is_act_and_mul=True
+    )
+    assert (
+        fit_tiles(hidden, inner)
+        == (not are_padded(layer))
+        == (inner % 64 == 0 and (hidden % 128 == 0 or inner % 128 == 0))
+    )
 
 
 def _marlin_linear() -> nn.Module:

@@ -50,8 +50,8 @@ Share = Callable[[Any, list[PackedTensor]], PackedTensor]
 Write = Callable[[Any, PackedTensor], None]
 
 
-class UnknownLayer(Exception):
-    """A layer into which nothing is written in place; says which, and why."""
+class NotInPlace(Exception):
+    """Why weights are not written in place."""
 
 
 @dataclass
@@ -109,30 +109,30 @@ def _chosen(worker: Any, names: HubNames) -> tuple[dict[str, Target], str]:
         modules = worker.model_runner.get_model().named_modules()
         other = {name: module for name, module in modules if id(module) not in held}
         targets = find_targets(served, other)
-    except UnknownLayer as unknown:
-        return {}, f"through vLLM's reload: {unknown}"
+    except NotInPlace as reason:
+        return {}, f"through vLLM's reload: {reason}"
     if not targets:
         return {}, "through vLLM's reload: nothing is packed"
-    return targets, f"in place, {len(targets)} weights"
+    return targets, f"in place; packed weights: {len(targets)}"
 
 
 def _require_known(worker: Any) -> None:
-    """UnknownLayer if no weight of this worker may be written in place."""
+    """NotInPlace if no weight of this worker may be written in place."""
     from vllm.platforms import current_platform
 
     if current_platform.is_cpu():
-        raise UnknownLayer("on a CPU")
+        raise NotInPlace("on a CPU")
     parallel = worker.vllm_config.parallel_config
     if (parallel.pipeline_parallel_size, parallel.data_parallel_size) != (1, 1):
-        raise UnknownLayer(
+        raise NotInPlace(
             "a worker does not hold a share of every layer, or shares experts with other engines"
         )
     architecture = type(worker.model_runner.get_model()).__name__
     if architecture not in ARCHITECTURES:
-        raise UnknownLayer(f"{architecture}'s loader may change weights on their way")
+        raise NotInPlace(f"{architecture}'s loader may change weights on their way")
     dtype = worker.model_config.dtype
-    if dtype != torch.bfloat16:  # Marlin's scales are others for FP16
-        raise UnknownLayer(f"vLLM computes in {dtype}")
+    if dtype != torch.bfloat16:
+        raise NotInPlace(f"vLLM computes in {dtype}, for which Marlin's scales differ")
 
 
 def find_targets(
@@ -145,19 +145,20 @@ def find_targets(
         other: all other modules of the model, by name.
 
     Raises:
-        UnknownLayer: naming one of them.
+        NotInPlace: a layer is not known, or not in this form.
     """
     served = list(served)
     methods = {id(module.quant_method) for module, _ in served if hasattr(module, "quant_method")}
     for name, module in other.items():
         if not _is_plain(module, methods):
-            raise UnknownLayer(f"{name} is a {type(module).__name__}, which is not known")
+            raise NotInPlace(f"{name or 'model'}: {type(module).__name__} is not known")
     targets: dict[str, Target] = {}
     for module, names in served:
         try:
             found = _targets_in(module, names)
-        except UnknownLayer as unknown:
-            raise UnknownLayer(f"{names[0]}: {unknown}") from None
+        except NotInPlace as reason:
+            where = ", ".join(names)
+            raise NotInPlace(f"{where}: {reason}" if where else reason) from None
         targets |= {name: target for target in found for name in target.names}
     return targets
 
@@ -228,15 +229,17 @@ def _is_plain(module: nn.Module, served_methods: set[int]) -> bool:
 
 
 def _targets_in(module: Any, names: list[str]) -> list[Target]:
-    """UnknownLayer if the layer's kernel or sizes are not known here."""
+    """NotInPlace if the layer's kernel or sizes are not known here, or the trainer's weights."""
+    if not names:
+        raise NotInPlace(f"{type(module).__name__} holds none of the trainer's weights")
     kernel = type(getattr(getattr(module, "scheme", None), "kernel", None)).__name__
     if kernel == "HummingLinearKernel":
         return [Target(names, module, own_of_linear, write_humming)]
     if kernel in MARLIN_KERNELS:
         if getattr(module, "bias", None) is not None:
-            raise UnknownLayer("Marlin has its bias in another order")
+            raise NotInPlace("Marlin has its bias in another order")
         if is_padded(module):
-            raise UnknownLayer("padded for Marlin")
+            raise NotInPlace("padded for Marlin")
         return [Target(names, module, own_of_linear, write_marlin)]
     return _expert_targets(module, names)
 
@@ -245,9 +248,9 @@ def _expert_targets(module: Any, names: list[str]) -> list[Target]:
     backend = getattr(getattr(module, "quant_method", None), "nvfp4_backend", None)
     leaves = [name.rpartition(".")[2] for name in names]
     if getattr(backend, "name", "") != "MARLIN" or not FUSED.keys() >= set(leaves):
-        raise UnknownLayer(f"{type(module).__name__} with a kernel that is not known")
+        raise NotInPlace(f"{type(module).__name__} with a kernel that is not known")
     if are_padded(module):
-        raise UnknownLayer("padded for Marlin")
+        raise NotInPlace("padded for Marlin")
     experts = getattr(module.quant_method, "experts_cls", None)
     is_humming = getattr(experts, "__name__", "") == "HummingExperts"
     write = write_humming_experts if is_humming else write_marlin_experts

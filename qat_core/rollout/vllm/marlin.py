@@ -30,7 +30,7 @@ def are_padded(layer: Any) -> bool:
     return bool(shapes != ((k // BLOCK_SIZE, 4 * n), (n // BLOCK_SIZE, 2 * k)))
 
 
-def _fit_tiles(hidden_size: int, intermediate_size: int) -> bool:
+def fit_tiles(hidden_size: int, intermediate_size: int) -> bool:
     """Whether vLLM 0.24 prepares experts without padding, `prepare_nvfp4_moe_layer_for_marlin`.
 
     Marlin's tiles are 64 by 128 elements, either way round.
@@ -52,7 +52,7 @@ def lean_repacking() -> Iterator[None]:
     vllms_factor = marlin._nvfp4_compute_scale_factor
 
     def prepare(w13: Tensor, w2: Tensor, layer: Any, **others: Any) -> tuple[Tensor, ...]:
-        fit = _fit_tiles(layer.hidden_size, layer.intermediate_size_per_partition)
+        fit = fit_tiles(layer.hidden_size, layer.intermediate_size_per_partition)
         way = prepare_experts if is_marlins and fit else vllms_prepare
         return way(w13=w13, w2=w2, layer=layer, **others)
 

@@ -1,11 +1,12 @@
 """Which of the trainer's weights the layers of a vLLM worker hold, and in which form."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 from torch import nn
 
-from qat_core.weights.hub_names import HubNames, Weight
+from qat_core.weights.hub_names import HubNames
 
 
 def quantized_parameters(worker: Any, names: HubNames) -> list[str]:
@@ -42,39 +43,35 @@ def require_not_block_fp8(worker: Any) -> None:
             )
 
 
-def checked_biases(
-    model: nn.Module, weights: Iterable[tuple[str, Weight]], names: HubNames
-) -> Iterator[tuple[str, Weight]]:
-    """The weights, once vLLM is known to have a place for each bias.
+def require_biases(model: nn.Module, names: HubNames) -> None:
+    """ValueError naming a bias of the trainer's that vLLM's layer lacks.
 
     vLLM's loaders skip a bias that they do not find, as some checkpoints have biases of zeros.
-    Qwen3's `o_proj` has one in transformers with `attention_bias`, in vLLM it has none.
-
-    Raises:
-        ValueError: naming a bias that vLLM's layer lacks.
+    Qwen3's `o_proj` has one in transformers with `attention_bias`, in vLLM it has none. Layers that
+    vLLM names in its own way, or fuses without saying so, are not looked at.
     """
-    for name, weight in weights:
-        if name.endswith(".bias"):
-            _require_bias(model, names.renamed(name))
-        yield name, weight
+    for piece in chain.from_iterable(names.pieces.values()):
+        layer = _layer(model, piece.name) if piece.name.endswith(".bias") else None
+        if layer is not None and getattr(layer, "bias", None) is None:
+            raise ValueError(
+                f"weight sync: {piece.name}: vLLM's {type(layer).__name__} has no bias there, and "
+                "its loader would pass it over: train without it, or with the eager engine"
+            )
 
 
-def _require_bias(model: nn.Module, name: str) -> None:
-    """Layers that vLLM names otherwise are not judged: their loader finds them."""
+def _layer(model: nn.Module, name: str) -> nn.Module | None:
+    """Where vLLM has a parameter of the hub's, alone or fused with others; None if unknown."""
     mapper = getattr(model, "hf_to_vllm_mapper", None)
-    stored = mapper.apply_list([name]) if mapper is not None else [name]
-    parent, _, leaf = "".join(stored).removesuffix(".bias").rpartition(".")
+    kept = mapper.apply_list([name]) if mapper is not None else [name]
+    parent, _, leaf = "".join(kept).rpartition(".")[0].rpartition(".")
     mapping: Any = getattr(model, "packed_modules_mapping", {})
     fused = [whole for whole, parts in mapping.items() if leaf in parts]
     try:
-        module = model.get_submodule(".".join(filter(None, (parent, *(fused[:1] or [leaf])))))
+        layer = model.get_submodule(".".join(filter(None, (parent, *(fused[:1] or [leaf])))))
     except AttributeError:
-        return
-    if getattr(module, "bias", None) is None:
-        raise ValueError(
-            f"weight sync: {name}: vLLM's {type(module).__name__} has no bias there, and its "
-            "loader would pass it over: train without it, or with the eager engine"
-        )
+        return None
+    # an Identity stands for a layer of another pipeline stage
+    return None if layer is model or isinstance(layer, nn.Identity) else layer
 
 
 def _parameter_names(

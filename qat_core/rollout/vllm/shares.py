@@ -18,30 +18,38 @@ def own_of_linear(layer: Any, parts: list[PackedTensor]) -> PackedTensor:
         parts: whole, (N, K) each, in the layer's order, with one global scale.
 
     Raises:
-        ValueError: a matrix is not of the layer's size.
+        ValueError: a matrix is not of the size that all workers together serve.
     """
     width, rank, size = layer.input_size_per_partition, layer.tp_rank, layer.tp_size
     codes, scales = [], []
-    for part, height in zip(parts, layer.output_partition_sizes, strict=True):
-        if not (_shares(part.shape[0], height, size) and _shares(part.shape[1], width, size)):
-            raise ValueError(
-                f"{tuple(part.shape)} is sent, but each of {size} workers serves ({height}, "
-                f"{width}): trainer and engine read other configurations of the model"
-            )
+    for part, height, rows in zip(
+        parts, layer.output_partition_sizes, _whole_rows(layer), strict=True
+    ):
+        _require_shape(part, (rows, layer.input_size))
         # heads of keys and values that are fewer than the workers are served by several
-        first_row = height * (rank * (part.shape[0] // height) // size)
-        first_column = width * (rank * (part.shape[1] // width) // size)
-        rows = slice(first_row, first_row + height)
-        codes.append(part.codes[rows, first_column // 2 : (first_column + width) // 2])
+        first_row = height * (rank * (rows // height) // size)
+        first_column = width * (rank * (layer.input_size // width) // size)
+        own = slice(first_row, first_row + height)
+        codes.append(part.codes[own, first_column // 2 : (first_column + width) // 2])
         blocks = slice(first_column // BLOCK_SIZE, (first_column + width) // BLOCK_SIZE)
-        scales.append(part.block_scale.view(torch.uint8)[rows, blocks])
+        scales.append(part.block_scale.view(torch.uint8)[own, blocks])
     scale = _above_each_other(scales).view(torch.float8_e4m3fn)
     return replace(parts[0], codes=_above_each_other(codes), block_scale=scale)
 
 
-def _shares(whole: int, own: int, workers: int) -> bool:
-    """Whether the workers' own sizes make up a whole one, each share held by equally many."""
-    return whole % own == 0 and workers % (whole // own) == 0
+def _whole_rows(layer: Any) -> list[int]:
+    """Of each matrix; vLLM counts keys and values once for each worker that serves them."""
+    rows = layer.output_sizes if hasattr(layer, "output_sizes") else [layer.output_size]
+    replicas = getattr(layer, "num_kv_head_replicas", 1)
+    return rows[:1] + [num_rows // replicas for num_rows in rows[1:]]
+
+
+def _require_shape(packed: PackedTensor, served: tuple[int, ...]) -> None:
+    if packed.shape != served:
+        raise ValueError(
+            f"{tuple(packed.shape)} is sent, {served} served: trainer and engine read other "
+            "configurations of the model"
+        )
 
 
 def _above_each_other(parts: list[Tensor]) -> Tensor:
@@ -55,14 +63,13 @@ def own_of_experts(matrix: str, own: Any, layer: Any, parts: list[PackedTensor])
         own: see `own_experts`, which waits for the GPU.
 
     Raises:
-        ValueError: these are not as many experts as the model has.
+        ValueError: they are not of the size that all workers together serve.
     """
     (packed,) = parts
-    if packed.shape[0] != layer.moe_config.num_experts:
-        raise ValueError(
-            f"{packed.shape[0]} experts are sent, but {layer.moe_config.num_experts} are served: "
-            "trainer and engine read other configurations of the model"
-        )
+    num_experts, hidden = layer.moe_config.num_experts, layer.hidden_size
+    inner = layer.intermediate_size_per_partition * layer.moe_config.moe_parallel_config.tp_size
+    of_expert = (2 * inner, hidden) if matrix == "w13" else (hidden, inner)
+    _require_shape(packed, (num_experts, *of_expert))
     scale = own_part(layer, matrix, packed.block_scale.view(torch.uint8)[own]).contiguous()
     return PackedTensor(
         own_part(layer, matrix, packed.codes[own]).contiguous(),

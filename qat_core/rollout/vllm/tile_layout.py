@@ -164,8 +164,8 @@ def _require_places(block_scale: Tensor, words: Tensor, scale: Tensor) -> None:
     are_contiguous = words.is_contiguous() and scale.is_contiguous()
     if n % ROWS or (words.shape, scale.shape) != shapes or not are_contiguous:
         raise ValueError(
-            f"{(*experts, n, BLOCK_SIZE * tiles)} does not fit codes {tuple(words.shape)} and "
-            f"block scales {tuple(scale.shape)} of the kernel"
+            f"{(*experts, n, BLOCK_SIZE * tiles)} is sent, the kernel has codes "
+            f"{tuple(words.shape)} and block scales {tuple(scale.shape)}"
         )
 
 

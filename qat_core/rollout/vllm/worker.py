@@ -10,7 +10,7 @@ from qat_core.checkpoint.architecture import meta_copy
 from qat_core.rollout.vllm import compat
 from qat_core.rollout.vllm.experts import load_experts, loading_experts_whole
 from qat_core.rollout.vllm.in_place import ATTENTION, SKIPPED, targets_of, writing
-from qat_core.rollout.vllm.served_layers import checked_biases
+from qat_core.rollout.vllm.served_layers import require_biases
 from qat_core.weights.hub_names import HubNames, Weight
 from qat_core.weights.layouts import LAYOUTS, stored_tensors
 from qat_core.weights.transfer import ExpectedWeights
@@ -58,8 +58,8 @@ def reloading(worker: Any, names: HubNames, *, fused_experts: bool = True) -> It
         fused_experts: they come as the trainer's two 3-D weights, not a matrix each.
 
     Raises:
-        ValueError: vLLM's loader of this model writes some weights past the reload, or none to
-            a parameter; or a bias comes for which vLLM has no place.
+        ValueError: vLLM has no place for a bias; or its loader of this model writes some weights
+            past the reload, or none to a parameter.
     """
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.reload import (
@@ -69,15 +69,15 @@ def reloading(worker: Any, names: HubNames, *, fused_experts: bool = True) -> It
 
     model = worker.model_runner.get_model()
     compat.require_reloadable(type(model).__name__)
+    require_biases(model, names)
     if targets := targets_of(worker, names):
         with set_current_vllm_config(worker.vllm_config), writing(model, targets, names) as write:
-            yield lambda weights: write(checked_biases(model, weights, names))
+            yield write
         return
     loaded: set[str] = set()
 
     def load(weights: Iterable[tuple[str, Weight]]) -> None:
-        known = checked_biases(model, weights, names)
-        loaded.update(model.load_weights(_loading_experts(known, experts, names)) or ())
+        loaded.update(model.load_weights(_loading_experts(weights, experts, names)) or ())
 
     whole: AbstractContextManager[dict[str, nn.Module]] = (
         loading_experts_whole(model, names) if fused_experts else nullcontext({})
