@@ -1,6 +1,7 @@
 """Figure `answers`: what the last checkpoints answer, evaluated in both precisions."""
 
 from collections.abc import Mapping
+from itertools import chain
 from statistics import fmean
 
 from matplotlib.axes import Axes
@@ -8,7 +9,7 @@ from matplotlib.figure import Figure
 
 from analysis.collapse.data import GridData, show_arm
 from analysis.collapse.grid import show_rate
-from analysis.collapse.outcome_table import last_accuracies, read_evaluated
+from analysis.collapse.outcome_table import base_accuracies, last_accuracies, read_evaluated
 from analysis.collapse.outcomes import heights_in_row, settings_at
 from analysis.style import FAINT, INK, arm_style, new_figure, write_beside
 from experiments.runs.evaluation import Precision
@@ -25,7 +26,8 @@ def draw(data: GridData) -> Figure:
     figure, axes = new_figure(
         f"Offline accuracy after training at {show_rate(lr)}, {data.design.dense}",
         "Share of held-out problems that the last checkpoint answers, sampled: a mark a seed, line "
-        "and number: their mean.\nA row has fewer marks where runs were not evaluated.",
+        "and number: their mean.\nDotted: the mean before training, where it was evaluated. A row "
+        "has fewer marks where runs were not evaluated.",
         height_inches=1.5 + 0.42 * len(shown),
         has_legend=False,
         ncols=len(PANELS),
@@ -35,6 +37,8 @@ def draw(data: GridData) -> Figure:
         for y, setting in enumerate(shown):
             _draw_row(panel, last_accuracies(evaluated[y], precision), y, setting.arm)
             panel.axhline(y + 0.5, color=FAINT, linewidth=0.5)
+        if before := base_accuracies(chain.from_iterable(evaluated), precision):
+            panel.axvline(fmean(before), color=FAINT, linestyle=":", linewidth=1.4)
         panel.grid(axis="y", visible=False)
         panel.set_yticks(range(len(shown)), [show_arm(setting) for setting in shown])
         panel.set(

@@ -1,7 +1,7 @@
 """The table of all settings of a grid: which runs collapsed and when, and what was learnt."""
 
 from collections.abc import Iterable, Sequence
-from itertools import compress
+from itertools import chain, compress
 from math import inf
 from pathlib import Path
 from statistics import fmean
@@ -104,6 +104,13 @@ def last_accuracies(
         last = max((e.step for e in its), default=0)
         found += [_accuracy(e, among) for e in its if e.step == last > 0]
     return found
+
+
+def base_accuracies(evaluated: Iterable[Sequence[Evaluation]], precision: Precision) -> list[float]:
+    """As `last_accuracies`, before training."""
+    wanted = (0, precision, "sampled")
+    evaluations = chain.from_iterable(evaluated)
+    return [it.accuracy for it in evaluations if (it.step, it.precision, it.decoding) == wanted]
 
 
 def _accuracy(evaluation: Evaluation, among: Sequence[bool]) -> float:

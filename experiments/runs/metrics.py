@@ -18,6 +18,10 @@ GRID_METRICS = (
     "step",
     K3_KL,
     "rollout_corr/kl",
+    # whether a correction acts, and how much
+    "rollout_corr/rollout_is_mean",
+    "rollout_corr/rollout_is_ratio_fraction_",
+    "rollout_corr/rollout_is_eff_sample_size",
     "actor/entropy",
     "actor/grad_norm",
     "drift",

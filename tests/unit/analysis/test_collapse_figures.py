@@ -1,15 +1,17 @@
 """The figures of a study of collapses, of the record with the strongest rival of QAT."""
 
+import json
 from functools import cache
 from pathlib import Path
 
 import matplotlib
 import numpy as np
+import pytest
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from analysis.claims_table import read_table
-from analysis.collapse import causes, curves, differences, outcomes
+from analysis.collapse import answers, causes, curves, differences, outcomes
 from analysis.collapse.data import GridData
 from analysis.collapse.grid import NOQAT
 from experiments.study.load import load_study
@@ -41,6 +43,19 @@ def test_curves_have_a_column_an_arm_and_one_of_the_rival() -> None:
     assert [title.split("\n")[1] for title in titles] == [
         f"2e-4: {count} of 10 collapsed" for count in (0, 10, 1, 2)
     ]
+
+
+def test_answers_show_those_before_training_too() -> None:
+    figure = answers.draw(recorded())
+    for axes, precision in zip(figure.axes[:2], ("bf16", "nvfp4"), strict=True):
+        before = [
+            it["accuracy"]
+            for file in sorted(RECORD.glob("*/eval.json"))
+            for it in json.loads(file.read_text())
+            if (it["step"], it["precision"], it["decoding"]) == (0, precision, "sampled")
+        ]
+        dotted = [line for line in axes.get_lines() if line.get_linestyle() == ":"]
+        assert [line.get_xdata()[0] for line in dotted] == pytest.approx([np.mean(before)])
 
 
 def test_rates_that_have_not_been_run_get_no_panels(tmp_path: Path) -> None:

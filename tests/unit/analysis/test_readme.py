@@ -98,7 +98,9 @@ def test_rewards_of_smollm2_through_verl() -> None:
     noqat, tis, qat = (without_signs(of[name]) for name in ("C9", "C10", "C4"))
     assert f"it is {noqat[0]} lower over 120 steps ({noqat[2]} to {noqat[1]}), in each of" in TEXT
     assert f"through verl {tis[0]} lower ({tis[2]} to {tis[1]}), in each of the eight" in TEXT
-    assert f"through verl {qat[0]} below ({qat[2]} to {qat[1]}), which settles nothing" in TEXT
+    assert (
+        f"through verl {qat[0]} below ({qat[2]} to {qat[1]}), which may exceed the margin" in TEXT
+    )
 
 
 def test_answers_of_smollm2() -> None:
