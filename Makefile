@@ -44,8 +44,7 @@ verify: $(BASE) $(EXTRA)  ## run a recorded study again with fresh seeds, compar
 
 test: lint $(ENGINES)  ## check the code and run all tests
 	@# models are small: more threads than workers wait for one another, and tests take half as long again
-	@# by files in the order of tests/conftest.py, not by how many tests they have
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(DEV)  ## check style, spelling, imports, types and workflow
 	@# side by side: types take longer than all the rest

@@ -1,4 +1,4 @@
-"""Checkpoints that many tests start from, one compiler's folder for all, and the longest files."""
+"""Checkpoints that many tests start from, and one folder for what PyTorch's compiler makes."""
 
 import os
 import tempfile
@@ -11,20 +11,6 @@ from qat_core.recipe import Recipe
 from tests.nano_models import write_nano
 
 COMPILED = "TORCHINDUCTOR_CACHE_DIR"
-# Of a minute or so and more. Were one the last to begin, other cores would wait for it. The two of
-# verl are apart: at the same time its runs would take twice the memory.
-LONGEST = (
-    "workflow/test_verl.py",
-    "workflow/test_smoke_study.py",
-    "workflow/test_resume.py",
-    "integration/test_vllm_tensor_parallel.py",
-    "integration/test_evaluate.py",
-    "integration/test_vllm_families.py",
-    "workflow/test_verl_runs.py",
-    "workflow/test_dry_run.py",
-    "workflow/test_bad_input.py",
-    "kernels/test_interpreter.py",
-)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -33,12 +19,6 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = tempfile.TemporaryDirectory(prefix="compiled-", ignore_cleanup_errors=True)
         os.environ[COMPILED] = folder.name
         config.add_cleanup(folder.cleanup)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files come first, in their order, the others as they were collected."""
-    places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.path, len(places)))
 
 
 @pytest.fixture(scope="session", params=["nano-dense", "nano-moe"])
