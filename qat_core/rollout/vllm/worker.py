@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from qat_core.checkpoint.architecture import meta_copy
 from qat_core.rollout.vllm import compat
 from qat_core.rollout.vllm.experts import load_experts, loading_experts_whole
-from qat_core.rollout.vllm.in_place import ATTENTION, SKIPPED, targets_of, writing
+from qat_core.rollout.vllm.in_place import SKIPPED, targets_of, writing
 from qat_core.rollout.vllm.served_layers import require_biases
+from qat_core.rollout.vllm.targets import ATTENTION
 from qat_core.weights.hub_names import HubNames, Weight
 from qat_core.weights.layouts import LAYOUTS, stored_tensors
 from qat_core.weights.transfer import ExpectedWeights
