@@ -24,7 +24,6 @@ from qat_core.rollout.vllm.humming_linear import UNPACK_FROM, HummingLinearKerne
 from qat_core.rollout.vllm.kernel_choice import use_for_linear
 from qat_core.rollout.vllm.targets import find_targets
 from qat_core.rollout.vllm.tile_layout import to_layout, unpack
-from qat_core.weights.transfer import PARTS
 from tests.recorded_products import losses_by_rows
 
 N, K = 256, 128
@@ -141,10 +140,8 @@ def test_a_compiled_model_with_marlin_is_not_loaded_in_its_place(
 def test_a_sync_in_place_writes_what_a_reload_makes(layer: Any) -> None:
     before = addresses(layer)
     layer.scheme, layer.humming_locks[3] = layer.quant_method.scheme, 1  # left by a sleep
-    packed = packed_weight(1)
-    packed = PackedTensor(*(getattr(packed, part).to(layer.weight.device) for part in PARTS))
     targets = find_targets([(layer, ["o"])], {})
-    targets["o"].take("o", packed)
+    targets["o"].take("o", packed_weight(1))
     assert torch.equal(held(layer).cpu(), dequantize(packed_weight(1)))
     assert addresses(layer) == before and not layer.humming_locks.any()
 

@@ -25,7 +25,6 @@ from qat_core.weights.hub_names import HubNames, Weight
 
 # Whose loaders stack weights and no more, tested on a GPU. Falcon's, for one, exchanges rows.
 ARCHITECTURES = ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
-SKIPPED = "its loader passes it over: serve its checkpoints, or train with the eager engine"
 
 
 def targets_of(worker: Any, names: HubNames) -> dict[str, Target]:
@@ -120,10 +119,15 @@ def require_written(
     }
     for name, parameter in model.named_parameters():
         if id(parameter) not in written and name not in loaded:
-            raise ValueError(
-                f"weight sync: {name} got no new values in vLLM's {type(model).__name__}: "
-                + SKIPPED
-            )
+            raise passed_over(model, name)
+
+
+def passed_over(model: nn.Module, name: str) -> ValueError:
+    """The error of a parameter that got no new values."""
+    return ValueError(
+        f"weight sync: {name} got no new values in vLLM's {type(model).__name__}: its loader "
+        "passes it over: serve its checkpoints, or train with the eager engine"
+    )
 
 
 def write_packed(

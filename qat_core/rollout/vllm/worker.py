@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from qat_core.checkpoint.architecture import meta_copy
 from qat_core.rollout.vllm import compat
 from qat_core.rollout.vllm.experts import load_experts, loading_experts_whole
-from qat_core.rollout.vllm.in_place import SKIPPED, targets_of, writing
+from qat_core.rollout.vllm.in_place import passed_over, targets_of, writing
 from qat_core.rollout.vllm.served_layers import require_biases
 from qat_core.rollout.vllm.targets import ATTENTION
 from qat_core.weights.hub_names import HubNames, Weight
@@ -117,10 +117,7 @@ def _require_reloaded(model: nn.Module, loaded: Collection[str], *, is_tied: boo
                 raise compat.not_reloadable(type(model).__name__, path)
             is_tied_head = is_tied and isinstance(module, ParallelLMHead)
             if type(module).__name__ != ATTENTION and not is_tied_head:
-                raise ValueError(
-                    f"weight sync: {path} got no new values in vLLM's {type(model).__name__}: "
-                    + SKIPPED
-                )
+                raise passed_over(model, path)
 
 
 def _loading_experts(

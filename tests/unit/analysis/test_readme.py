@@ -11,11 +11,8 @@ from analysis.claims_table import Claim, read_table, show_ratio
 from analysis.collapse.outcome_table import last_accuracies, read_evaluated
 from experiments.runs.evaluation import Precision
 from experiments.study.load import load_study
-from experiments.study.schema import ROOT
 from qat_core.rl.tasks import have_new_sums
-from tests.unit.analysis.readme import COUNTS, RECORDS, TEXT
-
-RESULTS = " ".join((ROOT / "docs" / "results.md").read_text().split())
+from tests.unit.analysis.readme import COUNTS, RECORDS, RESULTS, TEXT
 
 
 def last_answers(

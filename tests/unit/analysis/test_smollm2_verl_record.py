@@ -8,10 +8,8 @@ import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
-from experiments.study.schema import ROOT
-from tests.unit.analysis.readme import RECORDS
+from tests.unit.analysis.readme import RECORDS, RESULTS
 
-TEXT = " ".join((ROOT / "docs" / "results.md").read_text().split())
 FOLDER = RECORDS / "collapse-smollm2-verl"
 SEEDS = range(60, 68)
 QAT, NOQAT, TIS, BF16 = (
@@ -70,20 +68,20 @@ def percent(share: float, digits: int = 0) -> str:
 
 def test_token_tis() -> None:
     lost = np.sort(losses(TIS))
-    assert f"Over the last 20 steps it earns {last(TIS)}, QAT {last(QAT)}." in TEXT
+    assert f"Over the last 20 steps it earns {last(TIS)}, QAT {last(QAT)}." in RESULTS
     assert (
         f"lose {percent(lost[0])} to {percent(lost[-1])} % of their smoothed reward, five of them "
         f"{percent(lost[3])} % or more; one is at its lowest, "
-    ) in TEXT
+    ) in RESULTS
     ends = smoothed(TIS)[:, -1] / smoothed(TIS).max(axis=1)
-    assert f"at its lowest, {ends.min():.3f} of its best, at the last step" in TEXT
+    assert f"at its lowest, {ends.min():.3f} of its best, at the last step" in RESULTS
     mean, low, high = (-end for end in difference(TIS, NOQAT))
-    assert f"is {mean:.3f} ({high:.3f} to {low:.3f}) below that without QAT or TIS" in TEXT
-    assert f"(exact sign-flip p {sign_flip_p(TIS, NOQAT):.3f}), in seven of eight seeds" in TEXT
+    assert f"is {mean:.3f} ({high:.3f} to {low:.3f}) below that without QAT or TIS" in RESULTS
+    assert f"(exact sign-flip p {sign_flip_p(TIS, NOQAT):.3f}), in seven of eight seeds" in RESULTS
     by_seed = (metric(TIS) - metric(NOQAT)).mean(axis=1)
-    assert (by_seed < 0).sum() == 7 and f"by {-by_seed[by_seed < 0].max():.3f}. It acts" in TEXT
+    assert (by_seed < 0).sum() == 7 and f"by {-by_seed[by_seed < 0].max():.3f}. It acts" in RESULTS
     capped = np.median(metric(TIS, CAPPED), axis=1)
-    assert f"of {percent(capped.min(), 1)} to {percent(capped.max(), 1)} % of the tokens" in TEXT
+    assert f"of {percent(capped.min(), 1)} to {percent(capped.max(), 1)} % of the tokens" in RESULTS
 
 
 def test_distance_to_bf16() -> None:
@@ -94,21 +92,21 @@ def test_distance_to_bf16() -> None:
     assert (
         f"over the first 20 steps QAT earns {-first:.3f} less, over the last 20 it earns "
         f"{last(QAT)} and BF16 {last(BF16)} ({mean:.3f} less, {high:.3f} to {low:.3f})"
-    ) in TEXT
-    assert f"spread by {by_seed.std(ddof=1):.3f} over seeds" in TEXT
+    ) in RESULTS
+    assert f"spread by {by_seed.std(ddof=1):.3f} over seeds" in RESULTS
     assert (
         f"seed 65 has {by_seed[5]:.3f}, and seed 66, whose run in BF16 loses "
         f"{percent(losses(BF16)[6])} % of its smoothed reward, {by_seed[6]:+.3f}."
-    ) in TEXT
+    ) in RESULTS
     mean, low, high = (-end for end in difference(QAT, BF16, seeds=[0, 1, 2, 3, 4, 5, 7]))
-    assert f"Without seed 66 it would be {mean:.3f} ({high:.3f} to {low:.3f})." in TEXT
+    assert f"Without seed 66 it would be {mean:.3f} ({high:.3f} to {low:.3f})." in RESULTS
 
 
 def test_no_qat_and_first_steps() -> None:
     qat, noqat, bf16 = (f"{metric(it)[:, 0].mean():.2f}" for it in (QAT, NOQAT, BF16))
-    assert f"At the first step QAT earns {qat} and no QAT {noqat}" in TEXT
-    assert f"it starts higher, at {bf16} against {qat}" in TEXT
-    assert f"over the last 20 steps {last(QAT)} and {last(NOQAT)}." in TEXT
+    assert f"At the first step QAT earns {qat} and no QAT {noqat}" in RESULTS
+    assert f"it starts higher, at {bf16} against {qat}" in RESULTS
+    assert f"over the last 20 steps {last(QAT)} and {last(NOQAT)}." in RESULTS
     worst = np.sort(losses(NOQAT))[-3:]
-    assert f"Three without QAT lose {percent(worst[0])} to {percent(worst[2])} % of" in TEXT
-    assert f"the largest loss with QAT is {percent(losses(QAT).max())} %." in TEXT
+    assert f"Three without QAT lose {percent(worst[0])} to {percent(worst[2])} % of" in RESULTS
+    assert f"the largest loss with QAT is {percent(losses(QAT).max())} %." in RESULTS
