@@ -4,21 +4,22 @@ FSDP2 shards the first dimension and blocks run along the last, so that each ran
 shard alone. What travels is 4 bits a weight and one byte for 16 of them: 0.5625 B instead of the
 2 B of BF16. The gathered parameter is the rounded weight itself, so the gradient reaches the
 shards unchanged (straight-through).
+
+FSDP2 calls the hooks for every weight, several times a step, and a step of small layers waits for
+the CPU: hence one buffer a shard, one kernel that reads those of all ranks, and nothing else.
 """
 
+import inspect
 from collections.abc import Sequence
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.distributed.device_mesh import DeviceMesh
 
 from qat_core.held_weights import HeldWeight
 from qat_core.mesh import shard_rows
-from qat_core.nvfp4 import PackedTensor, dequantize, dequantize_into, quantize_all
-from qat_core.options import BLOCK_SIZE
+from qat_core.nvfp4 import ShardLayout, pack_shards, shard_layout, unpack_shards
 from qat_core.scales import Scales
 
 
@@ -28,8 +29,8 @@ class WeightShard(HeldWeight, Protocol):
     scales: Scales
 
 
-def gather_packed(shard: WeightShard, mesh: DeviceMesh) -> tuple[tuple[Tensor, ...], None]:
-    """`fsdp_pre_all_gather`: this rank's codes and block scales, both uint8, padded to equal size.
+def gather_packed(shard: WeightShard, mesh: DeviceMesh) -> tuple[tuple[Tensor], ShardLayout]:
+    """`fsdp_pre_all_gather`: this rank's codes and block scales in one buffer, and its layout.
 
     FSDP2 checks the sizes of uneven shards only if the hook takes its five arguments; that check
     would demand inputs of the unpacked size. With the mesh alone any equal sizes may travel.
@@ -41,27 +42,32 @@ def gather_packed(shard: WeightShard, mesh: DeviceMesh) -> tuple[tuple[Tensor, .
     scales, name = shard.scales, shard.weight_name
     scales.refresh_if_stale(name)
     if not scales.weights.holds(shard):  # FSDP2 brought a copy from the CPU to the GPU
-        return _pack([shard], scales, mesh)[name], None
+        buffer, layout = _pack([shard], scales, mesh)[name]
+        return (buffer,), layout
     if name not in scales.packed_shards:
         scales.packed_shards |= _pack(scales.weights.shared_by(mesh), scales, mesh)
-    return scales.packed_shards[name], None
+    buffer, layout = scales.packed_shards[name]
+    return (buffer,), layout
+
+
+# FSDP2 asks at every gather how many arguments the hook takes; Python looks here first.
+gather_packed.__signature__ = inspect.signature(gather_packed)  # type: ignore[attr-defined]
 
 
 def _pack(
     shards: Sequence[HeldWeight], scales: Scales, mesh: DeviceMesh
-) -> dict[str, tuple[Tensor, ...]]:
+) -> dict[str, tuple[Tensor, ShardLayout]]:
     scales.wait_until_ready()
     names = [shard.weight_name for shard in shards]
-    packed = quantize_all(
+    layouts = [shard_layout(scales.shapes[name], mesh.size()) for name in names]
+    buffers = pack_shards(
         [shard.plain() for shard in shards],
         [_global_scale(shard, scales, mesh) for shard in shards],
+        layouts,
         scales.method,
         names=names,
     )
-    return {
-        name: _padded(shard, len(shard_rows(scales.shapes[name][0], mesh)), mesh)
-        for name, shard in zip(names, packed, strict=True)
-    }
+    return dict(zip(names, zip(buffers, layouts, strict=True), strict=True))
 
 
 def _global_scale(shard: HeldWeight, scales: Scales, mesh: DeviceMesh) -> Tensor:
@@ -73,52 +79,21 @@ def _global_scale(shard: HeldWeight, scales: Scales, mesh: DeviceMesh) -> Tensor
     return global_scale[first : first + len(shard.plain())]
 
 
-def _padded(packed: PackedTensor, num_rows: int, mesh: DeviceMesh) -> tuple[Tensor, ...]:
-    """Codes and block scales as every rank sends them."""
-    missing = num_rows - len(packed.codes)
-    codes = _pad_rows(packed.codes, missing)
-    block_scale = _pad_rows(packed.block_scale.view(torch.uint8), missing)
-    if mesh.size() == 1:  # FSDP2 then copies the first input and forgets the others
-        return (torch.cat((codes.view(-1), block_scale.view(-1))),)
-    return codes, block_scale
-
-
-@torch.no_grad()
 def unpack_gathered(
     shard: WeightShard,
-    gathered: tuple[Tensor, ...],
-    _metadata: None,
+    gathered: tuple[Tensor],
+    layout: ShardLayout,
     param_dtype: torch.dtype,
     *,
     out: Tensor | None = None,
-) -> tuple[Tensor, tuple[Tensor, ...]] | None:
-    """`fsdp_post_all_gather`: the whole rounded weight in `param_dtype`, in `out` if given.
-
-    An FP32 product of code and scales is rounded to BF16, as on one device.
-    """
-    shape = shard.scales.shapes[shard.weight_name]
-    packed = PackedTensor(*_split(gathered, shape), shard.scales.values[shard.weight_name])
+) -> tuple[Tensor, tuple[Tensor]] | None:
+    """`fsdp_post_all_gather`: the whole rounded weight in `param_dtype`, in `out` if given."""
+    scales, name = shard.scales, shard.weight_name
+    global_scale = scales.values[name]
     if out is None:
-        weight = dequantize(packed, param_dtype).bfloat16().to(param_dtype)
+        weight = torch.empty(scales.shapes[name], dtype=param_dtype, device=gathered[0].device)
+        unpack_shards(gathered[0], layout, global_scale, weight)
         return weight, (weight,)
-    # The same values as those that autograd saved in the forward pass: no new version.
-    with _unsafe_preserve_version_counter(out):
-        dequantize_into(packed, out)
-        if out.dtype == torch.float32:
-            out.copy_(out.bfloat16())
+    # `data` counts no version: the values are those that autograd saved in the forward pass.
+    unpack_shards(gathered[0], layout, global_scale, out.data)
     return None
-
-
-def _split(gathered: tuple[Tensor, ...], shape: torch.Size) -> tuple[Tensor, Tensor]:
-    """Codes and block scales of the whole weight, without the padding of the last shards."""
-    if len(gathered) == 1:
-        gathered = torch.split(gathered[0], [shape.numel() // 2, shape.numel() // BLOCK_SIZE])
-    codes = gathered[0].view(-1, *shape[1:-1], shape[-1] // 2)
-    block_scale = gathered[1].view(-1, *shape[1:-1], shape[-1] // BLOCK_SIZE)
-    return codes[: shape[0]], block_scale[: shape[0]].view(torch.float8_e4m3fn)
-
-
-def _pad_rows(rows: Tensor, num_missing: int) -> Tensor:
-    if not num_missing:
-        return rows
-    return F.pad(rows, (0, 0) * (rows.ndim - 1) + (0, num_missing))

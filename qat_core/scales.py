@@ -16,6 +16,7 @@ from qat_core.held_weights import HeldWeight, HeldWeights
 from qat_core.mesh import max_over_ranks, shard_rows
 from qat_core.nvfp4 import (
     PackedTensor,
+    ShardLayout,
     fake_quantize,
     global_scale,
     group_amax,
@@ -35,7 +36,7 @@ class Scales:
         values: FP32 divisor by weight name, 0-D, or (E,) for experts (E, N, K).
         shapes: of the whole weights.
         weights: the tensors that the model holds.
-        packed_shards: what this rank sends of each weight, until one changes.
+        packed_shards: what this rank sends of each weight, and its layout, until one changes.
         keep_packed: round each weight once after a change and keep it packed.
     """
 
@@ -53,7 +54,7 @@ class Scales:
         self.weights = HeldWeights(model, plan.quantized)
         self.num_refreshes = 0
         self._in_forward = False
-        self.packed_shards: dict[str, tuple[Tensor, ...]] = {}
+        self.packed_shards: dict[str, tuple[Tensor, ShardLayout]] = {}
         self._groups = tuple(plan.groups.values())
         self._group_of = {name: group for group in self._groups for name in group}
         self._rounded: dict[str, Tensor] = {}

@@ -151,7 +151,7 @@ def packed_shards_gib(model: nn.Module) -> float:
     """What this rank keeps packed of its shards after a step; 0 where nothing is quantized."""
     scales = scales_of(model)
     shards = scales.packed_shards.values() if scales else ()
-    return sum(piece.nbytes for pieces in shards for piece in pieces) / BYTES_PER_GIB
+    return sum(buffer.nbytes for buffer, _ in shards) / BYTES_PER_GIB
 
 
 def peak_gib(call: partial[None]) -> float:

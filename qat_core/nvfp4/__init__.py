@@ -11,17 +11,22 @@ from qat_core.nvfp4.codec import (
     quantize_all,
     require_finite,
 )
-from qat_core.nvfp4.format import PackedTensor
+from qat_core.nvfp4.format import PackedTensor, ShardLayout, shard_layout
+from qat_core.nvfp4.shards import pack_shards, unpack_shards
 
 __all__ = [
     "PackedTensor",
+    "ShardLayout",
     "dequantize",
     "dequantize_into",
     "fake_quantize",
     "global_scale",
     "group_amax",
     "is_representable",
+    "pack_shards",
     "quantize",
     "quantize_all",
     "require_finite",
+    "shard_layout",
+    "unpack_shards",
 ]

@@ -41,12 +41,12 @@ def group_amax(groups: Groups) -> list[Tensor]:
         return []
     for index, members in enumerate(groups):
         _check_group(members, f"groups[{index}]")
-    _check_one_device(
+    check_one_device(
         [w for members in groups for w in members],
         [f"groups[{i}][{j}]" for i, members in enumerate(groups) for j in range(len(members))],
     )
     groups = [[w.detach() for w in members] for members in groups]
-    amax: list[Tensor] = _backend(groups[0][0]).group_amax(groups)
+    amax: list[Tensor] = backend(groups[0][0]).group_amax(groups)
     return amax
 
 
@@ -100,7 +100,7 @@ def fake_quantize(
     Raises:
         ValueError: wrong dtype, shape, device or option.
     """
-    _check(w, global_scale, method, name)
+    check(w, global_scale, method, name)
     out: Tensor = _fake_quantize(w.detach(), global_scale, method)
     return out
 
@@ -109,7 +109,7 @@ def quantize(
     w: Tensor, global_scale: Tensor, method: BlockScaleMethod = "max", *, name: str = "w"
 ) -> PackedTensor:
     """Pack w into 0.5625 bytes a weight; arguments and errors as for `fake_quantize`."""
-    _check(w, global_scale, method, name)
+    check(w, global_scale, method, name)
     codes, scale_bytes = _quantize(w.detach(), global_scale, method)
     return PackedTensor(codes, scale_bytes.view(torch.float8_e4m3fn), global_scale)
 
@@ -126,12 +126,12 @@ def quantize_all(
     Not for torch.compile. The results share memory, which lives as long as one of them does.
     """
     for w, global_scale, name in zip(weights, global_scales, names, strict=True):
-        _check(w, global_scale, method, name)
+        check(w, global_scale, method, name)
     if not weights:
         return []
-    _check_one_device(weights, names)
+    check_one_device(weights, names)
     weights = [w.detach() for w in weights]
-    packed = _backend(weights[0]).quantize_all(weights, global_scales, method)
+    packed = backend(weights[0]).quantize_all(weights, global_scales, method)
     return [
         PackedTensor(codes, scale, global_scale)
         for (codes, scale), global_scale in zip(packed, global_scales, strict=True)
@@ -150,7 +150,7 @@ def dequantize(packed: PackedTensor, dtype: torch.dtype = torch.bfloat16) -> Ten
 def dequantize_into(packed: PackedTensor, out: Tensor) -> None:
     """As `dequantize`, into contiguous memory of packed.shape, BF16 or FP32. Not for torch.compile.
 
-    FSDP2 keeps the memory of a gathered weight, which this saves a second pass over.
+    Spares a second pass over memory that is there already.
     """
     if out.shape != packed.shape or not out.is_contiguous():
         raise ValueError(f"out: needs contiguous {tuple(packed.shape)}, got {tuple(out.shape)}")
@@ -165,13 +165,13 @@ def dequantize_into(packed: PackedTensor, out: Tensor) -> None:
 # FP8 travels through the ops as bytes: not every compiler pass knows float8_e4m3fn.
 @torch.library.custom_op("nvfp4::fake_quantize", mutates_args=())
 def _fake_quantize(w: Tensor, global_scale: Tensor, method: str) -> Tensor:
-    out: Tensor = _backend(w).fake_quantize(w, global_scale, method)
+    out: Tensor = backend(w).fake_quantize(w, global_scale, method)
     return out
 
 
 @torch.library.custom_op("nvfp4::quantize", mutates_args=())
 def _quantize(w: Tensor, global_scale: Tensor, method: str) -> tuple[Tensor, Tensor]:
-    codes, scale = _backend(w).quantize(w, global_scale, method)
+    codes, scale = backend(w).quantize(w, global_scale, method)
     return codes, scale.view(torch.uint8)
 
 
@@ -180,7 +180,7 @@ def _dequantize(
     codes: Tensor, scale_bytes: Tensor, global_scale: Tensor, dtype: torch.dtype
 ) -> Tensor:
     scale = scale_bytes.view(torch.float8_e4m3fn)
-    out: Tensor = _backend(codes).dequantize(codes, scale, global_scale, dtype)
+    out: Tensor = backend(codes).dequantize(codes, scale, global_scale, dtype)
     return out
 
 
@@ -201,7 +201,8 @@ def _(codes: Tensor, scale_bytes: Tensor, global_scale: Tensor, dtype: torch.dty
     return codes.new_empty((*codes.shape[:-1], 2 * codes.shape[-1]), dtype=dtype)
 
 
-def _backend(tensor: Tensor) -> ModuleType:
+def backend(tensor: Tensor) -> ModuleType:
+    """Kernels for a tensor on a GPU, elsewhere the reference."""
     if tensor.is_cuda:
         from qat_core.nvfp4 import launch
 
@@ -219,14 +220,15 @@ def _check_group(members: Sequence[Tensor], name: str) -> None:
             raise ValueError(f"{name}: leading dimensions differ: {shapes}")
 
 
-def _check_one_device(weights: Sequence[Tensor], names: Sequence[str]) -> None:
-    """A launch gets addresses, which mean nothing on another device."""
+def check_one_device(weights: Sequence[Tensor], names: Sequence[str]) -> None:
+    """Refuse weights on several devices: a launch gets addresses, which hold on one."""
     for w, name in zip(weights, names, strict=True):
         if w.device != weights[0].device:
             raise ValueError(f"{names[0]} is on {weights[0].device}, {name} on {w.device}")
 
 
-def _check(w: Tensor, global_scale: Tensor, method: str, name: str) -> None:
+def check(w: Tensor, global_scale: Tensor, method: str, name: str) -> None:
+    """Refuse a weight, called `name`, that cannot be packed; errors as `fake_quantize`."""
     _check_weight(w, name)
     _check_option("block scale method", method, get_args(BlockScaleMethod))
     if global_scale.dtype != torch.float32 or global_scale.shape != w.shape[:-2]:

@@ -5,10 +5,16 @@ along the last dimension, and one FP32 divisor for the whole matrix.
 """
 
 from dataclasses import dataclass
+from math import ceil
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from qat_core.options import BLOCK_SIZE
+
+CODE_BYTES = BLOCK_SIZE // 2  # of a block
+BLOCK_BYTES = CODE_BYTES + 1
 E2M1_MAX = 6.0
 E4M3_MAX = 448.0
 # Marlin decodes smaller block scales (E4M3 subnormals) to zero, so they are never produced.
@@ -20,6 +26,31 @@ UNREPRESENTABLE = "NaN or infinity (or values above 2.9e38)"
 # Keeps block_scale / global_scale, its reciprocal and the division's remainder in FP32's normal
 # range. Only groups whose largest weight is below 2**-82 (2e-25) meet it; they lose resolution.
 MAX_GLOBAL_SCALE = 2.0**94
+
+
+class ShardLayout(NamedTuple):
+    """Where a rank's rows of a weight lie in the buffer that travels: see `shard_layout`.
+
+    Attributes:
+        num_rows: of the first dimension, matrices where the weight is (E, N, K); padding included.
+        num_blocks: of these rows.
+        num_bytes: of the buffer.
+    """
+
+    num_rows: int
+    num_blocks: int
+    num_bytes: int
+
+
+def shard_layout(shape: torch.Size, num_shards: int) -> ShardLayout:
+    """Of each shard of a weight, cut along its first dimension as `torch.chunk` does.
+
+    First all codes, then all block scales, in buffers of equal size: the last shards may have fewer
+    rows. A multiple of 16 bytes keeps the next shard's codes aligned where all have been gathered.
+    """
+    num_rows = ceil(shape[0] / num_shards)
+    num_blocks = num_rows * shape[1:].numel() // BLOCK_SIZE
+    return ShardLayout(num_rows, num_blocks, ceil(num_blocks * BLOCK_BYTES / 16) * 16)
 
 
 @dataclass(frozen=True)

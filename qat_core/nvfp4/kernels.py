@@ -64,16 +64,17 @@ def quantize_all_kernel(
     address_ptr,
     blocks_ptr,
     global_address_ptr,
-    first_ptr,
-    codes_ptr,
-    scale_ptr,
+    codes_byte_ptr,
+    scale_byte_ptr,
+    out_ptr,
     METHOD: tl.constexpr,
     DTYPE: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """As `quantize_kernel`, for matrices anywhere in memory: a table has one row for each.
 
-    Its columns: address, number of blocks, address of the global scale, first block of the result.
+    Its columns: address, number of blocks, address of the global scale, and at which bytes of `out`
+    the codes and the block scales begin, the codes at a multiple of 8.
     """
     matrix = tl.program_id(1)
     matrix_blocks = tl.load(blocks_ptr + matrix)
@@ -82,9 +83,9 @@ def quantize_all_kernel(
         w_ptr = tl.load(address_ptr + matrix).to(tl.pointer_type(DTYPE))
         w_ptr = tl.multiple_of(w_ptr, 16)
         global_ptr = tl.load(global_address_ptr + matrix).to(tl.pointer_type(tl.float32))
-        first = tl.load(first_ptr + matrix)
+        codes_ptr = out_ptr + tl.multiple_of(tl.load(codes_byte_ptr + matrix), 8)
+        scale_ptr = out_ptr + tl.load(scale_byte_ptr + matrix)
         block = start + tl.arange(0, TILE)
-        codes_ptr, scale_ptr = codes_ptr + first * 8, scale_ptr + first
         inside = block < matrix_blocks
         _pack(w_ptr, tl.load(global_ptr), codes_ptr, scale_ptr, block, inside, METHOD, TILE)
 
@@ -95,16 +96,44 @@ def dequantize_kernel(
 ):
     """code * (scale / global scale) in the output's dtype."""
     first, block, inside = _tile(matrix_blocks, EVEN, TILE)
-    byte = block[:, None] * 8 + tl.arange(0, 8)[None, :]
-    pair = tl.load(codes_ptr + first * 8 + byte, mask=inside[:, None], other=0).to(tl.int32)
-    scale_byte = tl.load(scale_ptr + first + block[:, None], mask=inside[:, None], other=8)
     global_scale = tl.load(global_ptr + tl.program_id(1))
-    step = step_of(e4m3_to_fp32(scale_byte), global_scale)
-    code = tl.reshape(tl.join(pair & 0xF, pair >> 4), (TILE, 16))
-    bits = ((code & 7) << 22) | ((code & 8) << 28)
-    value = tl.fma(bits.to(tl.float32, bitcast=True) * 8.507059173023462e37, step, 0.0)
-    element = block[:, None] * 16 + tl.arange(0, 16)[None, :]
-    out = out_ptr + first * 16 + element
+    value = _unpack(codes_ptr + first * 8, scale_ptr + first, global_scale, block, inside, TILE)
+    out = out_ptr + first * 16 + block[:, None] * 16 + tl.arange(0, 16)[None, :]
+    tl.store(out, value.to(out_ptr.dtype.element_ty), mask=inside[:, None])
+
+
+@triton.jit
+def unpack_shards_kernel(
+    shards_ptr,
+    global_ptr,
+    out_ptr,
+    shard_bytes,
+    shard_blocks,
+    matrices_per_shard,
+    num_blocks,
+    EVEN: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """bf16(code * (scale / global scale)) in the output's dtype, from the shards of a weight.
+
+    The grid is (tiles of a piece, pieces). A shard of experts is `matrices_per_shard` pieces, each
+    with a global scale of its own; one of a matrix's rows (0) is one piece.
+    """
+    piece = tl.program_id(1).to(tl.int64)
+    per_shard = tl.maximum(matrices_per_shard, 1)
+    piece_blocks = shard_blocks // per_shard
+    shard_ptr = shards_ptr + piece // per_shard * shard_bytes
+    first_in_shard = piece % per_shard * piece_blocks
+    codes_ptr = shard_ptr + first_in_shard * 8
+    scale_ptr = shard_ptr + shard_blocks * 8 + first_in_shard
+    first = piece * piece_blocks
+    block = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    inside = block < tl.minimum(piece_blocks, num_blocks - first)
+    if EVEN:
+        inside = tl.full((TILE,), True, tl.int1)
+    global_scale = tl.load(global_ptr + tl.where(matrices_per_shard > 0, piece, 0))
+    value = _unpack(codes_ptr, scale_ptr, global_scale, block, inside, TILE).to(tl.bfloat16)
+    out = out_ptr + first * 16 + block[:, None] * 16 + tl.arange(0, 16)[None, :]
     tl.store(out, value.to(out_ptr.dtype.element_ty), mask=inside[:, None])
 
 
@@ -156,6 +185,18 @@ def _pack(
     scale_byte = (scale.to(tl.int32, bitcast=True) >> 20) - ((127 - 7) << 3)
     scale_byte = tl.where(scale == scale, scale_byte, 0x7F)
     tl.store(scale_ptr + block, scale_byte.to(tl.uint8), mask=inside)
+
+
+@triton.jit
+def _unpack(codes_ptr, scale_ptr, global_scale, block, inside, TILE: tl.constexpr):
+    """FP32 values (TILE, 16) of the blocks `block` (TILE,) of one matrix."""
+    byte = block[:, None] * 8 + tl.arange(0, 8)[None, :]
+    pair = tl.load(codes_ptr + byte, mask=inside[:, None], other=0).to(tl.int32)
+    scale_byte = tl.load(scale_ptr + block[:, None], mask=inside[:, None], other=8)
+    step = step_of(e4m3_to_fp32(scale_byte), global_scale)
+    code = tl.reshape(tl.join(pair & 0xF, pair >> 4), (TILE, 16))
+    bits = ((code & 7) << 22) | ((code & 8) << 28)
+    return tl.fma(bits.to(tl.float32, bitcast=True) * 8.507059173023462e37, step, 0.0)
 
 
 @triton.jit

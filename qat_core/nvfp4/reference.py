@@ -17,10 +17,12 @@ import torch
 from torch import Tensor
 
 from qat_core.nvfp4.format import (
+    CODE_BYTES,
     E2M1_MAX,
     E4M3_MAX,
     E4M3_MIN_NORMAL,
     MAX_GLOBAL_SCALE,
+    ShardLayout,
 )
 from qat_core.options import BLOCK_SIZE, BlockScaleMethod, ScalePolicy
 
@@ -89,6 +91,37 @@ def quantize_all(
     """`quantize` of each weight."""
     pairs = zip(weights, global_scales, strict=True)
     return [quantize(w, global_scale, method) for w, global_scale in pairs]
+
+
+def pack_shards(
+    weights: Sequence[Tensor],
+    global_scales: Sequence[Tensor],
+    layouts: Sequence[ShardLayout],
+    method: BlockScaleMethod,
+) -> list[Tensor]:
+    """Of each shard's rows codes and block scales in one buffer, uint8 (layout.num_bytes,)."""
+    buffers = []
+    for w, scale, layout in zip(weights, global_scales, layouts, strict=True):
+        codes, block_scale = quantize(w, scale, method)
+        buffer = codes.new_zeros(layout.num_bytes)
+        buffer[: codes.numel()] = codes.flatten()
+        scale_bytes = block_scale.view(torch.uint8).flatten()
+        buffer[layout.num_blocks * CODE_BYTES :][: len(scale_bytes)] = scale_bytes
+        buffers.append(buffer)
+    return buffers
+
+
+def unpack_shards(shards: Tensor, layout: ShardLayout, global_scale: Tensor, out: Tensor) -> None:
+    """The whole weight, rounded to BF16, into `out`, from the buffers of all shards in a row."""
+    parts = [layout.num_blocks * CODE_BYTES, layout.num_blocks]
+    codes, scale_bytes, _ = shards.view(-1, layout.num_bytes).tensor_split(
+        (parts[0], sum(parts)), dim=1
+    )
+    *lead, columns = out.shape[1:]
+    codes = codes.reshape(-1, *lead, columns // 2)[: len(out)]
+    scale_bytes = scale_bytes.reshape(-1, *lead, columns // BLOCK_SIZE)[: len(out)]
+    scale = scale_bytes.view(torch.float8_e4m3fn)
+    out.copy_(dequantize(codes, scale, global_scale, torch.float32).bfloat16())
 
 
 def dequantize(

@@ -133,7 +133,7 @@ def packed_bytes() -> dict[str, float]:
     step(model)
     scales = scales_of(model)
     assert scales is not None
-    sent = sum(piece.nbytes for pieces in scales.packed_shards.values() for piece in pieces)
+    sent = sum(buffer.nbytes for buffer, _ in scales.packed_shards.values())
     weights = sum(shape.numel() for shape in scales.shapes.values()) / dist.get_world_size()
     return {"bytes_per_weight": sent / weights}
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from qat_core.nvfp4 import reference
+from qat_core.nvfp4 import reference, shard_layout
 
 POLICIES = ["pow2", "amax"]
 BLOCK_SCALES = ["max", "four_over_six", "mse"]
@@ -219,6 +219,35 @@ def test_quantize_all_equals_quantize_of_each(launch, device, block_scale):
         expected_codes, expected_scale = reference.quantize(w, global_scale, block_scale)
         assert_same_bits(codes, expected_codes)
         assert_same_bits(scale, expected_scale)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("num_shards", [1, 2, 3])
+@pytest.mark.parametrize(
+    "shape", [(64, 128), (7, 48), (1, 16), (5, 32, 64), (2, 3, 48), (0, 16)], ids=str
+)
+def test_shards_hold_and_give_what_the_reference_does(shape, num_shards, dtype, launch, device):
+    """Full tiles, part tiles, fewer rows or experts than shards; all ranks' shards at once."""
+    w = torch.randn(shape, generator=torch.Generator().manual_seed(8))
+    global_scale = reference.global_scale(reference.amax(w), "amax")
+    layout = shard_layout(w.shape, num_shards)
+    rows = max(layout.num_rows, 1)
+    cut = [slice(rank * rows, (rank + 1) * rows) for rank in range(num_shards)]
+    shards, layouts = [w[rows] for rows in cut], [layout] * num_shards
+    scales = [global_scale[rows] if global_scale.ndim else global_scale for rows in cut]
+    expected = reference.pack_shards(shards, scales, layouts, "max")
+    on_device = [[tensor.to(device) for tensor in tensors] for tensors in (shards, scales)]
+    actual = launch.pack_shards(*on_device, layouts, "max")
+    for buffer, wanted, shard in zip(actual, expected, shards, strict=True):
+        codes, start = shard.numel() // 2, layout.num_blocks * 8
+        assert torch.equal(buffer[:codes].cpu(), wanted[:codes])
+        scale_bytes = slice(start, start + shard.numel() // 16)
+        assert torch.equal(buffer[scale_bytes].cpu(), wanted[scale_bytes])
+    memory = torch.full((2 + shape[0], *shape[1:]), 7.0, dtype=dtype, device=device)
+    launch.unpack_shards(torch.cat(actual), layout, global_scale.to(device), memory[1:-1])
+    whole = reference.fake_quantize(w, global_scale, "max").to(dtype)
+    assert_same_bits(memory[1:-1], whole)
+    assert (memory[[0, -1]] == 7).all()
 
 
 def random_bytes(shape, largest):
