@@ -21,20 +21,44 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 from triton.testing import do_bench_cudagraph
 
 from experiments.benchmarks.codec_models import time_layer_8b, time_model_30b, time_nano
 from experiments.benchmarks.timing import quartiles
 from experiments.runs.provenance import origin
 from experiments.support.cli import run_cli
-from qat_core.nvfp4 import dequantize, fake_quantize, global_scale, group_amax, quantize
+from qat_core.nvfp4 import (
+    ShardLayout,
+    dequantize,
+    fake_quantize,
+    global_scale,
+    group_amax,
+    pack_shards,
+    quantize,
+    shard_layout,
+    unpack_shards,
+)
 
 SHAPE = (12288, 4096)
 TENSORS = 4  # of 96 MiB in BF16
 # Bytes read and written a weight; the rest moves 4.
-BYTES = {"group_amax": 2.0, "quantize": 2 + 9 / 16, "dequantize": 9 / 16 + 2, "verl's amax": 2.0}
+UNPACKED = 9 / 16 + 2
+BYTES = {
+    "group_amax": 2.0,
+    "quantize": 2 + 9 / 16,
+    "dequantize": UNPACKED,
+    "unpack_shards": UNPACKED,
+    "verl's amax": 2.0,
+}
 # As shares of the copy's time.
-GOALS = {"fake_quantize": 1.10, "group_amax": 0.60, "quantize": 0.75, "dequantize": 0.75}
+GOALS = {
+    "fake_quantize": 1.10,
+    "group_amax": 0.60,
+    "quantize": 0.75,
+    "dequantize": 0.75,
+    "unpack_shards, two": 0.75,
+}
 
 
 def verl_linear() -> ModuleType | None:
@@ -57,6 +81,8 @@ def kernel_calls() -> dict[str, Callable[[], object]]:
     amax = [group_amax([[w]])[0] for w in weights]
     scales = {p: [global_scale(a, p) for a in amax] for p in ("pow2", "amax")}
     packed = [quantize(w, g) for w, g in zip(weights, scales["pow2"], strict=True)]
+    half = shard_layout(torch.Size(SHAPE), 2)
+    shards = [_two_shards(w, g, half) for w, g in zip(weights, scales["pow2"], strict=True)]
     pairs = list(zip(weights, scales["pow2"], strict=True))
     calls: dict[str, Callable[[], object]] = {
         "copy": lambda: [c.copy_(w) for c, w in zip(copies, weights, strict=True)],
@@ -72,6 +98,10 @@ def kernel_calls() -> dict[str, Callable[[], object]]:
         "quantize": lambda: [quantize(w, g) for w, g in pairs],
         "quantize, mse": lambda: [quantize(w, g, "mse") for w, g in pairs],
         "dequantize": lambda: [dequantize(p) for p in packed],
+        "unpack_shards, two": lambda: [
+            unpack_shards(both, half, g, copy)
+            for both, g, copy in zip(shards, scales["pow2"], copies, strict=True)
+        ],
         "verl's amax": lambda: [w.abs().max() for w in weights],
     }
     if verl := verl_linear():
@@ -79,6 +109,12 @@ def kernel_calls() -> dict[str, Callable[[], object]]:
             verl.fp4_fake_quant_weight(w, a) for w, a in zip(weights, amax, strict=True)
         ]
     return calls
+
+
+def _two_shards(w: Tensor, g: Tensor, half: ShardLayout) -> Tensor:
+    """The buffers of two ranks, as an all-gather brings them."""
+    rows = torch.split(w, half.num_rows)
+    return torch.cat(pack_shards(rows, [g, g], [half, half], names=["w", "w"]))
 
 
 def time_kernels() -> list[dict[str, Any]]:
