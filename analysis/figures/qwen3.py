@@ -29,7 +29,13 @@ from experiments.support.cli import run_cli
 RECORDS = ROOT / "experiments" / "records" / "benchmarks"
 MACHINE = "h200"
 # of a precision, whose colour it has; NVFP4 first with vLLM's own kernels, Marlin
-ARM_OF = {"bf16": "bf16", "nvfp4": "nvfp4-qat", "humming": "nvfp4-qat"}
+ARM_OF = {
+    "bf16": "bf16",
+    "nvfp4": "nvfp4-qat",
+    "humming-experts": "nvfp4-qat",
+    "humming": "nvfp4-qat",
+}
+HATCHES = {"humming-experts": "..", "humming": "//"}
 PLAIN = ("bf16", "nvfp4")  # Humming holds the same
 
 Engines = Mapping[tuple[str, str], ServingEngine]
@@ -114,7 +120,7 @@ def _side_by_side(records: Sequence[ServingRecord], precisions: Iterable[str]) -
 
 def _draw_bars(panel: Axes, lengths: Mapping[tuple[str, str], float], number: str) -> None:
     for position, ((model, precision), length) in enumerate(lengths.items()):
-        hatch = "//" if precision == "humming" else ""
+        hatch = HATCHES.get(precision, "")
         color = arm_style(ARM_OF[precision]).color
         panel.barh(position, length, height=0.62, color=color, hatch=hatch, edgecolor="white")
         share = length / lengths[model, "bf16"] - 1

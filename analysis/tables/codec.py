@@ -5,6 +5,7 @@ from pathlib import Path
 from pydantic import BaseModel, Field
 
 from analysis.markdown import MarkdownTable
+from analysis.tables.goals import verdict
 from analysis.tables.record import Dated, Record, read_record
 
 ERROR_TITLE = (
@@ -50,7 +51,9 @@ KERNEL_TABLE: MarkdownTable[Kernel] = MarkdownTable(
         "Kernel": lambda kernel: kernel.call,
         "us": lambda kernel: f"{kernel.median_us:.1f}",
         "Of a copy's time": lambda kernel: f"{kernel.of_copy:.2f}",
-        "Goal": lambda kernel: f"{kernel.goal:.2f}" if kernel.goal else "",
+        "Goal": lambda kernel: (
+            f"{kernel.goal:.2f}, {verdict(kernel.of_copy <= kernel.goal)}" if kernel.goal else ""
+        ),
     }
 )
 ERROR_TABLE: MarkdownTable[BlockScaleError] = MarkdownTable(

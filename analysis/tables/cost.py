@@ -1,4 +1,4 @@
-"""Table of what QAT costs a training step, on one GPU and under FSDP2."""
+"""Tables of what QAT costs a training step, on one GPU and under FSDP2."""
 
 from pathlib import Path
 from statistics import median
@@ -11,14 +11,25 @@ from analysis.tables.goals import KEPT_PACKED_STEP_GOALS, verdict
 from analysis.tables.record import Record, read_record
 
 KEPT_PACKED = "qat packed"
-TITLE = "**Time of forward and backward passes of decoder layers, as a share of BF16's**"
+FSDP_RECORDS = {  # file: host
+    "x2": "D",
+    "x2_before": "D",
+    "x2_oldest": "D",
+    "x4": "B",
+    "x4_first": "A",
+}
+TITLE = "**Time of forward and backward passes of decoder layers on one GPU, as a share of BF16's**"
 NOTE = (
     "QAT: with new scales, as after an optimizer step; scales known: any further micro-batch; kept "
     "packed: with `prepare(keep_packed=True)`, packed again in this step, and in any further "
     "micro-batch, which finds them packed. verl's QATLinear leaves the experts of an MoE in BF16. "
     "Goal: of the time with kept packed weights, packing included, at most, judged before "
-    "rounding. Peak memory: over BF16's, on one GPU weights included, under FSDP2 packed shards "
-    "but not the sharded weights. Packed: what the kept weights take."
+    "rounding. Peak memory: over BF16's, weights included. Packed: what the kept weights take."
+)
+FSDP_TITLE = "**The same under FSDP2, 2,048 tokens a rank, by host**"
+FSDP_NOTE = (
+    "Issued: when the CPU has queued all of BF16's step; where that is nearly the whole step, GPUs "
+    "wait for the CPU. Peak memory: over BF16's, packed shards included, sharded weights not."
 )
 
 
@@ -26,6 +37,7 @@ class Arm(BaseModel):
     """Times of an arm: of its steps in ms, and their median over BF16's."""
 
     step_ms: tuple[float, float, float]
+    issue_ms: tuple[float, float, float] | None = None  # under FSDP2, but in the first records
     ratio: float
     peak_gib: float
     weights_gib: float | None = None  # on one GPU
@@ -88,16 +100,23 @@ class StepRecord(Record):
 
 
 class Measured(NamedTuple):
-    """Layers and the commit they were measured at."""
+    """Layers, and what they were measured with."""
 
     stack: Stack
     commit: str
+    host: str = ""
+    transformers: str | None = None
+
+    @property
+    def issue_ms(self) -> str:
+        """When the CPU had queued BF16's step, empty where it was not measured."""
+        issued = self.stack.arms["bf16"].issue_ms
+        return f"{median(issued):.0f}" if issued else ""
 
 
 COST_TABLE: MarkdownTable[Measured] = MarkdownTable(
     {
         "Layers": lambda row: f"{row.stack.layers} of {row.stack.shape}",
-        "GPUs": lambda row: str(row.stack.ranks),
         "Setting": lambda row: row.stack.setting,
         "Commit": lambda row: row.commit,
         "BF16, ms": lambda row: f"{median(row.stack.arms['bf16'].step_ms):.0f}",
@@ -112,6 +131,22 @@ COST_TABLE: MarkdownTable[Measured] = MarkdownTable(
         "Packed, GiB": lambda row: row.stack.packed,
     }
 )
+FSDP_TABLE: MarkdownTable[Measured] = MarkdownTable(
+    {
+        "Layers": lambda row: f"{row.stack.layers} of {row.stack.shape}",
+        "GPUs": lambda row: str(row.stack.ranks),
+        "Setting": lambda row: row.stack.setting,
+        "Host": lambda row: row.host,
+        "Commit": lambda row: row.commit,
+        "transformers": lambda row: row.transformers or "",
+        "BF16, ms": lambda row: f"{median(row.stack.arms['bf16'].step_ms):.0f}",
+        "issued, ms": lambda row: row.issue_ms,
+        "QAT": lambda row: row.stack.ratio("qat"),
+        "QAT, scales known": lambda row: row.stack.ratio("qat, scales known"),
+        "verl's QATLinear": lambda row: row.stack.ratio("verl"),
+        "Peak memory, QAT": lambda row: row.stack.peak_ratio("qat"),
+    }
+)
 
 
 def cost_sections(folder: Path, machine: str) -> list[str]:
@@ -120,9 +155,19 @@ def cost_sections(folder: Path, machine: str) -> list[str]:
     Raises:
         ValueError: a record is missing or damaged.
     """
-    fsdp = (f"fsdp_{machine}{suffix}" for suffix in ("x4_first", "x2", "x4", "x2_again"))
-    names = (f"parameter_{machine}", *fsdp)
-    records = [read_record(folder / f"{name}.json", StepRecord) for name in names]
-    rows = [Measured(stack, record.commit) for record in records for stack in record.stacks]
-    origin = f"Measured on: {records[0].hardware.name}, torch {records[0].versions['torch']}."
-    return [origin, TITLE, COST_TABLE.markdown(rows), NOTE]
+    alone = read_record(folder / f"parameter_{machine}.json", StepRecord)
+    rows = [
+        Measured(stack, record.commit, host, record.versions.get("transformers"))
+        for suffix, host in FSDP_RECORDS.items()
+        for record in [read_record(folder / f"fsdp_{machine}{suffix}.json", StepRecord)]
+        for stack in record.stacks
+    ]
+    return [
+        f"Measured on: {alone.hardware.name}, torch {alone.versions['torch']}.",
+        TITLE,
+        COST_TABLE.markdown(Measured(stack, alone.commit) for stack in alone.stacks),
+        NOTE,
+        FSDP_TITLE,
+        FSDP_TABLE.markdown(rows),
+        FSDP_NOTE,
+    ]

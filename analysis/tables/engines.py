@@ -10,8 +10,7 @@ from pydantic import BaseModel
 from analysis.markdown import MarkdownTable
 from analysis.tables.record import Record, read_record, setups
 
-# an older measurement of an engine before a newer one
-ROLLOUTS = ("rollout", "rollout_expandable", "rollout_in_place")
+ROLLOUTS = ("rollout", "rollout_expandable")
 PRECISIONS = {
     "nvfp4": "NVFP4",
     "humming": "NVFP4, Humming",
@@ -101,7 +100,7 @@ SYNC_TABLE: MarkdownTable[SyncRow] = MarkdownTable(
 
 
 def read_rollouts(folder: Path, machine: str) -> list[RolloutRecord]:
-    """Records of engines that were synced, a newer measurement of an engine after an older one.
+    """Records of engines that were synced.
 
     Which of ROLLOUTS there are differs between machines.
 
@@ -126,8 +125,7 @@ def sync_sections(records: Sequence[RolloutRecord]) -> list[str]:
         for record in records
         for name, engine in record.engines.items()
     ]
-    newest = {row.name: row for row in rows}  # one that was measured again is the last of its name
-    return [SYNC_TITLE, SYNC_TABLE.markdown(newest[name] for name in sorted(newest)), SYNC_NOTE]
+    return [SYNC_TITLE, SYNC_TABLE.markdown(sorted(rows, key=lambda row: row.name)), SYNC_NOTE]
 
 
 def engine_name(name: str, allocator: str = "") -> str:
@@ -137,15 +135,15 @@ def engine_name(name: str, allocator: str = "") -> str:
 
 
 def reported_weights_gib(folder: Path, machine: str) -> dict[tuple[str, str | None], float]:
-    """Weight memory in GiB as vLLM reported it with its usual allocator, by model and precision."""
+    """GiB of weights as vLLM reported them, of PyTorch's usual allocator; by model, precision."""
     return {
         (name.partition(":")[0], name.partition(":")[2]): engine.memory.reported_gib
-        for name, engine in newest_engines(folder, machine).items()
+        for name, engine in synced_engines(folder, machine).items()
     }
 
 
-def newest_engines(folder: Path, machine: str) -> dict[str, SyncedEngine]:
-    """By `model:precision`, each engine's last measurement with vLLM's usual allocator."""
+def synced_engines(folder: Path, machine: str) -> dict[str, SyncedEngine]:
+    """By `model:precision`, engines with PyTorch's usual allocator."""
     return {
         name: engine
         for record in read_rollouts(folder, machine)

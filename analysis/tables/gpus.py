@@ -5,7 +5,7 @@ from statistics import linear_regression, mean
 from typing import Any, NamedTuple
 
 from analysis.markdown import MarkdownTable
-from analysis.tables.engines import newest_engines
+from analysis.tables.engines import synced_engines
 from analysis.tables.memory import GPUS, MODELS
 from analysis.tables.verl import VerlRun, read_verl_records
 from experiments.study.schema import ROOT
@@ -140,7 +140,7 @@ def gpus_sections(folder: Path, machine: str) -> list[str]:
     """
     records = read_verl_records(folder, machine)
     runs = [run for record in records for run in record.runs]
-    engines = newest_engines(folder, machine)
+    engines = synced_engines(folder, machine)
     settings = [
         Setting(
             model,

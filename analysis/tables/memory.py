@@ -92,7 +92,6 @@ def memory_sections(folder: Path, machine: str) -> list[str]:
         TRAINING_NOTE,
         ROLLOUT_TITLE,
         ROLLOUT_TABLE.markdown(served),
-        "As vLLM reported: of the newest row of each engine in the tables of weight syncs, which "
-        f"name their commits. KV cache: on {servings[0].gpu_memory_utilization:.0%} of a GPU. "
-        f"{setups(servings)}",
+        "As vLLM reported: in the table of weight syncs, which names the commit. KV cache: on "
+        f"{servings[0].gpu_memory_utilization:.0%} of a GPU. {setups(servings)}",
     ]

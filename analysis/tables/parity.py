@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
-from pydantic import BaseModel
 
 from analysis.claims_table import show_ratio
 from analysis.markdown import MarkdownTable
@@ -23,25 +22,12 @@ NOTE = (
 )
 
 
-class Batch(BaseModel):
-    """Some sampled sequences of one seed: the mean over their tokens."""
-
-    k3_kl: float
-    tokens: int
-
-
-class ParityModel(BaseModel):
-    """By arm a batch a seed, where no file beside the record has more of them."""
-
-    arms: dict[str, list[Batch]] = {}
-
-
 class ParityRecord(Record):
-    """Of experiments/benchmarks/parity.py."""
+    """Of experiments/benchmarks/parity.py, by name of a model; its batches lie beside it."""
 
     weights: str
-    kernels: str = "nvfp4"
-    models: dict[str, ParityModel]
+    kernels: str
+    models: dict[str, object]
 
 
 class Parity(NamedTuple):
@@ -85,8 +71,7 @@ def read_parity(folder: Path, machine: str) -> tuple[list[ParityRecord], list[Pa
     for path in sorted(folder.glob(f"parity*_{machine}.json")):
         record = read_record(path, ParityRecord)
         records.append(record)
-        batches = path.with_suffix(".csv.gz")
-        rows = pd.read_csv(batches) if batches.exists() else _batches(record)
+        rows = pd.read_csv(path.with_suffix(".csv.gz"))
         multiplied_by = PRECISIONS[record.kernels].removeprefix("NVFP4")
         for name in record.models:
             label = f"{name}, {record.weights} weights{multiplied_by}"
@@ -100,15 +85,6 @@ def read_parity(folder: Path, machine: str) -> tuple[list[ParityRecord], list[Pa
 def parity_sections(models: list[Parity]) -> list[str]:
     """Title, table and note."""
     return [TITLE, PARITY_TABLE.markdown(models), NOTE]
-
-
-def _batches(record: ParityRecord) -> pd.DataFrame:
-    return pd.DataFrame(
-        {"model": model, "arm": arm, "seed": seed, **batch.model_dump()}
-        for model, it in record.models.items()
-        for arm, batches in it.arms.items()
-        for seed, batch in enumerate(batches)
-    )
 
 
 def _parity(label: str, commit: str, rows: pd.DataFrame, name: str) -> Parity:

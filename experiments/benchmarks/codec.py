@@ -84,6 +84,11 @@ def kernel_calls() -> dict[str, Callable[[], object]]:
     half = shard_layout(torch.Size(SHAPE), 2)
     shards = [_two_shards(w, g, half) for w, g in zip(weights, scales["pow2"], strict=True)]
     pairs = list(zip(weights, scales["pow2"], strict=True))
+
+    def unpack_all() -> None:
+        for both, g, copy in zip(shards, scales["pow2"], copies, strict=True):
+            unpack_shards(both, half, g, copy)
+
     calls: dict[str, Callable[[], object]] = {
         "copy": lambda: [c.copy_(w) for c, w in zip(copies, weights, strict=True)],
         "fake_quantize": lambda: [fake_quantize(w, g) for w, g in pairs],
@@ -98,10 +103,7 @@ def kernel_calls() -> dict[str, Callable[[], object]]:
         "quantize": lambda: [quantize(w, g) for w, g in pairs],
         "quantize, mse": lambda: [quantize(w, g, "mse") for w, g in pairs],
         "dequantize": lambda: [dequantize(p) for p in packed],
-        "unpack_shards, two": lambda: [
-            unpack_shards(both, half, g, copy)
-            for both, g, copy in zip(shards, scales["pow2"], copies, strict=True)
-        ],
+        "unpack_shards, two": unpack_all,
         "verl's amax": lambda: [w.abs().max() for w in weights],
     }
     if verl := verl_linear():

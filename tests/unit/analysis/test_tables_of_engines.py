@@ -29,15 +29,25 @@ def _engine(
     }
 
 
-def _batches(ratio: float) -> list[dict[str, float]]:
-    """Two seeds whose means are a tenth below and above."""
-    return [{"k3_kl": 2e-5 * ratio * factor, "tokens": 500} for factor in (0.9, 1.1)]
+def _write_batches(path: Path, ratios: dict[str, float]) -> None:
+    """Of each arm two seeds whose means are a tenth below and above."""
+    lines = ["model,arm,seed,k3_kl,kl,tokens"]
+    for arm, ratio in ratios.items():
+        lines += [
+            f"m,{arm},{s},{2e-5 * ratio * factor},0,500" for s, factor in enumerate((0.9, 1.1))
+        ]
+    with gzip.open(path, "wt") as file:
+        file.write("\n".join(lines) + "\n")
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Small records of one machine."""
-    engines = {"m:nvfp4": _engine([3.0, 1.0, 2.0], []), "m:bf16": _engine([9.0], [])}
+    engines = {
+        "m:nvfp4": _engine([3.0, 1.0, 2.0], []),
+        "m:bf16": _engine([1.0], [0.5, 0.25, 0.5]),
+        "m:humming": _engine([4.0], [], in_place=[0.125]),
+    }
     served = {
         "weight_gib": 1.0,
         "kv_cache_tokens": 12345,
@@ -57,30 +67,21 @@ def folder(tmp_path: Path) -> Path:
             "1024": {"tokens": 9000, "seconds": 9.0},
         },
     }
-    arms = {"bf16": 1.0, "qat-pow2": 1.05, "qat-amax": 1.5, "no-qat": 250.0}
-    model = {"arms": {arm: _batches(ratio) for arm, ratio in arms.items()}}
+    ratios = {"bf16": 1.0, "qat-pow2": 1.05, "qat-amax": 1.5, "no-qat": 250.0}
+    parity = {"kernels": "nvfp4", "models": {"m": {}}}
     records = {
         "rollout": GIT | {"allocator": "", "engines": engines},
         "rollout_expandable": {"allocator": "grows", "engines": {"m:nvfp4": engines["m:nvfp4"]}},
-        "rollout_in_place": {
-            "allocator": "",
-            "engines": {
-                "m:bf16": _engine([1.0], [0.5, 0.25, 0.5]),
-                "m:humming": _engine([4.0], [], in_place=[0.125]),
-            },
-        },
         "serving_8b": {"gpu_memory_utilization": 0.9, "engines": {"m:nvfp4": served}},
         "serving_30b": {
             "gpu_memory_utilization": 0.9,
             "engines": {"m:bf16": bf16, "m:humming": humming},
         },
-        "parity": {"weights": "random", "models": {"m": model}},
-        "parity_trained": GIT
-        | {
-            "weights": "trained",
-            "models": {"m": {"arms": model["arms"] | {"rounded": _batches(1.0)}}},
-        },
+        "parity": parity | {"weights": "random"},
+        "parity_trained": GIT | parity | {"weights": "trained"},
     }
+    _write_batches(tmp_path / "parity_x.csv.gz", ratios)
+    _write_batches(tmp_path / "parity_trained_x.csv.gz", ratios | {"rounded": 1.0})
     for name, record in records.items():
         (tmp_path / f"{name}_x.json").write_text(json.dumps(SETUP | record))
     return tmp_path
@@ -91,10 +92,9 @@ def folder(tmp_path: Path) -> Path:
     [
         "Measured on: GPU X, vLLM 1.2, torch 3.4, commit 0123456; "
         "GPU X, vLLM 1.2, torch 3.4, commit not recorded.",
-        "| m BF16 | not recorded | 6.04 | 6.00 | -1.250% | 0.040 | 1.000 |  |  | 0.10 "
-        "| 0.50 | 0.500 |",
+        "| m BF16 | 0123456 | 6.04 | 6.00 | -1.250% | 0.040 | 1.000 |  |  | 0.10 | 0.50 | 0.500 |",
         "| m NVFP4 | 0123456 | 6.04 | 6.00 | -1.250% | 0.040 | 2.000 |  |  | 0.30 | 0.50 |  |",
-        "| m NVFP4, Humming | not recorded | 6.04 | 6.00 | -1.250% | 0.040 | 4.000 | 0.125 |  "
+        "| m NVFP4, Humming | 0123456 | 6.04 | 6.00 | -1.250% | 0.040 | 4.000 | 0.125 |  "
         "| 0.40 | 0.50 |  |",
         "| m NVFP4, `grows` | not recorded | 6.04 | 6.00 | -1.250% | 0.040 | 2.000 |  |  | 0.30 "
         "| 0.50 |  |",
@@ -137,7 +137,7 @@ def test_prompts_that_are_no_number_are_named(folder: Path) -> None:
 
 def test_the_committed_records_fill_the_tables() -> None:
     tables = benchmark_text("benchmarks", ROOT / "experiments" / "records" / "benchmarks", "h200")
-    assert "| qwen3-30b-a3b NVFP4 | bc4a4c7 | 16.89 | 16.85 |" in tables
+    assert "| qwen3-30b-a3b NVFP4 | 123969d | 16.89 | 16.85 |" in tables
 
 
 def test_batches_of_a_seed_are_weighed_by_their_tokens(folder: Path) -> None:

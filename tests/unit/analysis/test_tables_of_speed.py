@@ -48,18 +48,18 @@ def folder(tmp_path: Path) -> Path:
         "qwen3-8b:humming": _served(125.0, prefill=95.0),
         "qwen3-8b:bf16": _served(100.0, prefill=100.0),
     }
-    large = {"qwen3-30b-a3b:nvfp4": _served(120.0), "qwen3-30b-a3b:bf16": _served(100.0)}
+    large = {
+        "qwen3-30b-a3b:nvfp4": _served(120.0),
+        "qwen3-30b-a3b:humming-experts": _served(119.9),
+        "qwen3-30b-a3b:bf16": _served(100.0),
+    }
     for name, engines in {"serving_8b": small, "serving_30b": large}.items():
         _write(tmp_path, name, {"gpu_memory_utilization": 0.9, "engines": engines})
     synced = {
-        "rollout": {"qwen3-8b:nvfp4": _synced(9.0)},
-        "rollout_in_place": {
-            "qwen3-8b:nvfp4": _synced(0.1001),
-            "qwen3-8b:humming": _synced(0.05, 0.1, 0.3),
-        },
+        "qwen3-8b:nvfp4": _synced(0.1001),
+        "qwen3-8b:humming": _synced(0.05, 0.1, 0.3),
     }
-    for name, engines in synced.items():
-        _write(tmp_path, name, {"allocator": "", "engines": engines})
+    _write(tmp_path, "rollout", {"allocator": "", "engines": synced})
     return tmp_path
 
 
@@ -68,12 +68,14 @@ def folder(tmp_path: Path) -> Path:
     [
         # judged before rounding
         "| qwen3-8b | decoding with prefill, 1 at once | at least 1.25x "
-        "| 1.25x, met | 1.25x, **missed** |",
-        "| qwen3-8b | prefill | at least 0.95x | 0.95x, met | 0.94x, **missed** |",
-        "| qwen3-8b | weight sync in place | at most 0.1 s | 0.100 s, met | 0.100 s, **missed** |",
+        "| 1.25x, met |  | 1.25x, **missed** |",
+        "| qwen3-8b | prefill | at least 0.95x | 0.95x, met |  | 0.94x, **missed** |",
+        "| qwen3-8b | weight sync in place | at most 0.1 s | 0.100 s, met |  "
+        "| 0.100 s, **missed** |",
         "| qwen3-30b-a3b | decoding with prefill, 1 at once | at least 1.2x "
-        "| not measured | 1.20x, met |",
-        "| qwen3-30b-a3b | weight sync in place | at most 0.2 s | not measured | not measured |",
+        "| not measured | 1.20x, **missed** | 1.20x, met |",
+        "| qwen3-30b-a3b | weight sync in place | at most 0.2 s | not measured | not measured "
+        "| not measured |",
     ],
 )
 def test_a_goal_is_met_missed_or_not_measured(folder: Path, line: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from analysis.tables import benchmark_text
-from analysis.tables.cost import Stack
+from analysis.tables.cost import FSDP_RECORDS, Stack
 from analysis.tables.verl import IN_PLACE, RELOADED, ROUNDED
 
 SETUP = {
@@ -148,16 +148,24 @@ def test_costs_are_shares_of_bf16(tmp_path: Path) -> None:
     }
     plain = {arm: of_arms[arm] for arm in ("bf16", "qat")}
     git = {"git": {"commit": "0123456789", "dirty": False}}
-    fsdp = dict.fromkeys(("fsdp_xx4_first", "fsdp_xx2", "fsdp_xx4", "fsdp_xx2_again"), plain)
-    for name, of_it in ({"parameter_x": of_arms} | fsdp).items():
-        stack = {"shape": "s", "layers": 2, "checkpointing": True, "arms": of_it}
-        record = SETUP | {"stacks": [stack]} | (git if name == "parameter_x" else {})
-        (tmp_path / f"{name}.json").write_text(json.dumps(record))
-    layers = "| 2 of s | 1 | gradient checkpointing |"
-    rows = [line for line in benchmark_text("cost", tmp_path, "x").splitlines() if layers in line]
+    stack = {"shape": "s", "layers": 2}
+    alone = SETUP | git | {"stacks": [stack | {"checkpointing": True, "arms": of_arms}]}
+    (tmp_path / "parameter_x.json").write_text(json.dumps(alone))
+    for suffix in FSDP_RECORDS:
+        sharded = stack | {"ranks": 2, "compiled_layers": True, "arms": plain}
+        (tmp_path / f"fsdp_x{suffix}.json").write_text(json.dumps(SETUP | {"stacks": [sharded]}))
+    bf16 = plain["bf16"] | {"issue_ms": [7, 8, 9]}
+    newest = SETUP | git | {"stacks": [sharded | {"arms": plain | {"bf16": bf16}}]}
+    (tmp_path / "fsdp_xx2.json").write_text(json.dumps(newest))
+    rows = [line for line in benchmark_text("cost", tmp_path, "x").splitlines() if "2 of s" in line]
     assert rows == [
-        f"{layers} 0123456 | 10 | 1.100 |  | 1.050 | 1.020 |  |  | 1.050 | 1.150 |  |",
-        *[f"{layers} not recorded | 10 | 1.100 |  |  |  |  |  | 1.050 |  |  |"] * len(fsdp),
+        "| 2 of s | gradient checkpointing | 0123456 | 10 | 1.100 |  | 1.050 | 1.020 |  |  | 1.050 "
+        "| 1.150 |  |",
+        "| 2 of s | 2 | compiled | D | 0123456 |  | 10 | 8 | 1.100 |  |  |  |",
+        *[
+            f"| 2 of s | 2 | compiled | {host} | not recorded |  | 10 |  | 1.100 |  |  |  |"
+            for host in list(FSDP_RECORDS.values())[1:]
+        ],
     ]
 
 
@@ -199,7 +207,7 @@ def test_codec_tables_show_shares_goals_and_errors(tmp_path: Path) -> None:
     error = {"scale": "pow2", "block_scale": "mse", "all weights": 0.079, "normal deviates": 0.0813}
     (tmp_path / "block_scale_error.json").write_text(json.dumps({"relative_rms_error": [error]}))
     text = benchmark_text("codec", tmp_path, "x")
-    assert "| pack | 36.4 | 0.75 | 0.75 |" in text
+    assert "| pack | 36.4 | 0.75 | 0.75, met |" in text
     assert "| pow2 | mse | 7.90% | 8.13% |" in text
     assert "normal deviates beside them; commit not recorded)" in text
     assert "4.13 TB/s; BF16 matrices of 96 x 32." in text
