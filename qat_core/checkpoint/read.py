@@ -8,11 +8,12 @@ from torch import Tensor
 
 from qat_core.checkpoint.architecture import meta_model, require_loadable, without_tied_copies
 from qat_core.checkpoint.content import SharedScales, require_valid
+from qat_core.checkpoint.ignored_modules import declared_plan
 from qat_core.checkpoint.manifest import verify_manifest
-from qat_core.checkpoint.quantization_config import declared_plan, format_of
 from qat_core.checkpoint.shards import Shards, read_json
 from qat_core.nvfp4 import PackedTensor
 from qat_core.plan import QuantPlan
+from qat_core.quantization_config import format_of
 from qat_core.weights.comparison import require_same
 from qat_core.weights.hub_names import HubNames, Weight, meta_weights
 from qat_core.weights.layouts import LAYOUTS, Layout, stored_tensors

@@ -24,19 +24,15 @@ from qat_core.checkpoint.architecture import (
     without_tied_copies,
 )
 from qat_core.checkpoint.content import require_valid
+from qat_core.checkpoint.ignored_modules import declared_plan, ignored_modules
 from qat_core.checkpoint.manifest import MANIFEST, verify_manifest, write_manifest
-from qat_core.checkpoint.quantization_config import (
-    declared_plan,
-    hf_quant_config,
-    ignored_modules,
-    quantization_config,
-)
 from qat_core.checkpoint.ranks import on_first_rank
 from qat_core.checkpoint.shards import INDEX, Shards, read_json
 from qat_core.coverage import coverage
 from qat_core.options import CheckpointFormat
 from qat_core.plan import QuantPlan, plan, state_tensors, uncompiled
 from qat_core.preparation import is_prepared
+from qat_core.quantization_config import hf_quant_config, quantization_config
 from qat_core.recipe import Recipe
 from qat_core.weights.comparison import require_same
 from qat_core.weights.hub_names import HubNames, Weight

@@ -17,8 +17,8 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict
 from pydantic import ValidationError
 
-from qat_core.checkpoint.quantization_config import quantization_config
 from qat_core.options import BLOCK_SIZE
+from qat_core.quantization_config import quantization_config
 from qat_core.recipe import REGEX_PREFIX, Recipe
 from qat_core.verl import compat
 from qat_core.verl.engine_arguments import require_arguments

@@ -11,15 +11,11 @@ import torch
 from torch import Tensor
 
 from qat_core.checkpoint.architecture import meta_model
-from qat_core.checkpoint.quantization_config import (
-    declared_plan,
-    format_of,
-    ignored_modules,
-    quantization_config,
-)
+from qat_core.checkpoint.ignored_modules import declared_plan, ignored_modules
 from qat_core.checkpoint.shards import read_json
 from qat_core.options import CheckpointFormat
 from qat_core.plan import QuantPlan, bf16_plan
+from qat_core.quantization_config import format_of, quantization_config
 from qat_core.rollout.engine import Rollouts, WeightStream, special_ids
 from qat_core.rollout.vllm import compat
 from qat_core.rollout.vllm.outputs import to_rollouts, to_routes

@@ -9,7 +9,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 from verl.utils.config import omega_conf_to_dataclass
 
-from qat_core.checkpoint.quantization_config import quantization_config
+from qat_core.quantization_config import quantization_config
 from qat_core.recipe import Recipe
 from qat_core.verl.configuration import complete, engine_patterns
 from tests import verl_configurations
