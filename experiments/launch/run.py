@@ -69,8 +69,8 @@ def main() -> None:
     args = parser.parse_args()
     study = load_study(args.study)
     run = study.find_run(args.run)
-    check_settings(study, [run])
     check_devices(study, args.study)
+    check_settings(study, [run])
     digests = training_digests(study, run, args.results)
     run_dir = args.results / run.id
     with sole_process(run_dir / "lock", run_dir, "trains"):

@@ -1,4 +1,5 @@
-"""What can be imported without torch: a study file, a recipe, a memory prediction, the facade."""
+"""What can be imported without torch: a study file, a recipe, a memory prediction, the facade, and
+all that looks at a study or a command of verl before it starts."""
 
 import subprocess
 import sys
@@ -13,11 +14,16 @@ LIGHT = [
     "import qat_core.recipe",
     "import qat_core.memory",
     "import qat_core.options",
+    "import experiments.launch.preflight",
+    "import qat_core.verl.configuration",
+    "import experiments.verl.preflight",
 ]
 
 
 @pytest.mark.parametrize("code", LIGHT)
 def test_imports_no_torch(code: str) -> None:
+    if "verl" in code:
+        pytest.importorskip("verl", reason="needs requirements/engines.txt")
     check = f"import sys; {code}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
 

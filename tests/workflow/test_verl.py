@@ -30,11 +30,13 @@ LARGEST_MEDIAN_K3_KL = 1e-3
 LOOPBACK = {"127.0.0.1", "::ffff:127.0.0.1"}
 
 
-def train(folder: Path, model: str, arm: str, num_workers: int, steps: int = 3) -> Path:
+def train(
+    folder: Path, model: str, arm: str, num_workers: int, *, base_steps: int, steps: int
+) -> Path:
     """Trains a run from a base of little training; returns the run's folder."""
     study = yaml.safe_load((STUDIES / "verl_nano.yaml").read_text())
     study |= {"models": {model: study["models"][model]}, "arms": [arm], "gpus": num_workers}
-    study["models"][model]["pretrain"]["steps"] = 50
+    study["models"][model]["pretrain"]["steps"] = base_steps
     study["rl"] |= {"steps": steps, "save_every": steps}
     del study["kl_gate"]
     file = folder / "study.yaml"
@@ -57,7 +59,8 @@ def train(folder: Path, model: str, arm: str, num_workers: int, steps: int = 3) 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished run of three steps with QAT."""
-    return train(tmp_path_factory.mktemp("moe"), "nano-moe-verl", "nvfp4-qat", num_workers=2)
+    folder = tmp_path_factory.mktemp("moe")
+    return train(folder, "nano-moe-verl", "nvfp4-qat", num_workers=2, base_steps=50, steps=3)
 
 
 @pytest.fixture
@@ -110,7 +113,7 @@ def test_mlflow_has_mismatch_memory_and_status(run_dir: Path, manifest: dict[str
 
 
 def test_bf16_arm_trains_with_verls_own_engine(tmp_path: Path) -> None:
-    run_dir = train(tmp_path, "nano-dense-verl", "bf16", num_workers=1, steps=1)
+    run_dir = train(tmp_path, "nano-dense-verl", "bf16", num_workers=1, base_steps=2, steps=1)
     (row,) = read_rows(run_dir)
     assert row["rollout_corr/k3_kl"] < LARGEST_MEDIAN_K3_KL
     memory = json.loads((run_dir / "manifest.json").read_text())["memory"]

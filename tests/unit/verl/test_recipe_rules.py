@@ -92,7 +92,7 @@ def test_the_refused_keys_are_verls_own() -> None:
 
     from experiments.verl.known_keys import _compose, _find_problem
 
-    listed = OmegaConf.to_container(_compose({}))
+    listed = OmegaConf.to_container(_compose(()))
     assert isinstance(listed, dict)
     for rule in (*STUDY_RULES, *HARNESS_RULES):
         key = rule.key.replace("vllm.", "vllm.+")  # what vLLM knows, verl does not list
