@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -49,7 +50,7 @@ def nano_trainer(
     )
 
 
-def write_nano(name: str, folder: Path, num_layers: int, seed: int = 0, **sizes: int) -> None:
+def write_nano(name: str, folder: Path, num_layers: int, seed: int = 0, **sizes: Any) -> None:
     """A BF16 checkpoint of `nano-dense` or `nano-moe` in a new folder; `sizes` change it."""
     config = read_json(ROOT / "experiments" / "models" / f"{name}.json")
     write_architecture(config | {"num_hidden_layers": num_layers} | sizes, folder)
