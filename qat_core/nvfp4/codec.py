@@ -1,18 +1,18 @@
 """Public NVFP4 functions: check the arguments, then run the kernels (CUDA) or the oracle.
 
-Each is an opaque custom op, so that torch.compile keeps it whole. None is differentiable. NaN and
-infinity cannot be refused here without waiting for the GPU: they turn their block into NaN, and
-`require_finite` names the weight.
+Where one is traced it is an opaque custom op. None is differentiable. NaN and infinity cannot be
+refused here without waiting for the GPU: they turn their block into NaN, and `require_finite` names
+the weight.
 """
 
 from collections.abc import Sequence
-from types import ModuleType
 from typing import get_args
 
 import torch
 from torch import Tensor
 
-from qat_core.nvfp4 import reference
+from qat_core.nvfp4 import custom_ops, reference
+from qat_core.nvfp4.custom_ops import backend, is_traced
 from qat_core.nvfp4.format import MAX_WEIGHT, UNREPRESENTABLE, PackedTensor
 from qat_core.options import BLOCK_SIZE, BlockScaleMethod, ScalePolicy
 
@@ -101,7 +101,9 @@ def fake_quantize(
         ValueError: wrong dtype, shape, device or option.
     """
     check(w, global_scale, method, name)
-    out: Tensor = _fake_quantize(w.detach(), global_scale, method)
+    w = w.detach()
+    run = custom_ops.fake_quantize if is_traced(w) else backend(w).fake_quantize
+    out: Tensor = run(w, global_scale, method)
     return out
 
 
@@ -110,8 +112,10 @@ def quantize(
 ) -> PackedTensor:
     """Pack w into 0.5625 bytes a weight; arguments and errors as for `fake_quantize`."""
     check(w, global_scale, method, name)
-    codes, scale_bytes = _quantize(w.detach(), global_scale, method)
-    return PackedTensor(codes, scale_bytes.view(torch.float8_e4m3fn), global_scale)
+    w = w.detach()
+    run = custom_ops.quantize if is_traced(w) else backend(w).quantize
+    codes, block_scale = run(w, global_scale, method)
+    return PackedTensor(codes, block_scale.view(torch.float8_e4m3fn), global_scale)
 
 
 def quantize_all(
@@ -142,8 +146,11 @@ def dequantize(packed: PackedTensor, dtype: torch.dtype = torch.bfloat16) -> Ten
     """The weight (..., N, K) that `packed` stands for; `dtype` is BF16 or FP32."""
     if dtype not in (torch.bfloat16, torch.float32):
         raise ValueError(f"dtype: needs bfloat16 or float32, got {dtype}")
-    scale_bytes = packed.block_scale.view(torch.uint8)
-    out: Tensor = _dequantize(packed.codes, scale_bytes, packed.global_scale, dtype)
+    codes, scale, global_scale = packed.codes, packed.block_scale, packed.global_scale
+    if is_traced(codes):
+        out: Tensor = custom_ops.dequantize(codes, scale.view(torch.uint8), global_scale, dtype)
+    else:
+        out = backend(codes).dequantize(codes, scale, global_scale, dtype)
     return out
 
 
@@ -160,54 +167,6 @@ def dequantize_into(packed: PackedTensor, out: Tensor) -> None:
         launch.dequantize_into(packed.codes, packed.block_scale, packed.global_scale, out)
     else:
         out.copy_(dequantize(packed, out.dtype))
-
-
-# FP8 travels through the ops as bytes: not every compiler pass knows float8_e4m3fn.
-@torch.library.custom_op("nvfp4::fake_quantize", mutates_args=())
-def _fake_quantize(w: Tensor, global_scale: Tensor, method: str) -> Tensor:
-    out: Tensor = backend(w).fake_quantize(w, global_scale, method)
-    return out
-
-
-@torch.library.custom_op("nvfp4::quantize", mutates_args=())
-def _quantize(w: Tensor, global_scale: Tensor, method: str) -> tuple[Tensor, Tensor]:
-    codes, scale = backend(w).quantize(w, global_scale, method)
-    return codes, scale.view(torch.uint8)
-
-
-@torch.library.custom_op("nvfp4::dequantize", mutates_args=())
-def _dequantize(
-    codes: Tensor, scale_bytes: Tensor, global_scale: Tensor, dtype: torch.dtype
-) -> Tensor:
-    scale = scale_bytes.view(torch.float8_e4m3fn)
-    out: Tensor = backend(codes).dequantize(codes, scale, global_scale, dtype)
-    return out
-
-
-@_fake_quantize.register_fake
-def _(w: Tensor, global_scale: Tensor, method: str) -> Tensor:
-    return torch.empty(w.shape, dtype=torch.bfloat16, device=w.device)
-
-
-@_quantize.register_fake
-def _(w: Tensor, global_scale: Tensor, method: str) -> tuple[Tensor, Tensor]:
-    *lead, columns = w.shape
-    codes = w.new_empty((*lead, columns // 2), dtype=torch.uint8)
-    return codes, w.new_empty((*lead, columns // BLOCK_SIZE), dtype=torch.uint8)
-
-
-@_dequantize.register_fake
-def _(codes: Tensor, scale_bytes: Tensor, global_scale: Tensor, dtype: torch.dtype) -> Tensor:
-    return codes.new_empty((*codes.shape[:-1], 2 * codes.shape[-1]), dtype=dtype)
-
-
-def backend(tensor: Tensor) -> ModuleType:
-    """Kernels for a tensor on a GPU, elsewhere the reference."""
-    if tensor.is_cuda:
-        from qat_core.nvfp4 import launch
-
-        return launch
-    return reference
 
 
 def _check_group(members: Sequence[Tensor], name: str) -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from qat_core.nvfp4 import (
     PackedTensor,
@@ -146,6 +147,39 @@ def test_inputs_are_left_as_they_were():
 def test_results_carry_no_gradient():
     w = torch.randn(16, 64, requires_grad=True)
     assert not fake_quantize(w, torch.tensor(2.0**9)).requires_grad
+
+
+class Seen(TorchDispatchMode):
+    """Names of the operators that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("fake_quantize", lambda w, scale: fake_quantize(w, scale)),
+        ("quantize", lambda w, scale: quantize(w, scale).codes),
+        ("dequantize", lambda w, scale: dequantize(quantize(w, scale))),
+    ],
+)
+def test_a_mode_sees_one_operator_that_gives_the_same_bits(name, call):
+    w, scale = torch.randn(16, 64).bfloat16(), torch.tensor(2.0**9)
+    with Seen() as seen:
+        traced = call(w, scale)
+    assert f"nvfp4::{name}" in seen.names and "aten::abs" not in seen.names
+    assert torch.equal(traced, call(w, scale))
+
+
+def test_weights_of_the_meta_device_have_shapes():
+    w, scale = torch.empty(3, 16, 64, device="meta"), torch.empty(3, device="meta")
+    assert fake_quantize(w, scale).shape == dequantize(quantize(w, scale)).shape == w.shape
 
 
 def test_compiles_whole():

@@ -84,7 +84,8 @@ def test_nothing_begins_after_a_stop(tmp_path: Path) -> None:
 
 def test_a_stop_interrupts_what_runs(tmp_path: Path) -> None:
     programs = Programs()
-    command = ["sh", "-c", f": > {tmp_path}/begun; exec sleep 100"]
+    script = f": > {tmp_path}/begun; exec sleep 100"
+    command = ["env", "--default-signal=INT", "sh", "-c", script]  # a shell's `&` ignores it
     with (tmp_path / "log").open("w") as output, ThreadPoolExecutor(1) as pool:
         ended = pool.submit(programs.exit_code, command, output)
         while not (tmp_path / "begun").exists():
