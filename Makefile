@@ -42,7 +42,9 @@ verify: $(BASE) $(EXTRA)  ## run a recorded study again with fresh seeds, compar
 		$(BIN)/python -m experiments.launch.study "$$planned" && \
 		$(BIN)/python -m analysis.replication judge "$$record" --study "$$planned"
 
-test: lint $(ENGINES)  ## check the code and run all tests
+test: $(DEV)  ## check the code and run all tests
+	@# side by side: linters read none of the engines, and locks share no other version
+	@$(MAKE) --no-print-directory -j 2 lint $(ENGINES)
 	@# models are small: more threads than workers wait for one another, and tests take half as long again
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 

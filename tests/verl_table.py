@@ -1,4 +1,4 @@
-"""The table of docs/verl.md, from the tests that prove it: `python -m tests.verl_table [--check]`.
+"""The table of docs/verl.md, from the tests that prove it: `python -m tests.verl_table`.
 
 A marker on a test is the proof of a row, several tests may prove one row, and one test several:
 
@@ -88,43 +88,52 @@ def _file(test: str) -> str:
     return test.partition("::")[0]
 
 
-def collect() -> Proofs:
-    """The rows of all tests.
-
-    Raises:
-        ValueError: a file with markers cannot be collected here, or a test lacks a case.
-    """
-    files = {
+def marked_files() -> set[str]:
+    """Files of tests that prove rows, by their paths in the repository."""
+    return {
         path.relative_to(ROOT).as_posix()
         for path in (ROOT / "tests").rglob("test_*.py")
         if f"mark.{MARKER}(" in path.read_text()
     }
+
+
+def collect() -> Proofs:
+    """The rows of all tests.
+
+    Raises:
+        ValueError: a file with markers cannot be collected here.
+    """
+    files = [str(ROOT / file) for file in sorted(marked_files())]
     proofs = Proofs()
     options = ["--collect-only", "-qq", "-p", "no:cacheprovider", f"--rootdir={ROOT}"]
-    code = pytest.main([*options, *(str(ROOT / file) for file in sorted(files))], [proofs])
-    collected = {_file(test) for tests in proofs.tests.values() for test in tests}
-    if code:
+    if code := pytest.main([*options, *files], [proofs]):
         raise ValueError(f"pytest ended with {code}; its output says why")
-    if skipped := files - collected:
-        raise ValueError(f"{', '.join(sorted(skipped))}: skipped; needs requirements/engines.txt")
-    if proofs.missing:
-        raise ValueError(f"{', '.join(sorted(proofs.missing))}: no such case; its row needs it")
     return proofs
 
 
-def main() -> None:
-    """Writes the table into the page, or with --check only says whether it is up to date."""
-    parser = argparse.ArgumentParser(description="Fill the table of docs/verl.md from the tests.")
-    parser.add_argument("--check", action="store_true", help="change nothing; fail if out of date")
-    arguments = parser.parse_args()
-    table, current = collect().table(), PAGE.read_text()
-    filled, blocks = BLOCK.subn(lambda _: table, current)
-    name = PAGE.relative_to(ROOT)
+def filled(page: str, proofs: Proofs) -> str:
+    """The page with the table that these tests prove.
+
+    Raises:
+        ValueError: a file with markers was not collected, a test lacks a case, or the page has not
+            one place for the table.
+    """
+    collected = {_file(test) for tests in proofs.tests.values() for test in tests}
+    if skipped := marked_files() - collected:
+        raise ValueError(f"{', '.join(sorted(skipped))}: skipped; needs requirements/engines.txt")
+    if proofs.missing:
+        raise ValueError(f"{', '.join(sorted(proofs.missing))}: no such case; its row needs it")
+    text, blocks = BLOCK.subn(lambda _: proofs.table(), page)
     if blocks != 1:
+        name = PAGE.relative_to(ROOT)
         raise ValueError(f"{name}: {blocks} tables between <!-- verl_table --> and its end, not 1")
-    if arguments.check and filled != current:
-        raise ValueError(f"{name}: not what the tests prove; run python -m tests.verl_table")
-    PAGE.write_text(filled)
+    return text
+
+
+def main() -> None:
+    """Writes the table into the page."""
+    argparse.ArgumentParser(description="Fill the table of docs/verl.md from tests.").parse_args()
+    PAGE.write_text(filled(PAGE.read_text(), collect()))
 
 
 if __name__ == "__main__":
