@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from qat_core.held_weights import HeldWeight
-from qat_core.mesh import shard_rows
+from qat_core.mesh import rows_of_a_shard, shard_rows
 from qat_core.nvfp4 import ShardLayout, pack_shards, shard_layout, unpack_shards
 from qat_core.scales import Scales
 
@@ -41,12 +41,12 @@ def gather_packed(shard: WeightShard, mesh: DeviceMesh) -> tuple[tuple[Tensor], 
     """
     scales, name = shard.scales, shard.weight_name
     scales.refresh_if_stale(name)
+    packed = scales.packed_shards
     if not scales.weights.holds(shard):  # FSDP2 brought a copy from the CPU to the GPU
-        buffer, layout = _pack([shard], scales, mesh)[name]
-        return (buffer,), layout
-    if name not in scales.packed_shards:
-        scales.packed_shards |= _pack(scales.weights.shared_by(mesh), scales, mesh)
-    buffer, layout = scales.packed_shards[name]
+        packed = _pack([shard], scales, mesh)
+    elif name not in packed:
+        packed |= _pack(scales.weights.shared_by(mesh), scales, mesh)
+    buffer, layout = packed[name]
     return (buffer,), layout
 
 
@@ -59,7 +59,8 @@ def _pack(
 ) -> dict[str, tuple[Tensor, ShardLayout]]:
     scales.wait_until_ready()
     names = [shard.weight_name for shard in shards]
-    layouts = [shard_layout(scales.shapes[name], mesh.size()) for name in names]
+    shapes = [scales.shapes[name] for name in names]
+    layouts = [shard_layout(shape, rows_of_a_shard(shape[0], mesh)) for shape in shapes]
     buffers = pack_shards(
         [shard.plain() for shard in shards],
         [_global_scale(shard, scales, mesh) for shard in shards],
@@ -89,11 +90,9 @@ def unpack_gathered(
 ) -> tuple[Tensor, tuple[Tensor]] | None:
     """`fsdp_post_all_gather`: the whole rounded weight in `param_dtype`, in `out` if given."""
     scales, name = shard.scales, shard.weight_name
-    global_scale = scales.values[name]
     if out is None:
         weight = torch.empty(scales.shapes[name], dtype=param_dtype, device=gathered[0].device)
-        unpack_shards(gathered[0], layout, global_scale, weight)
-        return weight, (weight,)
-    # `data` counts no version: the values are those that autograd saved in the forward pass.
-    unpack_shards(gathered[0], layout, global_scale, out.data)
-    return None
+    else:  # `data` counts no version: the values are those that autograd saved before
+        weight = out.data
+    unpack_shards(gathered[0], layout, scales.values[name], weight)
+    return (weight, (weight,)) if out is None else None

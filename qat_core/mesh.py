@@ -30,9 +30,14 @@ def shard_mesh(name: str, weight: DTensor) -> DeviceMesh:
     return mesh if mesh.ndim == 1 or names is None else mesh[names[-1]]
 
 
+def rows_of_a_shard(num_rows: int, mesh: DeviceMesh) -> int:
+    """How many of `num_rows` each rank's shard has, rows of padding included."""
+    return ceil(num_rows / mesh.size())
+
+
 def shard_rows(num_rows: int, mesh: DeviceMesh) -> range:
     """Rows of this rank's shard among `num_rows`, rows of padding included."""
-    size = ceil(num_rows / mesh.size())
+    size = rows_of_a_shard(num_rows, mesh)
     first = mesh.get_local_rank() * size
     return range(first, first + size)
 

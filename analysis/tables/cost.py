@@ -37,7 +37,7 @@ class Arm(BaseModel):
     """Times of an arm: of its steps in ms, and their median over BF16's."""
 
     step_ms: tuple[float, float, float]
-    issue_ms: tuple[float, float, float] | None = None  # under FSDP2, but in the first records
+    issue_ms: tuple[float, float, float] | None = None  # under FSDP2; not in the first records
     ratio: float
     peak_gib: float
     weights_gib: float | None = None  # on one GPU
@@ -62,6 +62,22 @@ class Stack(BaseModel):
             "compiled": self.compiled_layers,
         }
         return ", ".join(word for word, holds in words.items() if holds)
+
+    @property
+    def name(self) -> str:
+        """Its layers, in words."""
+        return f"{self.layers} of {self.shape}"
+
+    @property
+    def bf16_ms(self) -> str:
+        """Of BF16's step."""
+        return f"{median(self.arms['bf16'].step_ms):.0f}"
+
+    @property
+    def issue_ms(self) -> str:
+        """When the CPU had queued BF16's step, empty where it was not measured."""
+        issued = self.arms["bf16"].issue_ms
+        return f"{median(issued):.0f}" if issued else ""
 
     def ratio(self, arm: str) -> str:
         """An arm's time over BF16's, empty where it was not measured."""
@@ -107,19 +123,13 @@ class Measured(NamedTuple):
     host: str = ""
     transformers: str | None = None
 
-    @property
-    def issue_ms(self) -> str:
-        """When the CPU had queued BF16's step, empty where it was not measured."""
-        issued = self.stack.arms["bf16"].issue_ms
-        return f"{median(issued):.0f}" if issued else ""
-
 
 COST_TABLE: MarkdownTable[Measured] = MarkdownTable(
     {
-        "Layers": lambda row: f"{row.stack.layers} of {row.stack.shape}",
+        "Layers": lambda row: row.stack.name,
         "Setting": lambda row: row.stack.setting,
         "Commit": lambda row: row.commit,
-        "BF16, ms": lambda row: f"{median(row.stack.arms['bf16'].step_ms):.0f}",
+        "BF16, ms": lambda row: row.stack.bf16_ms,
         "QAT": lambda row: row.stack.ratio("qat"),
         "QAT, scales known": lambda row: row.stack.ratio("qat, scales known"),
         "QAT, kept packed": lambda row: row.stack.ratio(KEPT_PACKED),
@@ -133,14 +143,14 @@ COST_TABLE: MarkdownTable[Measured] = MarkdownTable(
 )
 FSDP_TABLE: MarkdownTable[Measured] = MarkdownTable(
     {
-        "Layers": lambda row: f"{row.stack.layers} of {row.stack.shape}",
+        "Layers": lambda row: row.stack.name,
         "GPUs": lambda row: str(row.stack.ranks),
         "Setting": lambda row: row.stack.setting,
         "Host": lambda row: row.host,
         "Commit": lambda row: row.commit,
         "transformers": lambda row: row.transformers or "",
-        "BF16, ms": lambda row: f"{median(row.stack.arms['bf16'].step_ms):.0f}",
-        "issued, ms": lambda row: row.issue_ms,
+        "BF16, ms": lambda row: row.stack.bf16_ms,
+        "issued, ms": lambda row: row.stack.issue_ms,
         "QAT": lambda row: row.stack.ratio("qat"),
         "QAT, scales known": lambda row: row.stack.ratio("qat, scales known"),
         "verl's QATLinear": lambda row: row.stack.ratio("verl"),

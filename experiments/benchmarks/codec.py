@@ -81,7 +81,7 @@ def kernel_calls() -> dict[str, Callable[[], object]]:
     amax = [group_amax([[w]])[0] for w in weights]
     scales = {p: [global_scale(a, p) for a in amax] for p in ("pow2", "amax")}
     packed = [quantize(w, g) for w, g in zip(weights, scales["pow2"], strict=True)]
-    half = shard_layout(torch.Size(SHAPE), 2)
+    half = shard_layout(torch.Size(SHAPE), SHAPE[0] // 2)
     shards = [_two_shards(w, g, half) for w, g in zip(weights, scales["pow2"], strict=True)]
     pairs = list(zip(weights, scales["pow2"], strict=True))
 

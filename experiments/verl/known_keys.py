@@ -62,8 +62,10 @@ def _require_groups(groups: Mapping[str, Setting]) -> None:
 
 @cache
 def _compose(overrides: tuple[str, ...]) -> DictConfig:
-    """verl's configuration with these groups, interpolations as they stand; the runs of a study
-    share a few, and each takes a third of a second."""
+    """verl's configuration with these groups, interpolations as they stand.
+
+    The runs of a study share a few of them, and each takes a third of a second.
+    """
     spec = find_spec("verl")
     if spec is None or not spec.submodule_search_locations:
         raise ValueError("trainer: verl: the package verl is missing; see requirements/engines.txt")

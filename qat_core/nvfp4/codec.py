@@ -41,7 +41,7 @@ def group_amax(groups: Groups) -> list[Tensor]:
         return []
     for index, members in enumerate(groups):
         _check_group(members, f"groups[{index}]")
-    check_one_device(
+    _check_one_device(
         [w for members in groups for w in members],
         [f"groups[{i}][{j}]" for i, members in enumerate(groups) for j in range(len(members))],
     )
@@ -100,7 +100,7 @@ def fake_quantize(
     Raises:
         ValueError: wrong dtype, shape, device or option.
     """
-    check(w, global_scale, method, name)
+    _check(w, global_scale, method, name)
     w = w.detach()
     run = custom_ops.fake_quantize if is_traced(w) else backend(w).fake_quantize
     out: Tensor = run(w, global_scale, method)
@@ -111,7 +111,7 @@ def quantize(
     w: Tensor, global_scale: Tensor, method: BlockScaleMethod = "max", *, name: str = "w"
 ) -> PackedTensor:
     """Pack w into 0.5625 bytes a weight; arguments and errors as for `fake_quantize`."""
-    check(w, global_scale, method, name)
+    _check(w, global_scale, method, name)
     w = w.detach()
     run = custom_ops.quantize if is_traced(w) else backend(w).quantize
     codes, block_scale = run(w, global_scale, method)
@@ -129,12 +129,9 @@ def quantize_all(
 
     Not for torch.compile. The results share memory, which lives as long as one of them does.
     """
-    for w, global_scale, name in zip(weights, global_scales, names, strict=True):
-        check(w, global_scale, method, name)
+    weights = checked(weights, global_scales, method, names)
     if not weights:
         return []
-    check_one_device(weights, names)
-    weights = [w.detach() for w in weights]
     packed = backend(weights[0]).quantize_all(weights, global_scales, method)
     return [
         PackedTensor(codes, scale, global_scale)
@@ -179,15 +176,27 @@ def _check_group(members: Sequence[Tensor], name: str) -> None:
             raise ValueError(f"{name}: leading dimensions differ: {shapes}")
 
 
-def check_one_device(weights: Sequence[Tensor], names: Sequence[str]) -> None:
-    """Refuse weights on several devices: a launch gets addresses, which hold on one."""
+def _check_one_device(weights: Sequence[Tensor], names: Sequence[str]) -> None:
+    """A launch gets addresses, which mean nothing on another device."""
     for w, name in zip(weights, names, strict=True):
         if w.device != weights[0].device:
             raise ValueError(f"{names[0]} is on {weights[0].device}, {name} on {w.device}")
 
 
-def check(w: Tensor, global_scale: Tensor, method: str, name: str) -> None:
-    """Refuse a weight, called `name`, that cannot be packed; errors as `fake_quantize`."""
+def checked(
+    weights: Sequence[Tensor],
+    global_scales: Sequence[Tensor],
+    method: BlockScaleMethod,
+    names: Sequence[str],
+) -> list[Tensor]:
+    """The weights for one launch, without gradients; errors as `quantize_all`."""
+    for w, global_scale, name in zip(weights, global_scales, names, strict=True):
+        _check(w, global_scale, method, name)
+    _check_one_device(weights, names)
+    return [w.detach() for w in weights]
+
+
+def _check(w: Tensor, global_scale: Tensor, method: str, name: str) -> None:
     _check_weight(w, name)
     _check_option("block scale method", method, get_args(BlockScaleMethod))
     if global_scale.dtype != torch.float32 or global_scale.shape != w.shape[:-2]:

@@ -42,13 +42,13 @@ class ShardLayout(NamedTuple):
     num_bytes: int
 
 
-def shard_layout(shape: torch.Size, num_shards: int) -> ShardLayout:
-    """Of each shard of a weight, cut along its first dimension as `torch.chunk` does.
+def shard_layout(shape: torch.Size, num_rows: int) -> ShardLayout:
+    """Of each shard of a weight of this shape, cut along its first dimension.
 
-    First all codes, then all block scales, in buffers of equal size: the last shards may have fewer
-    rows. A multiple of 16 bytes keeps the next shard's codes aligned where all have been gathered.
+    First all codes, then all block scales, in buffers of equal size, for `num_rows` rows: the last
+    shards may have fewer. A multiple of 16 bytes keeps the next shard's codes aligned where all are
+    gathered.
     """
-    num_rows = ceil(shape[0] / num_shards)
     num_blocks = num_rows * shape[1:].numel() // BLOCK_SIZE
     return ShardLayout(num_rows, num_blocks, ceil(num_blocks * BLOCK_BYTES / 16) * 16)
 

@@ -113,9 +113,11 @@ def pack_shards(
 
 def unpack_shards(shards: Tensor, layout: ShardLayout, global_scale: Tensor, out: Tensor) -> None:
     """The whole weight, rounded to BF16, into `out`, from the buffers of all shards in a row."""
-    parts = [layout.num_blocks * CODE_BYTES, layout.num_blocks]
+    if not out.numel():
+        return
+    code_bytes = layout.num_blocks * CODE_BYTES
     codes, scale_bytes, _ = shards.view(-1, layout.num_bytes).tensor_split(
-        (parts[0], sum(parts)), dim=1
+        (code_bytes, code_bytes + layout.num_blocks), dim=1
     )
     *lead, columns = out.shape[1:]
     codes = codes.reshape(-1, *lead, columns // 2)[: len(out)]

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from qat_core.nvfp4.codec import backend, check, check_one_device
+from qat_core.nvfp4.codec import checked
+from qat_core.nvfp4.custom_ops import backend
 from qat_core.nvfp4.format import ShardLayout
 from qat_core.options import BlockScaleMethod
 
@@ -33,14 +34,11 @@ def pack_shards(
         names: what to call the weights in an error.
 
     Raises:
-        ValueError: as `quantize`.
+        ValueError: as `quantize_all`.
     """
-    for w, global_scale, name in zip(weights, global_scales, names, strict=True):
-        check(w, global_scale, method, name)
+    weights = checked(weights, global_scales, method, names)
     if not weights:
         return []
-    check_one_device(weights, names)
-    weights = [w.detach() for w in weights]
     buffers: list[Tensor] = backend(weights[0]).pack_shards(weights, global_scales, layouts, method)
     return buffers
 
@@ -56,5 +54,5 @@ def unpack_shards(shards: Tensor, layout: ShardLayout, global_scale: Tensor, out
         global_scale: FP32, 0-D, or (E,) for experts (E, N, K), which are sharded by expert.
         out: contiguous (N, K) or (E, N, K), BF16 or FP32.
     """
-    assert out.is_contiguous() and shards.numel() % layout.num_bytes == 0
+    assert out.is_contiguous()
     backend(out).unpack_shards(shards, layout, global_scale, out)

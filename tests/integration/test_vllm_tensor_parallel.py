@@ -125,6 +125,7 @@ def require_close_log_probs(one: Path, two: Path) -> None:
 @pytest.mark.verl_table(
     "tensor parallel rollouts, dense and MoE",
     "two CPU workers hold the weights of one, to the bit",
+    cases=["nano-moe"],
 )
 def test_two_tensor_parallel_ranks_hold_the_weights_of_one(serve: Serve) -> None:
     one, two = serve(1, False), serve(2, False)
