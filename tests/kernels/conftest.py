@@ -14,7 +14,7 @@ import torch
 ON_GPU = torch.cuda.is_available()
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not ON_GPU and not INTERPRETED:
-    collect_ignore = ["test_kernels_equal_reference.py"]
+    collect_ignore_glob = ["test_*_equal_reference.py"]
 
 
 @pytest.fixture(scope="session")
