@@ -34,16 +34,17 @@ ARCHITECTURES = {"dense": DENSE, "moe": MOE}
 TINY = {"num_hidden_layers": 2, "hidden_size": 128, "head_dim": 64, "vocab_size": 64}
 
 
-def engine_settings(device: str, max_num_seqs: int) -> dict[str, Any]:
-    """For `VllmEngine`: a small KV cache; on CUDA, graphs of a decode step of `max_num_seqs`."""
+def engine_settings(device: str, max_num_seqs: int, *, compiled: bool = False) -> dict[str, Any]:
+    """For `VllmEngine`: a small KV cache; on CUDA, graphs of a decode step of `max_num_seqs`.
+
+    `compiled`: with torch.compile, which is vLLM's default and makes an engine start later.
+    """
     settings: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": max_num_seqs}
     if device == "cpu":
-        return settings | {"kv_cache_memory_bytes": 2**26, "enforce_eager": True}
-    graphs = {
-        "mode": 0,
-        "cudagraph_mode": "FULL_DECODE_ONLY",
-        "cudagraph_capture_sizes": [max_num_seqs],
-    }
+        return settings | {"kv_cache_memory_bytes": 2**26, "enforce_eager": not compiled}
+    graphs: dict[str, Any] = {"cudagraph_capture_sizes": [max_num_seqs]}
+    if not compiled:
+        graphs |= {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
     return settings | {
         "kv_cache_memory_bytes": 8 * BYTES_PER_GIB,
         "compilation_config": graphs,

@@ -13,6 +13,7 @@ samples need be equal there, which `synced, again` shows: then the tensors alone
 Humming do repeat: `humming-experts` compares samples too. ModelOpt's form is compared by samples
 alone, as it names its tensors otherwise, and not with `humming`, which leaves its linear layers to
 Marlin.
+`--compile` is vLLM with torch.compile, its default.
 
 vLLM's own noise has to stay out: its MoE kernels are not deterministic where a step has 1024 or
 more (token, expert) pairs, because `moe_align_block_size` then orders the tokens of an expert by
@@ -37,7 +38,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from experiments.benchmarks.architectures import ARCHITECTURES, TINY, engine_settings
 from experiments.benchmarks.device import require_device
-from experiments.benchmarks.engines import PRECISIONS, set_kernels
+from experiments.benchmarks.engines import PRECISIONS, add_compile_option, set_kernels
 from experiments.benchmarks.random_model import write_random_checkpoint
 from experiments.benchmarks.served_tensors import differing, digests, writes_in_place
 from experiments.runs.provenance import origin
@@ -69,18 +70,20 @@ class State(NamedTuple):
     tensors: dict[str, str]
 
 
-def run_architecture(config: dict[str, Any], kernels: str, device: str, folder: Path) -> Any:
+def run_architecture(
+    config: dict[str, Any], kernels: str, device: str, compiled: bool, folder: Path
+) -> Any:
     """Whether each way to the last weights gives the same sample and the same tensors."""
     write_random_checkpoint(config, folder / "base", seed=0, device=device)
     ways: dict[str, Any] = {}
     states: dict[str, State] = {}
     for way in WAYS:
-        ways[way], found = call_in_subprocess(sync_repeatedly, folder, way, device)
+        ways[way], found = call_in_subprocess(sync_repeatedly, folder, way, device, compiled)
         states |= found
     fresh = ["compressed-tensors"] + (["modelopt"] if kernels != "humming" else [])
     for kind in fresh:
-        states[f"fresh {kind}"] = call_in_subprocess(load, folder / kind, device)
-    wide = call_in_subprocess(repeat_wide, folder / "compressed-tensors", device)
+        states[f"fresh {kind}"] = call_in_subprocess(load, folder / kind, device, compiled)
+    wide = call_in_subprocess(repeat_wide, folder / "compressed-tensors", device, compiled)
     tokens = int(states["synced"].sample.response_mask.sum())
     syncs = SIZES[device]["syncs"]
     return {"syncs": syncs, "ways": ways, "tokens": tokens, **compare(states), "wide": wide}
@@ -100,7 +103,9 @@ def compare(states: dict[str, State]) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def sync_repeatedly(folder: Path, way: str, device: str) -> tuple[dict[str, Any], dict[str, State]]:
+def sync_repeatedly(
+    folder: Path, way: str, device: str, compiled: bool
+) -> tuple[dict[str, Any], dict[str, State]]:
     """States of one engine on its way; the reload leaves its last weights in both forms.
 
     Raises:
@@ -110,7 +115,7 @@ def sync_repeatedly(folder: Path, way: str, device: str) -> tuple[dict[str, Any]
     model = AutoModelForCausalLM.from_pretrained(folder / "base", dtype=torch.bfloat16).to(device)
     planned = plan(model, RECIPE)
     can_sleep = {"enable_sleep_mode": True} if device == "cuda" else {}
-    engine = VllmEngine(folder / "base", planned, **_narrow(device), **can_sleep)
+    engine = VllmEngine(folder / "base", planned, **_narrow(device, compiled), **can_sleep)
 
     def sync() -> float:
         start = perf_counter()
@@ -152,20 +157,20 @@ def _change(model: nn.Module, seed: int) -> None:
         parameter.mul_(1 + 0.05 * noise.to(parameter.dtype))
 
 
-def load(checkpoint: Path, device: str) -> State:
+def load(checkpoint: Path, device: str, compiled: bool) -> State:
     """A new engine's state."""
-    return _state(VllmEngine(checkpoint, **_narrow(device)), device)
+    return _state(VllmEngine(checkpoint, **_narrow(device, compiled)), device)
 
 
-def repeat_wide(checkpoint: Path, device: str) -> dict[str, Any]:
+def repeat_wide(checkpoint: Path, device: str, compiled: bool) -> dict[str, Any]:
     """Whether an engine repeats itself, with nothing in between, at more tokens a step."""
-    engine = VllmEngine(checkpoint, **engine_settings(device, WIDE))
+    engine = VllmEngine(checkpoint, **engine_settings(device, WIDE, compiled=compiled))
     samples = [_sample(engine, device, WIDE) for _ in range(3)]
     return {"sequences": WIDE, "repeats": [_is_equal(other, samples[0]) for other in samples[1:]]}
 
 
-def _narrow(device: str) -> dict[str, Any]:
-    return engine_settings(device, NARROW) | {
+def _narrow(device: str, compiled: bool) -> dict[str, Any]:
+    return engine_settings(device, NARROW, compiled=compiled) | {
         "max_model_len": NARROW,
         "max_num_batched_tokens": NARROW,
         "enable_prefix_caching": False,
@@ -195,6 +200,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=ARCHITECTURES, default=list(ARCHITECTURES))
     kernels = [precision for precision in PRECISIONS if precision != "bf16"]
     parser.add_argument("--kernels", choices=kernels, default="nvfp4")
+    add_compile_option(parser)
     arguments = parser.parse_args()
     require_device(arguments.device)
     set_kernels(arguments.kernels)
@@ -203,14 +209,15 @@ def main() -> None:
         "benchmark": "bitwise",
         "kernels": arguments.kernels,
         **origin(arguments.device, vllm=vllm_version()),
-        "engine": _narrow(arguments.device),
+        "torch_compile": arguments.compile,
+        "engine": _narrow(arguments.device, arguments.compile),
         "models": {},
     }
     for name in arguments.models:
         with tempfile.TemporaryDirectory() as folder:
             config = ARCHITECTURES[name] | size["shrink"]
             record["models"][name] = run_architecture(
-                config, arguments.kernels, arguments.device, Path(folder)
+                config, arguments.kernels, arguments.device, arguments.compile, Path(folder)
             )
         arguments.record.write_text(json.dumps(record, indent=1) + "\n")
         Console().print(name, record["models"][name])

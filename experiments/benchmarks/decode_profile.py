@@ -7,9 +7,8 @@
 Engines and prompts are those of `serving`. A step is the difference between 129 new tokens a
 sequence and one, over 128: the prompts' prefill cancels. Its time is measured without a profiler,
 whose own work lies between kernels; then the time of each kernel with one, over 32 steps. What no
-kernel accounts for, the GPU waited. `--compile` is vLLM with torch.compile, its default, which the
-other benchmarks leave out for the time that a start takes. `--device cpu` rehearses: there
-PyTorch's operations stand for kernels.
+kernel accounts for, the GPU waited. `--compile` is vLLM with torch.compile, its default.
+`--device cpu` rehearses: there PyTorch's operations stand for kernels.
 """
 
 from collections import defaultdict
@@ -19,7 +18,7 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
-from experiments.benchmarks.engines import argument_parser, record_engines
+from experiments.benchmarks.engines import add_compile_option, argument_parser, record_engines
 from experiments.benchmarks.serving import BATCHES, PROMPT_TOKENS, random_prompts, start
 from experiments.benchmarks.timing import quartiles, synchronize
 from experiments.support.cli import run_cli
@@ -99,7 +98,7 @@ def _kernels(sample: Sampler, new_tokens: int) -> Kernels:
 def main() -> None:
     """Profiles each `model:precision` and writes the record after each."""
     parser = argument_parser(__doc__)
-    parser.add_argument("--compile", action="store_true", help="with torch.compile")
+    add_compile_option(parser)
     arguments = parser.parse_args()
     settings = {
         "torch_compile": arguments.compile,

@@ -40,6 +40,11 @@ def argument_parser(description: str) -> argparse.ArgumentParser:
     return parser
 
 
+def add_compile_option(parser: argparse.ArgumentParser) -> None:
+    """`--compile`."""
+    parser.add_argument("--compile", action="store_true", help="with torch.compile, vLLM's default")
+
+
 def read_engine(name: str) -> tuple[dict[str, Any], bool]:
     """The config.json of an engine's model, and if its weights are packed."""
     model, _, precision = name.partition(":")

@@ -10,7 +10,7 @@ log-probs further: `rounded` is the floor of that model, its rounded weights ser
 `random`: larger models with heavy-tailed random weights, other ones for each seed.
 `trained`: checkpoints that answer the task of a study, its prompts in another order each seed;
 `--checkpoints STUDY:FOLDER`. `--kernels humming` multiplies packed weights by Humming instead of
-Marlin. `--device cpu` rehearses.
+Marlin. `--compile` is vLLM with torch.compile, its default. `--device cpu` rehearses.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from experiments.benchmarks.architectures import ARCHITECTURES, engine_settings
 from experiments.benchmarks.device import require_device
-from experiments.benchmarks.engines import PRECISIONS, set_kernels
+from experiments.benchmarks.engines import PRECISIONS, add_compile_option, set_kernels
 from experiments.benchmarks.parity_cases import Case, random_case, trained_case
 from experiments.runs.provenance import origin
 from experiments.support.cli import run_cli
@@ -66,19 +66,22 @@ class Batch(TypedDict):
     tokens: int
 
 
-def measure_case(case: Case, device: str) -> dict[str, list[Batch]]:
+def measure_case(case: Case, device: str, compiled: bool) -> dict[str, list[Batch]]:
     """All batches of every arm of one model."""
     batches: dict[str, list[Batch]] = {}
     for arms in ENGINES:
-        batches |= call_in_subprocess(measure_arms, case, arms, device)
+        batches |= call_in_subprocess(measure_arms, case, arms, device, compiled)
     return batches
 
 
-def measure_arms(case: Case, arms: tuple[str, ...], device: str) -> dict[str, list[Batch]]:
+def measure_arms(
+    case: Case, arms: tuple[str, ...], device: str, compiled: bool
+) -> dict[str, list[Batch]]:
     """All batches of the arms that one engine can serve."""
     _, packed = ARMS[arms[0]]
     served = plan(meta_model(case.checkpoints[0]), packed) if packed else None
-    settings = engine_settings(device, MAX_NUM_SEQS) | {"max_model_len": case.max_model_len}
+    settings = engine_settings(device, MAX_NUM_SEQS, compiled=compiled)
+    settings["max_model_len"] = case.max_model_len
     engine = VllmEngine(case.checkpoints[0], served, **settings)
     return {
         arm: [
@@ -158,6 +161,7 @@ def main() -> None:
     parser.add_argument("--checkpoints", nargs="+", default=[], metavar="STUDY:FOLDER")
     kernels = [precision for precision in PRECISIONS if precision != "bf16"]
     parser.add_argument("--kernels", choices=kernels, default="nvfp4")
+    add_compile_option(parser)
     arguments = parser.parse_args()
     device = arguments.device
     is_random = arguments.weights == "random"
@@ -169,6 +173,7 @@ def main() -> None:
         "benchmark": "parity",
         "weights": arguments.weights,
         "kernels": arguments.kernels,
+        "torch_compile": arguments.compile,
         **origin(device, vllm=vllm_version()),
         "models": {},
     }
@@ -177,7 +182,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             make_case = random_case if is_random else trained_case
             case = make_case(name, Path(folder), device)
-            batches[case.name] = measure_case(case, device)
+            batches[case.name] = measure_case(case, device, arguments.compile)
         record["models"][case.name] = {"tokens": _tokens(batches[case.name])}
         arguments.record.write_text(json.dumps(record, indent=1) + "\n")
         write_batches(batches, arguments.record.with_suffix(".csv.gz"))

@@ -1,19 +1,21 @@
 """What NVFP4 buys at inference: room for KV cache, throughput, and time of a step's rollouts.
 
     python -m experiments.benchmarks.serving experiments/records/benchmarks/serving_8b_h200.json \\
-        qwen3-8b:humming qwen3-8b:nvfp4 qwen3-8b:bf16
+        --compile qwen3-8b:humming qwen3-8b:nvfp4 qwen3-8b:bf16
 
-Random weights on 90 % of a GPU, CUDA graphs for decoding. `nvfp4` is vLLM's own choice, Marlin;
-`humming` is `QAT_CORE_{LINEAR,EXPERTS}_KERNEL=humming`, `humming-experts` only the latter, and
-`repeatable` the latter with `QAT_CORE_LINEAR_KERNEL=marlin-unpack`. Measured are prompts of 32
-tokens with 128 new ones, prefill of 8,192 tokens in four prompts, and the rollouts of one training
-step: 256 and 1,024 prompts with 2,048 new tokens each, of which as many run at once as the KV cache
-holds. Prompts are of random tokens: with alike ones an MoE's random router sends all sequences to
-the same few experts (`expert_load`). No sequence has a seed, as in verl.
+Random weights on 90 % of a GPU, CUDA graphs for decoding; with `--compile` as vLLM is by default,
+torch.compile and CUDA graphs of what is around attention in other steps. `nvfp4` is vLLM's own
+choice, Marlin; `humming` is `QAT_CORE_{LINEAR,EXPERTS}_KERNEL=humming`, `humming-experts` only the
+latter, and `repeatable` the latter with `QAT_CORE_LINEAR_KERNEL=marlin-unpack`. Measured are
+prompts of 32 tokens with 128 new ones, prefill of 8,192 tokens in four prompts, and the rollouts of
+one training step: 256 and 1,024 prompts with 2,048 new tokens each, of which as many run at once as
+the KV cache holds. Prompts are of random tokens: with alike ones an MoE's random router sends all
+sequences to the same few experts (`expert_load`). No sequence has a seed, as in verl.
 `--resume` goes on with a record whose run was cut off. `--device cpu` rehearses with nano models.
 """
 
 import tempfile
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -24,6 +26,7 @@ from torch import Tensor
 
 from experiments.benchmarks.architectures import engine_settings
 from experiments.benchmarks.engines import (
+    add_compile_option,
     argument_parser,
     read_engine,
     record_engines,
@@ -47,14 +50,13 @@ NEW_TOKENS = {"cuda": 128, "cpu": 8}
 PREFILL = {"cuda": (4, 2048), "cpu": (2, 32)}  # prompts, tokens of each
 ROLLOUTS = {"cuda": (256, 1024), "cpu": (8, 16)}  # prompts
 ROLLOUT_TOKENS = {"cuda": 2048, "cpu": 16}  # new ones of each prompt
-VLLM_COMPILE = 3  # of vLLM's CompilationMode
 # tokens of a decoding step
 GRAPHS = [1, 2, 4, 8, 16, *range(32, 256, 32), *range(256, 512, 64), *range(512, 1025, 128)]
 
 
-def run(name: str, device: str) -> dict[str, Any]:
+def run(name: str, device: str, *, compiled: bool = False) -> dict[str, Any]:
     """KV cache and throughput of one `model:precision`."""
-    engine, config = start(name, device)
+    engine, config = start(name, device, compiled=compiled)
     kv_bytes_per_token = (
         2 * 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
     )
@@ -92,13 +94,11 @@ def start(name: str, device: str, *, compiled: bool = False) -> tuple[VllmEngine
 
 
 def _settings(device: str, compiled: bool) -> dict[str, Any]:
-    settings = engine_settings(device, max(*BATCHES, *ROLLOUTS[device]))
+    settings = engine_settings(device, max(*BATCHES, *ROLLOUTS[device]), compiled=compiled)
     if device == "cpu":
         return settings
     del settings["kv_cache_memory_bytes"]
     settings["compilation_config"] |= {"cudagraph_capture_sizes": GRAPHS}
-    if compiled:
-        settings["compilation_config"]["mode"] = VLLM_COMPILE
     prompts, tokens = PREFILL[device]
     return settings | {
         "gpu_memory_utilization": GPU_MEMORY_UTILIZATION,
@@ -148,14 +148,17 @@ def _rollout(engine: VllmEngine, count: int, vocab_size: int, device: str) -> di
 
 def main() -> None:
     """Measures each `model:precision` and writes the record after each."""
-    arguments = argument_parser(__doc__).parse_args()
+    parser = argument_parser(__doc__)
+    add_compile_option(parser)
+    arguments = parser.parse_args()
     settings = {
+        "torch_compile": arguments.compile,
         "gpu_memory_utilization": GPU_MEMORY_UTILIZATION,
         "new_tokens": NEW_TOKENS[arguments.device],
         "prompts": "random tokens",
         "seeds": "none",
     }
-    record_engines(arguments, "serving", settings, run)
+    record_engines(arguments, "serving", settings, partial(run, compiled=arguments.compile))
 
 
 if __name__ == "__main__":
