@@ -191,21 +191,20 @@ def humming(
     tiling: Tiling = "default",
 ) -> Product:
     """humming-kernels, routed by the same padded order as vLLM's own use of it."""
-    experts_layer = HummingLayer(packed, "indexed", rows, tiling)
+    return partial(multiply_routed, HummingLayer(packed, "indexed", rows, tiling))
 
-    def product(x: Tensor, routing: Routing) -> Tensor:
-        tile_rows = experts_layer.rows_per_tile(routing.pairs)
-        ids, experts, num_padded = routing.padded(tile_rows)
-        return experts_layer.multiply(
-            x,
-            sorted_ids=ids,
-            expert_ids=experts,
-            num_tokens_padded=num_padded,
-            top_k=routing.pairs_per_row,
-            valid_shape_m=routing.pairs,
-        )
 
-    return product
+def multiply_routed(layer: HummingLayer, x: Tensor, routing: Routing) -> Tensor:
+    """The rows of x times the weights of their experts, by Humming."""
+    ids, experts, num_padded = routing.padded(layer.rows_per_tile(routing.pairs))
+    return layer.multiply(
+        x,
+        sorted_ids=ids,
+        expert_ids=experts,
+        num_tokens_padded=num_padded,
+        top_k=routing.pairs_per_row,
+        valid_shape_m=routing.pairs,
+    )
 
 
 ARMS: dict[str, Callable[..., Any]] = {

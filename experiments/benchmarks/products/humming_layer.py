@@ -6,6 +6,7 @@ Humming compiles a kernel for each layer shape and tile: a second or two each, k
 
 import json
 from collections.abc import Sequence
+from copy import copy
 from typing import Any, Literal
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from qat_core.nvfp4 import PackedTensor
 from qat_core.rollout.vllm.humming import NUM_LOCKS, tiles_for, weight_schema
 
+ANY_MORE = 1 << 30  # Humming's word
 Tiling = Literal["default", "unsplit", "invariant"]
 
 
@@ -50,6 +52,13 @@ class HummingLayer:
             self.tiles = [[low, high, {**tile, **whole}] for low, high, tile in self.tiles]
         self.compute_config, self.tuning_config = json.dumps(compute), json.dumps(self.tiles)
         self.locks = torch.zeros(NUM_LOCKS, dtype=torch.int32, device=packed.codes.device)
+
+    def with_tile(self, tile: dict[str, Any]) -> "HummingLayer":
+        """The same weight in the same memory, with this tile for all numbers of rows."""
+        other = copy(self)
+        other.tiles = [[0, ANY_MORE, tile]]
+        other.tuning_config = json.dumps(other.tiles)
+        return other
 
     def multiply(self, x: Tensor, **routing: Any) -> Tensor:
         """x @ weight.T; BF16 (rows, N) of BF16 (rows, K). `routing` is Humming's, for experts."""

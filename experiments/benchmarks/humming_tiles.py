@@ -1,0 +1,228 @@
+"""Are there faster tiles than those that humming-kernels 0.1.19 picks by its table?
+
+    python -m experiments.benchmarks.humming_tiles RECORD.json [--layers KEY ...] [--tokens M ...]
+
+For each product of a decoder layer and each number of tokens: tiles drawn from all that Humming can
+compile, then the neighbours of the best, then the best of both against Humming's own and BF16, all
+in turns. Those that split no sum are searched apart: they repeat their bits, which is checked, and
+add in FP32. Times are those of `matmul`: CUDA graphs, weights that are not in the L2 cache. What
+the record has already is kept.
+"""
+
+import argparse
+import json
+import os
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from experiments.benchmarks.device import require_device
+from experiments.benchmarks.matmul import layers, measure_peak
+from experiments.benchmarks.products.cases import (
+    Call,
+    Case,
+    case,
+    different,
+    prepare,
+    relative_error,
+)
+from experiments.benchmarks.products.experts import multiply_routed
+from experiments.benchmarks.products.humming_layer import ANY_MORE, HummingLayer
+from experiments.benchmarks.products.layers import Layer, floors_us
+from experiments.benchmarks.products.tiles import Point, Tiles
+from experiments.benchmarks.records import read_continued
+from experiments.benchmarks.timing import quartiles, time_calls
+from experiments.runs.provenance import origin
+from experiments.support.cli import run_cli
+from experiments.support.json_files import write_json
+from experiments.support.subprocess_call import call_in_subprocess
+from qat_core.arguments import positive_int
+
+TOKENS = [1, 32, 256]
+SEARCH_ROUNDS, FINAL_ROUNDS = 5, 20
+WALKED_FROM = 3  # best tiles whose neighbours are tried
+FINALISTS = 3
+REPEATS = 20
+IN_TURNS = 12  # tiles of one search that are timed together
+# Twice the error of sums that are split and rounded to BF16 (docs/performance.md): a wrong kernel
+# is off by far more.
+MAX_ERROR = 8e-3
+
+Found = dict[Point, tuple[dict[str, Any], float]]  # tile and microseconds
+
+
+class Search:
+    """The search for one product's tiles at one number of tokens."""
+
+    def __init__(self, layer: Layer, tokens: int, samples: int) -> None:
+        bf16 = "triton bf16" if layer.experts else "bf16"
+        self._arms = [bf16, "humming", "humming unsplit"]
+        self.weights = prepare(layer, self._arms, [tokens], "cuda")
+        copies = (16 if tokens == 1 else 4) if layer.experts else 1
+        self.case: Case = case(self.weights, tokens, copies=copies)
+        self._rows, self._reference = self.case.reference()
+        self._layers = [_humming_layer(product) for product in self.weights.products["humming"]]
+        self._config = self._layers[0].config
+        self._gemm_type = "indexed" if layer.experts else "dense"
+        pairs = tokens * layer.experts_per_token
+        self.tiles = Tiles(self._config, self._gemm_type, pairs, _block_rows(layer, tokens))
+        self._samples, self._random = samples, Random(0)
+        self.refused = 0
+
+    def run(self) -> dict[str, Any]:
+        """The best tiles found, and the others' times beside them."""
+        split, whole = (self._best(is_split) for is_split in (True, False))
+        tiles = {
+            f"{name} {index}": tile
+            for name, found in (("split", split), ("whole", whole))
+            for index, (tile, _) in enumerate(_fastest(found, FINALISTS).values())
+        }
+        calls = {arm: self.case.calls(arm) for arm in self._arms} | {
+            name: self._calls(tile) for name, tile in tiles.items()
+        }
+        times = time_calls(calls, "cuda", FINAL_ROUNDS)
+        return {
+            "tiles_timed": len(split) + len(whole),
+            "tiles_refused": self.refused,
+            "arms": {
+                name: {
+                    "us": quartiles(times[name]),
+                    "error": relative_error(of_arm[0](), self._rows, self._reference),
+                    "repeats_with_other_bits": _other_bits(of_arm[0]),
+                    "tile": tiles.get(name),
+                }
+                for name, of_arm in calls.items()
+            },
+        }
+
+    def _best(self, is_split: bool) -> Found:
+        drawn = self.tiles.sample(self._samples, self._random, is_split)
+        found = self._time(drawn)
+        for _ in range(2):
+            beside = {
+                point: tile
+                for start in _fastest(found, WALKED_FROM)
+                for point, tile in self.tiles.beside(start)
+                if tile["use_stream_k"] == is_split
+            }
+            found |= self._time({it: tile for it, tile in beside.items() if it not in found})
+        return found
+
+    def _time(self, tiles: Mapping[Point, dict[str, Any]]) -> Found:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            compiled = list(pool.map(self._compiles, tiles.values()))
+        good = [
+            it for it, ok in zip(tiles.items(), compiled, strict=True) if ok and self._right(it[1])
+        ]
+        self.refused += len(tiles) - len(good)
+        found: Found = {}
+        for start in range(0, len(good), IN_TURNS):
+            some = dict(good[start : start + IN_TURNS])
+            calls = {str(it): self._calls(tile) for it, tile in some.items()}
+            times = time_calls(calls, "cuda", SEARCH_ROUNDS)
+            found |= {it: (tile, median(times[str(it)])) for it, tile in some.items()}
+        return found
+
+    def _compiles(self, tile: dict[str, Any]) -> bool:
+        from humming.kernel.humming import HummingKernel
+
+        compute = json.dumps({"use_batch_invariant": False, "gemm_type": self._gemm_type})
+        table = json.dumps([[0, ANY_MORE, tile]])
+        try:
+            HummingKernel.prepare_kernels(self._config.to_str(), compute, table, 0)
+        except (AssertionError, RuntimeError, ValueError):
+            return False
+        return True
+
+    def _right(self, tile: dict[str, Any]) -> bool:
+        try:
+            out = self._calls(tile)[0]()
+        except (RuntimeError, ValueError, AssertionError):
+            return False
+        return relative_error(out, self._rows, self._reference) <= MAX_ERROR
+
+    def _calls(self, tile: dict[str, Any]) -> list[Call]:
+        tiled = [layer.with_tile(tile) for layer in self._layers]
+        x = self.case.x
+        if self.case.routings:
+            return [partial(multiply_routed, tiled[0], x, it) for it in self.case.routings]
+        return [partial(layer.multiply, x) for layer in tiled]
+
+
+def _humming_layer(product: Any) -> HummingLayer:
+    layer: HummingLayer = product.args[0] if isinstance(product, partial) else product.__self__
+    return layer
+
+
+def _block_rows(layer: Layer, tokens: int) -> Sequence[int]:
+    """Rows of a tile that can pay, for as many as one matrix has."""
+    rows = tokens * layer.experts_per_token // layer.experts if layer.experts else tokens
+    if rows <= 8:
+        return (8, 16) if layer.experts and tokens > 1 else (8,)
+    return [it for it in (16, 24, 32, 48, 64, 96, 128, 192, 256) if rows // 4 <= it <= rows + 8]
+
+
+def _fastest(found: Found, count: int) -> Found:
+    return dict(sorted(found.items(), key=lambda item: item[1][1])[:count])
+
+
+def _other_bits(call: Call) -> int:
+    first = call()
+    return sum(different(call(), first) > 0 for _ in range(REPEATS))
+
+
+def search(
+    layer: Layer, tokens: Sequence[int], samples: int, peak: dict[str, float]
+) -> list[dict[str, Any]]:
+    """A row for each number of tokens."""
+    torch.manual_seed(0)
+    rows = []
+    for count in tokens:
+        found = Search(layer, count, samples)
+        floors = floors_us(layer, count, found.case.experts_hit, peak)
+        rows.append({"layer": layer.key, "tokens": count, "floor_us": floors, **found.run()})
+        del found
+        torch.cuda.empty_cache()
+    return rows
+
+
+def main() -> None:
+    """Searches what the record lacks and writes it after each layer."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("record", type=Path)
+    parser.add_argument("--layers", nargs="+", metavar="MODEL.NAME")
+    parser.add_argument("--tokens", nargs="+", type=positive_int, default=TOKENS)
+    parser.add_argument("--samples", type=positive_int, default=60)
+    arguments = parser.parse_args()
+    require_device("cuda")
+    chosen = layers("cuda", arguments.layers)
+    setup = {
+        "benchmark": "humming_tiles",
+        **origin("cuda", arguments.record),
+        "samples": arguments.samples,
+    }
+    record = read_continued(arguments.record, setup) or {
+        **setup,
+        "peak": measure_peak("cuda"),
+        "cases": [],
+    }
+    for layer in chosen:
+        known = {row["tokens"] for row in record["cases"] if row["layer"] == layer.key}
+        if missing := [count for count in arguments.tokens if count not in known]:
+            options = (layer, missing, arguments.samples, record["peak"])
+            record["cases"] += call_in_subprocess(search, *options)
+            write_json(arguments.record, record)
+            for row in record["cases"][-len(missing) :]:
+                shown = {name: round(it["us"][1], 1) for name, it in row["arms"].items()}
+                Console(width=160).print(row["layer"], row["tokens"], shown)
+
+
+if __name__ == "__main__":
+    run_cli(main)

@@ -1,0 +1,96 @@
+"""The space of tiles that humming-kernels 0.1.19 has on Hopper, and how to walk in it.
+
+A point has a value for each of AXES. Humming's own analysis says which of them a kernel can be
+compiled for.
+"""
+
+from collections.abc import Iterator, Sequence
+from random import Random
+from typing import Any
+
+AXES: dict[str, Sequence[Any]] = {
+    "mma_type": ("mma", "wgmma"),
+    "warp_m": (8, 16, 24, 32, 48, 64, 96, 128, 192),
+    "m_warps": (1, 2, 4),
+    "warp_n": (32, 64),
+    "n_warps": (1, 2, 4, 8),
+    "warp_k": (32, 64, 128),
+    "k_warps": (1, 2, 4),
+    "num_stages": (2, 3, 4, 5, 6, 8),
+    "num_ctas_per_sm": (1, 2, 3, 4),
+    "use_stream_k": (False, True),
+    "use_tma": (False, True),
+    "use_warp_spec": (False, True),
+    "multi_cast_size_a": (1, 2),
+    "wgmma_split_issue_wait": (False, True),
+}
+PLAIN = ("mma_type", *tuple(AXES)[7:])  # which Humming calls the same
+Point = tuple[Any, ...]
+
+
+class Tiles:
+    """The tiles of one product at one number of rows.
+
+    Args:
+        config: Humming's, of the layer.
+        gemm_type: "dense", or "indexed" for experts.
+        rows: of all experts together.
+        block_rows: how many rows a tile may have.
+    """
+
+    def __init__(self, config: Any, gemm_type: str, rows: int, block_rows: Sequence[int]) -> None:
+        from humming.config import GemmType
+        from humming.tune.candidate import TuningProblem
+        from humming.tune.sm90 import Sm90Heuristics
+
+        device = Sm90Heuristics.get_device_profile(include_grid_size=True)
+        self._problem = TuningProblem(config, rows, GemmType(gemm_type), device)
+        self._block_rows = set(block_rows)
+
+    def tile(self, point: Point) -> dict[str, Any] | None:
+        """Humming's words for a point, or None where there is no such kernel."""
+        from humming.tune.candidate import ScheduleCandidate, analyze_candidate
+
+        value = dict(zip(AXES, point, strict=True))
+        warp = (value["warp_m"], value["warp_n"], value["warp_k"])
+        warps = (value["m_warps"], value["n_warps"], value["k_warps"])
+        block = tuple(size * count for size, count in zip(warp, warps, strict=True))
+        is_wgmma = value["mma_type"] == "wgmma"
+        if block[0] not in self._block_rows or (value["wgmma_split_issue_wait"] and not is_wgmma):
+            return None
+        plain = {name: value[name] for name in PLAIN}
+        tile = {"block_shape": block, "warp_shape": warp, **plain}
+        try:
+            analysis = analyze_candidate(
+                self._problem, ScheduleCandidate.from_config("walked", tile)
+            )
+        except (ArithmeticError, ValueError):
+            return None
+        # TMA cannot gather the rows of experts
+        no_tma = {"use_tma_a": False, "use_tma_c": False} if self._is_indexed else {}
+        return {**tile, **no_tma, "use_pdl": True} if analysis.legal else None
+
+    @property
+    def _is_indexed(self) -> bool:
+        return bool(self._problem.gemm_type.value == "indexed")
+
+    def sample(self, count: int, random: Random, is_split: bool) -> dict[Point, dict[str, Any]]:
+        """Different points that split sums or do not, each as likely as any other."""
+        axes = AXES | {"use_stream_k": (is_split,)}
+        found: dict[Point, dict[str, Any]] = {}
+        for _ in range(2000 * count):
+            point = tuple(random.choice(values) for values in axes.values())
+            if point not in found and (tile := self.tile(point)):
+                found[point] = tile
+            if len(found) == count:
+                break
+        return found
+
+    def beside(self, point: Point) -> Iterator[tuple[Point, dict[str, Any]]]:
+        """The points that differ on one axis, by one step."""
+        for index, values in enumerate(AXES.values()):
+            at = values.index(point[index])
+            for value in values[max(0, at - 1) : at + 2]:
+                other = (*point[:index], value, *point[index + 1 :])
+                if other != point and (tile := self.tile(other)):
+                    yield other, tile
