@@ -47,7 +47,7 @@ from qat_core.arguments import positive_int
 
 TOKENS = [1, 32, 256]
 SEARCH_ROUNDS, FINAL_ROUNDS = 5, 20
-WALKED_FROM = 3  # best tiles whose neighbours are tried
+WALKED_FROM = 2  # best tiles whose neighbours are tried
 FINALISTS = 3
 REPEATS = 20
 IN_TURNS = 12  # tiles of one search that are timed together
