@@ -23,7 +23,8 @@ KEPT_PACKED_STEP_GOALS = {"qwen3-8b": 1.01, "qwen3-30b-a3b": 1.05}  # of BF16's 
 NOTE = (
     "Speeds: tokens a second over BF16's of the same run. Decoding: so many sequences of 32 prompt "
     "and 128 new tokens each; counted are new ones, and the time includes the prompts' prefill. "
-    "Weight sync: median. Judged before rounding."
+    "Weight sync: median. Judged before rounding. torch.compile of vLLM: as the table of decoding "
+    "says; off for weight syncs."
 )
 
 

@@ -9,7 +9,7 @@ from analysis.claims_table import show_ratio
 from analysis.markdown import MarkdownTable
 from analysis.stats import Array, ratio_over_seeds
 from analysis.tables.engines import PRECISIONS
-from analysis.tables.record import Record, read_record
+from analysis.tables.record import EngineRecord, read_record
 
 ARMS = {"qat-pow2": "QAT", "qat-amax": "QAT, amax scale", "no-qat": "No QAT"}
 TITLE = "**k3 KL between trainer and vLLM on sampled tokens, 95 % intervals over seeds**"
@@ -22,7 +22,7 @@ NOTE = (
 )
 
 
-class ParityRecord(Record):
+class ParityRecord(EngineRecord):
     """Of experiments/benchmarks/parity.py, by name of a model; its batches lie beside it."""
 
     weights: str
@@ -74,7 +74,8 @@ def read_parity(folder: Path, machine: str) -> tuple[list[ParityRecord], list[Pa
         rows = pd.read_csv(path.with_suffix(".csv.gz"))
         multiplied_by = PRECISIONS[record.kernels].removeprefix("NVFP4")
         for name in record.models:
-            label = f"{name}, {record.weights} weights{multiplied_by}"
+            compiled = ", torch.compile" if record.torch_compile else ""
+            label = f"{name}, {record.weights} weights{multiplied_by}{compiled}"
             model = _parity(label, record.commit, rows, name)
             if len({len(means) for means in model.means.values()}) > 1:
                 raise ValueError(f"{path}: models.{name}: arms of unequal length; record it again")

@@ -59,6 +59,17 @@ class Record(Dated):
         return ", ".join(filter(None, [self.hardware.name, *named, f"commit {self.commit}"]))
 
 
+class EngineRecord(Record):
+    """Of vLLM's engines. The first records do not say that torch.compile was off."""
+
+    torch_compile: bool = False
+
+    @property
+    def compiled(self) -> str:
+        """Whether vLLM's torch.compile was on, which is its default."""
+        return "on" if self.torch_compile else "off"
+
+
 RecordType = TypeVar("RecordType", bound=BaseModel)
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from pydantic import BaseModel
 
 from analysis.markdown import MarkdownTable
-from analysis.tables.record import Record, read_record, setups
+from analysis.tables.record import EngineRecord, read_record, setups
 
 TITLE = "**Is vLLM after many weight syncs the engine that loads the same weights from disk?**"
 KERNELS = {
@@ -75,7 +75,7 @@ class Repeated(BaseModel):
         return _listed(names)
 
 
-class BitwiseRecord(Record):
+class BitwiseRecord(EngineRecord):
     """Of experiments/benchmarks/bitwise.py."""
 
     models: dict[str, Repeated]
@@ -94,6 +94,7 @@ TABLE: MarkdownTable[Row] = MarkdownTable(
     {
         "Model": lambda row: row.name,
         "Kernels": lambda row: KERNELS[row.record.kernels],
+        "torch.compile": lambda row: row.record.compiled,
         "Weights came by": lambda row: row.run.came_by,
         "Commit": lambda row: row.record.commit,
         "Syncs": lambda row: str(row.run.syncs),

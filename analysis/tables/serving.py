@@ -8,7 +8,7 @@ from pydantic import BaseModel
 
 from analysis.markdown import MarkdownTable
 from analysis.tables.engines import engine_name
-from analysis.tables.record import Record, read_record
+from analysis.tables.record import EngineRecord, read_record
 
 SERVINGS = ("serving_8b", "serving_30b")  # of experiments/benchmarks/serving.py
 NOTE = (
@@ -53,7 +53,7 @@ class ServingEngine(BaseModel):
         return self.rollouts[prompts].speed if prompts in self.rollouts else None
 
 
-class ServingRecord(Record):
+class ServingRecord(EngineRecord):
     """Of experiments/benchmarks/serving.py; engines are named `model:precision`."""
 
     gpu_memory_utilization: float
@@ -64,10 +64,10 @@ Speed = Callable[[ServingEngine], float | None]
 
 
 class Served(NamedTuple):
-    """An engine, its run's commit, and that run's BF16 engine, if there is another."""
+    """An engine, its run, and that run's BF16 engine, if there is another."""
 
     name: str
-    commit: str
+    record: ServingRecord
     engine: ServingEngine
     floor: ServingEngine | None
 
@@ -127,7 +127,8 @@ def serving_sections(records: Sequence[ServingRecord]) -> list[str]:
     table: MarkdownTable[Served] = MarkdownTable(
         {
             "Engine": lambda row: engine_name(row.name),
-            "Commit": lambda row: row.commit,
+            "Commit": lambda row: row.record.commit,
+            "torch.compile": lambda row: row.record.compiled,
             "KV cache, tokens": lambda row: f"{row.engine.kv_cache_tokens:,}",
         }
         | {
@@ -153,5 +154,5 @@ def served(record: ServingRecord) -> list[Served]:
     for name, engine in sorted(record.engines.items()):
         floor = record.engines.get(f"{name.partition(':')[0]}:bf16")
         floor = None if floor is engine else floor
-        rows.append(Served(name, record.commit, engine, floor))
+        rows.append(Served(name, record, engine, floor))
     return rows

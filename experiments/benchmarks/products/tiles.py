@@ -23,8 +23,9 @@ AXES: dict[str, Sequence[Any]] = {
     "use_warp_spec": (False, True),
     "multi_cast_size_a": (1, 2),
     "wgmma_split_issue_wait": (False, True),
+    "use_pdl": (False, True),
 }
-PLAIN = ("mma_type", *tuple(AXES)[7:])  # which Humming calls the same
+PLAIN = ("mma_type", *tuple(AXES)[7:-1])  # which Humming's analysis calls the same
 Point = tuple[Any, ...]
 
 
@@ -68,7 +69,7 @@ class Tiles:
             return None
         # TMA cannot gather the rows of experts
         no_tma = {"use_tma_a": False, "use_tma_c": False} if self._is_indexed else {}
-        return {**tile, **no_tma, "use_pdl": True} if analysis.legal else None
+        return {**tile, **no_tma, "use_pdl": value["use_pdl"]} if analysis.legal else None
 
     @property
     def _is_indexed(self) -> bool:

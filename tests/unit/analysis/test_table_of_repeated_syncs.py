@@ -10,7 +10,7 @@ SETUP = {"hardware": {"gpus": ["GPU X"]}, "versions": {"vllm": "1.2", "torch": "
 EQUAL = {"synced": True, "synced, again": True, "other weights": False}
 
 
-def _row(folder: Path, kernels: dict[str, str], run: dict[str, Any], name: str = "") -> str:
+def _row(folder: Path, kernels: dict[str, Any], run: dict[str, Any], name: str = "") -> str:
     """The line of a record's only model, beside the first record."""
     (folder / "bitwise_x.json").write_text(json.dumps(SETUP | {"models": {}}))
     models = {"m": {"syncs": 100, "tokens": 8000} | run}
@@ -22,7 +22,7 @@ def _row(folder: Path, kernels: dict[str, str], run: dict[str, Any], name: str =
 
 def test_a_record_without_tensors_shows_samples(tmp_path: Path) -> None:
     assert _row(tmp_path, {}, {"equal": EQUAL}) == (
-        "| m | Marlin | reload | not recorded | 100 | 8,000 | synced; synced, again "
+        "| m | Marlin | off | reload | not recorded | 100 | 8,000 | synced; synced, again "
         "| not recorded | other weights |"
     )
 
@@ -37,13 +37,14 @@ def test_samples_of_an_engine_that_does_not_repeat_itself_are_not_held_against_i
     }
     run["ways"] = {"reload": {"in_place": False}, "in place": {"in_place": True}}
     assert _row(tmp_path, {"kernels": "humming"}, run, "_humming") == (
-        "| m | Humming | reload and in place | not recorded | 100 | 8,000 "
+        "| m | Humming | off | reload and in place | not recorded | 100 | 8,000 "
         "| no: one engine's own differ | in place | other weights |"
     )
 
 
 def test_what_differs_in_tensors_alone_is_named(tmp_path: Path) -> None:
     run = {"equal": EQUAL, "equal_weights": {"synced": True, "slept and synced": False}}
-    row = _row(tmp_path, {"kernels": "humming-experts"}, run, "_humming_experts")
+    kernels = {"kernels": "humming-experts", "torch_compile": True}
+    row = _row(tmp_path, kernels, run, "_humming_experts")
     assert row.endswith("| synced; synced, again | synced | other weights; slept and synced |")
-    assert "| Marlin, experts by Humming |" in row
+    assert "| Marlin, experts by Humming | on |" in row

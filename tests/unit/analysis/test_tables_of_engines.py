@@ -72,13 +72,17 @@ def folder(tmp_path: Path) -> Path:
     records = {
         "rollout": GIT | {"allocator": "", "engines": engines},
         "rollout_expandable": {"allocator": "grows", "engines": {"m:nvfp4": engines["m:nvfp4"]}},
-        "serving_8b": {"gpu_memory_utilization": 0.9, "engines": {"m:nvfp4": served}},
+        "serving_8b": {
+            "gpu_memory_utilization": 0.9,
+            "torch_compile": True,
+            "engines": {"m:nvfp4": served},
+        },
         "serving_30b": {
             "gpu_memory_utilization": 0.9,
             "engines": {"m:bf16": bf16, "m:humming": humming},
         },
         "parity": parity | {"weights": "random"},
-        "parity_trained": GIT | parity | {"weights": "trained"},
+        "parity_trained": GIT | parity | {"weights": "trained", "torch_compile": True},
     }
     _write_batches(tmp_path / "parity_x.csv.gz", ratios)
     _write_batches(tmp_path / "parity_trained_x.csv.gz", ratios | {"rounded": 1.0})
@@ -98,19 +102,20 @@ def folder(tmp_path: Path) -> Path:
         "| 0.40 | 0.50 |  |",
         "| m NVFP4, `grows` | not recorded | 6.04 | 6.00 | -1.250% | 0.040 | 2.000 |  |  | 0.30 "
         "| 0.50 |  |",
-        "| Engine | Commit | KV cache, tokens | new tokens/s at 1 | new tokens/s at 8 "
-        "| Prefill, tokens/s "
+        "| Engine | Commit | torch.compile | KV cache, tokens | new tokens/s at 1 "
+        "| new tokens/s at 8 | Prefill, tokens/s "
         "| Rollouts of 8 prompts, s | Rollouts of 1,024 prompts, s |",
         # without a BF16 engine in its run, then with one that rolled out 1,000 tokens in 4 s
-        "| m NVFP4 | not recorded | 12,345 | 20 | 3,000 |  |  |  |",
-        "| m BF16 | not recorded | 999 | 10 | 4,000 | 5,000 | 4.0 |  |",
-        "| m NVFP4, Humming | not recorded | 12,345 | 20 (2.00x) | 3,000 (0.75x) "
+        "| m NVFP4 | not recorded | on | 12,345 | 20 | 3,000 |  |  |  |",
+        "| m BF16 | not recorded | off | 999 | 10 | 4,000 | 5,000 | 4.0 |  |",
+        "| m NVFP4, Humming | not recorded | off | 12,345 | 20 (2.00x) | 3,000 (0.75x) "
         "| 6,000 (1.20x) | 5.0 (1.60x) | 9.0 |",
         # both arms' seeds differ alike, so that the ratio of every seed is the same
         "| m, random weights | not recorded | 2 | 1,000 | 2.00e-05 | 1.05x (1.05x to 1.05x) "
         "| 1.50x (1.50x to 1.50x) | 250x (250x to 250x) |  |",
-        "| m, trained weights | 0123456 | 2 | 1,000 | 2.00e-05 | 1.05x (1.05x to 1.05x) "
-        "| 1.50x (1.50x to 1.50x) | 250x (250x to 250x) | 1.05x (1.05x to 1.05x) |",
+        "| m, trained weights, torch.compile | 0123456 | 2 | 1,000 | 2.00e-05 "
+        "| 1.05x (1.05x to 1.05x) | 1.50x (1.50x to 1.50x) | 250x (250x to 250x) "
+        "| 1.05x (1.05x to 1.05x) |",
     ],
 )
 def test_a_table_shows(folder: Path, line: str) -> None:

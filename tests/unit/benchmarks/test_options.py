@@ -18,6 +18,7 @@ MISTAKES = [
     ("matmul", ["--device", "cpu", "--layers", "x"], "--layers: x: no such layer; there are tiny"),
     ("matmul_bits", ["--tokens", "nan"], f"argument --tokens: nan: {COUNT}"),
     ("matmul_bits", ["--device", "cpu", "--layers", "x"], "--layers: x: no such layer; there"),
+    ("humming_tiles", ["--samples", "0"], f"argument --samples: 0: {COUNT}"),
     ("parameter", ["--rounds", "0"], f"argument --rounds: 0: {COUNT}"),
     ("fsdp", ["--rounds", "0"], f"argument --rounds: 0: {COUNT}"),
     ("fsdp", ["--worlds", "0"], f"argument --worlds: 0: {COUNT}"),
@@ -33,7 +34,7 @@ WITHOUT_GPU = [
     *(("matmul", [], NO_GPU), ("matmul_bits", [], NO_GPU), ("parameter", [], NO_GPU)),
     *(("bitwise", [], NO_GPU), ("parity", ["random"], NO_GPU)),
     *(("rollout", ["qwen3-8b:bf16"], NO_GPU), ("serving", ["qwen3-8b:bf16"], NO_GPU)),
-    ("decode_profile", ["qwen3-8b:bf16"], NO_GPU),
+    *(("decode_profile", ["qwen3-8b:bf16"], NO_GPU), ("humming_tiles", [], NO_GPU)),
     ("codec", [], "no CUDA GPU here; run it where there is one"),
 ]
 
