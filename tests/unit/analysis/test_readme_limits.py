@@ -8,10 +8,8 @@ from statistics import fmean, median
 from typing import Any
 
 import pandas as pd
-import pytest
 
 from analysis.claims_table import Claim, read_table
-from analysis.tables.serving import read_servings, served
 from tests.unit.analysis.readme import COUNTS, RECORDS, TEXT
 
 MISMATCH_STUDIES = ("default", "smollm2", "verl-gpu", "verl-gpu-moe", "verl-seeds")
@@ -117,26 +115,3 @@ def test_cost_of_a_small_models_step() -> None:
 
     ratio = max(step_s("nvfp4-qat")) / min(step_s("bf16"))
     assert f"of SmolLM2-135M takes up to {ratio:.1f} times as long as in BF16" in TEXT
-
-
-@pytest.mark.parametrize(
-    ("model", "sentence"),
-    [
-        ("qwen3-8b", "decodes at {} times with vLLM's own kernel and {} with Humming"),
-        ("qwen3-30b-a3b", "Qwen3-30B-A3B at {} and {};"),
-    ],
-)
-def test_speed_of_serving(model: str, sentence: str) -> None:
-    rows = {
-        row.precision: row
-        for record in read_servings(RECORDS / "benchmarks", "h200")
-        for row in served(record)
-        if row.model == model
-    }
-    by_marlin, by_humming = rows["nvfp4"], rows["humming"]
-    decoding, prefill = (
-        [f"{row.speed_ratio(speed):.2f}" for row in (by_marlin, by_humming)]
-        for speed in (lambda engine: engine.tokens_per_s["256"][1], lambda engine: engine.prefill)
-    )
-    assert sentence.format(*decoding) in TEXT
-    assert "{} and {}".format(*prefill) in TEXT.partition("prefill runs at ")[2][:60]
