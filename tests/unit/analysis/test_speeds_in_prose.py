@@ -1,0 +1,105 @@
+"""Speeds of serving that README and pages state in sentences are of the records."""
+
+from functools import cache
+
+import pytest
+
+from analysis.tables.serving import Served, read_servings, served
+from experiments.study.schema import ROOT
+from tests.unit.analysis.readme import RECORDS, TEXT
+
+BATCHES = ("1", "32", "256")
+
+
+def page(name: str) -> str:
+    return " ".join((ROOT / "docs" / f"{name}.md").read_text().split())
+
+
+@cache
+def rows() -> dict[str, Served]:
+    records = read_servings(RECORDS / "benchmarks", "h200")
+    return {row.name: row for record in records for row in served(record)}
+
+
+def decoding(name: str, batches: tuple[str, ...] = BATCHES) -> list[str]:
+    """Tokens a second over BF16's."""
+    row = rows()[name]
+    return [f"{row.speed_ratio(lambda it, b=b: it.tokens_per_s[b][1]):.2f}" for b in batches]
+
+
+def listed(numbers: list[str]) -> str:
+    return f"{', '.join(numbers[:-1])} and {numbers[-1]}"
+
+
+def longer_percent(name: str, prompts: int) -> int:
+    """Seconds of the rollouts of a step, over BF16's."""
+    own, floor = rows()[name].engine, rows()[name].floor
+    assert floor is not None
+    return round(100 * (own.rollouts[prompts].seconds / floor.rollouts[prompts].seconds - 1))
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        ("qwen3-8b", "decodes at {} times with vLLM's own kernel and {} with Humming"),
+        ("qwen3-30b-a3b", "Qwen3-30B-A3B at {} and {};"),
+    ],
+)
+def test_readme(model: str, sentence: str) -> None:
+    by_marlin, by_humming = (rows()[f"{model}:{kind}"] for kind in ("nvfp4", "humming"))
+    largest = [decoding(row.name, ("256",))[0] for row in (by_marlin, by_humming)]
+    assert sentence.format(*largest) in TEXT
+    prefill = [f"{row.speed_ratio(lambda it: it.prefill):.2f}" for row in (by_marlin, by_humming)]
+    assert "{} and {}".format(*prefill) in TEXT.partition("prefill runs at ")[2][:60]
+
+
+def test_switches() -> None:
+    moe, dense = "qwen3-30b-a3b", "qwen3-8b"
+    text = page("verl")
+    assert (
+        f"at {listed(decoding(f'{moe}:humming'))} times BF16's speed with 1, 32 and 256 sequences "
+        f"(experts alone: {listed(decoding(f'{moe}:humming-experts'))}; Marlin: "
+        f"{listed(decoding(f'{moe}:nvfp4'))})"
+    ) in text
+    assert (
+        f"decodes at {listed(decoding(f'{dense}:humming'))} times BF16's speed (Marlin: "
+        f"{listed(decoding(f'{dense}:nvfp4'))}), and rollouts of 256 or 1,024 prompts take "
+        f"{longer_percent(f'{dense}:humming', 256)} % and "
+        f"{longer_percent(f'{dense}:humming', 1024)} % longer"
+    ) in text
+    shorter = [-longer_percent(f"{moe}:humming-experts", count) for count in (256, 1024)]
+    by_marlin = [-longer_percent(f"{moe}:nvfp4", count) for count in (256, 1024)]
+    assert (
+        "take {} and {} % less time than in BF16 (256 and 1,024 prompts), with Marlin {} and {} %"
+    ).format(*shorter, *by_marlin) in text
+
+
+def test_rollouts_of_a_step() -> None:
+    text = page("performance")
+    first, second = (longer_percent("qwen3-8b:humming", count) for count in (256, 1024))
+    assert (
+        f"takes {first} % longer than BF16 for 256 prompts and {second} % longer for 1,024" in text
+    )
+    less = [
+        -longer_percent(f"qwen3-30b-a3b:{kind}", count)
+        for kind in ("humming", "humming-experts", "nvfp4")
+        for count in (256, 1024)
+    ]
+    assert (
+        "takes {} % less time than BF16 for 256 prompts and {} % less for 1,024; with experts "
+        "alone by Humming {} and {} % less, with Marlin {} and {} % less"
+    ).format(*less) in text
+
+
+@pytest.mark.parametrize(("batch", "goal"), [("32", 1.25), ("256", 0.93)])
+def test_steps_behind_missed_goals(batch: str, goal: float) -> None:
+    """A step is the time of 128 new tokens of each sequence, prefill included, over 128."""
+    row = rows()["qwen3-8b:humming"]
+    assert row.floor is not None
+    own, floor = (int(batch) / it.tokens_per_s[batch][1] * 1e3 for it in (row.engine, row.floor))
+    text = page("performance")
+    assert f"Qwen3-8B, {batch} sequences: {floor / own:.3f}x of {goal}x with Humming" in text
+    if batch == "32":
+        assert (
+            f"A step takes {own:.2f} ms, BF16's {floor:.2f}; the goal needs {floor / goal:.2f}"
+        ) in text
