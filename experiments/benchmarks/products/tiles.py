@@ -25,7 +25,9 @@ AXES: dict[str, Sequence[Any]] = {
     "wgmma_split_issue_wait": (False, True),
     "use_pdl": (False, True),
 }
-PLAIN = ("mma_type", *tuple(AXES)[7:-1])  # which Humming's analysis calls the same
+GEOMETRY = ("warp_m", "m_warps", "warp_n", "n_warps", "warp_k", "k_warps")
+# the others are Humming's names; its analysis does not know the last
+PLAIN = tuple(name for name in AXES if name not in (*GEOMETRY, "use_pdl"))
 Point = tuple[Any, ...]
 
 
