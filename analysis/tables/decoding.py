@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from analysis.markdown import MarkdownTable
 from analysis.tables.engines import engine_name
-from analysis.tables.record import EngineRecord, read_record, setups
+from analysis.tables.record import Record, read_record, setups
 from experiments.benchmarks.engines import read_engine
 
 TITLE = "**A decoding step by what the GPU does, milliseconds**"
@@ -54,7 +54,7 @@ class Step(BaseModel):
         return sum(self.in_step_ms.values())
 
 
-class DecodeRecord(EngineRecord):
+class DecodeRecord(Record):
     """Of experiments/benchmarks/decode_profile.py: steps by engine and sequences at once."""
 
     engines: dict[str, dict[str, Step]]

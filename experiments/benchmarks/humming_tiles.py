@@ -12,7 +12,6 @@ already is kept.
 """
 
 import argparse
-import json
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,17 +25,16 @@ import torch
 from rich.console import Console
 
 from experiments.benchmarks.device import require_device
-from experiments.benchmarks.matmul import layers, measure_peak
+from experiments.benchmarks.matmul import batches, layers, measure_peak, missing_tokens
 from experiments.benchmarks.products.cases import (
     Call,
-    Case,
     case,
-    different,
+    differing_repeats,
     prepare,
     relative_error,
 )
 from experiments.benchmarks.products.experts import multiply_routed
-from experiments.benchmarks.products.humming_layer import ANY_MORE, HummingLayer
+from experiments.benchmarks.products.humming_layer import HummingLayer
 from experiments.benchmarks.products.layers import Layer, floors_us
 from experiments.benchmarks.products.tiles import Point, Tiles
 from experiments.benchmarks.records import read_continued
@@ -51,7 +49,6 @@ TOKENS = [1, 32, 256]
 SEARCH_ROUNDS, FINAL_ROUNDS = 5, 20
 WALKED_FROM = 2  # best tiles whose neighbours are tried
 FINALISTS = 3
-REPEATS = 20
 BEFORE = "before"
 IN_TURNS = 12  # tiles of one search that are timed together
 # Twice the error of sums that are split and rounded to BF16 (docs/performance.md): a wrong kernel
@@ -67,15 +64,14 @@ class Search:
     def __init__(self, layer: Layer, tokens: int, samples: int) -> None:
         bf16 = "triton bf16" if layer.experts else "bf16"
         self._arms = [bf16, "humming", "humming unsplit"]
-        self.weights = prepare(layer, self._arms, [tokens], "cuda")
-        copies = (16 if tokens == 1 else 4) if layer.experts else 1
-        self.case: Case = case(self.weights, tokens, copies=copies)
+        weights = prepare(layer, self._arms, [tokens], "cuda")
+        self.case = case(weights, tokens, copies=batches(tokens))
         self._rows, self._reference = self.case.reference()
-        self._layers = [_humming_layer(product) for product in self.weights.products["humming"]]
-        self._config = self._layers[0].config
-        self._gemm_type = "indexed" if layer.experts else "dense"
+        self._layers = [_humming_layer(product) for product in weights.products["humming"]]
+        gemm_type = "indexed" if layer.experts else "dense"
         pairs = tokens * layer.experts_per_token
-        self.tiles = Tiles(self._config, self._gemm_type, pairs, _block_rows(layer, tokens))
+        config = self._layers[0].config
+        self.tiles = Tiles(config, gemm_type, pairs, _block_rows(layer, tokens))
         self._samples, self._random = samples, Random(0)
         self._copied = torch.empty_like(self.case.x)
         self.refused = 0
@@ -92,17 +88,18 @@ class Search:
             name: self._calls(tile) for name, tile in tiles.items()
         }
         times = self._times_us(calls, FINAL_ROUNDS)
+        outputs = {name: of_arm[0]() for name, of_arm in calls.items()}
         return {
             "tiles_timed": len(split) + len(whole),
             "tiles_refused": self.refused,
             "arms": {
                 name: {
                     "us": quartiles(times[name]),
-                    "error": relative_error(of_arm[0](), self._rows, self._reference),
-                    "repeats_with_other_bits": _other_bits(of_arm[0]),
+                    "error": relative_error(out, self._rows, self._reference),
+                    "differing_repeats": differing_repeats(calls[name][0], out),
                     "tile": tiles.get(name),
                 }
-                for name, of_arm in calls.items()
+                for name, out in outputs.items()
             },
         }
 
@@ -149,12 +146,8 @@ class Search:
         return torch.mul(self.case.x, 1.0, out=self._copied)
 
     def _compiles(self, tile: dict[str, Any]) -> bool:
-        from humming.kernel.humming import HummingKernel
-
-        compute = json.dumps({"use_batch_invariant": False, "gemm_type": self._gemm_type})
-        table = json.dumps([[0, ANY_MORE, tile]])
         try:
-            HummingKernel.prepare_kernels(self._config.to_str(), compute, table, 0)
+            self._layers[0].with_tile(tile).compile()
         except (AssertionError, RuntimeError, ValueError):
             return False
         return True
@@ -189,11 +182,6 @@ def _block_rows(layer: Layer, tokens: int) -> Sequence[int]:
 
 def _fastest(found: Found, count: int) -> Found:
     return dict(sorted(found.items(), key=lambda item: item[1][1])[:count])
-
-
-def _other_bits(call: Call) -> int:
-    first = call()
-    return sum(different(call(), first) > 0 for _ in range(REPEATS))
 
 
 def search(
@@ -232,8 +220,7 @@ def main() -> None:
         "cases": [],
     }
     for layer in chosen:
-        known = {row["tokens"] for row in record["cases"] if row["layer"] == layer.key}
-        if missing := [count for count in arguments.tokens if count not in known]:
+        if missing := missing_tokens(record, layer, arguments.tokens):
             options = (layer, missing, arguments.samples, record["peak"])
             record["cases"] += call_in_subprocess(search, *options)
             write_json(arguments.record, record)

@@ -91,12 +91,18 @@ def measure_peak(device: str) -> dict[str, float]:
     return {"bytes_per_s": max(rates), "flops_per_s": 2 * side**3 / best["product"]}
 
 
+def batches(tokens: int) -> int:
+    """How many are routed, so that each call reads other experts' weights than the one before."""
+    if tokens >= FILLS_CACHE:
+        return 1
+    return 16 if tokens == 1 else 4
+
+
 def measure(
     weights: Weights, tokens: int, device: str, rounds: int, peak: dict[str, float]
 ) -> dict[str, Any]:
     """Times and errors of all arms at one number of tokens."""
-    batches = 16 if tokens == 1 else 4
-    this = case(weights, tokens, copies=batches if tokens < FILLS_CACHE else 1)
+    this = case(weights, tokens, copies=batches(tokens))
     rows, reference = this.reference()
     outputs, refusals = this.outputs()
     calls = {arm: this.calls(arm) for arm in outputs}
@@ -158,12 +164,17 @@ def main() -> None:
         raise SystemExit("\n".join(wrong))
 
 
+def missing_tokens(record: dict[str, Any], layer: Layer, tokens: list[int]) -> list[int]:
+    """The numbers of tokens at which a record lacks a layer."""
+    known = {row["tokens"] for row in record["cases"] if row["layer"] == layer.key}
+    return [count for count in tokens if count not in known]
+
+
 def measure_missing(
     record: dict[str, Any], layer: Layer, tokens: list[int], device: str
 ) -> list[dict[str, Any]]:
     """The cases of a layer that a record lacks."""
-    known = {row["tokens"] for row in record["cases"] if row["layer"] == layer.key}
-    missing = [count for count in tokens if count not in known]
+    missing = missing_tokens(record, layer, tokens)
     if not missing:
         return []
     weights = prepare(layer, arms_of(layer, device), missing, device, cold=device == "cuda")

@@ -14,6 +14,7 @@ runs as vLLM's batch-invariant mode sets it up, without split-K; `matmul.py` com
 
 import argparse
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -24,9 +25,11 @@ from torch import Tensor
 from experiments.benchmarks.device import require_device
 from experiments.benchmarks.matmul import arms_of, layers
 from experiments.benchmarks.products.cases import (
+    REPEATS,
     Case,
     case,
     different,
+    differing_repeats,
     equal_groups,
     prefix,
     prepare,
@@ -39,7 +42,6 @@ from experiments.support.json_files import write_json
 from qat_core.arguments import positive_int
 from qat_core.options import ScalePolicy
 
-REPEATS = 20
 TOKENS = [1, 8, 32, 33, 255, 256, 257, 1024, 4096]
 UNPACKING = ("dequantize + bf16", "dequantize + grouped bf16")  # the same product as without
 
@@ -86,16 +88,11 @@ def describe(this: Case, outputs: dict[str, Tensor], at_most: dict[str, Tensor])
             "error": relative_error(out, rows, reference),
             "differ_from_first": different(out, first),
             "differ_from_most_tokens": different(out, at_most[arm][: len(out)]),
-            "differing_repeats": differing_repeats(this, arm, out),
+            "differing_repeats": differing_repeats(partial(this.output, arm), out),
         }
         for arm, out in outputs.items()
         if arm in at_most
     }
-
-
-def differing_repeats(this: Case, arm: str, out: Tensor) -> int:
-    """How many of REPEATS further products have other bits than `out`."""
-    return sum(different(this.output(arm), out) > 0 for _ in range(REPEATS))
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ from qat_core.options import ScalePolicy
 
 COLD_BYTES = 160e6  # more than three times the L2 cache of an H100 or H200
 ROWS_CHECKED = 64
+REPEATS = 20
 
 Call = Callable[[], Tensor]
 
@@ -163,6 +164,11 @@ def relative_error(out: Tensor, rows: Tensor, reference: Tensor) -> float:
 def different(out: Tensor, other: Tensor) -> int:
     """How many elements have other bits."""
     return int((out.view(torch.int16) != other.view(torch.int16)).sum())
+
+
+def differing_repeats(call: Call, out: Tensor) -> int:
+    """How many of REPEATS further calls give other bits than `out`."""
+    return sum(different(call(), out) > 0 for _ in range(REPEATS))
 
 
 def equal_groups(outputs: dict[str, Tensor]) -> list[list[str]]:

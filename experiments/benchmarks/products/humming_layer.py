@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from qat_core.nvfp4 import PackedTensor
-from qat_core.rollout.vllm.humming import NUM_LOCKS, tiles_for, weight_schema
+from qat_core.rollout.vllm.humming import ANY_MORE, NUM_LOCKS, tiles_for, weight_schema
 
-ANY_MORE = 1 << 30  # Humming's word
 Tiling = Literal["default", "unsplit", "invariant"]
 
 
@@ -59,6 +58,15 @@ class HummingLayer:
         other.tiles = [[0, ANY_MORE, tile]]
         other.tuning_config = json.dumps(other.tiles)
         return other
+
+    def compile(self) -> None:
+        """Its kernels, which are compiled at the first product else."""
+        from humming.kernel.humming import HummingKernel
+
+        device = self.locks.device
+        HummingKernel.prepare_kernels(
+            self.config.to_str(), self.compute_config, self.tuning_config, device
+        )
 
     def multiply(self, x: Tensor, **routing: Any) -> Tensor:
         """x @ weight.T; BF16 (rows, N) of BF16 (rows, K). `routing` is Humming's, for experts."""

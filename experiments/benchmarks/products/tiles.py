@@ -49,6 +49,9 @@ class Tiles:
         device = Sm90Heuristics.get_device_profile(include_grid_size=True)
         self._problem = TuningProblem(config, rows, GemmType(gemm_type), device)
         self._block_rows = set(block_rows)
+        # TMA cannot gather the rows of experts
+        is_routed = gemm_type == "indexed"
+        self._fixed = {"use_tma_a": False, "use_tma_c": False} if is_routed else {}
 
     def tile(self, point: Point) -> dict[str, Any] | None:
         """Humming's words for a point, or None where there is no such kernel."""
@@ -69,13 +72,7 @@ class Tiles:
             )
         except (ArithmeticError, ValueError):
             return None
-        # TMA cannot gather the rows of experts
-        no_tma = {"use_tma_a": False, "use_tma_c": False} if self._is_indexed else {}
-        return {**tile, **no_tma, "use_pdl": value["use_pdl"]} if analysis.legal else None
-
-    @property
-    def _is_indexed(self) -> bool:
-        return bool(self._problem.gemm_type.value == "indexed")
+        return tile | self._fixed | {"use_pdl": value["use_pdl"]} if analysis.legal else None
 
     def sample(self, count: int, random: Random, is_split: bool) -> dict[Point, dict[str, Any]]:
         """Different points that split sums or do not, each as likely as any other."""

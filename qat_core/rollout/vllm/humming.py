@@ -15,6 +15,7 @@ from qat_core.options import BLOCK_SIZE
 from qat_core.rollout.vllm.kernel_choice import require_vllm
 
 VERSION = "0.1.19"
+ANY_MORE = 1 << 30  # Humming's word for a tile that serves any number of rows
 NUM_LOCKS = 2048  # as Humming's own layer has; parts of split sums meet there
 
 

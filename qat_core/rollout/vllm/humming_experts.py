@@ -30,7 +30,6 @@ from qat_core.rollout.vllm.tile_layout import to_layout
 # Pairs of a token and an expert: the tile of each of these numbers serves all up to it, the last
 # one's any more.
 TILED_PAIRS = (8, 16, 800, 1280, 2048, 3072, 4096, 8192, 16384, 65536)
-ANY_MORE = 1 << 30  # Humming's word
 
 
 class HummingExperts(MarlinExperts):  # type: ignore[misc]
@@ -151,7 +150,7 @@ def _kernels(
     )
     tiles, above = [], 0
     for pairs in TILED_PAIRS:
-        up_to = ANY_MORE if pairs == TILED_PAIRS[-1] else pairs
+        up_to = humming.ANY_MORE if pairs == TILED_PAIRS[-1] else pairs
         tile = get_heuristics_config(config, pairs, gemm_type="indexed", device=device)
         tiles.append((above, up_to, tile | {"use_stream_k": False}))
         above = pairs

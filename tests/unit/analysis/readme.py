@@ -1,8 +1,13 @@
-"""README and docs/results.md as one line each, and what their sentences are compared with."""
+"""README and pages of docs as one line each, and what their sentences are compared with."""
 
 from experiments.study.schema import ROOT
 
 RECORDS = ROOT / "experiments" / "records"
-TEXT = " ".join((ROOT / "README.md").read_text().split())
-RESULTS = " ".join((ROOT / "docs" / "results.md").read_text().split())
+
+
+def one_line(page: str) -> str:
+    return " ".join((ROOT / page).read_text().split())
+
+
+TEXT, RESULTS = one_line("README.md"), one_line("docs/results.md")
 COUNTS = {0: "none", 1: "one", 2: "two", 3: "three", 5: "five", 6: "six", 7: "seven", 10: "ten"}

@@ -5,14 +5,9 @@ from functools import cache
 import pytest
 
 from analysis.tables.serving import Served, read_servings, served
-from experiments.study.schema import ROOT
-from tests.unit.analysis.readme import RECORDS, TEXT
+from tests.unit.analysis.readme import RECORDS, TEXT, one_line
 
 BATCHES = ("1", "32", "256")
-
-
-def page(name: str) -> str:
-    return " ".join((ROOT / "docs" / f"{name}.md").read_text().split())
 
 
 @cache
@@ -55,7 +50,7 @@ def test_readme(model: str, sentence: str) -> None:
 
 def test_switches() -> None:
     moe, dense = "qwen3-30b-a3b", "qwen3-8b"
-    text = page("verl")
+    text = one_line("docs/verl.md")
     assert (
         f"at {listed(decoding(f'{moe}:humming'))} times BF16's speed with 1, 32 and 256 sequences "
         f"(experts alone: {listed(decoding(f'{moe}:humming-experts'))}; Marlin: "
@@ -75,7 +70,7 @@ def test_switches() -> None:
 
 
 def test_rollouts_of_a_step() -> None:
-    text = page("performance")
+    text = one_line("docs/performance.md")
     first, second = (longer_percent("qwen3-8b:humming", count) for count in (256, 1024))
     assert (
         f"takes {first} % longer than BF16 for 256 prompts and {second} % longer for 1,024" in text
@@ -97,7 +92,7 @@ def test_steps_behind_missed_goals(batch: str, goal: float) -> None:
     row = rows()["qwen3-8b:humming"]
     assert row.floor is not None
     own, floor = (int(batch) / it.tokens_per_s[batch][1] * 1e3 for it in (row.engine, row.floor))
-    text = page("performance")
+    text = one_line("docs/performance.md")
     assert f"Qwen3-8B, {batch} sequences: {floor / own:.3f}x of {goal}x with Humming" in text
     if batch == "32":
         assert (
