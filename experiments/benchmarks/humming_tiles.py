@@ -1,13 +1,12 @@
-"""Are there faster tiles than those that humming-kernels 0.1.19 picks by its table?
+"""Do products by humming-kernels 0.1.19 have to split sums to be fast?
 
     python -m experiments.benchmarks.humming_tiles RECORD.json [--layers KEY ...] [--tokens M ...]
 
-For each product of a decoder layer and each number of tokens: tiles drawn from all that Humming can
-compile, then the neighbours of the best, then the best of both against Humming's own and BF16, all
-in turns. Those that split no sum are searched apart: they repeat their bits, which is checked, and
-add in FP32. CUDA graphs are timed, with weights that are not in the L2 cache and a small kernel
-before each product, whose own time is subtracted. A model has one there too, and without it a
-product that may start early (`use_pdl`) would overlap with the one before. What the record has
+Its own choice of tiles splits sums between thread blocks, which then add in BF16 and in any order,
+so that bits vary. For each product of a decoder layer and each number of tokens this searches the
+tiles that do not: some drawn from all that Humming can compile, then the neighbours of the best,
+then the best of both against Humming's own choice, Marlin and BF16, all in turns. That bits repeat
+is checked. CUDA graphs are timed, with weights that are not in the L2 cache. What the record has
 already is kept.
 """
 
@@ -49,7 +48,6 @@ TOKENS = [1, 32, 256]
 SEARCH_ROUNDS, FINAL_ROUNDS = 5, 20
 WALKED_FROM = 2  # best tiles whose neighbours are tried
 FINALISTS = 3
-BEFORE = "before"
 IN_TURNS = 12  # tiles of one search that are timed together
 # Twice the error of sums that are split and rounded to BF16 (docs/performance.md): a wrong kernel
 # is off by far more.
@@ -63,7 +61,7 @@ class Search:
 
     def __init__(self, layer: Layer, tokens: int, samples: int) -> None:
         bf16 = "triton bf16" if layer.experts else "bf16"
-        self._arms = [bf16, "humming", "humming unsplit"]
+        self._arms = [bf16, "marlin", "humming", "humming unsplit"]
         weights = prepare(layer, self._arms, [tokens], "cuda")
         self.case = case(weights, tokens, copies=batches(tokens))
         self._rows, self._reference = self.case.reference()
@@ -73,24 +71,20 @@ class Search:
         config = self._layers[0].config
         self.tiles = Tiles(config, gemm_type, pairs, _block_rows(layer, tokens))
         self._samples, self._random = samples, Random(0)
-        self._copied = torch.empty_like(self.case.x)
         self.refused = 0
 
     def run(self) -> dict[str, Any]:
         """The best tiles found, and the others' times beside them."""
-        split, whole = (self._best(is_split) for is_split in (True, False))
-        tiles = {
-            f"{name} {index}": tile
-            for name, found in (("split", split), ("whole", whole))
-            for index, (tile, _) in enumerate(_fastest(found, FINALISTS).values())
-        }
+        found = self._best()
+        fastest = _fastest(found, FINALISTS).values()
+        tiles = {f"found {index}": tile for index, (tile, _) in enumerate(fastest)}
         calls = {arm: self.case.calls(arm) for arm in self._arms} | {
             name: self._calls(tile) for name, tile in tiles.items()
         }
-        times = self._times_us(calls, FINAL_ROUNDS)
+        times = time_calls(calls, "cuda", FINAL_ROUNDS)
         outputs = {name: of_arm[0]() for name, of_arm in calls.items()}
         return {
-            "tiles_timed": len(split) + len(whole),
+            "tiles_timed": len(found),
             "tiles_refused": self.refused,
             "arms": {
                 name: {
@@ -103,15 +97,13 @@ class Search:
             },
         }
 
-    def _best(self, is_split: bool) -> Found:
-        drawn = self.tiles.sample(self._samples, self._random, is_split)
-        found = self._time(drawn)
+    def _best(self) -> Found:
+        found = self._time(self.tiles.sample(self._samples, self._random))
         for _ in range(2):
             beside = {
                 point: tile
                 for start in _fastest(found, WALKED_FROM)
                 for point, tile in self.tiles.beside(start)
-                if tile["use_stream_k"] == is_split
             }
             found |= self._time({it: tile for it, tile in beside.items() if it not in found})
         return found
@@ -127,23 +119,9 @@ class Search:
         for start in range(0, len(good), IN_TURNS):
             some = dict(good[start : start + IN_TURNS])
             calls = {str(it): self._calls(tile) for it, tile in some.items()}
-            times = self._times_us(calls, SEARCH_ROUNDS)
+            times = time_calls(calls, "cuda", SEARCH_ROUNDS)
             found |= {it: (tile, median(times[str(it)])) for it, tile in some.items()}
         return found
-
-    def _times_us(self, calls: Mapping[str, list[Call]], rounds: int) -> dict[str, list[float]]:
-        """Of each arm's calls behind a small kernel, less that kernel's median."""
-        count = min(len(listed) for listed in calls.values())
-        behind = {
-            arm: [it for call in listed for it in (self._before, call)]
-            for arm, listed in calls.items()
-        }
-        times = time_calls(behind | {BEFORE: [self._before] * 2 * count}, "cuda", rounds)
-        before_us = median(times.pop(BEFORE))
-        return {arm: [2 * us - before_us for us in of_arm] for arm, of_arm in times.items()}
-
-    def _before(self) -> torch.Tensor:
-        return torch.mul(self.case.x, 1.0, out=self._copied)
 
     def _compiles(self, tile: dict[str, Any]) -> bool:
         try:

@@ -1,7 +1,7 @@
 """The space of tiles that humming-kernels 0.1.19 has on Hopper, and how to walk in it.
 
-A point has a value for each of AXES. Humming's own analysis says which of them a kernel can be
-compiled for.
+Of those that split no sum between thread blocks. A point has a value for each of AXES. Humming's
+own analysis says which of them a kernel can be compiled for.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,16 +18,13 @@ AXES: dict[str, Sequence[Any]] = {
     "k_warps": (1, 2, 4),
     "num_stages": (3, 4, 5, 6),
     "num_ctas_per_sm": (1, 2, 3),
-    "use_stream_k": (False, True),
     "use_tma": (False, True),
     "use_warp_spec": (False, True),
     "multi_cast_size_a": (1, 2),
     "wgmma_split_issue_wait": (False, True),
-    "use_pdl": (False, True),
 }
 GEOMETRY = ("warp_m", "m_warps", "warp_n", "n_warps", "warp_k", "k_warps")
-# the others are Humming's names; its analysis does not know the last
-PLAIN = tuple(name for name in AXES if name not in (*GEOMETRY, "use_pdl"))
+PLAIN = tuple(name for name in AXES if name not in GEOMETRY)  # Humming's names
 Point = tuple[Any, ...]
 
 
@@ -65,21 +62,20 @@ class Tiles:
         if block[0] not in self._block_rows or (value["wgmma_split_issue_wait"] and not is_wgmma):
             return None
         plain = {name: value[name] for name in PLAIN}
-        tile = {"block_shape": block, "warp_shape": warp, **plain}
+        tile = {"block_shape": block, "warp_shape": warp, **plain, "use_stream_k": False}
         try:
             analysis = analyze_candidate(
                 self._problem, ScheduleCandidate.from_config("walked", tile)
             )
         except (ArithmeticError, ValueError):
             return None
-        return tile | self._fixed | {"use_pdl": value["use_pdl"]} if analysis.legal else None
+        return tile | self._fixed if analysis.legal else None
 
-    def sample(self, count: int, random: Random, is_split: bool) -> dict[Point, dict[str, Any]]:
-        """Different points that split sums or do not, each as likely as any other."""
-        axes = AXES | {"use_stream_k": (is_split,)}
+    def sample(self, count: int, random: Random) -> dict[Point, dict[str, Any]]:
+        """Different points, each as likely as any other."""
         found: dict[Point, dict[str, Any]] = {}
         for _ in range(2000 * count):
-            point = tuple(random.choice(values) for values in axes.values())
+            point = tuple(random.choice(values) for values in AXES.values())
             if point not in found and (tile := self.tile(point)):
                 found[point] = tile
             if len(found) == count:
