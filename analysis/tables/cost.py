@@ -12,10 +12,10 @@ from analysis.tables.record import Record, read_record
 
 KEPT_PACKED = "qat packed"
 FSDP_RECORDS = {  # file: host
+    "x4": "E",
     "x2": "D",
     "x2_before": "D",
     "x2_oldest": "D",
-    "x4": "B",
     "x4_first": "A",
 }
 TITLE = "**Time of forward and backward passes of decoder layers on one GPU, as a share of BF16's**"

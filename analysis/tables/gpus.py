@@ -1,5 +1,6 @@
 """Qwen3 through verl by number of GPUs: what was measured, and the rest computed from its parts."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import linear_regression, mean
 from typing import Any, NamedTuple
@@ -25,8 +26,7 @@ NOTE = (
     "sleeping vLLM and CUDA's contexts come on top of the actor: what is not too much may still "
     "not fit. Of a step, log-probs and training are fitted as a + b / GPUs to two measured numbers "
     "of GPUs. All else is the mean of the measured ones, as each GPU does it for itself. "
-    "Qwen3-8B's runs on two GPUs went two at once on a host; on one GPU its syncs of packed "
-    "weights went through vLLM's reload."
+    "Qwen3-8B's runs on one and on two GPUs shared a host; its memory on the host is of older runs."
 )
 
 
@@ -42,17 +42,20 @@ class Value(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """A model in an arm: its runs through verl by GPUs, and what its engine's weights take."""
+    """A model in an arm: its runs through verl, and what its engine's weights take.
+
+    Where several runs have as many GPUs, the first that has a figure counts.
+    """
 
     model: str
     arm: str
     config: dict[str, Any]
-    runs: dict[int, VerlRun]
+    runs: Sequence[VerlRun]
     weights_gib: float
 
     def actor_gib(self, gpus: int) -> Value:
         """The actor's peak on a GPU."""
-        peaks = {n: peak for n, run in self.runs.items() if (peak := run.memory.actor_peak_gib)}
+        peaks = self._by_gpus(lambda run: run.memory.actor_peak_gib)
         if gpus in peaks:
             return Value(peaks[gpus], True)
         beyond = [peak - self._state_gib(n) for n, peak in peaks.items()]
@@ -63,7 +66,7 @@ class Setting(NamedTuple):
 
     def host_gib(self, gpus: int) -> Value:
         """The host's peak."""
-        peaks = {n: peak for n, run in self.runs.items() if (peak := run.host_peak_gib)}
+        peaks = self._by_gpus(lambda run: run.host_peak_gib)
         if gpus in peaks:
             return Value(peaks[gpus], True)
         beyond = [(peak - self._offloaded_gib(n)) / n for n, peak in peaks.items()]
@@ -74,27 +77,35 @@ class Setting(NamedTuple):
 
     def sync_s(self, gpus: int) -> Value | None:
         """A weight sync; None where no number of GPUs was measured."""
-        if gpus in self.runs:
-            return Value(self.runs[gpus].weight_sync_s.median, True)
-        return Value(self._mean("weight_sync_s")) if self.runs else None
+        seconds = self._medians("weight_sync_s")
+        if gpus in seconds:
+            return Value(seconds[gpus], True)
+        return Value(mean(seconds.values())) if seconds else None
 
     def step_s(self, gpus: int) -> Value | None:
         """A step; None where fewer than two numbers of GPUs were measured."""
-        if gpus in self.runs:
-            return Value(self.runs[gpus].step_s.median, True)
-        if len(self.runs) < 2:
+        steps_s = self._medians("step_s")
+        if gpus in steps_s:
+            return Value(steps_s[gpus], True)
+        if len(steps_s) < 2:
             return None
-        seconds = self._mean("step_s") - sum(map(self._mean, SPLIT_PARTS))  # as long on any number
-        for part in SPLIT_PARTS:
-            slope, start = linear_regression([1 / n for n in self.runs], self._medians(part))
+        parts = [self._medians(part) for part in SPLIT_PARTS]
+        # what is left takes as long on any number
+        seconds = mean(steps_s.values()) - sum(mean(it.values()) for it in parts)
+        for of_part in parts:
+            slope, start = linear_regression([1 / n for n in of_part], list(of_part.values()))
             seconds += start + slope / gpus
         return Value(seconds)
 
-    def _mean(self, part: str) -> float:
-        return mean(self._medians(part))
+    def commit(self, gpus: int) -> str:
+        """Of the run on so many GPUs whose step is shown; empty where there is none."""
+        return next((run.git.commit[:7] for run in self.runs if run.gpus == gpus), "")
 
-    def _medians(self, part: str) -> list[float]:
-        return [getattr(run, part).median for run in self.runs.values()]
+    def _medians(self, part: str) -> dict[int, float]:
+        return self._by_gpus(lambda run: getattr(run, part).median)
+
+    def _by_gpus(self, figure: Callable[[VerlRun], float | None]) -> dict[int, float]:
+        return {run.gpus: it for run in reversed(self.runs) if (it := figure(run)) is not None}
 
 
 class Row(NamedTuple):
@@ -102,12 +113,6 @@ class Row(NamedTuple):
 
     setting: Setting
     gpus: int
-
-    @property
-    def commit(self) -> str:
-        """Of the run that was measured, if there is one."""
-        run = self.setting.runs.get(self.gpus)
-        return run.git.commit[:7] if run else ""
 
     @property
     def fits(self) -> bool:
@@ -127,7 +132,7 @@ TABLE: MarkdownTable[Row] = MarkdownTable(
         "Host, GiB": lambda row: str(row.setting.host_gib(row.gpus)) if row.fits else "",
         "Weight sync, s": lambda row: str(row.setting.sync_s(row.gpus) or "") if row.fits else "",
         "Step, s": lambda row: str(row.setting.step_s(row.gpus) or "") if row.fits else "",
-        "Commit": lambda row: row.commit,
+        "Commit": lambda row: row.setting.commit(row.gpus),
     }
 )
 
@@ -146,7 +151,7 @@ def gpus_sections(folder: Path, machine: str) -> list[str]:
             model,
             arm,
             read_json(ROOT / "experiments" / "models" / f"{model}.json"),
-            {run.gpus: run for run in runs if (run.model, run.arm) == (f"{model}-random", arm)},
+            [run for run in runs if (run.model, run.arm) == (f"{model}-random", arm)],
             engines[f"{model}:{precision}"].memory.reported_gib,
         )
         for model in MODELS

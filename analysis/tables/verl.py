@@ -12,25 +12,20 @@ from analysis.markdown import MarkdownTable
 from analysis.tables.record import Record, read_record
 from qat_core.units import show_memory
 
-# verl had rounded the rotary frequencies to BF16
-ROUNDED = (
-    "ef6aaf7e32607344d5ec0a1143dd5d3328aec024",
-    "82f3f04c72eec124558870526fac6f473578f640",
-    "52b9d269e05735cfbb31fc04844c8e9bbb275262",
-)
 IN_PLACE = "QAT_CORE_IN_PLACE_SYNC"
-# Runs of this commit on so many GPUs went two at once on a host: REPRODUCING.md.
-SHARED_HOST = ("86449aab5e32bdcff53bdd106c1a0180b0ea625d", 2)
 # Here syncs went through vLLM's reload if this variable did not ask for another way.
-RELOADED = (*ROUNDED, "398a5772a7fd4346512a9051a880fd3734db59f1", SHARED_HOST[0])
+RELOADED = (
+    "82f3f04c72eec124558870526fac6f473578f640",
+    "398a5772a7fd4346512a9051a880fd3734db59f1",
+)
+SHARED_HOST = "d3f39551facd806ae68d1340f87384821cf91143"  # of two runs at once: REPRODUCING.md
 NOTE = (
-    "One run an arm. Rotary: precision of the actor's rotary frequencies; BF16, to which verl "
-    "rounds them, raises the KL of all arms, and each ratio is to BF16's run with the same. "
-    "`mean`: over all tokens of all steps, the estimator of the claims. Medians: over all steps "
-    "but the first. Random weights: mismatch, memory and times mean something, rewards do not. "
-    "Tensors: what vLLM's weights take; its report has caches, workspaces and gaps, too. Both are "
-    f"known at a run's end. Reload: packed weights through vLLM's, now with `{IN_PLACE}=0`; else "
-    "in place. Runs of recorded studies are in their tables."
+    "One run an arm. Ratios are to BF16's run of the same code on as many GPUs. `mean`: over all "
+    "tokens of all steps, the estimator of the claims. Medians: over all steps but the first. "
+    "Random weights: mismatch, memory and times mean something, rewards do not. Tensors: what "
+    "vLLM's weights take; its report has caches, workspaces and gaps, too. Both are known at a "
+    f"run's end. Reload: packed weights through vLLM's, now with `{IN_PLACE}=0`; else in place. "
+    "Runs of recorded studies are in their tables."
 )
 
 
@@ -105,8 +100,7 @@ class VerlRun(BaseModel):
     @property
     def host_peak_gib(self) -> float | None:
         """In use on the whole host; None where another run shared it."""
-        is_shared = (self.git.commit, self.gpus) == SHARED_HOST
-        return None if is_shared else self.memory.host_peak_gib
+        return None if self.git.commit == SHARED_HOST else self.memory.host_peak_gib
 
     @property
     def setting(self) -> str:
@@ -114,11 +108,6 @@ class VerlRun(BaseModel):
         is_packed = self.arm != BF16
         reloads = is_packed and goes_through_reload(self.git.commit, self.environment)
         return f"{self.arm}, reload" if reloads else self.arm
-
-    @property
-    def rotary(self) -> str:
-        """Precision of the actor's rotary frequencies."""
-        return "BF16" if self.git.commit in ROUNDED else "FP32"
 
     @property
     def progress(self) -> str:
@@ -134,7 +123,7 @@ class VerlRecord(Record):
 
 
 class VerlRow(NamedTuple):
-    """A run and the BF16 arm's, of as many GPUs and the same frequencies; None without one."""
+    """A run and the BF16 arm's, of as many GPUs and the same code; None without one."""
 
     run: VerlRun
     floor: VerlRun | None
@@ -163,7 +152,6 @@ VERL_TABLE: MarkdownTable[VerlRow] = MarkdownTable(
         "Arm": lambda row: row.run.setting,
         "GPUs": lambda row: str(row.run.gpus),
         "Steps": lambda row: row.run.progress,
-        "Rotary": lambda row: row.run.rotary,
         "Weights in vLLM, tensors": lambda row: row.run.memory.tensors,
         "vLLM's report": lambda row: row.run.memory.report,
         "k3 KL, mean": lambda row: f"{row.run.mean_k3_kl:.2e}",
@@ -191,9 +179,9 @@ PEAK_TABLE: MarkdownTable[VerlRun] = MarkdownTable(
 )
 PEAK_NOTE = (
     "vLLM sleeps while the actor trains, and the actor is on the host while vLLM is awake; then "
-    "its weights and KV cache are on the GPU. GPU and host: looked at every 2 s from outside. "
-    "Qwen3-8B's runs on two GPUs went two at once on a host, whose peak is left out and which "
-    "makes their times uncertain. Start and end: of the whole run, what is in no step."
+    "its weights and KV cache are on the GPU. GPU and host: looked at every 2 s from outside; the "
+    f"host's peak is left out where two runs shared it (commit {SHARED_HOST[:7]}). Start and end: "
+    "of the whole run, what is in no step."
 )
 
 
@@ -220,8 +208,8 @@ def verl_sections(folder: Path, machine: str) -> list[str]:
     records = read_verl_records(folder, machine)
     in_studies = {path.name.rpartition("_seed")[0] for path in folder.parent.glob("*/*_seed*")}
     runs = [run for it in records for run in it.runs if f"{run.model}_{run.arm}" not in in_studies]
-    floors = {(run.model, run.gpus, run.rotary): run for run in runs if run.arm == BF16}
-    rows = [VerlRow(run, floors.get((run.model, run.gpus, run.rotary))) for run in runs]
+    floors = {(run.model, run.gpus, run.git.commit): run for run in runs if run.arm == BF16}
+    rows = [VerlRow(run, floors.get((run.model, run.gpus, run.git.commit))) for run in runs]
     sections = [
         f"Measured on: {'; '.join(sorted({origin_of(it) for it in records}))}.",
         VERL_TABLE.markdown(rows),

@@ -122,7 +122,7 @@ def test_answers_of_smollm2() -> None:
 @pytest.mark.parametrize(
     ("record", "sentence"),
     [
-        ("verl_h200_8b_rotary", "is {} times BF16's with QAT and {} times without (Qwen3-8B's"),
+        ("verl_h200", "is {} times BF16's with QAT and {} times without (Qwen3-8B's"),
         ("verl_h200_30b", "and {} and {} times (Qwen3-30B-A3B's, four H200"),
     ],
 )

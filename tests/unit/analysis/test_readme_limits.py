@@ -96,7 +96,7 @@ def test_cost_of_training_layers() -> None:
 def test_cost_of_steps_through_verl() -> None:
     small, large = (
         {run["arm"]: run for run in benchmark(name)["runs"]}
-        for name in ("verl_h200_8b_rotary", "verl_h200_30b")
+        for name in ("verl_h200", "verl_h200_30b")
     )
     step_s = [small[arm]["step_s"]["median"] for arm in ("nvfp4-qat", "bf16")]
     assert (
