@@ -25,6 +25,7 @@ from analysis.tables.simulation import (
     reward_sections,
     simulation_sections,
 )
+from analysis.tables.tiles import tiles_sections
 from analysis.tables.verl import verl_sections
 from analysis.tables.verl_replay import verl_replay_sections
 from analysis.tables.weight_sync import weight_sync_sections
@@ -59,6 +60,7 @@ SECTIONS: Mapping[str, Callable[[Path, str], list[str]]] = {
     "memory": memory_sections,
     "goals": goals_sections,
     "matmul": matmul_sections,
+    "tiles": tiles_sections,
     "equal_bits": equal_bits_sections,
     "codec": codec_sections,
     "cost": cost_sections,

@@ -14,8 +14,9 @@ KERNELS = {
     "humming unsplit": "Humming, unsplit",
     "humming invariant": "Humming, batch-invariant",
 }
-# ways of one kind of layer each, which vLLM does not offer
+# ways of one kind of layer each
 OTHERS = {
+    "humming served": "Humming, as served",
     "triton nvfp4": "Our Triton kernel",
     "dequantize + bf16": "Unpacked, then cuBLAS",
     "dequantize + grouped bf16": "Unpacked, then PyTorch's grouped product",

@@ -60,8 +60,8 @@ class Search:
     """The search for one product's tiles at one number of tokens."""
 
     def __init__(self, layer: Layer, tokens: int, samples: int) -> None:
-        bf16 = "triton bf16" if layer.experts else "bf16"
-        self._arms = [bf16, "marlin", "humming", "humming unsplit"]
+        others = ["triton bf16"] if layer.experts else ["bf16", "humming served"]
+        self._arms = [*others, "marlin", "humming", "humming unsplit"]
         weights = prepare(layer, self._arms, [tokens], "cuda")
         self.case = case(weights, tokens, copies=batches(tokens))
         self._rows, self._reference = self.case.reference()

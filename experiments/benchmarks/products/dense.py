@@ -14,6 +14,7 @@ from torch import Tensor
 
 from experiments.benchmarks.products.humming_layer import HummingLayer, Tiling
 from qat_core.nvfp4 import PackedTensor, dequantize_into
+from qat_core.rollout.vllm.humming import UNPACK_FROM
 
 Product = Callable[[Tensor], Tensor]
 
@@ -80,6 +81,13 @@ def humming(
     return layer.multiply
 
 
+def humming_served(packed: PackedTensor, weight: Tensor, tokens: Sequence[int]) -> Product:
+    """As vLLM serves it here: some tiles of our choice, and many rows unpacked, then cuBLAS."""
+    multiply = humming(packed, weight, tokens, tiling="served")
+    unpacked = dequantize_bf16(packed, weight, tokens)
+    return lambda x: multiply(x) if len(x) < UNPACK_FROM else unpacked(x)
+
+
 ARMS: dict[str, Callable[..., Product]] = {
     "bf16": bf16,
     "dequantize + bf16": dequantize_bf16,
@@ -89,6 +97,7 @@ ARMS: dict[str, Callable[..., Product]] = {
     "humming": humming,
     "humming unsplit": partial(humming, tiling="unsplit"),
     "humming invariant": partial(humming, tiling="invariant"),
+    "humming served": humming_served,
 }
 
 

@@ -13,9 +13,15 @@ import torch
 from torch import Tensor
 
 from qat_core.nvfp4 import PackedTensor
-from qat_core.rollout.vllm.humming import ANY_MORE, NUM_LOCKS, tiles_for, weight_schema
+from qat_core.rollout.vllm.humming import (
+    ANY_MORE,
+    NUM_LOCKS,
+    served_tiles,
+    tiles_for,
+    weight_schema,
+)
 
-Tiling = Literal["default", "unsplit", "invariant"]
+Tiling = Literal["default", "unsplit", "invariant", "served"]
 
 
 class HummingLayer:
@@ -27,7 +33,8 @@ class HummingLayer:
         rows: the numbers of rows that will be multiplied; for experts, (token, expert) pairs.
         tiling: "default"; "unsplit", the same tiles with each sum in one thread block, in FP32,
             where Humming's own choice (stream-K) adds parts of some sums in BF16; "invariant",
-            which adds in the order of K, so that a row's result is the same among any rows.
+            which adds in the order of K, so that a row's result is the same among any rows;
+            "served", those of the linear layers that vLLM serves here.
     """
 
     def __init__(
@@ -49,6 +56,12 @@ class HummingLayer:
         if tiling == "unsplit":
             whole = {"use_stream_k": False}
             self.tiles = [[low, high, {**tile, **whole}] for low, high, tile in self.tiles]
+        elif tiling == "served":
+            self.tiles = [
+                (low, high, tile)
+                for low, high, tile in served_tiles(self.config, n, k)
+                if any(low < m <= high for m in [1, *rows])
+            ]
         self.compute_config, self.tuning_config = json.dumps(compute), json.dumps(self.tiles)
         self.locks = torch.zeros(NUM_LOCKS, dtype=torch.int32, device=packed.codes.device)
 

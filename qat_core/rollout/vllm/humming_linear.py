@@ -16,7 +16,6 @@ on Hopper, if syncs keep its tensors there: the kernel that 0.28 offers makes ne
 
 import json
 from functools import lru_cache
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -29,13 +28,8 @@ from vllm.model_executor.kernels.linear.nvfp4.base import (
 
 from qat_core.options import BLOCK_SIZE
 from qat_core.rollout.vllm import humming
+from qat_core.rollout.vllm.humming import UNPACK_FROM
 from qat_core.rollout.vllm.tile_layout import to_layout, unpack
-
-# In experiments/records/benchmarks/matmul_h100.json this way takes at most 8 % more time than the
-# better of both, at every number of rows, for the dense layers of Qwen3-8B and 30B-A3B (tested).
-UNPACK_FROM = 2048
-# Of Humming's table, with some 30 kernels a layer shape, these rows' tiles serve all up to them.
-TILED_ROWS = (8, 32, 64, 128, 256, 512, 1024, UNPACK_FROM)
 
 
 class HummingLinearKernel(NvFp4LinearKernel):  # type: ignore[misc]
@@ -129,9 +123,8 @@ def _kernels(n: int, k: int, device: torch.device) -> tuple[Any, str, str]:
     config = prepare_layer_config(
         n, k, humming.weight_schema(), torch_dtype=torch.bfloat16, device=device
     )
-    compute = {"gemm_type": "dense"}
-    tiles = [
-        [above, up_to, *humming.tiles_for(config, compute, [up_to])[0][2:]]
-        for above, up_to in pairwise((0, *TILED_ROWS))
-    ]
-    return config, json.dumps(compute), json.dumps(tiles)
+    return (
+        config,
+        json.dumps({"gemm_type": "dense"}),
+        json.dumps(humming.served_tiles(config, n, k)),
+    )

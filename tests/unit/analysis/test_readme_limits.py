@@ -84,7 +84,7 @@ def test_cost_of_training_layers() -> None:
     moe = [it["arms"]["qat"]["ratio"] for it in stacks if it["shape"] == "qwen3-30b-a3b"]
     on_ranks = [
         stack["arms"]["qat"]["ratio"]
-        for name in ("fsdp_h200x4_first", "fsdp_h200x2")
+        for name in ("fsdp_h200x4_first", "fsdp_h200x2", "fsdp_h200x4")
         for stack in benchmark(name)["stacks"]
     ]
     assert (
@@ -94,14 +94,17 @@ def test_cost_of_training_layers() -> None:
 
 
 def test_cost_of_steps_through_verl() -> None:
-    small, large = (
+    alone, sharded, large = (
         {run["arm"]: run for run in benchmark(name)["runs"]}
-        for name in ("verl_h200", "verl_h200_30b")
+        for name in ("verl_h200", "verl_h200_2gpus", "verl_h200_30b")
     )
-    step_s = [small[arm]["step_s"]["median"] for arm in ("nvfp4-qat", "bf16")]
+    longer = [
+        100 * (runs["nvfp4-qat"]["step_s"]["median"] / runs["bf16"]["step_s"]["median"] - 1)
+        for runs in (alone, sharded)
+    ]
     assert (
-        f"a step of Qwen3-8B's shape takes {100 * (step_s[0] / step_s[1] - 1):.0f} % longer on one "
-        "GPU"
+        f"a step of Qwen3-8B's shape takes {longer[0]:.0f} % longer on one GPU and {longer[1]:.0f} "
+        "% on two"
     ) in TEXT
     training_s = [large[arm]["training_s"]["median"] for arm in ("nvfp4-qat", "bf16")]
     assert training_s[0] < training_s[1]

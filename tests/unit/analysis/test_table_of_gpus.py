@@ -99,3 +99,10 @@ def test_a_measured_peak_is_shown_and_carried_to_other_numbers(folder: Path) -> 
     assert float(found[LARGE, "bf16", 8][0].strip("*")) == pytest.approx(state[8] + 7, abs=0.11)
     assert float(found[LARGE, "bf16", 8][2].strip("*")) == pytest.approx(offloaded + 40, abs=0.11)
     assert found[LARGE, "bf16", 8][-3] == "*1.5*"
+
+
+def test_an_older_run_has_what_the_first_lacks(folder: Path) -> None:
+    older = run("bf16", 1, f"{SMALL}-random", host_peak_gib=70.0) | {"git": {"commit": "abcdef012"}}
+    older["step_s"] = dict.fromkeys(("median", "low", "high"), 99.0)
+    (folder / "verl_x_before.json").write_text(json.dumps(SETUP | {"runs": [older]}))
+    assert rows(folder)[SMALL, "bf16", 1][2:] == ["70.0", "1.5", "32.0", "0123456"]

@@ -134,6 +134,7 @@ def test_the_table_reads_what_the_benchmark_writes(
     [
         ("goals", "h200", "| qwen3-8b | prefill |"),
         ("equal_bits", "h100", "| Marlin |"),
+        ("tiles", "h200", "| qwen3-8b.gate_up | 32 |"),
         ("decoding", "h100", "| qwen3-30b-a3b NVFP4, experts by Humming |"),
         ("syncs", "h100", "| qwen3-8b NVFP4, Humming | dcdbff8 |"),
         ("parity", "h100", "| moe, random weights, experts by Humming |"),
@@ -141,6 +142,27 @@ def test_the_table_reads_what_the_benchmark_writes(
 )
 def test_the_committed_records_fill_the_tables(kind: str, machine: str, row: str) -> None:
     assert row in benchmark_text(kind, RECORDS, machine)
+
+
+def test_a_tile_that_was_found_stands_beside_hummings_own(tmp_path: Path) -> None:
+    tile = {"block_shape": [8, 64, 256]}
+    arms: dict[str, Any] = {
+        arm: {"us": [0, us, 99], "error": error, "differing_repeats": repeats, "tile": None}
+        for arm, us, error, repeats in (
+            ("bf16", 16.0, 0.0017, 0),
+            ("humming", 12.0, 0.003, 20),
+            ("found 0", 10.0, 0.0017, 0),
+        )
+    }
+    arms["found 0"]["tile"] = tile
+    case = {"layer": "m.qkv", "tiles_timed": 98, "floor_us": {"nvfp4": 3.6}, "arms": arms}
+    _write(tmp_path, "humming_tiles", {"cases": [case | {"tokens": m} for m in (32, 1)]})
+    found = "10.0 (1.20x)<br><sub>8 x 64 x 256</sub>"
+    rows = [line for line in benchmark_text("tiles", tmp_path, "x").splitlines() if "m.qkv" in line]
+    assert rows == [
+        f"| m.qkv | {m} | 3.6 | 16.0 |  | 12.0 |  | {found} | 98 | 20, 0 | 3.0e-03, 1.7e-03 |"
+        for m in (1, 32)
+    ]
 
 
 def test_experts_stand_beside_what_chance_reaches(tmp_path: Path) -> None:
