@@ -4,9 +4,10 @@ Asked for by `QAT_CORE_LINEAR_KERNEL=humming` in the environment of vLLM's proce
 for Marlin, block scales in another order; one copy is kept, so Humming serves every number of rows,
 up to `UNPACK_FROM`: from there on the weight is unpacked and cuBLAS multiplies.
 
-Not the default on Hopper: below that many rows Humming's products have other bits each time and
-larger errors than Marlin's, and k3 KL between trainer and rollout is 1.54 times BF16's in a small
-dense model, 1.31 times in a small MoE, where with Marlin it is 1.01 times (records
+Not the default on Hopper: where it splits sums between thread blocks (`humming.served_tiles`),
+Humming's products have other bits each time and larger errors than Marlin's. With its own tiles,
+which split more sums than those of today, k3 KL between trainer and rollout was 1.54 times BF16's
+in a small dense model, 1.31 times in a small MoE, where with Marlin it is 1.01 times (records
 parity_humming_h200, parity_h200 and parity_moe_h200). Reasons: docs/verl.md, "Switches".
 
 vLLM 0.24 has no linear backend of this name and forces Marlin on W4A16, so the choice of its
