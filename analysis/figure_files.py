@@ -46,7 +46,7 @@ PROGRAMS: Mapping[str, Programs] = {
         "analysis.collapse.__main__",
         "analysis.collapse.figures",
         "docs/protocols/collapse.md",
-        ("curves", REWARD, SURVIVAL, "corrections", "answers", "behaviour", CAUSES),
+        ("curves", REWARD, SURVIVAL, "corrections", "answers", "behaviour", "costs", CAUSES),
     ),
 }
 

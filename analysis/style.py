@@ -115,9 +115,10 @@ def grid_by_model(
     return figure, axes
 
 
-def add_legend(figure: Figure, axes: Axes) -> None:
-    """The legend of one of the axes as a row below the figure's title."""
-    handles, labels = axes.get_legend_handles_labels()
+def add_legend(figure: Figure, *axes: Axes) -> None:
+    """The legend of some axes as a row below the figure's title."""
+    named = [it for panel in axes for it in zip(*panel.get_legend_handles_labels(), strict=True)]
+    handles, labels = zip(*named, strict=True)
     below_title = (0.004, 1 - 0.3 / figure.get_size_inches()[1])
     figure.legend(
         handles,

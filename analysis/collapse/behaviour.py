@@ -3,7 +3,7 @@
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from analysis.collapse.curves import COLUMNS, draw_runs
+from analysis.collapse.curves import at_highest_rate, draw_runs
 from analysis.collapse.data import GridData, show_arm
 from analysis.collapse.grid import show_rate
 from analysis.collapse.survival import WINDOW
@@ -21,11 +21,9 @@ LINEAR_BELOW = 1e-4  # nats: k1 KL has both signs, and near zero is noise
 
 def draw(data: GridData) -> Figure:
     """The arms of `curves` at the highest rate, dense model."""
-    lr = data.lrs[-1]
-    settings = [data.design.plain(arm, lr)._replace(correction=it) for arm, it in COLUMNS]
-    shown = [setting for setting in settings if setting in data.grid]
+    shown = at_highest_rate(data)
     figure, axes = new_figure(
-        f"Training by step at learning rate {show_rate(lr)}, {data.design.dense}",
+        f"Training by step at learning rate {show_rate(data.lrs[-1])}, {data.design.dense}",
         f"A line: a seed, mean over {WINDOW} steps. Star: the run has collapsed. rollout_corr/kl: "
         "mean of log q - log p of the sampled tokens,\nq the rollout's probability, p the "
         f"trainer's, as verl's recipe shows it; log axis, linear within {LINEAR_BELOW:g}.",

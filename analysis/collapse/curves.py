@@ -64,6 +64,12 @@ def draw(data: GridData) -> Figure:
     return figure
 
 
+def at_highest_rate(data: GridData) -> list[Setting]:
+    """The settings of COLUMNS at the highest rate that have all their runs."""
+    settings = [data.design.plain(arm, data.lrs[-1])._replace(correction=it) for arm, it in COLUMNS]
+    return [setting for setting in settings if setting in data.grid]
+
+
 def draw_runs(axes: Axes, data: GridData, setting: Setting, metric: str) -> None:
     """A line a run, smoothed, with a star where it has collapsed."""
     style = arm_style(setting.arm)

@@ -14,9 +14,10 @@ from analysis.collapse.grid import (
     read_grid,
     runs_by_setting,
 )
-from analysis.load import read_metrics
+from analysis.load import HINT, read_metrics
 from analysis.results import Array
 from analysis.style import arm_style
+from experiments.runs.manifest import WeightMemory, read_manifest
 from experiments.study.schema import Study
 
 
@@ -70,10 +71,21 @@ class GridData:
         """
         return np.stack([self._column(run.id, metric) for run in self.runs[setting]])
 
+    def records(self, setting: Setting, metric: str) -> bool:
+        """Whether all its runs have a metric."""
+        return all(metric in self._frame(run.id) for run in self.runs[setting])
+
+    def memory(self, setting: Setting) -> WeightMemory:
+        """Weight memory of its first run."""
+        return read_manifest(self.results / self.runs[setting][0].id, HINT).memory
+
     def _column(self, run_id: str, metric: str) -> Array:
-        if run_id not in self._frames:
-            self._frames[run_id] = read_metrics(self.results / run_id)
-        frame = self._frames[run_id]
+        frame = self._frame(run_id)
         if metric not in frame:
             raise ValueError(f"{run_id}: metric {metric} is not recorded; train the run again")
         return frame[metric].to_numpy(float)
+
+    def _frame(self, run_id: str) -> pd.DataFrame:
+        if run_id not in self._frames:
+            self._frames[run_id] = read_metrics(self.results / run_id)
+        return self._frames[run_id]

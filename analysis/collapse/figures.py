@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from matplotlib.figure import Figure
 
-from analysis.collapse import answers, behaviour, causes, curves, differences, outcomes
+from analysis.collapse import answers, behaviour, causes, costs, curves, differences, outcomes
 from analysis.collapse.data import GridData
 from analysis.collapse.grid import NOQAT, QAT, show_rate
 from analysis.drift import order
@@ -65,6 +65,7 @@ FIGURES: Mapping[str, GridFigure] = {
     "corrections": GridFigure(outcomes.draw_times, outcomes.TIMES_CAPTION),
     "answers": GridFigure(answers.draw, answers.CAPTION, ("metrics", "evals")),
     "behaviour": GridFigure(behaviour.draw, behaviour.CAPTION),
+    "costs": GridFigure(costs.draw, costs.CAPTION),
     "causes": GridFigure(causes.draw, causes.CAPTION),
     DRIFT: GridFigure(draw_drift, order.CAPTION, ("drift",)),
 }

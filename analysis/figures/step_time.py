@@ -1,6 +1,7 @@
 """Figure: where the time of a training step goes, by arm."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import product
 from typing import NamedTuple
 
@@ -33,6 +34,10 @@ PARTS = (
     Part("timing_s/update_weights", "weight sync", "#228833", "xxx"),
 )
 OTHER = Part("", "other", "#cccccc", "")
+WHOLE = OTHER._replace(label="whole step")
+
+
+Series = Callable[[str], Array]  # a metric as (seeds, steps)
 
 
 def draw(study: Study, results: Results) -> Figure:
@@ -47,22 +52,33 @@ def draw(study: Study, results: Results) -> Figure:
         ncols=len(study.models),
         sharey=True,
     )
-    bars = list(product(study.models, study.arms))
-    parts = [it for it in PARTS if any(_seconds(results, *bar, it.key) > IDLE_S for bar in bars)]
+    bars = {
+        (model, arm): partial(results.series, model, arm)
+        for model, arm in product(study.models, study.arms)
+    }
+    parts = busy_parts(bars.values())
     for panel, model in zip(axes[0], study.models, strict=True):
-        _draw_panel(panel, study, results, model, parts)
+        panel.set_title(model)
+        arms = {arm_style(arm).label: bars[model, arm] for arm in study.arms}
+        draw_panel(panel, arms, parts)
     add_legend(figure, axes[0][0])
     return figure
 
 
-def _draw_panel(
-    panel: Axes, study: Study, results: Results, model: str, parts: Sequence[Part]
-) -> None:
-    positions = np.arange(len(study.arms))[::-1]
-    for position, arm in zip(positions, study.arms, strict=True):
-        step_s = _seconds(results, model, arm, STEP_TIME)
-        seconds_of = {part: _seconds(results, model, arm, part.key) for part in parts}
-        seconds_of[OTHER] = max(0.0, step_s - sum(seconds_of.values()))
+def busy_parts(bars: Iterable[Series]) -> list[Part]:
+    """The parts that take time in any of the bars."""
+    of_all = list(bars)
+    return [it for it in PARTS if any(_seconds(series(it.key)) > IDLE_S for series in of_all)]
+
+
+def draw_panel(panel: Axes, bars: Mapping[str, Series], parts: Sequence[Part]) -> None:
+    """A bar for each label, from above; what is in none of the parts is `other`."""
+    rest = OTHER if parts else WHOLE
+    positions = np.arange(len(bars))[::-1]
+    for position, series in zip(positions, bars.values(), strict=True):
+        step_s = _seconds(series(STEP_TIME))
+        seconds_of = {part: _seconds(series(part.key)) for part in parts}
+        seconds_of[rest] = max(0.0, step_s - sum(seconds_of.values()))
         left = 0.0
         for (_, label, color, hatch), seconds in seconds_of.items():
             panel.barh(
@@ -77,7 +93,7 @@ def _draw_panel(
                 label=label if position == 0 else None,
             )
             left += seconds
-        quartiles = np.percentile(_steps(results, model, arm, STEP_TIME), (25, 75))
+        quartiles = np.percentile(_later(series(STEP_TIME)), (25, 75))
         panel.plot(quartiles, [position] * 2, "|-", color=INK, linewidth=1.2, markersize=7)
         panel.annotate(
             f"{step_s:.2f} s",
@@ -87,19 +103,18 @@ def _draw_panel(
             va="center",
             color=INK,
         )
-    panel.set(title=model, xlabel="seconds")
-    panel.set_yticks(positions, [arm_style(arm).label for arm in study.arms])
+    panel.set(xlabel="seconds")
+    panel.set_yticks(positions, bars)
     panel.margins(x=0.25)
     panel.grid(axis="y", visible=False)
     panel.tick_params(axis="y", length=0)
 
 
-def _seconds(results: Results, model: str, arm: str, key: str) -> float:
+def _seconds(values_ST: Array) -> float:
     """Median over a run's steps but the first, of seeds the mean."""
-    return float(np.median(_steps(results, model, arm, key), axis=1).mean())
+    return float(np.median(_later(values_ST), axis=1).mean())
 
 
-def _steps(results: Results, model: str, arm: str, key: str) -> Array:
-    """All steps but the first, (seeds, steps)."""
-    values_ST = results.series(model, arm, key)
+def _later(values_ST: Array) -> Array:
+    """All steps but the first."""
     return values_ST[:, 1:] if values_ST.shape[1] > 1 else values_ST

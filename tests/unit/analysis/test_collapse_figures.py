@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from analysis.claims_table import read_table
-from analysis.collapse import answers, causes, curves, differences, outcomes
+from analysis.collapse import answers, causes, costs, curves, differences, outcomes
 from analysis.collapse.data import GridData
 from analysis.collapse.grid import NOQAT
 from experiments.study.load import load_study
@@ -114,3 +114,17 @@ def test_differences_of_reward_are_those_of_the_claims() -> None:
         assert number == "{:+.3f} ({:+.3f} to {:+.3f})".format(*ends)
     bars = [it for it in figure.axes[0].patches if isinstance(it, Rectangle)]
     assert np.allclose([bar.get_x() + bar.get_width() for bar in bars], [-0.05, 0.05])
+
+
+@pytest.mark.parametrize(
+    ("folder", "parts"), [(RECORD, ["whole step"]), (ON_REWARD, ["rollout", "update", "other"])]
+)
+def test_costs_show_the_parts_that_are_recorded(folder: Path, parts: list[str]) -> None:
+    data = GridData(load_study(folder / "study.yaml"), folder)
+    figure = costs.draw(data)
+    shown = texts_of(figure)
+    assert all(shown.count(part) == 1 for part in parts)
+    assert ("rollout" in shown) == ("rollout" in parts)
+    steps_ST = data.series(curves.at_highest_rate(data)[0], "timing_s/step")
+    assert f"{np.median(steps_ST[:, 1:], axis=1).mean():.2f} s" in shown
+    assert sum(text.endswith("%") for text in shown) == len(figure.axes[1].patches) - 1, "but BF16"
