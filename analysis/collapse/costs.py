@@ -4,10 +4,10 @@ from functools import partial
 
 from matplotlib.figure import Figure
 
+from analysis.bars import PARTS, Bar, busy_parts, draw_step_times, draw_weights
 from analysis.collapse.curves import at_highest_rate
 from analysis.collapse.data import GridData, show_arm
 from analysis.collapse.grid import BF16, show_rate
-from analysis.figures import memory, step_time
 from analysis.results import memory_source
 from analysis.style import add_legend, arm_style, new_figure
 
@@ -29,15 +29,14 @@ def draw(data: GridData) -> Figure:
         ncols=2,
         sharey=False,
     )
-    is_divided = all(data.records(setting, step_time.PARTS[0].key) for setting in shown)
-    parts = step_time.busy_parts(times.values()) if is_divided else []
-    step_time.draw_panel(panels[0], times, parts)
+    is_divided = all(data.records(setting, PARTS[0].key) for setting in shown)
+    parts = busy_parts(times.values()) if is_divided else []
+    draw_step_times(panels[0], times, parts)
     bars = [
-        memory.Bar(show_arm(setting), arm_style(setting.arm).color, it)
-        for setting, it in memories.items()
+        Bar(show_arm(setting), arm_style(setting.arm).color, it) for setting, it in memories.items()
     ]
     bf16 = next((it for setting, it in memories.items() if setting.arm == BF16), None)
-    memory.draw_panel(panels[1], bars, bf16)
+    draw_weights(panels[1], bars, bf16)
     panels[1].tick_params(labelleft=False)
     add_legend(figure, *panels)
     return figure

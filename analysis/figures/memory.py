@@ -1,26 +1,13 @@
 """Figure: weight memory of the rollout engine by arm, and its prediction from shapes."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
-
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from analysis.bars import Bar, draw_weights
 from analysis.results import Results, memory_source
-from analysis.style import INK, add_legend, arm_style, new_figure
-from experiments.runs.manifest import WeightMemory
+from analysis.style import add_legend, arm_style, new_figure
 from experiments.study.schema import Study
-from qat_core.units import MIB_PER_GIB
 
 CAPTION = "Weights that the rollout engine holds or is sent, by arm, measured and predicted"
-
-
-class Bar(NamedTuple):
-    """The weights of an arm; None where it has no run."""
-
-    label: str
-    color: str
-    memory: WeightMemory | None
 
 
 def draw(study: Study, results: Results) -> Figure:
@@ -37,42 +24,9 @@ def draw(study: Study, results: Results) -> Figure:
     for panel, model in zip(axes[0], study.models, strict=True):
         panel.set_title(model)
         bars = [
-            Bar(style.label, style.color, results.memory_of(model, arm))
-            for arm, style in ((arm, arm_style(arm)) for arm in study.arms)
+            Bar(arm_style(arm).label, arm_style(arm).color, results.memory_of(model, arm))
+            for arm in study.arms
         ]
-        draw_panel(panel, bars, results.memory_of(model, "bf16"))
+        draw_weights(panel, bars, results.memory_of(model, "bf16"))
     add_legend(figure, axes[0][0])
     return figure
-
-
-def draw_panel(panel: Axes, bars: Sequence[Bar], bf16: WeightMemory | None) -> None:
-    """A bar each, from above: its size, its share of BF16's, and its prediction."""
-    largest = max(bar.memory.measured_gib for bar in bars if bar.memory)
-    unit, scale = ("GiB", 1.0) if largest >= 1 else ("MiB", float(MIB_PER_GIB))
-    for position, (_, color, memory) in enumerate(bars):
-        if memory is None:
-            continue
-        length = scale * memory.measured_gib
-        panel.barh(position, length, height=0.62, color=color)
-        share = memory.measured_gib / bf16.measured_gib - 1 if bf16 and memory != bf16 else None
-        panel.annotate(
-            f"{length:.2f} {unit}" + ("" if share is None else f"  {share:+.1%}"),
-            (length, position),
-            xytext=(6, 0),
-            textcoords="offset points",
-            va="center",
-        )
-        panel.plot(
-            scale * memory.predicted_gib,
-            position,
-            "|",
-            color=INK,
-            markersize=15,
-            markeredgewidth=1.6,
-            label="predicted from shapes" if position == 0 else None,
-        )
-    panel.set(xlim=(0, 1.42 * scale * largest), xlabel=f"weights ({unit})")
-    panel.set_yticks(range(len(bars)), [bar.label for bar in bars])
-    panel.set_ylim(len(bars) - 0.5, -0.5)
-    panel.grid(visible=False)
-    panel.tick_params(axis="y", length=0)
