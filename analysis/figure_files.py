@@ -71,7 +71,7 @@ def figure_names(study: Study) -> tuple[str, ...]:
     """The figures of a study: those of what it asks, compares and measures."""
     rates = {study.rl_of(cell).lr for cell in study.cells or [None]}
     drawn = {
-        REWARD: study.primary == "C9" and len(study.seeds) > 1,
+        REWARD: study.primary != "C1" and len(study.seeds) > 1,
         SURVIVAL: len(rates) > 1,
         CAUSES: study.rl.measure_drift_term,
     }

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from analysis.collapse.survival import MOST_SEEDS, Outcome, outcome
+from analysis.collapse.survival import Outcome, outcome
 from analysis.load import HINT, read_metric
 from experiments.runs.completeness import complete_cells
 from experiments.runs.manifest import read_manifest
@@ -80,15 +80,10 @@ def design_of(study: Study) -> Design:
     """What a study compares.
 
     Raises:
-        ValueError: there are too many seeds for exact tests, a cell has steps of its own, two cells
-            are one setting, so that their runs would count as one sample, or there is no run of
-            the arm that all others are compared with.
+        ValueError: a cell has steps of its own, two cells are one setting, so that their runs
+            would count as one sample, or there is no run of the arm that all others are compared
+            with.
     """
-    if len(study.seeds) > MOST_SEEDS:
-        raise ValueError(
-            f"study {study.study}: seeds: exact tests of {len(study.seeds)} seeds an arm take too "
-            f"long; use {MOST_SEEDS} or fewer"
-        )
     if own := [it for it in study.cells if study.rl_of(it).steps != study.rl.steps]:
         raise ValueError(
             f"study {study.study}: cells.{own[0]}: steps: judged_by: collapse compares runs over "

@@ -5,6 +5,7 @@ Only cells that have all their runs are judged; the table names the others.
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
+from math import comb
 from pathlib import Path
 
 from analysis.claim_rows import numbers_of
@@ -14,6 +15,7 @@ from analysis.collapse.few_seeds import FEWEST_FOR_TESTS, descriptive_rules_of
 from analysis.collapse.grid import Design, Grid, design_of, read_grid, runs_by_setting
 from analysis.collapse.outcome_table import outcome_table
 from analysis.collapse.rules import AREA_LEVEL, Judged, Rule, rules_of
+from analysis.collapse.survival import MOST_DIVISIONS, MOST_SIGNS
 from analysis.load import read_metric
 from analysis.protocol import ONE_CHECKPOINT, is_pretrained
 from experiments.runs.evaluation import EVALUATIONS
@@ -26,13 +28,16 @@ DEFINITION = (
     "that need a cell without all its runs are NOT RUN."
 )
 P_VALUES = (
-    "p: two-sided log-rank test with its exact permutation distribution over the seeds. The "
+    "p: two-sided log-rank test with its {} permutation distribution over the seeds. The "
     "p-values behind C1 to C3 are corrected together after Holm; the others are secondary and not "
     "corrected."
 )
-ON_REWARDS = (
-    " C9 is primary. C9 and C10 are of differences by seed; their p is of all changes of signs."
-)
+ON_REWARDS = {
+    "C4": " C4 is primary. C4 and C10 are of differences by seed; p of C10 is of {} changes of "
+    "signs. C11 is of shares of runs.",
+    "C9": " C9 is primary. C9 and C10 are of differences by seed; their p is of {} changes of "
+    "signs.",
+}
 NO_TEST = (
     f"Fewer than {FEWEST_FOR_TESTS} seeds: nothing is tested, and the answer follows the rule that "
     "docs/protocols/collapse.md gave before the runs."
@@ -49,7 +54,7 @@ def judge_study(study: Study, results: Path) -> ClaimsTable:
     grid, num_seeds = read_grid(runs, results), len(study.seeds)
     is_tested = num_seeds >= FEWEST_FOR_TESTS
     rules = rules_of(design) if is_tested else descriptive_rules_of(design, num_seeds)
-    how = P_VALUES + (ON_REWARDS if "C9" in rules else "") if is_tested else NO_TEST
+    how = _tests(design.primary if design.primary in rules else "", num_seeds)
     return ClaimsTable(
         study=study.study,
         claims=judge_grid(grid, design, rules, num_seeds),
@@ -61,8 +66,16 @@ def judge_study(study: Study, results: Path) -> ClaimsTable:
             if outcome.collapsed is not None
         },
         level=AREA_LEVEL,
-        note=f"{DEFINITION} {how}",
+        note=f"{DEFINITION} {how if is_tested else NO_TEST}",
     )
+
+
+def _tests(primary: str, num_seeds: int) -> str:
+    """How p-values come about."""
+    is_exact = comb(2 * num_seeds, num_seeds) <= MOST_DIVISIONS
+    p_values = P_VALUES.format("exact" if is_exact else "sampled")
+    every = "all" if num_seeds <= MOST_SIGNS else "drawn"
+    return p_values + ON_REWARDS.get(primary, "").format(every)
 
 
 def write_claims(study: Study, results: Path, out: Path) -> ClaimsTable:

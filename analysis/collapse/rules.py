@@ -1,4 +1,4 @@
-"""Claims C1 to C10 of docs/protocols/collapse.md as code: rules over the outcomes of a grid.
+"""Claims C1 to C11 of docs/protocols/collapse.md as code: rules over the outcomes of a grid.
 
 The highest learning rate of a study is the protocol's 3e-4, the second highest its 2e-4. A study
 makes the claims whose settings it plans.
@@ -22,11 +22,19 @@ from analysis.collapse.grid import (
     num_collapsed,
     show_rate,
 )
-from analysis.collapse.survival import paired_difference, show_difference, sign_flip_p
+from analysis.collapse.survival import (
+    MOST_SIGNS,
+    difference_of_shares,
+    paired_difference,
+    show_difference,
+    sign_flip_p,
+)
 from analysis.stats import Interval, Verdict
 
 AREA_MARGIN = 0.05
 AREA_LEVEL = 0.90
+SHARE_MARGIN = 0.1
+COLLAPSES_NO_MORE: Requirement = ("at most", SHARE_MARGIN)
 COSTS: Requirement = ("at most", -AREA_MARGIN)
 COSTS_NOTHING: Requirement = ("within", AREA_MARGIN)
 
@@ -35,7 +43,8 @@ class Judged(NamedTuple):
     """What became of a claim.
 
     Attributes:
-        interval: of level `AREA_LEVEL`, of a difference of mean rewards, where one decides.
+        interval: of level `AREA_LEVEL`, of a difference of mean rewards or shares, where one
+            decides.
         required: of that interval.
     """
 
@@ -85,6 +94,14 @@ def _survives_as_bf16(runs: Comparison) -> Judged:
     return Judged("PASS" if no_worse else "INCONCLUSIVE", detail)
 
 
+def _collapses_no_more(runs: Comparison) -> Judged:
+    """C11's rule: of QAT's runs hardly more collapse than of BF16's."""
+    qat, bf16 = runs.at(QAT), runs.at(BF16)
+    interval = difference_of_shares(runs.grid[qat], runs.grid[bf16], AREA_LEVEL)
+    detail = f"{runs.collapsed(qat, bf16)}; share of runs less BF16's"
+    return Judged(judge(interval, COLLAPSES_NO_MORE), detail, interval, COLLAPSES_NO_MORE)
+
+
 def _costs_no_reward(runs: Comparison) -> Judged:
     intervals = {}
     for lr in _rates_of_c4(runs.design):
@@ -113,8 +130,8 @@ def _costs_reward(setting: Setting, runs: Comparison) -> Judged:
     interval = paired_difference(*areas, AREA_LEVEL)
     num_lower = sum(first < second for first, second in zip(*areas, strict=True))
     detail = (
-        f"mean reward less QAT's; lower in {num_lower} of {len(qat)} seeds, exact sign-flip p "
-        f"{show_p(sign_flip_p(*areas))}"
+        f"mean reward less QAT's; lower in {num_lower} of {len(qat)} seeds, "
+        f"{'exact ' if len(qat) <= MOST_SIGNS else ''}sign-flip p {show_p(sign_flip_p(*areas))}"
     )
     return Judged(judge(interval, COSTS), detail, interval, COSTS)
 
@@ -214,11 +231,18 @@ def rules_of(design: Design) -> dict[str, Rule]:
         )
     if design.moe is not None:
         rules["C6"] = _c1(f"C1 for {design.moe} {at}", noqat._replace(model=design.moe))
+    costs = f"costs over {AREA_MARGIN:g} of mean reward {at}"
     if design.primary == "C9":
-        tis = noqat._replace(correction="token_tis")
-        costs = f"costs over {AREA_MARGIN:g} of mean reward {at}"
         rules["C9"] = _c9(f"no QAT {costs}", noqat, qat)
+    if design.primary in ("C4", "C9"):
+        tis = noqat._replace(correction="token_tis")
         rules["C10"] = _c9(f"no QAT with TIS {costs}", tis, qat)
+    if design.primary == "C4":
+        rules["C11"] = Rule(
+            f"QAT collapses in at most {SHARE_MARGIN:g} more of the runs than BF16 {at}",
+            _collapses_no_more,
+            _plain(design, (QAT, BF16), (design.decisive_lr,)),
+        )
     if design.advantage == "reward":
         rules["C7"] = _c1(
             f"C1 with group-centred advantages {at}", noqat._replace(advantage="group")

@@ -4,7 +4,7 @@ docs/protocols/collapse.md says why these and no others. Times are steps; None s
 that had not collapsed at its last step.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, islice
 from math import comb
 from typing import NamedTuple
@@ -23,9 +23,10 @@ LOST_SHARE = 0.5  # of the best smoothed reward so far
 # means that do differ are further apart, by one response of a window's
 _ROUNDING = 1e-12
 _TIE = 1e-9  # statistics of permutations this close are equal
-_DIVISIONS_AT_ONCE = 1 << 16  # of the 2.7 million of the most seeds; memory is of so many
-# an arm; rule of thumb: a test takes ten seconds, and four times that with each seed more
-MOST_SEEDS = 12
+_DIVISIONS_AT_ONCE = 1 << 16  # memory is of so many
+# all divisions count up to 12 runs an arm (2.7 million), which takes ten seconds; else some drawn
+MOST_DIVISIONS, NUM_DRAWN = 3_000_000, 3 * _DIVISIONS_AT_ONCE
+MOST_SIGNS = 16  # likewise of changes of signs
 
 
 class Outcome(NamedTuple):
@@ -88,7 +89,10 @@ class Test(NamedTuple):
 
 
 def log_rank(first: Sequence[Outcome], second: Sequence[Outcome]) -> Test:
-    """Log-rank test with its exact permutation distribution; p is 1 where no run collapsed.
+    """Log-rank test with its permutation distribution; p is 1 where no run collapsed.
+
+    The distribution is exact up to 12 runs an arm, else of NUM_DRAWN drawn divisions and the
+    observed one (Phipson and Smyth 2010).
 
     The statistic is that of Mantel 1966: collapses of an arm less those expected under one hazard
     for both, over their standard deviation. Suffixes: P permutations, R runs, F runs of the first
@@ -116,12 +120,25 @@ def log_rank(first: Sequence[Outcome], second: Sequence[Outcome]) -> Test:
         return statistic_P
 
     observed = float(statistics(np.arange(len(first))[None])[0])
-    divisions = combinations(range(len(runs)), len(first))
-    num_as_far = 0
-    while drawn := list(islice(divisions, _DIVISIONS_AT_ONCE)):
-        is_as_far_P = abs(statistics(np.array(drawn))) >= abs(observed) - _TIE
+    num_as_far = num_divisions = 0
+    for division_PF in _divisions(len(runs), len(first)):
+        is_as_far_P = abs(statistics(division_PF)) >= abs(observed) - _TIE
         num_as_far += int(is_as_far_P.sum())
-    return Test(num_as_far / comb(len(runs), len(first)), observed > 0)
+        num_divisions += len(division_PF)
+    return Test(num_as_far / num_divisions, observed > 0)
+
+
+def _divisions(num_runs: int, num_first: int) -> Iterator[Array]:
+    """Indices of the runs that are put first, (divisions, first), in parts."""
+    if comb(num_runs, num_first) <= MOST_DIVISIONS:
+        divisions = combinations(range(num_runs), num_first)
+        while part := list(islice(divisions, _DIVISIONS_AT_ONCE)):
+            yield np.array(part)
+        return
+    random = np.random.default_rng(0)
+    yield np.arange(num_first)[None]
+    for _ in range(NUM_DRAWN // _DIVISIONS_AT_ONCE):
+        yield random.random((_DIVISIONS_AT_ONCE, num_runs)).argsort(1)[:, :num_first]
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -150,15 +167,44 @@ def paired_difference(first: Sequence[float], second: Sequence[float], level: fl
     return Interval(float(differences.mean()), float(bounds.low), float(bounds.high))
 
 
+def difference_of_shares(
+    first: Sequence[Outcome], second: Sequence[Outcome], level: float
+) -> Interval:
+    """Share of runs with a collapse, first less second, with Newcombe's interval.
+
+    Method 10 of Newcombe 1998, from Wilson's intervals of the shares. The pairing by seed is not
+    used, which is conservative if the outcomes of a seed go together.
+    """
+    share, low, high = np.array([_wilson(outcomes, level) for outcomes in (first, second)]).T
+    difference = share[0] - share[1]
+    below = np.hypot(share[0] - low[0], high[1] - share[1])
+    above = np.hypot(high[0] - share[0], share[1] - low[1])
+    return Interval(float(difference), float(difference - below), float(difference + above))
+
+
+def _wilson(outcomes: Sequence[Outcome], level: float) -> tuple[float, float, float]:
+    num_collapsed = sum(it.collapsed is not None for it in outcomes)
+    bounds = stats.binomtest(num_collapsed, len(outcomes)).proportion_ci(level, method="wilson")
+    return num_collapsed / len(outcomes), bounds.low, bounds.high
+
+
 def sign_flip_p(first: Sequence[float], second: Sequence[float]) -> float:
-    """Two-sided p-value of the mean of first - second over all changes of their signs."""
+    """Two-sided p-value of the mean of first - second over changes of their signs.
+
+    Over all of them up to MOST_SIGNS pairs, else over NUM_DRAWN drawn ones.
+    """
 
     def mean_difference(first: Array, second: Array, axis: int) -> Array:
         difference: Array = np.mean(np.subtract(first, second), axis=axis)
         return difference
 
     tested = stats.permutation_test(
-        (first, second), mean_difference, permutation_type="samples", n_resamples=np.inf
+        (first, second),
+        mean_difference,
+        permutation_type="samples",
+        n_resamples=np.inf if len(first) <= MOST_SIGNS else NUM_DRAWN,
+        batch=_DIVISIONS_AT_ONCE,
+        rng=np.random.default_rng(0),
     )
     return float(tested.pvalue)
 

@@ -122,8 +122,10 @@ class Study(Settings):
     judged_by: Literal["parity", "collapse"] = Field(
         "parity", description="parity: section claims; collapse: docs/protocols/collapse.md"
     )
-    primary: Literal["C1", "C9"] = Field(
-        "C1", description="judged_by collapse: the claim that decides; C9: with C10, on rewards"
+    primary: Literal["C1", "C4", "C9"] = Field(
+        "C1",
+        description="judged_by collapse: the claim that decides; C4: with C10 and C11, is QAT as "
+        "safe as BF16; C9: with C10, on rewards",
     )
     claims: Claims = Claims()
 

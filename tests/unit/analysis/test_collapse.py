@@ -216,3 +216,25 @@ def test_seeds_with_different_bases_are_not_paired() -> None:
     grid[tis] = [run._replace(base="of another machine") for run in grid[tis]]
     judged = verdicts_of_group_centred(grid)
     assert (judged["C9"], judged["C10"]) == ("PASS", "INCONCLUSIVE")
+
+
+def safety_grid(qat_collapsed: int) -> dict[Setting, list[Outcome]]:
+    """QAT, BF16 and token TIS at one rate, 45 seeds, of which so many collapse with QAT."""
+    bf16 = [Outcome(None, 240, 0.8 + 0.001 * seed, 0.1) for seed in range(45)]
+    qat = [Outcome(50, 240, it.area, 0.1) for it in bf16[:qat_collapsed]] + bf16[qat_collapsed:]
+    tis = [it._replace(area=it.area - 0.01) for it in bf16]
+    cells = {(QAT, "none"): qat, (BF16, "none"): bf16, (NOQAT, "token_tis"): tis}
+    return {Setting(DENSE, arm, 2e-4, correction): its for (arm, correction), its in cells.items()}
+
+
+@pytest.mark.parametrize(
+    ("qat_collapsed", "c3", "c11"),
+    [(0, "PASS", "PASS"), (2, "INCONCLUSIVE", "INCONCLUSIVE"), (10, "FAIL", "FAIL")],
+)
+def test_a_study_of_safety_asks_for_rewards_and_shares(
+    qat_collapsed: int, c3: str, c11: str
+) -> None:
+    grid = safety_grid(qat_collapsed)
+    design = Design(DENSE, None, (2e-4,), frozenset(grid), primary="C4")
+    expected = {"C3": c3, "C4": "PASS", "C10": "FAIL", "C11": c11}
+    assert verdicts(grid, design) == expected

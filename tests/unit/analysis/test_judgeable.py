@@ -100,12 +100,6 @@ def test_collapses_are_of_runs_of_one_length(tmp_path: Path) -> None:
         require_judgeable(study)
 
 
-def test_seeds_are_as_many_as_can_be_tested_exactly(tmp_path: Path) -> None:
-    require_judgeable(changed(tmp_path, "collapse_cpu", seeds=[*range(12)]))
-    with pytest.raises(ValueError, match="seeds: exact tests of 13 seeds an arm take too long"):
-        require_judgeable(changed(tmp_path, "collapse_cpu", seeds=[*range(13)]))
-
-
 @pytest.mark.parametrize(
     "changes", [{"rl": {"steps": 1}}, {"cells": {"short": {"steps": 1}}}], ids=["rl", "cell"]
 )
