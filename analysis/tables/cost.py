@@ -26,7 +26,7 @@ NOTE = (
     "Goal: of the time with kept packed weights, packing included, at most, judged before "
     "rounding. Peak memory: over BF16's, weights included. Packed: what the kept weights take."
 )
-FSDP_TITLE = "**The same under FSDP2, 2,048 tokens a rank, by host**"
+FSDP_TITLE = "**The same under FSDP2, by host**"
 FSDP_NOTE = (
     "Issued: when the CPU has queued all of BF16's step; where that is nearly the whole step, GPUs "
     "wait for the CPU. Peak memory: over BF16's, packed shards included, sharded weights not."
@@ -113,6 +113,7 @@ class StepRecord(Record):
     """Of experiments/benchmarks/parameter.py and fsdp.py."""
 
     stacks: list[Stack]
+    tokens_per_rank: int | None = None  # under FSDP2
 
 
 class Measured(NamedTuple):
@@ -121,6 +122,7 @@ class Measured(NamedTuple):
     stack: Stack
     commit: str
     host: str = ""
+    tokens: int | None = None
     transformers: str | None = None
 
 
@@ -145,6 +147,7 @@ FSDP_TABLE: MarkdownTable[Measured] = MarkdownTable(
     {
         "Layers": lambda row: row.stack.name,
         "GPUs": lambda row: str(row.stack.ranks),
+        "Tokens a rank": lambda row: f"{row.tokens:,}" if row.tokens else "",
         "Setting": lambda row: row.stack.setting,
         "Host": lambda row: row.host,
         "Commit": lambda row: row.commit,
@@ -167,7 +170,13 @@ def cost_sections(folder: Path, machine: str) -> list[str]:
     """
     alone = read_record(folder / f"parameter_{machine}.json", StepRecord)
     rows = [
-        Measured(stack, record.commit, host, record.versions.get("transformers"))
+        Measured(
+            stack,
+            record.commit,
+            host,
+            record.tokens_per_rank,
+            record.versions.get("transformers"),
+        )
         for suffix, host in FSDP_RECORDS.items()
         for record in [read_record(folder / f"fsdp_{machine}{suffix}.json", StepRecord)]
         for stack in record.stacks

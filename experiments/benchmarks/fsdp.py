@@ -1,15 +1,16 @@
 """Training step of fake-quantized layers under FSDP2, against BF16 and verl's QATLinear.
 
     python -m experiments.benchmarks.fsdp RECORD.json --worlds 2 4 [--device cuda] [--rounds 10]
+        [--tokens 2048]
 
-FP32 masters, BF16 compute, every decoder layer a group of its own, 2,048 tokens a rank: few enough
-that communication decides. One step is forward and backward; the arm `qat` recomputes the global
-scales and packs its shards, as after an optimizer step, `qat, scales known` is any further
-micro-batch. Eager layers of this size keep the CPU busy rather than the GPU, so compiled ones are
-measured too (without verl's, which was not made for torch.compile). Bytes are those that each rank
-hands to all-gathers; their time is what the profiler saw of NCCL's kernels. Peak memory is what a
-step allocates, and the packed shards that lie there from one step to the next. The record is
-written after each stack.
+FP32 masters, BF16 compute, every decoder layer a group of its own. With 2,048 tokens a rank, as by
+default, communication decides, and on many hosts the CPU; with more the GPU sets the pace. One step
+is forward and backward; the arm `qat` recomputes the global scales and packs its shards, as after
+an optimizer step, `qat, scales known` is any further micro-batch. Eager layers of this size keep
+the CPU busy rather than the GPU, so compiled ones are measured too (without verl's, which was not
+made for torch.compile). Bytes are those that each rank hands to all-gathers; their time is what the
+profiler saw of NCCL's kernels. Peak memory is what a step allocates, and the packed shards that lie
+there from one step to the next. The record is written after each stack.
 """
 
 import argparse
@@ -39,7 +40,7 @@ from qat_core.parameter import FakeQuantizedTensor
 from qat_core.preparation import scales_of
 from qat_core.units import BYTES_PER_GIB
 
-TOKENS = {"cuda": 2048, "cpu": 16}
+TOKENS = {"cuda": 2048, "cpu": 16}  # a rank
 # Shape, layers, whether the layers are compiled, which takes the CPU out of the measurement.
 STACKS = {
     "cuda": [("qwen3-8b", 8, True), ("qwen3-8b", 8, False), ("qwen3-30b-a3b", 4, False)],
@@ -57,7 +58,9 @@ def shard(model: nn.Module) -> None:
     fully_shard(model, mp_policy=POLICY)
 
 
-def measure(shape: str, layers: int, compiled: bool, device: str, rounds: int) -> dict[str, Any]:
+def measure(
+    shape: str, layers: int, compiled: bool, device: str, rounds: int, tokens: int
+) -> dict[str, Any]:
     """Times, ratios and all-gathers of all arms of one stack; the same call on every rank."""
     steps, rounded, models = {}, {}, {}
     for arm in ["bf16", "qat"] if compiled else arms(sharded=True):
@@ -71,7 +74,7 @@ def measure(shape: str, layers: int, compiled: bool, device: str, rounds: int) -
         shard(model)
         if arm == "qat":
             bit_identical = gathers_exactly(model, rounded)
-        x, grad = step_inputs(model, 1, TOKENS[device], device)
+        x, grad = step_inputs(model, 1, tokens, device)
         steps[arm] = partial(step, model, changed, x, grad)
         if arm == "qat":
             steps[arm + SCALES_KNOWN] = partial(step, model, lambda: None, x, grad)
@@ -163,7 +166,9 @@ def peak_gib(call: partial[None]) -> float:
     return (torch.cuda.max_memory_allocated() - before) / BYTES_PER_GIB
 
 
-def worker(rank: int, world: int, device: str, rounds: int, rendezvous: str, record: Path) -> None:
+def worker(
+    rank: int, world: int, device: str, rounds: int, tokens: int, rendezvous: str, record: Path
+) -> None:
     """One rank: measures all stacks; rank 0 adds each to the record."""
     if device == "cuda":
         torch.cuda.set_device(rank)
@@ -172,7 +177,7 @@ def worker(rank: int, world: int, device: str, rounds: int, rendezvous: str, rec
         BACKEND[device], init_method=f"file://{rendezvous}", rank=rank, world_size=world
     )
     for stack in STACKS[device]:
-        result = measure(*stack, device, rounds)
+        result = measure(*stack, device, rounds, tokens)
         if rank == 0:
             Console().print_json(data=result)
             content = read_json(record)
@@ -187,7 +192,9 @@ def main() -> None:
     parser.add_argument("--worlds", type=positive_int, nargs="+", default=[2, 4])
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--rounds", type=positive_int, default=10)
+    parser.add_argument("--tokens", type=positive_int, help="of a rank; by default 2,048")
     args = parser.parse_args()
+    tokens = args.tokens or TOKENS[args.device]
     if args.device == "cuda" and torch.cuda.device_count() < max(args.worlds):
         raise ValueError(
             f"--worlds: {max(args.worlds)}: there are {torch.cuda.device_count()} CUDA GPUs; name "
@@ -197,7 +204,7 @@ def main() -> None:
     record = {
         "benchmark": "fsdp",
         **origin(args.device),
-        "tokens_per_rank": TOKENS[args.device],
+        "tokens_per_rank": tokens,
         "rounds": args.rounds,
         "verl": "measured" if "verl" in arms() else "not on the path, not measured",
         "stacks": [],
@@ -205,7 +212,8 @@ def main() -> None:
     write_json(args.record, record)
     for world in args.worlds:
         with tempfile.TemporaryDirectory() as folder:
-            arguments = (world, args.device, args.rounds, f"{folder}/rendezvous", args.record)
+            rendezvous = f"{folder}/rendezvous"
+            arguments = (world, args.device, args.rounds, tokens, rendezvous, args.record)
             spawn(worker, arguments, nprocs=world)  # type: ignore[no-untyped-call]
 
 

@@ -7,7 +7,8 @@ so that bits vary. For each product of a decoder layer and each number of tokens
 tiles that do not: some drawn from all that Humming can compile, then the neighbours of the best,
 then the best of both against Humming's own choice, Marlin and BF16, all in turns. That bits repeat
 is checked. CUDA graphs are timed, with weights that are not in the L2 cache. What the record has
-already is kept.
+already is kept. Some tiles access memory that is not theirs; where one is drawn, that search ends
+without a row.
 """
 
 import argparse
@@ -162,19 +163,12 @@ def _fastest(found: Found, count: int) -> Found:
     return dict(sorted(found.items(), key=lambda item: item[1][1])[:count])
 
 
-def search(
-    layer: Layer, tokens: Sequence[int], samples: int, peak: dict[str, float]
-) -> list[dict[str, Any]]:
-    """A row for each number of tokens."""
+def search(layer: Layer, tokens: int, samples: int, peak: dict[str, float]) -> dict[str, Any]:
+    """A row of the record."""
     torch.manual_seed(0)
-    rows = []
-    for count in tokens:
-        found = Search(layer, count, samples)
-        floors = floors_us(layer, count, found.case.experts_hit, peak)
-        rows.append({"layer": layer.key, "tokens": count, "floor_us": floors, **found.run()})
-        del found
-        torch.cuda.empty_cache()
-    return rows
+    found = Search(layer, tokens, samples)
+    floors = floors_us(layer, tokens, found.case.experts_hit, peak)
+    return {"layer": layer.key, "tokens": tokens, "floor_us": floors, **found.run()}
 
 
 def main() -> None:
@@ -197,14 +191,21 @@ def main() -> None:
         "peak": measure_peak("cuda"),
         "cases": [],
     }
+    failed = []
     for layer in chosen:
-        if missing := missing_tokens(record, layer, arguments.tokens):
-            options = (layer, missing, arguments.samples, record["peak"])
-            record["cases"] += call_in_subprocess(search, *options)
+        for tokens in missing_tokens(record, layer, arguments.tokens):
+            options = (layer, tokens, arguments.samples, record["peak"])
+            try:
+                row = call_in_subprocess(search, *options)
+            except torch.AcceleratorError as error:  # a tile that ends its process's use of the GPU
+                failed.append(f"{layer.key} at {tokens}: {str(error).partition(chr(10))[0]}")
+                continue
+            record["cases"].append(row)
             write_json(arguments.record, record)
-            for row in record["cases"][-len(missing) :]:
-                shown = {name: round(it["us"][1], 1) for name, it in row["arms"].items()}
-                Console(width=160).print(row["layer"], row["tokens"], shown)
+            shown = {name: round(it["us"][1], 1) for name, it in row["arms"].items()}
+            Console(width=160).print(row["layer"], row["tokens"], shown)
+    if failed:
+        raise ValueError("; ".join(failed))
 
 
 if __name__ == "__main__":

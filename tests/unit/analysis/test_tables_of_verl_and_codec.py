@@ -157,16 +157,20 @@ def test_costs_are_shares_of_bf16(tmp_path: Path) -> None:
         sharded = stack | {"ranks": 2, "compiled_layers": True, "arms": plain}
         (tmp_path / f"fsdp_x{suffix}.json").write_text(json.dumps(SETUP | {"stacks": [sharded]}))
     bf16 = plain["bf16"] | {"issue_ms": [7, 8, 9]}
-    newest = SETUP | git | {"stacks": [sharded | {"arms": plain | {"bf16": bf16}}]}
+    newest = (
+        SETUP
+        | git
+        | {"tokens_per_rank": 2048, "stacks": [sharded | {"arms": plain | {"bf16": bf16}}]}
+    )
     (first, of_first), *others = FSDP_RECORDS.items()
     (tmp_path / f"fsdp_x{first}.json").write_text(json.dumps(newest))
     rows = [line for line in benchmark_text("cost", tmp_path, "x").splitlines() if "2 of s" in line]
     assert rows == [
         "| 2 of s | gradient checkpointing | 0123456 | 10 | 1.100 |  | 1.050 | 1.020 |  |  | 1.050 "
         "| 1.150 |  |",
-        f"| 2 of s | 2 | compiled | {of_first} | 0123456 |  | 10 | 8 | 1.100 |  |  |  |",
+        f"| 2 of s | 2 | 2,048 | compiled | {of_first} | 0123456 |  | 10 | 8 | 1.100 |  |  |  |",
         *[
-            f"| 2 of s | 2 | compiled | {host} | not recorded |  | 10 |  | 1.100 |  |  |  |"
+            f"| 2 of s | 2 |  | compiled | {host} | not recorded |  | 10 |  | 1.100 |  |  |  |"
             for _, host in others
         ],
     ]
