@@ -91,6 +91,7 @@ def draw_step_times(panel: Axes, bars: Mapping[str, Series], parts: Sequence[Par
 def draw_weights(panel: Axes, bars: Sequence[Bar], bf16: WeightMemory | None) -> None:
     """A bar each, from above: its size, its share of BF16's, and its prediction."""
     largest = max(bar.memory.measured_gib for bar in bars if bar.memory)
+    first = next(position for position, bar in enumerate(bars) if bar.memory)
     unit, scale = ("GiB", 1.0) if largest >= 1 else ("MiB", float(MIB_PER_GIB))
     for position, (_, color, memory) in enumerate(bars):
         if memory is None:
@@ -112,7 +113,7 @@ def draw_weights(panel: Axes, bars: Sequence[Bar], bf16: WeightMemory | None) ->
             color=INK,
             markersize=15,
             markeredgewidth=1.6,
-            label="predicted from shapes" if position == 0 else None,
+            label="predicted from shapes" if position == first else None,
         )
     panel.set(xlim=(0, 1.42 * scale * largest), xlabel=f"weights ({unit})")
     panel.set_yticks(range(len(bars)), [bar.label for bar in bars])

@@ -15,7 +15,7 @@ from analysis.collapse.few_seeds import FEWEST_FOR_TESTS, descriptive_rules_of
 from analysis.collapse.grid import Design, Grid, design_of, read_grid, runs_by_setting
 from analysis.collapse.outcome_table import outcome_table
 from analysis.collapse.rules import AREA_LEVEL, Judged, Rule, rules_of
-from analysis.collapse.survival import MOST_DIVISIONS, MOST_SIGNS
+from analysis.collapse.survival import MOST_DIVISIONS, MOST_SIGNS, NUM_DRAWN
 from analysis.load import read_metric
 from analysis.protocol import ONE_CHECKPOINT, is_pretrained
 from experiments.runs.evaluation import EVALUATIONS
@@ -27,16 +27,16 @@ DEFINITION = (
     "A run has collapsed when the mean reward of 20 steps falls below half of its best. Claims "
     "that need a cell without all its runs are NOT RUN."
 )
-P_VALUES = (
-    "p: two-sided log-rank test with its {} permutation distribution over the seeds. The "
-    "p-values behind C1 to C3 are corrected together after Holm; the others are secondary and not "
-    "corrected."
+P_VALUES = "p: two-sided log-rank test with its {} permutation distribution over the seeds."
+CORRECTED = (
+    " The p-values behind C1 to C3 are corrected together after Holm; the others are secondary and "
+    "not corrected."
 )
 ON_REWARDS = {
-    "C4": " C4 is primary. C4 and C10 are of differences by seed; p of C10 is of {} changes of "
-    "signs. C11 is of shares of runs.",
-    "C9": " C9 is primary. C9 and C10 are of differences by seed; their p is of {} changes of "
-    "signs.",
+    "C4": " C4 is primary, all else secondary and not corrected. C4 and C10 are of differences by "
+    "seed; p of C10 is of {} changes of signs. C11 is of shares of runs.",
+    "C9": CORRECTED + " C9 is primary. C9 and C10 are of differences by seed; their p is of {} "
+    "changes of signs.",
 }
 NO_TEST = (
     f"Fewer than {FEWEST_FOR_TESTS} seeds: nothing is tested, and the answer follows the rule that "
@@ -73,9 +73,9 @@ def judge_study(study: Study, results: Path) -> ClaimsTable:
 def _tests(primary: str, num_seeds: int) -> str:
     """How p-values come about."""
     is_exact = comb(2 * num_seeds, num_seeds) <= MOST_DIVISIONS
-    p_values = P_VALUES.format("exact" if is_exact else "sampled")
-    every = "all" if num_seeds <= MOST_SIGNS else "drawn"
-    return p_values + ON_REWARDS.get(primary, "").format(every)
+    p_values = P_VALUES.format("exact" if is_exact else f"sampled ({NUM_DRAWN:,} divisions)")
+    every = "all" if num_seeds <= MOST_SIGNS else f"{NUM_DRAWN:,}"
+    return p_values + ON_REWARDS.get(primary, CORRECTED).format(every)
 
 
 def write_claims(study: Study, results: Path, out: Path) -> ClaimsTable:

@@ -26,7 +26,7 @@ _TIE = 1e-9  # statistics of permutations this close are equal
 _DIVISIONS_AT_ONCE = 1 << 16  # memory is of so many
 # all divisions count up to 12 runs an arm (2.7 million), which takes ten seconds; else some drawn
 MOST_DIVISIONS, NUM_DRAWN = 3_000_000, 3 * _DIVISIONS_AT_ONCE
-MOST_SIGNS = 16  # likewise of changes of signs
+MOST_SIGNS = 17  # likewise of changes of signs
 
 
 class Outcome(NamedTuple):

@@ -26,7 +26,8 @@ NOTE = (
     "sleeping vLLM and CUDA's contexts come on top of the actor: what is not too much may still "
     "not fit. Of a step, log-probs and training are fitted as a + b / GPUs to two measured numbers "
     "of GPUs. All else is the mean of the measured ones, as each GPU does it for itself. "
-    "Qwen3-8B's runs on one and on two GPUs shared a host; its memory on the host is of older runs."
+    "Qwen3-8B's runs on one and on two GPUs shared a host, which makes their times uncertain; its "
+    "memory on the host is of older runs."
 )
 
 

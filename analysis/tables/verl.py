@@ -180,8 +180,8 @@ PEAK_TABLE: MarkdownTable[VerlRun] = MarkdownTable(
 PEAK_NOTE = (
     "vLLM sleeps while the actor trains, and the actor is on the host while vLLM is awake; then "
     "its weights and KV cache are on the GPU. GPU and host: looked at every 2 s from outside; the "
-    f"host's peak is left out where two runs shared it (commit {SHARED_HOST[:7]}). Start and end: "
-    "of the whole run, what is in no step."
+    f"host's peak is left out where two runs shared it (commit {SHARED_HOST[:7]}), which makes "
+    "their times uncertain too. Start and end: of the whole run, what is in no step."
 )
 
 

@@ -23,7 +23,7 @@ RECORD = ROOT / "experiments" / "records" / "benchmarks" / "humming_tiles_h200.j
         pytest.param(6144, 4096, 32, ((32, 64, 256), 5, 1), id="columns-enough-32-rows"),
         pytest.param(24576, 4096, 8, ((8, 64, 128), 5, 3), id="columns-for-several-blocks"),
         pytest.param(24576, 4096, 32, ((32, 64, 128), 4, 3), id="columns-for-several-blocks-32"),
-        pytest.param(4096, 4096, 8, ((8, 64, 256), 5, 1), id="short-sums"),
+        pytest.param(4096, 4096, 8, ((8, 64, 256), 5, 2), id="short-sums"),
         pytest.param(4096, 4096, 32, None, id="short-sums-32-rows"),
         pytest.param(4096, 12288, 8, None, id="long-sums"),
         pytest.param(6144, 4096, 64, None, id="many-rows"),
@@ -44,18 +44,28 @@ def test_the_choice_is_that_of_the_record() -> None:
     shapes = {layer.key: (layer.n, layer.k) for model in MODELS for layer in layers_of(model)}
     seen = set()
     for case in read_json(RECORD)["cases"]:
-        own_us, found_us = (case["arms"][arm]["us"][1] for arm in ("humming", "found 0"))
+        arms = {name: it for name, it in case["arms"].items() if name.startswith("found")}
+        own_us = case["arms"]["humming"]["us"][1]
         rows = next(up_to for up_to in humming.TILED_ROWS if case["tokens"] <= up_to)
-        is_whole = humming.unsplit_tile(*shapes[case["layer"]], rows) is not None
-        seen.add(is_whole)
+        chosen = humming.unsplit_tile(*shapes[case["layer"]], rows)
+        seen.add(chosen is None)
+        if chosen is None:
+            assert own_us < 1.02 * min(it["us"][1] for it in arms.values()), case["layer"]
+            continue
+        # stages and blocks at once of 30B's `qkv` are others: they matter little
+        alike = [
+            it["us"][1]
+            for it in arms.values()
+            if all(it["tile"][key] == list(chosen[key]) for key in ("block_shape", "warp_shape"))
+        ]
         # 30B's `o` at one token loses 2 %, and repeats its bits for it
-        assert found_us < 1.03 * own_us if is_whole else own_us < 1.02 * found_us, case["layer"]
+        assert min(alike) < 1.03 * own_us, case["layer"]
     assert seen == {True, False}
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-@pytest.mark.parametrize("n", [64 * humming.FILLED_FROM, 64 * humming.FILLED_OFTEN_FROM])
+@pytest.mark.parametrize("n", [64 * humming.BUSY_FROM, 64 * humming.BUSY_OFTEN_FROM])
 @pytest.mark.parametrize("k", [256, 2560])  # fewer steps along K than a tile has stages, and more
 @pytest.mark.parametrize("rows", [1, 8, 9, 32])
 def test_whole_sums_repeat_and_only_their_result_is_rounded(n: int, k: int, rows: int) -> None:

@@ -194,7 +194,10 @@ def test_difference_of_shares_is_newcombes() -> None:
 
 
 def test_sampled_sign_flips_are_near_the_exact_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    pairs = [0.1, 0.2, 0.25, 0.3, 0.1], [0.3, 0.1, 0.3, 0.35, 0.3]
-    exact = sign_flip_p(*pairs)
-    monkeypatch.setattr(survival, "MOST_SIGNS", 4)
-    assert sign_flip_p(*pairs) == pytest.approx(exact, abs=0.005)
+    first = list(np.random.default_rng(0).normal(0.3, 1.0, 12))
+    exact = sign_flip_p(first, [0.0] * 12)
+    monkeypatch.setattr(survival, "MOST_SIGNS", 11)
+    monkeypatch.setattr(survival, "NUM_DRAWN", 4000)  # of 4096; else all are gone through
+    sampled = sign_flip_p(first, [0.0] * 12)
+    # the standard error of a share of 4000 draws is 0.008 at most
+    assert sampled != exact and sampled == pytest.approx(exact, abs=0.035)
