@@ -7,12 +7,12 @@ import numpy as np
 import pandas as pd
 
 from analysis.collapse.grid import (
-    CORRECTIONS,
     Grid,
     Setting,
     design_of,
     read_grid,
     runs_by_setting,
+    show_correction,
 )
 from analysis.load import HINT, read_metrics
 from analysis.results import Array
@@ -23,8 +23,7 @@ from experiments.study.schema import Study
 
 def show_arm(setting: Setting) -> str:
     """The arm, with its correction where it has one."""
-    corrections = [label for name, label in CORRECTIONS.items() if name == setting.correction]
-    return ", ".join([arm_style(setting.arm).label, *corrections])
+    return ", ".join(filter(None, (arm_style(setting.arm).label, show_correction(setting))))
 
 
 class GridData:

@@ -144,6 +144,12 @@ def read_grid(runs: Mapping[Setting, Sequence[Run]], results: Path) -> Grid:
     return {setting: [outcome_of(run) for run in its] for setting, its in runs.items()}
 
 
+def show_correction(setting: Setting) -> str:
+    """What corrects the mismatch, empty where nothing does."""
+    labels: Mapping[str, str] = {str(name): label for name, label in CORRECTIONS.items()}
+    return labels.get(setting.correction, "")
+
+
 def show_rate(lr: float) -> str:
     """A learning rate as studies write it, such as 3e-4; "none" of 0."""
     if lr == 0:

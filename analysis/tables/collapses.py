@@ -15,9 +15,10 @@ from analysis.collapse.grid import (
     num_collapsed,
     read_grid,
     runs_by_setting,
+    show_correction,
     show_rate,
 )
-from analysis.collapse.rules import AREA_LEVEL
+from analysis.collapse.rules import AREA_LEVEL, AREA_MARGIN
 from analysis.collapse.survival import paired_difference, show_difference
 from analysis.markdown import MarkdownTable
 from experiments.study.load import load_study
@@ -29,9 +30,9 @@ NOTE = (
     f"mean of the differences within a seed and its {100 * AREA_LEVEL:g} % interval over seeds, "
     "for description where C9 does not judge it. Verdict: of the claim that decides, at the "
     "highest rate. C1: without QAT runs collapse earlier than with QAT and in BF16; C6 and C7: "
-    "likewise for an MoE and with other advantages, secondary; C9: mean reward is more than 0.05 "
-    f"below QAT's. {MARK}: what a reader must know of these runs stands in docs/results.md, under "
-    "the study's claims."
+    "likewise for an MoE and with other advantages, secondary; C4: QAT's mean reward is within "
+    f"{AREA_MARGIN:g} of BF16's; C9: mean reward is more than {AREA_MARGIN:g} below QAT's. {MARK}: "
+    "what a reader must know of these runs stands in docs/results.md, under the study's claims."
 )
 
 
@@ -39,7 +40,8 @@ class Collapses(NamedTuple):
     """All rates of one model and advantage of a study.
 
     Attributes:
-        settings: without QAT, ascending by rate; the other arms have the same rates.
+        settings: without QAT, ascending by rate; the other arms have the same rates. Corrected
+            where the study has none that is not.
         grid: outcomes of all arms.
         verdict: name and outcome of the claim about them; empty without one.
         is_marked: the study's table of claims says something of these runs.
@@ -61,23 +63,27 @@ class Collapses(NamedTuple):
 
     def collapsed(self, arm: str) -> str:
         """Of an arm, such as "0, 4, 5 of 5"."""
-        settings = [it._replace(arm=arm) for it in self.settings]
+        settings = [_beside(it, arm) for it in self.settings]
         if not self.grid.keys() >= set(settings):
             return "not run"
         outcomes = [self.grid[it] for it in settings]
         counts = ", ".join(str(num_collapsed(it)) for it in outcomes)
-        return f"{counts} of {len(outcomes[0])}"
+        of_all = f"{counts} of {len(outcomes[0])}"
+        return ", ".join(filter(None, (of_all, show_correction(settings[0]))))
 
     @property
     def difference(self) -> str:
         """Of mean reward at the highest rate, with an interval where there are several seeds."""
         noqat = self.settings[-1]
-        first, second = (
-            [run.area for run in self.grid[it]] for it in (noqat, noqat._replace(arm=QAT))
-        )
+        first, second = ([run.area for run in self.grid[it]] for it in (noqat, _beside(noqat, QAT)))
         if len(first) == 1:
             return f"{first[0] - second[0]:+.3f}"
         return show_difference(paired_difference(first, second, AREA_LEVEL))
+
+
+def _beside(noqat: Setting, arm: str) -> Setting:
+    """The setting of an arm that one without QAT is compared with; only that one is corrected."""
+    return noqat if arm == NOQAT else noqat._replace(arm=arm, correction="none")
 
 
 TABLE: MarkdownTable[Collapses] = MarkdownTable(
@@ -118,10 +124,12 @@ def _rows(record: Path, study: Study) -> Iterator[Collapses]:
     table = read_table(record / "claims.json")
     verdicts = {it.name: it.verdict for it in table.claims}
     compared: dict[tuple[str, str], list[Setting]] = {}
+    is_plain = any((it.arm, it.correction) == (NOQAT, "none") for it in design.settings)
     # the deciding claim's first
     for setting in sorted(grid, key=lambda it: (it.advantage != design.advantage, it.lr)):
-        is_plain = setting.arm == NOQAT and setting.correction == "none"
-        if is_plain and setting._replace(arm=QAT) in grid:
+        if setting.arm != NOQAT or (is_plain and setting.correction != "none"):
+            continue
+        if _beside(setting, QAT) in grid:
             compared.setdefault((setting.model, setting.advantage), []).append(setting)
     for (model, advantage), settings in compared.items():
         claim = design.primary
