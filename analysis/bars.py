@@ -98,7 +98,7 @@ def draw_weights(panel: Axes, bars: Sequence[Bar], bf16: WeightMemory | None) ->
             continue
         length = scale * memory.measured_gib
         panel.barh(position, length, height=0.62, color=color)
-        share = memory.measured_gib / bf16.measured_gib - 1 if bf16 and memory != bf16 else None
+        share = memory.measured_gib / bf16.measured_gib - 1 if bf16 and memory is not bf16 else None
         panel.annotate(
             f"{length:.2f} {unit}" + ("" if share is None else f"  {share:+.1%}"),
             (length, position),

@@ -5,7 +5,6 @@ Only cells that have all their runs are judged; the table names the others.
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from math import comb
 from pathlib import Path
 
 from analysis.claim_rows import numbers_of
@@ -15,7 +14,7 @@ from analysis.collapse.few_seeds import FEWEST_FOR_TESTS, descriptive_rules_of
 from analysis.collapse.grid import Design, Grid, design_of, read_grid, runs_by_setting
 from analysis.collapse.outcome_table import outcome_table
 from analysis.collapse.rules import AREA_LEVEL, Judged, Rule, rules_of
-from analysis.collapse.survival import MOST_DIVISIONS, MOST_SIGNS, NUM_DRAWN
+from analysis.collapse.survival import NUM_DRAWN, takes_all_divisions, takes_all_signs
 from analysis.load import read_metric
 from analysis.protocol import ONE_CHECKPOINT, is_pretrained
 from experiments.runs.evaluation import EVALUATIONS
@@ -72,9 +71,9 @@ def judge_study(study: Study, results: Path) -> ClaimsTable:
 
 def _tests(primary: str, num_seeds: int) -> str:
     """How p-values come about."""
-    is_exact = comb(2 * num_seeds, num_seeds) <= MOST_DIVISIONS
+    is_exact = takes_all_divisions(2 * num_seeds, num_seeds)
     p_values = P_VALUES.format("exact" if is_exact else f"sampled ({NUM_DRAWN:,} divisions)")
-    every = "all" if num_seeds <= MOST_SIGNS else f"{NUM_DRAWN:,}"
+    every = "all" if takes_all_signs(num_seeds) else f"{NUM_DRAWN:,}"
     return p_values + ON_REWARDS.get(primary, CORRECTED).format(every)
 
 

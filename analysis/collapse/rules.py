@@ -23,11 +23,11 @@ from analysis.collapse.grid import (
     show_rate,
 )
 from analysis.collapse.survival import (
-    MOST_SIGNS,
     difference_of_shares,
     paired_difference,
     show_difference,
     sign_flip_p,
+    takes_all_signs,
 )
 from analysis.stats import Interval, Verdict
 
@@ -131,7 +131,7 @@ def _costs_reward(setting: Setting, runs: Comparison) -> Judged:
     num_lower = sum(first < second for first, second in zip(*areas, strict=True))
     detail = (
         f"mean reward less QAT's; lower in {num_lower} of {len(qat)} seeds, "
-        f"{'exact ' if len(qat) <= MOST_SIGNS else ''}sign-flip p {show_p(sign_flip_p(*areas))}"
+        f"{'exact ' if takes_all_signs(len(qat)) else ''}sign-flip p {show_p(sign_flip_p(*areas))}"
     )
     return Judged(judge(interval, COSTS), detail, interval, COSTS)
 

@@ -7,7 +7,7 @@ that had not collapsed at its last step.
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, islice
 from math import comb
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -69,10 +69,12 @@ def outcome(reward_T: Array) -> Outcome:
     return Outcome(time_to_collapse(reward_T), len(reward_T), float(reward_T.mean()), gain)
 
 
-def share_collapsed(outcomes: Sequence[Outcome]) -> Interval:
-    """Share of runs with a collapse, with the exact 95 % interval of Clopper and Pearson."""
+def share_collapsed(
+    outcomes: Sequence[Outcome], level: float = 0.95, method: Literal["exact", "wilson"] = "exact"
+) -> Interval:
+    """Share of runs with a collapse, with the exact interval (Clopper, Pearson) or Wilson's."""
     num_collapsed = sum(it.collapsed is not None for it in outcomes)
-    bounds = stats.binomtest(num_collapsed, len(outcomes)).proportion_ci(0.95, method="exact")
+    bounds = stats.binomtest(num_collapsed, len(outcomes)).proportion_ci(level, method=method)
     return Interval(num_collapsed / len(outcomes), float(bounds.low), float(bounds.high))
 
 
@@ -128,9 +130,19 @@ def log_rank(first: Sequence[Outcome], second: Sequence[Outcome]) -> Test:
     return Test(num_as_far / num_divisions, observed > 0)
 
 
+def takes_all_divisions(num_runs: int, num_first: int) -> bool:
+    """Whether the log-rank test is exact."""
+    return comb(num_runs, num_first) <= MOST_DIVISIONS
+
+
+def takes_all_signs(num_pairs: int) -> bool:
+    """Whether the sign-flip test is exact."""
+    return num_pairs <= MOST_SIGNS
+
+
 def _divisions(num_runs: int, num_first: int) -> Iterator[Array]:
     """Indices of the runs that are put first, (divisions, first), in parts."""
-    if comb(num_runs, num_first) <= MOST_DIVISIONS:
+    if takes_all_divisions(num_runs, num_first):
         divisions = combinations(range(num_runs), num_first)
         while part := list(islice(divisions, _DIVISIONS_AT_ONCE)):
             yield np.array(part)
@@ -175,17 +187,12 @@ def difference_of_shares(
     Method 10 of Newcombe 1998, from Wilson's intervals of the shares. The pairing by seed is not
     used, which is conservative if the outcomes of a seed go together.
     """
-    share, low, high = np.array([_wilson(outcomes, level) for outcomes in (first, second)]).T
+    shares = [share_collapsed(outcomes, level, "wilson") for outcomes in (first, second)]
+    share, low, high = np.array([(it.estimate, it.low, it.high) for it in shares]).T
     difference = share[0] - share[1]
     below = np.hypot(share[0] - low[0], high[1] - share[1])
     above = np.hypot(high[0] - share[0], share[1] - low[1])
     return Interval(float(difference), float(difference - below), float(difference + above))
-
-
-def _wilson(outcomes: Sequence[Outcome], level: float) -> tuple[float, float, float]:
-    num_collapsed = sum(it.collapsed is not None for it in outcomes)
-    bounds = stats.binomtest(num_collapsed, len(outcomes)).proportion_ci(level, method="wilson")
-    return num_collapsed / len(outcomes), bounds.low, bounds.high
 
 
 def sign_flip_p(first: Sequence[float], second: Sequence[float]) -> float:
@@ -202,7 +209,7 @@ def sign_flip_p(first: Sequence[float], second: Sequence[float]) -> float:
         (first, second),
         mean_difference,
         permutation_type="samples",
-        n_resamples=np.inf if len(first) <= MOST_SIGNS else NUM_DRAWN,
+        n_resamples=np.inf if takes_all_signs(len(first)) else NUM_DRAWN,
         batch=_DIVISIONS_AT_ONCE,
         rng=np.random.default_rng(0),
     )

@@ -16,6 +16,7 @@ from qat_core.nvfp4 import PackedTensor
 from qat_core.rollout.vllm.humming import (
     ANY_MORE,
     NUM_LOCKS,
+    for_rows,
     served_tiles,
     tiles_for,
     weight_schema,
@@ -57,11 +58,7 @@ class HummingLayer:
             whole = {"use_stream_k": False}
             self.tiles = [[low, high, {**tile, **whole}] for low, high, tile in self.tiles]
         elif tiling == "served":
-            self.tiles = [
-                (low, high, tile)
-                for low, high, tile in served_tiles(self.config, n, k)
-                if any(low < m <= high for m in [1, *rows])
-            ]
+            self.tiles = for_rows(served_tiles(self.config, n, k), [1, *rows])
         self.compute_config, self.tuning_config = json.dumps(compute), json.dumps(self.tiles)
         self.locks = torch.zeros(NUM_LOCKS, dtype=torch.int32, device=packed.codes.device)
 

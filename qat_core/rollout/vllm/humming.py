@@ -45,20 +45,21 @@ def tiles_for(config: Any, compute: dict[str, Any], rows: Sequence[int]) -> list
     """Of Humming's table (rows above, rows up to, tile) the entries that `rows` need."""
     from humming.tune import get_heuristics_config
 
-    table = get_heuristics_config(config, **compute)
+    return for_rows(get_heuristics_config(config, **compute), rows)
+
+
+def for_rows(table: Sequence[Any], rows: Sequence[int]) -> list[Any]:
+    """The entries (rows above, rows up to, tile) of a table that some numbers of rows need."""
     return [entry for entry in table if any(entry[0] < m <= entry[1] for m in rows)]
 
 
 def served_tiles(config: Any, n: int, k: int) -> list[Any]:
     """(rows above, rows up to, tile) of a linear layer (N, K) that vLLM serves."""
+    own = tiles_for(config, {"gemm_type": "dense"}, TILED_ROWS)
     return [
-        [above, up_to, unsplit_tile(n, k, up_to) or _own_tile(config, up_to)]
+        [above, up_to, unsplit_tile(n, k, up_to) or for_rows(own, [up_to])[0][2]]
         for above, up_to in pairwise((0, *TILED_ROWS))
     ]
-
-
-def _own_tile(config: Any, rows: int) -> Any:
-    return tiles_for(config, {"gemm_type": "dense"}, [rows])[0][2]
 
 
 def unsplit_tile(n: int, k: int, rows: int) -> dict[str, Any] | None:
