@@ -24,6 +24,7 @@ SURVIVAL_CAPTION = "Share of seeds without a collapse by learning rate, with exa
 TIMES_CAPTION = "Step at which each run collapsed, by arm and correction, at the highest rate"
 ARMS = (BF16, NOQAT, QAT)
 ROW_SHARE = 0.8  # of a row's height, over which its marks spread
+MAX_ROW_INCHES = 1.4  # with more seeds than fit, marks are smaller
 DODGE = 0.08  # of the distance of two learning rates, between arms
 
 
@@ -91,7 +92,9 @@ def draw_times(data: GridData) -> Figure:
     """When each run collapsed at the highest rate: arms, and no QAT with corrections."""
     dense, lr, steps = data.design.dense, data.lrs[-1], data.study.rl.steps
     shown = settings_at(data, lr)
-    row_inches = 0.16 + 0.065 * len(data.study.seeds)
+    num_seeds = len(data.study.seeds)
+    row_inches = min(0.16 + 0.065 * num_seeds, MAX_ROW_INCHES)
+    mark_points = min(4.5, 1.5 * 72 * row_inches * ROW_SHARE / num_seeds)
     figure, axes = new_figure(
         f"Step of the collapse at learning rate {show_rate(lr)}, {dense}",
         f"Filled: a run that collapsed. Open: alive at step {steps}. Height within a row: the "
@@ -101,7 +104,7 @@ def draw_times(data: GridData) -> Figure:
     )
     panel = axes[0][0]
     for y, setting in enumerate(shown):
-        _draw_row(panel, data.grid[setting], y, setting.arm)
+        _draw_row(panel, data.grid[setting], y, setting.arm, mark_points)
         panel.axhline(y + 0.5, color=FAINT, linewidth=0.5)
     write_beside(panel, "collapsed", -0.7)
     panel.grid(axis="y", visible=False)
@@ -119,7 +122,9 @@ def heights_in_row(y: int, num_marks: int) -> np.ndarray:
     return y + ROW_SHARE * ((np.arange(num_marks) + 0.5) / num_marks - 0.5)
 
 
-def _draw_row(panel: Axes, outcomes: Sequence[Outcome], y: int, arm: str) -> None:
+def _draw_row(
+    panel: Axes, outcomes: Sequence[Outcome], y: int, arm: str, mark_points: float
+) -> None:
     style = arm_style(arm)
     for outcome, height in zip(outcomes, heights_in_row(y, len(outcomes)), strict=True):
         panel.plot(
@@ -128,6 +133,6 @@ def _draw_row(panel: Axes, outcomes: Sequence[Outcome], y: int, arm: str) -> Non
             style.marker,
             color=style.color,
             fillstyle="none" if outcome.collapsed is None else "full",
-            markersize=4.5,
+            markersize=mark_points,
         )
     write_beside(panel, f"{num_collapsed(outcomes)} of {len(outcomes)}", y)
