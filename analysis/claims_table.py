@@ -35,6 +35,7 @@ SHOWN: Mapping[str, Callable[[float], str]] = {
     "": "{:.3f}".format,
 }
 MARK = "†"
+STATEMENT_BESIDE_NUMBERS = 40  # characters that 80 columns leave for it
 ClaimVerdict = Literal[Verdict, "REPORTED", "NOT RUN"]
 COLORS: Mapping[ClaimVerdict, str] = {
     "PASS": "green",
@@ -192,9 +193,12 @@ class ClaimsTable(BaseModel):
     def _terminal_table(self, claims: tuple[Claim, ...], with_details: bool) -> Table:
         """At most 80 columns wide, never folded without details.
 
-        Numbers have columns where most claims have numbers; else they follow the statement.
+        Numbers have columns where most claims have numbers and all statements leave room for them;
+        else they follow the statement.
         """
-        has_columns = 2 * sum(claim.estimate is not None for claim in claims) > len(claims)
+        have_numbers = 2 * sum(claim.estimate is not None for claim in claims) > len(claims)
+        leave_room = max(len(claim.statement) for claim in claims) <= STATEMENT_BESIDE_NUMBERS
+        has_columns = have_numbers and leave_room
         table = Table(box=None, show_header=has_columns, pad_edge=False, padding=(0, 1, 0, 0))
         headings = ("", "", "value", self.interval_heading, "required") if has_columns else ("", "")
         for heading in headings:

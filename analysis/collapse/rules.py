@@ -239,7 +239,7 @@ def rules_of(design: Design) -> dict[str, Rule]:
         rules["C10"] = _c9(f"no QAT with TIS {costs}", tis, qat)
     if design.primary == "C4":
         rules["C11"] = Rule(
-            f"QAT collapses in at most {SHARE_MARGIN:g} more of the runs than BF16 {at}",
+            f"QAT collapses at most {SHARE_MARGIN:g} more often than BF16 {at}",
             _collapses_no_more,
             _plain(design, (QAT, BF16), (design.decisive_lr,)),
         )

@@ -29,8 +29,9 @@ NOTE = (
     "run's best. Mean reward over all steps: without QAT minus with QAT, at the highest rate; "
     f"mean of the differences within a seed and its {100 * AREA_LEVEL:g} % interval over seeds, "
     "for description where neither C9 nor C10 judges it. A correction behind a count: of all of "
-    "the study's runs without QAT. Verdict: of the claim that decides, at the highest rate. C1: without QAT runs collapse earlier than with QAT and in BF16; C6 and C7: "
-    "likewise for an MoE and with other advantages, secondary; C4: QAT's mean reward is within "
+    "the study's runs without QAT. Verdict: of the claim that decides, at the highest rate. C1: "
+    "without QAT runs collapse earlier than with QAT and in BF16; C6 and C7: likewise for an MoE "
+    "and with other advantages, secondary; C4: QAT's mean reward is within "
     f"{AREA_MARGIN:g} of BF16's; C9: mean reward is more than {AREA_MARGIN:g} below QAT's. {MARK}: "
     "what a reader must know of these runs stands in docs/results.md, under the study's claims."
 )

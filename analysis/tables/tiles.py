@@ -86,11 +86,16 @@ TABLE: MarkdownTable[Case] = MarkdownTable(
 
 
 def tiles_sections(folder: Path, machine: str) -> list[str]:
-    """A row for each product and number of tokens that was searched.
+    """A table for each record; a row for each product and number of tokens that was searched.
 
     Raises:
-        ValueError: the record is missing or damaged.
+        ValueError: a record is damaged, or there is none.
     """
-    record = read_record(folder / f"humming_tiles_{machine}.json", TilesRecord)
-    cases = sorted(record.cases, key=lambda case: (case.tokens, case.layer))
-    return [measured_on(record), TITLE, TABLE.markdown(cases), NOTE]
+    first = folder / f"humming_tiles_{machine}.json"
+    others = sorted(folder.glob(f"humming_tiles_*_{machine}.json"))
+    sections = [TITLE]
+    for path in (first, *others):
+        record = read_record(path, TilesRecord)
+        cases = sorted(record.cases, key=lambda case: (case.tokens, case.layer))
+        sections += [measured_on(record), TABLE.markdown(cases)]
+    return [*sections, NOTE]

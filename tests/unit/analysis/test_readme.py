@@ -23,7 +23,7 @@ def last_answers(
     runs = [run for run in study.runs if (run.arm, run.cell) == (arm, cell)]
     among = have_new_sums(study.task)[: study.evaluation.prompts] if of_new_sums else []
     shares = last_accuracies(read_evaluated(study, RECORDS / record, runs), precision, among)
-    assert len(shares) == len(runs) == 10
+    assert len(shares) == len(runs) == len(study.seeds)
     return f"{fmean(shares):.2f}"
 
 
@@ -45,9 +45,6 @@ def test_collapses_of_ten_seeds() -> None:
         f"without QAT {noqat} of ten runs collapse within 240 steps, with QAT {qat} of ten, "
         f"in BF16 {bf16} of ten"
     ) in TEXT
-    num_with_tis = COUNTS[collapsed.count("nvfp4-noqat.lr2e-4-tis")]
-    assert f"without QAT, but with token TIS, {num_with_tis} of ten runs collapses" in RESULTS
-    assert f"{qat} runs with QAT collapse at a mismatch" in RESULTS
     detail = next(it.detail for it in table.claims if it.name == "C1")
     to_qat, to_bf16 = (
         f"{float(p):.5f}".rstrip("0") for p in re.findall(r"corrected (\S+?)(?:;|$)", detail)
@@ -55,13 +52,39 @@ def test_collapses_of_ten_seeds() -> None:
     assert f"(p = {to_qat} against QAT, {to_bf16} against BF16, corrected" in TEXT
 
 
-def test_answers_after_ten_seeds() -> None:
-    qat = last_answers("collapse-confirm", "nvfp4-qat", "lr2e-4", "nvfp4")
-    bf16 = last_answers("collapse-confirm", "bf16", "lr2e-4", "bf16")
-    tis = last_answers("collapse-confirm", "nvfp4-noqat", "lr2e-4-tis", "nvfp4")
+def test_collapses_of_45_new_seeds() -> None:
+    record = RECORDS / "collapse-safety"
+    table = read_table(record / "claims.json")
+    claims = {it.name: it for it in table.claims}
+    verdicts = {name: it.verdict for name, it in claims.items()}
+    assert (verdicts["C4"], verdicts["C10"], verdicts["C11"]) == (
+        "INCONCLUSIVE",
+        "FAIL",
+        "INCONCLUSIVE",
+    )
+    arms = ("nvfp4-qat.lr2e-4", "bf16.lr2e-4", "nvfp4-noqat.lr2e-4-tis")
+    collapsed = [run.partition("_seed")[0].partition("_")[2] for run in table.collapsed_at]
+    qat, bf16, tis = (collapsed.count(arm) for arm in arms)
+    assert [len(list(record.glob(f"*_{arm}_seed*"))) for arm in arms] == [45, 45, 45]
+    assert f"With 45 new seeds** {qat} runs collapse with QAT and {bf16} in BF16" in TEXT
+    c10 = claims["C10"]
+    assert c10.estimate is not None and c10.low is not None and c10.high is not None
+    assert f"does as well as QAT: {tis} of 45, mean reward {-c10.estimate:.3f} lower" in TEXT
+    assert f"(90 % interval {-c10.low:.3f} lower to {c10.high:.3f} higher)" in TEXT
+    seeds = [
+        {run.partition("_seed")[2] for run in table.collapsed_at if f"_{arm}_seed" in run}
+        for arm in arms[:2]
+    ]
+    assert f"{COUNTS[len(seeds[0] & seeds[1])].capitalize()} seeds collapse in both" in RESULTS
+
+
+def test_answers_after_45_new_seeds() -> None:
+    qat = last_answers("collapse-safety", "nvfp4-qat", "lr2e-4", "bf16")
+    bf16 = last_answers("collapse-safety", "bf16", "lr2e-4", "bf16")
+    tis = last_answers("collapse-safety", "nvfp4-noqat", "lr2e-4-tis", "bf16")
     assert (
-        f"QAT's last checkpoints answer {qat} of the held-out problems, BF16's {bf16}, "
-        f"those of token TIS {tis};"
+        f"the last checkpoints, served in BF16, answer {qat} of the held-out problems with QAT, "
+        f"{bf16} in BF16, {tis} with token TIS"
     ) in RESULTS
 
 
