@@ -11,6 +11,13 @@ def one_line(page: str) -> str:
 
 TEXT, RESULTS = one_line("README.md"), one_line("docs/results.md")
 COUNTS = {
-    **{0: "none", 1: "one", 2: "two", 3: "three", 4: "four", 5: "five", 6: "six", 7: "seven"},
+    0: "none",
+    1: "one",
+    2: "two",
+    3: "three",
+    4: "four",
+    5: "five",
+    6: "six",
+    7: "seven",
     10: "ten",
 }

@@ -7,7 +7,7 @@ from statistics import fmean
 
 import pytest
 
-from analysis.claims_table import Claim, read_table, show_ratio
+from analysis.claims_table import Claim, ClaimsTable, read_table, show_ratio
 from analysis.collapse.outcome_table import last_accuracies, read_evaluated
 from experiments.runs.evaluation import Precision
 from experiments.study.load import load_study
@@ -16,15 +16,25 @@ from tests.unit.analysis.readme import COUNTS, RECORDS, RESULTS, TEXT
 
 
 def last_answers(
-    record: str, arm: str, cell: str, precision: Precision, *, of_new_sums: bool = False
+    record: str,
+    arm: str,
+    cell: str,
+    precision: Precision,
+    *,
+    num_seeds: int = 10,
+    of_new_sums: bool = False,
 ) -> str:
     """Mean accuracy of all seeds' last checkpoints, of sampled answers, as README rounds it."""
     study = load_study(RECORDS / record / "study.yaml")
     runs = [run for run in study.runs if (run.arm, run.cell) == (arm, cell)]
     among = have_new_sums(study.task)[: study.evaluation.prompts] if of_new_sums else []
     shares = last_accuracies(read_evaluated(study, RECORDS / record, runs), precision, among)
-    assert len(shares) == len(runs) == len(study.seeds)
+    assert len(shares) == len(runs) == num_seeds
     return f"{fmean(shares):.2f}"
+
+
+def read_claims(record: str) -> ClaimsTable:
+    return read_table(RECORDS / record / "claims.json")
 
 
 def without_signs(claim: Claim) -> tuple[str, str, str]:
@@ -34,17 +44,30 @@ def without_signs(claim: Claim) -> tuple[str, str, str]:
     return f"{-claim.estimate:.3f}", f"{-claim.low:.3f}", f"{-claim.high:.3f}"
 
 
+def collapsed_seeds(record: str, setting: str, num_seeds: int) -> set[str]:
+    """Of an arm and its cell, such as bf16.lr2e-4, of which a record has so many runs."""
+    assert len(list((RECORDS / record).glob(f"*_{setting}_seed*"))) == num_seeds
+    runs = (run.split(f"_{setting}_seed") for run in read_claims(record).collapsed_at)
+    return {parts[1] for parts in runs if len(parts) == 2}
+
+
 def test_collapses_of_ten_seeds() -> None:
-    table = read_table(RECORDS / "collapse-confirm" / "claims.json")
-    collapsed = [run.partition("_seed")[0].partition("_")[2] for run in table.collapsed_at]
-    found = {arm: collapsed.count(f"{arm}.lr2e-4") for arm in ("nvfp4-noqat", "nvfp4-qat", "bf16")}
-    record = RECORDS / "collapse-confirm"
-    assert [len(list(record.glob(f"*_{arm}.lr2e-4_seed*"))) for arm in found] == [10, 10, 10]
-    noqat, qat, bf16 = (COUNTS[it] for it in found.values())
+    table = read_claims("collapse-confirm")
+    noqat, qat, bf16, tis = (
+        COUNTS[len(collapsed_seeds("collapse-confirm", setting, 10))]
+        for setting in (
+            "nvfp4-noqat.lr2e-4",
+            "nvfp4-qat.lr2e-4",
+            "bf16.lr2e-4",
+            "nvfp4-noqat.lr2e-4-tis",
+        )
+    )
     assert (
         f"without QAT {noqat} of ten runs collapse within 240 steps, with QAT {qat} of ten, "
         f"in BF16 {bf16} of ten"
     ) in TEXT
+    assert f"Token TIS is ahead of QAT in collapses ({tis}, QAT {qat})" in RESULTS
+    assert f"The {qat} runs with QAT collapse while their k3 KL is of BF16's size" in RESULTS
     detail = next(it.detail for it in table.claims if it.name == "C1")
     to_qat, to_bf16 = (
         f"{float(p):.5f}".rstrip("0") for p in re.findall(r"corrected (\S+?)(?:;|$)", detail)
@@ -53,35 +76,29 @@ def test_collapses_of_ten_seeds() -> None:
 
 
 def test_collapses_of_45_new_seeds() -> None:
-    record = RECORDS / "collapse-safety"
-    table = read_table(record / "claims.json")
-    claims = {it.name: it for it in table.claims}
+    claims = {it.name: it for it in read_claims("collapse-safety").claims}
     verdicts = {name: it.verdict for name, it in claims.items()}
     assert (verdicts["C4"], verdicts["C10"], verdicts["C11"]) == (
         "INCONCLUSIVE",
         "FAIL",
         "INCONCLUSIVE",
     )
-    arms = ("nvfp4-qat.lr2e-4", "bf16.lr2e-4", "nvfp4-noqat.lr2e-4-tis")
-    collapsed = [run.partition("_seed")[0].partition("_")[2] for run in table.collapsed_at]
-    qat, bf16, tis = (collapsed.count(arm) for arm in arms)
-    assert [len(list(record.glob(f"*_{arm}_seed*"))) for arm in arms] == [45, 45, 45]
-    assert f"With 45 new seeds** {qat} runs collapse with QAT and {bf16} in BF16" in TEXT
+    qat, bf16, tis = (
+        collapsed_seeds("collapse-safety", setting, 45)
+        for setting in ("nvfp4-qat.lr2e-4", "bf16.lr2e-4", "nvfp4-noqat.lr2e-4-tis")
+    )
+    assert f"With 45 new seeds** {len(qat)} runs collapse with QAT and {len(bf16)} in BF16" in TEXT
+    assert f"{COUNTS[len(qat & bf16)].capitalize()} seeds collapse in both" in RESULTS
     c10 = claims["C10"]
     assert c10.estimate is not None and c10.low is not None and c10.high is not None
-    assert f"does as well as QAT: {tis} of 45, mean reward {-c10.estimate:.3f} lower" in TEXT
+    assert f"does as well as QAT: {len(tis)} of 45, mean reward {-c10.estimate:.3f} lower" in TEXT
     assert f"(90 % interval {-c10.low:.3f} lower to {c10.high:.3f} higher)" in TEXT
-    seeds = [
-        {run.partition("_seed")[2] for run in table.collapsed_at if f"_{arm}_seed" in run}
-        for arm in arms[:2]
-    ]
-    assert f"{COUNTS[len(seeds[0] & seeds[1])].capitalize()} seeds collapse in both" in RESULTS
 
 
 def test_answers_after_45_new_seeds() -> None:
-    qat = last_answers("collapse-safety", "nvfp4-qat", "lr2e-4", "bf16")
-    bf16 = last_answers("collapse-safety", "bf16", "lr2e-4", "bf16")
-    tis = last_answers("collapse-safety", "nvfp4-noqat", "lr2e-4-tis", "bf16")
+    answers = partial(last_answers, "collapse-safety", precision="bf16", num_seeds=45)
+    qat, bf16 = answers("nvfp4-qat", "lr2e-4"), answers("bf16", "lr2e-4")
+    tis = answers("nvfp4-noqat", "lr2e-4-tis")
     assert (
         f"the last checkpoints, served in BF16, answer {qat} of the held-out problems with QAT, "
         f"{bf16} in BF16, {tis} with token TIS"
@@ -89,7 +106,7 @@ def test_answers_after_45_new_seeds() -> None:
 
 
 def test_rewards_of_smollm2() -> None:
-    claims = read_table(RECORDS / "collapse-smollm2-confirm" / "claims.json").claims
+    claims = read_claims("collapse-smollm2-confirm").claims
     verdicts = {it.name: it.verdict for it in claims}
     assert [verdicts[name] for name in ("C1", "C4", "C9", "C10")] == [
         "INCONCLUSIVE",
@@ -111,7 +128,7 @@ def test_rewards_of_smollm2() -> None:
 
 
 def test_rewards_of_smollm2_through_verl() -> None:
-    claims = read_table(RECORDS / "collapse-smollm2-verl" / "claims.json").claims
+    claims = read_claims("collapse-smollm2-verl").claims
     of = {it.name: it for it in claims}
     assert [of[name].verdict for name in ("C4", "C9", "C10")] == ["INCONCLUSIVE", "PASS", "PASS"]
     assert all("lower in 8 of 8 seeds" in of[name].detail for name in ("C9", "C10"))
