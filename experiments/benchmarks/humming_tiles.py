@@ -4,11 +4,11 @@
 
 Its own choice of tiles splits sums between thread blocks, which then add in BF16 and in any order,
 so that bits vary. For each product of a decoder layer and each number of tokens this searches the
-tiles that do not: some drawn from all that Humming can compile, then the neighbours of the best,
-then the best of both against Humming's own choice, Marlin and BF16, all in turns. That bits repeat
-is checked. CUDA graphs are timed, with weights that are not in the L2 cache. What the record has
-already is kept. Some tiles access memory that is not theirs; where one is drawn, that search ends
-without a row.
+tiles that do not, with `--split-sums` also those that do: some drawn from all that Humming can
+compile, then the neighbours of the best, then the best of both against Humming's own choice, Marlin
+and BF16, all in turns. How often bits repeat is counted. CUDA graphs are timed, with weights that
+are not in the L2 cache. What the record has already is kept. Some tiles access memory that is not
+theirs; where one is drawn, that search ends without a row.
 """
 
 import argparse
@@ -60,7 +60,7 @@ Found = dict[Point, tuple[dict[str, Any], float]]  # tile and microseconds
 class Search:
     """The search for one product's tiles at one number of tokens."""
 
-    def __init__(self, layer: Layer, tokens: int, samples: int) -> None:
+    def __init__(self, layer: Layer, tokens: int, samples: int, split_sums: bool) -> None:
         others = ["triton bf16"] if layer.experts else ["bf16", "humming served"]
         self._arms = [*others, "marlin", "humming", "humming unsplit"]
         weights = prepare(layer, self._arms, [tokens], "cuda")
@@ -70,7 +70,8 @@ class Search:
         gemm_type = "indexed" if layer.experts else "dense"
         pairs = tokens * layer.experts_per_token
         config = self._layers[0].config
-        self.tiles = Tiles(config, gemm_type, pairs, _block_rows(layer, tokens))
+        block_rows = _block_rows(layer, tokens)
+        self.tiles = Tiles(config, gemm_type, pairs, block_rows, split_sums=split_sums)
         self._samples, self._random = samples, Random(0)
         self.refused = 0
 
@@ -163,10 +164,12 @@ def _fastest(found: Found, count: int) -> Found:
     return dict(sorted(found.items(), key=lambda item: item[1][1])[:count])
 
 
-def search(layer: Layer, tokens: int, samples: int, peak: dict[str, float]) -> dict[str, Any]:
+def search(
+    layer: Layer, tokens: int, peak: dict[str, float], samples: int, split_sums: bool
+) -> dict[str, Any]:
     """A row of the record."""
     torch.manual_seed(0)
-    found = Search(layer, tokens, samples)
+    found = Search(layer, tokens, samples, split_sums)
     floors = floors_us(layer, tokens, found.case.experts_hit, peak)
     return {"layer": layer.key, "tokens": tokens, "floor_us": floors, **found.run()}
 
@@ -178,6 +181,7 @@ def main() -> None:
     parser.add_argument("--layers", nargs="+", metavar="MODEL.NAME")
     parser.add_argument("--tokens", nargs="+", type=positive_int, default=TOKENS)
     parser.add_argument("--samples", type=positive_int, default=60)
+    parser.add_argument("--split-sums", action="store_true", help="also tiles that split sums")
     arguments = parser.parse_args()
     require_device("cuda")
     chosen = layers("cuda", arguments.layers)
@@ -185,6 +189,7 @@ def main() -> None:
         "benchmark": "humming_tiles",
         **origin("cuda", arguments.record),
         "samples": arguments.samples,
+        "split_sums": arguments.split_sums,
     }
     record = read_continued(arguments.record, setup) or {
         **setup,
@@ -194,9 +199,9 @@ def main() -> None:
     failed = []
     for layer in chosen:
         for tokens in missing_tokens(record, layer, arguments.tokens):
-            options = (layer, tokens, arguments.samples, record["peak"])
+            options = (arguments.samples, arguments.split_sums)
             try:
-                row = call_in_subprocess(search, *options)
+                row = call_in_subprocess(search, layer, tokens, record["peak"], *options)
             except torch.AcceleratorError as error:  # a tile that ends its process's use of the GPU
                 failed.append(f"{layer.key} at {tokens}: {str(error).partition(chr(10))[0]}")
                 continue

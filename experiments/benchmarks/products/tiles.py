@@ -1,7 +1,7 @@
 """The space of tiles that humming-kernels 0.1.19 has on Hopper, and how to walk in it.
 
-Of those that split no sum between thread blocks. A point has a value for each of AXES. Humming's
-own analysis says which of them a kernel can be compiled for.
+A point has a value for each of AXES. Humming's own analysis says which of them a kernel can be
+compiled for.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,6 +22,7 @@ AXES: dict[str, Sequence[Any]] = {
     "use_warp_spec": (False, True),
     "multi_cast_size_a": (1, 2),
     "wgmma_split_issue_wait": (False, True),
+    "use_stream_k": (False, True),  # splits some sums between thread blocks
 }
 GEOMETRY = ("warp_m", "m_warps", "warp_n", "n_warps", "warp_k", "k_warps")
 PLAIN = tuple(name for name in AXES if name not in GEOMETRY)  # Humming's names
@@ -36,16 +37,25 @@ class Tiles:
         gemm_type: "dense", or "indexed" for experts.
         rows: of all experts together.
         block_rows: how many rows a tile may have.
+        split_sums: whether a tile may split sums between thread blocks.
     """
 
-    def __init__(self, config: Any, gemm_type: str, rows: int, block_rows: Sequence[int]) -> None:
+    def __init__(
+        self,
+        config: Any,
+        gemm_type: str,
+        rows: int,
+        block_rows: Sequence[int],
+        *,
+        split_sums: bool,
+    ) -> None:
         from humming.config import GemmType
         from humming.tune.candidate import TuningProblem
         from humming.tune.sm90 import Sm90Heuristics
 
         device = Sm90Heuristics.get_device_profile(include_grid_size=True)
         self._problem = TuningProblem(config, rows, GemmType(gemm_type), device)
-        self._block_rows = set(block_rows)
+        self._block_rows, self._split_sums = set(block_rows), split_sums
         # TMA cannot gather the rows of experts
         is_routed = gemm_type == "indexed"
         self._fixed = {"use_tma_a": False, "use_tma_c": False} if is_routed else {}
@@ -61,8 +71,10 @@ class Tiles:
         is_wgmma = value["mma_type"] == "wgmma"
         if block[0] not in self._block_rows or (value["wgmma_split_issue_wait"] and not is_wgmma):
             return None
+        if value["use_stream_k"] and not self._split_sums:
+            return None
         plain = {name: value[name] for name in PLAIN}
-        tile = {"block_shape": block, "warp_shape": warp, **plain, "use_stream_k": False}
+        tile = {"block_shape": block, "warp_shape": warp, **plain}
         try:
             analysis = analyze_candidate(
                 self._problem, ScheduleCandidate.from_config("walked", tile)
