@@ -4,11 +4,11 @@
 
 Its own choice of tiles splits sums between thread blocks, which then add in BF16 and in any order,
 so that bits vary. For each product of a decoder layer and each number of tokens this searches the
-tiles that do not, with `--split-sums` also those that do: some drawn from all that Humming can
-compile, then the neighbours of the best, then the best of both against Humming's own choice, Marlin
-and BF16, all in turns. How often bits repeat is counted. CUDA graphs are timed, with weights that
-are not in the L2 cache. What the record has already is kept. Some tiles access memory that is not
-theirs; where one is drawn, that search ends without a row.
+tiles that do not, with `--split-sums` also those that do: its own choice and some drawn from all
+that Humming can compile, then the neighbours of the best, then the best of all against its own
+choice, Marlin and BF16, all in turns. How often bits repeat is counted. CUDA graphs are timed, with
+weights that are not in the L2 cache. What the record has already is kept. Some tiles access memory
+that is not theirs; where one is drawn, that search ends without a row.
 """
 
 import argparse
@@ -47,7 +47,7 @@ from qat_core.arguments import positive_int
 
 TOKENS = [1, 32, 256]
 SEARCH_ROUNDS, FINAL_ROUNDS = 5, 20
-WALKED_FROM = 2  # best tiles whose neighbours are tried
+WALKS, WALKED_FROM = 3, 2  # how often the neighbours of so many best tiles are tried
 FINALISTS = 3
 IN_TURNS = 12  # tiles of one search that are timed together
 # Twice the error of sums that are split and rounded to BF16 (docs/performance.md): a wrong kernel
@@ -72,6 +72,7 @@ class Search:
         config = self._layers[0].config
         block_rows = _block_rows(layer, tokens)
         self.tiles = Tiles(config, gemm_type, pairs, block_rows, split_sums=split_sums)
+        self._own = self.tiles.near(self._layers[0].tile(pairs))
         self._samples, self._random = samples, Random(0)
         self.refused = 0
 
@@ -100,8 +101,9 @@ class Search:
         }
 
     def _best(self) -> Found:
-        found = self._time(self.tiles.sample(self._samples, self._random))
-        for _ in range(2):
+        drawn = self.tiles.sample(self._samples, self._random)
+        found = self._time(self._own | drawn)
+        for _ in range(WALKS):
             beside = {
                 point: tile
                 for start in _fastest(found, WALKED_FROM)

@@ -93,10 +93,13 @@ class HummingLayer:
         )
         return out
 
+    def tile(self, rows: int) -> dict[str, Any]:
+        """Humming's words for the tile that multiplies so many rows."""
+        return next(tile for low, high, tile in self.tiles if low < rows <= high)
+
     def rows_per_tile(self, rows: int) -> int:
         """How many rows of one expert a tile holds: routing has to be padded to it."""
-        tile = next(tile for low, high, tile in self.tiles if low < rows <= high)
-        return int(tile["block_shape"][0])
+        return int(self.tile(rows)["block_shape"][0])
 
 
 def humming_tensors(packed: PackedTensor) -> dict[str, Tensor]:

@@ -4,7 +4,7 @@ A point has a value for each of AXES. Humming's own analysis says which of them 
 compiled for.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 from typing import Any
 
@@ -13,7 +13,7 @@ AXES: dict[str, Sequence[Any]] = {
     "warp_m": (8, 16, 24, 32, 48, 64, 96, 128, 192),
     "m_warps": (1, 2, 4),
     "warp_n": (32, 64),
-    "n_warps": (1, 2, 4, 8),
+    "n_warps": (1, 2, 4, 8, 16),
     "warp_k": (32, 64, 128),
     "k_warps": (1, 2, 4),
     "num_stages": (3, 4, 5, 6),
@@ -21,11 +21,27 @@ AXES: dict[str, Sequence[Any]] = {
     "use_tma": (False, True),
     "use_warp_spec": (False, True),
     "multi_cast_size_a": (1, 2),
+    "multi_cast_size_b": (1, 2),
     "wgmma_split_issue_wait": (False, True),
+    "producer_stage_unroll": (None, 1, 2),
+    "smem_reuse_mode": ("all_stages", "none"),
+    "raster_group_m": (1, 2, 8),
     "use_stream_k": (False, True),  # splits some sums between thread blocks
 }
 GEOMETRY = ("warp_m", "m_warps", "warp_n", "n_warps", "warp_k", "k_warps")
 PLAIN = tuple(name for name in AXES if name not in GEOMETRY)  # Humming's names
+NOT_ANALYZED = "multi_cast_size_b"  # whether it can be compiled is seen when it is
+DEFAULTS = {  # of Humming, for what its choice does not name
+    "num_ctas_per_sm": 1,
+    "use_tma": False,
+    "use_warp_spec": False,
+    "multi_cast_size_a": 1,
+    "multi_cast_size_b": 1,
+    "wgmma_split_issue_wait": False,
+    "smem_reuse_mode": "all_stages",
+    "raster_group_m": 1,
+    "use_stream_k": True,
+}
 Point = tuple[Any, ...]
 
 
@@ -75,13 +91,27 @@ class Tiles:
             return None
         plain = {name: value[name] for name in PLAIN}
         tile = {"block_shape": block, "warp_shape": warp, **plain}
+        known = {name: it for name, it in tile.items() if name != NOT_ANALYZED}
         try:
             analysis = analyze_candidate(
-                self._problem, ScheduleCandidate.from_config("walked", tile)
+                self._problem, ScheduleCandidate.from_config("walked", known)
             )
         except (ArithmeticError, ValueError):
             return None
         return tile | self._fixed if analysis.legal else None
+
+    def near(self, tile: Mapping[str, Any]) -> dict[Point, dict[str, Any]]:
+        """The point of Humming's own choice, or the one with whole sums; {} if not in the space."""
+        block, warp = tile["block_shape"], tile["warp_shape"]
+        value = dict.fromkeys(AXES) | DEFAULTS | {n: tile[n] for n in PLAIN if n in tile}
+        for letter, of_block, of_warp in zip("mnk", block, warp, strict=True):
+            value |= {f"warp_{letter}": of_warp, f"{letter}_warps": of_block // of_warp}
+        value["use_stream_k"] = value["use_stream_k"] and self._split_sums
+        value["raster_group_m"] = min(value["raster_group_m"], AXES["raster_group_m"][-1])
+        is_known = all(value[name] in values for name, values in AXES.items())
+        point = tuple(value[name] for name in AXES)
+        found = self.tile(point) if is_known else None
+        return {point: found} if found else {}
 
     def sample(self, count: int, random: Random) -> dict[Point, dict[str, Any]]:
         """Different points, each as likely as any other."""
