@@ -8,7 +8,7 @@ tiles that do not, with `--split-sums` also those that do: its own choice and so
 that Humming can compile, then the neighbours of the best, then the best of all against its own
 choice, Marlin and BF16, all in turns. How often bits repeat is counted. CUDA graphs are timed, with
 weights that are not in the L2 cache. What the record has already is kept. Some tiles access memory
-that is not theirs; where one is drawn, that search ends without a row.
+that is not theirs, which ends a process's use of the GPU: the search begins again without them.
 """
 
 import argparse
@@ -57,10 +57,28 @@ MAX_ERROR = 8e-3
 Found = dict[Point, tuple[dict[str, Any], float]]  # tile and microseconds
 
 
-class Search:
-    """The search for one product's tiles at one number of tokens."""
+class CrashedError(Exception):
+    """A tile, `args[0]`, that has ended this process's use of the GPU."""
 
-    def __init__(self, layer: Layer, tokens: int, samples: int, split_sums: bool) -> None:
+
+class Search:
+    """The search for one product's tiles at one number of tokens.
+
+    Args:
+        layer, tokens: the product.
+        samples: how many tiles to draw.
+        split_sums: whether a tile may split sums.
+        crashing: tiles to leave out.
+    """
+
+    def __init__(
+        self,
+        layer: Layer,
+        tokens: int,
+        samples: int,
+        split_sums: bool,
+        crashing: Sequence[Mapping[str, Any]],
+    ) -> None:
         others = ["triton bf16"] if layer.experts else ["bf16", "humming served"]
         self._arms = [*others, "marlin", "humming", "humming unsplit"]
         weights = prepare(layer, self._arms, [tokens], "cuda")
@@ -74,7 +92,7 @@ class Search:
         self.tiles = Tiles(config, gemm_type, pairs, block_rows, split_sums=split_sums)
         self._own = self.tiles.near(self._layers[0].tile(pairs))
         self._samples, self._random = samples, Random(0)
-        self.refused = 0
+        self.refused, self._crashing = 0, crashing
 
     def run(self) -> dict[str, Any]:
         """The best tiles found, and the others' times beside them."""
@@ -89,6 +107,7 @@ class Search:
         return {
             "tiles_timed": len(found),
             "tiles_refused": self.refused,
+            "tiles_crashing": self._crashing,
             "arms": {
                 name: {
                     "us": quartiles(times[name]),
@@ -135,11 +154,15 @@ class Search:
         return True
 
     def _right(self, tile: dict[str, Any]) -> bool:
+        if tile in self._crashing:
+            return False
         try:
             out = self._calls(tile)[0]()
+            return relative_error(out, self._rows, self._reference) <= MAX_ERROR
+        except torch.AcceleratorError as error:
+            raise CrashedError(tile) from error
         except (RuntimeError, ValueError, AssertionError):
             return False
-        return relative_error(out, self._rows, self._reference) <= MAX_ERROR
 
     def _calls(self, tile: dict[str, Any]) -> list[Call]:
         tiled = [layer.with_tile(tile) for layer in self._layers]
@@ -167,13 +190,32 @@ def _fastest(found: Found, count: int) -> Found:
 
 
 def search(
-    layer: Layer, tokens: int, peak: dict[str, float], samples: int, split_sums: bool
+    layer: Layer,
+    tokens: int,
+    peak: dict[str, float],
+    samples: int,
+    split_sums: bool,
+    crashing: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """A row of the record."""
+    """A row of the record.
+
+    Raises:
+        CrashedError: a tile has crashed.
+    """
     torch.manual_seed(0)
-    found = Search(layer, tokens, samples, split_sums)
+    found = Search(layer, tokens, samples, split_sums, crashing)
     floors = floors_us(layer, tokens, found.case.experts_hit, peak)
     return {"layer": layer.key, "tokens": tokens, "floor_us": floors, **found.run()}
+
+
+def search_without_crashing(*arguments: Any) -> dict[str, Any]:
+    """A row of the record, in a new process after each tile that crashes."""
+    crashing: list[dict[str, Any]] = []
+    while True:
+        try:
+            return call_in_subprocess(search, *arguments, crashing)
+        except CrashedError as error:
+            crashing.append(error.args[0])
 
 
 def main() -> None:
@@ -198,21 +240,14 @@ def main() -> None:
         "peak": measure_peak("cuda"),
         "cases": [],
     }
-    failed = []
     for layer in chosen:
         for tokens in missing_tokens(record, layer, arguments.tokens):
-            options = (arguments.samples, arguments.split_sums)
-            try:
-                row = call_in_subprocess(search, layer, tokens, record["peak"], *options)
-            except torch.AcceleratorError as error:  # a tile that ends its process's use of the GPU
-                failed.append(f"{layer.key} at {tokens}: {str(error).partition(chr(10))[0]}")
-                continue
+            options = (record["peak"], arguments.samples, arguments.split_sums)
+            row = search_without_crashing(layer, tokens, *options)
             record["cases"].append(row)
             write_json(arguments.record, record)
             shown = {name: round(it["us"][1], 1) for name, it in row["arms"].items()}
             Console(width=160).print(row["layer"], row["tokens"], shown)
-    if failed:
-        raise ValueError("; ".join(failed))
 
 
 if __name__ == "__main__":

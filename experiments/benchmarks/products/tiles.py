@@ -30,7 +30,7 @@ AXES: dict[str, Sequence[Any]] = {
 }
 GEOMETRY = ("warp_m", "m_warps", "warp_n", "n_warps", "warp_k", "k_warps")
 PLAIN = tuple(name for name in AXES if name not in GEOMETRY)  # Humming's names
-NOT_ANALYZED = "multi_cast_size_b"  # whether it can be compiled is seen when it is
+NOT_ANALYZED = "multi_cast_size_b"
 DEFAULTS = {  # of Humming, for what its choice does not name
     "num_ctas_per_sm": 1,
     "use_tma": False,
@@ -88,6 +88,10 @@ class Tiles:
         if block[0] not in self._block_rows or (value["wgmma_split_issue_wait"] and not is_wgmma):
             return None
         if value["use_stream_k"] and not self._split_sums:
+            return None
+        # Humming's rule (testing/tuning.py), which its analysis lacks
+        has_feeder = value["use_tma"] and value["use_warp_spec"] and value["multi_cast_size_a"] == 1
+        if value["multi_cast_size_b"] > 1 and (self._fixed or not has_feeder):
             return None
         plain = {name: value[name] for name in PLAIN}
         tile = {"block_shape": block, "warp_shape": warp, **plain}
