@@ -64,20 +64,27 @@ def record_engines(
 ) -> None:
     """Calls `measure(name, device)` for each engine and writes the record after each.
 
+    With `--resume`, processes on several GPUs of a host can add their engines to one record: what
+    is there is read again before it is written.
+
     Raises:
         ValueError: the record to resume is of another commit, machine or setting.
     """
     require_device(arguments.device)
     where = origin(arguments.device, arguments.record, vllm=vllm_version())
     setup = {"benchmark": benchmark, **where, **settings}
-    kept = read_continued(arguments.record, setup) if arguments.resume else None
-    record: dict[str, Any] = {**setup, "engines": kept["engines"] if kept else {}}
+
+    def measured() -> dict[str, Any]:
+        kept = read_continued(arguments.record, setup) if arguments.resume else None
+        return kept["engines"] if kept else {}
+
+    engines = measured()
     for name in arguments.engines:
-        if name in record["engines"]:
+        if name in engines:
             continue
         figures = call_in_subprocess(_with_kernels, measure, name, arguments.device)
-        record["engines"][name] = figures
-        arguments.record.write_text(json.dumps(record, indent=1) + "\n")
+        engines |= measured() | {name: figures}
+        arguments.record.write_text(json.dumps({**setup, "engines": engines}, indent=1) + "\n")
         Console().print(name, figures)
 
 

@@ -79,8 +79,8 @@ class Search:
         split_sums: bool,
         crashing: Sequence[Mapping[str, Any]],
     ) -> None:
-        others = ["triton bf16"] if layer.experts else ["bf16", "humming served"]
-        self._arms = [*others, "marlin", "humming", "humming unsplit"]
+        bf16 = "triton bf16" if layer.experts else "bf16"
+        self._arms = [bf16, "marlin", "humming", "humming unsplit", "humming served"]
         weights = prepare(layer, self._arms, [tokens], "cuda")
         self.case = case(weights, tokens, copies=batches(tokens))
         self._rows, self._reference = self.case.reference()

@@ -215,6 +215,7 @@ ARMS: dict[str, Callable[..., Any]] = {
     "humming": humming,
     "humming unsplit": partial(humming, tiling="unsplit"),
     "humming invariant": partial(humming, tiling="invariant"),
+    "humming served": partial(humming, tiling="served"),
 }
 SORTED_BY_EXPERT = ("grouped bf16", "dequantize + grouped bf16")
 

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from qat_core.nvfp4 import PackedTensor
-from qat_core.rollout.vllm.humming import (
+from qat_core.rollout.vllm.humming import NUM_LOCKS, weight_schema
+from qat_core.rollout.vllm.served_tiles import (
     ANY_MORE,
-    NUM_LOCKS,
+    expert_tiles,
     for_rows,
-    served_tiles,
+    linear_tiles,
     tiles_for,
-    weight_schema,
 )
 
 Tiling = Literal["default", "unsplit", "invariant", "served"]
@@ -35,7 +35,7 @@ class HummingLayer:
         tiling: "default"; "unsplit", the same tiles with each sum in one thread block, in FP32,
             where Humming's own choice (stream-K) adds parts of some sums in BF16; "invariant",
             which adds in the order of K, so that a row's result is the same among any rows;
-            "served", those of the linear layers that vLLM serves here.
+            "served", those that vLLM serves with here.
     """
 
     def __init__(
@@ -58,7 +58,8 @@ class HummingLayer:
             whole = {"use_stream_k": False}
             self.tiles = [[low, high, {**tile, **whole}] for low, high, tile in self.tiles]
         elif tiling == "served":
-            self.tiles = for_rows(served_tiles(self.config, n, k), [1, *rows])
+            served = expert_tiles(self.config) if experts else linear_tiles(self.config)
+            self.tiles = for_rows(served, [1, *rows])
         self.compute_config, self.tuning_config = json.dumps(compute), json.dumps(self.tiles)
         self.locks = torch.zeros(NUM_LOCKS, dtype=torch.int32, device=packed.codes.device)
 

@@ -4,9 +4,7 @@ Asked for by `QAT_CORE_EXPERTS_KERNEL=humming`. vLLM's choice stays Marlin's, wh
 shapes and reload fit: what is replaced is the layout that weights are prepared in and the two
 products of a layer.
 
-Each sum is added in one thread block. Humming's own choice splits some, so that their parts are
-added in BF16 and in any order; for experts that is no faster (docs/performance.md, "Matrix
-products by kernel") and has larger errors at some numbers of tokens.
+Each sum is added in one thread block, so that bits repeat (`served_tiles`).
 
 This file goes together with `humming_linear.py`, when verl's pin reaches vLLM 0.32, if vLLM's own
 experts by Humming (0.28 has them as `moe_backend="humming"`) keep their tensors at a sync.
@@ -25,11 +23,8 @@ from vllm.model_executor.layers.fused_moe.utils import _resize_cache
 
 from qat_core.options import BLOCK_SIZE
 from qat_core.rollout.vllm import humming
+from qat_core.rollout.vllm.served_tiles import expert_tiles
 from qat_core.rollout.vllm.tile_layout import to_layout
-
-# Pairs of a token and an expert: the tile of each of these numbers serves all up to it, the last
-# one's any more.
-TILED_PAIRS = (8, 16, 800, 1280, 2048, 3072, 4096, 8192, 16384, 65536)
 
 
 class HummingExperts(MarlinExperts):  # type: ignore[misc]
@@ -138,7 +133,6 @@ def _kernels(
     """Humming's configurations, compiled; for each number of pairs the rows of its tile."""
     from humming.kernel.humming import HummingKernel
     from humming.transform import prepare_layer_config
-    from humming.tune import get_heuristics_config
 
     config = prepare_layer_config(
         n,
@@ -148,12 +142,7 @@ def _kernels(
         torch_dtype=torch.bfloat16,
         device=device,
     )
-    tiles, above = [], 0
-    for pairs in TILED_PAIRS:
-        up_to = humming.ANY_MORE if pairs == TILED_PAIRS[-1] else pairs
-        tile = get_heuristics_config(config, pairs, gemm_type="indexed", device=device)
-        tiles.append((above, up_to, tile | {"use_stream_k": False}))
-        above = pairs
+    tiles = expert_tiles(config, device)
     compute, table = json.dumps({"gemm_type": "indexed"}), json.dumps(tiles)
     HummingKernel.prepare_kernels(config.to_str(), compute, table, device)
     rows = tuple((up_to, int(tile["block_shape"][0])) for _, up_to, tile in tiles)

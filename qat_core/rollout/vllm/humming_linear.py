@@ -4,7 +4,7 @@ Asked for by `QAT_CORE_LINEAR_KERNEL=humming` in the environment of vLLM's proce
 for Marlin, block scales in another order; one copy is kept, so Humming serves every number of rows,
 up to `UNPACK_FROM`: from there on the weight is unpacked and cuBLAS multiplies.
 
-Not the default on Hopper: where it splits sums between thread blocks (`humming.served_tiles`),
+Not the default on Hopper: where it splits sums between thread blocks (`served_tiles`),
 Humming's products have other bits each time and larger errors than Marlin's. With 256 sequences,
 more rows than tiles without split sums serve, k3 KL between trainer and rollout is 1.54 times
 BF16's in a small dense model, 1.33 times in a small MoE, where with Marlin it is 1.00 and 0.98
@@ -29,7 +29,7 @@ from vllm.model_executor.kernels.linear.nvfp4.base import (
 
 from qat_core.options import BLOCK_SIZE
 from qat_core.rollout.vllm import humming
-from qat_core.rollout.vllm.humming import UNPACK_FROM
+from qat_core.rollout.vllm.served_tiles import UNPACK_FROM, linear_tiles
 from qat_core.rollout.vllm.tile_layout import to_layout, unpack
 
 
@@ -127,5 +127,5 @@ def _kernels(n: int, k: int, device: torch.device) -> tuple[Any, str, str]:
     return (
         config,
         json.dumps({"gemm_type": "dense"}),
-        json.dumps(humming.served_tiles(config, n, k)),
+        json.dumps(linear_tiles(config)),
     )
