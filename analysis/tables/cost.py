@@ -12,6 +12,7 @@ from analysis.tables.record import Record, read_record
 
 KEPT_PACKED = "qat packed"
 FSDP_RECORDS = {  # file: host
+    "x4_8192": "F",
     "x4": "E",
     "x2": "D",
     "x2_before": "D",

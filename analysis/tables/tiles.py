@@ -1,4 +1,4 @@
-"""Table of the search for tiles of Humming that split no sum."""
+"""Tables of the search for tiles of Humming, most of them for tiles that split no sum."""
 
 from pathlib import Path
 from typing import Any
@@ -9,10 +9,11 @@ from analysis.markdown import MarkdownTable
 from analysis.tables.matmul import measured_on
 from analysis.tables.record import Record, read_record
 
-TITLE = "**Products by Humming whose sums are not split, microseconds**"
+TITLE = "**Products by Humming's own tiles and by those that were found, microseconds**"
 NOTE = (
     "Humming: its own choice of tiles, which splits sums. Unsplit: the same tiles with each sum in "
-    "one thread block. Found: the fastest of those that were tried of all that split no sum; in "
+    "one thread block. Served: the tiles of this project's switches at that commit. Found: the "
+    "fastest of those that were tried, of all that split no sum where nothing else is said; in "
     "brackets its speed over Humming's own, below its rows, columns and depth. Differing: of 20 "
     "repeats with the same inputs, how many have other bits: Humming's, and of what was found. "
     "Error: the same two, in the root mean square against FP64. Floor: NVFP4 weights at the "
@@ -66,6 +67,12 @@ class TilesRecord(Record):
     """Of experiments/benchmarks/humming_tiles.py."""
 
     cases: list[Case]
+    split_sums: bool = False  # whether tiles that split sums were tried too
+
+    @property
+    def heading(self) -> str:
+        """What it was measured on, and which tiles were tried."""
+        return measured_on(self) + (" Tiles that split sums too." if self.split_sums else "")
 
 
 TABLE: MarkdownTable[Case] = MarkdownTable(
@@ -77,6 +84,7 @@ TABLE: MarkdownTable[Case] = MarkdownTable(
         "Marlin": lambda case: case.us("marlin"),
         "Humming": lambda case: case.us("humming"),
         "Unsplit": lambda case: case.us("humming unsplit"),
+        "Served": lambda case: case.us("humming served"),
         "Found": lambda case: case.found,
         "Tried": lambda case: str(case.tiles_timed),
         "Differing": lambda case: case.repeats,
@@ -97,5 +105,5 @@ def tiles_sections(folder: Path, machine: str) -> list[str]:
     for path in (first, *others):
         record = read_record(path, TilesRecord)
         cases = sorted(record.cases, key=lambda case: (case.tokens, case.layer))
-        sections += [measured_on(record), TABLE.markdown(cases)]
+        sections += [record.heading, TABLE.markdown(cases)]
     return [*sections, NOTE]

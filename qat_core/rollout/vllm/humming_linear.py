@@ -6,8 +6,8 @@ up to `UNPACK_FROM`: from there on the weight is unpacked and cuBLAS multiplies.
 
 Not the default on Hopper: where it splits sums between thread blocks (`served_tiles`),
 Humming's products have other bits each time and larger errors than Marlin's. With 256 sequences,
-more rows than tiles without split sums serve, k3 KL between trainer and rollout is 1.54 times
-BF16's in a small dense model, 1.33 times in a small MoE, where with Marlin it is 1.00 and 0.98
+more rows than tiles without split sums serve, k3 KL between trainer and rollout is 1.53 times
+BF16's in a small dense model, 1.34 times in a small MoE, where with Marlin it is 1.00 and 0.98
 times (records parity_humming_h200, parity_h200, parity_moe_h200): docs/verl.md, "Switches".
 
 vLLM 0.24 has no linear backend of this name and forces Marlin on W4A16, so the choice of its

@@ -151,18 +151,23 @@ def test_a_tile_that_was_found_stands_beside_hummings_own(tmp_path: Path) -> Non
         for arm, us, error, repeats in (
             ("bf16", 16.0, 0.0017, 0),
             ("humming", 12.0, 0.003, 20),
+            ("humming served", 11.0, 0.0017, 0),
             ("found 0", 10.0, 0.0017, 0),
         )
     }
     arms["found 0"]["tile"] = tile
     case = {"layer": "m.qkv", "tiles_timed": 98, "floor_us": {"nvfp4": 3.6}, "arms": arms}
     _write(tmp_path, "humming_tiles", {"cases": [case | {"tokens": m} for m in (32, 1)]})
+    errors = "3.0e-03, 1.7e-03"
     found = "10.0 (1.20x)<br><sub>8 x 64 x 256</sub>"
     rows = [line for line in benchmark_text("tiles", tmp_path, "x").splitlines() if "m.qkv" in line]
+    assert "Tiles that split sums too." not in benchmark_text("tiles", tmp_path, "x")
     assert rows == [
-        f"| m.qkv | {m} | 3.6 | 16.0 |  | 12.0 |  | {found} | 98 | 20, 0 | 3.0e-03, 1.7e-03 |"
+        f"| m.qkv | {m} | 3.6 | 16.0 |  | 12.0 |  | 11.0 | {found} | 98 | 20, 0 | {errors} |"
         for m in (1, 32)
     ]
+    _write(tmp_path, "humming_tiles", {"cases": [case | {"tokens": 1}], "split_sums": True})
+    assert "Tiles that split sums too." in benchmark_text("tiles", tmp_path, "x")
 
 
 def test_experts_stand_beside_what_chance_reaches(tmp_path: Path) -> None:
