@@ -66,7 +66,8 @@ def linear_tile(n: int, k: int, rows: int) -> Tile | None:
 
     With fewer columns and up to 32 rows, blocks of 16 rows are twice as many, if sums are short.
     If the blocks are then still at most half of what the GPU runs at once, sums are split. In the
-    layers that were timed that makes two parts, whose order does not matter: bits repeat.
+    layers that were timed that makes two parts, whose order does not matter: bits repeat. With 9 to
+    16 rows, a single block of 16, there are more parts.
     """
     blocks, is_short = n // 64, k <= SHORT_SUM
     is_busy, is_small = blocks >= BUSY_FROM, rows <= 8
