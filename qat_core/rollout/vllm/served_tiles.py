@@ -102,8 +102,10 @@ def expert_tiles(config: Any, device: Any = None) -> list[Any]:
     for above, pairs in pairwise((0, *TILED_PAIRS)):
         up_to = ANY_MORE if pairs == TILED_PAIRS[-1] else pairs
         tile = expert_tile(*sizes, pairs)
-        own = get_heuristics_config(config, pairs, gemm_type="indexed", device=device)
-        table.append([above, up_to, tile or own | {"use_stream_k": False}])
+        if tile is None:
+            own = get_heuristics_config(config, pairs, gemm_type="indexed", device=device)
+            tile = own | {"use_stream_k": False}
+        table.append([above, up_to, tile])
     return table
 
 
