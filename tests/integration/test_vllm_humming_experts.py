@@ -22,7 +22,7 @@ from qat_core.rollout.vllm.tile_layout import unpack
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
-EXPERTS, HIDDEN, INNER, TOP_K = 4, 256, 128, 2
+EXPERTS, HIDDEN, INNER, TOP_K = 16, 256, 128, 2
 NAMES = ["l.mlp.experts.gate_up_proj", "l.mlp.experts.down_proj"]
 
 
@@ -170,6 +170,32 @@ def test_only_what_marlin_would_multiply_is_chosen(layer: Any) -> None:
     assert chosen(oracle.NvFp4MoeBackend.MARLIN) == [HummingExperts]
     assert HummingExperts not in chosen(oracle.NvFp4MoeBackend.EMULATION)
     assert oracle.prepare_nvfp4_moe_layer_for_marlin is prepare_experts
+
+
+def test_few_pairs_have_a_tile_each_and_are_not_sorted() -> None:
+    topk_ids = torch.tensor([[5, 2], [2, 9]], dtype=torch.int32, device=DEVICE)
+    ids, of_experts, padded = humming_experts._Routing(topk_ids, EXPERTS, None).order(8)
+    tiles = ids.view(4, 8)
+    assert tiles[:, 0].tolist() == [0, 1, 2, 3]
+    assert tiles[:, 1:].min() >= 4  # no pair
+    assert (of_experts.tolist(), padded.tolist()) == ([5, 2, 2, 9], [32])
+
+
+@pytest.mark.parametrize(
+    ("tokens", "tile_rows", "mapped"),
+    [
+        pytest.param(3, 8, False, id="more-pairs-than-a-quarter-of-the-experts"),
+        pytest.param(2, 16, False, id="larger-tiles"),
+        pytest.param(2, 8, True, id="experts-of-other-ranks"),
+    ],
+)
+def test_other_pairs_are_sorted(
+    monkeypatch: pytest.MonkeyPatch, tokens: int, tile_rows: int, mapped: bool
+) -> None:
+    ids = torch.zeros(tokens, TOP_K, dtype=torch.int32, device=DEVICE)
+    expert_map = torch.zeros(EXPERTS, dtype=torch.int32, device=DEVICE) if mapped else None
+    monkeypatch.setattr(humming_experts, "moe_align_block_size", lambda *_, **__: "sorted")
+    assert humming_experts._Routing(ids, EXPERTS, expert_map).order(tile_rows) == "sorted"
 
 
 @pytest.mark.parametrize(("clamp", "weighted"), [(7.0, False), (None, True)])

@@ -166,7 +166,7 @@ def test_bits_of_linear_layers_repeat(n: int, rows: int, max_error: float, k: in
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize(("n", "k"), [(1536, 2048), (2048, 768)], ids=["gate-up", "down"])
-@pytest.mark.parametrize("pairs", [8, 16, 256, 800, 2048])
+@pytest.mark.parametrize("pairs", [8, 16, 32, 40, 256, 800, 2048])  # to 32 not sorted
 def test_bits_of_experts_repeat(n: int, k: int, pairs: int) -> None:
     packed = packed_weight(128, n, k)
     weight = dequantize(packed)

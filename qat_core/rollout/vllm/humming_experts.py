@@ -26,6 +26,11 @@ from qat_core.rollout.vllm import humming
 from qat_core.rollout.vllm.served_tiles import expert_tiles
 from qat_core.rollout.vllm.tile_layout import to_layout
 
+FEWEST_ROWS = 8  # of a tile
+# Up to a quarter of the experts, pairs seldom share one: a tile of each costs less time than to
+# sort them. vLLM's own bound, for BF16 experts (`fused_moe.py`).
+PAIRS_TO_SORT = 4
+
 
 class HummingExperts(MarlinExperts):  # type: ignore[misc]
     """W4A16 experts on Hopper; keeps no tensors of its own."""
@@ -72,15 +77,24 @@ class HummingExperts(MarlinExperts):  # type: ignore[misc]
 
 
 class _Routing:
-    """The order in which tiles of some number of rows visit the experts, found once for each."""
+    """The order in which tiles of some number of rows visit the experts, found once for each.
+
+    Args:
+        topk_ids: int32 (tokens, experts of each).
+        num_experts: of all ranks.
+        expert_map: of an expert's number to that of this rank, or None.
+    """
 
     def __init__(self, topk_ids: Tensor, num_experts: int, expert_map: Tensor | None) -> None:
         self.topk_ids, self._num_experts, self._map = topk_ids, num_experts, expert_map
         self._orders: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        most = num_experts // PAIRS_TO_SORT
+        self._alone = None if expert_map is not None else _pairs_alone(most, topk_ids.device)
 
     def order(self, tile_rows: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Pairs in the order of tiles, padded; the expert of each tile; how many with padding."""
         if tile_rows not in self._orders:
-            self._orders[tile_rows] = moe_align_block_size(
+            self._orders[tile_rows] = self._without_sorting(tile_rows) or moe_align_block_size(
                 self.topk_ids,
                 tile_rows,
                 self._num_experts,
@@ -88,6 +102,29 @@ class _Routing:
                 ignore_invalid_experts=True,
             )
         return self._orders[tile_rows]
+
+    def _without_sorting(self, tile_rows: int) -> tuple[Tensor, Tensor, Tensor] | None:
+        pairs = self.topk_ids.numel()
+        if self._alone is None or tile_rows != FEWEST_ROWS:
+            return None
+        ids, padded = self._alone
+        if pairs >= len(padded):
+            return None
+        return ids[: tile_rows * pairs], self.topk_ids.flatten(), padded[pairs : pairs + 1]
+
+
+@lru_cache
+def _pairs_alone(most: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """For up to `most` pairs a tile of each: its rows, and how many rows n pairs have.
+
+    Made by vLLM's first forward pass, which measures memory: outside of the memory that its sleep
+    takes away, and not while a graph is captured, which alone would fill them.
+    """
+    assert not (device.type == "cuda" and torch.cuda.is_current_stream_capturing())
+    ids = torch.full((most, FEWEST_ROWS), most, dtype=torch.int32, device=device)  # no such pair
+    ids[:, 0] = torch.arange(most, device=device)
+    padded = FEWEST_ROWS * torch.arange(most + 1, dtype=torch.int32, device=device)
+    return ids.flatten(), padded
 
 
 def multiply(
