@@ -18,7 +18,7 @@ from analysis.tables.record import setups
 from analysis.tables.repeated_syncs import repeated_sync_sections
 from analysis.tables.rotary import rotary_sections
 from analysis.tables.routing_replay import replay_sections
-from analysis.tables.serving import read_all_servings, serving_sections
+from analysis.tables.serving import read_servings, serving_sections
 from analysis.tables.simulation import (
     accuracy_sections,
     chosen_sections,
@@ -33,7 +33,7 @@ from analysis.tables.weight_sync import weight_sync_sections
 
 def engine_and_parity_sections(folder: Path, machine: str) -> list[str]:
     """Weight syncs, serving and parity of one machine."""
-    rollouts, servings = read_rollouts(folder, machine), read_all_servings(folder, machine)
+    rollouts, servings = read_rollouts(folder, machine), read_servings(folder, machine)
     parity, models = read_parity(folder, machine)
     return [
         setups([*rollouts, *servings, *parity]),

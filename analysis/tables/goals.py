@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from analysis.markdown import MarkdownTable
 from analysis.tables.engines import SyncedEngine, synced_engines
-from analysis.tables.serving import Served, ServingEngine, read_all_servings, served
+from analysis.tables.serving import Served, ServingEngine, read_servings, served
 
 PREFILL = "prefill"
 # These goals are this project's own. No dated document shows that they came before what was
@@ -77,7 +77,7 @@ def goals_sections(folder: Path, machine: str) -> list[str]:
     Raises:
         ValueError: a record is missing or damaged.
     """
-    engines = [row for record in read_all_servings(folder, machine) for row in served(record)]
+    engines = [row for record in read_servings(folder, machine) for row in served(record)]
     synced = synced_engines(folder, machine)
     rows: list[Goal] = []
     for model, goals in SPEED_GOALS.items():

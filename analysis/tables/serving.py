@@ -105,15 +105,8 @@ class Served(NamedTuple):
 
 
 def read_servings(folder: Path, machine: str) -> list[ServingRecord]:
-    """Records of engines that served, a model's newest run each."""
+    """Records of engines that served, one a model."""
     return [read_record(folder / f"{name}_{machine}.json", ServingRecord) for name in SERVINGS]
-
-
-def read_all_servings(folder: Path, machine: str) -> list[ServingRecord]:
-    """Older runs too, which have engines that the newest lack; those that both have come last."""
-    paths = [path for name in SERVINGS for path in folder.glob(f"{name}_*_{machine}.json")]
-    older = [read_record(path, ServingRecord) for path in sorted(paths)]
-    return older + read_servings(folder, machine)
 
 
 def engines_by_name(records: Iterable[ServingRecord]) -> dict[str, ServingEngine]:

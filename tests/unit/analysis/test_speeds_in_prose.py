@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 
-from analysis.tables.serving import Served, read_all_servings, served
+from analysis.tables.serving import Served, read_servings, served
 from tests.unit.analysis.readme import RECORDS, TEXT, one_line
 
 BATCHES = ("1", "32", "256")
@@ -12,7 +12,7 @@ BATCHES = ("1", "32", "256")
 
 @cache
 def rows() -> dict[str, Served]:
-    records = read_all_servings(RECORDS / "benchmarks", "h200")
+    records = read_servings(RECORDS / "benchmarks", "h200")
     return {row.name: row for record in records for row in served(record)}
 
 
