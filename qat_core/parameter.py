@@ -8,7 +8,8 @@ Rounding happens below autograd, so
 
 * the gradient reaches the parameter unchanged (straight-through estimator), and
 * autograd keeps the parameter itself for the backward pass, which rounds once more, so that a
-  prepared model needs no second copy of its weights.
+  prepared model needs no second copy of its weights. Where gradient checkpointing repeats a layer,
+  the repetition rounds, and what it rounded stays for the backward product of the same layer.
 
 What a backward pass computes with a weight other than products, as after a norm or a factor in the
 forward pass, reads full precision: such a gradient is taken at the weight before rounding. Autograd
@@ -19,6 +20,7 @@ The same class has the all-gather hooks of FSDP2: see qat_core/fsdp.py.
 """
 
 from copy import deepcopy
+from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -45,6 +47,7 @@ from qat_core.operators import (
     written,
 )
 from qat_core.options import BLOCK_SIZE
+from qat_core.recomputed import Kept, in_backward
 from qat_core.scales import Scales
 
 aten = torch.ops.aten
@@ -68,6 +71,7 @@ class FakeQuantizedTensor(FullPrecisionMemory):
     measured: Version | None = None
     is_transposed: bool
     _expert: int | None
+    _kept: Kept | None = None  # of views that a backward pass made, see qat_core/recomputed.py
 
     @staticmethod
     def __new__(
@@ -144,34 +148,39 @@ class FakeQuantizedTensor(FullPrecisionMemory):
                 f"{self.weight_name}: computed with through a view of shape {tuple(self.shape)}, "
                 f"which is not a whole matrix or expert in blocks of {BLOCK_SIZE}: add it to ignore"
             )
+        is_kept, kept = False, None
         if type(data) is Tensor:  # else torch.compile is tracing
             self.scales.refresh_if_stale(self.weight_name)
             shape = self.scales.shapes[self.weight_name][-data.ndim :]
-            is_kept = data.is_cpu or self.scales.keep_packed
-            if is_kept and data.shape == shape and self.scales.weights.holds_memory_of(self):
-                return self._kept_rounded()
+            kept = self.scales.recomputed.find(self.weight_name, self._expert)
+            is_kept = data.is_cpu or self.scales.keep_packed or kept is not None
+            is_kept = is_kept and data.shape == shape and self.scales.weights.holds_memory_of(self)
         elif self.scales.keep_packed:
             raise ValueError(
                 "keep_packed: layers compiled by torch.compile round weights again each time; "
                 "leave it out of prepare()"
             )
-        method, name = self.scales.method, self.weight_name
-        rounded = fake_quantize(data, self.global_scale, method, name=name)
-        rounded = rounded.to(self.dtype)
+        compute = partial(self._round, data, is_kept)
+        if is_kept and kept is not None:
+            rounded = kept.read(self.scales.num_refreshes, data.device, compute)
+        else:
+            rounded = compute()
         return rounded.mT if self.is_transposed else rounded
 
-    def _kept_rounded(self) -> Tensor:
-        """As `rounded`, from what is kept until a weight changes.
+    def _round(self, data: Tensor, is_kept: bool) -> Tensor:
+        """`data` rounded, from what is kept until a weight changes, if anything is.
 
         On a CPU, where memory is cheap and time is not, the rounded weight; or the packed one.
         """
-        if self.scales.keep_packed:
-            rounded = dequantize(self.scales.packed(self.weight_name, self._expert))
-        else:
-            rounded = self.scales.rounded(self.weight_name)
+        scales, name = self.scales, self.weight_name
+        if is_kept and scales.keep_packed:
+            rounded = dequantize(scales.packed(name, self._expert))
+        elif is_kept and data.is_cpu:
+            rounded = scales.rounded(name)
             rounded = rounded if self._expert is None else rounded[self._expert]
-        rounded = rounded.to(self.dtype)
-        return rounded.mT if self.is_transposed else rounded
+        else:
+            rounded = fake_quantize(data, self.global_scale, scales.method, name=name)
+        return rounded.to(self.dtype)
 
     @classmethod
     # Else Dynamo would compile what runs between two of its graphs.
@@ -218,9 +227,13 @@ class FakeQuantizedTensor(FullPrecisionMemory):
             known = not global_scale.is_meta
             ones = torch.ones(global_scale.shape, device=data.device)
             global_scale = global_scale.to(data.device) if known else ones
-        return FakeQuantizedTensor(
+        like = FakeQuantizedTensor(
             data, global_scale, self.weight_name, self.scales, transposed, expert
         )
+        is_plain = type(data) is Tensor  # what torch.compile traces, it holds forever
+        if is_plain and in_backward() and (self._kept or isinstance(self, nn.Parameter)):
+            like._kept = self.scales.recomputed.share(self.weight_name, expert)
+        return like
 
     def _holds_all_experts(self) -> bool:
         return self.ndim == 3 and self.shape[:1] == self.global_scale.shape

@@ -26,6 +26,7 @@ from qat_core.nvfp4 import (
 from qat_core.nvfp4.format import UNREPRESENTABLE
 from qat_core.plan import QuantPlan
 from qat_core.recipe import Recipe
+from qat_core.recomputed import Recomputed, in_backward
 from qat_core.uncounted_writes import watch
 
 
@@ -38,6 +39,7 @@ class Scales:
         weights: the tensors that the model holds.
         packed_shards: what this rank sends of each weight, and its layout, until one changes.
         keep_packed: round each weight once after a change and keep it packed.
+        recomputed: rounded weights that a backward pass keeps for a while.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Scales:
         self._rounded: dict[str, Tensor] = {}
         self.keep_packed = keep_packed
         self._packed: dict[str, PackedTensor] = {}
+        self.recomputed = Recomputed()
         self._finite: list[tuple[tuple[str, ...], Tensor]] = []
         self._ready: torch.cuda.Event | None = None
 
@@ -76,9 +79,9 @@ class Scales:
         """
         weights = self.weights
         if weights.written:
-            stale = name in weights.written or not _in_backward()
+            stale = name in weights.written or not in_backward()
         else:
-            group = (name,) if _in_backward() else self._group_of[name]
+            group = (name,) if in_backward() else self._group_of[name]
             stale = not all(map(weights.is_measured, group))
         if stale:
             self.refresh()
@@ -105,7 +108,7 @@ class Scales:
 
     def is_computing(self) -> bool:
         """Whether a forward pass of the whole model runs, or is repeated in a backward pass."""
-        return self._in_forward or (torch.is_grad_enabled() and _in_backward())
+        return self._in_forward or (torch.is_grad_enabled() and in_backward())
 
     def trains(self, weight: HeldWeight) -> bool:
         """Whether the parameter behind this tensor or view gets a gradient."""
@@ -172,6 +175,7 @@ class Scales:
         copied = memo[id(self)] = copy(self)
         copied.values = {name: value.clone() for name, value in self.values.items()}
         copied.packed_shards, copied._rounded, copied._packed = {}, {}, {}
+        copied.recomputed = Recomputed()
         copied.weights, copied._finite = self.weights.without_weights(), []
         watch(copied.weights)
         copied._in_forward = False
@@ -266,7 +270,3 @@ class Scales:
             elif self.values[name].device != scale.device:
                 self.values[name] = torch.empty_like(scale)
         torch._foreach_copy_([self.values[name] for name in fresh], list(fresh.values()))
-
-
-def _in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1

@@ -1,0 +1,139 @@
+"""Weights rounded by a recompute are kept for their backward product, and no longer."""
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from qat_core import Recipe, prepare
+from qat_core.recomputed import Kept
+from tests.kept_weights import count_roundings, kept, known
+from tests.tiny_models import tiny_model, tokens
+
+GPU = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here"),
+]
+# A CPU keeps rounded weights until they change, unless they are kept packed: then it unpacks them.
+DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
+PARAMETERS_OF_A_LAYER = {"qwen3": 7, "qwen3-moe": 6}
+CASES = [("qwen3", None), *(("qwen3-moe", experts) for experts in ("grouped_mm", "eager"))]
+
+
+def prepared(family: str, device: str, experts: str | None = None) -> Any:
+    model = tiny_model(family, num_hidden_layers=3)
+    if experts:
+        model.set_experts_implementation(experts)
+    prepare(model, Recipe(), keep_packed=device == "cpu")
+    return model.to(device)
+
+
+def step(model: Any, roundings: list[str]) -> tuple[list[Tensor], int, int]:
+    """Logits and gradients; how many weights the forward and the backward pass rounded."""
+    model.zero_grad()
+    roundings.clear()
+    ids = tokens().to(model.device)
+    out = model(input_ids=ids, labels=ids, use_cache=False)
+    in_forward = len(roundings)
+    out.loss.backward()
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
+    return [out.logits.detach(), *gradients], in_forward, len(roundings) - in_forward
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("family", "experts"), CASES)
+def test_a_backward_pass_rounds_each_weight_once(
+    family: str,
+    experts: str | None,
+    device: str,
+    reentrant: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, roundings = prepared(family, device, experts), count_roundings(monkeypatch)
+    expected, in_forward, in_backward = step(model, roundings)
+    assert in_forward == in_backward > 0
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    for _ in range(2):  # micro-batches
+        results, *counts = step(model, roundings)
+        assert all(map(torch.equal, results, expected))
+        assert counts == [in_forward, in_forward] and not kept(model)
+    assert set(roundings) == {"dequantize" if device == "cpu" else "fake_quantize"}
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe"])
+def test_no_more_is_kept_than_one_segment(
+    family: str, device: str, reentrant: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = prepared(family, device)
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    found: list[set[str]] = []
+    read = Kept.read
+    monkeypatch.setattr(Kept, "read", lambda *args: (read(*args), found.append(kept(model)))[0])
+    step(model, [])
+    layers = [{name.split(".")[2] for name in names} for names in found]
+    assert max(map(len, layers)) == 1
+    assert max(map(len, found)) >= PARAMETERS_OF_A_LAYER[family] - 1
+    assert not kept(model)
+
+
+def test_experts_gathered_for_a_product_are_not_kept() -> None:
+    """Their backward product reads what was gathered: the weight would stay for nothing."""
+    model = prepared("qwen3-moe", "cpu", "batched_mm")
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    found: set[str] = set()
+    for layer in model.model.layers:
+        layer.mlp.register_full_backward_hook(lambda *_: found.update(kept(model)))
+    step(model, [])
+    assert found and not any("experts" in name for name in found)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_compiled_layers_keep_nothing(reentrant: bool) -> None:
+    """Of a reentrant checkpoint they are traced in the backward pass, and traces stay."""
+    model, expected = tiny_model("qwen3"), tiny_model("qwen3")
+    for each in (model, expected):
+        prepare(each, Recipe())
+        each.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    for layer in model.model.layers:
+        layer.mlp.compile(backend="aot_eager")
+    for _ in range(2):
+        results = [step(each, [])[0] for each in (model, expected)]
+        assert all(map(torch.equal, *results))
+    assert not known(model).recomputed._kept
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_backward_pass_leaves_no_memory_taken(reentrant: bool) -> None:
+    model = prepared("qwen3", "cuda")
+    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+    taken = []
+    for _ in range(3):
+        step(model, [])
+        model.zero_grad(set_to_none=True)
+        gc.collect()
+        taken.append(torch.cuda.memory_allocated())
+    assert taken[1] == taken[2]  # the first step makes workspaces of libraries
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
+def test_what_another_stream_rounded_is_rounded_again() -> None:
+    each, device = Kept(), torch.device("cuda")
+    first = each.read(1, device, lambda: torch.ones(1))
+    with torch.cuda.stream(torch.cuda.Stream()):
+        second = each.read(1, device, lambda: torch.zeros(1))
+        assert each.read(1, device, lambda: torch.ones(1)) is second is not first
+
+
+def test_what_was_rounded_before_a_refresh_is_rounded_again() -> None:
+    each, device = Kept(), torch.device("cpu")
+    first = each.read(1, device, lambda: torch.ones(1))
+    assert each.read(1, device, lambda: torch.zeros(1)) is first
+    assert each.read(2, device, lambda: torch.zeros(1)) is not first
