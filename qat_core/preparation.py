@@ -33,8 +33,8 @@ def prepare(
         keep_packed: on one device, round each weight once an optimizer step, keep it in 0.56 bytes
             a weight and unpack it where it is used: less work where several micro-batches use it,
             for more memory. The same bits. On an H200, a further micro-batch of 16 layers of
-            Qwen3-30B-A3B took 1.051 of BF16's time instead of 1.075, the first one, which packs,
-            1.100 instead of 1.097, for 5.2 GiB more (12 % of the peak). No effect under FSDP2,
+            Qwen3-30B-A3B took 1.052 of BF16's time instead of 1.076, the first one, which packs,
+            1.099 instead of 1.095, for 5.2 GiB more (12 % of the peak). No effect under FSDP2,
             where shards are kept packed anyway; refused by layers that torch.compile compiles.
 
     Raises:
