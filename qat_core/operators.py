@@ -83,7 +83,7 @@ def read_all(cls: type, read: Callable[..., Tensor], values: Any) -> list[Any]:
 
 def read_dict(cls: type, read: Callable[..., Tensor], values: dict[str, Any]) -> dict[str, Any]:
     """As `read_all`, for keyword arguments."""
-    return dict(zip(values, read_all(cls, read, values.values()), strict=True))
+    return dict(zip(values, read_all(cls, read, values.values()), strict=True)) if values else {}
 
 
 def _flat(values: Iterable[Any]) -> Iterator[Any]:
@@ -114,26 +114,30 @@ def as_list(out: Any) -> list[Tensor]:
     return out if isinstance(out, list) else [out]
 
 
-def written(cls: type, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
+def written(cls: type, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
     """The tensors of type `cls` that `func` writes."""
+    found: list[Any] = []
     if not func._schema.is_mutable:
-        return
+        return found
     for index, argument in enumerate(func._schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
         value = args[index] if index < len(args) else kwargs.get(argument.name)
         tensors = value if isinstance(value, list | tuple) else (value,)
-        yield from (tensor for tensor in tensors if isinstance(tensor, cls))
+        found += [tensor for tensor in tensors if isinstance(tensor, cls)]
+    return found
 
 
 def swaps_matrix_dims(func: Any, args: tuple[Any, ...]) -> bool:
     """Whether a transpose or permute exchanges the last two dimensions; other moves are refused."""
     weight, ndim = args[0], args[0].ndim
+    if func is aten.t.default:  # of each linear layer, at each use
+        return bool(ndim == 2)
     order = list(range(ndim))
     if func is aten.permute.default:
         order = [dim % ndim for dim in args[1]]
     else:
-        first, second = (dim % ndim for dim in (args[1:] or (-2, -1)))
+        first, second = (dim % ndim for dim in args[1:])
         order[first], order[second] = order[second], order[first]
     if order not in (list(range(ndim)), [*range(ndim - 2), ndim - 1, ndim - 2]):
         raise ValueError(f"{weight.weight_name}: quantized, cannot be permuted to {order}")

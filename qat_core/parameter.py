@@ -19,8 +19,8 @@ of the two it works for.
 The same class has the all-gather hooks of FSDP2: see qat_core/fsdp.py.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
-from functools import partial
 from typing import Any
 from weakref import ref
 
@@ -32,7 +32,6 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 from qat_core.fsdp import gather_packed, unpack_gathered
 from qat_core.full_precision import FullPrecisionMemory
 from qat_core.held_weights import HeldWeights, Version
-from qat_core.nvfp4 import dequantize, fake_quantize
 from qat_core.operators import (
     PRESERVING,
     SELECTS,
@@ -47,7 +46,7 @@ from qat_core.operators import (
     written,
 )
 from qat_core.options import BLOCK_SIZE
-from qat_core.recomputed import Kept, in_backward
+from qat_core.rounded_weights import Kept
 from qat_core.scales import Scales
 
 aten = torch.ops.aten
@@ -71,7 +70,7 @@ class FakeQuantizedTensor(FullPrecisionMemory):
     measured: Version | None = None
     is_transposed: bool
     _expert: int | None
-    _kept: Kept | None = None  # of views that a backward pass made, see qat_core/recomputed.py
+    _kept: Kept | None = None  # of views that a backward pass made, see qat_core/rounded_weights.py
 
     @staticmethod
     def __new__(
@@ -148,39 +147,17 @@ class FakeQuantizedTensor(FullPrecisionMemory):
                 f"{self.weight_name}: computed with through a view of shape {tuple(self.shape)}, "
                 f"which is not a whole matrix or expert in blocks of {BLOCK_SIZE}: add it to ignore"
             )
-        is_kept, kept = False, None
-        if type(data) is Tensor:  # else torch.compile is tracing
+        if type(data) is Tensor:
             self.scales.refresh_if_stale(self.weight_name)
-            shape = self.scales.shapes[self.weight_name][-data.ndim :]
-            kept = self.scales.recomputed.find(self.weight_name, self._expert)
-            is_kept = data.is_cpu or self.scales.keep_packed or kept is not None
-            is_kept = is_kept and data.shape == shape and self.scales.weights.holds_memory_of(self)
-        elif self.scales.keep_packed:
+            rounded = self.scales.rounded.read(self, data, self._expert)
+        elif not self.scales.rounded.keep_packed:  # torch.compile is tracing
+            rounded = self.scales.rounded.round(self, data)
+        else:
             raise ValueError(
                 "keep_packed: layers compiled by torch.compile round weights again each time; "
                 "leave it out of prepare()"
             )
-        compute = partial(self._round, data, is_kept)
-        if is_kept and kept is not None:
-            rounded = kept.read(self.scales.num_refreshes, data.device, compute)
-        else:
-            rounded = compute()
         return rounded.mT if self.is_transposed else rounded
-
-    def _round(self, data: Tensor, is_kept: bool) -> Tensor:
-        """`data` rounded, from what is kept until a weight changes, if anything is.
-
-        On a CPU, where memory is cheap and time is not, the rounded weight; or the packed one.
-        """
-        scales, name = self.scales, self.weight_name
-        if is_kept and scales.keep_packed:
-            rounded = dequantize(scales.packed(name, self._expert))
-        elif is_kept and data.is_cpu:
-            rounded = scales.rounded(name)
-            rounded = rounded if self._expert is None else rounded[self._expert]
-        else:
-            rounded = fake_quantize(data, self.global_scale, scales.method, name=name)
-        return rounded.to(self.dtype)
 
     @classmethod
     # Else Dynamo would compile what runs between two of its graphs.
@@ -190,7 +167,7 @@ class FakeQuantizedTensor(FullPrecisionMemory):
     ) -> Any:
         """Run `func` on rounded or plain values, whatever it asks for."""
         kwargs = kwargs or {}
-        changed = list(written(cls, func, args, kwargs))  # by an optimizer, be it a custom kernel
+        changed = written(cls, func, args, kwargs)  # by an optimizer, be it a custom kernel
         if not changed and (is_compute(func) or is_for_compute(cls, func, args)):
             return func(*read_all(cls, cls.rounded, args), **read_dict(cls, cls.rounded, kwargs))
         if func.is_view and func not in PRESERVING:
@@ -202,7 +179,7 @@ class FakeQuantizedTensor(FullPrecisionMemory):
             tensor.scales.weights.mark_written(tensor.weight_name)
         out = func(*read_all(cls, cls.plain, args), **read_dict(cls, cls.plain, kwargs))
         if func in PRESERVING or (func is aten.clone.default and is_copied_to_compute(args[0])):
-            with torch.inference_mode(False):  # views of a normal tensor are normal everywhere
+            with _normal_tensors():  # views of a normal tensor are normal everywhere
                 pieces = [args[0]._like(p, func, args, i) for i, p in enumerate(as_list(out))]
             out = pieces if isinstance(out, list) else pieces[0]
         return return_and_correct_aliasing(func, args, kwargs, out)  # type: ignore[no-untyped-call]
@@ -223,7 +200,7 @@ class FakeQuantizedTensor(FullPrecisionMemory):
         elif data.ndim == self.ndim and data.shape[axis] != self.shape[axis]:
             raise ValueError(f"{self.weight_name}: cannot be cut along its blocks of {BLOCK_SIZE}")
         if global_scale.device != data.device:  # of the meta device there is nothing to copy
-            self.scales.forget_rounded(self.weight_name)  # `model.to("cpu")` is to free memory
+            self.scales.rounded.forget(self.weight_name)  # `model.to("cpu")` is to free memory
             known = not global_scale.is_meta
             ones = torch.ones(global_scale.shape, device=data.device)
             global_scale = global_scale.to(data.device) if known else ones
@@ -231,8 +208,8 @@ class FakeQuantizedTensor(FullPrecisionMemory):
             data, global_scale, self.weight_name, self.scales, transposed, expert
         )
         is_plain = type(data) is Tensor  # what torch.compile traces, it holds forever
-        if is_plain and in_backward() and (self._kept or isinstance(self, nn.Parameter)):
-            like._kept = self.scales.recomputed.share(self.weight_name, expert)
+        if is_plain and (self._kept or isinstance(self, nn.Parameter)):
+            like._kept = self.scales.rounded.share_in_backward(self.weight_name, expert)
         return like
 
     def _holds_all_experts(self) -> bool:
@@ -288,6 +265,11 @@ class FakeQuantizedTensor(FullPrecisionMemory):
 
     def __repr__(self) -> str:  # type: ignore[override]
         return f"FakeQuantizedTensor({self.weight_name}, {self._data!r})"
+
+
+def _normal_tensors() -> AbstractContextManager[Any]:
+    """Where inference mode is on, off; a switch costs more than to ask."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
 
 
 # As DTensor does: without it optimizers fall back to one kernel launch a parameter.

@@ -15,18 +15,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from qat_core.held_weights import HeldWeight, HeldWeights
 from qat_core.mesh import max_over_ranks, shard_rows
 from qat_core.nvfp4 import (
-    PackedTensor,
     ShardLayout,
-    fake_quantize,
     global_scale,
     group_amax,
     is_representable,
-    quantize,
 )
 from qat_core.nvfp4.format import UNREPRESENTABLE
 from qat_core.plan import QuantPlan
 from qat_core.recipe import Recipe
-from qat_core.recomputed import Recomputed, in_backward
+from qat_core.rounded_weights import RoundedWeights, in_backward
 from qat_core.uncounted_writes import watch
 
 
@@ -38,8 +35,7 @@ class Scales:
         shapes: of the whole weights.
         weights: the tensors that the model holds.
         packed_shards: what this rank sends of each weight, and its layout, until one changes.
-        keep_packed: round each weight once after a change and keep it packed.
-        recomputed: rounded weights that a backward pass keeps for a while.
+        rounded: the rounded weights, some of which it keeps.
     """
 
     def __init__(
@@ -54,15 +50,12 @@ class Scales:
             for name, weight in weights.items()
         }
         self.weights = HeldWeights(model, plan.quantized)
+        self.rounded = RoundedWeights(self.weights, self.shapes, self.method, keep_packed)
         self.num_refreshes = 0
         self._in_forward = False
         self.packed_shards: dict[str, tuple[Tensor, ShardLayout]] = {}
         self._groups = tuple(plan.groups.values())
         self._group_of = {name: group for group in self._groups for name in group}
-        self._rounded: dict[str, Tensor] = {}
-        self.keep_packed = keep_packed
-        self._packed: dict[str, PackedTensor] = {}
-        self.recomputed = Recomputed()
         self._finite: list[tuple[tuple[str, ...], Tensor]] = []
         self._ready: torch.cuda.Event | None = None
 
@@ -114,34 +107,6 @@ class Scales:
         """Whether the parameter behind this tensor or view gets a gradient."""
         return self.weights.weight(weight.weight_name).requires_grad
 
-    def rounded(self, name: str) -> Tensor:
-        """The whole weight rounded to NVFP4 in BF16, kept until a weight changes."""
-        if name not in self._rounded:
-            weight = self.weights.weight(name)
-            self._rounded[name] = fake_quantize(
-                weight.plain(), weight.global_scale, self.method, name=name
-            )
-        return self._rounded[name]
-
-    def packed(self, name: str, expert: int | None = None) -> PackedTensor:
-        """The whole weight, or one of its experts, kept until a weight changes."""
-        if name not in self._packed:
-            weight = self.weights.weight(name)
-            self._packed[name] = quantize(
-                weight.plain(), weight.global_scale.clone(), self.method, name=name
-            )
-        whole = self._packed[name]
-        if expert is None:
-            return whole
-        return PackedTensor(
-            whole.codes[expert], whole.block_scale[expert], whole.global_scale[expert]
-        )
-
-    def forget_rounded(self, name: str) -> None:
-        """Let go of what is kept of a weight that moves: it would stay where the weight was."""
-        self._rounded.pop(name, None)
-        self._packed.pop(name, None)
-
     def require_finite(self) -> None:
         """Refuse weights that held NaN or infinity at the last refresh; waits for the GPU.
 
@@ -174,9 +139,9 @@ class Scales:
         """Scales without weights; `copied_with` adds those of the model or layers copied."""
         copied = memo[id(self)] = copy(self)
         copied.values = {name: value.clone() for name, value in self.values.items()}
-        copied.packed_shards, copied._rounded, copied._packed = {}, {}, {}
-        copied.recomputed = Recomputed()
-        copied.weights, copied._finite = self.weights.without_weights(), []
+        copied.packed_shards, copied._finite = {}, []
+        copied.weights = self.weights.without_weights()
+        copied.rounded = self.rounded.of_copy(copied.weights)
         watch(copied.weights)
         copied._in_forward = False
         return copied
@@ -194,8 +159,7 @@ class Scales:
             self._measure(groups, mesh)
         if not any(finite.is_cuda for _, finite in self._finite):
             self.require_finite()
-        self._rounded.clear()
-        self._packed.clear()
+        self.rounded.clear()
         self.packed_shards.clear()
         self.num_refreshes += 1
         self.weights.mark_measured()

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
-import qat_core.parameter
+import qat_core.rounded_weights
 from qat_core.preparation import scales_of
-from qat_core.recomputed import Recomputed
+from qat_core.rounded_weights import RoundedWeights
 from qat_core.scales import Scales
 
 
@@ -20,13 +20,13 @@ def known(model: nn.Module) -> Scales:
 
 def kept(model: nn.Module) -> set[str]:
     """Names of the weights that are kept rounded at the moment."""
-    held = known(model).recomputed._kept.items()
-    return {name for (name, _), each in held if each._rounded is not None}
+    held = known(model).rounded._recomputed.items()
+    return {name for (name, _), each in held if each.rounded is not None}
 
 
 def keep_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on each use of a weight rounds it."""
-    monkeypatch.setattr(Recomputed, "find", lambda *_: None)
+    monkeypatch.setattr(RoundedWeights, "share_in_backward", lambda *_: None)
 
 
 def count_roundings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -39,6 +39,6 @@ def count_roundings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return out
 
     for name in ("fake_quantize", "dequantize"):
-        counted = partial(count, getattr(qat_core.parameter, name))
-        monkeypatch.setattr(qat_core.parameter, name, counted)
+        counted = partial(count, getattr(qat_core.rounded_weights, name))
+        monkeypatch.setattr(qat_core.rounded_weights, name, counted)
     return found

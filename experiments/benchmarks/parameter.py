@@ -82,9 +82,9 @@ def allocated(device: str) -> int:
 def kept_packed(model: nn.Module, device: str) -> int:
     """Bytes of the packed weights that a step has left behind; counted as `allocated` counts."""
     scales = scales_of(model)
-    if device != "cuda" or scales is None or not scales.keep_packed:
+    if device != "cuda" or scales is None or not scales.rounded.keep_packed:
         return 0
-    return sum(scales.packed(name).nbytes for name in scales.shapes)
+    return sum(scales.rounded.packed(name).nbytes for name in scales.shapes)
 
 
 def peak_of(step: Any, device: str) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch._dynamo.exc import TorchRuntimeError
 from transformers import PreTrainedModel
 
-import qat_core.scales
+import qat_core.rounded_weights
 from qat_core.nvfp4 import fake_quantize, global_scale, group_amax
 from qat_core.parameter import FakeQuantizedTensor
 from qat_core.plan import QuantPlan, plan
@@ -118,9 +118,9 @@ def test_weights_kept_packed_give_the_same_bits_and_are_packed_once_a_change(
     packed = []
     scales = scales_of(model)
     assert scales is not None
-    pack = qat_core.scales.quantize
+    pack = qat_core.rounded_weights.quantize
     monkeypatch.setattr(
-        qat_core.scales,
+        qat_core.rounded_weights,
         "quantize",
         lambda *args, **kwargs: packed.append(kwargs["name"]) or pack(*args, **kwargs),
     )
@@ -144,8 +144,8 @@ def test_what_is_kept_packed_goes_when_its_weight_moves() -> None:
     model, oracle = pair("qwen3", keep_packed=True)
     assert_same_run(model, oracle)
     scales = scales_of(model)
-    assert scales is not None and scales._packed
-    kept = weakref.ref(next(iter(scales._packed.values())).codes)
+    assert scales is not None and scales.rounded._packed
+    kept = weakref.ref(next(iter(scales.rounded._packed.values())).codes)
     model.to("meta")
     assert kept() is None
 

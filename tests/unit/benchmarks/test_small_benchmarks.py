@@ -39,14 +39,14 @@ def test_a_step_after_a_change_measures_scales_and_packs_again(arm: str) -> None
     scales = scales_of(model)
     assert scales is not None
     step(model, changed, *inputs)
-    refreshes, packed = scales.num_refreshes, dict(scales._packed)
+    refreshes, packed = scales.num_refreshes, dict(scales.rounded._packed)
     assert bool(packed) == (arm == "qat packed")
     step(model, lambda: None, *inputs)
     assert scales.num_refreshes == refreshes
-    assert all(scales._packed[name] is packed[name] for name in packed)
+    assert all(scales.rounded._packed[name] is packed[name] for name in packed)
     step(model, changed, *inputs)
     assert scales.num_refreshes == refreshes + 1
-    assert not any(scales._packed[name] is packed[name] for name in packed)
+    assert not any(scales.rounded._packed[name] is packed[name] for name in packed)
 
 
 def test_rounded_frequencies_move_log_probs_the_more_the_farther_on() -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from qat_core import Recipe, prepare
-from qat_core.recomputed import Kept
+from qat_core.rounded_weights import Kept
 from tests.kept_weights import count_roundings, kept, known
 from tests.tiny_models import tiny_model, tokens
 
@@ -104,7 +104,7 @@ def test_compiled_layers_keep_nothing(reentrant: bool) -> None:
     for _ in range(2):
         results = [step(each, [])[0] for each in (model, expected)]
         assert all(map(torch.equal, *results))
-    assert not known(model).recomputed._kept
+    assert not known(model).rounded._recomputed
 
 
 @pytest.mark.gpu
@@ -126,14 +126,7 @@ def test_a_backward_pass_leaves_no_memory_taken(reentrant: bool) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
 def test_what_another_stream_rounded_is_rounded_again() -> None:
     each, device = Kept(), torch.device("cuda")
-    first = each.read(1, device, lambda: torch.ones(1))
+    first = each.read(device, lambda: torch.ones(1))
     with torch.cuda.stream(torch.cuda.Stream()):
-        second = each.read(1, device, lambda: torch.zeros(1))
-        assert each.read(1, device, lambda: torch.ones(1)) is second is not first
-
-
-def test_what_was_rounded_before_a_refresh_is_rounded_again() -> None:
-    each, device = Kept(), torch.device("cpu")
-    first = each.read(1, device, lambda: torch.ones(1))
-    assert each.read(1, device, lambda: torch.zeros(1)) is first
-    assert each.read(2, device, lambda: torch.zeros(1)) is not first
+        second = each.read(device, lambda: torch.zeros(1))
+        assert each.read(device, lambda: torch.ones(1)) is second is not first

@@ -1,0 +1,145 @@
+"""Rounded weights that a model keeps, and for how long.
+
+Each use of a weight rounds it, but that
+
+* on a CPU, where memory is cheap and time is not, the rounded weight is kept till a weight changes;
+* with `prepare(keep_packed=True)` the packed one is, and each use unpacks it;
+* what gradient checkpointing computes again in a backward pass (recompute) is kept for the backward
+  product of the same weight, which would round it once more, as autograd keeps the parameter.
+
+The last lives as long as autograd needs it, without any bookkeeping: a product saves the view of
+the weight that it read, such as `weight.t()`. Views made in a backward pass share one `Kept` a
+weight, which goes with the last of them: after the backward product; at once if there will be none,
+as for an input that needs no gradient; with the graph after an error. A product that reads the
+parameter through no view may round again. What a backward pass derives from views of the forward
+pass, as without checkpoints, keeps nothing.
+
+Its cost is memory: in a backward pass the rounded weights of one checkpointed segment, in the
+parameter's dtype, 2 bytes a weight in BF16. With `create_graph=True` they stay as long as the graph
+of the gradient does.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+
+from qat_core.held_weights import HeldWeight, HeldWeights
+from qat_core.nvfp4 import PackedTensor, dequantize, fake_quantize, quantize
+from qat_core.options import BlockScaleMethod
+
+
+class Kept:
+    """The rounded values of one weight, or of one of its experts, for a backward product."""
+
+    def __init__(self) -> None:
+        self.rounded: Tensor | None = None
+        self._stream: Any = None
+
+    def read(self, device: torch.device, compute: Callable[[], Tensor]) -> Tensor:
+        """The rounded values, computed if there are none of this CUDA stream.
+
+        Another stream might read them too early, or when their memory is used again.
+        """
+        stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
+        if self.rounded is None or self._stream != stream:
+            self.rounded, self._stream = compute(), stream
+        return self.rounded
+
+
+class RoundedWeights:
+    """Rounds the weights of one model, and keeps what is worth it.
+
+    Attributes:
+        keep_packed: round each weight once after a change and keep it packed.
+    """
+
+    def __init__(
+        self,
+        weights: HeldWeights,
+        shapes: Mapping[str, torch.Size],
+        method: BlockScaleMethod,
+        keep_packed: bool,
+    ) -> None:
+        self.keep_packed = keep_packed
+        self._weights, self._shapes, self._method = weights, shapes, method
+        self._whole: dict[str, Tensor] = {}
+        self._packed: dict[str, PackedTensor] = {}
+        self._recomputed: WeakValueDictionary[tuple[str, int | None], Kept] = WeakValueDictionary()
+
+    def read(self, weight: HeldWeight, data: Tensor, expert: int | None) -> Tensor:
+        """`data` (..., N, K), the whole weight or this one of its experts, rounded."""
+        name = weight.weight_name
+        kept = self._recomputed.get((name, expert)) if in_backward() else None
+        is_kept = data.is_cpu or self.keep_packed or kept is not None
+        is_kept = is_kept and data.shape == self._shapes[name][-data.ndim :]
+        if not is_kept or not self._weights.holds_memory_of(weight):
+            return self.round(weight, data)
+        compute = partial(self._from_kept, weight, data, expert)
+        return compute() if kept is None else kept.read(data.device, compute)
+
+    def round(self, weight: HeldWeight, data: Tensor) -> Tensor:
+        """`data` (..., N, K) with the scale of `weight`, in its dtype."""
+        rounded = fake_quantize(data, weight.global_scale, self._method, name=weight.weight_name)
+        return _as_dtype_of(data, rounded)
+
+    def packed(self, name: str, expert: int | None = None) -> PackedTensor:
+        """The whole weight, or one of its experts, kept until a weight changes."""
+        if name not in self._packed:
+            weight = self._weights.weight(name)
+            scale = weight.global_scale.clone()
+            self._packed[name] = quantize(weight.plain(), scale, self._method, name=name)
+        whole = self._packed[name]
+        if expert is None:
+            return whole
+        return PackedTensor(
+            whole.codes[expert], whole.block_scale[expert], whole.global_scale[expert]
+        )
+
+    def share_in_backward(self, name: str, expert: int | None) -> Kept | None:
+        """In a backward pass, what a view of weight `name` or of its expert is to hold."""
+        return self._recomputed.setdefault((name, expert), Kept()) if in_backward() else None
+
+    def forget(self, name: str) -> None:
+        """Let go of what is kept of a weight that moves: it would stay where the weight was."""
+        self._whole.pop(name, None)
+        self._packed.pop(name, None)
+
+    def clear(self) -> None:
+        """Let go of everything: the scales are new."""
+        self._whole.clear()
+        self._packed.clear()
+        self._recomputed.clear()
+
+    def __reduce__(self) -> tuple[type["RoundedWeights"], tuple[Any, ...]]:
+        """Pickles without what is kept."""
+        return RoundedWeights, (self._weights, self._shapes, self._method, self.keep_packed)
+
+    def of_copy(self, weights: HeldWeights) -> "RoundedWeights":
+        """For a copy of the model, with nothing kept yet."""
+        return RoundedWeights(weights, self._shapes, self._method, self.keep_packed)
+
+    def _from_kept(self, weight: HeldWeight, data: Tensor, expert: int | None) -> Tensor:
+        """From what is kept until a weight changes, if anything is."""
+        name = weight.weight_name
+        if self.keep_packed:
+            return _as_dtype_of(data, dequantize(self.packed(name, expert)))
+        if not data.is_cpu:
+            return self.round(weight, data)
+        if name not in self._whole:
+            held = self._weights.weight(name)
+            self._whole[name] = self.round(held, held.plain())
+        whole = self._whole[name]
+        return whole if expert is None else whole[expert]
+
+
+def in_backward() -> bool:
+    """Whether this thread runs a backward pass, or what is computed again in one."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def _as_dtype_of(data: Tensor, rounded: Tensor) -> Tensor:
+    return rounded if rounded.dtype == data.dtype else rounded.to(data.dtype)
