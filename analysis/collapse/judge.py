@@ -3,7 +3,7 @@
 Only cells that have all their runs are judged; the table names the others.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
@@ -41,6 +41,10 @@ NO_TEST = (
     f"Fewer than {FEWEST_FOR_TESTS} seeds: nothing is tested, and the answer follows the rule that "
     "docs/protocols/collapse.md gave before the runs."
 )
+OF_TWO_ARMS = (  # C4 is primary and nothing was trained without QAT
+    " C4 is primary, all else secondary and not corrected. C4 is of differences by seed, C11 of "
+    "shares of runs."
+)
 GRAD_NORM = "actor/grad_norm"
 
 
@@ -53,7 +57,7 @@ def judge_study(study: Study, results: Path) -> ClaimsTable:
     grid, num_seeds = read_grid(runs, results), len(study.seeds)
     is_tested = num_seeds >= FEWEST_FOR_TESTS
     rules = rules_of(design) if is_tested else descriptive_rules_of(design, num_seeds)
-    how = _tests(design.primary if design.primary in rules else "", num_seeds)
+    how = _tests(design.primary if design.primary in rules else "", rules, num_seeds)
     return ClaimsTable(
         study=study.study,
         claims=judge_grid(grid, design, rules, num_seeds),
@@ -69,10 +73,12 @@ def judge_study(study: Study, results: Path) -> ClaimsTable:
     )
 
 
-def _tests(primary: str, num_seeds: int) -> str:
-    """How p-values come about."""
+def _tests(primary: str, rules: Collection[str], num_seeds: int) -> str:
+    """How p-values come about, and which claim of `rules` decides."""
     is_exact = takes_all_divisions(2 * num_seeds, num_seeds)
     p_values = P_VALUES.format("exact" if is_exact else f"sampled ({NUM_DRAWN:,} divisions)")
+    if primary == "C4" and "C10" not in rules:
+        return p_values + OF_TWO_ARMS
     every = "all" if takes_all_signs(num_seeds) else f"{NUM_DRAWN:,}"
     return p_values + ON_REWARDS.get(primary, CORRECTED).format(every)
 

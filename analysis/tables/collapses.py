@@ -42,7 +42,7 @@ class Collapses(NamedTuple):
 
     Attributes:
         settings: without QAT, ascending by rate; the other arms have the same rates. Corrected
-            where the study has none that is not.
+            where the study has none that is not; with QAT where it has none without.
         grid: outcomes of all arms.
         verdict: name and outcome of the claim about them; empty without one.
         is_marked: the study's table of claims says something of these runs.
@@ -75,16 +75,18 @@ class Collapses(NamedTuple):
     @property
     def difference(self) -> str:
         """Of mean reward at the highest rate, with an interval where there are several seeds."""
-        noqat = self.settings[-1]
+        noqat = _beside(self.settings[-1], NOQAT)
+        if noqat not in self.grid:
+            return "not run"
         first, second = ([run.area for run in self.grid[it]] for it in (noqat, _beside(noqat, QAT)))
         if len(first) == 1:
             return f"{first[0] - second[0]:+.3f}"
         return show_difference(paired_difference(first, second, AREA_LEVEL))
 
 
-def _beside(noqat: Setting, arm: str) -> Setting:
-    """The setting of an arm that one without QAT is compared with; only that one is corrected."""
-    return noqat if arm == NOQAT else noqat._replace(arm=arm, correction="none")
+def _beside(setting: Setting, arm: str) -> Setting:
+    """That of an arm to compare a row's setting with; one without QAT alone is corrected."""
+    return setting if arm == setting.arm else setting._replace(arm=arm, correction="none")
 
 
 TABLE: MarkdownTable[Collapses] = MarkdownTable(
@@ -126,9 +128,10 @@ def _rows(record: Path, study: Study) -> Iterator[Collapses]:
     verdicts = {it.name: it.verdict for it in table.claims}
     compared: dict[tuple[str, str], list[Setting]] = {}
     is_plain = any((it.arm, it.correction) == (NOQAT, "none") for it in design.settings)
+    compared_arm = NOQAT if any(it.arm == NOQAT for it in design.settings) else QAT
     # the deciding claim's first
     for setting in sorted(grid, key=lambda it: (it.advantage != design.advantage, it.lr)):
-        if setting.arm != NOQAT or (is_plain and setting.correction != "none"):
+        if setting.arm != compared_arm or (is_plain and setting.correction != "none"):
             continue
         if _beside(setting, QAT) in grid:
             compared.setdefault((setting.model, setting.advantage), []).append(setting)
