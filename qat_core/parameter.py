@@ -46,7 +46,7 @@ from qat_core.operators import (
     written,
 )
 from qat_core.options import BLOCK_SIZE
-from qat_core.rounded_weights import Kept
+from qat_core.rounded_weights import Kept, in_backward
 from qat_core.scales import Scales
 
 aten = torch.ops.aten
@@ -208,8 +208,8 @@ class FakeQuantizedTensor(FullPrecisionMemory):
             data, global_scale, self.weight_name, self.scales, transposed, expert
         )
         is_plain = type(data) is Tensor  # what torch.compile traces, it holds forever
-        if is_plain and (self._kept or isinstance(self, nn.Parameter)):
-            like._kept = self.scales.rounded.share_in_backward(self.weight_name, expert)
+        if is_plain and in_backward() and (self._kept or isinstance(self, nn.Parameter)):
+            like._kept = self.scales.rounded.share(self.weight_name, expert)
         return like
 
     def _holds_all_experts(self) -> bool:

@@ -99,9 +99,9 @@ class RoundedWeights:
             whole.codes[expert], whole.block_scale[expert], whole.global_scale[expert]
         )
 
-    def share_in_backward(self, name: str, expert: int | None) -> Kept | None:
-        """In a backward pass, what a view of weight `name` or of its expert is to hold."""
-        return self._recomputed.setdefault((name, expert), Kept()) if in_backward() else None
+    def share(self, name: str, expert: int | None) -> Kept:
+        """What a view that a backward pass makes of weight `name`, or its expert, is to hold."""
+        return self._recomputed.setdefault((name, expert), Kept())
 
     def forget(self, name: str) -> None:
         """Let go of what is kept of a weight that moves: it would stay where the weight was."""

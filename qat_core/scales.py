@@ -14,12 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from qat_core.held_weights import HeldWeight, HeldWeights
 from qat_core.mesh import max_over_ranks, shard_rows
-from qat_core.nvfp4 import (
-    ShardLayout,
-    global_scale,
-    group_amax,
-    is_representable,
-)
+from qat_core.nvfp4 import ShardLayout, global_scale, group_amax, is_representable
 from qat_core.nvfp4.format import UNREPRESENTABLE
 from qat_core.plan import QuantPlan
 from qat_core.recipe import Recipe

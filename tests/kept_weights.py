@@ -26,7 +26,7 @@ def kept(model: nn.Module) -> set[str]:
 
 def keep_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on each use of a weight rounds it."""
-    monkeypatch.setattr(RoundedWeights, "share_in_backward", lambda *_: None)
+    monkeypatch.setattr(RoundedWeights, "share", lambda *_: None)
 
 
 def count_roundings(monkeypatch: pytest.MonkeyPatch) -> list[str]:

@@ -31,9 +31,10 @@ CORRECTED = (
     " The p-values behind C1 to C3 are corrected together after Holm; the others are secondary and "
     "not corrected."
 )
+C4_DECIDES = " C4 is primary, all else secondary and not corrected."
 ON_REWARDS = {
-    "C4": " C4 is primary, all else secondary and not corrected. C4 and C10 are of differences by "
-    "seed; p of C10 is of {} changes of signs. C11 is of shares of runs.",
+    "C4": C4_DECIDES + " C4 and C10 are of differences by seed; p of C10 is of {} changes of "
+    "signs. C11 is of shares of runs.",
     "C9": CORRECTED + " C9 is primary. C9 and C10 are of differences by seed; their p is of {} "
     "changes of signs.",
 }
@@ -41,10 +42,8 @@ NO_TEST = (
     f"Fewer than {FEWEST_FOR_TESTS} seeds: nothing is tested, and the answer follows the rule that "
     "docs/protocols/collapse.md gave before the runs."
 )
-OF_TWO_ARMS = (  # C4 is primary and nothing was trained without QAT
-    " C4 is primary, all else secondary and not corrected. C4 is of differences by seed, C11 of "
-    "shares of runs."
-)
+# nothing was trained without QAT
+OF_TWO_ARMS = C4_DECIDES + " C4 is of differences by seed, C11 of shares of runs."
 GRAD_NORM = "actor/grad_norm"
 
 

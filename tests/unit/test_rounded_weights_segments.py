@@ -118,10 +118,9 @@ def test_a_weight_written_between_recompute_and_product_is_rounded_again(
     )
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_an_error_in_a_backward_pass_leaves_nothing(
-    reentrant: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def failed(reentrant: bool) -> tuple[Model, Tensor]:
+    """A model whose backward pass raised an error, once, and the loss that holds its graph."""
+
     def fail() -> None:
         raise ZeroDivisionError
 
@@ -129,10 +128,18 @@ def test_an_error_in_a_backward_pass_leaves_nothing(
     loss = model(an_input()).sum()
     with pytest.raises(ZeroDivisionError):
         loss.backward()
+    model.act = lambda: None
+    return model, loss
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_an_error_in_a_backward_pass_leaves_nothing(
+    reentrant: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, loss = failed(reentrant)
     del loss
     gc.collect()
     assert not kept(model) and not known(model).rounded._recomputed
-    model.act = lambda: None
     model.zero_grad()
     model(an_input()).sum().backward()
     keep_none(monkeypatch)
@@ -142,20 +149,13 @@ def test_an_error_in_a_backward_pass_leaves_nothing(
 
 
 def test_the_next_pass_reads_nothing_stale_while_a_failed_one_is_held() -> None:
-    def fail() -> None:
-        raise ZeroDivisionError
-
-    model = Model(False, fail)
-    loss = model(an_input()).sum()
-    with pytest.raises(ZeroDivisionError):
-        loss.backward()
-    assert kept(model)  # as what else the recompute saved, until `loss` goes
+    model, _loss = failed(reentrant=False)
+    assert kept(model)  # as what else the recompute saved, until `_loss` goes
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(1.3)
     expected = Model(False)
     expected.load_state_dict(model.state_dict())
-    model.act = lambda: None
     inputs = an_input(), an_input()
     for each, x in zip((model, expected), inputs, strict=True):
         each.zero_grad()

@@ -28,8 +28,8 @@ from qat_core.rollout.vllm.tile_layout import to_layout
 
 FEWEST_ROWS = 8  # of a tile
 # Up to a quarter of the experts, pairs seldom share one: a tile of each costs less time than to
-# sort them. vLLM's own bound, for BF16 experts (`fused_moe.py`).
-PAIRS_TO_SORT = 4
+# sort them. vLLM's own name and bound, for BF16 experts (`fused_moe.py`).
+SPARSITY_FACTOR = 4
 
 
 class HummingExperts(MarlinExperts):  # type: ignore[misc]
@@ -88,7 +88,7 @@ class _Routing:
     def __init__(self, topk_ids: Tensor, num_experts: int, expert_map: Tensor | None) -> None:
         self.topk_ids, self._num_experts, self._map = topk_ids, num_experts, expert_map
         self._orders: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
-        most = num_experts // PAIRS_TO_SORT
+        most = num_experts // SPARSITY_FACTOR
         self._alone = None if expert_map is not None else _pairs_alone(most, topk_ids.device)
 
     def order(self, tile_rows: int) -> tuple[Tensor, Tensor, Tensor]:
