@@ -150,11 +150,11 @@ class FakeQuantizedTensor(FullPrecisionMemory):
         if type(data) is Tensor:
             self.scales.refresh_if_stale(self.weight_name)
             rounded = self.scales.rounded.read(self, data, self._expert)
-        elif not self.scales.rounded.keep_packed:  # torch.compile is tracing
+        elif self.scales.rounded.keep is None:  # torch.compile is tracing
             rounded = self.scales.rounded.round(self, data)
         else:
             raise ValueError(
-                "keep_packed: layers compiled by torch.compile round weights again each time; "
+                "keep: layers compiled by torch.compile round weights again each time; "
                 "leave it out of prepare()"
             )
         return rounded.mT if self.is_transposed else rounded

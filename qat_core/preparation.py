@@ -1,7 +1,7 @@
 """Put a recipe onto a model: from then on its quantized weights train fake-quantized."""
 
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,7 @@ from torch.distributed.tensor import DTensor
 from qat_core.parameter import FakeQuantizedTensor
 from qat_core.plan import QuantPlan, plan, uncompiled
 from qat_core.recipe import Recipe
+from qat_core.rounded_weights import Keep
 from qat_core.scales import Scales
 from qat_core.state_dicts import adopt_assigned, fake_quantized, plain_entries
 from qat_core.uncounted_writes import watch
@@ -17,7 +18,7 @@ from qat_core.uncounted_writes import watch
 
 @torch.inference_mode(False)  # else what is made here could never be trained
 def prepare(
-    model: nn.Module, recipe: Recipe, *, allow_meta: bool = False, keep_packed: bool = False
+    model: nn.Module, recipe: Recipe, *, allow_meta: bool = False, keep: Keep | None = None
 ) -> QuantPlan:
     """Make the weights that `recipe` quantizes read as NVFP4 in every matrix product, in place.
 
@@ -30,19 +31,23 @@ def prepare(
         recipe: what to quantize and how.
         allow_meta: take weights on the meta device, to be loaded (without `assign`) before the
             first forward pass.
-        keep_packed: on one device, round each weight once an optimizer step, keep it in 0.56 bytes
-            a weight and unpack it where it is used: less work where several micro-batches use it,
-            for more memory. The same bits. On an H200, a further micro-batch of 16 layers of
-            Qwen3-30B-A3B took 1.052 of BF16's time instead of 1.076, the first one, which packs,
-            1.099 instead of 1.095, for 5.2 GiB more (12 % of the peak). No effect under FSDP2,
-            where shards are kept packed anyway; refused by layers that torch.compile compiles.
+        keep: on one device, round each weight once an optimizer step and keep it until the next,
+            for more memory and the same bits. "rounded": in the weight's dtype, 2 bytes a weight in
+            BF16; no further use rounds, as is the rule on a CPU. "packed": in 0.56 bytes a weight,
+            unpacked where it is used, which pays where several micro-batches use it. On an H200, a
+            further micro-batch of 16 layers of Qwen3-30B-A3B took 1.052 of BF16's time with packed
+            weights instead of 1.076, the first one, which packs, 1.099 instead of 1.095, for 5.2
+            GiB more (12 % of the peak). No effect under FSDP2, where shards are kept packed anyway;
+            refused by layers that torch.compile compiles.
 
     Raises:
-        ValueError: see `plan`; or the model has adapters of PEFT; or a weight is on the meta device
-            or another one than the rest, prepared, sharded, of another dtype, made in inference
-            mode, in use by a graph of autograd, or holds NaN or infinity. The model is then
-            unchanged.
+        ValueError: `keep` is none of these; see `plan`; or the model has adapters of PEFT; or a
+            weight is on the meta device or another one than the rest, prepared, sharded, of another
+            dtype, made in inference mode, in use by a graph of autograd, or holds NaN or infinity.
+            The model is then unchanged.
     """
+    if keep not in (None, *get_args(Keep)):
+        raise ValueError(f'keep: needs "packed", "rounded" or None, got {keep!r}')
     model = uncompiled(model)
     refuse_adapters(model)
     checked = plan(model, recipe)
@@ -57,7 +62,7 @@ def prepare(
                 "weights need to be on one device: move the model before prepare()"
             )
     _forget_previous(model)
-    scales = Scales(model, checked, recipe, keep_packed=keep_packed)
+    scales = Scales(model, checked, recipe, keep=keep)
     swapped = [(weight, fake_quantized(name, weight, scales)) for name, weight in weights.items()]
     _swap(swapped)
     if not any(weight.is_meta for weight in weights.values()):

@@ -2,8 +2,9 @@
 
 Each use of a weight rounds it, but that
 
-* on a CPU, where memory is cheap and time is not, the rounded weight is kept till a weight changes;
-* with `prepare(keep_packed=True)` the packed one is, and each use unpacks it;
+* on a CPU, where memory is cheap and time is not, and on a GPU with `prepare(keep="rounded")`, the
+  rounded weight is kept until a weight changes;
+* with `prepare(keep="packed")` the packed one is, and each use unpacks it;
 * what gradient checkpointing computes again in a backward pass (recompute) is kept for the backward
   product of the same weight, which would round it once more, as autograd keeps the parameter.
 
@@ -21,7 +22,7 @@ of the gradient does.
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 import torch
@@ -31,9 +32,11 @@ from qat_core.held_weights import HeldWeight, HeldWeights
 from qat_core.nvfp4 import PackedTensor, dequantize, fake_quantize, quantize
 from qat_core.options import BlockScaleMethod
 
+Keep = Literal["packed", "rounded"]
+
 
 class Kept:
-    """The rounded values of one weight, or of one of its experts, for a backward product."""
+    """The rounded values of one weight, or of one of its experts."""
 
     def __init__(self) -> None:
         self.rounded: Tensor | None = None
@@ -54,7 +57,7 @@ class RoundedWeights:
     """Rounds the weights of one model, and keeps what is worth it.
 
     Attributes:
-        keep_packed: round each weight once after a change and keep it packed.
+        keep: round each weight once after a change, and keep it like this.
     """
 
     def __init__(
@@ -62,11 +65,11 @@ class RoundedWeights:
         weights: HeldWeights,
         shapes: Mapping[str, torch.Size],
         method: BlockScaleMethod,
-        keep_packed: bool,
+        keep: Keep | None,
     ) -> None:
-        self.keep_packed = keep_packed
+        self.keep = keep
         self._weights, self._shapes, self._method = weights, shapes, method
-        self._whole: dict[str, Tensor] = {}
+        self._whole: dict[str, Kept] = {}
         self._packed: dict[str, PackedTensor] = {}
         self._recomputed: WeakValueDictionary[tuple[str, int | None], Kept] = WeakValueDictionary()
 
@@ -74,7 +77,7 @@ class RoundedWeights:
         """`data` (..., N, K), the whole weight or this one of its experts, rounded."""
         name = weight.weight_name
         kept = self._recomputed.get((name, expert)) if in_backward() else None
-        is_kept = data.is_cpu or self.keep_packed or kept is not None
+        is_kept = data.is_cpu or self.keep is not None or kept is not None
         is_kept = is_kept and data.shape == self._shapes[name][-data.ndim :]
         if not is_kept or not self._weights.holds_memory_of(weight):
             return self.round(weight, data)
@@ -99,6 +102,13 @@ class RoundedWeights:
             whole.codes[expert], whole.block_scale[expert], whole.global_scale[expert]
         )
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory of what is kept until a weight changes."""
+        whole = (kept.rounded for kept in self._whole.values())
+        rounded = sum(values.nbytes for values in whole if values is not None)
+        return rounded + sum(packed.nbytes for packed in self._packed.values())
+
     def share(self, name: str, expert: int | None) -> Kept:
         """What a view that a backward pass makes of weight `name`, or its expert, is to hold."""
         return self._recomputed.setdefault((name, expert), Kept())
@@ -116,24 +126,27 @@ class RoundedWeights:
 
     def __reduce__(self) -> tuple[type["RoundedWeights"], tuple[Any, ...]]:
         """Pickles without what is kept."""
-        return RoundedWeights, (self._weights, self._shapes, self._method, self.keep_packed)
+        return RoundedWeights, (self._weights, self._shapes, self._method, self.keep)
 
     def of_copy(self, weights: HeldWeights) -> "RoundedWeights":
         """For a copy of the model, with nothing kept yet."""
-        return RoundedWeights(weights, self._shapes, self._method, self.keep_packed)
+        return RoundedWeights(weights, self._shapes, self._method, self.keep)
 
     def _from_kept(self, weight: HeldWeight, data: Tensor, expert: int | None) -> Tensor:
         """From what is kept until a weight changes, if anything is."""
         name = weight.weight_name
-        if self.keep_packed:
+        if self.keep == "packed":
             return _as_dtype_of(data, dequantize(self.packed(name, expert)))
-        if not data.is_cpu:
+        if self.keep is None and not data.is_cpu:
             return self.round(weight, data)
         if name not in self._whole:
-            held = self._weights.weight(name)
-            self._whole[name] = self.round(held, held.plain())
-        whole = self._whole[name]
+            self._whole[name] = Kept()
+        whole = self._whole[name].read(data.device, partial(self._round_whole, name))
         return whole if expert is None else whole[expert]
+
+    def _round_whole(self, name: str) -> Tensor:
+        held = self._weights.weight(name)
+        return self.round(held, held.plain())
 
 
 def in_backward() -> bool:

@@ -18,7 +18,7 @@ from qat_core.nvfp4 import ShardLayout, global_scale, group_amax, is_representab
 from qat_core.nvfp4.format import UNREPRESENTABLE
 from qat_core.plan import QuantPlan
 from qat_core.recipe import Recipe
-from qat_core.rounded_weights import RoundedWeights, in_backward
+from qat_core.rounded_weights import Keep, RoundedWeights, in_backward
 from qat_core.uncounted_writes import watch
 
 
@@ -34,7 +34,7 @@ class Scales:
     """
 
     def __init__(
-        self, model: nn.Module, plan: QuantPlan, recipe: Recipe, *, keep_packed: bool = False
+        self, model: nn.Module, plan: QuantPlan, recipe: Recipe, *, keep: Keep | None = None
     ) -> None:
         weights = {name: model.get_parameter(name) for name in plan.quantized}
         self.policy = recipe.scale_policy
@@ -45,7 +45,7 @@ class Scales:
             for name, weight in weights.items()
         }
         self.weights = HeldWeights(model, plan.quantized)
-        self.rounded = RoundedWeights(self.weights, self.shapes, self.method, keep_packed)
+        self.rounded = RoundedWeights(self.weights, self.shapes, self.method, keep)
         self.num_refreshes = 0
         self._in_forward = False
         self.packed_shards: dict[str, tuple[Tensor, ShardLayout]] = {}

@@ -7,10 +7,16 @@ from typing import NamedTuple
 from pydantic import BaseModel
 
 from analysis.markdown import MarkdownTable
-from analysis.tables.goals import KEPT_PACKED_STEP_GOALS, verdict
+from analysis.tables.goals import STEP_GOALS, verdict
 from analysis.tables.record import Record, read_record
 
-KEPT_PACKED = "qat packed"
+SCALES_KNOWN = ", scales known"
+ARMS = {
+    "qat": "QAT",
+    "qat packed": "QAT, kept packed",
+    "qat rounded": "QAT, kept rounded",
+    "verl": "verl's QATLinear",
+}
 FSDP_RECORDS = {  # file: host
     "x4_8192": "F",
     "x4": "E",
@@ -21,11 +27,11 @@ FSDP_RECORDS = {  # file: host
 }
 TITLE = "**Time of forward and backward passes of decoder layers on one GPU, as a share of BF16's**"
 NOTE = (
-    "QAT: with new scales, as after an optimizer step; scales known: any further micro-batch; kept "
-    "packed: with `prepare(keep_packed=True)`, packed again in this step, and in any further "
-    "micro-batch, which finds them packed. verl's QATLinear leaves the experts of an MoE in BF16. "
-    "Goal: of the time with kept packed weights, packing included, at most, judged before "
-    "rounding. Peak memory: over BF16's, weights included. Packed: what the kept weights take."
+    "First: the micro-batch after an optimizer step, with new scales, where what is kept is packed "
+    'or rounded; further: any other. Kept packed, kept rounded: `prepare(keep="packed")`, '
+    '`prepare(keep="rounded")`. verl\'s QATLinear leaves the experts of an MoE in BF16. Goal: of '
+    "the first micro-batch, at most, judged before rounding. Peak memory: over BF16's, weights "
+    "included. Kept: memory of what is kept until the next optimizer step."
 )
 FSDP_TITLE = "**The same under FSDP2, by host**"
 FSDP_NOTE = (
@@ -93,21 +99,19 @@ class Stack(BaseModel):
         }
         return f"{peak_gib[arm] / peak_gib['bf16']:.3f}" if arm in peak_gib else ""
 
-    @property
-    def goal(self) -> str:
-        """What kept packed weights are to come to, and whether they do; empty without them."""
-        if KEPT_PACKED not in self.arms or self.shape not in KEPT_PACKED_STEP_GOALS:
+    def goal(self, arm: str) -> str:
+        """What an arm of QAT is to come to, and whether it does; empty for others."""
+        if not arm.startswith("qat") or self.shape not in STEP_GOALS:
             return ""
-        bound = KEPT_PACKED_STEP_GOALS[self.shape]
-        return f"{bound:g}, {verdict(self.arms[KEPT_PACKED].ratio <= bound)}"
+        bound = STEP_GOALS[self.shape]
+        return f"{bound:g}, {verdict(self.arms[arm].ratio <= bound)}"
 
-    @property
-    def packed(self) -> str:
-        """GiB of the packed weights that are kept, empty without them."""
-        held_gib = {arm: it.weights_gib for arm, it in self.arms.items() if it.weights_gib}
-        if KEPT_PACKED not in held_gib:
+    def kept(self, arm: str) -> str:
+        """GiB of the weights that an arm of QAT keeps, empty for others."""
+        held_gib, plain_gib = (self.arms[name].weights_gib for name in (arm, "qat"))
+        if not arm.startswith("qat ") or held_gib is None or plain_gib is None:
             return ""
-        return f"{held_gib[KEPT_PACKED] - held_gib['qat']:.1f}"
+        return f"{held_gib - plain_gib:.1f}"
 
 
 class StepRecord(Record):
@@ -127,21 +131,24 @@ class Measured(NamedTuple):
     transformers: str | None = None
 
 
-COST_TABLE: MarkdownTable[Measured] = MarkdownTable(
+class MeasuredArm(NamedTuple):
+    """An arm of layers on one GPU."""
+
+    stack: Stack
+    arm: str
+
+
+ALONE_TABLE: MarkdownTable[MeasuredArm] = MarkdownTable(
     {
         "Layers": lambda row: row.stack.name,
         "Setting": lambda row: row.stack.setting,
-        "Commit": lambda row: row.commit,
         "BF16, ms": lambda row: row.stack.bf16_ms,
-        "QAT": lambda row: row.stack.ratio("qat"),
-        "QAT, scales known": lambda row: row.stack.ratio("qat, scales known"),
-        "QAT, kept packed": lambda row: row.stack.ratio(KEPT_PACKED),
-        "Kept packed, further": lambda row: row.stack.ratio(f"{KEPT_PACKED}, scales known"),
-        "Goal": lambda row: row.stack.goal,
-        "verl's QATLinear": lambda row: row.stack.ratio("verl"),
-        "Peak memory, QAT": lambda row: row.stack.peak_ratio("qat"),
-        "Peak memory, kept packed": lambda row: row.stack.peak_ratio(KEPT_PACKED),
-        "Packed, GiB": lambda row: row.stack.packed,
+        "Arm": lambda row: ARMS[row.arm],
+        "First": lambda row: row.stack.ratio(row.arm),
+        "Further": lambda row: row.stack.ratio(row.arm + SCALES_KNOWN),
+        "Goal": lambda row: row.stack.goal(row.arm),
+        "Peak memory": lambda row: row.stack.peak_ratio(row.arm),
+        "Kept, GiB": lambda row: row.stack.kept(row.arm),
     }
 )
 FSDP_TABLE: MarkdownTable[Measured] = MarkdownTable(
@@ -156,7 +163,7 @@ FSDP_TABLE: MarkdownTable[Measured] = MarkdownTable(
         "BF16, ms": lambda row: row.stack.bf16_ms,
         "issued, ms": lambda row: row.stack.issue_ms,
         "QAT": lambda row: row.stack.ratio("qat"),
-        "QAT, scales known": lambda row: row.stack.ratio("qat, scales known"),
+        "QAT, scales known": lambda row: row.stack.ratio("qat" + SCALES_KNOWN),
         "verl's QATLinear": lambda row: row.stack.ratio("verl"),
         "Peak memory, QAT": lambda row: row.stack.peak_ratio("qat"),
     }
@@ -182,10 +189,12 @@ def cost_sections(folder: Path, machine: str) -> list[str]:
         for record in [read_record(folder / f"fsdp_{machine}{suffix}.json", StepRecord)]
         for stack in record.stacks
     ]
+    arms = [MeasuredArm(stack, arm) for stack in alone.stacks for arm in ARMS if arm in stack.arms]
     return [
-        f"Measured on: {alone.hardware.name}, torch {alone.versions['torch']}.",
+        f"Measured on: {alone.hardware.name}, torch {alone.versions['torch']}, one GPU at commit "
+        f"{alone.commit}.",
         TITLE,
-        COST_TABLE.markdown(Measured(stack, alone.commit) for stack in alone.stacks),
+        ALONE_TABLE.markdown(arms),
         NOTE,
         FSDP_TITLE,
         FSDP_TABLE.markdown(rows),

@@ -3,12 +3,12 @@
     python -m experiments.benchmarks.parameter RECORD.json [--device cuda] [--rounds 10]
 
 A step is forward and backward of a stack of decoder layers over 8,192 tokens, gradient
-checkpointing off and on. Each step of the arms `qat` recomputes the global scales, and where packed
-weights are kept packs them, as the first one after an optimizer step does; `scales known` is any
-further micro-batch. Peak memory is what
-the step allocates on top of what lies there, the arm's weights included, those of other arms not.
-All arms lie on the GPU next to each other, of Qwen3-30B-A3B more than 80 GiB. The record is written
-after each stack.
+checkpointing off and on. Each step of the arms `qat` recomputes the global scales, and rounds or
+packs anew the weights that are kept, as the first one after an optimizer step does; `scales known`
+is any further micro-batch. Peak memory is what the step allocates on top of what lies there, the
+arm's weights and what it keeps of them included. All arms read the same weights, as no step changes
+them: those of Qwen3-30B-A3B, what two arms keep and a step take 70 GiB. The record is written after
+each stack.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from qat_core.units import BYTES_PER_GIB
 
 SEQUENCES, TOKENS = 4, 2048
 SCALES_KNOWN = ", scales known"
-# Shape, layers: dense 3 GiB and MoE 19 GiB of BF16 weights an arm.
+# Shape, layers: dense 3 GiB and MoE 19 GiB of BF16 weights.
 STACKS = {"cuda": [("qwen3-8b", 8), ("qwen3-30b-a3b", 16)], "cpu": [("tiny", 2), ("tiny-moe", 2)]}
 
 
@@ -42,12 +42,14 @@ def measure(shape: str, layers: int, checkpointing: bool, device: str, rounds: i
     gc.collect()  # the models of the stack before
     models, steps, weight_bytes = {}, {}, {}
     for arm in arms():
-        before = allocated(device)
         models[arm] = layer_stack(shape, layers, device, torch.bfloat16)
+        share_weights(models[arm], models["bf16"])
+        before = allocated(device)
         changed = apply_arm(models[arm], arm)
         if checkpointing:
             models[arm].gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
-        weight_bytes[arm] = allocated(device) - before
+        shared = sum(weight.nbytes for weight in models["bf16"].parameters())
+        weight_bytes[arm] = shared + allocated(device) - before
         x, grad = step_inputs(models[arm], SEQUENCES, TOKENS if device == "cuda" else 16, device)
         steps[arm] = partial(step, models[arm], changed, x, grad)
         if arm in QAT_ARMS:
@@ -55,8 +57,9 @@ def measure(shape: str, layers: int, checkpointing: bool, device: str, rounds: i
             weight_bytes[arm + SCALES_KNOWN] = weight_bytes[arm]
     result = summary(time_in_turns(steps, device, rounds))
     for arm in result:
-        held = weight_bytes[arm] + kept_packed(models[arm.removesuffix(SCALES_KNOWN)], device)
-        result[arm]["peak_gib"] = (peak_of(steps[arm], device) + held) / BYTES_PER_GIB
+        peak = peak_of(steps[arm], device)
+        held = weight_bytes[arm] + kept_bytes(models[arm.removesuffix(SCALES_KNOWN)], device)
+        result[arm]["peak_gib"] = (peak + held) / BYTES_PER_GIB
         result[arm]["weights_gib"] = held / BYTES_PER_GIB
     for arm in result:
         result[arm]["peak_ratio"] = result[arm]["peak_gib"] / max(result["bf16"]["peak_gib"], 1e-9)
@@ -64,6 +67,12 @@ def measure(shape: str, layers: int, checkpointing: bool, device: str, rounds: i
     return {"shape": shape, "layers": layers, "checkpointing": checkpointing, "arms": result} | {
         "experts_implementation": experts
     }
+
+
+def share_weights(model: nn.Module, other: nn.Module) -> None:
+    """Let `model` read the weights of `other`, which has the same, instead of its own."""
+    for own, shared in zip(model.parameters(), other.parameters(), strict=True):
+        own.data = shared.data
 
 
 def step(model: nn.Module, changed: Any, x: torch.Tensor, grad: torch.Tensor) -> None:
@@ -79,12 +88,10 @@ def allocated(device: str) -> int:
     return torch.cuda.memory_allocated() if device == "cuda" else 0
 
 
-def kept_packed(model: nn.Module, device: str) -> int:
-    """Bytes of the packed weights that a step has left behind; counted as `allocated` counts."""
+def kept_bytes(model: nn.Module, device: str) -> int:
+    """Bytes of the weights that a step keeps for the next; counted as `allocated` counts."""
     scales = scales_of(model)
-    if device != "cuda" or scales is None or not scales.rounded.keep_packed:
-        return 0
-    return sum(scales.rounded.packed(name).nbytes for name in scales.shapes)
+    return 0 if scales is None or device != "cuda" else scales.rounded.num_bytes
 
 
 def peak_of(step: Any, device: str) -> int:

@@ -1,7 +1,7 @@
-"""Stacks of Qwen3-shaped layers in three arms, for the benchmarks of training steps.
+"""Stacks of Qwen3-shaped layers by arm, for the benchmarks of training steps.
 
-Arms: `bf16` plain; `qat` this library; `qat packed` with `keep_packed`; `verl` the QATLinear of
-verl, which replaces linear modules and leaves the experts of a MoE in BF16.
+Arms: `bf16` plain; `qat` this library, `qat packed` and `qat rounded` with `keep`; `verl` the
+QATLinear of verl, which replaces linear modules and leaves the experts of a MoE in BF16.
 """
 
 import importlib.util
@@ -19,8 +19,9 @@ from transformers import AutoModel, Qwen3Config, Qwen3MoeConfig
 
 from qat_core.preparation import prepare, scales_of
 from qat_core.recipe import Recipe
+from qat_core.rounded_weights import Keep
 
-QAT_ARMS = ("qat", "qat packed")
+QAT_ARMS: dict[str, Keep | None] = {"qat": None, "qat packed": "packed", "qat rounded": "rounded"}
 ATTENTION = {"num_attention_heads": 32, "head_dim": 128, "vocab_size": 16}
 TINY = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 16}
 CONFIGS: dict[str, Callable[[int], Any]] = {
@@ -66,7 +67,7 @@ def layer_stack(shape: str, layers: int, device: str, dtype: torch.dtype) -> nn.
 def apply_arm(model: nn.Module, arm: str) -> Callable[[], None]:
     """Quantize `model` as the arm does; returns what to call when the weights have changed."""
     if arm in QAT_ARMS:
-        prepare(model, Recipe(), keep_packed=arm == "qat packed")
+        prepare(model, Recipe(), keep=QAT_ARMS[arm])
         scales = scales_of(model)
         assert scales is not None
         return scales.weights.mark_all_written
@@ -85,7 +86,7 @@ def arms(*, sharded: bool = False) -> list[str]:
     Sharded weights travel packed and are kept so by themselves.
     """
     has_verl = importlib.util.find_spec("verl") is not None and torch.cuda.is_available()
-    qat = QAT_ARMS[:1] if sharded else QAT_ARMS
+    qat = ["qat"] if sharded else QAT_ARMS
     return ["bf16", *qat, *(["verl"] if has_verl else [])]
 
 

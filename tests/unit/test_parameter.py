@@ -3,6 +3,7 @@
 import copy
 import io
 import weakref
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from qat_core.parameter import FakeQuantizedTensor
 from qat_core.plan import QuantPlan, plan
 from qat_core.preparation import prepare, scales_of
 from qat_core.recipe import Recipe
+from qat_core.rounded_weights import Keep, RoundedWeights
 from tests.tiny_models import tiny_model, tokens
 
 FAMILIES = ["qwen3", "qwen3-tied", "qwen2", "llama"]
@@ -33,7 +35,7 @@ def pair(
     experts: str | None = None,
     recipe: Recipe | None = None,
     *,
-    keep_packed: bool = False,
+    keep: Keep | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedModel]:
     """A prepared model, and a plain one that holds the rounded weights."""
     model, oracle = tiny_model(family), tiny_model(family)
@@ -41,7 +43,7 @@ def pair(
         model.set_experts_implementation(experts)
         oracle.set_experts_implementation(experts)
     recipe = recipe or Recipe()
-    round_weights(oracle, prepare(model, recipe, keep_packed=keep_packed), recipe)
+    round_weights(oracle, prepare(model, recipe, keep=keep), recipe)
     return model, oracle
 
 
@@ -109,25 +111,33 @@ def test_gradient_checkpointing(family: str, reentrant: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
 @pytest.mark.parametrize(("family", "experts"), [("qwen3", None), *CASES[len(FAMILIES) :]])
-def test_weights_kept_packed_give_the_same_bits_and_are_packed_once_a_change(
-    family: str, experts: str | None, device: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("keep", "rounding"), [("packed", "quantize"), ("rounded", "fake_quantize")]
+)
+def test_weights_that_are_kept_give_the_same_bits_and_are_rounded_once_a_change(
+    keep: Keep,
+    rounding: str,
+    family: str,
+    experts: str | None,
+    device: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model, oracle = pair(family, experts, keep_packed=True)
+    model, oracle = pair(family, experts, keep=keep)
     model, oracle = model.to(device), oracle.to(device)
     model.gradient_checkpointing_enable({"use_reentrant": False})
-    packed = []
+    rounded = []
     scales = scales_of(model)
     assert scales is not None
-    pack = qat_core.rounded_weights.quantize
+    run_it = getattr(qat_core.rounded_weights, rounding)
     monkeypatch.setattr(
         qat_core.rounded_weights,
-        "quantize",
-        lambda *args, **kwargs: packed.append(kwargs["name"]) or pack(*args, **kwargs),
+        rounding,
+        lambda *args, **kwargs: rounded.append(kwargs["name"]) or run_it(*args, **kwargs),
     )
     for _ in range(2):  # micro-batches
         assert_same_run(model, oracle)
-    assert sorted(packed) == sorted(scales.values)
-    packed.clear()
+    assert sorted(rounded) == sorted(scales.values)
+    rounded.clear()
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(1.3)
@@ -137,24 +147,40 @@ def test_weights_kept_packed_give_the_same_bits_and_are_packed_once_a_change(
     copied.load_state_dict(model.state_dict())
     round_weights(copied, plan(copied, Recipe()), Recipe())
     assert_same_run(model, copied)
-    assert sorted(packed) == sorted(scales.values)
+    assert sorted(rounded) == sorted(scales.values)
 
 
-def test_what_is_kept_packed_goes_when_its_weight_moves() -> None:
-    model, oracle = pair("qwen3", keep_packed=True)
+@pytest.mark.parametrize(
+    ("keep", "first_of"),
+    [
+        ("packed", lambda rounded: next(iter(rounded._packed.values())).codes),
+        ("rounded", lambda rounded: next(iter(rounded._whole.values())).rounded),
+    ],
+    ids=["packed", "rounded"],
+)
+def test_what_is_kept_goes_when_its_weight_moves(
+    keep: Keep, first_of: Callable[[RoundedWeights], Tensor]
+) -> None:
+    model, oracle = pair("qwen3", keep=keep)
     assert_same_run(model, oracle)
     scales = scales_of(model)
-    assert scales is not None and scales.rounded._packed
-    kept = weakref.ref(next(iter(scales.rounded._packed.values())).codes)
+    assert scales is not None
+    kept = weakref.ref(first_of(scales.rounded))
     model.to("meta")
     assert kept() is None
 
 
-def test_compiled_layers_refuse_to_keep_packed_weights() -> None:
-    model, _ = pair("qwen3", keep_packed=True)
+def test_an_unknown_way_to_keep_weights_is_refused() -> None:
+    with pytest.raises(ValueError, match='keep: needs "packed", "rounded" or None, got True'):
+        pair("qwen3", keep=True)
+
+
+@pytest.mark.parametrize("keep", ["packed", "rounded"])
+def test_compiled_layers_refuse_to_keep_weights(keep: Keep) -> None:
+    model, _ = pair("qwen3", keep=keep)
     for layer in model.model.layers:
         layer.compile(backend="aot_eager")
-    with pytest.raises(TorchRuntimeError, match=r"keep_packed: layers compiled by torch\.compile"):
+    with pytest.raises(TorchRuntimeError, match=r"keep: layers compiled by torch\.compile"):
         model(torch.zeros(1, 4, dtype=torch.long))
 
 

@@ -26,7 +26,7 @@ def prepared(family: str, device: str, experts: str | None = None) -> Any:
     model = tiny_model(family, num_hidden_layers=3)
     if experts:
         model.set_experts_implementation(experts)
-    prepare(model, Recipe(), keep_packed=device == "cpu")
+    prepare(model, Recipe(), keep="packed" if device == "cpu" else None)
     return model.to(device)
 
 

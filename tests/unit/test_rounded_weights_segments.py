@@ -39,7 +39,7 @@ class Model(nn.Module):
         self.second = nn.Linear(48, 32, bias=False, dtype=torch.bfloat16)
         self.third = nn.Linear(32, 32, bias=False, dtype=torch.bfloat16)
         self.reentrant, self.act = reentrant, act
-        prepare(self, Recipe(), keep_packed=True)
+        prepare(self, Recipe(), keep="packed")
 
     def segment(self, x: Tensor) -> Tensor:
         x = Then.apply(F.silu(self.first(x)), lambda: self.act())

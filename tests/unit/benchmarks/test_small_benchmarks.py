@@ -32,21 +32,22 @@ def test_the_benchmark_of_offloaded_weights_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arm", QAT_ARMS)
-def test_a_step_after_a_change_measures_scales_and_packs_again(arm: str) -> None:
+def test_a_step_after_a_change_measures_scales_and_rounds_again(arm: str) -> None:
     model = layer_stack("tiny", 2, "cpu", torch.bfloat16)
     changed = apply_arm(model, arm)
     inputs = step_inputs(model, 1, 4, "cpu")
     scales = scales_of(model)
     assert scales is not None
     step(model, changed, *inputs)
-    refreshes, packed = scales.num_refreshes, dict(scales.rounded._packed)
-    assert bool(packed) == (arm == "qat packed")
+    packed, whole = scales.rounded._packed, scales.rounded._whole
+    refreshes, kept = scales.num_refreshes, {**packed, **whole}
+    assert set(packed if arm == "qat packed" else whole) == set(kept) == set(scales.shapes)
     step(model, lambda: None, *inputs)
     assert scales.num_refreshes == refreshes
-    assert all(scales.rounded._packed[name] is packed[name] for name in packed)
+    assert all({**packed, **whole}[name] is kept[name] for name in kept)
     step(model, changed, *inputs)
     assert scales.num_refreshes == refreshes + 1
-    assert not any(scales.rounded._packed[name] is packed[name] for name in packed)
+    assert not any({**packed, **whole}[name] is kept[name] for name in kept)
 
 
 def test_rounded_frequencies_move_log_probs_the_more_the_farther_on() -> None:
