@@ -22,6 +22,7 @@ from experiments.runs.metrics import (
     GRID_METRICS,
     METRICS,
     RECORDED_METRICS,
+    is_record,
     read_jsonl,
     write_csv,
 )
@@ -41,7 +42,9 @@ def record_study(
 
     Of a study of collapses the complete cells are copied; its claims name the others. Where they
     only add to the record so far its cells are kept: a grid can be run in parts, on machines whose
-    results are gone with them. Where they replace a run, the record is replaced as a whole.
+    results are gone with them. Where they replace a run, the record is replaced as a whole. Runs in
+    the form of a record are copied as they are: of a cell that is run in parts, put those of the
+    parts before into `results`.
 
     Args:
         study_file: the study.
@@ -227,6 +230,9 @@ def require_commit(manifest: RunManifest, run_dir: Path) -> None:
 
 
 def _record_run(source: Path, target: Path, *, only_of_grids: bool) -> None:
+    if is_record(source):
+        shutil.copytree(source, target)
+        return
     target.mkdir(parents=True)
     rows = read_jsonl(source / METRICS, REMAKE)
     if only_of_grids:  # many runs: what claims, figures and MLflow's summary read

@@ -58,6 +58,17 @@ def test_a_cell_that_the_results_lack_is_kept_and_judged(results: Path, records:
             assert (record / run.id / path.name).read_bytes() == path.read_bytes()
 
 
+def test_runs_in_the_form_of_a_record_complete_a_cell(results: Path, records: Path) -> None:
+    for run in of_cell(SECOND)[:2]:
+        shutil.rmtree(results / run.id)
+        shutil.copytree(WHOLE / run.id, results / run.id)
+    record = record_study(FILE, results, records)
+    assert read_json(record / "claims.json") == read_json(WHOLE / "claims.json")
+    for run in STUDY.runs:
+        for path in (WHOLE / run.id).iterdir():
+            assert (record / run.id / path.name).read_bytes() == path.read_bytes()
+
+
 def test_a_cell_of_other_settings_is_not_kept(
     results: Path, records: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
