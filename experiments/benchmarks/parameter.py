@@ -40,25 +40,21 @@ STACKS = {"cuda": [("qwen3-8b", 8), ("qwen3-30b-a3b", 16)], "cpu": [("tiny", 2),
 def measure(shape: str, layers: int, checkpointing: bool, device: str, rounds: int) -> Any:
     """Times, ratios and peak memory of all arms of one stack."""
     gc.collect()  # the models of the stack before
-    models, steps, weight_bytes = {}, {}, {}
+    models, steps = {}, {}
     for arm in arms():
         models[arm] = layer_stack(shape, layers, device, torch.bfloat16)
         share_weights(models[arm], models["bf16"])
-        before = allocated(device)
         changed = apply_arm(models[arm], arm)
         if checkpointing:
             models[arm].gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
-        shared = sum(weight.nbytes for weight in models["bf16"].parameters())
-        weight_bytes[arm] = shared + allocated(device) - before
         x, grad = step_inputs(models[arm], SEQUENCES, TOKENS if device == "cuda" else 16, device)
         steps[arm] = partial(step, models[arm], changed, x, grad)
         if arm in QAT_ARMS:
             steps[arm + SCALES_KNOWN] = partial(step, models[arm], lambda: None, x, grad)
-            weight_bytes[arm + SCALES_KNOWN] = weight_bytes[arm]
     result = summary(time_in_turns(steps, device, rounds))
     for arm in result:
         peak = peak_of(steps[arm], device)
-        held = weight_bytes[arm] + kept_bytes(models[arm.removesuffix(SCALES_KNOWN)], device)
+        held = held_bytes(models[arm.removesuffix(SCALES_KNOWN)], device)
         result[arm]["peak_gib"] = (peak + held) / BYTES_PER_GIB
         result[arm]["weights_gib"] = held / BYTES_PER_GIB
     for arm in result:
@@ -83,22 +79,19 @@ def step(model: nn.Module, changed: Any, x: torch.Tensor, grad: torch.Tensor) ->
     model.zero_grad(set_to_none=True)
 
 
-def allocated(device: str) -> int:
-    """Bytes in tensors on the GPU; 0 on a CPU, where they are not counted."""
-    return torch.cuda.memory_allocated() if device == "cuda" else 0
-
-
-def kept_bytes(model: nn.Module, device: str) -> int:
-    """Bytes of the weights that a step keeps for the next; counted as `allocated` counts."""
+def held_bytes(model: nn.Module, device: str) -> int:
+    """Bytes of the weights, and of what a step keeps of them for the next; 0 on a CPU."""
     scales = scales_of(model)
-    return 0 if scales is None or device != "cuda" else scales.rounded.num_bytes
+    kept = 0 if scales is None else scales.rounded.num_bytes
+    weights = sum(weight.nbytes for weight in model.parameters())
+    return weights + kept if device == "cuda" else 0
 
 
 def peak_of(step: Any, device: str) -> int:
     """Bytes that one step allocates at most on top of what lies there."""
     if device != "cuda":
         return 0
-    before = allocated(device)
+    before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     step()
     torch.cuda.synchronize()
