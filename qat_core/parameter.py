@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.optim import optimizer
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
-from qat_core.fsdp import gather_packed, unpack_gathered
+from qat_core.fsdp import PreAllGather, unpack_gathered
 from qat_core.full_precision import FullPrecisionMemory
 from qat_core.held_weights import HeldWeights, Version
 from qat_core.operators import (
@@ -101,7 +101,7 @@ class FakeQuantizedTensor(FullPrecisionMemory):
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
-    fsdp_pre_all_gather = gather_packed
+    fsdp_pre_all_gather = property(PreAllGather)
     fsdp_post_all_gather = unpack_gathered
 
     def _assign(self, value: Tensor) -> None:
