@@ -33,8 +33,11 @@ from qat_core.units import BYTES_PER_GIB
 
 SEQUENCES, TOKENS = 4, 2048
 SCALES_KNOWN = ", scales known"
-# Shape, layers: dense 3 GiB and MoE 19 GiB of BF16 weights.
-STACKS = {"cuda": [("qwen3-8b", 8), ("qwen3-30b-a3b", 16)], "cpu": [("tiny", 2), ("tiny-moe", 2)]}
+# Shape, layers: 3, 19 and 0.2 GiB of BF16 weights.
+STACKS = {
+    "cuda": [("qwen3-8b", 8), ("qwen3-30b-a3b", 16), ("smollm2-135m", 30)],
+    "cpu": [("tiny", 2), ("tiny-moe", 2)],
+}
 
 
 def measure(shape: str, layers: int, checkpointing: bool, device: str, rounds: int) -> Any:

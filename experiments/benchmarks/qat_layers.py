@@ -1,4 +1,4 @@
-"""Stacks of Qwen3-shaped layers by arm, for the benchmarks of training steps.
+"""Stacks of decoder layers by arm, for the benchmarks of training steps.
 
 Arms: `bf16` plain; `qat` this library, `qat packed` and `qat rounded` with `keep`; `verl` the
 QATLinear of verl, which replaces linear modules and leaves the experts of a MoE in BF16.
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModel, Qwen3Config, Qwen3MoeConfig
+from transformers import AutoModel, LlamaConfig, Qwen3Config, Qwen3MoeConfig
 
 from qat_core.preparation import prepare, scales_of
 from qat_core.recipe import Recipe
@@ -41,6 +41,14 @@ CONFIGS: dict[str, Callable[[int], Any]] = {
         num_key_value_heads=4,
         num_hidden_layers=layers,
         **ATTENTION,
+    ),
+    "smollm2-135m": lambda layers: LlamaConfig(
+        hidden_size=576,
+        intermediate_size=1536,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        num_hidden_layers=layers,
+        vocab_size=16,
     ),
     "tiny": lambda layers: Qwen3Config(
         hidden_size=64, intermediate_size=96, num_hidden_layers=layers, **TINY
