@@ -62,6 +62,20 @@ def test_loss_at_the_lower_rate() -> None:
     ) in TEXT
 
 
+def test_size_of_the_mismatch() -> None:
+    of_qat, of_noqat = claims_about("qat_kl_ratio"), claims_about("noqat_kl_ratio")
+    qat, noqat = ([it.estimate or 0.0 for it in claims] for claims in (of_qat, of_noqat))
+    verdicts = Counter(claim.verdict for claim in of_qat)
+    assert verdicts.keys() == {"PASS", "INCONCLUSIVE"}
+    assert (
+        f"in {COUNTS[len(MISMATCH_STUDIES)]} studies of small models with several seeds: mean k3 "
+        f"KL is {min(qat):.2f} to {max(qat):.2f} times BF16's with QAT, at most twice in "
+        f"{COUNTS[verdicts['PASS']]} of {COUNTS[len(qat)]} rows "
+        f"({COUNTS[verdicts['INCONCLUSIVE']]} INCONCLUSIVE), and {min(noqat):.0f} to "
+        f"{max(noqat):.0f} times without"
+    ) in TEXT
+
+
 def test_answers_served() -> None:
     to_bf16, to_noqat = claims_about("served_log_odds"), claims_about("served_gain")
     verdicts = Counter(claim.verdict for claim in to_bf16)
