@@ -34,7 +34,7 @@ class Setting(NamedTuple):
     model: str
     arm: str
     lr: float
-    correction: str = "none"
+    correction: Correction = "none"
     advantage: str = "reward"
 
     def __str__(self) -> str:

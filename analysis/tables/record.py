@@ -78,6 +78,12 @@ def read_record(path: Path, kind: type[RecordType]) -> RecordType:
     return read_model(path, kind, "run the benchmark of that name")
 
 
+def read_parts(folder: Path, name: str, machine: str, kind: type[RecordType]) -> list[RecordType]:
+    """`NAME_MACHINE.json`, which must be there, and the others of its benchmark there."""
+    others = sorted(folder.glob(f"{name}_*_{machine}.json"))
+    return [read_record(path, kind) for path in (folder / f"{name}_{machine}.json", *others)]
+
+
 def setups(records: Iterable[Record], packages: Sequence[tuple[str, str]] = VLLM) -> str:
     """What records were measured on, each setup once; packages are as `Record.setup` has them."""
     names = {record.setup(*packages) for record in records}

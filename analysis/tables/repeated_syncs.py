@@ -7,7 +7,7 @@ from typing import NamedTuple
 from pydantic import BaseModel
 
 from analysis.markdown import MarkdownTable
-from analysis.tables.record import EngineRecord, read_record, setups
+from analysis.tables.record import EngineRecord, read_parts, setups
 
 TITLE = "**Is vLLM after many weight syncs the engine that loads the same weights from disk?**"
 KERNELS = {
@@ -112,9 +112,7 @@ def repeated_sync_sections(folder: Path, machine: str) -> list[str]:
     Raises:
         ValueError: a record is damaged, or there is none of Marlin.
     """
-    first = folder / f"bitwise_{machine}.json"
-    others = sorted(path for path in folder.glob(f"bitwise_*_{machine}.json") if path != first)
-    records = [read_record(path, BitwiseRecord) for path in (first, *others)]
+    records = read_parts(folder, "bitwise", machine, BitwiseRecord)
     rows = [Row(name, it, run) for it in records for name, run in it.models.items()]
     return [setups(records), TITLE, TABLE.markdown(rows), NOTE]
 

@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 from analysis.markdown import MarkdownTable
 from analysis.tables.matmul import measured_on
-from analysis.tables.record import Record, read_record
+from analysis.tables.record import Record, read_parts
 
 TITLE = "**Products by Humming's own tiles and by those that were found, microseconds**"
 NOTE = (
@@ -99,11 +99,8 @@ def tiles_sections(folder: Path, machine: str) -> list[str]:
     Raises:
         ValueError: a record is damaged, or there is none.
     """
-    first = folder / f"humming_tiles_{machine}.json"
-    others = sorted(folder.glob(f"humming_tiles_*_{machine}.json"))
     sections = [TITLE]
-    for path in (first, *others):
-        record = read_record(path, TilesRecord)
+    for record in read_parts(folder, "humming_tiles", machine, TilesRecord):
         cases = sorted(record.cases, key=lambda case: (case.tokens, case.layer))
         sections += [record.heading, TABLE.markdown(cases)]
     return [*sections, NOTE]

@@ -38,7 +38,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from experiments.benchmarks.architectures import ARCHITECTURES, TINY, engine_settings
 from experiments.benchmarks.device import require_device
-from experiments.benchmarks.engines import PRECISIONS, add_compile_option, set_kernels
+from experiments.benchmarks.engines import add_compile_option, add_kernels_option, set_kernels
 from experiments.benchmarks.random_model import write_random_checkpoint
 from experiments.benchmarks.served_tensors import differing, digests, writes_in_place
 from experiments.runs.provenance import origin
@@ -198,8 +198,7 @@ def main() -> None:
     parser.add_argument("record", type=Path)
     parser.add_argument("--device", choices=SIZES, default="cuda")
     parser.add_argument("--models", nargs="+", choices=ARCHITECTURES, default=list(ARCHITECTURES))
-    kernels = [precision for precision in PRECISIONS if precision != "bf16"]
-    parser.add_argument("--kernels", choices=kernels, default="nvfp4")
+    add_kernels_option(parser)
     add_compile_option(parser)
     arguments = parser.parse_args()
     require_device(arguments.device)

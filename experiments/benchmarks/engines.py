@@ -45,6 +45,12 @@ def add_compile_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compile", action="store_true", help="with torch.compile, vLLM's default")
 
 
+def add_kernels_option(parser: argparse.ArgumentParser) -> None:
+    """`--kernels`: what multiplies packed weights, a key of PRECISIONS."""
+    kernels = [precision for precision in PRECISIONS if precision != "bf16"]
+    parser.add_argument("--kernels", choices=kernels, default="nvfp4")
+
+
 def read_engine(name: str) -> tuple[dict[str, Any], bool]:
     """The config.json of an engine's model, and if its weights are packed."""
     model, _, precision = name.partition(":")

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from experiments.benchmarks.architectures import ARCHITECTURES, engine_settings
 from experiments.benchmarks.device import require_device
-from experiments.benchmarks.engines import PRECISIONS, add_compile_option, set_kernels
+from experiments.benchmarks.engines import add_compile_option, add_kernels_option, set_kernels
 from experiments.benchmarks.parity_cases import Case, random_case, trained_case
 from experiments.runs.provenance import origin
 from experiments.support.cli import run_cli
@@ -159,8 +159,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--models", nargs="+", choices=ARCHITECTURES, default=list(ARCHITECTURES))
     parser.add_argument("--checkpoints", nargs="+", default=[], metavar="STUDY:FOLDER")
-    kernels = [precision for precision in PRECISIONS if precision != "bf16"]
-    parser.add_argument("--kernels", choices=kernels, default="nvfp4")
+    add_kernels_option(parser)
     add_compile_option(parser)
     arguments = parser.parse_args()
     device = arguments.device
