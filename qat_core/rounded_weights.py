@@ -135,6 +135,8 @@ class RoundedWeights:
     def _from_kept(self, weight: HeldWeight, data: Tensor, expert: int | None) -> Tensor:
         """From what is kept until a weight changes, if anything is."""
         name = weight.weight_name
+        if data.is_cuda and torch.cuda.is_current_stream_capturing():
+            return self.round(weight, data)  # a graph would outlive what is kept
         if self.keep == "packed":
             return _as_dtype_of(data, dequantize(self.packed(name, expert)))
         if self.keep is None and not data.is_cpu:

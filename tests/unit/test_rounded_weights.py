@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from qat_core import Recipe, prepare
-from qat_core.rounded_weights import Kept
+from qat_core.rounded_weights import Keep, Kept
 from tests.kept_weights import count_roundings, kept, known
 from tests.tiny_models import tiny_model, tokens
 
@@ -130,3 +130,21 @@ def test_what_another_stream_rounded_is_rounded_again() -> None:
     with torch.cuda.stream(torch.cuda.Stream()):
         second = each.read(device, lambda: torch.zeros(1))
         assert each.read(device, lambda: torch.ones(1)) is second is not first
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
+@pytest.mark.parametrize("keep", ["packed", "rounded"])
+def test_a_captured_graph_reads_the_weights_of_its_replay(keep: Keep) -> None:
+    model = torch.nn.Linear(64, 64, bias=False, dtype=torch.bfloat16, device="cuda")
+    prepare(model, Recipe(), keep=keep)
+    x = torch.randn(4, 64, dtype=torch.bfloat16, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad():
+        before = model(x)
+        with torch.cuda.graph(graph):
+            captured = model(x)
+        model.weight.neg_()  # which leaves its scale as it is
+        expected = model(x)
+        graph.replay()
+    assert torch.equal(captured, expected) and not torch.equal(captured, before)
