@@ -20,6 +20,7 @@ parameter's dtype, 2 bytes a weight in BF16. With `create_graph=True` they stay 
 of the gradient does.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal
@@ -69,7 +70,7 @@ class RoundedWeights:
     ) -> None:
         self.keep = keep
         self._weights, self._shapes, self._method = weights, shapes, method
-        self._whole: dict[str, Kept] = {}
+        self._whole: defaultdict[str, Kept] = defaultdict(Kept)
         self._packed: dict[str, PackedTensor] = {}
         self._recomputed: WeakValueDictionary[tuple[str, int | None], Kept] = WeakValueDictionary()
 
@@ -141,8 +142,6 @@ class RoundedWeights:
             return _as_dtype_of(data, dequantize(self.packed(name, expert)))
         if self.keep is None and not data.is_cpu:
             return self.round(weight, data)
-        if name not in self._whole:
-            self._whole[name] = Kept()
         whole = self._whole[name].read(data.device, partial(self._round_whole, name))
         return whole if expert is None else whole[expert]
 

@@ -126,9 +126,9 @@ class Measured(NamedTuple):
 
     stack: Stack
     commit: str
-    host: str = ""
-    tokens: int | None = None
-    transformers: str | None = None
+    host: str
+    tokens: int | None
+    transformers: str | None
 
 
 class MeasuredArm(NamedTuple):

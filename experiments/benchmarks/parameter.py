@@ -4,7 +4,7 @@
 
 A step is forward and backward of a stack of decoder layers over 8,192 tokens, gradient
 checkpointing off and on. Each step of the arms `qat` recomputes the global scales, and rounds or
-packs anew the weights that are kept, as the first one after an optimizer step does; `scales known`
+packs again the weights that are kept, as the first one after an optimizer step does; `scales known`
 is any further micro-batch. Peak memory is what the step allocates on top of what lies there, the
 arm's weights and what it keeps of them included. All arms read the same weights, as no step changes
 them: those of Qwen3-30B-A3B, what two arms keep and a step take 70 GiB. The record is written after
