@@ -1,10 +1,12 @@
 """Tensor and expert parallel workers of vLLM load, put together, the packed bytes of a single one.
 
-On a machine with two GPUs the workers take a GPU each, and there are a dense model and an MoE. On a
-CPU one model has both, as each start takes many seconds: its first layer is dense.
+On a machine with two GPUs the workers take a GPU each, and there are a dense model and an MoE, with
+Marlin's and with Humming's kernels. On a CPU one model has both, as each start takes many seconds:
+its first layer is dense.
 """
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,6 +20,7 @@ from torch import Tensor
 pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 
 from experiments.study.schema import ROOT
+from qat_core.rollout.vllm.plugin import EXPERTS_VARIABLE, LINEAR_VARIABLE
 from tests.nano_models import write_nano
 
 pytestmark = pytest.mark.slow
@@ -52,11 +55,17 @@ class Layer(NamedTuple):
 Serve = Callable[[int, bool], Path]
 
 
-@pytest.fixture(scope="module", params=["nano-dense", "nano-moe"] if ON_GPUS else ["nano-moe"])
+MODELS = ["nano-dense", "nano-moe"] if ON_GPUS else ["nano-moe"]
+HUMMING = [f"{model}:humming" for model in MODELS] if ON_GPUS else []
+
+
+@pytest.fixture(scope="module", params=MODELS + HUMMING)
 def serve(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Serve:
     """Starts vLLM with so many workers and loads the same weights; returns what they hold."""
-    folder = tmp_path_factory.mktemp(request.param)
-    write_nano(request.param, folder / "model", num_layers=2, **SIZES)
+    model, _, kernels = request.param.partition(":")
+    folder = tmp_path_factory.mktemp(model + kernels)
+    write_nano(model, folder / "model", num_layers=2, **SIZES)
+    asked = dict.fromkeys((LINEAR_VARIABLE, EXPERTS_VARIABLE), kernels) if kernels else {}
 
     def start(num_workers: int, expert_parallel: bool = False) -> Path:
         out = folder / f"{num_workers}-{expert_parallel}"
@@ -64,7 +73,12 @@ def serve(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             program = [sys.executable, "-m", "tests.integration.tensor_parallel"]
             arguments = [str(folder / "model"), str(num_workers), str(int(expert_parallel)), out]
             done = subprocess.run(
-                [*program, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=600
+                [*program, *arguments],
+                cwd=ROOT,
+                env=os.environ | asked,
+                capture_output=True,
+                text=True,
+                timeout=600,
             )
             assert done.returncode == 0, done.stderr[-3000:]
         return out
@@ -138,7 +152,7 @@ def test_two_tensor_parallel_ranks_hold_the_weights_of_one(serve: Serve) -> None
 @pytest.mark.verl_table(
     "expert parallel rollouts", "two CPU workers hold the weights of one, to the bit"
 )
-@pytest.mark.parametrize("serve", ["nano-moe"], indirect=True)
+@pytest.mark.parametrize("serve", [it for it in MODELS + HUMMING if "moe" in it], indirect=True)
 def test_two_expert_parallel_ranks_hold_the_weights_of_one(serve: Serve) -> None:
     one, two = serve(1, False), serve(2, True)
     assert any(layer.kind == "RoutedExperts" for layer in read(one, 0))
@@ -151,7 +165,12 @@ def test_two_expert_parallel_ranks_hold_the_weights_of_one(serve: Serve) -> None
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs")
 @pytest.mark.parametrize(
     ("serve", "expert_parallel"),
-    [("nano-dense", False), ("nano-moe", False), ("nano-moe", True)],
+    [
+        (model, expert_parallel)
+        for model in MODELS + HUMMING
+        for expert_parallel in (False, True)
+        if not (expert_parallel and "dense" in model)
+    ],
     indirect=["serve"],
 )
 def test_two_ranks_hold_the_same_bytes_in_place_as_after_a_reload(
