@@ -6,6 +6,7 @@ from functools import partial
 from statistics import fmean
 
 import pytest
+from scipy.stats import fisher_exact
 
 from analysis.claims_table import Claim, ClaimsTable, read_table, show_ratio
 from analysis.collapse.outcome_table import last_accuracies, read_evaluated
@@ -87,12 +88,44 @@ def test_collapses_of_45_new_seeds() -> None:
         collapsed_seeds("collapse-safety", setting, 45)
         for setting in ("nvfp4-qat.lr2e-4", "bf16.lr2e-4", "nvfp4-noqat.lr2e-4-tis")
     )
-    assert f"With 45 new seeds** {len(qat)} runs collapse with QAT and {len(bf16)} in BF16" in TEXT
     assert f"{COUNTS[len(qat & bf16)].capitalize()} seeds collapse in both" in RESULTS
     c10 = claims["C10"]
     assert c10.estimate is not None and c10.low is not None and c10.high is not None
-    assert f"does as well as QAT: {len(tis)} of 45, mean reward {-c10.estimate:.3f} lower" in TEXT
-    assert f"(90 % interval {-c10.low:.3f} lower to {c10.high:.3f} higher)" in TEXT
+    assert f"does as well as QAT: {len(tis)} of the 45, mean reward {-c10.estimate:.3f}" in TEXT
+    assert f"({-c10.low:.3f} lower to {c10.high:.3f} higher)" in TEXT
+
+
+def test_collapses_and_rewards_of_72_new_seeds() -> None:
+    claims = {it.name: it for it in read_claims("collapse-safety-again").claims}
+    assert (claims["C4"].verdict, claims["C11"].verdict) == ("PASS", "INCONCLUSIVE")
+    qat, bf16 = (
+        collapsed_seeds("collapse-safety-again", f"{arm}.lr2e-4", 72)
+        for arm in ("nvfp4-qat", "bf16")
+    )
+    qat_before, bf16_before = (
+        collapsed_seeds("collapse-safety", f"{arm}.lr2e-4", 45) for arm in ("nvfp4-qat", "bf16")
+    )
+    c4 = claims["C4"]
+    assert c4.estimate is not None and c4.low is not None and c4.high is not None
+    assert f"QAT's mean reward is {-c4.estimate:.3f} below BF16's" in TEXT
+    assert f"(90 % interval {-c4.low:.3f} below to {c4.high:.3f} above), within" in TEXT
+    assert (
+        f"adds collapses is open: {len(qat)} of 72 with it, {len(bf16)} in BF16 "
+        f"({len(qat_before)} and {len(bf16_before)} of the 45)"
+    ) in TEXT
+    both = len(qat & bf16)
+    assert (
+        f"{len(qat)} of 72 runs collapse with QAT, {len(bf16)} in BF16, {COUNTS[both]} see"
+        in RESULTS
+    )
+    assert (
+        f"it is {len(qat | qat_before)} of 117 against {len(bf16 | bf16_before)} of 117" in RESULTS
+    )
+    counts = [[len(bf16_before), 45 - len(bf16_before)], [len(bf16), 72 - len(bf16)]]
+    assert f"(p = {fisher_exact(counts).pvalue:.2f}, Fisher's exact test" in RESULTS
+    answers = partial(last_answers, "collapse-safety-again", precision="bf16", num_seeds=72)
+    of_qat, of_bf16 = answers("nvfp4-qat", "lr2e-4"), answers("bf16", "lr2e-4")
+    assert f"answer {of_qat} of the held-out problems with QAT and {of_bf16} in BF16" in RESULTS
 
 
 def test_answers_after_45_new_seeds() -> None:
