@@ -3,7 +3,9 @@
 Imported only when a CUDA tensor arrives: a CPU does not need Triton.
 """
 
+from functools import lru_cache
 from math import prod
+from typing import Any
 
 import torch
 import triton
@@ -19,6 +21,7 @@ from qat_core.nvfp4.launch_many import (
     pack_shards,
     quantize_all,
 )
+from qat_core.nvfp4.repeated_kernel import Grid, RepeatedKernel
 from qat_core.options import BLOCK_SIZE, BlockScaleMethod
 
 __all__ = [
@@ -32,14 +35,17 @@ __all__ = [
     "unpack_shards",
 ]
 
+FAKE_QUANTIZE = RepeatedKernel(kernels.fake_quantize_kernel)
+QUANTIZE = RepeatedKernel(kernels.quantize_kernel)
+DEQUANTIZE = RepeatedKernel(kernels.dequantize_kernel)
+UNPACK_SHARDS = RepeatedKernel(kernels.unpack_shards_kernel)
+
 
 def fake_quantize(w: Tensor, global_scale: Tensor, method: BlockScaleMethod) -> Tensor:
     """As `reference.fake_quantize`."""
     w = aligned(w)
-    out = torch.empty(w.shape, dtype=torch.bfloat16, device=w.device)
-    arguments = (w, global_scale.contiguous(), out)
-    kernel = kernels.fake_quantize_kernel
-    _launch(kernel, arguments, w.shape, TILE_WARPS, METHOD=method)
+    out = torch.empty_like(w, dtype=torch.bfloat16)
+    _launch(FAKE_QUANTIZE, (w, global_scale.contiguous(), out), w.shape, TILE_WARPS, method)
     return out
 
 
@@ -49,10 +55,9 @@ def quantize(w: Tensor, global_scale: Tensor, method: BlockScaleMethod) -> tuple
     *lead, columns = w.shape
     codes = torch.empty((*lead, columns // 2), dtype=torch.uint8, device=w.device)
     scale = torch.empty((*lead, columns // BLOCK_SIZE), dtype=torch.uint8, device=w.device)
-    arguments = (w, global_scale.contiguous(), codes, scale)
-    kernel = kernels.quantize_kernel
     num_warps = 1 if method == "max" else TILE_WARPS
-    _launch(kernel, arguments, w.shape, num_warps, METHOD=method)
+    tensors = (w, global_scale.contiguous(), codes, scale)
+    _launch(QUANTIZE, tensors, w.shape, num_warps, method)
     return codes, scale.view(torch.float8_e4m3fn)
 
 
@@ -69,56 +74,51 @@ def dequantize(
 def dequantize_into(codes: Tensor, block_scale: Tensor, global_scale: Tensor, out: Tensor) -> None:
     """As `reference.dequantize`, into contiguous memory."""
     scale_bytes = block_scale.contiguous().view(torch.uint8)
-    arguments = (codes.contiguous(), scale_bytes, global_scale.contiguous(), out)
-    _launch(kernels.dequantize_kernel, arguments, out.shape, num_warps=1)
+    tensors = (codes.contiguous(), scale_bytes, global_scale.contiguous(), out)
+    _launch(DEQUANTIZE, tensors, out.shape, 1)
 
 
 def unpack_shards(shards: Tensor, layout: ShardLayout, global_scale: Tensor, out: Tensor) -> None:
     """As `reference.unpack_shards`."""
     if not out.numel():
         return
-    per_shard = layout.num_rows if global_scale.ndim else 0
-    num_pieces = len(out) if per_shard else shards.numel() // layout.num_bytes
-    piece_blocks = layout.num_blocks // max(per_shard, 1)
-    num_blocks = out.numel() // BLOCK_SIZE
-    even = piece_blocks % TILE_BLOCKS == 0 and num_blocks == num_pieces * piece_blocks
-    grid = (triton.cdiv(piece_blocks, TILE_BLOCKS), num_pieces)
-    with torch.cuda.device_of(out):  # type: ignore[no-untyped-call]
-        kernels.unpack_shards_kernel[grid](
-            shards,
-            global_scale,
-            out,
-            layout.num_bytes,
-            layout.num_blocks,
-            per_shard,
-            num_blocks,
-            EVEN=even,
-            TILE=TILE_BLOCKS,
-            num_warps=1,
-            enable_fp_fusion=False,
-        )
+    grid, numbers, is_even = _pieces(layout, out.shape, len(shards), global_scale.ndim)
+    tensors = (shards, global_scale, out)
+    UNPACK_SHARDS.launch(grid, tensors, numbers, (is_even, TILE_BLOCKS), num_warps=1)
 
 
 def _launch(
-    kernel: "triton.JITFunction",
-    arguments: tuple[Tensor, ...],
+    kernel: RepeatedKernel,
+    tensors: tuple[Tensor, ...],
     shape: torch.Size,
     num_warps: int,
-    **options: str,
+    *constants: Any,
 ) -> None:
     """One program for each TILE_BLOCKS blocks of each matrix of `shape` (..., N, K)."""
-    matrices, matrix_blocks = prod(shape[:-2]), prod(shape[-2:]) // BLOCK_SIZE
-    if not matrices * matrix_blocks:
-        return
-    even = matrix_blocks % TILE_BLOCKS == 0
-    grid = (triton.cdiv(matrix_blocks, TILE_BLOCKS), matrices)
-    with torch.cuda.device_of(arguments[0]):  # type: ignore[no-untyped-call]
-        kernel[grid](
-            *arguments,
-            matrix_blocks,
-            **options,
-            EVEN=even,
-            TILE=TILE_BLOCKS,
-            num_warps=num_warps,
-            enable_fp_fusion=False,
-        )
+    grid, matrix_blocks, is_even = _tiles(shape)
+    kernel.launch(grid, tensors, (matrix_blocks,), (*constants, is_even, TILE_BLOCKS), num_warps)
+
+
+@lru_cache(maxsize=4096)  # a model has few shapes
+def _tiles(shape: torch.Size) -> tuple[Grid, int, bool]:
+    """The grid, blocks of a matrix, and whether tiles are whole."""
+    matrix_blocks = prod(shape[-2:]) // BLOCK_SIZE
+    grid = (triton.cdiv(matrix_blocks, TILE_BLOCKS), prod(shape[:-2]), 1)
+    return grid, matrix_blocks, matrix_blocks % TILE_BLOCKS == 0
+
+
+@lru_cache(maxsize=4096)
+def _pieces(
+    layout: ShardLayout, shape: torch.Size, num_bytes: int, num_expert_dims: int
+) -> tuple[Grid, tuple[int, ...], bool]:
+    """Of all shards of a weight: the grid, the numbers of its kernel, and whether tiles are whole.
+
+    A piece is a shard of a matrix's rows, or an expert.
+    """
+    num_blocks = prod(shape) // BLOCK_SIZE
+    per_shard = layout.num_rows if num_expert_dims else 0
+    num_pieces = shape[0] if per_shard else num_bytes // layout.num_bytes
+    piece_blocks = layout.num_blocks // max(per_shard, 1)
+    grid = (triton.cdiv(piece_blocks, TILE_BLOCKS), num_pieces, 1)
+    is_even = piece_blocks % TILE_BLOCKS == 0 and num_blocks == num_pieces * piece_blocks
+    return grid, (layout.num_bytes, layout.num_blocks, per_shard, num_blocks), is_even
