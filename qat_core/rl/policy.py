@@ -82,7 +82,10 @@ class Policy:
             model_dir, dtype=torch.bfloat16
         ).to(device)
         self.model.train()
-        self.plan: QuantPlan | None = prepare(self.model, recipe) if recipe else None
+        # models small enough to be trained on one device have memory to spare, and wait for the CPU
+        self.plan: QuantPlan | None = (
+            prepare(self.model, recipe, keep="rounded") if recipe else None
+        )
         self.replays_routes = replays_routes
 
     def log_probs(self, rollouts: Rollouts) -> tuple[Tensor, Tensor]:
