@@ -12,7 +12,7 @@ from analysis.markdown import MarkdownTable
 from analysis.tables.record import Record, read_record
 from qat_core.units import show_memory
 
-IN_PLACE = "QAT_CORE_IN_PLACE_SYNC"
+IN_PLACE, LINEAR = "QAT_CORE_IN_PLACE_SYNC", "QAT_CORE_LINEAR_KERNEL"
 # Here syncs went through vLLM's reload if this variable did not ask for another way.
 RELOADED = (
     "82f3f04c72eec124558870526fac6f473578f640",
@@ -25,6 +25,7 @@ NOTE = (
     "Random weights: mismatch, memory and times mean something, rewards do not. Tensors: what "
     "vLLM's weights take; its report has caches, workspaces and gaps, too. Both are known at a "
     f"run's end. Reload: packed weights through vLLM's, now with `{IN_PLACE}=0`; else in place. "
+    f"Linear layers by: the value of `{LINEAR}`; else Marlin. "
     "Runs of recorded studies are in their tables."
 )
 
@@ -104,10 +105,13 @@ class VerlRun(BaseModel):
 
     @property
     def setting(self) -> str:
-        """The arm, and whether its packed weights went through vLLM's reload."""
-        is_packed = self.arm != BF16
-        reloads = is_packed and goes_through_reload(self.git.commit, self.environment)
-        return f"{self.arm}, reload" if reloads else self.arm
+        """The arm, by what its packed weights are multiplied, if they went through the reload."""
+        if self.arm == BF16:
+            return self.arm
+        kernel = self.environment.get(LINEAR)
+        kernels = f", linear layers by {kernel}" if kernel else ""
+        reloads = goes_through_reload(self.git.commit, self.environment)
+        return f"{self.arm}{kernels}{', reload' if reloads else ''}"
 
     @property
     def progress(self) -> str:
