@@ -2,22 +2,15 @@
 
 import copy
 import io
-import weakref
-from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch._dynamo.exc import TorchRuntimeError
-from transformers import PreTrainedModel
+from torch import nn
 
-import qat_core.rounded_weights
-from qat_core.nvfp4 import fake_quantize, global_scale, group_amax
 from qat_core.parameter import FakeQuantizedTensor
-from qat_core.plan import QuantPlan, plan
 from qat_core.preparation import prepare, scales_of
 from qat_core.recipe import Recipe
-from qat_core.rounded_weights import Keep, RoundedWeights
+from tests.prepared_pairs import assert_same_run, pair, run
 from tests.tiny_models import tiny_model, tokens
 
 FAMILIES = ["qwen3", "qwen3-tied", "qwen2", "llama"]
@@ -28,49 +21,6 @@ GPU = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here"),
 ]
 CASES += [("qwen3-moe", implementation) for implementation in EXPERTS_IMPLEMENTATIONS]
-
-
-def pair(
-    family: str,
-    experts: str | None = None,
-    recipe: Recipe | None = None,
-    *,
-    keep: Keep | None = None,
-) -> tuple[PreTrainedModel, PreTrainedModel]:
-    """A prepared model, and a plain one that holds the rounded weights."""
-    model, oracle = tiny_model(family), tiny_model(family)
-    if experts:
-        model.set_experts_implementation(experts)
-        oracle.set_experts_implementation(experts)
-    recipe = recipe or Recipe()
-    round_weights(oracle, prepare(model, recipe, keep=keep), recipe)
-    return model, oracle
-
-
-@torch.no_grad()
-def round_weights(model: nn.Module, plan: QuantPlan, recipe: Recipe) -> None:
-    weights = dict(model.named_parameters())
-    for names in plan.groups.values():
-        members = [weights[name] for name in names]
-        scale = global_scale(group_amax([members])[0], recipe.scale_policy)
-        for weight in members:
-            weight.copy_(fake_quantize(weight, scale, recipe.block_scale_method))
-
-
-def run(model: PreTrainedModel) -> tuple[Tensor, dict[str, Tensor]]:
-    """Logits and all gradients of one step."""
-    model.zero_grad()
-    ids = tokens().to(model.device)
-    out = model(input_ids=ids, labels=ids, use_cache=False)
-    out.loss.backward()
-    return out.logits, {name: p.grad.clone() for name, p in model.named_parameters()}
-
-
-def assert_same_run(model: PreTrainedModel, oracle: PreTrainedModel) -> None:
-    """Equal in every bit: both multiply the same numbers with the same kernels."""
-    (logits, grads), (expected, expected_grads) = run(model), run(oracle)
-    assert torch.equal(logits, expected)
-    assert {n for n, g in grads.items() if not torch.equal(g, expected_grads[n])} == set()
 
 
 @pytest.mark.parametrize(("family", "experts"), CASES)
@@ -106,82 +56,6 @@ def test_gradient_checkpointing(family: str, reentrant: bool) -> None:
     model, oracle = pair(family)
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     assert_same_run(model, oracle)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
-@pytest.mark.parametrize(("family", "experts"), [("qwen3", None), *CASES[len(FAMILIES) :]])
-@pytest.mark.parametrize(
-    ("keep", "rounding"), [("packed", "quantize"), ("rounded", "fake_quantize")]
-)
-def test_weights_that_are_kept_give_the_same_bits_and_are_rounded_once_a_change(
-    keep: Keep,
-    rounding: str,
-    family: str,
-    experts: str | None,
-    device: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    model, oracle = pair(family, experts, keep=keep)
-    model, oracle = model.to(device), oracle.to(device)
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-    rounded = []
-    scales = scales_of(model)
-    assert scales is not None
-    run_it = getattr(qat_core.rounded_weights, rounding)
-    monkeypatch.setattr(
-        qat_core.rounded_weights,
-        rounding,
-        lambda *args, **kwargs: rounded.append(kwargs["name"]) or run_it(*args, **kwargs),
-    )
-    for _ in range(2):  # micro-batches
-        assert_same_run(model, oracle)
-    assert sorted(rounded) == sorted(scales.values)
-    rounded.clear()
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.mul_(1.3)
-    copied = tiny_model(family).to(device)
-    if experts:
-        copied.set_experts_implementation(experts)
-    copied.load_state_dict(model.state_dict())
-    round_weights(copied, plan(copied, Recipe()), Recipe())
-    assert_same_run(model, copied)
-    assert sorted(rounded) == sorted(scales.values)
-
-
-@pytest.mark.parametrize(
-    ("keep", "first_of"),
-    [
-        ("packed", lambda rounded: next(iter(rounded._packed.values())).codes),
-        ("rounded", lambda rounded: next(iter(rounded._whole.values())).rounded),
-    ],
-    ids=["packed", "rounded"],
-)
-def test_what_is_kept_goes_when_its_weight_moves(
-    keep: Keep, first_of: Callable[[RoundedWeights], Tensor]
-) -> None:
-    model, oracle = pair("qwen3", keep=keep)
-    assert_same_run(model, oracle)
-    scales = scales_of(model)
-    assert scales is not None
-    kept = weakref.ref(first_of(scales.rounded))
-    model.to("meta")
-    assert kept() is None
-
-
-def test_an_unknown_way_to_keep_weights_is_refused() -> None:
-    with pytest.raises(ValueError, match='keep: needs "packed", "rounded" or None, got True'):
-        pair("qwen3", keep=True)
-
-
-@pytest.mark.parametrize("keep", ["packed", "rounded"])
-def test_compiled_layers_refuse_to_keep_weights(keep: Keep) -> None:
-    model, _ = pair("qwen3", keep=keep)
-    for layer in model.model.layers:
-        layer.compile(backend="aot_eager")
-    with pytest.raises(TorchRuntimeError, match=r"keep: layers compiled by torch\.compile"):
-        model(torch.zeros(1, 4, dtype=torch.long))
 
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3-moe"])

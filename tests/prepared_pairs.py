@@ -1,0 +1,55 @@
+"""A prepared model beside a plain one whose weights were rounded by hand."""
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from qat_core.nvfp4 import fake_quantize, global_scale, group_amax
+from qat_core.plan import QuantPlan
+from qat_core.preparation import prepare
+from qat_core.recipe import Recipe
+from qat_core.rounded_weights import Keep
+from tests.tiny_models import tiny_model, tokens
+
+
+def pair(
+    family: str,
+    experts: str | None = None,
+    recipe: Recipe | None = None,
+    *,
+    keep: Keep | None = None,
+) -> tuple[PreTrainedModel, PreTrainedModel]:
+    """A prepared model, and a plain one that holds the rounded weights."""
+    model, oracle = tiny_model(family), tiny_model(family)
+    if experts:
+        model.set_experts_implementation(experts)
+        oracle.set_experts_implementation(experts)
+    recipe = recipe or Recipe()
+    round_weights(oracle, prepare(model, recipe, keep=keep), recipe)
+    return model, oracle
+
+
+@torch.no_grad()
+def round_weights(model: nn.Module, plan: QuantPlan, recipe: Recipe) -> None:
+    weights = dict(model.named_parameters())
+    for names in plan.groups.values():
+        members = [weights[name] for name in names]
+        scale = global_scale(group_amax([members])[0], recipe.scale_policy)
+        for weight in members:
+            weight.copy_(fake_quantize(weight, scale, recipe.block_scale_method))
+
+
+def run(model: PreTrainedModel) -> tuple[Tensor, dict[str, Tensor]]:
+    """Logits and all gradients of one step."""
+    model.zero_grad()
+    ids = tokens().to(model.device)
+    out = model(input_ids=ids, labels=ids, use_cache=False)
+    out.loss.backward()
+    return out.logits, {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+def assert_same_run(model: PreTrainedModel, oracle: PreTrainedModel) -> None:
+    """Equal in every bit: both multiply the same numbers with the same kernels."""
+    (logits, grads), (expected, expected_grads) = run(model), run(oracle)
+    assert torch.equal(logits, expected)
+    assert {n for n, g in grads.items() if not torch.equal(g, expected_grads[n])} == set()
