@@ -28,6 +28,7 @@ class Row(NamedTuple):
     """One setting.
 
     Attributes:
+        seeds: of the runs.
         outcomes: by seed.
         kl: median k3 KL of the steps up to the collapse, or of all, by seed.
         in_bf16: offline accuracy of the last checkpoint by seed, sampled, BF16 weights; of the
@@ -37,6 +38,7 @@ class Row(NamedTuple):
     """
 
     setting: Setting
+    seeds: Sequence[int]
     outcomes: Sequence[Outcome]
     kl: Sequence[float]
     in_bf16: Sequence[float]
@@ -60,6 +62,7 @@ def outcome_table(study: Study, results: Path) -> str:
         rows.append(
             Row(
                 setting,
+                [run.seed for run in runs[setting]],
                 outcomes,
                 [_median_kl(results / run.id, it) for run, it in with_runs],
                 last_accuracies(evaluated, "bf16"),
@@ -124,8 +127,11 @@ def _median_kl(run_dir: Path, outcome: Outcome) -> float:
     return float(read_metric(run_dir, K3_KL)[: outcome.collapsed].fillna(inf).median())
 
 
-def _shown_steps(outcomes: Sequence[Outcome]) -> str:
-    return ", ".join("-" if it.collapsed is None else str(it.collapsed) for it in outcomes)
+def _shown_steps(row: Row) -> str:
+    """Of the runs that collapsed."""
+    with_seeds = zip(row.outcomes, row.seeds, strict=True)
+    steps = [f"{it.collapsed} ({seed})" for it, seed in with_seeds if it.collapsed is not None]
+    return ", ".join(steps) or "-"
 
 
 def _shown_share(outcomes: Sequence[Outcome]) -> str:
@@ -155,7 +161,7 @@ TABLE: MarkdownTable[Row] = MarkdownTable(
         "Advantage": lambda row: row.setting.advantage,
         "Collapsed": lambda row: f"{num_collapsed(row.outcomes)} of {len(row.outcomes)}",
         "95 % interval": lambda row: _shown_share(row.outcomes),
-        "At step, by seed": lambda row: _shown_steps(row.outcomes),
+        "At step (seed)": _shown_steps,
         "k3 KL, median step": lambda row: _shown_range(row.kl),
         "Mean reward": lambda row: f"{fmean(it.area for it in row.outcomes):.3f}",
         "Offline, BF16": lambda row: _shown_accuracy(row.in_bf16),

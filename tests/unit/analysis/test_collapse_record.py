@@ -178,6 +178,9 @@ def test_offline_accuracies_of_the_table_are_of_sampled_answers() -> None:
     (row,) = (line for line in table if line.startswith(f"| {QAT} |"))
     assert shown["sampled"] != shown["greedy"]
     assert row.endswith(f"| {shown['sampled']} |")
+    collapses = zip(CONFIRM.seeds, times(CONFIRM, QAT, "lr2e-4"), strict=True)
+    steps = ", ".join(f"{step} ({seed})" for seed, (step, is_dead) in collapses if is_dead)
+    assert f"| {steps} |" in row
 
 
 def kl_before(record: Record, arm: str, seed: int, step: int) -> float:
