@@ -4,7 +4,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from pydantic import BaseModel
+from pydantic import BaseModel, PositiveFloat
 
 from analysis.markdown import MarkdownTable
 from analysis.tables.goals import STEP_GOALS, verdict
@@ -46,7 +46,7 @@ class Arm(BaseModel):
     step_ms: tuple[float, float, float]
     issue_ms: tuple[float, float, float] | None = None  # under FSDP2; not in the first records
     ratio: float
-    peak_gib: float
+    peak_gib: PositiveFloat
     weights_gib: float | None = None  # on one GPU
     packed_shards_gib: float | None = None  # under FSDP2; part of the peak where it is noted
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import BaseModel
+from pydantic import BaseModel, PositiveFloat, PositiveInt
 
 from analysis.markdown import MarkdownTable
 from analysis.tables.engines import engine_name
@@ -19,14 +19,14 @@ NOTE = (
     "tokens are random. vLLM sets memory aside for 1,024 sequences at once."
 )
 
-Rates = tuple[float, float, float]
+Rates = tuple[PositiveFloat, PositiveFloat, PositiveFloat]
 
 
 class Rollout(BaseModel):
     """The rollouts of one training step."""
 
-    tokens: int
-    seconds: float
+    tokens: PositiveInt
+    seconds: PositiveFloat
 
     @property
     def speed(self) -> float:

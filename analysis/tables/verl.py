@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import BaseModel
+from pydantic import BaseModel, PositiveFloat
 
 from analysis.claims_table import show_ratio
 from analysis.collapse.grid import BF16
@@ -38,7 +38,7 @@ def goes_through_reload(commit: str | None, environment: Mapping[str, str]) -> b
 class Spread(BaseModel):
     """Median and range over steps."""
 
-    median: float
+    median: PositiveFloat
     low: float
     high: float
 
@@ -87,7 +87,7 @@ class VerlRun(BaseModel):
     steps: int
     planned_steps: int
     k3_kl: Spread
-    mean_k3_kl: float
+    mean_k3_kl: PositiveFloat
     rollout_s: Spread
     log_prob_s: Spread
     training_s: Spread

@@ -233,3 +233,10 @@ def test_codec_tables_show_shares_goals_and_errors(tmp_path: Path) -> None:
 def test_missing_record_is_named(kind: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"_x\.json: missing; run the benchmark"):
         benchmark_text(kind, tmp_path, "x")
+
+
+@pytest.mark.parametrize("k3_kl", [0.0, -1e-6])
+def test_a_mismatch_that_no_run_has_is_refused_by_name(k3_kl: float, tmp_path: Path) -> None:
+    _write(tmp_path / "benchmarks" / "verl_x.json", _run("bf16", 1, k3_kl, None))
+    with pytest.raises(ValueError, match=r"(?s)verl_x\.json.*k3_kl"):
+        benchmark_text("verl", tmp_path / "benchmarks", "x")
