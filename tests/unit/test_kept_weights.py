@@ -10,9 +10,9 @@ from torch._dynamo.exc import TorchRuntimeError
 
 import qat_core.rounded_weights
 from qat_core.plan import plan
-from qat_core.preparation import scales_of
 from qat_core.recipe import Recipe
 from qat_core.rounded_weights import Keep, RoundedWeights
+from tests.kept_weights import known
 from tests.prepared_pairs import assert_same_run, pair, round_weights
 from tests.tiny_models import tiny_model
 
@@ -42,8 +42,7 @@ def test_weights_that_are_kept_give_the_same_bits_and_are_rounded_once_a_change(
     model, oracle = model.to(device), oracle.to(device)
     model.gradient_checkpointing_enable({"use_reentrant": False})
     rounded = []
-    scales = scales_of(model)
-    assert scales is not None
+    scales = known(model)
     run_it = getattr(qat_core.rounded_weights, rounding)
     monkeypatch.setattr(
         qat_core.rounded_weights,
@@ -79,8 +78,7 @@ def test_what_is_kept_goes_when_its_weight_moves(
 ) -> None:
     model, oracle = pair("qwen3", keep=keep)
     assert_same_run(model, oracle)
-    scales = scales_of(model)
-    assert scales is not None
+    scales = known(model)
     kept = weakref.ref(first_of(scales.rounded))
     model.to("meta")
     assert kept() is None

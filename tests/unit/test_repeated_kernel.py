@@ -3,6 +3,7 @@
 Kernels are compiled for Hopper either way. What they compute is tested in tests/kernels.
 """
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -76,19 +77,22 @@ def test_a_launch_passes_what_triton_passes(hopper: HopperWithoutDevice) -> None
 
 def test_a_kept_kernel_is_the_one_that_triton_chooses(hopper: HopperWithoutDevice) -> None:
     kernel = RepeatedKernel(kernels.fake_quantize_kernel)
-    seen = 0
-    for dtype in (torch.bfloat16, torch.float32):
-        for offset in (0, 1):  # aligned to 16 bytes, and to 4
-            for numbers in ((1,), (8,), (16,)):  # a constant, a number, a multiple of 16
-                for constants in (("max", False, 128), ("four_over_six", False, 128)):
-                    tensors = tensors_of(dtype, offset)
-                    kernel.launch(GRID, tensors, numbers, constants, 4)
-                    chosen = kernels.fake_quantize_kernel[GRID](
-                        *tensors, *numbers, *constants, num_warps=4, enable_fp_fusion=False
-                    )
-                    seen += 1
-                    assert list(kernel._compiled.values())[-1] is chosen
-    assert len(kernel._compiled) == seen
+    kinds = list(
+        product(
+            (torch.bfloat16, torch.float32),
+            (0, 1),  # aligned to 16 bytes, and to 4
+            ((1,), (8,), (16,)),  # a constant, a number, a multiple of 16
+            (("max", False, 128), ("four_over_six", False, 128)),
+        )
+    )
+    for dtype, offset, numbers, constants in kinds:
+        tensors = tensors_of(dtype, offset)
+        kernel.launch(GRID, tensors, numbers, constants, 4)
+        chosen = kernels.fake_quantize_kernel[GRID](
+            *tensors, *numbers, *constants, num_warps=4, enable_fp_fusion=False
+        )
+        assert list(kernel._compiled.values())[-1] is chosen
+    assert len(kernel._compiled) == len(kinds)
 
 
 def test_an_empty_grid_launches_nothing(hopper: HopperWithoutDevice) -> None:
