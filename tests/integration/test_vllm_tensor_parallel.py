@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,35 +53,36 @@ class Layer(NamedTuple):
     tensors: dict[str, Tensor]
 
 
-Serve = Callable[[int, bool], Path]
+Serve = Callable[[str, int, bool], Path]
 
 
 MODELS = ["nano-dense", "nano-moe"] if ON_GPUS else ["nano-moe"]
-HUMMING = [f"{model}:humming" for model in MODELS] if ON_GPUS else []
+HUMMING = [f"{model}-humming" for model in MODELS] if ON_GPUS else []
+SERVED = MODELS + HUMMING
+EXPERTS = [it for it in SERVED if "moe" in it]
 
 
-@pytest.fixture(scope="module", params=MODELS + HUMMING)
-def serve(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Serve:
-    """Starts vLLM with so many workers and loads the same weights; returns what they hold."""
-    model, _, kernels = request.param.partition(":")
-    folder = tmp_path_factory.mktemp(model + kernels)
-    write_nano(model, folder / "model", num_layers=2, **SIZES)
-    asked = dict.fromkeys((LINEAR_VARIABLE, EXPERTS_VARIABLE), kernels) if kernels else {}
+@pytest.fixture(scope="module")
+def serve(tmp_path_factory: pytest.TempPathFactory) -> Serve:
+    """Starts vLLM with so many workers once and loads the weights; returns what they hold."""
 
-    def start(num_workers: int, expert_parallel: bool = False) -> Path:
-        out = folder / f"{num_workers}-{expert_parallel}"
-        if not out.exists():
-            program = [sys.executable, "-m", "tests.integration.tensor_parallel"]
-            arguments = [str(folder / "model"), str(num_workers), str(int(expert_parallel)), out]
-            done = subprocess.run(
-                [*program, *arguments],
-                cwd=ROOT,
-                env=os.environ | asked,
-                capture_output=True,
-                text=True,
-                timeout=600,
-            )
-            assert done.returncode == 0, done.stderr[-3000:]
+    @cache
+    def start(served: str, num_workers: int, expert_parallel: bool) -> Path:
+        model = served.removesuffix("-humming")
+        variables = (LINEAR_VARIABLE, EXPERTS_VARIABLE) if served != model else ()
+        folder = tmp_path_factory.mktemp(f"{served}-{num_workers}-{expert_parallel}-")
+        write_nano(model, folder / "model", num_layers=2, **SIZES)
+        program = [sys.executable, "-m", "tests.integration.tensor_parallel", folder / "model"]
+        out = folder / "out"
+        done = subprocess.run(
+            [*program, str(num_workers), str(int(expert_parallel)), out],
+            cwd=ROOT,
+            env=os.environ | dict.fromkeys(variables, "humming"),
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
         return out
 
     return start
@@ -141,8 +143,9 @@ def require_close_log_probs(one: Path, two: Path) -> None:
     "two CPU workers hold the weights of one, to the bit",
     cases=["nano-moe"],
 )
-def test_two_tensor_parallel_ranks_hold_the_weights_of_one(serve: Serve) -> None:
-    one, two = serve(1, False), serve(2, False)
+@pytest.mark.parametrize("served", SERVED)
+def test_two_tensor_parallel_ranks_hold_the_weights_of_one(serve: Serve, served: str) -> None:
+    one, two = serve(served, 1, False), serve(served, 2, False)
     kinds = {layer.kind for layer in read(one, 0)}
     assert ON_GPUS or kinds >= {"QKVParallelLinear", "MergedColumnParallelLinear", "RoutedExperts"}
     require_equal(read(one, 0), [read(two, 0), read(two, 1)], expert_parallel=False)
@@ -152,9 +155,9 @@ def test_two_tensor_parallel_ranks_hold_the_weights_of_one(serve: Serve) -> None
 @pytest.mark.verl_table(
     "expert parallel rollouts", "two CPU workers hold the weights of one, to the bit"
 )
-@pytest.mark.parametrize("serve", [it for it in MODELS + HUMMING if "moe" in it], indirect=True)
-def test_two_expert_parallel_ranks_hold_the_weights_of_one(serve: Serve) -> None:
-    one, two = serve(1, False), serve(2, True)
+@pytest.mark.parametrize("served", EXPERTS)
+def test_two_expert_parallel_ranks_hold_the_weights_of_one(serve: Serve, served: str) -> None:
+    one, two = serve(served, 1, False), serve(served, 2, True)
     assert any(layer.kind == "RoutedExperts" for layer in read(one, 0))
     require_equal(read(one, 0), [read(two, 0), read(two, 1)], expert_parallel=True)
     if ON_GPUS:
@@ -164,19 +167,13 @@ def test_two_expert_parallel_ranks_hold_the_weights_of_one(serve: Serve) -> None
 @pytest.mark.gpu
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs")
 @pytest.mark.parametrize(
-    ("serve", "expert_parallel"),
-    [
-        (model, expert_parallel)
-        for model in MODELS + HUMMING
-        for expert_parallel in (False, True)
-        if not (expert_parallel and "dense" in model)
-    ],
-    indirect=["serve"],
+    ("served", "expert_parallel"),
+    [*((it, False) for it in SERVED), *((it, True) for it in EXPERTS)],
 )
 def test_two_ranks_hold_the_same_bytes_in_place_as_after_a_reload(
-    serve: Serve, expert_parallel: bool
+    serve: Serve, served: str, expert_parallel: bool
 ) -> None:
-    out = serve(2, expert_parallel)
+    out = serve(served, 2, expert_parallel)
     for rank in range(2):
         found = json.loads((out / f"{rank}.json").read_text())
         assert found["differ"] == [] and found["replaced"] > 4 and found["in_place"] > 4
