@@ -24,6 +24,7 @@ from qat_core.rollout.vllm.humming_linear import UNPACK_FROM, HummingLinearKerne
 from qat_core.rollout.vllm.kernel_choice import use_for_linear
 from qat_core.rollout.vllm.targets import find_targets
 from qat_core.rollout.vllm.tile_layout import to_layout, unpack
+from qat_core.rollout.vllm.worker import reloading
 from tests.recorded_products import losses_by_rows
 
 N, K = 256, 128
@@ -222,6 +223,17 @@ def test_what_cannot_run_is_refused_with_a_fix(
     monkeypatch.setattr(humming, "version", lambda _: found)
     with pytest.raises(ValueError, match=f"^{variable}.*{message}"):
         plugin.register()
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+def test_a_sync_to_a_worker_without_the_plugin_is_refused(
+    variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugin, "_chosen", {})
+    monkeypatch.setenv(variable, "humming")
+    message = f"^{variable}=humming: .* serves marlin.* install qat_core"
+    with pytest.raises(ValueError, match=message), reloading(None, None):
+        pass
 
 
 def test_the_choice_by_rows_is_near_the_best_of_the_record() -> None:

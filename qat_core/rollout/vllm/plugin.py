@@ -64,6 +64,22 @@ def register() -> None:
     let_cpu_experts_report(vllm.__version__)
 
 
+def require_loaded() -> None:
+    """In a process with a worker, at a weight sync.
+
+    Raises:
+        ValueError: the environment asks for a kernel, but vLLM serves its own, as it has not called
+            `register` in this process.
+    """
+    for variable in KERNELS:
+        asked = os.environ.get(variable) or MARLIN
+        if asked != MARLIN and variable not in _chosen:
+            raise ValueError(
+                f"{variable}={asked}: vLLM's worker has not loaded qat_core's plugin and serves "
+                f"{MARLIN}: install qat_core (to be on PYTHONPATH is not enough), or unset it"
+            )
+
+
 def is_in_place_allowed() -> bool:
     """Whether weight syncs may write packed weights past vLLM's reload, as they do by default.
 

@@ -10,6 +10,7 @@ from qat_core.checkpoint.architecture import meta_copy
 from qat_core.rollout.vllm import compat
 from qat_core.rollout.vllm.experts import load_experts, loading_experts_whole
 from qat_core.rollout.vllm.in_place import passed_over, targets_of, writing
+from qat_core.rollout.vllm.plugin import require_loaded
 from qat_core.rollout.vllm.served_layers import require_biases
 from qat_core.rollout.vllm.targets import ATTENTION
 from qat_core.weights.hub_names import HubNames, Weight
@@ -60,7 +61,7 @@ def reloading(worker: Any, names: HubNames, *, fused_experts: bool = True) -> It
 
     Raises:
         ValueError: vLLM has no place for a bias; or its loader of this model writes some weights
-            past the reload, or none to a parameter.
+            past the reload, or none to a parameter; or it serves other kernels than asked for.
     """
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.reload import (
@@ -68,6 +69,7 @@ def reloading(worker: Any, names: HubNames, *, fused_experts: bool = True) -> It
         initialize_layerwise_reload,
     )
 
+    require_loaded()
     model = worker.model_runner.get_model()
     compat.require_reloadable(type(model).__name__)
     require_biases(model, names)
