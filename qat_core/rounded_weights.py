@@ -3,7 +3,8 @@
 Each use of a weight rounds it, but that
 
 * on a CPU, where memory is cheap and time is not, and on a GPU with `prepare(keep="rounded")`, the
-  rounded weight is kept until a weight changes;
+  rounded weight is kept until a weight changes; with `prepare(keep="rounded")` all weights are
+  rounded at once then, while they are measured, so that each is read once (but see `measure`);
 * with `prepare(keep="packed")` the packed one is, and each use unpacks it;
 * what gradient checkpointing computes again in a backward pass (recompute) is kept for the backward
   product of the same weight, which would round it once more, as autograd keeps the parameter.
@@ -21,7 +22,7 @@ of the gradient does.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 from weakref import WeakValueDictionary
@@ -30,8 +31,15 @@ import torch
 from torch import Tensor
 
 from qat_core.held_weights import HeldWeight, HeldWeights
-from qat_core.nvfp4 import PackedTensor, dequantize, fake_quantize, quantize
-from qat_core.options import BlockScaleMethod
+from qat_core.nvfp4 import (
+    PackedTensor,
+    dequantize,
+    fake_quantize,
+    group_amax,
+    measure_and_round,
+    quantize,
+)
+from qat_core.options import BlockScaleMethod, ScalePolicy
 
 Keep = Literal["packed", "rounded"]
 
@@ -48,10 +56,14 @@ class Kept:
 
         Another stream might read them too early, or when their memory is used again.
         """
-        stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
-        if self.rounded is None or self._stream != stream:
-            self.rounded, self._stream = compute(), stream
+        if self.rounded is None or self._stream != _current_stream(device):
+            self.keep(compute())
+        assert self.rounded is not None
         return self.rounded
+
+    def keep(self, rounded: Tensor) -> None:
+        """Values that were computed in the current stream."""
+        self.rounded, self._stream = rounded, _current_stream(rounded.device)
 
 
 class RoundedWeights:
@@ -73,6 +85,27 @@ class RoundedWeights:
         self._whole: defaultdict[str, Kept] = defaultdict(Kept)
         self._packed: dict[str, PackedTensor] = {}
         self._recomputed: WeakValueDictionary[tuple[str, int | None], Kept] = WeakValueDictionary()
+
+    def measure(
+        self, groups: Sequence[Sequence[str]], policy: ScalePolicy, *, rounds: bool
+    ) -> list[Tensor]:
+        """`group_amax` of groups of weights; with keep="rounded" it rounds them on the way.
+
+        Not with the policy "amax", as nearly every scale is new at each step, so that each weight
+        would be read twice all the same; nor in a graph that is being captured, which would outlive
+        what is kept; nor where `rounds` forbids it. Each is rounded when it is first read then.
+        """
+        held = [[self._weights.weight(name) for name in names] for names in groups]
+        weights = [[weight.plain() for weight in members] for members in held]
+        is_captured = weights[0][0].is_cuda and torch.cuda.is_current_stream_capturing()
+        if self.keep != "rounded" or policy != "pow2" or is_captured or not rounds:
+            return group_amax(weights)
+        last_scales = [members[0].global_scale for members in held]
+        amax, rounded = measure_and_round(weights, last_scales, policy, self._method)
+        for names, values in zip(groups, rounded, strict=True):
+            for name, value in zip(names, values, strict=True):
+                self._whole[name].keep(value)
+        return amax
 
     def read(self, weight: HeldWeight, data: Tensor, expert: int | None) -> Tensor:
         """`data` (..., N, K), the whole weight or this one of its experts, rounded."""
@@ -153,6 +186,10 @@ class RoundedWeights:
 def in_backward() -> bool:
     """Whether this thread runs a backward pass, or what is computed again in one."""
     return torch._C._current_graph_task_id() != -1
+
+
+def _current_stream(device: torch.device) -> Any:
+    return torch.cuda.current_stream(device) if device.type == "cuda" else None
 
 
 def _as_dtype_of(data: Tensor, rounded: Tensor) -> Tensor:

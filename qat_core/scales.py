@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from qat_core.held_weights import HeldWeight, HeldWeights
 from qat_core.mesh import max_over_ranks, shard_rows
-from qat_core.nvfp4 import ShardLayout, global_scale, group_amax, is_representable
+from qat_core.nvfp4 import ShardLayout, global_scale, is_representable
 from qat_core.nvfp4.format import UNREPRESENTABLE
 from qat_core.plan import QuantPlan
 from qat_core.recipe import Recipe
@@ -150,21 +150,24 @@ class Scales:
     def _refresh(self) -> None:
         self.require_finite()
         self._require_dtypes()
+        self.rounded.clear()
+        self.packed_shards.clear()
         for mesh, groups in self._groups_by_mesh().items():
             self._measure(groups, mesh)
         if not any(finite.is_cuda for _, finite in self._finite):
             self.require_finite()
-        self.rounded.clear()
-        self.packed_shards.clear()
         self.num_refreshes += 1
         self.weights.mark_measured()
 
     def _measure(self, groups: list[tuple[str, ...]], mesh: DeviceMesh | None) -> None:
         """New global scales of groups that the same ranks share."""
-        weights = [[self.weights.weight(name).plain() for name in names] for names in groups]
+        # In prepare(), the first time, a model may yet be moved or sharded; shards take the maximum
+        # over all ranks before they are rounded.
+        rounds = self.num_refreshes > 0 and mesh is None
+        measured = self.rounded.measure(groups, self.policy, rounds=rounds)
         amax = [
             self._of_all_rows(names[0], local_amax, mesh)
-            for names, local_amax in zip(groups, group_amax(weights), strict=True)
+            for names, local_amax in zip(groups, measured, strict=True)
         ]
         flat = torch.cat(amax)
         sizes = [len(values) for values in amax]

@@ -1,10 +1,12 @@
 """What a model keeps rounded in a backward pass, and how often it rounds a weight."""
 
+from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import pytest
-from torch import Tensor, nn
+from torch import nn
 
 import qat_core.rounded_weights
 from qat_core.preparation import scales_of
@@ -29,16 +31,18 @@ def keep_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RoundedWeights, "share", lambda *_: None)
 
 
-def count_roundings(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """From now on one entry for each weight that is rounded, or unpacked."""
+def count_roundings(
+    monkeypatch: pytest.MonkeyPatch, functions: Sequence[str] = ("fake_quantize", "dequantize")
+) -> list[str]:
+    """From now on the function's name for each weight that one of these rounds, or unpacks."""
     found: list[str] = []
 
-    def count(run: Any, *args: Any, **options: Any) -> Tensor:
-        found.append(run.__name__)
-        out: Tensor = run(*args, **options)
-        return out
+    def count(run: Any, *args: Any, **options: Any) -> Any:
+        weights = [args[0]] if run.__name__ != "measure_and_round" else chain.from_iterable(args[0])
+        found.extend(run.__name__ for _ in weights)
+        return run(*args, **options)
 
-    for name in ("fake_quantize", "dequantize"):
+    for name in functions:
         counted = partial(count, getattr(qat_core.rounded_weights, name))
         monkeypatch.setattr(qat_core.rounded_weights, name, counted)
     return found

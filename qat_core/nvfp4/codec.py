@@ -12,19 +12,16 @@ import torch
 from torch import Tensor
 
 from qat_core.nvfp4 import custom_ops, reference
+from qat_core.nvfp4.checks import Groups, check, check_option, checked, checked_groups
 from qat_core.nvfp4.custom_ops import backend, is_traced
 from qat_core.nvfp4.format import MAX_WEIGHT, UNREPRESENTABLE, PackedTensor
-from qat_core.options import BLOCK_SIZE, BlockScaleMethod, ScalePolicy
-
-Groups = Sequence[Sequence[Tensor]]
-
-MAX_MATRIX = 2**31  # the kernels count the elements of a matrix in int32
+from qat_core.options import BlockScaleMethod, ScalePolicy
 
 
 def group_amax(groups: Groups) -> list[Tensor]:
     """Largest |bf16(w)| of each group, the weights of which share a global scale.
 
-    On a GPU one launch serves all groups (one more if BF16 and FP32 are mixed).
+    On a GPU one launch serves all matrices of a size and dtype.
 
     Args:
         groups: for each group its members, BF16 or FP32 (..., N, K) with equal leading dimensions.
@@ -39,15 +36,45 @@ def group_amax(groups: Groups) -> list[Tensor]:
     """
     if not groups:
         return []
-    for index, members in enumerate(groups):
-        _check_group(members, f"groups[{index}]")
-    _check_one_device(
-        [w for members in groups for w in members],
-        [f"groups[{i}][{j}]" for i, members in enumerate(groups) for j in range(len(members))],
-    )
-    groups = [[w.detach() for w in members] for members in groups]
+    groups = checked_groups(groups)
     amax: list[Tensor] = backend(groups[0][0]).group_amax(groups)
     return amax
+
+
+def measure_and_round(
+    groups: Groups,
+    last_scales: Sequence[Tensor],
+    policy: ScalePolicy = "pow2",
+    method: BlockScaleMethod = "max",
+) -> tuple[list[Tensor], list[list[Tensor]]]:
+    """`group_amax`, and all weights rounded with the global scales that follow from it.
+
+    On a GPU each weight is read once, and not twice, where the scale of its group is the last one,
+    as with "pow2" it is at nearly each optimizer step. What comes does not depend on the last ones.
+    Not for torch.compile.
+
+    Args:
+        groups: see `group_amax`.
+        last_scales: of each group, FP32 of the leading dimensions' shape.
+        policy: see `global_scale`.
+        method: see `fake_quantize`.
+
+    Returns:
+        The amax of each group, and for each group its weights, equal to `fake_quantize` in every
+        bit, in their dtypes. They share memory, which lives as long as one of them does.
+
+    Raises:
+        ValueError: as `group_amax` and `fake_quantize`.
+    """
+    if not groups:
+        return [], []
+    check_option("scale policy", policy, get_args(ScalePolicy))
+    groups = checked_groups(groups)
+    for index, (members, last) in enumerate(zip(groups, last_scales, strict=True)):
+        check(members[0], last, method, f"groups[{index}]")
+    run = backend(groups[0][0]).measure_and_round
+    found: tuple[list[Tensor], list[list[Tensor]]] = run(groups, last_scales, policy, method)
+    return found
 
 
 def is_representable(w: Tensor) -> Tensor:
@@ -81,7 +108,7 @@ def global_scale(amax: Tensor, policy: ScalePolicy = "pow2") -> Tensor:
     every dequantized value exact in BF16. 1.0 where amax is 0, at most 2**94, NaN where amax is not
     finite. Elementwise, of any shape: stack the amax of many groups and call it once.
     """
-    _check_option("scale policy", policy, get_args(ScalePolicy))
+    check_option("scale policy", policy, get_args(ScalePolicy))
     return reference.global_scale(amax.float(), policy)
 
 
@@ -100,7 +127,7 @@ def fake_quantize(
     Raises:
         ValueError: wrong dtype, shape, device or option.
     """
-    _check(w, global_scale, method, name)
+    check(w, global_scale, method, name)
     w = w.detach()
     run = custom_ops.fake_quantize if is_traced(w) else backend(w).fake_quantize
     out: Tensor = run(w, global_scale, method)
@@ -111,7 +138,7 @@ def quantize(
     w: Tensor, global_scale: Tensor, method: BlockScaleMethod = "max", *, name: str = "w"
 ) -> PackedTensor:
     """Pack w into 0.5625 bytes a weight; arguments and errors as for `fake_quantize`."""
-    _check(w, global_scale, method, name)
+    check(w, global_scale, method, name)
     w = w.detach()
     run = custom_ops.quantize if is_traced(w) else backend(w).quantize
     codes, block_scale = run(w, global_scale, method)
@@ -125,7 +152,7 @@ def quantize_all(
     *,
     names: Sequence[str],
 ) -> list[PackedTensor]:
-    """As `quantize` of each weight, all on one device, on a GPU in one launch.
+    """As `quantize` of each weight, all on one device, on a GPU in a launch for a size of matrix.
 
     Not for torch.compile. The results share memory, which lives as long as one of them does.
     """
@@ -164,62 +191,3 @@ def dequantize_into(packed: PackedTensor, out: Tensor) -> None:
         launch.dequantize_into(packed.codes, packed.block_scale, packed.global_scale, out)
     else:
         out.copy_(dequantize(packed, out.dtype))
-
-
-def _check_group(members: Sequence[Tensor], name: str) -> None:
-    if not members:
-        raise ValueError(f"{name} is empty: a group needs at least one weight")
-    for w in members:
-        _check_weight(w, name)
-        if w.shape[:-2] != members[0].shape[:-2]:
-            shapes = [tuple(member.shape) for member in members]
-            raise ValueError(f"{name}: leading dimensions differ: {shapes}")
-
-
-def _check_one_device(weights: Sequence[Tensor], names: Sequence[str]) -> None:
-    """A launch gets addresses, which mean nothing on another device."""
-    for w, name in zip(weights, names, strict=True):
-        if w.device != weights[0].device:
-            raise ValueError(f"{names[0]} is on {weights[0].device}, {name} on {w.device}")
-
-
-def checked(
-    weights: Sequence[Tensor],
-    global_scales: Sequence[Tensor],
-    method: BlockScaleMethod,
-    names: Sequence[str],
-) -> list[Tensor]:
-    """The weights for one launch, without gradients; errors as `quantize_all`."""
-    for w, global_scale, name in zip(weights, global_scales, names, strict=True):
-        _check(w, global_scale, method, name)
-    _check_one_device(weights, names)
-    return [w.detach() for w in weights]
-
-
-def _check(w: Tensor, global_scale: Tensor, method: str, name: str) -> None:
-    _check_weight(w, name)
-    _check_option("block scale method", method, get_args(BlockScaleMethod))
-    if global_scale.dtype != torch.float32 or global_scale.shape != w.shape[:-2]:
-        raise ValueError(
-            f"{name}: its global scale needs to be float32 {tuple(w.shape[:-2])}, "
-            f"got {global_scale.dtype} {tuple(global_scale.shape)}"
-        )
-    if global_scale.device != w.device:
-        raise ValueError(f"{name} is on {w.device}, its global scale on {global_scale.device}")
-
-
-def _check_weight(w: Tensor, name: str) -> None:
-    if w.dtype not in (torch.bfloat16, torch.float32):
-        raise ValueError(f"{name}: needs bfloat16 or float32, got {w.dtype}")
-    if w.ndim >= 2 and w.shape[-2:].numel() >= MAX_MATRIX:
-        raise ValueError(f"{name}: matrices of 2**31 elements or more are not supported")
-    if w.ndim < 2 or w.shape[-1] % BLOCK_SIZE:
-        raise ValueError(
-            f"{name}: needs shape (..., N, K) with K a multiple of {BLOCK_SIZE}, "
-            f"got {tuple(w.shape)}"
-        )
-
-
-def _check_option(what: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{what} {value!r}: use one of {', '.join(allowed)}")

@@ -18,6 +18,7 @@ from qat_core.nvfp4.launch_many import (
     TILE_WARPS,
     aligned,
     group_amax,
+    measure_and_round,
     pack_shards,
     quantize_all,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "dequantize_into",
     "fake_quantize",
     "group_amax",
+    "measure_and_round",
     "pack_shards",
     "quantize",
     "quantize_all",

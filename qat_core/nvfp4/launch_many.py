@@ -1,35 +1,43 @@
-"""Runs a Triton kernel once for many weights, wherever they lie: a table holds their addresses."""
+"""Runs a Triton kernel once for many matrices of a size, wherever they lie, by their addresses."""
 
+from collections import defaultdict
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import accumulate
 from math import prod
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from qat_core.nvfp4 import kernels
+from qat_core.nvfp4 import kernels_many, reference
 from qat_core.nvfp4.format import BLOCK_BYTES, CODE_BYTES, ShardLayout
-from qat_core.options import BLOCK_SIZE, BlockScaleMethod
+from qat_core.options import BLOCK_SIZE, BlockScaleMethod, ScalePolicy
 
 # Four warps take a block of the tile a thread, one warp four blocks: on an H200 the faster way to
 # pack and unpack, the slower one to fake-quantize and, as registers run out, to search scales.
 TILE_BLOCKS, TILE_WARPS = 128, 4
-# Four blocks a thread of four warps: `quantize_all` runs as many programs for each matrix as the
-# largest needs, so that large tiles spare idle ones.
-WIDE_TILE_BLOCKS = 512
+WIDE_TILE_BLOCKS = 512  # four blocks a thread of four warps
 AMAX_TILE_BLOCKS, AMAX_WARPS = 1024, 8
 TL_DTYPE = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 # Numbers of a weight's first matrix, each with its step to the next matrix.
 Columns = tuple[tuple[int, int], ...]
 
 
+class Kind(NamedTuple):
+    """Matrices of one dtype and size."""
+
+    dtype: torch.dtype
+    matrix_blocks: int
+    table: tuple[Tensor, ...]
+
+
 def quantize_all(
     weights: Sequence[Tensor], global_scales: Sequence[Tensor], method: BlockScaleMethod
 ) -> list[tuple[Tensor, Tensor]]:
-    """As `quantize` of each weight, in one launch for each dtype; the results share memory."""
+    """As `quantize` of each weight, in few launches; the results share memory."""
     sizes = [w.numel() // BLOCK_SIZE for w in weights]
     out = weights[0].new_empty(sum(sizes) * BLOCK_BYTES, dtype=torch.uint8)
     codes, scale = torch.split(out, [sum(sizes) * CODE_BYTES, sum(sizes)])
@@ -56,7 +64,7 @@ def pack_shards(
     layouts: Sequence[ShardLayout],
     method: BlockScaleMethod,
 ) -> list[Tensor]:
-    """As `reference.pack_shards`, in one launch for each dtype; the results share memory.
+    """As `reference.pack_shards`, in few launches; the results share memory.
 
     Bytes of padding are whatever lay there: nobody reads them.
     """
@@ -72,17 +80,60 @@ def pack_shards(
 
 
 def group_amax(groups: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """As `reference.group_amax`, in one launch for each dtype among the weights."""
-    leads = [members[0].shape[:-2] for members in groups]
-    sizes = [prod(lead) for lead in leads]
+    """As `reference.group_amax`, in few launches."""
     # Kept until the kernels are queued: the tables hold addresses, not tensors.
     weights = [aligned(w) for members in groups for w in members]
-    slots = accumulate(sizes, initial=0)
-    columns = [((slot, 1),) for slot, members in zip(slots, groups, strict=False) for _ in members]
-    bits = torch.zeros(sum(sizes), dtype=torch.int32, device=weights[0].device)
-    _launch_all(kernels.amax_kernel, weights, columns, bits, AMAX_TILE_BLOCKS, AMAX_WARPS)
-    amax = torch.split(bits.view(torch.float32), sizes)
-    return [values.view(lead) for values, lead in zip(amax, leads, strict=True)]
+    slots, bits = _slots(groups)
+    kinds = _by_kind(weights, [(slot,) for slot in slots])
+    _launch_all(kernels_many.amax_kernel, kinds, (bits,), AMAX_TILE_BLOCKS, AMAX_WARPS)
+    return _of_groups(groups, bits.view(torch.float32))
+
+
+def measure_and_round(
+    groups: Sequence[Sequence[Tensor]],
+    last_scales: Sequence[Tensor],
+    policy: ScalePolicy,
+    method: BlockScaleMethod,
+) -> tuple[list[Tensor], list[list[Tensor]]]:
+    """As `reference.measure_and_round`; the results share memory.
+
+    Weights are rounded with their last scales while they are measured, and once more, in launches
+    that read nothing else, where a scale is new. Nothing waits for the GPU.
+    """
+    weights = [aligned(w) for members in groups for w in members]  # kept as in `group_amax`
+    slots, bits = _slots(groups)
+    sizes = [w.nbytes for w in weights]
+    out = bits.new_empty(sum(sizes), dtype=torch.uint8)
+    places = accumulate(sizes, initial=0)
+    columns = [
+        (slot, (place, w.nbytes // max(prod(w.shape[:-2]), 1)))
+        for slot, place, w in zip(slots, places, weights, strict=False)
+    ]
+    kinds = _by_kind(weights, columns)
+    before = torch.cat([scale.reshape(-1) for scale in last_scales])
+    amax = bits.view(torch.float32)
+    launch = partial(_launch_all, tile=TILE_BLOCKS, num_warps=TILE_WARPS, METHOD=method)
+    launch(kernels_many.measure_and_round_kernel, kinds, (before, bits, out))
+    after = reference.global_scale(amax, policy)
+    launch(kernels_many.round_again_kernel, kinds, (before, after, out))
+    pieces = iter(torch.split(out, sizes))
+    rounded = [[next(pieces).view(w.dtype).view(w.shape) for w in members] for members in groups]
+    return _of_groups(groups, amax), rounded
+
+
+def _slots(groups: Sequence[Sequence[Tensor]]) -> tuple[list[tuple[int, int]], Tensor]:
+    """Of each weight where its first matrix's maximum is, with the step to the next; zeros."""
+    sizes = [prod(members[0].shape[:-2]) for members in groups]
+    firsts = accumulate(sizes, initial=0)
+    slots = [(first, 1) for first, members in zip(firsts, groups, strict=False) for _ in members]
+    return slots, groups[0][0].new_zeros(sum(sizes), dtype=torch.int32)
+
+
+def _of_groups(groups: Sequence[Sequence[Tensor]], flat: Tensor) -> list[Tensor]:
+    """A value a matrix, in the shape of each group's leading dimensions."""
+    leads = [members[0].shape[:-2] for members in groups]
+    parts = torch.split(flat, [prod(lead) for lead in leads])
+    return [part.view(lead) for part, lead in zip(parts, leads, strict=True)]
 
 
 def _quantize_into(
@@ -105,46 +156,50 @@ def _quantize_into(
         for w, scale, (code_byte, scale_byte) in zip(weights, global_scales, places, strict=True)
     ]
     tile = WIDE_TILE_BLOCKS if method == "max" else TILE_BLOCKS
-    kernel = kernels.quantize_all_kernel
-    _launch_all(kernel, weights, columns, out, tile, TILE_WARPS, METHOD=method)
+    kernel = kernels_many.quantize_all_kernel
+    _launch_all(kernel, _by_kind(weights, columns), (out,), tile, TILE_WARPS, METHOD=method)
+
+
+def _by_kind(weights: Sequence[Tensor], columns: Sequence[Columns]) -> list[Kind]:
+    """The weights' matrices by dtype and size, of which a model has few: a launch is for one kind.
+
+    A kind's table has the address of each matrix and its `columns`.
+    """
+    kinds = defaultdict(list)
+    for w, own in zip(weights, columns, strict=True):
+        if w.numel():
+            blocks = _matrix_blocks(w)
+            address = w.data_ptr(), blocks * BLOCK_SIZE * w.element_size()
+            kinds[w.dtype, blocks].append((prod(w.shape[:-2]), (address, *own)))
+    device = weights[0].device
+    return [Kind(*kind, _table(tuple(rows), device)) for kind, rows in kinds.items()]
 
 
 def _launch_all(
     kernel: "triton.JITFunction",
-    weights: Sequence[Tensor],
-    columns: Sequence[Columns],
-    out: Tensor,
+    kinds: Sequence[Kind],
+    tensors: tuple[Tensor, ...],
     tile: int,
     num_warps: int,
     **options: str,
 ) -> None:
-    """One launch for each dtype: one program for each `tile` blocks of each matrix.
-
-    The kernel gets a table: address and number of blocks of each matrix, and its `columns`.
-    """
-    for dtype, tl_dtype in TL_DTYPE.items():
-        rows = tuple(
-            (prod(w.shape[:-2]), (_addresses(w), (_matrix_blocks(w), 0), *own))
-            for w, own in zip(weights, columns, strict=True)
-            if w.dtype == dtype and w.numel()
-        )
-        if rows:
-            table = _table(rows, out.device)
-            most_blocks = max(columns[1][0] for _, columns in rows)
-            grid = (triton.cdiv(most_blocks, tile), len(table[0]))
-            with torch.cuda.device_of(out):  # type: ignore[no-untyped-call]
-                kernel[grid](
-                    *table,
-                    out,
-                    **options,
-                    DTYPE=tl_dtype,
-                    TILE=tile,
-                    num_warps=num_warps,
-                    enable_fp_fusion=False,
-                )
+    """One program for each `tile` blocks of each matrix; the kernel gets table and `tensors`."""
+    for dtype, matrix_blocks, table in kinds:
+        with torch.cuda.device_of(tensors[0]):  # type: ignore[no-untyped-call]
+            kernel[(triton.cdiv(matrix_blocks, tile), len(table[0]))](
+                *table,
+                *tensors,
+                matrix_blocks,
+                **options,
+                DTYPE=TL_DTYPE[dtype],
+                EVEN=matrix_blocks % tile == 0,
+                TILE=tile,
+                num_warps=num_warps,
+                enable_fp_fusion=False,
+            )
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)  # a model's sizes of matrices times the kernels above
 def _table(rows: tuple[tuple[int, Columns], ...], device: torch.device) -> tuple[Tensor, ...]:
     """Columns of the table on the device: made once, as parameters keep their addresses.
 
@@ -161,10 +216,6 @@ def _table(rows: tuple[tuple[int, Columns], ...], device: torch.device) -> tuple
         )
         for column in zip(*matrices, strict=True)
     )
-
-
-def _addresses(w: Tensor) -> tuple[int, int]:
-    return w.data_ptr(), _matrix_blocks(w) * BLOCK_SIZE * w.element_size()
 
 
 def _matrix_blocks(w: Tensor) -> int:

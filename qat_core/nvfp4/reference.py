@@ -69,6 +69,21 @@ def fake_quantize(w: Tensor, global_scale: Tensor, method: BlockScaleMethod) -> 
     return _round_to_e2m1_(blocks.div_(step)).mul_(step).bfloat16().view(w.shape)
 
 
+def measure_and_round(
+    groups: Sequence[Sequence[Tensor]],
+    _last_scales: Sequence[Tensor],
+    policy: ScalePolicy,
+    method: BlockScaleMethod,
+) -> tuple[list[Tensor], list[list[Tensor]]]:
+    """`group_amax`, and each weight rounded with the scale of its group, in its dtype."""
+    amax = group_amax(groups)
+    rounded = [
+        [fake_quantize(w, global_scale(of_group, policy), method).to(w.dtype) for w in members]
+        for of_group, members in zip(amax, groups, strict=True)
+    ]
+    return amax, rounded
+
+
 def quantize(w: Tensor, global_scale: Tensor, method: BlockScaleMethod) -> tuple[Tensor, Tensor]:
     """Codes uint8 (..., N, K / 2) and block scales float8_e4m3fn (..., N, K / 16)."""
     blocks, block_global, scale = _blocks_and_scale(w, global_scale, method)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from qat_core.nvfp4.codec import checked
+from qat_core.nvfp4.checks import checked
 from qat_core.nvfp4.custom_ops import backend
 from qat_core.nvfp4.format import ShardLayout
 from qat_core.options import BlockScaleMethod
@@ -22,9 +22,10 @@ def pack_shards(
     *,
     names: Sequence[str],
 ) -> list[Tensor]:
-    """Codes and block scales of each shard, uint8 (layout.num_bytes,), on a GPU in one launch.
+    """Codes and block scales of each shard, uint8 (layout.num_bytes,).
 
-    Not for torch.compile. The results share memory, which lives as long as one of them does.
+    On a GPU in a launch for a size of matrix. Not for torch.compile. The results share memory,
+    which lives as long as one of them does.
 
     Args:
         weights: this rank's rows of each weight, BF16 or FP32 (..., N, K), all on one device.

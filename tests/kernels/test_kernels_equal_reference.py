@@ -152,6 +152,14 @@ def test_not_finite_shows_in_amax(launch, device):
     assert launch.group_amax([[w]])[0].isnan()
 
 
+def test_a_matrix_that_is_not_finite_is_rounded_to_nan(launch, device):
+    w = torch.ones(2, 4, 48, device=device)
+    w[1, 2, 20] = float("nan")
+    amax, rounded = launch.measure_and_round([[w]], [torch.ones(2, device=device)], "pow2", "max")
+    assert torch.equal(amax[0].isnan().cpu(), torch.tensor([False, True]))
+    assert rounded[0][0][1].isnan().all() and not rounded[0][0][0].isnan().any()
+
+
 def test_not_contiguous(launch, device):
     base = torch.randn(64, 96, generator=torch.Generator().manual_seed(4)).bfloat16()
     for w in (base.t(), base[::2, 16:80], base[:, 1:65], base.view(2, 32, 96).transpose(0, 1)):
@@ -221,6 +229,33 @@ def test_quantize_all_equals_quantize_of_each(launch, device, block_scale):
         expected_codes, expected_scale = reference.quantize(w, global_scale, block_scale)
         assert_same_bits(codes, expected_codes)
         assert_same_bits(scale, expected_scale)
+
+
+@pytest.mark.parametrize("block_scale", BLOCK_SCALES)
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("last", [1.0, 2.0**-20, 2.0**94, float("nan"), None], ids=str)
+def test_weights_rounded_while_they_are_measured(launch, device, last, policy, block_scale):
+    """Whatever the last scales were, the right ones among them (None): each other one's own."""
+    generator = torch.Generator().manual_seed(9)
+    shapes = [[(64, 128), (5, 48)], [(3, 32, 64), (3, 5, 48)], [(0, 16), (1, 16)], [(5, 48)]]
+    groups = [[torch.randn(s, generator=generator) for s in members] for members in shapes]
+    groups[0][1], groups[3][0] = groups[0][1].bfloat16(), groups[3][0].bfloat16()
+    groups[1][0][1] = 0.0
+    right = [reference.global_scale(amax, policy) for amax in reference.group_amax(groups)]
+    before = [scale if last is None else torch.full_like(scale, last) for scale in right]
+    before[1][2] = right[1][2]
+    amax, rounded = reference.measure_and_round(groups, before, policy, block_scale)
+    found = launch.measure_and_round(
+        [[w.to(device) for w in members] for members in groups],
+        [scale.to(device) for scale in before],
+        policy,
+        block_scale,
+    )
+    for actual, expected in zip(found[0], amax, strict=True):
+        assert_same_bits(actual, expected)
+    for members, expected_members in zip(found[1], rounded, strict=True):
+        for actual, expected in zip(members, expected_members, strict=True):
+            assert_same_bits(actual, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 from torch._dynamo.exc import TorchRuntimeError
 
-import qat_core.rounded_weights
 from qat_core.plan import plan
 from qat_core.recipe import Recipe
 from qat_core.rounded_weights import Keep, RoundedWeights
-from tests.kept_weights import known
+from tests.kept_weights import count_roundings, known
 from tests.prepared_pairs import assert_same_run, pair, round_weights
 from tests.tiny_models import tiny_model
 
@@ -28,7 +27,7 @@ CASES = [("qwen3", None), *(("qwen3-moe", experts) for experts in EXPERTS_IMPLEM
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
 @pytest.mark.parametrize(("family", "experts"), CASES)
 @pytest.mark.parametrize(
-    ("keep", "rounding"), [("packed", "quantize"), ("rounded", "fake_quantize")]
+    ("keep", "rounding"), [("packed", "quantize"), ("rounded", "measure_and_round")]
 )
 def test_weights_that_are_kept_give_the_same_bits_and_are_rounded_once_a_change(
     keep: Keep,
@@ -41,17 +40,11 @@ def test_weights_that_are_kept_give_the_same_bits_and_are_rounded_once_a_change(
     model, oracle = pair(family, experts, keep=keep)
     model, oracle = model.to(device), oracle.to(device)
     model.gradient_checkpointing_enable({"use_reentrant": False})
-    rounded = []
-    scales = known(model)
-    run_it = getattr(qat_core.rounded_weights, rounding)
-    monkeypatch.setattr(
-        qat_core.rounded_weights,
-        rounding,
-        lambda *args, **kwargs: rounded.append(kwargs["name"]) or run_it(*args, **kwargs),
-    )
+    num_weights = len(known(model).values)
+    rounded = count_roundings(monkeypatch, ("quantize", "fake_quantize", "measure_and_round"))
     for _ in range(2):  # micro-batches
         assert_same_run(model, oracle)
-    assert sorted(rounded) == sorted(scales.values)
+    assert rounded == num_weights * [rounding]
     rounded.clear()
     with torch.no_grad():
         for weight in model.parameters():
@@ -61,8 +54,9 @@ def test_weights_that_are_kept_give_the_same_bits_and_are_rounded_once_a_change(
         copied.set_experts_implementation(experts)
     copied.load_state_dict(model.state_dict())
     round_weights(copied, plan(copied, Recipe()), Recipe())
-    assert_same_run(model, copied)
-    assert sorted(rounded) == sorted(scales.values)
+    for _ in range(2):
+        assert_same_run(model, copied)
+    assert rounded == num_weights * [rounding]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from qat_core import scales as scales_module
+from qat_core import rounded_weights
 from qat_core.parameter import FakeQuantizedTensor
 from qat_core.plan import plan
 from qat_core.preparation import is_prepared, prepare, scales_of
@@ -28,13 +28,13 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 def amax_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by the number of groups whenever the real amax computation runs."""
     calls: list[int] = []
-    compute = scales_module.group_amax
+    compute = rounded_weights.group_amax
 
     def counted(groups: Any) -> Any:
         calls.append(len(groups))
         return compute(groups)
 
-    monkeypatch.setattr(scales_module, "group_amax", counted)
+    monkeypatch.setattr(rounded_weights, "group_amax", counted)
     return calls
 
 

@@ -4,7 +4,6 @@ Kernels are compiled for Hopper either way. What they compute is tested in tests
 """
 
 from itertools import product
-from typing import Any
 
 import pytest
 import torch
@@ -12,49 +11,17 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="needs Triton")
 
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
-
 from qat_core.nvfp4 import kernels
 from qat_core.nvfp4.repeated_kernel import RepeatedKernel
+from tests.hopper_without_device import ON_GPU, HopperWithoutDevice, hopper_without_device
 
-ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
 GRID = (1, 1, 1)
 
 
-class HopperWithoutDevice:
-    """What Triton asks a driver for; launches note their arguments."""
-
-    def __init__(self) -> None:
-        self.launched: list[tuple[Any, ...]] = []
-        self.utils = self
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, _device: int) -> int:
-        return 0
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", 90, 32)
-
-    def get_device_properties(self, _device: int) -> dict[str, int]:
-        return {"max_shared_mem": 2**17}
-
-    def load_binary(self, *_: Any) -> tuple[int, ...]:
-        return 0, 0, 0, 0, 1024
-
-    def launcher_cls(self, *_: Any) -> Any:
-        return lambda *arguments: self.launched.append(arguments)
-
-
 @pytest.fixture
 def hopper(monkeypatch: pytest.MonkeyPatch) -> HopperWithoutDevice:
-    without_device = HopperWithoutDevice()
-    if not ON_GPU:
-        monkeypatch.setattr(driver, "_active", without_device)
-    return without_device
+    return hopper_without_device(monkeypatch)
 
 
 def tensors_of(dtype: torch.dtype, offset: int) -> tuple[Tensor, ...]:
