@@ -237,7 +237,12 @@ def test_quantize_all_equals_quantize_of_each(launch, device, block_scale):
 def test_weights_rounded_while_they_are_measured(launch, device, last, policy, block_scale):
     """Whatever the last scales were, the right ones among them (None): each other one's own."""
     generator = torch.Generator().manual_seed(9)
-    shapes = [[(64, 128), (5, 48)], [(3, 32, 64), (3, 5, 48)], [(0, 16), (1, 16)], [(5, 48)]]
+    shapes: list[list[tuple[int, ...]]] = [
+        [(64, 128), (5, 48)],
+        [(3, 32, 64), (3, 5, 48)],
+        [(0, 16), (1, 16)],
+        [(5, 48)],
+    ]
     groups = [[torch.randn(s, generator=generator) for s in members] for members in shapes]
     groups[0][1], groups[3][0] = groups[0][1].bfloat16(), groups[3][0].bfloat16()
     groups[1][0][1] = 0.0
