@@ -97,7 +97,7 @@ class RoundedWeights:
         """
         held = [[self._weights.weight(name) for name in names] for names in groups]
         weights = [[weight.plain() for weight in members] for members in held]
-        is_captured = weights[0][0].is_cuda and torch.cuda.is_current_stream_capturing()
+        is_captured = _in_capture(weights[0][0])
         if self.keep != "rounded" or policy != "pow2" or is_captured or not rounds:
             return group_amax(weights)
         last_scales = [members[0].global_scale for members in held]
@@ -169,7 +169,7 @@ class RoundedWeights:
     def _from_kept(self, weight: HeldWeight, data: Tensor, expert: int | None) -> Tensor:
         """From what is kept until a weight changes, if anything is."""
         name = weight.weight_name
-        if data.is_cuda and torch.cuda.is_current_stream_capturing():
+        if _in_capture(data):
             return self.round(weight, data)  # a graph would outlive what is kept
         if self.keep == "packed":
             return _as_dtype_of(data, dequantize(self.packed(name, expert)))
@@ -186,6 +186,11 @@ class RoundedWeights:
 def in_backward() -> bool:
     """Whether this thread runs a backward pass, or what is computed again in one."""
     return torch._C._current_graph_task_id() != -1
+
+
+def _in_capture(data: Tensor) -> bool:
+    """Whether what is launched for the tensor becomes part of a CUDA graph."""
+    return data.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def _current_stream(device: torch.device) -> Any:

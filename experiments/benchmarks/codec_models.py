@@ -99,7 +99,7 @@ def time_layer_8b() -> dict[str, Any]:
 
 
 def time_model_30b() -> dict[str, Any]:
-    """All NVFP4 weights of a Qwen3-30B-A3B packed on the GPU, by tensor and in one launch."""
+    """All NVFP4 weights of a Qwen3-30B-A3B packed on the GPU, each alone and all at once."""
     layers = [random_groups(LAYER_30B, "cuda") for _ in range(LAYERS_30B)]
     groups = [members for layer in layers for members in layer]
     amax = group_amax(groups)

@@ -19,17 +19,16 @@ from qat_core.nvfp4.rounding import (
 
 
 @triton.jit
-def tile_of(matrix_blocks, EVEN: tl.constexpr, TILE: tl.constexpr):
-    """First block of this program's matrix (int64), its block indices, and which are inside.
+def tile_of(num_blocks, EVEN: tl.constexpr, TILE: tl.constexpr):
+    """Block indices of this program's tile, and which are inside, of so many blocks.
 
     Where all are (EVEN) the compiler drops the masks.
     """
-    first = tl.program_id(1).to(tl.int64) * matrix_blocks
     block = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    inside = block < matrix_blocks
+    inside = block < num_blocks
     if EVEN:
         inside = tl.full((TILE,), True, tl.int1)
-    return first, block, inside
+    return block, inside
 
 
 @triton.jit

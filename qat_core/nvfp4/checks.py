@@ -47,7 +47,7 @@ def checked(
     method: BlockScaleMethod,
     names: Sequence[str],
 ) -> list[Tensor]:
-    """The weights for one launch, without gradients; errors as `quantize_all`."""
+    """The weights for launches of all at once, without gradients; errors as `quantize_all`."""
     for w, global_scale, name in zip(weights, global_scales, names, strict=True):
         check(w, global_scale, method, name)
     _check_one_device(weights, names)

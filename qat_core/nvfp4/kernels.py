@@ -24,7 +24,8 @@ def fake_quantize_kernel(
     TILE: tl.constexpr,
 ):
     """bf16(e2m1(w / step) * step) of BF16 or FP32 `w`, with step = scale / global scale."""
-    first, block, inside = tile_of(matrix_blocks, EVEN, TILE)
+    first = _first_block(matrix_blocks)
+    block, inside = tile_of(matrix_blocks, EVEN, TILE)
     global_scale = tl.load(global_ptr + tl.program_id(1))
     w_ptr, out_ptr = w_ptr + first * 16, out_ptr + first * 16
     round_blocks(w_ptr, global_scale, out_ptr, block, inside, METHOD, TILE)
@@ -42,7 +43,8 @@ def quantize_kernel(
     TILE: tl.constexpr,
 ):
     """8 bytes of codes and 1 byte of scale a block."""
-    first, block, inside = tile_of(matrix_blocks, EVEN, TILE)
+    first = _first_block(matrix_blocks)
+    block, inside = tile_of(matrix_blocks, EVEN, TILE)
     global_scale = tl.load(global_ptr + tl.program_id(1))
     w_ptr, codes_ptr, scale_ptr = w_ptr + first * 16, codes_ptr + first * 8, scale_ptr + first
     pack_blocks(w_ptr, global_scale, codes_ptr, scale_ptr, block, inside, METHOD, TILE)
@@ -53,7 +55,8 @@ def dequantize_kernel(
     codes_ptr, scale_ptr, global_ptr, out_ptr, matrix_blocks, EVEN: tl.constexpr, TILE: tl.constexpr
 ):
     """code * (scale / global scale) in the output's dtype."""
-    first, block, inside = tile_of(matrix_blocks, EVEN, TILE)
+    first = _first_block(matrix_blocks)
+    block, inside = tile_of(matrix_blocks, EVEN, TILE)
     global_scale = tl.load(global_ptr + tl.program_id(1))
     value = unpack_blocks(
         codes_ptr + first * 8, scale_ptr + first, global_scale, block, inside, TILE
@@ -87,11 +90,14 @@ def unpack_shards_kernel(
     codes_ptr = shard_ptr + first_in_shard * 8
     scale_ptr = shard_ptr + shard_blocks * 8 + first_in_shard
     first = piece * piece_blocks
-    block = tl.program_id(0) * TILE + tl.arange(0, TILE)
-    inside = block < tl.minimum(piece_blocks, num_blocks - first)
-    if EVEN:
-        inside = tl.full((TILE,), True, tl.int1)
+    block, inside = tile_of(tl.minimum(piece_blocks, num_blocks - first), EVEN, TILE)
     global_scale = tl.load(global_ptr + tl.where(matrices_per_shard > 0, piece, 0))
     value = unpack_blocks(codes_ptr, scale_ptr, global_scale, block, inside, TILE).to(tl.bfloat16)
     out = out_ptr + first * 16 + block[:, None] * 16 + tl.arange(0, 16)[None, :]
     tl.store(out, value.to(out_ptr.dtype.element_ty), mask=inside[:, None])
+
+
+@triton.jit
+def _first_block(matrix_blocks):
+    """Of this program's matrix, int64."""
+    return tl.program_id(1).to(tl.int64) * matrix_blocks

@@ -28,10 +28,7 @@ def amax_kernel(
     Words counted in whole blocks let the compiler see that the mask spares 16-byte loads.
     """
     BLOCK_WORDS: tl.constexpr = DTYPE.primitive_bitwidth // 2
-    word = tl.program_id(0) * (TILE * BLOCK_WORDS) + tl.arange(0, TILE * BLOCK_WORDS)
-    inside = word < matrix_blocks * BLOCK_WORDS
-    if EVEN:
-        inside = tl.full((TILE * BLOCK_WORDS,), True, tl.int1)
+    word, inside = tile_of(matrix_blocks * BLOCK_WORDS, EVEN, TILE * BLOCK_WORDS)
     words = tl.load(_at(address_ptr, tl.int32) + word, mask=inside, other=0)
     if BLOCK_WORDS == 8:
         bits = tl.max(tl.maximum(words & 0x7FFF0000, (words << 16) & 0x7FFF0000), axis=0)
@@ -61,11 +58,9 @@ def measure_and_round_kernel(
     result begins, a multiple of 16.
     """
     slot = tl.load(slot_ptr + tl.program_id(1))
-    out_ptr = _at_byte(out_ptr, out_byte_ptr, DTYPE)
-    _, block, inside = tile_of(matrix_blocks, EVEN, TILE)
     global_scale = tl.load(global_ptr + slot)
-    even, odd = round_blocks(
-        _at(address_ptr, DTYPE), global_scale, out_ptr, block, inside, METHOD, TILE
+    even, odd = _round(
+        address_ptr, out_byte_ptr, out_ptr, global_scale, matrix_blocks, METHOD, DTYPE, EVEN, TILE
     )
     bits = tl.maximum(magnitude_bits(even), magnitude_bits(odd))
     bits = tl.max(tl.reshape(bits, (TILE * 8,)), axis=0)
@@ -90,9 +85,17 @@ def round_again_kernel(
     slot = tl.load(slot_ptr + tl.program_id(1))
     global_scale = tl.load(after_ptr + slot)
     if tl.load(before_ptr + slot) != global_scale:
-        place = _at_byte(out_ptr, out_byte_ptr, DTYPE)
-        _, block, inside = tile_of(matrix_blocks, EVEN, TILE)
-        round_blocks(_at(address_ptr, DTYPE), global_scale, place, block, inside, METHOD, TILE)
+        _round(
+            address_ptr,
+            out_byte_ptr,
+            out_ptr,
+            global_scale,
+            matrix_blocks,
+            METHOD,
+            DTYPE,
+            EVEN,
+            TILE,
+        )
 
 
 @triton.jit
@@ -118,7 +121,7 @@ def quantize_all_kernel(
     global_ptr = tl.load(global_address_ptr + matrix).to(tl.pointer_type(tl.float32))
     codes_ptr = out_ptr + tl.multiple_of(tl.load(codes_byte_ptr + matrix), 8)
     scale_ptr = out_ptr + tl.load(scale_byte_ptr + matrix)
-    _, block, inside = tile_of(matrix_blocks, EVEN, TILE)
+    block, inside = tile_of(matrix_blocks, EVEN, TILE)
     pack_blocks(w_ptr, tl.load(global_ptr), codes_ptr, scale_ptr, block, inside, METHOD, TILE)
 
 
@@ -130,7 +133,20 @@ def _at(address_ptr, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def _at_byte(out_ptr, byte_ptr, DTYPE: tl.constexpr):
-    """Pointer to this program's place in `out`, at a byte of a column of the table."""
-    byte = tl.multiple_of(tl.load(byte_ptr + tl.program_id(1)), 16)
-    return (out_ptr + byte).to(tl.pointer_type(DTYPE))
+def _round(
+    address_ptr,
+    out_byte_ptr,
+    out_ptr,
+    global_scale,
+    matrix_blocks,
+    METHOD: tl.constexpr,
+    DTYPE: tl.constexpr,
+    EVEN: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """`round_blocks` of this program's tile, from and to the places that the table has."""
+    byte = tl.multiple_of(tl.load(out_byte_ptr + tl.program_id(1)), 16)
+    place = (out_ptr + byte).to(tl.pointer_type(DTYPE))
+    block, inside = tile_of(matrix_blocks, EVEN, TILE)
+    w_ptr = _at(address_ptr, DTYPE)
+    return round_blocks(w_ptr, global_scale, place, block, inside, METHOD, TILE)

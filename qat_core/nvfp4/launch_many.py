@@ -106,7 +106,7 @@ def measure_and_round(
     out = bits.new_empty(sum(sizes), dtype=torch.uint8)
     places = accumulate(sizes, initial=0)
     columns = [
-        (slot, (place, w.nbytes // max(prod(w.shape[:-2]), 1)))
+        (slot, (place, _matrix_bytes(w)))
         for slot, place, w in zip(slots, places, weights, strict=False)
     ]
     kinds = _by_kind(weights, columns)
@@ -168,9 +168,8 @@ def _by_kind(weights: Sequence[Tensor], columns: Sequence[Columns]) -> list[Kind
     kinds = defaultdict(list)
     for w, own in zip(weights, columns, strict=True):
         if w.numel():
-            blocks = _matrix_blocks(w)
-            address = w.data_ptr(), blocks * BLOCK_SIZE * w.element_size()
-            kinds[w.dtype, blocks].append((prod(w.shape[:-2]), (address, *own)))
+            row = (w.data_ptr(), _matrix_bytes(w)), *own
+            kinds[w.dtype, _matrix_blocks(w)].append((prod(w.shape[:-2]), row))
     device = weights[0].device
     return [Kind(*kind, _table(tuple(rows), device)) for kind, rows in kinds.items()]
 
@@ -184,8 +183,8 @@ def _launch_all(
     **options: str,
 ) -> None:
     """One program for each `tile` blocks of each matrix; the kernel gets table and `tensors`."""
-    for dtype, matrix_blocks, table in kinds:
-        with torch.cuda.device_of(tensors[0]):  # type: ignore[no-untyped-call]
+    with torch.cuda.device_of(tensors[0]):  # type: ignore[no-untyped-call]
+        for dtype, matrix_blocks, table in kinds:
             kernel[(triton.cdiv(matrix_blocks, tile), len(table[0]))](
                 *table,
                 *tensors,
@@ -216,6 +215,10 @@ def _table(rows: tuple[tuple[int, Columns], ...], device: torch.device) -> tuple
         )
         for column in zip(*matrices, strict=True)
     )
+
+
+def _matrix_bytes(w: Tensor) -> int:
+    return prod(w.shape[-2:]) * w.element_size()
 
 
 def _matrix_blocks(w: Tensor) -> int:

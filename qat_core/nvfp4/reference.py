@@ -77,9 +77,10 @@ def measure_and_round(
 ) -> tuple[list[Tensor], list[list[Tensor]]]:
     """`group_amax`, and each weight rounded with the scale of its group, in its dtype."""
     amax = group_amax(groups)
+    scales = [global_scale(of_group, policy) for of_group in amax]
     rounded = [
-        [fake_quantize(w, global_scale(of_group, policy), method).to(w.dtype) for w in members]
-        for of_group, members in zip(amax, groups, strict=True)
+        [fake_quantize(w, scale, method).to(w.dtype) for w in members]
+        for scale, members in zip(scales, groups, strict=True)
     ]
     return amax, rounded
 

@@ -10,20 +10,18 @@ import torch
 pytest.importorskip("triton", reason="needs Triton")
 
 from qat_core.nvfp4 import launch
-from tests.hopper_without_device import ON_GPU, HopperWithoutDevice, hopper_without_device
+from tests.hopper_without_device import ON_GPU, hopper_without_device
 
 pytestmark = pytest.mark.skipif(ON_GPU, reason="launches are noted only without a GPU")
 
 SHAPES = [(64, 128), (3, 64, 128), (5, 48), (0, 16)]
 
 
-@pytest.fixture
-def hopper(monkeypatch: pytest.MonkeyPatch) -> HopperWithoutDevice:
-    return hopper_without_device(monkeypatch)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_matrices_of_a_size_are_one_launch(hopper: HopperWithoutDevice, dtype: torch.dtype) -> None:
+def test_matrices_of_a_size_are_one_launch(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hopper = hopper_without_device(monkeypatch)
     weights = [torch.ones(shape, dtype=dtype) for shape in SHAPES]
     scales = [torch.ones(w.shape[:-2]) for w in weights]
     groups = [[w] for w in weights]

@@ -72,7 +72,7 @@ def require_loaded() -> None:
             `register` in this process.
     """
     for variable in KERNELS:
-        asked = os.environ.get(variable) or MARLIN
+        asked = _named(variable)
         if asked != MARLIN and variable not in _chosen:
             raise ValueError(
                 f"{variable}={asked}: vLLM's worker has not loaded qat_core's plugin and serves "
@@ -98,7 +98,7 @@ def asked_for(variable: str) -> str:
     Raises:
         ValueError: see `register`.
     """
-    name = os.environ.get(variable) or MARLIN
+    name = _named(variable)
     if name not in KERNELS[variable]:
         *others, last = KERNELS[variable][::-1]
         raise ValueError(
@@ -120,3 +120,8 @@ def asked_for(variable: str) -> str:
             "another process"
         )
     return name
+
+
+def _named(variable: str) -> str:
+    """The kernel that the environment names, known or not."""
+    return os.environ.get(variable) or MARLIN
