@@ -1,6 +1,7 @@
 """Weights rounded by a recompute are kept for their backward product, and no longer."""
 
 import gc
+from functools import partial
 from typing import Any
 
 import pytest
@@ -126,10 +127,11 @@ def test_a_backward_pass_leaves_no_memory_taken(reentrant: bool) -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
 def test_what_another_stream_rounded_is_rounded_again() -> None:
     each, device = Kept(), torch.device("cuda")
-    first = each.read(device, lambda: torch.ones(1))
+    rounded = partial(torch.ones, 1, device=device)
+    first = each.read(device, rounded)
     with torch.cuda.stream(torch.cuda.Stream()):
-        second = each.read(device, lambda: torch.zeros(1))
-        assert each.read(device, lambda: torch.ones(1)) is second is not first
+        second = each.read(device, rounded)
+        assert each.read(device, rounded) is second is not first
 
 
 @pytest.mark.gpu
