@@ -19,12 +19,12 @@ from qat_core.nvfp4.rounding import (
 
 
 @triton.jit
-def tile_of(num_blocks, EVEN: tl.constexpr, TILE: tl.constexpr):
-    """Block indices of this program's tile, and which are inside, of so many blocks.
+def tile_of(tile, num_blocks, EVEN: tl.constexpr, TILE: tl.constexpr):
+    """Block indices of this tile, and which are inside, of so many blocks.
 
     Where all are (EVEN) the compiler drops the masks.
     """
-    block = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    block = tile * TILE + tl.arange(0, TILE)
     inside = block < num_blocks
     if EVEN:
         inside = tl.full((TILE,), True, tl.int1)

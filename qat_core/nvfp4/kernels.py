@@ -25,7 +25,7 @@ def fake_quantize_kernel(
 ):
     """bf16(e2m1(w / step) * step) of BF16 or FP32 `w`, with step = scale / global scale."""
     first = _first_block(matrix_blocks)
-    block, inside = tile_of(matrix_blocks, EVEN, TILE)
+    block, inside = tile_of(tl.program_id(0), matrix_blocks, EVEN, TILE)
     global_scale = tl.load(global_ptr + tl.program_id(1))
     w_ptr, out_ptr = w_ptr + first * 16, out_ptr + first * 16
     round_blocks(w_ptr, global_scale, out_ptr, block, inside, METHOD, TILE)
@@ -44,7 +44,7 @@ def quantize_kernel(
 ):
     """8 bytes of codes and 1 byte of scale a block."""
     first = _first_block(matrix_blocks)
-    block, inside = tile_of(matrix_blocks, EVEN, TILE)
+    block, inside = tile_of(tl.program_id(0), matrix_blocks, EVEN, TILE)
     global_scale = tl.load(global_ptr + tl.program_id(1))
     w_ptr, codes_ptr, scale_ptr = w_ptr + first * 16, codes_ptr + first * 8, scale_ptr + first
     pack_blocks(w_ptr, global_scale, codes_ptr, scale_ptr, block, inside, METHOD, TILE)
@@ -56,7 +56,7 @@ def dequantize_kernel(
 ):
     """code * (scale / global scale) in the output's dtype."""
     first = _first_block(matrix_blocks)
-    block, inside = tile_of(matrix_blocks, EVEN, TILE)
+    block, inside = tile_of(tl.program_id(0), matrix_blocks, EVEN, TILE)
     global_scale = tl.load(global_ptr + tl.program_id(1))
     value = unpack_blocks(
         codes_ptr + first * 8, scale_ptr + first, global_scale, block, inside, TILE
@@ -90,7 +90,8 @@ def unpack_shards_kernel(
     codes_ptr = shard_ptr + first_in_shard * 8
     scale_ptr = shard_ptr + shard_blocks * 8 + first_in_shard
     first = piece * piece_blocks
-    block, inside = tile_of(tl.minimum(piece_blocks, num_blocks - first), EVEN, TILE)
+    num_inside = tl.minimum(piece_blocks, num_blocks - first)
+    block, inside = tile_of(tl.program_id(0), num_inside, EVEN, TILE)
     global_scale = tl.load(global_ptr + tl.where(matrices_per_shard > 0, piece, 0))
     value = unpack_blocks(codes_ptr, scale_ptr, global_scale, block, inside, TILE).to(tl.bfloat16)
     out = out_ptr + first * 16 + block[:, None] * 16 + tl.arange(0, 16)[None, :]

@@ -15,27 +15,30 @@ from qat_core.nvfp4.blocks import magnitude_bits, pack_blocks, round_blocks, til
 def amax_kernel(
     address_ptr,
     slot_ptr,
-    out_ptr,
+    amax_ptr,
     matrix_blocks,
     DTYPE: tl.constexpr,
     EVEN: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Raise out[slot], the bits of an FP32 maximum, to each matrix's largest |bf16(w)|.
+    """Raise amax[slot], the bits of an FP32 maximum, to each matrix's largest |bf16(w)|.
 
     Reads words of one FP32 or two BF16 weights. As integers the bits of non-negative floats keep
     their order, and NaN stays the largest; rounding keeps it too, so only the maximum is rounded.
     Words counted in whole blocks let the compiler see that the mask spares 16-byte loads.
     """
+    amax_ptr += tl.load(slot_ptr + tl.program_id(1))
+    known = _known(amax_ptr)
     BLOCK_WORDS: tl.constexpr = DTYPE.primitive_bitwidth // 2
-    word, inside = tile_of(matrix_blocks * BLOCK_WORDS, EVEN, TILE * BLOCK_WORDS)
+    tile = tl.program_id(0)
+    word, inside = tile_of(tile, matrix_blocks * BLOCK_WORDS, EVEN, TILE * BLOCK_WORDS)
     words = tl.load(_at(address_ptr, tl.int32) + word, mask=inside, other=0)
     if BLOCK_WORDS == 8:
         bits = tl.max(tl.maximum(words & 0x7FFF0000, (words << 16) & 0x7FFF0000), axis=0)
     else:
         amax = tl.max(words & 0x7FFFFFFF, axis=0).to(tl.float32, bitcast=True)
         bits = magnitude_bits(amax.to(tl.bfloat16).to(tl.float32))
-    tl.atomic_max(out_ptr + tl.load(slot_ptr + tl.program_id(1)), bits, sem="relaxed")
+    _raise(amax_ptr, known, bits)
 
 
 @triton.jit
@@ -58,13 +61,14 @@ def measure_and_round_kernel(
     result begins, a multiple of 16.
     """
     slot = tl.load(slot_ptr + tl.program_id(1))
+    known = _known(amax_ptr + slot)
     global_scale = tl.load(global_ptr + slot)
-    even, odd = _round(
-        address_ptr, out_byte_ptr, out_ptr, global_scale, matrix_blocks, METHOD, DTYPE, EVEN, TILE
-    )
+    w_ptr, place = _at(address_ptr, DTYPE), _place(out_ptr, out_byte_ptr, DTYPE)
+    block, inside = tile_of(tl.program_id(0), matrix_blocks, EVEN, TILE)
+    even, odd = round_blocks(w_ptr, global_scale, place, block, inside, METHOD, TILE)
     bits = tl.maximum(magnitude_bits(even), magnitude_bits(odd))
     bits = tl.max(tl.reshape(bits, (TILE * 8,)), axis=0)
-    tl.atomic_max(amax_ptr + slot, bits, sem="relaxed")
+    _raise(amax_ptr + slot, known, bits)
 
 
 @triton.jit
@@ -78,24 +82,23 @@ def round_again_kernel(
     matrix_blocks,
     METHOD: tl.constexpr,
     DTYPE: tl.constexpr,
+    PIECE: tl.constexpr,
     EVEN: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Where a global scale is another one than before, what `measure_and_round_kernel` rounds."""
+    """Where a global scale is another one than before, what `measure_and_round_kernel` rounds.
+
+    Few programs, each of many pieces of PIECE blocks, as most find that there is nothing to do.
+    """
     slot = tl.load(slot_ptr + tl.program_id(1))
     global_scale = tl.load(after_ptr + slot)
     if tl.load(before_ptr + slot) != global_scale:
-        _round(
-            address_ptr,
-            out_byte_ptr,
-            out_ptr,
-            global_scale,
-            matrix_blocks,
-            METHOD,
-            DTYPE,
-            EVEN,
-            TILE,
-        )
+        w_ptr, place = _at(address_ptr, DTYPE), _place(out_ptr, out_byte_ptr, DTYPE)
+        pieces: tl.constexpr = TILE // PIECE
+        for piece in range(pieces):
+            tile = tl.program_id(0) * pieces + piece
+            block, inside = tile_of(tile, matrix_blocks, EVEN, PIECE)
+            round_blocks(w_ptr, global_scale, place, block, inside, METHOD, PIECE)
 
 
 @triton.jit
@@ -121,7 +124,7 @@ def quantize_all_kernel(
     global_ptr = tl.load(global_address_ptr + matrix).to(tl.pointer_type(tl.float32))
     codes_ptr = out_ptr + tl.multiple_of(tl.load(codes_byte_ptr + matrix), 8)
     scale_ptr = out_ptr + tl.load(scale_byte_ptr + matrix)
-    block, inside = tile_of(matrix_blocks, EVEN, TILE)
+    block, inside = tile_of(tl.program_id(0), matrix_blocks, EVEN, TILE)
     pack_blocks(w_ptr, tl.load(global_ptr), codes_ptr, scale_ptr, block, inside, METHOD, TILE)
 
 
@@ -133,20 +136,24 @@ def _at(address_ptr, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def _round(
-    address_ptr,
-    out_byte_ptr,
-    out_ptr,
-    global_scale,
-    matrix_blocks,
-    METHOD: tl.constexpr,
-    DTYPE: tl.constexpr,
-    EVEN: tl.constexpr,
-    TILE: tl.constexpr,
-):
-    """`round_blocks` of this program's tile, from and to the places that the table has."""
+def _place(out_ptr, out_byte_ptr, DTYPE: tl.constexpr):
+    """Pointer to this program's matrix of the result."""
     byte = tl.multiple_of(tl.load(out_byte_ptr + tl.program_id(1)), 16)
-    place = (out_ptr + byte).to(tl.pointer_type(DTYPE))
-    block, inside = tile_of(matrix_blocks, EVEN, TILE)
-    w_ptr = _at(address_ptr, DTYPE)
-    return round_blocks(w_ptr, global_scale, place, block, inside, METHOD, TILE)
+    return (out_ptr + byte).to(tl.pointer_type(DTYPE))
+
+
+@triton.jit
+def _known(maximum_ptr):
+    """What other programs have raised a maximum to, from the L2 cache, which they write to."""
+    return tl.load(maximum_ptr, cache_modifier=".cg")
+
+
+@triton.jit
+def _raise(maximum_ptr, known, bits):
+    """Raise a maximum that was `known` to be so large to `bits`, if that is more.
+
+    It never falls, so an old `known` costs an atomic and no more. Without it each program has one,
+    all on a few addresses: on an H200 `measure_and_round_kernel` then took 13 % longer.
+    """
+    if bits > known:
+        tl.atomic_max(maximum_ptr, bits, sem="relaxed")

@@ -21,6 +21,8 @@ from qat_core.options import BLOCK_SIZE, BlockScaleMethod, ScalePolicy
 TILE_BLOCKS, TILE_WARPS = 128, 4
 WIDE_TILE_BLOCKS = 512  # four blocks a thread of four warps
 AMAX_TILE_BLOCKS, AMAX_WARPS = 1024, 8
+# What rounds again looks at more blocks a program: most find nothing to do, and cost their start.
+AGAIN_TILE_BLOCKS = 1024
 TL_DTYPE = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 # Numbers of a weight's first matrix, each with its step to the next matrix.
 Columns = tuple[tuple[int, int], ...]
@@ -112,10 +114,11 @@ def measure_and_round(
     kinds = _by_kind(weights, columns)
     before = torch.cat([scale.reshape(-1) for scale in last_scales])
     amax = bits.view(torch.float32)
-    launch = partial(_launch_all, tile=TILE_BLOCKS, num_warps=TILE_WARPS, METHOD=method)
-    launch(kernels_many.measure_and_round_kernel, kinds, (before, bits, out))
+    launch = partial(_launch_all, kinds=kinds, num_warps=TILE_WARPS, METHOD=method)
+    kernel, again = kernels_many.measure_and_round_kernel, kernels_many.round_again_kernel
+    launch(kernel, tensors=(before, bits, out), tile=TILE_BLOCKS)
     after = reference.global_scale(amax, policy)
-    launch(kernels_many.round_again_kernel, kinds, (before, after, out))
+    launch(again, tensors=(before, after, out), tile=AGAIN_TILE_BLOCKS, PIECE=TILE_BLOCKS)
     pieces = iter(torch.split(out, sizes))
     rounded = [[next(pieces).view(w.dtype).view(w.shape) for w in members] for members in groups]
     return _of_groups(groups, amax), rounded
@@ -180,7 +183,7 @@ def _launch_all(
     tensors: tuple[Tensor, ...],
     tile: int,
     num_warps: int,
-    **options: str,
+    **options: str | int,
 ) -> None:
     """One program for each `tile` blocks of each matrix; the kernel gets table and `tensors`."""
     with torch.cuda.device_of(tensors[0]):  # type: ignore[no-untyped-call]

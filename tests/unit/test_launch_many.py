@@ -31,4 +31,4 @@ def test_matrices_of_a_size_are_one_launch(
     grids = [launched[:3] for launched in hopper.launched]
     sizes = [(1, 4, 1), (1, 1, 1)]
     tiles_of_rounding = [(4, 4, 1), (1, 1, 1)]
-    assert grids == [*sizes, *sizes, *2 * tiles_of_rounding]
+    assert grids == [*sizes, *sizes, *tiles_of_rounding, *sizes]
