@@ -114,11 +114,16 @@ def measure_and_round(
     kinds = _by_kind(weights, columns)
     before = torch.cat([scale.reshape(-1) for scale in last_scales])
     amax = bits.view(torch.float32)
-    launch = partial(_launch_all, kinds=kinds, num_warps=TILE_WARPS, METHOD=method)
     kernel, again = kernels_many.measure_and_round_kernel, kernels_many.round_again_kernel
-    launch(kernel, tensors=(before, bits, out), tile=TILE_BLOCKS)
+    for kind in kinds:
+        _, slot, _ = kind.table
+        parts = bits.new_empty(len(slot), triton.cdiv(kind.matrix_blocks, TILE_BLOCKS))
+        tensors = before, parts, out
+        _launch(kernel, kind, tensors, TILE_BLOCKS, TILE_WARPS, METHOD=method)
+        bits.scatter_reduce_(0, slot, parts.amax(1), "amax")
     after = reference.global_scale(amax, policy)
-    launch(again, tensors=(before, after, out), tile=AGAIN_TILE_BLOCKS, PIECE=TILE_BLOCKS)
+    tensors, options = (before, after, out), {"METHOD": method, "PIECE": TILE_BLOCKS}
+    _launch_all(again, kinds, tensors, AGAIN_TILE_BLOCKS, TILE_WARPS, **options)
     pieces = iter(torch.split(out, sizes))
     rounded = [[next(pieces).view(w.dtype).view(w.shape) for w in members] for members in groups]
     return _of_groups(groups, amax), rounded
@@ -185,20 +190,33 @@ def _launch_all(
     num_warps: int,
     **options: str | int,
 ) -> None:
+    """Once for each kind of matrices."""
+    for kind in kinds:
+        _launch(kernel, kind, tensors, tile, num_warps, **options)
+
+
+def _launch(
+    kernel: "triton.JITFunction",
+    kind: Kind,
+    tensors: tuple[Tensor, ...],
+    tile: int,
+    num_warps: int,
+    **options: str | int,
+) -> None:
     """One program for each `tile` blocks of each matrix; the kernel gets table and `tensors`."""
+    dtype, matrix_blocks, table = kind
     with torch.cuda.device_of(tensors[0]):  # type: ignore[no-untyped-call]
-        for dtype, matrix_blocks, table in kinds:
-            kernel[(triton.cdiv(matrix_blocks, tile), len(table[0]))](
-                *table,
-                *tensors,
-                matrix_blocks,
-                **options,
-                DTYPE=TL_DTYPE[dtype],
-                EVEN=matrix_blocks % tile == 0,
-                TILE=tile,
-                num_warps=num_warps,
-                enable_fp_fusion=False,
-            )
+        kernel[(triton.cdiv(matrix_blocks, tile), len(table[0]))](
+            *table,
+            *tensors,
+            matrix_blocks,
+            **options,
+            DTYPE=TL_DTYPE[dtype],
+            EVEN=matrix_blocks % tile == 0,
+            TILE=tile,
+            num_warps=num_warps,
+            enable_fp_fusion=False,
+        )
 
 
 @lru_cache(maxsize=64)  # a model's sizes of matrices times the kernels above
