@@ -18,7 +18,11 @@ RELOADED = (
     "82f3f04c72eec124558870526fac6f473578f640",
     "398a5772a7fd4346512a9051a880fd3734db59f1",
 )
-SHARED_HOST = "d3f39551facd806ae68d1340f87384821cf91143"  # of two runs at once: REPRODUCING.md
+# Of two runs at once: REPRODUCING.md.
+SHARED_HOSTS = (
+    "d3f39551facd806ae68d1340f87384821cf91143",
+    "8e180032e1f8b8be408d1afb1bad389c1ce0d5dc",
+)
 NOTE = (
     "One run an arm. Ratios are to BF16's run of the same code on as many GPUs. `mean`: over all "
     "tokens of all steps, the estimator of the claims. Medians: over all steps but the first. "
@@ -101,7 +105,7 @@ class VerlRun(BaseModel):
     @property
     def host_peak_gib(self) -> float | None:
         """In use on the whole host; None where another run shared it."""
-        return None if self.git.commit == SHARED_HOST else self.memory.host_peak_gib
+        return None if self.git.commit in SHARED_HOSTS else self.memory.host_peak_gib
 
     @property
     def setting(self) -> str:
@@ -184,8 +188,9 @@ PEAK_TABLE: MarkdownTable[VerlRun] = MarkdownTable(
 PEAK_NOTE = (
     "vLLM sleeps while the actor trains, and the actor is on the host while vLLM is awake; then "
     "its weights and KV cache are on the GPU. GPU and host: looked at every 2 s from outside; the "
-    f"host's peak is left out where two runs shared it (commit {SHARED_HOST[:7]}), which makes "
-    "their times uncertain too. Start and end: of the whole run, what is in no step."
+    "host's peak is left out where two runs shared it (commits "
+    f"{' and '.join(commit[:7] for commit in SHARED_HOSTS)}), which makes their times uncertain "
+    "too. Start and end: of the whole run, what is in no step."
 )
 
 
