@@ -95,8 +95,9 @@ def round_again_kernel(
         pieces: tl.constexpr = TILE // PIECE
         for piece in range(pieces):
             tile = tl.program_id(0) * pieces + piece
-            block, inside = tile_of(tile, matrix_blocks, EVEN, PIECE)
-            round_blocks(w_ptr, global_scale, place, block, inside, METHOD, PIECE)
+            if tile * PIECE < matrix_blocks:
+                block, inside = tile_of(tile, matrix_blocks, EVEN, PIECE)
+                round_blocks(w_ptr, global_scale, place, block, inside, METHOD, PIECE)
 
 
 @triton.jit

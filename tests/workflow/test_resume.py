@@ -23,6 +23,8 @@ from experiments.tracking.store import find_runs
 from qat_core.drift.names import FILE as DRIFT_FILE
 from tests.workflow.programs import ENVIRONMENT, SMOKE, module, snakemake
 
+pytestmark = pytest.mark.slow
+
 RUN = "tiny_nvfp4-qat_seed0"
 STEPS = 30  # about three seconds of training: time enough to be killed in
 TIMINGS = ("timing_s/", "perf/")
