@@ -46,7 +46,7 @@ test: $(DEV)  ## check the code and run all tests
 	@# side by side: linters read none of the engines, and locks share no other version
 	@$(MAKE) --no-print-directory -j 2 lint $(ENGINES)
 	@# models are small: more threads than workers wait for one another, and tests take half as long again
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(DEV)  ## check style, spelling, imports, types and workflow
 	@# side by side: types take longer than all the rest
