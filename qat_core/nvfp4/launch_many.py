@@ -118,12 +118,11 @@ def measure_and_round(
     for kind in kinds:
         _, slot, _ = kind.table
         parts = bits.new_empty(len(slot), triton.cdiv(kind.matrix_blocks, TILE_BLOCKS))
-        tensors = before, parts, out
-        _launch(kernel, kind, tensors, TILE_BLOCKS, TILE_WARPS, METHOD=method)
+        _launch(kernel, kind, (before, parts, out), TILE_BLOCKS, TILE_WARPS, METHOD=method)
         bits.scatter_reduce_(0, slot, parts.amax(1), "amax")
     after = reference.global_scale(amax, policy)
-    tensors, options = (before, after, out), {"METHOD": method, "PIECE": TILE_BLOCKS}
-    _launch_all(again, kinds, tensors, AGAIN_TILE_BLOCKS, TILE_WARPS, **options)
+    options = {"METHOD": method, "PIECE": TILE_BLOCKS}
+    _launch_all(again, kinds, (before, after, out), AGAIN_TILE_BLOCKS, TILE_WARPS, **options)
     pieces = iter(torch.split(out, sizes))
     rounded = [[next(pieces).view(w.dtype).view(w.shape) for w in members] for members in groups]
     return _of_groups(groups, amax), rounded

@@ -41,13 +41,9 @@ def test_quantize_all_equals_quantize_of_each(launch, device, block_scale):
         assert_same_bits(scale, expected_scale)
 
 
+@pytest.mark.parametrize("block_scale", BLOCK_SCALES)
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize(
-    ("last", "block_scale"),
-    [(last, "max") for last in (2.0**-20, 2.0**94, float("nan"), None)]
-    + [(1.0, block_scale) for block_scale in BLOCK_SCALES],
-    ids=str,
-)
+@pytest.mark.parametrize("last", [1.0, 2.0**-20, 2.0**94, float("nan"), None], ids=str)
 def test_weights_rounded_while_they_are_measured(launch, device, last, policy, block_scale):
     """Whatever the last scales were, the right ones among them (None): each other one's own."""
     generator = torch.Generator().manual_seed(9)
