@@ -14,7 +14,8 @@ from analysis.results import Results
 from experiments.study.load import load_study
 from experiments.study.schema import STUDIES, Study
 
-UNJUDGED = {"qwen3_moe_smoke", "qwen3_moe_replay"}  # random weights, without a checkpoint
+# random weights, without a checkpoint
+UNJUDGED = {"qwen3_moe_smoke", "qwen3_moe_half_smoke", "qwen3_moe_replay"}
 
 
 def changed(tmp_path: Path, name: str, **changes: Any) -> Study:
