@@ -21,6 +21,8 @@ from qat_core.options import BLOCK_SIZE, BlockScaleMethod, ScalePolicy
 TILE_BLOCKS, TILE_WARPS = 128, 4
 WIDE_TILE_BLOCKS = 512  # four blocks a thread of four warps
 AMAX_TILE_BLOCKS, AMAX_WARPS = 1024, 8
+# Warps of a program wait for each other to have its maximum: two of them less than four.
+MEASURED_TILE_BLOCKS, MEASURED_WARPS = 64, 2
 # What rounds again looks at more blocks a program: most find nothing to do, and cost their start.
 AGAIN_TILE_BLOCKS = 1024
 TL_DTYPE = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
@@ -113,16 +115,16 @@ def measure_and_round(
     ]
     kinds = _by_kind(weights, columns)
     before = torch.cat([scale.reshape(-1) for scale in last_scales])
-    amax = bits.view(torch.float32)
+    amax, tile = bits.view(torch.float32), MEASURED_TILE_BLOCKS
     kernel, again = kernels_many.measure_and_round_kernel, kernels_many.round_again_kernel
     for kind in kinds:
         _, slot, _ = kind.table
-        parts = bits.new_empty(len(slot), triton.cdiv(kind.matrix_blocks, TILE_BLOCKS))
-        _launch(kernel, kind, (before, parts, out), TILE_BLOCKS, TILE_WARPS, METHOD=method)
+        parts = bits.new_empty(len(slot), triton.cdiv(kind.matrix_blocks, tile))
+        _launch(kernel, kind, (before, parts, out), tile, MEASURED_WARPS, METHOD=method)
         bits.scatter_reduce_(0, slot, parts.amax(1), "amax")
     after = reference.global_scale(amax, policy)
-    options = {"METHOD": method, "PIECE": TILE_BLOCKS}
-    _launch_all(again, kinds, (before, after, out), AGAIN_TILE_BLOCKS, TILE_WARPS, **options)
+    options = {"METHOD": method, "PIECE": tile}
+    _launch_all(again, kinds, (before, after, out), AGAIN_TILE_BLOCKS, MEASURED_WARPS, **options)
     pieces = iter(torch.split(out, sizes))
     rounded = [[next(pieces).view(w.dtype).view(w.shape) for w in members] for members in groups]
     return _of_groups(groups, amax), rounded
@@ -172,13 +174,25 @@ def _by_kind(weights: Sequence[Tensor], columns: Sequence[Columns]) -> list[Kind
 
     A kind's table has the address of each matrix and its `columns`.
     """
+    where = tuple((w.data_ptr(), w.shape, w.dtype) for w in weights)
+    return _kinds(where, tuple(columns), weights[0].device)
+
+
+@lru_cache(maxsize=64)  # made once, as parameters keep their addresses
+def _kinds(
+    weights: tuple[tuple[int, torch.Size, torch.dtype], ...],
+    columns: tuple[Columns, ...],
+    device: torch.device,
+) -> list[Kind]:
+    """The largest first: meanwhile the CPU launches the others."""
     kinds = defaultdict(list)
-    for w, own in zip(weights, columns, strict=True):
-        if w.numel():
-            row = (w.data_ptr(), _matrix_bytes(w)), *own
-            kinds[w.dtype, _matrix_blocks(w)].append((prod(w.shape[:-2]), row))
-    device = weights[0].device
-    return [Kind(*kind, _table(tuple(rows), device)) for kind, rows in kinds.items()]
+    for (address, shape, dtype), own in zip(weights, columns, strict=True):
+        num_matrices, matrix_size = prod(shape[:-2]), prod(shape[-2:])
+        if num_matrices * matrix_size:
+            row = (address, matrix_size * dtype.itemsize), *own
+            kinds[dtype, matrix_size // BLOCK_SIZE].append((num_matrices, row))
+    found = [Kind(*kind, _table(rows, device)) for kind, rows in kinds.items()]
+    return sorted(found, key=lambda kind: -kind.matrix_blocks * len(kind.table[0]))
 
 
 def _launch_all(
@@ -218,9 +232,8 @@ def _launch(
         )
 
 
-@lru_cache(maxsize=64)  # a model's sizes of matrices times the kernels above
-def _table(rows: tuple[tuple[int, Columns], ...], device: torch.device) -> tuple[Tensor, ...]:
-    """Columns of the table on the device: made once, as parameters keep their addresses.
+def _table(rows: Sequence[tuple[int, Columns]], device: torch.device) -> tuple[Tensor, ...]:
+    """Columns of the table on the device.
 
     From pinned memory, so that nothing waits for the device where addresses do change.
     """

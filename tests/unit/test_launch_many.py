@@ -30,5 +30,5 @@ def test_matrices_of_a_size_are_one_launch(
     launch.measure_and_round(groups, scales, "pow2", "max")
     grids = [launched[:3] for launched in hopper.launched]
     sizes = [(1, 4, 1), (1, 1, 1)]
-    tiles_of_rounding = [(4, 4, 1), (1, 1, 1)]
+    tiles_of_rounding = [(8, 4, 1), (1, 1, 1)]
     assert grids == [*sizes, *sizes, *tiles_of_rounding, *sizes]
