@@ -21,8 +21,8 @@ from qat_core.options import BLOCK_SIZE, BlockScaleMethod, ScalePolicy
 TILE_BLOCKS, TILE_WARPS = 128, 4
 WIDE_TILE_BLOCKS = 512  # four blocks a thread of four warps
 AMAX_TILE_BLOCKS, AMAX_WARPS = 1024, 8
-# Warps of a program wait for each other to have its maximum: two of them less than four.
-MEASURED_TILE_BLOCKS, MEASURED_WARPS = 64, 2
+# One warp has the maximum of its two blocks a thread without shared memory, and no barrier.
+MEASURED_TILE_BLOCKS, MEASURED_WARPS = 64, 1
 # What rounds again looks at more blocks a program: most find nothing to do, and cost their start.
 AGAIN_TILE_BLOCKS = 1024
 TL_DTYPE = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
