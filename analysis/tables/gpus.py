@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from analysis.markdown import MarkdownTable
 from analysis.tables.engines import synced_engines
 from analysis.tables.memory import GPUS, MODELS
-from analysis.tables.verl import LINEAR, VerlRun, read_verl_records
+from analysis.tables.verl import VerlRun, read_verl_records
 from experiments.study.schema import ROOT
 from experiments.support.json_files import read_json
 from qat_core.memory import predict_offloaded_memory_gib, predict_training_memory_gib
@@ -46,7 +46,7 @@ class Setting(NamedTuple):
     """A model in an arm: its runs through verl, and what its engine's weights take.
 
     Where several runs have as many GPUs, the first that has a figure counts; none has another
-    kernel for linear layers than vLLM's own.
+    kernel than vLLM's own.
     """
 
     model: str
@@ -146,7 +146,7 @@ def gpus_sections(folder: Path, machine: str) -> list[str]:
         ValueError: a record is missing or damaged.
     """
     records = read_verl_records(folder, machine)
-    runs = [run for record in records for run in record.runs if LINEAR not in run.environment]
+    runs = [run for record in records for run in record.runs if not run.kernels]
     engines = synced_engines(folder, machine)
     settings = [
         Setting(

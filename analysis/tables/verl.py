@@ -12,7 +12,11 @@ from analysis.markdown import MarkdownTable
 from analysis.tables.record import Record, read_record
 from qat_core.units import show_memory
 
-IN_PLACE, LINEAR = "QAT_CORE_IN_PLACE_SYNC", "QAT_CORE_LINEAR_KERNEL"
+IN_PLACE = "QAT_CORE_IN_PLACE_SYNC"
+KERNELS = {  # what they choose the kernels of
+    "QAT_CORE_LINEAR_KERNEL": "linear layers",
+    "QAT_CORE_EXPERTS_KERNEL": "experts",
+}
 # Here syncs went through vLLM's reload if this variable did not ask for another way.
 RELOADED = (
     "82f3f04c72eec124558870526fac6f473578f640",
@@ -29,7 +33,8 @@ NOTE = (
     "Random weights: mismatch, memory and times mean something, rewards do not. Tensors: what "
     "vLLM's weights take; its report has caches, workspaces and gaps, too. Both are known at a "
     f"run's end. Reload: packed weights through vLLM's, now with `{IN_PLACE}=0`; else in place. "
-    f"Linear layers by: the value of `{LINEAR}`; else Marlin. "
+    "Linear layers by, experts by: the value of "
+    f"{' or '.join(f'`{variable}`' for variable in KERNELS)}; else Marlin. "
     "Runs of recorded studies are in their tables."
 )
 
@@ -112,10 +117,15 @@ class VerlRun(BaseModel):
         """The arm, by what its packed weights are multiplied, if they went through the reload."""
         if self.arm == BF16:
             return self.arm
-        kernel = self.environment.get(LINEAR)
-        kernels = f", linear layers by {kernel}" if kernel else ""
         reloads = goes_through_reload(self.git.commit, self.environment)
-        return f"{self.arm}{kernels}{', reload' if reloads else ''}"
+        kernels = [f"{what} by {kernel}" for what, kernel in self.kernels.items()]
+        return ", ".join([self.arm, *kernels, *(["reload"] if reloads else [])])
+
+    @property
+    def kernels(self) -> dict[str, str]:
+        """Those asked for instead of vLLM's own, by what they multiply."""
+        chosen = {what: self.environment.get(variable) for variable, what in KERNELS.items()}
+        return {what: kernel for what, kernel in chosen.items() if kernel}
 
     @property
     def progress(self) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from analysis.tables import benchmark_text
 from analysis.tables.cost import FSDP_RECORDS, Stack
-from analysis.tables.verl import IN_PLACE, LINEAR, RELOADED
+from analysis.tables.verl import IN_PLACE, KERNELS, RELOADED
 
 SETUP = {
     "hardware": {"gpus": ["GPU X"]},
@@ -137,12 +137,13 @@ def test_syncs_through_the_reload_are_marked(
     assert f"| m | {name} | 1 |" in benchmark_text("verl", tmp_path / "benchmarks", "x")
 
 
-def test_other_kernels_of_linear_layers_are_marked(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("variable", "what"), KERNELS.items())
+def test_other_kernels_are_marked(variable: str, what: str, tmp_path: Path) -> None:
     bf16, qat = _run("bf16", 1, 2e-5, None), _run("qat", 1, 6e-5, 2.25)
-    qat["environment"] = bf16["environment"] = {LINEAR: "humming"}
+    qat["environment"] = bf16["environment"] = {variable: "humming"}
     _write(tmp_path / "benchmarks" / "verl_x.json", bf16, qat)
     text = benchmark_text("verl", tmp_path / "benchmarks", "x")
-    assert "| m | qat, linear layers by humming | 1 | 4 |" in text and "| m | bf16 | 1 |" in text
+    assert f"| m | qat, {what} by humming | 1 | 4 |" in text and "| m | bf16 | 1 |" in text
 
 
 def test_costs_are_shares_of_bf16(tmp_path: Path) -> None:
