@@ -170,7 +170,7 @@ class Scales:
             for names, local_amax in zip(groups, measured, strict=True)
         ]
         flat = torch.cat(amax)
-        sizes = [len(values) for values in amax]
+        sizes = [values.numel() for values in amax]
         if mesh is not None:
             flat = max_over_ranks(flat.to(mesh.device_type), mesh.get_group())
         self._store(groups, torch.split(global_scale(flat, self.policy), sizes), mesh)
@@ -221,14 +221,13 @@ class Scales:
         self, groups: list[tuple[str, ...]], scales: tuple[Tensor, ...], mesh: DeviceMesh | None
     ) -> None:
         """Write in place: compiled layers and captured graphs read the same tensors."""
-        fresh = {
-            name: scale.view(self.shapes[name][:-2])
-            for names, scale in zip(groups, scales, strict=True)
-            for name in names
-        }
-        for name, scale in fresh.items():
-            if mesh is None:
-                self.values[name] = self.weights.weight(name).global_scale
-            elif self.values[name].device != scale.device:
-                self.values[name] = torch.empty_like(scale)
+        fresh: dict[str, Tensor] = {}
+        for names, flat in zip(groups, scales, strict=True):
+            scale = flat.view(self.shapes[names[0]][:-2])
+            for name in names:
+                fresh[name] = scale
+                if mesh is None:
+                    self.values[name] = self.weights.weight(name).global_scale
+                elif self.values[name].device != scale.device:
+                    self.values[name] = torch.empty_like(scale)
         torch._foreach_copy_([self.values[name] for name in fresh], list(fresh.values()))

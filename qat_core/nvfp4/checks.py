@@ -1,6 +1,6 @@
 """What the codec refuses, by the name of the argument."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import get_args
 
 import torch
@@ -17,11 +17,10 @@ def checked_groups(groups: Groups) -> list[list[Tensor]]:
     """Their weights without gradients; errors as `group_amax`."""
     for index, members in enumerate(groups):
         _check_group(members, f"groups[{index}]")
-    _check_one_device(
-        [w for members in groups for w in members],
-        [f"groups[{i}][{j}]" for i, members in enumerate(groups) for j in range(len(members))],
-    )
-    return [[w.detach() for w in members] for members in groups]
+    places = [(i, j) for i, members in enumerate(groups) for j in range(len(members))]
+    weights = [groups[i][j] for i, j in places]
+    _check_one_device(weights, lambda index: "groups[{}][{}]".format(*places[index]))
+    return [[_without_gradient(w) for w in members] for members in groups]
 
 
 def _check_group(members: Sequence[Tensor], name: str) -> None:
@@ -34,11 +33,16 @@ def _check_group(members: Sequence[Tensor], name: str) -> None:
             raise ValueError(f"{name}: leading dimensions differ: {shapes}")
 
 
-def _check_one_device(weights: Sequence[Tensor], names: Sequence[str]) -> None:
+def _check_one_device(weights: Sequence[Tensor], name_of: Callable[[int], str]) -> None:
     """A launch gets addresses, which mean nothing on another device."""
-    for w, name in zip(weights, names, strict=True):
+    for index, w in enumerate(weights):
         if w.device != weights[0].device:
-            raise ValueError(f"{names[0]} is on {weights[0].device}, {name} on {w.device}")
+            first = f"{name_of(0)} is on {weights[0].device}"
+            raise ValueError(f"{first}, {name_of(index)} on {w.device}")
+
+
+def _without_gradient(w: Tensor) -> Tensor:
+    return w.detach() if w.requires_grad else w
 
 
 def checked(
@@ -50,8 +54,8 @@ def checked(
     """The weights for launches of all at once, without gradients; errors as `quantize_all`."""
     for w, global_scale, name in zip(weights, global_scales, names, strict=True):
         check(w, global_scale, method, name)
-    _check_one_device(weights, names)
-    return [w.detach() for w in weights]
+    _check_one_device(weights, names.__getitem__)
+    return [_without_gradient(w) for w in weights]
 
 
 def check(w: Tensor, global_scale: Tensor, method: str, name: str) -> None:

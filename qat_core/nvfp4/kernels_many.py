@@ -79,8 +79,8 @@ def round_again_kernel(
     out_ptr,
     matrix_blocks,
     METHOD: tl.constexpr,
-    DTYPE: tl.constexpr,
     PIECE: tl.constexpr,
+    DTYPE: tl.constexpr,
     EVEN: tl.constexpr,
     TILE: tl.constexpr,
 ):

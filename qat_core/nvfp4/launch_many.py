@@ -14,6 +14,7 @@ from torch import Tensor
 
 from qat_core.nvfp4 import kernels_many, reference
 from qat_core.nvfp4.format import BLOCK_BYTES, CODE_BYTES, ShardLayout
+from qat_core.nvfp4.repeated_kernel import RepeatedKernel
 from qat_core.options import BLOCK_SIZE, BlockScaleMethod, ScalePolicy
 
 # Four warps take a block of the tile a thread, one warp four blocks: on an H200 the faster way to
@@ -25,6 +26,10 @@ AMAX_TILE_BLOCKS, AMAX_WARPS = 1024, 8
 MEASURED_TILE_BLOCKS, MEASURED_WARPS = 64, 1
 # What rounds again looks at more blocks a program: most find nothing to do, and cost their start.
 AGAIN_TILE_BLOCKS = 1024
+AMAX = RepeatedKernel(kernels_many.amax_kernel)
+MEASURE_AND_ROUND = RepeatedKernel(kernels_many.measure_and_round_kernel)
+ROUND_AGAIN = RepeatedKernel(kernels_many.round_again_kernel)
+QUANTIZE_ALL = RepeatedKernel(kernels_many.quantize_all_kernel)
 TL_DTYPE = {torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 # Numbers of a weight's first matrix, each with its step to the next matrix.
 Columns = tuple[tuple[int, int], ...]
@@ -89,7 +94,8 @@ def group_amax(groups: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     weights = [aligned(w) for members in groups for w in members]
     slots, bits = _slots(groups)
     kinds = _by_kind(weights, [(slot,) for slot in slots])
-    _launch_all(kernels_many.amax_kernel, kinds, (bits,), AMAX_TILE_BLOCKS, AMAX_WARPS)
+    for kind in kinds:
+        _launch(AMAX, kind, (bits,), AMAX_TILE_BLOCKS, AMAX_WARPS)
     return _of_groups(groups, bits.view(torch.float32))
 
 
@@ -115,16 +121,16 @@ def measure_and_round(
     ]
     kinds = _by_kind(weights, columns)
     before = torch.cat([scale.reshape(-1) for scale in last_scales])
-    amax, tile = bits.view(torch.float32), MEASURED_TILE_BLOCKS
-    kernel, again = kernels_many.measure_and_round_kernel, kernels_many.round_again_kernel
+    amax, tile, warps = bits.view(torch.float32), MEASURED_TILE_BLOCKS, MEASURED_WARPS
     for kind in kinds:
         _, slot, _ = kind.table
         parts = bits.new_empty(len(slot), triton.cdiv(kind.matrix_blocks, tile))
-        _launch(kernel, kind, (before, parts, out), tile, MEASURED_WARPS, METHOD=method)
+        _launch(MEASURE_AND_ROUND, kind, (before, parts, out), tile, warps, method)
         bits.scatter_reduce_(0, slot, parts.amax(1), "amax")
     after = reference.global_scale(amax, policy)
-    options = {"METHOD": method, "PIECE": tile}
-    _launch_all(again, kinds, (before, after, out), AGAIN_TILE_BLOCKS, MEASURED_WARPS, **options)
+    for kind in kinds:
+        tensors = before, after, out
+        _launch(ROUND_AGAIN, kind, tensors, AGAIN_TILE_BLOCKS, warps, method, tile)
     pieces = iter(torch.split(out, sizes))
     rounded = [[next(pieces).view(w.dtype).view(w.shape) for w in members] for members in groups]
     return _of_groups(groups, amax), rounded
@@ -165,8 +171,8 @@ def _quantize_into(
         for w, scale, (code_byte, scale_byte) in zip(weights, global_scales, places, strict=True)
     ]
     tile = WIDE_TILE_BLOCKS if method == "max" else TILE_BLOCKS
-    kernel = kernels_many.quantize_all_kernel
-    _launch_all(kernel, _by_kind(weights, columns), (out,), tile, TILE_WARPS, METHOD=method)
+    for kind in _by_kind(weights, columns):
+        _launch(QUANTIZE_ALL, kind, (out,), tile, TILE_WARPS, method)
 
 
 def _by_kind(weights: Sequence[Tensor], columns: Sequence[Columns]) -> list[Kind]:
@@ -195,41 +201,19 @@ def _kinds(
     return sorted(found, key=lambda kind: -kind.matrix_blocks * len(kind.table[0]))
 
 
-def _launch_all(
-    kernel: "triton.JITFunction",
-    kinds: Sequence[Kind],
-    tensors: tuple[Tensor, ...],
-    tile: int,
-    num_warps: int,
-    **options: str | int,
-) -> None:
-    """Once for each kind of matrices."""
-    for kind in kinds:
-        _launch(kernel, kind, tensors, tile, num_warps, **options)
-
-
 def _launch(
-    kernel: "triton.JITFunction",
+    kernel: RepeatedKernel,
     kind: Kind,
     tensors: tuple[Tensor, ...],
     tile: int,
     num_warps: int,
-    **options: str | int,
+    *options: str | int,
 ) -> None:
     """One program for each `tile` blocks of each matrix; the kernel gets table and `tensors`."""
     dtype, matrix_blocks, table = kind
-    with torch.cuda.device_of(tensors[0]):  # type: ignore[no-untyped-call]
-        kernel[(triton.cdiv(matrix_blocks, tile), len(table[0]))](
-            *table,
-            *tensors,
-            matrix_blocks,
-            **options,
-            DTYPE=TL_DTYPE[dtype],
-            EVEN=matrix_blocks % tile == 0,
-            TILE=tile,
-            num_warps=num_warps,
-            enable_fp_fusion=False,
-        )
+    grid = (triton.cdiv(matrix_blocks, tile), len(table[0]), 1)
+    constants = *options, TL_DTYPE[dtype], matrix_blocks % tile == 0, tile
+    kernel.launch(grid, (*table, *tensors), (matrix_blocks,), constants, num_warps)
 
 
 def _table(rows: Sequence[tuple[int, Columns]], device: torch.device) -> tuple[Tensor, ...]:
