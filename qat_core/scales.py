@@ -6,13 +6,14 @@ all-reduce of one FP32 value a group (and expert).
 """
 
 from copy import copy, deepcopy
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from qat_core.held_weights import HeldWeight, HeldWeights
+from qat_core.later import Later
 from qat_core.mesh import max_over_ranks, shard_rows
 from qat_core.nvfp4 import ShardLayout, global_scale, is_representable
 from qat_core.nvfp4.format import UNREPRESENTABLE
@@ -20,6 +21,20 @@ from qat_core.plan import QuantPlan
 from qat_core.recipe import Recipe
 from qat_core.rounded_weights import Keep, RoundedWeights, in_backward
 from qat_core.uncounted_writes import watch
+
+
+class Measured(NamedTuple):
+    """What the last refresh found of groups that the same ranks share.
+
+    Attributes:
+        groups: names of their weights.
+        finite: of each group, whether its weights, or those of each expert, are finite.
+        all_finite: whether all are.
+    """
+
+    groups: list[tuple[str, ...]]
+    finite: tuple[Tensor, ...]
+    all_finite: Later
 
 
 class Scales:
@@ -51,7 +66,7 @@ class Scales:
         self.packed_shards: dict[str, tuple[Tensor, ShardLayout]] = {}
         self._groups = tuple(plan.groups.values())
         self._group_of = {name: group for group in self._groups for name in group}
-        self._finite: list[tuple[tuple[str, ...], Tensor]] = []
+        self._measured: list[Measured] = []
         self._ready: torch.cuda.Event | None = None
 
     def refresh(self) -> None:
@@ -103,15 +118,16 @@ class Scales:
         return self.weights.weight(weight.weight_name).requires_grad
 
     def require_finite(self) -> None:
-        """Refuse weights that held NaN or infinity at the last refresh; waits for the GPU.
+        """Refuse weights that held NaN or infinity at the last refresh; waits for its end.
 
-        On a GPU a refresh asks for the one before, as it would otherwise idle at every step. Until
-        then a weight that is not finite reads as NaN.
+        On a GPU a refresh asks for the one before, which has long ended: the GPU would otherwise
+        idle at every step. Until then a weight that is not finite reads as NaN.
         """
-        measured, self._finite = self._finite, []
-        if not measured or bool(torch.cat([finite for _, finite in measured]).all()):
+        measured, self._measured = self._measured, []
+        if all(it.all_finite for it in measured):
             return
-        bad = [n for names, finite in measured if not bool(finite.all()) for n in names]
+        found = [pair for it in measured for pair in zip(it.groups, it.finite, strict=True)]
+        bad = [n for names, finite in found if not bool(finite.all()) for n in names]
         now = [n for n in bad if not bool(is_representable(self.weights.weight(n).plain()).all())]
         culprits = ", ".join(now or bad)
         raise ValueError(f"{culprits}: holds {UNREPRESENTABLE}, which NVFP4 cannot represent")
@@ -119,7 +135,7 @@ class Scales:
     def release_weights(self) -> None:
         """Let go of the weights, see `HeldWeights.release`."""
         self.weights.release()
-        self._finite = []
+        self._measured = []
 
     def copied_with(self, name: str, memo: dict[int, Any]) -> "Scales | None":
         """The copy of these scales, with the copy of weight `name`; None outside its module."""
@@ -134,7 +150,7 @@ class Scales:
         """Scales without weights; `copied_with` adds those of the model or layers copied."""
         copied = memo[id(self)] = copy(self)
         copied.values = {name: value.clone() for name, value in self.values.items()}
-        copied.packed_shards, copied._finite = {}, []
+        copied.packed_shards, copied._measured = {}, []
         copied.weights = self.weights.without_weights()
         copied.rounded = self.rounded.of_copy(copied.weights)
         watch(copied.weights)
@@ -154,7 +170,7 @@ class Scales:
         self.packed_shards.clear()
         for mesh, groups in self._groups_by_mesh().items():
             self._measure(groups, mesh)
-        if not any(finite.is_cuda for _, finite in self._finite):
+        if not any(flag.is_cuda for it in self._measured for flag in it.finite):
             self.require_finite()
         self.num_refreshes += 1
         self.weights.mark_measured()
@@ -174,8 +190,8 @@ class Scales:
         if mesh is not None:
             flat = max_over_ranks(flat.to(mesh.device_type), mesh.get_group())
         self._store(groups, torch.split(global_scale(flat, self.policy), sizes), mesh)
-        finite = torch.split(is_representable(flat), sizes)
-        self._finite += [(names, values) for names, values in zip(groups, finite, strict=True)]
+        finite = is_representable(flat)
+        self._measured.append(Measured(groups, torch.split(finite, sizes), Later(finite.all())))
         if flat.is_cuda and mesh is not None:
             self._ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._ready.record()
