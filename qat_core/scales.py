@@ -28,12 +28,12 @@ class Measured(NamedTuple):
 
     Attributes:
         groups: names of their weights.
-        finite: of each group, whether its weights, or those of each expert, are finite.
+        finite: whether their weights are: a value a group, of experts one for each, in a row.
         all_finite: whether all are.
     """
 
     groups: list[tuple[str, ...]]
-    finite: tuple[Tensor, ...]
+    finite: Tensor
     all_finite: Later
 
 
@@ -126,11 +126,15 @@ class Scales:
         measured, self._measured = self._measured, []
         if all(it.all_finite for it in measured):
             return
-        found = [pair for it in measured for pair in zip(it.groups, it.finite, strict=True)]
-        bad = [n for names, finite in found if not bool(finite.all()) for n in names]
+        bad = [n for it in measured for n in self._not_finite(it)]
         now = [n for n in bad if not bool(is_representable(self.weights.weight(n).plain()).all())]
         culprits = ", ".join(now or bad)
         raise ValueError(f"{culprits}: holds {UNREPRESENTABLE}, which NVFP4 cannot represent")
+
+    def _not_finite(self, measured: Measured) -> list[str]:
+        sizes = [self.shapes[names[0]][:-2].numel() for names in measured.groups]
+        of_groups = zip(measured.groups, torch.split(measured.finite, sizes), strict=True)
+        return [name for names, finite in of_groups if not bool(finite.all()) for name in names]
 
     def release_weights(self) -> None:
         """Let go of the weights, see `HeldWeights.release`."""
@@ -170,7 +174,7 @@ class Scales:
         self.packed_shards.clear()
         for mesh, groups in self._groups_by_mesh().items():
             self._measure(groups, mesh)
-        if not any(flag.is_cuda for it in self._measured for flag in it.finite):
+        if not any(it.finite.is_cuda for it in self._measured):
             self.require_finite()
         self.num_refreshes += 1
         self.weights.mark_measured()
@@ -191,7 +195,7 @@ class Scales:
             flat = max_over_ranks(flat.to(mesh.device_type), mesh.get_group())
         self._store(groups, torch.split(global_scale(flat, self.policy), sizes), mesh)
         finite = is_representable(flat)
-        self._measured.append(Measured(groups, torch.split(finite, sizes), Later(finite.all())))
+        self._measured.append(Measured(groups, finite, Later(finite.all())))
         if flat.is_cuda and mesh is not None:
             self._ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._ready.record()

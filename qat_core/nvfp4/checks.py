@@ -17,9 +17,12 @@ def checked_groups(groups: Groups) -> list[list[Tensor]]:
     """Their weights without gradients; errors as `group_amax`."""
     for index, members in enumerate(groups):
         _check_group(members, f"groups[{index}]")
-    places = [(i, j) for i, members in enumerate(groups) for j in range(len(members))]
-    weights = [groups[i][j] for i, j in places]
-    _check_one_device(weights, lambda index: "groups[{}][{}]".format(*places[index]))
+    _check_one_device(
+        [w for members in groups for w in members],
+        lambda: [
+            f"groups[{i}][{j}]" for i, members in enumerate(groups) for j in range(len(members))
+        ],
+    )
     return [[_without_gradient(w) for w in members] for members in groups]
 
 
@@ -33,12 +36,12 @@ def _check_group(members: Sequence[Tensor], name: str) -> None:
             raise ValueError(f"{name}: leading dimensions differ: {shapes}")
 
 
-def _check_one_device(weights: Sequence[Tensor], name_of: Callable[[int], str]) -> None:
+def _check_one_device(weights: Sequence[Tensor], names: Callable[[], Sequence[str]]) -> None:
     """A launch gets addresses, which mean nothing on another device."""
     for index, w in enumerate(weights):
         if w.device != weights[0].device:
-            first = f"{name_of(0)} is on {weights[0].device}"
-            raise ValueError(f"{first}, {name_of(index)} on {w.device}")
+            first, name = names()[0], names()[index]
+            raise ValueError(f"{first} is on {weights[0].device}, {name} on {w.device}")
 
 
 def _without_gradient(w: Tensor) -> Tensor:
@@ -54,7 +57,7 @@ def checked(
     """The weights for launches of all at once, without gradients; errors as `quantize_all`."""
     for w, global_scale, name in zip(weights, global_scales, names, strict=True):
         check(w, global_scale, method, name)
-    _check_one_device(weights, names.__getitem__)
+    _check_one_device(weights, lambda: names)
     return [_without_gradient(w) for w in weights]
 
 

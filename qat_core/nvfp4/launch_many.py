@@ -93,8 +93,7 @@ def group_amax(groups: Sequence[Sequence[Tensor]]) -> list[Tensor]:
     # Kept until the kernels are queued: the tables hold addresses, not tensors.
     weights = [aligned(w) for members in groups for w in members]
     slots, bits = _slots(groups)
-    kinds = _by_kind(weights, [(slot,) for slot in slots])
-    for kind in kinds:
+    for kind in _by_kind(weights, [(slot,) for slot in slots]):
         _launch(AMAX, kind, (bits,), AMAX_TILE_BLOCKS, AMAX_WARPS)
     return _of_groups(groups, bits.view(torch.float32))
 
@@ -116,21 +115,21 @@ def measure_and_round(
     out = bits.new_empty(sum(sizes), dtype=torch.uint8)
     places = accumulate(sizes, initial=0)
     columns = [
-        (slot, (place, _matrix_bytes(w)))
+        (slot, (place, prod(w.shape[-2:]) * w.element_size()))
         for slot, place, w in zip(slots, places, weights, strict=False)
     ]
     kinds = _by_kind(weights, columns)
     before = torch.cat([scale.reshape(-1) for scale in last_scales])
-    amax, tile, warps = bits.view(torch.float32), MEASURED_TILE_BLOCKS, MEASURED_WARPS
+    tile, warps = MEASURED_TILE_BLOCKS, MEASURED_WARPS
     for kind in kinds:
         _, slot, _ = kind.table
         parts = bits.new_empty(len(slot), triton.cdiv(kind.matrix_blocks, tile))
         _launch(MEASURE_AND_ROUND, kind, (before, parts, out), tile, warps, method)
         bits.scatter_reduce_(0, slot, parts.amax(1), "amax")
+    amax = bits.view(torch.float32)
     after = reference.global_scale(amax, policy)
     for kind in kinds:
-        tensors = before, after, out
-        _launch(ROUND_AGAIN, kind, tensors, AGAIN_TILE_BLOCKS, warps, method, tile)
+        _launch(ROUND_AGAIN, kind, (before, after, out), AGAIN_TILE_BLOCKS, warps, method, tile)
     pieces = iter(torch.split(out, sizes))
     rounded = [[next(pieces).view(w.dtype).view(w.shape) for w in members] for members in groups]
     return _of_groups(groups, amax), rounded
@@ -232,10 +231,6 @@ def _table(rows: Sequence[tuple[int, Columns]], device: torch.device) -> tuple[T
         )
         for column in zip(*matrices, strict=True)
     )
-
-
-def _matrix_bytes(w: Tensor) -> int:
-    return prod(w.shape[-2:]) * w.element_size()
 
 
 def _matrix_blocks(w: Tensor) -> int:
