@@ -36,9 +36,9 @@ def prepare(
             BF16; no further use rounds, as is the rule on a CPU. "packed": in 0.56 bytes a weight,
             unpacked where it is used, which pays where several micro-batches use it. On an H200 the
             first micro-batch of 16 layers of Qwen3-30B-A3B took 1.09 times BF16's time with nothing
-            kept, 1.06 "rounded" and 1.10 "packed", further ones 1.07, 1.00 and 1.05; the peak of
-            memory grew by 1, 41 and 12 %. No effect under FSDP2, where shards are kept packed
-            anyway; refused by layers that torch.compile compiles.
+            kept, 1.05 "rounded" and 1.11 "packed", further ones 1.08, 1.00 and 1.05; the peak of
+            memory was 2, 43 and 14 % above BF16's. No effect under FSDP2, where shards are kept
+            packed anyway; refused by layers that torch.compile compiles.
 
     Raises:
         ValueError: `keep` is none of these; see `plan`; or the model has adapters of PEFT; or a

@@ -20,6 +20,7 @@ ARMS = {
 FSDP_RECORDS = {  # file: host
     "x4_8192": "F",
     "x4": "E",
+    "x2_newest": "G",
     "x2": "D",
     "x2_before": "D",
     "x2_oldest": "D",

@@ -98,7 +98,7 @@ def test_cost_of_training_layers() -> None:
     moe = [it["arms"]["qat"]["ratio"] for it in stacks if it["shape"] == "qwen3-30b-a3b"]
     on_ranks = [
         stack["arms"]["qat"]["ratio"]
-        for name in ("fsdp_h200x4_first", "fsdp_h200x2", "fsdp_h200x4")
+        for name in ("fsdp_h200x4_first", "fsdp_h200x2", "fsdp_h200x2_newest", "fsdp_h200x4")
         for stack in benchmark(name)["stacks"]
     ]
     many_tokens = [it["arms"]["qat"]["ratio"] for it in benchmark("fsdp_h200x4_8192")["stacks"]]
@@ -116,6 +116,7 @@ def test_cost_of_steps_through_verl() -> None:
         {run["arm"]: run for run in benchmark(name)["runs"]}
         for name in ("verl_h200", "verl_h200_8b_reload", "verl_h200_2gpus", "verl_h200_30b")
     )
+    half = benchmark("verl_h200_30b_half")["runs"]
     steps_s = [
         [runs[arm]["step_s"]["median"] for arm in ("nvfp4-qat", "bf16")]
         for runs in (one, before, two)
@@ -128,7 +129,12 @@ def test_cost_of_steps_through_verl() -> None:
     ) in TEXT
     training_s = [large[arm]["training_s"]["median"] for arm in ("nvfp4-qat", "bf16")]
     assert training_s[0] < training_s[1]
-    assert "training of Qwen3-30B-A3B's takes no longer on four" in TEXT
+    floor_s, *half_s = (run["training_s"]["median"] for run in half)
+    more = [f"{100 * (edge(half_s) / floor_s - 1):.0f}" for edge in (min, max)]
+    assert (
+        "training of Qwen3-30B-A3B's takes no longer on four, of half its layers on two, with a "
+        "slow CPU, {} to {} % longer"
+    ).format(*more) in TEXT
 
 
 def test_cost_of_a_small_models_step() -> None:
