@@ -179,15 +179,23 @@ class FakeQuantizedTensor(FullPrecisionMemory):
             tensor.scales.weights.mark_written(tensor.weight_name)
         out = func(*read_all(cls, cls.plain, args), **read_dict(cls, cls.plain, kwargs))
         if func in PRESERVING or (func is aten.clone.default and is_copied_to_compute(args[0])):
+            non_blocking = kwargs.get("non_blocking", False)
             with _normal_tensors():  # views of a normal tensor are normal everywhere
-                pieces = [args[0]._like(p, func, args, i) for i, p in enumerate(as_list(out))]
+                pieces = [
+                    args[0]._like(piece, func, args, index, non_blocking)
+                    for index, piece in enumerate(as_list(out))
+                ]
             out = pieces if isinstance(out, list) else pieces[0]
         return return_and_correct_aliasing(func, args, kwargs, out)  # type: ignore[no-untyped-call]
 
     def _like(
-        self, data: Tensor, func: Any, args: tuple[Any, ...], index: int
+        self, data: Tensor, func: Any, args: tuple[Any, ...], index: int, non_blocking: bool = False
     ) -> "FakeQuantizedTensor":
-        """`data`, result number `index` of `func(self, ...)`, as part of the same weight."""
+        """`data`, result number `index` of `func(self, ...)`, as part of the same weight.
+
+        non_blocking: as `data` was copied to another device. The CPU would otherwise wait for each
+        weight in turn when verl offloads a model.
+        """
         global_scale, transposed, expert = self.global_scale, self.is_transposed, self._expert
         axis = -2 if transposed else -1
         if func in TRANSPOSES:
@@ -199,11 +207,12 @@ class FakeQuantizedTensor(FullPrecisionMemory):
             transposed = bool(data.stride(-1) != 1)
         elif data.ndim == self.ndim and data.shape[axis] != self.shape[axis]:
             raise ValueError(f"{self.weight_name}: cannot be cut along its blocks of {BLOCK_SIZE}")
-        if global_scale.device != data.device:  # of the meta device there is nothing to copy
+        if global_scale.device != data.device:
             self.scales.rounded.forget(self.weight_name)  # `model.to("cpu")` is to free memory
-            known = not global_scale.is_meta
-            ones = torch.ones(global_scale.shape, device=data.device)
-            global_scale = global_scale.to(data.device) if known else ones
+            if global_scale.is_meta:  # there is nothing to copy
+                global_scale = torch.ones(global_scale.shape, device=data.device)
+            else:
+                global_scale = global_scale.to(data.device, non_blocking=non_blocking)
         like = FakeQuantizedTensor(
             data, global_scale, self.weight_name, self.scales, transposed, expert
         )

@@ -14,27 +14,23 @@ there from one step to the next. The record is written after each stack.
 """
 
 import argparse
-import os
-import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from rich.console import Console
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.multiprocessing.spawn import spawn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from experiments.benchmarks.parameter import SCALES_KNOWN, step
 from experiments.benchmarks.qat_layers import apply_arm, arms, layer_stack, step_inputs
+from experiments.benchmarks.sharded import measure_on_ranks, require_gpus, shard
 from experiments.benchmarks.timing import quartiles, summary, time_steps
 from experiments.runs.provenance import origin
 from experiments.support.cli import run_cli
-from experiments.support.json_files import read_json, write_json
+from experiments.support.json_files import write_json
 from qat_core.arguments import positive_int
 from qat_core.parameter import FakeQuantizedTensor
 from qat_core.preparation import scales_of
@@ -46,16 +42,6 @@ STACKS = {
     "cuda": [("qwen3-8b", 8, True), ("qwen3-8b", 8, False), ("qwen3-30b-a3b", 4, False)],
     "cpu": [("tiny", 2, True), ("tiny-moe", 2, False)],
 }
-BACKEND = {"cuda": "nccl", "cpu": "gloo"}
-POLICY = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-
-
-def shard(model: nn.Module) -> None:
-    """Make each decoder layer and the rest FSDP2 groups."""
-    layers: Any = model.layers
-    for layer in layers:
-        fully_shard(layer, mp_policy=POLICY)
-    fully_shard(model, mp_policy=POLICY)
 
 
 def measure(
@@ -166,25 +152,6 @@ def peak_gib(call: partial[None]) -> float:
     return (torch.cuda.max_memory_allocated() - before) / BYTES_PER_GIB
 
 
-def worker(
-    rank: int, world: int, device: str, rounds: int, tokens: int, rendezvous: str, record: Path
-) -> None:
-    """One rank: measures all stacks; rank 0 adds each to the record."""
-    if device == "cuda":
-        torch.cuda.set_device(rank)
-    os.environ["LOCAL_RANK"] = str(rank)
-    dist.init_process_group(
-        BACKEND[device], init_method=f"file://{rendezvous}", rank=rank, world_size=world
-    )
-    for stack in STACKS[device]:
-        result = measure(*stack, device, rounds, tokens)
-        if rank == 0:
-            Console().print_json(data=result)
-            content = read_json(record)
-            write_json(record, content | {"stacks": [*content["stacks"], result]})
-    dist.destroy_process_group()
-
-
 def main() -> None:
     """Measures every world size and writes the record."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -197,11 +164,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     tokens = args.tokens or TOKENS[args.device]
-    if args.device == "cuda" and torch.cuda.device_count() < max(args.worlds):
-        raise ValueError(
-            f"--worlds: {max(args.worlds)}: there are {torch.cuda.device_count()} CUDA GPUs; name "
-            "fewer, or rehearse with --device cpu"
-        )
+    require_gpus(args.worlds, args.device)
     args.record.parent.mkdir(parents=True, exist_ok=True)
     record = {
         "benchmark": "fsdp",
@@ -212,11 +175,9 @@ def main() -> None:
         "stacks": [],
     }
     write_json(args.record, record)
+    measured = partial(measure, device=args.device, rounds=args.rounds, tokens=tokens)
     for world in args.worlds:
-        with tempfile.TemporaryDirectory() as folder:
-            rendezvous = f"{folder}/rendezvous"
-            arguments = (world, args.device, args.rounds, tokens, rendezvous, args.record)
-            spawn(worker, arguments, nprocs=world)  # type: ignore[no-untyped-call]
+        measure_on_ranks(measured, STACKS[args.device], world, args.device, args.record)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,8 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from experiments.benchmarks.device import require_device
-from experiments.benchmarks.fsdp import BACKEND, shard
 from experiments.benchmarks.qat_layers import layer_stack
+from experiments.benchmarks.sharded import BACKEND, shard
 from experiments.benchmarks.timing import quartiles, time_in_turns
 from experiments.runs.provenance import origin
 from experiments.support.cli import run_cli

@@ -105,10 +105,13 @@ class NvFp4Engine(ReplayEngine):
     def to(
         self, device: str, model: bool = True, optimizer: bool = True, grad: bool = True
     ) -> None:
-        """verl offloads or fetches; packed shards of offloaded weights would stay on the GPU."""
-        super().to(device=device, model=model, optimizer=optimizer, grad=grad)
+        """verl offloads or fetches; packed shards of offloaded weights would stay on the GPU.
+
+        They go first: offloading ends with giving free memory back, which vLLM then has.
+        """
         if device == "cpu" and model and self._trains_rounded:
             _forget_packed(self.module, self.plan)
+        super().to(device=device, model=model, optimizer=optimizer, grad=grad)
 
     def get_per_tensor_param(
         self, **_: Any

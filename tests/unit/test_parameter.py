@@ -2,6 +2,7 @@
 
 import copy
 import io
+from typing import Any
 
 import pytest
 import torch
@@ -135,6 +136,35 @@ def test_moves_and_casts_stay_prepared() -> None:
     model, _ = pair("qwen3")
     weight = model.float().model.layers[0].mlp.up_proj.weight
     assert isinstance(weight, FakeQuantizedTensor) and weight.dtype == torch.float32
+
+
+@pytest.mark.parametrize("non_blocking", [False, True], ids=["blocking", "non-blocking"])
+def test_a_scale_moves_as_its_weight_does(
+    non_blocking: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _ = pair("qwen3")
+    of_scales = []
+
+    def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        if not tensor.ndim:
+            of_scales.append(kwargs)
+        return plain_to(tensor, *args, **kwargs)
+
+    plain_to = torch.Tensor.to
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    model.to("meta", non_blocking=non_blocking)
+    assert of_scales == [{"non_blocking": non_blocking}] * 14
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
+@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe"])
+def test_an_offloaded_model_waits_for_no_weight_and_comes_back_equal(family: str) -> None:
+    model, oracle = pair(family)
+    model.cuda().to("cpu", non_blocking=True)
+    weights = [it for it in model.parameters() if isinstance(it, FakeQuantizedTensor)]
+    assert all(it.plain().is_pinned() and it.global_scale.is_pinned() for it in weights)
+    assert_same_run(model.to("cuda", non_blocking=True), oracle.cuda())
 
 
 def test_saves_plain_tensors_and_loads_them() -> None:

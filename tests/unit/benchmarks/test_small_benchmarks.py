@@ -31,6 +31,20 @@ def test_the_benchmark_of_offloaded_weights_runs(tmp_path: Path) -> None:
     assert all(stack["tensors"] > stack["layers"] for stack in stacks)
 
 
+def test_the_benchmark_of_offloaded_steps_runs(tmp_path: Path) -> None:
+    record = tmp_path / "record.json"
+    program = [sys.executable, "-m", "experiments.benchmarks.offloaded_steps", str(record)]
+    command = [*program, "--device", "cpu", "--rounds", "1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    stacks = json.loads(record.read_text())["stacks"]
+    assert [(stack["shape"], stack["ranks"]) for stack in stacks] == [("tiny", 2), ("tiny-moe", 2)]
+    for stack in stacks:
+        bf16, qat = (stack["arms"][arm] for arm in ("bf16", "qat"))
+        assert list(bf16) == list(qat)
+        assert qat["training"]["ms"][1] > qat["log-probs"]["ms"][1]
+
+
 @pytest.mark.parametrize("arm", QAT_ARMS)
 def test_a_step_after_a_change_measures_scales_and_rounds_again(arm: str) -> None:
     model = layer_stack("tiny", 2, "cpu", torch.bfloat16)

@@ -1,0 +1,78 @@
+"""Benchmarks of decoder layers that FSDP2 shards over the GPUs of a host, one process a rank."""
+
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich.console import Console
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.multiprocessing.spawn import spawn
+
+from experiments.support.json_files import read_json, write_json
+
+BACKEND = {"cuda": "nccl", "cpu": "gloo"}
+POLICY = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+Measure = Callable[..., dict[str, Any]]
+
+
+def shard(model: nn.Module) -> None:
+    """Make each decoder layer and the rest FSDP2 groups."""
+    layers: Any = model.layers
+    for layer in layers:
+        fully_shard(layer, mp_policy=POLICY)
+    fully_shard(model, mp_policy=POLICY)
+
+
+def require_gpus(worlds: Sequence[int], device: str) -> None:
+    """ValueError if there are not as many as ranks."""
+    if device == "cuda" and torch.cuda.device_count() < max(worlds):
+        raise ValueError(
+            f"--worlds: {max(worlds)}: there are {torch.cuda.device_count()} CUDA GPUs; name "
+            "fewer, or rehearse with --device cpu"
+        )
+
+
+def measure_on_ranks(
+    measure: Measure, stacks: Sequence[Any], world: int, device: str, record: Path
+) -> None:
+    """Add what the first of `world` ranks finds of each stack to the record.
+
+    Args:
+        measure: importable, as each rank is a process; called with what a stack is.
+        stacks: one after the other.
+        world: number of ranks.
+        device: "cuda" or "cpu".
+        record: an existing file with a list `stacks`, written after each of them.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = (world, device, f"{folder}/rendezvous", measure, stacks, record)
+        spawn(_rank, arguments, nprocs=world)  # type: ignore[no-untyped-call]
+
+
+def _rank(
+    rank: int,
+    world: int,
+    device: str,
+    rendezvous: str,
+    measure: Measure,
+    stacks: Sequence[Any],
+    record: Path,
+) -> None:
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    os.environ["LOCAL_RANK"] = str(rank)
+    dist.init_process_group(
+        BACKEND[device], init_method=f"file://{rendezvous}", rank=rank, world_size=world
+    )
+    for stack in stacks:
+        result = measure(*stack)
+        if rank == 0:
+            Console().print_json(data=result)
+            content = read_json(record)
+            write_json(record, content | {"stacks": [*content["stacks"], result]})
+    dist.destroy_process_group()
