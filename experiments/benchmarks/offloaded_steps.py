@@ -35,7 +35,7 @@ TOKENS = {"cuda": 512, "cpu": 4}  # of a sequence
 # 30B-A3B: half of its layers, as `qwen3_moe_half_smoke` has
 STACKS = {
     "cuda": [("qwen3-8b", 36), ("qwen3-30b-a3b", 24)],
-    "cpu": [("tiny", 2), ("tiny-moe", 2)],
+    "cpu": [("tiny-moe", 2)],
 }
 
 
