@@ -22,7 +22,7 @@ from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 import qat_core.verl.rotary
 from qat_core.coverage import coverage
 from qat_core.plan import QuantPlan, plan
-from qat_core.preparation import prepare
+from qat_core.preparation import prepare, scales_of
 from qat_core.recipe import Recipe
 from qat_core.verl import compat
 from qat_core.verl.configuration import to_recipe
@@ -110,7 +110,9 @@ class NvFp4Engine(ReplayEngine):
         They go first: offloading ends with giving free memory back, which vLLM then has.
         """
         if device == "cpu" and model and self._trains_rounded:
-            _forget_packed(self.module, self.plan)
+            scales = scales_of(self.module)  # also where FSDP2 shows gathered weights
+            assert scales is not None
+            scales.packed_shards.clear()
         super().to(device=device, model=model, optimizer=optimizer, grad=grad)
 
     def get_per_tensor_param(
@@ -130,9 +132,3 @@ class NvFp4Engine(ReplayEngine):
         path = os.environ.get("QAT_CORE_COVERAGE")
         if path and self.rank == 0:
             Path(path).write_text(json.dumps(checked.as_dicts()))
-
-
-def _forget_packed(module: nn.Module, prepared: QuantPlan) -> None:
-    """The next forward packs the shards again."""
-    parameter: Any = module.get_parameter(prepared.quantized[0])
-    getattr(parameter, "_local_tensor", parameter).scales.packed_shards.clear()

@@ -1,5 +1,8 @@
 """README and pages of docs as one line each, and what their sentences are compared with."""
 
+import json
+from typing import Any
+
 from experiments.study.schema import ROOT
 
 RECORDS = ROOT / "experiments" / "records"
@@ -7,6 +10,10 @@ RECORDS = ROOT / "experiments" / "records"
 
 def one_line(page: str) -> str:
     return " ".join((ROOT / page).read_text().split())
+
+
+def benchmark(name: str) -> Any:
+    return json.loads((RECORDS / "benchmarks" / f"{name}.json").read_text())
 
 
 TEXT, RESULTS = one_line("README.md"), one_line("docs/results.md")

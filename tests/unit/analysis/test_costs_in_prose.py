@@ -1,15 +1,10 @@
 """Costs of training that pages state in sentences are of the records."""
 
-import json
 from typing import Any
 
-from tests.unit.analysis.readme import RECORDS, one_line
+from tests.unit.analysis.readme import benchmark, one_line
 
 PAGE = one_line("docs/performance.md")
-
-
-def benchmark(name: str) -> Any:
-    return json.loads((RECORDS / "benchmarks" / f"{name}.json").read_text())
 
 
 def arms(shape: str, checkpointing: bool) -> Any:

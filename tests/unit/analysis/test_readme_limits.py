@@ -1,22 +1,16 @@
 """Numbers that README states against this project, and of memory, are of the records."""
 
-import json
 import re
 from collections import Counter
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
 
 import pandas as pd
 
 from analysis.claims_table import Claim, read_table
-from tests.unit.analysis.readme import COUNTS, RECORDS, TEXT
+from tests.unit.analysis.readme import COUNTS, RECORDS, TEXT, benchmark
 
 MISMATCH_STUDIES = ("default", "smollm2", "verl-gpu", "verl-gpu-moe", "verl-seeds")
-
-
-def benchmark(name: str) -> Any:
-    return json.loads((RECORDS / "benchmarks" / f"{name}.json").read_text())
 
 
 def metrics(run: Path) -> pd.DataFrame:

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,25 +20,25 @@ from experiments.support.json_files import read_json
 from qat_core.preparation import scales_of
 
 
-def test_the_benchmark_of_offloaded_weights_runs(tmp_path: Path) -> None:
-    """On a CPU weights have nowhere to be moved: the bits of both ways are compared on a GPU."""
-    record = tmp_path / "record.json"
-    program = [sys.executable, "-m", "experiments.benchmarks.offloaded_stream", str(record)]
+def rehearsed_stacks(name: str, folder: Path) -> Any:
+    """What the benchmark's program records on a CPU in one round."""
+    record = folder / "record.json"
+    program = [sys.executable, "-m", f"experiments.benchmarks.{name}", str(record)]
     command = [*program, "--device", "cpu", "--rounds", "1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    stacks = json.loads(record.read_text())["stacks"]
+    return json.loads(record.read_text())["stacks"]
+
+
+def test_the_benchmark_of_offloaded_weights_runs(tmp_path: Path) -> None:
+    """On a CPU weights have nowhere to be moved: the bits of both ways are compared on a GPU."""
+    stacks = rehearsed_stacks("offloaded_stream", tmp_path)
     assert [stack["equal_bits"] for stack in stacks] == [True, True]
     assert all(stack["tensors"] > stack["layers"] for stack in stacks)
 
 
 def test_the_benchmark_of_offloaded_steps_runs(tmp_path: Path) -> None:
-    record = tmp_path / "record.json"
-    program = [sys.executable, "-m", "experiments.benchmarks.offloaded_steps", str(record)]
-    command = [*program, "--device", "cpu", "--rounds", "1"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    (stack,) = json.loads(record.read_text())["stacks"]
+    (stack,) = rehearsed_stacks("offloaded_steps", tmp_path)
     assert (stack["shape"], stack["ranks"]) == ("tiny-moe", 2)
     bf16, qat = (stack["arms"][arm] for arm in ("bf16", "qat"))
     assert list(bf16) == list(qat) == ["log-probs", "training", "fetch", "offload"]
