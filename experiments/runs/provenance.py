@@ -120,10 +120,12 @@ def git_state(output: Path | None = None) -> GitState | None:
     is_inside = output is not None and output.resolve().is_relative_to(ROOT)
     files = ["--", ".", *([f":(exclude){output.resolve()}"] if output and is_inside else [])]
     changes = _git("status", "--porcelain", *files)
+    # how far git shortens hashes is up to the clone, its history and its settings
+    diff = _git("diff", "--full-index", "HEAD", *files)
     return GitState(
         commit=_git("rev-parse", "HEAD").strip() or None,
         dirty=bool(changes),
-        diff_sha256=digest_bytes((changes + _git("diff", "HEAD", *files)).encode()),
+        diff_sha256=digest_bytes((changes + diff).encode()),
     )
 
 

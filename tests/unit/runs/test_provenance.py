@@ -174,6 +174,8 @@ def test_git_state_tells_a_clean_checkout_from_a_changed_one(
     changed = provenance.git_state()
     assert changed is not None and changed.dirty
     assert changed.diff_sha256 != clean.diff_sha256
+    git("config", "core.abbrev", "20")  # as a clone with a longer history shortens hashes
+    assert provenance.git_state() == changed
     for output in ("a", "new"):  # what is being written does not count, be it known to git or not
         git("checkout", "-q", "a")
         (tmp_path / output).write_text("3")
