@@ -13,6 +13,7 @@ from analysis.tables.goals import goals_sections
 from analysis.tables.gpus import gpus_sections
 from analysis.tables.matmul import matmul_sections
 from analysis.tables.memory import memory_sections
+from analysis.tables.offload import offload_sections
 from analysis.tables.parity import parity_sections, read_parity
 from analysis.tables.record import setups
 from analysis.tables.repeated_syncs import repeated_sync_sections
@@ -64,6 +65,7 @@ SECTIONS: Mapping[str, Callable[[Path, str], list[str]]] = {
     "equal_bits": equal_bits_sections,
     "codec": codec_sections,
     "cost": cost_sections,
+    "offload": offload_sections,
     "repeated_syncs": repeated_sync_sections,
     "expert_load": expert_load_sections,
     "rotary": rotary_sections,

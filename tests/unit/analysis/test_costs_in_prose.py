@@ -82,3 +82,44 @@ def test_half_an_moes_layers_through_verl() -> None:
         assert "{} {}, {} and {};".format(name, *times) in PAGE
     kl = [run["mean_k3_kl"] / floor["mean_k3_kl"] for run in (humming, marlin)]
     assert "Mean k3 KL is {:.2f} and {:.2f} times BF16's".format(*kl) in PAGE
+    by_step = [run["k3_kl"][edge] for run in (humming, floor) for edge in ("low", "high")]
+    assert by_step[0] > by_step[3]
+    assert "at {:.3e} to {:.3e} against {:.3e} to {:.3e} nats".format(*by_step) in PAGE
+    assert f"{kl[0]:.2f} times through verl with half of Qwen3-30B-A3B's layers" in one_line(
+        "docs/verl.md"
+    )
+    training_s = [seconds(run, "training").split(" (")[0] for run in runs[1:]]
+    middle_s, most_s = (floor["training_s"][key] for key in ("median", "high"))
+    assert (
+        f"it took {training_s[0].removesuffix(' s')} and {training_s[1]} in two runs with QAT and "
+        f"{middle_s:.1f} s in BF16, whose steps took up to {most_s:.1f}."
+    ) in PAGE
+
+
+def test_waits_for_weights_that_are_offloaded_in_between() -> None:
+    def ratios(name: str) -> list[dict[str, str]]:
+        """QAT's median over BF16's, by part: of the dense model, of the MoE."""
+        stacks = benchmark(f"offloaded_steps_h200x2{name}")["stacks"]
+        assert [it["shape"] for it in stacks] == ["qwen3-8b", "qwen3-30b-a3b"]
+        arms = [it["arms"] for it in stacks]
+        return [
+            {
+                part: f"{it['qat'][part]['ms'][1] / it['bf16'][part]['ms'][1]:.2f}"
+                for part in it["qat"]
+            }
+            for it in arms
+        ]
+
+    (dense, moe), (dense_before, moe_before) = ratios(""), ratios("_before")
+    assert (
+        f"a fetch took {dense_before['fetch']} times BF16's time and log-probs "
+        f"{dense_before['log-probs']} times; now {dense['fetch']} and {dense['log-probs']}."
+    ) in PAGE
+    assert (
+        f"it was {moe_before['fetch']} and {moe_before['log-probs']} times; now {moe['fetch']} and "
+        f"{moe['log-probs']}."
+    ) in PAGE
+    assert (
+        f"{dense['training']} and {moe['training']} times, before {dense_before['training']} and "
+        f"{moe_before['training']}."
+    ) in PAGE

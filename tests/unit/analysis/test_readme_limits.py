@@ -126,8 +126,8 @@ def test_cost_of_steps_through_verl() -> None:
     floor_s, *half_s = (run["training_s"]["median"] for run in half)
     more = [f"{100 * (edge(half_s) / floor_s - 1):.0f}" for edge in (min, max)]
     assert (
-        "training of Qwen3-30B-A3B's takes no longer on four, of half its layers on two, with a "
-        "slow CPU, {} to {} % longer"
+        "training of Qwen3-30B-A3B's takes no longer on four, of half its layers on two {} to "
+        "{} % longer."
     ).format(*more) in TEXT
 
 

@@ -14,7 +14,7 @@ from analysis.tables.decoding import Step
 from experiments.benchmarks import matmul_bits
 from experiments.study.schema import ROOT
 
-VERSIONS = {"vllm": "1.2", "torch": "3.4", "humming-kernels": "5.6"}
+VERSIONS = {"vllm": "1.2", "torch": "3.4", "transformers": "5.6", "humming-kernels": "5.6"}
 SETUP = {"hardware": {"gpus": ["GPU X"]}, "versions": VERSIONS}
 RECORDS = ROOT / "experiments" / "records" / "benchmarks"
 
@@ -173,8 +173,7 @@ def test_a_tile_that_was_found_stands_beside_hummings_own(tmp_path: Path) -> Non
 def test_experts_stand_beside_what_chance_reaches(tmp_path: Path) -> None:
     layers = [{"experts": {"1": 2, "4": count}, "cosine": 0.5} for count in (3, 4, 5)]
     load = {"num_experts": 8, "layers": layers}
-    versions = SETUP["versions"] | {"transformers": "5.6"}
-    record = {"versions": versions, "model": "m", "prompts": {"alike": load}}
+    record = {"model": "m", "prompts": {"alike": load}}
     _write(tmp_path, "expert_load", record)
     text = benchmark_text("expert_load", tmp_path, "x")
     assert "of 8 in a layer of m" in text
@@ -209,6 +208,32 @@ def test_a_decoding_step_is_divided_by_what_its_kernels_do(tmp_path: Path) -> No
     )
     parts = "1.50 | 0.50 | 0.12 | 0.50 | 0.12 | 0.25"
     assert f"| 4.00 (2.00x)<br><sub>4.00 to 4.00</sub> | 3.00 (2.00x) | {parts} |" in text
+
+
+def _offloaded(layers: int, bf16_ms: float, qat_ms: float) -> dict[str, Any]:
+    """A record in which a fetch takes so long at the median."""
+    arms = {
+        arm: {"fetch": {"ms": [1.0, ms, 9000.0], "issue_ms": [1.0, ms, 9000.0]}}
+        for arm, ms in (("bf16", bf16_ms), ("qat", qat_ms))
+    }
+    settings = {"sequences": 8, "tokens_per_sequence": 512, "micro_batches": 4, "rounds": 5}
+    stack = {"shape": "tiny", "layers": layers, "ranks": 2, "arms": arms}
+    return settings | {"stacks": [stack]}
+
+
+def test_an_offloaded_step_stands_beside_the_one_before(tmp_path: Path) -> None:
+    (tmp_path / "offloaded_steps_x_before.json").write_text(
+        json.dumps(SETUP | _offloaded(3, 200.0, 300.0))
+    )
+    _write(tmp_path, "offloaded_steps", _offloaded(3, 100.0, 110.0))
+    text = benchmark_text("offload", tmp_path, "x")
+    now = "100 (1 to 9,000) | 110 (1 to 9,000) | 1.100"
+    before = "200 (1 to 9,000) | 300 (1 to 9,000) | 1.500"
+    assert f"| 3 of tiny | fetch | {now} | {before} |" in text
+    assert "4 micro-batches of 8 sequences of 512 tokens a rank, 5 rounds." in text
+    _write(tmp_path, "offloaded_steps", _offloaded(2, 100.0, 110.0))
+    with pytest.raises(ValueError, match=r"offloaded_steps_x.*other layers"):
+        benchmark_text("offload", tmp_path, "x")
 
 
 def test_kernels_of_the_prefill_are_in_no_step() -> None:
