@@ -73,9 +73,9 @@ TABLE: MarkdownTable[Row] = MarkdownTable(
         "BF16, ms": lambda row: row.now.arms.bf16[row.part].shown,
         "QAT, ms": lambda row: row.now.arms.qat[row.part].shown,
         "of BF16's": lambda row: row.now.arms.ratio(row.part),
-        "Before: BF16, ms": lambda row: row.before.arms.bf16[row.part].shown,
-        "before: QAT, ms": lambda row: row.before.arms.qat[row.part].shown,
-        "before: of BF16's": lambda row: row.before.arms.ratio(row.part),
+        "BF16 before, ms": lambda row: row.before.arms.bf16[row.part].shown,
+        "QAT before, ms": lambda row: row.before.arms.qat[row.part].shown,
+        "of BF16's, before": lambda row: row.before.arms.ratio(row.part),
     }
 )
 

@@ -26,11 +26,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from experiments.benchmarks.parameter import SCALES_KNOWN, step
 from experiments.benchmarks.qat_layers import apply_arm, arms, layer_stack, step_inputs
-from experiments.benchmarks.sharded import measure_on_ranks, require_gpus, shard
+from experiments.benchmarks.sharded import measure_on_ranks, shard
 from experiments.benchmarks.timing import quartiles, summary, time_steps
-from experiments.runs.provenance import origin
 from experiments.support.cli import run_cli
-from experiments.support.json_files import write_json
 from qat_core.arguments import positive_int
 from qat_core.parameter import FakeQuantizedTensor
 from qat_core.preparation import scales_of
@@ -164,20 +162,15 @@ def main() -> None:
     )
     args = parser.parse_args()
     tokens = args.tokens or TOKENS[args.device]
-    require_gpus(args.worlds, args.device)
-    args.record.parent.mkdir(parents=True, exist_ok=True)
-    record = {
+    settings = {
         "benchmark": "fsdp",
-        **origin(args.device),
         "tokens_per_rank": tokens,
         "rounds": args.rounds,
         "verl": "measured" if "verl" in arms() else "not on the path, not measured",
-        "stacks": [],
     }
-    write_json(args.record, record)
     measured = partial(measure, device=args.device, rounds=args.rounds, tokens=tokens)
-    for world in args.worlds:
-        measure_on_ranks(measured, STACKS[args.device], world, args.device, args.record)
+    stacks = STACKS[args.device]
+    measure_on_ranks(measured, stacks, args.worlds, args.device, args.record, settings)
 
 
 if __name__ == "__main__":

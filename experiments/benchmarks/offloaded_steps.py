@@ -21,11 +21,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from experiments.benchmarks.qat_layers import apply_arm, layer_stack, step_inputs
-from experiments.benchmarks.sharded import measure_on_ranks, require_gpus, shard
+from experiments.benchmarks.sharded import measure_on_ranks, shard
 from experiments.benchmarks.timing import StepTime, quartiles, time_steps
-from experiments.runs.provenance import origin
 from experiments.support.cli import run_cli
-from experiments.support.json_files import write_json
 from qat_core.arguments import positive_int
 from qat_core.preparation import scales_of
 
@@ -117,19 +115,16 @@ def main() -> None:
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--rounds", type=positive_int, default=5)
     args = parser.parse_args()
-    require_gpus(args.worlds, args.device)
-    args.record.parent.mkdir(parents=True, exist_ok=True)
     settings = {
+        "benchmark": "offloaded_steps",
         "sequences": SEQUENCES,
         "tokens_per_sequence": TOKENS[args.device],
         "micro_batches": MICRO_BATCHES,
         "rounds": args.rounds,
     }
-    record = {"benchmark": "offloaded_steps", **origin(args.device), **settings, "stacks": []}
-    write_json(args.record, record)
     measured = partial(measure, device=args.device, rounds=args.rounds)
-    for world in args.worlds:
-        measure_on_ranks(measured, STACKS[args.device], world, args.device, args.record)
+    stacks = STACKS[args.device]
+    measure_on_ranks(measured, stacks, args.worlds, args.device, args.record, settings)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.multiprocessing.spawn import spawn
 
+from experiments.runs.provenance import origin
 from experiments.support.json_files import read_json, write_json
 
 BACKEND = {"cuda": "nccl", "cpu": "gloo"}
@@ -28,30 +29,38 @@ def shard(model: nn.Module) -> None:
     fully_shard(model, mp_policy=POLICY)
 
 
-def require_gpus(worlds: Sequence[int], device: str) -> None:
-    """ValueError if there are not as many as ranks."""
+def measure_on_ranks(
+    measure: Measure,
+    stacks: Sequence[Any],
+    worlds: Sequence[int],
+    device: str,
+    record: Path,
+    settings: dict[str, Any],
+) -> None:
+    """Record what the first rank finds of each stack, for each number of ranks.
+
+    Args:
+        measure: importable, as each rank is a process; called with what a stack is.
+        stacks: one after the other.
+        worlds: numbers of ranks.
+        device: "cuda" or "cpu".
+        record: written after each stack, to its list `stacks`.
+        settings: what else the record says, beside machine, versions and commit.
+
+    Raises:
+        ValueError: there are fewer GPUs than ranks.
+    """
     if device == "cuda" and torch.cuda.device_count() < max(worlds):
         raise ValueError(
             f"--worlds: {max(worlds)}: there are {torch.cuda.device_count()} CUDA GPUs; name "
             "fewer, or rehearse with --device cpu"
         )
-
-
-def measure_on_ranks(
-    measure: Measure, stacks: Sequence[Any], world: int, device: str, record: Path
-) -> None:
-    """Add what the first of `world` ranks finds of each stack to the record.
-
-    Args:
-        measure: importable, as each rank is a process; called with what a stack is.
-        stacks: one after the other.
-        world: number of ranks.
-        device: "cuda" or "cpu".
-        record: an existing file with a list `stacks`, written after each of them.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = (world, device, f"{folder}/rendezvous", measure, stacks, record)
-        spawn(_rank, arguments, nprocs=world)  # type: ignore[no-untyped-call]
+    record.parent.mkdir(parents=True, exist_ok=True)
+    write_json(record, {**settings, **origin(device), "stacks": []})
+    for world in worlds:
+        with tempfile.TemporaryDirectory() as folder:
+            arguments = (world, device, f"{folder}/rendezvous", measure, stacks, record)
+            spawn(_rank, arguments, nprocs=world)  # type: ignore[no-untyped-call]
 
 
 def _rank(
