@@ -3,18 +3,21 @@
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from experiments.benchmarks import fsdp
 from experiments.benchmarks.expert_load import alike_prompts
 from experiments.benchmarks.expert_load import measure as measure_expert_load
 from experiments.benchmarks.parameter import step
 from experiments.benchmarks.qat_layers import QAT_ARMS, apply_arm, layer_stack, step_inputs
 from experiments.benchmarks.rotary import SLICES, measure
 from experiments.benchmarks.serving import random_prompts
+from experiments.benchmarks.sharded import measure_on_ranks
 from experiments.study.schema import ROOT
 from experiments.support.json_files import read_json
 from qat_core.preparation import scales_of
@@ -43,6 +46,18 @@ def test_the_benchmark_of_offloaded_steps_runs(tmp_path: Path) -> None:
     bf16, qat = (stack["arms"][arm] for arm in ("bf16", "qat"))
     assert list(bf16) == list(qat) == ["log-probs", "training", "fetch", "offload"]
     assert all(0 < part["issue_ms"][1] <= part["ms"][1] for part in [*bf16.values(), *qat.values()])
+
+
+def test_the_benchmark_of_sharded_layers_gathers_packed_weights(tmp_path: Path) -> None:
+    record = tmp_path / "new" / "record.json"
+    measured = partial(fsdp.measure, device="cpu", rounds=1, tokens=16)
+    measure_on_ranks(measured, [("tiny-moe", 2, False)], [2], "cpu", record, {"benchmark": "fsdp"})
+    content = read_json(record)
+    assert content["benchmark"] == "fsdp" and content["git"].keys() >= {"commit", "dirty"}
+    (stack,) = content["stacks"]
+    assert stack["ranks"] == 2 and stack["gathered_weights_bit_identical_to_one_device"]
+    sent = {arm: it["all_gather_mib_per_rank"] for arm, it in stack["arms"].items()}
+    assert sent["qat"] == sent["qat, scales known"] < sent["bf16"] / 3
 
 
 @pytest.mark.parametrize("arm", QAT_ARMS)
