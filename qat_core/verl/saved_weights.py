@@ -2,12 +2,14 @@
 
 `trainer_mode=separate_async` and `fully_async_policy` compute old log-probs under the weights of
 the last sync: verl saves the current weights, restores older ones, computes, and restores the
-current ones. Two things go wrong in verl 0.9.1, so that updates since the last sync are lost:
+current ones. Three things go wrong in verl 0.9.1, so that updates since the last sync can be lost:
 
 * It saves with `Tensor.cpu()`, which is no copy of a shard that lies on the CPU, as with
   `param_offload=true`: older weights overwrite what was saved. Unneeded once verl saves a copy.
 * With `reshard_after_forward=false` a forward pass leaves whole weights in the place of the shards,
   and verl writes into those. Unneeded once verl shards the model first.
+* With `param_offload=true` the shards may still be on their way to the CPU, which the host does not
+  wait for: it reads old values, or what it writes is overwritten. Unneeded once verl waits.
 """
 
 from functools import wraps
@@ -16,6 +18,7 @@ from typing import Any
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from verl.utils import fsdp_utils
+from verl.utils.device import get_torch_device
 
 _save = fsdp_utils.fsdp2_sharded_save_to_cpu
 _load = fsdp_utils.fsdp2_sharded_load_from_cpu
@@ -23,7 +26,7 @@ _load = fsdp_utils.fsdp2_sharded_load_from_cpu
 
 @wraps(_save)
 def _save_copies(model: nn.Module) -> Any:
-    reshard(model)
+    _let_shards_arrive(model)
     shards, spec = _save(model)
     for name, parameter in model.named_parameters():
         if parameter.device.type == "cpu":  # others were copied
@@ -34,8 +37,13 @@ def _save_copies(model: nn.Module) -> Any:
 
 @wraps(_load)
 def _load_into_shards(model: nn.Module, *saved: Any) -> None:
-    reshard(model)
+    _let_shards_arrive(model)
     _load(model, *saved)
+
+
+def _let_shards_arrive(model: nn.Module) -> None:
+    reshard(model)
+    get_torch_device().synchronize()
 
 
 def reshard(model: nn.Module) -> None:
