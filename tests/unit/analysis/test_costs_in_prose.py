@@ -35,15 +35,27 @@ def test_a_dense_models_layers_miss_their_goal() -> None:
     ).format(*missed) in PAGE
 
 
+def test_peaks_of_memory_with_checkpointing() -> None:
+    more_gib = []
+    for shape in ("qwen3-8b", "qwen3-30b-a3b"):
+        peak_gib = {arm: it["peak_gib"] for arm, it in arms(shape, True).items()}
+        more_gib.append(f"{peak_gib['qat'] - peak_gib['bf16']:.2f}")
+    assert ("The peak of memory is {} GiB above BF16's for Qwen3-8B and {} for the MoE.").format(
+        *more_gib
+    ) in PAGE
+
+
 def test_an_moes_layers_meet_their_goal_if_kept_rounded() -> None:
     moe = "qwen3-30b-a3b"
     alone, checkpointed = ratios(moe, False), ratios(moe, True)
     further = ratios(moe, False, ", scales known")
+    by_round = quartiles(moe, False, "qat rounded")
     assert (
-        f"{alone[2]} times BF16's time (quartiles {quartiles(moe, False, 'qat rounded')}), with "
-        f"checkpointing {checkpointed[2]}. The default misses it: {alone[0]} and {checkpointed[0]}."
+        f"{alone[2]} times BF16's time (quartiles by round {by_round}), "
+        f"with checkpointing {checkpointed[2]}, which is too noisy to judge. The default misses "
+        f"it: {alone[0]} and {checkpointed[0]}."
     ) in PAGE
-    assert f"A further micro-batch costs nothing: {further[2]}." in PAGE
+    assert f"further micro-batch costs nothing without checkpointing: {further[2]}." in PAGE
     assert f"takes {further[1]} times BF16's time instead of {further[0]}, for 0.56 bytes" in PAGE
     measured = arms(moe, False)
     first_ms, further_ms = (
@@ -55,8 +67,10 @@ def test_an_moes_layers_meet_their_goal_if_kept_rounded() -> None:
 
 def test_noise_of_an_moes_layers_with_checkpointing() -> None:
     moe = "qwen3-30b-a3b"
+    middle = arms(moe, True)["qat rounded"]["ratio_by_round"][1]
     assert (
-        f"quartiles of QAT kept rounded are {quartiles(moe, True, 'qat rounded')}, of the default "
+        f"QAT kept rounded has a median of {middle:.3f} and quartiles of "
+        f"{quartiles(moe, True, 'qat rounded')}, the default quartiles of "
         f"{quartiles(moe, True, 'qat')}"
     ) in PAGE
 
@@ -82,9 +96,6 @@ def test_half_an_moes_layers_through_verl() -> None:
         assert "{} {}, {} and {};".format(name, *times) in PAGE
     kl = [run["mean_k3_kl"] / floor["mean_k3_kl"] for run in (humming, marlin)]
     assert "Mean k3 KL is {:.2f} and {:.2f} times BF16's".format(*kl) in PAGE
-    by_step = [run["k3_kl"][edge] for run in (humming, floor) for edge in ("low", "high")]
-    assert by_step[0] > by_step[3]
-    assert "at {:.3e} to {:.3e} against {:.3e} to {:.3e} nats".format(*by_step) in PAGE
     assert f"{kl[0]:.2f} times through verl with half of Qwen3-30B-A3B's layers" in one_line(
         "docs/verl.md"
     )
@@ -110,6 +121,14 @@ def test_waits_for_weights_that_are_offloaded_in_between() -> None:
             for it in arms
         ]
 
+    def fetch_ms(name: str, arm: str) -> str:
+        """Of the MoE: when the CPU had queued it, of how long it took."""
+        part = benchmark(f"offloaded_steps_h200x2{name}")["stacks"][1]["arms"][arm]["fetch"]
+        return " ms of ".join(f"{part[key][1]:.0f}" for key in ("issue_ms", "ms"))
+
+    queued = [fetch_ms("", "bf16"), fetch_ms("", "qat"), fetch_ms("_before", "qat")]
+    now, before = (it.replace(" ms", "") for it in queued[1:])
+    assert f"BF16's fetch after {queued[0]}, QAT's after {now}, and before after {before}." in PAGE
     (dense, moe), (dense_before, moe_before) = ratios(""), ratios("_before")
     assert (
         f"a fetch took {dense_before['fetch']} times BF16's time and log-probs "

@@ -5,9 +5,10 @@ from functools import cache
 import pytest
 
 from analysis.tables.serving import Served, read_servings, served
-from tests.unit.analysis.readme import RECORDS, TEXT, one_line
+from tests.unit.analysis.readme import RECORDS, TEXT, benchmark, one_line
 
 BATCHES = ("1", "32", "256")
+EXPERTS = ("humming-experts", "nvfp4")
 
 
 @cache
@@ -36,7 +37,7 @@ def longer_percent(name: str, prompts: int) -> int:
 @pytest.mark.parametrize(
     ("model", "sentence"),
     [
-        ("qwen3-8b", "decodes at {} times with vLLM's own kernel and {} with Humming"),
+        ("qwen3-8b", "decodes at {} and {} times"),
         ("qwen3-30b-a3b", "Qwen3-30B-A3B at {} and {};"),
     ],
 )
@@ -46,6 +47,19 @@ def test_readme(model: str, sentence: str) -> None:
     assert sentence.format(*largest) in TEXT
     prefill = [f"{row.speed_ratio(lambda it: it.prefill):.2f}" for row in (by_marlin, by_humming)]
     assert "{} and {}".format(*prefill) in TEXT.partition("prefill runs at ")[2][:60]
+
+
+def test_readme_on_experts_by_humming() -> None:
+    row = rows()["qwen3-30b-a3b:humming-experts"]
+    (largest,) = decoding(row.name, ("256",))
+    prefill = f"{row.speed_ratio(lambda it: it.prefill):.2f}"
+    assert f"decodes at {largest} times BF16's speed and prefill runs at {prefill}." in TEXT
+    run, floor = (
+        next(it for it in benchmark("verl_h200_8b_humming")["runs"] if it["arm"] == arm)
+        for arm in ("nvfp4-qat", "bf16")
+    )
+    ratio = run["mean_k3_kl"] / floor["mean_k3_kl"]
+    assert f"k3 KL is {ratio:.2f} times BF16's at Qwen3-8B's shape" in TEXT
 
 
 def test_switches() -> None:
@@ -67,6 +81,14 @@ def test_switches() -> None:
     assert (
         "take {} and {} % less time than in BF16 (256 and 1,024 prompts), with Marlin {} and {} %"
     ).format(*shorter, *by_marlin) in text
+    experts, marlin = (rows()[f"{moe}:{kind}"].engine.tokens_per_s for kind in EXPERTS)
+    more = [f"{100 * (experts[batch][1] / marlin[batch][1] - 1):.0f}" for batch in BATCHES]
+    faster = f"{listed(more)} % more tokens a second than"
+    assert f"{faster} with Marlin at 1, 32 and 256 sequences" in text
+    assert f"{faster} Marlin on an H200" in one_line("docs/performance.md")
+    assert (
+        f"at {rows()[f'{moe}:{EXPERTS[0]}'].speed_ratio(lambda it: it.prefill):.2f} times" in text
+    )
 
 
 def test_rollouts_of_a_step() -> None:
