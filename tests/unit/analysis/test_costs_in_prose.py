@@ -128,7 +128,9 @@ def test_waits_for_weights_that_are_offloaded_in_between() -> None:
 
     queued = [fetch_ms("", "bf16"), fetch_ms("", "qat"), fetch_ms("_before", "qat")]
     now, before = (it.replace(" ms", "") for it in queued[1:])
-    assert f"BF16's fetch after {queued[0]}, QAT's after {now}, and before after {before}." in PAGE
+    assert (
+        f"BF16's fetch after {queued[0]}, QAT's after {now}, and before that commit after {before}."
+    ) in PAGE
     (dense, moe), (dense_before, moe_before) = ratios(""), ratios("_before")
     assert (
         f"a fetch took {dense_before['fetch']} times BF16's time and log-probs "
