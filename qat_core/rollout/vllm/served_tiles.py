@@ -4,8 +4,8 @@ Humming's own choice splits many sums between thread blocks, which add their par
 more of them in any order. `experiments.benchmarks.humming_tiles` searched for better tiles on an
 H200, at 1, 32 and 256 tokens for linear layers of Qwen3-8B and experts of 30B-A3B, at 1 token for
 linear layers of 30B-A3B (its records). Other numbers of rows were not timed, nor were tiles that
-`linear_tile` gives layers of other sizes by the same
-rules. Where it found none, Humming's own choice stays.
+`linear_tile` gives layers of other sizes by the same rules. Where it found none, Humming's own
+choice stays.
 """
 
 from collections.abc import Sequence

@@ -40,8 +40,9 @@ def test_peaks_of_memory_with_checkpointing() -> None:
     for shape in ("qwen3-8b", "qwen3-30b-a3b"):
         peak_gib = {arm: it["peak_gib"] for arm, it in arms(shape, True).items()}
         more_gib.append(f"{peak_gib['qat'] - peak_gib['bf16']:.2f}")
-    assert ("The peak of memory is {} GiB above BF16's for Qwen3-8B and {} for the MoE.").format(
-        *more_gib
+    dense, moe = more_gib
+    assert (
+        f"The peak of memory is {dense} GiB above BF16's for Qwen3-8B and {moe} for the MoE."
     ) in PAGE
 
 
@@ -51,9 +52,9 @@ def test_an_moes_layers_meet_their_goal_if_kept_rounded() -> None:
     further = ratios(moe, False, ", scales known")
     by_round = quartiles(moe, False, "qat rounded")
     assert (
-        f"{alone[2]} times BF16's time (quartiles by round {by_round}), "
-        f"with checkpointing {checkpointed[2]}, which is too noisy to judge. The default misses "
-        f"it: {alone[0]} and {checkpointed[0]}."
+        f"{alone[2]} times BF16's time (quartiles by round {by_round}), with "
+        f"checkpointing {checkpointed[2]}, which is too noisy to judge. The default misses it: "
+        f"{alone[0]} and {checkpointed[0]}."
     ) in PAGE
     assert f"further micro-batch costs nothing without checkpointing: {further[2]}." in PAGE
     assert f"takes {further[1]} times BF16's time instead of {further[0]}, for 0.56 bytes" in PAGE
@@ -99,39 +100,36 @@ def test_half_an_moes_layers_through_verl() -> None:
     assert f"{kl[0]:.2f} times through verl with half of Qwen3-30B-A3B's layers" in one_line(
         "docs/verl.md"
     )
-    training_s = [seconds(run, "training").split(" (")[0] for run in runs[1:]]
-    middle_s, most_s = (floor["training_s"][key] for key in ("median", "high"))
+    training_s = [run["training_s"]["median"] for run in (humming, marlin, floor)]
     assert (
-        f"it took {training_s[0].removesuffix(' s')} and {training_s[1]} in two runs with QAT and "
-        f"{middle_s:.1f} s in BF16, whose steps took up to {most_s:.1f}."
-    ) in PAGE
+        "it took {:.1f} and {:.1f} s in two runs with QAT and {:.1f} s in BF16, whose steps took "
+        "up to {:.1f}."
+    ).format(*training_s, floor["training_s"]["high"]) in PAGE
 
 
 def test_waits_for_weights_that_are_offloaded_in_between() -> None:
-    def ratios(name: str) -> list[dict[str, str]]:
-        """QAT's median over BF16's, by part: of the dense model, of the MoE."""
-        stacks = benchmark(f"offloaded_steps_h200x2{name}")["stacks"]
-        assert [it["shape"] for it in stacks] == ["qwen3-8b", "qwen3-30b-a3b"]
-        arms = [it["arms"] for it in stacks]
-        return [
-            {
-                part: f"{it['qat'][part]['ms'][1] / it['bf16'][part]['ms'][1]:.2f}"
-                for part in it["qat"]
-            }
-            for it in arms
-        ]
+    stacks, stacks_before = (
+        benchmark(f"offloaded_steps_h200x2{suffix}")["stacks"] for suffix in ("", "_before")
+    )
+    for found in (stacks, stacks_before):
+        assert [it["shape"] for it in found] == ["qwen3-8b", "qwen3-30b-a3b"]
 
-    def fetch_ms(name: str, arm: str) -> str:
-        """Of the MoE: when the CPU had queued it, of how long it took."""
-        part = benchmark(f"offloaded_steps_h200x2{name}")["stacks"][1]["arms"][arm]["fetch"]
-        return " ms of ".join(f"{part[key][1]:.0f}" for key in ("issue_ms", "ms"))
+    def of_bf16(stack: Any) -> dict[str, str]:
+        """QAT's median over BF16's, by part."""
+        floor, qat = (stack["arms"][arm] for arm in ("bf16", "qat"))
+        return {part: f"{qat[part]['ms'][1] / floor[part]['ms'][1]:.2f}" for part in qat}
 
-    queued = [fetch_ms("", "bf16"), fetch_ms("", "qat"), fetch_ms("_before", "qat")]
-    now, before = (it.replace(" ms", "") for it in queued[1:])
+    def fetch_ms(stack: Any, arm: str) -> list[str]:
+        """When the CPU had queued it, and how long it took."""
+        return [f"{stack['arms'][arm]['fetch'][key][1]:.0f}" for key in ("issue_ms", "ms")]
+
+    floor, qat = (fetch_ms(stacks[1], arm) for arm in ("bf16", "qat"))
     assert (
-        f"BF16's fetch after {queued[0]}, QAT's after {now}, and before that commit after {before}."
-    ) in PAGE
-    (dense, moe), (dense_before, moe_before) = ratios(""), ratios("_before")
+        "BF16's fetch after {} ms of {}, QAT's after {} of {}, and before that commit after {} of "
+        "{}."
+    ).format(*floor, *qat, *fetch_ms(stacks_before[1], "qat")) in PAGE
+    dense, moe = map(of_bf16, stacks)
+    dense_before, moe_before = map(of_bf16, stacks_before)
     assert (
         f"a fetch took {dense_before['fetch']} times BF16's time and log-probs "
         f"{dense_before['log-probs']} times; now {dense['fetch']} and {dense['log-probs']}."
