@@ -14,10 +14,12 @@ from qat_core.checkpoint.architecture import meta_model
 from qat_core.checkpoint.ignored_modules import declared_plan, ignored_modules
 from qat_core.checkpoint.shards import read_json
 from qat_core.options import CheckpointFormat
+from qat_core.exact import require_exact
 from qat_core.plan import QuantPlan, bf16_plan
 from qat_core.quantization_config import format_of, quantization_config
 from qat_core.rollout.engine import Rollouts, WeightStream, special_ids
 from qat_core.rollout.vllm import compat
+from qat_core.rollout.vllm.plugin import EXACT_COMPILATION, EXACT_VARIABLE
 from qat_core.rollout.vllm.outputs import to_rollouts, to_routes
 from qat_core.rollout.vllm.served_layers import quantized_parameters
 from qat_core.rollout.vllm.weight_memory import tensor_bytes, weight_bytes
@@ -39,13 +41,22 @@ class VllmEngine:
         weight_bytes: what vLLM's weights take, after its own repacking.
     """
 
-    def __init__(self, model_dir: Path, packed: QuantPlan | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        model_dir: Path,
+        packed: QuantPlan | None = None,
+        *,
+        exact: bool = False,
+        **settings: Any,
+    ) -> None:
         """Starts vLLM.
 
         Args:
             model_dir: BF16 or packed checkpoint, with tokenizer.
             packed: serve a BF16 checkpoint's architecture with these weights in NVFP4. Weights come
                 with the first `sync`; none are read.
+            exact: serve bits that a model of `qat_core.exact` computes too; one process has either
+                exact engines or others.
             settings: for `vllm.LLM`, e.g. `max_model_len`; with `enable_return_routed_experts`
                 rollouts have their routes.
 
@@ -61,6 +72,8 @@ class VllmEngine:
                 f"{model_dir / 'config.json'} instead"
             )
         _require_one_process(settings)
+        if exact:
+            settings = _exact_settings(model_dir, settings)
         import vllm
         from vllm.platforms import current_platform
 
@@ -243,6 +256,14 @@ class VllmEngine:
     def on_worker(self, function: Any, *arguments: Any) -> Any:
         """`function(worker, *arguments)`, called with vLLM's worker; for measurements."""
         return self._llm.collective_rpc(function, args=arguments)[0]
+
+
+def _exact_settings(model_dir: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    """Sets the environment of an exact engine, and what torch.compile and graphs may do."""
+    require_exact(meta_model(model_dir).config)
+    os.environ[EXACT_VARIABLE] = "1"
+    graphs = settings.get("compilation_config", {}) | EXACT_COMPILATION
+    return settings | {"compilation_config": graphs}
 
 
 def vllm_version() -> str:

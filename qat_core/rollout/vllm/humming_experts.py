@@ -23,7 +23,8 @@ from vllm.model_executor.layers.fused_moe.utils import _resize_cache
 
 from qat_core.options import BLOCK_SIZE
 from qat_core.rollout.vllm import humming
-from qat_core.rollout.vllm.served_tiles import expert_tiles
+from qat_core.rollout.vllm.plugin import is_exact
+from qat_core.rollout.vllm.served_tiles import EXACT, exact_expert_tiles, expert_tiles
 from qat_core.rollout.vllm.tile_layout import to_layout
 
 FEWEST_ROWS = 8  # of a tile
@@ -34,6 +35,10 @@ SPARSITY_FACTOR = 4
 
 class HummingExperts(MarlinExperts):  # type: ignore[misc]
     """W4A16 experts on Hopper; keeps no tensors of its own."""
+
+    @staticmethod
+    def _supports_batch_invariance() -> bool:
+        return is_exact()
 
     def apply(
         self,
@@ -179,8 +184,12 @@ def _kernels(
         torch_dtype=torch.bfloat16,
         device=device,
     )
-    tiles = expert_tiles(config, device)
-    compute, table = json.dumps({"gemm_type": "indexed"}), json.dumps(tiles)
+    computing: dict[str, Any] = {"gemm_type": "indexed"}
+    if is_exact():
+        computing, tiles = EXACT | computing, exact_expert_tiles(config, device)
+    else:
+        tiles = expert_tiles(config, device)
+    compute, table = json.dumps(computing), json.dumps(tiles)
     HummingKernel.prepare_kernels(config.to_str(), compute, table, device)
     rows = tuple((up_to, int(tile["block_shape"][0])) for _, up_to, tile in tiles)
     return config, compute, table, rows

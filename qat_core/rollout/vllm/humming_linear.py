@@ -29,7 +29,13 @@ from vllm.model_executor.kernels.linear.nvfp4.base import (
 
 from qat_core.options import BLOCK_SIZE
 from qat_core.rollout.vllm import humming
-from qat_core.rollout.vllm.served_tiles import UNPACK_FROM, linear_tiles
+from qat_core.rollout.vllm.plugin import is_exact
+from qat_core.rollout.vllm.served_tiles import (
+    EXACT,
+    UNPACK_FROM,
+    exact_linear_tiles,
+    linear_tiles,
+)
 from qat_core.rollout.vllm.tile_layout import to_layout, unpack
 
 
@@ -124,8 +130,7 @@ def _kernels(n: int, k: int, device: torch.device) -> tuple[Any, str, str]:
     config = prepare_layer_config(
         n, k, humming.weight_schema(), torch_dtype=torch.bfloat16, device=device
     )
-    return (
-        config,
-        json.dumps({"gemm_type": "dense"}),
-        json.dumps(linear_tiles(config)),
-    )
+    compute: dict[str, Any] = {"gemm_type": "dense"}
+    if is_exact():
+        return config, json.dumps(EXACT | compute), json.dumps(exact_linear_tiles(config))
+    return config, json.dumps(compute), json.dumps(linear_tiles(config))

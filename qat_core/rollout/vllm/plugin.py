@@ -15,9 +15,14 @@ from qat_core.rollout.vllm.kernel_choice import require_vllm, use_for_linear
 LINEAR_VARIABLE = "QAT_CORE_LINEAR_KERNEL"
 EXPERTS_VARIABLE = "QAT_CORE_EXPERTS_KERNEL"
 IN_PLACE_VARIABLE = "QAT_CORE_IN_PLACE_SYNC"  # see `in_place.py`
+EXACT_VARIABLE = "QAT_CORE_EXACT"  # see `exact.py`; set by `VllmEngine` and by `+exact=on`
+# torch.compile would go past batch-invariant norms; prefill varies too much for graphs
+EXACT_COMPILATION = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
 MARLIN, MARLIN_UNPACK, HUMMING = "marlin", "marlin-unpack", "humming"
 KERNELS = {  # the first is vLLM's own choice
-    LINEAR_VARIABLE: (MARLIN, MARLIN_UNPACK, HUMMING),
+    LINEAR_VARIABLE: (# torch.compile would go past batch-invariant norms; prefill varies too much for graphs
+EXACT_COMPILATION = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+MARLIN, MARLIN_UNPACK, HUMMING),
     EXPERTS_VARIABLE: (MARLIN, HUMMING),
 }
 
@@ -35,6 +40,15 @@ def register() -> None:
     from vllm.platforms import current_platform
 
     is_in_place_allowed()
+    exact_or_not = _chosen.setdefault(EXACT_VARIABLE, str(is_exact()))
+    if exact_or_not != str(is_exact()):
+        raise ValueError(f"{EXACT_VARIABLE}: this process has started another engine before")
+    if is_exact():
+        require_exact()
+        from qat_core.rollout.vllm import exact
+
+        exact.install()
+        return
     linear = asked_for(LINEAR_VARIABLE)
     if linear == HUMMING:
         from qat_core.rollout.vllm.humming_linear import HummingLinearKernel
@@ -81,15 +95,33 @@ def require_loaded() -> None:
 
 
 def is_in_place_allowed() -> bool:
-    """Whether weight syncs may write packed weights past vLLM's reload, as they do by default.
+    """Whether weight syncs may write packed weights past vLLM's reload, as they do by default."""
+    return _switch(IN_PLACE_VARIABLE, "1")
 
-    Raises:
-        ValueError: the variable has another value than 1 or 0.
-    """
-    asked = os.environ.get(IN_PLACE_VARIABLE) or "1"
+
+def is_exact() -> bool:
+    """Whether rollouts are to have bits that a trainer can compute too."""
+    return _switch(EXACT_VARIABLE, "0")
+
+
+def _switch(variable: str, default: str) -> bool:
+    """ValueError for another value than 1 or 0."""
+    asked = os.environ.get(variable) or default
     if asked not in ("0", "1"):
-        raise ValueError(f"{IN_PLACE_VARIABLE}={asked}: use 0 for vLLM's reload, or unset it")
+        raise ValueError(f"{variable}={asked}: use 1 or 0, or unset it for {default}")
     return asked == "1"
+
+
+def require_exact() -> None:
+    """ValueError where exact rollouts cannot be, or other kernels are asked for."""
+    import vllm
+
+    from qat_core.rollout.vllm import humming
+
+    for variable in KERNELS:
+        if os.environ.get(variable):
+            raise ValueError(f"{variable}: exact rollouts choose kernels themselves; unset it")
+    humming.require(EXACT_VARIABLE, vllm.__version__)
 
 
 def asked_for(variable: str) -> str:

@@ -27,6 +27,8 @@ SHORT_SUM = 4096  # up to here a linear layer's sums need not be split to be fas
 # Experts' sums up to here are better served by wide tiles; of 768 and 2,048 both were timed.
 SHORT_EXPERT_SUM = 1024
 
+EXACT = {"use_batch_invariant": True}  # Humming's word for it
+
 Tile = dict[str, Any]
 
 
@@ -40,6 +42,14 @@ def tiles_for(config: Any, compute: dict[str, Any], rows: Sequence[int]) -> list
 def for_rows(table: Sequence[Any], rows: Sequence[int]) -> list[Any]:
     """The entries (rows above, rows up to, tile) of a table that some numbers of rows need."""
     return [entry for entry in table if any(entry[0] < m <= entry[1] for m in rows)]
+
+
+def exact_linear_tiles(config: Any) -> list[Any]:
+    """As `linear_tiles`, of Humming's batch-invariant tiles: one warp adds all of K, in its order."""
+    own = tiles_for(config, EXACT | {"gemm_type": "dense"}, TILED_ROWS)
+    return [
+        [above, up_to, for_rows(own, [up_to])[0][2]] for above, up_to in pairwise((0, *TILED_ROWS))
+    ]
 
 
 def linear_tiles(config: Any) -> list[Any]:
@@ -109,6 +119,18 @@ def expert_tiles(config: Any, device: Any = None) -> list[Any]:
             tile = own | {"use_stream_k": False}
         table.append([above, up_to, tile])
     return table
+
+
+def exact_expert_tiles(config: Any, device: Any = None) -> list[Any]:
+    """As `expert_tiles`, of Humming's batch-invariant tiles."""
+    from humming.tune import get_heuristics_config
+
+    tiles = [
+        get_heuristics_config(config, pairs, gemm_type="indexed", device=device, **EXACT)
+        for pairs in TILED_PAIRS
+    ]
+    ends = (*TILED_PAIRS[:-1], ANY_MORE)
+    return [list(row) for row in zip((0, *TILED_PAIRS[:-1]), ends, tiles, strict=True)]
 
 
 def expert_tile(experts: int, n: int, k: int, pairs: int) -> Tile | None:

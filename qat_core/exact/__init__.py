@@ -1,0 +1,19 @@
+"""A training forward pass with the bits of vLLM's, so that trainer and rollout do not differ at all.
+
+`make_exact` replaces the forward functions of a transformers model; `log_probs` ends the pass. What
+vLLM has to serve for it is in `qat_core.rollout.vllm.exact`.
+
+| file | what it has |
+|---|---|
+| operators.py | the forward operators, vLLM's own, and PyTorch's in their place on a CPU |
+| backward.py | their gradients, as formulas in FP32 |
+| functions.py | both together, for autograd |
+| layout.py | which rows of a batch are one sequence |
+| experts.py | routing and experts |
+| model.py | which modules compute with what; which models are refused |
+"""
+
+from qat_core.exact.functions import log_probs
+from qat_core.exact.model import is_exact, make_exact, require_exact
+
+__all__ = ["is_exact", "log_probs", "make_exact", "require_exact"]

@@ -1,0 +1,92 @@
+"""Gradients of the exact operators: formulas in FP32, fused by torch.compile on a GPU.
+
+Nothing asks for equal bits here: rollouts have no backward pass.
+"""
+
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+Result = TypeVar("Result")
+
+
+def fused(formula: Callable[..., Result]) -> Callable[..., Result]:
+    """The formula, compiled into few kernels where its first argument is on a GPU."""
+
+    @cache
+    def compiled() -> Any:
+        return torch.compile(formula, dynamic=True)
+
+    @wraps(formula)
+    def run(first: Tensor, *rest: Any) -> Result:
+        result: Result = (compiled() if first.is_cuda else formula)(first, *rest)
+        return result
+
+    return run
+
+
+@fused
+def norm_grads(grad: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Of RMSNorm: x (N, C) and weight (C,)."""
+    x32, grad32 = x.float(), grad.float()
+    inverse = torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)
+    normed = x32 * inverse
+    scaled = grad32 * weight.float()
+    grad_x = inverse * (scaled - normed * (scaled * normed).mean(-1, keepdim=True))
+    return grad_x.to(x.dtype), (grad32 * normed).sum(0).to(weight.dtype)
+
+
+@fused
+def silu_mul_grad(grad: Tensor, gate_up: Tensor) -> Tensor:
+    """Of silu(gate) * up: gate_up (T, 2 F)."""
+    gate, up = gate_up.float().chunk(2, dim=-1)
+    grad32, sigmoid = grad.float(), torch.sigmoid(gate)
+    grad_gate = grad32 * up * sigmoid * (1 + gate * (1 - sigmoid))
+    return torch.cat([grad_gate, grad32 * gate * sigmoid], dim=-1).to(gate_up.dtype)
+
+
+@fused
+def log_prob_grad(grad_T: Tensor, logits: Tensor, ids_T: Tensor) -> Tensor:
+    """Of the log-probs of `ids_T`: logits (T, V)."""
+    is_chosen = torch.arange(logits.shape[-1], device=logits.device) == ids_T[:, None]
+    probs = logits.float().softmax(-1)
+    return (grad_T[:, None] * (is_chosen.float() - probs)).to(logits.dtype)
+
+
+@fused
+def routing_grad(
+    grad: Tensor, logits: Tensor, weights: Tensor, ids: Tensor, is_renormalized: bool
+) -> Tensor:
+    """Of the experts' weights (T, k): logits (T, E).
+
+    Renormalized, they are a softmax over the chosen logits alone.
+    """
+    grad = grad.float()
+    if is_renormalized:
+        chosen = weights * (grad - (weights * grad).sum(-1, keepdim=True))
+        return torch.zeros_like(logits).scatter(-1, ids.long(), chosen.to(logits.dtype))
+    probs = logits.float().softmax(-1)
+    spread = torch.zeros_like(probs).scatter(-1, ids.long(), grad)
+    return (probs * (spread - (probs * spread).sum(-1, keepdim=True))).to(logits.dtype)
+
+
+@fused
+def weighted_sum_grads(
+    grad: Tensor, rows: Tensor, weights: Tensor, order: Tensor, inverse: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Of the sum over a token's experts: rows (T * k, C), sorted by expert, and weights (T, k)."""
+    top_k = weights.shape[1]
+    grad_rows = grad[order // top_k].float() * weights.flatten()[order][:, None]
+    by_token = rows[inverse].view(len(grad), top_k, -1)
+    grad_weights = (by_token.float() * grad.float()[:, None]).sum(-1)
+    return grad_rows.to(rows.dtype), grad_weights
+
+
+@fused
+def spread_grad(grad: Tensor, inverse: Tensor, top_k: int) -> Tensor:
+    """Of a token's copies for its experts: (T, C) of (T * k, C), sorted by expert."""
+    by_token = grad[inverse].view(len(inverse) // top_k, top_k, -1)
+    return by_token.float().sum(1).to(grad.dtype)

@@ -1,0 +1,203 @@
+"""Exact operators with their gradients, for autograd."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from qat_core.exact.backward import (
+    log_prob_grad,
+    norm_grads,
+    routing_grad,
+    silu_mul_grad,
+    spread_grad,
+    weighted_sum_grads,
+)
+from qat_core.exact.layout import Layout
+from qat_core.exact.operators import operators_for
+
+
+class _Norm(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.eps = eps
+        return operators_for(x.device.type).norm(x, weight, eps)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        rows = x.reshape(-1, x.shape[-1])
+        grad_x, grad_weight = norm_grads(grad.reshape(rows.shape), rows, weight, ctx.eps)
+        return grad_x.view(x.shape), grad_weight, None
+
+
+class _Rotate(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, positions_T: Tensor, table: Tensor, head: int
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(positions_T, table)
+        ctx.head = head
+        q, k = q.clone(), k.clone()
+        operators_for(q.device.type).rotate(positions_T, q, k, table, head)
+        return q, k
+
+    @staticmethod
+    def backward(ctx: Any, grad_q: Tensor, grad_k: Tensor) -> Any:
+        positions_T, table = ctx.saved_tensors
+        cos, sin = table.chunk(2, dim=-1)
+        back = torch.cat([cos, -sin], dim=-1)  # by minus the angle
+        dense = torch.contiguous_format
+        grads = grad_q.clone(memory_format=dense), grad_k.clone(memory_format=dense)
+        operators_for(grad_q.device.type).rotate(positions_T, *grads, back, ctx.head)
+        return *grads, None, None, None
+
+
+class _SiluMul(Function):
+    @staticmethod
+    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate_up)
+        return operators_for(gate_up.device.type).silu_mul(gate_up)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (gate_up,) = ctx.saved_tensors
+        return silu_mul_grad(grad, gate_up)
+
+
+class _Attend(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int, scale: float
+    ) -> Tensor:
+        out, log_sum = operators_for(q.device.type).attend(q, k, v, starts, longest, scale)
+        ctx.save_for_backward(q, k, v, out, log_sum, starts)
+        ctx.longest, ctx.scale = longest, scale
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        attend_backward = operators_for(grad.device.type).attend_backward
+        grads = attend_backward(grad.contiguous(), ctx.saved_tensors, ctx.longest, ctx.scale)
+        return *grads, None, None, None
+
+
+class _ChooseExperts(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, top_k: int, renormalize: bool
+    ) -> tuple[Tensor, Tensor]:
+        choose = operators_for(logits.device.type).choose_experts
+        weights, ids = choose(logits, top_k, renormalize)
+        ctx.save_for_backward(logits, weights, ids)
+        ctx.mark_non_differentiable(ids)
+        ctx.is_renormalized = renormalize
+        return weights, ids
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Any) -> Any:
+        return routing_grad(grad, *ctx.saved_tensors, ctx.is_renormalized), None, None
+
+
+class _Spread(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: Tensor, inverse: Tensor, top_k: int) -> Tensor:
+        ctx.save_for_backward(inverse)
+        ctx.top_k = top_k
+        return x[order // top_k]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return spread_grad(grad, *ctx.saved_tensors, ctx.top_k), None, None, None
+
+
+class _WeightedSum(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, rows: Tensor, weights: Tensor, order: Tensor, inverse: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(rows, weights, order, inverse)
+        by_token = rows[inverse].view(*weights.shape, rows.shape[-1])
+        return operators_for(rows.device.type).weighted_sum(by_token, weights)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return *weighted_sum_grads(grad, *ctx.saved_tensors), None, None
+
+
+class _LogProbs(Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, ids_T: Tensor, runner: int) -> Tensor:
+        ctx.save_for_backward(logits, ids_T)
+        return operators_for(logits.device.type).log_probs(logits, ids_T, runner)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return log_prob_grad(grad, *ctx.saved_tensors), None, None
+
+
+def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMSNorm over the last dimension of BF16 (..., C)."""
+    out: Tensor = _Norm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
+    return out
+
+
+def rotate(
+    q: Tensor, k: Tensor, positions_T: Tensor, table: Tensor, head: int
+) -> tuple[Tensor, Tensor]:
+    """Rotary embedding of q (T, H * D) and k (T, P * D)."""
+    out: tuple[Tensor, Tensor] = _Rotate.apply(q, k, positions_T, table, head)  # type: ignore[no-untyped-call]
+    return out
+
+
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up, (T, F) of (T, 2 F)."""
+    out: Tensor = _SiluMul.apply(gate_up)  # type: ignore[no-untyped-call]
+    return out
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, layout: Layout, scale: float) -> Tensor:
+    """Causal attention (T, H, D) of q (T, H, D), k and v (T, P, D), rows laid out so."""
+    arguments = layout.starts, layout.longest, scale
+    if layout.rows is None:
+        out: Tensor = _Attend.apply(q, k, v, *arguments)  # type: ignore[no-untyped-call]
+        return out
+    dense = [each[layout.rows] for each in (q, k, v)]
+    out = _Attend.apply(*dense, *arguments)  # type: ignore[no-untyped-call]
+    return torch.zeros_like(q).index_copy(0, layout.rows, out)
+
+
+def choose_experts(logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
+    """FP32 weights and int32 numbers of experts, (T, k) each, of logits (T, E)."""
+    out: tuple[Tensor, Tensor] = _ChooseExperts.apply(logits, top_k, renormalize)  # type: ignore[no-untyped-call]
+    return out
+
+
+def spread(x: Tensor, order: Tensor, inverse: Tensor, top_k: int) -> Tensor:
+    """Rows of x (T, C) for each pair of a token and an expert, in `order`."""
+    out: Tensor = _Spread.apply(x, order, inverse, top_k)  # type: ignore[no-untyped-call]
+    return out
+
+
+def weighted_sum(rows: Tensor, weights: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
+    """(T, C) of rows (T * k, C) in `order`, and FP32 weights (T, k)."""
+    out: Tensor = _WeightedSum.apply(rows, weights, order, inverse)  # type: ignore[no-untyped-call]
+    return out
+
+
+def log_probs(logits: Tensor, ids: Tensor, runner: int) -> Tensor:
+    """Log-probs of tokens as vLLM's model runner tells them.
+
+    Args:
+        logits: BF16 (..., V), at temperature 1.
+        ids: int64 (...).
+        runner: 1 or 2, see `model.model_runner`.
+
+    Returns:
+        FP32 (...).
+    """
+    flat = logits.reshape(-1, logits.shape[-1])
+    found: Tensor = _LogProbs.apply(flat, ids.reshape(-1), runner)  # type: ignore[no-untyped-call]
+    return found.view(ids.shape)

@@ -1,0 +1,58 @@
+"""Which rows of a batch are one sequence: padded, packed, or neither."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Layout(NamedTuple):
+    """Sequences of a batch of B times T rows.
+
+    Attributes:
+        rows: int64, those that are no padding; None for all.
+        starts: int32 (sequences + 1,), where each sequence begins among `rows`.
+        longest: tokens of the longest one.
+    """
+
+    rows: Tensor | None
+    starts: Tensor
+    longest: int
+
+
+class Layouts:
+    """Finds the layout of a batch once for all layers: it waits for the GPU."""
+
+    def __init__(self) -> None:
+        self._last: tuple[Tensor | None, Tensor, torch.Size, Layout] | None = None
+
+    def of(self, mask_BT: Tensor | None, positions: Tensor, shape: torch.Size) -> Layout:
+        """Of a batch of shape (B, T).
+
+        Args:
+            mask_BT: 1 for tokens, 0 for padding; None if there is none.
+            positions: (B, T) or (1, T) within each sequence; where one is not that before it plus
+                1, a packed sequence begins.
+            shape: (B, T).
+        """
+        last = self._last
+        if last is None or last[0] is not mask_BT or last[1] is not positions or last[2] != shape:
+            self._last = last = mask_BT, positions, shape, find_layout(mask_BT, positions, shape)
+        return last[3]
+
+
+def find_layout(mask_BT: Tensor | None, positions: Tensor, shape: torch.Size) -> Layout:
+    """See `Layouts.of`."""
+    if mask_BT is not None:
+        rows = mask_BT.flatten().nonzero()[:, 0]
+        lengths = mask_BT.long().sum(-1)
+    else:
+        rows = None
+        positions = positions.expand(shape)
+        begins = torch.ones(shape, dtype=torch.bool, device=positions.device)
+        begins[:, 1:] = positions[:, 1:] != positions[:, :-1] + 1
+        first = begins.flatten().nonzero()[:, 0]
+        lengths = first.diff(append=first.new_tensor([shape.numel()]))
+    starts = torch.zeros(len(lengths) + 1, dtype=torch.int32, device=lengths.device)
+    starts[1:] = lengths.cumsum(0)
+    return Layout(rows, starts, int(lengths.max()))

@@ -1,0 +1,195 @@
+"""Which modules of a transformers model compute exactly, and which models cannot.
+
+Forward functions are replaced, one module at a time; parameters, names, classes and the order of
+decoder layers stay transformers' own.
+"""
+
+from types import MethodType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from qat_core.exact.experts import experts_forward, router_forward
+from qat_core.exact.functions import attend, norm, rotate, silu_mul
+from qat_core.exact.layout import Layouts
+
+ATTENTION = "qat_core_exact"
+HEAD_SIZES = (64, 128)
+# by `model_type`: vLLM 0.24's model runner, which computes log-probs in its own way
+# (vllm/config/vllm.py, DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES)
+MODEL_RUNNERS = {"qwen3": 2, "qwen3_moe": 1, "llama": 2, "mistral": 2, "qwen2": 1, "olmoe": 1}
+
+
+def make_exact(model: nn.Module) -> None:
+    """Let a model compute what vLLM's exact engine computes, bit for bit, in place.
+
+    Before or after `qat_core.prepare`, before `fully_shard`. Weights need to be in BF16 when they
+    are computed with.
+
+    Args:
+        model: of transformers, for causal language modelling.
+
+    Raises:
+        ValueError: a model, or a setting of its configuration, that was not proven to be exact.
+    """
+    require_exact(model.config)
+    layouts = Layouts()
+    for module in model.modules():
+        forward = _forward_of(module)
+        if forward is not None:
+            module.forward = MethodType(forward, module)  # type: ignore[method-assign]
+            module._layouts = layouts  # type: ignore[assignment]
+    ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _never_called)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, _keep_mask)
+    model.config._attn_implementation = ATTENTION
+
+
+def is_exact(model: nn.Module) -> bool:
+    """Whether `make_exact` was called on the model."""
+    return getattr(getattr(model, "config", None), "_attn_implementation", None) == ATTENTION
+
+
+def model_runner(config: Any) -> int:
+    """Number of the model runner by which vLLM serves a model of this configuration."""
+    return MODEL_RUNNERS[config.model_type]
+
+
+def require_exact(config: Any) -> None:
+    """ValueError that names what of a model's configuration was not proven to be exact."""
+    kind = getattr(config, "model_type", None)
+    if kind not in MODEL_RUNNERS:
+        raise ValueError(f"exact: model_type {kind}: proven for {', '.join(MODEL_RUNNERS)} only")
+    for key, (value, proven) in _settings(config).items():
+        if value not in proven:
+            raise ValueError(f"exact: {key} {value}: proven for {', '.join(map(str, proven))} only")
+
+
+def _settings(config: Any) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    """What a configuration says, and what was proven."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    types = set(getattr(config, "layer_types", None) or ["full_attention"])
+    return {
+        "head_dim": (_head_size(config), HEAD_SIZES),
+        "hidden_act": (config.hidden_act, ("silu",)),
+        "layer_types": (" and ".join(sorted(types)), ("full_attention",)),
+        "sliding_window": (_window(config), (None,)),
+        "attention_dropout": (getattr(config, "attention_dropout", 0), (0,)),
+        "rope_parameters.rope_type": (rope.get("rope_type", "default"), ("default",)),
+        "rope_parameters.partial_rotary_factor": (rope.get("partial_rotary_factor", 1), (1,)),
+        "clip_qkv": (getattr(config, "clip_qkv", None), (None,)),
+    }
+
+
+def _head_size(config: Any) -> int:
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(head)
+
+
+def _window(config: Any) -> int | None:
+    is_used = getattr(config, "use_sliding_window", True)
+    return getattr(config, "sliding_window", None) if is_used else None
+
+
+def _forward_of(module: nn.Module) -> Any:
+    """The exact forward function for a module of transformers' class, or None to keep its own."""
+    if isinstance(module, nn.Linear):
+        return None if module.bias is None else _linear_forward
+    name = type(module).__name__
+    return next((forward for end, forward in _BY_CLASS.items() if name.endswith(end)), None)
+
+
+def _linear_forward(self: Any, x: Tensor) -> Tensor:
+    """vLLM rounds the product before it adds the bias."""
+    return F.linear(x, self.weight) + self.bias
+
+
+def _norm_forward(self: Any, hidden_states: Tensor) -> Tensor:
+    return norm(hidden_states, self.weight, self.variance_epsilon)
+
+
+def _mlp_forward(self: Any, x: Tensor) -> Tensor:
+    gate_up = torch.cat([self.gate_proj(x), self.up_proj(x)], dim=-1)
+    out: Tensor = self.down_proj(silu_mul(gate_up))
+    return out
+
+
+def _rotary_forward(self: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """In place of cosines and sines: their table and, for each row, where to look."""
+    table = self.__dict__.get("_table")
+    if table is None or table.device != x.device:
+        table = self.__dict__["_table"] = rotary_table(self.config, x.device)
+    return table, position_ids.expand(x.shape[:2]).reshape(-1)
+
+
+def rotary_table(config: Any, device: torch.device) -> Tensor:
+    """BF16 (positions, D): cosines, then sines, computed as vLLM does on the same device.
+
+    vllm/model_executor/layers/rotary_embedding/base.py, `_compute_cos_sin_cache`.
+    """
+    head = _head_size(config)
+    base = config.rope_parameters["rope_theta"]
+    with torch.device(device):
+        frequencies = 1.0 / (base ** (torch.arange(0, head, 2, dtype=torch.float) / head))
+        positions = torch.arange(config.max_position_embeddings, dtype=torch.float)
+        angles = torch.einsum("i,j -> ij", positions, frequencies)
+        return torch.cat((angles.cos(), angles.sin()), dim=-1).bfloat16()
+
+
+def _attention_forward(
+    self: Any,
+    hidden_states: Tensor,
+    position_embeddings: tuple[Tensor, Tensor],
+    attention_mask: Tensor | None,
+    past_key_values: Any = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention of packed or padded sequences.
+
+    Raises:
+        ValueError: with a cache, or weights that are not in BF16.
+    """
+    if past_key_values is not None:
+        raise ValueError("exact: needs use_cache=False; sample with the rollout engine")
+    if hidden_states.dtype != torch.bfloat16:
+        raise ValueError(f"exact: computes in bfloat16, got {hidden_states.dtype}")
+    table, positions_T = position_embeddings
+    head, shape = self.head_dim, hidden_states.shape[:-1]
+    layout = self._layouts.of(attention_mask, kwargs["position_ids"], shape)
+    q, k, v = (
+        project(hidden_states).view(len(positions_T), -1)
+        for project in (self.q_proj, self.k_proj, self.v_proj)
+    )
+    if hasattr(self, "q_norm"):
+        q, k = _normed(self.q_norm, q), _normed(self.k_norm, k)
+    q, k = rotate(q, k, positions_T, table, head)
+    q, k, v = (each.view(len(positions_T), -1, head) for each in (q, k, v))
+    out = attend(q, k, v, layout, self.scaling)
+    return self.o_proj(out.view(*shape, -1)), None
+
+
+def _normed(module: Any, x: Tensor) -> Tensor:
+    """Over each head, or over all of them, as the norm's weight says."""
+    normed: Tensor = module(x.view(len(x), -1, module.weight.shape[-1]))
+    return normed.view(x.shape)
+
+
+def _keep_mask(*_: Any, attention_mask: Tensor | None = None, **__: Any) -> Tensor | None:
+    return attention_mask
+
+
+def _never_called(*_: Any, **__: Any) -> Any:
+    raise AssertionError("attention modules of an exact model have a forward function of ours")
+
+
+_BY_CLASS = {
+    "RMSNorm": _norm_forward,
+    "RotaryEmbedding": _rotary_forward,
+    "Attention": _attention_forward,
+    "MLP": _mlp_forward,
+    "TopKRouter": router_forward,
+    "Experts": experts_forward,
+}

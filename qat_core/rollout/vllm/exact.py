@@ -1,0 +1,81 @@
+"""vLLM 0.24 on Hopper, set up to serve bits that a trainer can compute too; loaded by the plugin.
+
+On top of vLLM's batch-invariant mode:
+
+* a residual's RMSNorm adds, then normalizes by the kernel that has one block size: vLLM's own
+  changes its blocks at 256 tokens (unneeded from vLLM 0.27 on, vllm 48391);
+* NVFP4 weights are multiplied by Humming's batch-invariant tiles, linear layers and experts, where
+  vLLM has an emulation or refuses;
+* BF16 linear layers are multiplied by cuBLAS, whose sums that mode does not split: the same bits as
+  its Triton kernel, in less time;
+* BF16 experts are added as NVFP4 ones are: rounded one by one, then in FP32.
+"""
+
+import os
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from vllm import envs
+from vllm.model_executor.layers import batch_invariant, layernorm, linear, vocab_parallel_embedding
+from vllm.model_executor.layers.fused_moe.oracle import unquantized
+
+from qat_core.rollout.vllm import humming_experts
+from qat_core.rollout.vllm.exact_experts import ExactBf16Experts
+from qat_core.rollout.vllm.humming_linear import HummingLinearKernel
+from qat_core.rollout.vllm.kernel_choice import use_for_linear
+
+
+def install() -> None:
+    """Sets a vLLM process up, before its engine starts; a second call does nothing."""
+    os.environ["VLLM_BATCH_INVARIANT"] = "1"
+    if linear.linear_batch_invariant is product:
+        return
+    layernorm.rms_norm_batch_invariant = norm
+    linear.linear_batch_invariant = product
+    vocab_parallel_embedding.linear_batch_invariant = product
+    use_for_linear(HummingLinearKernel)
+    humming_experts.install()
+    vllms_choice = unquantized.backend_to_kernel_cls
+
+    def choose(backend: Any) -> Any:
+        return ExactBf16Experts if backend.name == "TRITON" else vllms_choice(backend)
+
+    unquantized.backend_to_kernel_cls = choose
+
+
+def norm(
+    input: Tensor, weight: Tensor, eps: float = 1e-6, residual: Tensor | None = None
+) -> Any:
+    """In place of vLLM's `rms_norm_batch_invariant`; of a residual, the sum too."""
+    if residual is None:
+        return batch_invariant.rms_norm_batch_invariant(input, weight, eps)
+    residual = input + residual
+    return batch_invariant.rms_norm_batch_invariant(residual, weight, eps), residual
+
+
+def product(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """In place of vLLM's `linear_batch_invariant`, which adds a bias to the rounded product too."""
+    out = F.linear(input, weight)
+    return out if bias is None else out + bias
+
+
+def describe(worker: Any) -> dict[str, str]:
+    """What of a worker decides its bits; called in its process."""
+    config = worker.vllm_config
+    return {
+        "batch-invariant mode": str(bool(envs.VLLM_BATCH_INVARIANT)),
+        "norm": _name(layernorm.rms_norm_batch_invariant),
+        "linear": _name(linear.linear_batch_invariant),
+        "model runner": "2" if config.use_v2_model_runner else "1",
+        "compilation mode": str(int(config.compilation_config.mode or 0)),
+        "dtype": str(config.model_config.dtype),
+        "KV cache": str(config.cache_config.cache_dtype),
+        "ranks": str(config.parallel_config.world_size),
+        "GPU": "sm_{}{}".format(*torch.cuda.get_device_capability()),
+    }
+
+
+def _name(function: Any) -> str:
+    return f"{function.__module__}.{function.__qualname__}"
