@@ -6,7 +6,7 @@ vLLM has to serve for it is in `qat_core.rollout.vllm.exact`.
 | file | what it has |
 |---|---|
 | operators.py | the forward operators, vLLM's own, and PyTorch's in their place on a CPU |
-| backward.py | their gradients, as formulas in FP32 |
+| backward.py | their gradients, as formulas in FP32; kernels.py has some as kernels |
 | functions.py | both together, for autograd |
 | layout.py | which rows of a batch are one sequence |
 | experts.py | routing and experts |

@@ -1,4 +1,4 @@
-"""Gradients of the exact operators: formulas in FP32, fused by torch.compile on a GPU.
+"""Gradients of the exact operators: formulas in FP32, on a GPU compiled or a kernel of ours.
 
 Nothing asks for equal bits here: rollouts have no backward pass.
 """
@@ -28,9 +28,12 @@ def fused(formula: Callable[..., Result]) -> Callable[..., Result]:
     return run
 
 
-@fused
 def norm_grads(grad: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Of RMSNorm: x (N, C) and weight (C,)."""
+    if x.is_cuda:
+        from qat_core.exact import kernels
+
+        return kernels.norm_grads(grad, x, weight, eps)
     x32, grad32 = x.float(), grad.float()
     inverse = torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)
     normed = x32 * inverse
@@ -39,21 +42,31 @@ def norm_grads(grad: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Ten
     return grad_x.to(x.dtype), (grad32 * normed).sum(0).to(weight.dtype)
 
 
-@fused
-def silu_mul_grad(grad: Tensor, gate_up: Tensor) -> Tensor:
-    """Of silu(gate) * up: gate_up (T, 2 F)."""
-    gate, up = gate_up.float().chunk(2, dim=-1)
-    grad32, sigmoid = grad.float(), torch.sigmoid(gate)
-    grad_gate = grad32 * up * sigmoid * (1 + gate * (1 - sigmoid))
-    return torch.cat([grad_gate, grad32 * gate * sigmoid], dim=-1).to(gate_up.dtype)
+def silu_mul_grads(
+    grad: Tensor, gate: Tensor, up: Tensor, grad_gate: Tensor, grad_up: Tensor
+) -> None:
+    """Of silu(gate) * up, (T, F) each, into the last two."""
+    if grad.is_cuda:
+        from qat_core.exact import kernels
+
+        kernels.silu_mul_grads(grad, gate, up, grad_gate, grad_up)
+        return
+    grad32, gate32, sigmoid = grad.float(), gate.float(), torch.sigmoid(gate.float())
+    grad_gate.copy_(grad32 * up.float() * sigmoid * (1 + gate32 * (1 - sigmoid)))
+    grad_up.copy_(grad32 * gate32 * sigmoid)
 
 
 @fused
-def log_prob_grad(grad_T: Tensor, logits: Tensor, ids_T: Tensor) -> Tensor:
-    """Of the log-probs of `ids_T`: logits (T, V)."""
+def log_prob_grad(grad_T: Tensor, logits: Tensor, ids_T: Tensor, found_T: Tensor) -> Tensor:
+    """Of the log-probs `found_T` of `ids_T`: logits (T, V).
+
+    They give the sum over the vocabulary: log-prob = logit - log-sum-exp.
+    """
+    log_sum = logits.gather(1, ids_T[:, None]).float() - found_T[:, None]
     is_chosen = torch.arange(logits.shape[-1], device=logits.device) == ids_T[:, None]
-    probs = logits.float().softmax(-1)
-    return (grad_T[:, None] * (is_chosen.float() - probs)).to(logits.dtype)
+    return (grad_T[:, None] * (is_chosen.float() - (logits.float() - log_sum).exp())).to(
+        logits.dtype
+    )
 
 
 @fused

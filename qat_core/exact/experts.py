@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qat_core.exact.functions import choose_experts, silu_mul, spread, weighted_sum
+from qat_core.exact.functions import choose_experts, silu_mul_of_one, spread, weighted_sum
 
 
 def router_forward(self: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -33,5 +33,5 @@ def experts_forward(
     ends = pairs.bincount(minlength=self.num_experts).cumsum(0).int()
     x = spread(hidden_states, order, inverse, top_k)
     gate_up = torch._grouped_mm(x, self.gate_up_proj.transpose(-2, -1), ends)
-    rows = torch._grouped_mm(silu_mul(gate_up), self.down_proj.transpose(-2, -1), ends)
+    rows = torch._grouped_mm(silu_mul_of_one(gate_up), self.down_proj.transpose(-2, -1), ends)
     return weighted_sum(rows, top_k_weights, order, inverse)

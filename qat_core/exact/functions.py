@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
@@ -10,7 +11,7 @@ from qat_core.exact.backward import (
     log_prob_grad,
     norm_grads,
     routing_grad,
-    silu_mul_grad,
+    silu_mul_grads,
     spread_grad,
     weighted_sum_grads,
 )
@@ -57,14 +58,32 @@ class _Rotate(Function):
 
 class _SiluMul(Function):
     @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return F.silu(gate) * up
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = (each.reshape(-1, each.shape[-1]) for each in ctx.saved_tensors)
+        grad_gate, grad_up = torch.empty_like(gate), torch.empty_like(up)
+        silu_mul_grads(grad.reshape(gate.shape).contiguous(), gate, up, grad_gate, grad_up)
+        return grad_gate.view(grad.shape), grad_up.view(grad.shape)
+
+
+class _SiluMulOfOne(Function):
+    @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
         ctx.save_for_backward(gate_up)
-        return operators_for(gate_up.device.type).silu_mul(gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.silu(gate) * up
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (gate_up,) = ctx.saved_tensors
-        return silu_mul_grad(grad, gate_up)
+        grad_gate_up = torch.empty_like(gate_up)
+        inputs, outputs = gate_up.chunk(2, dim=-1), grad_gate_up.chunk(2, dim=-1)
+        silu_mul_grads(grad.contiguous(), *inputs, *outputs)
+        return grad_gate_up
 
 
 class _Attend(Function):
@@ -86,9 +105,7 @@ class _Attend(Function):
 
 class _ChooseExperts(Function):
     @staticmethod
-    def forward(
-        ctx: Any, logits: Tensor, top_k: int, renormalize: bool
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
         choose = operators_for(logits.device.type).choose_experts
         weights, ids = choose(logits, top_k, renormalize)
         ctx.save_for_backward(logits, weights, ids)
@@ -115,9 +132,7 @@ class _Spread(Function):
 
 class _WeightedSum(Function):
     @staticmethod
-    def forward(
-        ctx: Any, rows: Tensor, weights: Tensor, order: Tensor, inverse: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, weights: Tensor, order: Tensor, inverse: Tensor) -> Tensor:
         ctx.save_for_backward(rows, weights, order, inverse)
         by_token = rows[inverse].view(*weights.shape, rows.shape[-1])
         return operators_for(rows.device.type).weighted_sum(by_token, weights)
@@ -130,8 +145,9 @@ class _WeightedSum(Function):
 class _LogProbs(Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, ids_T: Tensor, runner: int) -> Tensor:
-        ctx.save_for_backward(logits, ids_T)
-        return operators_for(logits.device.type).log_probs(logits, ids_T, runner)
+        found = operators_for(logits.device.type).log_probs(logits, ids_T, runner)
+        ctx.save_for_backward(logits, ids_T, found)
+        return found
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
@@ -152,9 +168,15 @@ def rotate(
     return out
 
 
-def silu_mul(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up, (T, F) of (T, 2 F)."""
-    out: Tensor = _SiluMul.apply(gate_up)  # type: ignore[no-untyped-call]
+def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up, BF16 (..., F): PyTorch rounds as vLLM's kernel does."""
+    out: Tensor = _SiluMul.apply(gate, up)  # type: ignore[no-untyped-call]
+    return out
+
+
+def silu_mul_of_one(gate_up: Tensor) -> Tensor:
+    """As `silu_mul`, (T, F) of (T, 2 F)."""
+    out: Tensor = _SiluMulOfOne.apply(gate_up)  # type: ignore[no-untyped-call]
     return out
 
 

@@ -16,6 +16,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from qat_core.exact.experts import experts_forward, router_forward
 from qat_core.exact.functions import attend, norm, rotate, silu_mul
 from qat_core.exact.layout import Layouts
+from qat_core.exact.operators import forbid_split_sums
 
 ATTENTION = "qat_core_exact"
 HEAD_SIZES = (64, 128)
@@ -27,7 +28,8 @@ MODEL_RUNNERS = {"qwen3": 2, "qwen3_moe": 1, "llama": 2, "mistral": 2, "qwen2": 
 def make_exact(model: nn.Module) -> None:
     """Let a model compute what vLLM's exact engine computes, bit for bit, in place.
 
-    Before or after `qat_core.prepare`, before `fully_shard`. Weights need to be in BF16 when they
+    Before or after `qat_core.prepare`, before `fully_shard`, and before the process has multiplied
+    on the GPU: cuBLAS is told not to split sums, in all of the process. Weights need to be in BF16 when they
     are computed with.
 
     Args:
@@ -37,6 +39,7 @@ def make_exact(model: nn.Module) -> None:
         ValueError: a model, or a setting of its configuration, that was not proven to be exact.
     """
     require_exact(model.config)
+    forbid_split_sums()
     layouts = Layouts()
     for module in model.modules():
         forward = _forward_of(module)
@@ -112,8 +115,7 @@ def _norm_forward(self: Any, hidden_states: Tensor) -> Tensor:
 
 
 def _mlp_forward(self: Any, x: Tensor) -> Tensor:
-    gate_up = torch.cat([self.gate_proj(x), self.up_proj(x)], dim=-1)
-    out: Tensor = self.down_proj(silu_mul(gate_up))
+    out: Tensor = self.down_proj(silu_mul(self.gate_proj(x), self.up_proj(x)))
     return out
 
 

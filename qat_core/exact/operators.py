@@ -8,7 +8,6 @@ that are exact in BF16, as power-of-two global scales make them, then give the s
 |---|---|
 | norm | model_executor/layers/batch_invariant.py: rms_norm_batch_invariant, without residual |
 | rotate | _custom_ops.py: rotary_embedding |
-| silu_mul | torch.ops._C.silu_and_mul |
 | attend | vllm_flash_attn: FlashAttention-3, one split |
 | choose_experts | _custom_ops.py: topk_softmax |
 | weighted_sum | model_executor/layers/fused_moe/moe_fused_mul_sum.py |
@@ -16,6 +15,7 @@ that are exact in BF16, as power-of-two global scales make them, then give the s
 | log_probs, V1 | v1/sample/sampler.py: log_softmax in FP32, batch_invariant.py's |
 """
 
+import os
 from functools import cache
 from typing import Any, Protocol
 
@@ -25,6 +25,8 @@ from torch import Tensor
 
 # of V1's log-probs, which are computed for the whole vocabulary in FP32: 64 MiB
 BLOCK_ELEMENTS = 2**24
+# FlashAttention-3 takes one query for not causal, and keys of head size 64 in other blocks then
+SHORTEST = 2
 
 
 class Operators(Protocol):
@@ -35,9 +37,6 @@ class Operators(Protocol):
 
     def rotate(self, positions_T: Tensor, q: Tensor, k: Tensor, table: Tensor, head: int) -> None:
         """Rotary embedding of q (T, H * D) and k (T, P * D), in place."""
-
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        """silu(gate) * up, BF16 (T, F) of (T, 2 F)."""
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int, scale: float
@@ -88,14 +87,10 @@ class OnHopper:
     def rotate(self, positions_T: Tensor, q: Tensor, k: Tensor, table: Tensor, head: int) -> None:
         self._custom.rotary_embedding(positions_T, q, k, head, table, True)
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        out = gate_up.new_empty(*gate_up.shape[:-1], gate_up.shape[-1] // 2)
-        torch.ops._C.silu_and_mul(out, gate_up)
-        return out
-
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int, scale: float
     ) -> tuple[Tensor, Tensor]:
+        longest = max(longest, SHORTEST)
         out, log_sum = self._flash(
             q=q,
             k=k,
@@ -167,10 +162,6 @@ class OnCpu:
             rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
             each.copy_(rotated.flatten(1))
 
-    def silu_mul(self, gate_up: Tensor) -> Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate) * up
-
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int, scale: float
     ) -> tuple[Tensor, Tensor]:
@@ -223,10 +214,10 @@ def forbid_split_sums() -> None:
 
     As vLLM's batch-invariant mode does on Hopper (`batch_invariant.py`).
     """
-    import os
-
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"
     os.environ["CUBLASLT_WORKSPACE_SIZE"] = "1"
+    if not torch.cuda.is_available():
+        return
     matmul: Any = torch.backends.cuda.matmul
     matmul.allow_bf16_reduced_precision_reduction = (False, False)
     torch.backends.cuda.preferred_blas_library(backend="cublaslt")

@@ -13,14 +13,14 @@ from torch import Tensor
 from qat_core.checkpoint.architecture import meta_model
 from qat_core.checkpoint.ignored_modules import declared_plan, ignored_modules
 from qat_core.checkpoint.shards import read_json
-from qat_core.options import CheckpointFormat
 from qat_core.exact import require_exact
+from qat_core.options import CheckpointFormat
 from qat_core.plan import QuantPlan, bf16_plan
 from qat_core.quantization_config import format_of, quantization_config
 from qat_core.rollout.engine import Rollouts, WeightStream, special_ids
 from qat_core.rollout.vllm import compat
-from qat_core.rollout.vllm.plugin import EXACT_COMPILATION, EXACT_VARIABLE
 from qat_core.rollout.vllm.outputs import to_rollouts, to_routes
+from qat_core.rollout.vllm.plugin import EXACT_COMPILATION, EXACT_VARIABLE
 from qat_core.rollout.vllm.served_layers import quantized_parameters
 from qat_core.rollout.vllm.weight_memory import tensor_bytes, weight_bytes
 from qat_core.rollout.vllm.worker import LAYOUT, reload

@@ -8,6 +8,8 @@ On top of vLLM's batch-invariant mode:
   vLLM has an emulation or refuses;
 * BF16 linear layers are multiplied by cuBLAS, whose sums that mode does not split: the same bits as
   its Triton kernel, in less time;
+* FlashAttention-3 is never told that there is one query: it would take the keys of head size 64 in
+  other blocks than in a pass over whole sequences;
 * BF16 experts are added as NVFP4 ones are: rounded one by one, then in FP32.
 """
 
@@ -20,11 +22,15 @@ from torch import Tensor
 from vllm import envs
 from vllm.model_executor.layers import batch_invariant, layernorm, linear, vocab_parallel_embedding
 from vllm.model_executor.layers.fused_moe.oracle import unquantized
+from vllm.v1.attention.backends import flash_attn
 
+from qat_core.exact.operators import SHORTEST
 from qat_core.rollout.vllm import humming_experts
 from qat_core.rollout.vllm.exact_experts import ExactBf16Experts
 from qat_core.rollout.vllm.humming_linear import HummingLinearKernel
 from qat_core.rollout.vllm.kernel_choice import use_for_linear
+
+_attend = flash_attn.flash_attn_varlen_func
 
 
 def install() -> None:
@@ -35,6 +41,7 @@ def install() -> None:
     layernorm.rms_norm_batch_invariant = norm
     linear.linear_batch_invariant = product
     vocab_parallel_embedding.linear_batch_invariant = product
+    flash_attn.flash_attn_varlen_func = attend
     use_for_linear(HummingLinearKernel)
     humming_experts.install()
     vllms_choice = unquantized.backend_to_kernel_cls
@@ -45,9 +52,7 @@ def install() -> None:
     unquantized.backend_to_kernel_cls = choose
 
 
-def norm(
-    input: Tensor, weight: Tensor, eps: float = 1e-6, residual: Tensor | None = None
-) -> Any:
+def norm(input: Tensor, weight: Tensor, eps: float = 1e-6, residual: Tensor | None = None) -> Any:
     """In place of vLLM's `rms_norm_batch_invariant`; of a residual, the sum too."""
     if residual is None:
         return batch_invariant.rms_norm_batch_invariant(input, weight, eps)
@@ -59,6 +64,11 @@ def product(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     """In place of vLLM's `linear_batch_invariant`, which adds a bias to the rounded product too."""
     out = F.linear(input, weight)
     return out if bias is None else out + bias
+
+
+def attend(*, max_seqlen_q: int, **rest: Any) -> Any:
+    """In place of FlashAttention's function for vLLM's paged cache."""
+    return _attend(max_seqlen_q=max(max_seqlen_q, SHORTEST), **rest)
 
 
 def describe(worker: Any) -> dict[str, str]:

@@ -12,6 +12,8 @@ import os
 
 from qat_core.rollout.vllm.kernel_choice import require_vllm, use_for_linear
 
+# torch.compile would go past batch-invariant norms; prefill varies too much for graphs
+EXACT_COMPILATION = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
 LINEAR_VARIABLE = "QAT_CORE_LINEAR_KERNEL"
 EXPERTS_VARIABLE = "QAT_CORE_EXPERTS_KERNEL"
 IN_PLACE_VARIABLE = "QAT_CORE_IN_PLACE_SYNC"  # see `in_place.py`
@@ -20,9 +22,7 @@ EXACT_VARIABLE = "QAT_CORE_EXACT"  # see `exact.py`; set by `VllmEngine` and by 
 EXACT_COMPILATION = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
 MARLIN, MARLIN_UNPACK, HUMMING = "marlin", "marlin-unpack", "humming"
 KERNELS = {  # the first is vLLM's own choice
-    LINEAR_VARIABLE: (# torch.compile would go past batch-invariant norms; prefill varies too much for graphs
-EXACT_COMPILATION = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
-MARLIN, MARLIN_UNPACK, HUMMING),
+    LINEAR_VARIABLE: (MARLIN, MARLIN_UNPACK, HUMMING),
     EXPERTS_VARIABLE: (MARLIN, HUMMING),
 }
 

@@ -45,7 +45,7 @@ def for_rows(table: Sequence[Any], rows: Sequence[int]) -> list[Any]:
 
 
 def exact_linear_tiles(config: Any) -> list[Any]:
-    """As `linear_tiles`, of Humming's batch-invariant tiles: one warp adds all of K, in its order."""
+    """As `linear_tiles`, batch-invariant: one warp adds all of K, in its order."""
     own = tiles_for(config, EXACT | {"gemm_type": "dense"}, TILED_ROWS)
     return [
         [above, up_to, for_rows(own, [up_to])[0][2]] for above, up_to in pairwise((0, *TILED_ROWS))
