@@ -43,7 +43,7 @@ from qat_core.weights.stream import weight_stream
 
 STATES = (0, 1, 20)  # optimizer steps
 BATCHES = (1, 7, 32, 64, 257)
-PROMPT, ANSWER = (3, 300), (40, 140)  # tokens, fewest and most
+PROMPT, ANSWER = (3, 300), 140  # tokens: fewest and most, most
 LONG_PROMPT = (600, 700)  # in chunks of a batch that decodes
 TOKENS_AT_ONCE = 16_384  # of one forward pass of the trainer
 LEARNING_RATE = 1e-3
@@ -206,7 +206,7 @@ def _samples(engine: VllmEngine, case: Case, state: int) -> Iterator[tuple[str, 
 
 
 def _sample(engine: VllmEngine, prompts: list[list[int]]) -> Rollouts:
-    return engine.sample(prompts, ANSWER[1], None, temperature=1.0, min_tokens=ANSWER[0])
+    return engine.sample(prompts, ANSWER, None, temperature=1.0)
 
 
 def _train(model: Any, optimizer: torch.optim.Optimizer, case: Case, device: str) -> None:

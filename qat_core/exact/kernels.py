@@ -1,6 +1,6 @@
 """Triton kernels of the backward pass; `backward.py` has their formulas."""
 
-from typing import Any
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 import torch
 import triton
@@ -32,22 +32,23 @@ def norm_grads(grad: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Ten
 
 @triton.jit
 def _norm_grads(
-    grad_ptr: Any,
-    x_ptr: Any,
-    weight_ptr: Any,
-    grad_x_ptr: Any,
-    partial_ptr: Any,
-    rows: Any,
-    eps: Any,
+    grad_ptr,
+    x_ptr,
+    weight_ptr,
+    grad_x_ptr,
+    partial_ptr,
+    rows,
+    eps,
     WIDTH: tl.constexpr,
     BLOCK: tl.constexpr,
     AT_ONCE: tl.constexpr,
-) -> None:
+):
     cols = tl.arange(0, BLOCK)
     is_col = cols < WIDTH
     weight = tl.load(weight_ptr + cols, mask=is_col, other=0.0).to(tl.float32)[None]
     grad_weight = tl.zeros([BLOCK], dtype=tl.float32)
-    for first in range(tl.program_id(0) * AT_ONCE, rows, tl.num_programs(0) * AT_ONCE):
+    first = tl.program_id(0) * AT_ONCE
+    while first < rows:
         row = first + tl.arange(0, AT_ONCE)
         at = row.to(tl.int64)[:, None] * WIDTH + cols[None]
         mask = (row < rows)[:, None] & is_col[None]
@@ -59,6 +60,7 @@ def _norm_grads(
         grad_x = inverse * (scaled - normed * mean)
         tl.store(grad_x_ptr + at, grad_x.to(grad_x_ptr.dtype.element_ty), mask=mask)
         grad_weight += tl.sum(grad * normed, 0)
+        first += tl.num_programs(0) * AT_ONCE
     tl.store(partial_ptr + tl.program_id(0) * WIDTH + cols, grad_weight, mask=is_col)
 
 
@@ -77,17 +79,17 @@ def silu_mul_grads(
 
 @triton.jit
 def _silu_mul_grads(
-    grad_ptr: Any,
-    gate_ptr: Any,
-    up_ptr: Any,
-    grad_gate_ptr: Any,
-    grad_up_ptr: Any,
-    width: Any,
-    grad_stride: Any,
-    in_stride: Any,
-    out_stride: Any,
+    grad_ptr,
+    gate_ptr,
+    up_ptr,
+    grad_gate_ptr,
+    grad_up_ptr,
+    width,
+    grad_stride,
+    in_stride,
+    out_stride,
     BLOCK: tl.constexpr,
-) -> None:
+):
     row = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = col < width

@@ -17,14 +17,15 @@ that are exact in BF16, as power-of-two global scales make them, then give the s
 
 import os
 from functools import cache
+from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# of V1's log-probs, which are computed for the whole vocabulary in FP32: 64 MiB
-BLOCK_ELEMENTS = 2**24
+# logits in FP32 at a time: 512 MiB
+BLOCK_ELEMENTS = 2**27
 # FlashAttention-3 takes one query for not causal, and keys of head size 64 in other blocks then
 SHORTEST = 2
 
@@ -135,16 +136,19 @@ class OnHopper:
         return out
 
     def log_probs(self, logits: Tensor, ids_T: Tensor, runner: int) -> Tensor:
-        if runner == 2:
-            found: Tensor = self._token_log_probs(logits, ids_T[:, None])
-            return found[:, 0]
+        # of FP32 logits, as both samplers have them: Triton adds BF16 ones in another order
+        one_block = self._log_probs_1 if runner == 1 else self._log_probs_2
         rows = max(1, BLOCK_ELEMENTS // logits.shape[-1])
         blocks = zip(logits.split(rows), ids_T.split(rows), strict=True)
-        parts = [
-            self._invariant.log_softmax(block.float()).gather(1, ids[:, None])[:, 0]
-            for block, ids in blocks
-        ]
-        return torch.cat(parts)
+        return torch.cat([one_block(block.float(), ids) for block, ids in blocks])
+
+    def _log_probs_1(self, logits: Tensor, ids_T: Tensor) -> Tensor:
+        found: Tensor = self._invariant.log_softmax(logits).gather(1, ids_T[:, None])
+        return found[:, 0]
+
+    def _log_probs_2(self, logits: Tensor, ids_T: Tensor) -> Tensor:
+        found: Tensor = self._token_log_probs(logits, ids_T[:, None])
+        return found[:, 0]
 
 
 class OnCpu:
@@ -199,8 +203,7 @@ class OnCpu:
 
 
 def _sequences(starts: Tensor) -> list[slice]:
-    bounds = starts.tolist()
-    return [slice(*pair) for pair in zip(bounds[:-1], bounds[1:], strict=True)]
+    return [slice(*pair) for pair in pairwise(starts.tolist())]
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
