@@ -32,6 +32,7 @@ from experiments.support.json_files import write_json
 from experiments.support.subprocess_call import call_in_subprocess
 from qat_core.checkpoint.architecture import meta_model
 from qat_core.exact import log_probs, make_exact
+from qat_core.exact.contract import needed
 from qat_core.exact.model import model_runner
 from qat_core.plan import plan
 from qat_core.preparation import prepare
@@ -126,6 +127,8 @@ def compare_case(name: str, case: Case, device: str) -> list[dict[str, Any]]:
         for _ in range(state - steps):
             _train(model, optimizer, case, device)
         steps = state
+        if case.expected_zero:
+            engine.require_contract(needed(model.config))
         engine.sync(weight_stream(model, served, recipe), served)
         for way, sampled in _samples(engine, case, state):
             found = _compare(model, sampled.to(device), case)

@@ -114,6 +114,7 @@ class Study(Settings):
         description="on cuda: what one run takes of each of its GPUs, in whole GiB; runs then "
         "share them",
     )
+    exact: bool = Field(False, description="training computes the bits of vLLM's rollouts")
     scale_policy: ScalePolicy = "pow2"
     block_scale_method: BlockScaleMethod = "max"
     task: TaskConfig
@@ -139,6 +140,7 @@ class Study(Settings):
         return {
             **named,
             **shared,
+            **({"exact": True} if self.exact else {}),
             "task": self.task.model_dump(mode="json"),
             "rl": self.rl_of(run.cell).model_dump(mode="json"),
             "source": self.models[run.model].training_config(),

@@ -190,9 +190,10 @@ def _seeds(seed: int) -> dict[str, Any]:
 
 def _precision(study: Study, run: Run) -> dict[str, Any]:
     recipes = make_recipes(run.arm, study.scale_policy, study.block_scale_method)
+    settings: dict[str, Any] = {"+exact": "on"} if study.exact else {}
     if recipes.rollout is None:
-        return {"+nvfp4": "off"}
-    settings: dict[str, Any] = {
+        return settings | {"+nvfp4": "off"}
+    settings |= {
         "+nvfp4": "w4a16",
         f"{QAT}.scale_policy": study.scale_policy,
         f"{QAT}.block_scale_method": study.block_scale_method,

@@ -26,8 +26,7 @@ from torch import Tensor
 
 # logits in FP32 at a time: 512 MiB
 BLOCK_ELEMENTS = 2**27
-# FlashAttention-3 takes one query for not causal, and keys of head size 64 in other blocks then
-SHORTEST = 2
+FEW_QUERIES = 64  # rows, of all heads that share keys: one warp group of FlashAttention-3
 
 
 class Operators(Protocol):
@@ -61,13 +60,21 @@ class Operators(Protocol):
         """FP32 (T,) of logits (T, V), as vLLM's model runner 1 or 2 computes them."""
 
 
+def longest_for(longest: int, head: int, heads_a_key: int) -> int:
+    """What to tell FlashAttention-3 of the longest sequence, so that its blocks stay the same.
+
+    Few queries of head size 64 have their keys in blocks of another size, added in another order.
+    """
+    return max(longest, FEW_QUERIES // heads_a_key + 1) if head == 64 else longest
+
+
 @cache
 def operators_for(device_type: str) -> Operators:
     """Those for tensors on "cuda" or "cpu"."""
-    return OnHopper() if device_type == "cuda" else OnCpu()
+    return _OnHopper() if device_type == "cuda" else _OnCpu()
 
 
-class OnHopper:
+class _OnHopper:
     """vLLM's own operators; none depends on its environment or on its batch-invariant mode."""
 
     def __init__(self) -> None:
@@ -91,7 +98,7 @@ class OnHopper:
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int, scale: float
     ) -> tuple[Tensor, Tensor]:
-        longest = max(longest, SHORTEST)
+        longest = longest_for(longest, q.shape[-1], q.shape[-2] // k.shape[-2])
         out, log_sum = self._flash(
             q=q,
             k=k,
@@ -151,7 +158,7 @@ class OnHopper:
         return found[:, 0]
 
 
-class OnCpu:
+class _OnCpu:
     """PyTorch's, to test formulas and layers; no bits are promised."""
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -22,6 +22,8 @@ from qat_core.quantization_config import quantization_config
 from qat_core.recipe import REGEX_PREFIX, Recipe
 from qat_core.verl import compat
 from qat_core.verl.engine_arguments import require_arguments
+from qat_core.verl.exact_configuration import KEY, complete_exact
+from qat_core.verl.exact_configuration import MODULE as EXACT_MODULE
 from qat_core.verl.precedence import require_last_word
 from qat_core.verl.quantization_json import patterns_of
 from qat_core.verl.rules import (
@@ -97,6 +99,10 @@ def complete(config: DictConfig) -> None:
     if OmegaConf.select(config, "trainer.device") != "cpu":
         require(config, GPU_RULES)
     require_arguments(config)
+    is_exact = OmegaConf.select(config, KEY)
+    if is_exact:
+        complete_exact(config)
+        _add_module(config, f"{MODEL}.external_lib", EXACT_MODULE)
     _add_module(config, f"{MODEL}.external_lib")
     _add_module(config, f"{ROLLOUT}.checkpoint_engine.custom_backend_module")
     if not is_off:
@@ -178,10 +184,10 @@ def _escaped(text: str) -> str:
     return "".join(c if c.isalnum() or c == "_" else f"\\{c}" for c in text)
 
 
-def _add_module(config: DictConfig, key: str) -> None:
+def _add_module(config: DictConfig, key: str, added: str = ENGINE) -> None:
     """The user's own module stays, after this project's."""
     given = OmegaConf.select(config, key)
     modules = [given] if isinstance(given, str) else list(given or [])
     with open_dict(config):
-        others = [module for module in modules if module != ENGINE]
-        OmegaConf.update(config, key, [ENGINE, *others] if others else ENGINE, force_add=True)
+        others = [module for module in modules if module != added]
+        OmegaConf.update(config, key, [added, *others] if others else added, force_add=True)

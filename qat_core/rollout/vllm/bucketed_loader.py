@@ -7,8 +7,10 @@ from typing import Any
 
 from torch import Tensor
 
+from qat_core.exact.contract import CONTRACT_NAME, from_tensor, require_kept
 from qat_core.nvfp4 import PackedTensor
 from qat_core.plan import QuantPlan
+from qat_core.rollout.vllm.plugin import is_exact
 from qat_core.rollout.vllm.served_layers import quantized_parameters, require_not_block_fp8
 from qat_core.rollout.vllm.worker import Load, reloading, worker_names
 from qat_core.weights.hub_names import Weight, meta_weights
@@ -75,6 +77,7 @@ class BucketedLoader:
 
     def _take(self, bucket: list[tuple[str, Tensor]]) -> None:
         if self._load is None:
+            self._require_contract(bucket)
             names = worker_names(self._worker)
             if bucket and bucket[0][0] == PLAN_NAME:
                 expected = read_plan(bucket.pop(0)[1])
@@ -93,6 +96,17 @@ class BucketedLoader:
         if self._expected is not None:
             weights = self._expected.checked(weights)
         self._load(self._counted(weights))
+
+    def _require_contract(self, bucket: list[tuple[str, Tensor]]) -> None:
+        """Takes the trainer's contract out of the first bucket, if rollouts are exact."""
+        comes = bool(bucket) and bucket[0][0] == CONTRACT_NAME
+        if comes != is_exact():
+            who = "the trainer is" if comes else "vLLM is"
+            raise ValueError(f"exact: only {who}: give +exact=on on verl's command line")
+        if comes:
+            from qat_core.rollout.vllm.exact import contract
+
+            require_kept(from_tensor(bucket.pop(0)[1]), contract(self._worker))
 
     def _counted(self, weights: Iterable[tuple[str, Weight]]) -> Iterator[tuple[str, Weight]]:
         dtype = self._worker.model_config.dtype  # verl's own engine sends its FP32 weights

@@ -14,6 +14,7 @@ from qat_core.checkpoint.architecture import meta_model
 from qat_core.checkpoint.ignored_modules import declared_plan, ignored_modules
 from qat_core.checkpoint.shards import read_json
 from qat_core.exact import require_exact
+from qat_core.exact.contract import require_kept
 from qat_core.options import CheckpointFormat
 from qat_core.plan import QuantPlan, bf16_plan
 from qat_core.quantization_config import format_of, quantization_config
@@ -148,6 +149,16 @@ class VllmEngine:
         self.on_worker(reload, self._names, stream, coming)
         self.forget_prefixes()
         self._has_weights = True
+
+    def require_contract(self, needed: Mapping[str, str]) -> None:
+        """ValueError that names where an exact engine differs from what a trainer needs.
+
+        Args:
+            needed: `qat_core.exact.contract.needed` of the trainer's model.
+        """
+        from qat_core.rollout.vllm.exact import contract
+
+        require_kept(needed, self.on_worker(contract))
 
     def forget_prefixes(self) -> None:
         """Computes prompts again, not from what the KV cache holds of earlier ones.

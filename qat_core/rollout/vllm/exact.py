@@ -8,15 +8,13 @@ On top of vLLM's batch-invariant mode:
   vLLM has an emulation or refuses;
 * BF16 linear layers are multiplied by cuBLAS, whose sums that mode does not split: the same bits as
   its Triton kernel, in less time;
-* FlashAttention-3 is never told that there is one query: it would take the keys of head size 64 in
-  other blocks than in a pass over whole sequences;
+* FlashAttention-3 is never told that queries are few (`operators.longest_for`);
 * BF16 experts are added as NVFP4 ones are: rounded one by one, then in FP32.
 """
 
 import os
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 from vllm import envs
@@ -24,7 +22,8 @@ from vllm.model_executor.layers import batch_invariant, layernorm, linear, vocab
 from vllm.model_executor.layers.fused_moe.oracle import unquantized
 from vllm.v1.attention.backends import flash_attn
 
-from qat_core.exact.operators import SHORTEST
+from qat_core.exact.contract import shared
+from qat_core.exact.operators import longest_for
 from qat_core.rollout.vllm import humming_experts
 from qat_core.rollout.vllm.exact_experts import ExactBf16Experts
 from qat_core.rollout.vllm.humming_linear import HummingLinearKernel
@@ -66,24 +65,26 @@ def product(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     return out if bias is None else out + bias
 
 
-def attend(*, max_seqlen_q: int, **rest: Any) -> Any:
-    """In place of FlashAttention's function for vLLM's paged cache."""
-    return _attend(max_seqlen_q=max(max_seqlen_q, SHORTEST), **rest)
+def attend(*, q: Tensor, k: Tensor, max_seqlen_q: int, **rest: Any) -> Any:
+    """In place of FlashAttention's function, of keys in vLLM's pages."""
+    longest = longest_for(max_seqlen_q, q.shape[-1], q.shape[-2] // k.shape[-2])
+    return _attend(q=q, k=k, max_seqlen_q=longest, **rest)
 
 
-def describe(worker: Any) -> dict[str, str]:
-    """What of a worker decides its bits; called in its process."""
+def contract(worker: Any) -> dict[str, str]:
+    """What this worker has, see `qat_core.exact.contract`; called in its process."""
     config = worker.vllm_config
     return {
+        **shared(config.model_config.hf_config),
+        "model runner": "2" if config.use_v2_model_runner else "1",
         "batch-invariant mode": str(bool(envs.VLLM_BATCH_INVARIANT)),
         "norm": _name(layernorm.rms_norm_batch_invariant),
-        "linear": _name(linear.linear_batch_invariant),
-        "model runner": "2" if config.use_v2_model_runner else "1",
+        "linear layers": _name(linear.linear_batch_invariant),
+        "attention": _name(flash_attn.flash_attn_varlen_func),
         "compilation mode": str(int(config.compilation_config.mode or 0)),
         "dtype": str(config.model_config.dtype),
         "KV cache": str(config.cache_config.cache_dtype),
         "ranks": str(config.parallel_config.world_size),
-        "GPU": "sm_{}{}".format(*torch.cuda.get_device_capability()),
     }
 
 

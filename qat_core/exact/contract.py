@@ -1,0 +1,81 @@
+"""What decides bits, told by trainer and engine and compared at every sync.
+
+The trainer says what it needs, the engine what it has, under the same names.
+"""
+
+import hashlib
+import inspect
+import json
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qat_core.exact import experts, functions, layout, model, operators
+
+CONTRACT_NAME = "qat_core:contract"  # of the tensor that carries it through a stream
+ALIGNMENT = 4  # bytes, as for all tensors of a stream
+PACKAGES = ("torch", "triton", "vllm")
+# fields of a model's configuration that its operators read
+FIELDS = (
+    *("attention_bias", "head_dim", "hidden_act", "hidden_size", "intermediate_size"),
+    *("max_position_embeddings", "mlp_bias", "model_type", "moe_intermediate_size"),
+    *("norm_topk_prob", "num_attention_heads", "num_experts", "num_experts_per_tok"),
+    *("num_hidden_layers", "num_key_value_heads", "rms_norm_eps", "rope_parameters", "vocab_size"),
+)
+ENGINE = "qat_core.rollout.vllm.exact"
+NEEDED = {
+    "batch-invariant mode": "True",
+    "norm": f"{ENGINE}.norm",
+    "linear layers": f"{ENGINE}.product",
+    "attention": f"{ENGINE}.attend",
+    "compilation mode": "0",
+    "dtype": "torch.bfloat16",
+    "KV cache": "auto",
+    "ranks": "1",
+}
+
+
+def shared(config: Any) -> dict[str, str]:
+    """What trainer and engine have to agree on: versions, GPU, this code, the model's settings."""
+    fields = {name: getattr(config, name, None) for name in FIELDS}
+    sources = "".join(inspect.getsource(each) for each in (experts, functions, layout, model))
+    operator_sources = inspect.getsource(operators)
+    return {
+        **{name: version(name) for name in PACKAGES},
+        "GPU": "sm_{}{}".format(*torch.cuda.get_device_capability()),
+        "qat_core.exact": hashlib.sha256((sources + operator_sources).encode()).hexdigest()[:16],
+        "model": json.dumps(fields, sort_keys=True, default=str),
+        "model runner": str(model.model_runner(config)),
+    }
+
+
+def needed(config: Any) -> dict[str, str]:
+    """What the trainer of a model of this configuration needs of its engine."""
+    return {**shared(config), **NEEDED}
+
+
+def require_kept(needed: Mapping[str, str], found: Mapping[str, str]) -> None:
+    """ValueError that names each entry in which the engine differs from what is needed."""
+    differing = [
+        f"{name}: the trainer needs {needed.get(name)}, vLLM has {found.get(name)}"
+        for name in sorted({*needed, *found})
+        if needed.get(name) != found.get(name)
+    ]
+    if differing:
+        raise ValueError(f"exact: {'; '.join(differing)}")
+
+
+def to_tensor(contract: Mapping[str, str]) -> Tensor:
+    """A contract as bytes of a stream."""
+    text = json.dumps(contract)
+    text += " " * (-len(text.encode()) % ALIGNMENT)
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+
+
+def from_tensor(tensor: Tensor) -> dict[str, str]:
+    """Inverse of `to_tensor`."""
+    contract: dict[str, str] = json.loads(bytes(tensor.cpu().tolist()))
+    return contract

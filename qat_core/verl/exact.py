@@ -1,0 +1,53 @@
+"""verl's FSDP2 engines compute exactly; imported in their processes, where `+exact=on` names it.
+
+Models are made exact before they are sharded, log-probs of sampled tokens are vLLM's, and each sync
+begins with the contract, which vLLM's worker compares with what it has.
+"""
+
+from collections.abc import Iterator
+from functools import wraps
+from itertools import chain
+from typing import Any
+
+from torch import Tensor, nn
+from verl.workers.engine.fsdp import transformer_impl
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
+
+from qat_core.exact import log_probs, make_exact
+from qat_core.exact.contract import CONTRACT_NAME, needed, to_tensor
+from qat_core.exact.model import model_runner
+from qat_core.verl.engine import NvFp4Engine
+
+_build_module = FSDPEngine._build_module
+
+
+@wraps(_build_module)
+def _build_exact_module(engine: Any) -> Any:
+    module: nn.Module = _build_module(engine)
+    if engine.model_config.model_type == "language_model":  # critics have nothing to agree with
+        make_exact(module)
+        runner = model_runner(module.config)
+
+        def exact_log_probs(logits: Tensor, labels: Tensor, **_: Any) -> Tensor:
+            return log_probs(logits, labels, runner)
+
+        transformer_impl.logprobs_from_logits = exact_log_probs
+    return module
+
+
+def _begin_with_contract(engine_class: Any) -> None:
+    get_per_tensor_param = engine_class.get_per_tensor_param
+
+    @wraps(get_per_tensor_param)
+    def with_contract(engine: Any, *args: Any, **kwargs: Any) -> Any:
+        stream, adapters = get_per_tensor_param(engine, *args, **kwargs)
+        first = (CONTRACT_NAME, to_tensor(needed(engine.module.config)))
+        tensors: Iterator[tuple[str, Tensor]] = chain([first], stream)
+        return tensors, adapters
+
+    engine_class.get_per_tensor_param = with_contract
+
+
+FSDPEngine._build_module = _build_exact_module
+_begin_with_contract(FSDPEngine)
+_begin_with_contract(NvFp4Engine)
