@@ -137,7 +137,7 @@ def rotary_table(config: Any, device: torch.device) -> Tensor:
     with torch.device(device):
         frequencies = 1.0 / (base ** (torch.arange(0, head, 2, dtype=torch.float) / head))
         positions = torch.arange(config.max_position_embeddings, dtype=torch.float)
-        angles = torch.einsum("i,j -> ij", positions, frequencies)
+        angles = positions[:, None] * frequencies  # einsum is in BF16 under autocast
         return torch.cat((angles.cos(), angles.sin()), dim=-1).bfloat16()
 
 
