@@ -24,11 +24,11 @@ SIZES = {
 }
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 CONFIGS: dict[str, Callable[..., Any]] = {
-    "qwen3": lambda **sizes: Qwen3Config(head_dim=16, **sizes),
+    "qwen3": lambda **sizes: Qwen3Config(**{"head_dim": 16} | sizes),
     "qwen3-tied": lambda **sizes: Qwen3Config(head_dim=16, tie_word_embeddings=True, **sizes),
     "qwen2": lambda **sizes: Qwen2Config(**sizes),
     "llama": lambda **sizes: LlamaConfig(**sizes),
-    "qwen3-moe": lambda **sizes: Qwen3MoeConfig(head_dim=16, **EXPERTS, **sizes),
+    "qwen3-moe": lambda **sizes: Qwen3MoeConfig(**{"head_dim": 16} | EXPERTS | sizes),
 }
 
 

@@ -1,4 +1,4 @@
-"""A training forward pass with the bits of vLLM's, so that trainer and rollout do not differ at all.
+"""A training forward pass with the bits of vLLM's: trainer and rollout do not differ at all.
 
 `make_exact` replaces the forward functions of a transformers model; `log_probs` ends the pass. What
 vLLM has to serve for it is in `qat_core.rollout.vllm.exact`.
@@ -10,6 +10,7 @@ vLLM has to serve for it is in `qat_core.rollout.vllm.exact`.
 | functions.py | both together, for autograd |
 | layout.py | which rows of a batch are one sequence |
 | experts.py | routing and experts |
+| contract.py | what decides bits, compared by trainer and engine |
 | model.py | which modules compute with what; which models are refused |
 """
 

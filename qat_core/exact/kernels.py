@@ -67,7 +67,7 @@ def _norm_grads(
 def silu_mul_grads(
     grad: Tensor, gate: Tensor, up: Tensor, grad_gate: Tensor, grad_up: Tensor
 ) -> None:
-    """See `backward.silu_mul_grads`: (T, F) each, rows of the last four perhaps of wider tensors."""
+    """See `backward.silu_mul_grads`: (T, F) each, the last four perhaps parts of wider tensors."""
     rows, width = grad.shape
     grid = rows, triton.cdiv(width, 1024)
     _silu_mul_grads[grid](

@@ -22,15 +22,15 @@ ATTENTION = "qat_core_exact"
 HEAD_SIZES = (64, 128)
 # by `model_type`: vLLM 0.24's model runner, which computes log-probs in its own way
 # (vllm/config/vllm.py, DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES)
-MODEL_RUNNERS = {"qwen3": 2, "qwen3_moe": 1, "llama": 2, "mistral": 2, "qwen2": 1, "olmoe": 1}
+MODEL_RUNNERS = {"qwen3": 2, "qwen3_moe": 1}
 
 
 def make_exact(model: nn.Module) -> None:
     """Let a model compute what vLLM's exact engine computes, bit for bit, in place.
 
     Before or after `qat_core.prepare`, before `fully_shard`, and before the process has multiplied
-    on the GPU: cuBLAS is told not to split sums, in all of the process. Weights need to be in BF16 when they
-    are computed with.
+    on the GPU: cuBLAS is told not to split sums, in all of the process. Weights need to be in BF16
+    when they are computed with.
 
     Args:
         model: of transformers, for causal language modelling.

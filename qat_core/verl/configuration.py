@@ -22,7 +22,7 @@ from qat_core.quantization_config import quantization_config
 from qat_core.recipe import REGEX_PREFIX, Recipe
 from qat_core.verl import compat
 from qat_core.verl.engine_arguments import require_arguments
-from qat_core.verl.exact_configuration import KEY, complete_exact
+from qat_core.verl.exact_configuration import KEY, complete_exact, require_precision
 from qat_core.verl.exact_configuration import MODULE as EXACT_MODULE
 from qat_core.verl.precedence import require_last_word
 from qat_core.verl.quantization_json import patterns_of
@@ -95,12 +95,13 @@ def complete(config: DictConfig) -> None:
         if OmegaConf.select(config, f"{VLLM}.worker_extension_cls") is None:
             raise ValueError("+routing_replay=r3: give +nvfp4=w4a16 too, or +nvfp4=off for BF16")
         require(config, REPLAY_RULES)
+    if OmegaConf.select(config, KEY):
+        require_precision(config)
     require(config, SYNC_RULES)
     if OmegaConf.select(config, "trainer.device") != "cpu":
         require(config, GPU_RULES)
     require_arguments(config)
-    is_exact = OmegaConf.select(config, KEY)
-    if is_exact:
+    if OmegaConf.select(config, KEY):
         complete_exact(config)
         _add_module(config, f"{MODEL}.external_lib", EXACT_MODULE)
     _add_module(config, f"{MODEL}.external_lib")

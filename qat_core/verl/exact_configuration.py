@@ -70,14 +70,18 @@ RULES = (
 )
 
 
+def require_precision(config: DictConfig) -> None:
+    """ValueError where `+exact=on` stands alone."""
+    if OmegaConf.select(config, f"{VLLM}.worker_extension_cls") is None:
+        raise ValueError("+exact=on: give +nvfp4=w4a16 too, or +nvfp4=off for BF16")
+
+
 def complete_exact(config: DictConfig) -> None:
     """Checks a composed configuration and fills in what exact training and rollouts need.
 
     Raises:
         ValueError: a key or the model's configuration asks for what was not proven to be exact.
     """
-    if OmegaConf.select(config, f"{VLLM}.worker_extension_cls") is None:
-        raise ValueError("+exact=on: give +nvfp4=w4a16 too, or +nvfp4=off for BF16")
     require(config, RULES)
     _require_model(config)
     others = OmegaConf.select(config, f"{ENVIRONMENT}.{MODULES_VARIABLE}")
