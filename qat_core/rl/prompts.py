@@ -27,6 +27,12 @@ def longest_prompt_tokens(tokenizer: PreTrainedTokenizerBase, questions: Sequenc
 
 
 def decode_responses(tokenizer: PreTrainedTokenizerBase, rollouts: Rollouts) -> list[str]:
-    """Text of each response, without padding and special tokens."""
-    texts: list[str] = tokenizer.batch_decode(rollouts.response_ids, skip_special_tokens=True)
+    """Text of each response, without padding, special tokens and the one that ended it.
+
+    That one need not be special to the tokenizer: generation_config.json may name others.
+    """
+    lengths = (rollouts.response_mask.sum(-1).long() - (~rollouts.truncated).long()).tolist()
+    rows = zip(rollouts.response_ids.tolist(), lengths, strict=True)
+    said = [ids[:length] for ids, length in rows]
+    texts: list[str] = tokenizer.batch_decode(said, skip_special_tokens=True)
     return texts
