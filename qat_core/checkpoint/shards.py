@@ -25,6 +25,7 @@ class Shards:
     """All tensors of a checkpoint folder.
 
     Attributes:
+        files: names of the safetensors files that hold them.
         described: meta tensor of every stored tensor's shape and dtype, by name.
 
     Raises:
@@ -34,9 +35,10 @@ class Shards:
 
     def __init__(self, folder: Path) -> None:
         indexed = _index(folder)
+        self.files = set(indexed.values())
         self.described: dict[str, Tensor] = {}
         self._open: dict[str, Any] = {}
-        for path in sorted({folder / file for file in indexed.values()}):
+        for path in sorted(folder / file for file in self.files):
             handle = _open(path)
             for name in handle.keys():  # noqa: SIM118  not a mapping
                 if indexed.get(name) != path.name:

@@ -1,7 +1,5 @@
 """From problems to token ids and back, with the chat template where the tokenizer has one."""
 
-from collections.abc import Sequence
-
 from transformers import PreTrainedTokenizerBase
 
 from qat_core.rl.tasks import Question
@@ -19,11 +17,6 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, question: Question) -> lis
             messages, add_generation_prompt=True, tokenize=True, return_dict=False
         )
     return ids
-
-
-def longest_prompt_tokens(tokenizer: PreTrainedTokenizerBase, questions: Sequence[Question]) -> int:
-    """Token ids of the longest prompt; 0 without questions."""
-    return max((len(encode_prompt(tokenizer, it)) for it in questions), default=0)
 
 
 def decode_responses(tokenizer: PreTrainedTokenizerBase, rollouts: Rollouts) -> list[str]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from qat_core.checkpoint.architecture import meta_model
 from qat_core.checkpoint.ignored_modules import declared_plan, ignored_modules
-from qat_core.checkpoint.shards import read_json
+from qat_core.checkpoint.shards import Shards, read_json
 from qat_core.exact import require_exact
 from qat_core.exact.contract import require_kept
 from qat_core.options import CheckpointFormat
@@ -102,6 +102,8 @@ class VllmEngine:
             settings |= {"hf_overrides": {"quantization_config": declared}, "load_format": "dummy"}
         settings = compat.platform_settings(model.config) | settings
         self._has_weights = settings.get("load_format") != "dummy"
+        if self._has_weights:
+            Shards(model_dir)  # names a damaged file, or two sets of weights
         self._vllm = vllm
         self._llm = vllm.LLM(
             str(model_dir), dtype="bfloat16", logprobs_mode="processed_logprobs", **settings
