@@ -11,6 +11,7 @@ from experiments.runs.evaluation import Evaluation, Precision
 from experiments.study.arms import ARMS, make_recipe
 from experiments.study.schema import Run, Study
 from experiments.verl.reward import compute_score
+from experiments.verl.verifier import verifier_of
 from qat_core.bf16_on_cpu import multiply_bf16_in_fp32
 from qat_core.checkpoint.load import load_model
 from qat_core.plan import QuantPlan, bf16_plan, plan
@@ -68,6 +69,7 @@ def evaluate(job: EvaluationJob, precision: Precision) -> list[Evaluation]:
                 precision=precision,
                 settings=job.study.evaluation,
                 device=job.study.device,
+                verifier=verifier_of(job.study.task.name),
                 **counts,
             )
             for counts in _count_right_answers(job, tokenizer, prompts, engine)
