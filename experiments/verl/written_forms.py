@@ -35,7 +35,7 @@ _NUMBER = re.compile(r"[\d.]+$")
 
 
 def boxed_content(text: str) -> str | None:
-    r"""What the first `\boxed{...}` or `\fbox{...}` holds; of a box that is all it holds, its content.
+    r"""What the first `\boxed{...}` or `\fbox{...}` holds, and so on if that is a box.
 
     None if there is no box, or it has no end.
     """
