@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from qat_core.checkpoint import load
 from qat_core.checkpoint.architecture import meta_model
-from qat_core.checkpoint.shards import read_json
+from qat_core.checkpoint.shards import Shards, read_json
 from qat_core.doctor.diagnosis import Diagnosis, diagnose
 from qat_core.doctor.laboratory import Laboratory
 from qat_core.doctor.sampling import Sampling
@@ -70,6 +70,7 @@ def load_model(folder: Path, device: str) -> PreTrainedModel:
 
 
 def _require_bf16(folder: Path) -> None:
+    Shards(folder)  # names a damaged file
     if "quantization_config" in read_json(folder / "config.json"):
         raise ValueError(
             f"{folder / 'config.json'}: quantization_config: the trainer's checkpoint needs to be "
