@@ -113,7 +113,7 @@ def sync_repeatedly(
         ValueError: on a GPU, the engine is not synced in the way that was asked for.
     """
     os.environ[IN_PLACE_VARIABLE] = str(int(way == "in place"))
-    model = load_model(folder / "base").to(device)  # type: ignore[arg-type]
+    model = load_model(folder / "base").to(device)
     planned = plan(model, RECIPE)
     can_sleep = {"enable_sleep_mode": True} if device == "cuda" else {}
     engine = VllmEngine(folder / "base", planned, **_narrow(device, compiled), **can_sleep)

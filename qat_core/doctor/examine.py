@@ -65,7 +65,7 @@ def load_model(folder: Path, device: str) -> PreTrainedModel:
         ValueError: see `qat_core.checkpoint.load.load_model`.
     """
     _require_bf16(folder)
-    model: PreTrainedModel = load.load_model(folder).to(device)  # type: ignore[arg-type]
+    model: PreTrainedModel = load.load_model(folder).to(device)
     return model.eval().requires_grad_(False)
 
 

@@ -79,7 +79,7 @@ class Policy:
     def __init__(
         self, model_dir: Path, recipe: Recipe | None, device: str, *, replays_routes: bool = False
     ) -> None:
-        self.model: PreTrainedModel = load_model(model_dir).to(device)  # type: ignore[arg-type]
+        self.model: PreTrainedModel = load_model(model_dir).to(device)
         self.model.train()
         # models small enough to be trained on one device have memory to spare, and wait for the CPU
         self.plan: QuantPlan | None = (

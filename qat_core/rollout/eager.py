@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
-from transformers import DynamicCache
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
 
 from qat_core.checkpoint.load import load_model
 from qat_core.nvfp4 import PackedTensor, dequantize
@@ -56,7 +56,7 @@ class EagerEngine:
         self.end_ids, self.pad_id = special_ids(model_dir)
         self.eos_id = self.end_ids[0]
         self.device = torch.device(device)
-        self.model: nn.Module = load_model(model_dir).to(device)  # type: ignore[arg-type]
+        self.model: PreTrainedModel = load_model(model_dir).to(device)
         self._ends_E = torch.tensor(self.end_ids, device=device)
         self.model.eval().requires_grad_(False)
         self.weight_bytes = sum(p.nbytes for p in self.model.parameters())

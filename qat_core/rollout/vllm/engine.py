@@ -90,7 +90,7 @@ class VllmEngine:
         self._kind: CheckpointFormat = "compressed-tensors"
         model = meta_model(model_dir)
         self._names, self._architecture = HubNames(model), type(model).__name__
-        self._vocabulary = int(model.config.vocab_size)
+        self._vocabulary: int = model.config.vocab_size  # type: ignore[assignment, union-attr]
         returns_routes = settings.get("enable_return_routed_experts", False)
         self._expert_layers = decoder_layers(model) if returns_routes else []
         if packed is None:
