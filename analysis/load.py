@@ -34,7 +34,7 @@ def load_results(study: Study, folder: Path) -> Results:
 
     Raises:
         ValueError: a file is missing or garbled, or a run is not finished, or was trained or
-            evaluated with other settings.
+            evaluated with other settings, or answers were judged by several verifiers.
     """
     manifests = {run.id: _read_manifest(study, run, folder) for run in study.runs}
     metrics = [
@@ -48,9 +48,14 @@ def load_results(study: Study, folder: Path) -> Results:
     drift = {
         run_id: read_drift(folder / run_id) for run_id in manifests if has_drift(folder / run_id)
     }
-    return Results(
-        pd.concat(metrics, ignore_index=True), pd.concat(evals, ignore_index=True), manifests, drift
-    )
+    evaluations = pd.concat(evals, ignore_index=True)
+    verifiers = evaluations.pop("verifier").drop_duplicates()
+    if len(verifiers) > 1:
+        raise ValueError(
+            f"{folder}: eval.json: verifier: {' and '.join(verifiers)}: their verdicts do not "
+            "compare; delete each eval.json and run the study, so that one of them judges all"
+        )
+    return Results(pd.concat(metrics, ignore_index=True), evaluations, manifests, drift)
 
 
 def read_metrics(run_dir: Path, num_steps: int | None = None) -> pd.DataFrame:
@@ -109,7 +114,9 @@ def _read_evals(study: Study, run_dir: Path, num_steps: int) -> pd.DataFrame:
         raise ValueError(
             f"{run_dir}/eval.json: step {step}: no {decoding} evaluation in {precision}; {HINT}"
         )
-    return pd.DataFrame([evaluation.model_dump(exclude={"settings"}) for evaluation in evaluations])
+    return pd.DataFrame(
+        [it.model_dump(exclude={"settings"}) | {"verifier": str(it.verifier)} for it in evaluations]
+    )
 
 
 def _tag(rows: pd.DataFrame, manifest: RunManifest) -> pd.DataFrame:

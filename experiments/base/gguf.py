@@ -8,6 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from experiments.study.models import GgufModel
+from qat_core.checkpoint.architecture import require_nothing_left
 
 
 def find_gguf(name: str, source: GgufModel) -> Path:
@@ -32,13 +33,14 @@ def load_gguf(name: str, source: GgufModel) -> tuple[PreTrainedModel, Tokenizer]
     """Model `name` in BF16, and its tokenizer.
 
     Raises:
-        ValueError: see `find_gguf`.
+        ValueError: see `find_gguf`; or the file lacks a weight.
     """
     file = find_gguf(name, source)
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    model = AutoModelForCausalLM.from_pretrained(
-        file.parent, gguf_file=file.name, dtype=torch.bfloat16
+    model, found = AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, dtype=torch.bfloat16, output_loading_info=True
     )
+    require_nothing_left(found, str(file))
     # transformers reads SmolLM2's special tokens off by one and finds no padding token
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(model.config.eos_token_id)
     tokenizer.pad_token = tokenizer.convert_ids_to_tokens(model.config.pad_token_id)

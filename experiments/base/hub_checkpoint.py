@@ -10,6 +10,8 @@ from experiments.study.model_config import read_model_config
 from experiments.study.models import HubModel
 from experiments.study.schema import ROOT
 from experiments.support.hub_errors import explain_download_errors
+from qat_core.checkpoint.load import require_whole
+from qat_core.checkpoint.shards import Shards
 from qat_core.memory import weight_shapes
 
 FILES = ("*.safetensors", "*.json", "*.txt", "*.jinja")
@@ -19,8 +21,8 @@ def link_checkpoint(name: str, source: HubModel, out: Path) -> dict[str, Any]:
     """Links the checkpoint's files into the folder `out`; returns where they are from.
 
     Raises:
-        ValueError: the checkpoint is not there, is incomplete, or has other shapes than the study
-            predicts memory from.
+        ValueError: the checkpoint is not there, is incomplete, holds two sets of weights, or has
+            other shapes than the study predicts memory from.
         OSError: it could not be fetched; another try may do.
     """
     folder = _local_folder(name, source) if source.path else _fetched_folder(name, source)
@@ -29,8 +31,10 @@ def link_checkpoint(name: str, source: HubModel, out: Path) -> dict[str, Any]:
         if not any(fnmatch(path.name, needed) for path in files):
             raise ValueError(f"models.{name}: {folder} has no {needed}; name a whole checkpoint")
     _require_shapes(name, source, folder)
+    require_whole(folder)
+    read = Shards(folder).files  # others, such as consolidated.safetensors, vLLM would read instead
     out.mkdir(parents=True)
-    for path in files:
+    for path in (it for it in files if it.suffix != ".safetensors" or it.name in read):
         (out / path.name).symlink_to(path.resolve())
     return {"folder": str(folder)}  # a fetched one is named after its commit
 

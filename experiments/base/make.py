@@ -33,10 +33,11 @@ from experiments.support.replaced_folder import require_replaceable
 from experiments.support.sole_process import sole_process
 from qat_core.bf16_on_cpu import multiply_bf16_in_fp32
 from qat_core.rl.config import PretrainConfig
-from qat_core.rl.prompts import longest_prompt_tokens
+from qat_core.rl.prompts import encode_prompt
 from qat_core.rl.supervised import pretrain
 from qat_core.rl.tasks import GENERATED_TASKS, Problem, make_problems
 from qat_core.rl.tokenizer import character_tokenizer
+from qat_core.rollout.engine import require_known
 
 PROGRESS_LINES = 6
 
@@ -71,7 +72,8 @@ def _write_base(study: Study, name: str, folder: Path) -> None:
         details = link_checkpoint(base.model, source, folder)
         if study.task.name in GENERATED_TASKS:
             tokenizer = AutoTokenizer.from_pretrained(folder)
-            _, details["longest_prompt_tokens"] = fitting_problems(study, tokenizer)
+            config = read_config(folder / "config.json")
+            _, details["longest_prompt_tokens"] = fitting_problems(study, tokenizer, config)
     else:
         with reserved_devices(study.device, 1, study.gpu_memory_gib):
             details = _make(study, base, folder)
@@ -104,7 +106,7 @@ def _make(study: Study, base: Base, folder: Path) -> dict[str, Any]:
         model, tokenizer = _from_config(source, study.device, base.seed)
     else:
         model, tokenizer = load_gguf(base.model, source)
-    problems, longest = fitting_problems(study, tokenizer)
+    problems, longest = fitting_problems(study, tokenizer, model.config)
     details: dict[str, Any] = {
         "num_parameters": sum(p.numel() for p in model.parameters()),
         "longest_prompt_tokens": longest,
@@ -121,15 +123,20 @@ def _make(study: Study, base: Base, folder: Path) -> dict[str, Any]:
     return details
 
 
-def fitting_problems(study: Study, tokenizer: Tokenizer) -> tuple[list[Problem], int]:
+def fitting_problems(
+    study: Study, tokenizer: Tokenizer, config: PretrainedConfig
+) -> tuple[list[Problem], int]:
     """The problems to train on, if the task makes them, and the tokens of the longest prompt.
 
     Raises:
-        ValueError: that is longer than the study allows.
+        ValueError: that is longer than the study allows, or a token is not of the model.
     """
     problems = make_problems(study.task, "train") if study.task.name in GENERATED_TASKS else []
-    longest = longest_prompt_tokens(tokenizer, problems)
+    prompts = [encode_prompt(tokenizer, problem) for problem in problems]
+    longest = max(map(len, prompts), default=0)
     require_prompts_fit(longest, study)
+    if prompts:
+        require_known(prompts, config.get_text_config().vocab_size)
     return problems, longest
 
 

@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 import torch
 from rich.console import Console
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from experiments.benchmarks.architectures import ARCHITECTURES, TINY, engine_settings
 from experiments.benchmarks.device import require_device
@@ -45,6 +45,7 @@ from experiments.runs.provenance import origin
 from experiments.support.cli import run_cli
 from experiments.support.subprocess_call import call_in_subprocess
 from qat_core.checkpoint import export
+from qat_core.checkpoint.load import load_model
 from qat_core.plan import plan
 from qat_core.recipe import Recipe
 from qat_core.rollout.engine import Rollouts
@@ -112,7 +113,7 @@ def sync_repeatedly(
         ValueError: on a GPU, the engine is not synced in the way that was asked for.
     """
     os.environ[IN_PLACE_VARIABLE] = str(int(way == "in place"))
-    model = AutoModelForCausalLM.from_pretrained(folder / "base", dtype=torch.bfloat16).to(device)
+    model = load_model(folder / "base").to(device)
     planned = plan(model, RECIPE)
     can_sleep = {"enable_sleep_mode": True} if device == "cuda" else {}
     engine = VllmEngine(folder / "base", planned, **_narrow(device, compiled), **can_sleep)

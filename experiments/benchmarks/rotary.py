@@ -22,6 +22,7 @@ from experiments.runs.provenance import origin
 from experiments.support.cli import run_cli
 from experiments.support.json_files import read_json, write_json
 from qat_core.arguments import positive_int
+from qat_core.checkpoint.load import load_model
 from qat_core.doctor.numerics import variant
 
 SEQUENCES = 4  # of a checkpoint; one of random weights
@@ -38,7 +39,7 @@ def measure(source: Path, num_tokens: int) -> dict[str, Any]:
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
         ids = torch.randint(config.vocab_size, (1, num_tokens))
     else:
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.bfloat16).eval()
+        model = load_model(source).eval()
         start = torch.full((SEQUENCES, 1), model.config.bos_token_id or 0)
         length = {"min_new_tokens": num_tokens - 1, "max_new_tokens": num_tokens - 1}
         ids = model.generate(start, do_sample=True, temperature=1.0, top_k=0, top_p=1.0, **length)

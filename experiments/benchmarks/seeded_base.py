@@ -42,7 +42,7 @@ def write_seeded_base(study: Study, name: str, out: Path, seed: int = 0) -> None
     require_replaceable(out)
     if config.tie_word_embeddings:
         raise ValueError(f"{source.config}: tie_word_embeddings: not supported here; use false")
-    _, longest = fitting_problems(study, tokenizer)
+    _, longest = fitting_problems(study, tokenizer, config)
     with init_empty_weights():
         model = build_model(ROOT / source.config, config)
     num_parameters = sum(parameter.numel() for parameter in model.parameters())

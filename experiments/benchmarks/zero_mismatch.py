@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from rich.console import Console
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from experiments.benchmarks.architectures import DENSE, MOE, TINY
 from experiments.benchmarks.device import require_device
@@ -31,6 +30,7 @@ from experiments.support.cli import run_cli
 from experiments.support.json_files import write_json
 from experiments.support.subprocess_call import call_in_subprocess
 from qat_core.checkpoint.architecture import meta_model
+from qat_core.checkpoint.load import load_model
 from qat_core.exact import log_probs, make_exact
 from qat_core.exact.contract import needed
 from qat_core.exact.model import model_runner
@@ -116,7 +116,7 @@ def compare_case(name: str, case: Case, device: str) -> list[dict[str, Any]]:
         recipe = Recipe.full(scale_policy=case.scale_policy) if case.packed else None  # type: ignore[arg-type]
         served = plan(meta_model(checkpoint), recipe) if recipe else None
         engine = VllmEngine(checkpoint, served, exact=case.exact_engine, **_settings(case, device))
-        model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).to(device)
+        model = load_model(checkpoint).to(device)
     if case.exact_trainer:
         make_exact(model)
     if recipe:

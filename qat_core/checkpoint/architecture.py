@@ -59,7 +59,7 @@ def require_loadable(model: nn.Module, stored: Mapping[str, Tensor], source: str
         source: for the message.
     """
     assert isinstance(model, PreTrainedModel)
-    with _quiet():
+    with quiet():
         try:
             _, found = type(model).from_pretrained(
                 None,
@@ -73,6 +73,16 @@ def require_loadable(model: nn.Module, stored: Mapping[str, Tensor], source: str
         except (RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise ValueError(f"{source}: transformers cannot load it: {reason}") from error
+    require_nothing_left(found, source)
+
+
+def require_nothing_left(found: Mapping[str, Any], source: str) -> None:
+    """ValueError if transformers fills weights at random, or reads tensors into none.
+
+    Args:
+        found: what `from_pretrained(output_loading_info=True)` tells.
+        source: for the message.
+    """
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if names := sorted(map(str, found[kind])):
             what = kind.replace("_", " ")
@@ -87,7 +97,7 @@ def without_tied_copies(model: nn.Module, stored: dict[str, Any]) -> dict[str, A
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Inside, transformers shows no progress and does not report what it loads."""
     verbosity, bar = (
         transformers_logging.get_verbosity(),

@@ -25,17 +25,20 @@ class Shards:
     """All tensors of a checkpoint folder.
 
     Attributes:
+        files: names of the safetensors files that hold them.
         described: meta tensor of every stored tensor's shape and dtype, by name.
 
     Raises:
-        ValueError: no weights, a truncated file, or an index that does not tell what files hold.
+        ValueError: no weights or two sets of them, a truncated file, or an index that does not tell
+            what files hold.
     """
 
     def __init__(self, folder: Path) -> None:
         indexed = _index(folder)
+        self.files = set(indexed.values())
         self.described: dict[str, Tensor] = {}
         self._open: dict[str, Any] = {}
-        for path in sorted({folder / file for file in indexed.values()}):
+        for path in sorted(folder / file for file in self.files):
             handle = _open(path)
             for name in handle.keys():  # noqa: SIM118  not a mapping
                 if indexed.get(name) != path.name:
@@ -76,12 +79,24 @@ def _index(folder: Path) -> dict[str, str]:
         is_map = isinstance(weight_map, dict) and weight_map
         if not is_map or not all(isinstance(file, str) for file in weight_map.values()):
             raise ValueError(f"{folder / INDEX}: weight_map: needs file names by tensor; {FIX}")
+        if (folder / SINGLE).is_file() and set(weight_map.values()) != {SINGLE}:
+            raise _two_sets(folder, INDEX)
         return dict(weight_map)
     if not (folder / SINGLE).is_file():
         raise ValueError(
             f"{folder}: holds neither {INDEX} nor {SINGLE}; name a checkpoint's folder"
         )
+    for shard in sorted(folder.glob("model-*-of-*.safetensors")):
+        raise _two_sets(folder, shard.name)
     return dict.fromkeys(_open(folder / SINGLE).keys(), SINGLE)
+
+
+def _two_sets(folder: Path, other: str) -> ValueError:
+    """transformers reads the single file, vLLM the index's files, or all where there is none."""
+    return ValueError(
+        f"{folder}: holds two sets of weights, {SINGLE} and that of {other}, and programs differ "
+        "in which one they read; remove one of them"
+    )
 
 
 def _open(path: Path) -> Any:

@@ -20,7 +20,7 @@ import torch
 import yaml
 from pydantic import ValidationError
 from rich.console import Console
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import logging
 
 from qat_core.arguments import positive_int, study_seed
@@ -136,6 +136,7 @@ def _prompts(arguments: argparse.Namespace) -> list[list[int]]:
     try:
         tokenizer = AutoTokenizer.from_pretrained(arguments.checkpoint)
         known = set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids)
+        size = AutoConfig.from_pretrained(arguments.checkpoint).get_text_config().vocab_size
     except Exception as error:  # of any kind: it reads what a user names
         raise ValueError(
             f"{arguments.checkpoint}: its tokenizer cannot be loaded: {error!r}"
@@ -143,7 +144,7 @@ def _prompts(arguments: argparse.Namespace) -> list[list[int]]:
     if not known:
         raise ValueError(f"{arguments.checkpoint}: no tokens; save the tokenizer there too")
     if arguments.prompts is None:
-        return random_prompts(known, arguments.sequences, arguments.seed)
+        return random_prompts(known & set(range(size)), arguments.sequences, arguments.seed)
     return read_prompts(arguments.prompts, tokenizer, arguments.sequences)
 
 

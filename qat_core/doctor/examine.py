@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
+from qat_core.checkpoint import load
 from qat_core.checkpoint.architecture import meta_model
 from qat_core.checkpoint.shards import Shards, read_json
 from qat_core.doctor.diagnosis import Diagnosis, diagnose
@@ -20,6 +21,7 @@ from qat_core.plan import plan
 from qat_core.preparation import prepare
 from qat_core.recipe import Recipe
 from qat_core.rollout.eager import EagerEngine
+from qat_core.rollout.engine import require_known
 from qat_core.rollout.start import EngineKind
 from qat_core.weights.stream import weight_stream
 
@@ -57,17 +59,14 @@ class Case:
 
 
 def load_model(folder: Path, device: str) -> PreTrainedModel:
-    """The folder's model in BF16.
+    """The folder's model in BF16, without gradients.
 
     Raises:
-        ValueError: no checkpoint there, a quantized one, or one that transformers cannot load.
+        ValueError: see `qat_core.checkpoint.load.load_model`.
     """
     _require_bf16(folder)
-    try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
-    except Exception as error:  # of any kind: it reads what a user names
-        raise ValueError(f"{folder}: transformers cannot load it: {error}") from error
-    return model.to(device).eval().requires_grad_(False)
+    model: PreTrainedModel = load.load_model(folder).to(device)
+    return model.eval().requires_grad_(False)
 
 
 def _require_bf16(folder: Path) -> None:
@@ -93,6 +92,7 @@ def examine(
     """
     _check_previous(case)
     model = load_model(case.checkpoint, case.device)
+    require_known(case.prompts, int(model.config.vocab_size))
     subject = start_subject(case, model)
     stream = served_stream(case.served, case.rolled_out) if case.served else None
     packed = plan(model, case.rolled_out) if case.rolled_out else None

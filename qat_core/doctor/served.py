@@ -5,9 +5,9 @@ from itertools import groupby
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM
 
 from qat_core.checkpoint.architecture import meta_model
+from qat_core.checkpoint.load import load_model
 from qat_core.checkpoint.read import read_checkpoint
 from qat_core.checkpoint.shards import read_json
 from qat_core.nvfp4 import PackedTensor
@@ -25,7 +25,7 @@ def served_stream(folder: Path, recipe: Recipe | None) -> Iterator[tuple[str, We
     """
     if "quantization_config" in read_json(folder / "config.json"):
         return _fused(folder)
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+    model = load_model(folder)
     return weight_stream(model, plan(model, recipe) if recipe else None, recipe)
 
 

@@ -12,7 +12,7 @@ from qat_core.doctor.routing import Recorder, Routes
 from qat_core.doctor.sampling import ORDER, Sampling, draw
 from qat_core.doctor.scoring import one_pass
 from qat_core.rollout.eager import EagerEngine, positions_from_mask
-from qat_core.rollout.engine import Rollouts, WeightStream
+from qat_core.rollout.engine import Rollouts, WeightStream, ends_response
 
 # settings of the sampler that a log-prob was computed with, and whether over the engine's whole
 # vocabulary or over the trainer's
@@ -107,6 +107,7 @@ class EagerSubject:
         """
         engine, decoding = self.engine, _Decoding(self.model, prompts, self.engine.pad_id)
         generator = torch.Generator(engine.device).manual_seed(seed)
+        ends_E = torch.tensor(engine.end_ids, device=engine.device)
         steps: dict[Stage, list[Tensor]] = {}
         finished_B = torch.zeros(len(prompts), dtype=torch.bool, device=engine.device)
         for _ in range(max_new_tokens):
@@ -118,7 +119,7 @@ class EagerSubject:
                 chosen_B = log_probs_BV.gather(-1, token_B[:, None]).squeeze(-1)
                 steps.setdefault(stage, []).append(chosen_B.where(~finished_B, 0.0))
             decoding.append(token_B, ~finished_B)
-            finished_B = finished_B | (token_B == engine.eos_id)
+            finished_B = finished_B | ends_response(token_B, ends_E)
             if bool(finished_B.all()):
                 break
         stages = {stage: torch.stack(parts, dim=1) for stage, parts in steps.items()}

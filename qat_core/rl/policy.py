@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import pad
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
+from qat_core.checkpoint.load import load_model
 from qat_core.plan import QuantPlan
 from qat_core.preparation import prepare
 from qat_core.recipe import Recipe
@@ -78,9 +79,7 @@ class Policy:
     def __init__(
         self, model_dir: Path, recipe: Recipe | None, device: str, *, replays_routes: bool = False
     ) -> None:
-        self.model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-            model_dir, dtype=torch.bfloat16
-        ).to(device)
+        self.model: PreTrainedModel = load_model(model_dir).to(device)
         self.model.train()
         # models small enough to be trained on one device have memory to spare, and wait for the CPU
         self.plan: QuantPlan | None = (

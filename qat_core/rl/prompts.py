@@ -1,7 +1,5 @@
 """From problems to token ids and back, with the chat template where the tokenizer has one."""
 
-from collections.abc import Sequence
-
 from transformers import PreTrainedTokenizerBase
 
 from qat_core.rl.tasks import Question
@@ -21,12 +19,13 @@ def encode_prompt(tokenizer: PreTrainedTokenizerBase, question: Question) -> lis
     return ids
 
 
-def longest_prompt_tokens(tokenizer: PreTrainedTokenizerBase, questions: Sequence[Question]) -> int:
-    """Token ids of the longest prompt; 0 without questions."""
-    return max((len(encode_prompt(tokenizer, it)) for it in questions), default=0)
-
-
 def decode_responses(tokenizer: PreTrainedTokenizerBase, rollouts: Rollouts) -> list[str]:
-    """Text of each response, without padding and special tokens."""
-    texts: list[str] = tokenizer.batch_decode(rollouts.response_ids, skip_special_tokens=True)
+    """Text of each response, without padding, special tokens and the one that ended it.
+
+    That one need not be special to the tokenizer: generation_config.json may name others.
+    """
+    lengths = (rollouts.response_mask.sum(-1).long() - (~rollouts.truncated).long()).tolist()
+    rows = zip(rollouts.response_ids.tolist(), lengths, strict=True)
+    said = [ids[:length] for ids, length in rows]
+    texts: list[str] = tokenizer.batch_decode(said, skip_special_tokens=True)
     return texts

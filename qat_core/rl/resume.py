@@ -65,6 +65,8 @@ def save(
     try:
         partial.mkdir(parents=True)
         model.config.save_pretrained(partial)
+        # unchecked: what its author set is kept, though transformers may call it contradictory
+        model.generation_config.to_json_file(partial / "generation_config.json")
         tokenizer.save_pretrained(partial)
         state = full_precision_state(model)
         weights = {name: state[name].clone().contiguous() for name, _ in state_tensors(model)}

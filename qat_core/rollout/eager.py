@@ -11,12 +11,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, DynamicCache
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
 
+from qat_core.checkpoint.load import load_model
 from qat_core.nvfp4 import PackedTensor, dequantize
 from qat_core.plan import QuantPlan, state_tensors
-from qat_core.rollout.engine import Rollouts, WeightStream, special_ids
+from qat_core.rollout.engine import (
+    Rollouts,
+    WeightStream,
+    ends_response,
+    require_known,
+    special_ids,
+)
 from qat_core.rollout.static_cache import has_static_form
 from qat_core.rollout.static_decode import StaticDecoder
 from qat_core.routing import capture
@@ -46,11 +53,11 @@ class EagerEngine:
         keeps_distributions: bool = False,
         returns_routes: bool = False,
     ) -> None:
-        self.eos_id, self.pad_id = special_ids(model_dir)
+        self.end_ids, self.pad_id = special_ids(model_dir)
+        self.eos_id = self.end_ids[0]
         self.device = torch.device(device)
-        self.model: nn.Module = AutoModelForCausalLM.from_pretrained(
-            model_dir, dtype=torch.bfloat16
-        ).to(device)
+        self.model: PreTrainedModel = load_model(model_dir).to(device)
+        self._ends_E = torch.tensor(self.end_ids, device=device)
         self.model.eval().requires_grad_(False)
         self.weight_bytes = sum(p.nbytes for p in self.model.parameters())
         self.served: Collection[str] = ()
@@ -91,6 +98,7 @@ class EagerEngine:
     def _generate(
         self, prompts: Sequence[Sequence[int]], max_new_tokens: int, temperature: float, seed: int
     ) -> Rollouts:
+        require_known(prompts, int(self.model.config.vocab_size))
         input_ids, attention_mask = _pad_left(prompts, self.pad_id, self.device)
         cache = DynamicCache(config=self.model.config)
         if self.is_static:
@@ -110,7 +118,7 @@ class EagerEngine:
             if self.keeps_distributions:
                 distributions.append(log_probs_BV)
             attention_mask = torch.cat([attention_mask, masks[-1][:, None].long()], dim=1)
-            finished_B = finished_B | (token_B == self.eos_id)
+            finished_B = finished_B | ends_response(token_B, self._ends_E)
             step_ids = tokens[-1][:, None]
             if bool(finished_B.all()):
                 break
@@ -138,7 +146,7 @@ class EagerEngine:
                 prefilled,
                 max(num_tokens, self.max_tokens),
                 max_new_tokens,
-                self.eos_id,
+                self._ends_E,
                 self.pad_id,
                 is_greedy,
                 self.keeps_distributions,

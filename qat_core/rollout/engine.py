@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 
+from qat_core.checkpoint.shards import read_json
 from qat_core.nvfp4 import PackedTensor
 from qat_core.plan import QuantPlan
 
@@ -93,11 +94,14 @@ class RolloutEngine(Protocol):
         """Samples one response a prompt; temperature 0 is greedy."""
 
 
-def special_ids(model_dir: Path) -> tuple[int, int]:
-    """The token that ends a response, and the one that fills batches, which is masked.
+def special_ids(model_dir: Path) -> tuple[tuple[int, ...], int]:
+    """The tokens that end a response, and the one that fills batches, which is masked.
+
+    The tokenizer's own comes first. Others are those at which transformers' `generate` and vLLM
+    stop, as generation_config.json names them, or config.json where there is no such file.
 
     Raises:
-        ValueError: the tokenizer ends no response.
+        ValueError: the tokenizer ends no response, or a token is not a whole number.
     """
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     eos_id: int | None = tokenizer.eos_token_id
@@ -107,4 +111,35 @@ def special_ids(model_dir: Path) -> tuple[int, int]:
             "response"
         )
     pad_id: int | None = tokenizer.pad_token_id
-    return eos_id, eos_id if pad_id is None else pad_id
+    ends = dict.fromkeys([eos_id, *_ends_of_model(model_dir)])
+    return tuple(ends), eos_id if pad_id is None else pad_id
+
+
+def _ends_of_model(model_dir: Path) -> list[int]:
+    file = model_dir / "generation_config.json"
+    if file.is_file():
+        named = read_json(file).get("eos_token_id")
+    else:
+        file = model_dir / "config.json"  # with the defaults of its class
+        named = AutoConfig.from_pretrained(model_dir).get_text_config().eos_token_id
+    ids = named if isinstance(named, list) else [] if named is None else [named]
+    if not all(type(token) is int for token in ids):
+        raise ValueError(
+            f"{file}: eos_token_id: {named}: needs a token's number, or a list of them"
+        )
+    return ids
+
+
+def ends_response(token_B: Tensor, ends_E: Tensor) -> Tensor:
+    """Which tokens end a response, bool (B,); without a look at the GPU, as a CUDA graph needs."""
+    return (token_B[:, None] == ends_E).any(-1)
+
+
+def require_known(prompts: Sequence[Sequence[int]], vocabulary: int) -> None:
+    """ValueError if a prompt holds a token beyond the embedding: its tokenizer has grown."""
+    largest = max(max(prompt) for prompt in prompts)
+    if largest >= vocabulary:
+        raise ValueError(
+            f"token {largest} of a prompt: the model's embedding has {vocabulary} rows, fewer than "
+            "its tokenizer has tokens; take the tokenizer that the model was trained with"
+        )

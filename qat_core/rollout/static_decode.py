@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from qat_core.rollout.engine import Rollouts
+from qat_core.rollout.engine import Rollouts, ends_response
 from qat_core.rollout.static_cache import StaticCache, static_attention
 
 CHECK_EVERY = 16  # steps between two looks, each a wait for the GPU, at whether all have finished
@@ -31,7 +31,7 @@ class StaticDecoder:
         prefilled: the cache of a first batch of prompts, for its shapes.
         num_tokens: of a prompt and its response, at most.
         num_new_tokens: of a response, at most.
-        eos_id: ends a response.
+        ends_E: tokens that end a response.
         pad_id: fills the rows of ended responses.
         is_greedy: take the likeliest token.
         keeps_distributions: return the log-probs of all tokens.
@@ -43,12 +43,12 @@ class StaticDecoder:
         prefilled: DynamicCache,
         num_tokens: int,
         num_new_tokens: int,
-        eos_id: int,
+        ends_E: Tensor,
         pad_id: int,
         is_greedy: bool,
         keeps_distributions: bool,
     ) -> None:
-        self.model, self.eos_id, self.pad_id = model, eos_id, pad_id
+        self.model, self.ends_E, self.pad_id = model, ends_E, pad_id
         self.is_greedy = is_greedy
         self.capacity = -(-num_tokens // _CAPACITY_STEP) * _CAPACITY_STEP
         self.cache = StaticCache(prefilled, self.capacity)
@@ -137,7 +137,7 @@ class StaticDecoder:
         self.masks_BT.index_copy_(1, self.column, alive_B1)
         if self.distributions_BTV.shape[1]:
             self.distributions_BTV.index_copy_(1, self.column, log_probs_BV[:, None])
-        self.finished_B.logical_or_(token_B == self.eos_id)
+        self.finished_B.logical_or_(ends_response(token_B, self.ends_E))
         self.column.add_(1)
 
     def _recorded(self) -> Callable[[], None]:

@@ -20,6 +20,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 
 import qat_core.verl.rotary
+from qat_core.checkpoint.load import require_whole
 from qat_core.coverage import coverage
 from qat_core.plan import QuantPlan, plan
 from qat_core.preparation import prepare, scales_of
@@ -96,6 +97,10 @@ class NvFp4Engine(ReplayEngine):
     def _build_module(self) -> nn.Module:
         """The model before it is sharded; on all ranks but the first it may be meta."""
         module: nn.Module = super()._build_module()
+        folder = Path(self.model_config.local_path)
+        has_files = any(folder.glob("*.safetensors"))  # not where a benchmark draws its weights
+        if self.rank == 0 and has_files and type(module).__module__.startswith("transformers."):
+            require_whole(folder)  # verl trains on with what transformers fills at random
         if self._trains_rounded:
             self.plan = prepare(module, self._recipe, allow_meta=True)
         else:

@@ -21,6 +21,7 @@ from experiments.runs.data_manifest import data_digest
 from experiments.runs.provenance import digest_code, digest_file, digest_json
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, STUDIES
+from experiments.verl.verifier import verifier_of
 
 CORES_PER_GPU = 16
 # not one that Snakemake starts for a job, which reads all this again

@@ -15,6 +15,7 @@ rule evaluate:
         gpu=int(STUDY.device == "cuda"),
     params:
         settings=digest_json(STUDY.evaluation.model_dump(mode="json")),
+        verifier=digest_json(verifier_of(STUDY.task.name)),
         code=digest_code("experiments.evaluate.run"),
     message:
         "Evaluating {wildcards.run}"

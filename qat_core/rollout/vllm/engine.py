@@ -12,13 +12,13 @@ from torch import Tensor
 
 from qat_core.checkpoint.architecture import meta_model
 from qat_core.checkpoint.ignored_modules import declared_plan, ignored_modules
-from qat_core.checkpoint.shards import read_json
+from qat_core.checkpoint.shards import Shards, read_json
 from qat_core.exact import require_exact
 from qat_core.exact.contract import require_kept
 from qat_core.options import CheckpointFormat
 from qat_core.plan import QuantPlan, bf16_plan
 from qat_core.quantization_config import format_of, quantization_config
-from qat_core.rollout.engine import Rollouts, WeightStream, special_ids
+from qat_core.rollout.engine import Rollouts, WeightStream, require_known, special_ids
 from qat_core.rollout.vllm import compat
 from qat_core.rollout.vllm.outputs import to_rollouts, to_routes
 from qat_core.rollout.vllm.plugin import EXACT_COMPILATION, EXACT_VARIABLE
@@ -80,7 +80,8 @@ class VllmEngine:
 
         from qat_core.rollout.vllm.plugin import register
 
-        self.eos_id, self.pad_id = special_ids(model_dir)
+        self.end_ids, self.pad_id = special_ids(model_dir)
+        self.eos_id = self.end_ids[0]
         compat.require_supported(vllm.__version__, on_cpu=current_platform.is_cpu())
         compat.hold_addresses(vllm.__version__)
         compat.correct_rotary_embedding()
@@ -89,6 +90,7 @@ class VllmEngine:
         self._kind: CheckpointFormat = "compressed-tensors"
         model = meta_model(model_dir)
         self._names, self._architecture = HubNames(model), type(model).__name__
+        self._vocabulary: int = model.config.vocab_size  # type: ignore[assignment, union-attr]
         returns_routes = settings.get("enable_return_routed_experts", False)
         self._expert_layers = decoder_layers(model) if returns_routes else []
         if packed is None:
@@ -100,6 +102,8 @@ class VllmEngine:
             settings |= {"hf_overrides": {"quantization_config": declared}, "load_format": "dummy"}
         settings = compat.platform_settings(model.config) | settings
         self._has_weights = settings.get("load_format") != "dummy"
+        if self._has_weights:
+            Shards(model_dir)  # names a damaged file, or two sets of weights
         self._vllm = vllm
         self._llm = vllm.LLM(
             str(model_dir), dtype="bfloat16", logprobs_mode="processed_logprobs", **settings
@@ -212,7 +216,7 @@ class VllmEngine:
                 max_tokens=max_new_tokens,
                 seed=None if seed is None else seeds.getrandbits(63),
                 logprobs=0,
-                stop_token_ids=[self.eos_id],
+                stop_token_ids=[*self.end_ids],
                 detokenize=False,
                 **settings,
             )
@@ -244,6 +248,7 @@ class VllmEngine:
     def _run(self, prompts: Sequence[Sequence[int]], sampling: list[Any]) -> list[Any]:
         if not self._has_weights:
             raise ValueError("the engine has no weights: sync() them first")
+        require_known(prompts, self._vocabulary)
         inputs = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         outputs: list[Any] = self._llm.generate(inputs, sampling, use_tqdm=False)
         return outputs

@@ -1,13 +1,16 @@
 """A published checkpoint on this machine becomes a base checkpoint of links."""
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
 from huggingface_hub.utils import filter_repo_objects
+from safetensors.torch import load_file, save_file
 
 from experiments.base.hub_checkpoint import link_checkpoint
-from experiments.base.make import make_base
+from experiments.base.make import build_model, make_base, read_config
 from experiments.runs.base_manifest import base_digest
 from experiments.study.load import load_study
 from experiments.study.models import HubModel
@@ -26,18 +29,15 @@ seeds: [0]
 task: {{name: dapo-math}}
 rl: {{steps: 1, rollout: {{max_prompt_tokens: 4}}}}
 """
-HEADER = json.dumps({"w": {"dtype": "BF16", "shape": [3], "data_offsets": [0, 6]}}).encode()
+WEIGHTS = "model.safetensors"
 
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
-    """The files of a checkpoint; of its weights the form counts here."""
     folder = tmp_path / "checkpoint"
-    folder.mkdir()
+    build_model(CONFIG, read_config(CONFIG)).save_pretrained(folder)
     (folder / "config.json").write_text(CONFIG.read_text())
     (folder / "tokenizer_config.json").write_text("{}")
-    weights = len(HEADER).to_bytes(8, "little") + HEADER + bytes(6)
-    (folder / "model-00001-of-00001.safetensors").write_bytes(weights)
     return folder
 
 
@@ -54,9 +54,45 @@ def test_base_links_to_the_checkpoint(study: Study, checkpoint: Path, tmp_path: 
     assert linked == {path.name for path in checkpoint.iterdir()}
     assert all((base / name).resolve() == checkpoint / name for name in linked)
     manifest = json.loads((base / "manifest.json").read_text())
-    assert manifest["weight_bytes"] == 6 and manifest["folder"] == str(checkpoint)
+    num_weights = sum(weight.numel() for weight in load_file(checkpoint / WEIGHTS).values())
+    assert manifest["weight_bytes"] == 2 * num_weights and manifest["folder"] == str(checkpoint)
     assert manifest["settings"] == base_digest(study, "m")
-    assert list(manifest["weights"]) == ["model-00001-of-00001.safetensors"]
+    assert list(manifest["weights"]) == [WEIGHTS]
+
+
+def test_weights_that_the_trainer_does_not_read_are_not_linked(
+    study: Study, checkpoint: Path, tmp_path: Path
+) -> None:
+    """vLLM would take Mistral's second form of them, by its name, before the first."""
+    shutil.copy(checkpoint / WEIGHTS, checkpoint / "consolidated.safetensors")
+    make_base(study, "m", tmp_path / "base")
+    assert [path.name for path in (tmp_path / "base").glob("*.safetensors")] == [WEIGHTS]
+
+
+def test_a_checkpoint_that_lacks_a_weight_is_refused(
+    study: Study, checkpoint: Path, tmp_path: Path
+) -> None:
+    weights = load_file(checkpoint / WEIGHTS)
+    lost = weights.popitem()[0]
+    save_file(weights, checkpoint / WEIGHTS, {"format": "pt"})
+    with pytest.raises(ValueError, match=rf"finds missing keys: {re.escape(lost)}$"):
+        make_base(study, "m", tmp_path / "base")
+    assert not (tmp_path / "base").exists()
+
+
+def test_a_prompt_of_tokens_that_a_checkpoint_lacks_is_refused(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    tokenizer = character_tokenizer()
+    tokenizer.add_tokens(["<think>"])
+    tokenizer.chat_template = "{{ messages[0]['content'] }}<think>"
+    tokenizer.save_pretrained(checkpoint)
+    text = STUDY.format(config=CONFIG, path=checkpoint).replace("dapo-math", "chain-sum")
+    (tmp_path / "study.yaml").write_text(text.replace("_tokens: 4", "_tokens: 99"))
+    with pytest.raises(
+        ValueError, match=r"^token 18 of a prompt: the model's embedding has 18 row"
+    ):
+        make_base(load_study(tmp_path / "study.yaml"), "m", tmp_path / "base")
 
 
 def test_generated_problems_must_fit_a_checkpoint_of_the_hub(
@@ -75,7 +111,7 @@ def test_generated_problems_must_fit_a_checkpoint_of_the_hub(
     [
         ("config.json", "has no config.json; name a whole checkpoint"),
         ("tokenizer_config.json", "has no tokenizer_config.json; name a whole checkpoint"),
-        ("model-00001-of-00001.safetensors", r"has no \*\.safetensors; name a whole checkpoint"),
+        (WEIGHTS, r"has no \*\.safetensors; name a whole checkpoint"),
     ],
 )
 def test_incomplete_checkpoint_is_refused(
@@ -103,7 +139,7 @@ def test_checkpoint_of_other_shapes_is_refused(
 
 
 PUBLISHED = ["README.md", "pytorch_model.bin", "original/params.json", ".gitattributes"]
-WANTED = ["config.json", "merges.txt", "chat_template.jinja", "model-00001-of-00001.safetensors"]
+WANTED = ["config.json", "merges.txt", "chat_template.jinja", WEIGHTS]
 
 
 def test_a_checkpoint_is_fetched_at_its_revision_without_what_is_not_read(
