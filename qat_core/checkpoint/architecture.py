@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from qat_core.checkpoint.shards import read_json
+from qat_core.checkpoint.shards import Shards, read_json
+from qat_core.weights.hub_names import HubNames, require_copy
 
 NAMED_CLASSES = ("ForCausalLM", "ForSequenceClassification", "ForTokenClassification")
 
@@ -79,11 +80,17 @@ def require_loadable(model: nn.Module, stored: Mapping[str, Tensor], source: str
             raise ValueError(f"{source}: transformers finds {what}: {', '.join(names[:3])}")
 
 
-def without_tied_copies(model: nn.Module, stored: dict[str, Any]) -> dict[str, Any]:
-    """Stored tensors less the second names of tied weights, which some checkpoints also hold."""
-    named_once = {name for name, _ in model.named_parameters()}
-    every_name = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    return {name: t for name, t in stored.items() if name not in every_name - named_once}
+def without_tied_copies(names: HubNames, shards: Shards, source: str) -> dict[str, Tensor]:
+    """Stored tensors less the second names of tied weights, which some checkpoints also hold.
+
+    Raises:
+        ValueError: one of these has other values than the first, as a merged fine-tune may.
+    """
+    stored = dict(shards.described)
+    for second, first in names.tied.items():
+        if stored.pop(second, None) is not None and first in stored:
+            require_copy(shards.read(second), shards.read(first), second, first, source)
+    return stored
 
 
 @contextmanager

@@ -47,10 +47,11 @@ def weight_stream(
             at what would come of it.
 
     Raises:
-        ValueError: at once if one of plan and recipe is None and the other is not, or the model was
-            prepared with another recipe or plan, has adapters of PEFT or a weight that was replaced after `prepare`, or holds other state than the plan
-            knows; naming a weight to be packed that is not finite in BF16, on all ranks alike:
-            before the first weight, or after the last if weights have to be moved to a GPU.
+        ValueError: at once if just one of plan and recipe is None, or the model was prepared with
+            others, has adapters of PEFT or a weight that was replaced after `prepare`, or holds
+            other state than the plan knows; naming a weight to be packed that is not finite in
+            BF16, on all ranks alike: before the first weight, or after the last if weights have to
+            be moved to a GPU.
     """
     model = uncompiled(model)
     refuse_adapters(model)

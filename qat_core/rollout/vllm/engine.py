@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qat_core.checkpoint.architecture import meta_model
+from qat_core.checkpoint.architecture import meta_model, without_tied_copies
 from qat_core.checkpoint.ignored_modules import declared_plan, ignored_modules
-from qat_core.checkpoint.shards import read_json
+from qat_core.checkpoint.shards import Shards, has_weights, read_json
 from qat_core.exact import require_exact
 from qat_core.exact.contract import require_kept
 from qat_core.options import CheckpointFormat
@@ -64,8 +64,8 @@ class VllmEngine:
         Raises:
             ValueError: `packed` comes with `hf_overrides`, this version of vLLM is not supported,
                 it runs in another process or in several, it does not quantize exactly what is
-                planned, or weights are to come and its loader of this model cannot replace all of
-                them.
+                planned, a weight has values of its own that vLLM would not read, or weights are to
+                come and its loader of this model cannot replace all of them.
         """
         if packed is not None and settings.get("hf_overrides"):
             raise ValueError(
@@ -93,8 +93,12 @@ class VllmEngine:
         self._expert_layers = decoder_layers(model) if returns_routes else []
         if packed is None:
             self.plan, self._kind = _served(model_dir, self._names)
+            is_read = settings.get("load_format") != "dummy" and has_weights(model_dir)
+            if self._names.tied and is_read:
+                without_tied_copies(self._names, Shards(model_dir), str(model_dir))
         else:
             compat.require_reloadable(self._architecture)
+            self._names.refuse_own_values([e.name for e in packed.entries], str(model_dir))
             self.plan = packed
             declared = quantization_config(self._kind, ignored_modules(packed, self._names))
             settings |= {"hf_overrides": {"quantization_config": declared}, "load_format": "dummy"}
@@ -181,6 +185,7 @@ class VllmEngine:
         return self._accepted[1]
 
     def _require_fit(self, coming: Mapping[str, Weight]) -> None:
+        self._names.refuse_own_values(coming, "weight sync")
         found = dict(stored_tensors(self._names.split(coming.items()), LAYOUT))
         require_same(self._expected, found, "weight sync")
 
