@@ -118,26 +118,40 @@ class Served(nn.Module):
         self.skipped = skipped
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        return {name for name, _ in weights if name != self.skipped}
+        loaded, parameters = set(), dict(self.named_parameters())
+        for name, tensor in weights:
+            if name != self.skipped:
+                getattr(parameters[name], "weight_loader", _copy)(parameters[name], tensor)
+                loaded.add(name)
+        return loaded
+
+
+def _copy(parameter: Tensor, loaded: Tensor) -> None:
+    parameter.data.copy_(loaded)
 
 
 BESIDE = ["norm.weight", "embedding.weight", "qkv.bias"]
 
 
-def take(model: Served, targets: dict[str, Target], seed: int, order: str) -> None:
+def take(
+    model: Served, targets: dict[str, Target], seed: int, order: str, lacking: str = ""
+) -> None:
     parts = dict(zip(QKV, packed_group([(r, HIDDEN) for r in QKV.values()], seed), strict=True))
     names: Any = SimpleNamespace(renamed=lambda name: name)
     with writing(model, targets, names) as write:
-        write([(name, torch.ones(1)) for name in BESIDE])
+        beside = {name: model.get_parameter(name).detach().clone() for name in BESIDE}
+        write((name, tensor) for name, tensor in beside.items() if name != lacking)
         write([(name, parts[name]) for name in order])
 
 
-@pytest.mark.parametrize("skipped", BESIDE)
-def test_a_parameter_that_the_loader_skips_is_named(skipped: str) -> None:
-    model = Served(skipped)
+@pytest.mark.parametrize("name", BESIDE)
+def test_a_parameter_that_is_skipped_or_not_sent_is_named(name: str) -> None:
+    model = Served(skipped=name)
     targets = dict.fromkeys(QKV, Target(list(QKV), model.qkv, own_of_linear, write_marlin))
-    with pytest.raises(ValueError, match=f"^weight sync: {skipped} got no new values in vLLM's S"):
+    with pytest.raises(ValueError, match=f"^weight sync: {name}: sent, but vLLM's Served puts"):
         take(model, targets, 1, "qkv")
+    with pytest.raises(ValueError, match=f"^weight sync: {name} got no new values in vLLM's S"):
+        take(model, targets, 1, "qkv", lacking=name)
 
 
 def test_a_sync_after_one_that_broke_off_writes_its_own_weights_alone() -> None:
