@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qat_core.checkpoint.architecture import meta_model, without_tied_copies
+from qat_core.checkpoint.architecture import meta_model, require_tied_copies
 from qat_core.checkpoint.ignored_modules import declared_plan, ignored_modules
-from qat_core.checkpoint.shards import Shards, has_weights, read_json
+from qat_core.checkpoint.shards import read_json
 from qat_core.exact import require_exact
 from qat_core.exact.contract import require_kept
 from qat_core.options import CheckpointFormat
@@ -93,9 +93,8 @@ class VllmEngine:
         self._expert_layers = decoder_layers(model) if returns_routes else []
         if packed is None:
             self.plan, self._kind = _served(model_dir, self._names)
-            is_read = settings.get("load_format") != "dummy" and has_weights(model_dir)
-            if self._names.tied and is_read:
-                without_tied_copies(self._names, Shards(model_dir), str(model_dir))
+            if settings.get("load_format") != "dummy":
+                require_tied_copies(self._names, model_dir)
         else:
             compat.require_reloadable(self._architecture)
             self._names.refuse_own_values([e.name for e in packed.entries], str(model_dir))
