@@ -22,7 +22,7 @@ from qat_core.rollout.engine import Rollouts, WeightStream, special_ids
 from qat_core.rollout.vllm import compat
 from qat_core.rollout.vllm.outputs import to_rollouts, to_routes
 from qat_core.rollout.vllm.plugin import EXACT_COMPILATION, EXACT_VARIABLE
-from qat_core.rollout.vllm.served_layers import quantized_parameters
+from qat_core.rollout.vllm.served_layers import quantized_parameters, require_biases
 from qat_core.rollout.vllm.weight_memory import tensor_bytes, weight_bytes
 from qat_core.rollout.vllm.worker import LAYOUT, reload
 from qat_core.routing import decoder_layers
@@ -102,7 +102,7 @@ class VllmEngine:
             declared = quantization_config(self._kind, ignored_modules(packed, self._names))
             settings |= {"hf_overrides": {"quantization_config": declared}, "load_format": "dummy"}
         settings = compat.platform_settings(model.config) | settings
-        self._has_weights = settings.get("load_format") != "dummy"
+        self._has_weights = settings.get("load_format") != "dummy"  # from files
         self._vllm = vllm
         self._llm = vllm.LLM(
             str(model_dir), dtype="bfloat16", logprobs_mode="processed_logprobs", **settings
@@ -112,6 +112,8 @@ class VllmEngine:
         self._accepted: tuple[QuantPlan, Mapping[str, Weight]] | None = None
         self.served: Collection[str] = self.on_worker(quantized_parameters, self._names)
         self._require_coverage()
+        if self._has_weights:
+            self.on_worker(_require_biases, self._names, str(model_dir))
         self.weight_bytes: int = self.on_worker(weight_bytes)
 
     @property
@@ -286,6 +288,10 @@ def vllm_version() -> str:
     import vllm
 
     return str(vllm.__version__)
+
+
+def _require_biases(worker: Any, names: HubNames, source: str) -> None:
+    require_biases(worker.model_runner.get_model(), names, source)
 
 
 def _require_one_process(settings: Mapping[str, Any]) -> None:
