@@ -241,7 +241,7 @@ def test_a_parameter_that_vllms_loader_passes_over_is_named(
 
     with monkeypatch.context() as patch:
         patch.setattr(type(model), "load_weights", load_others)
-        with pytest.raises(ValueError, match=f"weight sync: {_NORM}: sent, but vLLM's"):
+        with pytest.raises(ValueError, match=f"weight sync: {_NORM} got no new values in vLLM's"):
             engine.sync(weight_stream(trained[0], packed, RECIPE), packed)
     engine.sync(weight_stream(trained[0], packed, RECIPE), packed)
 

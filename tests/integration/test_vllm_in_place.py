@@ -115,7 +115,7 @@ class Served(nn.Module):
         self.attn = Attention()
         self.head = nn.Linear(HIDDEN, 8, bias=False)
         self.head.weight = self.embedding.weight
-        self.skipped = skipped
+        self.skipped, self.extra = skipped, list[tuple[str, Tensor]]()
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         loaded, parameters = set(), dict(self.named_parameters())
@@ -133,25 +133,31 @@ def _copy(parameter: Tensor, loaded: Tensor) -> None:
 BESIDE = ["norm.weight", "embedding.weight", "qkv.bias"]
 
 
-def take(
-    model: Served, targets: dict[str, Target], seed: int, order: str, lacking: str = ""
-) -> None:
+def take(model: Served, targets: dict[str, Target], seed: int, order: str) -> None:
     parts = dict(zip(QKV, packed_group([(r, HIDDEN) for r in QKV.values()], seed), strict=True))
     names: Any = SimpleNamespace(renamed=lambda name: name)
     with writing(model, targets, names) as write:
         beside = {name: model.get_parameter(name).detach().clone() for name in BESIDE}
-        write((name, tensor) for name, tensor in beside.items() if name != lacking)
+        write([*beside.items(), *model.extra])
         write([(name, parts[name]) for name in order])
 
 
-@pytest.mark.parametrize("name", BESIDE)
-def test_a_parameter_that_is_skipped_or_not_sent_is_named(name: str) -> None:
-    model = Served(skipped=name)
+@pytest.mark.parametrize("skipped", BESIDE)
+def test_a_parameter_that_the_loader_skips_is_named(skipped: str) -> None:
+    model = Served(skipped)
     targets = dict.fromkeys(QKV, Target(list(QKV), model.qkv, own_of_linear, write_marlin))
-    with pytest.raises(ValueError, match=f"^weight sync: {name}: sent, but vLLM's Served puts"):
+    with pytest.raises(ValueError, match=f"^weight sync: {skipped} got no new values in vLLM's S"):
         take(model, targets, 1, "qkv")
-    with pytest.raises(ValueError, match=f"^weight sync: {name} got no new values in vLLM's S"):
-        take(model, targets, 1, "qkv", lacking=name)
+
+
+def test_a_tensor_that_gets_to_no_parameter_is_named() -> None:
+    model = Served(skipped="own_head.weight")
+    model.extra = [("own_head.weight", torch.ones(8, HIDDEN))]
+    targets = dict.fromkeys(QKV, Target(list(QKV), model.qkv, own_of_linear, write_marlin))
+    with pytest.raises(
+        ValueError, match=r"^weight sync: own_head\.weight: sent, but vLLM's Served"
+    ):
+        take(model, targets, 1, "qkv")
 
 
 def test_a_sync_after_one_that_broke_off_writes_its_own_weights_alone() -> None:

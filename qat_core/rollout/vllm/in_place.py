@@ -94,12 +94,12 @@ def writing(
     def load(weights: Iterable[tuple[str, Weight]]) -> None:
         tensors = landed.noted(write_packed(weights, targets, names))
         loaded.update(model.load_weights(tensors) or ())
-        landed.require_all(model)
 
     try:
         with landing(model) as landed:
             yield load
         require_written(model, targets, loaded)
+        landed.require_all(model)
     finally:
         for target in targets.values():
             target.came.clear()  # of a stream that broke off

@@ -84,7 +84,6 @@ def reloading(worker: Any, names: HubNames, *, fused_experts: bool = True) -> It
     def load(weights: Iterable[tuple[str, Weight]]) -> None:
         tensors = landed.noted(_loading_experts(weights, experts, names))
         loaded.update(model.load_weights(tensors) or ())
-        landed.require_all(model)
 
     whole: AbstractContextManager[dict[str, nn.Module]] = (
         loading_experts_whole(model, names) if fused_experts else nullcontext({})
@@ -99,6 +98,7 @@ def reloading(worker: Any, names: HubNames, *, fused_experts: bool = True) -> It
             # configs of models that are never tied lack the key
             is_tied = getattr(worker.model_config.hf_text_config, "tie_word_embeddings", False)
             _require_reloaded(model, loaded, is_tied=is_tied)
+            landed.require_all(model)
         finally:  # also if the stream failed: else the next reload would find half of one
             finalize_layerwise_reload(model, worker.model_config)
         compat.after_reload(model)
