@@ -4,7 +4,7 @@
 
     print(explain(model, Recipe()))  # what would be quantized, and what not
     plan = prepare(model, Recipe())  # trains fake-quantized from now on
-    engine.sync(weight_stream(model, plan, Recipe()), plan)  # the same weights, packed
+    engine.sync(weight_stream(model), plan)  # the same weights, packed
 
 Names are loaded when they are first used: importing this package, or `Recipe`, imports no torch.
 """

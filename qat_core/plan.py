@@ -19,7 +19,14 @@ from torch import Tensor, nn
 from qat_core.groups import fused_siblings, group_name
 from qat_core.options import BLOCK_SIZE
 from qat_core.recipe import Recipe, matches
-from qat_core.structure import embedding_weights, head_names, roles, router_names
+from qat_core.structure import (
+    embedding_weights,
+    expert_holders,
+    expert_owner,
+    head_names,
+    roles,
+    router_names,
+)
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,7 @@ class Entry:
         reason: for people.
         dtype: PyTorch's name of it, "bfloat16" but for what transformers keeps in FP32 next to
             BF16 weights, and for buffers of integers.
+        fused: names the weights that engines run as one layer, in one precision; None if alone.
     """
 
     name: str
@@ -42,6 +50,7 @@ class Entry:
     group: str | None
     reason: str
     dtype: str = "bfloat16"
+    fused: str | None = None
 
 
 @dataclass(frozen=True)
@@ -70,7 +79,8 @@ def plan(model: nn.Module, recipe: Recipe) -> QuantPlan:
 
     Raises:
         ValueError: the recipe quantizes nothing, an input size is not a multiple of 16, a fused
-            group has members of different input size, or only some of its members are ignored.
+            group has members of different input size, or of weights that engines run as one layer
+            (q/k/v, gate/up, all experts of a block) only some are ignored.
     """
     checked = unchecked_plan(model, recipe)
     found = problems(checked)
@@ -98,6 +108,7 @@ def unchecked_plan(model: nn.Module, recipe: Recipe) -> QuantPlan:
     reasons = dict.fromkeys(router_names(model), "router gate")
     reasons |= dict.fromkeys(head_names(model), "embedding or output head")
     embeddings, dtypes = embedding_weights(model), _stored_dtypes(model)
+    holders = expert_holders(modules)
     entries = []
     for name, tensor in state_tensors(model):
         module_name, _, leaf = name.rpartition(".")
@@ -110,7 +121,8 @@ def unchecked_plan(model: nn.Module, recipe: Recipe) -> QuantPlan:
             group = name if tensor.ndim == 3 else group_name(module_name, linears)
         kept = reason or ("expert weights" if tensor.ndim == 3 else "linear weight")
         shape, dtype = tuple(tensor.shape), dtypes.get(name, "bfloat16")
-        entries.append(Entry(name, shape, group is not None, group, kept, dtype))
+        fused = _fused(name, tensor, holders)
+        entries.append(Entry(name, shape, group is not None, group, kept, dtype, fused))
     return QuantPlan(tuple(entries))
 
 
@@ -130,7 +142,10 @@ def problems(unchecked: QuantPlan) -> list[str]:
         _input_sizes_differ(group, [by_name[n] for n in names])
         for group, names in unchecked.groups.items()
     ]
-    found += [_partly_ignored(entry, by_name) for entry in unchecked.entries]
+    layers = defaultdict(list)
+    for entry in unchecked.entries:
+        layers[entry.fused or entry.name].append(entry)
+    found += map(_partly_ignored, layers.values())
     if not unchecked.quantized:
         found.append("the recipe quantizes nothing: see qat_core.explain(model, recipe)")
     return [problem for problem in found if problem]
@@ -207,14 +222,23 @@ def _input_sizes_differ(group: str, members: list[Entry]) -> str:
     return f"group {group}: members differ in input size, so no engine can fuse them: {sizes}"
 
 
-def _partly_ignored(entry: Entry, by_name: dict[str, Entry]) -> str:
-    if entry.quantized or not entry.name.endswith(".weight"):
-        return ""
-    siblings = [f"{s}.weight" for s in fused_siblings(entry.name.removesuffix(".weight"))]
-    quantized = [s for s in siblings if s in by_name and by_name[s].quantized]
-    if not quantized:
+def _fused(name: str, tensor: Tensor, holders: set[str]) -> str | None:
+    """The layer of an engine's that a weight is a part of, next to others."""
+    module_name, _, leaf = name.rpartition(".")
+    if tensor.ndim == 3 or (tensor.ndim == 2 and leaf == "weight"):
+        block = expert_owner(name, holders)
+        if block is not None:
+            return f"{block}: experts"
+    siblings = fused_siblings(module_name)
+    return "+".join(siblings) if leaf == "weight" and len(siblings) > 1 else None
+
+
+def _partly_ignored(layer: list[Entry]) -> str:
+    packed = [entry.name for entry in layer if entry.quantized]
+    left_out = [entry for entry in layer if not entry.quantized]
+    if not packed or not left_out:
         return ""
     return (
-        f"{entry.name} is left out ({entry.reason}) but {', '.join(quantized)} not: engines run "
-        "them as one matrix, so ignore all or none"
+        f"{left_out[0].name} is left out ({left_out[0].reason}) but {', '.join(packed[:3])} not: "
+        "engines run them as one layer, so ignore all or none"
     )

@@ -41,6 +41,8 @@ class Scales:
     """Keeps one global scale a group.
 
     Attributes:
+        plan: what is quantized.
+        recipe: how.
         values: FP32 divisor by weight name, 0-D, or (E,) for experts (E, N, K).
         shapes: of the whole weights.
         weights: the tensors that the model holds.
@@ -52,6 +54,7 @@ class Scales:
         self, model: nn.Module, plan: QuantPlan, recipe: Recipe, *, keep: Keep | None = None
     ) -> None:
         weights = {name: model.get_parameter(name) for name in plan.quantized}
+        self.plan, self.recipe = plan, recipe
         self.policy = recipe.scale_policy
         self.method = recipe.block_scale_method
         self.shapes = {name: weight.shape for name, weight in weights.items()}

@@ -44,7 +44,7 @@ def router_names(model: nn.Module) -> set[str]:
     takes as its input.
     """
     modules = dict(model.named_modules())
-    holders = _expert_holders(modules)
+    holders = expert_holders(modules)
     routers: set[str] = set()
     for block in {_parent(holder) for holder in holders}:
         experts = [h for h in holders if _parent(h) == block]
@@ -58,6 +58,14 @@ def router_names(model: nn.Module) -> set[str]:
     return routers
 
 
+def expert_owner(name: str, holders: Collection[str]) -> str | None:
+    """The block of the experts that a weight is part of; None if it is of none."""
+    while name := _parent(name):
+        if name in holders:
+            return _parent(name)
+    return None
+
+
 def expert_blocks(model: nn.Module) -> dict[str, int]:
     """Modules that route tokens to experts, each with the number of its experts, in order.
 
@@ -65,7 +73,7 @@ def expert_blocks(model: nn.Module) -> dict[str, int]:
     """
     modules = dict(model.named_modules())
     counts = {
-        _parent(holder): set(_expert_counts(modules[holder])) for holder in _expert_holders(modules)
+        _parent(holder): set(_expert_counts(modules[holder])) for holder in expert_holders(modules)
     }
     return {
         name: counts[name].pop() for name in modules if name in counts and len(counts[name]) == 1
@@ -107,7 +115,7 @@ def _base_name(prefix: str, model: nn.Module) -> str:
     return names.get(id(base), prefix)
 
 
-def _expert_holders(modules: Modules) -> set[str]:
+def expert_holders(modules: Modules) -> set[str]:
     """Modules that hold the weights of all experts, in one tensor or as a list of modules."""
     fused = {name for name, module in modules.items() if name and _has_fused(module)}
     lists = {

@@ -59,6 +59,14 @@ def write_nano(name: str, folder: Path, num_layers: int, seed: int = 0, **sizes:
     AutoModelForCausalLM.from_config(shape, dtype=torch.bfloat16).save_pretrained(folder)
 
 
+def said_to_be_tied(folder: Path, copy: Path) -> Path:
+    """The checkpoint with `tie_word_embeddings: true`, in spite of its own output head."""
+    shutil.copytree(folder, copy)
+    settings = read_json(copy / "config.json") | {"tie_word_embeddings": True}
+    write_json(copy / "config.json", settings)
+    return copy
+
+
 def without_token(nano_dir: Path, folder: Path, token: str) -> Path:
     """The checkpoint with a tokenizer that has no such token."""
     copy = shutil.copytree(nano_dir, folder / "model")

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from qat_core.checkpoint.shards import read_json
+from qat_core.checkpoint.shards import Shards, has_weights, read_json
+from qat_core.weights.hub_names import HubNames, require_copy
 
 NAMED_CLASSES = ("ForCausalLM", "ForSequenceClassification", "ForTokenClassification")
 
@@ -89,11 +90,23 @@ def require_nothing_left(found: Mapping[str, Any], source: str) -> None:
             raise ValueError(f"{source}: transformers finds {what}: {', '.join(names[:3])}")
 
 
-def without_tied_copies(model: nn.Module, stored: dict[str, Any]) -> dict[str, Any]:
-    """Stored tensors less the second names of tied weights, which some checkpoints also hold."""
-    named_once = {name for name, _ in model.named_parameters()}
-    every_name = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    return {name: t for name, t in stored.items() if name not in every_name - named_once}
+def require_tied_copies(names: HubNames, folder: Path) -> None:
+    """ValueError if files of an engine's hold a tied weight again, with values that it drops."""
+    if names.tied and has_weights(folder):
+        without_tied_copies(names, Shards(folder), str(folder))
+
+
+def without_tied_copies(names: HubNames, shards: Shards, source: str) -> dict[str, Tensor]:
+    """Stored tensors less the second names of tied weights, which some checkpoints also hold.
+
+    Raises:
+        ValueError: one of these has other values than the first, as a merged fine-tune may.
+    """
+    stored = dict(shards.described)
+    for second, first in names.tied.items():
+        if stored.pop(second, None) is not None and first in stored:
+            require_copy(shards.read(second), shards.read(first), second, first, source)
+    return stored
 
 
 @contextmanager

@@ -29,16 +29,25 @@ def read_checkpoint(folder: Path) -> Iterator[tuple[str, Weight]]:
         ValueError: naming the file or weight that is wrong.
     """
     verify_manifest(folder)
+    return _weights(*require_described(folder), str(folder))
+
+
+def require_described(folder: Path) -> tuple[QuantPlan, HubNames, Shards, Layout]:
+    """What config.json says of a packed checkpoint, and its files.
+
+    Raises:
+        ValueError: the files hold other names, shapes or dtypes than it says.
+    """
     settings = read_json(folder / "config.json")
     kind, ignored = format_of(settings, str(folder / "config.json"))
     layout, shards, model = LAYOUTS[kind], Shards(folder), meta_model(folder)
     names = HubNames(model)
     declared = declared_plan(model, names, ignored)
     expected = dict(stored_tensors(names.split(meta_weights(declared)), layout))
-    require_same(expected, without_tied_copies(model, shards.described), str(folder))
+    require_same(expected, without_tied_copies(names, shards, str(folder)), str(folder))
     unpacked = {name: _unpacked(weight) for name, weight in names.split(meta_weights(declared))}
     require_loadable(model, unpacked, str(folder))
-    return _weights(declared, names, shards, layout, str(folder))
+    return declared, names, shards, layout
 
 
 def _weights(

@@ -59,6 +59,11 @@ class Shards:
         return tensor
 
 
+def has_weights(folder: Path) -> bool:
+    """Whether the folder has safetensors files, and not weights in another form."""
+    return (folder / INDEX).is_file() or (folder / SINGLE).is_file()
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Content of a JSON object file; ValueError that names the file."""
     if not path.is_file():

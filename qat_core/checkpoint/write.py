@@ -27,6 +27,7 @@ from qat_core.checkpoint.content import require_valid
 from qat_core.checkpoint.ignored_modules import declared_plan, ignored_modules
 from qat_core.checkpoint.manifest import MANIFEST, verify_manifest, write_manifest
 from qat_core.checkpoint.ranks import on_first_rank
+from qat_core.checkpoint.read import require_described
 from qat_core.checkpoint.shards import INDEX, Shards, read_json
 from qat_core.coverage import coverage
 from qat_core.options import CheckpointFormat
@@ -78,8 +79,7 @@ def export(
     names = HubNames(model)
     _require_what_its_config_says(model, names)
     checked = plan(model, recipe)
-    served = declared_plan(model, names, ignored_modules(checked, names)).quantized
-    coverage(model, checked, served, qat=is_prepared(model)).check()
+    _require_declared(model, checked, names, qat=is_prepared(model))
     weights = weight_stream(model, checked, recipe)
 
     def write() -> None:
@@ -117,6 +117,7 @@ def convert(
         verify_manifest(source)
     model, shards = meta_model(source), Shards(source)
     names, checked = HubNames(model), _plan_of(source, model, recipe)
+    _require_declared(model, checked, names, qat=False)
     _require_full_precision(source, model, checked, names, shards)
     shapes = {entry.name: entry.shape for entry in checked.entries}
 
@@ -130,6 +131,12 @@ def convert(
         if (source / TEMPLATES).is_dir():
             shutil.copytree(source / TEMPLATES, partial / TEMPLATES)
         _write(partial, packed_weights(checked, recipe, read), checked, names, kind, progress)
+
+
+def _require_declared(model: nn.Module, checked: QuantPlan, names: HubNames, *, qat: bool) -> None:
+    """ValueError unless readers of config.json will look for just the plan's weights packed."""
+    served = declared_plan(model, names, ignored_modules(checked, names)).quantized
+    coverage(model, checked, served, qat=qat).check()
 
 
 def _plan_of(source: Path, model: nn.Module, recipe: Recipe) -> QuantPlan:
@@ -146,6 +153,7 @@ def _require_what_its_config_says(model: nn.Module, names: HubNames) -> None:
     own = {n: torch.empty(t.shape, device="meta") for n, t in state_tensors(model)}
     with torch.device("meta"):
         whole: Any = type(model)._from_config(copy.deepcopy(config), dtype=torch.bfloat16)  # type: ignore[attr-defined]
+    HubNames(whole).refuse_own_values(own, source)
     needed = {n: torch.empty(t.shape, device="meta") for n, t in state_tensors(whole)}
     require_same(needed, own, source)
     stored: Any = names.split((n, t.to(torch.bfloat16)) for n, t in own.items())
@@ -169,7 +177,7 @@ def _save_settings(model: nn.Module, folder: Path) -> None:
 def _require_full_precision(
     source: Path, model: nn.Module, checked: QuantPlan, names: HubNames, shards: Shards
 ) -> None:
-    stored = without_tied_copies(model, shards.described)
+    stored = without_tied_copies(names, shards, str(source))
     for name, tensor in stored.items():
         if tensor.is_floating_point() and tensor.dtype not in (torch.bfloat16, torch.float32):
             raise ValueError(f"{source}: {name}: needs bfloat16 or float32, got {tensor.dtype}")
@@ -233,6 +241,7 @@ def _write(
     _write_json(folder / "config.json", config)
     if kind == "modelopt":
         _write_json(folder / "hf_quant_config.json", hf_quant_config(ignored))
+    require_described(folder)
     write_manifest(folder)
 
 

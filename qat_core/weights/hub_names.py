@@ -49,6 +49,7 @@ class HubNames:
 
     Attributes:
         pieces: of every tensor of the model's state, by the trainer's name.
+        tied: the hub's second names of tied weights, each with the first.
 
     Raises:
         ValueError: the model is not of transformers; or transformers stores one of its tensors
@@ -63,6 +64,9 @@ class HubNames:
             )
         shapes = {name: tensor.shape for name, tensor in model.state_dict(keep_vars=True).items()}
         self.pieces = _pieces(shapes, lambda numbered: _as_saved(model, numbered))
+        self.tied = {
+            self.renamed(name): self.renamed(first) for name, first in _tied_names(model).items()
+        }
         self._embeddings = {
             f"{name}.weight" for name, m in model.named_modules() if isinstance(m, nn.Embedding)
         }
@@ -89,6 +93,13 @@ class HubNames:
             fused[piece.expert, piece.rows(shape[1])] = read(piece.name)
         return fused
 
+    def refuse_own_values(self, weights: Iterable[str], source: str) -> None:
+        """ValueError naming one of the trainer's weights that this model has tied to another."""
+        own = {self.renamed(name) for name in weights}
+        for second, first in self.tied.items():
+            if second in own and first in own:
+                raise _own_values(second, first, source)
+
     def is_embedding(self, name: str) -> bool:
         """Whether a trainer's tensor is an embedding, which no format quantizes."""
         return name in self._embeddings
@@ -111,6 +122,30 @@ class HubNames:
     def owner(self, name: str) -> str | None:
         """The trainer's tensor that a tensor of the hub is a piece of; None if there is none."""
         return self._owners.get(name)
+
+
+def _tied_names(model: nn.Module) -> dict[str, str]:
+    """Second names of a model's parameters, each with the first."""
+    firsts: dict[int, str] = {}
+    named = list(model.named_parameters(remove_duplicate=False))
+    return {n: first for n, p in named if (first := firsts.setdefault(id(p), n)) != n}
+
+
+def require_copy(copy: Tensor, original: Tensor, name: str, first: str, source: str) -> None:
+    """ValueError if a tensor has other values than the one that config.json ties it to."""
+    if copy.shape == original.shape:
+        differs = (copy != original) & ~(copy.isnan() & original.isnan())
+        if not bool(differs.any()):
+            return
+    raise _own_values(name, first, source)
+
+
+def _own_values(name: str, first: str, source: str) -> ValueError:
+    return ValueError(
+        f"{source}: {name}: has values of its own, but config.json ties it to {first} "
+        "(tie_word_embeddings), so that engines would not read it: set tie_word_embeddings: false "
+        "there, or train with both tied"
+    )
 
 
 def meta_weights(plan: QuantPlan) -> Iterator[tuple[str, Weight]]:

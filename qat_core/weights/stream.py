@@ -1,6 +1,7 @@
 """What travels from a trainer to an engine or a file: BF16 tensors and packed NVFP4 weights."""
 
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,12 +17,13 @@ from qat_core.weights.packing import group_scales, measured_scales, pack
 Read = Callable[[str], Tensor]
 # names of a group, and whether they are finite: asked for once everything is queued
 Unchecked = list[tuple[tuple[str, ...], Tensor]]
+AS_PREPARED: Any = object()  # not None, which packs nothing
 
 
 def weight_stream(
     model: nn.Module,
-    plan: QuantPlan | None,
-    recipe: Recipe | None,
+    plan: QuantPlan | None = AS_PREPARED,
+    recipe: Recipe | None = AS_PREPARED,
     device: torch.device | str | None = None,
     *,
     as_trained: bool = True,
@@ -36,18 +38,20 @@ def weight_stream(
 
     Args:
         model: the trained model, prepared or not, sharded or not, BF16 or FP32, on any device.
-        plan: what to pack, from `qat_core.plan.plan`; None packs nothing.
-        recipe: scale policies; given exactly if plan is.
+        plan: what to pack, from `qat_core.plan.plan`; None packs nothing. By default what `prepare`
+            returned, and nothing of a model that is not prepared.
+        recipe: scale policies, None exactly if plan is. By default the recipe that `prepare` got.
         device: where to pack, and where the stream's tensors lie; None leaves weights where they
             are.
         as_trained: refuse to pack a prepared model otherwise than it trains; False is for looking
             at what would come of it.
 
     Raises:
-        ValueError: at once if the model was prepared with another recipe or plan, has adapters of
-            PEFT or a weight that was replaced after `prepare`, or holds other state than the plan
-            knows; naming a weight to be packed that is not finite in BF16, on all ranks alike:
-            before the first weight, or after the last if weights have to be moved to a GPU.
+        ValueError: at once if just one of plan and recipe is None, or the model was prepared with
+            others, has adapters of PEFT or a weight that was replaced after `prepare`, or holds
+            other state than the plan knows; naming a weight to be packed that is not finite in
+            BF16, on all ranks alike: before the first weight, or after the last if weights have to
+            be moved to a GPU.
     """
     model = uncompiled(model)
     refuse_adapters(model)
@@ -55,8 +59,18 @@ def weight_stream(
     if scales is not None:
         scales.weights.find()
         scales.weights.mark_all_written()
-    if plan is None or recipe is None:
+    if plan is AS_PREPARED:
+        plan = scales.plan if scales else None
+    if recipe is AS_PREPARED:
+        recipe = scales.recipe if scales else None
+    if plan is None and recipe is None:
         plan, recipe = bf16_plan(model), Recipe()
+    elif plan is None or recipe is None:
+        given, lacking = ("recipe", "plan") if plan is None else ("plan", "recipe")
+        raise ValueError(
+            f"weight_stream: has a {given} but no {lacking}, and would pack nothing: give both; "
+            "neither for a prepared model, which knows its own; or None twice for BF16"
+        )
     elif as_trained:
         require_as_prepared(model, plan, recipe)
     state = full_precision_state(model)
@@ -119,8 +133,10 @@ def _require_planned(model: nn.Module, plan: QuantPlan, state: Mapping[str, obje
         names = ", ".join(lacking[:3])
         raise ValueError(f"{names}: in the plan but not in the model: make its plan of this model")
     unknown = state.keys() - planned
-    if unknown:  # a tied weight has an entry under the first of its names only
-        unknown -= {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    if unknown:  # a tied weight has an entry under one of its names only
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        sent = {id(parameters[name]) for name in planned & parameters.keys()}
+        unknown -= {name for name, parameter in parameters.items() if id(parameter) in sent}
     if unknown:
         names = ", ".join(sorted(unknown)[:3])
         raise ValueError(f"{names}: in the model's state but not in its plan, so it would be lost")

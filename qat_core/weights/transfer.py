@@ -14,7 +14,7 @@ from torch import Tensor
 
 from qat_core.nvfp4 import PackedTensor
 from qat_core.plan import Entry, QuantPlan
-from qat_core.weights.hub_names import Weight
+from qat_core.weights.hub_names import Weight, require_copy
 
 PLAN_NAME = "qat_core:plan"
 PADDING_NAME = "qat_core:padding"
@@ -94,6 +94,38 @@ def _kind(weight: Weight) -> list[tuple[torch.dtype, torch.Size]]:
 
 def _show(weight: Weight) -> str:
     return " + ".join(f"{dtype} {tuple(shape)}" for dtype, shape in _kind(weight))
+
+
+class TiedCopies:
+    """Leaves out what a stream without a plan brings once more under another name.
+
+    Args:
+        tied: second names of tied weights, each with the first.
+    """
+
+    def __init__(self, tied: Mapping[str, str]) -> None:
+        self._tied = tied
+        self._came: dict[str, Weight] = {}
+
+    def left_out(self, stream: Iterable[tuple[str, Weight]]) -> Iterator[tuple[str, Weight]]:
+        """The same weights less second names, or some of them in each of several calls.
+
+        Raises:
+            ValueError: one has other values than the first, and no engine would read them.
+        """
+        for name, weight in stream:
+            if name in self._tied or name in self._tied.values():
+                self._came[name] = weight
+                self._compare()
+            if name not in self._tied:
+                yield name, weight
+
+    def _compare(self) -> None:
+        for second, first in self._tied.items():
+            if second in self._came and first in self._came:
+                copy, original = self._came.pop(second), self._came[first]
+                assert isinstance(copy, Tensor) and isinstance(original, Tensor)
+                require_copy(copy, original, second, first, "weight sync")
 
 
 class Assembler:

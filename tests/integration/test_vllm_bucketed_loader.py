@@ -186,8 +186,12 @@ def test_what_differs_from_its_plan_is_refused_and_a_later_sync_loads(
 
 @pytest.mark.parametrize(
     ("spoil", "message"),
-    [(_with_one_again, "came before"), (lambda tensors: [], "no weight came")],
-    ids=["twice", "nothing"],
+    [
+        (_with_one_again, "came before"),
+        (lambda tensors: [], "no weight came"),
+        (_without(NORM), f"{NORM} got no new values"),
+    ],
+    ids=["twice", "nothing", "missing"],
 )
 def test_a_wrong_stream_without_plan_is_refused(
     bf16_engine: VllmEngine, model: torch.nn.Module, spoil: Spoil, message: str

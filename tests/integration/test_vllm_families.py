@@ -138,6 +138,10 @@ def test_a_bias_for_which_vllm_has_no_place_is_refused(tmp_path: Path) -> None:
     message = r"^weight sync: model\.layers\.0\.self_attn\.o_proj\.bias: vLLM's Row\S+ has no bias"
     with pytest.raises(ValueError, match=message):
         engine.sync(weight_stream(model, packed, RECIPE), packed)
+    with pytest.raises(
+        ValueError, match=r"packed: model\.layers\.0\.self_attn\.o_proj\.bias: vLLM"
+    ):
+        VllmEngine(tmp_path / "packed", **SETTINGS)
 
 
 @pytest.mark.parametrize("family", SERVED_FROM_FILES)

@@ -115,10 +115,19 @@ class Served(nn.Module):
         self.attn = Attention()
         self.head = nn.Linear(HIDDEN, 8, bias=False)
         self.head.weight = self.embedding.weight
-        self.skipped = skipped
+        self.skipped, self.extra = skipped, list[tuple[str, Tensor]]()
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        return {name for name, _ in weights if name != self.skipped}
+        loaded, parameters = set(), dict(self.named_parameters())
+        for name, tensor in weights:
+            if name != self.skipped:
+                getattr(parameters[name], "weight_loader", _copy)(parameters[name], tensor)
+                loaded.add(name)
+        return loaded
+
+
+def _copy(parameter: Tensor, loaded: Tensor) -> None:
+    parameter.data.copy_(loaded)
 
 
 BESIDE = ["norm.weight", "embedding.weight", "qkv.bias"]
@@ -128,7 +137,8 @@ def take(model: Served, targets: dict[str, Target], seed: int, order: str) -> No
     parts = dict(zip(QKV, packed_group([(r, HIDDEN) for r in QKV.values()], seed), strict=True))
     names: Any = SimpleNamespace(renamed=lambda name: name)
     with writing(model, targets, names) as write:
-        write([(name, torch.ones(1)) for name in BESIDE])
+        beside = {name: model.get_parameter(name).detach().clone() for name in BESIDE}
+        write([*beside.items(), *model.extra])
         write([(name, parts[name]) for name in order])
 
 
@@ -137,6 +147,16 @@ def test_a_parameter_that_the_loader_skips_is_named(skipped: str) -> None:
     model = Served(skipped)
     targets = dict.fromkeys(QKV, Target(list(QKV), model.qkv, own_of_linear, write_marlin))
     with pytest.raises(ValueError, match=f"^weight sync: {skipped} got no new values in vLLM's S"):
+        take(model, targets, 1, "qkv")
+
+
+def test_a_tensor_that_gets_to_no_parameter_is_named() -> None:
+    model = Served(skipped="own_head.weight")
+    model.extra = [("own_head.weight", torch.ones(8, HIDDEN))]
+    targets = dict.fromkeys(QKV, Target(list(QKV), model.qkv, own_of_linear, write_marlin))
+    with pytest.raises(
+        ValueError, match=r"^weight sync: own_head\.weight: sent, but vLLM's Served"
+    ):
         take(model, targets, 1, "qkv")
 
 

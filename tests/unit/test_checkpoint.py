@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from qat_core.checkpoint import convert, export, read_checkpoint
-from qat_core.checkpoint.manifest import verify_manifest
+from qat_core.checkpoint.manifest import MANIFEST, verify_manifest, write_manifest
 from qat_core.nvfp4 import PackedTensor, quantize
 from qat_core.plan import plan
 from qat_core.preparation import prepare
@@ -23,7 +23,9 @@ from qat_core.weights.hub_names import HubNames, Weight
 from qat_core.weights.layouts import LAYOUTS, Layout
 from qat_core.weights.stream import weight_stream
 from tests.families import tiny_family
+from tests.nano_models import said_to_be_tied
 
+HEAD = "lm_head.weight"
 FORMATS = pytest.mark.parametrize("kind", ["compressed-tensors", "modelopt"])
 RECIPES = pytest.mark.parametrize(
     "recipe",
@@ -94,14 +96,35 @@ def test_the_older_name_of_the_dtype_is_not_kept(nano_dir: Path, tmp_path: Path)
     assert written["dtype"] == "bfloat16" and "torch_dtype" not in written
 
 
-def test_tied_output_head_is_written_once(nano_dir: Path, tmp_path: Path) -> None:
-    config = json.loads((nano_dir / "config.json").read_text()) | {"tie_word_embeddings": True}
-    (tmp_path / "tied").mkdir()
-    (tmp_path / "tied" / "config.json").write_text(json.dumps(config))
-    shutil.copy(nano_dir / "model.safetensors", tmp_path / "tied")  # holds an lm_head of its own
-    convert(tmp_path / "tied", tmp_path / "packed", Recipe.full())
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_copy_of_a_tied_output_head_is_left_out(
+    nano_dir: Path, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    tied = said_to_be_tied(nano_dir, tmp_path / "tied")
+    tensors = load_file(tied / "model.safetensors")
+    tensors[HEAD] = tensors["model.embed_tokens.weight"].to(dtype, copy=True)
+    save_file(tensors, tied / "model.safetensors")
+    convert(tied, tmp_path / "packed", Recipe.full())
     names = [name for name, _ in read_checkpoint(tmp_path / "packed")]
-    assert "lm_head.weight" not in names and "model.embed_tokens.weight" in names
+    assert HEAD not in names and "model.embed_tokens.weight" in names
+
+
+def test_an_output_head_of_its_own_is_kept_or_refused(nano_dir: Path, tmp_path: Path) -> None:
+    tied = said_to_be_tied(nano_dir, tmp_path / "tied")
+    model = AutoModelForCausalLM.from_pretrained(tied, dtype=torch.bfloat16)
+    own_values = rf"{HEAD}: has values of its own, .* set tie_word_embeddings: false"
+    with pytest.raises(ValueError, match=own_values):
+        export(model, Recipe.full(), tmp_path / "packed")
+    with pytest.raises(ValueError, match=own_values):
+        convert(tied, tmp_path / "packed", Recipe.full())
+    convert(nano_dir, tmp_path / "packed", Recipe.full())
+    stored = dict(read_checkpoint(tmp_path / "packed"))[HEAD]
+    assert isinstance(stored, torch.Tensor) and torch.equal(stored, model.lm_head.weight)
+    edited = said_to_be_tied(tmp_path / "packed", tmp_path / "edited")
+    (edited / MANIFEST).unlink()
+    write_manifest(edited)
+    with pytest.raises(ValueError, match=own_values):
+        read_checkpoint(edited)
 
 
 def test_transformers_computes_what_the_trainer_computes(packed_dir: Path, nano_dir: Path) -> None:

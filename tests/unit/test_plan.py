@@ -52,14 +52,37 @@ def test_every_parameter_has_an_entry() -> None:
 @pytest.mark.parametrize(
     ("ignore", "message"),
     [
-        (("model",), "quantizes nothing"),
-        (("q_proj",), "q_proj.weight is left out .* ignore all or none"),
+        ("model", "quantizes nothing"),
+        ("q_proj", "q_proj.weight is left out .* ignore all or none"),
+        ("experts.down_proj", r"experts\.down_proj is left out .*experts\.gate_up_proj not"),
+        ("1.mlp.experts.gate_up", r"1\.mlp\.experts\.gate_up_proj is left out .*down_proj not"),
     ],
-    ids=["nothing", "part-of-a-group"],
 )
-def test_refuses_what_no_engine_serves(ignore: tuple[str, ...], message: str) -> None:
+def test_refuses_what_no_engine_serves(ignore: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        plan(tiny_model("qwen3"), Recipe(ignore=ignore))
+        plan(tiny_model("qwen3-moe"), Recipe(ignore=(ignore,)))
+
+
+class Block(nn.Module):
+    """Experts that are modules of their own, beside a shared one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(32, 3, bias=False)
+        self.experts = nn.ModuleList(self._expert() for _ in range(3))
+        self.shared_expert = self._expert()
+
+    def _expert(self) -> nn.ModuleDict:
+        return nn.ModuleDict({name: nn.Linear(32, 32) for name in ("up_proj", "down_proj")})
+
+
+def test_all_experts_of_a_block_are_one_layer_and_a_shared_one_is_not() -> None:
+    model = nn.ModuleDict({"mlp": Block()})
+    message = r"experts\.1\.up_proj\.weight is left out .*experts\.0\.up_proj"
+    with pytest.raises(ValueError, match=message):
+        plan(model, Recipe(ignore=("experts.1",)))
+    quantized = plan(model, Recipe(ignore=("shared_expert.down_proj",))).quantized
+    assert len(quantized) == 3 * 2 + 1
 
 
 def test_refuses_input_sizes_that_are_odd_or_differ() -> None:

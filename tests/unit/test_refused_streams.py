@@ -1,6 +1,6 @@
 """What a stream or an export must not do: pack otherwise than the model trains, or lose state."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -9,7 +9,10 @@ from torch import nn
 
 from qat_core import Recipe, prepare, weight_stream
 from qat_core.checkpoint import export
+from qat_core.nvfp4 import PackedTensor
 from qat_core.plan import plan
+from qat_core.weights.hub_names import Weight
+from qat_core.weights.transfer import PARTS
 from tests.tiny_models import tiny_model
 
 Take = Callable[[nn.Module, Recipe, Path], object]
@@ -65,6 +68,45 @@ def test_a_prepared_model_may_be_streamed_in_bf16() -> None:
     expected = tiny_model("qwen3").state_dict()
     assert streamed.keys() == expected.keys()
     assert all(torch.equal(torch.as_tensor(streamed[n]), t) for n, t in expected.items())
+
+
+@pytest.mark.parametrize("recipe", [Recipe.ffn(), Recipe(scale_policy="amax")])
+def test_a_prepared_model_streams_what_it_trains_unless_told_otherwise(recipe: Recipe) -> None:
+    model = tiny_model("qwen3")
+    assert {type(weight) for _, weight in weight_stream(model)} == {torch.Tensor}
+    planned = prepare(model, recipe)
+    expected = _bytes(weight_stream(model, planned, recipe))
+    for stream in (weight_stream(model), weight_stream(model, planned)):
+        assert _bytes(stream) == expected
+
+
+@pytest.mark.parametrize("prepared", [True, False])
+def test_half_of_a_plan_and_its_recipe_is_refused(prepared: bool) -> None:
+    model = tiny_model("qwen3")
+    planned = prepare(model, Recipe()) if prepared else plan(model, Recipe())
+    with pytest.raises(ValueError, match="weight_stream: has a plan but no recipe"):
+        weight_stream(model, planned, None)
+    with pytest.raises(ValueError, match="weight_stream: has a recipe but no plan"):
+        weight_stream(model, None, Recipe())
+
+
+def _bytes(stream: Iterable[tuple[str, Weight]]) -> dict[str, tuple[bytes, ...]]:
+    parts = {
+        name: [getattr(w, p) for p in PARTS] if isinstance(w, PackedTensor) else [w]
+        for name, w in stream
+    }
+    return {
+        n: tuple(t.reshape(-1).view(torch.uint8).numpy().tobytes() for t in p)
+        for n, p in parts.items()
+    }
+
+
+def test_a_weight_that_was_untied_since_the_plan_was_made_is_refused() -> None:
+    model = tiny_model("qwen3-tied")
+    checked = plan(model, Recipe())
+    model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach() + 1)
+    with pytest.raises(ValueError, match=r"lm_head\.weight: in the model's state but not in"):
+        weight_stream(model, checked, Recipe())
 
 
 def test_state_that_the_plan_does_not_know_is_refused() -> None:

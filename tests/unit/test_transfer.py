@@ -8,7 +8,13 @@ from qat_core.plan import plan
 from qat_core.recipe import Recipe
 from qat_core.weights.hub_names import meta_weights
 from qat_core.weights.stream import weight_stream
-from qat_core.weights.transfer import Assembler, ExpectedWeights, read_plan, transfer_tensors
+from qat_core.weights.transfer import (
+    Assembler,
+    ExpectedWeights,
+    TiedCopies,
+    read_plan,
+    transfer_tensors,
+)
 from tests.tiny_models import tiny_model
 
 
@@ -104,3 +110,16 @@ def test_a_weight_that_never_becomes_complete_is_named() -> None:
     assert not list(assembler.take([("w:codes", packed.codes)]))
     with pytest.raises(ValueError, match="w came without all its parts"):
         assembler.require_complete()
+
+
+@pytest.mark.parametrize("order", ["abc", "cab"])
+def test_second_names_of_tied_weights_are_left_out_if_their_values_are_the_firsts(
+    order: str,
+) -> None:
+    stream = {"a": torch.tensor([1.0, torch.nan]), "b": torch.zeros(2)}
+    stream["c"] = stream["a"].clone()
+    copies = TiedCopies({"c": "a"})
+    assert [n for k in order for n, _ in copies.left_out([(k, stream[k])])] == ["a", "b"]
+    stream["c"] = torch.tensor([2.0, torch.nan])
+    with pytest.raises(ValueError, match=r"^weight sync: c: .* ties it to a \(tie_word_embedd"):
+        list(TiedCopies({"c": "a"}).left_out((name, stream[name]) for name in order))

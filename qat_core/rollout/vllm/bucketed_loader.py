@@ -19,6 +19,7 @@ from qat_core.weights.transfer import (
     PLAN_NAME,
     Assembler,
     ExpectedWeights,
+    TiedCopies,
     read_plan,
 )
 
@@ -40,6 +41,7 @@ class BucketedLoader:
         self._worker = worker
         self._assembler = Assembler()
         self._expected: ExpectedWeights | None = None
+        self._copies = TiedCopies({})
         self._reload = ExitStack()
         self._load: Load | None = None
         self._error: Exception | None = None
@@ -81,6 +83,7 @@ class BucketedLoader:
             names = worker_names(self._worker)
             if bucket and bucket[0][0] == PLAN_NAME:
                 expected = read_plan(bucket.pop(0)[1])
+                names.refuse_own_values([entry.name for entry in expected.entries], "weight sync")
                 require_served(self._worker, expected)
                 self._expected = ExpectedWeights(dict(meta_weights(expected)))
             elif served := quantized_parameters(self._worker, names):
@@ -90,11 +93,14 @@ class BucketedLoader:
                 )
             else:
                 require_not_block_fp8(self._worker)
+                self._copies = TiedCopies(names.tied)  # verl's own engine sends both
             reload = reloading(self._worker, names, fused_experts=self._expected is not None)
             self._load = self._reload.enter_context(reload)
         weights = self._assembler.take(bucket)
         if self._expected is not None:
             weights = self._expected.checked(weights)
+        else:
+            weights = self._copies.left_out(weights)
         self._load(self._counted(weights))
 
     def _require_contract(self, bucket: list[tuple[str, Tensor]]) -> None:

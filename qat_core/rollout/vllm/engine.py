@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qat_core.checkpoint.architecture import meta_model
+from qat_core.checkpoint.architecture import meta_model, require_tied_copies
 from qat_core.checkpoint.ignored_modules import declared_plan, ignored_modules
 from qat_core.checkpoint.shards import Shards, read_json
 from qat_core.exact import require_exact
@@ -22,7 +22,7 @@ from qat_core.rollout.engine import Rollouts, WeightStream, require_known, speci
 from qat_core.rollout.vllm import compat
 from qat_core.rollout.vllm.outputs import to_rollouts, to_routes
 from qat_core.rollout.vllm.plugin import EXACT_COMPILATION, EXACT_VARIABLE
-from qat_core.rollout.vllm.served_layers import quantized_parameters
+from qat_core.rollout.vllm.served_layers import quantized_parameters, require_biases
 from qat_core.rollout.vllm.weight_memory import tensor_bytes, weight_bytes
 from qat_core.rollout.vllm.worker import LAYOUT, reload
 from qat_core.routing import decoder_layers
@@ -64,8 +64,8 @@ class VllmEngine:
         Raises:
             ValueError: `packed` comes with `hf_overrides`, this version of vLLM is not supported,
                 it runs in another process or in several, it does not quantize exactly what is
-                planned, or weights are to come and its loader of this model cannot replace all of
-                them.
+                planned, a weight has values of its own that vLLM would not read, or weights are to
+                come and its loader of this model cannot replace all of them.
         """
         if packed is not None and settings.get("hf_overrides"):
             raise ValueError(
@@ -95,8 +95,11 @@ class VllmEngine:
         self._expert_layers = decoder_layers(model) if returns_routes else []
         if packed is None:
             self.plan, self._kind = _served(model_dir, self._names)
+            if settings.get("load_format") != "dummy":
+                require_tied_copies(self._names, model_dir)
         else:
             compat.require_reloadable(self._architecture)
+            self._names.refuse_own_values([e.name for e in packed.entries], str(model_dir))
             self.plan = packed
             declared = quantization_config(self._kind, ignored_modules(packed, self._names))
             settings |= {"hf_overrides": {"quantization_config": declared}, "load_format": "dummy"}
@@ -113,6 +116,8 @@ class VllmEngine:
         self._accepted: tuple[QuantPlan, Mapping[str, Weight]] | None = None
         self.served: Collection[str] = self.on_worker(quantized_parameters, self._names)
         self._require_coverage()
+        if self._has_weights:
+            self.on_worker(_require_biases, self._names, str(model_dir))
         self.weight_bytes: int = self.on_worker(weight_bytes)
 
     @property
@@ -185,6 +190,7 @@ class VllmEngine:
         return self._accepted[1]
 
     def _require_fit(self, coming: Mapping[str, Weight]) -> None:
+        self._names.refuse_own_values(coming, "weight sync")
         found = dict(stored_tensors(self._names.split(coming.items()), LAYOUT))
         require_same(self._expected, found, "weight sync")
 
@@ -287,6 +293,10 @@ def vllm_version() -> str:
     import vllm
 
     return str(vllm.__version__)
+
+
+def _require_biases(worker: Any, names: HubNames, source: str) -> None:
+    require_biases(worker.model_runner.get_model(), names, source)
 
 
 def _require_one_process(settings: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from qat_core.nvfp4 import PackedTensor
+from qat_core.rollout.vllm.landing import landing
 from qat_core.rollout.vllm.plugin import is_in_place_allowed
 from qat_core.rollout.vllm.served_layers import quantized_layers
 from qat_core.rollout.vllm.targets import ATTENTION, NotInPlace, Target, find_targets
@@ -86,16 +87,19 @@ def writing(
     """Inside, all weights are written by one or more calls of what it gives.
 
     Raises:
-        ValueError: naming a parameter that got no new values.
+        ValueError: naming a parameter that got no new values, or a weight that went nowhere.
     """
     loaded: set[str] = set()
 
     def load(weights: Iterable[tuple[str, Weight]]) -> None:
-        loaded.update(model.load_weights(write_packed(weights, targets, names)) or ())
+        tensors = landed.noted(write_packed(weights, targets, names))
+        loaded.update(model.load_weights(tensors) or ())
 
     try:
-        yield load
+        with landing(model) as landed:
+            yield load
         require_written(model, targets, loaded)
+        landed.require_all(model)
     finally:
         for target in targets.values():
             target.came.clear()  # of a stream that broke off

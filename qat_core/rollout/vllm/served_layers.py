@@ -43,7 +43,7 @@ def require_not_block_fp8(worker: Any) -> None:
             )
 
 
-def require_biases(model: nn.Module, names: HubNames) -> None:
+def require_biases(model: nn.Module, names: HubNames, source: str = "weight sync") -> None:
     """ValueError naming a bias of the trainer's that vLLM's layer lacks.
 
     vLLM's loaders skip a bias that they do not find, as some checkpoints have biases of zeros.
@@ -54,8 +54,8 @@ def require_biases(model: nn.Module, names: HubNames) -> None:
         layer = _layer(model, piece.name) if piece.name.endswith(".bias") else None
         if layer is not None and getattr(layer, "bias", None) is None:
             raise ValueError(
-                f"weight sync: {piece.name}: vLLM's {type(layer).__name__} has no bias there, and "
-                "its loader would pass it over: train without it, or with the eager engine"
+                f"{source}: {piece.name}: vLLM's {type(layer).__name__} has no bias there, and "
+                "its loader passes it over: train without it, or with the eager engine"
             )
 
 

@@ -10,6 +10,7 @@ from qat_core.checkpoint.architecture import meta_copy
 from qat_core.rollout.vllm import compat
 from qat_core.rollout.vllm.experts import load_experts, loading_experts_whole
 from qat_core.rollout.vllm.in_place import passed_over, targets_of, writing
+from qat_core.rollout.vllm.landing import landing
 from qat_core.rollout.vllm.plugin import require_loaded
 from qat_core.rollout.vllm.served_layers import require_biases
 from qat_core.rollout.vllm.targets import ATTENTION
@@ -61,7 +62,8 @@ def reloading(worker: Any, names: HubNames, *, fused_experts: bool = True) -> It
 
     Raises:
         ValueError: vLLM has no place for a bias; or its loader of this model writes some weights
-            past the reload, or none to a parameter; or it serves other kernels than asked for.
+            past the reload, none to a parameter, or one nowhere; or it serves other kernels than
+            asked for.
     """
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.reload import (
@@ -80,7 +82,8 @@ def reloading(worker: Any, names: HubNames, *, fused_experts: bool = True) -> It
     loaded: set[str] = set()
 
     def load(weights: Iterable[tuple[str, Weight]]) -> None:
-        loaded.update(model.load_weights(_loading_experts(weights, experts, names)) or ())
+        tensors = landed.noted(_loading_experts(weights, experts, names))
+        loaded.update(model.load_weights(tensors) or ())
 
     whole: AbstractContextManager[dict[str, nn.Module]] = (
         loading_experts_whole(model, names) if fused_experts else nullcontext({})
@@ -90,10 +93,12 @@ def reloading(worker: Any, names: HubNames, *, fused_experts: bool = True) -> It
         initialize_layerwise_reload(model)
         compat.load_embeddings_in_place(model)
         try:
-            yield load
+            with landing(model) as landed:
+                yield load
             # configs of models that are never tied lack the key
             is_tied = getattr(worker.model_config.hf_text_config, "tie_word_embeddings", False)
             _require_reloaded(model, loaded, is_tied=is_tied)
+            landed.require_all(model)
         finally:  # also if the stream failed: else the next reload would find half of one
             finalize_layerwise_reload(model, worker.model_config)
         compat.after_reload(model)

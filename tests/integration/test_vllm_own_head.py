@@ -1,0 +1,129 @@
+"""An output head with values of its own, which vLLM does not read where config.json says tied."""
+
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+pytest.importorskip("vllm", reason="needs requirements/engines.txt")
+
+from vllm.distributed import cleanup_dist_env_and_memory
+
+from qat_core.plan import bf16_plan, plan
+from qat_core.recipe import Recipe
+from qat_core.rollout.vllm.bucketed_loader import BucketedLoader
+from qat_core.rollout.vllm.engine import VllmEngine
+from qat_core.weights.hub_names import HubNames
+from qat_core.weights.stream import weight_stream
+from qat_core.weights.transfer import transfer_tensors
+from tests.nano_models import said_to_be_tied, write_nano
+
+pytestmark = pytest.mark.slow
+
+SETTINGS: dict[str, Any] = {
+    "max_model_len": 64,
+    "kv_cache_memory_bytes": 2**26,
+    "enforce_eager": True,
+}
+OWN_VALUES = r"lm_head\.weight: has values of its own, .*tie_word_embeddings"
+RECIPE = Recipe.full()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    path = tmp_path_factory.mktemp("tied") / "model"
+    write_nano("nano-dense", path, num_layers=1, tie_word_embeddings=True)
+    yield path
+    cleanup_dist_env_and_memory()
+
+
+@pytest.fixture(scope="module")
+def tied(folder: Path) -> nn.Module:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
+
+
+@pytest.fixture(scope="module")
+def untied(tied: nn.Module) -> nn.Module:
+    model = deepcopy(tied)
+    model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().flip(0))
+    return model
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path, tied: nn.Module) -> VllmEngine:
+    started = VllmEngine(folder, plan(tied, RECIPE), **SETTINGS)
+    started.sync(weight_stream(tied, plan(tied, RECIPE), RECIPE))
+    return started
+
+
+@pytest.fixture(scope="module")
+def bf16_engine(folder: Path) -> VllmEngine:
+    return VllmEngine(folder, **SETTINGS)
+
+
+def _log_probs(engine: VllmEngine) -> Tensor:
+    return torch.stack(engine.prompt_log_probs([[3, 14, 4, 17, 5, 9]]))
+
+
+def _receive(worker: Any, tensors: list[tuple[str, Tensor]]) -> None:
+    with BucketedLoader(worker) as loader:
+        loader.take(tensors)
+
+
+def _planned(model: nn.Module) -> list[tuple[str, Tensor]]:
+    checked = plan(model, RECIPE)
+    return list(transfer_tensors(checked, weight_stream(model, checked, RECIPE)))
+
+
+def test_it_is_refused_before_vllm_starts(folder: Path, untied: nn.Module, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=OWN_VALUES):
+        VllmEngine(folder, plan(untied, RECIPE), **SETTINGS)
+    write_nano("nano-dense", tmp_path / "untied", num_layers=1)
+    with pytest.raises(ValueError, match=OWN_VALUES):
+        VllmEngine(said_to_be_tied(tmp_path / "untied", tmp_path / "tied"), **SETTINGS)
+
+
+@pytest.mark.verl_table(
+    "an output head with values of its own, where config.json has `tie_word_embeddings: true`",
+    "refused by the first sync, before a weight is replaced",
+)
+def test_a_sync_with_it_replaces_nothing(engine: VllmEngine, untied: nn.Module) -> None:
+    before = _log_probs(engine)
+    checked = plan(untied, RECIPE)
+    for expected in (checked, None):
+        with pytest.raises(ValueError, match=OWN_VALUES):
+            engine.sync(weight_stream(untied, checked, RECIPE), expected)
+    with pytest.raises(ValueError, match=OWN_VALUES):
+        engine.on_worker(_receive, _planned(untied))
+    assert torch.equal(_log_probs(engine), before)
+
+
+def test_a_tensor_that_vllms_loader_puts_nowhere_is_named(
+    engine: VllmEngine, tied: nn.Module, untied: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(HubNames, "refuse_own_values", lambda *_: None)
+        message = r"lm_head\.weight: sent, but vLLM's Qwen3ForCausalLM puts it into no parameter"
+        with pytest.raises(ValueError, match=message):
+            engine.on_worker(_receive, _planned(untied))
+    engine.sync(weight_stream(tied, plan(tied, RECIPE), RECIPE))
+
+
+def test_streams_without_a_plan_may_bring_a_copy(
+    bf16_engine: VllmEngine, tied: nn.Module, untied: nn.Module
+) -> None:
+    """As verl's own engine, which streams a state dict."""
+    before = _log_probs(bf16_engine)
+    sent = {name: tensor.clone() for name, tensor in tied.state_dict().items()}
+    assert "lm_head.weight" in sent
+    bf16_engine.on_worker(_receive, list(sent.items()))
+    assert torch.equal(_log_probs(bf16_engine), before)
+    with pytest.raises(ValueError, match=OWN_VALUES):
+        bf16_engine.on_worker(_receive, list(untied.state_dict().items()))
+    with pytest.raises(ValueError, match=OWN_VALUES):
+        bf16_engine.sync(weight_stream(untied), bf16_plan(untied))
