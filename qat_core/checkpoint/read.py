@@ -11,6 +11,7 @@ from qat_core.checkpoint.content import SharedScales, require_valid
 from qat_core.checkpoint.ignored_modules import declared_plan
 from qat_core.checkpoint.manifest import verify_manifest
 from qat_core.checkpoint.shards import Shards, read_json
+from qat_core.checkpoint.unpacked import as_stored
 from qat_core.nvfp4 import PackedTensor
 from qat_core.plan import QuantPlan
 from qat_core.quantization_config import format_of
@@ -33,7 +34,7 @@ def read_checkpoint(folder: Path) -> Iterator[tuple[str, Weight]]:
     kind, ignored = format_of(settings, str(folder / "config.json"))
     layout, shards, model = LAYOUTS[kind], Shards(folder), meta_model(folder)
     names = HubNames(model)
-    declared = declared_plan(model, names, ignored)
+    declared = as_stored(declared_plan(model, names, ignored), names, shards.described)
     expected = dict(stored_tensors(names.split(meta_weights(declared)), layout))
     require_same(expected, without_tied_copies(model, shards.described), str(folder))
     unpacked = {name: _unpacked(weight) for name, weight in names.split(meta_weights(declared))}
