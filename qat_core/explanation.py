@@ -40,7 +40,7 @@ def totals(plan: QuantPlan, bytes_before: float, bytes_after: float) -> str:
     packed = sum(prod(entry.shape) for entry in plan.entries if entry.quantized)
     before, after = bytes_before / BYTES_PER_MIB, bytes_after / BYTES_PER_MIB
     return (
-        f"total: {packed / total:.1%} of {total:,} weights in NVFP4; "
+        f"total: {packed / max(total, 1):.1%} of {total:,} weights in NVFP4; "
         f"{before:,.2f} MiB before, {after:,.2f} MiB after"
     )
 

@@ -199,13 +199,18 @@ def _require_full_precision(
         if tensor.is_floating_point() and tensor.dtype not in (torch.bfloat16, torch.float32):
             raise ValueError(f"{source}: {name}: needs bfloat16 or float32, got {tensor.dtype}")
     needed = {
-        entry.name: torch.empty(entry.shape, dtype=torch.bfloat16, device="meta")
-        for entry in checked.entries
+        e.name: _in_bf16(torch.empty(e.shape, dtype=getattr(torch, e.dtype), device="meta"))
+        for e in checked.entries
     }
-    found = {n: t.to(torch.bfloat16) for n, t in stored.items()}
+    found = {name: _in_bf16(tensor) for name, tensor in stored.items()}
     require_same(dict(names.split(needed.items())), found, str(source))  # type: ignore[arg-type]
     require_loadable(model, found, str(source))
     return tuple(sorted(unread))
+
+
+def _in_bf16(tensor: Tensor) -> Tensor:
+    """FP32 is as good where BF16 is needed, and the other way round; integers are not."""
+    return tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
 
 
 @contextmanager

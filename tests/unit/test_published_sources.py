@@ -143,6 +143,14 @@ def test_other_keys_that_no_model_reads_are_refused_beside_those(tmp_path: Path)
         convert(tmp_path / "source", tmp_path / "packed", Recipe())
 
 
+def test_integers_in_the_place_of_weights_are_refused(tmp_path: Path) -> None:
+    tensors = saved("llama", tmp_path / "source")
+    name = "model.layers.0.mlp.up_proj.weight"
+    store(tensors | {name: tensors[name].to(torch.int8)}, tmp_path / "source")
+    with pytest.raises(ValueError, match=rf"{name} is torch\.int8 .* needs torch\.bfloat16"):
+        convert(tmp_path / "source", tmp_path / "packed", Recipe())
+
+
 def test_a_conversion_says_which_experts_stay_in_bf16_and_ends_with_totals(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
