@@ -63,4 +63,5 @@ def _row(entry: Entry) -> tuple[str, str, str, str]:
 
 
 def _num_bytes(entry: Entry) -> int:
-    return prod(entry.shape) * getattr(torch, entry.dtype).itemsize
+    dtype: torch.dtype = getattr(torch, entry.dtype)
+    return prod(entry.shape) * dtype.itemsize

@@ -18,10 +18,11 @@ def left_out(model: nn.Module, unknown: Iterable[str]) -> set[str]:
     Draft layers (`mtp.*`, `model.layers.46.*` of GLM-4.5), and what older versions stored, as
     `rotary_emb.inv_freq`. Nothing in the trainer reads them.
     """
-    loading: Any = SimpleNamespace(missing_keys=set(), unexpected_keys=set(unknown))
+    asked = set(unknown)
+    loading: Any = SimpleNamespace(missing_keys=set(), unexpected_keys=set(asked))
     known: Any = model
     known._adjust_missing_and_unexpected_keys(loading)
-    return set(unknown) - loading.unexpected_keys
+    return asked - set(loading.unexpected_keys)
 
 
 def as_stored(checked: QuantPlan, names: HubNames, stored: Mapping[str, Tensor]) -> QuantPlan:
