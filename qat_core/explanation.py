@@ -2,21 +2,31 @@
 
 import re
 from collections import Counter
+from collections.abc import Iterable
+from math import prod
 
+import torch
 from torch import nn
 
 from qat_core.plan import Entry, QuantPlan, problems, unchecked_plan, unmatched_patterns
 from qat_core.recipe import Recipe
+from qat_core.units import BYTES_PER_MIB
+
+PACKED_BYTES = 0.5625  # of a weight: a code, and a sixteenth of a block scale
+DTYPES = {"bfloat16": "BF16", "float32": "FP32"}
 
 
 def explain(model: nn.Module, recipe: Recipe) -> str:
     """Table of what is quantized, what is not and why. Changes and refuses nothing.
 
-    Layers that differ in their number only share a line. Below the table stand an error for each
-    thing that `prepare` would refuse and a warning for each pattern that matches nothing.
+    Layers that differ in their number only share a line. The table ends with totals: the share of
+    weights in NVFP4, and the size of all before and after. Below it stand an error for each thing
+    that `prepare` would refuse and a warning for each pattern that matches nothing.
     """
     unchecked = unchecked_plan(model, recipe)
-    lines = _table(unchecked)
+    before = sum(_num_bytes(entry) for entry in unchecked.entries)
+    saved = sum((2 - PACKED_BYTES) * prod(e.shape) for e in unchecked.entries if e.quantized)
+    lines = [*table(unchecked.entries), totals(unchecked, before, before - saved)]
     lines += [f"error: {problem}" for problem in problems(unchecked)]
     lines += [
         f"warning: ignore pattern {p!r} matches nothing" for p in unmatched_patterns(model, recipe)
@@ -24,10 +34,22 @@ def explain(model: nn.Module, recipe: Recipe) -> str:
     return "\n".join(lines)
 
 
-def _table(unchecked: QuantPlan) -> list[str]:
-    rows = Counter(_row(entry) for entry in unchecked.entries)
+def totals(plan: QuantPlan, bytes_before: float, bytes_after: float) -> str:
+    """The share of weights that a plan packs, and the size of all before and after."""
+    total = sum(prod(entry.shape) for entry in plan.entries)
+    packed = sum(prod(entry.shape) for entry in plan.entries if entry.quantized)
+    before, after = bytes_before / BYTES_PER_MIB, bytes_after / BYTES_PER_MIB
+    return (
+        f"total: {packed / max(total, 1):.1%} of {total:,} weights in NVFP4; "
+        f"{before:,.2f} MiB before, {after:,.2f} MiB after"
+    )
+
+
+def table(entries: Iterable[Entry]) -> list[str]:
+    """A line for all entries that differ in numbers of layers and experts only."""
+    rows = Counter(map(_row, entries))
     cells = [(f"{count}x", *row) for row, count in rows.items()]
-    widths = [max(len(row[column]) for row in cells) for column in range(5)]
+    widths = [max((len(row[column]) for row in cells), default=0) for column in range(5)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in cells]
 
 
@@ -36,4 +58,10 @@ def _row(entry: Entry) -> tuple[str, str, str, str]:
     shape = "x".join(map(str, entry.shape))
     fused = (entry.group or "").rpartition(".")[2]
     group = f", one scale for {fused}" if "+" in fused else ""
-    return name, shape, "NVFP4" if entry.quantized else "BF16", entry.reason + group
+    form = "NVFP4" if entry.quantized else DTYPES.get(entry.dtype, entry.dtype)
+    return name, shape, form, entry.reason + group
+
+
+def _num_bytes(entry: Entry) -> int:
+    dtype: torch.dtype = getattr(torch, entry.dtype)
+    return prod(entry.shape) * dtype.itemsize

@@ -6,7 +6,7 @@ BLOCK_SIZE = 16
 """Weights that share a block scale, along the input (last) dimension."""
 
 ScalePolicy = Literal["pow2", "amax"]
-"""Global scale: the largest power of two that fits, or 448 * 6 / amax."""
+"""Global scale: the largest power of two that fits, or 2688 times the reciprocal of amax."""
 
 BlockScaleMethod = Literal["max", "four_over_six", "mse"]
 """Block scale: from the block's maximum, or searched for the least squared error."""

@@ -7,6 +7,7 @@ models alike. A plan is checked: what an engine could not serve is refused here.
 """
 
 import copy
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -194,12 +195,14 @@ def _stored_dtypes(model: nn.Module) -> dict[str, str]:
     if not hasattr(model, "_from_config"):  # not of transformers
         return {}
     config: Any = copy.deepcopy(model.config)
+    config.dtype = torch.bfloat16  # `save_pretrained` leaves its name there; Apertus needs a dtype
     with torch.device("meta"):
         loaded: nn.Module = model._from_config(config, dtype=torch.bfloat16)  # type: ignore[operator]
-    in_fp32 = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+    strict = getattr(model, "_keep_in_fp32_modules_strict", None) or ()
+    patterns = [each.replace("*", ".*") for each in strict]  # searched for, as the loader does
     dtypes = {}
     for name, tensor in state_tensors(loaded):
-        kept = tensor.is_floating_point() and not in_fp32.isdisjoint(name.split("."))
+        kept = tensor.is_floating_point() and any(re.search(each, name) for each in patterns)
         dtype = torch.float32 if kept else tensor.dtype
         if dtype != torch.bfloat16:
             dtypes[name] = str(dtype).removeprefix("torch.")

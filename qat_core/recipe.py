@@ -26,7 +26,7 @@ class Recipe(BaseModel):
 
     mode: Literal["w4a16"] = Field("w4a16", description="4-bit weights, 16-bit activations")
     scale_policy: ScalePolicy = Field(
-        "pow2", description="global scale: largest power of two that fits, or 448 * 6 / amax"
+        "pow2", description="global scale: largest power of two that fits, or 1 / amax times 2688"
     )
     block_scale_method: BlockScaleMethod = Field(
         "max", description="how the scale of 16 weights is chosen"

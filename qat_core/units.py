@@ -1,6 +1,7 @@
 """Units that figures are given in."""
 
 BYTES_PER_GIB = 2**30
+BYTES_PER_MIB = 2**20
 MIB_PER_GIB = 2**10
 
 

@@ -17,6 +17,13 @@ SERVED = (
 )
 SERVED_WITH_TORCHVISION = ("qwen3_5_text", "qwen3_5_moe_text")  # vLLM imports it for their images
 SERVED_FROM_FILES = ("gpt_oss",)
+# Ends of the names of what vLLM holds in FP32 next to BF16; the tests with vLLM compare them.
+FP32_IN_VLLM = {
+    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), ("linear_attn.A_log",)),
+    "afmoe": ("mlp.expert_bias", ".gate.weight"),
+    "deepseek_v3": ("gate.e_score_correction_bias",),
+    "glm4_moe": ("gate.e_score_correction_bias", "mlp.gate.weight"),
+}
 MAX_PARAMETERS = 16_000_000
 
 # Set where a family's config has a field of that name: sizes that are multiples of 16.

@@ -12,18 +12,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from qat_core.checkpoint import export, read_checkpoint
+from qat_core.checkpoint import convert, export, read_checkpoint
+from qat_core.explanation import DTYPES
 from qat_core.nvfp4 import PackedTensor, dequantize, fake_quantize, global_scale, group_amax
-from qat_core.plan import QuantPlan, plan
+from qat_core.plan import QuantPlan, plan, state_tensors
 from qat_core.preparation import prepare
 from qat_core.recipe import Recipe
+from qat_core.weights.hub_names import HubNames, Weight
 from qat_core.weights.stream import weight_stream
 from tests.families import (
     FAMILIES,
+    FP32_IN_VLLM,
     MAX_PARAMETERS,
     SERVED,
     SERVED_FROM_FILES,
@@ -33,6 +37,7 @@ from tests.families import (
 )
 
 YES = "yes"
+LAYER = r"\.\d+\."
 HEADER = """# Model families
 
 Every family of causal language models that transformers 5.10 has, as a model of two small layers
@@ -47,14 +52,28 @@ table again and compares it.
   those rounded weights.
 * **exports**: a checkpoint is written, verified, and gives the same logits, bit for bit, when
   transformers' own loader reads its unpacked weights.
+* **converts**: `convert` of the family's files, with what is not packed in FP32 and a key for each
+  pattern of transformers' lists of keys to leave out (draft layers, old buffers): the former stays
+  as it is in every bit, the latter are left out and named.
 * **served**: vLLM's CPU build loads that checkpoint and generates from it with the trainer's
   probabilities, and from other weights that are streamed to it then
   (`tests/integration/test_vllm_families.py`); `-` where that is not tested. For Qwen3.5's images
   vLLM imports torchvision. gpt-oss cannot be synced: vLLM loads its experts and sinks by a path
   that the reload does not cover.
 
-| family | NVFP4 | trains | streams | exports | served |
-|---|---|---|---|---|---|
+| family | NVFP4 | trains | streams | exports | converts | served |
+|---|---|---|---|---|---|---|
+"""
+DTYPES_HEADER = """
+## What is not in BF16
+
+Tensors outside the recipe that transformers, asked for BF16, or vLLM's CPU build holds in another
+dtype. `export` writes the trainer's dtypes. `convert` writes FP32 where the source has it beside
+weights of BF16, here and for all other tensors outside the recipe. A sync sends the trainer's, so
+vLLM's FP32 then holds BF16 numbers where the trainer has BF16. `-`: not tested with vLLM.
+
+| family | tensor | trainer, export | convert from FP32 | vLLM |
+|---|---|---|---|---|
 """
 
 
@@ -67,6 +86,7 @@ class Row:
     trains: str = ""
     streams: str = ""
     exports: str = ""
+    converts: str = ""
     served: str = ""
 
     def __str__(self) -> str:
@@ -97,8 +117,34 @@ def check_family(family: str) -> Row:
         _outcome(lambda: _require_equal_training(model, rounded)),
         _outcome(lambda: _require_equal_stream(model, packed, rounded)),
         _outcome(lambda: _require_equal_export(model, rounded)),
+        _outcome(lambda: _require_exact_conversion(family)),
         _served(family),
     )
+
+
+def dtype_rows(family: str) -> list[str]:
+    """Lines of the second table, of a family that is built; none if all is in BF16."""
+    model, in_vllm = tiny_family(family), FP32_IN_VLLM.get(family, ())
+    entries = plan(model, Recipe.full()).entries
+    found = [e for e in entries if e.dtype != "bfloat16" or e.name.endswith(in_vllm)]
+    if not found:
+        return []
+    names, rows = HubNames(model), []
+    with tempfile.TemporaryDirectory() as folder:
+        packed = _converted(family, Path(folder))[1]
+        for entry in found:
+            hub_name = names.renamed(entry.name)
+            stored = packed[hub_name].dtype
+            served = "FP32" if entry.name.endswith(in_vllm) else "BF16"
+            cells = (
+                family,
+                f"`{re.sub(LAYER, '.*.', hub_name)}`",
+                DTYPES[entry.dtype],
+                DTYPES[str(stored).removeprefix("torch.")],
+                served if _served(family) != "-" else "-",
+            )
+            rows.append("| " + " | ".join(cells) + " |")
+    return list(dict.fromkeys(rows))
 
 
 def _served(family: str) -> str:
@@ -159,7 +205,48 @@ def _require_equal_export(model: PreTrainedModel, rounded: PreTrainedModel) -> N
             for name, weight in read_checkpoint(Path(folder) / "packed")
         }
     loaded, wanted = _loaded(rounded, stored), _loaded(rounded, rounded.state_dict())
+    planned = {e.name: getattr(torch, e.dtype) for e in plan(model, Recipe.full()).entries}
+    assert planned == {n: t.dtype for n, t in state_tensors(loaded)}, "dtypes differ"
     assert torch.equal(_step(loaded)[0], _step(wanted)[0]), "loaded logits differ"
+
+
+def _require_exact_conversion(family: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        stored, packed = _converted(family, Path(folder))
+        for name, weight in packed.items():
+            if isinstance(weight, Tensor) and name in stored:  # else stored under another name
+                assert weight.dtype == stored[name].dtype, f"{name}: {weight.dtype}"
+                assert torch.equal(weight, stored[name]), f"{name} differs"
+
+
+def _converted(family: str, folder: Path) -> tuple[dict[str, Tensor], dict[str, Weight]]:
+    """The tensors of a file as families publish them, and what `convert` makes of it."""
+    model = tiny_family(family)
+    model.save_pretrained(folder / "source")
+    names = HubNames(model)
+    stored = load_file(folder / "source" / "model.safetensors")
+    for entry in plan(model, Recipe.full()).entries:
+        for piece in names.pieces[entry.name]:
+            tensor = stored.get(piece.name)  # none of a weight stored under another of its names
+            if tensor is not None and not entry.quantized and tensor.is_floating_point():
+                stored[piece.name] = tensor.float() + 2**-12
+    unread = {key: torch.ones(2) for key in _left_out_keys(model)}
+    save_file(stored | unread, folder / "source" / "model.safetensors", {"format": "pt"})
+    done = convert(folder / "source", folder / "packed", Recipe.full())
+    assert done.left_out == tuple(sorted(unread)), f"left out: {done.left_out}"
+    return stored, dict(read_checkpoint(folder / "packed"))
+
+
+def _left_out_keys(model: PreTrainedModel) -> set[str]:
+    """A key for each pattern of transformers' lists, and for what it leaves out of all models."""
+    keys = {
+        pattern: re.sub(r"\(\^\|\\\.\)|\^|\$", "", pattern).replace(".*", ".x").replace("\\.", ".")
+        for pattern in model._keys_to_ignore_on_load_unexpected or ()
+    }
+    assert all(re.search(pattern, key) for pattern, key in keys.items()), keys
+    if any(name.endswith("rotary_emb.inv_freq") for name, _ in model.named_buffers()):
+        keys["rotary"] = "model.layers.0.self_attn.rotary_emb.inv_freq"
+    return set(keys.values())
 
 
 def _loaded(model: PreTrainedModel, tensors: dict[str, Tensor]) -> PreTrainedModel:
@@ -196,20 +283,23 @@ def _sentence(error: Any) -> str:
 
 def summary(lines: Collection[str]) -> str:
     """How many lines of the table say what."""
-    do_all = sum(f"| {YES} | {YES} | {YES} |" in line for line in lines)
+    do_all = sum(f"| {YES} | {YES} | {YES} | {YES} |" in line for line in lines)
     refused = sum("| refused: " in line for line in lines)
     not_built = sum("| not built: " in line for line in lines)
     others = len(lines) - do_all - refused - not_built
     return (
-        f"{len(lines)} families: {do_all} train, stream and export, {refused} are refused, "
-        f"{not_built} are not built, {others} only in part."
+        f"{len(lines)} families: {do_all} train, stream, export and convert, {refused} are "
+        f"refused, {not_built} are not built, {others} only in part."
     )
 
 
 if __name__ == "__main__":
     print(HEADER, end="")
     rows = []
-    for each in FAMILIES:
-        rows.append(str(check_family(each)))
+    for name in FAMILIES:
+        rows.append(check_family(name))
         print(rows[-1], flush=True)
-    print(f"\n{summary(rows)}")
+    print(f"\n{summary([str(row) for row in rows])}\n{DTYPES_HEADER}", end="")
+    for each in rows:
+        for line in dtype_rows(each.family) if each.trains else []:
+            print(line, flush=True)

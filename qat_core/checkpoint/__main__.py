@@ -13,8 +13,10 @@ from typing import get_args
 from pydantic import ValidationError
 
 from qat_core.checkpoint.architecture import meta_model
+from qat_core.checkpoint.conversion import RANDOM_EXPERTS
 from qat_core.checkpoint.read import read_checkpoint
 from qat_core.checkpoint.write import convert
+from qat_core.nvfp4 import PackedTensor
 from qat_core.options import BlockScaleMethod, CheckpointFormat, ScalePolicy
 from qat_core.plan import unmatched_patterns
 from qat_core.recipe import Recipe
@@ -27,15 +29,25 @@ def main() -> None:
     arguments = _parser().parse_args()
     try:
         if arguments.command == "verify":
-            num_weights = sum(1 for _ in read_checkpoint(arguments.folder))
-            print(f"{arguments.folder}: {num_weights} weights, all as recorded")
+            _verify(arguments.folder)
         else:
             recipe = _recipe(arguments)
             _require_matches(arguments.source, recipe, arguments.ignore)
-            convert(arguments.source, arguments.destination, recipe, arguments.format, True)
+            done = convert(arguments.source, arguments.destination, recipe, arguments.format, True)
+            print(done)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+
+
+def _verify(folder: Path) -> None:
+    num_weights, packed_experts = 0, False
+    for name, weight in read_checkpoint(folder):
+        num_weights += 1
+        packed_experts |= isinstance(weight, PackedTensor) and ".experts." in name
+    print(f"{folder}: {num_weights} weights, all as recorded")
+    if packed_experts:
+        print(RANDOM_EXPERTS)
 
 
 def _recipe(arguments: argparse.Namespace) -> Recipe:

@@ -14,9 +14,11 @@ from qat_core.checkpoint.architecture import (
     quiet,
     require_loadable,
     require_nothing_left,
+    require_tied_copies,
     without_tied_copies,
 )
 from qat_core.checkpoint.shards import Shards, read_json
+from qat_core.weights.hub_names import HubNames
 
 
 def load_model(folder: Path) -> PreTrainedModel:
@@ -36,6 +38,7 @@ def load_model(folder: Path) -> PreTrainedModel:
             reason = " ".join(str(error).split())
             raise ValueError(f"{folder}: transformers cannot load it: {reason}") from error
     require_nothing_left(found, str(folder))
+    require_tied_copies(HubNames(model), folder)
     assert isinstance(model, PreTrainedModel)
     return model
 
@@ -47,7 +50,8 @@ def require_whole(folder: Path) -> None:
         ValueError: see `load_model`.
     """
     model, shards = meta_model(folder), _full_precision(folder)
-    require_loadable(model, without_tied_copies(model, shards.described), str(folder))
+    stored = without_tied_copies(HubNames(model), shards, str(folder))
+    require_loadable(model, stored, str(folder))
 
 
 def _full_precision(folder: Path) -> Shards:

@@ -11,6 +11,7 @@ from qat_core.checkpoint.content import SharedScales, require_valid
 from qat_core.checkpoint.ignored_modules import declared_plan
 from qat_core.checkpoint.manifest import verify_manifest
 from qat_core.checkpoint.shards import Shards, read_json
+from qat_core.checkpoint.unpacked import as_stored
 from qat_core.nvfp4 import PackedTensor
 from qat_core.plan import QuantPlan
 from qat_core.quantization_config import format_of
@@ -42,7 +43,7 @@ def require_described(folder: Path) -> tuple[QuantPlan, HubNames, Shards, Layout
     kind, ignored = format_of(settings, str(folder / "config.json"))
     layout, shards, model = LAYOUTS[kind], Shards(folder), meta_model(folder)
     names = HubNames(model)
-    declared = declared_plan(model, names, ignored)
+    declared = as_stored(declared_plan(model, names, ignored), names, shards.described)
     expected = dict(stored_tensors(names.split(meta_weights(declared)), layout))
     require_same(expected, without_tied_copies(names, shards, str(folder)), str(folder))
     unpacked = {name: _unpacked(weight) for name, weight in names.split(meta_weights(declared))}

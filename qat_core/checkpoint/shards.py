@@ -18,6 +18,12 @@ DTYPES = {
     "F16": torch.float16,
     "U8": torch.uint8,
     "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F64": torch.float64,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I8": torch.int8,
+    "BOOL": torch.bool,
 }
 
 

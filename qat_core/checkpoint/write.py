@@ -24,11 +24,13 @@ from qat_core.checkpoint.architecture import (
     without_tied_copies,
 )
 from qat_core.checkpoint.content import require_valid
+from qat_core.checkpoint.conversion import Conversion
 from qat_core.checkpoint.ignored_modules import declared_plan, ignored_modules
 from qat_core.checkpoint.manifest import MANIFEST, verify_manifest, write_manifest
 from qat_core.checkpoint.ranks import on_first_rank
 from qat_core.checkpoint.read import require_described
 from qat_core.checkpoint.shards import INDEX, Shards, read_json
+from qat_core.checkpoint.unpacked import as_stored, left_out
 from qat_core.coverage import coverage
 from qat_core.options import CheckpointFormat
 from qat_core.plan import QuantPlan, plan, state_tensors, uncompiled
@@ -64,7 +66,7 @@ def export(
     rank 0 fails to write, the others raise a ValueError of the same text.
 
     Args:
-        model: a transformers model, BF16 or FP32.
+        model: a transformers model, BF16 or FP32; what it holds in FP32 beside BF16 stays so.
         recipe: what to pack and how.
         folder: must not exist.
         tokenizer: saved beside the weights.
@@ -78,7 +80,10 @@ def export(
     model = uncompiled(model)
     names = HubNames(model)
     _require_what_its_config_says(model, names)
-    checked = plan(model, recipe)
+    held = (
+        (n, torch.empty(t.shape, dtype=t.dtype, device="meta")) for n, t in state_tensors(model)
+    )
+    checked = as_stored(plan(model, recipe), names, dict(names.split(held)))  # type: ignore[arg-type]
     _require_declared(model, checked, names, qat=is_prepared(model))
     weights = weight_stream(model, checked, recipe)
 
@@ -102,8 +107,15 @@ def convert(
     recipe: Recipe,
     kind: CheckpointFormat = "compressed-tensors",
     progress: bool = False,
-) -> None:
+) -> Conversion:
     """Pack a BF16 or FP32 checkpoint folder into a new one; tokenizer and the like are copied.
+
+    Tensors that are not packed keep their dtype, so what stands in FP32 beside weights of BF16
+    stays as it is. Of a checkpoint that is FP32 throughout they get the dtypes that transformers
+    loads, most of them BF16. Keys that transformers leaves out by its own lists are left out.
+
+    Returns:
+        What was done, in words as `str`.
 
     Raises:
         ValueError: as `export`; or the source is damaged, quantized, or not what its config says.
@@ -118,11 +130,13 @@ def convert(
     model, shards = meta_model(source), Shards(source)
     names, checked = HubNames(model), _plan_of(source, model, recipe)
     _require_declared(model, checked, names, qat=False)
-    _require_full_precision(source, model, checked, names, shards)
-    shapes = {entry.name: entry.shape for entry in checked.entries}
+    unread = _require_full_precision(source, model, checked, names, shards)
+    checked = as_stored(checked, names, shards.described)
+    entries = {entry.name: entry for entry in checked.entries}
 
     def read(name: str) -> Tensor:
-        return names.join(name, shapes[name], shards.read)
+        dtype = None if entries[name].quantized else getattr(torch, entries[name].dtype)
+        return names.join(name, entries[name].shape, lambda piece: shards.read(piece).to(dtype))
 
     with _complete_or_absent(destination) as partial:
         for path in source.iterdir():
@@ -130,7 +144,14 @@ def convert(
                 shutil.copyfile(path, partial / path.name)
         if (source / TEMPLATES).is_dir():
             shutil.copytree(source / TEMPLATES, partial / TEMPLATES)
-        _write(partial, packed_weights(checked, recipe, read), checked, names, kind, progress)
+        weights = packed_weights(checked, recipe, read)
+        size = _write(partial, weights, checked, names, kind, progress)
+    stored = sum(tensor.nbytes for tensor in shards.described.values())
+    return Conversion(checked, unread, stored, size, _has_packed_experts(checked, names))
+
+
+def _has_packed_experts(checked: QuantPlan, names: HubNames) -> bool:
+    return any(names.expert_prefix(name) for name in checked.quantized)
 
 
 def _require_declared(model: nn.Module, checked: QuantPlan, names: HubNames, *, qat: bool) -> None:
@@ -148,11 +169,12 @@ def _plan_of(source: Path, model: nn.Module, recipe: Recipe) -> QuantPlan:
 
 def _require_what_its_config_says(model: nn.Module, names: HubNames) -> None:
     """ValueError if an engine, which goes by config.json, would look for other weights."""
-    config: Any = model.config
+    config: Any = copy.deepcopy(model.config)
+    config.dtype = torch.bfloat16  # `save_pretrained` leaves its name there
     source = f"{type(model).__name__}, as config.json describes it"
     own = {n: torch.empty(t.shape, device="meta") for n, t in state_tensors(model)}
     with torch.device("meta"):
-        whole: Any = type(model)._from_config(copy.deepcopy(config), dtype=torch.bfloat16)  # type: ignore[attr-defined]
+        whole: Any = type(model)._from_config(config, dtype=torch.bfloat16)  # type: ignore[attr-defined]
     HubNames(whole).refuse_own_values(own, source)
     needed = {n: torch.empty(t.shape, device="meta") for n, t in state_tensors(whole)}
     require_same(needed, own, source)
@@ -176,18 +198,27 @@ def _save_settings(model: nn.Module, folder: Path) -> None:
 
 def _require_full_precision(
     source: Path, model: nn.Module, checked: QuantPlan, names: HubNames, shards: Shards
-) -> None:
+) -> tuple[str, ...]:
+    """The names of what is left out. ValueError unless the rest is all that the model needs."""
     stored = without_tied_copies(names, shards, str(source))
+    unread = left_out(model, [name for name in stored if names.owner(name) is None])
+    stored = {name: tensor for name, tensor in stored.items() if name not in unread}
     for name, tensor in stored.items():
         if tensor.is_floating_point() and tensor.dtype not in (torch.bfloat16, torch.float32):
             raise ValueError(f"{source}: {name}: needs bfloat16 or float32, got {tensor.dtype}")
     needed = {
-        entry.name: torch.empty(entry.shape, dtype=torch.bfloat16, device="meta")
-        for entry in checked.entries
+        e.name: _in_bf16(torch.empty(e.shape, dtype=getattr(torch, e.dtype), device="meta"))
+        for e in checked.entries
     }
-    found = {n: t.to(torch.bfloat16) for n, t in stored.items()}
+    found = {name: _in_bf16(tensor) for name, tensor in stored.items()}
     require_same(dict(names.split(needed.items())), found, str(source))  # type: ignore[arg-type]
     require_loadable(model, found, str(source))
+    return tuple(sorted(unread))
+
+
+def _in_bf16(tensor: Tensor) -> Tensor:
+    """FP32 is as good where BF16 is needed, and the other way round; integers are not."""
+    return tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor
 
 
 @contextmanager
@@ -217,8 +248,12 @@ def _write(
     names: HubNames,
     kind: CheckpointFormat,
     progress: bool,
-) -> None:
-    """Shards, index and config; config.json is there and gains its quantization_config."""
+) -> int:
+    """Shards, index and config; config.json is there and gains its quantization_config.
+
+    Returns:
+        Bytes of all tensors.
+    """
     num_shards = sum(1 for _ in groupby(checked.entries, key=lambda entry: _layer(entry.name)))
     layers = groupby(weights, key=lambda item: _layer(item[0]))
     weight_map: dict[str, str] = {}
@@ -243,6 +278,7 @@ def _write(
         _write_json(folder / "hf_quant_config.json", hf_quant_config(ignored))
     require_described(folder)
     write_manifest(folder)
+    return total_bytes
 
 
 def _valid(weights: Iterable[tuple[str, Weight]]) -> Iterator[tuple[str, Weight]]:

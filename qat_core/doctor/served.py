@@ -11,7 +11,7 @@ from qat_core.checkpoint.load import load_model
 from qat_core.checkpoint.read import read_checkpoint
 from qat_core.checkpoint.shards import read_json
 from qat_core.nvfp4 import PackedTensor
-from qat_core.plan import plan
+from qat_core.plan import bf16_plan, plan
 from qat_core.recipe import Recipe
 from qat_core.weights.hub_names import HubNames, Piece, Weight
 from qat_core.weights.stream import weight_stream
@@ -30,11 +30,13 @@ def served_stream(folder: Path, recipe: Recipe | None) -> Iterator[tuple[str, We
 
 
 def _fused(folder: Path) -> Iterator[tuple[str, Weight]]:
-    """A packed checkpoint's matrices of experts put together as transformers 5 holds them."""
-    stored = dict(read_checkpoint(folder))
-    for name, pieces in HubNames(meta_model(folder)).pieces.items():
+    """A packed checkpoint's weights as syncs have them: experts fused, in transformers' dtypes."""
+    model, stored = meta_model(folder), dict(read_checkpoint(folder))
+    dtypes = {entry.name: getattr(torch, entry.dtype) for entry in bf16_plan(model).entries}
+    for name, pieces in HubNames(model).pieces.items():
         if pieces[0].name in stored:  # else the second name of a tied weight
-            yield name, _joined(pieces, stored)
+            weight = _joined(pieces, stored)
+            yield name, weight if isinstance(weight, PackedTensor) else weight.to(dtypes[name])
 
 
 def _joined(pieces: tuple[Piece, ...], stored: dict[str, Weight]) -> Weight:

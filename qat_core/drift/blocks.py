@@ -21,7 +21,8 @@ def measure(w_T16: Tensor, codes_T8: Tensor, scale_T1: Tensor, global_T1: Tensor
 
     0. |w - w'|**2, squared Euclidean norm.
     1. |w|**2.
-    2. 1 if its scale is the largest there is and a weight lies beyond code 6: saturated.
+    2. 1 if its scale is the largest there is and a weight, as BF16, lies beyond code 6: saturated.
+       r itself may be a last place above 6 of a weight that is stored exactly.
     3. 1 if its scale is the smallest there is and all codes are zero, though w is not: zeroed.
     4. mean distance of r to the nearest rounding threshold, over half the distance of the two
        codes it separates, at most 1. Weights spread evenly between codes have 0.5.
@@ -42,7 +43,7 @@ def measure(w_T16: Tensor, codes_T8: Tensor, scale_T1: Tensor, global_T1: Tensor
     columns = (
         error_T16.square().sum(-1, keepdim=True),
         w_T16.square().sum(-1, keepdim=True),
-        (scale_T1 == E4M3_LARGEST) & (top_T1 > 6),
+        (scale_T1 == E4M3_LARGEST) & (top_T1.bfloat16() > 6),
         (scale_T1 == E4M3_SMALLEST) & all_zero_T1 & (top_T1 > 0),
         _threshold_distance(ratio_T16).mean(-1, keepdim=True),
     )

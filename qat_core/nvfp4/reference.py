@@ -55,7 +55,7 @@ def group_amax(groups: Sequence[Sequence[Tensor]]) -> list[Tensor]:
 
 def global_scale(amax: Tensor, policy: ScalePolicy) -> Tensor:
     """FP32 divisor from the group's amax; see `qat_core.nvfp4.global_scale`."""
-    scale = E4M3_MAX * E2M1_MAX / amax
+    scale = amax.reciprocal() * (E4M3_MAX * E2M1_MAX)  # rounded twice, as by compressed-tensors
     if policy == "pow2":
         scale = (scale.view(torch.int32) & FP32_EXPONENT).view(torch.float32)
     scale = scale.clamp(max=MAX_GLOBAL_SCALE).masked_fill(amax == 0, 1.0)

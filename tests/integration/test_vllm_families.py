@@ -5,9 +5,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -17,7 +19,8 @@ from vllm.distributed import cleanup_dist_env_and_memory
 
 from experiments.benchmarks.random_model import spread_rows
 from experiments.study.schema import ROOT
-from qat_core.checkpoint import export
+from qat_core.checkpoint import convert, export
+from qat_core.plan import plan
 from qat_core.preparation import prepare
 from qat_core.recipe import Recipe
 from qat_core.rl.tokenizer import character_tokenizer
@@ -26,6 +29,7 @@ from qat_core.rollout.vllm import compat
 from qat_core.rollout.vllm.engine import VllmEngine
 from qat_core.weights.stream import weight_stream
 from tests.families import (
+    FP32_IN_VLLM,
     SERVED,
     SERVED_FROM_FILES,
     SERVED_WITH_TORCHVISION,
@@ -73,6 +77,27 @@ def test_vllm_serves_an_exported_checkpoint_and_what_is_streamed(
     require_served(family, tmp_path)
 
 
+def test_vllm_holds_what_a_converted_file_has_in_fp32_in_every_bit(tmp_path: Path) -> None:
+    """With norms, embeddings and biases in FP32 too, which vLLM holds in BF16."""
+    model = _model("qwen3_next", 0)
+    model.save_pretrained(tmp_path / "source")
+    character_tokenizer().save_pretrained(tmp_path / "source")
+    file = tmp_path / "source" / "model.safetensors"
+    packed = set(plan(model, RECIPE).quantized)
+    stored = {
+        name: tensor if name in packed or ".experts." in name else tensor.float() + 2**-12
+        for name, tensor in load_file(file).items()
+    }
+    save_file(stored, file, {"format": "pt"})
+    convert(tmp_path / "source", tmp_path / "packed", RECIPE)
+    engine = VllmEngine(tmp_path / "packed", **SETTINGS)
+    held = engine.on_worker(_parameters)
+    for name in ("linear_attn.A_log", "input_layernorm.weight"):
+        full_name = f"model.layers.0.{name}"
+        assert torch.equal(held[full_name], stored[full_name].to(held[full_name].dtype)), name
+    assert held["model.layers.0.linear_attn.A_log"].dtype == torch.float32
+
+
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_a_tied_output_head_gets_the_embedding_that_is_streamed(
     family: str, tmp_path: Path
@@ -115,6 +140,9 @@ def require_served(family: str, folder: Path, **sizes: int) -> None:
     export(trained, RECIPE, folder / "packed", character_tokenizer())
     engine = VllmEngine(folder / "packed", **SETTINGS)
     sampled = engine.generate(PROMPTS, max_new_tokens=16, temperature=1.0, seed=0)
+    held, expected = engine.on_worker(_in_fp32), FP32_IN_VLLM.get(family, ())
+    assert all(name.endswith(expected) for name in held), held
+    assert all(any(name.endswith(end) for name in held) for end in expected), held
     scale = SMALL_LOGITS.get(family, 1.0)
     assert _mean_difference(trained, sampled) < CLOSE * scale
     assert _mean_difference(plain, sampled) > NOT_ROUNDED * scale
@@ -175,6 +203,17 @@ def _model(family: str, seed: int, **sizes: int) -> PreTrainedModel:
             if parameter.ndim >= 2:
                 parameter.mul_(4)
     return model.eval()
+
+
+def _parameters(worker: Any) -> dict[str, torch.Tensor]:
+    named = worker.model_runner.get_model().named_parameters()
+    return {name: parameter.data.clone() for name, parameter in named}
+
+
+def _in_fp32(worker: Any) -> list[str]:
+    """vLLM's parameters in FP32, without scales of packed weights and of the KV cache."""
+    named = worker.model_runner.get_model().named_parameters()
+    return [name for name, p in named if p.dtype == torch.float32 and "_scale" not in name]
 
 
 @torch.no_grad()

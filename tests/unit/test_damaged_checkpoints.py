@@ -66,7 +66,7 @@ def _rename_in_index(folder: Path) -> None:
 
 def _wrong_dtype(folder: Path) -> None:
     shard = sorted(folder.glob("*.safetensors"))[-1]
-    save_file({n: t.float() for n, t in load_file(shard).items()}, shard)
+    save_file({n: t.half() for n, t in load_file(shard).items()}, shard)
 
 
 def _other_config(folder: Path) -> None:
@@ -206,7 +206,7 @@ DAMAGES = [
     (_ignore_of_no_regex, r"quantization_config\.ignore: 're:\(': not a regex"),
     (_drop_index_entry, r"has no entry for model\.norm\.weight"),
     (_rename_in_index, r"has no entry for model\.norm\.weight"),
-    (_wrong_dtype, r"model\.norm\.weight is torch\.float32"),
+    (_wrong_dtype, r"model\.norm\.weight is torch\.float16"),
     (_other_config, r"model\.embed_tokens\.weight is .*\(18, 128\), needs .*\(20, 128\)"),
     (_more_layers, r"num_hidden_layers|missing: model\.layers\.1\."),
     (_other_ignore, r"o_proj\.weight"),

@@ -8,7 +8,14 @@ import transformers
 
 from experiments.study.schema import ROOT
 from tests.families import FAMILIES, SERVED
-from tests.family_checks import HEADER, YES, check_family, summary
+from tests.family_checks import (
+    DTYPES_HEADER,
+    HEADER,
+    YES,
+    check_family,
+    dtype_rows,
+    summary,
+)
 
 PAGE = ROOT / "docs" / "families.md"
 of_the_tables_version = pytest.mark.skipif(
@@ -20,10 +27,16 @@ ASKED_FOR = ("mixtral", "olmoe", "deepseek_v3", "glm4_moe", "deepseek_v2", "qwen
 @pytest.fixture(scope="module")
 def documented() -> dict[str, str]:
     """Lines of the table by family."""
-    text = PAGE.read_text()
+    text = PAGE.read_text().partition(DTYPES_HEADER)[0]
     assert text.startswith(HEADER), "make it again: python -m tests.family_checks"
     lines = re.findall(r"^(\| (\S+) .*)$", text.removeprefix(HEADER), re.M)
     return {family: line for line, family in lines}
+
+
+def documented_dtypes(family: str) -> list[str]:
+    """A family's lines of the second table."""
+    text = PAGE.read_text().partition(DTYPES_HEADER)[2]
+    return [line for line in text.splitlines() if line.startswith(f"| {family} ")]
 
 
 @of_the_tables_version
@@ -31,23 +44,27 @@ def test_every_family_of_transformers_is_in_the_table(documented: dict[str, str]
     assert list(documented) == list(FAMILIES)
 
 
-def test_the_page_ends_with_how_many_families_do_what(documented: dict[str, str]) -> None:
-    assert PAGE.read_text().endswith(f"|\n\n{summary(documented.values())}\n")
+def test_the_table_ends_with_how_many_families_do_what(documented: dict[str, str]) -> None:
+    assert f"|\n\n{summary(documented.values())}\n{DTYPES_HEADER}" in PAGE.read_text()
 
 
-def test_what_users_ask_for_trains_streams_and_exports(documented: dict[str, str]) -> None:
+def test_what_users_ask_for_trains_streams_exports_and_converts(
+    documented: dict[str, str],
+) -> None:
     for family in ASKED_FOR:
-        assert documented[family].count(f" {YES} ") >= 3, documented[family]
+        assert documented[family].count(f" {YES} ") >= 4, documented[family]
     assert all(documented[family].endswith(f" {YES} |") for family in SERVED)
 
 
 @pytest.mark.slow
 @of_the_tables_version
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_tables_line_is_what_happens(family: str, documented: dict[str, str]) -> None:
+def test_the_tables_lines_are_what_happens(family: str, documented: dict[str, str]) -> None:
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # models are too small for more
     try:
-        assert str(check_family(family)) == documented[family]
+        found = check_family(family)
+        assert str(found) == documented[family]
+        assert documented_dtypes(family) == (dtype_rows(family) if found.trains else [])
     finally:
         torch.set_num_threads(num_threads)

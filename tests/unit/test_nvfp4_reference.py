@@ -87,6 +87,13 @@ def test_power_of_two_scale_is_the_largest_that_fits(amax, pow2):
     assert global_scale(torch.tensor(amax), "pow2") == pow2
 
 
+def test_power_of_two_scale_is_the_largest_that_is_not_above_that_of_amax():
+    amax = torch.arange(1, 0x7F80, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).float()
+    scale, bound = global_scale(amax, "pow2"), global_scale(amax, "amax")
+    assert torch.equal(torch.frexp(scale).mantissa, torch.full_like(amax, 0.5))
+    assert bool(((scale <= bound) & (bound < 2 * scale)).all())
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_global_scale_of_what_is_not_finite_is_nan(policy):
     amax = torch.tensor([float("nan"), float("inf"), 1.0])

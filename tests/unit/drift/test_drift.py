@@ -91,6 +91,18 @@ def test_zeroed_and_saturated_blocks_are_counted() -> None:
     assert measured(w, 4096.0)[:, 2].tolist() == [1, 0, 0, 0]
 
 
+@pytest.mark.parametrize(("policy", "stale"), [("amax", 1.01), ("pow2", 2.0)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_no_block_is_saturated_under_the_scale_of_its_own_weights(policy, stale, dtype) -> None:
+    """448 / global scale is a last place off for some amax, and FP32 weights lie beside BF16's."""
+    amax = torch.arange(128, 256).div(128)[:, None]  # all BF16 numbers of an octave
+    w_T16 = (amax * torch.linspace(-1, 1, 16)).to(dtype) * (1 if dtype.itemsize == 2 else 1 + 2**-9)
+    for w in w_T16:
+        scale = global_scale(group_amax([[w[None]]])[0], policy).item()
+        assert measured(w[None], scale)[0, 2] == 0
+        assert measured(w[None], stale * scale)[0, 2] == 1
+
+
 def test_threshold_distance_by_its_definition() -> None:
     step = 2.0**-4
     ratios = torch.tensor([0.0, 0.25, 0.5, 1.0, 1.25, 3.0, 5.0, 6.0])
