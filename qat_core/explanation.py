@@ -5,22 +5,20 @@ from collections import Counter
 
 from torch import nn
 
-from qat_core.plan import Entry, QuantPlan, problems, unchecked_plan, unmatched_patterns
+from qat_core.plan import Entry, QuantPlan, problems, unchecked_plan, void_patterns
 from qat_core.recipe import Recipe
 
 
 def explain(model: nn.Module, recipe: Recipe) -> str:
     """Table of what is quantized, what is not and why. Changes and refuses nothing.
 
-    Layers that differ in their number only share a line. Below the table stand an error for each
-    thing that `prepare` would refuse and a warning for each pattern that matches nothing.
+    Layers that differ in their number only share a line. Below the table stands an error for each
+    thing that `prepare` would refuse.
     """
     unchecked = unchecked_plan(model, recipe)
     lines = _table(unchecked)
-    lines += [f"error: {problem}" for problem in problems(unchecked)]
-    lines += [
-        f"warning: ignore pattern {p!r} matches nothing" for p in unmatched_patterns(model, recipe)
-    ]
+    refused = [*void_patterns(model, recipe), *problems(unchecked)]
+    lines += [f"error: {problem}" for problem in refused]
     return "\n".join(lines)
 
 

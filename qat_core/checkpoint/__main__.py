@@ -6,17 +6,14 @@ python -m qat_core.checkpoint verify DIR
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
 from pydantic import ValidationError
 
-from qat_core.checkpoint.architecture import meta_model
 from qat_core.checkpoint.read import read_checkpoint
 from qat_core.checkpoint.write import convert
 from qat_core.options import BlockScaleMethod, CheckpointFormat, ScalePolicy
-from qat_core.plan import unmatched_patterns
 from qat_core.recipe import Recipe
 
 RECIPES = {"full": Recipe.full, "ffn": Recipe.ffn}
@@ -31,7 +28,6 @@ def main() -> None:
             print(f"{arguments.folder}: {num_weights} weights, all as recorded")
         else:
             recipe = _recipe(arguments)
-            _require_matches(arguments.source, recipe, arguments.ignore)
             convert(arguments.source, arguments.destination, recipe, arguments.format, True)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -48,13 +44,6 @@ def _recipe(arguments: argparse.Namespace) -> Recipe:
     except ValidationError as error:  # of a pattern: the other options have choices
         first = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise ValueError(f"--{first}; correct it") from None
-
-
-def _require_matches(source: Path, recipe: Recipe, patterns: Sequence[str]) -> None:
-    """A misspelt pattern would leave in NVFP4 what is meant to stay in BF16."""
-    unmatched = unmatched_patterns(meta_model(source), recipe)
-    for pattern in (each for each in unmatched if each in patterns):
-        raise ValueError(f"--ignore: {pattern!r} matches no weight of {source}; correct it")
 
 
 def _parser() -> argparse.ArgumentParser:
