@@ -5,7 +5,7 @@ from collections import Counter
 
 from torch import nn
 
-from qat_core.plan import Entry, QuantPlan, problems, unchecked_plan, void_patterns
+from qat_core.plan import Entry, QuantPlan, refusals, unchecked_plan
 from qat_core.recipe import Recipe
 
 
@@ -17,8 +17,7 @@ def explain(model: nn.Module, recipe: Recipe) -> str:
     """
     unchecked = unchecked_plan(model, recipe)
     lines = _table(unchecked)
-    refused = [*void_patterns(model, recipe), *problems(unchecked)]
-    lines += [f"error: {problem}" for problem in refused]
+    lines += [f"error: {each}" for each in refusals(model, recipe, unchecked)]
     return "\n".join(lines)
 
 

@@ -74,7 +74,7 @@ def plan(model: nn.Module, recipe: Recipe) -> QuantPlan:
             an ignore pattern matches nothing; or `recipe` is none.
     """
     checked = unchecked_plan(model, recipe)
-    found = [*void_patterns(model, recipe), *problems(checked)]
+    found = refusals(model, recipe, checked)
     if found:
         more = f" (and {len(found) - 3} more problems)" if len(found) > 3 else ""
         raise ValueError("; ".join(found[:3]) + more)
@@ -116,14 +116,20 @@ def unchecked_plan(model: nn.Module, recipe: Recipe) -> QuantPlan:
     return QuantPlan(tuple(entries))
 
 
-def void_patterns(model: nn.Module, recipe: Recipe) -> list[str]:
+def refusals(model: nn.Module, recipe: Recipe, unchecked: QuantPlan) -> list[str]:
+    """Why `plan` refuses a recipe for a model, empty if it does not."""
+    return [*_void_patterns(model, recipe), *_problems(unchecked)]
+
+
+def _void_patterns(model: nn.Module, recipe: Recipe) -> list[str]:
     """A line for each ignore pattern that matches nothing in the model, as a misspelt one does.
 
     Of the two for attention one is enough, and what is never quantized need not be there.
     """
     model = uncompiled(model)
-    modules = dict(model.named_modules())
-    names = [name for name, _ in state_tensors(model)]
+    modules = dict(model.named_modules(remove_duplicate=False))
+    names = {name for name, _ in state_tensors(model)}
+    names |= {name for name, _ in model.named_parameters(remove_duplicate=False)}  # tied ones too
     void = [p for p in recipe.ignore if not any(_covers(p, name, modules) for name in names)]
     if not set(ATTENTION_PATTERNS) & set(recipe.ignore) <= set(void):
         void = [p for p in void if p not in ATTENTION_PATTERNS]
@@ -135,7 +141,7 @@ def void_patterns(model: nn.Module, recipe: Recipe) -> list[str]:
     ]
 
 
-def problems(unchecked: QuantPlan) -> list[str]:
+def _problems(unchecked: QuantPlan) -> list[str]:
     """Why the plan cannot be trained and served, empty if it can."""
     by_name = {entry.name: entry for entry in unchecked.entries}
     found = [_odd_input_size(by_name[name]) for name in unchecked.quantized]
