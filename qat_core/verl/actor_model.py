@@ -5,6 +5,7 @@ the first sync, would refuse is refused at once.
 """
 
 from collections import Counter
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -79,7 +80,11 @@ def _model_config(given: dict[str, Any], is_trusted: bool) -> Any:
     from verl.utils.model import update_model_config
 
     path = given.get("hf_config_path") or given["path"]
-    found = AutoConfig.from_pretrained(path, trust_remote_code=is_trusted)
+    read = partial(AutoConfig.from_pretrained, path, trust_remote_code=is_trusted)
+    try:
+        found = read(local_files_only=True)  # without a network, a name of the hub waits for 24 s
+    except OSError:
+        found = read()
     changes = given.get("override_config") or {}
     changes = changes.get("model_config", changes)
     update_model_config(found, {k: v for k, v in changes.items() if k != "attn_implementation"})

@@ -101,7 +101,7 @@ import sys
 from hydra import compose, initialize
 with initialize(version_base=None):
     found = compose(overrides=["+nvpf4=w4a16"], return_hydra_config=True)
-print(found.nvpf4, found.hydra.callbacks, "qat_core.verl" in sys.modules)
+print(found.nvpf4, found.hydra.callbacks, "qat_core.verl.near_misses" in sys.modules)
 """
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
