@@ -124,6 +124,11 @@ def complete(config: DictConfig) -> str:
     if is_exact:
         require_precision(config)
     said: list[str] = []
+
+    def describe() -> None:
+        if _is_fsdp(config):  # else refused by a rule, and without these keys
+            said.append(_what_runs(config, None if is_bf16 else _serve(config, qat)))
+
     together(
         compat.require_supported,
         require_known_variables,
@@ -132,7 +137,7 @@ def complete(config: DictConfig) -> str:
         lambda: _require_known_keys(config),
         lambda: require_arguments(config),
         lambda: complete_exact(config) if is_exact else None,
-        lambda: said.append(_what_runs(config, None if is_bf16 else _serve(config, qat))),
+        describe,
     )
     if is_exact:
         _add_module(config, f"{MODEL}.external_lib", EXACT_MODULE)
@@ -191,13 +196,17 @@ def _require_known_keys(config: DictConfig) -> None:
 
 def _asks_for_routes(config: DictConfig) -> bool:
     """Whether the actor is to replay routes, or the rollouts to return some, alone in vain."""
-    if "FSDP" not in str(OmegaConf.select(config, f"{ACTOR}._target_")):
+    if not _is_fsdp(config):
         return False  # verl's own
     mode = OmegaConf.select(config, REPLAY_MODE) or "disabled"
     returned = OmegaConf.select(config, f"{ROLLOUT}.enable_rollout_routing_replay")
     # verl also counts how often experts are used with them
     counted = OmegaConf.select(config, f"{ROLLOUT}.moe_load_balance_metrics_interval")
     return mode != "disabled" or bool(returned and not counted)
+
+
+def _is_fsdp(config: DictConfig) -> bool:
+    return "FSDP" in str(OmegaConf.select(config, f"{ACTOR}._target_"))
 
 
 def to_recipe(qat: Any, patterns: Iterable[str]) -> Recipe:
