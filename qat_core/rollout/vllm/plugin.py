@@ -9,6 +9,7 @@ decides for all of them.
 """
 
 import os
+from collections.abc import Callable
 from functools import partial
 
 from qat_core.rollout.vllm.kernel_choice import require_vllm, use_for_linear
@@ -104,8 +105,8 @@ def require_known_variables() -> None:
     known = (*KERNELS, IN_PLACE_VARIABLE, EXACT_VARIABLE, COVERAGE_VARIABLE)
     others = [it for it in os.environ if it.startswith("QAT_CORE_") and it not in known]
     refused = [f"{it}: nothing reads it; the variables are {', '.join(known)}" for it in others]
-    kernels = [partial(kernel_named_by, it) for it in KERNELS]
-    for check in (*kernels, is_in_place_allowed, is_exact):
+    checks: list[Callable[[], object]] = [partial(kernel_named_by, it) for it in KERNELS]
+    for check in (*checks, is_in_place_allowed, is_exact):
         try:
             check()
         except ValueError as error:
