@@ -8,7 +8,7 @@ from math import prod
 import torch
 from torch import nn
 
-from qat_core.plan import Entry, QuantPlan, problems, unchecked_plan, unmatched_patterns
+from qat_core.plan import Entry, QuantPlan, refusals, unchecked_plan
 from qat_core.recipe import Recipe
 from qat_core.units import BYTES_PER_MIB
 
@@ -20,17 +20,14 @@ def explain(model: nn.Module, recipe: Recipe) -> str:
     """Table of what is quantized, what is not and why. Changes and refuses nothing.
 
     Layers that differ in their number only share a line. The table ends with totals: the share of
-    weights in NVFP4, and the size of all before and after. Below it stand an error for each thing
-    that `prepare` would refuse and a warning for each pattern that matches nothing.
+    weights in NVFP4, and the size of all before and after. Below it stands an error for each thing
+    that `prepare` would refuse.
     """
     unchecked = unchecked_plan(model, recipe)
     before = sum(_num_bytes(entry) for entry in unchecked.entries)
     saved = sum((2 - PACKED_BYTES) * prod(e.shape) for e in unchecked.entries if e.quantized)
     lines = [*table(unchecked.entries), totals(unchecked, before, before - saved)]
-    lines += [f"error: {problem}" for problem in problems(unchecked)]
-    lines += [
-        f"warning: ignore pattern {p!r} matches nothing" for p in unmatched_patterns(model, recipe)
-    ]
+    lines += [f"error: {each}" for each in refusals(model, recipe, unchecked)]
     return "\n".join(lines)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from qat_core.groups import fused_siblings, group_name
 from qat_core.options import BLOCK_SIZE
-from qat_core.recipe import Recipe, matches
+from qat_core.recipe import ATTENTION_PATTERNS, Recipe, goes_with_any_model, matches, require_recipe
 from qat_core.structure import (
     embedding_weights,
     expert_holders,
@@ -81,10 +81,11 @@ def plan(model: nn.Module, recipe: Recipe) -> QuantPlan:
     Raises:
         ValueError: the recipe quantizes nothing, an input size is not a multiple of 16, a fused
             group has members of different input size, or of weights that engines run as one layer
-            (q/k/v, gate/up, all experts of a block) only some are ignored.
+            (q/k/v, gate/up, all experts of a block) only some are ignored; or an ignore pattern
+            matches nothing; or `recipe` is none.
     """
     checked = unchecked_plan(model, recipe)
-    found = problems(checked)
+    found = refusals(model, recipe, checked)
     if found:
         more = f" (and {len(found) - 3} more problems)" if len(found) > 3 else ""
         raise ValueError("; ".join(found[:3]) + more)
@@ -103,6 +104,7 @@ def uncompiled(model: nn.Module) -> nn.Module:
 
 def unchecked_plan(model: nn.Module, recipe: Recipe) -> QuantPlan:
     """An entry for each parameter and persistent buffer; a tied one has the first of its names."""
+    require_recipe(recipe)
     model = uncompiled(model)
     modules = dict(model.named_modules())
     linears = {name for name, module in modules.items() if isinstance(module, nn.Linear)}
@@ -127,15 +129,32 @@ def unchecked_plan(model: nn.Module, recipe: Recipe) -> QuantPlan:
     return QuantPlan(tuple(entries))
 
 
-def unmatched_patterns(model: nn.Module, recipe: Recipe) -> list[str]:
-    """Ignore patterns that match nothing in the model."""
+def refusals(model: nn.Module, recipe: Recipe, unchecked: QuantPlan) -> list[str]:
+    """Why `plan` refuses a recipe for a model, empty if it does not."""
+    return [*_void_patterns(model, recipe), *_problems(unchecked)]
+
+
+def _void_patterns(model: nn.Module, recipe: Recipe) -> list[str]:
+    """A line for each ignore pattern that matches nothing in the model, as a misspelt one does.
+
+    Of the two for attention one is enough, and what is never quantized need not be there.
+    """
     model = uncompiled(model)
-    modules = dict(model.named_modules())
-    names = [name for name, _ in state_tensors(model)]
-    return [p for p in recipe.ignore if not any(_covers(p, name, modules) for name in names)]
+    modules = dict(model.named_modules(remove_duplicate=False))
+    names = {name for name, _ in state_tensors(model)}
+    names |= {name for name, _ in model.named_parameters(remove_duplicate=False)}  # tied ones too
+    void = [p for p in recipe.ignore if not any(_covers(p, name, modules) for name in names)]
+    if not set(ATTENTION_PATTERNS) & set(recipe.ignore) <= set(void):
+        void = [p for p in void if p not in ATTENTION_PATTERNS]
+    return [
+        f"ignore: {pattern!r} matches nothing in {type(model).__name__}: correct it, or leave it "
+        "out; a pattern is a part of a name, or re: and a regex"
+        for pattern in void
+        if not goes_with_any_model(pattern)
+    ]
 
 
-def problems(unchecked: QuantPlan) -> list[str]:
+def _problems(unchecked: QuantPlan) -> list[str]:
     """Why the plan cannot be trained and served, empty if it can."""
     by_name = {entry.name: entry for entry in unchecked.entries}
     found = [_odd_input_size(by_name[name]) for name in unchecked.quantized]

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -14,6 +14,17 @@ ROLE_PREFIX = "role:"
 ROLES = ("attention",)
 # By name as verl has it, and by class: Falcon, BLOOM and GPT-NeoX name theirs otherwise.
 ATTENTION_PATTERNS = (r"re:.*attn.*", "role:attention")
+# What no recipe quantizes, and what one can: patterns for the former alone go with any model.
+_LAYER = "model.layers.0"
+_KEPT = (
+    *("lm_head", "model.embed_tokens", f"{_LAYER}.mlp.gate"),
+    *(f"{_LAYER}.mlp.router", f"{_LAYER}.mlp.shared_expert_gate"),
+)
+_QUANTIZED = (
+    *(f"{_LAYER}.self_attn.q_proj", f"{_LAYER}.mlp.gate_proj"),
+    *(f"{_LAYER}.mlp.experts.0.gate_proj", f"{_LAYER}.mlp.shared_expert.gate_proj"),
+)
+WAYS = "write Recipe.full(), Recipe.ffn() or Recipe(ignore=(...))"
 
 
 class Recipe(BaseModel):
@@ -37,6 +48,12 @@ class Recipe(BaseModel):
         "matches from the name's start (as in compressed-tensors), or `role:attention`, which is "
         "attention, and what takes its place in hybrid models, by the classes around a module",
     )
+
+    def __new__(cls, *names: Any, **settings: Any) -> Self:
+        """ValueError for `Recipe("full")`, and the like."""
+        if names:
+            raise ValueError(f"Recipe({names[0]!r}): {WAYS}")
+        return super().__new__(cls)
 
     @model_validator(mode="before")
     @classmethod
@@ -79,6 +96,19 @@ def matches(pattern: str, module_name: str, roles: Collection[str] = ()) -> bool
     if pattern.startswith(ROLE_PREFIX):
         return pattern.removeprefix(ROLE_PREFIX) in roles
     return pattern in module_name
+
+
+def require_recipe(given: object) -> None:
+    """ValueError for a recipe's name, settings or method in place of a recipe."""
+    if not isinstance(given, Recipe):
+        raise ValueError(f"recipe: {given!r}: {WAYS}")
+
+
+def goes_with_any_model(pattern: str) -> bool:
+    """Whether it is no mistake where it matches nothing: it only names what is never quantized."""
+    return any(matches(pattern, name) for name in _KEPT) and not any(
+        matches(pattern, name) for name in _QUANTIZED
+    )
 
 
 def _check_pattern(pattern: str) -> None:

@@ -225,6 +225,13 @@ USED_NAMES = (
         "a key for poll_interval",
     ),
     UsedName(
+        "verl.utils.model",
+        "get_hf_auto_model_class",
+        "the actor's model before Ray starts",
+        "a check of the model by verl",
+    ),
+    UsedName("verl.utils.model", "update_model_config", "the same", "the same"),
+    UsedName(
         "hydra._internal.defaults_list", "create_defaults_list", "order of files", _WHICH_FILE
     ),
     UsedName(

@@ -12,12 +12,13 @@ pytest.importorskip("verl", reason="needs requirements/engines.txt")
 
 import verl
 from hydra import compose, initialize_config_dir
+from hydra._internal.callbacks import Callbacks
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from qat_core.recipe import Recipe
-from qat_core.verl.configuration import CompleteConfiguration, complete
+from qat_core.verl.configuration import complete
 
 VERL = Path(verl.__file__).parent
 CONFIGS = {
@@ -69,7 +70,7 @@ FULL = Recipe(ignore=("lm_head", "embed_tokens", "re:.*mlp.gate$"))
 
 
 def started(*overrides: str, config: Path = CONFIGS["ppo"], program: str = "main_ppo") -> Any:
-    """The configuration with which a program of verl's would start, as Hydra's callback leaves it.
+    """The configuration with which a program of verl's would start, as Hydra's callbacks leave it.
 
     Raises:
         SystemExit: with the line on which the program ends.
@@ -79,5 +80,5 @@ def started(*overrides: str, config: Path = CONFIGS["ppo"], program: str = "main
         initialize_config_dir(str(config.parent), program, version_base=None),
     ):
         content = compose(config.name, overrides=list(overrides), return_hydra_config=True)
-        CompleteConfiguration().on_run_start(config=content)
+        Callbacks(content).on_run_start(config=content)
     return content

@@ -53,6 +53,7 @@ from experiments.support.temporary_folder import private_temporary_folder
 from experiments.tracking.run_log import RunLog, Tracker, Untracked
 from qat_core.drift.names import FILE as DRIFT_FILE
 from qat_core.memory import predict_weight_memory_gib
+from qat_core.rollout.vllm.plugin import require_known_variables
 
 KILLED = "killed without a chance to report: SIGKILL, out of memory, or the machine stopped"
 
@@ -67,6 +68,7 @@ def main() -> None:
     )
     parser.add_argument("--log", type=Path, required=True, help="copy of the last attempt's log")
     args = parser.parse_args()
+    require_known_variables()
     study = load_study(args.study)
     run = study.find_run(args.run)
     check_devices(study, args.study)

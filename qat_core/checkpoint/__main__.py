@@ -6,19 +6,16 @@ python -m qat_core.checkpoint verify DIR
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
 from pydantic import ValidationError
 
-from qat_core.checkpoint.architecture import meta_model
 from qat_core.checkpoint.conversion import RANDOM_EXPERTS
 from qat_core.checkpoint.read import read_checkpoint
 from qat_core.checkpoint.write import convert
 from qat_core.nvfp4 import PackedTensor
 from qat_core.options import BlockScaleMethod, CheckpointFormat, ScalePolicy
-from qat_core.plan import unmatched_patterns
 from qat_core.recipe import Recipe
 
 RECIPES = {"full": Recipe.full, "ffn": Recipe.ffn}
@@ -32,9 +29,7 @@ def main() -> None:
             _verify(arguments.folder)
         else:
             recipe = _recipe(arguments)
-            _require_matches(arguments.source, recipe, arguments.ignore)
-            done = convert(arguments.source, arguments.destination, recipe, arguments.format, True)
-            print(done)
+            print(convert(arguments.source, arguments.destination, recipe, arguments.format, True))
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
@@ -60,13 +55,6 @@ def _recipe(arguments: argparse.Namespace) -> Recipe:
     except ValidationError as error:  # of a pattern: the other options have choices
         first = error.errors()[0]["msg"].removeprefix("Value error, ")
         raise ValueError(f"--{first}; correct it") from None
-
-
-def _require_matches(source: Path, recipe: Recipe, patterns: Sequence[str]) -> None:
-    """A misspelt pattern would leave in NVFP4 what is meant to stay in BF16."""
-    unmatched = unmatched_patterns(meta_model(source), recipe)
-    for pattern in (each for each in unmatched if each in patterns):
-        raise ValueError(f"--ignore: {pattern!r} matches no weight of {source}; correct it")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -21,11 +21,19 @@ from pydantic import ValidationError
 from qat_core.options import BLOCK_SIZE
 from qat_core.quantization_config import quantization_config
 from qat_core.recipe import REGEX_PREFIX, Recipe
+from qat_core.rollout.vllm.plugin import (
+    EXPERTS_VARIABLE,
+    LINEAR_VARIABLE,
+    kernel_named_by,
+    require_known_variables,
+)
 from qat_core.verl import compat
+from qat_core.verl.actor_model import describe_packed
 from qat_core.verl.engine_arguments import require_arguments
 from qat_core.verl.exact_configuration import KEY, complete_exact, require_precision
 from qat_core.verl.exact_configuration import MODULE as EXACT_MODULE
-from qat_core.verl.precedence import require_last_word
+from qat_core.verl.near_misses import require_read
+from qat_core.verl.precedence import require_last_word, said_by_verl
 from qat_core.verl.quantization_json import patterns_of
 from qat_core.verl.rules import (
     ACTOR,
@@ -35,6 +43,7 @@ from qat_core.verl.rules import (
     MODEL,
     NVFP4_RULES,
     OFF_RULES,
+    OWN_KEYS,
     QAT,
     REPLAY_MODE,
     REPLAY_RULES,
@@ -43,10 +52,17 @@ from qat_core.verl.rules import (
     SYNC_RULES,
     VLLM,
     W4A16_RULES,
+    refusal,
     require,
     require_switches,
+    together,
 )
 
+KEYS = (
+    *("enable", "mode", "group_size", "ignore_patterns", "activation_observer"),
+    *("quantization_config_path", *OWN_KEYS),
+)
+KERNELS_OF = {LINEAR_VARIABLE: "linear layers", EXPERTS_VARIABLE: "experts"}
 YAML_KEYS = {"ignore": "ignore_patterns"}  # of Recipe's fields, where they differ
 # what Recipe never quantizes, whatever a user's patterns say
 # vLLM's names, as no model is there to ask; where they fall short, the first sync is refused
@@ -59,13 +75,16 @@ class CompleteConfiguration(Callback):  # type: ignore[misc]
     """Named by the groups of `qat_core/verl/config/nvfp4` below `hydra.callbacks`."""
 
     def on_run_start(self, config: DictConfig, **_: Any) -> None:
-        """Ends the program with one line where the configuration is refused."""
+        """Says in a line what will run, or ends the program with one for each refusal."""
         try:
-            require_syncs(config.hydra.job.name)
-            require_last_word(config.hydra)
-            complete(config)
+            together(
+                lambda: require_syncs(config.hydra.job.name),
+                lambda: require_read(config),
+                lambda: require_last_word(config.hydra),
+                lambda: print(complete(config), flush=True),
+            )
         except ValueError as error:
-            sys.exit(f"error: {error}")
+            sys.exit(refusal(error))
         except Exception as error:  # Hydra would turn it into a warning, and start the run
             sys.exit(f"error: +nvfp4: {type(error).__name__}: {error}")
 
@@ -80,39 +99,56 @@ def require_syncs(program: str) -> None:
         raise ValueError(f"{program}: never syncs weights; export the checkpoint, and serve that")
 
 
-def complete(config: DictConfig) -> None:
+def complete(config: DictConfig) -> str:
     """Checks a composed configuration and fills in what its NVFP4 keys imply, in place.
 
+    Returns:
+        A line that says what will run.
+
     Raises:
-        ValueError: a key asks for what is not supported, or verl's version is another.
+        ValueError: with a line for each key that asks for what is not supported, variable of the
+            environment that is not known, and reason why the actor's model cannot be synced; or for
+            verl's or vLLM's version.
     """
-    compat.require_supported()
     qat = OmegaConf.select(config, QAT)
-    require_switches(qat)
     is_off = str(OmegaConf.select(config, f"{QAT}._target_")).startswith("verl.")
-    if is_off:
-        require(config, OFF_RULES)
+    is_bf16 = is_off or not OmegaConf.select(config, f"{QAT}.enable")
+    rules = [*SYNC_RULES, *(OFF_RULES if is_off else W4A16_RULES)]
+    rules += BF16_RULES if is_bf16 else NVFP4_RULES
+    if OmegaConf.select(config, "trainer.device") != "cpu":
+        rules += GPU_RULES
+    is_exact = OmegaConf.select(config, KEY)
     if _asks_for_routes(config):
         if OmegaConf.select(config, f"{VLLM}.worker_extension_cls") is None:
             raise ValueError("+routing_replay=r3: give +nvfp4=w4a16 too, or +nvfp4=off for BF16")
-        require(config, REPLAY_RULES)
-    if OmegaConf.select(config, KEY):
+        rules += REPLAY_RULES
+    if is_exact:
         require_precision(config)
-    require(config, SYNC_RULES)
-    if OmegaConf.select(config, "trainer.device") != "cpu":
-        require(config, GPU_RULES)
-    require_arguments(config)
-    if OmegaConf.select(config, KEY):
-        complete_exact(config)
+    said: list[str] = []
+
+    def describe() -> None:
+        if _is_fsdp(config):  # else refused by a rule, and without these keys
+            said.append(_what_runs(config, None if is_bf16 else _serve(config, qat)))
+
+    together(
+        compat.require_supported,
+        require_known_variables,
+        lambda: require_switches(qat),
+        lambda: require(config, rules),
+        lambda: _require_known_keys(config),
+        lambda: require_arguments(config),
+        lambda: complete_exact(config) if is_exact else None,
+        describe,
+    )
+    if is_exact:
         _add_module(config, f"{MODEL}.external_lib", EXACT_MODULE)
     _add_module(config, f"{MODEL}.external_lib")
     _add_module(config, f"{ROLLOUT}.checkpoint_engine.custom_backend_module")
-    if not is_off:
-        require(config, W4A16_RULES)
-    if is_off or not qat.enable:
-        require(config, BF16_RULES)
-        return
-    require(config, NVFP4_RULES)
+    return said[0]
+
+
+def _serve(config: DictConfig, qat: Any) -> Recipe:
+    """The recipe, which vLLM then serves."""
     patterns = ignore_patterns(qat.ignore_patterns, qat.quantization_config_path)
     recipe = to_recipe(qat, patterns)
     served = quantization_config("compressed-tensors", engine_patterns(recipe))
@@ -122,11 +158,46 @@ def complete(config: DictConfig) -> None:
         OmegaConf.update(config, f"{QAT}.ignore_patterns", list(patterns))
         OmegaConf.update(config, f"{VLLM}.quantization", "compressed-tensors", force_add=True)
         OmegaConf.update(config, SERVED, served, force_add=True)
+    return recipe
+
+
+def _what_runs(config: DictConfig, recipe: Recipe | None) -> str:
+    packed = describe_packed(config, recipe)
+    if recipe is None:
+        return "qat_core: BF16 in training and rollouts, synced through this project's worker"
+    trained = "NVFP4" if OmegaConf.select(config, f"{QAT}.train") else "BF16"
+    kernels = ", ".join(f"{what} {kernel_named_by(it)}" for it, what in KERNELS_OF.items())
+    if OmegaConf.select(config, "trainer.device") == "cpu":
+        kernels = "unpacked to BF16, on a CPU"
+    elif OmegaConf.select(config, KEY):
+        kernels = "exact"
+    return (
+        f"qat_core: rollouts in NVFP4 ({recipe.mode}), trained in {trained}; scale_policy "
+        f"{recipe.scale_policy}, block_scale_method {recipe.block_scale_method}; ignored: "
+        f"{', '.join(recipe.ignore) or 'nothing'}; packed: {packed}; kernels: {kernels}"
+    )
+
+
+def _require_known_keys(config: DictConfig) -> None:
+    """ValueError for keys of QAT that verl's workers would refuse later, or that nothing reads."""
+    given = OmegaConf.select(config, QAT) or {}
+    refused = [
+        f"{QAT}.{key}: no such key; known are {', '.join(KEYS)}"
+        for key in given
+        if key not in ("_target_", *KEYS)
+    ]
+    defaults = said_by_verl("actor/actor")
+    for key in KEYS:
+        value = OmegaConf.select(config, f"{ACTOR}.qat.{key}")
+        if value != defaults.get(f"qat.{key}"):
+            refused.append(f"{ACTOR}.qat.{key}: {value}: verl does not read it; set {QAT}.{key}")
+    if refused:
+        raise ValueError("\n".join(refused))
 
 
 def _asks_for_routes(config: DictConfig) -> bool:
     """Whether the actor is to replay routes, or the rollouts to return some, alone in vain."""
-    if "FSDP" not in str(OmegaConf.select(config, f"{ACTOR}._target_")):
+    if not _is_fsdp(config):
         return False  # verl's own
     mode = OmegaConf.select(config, REPLAY_MODE) or "disabled"
     returned = OmegaConf.select(config, f"{ROLLOUT}.enable_rollout_routing_replay")
@@ -135,25 +206,37 @@ def _asks_for_routes(config: DictConfig) -> bool:
     return mode != "disabled" or bool(returned and not counted)
 
 
+def _is_fsdp(config: DictConfig) -> bool:
+    return "FSDP" in str(OmegaConf.select(config, f"{ACTOR}._target_"))
+
+
 def to_recipe(qat: Any, patterns: Iterable[str]) -> Recipe:
     """The recipe of the settings below `fsdp_config.qat`.
 
     Raises:
-        ValueError: a setting that is not supported, in one line.
+        ValueError: with a line for each setting that is not supported.
     """
+    refused = []
     if qat.group_size != BLOCK_SIZE:
-        raise ValueError(f"{QAT}.group_size: {qat.group_size}: NVFP4 has blocks of {BLOCK_SIZE}")
+        refused.append(f"{QAT}.group_size: {qat.group_size}: NVFP4 has blocks of {BLOCK_SIZE}")
+    if qat.mode != "w4a16":
+        refused.append(
+            f"{QAT}.mode: {qat.mode}: 4-bit activations are not supported, and experimental in "
+            "verl's own QAT; use w4a16"
+        )
     try:
-        return Recipe(
-            mode=qat.mode,
+        recipe = Recipe(
             scale_policy=qat.scale_policy,
             block_scale_method=qat.block_scale_method,
             ignore=tuple(patterns),
         )
     except ValidationError as error:
-        first = error.errors()[0]
-        key = YAML_KEYS.get(str(first["loc"][0]), str(first["loc"][0]))
-        raise ValueError(f"{QAT}.{key}: {first['input']}: {first['msg']}") from None
+        for each in error.errors():
+            key = YAML_KEYS.get(str(each["loc"][0]), str(each["loc"][0]))
+            refused.append(f"{QAT}.{key}: {each['input']}: {each['msg']}")
+    if refused:
+        raise ValueError("\n".join(refused))
+    return recipe
 
 
 def ignore_patterns(listed: Any, json_path: Any) -> tuple[str, ...]:

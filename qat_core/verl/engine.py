@@ -25,6 +25,7 @@ from qat_core.coverage import coverage
 from qat_core.plan import QuantPlan, plan
 from qat_core.preparation import prepare, scales_of
 from qat_core.recipe import Recipe
+from qat_core.rollout.vllm.plugin import COVERAGE_VARIABLE
 from qat_core.verl import compat
 from qat_core.verl.configuration import to_recipe
 from qat_core.verl.routing_replay import ReplayEngine
@@ -134,6 +135,6 @@ class NvFp4Engine(ReplayEngine):
         """The receiver checks that it serves what the plan packs; here, that training rounds it."""
         checked = coverage(self.module, self.plan, self.plan.quantized, qat=self._trains_rounded)
         checked.check()
-        path = os.environ.get("QAT_CORE_COVERAGE")
+        path = os.environ.get(COVERAGE_VARIABLE)
         if path and self.rank == 0:
             Path(path).write_text(json.dumps(checked.as_dicts()))

@@ -16,7 +16,12 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-GROUPS = ("nvfp4", "routing_replay", "attention", "sampler", "platform")
+# of this project, each with the names of its files
+GROUPS = {
+    folder.name: sorted(file.stem for file in folder.glob("*.yaml"))
+    for folder in (Path(__file__).parent / "config").iterdir()
+    if not folder.name.startswith("__") and folder.is_dir()
+}
 
 
 class _File(NamedTuple):
@@ -41,17 +46,7 @@ def require_last_word(hydra: DictConfig) -> None:
 def _files_in_order(hydra: DictConfig) -> list[_File]:
     """The files that Hydra merges, the later over the earlier."""
     loader: Any = GlobalHydra.instance().config_loader()
-    name = hydra.job.config_name
-    overrides, repository = loader._parse_overrides_and_create_caching_repo(
-        name, [*hydra.overrides.hydra, *hydra.overrides.task]
-    )
-    entries = create_defaults_list(
-        repo=repository,
-        config_name=name,
-        overrides_list=overrides,
-        prepend_hydra=True,
-        skip_missing=False,
-    ).defaults
+    repository, entries = entries_in_order(hydra)
     return [
         _File(
             str(entry.config_path),
@@ -60,6 +55,23 @@ def _files_in_order(hydra: DictConfig) -> list[_File]:
         )
         for entry in entries
     ]
+
+
+def entries_in_order(hydra: DictConfig) -> tuple[Any, list[Any]]:
+    """Hydra's own list of these files, each with its path and package, and where it found them."""
+    loader: Any = GlobalHydra.instance().config_loader()
+    name = hydra.job.config_name
+    overrides, repository = loader._parse_overrides_and_create_caching_repo(
+        name, [*hydra.overrides.hydra, *hydra.overrides.task]
+    )
+    found = create_defaults_list(
+        repo=repository,
+        config_name=name,
+        overrides_list=overrides,
+        prepend_hydra=True,
+        skip_missing=False,
+    )
+    return repository, found.defaults
 
 
 def _require_last_word(group: str, files: list[_File], commanded: list[str]) -> None:
@@ -119,11 +131,11 @@ def _leaves(section: dict[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 def _is_verls(file: _File, key: str) -> bool:
     """Whether verl's file of this path says it too: a default, which a group may override."""
     name = key.removeprefix(f"{file.package}.")
-    return bool(_said_by_verl(file.path).get(name) == file.settings[key])
+    return bool(said_by_verl(file.path).get(name) == file.settings[key])
 
 
 @cache
-def _said_by_verl(path: str) -> dict[str, Any]:
+def said_by_verl(path: str) -> dict[str, Any]:
     """Settings of verl's file of this path below its folders of configurations, if there is one."""
     spec = find_spec("verl")
     assert spec is not None and spec.submodule_search_locations

@@ -1,6 +1,6 @@
 """What a verl configuration with NVFP4 may not ask for: a key a rule."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
@@ -12,6 +12,7 @@ WORKER = "qat_core.verl.worker.LayerwiseWorkerExtension"
 VLLM = f"{ROLLOUT}.engine_kwargs.vllm"
 REPLAY_MODE = f"{ACTOR}.fsdp_config.router_replay.mode"
 SERVED = f"{VLLM}.hf_overrides.quantization_config"
+OWN_KEYS = ("train", "scale_policy", "block_scale_method")  # of QAT, beside verl's
 
 
 class Rule(NamedTuple):
@@ -39,7 +40,6 @@ SYNC_RULES = (
         Rule(f"{MODEL}.{key}", is_not_set, f"LoRA is not supported, it is not synced; use {none}")
         for key, none in (("lora_rank", 0), ("lora.rank", 0), ("lora_adapter_path", "null"))
     ),
-    Rule(f"{ACTOR}.qat.enable", is_not_set, f"verl does not read it; set {QAT}.enable"),
     Rule("critic.fsdp.qat.enable", is_not_set, "the critic stays in BF16; use false"),
     Rule(
         "actor_rollout_ref.ref.fsdp_config.qat.enable",
@@ -119,7 +119,7 @@ OFF_RULES = tuple(
     )
     for key, allows in (
         ("enable", is_not_set),
-        *((key, lambda v: v is None) for key in ("train", "scale_policy", "block_scale_method")),
+        *((key, lambda v: v is None) for key in OWN_KEYS),
     )
 )
 # of +nvfp4=w4a16, with `enable: false` too
@@ -135,11 +135,6 @@ BF16_RULES = tuple(
     for key in (f"{VLLM}.quantization", SERVED)
 )
 NVFP4_RULES = (
-    Rule(
-        f"{QAT}.mode",
-        lambda v: v == "w4a16",
-        "4-bit activations are not supported, and experimental in verl's own QAT; use w4a16",
-    ),
     Rule(
         f"{ROLLOUT}.checkpoint_engine.backend",
         lambda v: v not in ("mooncake", "kimi_ckpt_engine"),
@@ -222,14 +217,31 @@ def require_switches(qat: Any) -> None:
             raise ValueError(f"{QAT}.{key}: {value!r}: use true or false")
 
 
-def require(config: DictConfig, rules: tuple[Rule, ...]) -> None:
+def together(*checks: Callable[[], object]) -> None:
+    """Runs them all; ValueError with the lines of all that fail, each once."""
+    lines: dict[str, None] = {}
+    for check in checks:
+        try:
+            check()
+        except ValueError as error:
+            lines |= dict.fromkeys(str(error).splitlines())
+    if lines:
+        raise ValueError("\n".join(lines))
+
+
+def refusal(error: ValueError) -> str:
+    """The text with which a program ends: each line is an error of its own."""
+    return "\n".join(f"error: {line}" for line in str(error).splitlines())
+
+
+def require(config: DictConfig, rules: Iterable[Rule]) -> None:
     """ValueError with a line for each rule that is broken."""
     broken = list(_broken(config, rules))
     if broken:
         raise ValueError("\n".join(broken))
 
 
-def _broken(config: DictConfig, rules: tuple[Rule, ...]) -> Iterator[str]:
+def _broken(config: DictConfig, rules: Iterable[Rule]) -> Iterator[str]:
     for rule in rules:
         value = OmegaConf.select(config, rule.key, throw_on_missing=False)
         if not rule.allows(value):

@@ -32,10 +32,10 @@ RECIPES = pytest.mark.parametrize(
     [
         Recipe.full(),
         Recipe.ffn(),
-        Recipe.full(ignore=("experts",)),
+        Recipe.full(ignore=("layers.0.mlp",)),
         Recipe.full(scale_policy="amax"),
     ],
-    ids=["full", "ffn", "no-experts", "amax"],
+    ids=["full", "ffn", "without-an-mlp", "amax"],
 )
 
 

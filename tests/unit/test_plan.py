@@ -1,9 +1,13 @@
+import re
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 from qat_core.explanation import explain
 from qat_core.plan import plan
+from qat_core.preparation import prepare
 from qat_core.recipe import Recipe
 from tests.tiny_models import tiny_model
 
@@ -97,18 +101,53 @@ def test_refuses_input_sizes_that_are_odd_or_differ() -> None:
         plan(model, Recipe())
 
 
-def test_explains_reasons_shared_scales_and_warns_of_idle_patterns() -> None:
-    text = explain(tiny_model("qwen3-moe"), Recipe(ignore=("layers.0.self_attn", "nothing")))
+@pytest.mark.parametrize("checked", [plan, prepare], ids=["plan", "prepare"])
+@pytest.mark.parametrize(
+    "pattern",
+    ["self_atn", "*self_attn*", r"re:model\.layers\.0\.mlp\.experts\.3\..*", "mlp.gate_prj"],
+    ids=["misspelt", "wildcard", "one expert of the hub", "more than a router"],
+)
+def test_an_ignore_pattern_that_matches_nothing_is_refused(checked: Any, pattern: str) -> None:
+    message = f"ignore: {re.escape(repr(pattern))} matches nothing in Qwen3MoeForCausalLM: correct"
+    with pytest.raises(ValueError, match=message):
+        checked(tiny_model("qwen3-moe"), Recipe(ignore=("layers.0.self_attn", pattern)))
+
+
+@pytest.mark.parametrize("patterns", [("lm_head", "embed_tokens", "re:.*mlp.gate$")])
+def test_patterns_of_what_is_never_quantized_go_with_any_model(patterns: tuple[str, ...]) -> None:
+    """verl's own, of which a dense model with a tied output head has only one."""
+    model = tiny_model("qwen3-tied")
+    assert plan(model, Recipe(ignore=patterns)).quantized == plan(model, Recipe()).quantized
+
+
+def test_of_the_patterns_for_attention_one_is_enough() -> None:
+    model = tiny_model("qwen3")
+    for layer in model.model.layers:
+        layer.mixer = layer._modules.pop("self_attn")  # a name that says nothing
+    assert all("mlp" in name for name in plan(model, Recipe.ffn()).quantized)
+    with pytest.raises(ValueError, match=r"ignore: 're:\.\*attn\.\*' matches nothing"):
+        plan(model, Recipe(ignore=("re:.*attn.*",)))
+
+
+@pytest.mark.parametrize("given", ["full", Recipe.full, {"ignore": ()}, None])
+def test_what_is_no_recipe_is_answered_with_the_way_to_write_it(given: Any) -> None:
+    for use in (prepare, explain, plan):
+        with pytest.raises(ValueError, match=r"recipe: .*: write Recipe\.full\(\), Recipe\.ffn"):
+            use(tiny_model("qwen3"), given)
+
+
+def test_explains_reasons_and_shared_scales() -> None:
+    text = explain(tiny_model("qwen3-moe"), Recipe(ignore=("layers.0.self_attn",)))
     lines = {line.split("  ")[1]: line for line in text.splitlines() if line[0].isdigit()}
     assert "2x" in lines["model.layers.*.mlp.experts.gate_up_proj"]
     assert "NVFP4" in lines["model.layers.*.mlp.experts.gate_up_proj"]
     assert "BF16" in lines["lm_head.weight"]
     assert "one scale for q_proj+k_proj+v_proj" in text
     assert "ignored by 'layers.0.self_attn'" in text
-    assert text.endswith("warning: ignore pattern 'nothing' matches nothing")
 
 
-def test_explains_also_what_prepare_refuses() -> None:
-    assert "error: the recipe quantizes nothing" in explain(
-        tiny_model("qwen3"), Recipe(ignore=("model",))
-    )
+@pytest.mark.parametrize(
+    ("pattern", "error"), [("model", "the recipe quantizes nothing"), ("nothing", "ignore: 'nothi")]
+)
+def test_explains_also_what_prepare_refuses(pattern: str, error: str) -> None:
+    assert f"error: {error}" in explain(tiny_model("qwen3"), Recipe(ignore=(pattern,)))

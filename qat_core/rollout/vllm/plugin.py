@@ -9,6 +9,8 @@ decides for all of them.
 """
 
 import os
+from collections.abc import Callable
+from functools import partial
 
 from qat_core.rollout.vllm.kernel_choice import require_vllm, use_for_linear
 
@@ -18,8 +20,7 @@ LINEAR_VARIABLE = "QAT_CORE_LINEAR_KERNEL"
 EXPERTS_VARIABLE = "QAT_CORE_EXPERTS_KERNEL"
 IN_PLACE_VARIABLE = "QAT_CORE_IN_PLACE_SYNC"  # see `in_place.py`
 EXACT_VARIABLE = "QAT_CORE_EXACT"  # see `exact.py`; set by `VllmEngine` and by `+exact=on`
-# torch.compile would go past batch-invariant norms; prefill varies too much for graphs
-EXACT_COMPILATION = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+COVERAGE_VARIABLE = "QAT_CORE_COVERAGE"  # where verl's engine writes what it packs
 MARLIN, MARLIN_UNPACK, HUMMING = "marlin", "marlin-unpack", "humming"
 KERNELS = {  # the first is vLLM's own choice
     LINEAR_VARIABLE: (MARLIN, MARLIN_UNPACK, HUMMING),
@@ -34,12 +35,12 @@ def register() -> None:
 
     Raises:
         ValueError: the environment asks for a kernel that is not known or cannot run here, or for
-            another one than an engine of this process has: what it replaced in vLLM stays. Or a
-            variable has a value that is not known.
+            another one than an engine of this process has: what it replaced in vLLM stays. Or see
+            `require_known_variables`.
     """
     from vllm.platforms import current_platform
 
-    is_in_place_allowed()
+    require_known_variables()
     exact_or_not = _chosen.setdefault(EXACT_VARIABLE, str(is_exact()))
     if exact_or_not != str(is_exact()):
         raise ValueError(f"{EXACT_VARIABLE}: this process has started another engine before")
@@ -86,12 +87,32 @@ def require_loaded() -> None:
             `register` in this process.
     """
     for variable in KERNELS:
-        asked = _named(variable)
+        asked = kernel_named_by(variable)
         if asked != MARLIN and variable not in _chosen:
             raise ValueError(
                 f"{variable}={asked}: vLLM's worker has not loaded qat_core's plugin and serves "
                 f"{MARLIN}: install qat_core (to be on PYTHONPATH is not enough), or unset it"
             )
+
+
+def require_known_variables() -> None:
+    """For all who start vLLM, also where it runs in another process, and later.
+
+    Raises:
+        ValueError: with a line for each variable `QAT_CORE_*` that nothing reads, or whose value is
+            none of its own.
+    """
+    known = (*KERNELS, IN_PLACE_VARIABLE, EXACT_VARIABLE, COVERAGE_VARIABLE)
+    others = [it for it in os.environ if it.startswith("QAT_CORE_") and it not in known]
+    refused = [f"{it}: nothing reads it; the variables are {', '.join(known)}" for it in others]
+    checks: list[Callable[[], object]] = [partial(kernel_named_by, it) for it in KERNELS]
+    for check in (*checks, is_in_place_allowed, is_exact):
+        try:
+            check()
+        except ValueError as error:
+            refused.append(str(error))
+    if refused:
+        raise ValueError("\n".join(refused))
 
 
 def is_in_place_allowed() -> bool:
@@ -130,12 +151,7 @@ def asked_for(variable: str) -> str:
     Raises:
         ValueError: see `register`.
     """
-    name = _named(variable)
-    if name not in KERNELS[variable]:
-        *others, last = KERNELS[variable][::-1]
-        raise ValueError(
-            f"{variable}={name}: use {', '.join(others)}, or {last}, vLLM's own choice"
-        )
+    name = kernel_named_by(variable)
     if name != MARLIN:
         import vllm
 
@@ -154,6 +170,12 @@ def asked_for(variable: str) -> str:
     return name
 
 
-def _named(variable: str) -> str:
-    """The kernel that the environment names, known or not."""
-    return os.environ.get(variable) or MARLIN
+def kernel_named_by(variable: str) -> str:
+    """The kernel that the environment names; ValueError if there is none of that name."""
+    name = os.environ.get(variable) or MARLIN
+    if name not in KERNELS[variable]:
+        *others, last = KERNELS[variable][::-1]
+        raise ValueError(
+            f"{variable}={name}: use {', '.join(others)}, or {last}, vLLM's own choice"
+        )
+    return name

@@ -1,0 +1,145 @@
+"""What a command says of its model before Ray starts, and refuses."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.families import tiny_config
+from tests.nano_models import write_nano
+from tests.verl_configurations import COMMAND, QAT, started
+
+PATH = "actor_rollout_ref.model.path"
+
+
+@pytest.fixture
+def dense(tmp_path: Path) -> Path:
+    write_nano("nano-dense", tmp_path / "dense", num_layers=2)
+    return tmp_path / "dense"
+
+
+PACKED = {
+    "full": (
+        [],
+        "rollouts in NVFP4 (w4a16), trained in NVFP4; scale_policy pow2, block_scale_method max; "
+        "ignored: lm_head, embed_tokens, re:.*mlp.gate$; packed: 14 of ",
+        "(2x q_proj, 2x k_proj, 2x v_proj, 2x o_proj, 2x gate_proj, 2x up_proj, 2x down_proj); "
+        "kernels: linear layers humming, experts marlin",
+    ),
+    "ffn without qat": (
+        [f"{QAT}.ignore_patterns=['re:.*attn.*']", f"{QAT}.train=false"],
+        "rollouts in NVFP4 (w4a16), trained in BF16; scale_policy pow2, block_scale_method max; "
+        "ignored: re:.*attn.*; packed: 6 of ",
+        "(2x gate_proj, 2x up_proj, 2x down_proj); kernels: linear layers humming, experts marlin",
+    ),
+    "bf16": ([f"{QAT}.enable=false"], "BF16 in training and rollouts, synced", "project's worker"),
+}
+
+
+@pytest.mark.parametrize(("overrides", "start", "end"), PACKED.values(), ids=PACKED)
+def test_a_right_command_says_in_a_line_what_will_run(
+    dense: Path,
+    overrides: list[str],
+    start: str,
+    end: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("QAT_CORE_LINEAR_KERNEL", "humming")
+    started(*COMMAND, f"{PATH}={dense}", *overrides)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith(f"qat_core: {start}") and line.endswith(end)
+
+
+def test_of_a_model_that_is_not_on_this_machine_the_line_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    started(*COMMAND, f"{PATH}=/not/here")
+    assert "packed: known once workers have read /not/here (OSError)" in capsys.readouterr().out
+
+
+@pytest.mark.verl_table(
+    "a model whose weights vLLM loads past its reload (gpt-oss)",
+    "refused, with `+nvfp4=off` too",
+    cases=["w4a16", "off"],
+)
+@pytest.mark.parametrize("choice", ["w4a16", "off"])
+def test_a_model_that_cannot_be_synced_is_refused(tmp_path: Path, choice: str) -> None:
+    config = tiny_config("gpt_oss")
+    config.architectures = ["GptOssForCausalLM"]
+    config.save_pretrained(tmp_path)
+    message = rf"error: {PATH}: .*: weight sync: vLLM's GptOssForCausalLM copies experts"
+    with pytest.raises(SystemExit, match=message):
+        started(f"+nvfp4={choice}", *COMMAND[1:], f"{PATH}={tmp_path}")
+
+
+VOID = "matches nothing in Qwen3ForCausalLM"
+REFUSED: dict[str, tuple[list[str], list[str]]] = {
+    "patterns": (
+        [f"{QAT}.ignore_patterns=[self_atn,'*mlp*']"],
+        [rf"{QAT}\.ignore_patterns: '{p}' {VOID}: correct it" for p in ("self_atn", r"\*mlp\*")],
+    ),
+    "part of a fused weight": (
+        [f"{QAT}.ignore_patterns=[k_proj]"],
+        [rf"{PATH}: .*: model\.layers\.{i}\.self_attn\.k_proj\.weight is left" for i in (0, 1)],
+    ),
+    "sizes that the command sets": (
+        ["+actor_rollout_ref.model.override_config.intermediate_size=100"],
+        [
+            rf"{PATH}: .*: model\.layers\.{i}\.mlp\.down_proj\.weight: input size 100"
+            for i in (0, 1)
+        ],
+    ),
+    "routes without experts": (["+routing_replay=r3"], [r".*mode: R3: the model has no experts"]),
+}
+
+
+@pytest.mark.parametrize(("overrides", "lines"), REFUSED.values(), ids=REFUSED)
+def test_what_the_model_does_not_have_is_refused(
+    dense: Path, overrides: list[str], lines: list[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        started(*COMMAND, f"{PATH}={dense}", *overrides)
+    said = ended.value.code.split("\n")
+    assert len(said) == len(lines)
+    for line, expected in zip(said, lines, strict=True):
+        assert re.match(f"error: {expected}", line), line
+
+
+def test_patterns_of_a_quantization_json_are_looked_at_too(dense: Path, declared: Any) -> None:
+    with pytest.raises(SystemExit, match=rf"ignore_patterns: 're:\.\*self_atn\.\*' {VOID}"):
+        started(
+            *COMMAND,
+            f"{PATH}={dense}",
+            f"{QAT}.ignore_patterns=[]",
+            f"{QAT}.quantization_config_path={declared}",
+        )
+
+
+@pytest.fixture
+def declared(tmp_path: Path) -> Path:
+    from tests.unit.verl.test_quantization_patterns import declared as content
+
+    (tmp_path / "given.json").write_text(json.dumps(content() | {"ignore": ["re:.*self_atn.*"]}))
+    return tmp_path / "given.json"
+
+
+def test_kernels_and_variables_that_are_not_known_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    values = {
+        "QAT_CORE_LINEAR_KERNEL": "hummin",
+        "QAT_CORE_EXPERTS_KERNEL": "marlin-unpack",  # of linear layers alone
+        "QAT_CORE_IN_PLACE_SYNC": "false",
+        "QAT_CORE_LINEAR_KERNELS": "humming",
+    }
+    for name, value in values.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as ended:
+        started(*COMMAND)
+    lines = ended.value.code.split("\n")
+    assert len(lines) == len(values)
+    assert "error: QAT_CORE_LINEAR_KERNEL=hummin: use humming, marlin-unpack, or marlin" in lines[1]
+    assert "error: QAT_CORE_LINEAR_KERNELS: nothing reads it; the variables are" in lines[0]
