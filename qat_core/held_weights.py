@@ -119,9 +119,14 @@ class HeldWeights:
         return weight is self.weight(weight.weight_name)
 
     def holds_memory_of(self, weight: HeldWeight) -> bool:
-        """Whether this tensor or view shows the memory that the model holds, not a copy."""
-        held = self.weight(weight.weight_name).plain()
-        return held.untyped_storage().data_ptr() == weight.plain().untyped_storage().data_ptr()
+        """Whether this tensor or view shows the memory that the model holds, with its scale.
+
+        Neither a copy nor, where `.data` moved to other rows of a buffer, the rows of before.
+        """
+        held = self.weight(weight.weight_name)
+        return _address(held.plain()) == _address(weight.plain()) and (
+            _address(held.global_scale) == _address(weight.global_scale)
+        )
 
     def is_measured(self, name: str) -> bool:
         """Whether the weight is the one last measured, neither written nor moved since.
@@ -157,7 +162,7 @@ class HeldWeights:
         for name, parameter in self._parameters.items():
             weight = _local(parameter)
             weight.measured = self._version(parameter)
-            self._addresses[weight.plain().untyped_storage().data_ptr()] = name
+            self._addresses[_address(weight.plain())] = name
 
     def _version(self, parameter: Any) -> Version:
         """Differs after each write, through state dicts too, and for what was not measured last.
@@ -181,7 +186,7 @@ class HeldWeights:
     def mark_memory_written(self, tensor: Tensor) -> None:
         """As `mark_written` of the weight, if any, whose memory `tensor` shows."""
         plain = getattr(tensor, "plain", lambda: tensor)()
-        address = plain.untyped_storage().data_ptr()
+        address = _address(plain)
         if address and address in self._addresses:
             self.written.add(self._addresses[address])
 
@@ -210,6 +215,10 @@ class HeldWeights:
         """The module of a weight, and its name there."""
         return self._owners[name]
 
+    def has_owner(self, module: nn.Module) -> bool:
+        """Whether a weight stands in this very module."""
+        return any((id(module), leaf) in self._names for leaf in module._parameters)
+
     def add(self, name: str, module: nn.Module, leaf: str) -> None:
         """Track one more weight."""
         self._owners[name] = module, leaf
@@ -233,6 +242,10 @@ def _ties(
         for leaf, parameter in module._parameters.items()
         if id(parameter) in names and owners[names[id(parameter)]] != (module, leaf)
     ]
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _local(parameter: Any) -> Any:

@@ -30,6 +30,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
+from qat_core.forward_calls import in_backward
 from qat_core.held_weights import HeldWeight, HeldWeights
 from qat_core.nvfp4 import (
     PackedTensor,
@@ -181,11 +182,6 @@ class RoundedWeights:
     def _round_whole(self, name: str) -> Tensor:
         held = self._weights.weight(name)
         return self.round(held, held.plain())
-
-
-def in_backward() -> bool:
-    """Whether this thread runs a backward pass, or what is computed again in one."""
-    return torch._C._current_graph_task_id() != -1
 
 
 def _in_capture(data: Tensor) -> bool:

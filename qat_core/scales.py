@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from qat_core.forward_calls import in_backward, runs_forward
 from qat_core.held_weights import HeldWeight, HeldWeights
 from qat_core.later import Later
 from qat_core.mesh import max_over_ranks, shard_rows
@@ -19,7 +20,7 @@ from qat_core.nvfp4 import ShardLayout, global_scale, is_representable
 from qat_core.nvfp4.format import UNREPRESENTABLE
 from qat_core.plan import QuantPlan
 from qat_core.recipe import Recipe
-from qat_core.rounded_weights import Keep, RoundedWeights, in_backward
+from qat_core.rounded_weights import Keep, RoundedWeights
 from qat_core.uncounted_writes import watch
 
 
@@ -62,7 +63,7 @@ class Scales:
         self.weights = HeldWeights(model, plan.quantized)
         self.rounded = RoundedWeights(self.weights, self.shapes, self.method, keep)
         self.num_refreshes = 0
-        self._in_forward = False
+        self.are_looked_at = False  # for writes, by the call of the whole model that runs
         self.packed_shards: dict[str, tuple[Tensor, ShardLayout]] = {}
         self._groups = tuple(plan.groups.values())
         self._group_of = {name: group for group in self._groups for name in group}
@@ -102,16 +103,25 @@ class Scales:
         self.update()
         if self.num_refreshes > before:  # once an optimizer step: it takes a look at all modules
             self.weights.require_inside(model)
-        self._in_forward = True
+        self.are_looked_at = True
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def after_forward(self, *_: Any) -> None:
         """Forward hook of the whole model, called after an error too."""
-        self._in_forward = False
+        self.are_looked_at = False  # of a call around this one, or in another thread, as well
 
     def is_computing(self) -> bool:
-        """Whether a forward pass of the whole model runs, or is repeated in a backward pass."""
-        return self._in_forward or (torch.is_grad_enabled() and in_backward())
+        """Whether this thread runs a forward pass of the model, or of some part of it."""
+        return runs_forward(self._is_part)
+
+    def _is_part(self, module: nn.Module) -> bool:
+        """Whether it is in the model, not around it, as a wrapper is, or a module of penalties."""
+        for each in module.modules():
+            if self.before_forward in each._forward_pre_hooks.values():
+                return each is module
+            if self.weights.has_owner(each):
+                return True
+        return False
 
     def trains(self, weight: HeldWeight) -> bool:
         """Whether the parameter behind this tensor or view gets a gradient."""
@@ -158,7 +168,7 @@ class Scales:
         copied.weights = self.weights.without_weights()
         copied.rounded = self.rounded.of_copy(copied.weights)
         watch(copied.weights)
-        copied._in_forward = False
+        copied.are_looked_at = False
         return copied
 
     def wait_until_ready(self) -> None:
