@@ -69,10 +69,8 @@ def attached_weight(cls: type[Any], func: Any, args: tuple[Any, ...]) -> Any:
     if not makes_values or _is_factory(func) or in_backward():
         return None
     for value in operands(args):
-        if isinstance(value, cls):
-            origin = value._base if value._is_view() else value
-            if value.requires_grad or isinstance(origin, nn.Parameter):
-                return value
+        if isinstance(value, cls) and (isinstance(value, nn.Parameter) or not value.is_detached):
+            return value
     return None
 
 

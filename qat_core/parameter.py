@@ -72,6 +72,7 @@ class FakeQuantizedTensor(FullPrecisionMemory):
     measured: Version | None = None
     is_transposed: bool
     _expert: int | None
+    is_detached: bool = False  # from autograd, as code does that wants full precision
     _kept: Kept | None = None  # of views that a backward pass made, see qat_core/rounded_weights.py
 
     @staticmethod
@@ -134,7 +135,7 @@ class FakeQuantizedTensor(FullPrecisionMemory):
                 f"which is not a whole matrix or expert in blocks of {BLOCK_SIZE}: add it to ignore"
             )
         if type(data) is Tensor:
-            self.scales.refresh_if_stale(self.weight_name)
+            self.scales.refresh_if_stale(self)
             rounded = self.scales.rounded.read(self, data, self._expert)
         elif self.scales.rounded.keep is None:  # torch.compile is tracing
             rounded = self.scales.rounded.round(self, data)
@@ -204,6 +205,8 @@ class FakeQuantizedTensor(FullPrecisionMemory):
         like = FakeQuantizedTensor(
             data, global_scale, self.weight_name, self.scales, transposed, expert
         )
+        if func is aten.detach.default or (self.is_detached and not isinstance(self, nn.Parameter)):
+            like.is_detached = True
         is_plain = type(data) is Tensor  # what torch.compile traces, it holds forever
         if is_plain and in_backward() and (self._kept or isinstance(self, nn.Parameter)):
             like._kept = self.scales.rounded.share(self.weight_name, expert)
@@ -218,7 +221,7 @@ class FakeQuantizedTensor(FullPrecisionMemory):
         Compiled code asks for them at each call, and looks for no writes itself.
         """
         if type(self._data) is Tensor and not self.scales.are_looked_at:
-            self.scales.refresh_if_stale(self.weight_name)
+            self.scales.refresh_if_stale(self)
         return ["_data", "global_scale"], (
             self.weight_name,
             ref(self.scales),

@@ -152,6 +152,8 @@ class RoundedWeights:
         """Let go of what is kept of a weight that moves: it would stay where the weight was."""
         self._whole.pop(name, None)
         self._packed.pop(name, None)
+        for key in [key for key in self._recomputed if key[0] == name]:
+            del self._recomputed[key]
 
     def clear(self) -> None:
         """Let go of everything: the scales are new."""

@@ -75,19 +75,17 @@ class Scales:
         self.weights.find()
         self._refresh()
 
-    def refresh_if_stale(self, name: str) -> None:
-        """Recompute all global scales if weight `name` is about to be read with an old one.
+    def refresh_if_stale(self, weight: HeldWeight) -> None:
+        """Recompute all global scales if a weight is about to be read with an old one.
 
-        In a backward pass the old one is right, as in the forward pass, unless `name` itself was
-        written: an optimizer that steps in the backward pass writes the weights one by one.
+        In a backward pass the old one is right, as in the forward pass, unless the weight itself
+        was written: an optimizer that steps in the backward pass writes the weights one by one.
         """
-        weights = self.weights
-        if weights.written:
-            stale = name in weights.written or not in_backward()
-        else:
-            group = (name,) if in_backward() else self._group_of[name]
-            stale = not all(map(weights.is_measured, group))
-        if stale:
+        weights, name = self.weights, weight.weight_name
+        if in_backward():
+            if name in weights.written or not weights.is_measured(name):
+                self._refresh_in_backward(weight)
+        elif weights.written or not all(map(weights.is_measured, self._group_of[name])):
             self.refresh()
 
     def update(self) -> None:
@@ -175,6 +173,22 @@ class Scales:
         """Let the current CUDA stream wait for the last refresh, which ran in another one."""
         if self._ready is not None:
             torch.cuda.current_stream().wait_event(self._ready)
+
+    @torch.no_grad()
+    def _refresh_in_backward(self, weight: HeldWeight) -> None:
+        """A new scale for a weight that was written since the forward pass, and for no other.
+
+        It still counts as written: its group is measured together before the next forward pass.
+        """
+        self.weights.find()
+        name = weight.weight_name
+        if name in self.weights.meshes:  # its gathered group has been rounded
+            self._refresh()
+        elif self.weights.holds_memory_of(weight):  # else what was read in the forward pass
+            group = [other for other in self._group_of[name] if other in self.weights.names]
+            (amax,) = self.rounded.measure([group], self.policy, rounds=False)
+            self.weights.weight(name).global_scale.copy_(global_scale(amax, self.policy))
+            self.rounded.forget(name)
 
     @torch.no_grad()
     def _refresh(self) -> None:

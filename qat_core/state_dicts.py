@@ -58,6 +58,7 @@ def fake_quantized(name: str, weight: nn.Parameter, scales: Scales) -> nn.Parame
     parameter = nn.Parameter(tensor, requires_grad=weight.requires_grad)
     # below dispatch, where a Parameter is made, `detach` gives a version counter of its own
     parameter._data = weight.detach()  # type: ignore[attr-defined]
+    parameter.is_detached = False  # type: ignore[attr-defined]
     parameter.grad = weight.grad
     return parameter
 
