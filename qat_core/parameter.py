@@ -220,7 +220,7 @@ class FakeQuantizedTensor(FullPrecisionMemory):
 
         Compiled code asks for them at each call, and looks for no writes itself.
         """
-        if type(self._data) is Tensor and not self.scales.are_looked_at:
+        if type(self._data) is Tensor and self.scales.may_be_stale():
             self.scales.refresh_if_stale(self)
         return ["_data", "global_scale"], (
             self.weight_name,

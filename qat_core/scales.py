@@ -63,7 +63,7 @@ class Scales:
         self.weights = HeldWeights(model, plan.quantized)
         self.rounded = RoundedWeights(self.weights, self.shapes, self.method, keep)
         self.num_refreshes = 0
-        self.are_looked_at = False  # for writes, by the call of the whole model that runs
+        self._was_updated = False  # by the call of the whole model that runs
         self.packed_shards: dict[str, tuple[Tensor, ShardLayout]] = {}
         self._groups = tuple(plan.groups.values())
         self._group_of = {name: group for group in self._groups for name in group}
@@ -88,6 +88,10 @@ class Scales:
         elif weights.written or not all(map(weights.is_measured, self._group_of[name])):
             self.refresh()
 
+    def may_be_stale(self) -> bool:
+        """Whether to look for writes: a call of the whole model has, and then each takes long."""
+        return bool(self.weights.written) or not self._was_updated
+
     def update(self) -> None:
         """Recompute all global scales if any weight was, or may have been, written."""
         self.weights.find()
@@ -101,12 +105,12 @@ class Scales:
         self.update()
         if self.num_refreshes > before:  # once an optimizer step: it takes a look at all modules
             self.weights.require_inside(model)
-        self.are_looked_at = True
+        self._was_updated = True
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def after_forward(self, *_: Any) -> None:
         """Forward hook of the whole model, called after an error too."""
-        self.are_looked_at = False  # of a call around this one, or in another thread, as well
+        self._was_updated = False  # calls around this one, or in other threads, look again
 
     def is_computing(self) -> bool:
         """Whether this thread runs a forward pass of the model, or of some part of it."""
@@ -166,7 +170,7 @@ class Scales:
         copied.weights = self.weights.without_weights()
         copied.rounded = self.rounded.of_copy(copied.weights)
         watch(copied.weights)
-        copied.are_looked_at = False
+        copied._was_updated = False
         return copied
 
     def wait_until_ready(self) -> None:
