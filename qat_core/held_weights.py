@@ -123,10 +123,12 @@ class HeldWeights:
 
         Neither a copy nor, where `.data` moved to other rows of a buffer, the rows of before.
         """
-        held = self.weight(weight.weight_name)
-        return _address(held.plain()) == _address(weight.plain()) and (
-            _address(held.global_scale) == _address(weight.global_scale)
-        )
+        held, plain = self.weight(weight.weight_name), weight.plain()
+        if held.plain().untyped_storage().data_ptr() != plain.untyped_storage().data_ptr():
+            return False
+        if weight.weight_name not in self._assigned:
+            return True
+        return _address(held.global_scale) == _address(weight.global_scale)
 
     def is_measured(self, name: str) -> bool:
         """Whether the weight is the one last measured, neither written nor moved since.

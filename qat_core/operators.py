@@ -27,10 +27,11 @@ PLAIN_NAMESPACES = {"aten", "prim", "prims", "nvfp4"} | COLLECTIVES
 
 # Results of these keep the class; those of all other operators are plain tensors, and other views
 # are refused.
+DETACH = aten.detach.default
 TRANSPOSES = {aten.t.default, aten.transpose.int, aten.permute.default}
 SELECTS = {aten.select.int, aten.unbind.int}
 PRESERVING = {
-    *(*TRANSPOSES, *SELECTS, aten.detach.default, aten.alias.default, aten.slice.Tensor),
+    *(*TRANSPOSES, *SELECTS, DETACH, aten.alias.default, aten.slice.Tensor),
     *(aten.split.Tensor, aten.split_with_sizes.default, aten.expand.default),
     *(aten.view.default, aten._unsafe_view.default),
     *(aten._to_copy.default, aten._pin_memory.default, aten.empty_like.default),

@@ -34,6 +34,7 @@ from qat_core.fsdp import PreAllGather, unpack_gathered
 from qat_core.full_precision import FullPrecisionMemory
 from qat_core.held_weights import HeldWeights, Version
 from qat_core.operators import (
+    DETACH,
     PRESERVING,
     SELECTS,
     TRANSPOSES,
@@ -205,7 +206,7 @@ class FakeQuantizedTensor(FullPrecisionMemory):
         like = FakeQuantizedTensor(
             data, global_scale, self.weight_name, self.scales, transposed, expert
         )
-        if func is aten.detach.default or (self.is_detached and not isinstance(self, nn.Parameter)):
+        if func is DETACH or (self.is_detached and not isinstance(self, nn.Parameter)):
             like.is_detached = True
         is_plain = type(data) is Tensor  # what torch.compile traces, it holds forever
         if is_plain and in_backward() and (self._kept or isinstance(self, nn.Parameter)):

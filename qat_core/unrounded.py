@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from qat_core.forward_calls import in_backward
 from qat_core.full_precision import FullPrecisionMemory
-from qat_core.operators import aten, is_compute, operands, read_all, read_dict
+from qat_core.operators import DETACH, is_compute, operands, read_all, read_dict
 
 
 class Unrounded(FullPrecisionMemory):
@@ -52,7 +52,7 @@ class Unrounded(FullPrecisionMemory):
                 "module of the model, or detach the weight to multiply with full precision"
             )
         out = func(*read_all(cls, cls.plain, args), **read_dict(cls, cls.plain, kwargs))
-        if func is aten.detach.default or (in_backward() and not func.is_view):
+        if func is DETACH or (in_backward() and not func.is_view):
             return out
         wrapped = unrounded(out, self.weight_name, self.operator, always=func.is_view)
         return return_and_correct_aliasing(func, args, kwargs, wrapped)  # type: ignore[no-untyped-call]
