@@ -4,10 +4,11 @@ Writes by an operator on a weight mark it at once, as do collectives and steps o
 (`qat_core/uncounted_writes.py`). Writes through a tensor that shares its memory, such as an entry
 of a state dict, show in PyTorch's version counters, which are compared here. Memory
 that was assigned to a weight from outside (`weight.data = tensor`) may be a view of a buffer that
-counts its versions apart: such a weight counts as written at every forward pass. So does one whose
-memory another library or process was given (`numpy()`, `__dlpack__`, `share_memory_`). Not seen are
-other writes through pointers and storages, and through NumPy arrays or DLPack of an entry of a
-state dict; after a weight stream all weights are measured again.
+counts its versions apart: such a weight counts as written at every call of the model, and at every
+read outside of one. So does one whose memory another library or process was given (`numpy()`,
+`__dlpack__`, `share_memory_`). Not seen are other writes through pointers and storages, and through
+NumPy arrays or DLPack of an entry of a state dict; after a weight stream all weights are measured
+again.
 """
 
 from copy import copy
@@ -126,7 +127,7 @@ class HeldWeights:
         held, plain = self.weight(weight.weight_name), weight.plain()
         if held.plain().untyped_storage().data_ptr() != plain.untyped_storage().data_ptr():
             return False
-        if weight.weight_name not in self._assigned:
+        if not self.is_assigned(weight.weight_name):
             return True
         return _address(held.global_scale) == _address(weight.global_scale)
 
@@ -139,6 +140,10 @@ class HeldWeights:
         if parameter is None:  # of a copied layer, a weight of the group that stayed behind
             return True
         return bool(_local(parameter).measured == self._version(parameter))
+
+    def is_assigned(self, name: str) -> bool:
+        """Whether the weight's memory is another's, who may write it unseen."""
+        return name in self._assigned
 
     def any_unmeasured(self) -> bool:
         """Whether a weight was, or may have been, written since `mark_measured`."""

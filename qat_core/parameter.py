@@ -3,7 +3,9 @@
 A parameter of this tensor subclass keeps its full-precision values. Optimizers, copies, collectives
 and state dicts see those; matrix products, gathers of experts, and whatever else a forward pass
 computes with see the values rounded to NVFP4, also through views, and through copies of views such
-as `weight.t().contiguous()`.
+as `weight.t().contiguous()`. A forward pass is a call of the model, or of a module of it; what is
+computed outside of one, other than products, is of full precision and no factor of a product
+(qat_core/unrounded.py).
 Rounding happens below autograd, so
 
 * the gradient reaches the parameter unchanged (straight-through estimator), and

@@ -87,6 +87,9 @@ class Scales:
                 self._refresh_in_backward(weight)
         elif weights.written or not all(map(weights.is_measured, self._group_of[name])):
             self.refresh()
+        elif not self._was_updated and weights.is_assigned(name) and name not in weights.meshes:
+            group = self._held_group(name)
+            self._measure_again(group, group)
 
     def may_be_stale(self) -> bool:
         """Whether to look for writes: a call of the whole model has, and then each takes long."""
@@ -189,10 +192,20 @@ class Scales:
         if name in self.weights.meshes:  # its gathered group has been rounded
             self._refresh()
         elif self.weights.holds_memory_of(weight):  # else what was read in the forward pass
-            group = [other for other in self._group_of[name] if other in self.weights.names]
-            (amax,) = self.rounded.measure([group], self.policy, rounds=False)
+            self._measure_again(self._held_group(name), [name])
+
+    @torch.no_grad()
+    def _measure_again(self, group: list[str], names: list[str]) -> None:
+        """The global scale of a group, for these weights of it."""
+        (amax,) = self.rounded.measure([group], self.policy, rounds=False)
+        for name in names:
             self.weights.weight(name).global_scale.copy_(global_scale(amax, self.policy))
             self.rounded.forget(name)
+
+    def _held_group(self, name: str) -> list[str]:
+        """The weights that share a scale with this one; of a copied layer, those in it."""
+        held = self.weights.names
+        return [other for other in self._group_of[name] if other in held]
 
     @torch.no_grad()
     def _refresh(self) -> None:
