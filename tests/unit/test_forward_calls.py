@@ -74,11 +74,11 @@ def interrupted(model: Root, x: Tensor) -> None:
 
 
 CALLS: dict[str, Callable[[Root, Tensor], Tensor]] = {
-    "the model": lambda model, x: model(x),  # type: ignore[no-any-return]
+    "the model": lambda model, x: model(x),
     "its forward()": lambda model, x: model.forward(x),
-    "a layer": lambda model, x: model.inner(x),  # type: ignore[no-any-return]
+    "a layer": lambda model, x: model.inner(x),
     "a layer's forward()": lambda model, x: model.inner.forward(x),
-    "a layer inside another module": lambda model, x: nn.Sequential(model.inner)(x),  # type: ignore[no-any-return]
+    "a layer inside another module": lambda model, x: nn.Sequential(model.inner)(x),
     "nested": nested,
     "while another thread's ends": while_another_thread_ends,
     "compiled layer": lambda model, x: torch.compile(model.inner, backend="aot_eager")(x),
@@ -141,11 +141,11 @@ def test_penalties_are_of_full_precision(
             return (rows @ rows.t()).square().sum()
 
     before(model, x(model))
-    plain = model.inner.q.weight.plain().clone().requires_grad_()  # type: ignore[operator]
+    plain = model.inner.q.weight.plain().clone().requires_grad_()  # type: ignore[attr-defined]
     rows = F.normalize(plain.float())
     (rows @ rows.t()).square().sum().backward()
     Penalty()().backward()
-    assert torch.equal(model.inner.q.weight.grad, plain.grad) and plain.grad.any()  # type: ignore[arg-type, union-attr]
+    assert torch.equal(model.inner.q.weight.grad, plain.grad) and plain.grad.any()
 
 
 @pytest.mark.parametrize("create_graph", [False, True])

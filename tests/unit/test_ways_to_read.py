@@ -175,7 +175,7 @@ def test_a_part_of_another_matrix_is_rounded_in_a_forward_pass(
         if name in MIXED:
             with pytest.raises(ValueError, match=r"outside a forward pass of the model: do it in"):
                 use(*weights)
-            weights = weights[0].detach(), weights[1].detach()  # type: ignore[assignment]
+            weights = weights[0].detach(), weights[1].detach()
         assert torch.equal(use(*weights), plain)
 
 
