@@ -51,7 +51,7 @@ class PreAllGather:
     def __call__(self, mesh: DeviceMesh) -> tuple[tuple[Tensor], ShardLayout]:
         """Codes and block scales in one buffer, and its layout."""
         scales, name = self._shard.scales, self._shard.weight_name
-        scales.refresh_if_stale(name)
+        scales.refresh_if_stale(self._shard)
         packed = scales.packed_shards
         if not scales.weights.holds(self._shard):  # FSDP2 brought a copy from the CPU to the GPU
             packed = _pack([self._shard], scales, mesh)

@@ -7,16 +7,58 @@ ends the process when it is read: take the storage of an entry of the state dict
 """
 
 from abc import abstractmethod
-from typing import Any
+from copy import deepcopy
+from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class FullPrecisionMemory(torch.Tensor):
     """A wrapper tensor that shows the memory of `_data`."""
 
     _data: Tensor
+    weight_name: str
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def _wrap(cls, data: Tensor) -> Self:
+        self: Self = torch.Tensor._make_wrapper_subclass(
+            cls,
+            data.size(),
+            strides=data.stride(),
+            storage_offset=data.storage_offset(),
+            dtype=data.dtype,
+            layout=data.layout,
+            device=data.device,
+            storage_size=0,  # no reader takes the wrapper's own for memory
+        )
+        torch._C._set_throw_on_mutable_data_ptr(self)  # else C code writes to address 0
+        self._data = data
+        return self
+
+    def plain(self) -> Tensor:
+        """The full-precision values as a plain tensor that shares their memory."""
+        return self._data
+
+    def tolist(self) -> Any:
+        """The full-precision values."""
+        return self._data.tolist()
+
+    def __repr__(self) -> str:  # type: ignore[override]
+        return f"{type(self).__name__}({self.weight_name}, {self._data!r})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        """Copies as a plain tensor."""
+        copied: Tensor = deepcopy(self._data.detach(), memo)
+        return copied
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Pickles as the plain tensor or parameter, which anyone can read."""
+        plain = self._data.detach()
+        if isinstance(self, nn.Parameter):
+            plain = nn.Parameter(plain, requires_grad=self.requires_grad)
+        return plain.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
 
     @abstractmethod
     def _assign(self, value: Tensor) -> None:

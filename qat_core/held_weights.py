@@ -4,10 +4,11 @@ Writes by an operator on a weight mark it at once, as do collectives and steps o
 (`qat_core/uncounted_writes.py`). Writes through a tensor that shares its memory, such as an entry
 of a state dict, show in PyTorch's version counters, which are compared here. Memory
 that was assigned to a weight from outside (`weight.data = tensor`) may be a view of a buffer that
-counts its versions apart: such a weight counts as written at every forward pass. So does one whose
-memory another library or process was given (`numpy()`, `__dlpack__`, `share_memory_`). Not seen are
-other writes through pointers and storages, and through NumPy arrays or DLPack of an entry of a
-state dict; after a weight stream all weights are measured again.
+counts its versions apart: such a weight counts as written at every call of the model, and at every
+read outside of one. So does one whose memory another library or process was given (`numpy()`,
+`__dlpack__`, `share_memory_`). Not seen are other writes through pointers and storages, and through
+NumPy arrays or DLPack of an entry of a state dict; after a weight stream all weights are measured
+again.
 """
 
 from copy import copy
@@ -119,9 +120,16 @@ class HeldWeights:
         return weight is self.weight(weight.weight_name)
 
     def holds_memory_of(self, weight: HeldWeight) -> bool:
-        """Whether this tensor or view shows the memory that the model holds, not a copy."""
-        held = self.weight(weight.weight_name).plain()
-        return held.untyped_storage().data_ptr() == weight.plain().untyped_storage().data_ptr()
+        """Whether this tensor or view shows the memory that the model holds, with its scale.
+
+        Neither a copy nor, where `.data` moved to other rows of a buffer, the rows of before.
+        """
+        held, plain = self.weight(weight.weight_name), weight.plain()
+        if held.plain().untyped_storage().data_ptr() != plain.untyped_storage().data_ptr():
+            return False
+        if not self.is_assigned(weight.weight_name):
+            return True
+        return _address(held.global_scale) == _address(weight.global_scale)
 
     def is_measured(self, name: str) -> bool:
         """Whether the weight is the one last measured, neither written nor moved since.
@@ -132,6 +140,10 @@ class HeldWeights:
         if parameter is None:  # of a copied layer, a weight of the group that stayed behind
             return True
         return bool(_local(parameter).measured == self._version(parameter))
+
+    def is_assigned(self, name: str) -> bool:
+        """Whether the weight's memory is another's, who may write it unseen."""
+        return name in self._assigned
 
     def any_unmeasured(self) -> bool:
         """Whether a weight was, or may have been, written since `mark_measured`."""
@@ -157,7 +169,7 @@ class HeldWeights:
         for name, parameter in self._parameters.items():
             weight = _local(parameter)
             weight.measured = self._version(parameter)
-            self._addresses[weight.plain().untyped_storage().data_ptr()] = name
+            self._addresses[_address(weight.plain())] = name
 
     def _version(self, parameter: Any) -> Version:
         """Differs after each write, through state dicts too, and for what was not measured last.
@@ -181,7 +193,7 @@ class HeldWeights:
     def mark_memory_written(self, tensor: Tensor) -> None:
         """As `mark_written` of the weight, if any, whose memory `tensor` shows."""
         plain = getattr(tensor, "plain", lambda: tensor)()
-        address = plain.untyped_storage().data_ptr()
+        address = _address(plain)
         if address and address in self._addresses:
             self.written.add(self._addresses[address])
 
@@ -210,6 +222,10 @@ class HeldWeights:
         """The module of a weight, and its name there."""
         return self._owners[name]
 
+    def has_owner(self, module: nn.Module) -> bool:
+        """Whether a weight stands in this very module."""
+        return any((id(module), leaf) in self._names for leaf in module._parameters)
+
     def add(self, name: str, module: nn.Module, leaf: str) -> None:
         """Track one more weight."""
         self._owners[name] = module, leaf
@@ -233,6 +249,10 @@ def _ties(
         for leaf, parameter in module._parameters.items()
         if id(parameter) in names and owners[names[id(parameter)]] != (module, leaf)
     ]
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _local(parameter: Any) -> Any:

@@ -1,10 +1,12 @@
 """What a fake-quantized weight is to each operator: a matrix of the model, or plain memory."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from qat_core.forward_calls import in_backward
 
 aten = torch.ops.aten
 
@@ -25,10 +27,11 @@ PLAIN_NAMESPACES = {"aten", "prim", "prims", "nvfp4"} | COLLECTIVES
 
 # Results of these keep the class; those of all other operators are plain tensors, and other views
 # are refused.
+DETACH = aten.detach.default
 TRANSPOSES = {aten.t.default, aten.transpose.int, aten.permute.default}
 SELECTS = {aten.select.int, aten.unbind.int}
 PRESERVING = {
-    *(*TRANSPOSES, *SELECTS, aten.detach.default, aten.alias.default, aten.slice.Tensor),
+    *(*TRANSPOSES, *SELECTS, DETACH, aten.alias.default, aten.slice.Tensor),
     *(aten.split.Tensor, aten.split_with_sizes.default, aten.expand.default),
     *(aten.view.default, aten._unsafe_view.default),
     *(aten._to_copy.default, aten._pin_memory.default, aten.empty_like.default),
@@ -52,10 +55,24 @@ def is_for_compute(cls: type[Any], func: Any, args: tuple[Any, ...]) -> bool:
         return True
     if func.namespace != "aten" or func.is_view or func in KEPT or not _returns_tensors(func):
         return False
-    weights = [value for value in _flat(args) if isinstance(value, cls)]
-    if not weights or not all(w.scales.is_computing() for w in weights):
+    weights = [value for value in operands(args) if isinstance(value, cls)]
+    if not weights or not all(scales.is_computing() for scales in {w.scales for w in weights}):
         return False
     return func.overloadpacket is not aten.add or any(w.scales.trains(w) for w in weights)
+
+
+def attached_weight(cls: type[Any], func: Any, args: tuple[Any, ...]) -> Any:
+    """A weight, itself or through views, of which the operator makes new values; None if detached.
+
+    Detached weights serve whoever wants full precision, and backward passes are the trainer's own.
+    """
+    makes_values = func.namespace == "aten" and not func.is_view and _returns_tensors(func)
+    if not makes_values or _is_factory(func) or in_backward():
+        return None
+    for value in operands(args):
+        if isinstance(value, cls) and (isinstance(value, nn.Parameter) or not value.is_detached):
+            return value
+    return None
 
 
 def is_copied_to_compute(weight: Any) -> bool:
@@ -86,13 +103,21 @@ def read_dict(cls: type, read: Callable[..., Tensor], values: dict[str, Any]) ->
     return dict(zip(values, read_all(cls, read, values.values()), strict=True)) if values else {}
 
 
-def _flat(values: Iterable[Any]) -> Iterator[Any]:
-    """The values, those of lists and tuples one by one."""
+def operands(values: Iterable[Any]) -> list[Any]:
+    """The tensors among the values, those of lists and tuples one by one."""
+    found: list[Any] = []
     for value in values:
         if isinstance(value, list | tuple):
-            yield from _flat(value)
-        else:
-            yield value
+            found += operands(value)
+        elif isinstance(value, Tensor):
+            found.append(value)
+    return found
+
+
+def _is_factory(func: Any) -> bool:
+    """Whether the result has the shape of a weight, but not its values."""
+    name = func._schema.name.removeprefix("aten::")
+    return bool(name.startswith("new_") or name.endswith("_like"))
 
 
 def _returns_tensors(func: Any) -> bool:

@@ -3,7 +3,9 @@
 A parameter of this tensor subclass keeps its full-precision values. Optimizers, copies, collectives
 and state dicts see those; matrix products, gathers of experts, and whatever else a forward pass
 computes with see the values rounded to NVFP4, also through views, and through copies of views such
-as `weight.t().contiguous()`.
+as `weight.t().contiguous()`. A forward pass is a call of the model, or of a module of it; what is
+computed outside of one, other than products, is of full precision and no factor of a product
+(qat_core/unrounded.py).
 Rounding happens below autograd, so
 
 * the gradient reaches the parameter unchanged (straight-through estimator), and
@@ -29,14 +31,17 @@ from torch import Tensor, nn
 from torch.optim import optimizer
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
+from qat_core.forward_calls import in_backward
 from qat_core.fsdp import PreAllGather, unpack_gathered
 from qat_core.full_precision import FullPrecisionMemory
 from qat_core.held_weights import HeldWeights, Version
 from qat_core.operators import (
+    DETACH,
     PRESERVING,
     SELECTS,
     TRANSPOSES,
     as_list,
+    attached_weight,
     is_compute,
     is_copied_to_compute,
     is_for_compute,
@@ -46,8 +51,9 @@ from qat_core.operators import (
     written,
 )
 from qat_core.options import BLOCK_SIZE
-from qat_core.rounded_weights import Kept, in_backward
+from qat_core.rounded_weights import Kept
 from qat_core.scales import Scales
+from qat_core.unrounded import unrounded
 
 aten = torch.ops.aten
 
@@ -65,11 +71,11 @@ class FakeQuantizedTensor(FullPrecisionMemory):
     """
 
     global_scale: Tensor
-    weight_name: str
     scales: Scales
     measured: Version | None = None
     is_transposed: bool
     _expert: int | None
+    is_detached: bool = False  # from autograd, as code does that wants full precision
     _kept: Kept | None = None  # of views that a backward pass made, see qat_core/rounded_weights.py
 
     @staticmethod
@@ -83,23 +89,10 @@ class FakeQuantizedTensor(FullPrecisionMemory):
         expert: int | None = None,
     ) -> "FakeQuantizedTensor":
         """Wraps `data` without a copy."""
-        self: FakeQuantizedTensor = torch.Tensor._make_wrapper_subclass(
-            cls,
-            data.size(),
-            strides=data.stride(),
-            storage_offset=data.storage_offset(),
-            dtype=data.dtype,
-            layout=data.layout,
-            device=data.device,
-            storage_size=0,  # no reader takes the wrapper's own for memory
-        )
-        torch._C._set_throw_on_mutable_data_ptr(self)  # else C code writes to address 0
-        self._data, self.global_scale = data, global_scale
-        self.weight_name, self.scales = weight_name, scales
+        self: FakeQuantizedTensor = cls._wrap(data)
+        self.global_scale, self.weight_name, self.scales = global_scale, weight_name, scales
         self.is_transposed, self._expert = transposed, expert
         return self
-
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     fsdp_pre_all_gather = property(PreAllGather)
     fsdp_post_all_gather = unpack_gathered
@@ -110,7 +103,7 @@ class FakeQuantizedTensor(FullPrecisionMemory):
         Raises:
             ValueError: another shape than the weight's, as DeepSpeed assigns, or another layout.
         """
-        plain = (value._data if isinstance(value, FakeQuantizedTensor) else value).detach()
+        plain = (value._data if isinstance(value, FullPrecisionMemory) else value).detach()
         if plain.shape != self.shape or plain.layout != self.layout:
             raise ValueError(
                 f"{self.weight_name}: assigned .data of shape {tuple(plain.shape)}, needs "
@@ -123,15 +116,12 @@ class FakeQuantizedTensor(FullPrecisionMemory):
             return
         shell = self._like(plain, aten.alias.default, (self,), 0)
         torch.Tensor.data.__set__(self, shell)  # type: ignore[attr-defined]
-        self._data, self.global_scale = plain, shell.global_scale
+        # What views of the old memory were rounded with stays theirs, for a backward pass.
+        self._data, self.global_scale = plain, shell.global_scale.clone()
         self._mark_assigned()
 
     def _mark_assigned(self) -> None:
         self.scales.weights.mark_written(self.weight_name, assigned=True)
-
-    def plain(self) -> Tensor:
-        """The full-precision values as a plain tensor that shares their memory."""
-        return self._data
 
     @property
     def held_by(self) -> HeldWeights:
@@ -148,7 +138,7 @@ class FakeQuantizedTensor(FullPrecisionMemory):
                 f"which is not a whole matrix or expert in blocks of {BLOCK_SIZE}: add it to ignore"
             )
         if type(data) is Tensor:
-            self.scales.refresh_if_stale(self.weight_name)
+            self.scales.refresh_if_stale(self)
             rounded = self.scales.rounded.read(self, data, self._expert)
         elif self.scales.rounded.keep is None:  # torch.compile is tracing
             rounded = self.scales.rounded.round(self, data)
@@ -186,6 +176,8 @@ class FakeQuantizedTensor(FullPrecisionMemory):
                     for index, piece in enumerate(as_list(out))
                 ]
             out = pieces if isinstance(out, list) else pieces[0]
+        elif not changed and (weight := attached_weight(cls, func, args)) is not None:
+            out = unrounded(out, weight.weight_name, str(func))
         return return_and_correct_aliasing(func, args, kwargs, out)  # type: ignore[no-untyped-call]
 
     def _like(
@@ -216,6 +208,8 @@ class FakeQuantizedTensor(FullPrecisionMemory):
         like = FakeQuantizedTensor(
             data, global_scale, self.weight_name, self.scales, transposed, expert
         )
+        if func is DETACH or (self.is_detached and not isinstance(self, nn.Parameter)):
+            like.is_detached = True
         is_plain = type(data) is Tensor  # what torch.compile traces, it holds forever
         if is_plain and in_backward() and (self._kept or isinstance(self, nn.Parameter)):
             like._kept = self.scales.rounded.share(self.weight_name, expert)
@@ -225,7 +219,12 @@ class FakeQuantizedTensor(FullPrecisionMemory):
         return self.ndim == 3 and self.shape[:1] == self.global_scale.shape
 
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
-        """Inner tensors and constants, for torch.compile, which copies the constants deeply."""
+        """Inner tensors and constants, for torch.compile, which copies the constants deeply.
+
+        Compiled code asks for them at each call, and looks for no writes itself.
+        """
+        if type(self._data) is Tensor and self.scales.may_be_stale():
+            self.scales.refresh_if_stale(self)
         return ["_data", "global_scale"], (
             self.weight_name,
             ref(self.scales),
@@ -264,16 +263,6 @@ class FakeQuantizedTensor(FullPrecisionMemory):
         memo[id(self)] = copied
         copied.grad = deepcopy(self.grad, memo)
         return copied
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickles as the plain parameter, which anyone can read."""
-        plain = self._data.detach()
-        if isinstance(self, nn.Parameter):
-            plain = nn.Parameter(plain, requires_grad=self.requires_grad)
-        return plain.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
-
-    def __repr__(self) -> str:  # type: ignore[override]
-        return f"FakeQuantizedTensor({self.weight_name}, {self._data!r})"
 
 
 def _normal_tensors() -> AbstractContextManager[Any]:

@@ -30,6 +30,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
+from qat_core.forward_calls import in_backward
 from qat_core.held_weights import HeldWeight, HeldWeights
 from qat_core.nvfp4 import (
     PackedTensor,
@@ -151,6 +152,8 @@ class RoundedWeights:
         """Let go of what is kept of a weight that moves: it would stay where the weight was."""
         self._whole.pop(name, None)
         self._packed.pop(name, None)
+        for key in [key for key in self._recomputed if key[0] == name]:
+            del self._recomputed[key]
 
     def clear(self) -> None:
         """Let go of everything: the scales are new."""
@@ -181,11 +184,6 @@ class RoundedWeights:
     def _round_whole(self, name: str) -> Tensor:
         held = self._weights.weight(name)
         return self.round(held, held.plain())
-
-
-def in_backward() -> bool:
-    """Whether this thread runs a backward pass, or what is computed again in one."""
-    return torch._C._current_graph_task_id() != -1
 
 
 def _in_capture(data: Tensor) -> bool:

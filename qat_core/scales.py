@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from qat_core.forward_calls import in_backward, runs_forward
 from qat_core.held_weights import HeldWeight, HeldWeights
 from qat_core.later import Later
 from qat_core.mesh import max_over_ranks, shard_rows
@@ -19,7 +20,7 @@ from qat_core.nvfp4 import ShardLayout, global_scale, is_representable
 from qat_core.nvfp4.format import UNREPRESENTABLE
 from qat_core.plan import QuantPlan
 from qat_core.recipe import Recipe
-from qat_core.rounded_weights import Keep, RoundedWeights, in_backward
+from qat_core.rounded_weights import Keep, RoundedWeights
 from qat_core.uncounted_writes import watch
 
 
@@ -65,7 +66,7 @@ class Scales:
         self.weights = HeldWeights(model, plan.quantized)
         self.rounded = RoundedWeights(self.weights, self.shapes, self.method, keep)
         self.num_refreshes = 0
-        self._in_forward = False
+        self._was_updated = False  # by the call of the whole model that runs
         self.packed_shards: dict[str, tuple[Tensor, ShardLayout]] = {}
         self._groups = tuple(plan.groups.values())
         self._group_of = {name: group for group in self._groups for name in group}
@@ -77,20 +78,25 @@ class Scales:
         self.weights.find()
         self._refresh()
 
-    def refresh_if_stale(self, name: str) -> None:
-        """Recompute all global scales if weight `name` is about to be read with an old one.
+    def refresh_if_stale(self, weight: HeldWeight) -> None:
+        """Recompute all global scales if a weight is about to be read with an old one.
 
-        In a backward pass the old one is right, as in the forward pass, unless `name` itself was
-        written: an optimizer that steps in the backward pass writes the weights one by one.
+        In a backward pass the old one is right, as in the forward pass, unless the weight itself
+        was written: an optimizer that steps in the backward pass writes the weights one by one.
         """
-        weights = self.weights
-        if weights.written:
-            stale = name in weights.written or not in_backward()
-        else:
-            group = (name,) if in_backward() else self._group_of[name]
-            stale = not all(map(weights.is_measured, group))
-        if stale:
+        weights, name = self.weights, weight.weight_name
+        if in_backward():
+            if name in weights.written or not weights.is_measured(name):
+                self._refresh_in_backward(weight)
+        elif weights.written or not all(map(weights.is_measured, self._group_of[name])):
             self.refresh()
+        elif not self._was_updated and weights.is_assigned(name) and name not in weights.meshes:
+            group = self._held_group(name)
+            self._measure_again(group, group)
+
+    def may_be_stale(self) -> bool:
+        """Whether to look for writes: a call of the whole model has, and then each takes long."""
+        return bool(self.weights.written) or not self._was_updated
 
     def update(self) -> None:
         """Recompute all global scales if any weight was, or may have been, written."""
@@ -105,16 +111,25 @@ class Scales:
         self.update()
         if self.num_refreshes > before:  # once an optimizer step: it takes a look at all modules
             self.weights.require_inside(model)
-        self._in_forward = True
+        self._was_updated = True
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def after_forward(self, *_: Any) -> None:
         """Forward hook of the whole model, called after an error too."""
-        self._in_forward = False
+        self._was_updated = False  # calls around this one, or in other threads, look again
 
     def is_computing(self) -> bool:
-        """Whether a forward pass of the whole model runs, or is repeated in a backward pass."""
-        return self._in_forward or (torch.is_grad_enabled() and in_backward())
+        """Whether this thread runs a forward pass of the model, or of some part of it."""
+        return runs_forward(self._is_part)
+
+    def _is_part(self, module: nn.Module) -> bool:
+        """Whether it is in the model, not around it, as a wrapper is, or a module of penalties."""
+        for each in module.modules():
+            if self.before_forward in each._forward_pre_hooks.values():
+                return each is module
+            if self.weights.has_owner(each):
+                return True
+        return False
 
     def trains(self, weight: HeldWeight) -> bool:
         """Whether the parameter behind this tensor or view gets a gradient."""
@@ -161,13 +176,39 @@ class Scales:
         copied.weights = self.weights.without_weights()
         copied.rounded = self.rounded.of_copy(copied.weights)
         watch(copied.weights)
-        copied._in_forward = False
+        copied._was_updated = False
         return copied
 
     def wait_until_ready(self) -> None:
         """Let the current CUDA stream wait for the last refresh, which ran in another one."""
         if self._ready is not None:
             torch.cuda.current_stream().wait_event(self._ready)
+
+    @torch.no_grad()
+    def _refresh_in_backward(self, weight: HeldWeight) -> None:
+        """A new scale for a weight that was written since the forward pass, and for no other.
+
+        It still counts as written: its group is measured together before the next forward pass.
+        """
+        self.weights.find()
+        name = weight.weight_name
+        if name in self.weights.meshes:  # its gathered group has been rounded
+            self._refresh()
+        elif self.weights.holds_memory_of(weight):  # else what was read in the forward pass
+            self._measure_again(self._held_group(name), [name])
+
+    @torch.no_grad()
+    def _measure_again(self, group: list[str], names: list[str]) -> None:
+        """The global scale of a group, for these weights of it."""
+        (amax,) = self.rounded.measure([group], self.policy, rounds=False)
+        for name in names:
+            self.weights.weight(name).global_scale.copy_(global_scale(amax, self.policy))
+            self.rounded.forget(name)
+
+    def _held_group(self, name: str) -> list[str]:
+        """The weights that share a scale with this one; of a copied layer, those in it."""
+        held = self.weights.names
+        return [other for other in self._group_of[name] if other in held]
 
     @torch.no_grad()
     def _refresh(self) -> None:

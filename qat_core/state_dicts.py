@@ -52,13 +52,13 @@ def adopt_assigned(scales: Scales, module: nn.Module, _keys: Any) -> None:
 
 def fake_quantized(name: str, weight: nn.Parameter, scales: Scales) -> nn.Parameter:
     """A new Parameter on the same memory, whose writes through other tensors are seen too."""
-    scale = scales.values[name]
-    if scale.device != weight.device:  # a weight that was loaded in the place of a meta one
-        scale = torch.ones(scale.shape, device=weight.device)
+    # Of its own: views of what stood here before keep the scale that they were rounded with.
+    scale = torch.ones(scales.values[name].shape, dtype=torch.float32, device=weight.device)
     tensor = FakeQuantizedTensor(weight.detach(), scale, name, scales)
     parameter = nn.Parameter(tensor, requires_grad=weight.requires_grad)
     # below dispatch, where a Parameter is made, `detach` gives a version counter of its own
     parameter._data = weight.detach()  # type: ignore[attr-defined]
+    parameter.is_detached = False  # type: ignore[attr-defined]
     parameter.grad = weight.grad
     return parameter
 

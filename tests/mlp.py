@@ -41,12 +41,11 @@ def fresh(model: nn.Module) -> nn.Module:
     return other
 
 
-def assert_follows(model: nn.Module, values: Tensor, *, bare: bool = True) -> None:
-    """Forward pass, `bare`: without the model's own hook too, and stream are those of `values`."""
+def assert_follows(model: nn.Module, values: Tensor) -> None:
+    """Forward pass, with and without the model's own hook, and stream are those of `values`."""
     assert torch.equal(model.get_parameter(UP).detach().flatten(), values.flatten())
     expected = fresh(model)
-    if bare:
-        assert torch.equal(model.forward(x(model)), expected(x(model)))
+    assert torch.equal(model.forward(x(model)), expected(x(model)))
     assert torch.equal(model(x(model)), expected(x(model)))
     for name, weight in weight_stream(model, plan(model, Recipe()), Recipe()):
         assert isinstance(weight, PackedTensor)

@@ -41,7 +41,7 @@ def layer_kl(
         attention_mask: 1 on real tokens, (B, L).
     """
     plain = {name: trained_values(parameter) for name, parameter in model.named_parameters()}
-    rounded = _rounded(model, recipe)
+    rounded = {name: it.to(plain[name].dtype) for name, it in _rounded(model, recipe).items()}
     layers: dict[int, list[str]] = {}
     for name in rounded:
         if found := LAYER.search(name):

@@ -25,10 +25,14 @@ from qat_core.rl.mismatch import SAFETY_BOUND, importance_weights
 
 
 def group_advantages(rewards_B: Tensor, group_size: int) -> Tensor:
-    """(r - mean) / (std + 1e-6) within each group of `group_size` neighbours, FP32 (B,)."""
+    """(r - mean) / (std + 1e-6) within each group of `group_size` neighbours, FP32 (B,).
+
+    0 where all are equal: the mean of eight times 0.1 is not 0.1 in FP32.
+    """
     groups = rewards_B.float().view(-1, group_size)
     centred = groups - groups.mean(-1, keepdim=True)
-    return (centred / (groups.std(-1, keepdim=True) + 1e-6)).view(-1)
+    normalised = centred / (groups.std(-1, keepdim=True) + 1e-6)
+    return normalised.masked_fill((groups == groups[:, :1]).all(-1, keepdim=True), 0.0).view(-1)
 
 
 def reward_advantages(rewards: Tensor) -> Tensor:

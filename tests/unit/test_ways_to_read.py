@@ -57,7 +57,7 @@ ROUNDED: dict[str, Use] = {
     "distances": lambda w, _: torch.cdist(ONE.float(), w.float()),
     "gathered experts": lambda _, e: torch.gather(e, 0, FIRST_EXPERT).bmm(ONES[:1]),
 }
-# Made part of another matrix: rounded before in a forward pass, elsewhere in full precision.
+# Made part of another matrix: rounded before in a forward pass, elsewhere no factor of a product.
 MIXED: dict[str, Use] = {
     "concatenated": lambda w, _: ONE @ torch.cat([w, w]).t(),
     "stacked": lambda w, _: torch.stack([w, w]) @ ONE,
@@ -70,10 +70,16 @@ MIXED: dict[str, Use] = {
     "cloned": lambda w, _: ONE @ w.clone().t(),
     "concatenated experts": lambda _, e: torch.cat([e, e], 1).bmm(ONES),
     "padded": lambda w, _: ONE @ F.pad(w, (0, 0, 0, 8)).t(),
-    "copied into a buffer": lambda w, _: ONE @ torch.empty(32, 64).bfloat16().copy_(w).t(),
     "triangular": lambda w, _: ONE @ torch.triu(w).t(),
     "scaled together": lambda w, _: ONE @ torch._foreach_mul([w], 0.5)[0].t(),
+    "embedded": lambda w, _: F.embedding(torch.arange(32), w * 1) @ ONE,
+    "gathered from copies": lambda _, e: e.clone()[[1, 0]].bmm(ONES[:2]),
+}
+# The same, without a product, or through memory of others.
+MIXED_ALONE: dict[str, Use] = {
     "transformed": lambda w, _: torch.fft.rfft(w.float()).abs(),
+    "copied into a buffer": lambda w, _: ONE @ torch.empty(32, 64).bfloat16().copy_(w).t(),
+    "squares": lambda w, _: (w * w).float(),
 }
 # What serves penalties, logs, optimizers and files.
 FULL_PRECISION: dict[str, Use] = {
@@ -156,15 +162,21 @@ def in_forward(model: nn.Module, use: Callable[[], Tensor]) -> Tensor:
 
 
 @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad], ids=["train", "evaluate"])
-@pytest.mark.parametrize("use", MIXED.values(), ids=MIXED)
+@pytest.mark.parametrize("name", [*MIXED, *MIXED_ALONE])
 def test_a_part_of_another_matrix_is_rounded_in_a_forward_pass(
-    use: Use, mode: Callable[[], Any], model: nn.Module, weights: Weights
+    name: str, mode: Callable[[], Any], model: nn.Module, weights: Weights
 ) -> None:
+    use = (MIXED | MIXED_ALONE)[name]
     with mode():
         values = [(weight.rounded(), weight.plain()) for weight in weights]
         rounded, plain = (use(*read) for read in zip(*values, strict=True))
         assert torch.equal(in_forward(model, lambda: use(*weights)), rounded)
-        assert torch.equal(use(*weights), plain) and not torch.equal(plain, rounded)
+        assert not torch.equal(plain, rounded)
+        if name in MIXED:
+            with pytest.raises(ValueError, match=r"outside a forward pass of the model: do it in"):
+                use(*weights)
+            weights = weights[0].detach(), weights[1].detach()
+        assert torch.equal(use(*weights), plain)
 
 
 @pytest.mark.parametrize("use", REFUSED_IN_FORWARD.values(), ids=REFUSED_IN_FORWARD)
@@ -314,7 +326,7 @@ def test_kernels_of_optimizers_write_the_weight(
     weight, before = weights[0], weights[0].plain().clone()
     sgd_(weight, -before)
     assert torch.equal(weight.plain(), before * 2) and weight.weight_name in weight.held_by.written
-    weight.scales.refresh_if_stale(weight.weight_name)
+    weight.scales.refresh_if_stale(weight)
     torch.mm(before, ONE, out=weight)
     assert torch.equal(weight.plain(), before) and weight.weight_name in weight.held_by.written
 
@@ -324,7 +336,7 @@ def test_copies_of_the_whole_weight_and_of_shards_are_plain(
     weights: Weights,
 ) -> None:
     for weight in weights:
-        assert type(weight.clone()) is type(weight.detach()[:2].clone()) is Tensor
+        assert type(weight.detach().clone()) is type(weight.detach()[:2].clone()) is Tensor
         assert torch.equal(weight.clone(), weight.plain())
 
 

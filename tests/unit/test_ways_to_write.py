@@ -170,7 +170,7 @@ def test_forward_and_stream_follow(write: Write, model: nn.Module) -> None:
     context = torch.enable_grad() if "optim" in str(write) or write is in_backward else None
     with context or torch.no_grad():
         write(model, new)
-    assert_follows(model, new, bare=write is not assign_flat_buffer)
+    assert_follows(model, new)
     written = model.get_parameter(UP)
     assert isinstance(written, FakeQuantizedTensor) and not torch.equal(written.plain(), before)
 

@@ -150,8 +150,9 @@ def test_every_layer_has_its_kl_and_a_prepared_model_the_same(family: str) -> No
     assert again == found
 
 
-def test_all_layers_together_are_what_a_prepared_model_computes() -> None:
-    model = tiny_model("qwen3")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_all_layers_together_are_what_a_prepared_model_computes(dtype: torch.dtype) -> None:
+    model = tiny_model("qwen3").to(dtype)
     mask = torch.ones(2, 16, dtype=torch.long)
     together = layer_kl(model, RECIPE, tokens(), mask).together
     with torch.no_grad():

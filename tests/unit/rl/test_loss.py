@@ -16,6 +16,12 @@ def test_advantages_are_normalised_within_each_group() -> None:
     assert advantages[4:].tolist() == [0, 0, 0, 0]
 
 
+@pytest.mark.parametrize("group_size", [3, 6, 8, 16])
+def test_equal_rewards_are_no_advantage(group_size: int) -> None:
+    rewards = torch.linspace(-1, 3, 101).repeat_interleave(group_size)
+    assert not group_advantages(rewards, group_size).any()
+
+
 @pytest.mark.parametrize(
     ("ratio", "advantage", "loss", "clipped"),
     [
