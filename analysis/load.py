@@ -5,6 +5,7 @@ committed records (`metrics.csv.gz`); both hold `manifest.json` and `eval.json`.
 files are refused with their name and line, nothing is filled in.
 """
 
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 from typing import get_args
@@ -25,8 +26,13 @@ from experiments.runs.metrics import (
 )
 from experiments.runs.settings import read_evaluations_of, read_run
 from experiments.study.schema import Run, Study
+from qat_core.rl.metric_names import K3_KL, RESPONSE_TOKENS, REWARD
 
 HINT = "run the study"
+# a mean over responses has a value whatever the policy does; k3 KL may overflow
+ALWAYS_DEFINED = (REWARD, RESPONSE_TOKENS)
+# two runs that agree in all of these at every step are one run
+OF_A_SEED = (K3_KL, REWARD, RESPONSE_TOKENS, "actor/entropy", "actor/grad_norm")
 
 
 def load_results(study: Study, folder: Path) -> Results:
@@ -34,13 +40,14 @@ def load_results(study: Study, folder: Path) -> Results:
 
     Raises:
         ValueError: a file is missing or garbled, or a run is not finished, or was trained or
-            evaluated with other settings.
+            evaluated with other settings, or is a copy of another seed.
     """
     manifests = {run.id: _read_manifest(study, run, folder) for run in study.runs}
-    metrics = [
-        _tag(read_metrics(folder / run_id, it.planned_steps), it)
-        for run_id, it in manifests.items()
-    ]
+    frames = {
+        run: read_metrics(folder / run.id, manifests[run.id].planned_steps) for run in study.runs
+    }
+    require_distinct_seeds(frames)
+    metrics = [_tag(frame, manifests[run.id]) for run, frame in frames.items()]
     evals = [
         _tag(_read_evals(study, folder / run_id, manifest.config["rl"]["steps"]), manifest)
         for run_id, manifest in manifests.items()
@@ -61,8 +68,8 @@ def read_metrics(run_dir: Path, num_steps: int | None = None) -> pd.DataFrame:
         num_steps: how many steps it must have; None if any number will do.
 
     Raises:
-        ValueError: neither `metrics.jsonl` nor `metrics.csv.gz` is there, or a row is damaged or
-            missing.
+        ValueError: neither `metrics.jsonl` nor `metrics.csv.gz` is there, a row is damaged or
+            missing, or has an undefined value of ALWAYS_DEFINED.
     """
     path = run_dir / RECORDED_METRICS
     if path.exists():
@@ -74,14 +81,42 @@ def read_metrics(run_dir: Path, num_steps: int | None = None) -> pd.DataFrame:
         raise ValueError(f"{path}: empty; delete the run's folder and train it again")
     rows = merge([rows])
     require_every_step(rows, str(path), "delete the run's folder and train it again", num_steps)
+    for row, key in product(rows, ALWAYS_DEFINED):
+        if row.get(key, 0.0) is None:
+            raise ValueError(
+                f"{path}: step {row['step']}: {key} is undefined; delete the run's folder and "
+                "train it again"
+            )
     return pd.DataFrame(rows)
+
+
+def require_distinct_seeds(metrics: Mapping[Run, pd.DataFrame]) -> None:
+    """Refuses seeds that are copies: they would count as runs of their own.
+
+    Raises:
+        ValueError: two runs that differ in their seed alone have the same metrics in every step,
+            whatever time they took: one is a copy, or its seed had no effect.
+    """
+    first = dict[object, Run]()
+    for run, frame in metrics.items():
+        values = frame[[key for key in OF_A_SEED if key in frame]].to_numpy(float)
+        same = first.setdefault((run._replace(seed=0), values.shape, values.tobytes()), run)
+        if same.seed != run.seed:
+            raise ValueError(
+                f"{run.id}: has the metrics of {same.id} in every step: a copy, or its seed had no "
+                "effect; delete its folder and train it again"
+            )
 
 
 def read_metric(run_dir: Path, metric: str, num_steps: int | None = None) -> pd.Series:
     """One of a run's metrics; ValueError also where it is not recorded."""
-    metrics = read_metrics(run_dir, num_steps)
+    return metric_of(read_metrics(run_dir, num_steps), metric, str(run_dir))
+
+
+def metric_of(metrics: pd.DataFrame, metric: str, where: str) -> pd.Series:
+    """A column of a run's metrics; ValueError where it is not recorded."""
     if metric not in metrics:
-        raise ValueError(f"{run_dir}: metric {metric} is not recorded; train the run again")
+        raise ValueError(f"{where}: metric {metric} is not recorded; train the run again")
     return metrics[metric]
 
 

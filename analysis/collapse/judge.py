@@ -14,13 +14,14 @@ from analysis.collapse.few_seeds import FEWEST_FOR_TESTS, descriptive_rules_of
 from analysis.collapse.grid import Design, Grid, design_of, read_grid, runs_by_setting
 from analysis.collapse.outcome_table import outcome_table
 from analysis.collapse.rules import AREA_LEVEL, Judged, Rule, rules_of
-from analysis.collapse.survival import NUM_DRAWN, takes_all_divisions, takes_all_signs
-from analysis.load import read_metric
+from analysis.collapse.survival import NUM_DRAWN, WINDOW, takes_all_divisions, takes_all_signs
+from analysis.load import metric_of, read_metrics
 from analysis.protocol import ONE_CHECKPOINT, is_pretrained
 from experiments.runs.evaluation import EVALUATIONS
 from experiments.runs.manifest import read_manifest
 from experiments.study.schema import Run, Study
 from experiments.support.json_files import REMAKE
+from qat_core.rl.metric_names import REWARD
 
 DEFINITION = (
     "A run has collapsed when the mean reward of 20 steps falls below half of its best. Claims "
@@ -98,7 +99,7 @@ def judge_grid(
         if missing := [setting for setting in rule.needs if setting not in grid]:
             judged = Judged("NOT RUN", f"not all runs are at their last step: {missing[0]}")
         else:
-            judged = rule.judge(runs)
+            judged = rule.judge_runs(runs)
         claims.append(
             Claim(
                 model=design.dense,
@@ -134,7 +135,12 @@ def marks(study: Study, runs: Sequence[Run], results: Path) -> tuple[str, ...]:
         found.append(f"{stopped} of {len(manifests)} runs stopped before their last step")
     if resumed := sum(it.attempt > 1 for it in manifests):
         found.append(f"{resumed} of {len(manifests)} runs cut off and begun again or resumed")
-    norms = [read_metric(folder, GRAD_NORM) for folder in folders]
+    metrics = [read_metrics(folder) for folder in folders]
+    if never := sum(not its[REWARD].any() for its in metrics):
+        found.append(
+            f"{never} of {len(metrics)} runs were never rewarded: collapsed at step {WINDOW}"
+        )
+    norms = [metric_of(its, GRAD_NORM, str(it)) for its, it in zip(metrics, folders, strict=True)]
     if skipped := sum(int(its.isna().sum()) for its in norms):
         found.append(f"{skipped} of {sum(map(len, norms))} updates skipped: gradient not finite")
     if without := sum(not (folder / EVALUATIONS).exists() for folder in folders):

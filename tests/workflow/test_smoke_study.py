@@ -130,6 +130,12 @@ def test_second_run_does_nothing_and_is_quick(folder: Path) -> None:
     assert not SLOW_IMPORTS & imported(done)
 
 
+def test_a_study_under_another_name_of_its_file_is_the_same(folder: Path, tmp_path: Path) -> None:
+    done = snakemake("-n", "--configfile", shutil.copy(SMOKE, tmp_path / "b.yaml"), folder=folder)
+    assert done.returncode == 0, done.stderr
+    assert "Nothing to be done" in done.stdout + done.stderr
+
+
 @pytest.mark.parametrize(
     ("old", "new", "again", "kept"),
     [

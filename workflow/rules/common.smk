@@ -67,6 +67,13 @@ def read_study(path):
     return study
 
 
+def study_file(wildcards, output):
+    """The study file, for a rule's command. It is no input, and its settings are digests: a study
+    under another name is the same one. Snakemake compares no parameter that may use `output`.
+    """
+    return STUDY_FILE
+
+
 def settings_of_base(wildcards):
     """What a base checkpoint depends on besides its code."""
     return base_digest(STUDY, wildcards.base)

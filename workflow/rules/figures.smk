@@ -1,7 +1,6 @@
 # All figures of a study in one process: each takes a fraction of the time of loading the results.
 rule figures:
     input:
-        study=ancient(STUDY_FILE),
         manifests=of_every_run("manifest.json"),
         metrics=of_every_run("metrics.jsonl"),
         evals=of_every_run("eval.json"),
@@ -13,6 +12,7 @@ rule figures:
     conda:
         "../../environment.yml"
     params:
+        study=study_file,
         out=subpath(output[0], parent=True),
         program=DRAW,
         code=digest_code(DRAW),
@@ -21,14 +21,13 @@ rule figures:
     message:
         "Drawing the figures of study {STUDY.study}"
     shell:
-        "python -m {params.program} --study {input.study:q} --results results"
+        "python -m {params.program} --study {params.study:q} --results results"
         " --out {params.out:q} > {log:q} 2>&1"
 
 
 # One self-contained page: claims, figures, provenance and protocol.
 rule report:
     input:
-        study=ancient(STUDY_FILE),
         manifests=of_every_run("manifest.json"),
         claims=f"{STUDY_DIR}/claims.md",
         figures=FIGURES.values(),
@@ -40,10 +39,11 @@ rule report:
     conda:
         "../../environment.yml"
     params:
+        study=study_file,
         code=digest_code("analysis.report.__main__"),
         shown=[digest_file(ROOT / name) for name in (*TEMPLATE, PROTOCOL)],
     message:
         "Writing the report of study {STUDY.study}"
     shell:
-        "python -m analysis.report --study {input.study:q} --results results --out {output.page:q}"
+        "python -m analysis.report --study {params.study:q} --results results --out {output.page:q}"
         " > {log:q} 2>&1"

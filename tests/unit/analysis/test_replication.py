@@ -241,3 +241,13 @@ def test_other_claims_and_missing_records_are_refused(record: Path, tmp_path: Pa
         compare(table, fewer)
     with pytest.raises(ValueError, match=r"study.yaml: missing; name a folder of"):
         planned_study(tmp_path / "none")
+
+
+def test_copies_of_recorded_runs_are_no_replication(
+    record: Path, study: Study, results_dir: Path, tmp_path: Path
+) -> None:
+    again = run_again(record, tmp_path / "again")
+    copied, source = again.runs[0], study.runs[0]
+    shutil.copy(results_dir / source.id / "metrics.jsonl", tmp_path / "again" / copied.id)
+    with pytest.raises(ValueError, match=rf"{copied.id}: has the metrics of {source.id} in every"):
+        judge(record, again, tmp_path / "again", keep=False)

@@ -116,6 +116,10 @@ PLANTED: dict[str, tuple[Callable[[Path], None], set[str]]] = {
     "no QAT": (of_verl(PACKED, enable=True, train=False), {"quantization"}),
     "FP8": (of_verl({"quantization": "fp8"}), {"quantization"}),
     "stale": (changed(lambda row, _: row.update({STALENESS: 1.5})), {"staleness"}),
+    "chi2 overflows": (
+        changed(lambda row, n: row.update({CHI2: float("inf") if n == 9 else 2 * row[K3]})),
+        {"tail"},
+    ),
     "few tokens": (changed(lambda row, _: row.update({CHI2: 50 * row[K3]})), {"tail"}),
     "loops": (
         healthy_with(lambda f: write_dump(f, ["wait " * 200] * 4 + [PROSE] * 4)),

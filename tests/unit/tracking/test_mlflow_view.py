@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +139,17 @@ def test_rebuilt_view_equals_the_live_one(
     assert snapshot(rebuilt) == live
     rebuild(Path("results"))  # and again: nothing is doubled
     assert snapshot(rebuilt) == live
+
+
+@pytest.mark.parametrize("again", [lambda: rebuild(Path("results")), lambda: publish_no_claims()])
+def test_a_deleted_experiment_is_restored_by_new_results(
+    client: MlflowClient, capsys: pytest.CaptureFixture[str], again: Callable[[], None]
+) -> None:
+    track(make_manifest(), range(1, 3), "finished")
+    client.delete_experiment(client.get_experiment_by_name("s").experiment_id)
+    again()
+    assert client.get_experiment_by_name("s").lifecycle_stage == "active"
+    assert capsys.readouterr().out == "MLflow: experiment s had been deleted: restored\n"
 
 
 def test_records_rebuild_too_with_steps_an_hour_apart(client: MlflowClient) -> None:
