@@ -18,7 +18,8 @@ from analysis.collapse.survival import NUM_DRAWN, WINDOW, takes_all_divisions, t
 from analysis.load import metric_of, read_metrics
 from analysis.protocol import ONE_CHECKPOINT, is_pretrained
 from experiments.runs.evaluation import EVALUATIONS
-from experiments.runs.manifest import read_manifest
+from experiments.runs.manifest import MANIFEST, read_manifest
+from experiments.runs.record import file_of, has_file
 from experiments.study.schema import Run, Study
 from experiments.support.json_files import REMAKE
 from qat_core.rl.metric_names import REWARD
@@ -126,7 +127,7 @@ def marks(study: Study, runs: Sequence[Run], results: Path) -> tuple[str, ...]:
     bases: dict[tuple[str, int], set[str]] = {}
     for folder, it in zip(folders, manifests, strict=True):
         if "base" not in it.digests:
-            raise ValueError(f"{folder}/manifest.json: digests.base: missing; {REMAKE}")
+            raise ValueError(f"{file_of(folder, MANIFEST)}: digests.base: missing; {REMAKE}")
         bases.setdefault((it.model, it.seed), set()).add(it.digests["base"])
     most = max(map(len, bases.values()), default=0)
     if most > 1:
@@ -143,7 +144,7 @@ def marks(study: Study, runs: Sequence[Run], results: Path) -> tuple[str, ...]:
     norms = [metric_of(its, GRAD_NORM, str(it)) for its, it in zip(metrics, folders, strict=True)]
     if skipped := sum(int(its.isna().sum()) for its in norms):
         found.append(f"{skipped} of {sum(map(len, norms))} updates skipped: gradient not finite")
-    if without := sum(not (folder / EVALUATIONS).exists() for folder in folders):
+    if without := sum(not has_file(folder, EVALUATIONS) for folder in folders):
         found.append(f"{without} of {len(folders)} runs lack their offline accuracies")
     if any(it.git is None or it.git.dirty for it in manifests):
         found.append("code had uncommitted changes")

@@ -145,11 +145,10 @@ if (
 
 # what is required of the arms, and which claim decides
 CLAIMS = digest_json([STUDY.primary, STUDY.claims.model_dump(mode="json")])
+LABELS = "analysis/metrics.yaml"
 TEMPLATE = ("analysis/report/template.html", "analysis/report/style.css")
 STUDY_DIR = f"results/studies/{STUDY.study}"
 JUDGE, DRAW, PROTOCOL, _ = PROGRAMS[STUDY.judged_by]
 FIGURES = {
-    f"{name}_{kind}": f"{STUDY_DIR}/figures/{name}.{kind}"
-    for name in figure_names(STUDY)
-    for kind in FORMATS
+    name: f"{STUDY_DIR}/figures/{name}.{FORMATS[0]}" for name in figure_names(STUDY)
 }

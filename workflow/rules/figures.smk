@@ -17,7 +17,7 @@ rule figures:
         program=DRAW,
         code=digest_code(DRAW),
         claims=CLAIMS,
-        labels=digest_file(ROOT / "analysis" / "metrics.yaml"),
+        labels=digest_file(ROOT / LABELS),
     message:
         "Drawing the figures of study {STUDY.study}"
     shell:
@@ -25,12 +25,13 @@ rule figures:
         " --out {params.out:q} > {log:q} 2>&1"
 
 
-# One self-contained page: claims, figures, provenance and protocol.
+# One self-contained page: claims, figures, which it draws itself, provenance and protocol.
 rule report:
     input:
         manifests=of_every_run("manifest.json"),
+        metrics=of_every_run("metrics.jsonl"),
+        evals=of_every_run("eval.json"),
         claims=f"{STUDY_DIR}/claims.md",
-        figures=FIGURES.values(),
     output:
         page=f"{STUDY_DIR}/report.html",
     log:
@@ -41,7 +42,7 @@ rule report:
     params:
         study=study_file,
         code=digest_code("analysis.report.__main__"),
-        shown=[digest_file(ROOT / name) for name in (*TEMPLATE, PROTOCOL)],
+        shown=[digest_file(ROOT / name) for name in (*TEMPLATE, PROTOCOL, LABELS)],
     message:
         "Writing the report of study {STUDY.study}"
     shell:

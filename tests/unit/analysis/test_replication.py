@@ -19,6 +19,7 @@ from analysis.replication import (
     read_replications,
     replications_text,
 )
+from experiments.runs.record import FILES
 from experiments.study.load import load_study
 from experiments.study.schema import Study
 from tests.unit.analysis.synthetic_results import write_results
@@ -79,7 +80,7 @@ def test_a_study_that_is_recorded_again_keeps_its_replications(
     assert kept and read_replications(record) == kept
     assert planned_study(record)["seeds"] == [10, 11, 12, 13, 14]
     files = {"replications", "claims.json", "claims.md", "study.yaml"}
-    assert {path.name for path in record.iterdir()} == files | {run.id for run in study.runs}
+    assert {path.name for path in record.iterdir()} == files | set(FILES.values())
 
 
 def start_again(study: Study, results: Path) -> None:
