@@ -14,7 +14,7 @@ from experiments.study.load import load_study
 from experiments.study.schema import Study
 from experiments.support.cli import STUDY, run_cli
 
-FORMATS = ("png", "svg")
+FORMATS = ("png", "svg")  # records and pages have the first
 NAMES = ("kl", "accuracy", "learning", "training", "memory", "step_time")
 DRIFT = "drift"
 CAUSES = "causes"
@@ -78,6 +78,15 @@ def figure_names(study: Study) -> tuple[str, ...]:
     figures = tuple(it for it in PROGRAMS[study.judged_by].figures if drawn.get(it, True))
     is_watched = study.rl.drift_every and any(ARMS[arm].rollout_recipe for arm in study.arms)
     return (*figures, DRIFT) if is_watched else figures
+
+
+def parse_drawing() -> argparse.Namespace:
+    """The command line of a program that draws: study, results, out and format."""
+    parser = argparse.ArgumentParser(description="Draw a study's figures.", parents=[STUDY])
+    parser.add_argument("--results", type=Path, required=True, help="results or records folder")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the figures")
+    parser.add_argument("--format", choices=FORMATS, default=FORMATS[0])
+    return parser.parse_args()
 
 
 def main() -> None:

@@ -1,10 +1,11 @@
 """Results on disk to pandas frames.
 
-A run is a folder named by its run id, in a results folder (`metrics.jsonl`) or in a folder of
-committed records (`metrics.csv.gz`); both hold `manifest.json` and `eval.json`. Damaged or missing
-files are refused with their name and line, nothing is filled in.
+A run is named by its folder, in a results folder or in a committed record, where it is rows of the
+record's files (`experiments.runs.record`). Damaged or missing files are refused with their name and
+line, nothing is filled in.
 """
 
+from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
 from typing import get_args
@@ -12,21 +13,21 @@ from typing import get_args
 import pandas as pd
 
 from analysis.results import Results
-from experiments.runs.drift import has_drift, read_drift
-from experiments.runs.evaluation import Decoding, Precision
-from experiments.runs.manifest import RunManifest
-from experiments.runs.metrics import (
-    METRICS,
-    RECORDED_METRICS,
-    merge,
-    read_csv,
-    read_jsonl,
-    require_every_step,
-)
+from experiments.runs.drift import read_drift
+from experiments.runs.evaluation import EVALUATIONS, Decoding, Precision
+from experiments.runs.manifest import MANIFEST, RunManifest
+from experiments.runs.metrics import METRICS, merge, read_rows, require_every_step
+from experiments.runs.record import file_of, has_file
 from experiments.runs.settings import read_evaluations_of, read_run
 from experiments.study.schema import Run, Study
+from qat_core.drift.names import FILE as DRIFT_FILE
+from qat_core.rl.metric_names import K3_KL, RESPONSE_TOKENS, REWARD
 
 HINT = "run the study"
+# a mean over responses has a value whatever the policy does; k3 KL may overflow
+ALWAYS_DEFINED = (REWARD, RESPONSE_TOKENS)
+# two runs that agree in all of these at every step are one run
+OF_A_SEED = (K3_KL, REWARD, RESPONSE_TOKENS, "actor/entropy", "actor/grad_norm")
 
 
 def load_results(study: Study, folder: Path) -> Results:
@@ -34,20 +35,21 @@ def load_results(study: Study, folder: Path) -> Results:
 
     Raises:
         ValueError: a file is missing or garbled, or a run is not finished, or was trained or
-            evaluated with other settings, or answers were judged by several verifiers.
+            evaluated with other settings, or answers were judged by several verifiers, or is a copy
+            of another seed.
     """
     manifests = {run.id: _read_manifest(study, run, folder) for run in study.runs}
-    metrics = [
-        _tag(read_metrics(folder / run_id, it.planned_steps), it)
-        for run_id, it in manifests.items()
-    ]
+    frames = {
+        run: read_metrics(folder / run.id, manifests[run.id].planned_steps) for run in study.runs
+    }
+    require_distinct_seeds(frames)
+    metrics = [_tag(frame, manifests[run.id]) for run, frame in frames.items()]
     evals = [
         _tag(_read_evals(study, folder / run_id, manifest.config["rl"]["steps"]), manifest)
         for run_id, manifest in manifests.items()
     ]
-    drift = {
-        run_id: read_drift(folder / run_id) for run_id in manifests if has_drift(folder / run_id)
-    }
+    watched = [run_id for run_id in manifests if has_file(folder / run_id, DRIFT_FILE)]
+    drift = {run_id: read_drift(folder / run_id) for run_id in watched}
     evaluations = pd.concat(evals, ignore_index=True)
     verifiers = evaluations.pop("verifier").drop_duplicates()
     if len(verifiers) > 1:
@@ -62,31 +64,54 @@ def read_metrics(run_dir: Path, num_steps: int | None = None) -> pd.DataFrame:
     """A run's metrics, one row per step in ascending order; of a repeated step the last row wins.
 
     Args:
-        run_dir: folder of the run or its record.
+        run_dir: of the run, in results or in a record.
         num_steps: how many steps it must have; None if any number will do.
 
     Raises:
-        ValueError: neither `metrics.jsonl` nor `metrics.csv.gz` is there, or a row is damaged or
-            missing.
+        ValueError: there are none, a row is damaged or missing, or has an undefined value of
+            ALWAYS_DEFINED.
     """
-    path = run_dir / RECORDED_METRICS
-    if path.exists():
-        rows = read_csv(path, "record the study again")
-    else:
-        path = run_dir / METRICS
-        rows = read_jsonl(path, HINT)
+    path, rows = file_of(run_dir, METRICS), read_rows(run_dir, HINT)
     if not rows:
         raise ValueError(f"{path}: empty; delete the run's folder and train it again")
     rows = merge([rows])
-    require_every_step(rows, str(path), "delete the run's folder and train it again", num_steps)
+    require_every_step(rows, path, "delete the run's folder and train it again", num_steps)
+    for row, key in product(rows, ALWAYS_DEFINED):
+        if row.get(key, 0.0) is None:
+            raise ValueError(
+                f"{path}: step {row['step']}: {key} is undefined; delete the run's folder and "
+                "train it again"
+            )
     return pd.DataFrame(rows)
+
+
+def require_distinct_seeds(metrics: Mapping[Run, pd.DataFrame]) -> None:
+    """Refuses seeds that are copies: they would count as runs of their own.
+
+    Raises:
+        ValueError: two runs that differ in their seed alone have the same metrics in every step,
+            whatever time they took: one is a copy, or its seed had no effect.
+    """
+    first = dict[object, Run]()
+    for run, frame in metrics.items():
+        values = frame[[key for key in OF_A_SEED if key in frame]].to_numpy(float)
+        same = first.setdefault((run._replace(seed=0), values.shape, values.tobytes()), run)
+        if same.seed != run.seed:
+            raise ValueError(
+                f"{run.id}: has the metrics of {same.id} in every step: a copy, or its seed had no "
+                "effect; delete its folder and train it again"
+            )
 
 
 def read_metric(run_dir: Path, metric: str, num_steps: int | None = None) -> pd.Series:
     """One of a run's metrics; ValueError also where it is not recorded."""
-    metrics = read_metrics(run_dir, num_steps)
+    return metric_of(read_metrics(run_dir, num_steps), metric, str(run_dir))
+
+
+def metric_of(metrics: pd.DataFrame, metric: str, where: str) -> pd.Series:
+    """A column of a run's metrics; ValueError where it is not recorded."""
     if metric not in metrics:
-        raise ValueError(f"{run_dir}: metric {metric} is not recorded; train the run again")
+        raise ValueError(f"{where}: metric {metric} is not recorded; train the run again")
     return metrics[metric]
 
 
@@ -95,25 +120,21 @@ def _read_manifest(study: Study, run: Run, folder: Path) -> RunManifest:
     if manifest.status != "finished":
         reason = f" ({manifest.reason})" if manifest.reason else ""
         raise ValueError(
-            f"{folder / run.id}/manifest.json: the run is {manifest.status}{reason}; run it to "
-            "the end"
+            f"{file_of(folder / run.id, MANIFEST)}: the run is {manifest.status}{reason}; run it "
+            "to the end"
         )
     return manifest
 
 
 def _read_evals(study: Study, run_dir: Path, num_steps: int) -> pd.DataFrame:
-    evaluations = read_evaluations_of(study, run_dir, HINT)
-    for evaluation in evaluations:
-        if evaluation.step > num_steps:
-            raise ValueError(
-                f"{run_dir}/eval.json: step {evaluation.step} is evaluated, of {num_steps}; {HINT}"
-            )
+    evaluations, where = read_evaluations_of(study, run_dir, HINT), file_of(run_dir, EVALUATIONS)
+    for it in evaluations:
+        if it.step > num_steps:
+            raise ValueError(f"{where}: step {it.step} is evaluated, of {num_steps}; {HINT}")
     found = {(it.step, it.precision, it.decoding) for it in evaluations}
     whole = product({it.step for it in evaluations}, get_args(Precision), get_args(Decoding))
     for step, precision, decoding in sorted(set(whole) - found):
-        raise ValueError(
-            f"{run_dir}/eval.json: step {step}: no {decoding} evaluation in {precision}; {HINT}"
-        )
+        raise ValueError(f"{where}: step {step}: no {decoding} evaluation in {precision}; {HINT}")
     return pd.DataFrame(
         [it.model_dump(exclude={"settings"}) | {"verifier": str(it.verifier)} for it in evaluations]
     )

@@ -21,6 +21,7 @@ from matplotlib.ticker import MaxNLocator
 from analysis.load import read_metrics
 from analysis.metrics import CATALOGUE
 from analysis.style import INK, add_legend, arm_style, new_figure, save_figure
+from experiments.runs.attempts import list_run_dirs
 from experiments.study.arms import ARMS
 from experiments.study.schema import ROOT
 from experiments.study.yaml_file import suggest
@@ -69,13 +70,13 @@ def read_recorded(records: Path, model: str) -> dict[str, list[pd.DataFrame]]:
     Raises:
         ValueError: there are none.
     """
-    arms: dict[str, list[pd.DataFrame]] = {}
+    arms, runs = dict[str, list[pd.DataFrame]](), list_run_dirs(records)
     for arm in ARMS:
-        folders = sorted(records.glob(f"{model}_{arm}_seed*"))
-        if folders:
-            arms[arm] = [read_metrics(folder) for folder in folders]
+        named = [it for it in runs if it.name.startswith(f"{model}_{arm}_seed")]
+        if named:
+            arms[arm] = [read_metrics(run_dir) for run_dir in named]
     if not arms:
-        models = sorted({path.name.split("_")[0] for path in records.glob("*_seed*")})
+        models = sorted({path.name.split("_")[0] for path in runs})
         if not models:
             raise ValueError(f"--records: {records}: no runs; name a folder of experiments/records")
         raise ValueError(f"{records}: no runs of {model}; --model is one of {', '.join(models)}")

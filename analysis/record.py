@@ -11,27 +11,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from analysis.claims_table import read_table
 from analysis.judging import write_claims
 from analysis.replication_file import REPLICATIONS, replication_of
+from experiments.runs.attempts import list_run_dirs
 from experiments.runs.completeness import complete_cells
-from experiments.runs.drift import RECORDED_DRIFT, has_drift, read_drift, write_drift
-from experiments.runs.evaluation import EVALUATIONS
-from experiments.runs.manifest import MANIFEST, RunManifest, read_manifest
-from experiments.runs.metrics import (
-    GRID_METRICS,
-    METRICS,
-    RECORDED_METRICS,
-    is_record,
-    read_jsonl,
-    write_csv,
-)
+from experiments.runs.drift import read_drift
+from experiments.runs.evaluation import EVALUATIONS, read_evaluations
+from experiments.runs.manifest import MANIFEST, RunManifest, read_manifest, read_manifest_json
+from experiments.runs.metrics import GRID_METRICS, read_rows
+from experiments.runs.record import RecordedRun, file_of, has_file, write_record
 from experiments.runs.settings import read_evaluations_of, read_run
 from experiments.study.arms import ARMS
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, Run, Study
 from experiments.support.cli import RESULTS, STUDY, run_cli
-from experiments.support.json_files import REMAKE, read_json, write_json
+from experiments.support.json_files import REMAKE, write_json
 from qat_core.drift.names import FILE
 
 
@@ -42,9 +39,8 @@ def record_study(
 
     Of a study of collapses the complete cells are copied; its claims name the others. Where they
     only add to the record so far its cells are kept: a grid can be run in parts, on machines whose
-    results are gone with them. Where they replace a run, the record is replaced as a whole. Runs in
-    the form of a record are copied as they are: of a cell that is run in parts, put those of the
-    parts before into `results`.
+    results are gone with them. Where they replace a run, the record is replaced as a whole. Of a
+    cell that is run in parts, put the runs' folders of all parts into `results`.
 
     Args:
         study_file: the study.
@@ -65,17 +61,10 @@ def record_study(
     partial, former = (record.with_name(f".{record.name}.{it}") for it in ("partial", "former"))
     _clean_up(record, partial, former)  # after a kill
     runs = _runs_to_record(study, results)
-    # claims about collapses need no offline accuracies, and they say how many runs have none
-    names = (MANIFEST,) if study.judged_by == "collapse" else (MANIFEST, EVALUATIONS)
-    wanted = [results / run.id / name for run in runs for name in names]
-    if study.rl.drift_every:
-        wanted += [results / run.id / FILE for run in runs if ARMS[run.arm].rollout_recipe]
-    missing = [str(path) for path in wanted if not path.is_file()]
-    if missing:
-        raise ValueError(f"{missing[0]}: missing; run study {study.study} to its end first")
+    _require_whole(study, runs, results)
     for run in runs:
         manifest = read_run(study, run, results, REMAKE)
-        if (results / run.id / EVALUATIONS).is_file():
+        if has_file(results / run.id, EVALUATIONS):
             read_evaluations_of(study, results / run.id, REMAKE)
         if not allow_uncommitted:
             require_commit(manifest, results / run.id)
@@ -85,10 +74,9 @@ def record_study(
         for run in kept:
             require_commit(read_manifest(record / run.id, REMAKE), record / run.id)
     try:
-        for run in runs:
-            _record_run(results / run.id, partial / run.id, only_of_grids=bool(study.cells))
-        for run in kept:
-            shutil.copytree(record / run.id, partial / run.id)
+        made = {run.id: recorded_run(results / run.id, of_grid=bool(study.cells)) for run in runs}
+        former_runs = {run.id: recorded_run(record / run.id) for run in kept}
+        write_record(partial, made | former_runs)
         write_claims(study, partial, partial)
         shutil.copy(study_file, partial / "study.yaml")
         _keep_outcomes(study, record, partial)
@@ -133,7 +121,7 @@ def _keep_outcomes(study: Study, record: Path, partial: Path) -> None:
 
 def recorded_manifests(record: Path) -> list[RunManifest]:
     """Those of a record's runs, by run id."""
-    return [read_manifest(path.parent, REMAKE) for path in sorted(record.glob(f"*/{MANIFEST}"))]
+    return [read_manifest(run_dir, REMAKE) for run_dir in list_run_dirs(record)]
 
 
 def _replace(record: Path, partial: Path, former: Path) -> None:
@@ -189,7 +177,7 @@ def _runs_to_keep(study: Study, record: Path, runs: Sequence[Run], results: Path
 
 def _replaces(results: Path, record: Path, run: Run) -> bool:
     """Whether a record has a run of this name that is another one."""
-    if not (record / run.id / MANIFEST).is_file():
+    if not has_file(record / run.id, MANIFEST):
         return False
     made, recorded = (read_manifest(folder / run.id, REMAKE) for folder in (results, record))
     return made.started_at != recorded.started_at
@@ -224,26 +212,37 @@ def require_commit(manifest: RunManifest, run_dir: Path) -> None:
     if git is None or git.commit is None or git.dirty:
         state = "changes" if git is not None and git.dirty else "code"
         raise ValueError(
-            f"{run_dir}/manifest.json: git: trained by {state} that no commit holds; commit and "
-            "run the study again, or pass --allow-uncommitted, and the tables will say so"
+            f"{file_of(run_dir, MANIFEST)}: git: trained by {state} that no commit holds; commit "
+            "and run the study again, or pass --allow-uncommitted, and the tables will say so"
         )
 
 
-def _record_run(source: Path, target: Path, *, only_of_grids: bool) -> None:
-    if is_record(source):
-        shutil.copytree(source, target)
-        return
-    target.mkdir(parents=True)
-    rows = read_jsonl(source / METRICS, REMAKE)
-    if only_of_grids:  # many runs: what claims, figures and MLflow's summary read
+def _require_whole(study: Study, runs: Sequence[Run], results: Path) -> None:
+    """ValueError if a run lacks what its record needs.
+
+    Claims about collapses need no offline accuracies, and they say how many runs have none.
+    """
+    for run in runs:
+        is_watched = study.rl.drift_every and ARMS[run.arm].rollout_recipe
+        evaluations = [EVALUATIONS] if study.judged_by == "parity" else []
+        for file in (MANIFEST, *evaluations, *([FILE] if is_watched else [])):
+            if not has_file(results / run.id, file):
+                where = file_of(results / run.id, file)
+                raise ValueError(f"{where}: missing; run study {study.study} to its end first")
+
+
+def recorded_run(run_dir: Path, *, of_grid: bool = False) -> RecordedRun:
+    """What the record holds of a run; of a grid not all its metrics."""
+    manifest, rows = read_manifest_json(run_dir, REMAKE), read_rows(run_dir, REMAKE)
+    if of_grid:  # many runs: what claims, figures and MLflow's summary read
         rows = [{key: row[key] for key in row if key.startswith(GRID_METRICS)} for row in rows]
-    write_csv(target / RECORDED_METRICS, rows)
-    if has_drift(source):
-        write_drift(target / RECORDED_DRIFT, read_drift(source))
-    manifest = read_json(source / MANIFEST, REMAKE)
-    write_json(target / MANIFEST, manifest | {"command": portable(manifest["command"])})
-    if (source / EVALUATIONS).is_file():
-        shutil.copy(source / EVALUATIONS, target)
+    evaluations = read_evaluations(run_dir, REMAKE) if has_file(run_dir, EVALUATIONS) else []
+    return RecordedRun(
+        manifest=manifest | {"command": portable(manifest["command"])},
+        metrics=pd.DataFrame(rows),
+        evaluations=[it.model_dump(mode="json") for it in evaluations],
+        drift=read_drift(run_dir) if has_file(run_dir, FILE) else None,
+    )
 
 
 def portable(command: str) -> str:

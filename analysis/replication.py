@@ -19,6 +19,7 @@ from rich.table import Table
 
 from analysis.claims_table import COLORS, Claim, ClaimsTable, ClaimVerdict, read_table
 from analysis.judging import judge as judge_results
+from analysis.load import read_metrics, require_distinct_seeds
 from analysis.markdown import MarkdownTable
 from analysis.record import require_commit
 from analysis.replication_file import REPLICATIONS, Replication, read_replications, replication_of
@@ -176,10 +177,14 @@ def judge(record: Path, study: Study, results: Path, keep: bool) -> None:
 
     Raises:
         ValueError: a claim that the record passed now fails, a run is missing or of other settings,
-            or the study is no replication of the record; of what is kept, no commit holds the code.
+            or a copy of a recorded one, or the study is no replication of the record; of what is
+            kept, no commit holds the code.
     """
     require_replication(record, study)
     manifests = [read_run(study, run, results, REMAKE) for run in study.runs]
+    folders = {run: record / run.id for run in _recorded_study(record).runs}
+    folders |= {run: results / run.id for run in study.runs}
+    require_distinct_seeds({run: read_metrics(it) for run, it in folders.items()})
     claims = judge_results(study, results)
     comparisons = compare(read_table(record / "claims.json"), claims)
     show(comparisons, Console())

@@ -84,10 +84,10 @@ def token_means(kl_ST: Array, tokens_ST: Array) -> Array:
 def ratio_over_seeds(arm_S: Array, control_S: Array) -> Interval | None:
     """Ratio of two arms' positive values in the typical seed: geometric mean and its interval.
 
-    None where a value is 0 or the control's infinite: such data bound no ratio.
+    None where a value is not positive or the control's infinite: such data bound no ratio.
     """
     assert arm_S.shape == control_S.shape, "arms are compared seed by seed"
-    if not (arm_S.all() and control_S.all() and np.isfinite(control_S).all()):
+    if not ((arm_S > 0).all() and (control_S > 0).all() and np.isfinite(control_S).all()):
         return None
     logs = over_seeds(np.log(arm_S / control_S))
     low, high = (None if end is None else float(np.exp(end)) for end in (logs.low, logs.high))

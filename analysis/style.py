@@ -1,6 +1,7 @@
 """One look for all figures: arms by colour, line and marker; files that repeat byte by byte."""
 
 from collections.abc import Callable, Mapping, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
 
@@ -195,18 +196,23 @@ def _fix_layout(figure: Figure) -> None:
         axes.set_position((x, y, width, height))
 
 
-def save_figure(draw: Callable[[], Figure], *paths: Path) -> None:
-    """Draws once in the common style; PNG and SVG files have no date or version in them.
-
-    Raises:
-        ValueError: a path is a folder; Matplotlib would write a file of its name next to it.
-    """
-    for path in paths:
-        if path.is_dir():
-            raise ValueError(f"{path}: a folder; name a file, such as {path / 'figure.png'}")
+def figure_bytes(draw: Callable[[], Figure], kind: str) -> bytes:
+    """A file's content in the common style; a PNG or an SVG has no date or version in it."""
+    content = BytesIO()
     with matplotlib.rc_context({**matplotlib.rcParamsDefault, **_RC}):
         figure = draw()
         _fix_layout(figure)
-        for path in paths:
-            metadata = NO_METADATA.get(path.suffix.removeprefix("."))
-            figure.savefig(path, dpi=DOTS_PER_INCH, metadata=metadata)
+        metadata = NO_METADATA.get(kind)
+        figure.savefig(content, format=kind, dpi=DOTS_PER_INCH, metadata=metadata)
+    return content.getvalue()
+
+
+def save_figure(draw: Callable[[], Figure], path: Path) -> None:
+    """Draws a figure into a file, whose name says the kind.
+
+    Raises:
+        ValueError: the path is a folder, or Matplotlib knows no such kind.
+    """
+    if path.is_dir():
+        raise ValueError(f"{path}: a folder; name a file, such as {path / 'figure.png'}")
+    path.write_bytes(figure_bytes(draw, path.suffix.removeprefix(".") or "png"))

@@ -83,7 +83,7 @@ class Comparison:
         return {arm: critical_rate(by_rate) or 0.0 for arm, by_rate in collapsed.items()}
 
     def _primary_tests(self) -> Pairs:
-        """The tests behind C1 to C3, corrected together after Holm; those that can be made."""
+        """The tests behind C1 to C3 that can be made, corrected for all that are planned."""
         pairs = [
             (self.at(NOQAT), self.at(QAT)),
             (self.at(NOQAT), self.at(BF16)),
@@ -91,9 +91,10 @@ class Comparison:
         ]
         for lr in self.design.lrs[-2:-1]:
             pairs.append((self.at(NOQAT, lr), self.at(BF16, lr)))
+        num_planned = sum(self.design.settings.issuperset(pair) for pair in pairs)
         pairs = [pair for pair in pairs if all(setting in self.grid for setting in pair)]
         tests = [log_rank(*(self.grid[setting] for setting in pair)) for pair in pairs]
-        corrected = holm([test.p_value for test in tests])
+        corrected = holm([test.p_value for test in tests], num_planned)
         return {
             pair: Difference(p_value, test.first_is_earlier, test.p_value)
             for pair, test, p_value in zip(pairs, tests, corrected, strict=True)

@@ -14,7 +14,7 @@ from analysis.collapse.grid import (
     runs_by_setting,
     show_correction,
 )
-from analysis.load import HINT, read_metrics
+from analysis.load import HINT, metric_of, read_metrics
 from analysis.results import Array
 from analysis.style import arm_style
 from experiments.runs.manifest import WeightMemory, read_manifest
@@ -79,10 +79,7 @@ class GridData:
         return read_manifest(self.results / self.runs[setting][0].id, HINT).memory
 
     def _column(self, run_id: str, metric: str) -> Array:
-        frame = self._frame(run_id)
-        if metric not in frame:
-            raise ValueError(f"{run_id}: metric {metric} is not recorded; train the run again")
-        return frame[metric].to_numpy(float)
+        return metric_of(self._frame(run_id), metric, run_id).to_numpy(float)
 
     def _frame(self, run_id: str) -> pd.DataFrame:
         if run_id not in self._frames:

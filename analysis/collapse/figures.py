@@ -1,9 +1,7 @@
 """Figures of a study of collapses: `python -m analysis.collapse.figures --study FILE ...`."""
 
-import argparse
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 from matplotlib.figure import Figure
@@ -12,10 +10,10 @@ from analysis.collapse import answers, behaviour, causes, costs, curves, differe
 from analysis.collapse.data import GridData
 from analysis.collapse.grid import NOQAT, QAT, show_rate
 from analysis.drift import order
-from analysis.figure_files import DRIFT, FORMATS, PROGRAMS, figure_names, load_judged_by
+from analysis.figure_files import DRIFT, PROGRAMS, figure_names, load_judged_by, parse_drawing
 from analysis.style import arm_style, save_figure
 from experiments.runs.drift import read_drift
-from experiments.support.cli import STUDY, run_cli
+from experiments.support.cli import run_cli
 
 
 class GridFigure(NamedTuple):
@@ -73,16 +71,12 @@ assert tuple(FIGURES) == (*PROGRAMS["collapse"].figures, DRIFT)
 
 
 def main() -> None:
-    """Writes a PNG and an SVG of each figure."""
-    parser = argparse.ArgumentParser(description="Draw a study's figures.", parents=[STUDY])
-    parser.add_argument("--results", type=Path, required=True, help="results or records folder")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the PNG and SVG files")
-    arguments = parser.parse_args()
+    """Writes each figure."""
+    arguments = parse_drawing()
     data = GridData(load_judged_by("collapse", arguments.study), arguments.results)
     arguments.out.mkdir(parents=True, exist_ok=True)
     for name in figure_names(data.study):
-        paths = [arguments.out / f"{name}.{kind}" for kind in FORMATS]
-        save_figure(partial(FIGURES[name].draw, data), *paths)
+        save_figure(partial(FIGURES[name].draw, data), arguments.out / f"{name}.{arguments.format}")
 
 
 if __name__ == "__main__":

@@ -5,11 +5,12 @@ judged by the same code.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 from analysis.collapse.survival import Outcome, outcome
-from analysis.load import HINT, read_metric
+from analysis.load import HINT, metric_of, read_metrics, require_distinct_seeds
 from experiments.runs.completeness import complete_cells
 from experiments.runs.manifest import read_manifest
 from experiments.study.arms import ArmName
@@ -134,12 +135,20 @@ def runs_by_setting(study: Study, results: Path) -> dict[Setting, list[Run]]:
 
 
 def read_grid(runs: Mapping[Setting, Sequence[Run]], results: Path) -> Grid:
-    """What became of the runs."""
+    """What became of the runs.
+
+    Raises:
+        ValueError: a run is damaged, has a step without a reward, or is a copy of another seed.
+    """
+    manifests = {run: read_manifest(results / run.id, HINT) for run in chain(*runs.values())}
+    metrics = {
+        run: read_metrics(results / run.id, it.planned_steps) for run, it in manifests.items()
+    }
+    require_distinct_seeds(metrics)
 
     def outcome_of(run: Run) -> Outcome:
-        manifest = read_manifest(results / run.id, HINT)
-        rewards_T = read_metric(results / run.id, REWARD, manifest.planned_steps)
-        return outcome(rewards_T.to_numpy(float))._replace(base=manifest.digests.get("base", ""))
+        rewards_T = metric_of(metrics[run], REWARD, run.id).to_numpy(float)
+        return outcome(rewards_T)._replace(base=manifests[run].digests.get("base", ""))
 
     return {setting: [outcome_of(run) for run in its] for setting, its in runs.items()}
 

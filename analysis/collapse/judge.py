@@ -14,13 +14,15 @@ from analysis.collapse.few_seeds import FEWEST_FOR_TESTS, descriptive_rules_of
 from analysis.collapse.grid import Design, Grid, design_of, read_grid, runs_by_setting
 from analysis.collapse.outcome_table import outcome_table
 from analysis.collapse.rules import AREA_LEVEL, Judged, Rule, rules_of
-from analysis.collapse.survival import NUM_DRAWN, takes_all_divisions, takes_all_signs
-from analysis.load import read_metric
+from analysis.collapse.survival import NUM_DRAWN, WINDOW, takes_all_divisions, takes_all_signs
+from analysis.load import metric_of, read_metrics
 from analysis.protocol import ONE_CHECKPOINT, is_pretrained
 from experiments.runs.evaluation import EVALUATIONS
-from experiments.runs.manifest import read_manifest
+from experiments.runs.manifest import MANIFEST, read_manifest
+from experiments.runs.record import file_of, has_file
 from experiments.study.schema import Run, Study
 from experiments.support.json_files import REMAKE
+from qat_core.rl.metric_names import REWARD
 
 DEFINITION = (
     "A run has collapsed when the mean reward of 20 steps falls below half of its best. Claims "
@@ -98,7 +100,7 @@ def judge_grid(
         if missing := [setting for setting in rule.needs if setting not in grid]:
             judged = Judged("NOT RUN", f"not all runs are at their last step: {missing[0]}")
         else:
-            judged = rule.judge(runs)
+            judged = rule.judge_runs(runs)
         claims.append(
             Claim(
                 model=design.dense,
@@ -125,7 +127,7 @@ def marks(study: Study, runs: Sequence[Run], results: Path) -> tuple[str, ...]:
     bases: dict[tuple[str, int], set[str]] = {}
     for folder, it in zip(folders, manifests, strict=True):
         if "base" not in it.digests:
-            raise ValueError(f"{folder}/manifest.json: digests.base: missing; {REMAKE}")
+            raise ValueError(f"{file_of(folder, MANIFEST)}: digests.base: missing; {REMAKE}")
         bases.setdefault((it.model, it.seed), set()).add(it.digests["base"])
     most = max(map(len, bases.values()), default=0)
     if most > 1:
@@ -134,10 +136,15 @@ def marks(study: Study, runs: Sequence[Run], results: Path) -> tuple[str, ...]:
         found.append(f"{stopped} of {len(manifests)} runs stopped before their last step")
     if resumed := sum(it.attempt > 1 for it in manifests):
         found.append(f"{resumed} of {len(manifests)} runs cut off and begun again or resumed")
-    norms = [read_metric(folder, GRAD_NORM) for folder in folders]
+    metrics = [read_metrics(folder) for folder in folders]
+    if never := sum(not its[REWARD].any() for its in metrics):
+        found.append(
+            f"{never} of {len(metrics)} runs were never rewarded: collapsed at step {WINDOW}"
+        )
+    norms = [metric_of(its, GRAD_NORM, str(it)) for its, it in zip(metrics, folders, strict=True)]
     if skipped := sum(int(its.isna().sum()) for its in norms):
         found.append(f"{skipped} of {sum(map(len, norms))} updates skipped: gradient not finite")
-    if without := sum(not (folder / EVALUATIONS).exists() for folder in folders):
+    if without := sum(not has_file(folder, EVALUATIONS) for folder in folders):
         found.append(f"{without} of {len(folders)} runs lack their offline accuracies")
     if any(it.git is None or it.git.dirty for it in manifests):
         found.append("code had uncommitted changes")

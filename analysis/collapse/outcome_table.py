@@ -18,6 +18,7 @@ from analysis.collapse.survival import Outcome, share_collapsed
 from analysis.load import HINT, read_metric
 from analysis.markdown import MarkdownTable
 from experiments.runs.evaluation import EVALUATIONS, Evaluation, Precision
+from experiments.runs.record import has_file
 from experiments.runs.settings import read_evaluations_of
 from experiments.study.schema import Run, Study
 from qat_core.rl.metric_names import K3_KL
@@ -88,7 +89,7 @@ def read_evaluated(study: Study, results: Path, runs: Sequence[Run]) -> list[lis
         ValueError: they are damaged, or of other settings.
     """
     folders = (results / run.id for run in runs)
-    return [read_evaluations_of(study, it, HINT) for it in folders if (it / EVALUATIONS).exists()]
+    return [read_evaluations_of(study, it, HINT) for it in folders if has_file(it, EVALUATIONS)]
 
 
 def last_accuracies(

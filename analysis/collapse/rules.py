@@ -187,11 +187,25 @@ class Rule(NamedTuple):
 
     Attributes:
         needs: settings whose runs the rule looks at.
+        is_no_worse: whether it says that an arm does no worse than another one.
     """
 
     statement: str
     judge: Callable[[Comparison], Judged]
     needs: Sequence[Setting]
+    is_no_worse: bool = False
+
+    def judge_runs(self, runs: Comparison) -> Judged:
+        """As `judge`; but arms that are all lost do no worse than one another, and are not safe."""
+        judged = self.judge(runs)
+        outcomes = [it for setting in self.needs for it in runs.grid[setting]]
+        if not self.is_no_worse or num_collapsed(outcomes) < len(outcomes):
+            return judged
+        verdict = "INCONCLUSIVE" if judged.verdict == "PASS" else judged.verdict
+        detail = (
+            f"{judged.detail}; every run compared collapses, so that nothing is shown to be safe"
+        )
+        return judged._replace(verdict=verdict, detail=detail)
 
 
 def rules_of(design: Design) -> dict[str, Rule]:
@@ -204,17 +218,20 @@ def rules_of(design: Design) -> dict[str, Rule]:
             "no earlier collapse with QAT than in BF16 seen",
             _survives_as_bf16,
             _plain(design, (QAT, BF16), design.lrs),
+            is_no_worse=True,
         ),
         "C4": Rule(
             f"QAT's mean reward is within {AREA_MARGIN:g} of BF16's at "
             f"{' and '.join(map(show_rate, rates))}",
             _costs_no_reward,
             _plain(design, (QAT, BF16), rates),
+            is_no_worse=True,
         ),
         "C8": Rule(
             f"no earlier collapse with FFN-only than full QAT seen {at}",
             _ffn_survives_as_full,
             (ffn, qat),
+            is_no_worse=True,
         ),
     }
     if len(design.lrs) > 1:
@@ -242,6 +259,7 @@ def rules_of(design: Design) -> dict[str, Rule]:
             f"QAT collapses at most {SHARE_MARGIN:g} more often than BF16 {at}",
             _collapses_no_more,
             _plain(design, (QAT, BF16), (design.decisive_lr,)),
+            is_no_worse=True,
         )
     if design.advantage == "reward":
         rules["C7"] = _c1(

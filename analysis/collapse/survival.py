@@ -56,8 +56,14 @@ def smoothed(reward_T: Array, window: int = WINDOW) -> Array:
 
 
 def time_to_collapse(reward_T: Array, window: int = WINDOW) -> Time:
-    """First step, from 1, whose smoothed reward is below half of the best one up to it."""
+    """First step, from 1, whose smoothed reward is below half of the best one up to it.
+
+    A run that is never rewarded has lost all before anything could be seen: it does not survive
+    its first window.
+    """
     smooth = smoothed(reward_T, window)
+    if len(smooth) and not reward_T.any():
+        return window
     lowest = LOST_SHARE * np.maximum.accumulate(smooth) * (1 - _ROUNDING)
     lost = np.flatnonzero(smooth < lowest)
     return int(lost[0]) + window if len(lost) else None
@@ -153,11 +159,15 @@ def _divisions(num_runs: int, num_first: int) -> Iterator[Array]:
         yield random.random((_DIVISIONS_AT_ONCE, num_runs)).argsort(1)[:, :num_first]
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
-    """The p-values corrected for their number after Holm 1979, in the order given."""
+def holm(p_values: Sequence[float], num_tests: int) -> list[float]:
+    """The p-values corrected after Holm 1979 for the number of tests, in the order given.
+
+    Tests that cannot be made yet count as the least significant: whatever they come to, no
+    corrected p-value grows.
+    """
     corrected, largest = [0.0] * len(p_values), 0.0
     for rank, index in enumerate(np.argsort(p_values)):
-        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[index]))
+        largest = max(largest, min(1.0, (num_tests - rank) * p_values[index]))
         corrected[index] = largest
     return corrected
 

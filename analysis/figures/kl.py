@@ -6,9 +6,9 @@ from matplotlib.figure import Figure
 from scipy.stats import gmean
 
 from analysis.claims_table import show_ratio
-from analysis.kl_claims import mean_kl
+from analysis.kl_claims import kl_ratio, mean_kl
 from analysis.results import Array, Results
-from analysis.stats import SPIKE, ratio_over_seeds
+from analysis.stats import SPIKE, Interval
 from analysis.style import INK, add_legend, arm_style, grid_by_model, plot_seeds, seeds_note
 from experiments.study.schema import Study
 from qat_core.rl.metric_names import K3_KL
@@ -58,13 +58,12 @@ def _draw_panel(panel: Axes, study: Study, results: Results, model: str, arm: st
             color = INK if drawn == "bf16" else arm_style(drawn).color
             if np.isfinite(mean_S).all() and mean_S.all():
                 panel.axhline(float(gmean(mean_S)), color=color, linestyle="-.", linewidth=1.2)
-        title = f"{title}: {_ratio(*means)}"
+        title = f"{title}: {_shown(kl_ratio(results, model, arm))}"
     panel.set_title(title, loc="left", fontsize=9.5)
     panel.minorticks_off()
 
 
-def _ratio(arm_S: Array, control_S: Array) -> str:
-    interval = ratio_over_seeds(arm_S, control_S)
+def _shown(interval: Interval | None) -> str:
     if interval is None:
         return "no ratio"
     text = f"{show_ratio(interval.estimate)} BF16"

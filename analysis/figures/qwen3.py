@@ -12,7 +12,6 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.figure_files import FORMATS
 from analysis.style import arm_style, new_figure, save_figure
 from analysis.tables.engines import engine_name
 from analysis.tables.memory import MODELS
@@ -138,15 +137,14 @@ def _draw_bars(panel: Axes, lengths: Mapping[tuple[str, str], float], number: st
 
 
 def main() -> None:
-    """Writes a PNG and an SVG of each figure."""
+    """Writes each figure."""
     parser = argparse.ArgumentParser(description="Draw Qwen3 at true size in vLLM.")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the PNG and SVG files")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the PNG files")
     out: Path = parser.parse_args().out
     out.mkdir(parents=True, exist_ok=True)
     records = read_servings(RECORDS, MACHINE)
     for name, drawing in DRAWINGS.items():
-        paths = [out / f"{name}.{kind}" for kind in FORMATS]
-        save_figure(partial(drawing.draw, records), *paths)
+        save_figure(partial(drawing.draw, records), out / f"{name}.png")
 
 
 if __name__ == "__main__":

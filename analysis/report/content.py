@@ -1,23 +1,27 @@
 """What the report of a study says, read from its results or from its record."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
 from analysis.collapse.data import GridData
 from analysis.collapse.figures import FIGURES as GRID_FIGURES
-from analysis.collapse.figures import drift_runs
+from analysis.collapse.figures import GridFigure, drift_runs
 from analysis.drift.order import order_table
 from analysis.figure_files import DRIFT, PROGRAMS, figure_names
-from analysis.figures import FIGURES
+from analysis.figures import FIGURES, StudyFigure
 from analysis.figures.drift import runs_by_arm
 from analysis.load import load_results
-from experiments.runs.drift import RECORDED_DRIFT
+from analysis.results import Results
+from analysis.style import figure_bytes
 from experiments.runs.evaluation import EVALUATIONS
 from experiments.runs.manifest import MANIFEST, RunManifest
-from experiments.runs.metrics import METRICS, RECORDED_METRICS
+from experiments.runs.metrics import METRICS
 from experiments.runs.provenance import digest_file
+from experiments.runs.record import FILES as RECORD_FILES
+from experiments.runs.record import has_file, open_record
 from experiments.runs.settings import read_run
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, Study
@@ -26,12 +30,8 @@ from qat_core.drift.names import FILE as DRIFT_FILE
 
 HINT = "run the study to its end"
 HINT_OF_RECORD = "record the study again"
-# what a figure reads of every run besides its manifest; a record has the form that comes first
-FILES: Mapping[str, tuple[str, ...]] = {
-    "metrics": (RECORDED_METRICS, METRICS),
-    "evals": (EVALUATIONS,),
-    "drift": (RECORDED_DRIFT, DRIFT_FILE),
-}
+# what a figure reads of every run besides its manifest
+FILES = {"metrics": METRICS, "evals": EVALUATIONS, "drift": DRIFT_FILE}
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,14 @@ class ShownFigure:
 
 
 @dataclass(frozen=True)
-class RunFile:
-    """A file that the page was made from."""
+class ShownFile:
+    """A file that the page was made from.
 
-    run: str
+    Attributes:
+        folder: its name: of a run, or of a record.
+    """
+
+    folder: str
     name: str
     num_bytes: int
     sha256: str
@@ -78,7 +82,7 @@ class Content:
     missing: tuple[str, ...]
     claims: str
     figures: tuple[ShownFigure, ...]
-    files: tuple[RunFile, ...]
+    files: tuple[ShownFile, ...]
     protocol: str
     command: str
     drift: Mapping[str, str]
@@ -97,17 +101,17 @@ def read_content(study_file: Path, results: Path) -> Content:
         results: a results folder, or the folder of the study's record.
 
     Raises:
-        ValueError: claims, figures or all runs are missing, a file is damaged, or a run was
-            trained with other settings.
+        ValueError: claims or all runs are missing, a file is damaged, or a run was trained with
+            other settings.
     """
     study = load_study(study_file)
-    own = results / "studies" / study.study
-    is_record = (results / "study.yaml").is_file()
-    judged = results if is_record else own
-    trained, drawn = (HINT_OF_RECORD, "make it with make figures") if is_record else (HINT, HINT)
-    there = [run for run in study.runs if (results / run.id / MANIFEST).is_file()]
+    record = open_record(results)
+    judged = results if record else results / "studies" / study.study
+    trained, drawn = (HINT_OF_RECORD, "make it with make figures") if record else (HINT, HINT)
+    there = [run for run in study.runs if has_file(results / run.id, MANIFEST)]
     if not there:
         raise ValueError(f"{results}: no run of study {study.study}; {trained}")
+    data = load_results(study, results) if study.judged_by == "parity" else GridData(study, results)
     programs = PROGRAMS[study.judged_by]
     draw = programs.draw.removesuffix(".__main__")
     return Content(
@@ -116,30 +120,34 @@ def read_content(study_file: Path, results: Path) -> Content:
         manifests={run.id: read_run(study, run, results, trained) for run in there},
         missing=tuple(run.id for run in study.runs if run not in there),
         claims=read_bytes(judged / "claims.md", drawn).decode(),
-        figures=tuple(_figures(study, judged / "figures", drawn)),
-        files=tuple(file for run in there for file in _files(results / run.id)),
+        figures=tuple(_figures(study, data)),
+        files=tuple(_files([results] if record else [results / run.id for run in there])),
         protocol=(ROOT / programs.protocol).read_text(),
         command=f"python -m {draw} --study {_shown(study_file)} --results {_shown(results)} "
         "--out figures",
-        drift=_drift(study, results),
+        drift=_drift(study, data),
     )
 
 
-def _figures(study: Study, folder: Path, hint: str) -> Iterator[ShownFigure]:
+def _figures(study: Study, data: Results | GridData) -> Iterator[ShownFigure]:
+    it: StudyFigure | GridFigure
     for name in figure_names(study):
-        svg = read_bytes(folder / f"{name}.svg", hint)
-        it = FIGURES[name] if study.judged_by == "parity" else GRID_FIGURES[name]
+        if isinstance(data, Results):
+            it = FIGURES[name]
+            draw = partial(it.draw, study, data)
+        else:
+            it = GRID_FIGURES[name]
+            draw = partial(it.draw, data)
+        svg = figure_bytes(draw, "svg")
         yield ShownFigure(name, it.caption, svg, _script(it.draw.__module__), it.reads)
 
 
-def _drift(study: Study, results: Path) -> dict[str, str]:
+def _drift(study: Study, data: Results | GridData) -> dict[str, str]:
     if DRIFT not in figure_names(study):
         return {}
-    if study.judged_by == "parity":
-        loaded = load_results(study, results)
-        runs = {model: runs_by_arm(study, loaded, model) for model in study.models}
+    if isinstance(data, Results):
+        runs = {model: runs_by_arm(study, data, model) for model in study.models}
     else:
-        data = GridData(study, results)
         runs = {data.design.dense: drift_runs(data)}
     return {model: order_table(of_model) for model, of_model in runs.items()}
 
@@ -150,10 +158,11 @@ def _script(module: str) -> str:
     return str(Path(spec.origin).relative_to(ROOT))
 
 
-def _files(folder: Path) -> Iterator[RunFile]:
-    for forms in ((MANIFEST,), *FILES.values()):
-        for path in [folder / name for name in forms if (folder / name).is_file()][:1]:
-            yield RunFile(folder.name, path.name, path.stat().st_size, digest_file(path))
+def _files(folders: Iterable[Path]) -> Iterator[ShownFile]:
+    names = (MANIFEST, *FILES.values(), *RECORD_FILES.values())
+    for path in (folder / name for folder in folders for name in names):
+        if path.is_file():
+            yield ShownFile(path.parent.name, path.name, path.stat().st_size, digest_file(path))
 
 
 def _shown(path: Path) -> str:

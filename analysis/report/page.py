@@ -46,7 +46,7 @@ def render(content: Content) -> str:
         ),
         facts=facts(content.manifests.values()),
         runs=content.manifests.values(),
-        files={run: list(its) for run, its in groupby(content.files, lambda file: file.run)},
+        files={name: list(its) for name, its in groupby(content.files, lambda it: it.folder)},
         digest_letters=DIGEST_LETTERS,
     )
 

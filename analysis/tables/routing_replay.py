@@ -187,7 +187,8 @@ def _p_values(arms: Mapping[ArmName, ArmTokens]) -> Iterable[tuple[ArmName, floa
     pairs = [
         (of_side("on"), of_side("off")) for row in arms.values() for of_side in (row.mean, row.p999)
     ]
-    corrected = holm([float(ttest_1samp(np.log(on / off), 0).pvalue) for on, off in pairs])
+    p_values = [float(ttest_1samp(np.log(on / off), 0).pvalue) for on, off in pairs]
+    corrected = holm(p_values, len(p_values))
     return zip(arms, corrected[::2], corrected[1::2], strict=True)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from analysis.markdown import MarkdownTable
+from experiments.runs.attempts import list_run_dirs
 from experiments.runs.manifest import RunManifest, read_manifest
 from experiments.support.json_files import REMAKE
 
@@ -74,8 +75,8 @@ def times_text(records: Path) -> str:
         ValueError: a manifest is damaged.
     """
     by_origin: dict[tuple[str, str], list[RunManifest]] = {}
-    for path in sorted(records.glob("*/*/manifest.json")):
-        manifest = read_manifest(path.parent, REMAKE)
+    for run_dir in (it for record in sorted(records.iterdir()) for it in list_run_dirs(record)):
+        manifest = read_manifest(run_dir, REMAKE)
         by_origin.setdefault((manifest.study, made_by(manifest)), []).append(manifest)
     rows = [
         Times(*names, [_interval(it) for it in runs], any(it.attempt > 1 for it in runs))

@@ -10,6 +10,7 @@ from analysis.claims_table import show_ratio
 from analysis.collapse.grid import BF16
 from analysis.markdown import MarkdownTable
 from analysis.tables.record import Record, read_record
+from experiments.runs.attempts import list_run_dirs
 from qat_core.units import show_memory
 
 IN_PLACE = "QAT_CORE_IN_PLACE_SYNC"
@@ -225,7 +226,8 @@ def verl_sections(folder: Path, machine: str) -> list[str]:
         ValueError: a record is missing or damaged.
     """
     records = read_verl_records(folder, machine)
-    in_studies = {path.name.rpartition("_seed")[0] for path in folder.parent.glob("*/*_seed*")}
+    runs_of = map(list_run_dirs, folder.parent.iterdir())
+    in_studies = {run.name.rpartition("_seed")[0] for runs in runs_of for run in runs}
     runs = [run for it in records for run in it.runs if f"{run.model}_{run.arm}" not in in_studies]
     floors = {(run.model, run.gpus, run.git.commit): run for run in runs if run.arm == BF16}
     rows = [VerlRow(run, floors.get((run.model, run.gpus, run.git.commit))) for run in runs]

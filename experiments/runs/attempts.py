@@ -11,17 +11,22 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.runs.manifest import MANIFEST, Digests, RunManifest, read_manifest
+from experiments.runs.manifest import (
+    MANIFEST,
+    Digests,
+    RunManifest,
+    read_manifest,
+)
 from experiments.runs.metrics import (
     METRICS,
-    RECORDED_METRICS,
     Row,
     merge,
-    read_csv,
     read_jsonl,
+    read_rows,
     require_every_step,
     write_metrics,
 )
+from experiments.runs.record import has_file, open_record
 
 STOP_FILE = "stop"  # in a run's folder: ends a run of verl, where a machine's time is over
 OnStep = Callable[[int, dict[str, float]], None]  # called with step and metrics after each step
@@ -116,12 +121,24 @@ def require_whole_history(attempts: Sequence[Attempt]) -> None:
         require_every_step(merge_rows(attempts), f"{folders}/*/{METRICS}", HINT)
 
 
+def is_run(run_dir: Path) -> bool:
+    """Whether a run, of results or of a record, got as far as a manifest."""
+    return has_file(run_dir, MANIFEST) or bool(list_attempts(run_dir))
+
+
+def list_run_dirs(folder: Path) -> list[Path]:
+    """The runs of results or of a record that got as far as a manifest."""
+    record = open_record(folder)
+    if record is not None:
+        return [folder / run for run in record.runs]
+    return [it for it in sorted(folder.glob("*_seed*")) if is_run(it)]
+
+
 def read_history(run_dir: Path) -> tuple[RunManifest, list[Row]]:
-    """Manifest and merged metrics of a run's folder, finished or not, or of a committed record."""
+    """Manifest and merged metrics of a run, finished or not, or of a recorded one."""
     attempts = list_attempts(run_dir)
     if not attempts:
-        hint = "record the study again"
-        return read_manifest(run_dir, hint), read_csv(run_dir / RECORDED_METRICS, hint)
+        return read_manifest(run_dir, HINT), read_rows(run_dir, HINT)
     manifest = attempts[-1].manifest
     resumed = [a for a in attempts if a.manifest.started_at == manifest.started_at]
     rows = merge_rows(resumed)

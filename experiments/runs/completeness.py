@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from experiments.runs.manifest import MANIFEST
+from experiments.runs.record import has_file
 from experiments.runs.settings import read_run
 from experiments.study.schema import Run, Study
 from experiments.support.json_files import REMAKE
@@ -14,8 +15,10 @@ def is_trained(study: Study, run: Run, results: Path) -> bool:
     Raises:
         ValueError: its manifest is damaged, or it was trained with other settings.
     """
-    is_there = (results / run.id / MANIFEST).is_file()
-    return is_there and read_run(study, run, results, REMAKE).status == "finished"
+    return (
+        has_file(results / run.id, MANIFEST)
+        and read_run(study, run, results, REMAKE).status == "finished"
+    )
 
 
 def complete_cells(study: Study, results: Path) -> dict[str | None, tuple[Run, ...]]:

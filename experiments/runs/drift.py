@@ -1,49 +1,40 @@
-"""The drift of a run's weights: JSON lines while it trains, a CSV once recorded.
+"""The drift of a run's weights: JSON lines until it is recorded.
 
 One row a weight and observed step, as `qat_core.drift.log` writes them; the KL of a layer is the
 measure `layer_kl` of rows of the kind `kl`.
 """
 
-import gzip
 import math
-import zlib
 from pathlib import Path
 
 import pandas as pd
 
-from experiments.runs.metrics import GZIP
+from experiments.runs.record import file_of, record_of
 from experiments.support.json_files import parse_object, read_bytes
 from qat_core.drift.names import FILE, MEASURES
 
-RECORDED_DRIFT = "drift.csv.gz"
 KL = "layer_kl"
 HINT = "train the run with rl.drift_every: 1"
 KEYS = ["step", "layer", "kind"]
 NUMBERS = ("layer", "kl", "kl_together", *MEASURES)
 
 
-def has_drift(run_dir: Path) -> bool:
-    """Whether a run or its record holds the drift of its weights."""
-    return (run_dir / FILE).is_file() or (run_dir / RECORDED_DRIFT).is_file()
-
-
 def read_drift(run_dir: Path) -> pd.DataFrame:
-    """The rows of a run or its record; of repeated ones the last counts.
+    """The rows of a run, of results or of a record; of repeated ones the last counts.
 
     Raises:
-        ValueError: the file is missing, empty or damaged.
+        ValueError: they are missing, empty or damaged.
     """
-    recorded = run_dir / RECORDED_DRIFT
-    path = recorded if recorded.exists() else run_dir / FILE
-    rows = _read_csv(path) if recorded.exists() else _read_jsonl(path)
+    record, path = record_of(run_dir), file_of(run_dir, FILE)
+    if record is None:
+        rows = _read_jsonl(run_dir / FILE)
+    else:
+        rows = record.rows(FILE, run_dir.name).to_pandas()
     if rows.empty:
         raise ValueError(f"{path}: empty; {HINT}")
+    if missing := set(KEYS) - set(rows):
+        raise ValueError(f"{path}: no column {min(missing)}; record the study again")
     return rows.drop_duplicates(KEYS, keep="last", ignore_index=True)
-
-
-def write_drift(path: Path, rows: pd.DataFrame) -> None:
-    """Writes a drift.csv.gz; the same rows give the same bytes."""
-    rows.to_csv(path, index=False, compression=GZIP)
 
 
 def _read_jsonl(path: Path) -> pd.DataFrame:
@@ -61,13 +52,3 @@ def _read_jsonl(path: Path) -> pd.DataFrame:
         except (KeyError, TypeError, ValueError, OverflowError):
             raise ValueError(f"{where}: {hint}") from None
     return pd.DataFrame(rows).rename(columns={"kl": KL})
-
-
-def _read_csv(path: Path) -> pd.DataFrame:
-    try:
-        rows = pd.read_csv(path)
-    except (ValueError, EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path}: {error}; record the study again") from None
-    if missing := set(KEYS) - set(rows):
-        raise ValueError(f"{path}: no column {min(missing)}; record the study again")
-    return rows

@@ -8,7 +8,8 @@ from typing import Literal, Self
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
 from experiments.runs.manifest import Section
-from experiments.support.json_files import read_model, write_json
+from experiments.runs.record import file_of, record_of
+from experiments.support.json_files import check_model, read_model, write_json
 from qat_core.rl.config import EvaluationConfig
 
 EVALUATIONS = "eval.json"
@@ -52,14 +53,17 @@ class Evaluation(Section):
         return self
 
 
-def read_evaluations(folder: Path, hint: str) -> list[Evaluation]:
-    """The evaluations in the folder of a run or a record.
+def read_evaluations(run_dir: Path, hint: str) -> list[Evaluation]:
+    """The evaluations of a run, of results or of a record.
 
     Raises:
         ValueError: they are missing or damaged; the hint says what to do.
     """
-    path = folder / EVALUATIONS
-    evaluations = read_model(path, list[Evaluation], hint)
+    record, path = record_of(run_dir), file_of(run_dir, EVALUATIONS)
+    if record is None:
+        evaluations = read_model(run_dir / EVALUATIONS, list[Evaluation], hint)
+    else:
+        evaluations = check_model(record.evaluations(run_dir.name), path, list[Evaluation], hint)
     settings = Counter((it.step, it.precision, it.decoding) for it in evaluations)
     for (step, precision, decoding), count in settings.items():
         if count > 1:

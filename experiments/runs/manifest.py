@@ -18,9 +18,10 @@ from pydantic import (
     model_validator,
 )
 
+from experiments.runs.record import file_of, record_of
 from experiments.study.arms import ArmName
 from experiments.study.schema import STUDY_NAME_PATTERN, Run
-from experiments.support.json_files import read_model, write_json
+from experiments.support.json_files import Json, check_model, read_json, write_json
 
 MANIFEST = "manifest.json"
 
@@ -192,10 +193,18 @@ class RunManifest(Section):
         write_json(folder / MANIFEST, self.model_dump(mode="json"))
 
 
+def read_manifest_json(folder: Path, hint: str) -> Json:
+    """As `read_manifest`, but what it says is not checked."""
+    record = record_of(folder)
+    return record.manifest(folder.name) if record else read_json(folder / MANIFEST, hint)
+
+
 def read_manifest(folder: Path, hint: str) -> RunManifest:
-    """The manifest in the folder of a run, an attempt or a record.
+    """The manifest of a run, of results or of a record, or of an attempt.
 
     Raises:
         ValueError: it is missing or damaged, or another run's; the hint says what to do.
     """
-    return read_model(folder / MANIFEST, RunManifest, hint)
+    return check_model(
+        read_manifest_json(folder, hint), file_of(folder, MANIFEST), RunManifest, hint
+    )

@@ -1,18 +1,17 @@
-"""The metrics of a run: one row per step, in JSON lines while it trains, in a CSV once recorded."""
+"""The metrics of a run: one row per step, in JSON lines until they are recorded."""
 
-import gzip
 import math
-import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pandas as pd
 
+from experiments.runs.record import file_of, record_of
 from experiments.support.json_files import parse_object, read_bytes, write_jsonl
 from qat_core.rl.metric_names import K3_KL, RESPONSE_TOKENS, REWARD, TOTAL_TOKENS
 
 Row = dict[str, float | int | None]
-METRICS, RECORDED_METRICS = "metrics.jsonl", "metrics.csv.gz"
+METRICS = "metrics.jsonl"
 # how the columns begin that the record of a grid keeps
 GRID_METRICS = (
     "step",
@@ -31,13 +30,6 @@ GRID_METRICS = (
     TOTAL_TOKENS,
     "perf/max_memory_allocated_gb",
 )
-# no time stamp inside: the same metrics give the same bytes
-GZIP = {"method": "gzip", "mtime": 0}
-
-
-def is_record(run_dir: Path) -> bool:
-    """Whether a run's folder is its record, and not its results."""
-    return (run_dir / RECORDED_METRICS).is_file()
 
 
 def read_jsonl(path: Path, hint: str, *, may_be_cut: bool = False) -> list[Row]:
@@ -59,36 +51,29 @@ def read_jsonl(path: Path, hint: str, *, may_be_cut: bool = False) -> list[Row]:
     ]
 
 
-def read_csv(path: Path, hint: str) -> list[Row]:
-    """The rows of a recorded metrics.csv.gz; what is undefined is None.
+def read_rows(run_dir: Path, hint: str) -> list[Row]:
+    """The metrics of a finished run, of results or of a record; what is undefined is None.
 
     Raises:
-        ValueError: it is missing, damaged, or has a cell that is not a number.
+        ValueError: they are missing or damaged; names the row.
     """
-    try:
-        frame = pd.read_csv(path)
-    except FileNotFoundError:
-        raise ValueError(f"{path}: missing; {hint}") from None
-    except (ValueError, EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{path}: {error}; {hint}") from None
+    record = record_of(run_dir)
+    if record is None:
+        return read_jsonl(run_dir / METRICS, hint)
+    rows = record.rows(METRICS, run_dir.name).to_pandas().to_dict("records")
     return [
         _check_row(
-            {str(key): None if pd.isna(value) else value for key, value in record.items()},
-            f"{path}: line {number}",
+            {str(key): None if pd.isna(value) else value for key, value in row.items()},
+            f"{file_of(run_dir, METRICS)}: row {number}",
             hint,
         )
-        for number, record in enumerate(frame.to_dict("records"), start=2)
+        for number, row in enumerate(rows, start=1)
     ]
 
 
 def write_metrics(path: Path, rows: Iterable[Row]) -> None:
     """Writes a metrics.jsonl."""
     write_jsonl(path, rows)
-
-
-def write_csv(path: Path, rows: Sequence[Row]) -> None:
-    """Writes a metrics.csv.gz."""
-    pd.DataFrame(rows).to_csv(path, index=False, compression=GZIP)
 
 
 def merge(parts: Iterable[Iterable[Row]]) -> list[Row]:

@@ -22,7 +22,8 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from experiments.runs.manifest import GitState, Hardware
+from experiments.runs.manifest import GitState, Hardware, read_manifest_json
+from experiments.runs.record import record_of
 from experiments.study.schema import ROOT
 from experiments.support.cli import run_cli
 from experiments.support.json_files import read_json
@@ -212,8 +213,10 @@ def diff_manifests(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any,
 
 def _read(path: Path) -> dict[str, Any]:
     """The manifest of a run, an attempt or a base checkpoint, by its folder or its file."""
-    file = path / "manifest.json" if path.is_dir() else path
-    return read_json(file, "name a run's folder or its manifest.json")
+    hint = "name a run's folder or its manifest.json"
+    if path.is_dir() or record_of(path):
+        return read_manifest_json(path, hint)
+    return read_json(path, hint)
 
 
 def main() -> None:

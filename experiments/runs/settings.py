@@ -7,8 +7,8 @@ from pydantic import ValidationError
 
 from experiments.runs.evaluation import EVALUATIONS, Evaluation, read_evaluations
 from experiments.runs.manifest import MANIFEST, RunManifest, read_manifest
-from experiments.runs.metrics import is_record
 from experiments.runs.provenance import diff_manifests
+from experiments.runs.record import file_of, record_of
 from experiments.study.load import OLD_KEYS
 from experiments.study.schema import Run, Study
 from qat_core.rl.config import GrpoConfig
@@ -23,8 +23,8 @@ def read_run(study: Study, run: Run, results: Path, hint: str) -> RunManifest:
         ValueError: it is missing or damaged (the hint says what to do), or another run's, or the
             run was trained with other settings, or from another base, than the study has.
     """
-    path = results / run.id / MANIFEST
-    manifest = read_manifest(path.parent, hint)
+    run_dir = results / run.id
+    path, manifest = file_of(run_dir, MANIFEST), read_manifest(run_dir, hint)
     if manifest.run != run.id:
         raise ValueError(f"{path}: run: it is of {manifest.run}; {hint}")
     try:
@@ -35,7 +35,7 @@ def read_run(study: Study, run: Run, results: Path, hint: str) -> RunManifest:
         raise ValueError(f"{path}: config.{key}: {first['msg']}; {hint}") from None
     wanted = study.training_config(run)
     for key, (its, asked) in diff_manifests(found, wanted).items():
-        if key.startswith(RECIPE) and is_record(path.parent):
+        if key.startswith(RECIPE) and record_of(run_dir):
             continue
         raise ValueError(
             f"{path}: config.{key}: {its!r}, and in study {study.study} {asked!r}; run the study "
@@ -59,14 +59,14 @@ def read_evaluations_of(study: Study, run_dir: Path, hint: str) -> list[Evaluati
     """
     evaluations, wanted = read_evaluations(run_dir, hint), study.evaluation.model_dump()
     for it in evaluations:
-        if it.settings is None and is_record(run_dir):
+        if it.settings is None and record_of(run_dir):
             continue
         found = it.settings.model_dump() if it.settings else {}
         for key, (its, asked) in diff_manifests(found, wanted).items():
             raise ValueError(
-                f"{run_dir / EVALUATIONS}: settings.{key}: {its}, and in study {study.study} "
-                f"{asked}; evaluate again: python -m experiments.evaluate.run --study FILE --run "
-                f"{run_dir.name}"
+                f"{file_of(run_dir, EVALUATIONS)}: settings.{key}: {its}, and in study "
+                f"{study.study} {asked}; evaluate again: python -m experiments.evaluate.run "
+                f"--study FILE --run {run_dir.name}"
             )
     return evaluations
 

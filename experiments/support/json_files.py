@@ -40,12 +40,16 @@ def read_model(path: Path, kind: type[Parsed], hint: str = REMAKE) -> Parsed:
     Raises:
         ValueError: "<file>: <key>: <what>; <hint>" if it is missing, not JSON or not of that kind.
     """
-    content = _parse(read_bytes(path, hint), str(path), hint)
+    return check_model(_parse(read_bytes(path, hint), str(path), hint), str(path), kind, hint)
+
+
+def check_model(content: object, where: str, kind: type[Parsed], hint: str) -> Parsed:
+    """As `read_model`, of JSON that was read; `where` is what an error calls it."""
     try:
         return TypeAdapter(kind).validate_python(content)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ": ".join(filter(None, (str(path), ".".join(map(str, first["loc"])))))
+        where = ": ".join(filter(None, (where, ".".join(map(str, first["loc"])))))
         raise ValueError(f"{where}: {_describe(first['msg'])}; {hint}") from None
 
 

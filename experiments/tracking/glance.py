@@ -11,7 +11,7 @@ from statistics import fmean
 
 from mlflow import MlflowClient
 
-from experiments.runs.attempts import read_history
+from experiments.runs.attempts import is_run, read_history
 from experiments.runs.evaluation import Evaluation
 from experiments.runs.manifest import RunManifest
 from experiments.runs.metrics import Row, token_mean
@@ -53,7 +53,7 @@ def summarize(
         return {}
     found = _measured(manifest, rows) | _accuracies(evaluations)
     bf16_dir = run_dir.with_name(Run(manifest.model, "bf16", manifest.seed, manifest.cell).id)
-    if bf16_dir.is_dir():
+    if is_run(bf16_dir):
         bf16_manifest, bf16_rows = read_history(bf16_dir)
         if bf16_manifest.status == "finished":
             bf16 = _measured(bf16_manifest, bf16_rows)

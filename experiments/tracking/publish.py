@@ -15,11 +15,12 @@ from pathlib import Path
 from mlflow import MlflowClient
 from mlflow.entities import Metric
 
-from experiments.runs.attempts import list_attempts, read_history
+from experiments.runs.attempts import list_run_dirs, read_history
 from experiments.runs.evaluation import EVALUATIONS, read_evaluations
-from experiments.runs.manifest import MANIFEST, RunManifest, read_manifest
+from experiments.runs.manifest import RunManifest, read_manifest
 from experiments.runs.metrics import Row
-from experiments.runs.provenance import digest_file
+from experiments.runs.provenance import digest_file, digest_json
+from experiments.runs.record import has_file
 from experiments.study.load import load_study
 from experiments.support.cli import RESULTS, STUDY, run_cli
 from experiments.support.json_files import REMAKE, write_json
@@ -57,12 +58,6 @@ def rebuild(folder: Path) -> None:
         publish_study(claims.parent, folder)
 
 
-def list_run_dirs(folder: Path) -> list[Path]:
-    """The folders of runs in a results or records folder that got as far as a manifest."""
-    found = sorted(folder.glob("*_seed*"))
-    return [it for it in found if (it / MANIFEST).exists() or list_attempts(it)]
-
-
 def rebuild_run(run_dir: Path) -> str:
     """Makes the MLflow run of a run's folder from its files; returns its id.
 
@@ -89,11 +84,18 @@ def has_steps(client: MlflowClient, run_id: str, rows: Sequence[Row]) -> bool:
     return steps <= {point.step for point in client.get_metric_history(run_id, STEP_TIME)}
 
 
+def evaluations_digest(run_dir: Path) -> str | None:
+    """Of a run's evaluations, whatever form they have; None if there are none."""
+    if not has_file(run_dir, EVALUATIONS):
+        return None
+    return digest_json([it.model_dump(mode="json") for it in read_evaluations(run_dir, REMAKE)])
+
+
 def publish_results(
     client: MlflowClient, run_id: str, run_dir: Path, manifest: RunManifest, rows: Sequence[Row]
 ) -> None:
     """Adds a run's offline accuracies and its summary, where it has been evaluated."""
-    if not (run_dir / EVALUATIONS).exists():
+    if not has_file(run_dir, EVALUATIONS):
         return
     moment_ms, evaluations = now_ms(), read_evaluations(run_dir, REMAKE)
     summary = summarize(run_dir, manifest, rows, evaluations)
@@ -103,7 +105,7 @@ def publish_results(
     ]
     metrics += [Metric(key, value, moment_ms, 0) for key, value in summary.items()]
     client.log_batch(run_id, metrics=metrics)
-    client.set_tag(run_id, EVALUATIONS_TAG, digest_file(run_dir / EVALUATIONS))
+    client.set_tag(run_id, EVALUATIONS_TAG, evaluations_digest(run_dir))
 
 
 def publish_study(study_dir: Path, results: Path) -> None:
@@ -142,9 +144,9 @@ def publish_study(study_dir: Path, results: Path) -> None:
 def _readable_runs(study: str, results: Path) -> list[RunManifest]:
     """The manifests of a study's runs, without those that are damaged."""
     found = []
-    for path in results.glob(f"*_seed*/{MANIFEST}"):
+    for run_dir in list_run_dirs(results):
         with suppress(ValueError):  # who reads that run says so
-            found.append(read_manifest(path.parent, REMAKE))
+            found.append(read_manifest(run_dir, REMAKE))
     return [it for it in found if it.study == study]
 
 

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 from filelock import FileLock, Timeout
 from mlflow import MlflowClient
-from mlflow.entities import Run
+from mlflow.entities import LifecycleStage, Run
 from mlflow.exceptions import MlflowException
 from requests import RequestException
 from sqlalchemy.exc import SQLAlchemyError
@@ -71,14 +71,37 @@ def explained_errors() -> Iterator[None]:
 
 
 def find_or_create_experiment(client: MlflowClient, name: str) -> str:
-    """Id of the MLflow experiment of a study, whichever process makes it first."""
+    """Id of the MLflow experiment of a study, whichever process makes it first.
+
+    MLflow keeps a deleted experiment, takes no runs for it and no other of its name: a study that
+    has new results restores its own, and says so.
+
+    Raises:
+        ValueError: it cannot be restored.
+    """
     try:
         return str(client.create_experiment(name))
     except MlflowException:
         experiment = client.get_experiment_by_name(name)
         if experiment is None:
             raise
-        return str(experiment.experiment_id)
+    experiment_id = str(experiment.experiment_id)
+    if experiment.lifecycle_stage == LifecycleStage.DELETED:
+        _restore(client, experiment_id, name)
+    return experiment_id
+
+
+def _restore(client: MlflowClient, experiment_id: str, name: str) -> None:
+    try:
+        client.restore_experiment(experiment_id)
+        print(f"MLflow: experiment {name} had been deleted: restored", flush=True)
+    except MlflowException as error:
+        # unless another run of the study was faster
+        if client.get_experiment(experiment_id).lifecycle_stage == LifecycleStage.DELETED:
+            raise ValueError(
+                f"{store_uri()}: experiment {name} is deleted and cannot be restored ({error}); "
+                "delete it for good, or give the study another name"
+            ) from error
 
 
 def find_runs(client: MlflowClient, experiment_id: str, run_id: str) -> list[str]:

@@ -21,8 +21,7 @@ from pathlib import Path
 from mlflow import MlflowClient
 from mlflow.entities import ViewType
 
-from experiments.runs.attempts import read_history
-from experiments.runs.evaluation import EVALUATIONS
+from experiments.runs.attempts import list_run_dirs, read_history
 from experiments.runs.manifest import RunManifest
 from experiments.runs.metrics import Row
 from experiments.runs.provenance import digest_file
@@ -34,8 +33,8 @@ from experiments.tracking.publish import (
     CLAIMS_TAG,
     EVALUATIONS_TAG,
     STUDY_RUN,
+    evaluations_digest,
     has_steps,
-    list_run_dirs,
     publish_study,
     rebuild,
     rebuild_run,
@@ -139,11 +138,10 @@ def _shows_run(
 
     One that is being read is RUNNING there.
     """
-    evaluations = run_dir / EVALUATIONS
     tags = {
         "started_at": manifest.started_at,
         "attempt": str(manifest.attempt),
-        EVALUATIONS_TAG: digest_file(evaluations) if evaluations.exists() else None,
+        EVALUATIONS_TAG: evaluations_digest(run_dir),
     }
     held = _held(client, manifest.study, manifest.run, STATUS[manifest.status], tags)
     return bool(held) and (manifest.status == "running" or has_steps(client, held, rows))

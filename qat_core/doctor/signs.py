@@ -23,6 +23,7 @@ TAIL = 20.0
 COMPRESSED, SHORTEST = 8.0, 200
 NEUTRAL = {"top_p": (1, 1.0), "top_k": (-1, 0), "repetition_penalty": (1, 1.0)}
 VLLM_QUANTIZATION = ("engine_kwargs", "vllm", "quantization")
+CHI2 = "rollout_corr/chi2_token"
 STALENESS = "training/off_policy/trajectory_staleness/mean"
 RUN_THE_DOCTOR = "For the cause run python -m qat_core.doctor on a checkpoint of this run."
 
@@ -146,13 +147,19 @@ def _staleness(run: VerlRun, band: tuple[float, float]) -> Sign:
 
 def _tail(run: VerlRun, band: tuple[float, float]) -> Sign:
     name, title = "tail", "few tokens or all?"
-    chi2, k3 = run.series("rollout_corr/chi2_token"), run.series(K3)
-    if len(chi2) == 0 or k3.sum() <= 0:
-        return Sign(name, title, "chi2_token is not logged", "not recorded")
-    ratio = float(chi2.mean() / k3.mean())
+    chi2, k3 = run.metrics.get(CHI2), run.metrics[K3]
+    if chi2 is None:
+        return Sign(name, title, f"{CHI2} is not logged", "not recorded")
+    both = np.isfinite(chi2) & np.isfinite(k3)
+    if not k3[both].sum() > 0:
+        return Sign(name, title, "no step has a finite chi2 and k3 above 0", "not recorded")
+    ratio = float(chi2[both].mean() / k3[both].mean())
     text = f"chi2 over k3 {ratio:.1f}; 2 where all tokens differ a little"
+    # its squares overflow long before k3 does
+    lost = int((np.isfinite(k3) & ~np.isfinite(chi2)).sum())
+    text += f"; {lost} steps with a finite k3 alone" if lost else ""
     advice = "Few tokens carry the mismatch: rerouted experts, a kernel's fault at rare shapes."
-    few = ratio > TAIL
+    few = ratio > TAIL or lost > 0
     return Sign(name, title, text, "warning" if few else "none", advice if few else "")
 
 

@@ -5,11 +5,8 @@ verl 0.9 writes `{"step": n, "data": {...}}` lines (file logger), Hydra's `confi
 text. It dumps no log-probs: what a run says of the mismatch are sums over tokens.
 """
 
-import csv
-import gzip
 import json
 import re
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
@@ -22,7 +19,7 @@ import yaml
 from qat_core.yaml_damage import YAML_DAMAGE
 
 Verdict = Literal["fault", "warning", "none", "not recorded"]
-RECORDED = "metrics.csv.gz"
+RECORDED = "metrics.parquet"  # of all runs of a committed record
 ACTOR_AND_ROLLOUT = "actor_rollout_ref"
 DUMP = re.compile(r"\d+\.jsonl")
 # of a line that is no JSON, or another JSON than verl writes
@@ -90,45 +87,40 @@ class Judgement:
 
 
 def read_run(folder: Path) -> VerlRun:
-    """Reads a folder, or a file of the file logger, or the committed record of a run.
+    """Reads a folder, or a file of the file logger, or a run of a committed record: RECORD/RUN.
 
     Raises:
         ValueError: no metrics with `rollout_corr/k3_kl`, or damaged ones; metrics, settings or
             rollouts of several runs.
     """
     if not folder.exists():
+        if (folder.parent / RECORDED).is_file():
+            return VerlRun(*_read_log(folder, _recorded(folder)))
         raise ValueError(f"{folder}: no such folder; name that of a verl run")
-    found_by = ("*.jsonl", RECORDED)
-    files = [folder] if folder.is_file() else [p for it in found_by for p in folder.rglob(it)]
+    files = [folder] if folder.is_file() else list(folder.rglob("*.jsonl"))
     logs = sorted(p for p in files if not DUMP.fullmatch(p.name) and _is_log(p))
     if len(logs) != 1:
         found = f"found {', '.join(map(str, logs[:3]))}: name one" if logs else "found none"
         raise ValueError(
             f"{folder}: needs one file of verl's file logger (trainer.logger: [file]), {found}"
         )
-    steps, metrics = _read_log(logs[0])
-    if K3 not in metrics:
-        raise ValueError(
-            f"{logs[0]}: {K3}: missing; set actor_rollout_ref.rollout.calculate_log_probs=True"
-        )
+    steps, metrics = _read_log(logs[0], logs[0].read_bytes().splitlines())
     return VerlRun(steps, metrics, _config(folder), _dumped(files))
 
 
 def _is_log(path: Path) -> bool:
-    if path.name == RECORDED:
-        return True
     with path.open("rb") as file:
         first = file.readline()
     return first.lstrip().startswith(b"{") and b'"step"' in first and b'"output"' not in first
 
 
-def _read_log(path: Path) -> tuple[list[int], dict[str, np.ndarray]]:
+def _read_log(path: Path, lines: Sequence[str | bytes]) -> tuple[list[int], dict[str, np.ndarray]]:
     """Rows of verl's file logger, or flat ones; of a repeated step the last counts.
 
     What is not finite verl writes as null.
     """
     rows: dict[int, dict[str, float]] = {}
-    for number, line in enumerate(_lines(path), start=1):
+    for number, line in enumerate(lines, start=1):
         try:
             row = json.loads(line)
             step, data = int(row["step"]), row.get("data", row)
@@ -140,6 +132,10 @@ def _read_log(path: Path) -> tuple[list[int], dict[str, np.ndarray]]:
         # after the last step verl logs a validation under its number again
         rows[step] = rows.get(step, {}) | known
     steps = sorted(step for step, row in rows.items() if K3 in row)
+    if not steps:
+        raise ValueError(
+            f"{path}: {K3}: missing; set actor_rollout_ref.rollout.calculate_log_probs=True"
+        )
     names = sorted({name for step in steps for name in rows[step]})
     return steps, {n: np.array([rows[s].get(n, np.nan) for s in steps]) for n in names}
 
@@ -148,16 +144,21 @@ def _number(value: float | None) -> float:
     return float("nan") if value is None else float(value)
 
 
-def _lines(path: Path) -> Sequence[str | bytes]:
-    """One JSON object a step; a record's are made of its columns."""
-    if path.name != RECORDED:
-        return path.read_bytes().splitlines()
+def _recorded(run: Path) -> list[str]:
+    """The steps of a run as the file logger writes them."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path = run.parent / RECORDED
     try:
-        with gzip.open(path, "rt", newline="") as file:
-            rows = list(csv.DictReader(file))
-        return [json.dumps({k: float(v) if v else None for k, v in row.items()}) for row in rows]
-    except (OSError, EOFError, zlib.error, csv.Error, ValueError, TypeError) as error:
-        raise ValueError(f"{path}: {error}; restore the record") from None
+        rows = pq.read_table(path, filters=[("run", "==", run.name)]).to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{path}: {' '.join(str(error).split())}; restore the record") from None
+    if not rows:
+        raise ValueError(f"{path}: {run.name}: no such run; name one of {run.parent}")
+    # NaN is undefined, and null of columns that other runs have
+    known = ({k: v for k, v in row.items() if k != "run" and v is not None} for row in rows)
+    return list(map(json.dumps, known))
 
 
 def _config(folder: Path) -> dict[str, Any]:

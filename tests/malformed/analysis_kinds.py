@@ -13,10 +13,9 @@ from analysis.collapse.outcome_table import outcome_table
 from analysis.drift.maps import DEFAULT, draw
 from analysis.tables import benchmark_text
 from experiments.runs.drift import read_drift
-from experiments.runs.metrics import RECORDED_METRICS, write_csv
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, STUDIES
-from experiments.support.json_files import write_json
+from experiments.support.json_files import write_json, write_jsonl
 from qat_core.checkpoint.read import read_checkpoint
 from qat_core.checkpoint.write import convert
 from qat_core.doctor.__main__ import read_recipe
@@ -27,6 +26,7 @@ from qat_core.recipe import Recipe
 from tests.malformed.kind import Kind, damage
 from tests.malformed.mutations import mutate_bytes, mutate_json, mutate_lines, mutate_yaml
 from tests.nano_models import write_nano
+from tests.records import become_record
 
 RECORDS = ROOT / "experiments" / "records"
 STEPS = 12
@@ -97,7 +97,8 @@ def _make_grid(folder: Path) -> None:
         run_dir.mkdir()
         write_json(run_dir / "manifest.json", manifest_of(study, run))
         rows = [row | {"actor/grad_norm": 1.0} for row in metrics_of(run, STEPS)]
-        write_csv(run_dir / RECORDED_METRICS, rows)
+        write_jsonl(run_dir / "metrics.jsonl", rows)
+    become_record(folder)
 
 
 def _read_grid(folder: Path) -> None:
@@ -134,8 +135,8 @@ def _read_recipe(folder: Path) -> None:
 
 
 ANALYSIS_KINDS = {
-    "grid: manifest": Kind(_make_grid, damage("*/manifest.json", mutate_json), _read_grid),
-    "grid: metrics": Kind(_make_grid, damage("*/metrics.csv.gz", mutate_bytes), _read_grid),
+    "grid: manifest": Kind(_make_grid, damage("manifests.jsonl", mutate_lines), _read_grid),
+    "grid: metrics": Kind(_make_grid, damage("metrics.parquet", mutate_bytes), _read_grid),
     "claims": Kind(_make_claims, damage("claims.json", mutate_json), _read_claims),
     "benchmark record": Kind(_make_benchmarks, damage("*.json", mutate_json), _read_benchmarks),
     "drift log": Kind(_make_drift, damage(DRIFT_FILE, mutate_lines), _read_drift),

@@ -13,22 +13,22 @@ from experiments.base.make import build_model, read_config
 from experiments.launch.run import open_attempts
 from experiments.runs.attempts import next_attempt, read_history, write_results
 from experiments.runs.base_manifest import check_base
-from experiments.runs.metrics import RECORDED_METRICS, write_csv
 from experiments.runs.provenance import digest_file
 from experiments.study.load import load_study
 from experiments.study.model_config import read_model_config
 from experiments.study.preview import preview
 from experiments.study.schema import ROOT, STUDIES
-from experiments.support.json_files import write_json
+from experiments.support.json_files import write_json, write_jsonl
 from qat_core.memory import predict_weight_memory_gib
 from qat_core.rl import resume
 from qat_core.rl.optimizer import MasterAdamW
 from qat_core.rl.tokenizer import character_tokenizer
 from tests.malformed.analysis_kinds import ANALYSIS_KINDS
 from tests.malformed.kind import Kind, damage
-from tests.malformed.mutations import mutate_bytes, mutate_json, mutate_yaml
+from tests.malformed.mutations import mutate_bytes, mutate_json, mutate_lines, mutate_yaml
 from tests.manifests import make_manifest
 from tests.nano_models import write_nano
+from tests.records import become_record
 
 STUDY_FILES = ("default", "verl_nano", "collapse")
 PROMPTS, STEPS = 8, 12
@@ -64,7 +64,7 @@ def _read_model_configs(folder: Path) -> None:
                 build_model(path, read_config(path))
 
 
-def _make_record(folder: Path) -> None:
+def _make_results(folder: Path) -> None:
     from tests.unit.analysis.synthetic_results import evaluations_of, manifest_of, metrics_of
 
     study = yaml.safe_load((STUDIES / "default.yaml").read_text())
@@ -79,7 +79,12 @@ def _make_record(folder: Path) -> None:
         run_dir.mkdir()
         write_json(run_dir / "manifest.json", manifest_of(loaded, run))
         write_json(run_dir / "eval.json", evaluations_of(loaded, run))
-        write_csv(run_dir / RECORDED_METRICS, metrics_of(run, STEPS))
+        write_jsonl(run_dir / "metrics.jsonl", metrics_of(run, STEPS))
+
+
+def _make_record(folder: Path) -> None:
+    _make_results(folder)
+    become_record(folder)
 
 
 def _read_record(folder: Path) -> None:
@@ -152,8 +157,11 @@ KINDS = {
     "attempts: metrics": Kind(
         _make_attempts, damage("attempts/*/metrics.jsonl", mutate_bytes), _read_attempts
     ),
-    "record: manifest": Kind(_make_record, damage("*/manifest.json", mutate_json), _read_record),
-    "record: evaluations": Kind(_make_record, damage("*/eval.json", mutate_json), _read_record),
-    "record: metrics": Kind(_make_record, damage("*/metrics.csv.gz", mutate_bytes), _read_record),
+    "record: manifest": Kind(_make_record, damage("manifests.jsonl", mutate_lines), _read_record),
+    "evaluations": Kind(_make_results, damage("*/eval.json", mutate_json), _read_record),
+    "record: evaluations": Kind(
+        _make_record, damage("evaluations.parquet", mutate_bytes), _read_record
+    ),
+    "record: metrics": Kind(_make_record, damage("metrics.parquet", mutate_bytes), _read_record),
     **ANALYSIS_KINDS,
 }

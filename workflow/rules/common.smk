@@ -68,6 +68,13 @@ def read_study(path):
     return study
 
 
+def study_file(wildcards, output):
+    """The study file, for a rule's command. It is no input, and its settings are digests: a study
+    under another name is the same one. Snakemake compares no parameter that may use `output`.
+    """
+    return STUDY_FILE
+
+
 def settings_of_base(wildcards):
     """What a base checkpoint depends on besides its code."""
     return base_digest(STUDY, wildcards.base)
@@ -139,11 +146,10 @@ if (
 
 # what is required of the arms, and which claim decides
 CLAIMS = digest_json([STUDY.primary, STUDY.claims.model_dump(mode="json")])
+LABELS = "analysis/metrics.yaml"
 TEMPLATE = ("analysis/report/template.html", "analysis/report/style.css")
 STUDY_DIR = f"results/studies/{STUDY.study}"
 JUDGE, DRAW, PROTOCOL, _ = PROGRAMS[STUDY.judged_by]
 FIGURES = {
-    f"{name}_{kind}": f"{STUDY_DIR}/figures/{name}.{kind}"
-    for name in figure_names(STUDY)
-    for kind in FORMATS
+    name: f"{STUDY_DIR}/figures/{name}.{FORMATS[0]}" for name in figure_names(STUDY)
 }

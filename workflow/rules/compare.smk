@@ -1,7 +1,6 @@
 # The study's claims, judged. The table is printed when the workflow has ended.
 rule compare:
     input:
-        study=ancient(STUDY_FILE),
         manifests=of_every_run("manifest.json"),
         metrics=of_every_run("metrics.jsonl"),
         evals=of_every_run("eval.json"),
@@ -14,6 +13,7 @@ rule compare:
     conda:
         "../../environment.yml"
     params:
+        study=study_file,
         out=subpath(output.table, parent=True),
         claims=CLAIMS,
         program=JUDGE,
@@ -21,5 +21,5 @@ rule compare:
     message:
         "Judging the claims of study {STUDY.study}"
     shell:
-        "python -m {params.program} --study {input.study:q} --results results --out {params.out:q}"
+        "python -m {params.program} --study {params.study:q} --results results --out {params.out:q}"
         " > {log:q} 2>&1"

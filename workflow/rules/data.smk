@@ -3,8 +3,6 @@ STUDY_DATA = f"results/data/{STUDY.study}"
 
 
 rule data:
-    input:
-        study=ancient(STUDY_FILE),
     output:
         train=f"{STUDY_DATA}/train.parquet",
         test=f"{STUDY_DATA}/test.parquet",
@@ -15,10 +13,11 @@ rule data:
     conda:
         "../../environment.yml"
     params:
+        study=study_file,
         out=subpath(output.train, parent=True),
         settings=data_digest(STUDY.task),
         code=digest_code("experiments.verl.data"),
     message:
         "Making the data of study {STUDY.study}"
     shell:
-        "python -m experiments.verl.data --study {input.study:q} --out {params.out:q} 2>&1 | tee {log:q}"
+        "python -m experiments.verl.data --study {params.study:q} --out {params.out:q} 2>&1 | tee {log:q}"

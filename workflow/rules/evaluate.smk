@@ -1,7 +1,6 @@
 # Offline accuracy of the base and the saved checkpoints, in one precision each for all arms.
 rule evaluate:
     input:
-        study=ancient(STUDY_FILE),
         manifest="results/{run}/manifest.json",
         data=[f"{STUDY_DATA}/test.parquet"] if STUDY.trainer == "verl" else [],
     output:
@@ -14,11 +13,12 @@ rule evaluate:
     resources:
         gpu=int(STUDY.device == "cuda"),
     params:
+        study=study_file,
         settings=digest_json(STUDY.evaluation.model_dump(mode="json")),
         verifier=digest_json(verifier_of(STUDY.task.name)),
         code=digest_code("experiments.evaluate.run"),
     message:
         "Evaluating {wildcards.run}"
     shell:
-        "python -m experiments.evaluate.run --study {input.study:q} --run {wildcards.run:q}"
+        "python -m experiments.evaluate.run --study {params.study:q} --run {wildcards.run:q}"
         " 2>&1 | tee {log:q}"

@@ -1,7 +1,6 @@
 # All figures of a study in one process: each takes a fraction of the time of loading the results.
 rule figures:
     input:
-        study=ancient(STUDY_FILE),
         manifests=of_every_run("manifest.json"),
         metrics=of_every_run("metrics.jsonl"),
         evals=of_every_run("eval.json"),
@@ -13,25 +12,26 @@ rule figures:
     conda:
         "../../environment.yml"
     params:
+        study=study_file,
         out=subpath(output[0], parent=True),
         program=DRAW,
         code=digest_code(DRAW),
         claims=CLAIMS,
-        labels=digest_file(ROOT / "analysis" / "metrics.yaml"),
+        labels=digest_file(ROOT / LABELS),
     message:
         "Drawing the figures of study {STUDY.study}"
     shell:
-        "python -m {params.program} --study {input.study:q} --results results"
+        "python -m {params.program} --study {params.study:q} --results results"
         " --out {params.out:q} > {log:q} 2>&1"
 
 
-# One self-contained page: claims, figures, provenance and protocol.
+# One self-contained page: claims, figures, which it draws itself, provenance and protocol.
 rule report:
     input:
-        study=ancient(STUDY_FILE),
         manifests=of_every_run("manifest.json"),
+        metrics=of_every_run("metrics.jsonl"),
+        evals=of_every_run("eval.json"),
         claims=f"{STUDY_DIR}/claims.md",
-        figures=FIGURES.values(),
     output:
         page=f"{STUDY_DIR}/report.html",
     log:
@@ -40,10 +40,11 @@ rule report:
     conda:
         "../../environment.yml"
     params:
+        study=study_file,
         code=digest_code("analysis.report.__main__"),
-        shown=[digest_file(ROOT / name) for name in (*TEMPLATE, PROTOCOL)],
+        shown=[digest_file(ROOT / name) for name in (*TEMPLATE, PROTOCOL, LABELS)],
     message:
         "Writing the report of study {STUDY.study}"
     shell:
-        "python -m analysis.report --study {input.study:q} --results results --out {output.page:q}"
+        "python -m analysis.report --study {params.study:q} --results results --out {output.page:q}"
         " > {log:q} 2>&1"

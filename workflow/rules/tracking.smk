@@ -2,7 +2,6 @@
 # store is no rule's input: it is a view of the files, and losing it must not train anything again.
 rule publish:
     input:
-        study=ancient(STUDY_FILE),
         evals=of_every_run("eval.json"),
         claims=f"{STUDY_DIR}/claims.json",
         figures=FIGURES.values(),
@@ -13,8 +12,10 @@ rule publish:
     localrule: True
     conda:
         "../../environment.yml"
+    params:
+        study=study_file,
     message:
         "Adding evaluations, claims and figures to MLflow"
     shell:
-        "python -m experiments.tracking.publish publish --study {input.study:q} --out {output.runs:q}"
+        "python -m experiments.tracking.publish publish --study {params.study:q} --out {output.runs:q}"
         " 2>&1 | tee {log:q}"

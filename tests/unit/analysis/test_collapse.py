@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from analysis.collapse.comparison import Comparison
 from analysis.collapse.grid import BF16, FFN, NOQAT, QAT, Design, Grid, Setting
 from analysis.collapse.judge import judge_grid
 from analysis.collapse.rules import rules_of
@@ -238,3 +239,23 @@ def test_a_study_of_safety_asks_for_rewards_and_shares(
     design = Design(DENSE, None, (2e-4,), frozenset(grid), primary="C4")
     expected = {"C3": c3, "C4": "PASS", "C10": "FAIL", "C11": c11}
     assert verdicts(grid, design) == expected
+
+
+def test_p_values_are_corrected_for_tests_that_are_planned_and_not_made_yet() -> None:
+    grid = expected_grid()
+    at_once, settings = (
+        Comparison(grid, DESIGN),
+        (DESIGN.plain(NOQAT, 3e-4), DESIGN.plain(QAT, 3e-4)),
+    )
+    del grid[DESIGN.plain(BF16, 2e-4)], grid[DESIGN.plain(BF16, 3e-4)]
+    before = Comparison(grid, DESIGN).difference(*settings)
+    assert before.p_value == pytest.approx(4 * before.raw_p_value)
+    assert before.p_value >= at_once.difference(*settings).p_value
+
+
+def test_arms_that_all_collapse_are_not_safe() -> None:
+    grid = {setting: died() for setting in safety_grid(0)}
+    design = Design(DENSE, None, (2e-4,), frozenset(grid), primary="C4")
+    claims = judge_grid(grid, design, rules_of(design), num_seeds=5)
+    said = {it.name: it.verdict for it in claims if "nothing is shown to be safe" in it.detail}
+    assert said == dict.fromkeys(("C3", "C4", "C11"), "INCONCLUSIVE")

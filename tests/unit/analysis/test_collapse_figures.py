@@ -1,6 +1,5 @@
 """The figures of a study of collapses, of the record with the strongest rival of QAT."""
 
-import json
 from functools import cache
 from pathlib import Path
 
@@ -14,8 +13,10 @@ from analysis.claims_table import read_table
 from analysis.collapse import answers, causes, costs, curves, differences, outcomes
 from analysis.collapse.data import GridData
 from analysis.collapse.grid import NOQAT
+from experiments.runs.attempts import list_run_dirs
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT
+from tests.records import recorded_evaluations, unpack
 
 RECORD = ROOT / "experiments" / "records" / "collapse-confirm"
 GRID = ROOT / "experiments" / "records" / "collapse"
@@ -50,8 +51,8 @@ def test_answers_show_those_before_training_too() -> None:
     for axes, precision in zip(figure.axes[:2], ("bf16", "nvfp4"), strict=True):
         before = [
             it["accuracy"]
-            for file in sorted(RECORD.glob("*/eval.json"))
-            for it in json.loads(file.read_text())
+            for run in list_run_dirs(RECORD)
+            for it in recorded_evaluations(run)
             if (it["step"], it["precision"], it["decoding"]) == (0, precision, "sampled")
         ]
         dotted = [line for line in axes.get_lines() if line.get_linestyle() == ":"]
@@ -62,7 +63,7 @@ def test_rates_that_have_not_been_run_get_no_panels(tmp_path: Path) -> None:
     study = load_study(GRID / "study.yaml")
     for run in study.runs:
         if run.cell in ("dense-lr1e-4", "dense-lr2e-4"):
-            (tmp_path / run.id).symlink_to(GRID / run.id)
+            unpack(GRID / run.id, tmp_path)
     data = GridData(study, tmp_path)
     assert (data.lrs, data.design.lrs) == ((1e-4, 2e-4), (1e-4, 2e-4, 3e-4))
     titles = [axes.get_title() for axes in curves.draw(data).axes]

@@ -1,12 +1,10 @@
 """The recorded studies of collapses: valid, judged as recorded, recomputed independently."""
 
-import json
 from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from analysis.claims_table import read_table
@@ -15,10 +13,12 @@ from analysis.collapse.grid import BF16, NOQAT, QAT, Setting
 from analysis.collapse.judge import judge_study
 from analysis.collapse.outcome_table import outcome_table
 from analysis.collapse.survival import Outcome, log_rank
-from analysis.record import require_commit, require_one_base_a_seed
+from analysis.record import recorded_run, require_commit, require_one_base_a_seed
+from experiments.runs.record import write_record
 from experiments.runs.settings import read_run
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, STUDIES, Study
+from tests.records import recorded_evaluations, recorded_metrics
 
 
 class Record(NamedTuple):
@@ -56,7 +56,7 @@ def times(record: Record, arm: str, cell: str, model: str = "") -> Times:
     found = []
     for seed in record.seeds:
         run = f"{model or record.dense}_{arm}.{cell}_seed{seed}"
-        reward = pd.read_csv(record.folder / run / "metrics.csv.gz")["critic/score/mean"].tolist()
+        reward = recorded_metrics(record.folder / run)["critic/score/mean"].tolist()
         assert len(reward) == record.steps
         best, time = 0.0, (record.steps, False)
         for step in range(20, record.steps + 1):
@@ -134,9 +134,8 @@ def test_without_a_complete_cell_no_claim_is_judged(record: Record, tmp_path: Pa
 
 
 def test_a_recorded_cell_that_is_gone_is_named_and_its_claims_open(tmp_path: Path) -> None:
-    for run in GRID.study.runs:
-        if run.cell != "moe-lr3e-4":
-            (tmp_path / run.id).symlink_to(GRID.folder / run.id)
+    kept = [run for run in GRID.study.runs if run.cell != "moe-lr3e-4"]
+    write_record(tmp_path, {run.id: recorded_run(GRID.folder / run.id) for run in kept})
     table = judge_study(GRID.study, tmp_path)
     assert table.marks[GRID.dense][0] == "cells not complete, not judged: moe-lr3e-4"
     assert [it.name for it in table.claims if it.verdict == "NOT RUN"] == ["C6"]
@@ -168,7 +167,7 @@ def test_offline_accuracies_of_the_table_are_of_sampled_answers() -> None:
             run = CONFIRM.folder / f"{CONFIRM.dense}_{QAT}.lr2e-4_seed{seed}"
             accuracies += [
                 it["accuracy"]
-                for it in json.loads((run / "eval.json").read_text())
+                for it in recorded_evaluations(run)
                 if (it["step"], it["precision"], it["decoding"]) == (240, "nvfp4", decoding)
             ]
         assert len(accuracies) == len(CONFIRM.seeds)
@@ -186,7 +185,7 @@ def test_offline_accuracies_of_the_table_are_of_sampled_answers() -> None:
 def kl_before(record: Record, arm: str, seed: int, step: int) -> float:
     """Largest k3 KL of the steps up to that one, at 2e-4."""
     run = record.folder / f"{record.dense}_{arm}.lr2e-4_seed{seed}"
-    return float(pd.read_csv(run / "metrics.csv.gz")["rollout_corr/k3_kl"][:step].max())
+    return float(recorded_metrics(run)["rollout_corr/k3_kl"][:step].max())
 
 
 def test_what_is_said_in_words_of_the_confirmation() -> None:

@@ -3,8 +3,8 @@
 Runs of the record `collapse-vllm`, which has the same arms and steps, stand in for verl's.
 """
 
-import gzip
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from analysis.record import record_study
 from experiments.runs.completeness import complete_cells
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, STUDIES, Run, Study
+from tests.records import unpack
 
 FILE = STUDIES / "collapse_verl.yaml"
 STUDY = load_study(FILE)
@@ -30,15 +31,16 @@ STOPPED_AT = 200  # of the run without QAT, whose stand-in lives to the end
 def finish(run: Run, results: Path, *, stopped: bool) -> None:
     stand_in = f"small-dense-vllm_{run.arm}.lr2e-4_seed{run.seed}"
     source, folder = ROOT / "experiments" / "records" / "collapse-vllm" / stand_in, results / run.id
-    folder.mkdir(parents=True, exist_ok=True)
-    content: dict[str, Any] = json.loads((source / "manifest.json").read_text())
+    shutil.rmtree(folder, ignore_errors=True)
+    unpack(source, results).rename(folder)
+    (folder / "eval.json").unlink()
+    content: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
     named = {"run": run.id, "study": STUDY.study, "model": run.model, "cell": None}
     reason = f"stopped: by its file stop, at step {STOPPED_AT}" if stopped else None
     content |= named | {"config": STUDY.training_config(run), "reason": reason}
     (folder / "manifest.json").write_text(json.dumps(content))
-    lines = gzip.decompress((source / "metrics.csv.gz").read_bytes()).splitlines(keepends=True)
-    kept = lines[: STOPPED_AT + 1] if stopped else lines
-    (folder / "metrics.csv.gz").write_bytes(gzip.compress(b"".join(kept)))
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(lines[:STOPPED_AT] if stopped else lines))
 
 
 @pytest.fixture

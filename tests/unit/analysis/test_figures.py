@@ -38,8 +38,8 @@ def test_files_repeat_byte_for_byte(
     folders = [tmp_path / "first", tmp_path / "second"]
     for folder in folders:
         folder.mkdir()
-        paths = [folder / f"{name}.{kind}" for kind in FORMATS]
-        save_figure(partial(FIGURES[name].draw, study, results), *paths)
+        for kind in FORMATS:
+            save_figure(partial(FIGURES[name].draw, study, results), folder / f"{name}.{kind}")
     for kind in FORMATS:
         first, second = ((folder / f"{name}.{kind}").read_bytes() for folder in folders)
         assert first == second

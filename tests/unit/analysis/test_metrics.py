@@ -1,6 +1,6 @@
-import gzip
 import re
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -23,14 +23,14 @@ def test_catalogue_has_every_score_metric() -> None:
 
 
 def recorded_columns() -> set[str]:
-    files = (ROOT / "experiments" / "records").glob("*/*_seed*/metrics.csv.gz")
-    return {name for file in files for name in gzip.open(file, "rt").readline().strip().split(",")}
+    files = (ROOT / "experiments" / "records").glob("*/metrics.parquet")
+    return {name for file in files for name in pq.read_schema(file).names}
 
 
 def test_catalogue_has_every_metric_of_the_records() -> None:
     columns = recorded_columns()
     assert K3_KL in columns and "perf/mfu/actor" in columns, "of both trainers"
-    assert columns - set(CATALOGUE) == {"step"}
+    assert columns - set(CATALOGUE) == {"run", "step"}
 
 
 def test_catalogue_has_what_mlflow_gets_at_the_end_of_a_run() -> None:

@@ -10,6 +10,7 @@ from scipy.stats import fisher_exact
 
 from analysis.claims_table import Claim, ClaimsTable, read_table, show_ratio
 from analysis.collapse.outcome_table import last_accuracies, read_evaluated
+from experiments.runs.attempts import list_run_dirs
 from experiments.runs.evaluation import Precision
 from experiments.study.load import load_study
 from qat_core.rl.tasks import have_new_sums
@@ -47,7 +48,8 @@ def without_signs(claim: Claim) -> tuple[str, str, str]:
 
 def collapsed_seeds(record: str, setting: str, num_seeds: int) -> set[str]:
     """Of an arm and its cell, such as bf16.lr2e-4, of which a record has so many runs."""
-    assert len(list((RECORDS / record).glob(f"*_{setting}_seed*"))) == num_seeds
+    named = [it for it in list_run_dirs(RECORDS / record) if f"_{setting}_seed" in it.name]
+    assert len(named) == num_seeds
     runs = (run.split(f"_{setting}_seed") for run in read_claims(record).collapsed_at)
     return {parts[1] for parts in runs if len(parts) == 2}
 

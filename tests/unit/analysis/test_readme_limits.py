@@ -8,13 +8,15 @@ from statistics import fmean, median
 import pandas as pd
 
 from analysis.claims_table import Claim, read_table
+from experiments.runs.attempts import list_run_dirs
+from tests.records import recorded_metrics
 from tests.unit.analysis.readme import COUNTS, RECORDS, TEXT, benchmark
 
 MISMATCH_STUDIES = ("default", "smollm2", "verl-gpu", "verl-gpu-moe", "verl-seeds")
 
 
 def metrics(run: Path) -> pd.DataFrame:
-    return pd.read_csv(run / "metrics.csv.gz")
+    return recorded_metrics(run)
 
 
 def claims_about(name: str) -> list[Claim]:
@@ -45,7 +47,8 @@ def test_loss_at_the_lower_rate() -> None:
     mean_rewards = [
         [
             metrics(run)["critic/score/mean"].mean()
-            for run in sorted(record.glob(f"*_{arm}.lr1e-5_*"))
+            for run in list_run_dirs(record)
+            if f"_{arm}.lr1e-5_" in run.name
         ]
         for arm in ("nvfp4-qat", "nvfp4-noqat")
     ]
@@ -137,7 +140,7 @@ def test_cost_of_steps_through_verl() -> None:
 
 def test_cost_of_a_small_models_step() -> None:
     def step_s(arm: str) -> list[float]:
-        runs = (RECORDS / "smollm2").glob(f"*_{arm}_seed*")
+        runs = [it for it in list_run_dirs(RECORDS / "smollm2") if f"_{arm}_seed" in it.name]
         return [median(metrics(run)["timing_s/step"][1:]) for run in runs]
 
     ratio = max(step_s("nvfp4-qat")) / min(step_s("bf16"))

@@ -93,7 +93,7 @@ def test_a_disk_that_fills_up_leaves_the_old_record_as_it_is(
     study_file: Path, results_dir: Path, record: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = content_of(record.parent)
-    monkeypatch.setattr(analysis.record, "write_csv", Mock(side_effect=[None, OSError("full")]))
+    monkeypatch.setattr(analysis.record, "write_claims", Mock(side_effect=OSError("full")))
     with pytest.raises(OSError, match="full"):
         record_study(study_file, results_dir, record.parent)
     assert content_of(record.parent) == before

@@ -19,6 +19,7 @@ from analysis.replication import (
     read_replications,
     replications_text,
 )
+from experiments.runs.record import FILES
 from experiments.study.load import load_study
 from experiments.study.schema import Study
 from tests.unit.analysis.synthetic_results import write_results
@@ -79,7 +80,7 @@ def test_a_study_that_is_recorded_again_keeps_its_replications(
     assert kept and read_replications(record) == kept
     assert planned_study(record)["seeds"] == [10, 11, 12, 13, 14]
     files = {"replications", "claims.json", "claims.md", "study.yaml"}
-    assert {path.name for path in record.iterdir()} == files | {run.id for run in study.runs}
+    assert {path.name for path in record.iterdir()} == files | set(FILES.values())
 
 
 def start_again(study: Study, results: Path) -> None:
@@ -241,3 +242,13 @@ def test_other_claims_and_missing_records_are_refused(record: Path, tmp_path: Pa
         compare(table, fewer)
     with pytest.raises(ValueError, match=r"study.yaml: missing; name a folder of"):
         planned_study(tmp_path / "none")
+
+
+def test_copies_of_recorded_runs_are_no_replication(
+    record: Path, study: Study, results_dir: Path, tmp_path: Path
+) -> None:
+    again = run_again(record, tmp_path / "again")
+    copied, source = again.runs[0], study.runs[0]
+    shutil.copy(results_dir / source.id / "metrics.jsonl", tmp_path / "again" / copied.id)
+    with pytest.raises(ValueError, match=rf"{copied.id}: has the metrics of {source.id} in every"):
+        judge(record, again, tmp_path / "again", keep=False)

@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from base64 import b64decode
+from functools import partial
 from html.parser import HTMLParser
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +18,7 @@ from analysis.load import load_results
 from analysis.report.content import read_content
 from analysis.report.page import memory_rows, render, to_html
 from analysis.results import Results
+from analysis.style import figure_bytes
 from experiments.runs.provenance import digest_file
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, Study
@@ -61,14 +63,12 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def finished(study: Study, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Results with claims and figures, not to be changed; the figures are stand-ins."""
+    """Results with claims, not to be changed."""
     folder: Path = tmp_path_factory.mktemp("results")
     write_results(study, folder)
     judged = folder / "studies" / study.study
-    (judged / "figures").mkdir(parents=True)
+    judged.mkdir(parents=True)
     (judged / "claims.md").write_text(judge_study(study, load(study, folder)).to_markdown())
-    for name in figure_names(study):
-        (judged / "figures" / f"{name}.svg").write_text(f"<svg><title>{name}</title></svg>")
     return folder
 
 
@@ -102,13 +102,13 @@ def test_the_page_is_valid_and_fetches_nothing(source: str, page: str) -> None:
     assert "@import" not in text and "url(" not in text.partition("<main>")[0]
 
 
-def test_every_figure_is_there_as_it_was_drawn(page: str, study: Study, finished: Path) -> None:
-    shown = {
-        b64decode(str(image["src"]).partition(",")[2]): image["alt"] for image in Page(page).images
-    }
-    folder = finished / "studies" / study.study / "figures"
-    files = {path.read_bytes(): FIGURES[path.stem].caption for path in folder.iterdir()}
-    assert shown == files and len(files) == 7
+def test_every_figure_is_drawn_as_its_program_draws_it(
+    page: str, study: Study, finished: Path
+) -> None:
+    images = Page(page).images
+    assert [it["alt"] for it in images] == [FIGURES[name].caption for name in figure_names(study)]
+    drawn = figure_bytes(partial(FIGURES["kl"].draw, study, load(study, finished)), "svg")
+    assert b64decode(str(images[0]["src"]).partition(",")[2]) == drawn
     for name in figure_names(study):
         script = Path(FIGURES[name].draw.__module__.replace(".", "/") + ".py")
         assert f"<code>{script}</code>" in page
@@ -149,10 +149,9 @@ def test_what_a_file_says_cannot_become_markup(study_file: Path, copied: Path) -
     Page(render(read_content(study_file, copied)))
 
 
-@pytest.mark.parametrize("lost", ["claims.md", "figures/kl.svg"])
-def test_what_is_missing_is_named(lost: str, study_file: Path, copied: Path) -> None:
-    (copied / "studies" / "default" / lost).unlink()
-    with pytest.raises(ValueError, match=rf"{lost}: missing; run the study to its end"):
+def test_what_is_missing_is_named(study_file: Path, copied: Path) -> None:
+    (copied / "studies" / "default" / "claims.md").unlink()
+    with pytest.raises(ValueError, match=r"claims.md: missing; run the study to its end"):
         read_content(study_file, copied)
 
 
@@ -160,15 +159,14 @@ def test_what_is_missing_is_named(lost: str, study_file: Path, copied: Path) -> 
     ("lost", "hint"),
     [
         ("claims.md", "make it with make figures"),
-        ("figures/kl.svg", "make it with make figures"),
-        ("nano-dense_bf16_seed0/manifest.json", "record the study again"),
+        ("metrics.parquet", "restore it, or record the study again"),
     ],
 )
 def test_of_a_record_the_command_is_named_that_makes_what_is_missing(
     lost: str, hint: str, tmp_path: Path
 ) -> None:
     record = Path(shutil.copytree(RECORD, tmp_path / "record"))
-    (record / lost).write_text("") if lost.endswith("json") else (record / lost).unlink()
+    (record / lost).unlink()
     with pytest.raises(ValueError, match=rf"{lost}: .*; {hint}$"):
         read_content(record / "study.yaml", record)
 

@@ -4,10 +4,10 @@ from functools import cache
 from itertools import product
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 from scipy import stats
 
+from tests.records import recorded_metrics
 from tests.unit.analysis.readme import RECORDS, RESULTS
 
 FOLDER = RECORDS / "collapse-smollm2-verl"
@@ -25,8 +25,8 @@ CAPPED = "rollout_corr/rollout_is_ratio_fraction_high"
 @cache
 def metric(setting: str, name: str = REWARD) -> NDArray[np.float64]:
     """(seeds, steps)."""
-    files = (FOLDER / f"smollm2-135m-verl_{setting}_seed{s}" / "metrics.csv.gz" for s in SEEDS)
-    return np.array([pd.read_csv(file)[name] for file in files])
+    runs = (FOLDER / f"smollm2-135m-verl_{setting}_seed{s}" for s in SEEDS)
+    return np.array([recorded_metrics(run)[name] for run in runs])
 
 
 def difference(

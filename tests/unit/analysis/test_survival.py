@@ -44,7 +44,7 @@ def test_smoothing_looks_back() -> None:
         pytest.param([1.0] * 30 + [0.5] * 30, None, id="halves"),
         pytest.param([1.0] * 30 + [0.49] * 30, 50, id="just below half"),
         pytest.param([1.0] * 30 + [0.0] * 12 + [1.0] * 50, 41, id="recovers"),
-        pytest.param([0.0] * 50, None, id="never learnt"),
+        pytest.param([0.0] * 50, 20, id="never rewarded"),
         pytest.param([0.0] * 30 + [1.0] * 30, None, id="learns"),
         pytest.param([1.0] * 10 + [0.0] * 5, None, id="shorter than the window"),
         # the best of the last 20 counts, not of single steps
@@ -114,8 +114,15 @@ def test_log_rank_of_equal_arms() -> None:
 
 def test_holm() -> None:
     # 3 x 0.01; 2 x 0.02 = 0.04; 1 x 0.03, but no less than the one before
-    assert holm([0.03, 0.01, 0.02]) == pytest.approx([0.04, 0.03, 0.04])
-    assert holm([0.6, 0.7]) == [1.0, 1.0]
+    assert holm([0.03, 0.01, 0.02], 3) == pytest.approx([0.04, 0.03, 0.04])
+    assert holm([0.6, 0.7], 2) == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("missing", [0.001, 0.015, 0.5])
+def test_a_test_that_is_made_later_makes_no_p_value_larger(missing: float) -> None:
+    first = [0.03, 0.01]
+    *later, _ = holm([*first, missing], 3)
+    assert all(it <= before for it, before in zip(later, holm(first, 3), strict=True))
 
 
 @pytest.mark.parametrize(

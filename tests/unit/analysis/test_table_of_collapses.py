@@ -1,5 +1,6 @@
 """Rows of studies that ask whether QAT is as safe as BF16, of another study's runs."""
 
+import shutil
 from pathlib import Path
 
 import yaml
@@ -7,6 +8,7 @@ import yaml
 from analysis.claims_table import ClaimsTable
 from analysis.collapse.judge import write_claims
 from analysis.tables.collapses import collapses_text
+from experiments.runs.record import FILES
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT
 
@@ -21,8 +23,9 @@ def judged(folder: Path, without: tuple[str, ...]) -> tuple[ClaimsTable, str]:
     for cell in without:
         del study["cells"][cell]
     (folder / "study.yaml").write_text(yaml.safe_dump(study))
-    for run in RECORD.glob("*_seed*"):
-        (folder / run.name).symlink_to(run)
+    for name in FILES.values():
+        if (RECORD / name).is_file():
+            shutil.copy(RECORD / name, folder)
     table = write_claims(load_study(folder / "study.yaml"), folder, folder)
     lines = collapses_text(folder.parent).splitlines()
     return table, next(line for line in lines if "small-dense" in line)

@@ -1,7 +1,5 @@
 """Recorded verl runs: real ones are judged as what they were, planted signs are found."""
 
-import csv
-import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from experiments.runs.attempts import list_run_dirs
 from qat_core.doctor.signs import judge
 from qat_core.doctor.verl_run import K1, K3, read_run
+from tests.records import recorded_metrics
 
 RECORDS = Path(__file__).parents[3] / "experiments" / "records" / "verl-gpu"
 NUM_STEPS = 20
@@ -116,6 +116,10 @@ PLANTED: dict[str, tuple[Callable[[Path], None], set[str]]] = {
     "no QAT": (of_verl(PACKED, enable=True, train=False), {"quantization"}),
     "FP8": (of_verl({"quantization": "fp8"}), {"quantization"}),
     "stale": (changed(lambda row, _: row.update({STALENESS: 1.5})), {"staleness"}),
+    "chi2 overflows": (
+        changed(lambda row, n: row.update({CHI2: float("inf") if n == 9 else 2 * row[K3]})),
+        {"tail"},
+    ),
     "few tokens": (changed(lambda row, _: row.update({CHI2: 50 * row[K3]})), {"tail"}),
     "loops": (
         healthy_with(lambda f: write_dump(f, ["wait " * 200] * 4 + [PROSE] * 4)),
@@ -152,13 +156,12 @@ def test_a_jump_is_named_by_its_step_where_others_have_no_value(tmp_path: Path) 
 
 def as_verl_log(record: Path, path: Path) -> None:
     """A committed record as verl's file logger wrote it."""
-    with gzip.open(record / "metrics.csv.gz", "rt") as file:
-        rows = [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
+    rows = recorded_metrics(record).to_dict("records")
     lines = [json.dumps({"step": int(row.pop("step")), "data": row}) for row in rows]
     path.write_text("\n".join(lines))
 
 
-@pytest.mark.parametrize("record", sorted(path.name for path in RECORDS.glob("nano-*")))
+@pytest.mark.parametrize("record", [it.name for it in list_run_dirs(RECORDS)])
 def test_recorded_runs_are_judged_as_what_they_were(record: str, tmp_path: Path) -> None:
     as_verl_log(RECORDS / record, tmp_path / "run.jsonl")
     as_logged, kind = read_run(tmp_path), "moe" if "moe" in record else "dense"
@@ -169,8 +172,18 @@ def test_recorded_runs_are_judged_as_what_they_were(record: str, tmp_path: Path)
     assert faults == ({"level"} if "noqat" in record else set())
 
 
-def as_gzip(folder: Path, text: str) -> None:
-    (folder / "metrics.csv.gz").write_bytes(gzip.compress(text.encode()))
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"x", r"metrics\.parquet: .*; restore the record"),
+        ((RECORDS / "metrics.parquet").read_bytes(), r"parquet: mine: no such run; name one of"),
+    ],
+    ids=["damaged", "without it"],
+)
+def test_a_record_without_the_run_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "metrics.parquet").write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read_run(tmp_path / "mine")
 
 
 def two_settings(folder: Path) -> None:
@@ -195,8 +208,6 @@ def two_logs(folder: Path) -> None:
     [
         (lambda folder: None, "found none"),
         (lambda folder: folder.rmdir(), "no such folder; name that of a verl run"),
-        (lambda f: (f / "metrics.csv.gz").write_bytes(b"x"), r"gz: .*; restore the record"),
-        (lambda f: as_gzip(f, "step,a\n1,x\n"), r"gz: could not convert .*; restore the record"),
         (two_logs, r"needs one file .* found .*a\.jsonl, .*b\.jsonl"),
         (lambda f: write_log(f / "a.jsonl", [{"x": 1.0}]), "k3_kl: missing; set .*calculate_log"),
         (lambda f: (f / "a.jsonl").write_text('{"step": 1, "data": 3}\n'), "line 1: no step"),
@@ -209,8 +220,6 @@ def two_logs(folder: Path) -> None:
     ids=[
         "empty",
         "no-folder",
-        "no-gzip",
-        "no-number",
         "two-runs",
         "no-k3",
         "no-data",

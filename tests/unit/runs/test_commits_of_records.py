@@ -19,11 +19,8 @@ git = partial(subprocess.run, cwd=ROOT, capture_output=True, text=True, check=Fa
 def test_commits_of_records_are_in_the_history() -> None:
     if git(["git", "rev-parse", "--is-shallow-repository"]).stdout.strip() != "false":
         pytest.skip("needs a clone with its history")
-    named = {
-        commit
-        for file in [*RECORDS.rglob("*.json"), *RECORDS.rglob("*.md")]
-        for commit in NAMED.findall(file.read_text())
-    }
+    files = [path for kind in ("json", "jsonl", "md") for path in RECORDS.rglob(f"*.{kind}")]
+    named = {commit for file in files for commit in NAMED.findall(file.read_text())}
     assert len(named) > 10
     is_ancestor = ["git", "merge-base", "--is-ancestor"]
     missing = {commit[:7] for commit in named if git([*is_ancestor, commit, "HEAD"]).returncode}

@@ -1,6 +1,5 @@
 """A run's history on disk: damage is named with its file, and how to repair it."""
 
-import gzip
 from pathlib import Path
 
 import pytest
@@ -27,16 +26,6 @@ def test_a_damaged_line_of_metrics_is_named(tmp_path: Path) -> None:
     (attempt.folder / "metrics.jsonl").write_text('{"step": 1}\n{"step"\n')
     with pytest.raises(ValueError, match=r"1/metrics.jsonl: line 2: not JSON \(.*; restore it"):
         attempt.rows()
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"step\n1\n", gzip.compress(b"step\n1\n")[:-9]], ids=["empty", "plain", "cut"]
-)
-def test_damaged_metrics_of_a_record_are_named(tmp_path: Path, content: bytes) -> None:
-    make_manifest().write(tmp_path)
-    (tmp_path / "metrics.csv.gz").write_bytes(content)
-    with pytest.raises(ValueError, match=r"metrics.csv.gz: .*; record the study again$"):
-        read_history(tmp_path)
 
 
 def test_a_renamed_folder_is_not_an_attempt(tmp_path: Path) -> None:

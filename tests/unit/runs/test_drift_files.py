@@ -5,8 +5,11 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from experiments.runs.drift import KL, RECORDED_DRIFT, has_drift, read_drift, write_drift
+from experiments.runs.drift import KL, read_drift
+from experiments.runs.record import DRIFT, has_file
 from qat_core.drift.names import FILE
+from tests.manifests import MANIFEST, make_manifest
+from tests.records import pack
 
 LINES = (
     '{"step": 1, "layer": 0, "kind": "mlp.up_proj", "flipped_codes": null, "relative_error": 0.1}',
@@ -16,19 +19,22 @@ LINES = (
 
 
 def test_a_record_reads_as_the_run_that_it_was_made_from(tmp_path: Path) -> None:
-    run, record = tmp_path / "run", tmp_path / "record"
-    for folder in (run, record):
-        folder.mkdir()
-        assert not has_drift(folder)
+    run, record = tmp_path / "results" / MANIFEST["run"], tmp_path / "record"
+    run.mkdir(parents=True)
+    make_manifest().write(run)
+    (run / "metrics.jsonl").write_text('{"step": 1}\n')
+    assert not has_file(run, FILE)
     (run / FILE).write_text("".join(line + "\n" for line in LINES))
-    rows = read_drift(run)
-    write_drift(record / RECORDED_DRIFT, rows)
-    assert has_drift(run) and has_drift(record)
-    pd.testing.assert_frame_equal(read_drift(record), rows, check_exact=True)
+    pack(run.parent, record)
+    rows, first = read_drift(run), (record / DRIFT).read_bytes()
+    assert has_file(run, FILE) and has_file(record / run.name, FILE)
+    pd.testing.assert_frame_equal(read_drift(record / run.name), rows, check_like=True)
     assert rows[KL].dropna().tolist() == [2e-5]
-    first = (record / RECORDED_DRIFT).read_bytes()
-    write_drift(record / RECORDED_DRIFT, rows)
-    assert (record / RECORDED_DRIFT).read_bytes() == first, "no time stamp"
+    pack(record, record)
+    assert (record / DRIFT).read_bytes() == first, "no time stamp"
+    (record / DRIFT).write_bytes(first[:-9])
+    with pytest.raises(ValueError, match=r"drift\.parquet: .*; restore it, or record the study"):
+        read_drift(record / run.name)
 
 
 def test_of_a_repeated_step_the_last_row_counts_and_a_cut_line_does_not(tmp_path: Path) -> None:
@@ -57,11 +63,4 @@ def test_a_damaged_file_is_refused(content: str | None, message: str, tmp_path: 
     if content is not None:
         (tmp_path / FILE).write_text(content)
     with pytest.raises(ValueError, match=message):
-        read_drift(tmp_path)
-
-
-@pytest.mark.parametrize("content", [b"", b"no gzip", b"a,b\n1,2\n"], ids=["empty", "text", "csv"])
-def test_a_damaged_record_is_refused(content: bytes, tmp_path: Path) -> None:
-    (tmp_path / RECORDED_DRIFT).write_bytes(content)
-    with pytest.raises(ValueError, match=r"drift\.csv\.gz: .*; record the study again"):
         read_drift(tmp_path)

@@ -9,6 +9,7 @@ from experiments.runs.settings import read_run
 from experiments.study.load import load_study
 from experiments.study.schema import STUDIES, Study
 from tests.manifests import make_manifest
+from tests.records import pack
 
 LOCAL, OF_VERL = (load_study(STUDIES / f"{name}.yaml") for name in ("default", "verl_nano"))
 
@@ -65,8 +66,9 @@ def test_of_a_record_verls_recipe_may_have_changed(tmp_path: Path) -> None:
         ValueError, match=r"config.recipe.trainer.nnodes: 2, and in study verl-nano"
     ):
         read(OF_VERL, tmp_path)
-    (tmp_path / OF_VERL.runs[0].id / "metrics.csv.gz").touch()
-    read(OF_VERL, tmp_path)
+    (tmp_path / OF_VERL.runs[0].id / "metrics.jsonl").write_text('{"step": 1}\n')
+    pack(tmp_path, tmp_path / "record")
+    read(OF_VERL, tmp_path / "record")
 
 
 def test_settings_that_are_none_are_named(tmp_path: Path) -> None:

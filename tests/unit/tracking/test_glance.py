@@ -53,7 +53,6 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         }
         manifest = make_manifest(**names, status="finished", memory=memory, wall_s=60.0)
         manifest.write(run_dir)
-        (run_dir / "metrics.csv.gz").unlink(missing_ok=True)
         steps = [
             {"step": step, "rollout_corr/k3_kl": kl, "response_length/mean": tokens}
             | {"critic/score/mean": 0.25 * step}

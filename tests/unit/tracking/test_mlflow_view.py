@@ -8,22 +8,23 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 from mlflow import MlflowClient
 
 from experiments.runs.attempts import list_attempts, next_attempt
 from experiments.runs.evaluation import Evaluation, write_evaluations
 from experiments.runs.manifest import RunManifest
+from experiments.support.json_files import write_jsonl
 from experiments.tracking import ui
 from experiments.tracking.live import TrackedRun
 from experiments.tracking.publish import publish_study, rebuild
 from experiments.tracking.store import REQUEST_LIMITS, explained_errors, find_runs
 from tests import manifests
+from tests.records import pack
 from tests.unit.tracking.conftest import use_store
 
 NAME = "nano_bf16_seed0"
@@ -141,12 +142,23 @@ def test_rebuilt_view_equals_the_live_one(
     assert snapshot(rebuilt) == live
 
 
+@pytest.mark.parametrize("again", [lambda: rebuild(Path("results")), lambda: publish_no_claims()])
+def test_a_deleted_experiment_is_restored_by_new_results(
+    client: MlflowClient, capsys: pytest.CaptureFixture[str], again: Callable[[], None]
+) -> None:
+    track(make_manifest(), range(1, 3), "finished")
+    client.delete_experiment(client.get_experiment_by_name("s").experiment_id)
+    again()
+    assert client.get_experiment_by_name("s").lifecycle_stage == "active"
+    assert capsys.readouterr().out == "MLflow: experiment s had been deleted: restored\n"
+
+
 def test_records_rebuild_too_with_steps_an_hour_apart(client: MlflowClient) -> None:
-    folder = Path("record") / NAME
+    folder = Path("results") / NAME
     folder.mkdir(parents=True)
     make_manifest(status="finished").write(folder)
     rows = [{"step": s, "k3": 0.1 * s, "timing_s/step": 3600.0, "x": None} for s in (1, 2)]
-    pd.DataFrame(rows).to_csv(folder / "metrics.csv.gz", index=False)
+    write_jsonl(folder / "metrics.jsonl", rows)
     evaluation = Evaluation(
         step=2,
         precision="bf16",
@@ -158,6 +170,7 @@ def test_records_rebuild_too_with_steps_an_hour_apart(client: MlflowClient) -> N
         response_tokens_mean=2.0,
     )
     write_evaluations(folder, [evaluation])
+    pack(Path("results"), Path("record"))
     rebuild(Path("record"))
     run = only_run(client)
     points = client.get_metric_history(run.info.run_id, "k3")
@@ -167,11 +180,12 @@ def test_records_rebuild_too_with_steps_an_hour_apart(client: MlflowClient) -> N
 
 
 def test_rebuilt_run_has_its_own_start_and_end(client: MlflowClient) -> None:
-    folder = Path("record") / NAME
+    folder = Path("results") / NAME
     folder.mkdir(parents=True)
     make_manifest(status="finished").model_copy(update={"wall_s": 90.5}).write(folder)
     rows = [{"step": 1, "timing_s/step": 80.0}]
-    pd.DataFrame(rows).to_csv(folder / "metrics.csv.gz", index=False)
+    write_jsonl(folder / "metrics.jsonl", rows)
+    pack(Path("results"), Path("record"))
     rebuild(Path("record"))
     run = only_run(client)
     assert run.info.run_name == "nano bf16 s0"

@@ -7,16 +7,18 @@ import socket
 import sys
 from pathlib import Path
 
-import pandas as pd
 import pytest
 from mlflow import MlflowClient
 
 from experiments.runs.evaluation import Evaluation, write_evaluations
 from experiments.runs.manifest import read_manifest
+from experiments.runs.record import MANIFESTS
 from experiments.study.schema import ROOT
+from experiments.support.json_files import write_jsonl
 from experiments.tracking import publish, ui
 from experiments.tracking.store import RUN_TAG, STORE_VARIABLE, store_uri
 from tests.manifests import make_manifest
+from tests.records import pack
 from tests.workflow import programs
 
 STUDIES = ("a", "b")
@@ -36,7 +38,7 @@ def write_run(folder: Path, study: str, run: str, status: str = "finished") -> P
 
 def write_steps(run_dir: Path, count: int) -> None:
     rows = [{"step": n, "k3": 0.1 * n, "timing_s/step": 1.0} for n in range(1, count + 1)]
-    pd.DataFrame(rows).to_csv(run_dir / "metrics.csv.gz", index=False)
+    write_jsonl(run_dir / "metrics.jsonl", rows)
 
 
 def write_claims(folder: Path, study: str) -> Path:
@@ -49,7 +51,8 @@ def write_claims(folder: Path, study: str) -> Path:
 def records(tmp_path: Path) -> Path:
     """Two studies of one run."""
     for study in STUDIES:
-        write_run(tmp_path / "records" / study, study, RUNS[0])
+        write_run(tmp_path / study, study, RUNS[0])
+        pack(tmp_path / study, tmp_path / "records" / study)
         write_claims(tmp_path / "records" / study, study)
     return tmp_path / "records"
 
@@ -178,7 +181,8 @@ def test_a_study_of_this_machine_is_shown_and_not_its_record(
 def test_a_run_of_this_machine_takes_the_place_of_its_record_that_was_read_before(
     client: MlflowClient, records: Path, tmp_path: Path
 ) -> None:
-    write_run(records / "a", "a", RUNS[1])
+    write_run(tmp_path / "a", "a", RUNS[1])
+    pack(tmp_path / "a", records / "a")
     ui.add_records(client, records, but=set())
     run_dir = write_run(tmp_path / "results", "a", RUNS[0])
     later = "2026-11-23T10:00:00+00:00"
@@ -226,14 +230,12 @@ def test_a_damaged_run_hides_no_claims_and_a_damaged_record_no_other(
     write_run(results, "c", RUNS[0])
     (write_run(results, "d", RUNS[1]) / "manifest.json").write_text("{")
     write_claims(results / "studies" / "c", "c")
-    (records / "a" / RUNS[0] / "manifest.json").write_text("{")
+    (records / "a" / "manifests.jsonl").write_text("{")
     ui.add_records(client, records, ui.add_results(client, results))
     whole = [RUNS[0], publish.STUDY_RUN]
     assert held(client) == {"b": whole, "c": whole}
     damaged = [line.split(": ")[1] for line in capsys.readouterr().err.splitlines()]
-    assert damaged == [
-        str(it / "manifest.json") for it in (results / RUNS[1], records / "a" / RUNS[0])
-    ]
+    assert damaged == [str(results / RUNS[1] / "manifest.json"), str(records / "a" / MANIFESTS)]
 
 
 def test_a_study_that_was_deleted_in_mlflow_stays_so(client: MlflowClient, records: Path) -> None:
