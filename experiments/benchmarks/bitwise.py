@@ -50,7 +50,7 @@ from qat_core.plan import plan
 from qat_core.recipe import Recipe
 from qat_core.rollout.engine import Rollouts
 from qat_core.rollout.vllm.engine import VllmEngine, vllm_version
-from qat_core.rollout.vllm.plugin import IN_PLACE_VARIABLE
+from qat_core.rollout.vllm.switches import IN_PLACE_VARIABLE
 from qat_core.weights.stream import weight_stream
 
 RECIPE = Recipe.full()

@@ -16,7 +16,7 @@ from experiments.study.schema import ROOT
 from experiments.support.json_files import read_json
 from experiments.support.subprocess_call import call_in_subprocess
 from qat_core.rollout.vllm.engine import vllm_version
-from qat_core.rollout.vllm.plugin import EXPERTS_VARIABLE, LINEAR_VARIABLE
+from qat_core.rollout.vllm.switches import EXPERTS_VARIABLE, LINEAR_VARIABLE
 
 MODELS = ROOT / "experiments" / "models"
 # what multiplies packed weights, as the environment says it; nvfp4 is vLLM's own choice, Marlin

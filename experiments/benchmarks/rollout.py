@@ -41,7 +41,7 @@ from qat_core.memory import predict_weight_memory_gib, weight_shapes
 from qat_core.plan import plan
 from qat_core.recipe import Recipe
 from qat_core.rollout.vllm.engine import VllmEngine
-from qat_core.rollout.vllm.plugin import IN_PLACE_VARIABLE
+from qat_core.rollout.vllm.switches import IN_PLACE_VARIABLE
 from qat_core.units import BYTES_PER_GIB
 from qat_core.weights.hub_names import HubNames
 from qat_core.weights.stream import weight_stream

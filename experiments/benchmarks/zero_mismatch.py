@@ -34,6 +34,7 @@ from qat_core.checkpoint.load import load_model
 from qat_core.exact import log_probs, make_exact
 from qat_core.exact.contract import needed
 from qat_core.exact.model import model_runner
+from qat_core.options import ScalePolicy
 from qat_core.plan import plan
 from qat_core.preparation import prepare
 from qat_core.recipe import Recipe
@@ -72,7 +73,7 @@ class Case:
     exact_engine: bool = True
     exact_trainer: bool = True
     graphs: bool = True
-    scale_policy: str = "pow2"
+    scale_policy: ScalePolicy = "pow2"
     is_norm_repaired: bool = True
     states: Sequence[int] = STATES
     batches: Sequence[int] = BATCHES
@@ -84,7 +85,12 @@ def _cases() -> dict[str, Case]:
     qwen3_8b = read_model_config(MODELS / "qwen3-8b.json", "")
     qwen3_30b = read_model_config(MODELS / "qwen3-30b-a3b.json", "") | {"num_hidden_layers": 6}
     dense, moe = Case(DENSE), Case(MOE)
-    once = {"states": (0,), "batches": (64,), "passes": 1, "expected_zero": False}
+    once: dict[str, Any] = {
+        "states": (0,),
+        "batches": (64,),
+        "passes": 1,
+        "expected_zero": False,
+    }
     bf16 = replace(dense, packed=False)
     return {
         "dense-128-nvfp4": dense,
@@ -113,7 +119,7 @@ def compare_case(name: str, case: Case, device: str) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = Path(folder) / "model"
         write_random_checkpoint(case.config, checkpoint, 0, device)
-        recipe = Recipe.full(scale_policy=case.scale_policy) if case.packed else None  # type: ignore[arg-type]
+        recipe = Recipe.full(scale_policy=case.scale_policy) if case.packed else None
         served = plan(meta_model(checkpoint), recipe) if recipe else None
         engine = VllmEngine(checkpoint, served, exact=case.exact_engine, **_settings(case, device))
         model = load_model(checkpoint).to(device)
@@ -218,7 +224,8 @@ def _train(model: Any, optimizer: torch.optim.Optimizer, case: Case, device: str
     logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
     advantages = torch.randn(8, 1, device=device)
     found = log_probs(logits, ids[:, 1:], model_runner(model.config))
-    (-(advantages * found).mean()).backward()
+    loss = -(advantages * found).mean()
+    loss.backward()  # type: ignore[no-untyped-call]
     optimizer.step()
     optimizer.zero_grad()
 

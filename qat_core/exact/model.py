@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -25,7 +26,7 @@ HEAD_SIZES = (64, 128)
 MODEL_RUNNERS = {"qwen3": 2, "qwen3_moe": 1}
 
 
-def make_exact(model: nn.Module) -> None:
+def make_exact(model: PreTrainedModel) -> None:
     """Let a model compute what vLLM's exact engine computes, bit for bit, in place.
 
     Before or after `qat_core.prepare`, before `fully_shard`, and before the process has multiplied
@@ -44,8 +45,8 @@ def make_exact(model: nn.Module) -> None:
     for module in model.modules():
         forward = _forward_of(module)
         if forward is not None:
-            module.forward = MethodType(forward, module)  # type: ignore[method-assign]
-            module._layouts = layouts  # type: ignore[assignment]
+            module.forward = MethodType(forward, module)
+            module._layouts = layouts
     ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _never_called)
     ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, _keep_mask)
     model.config._attn_implementation = ATTENTION
@@ -107,7 +108,8 @@ def _forward_of(module: nn.Module) -> Any:
 
 def _linear_forward(self: Any, x: Tensor) -> Tensor:
     """vLLM rounds the product before it adds the bias."""
-    return F.linear(x, self.weight) + self.bias
+    out: Tensor = F.linear(x, self.weight) + self.bias
+    return out
 
 
 def _norm_forward(self: Any, hidden_states: Tensor) -> Tensor:

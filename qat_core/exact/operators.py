@@ -146,7 +146,7 @@ class _OnHopper:
         # of FP32 logits, as both samplers have them: Triton adds BF16 ones in another order
         one_block = self._log_probs_1 if runner == 1 else self._log_probs_2
         rows = max(1, BLOCK_ELEMENTS // logits.shape[-1])
-        blocks = zip(logits.split(rows), ids_T.split(rows), strict=True)
+        blocks = zip(torch.split(logits, rows), torch.split(ids_T, rows), strict=True)
         return torch.cat([one_block(block.float(), ids) for block, ids in blocks])
 
     def _log_probs_1(self, logits: Tensor, ids_T: Tensor) -> Tensor:
@@ -189,7 +189,7 @@ class _OnCpu:
         for rows in _sequences(starts):
             with torch.enable_grad():
                 parts = [each[rows].detach().requires_grad_() for each in (q, k, v)]
-                out = _attention(*parts, scale)
+                out = _attention(parts[0], parts[1], parts[2], scale)
             for whole, part in zip(grads, torch.autograd.grad(out, parts, grad[rows]), strict=True):
                 whole[rows] = part
         return grads

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from qat_core.options import BLOCK_SIZE
 from qat_core.quantization_config import quantization_config
 from qat_core.recipe import REGEX_PREFIX, Recipe
-from qat_core.rollout.vllm.plugin import (
+from qat_core.rollout.vllm.switches import (
     EXPERTS_VARIABLE,
     LINEAR_VARIABLE,
     kernel_named_by,

@@ -25,7 +25,7 @@ from qat_core.coverage import coverage
 from qat_core.plan import QuantPlan, plan
 from qat_core.preparation import prepare, scales_of
 from qat_core.recipe import Recipe
-from qat_core.rollout.vllm.plugin import COVERAGE_VARIABLE
+from qat_core.rollout.vllm.switches import COVERAGE_VARIABLE
 from qat_core.verl import compat
 from qat_core.verl.configuration import to_recipe
 from qat_core.verl.routing_replay import ReplayEngine

@@ -5,7 +5,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from qat_core.rollout.vllm.plugin import EXACT_COMPILATION, EXACT_VARIABLE
+from qat_core.rollout.vllm.switches import EXACT_COMPILATION, EXACT_VARIABLE
 from qat_core.verl.rules import (
     ACTOR,
     MODEL,
@@ -90,8 +90,8 @@ def complete_exact(config: DictConfig) -> None:
     with open_dict(config):
         for name, value in (VARIABLES | {MODULES_VARIABLE: modules}).items():
             OmegaConf.update(config, f"{ENVIRONMENT}.{name}", value, force_add=True)
-        for key, value in EXACT_COMPILATION.items():
-            OmegaConf.update(config, f"{GRAPHS}.{key}", value, force_add=True)
+        for key, setting in EXACT_COMPILATION.items():
+            OmegaConf.update(config, f"{GRAPHS}.{key}", setting, force_add=True)
 
 
 def _require_model(config: DictConfig) -> None:

@@ -27,7 +27,8 @@ from qat_core.plan import plan
 from qat_core.quantization_config import quantization_config
 from qat_core.recipe import Recipe
 from qat_core.rollout.vllm.bucketed_loader import BucketedLoader
-from qat_core.rollout.vllm.plugin import IN_PLACE_VARIABLE, register
+from qat_core.rollout.vllm.plugin import register
+from qat_core.rollout.vllm.switches import IN_PLACE_VARIABLE
 from qat_core.verl.configuration import engine_patterns
 from qat_core.weights.stream import weight_stream
 from qat_core.weights.transfer import transfer_tensors

@@ -26,8 +26,8 @@ from qat_core.plan import plan
 from qat_core.recipe import Recipe
 from qat_core.rollout.vllm.engine import VllmEngine
 from qat_core.rollout.vllm.in_place import write_packed, writing
-from qat_core.rollout.vllm.plugin import IN_PLACE_VARIABLE
 from qat_core.rollout.vllm.shares import own_of_linear
+from qat_core.rollout.vllm.switches import IN_PLACE_VARIABLE
 from qat_core.rollout.vllm.targets import NotInPlace, Target, find_targets
 from qat_core.rollout.vllm.tile_layout import marlin_scales
 from qat_core.rollout.vllm.writers import write_marlin

@@ -14,7 +14,8 @@ import vllm
 
 from qat_core.rollout.vllm import in_place
 from qat_core.rollout.vllm.engine import ONE_WORKER
-from qat_core.rollout.vllm.plugin import IN_PLACE_VARIABLE, register
+from qat_core.rollout.vllm.plugin import register
+from qat_core.rollout.vllm.switches import IN_PLACE_VARIABLE
 
 
 @pytest.fixture(autouse=True)

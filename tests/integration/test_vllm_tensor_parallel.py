@@ -21,7 +21,7 @@ from torch import Tensor
 pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 
 from experiments.study.schema import ROOT
-from qat_core.rollout.vllm.plugin import EXPERTS_VARIABLE, LINEAR_VARIABLE
+from qat_core.rollout.vllm.switches import EXPERTS_VARIABLE, LINEAR_VARIABLE
 from tests.nano_models import write_nano
 
 pytestmark = pytest.mark.slow

@@ -11,11 +11,8 @@ from qat_core.rollout.engine import Rollouts
 from qat_core.rollout.vllm import plugin
 from qat_core.rollout.vllm.engine import VllmEngine
 from qat_core.rollout.vllm.outputs import to_routes
-from qat_core.rollout.vllm.plugin import (
-    EXPERTS_VARIABLE,
-    LINEAR_VARIABLE,
-    asked_for,
-)
+from qat_core.rollout.vllm.plugin import asked_for
+from qat_core.rollout.vllm.switches import EXPERTS_VARIABLE, LINEAR_VARIABLE
 
 
 def test_routes_of_another_number_of_tokens_are_refused() -> None:

@@ -10,8 +10,8 @@ from torch import Tensor
 from qat_core.exact.contract import CONTRACT_NAME, from_tensor, require_kept
 from qat_core.nvfp4 import PackedTensor
 from qat_core.plan import QuantPlan
-from qat_core.rollout.vllm.plugin import is_exact
 from qat_core.rollout.vllm.served_layers import quantized_parameters, require_not_block_fp8
+from qat_core.rollout.vllm.switches import is_exact
 from qat_core.rollout.vllm.worker import Load, reloading, worker_names
 from qat_core.weights.hub_names import Weight, meta_weights
 from qat_core.weights.transfer import (

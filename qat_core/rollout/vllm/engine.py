@@ -21,8 +21,8 @@ from qat_core.quantization_config import format_of, quantization_config
 from qat_core.rollout.engine import Rollouts, WeightStream, require_known, special_ids
 from qat_core.rollout.vllm import compat
 from qat_core.rollout.vllm.outputs import to_rollouts, to_routes
-from qat_core.rollout.vllm.plugin import EXACT_COMPILATION, EXACT_VARIABLE
 from qat_core.rollout.vllm.served_layers import quantized_parameters, require_biases
+from qat_core.rollout.vllm.switches import EXACT_COMPILATION, EXACT_VARIABLE
 from qat_core.rollout.vllm.weight_memory import tensor_bytes, weight_bytes
 from qat_core.rollout.vllm.worker import LAYOUT, reload
 from qat_core.routing import decoder_layers

@@ -23,8 +23,8 @@ from vllm.model_executor.layers.fused_moe.utils import _resize_cache
 
 from qat_core.options import BLOCK_SIZE
 from qat_core.rollout.vllm import humming
-from qat_core.rollout.vllm.plugin import is_exact
 from qat_core.rollout.vllm.served_tiles import EXACT, exact_expert_tiles, expert_tiles
+from qat_core.rollout.vllm.switches import is_exact
 from qat_core.rollout.vllm.tile_layout import to_layout
 
 FEWEST_ROWS = 8  # of a tile

@@ -29,13 +29,13 @@ from vllm.model_executor.kernels.linear.nvfp4.base import (
 
 from qat_core.options import BLOCK_SIZE
 from qat_core.rollout.vllm import humming
-from qat_core.rollout.vllm.plugin import is_exact
 from qat_core.rollout.vllm.served_tiles import (
     EXACT,
     UNPACK_FROM,
     exact_linear_tiles,
     linear_tiles,
 )
+from qat_core.rollout.vllm.switches import is_exact
 from qat_core.rollout.vllm.tile_layout import to_layout, unpack
 
 

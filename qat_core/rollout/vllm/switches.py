@@ -1,0 +1,67 @@
+"""Variables of the environment that tell vLLM's processes what to serve."""
+
+import os
+from collections.abc import Callable
+from functools import partial
+
+# torch.compile would go past batch-invariant norms; prefill varies too much for graphs
+EXACT_COMPILATION = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+LINEAR_VARIABLE = "QAT_CORE_LINEAR_KERNEL"
+EXPERTS_VARIABLE = "QAT_CORE_EXPERTS_KERNEL"
+IN_PLACE_VARIABLE = "QAT_CORE_IN_PLACE_SYNC"  # see `in_place.py`
+EXACT_VARIABLE = "QAT_CORE_EXACT"  # see `exact.py`; set by `VllmEngine` and by `+exact=on`
+COVERAGE_VARIABLE = "QAT_CORE_COVERAGE"  # where verl's engine writes what it packs
+MARLIN, MARLIN_UNPACK, HUMMING = "marlin", "marlin-unpack", "humming"
+KERNELS = {  # the first is vLLM's own choice
+    LINEAR_VARIABLE: (MARLIN, MARLIN_UNPACK, HUMMING),
+    EXPERTS_VARIABLE: (MARLIN, HUMMING),
+}
+
+
+def require_known_variables() -> None:
+    """For all who start vLLM, also where it runs in another process, and later.
+
+    Raises:
+        ValueError: with a line for each variable `QAT_CORE_*` that nothing reads, or whose value is
+            none of its own.
+    """
+    known = (*KERNELS, IN_PLACE_VARIABLE, EXACT_VARIABLE, COVERAGE_VARIABLE)
+    others = [it for it in os.environ if it.startswith("QAT_CORE_") and it not in known]
+    refused = [f"{it}: nothing reads it; the variables are {', '.join(known)}" for it in others]
+    checks: list[Callable[[], object]] = [partial(kernel_named_by, it) for it in KERNELS]
+    for check in (*checks, is_in_place_allowed, is_exact):
+        try:
+            check()
+        except ValueError as error:
+            refused.append(str(error))
+    if refused:
+        raise ValueError("\n".join(refused))
+
+
+def is_in_place_allowed() -> bool:
+    """Whether weight syncs may write packed weights past vLLM's reload, as they do by default."""
+    return _switch(IN_PLACE_VARIABLE, "1")
+
+
+def is_exact() -> bool:
+    """Whether rollouts are to have bits that a trainer can compute too."""
+    return _switch(EXACT_VARIABLE, "0")
+
+
+def _switch(variable: str, default: str) -> bool:
+    """ValueError for another value than 1 or 0."""
+    asked = os.environ.get(variable) or default
+    if asked not in ("0", "1"):
+        raise ValueError(f"{variable}={asked}: use 1 or 0, or unset it for {default}")
+    return asked == "1"
+
+
+def kernel_named_by(variable: str) -> str:
+    """The kernel that the environment names; ValueError if there is none of that name."""
+    name = os.environ.get(variable) or MARLIN
+    if name not in KERNELS[variable]:
+        *others, last = KERNELS[variable][::-1]
+        raise ValueError(
+            f"{variable}={name}: use {', '.join(others)}, or {last}, vLLM's own choice"
+        )
+    return name
