@@ -63,5 +63,5 @@ def _row(entry: Entry) -> tuple[str, str, str, str]:
 
 
 def _num_bytes(entry: Entry) -> int:
-    dtype: torch.dtype = getattr(torch, entry.dtype)
-    return prod(entry.shape) * dtype.itemsize
+    itemsize: int = getattr(torch, entry.dtype).itemsize
+    return prod(entry.shape) * itemsize
