@@ -63,5 +63,5 @@ def _row(entry: Entry) -> tuple[str, str, str, str]:
 
 
 def _num_bytes(entry: Entry) -> int:
-    itemsize: int = getattr(torch, entry.dtype).itemsize
-    return prod(entry.shape) * itemsize
+    num_bytes: int = prod(entry.shape) * getattr(torch, entry.dtype).itemsize
+    return num_bytes
