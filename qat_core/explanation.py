@@ -60,5 +60,5 @@ def _row(entry: Entry) -> tuple[str, str, str, str]:
 
 
 def _num_bytes(entry: Entry) -> int:
-    dtype: torch.dtype = getattr(torch, entry.dtype)
-    return prod(entry.shape) * dtype.itemsize
+    num_bytes: int = prod(entry.shape) * getattr(torch, entry.dtype).itemsize
+    return num_bytes

@@ -97,16 +97,18 @@ def require_tied_copies(names: HubNames, folder: Path) -> None:
 
 
 def without_tied_copies(names: HubNames, shards: Shards, source: str) -> dict[str, Tensor]:
-    """Stored tensors less the second names of tied weights, which some checkpoints also hold.
+    """Stored tensors, tied weights under the first of their names, whichever files have.
 
     Raises:
-        ValueError: one of these has other values than the first, as a merged fine-tune may.
+        ValueError: another of these has other values than the first, as a merged fine-tune may.
     """
-    stored = dict(shards.described)
+    stored = shards.described
     for second, first in names.tied.items():
-        if stored.pop(second, None) is not None and first in stored:
+        if second in stored and first in stored:
             require_copy(shards.read(second), shards.read(first), second, first, source)
-    return stored
+        elif second in stored:  # as XLM-RoBERTa's, whose head comes first
+            shards.rename(second, first)
+    return {name: tensor for name, tensor in stored.items() if name not in names.tied}
 
 
 @contextmanager

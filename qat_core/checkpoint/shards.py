@@ -44,6 +44,7 @@ class Shards:
         self.files = set(indexed.values())
         self.described: dict[str, Tensor] = {}
         self._open: dict[str, Any] = {}
+        self._stored_as: dict[str, str] = {}
         for path in sorted(folder / file for file in self.files):
             handle = _open(path)
             for name in handle.keys():  # noqa: SIM118  not a mapping
@@ -61,8 +62,14 @@ class Shards:
 
     def read(self, name: str) -> Tensor:
         """The tensor of that name, in memory of its own."""
-        tensor: Tensor = self._open[name].get_tensor(name)
+        stored_as = self._stored_as.get(name, name)
+        tensor: Tensor = self._open[stored_as].get_tensor(stored_as)
         return tensor
+
+    def rename(self, stored_as: str, name: str) -> None:
+        """From now on a tensor has another name than the one it is stored under."""
+        self.described[name] = self.described.pop(stored_as)
+        self._stored_as[name] = stored_as
 
 
 def has_weights(folder: Path) -> bool:

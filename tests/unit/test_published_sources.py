@@ -143,6 +143,13 @@ def test_other_keys_that_no_model_reads_are_refused_beside_those(tmp_path: Path)
         convert(tmp_path / "source", tmp_path / "packed", Recipe())
 
 
+def test_tied_weights_are_found_under_whichever_of_their_names_a_file_has(tmp_path: Path) -> None:
+    """XLM-RoBERTa's head comes before its embedding, and files have the embedding."""
+    tensors = saved("xlm-roberta", tmp_path)
+    stored = tensors["roberta.embeddings.word_embeddings.weight"]
+    assert torch.equal(converted(tmp_path)["lm_head.decoder.weight"], stored)
+
+
 def test_integers_in_the_place_of_weights_are_refused(tmp_path: Path) -> None:
     tensors = saved("llama", tmp_path / "source")
     name = "model.layers.0.mlp.up_proj.weight"
