@@ -28,7 +28,6 @@ from qat_core.rollout.vllm.switches import (
     require_known_variables,
 )
 from qat_core.verl import compat
-from qat_core.verl.actor_model import describe_packed
 from qat_core.verl.engine_arguments import require_arguments
 from qat_core.verl.exact_configuration import KEY, complete_exact, require_precision
 from qat_core.verl.exact_configuration import MODULE as EXACT_MODULE
@@ -162,6 +161,8 @@ def _serve(config: DictConfig, qat: Any) -> Recipe:
 
 
 def _what_runs(config: DictConfig, recipe: Recipe | None) -> str:
+    from qat_core.verl.actor_model import describe_packed  # torch, which others here need not load
+
     packed = describe_packed(config, recipe)
     if recipe is None:
         return "qat_core: BF16 in training and rollouts, synced through this project's worker"
