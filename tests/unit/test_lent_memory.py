@@ -73,7 +73,7 @@ def fp32_model() -> nn.Module:
 def test_memory_lent_to_another_library_is_followed(write: Write, fp32_model: nn.Module) -> None:
     new = fp32_model.state_dict()[UP] * 4 + 0.1
     write(fp32_model, new)
-    assert_follows(fp32_model, new, bare=False)
+    assert_follows(fp32_model, new)
 
 
 @torch.no_grad()
