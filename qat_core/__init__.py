@@ -13,18 +13,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from qat_core.explanation import explain
-    from qat_core.preparation import is_prepared, prepare
-    from qat_core.recipe import Recipe
+    from qat_core.planning.explanation import explain
+    from qat_core.planning.recipe import Recipe
+    from qat_core.training.preparation import is_prepared, prepare
     from qat_core.weights.stream import weight_stream
 
 __all__ = ["Recipe", "explain", "is_prepared", "prepare", "weight_stream"]
 
 _MODULES = {
-    "Recipe": "qat_core.recipe",
-    "explain": "qat_core.explanation",
-    "is_prepared": "qat_core.preparation",
-    "prepare": "qat_core.preparation",
+    "Recipe": "qat_core.planning.recipe",
+    "explain": "qat_core.planning.explanation",
+    "is_prepared": "qat_core.training.preparation",
+    "prepare": "qat_core.training.preparation",
     "weight_stream": "qat_core.weights.stream",
 }
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from qat_core.structure import expert_blocks
+from qat_core.planning.structure import expert_blocks
 
 NO_ROUTE = -1  # a token of which no choice is known: it is routed by the model itself
 

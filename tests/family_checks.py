@@ -18,11 +18,11 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from qat_core.checkpoint import convert, export, read_checkpoint
-from qat_core.explanation import DTYPES
 from qat_core.nvfp4 import PackedTensor, dequantize, fake_quantize, global_scale, group_amax
-from qat_core.plan import QuantPlan, plan, state_tensors
-from qat_core.preparation import prepare
-from qat_core.recipe import Recipe
+from qat_core.planning.explanation import DTYPES
+from qat_core.planning.plan import QuantPlan, plan, state_tensors
+from qat_core.planning.recipe import Recipe
+from qat_core.training.preparation import prepare
 from qat_core.weights.hub_names import HubNames, Weight
 from qat_core.weights.stream import weight_stream
 from tests.families import (

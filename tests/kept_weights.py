@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from torch import nn
 
-import qat_core.rounded_weights
-from qat_core.preparation import scales_of
-from qat_core.rounded_weights import RoundedWeights
-from qat_core.scales import Scales
+import qat_core.training.rounded_weights
+from qat_core.training.preparation import scales_of
+from qat_core.training.rounded_weights import RoundedWeights
+from qat_core.training.scales import Scales
 
 
 def known(model: nn.Module) -> Scales:
@@ -43,6 +43,6 @@ def count_roundings(
         return run(*args, **options)
 
     for name in functions:
-        counted = partial(count, getattr(qat_core.rounded_weights, name))
-        monkeypatch.setattr(qat_core.rounded_weights, name, counted)
+        counted = partial(count, getattr(qat_core.training.rounded_weights, name))
+        monkeypatch.setattr(qat_core.training.rounded_weights, name, counted)
     return found

@@ -15,9 +15,9 @@ from vllm.model_executor.layers.quantization.utils.marlin_utils_test import (
 )
 
 from qat_core.nvfp4 import PackedTensor, global_scale, group_amax, quantize
-from qat_core.rollout.vllm.in_place import write_packed
-from qat_core.rollout.vllm.marlin import prepare_experts
-from qat_core.rollout.vllm.targets import find_targets
+from qat_core.rollout.vllm.in_place.sync import write_packed
+from qat_core.rollout.vllm.in_place.targets import find_targets
+from qat_core.rollout.vllm.marlin.layout import prepare_experts
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"

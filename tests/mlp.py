@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from qat_core import Recipe, prepare, weight_stream
 from qat_core.nvfp4 import PackedTensor, dequantize
-from qat_core.plan import plan
+from qat_core.planning.plan import plan
 
 UP = "up_proj.weight"
 

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from experiments.benchmarks.random_model import write_architecture
 from experiments.study.schema import ROOT
 from experiments.support.json_files import read_json, write_json
-from qat_core.recipe import Recipe
+from qat_core.planning.recipe import Recipe
 from qat_core.rl.config import GrpoConfig, RolloutConfig, TaskConfig
 from qat_core.rl.trainer import GrpoTrainer, TrainerConfig
 from qat_core.rollout.start import EngineKind

@@ -17,7 +17,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
-from qat_core.recipe import Recipe
+from qat_core.planning.recipe import Recipe
 from qat_core.verl.configuration import complete
 
 VERL = Path(verl.__file__).parent

@@ -46,8 +46,8 @@ from experiments.support.cli import run_cli
 from experiments.support.subprocess_call import call_in_subprocess
 from qat_core.checkpoint import export
 from qat_core.checkpoint.load import load_model
-from qat_core.plan import plan
-from qat_core.recipe import Recipe
+from qat_core.planning.plan import plan
+from qat_core.planning.recipe import Recipe
 from qat_core.rollout.engine import Rollouts
 from qat_core.rollout.vllm.engine import VllmEngine, vllm_version
 from qat_core.rollout.vllm.switches import IN_PLACE_VARIABLE

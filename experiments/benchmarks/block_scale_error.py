@@ -30,8 +30,8 @@ from experiments.study.schema import STUDIES
 from experiments.support.cli import run_cli
 from qat_core.nvfp4 import fake_quantize, global_scale, group_amax
 from qat_core.options import BlockScaleMethod, ScalePolicy
-from qat_core.plan import plan
-from qat_core.recipe import Recipe
+from qat_core.planning.plan import plan
+from qat_core.planning.recipe import Recipe
 
 Group = dict[str, Tensor]  # weights that share a global scale, by name
 OVERALL, NORMAL = "all weights", "normal deviates"

@@ -30,7 +30,7 @@ from qat_core.arguments import positive_int
 from qat_core.drift.layer_kl import layer_kl
 from qat_core.drift.log import KL_EVERY, KL_SEQUENCES
 from qat_core.drift.monitor import BLOCKS_PER_WEIGHT, DriftMonitor
-from qat_core.recipe import Recipe
+from qat_core.planning.recipe import Recipe
 from qat_core.rl.trainer import GrpoTrainer, TrainerConfig
 
 RECIPE = Recipe()

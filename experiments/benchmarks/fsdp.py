@@ -30,8 +30,8 @@ from experiments.benchmarks.sharded import measure_on_ranks, shard
 from experiments.benchmarks.timing import quartiles, summary, time_steps
 from experiments.support.cli import run_cli
 from qat_core.arguments import positive_int
-from qat_core.parameter import FakeQuantizedTensor
-from qat_core.preparation import scales_of
+from qat_core.training.parameter import FakeQuantizedTensor
+from qat_core.training.preparation import scales_of
 from qat_core.units import BYTES_PER_GIB
 
 TOKENS = {"cuda": 2048, "cpu": 16}  # a rank

@@ -25,7 +25,7 @@ from experiments.benchmarks.sharded import measure_on_ranks, shard
 from experiments.benchmarks.timing import StepTime, quartiles, time_steps
 from experiments.support.cli import run_cli
 from qat_core.arguments import positive_int
-from qat_core.preparation import scales_of
+from qat_core.training.preparation import scales_of
 
 ARMS = ("bf16", "qat")
 SEQUENCES, MICRO_BATCHES = 8, 4

@@ -27,9 +27,9 @@ from experiments.runs.provenance import origin
 from experiments.support.cli import run_cli
 from experiments.support.json_files import write_json
 from qat_core.arguments import positive_int
-from qat_core.plan import QuantPlan
-from qat_core.preparation import prepare
-from qat_core.recipe import Recipe
+from qat_core.planning.plan import QuantPlan
+from qat_core.planning.recipe import Recipe
+from qat_core.training.preparation import prepare
 from qat_core.units import BYTES_PER_GIB
 from qat_core.weights.stream import weight_stream
 from qat_core.weights.transfer import transfer_tensors

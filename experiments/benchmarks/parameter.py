@@ -28,7 +28,7 @@ from experiments.runs.provenance import origin
 from experiments.support.cli import run_cli
 from experiments.support.json_files import write_json
 from qat_core.arguments import positive_int
-from qat_core.preparation import scales_of
+from qat_core.training.preparation import scales_of
 from qat_core.units import BYTES_PER_GIB
 
 SEQUENCES, TOKENS = 4, 2048

@@ -34,8 +34,8 @@ from experiments.support.cli import run_cli
 from experiments.support.subprocess_call import call_in_subprocess
 from qat_core.checkpoint.architecture import meta_model
 from qat_core.nvfp4 import PackedTensor, dequantize
-from qat_core.plan import plan
-from qat_core.recipe import Recipe
+from qat_core.planning.plan import plan
+from qat_core.planning.recipe import Recipe
 from qat_core.rl.metric_names import K3_KL
 from qat_core.rl.mismatch import mismatch_metrics
 from qat_core.rl.policy import Policy

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModel, LlamaConfig, Qwen3Config, Qwen3MoeConfig
 
-from qat_core.preparation import prepare, scales_of
-from qat_core.recipe import Recipe
-from qat_core.rounded_weights import Keep
+from qat_core.planning.recipe import Recipe
+from qat_core.training.preparation import prepare, scales_of
+from qat_core.training.rounded_weights import Keep
 
 QAT_ARMS: dict[str, Keep | None] = {"qat": None, "qat packed": "packed", "qat rounded": "rounded"}
 ATTENTION = {"num_attention_heads": 32, "head_dim": 128, "vocab_size": 16}

@@ -35,8 +35,8 @@ from experiments.benchmarks.random_model import write_architecture
 from experiments.benchmarks.timing import quartiles
 from experiments.support.cli import run_cli
 from qat_core.checkpoint.architecture import meta_model
-from qat_core.plan import plan
-from qat_core.recipe import Recipe
+from qat_core.planning.plan import plan
+from qat_core.planning.recipe import Recipe
 from qat_core.rollout.vllm.engine import VllmEngine
 from qat_core.units import BYTES_PER_GIB
 from qat_core.weights.stream import packed_weights

@@ -35,11 +35,11 @@ from qat_core.exact import log_probs, make_exact
 from qat_core.exact.contract import needed
 from qat_core.exact.model import model_runner
 from qat_core.options import ScalePolicy
-from qat_core.plan import plan
-from qat_core.preparation import prepare
-from qat_core.recipe import Recipe
+from qat_core.planning.plan import plan
+from qat_core.planning.recipe import Recipe
 from qat_core.rollout.engine import Rollouts
 from qat_core.rollout.vllm.engine import VllmEngine, vllm_version
+from qat_core.training.preparation import prepare
 from qat_core.units import BYTES_PER_GIB
 from qat_core.weights.stream import weight_stream
 
@@ -63,7 +63,7 @@ class Case:
         exact_engine, exact_trainer: or as without this mode.
         graphs: CUDA graphs of decoding.
         scale_policy: of packed weights.
-        is_norm_repaired: as `qat_core.rollout.vllm.exact` repairs it.
+        is_norm_repaired: as `qat_core.rollout.vllm.exact.install` repairs it.
         states: after how many optimizer steps.
         passes: how many batches of the largest size.
     """
@@ -177,7 +177,7 @@ def _settings(case: Case, device: str) -> dict[str, Any]:
 def _leave_norm_as_it_is() -> None:
     from vllm.model_executor.layers.batch_invariant import rms_norm_batch_invariant
 
-    from qat_core.rollout.vllm import exact
+    from qat_core.rollout.vllm.exact import install as exact
 
     exact.norm = rms_norm_batch_invariant
 

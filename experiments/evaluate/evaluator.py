@@ -14,8 +14,8 @@ from experiments.verl.reward import compute_score
 from experiments.verl.verifier import verifier_of
 from qat_core.bf16_on_cpu import multiply_bf16_in_fp32
 from qat_core.checkpoint.load import load_model
-from qat_core.plan import QuantPlan, bf16_plan, plan
-from qat_core.recipe import Recipe
+from qat_core.planning.plan import QuantPlan, bf16_plan, plan
+from qat_core.planning.recipe import Recipe
 from qat_core.rl.config import EvaluationConfig
 from qat_core.rl.prompts import decode_responses, encode_prompt
 from qat_core.rl.tasks import Question

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 from qat_core.options import BlockScaleMethod, ScalePolicy
-from qat_core.recipe import Recipe
+from qat_core.planning.recipe import Recipe
 
 ArmName = Literal["bf16", "nvfp4-noqat", "nvfp4-qat", "nvfp4-qat-ffn"]
-# all linear and expert weights, or those outside attention; see qat_core.recipe.Recipe
+# all linear and expert weights, or those outside attention; see qat_core.planning.recipe.Recipe
 RecipeName = Literal["full", "ffn"]
 
 

@@ -16,7 +16,7 @@ from qat_core.checkpoint.read import read_checkpoint
 from qat_core.checkpoint.write import convert
 from qat_core.nvfp4 import PackedTensor
 from qat_core.options import BlockScaleMethod, CheckpointFormat, ScalePolicy
-from qat_core.recipe import Recipe
+from qat_core.planning.recipe import Recipe
 
 RECIPES = {"full": Recipe.full, "ffn": Recipe.ffn}
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from qat_core.nvfp4 import PackedTensor
-from qat_core.plan import QuantPlan
+from qat_core.planning.plan import QuantPlan
 from qat_core.weights.hub_names import HubNames, Weight
 
 # E4M3 as bytes: 2**-6, the smallest that Marlin does not take for zero, and 448. Signed ones, and

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from qat_core.explanation import table, totals
-from qat_core.plan import QuantPlan
+from qat_core.planning.explanation import table, totals
+from qat_core.planning.plan import QuantPlan
 
 RANDOM_EXPERTS = (
     "note: transformers 5.10 gives packed experts random values (MISSING in its load report), "

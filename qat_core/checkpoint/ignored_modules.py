@@ -5,9 +5,9 @@ from collections.abc import Collection, Iterator
 
 from torch import Tensor, nn
 
-from qat_core.plan import QuantPlan, plan
-from qat_core.quantization_config import is_regex
-from qat_core.recipe import REGEX_PREFIX, Recipe
+from qat_core.planning.plan import QuantPlan, plan
+from qat_core.planning.quantization_config import is_regex
+from qat_core.planning.recipe import REGEX_PREFIX, Recipe
 from qat_core.weights.hub_names import HubNames, meta_weights
 
 

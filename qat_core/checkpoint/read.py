@@ -13,8 +13,8 @@ from qat_core.checkpoint.manifest import verify_manifest
 from qat_core.checkpoint.shards import Shards, read_json
 from qat_core.checkpoint.unpacked import as_stored
 from qat_core.nvfp4 import PackedTensor
-from qat_core.plan import QuantPlan
-from qat_core.quantization_config import format_of
+from qat_core.planning.plan import QuantPlan
+from qat_core.planning.quantization_config import format_of
 from qat_core.weights.comparison import require_same
 from qat_core.weights.hub_names import HubNames, Weight, meta_weights
 from qat_core.weights.layouts import LAYOUTS, Layout, stored_tensors

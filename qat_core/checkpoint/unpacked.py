@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qat_core.plan import Entry, QuantPlan
+from qat_core.planning.plan import Entry, QuantPlan
 from qat_core.weights.hub_names import HubNames
 
 

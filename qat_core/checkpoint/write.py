@@ -31,13 +31,13 @@ from qat_core.checkpoint.ranks import on_first_rank
 from qat_core.checkpoint.read import require_described
 from qat_core.checkpoint.shards import INDEX, Shards, read_json
 from qat_core.checkpoint.unpacked import as_stored, left_out
-from qat_core.coverage import coverage
 from qat_core.options import CheckpointFormat
-from qat_core.plan import QuantPlan, plan, state_tensors, uncompiled
-from qat_core.preparation import is_prepared
-from qat_core.quantization_config import hf_quant_config, quantization_config
-from qat_core.recipe import Recipe
+from qat_core.planning.plan import QuantPlan, plan, state_tensors, uncompiled
+from qat_core.planning.quantization_config import hf_quant_config, quantization_config
+from qat_core.planning.recipe import Recipe
+from qat_core.training.preparation import is_prepared
 from qat_core.weights.comparison import require_same
+from qat_core.weights.coverage import coverage
 from qat_core.weights.hub_names import HubNames, Weight
 from qat_core.weights.layouts import LAYOUTS, stored_tensors
 from qat_core.weights.stream import packed_weights, weight_stream

@@ -33,7 +33,7 @@ from qat_core.doctor.sampling import Sampling
 from qat_core.doctor.signs import judge
 from qat_core.doctor.verl_report import show_run
 from qat_core.doctor.verl_run import read_run
-from qat_core.recipe import Recipe
+from qat_core.planning.recipe import Recipe
 from qat_core.rollout.start import EngineKind
 from qat_core.yaml_damage import YAML_DAMAGE
 

@@ -17,12 +17,12 @@ from qat_core.doctor.scoring import one_pass
 from qat_core.doctor.served import served_stream
 from qat_core.doctor.subject import EagerSubject, Subject
 from qat_core.doctor.weights import compare
-from qat_core.plan import plan
-from qat_core.preparation import prepare
-from qat_core.recipe import Recipe
+from qat_core.planning.plan import plan
+from qat_core.planning.recipe import Recipe
 from qat_core.rollout.eager import EagerEngine
 from qat_core.rollout.engine import require_known
 from qat_core.rollout.start import EngineKind
+from qat_core.training.preparation import prepare
 from qat_core.weights.stream import weight_stream
 
 

@@ -11,8 +11,8 @@ from qat_core.checkpoint.load import load_model
 from qat_core.checkpoint.read import read_checkpoint
 from qat_core.checkpoint.shards import read_json
 from qat_core.nvfp4 import PackedTensor
-from qat_core.plan import bf16_plan, plan
-from qat_core.recipe import Recipe
+from qat_core.planning.plan import bf16_plan, plan
+from qat_core.planning.recipe import Recipe
 from qat_core.weights.hub_names import HubNames, Piece, Weight
 from qat_core.weights.stream import weight_stream
 

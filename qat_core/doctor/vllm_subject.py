@@ -14,7 +14,7 @@ from torch import Tensor
 from qat_core.doctor.sampling import ORDER, Sampling
 from qat_core.doctor.subject import Samples, Stage
 from qat_core.doctor.weights import numbers
-from qat_core.plan import QuantPlan
+from qat_core.planning.plan import QuantPlan
 from qat_core.rollout.engine import Rollouts, WeightStream
 from qat_core.rollout.start import start_engine
 from qat_core.rollout.vllm.engine import VllmEngine

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from qat_core.nvfp4 import PackedTensor, dequantize
 from qat_core.options import BlockScaleMethod, ScalePolicy
-from qat_core.plan import plan
-from qat_core.recipe import Recipe
+from qat_core.planning.plan import plan
+from qat_core.planning.recipe import Recipe
 from qat_core.weights.hub_names import Weight
 from qat_core.weights.stream import weight_stream
 

@@ -14,8 +14,8 @@ from torch.func import functional_call
 
 from qat_core.drift.monitor import LAYER, trained_values
 from qat_core.nvfp4 import dequantize
-from qat_core.plan import plan
-from qat_core.recipe import Recipe
+from qat_core.planning.plan import plan
+from qat_core.planning.recipe import Recipe
 from qat_core.rollout.eager import positions_from_mask
 from qat_core.weights.stream import weight_stream
 

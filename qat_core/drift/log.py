@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from qat_core.drift.layer_kl import layer_kl
 from qat_core.drift.monitor import DriftMonitor, summary
-from qat_core.recipe import Recipe
+from qat_core.planning.recipe import Recipe
 
 # sequences whose tokens the layers' KL is measured on
 KL_SEQUENCES = 4

@@ -21,10 +21,10 @@ from qat_core.drift.blocks import chosen_blocks, flipped, measure
 from qat_core.drift.names import MEASURES
 from qat_core.nvfp4 import PackedTensor, quantize_all
 from qat_core.options import BLOCK_SIZE
-from qat_core.parameter import FakeQuantizedTensor
-from qat_core.plan import plan
-from qat_core.preparation import scales_of
-from qat_core.recipe import Recipe
+from qat_core.planning.plan import plan
+from qat_core.planning.recipe import Recipe
+from qat_core.training.parameter import FakeQuantizedTensor
+from qat_core.training.preparation import scales_of
 from qat_core.weights.packing import group_scales
 
 BLOCKS_PER_WEIGHT = 128

@@ -1,7 +1,7 @@
 """A training forward pass with the bits of vLLM's: trainer and rollout do not differ at all.
 
 `make_exact` replaces the forward functions of a transformers model; `log_probs` ends the pass. What
-vLLM has to serve for it is in `qat_core.rollout.vllm.exact`.
+vLLM has to serve for it is in `qat_core.rollout.vllm.exact.install`.
 
 | file | what it has |
 |---|---|

@@ -25,7 +25,7 @@ FIELDS = (
     *("norm_topk_prob", "num_attention_heads", "num_experts", "num_experts_per_tok"),
     *("num_hidden_layers", "num_key_value_heads", "rms_norm_eps", "rope_parameters", "vocab_size"),
 )
-ENGINE = "qat_core.rollout.vllm.exact"
+ENGINE = "qat_core.rollout.vllm.exact.install"
 NEEDED = {
     "batch-invariant mode": "True",
     "norm": f"{ENGINE}.norm",

@@ -12,12 +12,12 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from qat_core.checkpoint.load import load_model
-from qat_core.plan import QuantPlan
-from qat_core.preparation import prepare
-from qat_core.recipe import Recipe
+from qat_core.planning.plan import QuantPlan
+from qat_core.planning.recipe import Recipe
 from qat_core.rollout.eager import positions_from_mask
 from qat_core.rollout.engine import Rollouts
 from qat_core.routing import NO_ROUTE, by_block, replay
+from qat_core.training.preparation import prepare
 
 # All but cuDNN's, whose backward pass gives NaN on Hopper where a mask is given and the length is
 # an odd multiple of 64 (github.com/pytorch/pytorch/issues/196678; torch 2.11 to 2.13).

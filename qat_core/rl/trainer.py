@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from qat_core.coverage import Coverage, coverage
 from qat_core.drift.log import DriftLog
 from qat_core.drift.names import FILE as DRIFT_FILE
-from qat_core.plan import plan
-from qat_core.recipe import Recipe
+from qat_core.planning.plan import plan
+from qat_core.planning.recipe import Recipe
 from qat_core.rl import resume
 from qat_core.rl.config import GrpoConfig, TaskConfig
 from qat_core.rl.loss import advantages, drift_term_metrics
@@ -29,6 +28,7 @@ from qat_core.rl.update import needs_old_scores, old_scores, update_policy
 from qat_core.rl.weight_distance import WeightDistance
 from qat_core.rollout.engine import Rollouts
 from qat_core.rollout.start import EngineKind, start_engine
+from qat_core.weights.coverage import Coverage, coverage
 from qat_core.weights.stream import weight_stream
 
 OnStep = Callable[[int, dict[str, float]], None]

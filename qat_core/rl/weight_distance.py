@@ -5,8 +5,8 @@ from torch import Tensor, nn
 
 from qat_core.nvfp4 import PackedTensor
 from qat_core.options import BLOCK_SIZE
-from qat_core.plan import QuantPlan
-from qat_core.recipe import Recipe
+from qat_core.planning.plan import QuantPlan
+from qat_core.planning.recipe import Recipe
 from qat_core.weights.stream import packed_weights
 
 

@@ -16,7 +16,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from qat_core.checkpoint.load import load_model
 from qat_core.nvfp4 import PackedTensor, dequantize
-from qat_core.plan import QuantPlan, state_tensors
+from qat_core.planning.plan import QuantPlan, state_tensors
 from qat_core.rollout.engine import (
     Rollouts,
     WeightStream,

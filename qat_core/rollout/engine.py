@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from qat_core.checkpoint.shards import read_json
 from qat_core.nvfp4 import PackedTensor
-from qat_core.plan import QuantPlan
+from qat_core.planning.plan import QuantPlan
 
 WeightStream = Iterable[tuple[str, Tensor | PackedTensor]]
 

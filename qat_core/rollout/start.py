@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
-from qat_core.plan import QuantPlan
+from qat_core.planning.plan import QuantPlan
 from qat_core.rollout.eager import EagerEngine
 from qat_core.rollout.engine import RolloutEngine
 from qat_core.units import BYTES_PER_GIB

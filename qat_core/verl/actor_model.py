@@ -14,10 +14,10 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 from transformers import AutoConfig
 
-from qat_core.plan import QuantPlan, bf16_plan, refusals, unchecked_plan
-from qat_core.recipe import Recipe
+from qat_core.planning.plan import QuantPlan, bf16_plan, refusals, unchecked_plan
+from qat_core.planning.recipe import Recipe
+from qat_core.planning.structure import expert_blocks
 from qat_core.rollout.vllm.compat import require_reloadable
-from qat_core.structure import expert_blocks
 from qat_core.verl.rules import MODEL, QAT, REPLAY_MODE
 from qat_core.weights.hub_names import HubNames
 

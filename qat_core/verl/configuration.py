@@ -19,8 +19,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from pydantic import ValidationError
 
 from qat_core.options import BLOCK_SIZE
-from qat_core.quantization_config import quantization_config
-from qat_core.recipe import REGEX_PREFIX, Recipe
+from qat_core.planning.quantization_config import quantization_config
+from qat_core.planning.recipe import REGEX_PREFIX, Recipe
 from qat_core.rollout.vllm.switches import (
     EXPERTS_VARIABLE,
     LINEAR_VARIABLE,

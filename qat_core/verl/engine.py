@@ -21,16 +21,16 @@ from verl.workers.rollout.base import _ROLLOUT_REGISTRY
 
 import qat_core.verl.rotary
 from qat_core.checkpoint.load import require_whole
-from qat_core.coverage import coverage
-from qat_core.plan import QuantPlan, plan
-from qat_core.preparation import prepare, scales_of
-from qat_core.recipe import Recipe
+from qat_core.planning.plan import QuantPlan, plan
+from qat_core.planning.recipe import Recipe
 from qat_core.rollout.vllm.switches import COVERAGE_VARIABLE
+from qat_core.training.preparation import prepare, scales_of
 from qat_core.verl import compat
 from qat_core.verl.configuration import to_recipe
 from qat_core.verl.routing_replay import ReplayEngine
 from qat_core.verl.rules import require_switches
 from qat_core.verl.saved_weights import reshard
+from qat_core.weights.coverage import coverage
 from qat_core.weights.stream import weight_stream
 from qat_core.weights.transfer import transfer_tensors
 
@@ -46,7 +46,7 @@ if get_device_name() == "cpu":
 
 @dataclass
 class NvFp4Config(QATEngineConfig):  # type: ignore[misc]
-    """verl's QAT settings with the scale policies of `qat_core.recipe.Recipe`.
+    """verl's QAT settings with the scale policies of `qat_core.planning.recipe.Recipe`.
 
     Making one imports this module, and so registers its engine, in any process that reads them.
 

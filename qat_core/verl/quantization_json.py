@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from qat_core.quantization_config import quantization_config
+from qat_core.planning.quantization_config import quantization_config
 from qat_core.verl.rules import QAT
 
 

@@ -13,8 +13,8 @@ from tensordict import TensorDict
 from torch import Tensor, nn
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
+from qat_core.planning.structure import expert_blocks
 from qat_core.routing import NO_ROUTE, decoder_layers, replay
-from qat_core.structure import expert_blocks
 from qat_core.verl.rules import REPLAY_MODE
 
 

@@ -18,7 +18,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from qat_core.nvfp4 import PackedTensor
 from qat_core.options import BLOCK_SIZE
-from qat_core.plan import QuantPlan
+from qat_core.planning.plan import QuantPlan
 
 Weight = Tensor | PackedTensor
 

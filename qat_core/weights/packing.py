@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from qat_core.mesh import held_rows, max_over_ranks
 from qat_core.nvfp4 import (
     PackedTensor,
     global_scale,
@@ -21,6 +20,7 @@ from qat_core.nvfp4 import (
     require_finite,
 )
 from qat_core.options import BLOCK_SIZE, BlockScaleMethod, ScalePolicy
+from qat_core.training.mesh import held_rows, max_over_ranks
 
 
 def group_scales(groups: Sequence[Mapping[str, Tensor]], policy: ScalePolicy) -> list[Tensor]:

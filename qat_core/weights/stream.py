@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from qat_core.plan import Entry, QuantPlan, bf16_plan, uncompiled
-from qat_core.preparation import refuse_adapters, require_as_prepared, scales_of
-from qat_core.recipe import Recipe
-from qat_core.state_dicts import full_precision_state
+from qat_core.planning.plan import Entry, QuantPlan, bf16_plan, uncompiled
+from qat_core.planning.recipe import Recipe
+from qat_core.training.preparation import refuse_adapters, require_as_prepared, scales_of
+from qat_core.training.state_dicts import full_precision_state
 from qat_core.weights.hub_names import Weight
 from qat_core.weights.packing import group_scales, measured_scales, pack
 
@@ -38,7 +38,7 @@ def weight_stream(
 
     Args:
         model: the trained model, prepared or not, sharded or not, BF16 or FP32, on any device.
-        plan: what to pack, from `qat_core.plan.plan`; None packs nothing. By default what `prepare`
+        plan: what to pack, from `planning.plan.plan`; None packs nothing. By default what `prepare`
             returned, and nothing of a model that is not prepared.
         recipe: scale policies, None exactly if plan is. By default the recipe that `prepare` got.
         device: where to pack, and where the stream's tensors lie; None leaves weights where they

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from qat_core.nvfp4 import PackedTensor
-from qat_core.plan import Entry, QuantPlan
+from qat_core.planning.plan import Entry, QuantPlan
 from qat_core.weights.hub_names import Weight, require_copy
 
 PLAN_NAME = "qat_core:plan"

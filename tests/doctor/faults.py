@@ -26,7 +26,7 @@ from qat_core.doctor.numerics import variant
 from qat_core.doctor.routing import routers
 from qat_core.doctor.sampling import Sampling
 from qat_core.doctor.subject import EagerSubject
-from qat_core.recipe import Recipe
+from qat_core.planning.recipe import Recipe
 from tests.nano_models import write_nano
 
 Tamper = Callable[[EagerSubject, PreTrainedModel], None]

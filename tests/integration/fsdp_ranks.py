@@ -11,8 +11,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
-from qat_core.preparation import scales_of
-from qat_core.recipe import Recipe
+from qat_core.planning.recipe import Recipe
+from qat_core.training.preparation import scales_of
 from tests.integration.fsdp_steps import (
     FAMILIES,
     POLICY,

@@ -8,9 +8,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from qat_core.parameter import FakeQuantizedTensor
-from qat_core.preparation import prepare
-from qat_core.recipe import Recipe
+from qat_core.planning.recipe import Recipe
+from qat_core.training.parameter import FakeQuantizedTensor
+from qat_core.training.preparation import prepare
 from tests.tiny_models import tokens
 
 POLICY = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)

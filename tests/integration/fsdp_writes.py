@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
-from qat_core.preparation import prepare, scales_of
+from qat_core.training.preparation import prepare, scales_of
 from tests.integration.fsdp_steps import DEFAULT, POLICY, Uneven, one_device, sharded, step
 from tests.tiny_models import tiny_model
 

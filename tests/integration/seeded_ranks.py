@@ -13,8 +13,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from experiments.benchmarks.seeded_weights import draw_weights
 from experiments.study.schema import ROOT
-from qat_core.preparation import prepare
-from qat_core.recipe import Recipe
+from qat_core.planning.recipe import Recipe
+from qat_core.training.preparation import prepare
 
 CONFIG = AutoConfig.from_pretrained(ROOT / "experiments" / "models" / "nano-moe.json")
 DTYPES = (torch.bfloat16, torch.float32)

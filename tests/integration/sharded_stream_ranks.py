@@ -9,9 +9,9 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 from qat_core.nvfp4 import PackedTensor
-from qat_core.plan import plan
-from qat_core.preparation import prepare
-from qat_core.recipe import Recipe
+from qat_core.planning.plan import plan
+from qat_core.planning.recipe import Recipe
+from qat_core.training.preparation import prepare
 from qat_core.weights.stream import weight_stream
 from qat_core.weights.transfer import PLAN_NAME, Assembler, transfer_tensors
 from tests.tiny_models import tiny_model

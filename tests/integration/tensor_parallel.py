@@ -23,9 +23,9 @@ import torch
 from transformers import AutoModelForCausalLM
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
-from qat_core.plan import plan
-from qat_core.quantization_config import quantization_config
-from qat_core.recipe import Recipe
+from qat_core.planning.plan import plan
+from qat_core.planning.quantization_config import quantization_config
+from qat_core.planning.recipe import Recipe
 from qat_core.rollout.vllm.bucketed_loader import BucketedLoader
 from qat_core.rollout.vllm.plugin import register
 from qat_core.rollout.vllm.switches import IN_PLACE_VARIABLE

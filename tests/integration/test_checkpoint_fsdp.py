@@ -12,8 +12,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from qat_core.checkpoint import export, read_checkpoint, write
-from qat_core.preparation import prepare
-from qat_core.recipe import Recipe
+from qat_core.planning.recipe import Recipe
+from qat_core.training.preparation import prepare
 from tests.ranks import run_ranks
 from tests.tiny_models import tiny_model
 

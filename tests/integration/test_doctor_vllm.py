@@ -13,7 +13,7 @@ from vllm.distributed import cleanup_dist_env_and_memory
 
 from qat_core.doctor.examine import Case, examine, random_prompts
 from qat_core.doctor.sampling import Sampling
-from qat_core.recipe import Recipe
+from qat_core.planning.recipe import Recipe
 from tests.doctor.faults import write_models
 
 pytestmark = pytest.mark.slow

@@ -12,8 +12,8 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from qat_core.preparation import prepare
-from qat_core.recipe import Recipe
+from qat_core.planning.recipe import Recipe
+from qat_core.training.preparation import prepare
 from tests.integration import fsdp_ranks, fsdp_steps
 from tests.ranks import run_ranks
 from tests.tiny_models import tiny_model

@@ -16,14 +16,14 @@ from vllm import SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 
 from qat_core.checkpoint import convert
-from qat_core.coverage import coverage
-from qat_core.plan import QuantPlan, plan
-from qat_core.preparation import prepare
-from qat_core.recipe import Recipe
+from qat_core.planning.plan import QuantPlan, plan
+from qat_core.planning.recipe import Recipe
 from qat_core.rl.policy import Policy
 from qat_core.rollout.engine import Rollouts
 from qat_core.rollout.vllm.engine import VllmEngine
 from qat_core.rollout.vllm.weight_memory import parameter_bytes
+from qat_core.training.preparation import prepare
+from qat_core.weights.coverage import coverage
 from qat_core.weights.stream import weight_stream
 from tests.nano_models import without_token, write_nano
 

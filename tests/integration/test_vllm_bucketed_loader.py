@@ -13,8 +13,8 @@ pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 
 from vllm.distributed import cleanup_dist_env_and_memory
 
-from qat_core.plan import QuantPlan, plan
-from qat_core.recipe import Recipe
+from qat_core.planning.plan import QuantPlan, plan
+from qat_core.planning.recipe import Recipe
 from qat_core.rollout.vllm.bucketed_loader import BucketedLoader
 from qat_core.rollout.vllm.engine import VllmEngine
 from qat_core.weights.hub_names import HubNames

@@ -20,13 +20,13 @@ from vllm.distributed import cleanup_dist_env_and_memory
 from experiments.benchmarks.random_model import spread_rows
 from experiments.study.schema import ROOT
 from qat_core.checkpoint import convert, export
-from qat_core.plan import plan
-from qat_core.preparation import prepare
-from qat_core.recipe import Recipe
+from qat_core.planning.plan import plan
+from qat_core.planning.recipe import Recipe
 from qat_core.rl.tokenizer import character_tokenizer
 from qat_core.rollout.engine import Rollouts
 from qat_core.rollout.vllm import compat
 from qat_core.rollout.vllm.engine import VllmEngine
+from qat_core.training.preparation import prepare
 from qat_core.weights.stream import weight_stream
 from tests.families import (
     FP32_IN_VLLM,

@@ -19,10 +19,12 @@ from vllm.model_executor.model_loader.reload import layerwise
 
 from experiments.benchmarks.products.humming_layer import humming_tensors
 from qat_core.nvfp4 import PackedTensor, dequantize, global_scale, group_amax, quantize
-from qat_core.rollout.vllm import humming, humming_linear, plugin
-from qat_core.rollout.vllm.humming_linear import UNPACK_FROM, HummingLinearKernel
+from qat_core.rollout.vllm import plugin
+from qat_core.rollout.vllm.humming import library as humming
+from qat_core.rollout.vllm.humming import linear as humming_linear
+from qat_core.rollout.vllm.humming.linear import UNPACK_FROM, HummingLinearKernel
+from qat_core.rollout.vllm.in_place.targets import find_targets
 from qat_core.rollout.vllm.kernel_choice import use_for_linear
-from qat_core.rollout.vllm.targets import find_targets
 from qat_core.rollout.vllm.tile_layout import to_layout, unpack
 from qat_core.rollout.vllm.worker import reloading
 from tests.recorded_products import losses_by_rows

@@ -14,10 +14,10 @@ from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.oracle import nvfp4 as oracle
 
 from qat_core.nvfp4 import PackedTensor, dequantize, global_scale, group_amax, quantize
-from qat_core.rollout.vllm import humming_experts
-from qat_core.rollout.vllm.humming_experts import HummingExperts, prepare_experts
-from qat_core.rollout.vllm.marlin import lean_repacking
-from qat_core.rollout.vllm.targets import find_targets
+from qat_core.rollout.vllm.humming import experts as humming_experts
+from qat_core.rollout.vllm.humming.experts import HummingExperts, prepare_experts
+from qat_core.rollout.vllm.in_place.targets import find_targets
+from qat_core.rollout.vllm.marlin.layout import lean_repacking
 from qat_core.rollout.vllm.tile_layout import unpack
 
 ON_GPU = torch.cuda.is_available()

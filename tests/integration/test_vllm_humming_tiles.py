@@ -11,8 +11,10 @@ from experiments.benchmarks.products.layers import MODELS, layers_of
 from experiments.study.schema import ROOT
 from experiments.support.json_files import read_json
 from qat_core.nvfp4 import PackedTensor, dequantize, global_scale, group_amax, quantize
-from qat_core.rollout.vllm import humming, humming_experts, humming_linear
-from qat_core.rollout.vllm.served_tiles import (
+from qat_core.rollout.vllm.humming import experts as humming_experts
+from qat_core.rollout.vllm.humming import library as humming
+from qat_core.rollout.vllm.humming import linear as humming_linear
+from qat_core.rollout.vllm.humming.tiles import (
     BUSY_FROM,
     BUSY_OFTEN_FROM,
     expert_tile,

@@ -22,15 +22,15 @@ from experiments.benchmarks.random_model import write_architecture
 from experiments.support.subprocess_call import call_in_subprocess
 from qat_core.checkpoint.architecture import meta_model
 from qat_core.nvfp4 import PackedTensor
-from qat_core.plan import plan
-from qat_core.recipe import Recipe
+from qat_core.planning.plan import plan
+from qat_core.planning.recipe import Recipe
 from qat_core.rollout.vllm.engine import VllmEngine
-from qat_core.rollout.vllm.in_place import write_packed, writing
+from qat_core.rollout.vllm.in_place.sync import write_packed, writing
+from qat_core.rollout.vllm.in_place.targets import NotInPlace, Target, find_targets
+from qat_core.rollout.vllm.in_place.writers import write_marlin
 from qat_core.rollout.vllm.shares import own_of_linear
 from qat_core.rollout.vllm.switches import IN_PLACE_VARIABLE
-from qat_core.rollout.vllm.targets import NotInPlace, Target, find_targets
 from qat_core.rollout.vllm.tile_layout import marlin_scales
-from qat_core.rollout.vllm.writers import write_marlin
 from qat_core.weights.stream import weight_stream
 from tests.integration.worker_tensors import all_tensors
 from tests.marlin_layers import (

@@ -12,8 +12,8 @@ pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 
 import vllm
 
-from qat_core.rollout.vllm import in_place
 from qat_core.rollout.vllm.engine import ONE_WORKER
+from qat_core.rollout.vllm.in_place import sync as in_place
 from qat_core.rollout.vllm.plugin import register
 from qat_core.rollout.vllm.switches import IN_PLACE_VARIABLE
 

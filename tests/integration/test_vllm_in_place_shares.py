@@ -11,8 +11,8 @@ import vllm
 from packaging.version import Version
 
 from qat_core.nvfp4 import PackedTensor
-from qat_core.rollout.vllm.in_place import write_packed
-from qat_core.rollout.vllm.targets import find_targets
+from qat_core.rollout.vllm.in_place.sync import write_packed
+from qat_core.rollout.vllm.in_place.targets import find_targets
 from tests.marlin_layers import (
     EXPERT_NAMES,
     HIDDEN,

@@ -12,7 +12,7 @@ pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 from vllm.model_executor.layers.quantization.utils import marlin_utils_fp4 as marlin
 
 from qat_core.nvfp4 import global_scale, group_amax, quantize
-from qat_core.rollout.vllm.marlin import (
+from qat_core.rollout.vllm.marlin.layout import (
     are_padded,
     fit_tiles,
     lean_repacking,

@@ -16,10 +16,10 @@ from vllm.model_executor.layers.quantization.compressed_tensors.schemes import (
 )
 
 from qat_core.nvfp4 import dequantize
-from qat_core.rollout.vllm import marlin_linear
+from qat_core.rollout.vllm.in_place.targets import find_targets
 from qat_core.rollout.vllm.kernel_choice import use_for_linear
-from qat_core.rollout.vllm.marlin_linear import UNPACK_FROM, MarlinUnpackKernel
-from qat_core.rollout.vllm.targets import find_targets
+from qat_core.rollout.vllm.marlin import unpacking as marlin_linear
+from qat_core.rollout.vllm.marlin.unpacking import UNPACK_FROM, MarlinUnpackKernel
 from qat_core.rollout.vllm.tile_layout import unpack_marlin
 from tests.marlin_layers import DEVICE, ON_GPU, packed_group, prepare_for_marlin_on_a_cpu
 from tests.marlin_layers import marlin_linear as marlin_layer

@@ -16,13 +16,13 @@ from vllm import SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 
 from experiments.study.arms import make_recipes
-from qat_core.plan import plan
-from qat_core.preparation import prepare
-from qat_core.recipe import Recipe
+from qat_core.planning.plan import plan
+from qat_core.planning.recipe import Recipe
 from qat_core.rl.policy import Policy
 from qat_core.rollout.engine import Rollouts
 from qat_core.rollout.vllm.engine import VllmEngine
 from qat_core.routing import NO_ROUTE, capture
+from qat_core.training.preparation import prepare
 from qat_core.weights.stream import weight_stream
 from tests.nano_models import CONFIG, nano_trainer, write_nano
 

@@ -11,8 +11,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from qat_core.preparation import prepare
-from qat_core.recipe import Recipe
+from qat_core.planning.recipe import Recipe
+from qat_core.training.preparation import prepare
 from tests.integration.fsdp_steps import sharded, step
 from tests.tiny_models import tiny_model
 

@@ -19,7 +19,7 @@ from experiments.study.model_config import read_model_config
 from experiments.study.preview import preview
 from experiments.study.schema import ROOT, STUDIES
 from experiments.support.json_files import write_json, write_jsonl
-from qat_core.memory import predict_weight_memory_gib
+from qat_core.planning.memory import predict_weight_memory_gib
 from qat_core.rl import resume
 from qat_core.rl.optimizer import MasterAdamW
 from qat_core.rl.tokenizer import character_tokenizer

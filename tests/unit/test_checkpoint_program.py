@@ -9,7 +9,7 @@ import pytest
 
 from qat_core.checkpoint import convert
 from qat_core.checkpoint.__main__ import main
-from qat_core.recipe import Recipe
+from qat_core.planning.recipe import Recipe
 
 Refusal = Callable[..., str]
 

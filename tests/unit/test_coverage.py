@@ -8,10 +8,10 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from qat_core.checkpoint import export
-from qat_core.coverage import coverage
-from qat_core.plan import plan
-from qat_core.preparation import prepare
-from qat_core.recipe import Recipe
+from qat_core.planning.plan import plan
+from qat_core.planning.recipe import Recipe
+from qat_core.training.preparation import prepare
+from qat_core.weights.coverage import coverage
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from qat_core.checkpoint import convert, read_checkpoint
 from qat_core.checkpoint.manifest import write_manifest
 from qat_core.checkpoint.shards import INDEX, Shards
-from qat_core.recipe import Recipe
+from qat_core.planning.recipe import Recipe
 
 
 def test_sha256sum_reads_the_manifest(packed_dir: Path) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from qat_core.groups import FUSED_SIBLINGS, fused_siblings
-from qat_core.plan import plan
-from qat_core.recipe import Recipe
+from qat_core.planning.groups import FUSED_SIBLINGS, fused_siblings
+from qat_core.planning.plan import plan
+from qat_core.planning.recipe import Recipe
 from tests.families import tiny_family
 
 

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch._dynamo.exc import TorchRuntimeError
 
 from qat_core.options import ScalePolicy
-from qat_core.plan import plan
-from qat_core.recipe import Recipe
-from qat_core.rounded_weights import Keep, RoundedWeights
+from qat_core.planning.plan import plan
+from qat_core.planning.recipe import Recipe
+from qat_core.training.rounded_weights import Keep, RoundedWeights
 from tests.kept_weights import count_roundings, known
 from tests.prepared_pairs import assert_same_run, pair, round_weights
 from tests.tiny_models import tiny_model

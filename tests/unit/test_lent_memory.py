@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from qat_core import Recipe, weight_stream
-from qat_core.plan import plan
+from qat_core.planning.plan import plan
 from tests.mlp import UP, assert_follows, used_mlp, x
 
 Write = Callable[[nn.Module, Tensor], Any]

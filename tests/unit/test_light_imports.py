@@ -11,8 +11,8 @@ import qat_core
 LIGHT = [
     "import qat_core",
     "from qat_core import Recipe; Recipe.ffn()",
-    "import qat_core.recipe",
-    "import qat_core.memory",
+    "import qat_core.planning.recipe",
+    "import qat_core.planning.memory",
     "import qat_core.options",
     "import experiments.launch.preflight",
     "import qat_core.verl.configuration",
@@ -35,9 +35,8 @@ def test_the_facade_gives_the_documented_names(name: str) -> None:
 
 
 def test_the_facade_gives_functions_also_after_their_modules_were_imported() -> None:
-    code = (
-        "import qat_core.preparation, qat_core.explanation; from qat_core import explain, prepare"
-    )
+    modules = "qat_core.training.preparation, qat_core.planning.explanation"
+    code = f"import {modules}; from qat_core import explain, prepare"
     check = f"{code}; assert callable(prepare) and callable(explain)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
 

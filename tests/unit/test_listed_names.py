@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from experiments.study.schema import ROOT
-from qat_core.used_names import USED_NAMES
+from tests.used_names import USED_NAMES
 
 FOREIGN = ("vllm", "verl", "hydra")
 OF_TORCH = {"_parameters", "_buffers", "_non_persistent_buffers_set", "_local_tensor"}

@@ -16,7 +16,7 @@ from experiments.study.schema import ROOT
 from qat_core.checkpoint import convert
 from qat_core.checkpoint.load import load_model, require_whole
 from qat_core.doctor.served import served_stream
-from qat_core.recipe import Recipe
+from qat_core.planning.recipe import Recipe
 from qat_core.rl.policy import Policy
 from qat_core.rollout.eager import EagerEngine
 

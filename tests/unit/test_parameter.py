@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from qat_core.parameter import FakeQuantizedTensor
-from qat_core.preparation import prepare, scales_of
-from qat_core.recipe import Recipe
+from qat_core.planning.recipe import Recipe
+from qat_core.training.parameter import FakeQuantizedTensor
+from qat_core.training.preparation import prepare, scales_of
 from tests.prepared_pairs import assert_same_run, pair, run
 from tests.tiny_models import tiny_model, tokens
 

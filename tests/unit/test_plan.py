@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-from qat_core.explanation import explain
-from qat_core.plan import plan
-from qat_core.preparation import prepare
-from qat_core.recipe import Recipe
+from qat_core.planning.explanation import explain
+from qat_core.planning.plan import plan
+from qat_core.planning.recipe import Recipe
+from qat_core.training.preparation import prepare
 from tests.tiny_models import tiny_model
 
 ATTENTION_GROUP = "model.layers.0.self_attn.q_proj+k_proj+v_proj"

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from qat_core import rounded_weights
-from qat_core.parameter import FakeQuantizedTensor
-from qat_core.plan import plan
-from qat_core.preparation import is_prepared, prepare, scales_of
-from qat_core.recipe import Recipe
+from qat_core.planning.plan import plan
+from qat_core.planning.recipe import Recipe
+from qat_core.training import rounded_weights
+from qat_core.training.parameter import FakeQuantizedTensor
+from qat_core.training.preparation import is_prepared, prepare, scales_of
 from tests.tiny_models import tiny_model, tokens
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {

@@ -15,11 +15,11 @@ from transformers import AutoModelForCausalLM
 from qat_core.checkpoint import CheckpointFormat, convert, export, read_checkpoint
 from qat_core.checkpoint.__main__ import main
 from qat_core.doctor.served import served_stream
-from qat_core.explanation import explain
 from qat_core.nvfp4 import PackedTensor
-from qat_core.plan import plan
-from qat_core.preparation import prepare
-from qat_core.recipe import Recipe
+from qat_core.planning.explanation import explain
+from qat_core.planning.plan import plan
+from qat_core.planning.recipe import Recipe
+from qat_core.training.preparation import prepare
 from qat_core.weights.hub_names import Weight
 from qat_core.weights.stream import weight_stream
 from tests.families import tiny_family

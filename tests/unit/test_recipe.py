@@ -1,7 +1,7 @@
 import pytest
 from pydantic import ValidationError
 
-from qat_core.recipe import Recipe, matches
+from qat_core.planning.recipe import Recipe, matches
 
 
 def test_ffn_ignores_attention_and_what_the_caller_adds() -> None:

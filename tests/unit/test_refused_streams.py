@@ -10,7 +10,7 @@ from torch import nn
 from qat_core import Recipe, prepare, weight_stream
 from qat_core.checkpoint import export
 from qat_core.nvfp4 import PackedTensor
-from qat_core.plan import plan
+from qat_core.planning.plan import plan
 from qat_core.weights.hub_names import Weight
 from qat_core.weights.transfer import PARTS
 from tests.tiny_models import tiny_model

@@ -9,9 +9,9 @@ from torch import nn
 from qat_core.checkpoint import export
 from qat_core.nvfp4 import fake_quantize, global_scale, is_representable
 from qat_core.options import BlockScaleMethod, ScalePolicy
-from qat_core.plan import plan
-from qat_core.preparation import prepare
-from qat_core.recipe import Recipe
+from qat_core.planning.plan import plan
+from qat_core.planning.recipe import Recipe
+from qat_core.training.preparation import prepare
 from qat_core.weights.hub_names import Weight
 from qat_core.weights.stream import weight_stream
 from tests.tiny_models import tiny_model

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from qat_core import Recipe, prepare, weight_stream
-from qat_core.plan import plan
+from qat_core.planning.plan import plan
 from tests.mlp import UP, Mlp, used_mlp, x
 
 

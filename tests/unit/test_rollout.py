@@ -7,11 +7,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from qat_core.nvfp4 import PackedTensor, dequantize
-from qat_core.plan import plan
-from qat_core.preparation import prepare
-from qat_core.recipe import Recipe
+from qat_core.planning.plan import plan
+from qat_core.planning.recipe import Recipe
 from qat_core.rl.policy import Policy
 from qat_core.rollout.eager import EagerEngine
+from qat_core.training.preparation import prepare
 from qat_core.weights.stream import weight_stream
 from tests.nano_models import without_token
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from qat_core import Recipe, prepare
-from qat_core.rounded_weights import Keep, Kept
+from qat_core.training.rounded_weights import Keep, Kept
 from tests.kept_weights import count_roundings, kept, known
 from tests.tiny_models import tiny_model, tokens
 

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.nn.functional import linear, silu
 from transformers import PreTrainedModel
 
-from qat_core.preparation import prepare
-from qat_core.recipe import Recipe
+from qat_core.planning.recipe import Recipe
+from qat_core.planning.structure import expert_blocks
 from qat_core.routing import NO_ROUTE, by_block, capture, decoder_layers, replay
-from qat_core.structure import expert_blocks
+from qat_core.training.preparation import prepare
 from tests.families import tiny_family
 from tests.tiny_models import tiny_model, tokens
 

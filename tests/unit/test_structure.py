@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from transformers import Qwen3ForSequenceClassification, Qwen3ForTokenClassification
 
-from qat_core.plan import plan, unchecked_plan
-from qat_core.recipe import Recipe
-from qat_core.structure import head_names, router_names
+from qat_core.planning.plan import plan, unchecked_plan
+from qat_core.planning.recipe import Recipe
+from qat_core.planning.structure import head_names, router_names
 from tests.families import tiny_config, tiny_family
 
 ROUTERS = {

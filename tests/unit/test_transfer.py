@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from qat_core.nvfp4 import global_scale, quantize
-from qat_core.plan import plan
-from qat_core.recipe import Recipe
+from qat_core.planning.plan import plan
+from qat_core.planning.recipe import Recipe
 from qat_core.weights.hub_names import meta_weights
 from qat_core.weights.stream import weight_stream
 from qat_core.weights.transfer import (

@@ -12,7 +12,7 @@ import pytest
 from packaging.version import Version
 
 from experiments.study.schema import ROOT
-from qat_core.used_names import USED_NAMES
+from tests.used_names import USED_NAMES
 
 pytestmark = pytest.mark.slow
 

@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from qat_core.parameter import FakeQuantizedTensor
-from qat_core.preparation import prepare
-from qat_core.recipe import Recipe
+from qat_core.planning.recipe import Recipe
+from qat_core.training.parameter import FakeQuantizedTensor
+from qat_core.training.preparation import prepare
 from tests.tiny_models import tiny_model, tokens
 
 

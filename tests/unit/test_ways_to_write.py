@@ -13,8 +13,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from qat_core import Recipe, prepare
-from qat_core.parameter import FakeQuantizedTensor
-from qat_core.preparation import scales_of
+from qat_core.training.parameter import FakeQuantizedTensor
+from qat_core.training.preparation import scales_of
 from tests.mlp import UP, Mlp, assert_follows, used_mlp, x
 
 

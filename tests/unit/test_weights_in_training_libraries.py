@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from qat_core import Recipe, prepare
-from qat_core.preparation import scales_of
+from qat_core.training.preparation import scales_of
 from tests.mlp import UP, Mlp, assert_follows, fresh, used_mlp, x
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from qat_core import Recipe, is_prepared, prepare, weight_stream
 from qat_core.checkpoint import export, read_checkpoint
 from qat_core.nvfp4 import PackedTensor, dequantize
-from qat_core.plan import plan
+from qat_core.planning.plan import plan
 from tests.tiny_models import tiny_model, tokens
 
 NAME = "model.layers.0.mlp.up_proj.weight"

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from experiments.benchmarks.products.humming_layer import HummingLayer, Tiling
 from qat_core.nvfp4 import PackedTensor, dequantize_into
-from qat_core.rollout.vllm.served_tiles import UNPACK_FROM
+from qat_core.rollout.vllm.humming.tiles import UNPACK_FROM
 
 Product = Callable[[Tensor], Tensor]
 

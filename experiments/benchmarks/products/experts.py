@@ -137,7 +137,7 @@ def marlin(layer: Layer, packed: PackedTensor, weight: Tensor, rows: Sequence[in
     from vllm.model_executor.layers.quantization.utils import marlin_utils
     from vllm.scalar_type import scalar_types
 
-    from qat_core.rollout.vllm.marlin import permute_scales, repack_codes
+    from qat_core.rollout.vllm.marlin.layout import permute_scales, repack_codes
 
     codes = repack_codes(packed.codes)
     multiplier = packed.global_scale.reciprocal()

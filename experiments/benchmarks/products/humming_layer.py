@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from qat_core.nvfp4 import PackedTensor
-from qat_core.rollout.vllm.humming import NUM_LOCKS, weight_schema
-from qat_core.rollout.vllm.served_tiles import (
+from qat_core.rollout.vllm.humming.library import NUM_LOCKS, weight_schema
+from qat_core.rollout.vllm.humming.tiles import (
     ANY_MORE,
     expert_tiles,
     for_rows,

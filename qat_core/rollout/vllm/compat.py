@@ -124,7 +124,7 @@ def repacking() -> AbstractContextManager[None]:
     """A reload inside prepares weights for Marlin in less time and memory; CUDA only."""
     from vllm.platforms import current_platform
 
-    from qat_core.rollout.vllm.marlin import lean_repacking
+    from qat_core.rollout.vllm.marlin.layout import lean_repacking
 
     return nullcontext() if current_platform.is_cpu() else lean_repacking()
 

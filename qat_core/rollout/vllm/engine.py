@@ -16,8 +16,8 @@ from qat_core.checkpoint.shards import Shards, read_json
 from qat_core.exact import require_exact
 from qat_core.exact.contract import require_kept
 from qat_core.options import CheckpointFormat
-from qat_core.plan import QuantPlan, bf16_plan
-from qat_core.quantization_config import format_of, quantization_config
+from qat_core.planning.plan import QuantPlan, bf16_plan
+from qat_core.planning.quantization_config import format_of, quantization_config
 from qat_core.rollout.engine import Rollouts, WeightStream, require_known, special_ids
 from qat_core.rollout.vllm import compat
 from qat_core.rollout.vllm.outputs import to_rollouts, to_routes
@@ -165,7 +165,7 @@ class VllmEngine:
         Args:
             needed: `qat_core.exact.contract.needed` of the trainer's model.
         """
-        from qat_core.rollout.vllm.exact import contract
+        from qat_core.rollout.vllm.exact.install import contract
 
         require_kept(needed, self.on_worker(contract))
 

@@ -43,21 +43,21 @@ def register() -> None:
         raise ValueError(f"{EXACT_VARIABLE}: this process has started another engine before")
     if is_exact():
         require_exact()
-        from qat_core.rollout.vllm import exact
+        from qat_core.rollout.vllm.exact import install as exact
 
         exact.install()
         return
     linear = asked_for(LINEAR_VARIABLE)
     if linear == HUMMING:
-        from qat_core.rollout.vllm.humming_linear import HummingLinearKernel
+        from qat_core.rollout.vllm.humming.linear import HummingLinearKernel
 
         use_for_linear(HummingLinearKernel)
     elif linear == MARLIN_UNPACK:
-        from qat_core.rollout.vllm.marlin_linear import MarlinUnpackKernel
+        from qat_core.rollout.vllm.marlin.unpacking import MarlinUnpackKernel
 
         use_for_linear(MarlinUnpackKernel)
     if asked_for(EXPERTS_VARIABLE) == HUMMING:
-        from qat_core.rollout.vllm import humming_experts
+        from qat_core.rollout.vllm.humming import experts as humming_experts
 
         humming_experts.install()
     if not current_platform.is_cpu():
@@ -66,9 +66,9 @@ def register() -> None:
     from vllm.model_executor.layers.quantization import register_quantization_config
 
     from qat_core.bf16_on_cpu import multiply_bf16_in_fp32
-    from qat_core.rollout.vllm.cpu import CpuCompressedTensorsConfig
-    from qat_core.rollout.vllm.cpu_modelopt import CpuModelOptConfig
-    from qat_core.rollout.vllm.cpu_routes import let_cpu_experts_report
+    from qat_core.rollout.vllm.cpu.compressed_tensors import CpuCompressedTensorsConfig
+    from qat_core.rollout.vllm.cpu.modelopt import CpuModelOptConfig
+    from qat_core.rollout.vllm.cpu.routes import let_cpu_experts_report
 
     multiply_bf16_in_fp32()
     register_quantization_config("compressed-tensors")(CpuCompressedTensorsConfig)
@@ -96,7 +96,7 @@ def require_exact() -> None:
     """ValueError where exact rollouts cannot be, or other kernels are asked for."""
     import vllm
 
-    from qat_core.rollout.vllm import humming
+    from qat_core.rollout.vllm.humming import library as humming
 
     for variable in KERNELS:
         if os.environ.get(variable):
@@ -115,7 +115,7 @@ def asked_for(variable: str) -> str:
         import vllm
 
         if name == HUMMING:
-            from qat_core.rollout.vllm import humming
+            from qat_core.rollout.vllm.humming import library as humming
 
             humming.require(variable, vllm.__version__)
         else:

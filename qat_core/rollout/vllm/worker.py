@@ -9,11 +9,11 @@ from torch import Tensor, nn
 from qat_core.checkpoint.architecture import meta_copy
 from qat_core.rollout.vllm import compat
 from qat_core.rollout.vllm.experts import load_experts, loading_experts_whole
-from qat_core.rollout.vllm.in_place import passed_over, targets_of, writing
+from qat_core.rollout.vllm.in_place.sync import passed_over, targets_of, writing
+from qat_core.rollout.vllm.in_place.targets import ATTENTION
 from qat_core.rollout.vllm.landing import landing
 from qat_core.rollout.vllm.plugin import require_loaded
 from qat_core.rollout.vllm.served_layers import require_biases
-from qat_core.rollout.vllm.targets import ATTENTION
 from qat_core.weights.hub_names import HubNames, Weight
 from qat_core.weights.layouts import LAYOUTS, stored_tensors
 from qat_core.weights.transfer import ExpectedWeights

@@ -20,7 +20,7 @@ from experiments.benchmarks.serving import random_prompts
 from experiments.benchmarks.sharded import measure_on_ranks
 from experiments.study.schema import ROOT
 from experiments.support.json_files import read_json
-from qat_core.preparation import scales_of
+from qat_core.training.preparation import scales_of
 
 
 def rehearsed_stacks(name: str, folder: Path) -> Any:

@@ -15,7 +15,7 @@ from qat_core.checkpoint import convert
 from qat_core.doctor.__main__ import main
 from qat_core.doctor.diagnosis import Diagnosis
 from qat_core.doctor.examine import Case, examine
-from qat_core.recipe import Recipe
+from qat_core.planning.recipe import Recipe
 from tests.nano_models import write_nano
 
 SMALL = ["--sequences", "6", "--max-new-tokens", "6"]

@@ -7,8 +7,8 @@ from qat_core.drift.blocks import flipped, measure
 from qat_core.drift.layer_kl import layer_kl
 from qat_core.drift.monitor import DriftMonitor, summary
 from qat_core.nvfp4 import fake_quantize, global_scale, group_amax, quantize
-from qat_core.preparation import prepare
-from qat_core.recipe import Recipe
+from qat_core.planning.recipe import Recipe
+from qat_core.training.preparation import prepare
 from tests.tiny_models import tiny_model, tokens
 
 RECIPE = Recipe()

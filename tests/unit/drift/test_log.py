@@ -9,7 +9,7 @@ from torch import nn
 
 from qat_core.drift.log import KL_EVERY, DriftLog
 from qat_core.drift.names import FILE, MEASURES
-from qat_core.recipe import Recipe
+from qat_core.planning.recipe import Recipe
 from tests.tiny_models import tiny_model, tokens
 
 MASK = torch.ones(2, 16, dtype=torch.long)

@@ -10,7 +10,7 @@ import torch
 
 from analysis.metrics import CATALOGUE
 from experiments.study.arms import ArmName, make_recipes
-from qat_core.recipe import Recipe
+from qat_core.planning.recipe import Recipe
 from qat_core.rl.config import Correction, GrpoConfig, RolloutConfig
 from qat_core.rl.update import old_scores, update_policy
 from tests.nano_models import CONFIG, nano_trainer

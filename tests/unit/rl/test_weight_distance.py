@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from qat_core.plan import plan
-from qat_core.preparation import prepare
-from qat_core.recipe import Recipe
+from qat_core.planning.plan import plan
+from qat_core.planning.recipe import Recipe
 from qat_core.rl.weight_distance import WeightDistance
+from qat_core.training.preparation import prepare
 
 
 def test_distance_of_one_grid_step_is_one() -> None:

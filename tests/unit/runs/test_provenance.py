@@ -115,7 +115,7 @@ def test_training_code_is_format_recipe_and_trainer_but_no_bookkeeping() -> None
     files = {file for module in modules for file in provenance.imported_files(module)}
     names = {str(file.relative_to(provenance.ROOT)) for file in files}
     assert {
-        "qat_core/recipe.py",
+        "qat_core/planning/recipe.py",
         "qat_core/rl/trainer.py",
         "experiments/study/arms.py",
     } <= names

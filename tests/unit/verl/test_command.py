@@ -22,7 +22,7 @@ from experiments.verl.command import (
     run_settings,
     to_yaml,
 )
-from qat_core.recipe import Recipe
+from qat_core.planning.recipe import Recipe
 
 FOLDER = Path(__file__).parent / "settings"
 QWEN3 = load_study(STUDIES / "qwen3.yaml")

@@ -9,8 +9,8 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 from verl.utils.config import omega_conf_to_dataclass
 
-from qat_core.quantization_config import quantization_config
-from qat_core.recipe import Recipe
+from qat_core.planning.quantization_config import quantization_config
+from qat_core.planning.recipe import Recipe
 from qat_core.verl.configuration import complete, engine_patterns
 from tests import verl_configurations
 from tests.verl_configurations import (

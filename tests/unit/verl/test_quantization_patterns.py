@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from verl.utils.config import omega_conf_to_dataclass
 
-from qat_core.quantization_config import quantization_config
-from qat_core.recipe import Recipe, matches
+from qat_core.planning.quantization_config import quantization_config
+from qat_core.planning.recipe import Recipe, matches
 from qat_core.verl.configuration import engine_patterns
 from tests.verl_configurations import FULL, QAT, completed, served
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 pytest.importorskip("verl", reason="needs requirements/engines.txt")
 
 from qat_core.checkpoint.load import load_model
-from qat_core.recipe import Recipe
+from qat_core.planning.recipe import Recipe
 from qat_core.verl.engine import NvFp4Engine, ReplayEngine
 
 

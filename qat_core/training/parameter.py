@@ -5,7 +5,7 @@ and state dicts see those; matrix products, gathers of experts, and whatever els
 computes with see the values rounded to NVFP4, also through views, and through copies of views such
 as `weight.t().contiguous()`. A forward pass is a call of the model, or of a module of it; what is
 computed outside of one, other than products, is of full precision and no factor of a product
-(qat_core/unrounded.py).
+(qat_core/training/unrounded.py).
 Rounding happens below autograd, so
 
 * the gradient reaches the parameter unchanged (straight-through estimator), and
@@ -18,7 +18,7 @@ forward pass, reads full precision: such a gradient is taken at the weight befor
 keeps the same tensor for a penalty, which is meant to be of full precision, and does not say which
 of the two it works for.
 
-The same class has the all-gather hooks of FSDP2: see qat_core/fsdp.py.
+The same class has the all-gather hooks of FSDP2: see qat_core/training/fsdp.py.
 """
 
 from contextlib import AbstractContextManager, nullcontext
@@ -31,11 +31,12 @@ from torch import Tensor, nn
 from torch.optim import optimizer
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
-from qat_core.forward_calls import in_backward
-from qat_core.fsdp import PreAllGather, unpack_gathered
-from qat_core.full_precision import FullPrecisionMemory
-from qat_core.held_weights import HeldWeights, Version
-from qat_core.operators import (
+from qat_core.options import BLOCK_SIZE
+from qat_core.training.forward_calls import in_backward
+from qat_core.training.fsdp import PreAllGather, unpack_gathered
+from qat_core.training.full_precision import FullPrecisionMemory
+from qat_core.training.held_weights import HeldWeights, Version
+from qat_core.training.operators import (
     DETACH,
     PRESERVING,
     SELECTS,
@@ -50,10 +51,9 @@ from qat_core.operators import (
     swaps_matrix_dims,
     written,
 )
-from qat_core.options import BLOCK_SIZE
-from qat_core.rounded_weights import Kept
-from qat_core.scales import Scales
-from qat_core.unrounded import unrounded
+from qat_core.training.rounded_weights import Kept
+from qat_core.training.scales import Scales
+from qat_core.training.unrounded import unrounded
 
 aten = torch.ops.aten
 
@@ -76,7 +76,7 @@ class FakeQuantizedTensor(FullPrecisionMemory):
     is_transposed: bool
     _expert: int | None
     is_detached: bool = False  # from autograd, as code does that wants full precision
-    _kept: Kept | None = None  # of views that a backward pass made, see qat_core/rounded_weights.py
+    _kept: Kept | None = None  # of views that a backward pass made, see rounded_weights.py
 
     @staticmethod
     def __new__(

@@ -28,8 +28,8 @@ from vllm.model_executor.kernels.linear.nvfp4.base import (
 )
 
 from qat_core.options import BLOCK_SIZE
-from qat_core.rollout.vllm import humming
-from qat_core.rollout.vllm.served_tiles import (
+from qat_core.rollout.vllm.humming import library as humming
+from qat_core.rollout.vllm.humming.tiles import (
     EXACT,
     UNPACK_FROM,
     exact_linear_tiles,

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from qat_core.held_weights import HeldWeight
-from qat_core.mesh import rows_of_a_shard, shard_rows
 from qat_core.nvfp4 import ShardLayout, pack_shards, shard_layout, unpack_shards
-from qat_core.scales import Scales
+from qat_core.training.held_weights import HeldWeight
+from qat_core.training.mesh import rows_of_a_shard, shard_rows
+from qat_core.training.scales import Scales
 
 
 class WeightShard(HeldWeight, Protocol):

@@ -22,8 +22,8 @@ from vllm.model_executor.layers.fused_moe.moe_fused_mul_sum import moe_fused_mul
 from vllm.model_executor.layers.fused_moe.utils import _resize_cache
 
 from qat_core.options import BLOCK_SIZE
-from qat_core.rollout.vllm import humming
-from qat_core.rollout.vllm.served_tiles import EXACT, exact_expert_tiles, expert_tiles
+from qat_core.rollout.vllm.humming import library as humming
+from qat_core.rollout.vllm.humming.tiles import EXACT, exact_expert_tiles, expert_tiles
 from qat_core.rollout.vllm.switches import is_exact
 from qat_core.rollout.vllm.tile_layout import to_layout
 

@@ -81,7 +81,7 @@ def expert_blocks(model: nn.Module) -> dict[str, int]:
 
 
 def roles(name: str, modules: Modules) -> list[str]:
-    """Roles (`qat_core.recipe.ROLES`) of a weight, by the classes of the modules that hold it."""
+    """Roles (`recipe.ROLES`) of a weight, by the classes of the modules that hold it."""
     while name := _parent(name):
         if re.search(ATTENTION_CLASSES, type(modules[name]).__name__):
             return ["attention"]

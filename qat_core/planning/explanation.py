@@ -8,8 +8,8 @@ from math import prod
 import torch
 from torch import nn
 
-from qat_core.plan import Entry, QuantPlan, refusals, unchecked_plan
-from qat_core.recipe import Recipe
+from qat_core.planning.plan import Entry, QuantPlan, refusals, unchecked_plan
+from qat_core.planning.recipe import Recipe
 from qat_core.units import BYTES_PER_MIB
 
 PACKED_BYTES = 0.5625  # of a weight: a code, and a sixteenth of a block scale

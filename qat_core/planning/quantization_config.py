@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from qat_core.options import BLOCK_SIZE, CheckpointFormat
-from qat_core.recipe import REGEX_PREFIX
+from qat_core.planning.recipe import REGEX_PREFIX
 
 
 def quantization_config(kind: CheckpointFormat, ignored: Sequence[str]) -> dict[str, Any]:

@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from qat_core.parameter import FakeQuantizedTensor
-from qat_core.plan import QuantPlan, plan, uncompiled
-from qat_core.recipe import Recipe
-from qat_core.rounded_weights import Keep
-from qat_core.scales import Scales
-from qat_core.state_dicts import adopt_assigned, fake_quantized, plain_entries
-from qat_core.uncounted_writes import watch
+from qat_core.planning.plan import QuantPlan, plan, uncompiled
+from qat_core.planning.recipe import Recipe
+from qat_core.training.parameter import FakeQuantizedTensor
+from qat_core.training.rounded_weights import Keep
+from qat_core.training.scales import Scales
+from qat_core.training.state_dicts import adopt_assigned, fake_quantized, plain_entries
+from qat_core.training.uncounted_writes import watch
 
 
 @torch.inference_mode(False)  # else what is made here could never be trained

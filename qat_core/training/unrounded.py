@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
-from qat_core.forward_calls import in_backward
-from qat_core.full_precision import FullPrecisionMemory
-from qat_core.operators import DETACH, is_compute, operands, read_all, read_dict
+from qat_core.training.forward_calls import in_backward
+from qat_core.training.full_precision import FullPrecisionMemory
+from qat_core.training.operators import DETACH, is_compute, operands, read_all, read_dict
 
 
 class Unrounded(FullPrecisionMemory):

@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from qat_core.forward_calls import in_backward, runs_forward
-from qat_core.held_weights import HeldWeight, HeldWeights
-from qat_core.later import Later
-from qat_core.mesh import max_over_ranks, shard_rows
 from qat_core.nvfp4 import ShardLayout, global_scale, is_representable
 from qat_core.nvfp4.format import UNREPRESENTABLE
-from qat_core.plan import QuantPlan
-from qat_core.recipe import Recipe
-from qat_core.rounded_weights import Keep, RoundedWeights
-from qat_core.uncounted_writes import watch
+from qat_core.planning.plan import QuantPlan
+from qat_core.planning.recipe import Recipe
+from qat_core.training.forward_calls import in_backward, runs_forward
+from qat_core.training.held_weights import HeldWeight, HeldWeights
+from qat_core.training.later import Later
+from qat_core.training.mesh import max_over_ranks, shard_rows
+from qat_core.training.rounded_weights import Keep, RoundedWeights
+from qat_core.training.uncounted_writes import watch
 
 
 class Measured(NamedTuple):

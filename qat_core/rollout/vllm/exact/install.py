@@ -24,9 +24,9 @@ from vllm.v1.attention.backends import flash_attn
 
 from qat_core.exact.contract import shared
 from qat_core.exact.operators import longest_for
-from qat_core.rollout.vllm import humming_experts
-from qat_core.rollout.vllm.exact_experts import ExactBf16Experts
-from qat_core.rollout.vllm.humming_linear import HummingLinearKernel
+from qat_core.rollout.vllm.exact.bf16_experts import ExactBf16Experts
+from qat_core.rollout.vllm.humming import experts as humming_experts
+from qat_core.rollout.vllm.humming.linear import HummingLinearKernel
 from qat_core.rollout.vllm.kernel_choice import use_for_linear
 
 _attend = flash_attn.flash_attn_varlen_func

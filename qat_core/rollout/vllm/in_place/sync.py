@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from qat_core.nvfp4 import PackedTensor
+from qat_core.rollout.vllm.in_place.targets import ATTENTION, NotInPlace, Target, find_targets
 from qat_core.rollout.vllm.landing import landing
 from qat_core.rollout.vllm.served_layers import quantized_layers
 from qat_core.rollout.vllm.switches import is_in_place_allowed
-from qat_core.rollout.vllm.targets import ATTENTION, NotInPlace, Target, find_targets
 from qat_core.weights.hub_names import HubNames, Weight
 
 # Whose loaders stack weights and no more, tested on a GPU. Falcon's, for one, exchanges rows.

@@ -17,10 +17,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qat_core.groups import fused_siblings, group_name
 from qat_core.options import BLOCK_SIZE
-from qat_core.recipe import ATTENTION_PATTERNS, Recipe, goes_with_any_model, matches, require_recipe
-from qat_core.structure import (
+from qat_core.planning.groups import fused_siblings, group_name
+from qat_core.planning.recipe import (
+    ATTENTION_PATTERNS,
+    Recipe,
+    goes_with_any_model,
+    matches,
+    require_recipe,
+)
+from qat_core.planning.structure import (
     embedding_weights,
     expert_holders,
     expert_owner,

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qat_core.forward_calls import in_backward
+from qat_core.training.forward_calls import in_backward
 
 aten = torch.ops.aten
 

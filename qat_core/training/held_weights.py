@@ -1,7 +1,7 @@
 """Which tensors a prepared model holds, and whether they were written since they were measured.
 
 Writes by an operator on a weight mark it at once, as do collectives and steps of optimizers
-(`qat_core/uncounted_writes.py`). Writes through a tensor that shares its memory, such as an entry
+(`uncounted_writes.py`). Writes through a tensor that shares its memory, such as an entry
 of a state dict, show in PyTorch's version counters, which are compared here. Memory
 that was assigned to a weight from outside (`weight.data = tensor`) may be a view of a buffer that
 counts its versions apart: such a weight counts as written at every call of the model, and at every
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from qat_core.mesh import shard_mesh
+from qat_core.training.mesh import shard_mesh
 
 Version = tuple[int, int, int]
 

@@ -30,8 +30,6 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from qat_core.forward_calls import in_backward
-from qat_core.held_weights import HeldWeight, HeldWeights
 from qat_core.nvfp4 import (
     PackedTensor,
     dequantize,
@@ -41,6 +39,8 @@ from qat_core.nvfp4 import (
     quantize,
 )
 from qat_core.options import BlockScaleMethod, ScalePolicy
+from qat_core.training.forward_calls import in_backward
+from qat_core.training.held_weights import HeldWeight, HeldWeights
 
 Keep = Literal["packed", "rounded"]
 

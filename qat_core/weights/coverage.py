@@ -11,8 +11,8 @@ from typing import Any
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from qat_core.parameter import FakeQuantizedTensor
-from qat_core.plan import QuantPlan
+from qat_core.planning.plan import QuantPlan
+from qat_core.training.parameter import FakeQuantizedTensor
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,11 @@ from vllm.model_executor.layers.quantization.modelopt import ModelOptNvFp4Config
 from vllm.model_executor.parameter import ModelWeightParameter, PerTensorScaleParameter
 
 from qat_core.options import BLOCK_SIZE
-from qat_core.rollout.vllm.cpu import CpuW4A16Experts, linear_product, unpack_linear
+from qat_core.rollout.vllm.cpu.compressed_tensors import (
+    CpuW4A16Experts,
+    linear_product,
+    unpack_linear,
+)
 from qat_core.weights.layouts import LAYOUTS
 
 LAYOUT = LAYOUTS["modelopt"]

@@ -9,14 +9,14 @@ from torch import nn
 
 from qat_core.nvfp4 import PackedTensor
 from qat_core.rollout.vllm.experts import FUSED
-from qat_core.rollout.vllm.marlin import are_padded, is_padded
-from qat_core.rollout.vllm.shares import own_experts, own_of_experts, own_of_linear
-from qat_core.rollout.vllm.writers import (
+from qat_core.rollout.vllm.in_place.writers import (
     write_humming,
     write_humming_experts,
     write_marlin,
     write_marlin_experts,
 )
+from qat_core.rollout.vllm.marlin.layout import are_padded, is_padded
+from qat_core.rollout.vllm.shares import own_experts, own_of_experts, own_of_linear
 
 PLAIN_METHODS = (
     "NoneType",

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from qat_core.parameter import FakeQuantizedTensor
-from qat_core.scales import Scales
+from qat_core.training.parameter import FakeQuantizedTensor
+from qat_core.training.scales import Scales
 
 
 def full_precision_state(model: nn.Module) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from vllm.model_executor.kernels.linear.nvfp4.marlin import MarlinNvFp4LinearKer
 from vllm.model_executor.layers.quantization.utils.marlin_utils_fp4 import apply_fp4_marlin_linear
 
 from qat_core.options import BLOCK_SIZE
-from qat_core.rollout.vllm.marlin import is_padded
+from qat_core.rollout.vllm.marlin.layout import is_padded
 from qat_core.rollout.vllm.tile_layout import unpack_marlin
 
 # In experiments/records/benchmarks/matmul_h100.json this way takes at most 22 % more time than the

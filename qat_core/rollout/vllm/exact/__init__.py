@@ -1,0 +1,1 @@
+"""vLLM set up to serve bits that `qat_core.exact` computes too."""
