@@ -34,6 +34,7 @@ def train_here(
         seed=run.seed,
         device=study.device,
         engine=study.rollout,
+        exact=study.exact,
         gpu_memory_gib=study.gpu_memory_gib,
     )
     newest = max(find_steps(config.checkpoint_dir), default=0)

@@ -35,6 +35,7 @@ def failed_checks(study: Study) -> Iterator[str]:
         of_trainer(study),
         _check_task(study),
         _check_mini_batches(study),
+        _check_exact(study),
         check_shared_gpus(study),
     )
 
@@ -115,6 +116,28 @@ def _check_local(study: Study) -> Iterator[str]:
             "rl.measure_drift_term and rl.correction: score_centering need; use eager"
         )
     yield from _check_routing_replay(study)
+
+
+def _check_exact(study: Study) -> Iterator[str]:
+    """What of a study was not proven to be exact; the model is asked when a run starts."""
+    if not study.exact:
+        return
+    for key, value, needed in (
+        ("device", study.device, "cuda"),
+        ("rollout", study.rollout, "vllm"),
+        ("scale_policy", study.scale_policy, "pow2"),
+    ):
+        if value != needed:
+            yield f"{key}: {value}: exact: true was proven with {needed} only; use {needed}"
+    for where, rl in _all_rl(study).items():
+        for key, found, exact in (
+            ("rollout.temperature", rl.rollout.temperature, 1),
+            ("rollout.top_p", rl.rollout.top_p, 1),
+            ("rollout.top_k", rl.rollout.top_k, -1),
+            ("routing_replay", rl.routing_replay, False),
+        ):
+            if found != exact:
+                yield f"{where}.{key}: {found}: exact: true was proven with {exact} only"
 
 
 def _check_routing_replay(study: Study) -> Iterator[str]:

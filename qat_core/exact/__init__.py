@@ -10,11 +10,13 @@ vLLM has to serve for it is in `qat_core.rollout.vllm.exact.install`.
 | functions.py | both together, for autograd |
 | layout.py | which rows of a batch are one sequence |
 | experts.py | routing and experts |
+| count.py | how many log-probs differ in any bit: at every step none |
 | contract.py | what decides bits, compared by trainer and engine |
 | model.py | which modules compute with what; which models are refused |
 """
 
+from qat_core.exact.count import require_equal
 from qat_core.exact.functions import log_probs
 from qat_core.exact.model import is_exact, make_exact, require_exact
 
-__all__ = ["is_exact", "log_probs", "make_exact", "require_exact"]
+__all__ = ["is_exact", "log_probs", "make_exact", "require_equal", "require_exact"]

@@ -12,6 +12,9 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from qat_core.checkpoint.load import load_model
+from qat_core.exact import log_probs as exact_log_probs
+from qat_core.exact import make_exact
+from qat_core.exact.model import model_runner
 from qat_core.planning.plan import QuantPlan
 from qat_core.planning.recipe import Recipe
 from qat_core.rollout.eager import positions_from_mask
@@ -72,12 +75,19 @@ class Policy:
         model_dir: BF16 checkpoint.
         recipe: None trains in BF16.
         device: "cpu" or "cuda".
+        exact: compute the bits of vLLM's exact engine.
         replays_routes: tokens go to the experts that the rollouts name, at every scoring alike: old
             and new log-probs of a response are of the same experts.
     """
 
     def __init__(
-        self, model_dir: Path, recipe: Recipe | None, device: str, *, replays_routes: bool = False
+        self,
+        model_dir: Path,
+        recipe: Recipe | None,
+        device: str,
+        *,
+        exact: bool = False,
+        replays_routes: bool = False,
     ) -> None:
         self.model: PreTrainedModel = load_model(model_dir).to(device)
         self.model.train()
@@ -86,6 +96,10 @@ class Policy:
             prepare(self.model, recipe, keep="rounded") if recipe else None
         )
         self.replays_routes = replays_routes
+        self._runner = None
+        if exact:
+            make_exact(self.model)
+            self._runner = model_runner(self.model.config)
 
     def log_probs(self, rollouts: Rollouts) -> tuple[Tensor, Tensor]:
         """Log-probs of the response tokens and the entropies at them, FP32 (B, T) each."""
@@ -107,7 +121,10 @@ class Policy:
                 use_cache=False,
                 logits_to_keep=num_response_tokens + 1,
             ).logits
-        log_probs_BTV = logits[:, :-1].float().log_softmax(-1)
+        logits = logits[:, :-1]
+        if self._runner is not None:
+            return _exact_scores(logits, rollouts.response_ids, self._runner)
+        log_probs_BTV = logits.float().log_softmax(-1)
         entropy_BT = -(log_probs_BTV.detach().exp() * log_probs_BTV.detach()).sum(-1)
         chosen_BT1 = log_probs_BTV.gather(-1, rollouts.response_ids[..., None])
         expected_BT, means_BT = None, None
@@ -125,3 +142,10 @@ class Policy:
         # the engine never saw the last token, and nothing is asked of what follows it
         routes = pad(rollouts.routes, (0, 0, 0, 0, 0, 1), value=NO_ROUTE)
         return replay(self.model, by_block(self.model, routes))
+
+
+def _exact_scores(logits_BTV: Tensor, ids_BT: Tensor, runner: int) -> Scores:
+    with torch.no_grad():
+        log_probs_BTV = logits_BTV.float().log_softmax(-1)
+        entropy_BT = -(log_probs_BTV.exp() * log_probs_BTV).sum(-1)
+    return Scores(exact_log_probs(logits_BTV, ids_BT, runner), entropy_BT, None, None)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +14,8 @@ from transformers import AutoTokenizer
 
 from qat_core.drift.log import DriftLog
 from qat_core.drift.names import FILE as DRIFT_FILE
+from qat_core.exact import require_equal
+from qat_core.exact.contract import needed
 from qat_core.planning.plan import plan
 from qat_core.planning.recipe import Recipe
 from qat_core.rl import resume
@@ -48,6 +51,7 @@ class TrainerConfig:
         seed: of the problems drawn and the responses sampled.
         device: "cpu" or "cuda".
         engine: which rollout engine.
+        exact: training computes the bits of vLLM's rollouts, checked at every step.
         gpu_memory_gib: what the run may take of a GPU that others use too; None: the whole GPU.
     """
 
@@ -60,6 +64,7 @@ class TrainerConfig:
     seed: int = 0
     device: str = "cpu"
     engine: EngineKind = "eager"
+    exact: bool = False
     gpu_memory_gib: float | None = None
 
 
@@ -70,7 +75,11 @@ class GrpoTrainer:
         self.run, self.config = run, run.grpo
         self.tokenizer = AutoTokenizer.from_pretrained(run.base_dir)
         self.policy = Policy(
-            run.base_dir, run.train_recipe, run.device, replays_routes=run.grpo.routing_replay
+            run.base_dir,
+            run.train_recipe,
+            run.device,
+            exact=run.exact,
+            replays_routes=run.grpo.routing_replay,
         )
         packed = run.rollout_recipe
         self.plan = plan(self.policy.model, packed) if packed else None
@@ -86,6 +95,7 @@ class GrpoTrainer:
             keeps_distributions=config.keeps_distributions,
             returns_routes=config.routing_replay,
             gpu_memory_gib=run.gpu_memory_gib,
+            exact=run.exact,
         )
         self.weight_distance = self._weight_distance() if config.measure_drift_term else None
         self.problems = make_problems(run.task, "train")
@@ -129,7 +139,11 @@ class GrpoTrainer:
                     self.policy, self.optimizer, rollouts, old, advantages_B1, config
                 )
         mask_BT = rollouts.response_mask
+        counted = {}
+        if self.run.exact:
+            counted = require_equal(old.log_probs_BT, rollouts.log_probs, mask_BT)
         return {
+            **counted,
             **mismatch_metrics(
                 old.log_probs_BT, rollouts.log_probs, mask_BT, config.rollout_is_threshold
             ),
@@ -181,6 +195,9 @@ class GrpoTrainer:
         return WeightDistance(self.policy.model, plan(self.policy.model, recipe), recipe)
 
     def _sync(self) -> None:
+        if self.run.exact:
+            engine: Any = self.engine  # vLLM's: `start_engine` knows no other exact one
+            engine.require_contract(needed(self.policy.model.config))
         stream = weight_stream(self.policy.model, self.plan, self.run.rollout_recipe)
         self.engine.sync(stream, self.plan)
 

@@ -29,6 +29,7 @@ def start_engine(
     keeps_distributions: bool = False,
     returns_routes: bool = False,
     gpu_memory_gib: float | None = None,
+    exact: bool = False,
 ) -> RolloutEngine:
     """An engine in this process for the architecture in `model_dir`; sync weights before use.
 
@@ -42,11 +43,14 @@ def start_engine(
         keeps_distributions: rollouts hold the log-probs of all tokens; eager only.
         returns_routes: rollouts hold the experts of all positions.
         gpu_memory_gib: what this process may take of a GPU that others use too.
+        exact: rollouts have bits that training computes too; vLLM only.
 
     Raises:
         ValueError: vLLM is missing or refuses, see `VllmEngine`, or would have to keep
             distributions.
     """
+    if exact and (kind != "vllm" or device != "cuda"):
+        raise ValueError("exact: only vLLM's kernels on a GPU are; use rollout: vllm, device: cuda")
     if kind == "eager":
         return EagerEngine(
             model_dir,
@@ -68,7 +72,7 @@ def start_engine(
         settings = VLLM_SETTINGS[device] | memory_settings(device, beside_trainer, gpu_memory_gib)
         if returns_routes:
             settings["enable_return_routed_experts"] = True
-        return VllmEngine(model_dir, packed, max_model_len=max_tokens, **settings)
+        return VllmEngine(model_dir, packed, exact=exact, max_model_len=max_tokens, **settings)
     except ModuleNotFoundError as error:
         if error.name != "vllm":
             raise

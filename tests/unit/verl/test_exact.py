@@ -74,7 +74,8 @@ def _data(theirs: list[list[float]]) -> Any:
 
 
 def test_equal_log_probs_count_zero_and_padding_does_not_count() -> None:
-    from qat_core.verl.exact_count import COUNT, with_count
+    from qat_core.exact.count import COUNT
+    from qat_core.verl.exact_count import with_count
 
     assert with_count(_data([[-1.0, -2.0], [-3.0, 9.0]]))[COUNT] == 0
 

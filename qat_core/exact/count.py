@@ -1,0 +1,28 @@
+"""How many log-probs of sampled tokens differ in any bit between training and rollouts."""
+
+from torch import Tensor
+
+COUNT = "training/rollout_logprobs_mismatch_count"  # verl's name for it, in its pull request 8025
+
+
+def require_equal(ours_BT: Tensor, theirs_BT: Tensor, mask_BT: Tensor) -> dict[str, float]:
+    """The metric, which is 0.
+
+    Args:
+        ours_BT: log-probs of sampled tokens in training, FP32 (B, T).
+        theirs_BT: as the rollout engine told them, FP32 (B, T).
+        mask_BT: not 0 on response tokens.
+
+    Raises:
+        ValueError: some differ; names the first response and token.
+    """
+    differs_BT = (ours_BT != theirs_BT) & mask_BT.bool()
+    count = int(differs_BT.sum())
+    if count:
+        row, column = differs_BT.nonzero()[0].tolist()
+        raise ValueError(
+            f"exact: {count} of {int(mask_BT.bool().sum())} log-probs differ, first of response "
+            f"{row} at token {column}: {float(ours_BT[row, column])!r} in training, "
+            f"{float(theirs_BT[row, column])!r} in the rollout: see docs/exact.md, What breaks it"
+        )
+    return {COUNT: 0.0}

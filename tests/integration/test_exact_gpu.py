@@ -1,0 +1,47 @@
+"""Trainer and vLLM compute equal bits on one GPU; what was left out differs.
+
+`pytest -m gpu tests/integration/test_exact_gpu.py`; the record has larger models and more tokens.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("vllm", reason="needs requirements/engines.txt")
+
+from experiments.benchmarks.architectures import DENSE, MOE
+from experiments.benchmarks.zero_mismatch import Case, compare_case
+from experiments.support.subprocess_call import call_in_subprocess
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+]
+
+SMALL = {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 512, "vocab_size": 512}
+CASES = {
+    "dense, head size 128": Case(DENSE | SMALL),
+    "dense, head size 64, BF16": Case(DENSE | SMALL | {"head_dim": 64}, packed=False),
+    "MoE, head size 64": Case(MOE | SMALL | {"head_dim": 64, "moe_intermediate_size": 128}),
+    "MoE, head size 128, BF16": Case(MOE | SMALL | {"moe_intermediate_size": 128}, packed=False),
+}
+
+
+def _rows(case: Case) -> list[dict[str, Any]]:
+    short = replace(case, states=(0, 1), batches=(1, 33), passes=1)
+    rows: list[dict[str, Any]] = call_in_subprocess(compare_case, "test", short, "cuda")
+    return rows
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_log_prob_differs_before_and_after_a_step(name: str) -> None:
+    rows = _rows(CASES[name])
+    assert all(row["tokens"] for row in rows)
+    assert [row["unequal"] for row in rows] == [0] * len(rows)
+
+
+def test_the_scale_that_is_not_exact_in_bf16_differs() -> None:
+    rows = _rows(replace(CASES["dense, head size 128"], scale_policy="amax", expected_zero=False))
+    assert all(row["unequal"] for row in rows)

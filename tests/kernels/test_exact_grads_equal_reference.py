@@ -1,0 +1,42 @@
+"""Kernels of the exact mode's backward pass, against their formulas in FP64."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+# BF16 rounds results to within 2**-9 of themselves; over random ones the root mean square of the
+# error is 0.0017 of the values', and came out as 0.0016 to 0.0017 here and on an H200
+BF16_ERROR = 0.002
+
+
+def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.double() - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize(("rows", "width"), [(7, 4096), (300, 128), (65, 576), (1, 64)])
+def test_norm_grads(launch, device, rows, width):
+    from qat_core.exact import kernels
+
+    torch.manual_seed(0)
+    x, grad = (torch.randn(rows, width, device=device).bfloat16() for _ in range(2))
+    weight = (1 + 0.2 * torch.randn(width, device=device)).bfloat16()
+    wide, wide_weight = x.double().requires_grad_(), weight.double().requires_grad_()
+    out = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6) * wide_weight
+    expected = torch.autograd.grad(out, (wide, wide_weight), grad.double())
+    found = kernels.norm_grads(grad, x, weight, 1e-6)
+    assert max(map(_error, found, expected)) < BF16_ERROR
+
+
+@pytest.mark.parametrize("width", [96, 1500])
+def test_silu_mul_grads_of_parts_of_one_tensor(launch, device, width):
+    from qat_core.exact import kernels
+
+    torch.manual_seed(0)
+    gate_up = torch.randn(9, 2 * width, device=device).bfloat16()
+    grad = torch.randn(9, width, device=device).bfloat16()
+    found = torch.empty_like(gate_up)
+    kernels.silu_mul_grads(grad, *gate_up.chunk(2, -1), *found.chunk(2, -1))
+    wide = gate_up.double().requires_grad_()
+    gate, up = wide.chunk(2, -1)
+    (expected,) = torch.autograd.grad(F.silu(gate) * up, (wide,), grad.double())
+    assert _error(found, expected) < BF16_ERROR
