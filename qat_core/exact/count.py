@@ -2,6 +2,19 @@
 
 from torch import Tensor
 
+
+class NotExact(ValueError):
+    """Some log-probs differ.
+
+    Attributes:
+        row: of the first response that has one.
+    """
+
+    def __init__(self, message: str, row: int) -> None:
+        super().__init__(message)
+        self.row = row
+
+
 COUNT = "training/rollout_logprobs_mismatch_count"  # verl's name for it, in its pull request 8025
 
 
@@ -14,15 +27,16 @@ def require_equal(ours_BT: Tensor, theirs_BT: Tensor, mask_BT: Tensor) -> dict[s
         mask_BT: not 0 on response tokens.
 
     Raises:
-        ValueError: some differ; names the first response and token.
+        NotExact: some differ; names the first response and token.
     """
     differs_BT = (ours_BT != theirs_BT) & mask_BT.bool()
     count = int(differs_BT.sum())
     if count:
         row, column = differs_BT.nonzero()[0].tolist()
-        raise ValueError(
+        raise NotExact(
             f"exact: {count} of {int(mask_BT.bool().sum())} log-probs differ, first of response "
             f"{row} at token {column}: {float(ours_BT[row, column])!r} in training, "
-            f"{float(theirs_BT[row, column])!r} in the rollout: see docs/exact.md, What breaks it"
+            f"{float(theirs_BT[row, column])!r} in the rollout: see docs/exact.md, What breaks it",
+            row,
         )
     return {COUNT: 0.0}

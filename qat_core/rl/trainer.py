@@ -14,8 +14,8 @@ from transformers import AutoTokenizer
 
 from qat_core.drift.log import DriftLog
 from qat_core.drift.names import FILE as DRIFT_FILE
-from qat_core.exact import require_equal
 from qat_core.exact.contract import needed
+from qat_core.exact.count import NotExact, require_equal
 from qat_core.planning.plan import plan
 from qat_core.planning.recipe import Recipe
 from qat_core.rl import resume
@@ -139,11 +139,8 @@ class GrpoTrainer:
                     self.policy, self.optimizer, rollouts, old, advantages_B1, config
                 )
         mask_BT = rollouts.response_mask
-        counted = {}
-        if self.run.exact:
-            counted = require_equal(old.log_probs_BT, rollouts.log_probs, mask_BT)
         return {
-            **counted,
+            **(self._require_exact(old, rollouts) if self.run.exact else {}),
             **mismatch_metrics(
                 old.log_probs_BT, rollouts.log_probs, mask_BT, config.rollout_is_threshold
             ),
@@ -155,6 +152,20 @@ class GrpoTrainer:
             **performance_metrics(rollouts, self.timings_s),
             **self._drift(step, rollouts),
         }
+
+    def _require_exact(self, old: Scores, rollouts: Rollouts) -> dict[str, float]:
+        """The count of log-probs that differ; ValueError with the first layer above zero."""
+        try:
+            return require_equal(old.log_probs_BT, rollouts.log_probs, rollouts.response_mask)
+        except NotExact as error:
+            from qat_core.rollout.vllm.exact.first_difference import first_difference
+
+            self._sync()  # the update may have changed the policy
+            engine: Any = self.engine
+            tokens = rollouts.input_ids[error.row][rollouts.attention_mask[error.row] > 0]
+            place = first_difference(engine, self.policy.model, tokens.tolist())
+            where = place or "no layer of a prefill: decoding or log-probs alone"
+            raise ValueError(f"{error}; with the newest weights first in {where}") from None
 
     def sample(self, step: int) -> tuple[list[Problem], Rollouts]:
         """Syncs the weights and draws the step's rollouts; changes nothing of what is trained."""
