@@ -158,7 +158,7 @@ class GrpoTrainer:
         try:
             return require_equal(old.log_probs_BT, rollouts.log_probs, rollouts.response_mask)
         except NotExact as error:
-            from qat_core.rollout.vllm.exact.first_difference import first_difference
+            from qat_core.rollout.vllm.first_difference import first_difference
 
             self._sync()  # the update may have changed the policy
             engine: Any = self.engine

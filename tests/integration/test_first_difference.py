@@ -10,7 +10,7 @@ pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 from experiments.support.subprocess_call import call_in_subprocess
 from qat_core.checkpoint.load import load_model
 from qat_core.rollout.vllm.engine import VllmEngine
-from qat_core.rollout.vllm.exact.first_difference import first_difference
+from qat_core.rollout.vllm.first_difference import first_difference
 from tests.nano_models import write_nano
 
 TOKENS = list(range(3, 15))
