@@ -16,7 +16,7 @@ from experiments.study.schema import ROOT
 from experiments.support.json_files import read_json
 from experiments.support.subprocess_call import call_in_subprocess
 from qat_core.rollout.vllm.engine import vllm_version
-from qat_core.rollout.vllm.switches import EXPERTS_VARIABLE, LINEAR_VARIABLE
+from qat_core.rollout.vllm.switches import EXACT_VARIABLE, EXPERTS_VARIABLE, LINEAR_VARIABLE
 
 MODELS = ROOT / "experiments" / "models"
 # what multiplies packed weights, as the environment says it; nvfp4 is vLLM's own choice, Marlin
@@ -26,6 +26,8 @@ PRECISIONS = {
     "humming-experts": {LINEAR_VARIABLE: "marlin", EXPERTS_VARIABLE: "humming"},
     "repeatable": {LINEAR_VARIABLE: "marlin-unpack", EXPERTS_VARIABLE: "humming"},
     "bf16": {},
+    "exact": {EXACT_VARIABLE: "1"},
+    "exact-bf16": {EXACT_VARIABLE: "1"},
 }
 
 
@@ -47,14 +49,14 @@ def add_compile_option(parser: argparse.ArgumentParser) -> None:
 
 def add_kernels_option(parser: argparse.ArgumentParser) -> None:
     """`--kernels`: what multiplies packed weights, a key of PRECISIONS."""
-    kernels = [precision for precision in PRECISIONS if precision != "bf16"]
+    kernels = [name for name in PRECISIONS if "bf16" not in name and "exact" not in name]
     parser.add_argument("--kernels", choices=kernels, default="nvfp4")
 
 
 def read_engine(name: str) -> tuple[dict[str, Any], bool]:
     """The config.json of an engine's model, and if its weights are packed."""
     model, _, precision = name.partition(":")
-    return read_json(MODELS / f"{model}.json"), precision != "bf16"
+    return read_json(MODELS / f"{model}.json"), not precision.endswith("bf16")
 
 
 def set_kernels(precision: str) -> None:

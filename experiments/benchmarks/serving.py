@@ -6,7 +6,7 @@
 Random weights on 90 % of a GPU, CUDA graphs for decoding; with `--compile` as vLLM is by default,
 torch.compile and CUDA graphs of what is around attention in other steps. `nvfp4` is vLLM's own
 choice, Marlin; `humming` is `QAT_CORE_{LINEAR,EXPERTS}_KERNEL=humming`, `humming-experts` only the
-latter, and `repeatable` the latter with `QAT_CORE_LINEAR_KERNEL=marlin-unpack`. Measured are
+latter, `exact` and `exact-bf16` are of the exact mode, and `repeatable` the latter with `QAT_CORE_LINEAR_KERNEL=marlin-unpack`. Measured are
 prompts of 32 tokens with 128 new ones, prefill of 8,192 tokens in four prompts, and the rollouts of
 one training step: 256 and 1,024 prompts with 2,048 new tokens each, of which as many run at once as
 the KV cache holds. Prompts are of random tokens: with alike ones an MoE's random router sends all
@@ -83,7 +83,8 @@ def start(name: str, device: str, *, compiled: bool = False) -> tuple[VllmEngine
         folder = Path(parent) / "model"
         write_architecture(config, folder)
         served = plan(meta_model(folder), recipe) if is_packed else None
-        engine = VllmEngine(folder, served, load_format="dummy", **_settings(device, compiled))
+        settings = _settings(device, compiled) | {"load_format": "dummy"}
+        engine = VllmEngine(folder, served, exact=":exact" in name, **settings)
         shapes = {entry.name: entry.shape for entry in engine.plan.entries}
 
         def read(name: str) -> Tensor:
