@@ -76,13 +76,14 @@ def read_metrics(run_dir: Path, num_steps: int | None = None) -> pd.DataFrame:
         raise ValueError(f"{path}: empty; delete the run's folder and train it again")
     rows = merge([rows])
     require_every_step(rows, path, "delete the run's folder and train it again", num_steps)
-    for row, key in product(rows, ALWAYS_DEFINED):
-        if row.get(key, 0.0) is None:
+    metrics = pd.DataFrame(rows)
+    for key in metrics.columns.intersection(ALWAYS_DEFINED):
+        if (undefined := metrics["step"][metrics[key].isna()]).any():
             raise ValueError(
-                f"{path}: step {row['step']}: {key} is undefined; delete the run's folder and "
-                "train it again"
+                f"{path}: step {undefined.iloc[0]}: {key} is undefined; delete the run's folder "
+                "and train it again"
             )
-    return pd.DataFrame(rows)
+    return metrics
 
 
 def require_distinct_seeds(metrics: Mapping[Run, pd.DataFrame]) -> None:

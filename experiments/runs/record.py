@@ -2,7 +2,7 @@
 
     manifests.jsonl      a line a run: its manifest
     metrics.parquet      a row a run and step
-    evaluations.parquet  a row a run and offline evaluation, its settings as JSON; if there is any
+    evaluations.parquet  a row a run and offline evaluation, mappings as JSON; if there is any
     drift.parquet        a row a run, weight and observed step; likewise
 
 A run of a record is named RECORD/RUN, as its folder among results would be: who reads a run's file
@@ -12,7 +12,7 @@ asks `record_of` first. In a table NaN is undefined; null is what a run has no v
 import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,11 +25,10 @@ from experiments.support.json_files import Json, parse_object, read_bytes, write
 
 MANIFESTS, METRICS = "manifests.jsonl", "metrics.parquet"
 EVALUATIONS, DRIFT = "evaluations.parquet", "drift.parquet"
-# by the file that a run has in results
 FILES = {"manifest.json": MANIFESTS, "metrics.jsonl": METRICS, "eval.json": EVALUATIONS}
-FILES |= {"drift.jsonl": DRIFT}
+FILES |= {"drift.jsonl": DRIFT}  # by the file that a run has in results
 HINT = "restore it, or record the study again"
-RUN, STEP, SETTINGS = "run", "step", "settings"
+RUN, STEP, OF_JSON = "run", "step", ("settings", "verifier")
 TYPES = {RUN: pa.string(), STEP: pa.int64(), "kind": pa.string()}  # all else is a number
 
 
@@ -81,10 +80,9 @@ class Record:
     def evaluations(self, run: str) -> list[Json]:
         """As eval.json has them."""
         rows: list[Json] = self.rows("eval.json", run).to_pylist()
-        for row in rows:
-            if row.get(SETTINGS):
-                where = f"{self.folder / EVALUATIONS}: {run}: {SETTINGS}"
-                row[SETTINGS] = parse_object(row[SETTINGS], where, HINT)
+        for row, key in product(rows, OF_JSON):
+            if row.get(key):
+                row[key] = parse_object(row[key], f"{self.folder / EVALUATIONS}: {key}", HINT)
         return rows
 
     @cached_property
@@ -143,12 +141,14 @@ def write_record(folder: Path, runs: Mapping[str, RecordedRun]) -> None:
     if drift := {run: it.drift for run, it in ordered.items() if it.drift is not None}:
         _write_table(folder / DRIFT, _table(drift))
     rows = [
-        {RUN: run, **it, SETTINGS: it[SETTINGS] and json.dumps(it[SETTINGS])}
+        {RUN: run, **it, **{key: json.dumps(it[key]) for key in OF_JSON if it.get(key)}}
         for run, of_run in ordered.items()
         for it in of_run.evaluations
     ]
     if rows:
-        _write_table(folder / EVALUATIONS, pa.Table.from_pylist(rows))
+        table = pa.Table.from_pylist(rows)
+        said = [field.name for field in table.schema if field.type != pa.null()]
+        _write_table(folder / EVALUATIONS, table.select(said))
 
 
 def _table(frames: Mapping[str, pd.DataFrame]) -> pa.Table:

@@ -110,7 +110,12 @@ def test_a_mean_over_responses_that_is_undefined_is_refused(
     study: Study, results_dir: Path, key: str
 ) -> None:
     undefine(results_dir, study, "nvfp4-qat", key, range(7, 8))
-    with pytest.raises(ValueError, match=rf"qat_seed0/metrics.jsonl: step 7: {key} is undefined"):
+    refused = rf"qat_seed0/metrics.jsonl: step 7: {key} is undefined"
+    with pytest.raises(ValueError, match=refused):
+        judge(study, results_dir)
+    path = results_dir / "nano-dense_nvfp4-qat_seed0" / "metrics.jsonl"
+    path.write_text(path.read_text().replace(f', "{key}": null', ""))  # not there at all
+    with pytest.raises(ValueError, match=refused):
         judge(study, results_dir)
 
 

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from experiments.runs.attempts import list_run_dirs, read_history
-from experiments.runs.evaluation import EVALUATIONS, read_evaluations
+from experiments.runs.evaluation import EVALUATIONS, Evaluation, read_evaluations
 from experiments.runs.manifest import MANIFEST, RunManifest
 from experiments.runs.provenance import _read as read_named
 from experiments.runs.record import FILES, RecordedRun, has_file, open_record, write_record
@@ -24,6 +24,7 @@ EVALUATION = {
     "response_tokens_mean": 0.1,
     "settings": None,
     "device": None,
+    "verifier": {"math-verify": "0.9.0", "other": None},
 }
 
 
@@ -54,7 +55,7 @@ def test_a_run_has_its_own_columns_and_undefined_is_not_absent(record: Path) -> 
     assert read_history(first) == (manifest_of(0), [{"step": 1, "c": -0.0}])
     rows = [{"step": 1, "a": 0.1, "b": None}, {"step": 2, "a": 1e-300, "b": None}]
     assert read_history(second) == (manifest_of(1), rows)
-    assert [it.model_dump(mode="json") for it in read_evaluations(first, "")] == [EVALUATION]
+    assert read_evaluations(first, "") == [Evaluation.model_validate(EVALUATION)]
     assert has_file(first, EVALUATIONS) and not has_file(second, EVALUATIONS)
     with pytest.raises(ValueError, match=r"evaluations.parquet: nano_bf16_seed1: missing; res"):
         read_evaluations(second, "")
