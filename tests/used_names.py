@@ -45,6 +45,21 @@ _VLLM = "verl.workers.rollout.vllm_rollout"
 _ONE_SOCKET = "sockets named by Ray cluster"
 _WHICH_FILE = "an interface that tells which file set a key"
 
+_LAYERS = "vllm.model_executor.layers"
+_EXACT = (
+    (f"{_LAYERS}.layernorm", "rms_norm_batch_invariant", "a residual's norm with one block size"),
+    (f"{_LAYERS}.linear", "linear_batch_invariant", "cuBLAS in place of Triton"),
+    (f"{_LAYERS}.vocab_parallel_embedding", "linear_batch_invariant", "the same"),
+    (f"{_LAYERS}.batch_invariant", "rms_norm_batch_invariant", "the trainer's norm"),
+    (f"{_LAYERS}.batch_invariant", "log_softmax", "the trainer's log-probs, model runner 1"),
+    (f"{_EXPERTS}.moe_fused_mul_sum", "moe_fused_mul_sum", "the trainer's sum over experts"),
+    (f"{_EXPERTS}.oracle.unquantized", "backend_to_kernel_cls", "BF16 experts rounded one by one"),
+    (f"{_EXPERTS}.experts.triton_moe", "TritonExperts", "the same"),
+    ("vllm.v1.worker.gpu.sample.logprob", "compute_token_logprobs", "the trainer's log-probs"),
+    ("vllm.v1.attention.backends.flash_attn", "flash_attn_varlen_func", "one size of blocks"),
+    ("vllm.vllm_flash_attn", "flash_attn_varlen_func", "the trainer's attention"),
+)
+
 USED_NAMES = (
     UsedName(_RELOAD, "initialize_layerwise_reload", "weights replaced in place"),
     UsedName(_RELOAD, "finalize_layerwise_reload", "the same"),
@@ -246,4 +261,9 @@ USED_NAMES = (
         "what a file says",
         _WHICH_FILE,
     ),
+    UsedName(_ENGINE, "logprobs_from_logits", "log-probs with vLLM's bits"),
+    UsedName(
+        "verl.utils.debug.metrics", "calculate_debug_metrics", "the count of those that differ"
+    ),
+    *(UsedName(*used, until="0.28") for used in _EXACT),  # exact mode: proven with 0.24 alone
 )

@@ -67,11 +67,11 @@ def _watch(model: nn.Module, names: Sequence[str]) -> tuple[list[Any], dict[str,
 
 
 def _start(worker: Any, names: Sequence[str]) -> None:
-    worker._watched = _watch(worker.get_model(), names)
+    worker.watched = _watch(worker.get_model(), names)
 
 
 def _stop(worker: Any) -> dict[str, Tensor]:
-    hooks, seen = worker.__dict__.pop("_watched")
+    hooks, seen = worker.__dict__.pop("watched")
     for hook in hooks:
         hook.remove()
     return {name: torch.cat(parts) for name, parts in seen.items()}
