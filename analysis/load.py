@@ -77,7 +77,7 @@ def read_metrics(run_dir: Path, num_steps: int | None = None) -> pd.DataFrame:
     rows = merge([rows])
     require_every_step(rows, path, "delete the run's folder and train it again", num_steps)
     metrics = pd.DataFrame(rows)
-    for key in metrics.columns.intersection(ALWAYS_DEFINED):
+    for key in metrics.columns.intersection(list(ALWAYS_DEFINED)):
         if (undefined := metrics["step"][metrics[key].isna()]).any():
             raise ValueError(
                 f"{path}: step {undefined.iloc[0]}: {key} is undefined; delete the run's folder "

@@ -7,10 +7,11 @@ Random weights on 90 % of a GPU, CUDA graphs for decoding; with `--compile` as v
 torch.compile and CUDA graphs of what is around attention in other steps. `nvfp4` is vLLM's own
 choice, Marlin; `humming` is `QAT_CORE_{LINEAR,EXPERTS}_KERNEL=humming`, `humming-experts` only the
 latter, `repeatable` the latter with `QAT_CORE_LINEAR_KERNEL=marlin-unpack`; `exact` and
-`exact-bf16` are of the exact mode, which has no torch.compile. Measured are prompts of 32 tokens with 128 new ones, prefill of 8,192 tokens in four prompts, and the rollouts of
-one training step: 256 and 1,024 prompts with 2,048 new tokens each, of which as many run at once as
-the KV cache holds. Prompts are of random tokens: with alike ones an MoE's random router sends all
-sequences to the same few experts (`expert_load`). No sequence has a seed, as in verl.
+`exact-bf16` are of the exact mode, which has no torch.compile. Measured are prompts of 32 tokens
+with 128 new ones, prefill of 8,192 tokens in four prompts, and the rollouts of one training step:
+256 and 1,024 prompts with 2,048 new tokens each, of which as many run at once as the KV cache
+holds. Prompts are of random tokens: with alike ones an MoE's random router sends all sequences to
+the same few experts (`expert_load`). No sequence has a seed, as in verl.
 `--resume` goes on with a record whose run was cut off. `--device cpu` rehearses with nano models.
 """
 
