@@ -262,6 +262,11 @@ USED_NAMES = (
         _WHICH_FILE,
     ),
     UsedName(_ENGINE, "logprobs_from_logits", "log-probs with vLLM's bits", "verl 8026"),
-    UsedName("verl.utils.debug.metrics", "calculate_debug_metrics", "the count of what differs"),
+    UsedName(
+        "verl.utils.debug.metrics",
+        "calculate_debug_metrics",
+        "the count of what differs",
+        "verl 8025",
+    ),
     *(UsedName(*used, until="0.28") for used in _EXACT),  # exact mode: proven with 0.24 alone
 )
