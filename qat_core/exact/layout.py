@@ -1,6 +1,6 @@
 """Which rows of a batch are one sequence: padded, packed, or neither."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,7 +24,8 @@ class Layouts:
     """Finds the layout of a batch once for all layers: it waits for the GPU."""
 
     def __init__(self) -> None:
-        self._last: tuple[Tensor | None, Tensor, torch.Size, Layout] | None = None
+        self._key: tuple[Any, ...] = ()
+        self._layout: Layout | None = None
 
     def of(self, mask_BT: Tensor | None, positions: Tensor, shape: torch.Size) -> Layout:
         """Of a batch of shape (B, T).
@@ -35,10 +36,26 @@ class Layouts:
                 1, a packed sequence begins.
             shape: (B, T).
         """
-        last = self._last
-        if last is None or last[0] is not mask_BT or last[1] is not positions or last[2] != shape:
-            self._last = last = mask_BT, positions, shape, find_layout(mask_BT, positions, shape)
-        return last[3]
+        key = (_Content(mask_BT), _Content(positions), shape)
+        if self._layout is None or key != self._key:
+            self._key, self._layout = key, find_layout(mask_BT, positions, shape)
+        return self._layout
+
+
+class _Content:
+    """A tensor as it is now: equal only to the same tensor that was not written since."""
+
+    def __init__(self, tensor: Tensor | None) -> None:
+        self._tensor = tensor
+        is_counted = tensor is not None and not tensor.is_inference()
+        self._version = tensor._version if tensor is not None and is_counted else None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Content) or self._tensor is not other._tensor:
+            return False
+        return self._tensor is None or (
+            self._version is not None and self._version == other._version
+        )
 
 
 def find_layout(mask_BT: Tensor | None, positions: Tensor, shape: torch.Size) -> Layout:

@@ -33,3 +33,11 @@ def test_layers_of_one_pass_share_a_layout_and_another_pass_has_its_own() -> Non
     first = layouts.of(PADDED, positions, shape)
     assert layouts.of(PADDED, positions, shape) is first
     assert layouts.of(PADDED.clone(), positions, shape) is not first
+
+
+def test_a_buffer_that_is_filled_again_has_another_layout() -> None:
+    layouts, shape, positions = Layouts(), torch.Size((2, 4)), torch.arange(4)[None]
+    buffer = PADDED.clone()
+    assert layouts.of(buffer, positions, shape).longest == 3
+    buffer.fill_(1)
+    assert layouts.of(buffer, positions, shape).longest == 4
