@@ -154,12 +154,15 @@ def _attention_forward(
     """Attention of packed or padded sequences.
 
     Raises:
-        ValueError: with a cache, or weights that are not in BF16.
+        ValueError: with a cache, a mask of another form, or weights that are not in BF16.
     """
     if past_key_values is not None:
         raise ValueError("exact: needs use_cache=False; sample with the rollout engine")
     if hidden_states.dtype != torch.bfloat16:
         raise ValueError(f"exact: computes in bfloat16, got {hidden_states.dtype}")
+    if attention_mask is not None and attention_mask.ndim != 2:
+        shape = tuple(attention_mask.shape)
+        raise ValueError(f"exact: attention_mask: needs (sequences, tokens), got {shape}")
     table, positions_T = position_embeddings
     head, shape = self.head_dim, hidden_states.shape[:-1]
     layout = self._layouts.of(attention_mask, kwargs["position_ids"], shape)

@@ -140,5 +140,7 @@ def test_a_cache_and_other_dtypes_are_refused() -> None:
     model = _exact_model(_model("qwen3"))
     with pytest.raises(ValueError, match="use_cache=False"):
         model(input_ids=IDS_BT, use_cache=True)
+    with pytest.raises(ValueError, match="attention_mask"):
+        model(input_ids=IDS_BT, attention_mask=MASK_BT[:, None, None], use_cache=False)
     with pytest.raises(ValueError, match="bfloat16"):
         model.float()(input_ids=IDS_BT, use_cache=False)
