@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -13,7 +13,6 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
 from analysis.results import Array, Results
-from experiments.study.arms import ARMS, Arm
 from experiments.study.schema import Study
 
 WIDTH_INCHES = 9.0
@@ -63,12 +62,36 @@ _RC: Mapping[str, Any] = {
 }
 
 
-def arm_style(arm: str) -> Arm:
+class ArmStyle(NamedTuple):
+    """How an arm is drawn; arms differ by more than colour.
+
+    Attributes:
+        label: name in legends and tables.
+        color: of its lines, bars and points.
+        dashes: line style, as matplotlib takes it.
+        marker: of its points.
+    """
+
+    label: str
+    color: str
+    dashes: str | tuple[int, tuple[float, ...]]
+    marker: str
+
+
+# colours after Okabe and Ito 2008, for any colour vision
+ARM_STYLES: Mapping[str, ArmStyle] = {
+    "bf16": ArmStyle("BF16", "#8a8a8a", "solid", "o"),
+    "nvfp4-noqat": ArmStyle("NVFP4, no QAT", "#d55e00", (0, (1, 1)), "X"),
+    "nvfp4-qat": ArmStyle("NVFP4 QAT", "#0072b2", "solid", "s"),
+    "nvfp4-qat-ffn": ArmStyle("NVFP4 QAT, FFN only", "#009e73", (0, (4, 1.5)), "^"),
+}
+
+
+def arm_style(arm: str) -> ArmStyle:
     """How an arm is drawn; ValueError for an unknown one."""
-    arms: dict[str, Arm] = {name: style for name, style in ARMS.items()}
-    if arm not in arms:
-        raise ValueError(f"arm {arm}: unknown; add it to experiments/study/arms.py")
-    return arms[arm]
+    if arm not in ARM_STYLES:
+        raise ValueError(f"arm {arm}: unknown; add it to analysis/style.py")
+    return ARM_STYLES[arm]
 
 
 def new_figure(

@@ -15,6 +15,7 @@ from markupsafe import Markup
 from analysis.claims_table import ClaimVerdict
 from analysis.report.content import Content
 from analysis.results import memory_source
+from analysis.style import arm_style
 from experiments.runs.manifest import RunManifest
 from experiments.study.arms import ARMS, ArmName
 from qat_core.units import show_memory
@@ -107,7 +108,7 @@ def memory_rows(content: Content) -> list[tuple[str, ...]]:
         measured = it.memory.measured_gib
         share = f"{measured / bf16.memory.measured_gib:.1%}" if bf16 else "-"
         sizes = (show_memory(it.memory.predicted_gib), show_memory(measured))
-        rows.append((model, ARMS[it.arm].label, *sizes, share))
+        rows.append((model, arm_style(it.arm).label, *sizes, share))
     return rows
 
 

@@ -12,8 +12,9 @@ from analysis.claims_table import show_ratio
 from analysis.collapse.survival import holm
 from analysis.markdown import MarkdownTable
 from analysis.stats import Array, find_spikes, ratio_over_seeds
+from analysis.style import arm_style
 from analysis.tables.record import Hardware, Record, read_record
-from experiments.study.arms import ARMS, ArmName
+from experiments.study.arms import ArmName
 
 Side = Literal["off", "on"]
 TITLE = "**k3 KL of the same sampled tokens, scored without and with routing replay**"
@@ -107,7 +108,7 @@ class ArmTokens(NamedTuple):
 
 TABLE: MarkdownTable[ArmTokens] = MarkdownTable(
     {
-        "Arm": lambda row: ARMS[row.arm].label,
+        "Arm": lambda row: arm_style(row.arm).label,
         "Tokens a seed": lambda row: f"{min(run.tokens for run in row.runs):,}",
         "Rerouted": lambda row: row.share("rerouted"),
         "Their share of k3": lambda row: row.share("k3_share_of_rerouted"),
@@ -123,14 +124,14 @@ TABLE: MarkdownTable[ArmTokens] = MarkdownTable(
 )
 P_TABLE: MarkdownTable[tuple[ArmName, float, float]] = MarkdownTable(
     {
-        "Arm": lambda row: ARMS[row[0]].label,
+        "Arm": lambda row: arm_style(row[0]).label,
         "Mean": lambda row: f"{row[1]:.3f}",
         "p99.9": lambda row: f"{row[2]:.3f}",
     }
 )
 TIME_TABLE: MarkdownTable[Times] = MarkdownTable(
     {
-        "Arm": lambda row: ARMS[row.arm].label,
+        "Arm": lambda row: arm_style(row.arm).label,
         "Without, ms": lambda row: f"{row.off_ms[1]:.0f}",
         "With, ms": lambda row: f"{row.on_ms[1]:.0f}",
         "With / without (quartiles)": lambda row: (
@@ -196,7 +197,7 @@ def _arm_table(arms: Mapping[ArmName, ArmTokens]) -> MarkdownTable[ArmTokens]:
     control = arms["bf16"]
     return MarkdownTable(
         {
-            "Arm": lambda row: ARMS[row.arm].label,
+            "Arm": lambda row: arm_style(row.arm).label,
             "Without": lambda row: _ratio(row.mean("off"), control.mean("off")),
             "With": lambda row: _ratio(row.mean("on"), control.mean("on")),
         }

@@ -1,38 +1,33 @@
 """What a run's numbers depend on, as digests: attempts with equal ones are one experiment."""
 
+import json
 import os
+import re
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from experiments.runs.base_manifest import read_base_manifest
+from experiments.runs.code import digest_code
 from experiments.runs.data_manifest import read_data_manifest
 from experiments.runs.manifest import Digests
-from experiments.runs.provenance import digest_code, digest_file, digest_json, digest_module
+from experiments.runs.provenance import digest_file, digest_json
 from experiments.study.schema import ROOT, Run, Study
+from experiments.study.yaml_file import read_yaml
 from experiments.verl.command import build_command, build_configuration, run_paths
 from experiments.verl.verifier import verifier_of
 from qat_core.rl.tasks import make_problems
 
-# what decides a run's numbers; how they are recorded and tracked does not
-TRAINING_CODE = {
-    "local": ("experiments.study.arms", "qat_core.bf16_on_cpu", "qat_core.rl.trainer"),
-    "verl": (
-        "experiments.verl.reward",
-        "qat_core.verl.advantage",
-        "qat_core.verl.cpu",
-        "qat_core.verl.engine",
-        "qat_core.verl.log_probs",
-        "qat_core.verl.sampler",
-        "qat_core.verl.worker",
-        "qat_core.rollout.vllm.plugin",
-        "experiments.benchmarks.seeded_engine",
-    ),
-}
-# makes the local trainer's configuration; what else it imports is bookkeeping
+BOOKKEEPING = ("experiments.runs", "experiments.study.schema")  # decides no number
 LOCAL_TRAINER = "experiments.launch.local_trainer"
+VLLM_PLUGIN = "qat_core.rollout.vllm.plugin"  # its entry point, which every process of vLLM loads
 VERL_CONFIG = ROOT / "qat_core" / "verl" / "config"
+_read_group = cache(read_yaml)  # the runs of a study name the same few
+OWN_NAME = re.compile(r"\b(?:qat_core|experiments)(?:[./]\w+)+")  # of a module, or of its file
 # vLLM computes by them, and they may stand in the environment alone
 KERNELS = (
+    "QAT_CORE_EXACT",
     "QAT_CORE_EXPERTS_KERNEL",
     "QAT_CORE_LINEAR_KERNEL",
     "VLLM_BATCH_INVARIANT",
@@ -50,7 +45,7 @@ def training_digests(study: Study, run: Run, results: Path) -> Digests:
     base = read_base_manifest(results / "base" / study.base_of(run))
     return {
         "config": config_digest(study, run),
-        "code": code_digest(study),
+        "code": code_digest(study, run),
         "data": _data_digest(study, results),
         "lock": lock_digest(study),
         # config.json too: random weights do not tell rope_theta or num_experts_per_tok
@@ -60,24 +55,62 @@ def training_digests(study: Study, run: Run, results: Path) -> Digests:
 
 def config_digest(study: Study, run: Run) -> str:
     """All settings of a run; with verl also its configuration, wherever its files are."""
-    settings: list[object] = [study.training_config(run)]
-    if study.trainer == "verl":
-        paths = run_paths(study, run, Path(), Path(), Path())
-        settings += [build_command(study, run, paths), build_configuration(study, run, paths)]
+    settings = [study.training_config(run), *_verl_settings(study, run)]
     kernels = {name: os.environ[name] for name in KERNELS if name in os.environ}
     if kernels and study.rollout == "vllm":
         settings.append(kernels)
     return digest_json(settings)
 
 
-def code_digest(study: Study) -> str:
-    """The code that trains the runs of a study."""
-    digests = [digest_code(*TRAINING_CODE[study.trainer])]
-    if study.trainer == "verl":
-        digests += [digest_file(path) for path in sorted(VERL_CONFIG.glob("*/*.yaml"))]
-    else:
-        digests.append(digest_module(LOCAL_TRAINER))
-    return digest_json(digests)
+def code_digest(study: Study, run: Run) -> str:
+    """The code that trains a run."""
+    without = (*BOOKKEEPING, *not_executed(study))
+    return digest_code(*first_modules(study, run), without=without)
+
+
+def first_modules(study: Study, run: Run) -> list[str]:
+    """The local trainer; with verl, vLLM's plugin and what the run's settings name."""
+    if study.trainer == "local":
+        return [LOCAL_TRAINER]
+    names = OWN_NAME.findall(json.dumps(_verl_settings(study, run)))
+    return sorted({VLLM_PLUGIN, *(name.replace("/", ".") for name in names)})
+
+
+def _verl_settings(study: Study, run: Run) -> list[Any]:
+    """Command, configuration and this project's groups of a verl run, without the study's name."""
+    if study.trainer == "local":
+        return []
+    study = study.model_copy(update={"study": "study"})
+    paths = run_paths(study, run, Path(), Path(), Path())
+    configuration = build_configuration(study, run, paths)
+    groups = [it for it in configuration["defaults"] if isinstance(it, dict)]
+    files = [VERL_CONFIG / name / f"{choice}.yaml" for it in groups for name, choice in it.items()]
+    return [build_command(study, run, paths), configuration, *map(_read_group, files)]
+
+
+def not_executed(study: Study) -> tuple[str, ...]:
+    """What programs import or name, but not for this study: engines, and kernels of them.
+
+    All of it is imported where it is used, never at the top of a module that is executed anyway.
+    """
+    on_gpu, has_vllm = study.device == "cuda", study.rollout == "vllm"
+    asked = {os.environ.get(name) for name in KERNELS}
+    is_exact = study.exact or os.environ.get("QAT_CORE_EXACT") == "1"
+    executed = {
+        "qat_core.nvfp4.launch": on_gpu,
+        "qat_core.exact.kernels": is_exact,
+        "qat_core.rollout.vllm": has_vllm,
+        "qat_core.rollout.vllm.cpu": not on_gpu,
+        "qat_core.rollout.vllm.exact": is_exact,
+        "qat_core.rollout.vllm.humming": is_exact or "humming" in asked,
+        "qat_core.rollout.vllm.marlin.unpacking": "marlin-unpack" in asked,
+        "qat_core.rollout.vllm.tile_layout_kernels": on_gpu,
+        "qat_core.verl.cpu_engine": not on_gpu,
+        "qat_core.verl.cpu_transport": not on_gpu,
+        "qat_core.verl.exact": is_exact,
+        "qat_core.verl.exact_count": is_exact,
+    }
+    return tuple(part for part, is_executed in executed.items() if not is_executed)
 
 
 def lock_digest(study: Study) -> str:

@@ -1,19 +1,16 @@
-"""Where a run's numbers come from: code, settings, data, versions, machine.
+"""Where a run's numbers come from: commit, files, versions, machine.
 
 `python -m experiments.runs.provenance diff A B` answers why two runs differ.
 """
 
 import argparse
-import ast
 import hashlib
 import json
 import os
 import platform
 import subprocess
 from collections.abc import Mapping
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from modulefinder import ModuleFinder
 from pathlib import Path
 from typing import Any
 
@@ -68,48 +65,6 @@ def require_digests(folder: Path, digests: Mapping[str, str]) -> None:
             raise ValueError(f"{path}: missing; {hint}")
         if digest_file(path) != digest:
             raise ValueError(f"{path}: damaged or changed, its SHA-256 differs; {hint}")
-
-
-@cache
-def digest_code(*modules: str) -> str:
-    """SHA-256 of modules and of the repository's modules that they import, directly or not.
-
-    Comments, docstrings and layout do not count: editing them leaves finished runs valid.
-    """
-    files = imported_files(*modules)
-    return digest_json({str(file.relative_to(ROOT)): _statements(file) for file in files})
-
-
-def digest_module(module: str) -> str:
-    """As `digest_code`, of the module alone."""
-    return digest_json(_statements(_file_of(module)))
-
-
-def _statements(file: Path) -> str:
-    return _parsed(file.read_bytes())
-
-
-@cache  # a workflow digests many programs, which share most of their modules
-def _parsed(source: bytes) -> str:
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
-        documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-        if isinstance(node, documented) and ast.get_docstring(node) is not None:
-            del node.body[0]
-    return ast.dump(tree)
-
-
-def _file_of(module: str) -> Path:
-    return ROOT / (module.replace(".", "/") + ".py")
-
-
-def imported_files(*modules: str) -> list[Path]:
-    """The modules' files and those of the repository that they import, directly or not."""
-    finder, files = ModuleFinder(path=[str(ROOT)]), {_file_of(module) for module in modules}
-    for file in files:
-        finder.run_script(str(file))
-    files |= {Path(path) for m in finder.modules.values() if (path := vars(m)["__file__"])}
-    return sorted(files)
 
 
 def git_state(output: Path | None = None) -> GitState | None:

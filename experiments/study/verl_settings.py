@@ -5,12 +5,14 @@ A key that verl reads but does not list in its configuration carries Hydra's "+"
 """
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.study.yaml_file import read_yaml
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
+_read = cache(read_yaml)  # the runs of a study share their recipes
 
 
 class Setting(NamedTuple):
@@ -31,7 +33,7 @@ def load_recipe(recipe: str, variants: Sequence[str]) -> dict[str, Setting]:
     return {
         key: Setting(value, str(file.relative_to(RECIPES.parents[1])))
         for file in files
-        for key, value in _flatten(read_yaml(file))
+        for key, value in _flatten(_read(file))
     }
 
 

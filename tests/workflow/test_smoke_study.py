@@ -170,20 +170,29 @@ def test_a_change_redoes_what_depends_on_it_alone(
     assert again <= jobs and not kept & jobs
 
 
+DRAWN = {"figures", "report", "publish"}
+JUDGED = {"evaluate", "compare"} | DRAWN
+
+
 @pytest.mark.parametrize(
-    ("file", "again"),
+    ("file", "old", "new", "again"),
     [
-        ("docs/protocols/kl-claim.md", {"report"}),
-        ("analysis/metrics.yaml", {"figures", "report", "publish"}),
+        ("docs/protocols/kl-claim.md", "# ", "## ", {"report"}),
+        ("analysis/metrics.yaml", "k3 KL", "KL", DRAWN),
+        ("analysis/style.py", "#0072b2", "#0072b3", DRAWN),
+        ("qat_core/rollout/vllm/humming/library.py", "unset", "leave out", set()),
+        ("qat_core/nvfp4/kernels.py", "tl.load(", "2 * tl.load(", set()),
+        ("qat_core/rl/loss.py", "return ", "return 2 * ", {"train"} | JUDGED),
     ],
 )
-def test_a_file_that_is_shown_redoes_what_shows_it(
-    folder: Path, tmp_path: Path, file: str, again: set[str]
+def test_a_changed_file_redoes_what_it_made(
+    folder: Path, tmp_path: Path, file: str, old: str, new: str, again: set[str]
 ) -> None:
     root = tmp_path / "copy"
     copy_repository(root)
-    with (root / file).open("a") as shown:
-        shown.write("\n# More\n")
+    text = (root / file).read_text()
+    assert old in text
+    (root / file).write_text(text.replace(old, new))
     done = snakemake("-n", "--configfile", folder / "study.yaml", folder=folder, root=root)
     assert done.returncode == 0, done.stderr
     lines = (done.stdout + done.stderr).splitlines()

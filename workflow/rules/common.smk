@@ -12,13 +12,19 @@ from snakemake_interface_executor_plugins.settings import ExecMode
 
 from analysis.figure_files import FORMATS, PROGRAMS, figure_names
 from analysis.judgeable import require_judgeable
-from experiments.launch.digests import code_digest, config_digest, lock_digest
+from experiments.launch.digests import (
+    code_digest,
+    config_digest,
+    lock_digest,
+    not_executed,
+)
 from experiments.launch.preflight import check_devices, check_settings
 from experiments.support.gpu_locks import shares_of_gpus, visible_gpus
 from experiments.study.preview import preview
 from experiments.runs.base_manifest import base_digest
 from experiments.runs.data_manifest import data_digest
-from experiments.runs.provenance import digest_code, digest_file, digest_json
+from experiments.runs.code import digest_code
+from experiments.runs.provenance import digest_file, digest_json
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, STUDIES
 from experiments.verl.verifier import verifier_of
@@ -100,6 +106,11 @@ def train_threads():
 def training_digest(wildcards):
     """What a run depends on besides its code and base checkpoint."""
     return config_digest(STUDY, STUDY.find_run(wildcards.run))
+
+
+def training_code(wildcards):
+    """The code that trains a run."""
+    return code_digest(STUDY, STUDY.find_run(wildcards.run))
 
 
 def base_of(wildcards):

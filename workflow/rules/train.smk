@@ -16,7 +16,7 @@ rule base:
         study=study_file,
         out=subpath(output.config, parent=True),
         settings=settings_of_base,
-        code=digest_code("experiments.base.make"),
+        code=digest_code("experiments.base.make", without=not_executed(STUDY)),
     message:
         "Making the base checkpoint {wildcards.base}"
     shell:
@@ -41,7 +41,7 @@ rule train:
     params:
         study=study_file,
         settings=training_digest,
-        code=code_digest(STUDY),
+        code=training_code,
         lock=lock_digest(STUDY),
     message:
         "Training {wildcards.run}"
