@@ -33,11 +33,11 @@ from experiments.runs.provenance import origin
 from experiments.support.cli import run_cli
 from experiments.support.subprocess_call import call_in_subprocess
 from qat_core.checkpoint.architecture import meta_model
+from qat_core.mismatch import mismatch_metrics
 from qat_core.nvfp4 import PackedTensor, dequantize
 from qat_core.planning.plan import plan
 from qat_core.planning.recipe import Recipe
 from qat_core.rl.metric_names import K3_KL
-from qat_core.rl.mismatch import mismatch_metrics
 from qat_core.rl.policy import Policy
 from qat_core.rollout.engine import Rollouts
 from qat_core.rollout.vllm.engine import VllmEngine, vllm_version

@@ -29,6 +29,7 @@ from experiments.study.schema import STUDIES, Run, Study
 from experiments.support.cli import run_cli
 from experiments.support.json_files import write_json
 from qat_core.arguments import positive_int, study_seed
+from qat_core.mismatch import k3
 from qat_core.rl.policy import Policy
 from qat_core.rl.trainer import GrpoTrainer, TrainerConfig
 from qat_core.rollout.eager import EagerEngine
@@ -95,8 +96,7 @@ def score(policy: Policy, rollouts: Rollouts, found: Tokens, rows_at_once: int) 
 
 def _k3(policy: Policy, rollouts: Rollouts) -> Tensor:
     log_probs_BT, _ = policy.log_probs(rollouts)
-    log_ratio = (log_probs_BT - rollouts.log_probs)[rollouts.response_mask > 0].double()
-    return torch.expm1(log_ratio) - log_ratio
+    return k3((log_probs_BT - rollouts.log_probs)[rollouts.response_mask > 0])
 
 
 def _rerouted(rollouts: Rollouts, own: Tensor) -> Tensor:

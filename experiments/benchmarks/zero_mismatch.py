@@ -34,6 +34,7 @@ from qat_core.checkpoint.load import load_model
 from qat_core.exact import log_probs, make_exact
 from qat_core.exact.contract import needed
 from qat_core.exact.model import model_runner
+from qat_core.mismatch import k3
 from qat_core.options import ScalePolicy
 from qat_core.planning.plan import plan
 from qat_core.planning.recipe import Recipe
@@ -236,12 +237,11 @@ def _compare(model: Any, sampled: Rollouts, case: Case) -> dict[str, Any]:
     theirs = sampled.log_probs[sampled.response_mask.bool()]
     ours = torch.cat([_packed_log_probs(model, sampled.select(rows)) for rows in _groups(sampled)])
     difference = ours.double() - theirs.double()
-    k3 = torch.expm1(difference) - difference
     return {
         "tokens": len(ours),
         "unequal": int((ours != theirs).sum()),
         "largest_difference": float(difference.abs().max()),
-        "k3_kl": float(k3.mean()),
+        "k3_kl": float(k3(difference).mean()),
     }
 
 

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 from torch import Tensor
+
+from qat_core.mismatch import k3
 
 NUM_RESAMPLES = 2000
 LEVEL = 0.95
@@ -21,9 +22,8 @@ class Estimate:
 
 
 def k3_per_sequence(to_BT: Tensor, from_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """Sum over each sequence's tokens of exp(d) - 1 - d with d = to - from, FP64 (B,)."""
-    d_BT = ((to_BT - from_BT) * mask_BT).double().cpu()
-    return (torch.expm1(d_BT) - d_BT).sum(-1)
+    """Sum over each sequence's tokens of k3 with d = to - from, FP64 (B,)."""
+    return k3(((to_BT - from_BT) * mask_BT).cpu()).sum(-1)
 
 
 class Bootstrap:

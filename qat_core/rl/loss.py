@@ -4,7 +4,7 @@ Sources: GRPO, arXiv 2402.03300; clip-higher and the token-level mean, DAPO, arX
 clip, arXiv 1912.09729. Defaults are those of verl's recipe.
 
 Rollouts may come from another policy than the one that is trained. With d = p - q, the log-probs of
-the trainer less the rollout's, as in `qat_core.rl.mismatch`, the corrections are:
+the trainer less the rollout's, as in `qat_core.mismatch`, the corrections are:
 
 * token_tis: weight min(exp(d), threshold) a token; https://fengyao.notion.site/off-policy-rl.
 * sequence_mask: responses whose ratio exp(-sum d) is outside the band are dropped.
@@ -20,8 +20,8 @@ import math
 import torch
 from torch import Tensor
 
+from qat_core.mismatch import SAFETY_BOUND, importance_weights
 from qat_core.rl.config import GrpoConfig
-from qat_core.rl.mismatch import SAFETY_BOUND, importance_weights
 
 
 def group_advantages(rewards_B: Tensor, group_size: int) -> Tensor:

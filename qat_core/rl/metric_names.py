@@ -1,7 +1,6 @@
 """Names of the metrics that other modules read too; they are verl's. Imports nothing."""
 
-ROLLOUT_CORRECTION = "rollout_corr/"  # prefix of all metrics of the mismatch
-K3_KL = f"{ROLLOUT_CORRECTION}k3_kl"
+K3_KL = "rollout_corr/k3_kl"
 REWARD = "critic/score/mean"
 STEP_TIME = "timing_s/step"
 TOTAL_TOKENS = "perf/total_num_tokens"  # of prompts and responses of a step

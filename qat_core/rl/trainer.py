@@ -16,12 +16,12 @@ from qat_core.drift.log import DriftLog
 from qat_core.drift.names import FILE as DRIFT_FILE
 from qat_core.exact.contract import needed
 from qat_core.exact.count import NotExact, require_equal
+from qat_core.mismatch import as_floats, masked_mean, mismatch_metrics
 from qat_core.planning.plan import plan
 from qat_core.planning.recipe import Recipe
 from qat_core.rl import resume
 from qat_core.rl.config import GrpoConfig, TaskConfig
 from qat_core.rl.loss import advantages, drift_term_metrics
-from qat_core.rl.mismatch import as_floats, masked_mean, mismatch_metrics
 from qat_core.rl.optimizer import MasterAdamW
 from qat_core.rl.policy import Policy, Scores
 from qat_core.rl.prompts import decode_responses, encode_prompt

@@ -7,8 +7,8 @@ import torch
 from analysis.metrics import CATALOGUE, catalogue_text
 from experiments.study.schema import ROOT
 from experiments.tracking.glance import COLUMNS, SUMMARY
+from qat_core.mismatch import mismatch_metrics
 from qat_core.rl.metric_names import K3_KL
-from qat_core.rl.mismatch import mismatch_metrics
 from qat_core.rl.step_metrics import score_metrics
 
 

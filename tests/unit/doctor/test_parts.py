@@ -13,8 +13,8 @@ from qat_core.doctor.routing import Recorder, disagreement, replayed
 from qat_core.doctor.sampling import ORDER, Sampling
 from qat_core.doctor.statistics import Bootstrap, Estimate, k3_per_sequence
 from qat_core.doctor.weights import compare, numbers, packed
+from qat_core.mismatch import mismatch_metrics
 from qat_core.planning.recipe import Recipe
-from qat_core.rl.mismatch import mismatch_metrics
 from qat_core.training.preparation import prepare
 from tests.tiny_models import tiny_model, tokens
 

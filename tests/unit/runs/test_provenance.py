@@ -10,6 +10,7 @@ import pytest
 
 from experiments.runs import provenance
 
+
 def test_switches_are_recorded_but_for_secrets_and_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,10 +8,19 @@ Formulas as in verl 0.9.1, verl/trainer/ppo/rollout_corr_helper.py; the two perc
 import torch
 from torch import Tensor
 
-from qat_core.rl.metric_names import ROLLOUT_CORRECTION
-
+PREFIX = "rollout_corr/"  # of verl's names
 SAFETY_BOUND = 20.0
 _EPSILON = 1e-8
+
+
+def k3(log_ratio: Tensor) -> Tensor:
+    """What each token adds to the k3 KL (Schulman 2020), in nats: exp(d) - 1 - d, FP64.
+
+    Args:
+        log_ratio: d = log p_train - log q_rollout of sampled tokens, or of any two models.
+    """
+    wide = log_ratio.double()
+    return torch.expm1(wide) - wide  # exp(d) - 1 would cancel to noise where d is small
 
 
 def masked_mean(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
@@ -49,7 +58,7 @@ def mismatch_metrics(
         **_divergences(log_ratio_BT, mask_BT),
         **_importance_statistics(log_ratio_BT, mask_BT, threshold),
     }
-    return as_floats({f"{ROLLOUT_CORRECTION}{name}": value for name, value in metrics.items()})
+    return as_floats({f"{PREFIX}{name}": value for name, value in metrics.items()})
 
 
 def as_floats(metrics: dict[str, Tensor]) -> dict[str, float]:
@@ -85,19 +94,12 @@ def _divergences(log_ratio_BT: Tensor, mask_BT: Tensor) -> dict[str, Tensor]:
     abs_tokens = log_ratio_BT[mask_BT > 0].abs()
     return {
         "kl": masked_mean(-log_ratio_BT, mask_BT),
-        # expm1 keeps k3 exact where d is so small that exp(d) - 1 - d would cancel to noise
-        "k3_kl": masked_mean(_expm1_minus(log_ratio_BT), mask_BT),
+        "k3_kl": masked_mean(k3(log_ratio_BT), mask_BT),
         "chi2_token": masked_mean(bounded_BT.exp().square(), mask_BT) - 1,
         "chi2_seq": (2 * bounded_sum_B).exp().mean() - 1,
         "abs_diff_p50": abs_tokens.quantile(0.5),
         "abs_diff_p99": abs_tokens.quantile(0.99),
     }
-
-
-def _expm1_minus(x: Tensor) -> Tensor:
-    """exp(x) - 1 - x in FP64."""
-    wide = x.double()
-    return torch.expm1(wide) - wide
 
 
 def _importance_statistics(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from qat_core.rl.mismatch import importance_weights, mismatch_metrics
+from qat_core.mismatch import importance_weights, mismatch_metrics
 
 log_probs = st.floats(-8, 0, width=32)
 
