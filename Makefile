@@ -68,9 +68,8 @@ ui: $(BASE)  ## browse the runs of this machine, or the recorded ones
 
 figures: $(BASE)  ## draw all figures and tables again from experiments/records
 	@for study in experiments/records/*/study.yaml; do record=$$(dirname "$$study"); \
-		programs=($$($(BIN)/python -m analysis.figure_files --study "$$study")); \
-		$(BIN)/python -m "$${programs[0]}" --study "$$study" --results "$$record" --out "$$record"; \
-		$(BIN)/python -m "$${programs[1]}" --study "$$study" --results "$$record" \
+		$(BIN)/python -m analysis.claims --study "$$study" --results "$$record" --out "$$record"; \
+		$(BIN)/python -m analysis.figures --study "$$study" --results "$$record" \
 			--out "$$record/figures"; done
 	@$(BIN)/python -m analysis.figures.qwen3 --out experiments/records/benchmarks/figures
 	@$(BIN)/python -m analysis.documents

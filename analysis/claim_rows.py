@@ -1,4 +1,4 @@
-"""From an estimate and what is required of it to a judged row."""
+"""From an estimate and what is required of it to a judged row, with any set of rules."""
 
 from typing import Any, Literal
 
@@ -6,9 +6,17 @@ import numpy as np
 
 from analysis.claims_table import Claim
 from analysis.stats import Interval, Verdict
+from experiments.study.schema import Study
 
 # How a threshold binds, and its value; "within" means between -value and value.
 Requirement = tuple[Literal["at least", "at most", "within"], float]
+
+ONE_CHECKPOINT = "one pretrained checkpoint: verdicts hold for it alone"
+
+
+def is_pretrained(study: Study, model: str) -> bool:
+    """Whether all seeds of a model begin with one checkpoint of others."""
+    return study.models[model].kind in ("gguf", "hub")
 
 
 def new_claim(

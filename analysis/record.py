@@ -13,8 +13,8 @@ from typing import Any
 
 import pandas as pd
 
+from analysis.claims import write_claims
 from analysis.claims_table import read_table
-from analysis.judging import write_claims
 from analysis.replication_file import REPLICATIONS, replication_of
 from experiments.runs.attempts import list_run_dirs
 from experiments.runs.completeness import complete_cells

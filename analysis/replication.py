@@ -17,8 +17,8 @@ from pydantic import BaseModel
 from rich.console import Console
 from rich.table import Table
 
+from analysis.claims import judge as judge_results
 from analysis.claims_table import COLORS, Claim, ClaimsTable, ClaimVerdict, read_table
-from analysis.judging import judge as judge_results
 from analysis.load import read_metrics, require_distinct_seeds
 from analysis.markdown import MarkdownTable
 from analysis.record import require_commit

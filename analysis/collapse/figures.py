@@ -1,7 +1,6 @@
-"""Figures of a study of collapses: `python -m analysis.collapse.figures --study FILE ...`."""
+"""The figures of a study of collapses, one module each."""
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import NamedTuple
 
 from matplotlib.figure import Figure
@@ -10,10 +9,9 @@ from analysis.collapse import answers, behaviour, causes, costs, curves, differe
 from analysis.collapse.data import GridData
 from analysis.collapse.grid import NOQAT, QAT, show_rate
 from analysis.drift import order
-from analysis.figure_files import DRIFT, PROGRAMS, figure_names, load_judged_by, parse_drawing
-from analysis.style import arm_style, save_figure
+from analysis.figure_files import DRIFT, KINDS
+from analysis.style import arm_style
 from experiments.runs.drift import read_drift
-from experiments.support.cli import run_cli
 
 
 class GridFigure(NamedTuple):
@@ -67,17 +65,4 @@ FIGURES: Mapping[str, GridFigure] = {
     "causes": GridFigure(causes.draw, causes.CAPTION),
     DRIFT: GridFigure(draw_drift, order.CAPTION, ("drift",)),
 }
-assert tuple(FIGURES) == (*PROGRAMS["collapse"].figures, DRIFT)
-
-
-def main() -> None:
-    """Writes each figure."""
-    arguments = parse_drawing()
-    data = GridData(load_judged_by("collapse", arguments.study), arguments.results)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    for name in figure_names(data.study):
-        save_figure(partial(FIGURES[name].draw, data), arguments.out / f"{name}.{arguments.format}")
-
-
-if __name__ == "__main__":
-    run_cli(main)
+assert tuple(FIGURES) == (*KINDS["collapse"].figures, DRIFT)

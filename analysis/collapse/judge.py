@@ -7,16 +7,14 @@ from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 
-from analysis.claim_rows import numbers_of
+from analysis.claim_rows import ONE_CHECKPOINT, is_pretrained, numbers_of
 from analysis.claims_table import Claim, ClaimsTable
 from analysis.collapse.comparison import Comparison
 from analysis.collapse.few_seeds import FEWEST_FOR_TESTS, descriptive_rules_of
 from analysis.collapse.grid import Design, Grid, design_of, read_grid, runs_by_setting
-from analysis.collapse.outcome_table import outcome_table
 from analysis.collapse.rules import AREA_LEVEL, Judged, Rule, rules_of
 from analysis.collapse.survival import NUM_DRAWN, WINDOW, takes_all_divisions, takes_all_signs
 from analysis.load import metric_of, read_metrics
-from analysis.protocol import ONE_CHECKPOINT, is_pretrained
 from experiments.runs.evaluation import EVALUATIONS
 from experiments.runs.manifest import MANIFEST, read_manifest
 from experiments.runs.record import file_of, has_file
@@ -82,13 +80,6 @@ def _tests(primary: str, rules: Collection[str], num_seeds: int) -> str:
         return p_values + OF_TWO_ARMS
     every = "all" if takes_all_signs(num_seeds) else f"{NUM_DRAWN:,}"
     return p_values + ON_REWARDS.get(primary, CORRECTED).format(every)
-
-
-def write_claims(study: Study, results: Path, out: Path) -> ClaimsTable:
-    """Judges a study and writes claims.json and claims.md, which all outcomes end."""
-    table = judge_study(study, results)
-    table.write(out, f"\n{outcome_table(study, results)}\n")
-    return table
 
 
 def judge_grid(

@@ -1,23 +1,26 @@
 """Draws a study's figures: `python -m analysis.figures --study FILE --results DIR --out DIR`."""
 
-from functools import partial
+import argparse
+from pathlib import Path
 
-from analysis.figure_files import figure_names, load_judged_by, parse_drawing
-from analysis.figures import FIGURES
-from analysis.load import load_results
+from analysis.figure_files import FORMATS
+from analysis.figures.drawings import drawings
 from analysis.style import save_figure
-from experiments.support.cli import run_cli
+from experiments.study.load import load_study
+from experiments.support.cli import STUDY, run_cli
 
 
 def main() -> None:
     """Writes each figure."""
-    arguments = parse_drawing()
-    study = load_judged_by("parity", arguments.study)
-    results = load_results(study, arguments.results)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    for name in figure_names(study):
-        path = arguments.out / f"{name}.{arguments.format}"
-        save_figure(partial(FIGURES[name].draw, study, results), path)
+    parser = argparse.ArgumentParser(description="Draw a study's figures.", parents=[STUDY])
+    parser.add_argument("--results", type=Path, required=True, help="results or records folder")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the figures")
+    parser.add_argument("--format", choices=FORMATS, default=FORMATS[0])
+    args = parser.parse_args()
+    figures = drawings(load_study(args.study), args.results).figures
+    args.out.mkdir(parents=True, exist_ok=True)
+    for name, it in figures.items():
+        save_figure(it.draw, args.out / f"{name}.{args.format}")
 
 
 if __name__ == "__main__":

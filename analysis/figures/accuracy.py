@@ -9,7 +9,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.accuracy_claims import (
+from analysis.parity.accuracy import (
     BF16,
     NOQAT,
     PRECISIONS,

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 from scipy.stats import gmean
 
 from analysis.claims_table import show_ratio
-from analysis.kl_claims import kl_ratio, mean_kl
+from analysis.parity.kl import kl_ratio, mean_kl
 from analysis.results import Array, Results
 from analysis.stats import SPIKE, Interval
 from analysis.style import INK, add_legend, arm_style, grid_by_model, plot_seeds, seeds_note

@@ -4,7 +4,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.accuracy_claims import PRECISIONS
+from analysis.parity.accuracy import PRECISIONS
 from analysis.results import Results
 from analysis.style import add_legend, arm_style, grid_by_model
 from experiments.study.schema import Study

@@ -2,19 +2,12 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from analysis.collapse.data import GridData
-from analysis.collapse.figures import FIGURES as GRID_FIGURES
-from analysis.collapse.figures import GridFigure, drift_runs
 from analysis.drift.order import order_table
-from analysis.figure_files import DRIFT, PROGRAMS, figure_names
-from analysis.figures import FIGURES, StudyFigure
-from analysis.figures.drift import runs_by_arm
-from analysis.load import load_results
-from analysis.results import Results
+from analysis.figure_files import KINDS
+from analysis.figures.drawings import drawings
 from analysis.style import figure_bytes
 from experiments.runs.evaluation import EVALUATIONS
 from experiments.runs.manifest import MANIFEST, RunManifest
@@ -111,45 +104,25 @@ def read_content(study_file: Path, results: Path) -> Content:
     there = [run for run in study.runs if has_file(results / run.id, MANIFEST)]
     if not there:
         raise ValueError(f"{results}: no run of study {study.study}; {trained}")
-    data = load_results(study, results) if study.judged_by == "parity" else GridData(study, results)
-    programs = PROGRAMS[study.judged_by]
-    draw = programs.draw.removesuffix(".__main__")
+    shown = drawings(study, results)
     return Content(
         study=study,
         study_yaml=study_file.read_text(),
         manifests={run.id: read_run(study, run, results, trained) for run in there},
         missing=tuple(run.id for run in study.runs if run not in there),
         claims=read_bytes(judged / "claims.md", drawn).decode(),
-        figures=tuple(_figures(study, data)),
+        figures=tuple(
+            ShownFigure(
+                name, it.caption, figure_bytes(it.draw, "svg"), _script(it.module), it.reads
+            )
+            for name, it in shown.figures.items()
+        ),
         files=tuple(_files([results] if record else [results / run.id for run in there])),
-        protocol=(ROOT / programs.protocol).read_text(),
-        command=f"python -m {draw} --study {_shown(study_file)} --results {_shown(results)} "
-        "--out figures",
-        drift=_drift(study, data),
+        protocol=(ROOT / KINDS[study.judged_by].protocol).read_text(),
+        command=f"python -m analysis.figures --study {_shown(study_file)} "
+        f"--results {_shown(results)} --out figures",
+        drift={model: order_table(runs()) for model, runs in shown.drift.items()},
     )
-
-
-def _figures(study: Study, data: Results | GridData) -> Iterator[ShownFigure]:
-    it: StudyFigure | GridFigure
-    for name in figure_names(study):
-        if isinstance(data, Results):
-            it = FIGURES[name]
-            draw = partial(it.draw, study, data)
-        else:
-            it = GRID_FIGURES[name]
-            draw = partial(it.draw, data)
-        svg = figure_bytes(draw, "svg")
-        yield ShownFigure(name, it.caption, svg, _script(it.draw.__module__), it.reads)
-
-
-def _drift(study: Study, data: Results | GridData) -> dict[str, str]:
-    if DRIFT not in figure_names(study):
-        return {}
-    if isinstance(data, Results):
-        runs = {model: runs_by_arm(study, data, model) for model in study.models}
-    else:
-        runs = {data.design.dense: drift_runs(data)}
-    return {model: order_table(of_model) for model, of_model in runs.items()}
 
 
 def _script(module: str) -> str:

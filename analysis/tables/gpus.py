@@ -11,7 +11,10 @@ from analysis.tables.memory import GPUS, MODELS
 from analysis.tables.verl import VerlRun, read_verl_records
 from experiments.study.schema import ROOT
 from experiments.support.json_files import read_json
-from qat_core.planning.memory import predict_offloaded_memory_gib, predict_training_memory_gib
+from qat_core.planning.predicted_memory import (
+    predict_offloaded_memory_gib,
+    predict_training_memory_gib,
+)
 
 BYTES_PER_VALUE = 2  # `model_dtype: bfloat16`, as in all these runs
 GPU_GIB = 140.4  # an H200's 143,771 MiB

@@ -9,7 +9,7 @@ from analysis.tables.record import setups
 from analysis.tables.serving import engines_by_name, read_servings
 from experiments.study.schema import ROOT
 from experiments.support.json_files import read_json
-from qat_core.planning.memory import (
+from qat_core.planning.predicted_memory import (
     predict_offloaded_memory_gib,
     predict_training_memory_gib,
     predict_weight_memory_gib,

@@ -12,7 +12,7 @@ from experiments.study.schema import ROOT
 from experiments.support.hub_errors import explain_download_errors
 from qat_core.checkpoint.load import require_whole
 from qat_core.checkpoint.shards import Shards
-from qat_core.planning.memory import weight_shapes
+from qat_core.planning.predicted_memory import weight_shapes
 
 FILES = ("*.safetensors", "*.json", "*.txt", "*.jinja")
 

@@ -37,8 +37,8 @@ from experiments.benchmarks.served_tensors import writes_in_place
 from experiments.benchmarks.timing import synchronize
 from experiments.support.cli import run_cli
 from qat_core.checkpoint.architecture import meta_model
-from qat_core.planning.memory import predict_weight_memory_gib, weight_shapes
 from qat_core.planning.plan import plan
+from qat_core.planning.predicted_memory import predict_weight_memory_gib, weight_shapes
 from qat_core.planning.recipe import Recipe
 from qat_core.rollout.vllm.engine import VllmEngine
 from qat_core.rollout.vllm.switches import IN_PLACE_VARIABLE

@@ -24,7 +24,7 @@ from experiments.runs.manifest import RunManifest
 from experiments.runs.metrics import Row, token_mean
 from experiments.support.cli import run_cli
 from experiments.support.json_files import write_json
-from experiments.verl.memory import GPU_MEMORY, HOST_MEMORY
+from experiments.verl.peak_memory import GPU_MEMORY, HOST_MEMORY
 from qat_core.rl.metric_names import K3_KL, STEP_TIME
 
 TIMES = {

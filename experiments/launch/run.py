@@ -52,7 +52,7 @@ from experiments.support.tee import tee_output
 from experiments.support.temporary_folder import private_temporary_folder
 from experiments.tracking.run_log import RunLog, Tracker, Untracked
 from qat_core.drift.names import FILE as DRIFT_FILE
-from qat_core.planning.memory import predict_weight_memory_gib
+from qat_core.planning.predicted_memory import predict_weight_memory_gib
 from qat_core.rollout.vllm.switches import require_known_variables
 
 KILLED = "killed without a chance to report: SIGKILL, out of memory, or the machine stopped"

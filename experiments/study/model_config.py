@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from experiments.support.json_files import read_json, read_model
-from qat_core.planning.memory import SUPPORTED
+from qat_core.planning.predicted_memory import SUPPORTED
 
 # larger than any published model's, and small enough to list all shapes of
 LARGEST = 2**24

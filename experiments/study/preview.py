@@ -7,7 +7,7 @@ from experiments.study.arms import ARMS
 from experiments.study.model_config import read_model_config
 from experiments.study.models import GgufModel
 from experiments.study.schema import ROOT, Study
-from qat_core.planning.memory import Precision, predict_weight_memory_gib
+from qat_core.planning.predicted_memory import Precision, predict_weight_memory_gib
 from qat_core.units import show_memory
 
 HEADER = f"{'model':<20} {'arm':<16} {'seeds':<12} rollout weights, predicted"

@@ -13,7 +13,7 @@ from experiments.study.arms import ArmName
 from experiments.study.models import Model, ModelName
 from experiments.study.verl_settings import Setting, load_recipe
 from qat_core.options import BlockScaleMethod, ScalePolicy
-from qat_core.planning.memory import VLLM_VOCABULARY_MULTIPLE
+from qat_core.planning.predicted_memory import VLLM_VOCABULARY_MULTIPLE
 from qat_core.rl.config import Correction, EvaluationConfig, GrpoConfig, Settings, TaskConfig
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -25,7 +25,7 @@ from experiments.verl.command import (
 )
 from experiments.verl.kl_gate import GateWatch
 from experiments.verl.leftovers import LEFTOVERS_FILE, remove_leftovers
-from experiments.verl.memory import PeakMemory
+from experiments.verl.peak_memory import PeakMemory
 from experiments.verl.preflight import require_inputs
 from experiments.verl.process import VerlProcess, running_verl
 from experiments.verl.rows import StepReader

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 import yaml
 
-from analysis.claims import judge_study
 from analysis.load import load_results
+from analysis.parity.judge import judge_study
 from experiments.base.make import build_model, read_config
 from experiments.launch.run import open_attempts
 from experiments.runs.attempts import next_attempt, read_history, write_results
@@ -19,7 +19,7 @@ from experiments.study.model_config import read_model_config
 from experiments.study.preview import preview
 from experiments.study.schema import ROOT, STUDIES
 from experiments.support.json_files import write_json, write_jsonl
-from qat_core.planning.memory import predict_weight_memory_gib
+from qat_core.planning.predicted_memory import predict_weight_memory_gib
 from qat_core.rl import resume
 from qat_core.rl.optimizer import MasterAdamW
 from qat_core.rl.tokenizer import character_tokenizer

@@ -12,7 +12,7 @@ LIGHT = [
     "import qat_core",
     "from qat_core import Recipe; Recipe.ffn()",
     "import qat_core.planning.recipe",
-    "import qat_core.planning.memory",
+    "import qat_core.planning.predicted_memory",
     "import qat_core.options",
     "import experiments.launch.preflight",
     "import qat_core.verl.configuration",

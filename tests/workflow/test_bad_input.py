@@ -103,30 +103,6 @@ def test_program_that_fails_within_the_workflow_is_said_to_fail(
     assert "MissingOutputException" not in output
 
 
-@pytest.mark.parametrize(
-    ("program", "file", "line"),
-    [
-        (
-            "claims",
-            "collapse",
-            "judged_by: collapse: judge it with python -m analysis.collapse,",
-        ),
-        ("figures", "collapse", "draw it with python -m analysis.collapse.figures"),
-        ("collapse", "default", "judged_by: parity: judge it with python -m analysis.claims, draw"),
-        ("collapse.figures", "default", "draw it with python -m analysis.figures"),
-    ],
-)
-def test_programs_of_the_other_kind_of_study_are_named(
-    tmp_path: Path, program: str, file: str, line: str
-) -> None:
-    study, record = STUDIES / f"{file}.yaml", ROOT / "experiments" / "records" / file
-    arguments = ("--study", study, "--results", record, "--out", "out")
-    done = module(f"analysis.{program}", *arguments, folder=tmp_path)
-    assert_one_line(done, f"error: {study}: judged_by: ")
-    assert line in done.stderr and done.returncode == 2
-    assert list(tmp_path.iterdir()) == []
-
-
 BAD_YAML = {
     "unclosed bracket": (b"rl: [1\n", "line 2: expected ',' or ']'"),
     "tab": (b"rl:\n\tsteps: 1\n", "line 2: found character '\\t' that cannot start any token"),

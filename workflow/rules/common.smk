@@ -10,7 +10,7 @@ from shlex import quote
 from snakemake.settings.types import DeploymentMethod
 from snakemake_interface_executor_plugins.settings import ExecMode
 
-from analysis.figure_files import FORMATS, PROGRAMS, figure_names
+from analysis.figure_files import FORMATS, KINDS, figure_names
 from analysis.judgeable import require_judgeable
 from experiments.launch.digests import (
     code_digest,
@@ -160,7 +160,7 @@ CLAIMS = digest_json([STUDY.primary, STUDY.claims.model_dump(mode="json")])
 LABELS = "analysis/metrics.yaml"
 TEMPLATE = ("analysis/report/template.html", "analysis/report/style.css")
 STUDY_DIR = f"results/studies/{STUDY.study}"
-JUDGE, DRAW, PROTOCOL, _ = PROGRAMS[STUDY.judged_by]
+PROTOCOL = KINDS[STUDY.judged_by].protocol
 FIGURES = {
     name: f"{STUDY_DIR}/figures/{name}.{FORMATS[0]}" for name in figure_names(STUDY)
 }

@@ -16,10 +16,9 @@ rule compare:
         study=study_file,
         out=subpath(output.table, parent=True),
         claims=CLAIMS,
-        program=JUDGE,
-        code=digest_code(JUDGE),
+        code=digest_code("analysis.claims"),
     message:
         "Judging the claims of study {STUDY.study}"
     shell:
-        "python -m {params.program} --study {params.study:q} --results results --out {params.out:q}"
+        "python -m analysis.claims --study {params.study:q} --results results --out {params.out:q}"
         " > {log:q} 2>&1"

@@ -14,14 +14,13 @@ rule figures:
     params:
         study=study_file,
         out=subpath(output[0], parent=True),
-        program=DRAW,
-        code=digest_code(DRAW),
+        code=digest_code("analysis.figures.__main__"),
         claims=CLAIMS,
         labels=digest_file(ROOT / LABELS),
     message:
         "Drawing the figures of study {STUDY.study}"
     shell:
-        "python -m {params.program} --study {params.study:q} --results results"
+        "python -m analysis.figures --study {params.study:q} --results results"
         " --out {params.out:q} > {log:q} 2>&1"
 
 

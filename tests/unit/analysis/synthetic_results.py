@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from analysis.claims import judge_study
 from analysis.claims_table import Claim
 from analysis.load import load_results
+from analysis.parity.judge import judge_study
 from experiments.study.schema import Run, Study
 from tests.manifests import MANIFEST
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from analysis.claims import judge_study
 from analysis.claims_table import ClaimsTable, read_table, show_ratio
 from analysis.load import load_results
+from analysis.parity.judge import judge_study
 from analysis.results import Results
 from experiments.study.schema import ROOT, Study
 from tests.unit.analysis.synthetic_results import (

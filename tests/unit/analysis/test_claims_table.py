@@ -5,8 +5,8 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from analysis.claims import judge_study
 from analysis.claims_table import ClaimsTable, read_table
+from analysis.parity.judge import judge_study
 from analysis.results import Results
 from experiments.study.schema import ROOT, Study
 

@@ -10,10 +10,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from PIL import Image
 
-from analysis.claims import judge_study
 from analysis.claims_table import show_ratio
 from analysis.figure_files import FORMATS
 from analysis.figures import FIGURES, qwen3
+from analysis.parity.judge import judge_study
 from analysis.results import Results
 from analysis.style import arm_style, save_figure
 from analysis.tables.serving import read_servings

@@ -7,9 +7,9 @@ import pandas as pd
 import pytest
 import yaml
 
-from analysis.claims import judge_study
 from analysis.collapse.judge import judge_study as judge_grid_study
 from analysis.judgeable import require_judgeable
+from analysis.parity.judge import judge_study
 from analysis.results import Results
 from experiments.study.load import load_study
 from experiments.study.schema import STUDIES, Study

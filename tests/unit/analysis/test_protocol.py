@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from analysis.claims import judge_study
 from analysis.load import load_results
+from analysis.parity.judge import judge_study
 from experiments.study.load import load_study
 from experiments.study.schema import STUDIES, Study
 

@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 import analysis.record
+from analysis.claims import judge
 from analysis.claims_table import read_table
-from analysis.judging import judge
 from analysis.record import portable, record_study, require_commit, require_one_base_a_seed
 from experiments.runs.manifest import RunManifest
 from experiments.study.schema import Study

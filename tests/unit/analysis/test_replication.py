@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from analysis.claims import judge_study
 from analysis.claims_table import ClaimsTable
 from analysis.load import load_results
+from analysis.parity.judge import judge_study
 from analysis.record import record_study
 from analysis.replication import (
     Comparison,

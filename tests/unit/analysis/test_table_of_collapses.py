@@ -5,8 +5,8 @@ from pathlib import Path
 
 import yaml
 
+from analysis.claims import write_claims
 from analysis.claims_table import ClaimsTable
-from analysis.collapse.judge import write_claims
 from analysis.tables.collapses import collapses_text
 from experiments.runs.record import FILES
 from experiments.study.load import load_study

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from experiments.support.gpu_locks import VISIBLE
-from experiments.verl.memory import GPU_MEMORY, HOST_MEMORY, PeakMemory
+from experiments.verl.peak_memory import GPU_MEMORY, HOST_MEMORY, PeakMemory
 
 GIB = 2**30
 # answers with the memory of the GPUs it is asked for, index and MiB, from a file beside it

@@ -9,7 +9,7 @@ import pytest
 from experiments.runs.attempts import STOP_FILE
 from experiments.verl import trainer
 from experiments.verl.kl_gate import GateWatch
-from experiments.verl.memory import PeakMemory
+from experiments.verl.peak_memory import PeakMemory
 from experiments.verl.process import VerlProcess
 from experiments.verl.rows import StepReader
 from qat_core.rl.metric_names import STEP_TIME

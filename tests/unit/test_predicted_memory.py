@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from experiments.runs.manifest import read_manifest
 from experiments.study.schema import ROOT
-from qat_core.planning.memory import (
+from qat_core.planning.predicted_memory import (
     VLLM_VOCABULARY_MULTIPLE,
     Precision,
     predict_offloaded_memory_gib,

@@ -6,7 +6,8 @@ applies to runs that started after it; rows about older ones say so.
 
 from datetime import UTC, datetime
 
-from analysis.accuracy_claims import BF16, answers
+from analysis.claim_rows import ONE_CHECKPOINT, is_pretrained
+from analysis.parity.accuracy import BF16, answers
 from analysis.results import Results
 from experiments.study.schema import Study
 
@@ -16,7 +17,6 @@ SEEDS = 5
 SAMPLES = 4  # a prompt
 LOWEST, HIGHEST = 0.5, 0.8  # where BF16 is to end
 EVALUATED_STEPS = 3  # so that at least one lies within training
-ONE_CHECKPOINT = "one pretrained checkpoint: verdicts hold for it alone"
 
 
 def marks(study: Study, results: Results, model: str) -> tuple[str, ...]:
@@ -45,11 +45,6 @@ def marks(study: Study, results: Results, model: str) -> tuple[str, ...]:
     if accuracy is not None and not LOWEST <= accuracy <= HIGHEST:
         found[f"BF16 ended at {accuracy:.3f}, outside {LOWEST} to {HIGHEST}"] = True
     return tuple(mark for mark, holds in found.items() if holds)
-
-
-def is_pretrained(study: Study, model: str) -> bool:
-    """Whether all seeds of a model begin with one checkpoint of others."""
-    return study.models[model].kind in ("gguf", "hub")
 
 
 def _accuracy_of_bf16(results: Results, model: str) -> float:

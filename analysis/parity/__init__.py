@@ -1,0 +1,1 @@
+"""Rules of studies that ask whether QAT trains as BF16 does: mismatch, accuracy, reward, memory."""
