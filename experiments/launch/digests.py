@@ -98,6 +98,7 @@ def not_executed(study: Study) -> tuple[str, ...]:
     is_exact = study.exact or os.environ.get("QAT_CORE_EXACT") == "1"
     executed = {
         "qat_core.nvfp4.launch": on_gpu,
+        "qat_core.exact": has_vllm,
         "qat_core.exact.kernels": is_exact,
         "qat_core.rollout.vllm": has_vllm,
         "qat_core.rollout.vllm.cpu": not on_gpu,

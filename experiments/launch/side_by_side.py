@@ -1,11 +1,14 @@
 """`python -m experiments.launch.side_by_side`: runs of a study next to each other on one machine.
 
-For machines without Snakemake, such as a GPU rented by the minute. Base checkpoints, and data of
-verl, are made as runs come to need them; then each run is trained and evaluated. What is complete,
-and of the present settings and code, is skipped and what was cut off is resumed, so that the same
-command continues a study; its exit code is 1 as long as something is not complete. On a GPU a
-program waits until so much memory is free as the study says that a run takes (`gpu_memory_gib`);
-more jobs than fit do no harm.
+Snakemake is the scheduler; this is for machines that have neither it nor a network to get it by,
+such as a GPU rented by the minute. How runs share a GPU by memory is no scheduling of its own:
+`experiments.support.gpu_locks` decides it under both.
+
+Base checkpoints, and data of verl, are made as runs come to need them; then each run is trained and
+evaluated. What is complete, and of the present settings and code, is skipped and what was cut off
+is resumed, so that the same command continues a study; its exit code is 1 as long as something is
+not complete. On a GPU a program waits until so much memory is free as the study says that a run
+takes (`gpu_memory_gib`); more jobs than fit do no harm.
 
 `--random-weights` is for large models whose weights are random: ranks draw them from a seed
 (`experiments.benchmarks.seeded_base`), and nothing is evaluated.

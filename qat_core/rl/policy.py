@@ -12,9 +12,6 @@ from torch.nn.functional import pad
 from transformers import PreTrainedModel
 
 from qat_core.checkpoint.load import load_model
-from qat_core.exact import log_probs as exact_log_probs
-from qat_core.exact import make_exact
-from qat_core.exact.model import model_runner
 from qat_core.planning.plan import QuantPlan
 from qat_core.planning.recipe import Recipe
 from qat_core.rollout.eager import positions_from_mask
@@ -97,7 +94,10 @@ class Policy:
         )
         self.replays_routes = replays_routes
         self._runner = None
-        if exact:
+        if exact:  # here alone, as below: other runs do not depend on this code
+            from qat_core.exact import make_exact
+            from qat_core.exact.model import model_runner
+
             make_exact(self.model)
             self._runner = model_runner(self.model.config)
 
@@ -145,7 +145,9 @@ class Policy:
 
 
 def _exact_scores(logits_BTV: Tensor, ids_BT: Tensor, runner: int) -> Scores:
+    from qat_core.exact import log_probs
+
     with torch.no_grad():
         log_probs_BTV = logits_BTV.float().log_softmax(-1)
         entropy_BT = -(log_probs_BTV.exp() * log_probs_BTV).sum(-1)
-    return Scores(exact_log_probs(logits_BTV, ids_BT, runner), entropy_BT, None, None)
+    return Scores(log_probs(logits_BTV, ids_BT, runner), entropy_BT, None, None)

@@ -14,8 +14,6 @@ from transformers import AutoTokenizer
 
 from qat_core.drift.log import DriftLog
 from qat_core.drift.names import FILE as DRIFT_FILE
-from qat_core.exact.contract import needed
-from qat_core.exact.count import NotExact, require_equal
 from qat_core.mismatch import as_floats, masked_mean, mismatch_metrics
 from qat_core.planning.plan import plan
 from qat_core.planning.recipe import Recipe
@@ -155,6 +153,8 @@ class GrpoTrainer:
 
     def _require_exact(self, old: Scores, rollouts: Rollouts) -> dict[str, float]:
         """The count of log-probs that differ; ValueError with the first layer above zero."""
+        from qat_core.exact.count import NotExact, require_equal
+
         try:
             return require_equal(old.log_probs_BT, rollouts.log_probs, rollouts.response_mask)
         except NotExact as error:
@@ -207,6 +207,8 @@ class GrpoTrainer:
 
     def _sync(self) -> None:
         if self.run.exact:
+            from qat_core.exact.contract import needed
+
             engine: Any = self.engine  # vLLM's: `start_engine` knows no other exact one
             engine.require_contract(needed(self.policy.model.config))
         stream = weight_stream(self.policy.model, self.plan, self.run.rollout_recipe)

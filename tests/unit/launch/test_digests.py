@@ -72,6 +72,7 @@ def test_code_counts_that_is_imported_or_named(
         (study_of("default"), "experiments/runs/manifest.py", False),
         (study_of("default"), "qat_core/nvfp4/kernels.py", False),
         (study_of("default"), f"{VLLM}/worker.py", False),
+        (study_of("default"), "qat_core/exact/model.py", False),
         (study_of("collapse_vllm"), "qat_core/nvfp4/kernels.py", True),
         (study_of("collapse_vllm"), f"{VLLM}/worker.py", True),
         (study_of("collapse_vllm"), f"{VLLM}/humming/linear.py", False),
@@ -97,14 +98,15 @@ def test_the_code_of_a_run_is_what_it_executes(study: Study, file: str, counts: 
     assert (ROOT / file in files) == counts and (ROOT / file).is_file()
 
 
-def test_code_that_is_executed_loads_none_that_is_left_out() -> None:
-    studies = [study_of("collapse_vllm", device=device) for device in ("cpu", "cuda")]
+@pytest.mark.parametrize("name", ["default", "collapse_vllm"])
+def test_code_that_is_executed_loads_none_that_is_left_out(name: str) -> None:
+    studies = [study_of(name, device=device) for device in ("cpu", "cuda")]
     left_out = {part for study in studies for part in digests.not_executed(study)}
     files = code.executed_files(digests.LOCAL_TRAINER, without=tuple(left_out))
     modules = [".".join(it.relative_to(ROOT).with_suffix("").parts) for it in files]
     program = f"import sys, {', '.join(modules)}\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
-    assert f"{VLLM}/engine.py".replace("/", ".")[:-3] in modules
+    assert "qat_core.rl.loss" in modules
     assert not left_out & set(done.stdout.decode().split())
 
 
