@@ -157,6 +157,7 @@ if (
 
 # what is required of the arms, and which claim decides
 CLAIMS = digest_json([STUDY.primary, STUDY.claims.model_dump(mode="json")])
+UNUSED = not_executed(STUDY)
 LABELS = "analysis/metrics.yaml"
 TEMPLATE = ("analysis/report/template.html", "analysis/report/style.css")
 STUDY_DIR = f"results/studies/{STUDY.study}"

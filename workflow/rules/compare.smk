@@ -16,7 +16,7 @@ rule compare:
         study=study_file,
         out=subpath(output.table, parent=True),
         claims=CLAIMS,
-        code=digest_code("analysis.claims"),
+        code=digest_code("analysis.claims", without=UNUSED),
     message:
         "Judging the claims of study {STUDY.study}"
     shell:

@@ -16,7 +16,7 @@ rule evaluate:
         study=study_file,
         settings=digest_json(STUDY.evaluation.model_dump(mode="json")),
         verifier=digest_json(verifier_of(STUDY.task.name)),
-        code=digest_code("experiments.evaluate.run", without=not_executed(STUDY)),
+        code=digest_code("experiments.evaluate.run", without=UNUSED),
     message:
         "Evaluating {wildcards.run}"
     shell:

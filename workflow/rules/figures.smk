@@ -14,7 +14,7 @@ rule figures:
     params:
         study=study_file,
         out=subpath(output[0], parent=True),
-        code=digest_code("analysis.figures.__main__"),
+        code=digest_code("analysis.figures.__main__", without=UNUSED),
         claims=CLAIMS,
         labels=digest_file(ROOT / LABELS),
     message:
@@ -40,7 +40,7 @@ rule report:
         "../../environment.yml"
     params:
         study=study_file,
-        code=digest_code("analysis.report.__main__"),
+        code=digest_code("analysis.report.__main__", without=UNUSED),
         shown=[digest_file(ROOT / name) for name in (*TEMPLATE, PROTOCOL, LABELS)],
     message:
         "Writing the report of study {STUDY.study}"

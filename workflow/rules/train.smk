@@ -16,7 +16,7 @@ rule base:
         study=study_file,
         out=subpath(output.config, parent=True),
         settings=settings_of_base,
-        code=digest_code("experiments.base.make", without=not_executed(STUDY)),
+        code=digest_code("experiments.base.make", without=UNUSED),
     message:
         "Making the base checkpoint {wildcards.base}"
     shell:
