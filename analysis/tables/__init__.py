@@ -5,10 +5,8 @@ from pathlib import Path
 
 from analysis.tables.codec import codec_sections
 from analysis.tables.cost import cost_sections
-from analysis.tables.decoding import decoding_sections
 from analysis.tables.engines import read_rollouts, sync_sections, syncs_alone_sections
 from analysis.tables.equal_bits import equal_bits_sections
-from analysis.tables.expert_load import expert_load_sections
 from analysis.tables.goals import goals_sections
 from analysis.tables.gpus import gpus_sections
 from analysis.tables.matmul import matmul_sections
@@ -17,7 +15,6 @@ from analysis.tables.offload import offload_sections
 from analysis.tables.parity import parity_sections, read_parity
 from analysis.tables.record import setups
 from analysis.tables.repeated_syncs import repeated_sync_sections
-from analysis.tables.rotary import rotary_sections
 from analysis.tables.routing_replay import replay_sections
 from analysis.tables.serving import read_servings, serving_sections
 from analysis.tables.simulation import (
@@ -29,7 +26,6 @@ from analysis.tables.simulation import (
 from analysis.tables.tiles import tiles_sections
 from analysis.tables.verl import verl_sections
 from analysis.tables.verl_replay import verl_replay_sections
-from analysis.tables.weight_sync import weight_sync_sections
 
 
 def engine_and_parity_sections(folder: Path, machine: str) -> list[str]:
@@ -54,9 +50,7 @@ SECTIONS: Mapping[str, Callable[[Path, str], list[str]]] = {
     "benchmarks": engine_and_parity_sections,
     "syncs": syncs_alone_sections,
     "parity": parity_alone_sections,
-    "decoding": decoding_sections,
     "verl": verl_sections,
-    "weight_sync": weight_sync_sections,
     "gpus": gpus_sections,
     "memory": memory_sections,
     "goals": goals_sections,
@@ -67,8 +61,6 @@ SECTIONS: Mapping[str, Callable[[Path, str], list[str]]] = {
     "cost": cost_sections,
     "offload": offload_sections,
     "repeated_syncs": repeated_sync_sections,
-    "expert_load": expert_load_sections,
-    "rotary": rotary_sections,
     "routing_replay": replay_sections,
     "verl_replay": verl_replay_sections,
     "simulation": simulation_sections,

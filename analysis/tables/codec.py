@@ -1,17 +1,12 @@
-"""Tables of the NVFP4 codec: times of its kernels, errors of its block scales."""
+"""Table of the NVFP4 codec: times of its kernels."""
 
 from pathlib import Path
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from analysis.markdown import MarkdownTable
 from analysis.tables.goals import verdict
-from analysis.tables.record import Dated, Record, read_record
-
-ERROR_TITLE = (
-    "**Relative RMS error of all quantized weights of SmolLM2-135M** (its file holds most of "
-    "them in 4 bits already; normal deviates beside them; commit {commit})"
-)
+from analysis.tables.record import Record, read_record
 
 
 class Kernel(BaseModel):
@@ -31,21 +26,6 @@ class CodecRecord(Record):
     kernels: list[Kernel]
 
 
-class BlockScaleError(BaseModel):
-    """Relative RMS errors of one combination of policies."""
-
-    scale: str
-    block_scale: str
-    of_weights: float = Field(alias="all weights")
-    of_normal: float = Field(alias="normal deviates")
-
-
-class ErrorRecord(Dated):
-    """Of experiments/benchmarks/block_scale_error.py; a row a combination of policies."""
-
-    relative_rms_error: list[BlockScaleError]
-
-
 KERNEL_TABLE: MarkdownTable[Kernel] = MarkdownTable(
     {
         "Kernel": lambda kernel: kernel.call,
@@ -56,31 +36,18 @@ KERNEL_TABLE: MarkdownTable[Kernel] = MarkdownTable(
         ),
     }
 )
-ERROR_TABLE: MarkdownTable[BlockScaleError] = MarkdownTable(
-    {
-        "Global scale": lambda row: row.scale,
-        "Block scale": lambda row: row.block_scale,
-        "SmolLM2-135M": lambda row: f"{row.of_weights:.2%}",
-        "Normal deviates": lambda row: f"{row.of_normal:.2%}",
-    }
-)
 
 
 def codec_sections(folder: Path, machine: str) -> list[str]:
-    """Times of the kernels and errors of the block-scale searches.
+    """Where it was measured, and a row a kernel.
 
     Raises:
         ValueError: a record is missing or damaged.
     """
     codec = read_record(folder / f"codec_{machine}.json", CodecRecord)
     rows, columns = codec.shape
-    errors = read_record(folder / "block_scale_error.json", ErrorRecord)
     origin = (
         f"Measured on: {codec.setup()}; a copy runs at {codec.copy_tb_per_s:.2f} TB/s; BF16 "
         f"matrices of {rows} x {columns}."
     )
-    kernels, errors_text = (
-        KERNEL_TABLE.markdown(codec.kernels),
-        ERROR_TABLE.markdown(errors.relative_rms_error),
-    )
-    return [origin, kernels, ERROR_TITLE.format(commit=errors.commit), errors_text]
+    return [origin, KERNEL_TABLE.markdown(codec.kernels)]

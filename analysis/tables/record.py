@@ -11,7 +11,6 @@ from experiments.support.json_files import read_model
 
 # labels of packages, and their names in `versions`
 VLLM = (("vLLM", "vllm"), ("torch", "torch"))
-TRANSFORMERS = (("torch", "torch"), ("transformers", "transformers"))
 
 
 class Hardware(BaseModel):

@@ -11,7 +11,7 @@ latter, `repeatable` the latter with `QAT_CORE_LINEAR_KERNEL=marlin-unpack`; `ex
 with 128 new ones, prefill of 8,192 tokens in four prompts, and the rollouts of one training step:
 256 and 1,024 prompts with 2,048 new tokens each, of which as many run at once as the KV cache
 holds. Prompts are of random tokens: with alike ones an MoE's random router sends all sequences to
-the same few experts (`expert_load`). No sequence has a seed, as in verl.
+the same few experts. No sequence has a seed, as in verl.
 `--resume` goes on with a record whose run was cut off. `--device cpu` rehearses with nano models.
 """
 

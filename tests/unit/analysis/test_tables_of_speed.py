@@ -1,4 +1,4 @@
-"""Tables of speed, from small records: goals, experts, equal bits, decoding steps, costs."""
+"""Tables of speed, from small records: goals, equal bits, tiles, costs."""
 
 import json
 import re
@@ -10,7 +10,6 @@ import pytest
 
 from analysis.tables import benchmark_text
 from analysis.tables.cost import Stack
-from analysis.tables.decoding import Step
 from experiments.benchmarks import matmul_bits
 from experiments.study.schema import ROOT
 
@@ -135,7 +134,6 @@ def test_the_table_reads_what_the_benchmark_writes(
         ("goals", "h200", "| qwen3-8b | prefill |"),
         ("equal_bits", "h100", "| Marlin |"),
         ("tiles", "h200", "| qwen3-8b.gate_up | 32 |"),
-        ("decoding", "h100", "| qwen3-30b-a3b NVFP4, experts by Humming |"),
         ("syncs", "h100", "| qwen3-8b NVFP4, Humming | dcdbff8 |"),
         ("parity", "h100", "| moe, random weights, experts by Humming |"),
     ],
@@ -170,46 +168,6 @@ def test_a_tile_that_was_found_stands_beside_hummings_own(tmp_path: Path) -> Non
     assert "Tiles that split sums too." in benchmark_text("tiles", tmp_path, "x")
 
 
-def test_experts_stand_beside_what_chance_reaches(tmp_path: Path) -> None:
-    layers = [{"experts": {"1": 2, "4": count}, "cosine": 0.5} for count in (3, 4, 5)]
-    load = {"num_experts": 8, "layers": layers}
-    record = {"model": "m", "prompts": {"alike": load}}
-    _write(tmp_path, "expert_load", record)
-    text = benchmark_text("expert_load", tmp_path, "x")
-    assert "of 8 in a layer of m" in text
-    assert "| alike | 2 | 4 | 0.50 |" in text
-    assert "| chance | 2 | 5 |  |" in text  # 8 * (1 - 0.75**4) = 5.47
-
-
-def test_a_decoding_step_is_divided_by_what_its_kernels_do(tmp_path: Path) -> None:
-    humming = "void humming<MmaOpClass, Shape<0u, {}u, {}u>, Shape<8u, 128u, 128u>>"
-    kernels = {
-        humming.format(1536, 2048): [1000.0, 48.0],
-        humming.format(2048, 768): [500.0, 48.0],
-        humming.format(5120, 2048): [250.0, 48.0],
-        "void marlin::Marlin<1l>(int4 const*)": [250.0, 48.0],
-        "nvjet_sm90_tst_64x8": [500.0, 49.0],
-        "void flash::prepare_varlen_num_blocks_kernel": [125.0, 1.0],
-        "void vllm::rms_norm_kernel": [125.0, 96.0],
-        "_gumbel_sample_kernel": [250.0, 1.0],
-    }
-    floor = {"fused_moe_kernel": [4500.0, 96.0], "Memset (Device)": [1500.0, 1.0]}
-    steps = {"bf16": (8.0, floor), "humming": (4.0, kernels)}
-    engines = {
-        f"qwen3-30b-a3b:{name}": {"32": {"step_ms": [ms, ms, ms], "kernels_us_calls": found}}
-        for name, (ms, found) in steps.items()
-    }
-    engines["qwen3-30b-a3b:bf16"]["32"]["sequences_in_kv_cache"] = 31
-    engines["qwen3-30b-a3b:humming"]["32"]["sequences_in_kv_cache"] = 32
-    _write(tmp_path, "decode_profile_30b", {"engines": engines})
-    text = benchmark_text("decoding", tmp_path, "x")
-    assert (
-        "| 8.00<br><sub>8.00 to 8.00; 31 at once</sub> | 6.00 | 4.50 |  |  |  |  | 1.50 |" in text
-    )
-    parts = "1.50 | 0.50 | 0.12 | 0.50 | 0.12 | 0.25"
-    assert f"| 4.00 (2.00x)<br><sub>4.00 to 4.00</sub> | 3.00 (2.00x) | {parts} |" in text
-
-
 def _offloaded(layers: int, bf16_ms: float, qat_ms: float) -> dict[str, Any]:
     """A record in which a fetch takes so long at the median."""
     arms = {
@@ -234,13 +192,6 @@ def test_an_offloaded_step_stands_beside_the_one_before(tmp_path: Path) -> None:
     _write(tmp_path, "offloaded_steps", _offloaded(2, 100.0, 110.0))
     with pytest.raises(ValueError, match=r"offloaded_steps_x.*other layers"):
         benchmark_text("offload", tmp_path, "x")
-
-
-def test_kernels_of_the_prefill_are_in_no_step() -> None:
-    step = Step(
-        step_ms=(1.0, 1.0, 1.0), kernels_us_calls={"nvjet": (400.0, 2.0), "nvjet wide": (90.0, 0.0)}
-    )
-    assert (step.in_step_ms, step.kernels_ms) == ({"nvjet": 0.4}, 0.4)
 
 
 def test_peak_memory_that_lacks_packed_shards_is_not_shown() -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from experiments.study.schema import STUDIES
 from experiments.support.cli import run_cli
 
 COUNT = "needs a whole number above 0"
@@ -23,8 +22,6 @@ MISTAKES = [
     ("fsdp", ["--rounds", "0"], f"argument --rounds: 0: {COUNT}"),
     ("fsdp", ["--worlds", "0"], f"argument --worlds: 0: {COUNT}"),
     ("fsdp", ["--worlds", "99"], "--worlds: 99: there are "),
-    ("drift", ["--study", "x", "--steps", "0"], f"argument --steps: 0: {COUNT}"),
-    ("drift", ["--study", "x", "--threads=-1"], f"argument --threads: -1: {COUNT}"),
     ("routing_replay", ["--seeds=-1"], "argument --seeds: -1: needs a whole number, 0 to"),
     ("routing_replay", ["--seeds", "0", "--steps", "0"], f"argument --steps: 0: {COUNT}"),
     ("parity", ["trained"], "--checkpoints: name some for trained weights, none for random"),
@@ -34,7 +31,7 @@ WITHOUT_GPU = [
     *(("matmul", [], NO_GPU), ("matmul_bits", [], NO_GPU), ("parameter", [], NO_GPU)),
     *(("bitwise", [], NO_GPU), ("parity", ["random"], NO_GPU)),
     *(("rollout", ["qwen3-8b:bf16"], NO_GPU), ("serving", ["qwen3-8b:bf16"], NO_GPU)),
-    *(("decode_profile", ["qwen3-8b:bf16"], NO_GPU), ("humming_tiles", [], NO_GPU)),
+    ("humming_tiles", [], NO_GPU),
     ("codec", [], "no CUDA GPU here; run it where there is one"),
 ]
 
@@ -66,9 +63,3 @@ def test_a_mistake_is_refused(program, options, line, tmp_path, monkeypatch, cap
 @pytest.mark.parametrize(("program", "options", "line"), WITHOUT_GPU)
 def test_a_gpu_that_is_not_there(program, options, line, tmp_path, monkeypatch, capsys) -> None:
     refuse(program, options, line, tmp_path, monkeypatch, capsys)
-
-
-def test_drift_of_a_model_that_the_study_lacks(tmp_path, monkeypatch, capsys) -> None:
-    options = ["--study", str(STUDIES / "default.yaml"), "--models", "x"]
-    line = f"--models: x: no model of {STUDIES / 'default.yaml'} with a config of its own; it has "
-    refuse("drift", options, line + "nano-dense, nano-moe", tmp_path, monkeypatch, capsys)

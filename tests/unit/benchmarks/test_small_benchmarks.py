@@ -11,11 +11,8 @@ import pytest
 import torch
 
 from experiments.benchmarks import fsdp
-from experiments.benchmarks.expert_load import alike_prompts
-from experiments.benchmarks.expert_load import measure as measure_expert_load
 from experiments.benchmarks.parameter import step
 from experiments.benchmarks.qat_layers import QAT_ARMS, apply_arm, layer_stack, step_inputs
-from experiments.benchmarks.rotary import SLICES, measure
 from experiments.benchmarks.serving import random_prompts
 from experiments.benchmarks.sharded import measure_on_ranks
 from experiments.study.schema import ROOT
@@ -31,13 +28,6 @@ def rehearsed_stacks(name: str, folder: Path) -> Any:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return json.loads(record.read_text())["stacks"]
-
-
-def test_the_benchmark_of_offloaded_weights_runs(tmp_path: Path) -> None:
-    """On a CPU weights have nowhere to be moved: the bits of both ways are compared on a GPU."""
-    stacks = rehearsed_stacks("offloaded_stream", tmp_path)
-    assert [stack["equal_bits"] for stack in stacks] == [True, True]
-    assert all(stack["tensors"] > stack["layers"] for stack in stacks)
 
 
 def test_the_benchmark_of_offloaded_steps_runs(tmp_path: Path) -> None:
@@ -77,27 +67,6 @@ def test_a_step_after_a_change_measures_scales_and_rounds_again(arm: str) -> Non
     step(model, changed, *inputs)
     assert scales.num_refreshes == refreshes + 1
     assert not any({**packed, **whole}[name] is kept[name] for name in kept)
-
-
-def test_rounded_frequencies_move_log_probs_the_more_the_farther_on() -> None:
-    found = measure(ROOT / "experiments" / "models" / "nano-dense.json", 256)
-    rounded = found["rounded_kl"]
-    assert len(rounded["slices"]) == SLICES
-    assert rounded["slices"][-1] > rounded["slices"][0] >= 0
-    assert rounded["mean"] > found["other_kernels_kl"]["mean"]
-
-
-def test_alike_prompts_reach_fewer_experts_than_random_ones() -> None:
-    config = read_json(ROOT / "experiments" / "models" / "nano-moe.json")
-    wide = {"hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 2}
-    config |= wide | {"vocab_size": 4096, "num_experts": 64, "num_hidden_layers": 12}
-
-    def reached(prompts: list[list[int]]) -> list[int]:
-        return [layer["experts"]["64"] for layer in measure_expert_load(config, prompts)["layers"]]
-
-    alike = reached(alike_prompts(64, 32))
-    random = reached(random_prompts(64, 32, 4096, 0))
-    assert sum(alike[8:]) < 0.9 * sum(random[8:])  # 181 of 219 when this was written
 
 
 def test_prompts_of_one_batch_are_not_the_first_of_another() -> None:
