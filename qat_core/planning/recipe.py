@@ -37,7 +37,7 @@ class Recipe(BaseModel):
         scale_policy: rule of the global scale of a matrix: "pow2", the largest power of two that
             fits, or "amax", 2688 times the reciprocal of the largest absolute weight.
         block_scale_method: how the scale of 16 weights is chosen: "max", from the largest of them,
-            or searched for the least squared error, "four_over_six" among two, "mse" among all.
+            or searched for the least squared error: "four_over_six" of two, "mse" of neighbours.
         ignore: modules left in BF16: a part of their name; `re:` and a regex that matches from the
             name's start, as in compressed-tensors; or `role:attention`, which is attention, and
             what takes its place in hybrid models, by the classes around a module.
