@@ -25,7 +25,7 @@ EXTRA := $(patsubst requirements/%.txt,.venv/.installed-%,$(wildcard requirement
 	$(if $(shell grep -lsE '$(NEEDS_ENGINES)' $(QUOTED_STUDY_FILE)),$(ENGINES))
 SUPPORTED := import ensurepip, sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))
 
-.PHONY: help run verify test lint types style ui figures report record lock clean
+.PHONY: help run verify test lint types style reference ui figures report record lock clean
 
 help:  ## list the commands
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
@@ -50,7 +50,7 @@ test: $(DEV)  ## check the code and run all tests
 
 lint: $(DEV)  ## check style, spelling, imports, types and workflow
 	@# side by side: types take longer than all the rest
-	@$(MAKE) --no-print-directory --output-sync -j 2 types style
+	@$(MAKE) --no-print-directory --output-sync -j 2 types style reference
 
 types:
 	@$(BIN)/mypy
@@ -62,6 +62,9 @@ style:
 	@$(BIN)/snakemake --lint
 	@$(BIN)/codespell
 	@$(BIN)/lint-imports --no-logo > .venv/imports.log || { cat .venv/imports.log; exit 1; }
+
+reference: $(DEV)  ## write the pages of the public API into results/reference
+	@$(BIN)/python -m analysis.reference
 
 ui: $(BASE)  ## browse the runs of this machine, or the recorded ones
 	@$(BIN)/python -m experiments.tracking.ui --port "$$PORT"

@@ -1,38 +1,57 @@
 """NVFP4 quantization-aware training for LLM reinforcement learning.
 
-    from qat_core import Recipe, explain, prepare, weight_stream
+    from qat_core import Recipe, VllmEngine, explain, prepare, weight_stream
 
     print(explain(model, Recipe()))  # what would be quantized, and what not
     plan = prepare(model, Recipe())  # trains fake-quantized from now on
+    engine = VllmEngine(folder, plan)  # the checkpoint that the model was loaded from
     engine.sync(weight_stream(model), plan)  # the same weights, packed
 
-Names are loaded when they are first used: importing this package, or `Recipe`, imports no torch.
+`convert`, `export` and `verify` are for packed checkpoints. Names are loaded when they are first
+used: importing this package, or `Recipe`, imports no torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from qat_core.lazy_names import load_from
 
 if TYPE_CHECKING:
+    from qat_core.checkpoint.read import verify
+    from qat_core.checkpoint.write import convert, export
     from qat_core.planning.explanation import explain
     from qat_core.planning.recipe import Recipe
+    from qat_core.rollout.eager import EagerEngine
+    from qat_core.rollout.vllm.engine import VllmEngine
     from qat_core.training.preparation import is_prepared, prepare
     from qat_core.weights.stream import weight_stream
 
-__all__ = ["Recipe", "explain", "is_prepared", "prepare", "weight_stream"]
+__all__ = [
+    "EagerEngine",
+    "Recipe",
+    "VllmEngine",
+    "convert",
+    "explain",
+    "export",
+    "is_prepared",
+    "prepare",
+    "verify",
+    "weight_stream",
+]
 
 _MODULES = {
+    "EagerEngine": "qat_core.rollout.eager",
     "Recipe": "qat_core.planning.recipe",
+    "VllmEngine": "qat_core.rollout.vllm.engine",
+    "convert": "qat_core.checkpoint.write",
     "explain": "qat_core.planning.explanation",
+    "export": "qat_core.checkpoint.write",
     "is_prepared": "qat_core.training.preparation",
     "prepare": "qat_core.training.preparation",
+    "verify": "qat_core.checkpoint.read",
     "weight_stream": "qat_core.weights.stream",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES[name]), name)
+__getattr__ = load_from(__name__, _MODULES)
 
 
 def __dir__() -> list[str]:

@@ -13,3 +13,6 @@ BlockScaleMethod = Literal["max", "four_over_six", "mse"]
 
 CheckpointFormat = Literal["compressed-tensors", "modelopt"]
 """How packed weights are stored."""
+
+EngineKind = Literal["eager", "vllm"]
+"""What samples: transformers in this process, or vLLM."""

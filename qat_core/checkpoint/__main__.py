@@ -1,48 +1,65 @@
-"""Command line of packed checkpoints.
+"""Command line of packed checkpoints, which `qat-core` has too.
 
+python -m qat_core.checkpoint explain SRC --recipe full
 python -m qat_core.checkpoint convert SRC DST --recipe full --format compressed-tensors
 python -m qat_core.checkpoint verify DIR
+
+torch is imported by what a command does, not before: help and mistakes come at once.
 """
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
 from pydantic import ValidationError
 
-from qat_core.checkpoint.conversion import RANDOM_EXPERTS
-from qat_core.checkpoint.read import read_checkpoint
-from qat_core.checkpoint.write import convert
-from qat_core.nvfp4 import PackedTensor
 from qat_core.options import BlockScaleMethod, CheckpointFormat, ScalePolicy
 from qat_core.planning.recipe import Recipe
 
 RECIPES = {"full": Recipe.full, "ffn": Recipe.ffn}
 
 
-def main() -> None:
-    """Converts or verifies; a mistake of the user is one line on stderr and exit code 2."""
-    arguments = _parser().parse_args()
+def main(
+    words: Sequence[str] | None = None, program: str = "python -m qat_core.checkpoint"
+) -> None:
+    """Runs a command; a mistake of the user is one line on stderr and exit code 2.
+
+    Args:
+        words: command and arguments, by default the program's own.
+        program: what usage calls it.
+    """
+    arguments = _parser(program).parse_args(words)
     try:
-        if arguments.command == "verify":
-            _verify(arguments.folder)
-        else:
-            recipe = _recipe(arguments)
-            print(convert(arguments.source, arguments.destination, recipe, arguments.format, True))
+        arguments.run(arguments)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
 
 
-def _verify(folder: Path) -> None:
-    num_weights, packed_experts = 0, False
-    for name, weight in read_checkpoint(folder):
-        num_weights += 1
-        packed_experts |= isinstance(weight, PackedTensor) and ".experts." in name
-    print(f"{folder}: {num_weights} weights, all as recorded")
-    if packed_experts:
-        print(RANDOM_EXPERTS)
+def _explain(arguments: argparse.Namespace) -> None:
+    recipe = _recipe(arguments)
+    from qat_core.checkpoint.architecture import meta_model
+    from qat_core.planning.explanation import explain
+
+    explained = explain(meta_model(arguments.source), recipe)
+    print(explained)
+    if "\nerror: " in explained:
+        sys.exit(2)
+
+
+def _convert(arguments: argparse.Namespace) -> None:
+    recipe = _recipe(arguments)
+    from qat_core.checkpoint.write import convert
+
+    print(convert(arguments.source, arguments.destination, recipe, arguments.format, True))
+
+
+def _verify(arguments: argparse.Namespace) -> None:
+    from qat_core.checkpoint.read import verify
+
+    print(verify(arguments.folder))
 
 
 def _recipe(arguments: argparse.Namespace) -> Recipe:
@@ -57,19 +74,55 @@ def _recipe(arguments: argparse.Namespace) -> Recipe:
         raise ValueError(f"--{first}; correct it") from None
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m qat_core.checkpoint")
+def _parser(program: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=program, description="Packed NVFP4 checkpoints.")
     commands = parser.add_subparsers(dest="command", required=True)
-    verify = commands.add_parser("verify", help="check a packed checkpoint, every byte of it")
-    verify.add_argument("folder", type=Path)
-    pack = commands.add_parser("convert", help="pack a BF16 checkpoint folder into a new one")
-    pack.add_argument("source", type=Path)
-    pack.add_argument("destination", type=Path)
-    pack.add_argument("--recipe", choices=RECIPES, default="full")
-    pack.add_argument("--format", choices=get_args(CheckpointFormat), default="compressed-tensors")
-    pack.add_argument("--scale", choices=get_args(ScalePolicy), default="pow2")
-    pack.add_argument("--block-scale", choices=get_args(BlockScaleMethod), default="max")
-    pack.add_argument("--ignore", nargs="*", default=[], metavar="PATTERN")
+
+    def command(name: str, what: str, run: object, *parents: argparse.ArgumentParser) -> None:
+        added = commands.add_parser(name, help=what, description=what, parents=parents)
+        added.set_defaults(run=run)
+
+    recipe, destination, packed = (argparse.ArgumentParser(add_help=False) for _ in range(3))
+    add = recipe.add_argument
+    add("source", type=Path, help="folder of a BF16 or FP32 checkpoint; explain reads config.json")
+    add(
+        "--recipe",
+        choices=RECIPES,
+        default="full",
+        help="ffn leaves attention in BF16 (%(default)s)",
+    )
+    add(
+        "--scale",
+        choices=get_args(ScalePolicy),
+        default="pow2",
+        help="global scale: largest power of two that fits, or from amax (%(default)s)",
+    )
+    add(
+        "--block-scale",
+        choices=get_args(BlockScaleMethod),
+        default="max",
+        help="scale of 16 weights: from their maximum, or searched for the least squared error "
+        "(%(default)s)",
+    )
+    add(
+        "--ignore",
+        nargs="*",
+        default=[],
+        metavar="PATTERN",
+        help="modules left in BF16: a part of their name, or re: and a regex of its start",
+    )
+    add = destination.add_argument
+    add("destination", type=Path, help="new folder; must not exist")
+    add(
+        "--format",
+        choices=get_args(CheckpointFormat),
+        default="compressed-tensors",
+        help="how packed weights are stored; vLLM reads both (%(default)s)",
+    )
+    packed.add_argument("folder", type=Path, help="packed checkpoint")
+    command("explain", "show what a recipe would pack, what not, and why", _explain, recipe)
+    command("convert", "pack a checkpoint folder into a new one", _convert, recipe, destination)
+    command("verify", "check a packed checkpoint, every byte of it", _verify, packed)
     return parser
 
 

@@ -1,6 +1,7 @@
-"""What a conversion did, in words."""
+"""What a conversion did, and a verification found, in words."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from qat_core.planning.explanation import table, totals
 from qat_core.planning.plan import QuantPlan
@@ -41,3 +42,23 @@ class Conversion:
             )
         lines += [RANDOM_EXPERTS] if self.packed_experts else []
         return "\n".join([*lines, totals(self.plan, self.source_bytes, self.packed_bytes)])
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Of a packed checkpoint in which nothing is wrong.
+
+    Attributes:
+        folder: where it lies.
+        num_weights: under the hub's names, packed ones and others.
+        packed_experts: whether matrices of experts are packed.
+    """
+
+    folder: Path
+    num_weights: int
+    packed_experts: bool
+
+    def __str__(self) -> str:
+        """How many weights were right, and what transformers would do with them."""
+        found = f"{self.folder}: {self.num_weights} weights, all as recorded"
+        return f"{found}\n{RANDOM_EXPERTS}" if self.packed_experts else found

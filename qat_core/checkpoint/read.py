@@ -8,6 +8,7 @@ from torch import Tensor
 
 from qat_core.checkpoint.architecture import meta_model, require_loadable, without_tied_copies
 from qat_core.checkpoint.content import SharedScales, require_valid
+from qat_core.checkpoint.conversion import Verification
 from qat_core.checkpoint.ignored_modules import declared_plan
 from qat_core.checkpoint.manifest import verify_manifest
 from qat_core.checkpoint.shards import Shards, read_json
@@ -20,7 +21,23 @@ from qat_core.weights.hub_names import HubNames, Weight, meta_weights
 from qat_core.weights.layouts import LAYOUTS, Layout, stored_tensors
 
 
-def read_checkpoint(folder: Path) -> Iterator[tuple[str, Weight]]:
+def verify(folder: str | Path) -> Verification:
+    """Checks a packed checkpoint, every byte of it.
+
+    Returns:
+        What was found, in words as `str`.
+
+    Raises:
+        ValueError: see `read_checkpoint`.
+    """
+    num_weights, packed_experts = 0, False
+    for name, weight in read_checkpoint(folder):
+        num_weights += 1
+        packed_experts |= isinstance(weight, PackedTensor) and ".experts." in name
+    return Verification(Path(folder), num_weights, packed_experts)
+
+
+def read_checkpoint(folder: str | Path) -> Iterator[tuple[str, Weight]]:
     """All weights under the hub's names, packed ones as they are stored.
 
     Before the first weight is read, SHA-256 of all files, index, settings, names, shapes and dtypes
@@ -29,6 +46,7 @@ def read_checkpoint(folder: Path) -> Iterator[tuple[str, Weight]]:
     Raises:
         ValueError: naming the file or weight that is wrong.
     """
+    folder = Path(folder)
     verify_manifest(folder)
     return _weights(*require_described(folder), str(folder))
 

@@ -56,7 +56,7 @@ class Saveable(Protocol):
 def export(
     model: nn.Module,
     recipe: Recipe,
-    folder: Path,
+    folder: str | Path,
     tokenizer: Saveable | None = None,
     kind: CheckpointFormat = "compressed-tensors",
 ) -> None:
@@ -77,7 +77,7 @@ def export(
             another recipe, is not what transformers makes of its config, or holds a weight that is
             not finite. Nothing is then left behind.
     """
-    model = uncompiled(model)
+    folder, model = Path(folder), uncompiled(model)
     names = HubNames(model)
     _require_what_its_config_says(model, names)
     held = (
@@ -102,8 +102,8 @@ def export(
 
 
 def convert(
-    source: Path,
-    destination: Path,
+    source: str | Path,
+    destination: str | Path,
     recipe: Recipe,
     kind: CheckpointFormat = "compressed-tensors",
     progress: bool = False,
@@ -114,12 +114,20 @@ def convert(
     stays as it is. Of a checkpoint that is FP32 throughout they get the dtypes that transformers
     loads, most of them BF16. Keys that transformers leaves out by its own lists are left out.
 
+    Args:
+        source: folder of the checkpoint.
+        destination: must not exist.
+        recipe: what to pack and how.
+        kind: how packed weights are stored.
+        progress: show a bar.
+
     Returns:
         What was done, in words as `str`.
 
     Raises:
         ValueError: as `export`; or the source is damaged, quantized, or not what its config says.
     """
+    source, destination = Path(source), Path(destination)
     if "quantization_config" in read_json(source / "config.json"):
         raise ValueError(
             f"{source / 'config.json'}: quantization_config: already quantized; name a BF16 or "

@@ -22,6 +22,10 @@ def explain(model: nn.Module, recipe: Recipe) -> str:
     Layers that differ in their number only share a line. The table ends with totals: the share of
     weights in NVFP4, and the size of all before and after. Below it stands an error for each thing
     that `prepare` would refuse.
+
+    Args:
+        model: prepared or not; on the meta device too.
+        recipe: what to quantize.
     """
     unchecked = unchecked_plan(model, recipe)
     before = sum(_num_bytes(entry) for entry in unchecked.entries)

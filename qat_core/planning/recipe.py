@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
 from qat_core.options import BlockScaleMethod, ScalePolicy
 
@@ -31,23 +31,27 @@ class Recipe(BaseModel):
     """NVFP4 recipe for all linear and expert weights that no pattern ignores.
 
     Output head, embeddings and router gates are always left out.
+
+    Attributes:
+        mode: "w4a16", 4-bit weights and 16-bit activations.
+        scale_policy: rule of the global scale of a matrix: "pow2", the largest power of two that
+            fits, or "amax", 2688 times the reciprocal of the largest absolute weight.
+        block_scale_method: how the scale of 16 weights is chosen: "max", from the largest of them,
+            or searched for the least squared error: "four_over_six" of two, "mse" of neighbours.
+        ignore: modules left in BF16: a part of their name; `re:` and a regex that matches from the
+            name's start, as in compressed-tensors; or `role:attention`, which is attention, and
+            what takes its place in hybrid models, by the classes around a module.
+
+    Raises:
+        ValueError: an unknown field, or a pattern that is none.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    mode: Literal["w4a16"] = Field("w4a16", description="4-bit weights, 16-bit activations")
-    scale_policy: ScalePolicy = Field(
-        "pow2", description="global scale: largest power of two that fits, or 1 / amax times 2688"
-    )
-    block_scale_method: BlockScaleMethod = Field(
-        "max", description="how the scale of 16 weights is chosen"
-    )
-    ignore: tuple[str, ...] = Field(
-        (),
-        description="modules left in BF16: exact name, part of a name, `re:` and a regex that "
-        "matches from the name's start (as in compressed-tensors), or `role:attention`, which is "
-        "attention, and what takes its place in hybrid models, by the classes around a module",
-    )
+    mode: Literal["w4a16"] = "w4a16"
+    scale_policy: ScalePolicy = "pow2"
+    block_scale_method: BlockScaleMethod = "max"
+    ignore: tuple[str, ...] = ()
 
     def __new__(cls, *names: Any, **settings: Any) -> Self:
         """ValueError for `Recipe("full")`, and the like."""

@@ -46,13 +46,14 @@ class EagerEngine:
 
     def __init__(
         self,
-        model_dir: Path,
+        model_dir: str | Path,
         device: str = "cpu",
         *,
         max_tokens: int = 0,
         keeps_distributions: bool = False,
         returns_routes: bool = False,
     ) -> None:
+        model_dir = Path(model_dir)
         self.end_ids, self.pad_id = special_ids(model_dir)
         self.eos_id = self.end_ids[0]
         self.device = torch.device(device)

@@ -2,19 +2,15 @@
 
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from qat_core.options import EngineKind
 from qat_core.planning.plan import QuantPlan
 from qat_core.rollout.eager import EagerEngine
 from qat_core.rollout.engine import RolloutEngine
 from qat_core.units import BYTES_PER_GIB
 
-EngineKind = Literal["eager", "vllm"]
-
-VLLM_SETTINGS: dict[str, dict[str, Any]] = {
-    "cpu": {"enforce_eager": True, "kv_cache_memory_bytes": 2**28},
-    "cuda": {"compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}},
-}
+CUDA_SETTINGS = {"compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}}
 KV_CACHE_BYTES = 2**34  # next to a trainer: room for rollouts of small models
 KV_CACHE_SHARE = 0.25  # of what a run may take of a GPU that others use too
 
@@ -69,7 +65,8 @@ def start_engine(
     try:
         from qat_core.rollout.vllm.engine import VllmEngine
 
-        settings = VLLM_SETTINGS[device] | memory_settings(device, beside_trainer, gpu_memory_gib)
+        settings = memory_settings(device, beside_trainer, gpu_memory_gib)
+        settings |= CUDA_SETTINGS if device == "cuda" else {}
         if returns_routes:
             settings["enable_return_routed_experts"] = True
         return VllmEngine(model_dir, packed, exact=exact, max_model_len=max_tokens, **settings)

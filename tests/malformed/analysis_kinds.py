@@ -18,7 +18,7 @@ from experiments.study.schema import ROOT, STUDIES
 from experiments.support.json_files import write_json, write_jsonl
 from qat_core.checkpoint.read import read_checkpoint
 from qat_core.checkpoint.write import convert
-from qat_core.doctor.__main__ import read_recipe
+from qat_core.doctor.program import read_recipe
 from qat_core.doctor.signs import judge
 from qat_core.doctor.verl_run import K1, K3, read_run
 from qat_core.drift.names import FILE as DRIFT_FILE

@@ -15,6 +15,7 @@ LIGHT = [
     "import qat_core.planning.predicted_memory",
     "import qat_core.options",
     "import experiments.launch.preflight",
+    "import qat_core.cli",
     "import qat_core.verl.configuration",
     "import experiments.verl.preflight",
 ]

@@ -15,6 +15,7 @@
 """
 
 import os
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:  # who starts a run asks for versions alone
     from torch import nn
 
 SUPPORTED_VERSIONS = {"CUDA": ("0.24",), "CPU": ("0.28", "0.29", "0.30", "0.31", "0.32")}
+CPU_KV_CACHE_BYTES = 2**28
 PAST_THE_RELOAD = {"GptOssForCausalLM": "experts and attention sinks"}
 
 
@@ -47,21 +49,24 @@ def not_reloadable(architecture: str, what: str) -> ValueError:
     )
 
 
-def platform_settings(config: Any) -> dict[str, Any]:
-    """Settings of `vllm.LLM` that the platform needs; on a CPU also an environment variable.
+def with_platform_settings(given: Mapping[str, Any], config: Any) -> dict[str, Any]:
+    """Settings of `vllm.LLM` with what the platform needs; on a CPU also an environment variable.
 
     Args:
+        given: they have the last word.
         config: of the model, as transformers has it.
     """
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():
-        return {}
+        return {**given}
     os.environ.setdefault("VLLM_MLA_DISABLE", "1")  # DeepSeek's attention has kernels for CUDA only
-    settings: dict[str, Any] = {"enable_chunked_prefill": False}
+    settings: dict[str, Any] = {"enable_chunked_prefill": False, "enforce_eager": True}
+    if "gpu_memory_utilization" not in given:  # vLLM's own default asks for 92 % of the host
+        settings["kv_cache_memory_bytes"] = CPU_KV_CACHE_BYTES
     if "linear_attention" in (getattr(config, "layer_types", None) or ()):
         settings |= {"enable_prefix_caching": False, "mamba_ssm_cache_dtype": "float32"}
-    return settings
+    return settings | {**given}
 
 
 def correct_rotary_embedding() -> None:

@@ -44,7 +44,7 @@ class VllmEngine:
 
     def __init__(
         self,
-        model_dir: Path,
+        model_dir: str | Path,
         packed: QuantPlan | None = None,
         *,
         exact: bool = False,
@@ -59,7 +59,8 @@ class VllmEngine:
             exact: serve bits that a model of `qat_core.exact` computes too; one process has either
                 exact engines or others.
             settings: for `vllm.LLM`, e.g. `max_model_len`; with `enable_return_routed_experts`
-                rollouts have their routes.
+                rollouts have their routes. On a CPU the defaults are no compilation
+                (`enforce_eager`) and a KV cache of 256 MiB (`kv_cache_memory_bytes`).
 
         Raises:
             ValueError: `packed` comes with `hf_overrides`, this version of vLLM is not supported,
@@ -67,6 +68,7 @@ class VllmEngine:
                 planned, a weight has values of its own that vLLM would not read, or weights are to
                 come and its loader of this model cannot replace all of them.
         """
+        model_dir = Path(model_dir)
         if packed is not None and settings.get("hf_overrides"):
             raise ValueError(
                 "hf_overrides: they tell vLLM what `packed` has in NVFP4; change "
@@ -103,7 +105,7 @@ class VllmEngine:
             self.plan = packed
             declared = quantization_config(self._kind, ignored_modules(packed, self._names))
             settings |= {"hf_overrides": {"quantization_config": declared}, "load_format": "dummy"}
-        settings = compat.platform_settings(model.config) | settings
+        settings = compat.with_platform_settings(settings, model.config)
         self._has_weights = settings.get("load_format") != "dummy"
         if self._has_weights:
             Shards(model_dir)  # names a damaged file, or two sets of weights

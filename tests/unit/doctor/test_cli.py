@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import qat_core.doctor.__main__ as doctor
+import qat_core.doctor.program as doctor
 from qat_core.checkpoint import convert
 from qat_core.doctor.__main__ import main
 from qat_core.doctor.diagnosis import Diagnosis

@@ -1,0 +1,116 @@
+"""What the doctor's command does: examine a checkpoint, or judge a recorded verl run."""
+
+import argparse
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from pydantic import ValidationError
+from rich.console import Console
+from transformers import AutoConfig, AutoTokenizer
+from transformers.utils import logging
+
+from qat_core.bf16_on_cpu import multiply_bf16_in_fp32
+from qat_core.doctor.examine import Case, examine, random_prompts
+from qat_core.doctor.prompts import read_prompts
+from qat_core.doctor.report import show
+from qat_core.doctor.sampling import Sampling
+from qat_core.doctor.signs import judge
+from qat_core.doctor.verl_report import show_run
+from qat_core.doctor.verl_run import read_run
+from qat_core.planning.recipe import Recipe
+from qat_core.yaml_damage import YAML_DAMAGE
+
+OFF = -1  # top-k in vLLM and verl
+
+
+@contextmanager
+def only_result_on_stdout() -> Iterator[None]:
+    """Inside, what engines and their libraries log to stdout goes to stderr."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+def run(arguments: argparse.Namespace) -> tuple[bool, dict[str, Any]]:
+    """Whether nothing is at fault, and everything for JSON."""
+    logging.disable_progress_bar()
+    console = Console(stderr=arguments.json)
+    if arguments.verl is not None:
+        judged = judge(read_run(arguments.verl), arguments.band)
+        show_run(judged, console)
+        return judged.is_healthy, judged.as_dict()
+    multiply_bf16_in_fp32()
+    diagnosis = examine(_case(arguments))
+    show(diagnosis, console)
+    return diagnosis.is_healthy, diagnosis.as_dict()
+
+
+def _case(arguments: argparse.Namespace) -> Case:
+    folder: Path = arguments.checkpoint
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"{folder / 'config.json'}: missing; name the folder of a checkpoint")
+    if arguments.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("--device: cuda: there is no CUDA GPU here; use cpu")
+    rolled_out = read_recipe(arguments.recipe, "--recipe")
+    trained = arguments.trained
+    return Case(
+        checkpoint=folder,
+        prompts=_prompts(arguments),
+        rolled_out=rolled_out,
+        trained=rolled_out if trained is None else read_recipe(trained, "--trained"),
+        served=arguments.served,
+        previous=arguments.previous,
+        engine=arguments.engine,
+        device=arguments.device,
+        max_new_tokens=arguments.max_new_tokens,
+        sampling=Sampling(
+            arguments.temperature,
+            arguments.top_p,
+            0 if arguments.top_k == OFF else arguments.top_k,
+            arguments.repetition_penalty,
+        ),
+        micro_batch=arguments.micro_batch,
+        seed=arguments.seed,
+    )
+
+
+def _prompts(arguments: argparse.Namespace) -> list[list[int]]:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(arguments.checkpoint)
+        known = set(tokenizer.get_vocab().values()) - set(tokenizer.all_special_ids)
+        size = AutoConfig.from_pretrained(arguments.checkpoint).get_text_config().vocab_size
+    except Exception as error:  # of any kind: it reads what a user names
+        raise ValueError(
+            f"{arguments.checkpoint}: its tokenizer cannot be loaded: {error!r}"
+        ) from error
+    if not known:
+        raise ValueError(f"{arguments.checkpoint}: no tokens; save the tokenizer there too")
+    if arguments.prompts is None:
+        return random_prompts(known & set(range(size)), arguments.sequences, arguments.seed)
+    return read_prompts(arguments.prompts, tokenizer, arguments.sequences)
+
+
+def read_recipe(name: str, option: str) -> Recipe | None:
+    """The recipe of a name or a YAML file; ValueError names the option and the file."""
+    if name == "none":
+        return None
+    if name in ("full", "ffn"):
+        return Recipe.full() if name == "full" else Recipe.ffn()
+    try:
+        return Recipe(**yaml.safe_load(Path(name).read_bytes()))
+    except FileNotFoundError:
+        raise ValueError(f"{option}: {name}: use none, full, ffn or a YAML file") from None
+    except (ValidationError, TypeError, *YAML_DAMAGE) as error:
+        raise ValueError(f"{option}: {name}: {' '.join(str(error).split())}") from None
