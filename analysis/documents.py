@@ -70,6 +70,7 @@ DOCUMENTS = (
     "docs/metrics.md",
     "docs/routing_replay.md",
     "docs/protocols/*.md",
+    "experiments/records/benchmarks/README.md",
 )
 
 

@@ -3,19 +3,17 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from analysis.tables.codec import codec_sections
-from analysis.tables.cost import cost_sections
 from analysis.tables.engines import read_rollouts, sync_sections, syncs_alone_sections
 from analysis.tables.equal_bits import equal_bits_sections
 from analysis.tables.goals import goals_sections
 from analysis.tables.gpus import gpus_sections
 from analysis.tables.matmul import matmul_sections
 from analysis.tables.memory import memory_sections
-from analysis.tables.offload import offload_sections
 from analysis.tables.parity import parity_sections, read_parity
 from analysis.tables.record import setups
 from analysis.tables.repeated_syncs import repeated_sync_sections
 from analysis.tables.routing_replay import replay_sections
+from analysis.tables.rows import rows_sections
 from analysis.tables.serving import read_servings, serving_sections
 from analysis.tables.simulation import (
     accuracy_sections,
@@ -57,9 +55,10 @@ SECTIONS: Mapping[str, Callable[[Path, str], list[str]]] = {
     "matmul": matmul_sections,
     "tiles": tiles_sections,
     "equal_bits": equal_bits_sections,
-    "codec": codec_sections,
-    "cost": cost_sections,
-    "offload": offload_sections,
+    "codec": rows_sections("codec"),
+    "cost": rows_sections("parameter"),
+    "cost_sharded": rows_sections("fsdp"),
+    "offload": rows_sections("offloaded_steps"),
     "repeated_syncs": repeated_sync_sections,
     "routing_replay": replay_sections,
     "verl_replay": verl_replay_sections,

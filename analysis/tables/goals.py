@@ -18,7 +18,6 @@ SPEED_GOALS = {  # tokens a second over BF16's, at least: decoding by sequences 
 }
 IN_PLACE_SYNC_GOALS_S = {"qwen3-8b": 0.1, "qwen3-30b-a3b": 0.2}  # at most
 MOES = ("qwen3-30b-a3b",)
-STEP_GOALS = {"qwen3-8b": 1.01, "qwen3-30b-a3b": 1.05}  # of BF16's time, at most
 
 NOTE = (
     "Speeds: tokens a second over BF16's of the same run. Decoding: so many sequences of 32 prompt "

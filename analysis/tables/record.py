@@ -11,6 +11,7 @@ from experiments.support.json_files import read_model
 
 # labels of packages, and their names in `versions`
 VLLM = (("vLLM", "vllm"), ("torch", "torch"))
+TRANSFORMERS = (("torch", "torch"), ("transformers", "transformers"))
 
 
 class Hardware(BaseModel):

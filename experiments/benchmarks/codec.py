@@ -12,22 +12,21 @@ sm_90): on an H200, at one a clock and scheduler, half of the copy's time.
 
 import argparse
 import importlib.util
-import json
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 from triton.testing import do_bench_cudagraph
 
 from experiments.benchmarks.codec_models import time_layer_8b, time_model_30b, time_nano
+from experiments.benchmarks.records import Column, Row, shape_of
 from experiments.benchmarks.timing import quartiles
 from experiments.runs.provenance import origin
 from experiments.support.cli import run_cli
+from experiments.support.json_files import write_json
 from qat_core.nvfp4 import (
     ShardLayout,
     dequantize,
@@ -58,6 +57,15 @@ GOALS = {
     "quantize": 0.75,
     "dequantize": 0.75,
     "unpack_shards, two": 0.75,
+}
+
+
+COLUMNS = {
+    "call": Column(heading="Kernel"),
+    "us": Column(heading="us", format=".1f"),
+    "of_copy": Column(heading="of a copy's time", format=".2f"),
+    "of_bandwidth": Column(heading="of its bandwidth", format=".2f"),
+    "goal": Column(heading="Goal", format=".2f", bounds="of_copy"),
 }
 
 
@@ -119,35 +127,25 @@ def _two_shards(w: Tensor, g: Tensor, half: ShardLayout) -> Tensor:
     return torch.cat(pack_shards(rows, [g, g], [half, half], names=["w", "w"]))
 
 
-def time_kernels() -> list[dict[str, Any]]:
-    """Median and quartile times of each call a tensor, and their ratio to the copy's."""
-    rows: list[dict[str, Any]] = []
+def time_kernels() -> list[Row]:
+    """Time of each call a tensor, and its ratio to the copy's; quartiles."""
+    rows: list[Row] = []
+    copy_us = 0.0
     for name, call in kernel_calls().items():
         times_ms = do_bench_cudagraph(call, rep=200, return_mode="all")
-        low, mid, high = quartiles([ms * 1e3 / TENSORS for ms in times_ms])
-        rows.append({"call": name, "median_us": mid, "quartiles_us": [low, high]})
-    copy_us = rows[0]["median_us"]
-    for row in rows:
-        row["of_copy"] = row["median_us"] / copy_us
-        moved = BYTES.get(row["call"].partition(",")[0], 4.0)
-        row["of_bandwidth"] = moved / 4 / row["of_copy"]
-        row["goal"] = GOALS.get(row["call"])
+        us = quartiles([ms * 1e3 / TENSORS for ms in times_ms])
+        copy_us = copy_us or us[1]
+        of_copy = us[1] / copy_us
+        of_bandwidth = BYTES.get(name.partition(",")[0], 4.0) / 4 / of_copy
+        rows.append(
+            {"call": name, "us": us, "of_copy": of_copy}
+            | {"of_bandwidth": of_bandwidth, "goal": GOALS.get(name)}
+        )
     return rows
 
 
-def print_table(rows: list[dict[str, Any]]) -> None:
-    """The kernels' times, ratios and goals."""
-    columns = ("call", "us", "of the copy's time", "goal", "of its bandwidth")
-    table = Table(*columns, title=f"{SHAPE} BF16")
-    for row in rows:
-        goal = f"{row['goal']:.2f}" if row["goal"] else ""
-        numbers = (f"{row['median_us']:.1f}", f"{row['of_copy']:.2f}", goal)
-        table.add_row(row["call"], *numbers, f"{row['of_bandwidth']:.2f}")
-    Console().print(table)
-
-
 def main() -> None:
-    """Measures, prints a table and writes the record to the path given."""
+    """Measures, and writes the record to the path given."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("record", type=Path, help="JSON file to write")
     record_path: Path = parser.parse_args().record
@@ -155,22 +153,28 @@ def main() -> None:
         raise ValueError("no CUDA GPU here; run it where there is one")
     torch.set_num_threads(1)
     rows = time_kernels()
-    print_table(rows)
+    copy_us = rows[0]["us"]
+    assert isinstance(copy_us, list)
+    settings = {
+        "BF16 matrices": " x ".join(map(str, SHAPE)),
+        "tensors": TENSORS,
+        "TB/s of a copy": 4e-6 * SHAPE[0] * SHAPE[1] / copy_us[1],
+        "verl": "measured" if verl_linear() else "not installed, not measured",
+    }
     record = {
         "benchmark": "codec",
         **origin("cuda"),
-        "shape": SHAPE,
-        "tensors": TENSORS,
-        "copy_tb_per_s": 4e-6 * SHAPE[0] * SHAPE[1] / rows[0]["median_us"],
-        "verl": "measured" if verl_linear() else "not installed, not measured",
-        "kernels": rows,
-        "qwen3_8b_layer": time_layer_8b(),
-        "nano": [time_nano("cuda"), time_nano("cpu")],
-        "qwen3_30b_a3b": time_model_30b(),
+        **shape_of(settings, COLUMNS),
+        "rows": rows,
+        "models": {
+            "qwen3_8b_layer": time_layer_8b(),
+            "nano": [time_nano("cuda"), time_nano("cpu")],
+            "qwen3_30b_a3b": time_model_30b(),
+        },
     }
-    Console().print_json(data={k: v for k, v in record.items() if k != "kernels"})
+    Console().print_json(data=record)
     record_path.parent.mkdir(parents=True, exist_ok=True)
-    record_path.write_text(json.dumps(record, indent=1) + "\n")
+    write_json(record_path, record)
 
 
 if __name__ == "__main__":

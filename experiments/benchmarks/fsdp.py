@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from experiments.benchmarks.parameter import SCALES_KNOWN, step
 from experiments.benchmarks.qat_layers import apply_arm, arms, layer_stack, step_inputs
+from experiments.benchmarks.records import Column, Row, shape_of
 from experiments.benchmarks.sharded import measure_on_ranks, shard
 from experiments.benchmarks.timing import quartiles, summary, time_steps
 from experiments.support.cli import run_cli
@@ -34,6 +35,22 @@ from qat_core.training.parameter import FakeQuantizedTensor
 from qat_core.training.preparation import scales_of
 from qat_core.units import BYTES_PER_GIB
 
+COLUMNS = {
+    "shape": Column(heading="Shape"),
+    "layers": Column(heading="Layers"),
+    "ranks": Column(heading="GPUs"),
+    "setting": Column(heading="Setting"),
+    "arm": Column(heading="Arm"),
+    "step_ms": Column(heading="Step, ms", format=".0f"),
+    "issue_ms": Column(heading="issued, ms", format=".0f"),
+    "ratio": Column(heading="of BF16's", format=".3f"),
+    "peak_ratio": Column(heading="Peak memory, of BF16's", format=".3f"),
+}
+NOTE = (
+    "Under FSDP2. Issued: when the CPU has queued all of the step; where that is nearly the whole "
+    "step, GPUs wait for the CPU. Ratios are of medians. Peak memory: packed shards included, "
+    "sharded weights not."
+)
 TOKENS = {"cuda": 2048, "cpu": 16}  # a rank
 # Shape, layers, whether the layers are compiled, which takes the CPU out of the measurement.
 STACKS = {
@@ -44,7 +61,7 @@ STACKS = {
 
 def measure(
     shape: str, layers: int, compiled: bool, device: str, rounds: int, tokens: int
-) -> dict[str, Any]:
+) -> list[Row]:
     """Times, ratios and all-gathers of all arms of one stack; the same call on every rank."""
     steps, rounded, models = {}, {}, {}
     for arm in ["bf16", "qat"] if compiled else arms(sharded=True):
@@ -69,15 +86,18 @@ def measure(
         with SentBytes() as sent:
             steps[arm]()
         result[arm]["all_gather_mib_per_rank"] = sent.total / 2**20
-        result[arm]["nccl_ms"] = nccl_ms(steps[arm]) if device == "cuda" else {}
+        result[arm] |= nccl_ms(steps[arm]) if device == "cuda" else {}
         held = packed_shards_gib(models[arm.removesuffix(SCALES_KNOWN)])
         result[arm]["packed_shards_gib"] = held
         result[arm]["peak_gib"] = held + (peak_gib(steps[arm]) if device == "cuda" else 0.0)
-    return {"shape": shape, "layers": layers, "ranks": dist.get_world_size()} | {
-        "compiled_layers": compiled,
-        "gathered_weights_bit_identical_to_one_device": bit_identical,
-        "arms": result,
-    }
+    bf16_gib = max(result["bf16"]["peak_gib"], 1e-9)
+    stack: Row = {"shape": shape, "layers": layers, "ranks": dist.get_world_size()}
+    stack |= {"setting": "compiled" if compiled else ""}
+    stack |= {"gathered_weights_bit_identical_to_one_device": bit_identical}
+    return [
+        {**stack, "arm": arm, "peak_ratio": it["peak_gib"] / bf16_gib, **it}
+        for arm, it in result.items()
+    ]
 
 
 def rounded_weights(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -119,12 +139,12 @@ class SentBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def nccl_ms(call: partial[None]) -> dict[str, float]:
-    """GPU time of NCCL's kernels in one step, waiting for other ranks included."""
+    """GPU ms of NCCL's kernels in one step by collective, waiting for other ranks included."""
     with profile(activities=[ProfilerActivity.CUDA]) as trace:
         call()
         torch.cuda.synchronize()
     return {
-        collective: sum(
+        f"{collective}_ms": sum(
             event.device_time_total
             for event in trace.key_averages()
             if "nccl" in event.key and collective in event.key
@@ -162,15 +182,15 @@ def main() -> None:
     )
     args = parser.parse_args()
     tokens = args.tokens or TOKENS[args.device]
-    settings = {
-        "benchmark": "fsdp",
-        "tokens_per_rank": tokens,
+    settings: dict[str, str | int | float] = {
+        "tokens a rank": tokens,
         "rounds": args.rounds,
         "verl": "measured" if "verl" in arms() else "not on the path, not measured",
     }
+    content = {"benchmark": "fsdp", **shape_of(settings, COLUMNS, NOTE)}
     measured = partial(measure, device=args.device, rounds=args.rounds, tokens=tokens)
     stacks = STACKS[args.device]
-    measure_on_ranks(measured, stacks, args.worlds, args.device, args.record, settings)
+    measure_on_ranks(measured, stacks, args.worlds, args.device, args.record, content)
 
 
 if __name__ == "__main__":

@@ -14,15 +14,15 @@ import argparse
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from experiments.benchmarks.qat_layers import apply_arm, layer_stack, step_inputs
+from experiments.benchmarks.records import Column, Row, shape_of
 from experiments.benchmarks.sharded import measure_on_ranks, shard
-from experiments.benchmarks.timing import StepTime, quartiles, time_steps
+from experiments.benchmarks.timing import quartiles, time_steps
 from experiments.support.cli import run_cli
 from qat_core.arguments import positive_int
 from qat_core.training.preparation import scales_of
@@ -37,8 +37,23 @@ STACKS = {
 }
 
 
-def measure(shape: str, layers: int, device: str, rounds: int) -> dict[str, Any]:
-    """Milliseconds of each part by arm, until it is queued and until it has ended."""
+COLUMNS = {"shape": Column(heading="Shape"), "layers": Column(heading="Layers")}
+COLUMNS |= {"ranks": Column(heading="Ranks"), "part": Column(heading="Part")}
+COLUMNS |= {
+    f"{arm}{key}_ms": Column(heading=f"{arm}{words}, ms", format=",.0f")
+    for arm in ARMS
+    for key, words in (("", ""), ("_issue", " issued"))
+}
+COLUMNS["of_bf16"] = Column(heading="qat of bf16", format=".3f")
+NOTE = (
+    "Median of so many rounds, both arms in turns; in brackets their quartiles. Issued: when the "
+    "CPU had queued all of it. Ratios are of medians. Log-probs and training fetch the weights "
+    "first and offload them after."
+)
+
+
+def measure(shape: str, layers: int, device: str, rounds: int) -> list[Row]:
+    """Milliseconds of each part by arm, until it is queued and until it has ended: quartiles."""
     of_arms = {}
     for arm in ARMS:
         model = layer_stack(shape, layers, device, torch.bfloat16)
@@ -48,19 +63,20 @@ def measure(shape: str, layers: int, device: str, rounds: int) -> dict[str, Any]
         inputs = step_inputs(model, SEQUENCES, TOKENS[device], device)
         offload(model)
         of_arms[arm] = parts(model, device, *inputs)
-    steps = {f"{arm} {name}": of_arms[arm][name] for arm in ARMS for name in of_arms[arm]}
+    names = list(of_arms["bf16"])
+    steps = {f"{arm} {name}": of_arms[arm][name] for arm in ARMS for name in names}
     times = time_steps(steps, device, rounds)
-    found = {arm: {name: spread(times[f"{arm} {name}"]) for name in of_arms[arm]} for arm in ARMS}
-    world = dist.get_world_size()
-    return {"shape": shape, "layers": layers, "ranks": world, "arms": found}
-
-
-def spread(times: list[StepTime]) -> dict[str, list[float]]:
-    """Quartiles."""
-    return {
-        "ms": quartiles([time.step_ms for time in times]),
-        "issue_ms": quartiles([time.issue_ms for time in times]),
-    }
+    of_stack: Row = {"shape": shape, "layers": layers, "ranks": dist.get_world_size()}
+    rows = []
+    for name in names:
+        ms = {arm: quartiles([it.step_ms for it in times[f"{arm} {name}"]]) for arm in ARMS}
+        issued = {arm: quartiles([it.issue_ms for it in times[f"{arm} {name}"]]) for arm in ARMS}
+        rows.append(
+            {**of_stack, "part": name, "of_bf16": ms["qat"][1] / ms["bf16"][1]}
+            | {f"{arm}_ms": ms[arm] for arm in ARMS}
+            | {f"{arm}_issue_ms": issued[arm] for arm in ARMS}
+        )
+    return rows
 
 
 def parts(model: nn.Module, device: str, x: Tensor, grad: Tensor) -> dict[str, Callable[[], None]]:
@@ -116,15 +132,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=positive_int, default=5)
     args = parser.parse_args()
     settings = {
-        "benchmark": "offloaded_steps",
+        "micro-batches": MICRO_BATCHES,
         "sequences": SEQUENCES,
-        "tokens_per_sequence": TOKENS[args.device],
-        "micro_batches": MICRO_BATCHES,
+        "tokens a sequence": TOKENS[args.device],
         "rounds": args.rounds,
+    }
+    content = {
+        "benchmark": "offloaded_steps",
+        **shape_of(settings, COLUMNS, NOTE),
     }
     measured = partial(measure, device=args.device, rounds=args.rounds)
     stacks = STACKS[args.device]
-    measure_on_ranks(measured, stacks, args.worlds, args.device, args.record, settings)
+    measure_on_ranks(measured, stacks, args.worlds, args.device, args.record, content)
 
 
 if __name__ == "__main__":

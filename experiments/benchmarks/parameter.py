@@ -23,6 +23,7 @@ from torch import nn
 
 from experiments.benchmarks.device import require_device
 from experiments.benchmarks.qat_layers import QAT_ARMS, apply_arm, arms, layer_stack, step_inputs
+from experiments.benchmarks.records import Column, Row, shape_of
 from experiments.benchmarks.timing import summary, time_in_turns
 from experiments.runs.provenance import origin
 from experiments.support.cli import run_cli
@@ -33,6 +34,27 @@ from qat_core.units import BYTES_PER_GIB
 
 SEQUENCES, TOKENS = 4, 2048
 SCALES_KNOWN = ", scales known"
+# This project's own goals: a step of QAT over BF16's, at most, by shape.
+GOALS = {"qwen3-8b": 1.01, "qwen3-30b-a3b": 1.05}
+COLUMNS = {
+    "shape": Column(heading="Shape"),
+    "layers": Column(heading="Layers"),
+    "setting": Column(heading="Setting"),
+    "arm": Column(heading="Arm"),
+    "step_ms": Column(heading="Step, ms", format=".0f"),
+    "ratio": Column(heading="of BF16's", format=".3f"),
+    "ratio_by_round": Column(heading="by round", format=".3f"),
+    "goal": Column(heading="Goal", format="g", bounds="ratio"),
+    "peak_ratio": Column(heading="Peak memory, of BF16's", format=".3f"),
+    "weights_gib": Column(heading="Weights and what is kept, GiB", format=".1f"),
+}
+NOTE = (
+    "A step is forward and backward of a micro-batch; medians, in brackets quartiles. The arms of "
+    "QAT: the first after an optimizer step, with new scales, where what is kept is packed or "
+    "rounded; scales known: any other. QAT packed and rounded: `prepare(keep=...)`. verl's "
+    "QATLinear leaves the experts of an MoE in BF16. A goal is judged before rounding. Peak "
+    "memory: weights included."
+)
 # Shape, layers: 3, 19 and 0.2 GiB of BF16 weights.
 STACKS = {
     "cuda": [("qwen3-8b", 8), ("qwen3-30b-a3b", 16), ("smollm2-135m", 30)],
@@ -40,7 +62,7 @@ STACKS = {
 }
 
 
-def measure(shape: str, layers: int, checkpointing: bool, device: str, rounds: int) -> Any:
+def measure(shape: str, layers: int, checkpointing: bool, device: str, rounds: int) -> list[Row]:
     """Times, ratios and peak memory of all arms of one stack."""
     gc.collect()  # the models of the stack before
     models, steps = {}, {}
@@ -63,9 +85,12 @@ def measure(shape: str, layers: int, checkpointing: bool, device: str, rounds: i
     for arm in result:
         result[arm]["peak_ratio"] = result[arm]["peak_gib"] / max(result["bf16"]["peak_gib"], 1e-9)
     experts = getattr(models["bf16"].config, "_experts_implementation", None)
-    return {"shape": shape, "layers": layers, "checkpointing": checkpointing, "arms": result} | {
-        "experts_implementation": experts
-    }
+    stack: Row = {"shape": shape, "layers": layers, "experts_implementation": experts}
+    stack["setting"] = "gradient checkpointing" if checkpointing else ""
+    return [
+        {**stack, "arm": arm, "goal": GOALS.get(shape) if arm in QAT_ARMS else None, **values}
+        for arm, values in result.items()
+    ]
 
 
 def share_weights(model: nn.Module, other: nn.Module) -> None:
@@ -109,21 +134,24 @@ def main() -> None:
     parser.add_argument("--rounds", type=positive_int, default=10)
     args = parser.parse_args()
     require_device(args.device)
+    settings: dict[str, str | int | float] = {
+        "sequences": SEQUENCES,
+        "tokens a sequence": TOKENS if args.device == "cuda" else 16,
+        "rounds": args.rounds,
+        "verl": "measured" if "verl" in arms() else "not on the path, not measured",
+    }
     record = {
         "benchmark": "parameter",
         **origin(args.device),
-        "sequences": SEQUENCES,
-        "tokens_per_sequence": TOKENS if args.device == "cuda" else 16,
-        "rounds": args.rounds,
-        "verl": "measured" if "verl" in arms() else "not on the path, not measured",
-        "stacks": [],
+        **shape_of(settings, COLUMNS, NOTE),
+        "rows": [],
     }
     args.record.parent.mkdir(parents=True, exist_ok=True)
     for shape, layers in STACKS[args.device]:
         for checkpointing in (False, True):
             result = measure(shape, layers, checkpointing, args.device, args.rounds)
             Console().print_json(data=result)
-            record["stacks"].append(result)
+            record["rows"] += result
             write_json(args.record, record)
 
 

@@ -13,12 +13,13 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.multiprocessing.spawn import spawn
 
+from experiments.benchmarks.records import Row
 from experiments.runs.provenance import origin
 from experiments.support.json_files import read_json, write_json
 
 BACKEND = {"cuda": "nccl", "cpu": "gloo"}
 POLICY = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-Measure = Callable[..., dict[str, Any]]
+Measure = Callable[..., list[Row]]
 
 
 def shard(model: nn.Module) -> None:
@@ -44,7 +45,7 @@ def measure_on_ranks(
         stacks: one after the other.
         worlds: numbers of ranks.
         device: "cuda" or "cpu".
-        record: written after each stack, to its list `stacks`.
+        record: written after each stack, to its `rows`.
         settings: what else the record says, beside machine, versions and commit.
 
     Raises:
@@ -56,7 +57,7 @@ def measure_on_ranks(
             "fewer, or rehearse with --device cpu"
         )
     record.parent.mkdir(parents=True, exist_ok=True)
-    write_json(record, {**settings, **origin(device), "stacks": []})
+    write_json(record, {**settings, **origin(device), "rows": []})
     for world in worlds:
         with tempfile.TemporaryDirectory() as folder:
             arguments = (world, device, f"{folder}/rendezvous", measure, stacks, record)
@@ -83,5 +84,5 @@ def _rank(
         if rank == 0:
             Console().print_json(data=result)
             content = read_json(record)
-            write_json(record, content | {"stacks": [*content["stacks"], result]})
+            write_json(record, content | {"rows": [*content["rows"], *result]})
     dist.destroy_process_group()

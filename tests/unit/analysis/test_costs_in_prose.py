@@ -8,9 +8,9 @@ PAGE = one_line("docs/performance.md")
 
 
 def arms(shape: str, checkpointing: bool) -> Any:
-    stacks = benchmark("parameter_h200")["stacks"]
-    (found,) = (it for it in stacks if (it["shape"], it["checkpointing"]) == (shape, checkpointing))
-    return found["arms"]
+    setting = "gradient checkpointing" if checkpointing else ""
+    rows = benchmark("parameter_h200")["rows"]
+    return {it["arm"]: it for it in rows if (it["shape"], it["setting"]) == (shape, setting)}
 
 
 def ratios(shape: str, checkpointing: bool, suffix: str = "") -> list[str]:
@@ -108,28 +108,27 @@ def test_half_an_moes_layers_through_verl() -> None:
 
 
 def test_waits_for_weights_that_are_offloaded_in_between() -> None:
-    stacks, stacks_before = (
-        benchmark(f"offloaded_steps_h200x2{suffix}")["stacks"] for suffix in ("", "_before")
+    now, before = (
+        benchmark(f"offloaded_steps_h200x2{suffix}")["rows"] for suffix in ("", "_before")
     )
-    for found in (stacks, stacks_before):
-        assert [it["shape"] for it in found] == ["qwen3-8b", "qwen3-30b-a3b"]
 
-    def of_bf16(stack: Any) -> dict[str, str]:
+    def of_bf16(rows: Any, shape: str) -> dict[str, str]:
         """QAT's median over BF16's, by part."""
-        floor, qat = (stack["arms"][arm] for arm in ("bf16", "qat"))
-        return {part: f"{qat[part]['ms'][1] / floor[part]['ms'][1]:.2f}" for part in qat}
+        return {row["part"]: f"{row['of_bf16']:.2f}" for row in rows if row["shape"] == shape}
 
-    def fetch_ms(stack: Any, arm: str) -> list[str]:
+    def fetch_ms(rows: Any, arm: str) -> list[str]:
         """When the CPU had queued it, and how long it took."""
-        return [f"{stack['arms'][arm]['fetch'][key][1]:.0f}" for key in ("issue_ms", "ms")]
+        wanted = ("qwen3-30b-a3b", "fetch")
+        (row,) = (row for row in rows if (row["shape"], row["part"]) == wanted)
+        return [f"{row[f'{arm}{key}'][1]:.0f}" for key in ("_issue_ms", "_ms")]
 
-    floor, qat = (fetch_ms(stacks[1], arm) for arm in ("bf16", "qat"))
     assert (
         "BF16's fetch after {} ms of {}, QAT's after {} of {}, and before that commit after {} of "
         "{}."
-    ).format(*floor, *qat, *fetch_ms(stacks_before[1], "qat")) in PAGE
-    dense, moe = map(of_bf16, stacks)
-    dense_before, moe_before = map(of_bf16, stacks_before)
+    ).format(*fetch_ms(now, "bf16"), *fetch_ms(now, "qat"), *fetch_ms(before, "qat")) in PAGE
+    shapes = ("qwen3-8b", "qwen3-30b-a3b")
+    dense, moe = (of_bf16(now, shape) for shape in shapes)
+    dense_before, moe_before = (of_bf16(before, shape) for shape in shapes)
     assert (
         f"a fetch took {dense_before['fetch']} times BF16's time and log-probs "
         f"{dense_before['log-probs']} times; now {dense['fetch']} and {dense['log-probs']}."

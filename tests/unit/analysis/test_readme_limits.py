@@ -91,12 +91,12 @@ def test_answers_served() -> None:
 
 
 def test_cost_of_training_layers() -> None:
-    stacks = benchmark("parameter_h200")["stacks"]
-    moe = [it["arms"]["qat"]["ratio"] for it in stacks if it["shape"] == "qwen3-30b-a3b"]
+    rows = benchmark("parameter_h200")["rows"]
+    moe = [it["ratio"] for it in rows if (it["shape"], it["arm"]) == ("qwen3-30b-a3b", "qat")]
 
     def on_ranks(*names: str) -> list[float]:
-        stacks = [stack for name in names for stack in benchmark(f"fsdp_h200{name}")["stacks"]]
-        return [it["arms"]["qat"]["ratio"] for it in stacks]
+        rows = [row for name in names for row in benchmark(f"fsdp_h200{name}")["rows"]]
+        return [row["ratio"] for row in rows if row["arm"] == "qat"]
 
     many_tokens = on_ranks("x4_8192")
     recent = on_ranks("x2", "x2_newest", "x4")

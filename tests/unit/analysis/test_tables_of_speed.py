@@ -1,4 +1,4 @@
-"""Tables of speed, from small records: goals, equal bits, tiles, costs."""
+"""Tables of speed, from small records: goals, equal bits, tiles."""
 
 import json
 import re
@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from analysis.tables import benchmark_text
-from analysis.tables.cost import Stack
 from experiments.benchmarks import matmul_bits
 from experiments.study.schema import ROOT
 
@@ -166,40 +165,3 @@ def test_a_tile_that_was_found_stands_beside_hummings_own(tmp_path: Path) -> Non
     ]
     _write(tmp_path, "humming_tiles", {"cases": [case | {"tokens": 1}], "split_sums": True})
     assert "Tiles that split sums too." in benchmark_text("tiles", tmp_path, "x")
-
-
-def _offloaded(layers: int, bf16_ms: float, qat_ms: float) -> dict[str, Any]:
-    """A record in which a fetch takes so long at the median."""
-    arms = {
-        arm: {"fetch": {"ms": [1.0, ms, 9000.0], "issue_ms": [1.0, ms, 9000.0]}}
-        for arm, ms in (("bf16", bf16_ms), ("qat", qat_ms))
-    }
-    settings = {"sequences": 8, "tokens_per_sequence": 512, "micro_batches": 4, "rounds": 5}
-    stack = {"shape": "tiny", "layers": layers, "ranks": 2, "arms": arms}
-    return settings | {"stacks": [stack]}
-
-
-def test_an_offloaded_step_stands_beside_the_one_before(tmp_path: Path) -> None:
-    (tmp_path / "offloaded_steps_x_before.json").write_text(
-        json.dumps(SETUP | _offloaded(3, 200.0, 300.0))
-    )
-    _write(tmp_path, "offloaded_steps", _offloaded(3, 100.0, 110.0))
-    text = benchmark_text("offload", tmp_path, "x")
-    now = "100 (1 to 9,000) | 110 (1 to 9,000) | 1.100"
-    before = "200 (1 to 9,000) | 300 (1 to 9,000) | 1.500"
-    assert f"| 3 of tiny | fetch | {now} | {before} |" in text
-    assert "4 micro-batches of 8 sequences of 512 tokens a rank, 5 rounds." in text
-    _write(tmp_path, "offloaded_steps", _offloaded(2, 100.0, 110.0))
-    with pytest.raises(ValueError, match=r"offloaded_steps_x.*other layers"):
-        benchmark_text("offload", tmp_path, "x")
-
-
-def test_peak_memory_that_lacks_packed_shards_is_not_shown() -> None:
-    times = {"step_ms": (1.0, 1.0, 1.0), "ratio": 1.0}
-    arms = {"bf16": {**times, "peak_gib": 2.0}, "qat": {**times, "peak_gib": 1.0}}
-    stack = {"shape": "tiny", "layers": 2, "ranks": 2, "arms": arms}
-    assert Stack.model_validate(stack).peak_ratio("qat") == ""
-    assert Stack.model_validate(stack | {"ranks": 1}).peak_ratio("qat") == "0.500"
-    for arm in arms.values():
-        arm["packed_shards_gib"] = 0.5
-    assert Stack.model_validate(stack).peak_ratio("qat") == "0.500"

@@ -1,4 +1,4 @@
-"""The tables of verl runs and of the codec, from small records."""
+"""The tables of verl runs and of products, from small records."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from analysis.tables import benchmark_text
-from analysis.tables.cost import FSDP_RECORDS, Stack
 from analysis.tables.verl import IN_PLACE, KERNELS, RELOADED
 
 SETUP = {
@@ -111,7 +110,9 @@ def test_peaks_have_a_table_of_their_own(tmp_path: Path) -> None:
 
 
 def test_runs_of_recorded_studies_are_left_out(tmp_path: Path) -> None:
-    (tmp_path / "study" / "m_bf16_seed0").mkdir(parents=True)
+    run = tmp_path / "study" / "m_bf16_seed0"
+    run.mkdir(parents=True)
+    (run / "manifest.json").touch()
     runs = _run("bf16", 1, 2e-5, None), _run("qat", 1, 6e-5, 2.25)
     _write(tmp_path / "benchmarks" / "verl_x.json", *runs)
     text = benchmark_text("verl", tmp_path / "benchmarks", "x")
@@ -146,56 +147,6 @@ def test_other_kernels_are_marked(variable: str, what: str, tmp_path: Path) -> N
     assert f"| m | qat, {what} by humming | 1 | 4 |" in text and "| m | bf16 | 1 |" in text
 
 
-def test_costs_are_shares_of_bf16(tmp_path: Path) -> None:
-    arms = {
-        "bf16": (10.0, 1.0, 8.0),
-        "qat": (11.0, 1.1, 8.4),
-        "qat packed": (10.5, 1.05, 9.2),
-        "qat packed, scales known": (10.2, 1.02, 9.2),
-    }
-    of_arms = {
-        arm: {"step_ms": [ms - 1, ms, ms + 1], "ratio": ratio, "peak_gib": peak}
-        for arm, (ms, ratio, peak) in arms.items()
-    }
-    plain = {arm: of_arms[arm] for arm in ("bf16", "qat")}
-    git = {"git": {"commit": "0123456789", "dirty": False}}
-    stack = {"shape": "s", "layers": 2}
-    alone = SETUP | git | {"stacks": [stack | {"checkpointing": True, "arms": of_arms}]}
-    (tmp_path / "parameter_x.json").write_text(json.dumps(alone))
-    for suffix in FSDP_RECORDS:
-        sharded = stack | {"ranks": 2, "compiled_layers": True, "arms": plain}
-        (tmp_path / f"fsdp_x{suffix}.json").write_text(json.dumps(SETUP | {"stacks": [sharded]}))
-    bf16 = plain["bf16"] | {"issue_ms": [7, 8, 9]}
-    newest = (
-        SETUP
-        | git
-        | {"tokens_per_rank": 2048, "stacks": [sharded | {"arms": plain | {"bf16": bf16}}]}
-    )
-    (first, of_first), *others = FSDP_RECORDS.items()
-    (tmp_path / f"fsdp_x{first}.json").write_text(json.dumps(newest))
-    rows = [line for line in benchmark_text("cost", tmp_path, "x").splitlines() if "2 of s" in line]
-    assert rows == [
-        "| 2 of s | gradient checkpointing | 10 | QAT | 1.100 |  |  | 1.050 |  |",
-        "| 2 of s | gradient checkpointing | 10 | QAT, kept packed | 1.050 | 1.020 |  | 1.150 |  |",
-        f"| 2 of s | 2 | 2,048 | compiled | {of_first} | 0123456 |  | 10 | 8 | 1.100 |  |  |  |",
-        *[
-            f"| 2 of s | 2 |  | compiled | {host} | not recorded |  | 10 |  | 1.100 |  |  |  |"
-            for _, host in others
-        ],
-    ]
-
-
-@pytest.mark.parametrize(("ratio", "goal"), [(1.01, "1.01, met"), (1.0101, "1.01, **missed**")])
-def test_a_step_of_qat_is_judged_and_what_it_keeps_sized(ratio: float, goal: str) -> None:
-    arms = {
-        arm: {"step_ms": [1, 2, 3], "ratio": it, "peak_gib": 8.0, "weights_gib": gib}
-        for arm, it, gib in (("bf16", 1.0, 3.0), ("qat", 1.1, 3.1), ("qat packed", ratio, 3.9))
-    }
-    stack = Stack.model_validate({"shape": "qwen3-8b", "layers": 2, "arms": arms})
-    assert (stack.goal("qat packed"), stack.kept("qat packed")) == (goal, "0.8")
-    assert (stack.goal("bf16"), stack.kept("bf16"), stack.kept("qat")) == ("", "", "")
-
-
 def test_products_are_those_of_a_decoder_layer(tmp_path: Path) -> None:
     bf16 = {"us": [1, 30, 90], "error": 0.001}
     arms = {
@@ -215,15 +166,6 @@ def test_products_are_those_of_a_decoder_layer(tmp_path: Path) -> None:
     assert f"| 1,024 | 8 | 60 | 1,200 (0.05x) | {humming} | 120 (0.50x) |" in text
     assert "Our Triton kernel, us" in text and "grouped product, us" not in text
     assert "FP64: Marlin 4.0e-03, Humming 2.0e-03," in text
-
-
-def test_the_codecs_table_shows_shares_and_goals(tmp_path: Path) -> None:
-    kernel = {"call": "pack", "median_us": 36.44, "of_copy": 0.747, "goal": 0.75}
-    record = SETUP | {"shape": [96, 32], "copy_tb_per_s": 4.126, "kernels": [kernel]}
-    (tmp_path / "codec_x.json").write_text(json.dumps(record))
-    text = benchmark_text("codec", tmp_path, "x")
-    assert "| pack | 36.4 | 0.75 | 0.75, met |" in text
-    assert "4.13 TB/s; BF16 matrices of 96 x 32." in text
 
 
 @pytest.mark.parametrize("kind", ["verl", "codec", "matmul", "equal_bits"])

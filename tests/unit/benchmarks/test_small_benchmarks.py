@@ -1,15 +1,14 @@
 """Benchmarks whose numbers come from a GPU or a large model, on a CPU and small ones."""
 
-import json
 import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
+from analysis.tables.rows import rows_sections
 from experiments.benchmarks import fsdp
 from experiments.benchmarks.parameter import step
 from experiments.benchmarks.qat_layers import QAT_ARMS, apply_arm, layer_stack, step_inputs
@@ -20,22 +19,18 @@ from experiments.support.json_files import read_json
 from qat_core.training.preparation import scales_of
 
 
-def rehearsed_stacks(name: str, folder: Path) -> Any:
-    """What the benchmark's program records on a CPU in one round."""
-    record = folder / "record.json"
-    program = [sys.executable, "-m", f"experiments.benchmarks.{name}", str(record)]
-    command = [*program, "--device", "cpu", "--rounds", "1"]
+@pytest.mark.parametrize("name", ["offloaded_steps", "parameter"])
+def test_what_a_benchmark_records_can_be_drawn(name: str, tmp_path: Path) -> None:
+    program = [sys.executable, "-m", f"experiments.benchmarks.{name}"]
+    command = [*program, str(tmp_path / f"{name}_x.json"), "--device", "cpu", "--rounds", "1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return json.loads(record.read_text())["stacks"]
-
-
-def test_the_benchmark_of_offloaded_steps_runs(tmp_path: Path) -> None:
-    (stack,) = rehearsed_stacks("offloaded_steps", tmp_path)
-    assert (stack["shape"], stack["ranks"]) == ("tiny-moe", 2)
-    bf16, qat = (stack["arms"][arm] for arm in ("bf16", "qat"))
-    assert list(bf16) == list(qat) == ["log-probs", "training", "fetch", "offload"]
-    assert all(0 < part["issue_ms"][1] <= part["ms"][1] for part in [*bf16.values(), *qat.values()])
+    rows = read_json(tmp_path / f"{name}_x.json")["rows"]
+    if name == "offloaded_steps":
+        assert [row["part"] for row in rows] == ["log-probs", "training", "fetch", "offload"]
+        assert all(0 < row["qat_issue_ms"][1] <= row["qat_ms"][1] for row in rows)
+    drawn = rows_sections(name)(tmp_path, "x")
+    assert len(drawn[1].splitlines()) == 2 + len(rows)
 
 
 def test_the_benchmark_of_sharded_layers_gathers_packed_weights(tmp_path: Path) -> None:
@@ -44,9 +39,9 @@ def test_the_benchmark_of_sharded_layers_gathers_packed_weights(tmp_path: Path) 
     measure_on_ranks(measured, [("tiny-moe", 2, False)], [2], "cpu", record, {"benchmark": "fsdp"})
     content = read_json(record)
     assert content["benchmark"] == "fsdp" and content["git"].keys() >= {"commit", "dirty"}
-    (stack,) = content["stacks"]
-    assert stack["ranks"] == 2 and stack["gathered_weights_bit_identical_to_one_device"]
-    sent = {arm: it["all_gather_mib_per_rank"] for arm, it in stack["arms"].items()}
+    rows = content["rows"]
+    assert rows[0]["ranks"] == 2 and rows[0]["gathered_weights_bit_identical_to_one_device"]
+    sent = {row["arm"]: row["all_gather_mib_per_rank"] for row in rows}
     assert sent["qat"] == sent["qat, scales known"] < sent["bf16"] / 3
 
 
