@@ -26,13 +26,13 @@ rule base:
 
 rule train:
     input:
-        base=base_of,
+        base=bases_of,
         data=data_of_verl(),
     output:
-        metrics="results/{run}/metrics.jsonl",
-        manifest="results/{run}/manifest.json",
+        metrics=of_job("results/RUN/metrics.jsonl"),
+        manifest=of_job("results/RUN/manifest.json"),
     log:
-        "logs/train/{run}.log",
+        of_job("logs/train/RUN.log"),
     conda:
         "../../environment.yml"
     threads: train_threads()
@@ -40,10 +40,11 @@ rule train:
         gpu=STUDY.gpus if STUDY.device == "cuda" else 0,
     params:
         study=study_file,
-        settings=training_digest,
+        runs=runs_of_job,
+        settings=training_digests,
         code=training_code,
         lock=lock_digest(STUDY),
     message:
-        "Training {wildcards.run}"
+        "Training {params.runs}"
     shell:
-        "python -m experiments.launch.run --study {params.study:q} --run {wildcards.run:q} --log {log:q}"
+        "python -m experiments.launch.run --study {params.study:q} --run {params.runs:q} --log {log:q}"
