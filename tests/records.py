@@ -31,7 +31,7 @@ def recorded_evaluations(run_dir: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = pq.read_table(
         run_dir.parent / "evaluations.parquet", filters=[("run", "==", run_dir.name)]
     ).to_pylist()
-    return [row | {"settings": row["settings"] and json.loads(row["settings"])} for row in rows]
+    return [row | {"settings": json.loads(row.get("settings") or "null")} for row in rows]
 
 
 def recorded_manifest(run_dir: Path) -> dict[str, Any]:
