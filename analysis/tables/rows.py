@@ -6,6 +6,7 @@ they do not share are columns too.
 """
 
 from collections.abc import Callable
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -70,21 +71,21 @@ def _section(records: list[RowsRecord]) -> list[str]:
     shared = [it for it in names if len({of_record.get(it) for of_record in settings}) == 1]
     said = [f"{name} {settings[0][name]}" for name in shared if name != "commit"]
     columns: dict[str, Callable[[Line], str]] = {
-        name: lambda line, name=name: line.record.all_settings.get(name, "")
-        for name in names
-        if name not in shared
+        name: partial(_setting, name) for name in names if name not in shared
     }
-    columns |= {
-        it.heading: lambda line, key=key, column=it: _cell(line.row, key, column)
-        for key, it in records[0].columns.items()
-    }
+    columns |= {it.heading: partial(_cell, key, it) for key, it in records[0].columns.items()}
     lines = [Line(record, row) for record in records for row in record.rows]
     origin = "; ".join([setups(records, TRANSFORMERS).removesuffix("."), *said])
     notes = dict.fromkeys(record.note for record in records if record.note)
     return [f"{origin}.", MarkdownTable(columns).without_empty(lines), *notes]
 
 
-def _cell(row: Row, key: str, column: Column) -> str:
+def _setting(name: str, line: Line) -> str:
+    return line.record.all_settings.get(name, "")
+
+
+def _cell(key: str, column: Column, line: Line) -> str:
+    row = line.row
     cell = row[key]
     if not column.bounds or cell is None:
         return _text(cell, column.format)

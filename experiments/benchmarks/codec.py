@@ -137,10 +137,8 @@ def time_kernels() -> list[Row]:
         copy_us = copy_us or us[1]
         of_copy = us[1] / copy_us
         of_bandwidth = BYTES.get(name.partition(",")[0], 4.0) / 4 / of_copy
-        rows.append(
-            {"call": name, "us": us, "of_copy": of_copy}
-            | {"of_bandwidth": of_bandwidth, "goal": GOALS.get(name)}
-        )
+        row: Row = {"call": name, "us": us, "of_copy": of_copy, "of_bandwidth": of_bandwidth}
+        rows.append({**row, "goal": GOALS.get(name)})
     return rows
 
 
@@ -155,7 +153,7 @@ def main() -> None:
     rows = time_kernels()
     copy_us = rows[0]["us"]
     assert isinstance(copy_us, list)
-    settings = {
+    settings: dict[str, str | int | float] = {
         "BF16 matrices": " x ".join(map(str, SHAPE)),
         "tensors": TENSORS,
         "TB/s of a copy": 4e-6 * SHAPE[0] * SHAPE[1] / copy_us[1],

@@ -19,11 +19,11 @@ def growing_cache(model: PreTrainedModel, capacity: int) -> DynamicCache:
     return cache
 
 
-class _GrowingLayer(DynamicLayer):
+class _GrowingLayer(DynamicLayer):  # type: ignore[misc]
     """`keys` and `values` (B, heads, tokens, head size) are views of a larger memory."""
 
     def __init__(self, capacity: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.capacity = capacity
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:

@@ -75,7 +75,8 @@ def attend(
 
 def _mask(*args: Any, **kwargs: Any) -> Tensor | None:
     """As for PyTorch's attention, but never left out."""
-    return sdpa_mask(*args, **kwargs | {"allow_is_causal_skip": False})
+    mask: Tensor | None = sdpa_mask(*args, **kwargs | {"allow_is_causal_skip": False})
+    return mask
 
 
 def attend_grouped(
