@@ -43,11 +43,12 @@ def apart(model):  # largest difference of logits from the model that was saved
 
 
 loaded = AutoModelForCausalLM.from_pretrained("checkpoint")
-print(f"loaded: flag {loaded.config.tie_word_embeddings}, tied {tied(loaded)}, apart {apart(loaded):.2f}")
+flag = loaded.config.tie_word_embeddings
+print(f"loaded: flag {flag}, tied {tied(loaded)}, apart {apart(loaded):.2f}")
 built = AutoModelForCausalLM.from_config(loaded.config)
 keys = built.load_state_dict(loaded.state_dict())
 print(f"built from its config: {keys}, tied {tied(built)}, apart {apart(built):.2f}")
-as_told = loaded.config.tie_word_embeddings and not tied(loaded) and apart(loaded) == 0
+as_told = flag and not tied(loaded) and apart(loaded) == 0
 as_told = as_told and tied(built) and apart(built) > 0.01
 loaded.resize_token_embeddings(40)
 print(f"loaded, then resized: tied {tied(loaded)}")
