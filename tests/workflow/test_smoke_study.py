@@ -218,7 +218,7 @@ def test_mlflow_has_each_run_and_the_study_with_its_figures(folder: Path) -> Non
     runs = summarize(folder / "mlflow.db")
     assert set(runs) == {*RUNS, "study"}
     assert all(status == "FINISHED" for status, *_ in runs.values())
-    assert "eval/nvfp4/greedy" in runs[RUNS[0]][3]
+    assert "eval/nvfp4/sampled" in runs[RUNS[0]][3]
     assert {"claims.md", "figures"} <= set(runs["study"][4])
 
 
