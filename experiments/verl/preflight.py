@@ -18,8 +18,9 @@ def require_known_settings(study: Study, runs: Iterable[Run]) -> None:
         ValueError: verl is not installed, or a line a key, "<file>: <key>: <what>; <fix>".
     """
     one_seed = {(run.model, run.arm): run for run in runs}
+    nowhere = Path("/nowhere")  # absolute: a relative path could be a name of the hub
     for run in one_seed.values():
-        require_known(run_settings(study, run, run_paths(study, run, Path(), Path(), Path())))
+        require_known(run_settings(study, run, run_paths(study, run, nowhere, nowhere, nowhere)))
 
 
 def require_inputs(paths: RunPaths) -> None:
