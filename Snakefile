@@ -18,8 +18,6 @@ include: "workflow/rules/figures.smk"
 wildcard_constraints:
     base="|".join(map(re.escape, STUDY.bases)),
     run="|".join(re.escape(run.id) for run in STUDY.runs),
-    model="|".join(map(re.escape, STUDY.models)),
-    seed=r"\d+",
 
 
 rule all:

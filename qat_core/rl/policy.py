@@ -16,7 +16,6 @@ from qat_core.planning.plan import QuantPlan
 from qat_core.planning.recipe import Recipe
 from qat_core.rollout.eager import positions_from_mask
 from qat_core.rollout.engine import Rollouts
-from qat_core.rollout.layers_on_cpu import use_layers_for_cpu
 from qat_core.routing import NO_ROUTE, by_block, replay
 from qat_core.training.preparation import prepare
 
@@ -89,7 +88,6 @@ class Policy:
     ) -> None:
         self.model: PreTrainedModel = load_model(model_dir).to(device)
         self.model.train()
-        use_layers_for_cpu(self.model)
         # models small enough to be trained on one device have memory to spare, and wait for the CPU
         self.plan: QuantPlan | None = (
             prepare(self.model, recipe, keep="rounded") if recipe else None

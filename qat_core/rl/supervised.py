@@ -16,7 +16,6 @@ from qat_core.rl.config import PretrainConfig
 from qat_core.rl.optimizer import MasterAdamW
 from qat_core.rl.prompts import encode_prompt
 from qat_core.rl.tasks import Problem
-from qat_core.rollout.layers_on_cpu import IN_FP32, use_layers_for_cpu
 
 IGNORED = -100
 
@@ -32,7 +31,6 @@ def pretrain(
     """Trains a BF16 model in place; calls `on_step(step, loss)` after each step."""
     optimizer = MasterAdamW(model.parameters(), config.lr, weight_decay=0.01)
     model.train()
-    use_layers_for_cpu(model, IN_FP32)
     for step, (input_ids, labels) in enumerate(_batches(tokenizer, problems, config, seed), 1):
         _set_lr(optimizer, config, step)
         labels = labels.to(model.device)

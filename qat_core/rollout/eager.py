@@ -24,14 +24,11 @@ from qat_core.rollout.engine import (
     require_known,
     special_ids,
 )
-from qat_core.rollout.growing_cache import growing_cache
-from qat_core.rollout.layers_on_cpu import GROUPED, use_layers_for_cpu
 from qat_core.rollout.static_cache import has_static_form
 from qat_core.rollout.static_decode import StaticDecoder
 from qat_core.routing import capture
 
 MAX_DECODERS = 4
-KEPT_SHARE = 0.75  # a batch is copied without its ended rows once so few are alive
 
 
 class EagerEngine:
@@ -63,7 +60,6 @@ class EagerEngine:
         self.model: PreTrainedModel = load_model(model_dir).to(device)
         self._ends_E = torch.tensor(self.end_ids, device=device)
         self.model.eval().requires_grad_(False)
-        use_layers_for_cpu(self.model, GROUPED)
         self.weight_bytes = sum(p.nbytes for p in self.model.parameters())
         self.served: Collection[str] = ()
         self.max_tokens, self.keeps_distributions = max_tokens, keeps_distributions
@@ -105,63 +101,34 @@ class EagerEngine:
     ) -> Rollouts:
         require_known(prompts, int(self.model.config.vocab_size))
         input_ids, attention_mask = _pad_left(prompts, self.pad_id, self.device)
+        cache = DynamicCache(config=self.model.config)
         if self.is_static:
-            cache = DynamicCache(config=self.model.config)
             logits_BV = self._last_logits(input_ids, attention_mask, cache)
             decoder = self._decoder(cache, input_ids.shape, max_new_tokens, temperature == 0)
             return decoder.generate(input_ids, attention_mask, cache, logits_BV, temperature, seed)
-        return self._grow(input_ids, attention_mask, max_new_tokens, temperature, seed)
-
-    def _grow(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor,
-        max_new_tokens: int,
-        temperature: float,
-        seed: int,
-    ) -> Rollouts:
-        """One token a step; rows that have ended leave the batch now and then."""
-        batch_size, width = input_ids.shape
-        cache = growing_cache(self.model, width + max_new_tokens)
         generator = torch.Generator(self.device).manual_seed(seed)
-        tokens_BT = torch.full((batch_size, max_new_tokens), self.pad_id, device=self.device)
-        mask_BT = torch.zeros_like(tokens_BT, dtype=torch.bool)
-        log_probs_BT = torch.zeros(batch_size, max_new_tokens, device=self.device)
-        distributions: list[Tensor] = []
-        rows_R = torch.arange(batch_size, device=self.device)  # those in the batch
-        alive_R = torch.ones_like(rows_R, dtype=torch.bool)
-        step_ids, seen_RL = input_ids, attention_mask
-        for step in range(max_new_tokens):
-            logits_RV = self._last_logits(step_ids, seen_RL, cache)
-            log_probs_RV = (logits_RV / (temperature or 1.0)).log_softmax(-1)
-            token_R, log_prob_R = _sample(log_probs_RV, temperature, generator)
-            token_R = token_R.where(alive_R, self.pad_id)
-            tokens_BT[rows_R, step] = token_R
-            log_probs_BT[rows_R, step] = log_prob_R.where(alive_R, 0.0)
-            mask_BT[rows_R, step] = alive_R
+        finished_B = torch.zeros(len(prompts), dtype=torch.bool, device=self.device)
+        step_ids, tokens, log_probs, masks, distributions = input_ids, [], [], [], []
+        for _ in range(max_new_tokens):
+            logits_BV = self._last_logits(step_ids, attention_mask, cache)
+            log_probs_BV = (logits_BV / (temperature or 1.0)).log_softmax(-1)
+            token_B, log_prob_B = _sample(log_probs_BV, temperature, generator)
+            tokens.append(token_B.where(~finished_B, self.pad_id))
+            log_probs.append(log_prob_B.where(~finished_B, 0.0))
+            masks.append(~finished_B)
             if self.keeps_distributions:
-                distributions.append(log_probs_RV.new_zeros(batch_size, log_probs_RV.shape[1]))
-                distributions[-1][rows_R] = log_probs_RV
-            seen_RL = torch.cat([seen_RL, alive_R[:, None].long()], dim=1)
-            alive_R = alive_R & ~ends_response(token_R, self._ends_E)
-            num_alive = int(alive_R.sum())
-            if num_alive == 0:
+                distributions.append(log_probs_BV)
+            attention_mask = torch.cat([attention_mask, masks[-1][:, None].long()], dim=1)
+            finished_B = finished_B | ends_response(token_B, self._ends_E)
+            step_ids = tokens[-1][:, None]
+            if bool(finished_B.all()):
                 break
-            step_ids = token_R[:, None]
-            # routes are noted for whole batches
-            if num_alive <= KEPT_SHARE * len(rows_R) and not self.returns_routes:
-                cache.batch_select_indices(kept := alive_R.nonzero().squeeze(-1))
-                rows_R, alive_R = rows_R[kept], alive_R[kept]
-                step_ids, seen_RL = step_ids[kept], seen_RL[kept]
-        masks_BT = mask_BT[:, : step + 1]
-        truncated_B = torch.zeros_like(mask_BT[:, 0])
-        truncated_B[rows_R] = alive_R
         return Rollouts(
-            input_ids=torch.cat([input_ids, tokens_BT[:, : step + 1]], dim=1),
-            attention_mask=torch.cat([attention_mask, masks_BT.long()], dim=1),
-            response_mask=masks_BT.float(),
-            log_probs=log_probs_BT[:, : step + 1],
-            truncated=truncated_B,
+            input_ids=torch.cat([input_ids, torch.stack(tokens, dim=1)], dim=1),
+            attention_mask=attention_mask,
+            response_mask=torch.stack(masks, dim=1).float(),
+            log_probs=torch.stack(log_probs, dim=1),
+            truncated=~finished_B,
             distributions=torch.stack(distributions, dim=1) if distributions else None,
         )
 

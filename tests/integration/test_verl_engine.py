@@ -118,7 +118,7 @@ REFUSALS = {
     "lora": "actor_rollout_ref.model.lora_rank: no LoRA with NVFP4; set it to 0",
     "group size": f"{QAT}.group_size: 32: NVFP4 has blocks of 16",
     "scale": f"{QAT}.scale_policy: largest: Input should be 'pow2' or 'amax'",
-    "mode": f"{QAT}.mode: w4a4: Input should be 'w4a16'",
+    "mode": f"{QAT}.mode: w4a4: 4-bit activations are not supported",
     "adapters": "weight sync: this worker takes whole weights, no LoRA adapters",
     "everything ignored": "the recipe quantizes nothing",
 }

@@ -83,7 +83,7 @@ def test_0_asks_for_the_reload_and_another_value_is_refused(
         monkeypatch.setenv(IN_PLACE_VARIABLE, value)
         assert in_place.targets_of(held, None) == targets
     monkeypatch.setenv(IN_PLACE_VARIABLE, "true")
-    message = f"{IN_PLACE_VARIABLE}=true: use 0 for vLLM's reload, or unset it"
+    message = f"{IN_PLACE_VARIABLE}=true: use 1 or 0, or unset it for 1"
     for called in (register, partial(in_place.targets_of, held, None)):
         with pytest.raises(ValueError, match=message):
             called()

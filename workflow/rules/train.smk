@@ -26,13 +26,13 @@ rule base:
 
 rule train:
     input:
-        base=bases_of,
+        base=base_of,
         data=data_of_verl(),
     output:
-        metrics=of_job("results/RUN/metrics.jsonl"),
-        manifest=of_job("results/RUN/manifest.json"),
+        metrics="results/{run}/metrics.jsonl",
+        manifest="results/{run}/manifest.json",
     log:
-        of_job("logs/train/RUN.log"),
+        "logs/train/{run}.log",
     conda:
         "../../environment.yml"
     threads: train_threads()
@@ -40,11 +40,10 @@ rule train:
         gpu=STUDY.gpus if STUDY.device == "cuda" else 0,
     params:
         study=study_file,
-        runs=runs_of_job,
-        settings=training_digests,
+        settings=training_digest,
         code=training_code,
         lock=lock_digest(STUDY),
     message:
-        "Training {params.runs}"
+        "Training {wildcards.run}"
     shell:
-        "python -m experiments.launch.run --study {params.study:q} --run {params.runs:q} --log {log:q}"
+        "python -m experiments.launch.run --study {params.study:q} --run {wildcards.run:q} --log {log:q}"

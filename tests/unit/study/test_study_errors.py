@@ -124,7 +124,7 @@ ERRORS = {
     "drift not seen at checkpoints": (
         "rl/drift_every",
         3,
-        "rl: drift_every: 3 does not divide save_every, 20: a run that is resumed would not know",
+        "rl: drift_every: 3 does not divide save_every, 10: a run that is resumed would not know",
     ),
     "infinite rate": ("rl/lr", float("inf"), "rl.lr: inf does not fit, it should be a finite num"),
     "rate that is not a number": ("rl/lr", float("nan"), "rl.lr: nan does not fit, it should be"),
