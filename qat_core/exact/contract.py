@@ -41,12 +41,11 @@ NEEDED = {
 def shared(config: Any) -> dict[str, str]:
     """What trainer and engine have to agree on: versions, GPU, this code, the model's settings."""
     fields = {name: getattr(config, name, None) for name in FIELDS}
-    sources = "".join(inspect.getsource(each) for each in (experts, functions, layout, model))
-    operator_sources = inspect.getsource(operators)
+    code = "".join(map(inspect.getsource, (experts, functions, layout, model, operators)))
     return {
         **{name: version(name) for name in PACKAGES},
         "GPU": "sm_{}{}".format(*torch.cuda.get_device_capability()),
-        "qat_core.exact": hashlib.sha256((sources + operator_sources).encode()).hexdigest()[:16],
+        "qat_core.exact": hashlib.sha256(code.encode()).hexdigest()[:16],
         "model": json.dumps(fields, sort_keys=True, default=str),
         "model runner": str(model.model_runner(config)),
     }

@@ -8,8 +8,8 @@ from functools import partial
 EXACT_COMPILATION = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
 LINEAR_VARIABLE = "QAT_CORE_LINEAR_KERNEL"
 EXPERTS_VARIABLE = "QAT_CORE_EXPERTS_KERNEL"
-IN_PLACE_VARIABLE = "QAT_CORE_IN_PLACE_SYNC"  # see `in_place.py`
-EXACT_VARIABLE = "QAT_CORE_EXACT"  # see `exact.py`; set by `VllmEngine` and by `+exact=on`
+IN_PLACE_VARIABLE = "QAT_CORE_IN_PLACE_SYNC"  # see `in_place/sync.py`
+EXACT_VARIABLE = "QAT_CORE_EXACT"  # see `exact/`; set by `VllmEngine` and by `+exact=on`
 COVERAGE_VARIABLE = "QAT_CORE_COVERAGE"  # where verl's engine writes what it packs
 MARLIN, MARLIN_UNPACK, HUMMING = "marlin", "marlin-unpack", "humming"
 KERNELS = {  # the first is vLLM's own choice

@@ -53,7 +53,7 @@ def reloading(worker: Any, names: HubNames, *, fused_experts: bool = True) -> It
     """Inside, all weights are replaced by one or more calls of what it gives.
 
     A layer's tensors are kept until its last one has come: they must not be overwritten until then.
-    Where a model is known, its packed weights bypass vLLM's reload: see `in_place.py`.
+    Where a model is known, its packed weights bypass vLLM's reload: see `in_place/sync.py`.
 
     Args:
         worker: vLLM's.

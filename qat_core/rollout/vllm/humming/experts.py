@@ -4,9 +4,9 @@ Asked for by `QAT_CORE_EXPERTS_KERNEL=humming`. vLLM's choice stays Marlin's, wh
 shapes and reload fit: what is replaced is the layout that weights are prepared in and the two
 products of a layer.
 
-Each sum is added in one thread block, so that bits repeat (`served_tiles`).
+Each sum is added in one thread block, so that bits repeat (`tiles.py`).
 
-This file goes together with `humming_linear.py`, when verl's pin reaches vLLM 0.32, if vLLM's own
+This file goes together with `linear.py`, when verl's pin reaches vLLM 0.32, if vLLM's own
 experts by Humming (0.28 has them as `moe_backend="humming"`) keep their tensors at a sync.
 """
 

@@ -4,7 +4,7 @@ Asked for by `QAT_CORE_LINEAR_KERNEL=marlin-unpack`. Marlin does not use the ins
 cuBLAS fast on Hopper: from `UNPACK_FROM` rows on, as in prefill, it takes longer than unpacking a
 weight and multiplying it in BF16. Both ways repeat their bits, and weights stay as Marlin has them.
 
-Delete this file together with `humming_linear.py`, which says when.
+Delete this file together with `humming/linear.py`, which says when.
 """
 
 from typing import Any
