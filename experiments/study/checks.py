@@ -31,6 +31,7 @@ def failed_checks(study: Study) -> Iterator[str]:
         _check_lists(study),
         _check_cells(study),
         _check_judge(study),
+        _check_protocol(study),
         _check_model_files(study),
         of_trainer(study),
         _check_task(study),
@@ -85,6 +86,11 @@ def _check_model_files(study: Study) -> Iterator[str]:
                 f"models.{name}.config: no file {model.config}; paths are relative to the "
                 "repository root"
             )
+
+
+def _check_protocol(study: Study) -> Iterator[str]:
+    if study.protocol is not None and not (ROOT / study.protocol).is_file():
+        yield f"protocol: no file {study.protocol}; paths are relative to the repository root"
 
 
 def _check_mini_batches(study: Study) -> Iterator[str]:

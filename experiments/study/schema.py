@@ -130,6 +130,9 @@ class Study(Settings):
         description="judged_by collapse: the claim that decides; C4: with C10 and C11, is QAT as "
         "safe as BF16; C9: with C10, on rewards; C12: with C13 and C14, exact against inexact",
     )
+    protocol: Path | None = Field(
+        None, description="the page that was written before the runs, whose manifests know it"
+    )
     claims: Claims = Claims()
 
     def training_config(self, run: Run) -> dict[str, Any]:
