@@ -51,18 +51,41 @@ def run(arguments: argparse.Namespace) -> tuple[bool, dict[str, Any]]:
         judged = judge(read_run(arguments.verl), arguments.band)
         show_run(judged, console)
         return judged.is_healthy, judged.as_dict()
+    if arguments.exact:
+        return _compare_exact(arguments, console)
     multiply_bf16_in_fp32()
     diagnosis = examine(_case(arguments))
     show(diagnosis, console)
     return diagnosis.is_healthy, diagnosis.as_dict()
 
 
-def _case(arguments: argparse.Namespace) -> Case:
+def _compare_exact(arguments: argparse.Namespace, console: Console) -> tuple[bool, dict[str, Any]]:
+    from qat_core.doctor.exact import compare_exact
+
+    if arguments.device != "cuda":
+        raise ValueError(f"--device: {arguments.device}: only kernels of a GPU are exact; use cuda")
+    found = compare_exact(
+        _folder(arguments),
+        read_recipe(arguments.recipe, "--recipe"),
+        _prompts(arguments),
+        arguments.max_new_tokens,
+        arguments.seed,
+    )
+    console.print(str(found))
+    return not found.unequal, found.as_dict()
+
+
+def _folder(arguments: argparse.Namespace) -> Path:
     folder: Path = arguments.checkpoint
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder / 'config.json'}: missing; name the folder of a checkpoint")
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device: cuda: there is no CUDA GPU here; use cpu")
+    return folder
+
+
+def _case(arguments: argparse.Namespace) -> Case:
+    folder = _folder(arguments)
     rolled_out = read_recipe(arguments.recipe, "--recipe")
     trained = arguments.trained
     return Case(
