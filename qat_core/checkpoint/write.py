@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import re
 import shutil
 import tempfile
@@ -245,7 +246,7 @@ def _complete_or_absent(folder: Path) -> Iterator[Path]:
 
 
 def _refuse_existing(folder: Path) -> None:
-    if folder.exists():
+    if os.path.lexists(folder):
         raise ValueError(f"{folder}: exists; choose another name or remove it")
 
 

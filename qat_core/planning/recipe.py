@@ -1,6 +1,7 @@
 """What is quantized and how: the recipe, and the meaning of its ignore patterns."""
 
 import re
+import reprlib
 from collections.abc import Collection
 from typing import Any, Literal, Self
 
@@ -105,7 +106,7 @@ def matches(pattern: str, module_name: str, roles: Collection[str] = ()) -> bool
 def require_recipe(given: object) -> None:
     """ValueError for a recipe's name, settings or method in place of a recipe."""
     if not isinstance(given, Recipe):
-        raise ValueError(f"recipe: {given!r}: {WAYS}")
+        raise ValueError(f"recipe: {reprlib.repr(given)}: {WAYS}")
 
 
 def goes_with_any_model(pattern: str) -> bool:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from qat_core.planning.plan import Entry, QuantPlan, bf16_plan, uncompiled
-from qat_core.planning.recipe import Recipe
+from qat_core.planning.recipe import Recipe, require_recipe
 from qat_core.training.preparation import refuse_adapters, require_as_prepared, scales_of
 from qat_core.training.state_dicts import full_precision_state
 from qat_core.weights.hub_names import Weight
@@ -51,7 +51,7 @@ def weight_stream(
             others, has adapters of PEFT or a weight that was replaced after `prepare`, or holds
             other state than the plan knows; naming a weight to be packed that is not finite in
             BF16, on all ranks alike: before the first weight, or after the last if weights have to
-            be moved to a GPU.
+            be moved to a GPU. After the last, too, if weights were written in the meantime.
     """
     model = uncompiled(model)
     refuse_adapters(model)
@@ -71,10 +71,22 @@ def weight_stream(
             f"weight_stream: has a {given} but no {lacking}, and would pack nothing: give both; "
             "neither for a prepared model, which knows its own; or None twice for BF16"
         )
-    elif as_trained:
-        require_as_prepared(model, plan, recipe)
+    else:
+        require_recipe(recipe)
+        if as_trained:
+            require_as_prepared(model, plan, recipe)
     state = full_precision_state(model)
     _require_planned(model, plan, state)
+    marked = scales.weights.num_writes if scales else {}
+    return _unwritten(_packed(plan, recipe, state, device), state, marked)
+
+
+def _packed(
+    plan: QuantPlan,
+    recipe: Recipe,
+    state: Mapping[str, Tensor],
+    device: torch.device | str | None,
+) -> Iterator[tuple[str, Weight]]:
     if device is None:
         return packed_weights(plan, recipe, state.__getitem__, resident=True)
     device = torch.device(device)
@@ -85,6 +97,36 @@ def weight_stream(
         plan, recipe, lambda name: state[name].to(device, non_blocking=True), resident=False
     )
     return _with_all_copied(stream, device)
+
+
+def _unwritten(
+    stream: Iterator[tuple[str, Weight]], state: Mapping[str, Any], marked: Mapping[str, int]
+) -> Iterator[tuple[str, Weight]]:
+    """ValueError at its end for a weight that was written meanwhile: its scale is an older one's.
+
+    Args:
+        stream: of the weights.
+        state: what it reads.
+        marked: by name, how often operators wrote weights below PyTorch's own count.
+    """
+
+    def num_writes() -> dict[str, tuple[int, int]]:
+        return {name: (_version(tensor), marked.get(name, 0)) for name, tensor in state.items()}
+
+    before = num_writes()
+    yield from stream
+    for name, number in num_writes().items():
+        if number != before[name]:
+            raise ValueError(
+                f"{name}: written while its stream was read, so that what came is of no one step: "
+                "stream again, and write weights before or after"
+            )
+
+
+def _version(held: Any) -> int:
+    """0 for extra state, and for tensors of inference mode, which have none."""
+    local = getattr(held, "_local_tensor", held)
+    return local._version if isinstance(local, Tensor) and not local.is_inference() else 0
 
 
 def _with_all_copied(

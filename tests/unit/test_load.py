@@ -81,6 +81,20 @@ def test_two_sets_of_weights_are_refused(
         read(folder)
 
 
+BESIDE = {"adapter_config.json": "holds .* beside weights", "model.fp16.safetensors": "two sets"}
+
+
+@pytest.mark.parametrize(("file", "message"), BESIDE.items(), ids=["adapter", "only vLLM's"])
+@EVERYWHERE
+def test_a_file_that_only_some_programs_would_read_is_refused(
+    nano_dir: Path, tmp_path: Path, read: Callable[[Path], object], file: str, message: str
+) -> None:
+    folder = shutil.copytree(nano_dir, tmp_path / "model")
+    (folder / file).symlink_to(nano_dir / WEIGHTS)
+    with pytest.raises(ValueError, match=rf"{folder}: (?=.*{re.escape(file)}).*{message}"):
+        read(folder)
+
+
 def test_an_index_of_one_file_is_no_second_set(nano_dir: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(nano_dir, tmp_path / "model")
     names = dict.fromkeys(load_file(folder / WEIGHTS), WEIGHTS)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from qat_core.checkpoint.architecture import meta_model, require_tied_copies
 from qat_core.checkpoint.ignored_modules import declared_plan, ignored_modules
-from qat_core.checkpoint.shards import Shards, read_json
+from qat_core.checkpoint.shards import MISTRAL_FILES, Shards, read_json
 from qat_core.exact import require_exact
 from qat_core.exact.contract import require_kept
 from qat_core.options import CheckpointFormat
@@ -109,6 +109,8 @@ class VllmEngine:
         self._has_weights = settings.get("load_format") != "dummy"
         if self._has_weights:
             Shards(model_dir)  # names a damaged file, or two sets of weights
+            for file in sorted(model_dir.glob(MISTRAL_FILES)):
+                raise ValueError(f"{file}: vLLM would read it, and nothing else does; remove it")
         self._vllm = vllm
         self._llm = vllm.LLM(
             str(model_dir), dtype="bfloat16", logprobs_mode="processed_logprobs", **settings
