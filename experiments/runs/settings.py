@@ -5,13 +5,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from experiments.rl.config import GrpoConfig
 from experiments.runs.evaluation import EVALUATIONS, Evaluation, read_evaluations
 from experiments.runs.manifest import MANIFEST, RunManifest, read_manifest
 from experiments.runs.provenance import diff_manifests
 from experiments.runs.record import file_of, record_of
 from experiments.study.load import OLD_KEYS
 from experiments.study.schema import Run, Study
-from qat_core.rl.config import GrpoConfig
 
 RECIPE = "recipe."  # keys of verl; their files change, and are in no record
 

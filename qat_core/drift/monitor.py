@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from qat_core.drift import MEASURES
 from qat_core.drift.blocks import chosen_blocks, flipped, measure
-from qat_core.drift.names import MEASURES
 from qat_core.nvfp4 import PackedTensor, quantize_all
 from qat_core.options import BLOCK_SIZE
 from qat_core.planning.plan import plan

@@ -35,7 +35,7 @@ from qat_core.weights.stream import weight_stream
 from qat_core.weights.transfer import transfer_tensors
 
 compat.require_supported()
-# its backward pass gives NaN: see `qat_core.rl.policy.ATTENTION`
+# its backward pass gives NaN: see `experiments.rl.policy.ATTENTION`
 torch.backends.cuda.enable_cudnn_sdp(False)
 # by name: the adapter imports vLLM, which not every process needs
 _ROLLOUT_REGISTRY["vllm", "async"] = "qat_core.verl.adapter.OwnSocketAdapter"
