@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from qat_core.planning.plan import Entry, QuantPlan, bf16_plan, uncompiled
 from qat_core.planning.recipe import Recipe
-from qat_core.training.preparation import refuse_adapters, require_as_prepared, scales_of
+from qat_core.training.preparation import refuse_adapters, require_as_prepared, state_of
 from qat_core.training.state_dicts import full_precision_state
 from qat_core.weights.hub_names import Weight
 from qat_core.weights.packing import group_scales, measured_scales, pack
@@ -55,14 +55,14 @@ def weight_stream(
     """
     model = uncompiled(model)
     refuse_adapters(model)
-    scales = scales_of(model)
-    if scales is not None:
-        scales.weights.find()
-        scales.weights.mark_all_written()
+    state = state_of(model)
+    if state is not None:
+        state.weights.find()
+        state.weights.mark_all_written()
     if plan is AS_PREPARED:
-        plan = scales.plan if scales else None
+        plan = state.plan if state else None
     if recipe is AS_PREPARED:
-        recipe = scales.recipe if scales else None
+        recipe = state.recipe if state else None
     if plan is None and recipe is None:
         plan, recipe = bf16_plan(model), Recipe()
     elif plan is None or recipe is None:

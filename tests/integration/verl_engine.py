@@ -167,7 +167,7 @@ def packed_shards(engine: Any) -> dict[str, int]:
     with torch.no_grad():
         engine.module(input_ids=tokens)
     parameter = engine.module.get_parameter(engine.plan.quantized[0])
-    scales = parameter.to_local().scales
+    scales = parameter.to_local().state
     after_forward = len(scales.packed_shards)
     engine.to("cpu", model=True, optimizer=False, grad=False)
     after_offload = len(scales.packed_shards)
