@@ -1,6 +1,6 @@
 """Whether weights were finite when they were measured, asked without a wait for the GPU."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -8,7 +8,31 @@ from torch import Tensor
 from qat_core.nvfp4 import is_representable
 from qat_core.nvfp4.format import UNREPRESENTABLE
 from qat_core.training.state.held_weights import HeldWeights
-from qat_core.training.state.later import Later
+
+
+class Later:
+    """Whether `value`, bool and 0-D, is true.
+
+    `bool(value)` waits for all that its CUDA stream was given before it is asked. This waits for
+    what the stream was given before it was made: the value is copied to pinned memory at once.
+    """
+
+    def __init__(self, value: Tensor) -> None:
+        self._value, self._copied = value, None
+        if value.is_cuda:
+            self._value = torch.empty((), dtype=torch.bool, pin_memory=True)
+            self._value.copy_(value, non_blocking=True)
+            self._copied = torch.cuda.current_stream(value.device).record_event()
+
+    def __bool__(self) -> bool:
+        """Waits for the copy, if the GPU has not come to it yet."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return bool(self._value)
+
+    def __reduce__(self) -> tuple[type["Later"], tuple[Any, ...]]:
+        """Pickles as what is known by then; events cannot."""
+        return Later, (torch.tensor(bool(self)),)
 
 
 class Measured(NamedTuple):
