@@ -1,5 +1,6 @@
 """Put a recipe onto a model: from then on its quantized weights train fake-quantized."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, get_args
 
@@ -52,15 +53,7 @@ def prepare(
     refuse_adapters(model)
     checked = plan(model, recipe)
     weights = {name: model.get_parameter(name) for name in checked.quantized}
-    for name, weight in weights.items():
-        _refuse_unfit(name, weight, allow_meta)
-    first = checked.quantized[0]
-    for name, weight in weights.items():
-        if weight.device != weights[first].device:
-            raise ValueError(
-                f"{name}: is on {weight.device}, {first} on {weights[first].device}; quantized "
-                "weights need to be on one device: move the model before prepare()"
-            )
+    _refuse_unfit(weights, allow_meta)
     _forget_previous(model)
     state = WeightState(model, checked, recipe, keep=keep)
     swapped = [(weight, fake_quantized(name, weight, state)) for name, weight in weights.items()]
@@ -151,7 +144,19 @@ def refuse_adapters(model: nn.Module) -> None:
             )
 
 
-def _refuse_unfit(name: str, weight: Tensor, allow_meta: bool) -> None:
+def _refuse_unfit(weights: Mapping[str, Tensor], allow_meta: bool) -> None:
+    for name, weight in weights.items():
+        _refuse_unfit_weight(name, weight, allow_meta)
+    first, first_weight = next(iter(weights.items()))
+    for name, weight in weights.items():
+        if weight.device != first_weight.device:
+            raise ValueError(
+                f"{name}: is on {weight.device}, {first} on {first_weight.device}; quantized "
+                "weights need to be on one device: move the model before prepare()"
+            )
+
+
+def _refuse_unfit_weight(name: str, weight: Tensor, allow_meta: bool) -> None:
     if isinstance(weight, FakeQuantizedTensor):
         raise ValueError(f"{name}: already prepared; prepare() is called once on a model")
     if isinstance(weight, DTensor):
