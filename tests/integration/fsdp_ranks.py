@@ -46,9 +46,9 @@ def train(checkpoint: Path) -> dict[str, Any]:
     for _ in range(3):
         step(model)
         step(model, optimizer)
-    state = model.state_dict()
-    kinds = {type(t._local_tensor) for t in state.values() if isinstance(t, DTensor)}
-    dcp.save(state, checkpoint_id=checkpoint)
+    entries = model.state_dict()
+    kinds = {type(t._local_tensor) for t in entries.values() if isinstance(t, DTensor)}
+    dcp.save(entries, checkpoint_id=checkpoint)
     return {
         "refreshes": state.num_refreshes - before,
         "local_types": [kind.__name__ for kind in kinds],

@@ -167,16 +167,16 @@ def packed_shards(engine: Any) -> dict[str, int]:
     with torch.no_grad():
         engine.module(input_ids=tokens)
     parameter = engine.module.get_parameter(engine.plan.quantized[0])
-    scales = parameter.to_local().state
-    after_forward = len(scales.packed_shards)
+    state = parameter.to_local().state
+    after_forward = len(state.packed_shards)
     engine.to("cpu", model=True, optimizer=False, grad=False)
-    after_offload = len(scales.packed_shards)
+    after_offload = len(state.packed_shards)
     with torch.no_grad():
         engine.module(input_ids=tokens)
     return {
         "after_forward": after_forward,
         "after_offload": after_offload,
-        "after_next_forward": len(scales.packed_shards),
+        "after_next_forward": len(state.packed_shards),
     }
 
 
