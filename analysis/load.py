@@ -13,6 +13,7 @@ from typing import get_args
 import pandas as pd
 
 from analysis.results import Results
+from experiments.rl.metric_names import DRIFT_FILE, K3_KL, RESPONSE_TOKENS, REWARD
 from experiments.runs.drift import read_drift
 from experiments.runs.evaluation import EVALUATIONS, Decoding, Precision
 from experiments.runs.manifest import MANIFEST, RunManifest
@@ -20,8 +21,6 @@ from experiments.runs.metrics import METRICS, merge, read_rows, require_every_st
 from experiments.runs.record import file_of, has_file
 from experiments.runs.settings import read_evaluations_of, read_run
 from experiments.study.schema import Run, Study
-from qat_core.drift.names import FILE as DRIFT_FILE
-from qat_core.rl.metric_names import K3_KL, RESPONSE_TOKENS, REWARD
 
 HINT = "run the study"
 # a mean over responses has a value whatever the policy does; k3 KL may overflow

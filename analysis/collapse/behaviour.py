@@ -8,7 +8,7 @@ from analysis.collapse.data import GridData, show_arm
 from analysis.collapse.grid import show_rate
 from analysis.collapse.survival import WINDOW
 from analysis.style import new_figure
-from qat_core.rl.metric_names import RESPONSE_TOKENS
+from experiments.rl.metric_names import RESPONSE_TOKENS
 
 CAPTION = "Response length, entropy and rollout_corr/kl by training step, a column an arm"
 METRICS = {

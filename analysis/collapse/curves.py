@@ -9,9 +9,9 @@ from analysis.collapse.data import GridData, show_arm
 from analysis.collapse.grid import BF16, NOQAT, QAT, Setting, num_collapsed, show_rate
 from analysis.collapse.survival import WINDOW, smoothed
 from analysis.style import STAR, arm_style, new_figure
+from experiments.rl.config import Correction
+from experiments.rl.metric_names import K3_KL, REWARD
 from experiments.study.arms import ArmName
-from qat_core.rl.config import Correction
-from qat_core.rl.metric_names import K3_KL, REWARD
 
 CAPTION = "Reward and k3 KL by training step, a column an arm: a line a seed, a star a collapse"
 # the last but one is the strongest rival of QAT

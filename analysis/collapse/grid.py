@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 from analysis.collapse.survival import Outcome, outcome
 from analysis.load import HINT, metric_of, read_metrics, require_distinct_runs
+from experiments.rl.config import Correction
+from experiments.rl.metric_names import REWARD
 from experiments.runs.completeness import complete_cells
 from experiments.runs.manifest import read_manifest
 from experiments.study.arms import ArmName
 from experiments.study.schema import Run, Study
-from qat_core.rl.config import Correction
-from qat_core.rl.metric_names import REWARD
 
 BF16: ArmName = "bf16"
 NOQAT: ArmName = "nvfp4-noqat"

@@ -11,12 +11,12 @@ from statistics import fmean
 
 from mlflow import MlflowClient
 
+from experiments.rl.metric_names import K3_KL, REWARD
 from experiments.runs.attempts import is_run, read_history
 from experiments.runs.evaluation import Evaluation
 from experiments.runs.manifest import RunManifest
 from experiments.runs.metrics import Row, token_mean
 from experiments.study.schema import Run
-from qat_core.rl.metric_names import K3_KL, REWARD
 from qat_core.units import MIB_PER_GIB
 
 VIEW = "glance"

@@ -15,6 +15,7 @@ from pathlib import Path
 from mlflow import MlflowClient
 from mlflow.entities import Metric
 
+from experiments.rl.metric_names import STEP_TIME
 from experiments.runs.attempts import list_run_dirs, read_history
 from experiments.runs.evaluation import EVALUATIONS, read_evaluations
 from experiments.runs.manifest import RunManifest, read_manifest
@@ -35,7 +36,6 @@ from experiments.tracking.store import (
     find_runs,
     store_uri,
 )
-from qat_core.rl.metric_names import STEP_TIME
 
 STUDY_RUN = "study"
 NOTE = "mlflow.note.content"

@@ -12,6 +12,8 @@ import torch
 import yaml
 from pydantic import ValidationError
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import logging
 
@@ -21,12 +23,12 @@ from qat_core.doctor.prompts import read_prompts
 from qat_core.doctor.report import show
 from qat_core.doctor.sampling import Sampling
 from qat_core.doctor.signs import judge
-from qat_core.doctor.verl_report import show_run
-from qat_core.doctor.verl_run import read_run
+from qat_core.doctor.verl_run import Judgement, read_run
 from qat_core.planning.recipe import Recipe
 from qat_core.yaml_damage import YAML_DAMAGE
 
 OFF = -1  # top-k in vLLM and verl
+STYLES = {"fault": "bold red", "warning": "yellow", "none": "", "not recorded": "dim"}
 
 
 @contextmanager
@@ -73,6 +75,20 @@ def _compare_exact(arguments: argparse.Namespace, console: Console) -> tuple[boo
     )
     console.print(str(found))
     return not found.unequal, found.as_dict()
+
+
+def show_run(judged: Judgement, console: Console) -> None:
+    """Prints all signs, then what to do about those that are faults."""
+    table = Table("sign", "evidence", "verdict")
+    for sign in judged.signs:
+        cells = (sign.title, sign.evidence, sign.verdict)
+        table.add_row(*map(Text, cells), style=STYLES[sign.verdict])
+    console.print(table)
+    for sign in judged.signs:
+        if sign.advice:
+            console.print(Text(f"{sign.title}: {sign.advice}", style=STYLES[sign.verdict]))
+    if judged.is_healthy:
+        console.print(f"No fault found in {judged.num_steps} steps.")
 
 
 def _folder(arguments: argparse.Namespace) -> Path:

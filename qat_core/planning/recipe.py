@@ -5,11 +5,10 @@ import reprlib
 from collections.abc import Collection
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from qat_core.options import BlockScaleMethod, ScalePolicy
 
-OLD_NAMES = {"scale": "scale_policy", "block_scale": "block_scale_method"}
 REGEX_PREFIX = "re:"
 ROLE_PREFIX = "role:"
 ROLES = ("attention",)
@@ -59,14 +58,6 @@ class Recipe(BaseModel):
         if names:
             raise ValueError(f"Recipe({names[0]!r}): {WAYS}")
         return super().__new__(cls)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_old_names(cls, settings: Any) -> Any:
-        for old, new in OLD_NAMES.items():
-            if isinstance(settings, dict) and old in settings:
-                raise ValueError(f"{old}: is now called {new}")
-        return settings
 
     @field_validator("ignore")
     @classmethod

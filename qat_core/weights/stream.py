@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from qat_core.planning.plan import Entry, QuantPlan, bf16_plan, uncompiled
 from qat_core.planning.recipe import Recipe, require_recipe
-from qat_core.training.preparation import refuse_adapters, require_as_prepared, scales_of
+from qat_core.training.preparation import refuse_adapters, require_as_prepared, state_of
 from qat_core.training.state_dicts import full_precision_state
 from qat_core.weights.hub_names import Weight
 from qat_core.weights.packing import group_scales, measured_scales, pack
@@ -55,29 +55,39 @@ def weight_stream(
     """
     model = uncompiled(model)
     refuse_adapters(model)
-    scales = scales_of(model)
-    if scales is not None:
-        scales.weights.find()
-        scales.weights.mark_all_written()
+    state = state_of(model)
+    if state is not None:
+        state.weights.find()
+        state.weights.mark_all_written()
+    marked = state.weights.num_writes if state else {}
     if plan is AS_PREPARED:
-        plan = scales.plan if scales else None
+        plan = state.plan if state else None
     if recipe is AS_PREPARED:
-        recipe = scales.recipe if scales else None
+        recipe = state.recipe if state else None
     if plan is None and recipe is None:
-        plan, recipe = bf16_plan(model), Recipe()
-    elif plan is None or recipe is None:
+        return _from_device(model, bf16_plan(model), Recipe(), device, marked)
+    if plan is None or recipe is None:
         given, lacking = ("recipe", "plan") if plan is None else ("plan", "recipe")
         raise ValueError(
             f"weight_stream: has a {given} but no {lacking}, and would pack nothing: give both; "
             "neither for a prepared model, which knows its own; or None twice for BF16"
         )
-    else:
-        require_recipe(recipe)
-        if as_trained:
-            require_as_prepared(model, plan, recipe)
+    require_recipe(recipe)
+    if as_trained:
+        require_as_prepared(model, plan, recipe)
+    return _from_device(model, plan, recipe, device, marked)
+
+
+def _from_device(
+    model: nn.Module,
+    plan: QuantPlan,
+    recipe: Recipe,
+    device: torch.device | str | None,
+    marked: Mapping[str, int],
+) -> Iterator[tuple[str, Weight]]:
+    """The stream of the weights as they are, moved to where they are packed."""
     state = full_precision_state(model)
     _require_planned(model, plan, state)
-    marked = scales.weights.num_writes if scales else {}
     return _unwritten(_packed(plan, recipe, state, device), state, marked)
 
 

@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from experiments.rl.policy import Policy
 from experiments.study.schema import ROOT
 from qat_core.checkpoint import convert
 from qat_core.checkpoint.load import load_model, require_whole
 from qat_core.doctor.served import served_stream
 from qat_core.planning.recipe import Recipe
-from qat_core.rl.policy import Policy
 from qat_core.rollout.eager import EagerEngine
 
 WEIGHTS, MATRIX = "model.safetensors", "model.layers.0.self_attn.q_proj.weight"
