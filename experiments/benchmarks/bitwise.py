@@ -17,15 +17,14 @@ Marlin.
 
 vLLM's own noise has to stay out: its MoE kernels are not deterministic where a step has 1024 or
 more (token, expert) pairs, because `moe_align_block_size` then orders the tokens of an expert by
-atomic additions and Marlin splits its sums by that order. So a step here has at most 128 tokens;
-`wide` shows the noise of steps of 256 tokens without any sync. `--device cpu` rehearses: there both
-ways are the reload, and no kernel can be chosen.
+atomic additions and Marlin splits its sums by that order. So a step here has at most 128 tokens.
+`--device cpu` rehearses: there both ways are the reload, and no kernel can be chosen.
 """
 
 import argparse
-import json
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -40,9 +39,11 @@ from experiments.benchmarks.architectures import ARCHITECTURES, TINY, engine_set
 from experiments.benchmarks.device import require_device
 from experiments.benchmarks.engines import add_compile_option, add_kernels_option, set_kernels
 from experiments.benchmarks.random_model import write_random_checkpoint
+from experiments.benchmarks.records import ENGINE_PACKAGES, Column, Row, flat, shape_of
 from experiments.benchmarks.served_tensors import differing, digests, writes_in_place
 from experiments.runs.provenance import origin
 from experiments.support.cli import run_cli
+from experiments.support.json_files import write_json
 from experiments.support.subprocess_call import call_in_subprocess
 from qat_core.checkpoint import export
 from qat_core.checkpoint.load import load_model
@@ -54,7 +55,7 @@ from qat_core.rollout.vllm.switches import IN_PLACE_VARIABLE
 from qat_core.weights.stream import weight_stream
 
 RECIPE = Recipe.full()
-NARROW, WIDE = 128, 256
+NARROW = 128  # tokens of a step
 SIZES: dict[str, dict[str, Any]] = {
     "cuda": {"syncs": 100, "tokens": 64, "shrink": {"num_hidden_layers": 4}},
     "cpu": {"syncs": 3, "tokens": 8, "shrink": TINY},
@@ -62,6 +63,24 @@ SIZES: dict[str, dict[str, Any]] = {
 PROMPT_TOKENS = 8
 # what the states of an engine that is synced in this way are called
 WAYS = {"reload": "synced", "in place": "in place"}
+COLUMNS = {
+    "model": Column(heading="Model"),
+    "came_by": Column(heading="Weights came by"),
+    "syncs": Column(heading="Syncs", format=","),
+    "tokens": Column(heading="Sampled tokens compared", format=","),
+    "samples": Column(heading="Tokens and log-probs equal in all bits"),
+    "weights": Column(heading="Served tensors equal in all bits"),
+    "unequal": Column(heading="Not equal"),
+}
+NOTE = (
+    "Is vLLM after many weight syncs the engine that loads the same weights from disk? Kernels: "
+    "nvfp4 is Marlin, humming-experts Marlin with experts by Humming, repeatable likewise with "
+    "many rows unpacked. Synced, and slept and synced: through vLLM's reload. In place: past it, "
+    "as by default. Again: the same engine, with nothing in between. Fresh: a new engine that "
+    "loads the weights from disk, in that form. Other weights, of the first sync, must differ. "
+    "Served tensors: parameters and buffers of vLLM's model, without scales that W4A16 does not "
+    "read; ModelOpt's form, which names them otherwise, is compared by samples alone."
+)
 
 
 class State(NamedTuple):
@@ -84,10 +103,29 @@ def run_architecture(
     fresh = ["compressed-tensors"] + (["modelopt"] if kernels != "humming" else [])
     for kind in fresh:
         states[f"fresh {kind}"] = call_in_subprocess(load, folder / kind, device, compiled)
-    wide = call_in_subprocess(repeat_wide, folder / "compressed-tensors", device, compiled)
     tokens = int(states["synced"].sample.response_mask.sum())
     syncs = SIZES[device]["syncs"]
-    return {"syncs": syncs, "ways": ways, "tokens": tokens, **compare(states), "wide": wide}
+    return {"syncs": syncs, "ways": ways, "tokens": tokens, **compare(states)}
+
+
+def summary(model: str, found: dict[str, Any]) -> Row:
+    """A row: what is equal, in words, and all that was found."""
+    repeats_itself = found["equal"].get("synced, again", True)
+    asked = [found["equal"]] if repeats_itself else []
+    in_place = any(way["in_place"] for way in found["ways"].values())
+    return {
+        "model": model,
+        "came_by": "reload and in place" if in_place else "reload",
+        "samples": _named([found["equal"]], True) if repeats_itself else "no: its own differ",
+        "weights": _named([found["equal_weights"]], True),
+        "unequal": _named([*asked, found["equal_weights"]], False),
+        **flat(found),
+    }
+
+
+def _named(compared: Sequence[dict[str, bool]], equal: bool) -> str:
+    names = (name for of in compared for name, it in of.items() if it == equal)
+    return "; ".join(dict.fromkeys(names))
 
 
 def compare(states: dict[str, State]) -> dict[str, Any]:
@@ -99,7 +137,7 @@ def compare(states: dict[str, State]) -> dict[str, Any]:
         "equal": {name: _is_equal(it.sample, expected.sample) for name, it in states.items()},
         "equal_weights": {name: not tensors for name, tensors in unequal.items()},
         "tensors": len(expected.tensors),
-        "differing_tensors": {name: tensors[:8] for name, tensors in unequal.items() if tensors},
+        "differing_tensors": {n: ", ".join(them[:8]) for n, them in unequal.items() if them},
     }
 
 
@@ -163,13 +201,6 @@ def load(checkpoint: Path, device: str, compiled: bool) -> State:
     return _state(VllmEngine(checkpoint, **_narrow(device, compiled)), device)
 
 
-def repeat_wide(checkpoint: Path, device: str, compiled: bool) -> dict[str, Any]:
-    """Whether an engine repeats itself, with nothing in between, at more tokens a step."""
-    engine = VllmEngine(checkpoint, **engine_settings(device, WIDE, compiled=compiled))
-    samples = [_sample(engine, device, WIDE) for _ in range(3)]
-    return {"sequences": WIDE, "repeats": [_is_equal(other, samples[0]) for other in samples[1:]]}
-
-
 def _narrow(device: str, compiled: bool) -> dict[str, Any]:
     return engine_settings(device, NARROW, compiled=compiled) | {
         "max_model_len": NARROW,
@@ -182,9 +213,9 @@ def _state(engine: VllmEngine, device: str) -> State:
     return State(_sample(engine, device), engine.on_worker(digests))
 
 
-def _sample(engine: VllmEngine, device: str, sequences: int = NARROW) -> Rollouts:
+def _sample(engine: VllmEngine, device: str) -> Rollouts:
     generator = torch.Generator().manual_seed(0)
-    prompts = torch.randint(5, 60, (sequences, PROMPT_TOKENS), generator=generator).tolist()
+    prompts = torch.randint(5, 60, (NARROW, PROMPT_TOKENS), generator=generator).tolist()
     return engine.generate(prompts, SIZES[device]["tokens"], 1.0, seed=0)
 
 
@@ -205,22 +236,23 @@ def main() -> None:
     require_device(arguments.device)
     set_kernels(arguments.kernels)
     size = SIZES[arguments.device]
-    record: dict[str, Any] = {
+    settings = {"kernels": arguments.kernels, "torch compile": arguments.compile}
+    record = {
         "benchmark": "bitwise",
-        "kernels": arguments.kernels,
         **origin(arguments.device, vllm=vllm_version()),
-        "torch_compile": arguments.compile,
         "engine": _narrow(arguments.device, arguments.compile),
-        "models": {},
+        **shape_of(settings, COLUMNS, NOTE, ENGINE_PACKAGES),
     }
+    rows: list[Row] = []
     for name in arguments.models:
         with tempfile.TemporaryDirectory() as folder:
             config = ARCHITECTURES[name] | size["shrink"]
-            record["models"][name] = run_architecture(
+            found = run_architecture(
                 config, arguments.kernels, arguments.device, arguments.compile, Path(folder)
             )
-        arguments.record.write_text(json.dumps(record, indent=1) + "\n")
-        Console().print(name, record["models"][name])
+        rows.append(summary(name, found))
+        write_json(arguments.record, {**record, "rows": rows})
+        Console().print(rows[-1])
 
 
 if __name__ == "__main__":

@@ -8,33 +8,36 @@ default, communication decides, and on many hosts the CPU; with more the GPU set
 is forward and backward; the arm `qat` recomputes the global scales and packs its shards, as after
 an optimizer step, `qat, scales known` is any further micro-batch. Eager layers of this size keep
 the CPU busy rather than the GPU, so compiled ones are measured too (without verl's, which was not
-made for torch.compile). Bytes are those that each rank hands to all-gathers; their time is what the
-profiler saw of NCCL's kernels. Peak memory is what a step allocates, and the packed shards that lie
-there from one step to the next. The record is written after each stack.
+made for torch.compile). Peak memory is what a step allocates, and the packed shards that lie there
+from one step to the next; sharded weights are not in it. The record is written after each stack.
 """
 
 import argparse
+import os
+import tempfile
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
+from rich.console import Console
 from torch import nn
-from torch.profiler import ProfilerActivity, profile
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.multiprocessing.spawn import spawn
 
-from experiments.benchmarks.parameter import SCALES_KNOWN, step
+from experiments.benchmarks.parameter import SCALES_KNOWN, peak_of, step
 from experiments.benchmarks.qat_layers import apply_arm, arms, layer_stack, step_inputs
-from experiments.benchmarks.records import Column, Row, shape_of
-from experiments.benchmarks.sharded import measure_on_ranks, shard
-from experiments.benchmarks.timing import quartiles, summary, time_steps
+from experiments.benchmarks.records import Column, Row, Setting, shape_of
+from experiments.benchmarks.timing import summary, time_steps
+from experiments.runs.provenance import origin
 from experiments.support.cli import run_cli
+from experiments.support.json_files import read_json, write_json
 from qat_core.arguments import positive_int
-from qat_core.training.parameter import FakeQuantizedTensor
 from qat_core.training.preparation import scales_of
 from qat_core.units import BYTES_PER_GIB
 
+BACKEND = {"cuda": "nccl", "cpu": "gloo"}
+POLICY = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 COLUMNS = {
     "shape": Column(heading="Shape"),
     "layers": Column(heading="Layers"),
@@ -62,112 +65,75 @@ STACKS = {
 def measure(
     shape: str, layers: int, compiled: bool, device: str, rounds: int, tokens: int
 ) -> list[Row]:
-    """Times, ratios and all-gathers of all arms of one stack; the same call on every rank."""
-    steps, rounded, models = {}, {}, {}
+    """Times, ratios and memory of all arms of one stack; the same call on every rank."""
+    steps, models = {}, {}
     for arm in ["bf16", "qat"] if compiled else arms(sharded=True):
         models[arm] = model = layer_stack(shape, layers, device, torch.float32)
         changed = apply_arm(model, arm)
-        if arm == "qat":
-            rounded = rounded_weights(model)
         if compiled:
             for layer in model.layers:  # type: ignore[union-attr]
                 layer.compile()
         shard(model)
-        if arm == "qat":
-            bit_identical = gathers_exactly(model, rounded)
         x, grad = step_inputs(model, 1, tokens, device)
         steps[arm] = partial(step, model, changed, x, grad)
         if arm == "qat":
             steps[arm + SCALES_KNOWN] = partial(step, model, lambda: None, x, grad)
-    times = time_steps(steps, device, rounds)
-    result = summary({arm: [time.step_ms for time in of_arm] for arm, of_arm in times.items()})
+    result = summary(time_steps(steps, device, rounds))
     for arm in result:
-        result[arm]["issue_ms"] = quartiles([time.issue_ms for time in times[arm]])
-        with SentBytes() as sent:
-            steps[arm]()
-        result[arm]["all_gather_mib_per_rank"] = sent.total / 2**20
-        result[arm] |= nccl_ms(steps[arm]) if device == "cuda" else {}
-        held = packed_shards_gib(models[arm.removesuffix(SCALES_KNOWN)])
-        result[arm]["packed_shards_gib"] = held
-        result[arm]["peak_gib"] = held + (peak_gib(steps[arm]) if device == "cuda" else 0.0)
+        held = packed_shards_bytes(models[arm.removesuffix(SCALES_KNOWN)])
+        result[arm]["packed_shards_gib"] = held / BYTES_PER_GIB
+        result[arm]["peak_gib"] = (held + peak_of(steps[arm], device)) / BYTES_PER_GIB
     bf16_gib = max(result["bf16"]["peak_gib"], 1e-9)
     stack: Row = {"shape": shape, "layers": layers, "ranks": dist.get_world_size()}
     stack |= {"setting": "compiled" if compiled else ""}
-    stack |= {"gathered_weights_bit_identical_to_one_device": bit_identical}
     return [
         {**stack, "arm": arm, "peak_ratio": it["peak_gib"] / bf16_gib, **it}
         for arm, it in result.items()
     ]
 
 
-def rounded_weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    """BF16 values of the first layer's quantized weights as one device would round them."""
-    return {
-        name: parameter.rounded().bfloat16()
-        for name, parameter in model.layers[0].named_parameters()  # type: ignore[index, union-attr]
-        if isinstance(parameter, FakeQuantizedTensor)
-    }
+def shard(model: nn.Module) -> None:
+    """Make each decoder layer and the rest FSDP2 groups."""
+    for part in (*model.layers, model):  # type: ignore[misc]
+        fully_shard(part, mp_policy=POLICY)
 
 
-def gathers_exactly(model: nn.Module, expected: dict[str, torch.Tensor]) -> bool:
-    """Whether the first layer's all-gather brings the expected weights, bit for bit.
-
-    Looks twice: from the second time on FSDP2 uses the memory of the first.
-    """
-    layer: Any = model.layers[0]  # type: ignore[index]
-    equal = bool(expected)
-    for _ in range(2):
-        layer.unshard()
-        gathered = dict(layer.named_parameters())
-        equal &= all(torch.equal(gathered[name], value) for name, value in expected.items())
-        layer.reshard()
-    return equal
-
-
-class SentBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes that this rank copies into FSDP2's all-gathers."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.total = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Looks at the inputs of the copy-in, runs everything."""
-        if func is torch.ops.fsdp.all_gather_copy_in.default:
-            self.total += sum(piece.nbytes for piece in args[0])
-        return func(*args, **(kwargs or {}))
-
-
-def nccl_ms(call: partial[None]) -> dict[str, float]:
-    """GPU ms of NCCL's kernels in one step by collective, waiting for other ranks included."""
-    with profile(activities=[ProfilerActivity.CUDA]) as trace:
-        call()
-        torch.cuda.synchronize()
-    return {
-        f"{collective}_ms": sum(
-            event.device_time_total
-            for event in trace.key_averages()
-            if "nccl" in event.key and collective in event.key
-        )
-        / 1e3
-        for collective in ("AllGather", "ReduceScatter", "AllReduce")
-    }
-
-
-def packed_shards_gib(model: nn.Module) -> float:
+def packed_shards_bytes(model: nn.Module) -> int:
     """What this rank keeps packed of its shards after a step; 0 where nothing is quantized."""
     scales = scales_of(model)
     shards = scales.packed_shards.values() if scales else ()
-    return sum(buffer.nbytes for buffer, _ in shards) / BYTES_PER_GIB
+    return sum(buffer.nbytes for buffer, _ in shards)
 
 
-def peak_gib(call: partial[None]) -> float:
-    """What one step allocates at most on top of what lies there, sharded weights not included."""
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    call()
-    torch.cuda.synchronize()
-    return (torch.cuda.max_memory_allocated() - before) / BYTES_PER_GIB
+def measure_on_ranks(world: int, device: str, record: Path, rounds: int, tokens: int) -> None:
+    """Adds what the first rank finds of each stack to the record's rows, stack by stack."""
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = (world, device, f"{folder}/rendezvous", record, rounds, tokens)
+        spawn(_rank, arguments, nprocs=world)  # type: ignore[no-untyped-call]
+
+
+def _rank(
+    rank: int,
+    world: int,
+    device: str,
+    rendezvous: str,
+    record: Path,
+    rounds: int,
+    tokens: int,
+) -> None:
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    os.environ["LOCAL_RANK"] = str(rank)
+    dist.init_process_group(
+        BACKEND[device], init_method=f"file://{rendezvous}", rank=rank, world_size=world
+    )
+    for stack in STACKS[device]:
+        rows = measure(*stack, device, rounds, tokens)
+        if rank == 0:
+            Console().print_json(data=rows)
+            content = read_json(record)
+            write_json(record, content | {"rows": [*content["rows"], *rows]})
+    dist.destroy_process_group()
 
 
 def main() -> None:
@@ -181,16 +147,22 @@ def main() -> None:
         "--tokens", type=positive_int, help="of a rank; by default 2,048, on a CPU 16"
     )
     args = parser.parse_args()
+    if args.device == "cuda" and torch.cuda.device_count() < max(args.worlds):
+        raise ValueError(
+            f"--worlds: {max(args.worlds)}: there are {torch.cuda.device_count()} CUDA GPUs; name "
+            "fewer, or rehearse with --device cpu"
+        )
     tokens = args.tokens or TOKENS[args.device]
-    settings: dict[str, str | int | float] = {
+    settings: dict[str, Setting] = {
         "tokens a rank": tokens,
         "rounds": args.rounds,
         "verl": "measured" if "verl" in arms() else "not on the path, not measured",
     }
-    content = {"benchmark": "fsdp", **shape_of(settings, COLUMNS, NOTE)}
-    measured = partial(measure, device=args.device, rounds=args.rounds, tokens=tokens)
-    stacks = STACKS[args.device]
-    measure_on_ranks(measured, stacks, args.worlds, args.device, args.record, content)
+    shape = shape_of(settings, COLUMNS, NOTE)
+    args.record.parent.mkdir(parents=True, exist_ok=True)
+    write_json(args.record, {"benchmark": "fsdp", **shape, **origin(args.device), "rows": []})
+    for world in args.worlds:
+        measure_on_ranks(world, args.device, args.record, args.rounds, tokens)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from torch import nn
 from experiments.benchmarks.device import require_device
 from experiments.benchmarks.qat_layers import QAT_ARMS, apply_arm, arms, layer_stack, step_inputs
 from experiments.benchmarks.records import Column, Row, shape_of
-from experiments.benchmarks.timing import summary, time_in_turns
+from experiments.benchmarks.timing import summary, time_steps
 from experiments.runs.provenance import origin
 from experiments.support.cli import run_cli
 from experiments.support.json_files import write_json
@@ -76,7 +76,7 @@ def measure(shape: str, layers: int, checkpointing: bool, device: str, rounds: i
         steps[arm] = partial(step, models[arm], changed, x, grad)
         if arm in QAT_ARMS:
             steps[arm + SCALES_KNOWN] = partial(step, models[arm], lambda: None, x, grad)
-    result = summary(time_in_turns(steps, device, rounds))
+    result = summary(time_steps(steps, device, rounds))
     for arm in result:
         peak = peak_of(steps[arm], device)
         held = held_bytes(models[arm.removesuffix(SCALES_KNOWN)], device)

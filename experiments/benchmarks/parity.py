@@ -14,11 +14,10 @@ Marlin. `--compile` is vLLM with torch.compile, its default. `--device cpu` rehe
 """
 
 import argparse
-import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
 import pandas as pd
 import torch
@@ -29,8 +28,10 @@ from experiments.benchmarks.architectures import ARCHITECTURES, engine_settings
 from experiments.benchmarks.device import require_device
 from experiments.benchmarks.engines import add_compile_option, add_kernels_option, set_kernels
 from experiments.benchmarks.parity_cases import Case, random_case, trained_case
+from experiments.benchmarks.records import ENGINE_PACKAGES, Column, Row, shape_of
 from experiments.runs.provenance import origin
 from experiments.support.cli import run_cli
+from experiments.support.json_files import write_json
 from experiments.support.subprocess_call import call_in_subprocess
 from qat_core.checkpoint.architecture import meta_model
 from qat_core.mismatch import mismatch_metrics
@@ -53,6 +54,8 @@ ARMS = {
     "no-qat": (None, POW2),
 }
 ENGINES = (("bf16", "rounded"), ("qat-pow2", "qat-amax", "no-qat"))
+COLUMNS = {"model": Column(heading="Model"), "arm": Column(heading="Arm")}
+COLUMNS["tokens"] = Column(heading="Tokens", format=",")
 MAX_NUM_SEQS = 256
 ROWS = 32  # sequences of one forward pass of the trainer: a batch of the statistics
 
@@ -147,8 +150,11 @@ def write_batches(models: Mapping[str, Mapping[str, Sequence[Batch]]], path: Pat
     pd.DataFrame(rows).to_csv(path, index=False, compression={"method": "gzip", "mtime": 0})
 
 
-def _tokens(arms: Mapping[str, Sequence[Batch]]) -> dict[str, int]:
-    return {arm: sum(batch["tokens"] for batch in batches) for arm, batches in arms.items()}
+def _rows(model: str, arms: Mapping[str, Sequence[Batch]]) -> list[Row]:
+    return [
+        {"model": model, "arm": arm, "tokens": sum(batch["tokens"] for batch in batches)}
+        for arm, batches in arms.items()
+    ]
 
 
 def main() -> None:
@@ -168,24 +174,23 @@ def main() -> None:
         raise ValueError("--checkpoints: name some for trained weights, none for random ones")
     require_device(device)
     set_kernels(arguments.kernels)
-    record: dict[str, Any] = {
-        "benchmark": "parity",
+    settings = {
         "weights": arguments.weights,
         "kernels": arguments.kernels,
-        "torch_compile": arguments.compile,
-        **origin(device, vllm=vllm_version()),
-        "models": {},
+        "torch compile": arguments.compile,
     }
+    where = origin(device, vllm=vllm_version())
+    record = {"benchmark": "parity", **where, **shape_of(settings, COLUMNS, "", ENGINE_PACKAGES)}
     batches: dict[str, dict[str, list[Batch]]] = {}
     for name in arguments.models if is_random else arguments.checkpoints:
         with tempfile.TemporaryDirectory() as folder:
             make_case = random_case if is_random else trained_case
             case = make_case(name, Path(folder), device)
             batches[case.name] = measure_case(case, device, arguments.compile)
-        record["models"][case.name] = {"tokens": _tokens(batches[case.name])}
-        arguments.record.write_text(json.dumps(record, indent=1) + "\n")
+        rows = [row for model, arms in batches.items() for row in _rows(model, arms)]
+        write_json(arguments.record, {**record, "rows": rows})
         write_batches(batches, arguments.record.with_suffix(".csv.gz"))
-        Console().print(case.name, record["models"][case.name])
+        Console().print(rows)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """Times of several arms, taken in turns so that all see the same clock and heat."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -40,22 +39,16 @@ def time_steps(
     return {arm: values[WARM_UP_ROUNDS:] for arm, values in times.items()}
 
 
-def time_in_turns(
-    steps: Mapping[str, Callable[[], None]], device: str, rounds: int
-) -> dict[str, list[float]]:
-    """Milliseconds of each arm's step in each round, the device idle before and after."""
-    times = time_steps(steps, device, rounds)
-    return {arm: [time.step_ms for time in of_arm] for arm, of_arm in times.items()}
-
-
-def summary(times: dict[str, list[float]]) -> dict[str, dict[str, Any]]:
-    """Median and quartiles of each arm's times and of their ratio to arm `bf16` by round."""
-    baseline = times["bf16"]
+def summary(times: Mapping[str, Sequence[StepTime]]) -> dict[str, dict[str, Any]]:
+    """Quartiles of each arm's times; the ratio of medians to arm `bf16`, and that by round."""
+    baseline = [time.step_ms for time in times["bf16"]]
     result = {}
-    for arm, values in times.items():
+    for arm, of_arm in times.items():
+        values = [time.step_ms for time in of_arm]
         ratios = [value / base for value, base in zip(values, baseline, strict=True)]
         result[arm] = {
             "step_ms": quartiles(values),
+            "issue_ms": quartiles([time.issue_ms for time in of_arm]),
             "ratio": median(values) / median(baseline),
             "ratio_by_round": quartiles(ratios),
         }
@@ -71,56 +64,3 @@ def synchronize(device: str) -> None:
     """Wait until the device is idle."""
     if device == "cuda":
         torch.cuda.synchronize()
-
-
-def time_calls(
-    arms: Mapping[str, Sequence[Callable[[], object]]], device: str, rounds: int
-) -> dict[str, list[float]]:
-    """Microseconds a call of each arm in each round.
-
-    On a GPU an arm's calls are captured in one CUDA graph, so that no launch overhead counts; arms
-    take turns, one replay each, and the GPU never waits for the CPU in between.
-    """
-    if device == "cuda":
-        return _time_graphs(arms, rounds)
-    steps = {arm: partial(_call_all, calls) for arm, calls in arms.items()}
-    times_ms = time_in_turns(steps, device, rounds)
-    return {arm: [1e3 * ms / len(arms[arm]) for ms in listed] for arm, listed in times_ms.items()}
-
-
-def _time_graphs(
-    arms: Mapping[str, Sequence[Callable[[], object]]], rounds: int
-) -> dict[str, list[float]]:
-    graphs = {arm: _captured(calls) for arm, calls in arms.items()}
-    events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {arm: [] for arm in arms}
-    for _ in range(WARM_UP_ROUNDS + rounds):
-        for arm, graph in graphs.items():
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            start.record()
-            graph.replay()
-            end.record()
-            events[arm].append((start, end))
-    torch.cuda.synchronize()
-    return {
-        arm: [
-            1e3 * start.elapsed_time(end) / len(arms[arm]) for start, end in pairs[WARM_UP_ROUNDS:]
-        ]
-        for arm, pairs in events.items()
-    }
-
-
-def _captured(calls: Sequence[Callable[[], object]]) -> torch.cuda.CUDAGraph:
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # compile kernels and make handles outside of the graph
-        _call_all(calls)
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        _call_all(calls)
-    return graph
-
-
-def _call_all(calls: Sequence[Callable[[], object]]) -> None:
-    for call in calls:
-        call()
