@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from experiments.benchmarks.random_model import write_architecture
+from experiments.base.random_model import write_architecture
 from experiments.study.schema import ROOT
 from experiments.support.json_files import read_json, write_json
 from qat_core.planning.recipe import Recipe

@@ -24,25 +24,24 @@ atomic additions and Marlin splits its sums by that order. So a step here has at
 import argparse
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from itertools import chain
 from pathlib import Path
-from statistics import median
-from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoTokenizer
 
+from experiments.base.random_model import write_random_checkpoint
 from experiments.benchmarks.architectures import ARCHITECTURES, TINY, engine_settings
-from experiments.benchmarks.device import require_device
 from experiments.benchmarks.engines import add_compile_option, add_kernels_option, set_kernels
-from experiments.benchmarks.random_model import write_random_checkpoint
 from experiments.benchmarks.records import ENGINE_PACKAGES, Column, Row, flat, shape_of
-from experiments.benchmarks.served_tensors import differing, digests, writes_in_place
 from experiments.runs.provenance import origin
 from experiments.support.cli import run_cli
+from experiments.support.device import require_device
 from experiments.support.json_files import write_json
 from experiments.support.subprocess_call import call_in_subprocess
 from qat_core.checkpoint import export
@@ -61,6 +60,10 @@ SIZES: dict[str, dict[str, Any]] = {
     "cpu": {"syncs": 3, "tokens": 8, "shrink": TINY},
 }
 PROMPT_TOKENS = 8
+# Scales of an FP8 KV cache, and of activations, which W4A16 does not round: nothing reads them, no
+# checkpoint of ours has them, and an engine that begins without weights fills them at random.
+OF_ATTENTION = {"_q_scale", "_k_scale", "_v_scale", "_prob_scale", "q_scale", "k_scale", "v_scale"}
+OF_ACTIVATIONS = "input_"
 # what the states of an engine that is synced in this way are called
 WAYS = {"reload": "synced", "in place": "in place"}
 COLUMNS = {
@@ -156,20 +159,17 @@ def sync_repeatedly(
     can_sleep = {"enable_sleep_mode": True} if device == "cuda" else {}
     engine = VllmEngine(folder / "base", planned, **_narrow(device, compiled), **can_sleep)
 
-    def sync() -> float:
-        start = perf_counter()
+    def sync() -> None:
         engine.sync(weight_stream(model, planned, RECIPE), planned)
-        return perf_counter() - start
 
     sync()
     is_in_place = engine.on_worker(writes_in_place)
     if device == "cuda" and is_in_place != (way == "in place"):
         raise ValueError(f"{way}: vLLM's engine was synced otherwise; name other --models")
     other = {} if way == "in place" else {"other weights": _state(engine, device)}
-    times_s = []
     for seed in range(SIZES[device]["syncs"]):
         _change(model, seed)
-        times_s.append(sync())
+        sync()
     name = WAYS[way]
     states = {name: _state(engine, device), f"{name}, again": _state(engine, device)}
     if can_sleep:
@@ -178,14 +178,10 @@ def sync_repeatedly(
         sync()
         states[f"slept and {name}"] = _state(engine, device)
     if way == "reload":
-        _write_forms(model, folder)
-    return {"median_sync_s": median(times_s), "in_place": is_in_place}, states | other
-
-
-def _write_forms(model: nn.Module, folder: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(folder / "base")
-    export(model, RECIPE, folder / "compressed-tensors", tokenizer)
-    export(model, RECIPE, folder / "modelopt", tokenizer, "modelopt")
+        tokenizer = AutoTokenizer.from_pretrained(folder / "base")
+        export(model, RECIPE, folder / "compressed-tensors", tokenizer)
+        export(model, RECIPE, folder / "modelopt", tokenizer, "modelopt")
+    return {"in_place": is_in_place}, states | other
 
 
 def _change(model: nn.Module, seed: int) -> None:
@@ -222,6 +218,33 @@ def _sample(engine: VllmEngine, device: str) -> Rollouts:
 def _is_equal(first: Rollouts, second: Rollouts) -> bool:
     same_tokens = torch.equal(first.input_ids, second.input_ids)
     return same_tokens and torch.equal(first.log_probs, second.log_probs)
+
+
+def digests(worker: Any) -> dict[str, str]:
+    """SHA-256 of the bytes of each parameter and buffer of vLLM's model; runs in its worker."""
+    model = worker.model_runner.get_model()
+    held = chain(model.named_parameters(), model.named_buffers())
+    return {name: _digest(tensor) for name, tensor in held if _is_read(name.rpartition(".")[2])}
+
+
+def differing(some: Mapping[str, str], others: Mapping[str, str]) -> list[str]:
+    """Names of the tensors that differ or are in one engine alone."""
+    names = sorted(some.keys() | others.keys())
+    return [name for name in names if some.get(name) != others.get(name)]
+
+
+def writes_in_place(worker: Any) -> bool:
+    """Whether the last sync went past vLLM's reload; runs in its worker."""
+    return bool(getattr(worker, "qat_core_targets", {}))
+
+
+def _is_read(leaf: str) -> bool:
+    return leaf not in OF_ATTENTION and OF_ACTIVATIONS not in leaf
+
+
+def _digest(tensor: Tensor) -> str:
+    values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return sha256(values.numpy().tobytes()).hexdigest()
 
 
 def main() -> None:

@@ -19,12 +19,12 @@ from rich.console import Console
 from torch import Tensor
 from triton.testing import do_bench_cudagraph
 
-from experiments.benchmarks.device import require_device
 from experiments.benchmarks.qat_layers import arms, verl_qat
 from experiments.benchmarks.records import Column, Row, shape_of
 from experiments.benchmarks.timing import quartiles
 from experiments.runs.provenance import origin
 from experiments.support.cli import run_cli
+from experiments.support.device import require_device
 from experiments.support.json_files import write_json
 from qat_core.nvfp4 import (
     ShardLayout,
@@ -57,8 +57,6 @@ GOALS = {
     "dequantize": 0.75,
     "unpack_shards, two": 0.75,
 }
-
-
 COLUMNS = {
     "call": Column(heading="Kernel"),
     "us": Column(heading="us", format=".1f"),
@@ -145,12 +143,7 @@ def main() -> None:
         "TB/s of a copy": 4e-6 * SHAPE[0] * SHAPE[1] / copy_us[1],
         "verl": "measured" if "verl" in arms() else "not installed, not measured",
     }
-    record = {
-        "benchmark": "codec",
-        **origin("cuda"),
-        **shape_of(settings, COLUMNS),
-        "rows": rows,
-    }
+    record = {"benchmark": "codec", **origin("cuda"), **shape_of(settings, COLUMNS), "rows": rows}
     Console().print_json(data=record)
     record_path.parent.mkdir(parents=True, exist_ok=True)
     write_json(record_path, record)

@@ -8,11 +8,11 @@ from typing import Any
 
 from rich.console import Console
 
-from experiments.benchmarks.device import require_device
 from experiments.benchmarks.engine_tables import TABLES, rows_of
 from experiments.benchmarks.records import ENGINE_PACKAGES, read_continued, shape_of
 from experiments.runs.provenance import origin
 from experiments.study.schema import ROOT
+from experiments.support.device import require_device
 from experiments.support.json_files import read_json, write_json
 from experiments.support.subprocess_call import call_in_subprocess
 from qat_core.rollout.vllm.engine import vllm_version

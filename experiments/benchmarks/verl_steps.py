@@ -168,15 +168,8 @@ def spread(found: Iterable[float | None]) -> list[float]:
     return [min(values), statistics.median(values), max(values)]
 
 
-def _common_setup(manifests: list[RunManifest]) -> dict[str, Any]:
-    """Versions and kinds of hardware; ValueError where they differ, for whatever number of GPUs."""
-    setups = [_setup(manifest) for manifest in manifests]
-    if any(setup != setups[0] for setup in setups):
-        raise ValueError("RESULTS: runs of different machines or versions; summarize them apart")
-    return setups[0]
-
-
-def _setup(manifest: RunManifest) -> dict[str, Any]:
+def _setup(manifest: RunManifest) -> Figures:
+    """Versions and kinds of hardware, for whatever number of GPUs."""
     hardware = manifest.hardware
     kinds = {"cpu": hardware.cpu, "gpus": sorted(set(hardware.gpus))}
     return {"versions": manifest.versions, "hardware": kinds}
@@ -204,7 +197,9 @@ def write_record(path: Path, run_dirs: Iterable[Path]) -> None:
     if not histories:
         raise ValueError(f"{path}: no run has a second step, nothing to record")
     runs = sorted(starmap(summarize, histories), key=itemgetter("model", "gpus", "arm"))
-    setup = _common_setup([manifest for manifest, _ in histories])
+    setup = _setup(histories[0][0])
+    if any(_setup(manifest) != setup for manifest, _ in histories):
+        raise ValueError("RESULTS: runs of different machines or versions; summarize them apart")
     shape = shape_of({}, SHOWN, NOTE, ("verl", *ENGINE_PACKAGES))
     record = {"benchmark": "verl", **setup, **shape, "rows": [shown(it, runs) for it in runs]}
     write_json(path, record)

@@ -25,7 +25,7 @@ from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.engine import EngineRegistry
 
-from experiments.benchmarks.seeded_weights import SEED, draw
+from experiments.base.seeded_weights import SEED, draw
 from qat_core.verl.configuration import complete
 from qat_core.verl.cpu_transport import CpuCheckpointEngine
 from qat_core.verl.worker import LayerwiseWorkerExtension
@@ -44,7 +44,7 @@ CASES: dict[str, list[str]] = {
     "not resharded": ["actor_rollout_ref.actor.fsdp_config.reshard_after_forward=false"],
     "users module": [f"actor_rollout_ref.model.external_lib={USERS_MODULE}"],
     "seeded": [
-        "actor_rollout_ref.model.external_lib=experiments.benchmarks.seeded_engine",
+        "actor_rollout_ref.model.external_lib=experiments.base.seeded_engine",
         f"+actor_rollout_ref.model.override_config.{SEED}={SEED_OF_TEST}",
     ],
     "bf16 masters": [BF16_MASTERS],

@@ -5,8 +5,14 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from experiments.benchmarks.bitwise import State, compare, summary
-from experiments.benchmarks.served_tensors import differing, digests, writes_in_place
+from experiments.benchmarks.bitwise import (
+    State,
+    compare,
+    differing,
+    digests,
+    summary,
+    writes_in_place,
+)
 from qat_core.rollout.engine import Rollouts
 
 

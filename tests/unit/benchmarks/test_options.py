@@ -13,9 +13,7 @@ COUNT = "needs a whole number above 0"
 NO_GPU = "--device: cuda: no CUDA GPU here; --device cpu only rehearses"
 MISTAKES = [
     ("parameter", ["--rounds", "0"], f"argument --rounds: 0: {COUNT}"),
-    ("fsdp", ["--rounds", "0"], f"argument --rounds: 0: {COUNT}"),
-    ("fsdp", ["--worlds", "0"], f"argument --worlds: 0: {COUNT}"),
-    ("fsdp", ["--worlds", "99"], "--worlds: 99: there are "),
+    ("parameter", ["--worlds", "0"], f"argument --worlds: 0: {COUNT}"),
     ("parity", ["trained"], "--checkpoints: name some for trained weights, none for random"),
     ("parity", ["random", "--checkpoints", "a:b"], "--checkpoints: name some for trained"),
 ]

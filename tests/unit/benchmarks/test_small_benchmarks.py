@@ -22,7 +22,7 @@ from qat_core.training.preparation import scales_of
 def test_what_a_benchmark_records_can_be_drawn(
     name: str, options: list[str], rows_at_least: int, tmp_path: Path
 ) -> None:
-    program = [sys.executable, "-m", f"experiments.benchmarks.{name}"]
+    program = [sys.executable, "-m", "experiments.benchmarks.parameter"]
     command = [*program, str(tmp_path / "new" / f"{name}_x.json"), "--device", "cpu"]
     done = subprocess.run(
         [*command, "--rounds", "1", *options], cwd=ROOT, capture_output=True, text=True

@@ -87,8 +87,8 @@ def test_code_counts_that_is_imported_or_named(
         (study_of("collapse_verl"), "qat_core/verl/exact.py", False),
         (study_of("collapse_verl", exact=True), "qat_core/verl/exact.py", True),
         (study_of("collapse_verl", exact=True), f"{VLLM}/humming/linear.py", True),
-        (study_of("qwen3_moe_smoke"), "experiments/benchmarks/seeded_engine.py", True),
-        (study_of("qwen3"), "experiments/benchmarks/seeded_engine.py", False),
+        (study_of("qwen3_moe_smoke"), "experiments/base/seeded_engine.py", True),
+        (study_of("qwen3"), "experiments/base/seeded_engine.py", False),
     ],
 )
 def test_the_code_of_a_run_is_what_it_executes(study: Study, file: str, counts: bool) -> None:

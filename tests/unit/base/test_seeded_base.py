@@ -6,8 +6,8 @@ import pytest
 import yaml
 from transformers import AutoConfig, AutoTokenizer
 
-from experiments.benchmarks.seeded_base import write_seeded_base
-from experiments.benchmarks.seeded_weights import SEED
+from experiments.base.seeded_base import write_seeded_base
+from experiments.base.seeded_weights import SEED
 from experiments.runs.base_manifest import base_digest, check_base, read_base_manifest
 from experiments.study.load import load_study
 from experiments.study.schema import STUDIES, Study

@@ -17,7 +17,7 @@ from transformers import PretrainedConfig
 from verl.utils.device import get_device_id
 from verl.workers.engine.fsdp import transformer_impl
 
-from experiments.benchmarks.seeded_weights import SEED, draw_weights
+from experiments.base.seeded_weights import SEED, draw_weights
 
 _auto_class = verl.utils.model.get_hf_auto_model_class
 _load_full_state = transformer_impl.fsdp2_load_full_state_dict
