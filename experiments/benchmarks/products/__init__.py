@@ -1,0 +1,1 @@
+"""What `matmul` and `matmul_bits` multiply: layers, tokens, and ways to do it."""
