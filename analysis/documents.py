@@ -69,7 +69,6 @@ DOCUMENTS = (
     "docs/statistics.md",
     "docs/metrics.md",
     "docs/routing_replay.md",
-    "docs/protocols/*.md",
     "experiments/records/benchmarks/README.md",
 )
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from experiments.benchmarks.random_model import write_architecture
+from experiments.base.random_model import write_architecture
 from experiments.rl.config import GrpoConfig, RolloutConfig, TaskConfig
 from experiments.rl.trainer import GrpoTrainer, TrainerConfig
 from experiments.study.schema import ROOT

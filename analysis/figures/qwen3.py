@@ -13,15 +13,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.style import arm_style, new_figure, save_figure
-from analysis.tables.engines import engine_name
-from analysis.tables.memory import MODELS
-from analysis.tables.serving import (
-    ServingEngine,
-    ServingRecord,
-    engines_by_name,
-    prompt_counts,
-    read_servings,
-)
+from analysis.tables.engines import Engines, engines_of, number, read_servings
+from analysis.tables.memory import CACHE, MODELS
+from analysis.tables.rows import RowsRecord
+from experiments.benchmarks.engine_tables import PROMPTS, engine_name
 from experiments.study.schema import ROOT
 from experiments.support.cli import run_cli
 
@@ -37,17 +32,15 @@ ARM_OF = {
 HATCHES = {"humming-experts": "..", "humming": "//"}
 PLAIN = ("bf16", "nvfp4")  # Humming holds the same
 
-Engines = Mapping[tuple[str, str], ServingEngine]
-
 
 class Drawing(NamedTuple):
     """A figure of all records, and what it shows."""
 
-    draw: Callable[[Sequence[ServingRecord]], Figure]
+    draw: Callable[[Sequence[RowsRecord]], Figure]
     caption: str
 
 
-def draw_memory(records: Sequence[ServingRecord]) -> Figure:
+def draw_memory(records: Sequence[RowsRecord]) -> Figure:
     """Weights and KV cache, a bar an engine."""
     engines = _side_by_side(records, PLAIN)
     figure, axes = new_figure(
@@ -61,18 +54,19 @@ def draw_memory(records: Sequence[ServingRecord]) -> Figure:
         sharey=True,
     )
     weights, cache = axes[0]
-    _draw_bars(weights, {name: it.weight_gib for name, it in engines.items()}, "{:.1f} GiB")
+    _draw_bars(
+        weights, {name: number(it, "weight_gib") for name, it in engines.items()}, "{:.1f} GiB"
+    )
     weights.set(title="Weights", xlabel="weights (GiB)")
-    tokens = {name: it.kv_cache_tokens / 1e6 for name, it in engines.items()}
+    tokens = {name: number(it, CACHE) / 1e6 for name, it in engines.items()}
     _draw_bars(cache, tokens, "{:.2f} million")
     cache.set(title="KV cache", xlabel="KV cache (million tokens)")
     return figure
 
 
-def draw_rollouts(records: Sequence[ServingRecord]) -> Figure:
+def draw_rollouts(records: Sequence[RowsRecord]) -> Figure:
     """Seconds of a step's rollouts, a panel for each number of prompts and a bar an engine."""
     engines = _side_by_side(records, ARM_OF)
-    counts = prompt_counts(engines.values())
     figure, axes = new_figure(
         "Qwen3 at true size in vLLM: rollouts of a training step",
         f"{_setup(records)}\n"
@@ -80,13 +74,12 @@ def draw_rollouts(records: Sequence[ServingRecord]) -> Figure:
         "change from BF16 in the same run.",
         height_inches=3.4,
         has_legend=False,
-        ncols=len(counts),
+        ncols=len(PROMPTS),
         sharey=True,
     )
-    for panel, count in zip(axes[0], counts, strict=True):
-        seconds = {
-            name: it.rollouts[count].seconds for name, it in engines.items() if count in it.rollouts
-        }
+    for panel, count in zip(axes[0], PROMPTS, strict=True):
+        key = f"rollouts.{count}.seconds"
+        seconds = {name: number(it, key) for name, it in engines.items() if it.get(key)}
         _draw_bars(panel, seconds, "{:.1f} s")
         panel.set(title=f"{count:,} prompts", xlabel="rollouts (s)")
     return figure
@@ -103,34 +96,36 @@ DRAWINGS: Mapping[str, Drawing] = {
 }
 
 
-def _setup(records: Sequence[ServingRecord]) -> str:
+def _setup(records: Sequence[RowsRecord]) -> str:
     newest = records[-1]
     return (
         f"Measured in vLLM {newest.versions['vllm']}, which takes "
-        f"{newest.gpu_memory_utilization:.0%} of one {newest.hardware.name}; random weights."
+        f"{number(newest.settings, 'gpu_memory_utilization'):.0%} of one {newest.machine}; "
+        "random weights."
     )
 
 
-def _side_by_side(records: Sequence[ServingRecord], precisions: Iterable[str]) -> Engines:
-    engines = engines_by_name(records)
-    names = [(model, precision) for model in MODELS for precision in precisions]
-    return {it: engines[":".join(it)] for it in names if ":".join(it) in engines}
+def _side_by_side(records: Sequence[RowsRecord], precisions: Iterable[str]) -> Engines:
+    engines = engines_of(records)
+    names = [f"{model}:{precision}" for model in MODELS for precision in precisions]
+    return {it: engines[it] for it in names if it in engines}
 
 
-def _draw_bars(panel: Axes, lengths: Mapping[tuple[str, str], float], number: str) -> None:
-    for position, ((model, precision), length) in enumerate(lengths.items()):
+def _draw_bars(panel: Axes, lengths: Mapping[str, float], text: str) -> None:
+    for position, (name, length) in enumerate(lengths.items()):
+        model, _, precision = name.partition(":")
         hatch = HATCHES.get(precision, "")
         color = arm_style(ARM_OF[precision]).color
         panel.barh(position, length, height=0.62, color=color, hatch=hatch, edgecolor="white")
-        share = length / lengths[model, "bf16"] - 1
+        share = length / lengths[f"{model}:bf16"] - 1
         panel.annotate(
-            number.format(length) + ("" if precision == "bf16" else f"  {share:+.1%}"),
+            text.format(length) + ("" if precision == "bf16" else f"  {share:+.1%}"),
             (length, position),
             xytext=(6, 0),
             textcoords="offset points",
             va="center",
         )
-    panel.set_yticks(range(len(lengths)), [engine_name(":".join(name)) for name in lengths])
+    panel.set_yticks(range(len(lengths)), [engine_name(name) for name in lengths])
     panel.set(xlim=(0, 1.6 * max(lengths.values())), ylim=(len(lengths) - 0.5, -0.5))
     panel.grid(visible=False)
     panel.tick_params(axis="y", length=0)

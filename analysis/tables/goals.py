@@ -1,22 +1,23 @@
 """Table of goals for speed, and what NVFP4 came to with Humming and with Marlin."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from statistics import median
 from typing import NamedTuple
 
 from analysis.markdown import MarkdownTable
-from analysis.tables.engines import SyncedEngine, synced_engines
-from analysis.tables.serving import Served, ServingEngine, read_servings, served
+from analysis.tables.engines import Engines, engines_of, number, read_servings, read_synced
+from analysis.tables.rows import verdict
+from experiments.benchmarks.engine_tables import over_bf16
 
 PREFILL = "prefill"
+IN_PLACE = "in_place_syncs.seconds"
 # These goals are this project's own. No dated document shows that they came before what was
 # measured.
 SPEED_GOALS = {  # tokens a second over BF16's, at least: decoding by sequences at once, and prefill
     "qwen3-8b": {"1": 1.25, "32": 1.25, "256": 0.93, PREFILL: 0.95},
     "qwen3-30b-a3b": {"1": 1.20, "32": 1.30, "256": 1.30, PREFILL: 0.95},
 }
-IN_PLACE_SYNC_GOALS_S = {"qwen3-8b": 0.1, "qwen3-30b-a3b": 0.2}  # at most
+SYNC_GOALS_S = {"qwen3-8b": 0.1, "qwen3-30b-a3b": 0.2}  # at most
 MOES = ("qwen3-30b-a3b",)
 
 NOTE = (
@@ -65,43 +66,29 @@ TABLE: MarkdownTable[Goal] = MarkdownTable(
 )
 
 
-def verdict(is_met: bool) -> str:
-    """In words, a missed goal in bold."""
-    return "met" if is_met else "**missed**"
-
-
 def goals_sections(folder: Path, machine: str) -> list[str]:
     """A row for each goal in vLLM, by model.
 
     Raises:
         ValueError: a record is missing or damaged.
     """
-    engines = [row for record in read_servings(folder, machine) for row in served(record)]
-    synced = synced_engines(folder, machine)
+    served, synced = engines_of(read_servings(folder, machine)), read_synced(folder, machine)
     rows: list[Goal] = []
     for model, goals in SPEED_GOALS.items():
-        rows += [_speed(model, setting, bound, engines) for setting, bound in goals.items()]
-        rows.append(_sync(model, synced))
+        for setting, bound in goals.items():
+            is_prefill = setting == PREFILL
+            what = PREFILL if is_prefill else f"decoding with prefill, {setting} at once"
+            key = over_bf16("prefill_tokens_per_s" if is_prefill else f"tokens_per_s.{setting}")
+            rows.append(Goal(model, what, bound, False, _by_precision(served, model, key)))
+        in_place = _by_precision(synced, model, IN_PLACE)
+        rows.append(Goal(model, "weight sync in place", SYNC_GOALS_S[model], True, in_place))
     return [TABLE.markdown(rows), NOTE]
 
 
-def _speed(model: str, setting: str, bound: float, engines: Iterable[Served]) -> Goal:
-    def speed(engine: ServingEngine) -> float | None:
-        return engine.prefill if setting == PREFILL else engine.tokens_per_s[setting][1]
-
-    measured = {
-        row.precision: ratio
-        for row in engines
-        if row.model == model and (ratio := row.speed_ratio(speed))
+def _by_precision(engines: Engines, model: str, key: str) -> dict[str, float]:
+    """What a model's engines have of a column."""
+    return {
+        name.partition(":")[2]: number(row, key)
+        for name, row in engines.items()
+        if name.startswith(f"{model}:") and row.get(key) is not None
     }
-    what = PREFILL if setting == PREFILL else f"decoding with prefill, {setting} at once"
-    return Goal(model, what, bound, False, measured)
-
-
-def _sync(model: str, engines: Mapping[str, SyncedEngine]) -> Goal:
-    measured = {
-        name.partition(":")[2]: median(sync.seconds for sync in engine.in_place_syncs)
-        for name, engine in engines.items()
-        if name.startswith(f"{model}:") and engine.in_place_syncs
-    }
-    return Goal(model, "weight sync in place", IN_PLACE_SYNC_GOALS_S[model], True, measured)

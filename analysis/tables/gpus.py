@@ -1,14 +1,15 @@
 """Qwen3 through verl by number of GPUs: what was measured, and the rest computed from its parts."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import linear_regression, mean
 from typing import Any, NamedTuple
 
 from analysis.markdown import MarkdownTable
-from analysis.tables.engines import synced_engines
-from analysis.tables.memory import GPUS, MODELS
-from analysis.tables.verl import VerlRun, read_verl_records
+from analysis.tables.engines import number, read_synced
+from analysis.tables.memory import GPUS, MODELS, REPORTED
+from analysis.tables.rows import read_records
+from experiments.benchmarks import records
 from experiments.study.schema import ROOT
 from experiments.support.json_files import read_json
 from qat_core.planning.predicted_memory import (
@@ -18,6 +19,7 @@ from qat_core.planning.predicted_memory import (
 
 BYTES_PER_VALUE = 2  # `model_dtype: bfloat16`, as in all these runs
 GPU_GIB = 140.4  # an H200's 143,771 MiB
+KERNELS = ("QAT_CORE_LINEAR_KERNEL", "QAT_CORE_EXPERTS_KERNEL")
 ARMS = {"bf16": "bf16", "nvfp4-qat": "nvfp4"}  # and the precision of their engines
 SPLIT_PARTS = ("log_prob_s", "training_s")  # of a step, shared by the GPUs
 NOTE = (
@@ -55,12 +57,12 @@ class Setting(NamedTuple):
     model: str
     arm: str
     config: dict[str, Any]
-    runs: Sequence[VerlRun]
+    runs: Sequence[records.Row]
     weights_gib: float
 
     def actor_gib(self, gpus: int) -> Value:
         """The actor's peak on a GPU."""
-        peaks = self._by_gpus(lambda run: run.memory.actor_peak_gib)
+        peaks = self._by_gpus("memory.actor_peak_gib")
         if gpus in peaks:
             return Value(peaks[gpus], True)
         beyond = [peak - self._state_gib(n) for n, peak in peaks.items()]
@@ -71,7 +73,7 @@ class Setting(NamedTuple):
 
     def host_gib(self, gpus: int) -> Value:
         """The host's peak."""
-        peaks = self._by_gpus(lambda run: run.host_peak_gib)
+        peaks = self._by_gpus("memory.host_peak_gib")
         if gpus in peaks:
             return Value(peaks[gpus], True)
         beyond = [(peak - self._offloaded_gib(n)) / n for n, peak in peaks.items()]
@@ -82,19 +84,19 @@ class Setting(NamedTuple):
 
     def sync_s(self, gpus: int) -> Value | None:
         """A weight sync; None where no number of GPUs was measured."""
-        seconds = self._medians("weight_sync_s")
+        seconds = self._by_gpus("weight_sync_s")
         if gpus in seconds:
             return Value(seconds[gpus], True)
         return Value(mean(seconds.values())) if seconds else None
 
     def step_s(self, gpus: int) -> Value | None:
         """A step; None where fewer than two numbers of GPUs were measured."""
-        steps_s = self._medians("step_s")
+        steps_s = self._by_gpus("step_s")
         if gpus in steps_s:
             return Value(steps_s[gpus], True)
         if len(steps_s) < 2:
             return None
-        parts = [self._medians(part) for part in SPLIT_PARTS]
+        parts = [self._by_gpus(part) for part in SPLIT_PARTS]
         # what is left takes as long on any number
         seconds = mean(steps_s.values()) - sum(mean(it.values()) for it in parts)
         for of_part in parts:
@@ -104,13 +106,11 @@ class Setting(NamedTuple):
 
     def commit(self, gpus: int) -> str:
         """Of the run on so many GPUs whose step is shown; empty where there is none."""
-        return next((run.git.commit[:7] for run in self.runs if run.gpus == gpus), "")
+        return next((str(run["commit"]) for run in self.runs if run["gpus"] == gpus), "")
 
-    def _medians(self, part: str) -> dict[int, float]:
-        return self._by_gpus(lambda run: getattr(run, part).median)
-
-    def _by_gpus(self, figure: Callable[[VerlRun], float | None]) -> dict[int, float]:
-        return {run.gpus: it for run in reversed(self.runs) if (it := figure(run)) is not None}
+    def _by_gpus(self, key: str) -> dict[int, float]:
+        known = (run for run in reversed(self.runs) if run.get(key) is not None)
+        return {int(number(run, "gpus")): number(run, key) for run in known}
 
 
 class Row(NamedTuple):
@@ -148,19 +148,24 @@ def gpus_sections(folder: Path, machine: str) -> list[str]:
     Raises:
         ValueError: a record is missing or damaged.
     """
-    records = read_verl_records(folder, machine)
-    runs = [run for record in records for run in record.runs if not run.kernels]
-    engines = synced_engines(folder, machine)
+    runs = [row for record in read_records(folder, machine, "verl") for row in record.rows]
+    engines = read_synced(folder, machine)
     settings = [
         Setting(
             model,
             arm,
             read_json(ROOT / "experiments" / "models" / f"{model}.json"),
-            [run for run in runs if (run.model, run.arm) == (f"{model}-random", arm)],
-            engines[f"{model}:{precision}"].memory.reported_gib,
+            [run for run in runs if _is_of(run, model, arm)],
+            number(engines[f"{model}:{precision}"], REPORTED),
         )
         for model in MODELS
         for arm, precision in ARMS.items()
     ]
     rows = [Row(setting, gpus) for setting in settings for gpus in GPUS]
     return [TABLE.markdown(rows), NOTE]
+
+
+def _is_of(run: records.Row, model: str, arm: str) -> bool:
+    """Whether vLLM's own kernels served that model and arm in it."""
+    kernels = any(run.get(f"environment.{variable}") for variable in KERNELS)
+    return (run["model"], run["arm"]) == (f"{model}-random", arm) and not kernels

@@ -1,12 +1,11 @@
 """What a run through verl needs of memory, by GPUs: predicted from shapes, and as measured."""
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from analysis.markdown import MarkdownTable
-from analysis.tables.engines import engine_name, reported_weights_gib
-from analysis.tables.record import setups
-from analysis.tables.serving import engines_by_name, read_servings
+from analysis.tables.engines import engines_of, number, read_servings, read_synced
+from experiments.benchmarks.engine_tables import engine_name
 from experiments.study.schema import ROOT
 from experiments.support.json_files import read_json
 from qat_core.planning.predicted_memory import (
@@ -17,6 +16,7 @@ from qat_core.planning.predicted_memory import (
 
 MODELS = ("qwen3-8b", "qwen3-30b-a3b")
 GPUS = (1, 2, 4, 8)
+REPORTED, CACHE = "memory.reported_gib", "kv_cache_tokens"
 PRECISIONS = {"bf16": "bf16", "nvfp4": "full"}
 TRAINING_TITLE = "**Training: what an AdamW step holds, GiB on each GPU (predicted)**"
 TRAINING_NOTE = (
@@ -28,15 +28,6 @@ TRAINING_NOTE = (
     "power of two; processes come on top."
 )
 ROLLOUT_TITLE = "**Rollouts: vLLM on each GPU, without tensor parallelism**"
-
-
-class Served(NamedTuple):
-    """A model in one precision: predicted and reported weights, and the KV cache beside them."""
-
-    name: str
-    predicted_gib: float
-    reported_gib: float | None
-    kv_cache_tokens: int | None
 
 
 TRAINING_TABLE: MarkdownTable[tuple[str, dict[str, Any]]] = MarkdownTable(
@@ -53,14 +44,12 @@ TRAINING_TABLE: MarkdownTable[tuple[str, dict[str, Any]]] = MarkdownTable(
         )
     }
 )
-ROLLOUT_TABLE: MarkdownTable[Served] = MarkdownTable(
+ROLLOUT_TABLE: MarkdownTable[tuple[str, ...]] = MarkdownTable(
     {
-        "Engine": lambda row: row.name,
-        "Weights, predicted, GiB": lambda row: f"{row.predicted_gib:.2f}",
-        "as vLLM reported": lambda row: f"{row.reported_gib:.2f}" if row.reported_gib else "",
-        "KV cache measured, tokens": lambda row: (
-            f"{row.kv_cache_tokens:,}" if row.kv_cache_tokens else ""
-        ),
+        "Engine": lambda row: row[0],
+        "Weights, predicted, GiB": lambda row: row[1],
+        "as vLLM reported": lambda row: row[2],
+        "KV cache measured, tokens": lambda row: row[3],
     }
 )
 
@@ -72,20 +61,16 @@ def memory_sections(folder: Path, machine: str) -> list[str]:
         ValueError: a record is missing or damaged.
     """
     configs = {name: read_json(ROOT / "experiments" / "models" / f"{name}.json") for name in MODELS}
-    reported, servings = reported_weights_gib(folder, machine), read_servings(folder, machine)
-    engines = engines_by_name(servings)
+    reported, servings = read_synced(folder, machine), read_servings(folder, machine)
+    engines = engines_of(servings)
     served = []
-    for name, config in configs.items():
+    for model, config in configs.items():
         for precision, predicted in PRECISIONS.items():
-            engine = engines.get(f"{name}:{precision}")
-            served.append(
-                Served(
-                    engine_name(f"{name}:{precision}"),
-                    predict_weight_memory_gib(config, predicted),  # type: ignore[arg-type]
-                    reported.get((name, precision)),
-                    engine.kv_cache_tokens if engine else None,
-                )
-            )
+            name = f"{model}:{precision}"
+            weights_gib = predict_weight_memory_gib(config, predicted)  # type: ignore[arg-type]
+            known = f"{number(reported[name], REPORTED):.2f}" if name in reported else ""
+            tokens = f"{number(engines[name], CACHE):,}" if name in engines else ""
+            served.append((engine_name(name), f"{weights_gib:.2f}", known, tokens))
     return [
         TRAINING_TITLE,
         TRAINING_TABLE.markdown(configs.items()),
@@ -93,5 +78,6 @@ def memory_sections(folder: Path, machine: str) -> list[str]:
         ROLLOUT_TITLE,
         ROLLOUT_TABLE.markdown(served),
         "As vLLM reported: in the table of weight syncs, which names the commit. KV cache: on "
-        f"{servings[0].gpu_memory_utilization:.0%} of a GPU. {setups(servings)}",
+        f"{number(servings[0].settings, 'gpu_memory_utilization'):.0%} of a GPU. "
+        f"Measured on: {'; '.join(sorted({it.setup for it in servings}))}.",
     ]

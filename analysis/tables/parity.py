@@ -1,99 +1,75 @@
 """Table of the k3 KL between trainer and vLLM on the same sampled tokens."""
 
 from pathlib import Path
-from typing import NamedTuple
 
 import pandas as pd
 
 from analysis.claims_table import show_ratio
-from analysis.markdown import MarkdownTable
 from analysis.stats import Array, ratio_over_seeds
-from analysis.tables.engines import PRECISIONS
-from analysis.tables.record import EngineRecord, read_record
+from analysis.tables.rows import RowsRecord, read_record, sections_of
+from experiments.benchmarks.records import Column, Row
 
-ARMS = {"qat-pow2": "QAT", "qat-amax": "QAT, amax scale", "no-qat": "No QAT"}
-TITLE = "**k3 KL between trainer and vLLM on sampled tokens, 95 % intervals over seeds**"
+RATIOS = {  # arm, and that which it is compared with
+    "QAT / BF16": ("qat-pow2", "bf16"),
+    "QAT, amax scale / BF16": ("qat-amax", "bf16"),
+    "No QAT / BF16": ("no-qat", "bf16"),
+    "QAT / rounded weights in BF16": ("qat-pow2", "rounded"),
+}
+COLUMNS = {
+    "model": Column(heading="Model"),
+    "seeds": Column(heading="Seeds", format=","),
+    "tokens": Column(heading="Tokens an arm", format=","),
+    "floor": Column(heading="BF16, nats a token", format=".2e"),
+} | {name: Column(heading=name) for name in RATIOS}
 NOTE = (
-    "Mean over all tokens of a seed, ratio in the typical seed, Student's interval over the seeds: "
+    "k3 KL between trainer and vLLM on sampled tokens, 95 % intervals over seeds. Mean over all "
+    "tokens of a seed, ratio in the typical seed, Student's interval over the seeds: "
     "the estimator of the claims. QAT: power-of-two scale. A model that was not trained rounded is "
     "less certain once it is rounded, which raises the KL of equal bits: the last column is "
-    "against its rounded weights served in BF16. In an MoE a few rerouted tokens carry much of the "
-    "KL, in BF16 too."
+    "against its rounded weights served in BF16. Kernels: nvfp4 is Marlin. In an MoE a few "
+    "rerouted tokens carry much of the KL, in BF16 too."
 )
 
 
-class ParityRecord(EngineRecord):
-    """Of experiments/benchmarks/parity.py, by name of a model; its batches lie beside it."""
+def parity_sections(folder: Path, machine: str) -> list[str]:
+    """A row a model, of all parity records of a machine by name; their batches lie beside them.
 
-    weights: str
-    kernels: str
-    models: dict[str, object]
-
-
-class Parity(NamedTuple):
-    """One model's arms: each seed's mean k3 KL, and the tokens of all seeds."""
-
-    name: str
-    commit: str
-    means: dict[str, Array]
-    tokens: dict[str, int]
-
-    def ratio(self, arm: str, floor: str) -> str:
-        """An arm's mean over a floor's, empty where either was not measured."""
-        if arm not in self.means or floor not in self.means:
-            return ""
-        found = ratio_over_seeds(self.means[arm], self.means[floor])
-        if found is None or found.low is None or found.high is None:
-            return "no ratio"
-        low, high = show_ratio(found.low), show_ratio(found.high)
-        return f"{show_ratio(found.estimate)} ({low} to {high})"
+    Raises:
+        ValueError: a record is missing or damaged, or its arms have other seeds.
+    """
+    records = []
+    first = folder / f"parity_{machine}.json"
+    for path in sorted(folder.glob(f"parity*_{machine}.json")) or [first]:
+        record: RowsRecord = read_record(path, RowsRecord)
+        batches = pd.read_csv(path.with_suffix(".csv.gz"))
+        models = dict.fromkeys(str(row["model"]) for row in record.rows)
+        rows = [_row(model, batches[batches["model"] == model]) for model in models]
+        shown = {"columns": COLUMNS, "rows": rows, "note": NOTE}
+        records.append(record.model_copy(update=shown))
+    return sections_of(records)
 
 
-PARITY_TABLE: MarkdownTable[Parity] = MarkdownTable(
-    {
-        "Model": lambda row: row.name,
-        "Commit": lambda row: row.commit,
-        "Seeds": lambda row: str(len(row.means["bf16"])),
-        "Tokens an arm": lambda row: f"{min(row.tokens.values()):,}",
-        "BF16, nats a token": lambda row: f"{row.means['bf16'].mean():.2e}",
+def _row(name: str, batches: pd.DataFrame) -> Row:
+    sums = batches.assign(sums=batches["k3_kl"] * batches["tokens"])
+    totals = sums.groupby(["arm", "seed"])[["sums", "tokens"]].sum()
+    means = (totals["sums"] / totals["tokens"]).unstack("seed")
+    if means.isna().any(axis=None):
+        raise ValueError(f"parity of {name}: arms of other seeds; record it again")
+    arms: dict[str, Array] = {str(arm): means.loc[arm].to_numpy() for arm in means.index}
+    ratios: Row = {it: _ratio(arms.get(a), arms.get(b)) for it, (a, b) in RATIOS.items()}
+    return ratios | {
+        "model": name,
+        "seeds": means.shape[1],
+        "tokens": int(totals["tokens"].groupby("arm").sum().min()),
+        "floor": float(arms["bf16"].mean()),
     }
-    | {
-        f"{label} / BF16": lambda row, arm=arm: row.ratio(arm, "bf16")
-        for arm, label in ARMS.items()
-    }
-    | {"QAT / rounded weights in BF16": lambda row: row.ratio("qat-pow2", "rounded")}
-)
 
 
-def read_parity(folder: Path, machine: str) -> tuple[list[ParityRecord], list[Parity]]:
-    """All parity records of a machine by name, and their models in the same order."""
-    records, models = [], []
-    for path in sorted(folder.glob(f"parity*_{machine}.json")):
-        record = read_record(path, ParityRecord)
-        records.append(record)
-        rows = pd.read_csv(path.with_suffix(".csv.gz"))
-        multiplied_by = PRECISIONS[record.kernels].removeprefix("NVFP4")
-        for name in record.models:
-            compiled = ", torch.compile" if record.torch_compile else ""
-            label = f"{name}, {record.weights} weights{multiplied_by}{compiled}"
-            model = _parity(label, record.commit, rows, name)
-            if len({len(means) for means in model.means.values()}) > 1:
-                raise ValueError(f"{path}: models.{name}: arms of unequal length; record it again")
-            models.append(model)
-    return records, models
-
-
-def parity_sections(models: list[Parity]) -> list[str]:
-    """Title, table and note."""
-    return [TITLE, PARITY_TABLE.markdown(models), NOTE]
-
-
-def _parity(label: str, commit: str, rows: pd.DataFrame, name: str) -> Parity:
-    own = rows[rows["model"] == name]
-    own = own.assign(sums=own["k3_kl"] * own["tokens"])
-    means, tokens = {}, {}
-    for arm, of_arm in own.groupby("arm"):
-        totals = of_arm.groupby("seed")[["sums", "tokens"]].sum()
-        means[str(arm)] = (totals["sums"] / totals["tokens"]).to_numpy()
-        tokens[str(arm)] = int(totals["tokens"].sum())
-    return Parity(label, commit, means, tokens)
+def _ratio(arm: Array | None, floor: Array | None) -> str | None:
+    """An arm's mean over a floor's, None where either was not measured."""
+    if arm is None or floor is None:
+        return None
+    found = ratio_over_seeds(arm, floor)
+    if found is None or found.low is None or found.high is None:
+        return "no ratio"
+    return f"{show_ratio(found.estimate)} ({show_ratio(found.low)} to {show_ratio(found.high)})"

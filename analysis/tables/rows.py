@@ -1,35 +1,66 @@
 """Draws records of the one shape: setup, columns with their units, rows.
 
-A cell is a text, a number, the quartiles of one, or nothing. What of a row is no column is hidden.
-Records of one benchmark and machine with the same columns are one table, in which settings that
-they do not share are columns too.
+A cell is a text, a number, several of one quantity, or nothing. What of a row is no column is
+hidden. Records of the same columns are one table, in which settings that they do not share are
+columns too.
 """
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple, Self
+from statistics import median
+from typing import Any, NamedTuple, Self
 
-from pydantic import model_validator
+from pydantic import AliasChoices, BaseModel, Field, model_validator
 
 from analysis.markdown import MarkdownTable
-from analysis.tables.goals import verdict
-from analysis.tables.record import TRANSFORMERS, Record, read_record, setups
-from experiments.benchmarks.records import Cell, Column, Row
+from experiments.benchmarks.records import Cell, Column, Row, Setting
+from experiments.support.json_files import read_model
+
+LABELS = {"vllm": "vLLM"}  # of packages
 
 
-class RowsRecord(Record):
+class Hardware(BaseModel):
+    """What a record was measured on."""
+
+    cpu: str = ""
+    gpus: list[str]
+
+    @property
+    def name(self) -> str:
+        """The GPUs, or else the processor, in words."""
+        kinds = Counter(self.gpus).items()
+        names = [gpu if count == 1 else f"{count} {gpu}" for gpu, count in kinds]
+        return " and ".join(names) or self.cpu
+
+
+class Commit(BaseModel):
+    """The code of a measurement."""
+
+    commit: str | None
+    dirty: bool
+
+
+class RowsRecord(BaseModel):
     """Of experiments/benchmarks; the settings say what was measured, the note how to read it."""
 
-    settings: dict[str, str | int | float]
-    columns: dict[str, Column]
-    rows: list[Row]
+    hardware: Hardware | None = None
+    versions: dict[str, str | None] = {}
+    git: Commit | None = None
+    packages: list[str] = ["torch", "transformers"]
+    settings: dict[str, Setting] = {}
+    columns: dict[str, Column] = {}  # the table of comparisons brings its own
+    rows: list[Row] = Field(validation_alias=AliasChoices("rows", "comparisons"))
     note: str = ""
 
     @model_validator(mode="after")
     def cells_are_of_their_columns(self) -> Self:
-        """Each row has all columns, and numbers where one has a format."""
+        """Each row has all columns, and numbers where one has a format; versions are named."""
+        for package in self.packages if self.hardware else ():
+            if package not in self.versions:
+                raise ValueError(f"versions: {package}: missing")
         for row in self.rows:
             for key, column in self.columns.items():
                 if key not in row or (column.format and isinstance(row[key], str)):
@@ -37,10 +68,37 @@ class RowsRecord(Record):
         return self
 
     @property
-    def all_settings(self) -> dict[str, str]:
-        """In words, the commit among them."""
-        words = {name: _text(value, ".3g") for name, value in self.settings.items()}
-        return words | {"commit": self.commit}
+    def machine(self) -> str:
+        """What it was measured on, in words; empty of what was computed."""
+        return self.hardware.name if self.hardware else ""
+
+    @property
+    def has_one_commit(self) -> bool:
+        """Whether it says one, and not its rows."""
+        return self.hardware is not None and "commit" not in self.columns
+
+    @property
+    def setup(self) -> str:
+        """Hardware, versions and commit; empty of what was computed and not measured."""
+        if self.hardware is None:
+            return ""
+        named = [f"{LABELS.get(it, it)} {self.versions[it]}" for it in self.packages]
+        commit = [f"commit {self.commit}"] if self.has_one_commit else []
+        return ", ".join([self.machine, *named, *commit])
+
+    @property
+    def commit(self) -> str:
+        """The commit, and whether it had been changed; the first records name none."""
+        if self.git is None or self.git.commit is None:
+            return "not recorded"
+        changed = " with uncommitted changes" if self.git.dirty else ""
+        return f"{self.git.commit[:7]}{changed}"
+
+    @property
+    def words(self) -> dict[str, str]:
+        """All settings, the commit among them."""
+        words = {name.replace("_", " "): _text(it, ".3g") for name, it in self.settings.items()}
+        return words | ({"commit": self.commit} if self.has_one_commit else {})
 
 
 class Line(NamedTuple):
@@ -50,54 +108,95 @@ class Line(NamedTuple):
     row: Row
 
 
+def read_records(folder: Path, machine: str, *benchmarks: str) -> list[RowsRecord]:
+    """Of each `BENCHMARK_MACHINE.json`, and others that begin so.
+
+    Args:
+        folder: of the records.
+        machine: how the names of their files go on.
+        benchmarks: names, whose first file must be there, or patterns with `*`.
+
+    Raises:
+        ValueError: one is missing or damaged.
+    """
+    files: list[Path] = []
+    for benchmark in benchmarks:
+        first = folder / f"{benchmark}_{machine}.json"
+        files += [] if "*" in benchmark else [first]
+        files += sorted(it for it in folder.glob(f"{first.stem}*.json") if it not in files)
+    return [read_record(path, RowsRecord) for path in files]
+
+
+def read_record(path: Path, kind: type[Any]) -> Any:
+    """A benchmark's record; ValueError names a missing or damaged file."""
+    return read_model(path, kind, "run the benchmark of that name")
+
+
 def rows_sections(*benchmarks: str) -> Callable[[Path, str], list[str]]:
-    """Of each `BENCHMARK_MACHINE.json`, which must be there, and others that begin so."""
+    """Tables of what `read_records` finds."""
 
     def sections(folder: Path, machine: str) -> list[str]:
-        records = []
-        for benchmark in benchmarks:
-            first = folder / f"{benchmark}_{machine}.json"
-            others = sorted(it for it in folder.glob(f"{first.stem}*.json") if it != first)
-            records += [read_record(path, RowsRecord) for path in (first, *others)]
-        tables = groupby(records, key=lambda record: record.columns)
-        return [text for _, alike in tables for text in _section(list(alike))]
+        return sections_of(read_records(folder, machine, *benchmarks))
 
     return sections
 
 
+def sections_of(records: Sequence[RowsRecord]) -> list[str]:
+    """Setup, table and note of neighbouring records with the same columns."""
+    tables = groupby(records, key=lambda record: record.columns)
+    return [text for _, alike in tables for text in _section(list(alike))]
+
+
 def _section(records: list[RowsRecord]) -> list[str]:
-    settings = [record.all_settings for record in records]
+    settings = [record.words for record in records]
     names = dict.fromkeys(name for it in settings for name in it)
     shared = [it for it in names if len({of_record.get(it) for of_record in settings}) == 1]
-    said = [f"{name} {settings[0][name]}" for name in shared if name != "commit"]
+    said = [f"{it} {settings[0][it]}" for it in shared if it != "commit" and settings[0][it]]
     columns: dict[str, Callable[[Line], str]] = {
         name: partial(_setting, name) for name in names if name not in shared
     }
+    if not records[0].columns:
+        raise ValueError("columns: missing; run the benchmark again")
     columns |= {it.heading: partial(_cell, key, it) for key, it in records[0].columns.items()}
     lines = [Line(record, row) for record in records for row in record.rows]
-    origin = "; ".join([setups(records, TRANSFORMERS).removesuffix("."), *said])
+    setups = "; ".join(sorted({record.setup for record in records} - {""}))
+    origin = "; ".join([*([f"Measured on: {setups}"] if setups else []), *said])
     notes = dict.fromkeys(record.note for record in records if record.note)
-    return [f"{origin}.", MarkdownTable(columns).without_empty(lines), *notes]
+    first = [f"{origin}."] if origin else []
+    return [*first, MarkdownTable(columns).without_empty(lines), *notes]
 
 
 def _setting(name: str, line: Line) -> str:
-    return line.record.all_settings.get(name, "")
+    return line.record.words.get(name, "")
 
 
 def _cell(key: str, column: Column, line: Line) -> str:
-    row = line.row
-    cell = row[key]
+    cell = line.row[key]
+    if column.ratio and cell is not None:
+        ratio = line.row.get(column.ratio)
+        in_brackets = "" if ratio is None else f" ({ratio:.2f}x)"
+        return (
+            f"{_text(median(cell) if isinstance(cell, list) else cell, column.format)}{in_brackets}"
+        )
     if not column.bounds or cell is None:
         return _text(cell, column.format)
-    value = row[column.bounds]
-    assert isinstance(value, int | float) and isinstance(cell, int | float)
+    value = line.row[column.bounds]
+    if not isinstance(value, int | float) or not isinstance(cell, int | float):
+        raise ValueError(f"rows: {key}: {cell}: bounds {value}, which is no number")
     return f"{_text(cell, column.format)}, {verdict(value <= cell)}"
 
 
 def _text(cell: Cell, form: str) -> str:
+    if cell is None or isinstance(cell, str):
+        return cell or ""
     if isinstance(cell, list):
-        low, median, high = (format(it, form) for it in cell)
-        return f"{median} ({low} to {high})"
-    if isinstance(cell, float):
-        return format(cell, form)
-    return "" if cell is None else f"{cell:,}" if isinstance(cell, int) else cell
+        middle, low, high = (format(it, form) for it in (median(cell), min(cell), max(cell)))
+        return middle if low == high else f"{middle} ({low} to {high})"
+    if isinstance(cell, bool):
+        return "yes" if cell else "no"
+    return f"{cell:,}" if isinstance(cell, int) else format(cell, form)
+
+
+def verdict(is_met: bool) -> str:
+    """In words, a missed goal in bold."""
+    return "met" if is_met else "**missed**"

@@ -17,32 +17,32 @@ Marlin.
 
 vLLM's own noise has to stay out: its MoE kernels are not deterministic where a step has 1024 or
 more (token, expert) pairs, because `moe_align_block_size` then orders the tokens of an expert by
-atomic additions and Marlin splits its sums by that order. So a step here has at most 128 tokens;
-`wide` shows the noise of steps of 256 tokens without any sync. `--device cpu` rehearses: there both
-ways are the reload, and no kernel can be chosen.
+atomic additions and Marlin splits its sums by that order. So a step here has at most 128 tokens.
+`--device cpu` rehearses: there both ways are the reload, and no kernel can be chosen.
 """
 
 import argparse
-import json
 import os
 import tempfile
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from itertools import chain
 from pathlib import Path
-from statistics import median
-from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoTokenizer
 
+from experiments.base.random_model import write_random_checkpoint
 from experiments.benchmarks.architectures import ARCHITECTURES, TINY, engine_settings
-from experiments.benchmarks.device import require_device
 from experiments.benchmarks.engines import add_compile_option, add_kernels_option, set_kernels
-from experiments.benchmarks.random_model import write_random_checkpoint
-from experiments.benchmarks.served_tensors import differing, digests, writes_in_place
+from experiments.benchmarks.records import ENGINE_PACKAGES, Column, Row, flat, shape_of
 from experiments.runs.provenance import origin
 from experiments.support.cli import run_cli
+from experiments.support.device import require_device
+from experiments.support.json_files import write_json
 from experiments.support.subprocess_call import call_in_subprocess
 from qat_core.checkpoint import export
 from qat_core.checkpoint.load import load_model
@@ -54,14 +54,36 @@ from qat_core.rollout.vllm.switches import IN_PLACE_VARIABLE
 from qat_core.weights.stream import weight_stream
 
 RECIPE = Recipe.full()
-NARROW, WIDE = 128, 256
+NARROW = 128  # tokens of a step
 SIZES: dict[str, dict[str, Any]] = {
     "cuda": {"syncs": 100, "tokens": 64, "shrink": {"num_hidden_layers": 4}},
     "cpu": {"syncs": 3, "tokens": 8, "shrink": TINY},
 }
 PROMPT_TOKENS = 8
+# Scales of an FP8 KV cache, and of activations, which W4A16 does not round: nothing reads them, no
+# checkpoint of ours has them, and an engine that begins without weights fills them at random.
+OF_ATTENTION = {"_q_scale", "_k_scale", "_v_scale", "_prob_scale", "q_scale", "k_scale", "v_scale"}
+OF_ACTIVATIONS = "input_"
 # what the states of an engine that is synced in this way are called
 WAYS = {"reload": "synced", "in place": "in place"}
+COLUMNS = {
+    "model": Column(heading="Model"),
+    "came_by": Column(heading="Weights came by"),
+    "syncs": Column(heading="Syncs", format=","),
+    "tokens": Column(heading="Sampled tokens compared", format=","),
+    "samples": Column(heading="Tokens and log-probs equal in all bits"),
+    "weights": Column(heading="Served tensors equal in all bits"),
+    "unequal": Column(heading="Not equal"),
+}
+NOTE = (
+    "Is vLLM after many weight syncs the engine that loads the same weights from disk? Kernels: "
+    "nvfp4 is Marlin, humming-experts Marlin with experts by Humming, repeatable likewise with "
+    "many rows unpacked. Synced, and slept and synced: through vLLM's reload. In place: past it, "
+    "as by default. Again: the same engine, with nothing in between. Fresh: a new engine that "
+    "loads the weights from disk, in that form. Other weights, of the first sync, must differ. "
+    "Served tensors: parameters and buffers of vLLM's model, without scales that W4A16 does not "
+    "read; ModelOpt's form, which names them otherwise, is compared by samples alone."
+)
 
 
 class State(NamedTuple):
@@ -84,10 +106,29 @@ def run_architecture(
     fresh = ["compressed-tensors"] + (["modelopt"] if kernels != "humming" else [])
     for kind in fresh:
         states[f"fresh {kind}"] = call_in_subprocess(load, folder / kind, device, compiled)
-    wide = call_in_subprocess(repeat_wide, folder / "compressed-tensors", device, compiled)
     tokens = int(states["synced"].sample.response_mask.sum())
     syncs = SIZES[device]["syncs"]
-    return {"syncs": syncs, "ways": ways, "tokens": tokens, **compare(states), "wide": wide}
+    return {"syncs": syncs, "ways": ways, "tokens": tokens, **compare(states)}
+
+
+def summary(model: str, found: dict[str, Any]) -> Row:
+    """A row: what is equal, in words, and all that was found."""
+    repeats_itself = found["equal"].get("synced, again", True)
+    asked = [found["equal"]] if repeats_itself else []
+    in_place = any(way["in_place"] for way in found["ways"].values())
+    return {
+        "model": model,
+        "came_by": "reload and in place" if in_place else "reload",
+        "samples": _named([found["equal"]], True) if repeats_itself else "no: its own differ",
+        "weights": _named([found["equal_weights"]], True),
+        "unequal": _named([*asked, found["equal_weights"]], False),
+        **flat(found),
+    }
+
+
+def _named(compared: Sequence[dict[str, bool]], equal: bool) -> str:
+    names = (name for of in compared for name, it in of.items() if it == equal)
+    return "; ".join(dict.fromkeys(names))
 
 
 def compare(states: dict[str, State]) -> dict[str, Any]:
@@ -99,7 +140,7 @@ def compare(states: dict[str, State]) -> dict[str, Any]:
         "equal": {name: _is_equal(it.sample, expected.sample) for name, it in states.items()},
         "equal_weights": {name: not tensors for name, tensors in unequal.items()},
         "tensors": len(expected.tensors),
-        "differing_tensors": {name: tensors[:8] for name, tensors in unequal.items() if tensors},
+        "differing_tensors": {n: ", ".join(them[:8]) for n, them in unequal.items() if them},
     }
 
 
@@ -118,20 +159,17 @@ def sync_repeatedly(
     can_sleep = {"enable_sleep_mode": True} if device == "cuda" else {}
     engine = VllmEngine(folder / "base", planned, **_narrow(device, compiled), **can_sleep)
 
-    def sync() -> float:
-        start = perf_counter()
+    def sync() -> None:
         engine.sync(weight_stream(model, planned, RECIPE), planned)
-        return perf_counter() - start
 
     sync()
     is_in_place = engine.on_worker(writes_in_place)
     if device == "cuda" and is_in_place != (way == "in place"):
         raise ValueError(f"{way}: vLLM's engine was synced otherwise; name other --models")
     other = {} if way == "in place" else {"other weights": _state(engine, device)}
-    times_s = []
     for seed in range(SIZES[device]["syncs"]):
         _change(model, seed)
-        times_s.append(sync())
+        sync()
     name = WAYS[way]
     states = {name: _state(engine, device), f"{name}, again": _state(engine, device)}
     if can_sleep:
@@ -140,14 +178,10 @@ def sync_repeatedly(
         sync()
         states[f"slept and {name}"] = _state(engine, device)
     if way == "reload":
-        _write_forms(model, folder)
-    return {"median_sync_s": median(times_s), "in_place": is_in_place}, states | other
-
-
-def _write_forms(model: nn.Module, folder: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(folder / "base")
-    export(model, RECIPE, folder / "compressed-tensors", tokenizer)
-    export(model, RECIPE, folder / "modelopt", tokenizer, "modelopt")
+        tokenizer = AutoTokenizer.from_pretrained(folder / "base")
+        export(model, RECIPE, folder / "compressed-tensors", tokenizer)
+        export(model, RECIPE, folder / "modelopt", tokenizer, "modelopt")
+    return {"in_place": is_in_place}, states | other
 
 
 def _change(model: nn.Module, seed: int) -> None:
@@ -163,13 +197,6 @@ def load(checkpoint: Path, device: str, compiled: bool) -> State:
     return _state(VllmEngine(checkpoint, **_narrow(device, compiled)), device)
 
 
-def repeat_wide(checkpoint: Path, device: str, compiled: bool) -> dict[str, Any]:
-    """Whether an engine repeats itself, with nothing in between, at more tokens a step."""
-    engine = VllmEngine(checkpoint, **engine_settings(device, WIDE, compiled=compiled))
-    samples = [_sample(engine, device, WIDE) for _ in range(3)]
-    return {"sequences": WIDE, "repeats": [_is_equal(other, samples[0]) for other in samples[1:]]}
-
-
 def _narrow(device: str, compiled: bool) -> dict[str, Any]:
     return engine_settings(device, NARROW, compiled=compiled) | {
         "max_model_len": NARROW,
@@ -182,15 +209,42 @@ def _state(engine: VllmEngine, device: str) -> State:
     return State(_sample(engine, device), engine.on_worker(digests))
 
 
-def _sample(engine: VllmEngine, device: str, sequences: int = NARROW) -> Rollouts:
+def _sample(engine: VllmEngine, device: str) -> Rollouts:
     generator = torch.Generator().manual_seed(0)
-    prompts = torch.randint(5, 60, (sequences, PROMPT_TOKENS), generator=generator).tolist()
+    prompts = torch.randint(5, 60, (NARROW, PROMPT_TOKENS), generator=generator).tolist()
     return engine.generate(prompts, SIZES[device]["tokens"], 1.0, seed=0)
 
 
 def _is_equal(first: Rollouts, second: Rollouts) -> bool:
     same_tokens = torch.equal(first.input_ids, second.input_ids)
     return same_tokens and torch.equal(first.log_probs, second.log_probs)
+
+
+def digests(worker: Any) -> dict[str, str]:
+    """SHA-256 of the bytes of each parameter and buffer of vLLM's model; runs in its worker."""
+    model = worker.model_runner.get_model()
+    held = chain(model.named_parameters(), model.named_buffers())
+    return {name: _digest(tensor) for name, tensor in held if _is_read(name.rpartition(".")[2])}
+
+
+def differing(some: Mapping[str, str], others: Mapping[str, str]) -> list[str]:
+    """Names of the tensors that differ or are in one engine alone."""
+    names = sorted(some.keys() | others.keys())
+    return [name for name in names if some.get(name) != others.get(name)]
+
+
+def writes_in_place(worker: Any) -> bool:
+    """Whether the last sync went past vLLM's reload; runs in its worker."""
+    return bool(getattr(worker, "qat_core_targets", {}))
+
+
+def _is_read(leaf: str) -> bool:
+    return leaf not in OF_ATTENTION and OF_ACTIVATIONS not in leaf
+
+
+def _digest(tensor: Tensor) -> str:
+    values = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return sha256(values.numpy().tobytes()).hexdigest()
 
 
 def main() -> None:
@@ -205,22 +259,23 @@ def main() -> None:
     require_device(arguments.device)
     set_kernels(arguments.kernels)
     size = SIZES[arguments.device]
-    record: dict[str, Any] = {
+    settings = {"kernels": arguments.kernels, "torch compile": arguments.compile}
+    record = {
         "benchmark": "bitwise",
-        "kernels": arguments.kernels,
         **origin(arguments.device, vllm=vllm_version()),
-        "torch_compile": arguments.compile,
         "engine": _narrow(arguments.device, arguments.compile),
-        "models": {},
+        **shape_of(settings, COLUMNS, NOTE, ENGINE_PACKAGES),
     }
+    rows: list[Row] = []
     for name in arguments.models:
         with tempfile.TemporaryDirectory() as folder:
             config = ARCHITECTURES[name] | size["shrink"]
-            record["models"][name] = run_architecture(
+            found = run_architecture(
                 config, arguments.kernels, arguments.device, arguments.compile, Path(folder)
             )
-        arguments.record.write_text(json.dumps(record, indent=1) + "\n")
-        Console().print(name, record["models"][name])
+        rows.append(summary(name, found))
+        write_json(arguments.record, {**record, "rows": rows})
+        Console().print(rows[-1])
 
 
 if __name__ == "__main__":

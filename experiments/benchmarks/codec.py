@@ -4,28 +4,27 @@
 
 A copy moves 4 bytes a weight (2 read, 2 written); every time is divided by the copy's of the same
 weights in the same run. Kernels are timed inside CUDA graphs over several tensors, together larger
-than the L2 cache: device time, without launch overhead. Whole models are timed by wall clock.
+than the L2 cache: device time, without launch overhead.
 `of_bandwidth` is the share of the copy's bytes a second that a kernel reaches: what is missing to 1
 goes into arithmetic. Quantizing executes 16.6 instructions a weight (counted in its SASS for
 sm_90): on an H200, at one a clock and scheduler, half of the copy's time.
 """
 
 import argparse
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import torch
 from rich.console import Console
 from torch import Tensor
 from triton.testing import do_bench_cudagraph
 
-from experiments.benchmarks.codec_models import time_layer_8b, time_model_30b, time_nano
+from experiments.benchmarks.qat_layers import arms, verl_qat
 from experiments.benchmarks.records import Column, Row, shape_of
 from experiments.benchmarks.timing import quartiles
 from experiments.runs.provenance import origin
 from experiments.support.cli import run_cli
+from experiments.support.device import require_device
 from experiments.support.json_files import write_json
 from qat_core.nvfp4 import (
     ShardLayout,
@@ -58,8 +57,6 @@ GOALS = {
     "dequantize": 0.75,
     "unpack_shards, two": 0.75,
 }
-
-
 COLUMNS = {
     "call": Column(heading="Kernel"),
     "us": Column(heading="us", format=".1f"),
@@ -67,19 +64,6 @@ COLUMNS = {
     "of_bandwidth": Column(heading="of its bandwidth", format=".2f"),
     "goal": Column(heading="Goal", format=".2f", bounds="of_copy"),
 }
-
-
-def verl_linear() -> ModuleType | None:
-    """verl's QAT module, loaded from its file: importing verl itself would need Ray."""
-    package = importlib.util.find_spec("verl")
-    if package is None or not package.submodule_search_locations:
-        return None
-    path = Path(package.submodule_search_locations[0], "utils", "qat", "linear.py")
-    spec = importlib.util.spec_from_file_location("verl_qat_linear", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def kernel_calls() -> dict[str, Callable[[], object]]:
@@ -114,7 +98,8 @@ def kernel_calls() -> dict[str, Callable[[], object]]:
         "unpack_shards, two": unpack_all,
         "verl's amax": lambda: [w.abs().max() for w in weights],
     }
-    if verl := verl_linear():
+    if "verl" in arms():
+        verl = verl_qat("linear")
         calls["verl fake quantize, scale known"] = lambda: [
             verl.fp4_fake_quant_weight(w, a) for w, a in zip(weights, amax, strict=True)
         ]
@@ -147,8 +132,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("record", type=Path, help="JSON file to write")
     record_path: Path = parser.parse_args().record
-    if not torch.cuda.is_available():
-        raise ValueError("no CUDA GPU here; run it where there is one")
+    require_device("cuda")
     torch.set_num_threads(1)
     rows = time_kernels()
     copy_us = rows[0]["us"]
@@ -157,19 +141,9 @@ def main() -> None:
         "BF16 matrices": " x ".join(map(str, SHAPE)),
         "tensors": TENSORS,
         "TB/s of a copy": 4e-6 * SHAPE[0] * SHAPE[1] / copy_us[1],
-        "verl": "measured" if verl_linear() else "not installed, not measured",
+        "verl": "measured" if "verl" in arms() else "not installed, not measured",
     }
-    record = {
-        "benchmark": "codec",
-        **origin("cuda"),
-        **shape_of(settings, COLUMNS),
-        "rows": rows,
-        "models": {
-            "qwen3_8b_layer": time_layer_8b(),
-            "nano": [time_nano("cuda"), time_nano("cpu")],
-            "qwen3_30b_a3b": time_model_30b(),
-        },
-    }
+    record = {"benchmark": "codec", **origin("cuda"), **shape_of(settings, COLUMNS), "rows": rows}
     Console().print_json(data=record)
     record_path.parent.mkdir(parents=True, exist_ok=True)
     write_json(record_path, record)

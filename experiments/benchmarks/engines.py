@@ -1,7 +1,6 @@
 """Benchmarks of vLLM engines one by one, each named `model:precision`."""
 
 import argparse
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -9,11 +8,12 @@ from typing import Any
 
 from rich.console import Console
 
-from experiments.benchmarks.device import require_device
-from experiments.benchmarks.records import read_continued
+from experiments.benchmarks.engine_tables import TABLES, rows_of
+from experiments.benchmarks.records import ENGINE_PACKAGES, read_continued, shape_of
 from experiments.runs.provenance import origin
 from experiments.study.schema import ROOT
-from experiments.support.json_files import read_json
+from experiments.support.device import require_device
+from experiments.support.json_files import read_json, write_json
 from experiments.support.subprocess_call import call_in_subprocess
 from qat_core.rollout.vllm.engine import vllm_version
 from qat_core.rollout.vllm.switches import EXACT_VARIABLE, EXPERTS_VARIABLE, LINEAR_VARIABLE
@@ -80,11 +80,12 @@ def record_engines(
     """
     require_device(arguments.device)
     where = origin(arguments.device, arguments.record, vllm=vllm_version())
-    setup = {"benchmark": benchmark, **where, **settings}
+    shape = shape_of(settings, *TABLES[benchmark], ENGINE_PACKAGES)
+    setup = {"benchmark": benchmark, **where, **shape}
 
     def measured() -> dict[str, Any]:
         kept = read_continued(arguments.record, setup) if arguments.resume else None
-        return kept["engines"] if kept else {}
+        return {row["engine"]: row for row in kept["rows"]} if kept else {}
 
     engines = measured()
     for name in arguments.engines:
@@ -92,7 +93,7 @@ def record_engines(
             continue
         figures = call_in_subprocess(_with_kernels, measure, name, arguments.device)
         engines |= measured() | {name: figures}
-        arguments.record.write_text(json.dumps({**setup, "engines": engines}, indent=1) + "\n")
+        write_json(arguments.record, {**setup, "rows": rows_of(benchmark, engines)})
         Console().print(name, figures)
 
 

@@ -26,8 +26,6 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from experiments.benchmarks.device import require_device
-from experiments.benchmarks.matmul import batches, layers, measure_peak, missing_tokens
 from experiments.benchmarks.products.cases import (
     Call,
     case,
@@ -38,15 +36,17 @@ from experiments.benchmarks.products.cases import (
 )
 from experiments.benchmarks.products.experts import multiply_routed
 from experiments.benchmarks.products.humming_layer import HummingLayer
-from experiments.benchmarks.products.layers import Layer, floors_us
+from experiments.benchmarks.products.layers import MODELS, Layer, floors_us, layers_of
 from experiments.benchmarks.products.tiles import Point, Tiles
-from experiments.benchmarks.records import read_continued
+from experiments.benchmarks.records import Column, Row, complete, flat, read_continued, shape_of
 from experiments.benchmarks.timing import quartiles, time_calls
 from experiments.runs.provenance import origin
 from experiments.support.cli import run_cli
+from experiments.support.device import require_device
 from experiments.support.json_files import write_json
 from experiments.support.subprocess_call import call_in_subprocess
 from qat_core.arguments import positive_int
+from qat_core.nvfp4 import group_amax
 
 TOKENS = [1, 32, 256]
 SEARCH_ROUNDS, FINAL_ROUNDS = 5, 20
@@ -56,6 +56,39 @@ IN_TURNS = 12  # tiles of one search that are timed together
 # Twice the error of sums that are split and rounded to BF16 (docs/performance.md): a wrong kernel
 # is off by far more.
 MAX_ERROR = 8e-3
+# Tokens whose activations push a weight out of the L2 cache, but for small packed ones.
+FILLS_CACHE = 1024
+FOUND = "found 0"
+SHOWN = {  # arms
+    "bf16": "BF16",
+    "marlin": "Marlin",
+    "humming": "Humming",
+    "humming unsplit": "Unsplit",
+    "humming served": "Served",
+    "humming invariant": "Batch-invariant",
+    FOUND: "Found",
+}
+COLUMNS = {
+    "layer": Column(heading="Layer"),
+    "tokens": Column(heading="Tokens", format=","),
+    "floor_us.nvfp4": Column(heading="Floor", format=".1f"),
+    **{f"arms.{arm}.us": Column(heading=it, format=".1f") for arm, it in SHOWN.items()},
+    "of_humming": Column(heading="speed over Humming's own", format=".2f"),
+    "tile": Column(heading="Tile"),
+    "tiles_timed": Column(heading="Tried", format=","),
+    "arms.humming.differing_repeats": Column(heading="Differing, Humming", format=","),
+    f"arms.{FOUND}.differing_repeats": Column(heading="and found", format=","),
+    "arms.humming.error": Column(heading="Error, Humming", format=".1e"),
+    f"arms.{FOUND}.error": Column(heading="Error, found", format=".1e"),
+}
+NOTE = (
+    "Products by Humming's own tiles and by those that were found, microseconds: medians, in "
+    "brackets quartiles. Humming: its own choice of tiles, which splits sums. Unsplit: the same "
+    "tiles with each sum in one thread block. Served: the tiles of this project's switches at that "
+    "commit. Found: the fastest of those that were tried. Differing: of 20 repeats with the same "
+    "inputs, how many have other bits. Error: in the root mean square against FP64. Floor: NVFP4 "
+    "weights at the bandwidth and the peak measured in the same run."
+)
 
 Found = dict[Point, tuple[dict[str, Any], float]]  # tile and microseconds
 
@@ -110,7 +143,7 @@ class Search:
         calls = {arm: self.case.calls(arm) for arm in self._arms} | {
             name: self._calls(tile) for name, tile in tiles.items()
         }
-        times = time_calls(calls, "cuda", FINAL_ROUNDS)
+        times = time_calls(calls, FINAL_ROUNDS)
         outputs = {name: of_arm[0]() for name, of_arm in calls.items()}
         return {
             "tiles_timed": len(found),
@@ -150,7 +183,7 @@ class Search:
         for start in range(0, len(good), IN_TURNS):
             some = dict(good[start : start + IN_TURNS])
             calls = {str(it): self._calls(tile) for it, tile in some.items()}
-            times = time_calls(calls, "cuda", SEARCH_ROUNDS)
+            times = time_calls(calls, SEARCH_ROUNDS)
             found |= {it: (tile, median(times[str(it)])) for it, tile in some.items()}
         return found
 
@@ -229,6 +262,59 @@ def search_without_crashing(*arguments: Any) -> dict[str, Any]:
             crashing.append(error.args[0])
 
 
+def row_of(found: dict[str, Any]) -> Row:
+    """What is recorded of a product; tiles in words, as they hold lists."""
+    arms = {"bf16" if name == "triton bf16" else name: it for name, it in found["arms"].items()}
+    tile = arms[FOUND]["tile"]
+    words = {name: it | {"tile": str(it["tile"])} for name, it in arms.items()}
+    crashing = ", ".join(map(str, found["tiles_crashing"]))
+    row = flat(found | {"arms": words, "tiles_crashing": crashing})
+    row |= {"of_humming": arms["humming"]["us"][1] / arms[FOUND]["us"][1]}
+    return complete(COLUMNS, row | {"tile": " x ".join(map(str, tile["block_shape"]))})
+
+
+def layers(chosen: Sequence[str] | None) -> list[Layer]:
+    """What there is to measure, or what is chosen of it by name.
+
+    Raises:
+        ValueError: there is no layer of that name.
+    """
+    known = {layer.key: layer for model in MODELS for layer in layers_of(model)}
+    for name in chosen or ():
+        if name not in known:
+            raise ValueError(f"--layers: {name}: no such layer; there are {', '.join(known)}")
+    return [layer for name, layer in known.items() if chosen is None or name in chosen]
+
+
+def measure_peak() -> dict[str, float]:
+    """Bytes a second, the better of a copy and a read, and FLOPs a second of a BF16 product."""
+    side = 8192
+    a, b = (torch.randn(side, side, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    source = torch.randn(8 * side, 2 * side, device="cuda", dtype=torch.bfloat16)
+    target = torch.empty_like(source)
+    calls: dict[str, list[Call]] = {
+        "copy": [lambda: target.copy_(source)],
+        "read": [lambda: group_amax([[source]])[0]],
+        "product": [lambda: a @ b],
+    }
+    best = {name: 1e-6 * min(times) for name, times in time_calls(calls, 10).items()}
+    rates = 2 * source.nbytes / best["copy"], source.nbytes / best["read"]
+    return {"bytes_per_s": max(rates), "flops_per_s": 2 * side**3 / best["product"]}
+
+
+def batches(tokens: int) -> int:
+    """How many are routed, so that each call reads other experts' weights than the one before."""
+    if tokens >= FILLS_CACHE:
+        return 1
+    return 16 if tokens == 1 else 4
+
+
+def missing_tokens(record: dict[str, Any], layer: Layer, tokens: list[int]) -> list[int]:
+    """The numbers of tokens at which a record lacks a layer."""
+    known = {row["tokens"] for row in record["rows"] if row["layer"] == layer.key}
+    return [count for count in tokens if count not in known]
+
+
 def main() -> None:
     """Searches what the record lacks and writes it after each layer."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -242,18 +328,21 @@ def main() -> None:
     if arguments.split_sums and arguments.exact:
         raise ValueError("--exact: its tiles split no sum; leave --split-sums out")
     require_device("cuda")
-    chosen = layers("cuda", arguments.layers)
+    chosen = layers(arguments.layers)
+    settings = {
+        "samples": arguments.samples,
+        "split sums": arguments.split_sums,
+        "exact": arguments.exact,
+    }
     setup = {
         "benchmark": "humming_tiles",
         **origin("cuda", arguments.record),
-        "samples": arguments.samples,
-        "split_sums": arguments.split_sums,
-        "exact": arguments.exact,
+        **shape_of(settings, COLUMNS, NOTE, ("vllm", "torch", "humming-kernels")),
     }
     record = read_continued(arguments.record, setup) or {
         **setup,
-        "peak": measure_peak("cuda"),
-        "cases": [],
+        "peak": measure_peak(),
+        "rows": [],
     }
     for layer in chosen:
         for tokens in missing_tokens(record, layer, arguments.tokens):
@@ -264,7 +353,7 @@ def main() -> None:
                 arguments.exact,
             )
             row = search_without_crashing(layer, tokens, *options)
-            record["cases"].append(row)
+            record["rows"].append(row_of(row))
             write_json(arguments.record, record)
             shown = {name: round(it["us"][1], 1) for name, it in row["arms"].items()}
             Console(width=160).print(row["layer"], row["tokens"], shown)

@@ -1,95 +1,143 @@
-"""Training step of fake-quantized layers on one device, against BF16 and verl's QATLinear.
+"""Training step of fake-quantized layers, on one device or under FSDP2, against BF16 and verl's.
 
-    python -m experiments.benchmarks.parameter RECORD.json [--device cuda] [--rounds 10]
+    python -m experiments.benchmarks.parameter RECORD.json [--worlds 2 4] [--device cuda]
+        [--rounds 10] [--tokens 2048]
 
-A step is forward and backward of a stack of decoder layers over 8,192 tokens, gradient
-checkpointing off and on. Each step of the arms `qat` recomputes the global scales, and rounds or
-packs again the weights that are kept, as the first one after an optimizer step does; `scales known`
-is any further micro-batch. Peak memory is what the step allocates on top of what lies there, the
-arm's weights and what it keeps of them included. All arms read the same weights, as no step changes
-them: those of Qwen3-30B-A3B, what two arms keep and a step take 70 GiB. The record is written after
-each stack.
+A step is forward and backward of a stack of decoder layers. Each step of the arms `qat` recomputes
+the global scales, and rounds or packs again the weights that are kept, as the first one after an
+optimizer step does; `scales known` is any further micro-batch.
+
+On one device sequences are four, gradient checkpointing is off and on, and all arms read the same
+weights, as no step changes them: those of Qwen3-30B-A3B, what two arms keep and a step take 70 GiB.
+Peak memory is what the step allocates on top of what lies there, the arm's weights and what it
+keeps of them included.
+
+With `--worlds` FSDP2 shards FP32 masters with BF16 compute, every decoder layer a group of its own.
+With 2,048 tokens a rank, as by default, communication decides, and on many hosts the CPU; with more
+the GPU sets the pace. Eager layers of this size keep the CPU busy rather than the GPU, so compiled
+ones are measured too (without verl's, which was not made for torch.compile). Peak memory has the
+packed shards that lie there from one step to the next, and not the sharded weights.
+
+The record is written after each stack.
 """
 
 import argparse
 import gc
+import os
+import tempfile
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from rich.console import Console
 from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.multiprocessing.spawn import spawn
 
-from experiments.benchmarks.device import require_device
 from experiments.benchmarks.qat_layers import QAT_ARMS, apply_arm, arms, layer_stack, step_inputs
-from experiments.benchmarks.records import Column, Row, shape_of
-from experiments.benchmarks.timing import summary, time_in_turns
+from experiments.benchmarks.records import Column, Row, Setting, shape_of
+from experiments.benchmarks.timing import summary, time_steps
 from experiments.runs.provenance import origin
 from experiments.support.cli import run_cli
-from experiments.support.json_files import write_json
+from experiments.support.device import require_device
+from experiments.support.json_files import read_json, write_json
 from qat_core.arguments import positive_int
 from qat_core.training.preparation import state_of
 from qat_core.units import BYTES_PER_GIB
 
-SEQUENCES, TOKENS = 4, 2048
+SEQUENCES = 4  # on one device; a rank has one
+TOKENS = {"cuda": 2048, "cpu": 16}  # of a sequence
 SCALES_KNOWN = ", scales known"
-# This project's own goals: a step of QAT over BF16's, at most, by shape.
+CHECKPOINTING, COMPILED = "gradient checkpointing", "compiled"
+BACKEND = {"cuda": "nccl", "cpu": "gloo"}
+POLICY = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+# This project's own goals on one device: a step of QAT over BF16's, at most, by shape.
 GOALS = {"qwen3-8b": 1.01, "qwen3-30b-a3b": 1.05}
 COLUMNS = {
     "shape": Column(heading="Shape"),
     "layers": Column(heading="Layers"),
+    "ranks": Column(heading="GPUs"),
     "setting": Column(heading="Setting"),
     "arm": Column(heading="Arm"),
     "step_ms": Column(heading="Step, ms", format=".0f"),
+    "issue_ms": Column(heading="issued, ms", format=".0f"),
     "ratio": Column(heading="of BF16's", format=".3f"),
     "ratio_by_round": Column(heading="by round", format=".3f"),
     "goal": Column(heading="Goal", format="g", bounds="ratio"),
     "peak_ratio": Column(heading="Peak memory, of BF16's", format=".3f"),
-    "weights_gib": Column(heading="Weights and what is kept, GiB", format=".1f"),
+    "held_gib": Column(heading="Weights or packed shards, and what is kept, GiB", format=".1f"),
 }
 NOTE = (
-    "A step is forward and backward of a micro-batch; medians, in brackets quartiles. The arms of "
-    "QAT: the first after an optimizer step, with new scales, where what is kept is packed or "
-    "rounded; scales known: any other. QAT packed and rounded: `prepare(keep=...)`. verl's "
-    "QATLinear leaves the experts of an MoE in BF16. A goal is judged before rounding. Peak "
-    "memory: weights included."
+    "A step is forward and backward of a micro-batch; medians, in brackets quartiles. Issued: when "
+    "the CPU has queued all of the step; where that is nearly the whole step, GPUs wait for the "
+    "CPU. The arms of QAT: the first after an optimizer step, with new scales, where what is kept "
+    "is packed or rounded; scales known: any other. QAT packed and rounded: `prepare(keep=...)`. "
+    "verl's QATLinear leaves the experts of an MoE in BF16. A goal is judged before rounding. Peak "
+    "memory: weights included, but where FSDP2 shards them packed shards alone."
 )
-# Shape, layers: 3, 19 and 0.2 GiB of BF16 weights.
-STACKS = {
-    "cuda": [("qwen3-8b", 8), ("qwen3-30b-a3b", 16), ("smollm2-135m", 30)],
-    "cpu": [("tiny", 2), ("tiny-moe", 2)],
+# Shape, layers, settings. On one device 3, 19 and 0.2 GiB of BF16 weights.
+Stack = tuple[str, int, str]
+STACKS: dict[tuple[str, bool], list[Stack]] = {
+    ("cuda", False): [
+        (shape, layers, setting)
+        for shape, layers in (("qwen3-8b", 8), ("qwen3-30b-a3b", 16), ("smollm2-135m", 30))
+        for setting in ("", CHECKPOINTING)
+    ],
+    ("cuda", True): [("qwen3-8b", 8, COMPILED), ("qwen3-8b", 8, ""), ("qwen3-30b-a3b", 4, "")],
+    ("cpu", False): [("tiny", 2, ""), ("tiny-moe", 2, CHECKPOINTING)],
+    ("cpu", True): [("tiny", 2, COMPILED), ("tiny-moe", 2, "")],
 }
 
 
-def measure(shape: str, layers: int, checkpointing: bool, device: str, rounds: int) -> list[Row]:
-    """Times, ratios and peak memory of all arms of one stack."""
+class Options(NamedTuple):
+    """Of a measurement; a process of many has `sharded` weights."""
+
+    record: Path
+    device: str
+    rounds: int
+    tokens: int
+    sharded: bool
+
+
+def measure(stack: Stack, options: Options) -> list[Row]:
+    """Times, ratios and memory of all arms of a stack; under FSDP2 the same call on every rank."""
     gc.collect()  # the models of the stack before
-    models, steps = {}, {}
-    for arm in arms():
-        models[arm] = layer_stack(shape, layers, device, torch.bfloat16)
-        share_weights(models[arm], models["bf16"])
-        changed = apply_arm(models[arm], arm)
-        if checkpointing:
-            models[arm].gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
-        x, grad = step_inputs(models[arm], SEQUENCES, TOKENS if device == "cuda" else 16, device)
-        steps[arm] = partial(step, models[arm], changed, x, grad)
+    (shape, layers, setting), device = stack, options.device
+    steps, models = {}, {}
+    for arm in ["bf16", "qat"] if setting == COMPILED else arms(sharded=options.sharded):
+        dtype = torch.float32 if options.sharded else torch.bfloat16
+        models[arm] = model = layer_stack(shape, layers, device, dtype)
+        if not options.sharded:
+            share_weights(model, models["bf16"])
+        changed = apply_arm(model, arm)
+        if setting == CHECKPOINTING:
+            model.gradient_checkpointing_enable({"use_reentrant": False})  # type: ignore[operator]
+        if setting == COMPILED:
+            for layer in model.layers:  # type: ignore[union-attr]
+                layer.compile()
+        if options.sharded:
+            for part in (*model.layers, model):  # type: ignore[misc]
+                fully_shard(part, mp_policy=POLICY)
+        sequences = 1 if options.sharded else SEQUENCES
+        x, grad = step_inputs(model, sequences, options.tokens, device)
+        steps[arm] = partial(step, model, changed, x, grad)
         if arm in QAT_ARMS:
-            steps[arm + SCALES_KNOWN] = partial(step, models[arm], lambda: None, x, grad)
-    result = summary(time_in_turns(steps, device, rounds))
-    for arm in result:
-        peak = peak_of(steps[arm], device)
-        held = held_bytes(models[arm.removesuffix(SCALES_KNOWN)], device)
-        result[arm]["peak_gib"] = (peak + held) / BYTES_PER_GIB
-        result[arm]["weights_gib"] = held / BYTES_PER_GIB
-    for arm in result:
-        result[arm]["peak_ratio"] = result[arm]["peak_gib"] / max(result["bf16"]["peak_gib"], 1e-9)
-    experts = getattr(models["bf16"].config, "_experts_implementation", None)
-    stack: Row = {"shape": shape, "layers": layers, "experts_implementation": experts}
-    stack["setting"] = "gradient checkpointing" if checkpointing else ""
+            steps[arm + SCALES_KNOWN] = partial(step, model, lambda: None, x, grad)
+    result = summary(time_steps(steps, device, options.rounds))
+    for arm, figures in result.items():
+        held = held_bytes(models[arm.removesuffix(SCALES_KNOWN)], options)
+        figures["held_gib"] = held / BYTES_PER_GIB
+        figures["peak_gib"] = (held + peak_bytes(steps[arm], device)) / BYTES_PER_GIB
+    bf16_gib = max(result["bf16"]["peak_gib"], 1e-9)
+    ranks = dist.get_world_size() if options.sharded else None
+    of_stack: Row = {"shape": shape, "layers": layers, "ranks": ranks, "setting": setting}
+    has_goal = [] if options.sharded else QAT_ARMS
     return [
-        {**stack, "arm": arm, "goal": GOALS.get(shape) if arm in QAT_ARMS else None, **values}
-        for arm, values in result.items()
+        {**of_stack, "arm": arm, "goal": GOALS.get(shape) if arm in has_goal else None}
+        | {"peak_ratio": figures["peak_gib"] / bf16_gib, **figures}
+        for arm, figures in result.items()
     ]
 
 
@@ -107,16 +155,19 @@ def step(model: nn.Module, changed: Any, x: torch.Tensor, grad: torch.Tensor) ->
     model.zero_grad(set_to_none=True)
 
 
-def held_bytes(model: nn.Module, device: str) -> int:
-    """Bytes of the weights, and of what a step keeps of them for the next; 0 on a CPU."""
+def held_bytes(model: nn.Module, options: Options) -> int:
+    """What a step keeps for the next: packed shards, or weights and what is kept; 0 on a CPU."""
     state = state_of(model)
+    if options.device != "cuda":
+        return 0
+    if options.sharded:
+        return sum(it.nbytes for it, _ in state.packed_shards.values()) if state else 0
     kept = 0 if state is None else state.kept.num_bytes
-    weights = sum(weight.nbytes for weight in model.parameters())
-    return weights + kept if device == "cuda" else 0
+    return kept + sum(weight.nbytes for weight in model.parameters())
 
 
-def peak_of(step: Any, device: str) -> int:
-    """Bytes that one step allocates at most on top of what lies there."""
+def peak_bytes(step: Any, device: str) -> int:
+    """What one step allocates at most on top of what lies there; 0 on a CPU."""
     if device != "cuda":
         return 0
     before = torch.cuda.memory_allocated()
@@ -126,33 +177,60 @@ def peak_of(step: Any, device: str) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
+def measure_all(options: Options, rank: int = 0) -> None:
+    """Adds the rows of each stack to the record, after each, on the first rank."""
+    for stack in STACKS[options.device, options.sharded]:
+        rows = measure(stack, options)
+        if rank == 0:
+            Console().print_json(data=rows)
+            content = read_json(options.record)
+            write_json(options.record, content | {"rows": [*content["rows"], *rows]})
+
+
+def _measure_on_rank(rank: int, world: int, rendezvous: str, options: Options) -> None:
+    if options.device == "cuda":
+        torch.cuda.set_device(rank)
+    os.environ["LOCAL_RANK"] = str(rank)
+    dist.init_process_group(
+        BACKEND[options.device], init_method=f"file://{rendezvous}", rank=rank, world_size=world
+    )
+    measure_all(options, rank)
+    dist.destroy_process_group()
+
+
 def main() -> None:
-    """Measures all stacks and writes the record."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Measures all stacks, for each number of ranks, and writes the record."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("record", type=Path)
+    parser.add_argument("--worlds", type=positive_int, nargs="+", default=[], help="ranks of FSDP2")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--rounds", type=positive_int, default=10)
+    parser.add_argument("--tokens", type=positive_int, help="by default 2,048, on a CPU 16")
     args = parser.parse_args()
     require_device(args.device)
-    settings: dict[str, str | int | float] = {
-        "sequences": SEQUENCES,
-        "tokens a sequence": TOKENS if args.device == "cuda" else 16,
+    if args.device == "cuda" and torch.cuda.device_count() < max(args.worlds, default=1):
+        raise ValueError(
+            f"--worlds: {max(args.worlds)}: there are {torch.cuda.device_count()} CUDA GPUs; name "
+            "fewer, or rehearse with --device cpu"
+        )
+    tokens = args.tokens or TOKENS[args.device]
+    options = Options(args.record, args.device, args.rounds, tokens, bool(args.worlds))
+    settings: dict[str, Setting] = {
+        "sequences": 1 if args.worlds else SEQUENCES,
+        "tokens a sequence": tokens,
         "rounds": args.rounds,
         "verl": "measured" if "verl" in arms() else "not on the path, not measured",
     }
-    record = {
-        "benchmark": "parameter",
-        **origin(args.device),
-        **shape_of(settings, COLUMNS, NOTE),
-        "rows": [],
-    }
+    name = "fsdp" if args.worlds else "parameter"
+    record = {"benchmark": name, **origin(args.device), **shape_of(settings, COLUMNS, NOTE)}
     args.record.parent.mkdir(parents=True, exist_ok=True)
-    for shape, layers in STACKS[args.device]:
-        for checkpointing in (False, True):
-            result = measure(shape, layers, checkpointing, args.device, args.rounds)
-            Console().print_json(data=result)
-            record["rows"] += result
-            write_json(args.record, record)
+    write_json(args.record, {**record, "rows": []})
+    if not args.worlds:
+        measure_all(options)
+    for world in args.worlds:
+        with tempfile.TemporaryDirectory() as folder:
+            arguments = (world, f"{folder}/rendezvous", options)
+            spawn(_measure_on_rank, arguments, nprocs=world)  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":

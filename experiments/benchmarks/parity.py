@@ -14,25 +14,32 @@ Marlin. `--compile` is vLLM with torch.compile, its default. `--device cpu` rehe
 """
 
 import argparse
-import json
+import random
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import pandas as pd
 import torch
 from rich.console import Console
 from torch import Tensor, nn
+from transformers import AutoTokenizer
 
-from experiments.benchmarks.architectures import ARCHITECTURES, engine_settings
-from experiments.benchmarks.device import require_device
+from experiments.base.random_model import write_random_checkpoint
+from experiments.benchmarks.architectures import ARCHITECTURES, TINY, engine_settings
 from experiments.benchmarks.engines import add_compile_option, add_kernels_option, set_kernels
-from experiments.benchmarks.parity_cases import Case, random_case, trained_case
+from experiments.benchmarks.records import ENGINE_PACKAGES, Column, Row, shape_of
 from experiments.rl.metric_names import K3_KL
 from experiments.rl.policy import Policy
+from experiments.rl.prompts import encode_prompt
+from experiments.rl.tasks import make_problems
 from experiments.runs.provenance import origin
+from experiments.study.load import load_study
 from experiments.support.cli import run_cli
+from experiments.support.device import require_device
+from experiments.support.json_files import write_json
 from experiments.support.subprocess_call import call_in_subprocess
 from qat_core.checkpoint.architecture import meta_model
 from qat_core.mismatch import mismatch_metrics
@@ -53,25 +60,62 @@ ARMS = {
     "no-qat": (None, POW2),
 }
 ENGINES = (("bf16", "rounded"), ("qat-pow2", "qat-amax", "no-qat"))
+COLUMNS = {"model": Column(heading="Model"), "arm": Column(heading="Arm")}
+COLUMNS["tokens"] = Column(heading="Tokens", format=",")
+NUM_SEEDS = 3
+SEQUENCES = {"cuda": 256, "cpu": 8}
+MIN_TOKENS = {"cuda": 70_000, "cpu": 100}  # a seed
 MAX_NUM_SEQS = 256
+Batch = dict[str, Any]  # some sampled sequences: their seed, means over their tokens, and these
 ROWS = 32  # sequences of one forward pass of the trainer: a batch of the statistics
 
 
-class Batch(TypedDict):
-    """Some sampled sequences: means over their tokens."""
+@dataclass(frozen=True)
+class Case:
+    """A model: `checkpoints` has one a seed, `questions` the prompts that are drawn from."""
 
-    seed: int
-    k3_kl: float
-    kl: float
-    tokens: int
+    name: str
+    checkpoints: tuple[Path, ...]
+    questions: tuple[tuple[int, ...], ...]
+    new_tokens: int
+    max_model_len: int
+
+    def prompts(self, seed: int, batch: int, count: int) -> list[list[int]]:
+        """The prompts of one batch."""
+        drawn = random.Random(f"{seed} {batch}").choices(self.questions, k=count)
+        return [list(prompt) for prompt in drawn]
 
 
-def measure_case(case: Case, device: str, compiled: bool) -> dict[str, list[Batch]]:
-    """All batches of every arm of one model."""
-    batches: dict[str, list[Batch]] = {}
-    for arms in ENGINES:
-        batches |= call_in_subprocess(measure_arms, case, arms, device, compiled)
-    return batches
+def random_case(name: str, folder: Path, device: str) -> Case:
+    """Random weights of an architecture in `folder`, others for each seed; random prompts."""
+    config = ARCHITECTURES[name] | (TINY if device == "cpu" else {})
+    checkpoints = tuple(folder / str(seed) for seed in range(NUM_SEEDS))
+    for seed, checkpoint in enumerate(checkpoints):
+        write_random_checkpoint(config, checkpoint, seed, device)
+    generator = torch.Generator().manual_seed(0)
+    questions = torch.randint(5, config["vocab_size"], (1024, 8), generator=generator).tolist()
+    return Case(
+        name,
+        checkpoints,
+        tuple(map(tuple, questions)),
+        new_tokens=288 if device == "cuda" else 16,
+        max_model_len=320,
+    )
+
+
+def trained_case(name: str, _folder: Path, device: str) -> Case:
+    """`STUDY:CHECKPOINT`: a trained model and the prompts of the study's task."""
+    study_file, _, checkpoint = name.partition(":")
+    study, tokenizer = load_study(Path(study_file)), AutoTokenizer.from_pretrained(checkpoint)
+    problems = make_problems(study.task, "train")
+    rollout = study.rl.rollout
+    return Case(
+        Path(checkpoint).name,
+        NUM_SEEDS * (Path(checkpoint),),
+        tuple(tuple(encode_prompt(tokenizer, problem)) for problem in problems),
+        rollout.max_response_tokens,
+        rollout.max_prompt_tokens + rollout.max_response_tokens,
+    )
 
 
 def measure_arms(
@@ -105,8 +149,8 @@ def measure_seed(engine: VllmEngine, case: Case, arm: str, seed: int, device: st
         engine.sync(weight_stream(policy.model, planned, packed), planned)
     batches: list[Batch] = []
     step = 0
-    while sum(batch["tokens"] for batch in batches) < case.min_tokens:
-        prompts = case.prompts(seed, step)
+    while sum(batch["tokens"] for batch in batches) < MIN_TOKENS[device]:
+        prompts = case.prompts(seed, step, SEQUENCES[device])
         sampled = engine.generate(prompts, case.new_tokens, 1.0, seed * 1000 + step)
         batches += [_compare(policy, rows, seed, device) for rows in _parts(sampled)]
         step += 1
@@ -147,8 +191,11 @@ def write_batches(models: Mapping[str, Mapping[str, Sequence[Batch]]], path: Pat
     pd.DataFrame(rows).to_csv(path, index=False, compression={"method": "gzip", "mtime": 0})
 
 
-def _tokens(arms: Mapping[str, Sequence[Batch]]) -> dict[str, int]:
-    return {arm: sum(batch["tokens"] for batch in batches) for arm, batches in arms.items()}
+def _rows(model: str, arms: Mapping[str, Sequence[Batch]]) -> list[Row]:
+    return [
+        {"model": model, "arm": arm, "tokens": sum(batch["tokens"] for batch in batches)}
+        for arm, batches in arms.items()
+    ]
 
 
 def main() -> None:
@@ -168,24 +215,29 @@ def main() -> None:
         raise ValueError("--checkpoints: name some for trained weights, none for random ones")
     require_device(device)
     set_kernels(arguments.kernels)
-    record: dict[str, Any] = {
-        "benchmark": "parity",
+    settings = {
         "weights": arguments.weights,
         "kernels": arguments.kernels,
-        "torch_compile": arguments.compile,
-        **origin(device, vllm=vllm_version()),
-        "models": {},
+        "torch compile": arguments.compile,
     }
+    where = origin(device, vllm=vllm_version())
+    record = {"benchmark": "parity", **where, **shape_of(settings, COLUMNS, "", ENGINE_PACKAGES)}
     batches: dict[str, dict[str, list[Batch]]] = {}
     for name in arguments.models if is_random else arguments.checkpoints:
         with tempfile.TemporaryDirectory() as folder:
             make_case = random_case if is_random else trained_case
             case = make_case(name, Path(folder), device)
-            batches[case.name] = measure_case(case, device, arguments.compile)
-        record["models"][case.name] = {"tokens": _tokens(batches[case.name])}
-        arguments.record.write_text(json.dumps(record, indent=1) + "\n")
+            batches[case.name] = {
+                arm: found
+                for arms in ENGINES
+                for arm, found in call_in_subprocess(
+                    measure_arms, case, arms, device, arguments.compile
+                ).items()
+            }
+        rows = [row for model, arms in batches.items() for row in _rows(model, arms)]
+        write_json(arguments.record, {**record, "rows": rows})
         write_batches(batches, arguments.record.with_suffix(".csv.gz"))
-        Console().print(case.name, record["models"][case.name])
+        Console().print(rows)
 
 
 if __name__ == "__main__":

@@ -15,60 +15,45 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModel, LlamaConfig, Qwen3Config, Qwen3MoeConfig
+from transformers import AutoConfig, AutoModel
 
+from experiments.study.schema import ROOT
+from experiments.support.json_files import read_json
 from qat_core.options import Keep
 from qat_core.planning.recipe import Recipe
 from qat_core.training.preparation import prepare, state_of
 
 QAT_ARMS: dict[str, Keep | None] = {"qat": None, "qat packed": "packed", "qat rounded": "rounded"}
-ATTENTION = {"num_attention_heads": 32, "head_dim": 128, "vocab_size": 16}
-TINY = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 16}
-CONFIGS: dict[str, Callable[[int], Any]] = {
-    "qwen3-8b": lambda layers: Qwen3Config(
-        hidden_size=4096,
-        intermediate_size=12288,
-        num_key_value_heads=8,
-        num_hidden_layers=layers,
-        **ATTENTION,
-    ),
-    "qwen3-30b-a3b": lambda layers: Qwen3MoeConfig(
-        hidden_size=2048,
-        moe_intermediate_size=768,
-        num_experts=128,
-        num_experts_per_tok=8,
-        norm_topk_prob=True,
-        num_key_value_heads=4,
-        num_hidden_layers=layers,
-        **ATTENTION,
-    ),
-    "smollm2-135m": lambda layers: LlamaConfig(
-        hidden_size=576,
-        intermediate_size=1536,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        num_hidden_layers=layers,
-        vocab_size=16,
-    ),
-    "tiny": lambda layers: Qwen3Config(
-        hidden_size=64, intermediate_size=96, num_hidden_layers=layers, **TINY
-    ),
-    "tiny-moe": lambda layers: Qwen3MoeConfig(
-        hidden_size=64,
-        moe_intermediate_size=32,
-        num_experts=8,
-        num_experts_per_tok=2,
-        num_hidden_layers=layers,
-        **TINY,
-    ),
+MODELS = ROOT / "experiments" / "models"
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+# shapes that have no file there; the latter two for a CPU
+SHAPES: dict[str, dict[str, Any]] = {
+    "smollm2-135m": {
+        "model_type": "llama",
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+    },
+    "tiny": {"model_type": "qwen3", "hidden_size": 64, "intermediate_size": 96, **HEADS},
+    "tiny-moe": {
+        "model_type": "qwen3_moe",
+        "hidden_size": 64,
+        "moe_intermediate_size": 32,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        **HEADS,
+    },
 }
 
 
 def layer_stack(shape: str, layers: int, device: str, dtype: torch.dtype) -> nn.Module:
     """Random decoder layers in training mode, the same for every call."""
+    config = SHAPES.get(shape) or read_json(MODELS / f"{shape}.json")
+    config = config | {"num_hidden_layers": layers, "vocab_size": 16}
     torch.manual_seed(0)
     with torch.device(device):
-        model: nn.Module = AutoModel.from_config(CONFIGS[shape](layers), dtype=dtype)
+        model: nn.Module = AutoModel.from_config(AutoConfig.for_model(**config), dtype=dtype)
     return model.train()
 
 
@@ -80,7 +65,7 @@ def apply_arm(model: nn.Module, arm: str) -> Callable[[], None]:
         assert state is not None
         return state.weights.mark_all_written
     if arm == "verl":
-        verl = verl_qat()
+        verl = verl_qat("core")
         verl.apply_qat(model, {"enable": True})
         verl.enable_qat_fuse(model)
         return lambda: verl.invalidate_all_scales(model)
@@ -98,20 +83,20 @@ def arms(*, sharded: bool = False) -> list[str]:
     return ["bf16", *qat, *(["verl"] if has_verl else [])]
 
 
-def verl_qat() -> ModuleType:
-    """verl/utils/qat/core.py without the packages around it, which import Ray."""
-    if "verl.utils.qat.core" not in sys.modules:
+def verl_qat(name: str) -> ModuleType:
+    """verl/utils/qat/NAME.py without the packages around it, which import Ray."""
+    if "verl.utils.qat" not in sys.modules:
         spec = importlib.util.find_spec("verl")
         assert spec is not None and spec.submodule_search_locations
         root = Path(next(iter(spec.submodule_search_locations)))
-        for name in ("verl", "verl.utils", "verl.utils.qat"):
-            package = ModuleType(name)
-            package.__path__ = [str(root.joinpath(*name.split(".")[1:]))]
-            sys.modules[name] = package
+        for room in ("verl", "verl.utils", "verl.utils.qat"):
+            package = ModuleType(room)
+            package.__path__ = [str(root.joinpath(*room.split(".")[1:]))]
+            sys.modules[room] = package
         base = ModuleType("verl.base_config")
         base.BaseConfig = object  # type: ignore[attr-defined]
         sys.modules["verl.base_config"] = base
-    return import_module("verl.utils.qat.core")
+    return import_module(f"verl.utils.qat.{name}")
 
 
 def step_inputs(

@@ -3,7 +3,7 @@
 A record has a setup (machine, versions, commit, settings), columns with their units, and rows.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,9 +11,11 @@ from pydantic import BaseModel, Field
 
 from experiments.support.json_files import read_json
 
-# nothing, a text, a number, or a number's quartiles: low, median, high
-Cell = None | str | bool | int | float | Annotated[list[float], Field(min_length=3, max_length=3)]
+# nothing, a text, a number, or several of one quantity: all, or their quartiles
+Cell = None | str | bool | int | float | Annotated[list[float], Field(min_length=1)]
 Row = dict[str, Cell]
+Setting = str | bool | int | float
+ENGINE_PACKAGES = ("vllm", "torch")
 
 
 class Column(BaseModel):
@@ -23,19 +25,51 @@ class Column(BaseModel):
         heading: what it is, and its unit.
         format: of its numbers, as `format` has it; a column of texts has none.
         bounds: the column whose numbers are at most these where a goal is met.
+        ratio: the column that says how many times BF16's speed that is, in brackets behind it.
     """
 
     heading: str
     format: Annotated[str, Field(pattern=r"^(g|,?(\.\d[efg%])?)$")] = ""
     bounds: str | None = None
+    ratio: str | None = None
 
 
 def shape_of(
-    settings: Mapping[str, str | int | float], columns: Mapping[str, Column], note: str = ""
+    settings: Mapping[str, Setting],
+    columns: Mapping[str, Column],
+    note: str = "",
+    packages: Sequence[str] = ("torch", "transformers"),
 ) -> dict[str, Any]:
-    """What a record says beside its machine, versions, commit and rows."""
+    """What a record says beside its machine, versions, commit and rows.
+
+    Args:
+        settings: what was measured, and how.
+        columns: of its rows, by key.
+        note: how to read it.
+        packages: whose versions are shown with it.
+    """
     shown = {key: column.model_dump(exclude_defaults=True) for key, column in columns.items()}
-    return {"settings": dict(settings), "columns": shown, "note": note}
+    return {
+        "packages": list(packages),
+        "settings": dict(settings),
+        "columns": shown,
+        "note": note,
+    }
+
+
+def flat(figures: Any, key: str = "") -> Row:
+    """Nested figures as cells of one row, `outer.inner`; of repeated ones a list each."""
+    if isinstance(figures, list) and figures and isinstance(figures[0], dict):
+        figures = {name: [it[name] for it in figures] for name in figures[0]}
+    if not isinstance(figures, dict):
+        return {key: figures}
+    inner = (flat(it, f"{key}.{name}" if key else name) for name, it in figures.items())
+    return {name: cell for cells in inner for name, cell in cells.items()}
+
+
+def complete(columns: Mapping[str, Column], row: Row) -> Row:
+    """A row with all columns, those that it lacks empty."""
+    return {**dict.fromkeys(columns), **row}
 
 
 def read_continued(path: Path, setup: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -17,8 +17,7 @@ PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True there are none.
 import math
 import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -26,14 +25,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from experiments.base.random_model import write_architecture
 from experiments.benchmarks.architectures import engine_settings
-from experiments.benchmarks.engines import (
-    argument_parser,
-    read_engine,
-    record_engines,
-)
-from experiments.benchmarks.random_model import write_architecture
-from experiments.benchmarks.served_tensors import writes_in_place
+from experiments.benchmarks.bitwise import writes_in_place
+from experiments.benchmarks.engines import argument_parser, read_engine, record_engines
 from experiments.benchmarks.timing import synchronize
 from experiments.support.cli import run_cli
 from qat_core.checkpoint.architecture import meta_model
@@ -59,28 +54,25 @@ def run(name: str, device: str) -> dict[str, Any]:
         write_architecture(config, folder)
         trained = _random_weights(meta_model(folder), device)
         served = plan(trained, recipe) if recipe else None
-        start, gaps_gib = perf_counter(), _allocator_gaps_gib(device)
+        gaps_gib = _allocator_gaps_gib(device)
         engine = VllmEngine(
             folder, served, load_format="dummy", **engine_settings(device, MAX_NUM_SEQS)
         )
-        start_s = perf_counter() - start
         memory = _memory(engine, config, "full" if recipe else "bf16")
         if device == "cuda":
             memory["allocator_gaps_gib"] = _allocator_gaps_gib(device) - gaps_gib
         os.environ[IN_PLACE_VARIABLE] = "0"
-        syncs = [_sync(engine, trained, recipe, device) for _ in range(SYNCS)]
-        figures = {"start_s": start_s, "memory": memory, "syncs": syncs}
+        figures: dict[str, Any] = {"memory": memory}
+        figures["syncs"] = _measure(_sync, engine, trained, recipe)
         if recipe:
-            figures["packing"] = [_packing(engine, trained, recipe, device) for _ in range(SYNCS)]
+            figures["packing"] = _measure(_pack, engine, trained, recipe)
         if device == "cuda" and recipe:
             os.environ[IN_PLACE_VARIABLE] = "1"
-            figures["in_place_syncs"] = [
-                _sync(engine, trained, recipe, device) for _ in range(SYNCS)
-            ]
+            figures["in_place_syncs"] = _measure(_sync, engine, trained, recipe)
             if not engine.on_worker(writes_in_place):
                 raise ValueError(f"{name}: {IN_PLACE_VARIABLE}=1 was set, and vLLM reloaded")
         elif device == "cuda":
-            figures["stock_syncs"] = [_stock_sync(engine, trained) for _ in range(SYNCS)]
+            figures["stock_syncs"] = _measure(engine.on_worker, _load_weights, trained)
     return figures
 
 
@@ -105,7 +97,6 @@ def _memory(engine: VllmEngine, config: dict[str, Any], precision: Any) -> dict[
     }
     predicted = weights_gib + rotary_gib
     figures["predicted_over_tensors"] = predicted / figures["tensors_gib"] - 1
-    figures["predicted_over_reported"] = predicted / figures["reported_gib"] - 1
     return figures
 
 
@@ -124,28 +115,14 @@ def _layer_bytes(config: dict[str, Any]) -> int:
     return sum(2 * math.prod(shape) for name, shape in shapes if ".layers.0." in name)
 
 
-def _sync(
-    engine: VllmEngine, trained: nn.Module, recipe: Recipe | None, device: str
-) -> dict[str, float]:
+def _sync(engine: VllmEngine, trained: nn.Module, recipe: Recipe | None) -> None:
     planned = plan(trained, recipe) if recipe else engine.plan
-    with _measured(device) as figures:
-        engine.sync(weight_stream(trained, planned if recipe else None, recipe), planned)
-    return figures
+    engine.sync(weight_stream(trained, planned if recipe else None, recipe), planned)
 
 
-def _packing(
-    engine: VllmEngine, trained: nn.Module, recipe: Recipe, device: str
-) -> dict[str, float]:
-    with _measured(device) as figures:
-        for _ in weight_stream(trained, engine.plan, recipe):
-            pass
-    return figures
-
-
-def _stock_sync(engine: VllmEngine, trained: nn.Module) -> dict[str, float]:
-    with _measured("cuda") as figures:
-        engine.on_worker(_load_weights, trained)
-    return figures
+def _pack(engine: VllmEngine, trained: nn.Module, recipe: Recipe) -> None:
+    for _ in weight_stream(trained, engine.plan, recipe):
+        pass
 
 
 def _load_weights(worker: Any, trained: nn.Module) -> None:
@@ -153,21 +130,27 @@ def _load_weights(worker: Any, trained: nn.Module) -> None:
     worker.model_runner.get_model().load_weights(HubNames(trained).split(weights))
 
 
-@contextmanager
-def _measured(device: str) -> Iterator[dict[str, float]]:
-    """Seconds and, on CUDA, peak extra memory of what runs inside."""
-    figures: dict[str, float] = {}
+def _measure(call: Callable[..., object], *arguments: object) -> dict[str, list[float]]:
+    """Seconds and, on CUDA, peak extra memory of each of SYNCS calls, and what they left."""
+    rows = [_measure_once(call, *arguments) for _ in range(SYNCS)]
+    return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+def _measure_once(call: Callable[..., object], *arguments: object) -> dict[str, float]:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     synchronize(device)
+    before = 0
     if device == "cuda":
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
     start = perf_counter()
-    yield figures
+    call(*arguments)
     synchronize(device)
-    figures["seconds"] = perf_counter() - start
+    figures = {"seconds": perf_counter() - start}
     if device == "cuda":
         figures["extra_gib"] = (torch.cuda.max_memory_allocated() - before) / BYTES_PER_GIB
         figures["left_gib"] = (torch.cuda.memory_allocated() - before) / BYTES_PER_GIB
+    return figures
 
 
 def main() -> None:

@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from experiments.base.random_model import write_architecture
 from experiments.benchmarks.architectures import engine_settings
 from experiments.benchmarks.engines import (
     add_compile_option,
@@ -32,7 +33,6 @@ from experiments.benchmarks.engines import (
     read_engine,
     record_engines,
 )
-from experiments.benchmarks.random_model import write_architecture
 from experiments.benchmarks.timing import quartiles
 from experiments.support.cli import run_cli
 from qat_core.checkpoint.architecture import meta_model

@@ -1,7 +1,6 @@
 """Times of several arms, taken in turns so that all see the same clock and heat."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -40,22 +39,16 @@ def time_steps(
     return {arm: values[WARM_UP_ROUNDS:] for arm, values in times.items()}
 
 
-def time_in_turns(
-    steps: Mapping[str, Callable[[], None]], device: str, rounds: int
-) -> dict[str, list[float]]:
-    """Milliseconds of each arm's step in each round, the device idle before and after."""
-    times = time_steps(steps, device, rounds)
-    return {arm: [time.step_ms for time in of_arm] for arm, of_arm in times.items()}
-
-
-def summary(times: dict[str, list[float]]) -> dict[str, dict[str, Any]]:
-    """Median and quartiles of each arm's times and of their ratio to arm `bf16` by round."""
-    baseline = times["bf16"]
+def summary(times: Mapping[str, Sequence[StepTime]]) -> dict[str, dict[str, Any]]:
+    """Quartiles of each arm's times; the ratio of medians to arm `bf16`, and that by round."""
+    baseline = [time.step_ms for time in times["bf16"]]
     result = {}
-    for arm, values in times.items():
+    for arm, of_arm in times.items():
+        values = [time.step_ms for time in of_arm]
         ratios = [value / base for value, base in zip(values, baseline, strict=True)]
         result[arm] = {
             "step_ms": quartiles(values),
+            "issue_ms": quartiles([time.issue_ms for time in of_arm]),
             "ratio": median(values) / median(baseline),
             "ratio_by_round": quartiles(ratios),
         }
@@ -74,23 +67,13 @@ def synchronize(device: str) -> None:
 
 
 def time_calls(
-    arms: Mapping[str, Sequence[Callable[[], object]]], device: str, rounds: int
-) -> dict[str, list[float]]:
-    """Microseconds a call of each arm in each round.
-
-    On a GPU an arm's calls are captured in one CUDA graph, so that no launch overhead counts; arms
-    take turns, one replay each, and the GPU never waits for the CPU in between.
-    """
-    if device == "cuda":
-        return _time_graphs(arms, rounds)
-    steps = {arm: partial(_call_all, calls) for arm, calls in arms.items()}
-    times_ms = time_in_turns(steps, device, rounds)
-    return {arm: [1e3 * ms / len(arms[arm]) for ms in listed] for arm, listed in times_ms.items()}
-
-
-def _time_graphs(
     arms: Mapping[str, Sequence[Callable[[], object]]], rounds: int
 ) -> dict[str, list[float]]:
+    """Microseconds a call of each arm in each round, on a GPU.
+
+    An arm's calls are captured in one CUDA graph, so that no launch overhead counts; arms take
+    turns, one replay each, and the GPU never waits for the CPU in between.
+    """
     graphs = {arm: _captured(calls) for arm, calls in arms.items()}
     events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {arm: [] for arm in arms}
     for _ in range(WARM_UP_ROUNDS + rounds):

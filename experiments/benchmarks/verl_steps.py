@@ -10,15 +10,16 @@ is loaded, compiled and allocated, and of every step the saving of checkpoints.
 
 import argparse
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import starmap
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
+from experiments.benchmarks import records
+from experiments.benchmarks.records import ENGINE_PACKAGES, Column, complete, flat, shape_of
 from experiments.rl.metric_names import K3_KL, STEP_TIME
 from experiments.runs.attempts import read_history
 from experiments.runs.manifest import RunManifest
@@ -43,9 +44,47 @@ MEMORY = {
     "gpu_peak_gib": GPU_MEMORY,
     "host_peak_gib": HOST_MEMORY,
 }
+IN_PLACE = "QAT_CORE_IN_PLACE_SYNC"
+KERNELS = {"QAT_CORE_LINEAR_KERNEL": "linear layers", "QAT_CORE_EXPERTS_KERNEL": "experts"}
+SHOWN = {
+    "model": Column(heading="Model"),
+    "setting": Column(heading="Arm"),
+    "gpus": Column(heading="GPUs", format="g"),
+    "progress": Column(heading="Steps"),
+    "weights_gib": Column(heading="Weights in vLLM, tensors, GiB", format=".3g"),
+    "memory.reported_gib": Column(heading="vLLM's report, GiB", format=".3g"),
+    "mean_k3_kl": Column(heading="k3 KL, mean", format=".2e"),
+    "mean_of_bf16": Column(heading="mean / BF16's", format=".3g"),
+    "k3_kl": Column(heading="k3 KL, median step", format=".2e"),
+    "median_of_bf16": Column(heading="median / BF16's", format=".3g"),
+    "commit": Column(heading="Commit"),
+    "rollout_s": Column(heading="Rollout, s", format=".1f"),
+    "log_prob_s": Column(heading="Log-probs, s", format=".1f"),
+    "training_s": Column(heading="Training, s", format=".1f"),
+    "weight_sync_s": Column(heading="Weight sync, s", format=".1f"),
+    "step_s": Column(heading="Step, s", format=".1f"),
+    "memory.actor_peak_gib": Column(heading="Actor on its GPU, GiB", format=".1f"),
+    "memory.gpu_peak_gib": Column(heading="Actor and vLLM on a GPU, GiB", format=".1f"),
+    "memory.host_peak_gib": Column(heading="Host, GiB", format=".1f"),
+    "outside_steps_s": Column(heading="Start and end, s", format=".0f"),
+}
+NOTE = (
+    "One run an arm. Ratios are to BF16's run of the same code on as many GPUs. Mean: over all "
+    "tokens of all steps, the estimator of the claims. Medians: over all steps but the first, in "
+    "brackets least and most. Random weights: mismatch, memory and times mean something, rewards "
+    "do not. Tensors: what vLLM's weights take; its report has caches, workspaces and gaps, too. "
+    f"Reload: packed weights through vLLM's, now with `{IN_PLACE}=0`; else in place. Linear layers "
+    f"by, experts by: the value of {' or '.join(f'`{name}`' for name in KERNELS)}; else Marlin. "
+    "-r3: with routing replay. Memory: largest over all steps. vLLM sleeps while the actor trains, "
+    "and the actor is on the host while vLLM is awake; then its weights and KV cache are on the "
+    "GPU. GPU and host: looked at every 2 s from outside; the host's peak is left out where two "
+    "runs shared it (commits d3f3955 and 8e18003), which makes their times uncertain too. Start "
+    "and end: of the whole run, what is in no step."
+)
+Figures = dict[str, Any]
 
 
-def summarize(manifest: RunManifest, rows: list[Row]) -> dict[str, Any]:
+def summarize(manifest: RunManifest, rows: list[Row]) -> Figures:
     """What a run tells, of its history."""
     config = manifest.config
     return {
@@ -67,7 +106,39 @@ def summarize(manifest: RunManifest, rows: list[Row]) -> dict[str, Any]:
     }
 
 
-def _spread_of(run: str, rows: list[Row], key: str) -> dict[str, float]:
+def shown(run: Figures, runs: Sequence[Figures]) -> records.Row:
+    """The row of a run among those of its record."""
+    commit = (run["git"] or {}).get("commit")
+    identity = ("gpus", "model", "git")
+    alike = [it for it in runs if all(it[key] == run[key] for key in identity)]
+    floor = next((it for it in alike if it["arm"] == "bf16"), None)
+    early = run["steps"] != run["planned_steps"]
+    memory = run["memory"]
+    return complete(
+        SHOWN,
+        {
+            "setting": _setting(run["arm"], run["environment"]),
+            "progress": f"{run['steps']} of {run['planned_steps']}" if early else str(run["steps"]),
+            "weights_gib": memory.get("measured_packed_gib") or memory.get("measured_bf16_gib"),
+            "mean_of_bf16": run["mean_k3_kl"] / floor["mean_k3_kl"] if floor else None,
+            "median_of_bf16": run["k3_kl"][1] / floor["k3_kl"][1] if floor else None,
+            "commit": commit[:7] if commit else "not recorded",
+            **flat(run),
+        },
+    )
+
+
+def _setting(arm: str, environment: Mapping[str, str]) -> str:
+    """The arm, by what its packed weights are multiplied, and if they went through the reload."""
+    if arm == "bf16":
+        return arm
+    kernels = {what: environment.get(variable) for variable, what in KERNELS.items()}
+    named = [f"{what} by {kernel}" for what, kernel in kernels.items() if kernel]
+    reload = ["reload"] if environment.get(IN_PLACE) == "0" else []
+    return ", ".join([arm, *named, *reload])
+
+
+def _spread_of(run: str, rows: list[Row], key: str) -> list[float]:
     values = [row.get(key) for row in rows[1:]]
     if not any(value is not None for value in values):
         raise ValueError(f"{run}: {key}: undefined in every step after the first")
@@ -91,21 +162,14 @@ def _step_s(row: Row) -> float:
     return float(row[STEP_TIME] or 0.0) - float(row.get("timing_s/save_checkpoint") or 0.0)
 
 
-def spread(found: Iterable[float | None]) -> dict[str, float]:
-    """Median, least and most of what is known."""
+def spread(found: Iterable[float | None]) -> list[float]:
+    """Least, median and most of what is known."""
     values = [value for value in found if value is not None]
-    return {"median": statistics.median(values), "low": min(values), "high": max(values)}
+    return [min(values), statistics.median(values), max(values)]
 
 
-def _common_setup(manifests: list[RunManifest]) -> dict[str, Any]:
-    """Versions and kinds of hardware; ValueError where they differ, for whatever number of GPUs."""
-    setups = [_setup(manifest) for manifest in manifests]
-    if any(setup != setups[0] for setup in setups):
-        raise ValueError("RESULTS: runs of different machines or versions; summarize them apart")
-    return setups[0]
-
-
-def _setup(manifest: RunManifest) -> dict[str, Any]:
+def _setup(manifest: RunManifest) -> Figures:
+    """Versions and kinds of hardware, for whatever number of GPUs."""
     hardware = manifest.hardware
     kinds = {"cpu": hardware.cpu, "gpus": sorted(set(hardware.gpus))}
     return {"versions": manifest.versions, "hardware": kinds}
@@ -133,19 +197,13 @@ def write_record(path: Path, run_dirs: Iterable[Path]) -> None:
     if not histories:
         raise ValueError(f"{path}: no run has a second step, nothing to record")
     runs = sorted(starmap(summarize, histories), key=itemgetter("model", "gpus", "arm"))
-    setup = _common_setup([manifest for manifest, _ in histories])
-    write_json(path, {"benchmark": "verl", **setup, "runs": runs})
-    _print_table(runs)
-
-
-def _print_table(runs: list[dict[str, Any]]) -> None:
-    """Medians, a row a run."""
-    columns = ("k3_kl", *TIMES, "step_s")
-    table = Table("model", "arm", "GPUs", *columns)
-    for run in runs:
-        cells = [f"{run[name]['median']:.3g}" for name in columns]
-        table.add_row(run["model"], run["arm"], str(run["gpus"]), *cells)
-    Console().print(table)
+    setup = _setup(histories[0][0])
+    if any(_setup(manifest) != setup for manifest, _ in histories):
+        raise ValueError("RESULTS: runs of different machines or versions; summarize them apart")
+    shape = shape_of({}, SHOWN, NOTE, ("verl", *ENGINE_PACKAGES))
+    record = {"benchmark": "verl", **setup, **shape, "rows": [shown(it, runs) for it in runs]}
+    write_json(path, record)
+    Console().print_json(data=record["rows"])
 
 
 def main() -> None:

@@ -23,13 +23,13 @@ from filelock import FileLock
 from rich.console import Console
 from torch import Tensor
 
+from experiments.base.random_model import write_random_checkpoint
 from experiments.benchmarks.architectures import DENSE, MOE, TINY
-from experiments.benchmarks.device import require_device
-from experiments.benchmarks.random_model import write_random_checkpoint
 from experiments.benchmarks.records import read_continued
 from experiments.runs.provenance import origin
 from experiments.study.model_config import read_model_config
 from experiments.support.cli import run_cli
+from experiments.support.device import require_device
 from experiments.support.json_files import write_json
 from experiments.support.subprocess_call import call_in_subprocess
 from qat_core.checkpoint.architecture import meta_model

@@ -12,8 +12,8 @@ import torch
 
 pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 
+from experiments.base.random_model import write_random_checkpoint
 from experiments.benchmarks.architectures import DENSE, MOE
-from experiments.benchmarks.random_model import write_random_checkpoint
 from experiments.benchmarks.zero_mismatch import Case, compare_case
 from experiments.support.subprocess_call import call_in_subprocess
 from qat_core.doctor.exact import compare_exact

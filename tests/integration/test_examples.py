@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.benchmarks.random_model import write_architecture
+from experiments.base.random_model import write_architecture
 from experiments.study.schema import ROOT
 from experiments.support.json_files import read_json
 

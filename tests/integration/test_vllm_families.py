@@ -17,7 +17,7 @@ pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 
 from vllm.distributed import cleanup_dist_env_and_memory
 
-from experiments.benchmarks.random_model import spread_rows
+from experiments.base.random_model import spread_rows
 from experiments.rl.tokenizer import character_tokenizer
 from experiments.study.schema import ROOT
 from qat_core.checkpoint import convert, export

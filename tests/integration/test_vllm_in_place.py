@@ -17,8 +17,8 @@ pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 import vllm
 from vllm.model_executor.layers.quantization.utils import marlin_utils_fp4 as marlin
 
+from experiments.base.random_model import write_architecture
 from experiments.benchmarks.architectures import ARCHITECTURES, engine_settings
-from experiments.benchmarks.random_model import write_architecture
 from experiments.support.subprocess_call import call_in_subprocess
 from qat_core.checkpoint.architecture import meta_model
 from qat_core.nvfp4 import PackedTensor

@@ -23,7 +23,6 @@ from qat_core.rollout.vllm.marlin.unpacking import UNPACK_FROM, MarlinUnpackKern
 from qat_core.rollout.vllm.tile_layout import unpack_marlin
 from tests.marlin_layers import DEVICE, ON_GPU, packed_group, prepare_for_marlin_on_a_cpu
 from tests.marlin_layers import marlin_linear as marlin_layer
-from tests.recorded_products import losses_by_rows
 
 N, K = 256, 128
 
@@ -117,8 +116,3 @@ def test_activations_in_four_bits_are_left_to_vllm(monkeypatch: pytest.MonkeyPat
     use_for_linear(MarlinUnpackKernel)  # by vLLM's plugins once more
     assert scheme.init_nvfp4_linear_kernel(use_a16=False) == "vLLM's"
     assert isinstance(scheme.init_nvfp4_linear_kernel(use_a16=True), MarlinUnpackKernel)
-
-
-def test_the_choice_by_rows_is_near_the_best_of_the_record() -> None:
-    losses = losses_by_rows("marlin", UNPACK_FROM)
-    assert len(losses) == 22 and max(losses.values()) < 1.22, losses

@@ -144,18 +144,6 @@ def case(weights: Weights, tokens: int, copies: int = 1) -> Case:
     return Case(weights, tokens, x, routings)
 
 
-def prefix(whole: Case, tokens: int) -> Case:
-    """The first tokens of a case, routed as there."""
-    layer = whole.weights.layer
-    routings = [
-        Routing(routing.experts[:tokens], layer.experts, layer.rows_per_token)
-        for routing in whole.routings
-    ]
-    return replace(
-        whole, tokens=tokens, x=whole.x[: tokens * layer.rows_per_token], routings=routings
-    )
-
-
 def relative_error(out: Tensor, rows: Tensor, reference: Tensor) -> float:
     """||out - reference|| / ||reference|| over the rows; NaN where out holds one."""
     return float((out[rows].double() - reference).norm() / reference.norm())
@@ -169,19 +157,6 @@ def different(out: Tensor, other: Tensor) -> int:
 def differing_repeats(call: Call, out: Tensor) -> int:
     """How many of REPEATS further calls give other bits than `out`."""
     return sum(different(call(), out) > 0 for _ in range(REPEATS))
-
-
-def equal_groups(outputs: dict[str, Tensor]) -> list[list[str]]:
-    """Arms by equal bits."""
-    groups: list[list[str]] = []
-    for arm, out in outputs.items():
-        same = (group for group in groups if not different(out, outputs[group[0]]))
-        group = next(same, None)
-        if group is None:
-            groups.append([arm])
-        else:
-            group.append(arm)
-    return groups
 
 
 def _copy(packed: PackedTensor) -> PackedTensor:

@@ -43,13 +43,6 @@ def triton_persistent(packed: PackedTensor, weight: Tensor, tokens: Sequence[int
     return lambda x: matmul_persistent(x, transposed)
 
 
-def triton_nvfp4(packed: PackedTensor, weight: Tensor, tokens: Sequence[int]) -> Product:
-    """A Triton kernel of our own that unpacks inside the product, sums in the order of K."""
-    from experiments.benchmarks.products.triton_kernel import multiplier
-
-    return multiplier(packed)
-
-
 def marlin(packed: PackedTensor, weight: Tensor, tokens: Sequence[int]) -> Product:
     """vLLM's W4A16 kernel of today."""
     from vllm.model_executor.layers.quantization.utils import marlin_utils_fp4
@@ -92,7 +85,6 @@ ARMS: dict[str, Callable[..., Product]] = {
     "bf16": bf16,
     "dequantize + bf16": dequantize_bf16,
     "triton persistent": triton_persistent,
-    "triton nvfp4": triton_nvfp4,
     "marlin": marlin,
     "humming": humming,
     "humming unsplit": partial(humming, tiling="unsplit"),

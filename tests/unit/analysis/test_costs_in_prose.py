@@ -77,18 +77,18 @@ def test_noise_of_an_moes_layers_with_checkpointing() -> None:
 
 
 def test_half_an_moes_layers_through_verl() -> None:
-    runs = benchmark("verl_h200_30b_half")["runs"]
+    runs = benchmark("verl_h200_30b_half")["rows"]
     assert [run["arm"] for run in runs] == ["bf16", "nvfp4-qat", "nvfp4-qat"]
     floor, humming, marlin = runs
-    assert humming["environment"]["QAT_CORE_EXPERTS_KERNEL"] == "humming"
-    assert "QAT_CORE_EXPERTS_KERNEL" not in marlin["environment"]
+    assert humming["environment.QAT_CORE_EXPERTS_KERNEL"] == "humming"
+    assert "environment.QAT_CORE_EXPERTS_KERNEL" not in marlin
 
     def seconds(run: Any, part: str) -> str:
         """Median, in brackets from least to most where steps are several."""
-        low, middle, high = (run[f"{part}_s"][key] for key in ("low", "median", "high"))
+        low, middle, high = run[f"{part}_s"]
         return f"{middle:.1f} s" + (f" ({low:.1f} to {high:.1f})" if low < high else "")
 
-    step_s = [f"{run['step_s']['median']:.1f} s" for run in (humming, marlin, floor)]
+    step_s = [f"{run['step_s'][1]:.1f} s" for run in (humming, marlin, floor)]
     assert (
         "a step takes {} with QAT and experts by Humming, {} with QAT and Marlin, and {} in BF16"
     ).format(*step_s) in PAGE
@@ -100,11 +100,11 @@ def test_half_an_moes_layers_through_verl() -> None:
     assert f"{kl[0]:.2f} times through verl with half of Qwen3-30B-A3B's layers" in one_line(
         "docs/verl.md"
     )
-    training_s = [run["training_s"]["median"] for run in (humming, marlin, floor)]
+    training_s = [run["training_s"][1] for run in (humming, marlin, floor)]
     assert (
         "it took {:.1f} and {:.1f} s in two runs with QAT and {:.1f} s in BF16, whose steps took "
         "up to {:.1f}."
-    ).format(*training_s, floor["training_s"]["high"]) in PAGE
+    ).format(*training_s, floor["training_s"][2]) in PAGE
 
 
 def test_waits_for_weights_that_are_offloaded_in_between() -> None:

@@ -16,7 +16,7 @@ from analysis.figures import FIGURES, qwen3
 from analysis.parity.judge import judge_study
 from analysis.results import Results
 from analysis.style import arm_style, save_figure
-from analysis.tables.serving import read_servings
+from analysis.tables.engines import read_servings
 from experiments.study.arms import ARMS
 from experiments.study.schema import Study
 

@@ -202,7 +202,7 @@ def test_answers_of_smollm2() -> None:
     ],
 )
 def test_mismatch_at_true_size(record: str, sentence: str) -> None:
-    runs = json.loads((RECORDS / "benchmarks" / f"{record}.json").read_text())["runs"]
+    runs = json.loads((RECORDS / "benchmarks" / f"{record}.json").read_text())["rows"]
     mean = {run["arm"]: run["mean_k3_kl"] for run in runs}
     ratios = (mean[arm] / mean["bf16"] for arm in ("nvfp4-qat", "nvfp4-noqat"))
     assert sentence.format(*(show_ratio(it).removesuffix("x") for it in ratios)) in TEXT

@@ -33,7 +33,8 @@ def test_studies_of_collapses_keep_their_marks() -> None:
 
 
 def test_saved_weight_memory() -> None:
-    engines = benchmark("serving_8b_h200")["engines"] | benchmark("serving_30b_h200")["engines"]
+    names = ("serving_8b_h200", "serving_30b_h200")
+    engines = {row["engine"]: row for name in names for row in benchmark(name)["rows"]}
     saved = [
         1 - engines[f"{model}:nvfp4"]["weight_gib"] / engines[f"{model}:bf16"]["weight_gib"]
         for model in ("qwen3-8b", "qwen3-30b-a3b")
@@ -113,13 +114,12 @@ def test_cost_of_training_layers() -> None:
 
 def test_cost_of_steps_through_verl() -> None:
     one, before, two, large = (
-        {run["arm"]: run for run in benchmark(name)["runs"]}
+        {run["arm"]: run for run in benchmark(name)["rows"]}
         for name in ("verl_h200", "verl_h200_8b_reload", "verl_h200_2gpus", "verl_h200_30b")
     )
-    half = benchmark("verl_h200_30b_half")["runs"]
+    half = benchmark("verl_h200_30b_half")["rows"]
     steps_s = [
-        [runs[arm]["step_s"]["median"] for arm in ("nvfp4-qat", "bf16")]
-        for runs in (one, before, two)
+        [runs[arm]["step_s"][1] for arm in ("nvfp4-qat", "bf16")] for runs in (one, before, two)
     ]
     longer = [f"{100 * (qat_s / bf16_s - 1):.0f}" for qat_s, bf16_s in steps_s]
     assert (
@@ -127,10 +127,10 @@ def test_cost_of_steps_through_verl() -> None:
             *longer
         )
     ) in TEXT
-    training_s = [large[arm]["training_s"]["median"] for arm in ("nvfp4-qat", "bf16")]
+    training_s = [large[arm]["training_s"][1] for arm in ("nvfp4-qat", "bf16")]
     assert training_s[0] < training_s[1]
-    floor_s, *half_s = (run["training_s"]["median"] for run in half)
-    assert max(half_s) < half[0]["training_s"]["high"]  # of BF16's own steps
+    floor_s, *half_s = (run["training_s"][1] for run in half)
+    assert max(half_s) < half[0]["training_s"][2]  # of BF16's own steps
     more = [f"{100 * (edge(half_s) / floor_s - 1):.0f}" for edge in (min, max)]
     assert (
         "training of Qwen3-30B-A3B's takes no longer on four, of half its layers on two {} to "

@@ -7,13 +7,8 @@ from typing import Any
 import pytest
 
 from analysis.tables import benchmark_text
-from analysis.tables.engines import ROLLOUTS
 from analysis.tables.memory import MODELS
 
-SETUP = {
-    "hardware": {"gpus": ["GPU X"]},
-    "versions": {"verl": "0.1", "vllm": "1.2", "torch": "3.4"},
-}
 SMALL, LARGE = MODELS
 
 
@@ -27,33 +22,27 @@ def run(arm: str, gpus: int, model: str, **memory: float) -> dict[str, Any]:
         "k3_kl": 1e-3,
     }
     seconds["step_s"] = sum(seconds.values()) - 1e-3 + 0.5
-    spreads = {name: dict.fromkeys(("median", "low", "high"), s) for name, s in seconds.items()}
-    identity = {"model": model, "arm": arm, "gpus": gpus, "steps": 4, "planned_steps": 4}
-    others = {"mean_k3_kl": 1e-3, "memory": memory, "git": {"commit": "0123456789"}}
-    return identity | spreads | others
+    identity = {"model": model, "arm": arm, "gpus": gpus, "commit": "0123456"}
+    spreads = {name: [it, it, it] for name, it in seconds.items()}
+    return identity | spreads | {f"memory.{name}": gib for name, gib in memory.items()}
 
 
-def engine(weights_gib: float) -> dict[str, Any]:
-    memory = {"reported_gib": weights_gib, "tensors_gib": weights_gib, "layer_gib": 0.5}
-    memory |= {"predicted_over_tensors": 0.0, "allocator_gaps_gib": 0.0}
-    return {"memory": memory, "syncs": [{"seconds": 0.5, "extra_gib": 0.1}]}
+def record(rows: list[dict[str, Any]]) -> str:
+    return json.dumps({"columns": {}, "rows": rows})
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """The small model ran on one and two GPUs, the large one not at all."""
-    engines = {
-        f"{model}:{precision}": engine(gib)
+    engines: list[dict[str, Any]] = [
+        {"engine": f"{model}:{precision}", "memory.reported_gib": gib}
         for model, gib in ((SMALL, 15.0), (LARGE, 60.0))
         for precision in ("bf16", "nvfp4")
-    }
-    for name in ROLLOUTS:
-        known = engines if name == "rollout" else {}
-        record = SETUP | {"allocator": "", "engines": known}
-        (tmp_path / f"{name}_x.json").write_text(json.dumps(record))
+    ]
+    (tmp_path / "rollout_x.json").write_text(record(engines))
     ran = (("bf16", 1), ("bf16", 2), ("nvfp4-qat", 1))
     runs = [run(arm, gpus, f"{SMALL}-random") for arm, gpus in ran]
-    (tmp_path / "verl_x.json").write_text(json.dumps(SETUP | {"runs": runs}))
+    (tmp_path / "verl_x.json").write_text(record(runs))
     return tmp_path
 
 
@@ -91,8 +80,8 @@ def test_a_measured_peak_is_shown_and_carried_to_other_numbers(folder: Path) -> 
     state = {gpus: float(before[LARGE, "bf16", gpus][0].strip("*")) for gpus in (4, 8)}
     offloaded = float(before[LARGE, "bf16", 4][2].strip("*"))
     peaks = {"actor_peak_gib": state[4] + 7.0, "host_peak_gib": offloaded + 20.0}
-    more = SETUP | {"runs": [run("bf16", 4, f"{LARGE}-random", **peaks)]}
-    (folder / "verl_x_30b.json").write_text(json.dumps(more))
+    more = [run("bf16", 4, f"{LARGE}-random", **peaks)]
+    (folder / "verl_x_30b.json").write_text(record(more))
     found = rows(folder)
     assert found[LARGE, "bf16", 4][0] == f"{state[4] + 7:.1f}"
     assert found[LARGE, "bf16", 4][2] == f"{offloaded + 20:.1f}"
@@ -102,7 +91,7 @@ def test_a_measured_peak_is_shown_and_carried_to_other_numbers(folder: Path) -> 
 
 
 def test_an_older_run_has_what_the_first_lacks(folder: Path) -> None:
-    older = run("bf16", 1, f"{SMALL}-random", host_peak_gib=70.0) | {"git": {"commit": "abcdef012"}}
-    older["step_s"] = dict.fromkeys(("median", "low", "high"), 99.0)
-    (folder / "verl_x_before.json").write_text(json.dumps(SETUP | {"runs": [older]}))
+    older = run("bf16", 1, f"{SMALL}-random", host_peak_gib=70.0)
+    older |= {"commit": "abcdef0", "step_s": [99.0, 99.0, 99.0]}
+    (folder / "verl_x_before.json").write_text(record([older]))
     assert rows(folder)[SMALL, "bf16", 1][2:] == ["70.0", "1.5", "32.0", "0123456"]

@@ -54,7 +54,7 @@ def test_settings_that_records_do_not_share_are_columns(tmp_path: Path) -> None:
     assert lines[5].startswith("| 0123456 | D | pack |")
 
 
-@pytest.mark.parametrize("change", [{"ratio": "fast"}, {"us": [1, 2]}, {"ratio": {}}])
+@pytest.mark.parametrize("change", [{"ratio": "fast"}, {"us": []}, {"ratio": {}}])
 def test_a_cell_that_its_column_cannot_hold_is_refused_by_name(
     change: dict[str, Any], tmp_path: Path
 ) -> None:

@@ -5,8 +5,14 @@ from types import SimpleNamespace
 import torch
 from torch import nn
 
-from experiments.benchmarks.bitwise import State, compare
-from experiments.benchmarks.served_tensors import differing, digests, writes_in_place
+from experiments.benchmarks.bitwise import (
+    State,
+    compare,
+    differing,
+    digests,
+    summary,
+    writes_in_place,
+)
 from qat_core.rollout.engine import Rollouts
 
 
@@ -35,7 +41,10 @@ def test_samples_and_tensors_are_compared_apart() -> None:
         "synced, again": True,
         "other weights": False,
     }
-    assert found["differing_tensors"] == {"other weights": ["w"]}
+    assert found["differing_tensors"] == {"other weights": "w"}
+    row = summary("dense", {"ways": {"reload": {"in_place": False}}, **found})
+    assert (row["came_by"], row["samples"]) == ("reload", "no: its own differ")
+    assert (row["weights"], row["unequal"]) == ("synced; synced, again", "other weights")
 
 
 def test_tensors_of_the_form_that_names_them_otherwise_are_not_compared() -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from experiments.benchmarks import engines
+from experiments.benchmarks.engine_tables import TABLES, rows_of
+from experiments.benchmarks.records import ENGINE_PACKAGES, shape_of
 
 SETUP = {"hardware": {"gpus": ["GPU X"]}, "git": {"commit": "abc"}}
 
@@ -21,7 +23,9 @@ def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Names
     kernels = {"bf16": {}, "nvfp4": {"KERNELS_OF_THIS_TEST": "marlin"}}
     monkeypatch.setattr(engines, "PRECISIONS", kernels)
     monkeypatch.setenv("KERNELS_OF_THIS_TEST", "none")
-    kept = {"benchmark": "serving", **SETUP, "share": 0.9, "engines": {"m:bf16": {"old": True}}}
+    shape = shape_of({"share": 0.9}, *TABLES["serving"], ENGINE_PACKAGES)
+    rows = rows_of("serving", {"m:bf16": {"old": True}})
+    kept = {"benchmark": "serving", **SETUP, **shape, "rows": rows}
     (tmp_path / "record.json").write_text(json.dumps(kept))
     names = ["m:bf16", "m:nvfp4"]
     return argparse.Namespace(
@@ -33,24 +37,24 @@ def measure(name: str, device: str) -> dict[str, Any]:
     return {"old": False, "kernels": os.environ["KERNELS_OF_THIS_TEST"]}
 
 
-BF16, NVFP4 = ({"old": False, "kernels": kernels} for kernels in ("none", "marlin"))
+def recorded(arguments: argparse.Namespace) -> dict[str, tuple[bool, str | None]]:
+    rows = json.loads(arguments.record.read_text())["rows"]
+    return {row["engine"]: (row["old"], row.get("kernels")) for row in rows}
 
 
 def test_a_resumed_record_keeps_its_engines_and_gets_the_others(
     arguments: argparse.Namespace,
 ) -> None:
     engines.record_engines(arguments, "serving", {"share": 0.9}, measure)
-    found = json.loads(arguments.record.read_text())["engines"]
-    assert found == {"m:bf16": {"old": True}, "m:nvfp4": NVFP4}
+    assert recorded(arguments) == {"m:bf16": (True, None), "m:nvfp4": (False, "marlin")}
 
 
 def test_without_resume_all_are_measured_again(arguments: argparse.Namespace) -> None:
     arguments.resume = False
     engines.record_engines(arguments, "serving", {"share": 0.9}, measure)
-    found = json.loads(arguments.record.read_text())["engines"]
-    assert found == {"m:bf16": BF16, "m:nvfp4": NVFP4}
+    assert recorded(arguments) == {"m:bf16": (False, "none"), "m:nvfp4": (False, "marlin")}
 
 
 def test_a_record_of_another_setting_is_not_gone_on_with(arguments: argparse.Namespace) -> None:
-    with pytest.raises(ValueError, match=r"record\.json: share differs: name a new file"):
+    with pytest.raises(ValueError, match=r"record\.json: settings differs: name a new file"):
         engines.record_engines(arguments, "serving", {"share": 0.5}, measure)

@@ -12,27 +12,19 @@ from experiments.support.cli import run_cli
 COUNT = "needs a whole number above 0"
 NO_GPU = "--device: cuda: no CUDA GPU here; --device cpu only rehearses"
 MISTAKES = [
-    ("matmul", ["--tokens", "0"], f"argument --tokens: 0: {COUNT}"),
-    ("matmul", ["--rounds=-1"], f"argument --rounds: -1: {COUNT}"),
-    ("matmul", ["--device", "cpu", "--layers", "x"], "--layers: x: no such layer; there are tiny"),
-    ("matmul_bits", ["--tokens", "nan"], f"argument --tokens: nan: {COUNT}"),
-    ("matmul_bits", ["--device", "cpu", "--layers", "x"], "--layers: x: no such layer; there"),
     ("humming_tiles", ["--samples", "0"], f"argument --samples: 0: {COUNT}"),
+    ("humming_tiles", ["--exact", "--split-sums"], "--exact: its tiles split no sum; leave"),
     ("parameter", ["--rounds", "0"], f"argument --rounds: 0: {COUNT}"),
-    ("fsdp", ["--rounds", "0"], f"argument --rounds: 0: {COUNT}"),
-    ("fsdp", ["--worlds", "0"], f"argument --worlds: 0: {COUNT}"),
-    ("fsdp", ["--worlds", "99"], "--worlds: 99: there are "),
-    ("routing_replay", ["--seeds=-1"], "argument --seeds: -1: needs a whole number, 0 to"),
-    ("routing_replay", ["--seeds", "0", "--steps", "0"], f"argument --steps: 0: {COUNT}"),
+    ("parameter", ["--worlds", "0"], f"argument --worlds: 0: {COUNT}"),
     ("parity", ["trained"], "--checkpoints: name some for trained weights, none for random"),
     ("parity", ["random", "--checkpoints", "a:b"], "--checkpoints: name some for trained"),
 ]
 WITHOUT_GPU = [
-    *(("matmul", [], NO_GPU), ("matmul_bits", [], NO_GPU), ("parameter", [], NO_GPU)),
+    ("parameter", [], NO_GPU),
     *(("bitwise", [], NO_GPU), ("parity", ["random"], NO_GPU)),
     *(("rollout", ["qwen3-8b:bf16"], NO_GPU), ("serving", ["qwen3-8b:bf16"], NO_GPU)),
+    ("codec", [], NO_GPU),
     ("humming_tiles", [], NO_GPU),
-    ("codec", [], "no CUDA GPU here; run it where there is one"),
 ]
 
 

@@ -2,10 +2,11 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from experiments.benchmarks.verl_steps import COLUMNS, MEMORY, write_record
+from experiments.benchmarks.verl_steps import COLUMNS, IN_PLACE, MEMORY, shown, write_record
 from experiments.rl.metric_names import STEP_TIME
 from experiments.runs.attempts import next_attempt
 from experiments.study.load import load_study
@@ -36,12 +37,34 @@ def test_a_record_has_every_run_with_a_second_step(tmp_path: Path) -> None:
     peaks = {"actor_peak_gib": [3.0, 5.0, None], "host_peak_gib": [None, None, None]}
     folders = [write_run(tmp_path, 0, 1), write_run(tmp_path, 1, 3, **peaks)]
     write_record(tmp_path / "record.json", folders)
-    (found,) = json.loads((tmp_path / "record.json").read_text())["runs"]
-    assert (found["arm"], found["steps"]) == ("nvfp4-qat", 3)
-    assert found["step_s"] == {"median": 15.0, "low": 10.0, "high": 20.0}
+    (found,) = json.loads((tmp_path / "record.json").read_text())["rows"]
+    assert (found["arm"], found["steps"], found["mean_of_bf16"]) == ("nvfp4-qat", 3, None)
+    assert found["step_s"] == [10.0, 15.0, 20.0]
     assert found["outside_steps_s"] == WALL_S - 80.0
-    assert found["memory"]["actor_peak_gib"] == 5.0
-    assert "host_peak_gib" not in found["memory"]
+    assert (found["memory.actor_peak_gib"], found["memory.host_peak_gib"]) == (5.0, None)
+
+
+@pytest.mark.parametrize(
+    ("arm", "environment", "setting"),
+    [
+        ("qat", {}, "qat"),
+        ("qat", {IN_PLACE: "0"}, "qat, reload"),
+        ("qat", {"QAT_CORE_EXPERTS_KERNEL": "humming"}, "qat, experts by humming"),
+        ("bf16", {IN_PLACE: "0"}, "bf16"),
+    ],
+)
+def test_a_run_is_named_by_what_served_it_and_compared_with_bf16_of_its_code(
+    arm: str, environment: dict[str, str], setting: str
+) -> None:
+    def run(arm: str, k3: float, commit: str = "0123456789") -> dict[str, Any]:
+        found = {"model": "m", "arm": arm, "gpus": 1, "steps": 4, "planned_steps": 20}
+        found |= {"git": {"commit": commit}, "environment": environment}
+        return found | {"memory": {}, "mean_k3_kl": k3, "k3_kl": [0.0, 2 * k3, 9.0]}
+
+    own = run(arm, 6e-5)
+    row = shown(own, [run("bf16", 1e-2, "abcdef012"), run("bf16", 2e-5), own])
+    assert (row["setting"], row["progress"], row["commit"]) == (setting, "4 of 20", "0123456")
+    assert row["mean_of_bf16"] == row["median_of_bf16"] == pytest.approx(3.0)
 
 
 def test_without_a_second_step_there_is_no_record(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from itertools import pairwise
 from typing import Any
 
 ANY_MORE = 1 << 30  # Humming's word for a tile that serves any number of rows
-# In experiments/records/benchmarks/matmul_h100.json this way takes at most 8 % more time than the
-# better of both, at every number of rows, for the dense layers of Qwen3-8B and 30B-A3B (tested).
+# On an H100 this way took at most 8 % more time than the better of both, at every number of rows,
+# for the linear layers of Qwen3-8B and 30B-A3B (docs/history.md: products).
 UNPACK_FROM = 2048
 # Of Humming's table, with some 30 kernels a layer shape, these rows' tiles serve all up to them.
 TILED_ROWS = (8, 32, 64, 128, 256, 512, 1024, UNPACK_FROM)

@@ -19,8 +19,8 @@ from qat_core.options import BLOCK_SIZE
 from qat_core.rollout.vllm.marlin.layout import is_padded
 from qat_core.rollout.vllm.tile_layout import unpack_marlin
 
-# In experiments/records/benchmarks/matmul_h100.json this way takes at most 22 % more time than the
-# better of both, at every number of rows, for the linear layers of Qwen3-8B and 30B-A3B (tested).
+# On an H100 this way took at most 22 % more time than the better of both, at every number of rows,
+# for the linear layers of Qwen3-8B and 30B-A3B (docs/history.md: products).
 # What is unpacked there is a checkpoint's layout; that of Marlin has not been timed.
 UNPACK_FROM = 512
 

@@ -1,6 +1,6 @@
 """Checkpoints with random weights for benchmarks that need shapes, not skill.
 
-python -m experiments.benchmarks.random_model experiments/models/qwen3-8b.json FOLDER
+python -m experiments.base.random_model experiments/models/qwen3-8b.json FOLDER
 """
 
 import argparse
@@ -12,10 +12,10 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from experiments.benchmarks.device import require_device
 from experiments.rl.tokenizer import character_tokenizer
 from experiments.study.model_config import read_model_config
 from experiments.support.cli import run_cli
+from experiments.support.device import require_device
 from qat_core.arguments import positive_int
 
 SIGMA = 0.5

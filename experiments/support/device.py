@@ -1,4 +1,4 @@
-"""The device that a benchmark is asked to use."""
+"""The device that a program is asked to use."""
 
 import torch
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from experiments.benchmarks import random_model
+from experiments.base import random_model
 from experiments.support.cli import run_cli
 from tests.workflow.programs import ROOT
 

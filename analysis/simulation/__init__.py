@@ -1,1 +1,0 @@
-"""Simulated studies: which intervals keep their level with few seeds and heavy tails."""

@@ -1,0 +1,62 @@
+"""Table of log-probs that differ in any bit between trainer and vLLM, a row a case."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from analysis.tables.engines import number
+from analysis.tables.rows import read_records, sections_of, verdict
+from experiments.benchmarks.records import Column, Row
+
+PACKAGES = ["vllm", "torch", "transformers"]
+COLUMNS = {
+    "case": Column(heading="Case"),
+    "model": Column(heading="Model"),
+    "engine": Column(heading="Engine"),
+    "trainer": Column(heading="Trainer"),
+    "after": Column(heading="After steps"),
+    "tokens": Column(heading="Tokens", format=","),
+    "unequal": Column(heading="Unequal", format=","),
+    "largest_difference": Column(heading="Largest difference, nats", format=".1e"),
+    "k3_kl": Column(heading="k3 KL, nats a token", format=".1e"),
+    "expected": Column(heading="Expected"),
+}
+NOTE = (
+    "Log-probs of sampled tokens that differ in any bit, over all states of the weights and all "
+    "ways of batching. After: optimizer steps and a sync. A control leaves one ingredient out, and "
+    "has to differ."
+)
+
+
+def zero_mismatch_sections(folder: Path, machine: str) -> list[str]:
+    """Of `zero_mismatch_MACHINE.json` and others that begin so.
+
+    Raises:
+        ValueError: there is none, or one is damaged.
+    """
+    records = read_records(folder, machine, "zero_mismatch")
+    return sections_of([record.model_copy(update=_shown(record.rows)) for record in records])
+
+
+def _shown(comparisons: Sequence[Row]) -> dict[str, Any]:
+    cases: dict[str, list[Row]] = {}
+    for row in comparisons:
+        cases.setdefault(str(row["case"]), []).append(row)
+    rows = [_row(of_case) for of_case in cases.values()]
+    return {"packages": PACKAGES, "columns": COLUMNS, "rows": rows, "note": NOTE}
+
+
+def _row(rows: Sequence[Row]) -> Row:
+    """One case, over all states of its weights and all batches."""
+    tokens = [number(row, "tokens") for row in rows]
+    unequal = sum(number(row, "unequal") for row in rows)
+    k3_sum = sum(number(row, "k3_kl") * n for row, n in zip(rows, tokens, strict=True))
+    is_zero = all(row["expected_zero"] for row in rows)
+    return rows[0] | {
+        "after": ", ".join(dict.fromkeys(str(row["after"]) for row in rows)),
+        "tokens": int(sum(tokens)),
+        "unequal": int(unequal),
+        "largest_difference": max(number(row, "largest_difference") for row in rows),
+        "k3_kl": k3_sum / max(sum(tokens), 1),
+        "expected": f"{'0' if is_zero else 'some'}, {verdict((unequal == 0) == is_zero)}",
+    }
