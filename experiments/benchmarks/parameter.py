@@ -36,7 +36,14 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.multiprocessing.spawn import spawn
 
-from experiments.benchmarks.qat_layers import QAT_ARMS, apply_arm, arms, layer_stack, step_inputs
+from experiments.benchmarks.qat_layers import (
+    QAT_ARMS,
+    apply_arm,
+    arms,
+    exact_arms,
+    layer_stack,
+    step_inputs,
+)
 from experiments.benchmarks.records import Column, Row, Setting, shape_of
 from experiments.benchmarks.timing import summary, time_steps
 from experiments.runs.provenance import origin
@@ -44,6 +51,8 @@ from experiments.support.cli import run_cli
 from experiments.support.device import require_device
 from experiments.support.json_files import read_json, write_json
 from qat_core.arguments import positive_int
+from qat_core.exact import is_exact
+from qat_core.exact.operators import forbid_split_sums
 from qat_core.training.preparation import state_of
 from qat_core.units import BYTES_PER_GIB
 
@@ -55,6 +64,7 @@ BACKEND = {"cuda": "nccl", "cpu": "gloo"}
 POLICY = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 # This project's own goals on one device: a step of QAT over BF16's, at most, by shape.
 GOALS = {"qwen3-8b": 1.01, "qwen3-30b-a3b": 1.05}
+EXACT_GOALS = {"qwen3-8b": 1.03, "qwen3-30b-a3b": 1.08}
 COLUMNS = {
     "shape": Column(heading="Shape"),
     "layers": Column(heading="Layers"),
@@ -74,7 +84,8 @@ NOTE = (
     "the CPU has queued all of the step; where that is nearly the whole step, GPUs wait for the "
     "CPU. The arms of QAT: the first after an optimizer step, with new scales, where what is kept "
     "is packed or rounded; scales known: any other. QAT packed and rounded: `prepare(keep=...)`. "
-    "verl's QATLinear leaves the experts of an MoE in BF16. A goal is judged before rounding. Peak "
+    "verl's QATLinear leaves the experts of an MoE in BF16. Exact: vLLM's exact engine's bits. "
+    "A goal is judged before rounding. Peak "
     "memory: weights included, but where FSDP2 shards them packed shards alone."
 )
 # Shape, layers, settings. On one device 3, 19 and 0.2 GiB of BF16 weights.
@@ -106,8 +117,9 @@ def measure(stack: Stack, options: Options) -> list[Row]:
     gc.collect()  # the models of the stack before
     (shape, layers, setting), device = stack, options.device
     steps, models = {}, {}
-    for arm in ["bf16", "qat"] if setting == COMPILED else arms(sharded=options.sharded):
-        dtype = torch.float32 if options.sharded else torch.bfloat16
+    dtype = torch.float32 if options.sharded else torch.bfloat16
+    every = [*arms(sharded=options.sharded), *exact_arms(shape)]
+    for arm in ["bf16", "qat"] if setting == COMPILED else every:
         models[arm] = model = layer_stack(shape, layers, device, dtype)
         if not options.sharded:
             share_weights(model, models["bf16"])
@@ -133,9 +145,11 @@ def measure(stack: Stack, options: Options) -> list[Row]:
     bf16_gib = max(result["bf16"]["peak_gib"], 1e-9)
     ranks = dist.get_world_size() if options.sharded else None
     of_stack: Row = {"shape": shape, "layers": layers, "ranks": ranks, "setting": setting}
-    has_goal = [] if options.sharded else QAT_ARMS
+    goals: dict[str, float | None] = {"exact qat": EXACT_GOALS.get(shape)}
+    if not options.sharded:
+        goals |= dict.fromkeys(QAT_ARMS, GOALS.get(shape))
     return [
-        {**of_stack, "arm": arm, "goal": GOALS.get(shape) if arm in has_goal else None}
+        {**of_stack, "arm": arm, "goal": goals.get(arm)}
         | {"peak_ratio": figures["peak_gib"] / bf16_gib, **figures}
         for arm, figures in result.items()
     ]
@@ -149,10 +163,17 @@ def share_weights(model: nn.Module, other: nn.Module) -> None:
 
 def step(model: nn.Module, changed: Any, x: torch.Tensor, grad: torch.Tensor) -> None:
     """One training step after a change of the weights; leaves no gradients behind."""
+    (forbid_split_sums if is_exact(model) else _allow_split_sums)()
     changed()
     model(inputs_embeds=x, use_cache=False).last_hidden_state.backward(grad)
     x.grad = None
     model.zero_grad(set_to_none=True)
+
+
+def _allow_split_sums() -> None:
+    """PyTorch's default, which an exact arm has changed for the process."""
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
+    torch.backends.cuda.preferred_blas_library("default")
 
 
 def held_bytes(model: nn.Module, options: Options) -> int:

@@ -1,7 +1,8 @@
 """Stacks of decoder layers by arm, for the benchmarks of training steps.
 
 Arms: `bf16` plain; `qat` this library, `qat packed` and `qat rounded` with `keep`; `verl` the
-QATLinear of verl, which replaces linear modules and leaves the experts of a MoE in BF16.
+QATLinear of verl, which replaces linear modules and leaves the experts of a MoE in BF16. `exact
+bf16` and `exact qat` compute the bits of vLLM's exact engine, in the families that can.
 """
 
 import importlib.util
@@ -19,13 +20,16 @@ from transformers import AutoConfig, AutoModel
 
 from experiments.study.schema import ROOT
 from experiments.support.json_files import read_json
+from qat_core.exact import make_exact
+from qat_core.exact.model import MODEL_RUNNERS
 from qat_core.options import Keep
 from qat_core.planning.recipe import Recipe
 from qat_core.training.preparation import prepare, state_of
 
 QAT_ARMS: dict[str, Keep | None] = {"qat": None, "qat packed": "packed", "qat rounded": "rounded"}
+EXACT_ARMS = ("exact bf16", "exact qat")
 MODELS = ROOT / "experiments" / "models"
-HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
 # shapes that have no file there; the latter two for a CPU
 SHAPES: dict[str, dict[str, Any]] = {
     "smollm2-135m": {
@@ -49,16 +53,23 @@ SHAPES: dict[str, dict[str, Any]] = {
 
 def layer_stack(shape: str, layers: int, device: str, dtype: torch.dtype) -> nn.Module:
     """Random decoder layers in training mode, the same for every call."""
-    config = SHAPES.get(shape) or read_json(MODELS / f"{shape}.json")
-    config = config | {"num_hidden_layers": layers, "vocab_size": 16}
+    config = _config(shape) | {"num_hidden_layers": layers, "vocab_size": 16}
     torch.manual_seed(0)
     with torch.device(device):
         model: nn.Module = AutoModel.from_config(AutoConfig.for_model(**config), dtype=dtype)
     return model.train()
 
 
+def _config(shape: str) -> dict[str, Any]:
+    return SHAPES.get(shape) or read_json(MODELS / f"{shape}.json")
+
+
 def apply_arm(model: nn.Module, arm: str) -> Callable[[], None]:
     """Quantize `model` as the arm does; returns what to call when the weights have changed."""
+    if arm in EXACT_ARMS:
+        changed = apply_arm(model, arm.removeprefix("exact "))
+        make_exact(model)
+        return changed
     if arm in QAT_ARMS:
         prepare(model, Recipe(), keep=QAT_ARMS[arm])
         state = state_of(model)
@@ -70,6 +81,11 @@ def apply_arm(model: nn.Module, arm: str) -> Callable[[], None]:
         verl.enable_qat_fuse(model)
         return lambda: verl.invalidate_all_scales(model)
     return lambda: None
+
+
+def exact_arms(shape: str) -> tuple[str, ...]:
+    """None of a family that was not proven to be exact."""
+    return EXACT_ARMS if _config(shape)["model_type"] in MODEL_RUNNERS else ()
 
 
 @cache

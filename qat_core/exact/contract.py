@@ -40,8 +40,10 @@ NEEDED = {
 
 def shared(config: Any) -> dict[str, str]:
     """What trainer and engine have to agree on: versions, GPU, this code, the model's settings."""
+    from qat_core.exact import kernels  # Triton, which a machine without a GPU may lack
+
     fields = {name: getattr(config, name, None) for name in FIELDS}
-    code = "".join(map(inspect.getsource, (experts, functions, layout, model, operators)))
+    code = "".join(map(inspect.getsource, (experts, functions, kernels, layout, model, operators)))
     return {
         **{name: version(name) for name in PACKAGES},
         "GPU": "sm_{}{}".format(*torch.cuda.get_device_capability()),

@@ -7,16 +7,15 @@ router's choice, each times its FP32 weight.
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from qat_core.exact.functions import choose_experts, silu_mul_of_one, spread, weighted_sum
+from qat_core.exact.functions import choose_experts, linear, silu_mul_of_one, spread, weighted_sum
 
 
 def router_forward(self: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Logits (T, E), FP32 weights and int32 numbers of experts (T, k)."""
     rows = hidden_states.reshape(-1, hidden_states.shape[-1])
-    logits = F.linear(rows, self.weight)
+    logits = linear(rows, self.weight)
     weights, ids = choose_experts(logits, self.top_k, self.norm_topk_prob)
     return logits, weights, ids
 

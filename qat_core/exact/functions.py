@@ -154,6 +154,19 @@ class _LogProbs(Function):
         return log_prob_grad(grad, *ctx.saved_tensors), None, None
 
 
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x @ weight.T, BF16 (..., N) of BF16 (..., K); the product is rounded before a bias is added.
+
+    A single row is multiplied twice, as cuBLAS may split the sums of one, whatever it is told.
+    """
+    is_one_row = x.numel() == x.shape[-1]
+    out = (
+        F.linear(x.reshape(1, -1).expand(2, -1), weight)[:1] if is_one_row else F.linear(x, weight)
+    )
+    out = out.view(*x.shape[:-1], -1)
+    return out if bias is None else out + bias
+
+
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """RMSNorm over the last dimension of BF16 (..., C)."""
     out: Tensor = _Norm.apply(x, weight, eps)  # type: ignore[no-untyped-call]

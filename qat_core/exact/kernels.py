@@ -1,4 +1,8 @@
-"""Triton kernels of the backward pass; `backward.py` has their formulas."""
+"""Triton kernels: RMSNorm as trainer and engine compute it, and of the backward pass.
+
+`backward.py` has the formulas of the latter. A row's sum is added in one order, whatever the other
+rows are: a program's tile depends on the width of rows alone.
+"""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -9,6 +13,85 @@ from torch import Tensor
 
 TILE = 4096  # elements of a program at a time: registers of 8 warps
 PROGRAMS = 4 * 132  # several for each multiprocessor of an H100 or H200
+
+
+def norm(
+    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """RMSNorm over the last dimension, rounded once, of x or of the rounded sum with a residual.
+
+    Args:
+        x, residual: BF16 (..., C), of any strides in up to two dimensions of rows.
+        weight: BF16 (C,).
+        eps: added to the mean square.
+
+    Returns:
+        What is normed, and what was: the sum, or x itself. BF16 (..., C), contiguous.
+    """
+    shape, width = x.shape, x.shape[-1]
+    x = _rows_by_two(x)
+    outer, inner, _ = x.shape
+    block = triton.next_power_of_2(width)
+    at_once = max(1, TILE // block)
+    normed = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    summed = x if residual is None else torch.empty_like(normed)
+    other = x if residual is None else _rows_by_two(residual)
+    _norm[triton.cdiv(outer * inner, at_once),](
+        *(x, other, weight, normed, summed),
+        *(outer * inner, eps, *x.stride()[:2], *other.stride()[:2]),
+        INNER=inner,
+        WIDTH=width,
+        BLOCK=block,
+        AT_ONCE=at_once,
+        HAS_RESIDUAL=residual is not None,
+        num_warps=8,
+    )
+    return normed.view(shape), summed.view(shape) if residual is not None else x.view(shape)
+
+
+def _rows_by_two(x: Tensor) -> Tensor:
+    """x as (outer, inner, C), a copy only where strides ask for one."""
+    if x.stride(-1) != 1 or x.ndim > 3:
+        x = x.contiguous().view(-1, 1, x.shape[-1])
+    return x[:, None] if x.ndim == 2 else x.view(1, 1, -1) if x.ndim == 1 else x
+
+
+@triton.jit
+def _norm(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    normed_ptr,
+    summed_ptr,
+    rows,
+    eps,
+    outer_stride,
+    inner_stride,
+    residual_outer_stride,
+    residual_inner_stride,
+    INNER: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+):
+    row = tl.program_id(0) * AT_ONCE + tl.arange(0, AT_ONCE)
+    cols = tl.arange(0, BLOCK)
+    mask = (row < rows)[:, None] & (cols < WIDTH)[None]
+    outer, inner = (row // INNER).to(tl.int64), (row % INNER).to(tl.int64)
+    out_at = row.to(tl.int64)[:, None] * WIDTH + cols[None]
+    at = (outer * outer_stride + inner * inner_stride)[:, None] + cols[None]
+    x = tl.load(x_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        other_at = outer * residual_outer_stride + inner * residual_inner_stride
+        other = tl.load(residual_ptr + other_at[:, None] + cols[None], mask=mask, other=0.0)
+        summed = (x + other.to(tl.float32)).to(summed_ptr.dtype.element_ty)
+        tl.store(summed_ptr + out_at, summed, mask=mask)
+        x = summed.to(tl.float32)
+    weight = tl.load(weight_ptr + cols, mask=cols < WIDTH, other=0.0).to(tl.float32)[None]
+    inverse = tl.rsqrt(tl.sum(x * x, 1) / WIDTH + eps)[:, None]
+    normed = x * inverse * weight
+    tl.store(normed_ptr + out_at, normed.to(normed_ptr.dtype.element_ty), mask=mask)
 
 
 def norm_grads(grad: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

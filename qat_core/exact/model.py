@@ -8,14 +8,13 @@ from types import MethodType
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from qat_core.exact.experts import experts_forward, router_forward
-from qat_core.exact.functions import attend, norm, rotate, silu_mul
+from qat_core.exact.functions import attend, linear, norm, rotate, silu_mul
 from qat_core.exact.layout import Layouts
 from qat_core.exact.operators import forbid_split_sums
 
@@ -29,9 +28,8 @@ MODEL_RUNNERS = {"qwen3": 2, "qwen3_moe": 1}
 def make_exact(model: PreTrainedModel) -> None:
     """Let a model compute what vLLM's exact engine computes, bit for bit, in place.
 
-    Before or after `qat_core.prepare`, before `fully_shard`, and before the process has multiplied
-    on the GPU: cuBLAS is told not to split sums, in all of the process. Weights need to be in BF16
-    when they are computed with.
+    Before or after `qat_core.prepare`, before `fully_shard`. cuBLAS is told not to split sums, in
+    all of the process. Weights need to be in BF16 when they are computed with.
 
     Args:
         model: of transformers, for causal language modelling.
@@ -101,15 +99,13 @@ def _window(config: Any) -> int | None:
 def _forward_of(module: nn.Module) -> Any:
     """The exact forward function for a module of transformers' class, or None to keep its own."""
     if isinstance(module, nn.Linear):
-        return None if module.bias is None else _linear_forward
+        return _linear_forward
     name = type(module).__name__
     return next((forward for end, forward in _BY_CLASS.items() if name.endswith(end)), None)
 
 
 def _linear_forward(self: Any, x: Tensor) -> Tensor:
-    """vLLM rounds the product before it adds the bias."""
-    out: Tensor = F.linear(x, self.weight) + self.bias
-    return out
+    return linear(x, self.weight, self.bias)
 
 
 def _norm_forward(self: Any, hidden_states: Tensor) -> Tensor:

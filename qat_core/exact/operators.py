@@ -6,7 +6,7 @@ that are exact in BF16, as power-of-two global scales make them, then give the s
 
 | operator | vLLM 0.24.0, below vllm/ |
 |---|---|
-| norm | model_executor/layers/batch_invariant.py: rms_norm_batch_invariant, without residual |
+| norm | ours, `kernels.norm`, in the engine too |
 | rotate | _custom_ops.py: rotary_embedding |
 | attend | vllm_flash_attn: FlashAttention-3, one split |
 | choose_experts | _custom_ops.py: topk_softmax |
@@ -15,7 +15,6 @@ that are exact in BF16, as power-of-two global scales make them, then give the s
 | log_probs, V1 | v1/sample/sampler.py: log_softmax in FP32, batch_invariant.py's |
 """
 
-import os
 from functools import cache
 from itertools import pairwise
 from typing import Any, Protocol
@@ -89,8 +88,9 @@ class _OnHopper:
         self._token_log_probs = compute_token_logprobs
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        out: Tensor = self._invariant.rms_norm_batch_invariant(x, weight, eps)
-        return out
+        from qat_core.exact import kernels
+
+        return kernels.norm(x, weight, eps)[0]
 
     def rotate(self, positions_T: Tensor, q: Tensor, k: Tensor, table: Tensor, head: int) -> None:
         self._custom.rotary_embedding(positions_T, q, k, head, table, True)
@@ -222,10 +222,9 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
 def forbid_split_sums() -> None:
     """Keep cuBLAS from splitting sums along K, whose parts would be added in another order.
 
-    As vLLM's batch-invariant mode does on Hopper (`batch_invariant.py`).
+    As vLLM's batch-invariant mode does on Hopper (`batch_invariant.py`); what it says in the
+    environment too is for products of one row, which `functions.linear` does not ask for.
     """
-    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"
-    os.environ["CUBLASLT_WORKSPACE_SIZE"] = "1"
     if not torch.cuda.is_available():
         return
     matmul: Any = torch.backends.cuda.matmul

@@ -1,4 +1,4 @@
-"""Kernels of the exact mode's backward pass, against their formulas in FP64."""
+"""Kernels of the exact mode, against their formulas in FP64."""
 
 import pytest
 import torch
@@ -11,6 +11,33 @@ BF16_ERROR = 0.002
 
 def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.double() - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize(("rows", "width"), [(7, 4096), (65, 576), (1, 64), (40, 128)])
+def test_norm_of_a_sum_is_the_norm_of_the_rounded_sum(launch, device, rows, width):
+    from qat_core.exact import kernels
+
+    torch.manual_seed(0)
+    x, residual = (3 * torch.randn(rows, width, device=device).bfloat16() for _ in range(2))
+    weight = (1 + 0.2 * torch.randn(width, device=device)).bfloat16()
+    normed, summed = kernels.norm(x, weight, 1e-6, residual)
+    assert torch.equal(summed, x + residual)
+    assert torch.equal(normed, kernels.norm(x + residual, weight, 1e-6)[0])
+    wide = summed.double()
+    expected = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6) * weight.double()
+    assert _error(normed, expected) < BF16_ERROR
+
+
+def test_a_norm_of_heads_does_not_depend_on_what_lies_beside_them(launch, device):
+    from qat_core.exact import kernels
+
+    torch.manual_seed(0)
+    qkv = torch.randn(50, 12 * 64, device=device).bfloat16()
+    weight = torch.randn(64, device=device).bfloat16()
+    heads = qkv[:, : 8 * 64].view(50, 8, 64)
+    whole = kernels.norm(heads, weight, 1e-6)[0]
+    assert torch.equal(whole[7:8], kernels.norm(heads[7:8].contiguous(), weight, 1e-6)[0])
+    assert torch.equal(whole[0, 3], kernels.norm(heads[0, 3], weight, 1e-6)[0])
 
 
 @pytest.mark.parametrize(("rows", "width"), [(7, 4096), (300, 128), (65, 576), (1, 64)])

@@ -2,8 +2,8 @@
 
 On top of vLLM's batch-invariant mode:
 
-* a residual's RMSNorm adds, then normalizes by the kernel that has one block size: vLLM's own
-  changes its blocks at 256 tokens (unneeded from vLLM 0.27 on, vllm 48391);
+* RMSNorm is ours, as vLLM's with a residual changes its blocks at 256 tokens (not from vLLM 0.27
+  on, vllm 48391), and that without one copies what is not contiguous;
 * NVFP4 weights are multiplied by Humming's batch-invariant tiles, linear layers and experts, where
   vLLM has an emulation or refuses;
 * BF16 linear layers are multiplied by cuBLAS, whose sums that mode does not split: the same bits as
@@ -18,10 +18,11 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor
 from vllm import envs
-from vllm.model_executor.layers import batch_invariant, layernorm, linear, vocab_parallel_embedding
+from vllm.model_executor.layers import layernorm, linear, vocab_parallel_embedding
 from vllm.model_executor.layers.fused_moe.oracle import unquantized
 from vllm.v1.attention.backends import flash_attn
 
+from qat_core.exact import kernels
 from qat_core.exact.contract import shared
 from qat_core.exact.operators import longest_for
 from qat_core.rollout.vllm.exact.bf16_experts import ExactBf16Experts
@@ -53,10 +54,8 @@ def install() -> None:
 
 def norm(input: Tensor, weight: Tensor, eps: float = 1e-6, residual: Tensor | None = None) -> Any:
     """In place of vLLM's `rms_norm_batch_invariant`; of a residual, the sum too."""
-    if residual is None:
-        return batch_invariant.rms_norm_batch_invariant(input, weight, eps)
-    residual = input + residual
-    return batch_invariant.rms_norm_batch_invariant(residual, weight, eps), residual
+    normed, summed = kernels.norm(input, weight, eps, residual)
+    return normed if residual is None else (normed, summed)
 
 
 def product(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
