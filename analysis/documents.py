@@ -10,6 +10,7 @@ A block lies between two comment lines, and everything between them is replaced:
     <!-- begin:outcomes STUDY -->          of a grid, what became of each setting's runs
     <!-- begin:studies -->                 a summary row for each model of every recorded study
     <!-- begin:collapses -->               likewise of the studies of collapses
+    <!-- begin:front -->                   the few rows of README
     <!-- begin:times -->                   how long the runs of every recorded study took
     <!-- begin:metrics -->                 the catalogue of metrics
     <!-- begin:KIND MACHINE -->            benchmark tables: a key of analysis.tables.SECTIONS, and
@@ -36,6 +37,7 @@ from analysis.record import recorded_manifests
 from analysis.replication import replications_text
 from analysis.tables import SECTIONS, benchmark_text
 from analysis.tables.collapses import collapses_text
+from analysis.tables.front import front_text
 from analysis.tables.summary import summary_text
 from analysis.tables.times import made_by, times_text
 from experiments.study.load import load_study
@@ -46,6 +48,7 @@ RECORDS = Path("experiments", "records")
 WITHOUT_WORDS: Mapping[str, Callable[[Path], str]] = {
     "studies": summary_text,
     "collapses": collapses_text,
+    "front": front_text,
     "times": times_text,
     "metrics": lambda _: catalogue_text(),
 }

@@ -1,0 +1,106 @@
+"""The figure of README: `python -m analysis.figures.front --out FILE`.
+
+What NVFP4 saves at true size, and what QAT makes of the mismatch and the reward of ten seeds.
+"""
+
+import argparse
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.collapse.curves import at_highest_rate
+from analysis.collapse.data import GridData
+from analysis.collapse.grid import Setting
+from analysis.collapse.survival import WINDOW, smoothed
+from analysis.figures.qwen3 import RECORDS as BENCHMARKS
+from analysis.results import Array
+from analysis.stats import over_seeds
+from analysis.style import add_legend, arm_style, new_figure, save_figure
+from analysis.tables.front import MACHINE, MODEL, STUDY
+from analysis.tables.serving import ServingRecord, engines_by_name, read_servings
+from experiments.study.load import load_study
+from experiments.study.model_config import read_model_config
+from experiments.study.schema import ROOT
+from experiments.support.cli import run_cli
+from qat_core.rl.metric_names import K3_KL, REWARD
+from qat_core.units import BYTES_PER_GIB
+
+RECORD = ROOT / "experiments" / "records" / STUDY
+KEYS_AND_VALUES, BYTES_OF_BF16 = 2, 2
+
+
+def draw(servings: list[ServingRecord], data: GridData) -> Figure:
+    """Memory; k3 KL by step; mean reward by step."""
+    figure, axes = new_figure(
+        "4-bit rollouts: the memory they save, the mismatch they bring, and QAT",
+        f"Left: vLLM on one {servings[-1].hardware.name}. Middle and right: SmolLM2-135M, "
+        f"{len(data.study.seeds)} seeds, mean over {WINDOW} steps;\nline: mean over seeds "
+        "(geometric of k3 KL), band: its 95 % interval. Rewards are of an arm's own rollouts.",
+        height_inches=3.5,
+        ncols=3,
+        gridspec_kw={"width_ratios": (1.0, 1.1, 1.1)},
+    )
+    memory, mismatch, reward = axes[0]
+    _draw_memory(memory, servings)
+    for setting in at_highest_rate(data):
+        if setting.correction == "none":
+            _draw_band(mismatch, setting, data.series(setting, K3_KL), is_log=True)
+            _draw_band(reward, setting, data.series(setting, REWARD))
+    mismatch.set(title="Mismatch", ylabel="k3 KL (nats a token)", yscale="log")
+    reward.set(title="Mean reward", ylim=(0, 1))
+    for panel in (mismatch, reward):
+        panel.set(xlabel="training step", xlim=(0, data.study.rl.steps))
+    mismatch.minorticks_off()
+    add_legend(figure, reward)
+    return figure
+
+
+def _draw_memory(panel: Axes, servings: list[ServingRecord]) -> None:
+    """Weights and KV cache of one GPU, a bar a precision."""
+    config = read_model_config(ROOT / "experiments" / "models" / f"{MODEL}.json", "")
+    heads_of_layers = config["num_hidden_layers"] * config["num_key_value_heads"]
+    token_bytes = KEYS_AND_VALUES * BYTES_OF_BF16 * heads_of_layers * config["head_dim"]
+    engines = engines_by_name(servings)
+    for position, (precision, arm) in enumerate((("bf16", "bf16"), ("nvfp4", "nvfp4-qat"))):
+        engine, color = engines[f"{MODEL}:{precision}"], arm_style(arm).color
+        cache_gib = engine.kv_cache_tokens * token_bytes / BYTES_PER_GIB
+        panel.bar(position, engine.weight_gib, 0.7, color=color)
+        panel.bar(position, cache_gib, 0.7, bottom=engine.weight_gib, color=color, alpha=0.3)
+        weights = f"weights {engine.weight_gib:.1f} GiB"
+        cache = f"KV cache\n{engine.kv_cache_tokens / 1e6:.2f} million\ntokens"
+        center = {"ha": "center", "va": "center"}
+        panel.text(position, engine.weight_gib / 2, weights, color="white", **center)
+        panel.text(position, engine.weight_gib + cache_gib / 2, cache, **center)
+    panel.set(title="Qwen3-30B-A3B", ylabel="GPU memory (GiB)")
+    panel.set_xticks((0, 1), ("BF16", "NVFP4"))
+    panel.grid(visible=False)
+
+
+def _draw_band(panel: Axes, setting: Setting, values_ST: Array, is_log: bool = False) -> None:
+    """The mean over seeds and its interval, of each step."""
+    style = arm_style(setting.arm)
+    smooth_ST = np.stack([smoothed(values_T) for values_T in values_ST])
+    columns_TS = (np.log(smooth_ST) if is_log else smooth_ST).T
+    intervals = [over_seeds(column_S) for column_S in columns_TS]
+    ends_3T = np.array([(it.estimate, it.low, it.high) for it in intervals]).T
+    middle_T, low_T, high_T = np.exp(ends_3T) if is_log else ends_3T
+    steps_T = np.arange(WINDOW, WINDOW + len(middle_T))
+    panel.fill_between(steps_T, low_T, high_T, color=style.color, alpha=0.2, linewidth=0)
+    panel.plot(steps_T, middle_T, color=style.color, linestyle=style.dashes, label=style.label)
+
+
+def main() -> None:
+    """Writes the figure."""
+    parser = argparse.ArgumentParser(description="Draw the figure of README.")
+    parser.add_argument("--out", type=Path, required=True, help="file of the figure")
+    out: Path = parser.parse_args().out
+    servings = read_servings(BENCHMARKS, MACHINE)
+    data = GridData(load_study(RECORD / "study.yaml"), RECORD)
+    save_figure(partial(draw, servings, data), out)
+
+
+if __name__ == "__main__":
+    run_cli(main)
