@@ -74,7 +74,7 @@ def test_verl_takes_the_command_and_the_run_says_the_line_below_it(
     command, _, line = BLOCKS["Your verl run"].partition("# ")
     config = read_json(ROOT / "experiments" / "models" / "qwen3-8b.json")
     write_architecture(config, tmp_path / "model")
-    words = shlex.split(command.replace("Qwen/Qwen3-8B-Base", str(tmp_path / "model")))
-    check = [sys.executable, "-m", "qat_core.cli", "verl-check", *words]
+    command = command.replace("\\\n", "").replace("Qwen/Qwen3-8B-Base", str(tmp_path / "model"))
+    check = [sys.executable, "-m", "qat_core.cli", "verl-check", *shlex.split(command)]
     ran = subprocess.run(check, cwd=ROOT, capture_output=True, text=True)
     assert ran.stdout.startswith(line.strip().removesuffix("...")), ran.stderr
