@@ -7,17 +7,13 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.collapse.curves import at_highest_rate
-from analysis.collapse.data import GridData
-from analysis.collapse.grid import Setting
-from analysis.collapse.survival import WINDOW, smoothed
+from analysis.collapse.curves import at_highest_rate, draw_band
+from analysis.collapse.data import GridData, style_of
+from analysis.collapse.survival import WINDOW
 from analysis.figures.qwen3 import RECORDS as BENCHMARKS
-from analysis.results import Array
-from analysis.stats import over_seeds
 from analysis.style import add_legend, arm_style, new_figure, save_figure
 from analysis.tables.front import MACHINE, MODEL, STUDY
 from analysis.tables.serving import ServingRecord, engines_by_name, read_servings
@@ -47,8 +43,8 @@ def draw(servings: list[ServingRecord], data: GridData) -> Figure:
     _draw_memory(memory, servings)
     for setting in at_highest_rate(data):
         if setting.correction == "none":
-            _draw_band(mismatch, setting, data.series(setting, K3_KL), is_log=True)
-            _draw_band(reward, setting, data.series(setting, REWARD))
+            draw_band(mismatch, data.series(setting, K3_KL), style_of(setting), is_log=True)
+            draw_band(reward, data.series(setting, REWARD), style_of(setting), is_log=False)
     mismatch.set(title="Mismatch", ylabel="k3 KL (nats a token)", yscale="log")
     reward.set(title="Mean reward", ylim=(0, 1))
     for panel in (mismatch, reward):
@@ -69,27 +65,14 @@ def _draw_memory(panel: Axes, servings: list[ServingRecord]) -> None:
         cache_gib = engine.kv_cache_tokens * token_bytes / BYTES_PER_GIB
         panel.bar(position, engine.weight_gib, 0.7, color=color)
         panel.bar(position, cache_gib, 0.7, bottom=engine.weight_gib, color=color, alpha=0.3)
-        weights = f"weights {engine.weight_gib:.1f} GiB"
+        weights = f"weights\n{engine.weight_gib:.1f} GiB"
         cache = f"KV cache\n{engine.kv_cache_tokens / 1e6:.2f} million\ntokens"
-        center = {"ha": "center", "va": "center"}
+        center = {"ha": "center", "va": "center", "fontsize": 8, "linespacing": 1.0}
         panel.text(position, engine.weight_gib / 2, weights, color="white", **center)
         panel.text(position, engine.weight_gib + cache_gib / 2, cache, **center)
     panel.set(title="Qwen3-30B-A3B", ylabel="GPU memory (GiB)")
     panel.set_xticks((0, 1), ("BF16", "NVFP4"))
     panel.grid(visible=False)
-
-
-def _draw_band(panel: Axes, setting: Setting, values_ST: Array, is_log: bool = False) -> None:
-    """The mean over seeds and its interval, of each step."""
-    style = arm_style(setting.arm)
-    smooth_ST = np.stack([smoothed(values_T) for values_T in values_ST])
-    columns_TS = (np.log(smooth_ST) if is_log else smooth_ST).T
-    intervals = [over_seeds(column_S) for column_S in columns_TS]
-    ends_3T = np.array([(it.estimate, it.low, it.high) for it in intervals]).T
-    middle_T, low_T, high_T = np.exp(ends_3T) if is_log else ends_3T
-    steps_T = np.arange(WINDOW, WINDOW + len(middle_T))
-    panel.fill_between(steps_T, low_T, high_T, color=style.color, alpha=0.2, linewidth=0)
-    panel.plot(steps_T, middle_T, color=style.color, linestyle=style.dashes, label=style.label)
 
 
 def main() -> None:
