@@ -17,9 +17,13 @@ from analysis.collapse import judge as collapse
 from analysis.collapse.outcome_table import outcome_table
 from analysis.load import load_results
 from analysis.parity import judge as parity
+from experiments.runs.manifest import MANIFEST, read_manifest
+from experiments.runs.record import file_of, has_file
 from experiments.study.load import load_study
+from experiments.study.protocol import protocol_digest
 from experiments.study.schema import Study
 from experiments.support.cli import STUDY, run_cli
+from experiments.support.json_files import REMAKE
 
 
 class RuleSet(NamedTuple):
@@ -41,10 +45,25 @@ def judge(study: Study, folder: Path) -> ClaimsTable:
     """All claims of a study, and its arms.
 
     Raises:
-        ValueError: a run is missing, damaged, or of other settings, or cannot be judged.
+        ValueError: a run is missing, damaged, or of other settings, or cannot be judged, or was
+            made under another protocol.
     """
+    _require_protocol(study, folder)
     table = RULE_SETS[study.judged_by].judge(study, folder)
     return table.model_copy(update={"arms": summarize_arms(study, folder)})
+
+
+def _require_protocol(study: Study, folder: Path) -> None:
+    digest = protocol_digest(study)
+    if digest is None:
+        return
+    for run in study.runs:
+        run_dir = folder / run.id
+        if has_file(run_dir, MANIFEST) and read_manifest(run_dir, REMAKE).protocol_sha256 != digest:
+            raise ValueError(
+                f"{file_of(run_dir, MANIFEST)}: protocol_sha256: not that of "
+                f"{study.protocol}; what changed after the runs goes below its heading Changes"
+            )
 
 
 def write_claims(study: Study, folder: Path, out: Path) -> ClaimsTable:

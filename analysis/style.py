@@ -84,6 +84,8 @@ ARM_STYLES: Mapping[str, ArmStyle] = {
     "nvfp4-noqat": ArmStyle("NVFP4, no QAT", "#d55e00", (0, (1, 1)), "X"),
     "nvfp4-qat": ArmStyle("NVFP4 QAT", "#0072b2", "solid", "s"),
     "nvfp4-qat-ffn": ArmStyle("NVFP4 QAT, FFN only", "#009e73", (0, (4, 1.5)), "^"),
+    "bf16-exact": ArmStyle("BF16, exact", "#3c3c3c", (0, (4, 1.5)), "D"),
+    "nvfp4-qat-exact": ArmStyle("NVFP4 QAT, exact", "#56b4e9", (0, (4, 1.5)), "v"),
 }
 
 

@@ -22,6 +22,8 @@ BF16: ArmName = "bf16"
 NOQAT: ArmName = "nvfp4-noqat"
 QAT: ArmName = "nvfp4-qat"
 FFN: ArmName = "nvfp4-qat-ffn"
+BF16_EXACT: ArmName = "bf16-exact"
+QAT_EXACT: ArmName = "nvfp4-qat-exact"
 CORRECTIONS: Mapping[Correction, str] = {
     "token_tis": "token TIS",
     "sequence_mask": "sequence mask",
@@ -103,11 +105,12 @@ def design_of(study: Study) -> Design:
     settings = frozenset(cell_of)
     moe = others[0] if others else None
     design = Design(dense, moe, (), settings, study.rl.advantage, study.primary)
-    lrs = sorted({it.lr for it in settings if it == design.plain(BF16, it.lr)})
+    compared = BF16 if BF16 in study.arms or study.primary != "C12" else QAT
+    lrs = sorted({it.lr for it in settings if it == design.plain(compared, it.lr)})
     if not lrs:
         raise ValueError(
-            f"study {study.study}: cells: none has model {dense}, arm {BF16}, correction: none and "
-            f"advantage: {design.advantage}; add one, or set judged_by: parity"
+            f"study {study.study}: cells: none has model {dense}, arm {compared}, correction: none "
+            f"and advantage: {design.advantage}; add one, or set judged_by: parity"
         )
     return design._replace(lrs=tuple(lrs))
 

@@ -44,6 +44,10 @@ NO_TEST = (
 )
 # nothing was trained without QAT
 OF_TWO_ARMS = C4_DECIDES + " C4 is of differences by seed, C11 of shares of runs."
+OF_EXACT_ARMS = (
+    "C12 is primary, all else secondary and not corrected. C12 and C13 are of shares of runs, C14 "
+    "of differences by seed: docs/protocols/collapse-exact.md."
+)
 GRAD_NORM = "actor/grad_norm"
 
 
@@ -74,6 +78,8 @@ def judge_study(study: Study, results: Path) -> ClaimsTable:
 
 def _tests(primary: str, rules: Collection[str], num_seeds: int) -> str:
     """How p-values come about, and which claim of `rules` decides."""
+    if primary == "C12" or set(rules) == {"C13"}:
+        return OF_EXACT_ARMS
     is_exact = takes_all_divisions(2 * num_seeds, num_seeds)
     p_values = P_VALUES.format("exact" if is_exact else f"sampled ({NUM_DRAWN:,} divisions)")
     if primary == "C4" and "C10" not in rules:

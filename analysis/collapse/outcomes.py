@@ -9,10 +9,12 @@ from matplotlib.figure import Figure
 from analysis.collapse.data import GridData, show_arm, style_of
 from analysis.collapse.grid import (
     BF16,
+    BF16_EXACT,
     CORRECTIONS,
     FFN,
     NOQAT,
     QAT,
+    QAT_EXACT,
     Setting,
     num_collapsed,
     show_rate,
@@ -23,6 +25,7 @@ from analysis.style import FAINT, ArmStyle, add_legend, arm_style, new_figure, w
 SURVIVAL_CAPTION = "Share of seeds without a collapse, by learning rate or, at one rate, by step"
 TIMES_CAPTION = "Step at which each run collapsed, by arm and correction, at the highest rate"
 ARMS = (BF16, NOQAT, QAT)
+EXACT_ARMS = (BF16_EXACT, QAT_EXACT)
 ROW_SHARE = 0.8  # of a row's height, over which its marks spread
 MAX_ROW_INCHES = 1.4  # with more seeds than fit, marks are smaller
 DODGE = 0.08  # of the distance of two learning rates, between arms
@@ -40,7 +43,8 @@ def draw_survival(data: GridData) -> Figure:
         height_inches=3.4,
     )
     panel = axes[0][0]
-    for position, arm in enumerate(ARMS):
+    exact = [arm for arm in EXACT_ARMS if arm in data.study.arms]
+    for position, arm in enumerate([*ARMS, *exact]):
         settings = {i: data.design.plain(arm, lr) for i, lr in enumerate(lrs)}
         shown = {i: it for i, it in settings.items() if it in data.grid}
         _draw_shares(
@@ -112,7 +116,7 @@ def settings_at(data: GridData, lr: float) -> list[Setting]:
     """What has been run of the dense model at a rate: no QAT with corrections, then other arms."""
     noqat = data.design.plain(NOQAT, lr)
     corrected = [noqat._replace(correction=correction) for correction in CORRECTIONS]
-    others = [data.design.plain(arm, lr) for arm in (FFN, QAT, BF16)]
+    others = [data.design.plain(arm, lr) for arm in (FFN, QAT, QAT_EXACT, BF16, BF16_EXACT)]
     return [setting for setting in (noqat, *corrected, *others) if setting in data.grid]
 
 

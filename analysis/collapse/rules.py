@@ -1,4 +1,4 @@
-"""Claims C1 to C11 of docs/protocols/collapse.md as code: rules over the outcomes of a grid.
+"""Claims C1 to C14 of docs/protocols/collapse.md and collapse-exact.md: rules over a grid.
 
 The highest learning rate of a study is the protocol's 3e-4, the second highest its 2e-4. A study
 makes the claims whose settings it plans.
@@ -13,10 +13,12 @@ from analysis.claims_table import ClaimVerdict
 from analysis.collapse.comparison import Comparison, show_p
 from analysis.collapse.grid import (
     BF16,
+    BF16_EXACT,
     CORRECTIONS,
     FFN,
     NOQAT,
     QAT,
+    QAT_EXACT,
     Design,
     Setting,
     num_collapsed,
@@ -37,6 +39,7 @@ SHARE_MARGIN = 0.1
 COLLAPSES_NO_MORE: Requirement = ("at most", SHARE_MARGIN)
 COSTS: Requirement = ("at most", -AREA_MARGIN)
 COSTS_NOTHING: Requirement = ("within", AREA_MARGIN)
+FEWER: Requirement = ("at most", 0.0)
 
 
 class Judged(NamedTuple):
@@ -100,6 +103,23 @@ def _collapses_no_more(runs: Comparison) -> Judged:
     interval = difference_of_shares(runs.grid[qat], runs.grid[bf16], AREA_LEVEL)
     detail = f"{runs.collapsed(qat, bf16)}; share of runs less BF16's"
     return Judged(judge(interval, COLLAPSES_NO_MORE), detail, interval, COLLAPSES_NO_MORE)
+
+
+def _collapses_less(first: str, second: str, runs: Comparison) -> Judged:
+    """C12's and C13's rule: fewer runs of the first arm collapse than of the second."""
+    one, other = runs.at(first), runs.at(second)
+    interval = difference_of_shares(runs.grid[one], runs.grid[other], AREA_LEVEL)
+    detail = f"{runs.collapsed(one, other)}; share of runs less that of {second}"
+    return Judged(judge(interval, FEWER), detail, interval, FEWER)
+
+
+def _exact_costs_no_reward(runs: Comparison) -> Judged:
+    """C14's rule: the mean rewards of exact QAT and QAT are close."""
+    exact, qat = ([o.area for o in runs.grid[runs.at(arm)]] for arm in (QAT_EXACT, QAT))
+    interval = paired_difference(exact, qat, AREA_LEVEL)
+    return Judged(
+        judge(interval, COSTS_NOTHING), "mean reward less inexact QAT's", interval, COSTS_NOTHING
+    )
 
 
 def _costs_no_reward(runs: Comparison) -> Judged:
@@ -261,12 +281,40 @@ def rules_of(design: Design) -> dict[str, Rule]:
             _plain(design, (QAT, BF16), (design.decisive_lr,)),
             is_no_worse=True,
         )
+    if design.primary == "C12":
+        rules |= _exact_rules(design, at)
     if design.advantage == "reward":
         rules["C7"] = _c1(
             f"C1 with group-centred advantages {at}", noqat._replace(advantage="group")
         )
     in_order = sorted(rules, key=lambda name: int(name.removeprefix("C")))
     return {it: rules[it] for it in in_order if design.settings.issuperset(rules[it].needs)}
+
+
+def _exact_rules(design: Design, at: str) -> dict[str, Rule]:
+    """What exactness does to an arm: C12 to C14."""
+    qat, bf16 = (
+        _plain(design, arms, (design.decisive_lr,))
+        for arms in ((QAT_EXACT, QAT), (BF16_EXACT, BF16))
+    )
+    return {
+        "C12": Rule(
+            f"exact QAT collapses less often than QAT {at}",
+            partial(_collapses_less, QAT_EXACT, QAT),
+            qat,
+        ),
+        "C13": Rule(
+            f"exact BF16 collapses less often than BF16 {at}",
+            partial(_collapses_less, BF16_EXACT, BF16),
+            bf16,
+        ),
+        "C14": Rule(
+            f"exact QAT's mean reward is within {AREA_MARGIN:g} of QAT's {at}",
+            _exact_costs_no_reward,
+            qat,
+            is_no_worse=True,
+        ),
+    }
 
 
 def _c1(statement: str, noqat: Setting) -> Rule:

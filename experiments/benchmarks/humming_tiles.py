@@ -5,10 +5,12 @@
 Its own choice of tiles splits sums between thread blocks, which then add in BF16 and in any order,
 so that bits vary. For each product of a decoder layer and each number of tokens this searches the
 tiles that do not, with `--split-sums` also those that do: its own choice and some drawn from all
-that Humming can compile, then the neighbours of the best, then the best of all against its own
-choice, Marlin and BF16, all in turns. How often bits repeat is counted. CUDA graphs are timed, with
-weights that are not in the L2 cache. What the record has already is kept. Some tiles access memory
-that is not theirs, which ends a process's use of the GPU: the search begins again without them.
+that Humming can compile, with `--exact` those of which one warp adds all of K, whose bits have to
+be those of Humming's batch-invariant mode, then the neighbours of the best, then the best of all
+against its own choice, Marlin and BF16, all in turns. How often bits repeat is counted. CUDA graphs
+are timed, with weights that are not in the L2 cache. What the record has already is kept. Some
+tiles access memory that is not theirs, which ends a process's use of the GPU: the search begins
+again without them.
 """
 
 import argparse
@@ -29,6 +31,7 @@ from experiments.benchmarks.matmul import batches, layers, measure_peak, missing
 from experiments.benchmarks.products.cases import (
     Call,
     case,
+    different,
     differing_repeats,
     prepare,
     relative_error,
@@ -68,6 +71,7 @@ class Search:
         layer, tokens: the product.
         samples: how many tiles to draw.
         split_sums: whether a tile may split sums.
+        exact: only tiles with the bits of Humming's batch-invariant mode.
         crashing: tiles to leave out.
     """
 
@@ -77,10 +81,12 @@ class Search:
         tokens: int,
         samples: int,
         split_sums: bool,
+        exact: bool,
         crashing: Sequence[Mapping[str, Any]],
     ) -> None:
         bf16 = "triton bf16" if layer.experts else "bf16"
-        self._arms = [bf16, "marlin", "humming", "humming unsplit", "humming served"]
+        ours = "humming invariant" if exact else "humming served"
+        self._arms = [bf16, "marlin", "humming", "humming unsplit", ours]
         weights = prepare(layer, self._arms, [tokens], "cuda")
         self.case = case(weights, tokens, copies=batches(tokens))
         self._rows, self._reference = self.case.reference()
@@ -89,8 +95,10 @@ class Search:
         pairs = tokens * layer.experts_per_token
         config = self._layers[0].config
         block_rows = _block_rows(layer, tokens)
-        self.tiles = Tiles(config, gemm_type, pairs, block_rows, split_sums=split_sums)
-        self._own = self.tiles.near(self._layers[0].tile(pairs))
+        self.tiles = Tiles(config, gemm_type, pairs, block_rows, split_sums=split_sums, exact=exact)
+        own = weights.products["humming invariant"] if exact else weights.products["humming"]
+        self._own = self.tiles.near(_humming_layer(own[0]).tile(pairs))
+        self._expected = self.case.calls("humming invariant")[0]() if exact else None
         self._samples, self._random = samples, Random(0)
         self.refused, self._crashing = 0, crashing
 
@@ -158,6 +166,8 @@ class Search:
             return False
         try:
             out = self._calls(tile)[0]()
+            if self._expected is not None:
+                return not different(out, self._expected)
             return relative_error(out, self._rows, self._reference) <= MAX_ERROR
         except torch.AcceleratorError as error:
             raise CrashedError(tile) from error
@@ -195,6 +205,7 @@ def search(
     peak: dict[str, float],
     samples: int,
     split_sums: bool,
+    exact: bool,
     crashing: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     """A row of the record.
@@ -203,7 +214,7 @@ def search(
         CrashedError: a tile has crashed.
     """
     torch.manual_seed(0)
-    found = Search(layer, tokens, samples, split_sums, crashing)
+    found = Search(layer, tokens, samples, split_sums, exact, crashing)
     floors = floors_us(layer, tokens, found.case.experts_hit, peak)
     return {"layer": layer.key, "tokens": tokens, "floor_us": floors, **found.run()}
 
@@ -226,7 +237,10 @@ def main() -> None:
     parser.add_argument("--tokens", nargs="+", type=positive_int, default=TOKENS)
     parser.add_argument("--samples", type=positive_int, default=60)
     parser.add_argument("--split-sums", action="store_true", help="also tiles that split sums")
+    parser.add_argument("--exact", action="store_true", help="only with the exact mode's bits")
     arguments = parser.parse_args()
+    if arguments.split_sums and arguments.exact:
+        raise ValueError("--exact: its tiles split no sum; leave --split-sums out")
     require_device("cuda")
     chosen = layers("cuda", arguments.layers)
     setup = {
@@ -234,6 +248,7 @@ def main() -> None:
         **origin("cuda", arguments.record),
         "samples": arguments.samples,
         "split_sums": arguments.split_sums,
+        "exact": arguments.exact,
     }
     record = read_continued(arguments.record, setup) or {
         **setup,
@@ -242,7 +257,12 @@ def main() -> None:
     }
     for layer in chosen:
         for tokens in missing_tokens(record, layer, arguments.tokens):
-            options = (record["peak"], arguments.samples, arguments.split_sums)
+            options = (
+                record["peak"],
+                arguments.samples,
+                arguments.split_sums,
+                arguments.exact,
+            )
             row = search_without_crashing(layer, tokens, *options)
             record["cases"].append(row)
             write_json(arguments.record, record)

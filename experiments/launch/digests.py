@@ -95,7 +95,7 @@ def not_executed(study: Study) -> tuple[str, ...]:
     """
     on_gpu, has_vllm = study.device == "cuda", study.rollout == "vllm"
     asked = {os.environ.get(name) for name in KERNELS}
-    is_exact = study.exact or os.environ.get("QAT_CORE_EXACT") == "1"
+    is_exact = any(map(study.is_exact, study.arms)) or os.environ.get("QAT_CORE_EXACT") == "1"
     executed = {
         "qat_core.nvfp4.launch": on_gpu,
         "qat_core.exact": has_vllm,

@@ -34,7 +34,7 @@ def train_here(
         seed=run.seed,
         device=study.device,
         engine=study.rollout,
-        exact=study.exact,
+        exact=study.is_exact(run.arm),
         gpu_memory_gib=study.gpu_memory_gib,
     )
     newest = max(find_steps(config.checkpoint_dir), default=0)

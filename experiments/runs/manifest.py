@@ -136,6 +136,7 @@ class RunManifest(Section):
     versions: dict[str, str | None]
     hardware: Hardware
     environment: dict[str, str] = Field({}, description="switches of trainer and engine in it")
+    protocol_sha256: str | None = Field(None, description="of the study's protocol, if it has one")
     seeds: dict[str, int]
     memory: WeightMemory
     # "ledger" in records made before the coverage had its name

@@ -6,7 +6,9 @@ from typing import Literal, NamedTuple, get_args
 from qat_core.options import BlockScaleMethod, ScalePolicy
 from qat_core.planning.recipe import Recipe
 
-ArmName = Literal["bf16", "nvfp4-noqat", "nvfp4-qat", "nvfp4-qat-ffn"]
+ArmName = Literal[
+    "bf16", "nvfp4-noqat", "nvfp4-qat", "nvfp4-qat-ffn", "bf16-exact", "nvfp4-qat-exact"
+]
 # all linear and expert weights, or those outside attention; see qat_core.planning.recipe.Recipe
 RecipeName = Literal["full", "ffn"]
 
@@ -17,10 +19,12 @@ class Arm(NamedTuple):
     Attributes:
         train_recipe: fake quantization of the trainer's forward pass.
         rollout_recipe: weights that the rollout engine holds packed.
+        is_exact: training computes the bits of vLLM's rollouts.
     """
 
     train_recipe: RecipeName | None
     rollout_recipe: RecipeName | None
+    is_exact: bool = False
 
 
 ARMS: Mapping[ArmName, Arm] = {
@@ -28,6 +32,8 @@ ARMS: Mapping[ArmName, Arm] = {
     "nvfp4-noqat": Arm(train_recipe=None, rollout_recipe="full"),
     "nvfp4-qat": Arm(train_recipe="full", rollout_recipe="full"),
     "nvfp4-qat-ffn": Arm(train_recipe="ffn", rollout_recipe="ffn"),
+    "bf16-exact": Arm(train_recipe=None, rollout_recipe=None, is_exact=True),
+    "nvfp4-qat-exact": Arm(train_recipe="full", rollout_recipe="full", is_exact=True),
 }
 assert tuple(ARMS) == get_args(ArmName)
 

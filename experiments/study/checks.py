@@ -31,6 +31,7 @@ def failed_checks(study: Study) -> Iterator[str]:
         _check_lists(study),
         _check_cells(study),
         _check_judge(study),
+        _check_protocol(study),
         _check_model_files(study),
         of_trainer(study),
         _check_task(study),
@@ -87,6 +88,11 @@ def _check_model_files(study: Study) -> Iterator[str]:
             )
 
 
+def _check_protocol(study: Study) -> Iterator[str]:
+    if study.protocol is not None and not (ROOT / study.protocol).is_file():
+        yield f"protocol: no file {study.protocol}; paths are relative to the repository root"
+
+
 def _check_mini_batches(study: Study) -> Iterator[str]:
     rl = study.rl
     if rl.prompts_per_step % rl.mini_batch_prompts:
@@ -120,7 +126,7 @@ def _check_local(study: Study) -> Iterator[str]:
 
 def _check_exact(study: Study) -> Iterator[str]:
     """What of a study was not proven to be exact; the model is asked when a run starts."""
-    if not study.exact:
+    if not any(map(study.is_exact, study.arms)):
         return
     for key, value, needed in (
         ("device", study.device, "cuda"),
@@ -128,7 +134,7 @@ def _check_exact(study: Study) -> Iterator[str]:
         ("scale_policy", study.scale_policy, "pow2"),
     ):
         if value != needed:
-            yield f"{key}: {value}: exact: true was proven with {needed} only; use {needed}"
+            yield f"{key}: {value}: exact arms were proven with {needed} only; use {needed}"
     for where, rl in _all_rl(study).items():
         for key, found, exact in (
             ("rollout.temperature", rl.rollout.temperature, 1),
@@ -137,7 +143,7 @@ def _check_exact(study: Study) -> Iterator[str]:
             ("routing_replay", rl.routing_replay, False),
         ):
             if found != exact:
-                yield f"{where}.{key}: {found}: exact: true was proven with {exact} only"
+                yield f"{where}.{key}: {found}: exact arms were proven with {exact} only"
 
 
 def _check_routing_replay(study: Study) -> Iterator[str]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
 
-from experiments.study.arms import ArmName
+from experiments.study.arms import ARMS, ArmName
 from experiments.study.models import Model, ModelName
 from experiments.study.verl_settings import Setting, load_recipe
 from qat_core.options import BlockScaleMethod, ScalePolicy
@@ -114,7 +114,9 @@ class Study(Settings):
         description="on cuda: what one run takes of each of its GPUs, in whole GiB; runs then "
         "share them",
     )
-    exact: bool = Field(False, description="training computes the bits of vLLM's rollouts")
+    exact: bool = Field(
+        False, description="in every arm training computes the bits of vLLM's rollouts"
+    )
     scale_policy: ScalePolicy = "pow2"
     block_scale_method: BlockScaleMethod = "max"
     task: TaskConfig
@@ -123,10 +125,13 @@ class Study(Settings):
     judged_by: Literal["parity", "collapse"] = Field(
         "parity", description="parity: section claims; collapse: docs/protocols/collapse.md"
     )
-    primary: Literal["C1", "C4", "C9"] = Field(
+    primary: Literal["C1", "C4", "C9", "C12"] = Field(
         "C1",
         description="judged_by collapse: the claim that decides; C4: with C10 and C11, is QAT as "
-        "safe as BF16; C9: with C10, on rewards",
+        "safe as BF16; C9: with C10, on rewards; C12: with C13 and C14, exact against inexact",
+    )
+    protocol: Path | None = Field(
+        None, description="the page that was written before the runs, whose manifests know it"
     )
     claims: Claims = Claims()
 
@@ -140,12 +145,16 @@ class Study(Settings):
         return {
             **named,
             **shared,
-            **({"exact": True} if self.exact else {}),
+            **({"exact": True} if self.is_exact(run.arm) else {}),
             "task": self.task.model_dump(mode="json"),
             "rl": self.rl_of(run.cell).model_dump(mode="json"),
             "source": self.models[run.model].training_config(),
             **(self._verl_config(run) if self.trainer == "verl" else {}),
         }
+
+    def is_exact(self, arm: ArmName) -> bool:
+        """Whether an arm's training computes the bits of vLLM's rollouts."""
+        return self.exact or ARMS[arm].is_exact
 
     def rl_of(self, cell: str | None) -> GrpoConfig:
         """The settings of `rl` in a cell.

@@ -33,6 +33,8 @@ COLORS = {  # as in the figures
     "nvfp4-noqat": "#d55e00",
     "nvfp4-qat": "#0072b2",
     "nvfp4-qat-ffn": "#009e73",
+    "bf16-exact": "#3c3c3c",
+    "nvfp4-qat-exact": "#56b4e9",
 }
 DIGITS = 3
 

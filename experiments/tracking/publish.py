@@ -186,7 +186,7 @@ def _fill_arm(
     client.log_batch(arm_id, metrics=metrics)
     # of an arm's cells the first has its colour
     is_first = next(it for it in judged.arms if (it.model, it.arm) == (arm.model, arm.arm)) == arm
-    color = {COLOR: COLORS[arm.arm]} if is_first and arm.arm in COLORS else {}
+    color = {COLOR: COLORS[arm.arm]} if is_first else {}
     for tracked in (arm_id, *(find_runs(client, experiment_id, run)[0] for run in arm.runs)):
         parent = {} if tracked == arm_id else {PARENT: arm_id}
         for key, it in (color | parent).items():

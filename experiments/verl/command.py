@@ -190,7 +190,7 @@ def _seeds(seed: int) -> dict[str, Any]:
 
 def _precision(study: Study, run: Run) -> dict[str, Any]:
     recipes = make_recipes(run.arm, study.scale_policy, study.block_scale_method)
-    settings: dict[str, Any] = {"+exact": "on"} if study.exact else {}
+    settings: dict[str, Any] = {"+exact": "on"} if study.is_exact(run.arm) else {}
     if recipes.rollout is None:
         return settings | {"+nvfp4": "off"}
     settings |= {

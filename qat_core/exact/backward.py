@@ -56,12 +56,15 @@ def silu_mul_grads(
     grad_up.copy_(grad32 * gate32 * sigmoid)
 
 
-@fused
 def log_prob_grad(grad_T: Tensor, logits: Tensor, ids_T: Tensor, found_T: Tensor) -> Tensor:
     """Of the log-probs `found_T` of `ids_T`: logits (T, V).
 
     They give the sum over the vocabulary: log-prob = logit - log-sum-exp.
     """
+    if logits.is_cuda:
+        from qat_core.exact import kernels
+
+        return kernels.log_prob_grad(grad_T, logits, ids_T, found_T)
     log_sum = logits.gather(1, ids_T[:, None]).float() - found_T[:, None]
     is_chosen = torch.arange(logits.shape[-1], device=logits.device) == ids_T[:, None]
     return (grad_T[:, None] * (is_chosen.float() - (logits.float() - log_sum).exp())).to(

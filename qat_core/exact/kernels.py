@@ -102,3 +102,40 @@ def _silu_mul_grads(
     grad_gate = grad * up * sigmoid * (1 + gate * (1 - sigmoid))
     tl.store(grad_gate_ptr + at, grad_gate.to(kind), mask=mask)
     tl.store(grad_up_ptr + at, (grad * gate * sigmoid).to(kind), mask=mask)
+
+
+def log_prob_grad(grad_T: Tensor, logits: Tensor, ids_T: Tensor, found_T: Tensor) -> Tensor:
+    """See `backward.log_prob_grad`: BF16 (T, V)."""
+    tokens, vocabulary = logits.shape
+    grad_logits = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    _log_prob_grad[tokens, triton.cdiv(vocabulary, TILE)](
+        *(grad_T, logits, ids_T, found_T, grad_logits),
+        *(vocabulary, logits.stride(0)),
+        BLOCK=TILE,
+        num_warps=8,
+    )
+    return grad_logits
+
+
+@triton.jit
+def _log_prob_grad(
+    grad_ptr,
+    logits_ptr,
+    ids_ptr,
+    found_ptr,
+    grad_logits_ptr,
+    vocabulary,
+    stride,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0).to(tl.int64)
+    col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = col < vocabulary
+    chosen = tl.load(ids_ptr + row)
+    log_sum = tl.load(logits_ptr + row * stride + chosen).to(tl.float32) - tl.load(found_ptr + row)
+    logits = tl.load(logits_ptr + row * stride + col, mask=mask, other=0.0).to(tl.float32)
+    grad_logits = tl.load(grad_ptr + row) * (
+        (col == chosen).to(tl.float32) - tl.exp(logits - log_sum)
+    )
+    kind = grad_logits_ptr.dtype.element_ty
+    tl.store(grad_logits_ptr + row * vocabulary + col, grad_logits.to(kind), mask=mask)

@@ -40,3 +40,16 @@ def test_silu_mul_grads_of_parts_of_one_tensor(launch, device, width):
     gate, up = wide.chunk(2, -1)
     (expected,) = torch.autograd.grad(F.silu(gate) * up, (wide,), grad.double())
     assert _error(found, expected) < BF16_ERROR
+
+
+def test_log_prob_grad_of_rows_that_lie_apart(launch, device):
+    from qat_core.exact import kernels
+
+    torch.manual_seed(0)
+    logits = (3 * torch.randn(5, 6000, device=device)).bfloat16()[:, :5000]
+    ids, grad = torch.randint(5000, (5,), device=device), torch.randn(5, device=device)
+    wide = logits.double().requires_grad_()
+    found = wide.log_softmax(-1).gather(1, ids[:, None])[:, 0]
+    (expected,) = torch.autograd.grad(found, (wide,), grad.double())
+    result = kernels.log_prob_grad(grad, logits, ids, found.detach().float())
+    assert _error(result, expected) < BF16_ERROR

@@ -54,6 +54,7 @@ class Tiles:
         rows: of all experts together.
         block_rows: how many rows a tile may have.
         split_sums: whether a tile may split sums between thread blocks.
+        exact: only tiles whose one warp adds all of K, in its order.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Tiles:
         block_rows: Sequence[int],
         *,
         split_sums: bool,
+        exact: bool = False,
     ) -> None:
         from humming.config import GemmType
         from humming.tune.candidate import TuningProblem
@@ -71,7 +73,7 @@ class Tiles:
 
         device = Sm90Heuristics.get_device_profile(include_grid_size=True)
         self._problem = TuningProblem(config, rows, GemmType(gemm_type), device)
-        self._block_rows, self._split_sums = set(block_rows), split_sums
+        self._block_rows, self._split_sums, self._exact = set(block_rows), split_sums, exact
         # TMA cannot gather the rows of experts
         is_routed = gemm_type == "indexed"
         self._fixed = {"use_tma_a": False, "use_tma_c": False} if is_routed else {}
@@ -88,6 +90,8 @@ class Tiles:
         if block[0] not in self._block_rows or (value["wgmma_split_issue_wait"] and not is_wgmma):
             return None
         if value["use_stream_k"] and not self._split_sums:
+            return None
+        if value["k_warps"] > 1 and self._exact:
             return None
         # Humming's rule (testing/tuning.py), which its analysis lacks
         has_feeder = value["use_tma"] and value["use_warp_spec"] and value["multi_cast_size_a"] == 1

@@ -5,7 +5,17 @@ from collections.abc import Callable
 import pytest
 
 from analysis.collapse.comparison import Comparison
-from analysis.collapse.grid import BF16, FFN, NOQAT, QAT, Design, Grid, Setting
+from analysis.collapse.grid import (
+    BF16,
+    BF16_EXACT,
+    FFN,
+    NOQAT,
+    QAT,
+    QAT_EXACT,
+    Design,
+    Grid,
+    Setting,
+)
 from analysis.collapse.judge import judge_grid
 from analysis.collapse.rules import rules_of
 from analysis.collapse.survival import Outcome
@@ -259,3 +269,23 @@ def test_arms_that_all_collapse_are_not_safe() -> None:
     claims = judge_grid(grid, design, rules_of(design), num_seeds=5)
     said = {it.name: it.verdict for it in claims if "nothing is shown to be safe" in it.detail}
     assert said == dict.fromkeys(("C3", "C4", "C11"), "INCONCLUSIVE")
+
+
+@pytest.mark.parametrize(
+    ("collapsed", "exact_collapsed", "c12"),
+    [(14, 1, "PASS"), (1, 14, "FAIL"), (14, 10, "INCONCLUSIVE"), (0, 0, "INCONCLUSIVE")],
+)
+def test_exact_arms_are_judged_by_shares_of_runs_that_collapse(
+    collapsed: int, exact_collapsed: int, c12: str
+) -> None:
+    alive = [Outcome(None, 240, 0.8 + 0.001 * seed, 0.1) for seed in range(72)]
+    dead = [it._replace(collapsed=50) for it in alive]
+    grid = {
+        Setting(DENSE, arm, 2e-4): dead[:count] + alive[count:]
+        for arm, count in ((QAT, collapsed), (QAT_EXACT, exact_collapsed))
+    }
+    design = Design(DENSE, None, (2e-4,), frozenset(grid), primary="C12")
+    assert verdicts(grid, design) == {"C12": c12, "C14": "PASS"}
+    of_bf16 = {it._replace(arm={QAT: BF16, QAT_EXACT: BF16_EXACT}[it.arm]): grid[it] for it in grid}
+    design = design._replace(settings=frozenset(of_bf16))
+    assert verdicts(of_bf16, design) == {"C13": c12}

@@ -11,7 +11,7 @@ from qat_core.rl.tasks import GENERATED_TASKS, make_problems
 from tests.study_files import GOOD, load_changed
 
 ERRORS = {
-    "exact on a CPU": ("exact", True, "device: cpu: exact: true was proven with cuda only"),
+    "exact on a CPU": ("exact", True, "device: cpu: exact arms were proven with cuda only"),
     "unknown key": ("sedes", [0], "sedes: unknown key; did you mean seeds?"),
     "unknown key, no near one": ("zzz", 1, "zzz: unknown key; known keys: arms, block_scale"),
     "unknown key in a section": ("rl/stepz", 3, "rl.stepz: unknown key; did you mean steps?"),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
+from analysis.style import ARM_STYLES
 from experiments.runs.evaluation import Evaluation, write_evaluations
 from experiments.runs.summary import ACCURACIES, KL, KL_RATIO, MIB, REWARD_MEAN, SHARE, summarize
 from experiments.support.json_files import write_jsonl
@@ -15,6 +16,7 @@ from experiments.tracking import publish
 from experiments.tracking.glance import (
     CHARTS,
     COLLAPSED,
+    COLORS,
     COLUMNS,
     NOTE,
     PARENT,
@@ -111,6 +113,10 @@ def test_name_fits_a_column() -> None:
     assert short_name("nano-dense", "nvfp4-qat", None, 0) == "dense qat s0"
     assert short_name("nano-dense", "nvfp4-qat", None) == "dense qat"
     assert short_name("small-dense", "nvfp4-qat", "low", 2) == "qat s2 low small-dense"
+
+
+def test_arms_have_the_colours_of_the_figures() -> None:
+    assert {arm: style.color for arm, style in ARM_STYLES.items()} == COLORS
 
 
 def test_a_run_of_a_cell_is_compared_in_its_cell(results: Path) -> None:
