@@ -59,7 +59,10 @@ from experiments.support.cli import run_cli
 RECORDS = Path("experiments", "records")
 PAGES = Path("analysis", "pages")
 OF_STUDY = "record.md.j2"
-CAPTIONS = {name: it.caption for name, it in (FIGURES | GRID_FIGURES | qwen3.DRAWINGS).items()}
+CAPTIONS = {
+    name: it.caption
+    for name, it in (*FIGURES.items(), *GRID_FIGURES.items(), *qwen3.DRAWINGS.items())
+}
 NUMBER = re.compile(r"[+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]\d+)?")
 
 

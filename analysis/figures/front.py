@@ -6,6 +6,7 @@ What NVFP4 saves at true size, and what QAT makes of the mismatch and the reward
 import argparse
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -67,7 +68,7 @@ def _draw_memory(panel: Axes, servings: list[ServingRecord]) -> None:
         panel.bar(position, cache_gib, 0.7, bottom=engine.weight_gib, color=color, alpha=0.3)
         weights = f"weights\n{engine.weight_gib:.1f} GiB"
         cache = f"KV cache\n{engine.kv_cache_tokens / 1e6:.2f} million\ntokens"
-        center = {"ha": "center", "va": "center", "fontsize": 8, "linespacing": 1.0}
+        center: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8, "linespacing": 1.0}
         panel.text(position, engine.weight_gib / 2, weights, color="white", **center)
         panel.text(position, engine.weight_gib + cache_gib / 2, cache, **center)
     panel.set(title="Qwen3-30B-A3B", ylabel="GPU memory (GiB)")
