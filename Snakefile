@@ -7,12 +7,7 @@ min_version("9.12")
 
 
 include: "workflow/rules/common.smk"
-include: "workflow/rules/tracking.smk"
-include: "workflow/rules/data.smk"
-include: "workflow/rules/train.smk"
-include: "workflow/rules/evaluate.smk"
-include: "workflow/rules/compare.smk"
-include: "workflow/rules/figures.smk"
+include: "workflow/rules/study.smk"
 
 
 wildcard_constraints:

@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 
 from analysis.results import Array
 from analysis.style import INK
+from experiments.rl.metric_names import STEP_TIME
 from experiments.runs.manifest import WeightMemory
-from qat_core.rl.metric_names import STEP_TIME
 from qat_core.units import MIB_PER_GIB
 
 Series = Callable[[str], Array]  # a metric as (seeds, steps)

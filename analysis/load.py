@@ -5,7 +5,7 @@ record's files (`experiments.runs.record`). Damaged or missing files are refused
 line, nothing is filled in.
 """
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from itertools import product
 from pathlib import Path
 from typing import get_args
@@ -13,6 +13,7 @@ from typing import get_args
 import pandas as pd
 
 from analysis.results import Results
+from experiments.rl.metric_names import DRIFT_FILE, K3_KL, RESPONSE_TOKENS, REWARD
 from experiments.runs.drift import read_drift
 from experiments.runs.evaluation import EVALUATIONS, Decoding, Precision
 from experiments.runs.manifest import MANIFEST, RunManifest
@@ -20,14 +21,12 @@ from experiments.runs.metrics import METRICS, merge, read_rows, require_every_st
 from experiments.runs.record import file_of, has_file
 from experiments.runs.settings import read_evaluations_of, read_run
 from experiments.study.schema import Run, Study
-from qat_core.drift.names import FILE as DRIFT_FILE
-from qat_core.rl.metric_names import K3_KL, RESPONSE_TOKENS, REWARD
 
 HINT = "run the study"
 # a mean over responses has a value whatever the policy does; k3 KL may overflow
 ALWAYS_DEFINED = (REWARD, RESPONSE_TOKENS)
 # two runs that agree in all of these at every step are one run
-OF_A_SEED = (K3_KL, REWARD, RESPONSE_TOKENS, "actor/entropy", "actor/grad_norm")
+OF_A_RUN = (K3_KL, REWARD, RESPONSE_TOKENS, "actor/entropy", "actor/grad_norm")
 
 
 def load_results(study: Study, folder: Path) -> Results:
@@ -36,18 +35,20 @@ def load_results(study: Study, folder: Path) -> Results:
     Raises:
         ValueError: a file is missing or garbled, or a run is not finished, or was trained or
             evaluated with other settings, or answers were judged by several verifiers, or is a copy
-            of another seed.
+            of another.
     """
     manifests = {run.id: _read_manifest(study, run, folder) for run in study.runs}
     frames = {
         run: read_metrics(folder / run.id, manifests[run.id].planned_steps) for run in study.runs
     }
-    require_distinct_seeds(frames)
+    require_distinct_runs(frames)
     metrics = [_tag(frame, manifests[run.id]) for run, frame in frames.items()]
-    evals = [
-        _tag(_read_evals(study, folder / run_id, manifest.config["rl"]["steps"]), manifest)
-        for run_id, manifest in manifests.items()
-    ]
+    answers = {
+        run: _read_evals(study, folder / run.id, manifests[run.id].config["rl"]["steps"])
+        for run in study.runs
+    }
+    _require_distinct_evaluations(answers)
+    evals = [_tag(frame, manifests[run.id]) for run, frame in answers.items()]
     watched = [run_id for run_id in manifests if has_file(folder / run_id, DRIFT_FILE)]
     drift = {run_id: read_drift(folder / run_id) for run_id in watched}
     evaluations = pd.concat(evals, ignore_index=True)
@@ -86,21 +87,41 @@ def read_metrics(run_dir: Path, num_steps: int | None = None) -> pd.DataFrame:
     return metrics
 
 
-def require_distinct_seeds(metrics: Mapping[Run, pd.DataFrame]) -> None:
-    """Refuses seeds that are copies: they would count as runs of their own.
+def require_distinct_runs(metrics: Mapping[Run, pd.DataFrame]) -> None:
+    """Refuses copies: they would count as seeds, or as an arm, of their own.
 
     Raises:
-        ValueError: two runs that differ in their seed alone have the same metrics in every step,
-            whatever time they took: one is a copy, or its seed had no effect.
+        ValueError: two runs of a model have the same metrics in every step, whatever time they
+            took: one is a copy, or the seed or arm in which they differ had no effect.
     """
-    first = dict[object, Run]()
-    for run, frame in metrics.items():
-        values = frame[[key for key in OF_A_SEED if key in frame]].to_numpy(float)
-        same = first.setdefault((run._replace(seed=0), values.shape, values.tobytes()), run)
-        if same.seed != run.seed:
+    values = {
+        run: frame[[key for key in OF_A_RUN if key in frame]].to_numpy(float)
+        for run, frame in metrics.items()
+    }
+    _require_distinct({run: (it.shape, it.tobytes()) for run, it in values.items()}, "metrics")
+
+
+def _require_distinct_evaluations(evaluations: Mapping[Run, pd.DataFrame]) -> None:
+    """As `require_distinct_runs`; all answers may be wrong, or right, in several runs."""
+    trained = {run: frame[frame["step"] > 0] for run, frame in evaluations.items()}
+    _require_distinct(
+        {
+            run: frame[["correct", "response_tokens_mean"]].to_json()
+            for run, frame in trained.items()
+            if frame["accuracy"].between(0, 1, inclusive="neither").any()
+        },
+        "evaluations",
+    )
+
+
+def _require_distinct(values: Mapping[Run, Hashable], what: str) -> None:
+    first = dict[tuple[str, Hashable], Run]()
+    for run, value in values.items():
+        same = first.setdefault((run.model, value), run)
+        if same != run:
             raise ValueError(
-                f"{run.id}: has the metrics of {same.id} in every step: a copy, or its seed had no "
-                "effect; delete its folder and train it again"
+                f"{run.id}: has the {what} of {same.id} in every step: a copy, or what they differ "
+                "in had no effect; delete its folder and train it again"
             )
 
 

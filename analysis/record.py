@@ -16,6 +16,7 @@ import pandas as pd
 from analysis.claims import write_claims
 from analysis.claims_table import read_table
 from analysis.replication_file import REPLICATIONS, replication_of
+from experiments.rl.metric_names import DRIFT_FILE
 from experiments.runs.attempts import list_run_dirs
 from experiments.runs.completeness import complete_cells
 from experiments.runs.drift import read_drift
@@ -29,7 +30,6 @@ from experiments.study.load import load_study
 from experiments.study.schema import ROOT, Run, Study
 from experiments.support.cli import RESULTS, STUDY, run_cli
 from experiments.support.json_files import REMAKE, write_json
-from qat_core.drift.names import FILE
 
 
 def record_study(
@@ -225,7 +225,7 @@ def _require_whole(study: Study, runs: Sequence[Run], results: Path) -> None:
     for run in runs:
         is_watched = study.rl.drift_every and ARMS[run.arm].rollout_recipe
         evaluations = [EVALUATIONS] if study.judged_by == "parity" else []
-        for file in (MANIFEST, *evaluations, *([FILE] if is_watched else [])):
+        for file in (MANIFEST, *evaluations, *([DRIFT_FILE] if is_watched else [])):
             if not has_file(results / run.id, file):
                 where = file_of(results / run.id, file)
                 raise ValueError(f"{where}: missing; run study {study.study} to its end first")
@@ -241,7 +241,7 @@ def recorded_run(run_dir: Path, *, of_grid: bool = False) -> RecordedRun:
         manifest=manifest | {"command": portable(manifest["command"])},
         metrics=pd.DataFrame(rows),
         evaluations=[it.model_dump(mode="json") for it in evaluations],
-        drift=read_drift(run_dir) if has_file(run_dir, FILE) else None,
+        drift=read_drift(run_dir) if has_file(run_dir, DRIFT_FILE) else None,
     )
 
 

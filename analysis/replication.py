@@ -19,7 +19,7 @@ from rich.table import Table
 
 from analysis.claims import judge as judge_results
 from analysis.claims_table import COLORS, Claim, ClaimsTable, ClaimVerdict, read_table
-from analysis.load import read_metrics, require_distinct_seeds
+from analysis.load import read_metrics, require_distinct_runs
 from analysis.markdown import MarkdownTable
 from analysis.record import require_commit
 from analysis.replication_file import REPLICATIONS, Replication, read_replications, replication_of
@@ -184,7 +184,7 @@ def judge(record: Path, study: Study, results: Path, keep: bool) -> None:
     manifests = [read_run(study, run, results, REMAKE) for run in study.runs]
     folders = {run: record / run.id for run in _recorded_study(record).runs}
     folders |= {run: results / run.id for run in study.runs}
-    require_distinct_seeds({run: read_metrics(it) for run, it in folders.items()})
+    require_distinct_runs({run: read_metrics(it) for run, it in folders.items()})
     claims = judge_results(study, results)
     comparisons = compare(read_table(record / "claims.json"), claims)
     show(comparisons, Console())

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
+from experiments.rl.metric_names import RESPONSE_TOKENS
 from experiments.runs.manifest import RunManifest, WeightMemory
 from experiments.study.schema import Study
-from qat_core.rl.metric_names import RESPONSE_TOKENS
 from qat_core.units import show_memory
 
 Array = np.ndarray

@@ -14,5 +14,8 @@ BlockScaleMethod = Literal["max", "four_over_six", "mse"]
 CheckpointFormat = Literal["compressed-tensors", "modelopt"]
 """How packed weights are stored."""
 
+Keep = Literal["packed", "rounded"]
+"""How `prepare` keeps rounded weights until they change."""
+
 EngineKind = Literal["eager", "vllm"]
 """What samples: transformers in this process, or vLLM."""

@@ -8,21 +8,22 @@ from typing import Any
 import pytest
 from torch import nn
 
-import qat_core.training.rounded_weights
-from qat_core.training.preparation import scales_of
-from qat_core.training.rounded_weights import RoundedWeights
-from qat_core.training.scales import Scales
+from qat_core.training import straight_through
+from qat_core.training.preparation import state_of
+from qat_core.training.state import rounded_weights
+from qat_core.training.state.rounded_weights import RoundedWeights
+from qat_core.training.state.weight_state import WeightState
 
 
-def known(model: nn.Module) -> Scales:
-    scales = scales_of(model)
-    assert scales is not None
-    return scales
+def known(model: nn.Module) -> WeightState:
+    state = state_of(model)
+    assert state is not None
+    return state
 
 
 def kept(model: nn.Module) -> set[str]:
     """Names of the weights that are kept rounded at the moment."""
-    held = known(model).rounded._recomputed.items()
+    held = known(model).kept._recomputed.items()
     return {name for (name, _), each in held if each.rounded is not None}
 
 
@@ -43,6 +44,7 @@ def count_roundings(
         return run(*args, **options)
 
     for name in functions:
-        counted = partial(count, getattr(qat_core.training.rounded_weights, name))
-        monkeypatch.setattr(qat_core.training.rounded_weights, name, counted)
+        is_rounding = name == "fake_quantize"
+        module = straight_through if is_rounding else rounded_weights
+        monkeypatch.setattr(module, name, partial(count, getattr(module, name)))
     return found

@@ -8,11 +8,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from experiments.benchmarks.random_model import write_architecture
+from experiments.rl.config import GrpoConfig, RolloutConfig, TaskConfig
+from experiments.rl.trainer import GrpoTrainer, TrainerConfig
 from experiments.study.schema import ROOT
 from experiments.support.json_files import read_json, write_json
 from qat_core.planning.recipe import Recipe
-from qat_core.rl.config import GrpoConfig, RolloutConfig, TaskConfig
-from qat_core.rl.trainer import GrpoTrainer, TrainerConfig
 from qat_core.rollout.start import EngineKind
 
 TASK = TaskConfig(name="chain-sum", terms=(3, 4), largest=9, train_prompts=64, test_prompts=8)

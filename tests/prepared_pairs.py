@@ -5,10 +5,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from qat_core.nvfp4 import fake_quantize, global_scale, group_amax
+from qat_core.options import Keep
 from qat_core.planning.plan import QuantPlan
 from qat_core.planning.recipe import Recipe
 from qat_core.training.preparation import prepare
-from qat_core.training.rounded_weights import Keep
 from tests.tiny_models import tiny_model, tokens
 
 

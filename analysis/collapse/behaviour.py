@@ -7,7 +7,7 @@ from analysis.collapse.curves import at_highest_rate, draw_runs, lines_note
 from analysis.collapse.data import GridData, show_arm
 from analysis.collapse.grid import show_rate
 from analysis.style import new_figure
-from qat_core.rl.metric_names import RESPONSE_TOKENS
+from experiments.rl.metric_names import RESPONSE_TOKENS
 
 CAPTION = "Response length, entropy and rollout_corr/kl by training step, a column an arm"
 METRICS = {

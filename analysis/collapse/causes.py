@@ -17,7 +17,7 @@ from analysis.collapse.grid import BF16, NOQAT, QAT, Setting, show_rate
 from analysis.collapse.survival import WINDOW
 from analysis.results import Array
 from analysis.style import arm_style, new_figure
-from qat_core.rl.metric_names import K3_KL, RESPONSE_TOKENS, REWARD
+from experiments.rl.metric_names import K3_KL, RESPONSE_TOKENS, REWARD
 
 CAPTION = "Means of what was measured before the first collapse, by arm, a mark a seed"
 ARMS = (BF16, NOQAT, QAT)

@@ -12,9 +12,9 @@ from analysis.figure_files import MANY_SEEDS
 from analysis.results import Array
 from analysis.stats import over_seeds
 from analysis.style import STAR, ArmStyle, new_figure
+from experiments.rl.config import Correction
+from experiments.rl.metric_names import K3_KL, REWARD
 from experiments.study.arms import ArmName
-from qat_core.rl.config import Correction
-from qat_core.rl.metric_names import K3_KL, REWARD
 
 CAPTION = "Reward and k3 KL by training step, a column an arm: a line a seed, a star a collapse"
 # the last but one is the strongest rival of QAT

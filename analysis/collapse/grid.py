@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from analysis.collapse.survival import Outcome, outcome
-from analysis.load import HINT, metric_of, read_metrics, require_distinct_seeds
+from analysis.load import HINT, metric_of, read_metrics, require_distinct_runs
+from experiments.rl.config import Correction
+from experiments.rl.metric_names import REWARD
 from experiments.runs.completeness import complete_cells
 from experiments.runs.manifest import read_manifest
 from experiments.study.arms import ArmName
 from experiments.study.schema import Run, Study
-from qat_core.rl.config import Correction
-from qat_core.rl.metric_names import REWARD
 
 BF16: ArmName = "bf16"
 NOQAT: ArmName = "nvfp4-noqat"
@@ -141,13 +141,13 @@ def read_grid(runs: Mapping[Setting, Sequence[Run]], results: Path) -> Grid:
     """What became of the runs.
 
     Raises:
-        ValueError: a run is damaged, has a step without a reward, or is a copy of another seed.
+        ValueError: a run is damaged, has a step without a reward, or is a copy of another.
     """
     manifests = {run: read_manifest(results / run.id, HINT) for run in chain(*runs.values())}
     metrics = {
         run: read_metrics(results / run.id, it.planned_steps) for run, it in manifests.items()
     }
-    require_distinct_seeds(metrics)
+    require_distinct_runs(metrics)
 
     def outcome_of(run: Run) -> Outcome:
         rewards_T = metric_of(metrics[run], REWARD, run.id).to_numpy(float)

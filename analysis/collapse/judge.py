@@ -15,12 +15,12 @@ from analysis.collapse.grid import Design, Grid, design_of, read_grid, runs_by_s
 from analysis.collapse.rules import AREA_LEVEL, Judged, Rule, rules_of
 from analysis.collapse.survival import NUM_DRAWN, WINDOW, takes_all_divisions, takes_all_signs
 from analysis.load import metric_of, read_metrics
+from experiments.rl.metric_names import REWARD
 from experiments.runs.evaluation import EVALUATIONS
 from experiments.runs.manifest import MANIFEST, read_manifest
 from experiments.runs.record import file_of, has_file
 from experiments.study.schema import Run, Study
 from experiments.support.json_files import REMAKE
-from qat_core.rl.metric_names import REWARD
 
 DEFINITION = (
     "A run has collapsed when the mean reward of 20 steps falls below half of its best. Claims "

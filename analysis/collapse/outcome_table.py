@@ -17,12 +17,12 @@ from analysis.collapse.grid import (
 from analysis.collapse.survival import Outcome, share_collapsed
 from analysis.load import HINT, read_metric
 from analysis.markdown import MarkdownTable
+from experiments.rl.metric_names import K3_KL
+from experiments.rl.tasks import GENERATED_TASKS, have_new_sums
 from experiments.runs.evaluation import EVALUATIONS, Evaluation, Precision
 from experiments.runs.record import has_file
 from experiments.runs.settings import read_evaluations_of
 from experiments.study.schema import Run, Study
-from qat_core.rl.metric_names import K3_KL
-from qat_core.rl.tasks import GENERATED_TASKS, have_new_sums
 
 
 class Row(NamedTuple):

@@ -14,7 +14,7 @@ from analysis.drift import maps, order
 from analysis.style import save_figure
 from experiments.runs.drift import KL, read_drift
 from experiments.support.cli import run_cli
-from qat_core.drift.names import MEASURES
+from qat_core.drift import MEASURES
 
 
 def main() -> None:

@@ -18,11 +18,11 @@ from analysis.figures.qwen3 import RECORDS as BENCHMARKS
 from analysis.style import add_legend, arm_style, new_figure, save_figure
 from analysis.tables.front import MACHINE, MODEL, STUDY
 from analysis.tables.serving import ServingRecord, engines_by_name, read_servings
+from experiments.rl.metric_names import K3_KL, REWARD
 from experiments.study.load import load_study
 from experiments.study.model_config import read_model_config
 from experiments.study.schema import ROOT
 from experiments.support.cli import run_cli
-from qat_core.rl.metric_names import K3_KL, REWARD
 from qat_core.units import BYTES_PER_GIB
 
 RECORD = ROOT / "experiments" / "records" / STUDY

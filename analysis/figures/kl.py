@@ -10,8 +10,8 @@ from analysis.parity.kl import kl_ratio, mean_kl
 from analysis.results import Array, Results
 from analysis.stats import SPIKE, Interval
 from analysis.style import INK, add_legend, arm_style, grid_by_model, plot_seeds, seeds_note
+from experiments.rl.metric_names import K3_KL
 from experiments.study.schema import Study
-from qat_core.rl.metric_names import K3_KL
 
 CAPTION = "k3 KL of rollout and trainer by training step on a log axis, every arm and seed"
 RATIO_NOTE = (

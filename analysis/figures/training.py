@@ -6,8 +6,8 @@ from matplotlib.figure import Figure
 from analysis.metrics import CATALOGUE
 from analysis.results import Results
 from analysis.style import add_legend, arm_style, grid_by_model, plot_seeds, seeds_note
+from experiments.rl.metric_names import REWARD
 from experiments.study.schema import Study
-from qat_core.rl.metric_names import REWARD
 
 CAPTION = "Online reward, response length, entropy and rollout_corr/kl by training step, all arms"
 METRICS = {

@@ -1,7 +1,7 @@
 """Claims about accuracy on held-out prompts, as differences of arms in log-odds.
 
 Answers are sampled, at temperature 0.6 unless the study says another
-(`qat_core.rl.config.EvaluationConfig`). `accuracy` compares checkpoints, all evaluated in BF16;
+(`experiments.rl.config.EvaluationConfig`). `accuracy` compares checkpoints, all evaluated in BF16;
 `served` compares what a user gets: NVFP4 arms evaluated in NVFP4.
 """
 

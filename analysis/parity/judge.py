@@ -22,8 +22,8 @@ from analysis.parity.kl import ffn_ratio, noqat_ratio, qat_ratio
 from analysis.parity.protocol import marks
 from analysis.results import Results, memory_source
 from analysis.stats import Interval, gain
+from experiments.rl.metric_names import REWARD
 from experiments.study.schema import Study
-from qat_core.rl.metric_names import REWARD
 
 # Reward before and after training: the first step samples from the base model, a few steps average
 # out a batch's luck. Few first steps keep the start fair; either side takes half a run at most.

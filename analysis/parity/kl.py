@@ -7,8 +7,8 @@ from analysis.claim_rows import Requirement, new_claim
 from analysis.claims_table import Claim, show_ratio
 from analysis.results import Array, Results
 from analysis.stats import MIN_STEPS, Interval, find_spikes, ratio_over_seeds, token_means
+from experiments.rl.metric_names import K3_KL
 from experiments.study.schema import Study
-from qat_core.rl.metric_names import K3_KL
 
 
 def qat_ratio(study: Study, results: Results, model: str) -> Claim:

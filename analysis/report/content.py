@@ -10,6 +10,7 @@ from analysis.drift.order import order_table
 from analysis.figure_files import KINDS
 from analysis.figures.drawings import drawings
 from analysis.style import figure_bytes
+from experiments.rl.metric_names import DRIFT_FILE
 from experiments.runs.evaluation import EVALUATIONS
 from experiments.runs.manifest import MANIFEST, RunManifest
 from experiments.runs.metrics import METRICS
@@ -21,7 +22,6 @@ from experiments.runs.summary import ArmSummary
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, Study
 from experiments.support.json_files import read_bytes
-from qat_core.drift.names import FILE as DRIFT_FILE
 
 HINT = "run the study to its end"
 HINT_OF_RECORD = "record the study again"

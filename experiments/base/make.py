@@ -19,6 +19,11 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from experiments.base.gguf import load_gguf
 from experiments.base.hub_checkpoint import link_checkpoint
+from experiments.rl.config import PretrainConfig
+from experiments.rl.prompts import encode_prompt
+from experiments.rl.supervised import pretrain
+from experiments.rl.tasks import GENERATED_TASKS, Problem, make_problems
+from experiments.rl.tokenizer import character_tokenizer
 from experiments.runs.base_manifest import base_digest, require_prompts_fit
 from experiments.runs.manifest import MANIFEST
 from experiments.runs.provenance import digest_file
@@ -32,11 +37,6 @@ from experiments.support.json_files import write_json
 from experiments.support.replaced_folder import require_replaceable
 from experiments.support.sole_process import sole_process
 from qat_core.bf16_on_cpu import multiply_bf16_in_fp32
-from qat_core.rl.config import PretrainConfig
-from qat_core.rl.prompts import encode_prompt
-from qat_core.rl.supervised import pretrain
-from qat_core.rl.tasks import GENERATED_TASKS, Problem, make_problems
-from qat_core.rl.tokenizer import character_tokenizer
 from qat_core.rollout.engine import require_known
 
 PROGRESS_LINES = 6

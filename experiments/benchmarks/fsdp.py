@@ -32,7 +32,7 @@ from experiments.benchmarks.timing import quartiles, summary, time_steps
 from experiments.support.cli import run_cli
 from qat_core.arguments import positive_int
 from qat_core.training.parameter import FakeQuantizedTensor
-from qat_core.training.preparation import scales_of
+from qat_core.training.preparation import state_of
 from qat_core.units import BYTES_PER_GIB
 
 COLUMNS = {
@@ -156,8 +156,8 @@ def nccl_ms(call: partial[None]) -> dict[str, float]:
 
 def packed_shards_gib(model: nn.Module) -> float:
     """What this rank keeps packed of its shards after a step; 0 where nothing is quantized."""
-    scales = scales_of(model)
-    shards = scales.packed_shards.values() if scales else ()
+    state = state_of(model)
+    shards = state.packed_shards.values() if state else ()
     return sum(buffer.nbytes for buffer, _ in shards) / BYTES_PER_GIB
 
 

@@ -25,7 +25,7 @@ from experiments.benchmarks.sharded import measure_on_ranks, shard
 from experiments.benchmarks.timing import quartiles, time_steps
 from experiments.support.cli import run_cli
 from qat_core.arguments import positive_int
-from qat_core.training.preparation import scales_of
+from qat_core.training.preparation import state_of
 
 ARMS = ("bf16", "qat")
 SEQUENCES, MICRO_BATCHES = 8, 4
@@ -96,9 +96,9 @@ def fetch(model: nn.Module, device: str) -> None:
 
 def offload(model: nn.Module) -> None:
     """As this project's engine and then verl's `offload_fsdp2_model_to_cpu`."""
-    scales = scales_of(model)
-    if scales is not None:
-        scales.packed_shards.clear()
+    state = state_of(model)
+    if state is not None:
+        state.packed_shards.clear()
     model.to("cpu", non_blocking=True)
     torch.cuda.empty_cache()
 

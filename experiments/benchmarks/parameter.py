@@ -29,7 +29,7 @@ from experiments.runs.provenance import origin
 from experiments.support.cli import run_cli
 from experiments.support.json_files import write_json
 from qat_core.arguments import positive_int
-from qat_core.training.preparation import scales_of
+from qat_core.training.preparation import state_of
 from qat_core.units import BYTES_PER_GIB
 
 SEQUENCES, TOKENS = 4, 2048
@@ -109,8 +109,8 @@ def step(model: nn.Module, changed: Any, x: torch.Tensor, grad: torch.Tensor) ->
 
 def held_bytes(model: nn.Module, device: str) -> int:
     """Bytes of the weights, and of what a step keeps of them for the next; 0 on a CPU."""
-    scales = scales_of(model)
-    kept = 0 if scales is None else scales.rounded.num_bytes
+    state = state_of(model)
+    kept = 0 if state is None else state.kept.num_bytes
     weights = sum(weight.nbytes for weight in model.parameters())
     return weights + kept if device == "cuda" else 0
 

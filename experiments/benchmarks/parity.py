@@ -29,6 +29,8 @@ from experiments.benchmarks.architectures import ARCHITECTURES, engine_settings
 from experiments.benchmarks.device import require_device
 from experiments.benchmarks.engines import add_compile_option, add_kernels_option, set_kernels
 from experiments.benchmarks.parity_cases import Case, random_case, trained_case
+from experiments.rl.metric_names import K3_KL
+from experiments.rl.policy import Policy
 from experiments.runs.provenance import origin
 from experiments.support.cli import run_cli
 from experiments.support.subprocess_call import call_in_subprocess
@@ -37,8 +39,6 @@ from qat_core.mismatch import mismatch_metrics
 from qat_core.nvfp4 import PackedTensor, dequantize
 from qat_core.planning.plan import plan
 from qat_core.planning.recipe import Recipe
-from qat_core.rl.metric_names import K3_KL
-from qat_core.rl.policy import Policy
 from qat_core.rollout.engine import Rollouts
 from qat_core.rollout.vllm.engine import VllmEngine, vllm_version
 from qat_core.weights.stream import weight_stream

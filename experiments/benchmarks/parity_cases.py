@@ -9,9 +9,9 @@ from transformers import AutoTokenizer
 
 from experiments.benchmarks.architectures import ARCHITECTURES, TINY
 from experiments.benchmarks.random_model import write_random_checkpoint
+from experiments.rl.prompts import encode_prompt
+from experiments.rl.tasks import make_problems
 from experiments.study.load import load_study
-from qat_core.rl.prompts import encode_prompt
-from qat_core.rl.tasks import make_problems
 
 NUM_SEEDS = 3
 SEQUENCES = {"cuda": 256, "cpu": 8}

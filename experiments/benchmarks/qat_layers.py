@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModel, LlamaConfig, Qwen3Config, Qwen3MoeConfig
 
+from qat_core.options import Keep
 from qat_core.planning.recipe import Recipe
-from qat_core.training.preparation import prepare, scales_of
-from qat_core.training.rounded_weights import Keep
+from qat_core.training.preparation import prepare, state_of
 
 QAT_ARMS: dict[str, Keep | None] = {"qat": None, "qat packed": "packed", "qat rounded": "rounded"}
 ATTENTION = {"num_attention_heads": 32, "head_dim": 128, "vocab_size": 16}
@@ -76,9 +76,9 @@ def apply_arm(model: nn.Module, arm: str) -> Callable[[], None]:
     """Quantize `model` as the arm does; returns what to call when the weights have changed."""
     if arm in QAT_ARMS:
         prepare(model, Recipe(), keep=QAT_ARMS[arm])
-        scales = scales_of(model)
-        assert scales is not None
-        return scales.weights.mark_all_written
+        state = state_of(model)
+        assert state is not None
+        return state.weights.mark_all_written
     if arm == "verl":
         verl = verl_qat()
         verl.apply_qat(model, {"enable": True})

@@ -13,10 +13,10 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from experiments.benchmarks.device import require_device
+from experiments.rl.tokenizer import character_tokenizer
 from experiments.study.model_config import read_model_config
 from experiments.support.cli import run_cli
 from qat_core.arguments import positive_int
-from qat_core.rl.tokenizer import character_tokenizer
 
 SIGMA = 0.5
 LARGEST_SIGMA = 10  # beyond it factors of some rows are infinite

@@ -22,6 +22,8 @@ from torch import Tensor
 
 from experiments.base.make import make_base
 from experiments.benchmarks.timing import quartiles, time_in_turns
+from experiments.rl.policy import Policy
+from experiments.rl.trainer import GrpoTrainer, TrainerConfig
 from experiments.runs.provenance import origin
 from experiments.study.arms import ArmName, make_recipes
 from experiments.study.load import load_study
@@ -30,8 +32,6 @@ from experiments.support.cli import run_cli
 from experiments.support.json_files import write_json
 from qat_core.arguments import positive_int, study_seed
 from qat_core.mismatch import k3
-from qat_core.rl.policy import Policy
-from qat_core.rl.trainer import GrpoTrainer, TrainerConfig
 from qat_core.rollout.eager import EagerEngine
 from qat_core.rollout.engine import Rollouts
 from qat_core.routing import capture

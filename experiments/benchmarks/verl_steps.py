@@ -19,13 +19,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from experiments.rl.metric_names import K3_KL, STEP_TIME
 from experiments.runs.attempts import read_history
 from experiments.runs.manifest import RunManifest
 from experiments.runs.metrics import Row, token_mean
 from experiments.support.cli import run_cli
 from experiments.support.json_files import write_json
 from experiments.verl.peak_memory import GPU_MEMORY, HOST_MEMORY
-from qat_core.rl.metric_names import K3_KL, STEP_TIME
 
 TIMES = {
     "rollout_s": "timing_s/gen",

@@ -321,7 +321,7 @@ def main() -> None:
                 expected_zero=False,
             )
         rows = call_in_subprocess(compare_case, name, case, device)
-        with FileLock(arguments.record.with_suffix(".lock")):
+        with FileLock(Path(tempfile.gettempdir()) / f"{arguments.record.name}.lock"):
             record = read_continued(arguments.record, setup) or {**setup, "comparisons": []}
             record["comparisons"] += rows
             write_json(arguments.record, record)

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from experiments.rl.resume import check, find_steps
 from experiments.support.signals import end_with_parent
 from experiments.verl.checkpoints import TRACKER, steps_on_disk, tracked_step
-from qat_core.rl.resume import check, find_steps
 
 MERGED = ".merged_"
 

@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 from transformers import AutoTokenizer, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
+from experiments.rl.config import EvaluationConfig
+from experiments.rl.prompts import decode_responses, encode_prompt
+from experiments.rl.tasks import Question
 from experiments.runs.evaluation import Evaluation, Precision
 from experiments.study.arms import ARMS, make_recipe
 from experiments.study.schema import Run, Study
@@ -16,9 +19,6 @@ from qat_core.bf16_on_cpu import multiply_bf16_in_fp32
 from qat_core.checkpoint.load import load_model
 from qat_core.planning.plan import QuantPlan, bf16_plan, plan
 from qat_core.planning.recipe import Recipe
-from qat_core.rl.config import EvaluationConfig
-from qat_core.rl.prompts import decode_responses, encode_prompt
-from qat_core.rl.tasks import Question
 from qat_core.rollout.engine import RolloutEngine
 from qat_core.rollout.start import start_engine
 from qat_core.weights.stream import weight_stream

@@ -17,6 +17,7 @@ from typing import get_args
 
 from experiments.evaluate.checkpoints import find_checkpoints, model_folder, remove_merged
 from experiments.evaluate.evaluator import EvaluationJob, evaluate
+from experiments.rl.tasks import Question, make_problems
 from experiments.runs.base_manifest import check_base
 from experiments.runs.data_manifest import check_data
 from experiments.runs.evaluation import Evaluation, Precision, write_evaluations
@@ -30,7 +31,6 @@ from experiments.support.signals import raise_stop_signals
 from experiments.support.sole_process import sole_process
 from experiments.support.subprocess_call import call_in_subprocess
 from experiments.verl.questions import read_questions
-from qat_core.rl.tasks import Question, make_problems
 
 
 def evaluate_run(

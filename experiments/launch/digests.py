@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from experiments.rl.tasks import make_problems
 from experiments.runs.base_manifest import read_base_manifest
 from experiments.runs.code import digest_code
 from experiments.runs.data_manifest import read_data_manifest
@@ -17,7 +18,6 @@ from experiments.study.schema import ROOT, Run, Study
 from experiments.study.yaml_file import read_yaml
 from experiments.verl.command import build_command, build_configuration, run_paths
 from experiments.verl.verifier import verifier_of
-from qat_core.rl.tasks import make_problems
 
 BOOKKEEPING = ("experiments.runs", "experiments.study.schema")  # decides no number
 LOCAL_TRAINER = "experiments.launch.local_trainer"

@@ -1,15 +1,15 @@
-"""A run of a study trained in this process by `qat_core.rl`."""
+"""A run of a study trained in this process by `experiments.rl`."""
 
 from pathlib import Path
 
+from experiments.rl.resume import find_steps
+from experiments.rl.trainer import GrpoTrainer, TrainerConfig
 from experiments.runs.attempts import HINT, Attempt, OnStep, merge_rows
 from experiments.runs.manifest import TrainingResult
 from experiments.runs.metrics import METRICS, require_every_step
 from experiments.study.arms import make_recipes
 from experiments.study.schema import Run, Study
 from qat_core.bf16_on_cpu import multiply_bf16_in_fp32
-from qat_core.rl.resume import find_steps
-from qat_core.rl.trainer import GrpoTrainer, TrainerConfig
 from qat_core.units import BYTES_PER_GIB
 from qat_core.weights.stream import weight_stream
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from experiments.launch.digests import training_digests
 from experiments.launch.preflight import check_devices, check_settings
+from experiments.rl.metric_names import DRIFT_FILE
 from experiments.runs.attempts import (
     STOP_FILE,
     Attempt,
@@ -52,7 +53,6 @@ from experiments.support.sole_process import sole_process
 from experiments.support.tee import tee_output
 from experiments.support.temporary_folder import private_temporary_folder
 from experiments.tracking.run_log import RunLog, Tracker, Untracked
-from qat_core.drift.names import FILE as DRIFT_FILE
 from qat_core.planning.predicted_memory import predict_weight_memory_gib
 from qat_core.rollout.vllm.switches import require_known_variables
 

@@ -11,7 +11,7 @@ not complete. On a GPU a program waits until so much memory is free as the study
 takes (`gpu_memory_gib`); more jobs than fit do no harm.
 
 `--random-weights` is for large models whose weights are random: ranks draw them from a seed
-(`experiments.benchmarks.seeded_base`), and nothing is evaluated.
+(`experiments.base.seeded`), and nothing is evaluated.
 """
 
 import argparse
@@ -157,7 +157,7 @@ class SideBySide:
         wanted, is_there = base_digest(self.study, name), (out / MANIFEST).exists()
         if is_there and _is_current(out, read_base_manifest(out).settings, wanted):
             return True
-        maker = "benchmarks.seeded_base" if self.random_weights else "base.make"
+        maker = "base.seeded" if self.random_weights else "base.make"
         arguments = ("--model", name, "--out", str(out))
         return self._begin(name, [(f"experiments.{maker}", arguments)])
 

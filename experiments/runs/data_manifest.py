@@ -4,9 +4,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from experiments.rl.config import TaskConfig
 from experiments.runs.provenance import digest_json, require_digests
 from experiments.support.json_files import read_model
-from qat_core.rl.config import TaskConfig
 
 DATA_MANIFEST = "data.json"
 

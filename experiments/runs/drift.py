@@ -1,7 +1,7 @@
 """The drift of a run's weights: JSON lines until it is recorded.
 
-One row a weight and observed step, as `qat_core.drift.log` writes them; the KL of a layer is the
-measure `layer_kl` of rows of the kind `kl`.
+One row a weight and observed step, as `experiments.rl.drift_log` writes them; the KL of a layer is
+the measure `layer_kl` of rows of the kind `kl`.
 """
 
 import math
@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from experiments.rl.metric_names import DRIFT_FILE
 from experiments.runs.record import file_of, record_of
 from experiments.support.json_files import parse_object, read_bytes
-from qat_core.drift.names import FILE, MEASURES
+from qat_core.drift import MEASURES
 
 KL = "layer_kl"
 HINT = "train the run with rl.drift_every: 1"
@@ -25,11 +26,11 @@ def read_drift(run_dir: Path) -> pd.DataFrame:
     Raises:
         ValueError: they are missing, empty or damaged.
     """
-    record, path = record_of(run_dir), file_of(run_dir, FILE)
+    record, path = record_of(run_dir), file_of(run_dir, DRIFT_FILE)
     if record is None:
-        rows = _read_jsonl(run_dir / FILE)
+        rows = _read_jsonl(run_dir / DRIFT_FILE)
     else:
-        rows = record.rows(FILE, run_dir.name).to_pandas()
+        rows = record.rows(DRIFT_FILE, run_dir.name).to_pandas()
     if rows.empty:
         raise ValueError(f"{path}: empty; {HINT}")
     if missing := set(KEYS) - set(rows):

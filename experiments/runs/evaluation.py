@@ -7,10 +7,10 @@ from typing import Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
+from experiments.rl.config import EvaluationConfig
 from experiments.runs.manifest import Section
 from experiments.runs.record import file_of, record_of
 from experiments.support.json_files import check_model, read_model, write_json
-from qat_core.rl.config import EvaluationConfig
 
 EVALUATIONS = "eval.json"
 Precision = Literal["bf16", "nvfp4"]

@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    AliasChoices,
     BaseModel,
     ConfigDict,
     Field,
@@ -139,10 +138,7 @@ class RunManifest(Section):
     protocol_sha256: str | None = Field(None, description="of the study's protocol, if it has one")
     seeds: dict[str, int]
     memory: WeightMemory
-    # "ledger" in records made before the coverage had its name
-    coverage: list[dict[str, Any]] | None = Field(
-        validation_alias=AliasChoices("coverage", "ledger")
-    )
+    coverage: list[dict[str, Any]] | None
 
     @model_validator(mode="after")
     def _names_agree(self) -> Self:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from experiments.rl.metric_names import K3_KL, RESPONSE_TOKENS, REWARD, TOTAL_TOKENS
 from experiments.runs.record import file_of, record_of
 from experiments.support.json_files import parse_object, read_bytes, write_jsonl
-from qat_core.rl.metric_names import K3_KL, RESPONSE_TOKENS, REWARD, TOTAL_TOKENS
 
 Row = dict[str, float | int | None]
 METRICS = "metrics.jsonl"

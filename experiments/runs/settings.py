@@ -5,13 +5,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from experiments.rl.config import GrpoConfig
 from experiments.runs.evaluation import EVALUATIONS, Evaluation, read_evaluations
 from experiments.runs.manifest import MANIFEST, RunManifest, read_manifest
 from experiments.runs.provenance import diff_manifests
 from experiments.runs.record import file_of, record_of
-from experiments.study.load import OLD_KEYS
 from experiments.study.schema import Run, Study
-from qat_core.rl.config import GrpoConfig
 
 RECIPE = "recipe."  # keys of verl; their files change, and are in no record
 
@@ -73,5 +72,5 @@ def read_evaluations_of(study: Study, run_dir: Path, hint: str) -> list[Evaluati
 
 def settings_of(manifest: RunManifest) -> dict[str, Any]:
     """A run's settings; keys of `rl` that are younger than the run have their defaults."""
-    config = {OLD_KEYS.get(key, key): value for key, value in manifest.config.items()}
+    config = manifest.config
     return config | {"rl": GrpoConfig.model_validate(config["rl"]).model_dump(mode="json")}

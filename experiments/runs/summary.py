@@ -10,6 +10,7 @@ from statistics import fmean
 
 from pydantic import BaseModel, ConfigDict
 
+from experiments.rl.metric_names import K3_KL, REWARD
 from experiments.runs.attempts import is_run, read_history
 from experiments.runs.evaluation import EVALUATIONS, read_evaluations
 from experiments.runs.manifest import RunManifest
@@ -17,7 +18,6 @@ from experiments.runs.metrics import Row, token_mean
 from experiments.runs.record import has_file
 from experiments.study.schema import Run
 from experiments.support.json_files import REMAKE
-from qat_core.rl.metric_names import K3_KL, REWARD
 from qat_core.units import MIB_PER_GIB
 
 KL, KL_RATIO, REWARD_MEAN = "k3_kl", "k3_kl_ratio", "reward"

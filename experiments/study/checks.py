@@ -7,6 +7,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from experiments.rl.config import GrpoConfig, TaskConfig
+from experiments.rl.tasks import GENERATED_TASKS
 from experiments.study.model_config import read_model_config
 from experiments.study.models import GgufModel, HubModel
 from experiments.study.recipe_checks import (
@@ -18,8 +20,6 @@ from experiments.study.recipe_checks import (
 from experiments.study.schema import ROOT, Study
 from experiments.study.verl_settings import known_recipes, known_variants
 from experiments.study.yaml_file import suggest
-from qat_core.rl.config import GrpoConfig, TaskConfig
-from qat_core.rl.tasks import GENERATED_TASKS
 
 VERL_CORRECTIONS = ("token_tis", "none")
 

@@ -9,10 +9,6 @@ from experiments.study.schema import Study
 from experiments.study.yaml_file import parse_yaml_file
 from experiments.support.cli import run_cli
 
-# of studies recorded under these names
-OLD_KEYS = {"scale": "scale_policy", "block_scale": "block_scale_method"}
-REMOVED_KEYS = {"claims": ("accuracy_margin",)}
-
 
 def load_study(path: Path) -> Study:
     """Reads and checks a study file.
@@ -20,7 +16,7 @@ def load_study(path: Path) -> Study:
     Raises:
         ValueError: one line per failed check, "<file>: <dotted key>: <what>; <hint>".
     """
-    study = parse_yaml_file(path, Study, MODEL_KINDS, OLD_KEYS, REMOVED_KEYS)
+    study = parse_yaml_file(path, Study, MODEL_KINDS)
     # the first only: the next ones rely on what it asks for
     for failure in failed_checks(study):
         raise ValueError(f"{path}: {' '.join(failure.splitlines())}")  # values may have lines

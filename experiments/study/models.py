@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from qat_core.rl.config import PretrainConfig, Settings
+from experiments.rl.config import PretrainConfig, Settings
 
 # "_" separates the parts of a run id, so a model's name must not hold one.
 MODEL_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9.-]*$"

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
+from experiments.rl.tasks import GENERATED_TASKS
 from experiments.study.schema import Study
-from qat_core.rl.tasks import GENERATED_TASKS
 
 # a recipe's: verl fills micro-batches by tokens, not by rl.micro_batch_responses
 DYNAMIC_BATCHES = "actor_rollout_ref.actor.use_dynamic_bsz"

@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BeforeValidator, Field, PositiveFloat, PositiveInt
 
+from experiments.rl.config import Correction, EvaluationConfig, GrpoConfig, Settings, TaskConfig
 from experiments.study.arms import ARMS, ArmName
 from experiments.study.models import Model, ModelName
 from experiments.study.verl_settings import Setting, load_recipe
 from qat_core.options import BlockScaleMethod, ScalePolicy
 from qat_core.planning.predicted_memory import VLLM_VOCABULARY_MULTIPLE
-from qat_core.rl.config import Correction, EvaluationConfig, GrpoConfig, Settings, TaskConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDY_NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"

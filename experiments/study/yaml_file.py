@@ -1,7 +1,6 @@
 """Reads a YAML file into a pydantic model; one line with a hint for each error."""
 
-import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
@@ -18,28 +17,20 @@ MAX_LINES = 5
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
-def parse_yaml_file(
-    path: Path,
-    model: type[ModelT],
-    kinds: Kinds,
-    old_keys: Mapping[str, str],
-    removed_keys: Mapping[str, Collection[str]],
-) -> ModelT:
+def parse_yaml_file(path: Path, model: type[ModelT], kinds: Kinds) -> ModelT:
     """Reads `path` as a `model`.
 
     Args:
         path: the YAML file.
         model: what the file holds.
         kinds: the sections that `models.<name>` may hold, by the value of their key `kind`.
-        old_keys: new name by old name of top-level keys, read with a note on stderr.
-        removed_keys: by section, keys that mean nothing any more; left out with a note on stderr.
 
     Raises:
         ValueError: one line per error, "<file>: <dotted key>: <what>; <hint>".
     """
     if not path.is_file():
         raise ValueError(f"{path}: no such study file; see experiments/studies")
-    content = _without(_rename(read_yaml(path), old_keys, path), removed_keys, path)
+    content = read_yaml(path)
     try:
         parsed = model.model_validate(content)
     except ValidationError as error:
@@ -65,31 +56,6 @@ def _truth_values_as_numbers(
     elif isinstance(given, list) and isinstance(parsed, tuple):
         for i, (item, its) in enumerate(zip(given, parsed, strict=True)):
             yield from _truth_values_as_numbers(item, its, (*parents, str(i)))
-
-
-def _rename(content: dict[str, Any], old_keys: Mapping[str, str], path: Path) -> dict[str, Any]:
-    renamed = {old: new for old, new in old_keys.items() if old in content}
-    for old, new in renamed.items():
-        if new in content:
-            raise ValueError(f"{path}: {old}: is now called {new}, which is there too; remove it")
-    if renamed:
-        names = ", ".join(f"{old} is now called {new}" for old, new in renamed.items())
-        print(f"note: {path}: {names}", file=sys.stderr)
-    return {renamed.get(key, key): value for key, value in content.items()}
-
-
-def _without(
-    content: dict[str, Any], removed_keys: Mapping[str, Collection[str]], path: Path
-) -> dict[str, Any]:
-    for section, removed in removed_keys.items():
-        keys = content.get(section)
-        if not isinstance(keys, dict):
-            continue
-        for key in (key for key in removed if key in keys):
-            print(f"note: {path}: {section}.{key} means nothing any more", file=sys.stderr)
-        kept = {key: value for key, value in keys.items() if key not in removed}
-        content = {**content, section: kept}
-    return content
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):

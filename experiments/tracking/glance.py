@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 from mlflow import MlflowClient
 
+from experiments.rl.metric_names import K3_KL, REWARD
 from experiments.runs.summary import ACCURACIES, KL, KL_RATIO, MIB, REWARD_MEAN, SHARE
-from qat_core.rl.metric_names import K3_KL, REWARD
 
 VIEW = "glance"
 SHARED_VIEW = f"mlflow.sharedViewState.{VIEW}"

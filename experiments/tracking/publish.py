@@ -18,6 +18,7 @@ from statistics import fmean
 from mlflow import MlflowClient
 from mlflow.entities import Metric
 
+from experiments.rl.metric_names import STEP_TIME
 from experiments.runs.attempts import list_run_dirs, read_history
 from experiments.runs.evaluation import EVALUATIONS, read_evaluations
 from experiments.runs.manifest import RunManifest, read_manifest
@@ -49,7 +50,6 @@ from experiments.tracking.store import (
     find_runs,
     store_uri,
 )
-from qat_core.rl.metric_names import STEP_TIME
 
 STUDY_RUN = "study"
 # which file a run's accuracies, and a study's claims, are of

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Protocol
 
+from experiments.rl.metric_names import K3_KL, REWARD, STEP_TIME, TOTAL_TOKENS
 from experiments.runs.attempts import Attempt
 from experiments.runs.manifest import RunManifest
 from experiments.runs.metrics import Row
-from qat_core.rl.metric_names import K3_KL, REWARD, STEP_TIME, TOTAL_TOKENS
 
 STEPS_OF_PACE = 5  # the time left follows the pace of the last steps
 

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from experiments.rl.config import GrpoConfig
 from experiments.study.arms import make_recipes
 from experiments.study.load import load_study
 from experiments.study.schema import Run, Study
 from experiments.study.verl_settings import Setting
 from experiments.support.cli import RESULTS, RUN, STUDY, run_cli
 from experiments.verl.recipe_rules import require_study_as_it_is
-from qat_core.rl.config import GrpoConfig
 
 FROM_STUDY = "the study"
 # verl's names; its plain rewards are a module of ours

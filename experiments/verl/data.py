@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from experiments.rl.config import TaskConfig
+from experiments.rl.tasks import GENERATED_TASKS, Question, Split, make_problems
 from experiments.runs.data_manifest import DATA_MANIFEST, data_digest
 from experiments.runs.provenance import digest_file
 from experiments.study.load import load_study
@@ -17,8 +19,6 @@ from experiments.support.json_files import write_json
 from experiments.support.replaced_folder import require_replaceable
 from experiments.verl.questions import drop_repeated, read_questions
 from experiments.verl.sources import locate_sources
-from qat_core.rl.config import TaskConfig
-from qat_core.rl.tasks import GENERATED_TASKS, Question, Split, make_problems
 
 # verl/utils/dataset/rl_dataset.py and verl/experimental/reward_loop read these columns
 SCHEMA = pa.schema(
@@ -68,7 +68,7 @@ def write_data(task: TaskConfig, out: Path) -> None:
 
 def _parts(task: TaskConfig, split: Split) -> Iterator[Part]:
     if task.name in GENERATED_TASKS:
-        origin = {"generator": "qat_core.rl.tasks"}
+        origin = {"generator": "experiments.rl.tasks"}
         yield Part(task.name, list(make_problems(task, split)), origin)
         return
     for source in locate_sources(task, split):

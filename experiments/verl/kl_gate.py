@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
+from experiments.rl.metric_names import K3_KL
 from experiments.runs.metrics import Row
 from experiments.study.schema import KlGate
 from experiments.verl.rows import Step
-from qat_core.rl.metric_names import K3_KL
 
 
 class GateWatch:

@@ -20,8 +20,9 @@ from qat_core.units import BYTES_PER_GIB
 ROOT = Path(__file__).resolve().parents[2]
 TIME_LIMIT_S = 5
 MEMORY_LIMIT_BYTES = 4 * BYTES_PER_GIB
-# 1, until November 2026: as math-verify reads them; 2: rewritten by `written_forms` before
-RULE = 2
+# 1, until November 2026: as math-verify reads them; 2: rewritten by `written_forms` before; 3: with
+# degrees
+RULE = 3
 PACKAGES = ("math-verify", "latex2sympy2-extended", "antlr4-python3-runtime", "sympy")
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pydantic import BaseModel, Field, ValidationError
 
-from qat_core.rl.tasks import Question
+from experiments.rl.tasks import Question
 
 # what DAPO-Math-17k and its AIME 2024 wrap every problem in
 DAPO_PROMPT = (

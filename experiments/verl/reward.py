@@ -7,10 +7,10 @@ reward.custom_reward_function.name=compute_score
 import re
 from typing import Any
 
+from experiments.rl.config import TaskConfig
+from experiments.rl.tasks import GENERATED_TASKS, score
 from experiments.verl.math_verifier import MathVerifier
 from experiments.verl.written_forms import BOX, END_OF_TURN
-from qat_core.rl.config import TaskConfig
-from qat_core.rl.tasks import GENERATED_TASKS, score
 
 # As in DAPO: the answer ends the response, so that an early guess does not count.
 ANSWER_TAIL_CHARS = 300

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from qat_core.rl.metric_names import STEP_TIME
+from experiments.rl.metric_names import STEP_TIME
 
 # verl's one worker of ours is the actor, so its peak is the run's
 RENAMED = {"actor/perf/max_memory_allocated_gb": "perf/max_memory_allocated_gb"}

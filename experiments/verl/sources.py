@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from huggingface_hub import hf_hub_download
 
+from experiments.rl.config import TaskConfig
+from experiments.rl.tasks import GENERATED_TASKS, Split
 from experiments.runs.provenance import digest_file
 from experiments.study.schema import ROOT
 from experiments.support.hub_errors import explain_download_errors
-from qat_core.rl.config import TaskConfig
-from qat_core.rl.tasks import GENERATED_TASKS, Split
 
 
 class HubFile(NamedTuple):

@@ -1,14 +1,14 @@
 """What decides verdicts on answers: in a run's digest and beside its evaluations."""
 
+from experiments.rl.tasks import GENERATED_TASKS
 from experiments.runs.provenance import versions
 from experiments.verl.math_verifier import PACKAGES, RULE
-from qat_core.rl.tasks import GENERATED_TASKS
 
 
 def verifier_of(task: str) -> dict[str, str | None] | None:
     """Rule and versions of the verifier of a task's answers; None of a generated one.
 
-    Those are compared by `qat_core.rl.tasks`, with no other package.
+    Those are compared by `experiments.rl.tasks`, with no other package.
     """
     if task in GENERATED_TASKS:
         return None

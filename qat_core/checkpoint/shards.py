@@ -10,6 +10,8 @@ from torch import Tensor
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+ADAPTER = "adapter_config.json"  # where peft is installed, transformers adds what it names
+MISTRAL_FILES = "consolidated*.safetensors"  # the same weights once more; vLLM looks for it first
 FIX = "copy the checkpoint again"
 
 DTYPES = {
@@ -35,8 +37,8 @@ class Shards:
         described: meta tensor of every stored tensor's shape and dtype, by name.
 
     Raises:
-        ValueError: no weights or two sets of them, a truncated file, or an index that does not tell
-            what files hold.
+        ValueError: no weights or two sets of them, an adapter beside them, a truncated file, or an
+            index that does not tell what files hold.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -92,6 +94,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _index(folder: Path) -> dict[str, str]:
     """File name of every tensor."""
+    if (folder / ADAPTER).is_file():
+        raise ValueError(
+            f"{folder}: holds {ADAPTER} beside weights, and programs differ in whether they add "
+            "the adapter; merge it into the weights, or move it out of the folder"
+        )
     if (folder / INDEX).is_file():
         weight_map: Any = read_json(folder / INDEX).get("weight_map")
         is_map = isinstance(weight_map, dict) and weight_map
@@ -104,8 +111,10 @@ def _index(folder: Path) -> dict[str, str]:
         raise ValueError(
             f"{folder}: holds neither {INDEX} nor {SINGLE}; name a checkpoint's folder"
         )
-    for shard in sorted(folder.glob("model-*-of-*.safetensors")):
-        raise _two_sets(folder, shard.name)
+    read_elsewhere = {SINGLE, *(path.name for path in folder.glob(MISTRAL_FILES))}
+    for file in sorted(folder.glob("*.safetensors")):
+        if file.name not in read_elsewhere:
+            raise _two_sets(folder, file.name)
     return dict.fromkeys(_open(folder / SINGLE).keys(), SINGLE)
 
 

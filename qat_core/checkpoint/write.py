@@ -2,6 +2,7 @@
 
 import copy
 import json
+import os
 import re
 import shutil
 import tempfile
@@ -147,15 +148,19 @@ def convert(
         return names.join(name, entries[name].shape, lambda piece: shards.read(piece).to(dtype))
 
     with _complete_or_absent(destination) as partial:
-        for path in source.iterdir():
-            if path.is_file() and path.name != MANIFEST and not path.name.endswith(WEIGHT_SUFFIXES):
-                shutil.copyfile(path, partial / path.name)
-        if (source / TEMPLATES).is_dir():
-            shutil.copytree(source / TEMPLATES, partial / TEMPLATES)
+        _copy_all_but_weights(source, partial)
         weights = packed_weights(checked, recipe, read)
         size = _write(partial, weights, checked, names, kind, progress)
     stored = sum(tensor.nbytes for tensor in shards.described.values())
     return Conversion(checked, unread, stored, size, _has_packed_experts(checked, names))
+
+
+def _copy_all_but_weights(source: Path, partial: Path) -> None:
+    for path in source.iterdir():
+        if path.is_file() and path.name != MANIFEST and not path.name.endswith(WEIGHT_SUFFIXES):
+            shutil.copyfile(path, partial / path.name)
+    if (source / TEMPLATES).is_dir():
+        shutil.copytree(source / TEMPLATES, partial / TEMPLATES)
 
 
 def _has_packed_experts(checked: QuantPlan, names: HubNames) -> bool:
@@ -245,7 +250,7 @@ def _complete_or_absent(folder: Path) -> Iterator[Path]:
 
 
 def _refuse_existing(folder: Path) -> None:
-    if folder.exists():
+    if os.path.lexists(folder):
         raise ValueError(f"{folder}: exists; choose another name or remove it")
 
 

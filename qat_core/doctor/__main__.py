@@ -1,6 +1,7 @@
 """Is a train/rollout mismatch normal or a fault, and where does it come from?
 
     python -m qat_core.doctor CHECKPOINT --recipe full --prompts prompts.txt
+    python -m qat_core.doctor CHECKPOINT --exact --recipe full --device cuda
     python -m qat_core.doctor --verl FOLDER
 
 Exit code 0: nothing at fault; 1: a fault was named, or the mismatch is above the band of BF16 and
@@ -20,6 +21,9 @@ from qat_core.arguments import positive_int, study_seed
 from qat_core.options import EngineKind
 
 OF_RUNS = {"verl", "band", "json"}  # what a recorded run is judged by; of a checkpoint no band
+# of an exact comparison; the engine is vLLM, and all settings of the sampler are off
+OF_EXACT = {"checkpoint", "exact", "recipe", "device", "prompts", "sequences", "max_new_tokens"}
+OF_EXACT |= {"seed", "json"}
 
 
 def main(words: Sequence[str] | None = None, program: str = "python -m qat_core.doctor") -> None:
@@ -55,11 +59,14 @@ def _require_effect(
     # argparse leaves what is not on the command line as it is
     unset = argparse.Namespace(**dict.fromkeys(vars(arguments)))
     given = {name for name, it in vars(parser.parse_args(words, unset)).items() if it is not None}
-    is_run = arguments.verl is not None
-    idle = given - OF_RUNS if is_run else given & (OF_RUNS - {"json"})
+    if arguments.verl is not None:
+        what, idle = "a recorded run (--verl)", given - OF_RUNS
+    elif arguments.exact:
+        what, idle = "an exact comparison (--exact)", given - OF_EXACT
+    else:
+        what, idle = "a checkpoint", given & (OF_RUNS - {"json"})
     if idle:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in sorted(idle))
-        what = "a recorded run (--verl)" if is_run else "a checkpoint"
         raise ValueError(f"{options}: changes nothing for {what}; leave it out")
 
 
@@ -72,6 +79,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
     add = parser.add_argument
     add("checkpoint", type=Path, nargs="?", help="the trainer's BF16 checkpoint, with tokenizer")
     add("--verl", type=Path, metavar="FOLDER", help="judge a recorded verl run instead")
+    add("--exact", action="store_true", help="are vLLM's log-probs equal in every bit? on a GPU")
     add("--band", choices=("dense", "moe"), default="dense", help="of --verl: kind of model")
     add("--recipe", default="full", help="what rollouts hold in NVFP4: none, full, ffn or a file")
     add("--trained", help="what training rounds, likewise; by default the same")

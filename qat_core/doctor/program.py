@@ -12,6 +12,8 @@ import torch
 import yaml
 from pydantic import ValidationError
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 from transformers import AutoConfig, AutoTokenizer
 from transformers.utils import logging
 
@@ -21,12 +23,12 @@ from qat_core.doctor.prompts import read_prompts
 from qat_core.doctor.report import show
 from qat_core.doctor.sampling import Sampling
 from qat_core.doctor.signs import judge
-from qat_core.doctor.verl_report import show_run
-from qat_core.doctor.verl_run import read_run
+from qat_core.doctor.verl_run import Judgement, read_run
 from qat_core.planning.recipe import Recipe
 from qat_core.yaml_damage import YAML_DAMAGE
 
 OFF = -1  # top-k in vLLM and verl
+STYLES = {"fault": "bold red", "warning": "yellow", "none": "", "not recorded": "dim"}
 
 
 @contextmanager
@@ -51,18 +53,55 @@ def run(arguments: argparse.Namespace) -> tuple[bool, dict[str, Any]]:
         judged = judge(read_run(arguments.verl), arguments.band)
         show_run(judged, console)
         return judged.is_healthy, judged.as_dict()
+    if arguments.exact:
+        return _compare_exact(arguments, console)
     multiply_bf16_in_fp32()
     diagnosis = examine(_case(arguments))
     show(diagnosis, console)
     return diagnosis.is_healthy, diagnosis.as_dict()
 
 
-def _case(arguments: argparse.Namespace) -> Case:
+def _compare_exact(arguments: argparse.Namespace, console: Console) -> tuple[bool, dict[str, Any]]:
+    from qat_core.doctor.exact import compare_exact
+
+    if arguments.device != "cuda":
+        raise ValueError(f"--device: {arguments.device}: only kernels of a GPU are exact; use cuda")
+    found = compare_exact(
+        _folder(arguments),
+        read_recipe(arguments.recipe, "--recipe"),
+        _prompts(arguments),
+        arguments.max_new_tokens,
+        arguments.seed,
+    )
+    console.print(str(found))
+    return not found.unequal, found.as_dict()
+
+
+def show_run(judged: Judgement, console: Console) -> None:
+    """Prints all signs, then what to do about those that are faults."""
+    table = Table("sign", "evidence", "verdict")
+    for sign in judged.signs:
+        cells = (sign.title, sign.evidence, sign.verdict)
+        table.add_row(*map(Text, cells), style=STYLES[sign.verdict])
+    console.print(table)
+    for sign in judged.signs:
+        if sign.advice:
+            console.print(Text(f"{sign.title}: {sign.advice}", style=STYLES[sign.verdict]))
+    if judged.is_healthy:
+        console.print(f"No fault found in {judged.num_steps} steps.")
+
+
+def _folder(arguments: argparse.Namespace) -> Path:
     folder: Path = arguments.checkpoint
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder / 'config.json'}: missing; name the folder of a checkpoint")
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("--device: cuda: there is no CUDA GPU here; use cpu")
+    return folder
+
+
+def _case(arguments: argparse.Namespace) -> Case:
+    folder = _folder(arguments)
     rolled_out = read_recipe(arguments.recipe, "--recipe")
     trained = arguments.trained
     return Case(

@@ -1,19 +1,20 @@
 """The weights of a checkpoint that an engine serves, under transformers' names."""
 
-from collections.abc import Iterator
-from itertools import groupby
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from qat_core.checkpoint.architecture import meta_model
 from qat_core.checkpoint.load import load_model
 from qat_core.checkpoint.read import read_checkpoint
 from qat_core.checkpoint.shards import read_json
 from qat_core.nvfp4 import PackedTensor
-from qat_core.planning.plan import bf16_plan, plan
+from qat_core.planning.plan import Entry, bf16_plan, plan
 from qat_core.planning.recipe import Recipe
-from qat_core.weights.hub_names import HubNames, Piece, Weight
+from qat_core.weights.hub_names import HubNames, Weight
 from qat_core.weights.stream import weight_stream
 
 
@@ -32,39 +33,26 @@ def served_stream(folder: Path, recipe: Recipe | None) -> Iterator[tuple[str, We
 def _fused(folder: Path) -> Iterator[tuple[str, Weight]]:
     """A packed checkpoint's weights as syncs have them: experts fused, in transformers' dtypes."""
     model, stored = meta_model(folder), dict(read_checkpoint(folder))
-    dtypes = {entry.name: getattr(torch, entry.dtype) for entry in bf16_plan(model).entries}
-    for name, pieces in HubNames(model).pieces.items():
+    entries, names = {entry.name: entry for entry in bf16_plan(model).entries}, HubNames(model)
+    for name, pieces in names.pieces.items():
         if pieces[0].name in stored:  # else the second name of a tied weight
-            weight = _joined(pieces, stored)
-            yield name, weight if isinstance(weight, PackedTensor) else weight.to(dtypes[name])
+            yield name, _joined(entries[name], names, stored)
 
 
-def _joined(pieces: tuple[Piece, ...], stored: dict[str, Weight]) -> Weight:
+def _joined(entry: Entry, names: HubNames, stored: Mapping[str, Any]) -> Weight:
+    pieces = names.pieces[entry.name]
+    first = stored[pieces[0].name]
+    if not isinstance(first, PackedTensor):
+        whole = names.join(entry.name, entry.shape, stored.__getitem__)
+        return whole.to(getattr(torch, entry.dtype))
     if pieces[0].expert is None:
-        return stored[pieces[0].name]
-    in_order = sorted(pieces, key=lambda piece: (piece.expert, piece.part))
-    experts = groupby(in_order, key=lambda piece: piece.expert)
-    return _stacked([_matrix([stored[p.name] for p in parts]) for _, parts in experts])
+        return first
 
+    def join(part: str) -> Tensor:
+        shape = (*entry.shape[:-1], getattr(first, part).shape[-1])
+        return names.join(entry.name, shape, lambda name: getattr(stored[name], part))
 
-def _matrix(parts: list[Weight]) -> Weight:
-    """One expert's matrix from its rows' parts; gate and up share a global scale."""
-    packed = [part for part in parts if isinstance(part, PackedTensor)]
-    if packed:
-        return PackedTensor(
-            torch.cat([part.codes for part in packed]),
-            torch.cat([part.block_scale for part in packed]),
-            packed[0].global_scale,
-        )
-    return torch.cat([part for part in parts if isinstance(part, torch.Tensor)])
-
-
-def _stacked(experts: list[Weight]) -> Weight:
-    packed = [weight for weight in experts if isinstance(weight, PackedTensor)]
-    if packed:
-        return PackedTensor(
-            torch.stack([weight.codes for weight in packed]),
-            torch.stack([weight.block_scale for weight in packed]),
-            torch.stack([weight.global_scale for weight in packed]),
-        )
-    return torch.stack([weight for weight in experts if isinstance(weight, torch.Tensor)])
+    # gate and up of an expert share one
+    scales = {piece.expert: stored[piece.name].global_scale for piece in pieces}
+    global_scale = torch.stack([scales[expert] for expert in range(len(scales))])
+    return PackedTensor(join("codes"), join("block_scale"), global_scale)

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from qat_core.drift import MEASURES
 from qat_core.drift.blocks import chosen_blocks, flipped, measure
-from qat_core.drift.names import MEASURES
 from qat_core.nvfp4 import PackedTensor, quantize_all
 from qat_core.options import BLOCK_SIZE
 from qat_core.planning.plan import plan
 from qat_core.planning.recipe import Recipe
 from qat_core.training.parameter import FakeQuantizedTensor
-from qat_core.training.preparation import scales_of
+from qat_core.training.preparation import state_of
 from qat_core.weights.packing import group_scales
 
 BLOCKS_PER_WEIGHT = 128
@@ -130,7 +130,7 @@ class DriftMonitor:
 
     def _global_scales(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A prepared model has them; of another they take a pass over all weights."""
-        prepared = scales_of(self._model)
+        prepared = state_of(self._model)
         has_all = prepared is not None and all(name in prepared.values for name in weights)
         if prepared is not None and has_all and prepared.policy == self._recipe.scale_policy:
             prepared.update()

@@ -36,7 +36,8 @@ def require_equal(ours_BT: Tensor, theirs_BT: Tensor, mask_BT: Tensor) -> dict[s
         raise NotExact(
             f"exact: {count} of {int(mask_BT.bool().sum())} log-probs differ, first of response "
             f"{row} at token {column}: {float(ours_BT[row, column])!r} in training, "
-            f"{float(theirs_BT[row, column])!r} in the rollout: see docs/exact.md, What breaks it",
+            f"{float(theirs_BT[row, column])!r} in the rollout: qat-core doctor --exact "
+            "says where it begins, see docs/exact.md",
             row,
         )
     return {COUNT: 0.0}

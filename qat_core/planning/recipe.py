@@ -1,14 +1,14 @@
 """What is quantized and how: the recipe, and the meaning of its ignore patterns."""
 
 import re
+import reprlib
 from collections.abc import Collection
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from qat_core.options import BlockScaleMethod, ScalePolicy
 
-OLD_NAMES = {"scale": "scale_policy", "block_scale": "block_scale_method"}
 REGEX_PREFIX = "re:"
 ROLE_PREFIX = "role:"
 ROLES = ("attention",)
@@ -59,14 +59,6 @@ class Recipe(BaseModel):
             raise ValueError(f"Recipe({names[0]!r}): {WAYS}")
         return super().__new__(cls)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_old_names(cls, settings: Any) -> Any:
-        for old, new in OLD_NAMES.items():
-            if isinstance(settings, dict) and old in settings:
-                raise ValueError(f"{old}: is now called {new}")
-        return settings
-
     @field_validator("ignore")
     @classmethod
     def _patterns_compile(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
@@ -105,7 +97,7 @@ def matches(pattern: str, module_name: str, roles: Collection[str] = ()) -> bool
 def require_recipe(given: object) -> None:
     """ValueError for a recipe's name, settings or method in place of a recipe."""
     if not isinstance(given, Recipe):
-        raise ValueError(f"recipe: {given!r}: {WAYS}")
+        raise ValueError(f"recipe: {reprlib.repr(given)}: {WAYS}")
 
 
 def goes_with_any_model(pattern: str) -> bool:

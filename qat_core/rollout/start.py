@@ -60,16 +60,22 @@ def start_engine(
             "rollout: vllm returns no whole distributions, which rl.measure_drift_term and "
             "rl.correction: score_centering need; use eager"
         )
+    settings = memory_settings(device, beside_trainer, gpu_memory_gib)
+    settings |= {"max_model_len": max_tokens} | (CUDA_SETTINGS if device == "cuda" else {})
+    if returns_routes:
+        settings["enable_return_routed_experts"] = True
+    return _start_vllm(model_dir, packed, exact, settings)
+
+
+def _start_vllm(
+    model_dir: Path, packed: QuantPlan | None, exact: bool, settings: dict[str, Any]
+) -> RolloutEngine:
     # its warnings here are of what it does by itself, such as rotary embeddings without weights
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     try:
         from qat_core.rollout.vllm.engine import VllmEngine
 
-        settings = memory_settings(device, beside_trainer, gpu_memory_gib)
-        settings |= CUDA_SETTINGS if device == "cuda" else {}
-        if returns_routes:
-            settings["enable_return_routed_experts"] = True
-        return VllmEngine(model_dir, packed, exact=exact, max_model_len=max_tokens, **settings)
+        return VllmEngine(model_dir, packed, exact=exact, **settings)
     except ModuleNotFoundError as error:
         if error.name != "vllm":
             raise

@@ -56,9 +56,9 @@ def is_for_compute(cls: type[Any], func: Any, args: tuple[Any, ...]) -> bool:
     if func.namespace != "aten" or func.is_view or func in KEPT or not _returns_tensors(func):
         return False
     weights = [value for value in operands(args) if isinstance(value, cls)]
-    if not weights or not all(scales.is_computing() for scales in {w.scales for w in weights}):
+    if not weights or not all(state.is_computing() for state in {w.state for w in weights}):
         return False
-    return func.overloadpacket is not aten.add or any(w.scales.trains(w) for w in weights)
+    return func.overloadpacket is not aten.add or any(w.state.trains(w) for w in weights)
 
 
 def attached_weight(cls: type[Any], func: Any, args: tuple[Any, ...]) -> Any:
@@ -81,9 +81,9 @@ def is_copied_to_compute(weight: Any) -> bool:
     Elsewhere a copy of the whole weight or of some rows, as a shard is, serves an optimizer or
     a file.
     """
-    whole = weight.scales.shapes[weight.weight_name]
+    whole = weight.state.shapes[weight.weight_name]
     is_part = weight.is_transposed or (weight.ndim >= 2 and weight.shape[1:] != whole[1:])
-    return bool(is_part or (weight.ndim >= 2 and weight.scales.is_computing()))
+    return bool(is_part or (weight.ndim >= 2 and weight.state.is_computing()))
 
 
 def read_all(cls: type, read: Callable[..., Tensor], values: Any) -> list[Any]:

@@ -35,7 +35,6 @@ from qat_core.options import BLOCK_SIZE
 from qat_core.training.forward_calls import in_backward
 from qat_core.training.fsdp import PreAllGather, unpack_gathered
 from qat_core.training.full_precision import FullPrecisionMemory
-from qat_core.training.held_weights import HeldWeights, Version
 from qat_core.training.operators import (
     DETACH,
     PRESERVING,
@@ -51,8 +50,10 @@ from qat_core.training.operators import (
     swaps_matrix_dims,
     written,
 )
-from qat_core.training.rounded_weights import Kept
-from qat_core.training.scales import Scales
+from qat_core.training.state.held_weights import HeldWeights, Version
+from qat_core.training.state.rounded_weights import Kept
+from qat_core.training.state.weight_state import WeightState
+from qat_core.training.straight_through import round_to_nvfp4, straight_through
 from qat_core.training.unrounded import unrounded
 
 aten = torch.ops.aten
@@ -65,18 +66,18 @@ class FakeQuantizedTensor(FullPrecisionMemory):
         data: the full-precision values.
         global_scale: FP32 divisor of the whole parameter: 0-D, or (E,) for experts (E, N, K).
         weight_name: the parameter's name in the prepared model.
-        scales: keeps `global_scale` up to date.
+        state: keeps `global_scale` up to date, and what is rounded.
         transposed: blocks run along the second to last dimension of `data`.
         expert: `data` (N, K) is the weight of this expert alone.
     """
 
     global_scale: Tensor
-    scales: Scales
+    state: WeightState
     measured: Version | None = None
     is_transposed: bool
     _expert: int | None
     is_detached: bool = False  # from autograd, as code does that wants full precision
-    _kept: Kept | None = None  # of views that a backward pass made, see rounded_weights.py
+    _kept: Kept | None = None  # of views that a backward pass made, see state/rounded_weights.py
 
     @staticmethod
     def __new__(
@@ -84,13 +85,13 @@ class FakeQuantizedTensor(FullPrecisionMemory):
         data: Tensor,
         global_scale: Tensor,
         weight_name: str,
-        scales: Scales,
+        state: WeightState,
         transposed: bool = False,
         expert: int | None = None,
     ) -> "FakeQuantizedTensor":
         """Wraps `data` without a copy."""
         self: FakeQuantizedTensor = cls._wrap(data)
-        self.global_scale, self.weight_name, self.scales = global_scale, weight_name, scales
+        self.global_scale, self.weight_name, self.state = global_scale, weight_name, state
         self.is_transposed, self._expert = transposed, expert
         return self
 
@@ -112,7 +113,7 @@ class FakeQuantizedTensor(FullPrecisionMemory):
         own = self._data
         is_own = (plain.data_ptr(), plain.dtype) == (own.data_ptr(), own.dtype)
         if is_own and plain.stride() == own.stride():  # as `weight.data += delta` ends
-            self.scales.weights.mark_written(self.weight_name)
+            self.state.weights.mark_written(self.weight_name)
             return
         shell = self._like(plain, aten.alias.default, (self,), 0)
         torch.Tensor.data.__set__(self, shell)  # type: ignore[attr-defined]
@@ -121,12 +122,12 @@ class FakeQuantizedTensor(FullPrecisionMemory):
         self._mark_assigned()
 
     def _mark_assigned(self) -> None:
-        self.scales.weights.mark_written(self.weight_name, assigned=True)
+        self.state.weights.mark_written(self.weight_name, assigned=True)
 
     @property
     def held_by(self) -> HeldWeights:
         """The weights of the model, this one among them."""
-        return self.scales.weights
+        return self.state.weights
 
     def rounded(self) -> Tensor:
         """The values rounded to NVFP4, in the parameter's dtype and shape."""
@@ -138,10 +139,9 @@ class FakeQuantizedTensor(FullPrecisionMemory):
                 f"which is not a whole matrix or expert in blocks of {BLOCK_SIZE}: add it to ignore"
             )
         if type(data) is Tensor:
-            self.scales.refresh_if_stale(self)
-            rounded = self.scales.rounded.read(self, data, self._expert)
-        elif self.scales.rounded.keep is None:  # torch.compile is tracing
-            rounded = self.scales.rounded.round(self, data)
+            rounded = self.state.rounded(self, data, self._expert)
+        elif self.state.kept.keep is None:  # torch.compile is tracing
+            rounded = round_to_nvfp4(data, self.global_scale, self.state.method, self.weight_name)
         else:
             raise ValueError(
                 "keep: layers compiled by torch.compile round weights again each time; "
@@ -159,14 +159,14 @@ class FakeQuantizedTensor(FullPrecisionMemory):
         kwargs = kwargs or {}
         changed = written(cls, func, args, kwargs)  # by an optimizer, be it a custom kernel
         if not changed and (is_compute(func) or is_for_compute(cls, func, args)):
-            return func(*read_all(cls, cls.rounded, args), **read_dict(cls, cls.rounded, kwargs))
+            return straight_through(func, args, kwargs, cls, cls.rounded)
         if func.is_view and func not in PRESERVING:
             raise ValueError(
                 f"{args[0].weight_name}: used through {func}, which may not keep its blocks of "
                 f"{BLOCK_SIZE}: add it to ignore"
             )
         for tensor in changed:
-            tensor.scales.weights.mark_written(tensor.weight_name)
+            tensor.state.weights.mark_written(tensor.weight_name)
         out = func(*read_all(cls, cls.plain, args), **read_dict(cls, cls.plain, kwargs))
         if func in PRESERVING or (func is aten.clone.default and is_copied_to_compute(args[0])):
             non_blocking = kwargs.get("non_blocking", False)
@@ -200,19 +200,19 @@ class FakeQuantizedTensor(FullPrecisionMemory):
         elif data.ndim == self.ndim and data.shape[axis] != self.shape[axis]:
             raise ValueError(f"{self.weight_name}: cannot be cut along its blocks of {BLOCK_SIZE}")
         if global_scale.device != data.device:
-            self.scales.rounded.forget(self.weight_name)  # `model.to("cpu")` is to free memory
+            self.state.kept.forget(self.weight_name)  # `model.to("cpu")` is to free memory
             if global_scale.is_meta:  # there is nothing to copy
                 global_scale = torch.ones(global_scale.shape, device=data.device)
             else:
                 global_scale = global_scale.to(data.device, non_blocking=non_blocking)
         like = FakeQuantizedTensor(
-            data, global_scale, self.weight_name, self.scales, transposed, expert
+            data, global_scale, self.weight_name, self.state, transposed, expert
         )
         if func is DETACH or (self.is_detached and not isinstance(self, nn.Parameter)):
             like.is_detached = True
         is_plain = type(data) is Tensor  # what torch.compile traces, it holds forever
         if is_plain and in_backward() and (self._kept or isinstance(self, nn.Parameter)):
-            like._kept = self.scales.rounded.share(self.weight_name, expert)
+            like._kept = self.state.kept.share(self.weight_name, expert)
         return like
 
     def _holds_all_experts(self) -> bool:
@@ -223,19 +223,19 @@ class FakeQuantizedTensor(FullPrecisionMemory):
 
         Compiled code asks for them at each call, and looks for no writes itself.
         """
-        if type(self._data) is Tensor and self.scales.may_be_stale():
-            self.scales.refresh_if_stale(self)
+        if type(self._data) is Tensor and self.state.may_be_stale():
+            self.state.refresh_if_stale(self)
         return ["_data", "global_scale"], (
             self.weight_name,
-            ref(self.scales),
+            ref(self.state),
             self.is_transposed,
             self._expert,
-            self.scales.method,
+            self.state.method,
         )
 
     @classmethod
     def __metadata_guard__(cls, traced: Any, current: Any) -> bool:
-        """Layers share compiled code: names and scales are not part of it."""
+        """Layers share compiled code: names and state are not part of it."""
         return bool(traced[2:] == current[2:])
 
     @staticmethod
@@ -243,21 +243,21 @@ class FakeQuantizedTensor(FullPrecisionMemory):
         inner_tensors: dict[str, Tensor], context: Any, _outer_size: Any, _outer_stride: Any
     ) -> "FakeQuantizedTensor":
         """Inverse of `__tensor_flatten__`."""
-        weight_name, scales, transposed, expert, _ = context
+        weight_name, state, transposed, expert, _ = context
         data, global_scale = inner_tensors["_data"], inner_tensors["global_scale"]
-        return FakeQuantizedTensor(data, global_scale, weight_name, scales(), transposed, expert)
+        return FakeQuantizedTensor(data, global_scale, weight_name, state(), transposed, expert)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        """Copy with the scales of the copy of its model, or layer; plain if copied without."""
+        """Copy with the state of the copy of its model, or layer; plain if copied without."""
         if id(self) in memo:
             found: Tensor = memo[id(self)]
             return found
-        scales, name = self.scales.copied_with(self.weight_name, memo), self.weight_name
+        state, name = self.state.copied_with(self.weight_name, memo), self.weight_name
         copied = self._data.detach().clone()
-        if scales is not None:
+        if state is not None:
             global_scale = self.global_scale.clone()
             kind = self.is_transposed, self._expert
-            copied = FakeQuantizedTensor(copied, global_scale, name, scales, *kind)
+            copied = FakeQuantizedTensor(copied, global_scale, name, state, *kind)
         if isinstance(self, nn.Parameter):
             copied = nn.Parameter(copied, requires_grad=self.requires_grad)
         memo[id(self)] = copied

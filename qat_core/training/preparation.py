@@ -1,5 +1,6 @@
 """Put a recipe onto a model: from then on its quantized weights train fake-quantized."""
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, get_args
 
@@ -7,13 +8,13 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from qat_core.options import Keep
 from qat_core.planning.plan import QuantPlan, plan, uncompiled
 from qat_core.planning.recipe import Recipe
 from qat_core.training.parameter import FakeQuantizedTensor
-from qat_core.training.rounded_weights import Keep
-from qat_core.training.scales import Scales
+from qat_core.training.state.uncounted_writes import watch
+from qat_core.training.state.weight_state import WeightState
 from qat_core.training.state_dicts import adopt_assigned, fake_quantized, plain_entries
-from qat_core.training.uncounted_writes import watch
 
 
 @torch.inference_mode(False)  # else what is made here could never be trained
@@ -52,68 +53,60 @@ def prepare(
     refuse_adapters(model)
     checked = plan(model, recipe)
     weights = {name: model.get_parameter(name) for name in checked.quantized}
-    for name, weight in weights.items():
-        _refuse_unfit(name, weight, allow_meta)
-    first = checked.quantized[0]
-    for name, weight in weights.items():
-        if weight.device != weights[first].device:
-            raise ValueError(
-                f"{name}: is on {weight.device}, {first} on {weights[first].device}; quantized "
-                "weights need to be on one device: move the model before prepare()"
-            )
+    _refuse_unfit(weights, allow_meta)
     _forget_previous(model)
-    scales = Scales(model, checked, recipe, keep=keep)
-    swapped = [(weight, fake_quantized(name, weight, scales)) for name, weight in weights.items()]
+    state = WeightState(model, checked, recipe, keep=keep)
+    swapped = [(weight, fake_quantized(name, weight, state)) for name, weight in weights.items()]
     _swap(swapped)
     if not any(weight.is_meta for weight in weights.values()):
         try:
-            scales.refresh()
-            scales.require_finite()
+            state.refresh()
+            state.require_finite()
         except ValueError:
             _swap(swapped)
             raise
-        scales.release_weights()
+        state.release_weights()
     for weight, replaced in swapped:
         weight.__dict__.update(replaced.__dict__)  # attributes such as no_decay
-    watch(scales.weights)
-    model.register_forward_pre_hook(scales.before_forward)
-    model.register_forward_hook(scales.after_forward, always_call=True)
-    for owner in scales.weights.modules:
+    watch(state.weights)
+    model.register_forward_pre_hook(state.before_forward)
+    model.register_forward_hook(state.after_forward, always_call=True)
+    for owner in state.weights.modules:
         owner.register_state_dict_post_hook(plain_entries)  # type: ignore[no-untyped-call]
-        adopt = partial(adopt_assigned, scales)
+        adopt = partial(adopt_assigned, state)
         owner.register_load_state_dict_post_hook(adopt)  # type: ignore[no-untyped-call]
     return checked
 
 
 def is_prepared(model: nn.Module) -> bool:
     """Whether `prepare` was called on the model, or on one around it, sharded since or not."""
-    return scales_of(model) is not None
+    return state_of(model) is not None
 
 
-def scales_of(model: nn.Module) -> Scales | None:
-    """The global scales of a prepared model, of a part of it, or inside a wrapper such as DDP's."""
+def state_of(model: nn.Module) -> WeightState | None:
+    """Of a prepared model, a part of it, or one inside a wrapper such as DDP's."""
     for parameter in model.parameters():
         held = getattr(parameter, "_local_tensor", parameter)
         if isinstance(held, FakeQuantizedTensor):
-            return held.scales
-    return _hooked_scales(model)  # while FSDP2 shows gathered weights
+            return held.state
+    return _hooked_state(model)  # while FSDP2 shows gathered weights
 
 
-def _hooked_scales(model: nn.Module) -> Scales | None:
+def _hooked_state(model: nn.Module) -> WeightState | None:
     for module in model.modules():
         for hook in module._forward_pre_hooks.values():
             owner = getattr(hook, "__self__", None)
-            if isinstance(owner, Scales):
+            if isinstance(owner, WeightState):
                 return owner
     return None
 
 
 def require_as_prepared(model: nn.Module, plan: QuantPlan, recipe: Recipe) -> None:
     """ValueError if a prepared model would be packed otherwise than it trains."""
-    scales = scales_of(model)
-    if scales is None:
+    state = state_of(model)
+    if state is None:
         return
-    options = {"scale_policy": scales.policy, "block_scale_method": scales.method}
+    options = {"scale_policy": state.policy, "block_scale_method": state.method}
     for option, value in options.items():
         asked = getattr(recipe, option)
         if asked != value:
@@ -125,7 +118,7 @@ def require_as_prepared(model: nn.Module, plan: QuantPlan, recipe: Recipe) -> No
         f"{prefix}.{leaf}" if prefix else leaf
         for prefix, module in model.named_modules()
         for leaf in module._parameters
-        if scales.weights.name_of(module, leaf)
+        if state.weights.name_of(module, leaf)
     }
     differing = sorted(trained ^ set(plan.quantized))
     if differing:
@@ -151,7 +144,19 @@ def refuse_adapters(model: nn.Module) -> None:
             )
 
 
-def _refuse_unfit(name: str, weight: Tensor, allow_meta: bool) -> None:
+def _refuse_unfit(weights: Mapping[str, Tensor], allow_meta: bool) -> None:
+    for name, weight in weights.items():
+        _refuse_unfit_weight(name, weight, allow_meta)
+    first, first_weight = next(iter(weights.items()))
+    for name, weight in weights.items():
+        if weight.device != first_weight.device:
+            raise ValueError(
+                f"{name}: is on {weight.device}, {first} on {first_weight.device}; quantized "
+                "weights need to be on one device: move the model before prepare()"
+            )
+
+
+def _refuse_unfit_weight(name: str, weight: Tensor, allow_meta: bool) -> None:
     if isinstance(weight, FakeQuantizedTensor):
         raise ValueError(f"{name}: already prepared; prepare() is called once on a model")
     if isinstance(weight, DTensor):
@@ -174,7 +179,7 @@ def _refuse_unfit(name: str, weight: Tensor, allow_meta: bool) -> None:
 
 def _forget_previous(model: nn.Module) -> None:
     """Remove the hooks of a prepared model that was pickled: its weights came back plain."""
-    previous = _hooked_scales(model)
+    previous = _hooked_state(model)
     if previous is None:
         return
     for module in model.modules():

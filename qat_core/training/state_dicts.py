@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from qat_core.training.parameter import FakeQuantizedTensor
-from qat_core.training.scales import Scales
+from qat_core.training.state.weight_state import WeightState
 
 
 def full_precision_state(model: nn.Module) -> dict[str, Tensor]:
@@ -33,28 +33,28 @@ def plain_entries(
             state_dict[prefix + leaf] = _plain(entry, parameter)
 
 
-def adopt_assigned(scales: Scales, module: nn.Module, _keys: Any) -> None:
+def adopt_assigned(state: WeightState, module: nn.Module, _keys: Any) -> None:
     """Load hook: quantize what `load_state_dict(assign=True)` put in the place of a weight."""
     for leaf, parameter in module._parameters.items():
-        name = scales.weights.name_of(module, leaf)
+        name = state.weights.name_of(module, leaf)
         if name is None or parameter is None:
             continue
         if not isinstance(parameter, DTensor):
             if not isinstance(parameter, FakeQuantizedTensor):
-                module._parameters[leaf] = fake_quantized(name, parameter, scales)
-                scales.weights.mark_written(name)
+                module._parameters[leaf] = fake_quantized(name, parameter, state)
+                state.weights.mark_written(name)
         elif not isinstance(parameter._local_tensor, FakeQuantizedTensor):
             local = nn.Parameter(parameter._local_tensor.detach(), requires_grad=False)
-            parameter._local_tensor = fake_quantized(name, local, scales).detach()
+            parameter._local_tensor = fake_quantized(name, local, state).detach()
             parameter._local_tensor._data = local.detach()  # type: ignore[attr-defined]
-            scales.weights.mark_written(name)
+            state.weights.mark_written(name)
 
 
-def fake_quantized(name: str, weight: nn.Parameter, scales: Scales) -> nn.Parameter:
+def fake_quantized(name: str, weight: nn.Parameter, state: WeightState) -> nn.Parameter:
     """A new Parameter on the same memory, whose writes through other tensors are seen too."""
     # Of its own: views of what stood here before keep the scale that they were rounded with.
-    scale = torch.ones(scales.values[name].shape, dtype=torch.float32, device=weight.device)
-    tensor = FakeQuantizedTensor(weight.detach(), scale, name, scales)
+    scale = torch.ones(state.values[name].shape, dtype=torch.float32, device=weight.device)
+    tensor = FakeQuantizedTensor(weight.detach(), scale, name, state)
     parameter = nn.Parameter(tensor, requires_grad=weight.requires_grad)
     # below dispatch, where a Parameter is made, `detach` gives a version counter of its own
     parameter._data = weight.detach()  # type: ignore[attr-defined]
@@ -64,7 +64,7 @@ def fake_quantized(name: str, weight: nn.Parameter, scales: Scales) -> nn.Parame
 
 
 def _plain(entry: Tensor, parameter: Any) -> Tensor:
-    """Shares memory and version counters with the parameter, so that `Scales` sees writes to it."""
+    """Shares memory and version counters with the parameter, so that writes to it are seen."""
     if isinstance(entry, FakeQuantizedTensor):
         plain: Tensor = parameter.plain().detach()
         return plain

@@ -1,19 +1,23 @@
-"""The actor's model as its config.json describes it, looked at before Ray starts.
+"""The actor's model as its folder describes it, looked at before Ray starts.
 
-It is built on the meta device, by the class that verl's workers will build, so that what they, or
-the first sync, would refuse is refused at once.
+It is built on the meta device, by the class that verl's workers will build, and its files are asked
+for their names, so that what workers, or the first sync, would refuse is refused at once.
 """
 
 from collections import Counter
 from functools import partial
 from math import prod
+from pathlib import Path
 from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 from transformers import AutoConfig
+from transformers.utils import cached_file
 
+from qat_core.checkpoint.load import require_whole
+from qat_core.checkpoint.shards import has_weights
 from qat_core.planning.plan import QuantPlan, bf16_plan, refusals, unchecked_plan
 from qat_core.planning.recipe import Recipe
 from qat_core.planning.structure import expert_blocks
@@ -21,6 +25,7 @@ from qat_core.rollout.vllm.compat import require_reloadable
 from qat_core.verl.rules import MODEL, QAT, REPLAY_MODE
 from qat_core.weights.hub_names import HubNames
 
+QUIETLY: Any = {"_raise_exceptions_for_missing_entries": False}
 SHOWN = 5  # problems of one model, which often has the same in each layer
 
 
@@ -54,9 +59,21 @@ def describe_packed(config: DictConfig, recipe: Recipe | None) -> str:
         HubNames(model)
     except ValueError as error:
         found.append(f"{MODEL}.path: {path}: {error}")
+    try:
+        _require_files(model, str(path))
+    except ValueError as error:
+        found.append(f"{MODEL}.path: {error}")
     if found:
         raise ValueError("\n".join(found))
     return _packed(unchecked)
+
+
+def _require_files(model: nn.Module, path: str) -> None:
+    """ValueError unless the files that are on this machine hold just the model's weights."""
+    if type(model).__module__.startswith("transformers."):
+        config = cached_file(path, "config.json", local_files_only=True, **QUIETLY)
+        if config is not None and has_weights(Path(config).parent):
+            require_whole(Path(config).parent)
 
 
 def _line(path: str, problem: str) -> str:

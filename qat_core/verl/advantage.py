@@ -10,12 +10,10 @@ from typing import Any
 from torch import Tensor
 from verl.trainer.ppo.core_algos import register_adv_est
 
-from qat_core.rl.loss import reward_advantages
-
 
 @register_adv_est("reward")
 def compute(token_level_rewards: Tensor, response_mask: Tensor, **_: Any) -> tuple[Tensor, Tensor]:
     """Advantages and returns, FP32 (B, T), of rewards of 1 or 0 at some token of each response."""
     rewards_B1 = token_level_rewards.sum(-1, keepdim=True)
-    advantages_BT = reward_advantages(rewards_B1) * response_mask
+    advantages_BT = (2.0 * rewards_B1.float() - 1.0) * response_mask
     return advantages_BT, advantages_BT

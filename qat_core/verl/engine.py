@@ -24,7 +24,7 @@ from qat_core.checkpoint.load import require_whole
 from qat_core.planning.plan import QuantPlan, plan
 from qat_core.planning.recipe import Recipe
 from qat_core.rollout.vllm.switches import COVERAGE_VARIABLE
-from qat_core.training.preparation import prepare, scales_of
+from qat_core.training.preparation import prepare, state_of
 from qat_core.verl import compat
 from qat_core.verl.configuration import to_recipe
 from qat_core.verl.routing_replay import ReplayEngine
@@ -35,7 +35,7 @@ from qat_core.weights.stream import weight_stream
 from qat_core.weights.transfer import transfer_tensors
 
 compat.require_supported()
-# its backward pass gives NaN: see `qat_core.rl.policy.ATTENTION`
+# its backward pass gives NaN: see `experiments.rl.policy.ATTENTION`
 torch.backends.cuda.enable_cudnn_sdp(False)
 # by name: the adapter imports vLLM, which not every process needs
 _ROLLOUT_REGISTRY["vllm", "async"] = "qat_core.verl.adapter.OwnSocketAdapter"
@@ -116,9 +116,9 @@ class NvFp4Engine(ReplayEngine):
         They go first: offloading ends with giving free memory back, which vLLM then has.
         """
         if device == "cpu" and model and self._trains_rounded:
-            scales = scales_of(self.module)  # also where FSDP2 shows gathered weights
-            assert scales is not None
-            scales.packed_shards.clear()
+            state = state_of(self.module)  # also where FSDP2 shows gathered weights
+            assert state is not None
+            state.packed_shards.clear()
         super().to(device=device, model=model, optimizer=optimizer, grad=grad)
 
     def get_per_tensor_param(

@@ -96,7 +96,10 @@ def _plain_keys(section: dict[Any, Any], prefix: str, seen: set[str]) -> Iterato
             continue
         is_section = isinstance(value, dict)
         said = key if is_section else f"{key}: {_text(value)}"
-        if group := _meant(str(name), _text(value)):
+        group = _meant(str(name), _text(value))
+        if not prefix and _text(value) in OURS:  # below, it may name an experiment
+            group = "nvfp4"
+        if group:
             choices = [it for it in GROUPS[group] if it == _text(value)] or GROUPS[group]
             right = f"+{group}@_global_={' or '.join(choices)}"
             yield f"{said}: nothing reads it; write {right}, in a file a line of its defaults"

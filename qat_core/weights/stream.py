@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from qat_core.planning.plan import Entry, QuantPlan, bf16_plan, uncompiled
-from qat_core.planning.recipe import Recipe
-from qat_core.training.preparation import refuse_adapters, require_as_prepared, scales_of
+from qat_core.planning.recipe import Recipe, require_recipe
+from qat_core.training.preparation import refuse_adapters, require_as_prepared, state_of
 from qat_core.training.state_dicts import full_precision_state
 from qat_core.weights.hub_names import Weight
 from qat_core.weights.packing import group_scales, measured_scales, pack
@@ -51,30 +51,52 @@ def weight_stream(
             others, has adapters of PEFT or a weight that was replaced after `prepare`, or holds
             other state than the plan knows; naming a weight to be packed that is not finite in
             BF16, on all ranks alike: before the first weight, or after the last if weights have to
-            be moved to a GPU.
+            be moved to a GPU. After the last, too, if weights were written in the meantime.
     """
     model = uncompiled(model)
     refuse_adapters(model)
-    scales = scales_of(model)
-    if scales is not None:
-        scales.weights.find()
-        scales.weights.mark_all_written()
+    state = state_of(model)
+    if state is not None:
+        state.weights.find()
+        state.weights.mark_all_written()
+    marked = state.weights.num_writes if state else {}
     if plan is AS_PREPARED:
-        plan = scales.plan if scales else None
+        plan = state.plan if state else None
     if recipe is AS_PREPARED:
-        recipe = scales.recipe if scales else None
+        recipe = state.recipe if state else None
     if plan is None and recipe is None:
-        plan, recipe = bf16_plan(model), Recipe()
-    elif plan is None or recipe is None:
+        return _from_device(model, bf16_plan(model), Recipe(), device, marked)
+    if plan is None or recipe is None:
         given, lacking = ("recipe", "plan") if plan is None else ("plan", "recipe")
         raise ValueError(
             f"weight_stream: has a {given} but no {lacking}, and would pack nothing: give both; "
             "neither for a prepared model, which knows its own; or None twice for BF16"
         )
-    elif as_trained:
+    require_recipe(recipe)
+    if as_trained:
         require_as_prepared(model, plan, recipe)
+    return _from_device(model, plan, recipe, device, marked)
+
+
+def _from_device(
+    model: nn.Module,
+    plan: QuantPlan,
+    recipe: Recipe,
+    device: torch.device | str | None,
+    marked: Mapping[str, int],
+) -> Iterator[tuple[str, Weight]]:
+    """The stream of the weights as they are, moved to where they are packed."""
     state = full_precision_state(model)
     _require_planned(model, plan, state)
+    return _unwritten(_packed(plan, recipe, state, device), state, marked)
+
+
+def _packed(
+    plan: QuantPlan,
+    recipe: Recipe,
+    state: Mapping[str, Tensor],
+    device: torch.device | str | None,
+) -> Iterator[tuple[str, Weight]]:
     if device is None:
         return packed_weights(plan, recipe, state.__getitem__, resident=True)
     device = torch.device(device)
@@ -85,6 +107,36 @@ def weight_stream(
         plan, recipe, lambda name: state[name].to(device, non_blocking=True), resident=False
     )
     return _with_all_copied(stream, device)
+
+
+def _unwritten(
+    stream: Iterator[tuple[str, Weight]], state: Mapping[str, Any], marked: Mapping[str, int]
+) -> Iterator[tuple[str, Weight]]:
+    """ValueError at its end for a weight that was written meanwhile: its scale is an older one's.
+
+    Args:
+        stream: of the weights.
+        state: what it reads.
+        marked: by name, how often operators wrote weights below PyTorch's own count.
+    """
+
+    def num_writes() -> dict[str, tuple[int, int]]:
+        return {name: (_version(tensor), marked.get(name, 0)) for name, tensor in state.items()}
+
+    before = num_writes()
+    yield from stream
+    for name, number in num_writes().items():
+        if number != before[name]:
+            raise ValueError(
+                f"{name}: written while its stream was read, so that what came is of no one step: "
+                "stream again, and write weights before or after"
+            )
+
+
+def _version(held: Any) -> int:
+    """0 for extra state, and for tensors of inference mode, which have none."""
+    local = getattr(held, "_local_tensor", held)
+    return local._version if isinstance(local, Tensor) and not local.is_inference() else 0
 
 
 def _with_all_copied(

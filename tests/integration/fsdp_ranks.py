@@ -12,7 +12,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 from torch.distributed.tensor import DTensor, Shard
 
 from qat_core.planning.recipe import Recipe
-from qat_core.training.preparation import scales_of
+from qat_core.training.preparation import state_of
 from tests.integration.fsdp_steps import (
     FAMILIES,
     POLICY,
@@ -40,17 +40,17 @@ def train(checkpoint: Path) -> dict[str, Any]:
     model = sharded(lambda: tiny_model("qwen3-moe"))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     step(model)
-    scales = scales_of(model)
-    assert scales is not None
-    before = scales.num_refreshes
+    state = state_of(model)
+    assert state is not None
+    before = state.num_refreshes
     for _ in range(3):
         step(model)
         step(model, optimizer)
-    state = model.state_dict()
-    kinds = {type(t._local_tensor) for t in state.values() if isinstance(t, DTensor)}
-    dcp.save(state, checkpoint_id=checkpoint)
+    entries = model.state_dict()
+    kinds = {type(t._local_tensor) for t in entries.values() if isinstance(t, DTensor)}
+    dcp.save(entries, checkpoint_id=checkpoint)
     return {
-        "refreshes": scales.num_refreshes - before,
+        "refreshes": state.num_refreshes - before,
         "local_types": [kind.__name__ for kind in kinds],
         "optimizer_types": sorted(
             {type(v).__name__ for s in optimizer.state.values() for v in s.values()}
@@ -131,10 +131,10 @@ def packed_bytes() -> dict[str, float]:
     """Bytes a weight that a rank sends for the quantized weights of one layer."""
     model = sharded(lambda: tiny_model("qwen3"))
     step(model)
-    scales = scales_of(model)
-    assert scales is not None
-    sent = sum(buffer.nbytes for buffer, _ in scales.packed_shards.values())
-    weights = sum(shape.numel() for shape in scales.shapes.values()) / dist.get_world_size()
+    state = state_of(model)
+    assert state is not None
+    sent = sum(buffer.nbytes for buffer, _ in state.packed_shards.values())
+    weights = sum(shape.numel() for shape in state.shapes.values()) / dist.get_world_size()
     return {"bytes_per_weight": sent / weights}
 
 

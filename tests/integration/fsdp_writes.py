@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 
-from qat_core.training.preparation import prepare, scales_of
+from qat_core.training.preparation import prepare, state_of
 from tests.integration.fsdp_steps import DEFAULT, POLICY, Uneven, one_device, sharded, step
 from tests.tiny_models import tiny_model
 
@@ -83,9 +83,9 @@ def written_by_collectives() -> dict[str, bool]:
         model.zero_grad()
         for tensor in show(model):
             dist.all_reduce(tensor)
-        got, scales = step(model), scales_of(model)
-        assert scales is not None
-        scales.refresh()
+        got, state = step(model), state_of(model)
+        assert state is not None
+        state.refresh()
         same[name] = torch.equal(got, step(model))
     return same
 

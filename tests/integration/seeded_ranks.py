@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from experiments.benchmarks.seeded_weights import draw_weights
 from experiments.study.schema import ROOT
+from experiments.verl.seeded_weights import draw_weights
 from qat_core.planning.recipe import Recipe
 from qat_core.training.preparation import prepare
 

@@ -11,14 +11,14 @@ pytest.importorskip("verl", reason="needs requirements/engines.txt")
 
 from experiments.evaluate.checkpoints import find_checkpoints, model_folder
 from experiments.evaluate.run import evaluate_run
+from experiments.rl.config import PretrainConfig
+from experiments.rl.supervised import pretrain
+from experiments.rl.tasks import make_problems
 from experiments.study.load import load_study
 from experiments.study.schema import Study
 from experiments.support.json_files import write_json
 from experiments.verl.checkpoints import TRACKER
 from experiments.verl.data import write_data
-from qat_core.rl.config import PretrainConfig
-from qat_core.rl.supervised import pretrain
-from qat_core.rl.tasks import make_problems
 from tests.integration import verl_checkpoint_ranks
 from tests.manifests import make_manifest
 from tests.nano_models import write_nano

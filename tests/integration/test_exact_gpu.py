@@ -4,6 +4,7 @@
 """
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +13,11 @@ import torch
 pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 
 from experiments.benchmarks.architectures import DENSE, MOE
+from experiments.benchmarks.random_model import write_random_checkpoint
 from experiments.benchmarks.zero_mismatch import Case, compare_case
 from experiments.support.subprocess_call import call_in_subprocess
+from qat_core.doctor.exact import compare_exact
+from qat_core.planning.recipe import Recipe
 
 pytestmark = [
     pytest.mark.gpu,
@@ -40,6 +44,14 @@ def test_no_log_prob_differs_before_and_after_a_step(name: str) -> None:
     rows = _rows(CASES[name])
     assert all(row["tokens"] for row in rows)
     assert [row["unequal"] for row in rows] == [0] * len(rows)
+
+
+def test_the_doctor_compares_a_checkpoint_with_vllm(tmp_path: Path) -> None:
+    write_random_checkpoint(DENSE | SMALL, tmp_path / "model", 0, "cuda")
+    prompts = [list(range(3, 3 + length)) for length in (5, 40, 130)]
+    arguments = (tmp_path / "model", Recipe.full(), prompts, 32, 0)
+    found = call_in_subprocess(compare_exact, *arguments)
+    assert (found.tokens, found.unequal) == (96, 0)
 
 
 def test_the_scale_that_is_not_exact_in_bf16_differs() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from experiments.benchmarks.seeded_weights import draw
+from experiments.verl.seeded_weights import draw
 from tests.integration import seeded_ranks
 from tests.ranks import run_ranks
 

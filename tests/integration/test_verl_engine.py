@@ -87,7 +87,7 @@ def test_a_critic_is_verls_own_engine(outcomes: dict[str, Any]) -> None:
 
 
 def test_attention_of_cudnn_is_off_once_the_engine_is_imported(outcomes: dict[str, Any]) -> None:
-    """Its backward pass gives NaN: see `qat_core.rl.policy.ATTENTION`."""
+    """Its backward pass gives NaN: see `experiments.rl.policy.ATTENTION`."""
     assert outcomes["attention"]["cudnn"] == [True, False]
 
 

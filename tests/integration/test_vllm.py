@@ -15,10 +15,10 @@ pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 from vllm import SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 
+from experiments.rl.policy import Policy
 from qat_core.checkpoint import convert
 from qat_core.planning.plan import QuantPlan, plan
 from qat_core.planning.recipe import Recipe
-from qat_core.rl.policy import Policy
 from qat_core.rollout.engine import Rollouts
 from qat_core.rollout.vllm.engine import VllmEngine
 from qat_core.rollout.vllm.weight_memory import parameter_bytes

@@ -18,11 +18,11 @@ pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 from vllm.distributed import cleanup_dist_env_and_memory
 
 from experiments.benchmarks.random_model import spread_rows
+from experiments.rl.tokenizer import character_tokenizer
 from experiments.study.schema import ROOT
 from qat_core.checkpoint import convert, export
 from qat_core.planning.plan import plan
 from qat_core.planning.recipe import Recipe
-from qat_core.rl.tokenizer import character_tokenizer
 from qat_core.rollout.engine import Rollouts
 from qat_core.rollout.vllm import compat
 from qat_core.rollout.vllm.engine import VllmEngine

@@ -26,8 +26,7 @@ from qat_core.planning.plan import plan
 from qat_core.planning.recipe import Recipe
 from qat_core.rollout.vllm.engine import VllmEngine
 from qat_core.rollout.vllm.in_place.sync import write_packed, writing
-from qat_core.rollout.vllm.in_place.targets import NotInPlace, Target, find_targets
-from qat_core.rollout.vllm.in_place.writers import write_marlin
+from qat_core.rollout.vllm.in_place.targets import NotInPlace, Target, find_targets, write_marlin
 from qat_core.rollout.vllm.shares import own_of_linear
 from qat_core.rollout.vllm.switches import IN_PLACE_VARIABLE
 from qat_core.rollout.vllm.tile_layout import marlin_scales

@@ -90,7 +90,7 @@ def test_it_is_refused_before_vllm_starts(folder: Path, untied: nn.Module, tmp_p
 
 @pytest.mark.verl_table(
     "an output head with values of its own, where config.json has `tie_word_embeddings: true`",
-    "refused by the first sync, before a weight is replaced",
+    "refused, with `+nvfp4=off` too; where workers alone have the files, by the first sync",
 )
 def test_a_sync_with_it_replaces_nothing(engine: VllmEngine, untied: nn.Module) -> None:
     before = _log_probs(engine)

@@ -15,10 +15,10 @@ from packaging.version import Version
 from vllm import SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 
+from experiments.rl.policy import Policy
 from experiments.study.arms import make_recipes
 from qat_core.planning.plan import plan
 from qat_core.planning.recipe import Recipe
-from qat_core.rl.policy import Policy
 from qat_core.rollout.engine import Rollouts
 from qat_core.rollout.vllm.engine import VllmEngine
 from qat_core.routing import NO_ROUTE, capture

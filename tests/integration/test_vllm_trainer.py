@@ -9,8 +9,8 @@ pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 
 from vllm.distributed import cleanup_dist_env_and_memory
 
+from experiments.rl.trainer import GrpoTrainer
 from experiments.study.arms import ArmName, make_recipes
-from qat_core.rl.trainer import GrpoTrainer
 from tests.nano_models import CONFIG, nano_trainer, write_nano
 
 pytestmark = pytest.mark.slow

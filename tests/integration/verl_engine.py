@@ -25,7 +25,7 @@ from verl.experimental.separation.engine_workers import DetachActorWorker
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.engine import EngineRegistry
 
-from experiments.benchmarks.seeded_weights import SEED, draw
+from experiments.verl.seeded_weights import SEED, draw
 from qat_core.verl.configuration import complete
 from qat_core.verl.cpu_transport import CpuCheckpointEngine
 from qat_core.verl.worker import LayerwiseWorkerExtension
@@ -44,7 +44,7 @@ CASES: dict[str, list[str]] = {
     "not resharded": ["actor_rollout_ref.actor.fsdp_config.reshard_after_forward=false"],
     "users module": [f"actor_rollout_ref.model.external_lib={USERS_MODULE}"],
     "seeded": [
-        "actor_rollout_ref.model.external_lib=experiments.benchmarks.seeded_engine",
+        "actor_rollout_ref.model.external_lib=experiments.verl.seeded_engine",
         f"+actor_rollout_ref.model.override_config.{SEED}={SEED_OF_TEST}",
     ],
     "bf16 masters": [BF16_MASTERS],
@@ -167,16 +167,16 @@ def packed_shards(engine: Any) -> dict[str, int]:
     with torch.no_grad():
         engine.module(input_ids=tokens)
     parameter = engine.module.get_parameter(engine.plan.quantized[0])
-    scales = parameter.to_local().scales
-    after_forward = len(scales.packed_shards)
+    state = parameter.to_local().state
+    after_forward = len(state.packed_shards)
     engine.to("cpu", model=True, optimizer=False, grad=False)
-    after_offload = len(scales.packed_shards)
+    after_offload = len(state.packed_shards)
     with torch.no_grad():
         engine.module(input_ids=tokens)
     return {
         "after_forward": after_forward,
         "after_offload": after_offload,
-        "after_next_forward": len(scales.packed_shards),
+        "after_next_forward": len(state.packed_shards),
     }
 
 

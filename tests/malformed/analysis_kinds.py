@@ -12,6 +12,7 @@ from analysis.collapse.judge import judge_study
 from analysis.collapse.outcome_table import outcome_table
 from analysis.drift.maps import DEFAULT, draw
 from analysis.tables import benchmark_text
+from experiments.rl.metric_names import DRIFT_FILE
 from experiments.runs.drift import read_drift
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, STUDIES
@@ -21,7 +22,6 @@ from qat_core.checkpoint.write import convert
 from qat_core.doctor.program import read_recipe
 from qat_core.doctor.signs import judge
 from qat_core.doctor.verl_run import K1, K3, read_run
-from qat_core.drift.names import FILE as DRIFT_FILE
 from qat_core.planning.recipe import Recipe
 from tests.malformed.kind import Kind, damage
 from tests.malformed.mutations import mutate_bytes, mutate_json, mutate_lines, mutate_yaml

@@ -11,6 +11,9 @@ from analysis.load import load_results
 from analysis.parity.judge import judge_study
 from experiments.base.make import build_model, read_config
 from experiments.launch.run import open_attempts
+from experiments.rl import resume
+from experiments.rl.optimizer import MasterAdamW
+from experiments.rl.tokenizer import character_tokenizer
 from experiments.runs.attempts import next_attempt, read_history, write_results
 from experiments.runs.base_manifest import check_base
 from experiments.runs.provenance import digest_file
@@ -20,9 +23,6 @@ from experiments.study.preview import preview
 from experiments.study.schema import ROOT, STUDIES
 from experiments.support.json_files import write_json, write_jsonl
 from qat_core.planning.predicted_memory import predict_weight_memory_gib
-from qat_core.rl import resume
-from qat_core.rl.optimizer import MasterAdamW
-from qat_core.rl.tokenizer import character_tokenizer
 from tests.malformed.analysis_kinds import ANALYSIS_KINDS
 from tests.malformed.kind import Kind, damage
 from tests.malformed.mutations import mutate_bytes, mutate_json, mutate_lines, mutate_yaml

@@ -175,6 +175,12 @@ def test_an_existing_folder_is_not_touched(packed_dir: Path, nano_dir: Path) -> 
     assert {path.name: path.read_bytes() for path in packed_dir.iterdir()} == before
 
 
+def test_a_link_to_nowhere_is_refused_before_packing(nano_dir: Path, tmp_path: Path) -> None:
+    (tmp_path / "packed").symlink_to("nowhere")
+    with pytest.raises(ValueError, match="/packed: exists; choose another name or remove it"):
+        convert(nano_dir, tmp_path / "packed", Recipe.ffn())
+
+
 def test_chat_templates_with_a_name_come_along(nano_dir: Path, tmp_path: Path) -> None:
     source, packed = tmp_path / "source", tmp_path / "packed"
     shutil.copytree(nano_dir, source)

@@ -9,12 +9,12 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from experiments.rl.optimizer import MasterAdamW
+from experiments.rl.policy import Policy
+from experiments.rl.prompts import decode_responses
+from experiments.rl.resume import save
 from qat_core.doctor.sampling import Sampling
 from qat_core.doctor.subject import EagerSubject
-from qat_core.rl.optimizer import MasterAdamW
-from qat_core.rl.policy import Policy
-from qat_core.rl.prompts import decode_responses
-from qat_core.rl.resume import save
 from qat_core.rollout.eager import EagerEngine
 from qat_core.rollout.engine import Rollouts, special_ids
 from tests.nano_models import without_token

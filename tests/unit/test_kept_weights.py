@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch._dynamo.exc import TorchRuntimeError
 
-from qat_core.options import ScalePolicy
+from qat_core.options import Keep, ScalePolicy
 from qat_core.planning.plan import plan
 from qat_core.planning.recipe import Recipe
-from qat_core.training.rounded_weights import Keep, RoundedWeights
+from qat_core.training.state.rounded_weights import RoundedWeights
 from tests.kept_weights import count_roundings, known
 from tests.prepared_pairs import assert_same_run, pair, round_weights
 from tests.tiny_models import tiny_model
@@ -91,8 +91,8 @@ def test_what_is_kept_goes_when_its_weight_moves(
 ) -> None:
     model, oracle = pair("qwen3", keep=keep)
     assert_same_run(model, oracle)
-    scales = known(model)
-    kept = weakref.ref(first_of(scales.rounded))
+    state = known(model)
+    kept = weakref.ref(first_of(state.kept))
     model.to("meta")
     assert kept() is None
 

@@ -5,7 +5,7 @@ import pickle
 import pytest
 import torch
 
-from qat_core.training.later import Later
+from qat_core.training.state.finiteness import Later
 
 HAS_GPU = torch.cuda.is_available()
 GPU = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="no CUDA GPU here")]

@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from experiments.rl.policy import Policy
 from experiments.study.schema import ROOT
 from qat_core.checkpoint import convert
 from qat_core.checkpoint.load import load_model, require_whole
 from qat_core.doctor.served import served_stream
 from qat_core.planning.recipe import Recipe
-from qat_core.rl.policy import Policy
 from qat_core.rollout.eager import EagerEngine
 
 WEIGHTS, MATRIX = "model.safetensors", "model.layers.0.self_attn.q_proj.weight"
@@ -78,6 +78,20 @@ def test_two_sets_of_weights_are_refused(
         other = min(path.name for path in folder.glob("*.safetensors"))
     (folder / WEIGHTS).symlink_to(nano_dir / WEIGHTS)
     with pytest.raises(ValueError, match=rf"{folder}: holds two sets .*{WEIGHTS}.*{other}"):
+        read(folder)
+
+
+BESIDE = {"adapter_config.json": "holds .* beside weights", "model.fp16.safetensors": "two sets"}
+
+
+@pytest.mark.parametrize(("file", "message"), BESIDE.items(), ids=["adapter", "only vLLM's"])
+@EVERYWHERE
+def test_a_file_that_only_some_programs_would_read_is_refused(
+    nano_dir: Path, tmp_path: Path, read: Callable[[Path], object], file: str, message: str
+) -> None:
+    folder = shutil.copytree(nano_dir, tmp_path / "model")
+    (folder / file).symlink_to(nano_dir / WEIGHTS)
+    with pytest.raises(ValueError, match=rf"{folder}: (?=.*{re.escape(file)}).*{message}"):
         read(folder)
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from qat_core.planning.recipe import Recipe
 from qat_core.training.parameter import FakeQuantizedTensor
-from qat_core.training.preparation import prepare, scales_of
+from qat_core.training.preparation import prepare, state_of
 from tests.prepared_pairs import assert_same_run, pair, run
 from tests.tiny_models import tiny_model, tokens
 
@@ -109,7 +109,7 @@ def test_a_copy_follows_its_own_weights() -> None:
     copied = copy.deepcopy(model)
     with torch.no_grad():
         model.model.layers[0].mlp.up_proj.weight.mul_(8)
-    assert scales_of(copied) is not scales_of(model)
+    assert state_of(copied) is not state_of(model)
     assert_same_run(copied, oracle)
 
 
@@ -123,8 +123,8 @@ def test_a_copied_layer_holds_no_other_weights() -> None:
     expected = oracle.model.layers[0].mlp.up_proj.weight
     assert torch.equal(weight @ torch.eye(64).bfloat16(), expected)
     held = {f"model.layers.0.{name}" for name, p in copied.named_parameters() if p.ndim == 2}
-    assert {each.weight_name for each in weight.scales.weights.all()} == held
-    assert weight.scales.weights.all()[0] is copied.self_attn.q_proj.weight
+    assert {each.weight_name for each in weight.state.weights.all()} == held
+    assert weight.state.weights.all()[0] is copied.self_attn.q_proj.weight
 
 
 def test_a_weight_copied_alone_is_plain() -> None:

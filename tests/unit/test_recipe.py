@@ -55,14 +55,6 @@ def test_bad_recipes_are_refused_by_name(fields: dict[str, object], message: str
         Recipe(**fields)
 
 
-@pytest.mark.parametrize(
-    ("old", "new"), [("scale", "scale_policy"), ("block_scale", "block_scale_method")]
-)
-def test_old_names_are_refused_with_the_new_ones(old: str, new: str) -> None:
-    with pytest.raises(ValueError, match=f"{old}: is now called {new}"):
-        Recipe.model_validate({old: "max"})
-
-
 @pytest.mark.parametrize("name", ["full", "ffn"])
 def test_a_name_alone_is_answered_with_the_way_to_write_it(name: str) -> None:
     with pytest.raises(ValueError, match=rf"Recipe\('{name}'\): write Recipe\.full\(\), Recipe\.f"):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -99,6 +100,28 @@ def _bytes(stream: Iterable[tuple[str, Weight]]) -> dict[str, tuple[bytes, ...]]
         n: tuple(t.reshape(-1).view(torch.uint8).numpy().tobytes() for t in p)
         for n, p in parts.items()
     }
+
+
+@pytest.mark.parametrize(
+    "given", ["full", plan(tiny_model("qwen3"), Recipe())], ids=["name", "plan"]
+)
+def test_what_is_no_recipe_is_answered_with_the_way_to_write_one(given: Any) -> None:
+    model = tiny_model("qwen3")
+    with pytest.raises(ValueError, match=r"^recipe: .{,40}: write Recipe\.full\(\)"):
+        weight_stream(model, plan(model, Recipe()), given)
+
+
+@pytest.mark.parametrize("prepared", [True, False])
+def test_a_weight_that_is_written_while_its_stream_is_read_is_refused(prepared: bool) -> None:
+    model = tiny_model("qwen3")
+    checked = prepare(model, Recipe()) if prepared else plan(model, Recipe())
+    stream = weight_stream(model, checked, Recipe())
+    next(stream)
+    weight = model.model.layers[1].mlp.up_proj.weight
+    weight.grad = torch.ones(weight.shape, dtype=weight.dtype)
+    torch.optim.SGD([weight], lr=1.0).step()
+    with pytest.raises(ValueError, match=r"^model\.layers\.1\.mlp\.up_proj\.weight: written while"):
+        list(stream)
 
 
 def test_a_weight_that_was_untied_since_the_plan_was_made_is_refused() -> None:

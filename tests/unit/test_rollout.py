@@ -6,11 +6,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from experiments.rl.policy import Policy
 from qat_core.mismatch import k3
 from qat_core.nvfp4 import PackedTensor, dequantize
 from qat_core.planning.plan import plan
 from qat_core.planning.recipe import Recipe
-from qat_core.rl.policy import Policy
 from qat_core.rollout.eager import EagerEngine
 from qat_core.training.preparation import prepare
 from qat_core.weights.stream import weight_stream

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from qat_core import Recipe, prepare
-from qat_core.training.rounded_weights import Keep, Kept
+from qat_core.options import Keep
+from qat_core.training.state.rounded_weights import Kept
 from tests.kept_weights import count_roundings, kept, known
 from tests.tiny_models import tiny_model, tokens
 
@@ -105,7 +106,7 @@ def test_compiled_layers_keep_nothing(reentrant: bool) -> None:
     for _ in range(2):
         results = [step(each, [])[0] for each in (model, expected)]
         assert all(map(torch.equal, *results))
-    assert not known(model).rounded._recomputed
+    assert not known(model).kept._recomputed
 
 
 @pytest.mark.gpu

@@ -139,7 +139,7 @@ def test_an_error_in_a_backward_pass_leaves_nothing(
     model, loss = failed(reentrant)
     del loss
     gc.collect()
-    assert not kept(model) and not known(model).rounded._recomputed
+    assert not kept(model) and not known(model).kept._recomputed
     model.zero_grad()
     model(an_input()).sum().backward()
     keep_none(monkeypatch)

@@ -1,5 +1,6 @@
-"""What the vLLM engine and its plugin refuse; needs no vLLM."""
+"""What the vLLM engine and its plugin refuse; all but one needs no vLLM."""
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -41,6 +42,15 @@ def test_overrides_of_a_model_whose_weights_are_to_come_are_refused(tmp_path: Pa
     packed = SimpleNamespace(quantized=("a",))
     with pytest.raises(ValueError, match=r"hf_overrides: .*; change .*config\.json instead"):
         VllmEngine(tmp_path, packed, hf_overrides={"rope_theta": 1e6})
+
+
+@pytest.mark.slow
+def test_files_that_vllm_alone_would_read_are_refused(nano_dir: Path, tmp_path: Path) -> None:
+    pytest.importorskip("vllm", reason="needs requirements/engines.txt")
+    folder = shutil.copytree(nano_dir, tmp_path / "model")
+    (folder / "consolidated.safetensors").symlink_to(nano_dir / "model.safetensors")
+    with pytest.raises(ValueError, match=r"model/consolidated\.safetensors: vLLM would read it"):
+        VllmEngine(folder)
 
 
 @pytest.mark.parametrize("variable", [LINEAR_VARIABLE, EXPERTS_VARIABLE])

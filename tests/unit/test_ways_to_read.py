@@ -326,7 +326,7 @@ def test_kernels_of_optimizers_write_the_weight(
     weight, before = weights[0], weights[0].plain().clone()
     sgd_(weight, -before)
     assert torch.equal(weight.plain(), before * 2) and weight.weight_name in weight.held_by.written
-    weight.scales.refresh_if_stale(weight)
+    weight.state.refresh_if_stale(weight)
     torch.mm(before, ONE, out=weight)
     assert torch.equal(weight.plain(), before) and weight.weight_name in weight.held_by.written
 

@@ -14,7 +14,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from qat_core import Recipe, prepare
 from qat_core.training.parameter import FakeQuantizedTensor
-from qat_core.training.preparation import scales_of
+from qat_core.training.preparation import state_of
 from tests.mlp import UP, Mlp, assert_follows, used_mlp, x
 
 
@@ -231,10 +231,10 @@ def test_collectives_count_as_writes(
     collective: Callable[[Tensor], Any], show: Callable[[nn.Module], Tensor], model: nn.Module
 ) -> None:
     """With one rank they write the values that were there: the mark is looked at."""
-    scales = scales_of(model)
-    assert scales is not None and not scales.weights.written
+    state = state_of(model)
+    assert state is not None and not state.weights.written
     with torch.no_grad():
         dist.all_reduce(torch.ones(3))
-        assert not scales.weights.written
+        assert not state.weights.written
         collective(show(model))
-    assert scales.weights.written == {UP}
+    assert state.weights.written == {UP}

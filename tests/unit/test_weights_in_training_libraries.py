@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from qat_core import Recipe, prepare
-from qat_core.training.preparation import scales_of
+from qat_core.training.preparation import state_of
 from tests.mlp import UP, Mlp, assert_follows, fresh, used_mlp, x
 
 
@@ -63,16 +63,16 @@ def test_an_optimizer_in_backward_refreshes_once_a_step(model: nn.Module) -> Non
     plain = fresh(model)
     model.zero_grad()
     together = torch.optim.SGD(plain.parameters(), lr=0.5)
-    scales = scales_of(model)
-    assert scales is not None
-    before = scales.num_refreshes
+    state = state_of(model)
+    assert state is not None
+    before = state.num_refreshes
     for _ in range(3):
         model(x(model)).float().pow(2).sum().backward()
         plain(x(model)).float().pow(2).sum().backward()
         together.step()
         for each in (model, plain):
             each.zero_grad()
-    assert scales.num_refreshes - before == 2  # the first forward pass found nothing new
+    assert state.num_refreshes - before == 2  # the first forward pass found nothing new
     assert_follows(model, plain.get_parameter(UP).detach())
 
 

@@ -15,12 +15,12 @@ from filelock import FileLock
 from mlflow import MlflowClient
 
 from experiments.launch.run import KILLED
+from experiments.rl.metric_names import DRIFT_FILE
 from experiments.runs.attempts import list_attempts
 from experiments.runs.manifest import read_manifest
 from experiments.study.schema import ROOT
 from experiments.support.json_files import read_json, write_json
 from experiments.tracking.store import find_runs
-from qat_core.drift.names import FILE as DRIFT_FILE
 from tests.workflow.programs import ENVIRONMENT, SMOKE, module, snakemake
 
 pytestmark = pytest.mark.slow

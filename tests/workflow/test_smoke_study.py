@@ -182,7 +182,7 @@ JUDGED = {"evaluate", "compare"} | DRAWN
         ("analysis/style.py", "#0072b2", "#0072b3", DRAWN),
         ("qat_core/rollout/vllm/humming/library.py", "unset", "leave out", set()),
         ("qat_core/nvfp4/kernels.py", "tl.load(", "2 * tl.load(", set()),
-        ("qat_core/rl/loss.py", "return ", "return 2 * ", {"train"} | JUDGED),
+        ("experiments/rl/loss.py", "return ", "return 2 * ", {"train"} | JUDGED),
     ],
 )
 def test_a_changed_file_redoes_what_it_made(

@@ -5,7 +5,7 @@ Settings are those of a study's run. Its weights are random, drawn by each rank 
 
 from pathlib import Path
 
-from experiments.benchmarks.seeded_base import write_seeded_base
+from experiments.base.seeded import write_seeded_base
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT
 from experiments.verl.command import (

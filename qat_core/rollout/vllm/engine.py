@@ -12,7 +12,7 @@ from torch import Tensor
 
 from qat_core.checkpoint.architecture import meta_model, require_tied_copies
 from qat_core.checkpoint.ignored_modules import declared_plan, ignored_modules
-from qat_core.checkpoint.shards import Shards, read_json
+from qat_core.checkpoint.shards import MISTRAL_FILES, Shards, read_json
 from qat_core.exact import require_exact
 from qat_core.exact.contract import require_kept
 from qat_core.options import CheckpointFormat
@@ -77,18 +77,9 @@ class VllmEngine:
         _require_one_process(settings)
         if exact:
             settings = _exact_settings(model_dir, settings)
-        import vllm
-        from vllm.platforms import current_platform
-
-        from qat_core.rollout.vllm.plugin import register
-
         self.end_ids, self.pad_id = special_ids(model_dir)
         self.eos_id = self.end_ids[0]
-        compat.require_supported(vllm.__version__, on_cpu=current_platform.is_cpu())
-        compat.hold_addresses(vllm.__version__)
-        compat.correct_rotary_embedding()
-        compat.widen_window_blocks()
-        register()
+        self._vllm = _patched_vllm()
         self._kind: CheckpointFormat = "compressed-tensors"
         model = meta_model(model_dir)
         self._names, self._architecture = HubNames(model), type(model).__name__
@@ -100,17 +91,15 @@ class VllmEngine:
             if settings.get("load_format") != "dummy":
                 require_tied_copies(self._names, model_dir)
         else:
-            compat.require_reloadable(self._architecture)
-            self._names.refuse_own_values([e.name for e in packed.entries], str(model_dir))
             self.plan = packed
-            declared = quantization_config(self._kind, ignored_modules(packed, self._names))
-            settings |= {"hf_overrides": {"quantization_config": declared}, "load_format": "dummy"}
+            settings |= self._settings_of(packed, model_dir)
         settings = compat.with_platform_settings(settings, model.config)
         self._has_weights = settings.get("load_format") != "dummy"
         if self._has_weights:
             Shards(model_dir)  # names a damaged file, or two sets of weights
-        self._vllm = vllm
-        self._llm = vllm.LLM(
+            for file in sorted(model_dir.glob(MISTRAL_FILES)):
+                raise ValueError(f"{file}: vLLM would read it, and nothing else does; remove it")
+        self._llm = self._vllm.LLM(
             str(model_dir), dtype="bfloat16", logprobs_mode="processed_logprobs", **settings
         )
         compat.keep_process_groups(self._llm)
@@ -121,6 +110,13 @@ class VllmEngine:
         if self._has_weights:
             self.on_worker(_require_biases, self._names, str(model_dir))
         self.weight_bytes: int = self.on_worker(weight_bytes)
+
+    def _settings_of(self, packed: QuantPlan, model_dir: Path) -> dict[str, Any]:
+        """What makes vLLM serve a BF16 checkpoint's architecture with these weights in NVFP4."""
+        compat.require_reloadable(self._architecture)
+        self._names.refuse_own_values([e.name for e in packed.entries], str(model_dir))
+        declared = quantization_config(self._kind, ignored_modules(packed, self._names))
+        return {"hf_overrides": {"quantization_config": declared}, "load_format": "dummy"}
 
     @property
     def tensor_bytes(self) -> int:
@@ -288,6 +284,21 @@ def _exact_settings(model_dir: Path, settings: dict[str, Any]) -> dict[str, Any]
     os.environ[EXACT_VARIABLE] = "1"
     graphs = settings.get("compilation_config", {}) | EXACT_COMPILATION
     return settings | {"compilation_config": graphs}
+
+
+def _patched_vllm() -> Any:
+    """The module `vllm`, with what this version lacks here."""
+    import vllm
+    from vllm.platforms import current_platform
+
+    from qat_core.rollout.vllm.plugin import register
+
+    compat.require_supported(vllm.__version__, on_cpu=current_platform.is_cpu())
+    compat.hold_addresses(vllm.__version__)
+    compat.correct_rotary_embedding()
+    compat.widen_window_blocks()
+    register()
+    return vllm
 
 
 def vllm_version() -> str:

@@ -95,16 +95,14 @@ def reloading(worker: Any, names: HubNames, *, fused_experts: bool = True) -> It
         try:
             with landing(model) as landed:
                 yield load
-            # configs of models that are never tied lack the key
-            is_tied = getattr(worker.model_config.hf_text_config, "tie_word_embeddings", False)
-            _require_reloaded(model, loaded, is_tied=is_tied)
+            _require_reloaded(model, loaded, worker.model_config.hf_text_config)
             landed.require_all(model)
         finally:  # also if the stream failed: else the next reload would find half of one
             finalize_layerwise_reload(model, worker.model_config)
         compat.after_reload(model)
 
 
-def _require_reloaded(model: nn.Module, loaded: Collection[str], *, is_tied: bool) -> None:
+def _require_reloaded(model: nn.Module, loaded: Collection[str], config: Any) -> None:
     """ValueError naming a parameter that vLLM's loader wrote past the reload, or left as it was.
 
     vLLM's `Attention` keeps scales of the KV cache as parameters; no checkpoint of ours has any.
@@ -113,6 +111,8 @@ def _require_reloaded(model: nn.Module, loaded: Collection[str], *, is_tied: boo
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
     from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
+    # configs of models that are never tied lack the key
+    is_tied = getattr(config, "tie_word_embeddings", False)
     for name, module in model.named_modules():
         info = get_layerwise_info(module)
         if not info.can_load():  # complete

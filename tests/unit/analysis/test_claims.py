@@ -119,12 +119,15 @@ def test_a_mean_over_responses_that_is_undefined_is_refused(
         judge(study, results_dir)
 
 
-def test_a_seed_that_repeats_another_is_refused_whatever_time_it_took(
-    study: Study, results_dir: Path
+@pytest.mark.parametrize("source", ["nvfp4-qat_seed1", "bf16_seed4"])
+@pytest.mark.parametrize("file", ["metrics.jsonl", "eval.json"])
+def test_a_run_that_repeats_another_seed_or_arm_is_refused_whatever_time_it_took(
+    study: Study, results_dir: Path, file: str, source: str
 ) -> None:
-    source, copy = (results_dir / f"nano-moe_nvfp4-qat_seed{seed}/metrics.jsonl" for seed in (1, 4))
-    copy.write_text(source.read_text().replace('"timing_s/gen": 2.0', '"timing_s/gen": 3.0'))
-    with pytest.raises(ValueError, match=r"nvfp4-qat_seed4: has the metrics of .*qat_seed1 in eve"):
+    copied = (results_dir / f"nano-moe_{source}" / file).read_text()
+    copy = results_dir / "nano-moe_nvfp4-qat_seed4" / file
+    copy.write_text(copied.replace('"timing_s/gen": 2.0', '"timing_s/gen": 3.0'))
+    with pytest.raises(ValueError, match=rf"nvfp4-qat_seed4: has the .* of nano-moe_{source} in e"):
         judge(study, results_dir)
 
 

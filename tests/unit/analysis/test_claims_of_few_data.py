@@ -88,9 +88,11 @@ def test_accuracy_is_compared_after_the_same_step(study: Study, results_dir: Pat
 
 
 def test_seeds_that_all_lie_on_the_bound_give_no_verdict(study: Study, results_dir: Path) -> None:
-    for run in (run for run in study.runs if run.arm in ("nvfp4-qat", "nvfp4-noqat")):
-        same = results_dir / f"{run.model}_nvfp4-qat_seed{run.seed}" / "eval.json"
-        (results_dir / run.id / "eval.json").write_text(same.read_text())
+    for run in (run for run in study.runs if run.arm == "nvfp4-noqat"):
+        path = results_dir / f"{run.model}_nvfp4-qat_seed{run.seed}" / "eval.json"
+        same = json.loads(path.read_text())
+        longer = [it | {"response_tokens_mean": it["response_tokens_mean"] + 1} for it in same]
+        (results_dir / run.id / "eval.json").write_text(json.dumps(longer))
     claim = judge(study, results_dir)["nano-dense", "served_gain"]
     assert (claim.low, claim.high, claim.verdict) == (0.0, 0.0, "INCONCLUSIVE")
     assert claim.detail.endswith("no spread between seeds, all on the bound")

@@ -15,7 +15,7 @@ from analysis.drift.maps import PREFIX, draw, layer_by_step
 from analysis.metrics import CATALOGUE
 from analysis.style import save_figure
 from experiments.runs.drift import KL, read_drift
-from qat_core.drift.names import MEASURES
+from qat_core.drift import MEASURES
 
 ROW = dict.fromkeys(MEASURES, 0.1)
 

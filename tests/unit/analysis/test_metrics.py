@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from analysis.metrics import CATALOGUE, catalogue_text
+from experiments.rl.metric_names import K3_KL
+from experiments.rl.step_metrics import score_metrics
 from experiments.study.schema import ROOT
 from qat_core.mismatch import mismatch_metrics
-from qat_core.rl.metric_names import K3_KL
-from qat_core.rl.step_metrics import score_metrics
 
 
 def test_catalogue_has_every_mismatch_metric_and_no_other() -> None:

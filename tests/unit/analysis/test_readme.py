@@ -10,10 +10,10 @@ from scipy.stats import fisher_exact
 
 from analysis.claims_table import Claim, ClaimsTable, read_table, show_ratio
 from analysis.collapse.outcome_table import last_accuracies, read_evaluated
+from experiments.rl.tasks import have_new_sums
 from experiments.runs.attempts import list_run_dirs
 from experiments.runs.evaluation import Precision
 from experiments.study.load import load_study
-from qat_core.rl.tasks import have_new_sums
 from tests.unit.analysis.readme import COUNTS, RECORDS, RESULTS, TEXT
 
 

@@ -11,13 +11,13 @@ from filelock import FileLock
 from experiments.base import make
 from experiments.base.make import make_base
 from experiments.launch import run as launch
+from experiments.rl.config import RolloutConfig
 from experiments.runs.base_manifest import check_base
 from experiments.runs.manifest import MANIFEST
 from experiments.runs.provenance import digest_file
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, STUDIES, Study
 from experiments.support.json_files import write_json
-from qat_core.rl.config import RolloutConfig
 
 ROOMY = RolloutConfig(max_prompt_tokens=64, max_response_tokens=8)
 SMOKE = ROOT / "tests" / "workflow" / "smoke.yaml"

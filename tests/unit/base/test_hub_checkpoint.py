@@ -11,11 +11,11 @@ from safetensors.torch import load_file, save_file
 
 from experiments.base.hub_checkpoint import link_checkpoint
 from experiments.base.make import build_model, make_base, read_config
+from experiments.rl.tokenizer import character_tokenizer
 from experiments.runs.base_manifest import base_digest
 from experiments.study.load import load_study
 from experiments.study.models import HubModel
 from experiments.study.schema import ROOT, Study
-from qat_core.rl.tokenizer import character_tokenizer
 
 CONFIG = ROOT / "experiments" / "models" / "nano-dense.json"
 STUDY = """

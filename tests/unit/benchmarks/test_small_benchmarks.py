@@ -16,7 +16,7 @@ from experiments.benchmarks.serving import random_prompts
 from experiments.benchmarks.sharded import measure_on_ranks
 from experiments.study.schema import ROOT
 from experiments.support.json_files import read_json
-from qat_core.training.preparation import scales_of
+from qat_core.training.preparation import state_of
 
 
 @pytest.mark.parametrize("name", ["offloaded_steps", "parameter"])
@@ -50,17 +50,17 @@ def test_a_step_after_a_change_measures_scales_and_rounds_again(arm: str) -> Non
     model = layer_stack("tiny", 2, "cpu", torch.bfloat16)
     changed = apply_arm(model, arm)
     inputs = step_inputs(model, 1, 4, "cpu")
-    scales = scales_of(model)
-    assert scales is not None
+    state = state_of(model)
+    assert state is not None
     step(model, changed, *inputs)
-    packed, whole = scales.rounded._packed, scales.rounded._whole
-    refreshes, kept = scales.num_refreshes, {**packed, **whole}
-    assert set(packed if arm == "qat packed" else whole) == set(kept) == set(scales.shapes)
+    packed, whole = state.kept._packed, state.kept._whole
+    refreshes, kept = state.num_refreshes, {**packed, **whole}
+    assert set(packed if arm == "qat packed" else whole) == set(kept) == set(state.shapes)
     step(model, lambda: None, *inputs)
-    assert scales.num_refreshes == refreshes
+    assert state.num_refreshes == refreshes
     assert all({**packed, **whole}[name] is kept[name] for name in kept)
     step(model, changed, *inputs)
-    assert scales.num_refreshes == refreshes + 1
+    assert state.num_refreshes == refreshes + 1
     assert not any({**packed, **whole}[name] is kept[name] for name in kept)
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from experiments.benchmarks.verl_steps import COLUMNS, MEMORY, write_record
+from experiments.rl.metric_names import STEP_TIME
 from experiments.runs.attempts import next_attempt
 from experiments.study.load import load_study
 from experiments.study.schema import STUDIES
-from qat_core.rl.metric_names import STEP_TIME
 from tests.manifests import make_manifest
 
 STUDY = load_study(STUDIES / "qwen3_moe_replay.yaml")

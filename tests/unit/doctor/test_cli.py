@@ -184,6 +184,11 @@ def other_shape(nano_dir: Path, folder: Path) -> list[object]:
             lambda nano, tmp: [nano, "--band", "dense"],
             "--band: changes nothing for a checkpoint; leave it out",
         ),
+        (lambda nano, tmp: [nano, "--exact"], "--device: cpu: only kernels of a GPU are exact"),
+        (
+            lambda nano, tmp: [nano, "--exact", "--top-p", "0.9"],
+            r"--top-p: changes nothing for an exact comparison \(--exact\); leave it out",
+        ),
         (lambda nano, tmp: [nano, "--top-k", "-2"], "top_k: -2: needs a whole number, 0 for off"),
         (lambda nano, tmp: [nano, "--temperature", "nan"], "temperature: nan: needs a number, 0"),
         (lambda nano, tmp: [nano, "--repetition-penalty", "-1"], "repetition_penalty: -1.0: needs"),
@@ -199,7 +204,15 @@ def other_shape(nano_dir: Path, folder: Path) -> list[object]:
             "no-text",
         ),
         *("no-day", "cold", "packed", "damaged", "no-previous", "other-previous"),
-        *("idle-for-a-run", "idle-for-a-checkpoint", "top-k", "temperature", "penalty"),
+        *(
+            "idle-for-a-run",
+            "idle-for-a-checkpoint",
+            "exact-on-a-cpu",
+            "idle-for-exact",
+            "top-k",
+            "temperature",
+            "penalty",
+        ),
     ],
 )
 @pytest.mark.parametrize("nano_dir", ["nano-dense"], indirect=True)

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from qat_core.drift.log import KL_EVERY, DriftLog
-from qat_core.drift.names import FILE, MEASURES
+from experiments.rl.drift_log import KL_EVERY, DriftLog
+from experiments.rl.metric_names import DRIFT_FILE
+from qat_core.drift import MEASURES
 from qat_core.planning.recipe import Recipe
 from tests.tiny_models import tiny_model, tokens
 
@@ -16,12 +17,12 @@ MASK = torch.ones(2, 16, dtype=torch.long)
 
 
 def rows_of(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / FILE).read_text().splitlines()]
+    return [json.loads(line) for line in (folder / DRIFT_FILE).read_text().splitlines()]
 
 
 def test_a_row_a_weight_and_step_that_is_due(tmp_path: Path) -> None:
     model = tiny_model("qwen3")
-    log = DriftLog(model, Recipe(), tmp_path / FILE, every=2)
+    log = DriftLog(model, Recipe(), tmp_path / DRIFT_FILE, every=2)
     log.start(0)
     found = {step: log.record(step, tokens(), MASK) for step in range(1, 5)}
     assert found[1] == found[3] == {}
@@ -34,7 +35,7 @@ def test_a_row_a_weight_and_step_that_is_due(tmp_path: Path) -> None:
 
 
 def test_the_layers_kl_comes_less_often(tmp_path: Path) -> None:
-    log = DriftLog(tiny_model("qwen3"), Recipe(), tmp_path / FILE, every=1)
+    log = DriftLog(tiny_model("qwen3"), Recipe(), tmp_path / DRIFT_FILE, every=1)
     for step in (1, KL_EVERY):
         log.record(step, tokens(), MASK)
     kl = [row for row in rows_of(tmp_path) if row["kind"] == "kl"]
@@ -44,7 +45,7 @@ def test_the_layers_kl_comes_less_often(tmp_path: Path) -> None:
 
 def test_a_resumed_run_has_the_rows_of_one_that_was_not_stopped(tmp_path: Path) -> None:
     def train(folder: Path, model: nn.Module, first: int, last: int) -> None:
-        log = DriftLog(model, Recipe(), folder / FILE, every=1)
+        log = DriftLog(model, Recipe(), folder / DRIFT_FILE, every=1)
         log.start(first - 1)
         for step in range(first, last + 1):
             with torch.no_grad():
@@ -58,24 +59,24 @@ def test_a_resumed_run_has_the_rows_of_one_that_was_not_stopped(tmp_path: Path) 
     train(tmp_path / "killed", tiny_model("qwen3"), 1, 2)
     resumed = tiny_model("qwen3")
     train(tmp_path, resumed, 1, 1)
-    with (tmp_path / "killed" / FILE).open("a") as file:
+    with (tmp_path / "killed" / DRIFT_FILE).open("a") as file:
         file.write('{"step": 3, "lay')  # what a kill leaves
     train(tmp_path / "killed", resumed, 2, 4)
-    whole, killed = (tmp_path / folder / FILE for folder in ("whole", "killed"))
+    whole, killed = (tmp_path / folder / DRIFT_FILE for folder in ("whole", "killed"))
     assert killed.read_bytes() == whole.read_bytes()
     assert all(row["flipped_codes"] > 0 for row in rows_of(tmp_path / "whole"))
-    assert {path.name for path in whole.parent.iterdir()} == {FILE}
+    assert {path.name for path in whole.parent.iterdir()} == {DRIFT_FILE}
 
 
 @pytest.mark.parametrize("line", ["x", "[]", '{"layer": 0}', '{"step": "1"}'])
 def test_a_damaged_row_is_named_before_training_goes_on(line: str, tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text('{"step": 1}\n' + line + "\n")
-    log = DriftLog(tiny_model("qwen3"), Recipe(), tmp_path / FILE, every=1)
+    (tmp_path / DRIFT_FILE).write_text('{"step": 1}\n' + line + "\n")
+    log = DriftLog(tiny_model("qwen3"), Recipe(), tmp_path / DRIFT_FILE, every=1)
     with pytest.raises(ValueError, match=r"drift\.jsonl: line 2: not a row of drift; remove it$"):
         log.start(1)
 
 
 def test_after_an_observation_in_between_changes_are_unknown(tmp_path: Path) -> None:
-    log = DriftLog(tiny_model("qwen3"), Recipe(), tmp_path / FILE, every=2)
+    log = DriftLog(tiny_model("qwen3"), Recipe(), tmp_path / DRIFT_FILE, every=2)
     log.start(3)
     assert "drift/flipped_codes" not in log.record(4, tokens(), MASK)

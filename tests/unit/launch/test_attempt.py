@@ -8,13 +8,13 @@ import pytest
 from experiments.launch import run as launcher
 from experiments.launch.local_trainer import train_here
 from experiments.launch.run import KILLED, open_attempts, run_attempt
+from experiments.rl.metric_names import DRIFT_FILE
 from experiments.runs.attempts import STOP_FILE, list_attempts, next_attempt
 from experiments.runs.manifest import RunManifest
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, STUDIES
 from experiments.tracking.live import TrackedRun
 from experiments.tracking.run_log import RunLog, Untracked
-from qat_core.drift.names import FILE
 from tests.manifests import make_manifest
 
 METRICS = {
@@ -108,7 +108,7 @@ def test_what_a_run_left_outlives_a_crash_but_not_a_change(
     study = load_study(ROOT / "tests" / "workflow" / "smoke.yaml")
     run_dir = tmp_path / study.runs[0].id
     (run_dir / "checkpoints" / "step_2").mkdir(parents=True)
-    left = (FILE, "eval.json", "metrics.jsonl", "manifest.json")
+    left = (DRIFT_FILE, "eval.json", "metrics.jsonl", "manifest.json")
     for name in (STOP_FILE, *left):
         (run_dir / name).touch()
     make_manifest(digests={"config": "a"}).write(next_attempt(run_dir).folder)

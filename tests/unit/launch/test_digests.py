@@ -66,7 +66,7 @@ def test_code_counts_that_is_imported_or_named(
 @pytest.mark.parametrize(
     ("study", "file", "counts"),
     [
-        (study_of("default"), "qat_core/rl/loss.py", True),
+        (study_of("default"), "experiments/rl/loss.py", True),
         (study_of("default"), "experiments/launch/local_trainer.py", True),
         (study_of("default"), "experiments/study/arms.py", True),
         (study_of("default"), "experiments/runs/manifest.py", False),
@@ -87,8 +87,8 @@ def test_code_counts_that_is_imported_or_named(
         (study_of("collapse_verl"), "qat_core/verl/exact.py", False),
         (study_of("collapse_verl", exact=True), "qat_core/verl/exact.py", True),
         (study_of("collapse_verl", exact=True), f"{VLLM}/humming/linear.py", True),
-        (study_of("qwen3_moe_smoke"), "experiments/benchmarks/seeded_engine.py", True),
-        (study_of("qwen3"), "experiments/benchmarks/seeded_engine.py", False),
+        (study_of("qwen3_moe_smoke"), "experiments/verl/seeded_engine.py", True),
+        (study_of("qwen3"), "experiments/verl/seeded_engine.py", False),
     ],
 )
 def test_the_code_of_a_run_is_what_it_executes(study: Study, file: str, counts: bool) -> None:
@@ -106,7 +106,7 @@ def test_code_that_is_executed_loads_none_that_is_left_out(name: str) -> None:
     modules = [".".join(it.relative_to(ROOT).with_suffix("").parts) for it in files]
     program = f"import sys, {', '.join(modules)}\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
-    assert "qat_core.rl.loss" in modules
+    assert "experiments.rl.loss" in modules
     assert not left_out & set(done.stdout.decode().split())
 
 

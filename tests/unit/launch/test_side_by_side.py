@@ -179,7 +179,7 @@ def test_a_study_of_verl_gets_its_data(
         study, Path("study.yaml"), tmp_path, 1, float("inf"), random_weights=random_weights
     )
     assert programs.run_all() == []
-    maker = "experiments.benchmarks.seeded_base" if random_weights else "experiments.base.make"
+    maker = "experiments.base.seeded" if random_weights else "experiments.base.make"
     assert begun[:2] == [("experiments.verl.data", "data"), (maker, base)]
     steps = ["experiments.launch.run", "experiments.evaluate.run"][: 1 if random_weights else 2]
     assert begun[2:] == [(step, run.id) for run in study.runs for step in steps]

@@ -5,7 +5,7 @@ import torch
 from torch.nn.attention import sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from qat_core.rl.policy import ATTENTION
+from experiments.rl.policy import ATTENTION
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 

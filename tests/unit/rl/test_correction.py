@@ -5,8 +5,8 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from qat_core.rl.config import Correction, GrpoConfig
-from qat_core.rl.loss import advantages, centred_losses, correction_weights, drift_term_metrics
+from experiments.rl.config import Correction, GrpoConfig
+from experiments.rl.loss import advantages, centred_losses, correction_weights, drift_term_metrics
 
 VOCABULARY = 6
 

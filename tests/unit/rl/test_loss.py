@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from qat_core.rl.config import GrpoConfig
-from qat_core.rl.loss import group_advantages, policy_losses
+from experiments.rl.config import GrpoConfig
+from experiments.rl.loss import group_advantages, policy_losses
 
 CONFIG = GrpoConfig(steps=1)
 

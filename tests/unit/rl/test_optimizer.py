@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from qat_core.rl.optimizer import MasterAdamW
+from experiments.rl.optimizer import MasterAdamW
 
 
 def test_updates_too_small_for_bf16_add_up() -> None:

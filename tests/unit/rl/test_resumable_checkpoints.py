@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from qat_core.rl import resume
-from qat_core.rl.optimizer import MasterAdamW
-from qat_core.rl.tokenizer import character_tokenizer
+from experiments.rl import resume
+from experiments.rl.optimizer import MasterAdamW
+from experiments.rl.tokenizer import character_tokenizer
 from tests.nano_models import write_nano
 
 STEPS = (2, 4)

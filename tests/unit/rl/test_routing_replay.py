@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from experiments.rl.config import GrpoConfig
+from experiments.rl.policy import Policy, Scores
 from experiments.study.arms import ArmName, make_recipes
-from qat_core.rl.config import GrpoConfig
-from qat_core.rl.policy import Policy, Scores
 from qat_core.rollout.eager import EagerEngine
 from qat_core.rollout.engine import Rollouts
 from qat_core.routing import capture

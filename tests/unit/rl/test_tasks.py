@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from qat_core.rl.config import TaskConfig
-from qat_core.rl.tasks import ALPHABET, have_new_sums, make_problems, score
+from experiments.rl.config import TaskConfig
+from experiments.rl.tasks import ALPHABET, have_new_sums, make_problems, score
 
 CHAIN = TaskConfig(name="chain-sum", terms=(3, 6), largest=9, train_prompts=300, test_prompts=50)
 WORDS = TaskConfig(name="word-problem", terms=(2, 3), largest=10, train_prompts=90, test_prompts=9)

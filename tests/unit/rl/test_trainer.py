@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from analysis.metrics import CATALOGUE
+from experiments.rl.config import Correction, GrpoConfig, RolloutConfig
+from experiments.rl.update import old_scores, update_policy
 from experiments.study.arms import ArmName, make_recipes
 from qat_core.planning.recipe import Recipe
-from qat_core.rl.config import Correction, GrpoConfig, RolloutConfig
-from qat_core.rl.update import old_scores, update_policy
 from tests.nano_models import CONFIG, nano_trainer
 
 TIMES = ("timing_s/", "perf/")
@@ -89,7 +89,7 @@ def test_on_policy_one_forward_pass_says_as_much_as_two(
     nano_dir: Path, tmp_path: Path, arm: ArmName, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = steps_of(nano_dir, tmp_path, ON_POLICY, arm)
-    monkeypatch.setattr("qat_core.rl.trainer.needs_old_scores", lambda config: True)
+    monkeypatch.setattr("experiments.rl.trainer.needs_old_scores", lambda config: True)
     assert steps_of(nano_dir, tmp_path, ON_POLICY, arm) == one
 
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from experiments.rl.weight_distance import WeightDistance
 from qat_core.planning.plan import plan
 from qat_core.planning.recipe import Recipe
-from qat_core.rl.weight_distance import WeightDistance
 from qat_core.training.preparation import prepare
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from experiments.rl.metric_names import DRIFT_FILE
 from experiments.runs.drift import KL, read_drift
 from experiments.runs.record import DRIFT, has_file
-from qat_core.drift.names import FILE
 from tests.manifests import MANIFEST, make_manifest
 from tests.records import pack
 
@@ -23,11 +23,11 @@ def test_a_record_reads_as_the_run_that_it_was_made_from(tmp_path: Path) -> None
     run.mkdir(parents=True)
     make_manifest().write(run)
     (run / "metrics.jsonl").write_text('{"step": 1}\n')
-    assert not has_file(run, FILE)
-    (run / FILE).write_text("".join(line + "\n" for line in LINES))
+    assert not has_file(run, DRIFT_FILE)
+    (run / DRIFT_FILE).write_text("".join(line + "\n" for line in LINES))
     pack(run.parent, record)
     rows, first = read_drift(run), (record / DRIFT).read_bytes()
-    assert has_file(run, FILE) and has_file(record / run.name, FILE)
+    assert has_file(run, DRIFT_FILE) and has_file(record / run.name, DRIFT_FILE)
     pd.testing.assert_frame_equal(read_drift(record / run.name), rows, check_like=True)
     assert rows[KL].dropna().tolist() == [2e-5]
     pack(record, record)
@@ -39,7 +39,9 @@ def test_a_record_reads_as_the_run_that_it_was_made_from(tmp_path: Path) -> None
 
 def test_of_a_repeated_step_the_last_row_counts_and_a_cut_line_does_not(tmp_path: Path) -> None:
     again = LINES[1].replace("0.123456789012345678", "0.5")
-    (tmp_path / FILE).write_text("".join(line + "\n" for line in (*LINES, again)) + LINES[0][:20])
+    (tmp_path / DRIFT_FILE).write_text(
+        "".join(line + "\n" for line in (*LINES, again)) + LINES[0][:20]
+    )
     rows = read_drift(tmp_path)
     assert rows[rows["step"] == 2]["flipped_codes"].dropna().tolist() == [0.5]
 
@@ -61,6 +63,6 @@ def test_of_a_repeated_step_the_last_row_counts_and_a_cut_line_does_not(tmp_path
 )
 def test_a_damaged_file_is_refused(content: str | None, message: str, tmp_path: Path) -> None:
     if content is not None:
-        (tmp_path / FILE).write_text(content)
+        (tmp_path / DRIFT_FILE).write_text(content)
     with pytest.raises(ValueError, match=message):
         read_drift(tmp_path)

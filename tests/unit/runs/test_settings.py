@@ -50,16 +50,6 @@ def test_a_run_from_another_base_is_refused(tmp_path: Path) -> None:
         read(study, tmp_path)
 
 
-def test_keys_that_have_another_name_now_are_compared(tmp_path: Path) -> None:
-    names = {"scale_policy": None, "block_scale_method": None}
-    write_run(LOCAL, tmp_path, **names, scale="pow2", block_scale="max")
-    read(LOCAL, tmp_path)
-    with pytest.raises(
-        ValueError, match=r"config.scale_policy: 'pow2', and in study default 'amax"
-    ):
-        read(LOCAL.model_copy(update={"scale_policy": "amax"}), tmp_path)
-
-
 def test_of_a_record_verls_recipe_may_have_changed(tmp_path: Path) -> None:
     write_run(OF_VERL, tmp_path, recipe={"trainer.nnodes": 2})
     with pytest.raises(

@@ -1,7 +1,7 @@
 import pytest
 
+from experiments.rl.metric_names import K3_KL
 from experiments.runs.metrics import Row, token_mean
-from qat_core.rl.metric_names import K3_KL
 
 
 def rows_of(*steps: tuple[float | None, float]) -> list[Row]:

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from experiments.rl.config import TaskConfig
+from experiments.rl.tasks import GENERATED_TASKS, make_problems
 from experiments.study.load import load_study
-from qat_core.rl.config import TaskConfig
-from qat_core.rl.tasks import GENERATED_TASKS, make_problems
 from tests.study_files import GOOD, load_changed
 
 ERRORS = {

@@ -4,12 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from experiments.study.load import OLD_KEYS, load_study
-from experiments.study.schema import Claims, Study
+from experiments.study.load import load_study
 from experiments.study.yaml_file import read_yaml
-from tests.study_files import GOOD
 
 
 @pytest.mark.parametrize(
@@ -53,30 +50,3 @@ def test_merge_keys(tmp_path: Path, text: str, merged: dict[str, Any]) -> None:
     path = tmp_path / "merged.yaml"
     path.write_text(text)
     assert read_yaml(path).items() >= merged.items()
-
-
-def test_old_keys_are_read_with_a_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "study.yaml"
-    new = GOOD | {"scale_policy": "amax", "block_scale_method": "mse"}
-    old = {key: value for key, value in new.items() if key not in OLD_KEYS.values()}
-    path.write_text(yaml.safe_dump(old | {"scale": "amax", "block_scale": "mse"}))
-    assert load_study(path) == Study.model_validate(new)
-    names = "scale is now called scale_policy, block_scale is now called block_scale_method"
-    assert capsys.readouterr().err == f"note: {path}: {names}\n"
-    path.write_text(yaml.safe_dump(new | {"scale": "amax"}))
-    with pytest.raises(ValueError, match="scale: is now called scale_policy, which is there too"):
-        load_study(path)
-
-
-def test_removed_keys_are_left_out_with_a_note(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "study.yaml"
-    path.write_text(yaml.safe_dump(GOOD | {"claims": {"accuracy_margin": 0.05}}))
-    assert load_study(path).claims == Claims()
-    assert (
-        capsys.readouterr().err == f"note: {path}: claims.accuracy_margin means nothing any more\n"
-    )
-    path.write_text(yaml.safe_dump(GOOD | {"claims": 3}))
-    with pytest.raises(ValueError, match="claims: 3 is not a section"):
-        load_study(path)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.families import tiny_config
-from tests.nano_models import write_nano
+from tests.nano_models import said_to_be_tied, write_nano
 from tests.verl_configurations import COMMAND, QAT, started
 
 PATH = "actor_rollout_ref.model.path"
@@ -73,6 +73,28 @@ def test_a_model_that_cannot_be_synced_is_refused(tmp_path: Path, choice: str) -
     message = rf"error: {PATH}: .*: weight sync: vLLM's GptOssForCausalLM copies experts"
     with pytest.raises(SystemExit, match=message):
         started(f"+nvfp4={choice}", *COMMAND[1:], f"{PATH}={tmp_path}")
+
+
+@pytest.mark.verl_table(
+    "an output head with values of its own, where config.json has `tie_word_embeddings: true`",
+    "refused, with `+nvfp4=off` too; where workers alone have the files, by the first sync",
+    cases=["w4a16", "off"],
+)
+@pytest.mark.parametrize("choice", ["w4a16", "off"])
+def test_a_model_whose_head_engines_would_not_read_is_refused(
+    dense: Path, tmp_path: Path, choice: str
+) -> None:
+    folder = said_to_be_tied(dense, tmp_path / "tied")
+    message = rf"error: {PATH}: {folder}: lm_head\.weight: has values of its own"
+    with pytest.raises(SystemExit, match=message):
+        started(f"+nvfp4={choice}", *COMMAND[1:], f"{PATH}={folder}")
+
+
+@pytest.mark.verl_table("an adapter beside the weights (`adapter_config.json`)", "refused")
+def test_a_model_whose_files_workers_would_refuse_is_refused(dense: Path) -> None:
+    (dense / "adapter_config.json").touch()
+    with pytest.raises(SystemExit, match=rf"error: {PATH}: {dense}: holds adapter_config\.json"):
+        started(*COMMAND, f"{PATH}={dense}")
 
 
 VOID = "matches nothing in Qwen3ForCausalLM"

@@ -29,4 +29,4 @@ def test_a_case_on_gpus_is_accepted(tmp_path: Path, case: Case) -> None:
     content = started(*arguments[7:], path, config=tmp_path / "verl")
     assert content.trainer.n_gpus_per_node == case.gpus
     assert content.trainer.total_training_steps == case.steps
-    assert "experiments.benchmarks.seeded_engine" in content.actor_rollout_ref.model.external_lib
+    assert "experiments.verl.seeded_engine" in content.actor_rollout_ref.model.external_lib

@@ -14,6 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiments.rl.config import TaskConfig
+from experiments.rl.prompts import encode_prompt
+from experiments.rl.tasks import Question, Split, make_problems
+from experiments.rl.tokenizer import character_tokenizer
 from experiments.runs.data_manifest import check_data, data_digest
 from experiments.runs.provenance import digest_file
 from experiments.study.schema import ROOT, STUDIES
@@ -21,10 +25,6 @@ from experiments.verl import sources
 from experiments.verl.data import SCHEMA, write_data
 from experiments.verl.questions import drop_repeated, read_questions
 from experiments.verl.sources import AIME_2024, HubFile, locate_sources
-from qat_core.rl.config import TaskConfig
-from qat_core.rl.prompts import encode_prompt
-from qat_core.rl.tasks import Question, Split, make_problems
-from qat_core.rl.tokenizer import character_tokenizer
 
 CHAIN = TaskConfig(name="chain-sum", terms=(3, 6), largest=9, train_prompts=40, test_prompts=8)
 QUESTIONS = [Question("2+2?", "4"), Question("1+1?", "2"), Question("2+2?", "4")]

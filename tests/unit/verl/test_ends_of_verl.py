@@ -8,13 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from experiments.rl.metric_names import K3_KL, STEP_TIME
 from experiments.runs.attempts import next_attempt
 from experiments.runs.manifest import TrainingResult
 from experiments.study.load import load_study
 from experiments.study.schema import STUDIES
 from experiments.verl import trainer
 from experiments.verl.checkpoints import TRACKER
-from qat_core.rl.metric_names import K3_KL, STEP_TIME
 
 STUDY = load_study(STUDIES / "verl_nano.yaml")
 RUN = next(run for run in STUDY.runs if run.arm == "bf16")

@@ -19,6 +19,7 @@ NEAR_MISSES = {
     "package of verl's": ("+nvfp4@actor_rollout_ref=off", r"nvfp4@actor_rollout_ref: off: would"),
     "package of another group": ("+platform@_global=cpu", r"write \+platform@_global_=cpu"),
     "letters": ("+nvpf4=w4a16", f"nvpf4: w4a16: {RIGHT}w4a16"),
+    "a group of any name": ("+fp4=w4a16", f"fp4: w4a16: {RIGHT}w4a16"),
     "capitals": ("+NVFP4=W4A16", f"NVFP4: w4a16: {RIGHT}w4a16"),
     "letters of another group": ("+routing_reply=r3", r"write \+routing_replay@_global_=r3"),
     "below a section": ("+actor_rollout_ref.nvfp4=w4a16", rf"actor_rollout_ref\.nvfp4: .*{RIGHT}"),

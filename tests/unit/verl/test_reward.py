@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
+from experiments.rl.config import TaskConfig
+from experiments.rl.tasks import make_problems, score
 from experiments.verl import math_verifier, reward
 from experiments.verl.reward import compute_score
-from qat_core.rl.config import TaskConfig
-from qat_core.rl.tasks import make_problems, score
 
 # 10 billion digits, in one operation that no signal handler interrupts
 ENDLESS = r"Answer: $10^{10^{10}}$"

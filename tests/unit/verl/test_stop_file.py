@@ -6,13 +6,13 @@ from typing import cast
 
 import pytest
 
+from experiments.rl.metric_names import STEP_TIME
 from experiments.runs.attempts import STOP_FILE
 from experiments.verl import trainer
 from experiments.verl.kl_gate import GateWatch
 from experiments.verl.peak_memory import PeakMemory
 from experiments.verl.process import VerlProcess
 from experiments.verl.rows import StepReader
-from qat_core.rl.metric_names import STEP_TIME
 
 
 class Running:

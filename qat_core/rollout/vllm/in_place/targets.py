@@ -1,22 +1,17 @@
-"""Where the kernels of a vLLM model have packed weights, for those that are known here."""
+"""Where the kernels of a vLLM model have packed weights, and how these are written there."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from qat_core.nvfp4 import PackedTensor
 from qat_core.rollout.vllm.experts import FUSED
-from qat_core.rollout.vllm.in_place.writers import (
-    write_humming,
-    write_humming_experts,
-    write_marlin,
-    write_marlin_experts,
-)
 from qat_core.rollout.vllm.marlin.layout import are_padded, is_padded
 from qat_core.rollout.vllm.shares import own_experts, own_of_experts, own_of_linear
+from qat_core.rollout.vllm.tile_layout import lay_out_for_humming, lay_out_for_marlin
 
 PLAIN_METHODS = (
     "NoneType",
@@ -131,3 +126,48 @@ def _expert_targets(module: Any, names: list[str]) -> list[Target]:
         Target([name], module, partial(own_of_experts, matrix, own), partial(write, matrix=matrix))
         for name, matrix in zip(names, map(FUSED.__getitem__, leaves), strict=True)
     ]
+
+
+def write_humming(layer: Any, packed: PackedTensor) -> None:
+    """Into a layer of `HummingLinearKernel`."""
+    written = layer.weight.data, layer.weight_scale.data
+    lay_out_for_humming(packed.codes, packed.block_scale, *written)
+    layer.weight_global_scale.data.copy_(packed.global_scale.reciprocal().reshape(1))
+    layer.humming_locks.zero_()
+
+
+def write_humming_experts(layer: Any, packed: PackedTensor, matrix: str) -> None:
+    """Into w13 or w2 of experts that `HummingExperts` multiplies."""
+    written = _weight_and_scale(layer, matrix)
+    lay_out_for_humming(packed.codes, packed.block_scale, *written)
+    getattr(layer, f"{matrix}_weight_scale_2").copy_(packed.global_scale.reciprocal())
+    _keep_loaded_scale(layer, packed, matrix)
+
+
+def write_marlin(layer: Any, packed: PackedTensor) -> None:
+    """Into a linear layer of vLLM's Marlin kernel."""
+    written = layer.weight.data, layer.weight_scale.data, layer.weight_global_scale.data
+    lay_out_for_marlin(packed, *written)
+    layer.workspace.zero_()
+
+
+def write_marlin_experts(layer: Any, packed: PackedTensor, matrix: str) -> None:
+    """Into w13 or w2 of vLLM's Marlin experts."""
+    multiplier = getattr(layer, f"{matrix}_weight_scale_2")
+    lay_out_for_marlin(packed, *_weight_and_scale(layer, matrix), multiplier)
+    _keep_loaded_scale(layer, packed, matrix)
+    layer.workspace.zero_()
+
+
+def _weight_and_scale(layer: Any, matrix: str) -> tuple[Tensor, Tensor]:
+    return getattr(layer, f"{matrix}_weight").data, getattr(layer, f"{matrix}_weight_scale").data
+
+
+def _keep_loaded_scale(layer: Any, packed: PackedTensor, matrix: str) -> None:
+    """As after a reload: what experts have loaded stays beside what their kernel reads of it.
+
+    Only compressed-tensors' form has it: (E, 2) of gate and up, (E,) of down.
+    """
+    loaded = getattr(layer, f"{matrix}_weight_global_scale", None)
+    if loaded is not None:
+        loaded.data.copy_(packed.global_scale.view(-1, *[1] * (loaded.ndim - 1)))

@@ -1,6 +1,6 @@
-"""A base without a file of weights: each rank draws them from a seed (`seeded_engine`).
+"""A base without a file of weights: each rank draws them from a seed (`verl.seeded_engine`).
 
-    python -m experiments.benchmarks.seeded_base --study STUDY --model MODEL --out FOLDER
+    python -m experiments.base.seeded --study STUDY --model MODEL --out FOLDER
 
 FOLDER is results/base/MODEL. Takes the place of `experiments.base.make` for models with random
 weights, where writing and reading billions of them would take longer than the run. Their folder has
@@ -14,7 +14,6 @@ from pathlib import Path
 from accelerate import init_empty_weights
 
 from experiments.base.make import build_model, fitting_problems, shape_of
-from experiments.benchmarks.seeded_weights import SEED
 from experiments.runs.base_manifest import base_digest
 from experiments.runs.manifest import MANIFEST
 from experiments.runs.provenance import digest_file
@@ -24,6 +23,7 @@ from experiments.study.schema import ROOT, Study
 from experiments.support.cli import STUDY, run_cli
 from experiments.support.json_files import write_json
 from experiments.support.replaced_folder import require_replaceable
+from experiments.verl.seeded_weights import SEED
 
 BYTES_PER_WEIGHT = 2
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Literal
 
-from qat_core.rl.config import TaskConfig
+from experiments.rl.config import TaskConfig
 
 Split = Literal["train", "test"]
 ALPHABET = "0123456789+-=;>?"

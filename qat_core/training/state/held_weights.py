@@ -11,6 +11,7 @@ NumPy arrays or DLPack of an entry of a state dict; after a weight stream all we
 again.
 """
 
+from collections import Counter
 from copy import copy
 from typing import Any, Protocol
 
@@ -46,11 +47,13 @@ class HeldWeights:
 
     Attributes:
         written: names of those that were written, or replaced, since `mark_measured`.
+        num_writes: by name, how often, other than by memory that was assigned.
         meshes: by name, the ranks that share a weight; none on one device.
     """
 
     def __init__(self, model: nn.Module, names: tuple[str, ...]) -> None:
         self.written = set(names)
+        self.num_writes = Counter[str]()
         self.meshes: dict[str, DeviceMesh] = {}
         self._assigned: set[str] = set()
         self._addresses: dict[int, str] = {}
@@ -185,6 +188,8 @@ class HeldWeights:
         self.written.add(name)
         if assigned:
             self._assigned.add(name)
+        else:
+            self.num_writes[name] += 1
 
     def mark_all_written(self) -> None:
         """Each weight may have been written unseen."""
@@ -195,7 +200,7 @@ class HeldWeights:
         plain = getattr(tensor, "plain", lambda: tensor)()
         address = _address(plain)
         if address and address in self._addresses:
-            self.written.add(self._addresses[address])
+            self.mark_written(self._addresses[address])
 
     def release(self) -> None:
         """Let go of the weights, to be looked up and measured again at the next use.
@@ -212,6 +217,7 @@ class HeldWeights:
         copied._owners, copied._names, copied._ties = {}, {}, []
         copied._parameters, copied._addresses = {}, {}
         copied.written, copied.meshes, copied._assigned = set(), dict(self.meshes), set()
+        copied.num_writes = Counter()
         return copied
 
     def name_of(self, module: nn.Module, leaf: str) -> str | None:

@@ -20,8 +20,8 @@ import math
 import torch
 from torch import Tensor
 
+from experiments.rl.config import GrpoConfig
 from qat_core.mismatch import SAFETY_BOUND, importance_weights
-from qat_core.rl.config import GrpoConfig
 
 
 def group_advantages(rewards_B: Tensor, group_size: int) -> Tensor:
@@ -35,16 +35,11 @@ def group_advantages(rewards_B: Tensor, group_size: int) -> Tensor:
     return normalised.masked_fill((groups == groups[:, :1]).all(-1, keepdim=True), 0.0).view(-1)
 
 
-def reward_advantages(rewards: Tensor) -> Tensor:
-    """+1 for rewards of 1 and -1 for those of 0, of any shape."""
-    return 2.0 * rewards.float() - 1.0
-
-
 def advantages(rewards_B: Tensor, config: GrpoConfig) -> Tensor:
     """One advantage a response, FP32 (B,): group-centred, or +1 and -1 for rewards of 1 and 0."""
     if config.advantage == "group":
         return group_advantages(rewards_B, config.responses_per_prompt)
-    return reward_advantages(rewards_B)
+    return 2.0 * rewards_B.float() - 1.0
 
 
 def policy_losses(

@@ -6,13 +6,13 @@ import pytest
 import yaml
 from transformers import AutoConfig, AutoTokenizer
 
-from experiments.benchmarks.seeded_base import write_seeded_base
-from experiments.benchmarks.seeded_weights import SEED
+from experiments.base.seeded import write_seeded_base
+from experiments.rl.tokenizer import character_tokenizer
 from experiments.runs.base_manifest import base_digest, check_base, read_base_manifest
 from experiments.study.load import load_study
 from experiments.study.schema import STUDIES, Study
+from experiments.verl.seeded_weights import SEED
 from qat_core.planning.predicted_memory import predict_weight_memory_gib
-from qat_core.rl.tokenizer import character_tokenizer
 from qat_core.units import BYTES_PER_GIB
 
 MODEL = "qwen3-30b-a3b-random"

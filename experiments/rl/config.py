@@ -129,7 +129,7 @@ class GrpoConfig(Settings):
         "group", description="group: centred and scaled within a group; reward: +1 or -1 as it is"
     )
     correction: Correction = Field(
-        "token_tis", description="of the rollout mismatch, see qat_core.rl.loss"
+        "token_tis", description="of the rollout mismatch, see experiments.rl.loss"
     )
     rollout_is_threshold: float = Field(2.0, gt=1, description="cap of the importance weights")
     rollout_rs_band: tuple[float, float] | None = Field(

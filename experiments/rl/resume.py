@@ -18,9 +18,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from experiments.rl.optimizer import MasterAdamW
 from qat_core.checkpoint.manifest import remove_listed, verify_manifest, write_manifest
 from qat_core.planning.plan import state_tensors
-from qat_core.rl.optimizer import MasterAdamW
 from qat_core.training.state_dicts import full_precision_state
 
 OPTIMIZER = "optimizer.pt"

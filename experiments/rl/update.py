@@ -5,10 +5,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from qat_core.rl.config import GrpoConfig
-from qat_core.rl.loss import centred_losses, correction_weights, policy_losses
-from qat_core.rl.optimizer import MasterAdamW
-from qat_core.rl.policy import Policy, Scores
+from experiments.rl.config import GrpoConfig
+from experiments.rl.loss import centred_losses, correction_weights, policy_losses
+from experiments.rl.optimizer import MasterAdamW
+from experiments.rl.policy import Policy, Scores
 from qat_core.rollout.engine import Rollouts
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
-from qat_core.training.held_weights import HeldWeights
+from qat_core.training.state.held_weights import HeldWeights
 
 # Operators of `torch.ops.c10d` whose first argument is written: a tensor, or lists of them.
 WRITING = (

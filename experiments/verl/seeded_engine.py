@@ -1,4 +1,4 @@
-"""verl's FSDP2 engine for bases without a file of weights, which `seeded_base` writes.
+"""verl's FSDP2 engine for bases without a file of weights, which `experiments.base.seeded` writes.
 
 verl's processes import this where `actor_rollout_ref.model.external_lib` names it. A model whose
 config.json has a seed is then built without memory, and its ranks draw their weights; any other one
@@ -17,7 +17,7 @@ from transformers import PretrainedConfig
 from verl.utils.device import get_device_id
 from verl.workers.engine.fsdp import transformer_impl
 
-from experiments.benchmarks.seeded_weights import SEED, draw_weights
+from experiments.verl.seeded_weights import SEED, draw_weights
 
 _auto_class = verl.utils.model.get_hf_auto_model_class
 _load_full_state = transformer_impl.fsdp2_load_full_state_dict

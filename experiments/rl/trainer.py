@@ -12,21 +12,21 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from qat_core.drift.log import DriftLog
-from qat_core.drift.names import FILE as DRIFT_FILE
+from experiments.rl import resume
+from experiments.rl.config import GrpoConfig, TaskConfig
+from experiments.rl.drift_log import DriftLog
+from experiments.rl.loss import advantages, drift_term_metrics
+from experiments.rl.metric_names import DRIFT_FILE
+from experiments.rl.optimizer import MasterAdamW
+from experiments.rl.policy import Policy, Scores
+from experiments.rl.prompts import decode_responses, encode_prompt
+from experiments.rl.step_metrics import length_metrics, performance_metrics, score_metrics
+from experiments.rl.tasks import Problem, make_problems, score
+from experiments.rl.update import needs_old_scores, old_scores, update_policy
+from experiments.rl.weight_distance import WeightDistance
 from qat_core.mismatch import as_floats, masked_mean, mismatch_metrics
 from qat_core.planning.plan import plan
 from qat_core.planning.recipe import Recipe
-from qat_core.rl import resume
-from qat_core.rl.config import GrpoConfig, TaskConfig
-from qat_core.rl.loss import advantages, drift_term_metrics
-from qat_core.rl.optimizer import MasterAdamW
-from qat_core.rl.policy import Policy, Scores
-from qat_core.rl.prompts import decode_responses, encode_prompt
-from qat_core.rl.step_metrics import length_metrics, performance_metrics, score_metrics
-from qat_core.rl.tasks import Problem, make_problems, score
-from qat_core.rl.update import needs_old_scores, old_scores, update_policy
-from qat_core.rl.weight_distance import WeightDistance
 from qat_core.rollout.engine import Rollouts
 from qat_core.rollout.start import EngineKind, start_engine
 from qat_core.weights.coverage import Coverage, coverage

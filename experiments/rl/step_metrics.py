@@ -5,7 +5,7 @@ import resource
 import torch
 from torch import Tensor
 
-from qat_core.rl.metric_names import REWARD, TOTAL_TOKENS
+from experiments.rl.metric_names import REWARD, TOTAL_TOKENS
 from qat_core.rollout.engine import Rollouts
 from qat_core.units import BYTES_PER_GIB
 

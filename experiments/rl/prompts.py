@@ -2,7 +2,7 @@
 
 from transformers import PreTrainedTokenizerBase
 
-from qat_core.rl.tasks import Question
+from experiments.rl.tasks import Question
 from qat_core.rollout.engine import Rollouts
 
 

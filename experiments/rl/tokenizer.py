@@ -3,7 +3,7 @@
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from qat_core.rl.tasks import ALPHABET
+from experiments.rl.tasks import ALPHABET
 
 # verl asks for a template; this one adds nothing to the prompt
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"

@@ -24,25 +24,17 @@ of the gradient does.
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
-from qat_core.nvfp4 import (
-    PackedTensor,
-    dequantize,
-    fake_quantize,
-    group_amax,
-    measure_and_round,
-    quantize,
-)
-from qat_core.options import BlockScaleMethod, ScalePolicy
+from qat_core.nvfp4 import PackedTensor, dequantize, group_amax, measure_and_round, quantize
+from qat_core.options import BlockScaleMethod, Keep, ScalePolicy
 from qat_core.training.forward_calls import in_backward
-from qat_core.training.held_weights import HeldWeight, HeldWeights
-
-Keep = Literal["packed", "rounded"]
+from qat_core.training.state.held_weights import HeldWeight, HeldWeights
+from qat_core.training.straight_through import as_dtype_of, round_to_nvfp4
 
 
 class Kept:
@@ -121,8 +113,7 @@ class RoundedWeights:
 
     def round(self, weight: HeldWeight, data: Tensor) -> Tensor:
         """`data` (..., N, K) with the scale of `weight`, in its dtype."""
-        rounded = fake_quantize(data, weight.global_scale, self._method, name=weight.weight_name)
-        return _as_dtype_of(data, rounded)
+        return round_to_nvfp4(data, weight.global_scale, self._method, weight.weight_name)
 
     def packed(self, name: str, expert: int | None = None) -> PackedTensor:
         """The whole weight, or one of its experts, kept until a weight changes."""
@@ -175,7 +166,7 @@ class RoundedWeights:
         if _in_capture(data):
             return self.round(weight, data)  # a graph would outlive what is kept
         if self.keep == "packed":
-            return _as_dtype_of(data, dequantize(self.packed(name, expert)))
+            return as_dtype_of(data, dequantize(self.packed(name, expert)))
         if self.keep is None and not data.is_cpu:
             return self.round(weight, data)
         whole = self._whole[name].read(data.device, partial(self._round_whole, name))
@@ -193,7 +184,3 @@ def _in_capture(data: Tensor) -> bool:
 
 def _current_stream(device: torch.device) -> Any:
     return torch.cuda.current_stream(device) if device.type == "cuda" else None
-
-
-def _as_dtype_of(data: Tensor, rounded: Tensor) -> Tensor:
-    return rounded if rounded.dtype == data.dtype else rounded.to(data.dtype)

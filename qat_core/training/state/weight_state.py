@@ -1,45 +1,32 @@
-"""Global scales of a prepared model, computed once after its weights changed.
+"""The state of a prepared model's quantized weights: their scales, and what is kept of them.
 
-Any in-place change of a prepared weight (optimizer step, `load_state_dict`, a manual edit) marks
-the scales stale; the next use computes the amax of all groups at once. Sharded weights need one
-all-reduce of one FP32 value a group (and expert).
+Global scales are computed once after weights changed. Any in-place change of one (optimizer step,
+`load_state_dict`, a manual edit) marks them stale; the next use computes the amax of all groups at
+once. Sharded weights need one all-reduce of one FP32 value a group (and expert).
 """
 
 from copy import copy, deepcopy
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from qat_core.nvfp4 import ShardLayout, global_scale, is_representable
-from qat_core.nvfp4.format import UNREPRESENTABLE
+from qat_core.nvfp4 import global_scale
+from qat_core.options import Keep
 from qat_core.planning.plan import QuantPlan
 from qat_core.planning.recipe import Recipe
 from qat_core.training.forward_calls import in_backward, runs_forward
-from qat_core.training.held_weights import HeldWeight, HeldWeights
-from qat_core.training.later import Later
 from qat_core.training.mesh import max_over_ranks, shard_rows
-from qat_core.training.rounded_weights import Keep, RoundedWeights
-from qat_core.training.uncounted_writes import watch
+from qat_core.training.state.finiteness import Finiteness
+from qat_core.training.state.held_weights import HeldWeight, HeldWeights
+from qat_core.training.state.packed_shards import PackedShard, pack_together
+from qat_core.training.state.rounded_weights import RoundedWeights
+from qat_core.training.state.uncounted_writes import watch
 
 
-class Measured(NamedTuple):
-    """What the last refresh found of groups that the same ranks share.
-
-    Attributes:
-        groups: names of their weights.
-        finite: whether their weights are: a value a group, of experts one for each, in a row.
-        all_finite: whether all are.
-    """
-
-    groups: list[tuple[str, ...]]
-    finite: Tensor
-    all_finite: Later
-
-
-class Scales:
-    """Keeps one global scale a group.
+class WeightState:
+    """One global scale a group, and whatever else depends on the values of the weights.
 
     Attributes:
         plan: what is quantized.
@@ -47,8 +34,8 @@ class Scales:
         values: FP32 divisor by weight name, 0-D, or (E,) for experts (E, N, K).
         shapes: of the whole weights.
         weights: the tensors that the model holds.
-        packed_shards: what this rank sends of each weight, and its layout, until one changes.
-        rounded: the rounded weights, some of which it keeps.
+        packed_shards: what this rank sends of each weight, until one changes.
+        kept: the rounded weights that are kept.
     """
 
     def __init__(
@@ -64,14 +51,33 @@ class Scales:
             for name, weight in weights.items()
         }
         self.weights = HeldWeights(model, plan.quantized)
-        self.rounded = RoundedWeights(self.weights, self.shapes, self.method, keep)
+        self.kept = RoundedWeights(self.weights, self.shapes, self.method, keep)
         self.num_refreshes = 0
         self._was_updated = False  # by the call of the whole model that runs
-        self.packed_shards: dict[str, tuple[Tensor, ShardLayout]] = {}
+        self.packed_shards: dict[str, PackedShard] = {}
         self._groups = tuple(plan.groups.values())
         self._group_of = {name: group for group in self._groups for name in group}
-        self._measured: list[Measured] = []
+        self._finiteness = Finiteness()
         self._ready: torch.cuda.Event | None = None
+
+    def rounded(self, weight: HeldWeight, data: Tensor, expert: int | None) -> Tensor:
+        """`data` (..., N, K), a weight as it is now or one of its experts, rounded to NVFP4."""
+        self.refresh_if_stale(weight)
+        return self.kept.read(weight, data, expert)
+
+    def packed_shard(self, shard: HeldWeight, mesh: DeviceMesh) -> PackedShard:
+        """This rank's part of a weight as it is now, to be gathered by the ranks of `mesh`.
+
+        All shards of a mesh are packed together, once after each change of the weights, for all
+        micro-batches and passes: packed alone, each would keep the CPU busier than the GPU, which
+        waits for the first.
+        """
+        self.refresh_if_stale(shard)
+        if not self.weights.holds(shard):  # FSDP2 brought a copy from the CPU to the GPU
+            return self._pack([shard], mesh)[shard.weight_name]
+        if shard.weight_name not in self.packed_shards:
+            self.packed_shards |= self._pack(self.weights.shared_by(mesh), mesh)
+        return self.packed_shards[shard.weight_name]
 
     def refresh(self) -> None:
         """Recompute all global scales."""
@@ -141,26 +147,15 @@ class Scales:
         On a GPU a refresh asks for the one before, which has long ended: the GPU would otherwise
         idle at every step. Until then a weight that is not finite reads as NaN.
         """
-        measured, self._measured = self._measured, []
-        if all(it.all_finite for it in measured):
-            return
-        bad = [n for it in measured for n in self._not_finite(it)]
-        now = [n for n in bad if not bool(is_representable(self.weights.weight(n).plain()).all())]
-        culprits = ", ".join(now or bad)
-        raise ValueError(f"{culprits}: holds {UNREPRESENTABLE}, which NVFP4 cannot represent")
-
-    def _not_finite(self, measured: Measured) -> list[str]:
-        sizes = [self.shapes[names[0]][:-2].numel() for names in measured.groups]
-        of_groups = zip(measured.groups, torch.split(measured.finite, sizes), strict=True)
-        return [name for names, finite in of_groups if not bool(finite.all()) for name in names]
+        self._finiteness.require(self.weights)
 
     def release_weights(self) -> None:
         """Let go of the weights, see `HeldWeights.release`."""
         self.weights.release()
-        self._measured = []
+        self._finiteness.clear()
 
-    def copied_with(self, name: str, memo: dict[int, Any]) -> "Scales | None":
-        """The copy of these scales, with the copy of weight `name`; None outside its module."""
+    def copied_with(self, name: str, memo: dict[int, Any]) -> "WeightState | None":
+        """The copy of this state, with the copy of weight `name`; None outside its module."""
         module, leaf = self.weights.owner(name)
         if id(module) not in memo:
             return None
@@ -168,21 +163,21 @@ class Scales:
         copied.weights.add(name, memo[id(module)], leaf)
         return copied
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Scales":
-        """Scales without weights; `copied_with` adds those of the model or layers copied."""
+    def __deepcopy__(self, memo: dict[int, Any]) -> "WeightState":
+        """A state without weights; `copied_with` adds those of the model or layers copied."""
         copied = memo[id(self)] = copy(self)
         copied.values = {name: value.clone() for name, value in self.values.items()}
-        copied.packed_shards, copied._measured = {}, []
+        copied.packed_shards, copied._finiteness = {}, Finiteness()
         copied.weights = self.weights.without_weights()
-        copied.rounded = self.rounded.of_copy(copied.weights)
+        copied.kept = self.kept.of_copy(copied.weights)
         watch(copied.weights)
         copied._was_updated = False
         return copied
 
-    def wait_until_ready(self) -> None:
-        """Let the current CUDA stream wait for the last refresh, which ran in another one."""
-        if self._ready is not None:
+    def _pack(self, shards: list[HeldWeight], mesh: DeviceMesh) -> dict[str, PackedShard]:
+        if self._ready is not None:  # the last refresh ran in another CUDA stream
             torch.cuda.current_stream().wait_event(self._ready)
+        return pack_together(shards, self.shapes, self.values, self.method, mesh)
 
     @torch.no_grad()
     def _refresh_in_backward(self, weight: HeldWeight) -> None:
@@ -200,10 +195,10 @@ class Scales:
     @torch.no_grad()
     def _measure_again(self, group: list[str], names: list[str]) -> None:
         """The global scale of a group, for these weights of it."""
-        (amax,) = self.rounded.measure([group], self.policy, rounds=False)
+        (amax,) = self.kept.measure([group], self.policy, rounds=False)
         for name in names:
             self.weights.weight(name).global_scale.copy_(global_scale(amax, self.policy))
-            self.rounded.forget(name)
+            self.kept.forget(name)
 
     def _held_group(self, name: str) -> list[str]:
         """The weights that share a scale with this one; of a copied layer, those in it."""
@@ -214,11 +209,11 @@ class Scales:
     def _refresh(self) -> None:
         self.require_finite()
         self._require_dtypes()
-        self.rounded.clear()
+        self.kept.clear()
         self.packed_shards.clear()
         for mesh, groups in self._groups_by_mesh().items():
             self._measure(groups, mesh)
-        if not any(it.finite.is_cuda for it in self._measured):
+        if not self._finiteness.is_on_gpu:
             self.require_finite()
         self.num_refreshes += 1
         self.weights.mark_measured()
@@ -228,7 +223,7 @@ class Scales:
         # In prepare(), the first time, a model may yet be moved or sharded; shards take the maximum
         # over all ranks before they are rounded.
         rounds = self.num_refreshes > 0 and mesh is None
-        measured = self.rounded.measure(groups, self.policy, rounds=rounds)
+        measured = self.kept.measure(groups, self.policy, rounds=rounds)
         amax = [
             self._of_all_rows(names[0], local_amax, mesh)
             for names, local_amax in zip(groups, measured, strict=True)
@@ -238,8 +233,7 @@ class Scales:
         if mesh is not None:
             flat = max_over_ranks(flat.to(mesh.device_type), mesh.get_group())
         self._store(groups, torch.split(global_scale(flat, self.policy), sizes), mesh)
-        finite = is_representable(flat)
-        self._measured.append(Measured(groups, finite, Later(finite.all())))
+        self._finiteness.add(groups, sizes, flat)
         if flat.is_cuda and mesh is not None:
             self._ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._ready.record()

@@ -12,10 +12,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from qat_core.rl.config import PretrainConfig
-from qat_core.rl.optimizer import MasterAdamW
-from qat_core.rl.prompts import encode_prompt
-from qat_core.rl.tasks import Problem
+from experiments.rl.config import PretrainConfig
+from experiments.rl.optimizer import MasterAdamW
+from experiments.rl.prompts import encode_prompt
+from experiments.rl.tasks import Problem
 
 IGNORED = -100
 
