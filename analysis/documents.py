@@ -59,10 +59,9 @@ from experiments.support.cli import run_cli
 RECORDS = Path("experiments", "records")
 PAGES = Path("analysis", "pages")
 OF_STUDY = "record.md.j2"
-CAPTIONS = {
-    name: it.caption
-    for name, it in (*FIGURES.items(), *GRID_FIGURES.items(), *qwen3.DRAWINGS.items())
-}
+CAPTIONS = {name: it.caption for name, it in FIGURES.items()}
+CAPTIONS |= {name: it.caption for name, it in GRID_FIGURES.items()}
+CAPTIONS |= {name: it.caption for name, it in qwen3.DRAWINGS.items()}
 NUMBER = re.compile(r"[+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]\d+)?")
 
 
