@@ -75,6 +75,7 @@ figures: $(BASE)  ## draw all figures and tables again from experiments/records
 		$(BIN)/python -m analysis.figures --study "$$study" --results "$$record" \
 			--out "$$record/figures"; done
 	@$(BIN)/python -m analysis.figures.qwen3 --out experiments/records/benchmarks/figures
+	@$(BIN)/python -m analysis.figures.front --out experiments/records/benchmarks/figures/front.png
 	@$(BIN)/python -m analysis.documents
 
 report: $(BASE)  ## one self-contained page of a recorded study: STUDY=name

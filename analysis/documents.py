@@ -11,6 +11,7 @@ A template fills in
     {{ outcomes("STUDY") }}           of a grid, what became of each setting's runs
     {{ studies() }}                   a summary row for each model of every recorded study
     {{ collapses() }}                 likewise of the studies of collapses
+    {{ front() }}                     the few rows of README
     {{ times() }}                     how long the runs of every recorded study took
     {{ metrics() }}                   the catalogue of metrics
     {{ KIND("MACHINE") }}             benchmark tables: a key of analysis.tables.SECTIONS, and how
@@ -49,6 +50,7 @@ from analysis.record import recorded_manifests
 from analysis.replication import replications_text
 from analysis.tables import SECTIONS, benchmark_text
 from analysis.tables.collapses import collapses_text
+from analysis.tables.front import front_text
 from analysis.tables.summary import summary_text
 from analysis.tables.times import made_by, times_text
 from experiments.study.load import load_study
@@ -58,9 +60,8 @@ from experiments.support.cli import run_cli
 RECORDS = Path("experiments", "records")
 PAGES = Path("analysis", "pages")
 OF_STUDY = "record.md.j2"
-CAPTIONS = {name: it.caption for name, it in FIGURES.items()} | {
-    name: it.caption for name, it in GRID_FIGURES.items()
-}
+CAPTIONS = {name: it.caption for name, it in FIGURES.items()}
+CAPTIONS |= {name: it.caption for name, it in GRID_FIGURES.items()}
 CAPTIONS |= {name: it.caption for name, it in qwen3.DRAWINGS.items()}
 # of the folder of a record, or of all
 BLOCKS: Mapping[str, Callable[[Path], str]] = {
@@ -69,6 +70,7 @@ BLOCKS: Mapping[str, Callable[[Path], str]] = {
     "outcomes": lambda record: outcomes_text(record),
     "studies": summary_text,
     "collapses": collapses_text,
+    "front": front_text,
     "times": times_text,
     "metrics": lambda _: catalogue_text(),
 }
