@@ -9,20 +9,21 @@ from analysis.claims_table import Claim, read_table, show_ratio
 from analysis.collapse.rules import AREA_LEVEL, AREA_MARGIN
 from analysis.markdown import MarkdownTable
 from analysis.stats import LEVEL
-from analysis.tables.serving import engines_by_name, read_servings
+from analysis.tables.engines import engines_of, number, read_servings
 from experiments.runs.summary import KL_RATIO, Estimate
 
 STUDY = "collapse-smollm2-confirm"  # of the pretrained model, ten seeds
 MACHINE, MODEL = "h200", "qwen3-30b-a3b"
 EXACT = f"zero_mismatch_{MACHINE}.json"
-AT_ONCE = "256"  # sequences
+AT_ONCE = 256  # sequences
+DECODING = f"tokens_per_s.{AT_ONCE}"
 STEPS = ("", "_8b_reload", "_2gpus")  # how the records of verl's steps end, the newest first
-SPEEDS = "performance.md#speed-goals-and-what-was-measured"
+SPEEDS = "docs/performance.md#speed-goals-and-what-was-measured"
 NOTE = (
     "k3 KL: an estimate of KL(rollout || trainer). Mismatch and reward: SmolLM2-135M, ten seeds; "
     f"{100 * LEVEL:g} % intervals of ratios, {100 * AREA_LEVEL:g} % of differences; the margin was "
     "fixed before these runs. All results and costs, and what failed: "
-    "[results](docs/results.md#in-short), [performance](docs/performance.md#in-short)."
+    "[results](docs/results.md), [performance](docs/performance.md)."
 )
 
 
@@ -40,7 +41,7 @@ TABLE: MarkdownTable[Row] = MarkdownTable(
         "What": lambda row: row.what,
         "Measured": lambda row: f"**{row.value}**",
         "Interval or range": lambda row: row.interval,
-        "More": lambda row: f"[docs](docs/{row.page})",
+        "More": lambda row: f"[more]({row.page})",
     }
 )
 
@@ -56,17 +57,19 @@ def front_text(records: Path) -> str:
 
 def _rows(records: Path) -> Iterator[Row]:
     benchmarks = records / "benchmarks"
-    engines = engines_by_name(read_servings(benchmarks, MACHINE))
-    bf16, packed = engines[f"{MODEL}:bf16"], engines[f"{MODEL}:nvfp4"]
+    engines = engines_of(read_servings(benchmarks, MACHINE))
+    bf16_gib, packed_gib = (
+        number(engines[f"{MODEL}:{it}"], "weight_gib") for it in ("bf16", "nvfp4")
+    )
     yield Row(
         "Weight memory of rollouts, Qwen3-30B-A3B",
-        f"{1 - packed.weight_gib / bf16.weight_gib:.0%} less",
-        f"{packed.weight_gib:.1f} of {bf16.weight_gib:.1f} GiB",
-        "performance.md#qwen3-at-true-size-in-vllm",
+        f"{1 - packed_gib / bf16_gib:.0%} less",
+        f"{packed_gib:.1f} of {bf16_gib:.1f} GiB",
+        "docs/performance.md#weight-memory-and-weight-syncs",
     )
     table = read_table(records / STUDY / "claims.json")
     ratios = {it.arm: it.estimates[KL_RATIO] for it in table.arms if KL_RATIO in it.estimates}
-    page = "results.md#a-pretrained-model-ten-new-seeds"
+    page = f"experiments/records/{STUDY}/README.md"
     for arm, words in (("nvfp4-noqat", "without QAT"), ("nvfp4-qat", "with QAT")):
         yield Row(f"Mismatch (k3 KL) {words}, over BF16's", *_ratio(ratios[arm]), page)
     if (path := benchmarks / EXACT).is_file():
@@ -77,7 +80,7 @@ def _rows(records: Path) -> Iterator[Row]:
     yield Row(within, *_difference(claims["C4"]), page)
     yield _training(benchmarks)
     speeds = {
-        name: it.tokens_per_s[AT_ONCE][1] / engines[f"{model}:bf16"].tokens_per_s[AT_ONCE][1]
+        name: number(it, DECODING) / number(engines[f"{model}:bf16"], DECODING)
         for name, it in engines.items()
         if (model := name.partition(":")[0]) and not name.endswith(":bf16")
     }
@@ -108,7 +111,7 @@ def _exact(path: Path) -> Row:
         "Exact mode: log-probs of sampled tokens that differ in any bit",
         f"{unequal:,}",
         f"of {tokens:,}",
-        "exact.md",
+        "docs/exact.md",
     )
 
 
@@ -116,12 +119,12 @@ def _training(benchmarks: Path) -> Row:
     """Of Qwen3-8B's shape through verl; the range is that of the recordings, one run an arm."""
     ratios = []
     for name in STEPS:
-        runs = json.loads((benchmarks / f"verl_{MACHINE}{name}.json").read_text())["runs"]
-        step_s = {it["arm"]: it["step_s"]["median"] for it in runs}
+        runs = json.loads((benchmarks / f"verl_{MACHINE}{name}.json").read_text())["rows"]
+        step_s = {it["arm"]: number(it, "step_s") for it in runs}
         ratios.append(step_s["nvfp4-qat"] / step_s["bf16"])
     return Row(
         "Time of a verl step with QAT over BF16's, Qwen3-8B",
         show_ratio(ratios[0]),
         f"{show_ratio(min(ratios))} to {show_ratio(max(ratios))}: {len(ratios)} recordings",
-        "performance.md#qwen3-at-true-size-through-verl",
+        "docs/performance.md#qwen3-at-true-size-through-verl",
     )

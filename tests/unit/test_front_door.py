@@ -10,9 +10,9 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
-from experiments.benchmarks.random_model import write_architecture
 
 from analysis.tables.front import EXACT, front_text
+from experiments.base.random_model import write_architecture
 from experiments.study.schema import ROOT
 from experiments.support.json_files import read_json
 
@@ -26,16 +26,6 @@ def test_it_is_read_in_a_few_minutes() -> None:
     prose = re.sub(r"```.*?```|^[|!].*?$|\]\([^)]*\)", "", TEXT, flags=re.MULTILINE | re.DOTALL)
     sentences = re.split(r"[.:;]\s|\n\n|\n\* ", prose)
     assert [it for it in sentences if len(re.findall(r"(?<![\w.])\d[\d.,]*", it)) > 2] == []
-
-
-def test_every_link_leads_somewhere() -> None:
-    for target in re.findall(r"\]\((?!https)([^)]+)\)", TEXT):
-        name, _, anchor = target.partition("#")
-        assert (ROOT / name).exists(), target
-        if anchor:
-            headings = re.findall(r"^#+ (.+)$", (ROOT / name).read_text(), re.MULTILINE)
-            slugs = [re.sub(r"[^\w -]", "", it.lower()).replace(" ", "-") for it in headings]
-            assert anchor in slugs, target
 
 
 def test_the_row_of_the_exact_mode_is_there_when_its_record_is(tmp_path: Path) -> None:
