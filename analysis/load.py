@@ -90,7 +90,7 @@ def _frame(run_dir: Path) -> pd.DataFrame:
     return pd.DataFrame(merge([read_rows(run_dir, HINT)]))
 
 
-@lru_cache(maxsize=500)  # claims and figures ask for the same runs; a changed record is another
+@lru_cache(maxsize=1000)  # claims and figures ask for the same runs; a changed record is another
 def _of_record(record: Record, run_dir: Path) -> pd.DataFrame:
     return _frame(run_dir)
 
