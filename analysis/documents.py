@@ -143,29 +143,30 @@ def _figure(root: Path, folder: Path, study: str, name: str) -> str:
     return f"![{study}: {CAPTIONS[name]}]({Path(os.path.relpath(path, folder)).as_posix()})\n"
 
 
-def fill_documents(only_check: bool = False) -> None:
-    """Rewrites the documents of this repository.
+def fill_document(path: Path, only_check: bool = False) -> None:
+    """Rewrites a document of this repository.
 
     Raises:
-        ValueError: one cannot be filled, or, where nothing is to be changed, is out of date.
+        ValueError: it cannot be filled, or, where nothing is to be changed, is out of date.
     """
-    for path in documents(ROOT):
-        current, name = path.read_text(), path.relative_to(ROOT)
-        try:
-            filled = fill_blocks(current, ROOT, path.parent)
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
-        if only_check and filled != current:
-            raise ValueError(f"{name}: out of date with experiments/records; run make figures")
-        if filled != current:
-            path.write_text(filled)
+    current, name = path.read_text(), path.relative_to(ROOT)
+    try:
+        filled = fill_blocks(current, ROOT, path.parent)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    if only_check and filled != current:
+        raise ValueError(f"{name}: out of date with experiments/records; run make figures")
+    if filled != current:
+        path.write_text(filled)
 
 
 def main() -> None:
     """Rewrites the documents, or with --check only says whether they are up to date."""
     parser = argparse.ArgumentParser(description="Fill the documents' blocks from the records.")
     parser.add_argument("--check", action="store_true", help="change nothing; fail if out of date")
-    fill_documents(parser.parse_args().check)
+    args = parser.parse_args()
+    for path in documents(ROOT):
+        fill_document(path, args.check)
 
 
 if __name__ == "__main__":

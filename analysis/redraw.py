@@ -11,7 +11,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from analysis.claims import write_claims
-from analysis.documents import RECORDS, fill_documents
+from analysis.documents import RECORDS, documents, fill_document
 from analysis.figures.drawings import Drawing, drawings
 from analysis.figures.qwen3 import draw_all
 from analysis.style import save_figure
@@ -68,8 +68,8 @@ def main() -> None:
     found.sort(key=lambda it: (it / FILES[METRICS]).stat().st_size, reverse=True)
     with ProcessPoolExecutor() as pool:
         list(pool.map(redraw, found))
-    draw_all()
-    fill_documents()
+        pool.submit(draw_all).result()
+        list(pool.map(fill_document, documents(ROOT)))
 
 
 if __name__ == "__main__":
