@@ -11,8 +11,9 @@ from functools import cache, partial
 from pathlib import Path
 
 from analysis.claims import write_claims
-from analysis.documents import RECORDS, documents, fill_document
+from analysis.documents import RECORDS, write_pages
 from analysis.figures.drawings import Drawing, drawings
+from analysis.figures.front import draw_front
 from analysis.figures.qwen3 import draw_all
 from analysis.style import save_figure
 from experiments.runs.metrics import METRICS
@@ -69,7 +70,8 @@ def main() -> None:
     with ProcessPoolExecutor() as pool:
         list(pool.map(redraw, found))
         pool.submit(draw_all).result()
-        list(pool.map(fill_document, documents(ROOT)))
+        pool.submit(draw_front).result()
+    write_pages()
 
 
 if __name__ == "__main__":

@@ -89,6 +89,10 @@ ARM_STYLES: Mapping[str, ArmStyle] = {
 }
 
 
+# without QAT, told apart from that arm where the mismatch is corrected
+CORRECTED = ArmStyle("NVFP4, no QAT, corrected", "#cc79a7", (0, (6, 1.5, 1, 1.5)), "P")
+
+
 def arm_style(arm: str) -> ArmStyle:
     """How an arm is drawn; ValueError for an unknown one."""
     if arm not in ARM_STYLES:

@@ -65,18 +65,20 @@ def add_results(client: MlflowClient, results: Path) -> set[str]:
     What cannot be read is named and left out.
     """
     deleted = _deleted_studies(client)
-    found = defaultdict[str, set[str]](set)
+    found, changed = defaultdict[str, set[str]](set), set[str]()
     for run_dir in list_run_dirs(results):
         with _named_errors():
             manifest, rows = read_history(run_dir)
             found[manifest.study].add(manifest.run)
             if manifest.study not in deleted and not _shows_run(client, manifest, rows, run_dir):
                 rebuild_run(run_dir)
+                changed.add(manifest.study)
     for claims in sorted(results.glob("studies/*/claims.json")):
         study = claims.parent.name
         if study in found:
             found[study].add(STUDY_RUN)
-        if study not in deleted and not _shows_claims(client, study, claims):
+        is_shown = study not in changed and _shows_claims(client, study, claims)
+        if study not in deleted and not is_shown:
             with _named_errors():
                 publish_study(claims.parent, results)
     for study in found.keys() - deleted:
@@ -175,8 +177,14 @@ def _shows_run(
 
 
 def _shows_claims(client: MlflowClient, study: str, claims: Path) -> bool:
-    tags = {CLAIMS_TAG: digest_file(claims)}
-    return bool(_held(client, study, STUDY_RUN, STATUS["finished"], tags))
+    """Whether the runs of the study and of all its arms are there, and whole."""
+    experiment, digest = client.get_experiment_by_name(study), digest_file(claims)
+    held = search_runs(client, experiment.experiment_id, STUDY_RUN) if experiment else []
+    shown = [
+        (it.info.status, it.data.tags.get(CLAIMS_TAG)) == (STATUS["finished"], digest)
+        for it in held
+    ]
+    return bool(shown) and all(shown)
 
 
 def _held(
