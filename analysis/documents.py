@@ -234,18 +234,22 @@ def _figure(root: Path, folder: Path, study: str, name: str) -> str:
     return f"![{study}: {CAPTIONS[name]}]({Path(os.path.relpath(path, folder)).as_posix()})"
 
 
-def main() -> None:
-    """Writes the pages, or with --check only says whether they are up to date."""
-    parser = argparse.ArgumentParser(description="Write the pages that show records.")
-    parser.add_argument("--check", action="store_true", help="change nothing; fail if out of date")
-    arguments = parser.parse_args()
+def write_pages(only_check: bool = False) -> None:
+    """Writes the pages; ValueError if one cannot be, or is out of date and not to be changed."""
     for path, template, about in pages(ROOT):
         text = page_text(ROOT, path, template, about)
         if path.is_file() and path.read_text() == text:
             continue
-        if arguments.check:
+        if only_check:
             raise ValueError(f"{path.relative_to(ROOT)}: out of date; run make figures")
         path.write_text(text)
+
+
+def main() -> None:
+    """Writes the pages, or with --check only says whether they are up to date."""
+    parser = argparse.ArgumentParser(description="Write the pages that show records.")
+    parser.add_argument("--check", action="store_true", help="change nothing; fail if out of date")
+    write_pages(parser.parse_args().check)
 
 
 if __name__ == "__main__":

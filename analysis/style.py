@@ -219,7 +219,8 @@ def _fix_layout(figure: Figure) -> None:
     The solver's last bits differ from run to run, and with them an SVG's bytes.
     """
     figure.draw_without_rendering()
-    figure.set_layout_engine("none")
+    with matplotlib.rc_context({"figure.constrained_layout.use": False}):
+        figure.set_layout_engine(None)  # "none" would have it drawn once more before it is saved
     for axes in figure.axes:
         x, y, width, height = (round(value, 6) for value in axes.get_position().bounds)
         axes.set_position((x, y, width, height))

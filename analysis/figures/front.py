@@ -1,11 +1,9 @@
-"""The figure of README: `python -m analysis.figures.front --out FILE`.
+"""The figure of README.
 
 What NVFP4 saves at true size, and what QAT makes of the mismatch and the reward of ten seeds.
 """
 
-import argparse
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -23,7 +21,6 @@ from experiments.rl.metric_names import K3_KL, REWARD
 from experiments.study.load import load_study
 from experiments.study.model_config import read_model_config
 from experiments.study.schema import ROOT
-from experiments.support.cli import run_cli
 from qat_core.units import BYTES_PER_GIB
 
 RECORD = ROOT / "experiments" / "records" / STUDY
@@ -78,15 +75,8 @@ def _draw_memory(panel: Axes, servings: list[RowsRecord]) -> None:
     panel.grid(visible=False)
 
 
-def main() -> None:
-    """Writes the figure."""
-    parser = argparse.ArgumentParser(description="Draw the figure of README.")
-    parser.add_argument("--out", type=Path, required=True, help="file of the figure")
-    out: Path = parser.parse_args().out
+def draw_front() -> None:
+    """Writes the figure next to the benchmarks' records."""
     servings = read_servings(BENCHMARKS, MACHINE)
     data = GridData(load_study(RECORD / "study.yaml"), RECORD)
-    save_figure(partial(draw, servings, data), out)
-
-
-if __name__ == "__main__":
-    run_cli(main)
+    save_figure(partial(draw, servings, data), BENCHMARKS / "figures" / "front.png")

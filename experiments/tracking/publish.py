@@ -24,7 +24,7 @@ from experiments.runs.evaluation import EVALUATIONS, read_evaluations
 from experiments.runs.manifest import RunManifest, read_manifest
 from experiments.runs.metrics import Row
 from experiments.runs.provenance import digest_file, digest_json
-from experiments.runs.record import has_file
+from experiments.runs.record import has_file, record_of
 from experiments.runs.summary import KEYS, ArmSummary, summarize
 from experiments.study.load import load_study
 from experiments.support.cli import RESULTS, STUDY, run_cli
@@ -52,6 +52,7 @@ from experiments.tracking.store import (
 )
 
 STUDY_RUN = "study"
+RECORDED_STEPS = 50  # at most, of a record's run
 # which file a run's accuracies, and a study's claims, are of
 EVALUATIONS_TAG, CLAIMS_TAG = "evaluations_sha256", "claims_sha256"
 
@@ -64,8 +65,10 @@ def rebuild(folder: Path) -> None:
     """
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder; name results or a folder of records")
-    for run_dir in list_run_dirs(folder):
+    run_dirs = list_run_dirs(folder)
+    for number, run_dir in enumerate(run_dirs, 1):
         rebuild_run(run_dir)
+        print(f"{run_dir}: read, {number} of {len(run_dirs)}", flush=True)
     judged = [*(folder / "studies").glob("*/claims.json"), *folder.glob("claims.json")]
     for claims in judged:
         publish_study(claims.parent, folder)
@@ -82,7 +85,12 @@ def rebuild_run(run_dir: Path) -> str:
     manifest, rows = read_history(run_dir)
     tracked = TrackedRun(manifest.study, manifest.run)
     tracked.start(manifest, resumes=False)
-    tracked.log_rows(rows, _timestamps_ms(manifest, rows))
+    timestamps_ms = _timestamps_ms(manifest, rows)
+    if record_of(run_dir):  # its tables have all; a store of all steps of a grid has 200 MB
+        shown = slice(None, None, -(-len(rows) // RECORDED_STEPS) or None)
+        tracked.log_rows(rows[::-1][shown], timestamps_ms[::-1][shown])  # the last one with them
+    else:
+        tracked.log_rows(rows, timestamps_ms)
     if tracked.failure is None:
         publish_results(tracked.client, tracked.run_id, run_dir)
     tracked.finish(manifest)

@@ -18,7 +18,6 @@ from tests.integration import fsdp_ranks, fsdp_steps
 from tests.ranks import run_ranks
 from tests.tiny_models import tiny_model
 
-pytestmark = pytest.mark.slow
 CASES = [f"{family}, reshard {r}" for family in fsdp_steps.FAMILIES for r in (True, False)]
 CASES += [
     *(f"{family}, exact" for family in ("qwen3", "qwen3-moe")),

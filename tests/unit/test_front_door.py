@@ -56,7 +56,6 @@ def test_the_loop_runs_with_its_engine(
     assert "tensor([[-" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_verl_takes_the_command_and_the_run_says_the_line_below_it(
     tmp_path: Path,
 ) -> None:

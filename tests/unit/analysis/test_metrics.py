@@ -48,16 +48,3 @@ def test_label_of_a_kl_states_direction_unit_and_weighting(key: str) -> None:
     label = CATALOGUE[key].axis_label
     assert "KL(rollout || train)" in label
     assert label.endswith("(nats, token mean)")
-
-
-def test_pure_step_values_have_no_brackets() -> None:
-    assert CATALOGUE["actor/grad_norm"].axis_label == "gradient norm"
-
-
-@pytest.mark.parametrize("key", CATALOGUE)
-def test_weighting_agrees_with_the_formula(key: str) -> None:
-    metric = CATALOGUE[key]
-    if metric.formula.startswith("E_tok"):
-        assert metric.weighting == "token"
-    if metric.formula.startswith("E_seq"):
-        assert metric.weighting == "sequence"
