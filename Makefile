@@ -25,10 +25,10 @@ EXTRA := $(patsubst requirements/%.txt,.venv/.installed-%,$(wildcard requirement
 	$(if $(shell grep -lsE '$(NEEDS_ENGINES)' $(QUOTED_STUDY_FILE)),$(ENGINES))
 SUPPORTED := import ensurepip, sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))
 
-.PHONY: help run verify test lint types style reference ui figures report record lock clean
+.PHONY: help run verify test test-all lint types style reference ui figures report record lock clean
 
 help:  ## list the commands
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 18
 
 run: $(BASE) $(EXTRA)  ## run a study to its claims and figures: STUDY=name or file
 	@$(REQUIRE_STUDY)
@@ -42,11 +42,13 @@ verify: $(BASE) $(EXTRA)  ## run a recorded study again with fresh seeds, compar
 		$(BIN)/python -m experiments.launch.study "$$planned" && \
 		$(BIN)/python -m analysis.replication judge "$$record" --study "$$planned"
 
-test: $(DEV)  ## check the code and run all tests
+test: TESTS := -m "not long"  ## check the code and run its tests, but for the long ones
+test-all: TESTS :=  ## check the code and run all tests
+test test-all: $(DEV)
 	@# side by side: linters read none of the engines, and locks share no other version
 	@$(MAKE) --no-print-directory -j 2 lint $(ENGINES)
 	@# models are small: more threads than workers wait for one another, and tests take half as long again
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(TESTS)
 
 lint: $(DEV)  ## check style, spelling, imports, types and workflow
 	@# side by side: types take longer than all the rest
@@ -66,16 +68,11 @@ style:
 reference: $(DEV)  ## write the pages of the public API into results/reference
 	@$(BIN)/python -m analysis.reference
 
-ui: $(BASE)  ## browse the runs of this machine, or the recorded ones
-	@$(BIN)/python -m experiments.tracking.ui --port "$$PORT"
+ui: $(BASE)  ## browse the runs of this machine and a study's record: STUDY=name
+	@$(BIN)/python -m experiments.tracking.ui --port "$$PORT" --study "$$STUDY_FILE"
 
-figures: $(BASE)  ## draw all figures and tables again from experiments/records
-	@for study in experiments/records/*/study.yaml; do record=$$(dirname "$$study"); \
-		$(BIN)/python -m analysis.claims --study "$$study" --results "$$record" --out "$$record"; \
-		$(BIN)/python -m analysis.figures --study "$$study" --results "$$record" \
-			--out "$$record/figures"; done
-	@$(BIN)/python -m analysis.figures.qwen3 --out experiments/records/benchmarks/figures
-	@$(BIN)/python -m analysis.documents
+figures: $(BASE)  ## draw all figures and tables again, or one study's: STUDY=name
+	@$(BIN)/python -m analysis.redraw $(if $(filter-out file,$(origin STUDY)),--study "$$STUDY_FILE")
 
 report: $(BASE)  ## one self-contained page of a recorded study: STUDY=name
 	@$(REQUIRE_STUDY)

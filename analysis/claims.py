@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
+from analysis.arms import summarize_arms
 from analysis.claims_table import ClaimsTable
 from analysis.collapse import judge as collapse
 from analysis.collapse.outcome_table import outcome_table
@@ -41,14 +42,15 @@ RULE_SETS: Mapping[str, RuleSet] = {
 
 
 def judge(study: Study, folder: Path) -> ClaimsTable:
-    """All claims of a study.
+    """All claims of a study, and its arms.
 
     Raises:
         ValueError: a run is missing, damaged, or of other settings, or cannot be judged, or was
             made under another protocol.
     """
     _require_protocol(study, folder)
-    return RULE_SETS[study.judged_by].judge(study, folder)
+    table = RULE_SETS[study.judged_by].judge(study, folder)
+    return table.model_copy(update={"arms": summarize_arms(study, folder)})
 
 
 def _require_protocol(study: Study, folder: Path) -> None:

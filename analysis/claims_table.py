@@ -13,6 +13,7 @@ from rich.table import Table
 
 from analysis.markdown import MarkdownTable
 from analysis.stats import LEVEL, Verdict
+from experiments.runs.summary import ArmSummary
 from experiments.support.cli import run_cli
 from experiments.support.json_files import read_model
 
@@ -120,6 +121,7 @@ class ClaimsTable(BaseModel):
         marks: by model, what a reader must know of its runs before any verdict.
         collapsed_at: by run id, the step of its collapse, of the runs that collapsed.
         note: how verdicts, estimates and intervals come about.
+        arms: what the runs of each model and arm come to.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
@@ -130,6 +132,7 @@ class ClaimsTable(BaseModel):
     marks: Mapping[str, tuple[str, ...]] = {}
     collapsed_at: Mapping[str, int] = {}
     note: str
+    arms: tuple[ArmSummary, ...] = ()
 
     @property
     def keys(self) -> set[tuple[str, str]]:

@@ -1,22 +1,31 @@
-"""Fills blocks of documents from records: `python -m analysis.documents [--check]`.
+"""Writes pages from templates and records: `python -m analysis.documents [--check]`.
 
-A block lies between two comment lines, and everything between them is replaced:
+analysis/pages has a jinja2 template for each page that shows what was measured, under the page's
+own path: README.md.j2, docs/results.md.j2. Each recorded study has a page too, by record.md.j2.
+A template fills in
 
-    <!-- begin:claims STUDY -->            the claims table of that study's record, and its origin
-    <!-- end:claims -->
-    <!-- begin:figures STUDY NAME ... -->  its figures of those names; without names all but drift;
-                                           `benchmarks` has figures of its own
-    <!-- begin:replications STUDY -->      its claims again, with seeds that are not in the record
-    <!-- begin:outcomes STUDY -->          of a grid, what became of each setting's runs
-    <!-- begin:studies -->                 a summary row for each model of every recorded study
-    <!-- begin:collapses -->               likewise of the studies of collapses
-    <!-- begin:times -->                   how long the runs of every recorded study took
-    <!-- begin:metrics -->                 the catalogue of metrics
-    <!-- begin:KIND MACHINE -->            benchmark tables: a key of analysis.tables.SECTIONS, and
-                                           how the records' names end, or the size of a study
+    {{ claims("STUDY") }}             the claims table of that study's record, and its origin
+    {{ figures("STUDY", "NAME") }}    its figures of those names, without names all of them;
+                                      `benchmarks` has figures of its own
+    {{ replications("STUDY") }}       its claims again, of runs that are not in the record, if any
+    {{ outcomes("STUDY") }}           of a grid, what became of each setting's runs
+    {{ studies() }}                   a summary row for each model of every recorded study
+    {{ collapses() }}                 likewise of the studies of collapses
+    {{ front() }}                     the few rows of README
+    {{ times() }}                     how long the runs of every recorded study took
+    {{ metrics() }}                   the catalogue of metrics
+    {{ KIND("MACHINE") }}             benchmark tables: a key of analysis.tables.SECTIONS, and how
+                                      the records' names end, or the size of a study
 
-The records are experiments/records/STUDY (claims.json, figures/NAME.png) and
-experiments/records/benchmarks.
+and into its sentences
+
+    {{ claim("STUDY", "C9").estimate }}         any field of `Claim`; a third word names the model
+    {{ claim("STUDY", "C9")|shown }}            estimate and interval; `|opposite|shown` turns signs
+    {{ cell(goals("h200"), "Marlin", "qwen3-8b", "prefill")|number }}
+                                                of a table, the column of the one row with these
+                                                words or {"HEADING": "CELL"}; of its numbers the
+                                                first, or `number(2)`
+    {{ cells(verl("h200"), "Step, s", "bf16")|span }}  likewise of all such rows, least to greatest
 """
 
 import argparse
@@ -24,114 +33,196 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
-from analysis.claims_table import read_table
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
+
+from analysis.claims_table import Claim, read_table
 from analysis.collapse.figures import FIGURES as GRID_FIGURES
 from analysis.collapse.outcome_table import outcome_table
-from analysis.figure_files import NAMES
+from analysis.figure_files import figure_names
 from analysis.figures import FIGURES, qwen3
+from analysis.markdown import read_rows
 from analysis.metrics import catalogue_text
 from analysis.record import recorded_manifests
 from analysis.replication import replications_text
 from analysis.tables import SECTIONS, benchmark_text
 from analysis.tables.collapses import collapses_text
+from analysis.tables.front import front_text
 from analysis.tables.summary import summary_text
 from analysis.tables.times import made_by, times_text
 from experiments.study.load import load_study
-from experiments.study.schema import ROOT, Study
+from experiments.study.schema import ROOT
 from experiments.support.cli import run_cli
 
 RECORDS = Path("experiments", "records")
-WITHOUT_WORDS: Mapping[str, Callable[[Path], str]] = {
+PAGES = Path("analysis", "pages")
+OF_STUDY = "record.md.j2"
+CAPTIONS = {name: it.caption for name, it in FIGURES.items()}
+CAPTIONS |= {name: it.caption for name, it in GRID_FIGURES.items()}
+CAPTIONS |= {name: it.caption for name, it in qwen3.DRAWINGS.items()}
+# of the folder of a record, or of all
+BLOCKS: Mapping[str, Callable[[Path], str]] = {
+    "claims": lambda record: claims_text(record),
+    "replications": replications_text,
+    "outcomes": lambda record: outcomes_text(record),
     "studies": summary_text,
     "collapses": collapses_text,
+    "front": front_text,
     "times": times_text,
     "metrics": lambda _: catalogue_text(),
 }
-KINDS = ("claims", "figures", "outcomes", "replications", *WITHOUT_WORDS, *SECTIONS)
-CAPTIONS = {name: it.caption for name, it in FIGURES.items()} | {
-    name: it.caption for name, it in GRID_FIGURES.items()
-}
-CAPTIONS |= {name: it.caption for name, it in qwen3.DRAWINGS.items()}
-BLOCK = re.compile(
-    rf"(?P<begin><!-- begin:(?P<kind>{'|'.join(KINDS)})(?P<words>[^\n]*?) -->\n)"
-    r"(?P<content>.*?)"
-    r"(?P<end><!-- end:(?P=kind) -->)",
-    re.DOTALL,
-)
-MARKER = re.compile(r"<!-- (?:begin|end):")
-DOCUMENTS = (
-    "README.md",
-    "REPRODUCING.md",
-    "docs/results.md",
-    "docs/performance.md",
-    "docs/statistics.md",
-    "docs/metrics.md",
-    "docs/routing_replay.md",
-    "experiments/records/benchmarks/README.md",
-)
+NUMBER = re.compile(r"[+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]\d+)?")
 
 
-def documents(root: Path) -> Iterator[Path]:
-    """All documents with blocks of this kind."""
-    for pattern in DOCUMENTS:
-        yield from sorted(root.glob(pattern))
+def pages(root: Path) -> Iterator[tuple[Path, str, Mapping[str, str]]]:
+    """Every written page: its path, its template, and what it is about."""
+    for template in sorted((root / PAGES).rglob("*.md.j2")):
+        name = template.relative_to(root / PAGES).as_posix()
+        if name != OF_STUDY:
+            yield root / name.removesuffix(".j2"), name, {}
+    for study in sorted((root / RECORDS).glob("*/study.yaml")):
+        yield study.parent / "README.md", OF_STUDY, {"study": study.parent.name}
 
 
-def fill_blocks(text: str, root: Path, folder: Path) -> str:
-    """The text with every block filled from the records under `root`; filling twice is no change.
+def written(text: str, root: Path, folder: Path, **about: str) -> str:
+    """A template's text with everything filled in from the records under `root`.
 
     Args:
-        folder: where the document lies, from which its figures are linked.
+        folder: where the page lies, from which its figures are linked.
 
     Raises:
-        ValueError: a marker is unpaired or misspelt, or a record lacks what a block shows.
+        ValueError: the template asks for what there is not, or a record lacks it.
     """
-    if len(MARKER.findall(text)) != 2 * len(BLOCK.findall(text)):
-        raise ValueError(
-            "a begin or end marker is misspelt or has no partner; write "
-            f"<!-- begin:claims STUDY --> and <!-- end:claims -->; kinds: {', '.join(KINDS)}"
-        )
-    return BLOCK.sub(lambda block: _filled(block, root, folder), text)
+    environment = Environment(
+        loader=FileSystemLoader(root / PAGES),
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals |= _functions(root, folder) | about
+    environment.filters |= {"number": number, "shown": shown, "opposite": opposite, "span": span}
+    try:
+        return environment.from_string(text).render()
+    except TemplateError as error:
+        raise ValueError(str(error)) from None
 
 
-def _filled(block: re.Match[str], root: Path, folder: Path) -> str:
-    kind, words = block["kind"], block["words"].split()
-    if kind in WITHOUT_WORDS:
-        content = WITHOUT_WORDS[kind](root / RECORDS)
-    elif not words:
-        raise ValueError(f"<!-- begin:{kind} -->: name a study, a machine or a size behind {kind}")
-    elif kind == "claims":
-        record = root / RECORDS / words[0]
-        claims = read_table(record / "claims.json").to_markdown()
-        made = f"{_origin(record)}{_training(load_study(record / 'study.yaml'))}"
-        content = f"{claims}\n{made}\n"
-    elif kind == "replications":
-        content = replications_text(root / RECORDS / words[0])
-    elif kind == "outcomes":
-        record = root / RECORDS / words[0]
-        content = outcome_table(load_study(record / "study.yaml"), record) + "\n"
-    elif kind == "figures":
-        names = words[1:] or NAMES
-        content = "".join(_figure(root, folder, words[0], name) for name in names)
-    else:
-        content = benchmark_text(kind, root / RECORDS / "benchmarks", words[0])
-    return f"{block['begin']}\n{content}\n{block['end']}"
+def page_text(root: Path, path: Path, template: str, about: Mapping[str, str]) -> str:
+    """A written page; its first line says where it comes from."""
+    source = PAGES / template
+    try:
+        body = written((root / source).read_text(), root, path.parent, **about)
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from None
+    return f"<!-- Written by make figures from {source.as_posix()}: change that. -->\n{body}"
 
 
-def _origin(record: Path) -> str:
-    """Commits and machines of a record's runs, and how many there are of each."""
+def _functions(root: Path, folder: Path) -> dict[str, Any]:
+    records = root / RECORDS
+    return {name: partial(_block, name, records) for name in (*BLOCKS, *SECTIONS)} | {
+        "figures": lambda study, *names: "\n".join(
+            _figure(root, folder, study, name)
+            for name in names or figure_names(load_study(records / study / "study.yaml"))
+        ),
+        "claim": lambda study, name, model=None: one_claim(records / study, name, model),
+        "cell": cell,
+        "cells": cells,
+    }
+
+
+@cache  # pages share tables of thousands of runs
+def _block(name: str, records: Path, *words: str) -> str:
+    if name in SECTIONS:
+        return benchmark_text(name, records / "benchmarks", *words).strip("\n")
+    return BLOCKS[name](records.joinpath(*words)).strip("\n")
+
+
+def claims_text(record: Path) -> str:
+    """The claims table of a record, commits and machines of its runs, and what all arms share."""
     origins = Counter(made_by(it) for it in recorded_manifests(record))
-    return f"Recorded: {'; '.join(f'{n} runs at {made_by}' for made_by, n in origins.items())}."
+    made = "; ".join(f"{n} runs at {made_by}" for made_by, n in origins.items())
+    study = load_study(record / "study.yaml")
+    # cells have settings of their own
+    shared = (
+        ""
+        if study.cells
+        else f" In all arms: advantages `{study.rl.advantage}`, correction `{study.rl.correction}`."
+    )
+    return f"{read_table(record / 'claims.json').to_markdown()}\nRecorded: {made}.{shared}"
 
 
-def _training(study: Study) -> str:
-    """What all arms share and a claim does not say; cells have settings of their own."""
-    if study.cells:
-        return ""
-    rl = study.rl
-    return f" In all arms: advantages `{rl.advantage}`, correction `{rl.correction}`."
+def outcomes_text(record: Path) -> str:
+    """What became of the runs of each setting; empty where the study has no settings."""
+    study = load_study(record / "study.yaml")
+    return outcome_table(study, record) if study.judged_by == "collapse" else ""
+
+
+def one_claim(record: Path, name: str, model: str | None) -> Claim:
+    """The claim of that name, about that model where there are several."""
+    all_claims = read_table(record / "claims.json").claims
+    found = [it for it in all_claims if it.name == name and model in (None, it.model)]
+    if len(found) != 1:
+        there = ", ".join(f"{it.name} of {it.model}" for it in all_claims)
+        raise ValueError(f"{record.name}: {len(found)} claims {name!r}; there are {there}")
+    return found[0]
+
+
+def cells(table: str, column: str, *wanted: str | Mapping[str, str]) -> list[str]:
+    """That column of a Markdown text's rows that have each word as a cell.
+
+    Args:
+        wanted: words, or cells by their heading.
+    """
+
+    def has(row: Mapping[str, str], it: str | Mapping[str, str]) -> bool:
+        return it in row.values() if isinstance(it, str) else row.items() >= it.items()
+
+    rows = [row for row in read_rows(table) if column in row]
+    found = [row[column] for row in rows if all(has(row, it) for it in wanted)]
+    if not found:
+        raise ValueError(f"no row with {', '.join(map(str, wanted))} and a column {column!r}")
+    return found
+
+
+def cell(table: str, column: str, *wanted: str | Mapping[str, str]) -> str:
+    """The same of a single row."""
+    found = cells(table, column, *wanted)
+    if len(found) > 1:
+        words = ", ".join(map(str, wanted))
+        raise ValueError(f"{len(found)} rows with {words} and a column {column!r}")
+    return found[0]
+
+
+def number(text: str, index: int = 1) -> str:
+    """The index-th number of a text, as it is written there, counted from 1."""
+    found = NUMBER.findall(text)
+    if len(found) < index:
+        raise ValueError(f"{text!r} has no number {index}")
+    return str(found[index - 1])
+
+
+def span(texts: list[str], index: int = 1) -> str:
+    """The least and the greatest of the texts' index-th numbers."""
+    numbers = sorted((number(it, index) for it in texts), key=lambda it: float(it.replace(",", "")))
+    ends = dict.fromkeys((numbers[0], numbers[-1]))
+    return " to ".join(ends)
+
+
+def shown(claim: Claim) -> str:
+    """Estimate and interval."""
+    return f"{claim.shown_estimate} ({claim.interval})"
+
+
+def opposite(claim: Claim) -> Claim:
+    """By how much the second of two is above the first, of a claim on the first less the second."""
+    ends = {"estimate": claim.estimate, "low": claim.high, "high": claim.low}
+    return claim.model_copy(
+        update={key: None if end is None else -end for key, end in ends.items()}
+    )
 
 
 def _figure(root: Path, folder: Path, study: str, name: str) -> str:
@@ -140,25 +231,25 @@ def _figure(root: Path, folder: Path, study: str, name: str) -> str:
     path = root / RECORDS / study / "figures" / f"{name}.png"
     if not path.is_file():
         raise ValueError(f"{path.relative_to(root)}: missing; draw it with make figures")
-    return f"![{study}: {CAPTIONS[name]}]({Path(os.path.relpath(path, folder)).as_posix()})\n"
+    return f"![{study}: {CAPTIONS[name]}]({Path(os.path.relpath(path, folder)).as_posix()})"
+
+
+def write_pages(only_check: bool = False) -> None:
+    """Writes the pages; ValueError if one cannot be, or is out of date and not to be changed."""
+    for path, template, about in pages(ROOT):
+        text = page_text(ROOT, path, template, about)
+        if path.is_file() and path.read_text() == text:
+            continue
+        if only_check:
+            raise ValueError(f"{path.relative_to(ROOT)}: out of date; run make figures")
+        path.write_text(text)
 
 
 def main() -> None:
-    """Rewrites the documents, or with --check only says whether they are up to date."""
-    parser = argparse.ArgumentParser(description="Fill the documents' blocks from the records.")
+    """Writes the pages, or with --check only says whether they are up to date."""
+    parser = argparse.ArgumentParser(description="Write the pages that show records.")
     parser.add_argument("--check", action="store_true", help="change nothing; fail if out of date")
-    arguments = parser.parse_args()
-    for path in documents(ROOT):
-        current = path.read_text()
-        try:
-            filled = fill_blocks(current, ROOT, path.parent)
-        except ValueError as error:
-            raise ValueError(f"{path.relative_to(ROOT)}: {error}") from None
-        if arguments.check and filled != current:
-            name = path.relative_to(ROOT)
-            raise ValueError(f"{name}: out of date with experiments/records; run make figures")
-        if filled != current:
-            path.write_text(filled)
+    write_pages(parser.parse_args().check)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ DRIFT = "drift"
 CAUSES = "causes"
 REWARD = "reward"
 SURVIVAL = "survival"
+MANY_SEEDS = 12  # more lines in one panel show nothing
 
 
 class Kind(NamedTuple):
@@ -40,7 +41,7 @@ def figure_names(study: Study) -> tuple[str, ...]:
     rates = {study.rl_of(cell).lr for cell in study.cells or [None]}
     drawn = {
         REWARD: study.primary != "C1" and len(study.seeds) > 1,
-        SURVIVAL: len(rates) > 1,
+        SURVIVAL: len(rates) > 1 or len(study.seeds) > MANY_SEEDS,
         CAUSES: study.rl.measure_drift_term,
     }
     figures = tuple(it for it in KINDS[study.judged_by].figures if drawn.get(it, True))

@@ -6,10 +6,12 @@ line, nothing is filled in.
 """
 
 from collections.abc import Hashable, Mapping
+from functools import lru_cache
 from itertools import product
 from pathlib import Path
 from typing import get_args
 
+import numpy as np
 import pandas as pd
 
 from analysis.results import Results
@@ -18,7 +20,7 @@ from experiments.runs.drift import read_drift
 from experiments.runs.evaluation import EVALUATIONS, Decoding, Precision
 from experiments.runs.manifest import MANIFEST, RunManifest
 from experiments.runs.metrics import METRICS, merge, read_rows, require_every_step
-from experiments.runs.record import file_of, has_file
+from experiments.runs.record import Record, file_of, has_file, record_of
 from experiments.runs.settings import read_evaluations_of, read_run
 from experiments.study.schema import Run, Study
 
@@ -72,19 +74,33 @@ def read_metrics(run_dir: Path, num_steps: int | None = None) -> pd.DataFrame:
         ValueError: there are none, a row is damaged or missing, or has an undefined value of
             ALWAYS_DEFINED.
     """
-    path, rows = file_of(run_dir, METRICS), read_rows(run_dir, HINT)
-    if not rows:
+    path = file_of(run_dir, METRICS)
+    record = record_of(run_dir)
+    metrics = _of_record(record, run_dir).copy() if record else _frame(run_dir)
+    if metrics.empty:
         raise ValueError(f"{path}: empty; delete the run's folder and train it again")
-    rows = merge([rows])
-    require_every_step(rows, path, "delete the run's folder and train it again", num_steps)
-    metrics = pd.DataFrame(rows)
+    hint = "delete the run's folder and train it again"
+    require_every_step([{"step": it} for it in metrics["step"]], path, hint, num_steps)
     for key in metrics.columns.intersection(list(ALWAYS_DEFINED)):
         if (undefined := metrics["step"][metrics[key].isna()]).any():
-            raise ValueError(
-                f"{path}: step {undefined.iloc[0]}: {key} is undefined; delete the run's folder "
-                "and train it again"
-            )
+            raise ValueError(f"{path}: step {undefined.iloc[0]}: {key} is undefined; {hint}")
     return metrics
+
+
+def _frame(run_dir: Path) -> pd.DataFrame:
+    return pd.DataFrame(merge([read_rows(run_dir, HINT)]))
+
+
+@lru_cache(maxsize=1000)  # claims and figures ask for the same runs; a changed record is another
+def _of_record(record: Record, run_dir: Path) -> pd.DataFrame:
+    frame = record.rows(METRICS, run_dir.name).to_pandas()
+    is_sound = (
+        all(dtype.kind in "if" for dtype in frame.dtypes)
+        and not np.isinf(frame.to_numpy(float)).any()
+        and frame["step"].iloc[0] == 1
+        and (frame["step"].diff()[1:] == 1).all()
+    )
+    return frame if is_sound else _frame(run_dir)  # row by row, which names what is wrong
 
 
 def require_distinct_runs(metrics: Mapping[Run, pd.DataFrame]) -> None:

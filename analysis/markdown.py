@@ -40,3 +40,18 @@ class MarkdownTable(Generic[Row]):
             if len({show(row) for row in rows}) != 1
         }
         return MarkdownTable(varied).markdown(rows)
+
+
+def read_rows(text: str) -> list[dict[str, str]]:
+    """The rows of all GitHub tables of a text, each a cell by its heading."""
+    found: list[dict[str, str]] = []
+    headings: list[str] | None = None
+    for line in text.splitlines():
+        line_cells = line.removeprefix("| ").removesuffix(" |").split(" | ")
+        if not line.startswith("| "):
+            headings = None
+        elif headings is None:
+            headings = line_cells
+        elif set(line_cells) != {"---"}:
+            found.append(dict(zip(headings, line_cells, strict=True)))
+    return found

@@ -144,10 +144,10 @@ def compare(recorded: ClaimsTable, again: ClaimsTable) -> list[Comparison]:
 
 
 def replications_text(record: Path) -> str:
-    """Markdown of all replications of a record, a table each."""
+    """Markdown of all replications of a record, a table each; empty where there is none."""
     recorded = read_table(record / "claims.json")
     parts = [part for it in read_replications(record) for part in _sections(recorded, it)]
-    return "\n\n".join([*parts, NOTE] if parts else ["No replication is recorded."]) + "\n"
+    return "\n\n".join([*parts, NOTE]) + "\n" if parts else ""
 
 
 def _sections(recorded: ClaimsTable, again: Replication) -> Iterator[str]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from scipy import stats
+import scipy
 
 Array = np.ndarray
 Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
@@ -71,7 +71,7 @@ def over_seeds(values_S: Array) -> Interval:
         bound = values_S[0] if (values_S == values_S[0]).all() else None
         low, high = (bound, bound) if bound is not None else (-np.inf, np.inf)
         return Interval(estimate, low, high)
-    quantile = stats.t.ppf((1 + LEVEL) / 2, len(values_S) - 1)
+    quantile = scipy.stats.t.ppf((1 + LEVEL) / 2, len(values_S) - 1)
     reach = float(quantile * values_S.std(ddof=1) / np.sqrt(len(values_S)))
     return Interval(estimate, estimate - reach, estimate + reach)
 

@@ -89,6 +89,10 @@ ARM_STYLES: Mapping[str, ArmStyle] = {
 }
 
 
+# without QAT, told apart from that arm where the mismatch is corrected
+CORRECTED = ArmStyle("NVFP4, no QAT, corrected", "#cc79a7", (0, (6, 1.5, 1, 1.5)), "P")
+
+
 def arm_style(arm: str) -> ArmStyle:
     """How an arm is drawn; ValueError for an unknown one."""
     if arm not in ARM_STYLES:
@@ -215,7 +219,8 @@ def _fix_layout(figure: Figure) -> None:
     The solver's last bits differ from run to run, and with them an SVG's bytes.
     """
     figure.draw_without_rendering()
-    figure.set_layout_engine("none")
+    with matplotlib.rc_context({"figure.constrained_layout.use": False}):
+        figure.set_layout_engine(None)  # "none" would have it drawn once more before it is saved
     for axes in figure.axes:
         x, y, width, height = (round(value, 6) for value in axes.get_position().bounds)
         axes.set_position((x, y, width, height))

@@ -6,6 +6,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from qat_core import Recipe, VllmEngine, prepare, weight_stream
+from qat_core.mismatch import k3
 
 folder, device = sys.argv[1], "cuda" if torch.cuda.is_available() else "cpu"
 tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -25,9 +26,8 @@ for step in range(3):
     logits = model(batch.input_ids, attention_mask=batch.attention_mask).logits
     log_probs = logits[:, -mask.shape[1] - 1 : -1].float().log_softmax(-1)
     log_probs = log_probs.gather(-1, batch.response_ids[..., None]).squeeze(-1)
-    d = (log_probs.detach() - batch.log_probs) * mask
-    k3 = (d.expm1() - d).sum() / num_tokens  # nats a token
-    print(f"step {step}: reward {rewards.mean():.2f}, k3 KL {k3:.1e}")
+    kl = k3((log_probs.detach() - batch.log_probs) * mask).sum() / num_tokens  # nats a token
+    print(f"step {step}: reward {rewards.mean():.2f}, k3 KL {kl:.1e}")
     (-(advantages[:, None] * log_probs * mask).sum() / num_tokens).backward()
     optimizer.step()
     optimizer.zero_grad()

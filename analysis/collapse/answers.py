@@ -7,11 +7,11 @@ from statistics import fmean
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.collapse.data import GridData, show_arm
+from analysis.collapse.data import GridData, show_arm, style_of
 from analysis.collapse.grid import show_rate
 from analysis.collapse.outcome_table import base_accuracies, last_accuracies, read_evaluated
 from analysis.collapse.outcomes import heights_in_row, settings_at
-from analysis.style import FAINT, INK, arm_style, new_figure, write_beside
+from analysis.style import FAINT, INK, ArmStyle, new_figure, write_beside
 from experiments.runs.evaluation import Precision
 
 CAPTION = "Offline accuracy of the last checkpoints, by arm and correction, in BF16 and in NVFP4"
@@ -35,7 +35,7 @@ def draw(data: GridData) -> Figure:
     )
     for panel, (precision, title) in zip(axes[0], PANELS.items(), strict=True):
         for y, setting in enumerate(shown):
-            _draw_row(panel, last_accuracies(evaluated[y], precision), y, setting.arm)
+            _draw_row(panel, last_accuracies(evaluated[y], precision), y, style_of(setting))
             panel.axhline(y + 0.5, color=FAINT, linewidth=0.5)
         if before := base_accuracies(chain.from_iterable(evaluated), precision):
             panel.axvline(fmean(before), color=FAINT, linestyle=":", linewidth=1.4)
@@ -50,11 +50,11 @@ def draw(data: GridData) -> Figure:
     return figure
 
 
-def _draw_row(panel: Axes, accuracies: list[float], y: int, arm: str) -> None:
+def _draw_row(panel: Axes, accuracies: list[float], y: int, style: ArmStyle) -> None:
     if not accuracies:
         write_beside(panel, "-", y)
         return
-    style, mean = arm_style(arm), fmean(accuracies)
+    mean = fmean(accuracies)
     panel.plot(
         accuracies,
         heights_in_row(y, len(accuracies)),

@@ -3,10 +3,9 @@
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from analysis.collapse.curves import at_highest_rate, draw_runs
+from analysis.collapse.curves import at_highest_rate, draw_runs, lines_note
 from analysis.collapse.data import GridData, show_arm
 from analysis.collapse.grid import show_rate
-from analysis.collapse.survival import WINDOW
 from analysis.style import new_figure
 from experiments.rl.metric_names import RESPONSE_TOKENS
 
@@ -24,7 +23,7 @@ def draw(data: GridData) -> Figure:
     shown = at_highest_rate(data)
     figure, axes = new_figure(
         f"Training by step at learning rate {show_rate(data.lrs[-1])}, {data.design.dense}",
-        f"A line: a seed, mean over {WINDOW} steps. Star: the run has collapsed. rollout_corr/kl: "
+        f"{lines_note(data)}\nrollout_corr/kl: "
         "mean of log q - log p of the sampled tokens,\nq the rollout's probability, p the "
         f"trainer's, as verl's recipe shows it; log axis, linear within {LINEAR_BELOW:g}.",
         height_inches=0.9 + 1.75 * len(METRICS),

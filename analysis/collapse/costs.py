@@ -6,10 +6,10 @@ from matplotlib.figure import Figure
 
 from analysis.bars import PARTS, Bar, busy_parts, draw_step_times, draw_weights
 from analysis.collapse.curves import at_highest_rate
-from analysis.collapse.data import GridData, show_arm
+from analysis.collapse.data import GridData, show_arm, style_of
 from analysis.collapse.grid import BF16, show_rate
 from analysis.results import memory_source
-from analysis.style import add_legend, arm_style, new_figure
+from analysis.style import add_legend, new_figure
 
 CAPTION = "Median time of a training step and weights of the rollout engine, a bar an arm"
 
@@ -32,9 +32,7 @@ def draw(data: GridData) -> Figure:
     is_divided = all(data.records(setting, PARTS[0].key) for setting in shown)
     parts = busy_parts(times.values()) if is_divided else []
     draw_step_times(panels[0], times, parts)
-    bars = [
-        Bar(show_arm(setting), arm_style(setting.arm).color, it) for setting, it in memories.items()
-    ]
+    bars = [Bar(show_arm(setting), style_of(setting).color, it) for setting, it in memories.items()]
     bf16 = next((it for setting, it in memories.items() if setting.arm == BF16), None)
     draw_weights(panels[1], bars, bf16)
     panels[1].tick_params(labelleft=False)

@@ -5,10 +5,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from analysis.collapse.data import GridData, show_arm
+from analysis.collapse.data import GridData, show_arm, style_of
 from analysis.collapse.grid import BF16, NOQAT, QAT, Setting, num_collapsed, show_rate
 from analysis.collapse.survival import WINDOW, smoothed
-from analysis.style import STAR, arm_style, new_figure
+from analysis.figure_files import MANY_SEEDS
+from analysis.results import Array
+from analysis.stats import over_seeds
+from analysis.style import STAR, ArmStyle, new_figure
 from experiments.rl.config import Correction
 from experiments.rl.metric_names import K3_KL, REWARD
 from experiments.study.arms import ArmName
@@ -35,8 +38,8 @@ def draw(data: GridData) -> Figure:
     left_out = f" Not drawn: {', '.join(map(show_rate, lower))}." if lower else ""
     figure, axes = new_figure(
         f"Reward and mismatch by training step, {data.design.dense}",
-        f"A line: a seed, mean over {WINDOW} steps, so that a spike stays for {WINDOW}. Star: the "
-        "run has collapsed; its k3 KL is drawn up to there.\nRewards are of an arm's own rollouts, "
+        f"{lines_note(data)} A spike stays for {WINDOW} steps, a run's k3 KL ends with it.\n"
+        "Rewards are of an arm's own rollouts, "
         "those of BF16 from weights that are not rounded.\n"
         f"Above the panels: the learning rate, and how many runs collapsed.{left_out}",
         height_inches=1.06 + 3.9 * len(lrs),
@@ -77,10 +80,34 @@ def at_highest_rate(data: GridData) -> list[Setting]:
     return [setting for setting in settings if setting in data.grid]
 
 
+def lines_note(data: GridData) -> str:
+    """What the lines of `draw_runs` are."""
+    if len(data.study.seeds) > MANY_SEEDS:
+        return (
+            f"Line: mean over seeds and {WINDOW} steps (of k3 KL geometric); band: 95 % interval."
+        )
+    return f"A line: a seed, mean over {WINDOW} steps. Star: the run has collapsed."
+
+
+def draw_band(axes: Axes, values_ST: Array, style: ArmStyle, is_log: bool) -> None:
+    """The mean over seeds and its interval at each step, smoothed."""
+    smooth_ST = np.stack([smoothed(values_T) for values_T in values_ST])
+    columns_TS = (np.log(smooth_ST) if is_log else smooth_ST).T
+    intervals = [over_seeds(column_S[np.isfinite(column_S)]) for column_S in columns_TS]
+    ends_3T = np.array([(it.estimate, it.low, it.high) for it in intervals], dtype=float).T
+    middle_T, low_T, high_T = np.exp(ends_3T) if is_log else ends_3T
+    steps_T = np.arange(WINDOW, WINDOW + len(middle_T))
+    axes.fill_between(steps_T, low_T, high_T, color=style.color, alpha=0.2, linewidth=0)
+    axes.plot(steps_T, middle_T, color=style.color, linestyle=style.dashes, label=style.label)
+
+
 def draw_runs(axes: Axes, data: GridData, setting: Setting, metric: str) -> None:
-    """A line a run, smoothed, with a star where it has collapsed."""
-    style = arm_style(setting.arm)
-    for values_T, outcome in zip(data.series(setting, metric), data.grid[setting], strict=True):
+    """A line a run, smoothed, with a star where it has collapsed; of many their mean."""
+    style, values_ST = style_of(setting), data.series(setting, metric)
+    if len(values_ST) > MANY_SEEDS:
+        draw_band(axes, values_ST, style, is_log=metric == K3_KL)
+        return
+    for values_T, outcome in zip(values_ST, data.grid[setting], strict=True):
         smooth_T = smoothed(values_T)
         at = None if outcome.collapsed is None else outcome.collapsed - WINDOW
         if metric == K3_KL and at is not None:

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.collapse.grid import (
+    NOQAT,
     Grid,
     Setting,
     design_of,
@@ -16,7 +17,7 @@ from analysis.collapse.grid import (
 )
 from analysis.load import HINT, metric_of, read_metrics
 from analysis.results import Array
-from analysis.style import arm_style
+from analysis.style import CORRECTED, ArmStyle, arm_style
 from experiments.runs.manifest import WeightMemory, read_manifest
 from experiments.study.schema import Study
 
@@ -24,6 +25,12 @@ from experiments.study.schema import Study
 def show_arm(setting: Setting) -> str:
     """The arm, with its correction where it has one."""
     return ", ".join(filter(None, (arm_style(setting.arm).label, show_correction(setting))))
+
+
+def style_of(setting: Setting) -> ArmStyle:
+    """How its runs are drawn: without QAT a correction has a look of its own."""
+    is_corrected = setting.arm == NOQAT and show_correction(setting)
+    return CORRECTED if is_corrected else arm_style(setting.arm)
 
 
 class GridData:

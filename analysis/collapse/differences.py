@@ -6,12 +6,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.collapse.data import GridData, show_arm
+from analysis.collapse.data import GridData, show_arm, style_of
 from analysis.collapse.grid import BF16, NOQAT, QAT, Setting, show_rate
 from analysis.collapse.outcomes import heights_in_row
 from analysis.collapse.rules import AREA_LEVEL, AREA_MARGIN
 from analysis.collapse.survival import paired_difference, show_difference
-from analysis.style import FAINT, INK, SHADE, arm_style, new_figure, write_beside
+from analysis.style import FAINT, INK, SHADE, new_figure, write_beside
 
 CAPTION = "Mean reward of all steps, differences within a seed, and what the claims ask of them"
 EDGE = 1.25  # the panel goes on beyond the margin by this factor
@@ -74,7 +74,7 @@ def draw(data: GridData) -> Figure:
 
 def _draw_row(panel: Axes, data: GridData, row: Row, y: int) -> None:
     first, second = ([run.area for run in data.grid[it]] for it in (row.first, row.second))
-    interval, style = paired_difference(first, second, AREA_LEVEL), arm_style(row.first.arm)
+    interval, style = paired_difference(first, second, AREA_LEVEL), style_of(row.first)
     seeds_S = np.subtract(first, second)
     heights = heights_in_row(y, len(seeds_S))
     panel.plot(seeds_S, heights, style.marker, color=style.color, markersize=4, fillstyle="none")

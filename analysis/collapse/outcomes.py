@@ -6,7 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.collapse.data import GridData, show_arm
+from analysis.collapse.data import GridData, show_arm, style_of
 from analysis.collapse.grid import (
     BF16,
     BF16_EXACT,
@@ -20,9 +20,9 @@ from analysis.collapse.grid import (
     show_rate,
 )
 from analysis.collapse.survival import Outcome, share_collapsed
-from analysis.style import FAINT, add_legend, arm_style, new_figure, write_beside
+from analysis.style import FAINT, ArmStyle, add_legend, arm_style, new_figure, write_beside
 
-SURVIVAL_CAPTION = "Share of seeds without a collapse by learning rate, with exact 95 % intervals"
+SURVIVAL_CAPTION = "Share of seeds without a collapse, by learning rate or, at one rate, by step"
 TIMES_CAPTION = "Step at which each run collapsed, by arm and correction, at the highest rate"
 ARMS = (BF16, NOQAT, QAT)
 EXACT_ARMS = (BF16_EXACT, QAT_EXACT)
@@ -32,7 +32,9 @@ DODGE = 0.08  # of the distance of two learning rates, between arms
 
 
 def draw_survival(data: GridData) -> Figure:
-    """Share of seeds alive at the last step by learning rate, with exact 95 % intervals."""
+    """Share of seeds alive: at the last step by learning rate, or at one rate by step."""
+    if len(data.lrs) == 1:
+        return _draw_by_step(data)
     dense, lrs, steps = data.design.dense, data.lrs, data.study.rl.steps
     figure, axes = new_figure(
         f"Runs of {dense} that survive {steps} steps, by learning rate",
@@ -58,6 +60,32 @@ def draw_survival(data: GridData) -> Figure:
         ylabel=f"share of seeds alive\nat step {steps}",
         ylim=(-0.03, 1.03),
     )
+    add_legend(figure, panel)
+    return figure
+
+
+def _draw_by_step(data: GridData) -> Figure:
+    lr, steps = data.lrs[0], data.study.rl.steps
+    figure, axes = new_figure(
+        f"Runs that survive, by training step at {show_rate(lr)}, {data.design.dense}",
+        f"Share of {len(data.study.seeds)} seeds that have not collapsed.",
+        height_inches=3.4,
+    )
+    panel = axes[0][0]
+    for setting in settings_at(data, lr):
+        outcomes, style = data.grid[setting], style_of(setting)
+        ends = sorted(it.collapsed for it in outcomes if it.collapsed is not None)
+        alive = [1 - count / len(outcomes) for count in range(len(ends) + 1)]
+        panel.step(
+            [0, *ends, steps],
+            [*alive, alive[-1]],
+            where="post",
+            color=style.color,
+            linestyle=style.dashes,
+            label=show_arm(setting),
+        )
+    panel.set(xlabel="training step", xlim=(0, steps), ylabel="share of seeds alive")
+    panel.set_ylim(-0.03, 1.03)
     add_legend(figure, panel)
     return figure
 
@@ -108,7 +136,7 @@ def draw_times(data: GridData) -> Figure:
     )
     panel = axes[0][0]
     for y, setting in enumerate(shown):
-        _draw_row(panel, data.grid[setting], y, setting.arm, mark_points)
+        _draw_row(panel, data.grid[setting], y, style_of(setting), mark_points)
         panel.axhline(y + 0.5, color=FAINT, linewidth=0.5)
     write_beside(panel, "collapsed", -0.7)
     panel.grid(axis="y", visible=False)
@@ -127,9 +155,8 @@ def heights_in_row(y: int, num_marks: int) -> np.ndarray:
 
 
 def _draw_row(
-    panel: Axes, outcomes: Sequence[Outcome], y: int, arm: str, mark_points: float
+    panel: Axes, outcomes: Sequence[Outcome], y: int, style: ArmStyle, mark_points: float
 ) -> None:
-    style = arm_style(arm)
     for outcome, height in zip(outcomes, heights_in_row(y, len(outcomes)), strict=True):
         panel.plot(
             outcome.collapsed or outcome.num_steps,

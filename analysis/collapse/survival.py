@@ -10,7 +10,7 @@ from math import comb
 from typing import Literal, NamedTuple
 
 import numpy as np
-from scipy import stats
+import scipy
 
 from analysis.stats import Interval
 
@@ -80,7 +80,7 @@ def share_collapsed(
 ) -> Interval:
     """Share of runs with a collapse, with the exact interval (Clopper, Pearson) or Wilson's."""
     num_collapsed = sum(it.collapsed is not None for it in outcomes)
-    bounds = stats.binomtest(num_collapsed, len(outcomes)).proportion_ci(level, method=method)
+    bounds = scipy.stats.binomtest(num_collapsed, len(outcomes)).proportion_ci(level, method=method)
     return Interval(num_collapsed / len(outcomes), float(bounds.low), float(bounds.high))
 
 
@@ -185,7 +185,7 @@ def critical_rate(collapsed: Mapping[float, int]) -> float | None:
 def paired_difference(first: Sequence[float], second: Sequence[float], level: float) -> Interval:
     """Mean of first - second, pair by pair, with its t-interval; at least two pairs."""
     differences = np.subtract(first, second)
-    bounds = stats.ttest_1samp(differences, 0.0).confidence_interval(level)
+    bounds = scipy.stats.ttest_1samp(differences, 0.0).confidence_interval(level)
     return Interval(float(differences.mean()), float(bounds.low), float(bounds.high))
 
 
@@ -215,7 +215,7 @@ def sign_flip_p(first: Sequence[float], second: Sequence[float]) -> float:
         difference: Array = np.mean(np.subtract(first, second), axis=axis)
         return difference
 
-    tested = stats.permutation_test(
+    tested = scipy.stats.permutation_test(
         (first, second),
         mean_difference,
         permutation_type="samples",

@@ -1,9 +1,9 @@
 """Figure: mismatch of rollout and trainer (k3 KL) by training step, each arm against BF16."""
 
 import numpy as np
+import scipy
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from scipy.stats import gmean
 
 from analysis.claims_table import show_ratio
 from analysis.parity.kl import kl_ratio, mean_kl
@@ -57,7 +57,9 @@ def _draw_panel(panel: Axes, study: Study, results: Results, model: str, arm: st
         for mean_S, drawn in zip(means, (arm, "bf16"), strict=True):
             color = INK if drawn == "bf16" else arm_style(drawn).color
             if np.isfinite(mean_S).all() and mean_S.all():
-                panel.axhline(float(gmean(mean_S)), color=color, linestyle="-.", linewidth=1.2)
+                panel.axhline(
+                    float(scipy.stats.gmean(mean_S)), color=color, linestyle="-.", linewidth=1.2
+                )
         title = f"{title}: {_shown(kl_ratio(results, model, arm))}"
     panel.set_title(title, loc="left", fontsize=9.5)
     panel.minorticks_off()

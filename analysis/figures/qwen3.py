@@ -1,12 +1,10 @@
 """Figures of Qwen3 at true size in vLLM: weights and KV cache, and the rollouts of a step.
 
-`python -m analysis.figures.qwen3 --out DIR` draws them from the records of experiments/benchmarks.
+They are drawn from the records of experiments/benchmarks.
 """
 
-import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
@@ -18,7 +16,6 @@ from analysis.tables.memory import CACHE, MODELS
 from analysis.tables.rows import RowsRecord
 from experiments.benchmarks.engine_tables import PROMPTS, engine_name
 from experiments.study.schema import ROOT
-from experiments.support.cli import run_cli
 
 RECORDS = ROOT / "experiments" / "records" / "benchmarks"
 MACHINE = "h200"
@@ -131,16 +128,8 @@ def _draw_bars(panel: Axes, lengths: Mapping[str, float], text: str) -> None:
     panel.tick_params(axis="y", length=0)
 
 
-def main() -> None:
-    """Writes each figure."""
-    parser = argparse.ArgumentParser(description="Draw Qwen3 at true size in vLLM.")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the PNG files")
-    out: Path = parser.parse_args().out
-    out.mkdir(parents=True, exist_ok=True)
+def draw_all() -> None:
+    """Writes each figure next to the records."""
     records = read_servings(RECORDS, MACHINE)
     for name, drawing in DRAWINGS.items():
-        save_figure(partial(drawing.draw, records), out / f"{name}.png")
-
-
-if __name__ == "__main__":
-    run_cli(main)
+        save_figure(partial(drawing.draw, records), RECORDS / "figures" / f"{name}.png")

@@ -1,7 +1,7 @@
 """Claims about mismatch: the mean k3 KL of an arm over that of BF16, its noise floor."""
 
 import numpy as np
-from scipy.stats import gmean
+import scipy
 
 from analysis.claim_rows import Requirement, new_claim
 from analysis.claims_table import Claim, show_ratio
@@ -81,7 +81,7 @@ def _ratio(
         model=model,
         name=name,
         statement=f"k3 KL, {arm} / bf16",
-        noise_floor=float(gmean(noise_S)),
+        noise_floor=float(scipy.stats.gmean(noise_S)),
         num_seeds=len(noise_S),
         unit="x",
         detail="; ".join(details),

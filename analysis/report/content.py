@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from analysis.arms import summarize_arms
 from analysis.drift.order import order_table
 from analysis.figure_files import KINDS
 from analysis.figures.drawings import drawings
@@ -17,6 +18,7 @@ from experiments.runs.provenance import digest_file
 from experiments.runs.record import FILES as RECORD_FILES
 from experiments.runs.record import has_file, open_record
 from experiments.runs.settings import read_run
+from experiments.runs.summary import ArmSummary
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, Study
 from experiments.support.json_files import read_bytes
@@ -63,6 +65,7 @@ class Content:
 
     Attributes:
         manifests: of the runs that there are, by run id, in the study's order.
+        arms: what the runs of each model and arm come to.
         missing: ids of runs that the study names and that there are not.
         claims, protocol: Markdown.
         drift: by model, Markdown of what drifts first; empty where the study does not watch it.
@@ -72,6 +75,7 @@ class Content:
     study: Study
     study_yaml: str
     manifests: Mapping[str, RunManifest]
+    arms: tuple[ArmSummary, ...]
     missing: tuple[str, ...]
     claims: str
     figures: tuple[ShownFigure, ...]
@@ -109,6 +113,7 @@ def read_content(study_file: Path, results: Path) -> Content:
         study=study,
         study_yaml=study_file.read_text(),
         manifests={run.id: read_run(study, run, results, trained) for run in there},
+        arms=summarize_arms(study, results),
         missing=tuple(run.id for run in study.runs if run not in there),
         claims=read_bytes(judged / "claims.md", drawn).decode(),
         figures=tuple(

@@ -2,7 +2,7 @@
 
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import get_args
@@ -12,13 +12,15 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from markupsafe import Markup
 
-from analysis.claims_table import ClaimVerdict
+from analysis.claims_table import ClaimVerdict, show_ratio
+from analysis.markdown import MarkdownTable
 from analysis.report.content import Content
 from analysis.results import memory_source
 from analysis.style import arm_style
 from experiments.runs.manifest import RunManifest
+from experiments.runs.summary import ACCURACIES, KL, KL_RATIO, MIB, REWARD_MEAN, ArmSummary
 from experiments.study.arms import ARMS, ArmName
-from qat_core.units import show_memory
+from qat_core.units import MIB_PER_GIB, show_memory
 
 HERE = Path(__file__).parent
 DIGEST_LETTERS = 12
@@ -40,6 +42,8 @@ def render(content: Content) -> str:
         protocol=to_html(content.protocol),
         figures=[(it, b64encode(it.svg).decode()) for it in content.figures],
         drift={model: to_html(table) for model, table in content.drift.items()},
+        sentence=sentence(content.arms),
+        summary=to_html(SUMMARY.without_empty(content.arms)),
         arms=[(arm, *trained_and_sampled(arm)) for arm in content.study.arms],
         memory=memory_rows(content),
         memory_source=memory_source(
@@ -87,6 +91,55 @@ def _without_local_links(tokens: Iterable[Token]) -> Iterable[Token]:
             is_local = "://" not in str(token.attrs["href"])
         if not (is_local and token.type in ("link_open", "link_close")):
             yield token
+
+
+def sentence(arms: Sequence[ArmSummary]) -> str:
+    """What the first model's arms come to, each in its first cell."""
+    firsts: dict[str, ArmSummary] = {}
+    for it in arms:
+        if it.model == arms[0].model:
+            firsts.setdefault(it.arm, it)
+
+    def values(key: str, show: Callable[[float], str], but: str = "") -> str:
+        known = {arm: it for arm, it in firsts.items() if key in it.estimates and arm != but}
+        shown = (
+            f"{arm_style(arm).label} {show(it.estimates[key].estimate)}"
+            for arm, it in known.items()
+        )
+        return "; ".join(shown) or "not known"
+
+    kl = values(KL_RATIO, show_ratio, but="bf16")
+    reward = values(REWARD_MEAN, "{:.2f}".format)
+    return f"{arms[0].model}: k3 KL over BF16's: {kl}. Mean reward: {reward}."
+
+
+def _shown(key: str, show: Callable[[float], str]) -> Callable[[ArmSummary], str]:
+    """Estimate and, smaller, its interval."""
+
+    def cell(arm: ArmSummary) -> str:
+        if (it := arm.estimates.get(key)) is None:
+            return "-"
+        if it.low is None or it.high is None or it.low == it.high:
+            return show(it.estimate)
+        return f"{show(it.estimate)}<br><sub>{show(it.low)} to {show(it.high)}</sub>"
+
+    return cell
+
+
+SUMMARY: MarkdownTable[ArmSummary] = MarkdownTable(
+    {
+        "Model": lambda it: it.model,
+        "Arm": lambda it: arm_style(it.arm).label,
+        "Cell": lambda it: it.cell or "",
+        "Seeds": lambda it: str(len(it.runs)),
+        "k3 KL, nats a token": _shown(KL, "{:.1e}".format),
+        "Over BF16's": _shown(KL_RATIO, show_ratio),
+        "Right answers in NVFP4": _shown(ACCURACIES["nvfp4"], "{:.2f}".format),
+        "In BF16": _shown(ACCURACIES["bf16"], "{:.2f}".format),
+        "Weights": _shown(MIB, lambda mib: show_memory(mib / MIB_PER_GIB)),
+        "Mean reward": _shown(REWARD_MEAN, "{:.2f}".format),
+    }
+)
 
 
 def trained_and_sampled(arm: ArmName) -> tuple[str, str]:

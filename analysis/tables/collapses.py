@@ -33,7 +33,7 @@ NOTE = (
     "without QAT runs collapse earlier than with QAT and in BF16; C6 and C7: likewise for an MoE "
     "and with other advantages, secondary; C4: QAT's mean reward is within "
     f"{AREA_MARGIN:g} of BF16's; C9: mean reward is more than {AREA_MARGIN:g} below QAT's. {MARK}: "
-    "what a reader must know of these runs stands in docs/results.md, under the study's claims."
+    "what a reader must know of these runs stands under the claims in experiments/records/STUDY."
 )
 
 

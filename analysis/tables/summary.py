@@ -17,7 +17,7 @@ NOTE = (
     "BF16, in log-odds. Verdicts: of the claims that require something; of a single seed weight "
     "memory alone is judged."
 )
-DEPARTS = f"{MARK} Departs from the protocol: docs/results.md says how under the study's claims."
+DEPARTS = f"{MARK} Departs from the protocol: the claims in experiments/records/STUDY say how."
 
 
 class Summary(NamedTuple):

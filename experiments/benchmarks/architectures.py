@@ -48,5 +48,5 @@ def engine_settings(device: str, max_num_seqs: int, *, compiled: bool = False) -
     return settings | {
         "kv_cache_memory_bytes": 8 * BYTES_PER_GIB,
         "compilation_config": graphs,
-        "gpu_memory_utilization": 0.3,  # only checked against free memory
+        "gpu_memory_utilization": 0.01,  # only checked against free memory
     }

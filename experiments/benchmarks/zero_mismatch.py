@@ -186,7 +186,7 @@ def _settings(case: Case, device: str) -> dict[str, Any]:
         "max_num_batched_tokens": 2048,  # long prompts come in chunks
         "enable_prefix_caching": True,
         "kv_cache_memory_bytes": 8 * BYTES_PER_GIB if device == "cuda" else 2**27,
-        "gpu_memory_utilization": 0.3,
+        "gpu_memory_utilization": 0.01,
         "enforce_eager": not case.graphs or device == "cpu",
     }
     if case.graphs and device == "cuda":

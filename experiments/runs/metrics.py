@@ -4,8 +4,6 @@ import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-import pandas as pd
-
 from experiments.rl.metric_names import K3_KL, RESPONSE_TOKENS, REWARD, TOTAL_TOKENS
 from experiments.runs.record import file_of, record_of
 from experiments.support.json_files import parse_object, read_bytes, write_jsonl
@@ -60,15 +58,17 @@ def read_rows(run_dir: Path, hint: str) -> list[Row]:
     record = record_of(run_dir)
     if record is None:
         return read_jsonl(run_dir / METRICS, hint)
-    rows = record.rows(METRICS, run_dir.name).to_pandas().to_dict("records")
+    table, where = record.rows(METRICS, run_dir.name), file_of(run_dir, METRICS)
+    columns = ([_known(it) for it in column.to_pylist()] for column in table.columns)
     return [
-        _check_row(
-            {str(key): None if pd.isna(value) else value for key, value in row.items()},
-            f"{file_of(run_dir, METRICS)}: row {number}",
-            hint,
-        )
-        for number, row in enumerate(rows, start=1)
+        _check_row(dict(zip(table.column_names, values, strict=True)), f"{where}: row {n}", hint)
+        for n, values in enumerate(zip(*columns, strict=True), start=1)
     ]
+
+
+def _known(value: object) -> object:
+    """A table's value, None where it is undefined: NaN alone differs from itself."""
+    return value if value == value else None
 
 
 def write_metrics(path: Path, rows: Iterable[Row]) -> None:

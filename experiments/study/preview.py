@@ -1,5 +1,6 @@
 """Preview of a study: its runs and their predicted weight memory. Needs no torch."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ from experiments.study.schema import ROOT, Study
 from qat_core.planning.predicted_memory import Precision, predict_weight_memory_gib
 from qat_core.units import show_memory
 
-HEADER = f"{'model':<20} {'arm':<16} {'seeds':<12} rollout weights, predicted"
+HEADER = ("model", "arm", "runs", "seeds", "rollout weights, predicted")
 
 
 def preview(study: Study) -> str:
@@ -19,13 +20,28 @@ def preview(study: Study) -> str:
     Raises:
         ValueError: an arm cannot quantize a model; names the model's config file.
     """
-    lines = [f"Study {study.study}: {len(study.runs)} runs, trainer {study.trainer}", HEADER]
-    seeds = ", ".join(map(str, study.seeds))
+    gpus = f"{study.gpus} GPU{'s' * (study.gpus > 1)} each" if study.device == "cuda" else "no GPU"
+    head = f"Study {study.study}: {len(study.runs)} runs, trainer {study.trainer}, {gpus}"
+    rows = [HEADER]
     for model in study.models:
         for arm in study.arms:
+            count = sum((run.model, run.arm) == (model, arm) for run in study.runs)
             memory = _describe_memory(study, model, ARMS[arm].rollout_recipe)
-            lines.append(f"{model:<20} {arm:<16} {seeds:<12} {memory}")
-    return "\n".join([*lines, *(_describe_cell(study, name) for name in study.cells)])
+            rows.append((model, arm, str(count), _show_seeds(study.seeds), memory))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    return "\n".join([head, *lines, *(_describe_cell(study, name) for name in study.cells)])
+
+
+def _show_seeds(seeds: Sequence[int]) -> str:
+    """Neighbours as a range: 0 to 4, 7."""
+    parts: list[list[int]] = []
+    for seed in seeds:
+        if parts and seed == parts[-1][-1] + 1:
+            parts[-1].append(seed)
+        else:
+            parts.append([seed])
+    return ", ".join(f"{it[0]} to {it[-1]}" if len(it) > 1 else str(it[0]) for it in parts)
 
 
 def _describe_cell(study: Study, name: str) -> str:

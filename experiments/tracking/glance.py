@@ -1,74 +1,74 @@
-"""MLflow at a glance: short names, a few summary metrics, and a saved view that shows them first.
+"""MLflow at a glance: short names, few columns, and a saved view with a row an arm and its charts.
 
 The view is an experiment tag in the form of MLflow's own "share" button (MLflow 3.17); its address
-also opens the experiment in model-training mode.
+also opens the experiment in model-training mode. Ordered by date MLflow nests seeds beneath arms.
 """
 
 import json
-from collections.abc import Sequence
-from pathlib import Path
-from statistics import fmean
+from collections.abc import Mapping
 
 from mlflow import MlflowClient
 
 from experiments.rl.metric_names import K3_KL, REWARD
-from experiments.runs.attempts import is_run, read_history
-from experiments.runs.evaluation import Evaluation
-from experiments.runs.manifest import RunManifest
-from experiments.runs.metrics import Row, token_mean
-from experiments.study.schema import Run
-from qat_core.units import MIB_PER_GIB
+from experiments.runs.summary import ACCURACIES, KL, KL_RATIO, MIB, REWARD_MEAN, SHARE
 
 VIEW = "glance"
 SHARED_VIEW = f"mlflow.sharedViewState.{VIEW}"
-SUMMARY = "summary/"
-# short, because MLflow cuts headings after some 12 characters and sorts them by name
-ACCURACIES = {"bf16": "acc", "nvfp4": "acc4"}  # after the last step, of sampled answers
-KL, KL_RATIO = "kl", "kl_x"  # mean k3 KL over all tokens, in 1e-6 nats; over BF16's
-MIB, SHARE = "mib", "share"  # weights that the engine got; over BF16's
-MEAN_REWARD = "reward"  # over all steps, which is what studies of collapse compare
-COLLAPSE = "collapse"  # its step, of the runs that the study's claims call collapsed
-COLUMNS = (*ACCURACIES.values(), MEAN_REWARD, COLLAPSE, KL, KL_RATIO, MIB, SHARE)
-DIGITS = 4
+NOTE, COLOR, PARENT = "mlflow.note.content", "mlflow.runColor", "mlflow.parentRunId"
+# MLflow sorts columns by name and cuts headings after some 14 characters. Two are visible in a
+# fresh browser of 1280 pixels, beside MLflow's assistant: the mismatch and the answers served.
+COLUMNS: Mapping[str, str] = {
+    KL: "1. k3 KL nats",
+    ACCURACIES["nvfp4"]: "2. acc NVFP4",
+    ACCURACIES["bf16"]: "3. acc BF16",
+    KL_RATIO: "4. KL x BF16",
+    REWARD_MEAN: "5. reward",
+    MIB: "7. MiB",
+    SHARE: "8. MiB x BF16",
+}
+COLLAPSED = "6. collapsed"  # how many runs; of a run 1, at the step of its collapse
+CHARTS = {K3_KL: "log", REWARD: "linear", "actor/entropy": "linear"}
+COLORS = {  # as in the figures
+    "bf16": "#8a8a8a",
+    "nvfp4-noqat": "#d55e00",
+    "nvfp4-qat": "#0072b2",
+    "nvfp4-qat-ffn": "#009e73",
+    "bf16-exact": "#3c3c3c",
+    "nvfp4-qat-exact": "#56b4e9",
+}
+DIGITS = 3
 
 
-def short_name(manifest: RunManifest) -> str:
-    """Name that fits a column: "dense qat s0" of nano-dense_nvfp4-qat_seed0.
+def short_name(model: str, arm: str, cell: str | None, seed: int | None = None) -> str:
+    """Name that fits a column: "dense qat" of nano-dense's arm nvfp4-qat, "dense qat s0" of seed 0.
 
     MLflow cuts it after some 20 characters: a run of a cell is "qat s0 lr2e-4 small-dense".
     """
-    model, arm = manifest.model.removeprefix("nano-"), manifest.arm.removeprefix("nvfp4-")
-    run = f"{arm} s{manifest.seed}"
-    return f"{run} {manifest.cell} {model}" if manifest.cell else f"{model} {run}"
+    model, arm = model.removeprefix("nano-"), arm.removeprefix("nvfp4-")
+    run = arm if seed is None else f"{arm} s{seed}"
+    return f"{run} {cell} {model}" if cell else f"{model} {run}"
 
 
-def summarize(
-    run_dir: Path, manifest: RunManifest, rows: Sequence[Row], evaluations: Sequence[Evaluation]
-) -> dict[str, float]:
-    """Summary metrics of a run that has finished, rounded; what is not known is left out.
-
-    Ratios are to the BF16 run of the same model, cell and seed, where it lies next to this one.
-    """
-    if manifest.status != "finished":
-        return {}
-    found = _measured(manifest, rows) | _accuracies(evaluations)
-    bf16_dir = run_dir.with_name(Run(manifest.model, "bf16", manifest.seed, manifest.cell).id)
-    if is_run(bf16_dir):
-        bf16_manifest, bf16_rows = read_history(bf16_dir)
-        if bf16_manifest.status == "finished":
-            bf16 = _measured(bf16_manifest, bf16_rows)
-            for name, over in ((KL, KL_RATIO), (MIB, SHARE)):
-                if found.get(name) and bf16.get(name):
-                    found[over] = found[name] / bf16[name]
-    return {f"{SUMMARY}{name}": _rounded(found[name]) for name in COLUMNS if name in found}
+def columns(values: Mapping[str, float]) -> dict[str, float]:
+    """The numbers of a run or an arm, by key of `summary.KEYS`, as MLflow's metrics, rounded."""
+    return {name: float(f"{values[k]:.{DIGITS}g}") for k, name in COLUMNS.items() if k in values}
 
 
 def save_view(client: MlflowClient, experiment_id: str) -> None:
-    """Saves the view in an experiment: columns of the summary, models and arms together."""
+    """Saves the view in an experiment."""
+    section = {"uuid": "arms", "name": "Arms, mean over seeds", "display": True}
+    shared = {"type": "LINE", "metricSectionId": "arms", "runsCountToCompare": 10, "range": {}}
+    shared |= {"xAxisKey": "step", "xAxisScaleType": "linear", "lineSmoothness": 0}
     state = {
-        "orderByKey": "tags.`run`",
+        "orderByKey": "attributes.start_time",
         "orderByAsc": True,
-        "selectedColumns": [f"metrics.`{SUMMARY}{name}`" for name in COLUMNS],
+        "selectedColumns": [f"metrics.`{it}`" for it in sorted([*COLUMNS.values(), COLLAPSED])],
+        "runsHiddenMode": "FIRST_20_RUNS",
+        "compareRunSections": [section],
+        "compareRunCharts": [
+            {**shared, "uuid": key, "metricKey": key, "selectedMetricKeys": [key], "scaleType": it}
+            for key, it in CHARTS.items()
+        ],
     }
     client.set_experiment_tag(experiment_id, SHARED_VIEW, json.dumps(state))
     client.set_experiment_tag(experiment_id, "mlflow.experimentKind", "custom_model_development")
@@ -78,24 +78,3 @@ def view_address(root: str, experiment_id: str) -> str:
     """Where a browser finds the view."""
     query = f"viewStateShareKey={VIEW}&workflowType=machine_learning"
     return f"{root}/#/experiments/{experiment_id}/runs?{query}"
-
-
-def _measured(manifest: RunManifest, rows: Sequence[Row]) -> dict[str, float]:
-    found = {MIB: manifest.memory.measured_gib * MIB_PER_GIB}
-    mean = token_mean(rows, K3_KL)
-    if mean is not None:
-        found[KL] = 1e6 * mean
-    rewards = [value for row in rows if (value := row.get(REWARD)) is not None]
-    if rewards and len(rewards) == len(rows):
-        found[MEAN_REWARD] = fmean(rewards)
-    return found
-
-
-def _accuracies(evaluations: Sequence[Evaluation]) -> dict[str, float]:
-    last = max(it.step for it in evaluations)
-    sampled = [it for it in evaluations if (it.step, it.decoding) == (last, "sampled")]
-    return {ACCURACIES[it.precision]: it.accuracy for it in sampled}
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.{DIGITS}g}")

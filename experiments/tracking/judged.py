@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, Field
 
+from experiments.runs.summary import ArmSummary
 from experiments.study.schema import STUDY_NAME_PATTERN
 from experiments.support.json_files import read_model
 
@@ -34,6 +35,7 @@ class Judged(BaseModel):
     claims: tuple[JudgedClaim, ...]
     marks: Mapping[str, tuple[str, ...]] = {}
     collapsed_at: Mapping[Name, int] = {}
+    arms: tuple[ArmSummary, ...] = ()
 
 
 def read_judged(path: Path) -> Judged:

@@ -76,7 +76,10 @@ class TrackedRun:
                 self.client.delete_run(run_id)
             started_ms = milliseconds(manifest.started_at)
             run = self.client.create_run(
-                experiment_id, started_ms, {RUN_TAG: self.name}, short_name(manifest)
+                experiment_id,
+                started_ms,
+                {RUN_TAG: self.name},
+                short_name(manifest.model, manifest.arm, manifest.cell, manifest.seed),
             )
             self.run_id = run.info.run_id
             save_view(self.client, experiment_id)

@@ -1,8 +1,10 @@
 """`python -m experiments.tracking.publish`: the MLflow view, made from files.
 
 MLflow holds one experiment per study and in it one run per run id across all its attempts, tagged
-with it, and one run "study": the claims and the number of each verdict as its metrics, the figures
-as artifacts, and as its note what a reader must know of the runs, then the claims.
+with it. A judged study has more: a run an arm, above its seeds, with their means and mean curves,
+and intervals in its note; and one run "study": the claims and the number of each verdict as its
+metrics, the figures as artifacts, and as its note what a reader must know of the runs, then the
+claims.
 """
 
 import argparse
@@ -11,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from math import isfinite
 from pathlib import Path
+from statistics import fmean
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric
@@ -21,11 +24,22 @@ from experiments.runs.evaluation import EVALUATIONS, read_evaluations
 from experiments.runs.manifest import RunManifest, read_manifest
 from experiments.runs.metrics import Row
 from experiments.runs.provenance import digest_file, digest_json
-from experiments.runs.record import has_file
+from experiments.runs.record import has_file, record_of
+from experiments.runs.summary import KEYS, ArmSummary, summarize
 from experiments.study.load import load_study
 from experiments.support.cli import RESULTS, STUDY, run_cli
 from experiments.support.json_files import REMAKE, write_json
-from experiments.tracking.glance import COLLAPSE, SUMMARY, summarize
+from experiments.tracking.glance import (
+    CHARTS,
+    COLLAPSED,
+    COLOR,
+    COLORS,
+    NOTE,
+    PARENT,
+    columns,
+    save_view,
+    short_name,
+)
 from experiments.tracking.judged import Judged, JudgedClaim, read_judged
 from experiments.tracking.live import TrackedRun, ended_ms, milliseconds, now_ms
 from experiments.tracking.store import (
@@ -38,7 +52,7 @@ from experiments.tracking.store import (
 )
 
 STUDY_RUN = "study"
-NOTE = "mlflow.note.content"
+RECORDED_STEPS = 50  # at most, of a record's run
 # which file a run's accuracies, and a study's claims, are of
 EVALUATIONS_TAG, CLAIMS_TAG = "evaluations_sha256", "claims_sha256"
 
@@ -51,8 +65,10 @@ def rebuild(folder: Path) -> None:
     """
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder; name results or a folder of records")
-    for run_dir in list_run_dirs(folder):
+    run_dirs = list_run_dirs(folder)
+    for number, run_dir in enumerate(run_dirs, 1):
         rebuild_run(run_dir)
+        print(f"{run_dir}: read, {number} of {len(run_dirs)}", flush=True)
     judged = [*(folder / "studies").glob("*/claims.json"), *folder.glob("claims.json")]
     for claims in judged:
         publish_study(claims.parent, folder)
@@ -69,9 +85,14 @@ def rebuild_run(run_dir: Path) -> str:
     manifest, rows = read_history(run_dir)
     tracked = TrackedRun(manifest.study, manifest.run)
     tracked.start(manifest, resumes=False)
-    tracked.log_rows(rows, _timestamps_ms(manifest, rows))
+    timestamps_ms = _timestamps_ms(manifest, rows)
+    if record_of(run_dir):  # its tables have all; a store of all steps of a grid has 200 MB
+        shown = slice(None, None, -(-len(rows) // RECORDED_STEPS) or None)
+        tracked.log_rows(rows[::-1][shown], timestamps_ms[::-1][shown])  # the last one with them
+    else:
+        tracked.log_rows(rows, timestamps_ms)
     if tracked.failure is None:
-        publish_results(tracked.client, tracked.run_id, run_dir, manifest, rows)
+        publish_results(tracked.client, tracked.run_id, run_dir)
     tracked.finish(manifest)
     if tracked.failure is not None:
         raise ValueError(f"{store_uri()}: MLflow refused {run_dir}: {tracked.failure}")
@@ -91,25 +112,23 @@ def evaluations_digest(run_dir: Path) -> str | None:
     return digest_json([it.model_dump(mode="json") for it in read_evaluations(run_dir, REMAKE)])
 
 
-def publish_results(
-    client: MlflowClient, run_id: str, run_dir: Path, manifest: RunManifest, rows: Sequence[Row]
-) -> None:
+def publish_results(client: MlflowClient, run_id: str, run_dir: Path) -> None:
     """Adds a run's offline accuracies and its summary, where it has been evaluated."""
     if not has_file(run_dir, EVALUATIONS):
         return
     moment_ms, evaluations = now_ms(), read_evaluations(run_dir, REMAKE)
-    summary = summarize(run_dir, manifest, rows, evaluations)
     metrics = [
         Metric(f"eval/{it.precision}/{it.decoding}", it.accuracy, moment_ms, it.step)
         for it in evaluations
     ]
+    summary = columns(summarize(run_dir))
     metrics += [Metric(key, value, moment_ms, 0) for key, value in summary.items()]
     client.log_batch(run_id, metrics=metrics)
     client.set_tag(run_id, EVALUATIONS_TAG, evaluations_digest(run_dir))
 
 
 def publish_study(study_dir: Path, results: Path) -> None:
-    """Makes the run of the study itself: claims as metrics and note, files as artifacts.
+    """Makes the runs of the study itself and of its arms, which come first in the view.
 
     Args:
         study_dir: holds claims.json, claims.md and figures/.
@@ -137,8 +156,60 @@ def publish_study(study_dir: Path, results: Path) -> None:
         client.log_artifacts(run_id, str(study_dir / "figures"), "figures")
     for run, step in judged.collapsed_at.items():
         for tracked in find_runs(client, experiment_id, run):
-            client.log_metric(tracked, f"{SUMMARY}{COLLAPSE}", step)
+            client.log_metric(tracked, COLLAPSED, 1, step=step)
+    for position, arm in enumerate(judged.arms, start=1):
+        # MLflow orders by date: arms as in the study, after the study's own run
+        tags[NOTE] = _note_of_arm(arm)
+        name = short_name(arm.model, arm.arm, arm.cell)
+        arm_id = client.create_run(experiment_id, start_ms + position, tags, name).info.run_id
+        _fill_arm(client, experiment_id, arm_id, arm, judged, results)
+        client.set_terminated(arm_id, end_time=end_ms)
+    save_view(client, experiment_id)
+    verdicts = Counter(it.verdict for it in judged.claims)
+    counted = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
+    client.set_experiment_tag(experiment_id, NOTE, f"Claims: {counted}\n\n{_note(judged)}")
     client.set_terminated(run_id, end_time=end_ms)
+
+
+def _fill_arm(
+    client: MlflowClient,
+    experiment_id: str,
+    arm_id: str,
+    arm: ArmSummary,
+    judged: Judged,
+    results: Path,
+) -> None:
+    """Means over seeds, the mean of each chart's metric by step, and the seeds beneath."""
+    values = columns({key: it.estimate for key, it in arm.estimates.items()})
+    if judged.collapsed_at:
+        values[COLLAPSED] = sum(run in judged.collapsed_at for run in arm.runs)
+    moment_ms = now_ms()
+    metrics = [Metric(key, it, moment_ms, 0) for key, it in values.items() if isfinite(it)]
+    by_step: dict[tuple[str, int], list[float]] = {}
+    for row in (row for run in arm.runs for row in read_history(results / run)[1]):
+        for key in CHARTS:
+            if (value := row.get(key)) is not None:
+                by_step.setdefault((key, int(row["step"] or 0)), []).append(value)
+    metrics += [Metric(key, fmean(its), moment_ms, step) for (key, step), its in by_step.items()]
+    client.log_batch(arm_id, metrics=metrics)
+    # of an arm's cells the first has its colour
+    is_first = next(it for it in judged.arms if (it.model, it.arm) == (arm.model, arm.arm)) == arm
+    color = {COLOR: COLORS[arm.arm]} if is_first else {}
+    for tracked in (arm_id, *(find_runs(client, experiment_id, run)[0] for run in arm.runs)):
+        parent = {} if tracked == arm_id else {PARENT: arm_id}
+        for key, it in (color | parent).items():
+            client.set_tag(tracked, key, it)
+
+
+def _note_of_arm(arm: ArmSummary) -> str:
+    """Means and 95 % intervals over the seeds, as Markdown."""
+    lines = [
+        f"{arm.model}, {arm.arm}{', ' * bool(arm.cell)}{arm.cell or ''}: {len(arm.runs)} seeds"
+    ]
+    for key, it in arm.estimates.items():
+        interval = "" if it.low is None else f" ({it.low:.3g} to {it.high:.3g})"
+        lines.append(f"* {KEYS[key]}: {it.estimate:.3g}{interval}")
+    return "\n".join(lines)
 
 
 def _readable_runs(study: str, results: Path) -> list[RunManifest]:
@@ -185,11 +256,11 @@ def publish(study_file: Path, results: Path, out: Path) -> None:
     published = {}
     for run in study.runs:
         found = find_runs(client, experiment_id, run.id)
-        manifest, rows = read_history(results / run.id)
+        _, rows = read_history(results / run.id)
         # not where the store was lost, or did not answer during the run or an earlier attempt
         is_whole = bool(found) and has_steps(client, found[0], rows)
         if is_whole:
-            publish_results(client, found[0], results / run.id, manifest, rows)
+            publish_results(client, found[0], results / run.id)
         published[run.id] = found[0] if is_whole else rebuild_run(results / run.id)
     publish_study(out.parent, results)
     write_json(out, published)

@@ -1,9 +1,10 @@
 """`python -m experiments.tracking.ui`: the runs of this machine, or the recorded ones, in MLflow.
 
-Reads what the store lacks from files, prints an address for every study, then becomes MLflow's
-server. What is lacking is asked of the store itself: the next start reads what one that was
-interrupted has not, and what has changed. A record is read where no run of its study is among the
-results, and its runs go once there is one.
+Prints an address for every study of this machine and for the one that is asked for, then becomes
+MLflow's server, while a process reads what the store lacks from files. What is lacking is asked of
+the store itself: the next start reads what one that was interrupted has not, and what has changed.
+The record of the study is read where no run of it is among the results, and its runs go once there
+is one.
 
 The store is the one in which runs are tracked: mlflow.db, or the SQLite file of
 MLFLOW_TRACKING_URI.
@@ -12,22 +13,24 @@ MLFLOW_TRACKING_URI.
 import argparse
 import os
 import socket
+import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from mlflow import MlflowClient
 from mlflow.entities import ViewType
 
-from experiments.runs.attempts import list_run_dirs, read_history
-from experiments.runs.manifest import RunManifest
+from experiments.runs.attempts import list_attempts, list_run_dirs, read_history
+from experiments.runs.manifest import RunManifest, read_manifest
 from experiments.runs.metrics import Row
 from experiments.runs.provenance import digest_file
+from experiments.study.load import load_study
 from experiments.study.schema import ROOT
-from experiments.support.cli import run_cli
-from experiments.tracking.glance import SHARED_VIEW, view_address
+from experiments.support.cli import STUDY, run_cli
+from experiments.tracking.glance import SHARED_VIEW, save_view, view_address
 from experiments.tracking.live import STATUS
 from experiments.tracking.publish import (
     CLAIMS_TAG,
@@ -51,6 +54,7 @@ from experiments.tracking.store import (
 )
 
 HOST, LARGEST_PORT = "127.0.0.1", 65535
+RESULTS, RECORDS = Path("results"), ROOT / "experiments" / "records"
 RECORD_TAG = "record_sha256"  # of an experiment: of the record's claims, once all of it is read
 MOST_RUNS = 50_000  # that MLflow lists at once
 
@@ -61,19 +65,20 @@ def add_results(client: MlflowClient, results: Path) -> set[str]:
     What cannot be read is named and left out.
     """
     deleted = _deleted_studies(client)
-    found = defaultdict[str, set[str]](set)
+    found, changed = defaultdict[str, set[str]](set), set[str]()
     for run_dir in list_run_dirs(results):
         with _named_errors():
             manifest, rows = read_history(run_dir)
             found[manifest.study].add(manifest.run)
             if manifest.study not in deleted and not _shows_run(client, manifest, rows, run_dir):
-                print(f"Reading {run_dir}", flush=True)
                 rebuild_run(run_dir)
+                changed.add(manifest.study)
     for claims in sorted(results.glob("studies/*/claims.json")):
         study = claims.parent.name
         if study in found:
             found[study].add(STUDY_RUN)
-        if study not in deleted and not _shows_claims(client, study, claims):
+        is_shown = study not in changed and _shows_claims(client, study, claims)
+        if study not in deleted and not is_shown:
             with _named_errors():
                 publish_study(claims.parent, results)
     for study in found.keys() - deleted:
@@ -81,20 +86,44 @@ def add_results(client: MlflowClient, results: Path) -> set[str]:
     return set(found)
 
 
-def add_records(client: MlflowClient, records: Path, but: set[str]) -> None:
-    """Adds the records of studies that the store lacks, holds in part or of another state."""
-    passed_over = but | _deleted_studies(client)
-    for claims in sorted(records.glob("*/claims.json")):
-        study, digest = claims.parent.name, digest_file(claims)
-        experiment = client.get_experiment_by_name(study)
-        is_held = experiment is not None and experiment.tags.get(RECORD_TAG) == digest
-        if is_held or study in passed_over:
-            continue
-        print(f"Reading the record {study} (at most a minute or so, once)", flush=True)
-        with _named_errors():
-            rebuild(claims.parent)
-            experiment_id = find_or_create_experiment(client, study)
-            client.set_experiment_tag(experiment_id, RECORD_TAG, digest)
+def add_record(client: MlflowClient, record: Path, but: set[str]) -> None:
+    """Adds a study's record that the store lacks, holds in part or of another state."""
+    study, claims = record.name, record / "claims.json"
+    if study in but | _deleted_studies(client) or not claims.is_file():
+        return
+    experiment, digest = client.get_experiment_by_name(study), digest_file(claims)
+    if experiment is not None and experiment.tags.get(RECORD_TAG) == digest:
+        return
+    with _named_errors():
+        rebuild(record)
+        experiment_id = find_or_create_experiment(client, study)
+        client.set_experiment_tag(experiment_id, RECORD_TAG, digest)
+
+
+def shown_studies(client: MlflowClient, results: Path, record: Path) -> dict[str, str]:
+    """The address's end of every study that is there or will be, made where the store lacks it.
+
+    Raises:
+        ValueError: the study that is asked for has neither run nor record.
+    """
+    names = {it.name for it in client.search_experiments() if SHARED_VIEW in it.tags}
+    for run_dir in list_run_dirs(results):
+        with suppress(ValueError):  # who reads the run says so
+            attempts = list_attempts(run_dir)
+            names.add(read_manifest(attempts[-1].folder if attempts else run_dir, "").study)
+    if (record / "claims.json").is_file():
+        names.add(record.name)
+    if record.name not in names:
+        recorded = sorted(path.parent.name for path in record.parent.glob("*/claims.json"))
+        raise ValueError(
+            f"STUDY={record.name}: no run in {results} and no record; run it with make run, or "
+            f"name one of {', '.join(recorded)}"
+        )
+    found = {}
+    for name in sorted(names - _deleted_studies(client)):
+        found[name] = find_or_create_experiment(client, name)
+        save_view(client, found[name])
+    return found
 
 
 @contextmanager
@@ -148,8 +177,14 @@ def _shows_run(
 
 
 def _shows_claims(client: MlflowClient, study: str, claims: Path) -> bool:
-    tags = {CLAIMS_TAG: digest_file(claims)}
-    return bool(_held(client, study, STUDY_RUN, STATUS["finished"], tags))
+    """Whether the runs of the study and of all its arms are there, and whole."""
+    experiment, digest = client.get_experiment_by_name(study), digest_file(claims)
+    held = search_runs(client, experiment.experiment_id, STUDY_RUN) if experiment else []
+    shown = [
+        (it.info.status, it.data.tags.get(CLAIMS_TAG)) == (STATUS["finished"], digest)
+        for it in held
+    ]
+    return bool(shown) and all(shown)
 
 
 def _held(
@@ -188,21 +223,34 @@ def _named_errors() -> Iterator[None]:
         print(f"not read: {error}", file=sys.stderr, flush=True)
 
 
-def main() -> None:
-    """Fills the store, prints the addresses and becomes the server."""
-    parser = argparse.ArgumentParser(description="Browse the runs in MLflow.")
-    parser.add_argument("--port", default="5000")
-    require_file()
-    with reserved_port(parser.parse_args().port) as port, explained_errors():
+def _read(study: Path) -> None:
+    record = RECORDS / load_study(study).study
+    with explained_errors():
         client = connect()
-        studies = add_results(client, Path("results"))
-        add_records(client, ROOT / "experiments" / "records", studies)
-        experiments = [it for it in client.search_experiments() if SHARED_VIEW in it.tags]
-    for experiment in experiments:
-        address = view_address(f"http://{HOST}:{port}", experiment.experiment_id)
-        print(f"{experiment.name}: {address}")
-    print(f"(the runs in {store_uri()}; Ctrl-C ends it)", flush=True)
+        add_record(client, record, add_results(client, RESULTS))
+    print(f"All runs of this machine and of {record.name} are read.", flush=True)
+
+
+def main() -> None:
+    """Prints the addresses and becomes the server; with --read fills the store instead."""
+    parser = argparse.ArgumentParser(description="Browse the runs in MLflow.", parents=[STUDY])
+    parser.add_argument("--port", default="5000")
+    parser.add_argument("--read", action="store_true", help="only read what the store lacks")
+    args = parser.parse_args()
+    require_file()
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+    if args.read:
+        _read(args.study)
+        return
+    with reserved_port(args.port) as port, explained_errors():
+        record = RECORDS / load_study(args.study).study
+        studies = shown_studies(connect(), RESULTS, record)
+    for name, experiment_id in studies.items():
+        print(f"{name}: {view_address(f'http://{HOST}:{port}', experiment_id)}")
+    print(f"(the runs in {store_uri()}; Ctrl-C ends it; STUDY=name adds a record)", flush=True)
+    subprocess.Popen(
+        [sys.executable, "-m", "experiments.tracking.ui", "--read", "--study", str(args.study)]
+    )
     command = server_command(port)
     os.execv(command[0], command)
 

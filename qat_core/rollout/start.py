@@ -94,7 +94,7 @@ def memory_settings(
     """
     if device == "cpu" or (gpu_memory_gib is None and not beside_trainer):
         return {}
-    if gpu_memory_gib is None:
-        return {"kv_cache_memory_bytes": KV_CACHE_BYTES, "gpu_memory_utilization": 0.5}
-    cache_bytes = int(KV_CACHE_SHARE * gpu_memory_gib * BYTES_PER_GIB)
+    cache_bytes = KV_CACHE_BYTES
+    if gpu_memory_gib is not None:
+        cache_bytes = int(KV_CACHE_SHARE * gpu_memory_gib * BYTES_PER_GIB)
     return {"kv_cache_memory_bytes": cache_bytes, "gpu_memory_utilization": 0.01}

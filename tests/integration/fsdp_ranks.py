@@ -1,5 +1,6 @@
 """What every rank of the FSDP2 tests does; rank 0 writes down what it saw."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
+from qat_core.exact import make_exact
 from qat_core.planning.recipe import Recipe
 from qat_core.training.preparation import state_of
 from tests.integration.fsdp_steps import (
@@ -33,6 +35,14 @@ from tests.integration.fsdp_writes import (
     written_in_one_group,
 )
 from tests.tiny_models import tiny_model
+
+
+def exact_model(family: str) -> nn.Module:
+    """It computes, checkpointing layers, what an exact engine would."""
+    model = tiny_model(family, head_dim=64)
+    make_exact(model)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    return model
 
 
 def train(checkpoint: Path) -> dict[str, Any]:
@@ -149,6 +159,8 @@ def run(rank: int, world: int, folder: str, saved_by: int) -> None:
         for reshard in (True, False):
             build: Build = lambda family=family: tiny_model(family)  # noqa: E731
             results[f"{family}, reshard {reshard}"] = compare(build, reshard=reshard)
+    for family in ("qwen3", "qwen3-moe"):
+        results[f"{family}, exact"] = compare(partial(exact_model, family))
     results["uneven"] = compare(Uneven)
     offload = CPUOffloadPolicy(pin_memory=False)
     results["offload"] = compare(lambda: tiny_model("qwen3-moe"), offload_policy=offload)

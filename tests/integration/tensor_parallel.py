@@ -120,7 +120,7 @@ def main(model_dir: str, tp: str, ep: str, out: str) -> None:
         tensor_parallel_size=int(tp),
         enable_expert_parallel=bool(int(ep)),
         max_model_len=64,
-        gpu_memory_utilization=0.1,  # has to be free when it starts
+        gpu_memory_utilization=0.01,  # has to be free when it starts
         kv_cache_memory_bytes=2**26,
         enforce_eager=True,
         enable_chunked_prefill=False,

@@ -17,7 +17,7 @@ from qat_core.training.preparation import prepare
 from tests.ranks import run_ranks
 from tests.tiny_models import tiny_model
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 RECIPE = Recipe.full()
 
 

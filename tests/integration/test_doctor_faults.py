@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "model"), PAIRS, ids=["-".join(pair) for pair in PAIRS])
 def test_the_planted_fault_is_named_and_no_other(name: str, model: str, folder: Path) -> None:
     fault = FAULTS[name]
@@ -47,7 +47,7 @@ def test_the_table_has_a_row_for_each_fault_and_no_other() -> None:
     assert rows[2:] == planted, "after the head and its line"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("model", ["nano-dense", "nano-moe"])
 def test_shares_add_up_to_the_whole(model: str, folder: Path) -> None:
     found = diagnosis_of(FAULTS["quantization"], folder / model)
@@ -55,7 +55,7 @@ def test_shares_add_up_to_the_whole(model: str, folder: Path) -> None:
     assert sum(finding.share.value for finding in found.findings) == pytest.approx(1, abs=1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "named"), [("healthy-bf16", []), ("decoding", ["decoding"])])
 def test_a_model_that_bf16_rounds_coarsely_is_judged_by_its_own_rounding(
     name: str, named: list[str], tmp_path: Path

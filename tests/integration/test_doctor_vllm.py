@@ -16,7 +16,7 @@ from qat_core.doctor.sampling import Sampling
 from qat_core.planning.recipe import Recipe
 from tests.doctor.faults import write_models
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(params=["nano-dense", "nano-moe"])

@@ -24,7 +24,7 @@ from tests.manifests import make_manifest
 from tests.nano_models import write_nano
 from tests.ranks import run_ranks
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 STEP = 4
 # Accuracies of the random base and of the trained checkpoint, nano-dense and nano-moe, both

@@ -30,7 +30,6 @@ def run(*command: object, **variables: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("nano_dir", ["nano-dense"], indirect=True)
 def test_train_and_sync_shows_rewards_and_a_small_mismatch(nano_dir: Path) -> None:
     pytest.importorskip("vllm", reason="needs requirements/engines.txt")
@@ -40,7 +39,7 @@ def test_train_and_sync_shows_rewards_and_a_small_mismatch(nano_dir: Path) -> No
     assert all(0 <= float(k3) < 1e-3 for _, k3 in steps)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("nano_dir", ["nano-dense"], indirect=True)
 def test_convert_and_serve_packs_verifies_and_answers(nano_dir: Path, tmp_path: Path) -> None:
     pytest.importorskip("vllm", reason="needs requirements/engines.txt")
@@ -54,7 +53,6 @@ def script(request: pytest.FixtureRequest) -> Path:
     return EXAMPLES / "verl" / f"{request.param}.sh"
 
 
-@pytest.mark.slow
 def test_nothing_of_the_verl_commands_is_refused(script: Path, tmp_path: Path) -> None:
     pytest.importorskip("verl", reason="needs requirements/engines.txt")
     name = script.stem.replace("_", "-")

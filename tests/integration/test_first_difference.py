@@ -31,7 +31,7 @@ def _found(folder: Path) -> tuple[str | None, str | None]:
     return same, first_difference(engine, model, TOKENS)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_changed_layer_is_named_and_equal_models_name_none(tmp_path: Path) -> None:
     write_nano("nano-dense", tmp_path / "base", num_layers=3)
     same, changed = call_in_subprocess(_found, tmp_path / "base")

@@ -18,9 +18,14 @@ from tests.integration import fsdp_ranks, fsdp_steps
 from tests.ranks import run_ranks
 from tests.tiny_models import tiny_model
 
-pytestmark = pytest.mark.slow
 CASES = [f"{family}, reshard {r}" for family in fsdp_steps.FAMILIES for r in (True, False)]
-CASES += ["uneven", "offload", "fp32", "hybrid"]
+CASES += [
+    *(f"{family}, exact" for family in ("qwen3", "qwen3-moe")),
+    "uneven",
+    "offload",
+    "fp32",
+    "hybrid",
+]
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from experiments.verl.seeded_weights import draw
 from tests.integration import seeded_ranks
 from tests.ranks import run_ranks
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 WORLD = 3  # which shards 8 experts unevenly

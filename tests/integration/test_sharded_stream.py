@@ -8,7 +8,7 @@ import torch
 from tests.integration import sharded_stream_ranks
 from tests.ranks import run_ranks
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 @pytest.mark.parametrize("world", [1, 4], ids=["1-rank", "4-ranks"])

@@ -10,7 +10,7 @@ pytest.importorskip("verl", reason="needs requirements/engines.txt")
 from tests.integration import verl_checkpoint_ranks
 from tests.ranks import run_ranks
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 RANKS = 2
 
 

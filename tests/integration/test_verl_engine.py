@@ -13,7 +13,7 @@ from experiments.study.schema import ROOT
 from qat_core.weights.transfer import PLAN_NAME
 from tests.nano_models import write_nano
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")

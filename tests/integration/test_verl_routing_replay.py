@@ -12,7 +12,7 @@ pytest.importorskip("verl", reason="needs requirements/engines.txt")
 from experiments.study.schema import ROOT
 from tests.nano_models import write_nano
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 ENGINES = {"r3": "NvFp4Engine", "r3 packed": "NvFp4Engine", "r3 bf16": "ReplayEngine"}
 
 

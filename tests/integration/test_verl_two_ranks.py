@@ -11,7 +11,7 @@ from tests.integration import verl_two_ranks
 from tests.nano_models import write_nano
 from tests.ranks import run_ranks
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")

@@ -27,8 +27,6 @@ from qat_core.weights.coverage import coverage
 from qat_core.weights.stream import weight_stream
 from tests.nano_models import without_token, write_nano
 
-pytestmark = pytest.mark.slow
-
 PROMPTS = [[3, 14, 4, 17], [5, 17], [3, 3, 14, 9, 15, 4, 17]] * 4
 SETTINGS = {"max_model_len": 64, "kv_cache_memory_bytes": 2**26, "enforce_eager": True}
 RECIPE = Recipe.full()

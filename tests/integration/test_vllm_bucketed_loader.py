@@ -22,7 +22,7 @@ from qat_core.weights.stream import weight_stream
 from qat_core.weights.transfer import transfer_tensors
 from tests.nano_models import write_nano
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 PROMPTS = [[3, 14, 4, 17], [5, 17]] * 4
 SETTINGS: dict[str, Any] = {

@@ -37,7 +37,7 @@ from tests.families import (
     tiny_family,
 )
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 PROMPTS = [[3, 14, 4, 17], [5, 17], [3, 3, 14, 9, 15, 4, 17]] * 4
 SETTINGS = {"max_model_len": 64, "kv_cache_memory_bytes": 2**26, "enforce_eager": True}

@@ -23,7 +23,7 @@ from qat_core.weights.stream import weight_stream
 from qat_core.weights.transfer import transfer_tensors
 from tests.nano_models import said_to_be_tied, write_nano
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 SETTINGS: dict[str, Any] = {
     "max_model_len": 64,

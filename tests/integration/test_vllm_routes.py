@@ -27,7 +27,7 @@ from qat_core.weights.stream import weight_stream
 from tests.nano_models import CONFIG, nano_trainer, write_nano
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.long,
     pytest.mark.skipif(
         Version(vllm.__version__) >= Version("0.31") and not torch.cuda.is_available(),
         reason="vLLM from 0.31 returns routes on a CPU with Triton only",

@@ -24,7 +24,7 @@ from experiments.study.schema import ROOT
 from qat_core.rollout.vllm.switches import EXPERTS_VARIABLE, LINEAR_VARIABLE
 from tests.nano_models import write_nano
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 # Sums over two ranks are rounded in another order. Four greedy tokens, dense and MoE: on a CPU
 # 0.0019 and 0.0012 nats apart, on two H200 with Marlin's kernels below 0.02 and 0.025, with

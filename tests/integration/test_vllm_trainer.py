@@ -13,8 +13,6 @@ from experiments.rl.trainer import GrpoTrainer
 from experiments.study.arms import ArmName, make_recipes
 from tests.nano_models import CONFIG, nano_trainer, write_nano
 
-pytestmark = pytest.mark.slow
-
 TWO_STEPS = CONFIG.model_copy(
     update={"steps": 2, "mini_batch_prompts": 4, "micro_batch_responses": 16, "save_every": 1}
 )

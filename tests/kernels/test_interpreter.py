@@ -12,7 +12,6 @@ import torch
 KERNEL_TESTS = sorted(map(str, Path(__file__).parent.glob("test_*_equal_reference.py")))
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the kernels are tested on the GPU itself")
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton")
 def test_kernels_in_the_interpreter():

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from qat_core.checkpoint import convert, read_checkpoint
 from qat_core.checkpoint.manifest import write_manifest
 from qat_core.checkpoint.shards import INDEX, Shards
 from qat_core.planning.recipe import Recipe
+
+Damage = Callable[[Path], object]
 
 
 def test_sha256sum_reads_the_manifest(packed_dir: Path) -> None:
@@ -44,180 +47,134 @@ def test_a_folder_in_the_place_of_a_shard_is_named(packed_dir: Path) -> None:
         Shards(packed_dir)
 
 
-def _truncate(folder: Path) -> None:
-    shard = sorted(folder.glob("*.safetensors"))[1]
-    shard.write_bytes(shard.read_bytes()[:-7])
+def _shard(folder: Path) -> Path:
+    return sorted(folder.glob("*.safetensors"))[1]
 
 
-def _drop_index_entry(folder: Path) -> None:
-    index = json.loads((folder / INDEX).read_text())
-    del index["weight_map"]["model.norm.weight"]
-    (folder / INDEX).write_text(json.dumps(index))
+def _edit(file: str, change: Callable[[dict[str, Any]], object]) -> Damage:
+    def damage(folder: Path) -> None:
+        content = json.loads((folder / file).read_text())
+        change(content)
+        (folder / file).write_text(json.dumps(content))
+
+    return damage
 
 
-def _weight_map_of_no_map(folder: Path) -> None:
-    (folder / INDEX).write_text(json.dumps({"weight_map": {"a": 1}}))
+def _config(**changes: object) -> Damage:
+    return _edit("config.json", lambda it: it.update(changes))
 
 
-def _rename_in_index(folder: Path) -> None:
-    text = (folder / INDEX).read_text()
-    (folder / INDEX).write_text(text.replace("model.norm.weight", "model.norm.wait"))
+def _quantization(change: Callable[[dict[str, Any]], object]) -> Damage:
+    return _edit("config.json", lambda it: change(it["quantization_config"]))
 
 
-def _wrong_dtype(folder: Path) -> None:
+def _group(change: Callable[[dict[str, Any]], object]) -> Damage:
+    return _quantization(lambda it: change(it["config_groups"]["group_0"]))
+
+
+def _rewrite(tensor: str, change: Callable[[torch.Tensor], object]) -> Damage:
+    def damage(folder: Path) -> None:
+        shard = next(path for path in folder.glob("*.safetensors") if tensor in load_file(path))
+        tensors = load_file(shard)
+        change(tensors[tensor])
+        save_file(tensors, shard)
+
+    return damage
+
+
+def _halve(folder: Path) -> None:
     shard = sorted(folder.glob("*.safetensors"))[-1]
     save_file({n: t.half() for n, t in load_file(shard).items()}, shard)
-
-
-def _other_config(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 20}))
-
-
-def _more_layers(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 2}))
-
-
-def _other_ignore(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"]["ignore"].append("re:.*o_proj")
-    (folder / "config.json").write_text(json.dumps(config))
-
-
-def _lose_shard(folder: Path) -> None:
-    sorted(folder.glob("*.safetensors"))[1].unlink()
-
-
-def _break_config(folder: Path) -> None:
-    (folder / "config.json").write_text("{")
-
-
-def _quantization(folder: Path, *path: str, **changes: object) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    settings = config["quantization_config"]
-    for key in path:
-        settings = settings[key]
-    settings.update(changes)
-    (folder / "config.json").write_text(json.dumps(config))
-
-
-def _other_num_bits(folder: Path) -> None:
-    _quantization(folder, "config_groups", "group_0", "weights", num_bits=8)
-
-
-def _other_group_size(folder: Path) -> None:
-    _quantization(folder, "config_groups", "group_0", "weights", group_size=32)
-
-
-def _quantized_activations(folder: Path) -> None:
-    _quantization(folder, "config_groups", "group_0", input_activations={"num_bits": 4})
-
-
-def _ignore_of_no_list(folder: Path) -> None:
-    _quantization(folder, ignore="lm_head")
-
-
-def _ignore_of_no_regex(folder: Path) -> None:
-    _quantization(folder, ignore=["re:("])
-
-
-def _quantization_of_no_map(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": "x"}))
-
-
-def _rewrite(folder: Path, tensor: str, change: Callable[[torch.Tensor], object]) -> None:
-    shard = next(path for path in folder.glob("*.safetensors") if tensor in load_file(path))
-    tensors = load_file(shard)
-    change(tensors[tensor])
-    save_file(tensors, shard)
 
 
 Q_PROJ = "model.layers.0.self_attn.q_proj"
 
 
-def _first_block_scale(folder: Path, byte: int) -> None:
-    _rewrite(folder, f"{Q_PROJ}.weight_scale", lambda t: t.view(torch.uint8)[0, 0].fill_(byte))
+def _block_scale(byte: int) -> Damage:
+    return _rewrite(f"{Q_PROJ}.weight_scale", lambda t: t.view(torch.uint8)[0, 0].fill_(byte))
 
 
-def _nan_block_scale(folder: Path) -> None:
-    _first_block_scale(folder, 0x7F)
+def _global_scale(value: float) -> Damage:
+    return _rewrite(f"{Q_PROJ}.weight_global_scale", lambda t: t.fill_(value))
 
 
-def _negative_block_scale(folder: Path) -> None:
-    _first_block_scale(folder, 0xB8)
+WRONG_SCALE = rf"{Q_PROJ}\.weight: a block scale is NaN, negative"
+NORM = "model.norm.weight"
+DAMAGES: dict[str, tuple[Damage, str]] = {
+    "bits": (
+        _group(lambda it: it["weights"].update(num_bits=8)),
+        r"group_0\.weights\.num_bits: 8: only 4",
+    ),
+    "group size": (
+        _group(lambda it: it["weights"].update(group_size=32)),
+        r"group_0\.weights\.group_size: 32: only 16",
+    ),
+    "activations": (
+        _group(lambda it: it.update(input_activations={"num_bits": 4})),
+        r"group_0\.input_activations: .* only None",
+    ),
+    "ignore is no list": (
+        _quantization(lambda it: it.update(ignore="lm_head")),
+        r"quantization_config\.ignore: 'lm_head'",
+    ),
+    "ignore is no regex": (
+        _quantization(lambda it: it.update(ignore=["re:("])),
+        r"quantization_config\.ignore: 're:\(': not a regex",
+    ),
+    "other ignore": (_quantization(lambda it: it["ignore"].append("re:.*o_proj")), "o_proj"),
+    "NaN block scale": (_block_scale(0x7F), WRONG_SCALE),
+    "negative block scale": (_block_scale(0xB8), WRONG_SCALE),
+    "block scale 0": (_block_scale(0x00), WRONG_SCALE),
+    "subnormal block scale": (_block_scale(0x07), r"a block scale is .* below 2\*\*-6"),
+    **{
+        f"global scale {it}": (_global_scale(it), rf"global scale \[?{it}\]?: not finite")
+        for it in (math.nan, 0.0, -4.0, math.inf)
+    },
+    "other scale in a group": (
+        _global_scale(2.0**-9),
+        r"proj\.weight: global scale .* as one matrix with one scale",
+    ),
+    "NaN weight": (
+        _rewrite(NORM, lambda t: t[0].fill_(math.nan)),
+        r"model\.norm\.weight: holds NaN or infinity",
+    ),
+    "cut shard": (
+        lambda folder: _shard(folder).write_bytes(_shard(folder).read_bytes()[:-7]),
+        "model-00002.*truncated",
+    ),
+    "lost shard": (lambda folder: _shard(folder).unlink(), "model-00002.*missing"),
+    "weight map": (
+        _edit(INDEX, lambda it: it.update(weight_map={"a": 1})),
+        r"weight_map: needs file names by tensor",
+    ),
+    "lost entry": (
+        _edit(INDEX, lambda it: it["weight_map"].pop(NORM)),
+        r"has no entry for model\.norm\.weight",
+    ),
+    "renamed entry": (
+        _edit(INDEX, lambda it: it["weight_map"].update(x=it["weight_map"].pop(NORM))),
+        r"has no entry for model\.norm\.weight",
+    ),
+    "dtype": (_halve, r"model\.norm\.weight is torch\.float16"),
+    "vocabulary": (
+        _config(vocab_size=20),
+        r"model\.embed_tokens\.weight is .*\(18, 128\), needs .*\(20, 128\)",
+    ),
+    "layers": (_config(num_hidden_layers=2), r"num_hidden_layers|missing: model\.layers\.1\."),
+    "quantization": (
+        _config(quantization_config="x"),
+        r"quantization_config: 'x': needs to be a mapping",
+    ),
+    "no JSON": (
+        lambda folder: (folder / "config.json").write_text("{"),
+        r"config\.json: not valid JSON",
+    ),
+}
 
 
-def _zero_block_scale(folder: Path) -> None:
-    _first_block_scale(folder, 0x00)
-
-
-def _subnormal_block_scale(folder: Path) -> None:
-    _first_block_scale(folder, 0x07)
-
-
-def _global_scale(folder: Path, value: float) -> None:
-    _rewrite(folder, f"{Q_PROJ}.weight_global_scale", lambda t: t.fill_(value))
-
-
-def _nan_global_scale(folder: Path) -> None:
-    _global_scale(folder, math.nan)
-
-
-def _zero_global_scale(folder: Path) -> None:
-    _global_scale(folder, 0.0)
-
-
-def _negative_global_scale(folder: Path) -> None:
-    _global_scale(folder, -4.0)
-
-
-def _infinite_global_scale(folder: Path) -> None:
-    _global_scale(folder, math.inf)
-
-
-def _other_scale_than_its_group(folder: Path) -> None:
-    _global_scale(folder, 2.0**-9)
-
-
-def _nan_weight(folder: Path) -> None:
-    _rewrite(folder, "model.norm.weight", lambda t: t[0].fill_(math.nan))
-
-
-DAMAGES = [
-    (_other_num_bits, r"group_0\.weights\.num_bits: 8: only 4"),
-    (_other_group_size, r"group_0\.weights\.group_size: 32: only 16"),
-    (_quantized_activations, r"group_0\.input_activations: .* only None"),
-    (_ignore_of_no_list, r"quantization_config\.ignore: 'lm_head'"),
-    (_nan_block_scale, rf"{Q_PROJ}\.weight: a block scale is NaN, negative"),
-    (_negative_block_scale, rf"{Q_PROJ}\.weight: a block scale is NaN, negative"),
-    (_zero_block_scale, rf"{Q_PROJ}\.weight: a block scale is NaN, negative"),
-    (_subnormal_block_scale, rf"{Q_PROJ}\.weight: a block scale is .* below 2\*\*-6"),
-    (_nan_global_scale, rf"{Q_PROJ}\.weight: global scale \[?nan\]?: not finite"),
-    (_zero_global_scale, rf"{Q_PROJ}\.weight: global scale \[?0\.0\]?: not finite"),
-    (_negative_global_scale, rf"{Q_PROJ}\.weight: global scale \[?-4\.0\]?: not finite"),
-    (_infinite_global_scale, rf"{Q_PROJ}\.weight: global scale \[?inf\]?: not finite"),
-    (_other_scale_than_its_group, r"proj\.weight: global scale .* as one matrix with one scale"),
-    (_nan_weight, r"model\.norm\.weight: holds NaN or infinity"),
-    (_truncate, "model-00002.*truncated"),
-    (_weight_map_of_no_map, r"weight_map: needs file names by tensor"),
-    (_quantization_of_no_map, r"quantization_config: 'x': needs to be a mapping"),
-    (_ignore_of_no_regex, r"quantization_config\.ignore: 're:\(': not a regex"),
-    (_drop_index_entry, r"has no entry for model\.norm\.weight"),
-    (_rename_in_index, r"has no entry for model\.norm\.weight"),
-    (_wrong_dtype, r"model\.norm\.weight is torch\.float16"),
-    (_other_config, r"model\.embed_tokens\.weight is .*\(18, 128\), needs .*\(20, 128\)"),
-    (_more_layers, r"num_hidden_layers|missing: model\.layers\.1\."),
-    (_other_ignore, r"o_proj\.weight"),
-    (_lose_shard, "model-00002.*missing"),
-    (_break_config, r"config\.json: not valid JSON"),
-]
-
-
-@pytest.mark.parametrize(("damage", "message"), DAMAGES, ids=[d.__name__[1:] for d, _ in DAMAGES])
+@pytest.mark.parametrize(("damage", "message"), DAMAGES.values(), ids=DAMAGES)
 def test_damage_behind_a_valid_manifest_is_named(
-    packed_dir: Path, damage: Callable[[Path], None], message: str
+    packed_dir: Path, damage: Damage, message: str
 ) -> None:
     damage(packed_dir)
     rewrite_manifest(packed_dir)
@@ -228,7 +185,7 @@ def test_damage_behind_a_valid_manifest_is_named(
 @pytest.mark.parametrize("nano_dir", ["nano-moe"], indirect=True)
 def test_experts_gate_and_up_need_one_scale(packed_dir: Path) -> None:
     gate = "model.layers.0.mlp.experts.1.gate_proj"
-    _rewrite(packed_dir, f"{gate}.weight_global_scale", lambda t: t.mul_(2))
+    _rewrite(f"{gate}.weight_global_scale", lambda t: t.mul_(2))(packed_dir)
     rewrite_manifest(packed_dir)
     with pytest.raises(ValueError, match=r"experts\.1\.up_proj.*as one matrix with one scale"):
         list(read_checkpoint(packed_dir))

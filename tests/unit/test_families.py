@@ -56,7 +56,7 @@ def test_what_users_ask_for_trains_streams_exports_and_converts(
     assert all(documented[family].endswith(f" {YES} |") for family in SERVED)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @of_the_tables_version
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_tables_lines_are_what_happens(family: str, documented: dict[str, str]) -> None:

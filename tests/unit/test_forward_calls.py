@@ -163,7 +163,7 @@ def test_gradients_that_are_differentiated_are_the_same(create_graph: bool) -> N
     assert all(map(torch.equal, *gradients))
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("recipe", [Recipe(), Recipe(scale_policy="amax")], ids=str)
 def test_a_compiled_backbone_that_is_called_alone_follows_its_weights(
     recipe: Recipe, backend: str

@@ -24,7 +24,6 @@ EXPERTS_IMPLEMENTATIONS = ("grouped_mm", "batched_mm", "eager")
 CASES = [("qwen3", None), *(("qwen3-moe", experts) for experts in EXPERTS_IMPLEMENTATIONS)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
 @pytest.mark.parametrize(("family", "experts"), CASES)
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -32,31 +33,26 @@ READERS: dict[str, Callable[[Path], object]] = {
 EVERYWHERE = pytest.mark.parametrize("read", READERS.values(), ids=READERS)
 
 
-def change(folder: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda weights: weights.pop(MATRIX), rf"missing.*: {re.escape(MATRIX)}"),
+        (
+            lambda weights: weights.update({"model.layers.9.x.weight": torch.ones(2)}),
+            r"(unexpected|unknown).*: model\.layers\.9\.x\.weight",
+        ),
+    ],
+    ids=["missing", "without a place"],
+)
+@EVERYWHERE
+def test_a_tensor_that_model_or_file_lacks_is_named(
+    nano_dir: Path, tmp_path: Path, read: Callable[[Path], object], edit: Any, message: str
+) -> None:
+    folder = shutil.copytree(nano_dir, tmp_path / "model")
     weights = load_file(folder / WEIGHTS)
     edit(weights)
     save_file(weights, folder / WEIGHTS, {"format": "pt"})
-
-
-@EVERYWHERE
-def test_a_weight_that_no_file_holds_is_named(
-    nano_dir: Path, tmp_path: Path, read: Callable[[Path], object]
-) -> None:
-    folder = shutil.copytree(nano_dir, tmp_path / "model")
-    change(folder, lambda weights: weights.pop(MATRIX))
-    with pytest.raises(ValueError, match=rf"{folder}: .*missing.*: {re.escape(MATRIX)}"):
-        read(folder)
-
-
-@EVERYWHERE
-def test_a_tensor_that_the_model_has_no_place_for_is_named(
-    nano_dir: Path, tmp_path: Path, read: Callable[[Path], object]
-) -> None:
-    folder = shutil.copytree(nano_dir, tmp_path / "model")
-    change(folder, lambda weights: weights.update({"model.layers.9.x.weight": torch.ones(2)}))
-    with pytest.raises(
-        ValueError, match=rf"{folder}: .*(unexpected|unknown).*: model\.layers\.9\.x\.weight"
-    ):
+    with pytest.raises(ValueError, match=f"{folder}: .*{message}"):
         read(folder)
 
 

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from tests.malformed.kind import try_once
 from tests.malformed.kinds import KINDS
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module", params=KINDS)
 def kind_and_original(

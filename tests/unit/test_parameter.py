@@ -73,7 +73,6 @@ def test_compiled_layers_follow_the_weights(family: str) -> None:
                     parameter.mul_(1.5)
 
 
-@pytest.mark.slow
 def test_layers_share_compiled_code() -> None:
     model = tiny_model("qwen3", num_hidden_layers=4)
     prepare(model, Recipe())

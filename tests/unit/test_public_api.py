@@ -48,7 +48,7 @@ def test_the_reference_shows_every_name_and_field(tmp_path: Path) -> None:
     assert "rule of the global scale of a matrix" in page and "VllmEngine.sync" in page
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("nano_dir", ["nano-dense"], indirect=True)
 def test_the_wheel_has_all_that_an_example_and_the_command_need(
     nano_dir: Path, tmp_path: Path

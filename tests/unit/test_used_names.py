@@ -14,8 +14,6 @@ from packaging.version import Version
 from experiments.study.schema import ROOT
 from tests.used_names import USED_NAMES
 
-pytestmark = pytest.mark.slow
-
 OF_VLLM, OF_VERL, OF_HYDRA = (
     [used for used in USED_NAMES if used.package == package]
     for package in ("vllm", "verl", "hydra")

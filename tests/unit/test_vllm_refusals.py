@@ -44,7 +44,6 @@ def test_overrides_of_a_model_whose_weights_are_to_come_are_refused(tmp_path: Pa
         VllmEngine(tmp_path, packed, hf_overrides={"rope_theta": 1e6})
 
 
-@pytest.mark.slow
 def test_files_that_vllm_alone_would_read_are_refused(nano_dir: Path, tmp_path: Path) -> None:
     pytest.importorskip("vllm", reason="needs requirements/engines.txt")
     folder = shutil.copytree(nano_dir, tmp_path / "model")

@@ -13,6 +13,8 @@ import pytest
 from experiments.study.schema import ROOT, STUDIES
 from tests.workflow.programs import ENVIRONMENT, SMOKE, Done, module, run, snakemake
 
+pytestmark = pytest.mark.long
+
 WriteStudy = Callable[..., Path]
 TINY: dict[str, Any] = json.loads((ROOT / "tests" / "workflow" / "tiny.json").read_text())
 

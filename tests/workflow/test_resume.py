@@ -23,8 +23,6 @@ from experiments.support.json_files import read_json, write_json
 from experiments.tracking.store import find_runs
 from tests.workflow.programs import ENVIRONMENT, SMOKE, module, snakemake
 
-pytestmark = pytest.mark.slow
-
 RUN = "tiny_nvfp4-qat_seed0"
 STEPS = 30  # about three seconds of training: time enough to be killed in
 TIMINGS = ("timing_s/", "perf/")
@@ -104,7 +102,7 @@ def mlflow_run(base: Path) -> Any:
     ("how", "exit_code", "reason"),
     [
         (signal.SIGKILL, -signal.SIGKILL, KILLED),
-        (signal.SIGTERM, 130, "KeyboardInterrupt: SIGTERM"),
+        pytest.param(signal.SIGTERM, 130, "KeyboardInterrupt: SIGTERM", marks=pytest.mark.long),
     ],
     ids=["killed", "terminated"],
 )
@@ -148,6 +146,7 @@ def without_timings(row: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if not key.startswith(TIMINGS)}
 
 
+@pytest.mark.long
 def test_crash_after_the_last_step_loses_nothing(
     base: Path, uninterrupted: list[dict[str, Any]]
 ) -> None:
@@ -166,6 +165,7 @@ def test_crash_after_the_last_step_loses_nothing(
     assert again["memory"] == before["memory"] and again["coverage"] == before["coverage"]
 
 
+@pytest.mark.long
 def test_a_run_is_trained_by_one_process_at_a_time(base: Path) -> None:
     run_dir = base / "twice" / RUN
     first = launch(base, "twice")
@@ -179,6 +179,7 @@ def test_a_run_is_trained_by_one_process_at_a_time(base: Path) -> None:
     assert [attempt.number for attempt in list_attempts(run_dir)] == [1]
 
 
+@pytest.mark.long
 def test_run_that_finished_without_its_snakemake_is_not_trained_again(
     base: Path, uninterrupted: list[dict[str, Any]]
 ) -> None:
@@ -202,6 +203,7 @@ def test_run_that_finished_without_its_snakemake_is_not_trained_again(
     assert untimed == [without_timings(row) for row in uninterrupted]
 
 
+@pytest.mark.long
 def test_changed_study_starts_over(base: Path, uninterrupted: list[dict[str, Any]]) -> None:
     run_dir = base / "changed" / RUN
     process = launch(base, "changed")
@@ -224,6 +226,7 @@ def test_changed_study_starts_over(base: Path, uninterrupted: list[dict[str, Any
     assert list_attempts(run_dir)[2].rows()[0]["step"] == 1
 
 
+@pytest.mark.long
 def test_failed_run_leaves_no_result(base: Path, write_study: Callable[..., Path]) -> None:
     study = write_study(rl__rollout__max_prompt_tokens=1)
     arguments = ("--run", RUN, "--results", "failed", "--log", "failed/last.log")

@@ -263,7 +263,7 @@ def test_record_holds_all_that_the_claims_and_figures_need(folder: Path, tmp_pat
         assert drawn == (study_dir / "figures" / f"{name}.png").read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_record_is_verified_with_fresh_seeds(folder: Path, tmp_path: Path) -> None:
     copy, record = tmp_path / "copy", tmp_path / "records" / "smoke"
     shutil.copytree(folder, copy)  # with the base checkpoint, which the smoke study's seeds share

@@ -20,8 +20,6 @@ from experiments.study.schema import STUDIES
 from experiments.tracking.store import SQLITE
 from tests.workflow.programs import listening_addresses, module
 
-pytestmark = pytest.mark.slow
-
 # k3 KL of a step, from a base of 100 steps. With QAT, 5 runs of three steps: 1.3e-5 to 2.8e-4, but
 # once 1.1e-3, in an MoE, where one rerouted token can carry a step, so the median counts. Without
 # QAT: 3.6e-3 to 6.0e-3; from a base of 50 steps, on the eager engine, 4.4e-3 to 4.9e-3.
@@ -112,6 +110,7 @@ def test_mlflow_has_mismatch_memory_and_status(run_dir: Path, manifest: dict[str
     assert packed_gib == manifest["memory"]["measured_packed_gib"]
 
 
+@pytest.mark.long
 def test_bf16_arm_trains_with_verls_own_engine(tmp_path: Path) -> None:
     run_dir = train(tmp_path, "nano-dense-verl", "bf16", num_workers=1, base_steps=2, steps=1)
     (row,) = read_rows(run_dir)

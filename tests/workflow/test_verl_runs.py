@@ -74,7 +74,7 @@ def test_of_two_pools_each_sync_reaches_one(
         assert found == {"syncs": 4, "receivers": 2, "tensors": 1, "packed": 1}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_sync_of_a_trainer_apart_from_its_rollouts_brings_its_bytes(tmp_path: Path) -> None:
     case = CASES["one-step-off"]
     prepare(tmp_path / "base", [case])

@@ -23,6 +23,7 @@ from experiments.support.gpu_locks import shares_of_gpus, visible_gpus
 from experiments.study.preview import preview
 from experiments.runs.base_manifest import base_digest
 from experiments.runs.data_manifest import data_digest
+from experiments.runs.expected_time import expected_time
 from experiments.runs.code import digest_code
 from experiments.runs.provenance import digest_file, digest_json
 from experiments.study.load import load_study
@@ -69,7 +70,7 @@ def read_study(path):
     """The study, which can be judged; prints what it would run."""
     study = load_study(path)
     if IS_MAIN_PROCESS:
-        print(preview(study), file=sys.stderr)
+        print(preview(study), expected_time(study), sep="\n", file=sys.stderr)
         require_judgeable(study)
     return study
 

@@ -39,9 +39,6 @@ class Record(NamedTuple):
     def study(self) -> Study:
         return load_study(self.folder / "study.yaml")
 
-    def verdicts(self) -> dict[str, str]:
-        return {it.name: it.verdict for it in read_table(self.folder / "claims.json").claims}
-
 
 GRID = Record("collapse", "collapse.yaml", "small-dense", 200, range(5), 95)
 CONFIRM = Record(
@@ -87,10 +84,6 @@ def p_value(first: Times, second: Times) -> float:
             variance_D += d * n1_D * (n - n1_D) * (n - d) / (n**2 * (n - 1))
     z_D = np.abs(excess_D) / np.sqrt(variance_D)
     return float(np.mean(z_D >= z_D[0] - 1e-9))
-
-
-def num_collapsed(found: Times) -> int:
-    return sum(collapsed for _, collapsed in found)
 
 
 @BOTH
@@ -141,24 +134,6 @@ def test_a_recorded_cell_that_is_gone_is_named_and_its_claims_open(tmp_path: Pat
     assert [it.name for it in table.claims if it.verdict == "NOT RUN"] == ["C6"]
 
 
-def test_what_is_said_in_words_of_the_grid() -> None:
-    counts = {
-        (arm, cell): num_collapsed(times(GRID, arm, cell))
-        for arm in (BF16, NOQAT, QAT)
-        for cell in ("dense-lr1e-4", "dense-lr2e-4", "dense-lr3e-4", "dense-lr3e-4-group")
-    }
-    assert [counts[arm, "dense-lr1e-4"] for arm in (BF16, NOQAT, QAT)] == [0, 0, 0]
-    assert [counts[arm, "dense-lr2e-4"] for arm in (BF16, NOQAT, QAT)] == [0, 4, 0]
-    assert [counts[arm, "dense-lr3e-4"] for arm in (BF16, NOQAT, QAT)] == [4, 5, 3]
-    assert [counts[arm, "dense-lr3e-4-group"] for arm in (BF16, NOQAT, QAT)] == [4, 5, 3]
-    moe = [times(GRID, arm, "moe-lr3e-4", "small-moe") for arm in (BF16, NOQAT, QAT)]
-    assert [num_collapsed(it) for it in moe] == [5, 5, 3]
-    assert max(time for time, _ in times(GRID, NOQAT, "dense-lr3e-4")) == 42
-    passed = {name for name, verdict in GRID.verdicts().items() if verdict == "PASS"}
-    assert passed == {"C3", "C4", "C6", "C8"}
-    assert set(GRID.verdicts().values()) == {"PASS", "INCONCLUSIVE"}
-
-
 def test_offline_accuracies_of_the_table_are_of_sampled_answers() -> None:
     shown = {}
     for decoding in ("sampled", "greedy"):
@@ -180,26 +155,6 @@ def test_offline_accuracies_of_the_table_are_of_sampled_answers() -> None:
     collapses = zip(CONFIRM.seeds, times(CONFIRM, QAT, "lr2e-4"), strict=True)
     steps = ", ".join(f"{step} ({seed})" for seed, (step, is_dead) in collapses if is_dead)
     assert f"| {steps} |" in row
-
-
-def kl_before(record: Record, arm: str, seed: int, step: int) -> float:
-    """Largest k3 KL of the steps up to that one, at 2e-4."""
-    run = record.folder / f"{record.dense}_{arm}.lr2e-4_seed{seed}"
-    return float(recorded_metrics(run)["rollout_corr/k3_kl"][:step].max())
-
-
-def test_what_is_said_in_words_of_the_confirmation() -> None:
-    noqat = times(CONFIRM, NOQAT, "lr2e-4")
-    assert (min(noqat)[0], max(noqat)[0], num_collapsed(noqat)) == (64, 236, 10)
-    assert num_collapsed(times(CONFIRM, QAT, "lr2e-4")) == 2
-    assert num_collapsed(times(CONFIRM, BF16, "lr2e-4")) == 0
-    assert num_collapsed(times(CONFIRM, NOQAT, "lr2e-4-tis")) == 1
-    assert num_collapsed(times(CONFIRM, NOQAT, "lr2e-4-centred")) == 3
-    with_qat = [kl_before(CONFIRM, QAT, seed, step) for seed, step in ((10, 199), (19, 166))]
-    alive = [kl_before(CONFIRM, BF16, seed, 240) for seed in CONFIRM.seeds]
-    assert f"{max(with_qat):.1e}, {max(alive):.1e}" == "2.7e-05, 4.1e-05"
-    inconclusive = dict.fromkeys(("C3", "C4", "C5"), "INCONCLUSIVE")
-    assert CONFIRM.verdicts() == {"C1": "PASS", **inconclusive}
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ import pytest
 
 from analysis.claims_table import read_table
 from analysis.collapse.judge import judge_study as judge_grid_study
-from analysis.documents import RECORDS, documents, fill_blocks
-from analysis.figure_files import NAMES
+from analysis.documents import PAGES, RECORDS, page_text, pages, written
 from analysis.figures import FIGURES
 from analysis.load import load_results
 from analysis.parity.judge import judge_study
@@ -17,13 +16,10 @@ from analysis.results import Results
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, STUDIES, Study
 
-BLOCKS = """before
-<!-- begin:claims default -->
-old
-<!-- end:claims -->
+PAGE = """before
+{{ claims("default") }}
 between
-<!-- begin:figures default kl memory -->
-<!-- end:figures -->
+{{ figures("default", "kl", "memory") }}
 after
 """
 
@@ -40,59 +36,81 @@ def root(study: Study, results: Results, tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-def test_blocks_are_filled_and_the_rest_is_kept(root: Path) -> None:
-    filled = fill_blocks(BLOCKS, root, root)
-    assert filled.startswith("before\n<!-- begin:claims default -->\n")
-    assert filled.endswith("<!-- end:figures -->\nafter\n")
-    assert "\nold\n" not in filled
+def test_tables_and_figures_are_filled_in_and_the_rest_is_kept(root: Path) -> None:
+    filled = written(PAGE, root, root / "docs")
+    assert filled.startswith("before\n| Model | ")
+    assert filled.endswith("memory.png)\nafter\n")
     assert "\nbetween\n" in filled
     assert filled.count("| nano-dense | **") == 11
     assert "In all arms: advantages `group`, correction `token_tis`." in filled
-    assert "](experiments/records/default/figures/kl.png)" in filled
+    assert "](../experiments/records/default/figures/kl.png)" in filled
     assert filled.count("![default: ") == 2, "the text for who cannot see it names the study"
-    assert "memory.svg" not in filled
 
 
-def test_filling_twice_changes_nothing(root: Path) -> None:
-    once = fill_blocks(BLOCKS, root, root)
-    assert fill_blocks(once, root, root) == once
+TABLE = """Goals
+
+| Model | At | Speed |
+| --- | --- | --- |
+| dense | 32 | 1,140 (1.14x) |
+| dense | 256 | 650 (0.65x), **missed** |
+| moe | 256 | 1080 (1.08x) |
+"""
 
 
-def test_without_names_all_figures_but_that_of_drift_are_shown(root: Path) -> None:
-    filled = fill_blocks("<!-- begin:figures default -->\n<!-- end:figures -->", root, root)
-    assert [f"{name}.png" in filled for name in FIGURES] == [name in NAMES for name in FIGURES]
+@pytest.mark.parametrize(
+    ("sentence", "filled"),
+    [
+        ('{{ cell(t, "Speed", "dense", "256") }}', "650 (0.65x), **missed**"),
+        ('{{ cell(t, "Speed", "dense", "256")|number }}', "650"),
+        ('{{ cell(t, "Speed", "dense", "256")|number(2) }}', "0.65"),
+        ('{{ cells(t, "Speed", "dense")|span }}', "650 to 1,140"),
+        ('{{ cells(t, "Speed", "256")|span(2) }}', "0.65 to 1.08"),
+        ('{{ cells(t, "At", "moe")|span }}', "256"),
+        ('{{ "1.5e-04 nats"|number }}', "1.5e-04"),
+    ],
+)
+def test_a_sentence_shows_a_cell_of_a_table(root: Path, sentence: str, filled: str) -> None:
+    assert written(f"{{% set t = {TABLE!r} %}}{sentence}", root, root) == filled
+
+
+def test_a_sentence_shows_a_claim_as_it_is_or_the_other_way_round() -> None:
+    c9 = 'claim("collapse-smollm2-confirm", "C9")'
+    sentences = f"{{{{ {c9}|shown }}}}; {{{{ {c9}|opposite|shown }}}}"
+    assert written(sentences, ROOT, ROOT) == "-0.161 (-0.217 to -0.105); 0.161 (0.105 to 0.217)"
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("<!-- begin:claims -->\n", "has no partner"),
-        ("<!-- begin:claims -->\n<!-- end:figures -->", "has no partner"),
-        ("<!-- begin:clams -->\n<!-- end:clams -->", "misspelt"),
-        ("<!-- begin:figures default kll -->\n<!-- end:figures -->", "no figure 'kll'"),
-        ("<!-- begin:claims other -->\n<!-- end:claims -->", "other/claims.json: missing"),
-        ("<!-- begin:benchmarks h200 -->\n<!-- end:benchmarks -->", "rollout_h200.json: missing"),
-        ("<!-- begin:claims -->\n<!-- end:claims -->", "name a study"),
-    ],
-    ids=[
-        "no end",
-        "crossed",
-        "misspelt",
-        "unknown figure",
-        "unknown study",
-        "no benchmark",
-        "no name",
+        ("{{ clams('default') }}", "'clams' is undefined"),
+        ("{{ claims('default' }}", "unexpected '}'"),
+        ("{{ figures('default', 'kll') }}", "no figure 'kll'"),
+        ("{{ claims('other') }}", "other/study.yaml"),
+        ("{{ benchmarks('h200') }}", "rollout_h200.json: missing"),
+        ("{{ claim('default', 'C9').estimate }}", "0 claims 'C9'; there are reward_gain of nano"),
+        ("{{ claim('default', 'reward_gain') }}", "2 claims 'reward_gain'"),
+        ("{{ cell('', 'Speed', 'dense') }}", "no row with dense and a column 'Speed'"),
+        (f"{{{{ cell({TABLE!r}, 'Speed', 'dense') }}}}", "2 rows with dense and a column 'Speed'"),
+        ("{{ 'none'|number }}", "'none' has no number 1"),
     ],
 )
-def test_bad_markers_are_refused(root: Path, text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        fill_blocks(text, root, root)
+def test_what_cannot_be_filled_in_is_named(root: Path, text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        written(text, root, root)
+
+
+def test_a_template_is_named_with_its_fault(root: Path) -> None:
+    source = root / PAGES / "docs" / "page.md.j2"
+    source.parent.mkdir(parents=True)
+    source.write_text("{{ clams() }}")
+    with pytest.raises(ValueError, match=r"^analysis/pages/docs/page.md.j2: 'clams'"):
+        page_text(root, root / "docs" / "page.md", "docs/page.md.j2", {})
 
 
 def test_missing_figure_is_named(root: Path) -> None:
     (root / "experiments/records/default/figures/kl.png").unlink()
     with pytest.raises(ValueError, match=r"kl.png: missing; draw it with make figures"):
-        fill_blocks(BLOCKS, root, root)
+        written(PAGE, root, root)
 
 
 COMMITTED = sorted(path.parent for path in (ROOT / "experiments" / "records").glob("*/study.yaml"))
@@ -110,37 +128,26 @@ def test_committed_claims_follow_from_the_committed_runs(record: Path) -> None:
     assert [it.cells() for it in judged.claims] == [it.cells() for it in recorded.claims]
 
 
-@pytest.mark.parametrize("path", list(documents(ROOT)), ids=lambda path: path.name)
-def test_documents_show_the_committed_records(path: Path) -> None:
-    text = path.read_text()
-    assert fill_blocks(text, ROOT, path.parent) == text
+ALL_PAGES = list(pages(ROOT))
 
 
-def test_benchmarks_have_figures_too(root: Path) -> None:
-    folder = root / "experiments" / "records" / "benchmarks" / "figures"
-    folder.mkdir(parents=True)
-    (folder / "qwen3_memory.png").touch()
-    block = "<!-- begin:figures benchmarks qwen3_memory -->\n<!-- end:figures -->"
-    filled = fill_blocks(block, root, root)
-    assert "![benchmarks: Weights of Qwen3" in filled
-    assert "(experiments/records/benchmarks/figures/qwen3_memory.png)" in filled
-
-
-def test_figures_are_linked_from_where_the_document_lies(root: Path) -> None:
-    block = "<!-- begin:figures default kl -->\n<!-- end:figures -->"
-    filled = fill_blocks(block, root, root / "docs")
-    assert "(../experiments/records/default/figures/kl.png)" in filled
+@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda it: str(it[0].relative_to(ROOT)))
+def test_pages_are_what_their_templates_and_the_records_give(
+    page: tuple[Path, str, dict[str, str]],
+) -> None:
+    path, template, about = page
+    assert path.read_text() == page_text(ROOT, path, template, about)
 
 
 def test_summary_has_a_row_for_each_model(root: Path) -> None:
-    filled = fill_blocks("<!-- begin:studies -->\n<!-- end:studies -->", root, root)
+    filled = written("{{ studies() }}", root, root)
     rows = [line for line in filled.splitlines() if line.startswith("| `default`")]
     assert [row.split(" | ")[1] for row in rows] == ["nano-dense", "nano-moe"]
     assert all("PASS" in row and "| `token_tis` |" in row for row in rows)
 
 
 def test_claims_name_commits_and_machines_of_their_runs() -> None:
-    filled = fill_blocks("<!-- begin:claims collapse -->\n<!-- end:claims -->", ROOT, ROOT)
+    filled = written("{{ claims('collapse') }}", ROOT, ROOT)
     h200, h100 = (f"a run on 1 NVIDIA {it}" for it in ("H200", "H100 80GB HBM3"))
     cpu = "cores of Intel(R) Xeon(R) Processor"
     assert f"35 runs at commit fff47d7 on 64 {cpu}, {h200}" in filled
@@ -163,7 +170,7 @@ def test_a_study_is_called_not_recorded_if_and_only_if_it_has_no_record() -> Non
 
 
 def test_outcomes_have_a_row_for_each_setting() -> None:
-    filled = fill_blocks("<!-- begin:outcomes collapse -->\n<!-- end:outcomes -->", ROOT, ROOT)
+    filled = written("{{ outcomes('collapse') }}", ROOT, ROOT)
     rows = [line for line in filled.splitlines() if line.startswith("| small-")]
     assert len(rows) == 19
     assert "| 2e-4 | nvfp4-noqat | none | reward | 4 of 5 | 28% to 99% |" in filled

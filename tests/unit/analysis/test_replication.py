@@ -57,7 +57,7 @@ def test_seeds_are_fresh_and_all_else_is_the_records(record: Path, study: Study)
 def test_what_is_kept_is_shown_and_its_seeds_are_not_used_again(
     record: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert replications_text(record) == "No replication is recorded.\n"
+    assert replications_text(record) == ""
     again = run_again(record, tmp_path / "again")
     judge(record, again, tmp_path / "again", keep=True)
     shown = capsys.readouterr().out

@@ -5,6 +5,7 @@ import re
 import shutil
 from base64 import b64decode
 from functools import partial
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -112,6 +113,13 @@ def test_every_figure_is_drawn_as_its_program_draws_it(
         script = Path(FIGURES[name].draw.__module__.replace(".", "/") + ".py")
         assert f"<code>{script}</code>" in page
         assert FIGURES[name].draw.__name__ in (ROOT / script).read_text()
+
+
+def test_the_first_screen_has_a_sentence_the_arms_and_their_curves(page: str) -> None:
+    head, _, _ = unescape(page).partition('<section id="claims">')
+    assert "nano-dense: k3 KL over BF16's: NVFP4, no QAT" in head and "Mean reward: BF16" in head
+    assert head.count('<td data-label="k3 KL, nats a token">') == 8
+    assert head.count("<figure") == 1
 
 
 def test_claims_drift_memory_and_provenance_are_there(

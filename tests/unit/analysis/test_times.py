@@ -5,10 +5,8 @@ from typing import Any
 
 import pytest
 
-from analysis.documents import RECORDS, fill_blocks
+from analysis.documents import RECORDS, written
 from tests.manifests import HARDWARE, make_manifest
-
-BLOCK = "<!-- begin:times -->\n<!-- end:times -->"
 
 
 def record(root: Path, seed: int, started: str, wall_s: float, **changes: Any) -> None:
@@ -22,8 +20,8 @@ def record(root: Path, seed: int, started: str, wall_s: float, **changes: Any) -
 
 
 def rows(root: Path) -> list[list[str]]:
-    """The cells of the filled block."""
-    lines = fill_blocks(BLOCK, root, root).splitlines()
+    """The cells of the table."""
+    lines = written("{{ times() }}", root, root).splitlines()
     return [line.strip("| ").split(" | ") for line in lines if line.startswith("| `")]
 
 

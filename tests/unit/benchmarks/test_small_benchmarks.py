@@ -15,6 +15,8 @@ from experiments.study.schema import ROOT
 from experiments.support.json_files import read_json
 from qat_core.training.preparation import state_of
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize(
     ("name", "options", "rows_at_least"), [("parameter", [], 8), ("fsdp", ["--worlds", "2"], 6)]

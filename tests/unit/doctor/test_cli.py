@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -92,53 +93,42 @@ def test_prompts_of_a_file_are_used(
     assert json.loads(capsys.readouterr().out)["num_sequences"] == 3
 
 
-def no_prompt(nano_dir: Path, folder: Path) -> list[object]:
-    (folder / "p.jsonl").write_text('\n\n{"text": "x"}')
-    return [nano_dir, "--prompts", folder / "p.jsonl"]
+Make = Callable[[Path, Path], list[object]]
 
 
-def no_tokenizer(nano_dir: Path, folder: Path) -> list[object]:
-    shutil.copytree(nano_dir, folder / "bare", ignore=shutil.ignore_patterns("*token*"))
-    return [folder / "bare"]
+def with_file(option: str, text: str) -> Make:
+    def make(nano_dir: Path, folder: Path) -> list[object]:
+        file = folder / ("p.jsonl" if option == "--prompts" else "r.yaml")
+        file.write_text(text)
+        return [nano_dir, option, file]
+
+    return make
 
 
-def no_vocabulary(nano_dir: Path, folder: Path) -> list[object]:
-    shutil.copytree(nano_dir, folder / "other")
-    (folder / "other" / "tokenizer.json").write_text("{}")
-    return [folder / "other"]
+def copied(change: Callable[[Path], object]) -> Make:
+    """A checkpoint that was changed."""
+
+    def make(nano_dir: Path, folder: Path) -> list[object]:
+        shutil.copytree(nano_dir, folder / "other")
+        change(folder / "other")
+        return [folder / "other"]
+
+    return make
 
 
-def other_vocabulary(nano_dir: Path, folder: Path) -> list[object]:
-    shutil.copytree(nano_dir, folder / "wide")
-    config = json.loads((folder / "wide" / "config.json").read_text())
-    (folder / "wide" / "config.json").write_text(json.dumps(config | {"vocab_size": 200}))
-    return [folder / "wide"]
+def without_tokens(folder: Path) -> None:
+    for path in folder.glob("*token*"):
+        path.unlink()
 
 
-def no_text(nano_dir: Path, folder: Path) -> list[object]:
-    (folder / "p.jsonl").write_text('{"prompt": "\\ud800"}')
-    return [nano_dir, "--prompts", folder / "p.jsonl"]
-
-
-def recipe_of_no_day(nano_dir: Path, folder: Path) -> list[object]:
-    (folder / "r.yaml").write_text("scale_policy: 2024-13-45")
-    return [nano_dir, "--recipe", folder / "r.yaml"]
-
-
-def wrong_recipe(nano_dir: Path, folder: Path) -> list[object]:
-    (folder / "r.yaml").write_text("scale_polcy: pow2")
-    return [nano_dir, "--recipe", folder / "r.yaml"]
+def widen(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 200}))
 
 
 def packed_trainer(nano_dir: Path, folder: Path) -> list[object]:
     convert(nano_dir, folder / "packed", Recipe())
     return [folder / "packed"]
-
-
-def damaged(nano_dir: Path, folder: Path) -> list[object]:
-    shutil.copytree(nano_dir, folder / "damaged")
-    (folder / "damaged" / "model.safetensors").write_bytes(b"x")
-    return [folder / "damaged"]
 
 
 def other_shape(nano_dir: Path, folder: Path) -> list[object]:
@@ -161,19 +151,34 @@ def other_shape(nano_dir: Path, folder: Path) -> list[object]:
             "--device: cuda: there is no CUDA GPU here",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
         ),
-        (no_prompt, r"p\.jsonl, line 3: holds no text and no messages under prompt or input"),
-        (wrong_recipe, "scale_polcy"),
         (
-            no_tokenizer,
-            "bare: (no tokens; save the tokenizer there|its tokenizer cannot be loaded)",
+            with_file("--prompts", '\n\n{"text": "x"}'),
+            r"p\.jsonl, line 3: holds no text and no messages under prompt or input",
         ),
-        (no_vocabulary, "other: its tokenizer cannot be loaded"),
-        (other_vocabulary, "wide: transformers cannot load it"),
-        (no_text, r"p\.jsonl, line 1: cannot be made tokens"),
-        (recipe_of_no_day, r"--recipe: .*r\.yaml: month must be in 1\.\.12"),
+        (with_file("--recipe", "scale_polcy: pow2"), "scale_polcy"),
+        (
+            with_file("--recipe", "scale_policy: 2024-13-45"),
+            r"--recipe: .*r\.yaml: month must be in 1\.\.12",
+        ),
+        (
+            copied(without_tokens),
+            "other: (no tokens; save the tokenizer there|its tokenizer cannot be loaded)",
+        ),
+        (
+            copied(lambda folder: (folder / "tokenizer.json").write_text("{}")),
+            "other: its tokenizer cannot be loaded",
+        ),
+        (copied(widen), "other: transformers cannot load it"),
+        (
+            with_file("--prompts", '{"prompt": "\\ud800"}'),
+            r"p\.jsonl, line 1: cannot be made tokens",
+        ),
         (lambda nano, tmp: [nano, "--temperature", "1e-40"], "needs a number, 0.001 or more"),
         (packed_trainer, "the trainer's checkpoint needs to be in BF16; name a packed one with"),
-        (damaged, "damaged"),
+        (
+            copied(lambda folder: (folder / "model.safetensors").write_bytes(b"x")),
+            "other.*(truncated|damaged)",
+        ),
         (lambda nano, tmp: [nano, "--previous", tmp], "holds neither .* name a checkpoint"),
         (other_shape, "longer: other weights or shapes than"),
         (
@@ -198,12 +203,13 @@ def other_shape(nano_dir: Path, folder: Path) -> list[object]:
         *(
             "no-prompt",
             "recipe-file",
+            "no-day",
             "no-tokenizer",
             "no-vocabulary",
             "other-vocabulary",
             "no-text",
         ),
-        *("no-day", "cold", "packed", "damaged", "no-previous", "other-previous"),
+        *("cold", "packed", "damaged", "no-previous", "other-previous"),
         *(
             "idle-for-a-run",
             "idle-for-a-checkpoint",

@@ -51,7 +51,6 @@ def test_run_without_checkpoints_is_refused(tmp_path: Path) -> None:
         find_checkpoints(tmp_path / "checkpoints")
 
 
-@pytest.mark.slow
 def test_shards_that_do_not_merge_are_named(tmp_path: Path) -> None:
     pytest.importorskip("verl", reason="needs verl")
     actor = tmp_path / "global_step_5" / "actor"

@@ -1,6 +1,7 @@
 """side_by_side skips what is complete and does again what is of other settings or damaged."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,15 +64,22 @@ def test_what_is_complete_is_skipped(study: Study, begun: list[Program], tmp_pat
     assert begun == [("experiments.launch.run", half), ("experiments.evaluate.run", half)]
 
 
-def test_a_run_evaluated_before_its_last_step_is_evaluated_again(
-    study: Study, begun: list[Program], tmp_path: Path
+@pytest.mark.parametrize(
+    "changes",
+    [lambda study: {"step": study.rl.steps // 2}, lambda _: {"settings": None}],
+    ids=["before its last step", "by an older version"],
+)
+def test_a_run_evaluated_otherwise_is_evaluated_again(
+    study: Study,
+    begun: list[Program],
+    tmp_path: Path,
+    changes: Callable[[Study], dict[str, Any]],
 ) -> None:
     finish(study, tmp_path)
-    early = study.runs[0].id
-    halfway = evaluation_of(study).model_copy(update={"step": study.rl.steps // 2})
-    write_evaluations(tmp_path / early, [halfway])
+    run = study.runs[0].id
+    write_evaluations(tmp_path / run, [evaluation_of(study).model_copy(update=changes(study))])
     assert all_of(study, tmp_path).run_all() == []
-    assert begun == [("experiments.launch.run", early), ("experiments.evaluate.run", early)]
+    assert begun == [("experiments.launch.run", run), ("experiments.evaluate.run", run)]
 
 
 @pytest.mark.parametrize("changes", [{"samples_per_prompt": 5}, {"temperature": 0.9}])
@@ -92,18 +100,6 @@ def test_runs_evaluated_with_other_settings_are_evaluated_again(
     assert begun == [("experiments.launch.run", old.id), ("experiments.evaluate.run", old.id)]
     line = f"{tmp_path / old.id}: evaluated with other settings, by an older version or before its "
     assert line in capsys.readouterr().out
-
-
-def test_evaluations_of_an_older_version_are_made_again(
-    study: Study, begun: list[Program], tmp_path: Path
-) -> None:
-    finish(study, tmp_path)
-    old = study.runs[0]
-    write_evaluations(
-        tmp_path / old.id, [evaluation_of(study).model_copy(update={"settings": None})]
-    )
-    assert all_of(study, tmp_path).run_all() == []
-    assert begun == [("experiments.launch.run", old.id), ("experiments.evaluate.run", old.id)]
 
 
 def test_runs_of_other_settings_are_trained_again(

@@ -116,35 +116,20 @@ def test_a_program_that_fails_once_is_started_again(
     assert starts == ["experiments.launch.run"] * tries + ["experiments.evaluate.run"] * is_complete
 
 
-def test_a_mistake_of_the_users_is_not_tried_again(
-    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("code", [2, 130], ids=["a mistake of the user's", "stopped alone"])
+def test_what_no_other_try_helps_is_not_tried_again(
+    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     run = study.runs[0].id
     starts: list[str] = []
 
-    def refuse(command: list[str]) -> int:
+    def end(command: list[str]) -> int:
         starts.extend(command[2:3] * (run in command))
-        return 2 * (run in command)
+        return code * (run in command)
 
-    use(monkeypatch, refuse)
+    use(monkeypatch, end)
     programs = SideBySide(study, Path("study.yaml"), tmp_path, 3, float("inf"), tries=3)
     assert programs.run_all() == [run]
-    assert starts == ["experiments.launch.run"]
-
-
-def test_a_run_that_is_stopped_alone_is_not_tried_again(
-    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    starts: list[str] = []
-
-    def stop(command: list[str]) -> int:
-        is_stopped = study.runs[0].id in command
-        starts.extend(command[2:3] * is_stopped)
-        return 130 * is_stopped
-
-    use(monkeypatch, stop)
-    programs = SideBySide(study, Path("study.yaml"), tmp_path, 3, float("inf"), tries=3)
-    assert programs.run_all() == [study.runs[0].id]
     assert starts == ["experiments.launch.run"]
 
 

@@ -8,12 +8,22 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from experiments.runs.attempts import read_history
-from experiments.runs.evaluation import Evaluation, read_evaluations, write_evaluations
-from experiments.runs.manifest import read_manifest
+from analysis.style import ARM_STYLES
+from experiments.runs.evaluation import Evaluation, write_evaluations
+from experiments.runs.summary import ACCURACIES, KL, KL_RATIO, MIB, REWARD_MEAN, SHARE, summarize
 from experiments.support.json_files import write_jsonl
 from experiments.tracking import publish
-from experiments.tracking.glance import SHARED_VIEW, short_name, summarize, view_address
+from experiments.tracking.glance import (
+    CHARTS,
+    COLLAPSED,
+    COLORS,
+    COLUMNS,
+    NOTE,
+    PARENT,
+    SHARED_VIEW,
+    short_name,
+    view_address,
+)
 from experiments.tracking.publish import rebuild
 from tests.manifests import make_manifest
 
@@ -31,6 +41,12 @@ CLAIM = {
 }
 
 MARKS = {"nano-moe": ["1 of the protocol's 5 seeds"], "nano-dense": []}
+
+
+def arm_of(arm: str) -> dict[str, object]:
+    estimates = {KL_RATIO: {"estimate": 1.6, "low": 1.2, "high": 2.0}, MIB: {"estimate": 256}}
+    runs = [f"nano-moe_{arm}_seed2"]
+    return {"model": "nano-moe", "arm": arm, "cell": None, "runs": runs, "estimates": estimates}
 
 
 @pytest.fixture
@@ -85,6 +101,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                 "study": "s",
                 "claims": [CLAIM],
                 "marks": MARKS,
+                "arms": [arm_of(arm) for arm in ROWS],
                 "collapsed_at": {"nano-moe_nvfp4-qat_seed2": 3},
             }
         )
@@ -92,13 +109,14 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def summary_of(run_dir: Path) -> dict[str, float]:
-    return summarize(run_dir, *read_history(run_dir), read_evaluations(run_dir, ""))
-
-
 def test_name_fits_a_column() -> None:
-    manifest = make_manifest(run="nano-dense_nvfp4-qat_seed0", model="nano-dense", arm="nvfp4-qat")
-    assert short_name(manifest) == "dense qat s0"
+    assert short_name("nano-dense", "nvfp4-qat", None, 0) == "dense qat s0"
+    assert short_name("nano-dense", "nvfp4-qat", None) == "dense qat"
+    assert short_name("small-dense", "nvfp4-qat", "low", 2) == "qat s2 low small-dense"
+
+
+def test_arms_have_the_colours_of_the_figures() -> None:
+    assert {arm: style.color for arm, style in ARM_STYLES.items()} == COLORS
 
 
 def test_a_run_of_a_cell_is_compared_in_its_cell(results: Path) -> None:
@@ -110,22 +128,23 @@ def test_a_run_of_a_cell_is_compared_in_its_cell(results: Path) -> None:
             named = manifest | {"run": in_cell.name, "cell": "low"}
             (folder / "manifest.json").write_text(json.dumps(named))
         run_dir.rename(in_cell)
-    assert summary_of(in_cell)["summary/kl_x"] == 1.6
-    assert short_name(read_manifest(in_cell, "")) == "qat s2 low moe"
+    assert summarize(in_cell)[KL_RATIO] == pytest.approx(1.6)
 
 
 def test_summary_is_of_all_tokens_and_over_bf16(results: Path) -> None:
     # mean of BF16: (1e-6 x 10 + 3e-6 x 30) / 40
-    assert summary_of(results / "nano-moe_nvfp4-qat_seed2") == {
-        "summary/acc": 1.0,
-        "summary/acc4": 1.0,
-        "summary/kl": 4.0,
-        "summary/kl_x": 1.6,
-        "summary/mib": 256.0,
-        "summary/reward": 0.375,
-        "summary/share": 0.5,
-    }
-    assert summary_of(results / "nano-moe_bf16_seed2")["summary/kl"] == 2.5
+    assert summarize(results / "nano-moe_nvfp4-qat_seed2") == pytest.approx(
+        {
+            KL: 4e-6,
+            KL_RATIO: 1.6,
+            REWARD_MEAN: 0.375,
+            ACCURACIES["nvfp4"]: 1.0,
+            ACCURACIES["bf16"]: 1.0,
+            MIB: 256.0,
+            SHARE: 0.5,
+        }
+    )
+    assert summarize(results / "nano-moe_bf16_seed2")[KL] == pytest.approx(2.5e-6)
 
 
 def test_runs_and_study_are_in_mlflow_with_view_and_claims(results: Path) -> None:
@@ -134,20 +153,30 @@ def test_runs_and_study_are_in_mlflow_with_view_and_claims(results: Path) -> Non
     experiment = client.get_experiment_by_name("s")
     assert experiment is not None
     state = json.loads(experiment.tags[SHARED_VIEW])
-    assert "metrics.`summary/kl_x`" in state["selectedColumns"]
-    runs = {it.info.run_name: it for it in client.search_runs([experiment.experiment_id])}
-    assert set(runs) == {"moe bf16 s2", "moe qat s2", "study"}
-    assert runs["moe qat s2"].data.metrics["summary/kl_x"] == 1.6
-    assert runs["moe qat s2"].data.metrics["summary/collapse"] == 3
-    assert "summary/collapse" not in runs["moe bf16 s2"].data.metrics
+    assert f"metrics.`{COLUMNS[KL]}`" in state["selectedColumns"]
+    assert [chart["metricKey"] for chart in state["compareRunCharts"]] == list(CHARTS)
+    found = client.search_runs(
+        [experiment.experiment_id], order_by=["attributes.start_time", "tags.run DESC"]
+    )
+    runs = {it.info.run_name: it for it in found}
+    assert [name for name in runs if not name.endswith("s2")] == ["study", "moe bf16", "moe qat"]
+    seed, arm = runs["moe qat s2"], runs["moe qat"]
+    assert seed.data.tags[PARENT] == arm.info.run_id
+    assert seed.data.metrics[COLUMNS[KL_RATIO]] == arm.data.metrics[COLUMNS[KL_RATIO]] == 1.6
+    assert seed.data.metrics[COLLAPSED] == arm.data.metrics[COLLAPSED] == 1
+    assert runs["moe bf16"].data.metrics[COLLAPSED] == 0
+    assert "k3 KL over BF16's: 1.6 (1.2 to 2)" in arm.data.tags[NOTE]
+    curve = client.get_metric_history(arm.info.run_id, "rollout_corr/k3_kl")
+    assert [(it.step, it.value) for it in curve] == [(1, 4e-6), (2, 4e-6)]
     study = runs["study"]
     assert study.data.metrics == {"claims/nano-moe/qat_kl_ratio": 1.6, "verdicts/INCONCLUSIVE": 1}
     line = "* **INCONCLUSIVE** nano-moe, k3 KL, nvfp4-qat / bf16: 1.6 (0.25 to inf), at most 2"
     mark = "* nano-moe: 1 of the protocol's 5 seeds"
-    assert study.data.tags["mlflow.note.content"] == f"{mark}\n{line}"
+    assert study.data.tags[NOTE] == f"{mark}\n{line}"
+    assert experiment.tags[NOTE] == f"Claims: 1 INCONCLUSIVE\n\n{mark}\n{line}"
     # both runs started at once and took a minute
     assert study.info.end_time - study.info.start_time == 60_000
-    assert study.info.start_time == runs["moe qat s2"].info.start_time
+    assert study.info.start_time == seed.info.start_time
 
 
 @pytest.mark.parametrize(

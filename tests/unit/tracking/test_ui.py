@@ -4,7 +4,9 @@ import json
 import os
 import shutil
 import socket
+import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,7 @@ from tests.records import pack
 from tests.workflow import programs
 
 STUDIES = ("a", "b")
+STUDY_FILE = ROOT / "experiments" / "studies" / "default.yaml"
 RUNS = ("nano_bf16_seed0", "nano_bf16_seed1")
 
 
@@ -55,6 +58,11 @@ def records(tmp_path: Path) -> Path:
         pack(tmp_path / study, tmp_path / "records" / study)
         write_claims(tmp_path / "records" / study, study)
     return tmp_path / "records"
+
+
+def add_records(client: MlflowClient, records: Path, but: Collection[str] = ()) -> None:
+    for study in STUDIES:
+        ui.add_record(client, records / study, set(but))
 
 
 def held(client: MlflowClient) -> dict[str, list[str]]:
@@ -104,21 +112,21 @@ def test_records_that_an_interruption_cut_off_are_read_by_the_next_start(
     with pytest.MonkeyPatch.context() as patched:
         interrupt(patched, method, at_call)
         with pytest.raises(KeyboardInterrupt):
-            ui.add_records(client, records, but=set())
-    ui.add_records(client, records, but=set())
+            add_records(client, records)
+    add_records(client, records)
     assert held(client) == {study: [RUNS[0], publish.STUDY_RUN] for study in STUDIES}
 
 
 def test_a_record_is_read_once_and_again_when_it_has_changed(
     client: MlflowClient, records: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ui.add_records(client, records, but=set())
+    add_records(client, records)
     folders = read(monkeypatch)
-    ui.add_records(client, records, but=set())
+    add_records(client, records)
     assert folders == []
     claims = json.loads((records / "b" / "claims.json").read_text())
     (records / "b" / "claims.json").write_text(json.dumps(claims | {"marks": {}}))
-    ui.add_records(client, records, but=set())
+    add_records(client, records)
     assert folders == [records / "b" / RUNS[0]]
 
 
@@ -174,7 +182,7 @@ def test_a_study_of_this_machine_is_shown_and_not_its_record(
 ) -> None:
     write_run(tmp_path / "results", "a", RUNS[1])
     own = ui.add_results(client, tmp_path / "results")
-    ui.add_records(client, records, own)
+    add_records(client, records, own)
     assert held(client) == {"a": [RUNS[1]], "b": [RUNS[0], publish.STUDY_RUN]}
 
 
@@ -183,19 +191,19 @@ def test_a_run_of_this_machine_takes_the_place_of_its_record_that_was_read_befor
 ) -> None:
     write_run(tmp_path / "a", "a", RUNS[1])
     pack(tmp_path / "a", records / "a")
-    ui.add_records(client, records, but=set())
+    add_records(client, records)
     run_dir = write_run(tmp_path / "results", "a", RUNS[0])
     later = "2026-11-23T10:00:00+00:00"
     read_manifest(run_dir, "").model_copy(update={"started_at": later}).write(run_dir)
     own = ui.add_results(client, tmp_path / "results")
-    ui.add_records(client, records, own)
+    add_records(client, records, own)
     assert held(client) == {"a": [RUNS[0]], "b": [RUNS[0], publish.STUDY_RUN]}
     experiment = client.get_experiment_by_name("a")
     assert experiment is not None
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.data.tags["started_at"] == later
     shutil.rmtree(tmp_path / "results")
-    ui.add_records(client, records, ui.add_results(client, tmp_path / "results"))
+    add_records(client, records, ui.add_results(client, tmp_path / "results"))
     assert held(client)["a"] == [*RUNS, publish.STUDY_RUN]
 
 
@@ -231,7 +239,7 @@ def test_a_damaged_run_hides_no_claims_and_a_damaged_record_no_other(
     (write_run(results, "d", RUNS[1]) / "manifest.json").write_text("{")
     write_claims(results / "studies" / "c", "c")
     (records / "a" / "manifests.jsonl").write_text("{")
-    ui.add_records(client, records, ui.add_results(client, results))
+    add_records(client, records, ui.add_results(client, results))
     whole = [RUNS[0], publish.STUDY_RUN]
     assert held(client) == {"b": whole, "c": whole}
     damaged = [line.split(": ")[1] for line in capsys.readouterr().err.splitlines()]
@@ -239,30 +247,30 @@ def test_a_damaged_run_hides_no_claims_and_a_damaged_record_no_other(
 
 
 def test_a_study_that_was_deleted_in_mlflow_stays_so(client: MlflowClient, records: Path) -> None:
-    ui.add_records(client, records, but=set())
+    add_records(client, records)
     experiment = client.get_experiment_by_name("a")
     assert experiment is not None
     client.delete_experiment(experiment.experiment_id)
     write_claims(records / "a", "a").write_text(json.dumps({"study": "a", "claims": [], "x": 1}))
-    ui.add_records(client, records, but=set())
+    add_records(client, records)
     assert list(held(client)) == ["b"]
 
 
-def started(monkeypatch: pytest.MonkeyPatch, root: Path) -> list[str]:
-    """The server's command, after the program has read the records below `root`."""
+def started(monkeypatch: pytest.MonkeyPatch, records: Path) -> list[list[str]]:
+    """The commands of reader and server, which the program starts for these records."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     commands: list[list[str]] = []
+    monkeypatch.setattr(subprocess, "Popen", commands.append)
     monkeypatch.setattr(os, "execv", lambda _, command: commands.append(command))
-    monkeypatch.setattr(ui, "ROOT", root)
-    monkeypatch.setattr(sys, "argv", ["ui", "--port", port])
+    monkeypatch.setattr(ui, "RECORDS", records)
+    monkeypatch.setattr(sys, "argv", ["ui", "--port", port, "--study", str(STUDY_FILE)])
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")  # which the program sets
     ui.main()
-    (command,) = commands
-    return command
+    return commands
 
 
-def test_the_store_in_which_runs_are_tracked_is_filled_and_shown(
+def test_the_store_in_which_runs_are_tracked_is_shown_at_once_and_filled_meanwhile(
     client: MlflowClient,
     empty_store: Path,
     records: Path,
@@ -270,15 +278,37 @@ def test_the_store_in_which_runs_are_tracked_is_filled_and_shown(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (tmp_path / "experiments").mkdir()
-    records.rename(tmp_path / "experiments" / "records")
+    (records / "a").rename(records / "default")
+    write_run(tmp_path / "results", "own", RUNS[0])
     uri = f"sqlite:///{shutil.copy(empty_store, tmp_path / 'own.db')}"
     monkeypatch.setenv(STORE_VARIABLE, uri)
-    command = started(monkeypatch, tmp_path)
-    assert command[command.index("--backend-store-uri") + 1] == uri
-    assert list(held(MlflowClient(uri))) == list(reversed(STUDIES))
-    addresses = [line for line in capsys.readouterr().out.splitlines() if "/#/experiments/" in line]
-    assert len(addresses) == len(STUDIES)
+    reader, server = started(monkeypatch, records)
+    assert server[server.index("--backend-store-uri") + 1] == uri
+    lines = capsys.readouterr().out.splitlines()
+    addresses = [line.partition(":")[0] for line in lines if "/#/experiments/" in line]
+    assert addresses == ["default", "own"]  # not yet b's, whose record nobody asked for
+    assert held(MlflowClient(uri)) == {"default": [], "own": []}
+    monkeypatch.setattr(sys, "argv", ["ui", *reader[3:]])
+    ui.main()
+    assert held(MlflowClient(uri))["own"] == [RUNS[0]]
+
+
+def test_a_study_without_run_and_record_is_refused(
+    client: MlflowClient, records: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=r"STUDY=c: no run in .* name one of a, b$"):
+        ui.shown_studies(client, tmp_path / "results", records / "c")
+
+
+def test_of_a_records_run_some_steps_are_shown_and_its_last(
+    client: MlflowClient, tmp_path: Path
+) -> None:
+    run_dir = write_run(tmp_path / "a", "a", RUNS[0])
+    write_steps(run_dir, 101)
+    pack(tmp_path / "a", tmp_path / "records" / "a")
+    run_id = publish.rebuild_run(tmp_path / "records" / "a" / RUNS[0])
+    steps = [point.step for point in client.get_metric_history(run_id, "k3")]
+    assert steps == list(range(2, 102, 3))
 
 
 def test_an_empty_variable_names_no_store(monkeypatch: pytest.MonkeyPatch) -> None:

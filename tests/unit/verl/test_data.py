@@ -92,7 +92,6 @@ def test_a_folder_of_something_else_is_not_replaced(tmp_path: Path) -> None:
     assert (tmp_path / "results" / "run").is_dir()
 
 
-@pytest.mark.slow
 def test_verl_reads_the_prompts_that_the_local_trainer_encodes(tmp_path: Path) -> None:
     dataset = pytest.importorskip("verl.utils.dataset.rl_dataset", reason="needs verl")
     from omegaconf import OmegaConf

@@ -59,7 +59,6 @@ def run_main(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield run
 
 
-@pytest.mark.slow
 def test_verls_program_reads_the_file_of_a_run(run_main: Any, tmp_path: Path) -> None:
     """As the harness starts it: all settings, and the groups, in a primary configuration."""
     study = load_study(STUDIES / "verl_nano.yaml")
@@ -71,21 +70,18 @@ def test_verls_program_reads_the_file_of_a_run(run_main: Any, tmp_path: Path) ->
     assert "nvfp4-pack-quantized" in done.stdout and "268435456" in done.stdout
 
 
-@pytest.mark.slow
 def test_verls_program_starts_with_the_completed_configuration(run_main: Any) -> None:
     done = run_main(*COMMAND)
     assert done.returncode == 0, done.stderr
     assert "RAY" in done.stdout and "nvfp4-pack-quantized" in done.stdout
 
 
-@pytest.mark.slow
 def test_a_multirun_is_refused(run_main: Any) -> None:
     done = run_main(*COMMAND, "--multirun")
     assert done.returncode == 1 and "RAY" not in done.stdout
     assert "error: --multirun: not supported with +nvfp4" in done.stderr
 
 
-@pytest.mark.slow
 def test_verls_program_ends_with_one_line_before_ray_starts(run_main: Any) -> None:
     done = run_main("+nvfp4=w4a16", f"{ROLLOUT}.name=sglang")
     assert done.returncode == 1 and "RAY" not in done.stdout

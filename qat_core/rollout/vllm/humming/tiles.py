@@ -105,7 +105,7 @@ def expert_tiles(config: Any, device: Any = None) -> list[Any]:
     """(pairs above, pairs up to, tile) of experts, by Humming's configuration; none splits a sum.
 
     For experts splitting is no faster and has larger errors at some numbers of tokens
-    (docs/performance.md, "Matrix products by kernel").
+    (experiments/records/benchmarks/README.md).
     """
     from humming.tune import get_heuristics_config
 

@@ -1,0 +1,78 @@
+"""Judges and draws records again: `python -m analysis.redraw [--study FILE]`, by `make figures`.
+
+All of them share the processor, the largest first; then come the benchmarks, and what documents
+show of records.
+"""
+
+import argparse
+from collections.abc import Mapping
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache, partial
+from pathlib import Path
+
+from analysis.claims import write_claims
+from analysis.documents import RECORDS, write_pages
+from analysis.figures.drawings import Drawing, drawings
+from analysis.figures.front import draw_front
+from analysis.figures.qwen3 import draw_all
+from analysis.style import save_figure
+from experiments.runs.metrics import METRICS
+from experiments.runs.record import FILES
+from experiments.study.load import load_study
+from experiments.study.schema import ROOT
+from experiments.support.cli import run_cli
+
+
+def judge(record: Path) -> None:
+    """Writes a record's claims.
+
+    Raises:
+        ValueError: there is no such record, or it is damaged.
+    """
+    if not (record / "study.yaml").is_file():
+        raise ValueError(f"{record}: no record; make one with make record STUDY={record.name}")
+    write_claims(load_study(record / "study.yaml"), record, record)
+
+
+@cache
+def figures(record: Path) -> Mapping[str, Drawing]:
+    """What there is to draw of a record; read once, for all processes."""
+    (record / "figures").mkdir(exist_ok=True)
+    return drawings(load_study(record / "study.yaml"), record).figures
+
+
+def draw(record: Path, name: str) -> None:
+    """Writes one of its figures."""
+    save_figure(figures(record)[name].draw, record / "figures" / f"{name}.png")
+
+
+def redraw(record: Path) -> None:
+    """Writes a record's claims and figures."""
+    judge(record)
+    for name in figures(record):
+        draw(record, name)
+
+
+def main() -> None:
+    """Draws one study's record, or all there is."""
+    parser = argparse.ArgumentParser(description="Judge and draw records again.")
+    parser.add_argument("--study", type=Path, help="file of the only study")
+    args = parser.parse_args()
+    if args.study:
+        record = ROOT / RECORDS / load_study(args.study).study
+        judge(record)
+        names = tuple(figures(record))
+        with ProcessPoolExecutor() as pool:
+            list(pool.map(partial(draw, record), names))
+        return
+    found = [path.parent for path in (ROOT / RECORDS).glob(f"*/{FILES[METRICS]}")]
+    found.sort(key=lambda it: (it / FILES[METRICS]).stat().st_size, reverse=True)
+    with ProcessPoolExecutor() as pool:
+        list(pool.map(redraw, found))
+        pool.submit(draw_all).result()
+        pool.submit(draw_front).result()
+    write_pages()
+
+
+if __name__ == "__main__":
+    run_cli(main)

@@ -1,0 +1,130 @@
+"""The table of README: at most eight rows of one number, one interval and one link each."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from analysis.claims_table import Claim, read_table, show_ratio
+from analysis.collapse.rules import AREA_LEVEL, AREA_MARGIN
+from analysis.markdown import MarkdownTable
+from analysis.stats import LEVEL
+from analysis.tables.engines import engines_of, number, read_servings
+from experiments.runs.summary import KL_RATIO, Estimate
+
+STUDY = "collapse-smollm2-confirm"  # of the pretrained model, ten seeds
+MACHINE, MODEL = "h200", "qwen3-30b-a3b"
+EXACT = f"zero_mismatch_{MACHINE}.json"
+AT_ONCE = 256  # sequences
+DECODING = f"tokens_per_s.{AT_ONCE}"
+STEPS = ("", "_8b_reload", "_2gpus")  # how the records of verl's steps end, the newest first
+SPEEDS = "docs/performance.md#speed-goals-and-what-was-measured"
+NOTE = (
+    "k3 KL: an estimate of KL(rollout || trainer). Mismatch and reward: SmolLM2-135M, ten seeds; "
+    f"{100 * LEVEL:g} % intervals of ratios, {100 * AREA_LEVEL:g} % of differences; the margin was "
+    "fixed before these runs. All results and costs, and what failed: "
+    "[results](docs/results.md), [performance](docs/performance.md)."
+)
+
+
+class Row(NamedTuple):
+    """What was measured, the number, its interval or range, and the page that says more."""
+
+    what: str
+    value: str
+    interval: str
+    page: str
+
+
+TABLE: MarkdownTable[Row] = MarkdownTable(
+    {
+        "What": lambda row: row.what,
+        "Measured": lambda row: f"**{row.value}**",
+        "Interval or range": lambda row: row.interval,
+        "More": lambda row: f"[more]({row.page})",
+    }
+)
+
+
+def front_text(records: Path) -> str:
+    """Markdown of the rows; that of the exact mode is there when its record is.
+
+    Raises:
+        ValueError: a record is missing or damaged.
+    """
+    return f"{TABLE.markdown(_rows(records))}\n\n{NOTE}\n"
+
+
+def _rows(records: Path) -> Iterator[Row]:
+    benchmarks = records / "benchmarks"
+    engines = engines_of(read_servings(benchmarks, MACHINE))
+    bf16_gib, packed_gib = (
+        number(engines[f"{MODEL}:{it}"], "weight_gib") for it in ("bf16", "nvfp4")
+    )
+    yield Row(
+        "Weight memory of rollouts, Qwen3-30B-A3B",
+        f"{1 - packed_gib / bf16_gib:.0%} less",
+        f"{packed_gib:.1f} of {bf16_gib:.1f} GiB",
+        "docs/performance.md#weight-memory-and-weight-syncs",
+    )
+    table = read_table(records / STUDY / "claims.json")
+    ratios = {it.arm: it.estimates[KL_RATIO] for it in table.arms if KL_RATIO in it.estimates}
+    page = f"experiments/records/{STUDY}/README.md"
+    for arm, words in (("nvfp4-noqat", "without QAT"), ("nvfp4-qat", "with QAT")):
+        yield Row(f"Mismatch (k3 KL) {words}, over BF16's", *_ratio(ratios[arm]), page)
+    if (path := benchmarks / EXACT).is_file():
+        yield _exact(path)
+    claims = {it.name: it for it in table.claims}
+    yield Row("Mean reward, no QAT less QAT", *_difference(claims["C9"]), page)
+    within = f"Mean reward, QAT less BF16 (margin {AREA_MARGIN:g})"
+    yield Row(within, *_difference(claims["C4"]), page)
+    yield _training(benchmarks)
+    speeds = {
+        name: number(it, DECODING) / number(engines[f"{model}:bf16"], DECODING)
+        for name, it in engines.items()
+        if (model := name.partition(":")[0]) and not name.endswith(":bf16")
+    }
+    slowest, fastest = show_ratio(min(speeds.values())), show_ratio(max(speeds.values()))
+    yield Row(
+        f"Decoding speed over BF16's, Qwen3-30B-A3B, {AT_ONCE} sequences",
+        show_ratio(speeds[f"{MODEL}:nvfp4"]),
+        f"{slowest} to {fastest}: two models, three kernels",
+        SPEEDS,
+    )
+
+
+def _ratio(it: Estimate) -> tuple[str, str]:
+    assert it.low is not None and it.high is not None, "of several seeds"
+    return show_ratio(it.estimate), f"{show_ratio(it.low)} to {show_ratio(it.high)}"
+
+
+def _difference(claim: Claim) -> tuple[str, str]:
+    assert claim.estimate is not None and claim.low is not None and claim.high is not None
+    return f"{claim.estimate:+.3f}", f"{claim.low:+.3f} to {claim.high:+.3f}"
+
+
+def _exact(path: Path) -> Row:
+    """Of all comparisons that have to be zero, controls not counted."""
+    rows = [it for it in json.loads(path.read_text())["comparisons"] if it["expected_zero"]]
+    unequal, tokens = (sum(it[key] for it in rows) for key in ("unequal", "tokens"))
+    return Row(
+        "Exact mode: log-probs of sampled tokens that differ in any bit",
+        f"{unequal:,}",
+        f"of {tokens:,}",
+        "docs/exact.md",
+    )
+
+
+def _training(benchmarks: Path) -> Row:
+    """Of Qwen3-8B's shape through verl; the range is that of the recordings, one run an arm."""
+    ratios = []
+    for name in STEPS:
+        runs = json.loads((benchmarks / f"verl_{MACHINE}{name}.json").read_text())["rows"]
+        step_s = {it["arm"]: number(it, "step_s") for it in runs}
+        ratios.append(step_s["nvfp4-qat"] / step_s["bf16"])
+    return Row(
+        "Time of a verl step with QAT over BF16's, Qwen3-8B",
+        show_ratio(ratios[0]),
+        f"{show_ratio(min(ratios))} to {show_ratio(max(ratios))}: {len(ratios)} recordings",
+        "docs/performance.md#qwen3-at-true-size-through-verl",
+    )
