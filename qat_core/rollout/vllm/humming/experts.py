@@ -22,8 +22,9 @@ from vllm.model_executor.layers.fused_moe.moe_fused_mul_sum import moe_fused_mul
 from vllm.model_executor.layers.fused_moe.utils import _resize_cache
 
 from qat_core.options import BLOCK_SIZE
+from qat_core.rollout.vllm.humming import few_rows
 from qat_core.rollout.vllm.humming import library as humming
-from qat_core.rollout.vllm.humming.tiles import EXACT, exact_expert_tiles, expert_tiles
+from qat_core.rollout.vllm.humming.tiles import EXACT, EXACT_ROWS, exact_expert_tiles, expert_tiles
 from qat_core.rollout.vllm.switches import is_exact
 from qat_core.rollout.vllm.tile_layout import to_layout
 
@@ -147,6 +148,11 @@ def multiply(
     from humming.forward import humming_forward
 
     experts, blocks, n = scale.shape
+    if is_exact() and routing.topk_ids.numel() <= EXACT_ROWS * experts:
+        tile = few_rows.tile_rows(routing.topk_ids.numel() // experts)
+        order = routing.order(tile)
+        few_rows.multiply_experts(x, words, scale, multiplier, tile, order, out)
+        return
     config, compute, tiles, rows = _kernels(experts, n, BLOCK_SIZE * blocks, x.device)
     pairs = routing.topk_ids.numel()
     tile_rows = next(of_tile for up_to, of_tile in rows if pairs <= up_to)
@@ -186,6 +192,7 @@ def _kernels(
     )
     computing: dict[str, Any] = {"gemm_type": "indexed"}
     if is_exact():
+        few_rows.prepare(k, experts=True, device=device)
         computing, tiles = EXACT | computing, exact_expert_tiles(config, device)
     else:
         tiles = expert_tiles(config, device)

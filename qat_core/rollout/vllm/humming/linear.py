@@ -28,11 +28,11 @@ from vllm.model_executor.kernels.linear.nvfp4.base import (
 )
 
 from qat_core.options import BLOCK_SIZE
+from qat_core.rollout.vllm.humming import few_rows
 from qat_core.rollout.vllm.humming import library as humming
 from qat_core.rollout.vllm.humming.tiles import (
-    EXACT,
+    EXACT_UNPACK_FROM,
     UNPACK_FROM,
-    exact_linear_tiles,
     linear_tiles,
 )
 from qat_core.rollout.vllm.switches import is_exact
@@ -70,6 +70,8 @@ class HummingLinearKernel(NvFp4LinearKernel):  # type: ignore[misc]
             layer.humming_locks = locks
             row = torch.zeros(1, BLOCK_SIZE * len(scale), dtype=torch.bfloat16, device=words.device)
             multiply(row, words, scale, multiplier, locks)
+            if is_exact():
+                few_rows.prepare(row.shape[1], experts=False, device=words.device)
 
     def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """BF16 (..., N) of BF16 (..., K)."""
@@ -95,7 +97,7 @@ def nvfp4_linear(
         words, scale, multiplier: see `tile_layout.unpack`.
         locks: int32 (NUM_LOCKS,), zero before and after.
     """
-    if len(x) >= UNPACK_FROM:
+    if len(x) >= (EXACT_UNPACK_FROM if is_exact() else UNPACK_FROM):
         return F.linear(x, unpack(words, scale, multiplier))
     return multiply(x.contiguous(), words, scale, multiplier, locks)
 
@@ -106,7 +108,12 @@ def _(x: Tensor, words: Tensor, scale: Tensor, multiplier: Tensor, locks: Tensor
 
 
 def multiply(x: Tensor, words: Tensor, scale: Tensor, multiplier: Tensor, locks: Tensor) -> Tensor:
-    """Humming's product, for fewer than `UNPACK_FROM` rows; compiles its kernels at first."""
+    """Humming's product, for fewer than `UNPACK_FROM` rows; compiles its kernels at first.
+
+    In the exact mode ours, for fewer than `EXACT_UNPACK_FROM`.
+    """
+    if is_exact():
+        return few_rows.multiply(x, words, scale, multiplier)
     from humming.forward import humming_forward
 
     config, compute, tiles = _kernels(scale.shape[1], BLOCK_SIZE * scale.shape[0], x.device)
@@ -131,6 +138,4 @@ def _kernels(n: int, k: int, device: torch.device) -> tuple[Any, str, str]:
         n, k, humming.weight_schema(), torch_dtype=torch.bfloat16, device=device
     )
     compute: dict[str, Any] = {"gemm_type": "dense"}
-    if is_exact():
-        return config, json.dumps(EXACT | compute), json.dumps(exact_linear_tiles(config))
     return config, json.dumps(compute), json.dumps(linear_tiles(config))

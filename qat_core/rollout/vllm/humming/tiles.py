@@ -16,6 +16,8 @@ ANY_MORE = 1 << 30  # Humming's word for a tile that serves any number of rows
 # On an H100 this way took at most 8 % more time than the better of both, at every number of rows,
 # for the linear layers of Qwen3-8B and 30B-A3B (docs/history.md: products).
 UNPACK_FROM = 2048
+EXACT_UNPACK_FROM = 512  # in the exact mode, whose products are ours up to here
+EXACT_ROWS = 64  # of an expert, likewise
 # Of Humming's table, with some 30 kernels a layer shape, these rows' tiles serve all up to them.
 TILED_ROWS = (8, 32, 64, 128, 256, 512, 1024, UNPACK_FROM)
 # Likewise for pairs of a token and an expert; the last one's tile serves any more.
@@ -42,14 +44,6 @@ def tiles_for(config: Any, compute: dict[str, Any], rows: Sequence[int]) -> list
 def for_rows(table: Sequence[Any], rows: Sequence[int]) -> list[Any]:
     """The entries (rows above, rows up to, tile) of a table that some numbers of rows need."""
     return [entry for entry in table if any(entry[0] < m <= entry[1] for m in rows)]
-
-
-def exact_linear_tiles(config: Any) -> list[Any]:
-    """As `linear_tiles`, batch-invariant: one warp adds all of K, in its order."""
-    own = tiles_for(config, EXACT | {"gemm_type": "dense"}, TILED_ROWS)
-    return [
-        [above, up_to, for_rows(own, [up_to])[0][2]] for above, up_to in pairwise((0, *TILED_ROWS))
-    ]
 
 
 def linear_tiles(config: Any) -> list[Any]:
