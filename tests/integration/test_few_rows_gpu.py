@@ -1,4 +1,4 @@
-"""Our products of few rows have the bits of cuBLAS, which splits no sum, and of PyTorch's experts."""
+"""Our products of few rows have the bits of cuBLAS without split sums, and of grouped products."""
 
 import pytest
 import torch
