@@ -72,6 +72,8 @@ time.sleep(600)
 EVALUATE = """
 from experiments.evaluate import run
 from experiments.support.cli import run_cli
+
+pytestmark = pytest.mark.long
 run.check_base = run._held_out_questions = lambda *_: []
 run_cli(run.main)
 """

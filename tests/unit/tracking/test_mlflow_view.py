@@ -268,6 +268,8 @@ def test_runs_are_found_by_their_whole_name(client: MlflowClient) -> None:
 RACER = """
 import sys
 from experiments.tracking.store import connect, find_or_create_experiment
+
+pytestmark = pytest.mark.long
 find_or_create_experiment(connect(), "s")
 """
 
