@@ -16,6 +16,8 @@ from experiments.study.schema import ROOT, STUDIES
 from experiments.verl.checkpoints import TRACKER
 from qat_core.checkpoint.manifest import write_manifest
 
+pytestmark = pytest.mark.long
+
 
 def test_local_checkpoints_are_used_as_they_are_in_the_order_of_their_steps(tmp_path: Path) -> None:
     for name in ("step_10", "step_5", "step_20.bak", "partial"):
@@ -72,8 +74,6 @@ time.sleep(600)
 EVALUATE = """
 from experiments.evaluate import run
 from experiments.support.cli import run_cli
-
-pytestmark = pytest.mark.long
 run.check_base = run._held_out_questions = lambda *_: []
 run_cli(run.main)
 """

@@ -27,6 +27,8 @@ from tests import manifests
 from tests.records import pack
 from tests.unit.tracking.conftest import use_store
 
+pytestmark = pytest.mark.long
+
 NAME = "nano_bf16_seed0"
 HOUR_MS = 3_600_000
 ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
@@ -268,8 +270,6 @@ def test_runs_are_found_by_their_whole_name(client: MlflowClient) -> None:
 RACER = """
 import sys
 from experiments.tracking.store import connect, find_or_create_experiment
-
-pytestmark = pytest.mark.long
 find_or_create_experiment(connect(), "s")
 """
 

@@ -13,11 +13,11 @@ pytest.importorskip("verl", reason="needs requirements/engines.txt")
 from experiments.study.schema import ROOT
 from tests.verl_configurations import CONFIGS, ROLLOUT
 
+pytestmark = pytest.mark.long
+
 COMPOSE = f"""
 import verl
 from hydra import compose, initialize_config_dir
-
-pytestmark = pytest.mark.long
 with initialize_config_dir({str(CONFIGS["ppo"].parent)!r}, version_base=None):
     content = compose("ppo_trainer", ["+nvfp4@_global_=w4a16", "{ROLLOUT}.name=vllm"])
 print("composed", content.actor_rollout_ref.actor.fsdp_config.qat.scale_policy)
