@@ -53,6 +53,7 @@ def script(request: pytest.FixtureRequest) -> Path:
     return EXAMPLES / "verl" / f"{request.param}.sh"
 
 
+@pytest.mark.long
 def test_nothing_of_the_verl_commands_is_refused(script: Path, tmp_path: Path) -> None:
     pytest.importorskip("verl", reason="needs requirements/engines.txt")
     name = script.stem.replace("_", "-")

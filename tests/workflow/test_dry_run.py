@@ -12,6 +12,8 @@ from experiments.study.load import load_study
 from experiments.study.schema import ROOT, STUDIES
 from tests.workflow.programs import SLOW_IMPORTS, SMOKE, imported, run, snakemake
 
+pytestmark = pytest.mark.long
+
 # design.md, from shapes alone
 QWEN3_LINES = {
     "qwen3-8b bf16": "15.26 GiB",

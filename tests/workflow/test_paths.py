@@ -9,6 +9,8 @@ import pytest
 from experiments.study.schema import ROOT
 from tests.workflow.programs import SMOKE, copy_repository, run, snakemake
 
+pytestmark = pytest.mark.long
+
 NAME = "a b'$(touch executed);`touch executed` & #.yaml"
 BASE = "results/base/tiny/manifest.json"
 

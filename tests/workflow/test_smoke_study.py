@@ -178,7 +178,7 @@ JUDGED = {"evaluate", "compare"} | DRAWN
     ("file", "old", "new", "again"),
     [
         ("docs/protocols/kl-claim.md", "# ", "## ", {"report"}),
-        ("analysis/metrics.yaml", "k3 KL", "KL", DRAWN),
+        ("analysis/metrics.yaml", "k3 estimate", "KL", DRAWN),
         ("analysis/style.py", "#0072b2", "#0072b3", DRAWN),
         ("qat_core/rollout/vllm/humming/library.py", "unset", "leave out", set()),
         ("qat_core/nvfp4/kernels.py", "tl.load(", "2 * tl.load(", set()),

@@ -176,6 +176,7 @@ def test_outcomes_have_a_row_for_each_setting() -> None:
     assert "| 2e-4 | nvfp4-noqat | none | reward | 4 of 5 | 28% to 99% |" in filled
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("record", ["verl-nano", "collapse-verl"])
 def test_figures_are_drawn_again_to_the_same_bytes(record: str, tmp_path: Path) -> None:
     folder = ROOT / RECORDS / record

@@ -31,6 +31,7 @@ def bars_of(panel: Axes) -> list[Rectangle]:
     return [patch for patch in panel.patches if isinstance(patch, Rectangle)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", FIGURES)
 def test_files_repeat_byte_for_byte(
     name: str, study: Study, results: Results, tmp_path: Path

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from analysis import claims
 from analysis.claims_table import ClaimsTable
-from analysis.load import load_results
-from analysis.parity.judge import judge_study
 from analysis.record import record_study
 from analysis.replication import (
     Comparison,
@@ -32,7 +31,7 @@ def record(study_file: Path, results_dir: Path, tmp_path: Path) -> Path:
 
 
 def claims_of(study: Study, results: Path) -> ClaimsTable:
-    return judge_study(study, load_results(study, results))
+    return claims.judge(study, results)
 
 
 def run_again(record: Path, folder: Path) -> Study:

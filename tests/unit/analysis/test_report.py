@@ -141,6 +141,7 @@ def test_claims_drift_memory_and_provenance_are_there(
     assert "Protocol for claims about mismatch" in page
 
 
+@pytest.mark.long
 def test_the_same_files_give_the_same_bytes(study_file: Path, copied: Path) -> None:
     page = render(read_content(study_file, copied))
     assert render(read_content(study_file, copied)) == page

@@ -16,6 +16,8 @@ from experiments.study.schema import ROOT, STUDIES
 from experiments.verl.checkpoints import TRACKER
 from qat_core.checkpoint.manifest import write_manifest
 
+pytestmark = pytest.mark.long
+
 
 def test_local_checkpoints_are_used_as_they_are_in_the_order_of_their_steps(tmp_path: Path) -> None:
     for name in ("step_10", "step_5", "step_20.bak", "partial"):

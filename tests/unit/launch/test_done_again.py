@@ -18,6 +18,8 @@ from experiments.support.json_files import read_json, write_json
 from tests.manifests import make_manifest
 from tests.unit.launch.programs import Program, all_of
 
+pytestmark = pytest.mark.long
+
 
 def finish(study: Study, results: Path) -> None:
     """Bases, data and runs as the programs leave them, as far as is read of them here."""

@@ -27,6 +27,8 @@ from tests import manifests
 from tests.records import pack
 from tests.unit.tracking.conftest import use_store
 
+pytestmark = pytest.mark.long
+
 NAME = "nano_bf16_seed0"
 HOUR_MS = 3_600_000
 ENVIRONMENT = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}

@@ -111,6 +111,7 @@ def test_an_argument_that_syncs_do_not_stand_is_refused(argument: str, fix: str)
         require_arguments(with_argument(argument))
 
 
+@pytest.mark.long
 def test_no_full_name_of_vllms_counts_as_short_for_another() -> None:
     """Of all arguments of an engine and of `vllm serve`, which verl calls."""
     pytest.importorskip("vllm", reason="needs requirements/engines.txt")

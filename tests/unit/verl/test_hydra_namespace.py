@@ -13,6 +13,8 @@ pytest.importorskip("verl", reason="needs requirements/engines.txt")
 from experiments.study.schema import ROOT
 from tests.verl_configurations import CONFIGS, ROLLOUT
 
+pytestmark = pytest.mark.long
+
 COMPOSE = f"""
 import verl
 from hydra import compose, initialize_config_dir
