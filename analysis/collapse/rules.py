@@ -105,6 +105,12 @@ def _collapses_no_more(runs: Comparison) -> Judged:
     return Judged(judge(interval, COLLAPSES_NO_MORE), detail, interval, COLLAPSES_NO_MORE)
 
 
+def _reward_difference(runs: Comparison, one: Setting, other: Setting) -> Interval:
+    """Mean reward of one setting less the other's, by seed."""
+    first, second = ([outcome.area for outcome in runs.grid[it]] for it in (one, other))
+    return paired_difference(first, second, AREA_LEVEL)
+
+
 def _collapses_less(first: str, second: str, runs: Comparison) -> Judged:
     """C12's and C13's rule: fewer runs of the first arm collapse than of the second."""
     one, other = runs.at(first), runs.at(second)
@@ -115,18 +121,17 @@ def _collapses_less(first: str, second: str, runs: Comparison) -> Judged:
 
 def _exact_costs_no_reward(runs: Comparison) -> Judged:
     """C14's rule: the mean rewards of exact QAT and QAT are close."""
-    exact, qat = ([o.area for o in runs.grid[runs.at(arm)]] for arm in (QAT_EXACT, QAT))
-    interval = paired_difference(exact, qat, AREA_LEVEL)
+    interval = _reward_difference(runs, runs.at(QAT_EXACT), runs.at(QAT))
     return Judged(
         judge(interval, COSTS_NOTHING), "mean reward less inexact QAT's", interval, COSTS_NOTHING
     )
 
 
 def _costs_no_reward(runs: Comparison) -> Judged:
-    intervals = {}
-    for lr in _rates_of_c4(runs.design):
-        qat, bf16 = ([o.area for o in runs.grid[runs.at(arm, lr)]] for arm in (QAT, BF16))
-        intervals[lr] = paired_difference(qat, bf16, AREA_LEVEL)
+    intervals = {
+        lr: _reward_difference(runs, runs.at(QAT, lr), runs.at(BF16, lr))
+        for lr in _rates_of_c4(runs.design)
+    }
     verdict = _worst([judge(it, COSTS_NOTHING) for it in intervals.values()])
     if len(intervals) == 1:
         (interval,) = intervals.values()

@@ -1,6 +1,5 @@
 """The table of README: at most eight rows of one number, one interval and one link each."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -11,6 +10,7 @@ from analysis.markdown import MarkdownTable
 from analysis.stats import LEVEL
 from analysis.tables.engines import engines_of, number, read_servings
 from experiments.runs.summary import KL_RATIO, Estimate
+from experiments.support.json_files import read_json
 
 STUDY = "collapse-smollm2-confirm"  # of the pretrained model, ten seeds
 MACHINE, MODEL = "h200", "qwen3-30b-a3b"
@@ -105,7 +105,7 @@ def _difference(claim: Claim) -> tuple[str, str]:
 
 def _exact(path: Path) -> Row:
     """Of all comparisons that have to be zero, controls not counted."""
-    rows = [it for it in json.loads(path.read_text())["comparisons"] if it["expected_zero"]]
+    rows = [it for it in read_json(path)["comparisons"] if it["expected_zero"]]
     unequal, tokens = (sum(it[key] for it in rows) for key in ("unequal", "tokens"))
     return Row(
         "Exact mode: log-probs of sampled tokens that differ in any bit",
@@ -119,7 +119,7 @@ def _training(benchmarks: Path) -> Row:
     """Of Qwen3-8B's shape through verl; the range is that of the recordings, one run an arm."""
     ratios = []
     for name in STEPS:
-        runs = json.loads((benchmarks / f"verl_{MACHINE}{name}.json").read_text())["rows"]
+        runs = read_json(benchmarks / f"verl_{MACHINE}{name}.json")["rows"]
         step_s = {it["arm"]: number(it, "step_s") for it in runs}
         ratios.append(step_s["nvfp4-qat"] / step_s["bf16"])
     return Row(

@@ -18,6 +18,7 @@ from qat_core.exact.contract import needed
 from qat_core.exact.model import model_runner
 from qat_core.planning.plan import plan
 from qat_core.planning.recipe import Recipe
+from qat_core.rollout.eager import positions_from_mask
 from qat_core.rollout.engine import Rollouts
 from qat_core.rollout.start import start_engine
 from qat_core.training.preparation import prepare
@@ -104,11 +105,10 @@ def _log_probs(model: Any, sampled: Rollouts) -> Tensor:
     rows = []
     for row in range(len(sampled.input_ids)):
         one = sampled.select(slice(row, row + 1))
-        positions = (one.attention_mask.cumsum(-1) - 1).clamp(min=0)
         logits = model(
             input_ids=one.input_ids,
             attention_mask=one.attention_mask,
-            position_ids=positions,
+            position_ids=positions_from_mask(one.attention_mask),
             use_cache=False,
             logits_to_keep=num_tokens + 1,
         ).logits
