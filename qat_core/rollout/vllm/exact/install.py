@@ -15,7 +15,6 @@ On top of vLLM's batch-invariant mode:
 import os
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor
 from vllm import envs
 from vllm.model_executor.layers import layernorm, linear, vocab_parallel_embedding
@@ -24,6 +23,7 @@ from vllm.v1.attention.backends import flash_attn
 
 from qat_core.exact import kernels
 from qat_core.exact.contract import shared
+from qat_core.exact.functions import linear as product
 from qat_core.exact.operators import longest_for
 from qat_core.rollout.vllm.exact.bf16_experts import ExactBf16Experts
 from qat_core.rollout.vllm.humming import experts as humming_experts
@@ -56,12 +56,6 @@ def norm(input: Tensor, weight: Tensor, eps: float = 1e-6, residual: Tensor | No
     """In place of vLLM's `rms_norm_batch_invariant`; of a residual, the sum too."""
     normed, summed = kernels.norm(input, weight, eps, residual)
     return normed if residual is None else (normed, summed)
-
-
-def product(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """In place of vLLM's `linear_batch_invariant`, which adds a bias to the rounded product too."""
-    out = F.linear(input, weight)
-    return out if bias is None else out + bias
 
 
 def attend(*, q: Tensor, k: Tensor, max_seqlen_q: int, **rest: Any) -> Any:
