@@ -29,7 +29,7 @@ ENGINE = "qat_core.rollout.vllm.exact.install"
 NEEDED = {
     "batch-invariant mode": "True",
     "norm": f"{ENGINE}.norm",
-    "linear layers": f"{ENGINE}.product",
+    "linear layers": f"{functions.linear.__module__}.{functions.linear.__qualname__}",
     "attention": f"{ENGINE}.attend",
     "compilation mode": "0",
     "dtype": "torch.bfloat16",

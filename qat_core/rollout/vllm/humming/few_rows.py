@@ -1,23 +1,23 @@
 """Exact products of few rows with NVFP4 weights in Humming's layout, by `few_rows.cu`.
 
 Humming's own batch-invariant tiles give a warp 32 columns at least, whose codes it unpacks between
-two additions; here it is 16, so that four times as many warps share a layer's work at a row.
+two additions; here it is 16, so that more warps share a layer's work.
 """
 
 import ctypes
+import math
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from qat_core.options import BLOCK_SIZE
 
-COLUMNS = 64  # of a block of threads
-THREADS = 128
 TILE_ROWS = (8, 16, 32, 64)
-STAGES = {8: 6, 16: 6, 32: 5, 64: 4}  # by the rows of a tile: as many as keep memory busy
+NUM_MULTIPROCESSORS = 132  # of H100 and H200
+# By the rows of a tile: how much of K is fetched at once, if it divides K, and how often ahead.
+STAGES = {8: (256, 4), 16: (256, 4), 32: (128, 4), 64: (128, 4)}
 
 
 def tile_rows(rows: int) -> int:
@@ -35,12 +35,9 @@ def multiply(x: Tensor, words: Tensor, scale: Tensor, multiplier: Tensor) -> Ten
     (rows, k), n = x.shape, scale.shape[-1]
     out = x.new_empty(rows, n)
     tile = tile_rows(rows)
-    kernel, shared_bytes = _kernel(tile, k % 128 == 0, False, x.device)
     _launch(
-        kernel,
-        (n // COLUMNS, -(-rows // tile), 1),
+        Size(tile, -(-rows // tile), n, k, experts=False),
         [x, words, scale, multiplier, out, x, x, x, rows, n, k, 1],
-        shared_bytes,
     )
     return out
 
@@ -64,34 +61,58 @@ def multiply_experts(
         out: BF16 (pairs, N).
     """
     (pairs, n), k = out.shape, BLOCK_SIZE * scale.shape[-2]
-    kernel, shared_bytes = _kernel(tile, k % 128 == 0, True, x.device)
     _launch(
-        kernel,
-        (n // COLUMNS, len(order[1]), 1),
+        Size(tile, len(order[1]), n, k, experts=True),
         [x, words, scale, multiplier, out, *order, pairs, n, k, pairs // len(x)],
-        shared_bytes,
     )
 
 
-def _launch(kernel: Any, grid: tuple[int, int, int], arguments: list[Any], shared: int) -> None:
-    kernel(grid=grid, block=(THREADS, 1, 1), args=arguments, shared_mem=shared)
+class Size(NamedTuple):
+    """Of a product: rows of a tile, how many tiles of them, columns, length of a sum."""
+
+    tile: int
+    tiles: int
+    n: int
+    k: int
+    experts: bool
+
+    @property
+    def warps(self) -> int:
+        """Of a block: twice as many read rows half as often, where blocks are enough."""
+        is_often = self.n % 128 == 0 and self.tiles * (self.n // 128) >= 2 * NUM_MULTIPROCESSORS
+        return 8 if is_often else 4
+
+    @property
+    def stage(self) -> tuple[int, int]:
+        """How much of K is fetched at once, and how often ahead."""
+        longest, ahead = STAGES[self.tile]
+        return math.gcd(longest, self.k), ahead
 
 
-def prepare(k: int, experts: bool, device: torch.device) -> None:
-    """Compiles what products of a weight of K columns need, before a graph is captured."""
-    for rows in TILE_ROWS:
-        _kernel(rows, k % 128 == 0, experts, device)
+def _launch(size: Size, arguments: list[Any]) -> None:
+    kernel, shared_bytes = _kernel(size.tile, size.warps, *size.stage, size.experts)
+    grid = (size.tiles, size.n // (16 * size.warps), 1)
+    block = (32 * size.warps, 1, 1)
+    kernel(grid=grid, block=block, args=arguments, shared_mem=shared_bytes)
+
+
+def prepare(n: int, k: int, experts: bool) -> None:
+    """Compiles what products of a weight (N, K) need, before a graph is captured."""
+    for tile in TILE_ROWS:
+        for tiles in (1, NUM_MULTIPROCESSORS):
+            size = Size(tile, tiles, n, k, experts)
+            _kernel(tile, size.warps, *size.stage, experts)
 
 
 @lru_cache
-def _kernel(rows: int, is_long: bool, experts: bool, device: torch.device) -> tuple[Any, int]:
-    """For a tile's rows and stages of 128 or 64 of K; and the bytes of shared memory it takes."""
-    stage_k = 128 if is_long else 64
-    names = {"TILES": rows // 8, "STAGE_K": stage_k, "STAGES": STAGES[rows], "EXPERTS": +experts}
-    with torch.cuda.device(device):
-        kernel = compile_kernel([f"-D{name}={value}" for name, value in names.items()])
-        shared_bytes = STAGES[rows] * (stage_k // 16 * (512 + 64) + rows * 2 * stage_k)
-        kernel.set_shared_memory_config(shared_bytes)
+def _kernel(tile: int, warps: int, stage_k: int, stages: int, experts: bool) -> tuple[Any, int]:
+    """For the current GPU; and the bytes of shared memory that a block takes."""
+    names = {"TILES": tile // 8, "WARPS": warps, "STAGE_K": stage_k, "STAGES": stages}
+    options = [f"-D{name}={value}" for name, value in names.items()]
+    kernel = compile_kernel([*options, f"-DEXPERTS={experts:d}"])
+    of_step = 16 * warps * 9  # bytes of codes and scales
+    shared_bytes = stages * (stage_k // 16 * of_step + tile * 2 * stage_k)
+    kernel.set_shared_memory_config(shared_bytes)
     return kernel, shared_bytes
 
 
