@@ -14,10 +14,10 @@ from torch import Tensor
 
 from qat_core.options import BLOCK_SIZE
 
-TILE_ROWS = (8, 16, 32, 64)
+TILE_ROWS = (8, 16, 64, 128, 256)
 NUM_MULTIPROCESSORS = 132  # of H100 and H200
-# By the rows of a tile: how much of K is fetched at once, if it divides K, and how often ahead.
-STAGES = {8: (256, 4), 16: (256, 4), 32: (128, 4), 64: (128, 4)}
+# By the rows of a tile: how much of K is fetched at once, if it divides K, and in how many stages.
+STAGES = {8: (256, 4), 16: (256, 4), 64: (128, 4), 128: (64, 6), 256: (64, 5)}
 
 
 def tile_rows(rows: int) -> int:
@@ -111,7 +111,8 @@ def _kernel(tile: int, warps: int, stage_k: int, stages: int, experts: bool) -> 
     options = [f"-D{name}={value}" for name, value in names.items()]
     kernel = compile_kernel([*options, f"-DEXPERTS={experts:d}"])
     of_step = 16 * warps * 9  # bytes of codes and scales
-    shared_bytes = stages * (stage_k // 16 * of_step + tile * 2 * stage_k)
+    of_stage = stage_k // 16 * of_step + tile * 2 * stage_k
+    shared_bytes = stages * -(-of_stage // 1024) * 1024
     kernel.set_shared_memory_config(shared_bytes)
     return kernel, shared_bytes
 
@@ -121,7 +122,7 @@ def compile_kernel(options: list[str]) -> Any:
     from torch.cuda._utils import _cuda_load_module, _get_nvrtc_library
 
     source = files(__package__).joinpath("few_rows.cu").read_bytes()
-    cubin = _compile(_get_nvrtc_library(), source, ["-arch=sm_90", "--std=c++17", *options])
+    cubin = _compile(_get_nvrtc_library(), source, ["-arch=sm_90a", "--std=c++17", *options])
     return _cuda_load_module(cubin).few_rows  # type: ignore[union-attr]
 
 
