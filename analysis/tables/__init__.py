@@ -32,6 +32,7 @@ SECTIONS: Mapping[str, Callable[[Path, str], list[str]]] = {
     "tiles": rows_sections("humming_tiles", "humming_tiles_*"),
     "codec": rows_sections("codec"),
     "cost": rows_sections("parameter"),
+    "cost_exact": rows_sections("parameter_exact"),
     "cost_sharded": rows_sections("fsdp"),
     "repeated_syncs": rows_sections("bitwise", "bitwise_*"),
     "verl_replay": rows_sections("verl_replay"),

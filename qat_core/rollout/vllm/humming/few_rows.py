@@ -17,7 +17,7 @@ from qat_core.options import BLOCK_SIZE
 TILE_ROWS = (8, 16, 32, 64)
 NUM_MULTIPROCESSORS = 132  # of H100 and H200
 # By the rows of a tile: how much of K is fetched at once, if it divides K, and how often ahead.
-STAGES = {8: (256, 4), 16: (256, 4), 32: (128, 4), 64: (128, 4)}
+STAGES = {8: (256, 4), 16: (256, 4), 32: (256, 3), 64: (64, 6)}
 
 
 def tile_rows(rows: int) -> int:
