@@ -94,13 +94,6 @@ def test_of_several_seeds_stopped_runs_are_not_judged(tmp_path: Path) -> None:
         GridData(study, tmp_path)
 
 
-def test_survival_by_rate_needs_several_rates() -> None:
-    assert "survival" not in figure_names(STUDY)
-    one_rate, several = (load_study(STUDIES / f"{it}.yaml") for it in ("collapse_vllm", "collapse"))
-    assert "survival" not in figure_names(one_rate)
-    assert "survival" in figure_names(several)
-
-
 def test_its_figures_are_drawn(results: Path) -> None:
     data = GridData(STUDY, results)
     lines = [len(axes.lines) for axes in curves.draw(data).axes]

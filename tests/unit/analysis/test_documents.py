@@ -139,21 +139,6 @@ def test_pages_are_what_their_templates_and_the_records_give(
     assert path.read_text() == page_text(ROOT, path, template, about)
 
 
-def test_summary_has_a_row_for_each_model(root: Path) -> None:
-    filled = written("{{ studies() }}", root, root)
-    rows = [line for line in filled.splitlines() if line.startswith("| `default`")]
-    assert [row.split(" | ")[1] for row in rows] == ["nano-dense", "nano-moe"]
-    assert all("PASS" in row and "| `token_tis` |" in row for row in rows)
-
-
-def test_claims_name_commits_and_machines_of_their_runs() -> None:
-    filled = written("{{ claims('collapse') }}", ROOT, ROOT)
-    h200, h100 = (f"a run on 1 NVIDIA {it}" for it in ("H200", "H100 80GB HBM3"))
-    cpu = "cores of Intel(R) Xeon(R) Processor"
-    assert f"35 runs at commit fff47d7 on 64 {cpu}, {h200}" in filled
-    assert f"60 runs at commit 999aef5 on 16 {cpu}, {h100}" in filled
-
-
 def test_a_study_is_called_not_recorded_if_and_only_if_it_has_no_record() -> None:
     rows = [line.split(" | ") for line in (STUDIES / "README.md").read_text().splitlines()]
     listed = {
@@ -167,13 +152,6 @@ def test_a_study_is_called_not_recorded_if_and_only_if_it_has_no_record() -> Non
             ROOT / RECORDS / studies[name].study
         ).is_dir() or "`records/benchmarks`" in text
         assert ("not recorded yet" in text) != has_record, name
-
-
-def test_outcomes_have_a_row_for_each_setting() -> None:
-    filled = written("{{ outcomes('collapse') }}", ROOT, ROOT)
-    rows = [line for line in filled.splitlines() if line.startswith("| small-")]
-    assert len(rows) == 19
-    assert "| 2e-4 | nvfp4-noqat | none | reward | 4 of 5 | 28% to 99% |" in filled
 
 
 @pytest.mark.long
