@@ -18,6 +18,10 @@ from experiments.study.yaml_file import read_yaml
         ("models: {[a]: 1}\n", "line 1: found unhashable key; fix the YAML"),
         ("- 1\n", "not a mapping of keys"),
         ("", "not a mapping of keys"),
+        ("rl:\n\tsteps: 1\n", "line 2: found character '\\t' that cannot start any token"),
+        ("rl: !x 1\n", "line 1: could not determine a constructor for the tag '!x'"),
+        ("rl: *x\n", "line 1: found undefined alias 'x'"),
+        ("study: caf\xe9\n", "not YAML text: 'utf-8' codec can't decode byte 0xe9"),
         ("\x00", "not YAML text: unacceptable character #x0000"),
         ("study: 2024-13-45\n", "not YAML text: month must be in 1..12"),
         ("study: !!bool abc\n", "not YAML text: 'abc'"),
@@ -25,13 +29,14 @@ from experiments.study.yaml_file import read_yaml
         ("a: " + "[" * 2000, "not YAML text: maximum recursion depth exceeded"),
     ],
     ids=[
-        *("unclosed", "key twice", "template", "list as a key", "list", "empty", "binary"),
+        *("unclosed", "key twice", "template", "list as a key", "list", "empty"),
+        *("tab", "unknown tag", "unknown alias", "Latin-1", "binary"),
         *("no day", "no bool", "no time", "deep"),
     ],
 )
 def test_broken_yaml(tmp_path: Path, text: str, line: str) -> None:
     path = tmp_path / "study.yaml"
-    path.write_text(text)
+    path.write_text(text, encoding="latin-1")
     with pytest.raises(ValueError) as caught:
         load_study(path)
     assert str(caught.value).startswith(f"{path}: {line}")
