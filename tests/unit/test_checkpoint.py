@@ -48,11 +48,6 @@ def test_converting_stores_the_bytes_that_a_sync_sends(
     _require_equal(read_checkpoint(tmp_path / "packed"), expected)
 
 
-def test_modelopts_form_holds_what_a_sync_sends(nano_dir: Path, tmp_path: Path) -> None:
-    convert(nano_dir, tmp_path / "packed", Recipe.ffn(), "modelopt")
-    _require_equal(read_checkpoint(tmp_path / "packed"), _synced(nano_dir, Recipe.ffn()))
-
-
 @FORMATS
 @pytest.mark.parametrize("prepared", [True, False], ids=["prepared", "plain"])
 def test_exporting_a_model_equals_converting_its_folder(
