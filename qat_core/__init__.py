@@ -11,9 +11,8 @@
 used: importing this package, or `Recipe`, imports no torch.
 """
 
-from typing import TYPE_CHECKING
-
-from qat_core.lazy_names import load_from
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from qat_core.checkpoint.read import verify
@@ -51,7 +50,11 @@ _MODULES = {
     "weight_stream": "qat_core.weights.stream",
 }
 
-__getattr__ = load_from(__name__, _MODULES)
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -57,8 +57,10 @@ def require_described(folder: Path) -> tuple[QuantPlan, HubNames, Shards, Layout
     Raises:
         ValueError: the files hold other names, shapes or dtypes than it says.
     """
-    settings = read_json(folder / "config.json")
-    kind, ignored = format_of(settings, str(folder / "config.json"))
+    file = folder / "config.json"
+    kind, ignored = format_of(
+        read_json(file).get("quantization_config") or {}, f"{file}: quantization_config"
+    )
     layout, shards, model = LAYOUTS[kind], Shards(folder), meta_model(folder)
     names = HubNames(model)
     declared = as_stored(declared_plan(model, names, ignored), names, shards.described)

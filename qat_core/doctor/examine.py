@@ -9,7 +9,6 @@ from transformers import PreTrainedModel
 
 from qat_core.checkpoint import load
 from qat_core.checkpoint.architecture import meta_model
-from qat_core.checkpoint.shards import Shards, read_json
 from qat_core.doctor.diagnosis import Diagnosis, diagnose
 from qat_core.doctor.laboratory import Laboratory
 from qat_core.doctor.sampling import Sampling
@@ -64,18 +63,8 @@ def load_model(folder: Path, device: str) -> PreTrainedModel:
     Raises:
         ValueError: see `qat_core.checkpoint.load.load_model`.
     """
-    _require_bf16(folder)
     model: PreTrainedModel = load.load_model(folder).to(device)
     return model.eval().requires_grad_(False)
-
-
-def _require_bf16(folder: Path) -> None:
-    Shards(folder)  # names a damaged file
-    if "quantization_config" in read_json(folder / "config.json"):
-        raise ValueError(
-            f"{folder / 'config.json'}: quantization_config: the trainer's checkpoint needs to be "
-            "in BF16; name a packed one with --served"
-        )
 
 
 def examine(
@@ -134,7 +123,7 @@ def _check_previous(case: Case) -> None:
     """Before the work, as its weights are read only where something differs."""
     if case.previous is None:
         return
-    _require_bf16(case.previous)
+    load.full_precision_shards(case.previous)
     old, new = (
         {name: weight.shape for name, weight in meta_model(folder).named_parameters()}
         for folder in (case.previous, case.checkpoint)

@@ -16,7 +16,7 @@ from vllm import SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 
 from experiments.rl.policy import Policy
-from qat_core.checkpoint import convert
+from qat_core import convert
 from qat_core.planning.plan import QuantPlan, plan
 from qat_core.planning.recipe import Recipe
 from qat_core.rollout.engine import Rollouts

@@ -13,8 +13,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from qat_core.checkpoint import convert, export, read_checkpoint
+from qat_core import convert, export
 from qat_core.checkpoint.manifest import MANIFEST, verify_manifest, write_manifest
+from qat_core.checkpoint.read import read_checkpoint
 from qat_core.nvfp4 import PackedTensor, quantize
 from qat_core.planning.plan import plan
 from qat_core.planning.recipe import Recipe

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from qat_core.checkpoint import convert
+from qat_core import convert
 from qat_core.checkpoint.__main__ import main
 from qat_core.planning.recipe import Recipe
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from qat_core.checkpoint import export
+from qat_core import export
 from qat_core.planning.plan import plan
 from qat_core.planning.recipe import Recipe
 from qat_core.training.preparation import prepare

@@ -12,8 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from qat_core.checkpoint import convert, read_checkpoint
+from qat_core import convert
 from qat_core.checkpoint.manifest import write_manifest
+from qat_core.checkpoint.read import read_checkpoint
 from qat_core.checkpoint.shards import INDEX, Shards
 from qat_core.planning.recipe import Recipe
 

@@ -323,8 +323,9 @@ def _require_one_process(settings: Mapping[str, Any]) -> None:
 
 def _served(model_dir: Path, names: HubNames) -> tuple[QuantPlan, CheckpointFormat]:
     """What a checkpoint holds in NVFP4, and how."""
-    config, model = read_json(model_dir / "config.json"), meta_model(model_dir)
-    if "quantization_config" not in config:
+    file, model = model_dir / "config.json", meta_model(model_dir)
+    declared = read_json(file).get("quantization_config")
+    if declared is None:
         return bf16_plan(model), "compressed-tensors"
-    kind, ignored = format_of(config, str(model_dir / "config.json"))
+    kind, ignored = format_of(declared, f"{file}: quantization_config")
     return declared_plan(model, names, ignored), kind
