@@ -32,13 +32,7 @@ def require_valid(name: str, weight: Weight, source: str) -> None:
 
 
 class SharedScales:
-    """Whether weights that engines run as one matrix have one global scale, as they must.
-
-    Args:
-        plan: the weights' groups.
-        names: the hub's.
-        source: for the message.
-    """
+    """Whether weights that engines run as one matrix have one global scale, as they must."""
 
     def __init__(self, plan: QuantPlan, names: HubNames, source: str) -> None:
         groups = {entry.name: entry.group for entry in plan.entries}

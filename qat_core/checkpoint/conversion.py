@@ -16,11 +16,8 @@ RANDOM_EXPERTS = (
 class Conversion:
     """Of a checkpoint folder into a packed one.
 
-    Attributes:
-        plan: what was packed, and the dtypes of the rest.
-        left_out: keys of the source that transformers leaves out by its own lists.
-        source_bytes, packed_bytes: of all tensors, before and after.
-        packed_experts: whether matrices of experts are packed.
+    `left_out` are keys of the source that transformers leaves out by its own lists; bytes are of
+    all tensors, before and after.
     """
 
     plan: QuantPlan
@@ -46,13 +43,7 @@ class Conversion:
 
 @dataclass(frozen=True)
 class Verification:
-    """Of a packed checkpoint in which nothing is wrong.
-
-    Attributes:
-        folder: where it lies.
-        num_weights: under the hub's names, packed ones and others.
-        packed_experts: whether matrices of experts are packed.
-    """
+    """Of a packed checkpoint in which nothing is wrong."""
 
     folder: Path
     num_weights: int

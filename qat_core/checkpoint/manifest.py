@@ -15,12 +15,7 @@ def write_manifest(folder: Path) -> None:
 
 
 def verify_manifest(folder: Path) -> None:
-    """Compare every file with SHA256SUMS.
-
-    Raises:
-        ValueError: the manifest is missing or unreadable, a file was changed, is missing, or is a
-            weight file that the manifest does not know.
-    """
+    """ValueError if a file was changed, is missing, or is a weight file that SHA256SUMS lacks."""
     digests = _read_manifest(folder / MANIFEST)
     for name, digest in digests.items():
         if not (folder / name).is_file():

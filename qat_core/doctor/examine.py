@@ -35,11 +35,6 @@ class Case:
         trained: what the trainer's forward pass rounds; None trains in BF16.
         served: checkpoint that the engine loads, BF16 or packed, instead of the trainer's.
         previous: the trainer's checkpoint at the last sync but one, to tell what is stale.
-        engine: `eager` or `vllm`.
-        device: `cpu` or `cuda`.
-        prompts: token ids.
-        max_new_tokens: longest response.
-        sampling: how responses are drawn.
         micro_batch: sequences of one forward pass of the trainer.
     """
 
@@ -72,9 +67,7 @@ def examine(
 ) -> Diagnosis:
     """Finds the causes of the mismatch of one case.
 
-    Args:
-        case: what to examine.
-        tamper: called with engine and trainer before they sample and score: plants faults.
+    `tamper` is called with engine and trainer before they sample and score: it plants faults.
 
     Raises:
         ValueError: a checkpoint, a recipe or the engine does not fit; the message says what to do.

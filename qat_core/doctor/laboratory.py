@@ -52,14 +52,7 @@ class Setting:
 class Laboratory:
     """Everything that log-probs of one batch of samples are computed from.
 
-    Args:
-        subject: the rollout engine.
-        reference: a transformers model of its own, whose weights are overwritten.
-        versions: served, sent and trained weights.
-        samples: what the engine sampled.
-        sampling: how.
-        trained_BT: log-probs by the trainer itself.
-        micro_batch: sequences of one forward pass of the trainer.
+    The reference is a transformers model of its own, whose weights are overwritten.
     """
 
     def __init__(

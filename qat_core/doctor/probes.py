@@ -27,15 +27,10 @@ Switch = Callable[[Laboratory, Setting], tuple[Setting, Evidence]]
 
 @dataclass(frozen=True)
 class Probe:
-    """One possible cause.
+    """One possible cause, and what repairs it in a setting.
 
-    Attributes:
-        cause: short name, for JSON and tests.
-        title: for the table.
-        advice: what to do if it is the cause.
-        switch: repairs it in a setting.
-        needs_routes: works only where the engine tells which experts it chose. Experts also change
-            as a consequence of any other fault, so that only proof makes it one.
+    With `needs_routes` it works only where the engine tells which experts it chose. Experts also
+    change as a consequence of any other fault, so that only proof makes it one.
     """
 
     cause: str

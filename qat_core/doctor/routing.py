@@ -86,11 +86,8 @@ class Recorder:
 def disagreement(model: nn.Module, routes: Routes, mask_BL: Tensor) -> tuple[float, float]:
     """How the model's routers differ from the recorded ones on the recorded inputs.
 
-    What the inputs owe to faults elsewhere plays no part in it.
-
-    Returns:
-        The share of decisions with another set of experts, and the mean difference of the weights
-        of the same experts relative to their mean.
+    The share of decisions with another set of experts, and the mean difference of the weights of
+    the same experts relative to their mean. What the inputs owe to faults elsewhere plays no part.
     """
     real = mask_BL.flatten() > 0
     other, difference, total = [], 0.0, 0.0
@@ -113,12 +110,9 @@ def _by_expert(ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def replayed(model: nn.Module, routes: Routes | None, *, weights: bool) -> Iterator[None]:
-    """Inside, the model's tokens go to the recorded experts.
+    """Inside, the model's tokens go to the recorded experts; None changes nothing.
 
-    Args:
-        model: with the routers of the recorded one.
-        routes: None changes nothing.
-        weights: replay the experts' weights too; else the router weighs the given experts again.
+    Without `weights` the router weighs the given experts again.
     """
     layers = routes.layers if routes else ()
     if layers and not weights:

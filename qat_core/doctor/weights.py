@@ -75,14 +75,9 @@ def compare(
     trained: Recipe | None,
     previous: Callable[[], nn.Module] | None,
 ) -> Versions:
-    """Finds a cause for every weight that differs.
+    """Finds a cause for every weight that differs between the engine's numbers and the trainer's.
 
-    Args:
-        model: the trainer's weights, plain.
-        served: the rollout engine's numbers.
-        rolled_out: what the rollout engine is to hold in NVFP4.
-        trained: what training rounds; None for BF16.
-        previous: loads the model as it was at the last sync but one, to tell what is stale.
+    `previous` loads the model as it was at the last sync but one, to tell what is stale.
 
     Raises:
         ValueError: the engine's weights have other names or shapes than the trainer's. More rows

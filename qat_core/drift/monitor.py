@@ -56,17 +56,10 @@ class WeightDrift:
 
 
 class DriftMonitor:
-    """Looks at some blocks of every weight that a recipe quantizes.
+    """Looks at some blocks of every weight that a recipe quantizes, sharded ones refused.
 
-    Args:
-        model: prepared or not, on one device; a model that trains in BF16 is looked at as rollouts
-            would round it.
-        recipe: what rollouts hold in NVFP4, and how.
-        blocks_per_weight: how many blocks of a weight to look at.
-        seed: of the choice of blocks.
-
-    Raises:
-        ValueError: as `plan`; or a weight is sharded.
+    A model that trains in BF16 is looked at as rollouts would round it. `seed` is of the choice of
+    blocks.
     """
 
     def __init__(

@@ -29,10 +29,6 @@ def group_amax(groups: Groups) -> list[Tensor]:
     Returns:
         For each group an FP32 tensor of the leading dimensions' shape (0-D for matrices), not
         finite where a member holds NaN or infinity: see `require_finite`.
-
-    Raises:
-        ValueError: a group is empty, its members do not fit the format or each other, or not all
-            weights are on one device.
     """
     if not groups:
         return []
@@ -53,18 +49,9 @@ def measure_and_round(
     as with "pow2" it is at nearly each optimizer step. What comes does not depend on the last ones.
     Not for torch.compile.
 
-    Args:
-        groups: see `group_amax`.
-        last_scales: of each group, FP32 of the leading dimensions' shape.
-        policy: see `global_scale`.
-        method: see `fake_quantize`.
-
     Returns:
         The amax of each group, and for each group its weights, equal to `fake_quantize` in every
         bit, in their dtypes. They share memory, which lives as long as one of them does.
-
-    Raises:
-        ValueError: as `group_amax` and `fake_quantize`.
     """
     if not groups:
         return [], []
@@ -83,14 +70,9 @@ def is_representable(w: Tensor) -> Tensor:
 
 
 def require_finite(amax: Sequence[Tensor], names: Sequence[str]) -> None:
-    """Refuse weights that NVFP4 cannot represent in BF16. Waits for the GPU once.
+    """ValueError naming the first weight that NVFP4 cannot represent in BF16.
 
-    Args:
-        amax: of each weight: `group_amax([[w] for w in weights])`, of sharded ones over all ranks.
-        names: the weights' names.
-
-    Raises:
-        ValueError: naming the first weight that holds NaN, infinity or a value above 2.9e38.
+    Waits for the GPU once. `amax` is that of each weight alone, of sharded ones over all ranks.
     """
     if not amax or bool(is_representable(torch.cat([a.flatten() for a in amax])).all()):
         return

@@ -24,18 +24,8 @@ def pack_shards(
 ) -> list[Tensor]:
     """Codes and block scales of each shard, uint8 (layout.num_bytes,).
 
-    On a GPU in a launch for a size of matrix. Not for torch.compile. The results share memory,
-    which lives as long as one of them does.
-
-    Args:
-        weights: this rank's rows of each weight, BF16 or FP32 (..., N, K), all on one device.
-        global_scales: FP32 of their leading dimensions' shape.
-        layouts: see `qat_core.nvfp4.format.shard_layout`.
-        method: as for `quantize`.
-        names: what to call the weights in an error.
-
-    Raises:
-        ValueError: as `quantize_all`.
+    A shard is this rank's rows (..., N, K) of a weight. On a GPU in a launch for a size of matrix.
+    Not for torch.compile. The results share memory, which lives as long as one of them does.
     """
     weights = checked(weights, global_scales, method, names)
     if not weights:

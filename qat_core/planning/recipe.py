@@ -79,13 +79,10 @@ class Recipe(BaseModel):
 
 
 def matches(pattern: str, module_name: str, roles: Collection[str] = ()) -> bool:
-    """Whether an ignore pattern covers a module.
+    """Whether an ignore pattern covers a module of this name that is part of these roles.
 
-    Args:
-        pattern: `re:` and a regex of the name from its start, `role:` and a role, or a part of the
-            name.
-        module_name: where the module stands.
-        roles: what it is part of, of ROLES.
+    A pattern is `re:` and a regex of the name from its start, `role:` and a role, or a part of the
+    name.
     """
     if pattern.startswith(REGEX_PREFIX):
         return re.match(pattern.removeprefix(REGEX_PREFIX), module_name) is not None

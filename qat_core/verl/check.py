@@ -41,12 +41,7 @@ class HydraConfig(NamedTuple):
 def main(
     words: Sequence[str] | None = None, program: str = "python -m qat_core.verl.check"
 ) -> None:
-    """Prints a line on what would run, or one for each refusal, with exit code 2.
-
-    Args:
-        words: the verl command, by default the program's own arguments.
-        program: what usage calls it.
-    """
+    """Prints a line on what would run, or one for each refusal, with exit code 2."""
     given = list(sys.argv[1:] if words is None else words)
     parser = argparse.ArgumentParser(
         prog=program,

@@ -54,8 +54,6 @@ class NvFp4Config(QATEngineConfig):  # type: ignore[misc]
         enable: to verl's own code always off, whatever was set: its QAT must not act too.
         nvfp4: what `enable` was set to; False is BF16 in training and rollouts.
         train: train fake-quantized; rollouts are in NVFP4 either way.
-        scale_policy: global scale, "pow2" or "amax".
-        block_scale_method: "max", "four_over_six" or "mse".
     """
 
     train: bool = True

@@ -54,13 +54,10 @@ def coverage(
     """Look at a model, at what travels and at what an engine or checkpoint quantizes.
 
     Args:
-        model: the trained model; what its parameters are is looked at, not what a recipe says.
+        model: what its parameters are is looked at, not what a recipe says.
         packed: plan of the weight stream; None packs nothing.
         served: parameters, under their names in `model`, that the receiver holds in NVFP4.
         qat: whether training is meant to round; False for post-training quantization.
-
-    Raises:
-        ValueError: `served` names a parameter that the model does not have.
     """
     names = [name for name, _ in model.named_parameters()]
     unknown = sorted(set(served) - set(names))

@@ -114,10 +114,7 @@ def _unwritten(
 ) -> Iterator[tuple[str, Weight]]:
     """ValueError at its end for a weight that was written meanwhile: its scale is an older one's.
 
-    Args:
-        stream: of the weights.
-        state: what it reads.
-        marked: by name, how often operators wrote weights below PyTorch's own count.
+    `marked` counts how often operators wrote weights below PyTorch's own count.
     """
 
     def num_writes() -> dict[str, tuple[int, int]]:
@@ -152,17 +149,10 @@ def packed_weights(
 ) -> Iterator[tuple[str, Weight]]:
     """As `weight_stream`, of weights that are read by name, wherever they come from.
 
-    Args:
-        plan: what to pack.
-        recipe: scale policies.
-        read: gives the weight of a name, BF16 or FP32. Of sharded weights it gives DTensors, and
-            all ranks have to go through this together.
-        resident: `read` gives what is on the device already. All scales are then found before the
-            first weight is yielded, with one wait for the device. Else a GPU gets group after group
-            without a wait in between, and is waited for at the end.
-
-    Raises:
-        ValueError: a weight to be packed holds NaN or infinity in BF16; on every rank alike.
+    Of sharded weights `read` gives DTensors, and all ranks have to go through this together. What
+    is `resident` it gives without a copy: all scales are then found before the first weight is
+    yielded, with one wait for the device. Else a GPU gets group after group without a wait in
+    between, and is waited for at the end.
     """
     scales: dict[str, Tensor] = {}
     unchecked: Unchecked = []

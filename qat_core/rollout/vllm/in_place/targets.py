@@ -62,14 +62,11 @@ class Target:
 def find_targets(
     served: Iterable[tuple[nn.Module, list[str]]], other: Mapping[str, nn.Module]
 ) -> dict[str, Target]:
-    """Where each packed weight goes, by the trainer's name.
+    """Where each packed weight goes, by the trainer's name; NotInPlace if a layer is not known.
 
     Args:
         served: layers that vLLM serves in NVFP4, with the trainer's names of their weights.
         other: all other modules of the model, by name.
-
-    Raises:
-        NotInPlace: a layer is not known, or not in this form.
     """
     served = list(served)
     methods = {id(module.quant_method) for module, _ in served if hasattr(module, "quant_method")}
