@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from qat_core.checkpoint.architecture import meta_model, require_loadable, without_tied_copies
 from qat_core.checkpoint.content import SharedScales, require_valid
@@ -66,7 +65,10 @@ def require_described(folder: Path) -> tuple[QuantPlan, HubNames, Shards, Layout
     declared = as_stored(declared_plan(model, names, ignored), names, shards.described)
     expected = dict(stored_tensors(names.split(meta_weights(declared)), layout))
     require_same(expected, without_tied_copies(names, shards, str(folder)), str(folder))
-    unpacked = {name: _unpacked(weight) for name, weight in names.split(meta_weights(declared))}
+    unpacked = {
+        name: torch.empty(weight.shape, dtype=torch.bfloat16, device="meta")
+        for name, weight in names.split(meta_weights(declared))
+    }
     require_loadable(model, unpacked, str(folder))
     return declared, names, shards, layout
 
@@ -82,9 +84,6 @@ def _weights(
         else:
             weight = shards.read(name)
         require_valid(name, weight, source)
-        scales.check(name, weight)
+        if isinstance(weight, PackedTensor):
+            scales.check(name, weight)
         yield name, weight
-
-
-def _unpacked(weight: Weight) -> Tensor:
-    return torch.empty(weight.shape, dtype=torch.bfloat16, device="meta")

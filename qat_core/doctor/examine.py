@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -72,6 +73,7 @@ def examine(
     Raises:
         ValueError: a checkpoint, a recipe or the engine does not fit; the message says what to do.
     """
+    previous = partial(load_model, case.previous, case.device) if case.previous else None
     _check_previous(case)
     model = load_model(case.checkpoint, case.device)
     require_known(case.prompts, int(model.config.vocab_size))
@@ -85,7 +87,7 @@ def examine(
     if tamper:
         tamper(subject, trainer)
     samples = subject.sample(case.prompts, case.max_new_tokens, case.sampling, case.seed)
-    versions = compare(model, subject.weights(), case.rolled_out, case.trained, _previous(case))
+    versions = compare(model, subject.weights(), case.rolled_out, case.trained, previous)
     trained_BT = one_pass(
         trainer,
         samples.rollouts,
@@ -126,11 +128,6 @@ def _check_previous(case: Case) -> None:
             f"{case.previous}: other weights or shapes than {case.checkpoint} has; name the "
             "trainer's checkpoint at the sync before"
         )
-
-
-def _previous(case: Case) -> Callable[[], PreTrainedModel] | None:
-    folder = case.previous
-    return None if folder is None else lambda: load_model(folder, case.device)
 
 
 def random_prompts(vocabulary: Iterable[int], count: int, seed: int) -> list[list[int]]:

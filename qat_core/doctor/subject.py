@@ -139,10 +139,10 @@ class EagerSubject:
         self, logits_BV: Tensor, history_BL: Tensor, sampling: Sampling
     ) -> dict[Stage, Tensor]:
         """Log-probs (B, V) from all settings to none, then over the trainer's vocabulary."""
-        stages: dict[Stage, Tensor] = {}
-        for count in range(len(ORDER), -1, -1):
-            applied = ORDER[:count]
-            stages[applied, True] = sampling.log_probs(applied, history_BL, logits_BV)
+        applied = [ORDER[:count] for count in range(len(ORDER), -1, -1)]
+        stages: dict[Stage, Tensor] = {
+            (names, True): sampling.log_probs(names, history_BL, logits_BV) for names in applied
+        }
         known = logits_BV[:, : self._trained_vocabulary]
         stages[(), False] = known.log_softmax(-1)
         return stages

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from qat_core.drift import MEASURES
 from qat_core.drift.blocks import chosen_blocks, flipped, measure
-from qat_core.nvfp4 import PackedTensor, quantize_all
+from qat_core.nvfp4 import quantize_all
 from qat_core.options import BLOCK_SIZE
 from qat_core.planning.plan import plan
 from qat_core.planning.recipe import Recipe
@@ -118,7 +118,12 @@ class DriftMonitor:
             torch.cat([it.block_scale.view(torch.uint8).reshape(-1, 1) for it in packed]).view(
                 torch.float8_e4m3fn
             ),
-            torch.cat([_per_block(it).reshape(-1, 1) for it in packed]),
+            torch.cat(
+                [
+                    it.global_scale[..., None, None].expand(it.block_scale.shape).reshape(-1, 1)
+                    for it in packed
+                ]
+            ),
         )
 
     def _global_scales(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -141,12 +146,6 @@ class _Sample:
     codes_T8: Tensor
     scale_T1: Tensor
     global_T1: Tensor
-
-
-def _per_block(packed: PackedTensor) -> Tensor:
-    """The global scale of each block, of the block scales' shape; a copy."""
-    expanded = packed.global_scale[..., None, None].expand(packed.block_scale.shape)
-    return expanded.clone()
 
 
 def summary(rows: Sequence[WeightDrift]) -> dict[str, float]:

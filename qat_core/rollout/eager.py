@@ -55,7 +55,6 @@ class EagerEngine:
     ) -> None:
         model_dir = Path(model_dir)
         self.end_ids, self.pad_id = special_ids(model_dir)
-        self.eos_id = self.end_ids[0]
         self.device = torch.device(device)
         self.model: PreTrainedModel = load_model(model_dir).to(device)
         self._ends_E = torch.tensor(self.end_ids, device=device)

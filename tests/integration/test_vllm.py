@@ -279,7 +279,7 @@ def test_responses_end_with_the_end_of_sequence(
     for ids, length, truncated in zip(
         sampled.response_ids, lengths, sampled.truncated, strict=True
     ):
-        assert (ids[:length] == engine.eos_id).sum() == int(not truncated)
+        assert (ids[:length] == engine.end_ids[0]).sum() == int(not truncated)
     assert not sampled.truncated.all()
 
 
@@ -293,9 +293,9 @@ def test_prompts_beyond_a_steps_tokens_wait_whole(folders: list[Path]) -> None:
 
 def test_a_tokenizer_needs_no_token_for_padding(folders: list[Path], tmp_path: Path) -> None:
     engine = VllmEngine(without_token(folders[0], tmp_path, "pad_token"), **SETTINGS)
-    assert engine.pad_id == engine.eos_id
+    assert engine.pad_id == engine.end_ids[0]
     sampled = engine.generate(PROMPTS, max_new_tokens=16, temperature=1.0, seed=0)
-    assert (sampled.input_ids[sampled.attention_mask == 0] == engine.eos_id).all()
+    assert (sampled.input_ids[sampled.attention_mask == 0] == engine.end_ids[0]).all()
 
 
 @pytest.mark.parametrize("name", ["tensor_parallel_size", "data_parallel_size"])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from qat_core.checkpoint.architecture import meta_model, require_tied_copies
 from qat_core.checkpoint.ignored_modules import declared_plan, ignored_modules
@@ -75,19 +75,21 @@ class VllmEngine:
                 f"{model_dir / 'config.json'} instead"
             )
         _require_one_process(settings)
-        if exact:
-            settings = _exact_settings(model_dir, settings)
+        model = meta_model(model_dir)
+        if exact:  # sets the environment of this process too
+            require_exact(model.config)
+            os.environ[EXACT_VARIABLE] = "1"
+            graphs = settings.get("compilation_config", {}) | EXACT_COMPILATION
+            settings |= {"compilation_config": graphs}
         self.end_ids, self.pad_id = special_ids(model_dir)
-        self.eos_id = self.end_ids[0]
         self._vllm = _patched_vllm()
         self._kind: CheckpointFormat = "compressed-tensors"
-        model = meta_model(model_dir)
         self._names, self._architecture = HubNames(model), type(model).__name__
         self._vocabulary: int = model.config.vocab_size  # type: ignore[assignment, union-attr]
         returns_routes = settings.get("enable_return_routed_experts", False)
         self._expert_layers = decoder_layers(model) if returns_routes else []
         if packed is None:
-            self.plan, self._kind = _served(model_dir, self._names)
+            self.plan, self._kind = _served(model_dir, model, self._names)
             if settings.get("load_format") != "dummy":
                 require_tied_copies(self._names, model_dir)
         else:
@@ -278,14 +280,6 @@ class VllmEngine:
         return self._llm.collective_rpc(function, args=arguments)[0]
 
 
-def _exact_settings(model_dir: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """Sets the environment of an exact engine, and what torch.compile and graphs may do."""
-    require_exact(meta_model(model_dir).config)
-    os.environ[EXACT_VARIABLE] = "1"
-    graphs = settings.get("compilation_config", {}) | EXACT_COMPILATION
-    return settings | {"compilation_config": graphs}
-
-
 def _patched_vllm() -> Any:
     """The module `vllm`, with what this version lacks here."""
     import vllm
@@ -321,9 +315,11 @@ def _require_one_process(settings: Mapping[str, Any]) -> None:
         raise ValueError("VLLM_ENABLE_V1_MULTIPROCESSING: needs to be 0 for weight syncs")
 
 
-def _served(model_dir: Path, names: HubNames) -> tuple[QuantPlan, CheckpointFormat]:
+def _served(
+    model_dir: Path, model: nn.Module, names: HubNames
+) -> tuple[QuantPlan, CheckpointFormat]:
     """What a checkpoint holds in NVFP4, and how."""
-    file, model = model_dir / "config.json", meta_model(model_dir)
+    file = model_dir / "config.json"
     declared = read_json(file).get("quantization_config")
     if declared is None:
         return bf16_plan(model), "compressed-tensors"
