@@ -44,11 +44,7 @@ def load_model(folder: Path) -> PreTrainedModel:
 
 
 def require_whole(folder: Path) -> None:
-    """As `load_model`, of names and shapes alone: no weight is read.
-
-    Raises:
-        ValueError: see `load_model`.
-    """
+    """As `load_model`, with its errors, of names and shapes alone: no weight is read."""
     model, shards = meta_model(folder), full_precision_shards(folder)
     stored = without_tied_copies(HubNames(model), shards, str(folder))
     require_loadable(model, stored, str(folder))

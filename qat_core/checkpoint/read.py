@@ -21,13 +21,10 @@ from qat_core.weights.layouts import LAYOUTS, Layout, stored_tensors
 
 
 def verify(folder: str | Path) -> Verification:
-    """Checks a packed checkpoint, every byte of it.
-
-    Returns:
-        What was found, in words as `str`.
+    """Checks a packed checkpoint, every byte of it; what was found, in words as `str`.
 
     Raises:
-        ValueError: see `read_checkpoint`.
+        ValueError: naming the file or weight that is wrong.
     """
     num_weights, packed_experts = 0, False
     for name, weight in read_checkpoint(folder):
@@ -51,11 +48,7 @@ def read_checkpoint(folder: str | Path) -> Iterator[tuple[str, Weight]]:
 
 
 def require_described(folder: Path) -> tuple[QuantPlan, HubNames, Shards, Layout]:
-    """What config.json says of a packed checkpoint, and its files.
-
-    Raises:
-        ValueError: the files hold other names, shapes or dtypes than it says.
-    """
+    """What config.json says of a packed checkpoint, and its files; ValueError if these differ."""
     file = folder / "config.json"
     kind, ignored = format_of(
         read_json(file).get("quantization_config") or {}, f"{file}: quantization_config"

@@ -106,8 +106,9 @@ def convert(
     kind: CheckpointFormat = "compressed-tensors",
     progress: bool = False,
 ) -> Conversion:
-    """Pack a BF16 or FP32 checkpoint folder into a new one; tokenizer and the like are copied.
+    """Pack a BF16 or FP32 checkpoint folder into a new one; what was done, in words as `str`.
 
+    Tokenizer and the like are copied.
     Tensors that are not packed keep their dtype, so what stands in FP32 beside weights of BF16
     stays as it is. Of a checkpoint that is FP32 throughout they get the dtypes that transformers
     loads, most of them BF16. Keys that transformers leaves out by its own lists are left out.
@@ -118,9 +119,6 @@ def convert(
         recipe: what to pack and how.
         kind: how packed weights are stored.
         progress: show a bar.
-
-    Returns:
-        What was done, in words as `str`.
 
     Raises:
         ValueError: as `export`; or the source is damaged, quantized, or not what its config says.

@@ -54,11 +54,7 @@ class Case:
 
 
 def load_model(folder: Path, device: str) -> PreTrainedModel:
-    """The folder's model in BF16, without gradients.
-
-    Raises:
-        ValueError: see `qat_core.checkpoint.load.load_model`.
-    """
+    """The folder's model in BF16, without gradients; errors as `checkpoint.load.load_model`."""
     model: PreTrainedModel = load.load_model(folder).to(device)
     return model.eval().requires_grad_(False)
 

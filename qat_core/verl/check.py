@@ -80,12 +80,7 @@ def parse(words: Sequence[str]) -> Command:
 
 
 def check(command: Command) -> None:
-    """Composes a command, and prints what would run.
-
-    Raises:
-        ValueError: the program or its configuration is not found, or Hydra cannot compose it.
-        SystemExit: with a line for each refusal.
-    """
+    """Composes a command, and prints what would run; SystemExit with a line for each refusal."""
     if find_spec("verl") is None:
         raise ValueError("verl is not installed here: run this where verl runs")
     import hydra

@@ -68,11 +68,7 @@ def require_precision(config: DictConfig) -> None:
 
 
 def complete_exact(config: DictConfig) -> None:
-    """Checks a composed configuration and fills in what exact training and rollouts need.
-
-    Raises:
-        ValueError: a key or the model's configuration asks for what was not proven to be exact.
-    """
+    """Fills in what exact training and rollouts need; ValueError for what was never proven."""
     require(config, RULES)
     _require_model(config)
     others = OmegaConf.select(config, f"{ENVIRONMENT}.{MODULES_VARIABLE}")

@@ -65,30 +65,20 @@ def weight_stream(
     if recipe is AS_PREPARED:
         recipe = state.recipe if state else None
     if plan is None and recipe is None:
-        return _from_device(model, bf16_plan(model), Recipe(), device, marked)
-    if plan is None or recipe is None:
+        plan, recipe = bf16_plan(model), Recipe()
+    elif plan is None or recipe is None:
         given, lacking = ("recipe", "plan") if plan is None else ("plan", "recipe")
         raise ValueError(
             f"weight_stream: has a {given} but no {lacking}, and would pack nothing: give both; "
             "neither for a prepared model, which knows its own; or None twice for BF16"
         )
-    require_recipe(recipe)
-    if as_trained:
-        require_as_prepared(model, plan, recipe)
-    return _from_device(model, plan, recipe, device, marked)
-
-
-def _from_device(
-    model: nn.Module,
-    plan: QuantPlan,
-    recipe: Recipe,
-    device: torch.device | str | None,
-    marked: Mapping[str, int],
-) -> Iterator[tuple[str, Weight]]:
-    """The stream of the weights as they are, moved to where they are packed."""
-    state = full_precision_state(model)
-    _require_planned(model, plan, state)
-    return _unwritten(_packed(plan, recipe, state, device), state, marked)
+    else:
+        require_recipe(recipe)
+        if as_trained:
+            require_as_prepared(model, plan, recipe)
+    held = full_precision_state(model)
+    _require_planned(model, plan, held)
+    return _unwritten(_packed(plan, recipe, held, device), held, marked)
 
 
 def _packed(

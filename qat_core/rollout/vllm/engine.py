@@ -95,16 +95,8 @@ class VllmEngine:
         else:
             self.plan = packed
             settings |= self._settings_of(packed, model_dir)
-        settings = compat.with_platform_settings(settings, model.config)
         self._has_weights = settings.get("load_format") != "dummy"
-        if self._has_weights:
-            Shards(model_dir)  # names a damaged file, or two sets of weights
-            for file in sorted(model_dir.glob(MISTRAL_FILES)):
-                raise ValueError(f"{file}: vLLM would read it, and nothing else does; remove it")
-        self._llm = self._vllm.LLM(
-            str(model_dir), dtype="bfloat16", logprobs_mode="processed_logprobs", **settings
-        )
-        compat.keep_process_groups(self._llm)
+        self._llm = self._started(model_dir, compat.with_platform_settings(settings, model.config))
         self._expected = dict(stored_tensors(self._names.split(meta_weights(self.plan)), LAYOUT))
         self._accepted: tuple[QuantPlan, Mapping[str, Weight]] | None = None
         self.served: Collection[str] = self.on_worker(quantized_parameters, self._names)
@@ -112,6 +104,17 @@ class VllmEngine:
         if self._has_weights:
             self.on_worker(_require_biases, self._names, str(model_dir))
         self.weight_bytes: int = self.on_worker(weight_bytes)
+
+    def _started(self, model_dir: Path, settings: dict[str, Any]) -> Any:
+        if self._has_weights:
+            Shards(model_dir)  # names a damaged file, or two sets of weights
+            for file in sorted(model_dir.glob(MISTRAL_FILES)):
+                raise ValueError(f"{file}: vLLM would read it, and nothing else does; remove it")
+        llm = self._vllm.LLM(
+            str(model_dir), dtype="bfloat16", logprobs_mode="processed_logprobs", **settings
+        )
+        compat.keep_process_groups(llm)
+        return llm
 
     def _settings_of(self, packed: QuantPlan, model_dir: Path) -> dict[str, Any]:
         """What makes vLLM serve a BF16 checkpoint's architecture with these weights in NVFP4."""

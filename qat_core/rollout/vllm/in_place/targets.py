@@ -45,11 +45,7 @@ class Target:
     came: dict[str, PackedTensor] = field(default_factory=dict)
 
     def take(self, name: str, weight: PackedTensor) -> None:
-        """Keeps a weight, and writes all once the last has come.
-
-        Raises:
-            ValueError: naming the weights, if they are not of the layer's size.
-        """
+        """Keeps a weight, and writes all once the last has come; ValueError for a wrong size."""
         self.came[name] = weight.to(next(self.layer.parameters()).device)
         if len(self.came) == len(self.names):
             parts = [self.came.pop(part) for part in self.names]
