@@ -61,12 +61,6 @@ RULES = (
 )
 
 
-def require_precision(config: DictConfig) -> None:
-    """ValueError where `+exact=on` stands alone."""
-    if OmegaConf.select(config, f"{VLLM}.worker_extension_cls") is None:
-        raise ValueError("+exact=on: give +nvfp4=w4a16 too, or +nvfp4=off for BF16")
-
-
 def complete_exact(config: DictConfig) -> None:
     """Fills in what exact training and rollouts need; ValueError for what was never proven."""
     require(config, RULES)
