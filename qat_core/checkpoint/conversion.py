@@ -1,7 +1,6 @@
-"""What a conversion did, and a verification found, in words."""
+"""What a conversion did, in words."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from qat_core.planning.explanation import table, totals
 from qat_core.planning.plan import QuantPlan
@@ -39,17 +38,3 @@ class Conversion:
             )
         lines += [RANDOM_EXPERTS] if self.packed_experts else []
         return "\n".join([*lines, totals(self.plan, self.source_bytes, self.packed_bytes)])
-
-
-@dataclass(frozen=True)
-class Verification:
-    """Of a packed checkpoint in which nothing is wrong."""
-
-    folder: Path
-    num_weights: int
-    packed_experts: bool
-
-    def __str__(self) -> str:
-        """How many weights were right, and what transformers would do with them."""
-        found = f"{self.folder}: {self.num_weights} weights, all as recorded"
-        return f"{found}\n{RANDOM_EXPERTS}" if self.packed_experts else found

@@ -7,7 +7,7 @@ import torch
 
 from qat_core.checkpoint.architecture import meta_model, require_loadable, without_tied_copies
 from qat_core.checkpoint.content import SharedScales, require_valid
-from qat_core.checkpoint.conversion import Verification
+from qat_core.checkpoint.conversion import RANDOM_EXPERTS
 from qat_core.checkpoint.ignored_modules import declared_plan
 from qat_core.checkpoint.manifest import verify_manifest
 from qat_core.checkpoint.shards import Shards, read_json
@@ -20,8 +20,8 @@ from qat_core.weights.hub_names import HubNames, Weight, meta_weights
 from qat_core.weights.layouts import LAYOUTS, Layout, stored_tensors
 
 
-def verify(folder: str | Path) -> Verification:
-    """Checks a packed checkpoint, every byte of it; what was found, in words as `str`.
+def verify(folder: str | Path) -> str:
+    """Checks a packed checkpoint, every byte of it; what was found, in words.
 
     Raises:
         ValueError: naming the file or weight that is wrong.
@@ -30,7 +30,8 @@ def verify(folder: str | Path) -> Verification:
     for name, weight in read_checkpoint(folder):
         num_weights += 1
         packed_experts |= isinstance(weight, PackedTensor) and ".experts." in name
-    return Verification(Path(folder), num_weights, packed_experts)
+    found = f"{Path(folder)}: {num_weights} weights, all as recorded"
+    return f"{found}\n{RANDOM_EXPERTS}" if packed_experts else found
 
 
 def read_checkpoint(folder: str | Path) -> Iterator[tuple[str, Weight]]:

@@ -5,7 +5,7 @@ return (logits, weights, ids), each with a row a token.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,15 +56,10 @@ class Recorder:
     @contextmanager
     def watch(self, model: nn.Module) -> Iterator[None]:
         """Records what the model's routers choose inside."""
-        handles = [
-            router.register_forward_hook(self._hook(layer))
-            for layer, router in enumerate(routers(model))
-        ]
-        try:
+        with ExitStack() as hooks:
+            for layer, router in enumerate(routers(model)):
+                hooks.enter_context(router.register_forward_hook(self._hook(layer)))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def routes(self) -> Routes | None:
         """All positions so far; None if the model has no routers."""
@@ -120,15 +115,10 @@ def replayed(model: nn.Module, routes: Routes | None, *, weights: bool) -> Itera
         with replay(model, by_block(model, ids)):
             yield
         return
-    handles = [
-        router.register_forward_hook(_replay(layer))
-        for router, layer in zip(routers(model), layers, strict=bool(layers))
-    ]
-    try:
+    with ExitStack() as hooks:
+        for router, layer in zip(routers(model), layers, strict=bool(layers)):
+            hooks.enter_context(router.register_forward_hook(_replay(layer)))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _replay(layer: Layer) -> Any:
