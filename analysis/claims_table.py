@@ -164,11 +164,10 @@ class ClaimsTable(BaseModel):
         )
         return "\n\n".join([table.without_empty(marked), *explained, self.note]) + "\n"
 
-    def write(self, folder: Path, appendix: str = "") -> None:
-        """Writes claims.json and claims.md, which the appendix ends."""
+    def write(self, folder: Path) -> None:
+        """Writes claims.json."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "claims.json").write_text(self.model_dump_json(indent=2) + "\n")
-        (folder / "claims.md").write_text(self.to_markdown() + appendix)
 
     def _marked(self, claim: Claim) -> Claim:
         if not self.marks.get(claim.model):
@@ -222,9 +221,9 @@ class ClaimsTable(BaseModel):
         return table
 
 
-def read_table(path: Path) -> ClaimsTable:
+def read_table(path: Path, hint: str = "judge the claims with make run") -> ClaimsTable:
     """The table in a claims.json; ValueError names a missing or damaged file."""
-    return read_model(path, ClaimsTable, "judge the claims with make run")
+    return read_model(path, ClaimsTable, hint)
 
 
 def main() -> None:

@@ -47,7 +47,7 @@ class Metric(BaseModel):
 
 
 CATALOGUE: Mapping[str, Metric] = TypeAdapter(dict[str, Metric]).validate_python(
-    yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+    yaml.load(Path(__file__).with_suffix(".yaml").read_text(), yaml.CSafeLoader)
 )
 
 TABLE: MarkdownTable[tuple[str, Metric]] = MarkdownTable(

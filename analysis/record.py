@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.claims import write_claims
+from analysis.claims import judge
 from analysis.claims_table import read_table
 from analysis.replication_file import REPLICATIONS, replication_of
 from experiments.rl.metric_names import DRIFT_FILE
@@ -77,7 +77,7 @@ def record_study(
         made = {run.id: recorded_run(results / run.id, of_grid=bool(study.cells)) for run in runs}
         former_runs = {run.id: recorded_run(record / run.id) for run in kept}
         write_record(partial, made | former_runs)
-        write_claims(study, partial, partial)
+        judge(study, partial).write(partial)
         shutil.copy(study_file, partial / "study.yaml")
         _keep_outcomes(study, record, partial)
         _say_what_goes(record, partial)

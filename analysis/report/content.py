@@ -6,6 +6,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from analysis.arms import summarize_arms
+from analysis.claims import claims_page
+from analysis.claims_table import read_table
 from analysis.drift.order import order_table
 from analysis.figure_files import KINDS
 from analysis.figures.drawings import drawings
@@ -21,7 +23,6 @@ from experiments.runs.settings import read_run
 from experiments.runs.summary import ArmSummary
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, Study
-from experiments.support.json_files import read_bytes
 
 HINT = "run the study to its end"
 HINT_OF_RECORD = "record the study again"
@@ -115,7 +116,7 @@ def read_content(study_file: Path, results: Path) -> Content:
         manifests={run.id: read_run(study, run, results, trained) for run in there},
         arms=summarize_arms(study, results),
         missing=tuple(run.id for run in study.runs if run not in there),
-        claims=read_bytes(judged / "claims.md", drawn).decode(),
+        claims=claims_page(study, results, read_table(judged / "claims.json", drawn)),
         figures=tuple(
             ShownFigure(
                 name, it.caption, figure_bytes(it.draw, "svg"), _script(it.module), it.reads

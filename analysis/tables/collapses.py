@@ -20,8 +20,8 @@ from analysis.collapse.grid import (
 )
 from analysis.collapse.rules import AREA_LEVEL, AREA_MARGIN
 from analysis.collapse.survival import paired_difference, show_difference
+from analysis.load import recorded_study
 from analysis.markdown import MarkdownTable
-from experiments.study.load import load_study
 from experiments.study.schema import Study
 
 NOTE = (
@@ -111,7 +111,7 @@ def collapses_text(records: Path) -> str:
         ValueError: a record is damaged.
     """
     files = sorted(records.glob("*/study.yaml"))
-    studies = {path.parent: load_study(path) for path in files}
+    studies = {path.parent: recorded_study(path.parent) for path in files}
     rows = [
         row
         for record, study in studies.items()

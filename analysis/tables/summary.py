@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from analysis.claims_table import MARK, Claim, read_table
+from analysis.load import recorded_study
 from analysis.markdown import MarkdownTable
-from experiments.study.load import load_study
 
 RATIO = "qat_kl_ratio"
 NOTE = (
@@ -74,7 +74,7 @@ def summary_text(records: Path) -> str:
 
 def _rows(record: Path) -> Iterator[Summary]:
     table = read_table(record / "claims.json")
-    correction = load_study(record / "study.yaml").rl.correction
+    correction = recorded_study(record).rl.correction
     for model in dict.fromkeys(claim.model for claim in table.claims):
         claims = {claim.name: claim for claim in table.claims if claim.model == model}
         if RATIO in claims:

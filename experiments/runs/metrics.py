@@ -1,7 +1,7 @@
 """The metrics of a run: one row per step, in JSON lines until they are recorded."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from experiments.rl.metric_names import K3_KL, RESPONSE_TOKENS, REWARD, TOTAL_TOKENS
@@ -49,8 +49,13 @@ def read_jsonl(path: Path, hint: str, *, may_be_cut: bool = False) -> list[Row]:
     ]
 
 
-def read_rows(run_dir: Path, hint: str) -> list[Row]:
+def read_rows(run_dir: Path, hint: str, keys: Collection[str] = ()) -> list[Row]:
     """The metrics of a finished run, of results or of a record; what is undefined is None.
+
+    Args:
+        run_dir: of the run.
+        hint: what the user can do about damage.
+        keys: all that is needed, beside the step; by default every metric.
 
     Raises:
         ValueError: they are missing or damaged; names the row.
@@ -59,6 +64,8 @@ def read_rows(run_dir: Path, hint: str) -> list[Row]:
     if record is None:
         return read_jsonl(run_dir / METRICS, hint)
     table, where = record.rows(METRICS, run_dir.name), file_of(run_dir, METRICS)
+    if keys:
+        table = table.select([it for it in table.column_names if it in ("step", *keys)])
     columns = ([_known(it) for it in column.to_pylist()] for column in table.columns)
     return [
         _check_row(dict(zip(table.column_names, values, strict=True)), f"{where}: row {n}", hint)

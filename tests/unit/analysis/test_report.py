@@ -70,8 +70,7 @@ def finished(study: Study, tmp_path_factory: pytest.TempPathFactory) -> Path:
     content = json.loads(manifest.read_text()) | {"reason": MARKUP}
     manifest.write_text(json.dumps(content))
     judged = folder / "studies" / study.study
-    judged.mkdir(parents=True)
-    (judged / "claims.md").write_text(judge_study(study, load(study, folder)).to_markdown())
+    judge_study(study, load(study, folder)).write(judged)
     return folder
 
 
@@ -148,15 +147,15 @@ def test_the_same_files_give_the_same_bytes(study_file: Path, copied: Path) -> N
 
 
 def test_what_is_missing_is_named(study_file: Path, copied: Path) -> None:
-    (copied / "studies" / "default" / "claims.md").unlink()
-    with pytest.raises(ValueError, match=r"claims.md: missing; run the study to its end"):
+    (copied / "studies" / "default" / "claims.json").unlink()
+    with pytest.raises(ValueError, match=r"claims.json: missing; run the study to its end"):
         read_content(study_file, copied)
 
 
 @pytest.mark.parametrize(
     ("lost", "hint"),
     [
-        ("claims.md", "make it with make figures"),
+        ("claims.json", "make it with make figures"),
         ("metrics.parquet", "restore it, or record the study again"),
     ],
 )
