@@ -31,12 +31,7 @@ RULE_SETS: Mapping[str, Callable[[Study, Path], ClaimsTable]] = {
 
 
 def judge(study: Study, folder: Path) -> ClaimsTable:
-    """All claims of a study, and its arms.
-
-    Raises:
-        ValueError: a run is missing, damaged, or of other settings, or cannot be judged, or was
-            made under another protocol.
-    """
+    """All claims of a study, and its arms."""
     _require_protocol(study, folder)
     table = RULE_SETS[study.judged_by](study, folder)
     return table.model_copy(update={"arms": summarize_arms(study, folder)})

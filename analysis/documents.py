@@ -43,9 +43,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 
 from analysis.claims import outcomes_text
 from analysis.claims_table import Claim, read_table
-from analysis.collapse.figures import FIGURES as GRID_FIGURES
-from analysis.figure_files import figure_names
-from analysis.figures import FIGURES, qwen3
+from analysis.figure_files import CAPTIONS, figure_names
 from analysis.load import recorded_study
 from analysis.markdown import read_rows
 from analysis.metrics import catalogue_text
@@ -63,9 +61,6 @@ RECORDS = Path("experiments", "records")
 PAGES = Path("analysis", "pages")
 NOTES = ROOT / PAGES / "notes.yaml"
 OF_STUDY = "record.md.j2"
-CAPTIONS = {name: it.caption for name, it in FIGURES.items()}
-CAPTIONS |= {name: it.caption for name, it in GRID_FIGURES.items()}
-CAPTIONS |= {name: it.caption for name, it in qwen3.DRAWINGS.items()}
 # of the folder of a record, or of all
 BLOCKS: Mapping[str, Callable[[Path], str]] = {
     "note": lambda record: yaml.safe_load(NOTES.read_text()).get(record.name, ""),

@@ -71,10 +71,6 @@ def read_metrics(run_dir: Path, num_steps: int = 0) -> pd.DataFrame:
     Args:
         run_dir: of the run, in results or in a record.
         num_steps: how many steps it must have; None if any number will do.
-
-    Raises:
-        ValueError: there are none, a row is damaged or missing, or has an undefined value of
-            ALWAYS_DEFINED.
     """
     record, path = record_of(run_dir), file_of(run_dir, METRICS)
     metrics = _of_record(record, run_dir) if record else _checked(_frame(run_dir), path)

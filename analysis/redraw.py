@@ -7,16 +7,16 @@ show of records.
 import argparse
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from analysis.claims import judge
 from analysis.documents import RECORDS, Page, page_of, pages_of_all
-from analysis.figures.drawings import Drawing, drawings
-from analysis.figures.front import draw_front
-from analysis.figures.qwen3 import draw_all
+from analysis.figures import BENCHMARK_FIGURES, Figure, drawings
+from analysis.figures.front import BENCHMARKS, MACHINE, draw_front
 from analysis.load import recorded_study
 from analysis.style import save_figure
+from analysis.tables.engines import read_servings
 from experiments.runs.metrics import METRICS
 from experiments.runs.record import FILES
 from experiments.study.load import load_study
@@ -25,18 +25,14 @@ from experiments.support.cli import run_cli
 
 
 def judge_record(record: Path) -> None:
-    """Writes a record's claims.
-
-    Raises:
-        ValueError: there is no such record, or it is damaged.
-    """
+    """Writes a record's claims."""
     if not (record / "study.yaml").is_file():
         raise ValueError(f"{record}: no record; make one with make record STUDY={record.name}")
     judge(recorded_study(record), record).write(record)
 
 
 @cache
-def figures(record: Path) -> Mapping[str, Drawing]:
+def figures(record: Path) -> Mapping[str, Figure]:
     """What there is to draw of a record; read once, for all processes."""
     (record / "figures").mkdir(exist_ok=True)
     return drawings(recorded_study(record), record).figures
@@ -53,6 +49,13 @@ def redraw(record: Path) -> None:
     for name in figures(record):
         draw(record, name)
     page_of(record).write()
+
+
+def draw_benchmarks() -> None:
+    """Writes the figures of Qwen3 at true size."""
+    servings = read_servings(BENCHMARKS, MACHINE)
+    for name, it in BENCHMARK_FIGURES.items():
+        save_figure(partial(it.draw, servings), BENCHMARKS / "figures" / f"{name}.png")
 
 
 def main() -> None:
@@ -72,7 +75,7 @@ def main() -> None:
         found = [path.parent for path in (ROOT / RECORDS).glob(f"*/{FILES[METRICS]}")]
         found.sort(key=lambda it: (it / FILES[METRICS]).stat().st_size, reverse=True)
         of_records = [pool.submit(redraw, it) for it in found]
-        for it in (*of_records, pool.submit(draw_all), pool.submit(draw_front)):
+        for it in (*of_records, pool.submit(draw_benchmarks), pool.submit(draw_front)):
             it.result()
         list(pool.map(Page.write, pages_of_all()))
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from analysis.markdown import MarkdownTable
+from analysis.markdown import Row, markdown_table
 from experiments.study.schema import ROOT
 from experiments.support.cli import run_cli
 
@@ -121,14 +121,13 @@ def _listed(answers: Iterable[str]) -> str:
     return ", ".join(f"`{answer}`".replace("|", r"\|") for answer in answers)
 
 
-TABLE: MarkdownTable[Form] = MarkdownTable(
-    {
-        "": lambda it: it.what,
-        "right answer": lambda it: _listed([it.right]),
-        "counts as equal": lambda it: _listed(it.equal),
-        "does not": lambda it: _listed(it.other),
+def row(it: Form) -> Row:
+    return {
+        "": it.what,
+        "right answer": _listed([it.right]),
+        "counts as equal": _listed(it.equal),
+        "does not": _listed(it.other),
     }
-)
 
 
 def tables() -> str:
@@ -139,7 +138,7 @@ def tables() -> str:
         tuple(text for text, is_right in FLAWED.items() if is_right),
         tuple(text for text, is_right in FLAWED.items() if not is_right),
     )
-    return TABLE.markdown([*FORMS, responses])
+    return markdown_table(map(row, [*FORMS, responses]))
 
 
 def main() -> None:

@@ -39,9 +39,6 @@ class GridData:
     Args:
         study: the study.
         results: holds its runs.
-
-    Raises:
-        ValueError: no cell is complete.
     """
 
     def __init__(self, study: Study, results: Path) -> None:
@@ -70,11 +67,7 @@ class GridData:
         return {}
 
     def series(self, setting: Setting, metric: str) -> Array:
-        """One metric as float64 (seeds, steps); NaN where it is undefined.
-
-        Raises:
-            ValueError: the metric is not recorded.
-        """
+        """One metric as float64 (seeds, steps); NaN where it is undefined."""
         return np.stack([self._column(run.id, metric) for run in self.runs[setting]])
 
     def records(self, setting: Setting, metric: str) -> bool:

@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 from analysis.collapse.curves import at_highest_rate, draw_band
 from analysis.collapse.data import GridData, style_of
 from analysis.collapse.survival import WINDOW
-from analysis.figures.qwen3 import RECORDS as BENCHMARKS
 from analysis.load import recorded_study
 from analysis.style import add_legend, arm_style, new_figure, save_figure
 from analysis.tables.engines import engines_of, number, read_servings
@@ -23,7 +22,8 @@ from experiments.study.model_config import read_model_config
 from experiments.study.schema import ROOT
 from qat_core.units import BYTES_PER_GIB
 
-RECORD = ROOT / "experiments" / "records" / STUDY
+RECORDS = ROOT / "experiments" / "records"
+RECORD, BENCHMARKS = RECORDS / STUDY, RECORDS / "benchmarks"
 KEYS_AND_VALUES, BYTES_OF_BF16 = 2, 2
 
 

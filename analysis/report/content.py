@@ -10,7 +10,7 @@ from analysis.claims import claims_page
 from analysis.claims_table import read_table
 from analysis.drift.order import order_table
 from analysis.figure_files import KINDS
-from analysis.figures.drawings import drawings
+from analysis.figures import drawings
 from analysis.style import figure_bytes
 from experiments.rl.metric_names import DRIFT_FILE
 from experiments.runs.evaluation import EVALUATIONS
@@ -97,10 +97,6 @@ def read_content(study_file: Path, results: Path) -> Content:
     Args:
         study_file: the study.
         results: a results folder, or the folder of the study's record.
-
-    Raises:
-        ValueError: claims or all runs are missing, a file is damaged, or a run was trained with
-            other settings.
     """
     study = load_study(study_file)
     record = open_record(results)
@@ -119,7 +115,11 @@ def read_content(study_file: Path, results: Path) -> Content:
         claims=claims_page(study, results, read_table(judged / "claims.json", drawn)),
         figures=tuple(
             ShownFigure(
-                name, it.caption, figure_bytes(it.draw, "svg"), _script(it.module), it.reads
+                name,
+                it.caption,
+                figure_bytes(it.draw, "svg"),
+                _script(shown.modules[name]),
+                it.reads,
             )
             for name, it in shown.figures.items()
         ),

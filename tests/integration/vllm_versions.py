@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 
 from packaging.version import Version
 
-from analysis.markdown import MarkdownTable
+from analysis.markdown import markdown_table
 from experiments.runs.provenance import origin
 from experiments.study.schema import ROOT
 from experiments.support.cli import run_cli
@@ -27,17 +27,20 @@ TESTS = [
     ROOT / "tests/unit/test_used_names.py",
 ]
 
-TABLE: MarkdownTable[tuple[str, dict[str, Any]]] = MarkdownTable(
-    {
-        "vLLM": lambda row: row[0],
-        "torch": lambda row: row[1]["versions"]["torch"],
-        "transformers": lambda row: row[1]["versions"]["transformers"],
-        "passed": lambda row: str(row[1]["passed"]),
-        "skipped": lambda row: str(sum(row[1]["skipped"].values())),
-        "failed": lambda row: str(len(row[1]["failed"])),
-        "commit": lambda row: row[1]["git"]["commit"][:7],
-    }
-)
+
+def table(versions: dict[str, dict[str, Any]]) -> str:
+    return markdown_table(
+        {
+            "vLLM": version,
+            "torch": it["versions"]["torch"],
+            "transformers": it["versions"]["transformers"],
+            "passed": str(it["passed"]),
+            "skipped": str(sum(it["skipped"].values())),
+            "failed": str(len(it["failed"])),
+            "commit": it["git"]["commit"][:7],
+        }
+        for version, it in versions.items()
+    )
 
 
 def run_tests(junit: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from analysis.figure_files import figure_names
+from analysis.figure_files import CAPTIONS, figure_names
 from analysis.figures import FIGURES
 from analysis.load import load_results
 from analysis.parity.judge import judge_study
@@ -109,7 +109,7 @@ def test_every_figure_is_drawn_as_its_program_draws_it(
     page: str, study: Study, finished: Path
 ) -> None:
     images = Page(page).images
-    assert [it["alt"] for it in images] == [FIGURES[name].caption for name in figure_names(study)]
+    assert [it["alt"] for it in images] == [CAPTIONS[name] for name in figure_names(study)]
     drawn = figure_bytes(partial(FIGURES["kl"].draw, study, load(study, finished)), "svg")
     assert b64decode(str(images[0]["src"]).partition(",")[2]) == drawn
     for name in figure_names(study):
