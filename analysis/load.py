@@ -65,7 +65,7 @@ def load_results(study: Study, folder: Path) -> Results:
     return Results(pd.concat(metrics, ignore_index=True), evaluations, manifests, drift)
 
 
-def read_metrics(run_dir: Path, num_steps: int = 0) -> pd.DataFrame:
+def read_metrics(run_dir: Path, num_steps: int | None = None) -> pd.DataFrame:
     """A run's metrics, one row per step in ascending order; of a repeated step the last row wins.
 
     Args:

@@ -9,7 +9,7 @@ from analysis.arms import summarize_arms
 from analysis.claims import claims_page
 from analysis.claims_table import read_table
 from analysis.drift.order import order_table
-from analysis.figure_files import KINDS
+from analysis.figure_files import CAPTIONS, KINDS
 from analysis.figures import drawings
 from analysis.style import figure_bytes
 from experiments.rl.metric_names import DRIFT_FILE
@@ -116,7 +116,7 @@ def read_content(study_file: Path, results: Path) -> Content:
         figures=tuple(
             ShownFigure(
                 name,
-                it.caption,
+                CAPTIONS[name],
                 figure_bytes(it.draw, "svg"),
                 _script(shown.modules[name]),
                 it.reads,

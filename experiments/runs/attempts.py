@@ -111,11 +111,7 @@ def merge_rows(attempts: Iterable[Attempt]) -> list[Row]:
 
 
 def require_whole_history(attempts: Sequence[Attempt]) -> None:
-    """Refuses attempts of which steps are lost, before they are resumed.
-
-    Raises:
-        ValueError: between the first and the last recorded step one is missing.
-    """
+    """Refuses attempts of which steps are lost, before they are resumed."""
     if attempts:
         folders = attempts[0].folder.parent
         require_every_step(merge_rows(attempts), f"{folders}/*/{METRICS}", HINT)

@@ -198,11 +198,7 @@ def read_manifest_json(folder: Path, hint: str) -> Json:
 
 
 def read_manifest(folder: Path, hint: str) -> RunManifest:
-    """The manifest of a run, of results or of a record, or of an attempt.
-
-    Raises:
-        ValueError: it is missing or damaged, or another run's; the hint says what to do.
-    """
+    """The manifest of a run, of results or of a record, or of an attempt."""
     record = record_of(folder)
     if record:
         return _recorded_manifest(record, folder, hint)

@@ -37,9 +37,6 @@ def read_jsonl(path: Path, hint: str, *, may_be_cut: bool = False) -> list[Row]:
         path: the file.
         hint: what the user can do about damage.
         may_be_cut: leave out a last line without an end, as a crash leaves it.
-
-    Raises:
-        ValueError: it is missing, or a line is not a row; names the line.
     """
     lines = read_bytes(path, hint).splitlines(keepends=True)
     return [
@@ -56,9 +53,6 @@ def read_rows(run_dir: Path, hint: str, keys: Collection[str] = ()) -> list[Row]
         run_dir: of the run.
         hint: what the user can do about damage.
         keys: all that is needed, beside the step; by default every metric.
-
-    Raises:
-        ValueError: they are missing or damaged; names the row.
     """
     record = record_of(run_dir)
     if record is None:
@@ -102,9 +96,6 @@ def require_every_step(rows: Sequence[Row], where: str, hint: str, last: int | N
         where: what an error calls them.
         hint: what the user can do.
         last: a step that must be there; by default the last one that is.
-
-    Raises:
-        ValueError: a step is missing; names the first.
     """
     steps = {step_of(row) for row in rows}
     for step in range(1, (last or max(steps, default=0)) + 1):
