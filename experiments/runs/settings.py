@@ -36,7 +36,7 @@ def read_run(study: Study, run: Run, results: Path, hint: str) -> RunManifest:
             "again, or name the study file that the run was trained with"
         )
     its_base, base = manifest.seeds.get("base"), study.bases[study.base_of(run)].seed
-    if its_base != base:
+    if its_base not in (None, base):  # older runs lack it
         raise ValueError(
             f"{path}: seeds.base: {its_base}, and in study {study.study} {base} (own_base); run "
             "the study again, or name the study file that the run was trained with"
