@@ -1,9 +1,8 @@
 """What the report of a study says, read from its results or from its record."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 from analysis.arms import summarize_arms
 from analysis.claims import claims_page
@@ -30,14 +29,8 @@ HINT_OF_RECORD = "record the study again"
 FILES = {"metrics": METRICS, "evals": EVALUATIONS, "drift": DRIFT_FILE}
 
 
-@dataclass(frozen=True)
-class ShownFigure:
-    """A figure and where it comes from.
-
-    Attributes:
-        script: its module's file, from the repository's root.
-        reads: kinds of a run's files, keys of `FILES`.
-    """
+class ShownFigure(NamedTuple):
+    """A figure, the file that draws it, and the kinds of a run's files that it reads."""
 
     name: str
     caption: str
@@ -46,13 +39,8 @@ class ShownFigure:
     reads: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class ShownFile:
-    """A file that the page was made from.
-
-    Attributes:
-        folder: its name: of a run, or of a record.
-    """
+class ShownFile(NamedTuple):
+    """A file that the page was made from, of a run's or a record's folder."""
 
     folder: str
     name: str
@@ -60,18 +48,8 @@ class ShownFile:
     sha256: str
 
 
-@dataclass(frozen=True)
-class Content:
-    """All that the page of a study shows.
-
-    Attributes:
-        manifests: of the runs that there are, by run id, in the study's order.
-        arms: what the runs of each model and arm come to.
-        missing: ids of runs that the study names and that there are not.
-        claims, protocol: Markdown.
-        drift: by model, Markdown of what drifts first; empty where the study does not watch it.
-        command: draws the figures again.
-    """
+class Content(NamedTuple):
+    """All that the page of a study shows; runs by id, claims, protocol and drift as Markdown."""
 
     study: Study
     study_yaml: str
@@ -118,7 +96,7 @@ def read_content(study_file: Path, results: Path) -> Content:
                 name,
                 CAPTIONS[name],
                 figure_bytes(it.draw, "svg"),
-                _script(shown.modules[name]),
+                f"{shown.modules[name].replace('.', '/')}.py",
                 it.reads,
             )
             for name, it in shown.figures.items()
@@ -129,12 +107,6 @@ def read_content(study_file: Path, results: Path) -> Content:
         f"--results {_shown(results)} --out figures",
         drift={model: order_table(runs()) for model, runs in shown.drift.items()},
     )
-
-
-def _script(module: str) -> str:
-    spec = find_spec(module)
-    assert spec is not None and spec.origin is not None, "it has been imported"
-    return str(Path(spec.origin).relative_to(ROOT))
 
 
 def _files(folders: Iterable[Path]) -> Iterator[ShownFile]:
