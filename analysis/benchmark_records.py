@@ -29,6 +29,7 @@ from experiments.support.json_files import (
 )
 
 RECORDS, BATCHES = "records.jsonl", "batches.csv.gz"
+KEPT = ("zero_mismatch_*", "serving_exact_*", "parameter_exact_*", "main_job_*")  # pages name them
 HINT = "run the benchmark of that name"
 
 
@@ -73,7 +74,7 @@ def fold(folder: Path) -> None:
         batches.append(pd.read_csv(folder / BATCHES))
     for path in sorted(folder.glob("*.json")):
         content = read_json(path)
-        if not {"rows", "comparisons"} & content.keys():
+        if not {"rows", "comparisons"} & content.keys() or any(map(path.match, KEPT)):
             continue
         records[path.stem] = content
         own = path.with_suffix(".csv.gz")
