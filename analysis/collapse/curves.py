@@ -16,7 +16,7 @@ from experiments.rl.config import Correction
 from experiments.rl.metric_names import K3_KL, REWARD
 from experiments.study.arms import ArmName
 
-CAPTION = "Reward and k3 KL by training step, a column an arm: a line a seed, a star a collapse"
+CAPTION = "Reward and k3 KL by training step, a column an arm"
 # the last but one is the strongest rival of QAT
 COLUMNS: tuple[tuple[ArmName, Correction], ...] = (
     (BF16, "none"),

@@ -203,6 +203,20 @@ def test_a_wrong_stream_replaces_nothing(engine: EagerEngine, change, message: s
     assert all(torch.equal(p, before[name]) for name, p in engine.model.named_parameters())
 
 
+@RECIPES
+def test_a_stream_that_packs_otherwise_than_its_plan_replaces_nothing(
+    engine: EagerEngine, nano_dir: Path, recipe: Recipe
+) -> None:
+    """As of a model that nobody prepared."""
+    before = {name: p.clone() for name, p in engine.model.named_parameters()}
+    model = AutoModelForCausalLM.from_pretrained(nano_dir, dtype=torch.bfloat16)
+    for parameter in model.parameters():
+        parameter.data.neg_()
+    with pytest.raises(ValueError, match="stream and plan differ in what is NVFP4"):
+        engine.sync(weight_stream(model), plan(model, recipe))
+    assert all(torch.equal(p, before[name]) for name, p in engine.model.named_parameters())
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_graph_reports_the_trainers_log_probs_after_every_sync(nano_dir: Path) -> None:
