@@ -69,7 +69,11 @@ class EagerEngine:
 
     def sync(self, stream: WeightStream, expected: QuantPlan | None = None) -> None:
         """Replaces all weights; ValueError, nothing replaced, if names, shapes or plan differ."""
-        received = dict(stream)
+        received = dict[str, Tensor | PackedTensor]()
+        for name, weight in stream:
+            if name in received:
+                raise ValueError(f"weight sync: {name}: comes twice")
+            received[name] = weight
         packed = [name for name, weight in received.items() if isinstance(weight, PackedTensor)]
         own = dict(state_tensors(self.model))
         if received.keys() != own.keys():
