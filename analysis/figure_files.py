@@ -48,10 +48,7 @@ KINDS: Mapping[str, Kind] = {
     "collapse": Kind(
         "docs/protocols/collapse.md",
         {
-            "curves": (
-                "Reward and k3 KL by training step, a column an arm: a line a seed, a "
-                "star a collapse"
-            ),
+            "curves": "Reward and k3 KL by training step, a column an arm",
             "reward": (
                 "Mean reward of all steps, differences within a seed, and what the "
                 "claims ask of them"

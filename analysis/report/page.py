@@ -13,6 +13,7 @@ from markdown_it.token import Token
 from markupsafe import Markup
 
 from analysis.claims_table import ClaimVerdict, show_ratio
+from analysis.collapse.grid import CORRECTIONS
 from analysis.markdown import Row, markdown_table, without_empty
 from analysis.report.content import Content
 from analysis.results import memory_source
@@ -20,6 +21,7 @@ from analysis.style import arm_style
 from experiments.runs.manifest import RunManifest
 from experiments.runs.summary import ACCURACIES, KL, KL_RATIO, MIB, REWARD_MEAN, ArmSummary
 from experiments.study.arms import ARMS, ArmName
+from experiments.study.schema import Study
 from qat_core.units import MIB_PER_GIB, show_memory
 
 HERE = Path(__file__).parent
@@ -42,7 +44,7 @@ def render(content: Content) -> str:
         protocol=to_html(content.protocol),
         figures=[(it, b64encode(it.svg).decode()) for it in content.figures],
         drift={model: to_html(table) for model, table in content.drift.items()},
-        sentence=sentence(content.arms),
+        sentence=sentence(content.study, content.arms),
         summary=to_html(markdown_table(without_empty([summary_row(it) for it in content.arms]))),
         arms=[(arm, *trained_and_sampled(arm)) for arm in content.study.arms],
         memory=memory_rows(content),
@@ -93,8 +95,18 @@ def _without_local_links(tokens: Iterable[Token]) -> Iterable[Token]:
             yield token
 
 
-def sentence(arms: Sequence[ArmSummary]) -> str:
+def sentence(study: Study, arms: Sequence[ArmSummary]) -> str:
     """What the first model's arms come to, each in its first cell."""
+
+    def label(arm: ArmSummary) -> str:
+        correction = study.rl_of(arm.cell).correction
+        own = (
+            ""
+            if correction == study.rl.correction
+            else f", {CORRECTIONS.get(correction, correction)}"
+        )
+        return arm_style(arm.arm).label + own
+
     firsts: dict[str, ArmSummary] = {}
     for it in arms:
         if it.model == arms[0].model:
@@ -102,10 +114,7 @@ def sentence(arms: Sequence[ArmSummary]) -> str:
 
     def values(key: str, show: Callable[[float], str], but: str = "") -> str:
         known = {arm: it for arm, it in firsts.items() if key in it.estimates and arm != but}
-        shown = (
-            f"{arm_style(arm).label} {show(it.estimates[key].estimate)}"
-            for arm, it in known.items()
-        )
+        shown = (f"{label(it)} {show(it.estimates[key].estimate)}" for it in known.values())
         return "; ".join(shown) or "not known"
 
     kl = values(KL_RATIO, show_ratio, but="bf16")

@@ -16,10 +16,12 @@ from analysis.figures import FIGURES
 from analysis.load import load_results
 from analysis.parity.judge import judge_study
 from analysis.report.content import read_content
-from analysis.report.page import memory_rows, render
+from analysis.report.page import memory_rows, render, sentence
 from analysis.results import Results
 from analysis.style import figure_bytes
 from experiments.runs.provenance import digest_file
+from experiments.runs.summary import REWARD_MEAN, ArmSummary, Estimate
+from experiments.study.load import load_study
 from experiments.study.schema import ROOT, Study
 from tests.unit.analysis.synthetic_results import write_results
 
@@ -116,6 +118,18 @@ def test_every_figure_is_drawn_as_its_program_draws_it(
         script = Path(FIGURES[name].draw.__module__.replace(".", "/") + ".py")
         assert f"<code>{script}</code>" in page
         assert FIGURES[name].draw.__name__ in (ROOT / script).read_text()
+
+
+def test_the_sentence_names_a_correction_that_an_arm_alone_has() -> None:
+    study = load_study(ROOT / "experiments" / "records" / "collapse-safety" / "study.yaml")
+    values = {REWARD_MEAN: Estimate(estimate=0.5)}
+    arms = [
+        ArmSummary(model=it.model, arm=it.arm, cell=it.cell, runs=(it.id,), estimates=values)
+        for it in study.runs
+        if it.seed == study.seeds[0]
+    ]
+    said = sentence(study, arms)
+    assert "NVFP4, no QAT, token TIS 0.50" in said and "NVFP4 QAT 0.50" in said
 
 
 def test_claims_drift_memory_and_provenance_are_there(
