@@ -11,32 +11,20 @@
 used: importing this package, or `Recipe`, imports no torch.
 """
 
-from typing import TYPE_CHECKING
-
-from qat_core.lazy_names import load_from
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from qat_core.checkpoint.read import verify
-    from qat_core.checkpoint.write import convert, export
-    from qat_core.planning.explanation import explain
-    from qat_core.planning.recipe import Recipe
-    from qat_core.rollout.eager import EagerEngine
-    from qat_core.rollout.vllm.engine import VllmEngine
-    from qat_core.training.preparation import is_prepared, prepare
-    from qat_core.weights.stream import weight_stream
-
-__all__ = [
-    "EagerEngine",
-    "Recipe",
-    "VllmEngine",
-    "convert",
-    "explain",
-    "export",
-    "is_prepared",
-    "prepare",
-    "verify",
-    "weight_stream",
-]
+    from qat_core.checkpoint.read import verify as verify
+    from qat_core.checkpoint.write import convert as convert
+    from qat_core.checkpoint.write import export as export
+    from qat_core.planning.explanation import explain as explain
+    from qat_core.planning.recipe import Recipe as Recipe
+    from qat_core.rollout.eager import EagerEngine as EagerEngine
+    from qat_core.rollout.vllm.engine import VllmEngine as VllmEngine
+    from qat_core.training.preparation import is_prepared as is_prepared
+    from qat_core.training.preparation import prepare as prepare
+    from qat_core.weights.stream import weight_stream as weight_stream
 
 _MODULES = {
     "EagerEngine": "qat_core.rollout.eager",
@@ -50,8 +38,13 @@ _MODULES = {
     "verify": "qat_core.checkpoint.read",
     "weight_stream": "qat_core.weights.stream",
 }
+__all__ = list(_MODULES)
 
-__getattr__ = load_from(__name__, _MODULES)
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

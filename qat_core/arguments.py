@@ -5,6 +5,7 @@ Here and not in `experiments.support.cli`, because programs of the library take 
 
 from argparse import ArgumentTypeError
 from collections.abc import Callable
+from contextlib import suppress
 from math import inf
 from typing import TypeVar
 
@@ -32,10 +33,7 @@ def positive_float(text: str) -> float:
 def _parse(
     kind: Callable[[str], Number], text: str, is_right: Callable[[Number], bool], needs: str
 ) -> Number:
-    try:
-        value = kind(text)
-    except ValueError:
-        raise ArgumentTypeError(f"{text}: needs {needs}") from None
-    if not is_right(value):
-        raise ArgumentTypeError(f"{text}: needs {needs}")
-    return value
+    with suppress(ValueError):
+        if is_right(value := kind(text)):
+            return value
+    raise ArgumentTypeError(f"{text}: needs {needs}")

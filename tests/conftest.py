@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from qat_core.checkpoint import convert
+from qat_core import convert
 from qat_core.planning.recipe import Recipe
 from tests.nano_models import write_nano
 

@@ -17,7 +17,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
-from qat_core.checkpoint import convert, export, read_checkpoint
+from qat_core import convert, export
+from qat_core.checkpoint.read import read_checkpoint
 from qat_core.nvfp4 import PackedTensor, dequantize, fake_quantize, global_scale, group_amax
 from qat_core.planning.explanation import DTYPES
 from qat_core.planning.plan import QuantPlan, plan, state_tensors

@@ -50,6 +50,7 @@ _EXACT = (
     (f"{_LAYERS}.layernorm", "rms_norm_batch_invariant", "a residual's norm with one block size"),
     (f"{_LAYERS}.linear", "linear_batch_invariant", "cuBLAS in place of Triton"),
     (f"{_LAYERS}.vocab_parallel_embedding", "linear_batch_invariant", "the same"),
+    (f"{_LAYERS}.logits_processor", "LogitsProcessor._get_logits", "a single row lies as many"),
     (f"{_LAYERS}.batch_invariant", "rms_norm_batch_invariant", "the trainer's norm"),
     (f"{_LAYERS}.batch_invariant", "log_softmax", "the trainer's log-probs, model runner 1"),
     (f"{_EXPERTS}.moe_fused_mul_sum", "moe_fused_mul_sum", "the trainer's sum over experts"),

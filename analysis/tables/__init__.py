@@ -32,6 +32,7 @@ SECTIONS: Mapping[str, Callable[[Path, str], list[str]]] = {
     "tiles": rows_sections("humming_tiles", "humming_tiles_*"),
     "codec": rows_sections("codec"),
     "cost": rows_sections("parameter"),
+    "cost_exact": rows_sections("parameter_exact"),
     "cost_sharded": rows_sections("fsdp"),
     "repeated_syncs": rows_sections("bitwise", "bitwise_*"),
     "verl_replay": rows_sections("verl_replay"),
@@ -54,9 +55,6 @@ def benchmark_text(kind: str, folder: Path, machine: str) -> str:
         folder: holds the records.
         machine: how their names end, e.g. `h200` for rollout_h200.json; for simulations the size of
             a study.
-
-    Raises:
-        ValueError: a record is missing or damaged; the message names it.
     """
     sections = SECTIONS[kind]
     try:

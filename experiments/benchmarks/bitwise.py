@@ -44,7 +44,7 @@ from experiments.support.cli import run_cli
 from experiments.support.device import require_device
 from experiments.support.json_files import write_json
 from experiments.support.subprocess_call import call_in_subprocess
-from qat_core.checkpoint import export
+from qat_core import export
 from qat_core.checkpoint.load import load_model
 from qat_core.planning.plan import plan
 from qat_core.planning.recipe import Recipe

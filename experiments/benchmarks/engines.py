@@ -1,6 +1,7 @@
 """Benchmarks of vLLM engines one by one, each named `model:precision`."""
 
 import argparse
+import operator
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -69,11 +70,14 @@ def record_engines(
     benchmark: str,
     settings: dict[str, Any],
     measure: Callable[[str, str], dict[str, Any]],
+    join: Callable[[list[dict[str, Any]]], dict[str, Any]] = operator.itemgetter(0),
+    starts: int = 1,
 ) -> None:
-    """Calls `measure(name, device)` for each engine and writes the record after each.
+    """Calls `measure(name, device)` for each engine and writes the record after its last start.
 
     With `--resume`, processes on several GPUs of a host can add their engines to one record: what
-    is there is read again before it is written.
+    is there is read again before it is written. With several starts all engines take turns, and
+    `join` makes one row of what an engine's starts gave.
 
     Raises:
         ValueError: the record to resume is of another commit, machine or setting.
@@ -88,13 +92,12 @@ def record_engines(
         return {row["engine"]: row for row in kept["rows"]} if kept else {}
 
     engines = measured()
-    for name in arguments.engines:
-        if name in engines:
-            continue
-        figures = call_in_subprocess(_with_kernels, measure, name, arguments.device)
-        engines |= measured() | {name: figures}
-        write_json(arguments.record, {**setup, "rows": rows_of(benchmark, engines)})
-        Console().print(name, figures)
+    found: dict[str, list[dict[str, Any]]] = {it: [] for it in arguments.engines}
+    for name in [it for _ in range(starts) for it in arguments.engines if it not in engines]:
+        found[name].append(call_in_subprocess(_with_kernels, measure, name, arguments.device))
+        joined = {it: join(all_) for it, all_ in found.items() if len(all_) == starts}
+        write_json(arguments.record, {**setup, "rows": rows_of(benchmark, measured() | joined)})
+        Console().print(name, found[name][-1])
 
 
 def _with_kernels(

@@ -12,11 +12,14 @@ with 128 new ones, prefill of 8,192 tokens in four prompts, and the rollouts of 
 256 and 1,024 prompts with 2,048 new tokens each, of which as many run at once as the KV cache
 holds. Prompts are of random tokens: with alike ones an MoE's random router sends all sequences to
 the same few experts. No sequence has a seed, as in verl.
-`--resume` goes on with a record whose run was cut off. `--device cpu` rehearses with nano models.
+`--starts 2` starts each engine so often, in turns with the others, as trials of one engine differ;
+decoding and prefill are measured then, no rollouts. `--resume` goes on with a record whose run was
+cut off. `--device cpu` rehearses with nano models.
 """
 
 import tempfile
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -35,6 +38,7 @@ from experiments.benchmarks.engines import (
 )
 from experiments.benchmarks.timing import quartiles
 from experiments.support.cli import run_cli
+from qat_core.arguments import positive_int
 from qat_core.checkpoint.architecture import meta_model
 from qat_core.planning.plan import plan
 from qat_core.planning.recipe import Recipe
@@ -55,8 +59,8 @@ ROLLOUT_TOKENS = {"cuda": 2048, "cpu": 16}  # new ones of each prompt
 GRAPHS = [1, 2, 4, 8, 16, *range(32, 256, 32), *range(256, 512, 64), *range(512, 1025, 128)]
 
 
-def run(name: str, device: str, *, compiled: bool = False) -> dict[str, Any]:
-    """KV cache and throughput of one `model:precision`."""
+def run(name: str, device: str, *, compiled: bool, rollouts: bool) -> dict[str, Any]:
+    """KV cache and throughput of one `model:precision`; rates of each repeat."""
     engine, config = start(name, device, compiled=compiled)
     kv_bytes_per_token = (
         2 * 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
@@ -72,8 +76,21 @@ def run(name: str, device: str, *, compiled: bool = False) -> dict[str, Any]:
         "rollouts": {
             str(count): _rollout(engine, count, config["vocab_size"], device)
             for count in ROLLOUTS[device]
+            if rollouts
         },
     }
+
+
+def join(starts: list[dict[str, Any]]) -> dict[str, Any]:
+    """Quartiles of the repeats of all starts; all else is of the first."""
+
+    def all_of(values: list[Any]) -> Any:
+        if isinstance(values[0], dict):
+            return {name: all_of([it[name] for it in values]) for name in values[0]}
+        return quartiles([*chain(*values)]) if isinstance(values[0], list) else values[0]
+
+    joined: dict[str, Any] = all_of(starts)
+    return joined
 
 
 def start(name: str, device: str, *, compiled: bool = False) -> tuple[VllmEngine, dict[str, Any]]:
@@ -117,18 +134,18 @@ def random_prompts(count: int, num_tokens: int, vocab_size: int, seed: int) -> l
 
 
 def _decode(engine: VllmEngine, batch: int, vocab_size: int, device: str) -> list[float]:
-    """Quartiles of new tokens a second, prefill included."""
+    """New tokens a second, prefill included, of each repeat."""
     rates = []
     for seed in range(REPEATS + 1):
         prompts = random_prompts(batch, PROMPT_TOKENS, vocab_size, seed)
         start = perf_counter()
         sampled = engine.sample(prompts, NEW_TOKENS[device], seed=None, temperature=1.0)
         rates.append(int(sampled.response_mask.sum()) / (perf_counter() - start))
-    return quartiles(rates[1:])  # the first warms up
+    return rates[1:]  # the first warms up
 
 
 def _prefill(engine: VllmEngine, vocab_size: int, device: str) -> list[float]:
-    """Quartiles of prompt tokens a second; each time other prompts, as vLLM caches prefixes."""
+    """Prompt tokens a second; each time other prompts, as vLLM caches prefixes."""
     count, length = PREFILL[device]
     rates = []
     for seed in range(REPEATS + 1):
@@ -136,7 +153,7 @@ def _prefill(engine: VllmEngine, vocab_size: int, device: str) -> list[float]:
         start = perf_counter()
         engine.sample(prompts, 1, seed=None, temperature=1.0)
         rates.append(count * length / (perf_counter() - start))
-    return quartiles(rates[1:])
+    return rates[1:]
 
 
 def _rollout(engine: VllmEngine, count: int, vocab_size: int, device: str) -> dict[str, float]:
@@ -152,6 +169,7 @@ def main() -> None:
     """Measures each `model:precision` and writes the record after each."""
     parser = argument_parser(__doc__)
     add_compile_option(parser)
+    parser.add_argument("--starts", type=positive_int, default=1, help="of each engine, in turns")
     arguments = parser.parse_args()
     settings = {
         "torch_compile": arguments.compile,
@@ -159,8 +177,10 @@ def main() -> None:
         "new_tokens": NEW_TOKENS[arguments.device],
         "prompts": "random tokens",
         "seeds": "none",
+        "starts": arguments.starts,
     }
-    record_engines(arguments, "serving", settings, partial(run, compiled=arguments.compile))
+    measure = partial(run, compiled=arguments.compile, rollouts=arguments.starts == 1)
+    record_engines(arguments, "serving", settings, measure, join, arguments.starts)
 
 
 if __name__ == "__main__":

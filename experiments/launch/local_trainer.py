@@ -50,5 +50,5 @@ def train_here(
     return TrainingResult(
         measured_bf16_gib=bf16_bytes / BYTES_PER_GIB,
         measured_packed_gib=packed_bytes and packed_bytes / BYTES_PER_GIB,
-        coverage=trainer.coverage().as_dicts(),
+        coverage=trainer.coverage(),
     )

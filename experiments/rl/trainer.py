@@ -29,7 +29,7 @@ from qat_core.planning.plan import plan
 from qat_core.planning.recipe import Recipe
 from qat_core.rollout.engine import Rollouts
 from qat_core.rollout.start import EngineKind, start_engine
-from qat_core.weights.coverage import Coverage, coverage
+from qat_core.weights.coverage import Row, coverage
 from qat_core.weights.stream import weight_stream
 
 OnStep = Callable[[int, dict[str, float]], None]
@@ -106,7 +106,7 @@ class GrpoTrainer:
         Raises:
             ValueError: trainer and engine disagree on which weights are NVFP4.
         """
-        self.coverage().check()
+        self.coverage()
         first = resume.load(self.run.checkpoint_dir, self.optimizer) + 1
         if self.drift is not None:
             self.drift.start(first - 1)
@@ -115,7 +115,7 @@ class GrpoTrainer:
             if step % self.config.save_every == 0 or step == self.config.steps:
                 self._save(step)
 
-    def coverage(self) -> Coverage:
+    def coverage(self) -> list[Row]:
         """How every weight is trained, sent and, after a sync of all, served."""
         self._sync()
         is_qat = self.policy.plan is not None

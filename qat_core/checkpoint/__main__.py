@@ -24,12 +24,7 @@ RECIPES = {"full": Recipe.full, "ffn": Recipe.ffn}
 def main(
     words: Sequence[str] | None = None, program: str = "python -m qat_core.checkpoint"
 ) -> None:
-    """Runs a command; a mistake of the user is one line on stderr and exit code 2.
-
-    Args:
-        words: command and arguments, by default the program's own.
-        program: what usage calls it.
-    """
+    """Runs a command; a mistake of the user is one line on stderr and exit code 2."""
     arguments = _parser(program).parse_args(words)
     try:
         arguments.run(arguments)

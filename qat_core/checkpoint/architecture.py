@@ -54,10 +54,7 @@ def meta_copy(config: Any) -> nn.Module:
 def require_loadable(model: nn.Module, stored: Mapping[str, Tensor], source: str) -> None:
     """ValueError unless transformers' own loader finds in these tensors just what the model needs.
 
-    Args:
-        model: on the meta device.
-        stored: unpacked, under the hub's names, on the meta device; tied copies left out.
-        source: for the message.
+    They are unpacked, under the hub's names, on the meta device, without tied copies.
     """
     assert isinstance(model, PreTrainedModel)
     with quiet():
@@ -78,12 +75,7 @@ def require_loadable(model: nn.Module, stored: Mapping[str, Tensor], source: str
 
 
 def require_nothing_left(found: Mapping[str, Any], source: str) -> None:
-    """ValueError if transformers fills weights at random, or reads tensors into none.
-
-    Args:
-        found: what `from_pretrained(output_loading_info=True)` tells.
-        source: for the message.
-    """
+    """ValueError if `from_pretrained` fills weights at random, or reads tensors into none."""
     for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if names := sorted(map(str, found[kind])):
             what = kind.replace("_", " ")

@@ -1,7 +1,6 @@
 """Whether stored values are such that every engine computes with them what they say."""
 
 import torch
-from torch import Tensor
 
 from qat_core.nvfp4 import PackedTensor
 from qat_core.planning.plan import QuantPlan
@@ -16,7 +15,7 @@ def require_valid(name: str, weight: Weight, source: str) -> None:
     """ValueError that names a weight which is not finite, or packed with impossible scales."""
     if not isinstance(weight, PackedTensor):
         if weight.is_floating_point() and not torch.isfinite(weight).all():
-            raise ValueError(f"{source}: {name}: holds NaN or infinity in {_dtype(weight)}")
+            raise ValueError(f"{source}: {name}: holds NaN or infinity in {weight.dtype}")
         return
     scale = weight.global_scale
     if not (torch.isfinite(scale).all() and (scale > 0).all()):
@@ -32,13 +31,7 @@ def require_valid(name: str, weight: Weight, source: str) -> None:
 
 
 class SharedScales:
-    """Whether weights that engines run as one matrix have one global scale, as they must.
-
-    Args:
-        plan: the weights' groups.
-        names: the hub's.
-        source: for the message.
-    """
+    """Whether weights that engines run as one matrix have one global scale, as they must."""
 
     def __init__(self, plan: QuantPlan, names: HubNames, source: str) -> None:
         groups = {entry.name: entry.group for entry in plan.entries}
@@ -50,10 +43,8 @@ class SharedScales:
         self._found: dict[tuple[str | None, int | None], tuple[str, float]] = {}
         self._source = source
 
-    def check(self, name: str, weight: Weight) -> None:
+    def check(self, name: str, weight: PackedTensor) -> None:
         """ValueError if the scale differs from that of a weight of its group seen before."""
-        if not isinstance(weight, PackedTensor):
-            return
         scale = weight.global_scale.item()
         first, shared = self._found.setdefault(self._groups[name], (name, scale))
         if scale != shared:
@@ -61,7 +52,3 @@ class SharedScales:
                 f"{self._source}: {name}: global scale {scale}, but {first} has {shared}: engines "
                 "run them as one matrix with one scale"
             )
-
-
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")

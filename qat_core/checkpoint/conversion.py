@@ -1,7 +1,6 @@
-"""What a conversion did, and a verification found, in words."""
+"""What a conversion did, in words."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from qat_core.planning.explanation import table, totals
 from qat_core.planning.plan import QuantPlan
@@ -16,11 +15,8 @@ RANDOM_EXPERTS = (
 class Conversion:
     """Of a checkpoint folder into a packed one.
 
-    Attributes:
-        plan: what was packed, and the dtypes of the rest.
-        left_out: keys of the source that transformers leaves out by its own lists.
-        source_bytes, packed_bytes: of all tensors, before and after.
-        packed_experts: whether matrices of experts are packed.
+    `left_out` are keys of the source that transformers leaves out by its own lists; bytes are of
+    all tensors, before and after.
     """
 
     plan: QuantPlan
@@ -42,23 +38,3 @@ class Conversion:
             )
         lines += [RANDOM_EXPERTS] if self.packed_experts else []
         return "\n".join([*lines, totals(self.plan, self.source_bytes, self.packed_bytes)])
-
-
-@dataclass(frozen=True)
-class Verification:
-    """Of a packed checkpoint in which nothing is wrong.
-
-    Attributes:
-        folder: where it lies.
-        num_weights: under the hub's names, packed ones and others.
-        packed_experts: whether matrices of experts are packed.
-    """
-
-    folder: Path
-    num_weights: int
-    packed_experts: bool
-
-    def __str__(self) -> str:
-        """How many weights were right, and what transformers would do with them."""
-        found = f"{self.folder}: {self.num_weights} weights, all as recorded"
-        return f"{found}\n{RANDOM_EXPERTS}" if self.packed_experts else found

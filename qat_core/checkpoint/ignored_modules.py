@@ -22,12 +22,9 @@ def ignored_modules(checked: QuantPlan, names: HubNames) -> list[str]:
 
 
 def declared_plan(model: nn.Module, names: HubNames, ignored: Collection[str]) -> QuantPlan:
-    """The plan behind a list of ignored modules, as found in a quantization_config.
+    """The plan behind the list of ignored modules of a quantization_config.
 
-    Args:
-        model: not quantized.
-        names: the hub's of its weights.
-        ignored: the hub's names of modules, or `re:` and a regex that matches from their start.
+    They have the hub's names, or are `re:` and a regex that matches from their start.
     """
     exact = set(ignored)
     patterns = [re.compile(each.removeprefix(REGEX_PREFIX)) for each in ignored if is_regex(each)]

@@ -28,7 +28,7 @@ def load_model(folder: Path) -> PreTrainedModel:
         ValueError: no checkpoint there, a quantized one, two sets of weights, one that transformers
             cannot load, or one that holds other tensors than its config.json says.
     """
-    _full_precision(folder)
+    full_precision_shards(folder)
     with quiet():
         try:
             model, found = AutoModelForCausalLM.from_pretrained(
@@ -44,17 +44,13 @@ def load_model(folder: Path) -> PreTrainedModel:
 
 
 def require_whole(folder: Path) -> None:
-    """As `load_model`, of names and shapes alone: no weight is read.
-
-    Raises:
-        ValueError: see `load_model`.
-    """
-    model, shards = meta_model(folder), _full_precision(folder)
+    """As `load_model`, with its errors, of names and shapes alone: no weight is read."""
+    model, shards = meta_model(folder), full_precision_shards(folder)
     stored = without_tied_copies(HubNames(model), shards, str(folder))
     require_loadable(model, stored, str(folder))
 
 
-def _full_precision(folder: Path) -> Shards:
+def full_precision_shards(folder: Path) -> Shards:
     """The files of a checkpoint that is not quantized; ValueError that names what is wrong."""
     shards = Shards(folder)
     if "quantization_config" in read_json(folder / "config.json"):

@@ -9,12 +9,8 @@ import torch.distributed as dist
 def on_first_rank(task: Callable[[], None], gathers: Iterable[object] = ()) -> None:
     """Run `task` on rank 0; it returns, or raises, on all ranks together.
 
-    Args:
-        task: may go through `gathers`, wholly or, where it fails, in part.
-        gathers: what all ranks go through together.
-
-    Raises:
-        Exception: what rank 0 or the gathers raised; ValueError of the same text on other ranks.
+    All ranks go through `gathers`, which `task` may do wholly or, where it fails, in part. Other
+    ranks raise a ValueError of the same text.
     """
     error = _error_of(task) if dist.get_rank() == 0 else None
     in_gathers = _error_of(lambda: deque(gathers, maxlen=0))  # else the other ranks wait in them

@@ -4,11 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from qat_core.checkpoint.architecture import meta_model, require_loadable, without_tied_copies
 from qat_core.checkpoint.content import SharedScales, require_valid
-from qat_core.checkpoint.conversion import Verification
+from qat_core.checkpoint.conversion import RANDOM_EXPERTS
 from qat_core.checkpoint.ignored_modules import declared_plan
 from qat_core.checkpoint.manifest import verify_manifest
 from qat_core.checkpoint.shards import Shards, read_json
@@ -21,20 +20,18 @@ from qat_core.weights.hub_names import HubNames, Weight, meta_weights
 from qat_core.weights.layouts import LAYOUTS, Layout, stored_tensors
 
 
-def verify(folder: str | Path) -> Verification:
-    """Checks a packed checkpoint, every byte of it.
-
-    Returns:
-        What was found, in words as `str`.
+def verify(folder: str | Path) -> str:
+    """Checks a packed checkpoint, every byte of it; what was found, in words.
 
     Raises:
-        ValueError: see `read_checkpoint`.
+        ValueError: naming the file or weight that is wrong.
     """
     num_weights, packed_experts = 0, False
     for name, weight in read_checkpoint(folder):
         num_weights += 1
         packed_experts |= isinstance(weight, PackedTensor) and ".experts." in name
-    return Verification(Path(folder), num_weights, packed_experts)
+    found = f"{Path(folder)}: {num_weights} weights, all as recorded"
+    return f"{found}\n{RANDOM_EXPERTS}" if packed_experts else found
 
 
 def read_checkpoint(folder: str | Path) -> Iterator[tuple[str, Weight]]:
@@ -52,19 +49,20 @@ def read_checkpoint(folder: str | Path) -> Iterator[tuple[str, Weight]]:
 
 
 def require_described(folder: Path) -> tuple[QuantPlan, HubNames, Shards, Layout]:
-    """What config.json says of a packed checkpoint, and its files.
-
-    Raises:
-        ValueError: the files hold other names, shapes or dtypes than it says.
-    """
-    settings = read_json(folder / "config.json")
-    kind, ignored = format_of(settings, str(folder / "config.json"))
+    """What config.json says of a packed checkpoint, and its files; ValueError if these differ."""
+    file = folder / "config.json"
+    kind, ignored = format_of(
+        read_json(file).get("quantization_config") or {}, f"{file}: quantization_config"
+    )
     layout, shards, model = LAYOUTS[kind], Shards(folder), meta_model(folder)
     names = HubNames(model)
     declared = as_stored(declared_plan(model, names, ignored), names, shards.described)
     expected = dict(stored_tensors(names.split(meta_weights(declared)), layout))
     require_same(expected, without_tied_copies(names, shards, str(folder)), str(folder))
-    unpacked = {name: _unpacked(weight) for name, weight in names.split(meta_weights(declared))}
+    unpacked = {
+        name: torch.empty(weight.shape, dtype=torch.bfloat16, device="meta")
+        for name, weight in names.split(meta_weights(declared))
+    }
     require_loadable(model, unpacked, str(folder))
     return declared, names, shards, layout
 
@@ -80,9 +78,6 @@ def _weights(
         else:
             weight = shards.read(name)
         require_valid(name, weight, source)
-        scales.check(name, weight)
+        if isinstance(weight, PackedTensor):
+            scales.check(name, weight)
         yield name, weight
-
-
-def _unpacked(weight: Weight) -> Tensor:
-    return torch.empty(weight.shape, dtype=torch.bfloat16, device="meta")

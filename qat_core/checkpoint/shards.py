@@ -14,20 +14,6 @@ ADAPTER = "adapter_config.json"  # where peft is installed, transformers adds wh
 MISTRAL_FILES = "consolidated*.safetensors"  # the same weights once more; vLLM looks for it first
 FIX = "copy the checkpoint again"
 
-DTYPES = {
-    "BF16": torch.bfloat16,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "U8": torch.uint8,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "F64": torch.float64,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I8": torch.int8,
-    "BOOL": torch.bool,
-}
-
 
 class Shards:
     """All tensors of a checkpoint folder.
@@ -137,9 +123,9 @@ def _open(path: Path) -> Any:
 
 def _describe(path: Path, name: str, handle: Any) -> Tensor:
     piece = handle.get_slice(name)
-    dtype = DTYPES.get(piece.get_dtype())
-    if dtype is None:
-        raise ValueError(
-            f"{path}: {name}: dtype {piece.get_dtype()} is not supported; use {', '.join(DTYPES)}"
-        )
-    return torch.empty(piece.get_shape(), dtype=dtype, device="meta")
+    shape = piece.get_shape()
+    try:
+        read: Tensor = piece[:0] if shape else handle.get_tensor(name)
+    except Exception as error:  # of any kind: a dtype that PyTorch lacks
+        raise ValueError(f"{path}: {name}: dtype {piece.get_dtype()}: {error}") from error
+    return torch.empty(shape, dtype=read.dtype, device="meta")

@@ -28,13 +28,8 @@ def left_out(model: nn.Module, unknown: Iterable[str]) -> set[str]:
 def as_stored(checked: QuantPlan, names: HubNames, stored: Mapping[str, Tensor]) -> QuantPlan:
     """The plan, with FP32 for unpacked tensors that files hold in FP32 beside weights of BF16.
 
-    In files of FP32 throughout it says nothing about a tensor: they go to the dtypes that
-    transformers loads them in.
-
-    Args:
-        checked: of the model, in the dtypes that transformers loads.
-        names: the hub's.
-        stored: what files hold, by the hub's names, on the meta device.
+    Files of FP32 throughout say nothing about a tensor: all go to the dtypes that transformers
+    loads. `stored` is what files hold, by the hub's names, on the meta device.
     """
     in_fp32 = {name for name, tensor in stored.items() if tensor.dtype == torch.float32}
 

@@ -19,14 +19,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from qat_core.checkpoint.architecture import (
-    meta_model,
-    require_loadable,
-    without_tied_copies,
-)
+from qat_core.checkpoint.architecture import meta_model, require_loadable, without_tied_copies
 from qat_core.checkpoint.content import require_valid
 from qat_core.checkpoint.conversion import Conversion
 from qat_core.checkpoint.ignored_modules import declared_plan, ignored_modules
+from qat_core.checkpoint.load import full_precision_shards
 from qat_core.checkpoint.manifest import MANIFEST, verify_manifest, write_manifest
 from qat_core.checkpoint.ranks import on_first_rank
 from qat_core.checkpoint.read import require_described
@@ -40,7 +37,7 @@ from qat_core.training.preparation import is_prepared
 from qat_core.weights.comparison import require_same
 from qat_core.weights.coverage import coverage
 from qat_core.weights.hub_names import HubNames, Weight
-from qat_core.weights.layouts import LAYOUTS, stored_tensors
+from qat_core.weights.layouts import LAYOUTS, require_layout, stored_tensors
 from qat_core.weights.stream import packed_weights, weight_stream
 
 TEMPLATES = "additional_chat_templates"  # where transformers keeps chat templates with a name
@@ -78,6 +75,7 @@ def export(
             another recipe, is not what transformers makes of its config, or holds a weight that is
             not finite. Nothing is then left behind.
     """
+    require_layout(kind)
     folder, model = Path(folder), uncompiled(model)
     names = HubNames(model)
     _require_what_its_config_says(model, names)
@@ -109,8 +107,9 @@ def convert(
     kind: CheckpointFormat = "compressed-tensors",
     progress: bool = False,
 ) -> Conversion:
-    """Pack a BF16 or FP32 checkpoint folder into a new one; tokenizer and the like are copied.
+    """Pack a BF16 or FP32 checkpoint folder into a new one; what was done, in words as `str`.
 
+    Tokenizer and the like are copied.
     Tensors that are not packed keep their dtype, so what stands in FP32 beside weights of BF16
     stays as it is. Of a checkpoint that is FP32 throughout they get the dtypes that transformers
     loads, most of them BF16. Keys that transformers leaves out by its own lists are left out.
@@ -122,22 +121,20 @@ def convert(
         kind: how packed weights are stored.
         progress: show a bar.
 
-    Returns:
-        What was done, in words as `str`.
-
     Raises:
         ValueError: as `export`; or the source is damaged, quantized, or not what its config says.
     """
+    require_layout(kind)
     source, destination = Path(source), Path(destination)
-    if "quantization_config" in read_json(source / "config.json"):
-        raise ValueError(
-            f"{source / 'config.json'}: quantization_config: already quantized; name a BF16 or "
-            "FP32 checkpoint"
-        )
+    shards = full_precision_shards(source)
     if (source / MANIFEST).is_file():
         verify_manifest(source)
-    model, shards = meta_model(source), Shards(source)
-    names, checked = HubNames(model), _plan_of(source, model, recipe)
+    model = meta_model(source)
+    names = HubNames(model)
+    try:
+        checked = plan(model, recipe)
+    except ValueError as error:  # of shapes, which config.json gives
+        raise ValueError(f"{source / 'config.json'}: {error}") from None
     _require_declared(model, checked, names, qat=False)
     unread = _require_full_precision(source, model, checked, names, shards)
     checked = as_stored(checked, names, shards.described)
@@ -152,7 +149,8 @@ def convert(
         weights = packed_weights(checked, recipe, read)
         size = _write(partial, weights, checked, names, kind, progress)
     stored = sum(tensor.nbytes for tensor in shards.described.values())
-    return Conversion(checked, unread, stored, size, _has_packed_experts(checked, names))
+    has_experts = any(names.expert_prefix(name) for name in checked.quantized)
+    return Conversion(checked, unread, stored, size, has_experts)
 
 
 def _copy_all_but_weights(source: Path, partial: Path) -> None:
@@ -163,21 +161,10 @@ def _copy_all_but_weights(source: Path, partial: Path) -> None:
         shutil.copytree(source / TEMPLATES, partial / TEMPLATES)
 
 
-def _has_packed_experts(checked: QuantPlan, names: HubNames) -> bool:
-    return any(names.expert_prefix(name) for name in checked.quantized)
-
-
 def _require_declared(model: nn.Module, checked: QuantPlan, names: HubNames, *, qat: bool) -> None:
     """ValueError unless readers of config.json will look for just the plan's weights packed."""
     served = declared_plan(model, names, ignored_modules(checked, names)).quantized
-    coverage(model, checked, served, qat=qat).check()
-
-
-def _plan_of(source: Path, model: nn.Module, recipe: Recipe) -> QuantPlan:
-    try:
-        return plan(model, recipe)
-    except ValueError as error:  # of shapes, which config.json gives
-        raise ValueError(f"{source / 'config.json'}: {error}") from None
+    coverage(model, checked, served, qat=qat)
 
 
 def _require_what_its_config_says(model: nn.Module, names: HubNames) -> None:

@@ -27,12 +27,7 @@ OF_EXACT |= {"seed", "json"}
 
 
 def main(words: Sequence[str] | None = None, program: str = "python -m qat_core.doctor") -> None:
-    """Prints the diagnosis; see the module for the exit codes.
-
-    Args:
-        words: arguments, by default the program's own.
-        program: what usage calls it.
-    """
+    """Prints the diagnosis; see the module for the exit codes."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     parser = _parser(program)
     arguments = parser.parse_args(words)

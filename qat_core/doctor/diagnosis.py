@@ -20,13 +20,10 @@ class Finding:
     """One cause.
 
     Attributes:
-        cause: its name in `PROBES`.
-        title: its name in the table.
         k3: between the log-probs before and after this cause was repaired, nats a token.
         share: by how much its repair lowers the k3 of trainer and engine, over the total.
         evidence: what was found apart from log-probs, "" if nothing.
-        verdict: `fault`, `consequence` (rerouted by differences elsewhere), `noise` (a difference
-            within the band), `none` or `not measured`.
+        verdict: `consequence` is rerouted by differences elsewhere, `noise` within the band.
         advice: what to do about a fault or a consequence.
     """
 

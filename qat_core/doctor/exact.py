@@ -30,8 +30,6 @@ class Comparison:
     """What of the sampled tokens differs.
 
     Attributes:
-        tokens: sampled.
-        unequal: of which the log-probs have other bits.
         response, token: of the first that differs; None where all are equal.
         begins_at: the first module whose outputs differ in vLLM's prefill of that response, and in
             how many numbers; None where none does.
@@ -64,12 +62,7 @@ def compare_exact(
     max_new_tokens: int,
     seed: int,
 ) -> Comparison:
-    """Samples from a checkpoint and computes the same tokens again.
-
-    Args:
-        checkpoint: BF16, with tokenizer.
-        recipe: of rollouts and training; None is BF16.
-        prompts, max_new_tokens, seed: of the rollouts, at temperature 1.
+    """Samples from a BF16 checkpoint at temperature 1 and computes the same tokens again.
 
     Raises:
         ValueError: a model, or a version or GPU, that was not proven to be exact.

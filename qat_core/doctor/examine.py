@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -9,7 +10,6 @@ from transformers import PreTrainedModel
 
 from qat_core.checkpoint import load
 from qat_core.checkpoint.architecture import meta_model
-from qat_core.checkpoint.shards import Shards, read_json
 from qat_core.doctor.diagnosis import Diagnosis, diagnose
 from qat_core.doctor.laboratory import Laboratory
 from qat_core.doctor.sampling import Sampling
@@ -36,11 +36,6 @@ class Case:
         trained: what the trainer's forward pass rounds; None trains in BF16.
         served: checkpoint that the engine loads, BF16 or packed, instead of the trainer's.
         previous: the trainer's checkpoint at the last sync but one, to tell what is stale.
-        engine: `eager` or `vllm`.
-        device: `cpu` or `cuda`.
-        prompts: token ids.
-        max_new_tokens: longest response.
-        sampling: how responses are drawn.
         micro_batch: sequences of one forward pass of the trainer.
     """
 
@@ -59,23 +54,9 @@ class Case:
 
 
 def load_model(folder: Path, device: str) -> PreTrainedModel:
-    """The folder's model in BF16, without gradients.
-
-    Raises:
-        ValueError: see `qat_core.checkpoint.load.load_model`.
-    """
-    _require_bf16(folder)
+    """The folder's model in BF16, without gradients; errors as `checkpoint.load.load_model`."""
     model: PreTrainedModel = load.load_model(folder).to(device)
     return model.eval().requires_grad_(False)
-
-
-def _require_bf16(folder: Path) -> None:
-    Shards(folder)  # names a damaged file
-    if "quantization_config" in read_json(folder / "config.json"):
-        raise ValueError(
-            f"{folder / 'config.json'}: quantization_config: the trainer's checkpoint needs to be "
-            "in BF16; name a packed one with --served"
-        )
 
 
 def examine(
@@ -83,13 +64,12 @@ def examine(
 ) -> Diagnosis:
     """Finds the causes of the mismatch of one case.
 
-    Args:
-        case: what to examine.
-        tamper: called with engine and trainer before they sample and score: plants faults.
+    `tamper` is called with engine and trainer before they sample and score: it plants faults.
 
     Raises:
         ValueError: a checkpoint, a recipe or the engine does not fit; the message says what to do.
     """
+    previous = partial(load_model, case.previous, case.device) if case.previous else None
     _check_previous(case)
     model = load_model(case.checkpoint, case.device)
     require_known(case.prompts, int(model.config.vocab_size))
@@ -103,7 +83,7 @@ def examine(
     if tamper:
         tamper(subject, trainer)
     samples = subject.sample(case.prompts, case.max_new_tokens, case.sampling, case.seed)
-    versions = compare(model, subject.weights(), case.rolled_out, case.trained, _previous(case))
+    versions = compare(model, subject.weights(), case.rolled_out, case.trained, previous)
     trained_BT = one_pass(
         trainer,
         samples.rollouts,
@@ -134,7 +114,7 @@ def _check_previous(case: Case) -> None:
     """Before the work, as its weights are read only where something differs."""
     if case.previous is None:
         return
-    _require_bf16(case.previous)
+    load.full_precision_shards(case.previous)
     old, new = (
         {name: weight.shape for name, weight in meta_model(folder).named_parameters()}
         for folder in (case.previous, case.checkpoint)
@@ -144,11 +124,6 @@ def _check_previous(case: Case) -> None:
             f"{case.previous}: other weights or shapes than {case.checkpoint} has; name the "
             "trainer's checkpoint at the sync before"
         )
-
-
-def _previous(case: Case) -> Callable[[], PreTrainedModel] | None:
-    folder = case.previous
-    return None if folder is None else lambda: load_model(folder, case.device)
 
 
 def random_prompts(vocabulary: Iterable[int], count: int, seed: int) -> list[list[int]]:

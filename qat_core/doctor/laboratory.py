@@ -52,14 +52,7 @@ class Setting:
 class Laboratory:
     """Everything that log-probs of one batch of samples are computed from.
 
-    Args:
-        subject: the rollout engine.
-        reference: a transformers model of its own, whose weights are overwritten.
-        versions: served, sent and trained weights.
-        samples: what the engine sampled.
-        sampling: how.
-        trained_BT: log-probs by the trainer itself.
-        micro_batch: sequences of one forward pass of the trainer.
+    The reference is a transformers model of its own, whose weights are overwritten.
     """
 
     def __init__(
@@ -139,14 +132,12 @@ class Laboratory:
         return self.subject.one_pass(self.samples, self.vocabulary)
 
     def _closest(self, candidates: list[Setting]) -> Setting:
-        k3 = [self._distance_to_engine(candidate) for candidate in candidates]
+        log_probs = map(self._by_reference, candidates)
+        k3 = [k3_per_sequence(it, self._prefilled_BT, self.mask_BT) for it in log_probs]
         best = min(range(len(k3)), key=lambda index: float(k3[index].sum()))
         ratio = Bootstrap(self.mask_BT).ratio(k3[best], k3[0])
         is_closer = bool(k3[0].any()) and ratio.high < IDENTIFIED_BELOW
         return candidates[best if is_closer else 0]
-
-    def _distance_to_engine(self, setting: Setting) -> Tensor:
-        return k3_per_sequence(self._by_reference(setting), self._prefilled_BT, self.mask_BT)
 
     def _by_reference(self, setting: Setting) -> Tensor:
         self._load(setting.broken)

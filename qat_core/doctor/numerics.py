@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 VARIANTS = ("trainer", "fp32", "bf16")
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 ROTATION = "apply_rotary_pos_emb"
 
 
@@ -26,7 +27,7 @@ def variant(model: nn.Module, norm: str, rope: str) -> Iterator[None]:
     with ExitStack() as patches:
         if norm != "trainer":
             for module in norms(model):
-                forward = partial(_NORMS[norm], module)
+                forward = partial(_norm, module, _DTYPES[norm])
                 patches.enter_context(patch.object(module, "forward", forward))
         if rope == "fp32":
             owner = sys.modules[type(model).__module__]
@@ -70,17 +71,10 @@ def _rounded(frequencies: Tensor) -> Iterator[None]:
         frequencies.copy_(kept)
 
 
-def _norm_in_fp32(module: Any, x: Tensor) -> Tensor:
-    wide = x.float()
-    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + module.variance_epsilon)
-    normalized: Tensor = wide * scale * module.weight.float()
-    return normalized.to(x.dtype)
-
-
-def _norm_in_bf16(module: Any, x: Tensor) -> Tensor:
-    narrow = x.bfloat16()
-    scale = torch.rsqrt((narrow * narrow).mean(-1, keepdim=True) + module.variance_epsilon)
-    normalized: Tensor = narrow * scale * module.weight
+def _norm(module: Any, dtype: torch.dtype, x: Tensor) -> Tensor:
+    inner = x.to(dtype)
+    scale = torch.rsqrt((inner * inner).mean(-1, keepdim=True) + module.variance_epsilon)
+    normalized: Tensor = inner * scale * module.weight.to(dtype)
     return normalized.to(x.dtype)
 
 
@@ -91,6 +85,3 @@ def _rotate_in_fp32(
     wide_kwargs = {n: a.float() if isinstance(a, Tensor) else a for n, a in kwargs.items()}
     q_rotated, k_rotated = rotate(q.float(), k.float(), *wide, **wide_kwargs)
     return q_rotated.to(q.dtype), k_rotated.to(k.dtype)
-
-
-_NORMS: dict[str, Callable[[Any, Tensor], Tensor]] = {"fp32": _norm_in_fp32, "bf16": _norm_in_bf16}

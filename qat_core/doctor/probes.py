@@ -6,6 +6,7 @@ own is too, with the evidence: what it found apart from log-probs. The order is 
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from qat_core.doctor.laboratory import Laboratory, Setting
 from qat_core.doctor.sampling import ORDER
@@ -27,15 +28,10 @@ Switch = Callable[[Laboratory, Setting], tuple[Setting, Evidence]]
 
 @dataclass(frozen=True)
 class Probe:
-    """One possible cause.
+    """One possible cause, and what repairs it in a setting.
 
-    Attributes:
-        cause: short name, for JSON and tests.
-        title: for the table.
-        advice: what to do if it is the cause.
-        switch: repairs it in a setting.
-        needs_routes: works only where the engine tells which experts it chose. Experts also change
-            as a consequence of any other fault, so that only proof makes it one.
+    With `needs_routes` it works only where the engine tells which experts it chose. Experts also
+    change as a consequence of any other fault, so that only proof makes it one.
     """
 
     cause: str
@@ -65,8 +61,9 @@ def _vocabulary(lab: Laboratory, setting: Setting) -> tuple[Setting, Evidence]:
     return replace(setting, padded=False), Evidence(text, True) if extra else Evidence()
 
 
-def _decoding(lab: Laboratory, setting: Setting) -> tuple[Setting, Evidence]:
-    return replace(setting, decoded=False), Evidence()
+def _by(**changes: Any) -> Switch:
+    """A switch that finds nothing apart from log-probs."""
+    return lambda _, setting: (replace(setting, **changes), Evidence())
 
 
 def _kernels(lab: Laboratory, setting: Setting) -> tuple[Setting, Evidence]:
@@ -111,14 +108,6 @@ def _weights(cause: str) -> Switch:
     return switch
 
 
-def _batch(lab: Laboratory, setting: Setting) -> tuple[Setting, Evidence]:
-    return replace(setting, whole_batch=False), Evidence()
-
-
-def _trainer(lab: Laboratory, setting: Setting) -> tuple[Setting, Evidence]:
-    return replace(setting, trainer=True), Evidence()
-
-
 _NEUTRAL = (
     "Sample with temperature 1, top_p 1, top_k off and no penalties, or correct the ratio: the "
     "engine reports another distribution than the one that is trained."
@@ -145,7 +134,7 @@ PROBES: tuple[Probe, ...] = (
         "decoding against one pass",
         "Look at what only decoding uses: the KV cache (its dtype, its scales), the decode "
         "attention kernel, CUDA graphs, chunked prefill; turn them off one by one.",
-        _decoding,
+        _by(decoded=False),
     ),
     Probe(
         "kernels",
@@ -213,13 +202,13 @@ PROBES: tuple[Probe, ...] = (
         "batch shape",
         "The same weights and kernels give other log-probs in the trainer's micro-batches: look "
         "at the padding mask and position ids, then at batch-invariant kernels.",
-        _batch,
+        _by(whole_batch=False),
     ),
     Probe(
         "trainer",
         "the trainer's own pass",
         "The trainer computes something else than its checkpoint's model class: dropout, a mask, "
         "packed sequences, autocast, an adapter.",
-        _trainer,
+        _by(trainer=True),
     ),
 )

@@ -1,6 +1,7 @@
 """Prompts of a file as token ids: one a line, plain text or JSON."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,15 @@ def read_prompts(path: Path, tokenizer: PreTrainedTokenizerBase, limit: int) -> 
         raise ValueError(f"{path}: {error}; write it as UTF-8") from None
     if not lines:
         raise ValueError(f"{path}: holds no prompts; write one a line")
+    templated = partial(
+        tokenizer.apply_chat_template, add_generation_prompt=True, tokenize=True, return_dict=False
+    )
     prompts = []
     for number, line in lines[:limit]:
         where = f"{path}, line {number}"
         prompt = _prompt(line, where, path.suffix == ".jsonl")
         try:
-            ids = _token_ids(tokenizer, prompt)
+            ids = tokenizer.encode(prompt) if isinstance(prompt, str) else templated(prompt)
         except Exception as error:  # of the tokenizer, or of its template for messages
             raise ValueError(f"{where}: cannot be made tokens: {error}; correct it") from error
         if not ids:
@@ -53,14 +57,3 @@ def _prompt(line: str, where: str, is_json: bool) -> Any:
         if isinstance(row, dict) and isinstance(row.get(key), str | list) and row[key]:
             return row[key]
     raise ValueError(f"{where}: holds no text and no messages under {' or '.join(KEYS)}")
-
-
-def _token_ids(tokenizer: PreTrainedTokenizerBase, prompt: str | list[Any]) -> list[int]:
-    ids: list[int]
-    if isinstance(prompt, str):
-        ids = tokenizer.encode(prompt)
-    else:
-        ids = tokenizer.apply_chat_template(
-            prompt, add_generation_prompt=True, tokenize=True, return_dict=False
-        )
-    return ids

@@ -5,7 +5,7 @@ return (logits, weights, ids), each with a row a token.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,15 +56,10 @@ class Recorder:
     @contextmanager
     def watch(self, model: nn.Module) -> Iterator[None]:
         """Records what the model's routers choose inside."""
-        handles = [
-            router.register_forward_hook(self._hook(layer))
-            for layer, router in enumerate(routers(model))
-        ]
-        try:
+        with ExitStack() as hooks:
+            for layer, router in enumerate(routers(model)):
+                hooks.enter_context(router.register_forward_hook(self._hook(layer)))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def routes(self) -> Routes | None:
         """All positions so far; None if the model has no routers."""
@@ -86,11 +81,8 @@ class Recorder:
 def disagreement(model: nn.Module, routes: Routes, mask_BL: Tensor) -> tuple[float, float]:
     """How the model's routers differ from the recorded ones on the recorded inputs.
 
-    What the inputs owe to faults elsewhere plays no part in it.
-
-    Returns:
-        The share of decisions with another set of experts, and the mean difference of the weights
-        of the same experts relative to their mean.
+    The share of decisions with another set of experts, and the mean difference of the weights of
+    the same experts relative to their mean. What the inputs owe to faults elsewhere plays no part.
     """
     real = mask_BL.flatten() > 0
     other, difference, total = [], 0.0, 0.0
@@ -113,12 +105,9 @@ def _by_expert(ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def replayed(model: nn.Module, routes: Routes | None, *, weights: bool) -> Iterator[None]:
-    """Inside, the model's tokens go to the recorded experts.
+    """Inside, the model's tokens go to the recorded experts; None changes nothing.
 
-    Args:
-        model: with the routers of the recorded one.
-        routes: None changes nothing.
-        weights: replay the experts' weights too; else the router weighs the given experts again.
+    Without `weights` the router weighs the given experts again.
     """
     layers = routes.layers if routes else ()
     if layers and not weights:
@@ -126,15 +115,10 @@ def replayed(model: nn.Module, routes: Routes | None, *, weights: bool) -> Itera
         with replay(model, by_block(model, ids)):
             yield
         return
-    handles = [
-        router.register_forward_hook(_replay(layer))
-        for router, layer in zip(routers(model), layers, strict=bool(layers))
-    ]
-    try:
+    with ExitStack() as hooks:
+        for router, layer in zip(routers(model), layers, strict=bool(layers)):
+            hooks.enter_context(router.register_forward_hook(_replay(layer)))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _replay(layer: Layer) -> Any:

@@ -60,13 +60,7 @@ class Sampling:
         return {name: value for name, (value, neutral) in values.items() if value != neutral}
 
     def log_probs(self, applied: tuple[str, ...], history_BL: Tensor, logits_BV: Tensor) -> Tensor:
-        """Log-probs FP32 (B, V) with the settings named in `applied`; -inf for excluded tokens.
-
-        Args:
-            applied: names of `ORDER`.
-            history_BL: tokens so far, int64.
-            logits_BV: of the model, FP32.
-        """
+        """Log-probs FP32 (B, V) with the settings named in `applied`; -inf for excluded tokens."""
         makers: dict[str, Any] = {
             "penalties": RepetitionPenaltyLogitsProcessor,
             "temperature": TemperatureLogitsWarper,

@@ -20,15 +20,11 @@ def one_pass(
     with_weights: bool = True,
     whole: bool = False,
 ) -> Tensor:
-    """Log-probs of the response tokens, FP32 (B, T).
+    """Log-probs of the response tokens, FP32 (B, T), over the first tokens of the vocabulary.
 
     Args:
-        model: any causal language model of transformers.
-        rollouts: prompts and responses.
-        vocabulary: normalize over the first so many tokens.
         rows_at_once: sequences of one forward pass.
-        routes: experts to replay, of every position but the last.
-        with_weights: replay their weights too.
+        routes: experts to replay, of every position but the last; `with_weights` their weights too.
         whole: bring the last token too, of which nothing is asked, as a trainer does.
     """
     num_rows, num_tokens = rollouts.response_mask.shape

@@ -19,11 +19,7 @@ from qat_core.weights.stream import weight_stream
 
 
 def served_stream(folder: Path, recipe: Recipe | None) -> Iterator[tuple[str, Weight]]:
-    """What an engine that loads `folder` holds: packed as stored, or packed now by `recipe`.
-
-    Raises:
-        ValueError: naming the file or weight that is wrong.
-    """
+    """What an engine that loads `folder` holds: packed as stored, or packed now by `recipe`."""
     if "quantization_config" in read_json(folder / "config.json"):
         return _fused(folder)
     model = load_model(folder)

@@ -11,7 +11,7 @@ from transformers import DynamicCache, PreTrainedModel
 from qat_core.doctor.routing import Recorder, Routes
 from qat_core.doctor.sampling import ORDER, Sampling, draw
 from qat_core.doctor.scoring import one_pass
-from qat_core.rollout.eager import EagerEngine, positions_from_mask
+from qat_core.rollout.eager import EagerEngine, pad_left
 from qat_core.rollout.engine import Rollouts, WeightStream, ends_response
 
 # settings of the sampler that a log-prob was computed with, and whether over the engine's whole
@@ -105,86 +105,44 @@ class EagerSubject:
 
         Tokens come from the trainer's vocabulary, whatever the engine normalizes over.
         """
-        engine, decoding = self.engine, _Decoding(self.model, prompts, self.engine.pad_id)
+        engine = self.engine
+        ids, mask = pad_left(prompts, engine.pad_id, engine.device)
+        width, step_ids = ids.shape[1], ids
+        cache, recorder = DynamicCache(config=self.model.config), Recorder(len(prompts))
         generator = torch.Generator(engine.device).manual_seed(seed)
         ends_E = torch.tensor(engine.end_ids, device=engine.device)
         steps: dict[Stage, list[Tensor]] = {}
         finished_B = torch.zeros(len(prompts), dtype=torch.bool, device=engine.device)
         for _ in range(max_new_tokens):
-            logits_BV = decoding.next_logits()
-            all_log_probs = self._stages(logits_BV, decoding.history(), sampling)
+            with recorder.watch(self.model):
+                logits_BV = engine.last_logits(step_ids, mask, cache)
+            # for penalties, the last token of the prompt is in the place of padding
+            history_BL = ids.where(mask > 0, ids[:, width - 1 : width])
+            all_log_probs = self._stages(logits_BV, history_BL, sampling)
             token_B = draw(all_log_probs[ORDER, True][:, : self._trained_vocabulary], generator)
             token_B = token_B.where(~finished_B, engine.pad_id)
             for stage, log_probs_BV in all_log_probs.items():
                 chosen_B = log_probs_BV.gather(-1, token_B[:, None]).squeeze(-1)
                 steps.setdefault(stage, []).append(chosen_B.where(~finished_B, 0.0))
-            decoding.append(token_B, ~finished_B)
+            step_ids = token_B[:, None]
+            ids = torch.cat([ids, step_ids], dim=1)
+            mask = torch.cat([mask, (~finished_B)[:, None].long()], dim=1)
             finished_B = finished_B | ends_response(token_B, ends_E)
             if bool(finished_B.all()):
                 break
         stages = {stage: torch.stack(parts, dim=1) for stage, parts in steps.items()}
-        return Samples(
-            decoding.rollouts(stages[ORDER, True], ~finished_B), stages, decoding.routes()
-        )
+        log_probs_BT, response_mask = stages[ORDER, True], mask[:, width:].float()
+        rollouts = Rollouts(ids, mask, response_mask, log_probs_BT, ~finished_B)
+        return Samples(rollouts, stages, recorder.routes())
 
     def _stages(
         self, logits_BV: Tensor, history_BL: Tensor, sampling: Sampling
     ) -> dict[Stage, Tensor]:
         """Log-probs (B, V) from all settings to none, then over the trainer's vocabulary."""
-        stages: dict[Stage, Tensor] = {}
-        for count in range(len(ORDER), -1, -1):
-            applied = ORDER[:count]
-            stages[applied, True] = sampling.log_probs(applied, history_BL, logits_BV)
+        applied = [ORDER[:count] for count in range(len(ORDER), -1, -1)]
+        stages: dict[Stage, Tensor] = {
+            (names, True): sampling.log_probs(names, history_BL, logits_BV) for names in applied
+        }
         known = logits_BV[:, : self._trained_vocabulary]
         stages[(), False] = known.log_softmax(-1)
         return stages
-
-
-class _Decoding:
-    """A batch that grows by a token a sequence and step; prompts padded left."""
-
-    def __init__(
-        self, model: PreTrainedModel, prompts: Sequence[Sequence[int]], pad_id: int
-    ) -> None:
-        width = max(map(len, prompts))
-        padding = [width - len(prompt) for prompt in prompts]
-        ids = [[pad_id] * pad + list(p) for pad, p in zip(padding, prompts, strict=True)]
-        mask = [[0] * pad + [1] * (width - pad) for pad in padding]
-        self.model, self.width = model, width
-        self.ids = torch.tensor(ids, device=model.device)
-        self.mask = torch.tensor(mask, device=model.device)
-        self._cache = DynamicCache(config=model.config)
-        self._recorder = Recorder(len(prompts))
-        self._num_cached = 0
-
-    def next_logits(self) -> Tensor:
-        """Logits FP32 (B, V) of the next token."""
-        with self._recorder.watch(self.model):
-            logits_B1V: Tensor = self.model(
-                input_ids=self.ids[:, self._num_cached :],
-                attention_mask=self.mask,
-                position_ids=positions_from_mask(self.mask)[:, self._num_cached :],
-                past_key_values=self._cache,
-                use_cache=True,
-                logits_to_keep=1,
-            ).logits
-        self._num_cached = self.ids.shape[1]
-        return logits_B1V[:, -1].float()
-
-    def history(self) -> Tensor:
-        """Tokens so far, padding replaced by the last token of the prompt, for penalties."""
-        return self.ids.where(self.mask > 0, self.ids[:, self.width - 1 : self.width])
-
-    def append(self, token_B: Tensor, is_real_B: Tensor) -> None:
-        """Adds a column."""
-        self.ids = torch.cat([self.ids, token_B[:, None]], dim=1)
-        self.mask = torch.cat([self.mask, is_real_B[:, None].long()], dim=1)
-
-    def rollouts(self, log_probs_BT: Tensor, truncated_B: Tensor) -> Rollouts:
-        """The batch in the form that trainers take."""
-        response_mask = self.mask[:, self.width :].float()
-        return Rollouts(self.ids, self.mask, response_mask, log_probs_BT, truncated_B)
-
-    def routes(self) -> Routes | None:
-        """Experts of all positions but the last."""
-        return self._recorder.routes()

@@ -31,11 +31,8 @@ K3, K1 = "rollout_corr/k3_kl", "rollout_corr/kl"
 class VerlRun:
     """What a folder holds of one run.
 
-    Attributes:
-        steps: the logged steps, ascending.
-        metrics: a value a step by verl's name, NaN where a step lacks it.
-        config: verl's configuration; empty if it was not found.
-        responses: dumped responses by step; empty if there are none.
+    Metrics have a value a step by verl's name, NaN where a step lacks it; `responses` are the
+    dumped ones, by step.
     """
 
     steps: Sequence[int]

@@ -5,6 +5,7 @@ it undoes all sampling settings at once. Which experts it chose it does not tell
 """
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from qat_core.doctor.sampling import ORDER, Sampling
 from qat_core.doctor.subject import Samples, Stage
 from qat_core.doctor.weights import numbers
 from qat_core.planning.plan import QuantPlan
-from qat_core.rollout.engine import Rollouts, WeightStream
+from qat_core.rollout.engine import WeightStream
 from qat_core.rollout.start import start_engine
 from qat_core.rollout.vllm.engine import VllmEngine
 
@@ -54,12 +55,7 @@ class VllmSubject:
         Raises:
             ValueError: the second time brought other tokens.
         """
-        settings: dict[str, Any] = {
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "repetition_penalty": sampling.repetition_penalty,
-        }
+        settings = asdict(sampling)  # named as vLLM's
         reported = self.engine.sample(prompts, max_new_tokens, seed, **settings)
         raw = reported
         if sampling.in_use:
@@ -89,13 +85,9 @@ class VllmSubject:
             for ids, mask in zip(rollouts.input_ids, rollouts.attention_mask, strict=True)
         ]
         for row, log_probs in enumerate(self.engine.prompt_log_probs(sequences)):
-            length = _response_length(rollouts, row)
+            length = int(rollouts.response_mask[row].sum())
             found_BT[row, :length] = log_probs[-length:]
         return found_BT.to(self._device)
-
-
-def _response_length(rollouts: Rollouts, row: int) -> int:
-    return int(rollouts.response_mask[row].sum())
 
 
 def _vocabulary(worker: Any) -> int:

@@ -9,6 +9,7 @@ Served and sent have to be the same bits; sent and trained are if training round
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import product
 from typing import get_args
 
 import torch
@@ -75,14 +76,9 @@ def compare(
     trained: Recipe | None,
     previous: Callable[[], nn.Module] | None,
 ) -> Versions:
-    """Finds a cause for every weight that differs.
+    """Finds a cause for every weight that differs between the engine's numbers and the trainer's.
 
-    Args:
-        model: the trainer's weights, plain.
-        served: the rollout engine's numbers.
-        rolled_out: what the rollout engine is to hold in NVFP4.
-        trained: what training rounds; None for BF16.
-        previous: loads the model as it was at the last sync but one, to tell what is stale.
+    `previous` loads the model as it was at the last sync but one, to tell what is stale.
 
     Raises:
         ValueError: the engine's weights have other names or shapes than the trainer's. More rows
@@ -127,11 +123,8 @@ def _of_other_policies(
     found: set[str] = set()
     if recipe is None:
         return found
-    for policy in get_args(ScalePolicy):
-        for method in get_args(BlockScaleMethod):
-            left = differing - found
-            if not left:
-                return found
+    for policy, method in product(get_args(ScalePolicy), get_args(BlockScaleMethod)):
+        if left := differing - found:
             other = recipe.model_copy(update={"scale_policy": policy, "block_scale_method": method})
             stream = packed(model, other).items()
             found |= {name for name, w in stream if name in left and _same(served[name], w)}

@@ -26,12 +26,6 @@ def measure(w_T16: Tensor, codes_T8: Tensor, scale_T1: Tensor, global_T1: Tensor
     3. 1 if its scale is the smallest there is and all codes are zero, though w is not: zeroed.
     4. mean distance of r to the nearest rounding threshold, over half the distance of the two
        codes it separates, at most 1. Weights spread evenly between codes have 0.5.
-
-    Args:
-        w_T16: FP32 or BF16.
-        codes_T8: uint8, as `quantize` gives them.
-        scale_T1: the blocks' scales, float8_e4m3fn.
-        global_T1: their matrices' global scales, FP32.
     """
     w_T16, scale_T1, ones = w_T16.float(), scale_T1.float(), torch.ones_like(scale_T1)
     step_T1 = scale_T1 / global_T1
@@ -60,10 +54,7 @@ def flipped(before_T8: Tensor, after_T8: Tensor) -> Tensor:
 def chosen_blocks(shape: torch.Size, count: int, generator: torch.Generator) -> Tensor:
     """Rows of `weight.view(*lead, -1, 16)` to look at, ascending int64 (n,), the same each expert.
 
-    Args:
-        shape: of the weight, (N, K) or (E, N, K).
-        count: of blocks of the whole weight, at least one an expert.
-        generator: makes the choice.
+    `count` is of blocks of the whole weight, at least one an expert.
     """
     *lead, rows, columns = shape
     num_blocks, num_matrices = rows * columns // BLOCK_SIZE, lead[0] if lead else 1

@@ -32,14 +32,7 @@ class LayerKl:
 def layer_kl(
     model: nn.Module, recipe: Recipe, input_ids: Tensor, attention_mask: Tensor
 ) -> LayerKl:
-    """A forward pass a layer, one with no weight rounded and one with all.
-
-    Args:
-        model: a causal language model, prepared or not, on one device.
-        recipe: what to round and how.
-        input_ids: (B, L).
-        attention_mask: 1 on real tokens, (B, L).
-    """
+    """A forward pass (B, L) a layer, one with no weight rounded and one with all; on one device."""
     plain = {name: trained_values(parameter) for name, parameter in model.named_parameters()}
     rounded = {name: it.to(plain[name].dtype) for name, it in _rounded(model, recipe).items()}
     layers: dict[int, list[str]] = {}

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from qat_core.drift import MEASURES
 from qat_core.drift.blocks import chosen_blocks, flipped, measure
-from qat_core.nvfp4 import PackedTensor, quantize_all
+from qat_core.nvfp4 import quantize_all
 from qat_core.options import BLOCK_SIZE
 from qat_core.planning.plan import plan
 from qat_core.planning.recipe import Recipe
@@ -56,17 +56,10 @@ class WeightDrift:
 
 
 class DriftMonitor:
-    """Looks at some blocks of every weight that a recipe quantizes.
+    """Looks at some blocks of every weight that a recipe quantizes, sharded ones refused.
 
-    Args:
-        model: prepared or not, on one device; a model that trains in BF16 is looked at as rollouts
-            would round it.
-        recipe: what rollouts hold in NVFP4, and how.
-        blocks_per_weight: how many blocks of a weight to look at.
-        seed: of the choice of blocks.
-
-    Raises:
-        ValueError: as `plan`; or a weight is sharded.
+    A model that trains in BF16 is looked at as rollouts would round it. `seed` is of the choice of
+    blocks.
     """
 
     def __init__(
@@ -125,7 +118,12 @@ class DriftMonitor:
             torch.cat([it.block_scale.view(torch.uint8).reshape(-1, 1) for it in packed]).view(
                 torch.float8_e4m3fn
             ),
-            torch.cat([_per_block(it).reshape(-1, 1) for it in packed]),
+            torch.cat(
+                [
+                    it.global_scale[..., None, None].expand(it.block_scale.shape).reshape(-1, 1)
+                    for it in packed
+                ]
+            ),
         )
 
     def _global_scales(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -148,12 +146,6 @@ class _Sample:
     codes_T8: Tensor
     scale_T1: Tensor
     global_T1: Tensor
-
-
-def _per_block(packed: PackedTensor) -> Tensor:
-    """The global scale of each block, of the block scales' shape; a copy."""
-    expanded = packed.global_scale[..., None, None].expand(packed.block_scale.shape)
-    return expanded.clone()
 
 
 def summary(rows: Sequence[WeightDrift]) -> dict[str, float]:

@@ -31,6 +31,7 @@ NEEDED = {
     "norm": f"{ENGINE}.norm",
     "linear layers": f"{functions.linear.__module__}.{functions.linear.__qualname__}",
     "attention": f"{ENGINE}.attend",
+    "logits": f"{ENGINE}.logits",
     "compilation mode": "0",
     "dtype": "torch.bfloat16",
     "KV cache": "auto",

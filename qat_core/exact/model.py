@@ -22,7 +22,7 @@ ATTENTION = "qat_core_exact"
 HEAD_SIZES = (64, 128)
 # by `model_type`: vLLM 0.24's model runner, which computes log-probs in its own way
 # (vllm/config/vllm.py, DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES)
-MODEL_RUNNERS = {"qwen3": 2, "qwen3_moe": 1}
+MODEL_RUNNERS = {"qwen3": 2, "qwen3_moe": 1, "llama": 2, "mistral": 2, "qwen2": 1, "olmoe": 1}
 
 
 def make_exact(model: PreTrainedModel) -> None:

@@ -8,12 +8,13 @@ from qat_core.nvfp4.codec import (
     group_amax,
     is_representable,
     measure_and_round,
+    pack_shards,
     quantize,
     quantize_all,
     require_finite,
+    unpack_shards,
 )
 from qat_core.nvfp4.format import PackedTensor, ShardLayout, shard_layout
-from qat_core.nvfp4.shards import pack_shards, unpack_shards
 
 __all__ = [
     "PackedTensor",

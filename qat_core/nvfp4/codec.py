@@ -14,7 +14,7 @@ from torch import Tensor
 from qat_core.nvfp4 import custom_ops, reference
 from qat_core.nvfp4.checks import Groups, check, check_option, checked, checked_groups
 from qat_core.nvfp4.custom_ops import backend, is_traced
-from qat_core.nvfp4.format import MAX_WEIGHT, UNREPRESENTABLE, PackedTensor
+from qat_core.nvfp4.format import MAX_WEIGHT, UNREPRESENTABLE, PackedTensor, ShardLayout
 from qat_core.options import BlockScaleMethod, ScalePolicy
 
 
@@ -29,10 +29,6 @@ def group_amax(groups: Groups) -> list[Tensor]:
     Returns:
         For each group an FP32 tensor of the leading dimensions' shape (0-D for matrices), not
         finite where a member holds NaN or infinity: see `require_finite`.
-
-    Raises:
-        ValueError: a group is empty, its members do not fit the format or each other, or not all
-            weights are on one device.
     """
     if not groups:
         return []
@@ -53,18 +49,9 @@ def measure_and_round(
     as with "pow2" it is at nearly each optimizer step. What comes does not depend on the last ones.
     Not for torch.compile.
 
-    Args:
-        groups: see `group_amax`.
-        last_scales: of each group, FP32 of the leading dimensions' shape.
-        policy: see `global_scale`.
-        method: see `fake_quantize`.
-
     Returns:
         The amax of each group, and for each group its weights, equal to `fake_quantize` in every
         bit, in their dtypes. They share memory, which lives as long as one of them does.
-
-    Raises:
-        ValueError: as `group_amax` and `fake_quantize`.
     """
     if not groups:
         return [], []
@@ -83,14 +70,9 @@ def is_representable(w: Tensor) -> Tensor:
 
 
 def require_finite(amax: Sequence[Tensor], names: Sequence[str]) -> None:
-    """Refuse weights that NVFP4 cannot represent in BF16. Waits for the GPU once.
+    """ValueError naming the first weight that NVFP4 cannot represent in BF16.
 
-    Args:
-        amax: of each weight: `group_amax([[w] for w in weights])`, of sharded ones over all ranks.
-        names: the weights' names.
-
-    Raises:
-        ValueError: naming the first weight that holds NaN, infinity or a value above 2.9e38.
+    Waits for the GPU once. `amax` is that of each weight alone, of sharded ones over all ranks.
     """
     if not amax or bool(is_representable(torch.cat([a.flatten() for a in amax])).all()):
         return
@@ -193,3 +175,42 @@ def dequantize_into(packed: PackedTensor, out: Tensor) -> None:
         launch.dequantize_into(packed.codes, packed.block_scale, packed.global_scale, out)
     else:
         out.copy_(dequantize(packed, out.dtype))
+
+
+# Shards travel as one buffer each, and one kernel reads those of all ranks as they lie: FSDP2
+# gathers a weight many times a step, which would otherwise wait for the CPU.
+
+
+def pack_shards(
+    weights: Sequence[Tensor],
+    global_scales: Sequence[Tensor],
+    layouts: Sequence[ShardLayout],
+    method: BlockScaleMethod = "max",
+    *,
+    names: Sequence[str],
+) -> list[Tensor]:
+    """Codes and block scales of each shard, uint8 (layout.num_bytes,).
+
+    A shard is this rank's rows (..., N, K) of a weight. On a GPU in a launch for a size of matrix.
+    Not for torch.compile. The results share memory, which lives as long as one of them does.
+    """
+    weights = checked(weights, global_scales, method, names)
+    if not weights:
+        return []
+    buffers: list[Tensor] = backend(weights[0]).pack_shards(weights, global_scales, layouts, method)
+    return buffers
+
+
+def unpack_shards(shards: Tensor, layout: ShardLayout, global_scale: Tensor, out: Tensor) -> None:
+    """Write the whole weight that the shards stand for, rounded to BF16, into `out`.
+
+    Not for torch.compile.
+
+    Args:
+        shards: the buffers of all shards, one behind the other, uint8 1-D.
+        layout: of each of them.
+        global_scale: FP32, 0-D, or (E,) for experts (E, N, K), which are sharded by expert.
+        out: contiguous (N, K) or (E, N, K), BF16 or FP32.
+    """
+    assert out.is_contiguous()
+    backend(out).unpack_shards(shards, layout, global_scale, out)

@@ -31,10 +31,7 @@ MAX_GLOBAL_SCALE = 2.0**94
 class ShardLayout(NamedTuple):
     """Where a rank's rows of a weight lie in the buffer that travels: see `shard_layout`.
 
-    Attributes:
-        num_rows: of the first dimension, matrices where the weight is (E, N, K); padding included.
-        num_blocks: of these rows.
-        num_bytes: of the buffer.
+    Rows are of the first dimension, matrices where the weight is (E, N, K); padding included.
     """
 
     num_rows: int

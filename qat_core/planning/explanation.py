@@ -28,7 +28,7 @@ def explain(model: nn.Module, recipe: Recipe) -> str:
         recipe: what to quantize.
     """
     unchecked = unchecked_plan(model, recipe)
-    before = sum(_num_bytes(entry) for entry in unchecked.entries)
+    before = sum(prod(e.shape) * getattr(torch, e.dtype).itemsize for e in unchecked.entries)
     saved = sum((2 - PACKED_BYTES) * prod(e.shape) for e in unchecked.entries if e.quantized)
     lines = [*table(unchecked.entries), totals(unchecked, before, before - saved)]
     lines += [f"error: {each}" for each in refusals(model, recipe, unchecked)]
@@ -61,8 +61,3 @@ def _row(entry: Entry) -> tuple[str, str, str, str]:
     group = f", one scale for {fused}" if "+" in fused else ""
     form = "NVFP4" if entry.quantized else DTYPES.get(entry.dtype, entry.dtype)
     return name, shape, form, entry.reason + group
-
-
-def _num_bytes(entry: Entry) -> int:
-    num_bytes: int = prod(entry.shape) * getattr(torch, entry.dtype).itemsize
-    return num_bytes

@@ -160,21 +160,34 @@ def _void_patterns(model: nn.Module, recipe: Recipe) -> list[str]:
     ]
 
 
-def _problems(unchecked: QuantPlan) -> list[str]:
-    """Why the plan cannot be trained and served, empty if it can."""
+def _problems(unchecked: QuantPlan) -> Iterator[str]:
+    """Why the plan cannot be trained and served, nothing if it can."""
     by_name = {entry.name: entry for entry in unchecked.entries}
-    found = [_odd_input_size(by_name[name]) for name in unchecked.quantized]
-    found += [
-        _input_sizes_differ(group, [by_name[n] for n in names])
-        for group, names in unchecked.groups.items()
-    ]
+    for name in unchecked.quantized:
+        size = by_name[name].shape[-1]
+        if size % BLOCK_SIZE:
+            yield (
+                f"{name}: input size {size} is not a multiple of {BLOCK_SIZE}: add it to the "
+                "recipe's ignore"
+            )
+    for group, names in unchecked.groups.items():
+        sizes = {name: by_name[name].shape[-1] for name in names}
+        if len(set(sizes.values())) > 1:
+            differ = "members differ in input size, so no engine can fuse them"
+            yield f"group {group}: {differ}: {sizes}"
     layers = defaultdict(list)
     for entry in unchecked.entries:
         layers[entry.fused or entry.name].append(entry)
-    found += map(_partly_ignored, layers.values())
+    for layer in layers.values():
+        packed = [entry.name for entry in layer if entry.quantized]
+        left_out = [entry for entry in layer if not entry.quantized]
+        if packed and left_out:
+            yield (
+                f"{left_out[0].name} is left out ({left_out[0].reason}) but "
+                f"{', '.join(packed[:3])} not: engines run them as one layer, so ignore all or none"
+            )
     if not unchecked.quantized:
-        found.append("the recipe quantizes nothing: see qat_core.explain(model, recipe)")
-    return [problem for problem in found if problem]
+        yield "the recipe quantizes nothing: see qat_core.explain(model, recipe)"
 
 
 def _not_a_weight(module: nn.Module, leaf: str, tensor: Tensor) -> str:
@@ -234,22 +247,6 @@ def _stored_dtypes(model: nn.Module) -> dict[str, str]:
     return dtypes
 
 
-def _odd_input_size(entry: Entry) -> str:
-    if entry.shape[-1] % BLOCK_SIZE == 0:
-        return ""
-    return (
-        f"{entry.name}: input size {entry.shape[-1]} is not a multiple of {BLOCK_SIZE}: "
-        "add it to the recipe's ignore"
-    )
-
-
-def _input_sizes_differ(group: str, members: list[Entry]) -> str:
-    sizes = {member.name: member.shape[-1] for member in members}
-    if len(set(sizes.values())) == 1:
-        return ""
-    return f"group {group}: members differ in input size, so no engine can fuse them: {sizes}"
-
-
 def _fused(name: str, tensor: Tensor, holders: set[str]) -> str | None:
     """The layer of an engine's that a weight is a part of, next to others."""
     module_name, _, leaf = name.rpartition(".")
@@ -259,14 +256,3 @@ def _fused(name: str, tensor: Tensor, holders: set[str]) -> str | None:
             return f"{block}: experts"
     siblings = fused_siblings(module_name)
     return "+".join(siblings) if leaf == "weight" and len(siblings) > 1 else None
-
-
-def _partly_ignored(layer: list[Entry]) -> str:
-    packed = [entry.name for entry in layer if entry.quantized]
-    left_out = [entry for entry in layer if not entry.quantized]
-    if not packed or not left_out:
-        return ""
-    return (
-        f"{left_out[0].name} is left out ({left_out[0].reason}) but {', '.join(packed[:3])} not: "
-        "engines run them as one layer, so ignore all or none"
-    )

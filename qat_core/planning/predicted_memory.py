@@ -53,13 +53,8 @@ def predict_training_memory_gib(config: dict[str, Any], gpus: int, bytes_per_val
     """Memory in GiB on each GPU of what FSDP2 shards, in a step of PyTorch's AdamW.
 
     That is weights, gradients, two moments, and the root of the second, which `foreach`, the
-    default, takes of all weights at once (`fused` does not). In the passes before there are
-    activations, gathered layers and log-probs instead; they depend on the batch.
-
-    Args:
-        config: as for `predict_weight_memory_gib`.
-        gpus: that share the model.
-        bytes_per_value: of weights, and so of gradients and moments: 4 for FP32, 2 for BF16.
+    default, takes of all weights at once (`fused` does not). Activations and the like depend on the
+    batch. The bytes are of weights, and so of gradients and moments: 4 for FP32, 2 for BF16.
     """
     values = sum(map(math.prod, weight_shapes(config).values()))
     return len(TRAINED) * bytes_per_value * values / gpus / BYTES_PER_GIB

@@ -45,10 +45,8 @@ def quantization_config(kind: CheckpointFormat, ignored: Sequence[str]) -> dict[
     }
 
 
-def format_of(config: dict[str, Any], source: str) -> tuple[CheckpointFormat, list[str]]:
-    """Format and ignored modules that a config.json declares; ValueError if it is not NVFP4."""
-    where = f"{source}: quantization_config"
-    declared = config.get("quantization_config") or {}
+def format_of(declared: Any, where: str) -> tuple[CheckpointFormat, list[str]]:
+    """Format and ignored modules of a `quantization_config`; ValueError if it is not NVFP4."""
     if not isinstance(declared, dict):
         raise ValueError(f"{where}: {declared!r}: needs to be a mapping")
     ignored = declared.get("ignore", [])

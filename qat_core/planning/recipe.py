@@ -74,18 +74,15 @@ class Recipe(BaseModel):
     @classmethod
     def ffn(cls, **overrides: Any) -> "Recipe":
         """Quantize feed-forward and expert weights, leave attention in BF16."""
-        ignore = (*ATTENTION_PATTERNS, *overrides.pop("ignore", ()))
-        return cls(ignore=ignore, **overrides)
+        own = cls(**overrides).ignore  # checked: a text would come apart into its letters
+        return cls(**overrides | {"ignore": (*ATTENTION_PATTERNS, *own)})
 
 
 def matches(pattern: str, module_name: str, roles: Collection[str] = ()) -> bool:
-    """Whether an ignore pattern covers a module.
+    """Whether an ignore pattern covers a module of this name that is part of these roles.
 
-    Args:
-        pattern: `re:` and a regex of the name from its start, `role:` and a role, or a part of the
-            name.
-        module_name: where the module stands.
-        roles: what it is part of, of ROLES.
+    A pattern is `re:` and a regex of the name from its start, `role:` and a role, or a part of the
+    name.
     """
     if pattern.startswith(REGEX_PREFIX):
         return re.match(pattern.removeprefix(REGEX_PREFIX), module_name) is not None

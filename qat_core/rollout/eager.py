@@ -55,7 +55,6 @@ class EagerEngine:
     ) -> None:
         model_dir = Path(model_dir)
         self.end_ids, self.pad_id = special_ids(model_dir)
-        self.eos_id = self.end_ids[0]
         self.device = torch.device(device)
         self.model: PreTrainedModel = load_model(model_dir).to(device)
         self._ends_E = torch.tensor(self.end_ids, device=device)
@@ -69,8 +68,13 @@ class EagerEngine:
         self._decoders: dict[tuple[int, int, bool], StaticDecoder] = {}
 
     def sync(self, stream: WeightStream, expected: QuantPlan | None = None) -> None:
-        """Replaces all weights; ValueError, nothing replaced, if names or shapes differ."""
-        received = dict(stream)
+        """Replaces all weights; ValueError, nothing replaced, if names, shapes or plan differ."""
+        received = dict[str, Tensor | PackedTensor]()
+        for name, weight in stream:
+            if name in received:
+                raise ValueError(f"weight sync: {name}: comes twice")
+            received[name] = weight
+        packed = [name for name, weight in received.items() if isinstance(weight, PackedTensor)]
         own = dict(state_tensors(self.model))
         if received.keys() != own.keys():
             differing = sorted(received.keys() ^ own.keys())
@@ -78,12 +82,17 @@ class EagerEngine:
         for name, weight in received.items():
             if weight.shape != own[name].shape:
                 raise ValueError(f"weight sync: {name}: {weight.shape} for {own[name].shape}")
+        if expected is not None and {*packed} != {*expected.quantized}:
+            differing = sorted({*packed} ^ {*expected.quantized})
+            raise ValueError(
+                f"weight sync: stream and plan differ in what is NVFP4: {differing[:5]}"
+            )
         with torch.no_grad():
             for name, weight in received.items():
                 unpacked = dequantize(weight) if isinstance(weight, PackedTensor) else weight
                 own[name].copy_(unpacked)
         self.weight_bytes = sum(weight.nbytes for weight in received.values())
-        self.served = [name for name, w in received.items() if isinstance(w, PackedTensor)]
+        self.served = packed
 
     @torch.no_grad()
     def generate(
@@ -100,17 +109,17 @@ class EagerEngine:
         self, prompts: Sequence[Sequence[int]], max_new_tokens: int, temperature: float, seed: int
     ) -> Rollouts:
         require_known(prompts, int(self.model.config.vocab_size))
-        input_ids, attention_mask = _pad_left(prompts, self.pad_id, self.device)
+        input_ids, attention_mask = pad_left(prompts, self.pad_id, self.device)
         cache = DynamicCache(config=self.model.config)
         if self.is_static:
-            logits_BV = self._last_logits(input_ids, attention_mask, cache)
+            logits_BV = self.last_logits(input_ids, attention_mask, cache)
             decoder = self._decoder(cache, input_ids.shape, max_new_tokens, temperature == 0)
             return decoder.generate(input_ids, attention_mask, cache, logits_BV, temperature, seed)
         generator = torch.Generator(self.device).manual_seed(seed)
         finished_B = torch.zeros(len(prompts), dtype=torch.bool, device=self.device)
         step_ids, tokens, log_probs, masks, distributions = input_ids, [], [], [], []
         for _ in range(max_new_tokens):
-            logits_BV = self._last_logits(step_ids, attention_mask, cache)
+            logits_BV = self.last_logits(step_ids, attention_mask, cache)
             log_probs_BV = (logits_BV / (temperature or 1.0)).log_softmax(-1)
             token_B, log_prob_B = _sample(log_probs_BV, temperature, generator)
             tokens.append(token_B.where(~finished_B, self.pad_id))
@@ -155,7 +164,8 @@ class EagerEngine:
         self._decoders[key] = decoder
         return decoder
 
-    def _last_logits(self, step_ids: Tensor, attention_mask: Tensor, cache: DynamicCache) -> Tensor:
+    def last_logits(self, step_ids: Tensor, attention_mask: Tensor, cache: DynamicCache) -> Tensor:
+        """Logits FP32 (B, V) after the last of the tokens that follow those of the cache."""
         positions = positions_from_mask(attention_mask)[:, -step_ids.shape[1] :]
         logits_B1V: Tensor = self.model(
             input_ids=step_ids,
@@ -173,9 +183,10 @@ def positions_from_mask(attention_mask: Tensor) -> Tensor:
     return (attention_mask.cumsum(-1) - 1).clamp(min=0)
 
 
-def _pad_left(
+def pad_left(
     prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
+    """Token ids and mask, int64 (B, P) each."""
     width = max(len(prompt) for prompt in prompts)
     ids = [[pad_id] * (width - len(prompt)) + list(prompt) for prompt in prompts]
     mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]

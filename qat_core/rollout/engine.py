@@ -1,6 +1,6 @@
 """What a trainer needs of a rollout engine, whichever one it is."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -45,28 +45,15 @@ class Rollouts:
 
     def select(self, rows: slice | Tensor) -> "Rollouts":
         """The same columns for some of the rows."""
-        return Rollouts(
-            self.input_ids[rows],
-            self.attention_mask[rows],
-            self.response_mask[rows],
-            self.log_probs[rows],
-            self.truncated[rows],
-            None if self.distributions is None else self.distributions[rows],
-            None if self.routes is None else self.routes[rows],
-        )
+        return self._each(lambda tensor: tensor[rows])
 
     def to(self, device: str) -> "Rollouts":
         """The same on another device."""
-        distributions, routes = self.distributions, self.routes
-        return Rollouts(
-            self.input_ids.to(device),
-            self.attention_mask.to(device),
-            self.response_mask.to(device),
-            self.log_probs.to(device),
-            self.truncated.to(device),
-            None if distributions is None else distributions.to(device),
-            None if routes is None else routes.to(device),
-        )
+        return self._each(lambda tensor: tensor.to(device))
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Rollouts":
+        kept = {name: tensor for name, tensor in vars(self).items() if tensor is not None}
+        return Rollouts(**{name: change(tensor) for name, tensor in kept.items()})
 
 
 class RolloutEngine(Protocol):
@@ -136,7 +123,9 @@ def ends_response(token_B: Tensor, ends_E: Tensor) -> Tensor:
 
 
 def require_known(prompts: Sequence[Sequence[int]], vocabulary: int) -> None:
-    """ValueError if a prompt holds a token beyond the embedding: its tokenizer has grown."""
+    """ValueError for a prompt without tokens, or with one beyond the embedding."""
+    if not len(prompts) or not all(len(prompt) and min(prompt) >= 0 for prompt in prompts):
+        raise ValueError("prompts: each needs tokens, and each token a number from 0")
     largest = max(max(prompt) for prompt in prompts)
     if largest >= vocabulary:
         raise ValueError(

@@ -30,9 +30,6 @@ def start_engine(
     """An engine in this process for the architecture in `model_dir`; sync weights before use.
 
     Args:
-        kind: which one.
-        model_dir: BF16 checkpoint with tokenizer.
-        device: "cpu" or "cuda".
         packed: what will come, and be served, in NVFP4.
         max_tokens: of prompt and response together.
         beside_trainer: leave memory of the GPU to others; else vLLM's default of 90 %.
@@ -40,10 +37,6 @@ def start_engine(
         returns_routes: rollouts hold the experts of all positions.
         gpu_memory_gib: what this process may take of a GPU that others use too.
         exact: rollouts have bits that training computes too; vLLM only.
-
-    Raises:
-        ValueError: vLLM is missing or refuses, see `VllmEngine`, or would have to keep
-            distributions.
     """
     if exact and (kind != "vllm" or device != "cuda"):
         raise ValueError("exact: only vLLM's kernels on a GPU are; use rollout: vllm, device: cuda")

@@ -60,21 +60,11 @@ def grouped_query_attention(
     scaling: float,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of one token, by PyTorch's own kernels as in training.
+    """Attention of one token over the cache (B, key heads, L, D), by PyTorch's own kernels.
 
     Queries that share a key head go in as if they were tokens one after the other, which reads the
-    cache once where a copy of it for each query head would be made.
-
-    Args:
-        module: unused, part of the interface.
-        query: (B, query heads, 1, D).
-        key: the cache, (B, key heads, L, D).
-        value: the same.
-        attention_mask: bool (B, 1, 1, L), true where a token is seen.
-        scaling: of the scores.
-
-    Returns:
-        (B, 1, query heads, D), and None for the weights.
+    cache once where a copy of it for each query head would be made. True in the mask (B, 1, 1, L)
+    is a token that is seen. Returns (B, 1, query heads, D), and None for the weights.
     """
     batch_size, query_heads, head_size = query.shape[0], query.shape[1], query.shape[3]
     grouped = query.reshape(batch_size, key.shape[1], -1, head_size)

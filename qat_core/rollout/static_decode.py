@@ -24,17 +24,9 @@ _WARM_UP_STEPS = 3  # as many as PyTorch's documentation of CUDA graphs takes
 
 
 class StaticDecoder:
-    """Decodes batches of one size.
+    """Decodes batches of one size; the cache of a first one, `prefilled`, gives the shapes.
 
-    Args:
-        model: a causal language model, see `has_static_form`.
-        prefilled: the cache of a first batch of prompts, for its shapes.
-        num_tokens: of a prompt and its response, at most.
-        num_new_tokens: of a response, at most.
-        ends_E: tokens that end a response.
-        pad_id: fills the rows of ended responses.
-        is_greedy: take the likeliest token.
-        keeps_distributions: return the log-probs of all tokens.
+    `num_tokens` are of a prompt and its response, `num_new_tokens` of a response, at most.
     """
 
     def __init__(

@@ -35,11 +35,9 @@ def prepare(
         keep: on one device, round each weight once an optimizer step and keep it until the next,
             for more memory and the same bits. "rounded": in the weight's dtype, 2 bytes a weight in
             BF16; no further use rounds, as is the rule on a CPU. "packed": in 0.56 bytes a weight,
-            unpacked where it is used, which pays where several micro-batches use it. On an H200 the
-            first micro-batch of 16 layers of Qwen3-30B-A3B took 1.09 times BF16's time with nothing
-            kept, 1.05 "rounded" and 1.11 "packed", further ones 1.08, 1.00 and 1.05; the peak of
-            memory was 2, 43 and 14 % above BF16's. No effect under FSDP2, where shards are kept
-            packed anyway; refused by layers that torch.compile compiles.
+            unpacked where it is used, which pays where several micro-batches use it (times and
+            memory: docs/performance.md). No effect under FSDP2, where shards are kept packed
+            anyway; refused by layers that torch.compile compiles.
 
     Raises:
         ValueError: `keep` is none of these; see `plan`; or the model has adapters of PEFT; or a

@@ -41,12 +41,7 @@ class HydraConfig(NamedTuple):
 def main(
     words: Sequence[str] | None = None, program: str = "python -m qat_core.verl.check"
 ) -> None:
-    """Prints a line on what would run, or one for each refusal, with exit code 2.
-
-    Args:
-        words: the verl command, by default the program's own arguments.
-        program: what usage calls it.
-    """
+    """Prints a line on what would run, or one for each refusal, with exit code 2."""
     given = list(sys.argv[1:] if words is None else words)
     parser = argparse.ArgumentParser(
         prog=program,
@@ -85,12 +80,7 @@ def parse(words: Sequence[str]) -> Command:
 
 
 def check(command: Command) -> None:
-    """Composes a command, and prints what would run.
-
-    Raises:
-        ValueError: the program or its configuration is not found, or Hydra cannot compose it.
-        SystemExit: with a line for each refusal.
-    """
+    """Composes a command, and prints what would run; SystemExit with a line for each refusal."""
     if find_spec("verl") is None:
         raise ValueError("verl is not installed here: run this where verl runs")
     import hydra

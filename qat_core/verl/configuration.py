@@ -29,7 +29,7 @@ from qat_core.rollout.vllm.switches import (
 )
 from qat_core.verl import compat
 from qat_core.verl.engine_arguments import require_arguments
-from qat_core.verl.exact_configuration import KEY, complete_exact, require_precision
+from qat_core.verl.exact_configuration import KEY, complete_exact
 from qat_core.verl.exact_configuration import MODULE as EXACT_MODULE
 from qat_core.verl.near_misses import require_read
 from qat_core.verl.precedence import require_last_word, said_by_verl
@@ -118,11 +118,10 @@ def complete(config: DictConfig) -> str:
         rules += GPU_RULES
     is_exact = OmegaConf.select(config, KEY)
     if _asks_for_routes(config):
-        if OmegaConf.select(config, f"{VLLM}.worker_extension_cls") is None:
-            raise ValueError("+routing_replay=r3: give +nvfp4=w4a16 too, or +nvfp4=off for BF16")
+        _require_worker(config, "+routing_replay=r3")
         rules += REPLAY_RULES
     if is_exact:
-        require_precision(config)
+        _require_worker(config, "+exact=on")
     said: list[str] = []
 
     def describe() -> None:
@@ -144,6 +143,11 @@ def complete(config: DictConfig) -> str:
     _add_module(config, f"{MODEL}.external_lib")
     _add_module(config, f"{ROLLOUT}.checkpoint_engine.custom_backend_module")
     return said[0]
+
+
+def _require_worker(config: DictConfig, given: str) -> None:
+    if OmegaConf.select(config, f"{VLLM}.worker_extension_cls") is None:
+        raise ValueError(f"{given}: give +nvfp4=w4a16 too, or +nvfp4=off for BF16")
 
 
 def _serve(config: DictConfig, qat: Any) -> Recipe:

@@ -35,7 +35,20 @@ def _free_and_total_bytes(*_: Any) -> tuple[int, int]:
 def _nothing(*_: Any, **__: Any) -> None: ...
 
 
-class CpuDeviceModule(ModuleType):
+class _Cpu:
+    """What verl asks of a device through its platform and through its module alike."""
+
+    is_available = staticmethod(lambda: True)
+    current_device = staticmethod(lambda: "cpu")
+    device_count = staticmethod(lambda: 1)
+    manual_seed = staticmethod(torch.manual_seed)
+    manual_seed_all = staticmethod(torch.manual_seed)
+    set_device = staticmethod(_nothing)
+    synchronize = staticmethod(_nothing)
+    empty_cache = staticmethod(_nothing)
+
+
+class CpuDeviceModule(_Cpu, ModuleType):
     """`torch.cpu` with the calls of `torch.cuda` that verl makes; memory is the process's."""
 
     memory_allocated = staticmethod(_peak_resident_bytes)
@@ -43,47 +56,31 @@ class CpuDeviceModule(ModuleType):
     max_memory_allocated = staticmethod(_peak_resident_bytes)
     max_memory_reserved = staticmethod(_peak_resident_bytes)
     mem_get_info = staticmethod(_free_and_total_bytes)
-    manual_seed = staticmethod(torch.manual_seed)
-    manual_seed_all = staticmethod(torch.manual_seed)
     get_rng_state = staticmethod(lambda *_: torch.get_rng_state())
     set_rng_state = staticmethod(lambda state, *_: torch.set_rng_state(state))
-    device_count = staticmethod(lambda: 1)
-    current_device = staticmethod(lambda: "cpu")
     get_device_name = staticmethod(lambda *_: "CPU")
-    is_available = staticmethod(lambda: True)
-    empty_cache = staticmethod(_nothing)
     ipc_collect = staticmethod(_nothing)
     reset_peak_memory_stats = staticmethod(_nothing)
-    set_device = staticmethod(_nothing)
     set_per_process_memory_fraction = staticmethod(_nothing)
-    synchronize = staticmethod(_nothing)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cpu, name)
 
 
 @PlatformRegistry.register(platform="cpu")
-class CpuPlatform(PlatformBase):  # type: ignore[misc]
+class CpuPlatform(_Cpu, PlatformBase):  # type: ignore[misc]
     """Processes of one machine, without accelerators; Ray counts them as GPU slots."""
 
     device_name = "cpu"
     vendor_name = "generic"
     device_module = CpuDeviceModule("torch.cpu")
-    is_available = staticmethod(lambda: True)
     is_platform_available = staticmethod(lambda use_smi_check=False: False)  # never by detection
-    current_device = staticmethod(lambda: "cpu")
-    device_count = staticmethod(lambda: 1)
-    manual_seed = staticmethod(torch.manual_seed)
-    manual_seed_all = staticmethod(torch.manual_seed)
     get_device_capability = staticmethod(lambda device_index=0: (None, None))
     communication_backend_name = staticmethod(lambda: "gloo")
     visible_devices_envvar = staticmethod(lambda: "CPU_VISIBLE_DEVICES")
     ray_resource_name = staticmethod(lambda: "GPU")
     is_ipc_supported = staticmethod(lambda: False)  # weights travel through shared memory
-    set_device = staticmethod(_nothing)
-    synchronize = staticmethod(_nothing)
     set_allocator_settings = staticmethod(_nothing)
-    empty_cache = staticmethod(_nothing)
     profiler_start = staticmethod(_nothing)
     profiler_stop = staticmethod(_nothing)
     cudart = staticmethod(_nothing)

@@ -24,12 +24,7 @@ from verl.checkpoint_engine.base import (
 
 @CheckpointEngineRegistry.register("cpu")
 class CpuCheckpointEngine(CheckpointEngine):  # type: ignore[misc]
-    """One side of a sync: a trainer (the first sends) or a rollout worker.
-
-    Args:
-        bucket_size: bytes sent at a time.
-        is_master: whether this is the trainer that sends.
-    """
+    """One side of a sync: a trainer, of which the master sends, or a rollout worker."""
 
     def __init__(self, bucket_size: int, is_master: bool = False) -> None:
         self._bucket_bytes = bucket_size

@@ -1,21 +1,23 @@
 """What `+exact=on` implies, and what of a verl configuration it refuses, before Ray starts."""
 
 import os
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from qat_core.rollout.vllm.switches import EXACT_COMPILATION, EXACT_VARIABLE
 from qat_core.verl.rules import (
-    ACTOR,
     MODEL,
+    PARAM_DTYPE,
     QAT,
     REPLAY_MODE,
     ROLLOUT,
     VLLM,
     Rule,
     is_not_set,
+    one_of,
     require,
+    synchronous,
+    unsplit,
 )
 
 KEY = "exact"
@@ -31,57 +33,36 @@ VARIABLES = {
 }
 
 
-def _is(*values: Any) -> Any:
-    return lambda value: value in values
-
-
 RULES = (
-    Rule("trainer.device", _is("cuda", None), "exact kernels are those of a GPU; use cuda"),
-    Rule("trainer.v1.trainer_mode", _is("sync", None), "older weights have other bits; use sync"),
-    Rule("async_training", _is(None), "older weights have other bits; use ppo_trainer"),
-    Rule("rollout", _is(None), "older weights have other bits; use ppo_trainer"),
+    Rule("trainer.device", one_of("cuda", None), "exact kernels are those of a GPU; use cuda"),
+    *synchronous("older weights have other bits"),
     Rule(
         "algorithm.rollout_correction.bypass_mode",
         is_not_set,
         "nothing would be compared; use false",
     ),
-    Rule(f"{ROLLOUT}.calculate_log_probs", _is(True), "nothing would be compared; use true"),
-    Rule(f"{ROLLOUT}.temperature", _is(1, 1.0), "proven at 1; use 1"),
-    Rule(f"{ROLLOUT}.top_p", _is(1, 1.0), "proven at 1; use 1"),
-    Rule(f"{ROLLOUT}.top_k", _is(-1), "proven without; use -1"),
-    Rule(f"{ROLLOUT}.dtype", _is("bfloat16"), "proven in bfloat16"),
-    Rule(f"{ROLLOUT}.tensor_model_parallel_size", _is(1), "split sums have other bits; use 1"),
-    Rule(f"{ROLLOUT}.expert_parallel_size", _is(1, None), "not proven; use 1"),
+    Rule(f"{ROLLOUT}.calculate_log_probs", one_of(True), "nothing would be compared; use true"),
+    Rule(f"{ROLLOUT}.temperature", one_of(1, 1.0), "proven at 1; use 1"),
+    Rule(f"{ROLLOUT}.top_p", one_of(1, 1.0), "proven at 1; use 1"),
+    Rule(f"{ROLLOUT}.top_k", one_of(-1), "proven without; use -1"),
+    Rule(f"{ROLLOUT}.dtype", one_of("bfloat16"), "proven in bfloat16"),
+    Rule(f"{ROLLOUT}.tensor_model_parallel_size", one_of(1), "split sums have other bits; use 1"),
+    Rule(f"{ROLLOUT}.expert_parallel_size", one_of(1, None), "not proven; use 1"),
     Rule(f"{MODEL}.use_liger", is_not_set, "its kernels have other bits; use false"),
     Rule(f"{MODEL}.use_fused_kernels", is_not_set, "its kernels have other bits; use false"),
-    Rule(f"{QAT}.scale_policy", _is("pow2", None), "only it is exact in BF16; use pow2"),
-    Rule(REPLAY_MODE, _is("disabled", None), "exact routes need no replay; remove the key"),
-    Rule(
-        f"{ACTOR}.fsdp_config.mixed_precision.param_dtype",
-        _is(None, "bf16", "bfloat16"),
-        "exact kernels compute in BF16; use bf16",
-    ),
-    Rule(f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size", _is(None, 1), "not proven; use 1"),
-    Rule(f"{ACTOR}.ulysses_sequence_parallel_size", _is(None, 1), "not proven; use 1"),
+    Rule(f"{QAT}.scale_policy", one_of("pow2", None), "only it is exact in BF16; use pow2"),
+    Rule(REPLAY_MODE, one_of("disabled", None), "exact routes need no replay; remove the key"),
+    Rule(PARAM_DTYPE, one_of(None, "bf16", "bfloat16"), "exact kernels compute in BF16; use bf16"),
+    *unsplit("not proven"),
     *(
-        Rule(f"{GRAPHS}.{key}", _is(value, None), f"proven with {value}; remove the key")
+        Rule(f"{GRAPHS}.{key}", one_of(value, None), f"proven with {value}; remove the key")
         for key, value in EXACT_COMPILATION.items()
     ),
 )
 
 
-def require_precision(config: DictConfig) -> None:
-    """ValueError where `+exact=on` stands alone."""
-    if OmegaConf.select(config, f"{VLLM}.worker_extension_cls") is None:
-        raise ValueError("+exact=on: give +nvfp4=w4a16 too, or +nvfp4=off for BF16")
-
-
 def complete_exact(config: DictConfig) -> None:
-    """Checks a composed configuration and fills in what exact training and rollouts need.
-
-    Raises:
-        ValueError: a key or the model's configuration asks for what was not proven to be exact.
-    """
+    """Fills in what exact training and rollouts need; ValueError for what was never proven."""
     require(config, RULES)
     _require_model(config)
     others = OmegaConf.select(config, f"{ENVIRONMENT}.{MODULES_VARIABLE}")

@@ -26,11 +26,9 @@ def log_probs_in_blocks(logits: Tensor, labels: Tensor) -> Tensor:
         return verls_own(logits, labels)  # type: ignore[no-any-return]
     rows = max(1, BLOCK // logits[0].numel())
     blocks = zip(torch.split(logits, rows), torch.split(labels, rows), strict=True)
-    return torch.cat([_log_probs(*block) for block in blocks])
-
-
-def _log_probs(logits: Tensor, labels: Tensor) -> Tensor:
-    return log_softmax(logits, dim=-1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+    return torch.cat(
+        [log_softmax(some, dim=-1).gather(-1, ids[..., None]).squeeze(-1) for some, ids in blocks]
+    )
 
 
 torch_functional.logprobs_from_logits_v2 = log_probs_in_blocks

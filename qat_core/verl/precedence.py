@@ -31,10 +31,9 @@ class _File(NamedTuple):
 
 
 def require_last_word(hydra: DictConfig) -> None:
-    """Hydra's own section of a job, while it is running.
+    """ValueError if a group would override a file, or two choices of one are given.
 
-    Raises:
-        ValueError: a group would override a file, or two choices of one are given.
+    `hydra` is its own section of a job that is running.
     """
     parsed = OverridesParser.create().parse_overrides(list(hydra.overrides.task))
     commanded = [override.key_or_group for override in parsed]

@@ -6,12 +6,14 @@ from typing import Any, NamedTuple
 from omegaconf import DictConfig, OmegaConf
 
 ACTOR, ROLLOUT, MODEL = (f"actor_rollout_ref.{name}" for name in ("actor", "rollout", "model"))
-QAT = f"{ACTOR}.fsdp_config.qat"
+FSDP, REFERENCE = f"{ACTOR}.fsdp_config", "actor_rollout_ref.ref.fsdp_config"
+QAT = f"{FSDP}.qat"
 ENGINE = "qat_core.verl.engine"
 WORKER = "qat_core.verl.worker.LayerwiseWorkerExtension"
 VLLM = f"{ROLLOUT}.engine_kwargs.vllm"
-REPLAY_MODE = f"{ACTOR}.fsdp_config.router_replay.mode"
+REPLAY_MODE = f"{FSDP}.router_replay.mode"
 SERVED = f"{VLLM}.hf_overrides.quantization_config"
+PARAM_DTYPE = f"{FSDP}.mixed_precision.param_dtype"
 OWN_KEYS = ("train", "scale_policy", "block_scale_method")  # of QAT, beside verl's
 
 
@@ -28,24 +30,40 @@ def is_not_set(value: Any) -> bool:
     return value in (None, 0, False, "")
 
 
+def one_of(*values: Any) -> Callable[[Any], bool]:
+    """A rule that allows these values."""
+    return lambda value: value in values
+
+
+def unsplit(why: str) -> tuple[Rule, ...]:
+    """Rules that refuse sequence parallelism."""
+    keys = (f"{section}.ulysses_sequence_parallel_size" for section in (FSDP, ACTOR))
+    return tuple(Rule(key, one_of(None, 1), f"{why}; use 1") for key in keys)
+
+
+def synchronous(why: str) -> tuple[Rule, ...]:
+    """Rules that refuse trainers whose rollouts may come from older weights."""
+    sections = ("async_training", "rollout")  # the second of one-step-off
+    return (
+        Rule("trainer.v1.trainer_mode", one_of(None, "sync"), f"{why}; use sync"),
+        *(Rule(section, one_of(None), f"{why}; use ppo_trainer") for section in sections),
+    )
+
+
 # where weights come through this project's worker, in BF16 too
 SYNC_RULES = (
     Rule(
         f"{ACTOR}._target_",
-        lambda v: v == "verl.workers.config.FSDPActorConfig",
+        one_of("verl.workers.config.FSDPActorConfig"),
         "syncs come from verl's FSDP actor; use model_engine=dp",
     ),
-    Rule(f"{ACTOR}.strategy", lambda v: v == "fsdp2", "syncs come from FSDP2; use fsdp2"),
+    Rule(f"{ACTOR}.strategy", one_of("fsdp2"), "syncs come from FSDP2; use fsdp2"),
     *(
         Rule(f"{MODEL}.{key}", is_not_set, f"LoRA is not supported, it is not synced; use {none}")
         for key, none in (("lora_rank", 0), ("lora.rank", 0), ("lora_adapter_path", "null"))
     ),
     Rule("critic.fsdp.qat.enable", is_not_set, "the critic stays in BF16; use false"),
-    Rule(
-        "actor_rollout_ref.ref.fsdp_config.qat.enable",
-        is_not_set,
-        "the reference stays in BF16; use false",
-    ),
+    Rule(f"{REFERENCE}.qat.enable", is_not_set, "the reference stays in BF16; use false"),
     Rule(
         f"{ROLLOUT}.qat.enable",
         is_not_set,
@@ -61,19 +79,6 @@ SYNC_RULES = (
         is_not_set,
         f"nothing would read it; use null, and {QAT}.quantization_config_path for NVFP4",
     ),
-    Rule(
-        f"{VLLM}.hf_overrides",
-        lambda v: v is None or isinstance(v, DictConfig),
-        "a text; give a section, such as {max_position_embeddings: 4096}",
-    ),
-    Rule(
-        f"{ROLLOUT}.name", lambda v: v == "vllm", "only vLLM's workers take these syncs; use vllm"
-    ),
-    Rule(
-        f"{ROLLOUT}.checkpoint_engine.backend",
-        lambda v: v != "delta_sharded",
-        "syncs bring whole weights; use naive, nccl or nixl",
-    ),
     Rule(  # follows model.mtp where it is not set itself
         f"{ROLLOUT}.mtp.enable_rollout",
         is_not_set,
@@ -86,18 +91,29 @@ SYNC_RULES = (
         "syncs to engines that prefill and decode apart were never tried; use false",
     ),
     Rule(
+        f"{VLLM}.hf_overrides",
+        lambda v: v is None or isinstance(v, DictConfig),
+        "a text; give a section, such as {max_position_embeddings: 4096}",
+    ),
+    Rule(f"{ROLLOUT}.name", one_of("vllm"), "only vLLM's workers take these syncs; use vllm"),
+    Rule(
+        f"{ROLLOUT}.checkpoint_engine.backend",
+        lambda v: v != "delta_sharded",
+        "syncs bring whole weights; use naive, nccl or nixl",
+    ),
+    Rule(
         f"{ROLLOUT}.pipeline_model_parallel_size",
-        lambda v: v == 1,
+        one_of(1),
         "a sync brings every layer to every worker; use 1, and tensor_model_parallel_size",
     ),
     Rule(
         f"{ROLLOUT}.data_parallel_size",
-        lambda v: v == 1,
+        one_of(1),
         "never tried with these syncs; use 1: verl starts one engine for each share of the GPUs",
     ),
     Rule(
         f"{VLLM}.worker_extension_cls",
-        lambda v: v == WORKER,
+        one_of(WORKER),
         "weights come through this project's; remove the key",
     ),
 )
@@ -117,16 +133,13 @@ OFF_RULES = tuple(
         "not with verl's own _target_, which +nvfp4=off leaves; use +nvfp4=w4a16 and its "
         "_target_, or remove the key",
     )
-    for key, allows in (
-        ("enable", is_not_set),
-        *((key, lambda v: v is None) for key in OWN_KEYS),
-    )
+    for key, allows in (("enable", is_not_set), *((key, one_of(None)) for key in OWN_KEYS))
 )
 # of +nvfp4=w4a16, with `enable: false` too
 W4A16_RULES = (
     Rule(
         f"{QAT}._target_",
-        lambda v: v == f"{ENGINE}.NvFp4Config",
+        one_of(f"{ENGINE}.NvFp4Config"),
         "leave the section and its _target_ to verl and +nvfp4=w4a16",
     ),
 )
@@ -134,78 +147,48 @@ BF16_RULES = tuple(
     Rule(key, is_not_set, "syncs bring BF16; remove the key, and use +nvfp4=w4a16 for NVFP4")
     for key in (f"{VLLM}.quantization", SERVED)
 )
+_IN_BF16 = "what is not in NVFP4 is trained and served in BF16"
 NVFP4_RULES = (
     Rule(
         f"{ROLLOUT}.checkpoint_engine.backend",
         lambda v: v not in ("mooncake", "kimi_ckpt_engine"),
         "it casts all that it sends to BF16, packed bytes too; use naive, nccl or nixl",
     ),
+    Rule(f"{ROLLOUT}.dtype", one_of("bfloat16"), f"{_IN_BF16}; use bfloat16"),
+    Rule(PARAM_DTYPE, one_of(None, "bf16", "bfloat16"), f"{_IN_BF16}; use bf16"),
     Rule(
-        f"{ROLLOUT}.dtype",
-        lambda v: v == "bfloat16",
-        "what is not in NVFP4 is trained and served in BF16; use bfloat16",
-    ),
-    Rule(
-        f"{ACTOR}.fsdp_config.mixed_precision.param_dtype",
-        lambda v: v in (None, "bf16", "bfloat16"),
-        "what is not in NVFP4 is trained and served in BF16; use bf16",
-    ),
-    Rule(
-        f"{ACTOR}.fsdp_config.model_dtype",
-        lambda v: v in (None, "fp32", "float32", "bf16", "bfloat16"),
+        f"{FSDP}.model_dtype",
+        one_of(None, "fp32", "float32", "bf16", "bfloat16"),
         "NVFP4 is rounded from FP32 or BF16 weights; use fp32",
     ),
     Rule(
         f"{VLLM}.quantization",
-        lambda v: v in (None, "compressed-tensors"),
+        one_of(None, "compressed-tensors"),
         "NVFP4 is the quantization; remove the key",
     ),
     Rule(
         f"{ROLLOUT}.load_format",
-        lambda v: v == "dummy",
+        one_of("dummy"),
         "vLLM cannot read a BF16 checkpoint into NVFP4, weights come with the syncs; use dummy",
     ),
 )
+_NO_ROUTES = "what the model did not sample has no routes"
 # with router_replay.mode R3 of the FSDP2 actor
 REPLAY_RULES = (
-    Rule(
-        REPLAY_MODE,
-        lambda v: v == "R3",
-        "FSDP2 replays the rollouts' routes; use +routing_replay=r3",
-    ),
+    Rule(REPLAY_MODE, one_of("R3"), "FSDP2 replays the rollouts' routes; use +routing_replay=r3"),
     Rule(
         f"{ROLLOUT}.enable_rollout_routing_replay",
         lambda v: v is True,
         "the rollouts have to return their routes; use true",
     ),
-    Rule(
-        f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size",
-        lambda v: v in (None, 1),
-        "routes are not split among ranks; use 1",
-    ),
-    Rule(
-        f"{ACTOR}.ulysses_sequence_parallel_size",
-        lambda v: v in (None, 1),
-        "routes are not split among ranks; use 1",
-    ),
-    Rule(
-        f"{ROLLOUT}.multi_turn.enable",
-        is_not_set,
-        "what the model did not sample has no routes; use false",
-    ),
+    *unsplit("routes are not split among ranks"),
+    Rule(f"{ROLLOUT}.multi_turn.enable", is_not_set, f"{_NO_ROUTES}; use false"),
     Rule(
         f"{ROLLOUT}.agent.default_agent_loop",
-        lambda v: v in (None, "single_turn_agent"),
-        "what the model did not sample has no routes; use single_turn_agent",
+        one_of(None, "single_turn_agent"),
+        f"{_NO_ROUTES}; use single_turn_agent",
     ),
-    *(
-        Rule(key, allows, f"old log-probs could be of other routes than the update's; {fix}")
-        for key, allows, fix in (
-            ("trainer.v1.trainer_mode", lambda v: v in (None, "sync"), "use sync"),
-            ("async_training", lambda v: v is None, "use ppo_trainer"),
-            ("rollout", lambda v: v is None, "use ppo_trainer"),  # one-step-off
-        )
-    ),
+    *synchronous("old log-probs could be of other routes than the update's"),
 )
 
 

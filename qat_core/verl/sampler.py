@@ -13,13 +13,7 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 def make_replay_buffer(
     *, trainer_mode: str, sampler_kwargs: DictConfig, **common: Any
 ) -> ReplayBuffer:
-    """Called by verl's trainer as the class of `trainer.v1.sampler.custom_sampler`.
-
-    Args:
-        trainer_mode: verl's; all but "sync" have the asynchronous buffer.
-        sampler_kwargs: those of `config/sampler/quick.yaml`.
-        common: what verl gives to any sampler.
-    """
+    """Called by verl's trainer as the class of `trainer.v1.sampler.custom_sampler`."""
     asked, groups = sampler_kwargs, sampler_kwargs.filter_groups
     filters = bool(groups and groups.get("enable", False))
     arguments = common | {

@@ -37,9 +37,7 @@ class LayerwiseWorkerExtension(vLLMColocateWorkerExtension):  # type: ignore[mis
     ) -> None:
         """Replace all weights by those that the trainer's rank sends.
 
-        Raises:
-            ValueError: they are not what this engine serves, see `BucketedLoader`. verl waits for
-                this call before it samples, so that the error ends the run.
+        verl waits for this call before it samples: an error of `BucketedLoader` ends the run.
         """
         if peft_config is not None:
             raise ValueError("weight sync: this worker takes whole weights, no LoRA adapters")

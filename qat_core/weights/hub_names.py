@@ -187,11 +187,9 @@ def _pieces(
     except (ValueError, RuntimeError, KeyError) as error:
         raise ValueError(f"the hub's names of this model's weights: {error}") from error
     for name in names:
-        whole = numbered[name].numel()
-        if (
-            sum(whole if p.expert is None else ROWS * COLUMNS // p.num_parts for p in found[name])
-            != whole
-        ):
+        whole, part = numbered[name].numel(), ROWS * COLUMNS
+        held = sum(whole if p.expert is None else part // p.num_parts for p in found[name])
+        if held != whole:
             raise ValueError(f"{name}: stored by transformers in a form that is not known here")
     return {name: tuple(found[name]) for name in names}
 

@@ -26,10 +26,8 @@ from qat_core.training.mesh import held_rows, max_over_ranks
 def group_scales(groups: Sequence[Mapping[str, Tensor]], policy: ScalePolicy) -> list[Tensor]:
     """Global scale of each group of weights by name, FP32 of their leading dimensions' shape.
 
-    Waits for the device once. The ranks that share a weight go through it together.
-
-    Raises:
-        ValueError: a weight holds NaN or infinity in BF16; the same error on every rank.
+    Waits for the device once. The ranks that share a weight go through it together, and raise the
+    same ValueError for NaN or infinity in BF16.
     """
     if not groups:
         return []

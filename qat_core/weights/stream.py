@@ -65,30 +65,20 @@ def weight_stream(
     if recipe is AS_PREPARED:
         recipe = state.recipe if state else None
     if plan is None and recipe is None:
-        return _from_device(model, bf16_plan(model), Recipe(), device, marked)
-    if plan is None or recipe is None:
+        plan, recipe = bf16_plan(model), Recipe()
+    elif plan is None or recipe is None:
         given, lacking = ("recipe", "plan") if plan is None else ("plan", "recipe")
         raise ValueError(
             f"weight_stream: has a {given} but no {lacking}, and would pack nothing: give both; "
             "neither for a prepared model, which knows its own; or None twice for BF16"
         )
-    require_recipe(recipe)
-    if as_trained:
-        require_as_prepared(model, plan, recipe)
-    return _from_device(model, plan, recipe, device, marked)
-
-
-def _from_device(
-    model: nn.Module,
-    plan: QuantPlan,
-    recipe: Recipe,
-    device: torch.device | str | None,
-    marked: Mapping[str, int],
-) -> Iterator[tuple[str, Weight]]:
-    """The stream of the weights as they are, moved to where they are packed."""
-    state = full_precision_state(model)
-    _require_planned(model, plan, state)
-    return _unwritten(_packed(plan, recipe, state, device), state, marked)
+    else:
+        require_recipe(recipe)
+        if as_trained:
+            require_as_prepared(model, plan, recipe)
+    held = full_precision_state(model)
+    _require_planned(model, plan, held)
+    return _unwritten(_packed(plan, recipe, held, device), held, marked)
 
 
 def _packed(
@@ -114,10 +104,7 @@ def _unwritten(
 ) -> Iterator[tuple[str, Weight]]:
     """ValueError at its end for a weight that was written meanwhile: its scale is an older one's.
 
-    Args:
-        stream: of the weights.
-        state: what it reads.
-        marked: by name, how often operators wrote weights below PyTorch's own count.
+    `marked` counts how often operators wrote weights below PyTorch's own count.
     """
 
     def num_writes() -> dict[str, tuple[int, int]]:
@@ -152,17 +139,10 @@ def packed_weights(
 ) -> Iterator[tuple[str, Weight]]:
     """As `weight_stream`, of weights that are read by name, wherever they come from.
 
-    Args:
-        plan: what to pack.
-        recipe: scale policies.
-        read: gives the weight of a name, BF16 or FP32. Of sharded weights it gives DTensors, and
-            all ranks have to go through this together.
-        resident: `read` gives what is on the device already. All scales are then found before the
-            first weight is yielded, with one wait for the device. Else a GPU gets group after group
-            without a wait in between, and is waited for at the end.
-
-    Raises:
-        ValueError: a weight to be packed holds NaN or infinity in BF16; on every rank alike.
+    Of sharded weights `read` gives DTensors, and all ranks have to go through this together. What
+    is `resident` it gives without a copy: all scales are then found before the first weight is
+    yielded, with one wait for the device. Else a GPU gets group after group without a wait in
+    between, and is waited for at the end.
     """
     scales: dict[str, Tensor] = {}
     unchecked: Unchecked = []

@@ -110,8 +110,7 @@ class TiedCopies:
     def left_out(self, stream: Iterable[tuple[str, Weight]]) -> Iterator[tuple[str, Weight]]:
         """The same weights less second names, or some of them in each of several calls.
 
-        Raises:
-            ValueError: one has other values than the first, and no engine would read them.
+        ValueError for one with other values than the first, which no engine would read.
         """
         for name, weight in stream:
             if name in self._tied or name in self._tied.values():
@@ -136,11 +135,7 @@ class Assembler:
         self._parts: dict[str, dict[str, Tensor]] = {}
 
     def take(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Weight]]:
-        """The weights that these tensors complete; copies, as buckets are used again.
-
-        Raises:
-            ValueError: a tensor has come before.
-        """
+        """The weights that these tensors complete; copies, as buckets are used again."""
         for full_name, tensor in tensors:
             if full_name.startswith(PADDING_NAME):
                 continue

@@ -11,7 +11,9 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from qat_core.checkpoint import export, read_checkpoint, write
+from qat_core import export
+from qat_core.checkpoint import write
+from qat_core.checkpoint.read import read_checkpoint
 from qat_core.planning.recipe import Recipe
 from qat_core.training.preparation import prepare
 from tests.ranks import run_ranks

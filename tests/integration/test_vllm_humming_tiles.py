@@ -1,7 +1,5 @@
 """Served tiles of Humming: where they are chosen, and on a GPU what they multiply."""
 
-from ast import literal_eval
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,9 +7,6 @@ from torch import Tensor
 
 pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 
-from experiments.benchmarks.products.layers import MODELS, layers_of
-from experiments.study.schema import ROOT
-from experiments.support.json_files import read_json
 from qat_core.nvfp4 import PackedTensor, dequantize, global_scale, group_amax, quantize
 from qat_core.rollout.vllm.humming import experts as humming_experts
 from qat_core.rollout.vllm.humming import library as humming
@@ -24,8 +19,6 @@ from qat_core.rollout.vllm.humming.tiles import (
     linear_tile,
 )
 from qat_core.rollout.vllm.tile_layout import to_layout
-
-RECORDS = ROOT / "experiments" / "records" / "benchmarks"
 
 
 @pytest.mark.parametrize(
@@ -92,51 +85,6 @@ def test_tiles_of_experts_hold_the_rows_that_one_has(
 ) -> None:
     tile = expert_tile(128, n, k, pairs)
     assert (tile["block_shape"] if tile else None) == block
-
-
-def test_what_is_served_is_as_fast_as_hummings_own_choice_in_the_record() -> None:
-    cases = read_json(RECORDS / "humming_tiles_split_h200.json")["rows"]
-    ratios = {
-        f"{case['layer']} at {case['tokens']}": case["arms.humming served.us"][1]
-        / case["arms.humming.us"][1]
-        for case in cases
-    }
-    assert len(ratios) == 4
-    assert max(ratios.values()) < 1, ratios
-
-
-@pytest.mark.parametrize(
-    "record", ["humming_tiles_h200", "humming_tiles_experts_h200", "humming_tiles_experts_32_h200"]
-)
-def test_the_choice_is_that_of_the_record(record: str) -> None:
-    shapes = {layer.key: layer for model in MODELS for layer in layers_of(model)}
-    replaced = {("qwen3-8b.o", 32)}  # by a tile of the record above
-    seen = set()
-    for case in read_json(RECORDS / f"{record}.json")["rows"]:
-        layer, tokens = shapes[case["layer"]], case["tokens"]
-        found = [f"arms.found {index}" for index in range(3) if f"arms.found {index}.us" in case]
-        own_us = case["arms.humming.us"][1]
-        if layer.experts:
-            pairs = tokens * layer.experts_per_token
-            chosen = expert_tile(layer.experts, layer.n, layer.k, pairs)
-        else:
-            chosen = linear_tile(layer.n, layer.k, 8 if tokens == 1 else tokens)
-        seen.add(chosen is None)
-        if chosen is None:
-            assert own_us < 1.02 * min(case[f"{it}.us"][1] for it in found), layer.key
-        elif not chosen["use_stream_k"] and (layer.key, tokens) not in replaced:
-            # stages and blocks at once of 30B's `qkv` are others: they matter little
-            shapes_of = ("block_shape", "warp_shape")
-            alike = [
-                case[f"{it}.us"][1]
-                for it in found
-                if all(
-                    literal_eval(case[f"{it}.tile"])[key] == list(chosen[key]) for key in shapes_of
-                )
-            ]
-            # 30B's `o` at one token loses 2 %, and repeats its bits for it
-            assert min(alike) < 1.03 * own_us, layer.key
-    assert False in seen
 
 
 @pytest.mark.gpu

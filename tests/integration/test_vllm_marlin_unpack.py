@@ -11,13 +11,9 @@ pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 
 from vllm.model_executor.kernels.linear.nvfp4.base import NvFp4LinearLayerConfig
 from vllm.model_executor.kernels.linear.nvfp4.marlin import MarlinNvFp4LinearKernel
-from vllm.model_executor.layers.quantization.compressed_tensors.schemes import (
-    compressed_tensors_w4a4_nvfp4 as scheme,
-)
 
 from qat_core.nvfp4 import dequantize
 from qat_core.rollout.vllm.in_place.targets import find_targets
-from qat_core.rollout.vllm.kernel_choice import use_for_linear
 from qat_core.rollout.vllm.marlin import unpacking as marlin_linear
 from qat_core.rollout.vllm.marlin.unpacking import UNPACK_FROM, MarlinUnpackKernel
 from qat_core.rollout.vllm.tile_layout import unpack_marlin
@@ -108,11 +104,3 @@ def test_torch_compile_keeps_the_product_whole(layer: Any) -> None:
     for rows in (3, UNPACK_FROM):
         x = activations(rows)
         assert torch.equal(compiled(x), kernel.apply_weights(layer, x))
-
-
-def test_activations_in_four_bits_are_left_to_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheme, "init_nvfp4_linear_kernel", lambda use_a16: "vLLM's")
-    use_for_linear(MarlinUnpackKernel)
-    use_for_linear(MarlinUnpackKernel)  # by vLLM's plugins once more
-    assert scheme.init_nvfp4_linear_kernel(use_a16=False) == "vLLM's"
-    assert isinstance(scheme.init_nvfp4_linear_kernel(use_a16=True), MarlinUnpackKernel)

@@ -39,7 +39,7 @@ def test_qat_agrees_with_vllm_and_no_qat_does_not(base_dir: Path, tmp_path: Path
     for arm in ("bf16", "nvfp4-qat", "nvfp4-noqat"):
         trainer, rows = _train(base_dir, arm, tmp_path / arm)
         assert len(rows) == 2 and all(row["response_length/mean"] > 1 for row in rows)
-        served = {row["name"] for row in trainer.coverage().as_dicts() if row["served"]}
+        served = {row["name"] for row in trainer.coverage() if row["served"]}
         assert served == (set(trainer.plan.quantized) if trainer.plan else set())
         k3[arm] = sum(row["rollout_corr/k3_kl"] for row in rows) / 2
     # over 4 seeds: no QAT at least 29 (MoE) and 800 (dense) times the larger of the others

@@ -78,12 +78,11 @@ def assert_kernels_equal_reference(launch, device, w, global_scale, block_scale)
 
 
 @pytest.mark.parametrize("block_scale", BLOCK_SCALES)
-@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("shape", [*SHAPES, LARGE], ids=str)
-def test_shapes(launch, device, shape, policy, block_scale):
+def test_shapes(launch, device, shape, block_scale):
     w = torch.randn(shape, generator=torch.Generator().manual_seed(2)).bfloat16()
     amax = reference.group_amax([[w]])
-    global_scale = reference.global_scale(amax[0], policy)
+    global_scale = reference.global_scale(amax[0], "amax")
     assert_kernels_equal_reference(launch, device, w, global_scale, block_scale)
     assert_same_bits(launch.group_amax([[w.to(device)]])[0], amax[0])
 
@@ -99,11 +98,10 @@ def test_every_finite_bit_pattern(launch, device, name, policy, monkeypatch):
 
 
 @pytest.mark.parametrize("block_scale", BLOCK_SCALES)
-@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", list(special_matrices()))
-def test_special_blocks(launch, device, name, policy, block_scale):
+def test_special_blocks(launch, device, name, block_scale):
     w = special_matrices()[name]
-    global_scale = reference.global_scale(reference.amax(w), policy)
+    global_scale = reference.global_scale(reference.amax(w), "amax")
     assert_kernels_equal_reference(launch, device, w, global_scale, block_scale)
 
 

@@ -1,5 +1,6 @@
 """Kernels that take many weights in a launch, against the plain PyTorch specification."""
 
+from itertools import product
 from math import ceil
 
 import pytest
@@ -41,9 +42,16 @@ def test_quantize_all_equals_quantize_of_each(launch, device, block_scale):
         assert_same_bits(scale, expected_scale)
 
 
-@pytest.mark.parametrize("block_scale", BLOCK_SCALES)
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("last", [1.0, 2.0**-20, 2.0**94, float("nan"), None], ids=str)
+LASTS = [1.0, 2.0**-20, 2.0**94, float("nan"), None]
+# a search for the block scale takes the interpreter seconds: once with a new scale, once with it
+SEARCHES = product((1.0, None), ["amax"], BLOCK_SCALES[1:])
+
+
+@pytest.mark.parametrize(
+    ("last", "policy", "block_scale"),
+    [*product(LASTS, POLICIES, BLOCK_SCALES[:1]), *SEARCHES],
+    ids=str,
+)
 def test_weights_rounded_while_they_are_measured(launch, device, last, policy, block_scale):
     """Whatever the last scales were, the right ones among them (None): each other one's own."""
     generator = torch.Generator().manual_seed(9)

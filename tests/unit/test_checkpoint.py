@@ -13,8 +13,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-from qat_core.checkpoint import convert, export, read_checkpoint
+from qat_core import convert, export
 from qat_core.checkpoint.manifest import MANIFEST, verify_manifest, write_manifest
+from qat_core.checkpoint.read import read_checkpoint
 from qat_core.nvfp4 import PackedTensor, quantize
 from qat_core.planning.plan import plan
 from qat_core.planning.recipe import Recipe
@@ -46,11 +47,6 @@ def test_converting_stores_the_bytes_that_a_sync_sends(
     convert(nano_dir, tmp_path / "packed", recipe)
     expected = _synced(nano_dir, recipe)
     _require_equal(read_checkpoint(tmp_path / "packed"), expected)
-
-
-def test_modelopts_form_holds_what_a_sync_sends(nano_dir: Path, tmp_path: Path) -> None:
-    convert(nano_dir, tmp_path / "packed", Recipe.ffn(), "modelopt")
-    _require_equal(read_checkpoint(tmp_path / "packed"), _synced(nano_dir, Recipe.ffn()))
 
 
 @FORMATS
@@ -173,6 +169,13 @@ def test_an_existing_folder_is_not_touched(packed_dir: Path, nano_dir: Path) -> 
     with pytest.raises(ValueError, match="exists"):
         convert(nano_dir, packed_dir, Recipe.ffn())
     assert {path.name: path.read_bytes() for path in packed_dir.iterdir()} == before
+
+
+def test_a_kind_that_there_is_not_is_answered_with_those_that_are(
+    nano_dir: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=r"^kind: needs one of compressed-tensors, modelopt, got"):
+        convert(nano_dir, tmp_path / "packed", Recipe.full(), "modelopts")
 
 
 def test_a_link_to_nowhere_is_refused_before_packing(nano_dir: Path, tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from qat_core.checkpoint import convert, read_checkpoint
+from qat_core import convert
 from qat_core.checkpoint.manifest import write_manifest
+from qat_core.checkpoint.read import read_checkpoint
 from qat_core.checkpoint.shards import INDEX, Shards
 from qat_core.planning.recipe import Recipe
 
@@ -37,6 +38,15 @@ def test_any_flipped_bit_is_reported_with_its_file(packed_dir: Path) -> None:
             read_checkpoint(packed_dir)
         path.write_bytes(original)
     assert list(read_checkpoint(packed_dir))
+
+
+def test_what_the_manifest_does_not_list_is_named(packed_dir: Path) -> None:
+    manifest = packed_dir / "SHA256SUMS"
+    lines = manifest.read_text().splitlines(keepends=True)
+    for name in ("config.json", sorted(packed_dir.glob("*.safetensors"))[0].name):
+        manifest.write_text("".join(line for line in lines if name not in line.split()))
+        with pytest.raises(ValueError, match=f"{name}: not listed in SHA256SUMS"):
+            read_checkpoint(packed_dir)
 
 
 def test_a_folder_in_the_place_of_a_shard_is_named(packed_dir: Path) -> None:

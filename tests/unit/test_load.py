@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from experiments.rl.policy import Policy
 from experiments.study.schema import ROOT
-from qat_core.checkpoint import convert
+from qat_core import convert
 from qat_core.checkpoint.load import load_model, require_whole
 from qat_core.doctor.served import served_stream
 from qat_core.planning.recipe import Recipe

@@ -106,13 +106,6 @@ def test_weights_off_the_mask_are_no_extremes(
     assert extremes == pytest.approx(2 * [math.exp(d)], rel=1e-6)
 
 
-def test_equal_policies_have_no_mismatch(batch: tuple[Tensor, Tensor, Tensor]) -> None:
-    train_BT, _, mask_BT = batch
-    metrics = mismatch_metrics(train_BT, train_BT, mask_BT, 2.0)
-    assert metrics["rollout_corr/kl"] == metrics["rollout_corr/k3_kl"] == 0
-    assert metrics["rollout_corr/rollout_is_eff_sample_size"] == pytest.approx(1, abs=1e-6)
-
-
 @given(st.lists(st.tuples(log_probs, log_probs), min_size=2, max_size=8))
 def test_k3_is_never_negative_and_weights_are_capped(pairs: list[tuple[float, float]]) -> None:
     train_BT, rollout_BT = torch.tensor(pairs).T[:, None]

@@ -39,11 +39,6 @@ def test_kernels_round_as_the_oracle_does(family: str, experts: str | None) -> N
     assert_same_run(model.cuda(), oracle.cuda())
 
 
-def test_rounding_changes_the_logits() -> None:
-    model, _ = pair("qwen3")
-    assert not torch.equal(run(model)[0], run(tiny_model("qwen3"))[0])
-
-
 @pytest.mark.parametrize(
     "recipe", [Recipe(scale_policy="amax"), Recipe.ffn(block_scale_method="mse")]
 )
@@ -188,21 +183,3 @@ def test_pickles_as_the_plain_parameter() -> None:
     torch.save({"weight": model.model.layers[0].mlp.up_proj.weight}, buffer)
     buffer.seek(0)
     assert type(torch.load(buffer, weights_only=True)["weight"]) is nn.Parameter
-
-
-def test_other_arithmetic_sees_full_precision() -> None:
-    model, _ = pair("qwen3")
-    weight = model.model.layers[0].mlp.up_proj.weight
-    expected = tiny_model("qwen3").model.layers[0].mlp.up_proj.weight
-    assert torch.equal(weight * 1, expected) and type(weight.detach() * 1) is torch.Tensor
-    assert torch.equal(torch.cat([weight, weight])[:96], expected)
-    assert not torch.equal(torch.eye(96).bfloat16() @ weight, expected)
-
-
-def test_refuses_views_without_blocks() -> None:
-    model, _ = pair("qwen3")
-    weight = model.model.layers[0].mlp.up_proj.weight
-    with pytest.raises(ValueError, match=r"0\.mlp\.up_proj\.weight: cannot be cut"):
-        weight[:, 8:24]
-    with pytest.raises(ValueError, match=r"0\.mlp\.up_proj\.weight: computed with through a view"):
-        torch.bmm(weight.view(2, 48, 64), torch.ones(2, 64, 1).bfloat16())

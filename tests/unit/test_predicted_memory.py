@@ -123,3 +123,18 @@ def _pinned_gib(model: nn.Module, gpus: int) -> float:
 def test_unknown_architecture_is_named() -> None:
     with pytest.raises(ValueError, match="model_type: gpt2"):
         weight_shapes({"model_type": "gpt2"})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"num_hidden_layers": 0},
+            "no linear or expert weight to quantize; use the bf16 arm alone",
+        ),
+        ({"hidden_size": 40}, r"0\.self_attn\.q_proj\.weight: input size 40 is not .*; change the"),
+    ],
+)
+def test_what_cannot_be_packed_is_refused(change: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        predict_weight_memory_gib({"model_type": "qwen3", **TINY} | change, "full")

@@ -114,30 +114,6 @@ def test_one_amax_computation_an_optimizer_step(name: str, amax_calls: list[int]
     assert amax_calls == [num_groups] * 5  # prepare, first forward, and after each step the next
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda weight, _: weight.mul_(4),
-        lambda weight, _: weight.data.mul_(4),
-        lambda weight, _: weight.copy_(weight.detach() * 4),
-        lambda _, model: model.load_state_dict({k: v * 4 for k, v in model.state_dict().items()}),
-        lambda _, model: model.state_dict()["model.layers.0.mlp.up_proj.weight"].mul_(4),
-    ],
-    ids=["in-place", "data", "copy", "load-state-dict", "through-state-dict"],
-)
-def test_scales_notice_every_change(change: Callable[[Any, Any], Any]) -> None:
-    model = tiny_model("qwen3")
-    prepare(model, Recipe())
-    weight: Any = model.model.layers[0].mlp.up_proj.weight
-    before = float(weight.global_scale)
-    with torch.no_grad():
-        change(weight, model)
-    loss(model)
-    assert float(weight.global_scale) == before / 4
-    gate: Any = model.model.layers[0].mlp.gate_proj.weight
-    assert float(gate.global_scale) == float(weight.global_scale)
-
-
 def test_whole_weights_are_freed_where_shards_replace_them() -> None:
     model = tiny_model("qwen3")
     prepare(model, Recipe())

@@ -12,10 +12,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from qat_core.checkpoint import CheckpointFormat, convert, export, read_checkpoint
+from qat_core import convert, export
 from qat_core.checkpoint.__main__ import main
+from qat_core.checkpoint.read import read_checkpoint
 from qat_core.doctor.served import served_stream
 from qat_core.nvfp4 import PackedTensor
+from qat_core.options import CheckpointFormat
 from qat_core.planning.explanation import explain
 from qat_core.planning.plan import plan
 from qat_core.planning.recipe import Recipe

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from qat_core import Recipe, prepare, weight_stream
-from qat_core.checkpoint import export
+from qat_core import Recipe, export, prepare, weight_stream
 from qat_core.nvfp4 import PackedTensor
 from qat_core.planning.plan import plan
 from qat_core.weights.hub_names import Weight

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from qat_core.checkpoint import export
+from qat_core import export
 from qat_core.nvfp4 import fake_quantize, global_scale, is_representable
 from qat_core.options import BlockScaleMethod, ScalePolicy
 from qat_core.planning.plan import plan

@@ -59,8 +59,8 @@ def test_a_response_ends_with_the_end_of_sequence(engine: EagerEngine) -> None:
     ):
         length = int(mask.sum())
         assert mask[:length].all() and not mask[length:].any()
-        assert (ids[:length] == engine.eos_id).sum() == int(not truncated)
-        assert truncated or ids[length - 1] == engine.eos_id
+        assert (ids[:length] == engine.end_ids[0]).sum() == int(not truncated)
+        assert truncated or ids[length - 1] == engine.end_ids[0]
         ended += int(not truncated)
     assert ended > 10, "random weights end most of 90 responses within 40 tokens"
 
@@ -106,8 +106,9 @@ def test_static_decoding_ends_rows_where_they_end(static: EagerEngine) -> None:
     lengths = mask.sum(-1)
     assert torch.equal(mask, torch.arange(mask.shape[1]) < lengths[:, None])
     last = rollouts.response_ids.gather(1, lengths[:, None] - 1).squeeze(1)
-    assert torch.equal(last == static.eos_id, ~rollouts.truncated)
-    assert ((rollouts.response_ids == static.eos_id) & mask).sum() == (~rollouts.truncated).sum()
+    end = static.end_ids[0]
+    assert torch.equal(last == end, ~rollouts.truncated)
+    assert ((rollouts.response_ids == end) & mask).sum() == (~rollouts.truncated).sum()
     assert (rollouts.response_ids[~mask] == static.pad_id).all()
     assert (~rollouts.truncated).sum() > 10
 
@@ -138,7 +139,7 @@ def test_a_tokenizer_needs_no_token_for_padding(
     engine: EagerEngine, nano_dir: Path, tmp_path: Path
 ) -> None:
     unpadded = EagerEngine(without_token(nano_dir, tmp_path, "pad_token"))
-    assert unpadded.pad_id == unpadded.eos_id == engine.eos_id != engine.pad_id
+    assert unpadded.pad_id == unpadded.end_ids[0] == engine.end_ids[0] != engine.pad_id
     with_pad, with_eos = (e.generate(PROMPTS * 8, 12, 1.0, 0) for e in (engine, unpadded))
     assert 0 < with_eos.response_mask.mean() < 1, "some responses end early and are padded"
     assert torch.equal(with_eos.response_mask, with_pad.response_mask)
@@ -199,6 +200,32 @@ def test_a_wrong_stream_replaces_nothing(engine: EagerEngine, change, message: s
     change(stream)
     with pytest.raises(ValueError, match=message):
         engine.sync(stream.items())
+    assert all(torch.equal(p, before[name]) for name, p in engine.model.named_parameters())
+
+
+def test_a_weight_that_comes_twice_is_refused(engine: EagerEngine) -> None:
+    twice = [*engine.model.state_dict().items(), ("model.norm.weight", torch.zeros(1))]
+    with pytest.raises(ValueError, match=r"model\.norm\.weight: comes twice"):
+        engine.sync(twice)
+
+
+@pytest.mark.parametrize("prompts", [[], [[]], [[3], []], [[3, -1]]])
+def test_prompts_without_tokens_are_refused(engine: EagerEngine, prompts: list[list[int]]) -> None:
+    with pytest.raises(ValueError, match=r"^prompts: each needs tokens"):
+        engine.generate(prompts, 1, 1.0, 0)
+
+
+@RECIPES
+def test_a_stream_that_packs_otherwise_than_its_plan_replaces_nothing(
+    engine: EagerEngine, nano_dir: Path, recipe: Recipe
+) -> None:
+    """As of a model that nobody prepared."""
+    before = {name: p.clone() for name, p in engine.model.named_parameters()}
+    model = AutoModelForCausalLM.from_pretrained(nano_dir, dtype=torch.bfloat16)
+    for parameter in model.parameters():
+        parameter.data.neg_()
+    with pytest.raises(ValueError, match="stream and plan differ in what is NVFP4"):
+        engine.sync(weight_stream(model), plan(model, recipe))
     assert all(torch.equal(p, before[name]) for name, p in engine.model.named_parameters())
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from qat_core import Recipe, is_prepared, prepare, weight_stream
-from qat_core.checkpoint import export, read_checkpoint
+from qat_core import Recipe, export, is_prepared, prepare, weight_stream
+from qat_core.checkpoint.read import read_checkpoint
 from qat_core.nvfp4 import PackedTensor, dequantize
 from qat_core.planning.plan import plan
 from tests.tiny_models import tiny_model, tokens

@@ -26,53 +26,18 @@ def assert_one_line(done: Done, line: str) -> None:
     assert "Traceback" not in done.stderr + done.stdout
 
 
-STUDY_ERRORS = {
-    "unknown key": ({"rl__stepz": 3}, "study.yaml: rl.stepz: unknown key; did you mean steps?"),
-    "wrong type": ({"rl__steps": "x"}, "study.yaml: rl.steps: 'x' does not fit, it should be a"),
-    "missing file": ({"models__tiny__config": "none"}, "study.yaml: models.tiny.config: no file"),
-    "unknown arm": ({"arms": ["fp5"]}, "study.yaml: arms.0: 'fp5' is not allowed; use 'bf16'"),
-    "seed twice": ({"seeds": [0, 0]}, "study.yaml: seeds: 0 is listed twice; remove one"),
-}
-
-
-@pytest.mark.parametrize(("changes", "line"), STUDY_ERRORS.values(), ids=STUDY_ERRORS.keys())
-def test_snakemake_refuses_study(
-    tmp_path: Path, write_study: WriteStudy, changes: dict[str, Any], line: str
-) -> None:
-    done = snakemake("--configfile", write_study(**changes), folder=tmp_path)
-    assert_one_line(done, line)
+def test_snakemake_refuses_study(tmp_path: Path, write_study: WriteStudy) -> None:
+    done = snakemake("--configfile", write_study(rl__stepz=3), folder=tmp_path)
+    assert_one_line(done, "study.yaml: rl.stepz: unknown key; did you mean steps?")
     assert not (tmp_path / "results").exists() and not (tmp_path / "mlflow.db").exists()
 
 
-MODEL_ERRORS = {
-    "no quantizable layer": (
-        {"num_hidden_layers": 0},
-        "no linear or expert weight to quantize; use the bf16 arm alone",
-    ),
-    "input size": (
-        {"hidden_size": 40},
-        "model.layers.0.self_attn.q_proj.weight: input size 40 is not a multiple of 16; change",
-    ),
-    "architecture": (
-        {"model_type": "gpt2"},
-        "model_type: 'gpt2' is not one of llama, qwen2",
-    ),
-    "missing size": (
-        {"hidden_size": None},
-        "hidden_size: missing; correct it, or name another file in",
-    ),
-}
-
-
-@pytest.mark.parametrize(("changes", "line"), MODEL_ERRORS.values(), ids=MODEL_ERRORS.keys())
-def test_snakemake_refuses_model(
-    tmp_path: Path, write_study: WriteStudy, changes: dict[str, Any], line: str
-) -> None:
-    config = {key: value for key, value in (TINY | changes).items() if value is not None}
+def test_snakemake_refuses_model(tmp_path: Path, write_study: WriteStudy) -> None:
     file = tmp_path / "model.json"
-    file.write_text(json.dumps(config))
+    file.write_text(json.dumps(TINY | {"num_hidden_layers": 0}))
     study = write_study(models__tiny__config=str(file))
-    assert_one_line(snakemake("--configfile", study, folder=tmp_path), f"{file}: {line}")
+    line = f"{file}: no linear or expert weight to quantize; use the bf16 arm alone"
+    assert_one_line(snakemake("--configfile", study, folder=tmp_path), line)
     assert not (tmp_path / "results").exists()
 
 
@@ -105,28 +70,14 @@ def test_program_that_fails_within_the_workflow_is_said_to_fail(
     assert "MissingOutputException" not in output
 
 
-BAD_YAML = {
-    "unclosed bracket": (b"rl: [1\n", "line 2: expected ',' or ']'"),
-    "tab": (b"rl:\n\tsteps: 1\n", "line 2: found character '\\t' that cannot start any token"),
-    "unknown tag": (b"rl: !x 1\n", "line 1: could not determine a constructor for the tag '!x'"),
-    "unknown alias": (b"rl: *x\n", "line 1: found undefined alias 'x'"),
-    "empty": (b"", "not a mapping of keys; see experiments/studies/default.yaml"),
-    "Latin-1": (b"study: caf\xe9\n", "not YAML text: 'utf-8' codec can't decode byte 0xe9"),
-    "binary": (bytes(range(256)), "not YAML text: "),
-}
-
-
-@pytest.mark.parametrize(("content", "line"), BAD_YAML.values(), ids=BAD_YAML.keys())
-def test_make_run_names_file_and_line_of_bad_yaml(
-    tmp_path: Path, content: bytes, line: str
-) -> None:
+def test_make_run_names_file_and_line_of_bad_yaml(tmp_path: Path) -> None:
     study = tmp_path / "study.yaml"
-    study.write_bytes(content)
+    study.write_text("rl:\n\tsteps: 1\n")
     options = ["-o", ".venv/.installed-base", f"BIN={Path(sys.executable).parent}"]
     done = run(["make", *options, "run", f"STUDY={study}"])
     assert done.returncode != 0
     errors = [text for text in done.stderr.splitlines() if text.startswith("error: ")]
-    assert len(errors) == 1 and errors[0].startswith(f"error: {study}: {line}"), done.stderr
+    assert len(errors) == 1 and errors[0].startswith(f"error: {study}: line 2: "), done.stderr
     assert "Traceback" not in done.stderr + done.stdout
 
 

@@ -126,12 +126,6 @@ def test_slurm_profile_plans_the_same_study(tmp_path: Path) -> None:
     assert f"Training {load_study(study).runs[0].id}" in done.stdout + done.stderr
 
 
-def test_make_help_lists_the_commands() -> None:
-    done = run(["make", "help"])
-    for command in ("run", "test", "ui", "figures", "record", "lint", "clean"):
-        assert f"make {command} " in done.stdout
-
-
 @pytest.mark.parametrize("command", ["run", "report", "record"])
 def test_make_refuses_an_unknown_study(command: str) -> None:
     # -o: the environment is up to date, only the study is looked at

@@ -50,11 +50,9 @@ def not_reloadable(architecture: str, what: str) -> ValueError:
 
 
 def with_platform_settings(given: Mapping[str, Any], config: Any) -> dict[str, Any]:
-    """Settings of `vllm.LLM` with what the platform needs; on a CPU also an environment variable.
+    """The given settings of `vllm.LLM`, which have the last word, with what the platform needs.
 
-    Args:
-        given: they have the last word.
-        config: of the model, as transformers has it.
+    On a CPU also sets an environment variable.
     """
     from vllm.platforms import current_platform
 
@@ -105,7 +103,7 @@ def widen_window_blocks() -> None:
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
     smallest = [MultipleOf(32)]
-    CPUAttentionBackend.get_supported_kernel_block_sizes = staticmethod(lambda: smallest)
+    CPUAttentionBackend.get_supported_kernel_block_sizes = staticmethod(lambda *_: smallest)
 
 
 def hold_addresses(version: str) -> None:

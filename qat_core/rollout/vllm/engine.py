@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from qat_core.checkpoint.architecture import meta_model, require_tied_copies
 from qat_core.checkpoint.ignored_modules import declared_plan, ignored_modules
@@ -75,34 +75,28 @@ class VllmEngine:
                 f"{model_dir / 'config.json'} instead"
             )
         _require_one_process(settings)
-        if exact:
-            settings = _exact_settings(model_dir, settings)
+        model = meta_model(model_dir)
+        if exact:  # sets the environment of this process too
+            require_exact(model.config)
+            os.environ[EXACT_VARIABLE] = "1"
+            graphs = settings.get("compilation_config", {}) | EXACT_COMPILATION
+            settings |= {"compilation_config": graphs}
         self.end_ids, self.pad_id = special_ids(model_dir)
-        self.eos_id = self.end_ids[0]
         self._vllm = _patched_vllm()
         self._kind: CheckpointFormat = "compressed-tensors"
-        model = meta_model(model_dir)
         self._names, self._architecture = HubNames(model), type(model).__name__
         self._vocabulary: int = model.config.vocab_size  # type: ignore[assignment, union-attr]
         returns_routes = settings.get("enable_return_routed_experts", False)
         self._expert_layers = decoder_layers(model) if returns_routes else []
         if packed is None:
-            self.plan, self._kind = _served(model_dir, self._names)
+            self.plan, self._kind = _served(model_dir, model, self._names)
             if settings.get("load_format") != "dummy":
                 require_tied_copies(self._names, model_dir)
         else:
             self.plan = packed
             settings |= self._settings_of(packed, model_dir)
-        settings = compat.with_platform_settings(settings, model.config)
         self._has_weights = settings.get("load_format") != "dummy"
-        if self._has_weights:
-            Shards(model_dir)  # names a damaged file, or two sets of weights
-            for file in sorted(model_dir.glob(MISTRAL_FILES)):
-                raise ValueError(f"{file}: vLLM would read it, and nothing else does; remove it")
-        self._llm = self._vllm.LLM(
-            str(model_dir), dtype="bfloat16", logprobs_mode="processed_logprobs", **settings
-        )
-        compat.keep_process_groups(self._llm)
+        self._llm = self._started(model_dir, compat.with_platform_settings(settings, model.config))
         self._expected = dict(stored_tensors(self._names.split(meta_weights(self.plan)), LAYOUT))
         self._accepted: tuple[QuantPlan, Mapping[str, Weight]] | None = None
         self.served: Collection[str] = self.on_worker(quantized_parameters, self._names)
@@ -110,6 +104,17 @@ class VllmEngine:
         if self._has_weights:
             self.on_worker(_require_biases, self._names, str(model_dir))
         self.weight_bytes: int = self.on_worker(weight_bytes)
+
+    def _started(self, model_dir: Path, settings: dict[str, Any]) -> Any:
+        if self._has_weights:
+            Shards(model_dir)  # names a damaged file, or two sets of weights
+            for file in sorted(model_dir.glob(MISTRAL_FILES)):
+                raise ValueError(f"{file}: vLLM would read it, and nothing else does; remove it")
+        llm = self._vllm.LLM(
+            str(model_dir), dtype="bfloat16", logprobs_mode="processed_logprobs", **settings
+        )
+        compat.keep_process_groups(llm)
+        return llm
 
     def _settings_of(self, packed: QuantPlan, model_dir: Path) -> dict[str, Any]:
         """What makes vLLM serve a BF16 checkpoint's architecture with these weights in NVFP4."""
@@ -278,14 +283,6 @@ class VllmEngine:
         return self._llm.collective_rpc(function, args=arguments)[0]
 
 
-def _exact_settings(model_dir: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    """Sets the environment of an exact engine, and what torch.compile and graphs may do."""
-    require_exact(meta_model(model_dir).config)
-    os.environ[EXACT_VARIABLE] = "1"
-    graphs = settings.get("compilation_config", {}) | EXACT_COMPILATION
-    return settings | {"compilation_config": graphs}
-
-
 def _patched_vllm() -> Any:
     """The module `vllm`, with what this version lacks here."""
     import vllm
@@ -321,10 +318,13 @@ def _require_one_process(settings: Mapping[str, Any]) -> None:
         raise ValueError("VLLM_ENABLE_V1_MULTIPROCESSING: needs to be 0 for weight syncs")
 
 
-def _served(model_dir: Path, names: HubNames) -> tuple[QuantPlan, CheckpointFormat]:
+def _served(
+    model_dir: Path, model: nn.Module, names: HubNames
+) -> tuple[QuantPlan, CheckpointFormat]:
     """What a checkpoint holds in NVFP4, and how."""
-    config, model = read_json(model_dir / "config.json"), meta_model(model_dir)
-    if "quantization_config" not in config:
+    file = model_dir / "config.json"
+    declared = read_json(file).get("quantization_config")
+    if declared is None:
         return bf16_plan(model), "compressed-tensors"
-    kind, ignored = format_of(config, str(model_dir / "config.json"))
+    kind, ignored = format_of(declared, f"{file}: quantization_config")
     return declared_plan(model, names, ignored), kind

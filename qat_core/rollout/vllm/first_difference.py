@@ -19,13 +19,8 @@ IN_A_LAYER = ("input_layernorm", "self_attn.o_proj", "post_attention_layernorm",
 def first_difference(engine: VllmEngine, model: Any, tokens: Sequence[int]) -> str | None:
     """Name of the first module whose outputs differ in any bit, and in how many numbers.
 
-    Args:
-        engine: eager in prefill, as exact engines are.
-        model: transformers' model of the same weights.
-        tokens: of one sequence, fewer than the engine takes at once.
-
-    Returns:
-        None where all are equal: the log-probs themselves or decoding differ then.
+    None where all are equal: the log-probs themselves or decoding differ then. The tokens are of
+    one sequence, fewer than the engine takes at once.
     """
     names = _compared(model)
     engine.forget_prefixes()  # else the engine computes only what follows a cached prompt

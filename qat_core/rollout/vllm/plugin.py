@@ -105,11 +105,7 @@ def require_exact() -> None:
 
 
 def asked_for(variable: str) -> str:
-    """The kernel that a variable of the environment names; vLLM is set up for it.
-
-    Raises:
-        ValueError: see `register`.
-    """
+    """The kernel that a variable of the environment names; vLLM is set up for it."""
     name = kernel_named_by(variable)
     if name != MARLIN:
         import vllm

@@ -13,12 +13,8 @@ from qat_core.options import BLOCK_SIZE
 def own_of_linear(layer: Any, parts: list[PackedTensor]) -> PackedTensor:
     """A worker's share of the matrices that a linear layer of vLLM holds, one above the other.
 
-    Args:
-        layer: of a class of vLLM's `linear.py`; its rows or its columns are shared out, or neither.
-        parts: whole, (N, K) each, in the layer's order, with one global scale.
-
-    Raises:
-        ValueError: a matrix is not of the size that all workers together serve.
+    They are whole, (N, K) each, with one global scale. ValueError if one is not of the size that
+    all workers together serve.
     """
     width, rank, size = layer.input_size_per_partition, layer.tp_rank, layer.tp_size
     codes, scales = [], []
@@ -59,11 +55,7 @@ def _above_each_other(parts: list[Tensor]) -> Tensor:
 def own_of_experts(matrix: str, own: Any, layer: Any, parts: list[PackedTensor]) -> PackedTensor:
     """A worker's share of all experts' w13 or w2, the only part, (E, N, K).
 
-    Args:
-        own: see `own_experts`, which waits for the GPU.
-
-    Raises:
-        ValueError: they are not of the size that all workers together serve.
+    `own` is that of `own_experts`, which waits for the GPU. ValueError as `own_of_linear`.
     """
     (packed,) = parts
     num_experts, hidden = layer.moe_config.num_experts, layer.hidden_size

@@ -140,13 +140,7 @@ def unpack(words: Tensor, scale: Tensor, multiplier: Tensor) -> Tensor:
 
 
 def unpack_marlin(words: Tensor, scale: Tensor, multiplier: Tensor) -> Tensor:
-    """The weight in BF16 (N, K), of one in Marlin's layout; exact and rounded as `unpack`.
-
-    Args:
-        words: int32 (K / 16, 2 N).
-        scale: one byte an element (K / 16, N), see `marlin_scales`.
-        multiplier: FP32 of one element, see `marlin_multiplier`.
-    """
+    """As `unpack`, of a weight in Marlin's layout: see `marlin_scales`, `marlin_multiplier`."""
     if words.is_cuda:
         from qat_core.rollout.vllm import tile_layout_kernels
 

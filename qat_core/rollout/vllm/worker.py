@@ -53,17 +53,12 @@ def reloading(worker: Any, names: HubNames, *, fused_experts: bool = True) -> It
     """Inside, all weights are replaced by one or more calls of what it gives.
 
     A layer's tensors are kept until its last one has come: they must not be overwritten until then.
-    Where a model is known, its packed weights bypass vLLM's reload: see `in_place/sync.py`.
-
-    Args:
-        worker: vLLM's.
-        names: the hub's, as vLLM reads them.
-        fused_experts: they come as the trainer's two 3-D weights, not a matrix each.
+    Where a model is known, its packed weights bypass vLLM's reload: see `in_place/sync.py`. Without
+    `fused_experts` they come as a matrix each.
 
     Raises:
-        ValueError: vLLM has no place for a bias; or its loader of this model writes some weights
-            past the reload, none to a parameter, or one nowhere; or it serves other kernels than
-            asked for.
+        ValueError: vLLM has no place for a bias, its loader of this model writes weights past the
+            reload or nowhere, or it serves other kernels than asked for.
     """
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.reload import (

@@ -38,11 +38,7 @@ class Later:
 class Measured(NamedTuple):
     """What a refresh found of groups that the same ranks share.
 
-    Attributes:
-        groups: names of their weights.
-        sizes: how many values each has: one, of experts one for each.
-        finite: whether their weights are, the values of all groups in a row.
-        all_finite: whether all are.
+    Each has one value, or one for each expert; `finite` holds those of all groups in a row.
     """
 
     groups: list[tuple[str, ...]]

@@ -21,14 +21,9 @@ def pack_together(
     method: BlockScaleMethod,
     mesh: DeviceMesh,
 ) -> dict[str, PackedShard]:
-    """Codes and block scales of each shard in one buffer, and its layout, by weight.
+    """Codes and block scales of this rank's shards, a buffer and its layout by weight.
 
-    Args:
-        shards: of this rank.
-        shapes: of the whole weights.
-        global_scales: of the whole weights.
-        method: of the block scales.
-        mesh: the ranks that share the weights.
+    Shapes and global scales are of the whole weights.
     """
     names = [shard.weight_name for shard in shards]
     layouts = [shard_layout(shapes[name], rows_of_a_shard(shapes[name][0], mesh)) for name in names]

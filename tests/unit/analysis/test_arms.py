@@ -2,10 +2,8 @@
 
 import pytest
 
-from analysis.arms import summarize_arms
 from analysis.claims_table import read_table
 from experiments.runs.summary import KL, KL_RATIO
-from experiments.study.load import load_study
 from experiments.study.schema import ROOT
 
 RECORDS = ROOT / "experiments" / "records"
@@ -21,11 +19,3 @@ def test_k3_kl_and_its_interval_are_those_of_the_claim(study: str) -> None:
             (claim.estimate, claim.low, claim.high), rel=1e-5
         )
         assert arms[claim.model, "bf16"][KL].estimate == pytest.approx(claim.noise_floor, rel=1e-5)
-
-
-def test_arms_are_in_the_studys_order_with_all_their_seeds() -> None:
-    folder = RECORDS / "verl-nano"
-    study = load_study(folder / "study.yaml")
-    arms = summarize_arms(study, folder)
-    assert [(it.model, it.arm) for it in arms] == [(m, a) for m in study.models for a in study.arms]
-    assert sorted(run for it in arms for run in it.runs) == sorted(run.id for run in study.runs)

@@ -19,16 +19,6 @@ def shown(table: ClaimsTable, with_details: bool = False) -> list[str]:
     return text.getvalue().splitlines()
 
 
-def test_one_line_a_claim_in_80_columns(study: Study, results: Results) -> None:
-    table = judge_study(study, results)
-    lines = shown(table)
-    # and of each model its name and the columns' headings
-    assert len(lines) == len(table.claims) + 2 * 2
-    assert lines[1].split() == ["value", "95", "%", "interval", "required"]
-    assert max(map(len, lines)) <= 80
-    assert not any("…" in line for line in lines)
-
-
 def test_a_detail_is_no_markup(study: Study, results: Results) -> None:
     table = judge_study(study, results)
     first = table.claims[0].model_copy(update={"detail": "[enforce fail] [/x]"})
@@ -47,9 +37,3 @@ def test_recorded_claims_are_one_line_each(path: object) -> None:
     for claim in table.claims:
         if claim.estimate is not None:
             assert any(claim.shown_estimate in line for line in lines)
-
-
-def test_details_say_more_of_every_claim(study: Study, results: Results) -> None:
-    table = judge_study(study, results)
-    text = " ".join(" ".join(shown(table, with_details=True)).split())
-    assert "steps above 10 medians" in text and "REPORTED: nothing required" in text

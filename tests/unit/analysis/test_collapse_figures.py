@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from analysis.claims_table import read_table
-from analysis.collapse import answers, causes, costs, curves, differences, outcomes
+from analysis.collapse import causes, curves, outcomes
 from analysis.collapse.data import GridData
-from analysis.collapse.grid import NOQAT
+from analysis.figures import costs
 from experiments.runs.attempts import list_run_dirs
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT
@@ -32,22 +32,8 @@ def texts_of(figure: Figure) -> list[str]:
     return [text.get_text() for text in figure.findobj(matplotlib.text.Text)]
 
 
-def test_curves_have_a_column_an_arm_and_one_of_the_rival() -> None:
-    figure = curves.draw(recorded())
-    titles = [axes.get_title() for axes in figure.axes[:4]]
-    assert [title.split("\n")[0] for title in titles] == [
-        "BF16",
-        "NVFP4, no QAT",
-        "NVFP4, no QAT, token TIS",
-        "NVFP4 QAT",
-    ]
-    assert [title.split("\n")[1] for title in titles] == [
-        f"2e-4: {count} of 10 collapsed" for count in (0, 10, 1, 2)
-    ]
-
-
 def test_answers_show_those_before_training_too() -> None:
-    figure = answers.draw(recorded())
+    figure = outcomes.draw_answers(recorded())
     for axes, precision in zip(figure.axes[:2], ("bf16", "nvfp4"), strict=True):
         before = [
             it["accuracy"]
@@ -76,23 +62,6 @@ def test_rates_that_have_not_been_run_get_no_panels(tmp_path: Path) -> None:
     assert len(outcomes.draw_times(data).axes[0].get_yticklabels()) == 3
 
 
-def test_mismatch_is_drawn_up_to_the_collapse() -> None:
-    noqat = curves.draw(recorded()).axes[5]
-    ends = [line.get_xdata()[-1] for line in noqat.lines if line.get_marker() != "*"]
-    outcomes_S = recorded().grid[recorded().design.plain(NOQAT, 2e-4)]
-    assert ends == [outcome.collapsed for outcome in outcomes_S]
-
-
-def test_no_two_runs_of_a_row_lie_on_each_other() -> None:
-    panel = outcomes.draw_times(recorded()).axes[0]
-    marks = [tuple(line.get_xydata()[0]) for line in panel.lines if len(line.get_xdata()) == 1]
-    assert len(marks) == len(set(marks)) == 50
-    heights = np.sort([y for _, y in marks])
-    assert np.diff(heights).min() > 0.05, "of a row"
-    assert panel.get_xlim()[1] < 250, "no tick after the last step"
-    assert texts_of(panel.figure).count("collapsed") == 1
-
-
 def test_causes_show_whole_scales() -> None:
     for panel, quantity in zip(causes.draw(recorded()).axes, causes.QUANTITIES, strict=True):
         low, high = panel.get_ylim()
@@ -104,7 +73,7 @@ def test_causes_show_whole_scales() -> None:
 
 def test_differences_of_reward_are_those_of_the_claims() -> None:
     data = GridData(load_study(ON_REWARD / "study.yaml"), ON_REWARD)
-    rows, figure = differences.rows_of(data), differences.draw(data)
+    rows, figure = outcomes.rows_of(data), outcomes.draw_reward(data)
     assert [row.claim for row in rows] == ["C9", "C4"], "of what the study has"
     claims = {it.name: it for it in read_table(ON_REWARD / "claims.json").claims}
     numbers = [text for text in texts_of(figure) if " to " in text and text.endswith(")")]
@@ -122,7 +91,7 @@ def test_differences_of_reward_are_those_of_the_claims() -> None:
 )
 def test_costs_show_the_parts_that_are_recorded(folder: Path, parts: list[str]) -> None:
     data = GridData(load_study(folder / "study.yaml"), folder)
-    figure = costs.draw(data)
+    figure = costs.draw_both(data)
     shown = texts_of(figure)
     assert all(shown.count(part) == 1 for part in parts)
     assert ("rollout" in shown) == ("rollout" in parts)

@@ -8,7 +8,7 @@ import pytest
 
 from analysis.claims_table import read_table
 from analysis.collapse.judge import judge_study as judge_grid_study
-from analysis.documents import PAGES, RECORDS, page_text, pages, written
+from analysis.documents import PAGES, RECORDS, Page, pages, written
 from analysis.figures import FIGURES
 from analysis.load import load_results
 from analysis.parity.judge import judge_study
@@ -104,7 +104,7 @@ def test_a_template_is_named_with_its_fault(root: Path) -> None:
     source.parent.mkdir(parents=True)
     source.write_text("{{ clams() }}")
     with pytest.raises(ValueError, match=r"^analysis/pages/docs/page.md.j2: 'clams'"):
-        page_text(root, root / "docs" / "page.md", "docs/page.md.j2", {})
+        Page(root / "docs" / "page.md", "docs/page.md.j2").text(root)
 
 
 def test_missing_figure_is_named(root: Path) -> None:
@@ -128,30 +128,9 @@ def test_committed_claims_follow_from_the_committed_runs(record: Path) -> None:
     assert [it.cells() for it in judged.claims] == [it.cells() for it in recorded.claims]
 
 
-ALL_PAGES = list(pages(ROOT))
-
-
-@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda it: str(it[0].relative_to(ROOT)))
-def test_pages_are_what_their_templates_and_the_records_give(
-    page: tuple[Path, str, dict[str, str]],
-) -> None:
-    path, template, about = page
-    assert path.read_text() == page_text(ROOT, path, template, about)
-
-
-def test_summary_has_a_row_for_each_model(root: Path) -> None:
-    filled = written("{{ studies() }}", root, root)
-    rows = [line for line in filled.splitlines() if line.startswith("| `default`")]
-    assert [row.split(" | ")[1] for row in rows] == ["nano-dense", "nano-moe"]
-    assert all("PASS" in row and "| `token_tis` |" in row for row in rows)
-
-
-def test_claims_name_commits_and_machines_of_their_runs() -> None:
-    filled = written("{{ claims('collapse') }}", ROOT, ROOT)
-    h200, h100 = (f"a run on 1 NVIDIA {it}" for it in ("H200", "H100 80GB HBM3"))
-    cpu = "cores of Intel(R) Xeon(R) Processor"
-    assert f"35 runs at commit fff47d7 on 64 {cpu}, {h200}" in filled
-    assert f"60 runs at commit 999aef5 on 16 {cpu}, {h100}" in filled
+@pytest.mark.parametrize("page", pages(), ids=lambda it: str(it.path.relative_to(ROOT)))
+def test_pages_are_what_their_templates_and_the_records_give(page: Page) -> None:
+    assert page.path.read_text() == page.text()
 
 
 def test_a_study_is_called_not_recorded_if_and_only_if_it_has_no_record() -> None:
@@ -167,13 +146,6 @@ def test_a_study_is_called_not_recorded_if_and_only_if_it_has_no_record() -> Non
             ROOT / RECORDS / studies[name].study
         ).is_dir() or "`records/benchmarks`" in text
         assert ("not recorded yet" in text) != has_record, name
-
-
-def test_outcomes_have_a_row_for_each_setting() -> None:
-    filled = written("{{ outcomes('collapse') }}", ROOT, ROOT)
-    rows = [line for line in filled.splitlines() if line.startswith("| small-")]
-    assert len(rows) == 19
-    assert "| 2e-4 | nvfp4-noqat | none | reward | 4 of 5 | 28% to 99% |" in filled
 
 
 @pytest.mark.long

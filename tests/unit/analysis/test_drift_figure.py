@@ -11,8 +11,7 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
-from analysis.drift.maps import PREFIX, draw, layer_by_step
-from analysis.metrics import CATALOGUE
+from analysis.drift.maps import draw, layer_by_step
 from analysis.style import save_figure
 from experiments.runs.drift import KL, read_drift
 from qat_core.drift import MEASURES
@@ -38,12 +37,6 @@ def write_drift(folder: Path, change: Callable[[int, int, dict], None] | None = 
 
 def texts_of(figure: Figure) -> str:
     return "\n".join(text.get_text() for text in figure.findobj(matplotlib.text.Text))
-
-
-def test_every_measure_is_in_the_catalogue() -> None:
-    assert {key for key in CATALOGUE if key.startswith(PREFIX)} == {
-        f"{PREFIX}{name}" for name in (*MEASURES, KL)
-    }
 
 
 def test_a_cell_is_the_mean_over_a_layers_weights(tmp_path: Path) -> None:

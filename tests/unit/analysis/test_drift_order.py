@@ -1,11 +1,9 @@
 """Which layers and kinds of weights drift first."""
 
-import matplotlib
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure
 
-from analysis.drift.order import MOVED, draw, first_steps, layer_kl, moved, order_table
+from analysis.drift.order import MOVED, first_steps, layer_kl, moved, order_table
 
 
 def rows(flips: dict[tuple[int, str], list[float | None]], kl: float | None = None) -> pd.DataFrame:
@@ -55,20 +53,3 @@ def test_the_table_has_a_row_a_layer_and_kind_and_an_arms_columns_beside_each_ot
     assert lines[2] == "| layer 0 | 4 (22%) | 1.0e-03 | never (2%) | 3.0e-03 | - |"
     assert lines[3] == "| layer 1 | 2 (60%) | - | 4 (10%) | - | 2 (30%) |"
     assert [line.split()[1] for line in lines[4:6]] == ["q", "up"]
-
-
-def texts_of(figure: Figure) -> str:
-    return "\n".join(text.get_text() for text in figure.findobj(matplotlib.text.Text))
-
-
-def test_the_figure_marks_the_first_steps_of_either_arm() -> None:
-    figure = draw({"nano": {"fast": [FAST], "slow": [SLOW]}})
-    shown = texts_of(figure).split("\n")
-    assert {"nano", "fast", "slow", "layer", "kind"} <= set(shown)
-    marks = [[(x, y) for line in p.lines for x, y in [line.get_xydata()[0]]] for p in figure.axes]
-    assert marks[0] == [(4, 0), (2, 1)], "at the steps that were measured"
-    assert marks[1] == [(4, 1)]
-    assert sorted(figure.axes[0].get_xticks()) == [2, 4, 6]
-    # layer 0 is above layer 1
-    low, high = figure.axes[0].get_ylim()
-    assert low > high

@@ -12,12 +12,12 @@ from PIL import Image
 
 from analysis.claims_table import show_ratio
 from analysis.figure_files import FORMATS
-from analysis.figures import FIGURES, qwen3
+from analysis.figures import BENCHMARK_FIGURES, FIGURES
+from analysis.figures.front import BENCHMARKS, MACHINE
 from analysis.parity.judge import judge_study
 from analysis.results import Results
 from analysis.style import arm_style, save_figure
 from analysis.tables.engines import read_servings
-from experiments.study.arms import ARMS
 from experiments.study.schema import Study
 
 K3 = "rollout_corr/k3_kl"
@@ -51,26 +51,6 @@ def test_files_repeat_byte_for_byte(
     assert "dc:date" not in (folders[0] / f"{name}.svg").read_text()
 
 
-@pytest.mark.parametrize("name", FIGURES)
-def test_every_axis_names_its_unit(name: str, study: Study, results: Results) -> None:
-    figure = FIGURES[name].draw(study, results)
-    labels = {axes.get_xlabel() for axes in figure.axes} | {it.get_ylabel() for it in figure.axes}
-    known = (
-        "step",
-        "(nats",
-        "(log-odds)",
-        "(share",
-        "(MiB)",
-        "(GiB)",
-        "seconds",
-        "(tokens)",
-        "(mean",
-        "layer",  # categories have no unit
-        "kind",
-    )
-    assert labels - {""} and all(any(unit in label for unit in known) for label in labels - {""})
-
-
 def test_kl_ratios_are_those_of_the_claims(study: Study, results: Results) -> None:
     shown = texts_of(FIGURES["kl"].draw(study, results))
     claims = [it for it in judge_study(study, results).claims if it.name.endswith("kl_ratio")]
@@ -91,29 +71,6 @@ def test_kl_lines_of_means_have_the_ratio_that_is_written(study: Study, results:
     arm, bf16 = (line.get_ydata()[0] for line in panel.lines if line.get_linestyle() == "-.")
     claims = estimates_of_first_model(study, results)
     assert arm / bf16 == pytest.approx(claims["noqat_kl_ratio"], rel=1e-11)  # 12 digits
-
-
-def test_kl_has_a_line_for_each_seed_and_log_axes(study: Study, results: Results) -> None:
-    figure = FIGURES["kl"].draw(study, results)
-    for axes in figure.axes:
-        assert axes.get_yscale() == "log"
-        seeds = [line for line in axes.lines if len(line.get_xdata()) == 30]
-        assert len(seeds) == 2 * len(study.seeds)
-
-
-def test_kl_circles_spikes(study: Study, results: Results) -> None:
-    spike = (results.metrics["run"] == "nano-dense_nvfp4-qat_seed1") & (
-        results.metrics["step"] == 7
-    )
-    results.metrics.loc[spike, K3] *= 50
-    figure = FIGURES["kl"].draw(study, results)
-    circled = [
-        list(line.get_xdata())
-        for axes in figure.axes
-        for line in axes.lines
-        if line.get_marker() == "o" and len(line.get_xdata())
-    ]
-    assert circled == [[7]]
 
 
 def test_kl_shows_no_ratio_to_a_floor_of_zero(study: Study, results: Results) -> None:
@@ -182,19 +139,6 @@ def test_accuracy_shades_what_its_claims_require(study: Study, results: Results)
     assert np.array(shaded) == pytest.approx(np.array(wanted), rel=1e-12)
 
 
-def test_accuracy_of_one_seed_shades_nothing(study: Study, results: Results) -> None:
-    one = study.model_copy(update={"seeds": study.seeds[:1]})
-    figure = FIGURES["accuracy"].draw(one, results)
-    assert not figure.axes[0].patches and "Shaded" not in texts_of(figure)
-
-
-def test_accuracy_of_an_arm_is_written_once(study: Study, results: Results) -> None:
-    panel = FIGURES["accuracy"].draw(study, results).axes[0]
-    numbers = [text.get_text() for text in panel.texts if text.get_text().startswith("0.")]
-    arms_but_bf16, precisions = len(study.arms) - 1, 2
-    assert len(numbers) == arms_but_bf16 * precisions + 1, "BF16's own in BF16 is in the title"
-
-
 def test_accuracy_without_bf16_is_the_arms_own(study: Study, results: Results) -> None:
     alone = study.model_copy(update={"arms": ("nvfp4-qat",)})
     figure = FIGURES["accuracy"].draw(alone, results)
@@ -209,45 +153,11 @@ def test_accuracy_without_bf16_is_the_arms_own(study: Study, results: Results) -
         assert axes.lines[0].get_xdata() == pytest.approx(expected, rel=1e-12)  # FP64 rounding
 
 
-def test_accuracy_names_an_earlier_step(study: Study, results: Results) -> None:
-    planned = study.model_copy(update={"rl": study.rl.model_copy(update={"steps": 40})})
-    assert ", step 30" in texts_of(FIGURES["accuracy"].draw(planned, results))
-
-
 def test_training_leaves_out_what_was_not_recorded(study: Study, results: Results) -> None:
     del results.metrics["actor/entropy"]
     shown = texts_of(FIGURES["training"].draw(study, results))
     assert "entropy" not in shown and "response length" in shown
     assert "compare arms by offline accuracy" in shown
-
-
-def test_parts_of_a_step_add_up(study: Study, results: Results) -> None:
-    figure = FIGURES["step_time"].draw(study, results)
-    widths = [bar.get_width() for bar in bars_of(figure.axes[0])]
-    assert sum(widths) == pytest.approx(4.0 * len(study.arms))
-    assert "4.00 s" in texts_of(figure)
-
-
-def test_a_part_without_work_is_left_out(study: Study, results: Results) -> None:
-    assert "log-probs" in texts_of(FIGURES["step_time"].draw(study, results))
-    results.metrics["timing_s/old_log_prob"] = 1e-4
-    assert "log-probs" not in texts_of(FIGURES["step_time"].draw(study, results))
-
-
-def test_whiskers_are_the_quartiles_of_the_steps_but_the_first(
-    study: Study, results: Results
-) -> None:
-    last = results.steps("nano-dense", "bf16").max()
-    results.metrics["timing_s/step"] = results.metrics["step"].astype(float)
-    whisker = FIGURES["step_time"].draw(study, results).axes[0].lines[0].get_xdata()
-    assert list(whisker) == [2 + share * (last - 2) for share in (0.25, 0.75)]
-
-
-def test_learning_has_ticks_where_checkpoints_were_evaluated(
-    study: Study, results: Results
-) -> None:
-    panel = FIGURES["learning"].draw(study, results).axes[0]
-    assert list(panel.get_xticks()) == [0, 15, 30]
 
 
 @pytest.mark.parametrize(
@@ -260,8 +170,8 @@ def test_learning_has_ticks_where_checkpoints_were_evaluated(
 def test_qwen3_is_drawn_as_recorded_and_repeats(
     tmp_path: Path, name: str, texts: tuple[str, ...]
 ) -> None:
-    records = read_servings(qwen3.RECORDS, qwen3.MACHINE)
-    draw = qwen3.DRAWINGS[f"qwen3_{name}"].draw
+    records = read_servings(BENCHMARKS, MACHINE)
+    draw = BENCHMARK_FIGURES[f"qwen3_{name}"].draw
     shown = texts_of(draw(records))
     for text in texts:
         assert text in shown, text
@@ -269,13 +179,6 @@ def test_qwen3_is_drawn_as_recorded_and_repeats(
         save_figure(partial(draw, records), tmp_path / file)
     for kind in FORMATS:
         assert (tmp_path / f"a.{kind}").read_bytes() == (tmp_path / f"b.{kind}").read_bytes()
-
-
-def test_every_arm_is_told_apart_without_colour() -> None:
-    styles = [arm_style(arm) for arm in ARMS]
-    assert len({style.marker for style in styles}) == len(styles)
-    assert len({style.color for style in styles}) == len(styles)
-    assert len({style.label for style in styles}) == len(styles)
 
 
 @pytest.mark.parametrize("name", FIGURES)

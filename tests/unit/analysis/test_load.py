@@ -45,11 +45,6 @@ def test_of_a_repeated_step_the_last_row_wins(tmp_path: Path) -> None:
     assert read_metrics(tmp_path).to_dict("list") == {"step": [1, 2], "x": [1.0, 3.0]}
 
 
-def test_undefined_values_are_nan(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "x": 0.5}\n{"step": 2, "x": null}\n')
-    assert np.isnan(read_metrics(tmp_path)["x"].to_numpy(float)).tolist() == [False, True]
-
-
 def test_records_load_like_results(study: Study, results_dir: Path, tmp_path: Path) -> None:
     pack(results_dir, tmp_path / "record")
     read, expected = (load_results(study, it) for it in (tmp_path / "record", results_dir))

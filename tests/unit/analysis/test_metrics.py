@@ -1,12 +1,8 @@
-import re
-
 import pyarrow.parquet as pq
-import pytest
 import torch
 
-from analysis.metrics import CATALOGUE, catalogue_text
+from analysis.metrics import CATALOGUE
 from experiments.rl.metric_names import K3_KL
-from experiments.rl.step_metrics import score_metrics
 from experiments.study.schema import ROOT
 from qat_core.mismatch import mismatch_metrics
 
@@ -15,10 +11,6 @@ def test_catalogue_has_every_mismatch_metric_and_no_other() -> None:
     log_probs = torch.log(torch.tensor([[0.5, 0.25], [0.5, 0.125]]))
     computed = mismatch_metrics(log_probs, log_probs, torch.ones(2, 2), threshold=2.0)
     assert set(computed) == {key for key in CATALOGUE if key.startswith("rollout_corr/")}
-
-
-def test_catalogue_has_every_score_metric() -> None:
-    assert set(score_metrics(torch.tensor([0.0, 1.0]))) <= set(CATALOGUE)
 
 
 def recorded_columns() -> set[str]:
@@ -35,16 +27,3 @@ def test_catalogue_has_every_metric_of_the_records() -> None:
 def test_catalogue_has_what_mlflow_gets_at_the_end_of_a_run() -> None:
     accuracies = {f"eval/{p}/{d}" for p in ("bf16", "nvfp4") for d in ("greedy", "sampled")}
     assert {key for key in CATALOGUE if key.startswith("eval/")} == accuracies
-
-
-def test_every_metric_is_in_the_documentation() -> None:
-    rows = [line for line in catalogue_text().splitlines() if line.startswith("| `")]
-    assert [row.split("`")[1] for row in rows] == sorted(CATALOGUE)
-    assert all(len(re.split(r"(?<!\\)\|", row)) == 9 for row in rows), "no bar splits a cell"
-
-
-@pytest.mark.parametrize("key", ["rollout_corr/kl", "rollout_corr/k3_kl"])
-def test_label_of_a_kl_states_direction_unit_and_weighting(key: str) -> None:
-    label = CATALOGUE[key].axis_label
-    assert "KL(rollout || train)" in label
-    assert label.endswith("(nats, token mean)")

@@ -30,20 +30,6 @@ def test_the_run_lies_over_all_recorded_arms_and_the_band(own: Path) -> None:
     assert reward.lines[-1].get_ydata().tolist() == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
 
 
-def test_every_recorded_run_is_a_line_and_every_arm_named_once(own: Path) -> None:
-    recorded = read_recorded(DEFAULT_RECORDS, "nano-dense-gpu")
-    (panel,) = draw(read_verl(own), "mine", recorded, (REWARD,), "dense").axes
-    assert len(panel.lines) == sum(map(len, recorded.values())) + 1 == 5 * len(recorded) + 1
-    labels = panel.get_legend_handles_labels()[1]
-    assert len(set(labels)) == len(labels) == len(recorded) + 1
-
-
-def test_a_metric_that_the_run_lacks_shows_the_recorded_alone(own: Path) -> None:
-    recorded = read_recorded(DEFAULT_RECORDS, "nano-dense-gpu")
-    figure = draw(read_verl(own), "mine", recorded, ("actor/entropy",), "dense")
-    assert "mine" not in figure.axes[0].get_legend_handles_labels()[1]
-
-
 @pytest.mark.parametrize(
     ("metric", "hint"),
     [

@@ -11,7 +11,6 @@ from experiments.benchmarks.bitwise import (
     differing,
     digests,
     summary,
-    writes_in_place,
 )
 from qat_core.rollout.engine import Rollouts
 
@@ -47,15 +46,6 @@ def test_samples_and_tensors_are_compared_apart() -> None:
     assert (row["weights"], row["unequal"]) == ("synced; synced, again", "other weights")
 
 
-def test_tensors_of_the_form_that_names_them_otherwise_are_not_compared() -> None:
-    states = {
-        "synced": State(rollouts(-1.0), {"w": "a"}),
-        "fresh modelopt": State(rollouts(-1.0), {"v": "a"}),
-    }
-    found = compare(states)
-    assert found["equal"]["fresh modelopt"] and "fresh modelopt" not in found["equal_weights"]
-
-
 def test_one_bit_of_a_served_tensor_is_seen_and_what_nothing_reads_is_not() -> None:
     layer = nn.Linear(4, 4, dtype=torch.bfloat16)
     layer.register_buffer("weight_scale", torch.ones(4).to(torch.float8_e4m3fn))
@@ -67,9 +57,3 @@ def test_one_bit_of_a_served_tensor_is_seen_and_what_nothing_reads_is_not() -> N
     assert not differing(digests(served(layer)), before)
     layer.weight.data.view(torch.int16)[0, 0] ^= 1
     assert differing(digests(served(layer)), before) == ["weight"]
-
-
-def test_a_worker_without_targets_was_synced_by_the_reload() -> None:
-    assert not writes_in_place(SimpleNamespace())
-    assert not writes_in_place(SimpleNamespace(qat_core_targets={}))
-    assert writes_in_place(SimpleNamespace(qat_core_targets={"weight": "target"}))

@@ -49,12 +49,6 @@ def test_a_resumed_record_keeps_its_engines_and_gets_the_others(
     assert recorded(arguments) == {"m:bf16": (True, None), "m:nvfp4": (False, "marlin")}
 
 
-def test_without_resume_all_are_measured_again(arguments: argparse.Namespace) -> None:
-    arguments.resume = False
-    engines.record_engines(arguments, "serving", {"share": 0.9}, measure)
-    assert recorded(arguments) == {"m:bf16": (False, "none"), "m:nvfp4": (False, "marlin")}
-
-
 def test_a_record_of_another_setting_is_not_gone_on_with(arguments: argparse.Namespace) -> None:
     with pytest.raises(ValueError, match=r"record\.json: settings differs: name a new file"):
         engines.record_engines(arguments, "serving", {"share": 0.5}, measure)

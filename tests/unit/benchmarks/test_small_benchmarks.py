@@ -10,7 +10,6 @@ import torch
 from analysis.tables.rows import rows_sections
 from experiments.benchmarks.parameter import step
 from experiments.benchmarks.qat_layers import QAT_ARMS, apply_arm, layer_stack, step_inputs
-from experiments.benchmarks.serving import random_prompts
 from experiments.study.schema import ROOT
 from experiments.support.json_files import read_json
 from qat_core.training.preparation import state_of
@@ -54,11 +53,3 @@ def test_a_step_after_a_change_measures_scales_and_rounds_again(arm: str) -> Non
     step(model, changed, *inputs)
     assert state.num_refreshes == refreshes + 1
     assert not any({**packed, **whole}[name] is kept[name] for name in kept)
-
-
-def test_prompts_of_one_batch_are_not_the_first_of_another() -> None:
-    batches = [random_prompts(count, 32, 4096, seed) for count in (1, 32, 256) for seed in (0, 1)]
-    first_tokens = {tuple(prompts[0]) for prompts in batches}
-    long = random_prompts(4, 2048, 4096, 0)
-    assert len(first_tokens) == len(batches)
-    assert not first_tokens & {tuple(prompt[:32]) for prompt in long}

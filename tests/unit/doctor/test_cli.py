@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import qat_core.doctor.program as doctor
-from qat_core.checkpoint import convert
+from qat_core import convert
 from qat_core.doctor.__main__ import main
 from qat_core.doctor.diagnosis import Diagnosis
 from qat_core.doctor.examine import Case, examine
@@ -174,7 +174,7 @@ def other_shape(nano_dir: Path, folder: Path) -> list[object]:
             r"p\.jsonl, line 1: cannot be made tokens",
         ),
         (lambda nano, tmp: [nano, "--temperature", "1e-40"], "needs a number, 0.001 or more"),
-        (packed_trainer, "the trainer's checkpoint needs to be in BF16; name a packed one with"),
+        (packed_trainer, "already quantized; name a BF16 or FP32 checkpoint"),
         (
             copied(lambda folder: (folder / "model.safetensors").write_bytes(b"x")),
             "other.*(truncated|damaged)",

@@ -41,11 +41,6 @@ def test_log_probs_by_the_definition_of_each_setting() -> None:
         torch.testing.assert_close(found, expected.log_softmax(-1))
 
 
-def test_a_neutral_sampler_has_nothing_in_use() -> None:
-    assert Sampling().in_use == {}
-    assert list(Sampling(0.6, 0.95, 20, 1.1).in_use) == list(ORDER)
-
-
 @FAMILIES
 @pytest.mark.parametrize(
     ("norm", "rope"),

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from qat_core.drift.blocks import flipped, measure
+from qat_core.drift.blocks import measure
 from qat_core.drift.layer_kl import layer_kl
 from qat_core.drift.monitor import DriftMonitor, summary
 from qat_core.nvfp4 import fake_quantize, global_scale, group_amax, quantize
@@ -110,14 +110,6 @@ def test_threshold_distance_by_its_definition() -> None:
     w = (ratios * step).repeat(2)[None]
     assert quantize(w, torch.tensor(2.0**10)).block_scale.float().item() == 64, "the test's step"
     assert measured(w, 2.0**10)[0, 4].item() == pytest.approx(expected.mean().item())
-
-
-def test_flipped_counts_both_halves_of_a_byte() -> None:
-    before = torch.tensor([0x00, 0x00, 0x00, 0x00], dtype=torch.uint8)
-    after = torch.tensor([0x01, 0x10, 0x11, 0x00], dtype=torch.uint8)
-    assert flipped(before[:, None], after[:, None]).flatten().tolist() == [0.5, 0.5, 1.0, 0.0]
-    negative_zeros = torch.full((4, 1), 0x88, dtype=torch.uint8)
-    assert not flipped(before[:, None], negative_zeros).any()
 
 
 def test_a_sample_estimates_the_whole() -> None:

@@ -181,13 +181,3 @@ def test_the_drift_of_weights_is_logged_beside_the_checkpoints(
     assert not logged[1] and "drift/flipped_codes" in logged[2]
     lines = (tmp_path / "drift.jsonl").read_text().splitlines()
     assert {json.loads(line)["step"] for line in lines} == {2, 4}
-
-
-@pytest.mark.parametrize(("rollout", "every"), [(None, 1), (Recipe(), 0)], ids=["bf16", "off"])
-def test_no_drift_is_logged_where_there_is_nothing_to_watch(
-    rollout: Recipe | None, every: int, nano_dir: Path, tmp_path: Path
-) -> None:
-    config = CONFIG.model_copy(update={"drift_every": every})
-    trainer = nano_trainer(nano_dir, tmp_path / "checkpoints", None, rollout, config)
-    trainer.train(lambda step, metrics: None)
-    assert not (tmp_path / "drift.jsonl").exists()

@@ -13,11 +13,17 @@ from experiments.study.yaml_file import read_yaml
     ("text", "line"),
     [
         ("rl: {steps: 1\n", "line 2: expected ',' or '}', but got '<stream end>'; fix the YAML"),
+        ("seeds: [010]\n", "line 1: 010 counts in eights or sixties in YAML; fix the YAML"),
+        ("rl:\n  steps: 1:30\n", "line 2: 1:30 counts in eights or sixties in YAML"),
         ("seeds: [0]\nseeds: [1]\n", "line 2: key 'seeds' is there twice; fix the YAML"),
         ("study: {{ name }}\n", "line 1: found unhashable key; fix the YAML"),
         ("models: {[a]: 1}\n", "line 1: found unhashable key; fix the YAML"),
         ("- 1\n", "not a mapping of keys"),
         ("", "not a mapping of keys"),
+        ("rl:\n\tsteps: 1\n", "line 2: found character '\\t' that cannot start any token"),
+        ("rl: !x 1\n", "line 1: could not determine a constructor for the tag '!x'"),
+        ("rl: *x\n", "line 1: found undefined alias 'x'"),
+        ("study: caf\xe9\n", "not YAML text: 'utf-8' codec can't decode byte 0xe9"),
         ("\x00", "not YAML text: unacceptable character #x0000"),
         ("study: 2024-13-45\n", "not YAML text: month must be in 1..12"),
         ("study: !!bool abc\n", "not YAML text: 'abc'"),
@@ -25,13 +31,15 @@ from experiments.study.yaml_file import read_yaml
         ("a: " + "[" * 2000, "not YAML text: maximum recursion depth exceeded"),
     ],
     ids=[
-        *("unclosed", "key twice", "template", "list as a key", "list", "empty", "binary"),
+        *("unclosed", "eights", "sixties", "key twice", "template", "list as a key"),
+        *("list", "empty"),
+        *("tab", "unknown tag", "unknown alias", "Latin-1", "binary"),
         *("no day", "no bool", "no time", "deep"),
     ],
 )
 def test_broken_yaml(tmp_path: Path, text: str, line: str) -> None:
     path = tmp_path / "study.yaml"
-    path.write_text(text)
+    path.write_text(text, encoding="latin-1")
     with pytest.raises(ValueError) as caught:
         load_study(path)
     assert str(caught.value).startswith(f"{path}: {line}")

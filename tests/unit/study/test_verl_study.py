@@ -171,14 +171,6 @@ def test_runs_of_verl_that_cannot_share_a_gpu(
         load_study(path)
 
 
-def test_runs_of_verl_share_a_gpu_where_vllm_stays_awake(tmp_path: Path) -> None:
-    content = yaml.safe_load((STUDIES / "verl_gpu.yaml").read_text())
-    path = tmp_path / "study.yaml"
-    content["rl"]["steps"] = content["rl"]["save_every"]
-    path.write_text(yaml.safe_dump(content | {"variant": "wide", "gpu_memory_gib": 8}))
-    assert load_study(path).gpu_memory_gib == 8
-
-
 def test_prompts_from_files_are_not_counted(tmp_path: Path) -> None:
     models = {"m": {**VERL["models"]["nano-moe-verl"], "pretrain": None}}
     task = {"name": "dapo-math", "train_prompts": 1, "test_prompts": 1}

@@ -21,8 +21,6 @@ from experiments.tracking.glance import (
     NOTE,
     PARENT,
     SHARED_VIEW,
-    short_name,
-    view_address,
 )
 from experiments.tracking.publish import rebuild
 from tests.manifests import make_manifest
@@ -107,12 +105,6 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         )
     )
     return folder
-
-
-def test_name_fits_a_column() -> None:
-    assert short_name("nano-dense", "nvfp4-qat", None, 0) == "dense qat s0"
-    assert short_name("nano-dense", "nvfp4-qat", None) == "dense qat"
-    assert short_name("small-dense", "nvfp4-qat", "low", 2) == "qat s2 low small-dense"
 
 
 def test_arms_have_the_colours_of_the_figures() -> None:
@@ -201,10 +193,3 @@ def test_damaged_claims_are_named(
     monkeypatch.setattr(publish, "rebuild_run", lambda run_dir: "")
     with pytest.raises(ValueError, match=re.escape(line)):
         rebuild(results)
-
-
-def test_address_opens_the_view_in_model_training_mode() -> None:
-    address = view_address("http://x:1", "3")
-    assert address == (
-        "http://x:1/#/experiments/3/runs?viewStateShareKey=glance&workflowType=machine_learning"
-    )

@@ -182,19 +182,6 @@ def test_records_rebuild_too_with_steps_an_hour_apart(client: MlflowClient) -> N
     assert run.data.metrics["eval/bf16/greedy"] == 0.75
 
 
-def test_rebuilt_run_has_its_own_start_and_end(client: MlflowClient) -> None:
-    folder = Path("results") / NAME
-    folder.mkdir(parents=True)
-    make_manifest(status="finished").model_copy(update={"wall_s": 90.5}).write(folder)
-    rows = [{"step": 1, "timing_s/step": 80.0}]
-    write_jsonl(folder / "metrics.jsonl", rows)
-    pack(Path("results"), Path("record"))
-    rebuild(Path("record"))
-    run = only_run(client)
-    assert run.info.run_name == "nano bf16 s0"
-    assert run.info.end_time - run.info.start_time == 90_500
-
-
 def test_broken_store_is_loud_once_and_the_files_go_on(
     broken_store: None, caplog: pytest.LogCaptureFixture
 ) -> None:

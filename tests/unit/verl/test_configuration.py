@@ -69,11 +69,6 @@ def test_a_typing_error_in_the_line_is_refused(override: str) -> None:
         composed(override)
 
 
-def test_other_search_paths_of_a_command_do_not_take_it_away() -> None:
-    content = composed("hydra.searchpath=[]", *COMMAND)
-    assert content.actor_rollout_ref.actor.fsdp_config.qat.scale_policy == "pow2"
-
-
 def test_where_the_package_is_missing_the_longer_line_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, STUDIES
 from experiments.verl.command import build_command, build_configuration, run_paths, to_yaml
-from tests.verl_configurations import COMMAND, ROLLOUT
+from tests.verl_configurations import ROLLOUT
 
 # Each line of stdin, a JSON list of arguments, is a call of verl's program; its exit code is shown.
 # Importing verl takes seconds: calls are forked from a process that has done so.
@@ -68,18 +68,6 @@ def test_verls_program_reads_the_file_of_a_run(run_main: Any, tmp_path: Path) ->
     done = run_main(*build_command(study, run, paths).arguments[3:])
     assert done.returncode == 0, done.stderr
     assert "nvfp4-pack-quantized" in done.stdout and "268435456" in done.stdout
-
-
-def test_verls_program_starts_with_the_completed_configuration(run_main: Any) -> None:
-    done = run_main(*COMMAND)
-    assert done.returncode == 0, done.stderr
-    assert "RAY" in done.stdout and "nvfp4-pack-quantized" in done.stdout
-
-
-def test_a_multirun_is_refused(run_main: Any) -> None:
-    done = run_main(*COMMAND, "--multirun")
-    assert done.returncode == 1 and "RAY" not in done.stdout
-    assert "error: --multirun: not supported with +nvfp4" in done.stderr
 
 
 def test_verls_program_ends_with_one_line_before_ray_starts(run_main: Any) -> None:

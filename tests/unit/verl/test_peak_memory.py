@@ -52,9 +52,3 @@ def test_a_gpu_that_tells_nothing_is_left_out(
     peak = PeakMemory("cuda")
     peak.look()
     assert peak.peaks_gib == {HOST_MEMORY: 4.0}
-
-
-def test_on_a_cpu_only_the_host_counts(host: SimpleNamespace) -> None:
-    peak = PeakMemory("cpu")
-    peak.look()
-    assert peak.peaks_gib == {HOST_MEMORY: 4.0}

@@ -33,10 +33,7 @@ def written(
 
 OVERRIDDEN = {
     "enable": (f"{QAT}.enable", False, "w4a16"),
-    "train": (f"{QAT}.train", False, "w4a16"),
-    "scales": (f"{QAT}.scale_policy", "amax", "w4a16"),
     "worker": (WORKER, "a.B", "w4a16"),
-    "strategy": (f"{ACTOR}.strategy", "fsdp", "w4a16"),
     "strategy in BF16": (f"{ACTOR}.strategy", "fsdp", "off"),
 }
 
@@ -88,12 +85,6 @@ def test_what_a_file_leaves_open_is_accepted(tmp_path: Path) -> None:
     started(*COMMAND, config=written(tmp_path, f"{ACTOR}.strategy", "???"))
 
 
-@pytest.mark.parametrize("folder", ["trainer/config/", "trainer/./config"])
-def test_verls_files_may_be_found_by_another_path(tmp_path: Path, folder: str) -> None:
-    verls = f"{VERL}/{folder}"
-    started(*COMMAND, config=written(tmp_path, f"{ACTOR}.strategy", "fsdp2", verls=verls))
-
-
 def test_a_copy_of_verls_files_is_verls_but_for_what_was_changed(tmp_path: Path) -> None:
     copy = tmp_path / "config"
     shutil.copytree(VERL / "trainer/config", copy)
@@ -121,12 +112,6 @@ def test_a_key_of_a_groups_file_belongs_in_the_command(tmp_path: Path) -> None:
     )
     content = started(*command, f"{key}=amax", config=config)
     assert content.actor_rollout_ref.actor.fsdp_config.qat.scale_policy == "amax"
-
-
-def test_a_users_module_in_a_file_is_kept(tmp_path: Path) -> None:
-    content = started(*COMMAND, config=written(tmp_path, MODULE, "my.module"))
-    found = content.actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module
-    assert list(found) == ["qat_core.verl.engine", "my.module"]
 
 
 def test_the_command_comes_after_file_and_group(tmp_path: Path) -> None:

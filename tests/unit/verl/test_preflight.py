@@ -25,10 +25,6 @@ def paths(tmp_path: Path) -> RunPaths:
     return RunPaths(ROOT, model, data, tmp_path / "checkpoints", tmp_path / "attempt")
 
 
-def test_model_and_data_in_order_are_accepted(paths: RunPaths) -> None:
-    require_inputs(paths)
-
-
 def test_missing_model_is_refused(paths: RunPaths) -> None:
     (paths.model / "config.json").unlink()
     with pytest.raises(ValueError, match="model: no model there; make it with `snakemake"):

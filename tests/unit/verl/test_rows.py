@@ -87,7 +87,3 @@ def test_gate_counts_the_steps_before_a_resume(
     watch = GateWatch(KlGate(max_k3_kl=1.0, steps=3), rows)
     reason = watch.reason_to_stop(Step(4, {K3_KL: 2.0}))
     assert bool(reason) == (stops_at is not None)
-
-
-def test_no_gate_never_stops() -> None:
-    assert GateWatch(None).reason_to_stop(Step(1, {K3_KL: math.inf})) is None

@@ -8,7 +8,6 @@ import pytest
 pytest.importorskip("verl", reason="needs requirements/engines.txt")
 
 from omegaconf import OmegaConf
-from verl.trainer.ppo.v1 import replay_buffer
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from qat_core.verl.sampler import make_replay_buffer
@@ -55,24 +54,3 @@ def test_filtered_groups_need_a_metric() -> None:
     )
     with pytest.raises(ValueError, match=r"filter_groups\.metric: missing; name one, such as acc"):
         make_replay_buffer(trainer_mode="sync", sampler_kwargs=asked)
-
-
-def test_it_waits_a_fifth_of_a_second_between_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    statuses, waits = iter(["pending", "running", "finished"]), []
-
-    def kv_list() -> dict[str, dict[str, dict[str, Any]]]:
-        status = next(statuses)
-        prompt = {"is_prompt": True, "status": status, "global_steps": 1}
-        return {"train": {"p": prompt, "p_0_0": {"status": status}}}
-
-    monkeypatch.setattr(
-        replay_buffer, "tq", SimpleNamespace(kv_list=kv_list, kv_clear=lambda **_: None)
-    )
-    monkeypatch.setattr(
-        replay_buffer, "time", SimpleNamespace(sleep=waits.append, time=lambda: 0.0)
-    )
-    batch, _ = built("sync", "+sampler=quick").sample(
-        global_steps=1, partition_id="train", batch_size=1
-    )
-    assert batch.keys == ["p_0_0"]
-    assert waits == [0.2, 0.2]

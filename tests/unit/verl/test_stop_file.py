@@ -63,9 +63,5 @@ def test_steps_of_an_earlier_attempt_are_done_again_first(tmp_path: Path) -> Non
     assert follow(tmp_path, stop_at=1, recorded=3)[0] == [1, 2, 3, 4]
 
 
-def test_without_a_stop_file_a_run_goes_on_to_its_end(tmp_path: Path) -> None:
-    assert follow(tmp_path, stop_at=None) == ([1, 2, 3, 4, 5], None)
-
-
 def test_a_run_that_ends_at_its_last_step_was_not_stopped(tmp_path: Path) -> None:
     assert follow(tmp_path, stop_at=5) == ([1, 2, 3, 4, 5], None)

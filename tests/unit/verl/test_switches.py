@@ -1,9 +1,8 @@
 """`enable` and `train` are true or false: a text would count as true whatever it says."""
 
 import pytest
-from omegaconf import OmegaConf
 
-from qat_core.verl.rules import QAT, require_switches
+from qat_core.verl.rules import QAT
 from tests.verl_configurations import COMMAND, completed, started
 
 TEXTS = ["off", "no", "'false'", "0", "null", "[]"]
@@ -30,8 +29,3 @@ def test_workers_refuse_them_too(value: object) -> None:
     for key in ("enable", "train"):
         with pytest.raises(ValueError, match=rf"qat\.{key}: .*: use true or false"):
             engine.NvFp4Config(**{key: value})
-
-
-@pytest.mark.parametrize("value", [True, False])
-def test_verls_own_settings_have_no_train(value: bool) -> None:
-    require_switches(OmegaConf.create({"enable": value}))

@@ -9,7 +9,8 @@ On top of vLLM's batch-invariant mode:
 * BF16 linear layers are multiplied by cuBLAS, whose sums that mode does not split: the same bits as
   its Triton kernel, in less time;
 * FlashAttention-3 is never told that queries are few (`operators.longest_for`);
-* BF16 experts are added as NVFP4 ones are: rounded one by one, then in FP32.
+* BF16 experts are added as NVFP4 ones are: rounded one by one, then in FP32;
+* logits of a single sequence lie as those of many: see `logits`.
 """
 
 import os
@@ -19,6 +20,7 @@ from torch import Tensor
 from vllm import envs
 from vllm.model_executor.layers import layernorm, linear, vocab_parallel_embedding
 from vllm.model_executor.layers.fused_moe.oracle import unquantized
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.v1.attention.backends import flash_attn
 
 from qat_core.exact import kernels
@@ -31,6 +33,7 @@ from qat_core.rollout.vllm.humming.linear import HummingLinearKernel
 from qat_core.rollout.vllm.kernel_choice import use_for_linear
 
 _attend = flash_attn.flash_attn_varlen_func
+_logits = LogitsProcessor._get_logits
 
 
 def install() -> None:
@@ -42,6 +45,7 @@ def install() -> None:
     linear.linear_batch_invariant = product
     vocab_parallel_embedding.linear_batch_invariant = product
     flash_attn.flash_attn_varlen_func = attend
+    LogitsProcessor._get_logits = logits
     use_for_linear(HummingLinearKernel)
     humming_experts.install()
     vllms_choice = unquantized.backend_to_kernel_cls
@@ -64,6 +68,16 @@ def attend(*, q: Tensor, k: Tensor, max_seqlen_q: int, **rest: Any) -> Any:
     return _attend(q=q, k=k, max_seqlen_q=longest, **rest)
 
 
+def logits(self: Any, *args: Any, **rest: Any) -> Tensor | None:
+    """In place of `LogitsProcessor._get_logits`, which cuts off a vocabulary's padding.
+
+    PyTorch's copies of a cut row keep the distance to a next one with its padding, those of several
+    rows do not. Triton adds a row in another order where that distance is a multiple of 16.
+    """
+    found: Tensor | None = _logits(self, *args, **rest)
+    return found if found is None or len(found) > 1 else found.flatten().view(found.shape)
+
+
 def contract(worker: Any) -> dict[str, str]:
     """What this worker has, see `qat_core.exact.contract`; called in its process."""
     config = worker.vllm_config
@@ -74,6 +88,7 @@ def contract(worker: Any) -> dict[str, str]:
         "norm": _name(layernorm.rms_norm_batch_invariant),
         "linear layers": _name(linear.linear_batch_invariant),
         "attention": _name(flash_attn.flash_attn_varlen_func),
+        "logits": _name(LogitsProcessor._get_logits),
         "compilation mode": str(int(config.compilation_config.mode or 0)),
         "dtype": str(config.model_config.dtype),
         "KV cache": str(config.cache_config.cache_dtype),

@@ -32,9 +32,6 @@ def targets_of(worker: Any, names: HubNames) -> dict[str, Target]:
     """Where packed weights can be written without a reload; none if unknown, or if 0 forbids it.
 
     Says once which way syncs go: both give the same weights, in other times.
-
-    Raises:
-        ValueError: the variable has another value than 1 or 0.
     """
     if not is_in_place_allowed():
         return {}

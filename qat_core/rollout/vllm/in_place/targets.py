@@ -45,11 +45,7 @@ class Target:
     came: dict[str, PackedTensor] = field(default_factory=dict)
 
     def take(self, name: str, weight: PackedTensor) -> None:
-        """Keeps a weight, and writes all once the last has come.
-
-        Raises:
-            ValueError: naming the weights, if they are not of the layer's size.
-        """
+        """Keeps a weight, and writes all once the last has come; ValueError for a wrong size."""
         self.came[name] = weight.to(next(self.layer.parameters()).device)
         if len(self.came) == len(self.names):
             parts = [self.came.pop(part) for part in self.names]
@@ -62,14 +58,11 @@ class Target:
 def find_targets(
     served: Iterable[tuple[nn.Module, list[str]]], other: Mapping[str, nn.Module]
 ) -> dict[str, Target]:
-    """Where each packed weight goes, by the trainer's name.
+    """Where each packed weight goes, by the trainer's name; NotInPlace if a layer is not known.
 
     Args:
         served: layers that vLLM serves in NVFP4, with the trainer's names of their weights.
         other: all other modules of the model, by name.
-
-    Raises:
-        NotInPlace: a layer is not known, or not in this form.
     """
     served = list(served)
     methods = {id(module.quant_method) for module, _ in served if hasattr(module, "quant_method")}

@@ -80,15 +80,8 @@ def prepare_experts(
 ) -> tuple[Tensor, ...]:
     """As vLLM's `prepare_nvfp4_moe_layer_for_marlin`, for sizes that need no padding.
 
-    Args:
-        layer: vLLM's experts; gets a `workspace`.
-        w13, w2: codes, uint8 (E, N, K / 2).
-        w13_scale, w2_scale: block scales, E4M3 (E, N, K / 16).
-        w13_scale_2, w2_scale_2: global scales as multipliers, FP32 (E,).
-        is_act_and_mul: whether w13 holds gate and up; here it makes no difference.
-
-    Returns:
-        codes, block scales and global scales of w13, then of w2, as Marlin reads them.
+    Codes are uint8 (E, N, K / 2), block scales E4M3 (E, N, K / 16), global scales multipliers (E,).
+    The same three of w13, then of w2, come as Marlin reads them.
     """
     from vllm.model_executor.layers.quantization.utils.marlin_utils import marlin_make_workspace_new
 

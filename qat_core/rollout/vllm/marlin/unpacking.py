@@ -44,12 +44,9 @@ class MarlinUnpackKernel(MarlinNvFp4LinearKernel):  # type: ignore[misc]
 def marlin_or_unpacked(
     x: Tensor, words: Tensor, scale: Tensor, multiplier: Tensor, workspace: Tensor
 ) -> Tensor:
-    """x (rows, K) times a weight in Marlin's layout; opaque, as the way depends on the rows.
+    """BF16 x (rows, K) times a weight in Marlin's layout, whose workspace is zero before and after.
 
-    Args:
-        x: BF16.
-        words, scale, multiplier: see `tile_layout.unpack_marlin`.
-        workspace: Marlin's, zero before and after.
+    Opaque, as the way depends on the rows.
     """
     if len(x) >= UNPACK_FROM:
         return F.linear(x, unpack_marlin(words, scale, multiplier))
