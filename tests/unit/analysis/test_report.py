@@ -23,7 +23,7 @@ from experiments.runs.provenance import digest_file
 from experiments.study.schema import ROOT, Study
 from tests.unit.analysis.synthetic_results import write_results
 
-RECORD = ROOT / "experiments" / "records" / "default"
+RECORD = ROOT / "experiments" / "records" / "default-long"
 MARKUP = "<script>alert(1)</script>"  # as a run's manifest may say
 VOID = {"meta", "img", "br", "hr", "link", "input"}
 
