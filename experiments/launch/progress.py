@@ -33,7 +33,7 @@ class Progress:
         left = sum(self._share(run) < 1 for run in runs)
         return (
             f"Study {self.study.study}: {len(runs)} runs, {left} to go; "
-            f"{expected_time(self.study)}, and told for this machine as it goes. "
+            f"{expected_time(self.study)}; on this machine: told as it goes. "
             f"Claims, figures and report: {folder}; each run: {self.results}/<run>; "
             "all in MLflow: make ui"
         )
