@@ -67,7 +67,9 @@ def test_a_study_of_collapses_needs_plain_bf16(tmp_path: Path, changes: dict[str
 def test_arms_of_other_numbers_of_steps_are_refused(tmp_path: Path) -> None:
     cells = {"short": {"arms": ["nvfp4-qat"], "steps": 10}, "long": {"arms": ["bf16"]}}
     study = changed(tmp_path, "default_long", cells=cells, arms=["bf16", "nvfp4-qat"])
-    fault = r"^study default-long: cells: arms of nano-dense have 20 and 10 rl.steps; judged_by: parity"
+    fault = (
+        r"^study default-long: cells: arms of nano-dense have 20 and 10 rl.steps; judged_by: par"
+    )
     with pytest.raises(ValueError, match=fault):
         require_judgeable(study)
 
