@@ -9,7 +9,7 @@
 // Up to 16 rows a warp multiplies by itself (mma.sync). From 64 on four of them do so together
 // (wgmma), with rows from shared memory, while the next codes are unpacked.
 //
-// Compiled with TILES (1, 2, 8, 16 or 32), WARPS (4 or 8), STAGE_K (64, 128 or 256), STAGES and
+// Compiled with TILES (1, 2, 8 or 16), WARPS (4 or 8), STAGE_K (64, 128 or 256), STAGES and
 // EXPERTS (0 or 1).
 
 typedef unsigned int u32;
@@ -22,7 +22,9 @@ constexpr int STEPS = STAGE_K / 16;
 constexpr int ROWS = 8 * TILES;
 constexpr bool TOGETHER = TILES >= 8;
 constexpr int AHEAD = TOGETHER ? STAGES - 2 : STAGES - 1;  // the last stage may still be read
-constexpr int BATCH = TOGETHER ? 4 : 2;  // steps whose codes are unpacked at once
+// Steps whose codes are unpacked at once, while those before are multiplied: two batches at least,
+// as they take turns with the registers.
+constexpr int BATCH = TOGETHER && STEPS >= 8 ? 4 : 2;
 constexpr int CODE_BYTES = 8 * COLUMNS;  // of a step
 constexpr int CHUNKS = STAGE_K / 8;  // of a row; a chunk is what one copy brings
 // Rows lie in slices of 64 numbers, eight chunks: as wgmma reads them.
@@ -137,14 +139,14 @@ __device__ __forceinline__ void multiply_add(float (&sums)[TILES][4], const u32 
 
 __device__ __forceinline__ void wait_for_all() {}
 #else
-__device__ __forceinline__ void multiply_add(float (&sums)[TILES][4], const u32 (&a)[4][4], u32 at,
+__device__ __forceinline__ void multiply_add(float (&sums)[TILES][4], const u32 (&a)[BATCH][4], u32 at,
                                              int step) {
   // swizzled in 128 bytes; groups of eight rows are 1,024 bytes apart
   constexpr unsigned long long LAYOUT = 1ull << 62 | 64ull << 32 | 1ull << 16;
-  const u32 from = at + step / 4 * SLICE_BYTES;
+  const u32 from = at + step / 4 * SLICE_BYTES + step % 4 * 32;
   asm volatile("wgmma.fence.sync.aligned;\n");
 #pragma unroll
-  for (int of = 0; of < 4; ++of) {
+  for (int of = 0; of < BATCH; ++of) {
 #pragma unroll
     for (int rows = 0; rows < ROWS; rows += 64) {
       auto& some = reinterpret_cast<float(&)[8][4]>(sums[rows / 8]);

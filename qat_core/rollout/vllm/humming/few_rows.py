@@ -6,7 +6,7 @@ two additions; here it is 16, so that more warps share a layer's work.
 
 import ctypes
 import math
-from functools import lru_cache
+from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
@@ -15,9 +15,11 @@ from torch import Tensor
 from qat_core.options import BLOCK_SIZE
 from qat_core.rollout.vllm.humming.tiles import NUM_MULTIPROCESSORS
 
-TILE_ROWS = (8, 16, 64, 128, 256)
+# A tile's rows and warps: ns that a block takes for 16 numbers of K, on an H200.
+TILES = {(8, 4): 39, (16, 4): 46, (64, 4): 55, (64, 8): 92, (128, 8): 126}
+TILE_ROWS = tuple(sorted({rows for rows, _ in TILES}))
 # By the rows of a tile: how much of K is fetched at once, if it divides K, and in how many stages.
-STAGES = {8: (256, 4), 16: (256, 4), 64: (128, 4), 128: (64, 6), 256: (64, 5)}
+STAGES = {8: (256, 4), 16: (256, 4), 64: (128, 4), 128: (64, 6)}
 
 
 def tile_rows(rows: int) -> int:
@@ -34,11 +36,9 @@ def multiply(x: Tensor, words: Tensor, scale: Tensor, multiplier: Tensor) -> Ten
     """
     (rows, k), n = x.shape, scale.shape[-1]
     out = x.new_empty(rows, n)
-    tile = tile_rows(rows)
-    _launch(
-        Size(tile, -(-rows // tile), n, k, experts=False),
-        [x, words, scale, multiplier, out, x, x, x, rows, n, k, 1],
-    )
+    tile, warps = fastest(rows, n)
+    arguments = [x, words, scale, multiplier, out, x, x, x, rows, n, k, 1]
+    _launch(Kernel.of(tile, warps, k, experts=False), -(-rows // tile), n, arguments)
     return out
 
 
@@ -61,39 +61,46 @@ def multiply_experts(
         out: BF16 (pairs, N).
     """
     (pairs, n), k = out.shape, BLOCK_SIZE * scale.shape[-2]
-    _launch(
-        Size(tile, len(order[1]), n, k, experts=True),
-        [x, words, scale, multiplier, out, *order, pairs, n, k, pairs // len(x)],
-    )
+    arguments = [x, words, scale, multiplier, out, *order, pairs, n, k, pairs // len(x)]
+    _launch(Kernel.of(tile, warps_of(tile, n), k, experts=True), len(order[1]), n, arguments)
 
 
-class Size(NamedTuple):
-    """Of a product: rows of a tile, how many tiles of them, columns, length of a sum."""
+@cache
+def fastest(rows: int, n: int) -> tuple[int, int]:
+    """Rows and warps of the tile whose blocks, one a multiprocessor, are done first."""
+
+    def time(tile: tuple[int, int]) -> int:
+        blocks = -(-rows // tile[0]) * (n // (16 * tile[1]))
+        return TILES[tile] * -(-blocks // NUM_MULTIPROCESSORS)
+
+    return min((tile for tile in TILES if n % (16 * tile[1]) == 0), key=time)
+
+
+def warps_of(tile: int, n: int) -> int:
+    """Of a block, where blocks are many: the most that a tile of so many rows has."""
+    return max(warps for rows, warps in TILES if rows == tile and n % (16 * warps) == 0)
+
+
+class Kernel(NamedTuple):
+    """What is compiled: rows and warps of a tile, what of K is fetched at once, and how often."""
 
     tile: int
-    tiles: int
-    n: int
-    k: int
+    warps: int
+    stage_k: int
+    stages: int
     experts: bool
 
-    @property
-    def warps(self) -> int:
-        """Of a block: twice as many read rows half as often, where blocks are enough."""
-        is_often = self.n % 128 == 0 and self.tiles * (self.n // 128) >= 2 * NUM_MULTIPROCESSORS
-        return 8 if is_often else 4
-
-    @property
-    def stage(self) -> tuple[int, int]:
-        """How much of K is fetched at once, and how often ahead."""
-        longest, ahead = STAGES[self.tile]
-        return math.gcd(longest, self.k), ahead
+    @classmethod
+    def of(cls, tile: int, warps: int, k: int, *, experts: bool) -> "Kernel":
+        """For sums of length K."""
+        longest, stages = STAGES[tile]
+        return cls(tile, warps, math.gcd(longest, k), stages, experts)
 
 
-def _launch(size: Size, arguments: list[Any]) -> None:
-    kernel, shared_bytes = _kernel(size.tile, size.warps, *size.stage, size.experts)
-    grid = (size.tiles, size.n // (16 * size.warps), 1)
-    block = (32 * size.warps, 1, 1)
-    kernel(grid=grid, block=block, args=arguments, shared_mem=shared_bytes)
+def _launch(kernel: Kernel, tiles: int, n: int, arguments: list[Any]) -> None:
+    compiled, shared_bytes = _compiled(kernel)
+    grid, block = (tiles, n // (16 * kernel.warps), 1), (32 * kernel.warps, 1, 1)
+    compiled(grid=grid, block=block, args=arguments, shared_mem=shared_bytes)
 
 
 def prepare(n: int, k: int, rows: int, experts: bool) -> None:
@@ -101,23 +108,26 @@ def prepare(n: int, k: int, rows: int, experts: bool) -> None:
 
     Before a graph is captured; of experts, rows of one in the mean.
     """
-    for tile in TILE_ROWS[: TILE_ROWS.index(tile_rows(rows)) + 1]:
-        for tiles in (1, 2 * NUM_MULTIPROCESSORS):  # for either number of warps
-            size = Size(tile, tiles, n, k, experts)
-            _kernel(tile, size.warps, *size.stage, experts)
+    if experts:
+        tiles = {(tile, warps_of(tile, n)) for tile in TILE_ROWS if tile <= tile_rows(rows)}
+    else:
+        tiles = {fastest(count, n) for count in range(1, rows + 1)}
+    for tile, warps in tiles:
+        _compiled(Kernel.of(tile, warps, k, experts=experts))
 
 
-@lru_cache
-def _kernel(tile: int, warps: int, stage_k: int, stages: int, experts: bool) -> tuple[Any, int]:
+@cache
+def _compiled(kernel: Kernel) -> tuple[Any, int]:
     """For the current GPU; and the bytes of shared memory that a block takes."""
+    tile, warps, stage_k, stages, experts = kernel
     names = {"TILES": tile // 8, "WARPS": warps, "STAGE_K": stage_k, "STAGES": stages}
     options = [f"-D{name}={value}" for name, value in names.items()]
-    kernel = compile_kernel([*options, f"-DEXPERTS={experts:d}"])
+    compiled = compile_kernel([*options, f"-DEXPERTS={experts:d}"])
     of_step = 16 * warps * 9  # bytes of codes and scales
     of_stage = stage_k // 16 * of_step + tile * 2 * stage_k
     shared_bytes = stages * -(-of_stage // 1024) * 1024
-    kernel.set_shared_memory_config(shared_bytes)
-    return kernel, shared_bytes
+    compiled.set_shared_memory_config(shared_bytes)
+    return compiled, shared_bytes
 
 
 def compile_kernel(options: list[str]) -> Any:
