@@ -25,13 +25,6 @@ MODULE, COUNT_MODULE = "qat_core.verl.exact", "qat_core.verl.exact_count"
 ENVIRONMENT = "ray_kwargs.ray_init.runtime_env.env_vars"
 MODULES_VARIABLE = "VERL_USE_EXTERNAL_MODULES"
 GRAPHS = f"{VLLM}.compilation_config"
-VARIABLES = {
-    EXACT_VARIABLE: "1",
-    # vLLM's settings of cuBLAS in its batch-invariant mode: no sum is split
-    "CUBLAS_WORKSPACE_CONFIG": ":16:8",
-    "CUBLASLT_WORKSPACE_SIZE": "1",
-}
-
 
 RULES = (
     Rule("trainer.device", one_of("cuda", None), "exact kernels are those of a GPU; use cuda"),
@@ -69,7 +62,7 @@ def complete_exact(config: DictConfig) -> None:
     others = others or os.environ.get(MODULES_VARIABLE)
     modules = ",".join(filter(None, [others, COUNT_MODULE]))
     with open_dict(config):
-        for name, value in (VARIABLES | {MODULES_VARIABLE: modules}).items():
+        for name, value in {EXACT_VARIABLE: "1", MODULES_VARIABLE: modules}.items():
             OmegaConf.update(config, f"{ENVIRONMENT}.{name}", value, force_add=True)
         for key, setting in EXACT_COMPILATION.items():
             OmegaConf.update(config, f"{GRAPHS}.{key}", setting, force_add=True)
