@@ -4,7 +4,7 @@ import os
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from qat_core.rollout.vllm.switches import EXACT_COMPILATION, EXACT_VARIABLE
+from qat_core.rollout.vllm.switches import EXACT_SETTINGS, EXACT_VARIABLE
 from qat_core.verl.rules import (
     MODEL,
     PARAM_DTYPE,
@@ -24,7 +24,11 @@ KEY = "exact"
 MODULE, COUNT_MODULE = "qat_core.verl.exact", "qat_core.verl.exact_count"
 ENVIRONMENT = "ray_kwargs.ray_init.runtime_env.env_vars"
 MODULES_VARIABLE = "VERL_USE_EXTERNAL_MODULES"
-GRAPHS = f"{VLLM}.compilation_config"
+SETTINGS = {
+    f"{VLLM}.{section}.{key}": value
+    for section, keys in EXACT_SETTINGS.items()
+    for key, value in keys.items()
+}
 VARIABLES = {
     EXACT_VARIABLE: "1",
     # vLLM's settings of cuBLAS in its batch-invariant mode: no sum is split
@@ -55,8 +59,8 @@ RULES = (
     Rule(PARAM_DTYPE, one_of(None, "bf16", "bfloat16"), "exact kernels compute in BF16; use bf16"),
     *unsplit("not proven"),
     *(
-        Rule(f"{GRAPHS}.{key}", one_of(value, None), f"proven with {value}; remove the key")
-        for key, value in EXACT_COMPILATION.items()
+        Rule(key, one_of(value, None), f"proven with {value}; remove the key")
+        for key, value in SETTINGS.items()
     ),
 )
 
@@ -71,8 +75,8 @@ def complete_exact(config: DictConfig) -> None:
     with open_dict(config):
         for name, value in (VARIABLES | {MODULES_VARIABLE: modules}).items():
             OmegaConf.update(config, f"{ENVIRONMENT}.{name}", value, force_add=True)
-        for key, setting in EXACT_COMPILATION.items():
-            OmegaConf.update(config, f"{GRAPHS}.{key}", setting, force_add=True)
+        for key, setting in SETTINGS.items():
+            OmegaConf.update(config, key, setting, force_add=True)
 
 
 def _require_model(config: DictConfig) -> None:
