@@ -103,7 +103,7 @@ def widen_window_blocks() -> None:
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
     smallest = [MultipleOf(32)]
-    CPUAttentionBackend.get_supported_kernel_block_sizes = staticmethod(lambda: smallest)
+    CPUAttentionBackend.get_supported_kernel_block_sizes = staticmethod(lambda *_: smallest)
 
 
 def hold_addresses(version: str) -> None:
