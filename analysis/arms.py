@@ -14,11 +14,7 @@ OF_TYPICAL_SEED = (KL, *RATIOS)  # their geometric mean, as the claims about k3 
 
 
 def summarize_arms(study: Study, folder: Path) -> tuple[ArmSummary, ...]:
-    """Every model, arm and cell of which there are runs, in the study's order.
-
-    Raises:
-        ValueError: a run's metrics or evaluations are damaged.
-    """
+    """Every model, arm and cell of which there are runs, in the study's order."""
     there = [run for run in study.runs if is_run(folder / run.id)]
     order = {run._replace(seed=0): None for run in there}
     return tuple(

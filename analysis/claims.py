@@ -1,13 +1,12 @@
 """Judges a study's claims: `python -m analysis.claims --study FILE --results DIR --out DIR`.
 
 There is one way to judge and there are two sets of rules, one a room: a study's `judged_by` says
-which. Each gives a table of claims, and what ends the table's page.
+which.
 """
 
 import argparse
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from rich.console import Console
 
@@ -25,31 +24,16 @@ from experiments.study.schema import Study
 from experiments.support.cli import STUDY, run_cli
 from experiments.support.json_files import REMAKE
 
-
-class RuleSet(NamedTuple):
-    """How studies of one kind are judged, from a results or records folder."""
-
-    judge: Callable[[Study, Path], ClaimsTable]
-    appendix: Callable[[Study, Path], str] = lambda study, folder: ""
-
-
-RULE_SETS: Mapping[str, RuleSet] = {
-    "parity": RuleSet(lambda study, folder: parity.judge_study(study, load_results(study, folder))),
-    "collapse": RuleSet(
-        collapse.judge_study, lambda study, folder: f"\n{outcome_table(study, folder)}\n"
-    ),
+RULE_SETS: Mapping[str, Callable[[Study, Path], ClaimsTable]] = {
+    "parity": lambda study, folder: parity.judge_study(study, load_results(study, folder)),
+    "collapse": collapse.judge_study,
 }
 
 
 def judge(study: Study, folder: Path) -> ClaimsTable:
-    """All claims of a study, and its arms.
-
-    Raises:
-        ValueError: a run is missing, damaged, or of other settings, or cannot be judged, or was
-            made under another protocol.
-    """
+    """All claims of a study, and its arms."""
     _require_protocol(study, folder)
-    table = RULE_SETS[study.judged_by].judge(study, folder)
+    table = RULE_SETS[study.judged_by](study, folder)
     return table.model_copy(update={"arms": summarize_arms(study, folder)})
 
 
@@ -66,11 +50,14 @@ def _require_protocol(study: Study, folder: Path) -> None:
             )
 
 
-def write_claims(study: Study, folder: Path, out: Path) -> ClaimsTable:
-    """As `judge`, and writes claims.json and claims.md."""
-    table = judge(study, folder)
-    table.write(out, RULE_SETS[study.judged_by].appendix(study, folder))
-    return table
+def outcomes_text(study: Study, folder: Path) -> str:
+    """Markdown of what became of each setting's runs; empty where the study has no settings."""
+    return outcome_table(study, folder) if study.judged_by == "collapse" else ""
+
+
+def claims_page(study: Study, folder: Path, table: ClaimsTable) -> str:
+    """Markdown of judged claims, and of what became of the runs."""
+    return "\n".join(filter(None, [table.to_markdown(), outcomes_text(study, folder)]))
 
 
 def main() -> None:
@@ -79,7 +66,11 @@ def main() -> None:
     parser.add_argument("--results", type=Path, required=True, help="results or records folder")
     parser.add_argument("--out", type=Path, required=True, help="folder of claims.json, claims.md")
     args = parser.parse_args()
-    write_claims(load_study(args.study), args.results, args.out).show(Console())
+    study = load_study(args.study)
+    table = judge(study, args.results)
+    table.write(args.out)
+    (args.out / "claims.md").write_text(claims_page(study, args.results, table))
+    table.show(Console())
 
 
 if __name__ == "__main__":

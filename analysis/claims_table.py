@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from analysis.markdown import MarkdownTable
+from analysis.markdown import markdown_table, without_empty
 from analysis.stats import LEVEL, Verdict
 from experiments.runs.summary import ArmSummary
 from experiments.support.cli import run_cli
@@ -108,6 +108,12 @@ class Claim(BaseModel):
         show = SHOWN[self.unit]
         return "exact" if self.exact else f"{show(self.low)} to {show(self.high)}"
 
+    @property
+    def with_interval(self) -> str:
+        """Estimate and, where there is one, its interval."""
+        interval = f" ({self.interval})" if self.interval != "-" else ""
+        return f"{self.shown_estimate}{interval}"
+
     def cells(self) -> tuple[str, ...]:
         """Verdict, statement, what is required, estimate and interval."""
         return (self.verdict, self.statement, self.required, self.shown_estimate, self.interval)
@@ -146,29 +152,27 @@ class ClaimsTable(BaseModel):
 
     def to_markdown(self) -> str:
         """A GitHub table without empty columns, marked rows, and the notes that explain them."""
-        marked = [self._marked(claim) for claim in self.claims]
         explained = [f"{MARK} {model}: {'; '.join(it)}." for model, it in self.marks.items() if it]
-        table: MarkdownTable[Claim] = MarkdownTable(
+        rows = [
             {
-                "Model": lambda claim: claim.model,
-                "Verdict": lambda claim: f"**{claim.verdict}**",
-                "Claim": lambda claim: f"{claim.statement}<br><sub>{claim.detail}</sub>",
-                "Required": lambda claim: claim.required,
-                "Estimate": lambda claim: claim.shown_estimate,
-                self.interval_heading: lambda claim: claim.interval,
-                "Noise floor": lambda claim: (
-                    f"{claim.noise_floor:.2e}" if claim.noise_floor else ""
-                ),
-                "Seeds": lambda claim: str(claim.num_seeds),
+                "Model": claim.model,
+                "Verdict": f"**{claim.verdict}**",
+                "Claim": f"{claim.statement}<br><sub>{claim.detail}</sub>",
+                "Required": claim.required,
+                "Estimate": claim.shown_estimate,
+                self.interval_heading: claim.interval,
+                "Noise floor": f"{claim.noise_floor:.2e}" if claim.noise_floor else "",
+                "Seeds": str(claim.num_seeds),
             }
-        )
-        return "\n\n".join([table.without_empty(marked), *explained, self.note]) + "\n"
+            for claim in map(self._marked, self.claims)
+        ]
+        table = markdown_table(without_empty(rows))
+        return "\n\n".join([table, *explained, self.note]) + "\n"
 
-    def write(self, folder: Path, appendix: str = "") -> None:
-        """Writes claims.json and claims.md, which the appendix ends."""
+    def write(self, folder: Path) -> None:
+        """Writes claims.json."""
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "claims.json").write_text(self.model_dump_json(indent=2) + "\n")
-        (folder / "claims.md").write_text(self.to_markdown() + appendix)
 
     def _marked(self, claim: Claim) -> Claim:
         if not self.marks.get(claim.model):
@@ -222,9 +226,9 @@ class ClaimsTable(BaseModel):
         return table
 
 
-def read_table(path: Path) -> ClaimsTable:
+def read_table(path: Path, hint: str = "judge the claims with make run") -> ClaimsTable:
     """The table in a claims.json; ValueError names a missing or damaged file."""
-    return read_model(path, ClaimsTable, "judge the claims with make run")
+    return read_model(path, ClaimsTable, hint)
 
 
 def main() -> None:

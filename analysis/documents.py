@@ -4,6 +4,7 @@ analysis/pages has a jinja2 template for each page that shows what was measured,
 own path: README.md.j2, docs/results.md.j2. Each recorded study has a page too, by record.md.j2.
 A template fills in
 
+    {{ note("STUDY") }}               what notes.yaml says of that study
     {{ claims("STUDY") }}             the claims table of that study's record, and its origin
     {{ figures("STUDY", "NAME") }}    its figures of those names, without names all of them;
                                       `benchmarks` has figures of its own
@@ -32,18 +33,18 @@ import argparse
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 
+from analysis.claims import outcomes_text
 from analysis.claims_table import Claim, read_table
-from analysis.collapse.figures import FIGURES as GRID_FIGURES
-from analysis.collapse.outcome_table import outcome_table
-from analysis.figure_files import figure_names
-from analysis.figures import FIGURES, qwen3
+from analysis.figure_files import CAPTIONS, figure_names
+from analysis.load import recorded_study
 from analysis.markdown import read_rows
 from analysis.metrics import catalogue_text
 from analysis.record import recorded_manifests
@@ -53,21 +54,19 @@ from analysis.tables.collapses import collapses_text
 from analysis.tables.front import front_text
 from analysis.tables.summary import summary_text
 from analysis.tables.times import made_by, times_text
-from experiments.study.load import load_study
 from experiments.study.schema import ROOT
 from experiments.support.cli import run_cli
 
 RECORDS = Path("experiments", "records")
 PAGES = Path("analysis", "pages")
+NOTES = ROOT / PAGES / "notes.yaml"
 OF_STUDY = "record.md.j2"
-CAPTIONS = {name: it.caption for name, it in FIGURES.items()}
-CAPTIONS |= {name: it.caption for name, it in GRID_FIGURES.items()}
-CAPTIONS |= {name: it.caption for name, it in qwen3.DRAWINGS.items()}
 # of the folder of a record, or of all
 BLOCKS: Mapping[str, Callable[[Path], str]] = {
+    "note": lambda record: yaml.safe_load(NOTES.read_text()).get(record.name, ""),
     "claims": lambda record: claims_text(record),
     "replications": replications_text,
-    "outcomes": lambda record: outcomes_text(record),
+    "outcomes": lambda record: outcomes_text(recorded_study(record), record),
     "studies": summary_text,
     "collapses": collapses_text,
     "front": front_text,
@@ -77,14 +76,47 @@ BLOCKS: Mapping[str, Callable[[Path], str]] = {
 NUMBER = re.compile(r"[+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]\d+)?")
 
 
-def pages(root: Path) -> Iterator[tuple[Path, str, Mapping[str, str]]]:
-    """Every written page: its path, its template, and what it is about."""
-    for template in sorted((root / PAGES).rglob("*.md.j2")):
-        name = template.relative_to(root / PAGES).as_posix()
-        if name != OF_STUDY:
-            yield root / name.removesuffix(".j2"), name, {}
-    for study in sorted((root / RECORDS).glob("*/study.yaml")):
-        yield study.parent / "README.md", OF_STUDY, {"study": study.parent.name}
+class Page(NamedTuple):
+    """A written page: its path, its template, and the study that it is about, if it is of one."""
+
+    path: Path
+    template: str
+    study: str = ""
+
+    def text(self, root: Path = ROOT) -> str:
+        """Its text; the first line says where it comes from."""
+        source = PAGES / self.template
+        try:
+            body = written((root / source).read_text(), root, self.path.parent, study=self.study)
+        except ValueError as error:
+            raise ValueError(f"{source}: {error}") from None
+        return f"<!-- Written by make figures from {source.as_posix()}: change that. -->\n{body}"
+
+    def write(self, only_check: bool = False) -> None:
+        """Writes it where it is out of date; ValueError if it is not to be changed."""
+        text = self.text()
+        if not self.path.is_file() or self.path.read_text() != text:
+            if only_check:
+                raise ValueError(f"{self.path.relative_to(ROOT)}: out of date; run make figures")
+            self.path.write_text(text)
+
+
+def page_of(record: Path) -> Page:
+    """The page of a recorded study."""
+    return Page(record / "README.md", OF_STUDY, record.name)
+
+
+def pages_of_all() -> list[Page]:
+    """The pages about all records."""
+    templates = sorted((ROOT / PAGES).rglob("*.md.j2"))
+    names = [it.relative_to(ROOT / PAGES).as_posix() for it in templates]
+    return [Page(ROOT / it.removesuffix(".j2"), it) for it in names if it != OF_STUDY]
+
+
+def pages() -> list[Page]:
+    """Every written page."""
+    studies = sorted((ROOT / RECORDS).glob("*/study.yaml"))
+    return [*pages_of_all(), *(page_of(it.parent) for it in studies)]
 
 
 def written(text: str, root: Path, folder: Path, **about: str) -> str:
@@ -111,22 +143,12 @@ def written(text: str, root: Path, folder: Path, **about: str) -> str:
         raise ValueError(str(error)) from None
 
 
-def page_text(root: Path, path: Path, template: str, about: Mapping[str, str]) -> str:
-    """A written page; its first line says where it comes from."""
-    source = PAGES / template
-    try:
-        body = written((root / source).read_text(), root, path.parent, **about)
-    except ValueError as error:
-        raise ValueError(f"{source}: {error}") from None
-    return f"<!-- Written by make figures from {source.as_posix()}: change that. -->\n{body}"
-
-
 def _functions(root: Path, folder: Path) -> dict[str, Any]:
     records = root / RECORDS
     return {name: partial(_block, name, records) for name in (*BLOCKS, *SECTIONS)} | {
         "figures": lambda study, *names: "\n".join(
             _figure(root, folder, study, name)
-            for name in names or figure_names(load_study(records / study / "study.yaml"))
+            for name in names or figure_names(recorded_study(records / study))
         ),
         "claim": lambda study, name, model=None: one_claim(records / study, name, model),
         "cell": cell,
@@ -145,7 +167,7 @@ def claims_text(record: Path) -> str:
     """The claims table of a record, commits and machines of its runs, and what all arms share."""
     origins = Counter(made_by(it) for it in recorded_manifests(record))
     made = "; ".join(f"{n} runs at {made_by}" for made_by, n in origins.items())
-    study = load_study(record / "study.yaml")
+    study = recorded_study(record)
     # cells have settings of their own
     shared = (
         ""
@@ -153,12 +175,6 @@ def claims_text(record: Path) -> str:
         else f" In all arms: advantages `{study.rl.advantage}`, correction `{study.rl.correction}`."
     )
     return f"{read_table(record / 'claims.json').to_markdown()}\nRecorded: {made}.{shared}"
-
-
-def outcomes_text(record: Path) -> str:
-    """What became of the runs of each setting; empty where the study has no settings."""
-    study = load_study(record / "study.yaml")
-    return outcome_table(study, record) if study.judged_by == "collapse" else ""
 
 
 def one_claim(record: Path, name: str, model: str | None) -> Claim:
@@ -234,22 +250,13 @@ def _figure(root: Path, folder: Path, study: str, name: str) -> str:
     return f"![{study}: {CAPTIONS[name]}]({Path(os.path.relpath(path, folder)).as_posix()})"
 
 
-def write_pages(only_check: bool = False) -> None:
-    """Writes the pages; ValueError if one cannot be, or is out of date and not to be changed."""
-    for path, template, about in pages(ROOT):
-        text = page_text(ROOT, path, template, about)
-        if path.is_file() and path.read_text() == text:
-            continue
-        if only_check:
-            raise ValueError(f"{path.relative_to(ROOT)}: out of date; run make figures")
-        path.write_text(text)
-
-
 def main() -> None:
     """Writes the pages, or with --check only says whether they are up to date."""
     parser = argparse.ArgumentParser(description="Write the pages that show records.")
     parser.add_argument("--check", action="store_true", help="change nothing; fail if out of date")
-    write_pages(parser.parse_args().check)
+    only_check = parser.parse_args().check
+    for page in pages():
+        page.write(only_check)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ line, nothing is filled in.
 """
 
 from collections.abc import Hashable, Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import product
 from pathlib import Path
 from typing import get_args
@@ -22,9 +22,11 @@ from experiments.runs.manifest import MANIFEST, RunManifest
 from experiments.runs.metrics import METRICS, merge, read_rows, require_every_step
 from experiments.runs.record import Record, file_of, has_file, record_of
 from experiments.runs.settings import read_evaluations_of, read_run
+from experiments.study.load import load_study
 from experiments.study.schema import Run, Study
 
 HINT = "run the study"
+TRAIN_AGAIN = "delete the run's folder and train it again"
 # a mean over responses has a value whatever the policy does; k3 KL may overflow
 ALWAYS_DEFINED = (REWARD, RESPONSE_TOKENS)
 # two runs that agree in all of these at every step are one run
@@ -69,21 +71,22 @@ def read_metrics(run_dir: Path, num_steps: int | None = None) -> pd.DataFrame:
     Args:
         run_dir: of the run, in results or in a record.
         num_steps: how many steps it must have; None if any number will do.
-
-    Raises:
-        ValueError: there are none, a row is damaged or missing, or has an undefined value of
-            ALWAYS_DEFINED.
     """
-    path = file_of(run_dir, METRICS)
-    record = record_of(run_dir)
-    metrics = _of_record(record, run_dir).copy() if record else _frame(run_dir)
+    record, path = record_of(run_dir), file_of(run_dir, METRICS)
+    metrics = _of_record(record, run_dir) if record else _checked(_frame(run_dir), path)
+    if num_steps and len(metrics) < num_steps:
+        raise ValueError(f"{path}: step {len(metrics) + 1} is missing; {TRAIN_AGAIN}")
+    return metrics.copy()
+
+
+def _checked(metrics: pd.DataFrame, path: str) -> pd.DataFrame:
     if metrics.empty:
-        raise ValueError(f"{path}: empty; delete the run's folder and train it again")
-    hint = "delete the run's folder and train it again"
-    require_every_step([{"step": it} for it in metrics["step"]], path, hint, num_steps)
+        raise ValueError(f"{path}: empty; {TRAIN_AGAIN}")
+    if metrics["step"].tolist() != list(range(1, len(metrics) + 1)):
+        require_every_step([{"step": it} for it in metrics["step"]], path, TRAIN_AGAIN)
     for key in metrics.columns.intersection(list(ALWAYS_DEFINED)):
         if (undefined := metrics["step"][metrics[key].isna()]).any():
-            raise ValueError(f"{path}: step {undefined.iloc[0]}: {key} is undefined; {hint}")
+            raise ValueError(f"{path}: step {undefined.iloc[0]}: {key} is undefined; {TRAIN_AGAIN}")
     return metrics
 
 
@@ -97,10 +100,10 @@ def _of_record(record: Record, run_dir: Path) -> pd.DataFrame:
     is_sound = (
         all(dtype.kind in "if" for dtype in frame.dtypes)
         and not np.isinf(frame.to_numpy(float)).any()
-        and frame["step"].iloc[0] == 1
-        and (frame["step"].diff()[1:] == 1).all()
+        and frame["step"].tolist() == list(range(1, len(frame) + 1))
     )
-    return frame if is_sound else _frame(run_dir)  # row by row, which names what is wrong
+    # else row by row, which names what is wrong
+    return _checked(frame if is_sound else _frame(run_dir), file_of(run_dir, METRICS))
 
 
 def require_distinct_runs(metrics: Mapping[Run, pd.DataFrame]) -> None:
@@ -139,6 +142,12 @@ def _require_distinct(values: Mapping[Run, Hashable], what: str) -> None:
                 f"{run.id}: has the {what} of {same.id} in every step: a copy, or what they differ "
                 "in had no effect; delete its folder and train it again"
             )
+
+
+@cache
+def recorded_study(record: Path) -> Study:
+    """The study of a record."""
+    return load_study(record / "study.yaml")
 
 
 def read_metric(run_dir: Path, metric: str, num_steps: int | None = None) -> pd.Series:

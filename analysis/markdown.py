@@ -1,45 +1,33 @@
-"""The one way from records to a Markdown table: a column is a heading and the text of a cell."""
+"""The one way from rows to a Markdown table and back: a row is its cells' texts by heading."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
 
-Row = TypeVar("Row")
+Row = Mapping[str, str]
 
 
-@dataclass(frozen=True)
-class MarkdownTable(Generic[Row]):
-    """How rows of one kind are shown, column by column.
+def markdown_table(rows: Iterable[Row]) -> str:
+    """A GitHub table of the first row's columns, without a final newline; empty without rows."""
+    rows = list(rows)
+    if not rows:
+        return ""
+    lines = [list(rows[0]), ["---"] * len(rows[0])]
+    lines += [[row[heading] for heading in rows[0]] for row in rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
-    Attributes:
-        columns: by heading, the text of a row's cell.
-    """
 
-    columns: Mapping[str, Callable[[Row], str]]
+def without_empty(rows: Sequence[Row]) -> list[Row]:
+    """The rows without the columns that say nothing of any of them."""
+    return _with_columns(rows, lambda cells: not cells <= {"", "-"})
 
-    def markdown(self, rows: Iterable[Row]) -> str:
-        """A GitHub table without a final newline."""
-        cells = [[show(row) for show in self.columns.values()] for row in rows]
-        lines = [list(self.columns), ["---"] * len(self.columns), *cells]
-        return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
-    def without_empty(self, rows: Sequence[Row]) -> str:
-        """The same without the columns that say nothing of any row."""
-        told = {
-            heading: show
-            for heading, show in self.columns.items()
-            if any(show(row) not in ("", "-") for row in rows)
-        }
-        return MarkdownTable(told).markdown(rows)
+def without_constant(rows: Sequence[Row]) -> list[Row]:
+    """The rows without the columns that say one thing of all of them."""
+    return _with_columns(rows, lambda cells: len(cells) != 1)
 
-    def without_constant(self, rows: Sequence[Row]) -> str:
-        """The same without the columns that say one thing of all rows."""
-        varied = {
-            heading: show
-            for heading, show in self.columns.items()
-            if len({show(row) for row in rows}) != 1
-        }
-        return MarkdownTable(varied).markdown(rows)
+
+def _with_columns(rows: Sequence[Row], told: Callable[[set[str]], bool]) -> list[Row]:
+    columns = [it for it in (rows[0] if rows else ()) if told({row[it] for row in rows})]
+    return [{heading: row[heading] for heading in columns} for row in rows]
 
 
 def read_rows(text: str) -> list[dict[str, str]]:

@@ -11,7 +11,7 @@ from typing import Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from analysis.markdown import MarkdownTable
+from analysis.markdown import Row, markdown_table
 
 
 class Metric(BaseModel):
@@ -47,35 +47,26 @@ class Metric(BaseModel):
 
 
 CATALOGUE: Mapping[str, Metric] = TypeAdapter(dict[str, Metric]).validate_python(
-    yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
-)
-
-TABLE: MarkdownTable[tuple[str, Metric]] = MarkdownTable(
-    {
-        "Metric": lambda row: f"`{row[0]}`",
-        "What": lambda row: ", ".join(filter(None, (row[1].direction, row[1].label))),
-        "Formula": lambda row: row[1].formula,
-        "Unit": lambda row: row[1].unit,
-        "Mean over": lambda row: row[1].weighting,
-        "Better": lambda row: row[1].better,
-        "Elsewhere": lambda row: "; ".join(f"{s}: `{n}`" for s, n in row[1].aliases.items()),
-    }
+    yaml.load(Path(__file__).with_suffix(".yaml").read_text(), yaml.CSafeLoader)
 )
 
 
 def catalogue_text() -> str:
     """The catalogue as Markdown, a table for each first part of the metrics' names."""
     by_prefix = groupby(sorted(CATALOGUE.items()), key=lambda row: row[0].partition("/")[0])
-    # a bar ends a cell of a table
-    tables = [
-        (prefix, TABLE.markdown(_without_bars(row) for row in rows)) for prefix, rows in by_prefix
-    ]
+    tables = [(prefix, markdown_table(_row(*it) for it in rows)) for prefix, rows in by_prefix]
     return "\n\n".join(f"## {prefix}\n\n{table}" for prefix, table in tables) + "\n"
 
 
-def _without_bars(row: tuple[str, Metric]) -> tuple[str, Metric]:
-    name, metric = row
-    texts = {key: getattr(metric, key) for key in ("label", "formula", "direction")}
-    changed = {key: text and text.replace("|", "\\|") for key, text in texts.items()}
-    aliases = {system: text.replace("|", "\\|") for system, text in metric.aliases.items()}
-    return name, metric.model_copy(update=changed | {"aliases": aliases})
+def _row(name: str, metric: Metric) -> Row:
+    cells = {
+        "Metric": f"`{name}`",
+        "What": ", ".join(filter(None, (metric.direction, metric.label))),
+        "Formula": metric.formula,
+        "Unit": metric.unit,
+        "Mean over": metric.weighting,
+        "Better": metric.better,
+        "Elsewhere": "; ".join(f"{s}: `{n}`" for s, n in metric.aliases.items()),
+    }
+    # a bar ends a cell of a table
+    return {heading: cell.replace("|", "\\|") for heading, cell in cells.items()}

@@ -34,11 +34,7 @@ DEFAULT_RECORDS = ROOT / "experiments" / "records" / "verl-gpu"
 
 
 def read_mlflow(store: str, run_id: str, metrics: tuple[str, ...]) -> pd.DataFrame:
-    """A run of an MLflow store, a row a step.
-
-    Raises:
-        ValueError: there is no such store or run, or it has none of the metrics.
-    """
+    """A run of an MLflow store, a row a step."""
     from mlflow import MlflowClient
 
     from experiments.tracking.store import SQLITE, STORE_ERRORS, limit_requests
@@ -65,11 +61,7 @@ def read_verl(path: Path) -> pd.DataFrame:
 
 
 def read_recorded(records: Path, model: str) -> dict[str, list[pd.DataFrame]]:
-    """The recorded runs of one model by arm, a frame a seed.
-
-    Raises:
-        ValueError: there are none.
-    """
+    """The recorded runs of one model by arm, a frame a seed."""
     arms, runs = dict[str, list[pd.DataFrame]](), list_run_dirs(records)
     for arm in ARMS:
         named = [it for it in runs if it.name.startswith(f"{model}_{arm}_seed")]

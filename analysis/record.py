@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.claims import write_claims
+from analysis.claims import judge
 from analysis.claims_table import read_table
 from analysis.replication_file import REPLICATIONS, replication_of
 from experiments.rl.metric_names import DRIFT_FILE
@@ -62,22 +62,16 @@ def record_study(
     _clean_up(record, partial, former)  # after a kill
     runs = _runs_to_record(study, results)
     _require_whole(study, runs, results)
-    for run in runs:
-        manifest = read_run(study, run, results, REMAKE)
-        if has_file(results / run.id, EVALUATIONS):
-            read_evaluations_of(study, results / run.id, REMAKE)
-        if not allow_uncommitted:
-            require_commit(manifest, results / run.id)
     _require_replications_of(study, record)
     kept = _runs_to_keep(study, record, runs, results)
     if not allow_uncommitted:
-        for run in kept:
-            require_commit(read_manifest(record / run.id, REMAKE), record / run.id)
+        for run_dir in (*(results / run.id for run in runs), *(record / run.id for run in kept)):
+            require_commit(read_manifest(run_dir, REMAKE), run_dir)
     try:
         made = {run.id: recorded_run(results / run.id, of_grid=bool(study.cells)) for run in runs}
         former_runs = {run.id: recorded_run(record / run.id) for run in kept}
         write_record(partial, made | former_runs)
-        write_claims(study, partial, partial)
+        judge(study, partial).write(partial)
         shutil.copy(study_file, partial / "study.yaml")
         _keep_outcomes(study, record, partial)
         _say_what_goes(record, partial)
@@ -229,6 +223,9 @@ def _require_whole(study: Study, runs: Sequence[Run], results: Path) -> None:
             if not has_file(results / run.id, file):
                 where = file_of(results / run.id, file)
                 raise ValueError(f"{where}: missing; run study {study.study} to its end first")
+        read_run(study, run, results, REMAKE)
+        if has_file(results / run.id, EVALUATIONS):
+            read_evaluations_of(study, results / run.id, REMAKE)
 
 
 def recorded_run(run_dir: Path, *, of_grid: bool = False) -> RecordedRun:

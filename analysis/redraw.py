@@ -10,12 +10,13 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
 from pathlib import Path
 
-from analysis.claims import write_claims
-from analysis.documents import RECORDS, write_pages
-from analysis.figures.drawings import Drawing, drawings
-from analysis.figures.front import draw_front
-from analysis.figures.qwen3 import draw_all
+from analysis.claims import judge
+from analysis.documents import RECORDS, Page, page_of, pages_of_all
+from analysis.figures import BENCHMARK_FIGURES, Figure, drawings
+from analysis.figures.front import BENCHMARKS, MACHINE, draw_front
+from analysis.load import recorded_study
 from analysis.style import save_figure
+from analysis.tables.engines import read_servings
 from experiments.runs.metrics import METRICS
 from experiments.runs.record import FILES
 from experiments.study.load import load_study
@@ -23,22 +24,18 @@ from experiments.study.schema import ROOT
 from experiments.support.cli import run_cli
 
 
-def judge(record: Path) -> None:
-    """Writes a record's claims.
-
-    Raises:
-        ValueError: there is no such record, or it is damaged.
-    """
+def judge_record(record: Path) -> None:
+    """Writes a record's claims."""
     if not (record / "study.yaml").is_file():
         raise ValueError(f"{record}: no record; make one with make record STUDY={record.name}")
-    write_claims(load_study(record / "study.yaml"), record, record)
+    judge(recorded_study(record), record).write(record)
 
 
 @cache
-def figures(record: Path) -> Mapping[str, Drawing]:
+def figures(record: Path) -> Mapping[str, Figure]:
     """What there is to draw of a record; read once, for all processes."""
     (record / "figures").mkdir(exist_ok=True)
-    return drawings(load_study(record / "study.yaml"), record).figures
+    return drawings(recorded_study(record), record).figures
 
 
 def draw(record: Path, name: str) -> None:
@@ -47,10 +44,18 @@ def draw(record: Path, name: str) -> None:
 
 
 def redraw(record: Path) -> None:
-    """Writes a record's claims and figures."""
-    judge(record)
+    """Writes a record's claims, figures and page."""
+    judge_record(record)
     for name in figures(record):
         draw(record, name)
+    page_of(record).write()
+
+
+def draw_benchmarks() -> None:
+    """Writes the figures of Qwen3 at true size."""
+    servings = read_servings(BENCHMARKS, MACHINE)
+    for name, it in BENCHMARK_FIGURES.items():
+        save_figure(partial(it.draw, servings), BENCHMARKS / "figures" / f"{name}.png")
 
 
 def main() -> None:
@@ -58,20 +63,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Judge and draw records again.")
     parser.add_argument("--study", type=Path, help="file of the only study")
     args = parser.parse_args()
-    if args.study:
-        record = ROOT / RECORDS / load_study(args.study).study
-        judge(record)
-        names = tuple(figures(record))
-        with ProcessPoolExecutor() as pool:
-            list(pool.map(partial(draw, record), names))
-        return
-    found = [path.parent for path in (ROOT / RECORDS).glob(f"*/{FILES[METRICS]}")]
-    found.sort(key=lambda it: (it / FILES[METRICS]).stat().st_size, reverse=True)
     with ProcessPoolExecutor() as pool:
-        list(pool.map(redraw, found))
-        pool.submit(draw_all).result()
-        pool.submit(draw_front).result()
-    write_pages()
+        if args.study:
+            record = ROOT / RECORDS / load_study(args.study).study
+            judged = pool.submit(judge_record, record)
+            drawn = [pool.submit(draw, record, name) for name in figures(record)]
+            for it in (judged, *drawn):
+                it.result()
+            page_of(record).write()
+            return
+        found = [path.parent for path in (ROOT / RECORDS).glob(f"*/{FILES[METRICS]}")]
+        found.sort(key=lambda it: (it / FILES[METRICS]).stat().st_size, reverse=True)
+        of_records = [pool.submit(redraw, it) for it in found]
+        for it in (*of_records, pool.submit(draw_benchmarks), pool.submit(draw_front)):
+            it.result()
+        list(pool.map(Page.write, pages_of_all()))
 
 
 if __name__ == "__main__":

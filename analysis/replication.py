@@ -20,7 +20,7 @@ from rich.table import Table
 from analysis.claims import judge as judge_results
 from analysis.claims_table import COLORS, Claim, ClaimsTable, ClaimVerdict, read_table
 from analysis.load import read_metrics, require_distinct_runs
-from analysis.markdown import MarkdownTable
+from analysis.markdown import markdown_table
 from analysis.record import require_commit
 from analysis.replication_file import REPLICATIONS, Replication, read_replications, replication_of
 from experiments.runs.settings import read_run
@@ -63,30 +63,8 @@ class Comparison(BaseModel):
         return (self.recorded.verdict, self.again.verdict) == ("PASS", "FAIL")
 
 
-def _shown(claim: Claim) -> str:
-    if claim.estimate is None and claim.detail:
-        return claim.detail
-    interval = f" ({claim.interval})" if claim.interval != "-" else ""
-    return f"{claim.shown_estimate}{interval}"
-
-
-TABLE: MarkdownTable[Comparison] = MarkdownTable(
-    {
-        "Model": lambda row: row.recorded.model,
-        "Claim": lambda row: row.recorded.statement,
-        "Required": lambda row: row.recorded.required,
-        "Recorded": lambda row: f"{row.recorded.verdict}: {_shown(row.recorded)}",
-        "Again, or before": lambda row: f"**{row.outcome}**: {_shown(row.again)}",
-    }
-)
-
-
 def planned_study(record: Path) -> dict[str, object]:
-    """The record's study with as many seeds, the next ones after all that are recorded.
-
-    Raises:
-        ValueError: the folder holds no record, or a damaged one.
-    """
+    """The record's study with as many seeds, the next ones after all that are recorded."""
     study = _recorded_study(record)
     first = max(_used_seeds(record)) + 1
     seeds = list(range(first, first + len(study.seeds)))
@@ -156,7 +134,20 @@ def _sections(recorded: ClaimsTable, again: Replication) -> Iterator[str]:
     seeds = ", ".join(map(str, again.seeds))
     before = "Recorded before: seeds" if again.study == recorded.study else "Seeds"
     yield f"**{before} {seeds}; commit {', '.join(commits)}; {', '.join(machines)}**"
-    yield TABLE.markdown(compare(recorded, again.claims))
+    yield markdown_table(
+        {
+            "Model": it.recorded.model,
+            "Claim": it.recorded.statement,
+            "Required": it.recorded.required,
+            "Recorded": f"{it.recorded.verdict}: {_shown(it.recorded)}",
+            "Again, or before": f"**{it.outcome}**: {_shown(it.again)}",
+        }
+        for it in compare(recorded, again.claims)
+    )
+
+
+def _shown(claim: Claim) -> str:
+    return claim.detail if claim.estimate is None and claim.detail else claim.with_interval
 
 
 def show(comparisons: list[Comparison], console: Console) -> None:

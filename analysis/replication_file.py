@@ -62,10 +62,6 @@ def _origin(manifest: RunManifest) -> Origin:
 
 
 def read_replications(record: Path) -> list[Replication]:
-    """Those of a record, by their seeds, the older first.
-
-    Raises:
-        ValueError: one is damaged.
-    """
+    """Those of a record, by their seeds, the older first."""
     found = [read_model(path, Replication) for path in (record / REPLICATIONS).glob("*.json")]
     return sorted(found, key=lambda it: (it.seeds, it.runs[0].started_at))

@@ -41,11 +41,7 @@ class Results:
     drift: dict[str, pd.DataFrame]
 
     def drift_of(self, model: str, arm: str) -> list[pd.DataFrame]:
-        """The drift of an arm's weights, by seed.
-
-        Raises:
-            ValueError: a run has none.
-        """
+        """The drift of an arm's weights, by seed."""
         runs = [run for run, it in self.manifests.items() if (it.model, it.arm) == (model, arm)]
         for run in runs:
             if run not in self.drift:
@@ -53,11 +49,7 @@ class Results:
         return [self.drift[run] for run in runs]
 
     def series(self, model: str, arm: str, key: str) -> Array:
-        """One metric as float64 (seeds, steps); NaN where the trainer recorded it as undefined.
-
-        Raises:
-            ValueError: the metric is not recorded, or the seeds' steps differ.
-        """
+        """One metric as float64 (seeds, steps); NaN where the trainer recorded it as undefined."""
         if key not in self.metrics:
             raise ValueError(f"{model}, {arm}: metric {key} is not recorded; train the runs again")
         rows = self._rows(model, arm)
@@ -91,11 +83,7 @@ class Results:
         return np.unique(self._rows(model, arm)["step"])
 
     def series_beside(self, model: str, arm: str, control: str, key: str) -> tuple[Array, Array]:
-        """`series` of two arms over the steps of both; they differ only where a run was stopped.
-
-        Raises:
-            ValueError: as `series`, or one arm has more steps than the other for no reason.
-        """
+        """`series` of two arms over the steps of both; they differ only where a run was stopped."""
         arm_ST, control_ST = self.series(model, arm, key), self.series(model, control, key)
         num_steps = min(arm_ST.shape[1], control_ST.shape[1])
         if arm_ST.shape != control_ST.shape and not self.was_stopped(model, arm, control):
@@ -111,11 +99,7 @@ class Results:
         return any(it.was_stopped for it in manifests if it.model == model and it.arm in arms)
 
     def last_evaluated(self, model: str, *arms: str) -> int:
-        """The last trained step that was evaluated in all runs of those arms.
-
-        Raises:
-            ValueError: there is none.
-        """
+        """The last trained step that was evaluated in all runs of those arms."""
         runs = {run for run, it in self.manifests.items() if it.model == model and it.arm in arms}
         rows = self.evals[self.evals["run"].isin(runs) & (self.evals["step"] > 0)]
         num_runs = rows.groupby("step")["run"].nunique()
@@ -128,11 +112,7 @@ class Results:
         return int(steps.max())
 
     def samples_per_prompt(self, model: str) -> int:
-        """The fewest sampled answers to a prompt of any evaluation.
-
-        Raises:
-            ValueError: nothing was sampled.
-        """
+        """The fewest sampled answers to a prompt of any evaluation."""
         rows = self.evals[(self.evals["model"] == model) & (self.evals["decoding"] == "sampled")]
         if rows.empty:
             raise ValueError(f"{model}: no sampled evaluation; evaluate again")

@@ -218,10 +218,15 @@ def _fix_layout(figure: Figure) -> None:
 
     The solver's last bits differ from run to run, and with them an SVG's bytes.
     """
-    figure.draw_without_rendering()
+    engine = figure.get_layout_engine()
+    assert engine is not None, "of new_figure"
+    engine.execute(figure)
     with matplotlib.rc_context({"figure.constrained_layout.use": False}):
         figure.set_layout_engine(None)  # "none" would have it drawn once more before it is saved
     for axes in figure.axes:
+        locate = axes.get_axes_locator()
+        if locate is not None:  # of a colour bar, as drawing does it
+            axes.apply_aspect(locate(axes, None))  # type: ignore[arg-type]
         x, y, width, height = (round(value, 6) for value in axes.get_position().bounds)
         axes.set_position((x, y, width, height))
 

@@ -1,6 +1,7 @@
 """Pack a checkpoint and let vLLM answer: python examples/convert_and_serve.py CHECKPOINT PACKED.
 
 In a shell: qat-core convert CHECKPOINT PACKED && qat-core verify PACKED && vllm serve PACKED
+Without a GPU set VLLM_CPU_KVCACHE_SPACE=1, in GiB: vLLM asks for nearly all memory otherwise.
 """
 
 import sys

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from analysis.markdown import MarkdownTable
+from analysis.markdown import Row, markdown_table
 from experiments.study.schema import ROOT
 from experiments.support.cli import run_cli
 
@@ -40,7 +40,23 @@ FORMS = (
         ("35", "34 or 35", r"\text{thirty-four}", r"\approx 34"),
     ),
     Form("decimal", "0.5", (".5", r"\frac12", r"\dfrac{1}{2}", "1/2", r"50\%"), ("0,5",)),
-    Form("repeating decimal", r"\frac13", ("0.333333",), ("0.3333",)),
+    Form(
+        "repeating decimal",
+        r"\frac13",
+        (r"0.\overline{3}", r".\bar 3", r"0.\dot{3}", r"33.\overline{3}\%", "0.333333"),
+        (r"0.\overline{2}", r"0.\dot{3}0\dot{3}", r"0.333\ldots", "0.3333"),
+    ),
+    Form(
+        "right answer that repeats",
+        r"1.2\overline{36}",
+        (r"\frac{68}{55}", r"1.2\overline{36}", r"1.23\overline{63}"),
+        ("1.236", r"1.\overline{236}"),
+    ),
+    Form(
+        "repeating decimals in a list",
+        r"(\frac13,1)",
+        (r"(0.\overline{3},0.\overline{9})", r"(33.\overline{3}\%, 100\%)"),
+    ),
     Form("mixed number", "3.5", (r"3\frac{1}{2}", r"\frac72"), ("3 1/2",)),
     Form(
         "thousands",
@@ -121,14 +137,13 @@ def _listed(answers: Iterable[str]) -> str:
     return ", ".join(f"`{answer}`".replace("|", r"\|") for answer in answers)
 
 
-TABLE: MarkdownTable[Form] = MarkdownTable(
-    {
-        "": lambda it: it.what,
-        "right answer": lambda it: _listed([it.right]),
-        "counts as equal": lambda it: _listed(it.equal),
-        "does not": lambda it: _listed(it.other),
+def row(it: Form) -> Row:
+    return {
+        "": it.what,
+        "right answer": _listed([it.right]),
+        "counts as equal": _listed(it.equal),
+        "does not": _listed(it.other),
     }
-)
 
 
 def tables() -> str:
@@ -139,7 +154,7 @@ def tables() -> str:
         tuple(text for text, is_right in FLAWED.items() if is_right),
         tuple(text for text, is_right in FLAWED.items() if not is_right),
     )
-    return TABLE.markdown([*FORMS, responses])
+    return markdown_table(map(row, [*FORMS, responses]))
 
 
 def main() -> None:

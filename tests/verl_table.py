@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import pytest
 
-from analysis.markdown import MarkdownTable
+from analysis.markdown import markdown_table
 from experiments.study.schema import ROOT
 from experiments.support.cli import run_cli
 
@@ -32,16 +32,13 @@ class Row(NamedTuple):
     outcome: str
 
 
-TABLE: MarkdownTable[tuple[Row, Mapping[str, int]]] = MarkdownTable(
-    {
-        "in a verl command": lambda it: it[0].command,
-        "with `+nvfp4=w4a16`": lambda it: it[0].outcome,
-        "proof": lambda it: ", ".join(
-            f"`{file}`" + (f" ({count} tests)" if count > 1 else "")
-            for file, count in it[1].items()
-        ),
+def cells(row: Row, files: Mapping[str, int]) -> dict[str, str]:
+    proofs = (f"`{file}`" + (f" ({n} tests)" if n > 1 else "") for file, n in files.items())
+    return {
+        "in a verl command": row.command,
+        "with `+nvfp4=w4a16`": row.outcome,
+        "proof": ", ".join(proofs),
     }
-)
 
 
 class Proofs:
@@ -77,7 +74,7 @@ class Proofs:
             self.tests, key=lambda row: (row.outcome.startswith("refused"), _letters(row))
         )
         files = [Counter(_file(test) for test in sorted(self.tests[row])) for row in rows]
-        return TABLE.markdown(zip(rows, files, strict=True))
+        return markdown_table(map(cells, rows, files))
 
 
 def _letters(row: Row) -> str:

@@ -19,7 +19,6 @@ from analysis.results import Array
 from analysis.style import arm_style, new_figure
 from experiments.rl.metric_names import K3_KL, RESPONSE_TOKENS, REWARD
 
-CAPTION = "Means of what was measured before the first collapse, by arm, a mark a seed"
 ARMS = (BF16, NOQAT, QAT)
 Series = Callable[[str], Array]  # of a metric, (seeds, steps)
 

@@ -1,4 +1,4 @@
-"""Figure `curves`: reward and mismatch by training step, a column an arm."""
+"""Figures `curves` and `behaviour`: metrics by training step, a column an arm."""
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,10 +13,9 @@ from analysis.results import Array
 from analysis.stats import over_seeds
 from analysis.style import STAR, ArmStyle, new_figure
 from experiments.rl.config import Correction
-from experiments.rl.metric_names import K3_KL, REWARD
+from experiments.rl.metric_names import K3_KL, RESPONSE_TOKENS, REWARD
 from experiments.study.arms import ArmName
 
-CAPTION = "Reward and k3 KL by training step, a column an arm: a line a seed, a star a collapse"
 # the last but one is the strongest rival of QAT
 COLUMNS: tuple[tuple[ArmName, Correction], ...] = (
     (BF16, "none"),
@@ -25,6 +24,12 @@ COLUMNS: tuple[tuple[ArmName, Correction], ...] = (
     (QAT, "none"),
 )
 NUM_RATES = 2  # the highest
+METRICS = {
+    RESPONSE_TOKENS: "response length\n(tokens)",
+    "actor/entropy": "policy entropy\n(nats a token)",
+    "rollout_corr/kl": "rollout_corr/kl (k1)\n(nats a token)",
+}
+LINEAR_BELOW = 1e-4  # nats: k1 KL has both signs, and near zero is noise
 
 
 def draw(data: GridData) -> Figure:
@@ -116,3 +121,36 @@ def draw_runs(axes: Axes, data: GridData, setting: Setting, metric: str) -> None
         axes.plot(steps_T, smooth_T, color=style.color, linewidth=1.0)
         if at is not None:
             axes.plot(steps_T[at], smooth_T[at], color=style.color, **STAR)
+
+
+def draw_behaviour(data: GridData) -> Figure:
+    """The arms of `curves` at the highest rate, dense model."""
+    shown = at_highest_rate(data)
+    figure, axes = new_figure(
+        f"Training by step at learning rate {show_rate(data.lrs[-1])}, {data.design.dense}",
+        f"{lines_note(data)}\nrollout_corr/kl: "
+        "mean of log q - log p of the sampled tokens,\nq the rollout's probability, p the "
+        f"trainer's, as verl's recipe shows it; log axis, linear within {LINEAR_BELOW:g}.",
+        height_inches=0.9 + 1.75 * len(METRICS),
+        has_legend=False,
+        nrows=len(METRICS),
+        ncols=len(shown),
+        sharex=True,
+        sharey="row",
+    )
+    for column, setting in zip(axes.T, shown, strict=True):
+        column[0].set_title(show_arm(setting), fontsize=9.5)
+        column[-1].set_xlabel("training step")
+        for panel, metric in zip(column, METRICS, strict=True):
+            draw_runs(panel, data, setting, metric)
+            panel.set_xlim(0, data.study.rl.steps)
+            panel.xaxis.set_major_locator(MaxNLocator(3, integer=True))
+    for row, label in zip(axes, METRICS.values(), strict=True):
+        row[0].set_ylabel(label)
+    axes[-1][0].set_yscale("symlog", linthresh=LINEAR_BELOW)
+    # else as far below zero as above it
+    lowest = min(panel.dataLim.ymin for panel in axes[-1])
+    axes[-1][0].set_ylim(bottom=2 * min(lowest, 0.0) - LINEAR_BELOW / 2)
+    for panel in axes.flat:
+        panel.minorticks_off()
+    return figure

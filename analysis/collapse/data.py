@@ -1,10 +1,9 @@
 """The runs of a grid of cells, as its figures read them."""
 
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
 from analysis.collapse.grid import (
     NOQAT,
@@ -39,14 +38,13 @@ class GridData:
     Args:
         study: the study.
         results: holds its runs.
-
-    Raises:
-        ValueError: no cell is complete.
     """
 
     def __init__(self, study: Study, results: Path) -> None:
         self.study, self.results = study, results
         self.design = design_of(study)
+        # a figure asks for several metrics of a run
+        self._frame = cache(lambda run_id: read_metrics(results / run_id))
         self.runs = runs_by_setting(study, results)
         if not self.runs:
             raise ValueError(
@@ -65,17 +63,10 @@ class GridData:
         at = {it.lr for it in self.runs if it == self.design.plain(it.arm, it.lr)}
         return tuple(lr for lr in self.design.lrs if lr in at) or self.design.lrs
 
-    @cached_property
-    def _frames(self) -> dict[str, pd.DataFrame]:
-        return {}
-
     def series(self, setting: Setting, metric: str) -> Array:
-        """One metric as float64 (seeds, steps); NaN where it is undefined.
-
-        Raises:
-            ValueError: the metric is not recorded.
-        """
-        return np.stack([self._column(run.id, metric) for run in self.runs[setting]])
+        """One metric as float64 (seeds, steps); NaN where it is undefined."""
+        columns = (metric_of(self._frame(it.id), metric, it.id) for it in self.runs[setting])
+        return np.stack([it.to_numpy(float) for it in columns])
 
     def records(self, setting: Setting, metric: str) -> bool:
         """Whether all its runs have a metric."""
@@ -84,11 +75,3 @@ class GridData:
     def memory(self, setting: Setting) -> WeightMemory:
         """Weight memory of its first run."""
         return read_manifest(self.results / self.runs[setting][0].id, HINT).memory
-
-    def _column(self, run_id: str, metric: str) -> Array:
-        return metric_of(self._frame(run_id), metric, run_id).to_numpy(float)
-
-    def _frame(self, run_id: str) -> pd.DataFrame:
-        if run_id not in self._frames:
-            self._frames[run_id] = read_metrics(self.results / run_id)
-        return self._frames[run_id]

@@ -138,11 +138,7 @@ def runs_by_setting(study: Study, results: Path) -> dict[Setting, list[Run]]:
 
 
 def read_grid(runs: Mapping[Setting, Sequence[Run]], results: Path) -> Grid:
-    """What became of the runs.
-
-    Raises:
-        ValueError: a run is damaged, has a step without a reward, or is a copy of another.
-    """
+    """What became of the runs."""
     manifests = {run: read_manifest(results / run.id, HINT) for run in chain(*runs.values())}
     metrics = {
         run: read_metrics(results / run.id, it.planned_steps) for run, it in manifests.items()

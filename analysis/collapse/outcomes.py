@@ -1,6 +1,9 @@
-"""Figures `survival` and `corrections`: which runs collapsed, and when."""
+"""Figures of what became of runs: `survival`, `corrections`, `reward` and `answers`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from statistics import fmean
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -19,16 +22,49 @@ from analysis.collapse.grid import (
     num_collapsed,
     show_rate,
 )
-from analysis.collapse.survival import Outcome, share_collapsed
-from analysis.style import FAINT, ArmStyle, add_legend, arm_style, new_figure, write_beside
+from analysis.collapse.outcome_table import base_accuracies, last_accuracies, read_evaluated
+from analysis.collapse.rules import AREA_LEVEL, AREA_MARGIN
+from analysis.collapse.survival import (
+    Outcome,
+    paired_difference,
+    share_collapsed,
+    show_difference,
+)
+from analysis.style import (
+    FAINT,
+    INK,
+    SHADE,
+    ArmStyle,
+    add_legend,
+    arm_style,
+    new_figure,
+    write_beside,
+)
+from experiments.runs.evaluation import Precision
 
-SURVIVAL_CAPTION = "Share of seeds without a collapse, by learning rate or, at one rate, by step"
-TIMES_CAPTION = "Step at which each run collapsed, by arm and correction, at the highest rate"
 ARMS = (BF16, NOQAT, QAT)
 EXACT_ARMS = (BF16_EXACT, QAT_EXACT)
 ROW_SHARE = 0.8  # of a row's height, over which its marks spread
 MAX_ROW_INCHES = 1.4  # with more seeds than fit, marks are smaller
 DODGE = 0.08  # of the distance of two learning rates, between arms
+EDGE = 1.25  # the panel goes on beyond the margin by this factor
+PANELS: Mapping[Precision, str] = {"bf16": "evaluated in BF16", "nvfp4": "evaluated in NVFP4"}
+
+
+class Difference(NamedTuple):
+    """What a claim compares, and where it requires the interval to be; None: on an open side."""
+
+    claim: str
+    first: Setting
+    second: Setting
+    low: float | None
+    high: float
+
+    @property
+    def label(self) -> str:
+        """Both settings, the second without what it has in common with the first."""
+        second = show_arm(self.second).removeprefix("NVFP4 ")
+        return f"{self.claim}: {show_arm(self.first)}\nless {second}"
 
 
 def draw_survival(data: GridData) -> Figure:
@@ -167,3 +203,103 @@ def _draw_row(
             markersize=mark_points,
         )
     write_beside(panel, f"{num_collapsed(outcomes)} of {len(outcomes)}", y)
+
+
+def rows_of(data: GridData) -> list[Difference]:
+    """The rows whose runs are complete, at the highest rate."""
+    noqat, qat, bf16 = (data.design.plain(arm, data.lrs[-1]) for arm in (NOQAT, QAT, BF16))
+    tis = noqat._replace(correction="token_tis")
+    rows = [
+        Difference("C9", noqat, qat, None, -AREA_MARGIN),
+        Difference("C10", tis, qat, None, -AREA_MARGIN),
+        Difference("C4", qat, bf16, -AREA_MARGIN, AREA_MARGIN),
+    ]
+    return [row for row in rows if {row.first, row.second} <= data.grid.keys()]
+
+
+def draw_reward(data: GridData) -> Figure:
+    """A row a comparison: a mark a seed, their mean with its interval."""
+    rows = rows_of(data)
+    figure, axes = new_figure(
+        f"Mean reward of {data.study.rl.steps} steps at {show_rate(data.lrs[-1])}, "
+        f"{data.design.dense}",
+        f"Small: seeds. Large: their mean, with its {100 * AREA_LEVEL:g} % interval, also in "
+        "numbers. Shaded: where the claim asks the whole interval to be.",
+        height_inches=1.35 + 0.62 * len(rows),
+        has_legend=False,
+    )
+    panel = axes[0][0]
+    panel.axvline(0, color=FAINT, linewidth=1)
+    for y, row in enumerate(rows):
+        _draw_difference(panel, data, row, y)
+    left, right = panel.get_xlim()
+    left, right = min(left, -EDGE * AREA_MARGIN), max(right, EDGE * AREA_MARGIN)
+    for y, row in enumerate(rows):
+        low = left if row.low is None else row.low
+        panel.barh(y, row.high - low, left=low, height=0.9, color=SHADE, linewidth=0, zorder=0)
+    panel.set_yticks(range(len(rows)), [row.label for row in rows])
+    panel.set(xlabel="difference of mean reward", xlim=(left, right), ylim=(len(rows) - 0.5, -0.5))
+    panel.tick_params(axis="y", length=0)
+    panel.grid(axis="y", visible=False)
+    return figure
+
+
+def _draw_difference(panel: Axes, data: GridData, row: Difference, y: int) -> None:
+    first, second = ([run.area for run in data.grid[it]] for it in (row.first, row.second))
+    interval, style = paired_difference(first, second, AREA_LEVEL), style_of(row.first)
+    seeds_S = np.subtract(first, second)
+    heights = heights_in_row(y, len(seeds_S))
+    panel.plot(seeds_S, heights, style.marker, color=style.color, markersize=4, fillstyle="none")
+    assert interval.low is not None and interval.high is not None
+    panel.hlines(y, interval.low, interval.high, color=INK, linewidth=1.6)
+    panel.plot(interval.estimate, y, style.marker, color=style.color, mec=INK, markersize=8)
+    write_beside(panel, show_difference(interval), y)
+
+
+def draw_answers(data: GridData) -> Figure:
+    """All settings of the dense model at the highest rate: a mark a seed, a line at the mean."""
+    lr = data.lrs[-1]
+    shown = settings_at(data, lr)
+    evaluated = [read_evaluated(data.study, data.results, data.runs[it]) for it in shown]
+    figure, axes = new_figure(
+        f"Offline accuracy after training at {show_rate(lr)}, {data.design.dense}",
+        "Share of held-out problems that the last checkpoint answers, sampled: a mark a seed, line "
+        "and number: their mean.\nDotted: the mean before training, where it was evaluated. A row "
+        "has fewer marks where runs were not evaluated.",
+        height_inches=1.5 + 0.42 * len(shown),
+        has_legend=False,
+        ncols=len(PANELS),
+        sharey=True,
+    )
+    for panel, (precision, title) in zip(axes[0], PANELS.items(), strict=True):
+        for y, setting in enumerate(shown):
+            _draw_accuracies(panel, last_accuracies(evaluated[y], precision), y, style_of(setting))
+            panel.axhline(y + 0.5, color=FAINT, linewidth=0.5)
+        if before := base_accuracies(chain.from_iterable(evaluated), precision):
+            panel.axvline(fmean(before), color=FAINT, linestyle=":", linewidth=1.4)
+        panel.grid(axis="y", visible=False)
+        panel.set_yticks(range(len(shown)), [show_arm(setting) for setting in shown])
+        panel.set(
+            title=title,
+            xlabel="accuracy (share)",
+            xlim=(-0.02, 1.02),
+            ylim=(len(shown) - 0.5, -0.5),
+        )
+    return figure
+
+
+def _draw_accuracies(panel: Axes, accuracies: list[float], y: int, style: ArmStyle) -> None:
+    if not accuracies:
+        write_beside(panel, "-", y)
+        return
+    mean = fmean(accuracies)
+    panel.plot(
+        accuracies,
+        heights_in_row(y, len(accuracies)),
+        style.marker,
+        color=style.color,
+        markersize=4.5,
+        fillstyle="none",
+    )
+    panel.plot([mean, mean], [y - 0.4, y + 0.4], color=INK, linewidth=1.4)
+    write_beside(panel, f"{mean:.2f}", y)

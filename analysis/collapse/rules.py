@@ -97,26 +97,20 @@ def _survives_as_bf16(runs: Comparison) -> Judged:
     return Judged("PASS" if no_worse else "INCONCLUSIVE", detail)
 
 
-def _collapses_no_more(runs: Comparison) -> Judged:
-    """C11's rule: of QAT's runs hardly more collapse than of BF16's."""
-    qat, bf16 = runs.at(QAT), runs.at(BF16)
-    interval = difference_of_shares(runs.grid[qat], runs.grid[bf16], AREA_LEVEL)
-    detail = f"{runs.collapsed(qat, bf16)}; share of runs less BF16's"
-    return Judged(judge(interval, COLLAPSES_NO_MORE), detail, interval, COLLAPSES_NO_MORE)
-
-
 def _reward_difference(runs: Comparison, one: Setting, other: Setting) -> Interval:
     """Mean reward of one setting less the other's, by seed."""
     first, second = ([outcome.area for outcome in runs.grid[it]] for it in (one, other))
     return paired_difference(first, second, AREA_LEVEL)
 
 
-def _collapses_less(first: str, second: str, runs: Comparison) -> Judged:
-    """C12's and C13's rule: fewer runs of the first arm collapse than of the second."""
+def _collapses_less(
+    first: str, second: str, required: Requirement, than: str, runs: Comparison
+) -> Judged:
+    """The rule of C11 to C13, on the share of runs that collapse: of one arm less of another."""
     one, other = runs.at(first), runs.at(second)
     interval = difference_of_shares(runs.grid[one], runs.grid[other], AREA_LEVEL)
-    detail = f"{runs.collapsed(one, other)}; share of runs less that of {second}"
-    return Judged(judge(interval, FEWER), detail, interval, FEWER)
+    detail = f"{runs.collapsed(one, other)}; share of runs less {than}"
+    return Judged(judge(interval, required), detail, interval, required)
 
 
 def _exact_costs_no_reward(runs: Comparison) -> Judged:
@@ -273,6 +267,19 @@ def rules_of(design: Design) -> dict[str, Rule]:
         )
     if design.moe is not None:
         rules["C6"] = _c1(f"C1 for {design.moe} {at}", noqat._replace(model=design.moe))
+    if design.advantage == "reward":
+        rules["C7"] = _c1(
+            f"C1 with group-centred advantages {at}", noqat._replace(advantage="group")
+        )
+    rules |= _rules_of_primary(design, at)
+    in_order = sorted(rules, key=lambda name: int(name.removeprefix("C")))
+    return {it: rules[it] for it in in_order if design.settings.issuperset(rules[it].needs)}
+
+
+def _rules_of_primary(design: Design, at: str) -> dict[str, Rule]:
+    """Those that belong to the claim that decides: C9 to C14."""
+    noqat, qat = (design.plain(arm, design.decisive_lr) for arm in (NOQAT, QAT))
+    rules = {}
     costs = f"costs over {AREA_MARGIN:g} of mean reward {at}"
     if design.primary == "C9":
         rules["C9"] = _c9(f"no QAT {costs}", noqat, qat)
@@ -282,18 +289,13 @@ def rules_of(design: Design) -> dict[str, Rule]:
     if design.primary == "C4":
         rules["C11"] = Rule(
             f"QAT collapses at most {SHARE_MARGIN:g} more often than BF16 {at}",
-            _collapses_no_more,
+            partial(_collapses_less, QAT, BF16, COLLAPSES_NO_MORE, "BF16's"),
             _plain(design, (QAT, BF16), (design.decisive_lr,)),
             is_no_worse=True,
         )
     if design.primary == "C12":
         rules |= _exact_rules(design, at)
-    if design.advantage == "reward":
-        rules["C7"] = _c1(
-            f"C1 with group-centred advantages {at}", noqat._replace(advantage="group")
-        )
-    in_order = sorted(rules, key=lambda name: int(name.removeprefix("C")))
-    return {it: rules[it] for it in in_order if design.settings.issuperset(rules[it].needs)}
+    return rules
 
 
 def _exact_rules(design: Design, at: str) -> dict[str, Rule]:
@@ -305,12 +307,12 @@ def _exact_rules(design: Design, at: str) -> dict[str, Rule]:
     return {
         "C12": Rule(
             f"exact QAT collapses less often than QAT {at}",
-            partial(_collapses_less, QAT_EXACT, QAT),
+            partial(_collapses_less, QAT_EXACT, QAT, FEWER, f"that of {QAT}"),
             qat,
         ),
         "C13": Rule(
             f"exact BF16 collapses less often than BF16 {at}",
-            partial(_collapses_less, BF16_EXACT, BF16),
+            partial(_collapses_less, BF16_EXACT, BF16, FEWER, f"that of {BF16}"),
             bf16,
         ),
         "C14": Rule(

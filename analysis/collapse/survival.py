@@ -5,7 +5,6 @@ that had not collapsed at its last step.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations, islice
 from math import comb
 from typing import Literal, NamedTuple
 
@@ -149,14 +148,27 @@ def takes_all_signs(num_pairs: int) -> bool:
 def _divisions(num_runs: int, num_first: int) -> Iterator[Array]:
     """Indices of the runs that are put first, (divisions, first), in parts."""
     if takes_all_divisions(num_runs, num_first):
-        divisions = combinations(range(num_runs), num_first)
-        while part := list(islice(divisions, _DIVISIONS_AT_ONCE)):
-            yield np.array(part)
+        divisions_PF = _all_divisions(num_runs, num_first)
+        for start in range(0, len(divisions_PF), _DIVISIONS_AT_ONCE):
+            yield divisions_PF[start : start + _DIVISIONS_AT_ONCE].astype(np.intp)
         return
     random = np.random.default_rng(0)
     yield np.arange(num_first)[None]
     for _ in range(NUM_DRAWN // _DIVISIONS_AT_ONCE):
         yield random.random((_DIVISIONS_AT_ONCE, num_runs)).argsort(1)[:, :num_first]
+
+
+def _all_divisions(num_runs: int, num_first: int) -> Array:
+    """All choices of runs, ascending; from each begun choice follow those with one index more."""
+    begun_PF, last_P = np.empty((1, 0), np.uint8), np.array([-1])
+    for num_left in reversed(range(num_first)):
+        num_next_P = num_runs - num_left - 1 - last_P
+        before_P = np.cumsum(num_next_P) - num_next_P
+        last_P = np.arange(num_next_P.sum()) + np.repeat(last_P + 1 - before_P, num_next_P)
+        begun_PF = np.column_stack(
+            [np.repeat(begun_PF, num_next_P, axis=0), last_P.astype(np.uint8)]
+        )
+    return begun_PF
 
 
 def holm(p_values: Sequence[float], num_tests: int) -> list[float]:

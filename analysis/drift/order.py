@@ -5,8 +5,7 @@ of the share of codes that flipped since the one before. A code that flips back 
 layer or a kind has drifted where the mean of its weights and seeds first is `MOVED`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Literal, get_args
 
 import pandas as pd
@@ -16,7 +15,7 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 
 from analysis.drift.maps import COLORS, draw_cells
-from analysis.markdown import MarkdownTable
+from analysis.markdown import markdown_table
 from analysis.style import new_figure
 from experiments.runs.drift import KL
 
@@ -25,7 +24,6 @@ Group = Literal["layer", "kind"]
 GROUPS: tuple[Group, ...] = get_args(Group)
 Runs = Mapping[str, Sequence[pd.DataFrame]]
 """By the label of an arm, the rows of its seeds."""
-CAPTION = "When the NVFP4 codes of each layer and kind of weight have moved, by arm"
 FLIPS = "flipped_codes"
 CELL_INCHES = 0.19
 MOST_TICKS = 10
@@ -123,31 +121,25 @@ def _draw_map(panel: Axes, table: pd.DataFrame, norm: Normalize) -> None:
 
 def order_table(runs: Runs) -> str:
     """Markdown: a row a layer and a kind of weight, an arm's columns next to each other."""
-    rows = [(group, name) for group in GROUPS for name in _names(runs, group)]
-    columns: dict[str, Callable[[tuple[Group, str]], str]] = {
-        "Weights": lambda row: f"layer {row[1]}" if row[0] == "layer" else row[1]
-    }
-    for arm, seeds in runs.items():
-        tables = {group: moved(seeds, group) for group in GROUPS}
-        kl = layer_kl(seeds)
-        columns[arm] = partial(_show_moved, tables)
-        if kl:
-            columns[f"{arm}, KL"] = partial(_show_kl, kl)
-    return f"{MarkdownTable(columns).markdown(rows)}\n\n{TABLE_NOTE}"
+    rows = []
+    for group in GROUPS:
+        tables = {arm: moved(seeds, group).rename(index=str) for arm, seeds in runs.items()}
+        for name in _names(runs, group):
+            row = {"Weights": f"layer {name}" if group == "layer" else name}
+            for arm, seeds in runs.items():
+                row[arm] = _show_moved(tables[arm], name)
+                if kl := layer_kl(seeds):
+                    has_own = group == "layer" and name in kl
+                    row[f"{arm}, KL"] = f"{kl[name]:.1e}" if has_own else EMPTY
+            rows.append(row)
+    return f"{markdown_table(rows)}\n\n{TABLE_NOTE}"
 
 
-def _show_moved(tables: Mapping[Group, pd.DataFrame], row: tuple[Group, str]) -> str:
-    group, name = row
-    table = tables[group].rename(index=str)
+def _show_moved(table: pd.DataFrame, name: str) -> str:
     if name not in table.index:
         return EMPTY
     step = first_steps(table)[name]
     return f"{'never' if step is None else step} ({table.loc[name].iloc[-1]:.0%})"
-
-
-def _show_kl(kl: Mapping[str, float], row: tuple[Group, str]) -> str:
-    group, name = row
-    return f"{kl[name]:.1e}" if group == "layer" and name in kl else EMPTY
 
 
 def _names(runs: Runs, group: Group) -> list[str]:

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from analysis.figure_files import FORMATS
-from analysis.figures.drawings import drawings
+from analysis.figures import drawings
 from analysis.style import save_figure
 from experiments.study.load import load_study
 from experiments.support.cli import STUDY, run_cli

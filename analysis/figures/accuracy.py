@@ -23,7 +23,6 @@ from analysis.stats import Interval, log_odds, over_seeds
 from analysis.style import FAINT, SHADE, arm_style, new_figure, write_beside
 from experiments.study.schema import Study
 
-CAPTION = "Offline accuracy of every arm and seed in log-odds, evaluated in BF16 and in NVFP4"
 ROW_INCHES = 0.42
 SHADE_HEIGHT = 0.9  # of a row
 EDGE = 1.2  # a bound lies within the panel by this factor

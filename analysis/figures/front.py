@@ -12,18 +12,18 @@ from matplotlib.figure import Figure
 from analysis.collapse.curves import at_highest_rate, draw_band
 from analysis.collapse.data import GridData, style_of
 from analysis.collapse.survival import WINDOW
-from analysis.figures.qwen3 import RECORDS as BENCHMARKS
+from analysis.load import recorded_study
 from analysis.style import add_legend, arm_style, new_figure, save_figure
 from analysis.tables.engines import engines_of, number, read_servings
 from analysis.tables.front import MACHINE, MODEL, STUDY
 from analysis.tables.rows import RowsRecord
 from experiments.rl.metric_names import K3_KL, REWARD
-from experiments.study.load import load_study
 from experiments.study.model_config import read_model_config
 from experiments.study.schema import ROOT
 from qat_core.units import BYTES_PER_GIB
 
-RECORD = ROOT / "experiments" / "records" / STUDY
+RECORDS = ROOT / "experiments" / "records"
+RECORD, BENCHMARKS = RECORDS / STUDY, RECORDS / "benchmarks"
 KEYS_AND_VALUES, BYTES_OF_BF16 = 2, 2
 
 
@@ -78,5 +78,5 @@ def _draw_memory(panel: Axes, servings: list[RowsRecord]) -> None:
 def draw_front() -> None:
     """Writes the figure next to the benchmarks' records."""
     servings = read_servings(BENCHMARKS, MACHINE)
-    data = GridData(load_study(RECORD / "study.yaml"), RECORD)
+    data = GridData(recorded_study(RECORD), RECORD)
     save_figure(partial(draw, servings, data), BENCHMARKS / "figures" / "front.png")

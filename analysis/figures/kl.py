@@ -13,7 +13,6 @@ from analysis.style import INK, add_legend, arm_style, grid_by_model, plot_seeds
 from experiments.rl.metric_names import K3_KL
 from experiments.study.schema import Study
 
-CAPTION = "k3 KL of rollout and trainer by training step on a log axis, every arm and seed"
 RATIO_NOTE = (
     "\nDash-dotted: mean over a run's tokens, of the steps that both arms did; over seeds the "
     "geometric mean. Ratio: of a seed's\ntwo means; over several seeds the geometric mean, with "

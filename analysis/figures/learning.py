@@ -9,7 +9,6 @@ from analysis.results import Results
 from analysis.style import add_legend, arm_style, grid_by_model
 from experiments.study.schema import Study
 
-CAPTION = "Offline accuracy of every evaluated checkpoint by training step, in BF16 and in NVFP4"
 DODGE = 0.015  # of all steps, between arms
 
 

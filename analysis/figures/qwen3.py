@@ -3,22 +3,17 @@
 They are drawn from the records of experiments/benchmarks.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.style import arm_style, new_figure, save_figure
-from analysis.tables.engines import Engines, engines_of, number, read_servings
+from analysis.style import arm_style, new_figure
+from analysis.tables.engines import Engines, engines_of, number
 from analysis.tables.memory import CACHE, MODELS
 from analysis.tables.rows import RowsRecord
 from experiments.benchmarks.engine_tables import PROMPTS, engine_name
-from experiments.study.schema import ROOT
 
-RECORDS = ROOT / "experiments" / "records" / "benchmarks"
-MACHINE = "h200"
 # of a precision, whose colour it has; NVFP4 first with vLLM's own kernels, Marlin
 ARM_OF = {
     "bf16": "bf16",
@@ -28,13 +23,6 @@ ARM_OF = {
 }
 HATCHES = {"humming-experts": "..", "humming": "//"}
 PLAIN = ("bf16", "nvfp4")  # Humming holds the same
-
-
-class Drawing(NamedTuple):
-    """A figure of all records, and what it shows."""
-
-    draw: Callable[[Sequence[RowsRecord]], Figure]
-    caption: str
 
 
 def draw_memory(records: Sequence[RowsRecord]) -> Figure:
@@ -82,17 +70,6 @@ def draw_rollouts(records: Sequence[RowsRecord]) -> Figure:
     return figure
 
 
-DRAWINGS: Mapping[str, Drawing] = {
-    "qwen3_memory": Drawing(
-        draw_memory,
-        "Weights of Qwen3 in vLLM, and the tokens that its KV cache holds beside them",
-    ),
-    "qwen3_rollouts": Drawing(
-        draw_rollouts, "Seconds that the rollouts of a training step take in vLLM"
-    ),
-}
-
-
 def _setup(records: Sequence[RowsRecord]) -> str:
     newest = records[-1]
     return (
@@ -126,10 +103,3 @@ def _draw_bars(panel: Axes, lengths: Mapping[str, float], text: str) -> None:
     panel.set(xlim=(0, 1.6 * max(lengths.values())), ylim=(len(lengths) - 0.5, -0.5))
     panel.grid(visible=False)
     panel.tick_params(axis="y", length=0)
-
-
-def draw_all() -> None:
-    """Writes each figure next to the records."""
-    records = read_servings(RECORDS, MACHINE)
-    for name, drawing in DRAWINGS.items():
-        save_figure(partial(drawing.draw, records), RECORDS / "figures" / f"{name}.png")

@@ -9,7 +9,6 @@ from analysis.style import add_legend, arm_style, grid_by_model, plot_seeds, see
 from experiments.rl.metric_names import REWARD
 from experiments.study.schema import Study
 
-CAPTION = "Online reward, response length, entropy and rollout_corr/kl by training step, all arms"
 METRICS = {
     REWARD: "online reward\n(mean of responses)",
     "response_length/mean": "response length\n(tokens)",

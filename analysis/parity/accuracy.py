@@ -5,6 +5,7 @@ Answers are sampled, at temperature 0.6 unless the study says another
 `served` compares what a user gets: NVFP4 arms evaluated in NVFP4.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from analysis.claim_rows import Requirement, new_claim
 from analysis.claims_table import Claim
 from analysis.results import Array, Results
 from analysis.stats import Interval, log_odds, over_seeds
-from experiments.study.schema import Study
+from experiments.study.schema import Claims, Study
 
 PRECISIONS = {"bf16": "BF16", "nvfp4": "NVFP4"}
 
@@ -41,46 +42,40 @@ BF16 = Served("bf16", "bf16")
 QAT, NOQAT = "nvfp4-qat", "nvfp4-noqat"
 
 
-def qat_accuracy(study: Study, results: Results, model: str) -> Claim:
-    """QAT's checkpoint, evaluated in BF16, is as accurate as BF16's."""
-    required: Requirement = ("within", study.claims.accuracy_log_odds)
-    return _claim(study, results, model, "accuracy_log_odds", Served(QAT, "bf16"), BF16, required)
+class Check(NamedTuple):
+    """A claim about two arms, and what a study's section `claims` requires of it."""
+
+    name: str
+    arm: Served
+    control: Served
+    required: Callable[[Claims], Requirement] | None = None
 
 
-def noqat_accuracy(study: Study, results: Results, model: str) -> Claim:
-    """The same without QAT; nothing required."""
-    return _claim(study, results, model, "noqat_accuracy", Served(NOQAT, "bf16"), BF16, None)
-
-
-def qat_served(study: Study, results: Results, model: str) -> Claim:
-    """QAT's checkpoint, served in NVFP4, loses little against BF16 served in BF16."""
-    required: Requirement = ("at least", -study.claims.served_log_odds)
-    return _claim(study, results, model, "served_log_odds", Served(QAT, "nvfp4"), BF16, required)
-
-
-def noqat_served(study: Study, results: Results, model: str) -> Claim:
-    """What a checkpoint loses that was trained without QAT; nothing required."""
-    return _claim(study, results, model, "noqat_served", Served(NOQAT, "nvfp4"), BF16, None)
-
-
-def served_gain(study: Study, results: Results, model: str) -> Claim:
-    """Served in NVFP4, QAT's checkpoint answers more than the one trained without."""
-    qat, noqat = Served(QAT, "nvfp4"), Served(NOQAT, "nvfp4")
-    return _claim(study, results, model, "served_gain", qat, noqat, ("at least", 0.0))
-
-
-def served_beside_rounded(study: Study, results: Results, model: str) -> Claim:
-    """The plainest rival: a checkpoint of BF16, rounded after training; nothing required."""
-    qat, rounded = Served(QAT, "nvfp4"), Served(BF16.arm, "nvfp4")
-    return _claim(study, results, model, "served_beside_rounded", qat, rounded, None)
+CHECKS = (
+    Check(
+        "accuracy_log_odds",
+        Served(QAT, "bf16"),
+        BF16,
+        lambda it: ("within", it.accuracy_log_odds),
+    ),
+    Check("noqat_accuracy", Served(NOQAT, "bf16"), BF16),
+    Check(
+        "served_log_odds",
+        Served(QAT, "nvfp4"),
+        BF16,
+        lambda it: ("at least", -it.served_log_odds),
+    ),
+    Check("noqat_served", Served(NOQAT, "nvfp4"), BF16),
+    Check(
+        "served_gain", Served(QAT, "nvfp4"), Served(NOQAT, "nvfp4"), lambda it: ("at least", 0.0)
+    ),
+    # the plainest rival: a checkpoint of BF16, rounded after training
+    Check("served_beside_rounded", Served(QAT, "nvfp4"), Served(BF16.arm, "nvfp4")),
+)
 
 
 def difference(results: Results, model: str, step: int, arm: Served, control: Served) -> Difference:
-    """Difference of two arms in log-odds, seed by seed.
-
-    Raises:
-        ValueError: an evaluation is missing, or the arms answered different prompts.
-    """
+    """Difference of two arms in log-odds, seed by seed."""
     correct = [answers(results, model, it, step) for it in (arm, control)]
     (arm_S, num_answers), (control_S, control_answers) = correct
     if num_answers != control_answers:
@@ -94,24 +89,14 @@ def difference(results: Results, model: str, step: int, arm: Served, control: Se
 
 
 def answers(results: Results, model: str, served: Served, step: int) -> tuple[Array, int]:
-    """Correct sampled answers by seed after a step, and how many answers each seed gave.
-
-    Raises:
-        ValueError: an evaluation is missing.
-    """
+    """Correct sampled answers by seed after a step, and how many answers each seed gave."""
     correct_SP, samples = results.correct_answers(model, served.arm, step, served.precision)
     return correct_SP.sum(1), correct_SP.shape[1] * samples
 
 
-def _claim(
-    study: Study,
-    results: Results,
-    model: str,
-    name: str,
-    arm: Served,
-    control: Served,
-    required: Requirement | None,
-) -> Claim:
+def judge_accuracy(check: Check, study: Study, results: Results, model: str) -> Claim:
+    """One of CHECKS about a model."""
+    _, arm, control, required = check
     step = results.last_evaluated(model, arm.arm, control.arm)
     _, interval, arm_S, control_S = difference(results, model, step, arm, control)
     base_S = _base_accuracy(results, model, control)
@@ -120,9 +105,9 @@ def _claim(
     when = f", both after step {step} of {study.rl.steps}" if step < study.rl.steps else ""
     return new_claim(
         interval,
-        required,
+        required and required(study.claims),
         model=model,
-        name=name,
+        name=check.name,
         statement=f"{kind}, {arm.arm} - {control.arm}{both}",
         num_seeds=len(arm_S),
         unit="log-odds",

@@ -5,20 +5,13 @@ claim about arms that the study does not have gives no row. docs/protocols/kl-cl
 protocol; claims are not adjusted for their number.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
 
 from analysis.claim_rows import new_claim
 from analysis.claims_table import NOTE, Claim, ClaimsTable
 from analysis.judgeable import require_judgeable
-from analysis.parity.accuracy import (
-    noqat_accuracy,
-    noqat_served,
-    qat_accuracy,
-    qat_served,
-    served_beside_rounded,
-    served_gain,
-)
-from analysis.parity.kl import ffn_ratio, noqat_ratio, qat_ratio
+from analysis.parity import accuracy, kl
+from analysis.parity.accuracy import BF16
 from analysis.parity.protocol import marks
 from analysis.results import Results, memory_source
 from analysis.stats import Interval, gain
@@ -32,22 +25,25 @@ NUM_LAST_STEPS = 5
 
 
 def judge_study(study: Study, results: Results) -> ClaimsTable:
-    """All claims of a study, model by model.
-
-    Raises:
-        ValueError: the study cannot be judged, a needed metric or evaluation is missing, or the
-            noise floor is not finite.
-    """
+    """All claims of a study, model by model."""
     require_judgeable(study)
-    claims = [
-        judge(study, results, model)
-        for model in study.models
-        for arms, judge in CHECKS
-        if arms <= set(study.arms)
-    ]
+    claims = [claim for model in study.models for claim in _claims(study, results, model)]
     found = {model: marks(study, results, model) for model in study.models}
     note = NOTE.format(temperature=study.evaluation.temperature)
     return ClaimsTable(study=study.study, claims=tuple(claims), marks=found, note=note)
+
+
+def _claims(study: Study, results: Results, model: str) -> Iterator[Claim]:
+    arms = set(study.arms)
+    if BF16.arm in arms:
+        yield _reward_gain(study, results, model)
+    for ratio in kl.CHECKS:
+        if {ratio.arm, BF16.arm} <= arms:
+            yield kl.judge_ratio(ratio, study, results, model)
+    for check in accuracy.CHECKS:
+        if {check.arm.arm, check.control.arm} <= arms:
+            yield accuracy.judge_accuracy(check, study, results, model)
+    yield _weight_memory(study, results, model)
 
 
 def _reward_gain(study: Study, results: Results, model: str) -> Claim:
@@ -89,19 +85,3 @@ def _weight_memory(study: Study, results: Results, model: str) -> Claim:
         exact=True,
         detail=f"predicted from shapes; {share}{memory_source(study, memories)}",
     )
-
-
-Judge = Callable[[Study, Results, str], Claim]
-CHECKS: tuple[tuple[set[str], Judge], ...] = (
-    ({"bf16"}, _reward_gain),
-    ({"bf16", "nvfp4-qat"}, qat_ratio),
-    ({"bf16", "nvfp4-noqat"}, noqat_ratio),
-    ({"bf16", "nvfp4-qat-ffn"}, ffn_ratio),
-    ({"bf16", "nvfp4-qat"}, qat_accuracy),
-    ({"bf16", "nvfp4-noqat"}, noqat_accuracy),
-    ({"bf16", "nvfp4-qat"}, qat_served),
-    ({"bf16", "nvfp4-noqat"}, noqat_served),
-    ({"nvfp4-qat", "nvfp4-noqat"}, served_gain),
-    ({"bf16", "nvfp4-qat"}, served_beside_rounded),
-    (set(), _weight_memory),
-)

@@ -1,5 +1,8 @@
 """Claims about mismatch: the mean k3 KL of an arm over that of BF16, its noise floor."""
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import numpy as np
 import scipy
 
@@ -8,25 +11,22 @@ from analysis.claims_table import Claim, show_ratio
 from analysis.results import Array, Results
 from analysis.stats import MIN_STEPS, Interval, find_spikes, ratio_over_seeds, token_means
 from experiments.rl.metric_names import K3_KL
-from experiments.study.schema import Study
+from experiments.study.schema import Claims, Study
 
 
-def qat_ratio(study: Study, results: Results, model: str) -> Claim:
-    """QAT's mismatch is at most so many times BF16's."""
-    return _ratio(
-        results, model, "nvfp4-qat", "qat_kl_ratio", ("at most", study.claims.qat_kl_ratio)
-    )
+class Check(NamedTuple):
+    """A claim about an arm's k3 KL over BF16's, and what a study's section `claims` requires."""
+
+    name: str
+    arm: str
+    required: Callable[[Claims], Requirement] | None = None
 
 
-def noqat_ratio(study: Study, results: Results, model: str) -> Claim:
-    """Without QAT it is at least so many times BF16's."""
-    required: Requirement = ("at least", study.claims.noqat_kl_ratio)
-    return _ratio(results, model, "nvfp4-noqat", "noqat_kl_ratio", required)
-
-
-def ffn_ratio(study: Study, results: Results, model: str) -> Claim:
-    """QAT of the feed-forward layers alone; nothing required."""
-    return _ratio(results, model, "nvfp4-qat-ffn", "ffn_kl_ratio", None)
+CHECKS = (
+    Check("qat_kl_ratio", "nvfp4-qat", lambda it: ("at most", it.qat_kl_ratio)),
+    Check("noqat_kl_ratio", "nvfp4-noqat", lambda it: ("at least", it.noqat_kl_ratio)),
+    Check("ffn_kl_ratio", "nvfp4-qat-ffn"),
+)
 
 
 def mean_kl(results: Results, model: str, arm: str, control: str = "bf16") -> tuple[Array, Array]:
@@ -54,9 +54,9 @@ def kl_ratio(results: Results, model: str, arm: str) -> Interval | None:
     return Interval(np.inf, (least and least.low) or 0.0, np.inf)
 
 
-def _ratio(
-    results: Results, model: str, arm: str, name: str, required: Requirement | None
-) -> Claim:
+def judge_ratio(check: Check, study: Study, results: Results, model: str) -> Claim:
+    """One of CHECKS about a model."""
+    name, arm, required = check
     _, noise_S = mean_kl(results, model, arm)
     if not (np.isfinite(noise_S).all() and noise_S.any()):
         raise ValueError(
@@ -76,7 +76,7 @@ def _ratio(
         details.append(f"stopped, so of the first {kl_ST.shape[1]} steps")
     return new_claim(
         interval,
-        required,
+        required and required(study.claims),
         obstacle,
         model=model,
         name=name,

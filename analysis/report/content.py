@@ -1,14 +1,15 @@
 """What the report of a study says, read from its results or from its record."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 from analysis.arms import summarize_arms
+from analysis.claims import claims_page
+from analysis.claims_table import read_table
 from analysis.drift.order import order_table
-from analysis.figure_files import KINDS
-from analysis.figures.drawings import drawings
+from analysis.figure_files import CAPTIONS, KINDS
+from analysis.figures import drawings
 from analysis.style import figure_bytes
 from experiments.rl.metric_names import DRIFT_FILE
 from experiments.runs.evaluation import EVALUATIONS
@@ -21,7 +22,6 @@ from experiments.runs.settings import read_run
 from experiments.runs.summary import ArmSummary
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, Study
-from experiments.support.json_files import read_bytes
 
 HINT = "run the study to its end"
 HINT_OF_RECORD = "record the study again"
@@ -29,14 +29,8 @@ HINT_OF_RECORD = "record the study again"
 FILES = {"metrics": METRICS, "evals": EVALUATIONS, "drift": DRIFT_FILE}
 
 
-@dataclass(frozen=True)
-class ShownFigure:
-    """A figure and where it comes from.
-
-    Attributes:
-        script: its module's file, from the repository's root.
-        reads: kinds of a run's files, keys of `FILES`.
-    """
+class ShownFigure(NamedTuple):
+    """A figure, the file that draws it, and the kinds of a run's files that it reads."""
 
     name: str
     caption: str
@@ -45,13 +39,8 @@ class ShownFigure:
     reads: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class ShownFile:
-    """A file that the page was made from.
-
-    Attributes:
-        folder: its name: of a run, or of a record.
-    """
+class ShownFile(NamedTuple):
+    """A file that the page was made from, of a run's or a record's folder."""
 
     folder: str
     name: str
@@ -59,18 +48,8 @@ class ShownFile:
     sha256: str
 
 
-@dataclass(frozen=True)
-class Content:
-    """All that the page of a study shows.
-
-    Attributes:
-        manifests: of the runs that there are, by run id, in the study's order.
-        arms: what the runs of each model and arm come to.
-        missing: ids of runs that the study names and that there are not.
-        claims, protocol: Markdown.
-        drift: by model, Markdown of what drifts first; empty where the study does not watch it.
-        command: draws the figures again.
-    """
+class Content(NamedTuple):
+    """All that the page of a study shows; runs by id, claims, protocol and drift as Markdown."""
 
     study: Study
     study_yaml: str
@@ -96,10 +75,6 @@ def read_content(study_file: Path, results: Path) -> Content:
     Args:
         study_file: the study.
         results: a results folder, or the folder of the study's record.
-
-    Raises:
-        ValueError: claims or all runs are missing, a file is damaged, or a run was trained with
-            other settings.
     """
     study = load_study(study_file)
     record = open_record(results)
@@ -115,10 +90,14 @@ def read_content(study_file: Path, results: Path) -> Content:
         manifests={run.id: read_run(study, run, results, trained) for run in there},
         arms=summarize_arms(study, results),
         missing=tuple(run.id for run in study.runs if run not in there),
-        claims=read_bytes(judged / "claims.md", drawn).decode(),
+        claims=claims_page(study, results, read_table(judged / "claims.json", drawn)),
         figures=tuple(
             ShownFigure(
-                name, it.caption, figure_bytes(it.draw, "svg"), _script(it.module), it.reads
+                name,
+                CAPTIONS[name],
+                figure_bytes(it.draw, "svg"),
+                f"{shown.modules[name].replace('.', '/')}.py",
+                it.reads,
             )
             for name, it in shown.figures.items()
         ),
@@ -128,12 +107,6 @@ def read_content(study_file: Path, results: Path) -> Content:
         f"--results {_shown(results)} --out figures",
         drift={model: order_table(runs()) for model, runs in shown.drift.items()},
     )
-
-
-def _script(module: str) -> str:
-    spec = find_spec(module)
-    assert spec is not None and spec.origin is not None, "it has been imported"
-    return str(Path(spec.origin).relative_to(ROOT))
 
 
 def _files(folders: Iterable[Path]) -> Iterator[ShownFile]:

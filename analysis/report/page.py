@@ -13,13 +13,15 @@ from markdown_it.token import Token
 from markupsafe import Markup
 
 from analysis.claims_table import ClaimVerdict, show_ratio
-from analysis.markdown import MarkdownTable
+from analysis.collapse.grid import CORRECTIONS
+from analysis.markdown import Row, markdown_table, without_empty
 from analysis.report.content import Content
 from analysis.results import memory_source
 from analysis.style import arm_style
 from experiments.runs.manifest import RunManifest
 from experiments.runs.summary import ACCURACIES, KL, KL_RATIO, MIB, REWARD_MEAN, ArmSummary
 from experiments.study.arms import ARMS, ArmName
+from experiments.study.schema import Study
 from qat_core.units import MIB_PER_GIB, show_memory
 
 HERE = Path(__file__).parent
@@ -42,8 +44,8 @@ def render(content: Content) -> str:
         protocol=to_html(content.protocol),
         figures=[(it, b64encode(it.svg).decode()) for it in content.figures],
         drift={model: to_html(table) for model, table in content.drift.items()},
-        sentence=sentence(content.arms),
-        summary=to_html(SUMMARY.without_empty(content.arms)),
+        sentence=sentence(content.study, content.arms),
+        summary=to_html(markdown_table(without_empty([summary_row(it) for it in content.arms]))),
         arms=[(arm, *trained_and_sampled(arm)) for arm in content.study.arms],
         memory=memory_rows(content),
         memory_source=memory_source(
@@ -93,8 +95,18 @@ def _without_local_links(tokens: Iterable[Token]) -> Iterable[Token]:
             yield token
 
 
-def sentence(arms: Sequence[ArmSummary]) -> str:
+def sentence(study: Study, arms: Sequence[ArmSummary]) -> str:
     """What the first model's arms come to, each in its first cell."""
+
+    def label(arm: ArmSummary) -> str:
+        correction = study.rl_of(arm.cell).correction
+        own = (
+            ""
+            if correction == study.rl.correction
+            else f", {CORRECTIONS.get(correction, correction)}"
+        )
+        return arm_style(arm.arm).label + own
+
     firsts: dict[str, ArmSummary] = {}
     for it in arms:
         if it.model == arms[0].model:
@@ -102,10 +114,7 @@ def sentence(arms: Sequence[ArmSummary]) -> str:
 
     def values(key: str, show: Callable[[float], str], but: str = "") -> str:
         known = {arm: it for arm, it in firsts.items() if key in it.estimates and arm != but}
-        shown = (
-            f"{arm_style(arm).label} {show(it.estimates[key].estimate)}"
-            for arm, it in known.items()
-        )
+        shown = (f"{label(it)} {show(it.estimates[key].estimate)}" for it in known.values())
         return "; ".join(shown) or "not known"
 
     kl = values(KL_RATIO, show_ratio, but="bf16")
@@ -113,33 +122,29 @@ def sentence(arms: Sequence[ArmSummary]) -> str:
     return f"{arms[0].model}: k3 KL over BF16's: {kl}. Mean reward: {reward}."
 
 
-def _shown(key: str, show: Callable[[float], str]) -> Callable[[ArmSummary], str]:
+def _shown(arm: ArmSummary, key: str, show: Callable[[float], str]) -> str:
     """Estimate and, smaller, its interval."""
-
-    def cell(arm: ArmSummary) -> str:
-        if (it := arm.estimates.get(key)) is None:
-            return "-"
-        if it.low is None or it.high is None or it.low == it.high:
-            return show(it.estimate)
-        return f"{show(it.estimate)}<br><sub>{show(it.low)} to {show(it.high)}</sub>"
-
-    return cell
+    if (it := arm.estimates.get(key)) is None:
+        return "-"
+    if it.low is None or it.high is None or it.low == it.high:
+        return show(it.estimate)
+    return f"{show(it.estimate)}<br><sub>{show(it.low)} to {show(it.high)}</sub>"
 
 
-SUMMARY: MarkdownTable[ArmSummary] = MarkdownTable(
-    {
-        "Model": lambda it: it.model,
-        "Arm": lambda it: arm_style(it.arm).label,
-        "Cell": lambda it: it.cell or "",
-        "Seeds": lambda it: str(len(it.runs)),
-        "k3 KL, nats a token": _shown(KL, "{:.1e}".format),
-        "Over BF16's": _shown(KL_RATIO, show_ratio),
-        "Right answers in NVFP4": _shown(ACCURACIES["nvfp4"], "{:.2f}".format),
-        "In BF16": _shown(ACCURACIES["bf16"], "{:.2f}".format),
-        "Weights": _shown(MIB, lambda mib: show_memory(mib / MIB_PER_GIB)),
-        "Mean reward": _shown(REWARD_MEAN, "{:.2f}".format),
+def summary_row(it: ArmSummary) -> Row:
+    """An arm's numbers."""
+    return {
+        "Model": it.model,
+        "Arm": arm_style(it.arm).label,
+        "Cell": it.cell or "",
+        "Seeds": str(len(it.runs)),
+        "k3 KL, nats a token": _shown(it, KL, "{:.1e}".format),
+        "Over BF16's": _shown(it, KL_RATIO, show_ratio),
+        "Right answers in NVFP4": _shown(it, ACCURACIES["nvfp4"], "{:.2f}".format),
+        "In BF16": _shown(it, ACCURACIES["bf16"], "{:.2f}".format),
+        "Weights": _shown(it, MIB, lambda mib: show_memory(mib / MIB_PER_GIB)),
+        "Mean reward": _shown(it, REWARD_MEAN, "{:.2f}".format),
     }
-)
 
 
 def trained_and_sampled(arm: ArmName) -> tuple[str, str]:

@@ -55,9 +55,6 @@ def benchmark_text(kind: str, folder: Path, machine: str) -> str:
         folder: holds the records.
         machine: how their names end, e.g. `h200` for rollout_h200.json; for simulations the size of
             a study.
-
-    Raises:
-        ValueError: a record is missing or damaged; the message names it.
     """
     sections = SECTIONS[kind]
     try:

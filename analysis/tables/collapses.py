@@ -1,8 +1,7 @@
 """One row a study of collapses, model and advantage: how many runs collapsed, arm by arm."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from analysis.claims_table import MARK, read_table
 from analysis.collapse.grid import (
@@ -20,9 +19,8 @@ from analysis.collapse.grid import (
 )
 from analysis.collapse.rules import AREA_LEVEL, AREA_MARGIN
 from analysis.collapse.survival import paired_difference, show_difference
-from analysis.markdown import MarkdownTable
-from experiments.study.load import load_study
-from experiments.study.schema import Study
+from analysis.load import recorded_study
+from analysis.markdown import Row, markdown_table
 
 NOTE = (
     "Collapsed runs at each learning rate: the mean reward of 20 steps falls below half of the "
@@ -37,51 +35,41 @@ NOTE = (
 )
 
 
-class Collapses(NamedTuple):
-    """All rates of one model and advantage of a study.
+def collapses_text(records: Path) -> str:
+    """Markdown of all recorded studies of collapses."""
+    found = [it.parent for it in sorted(records.glob("*/study.yaml"))]
+    judged = [it for it in found if recorded_study(it).judged_by == "collapse"]
+    return f"{markdown_table(row for record in judged for row in _rows(record))}\n\n{NOTE}\n"
 
-    Attributes:
-        settings: without QAT, ascending by rate; the other arms have the same rates. Corrected
-            where the study has none that is not; with QAT where it has none without.
-        grid: outcomes of all arms.
-        verdict: name and outcome of the claim about them; empty without one.
-        is_marked: the study's table of claims says something of these runs.
-    """
 
-    study: Study
-    settings: tuple[Setting, ...]
-    grid: Grid
-    verdict: str
-    is_marked: bool
-
-    @property
-    def model(self) -> str:
-        """Its name, how the runs differ from the study's others of this model, and a mark."""
-        first = self.settings[0]
-        varied = first.advantage != self.study.rl.advantage
-        name = f"{first.model}, {first.advantage}-centred" if varied else first.model
-        return f"{name} {MARK}" if self.is_marked else name
-
-    def collapsed(self, arm: str) -> str:
-        """Of an arm, such as "0, 4, 5 of 5"."""
-        settings = [_beside(it, arm) for it in self.settings]
-        if not self.grid.keys() >= set(settings):
-            return "not run"
-        outcomes = [self.grid[it] for it in settings]
-        counts = ", ".join(str(num_collapsed(it)) for it in outcomes)
-        of_all = f"{counts} of {len(outcomes[0])}"
-        return ", ".join(filter(None, (of_all, show_correction(settings[0]))))
-
-    @property
-    def difference(self) -> str:
-        """Of mean reward at the highest rate, with an interval where there are several seeds."""
-        noqat = _beside(self.settings[-1], NOQAT)
-        if noqat not in self.grid:
-            return "not run"
-        first, second = ([run.area for run in self.grid[it]] for it in (noqat, _beside(noqat, QAT)))
-        if len(first) == 1:
-            return f"{first[0] - second[0]:+.3f}"
-        return show_difference(paired_difference(first, second, AREA_LEVEL))
+def _rows(record: Path) -> Iterator[Row]:
+    """A row for each model and advantage; the deciding claim's first."""
+    study, table = recorded_study(record), read_table(record / "claims.json")
+    design, grid = design_of(study), read_grid(runs_by_setting(study, record), record)
+    verdicts = {it.name: it.verdict for it in table.claims}
+    is_plain = any((it.arm, it.correction) == (NOQAT, "none") for it in design.settings)
+    compared_arm = NOQAT if any(it.arm == NOQAT for it in design.settings) else QAT
+    compared: dict[tuple[str, str], list[Setting]] = {}
+    for setting in sorted(grid, key=lambda it: (it.advantage != design.advantage, it.lr)):
+        if setting.arm != compared_arm or (is_plain and setting.correction != "none"):
+            continue
+        if _beside(setting, QAT) in grid:
+            compared.setdefault((setting.model, setting.advantage), []).append(setting)
+    for (model, advantage), settings in compared.items():
+        is_usual = advantage == design.advantage
+        claim = "C6" if model != design.dense else design.primary if is_usual else "C7"
+        named = model if is_usual else f"{model}, {advantage}-centred"
+        yield {
+            "Study": f"`{study.study}`",
+            "Model": f"{named} {MARK}" if any(table.marks.values()) else named,
+            "Trainer, rollouts": f"{study.trainer}, {study.rollout}",
+            "Learning rate": ", ".join(show_rate(it.lr) for it in settings),
+            "Without QAT": _collapsed(grid, settings, NOQAT),
+            "QAT": _collapsed(grid, settings, QAT),
+            "BF16": _collapsed(grid, settings, BF16),
+            "Mean reward, no QAT - QAT": _difference(grid, settings[-1]),
+            "Verdict": f"{claim} {verdicts[claim]}" if claim in verdicts else "too few seeds",
+        }
 
 
 def _beside(setting: Setting, arm: str) -> Setting:
@@ -89,57 +77,22 @@ def _beside(setting: Setting, arm: str) -> Setting:
     return setting if arm == setting.arm else setting._replace(arm=arm, correction="none")
 
 
-TABLE: MarkdownTable[Collapses] = MarkdownTable(
-    {
-        "Study": lambda row: f"`{row.study.study}`",
-        "Model": lambda row: row.model,
-        "Trainer, rollouts": lambda row: f"{row.study.trainer}, {row.study.rollout}",
-        "Learning rate": lambda row: ", ".join(show_rate(it.lr) for it in row.settings),
-        "Without QAT": lambda row: row.collapsed(NOQAT),
-        "QAT": lambda row: row.collapsed(QAT),
-        "BF16": lambda row: row.collapsed(BF16),
-        "Mean reward, no QAT - QAT": lambda row: row.difference,
-        "Verdict": lambda row: row.verdict,
-    }
-)
+def _collapsed(grid: Grid, settings: Sequence[Setting], arm: str) -> str:
+    """Of an arm at each rate, such as "0, 4, 5 of 5"."""
+    beside = [_beside(it, arm) for it in settings]
+    if not grid.keys() >= set(beside):
+        return "not run"
+    counts = ", ".join(str(num_collapsed(grid[it])) for it in beside)
+    of_all = f"{counts} of {len(grid[beside[0]])}"
+    return ", ".join(filter(None, (of_all, show_correction(beside[0]))))
 
 
-def collapses_text(records: Path) -> str:
-    """Markdown of all recorded studies of collapses.
-
-    Raises:
-        ValueError: a record is damaged.
-    """
-    files = sorted(records.glob("*/study.yaml"))
-    studies = {path.parent: load_study(path) for path in files}
-    rows = [
-        row
-        for record, study in studies.items()
-        if study.judged_by == "collapse"
-        for row in _rows(record, study)
-    ]
-    return f"{TABLE.markdown(rows)}\n\n{NOTE}\n"
-
-
-def _rows(record: Path, study: Study) -> Iterator[Collapses]:
-    design = design_of(study)
-    grid = read_grid(runs_by_setting(study, record), record)
-    table = read_table(record / "claims.json")
-    verdicts = {it.name: it.verdict for it in table.claims}
-    compared: dict[tuple[str, str], list[Setting]] = {}
-    is_plain = any((it.arm, it.correction) == (NOQAT, "none") for it in design.settings)
-    compared_arm = NOQAT if any(it.arm == NOQAT for it in design.settings) else QAT
-    # the deciding claim's first
-    for setting in sorted(grid, key=lambda it: (it.advantage != design.advantage, it.lr)):
-        if setting.arm != compared_arm or (is_plain and setting.correction != "none"):
-            continue
-        if _beside(setting, QAT) in grid:
-            compared.setdefault((setting.model, setting.advantage), []).append(setting)
-    for (model, advantage), settings in compared.items():
-        claim = design.primary
-        if model != design.dense:
-            claim = "C6"
-        elif advantage != design.advantage:
-            claim = "C7"
-        verdict = f"{claim} {verdicts[claim]}" if claim in verdicts else "too few seeds"
-        yield Collapses(study, tuple(settings), grid, verdict, any(table.marks.values()))
+def _difference(grid: Grid, setting: Setting) -> str:
+    """Of mean reward, with an interval where there are several seeds."""
+    noqat = _beside(setting, NOQAT)
+    if noqat not in grid:
+        return "not run"
+    first, second = ([run.area for run in grid[it]] for it in (noqat, _beside(noqat, QAT)))
+    if len(first) == 1:
+        return f"{first[0] - second[0]:+.3f}"
+    return show_difference(paired_difference(first, second, AREA_LEVEL))

@@ -26,11 +26,7 @@ def read_synced(folder: Path, machine: str) -> Engines:
 
 
 def number(row: Mapping[str, Cell], key: str) -> float:
-    """A cell that is one, or the median of one with several.
-
-    Raises:
-        ValueError: it is another.
-    """
+    """A cell that is one, or the median of one with several."""
     value = row[key]
     value = median(value) if isinstance(value, list) else value
     if not isinstance(value, int | float):

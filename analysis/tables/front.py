@@ -2,15 +2,15 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
+from analysis.benchmark_records import read_record, record_paths
 from analysis.claims_table import Claim, read_table, show_ratio
 from analysis.collapse.rules import AREA_LEVEL, AREA_MARGIN
-from analysis.markdown import MarkdownTable
+from analysis.markdown import Row, markdown_table
 from analysis.stats import LEVEL
 from analysis.tables.engines import engines_of, number, read_servings
+from analysis.tables.rows import RowsRecord
 from experiments.runs.summary import KL_RATIO, Estimate
-from experiments.support.json_files import read_json
 
 STUDY = "collapse-smollm2-confirm"  # of the pretrained model, ten seeds
 MACHINE, MODEL = "h200", "qwen3-30b-a3b"
@@ -27,32 +27,18 @@ NOTE = (
 )
 
 
-class Row(NamedTuple):
-    """What was measured, the number, its interval or range, and the page that says more."""
-
-    what: str
-    value: str
-    interval: str
-    page: str
-
-
-TABLE: MarkdownTable[Row] = MarkdownTable(
-    {
-        "What": lambda row: row.what,
-        "Measured": lambda row: f"**{row.value}**",
-        "Interval or range": lambda row: row.interval,
-        "More": lambda row: f"[more]({row.page})",
+def _row(what: str, value: str, interval: str, page: str) -> Row:
+    return {
+        "What": what,
+        "Measured": f"**{value}**",
+        "Interval or range": interval,
+        "More": f"[more]({page})",
     }
-)
 
 
 def front_text(records: Path) -> str:
-    """Markdown of the rows; that of the exact mode is there when its record is.
-
-    Raises:
-        ValueError: a record is missing or damaged.
-    """
-    return f"{TABLE.markdown(_rows(records))}\n\n{NOTE}\n"
+    """Markdown of the rows; that of the exact mode is there when its record is."""
+    return f"{markdown_table(_rows(records))}\n\n{NOTE}\n"
 
 
 def _rows(records: Path) -> Iterator[Row]:
@@ -61,7 +47,7 @@ def _rows(records: Path) -> Iterator[Row]:
     bf16_gib, packed_gib = (
         number(engines[f"{MODEL}:{it}"], "weight_gib") for it in ("bf16", "nvfp4")
     )
-    yield Row(
+    yield _row(
         "Weight memory of rollouts, Qwen3-30B-A3B",
         f"{1 - packed_gib / bf16_gib:.0%} less",
         f"{packed_gib:.1f} of {bf16_gib:.1f} GiB",
@@ -71,13 +57,13 @@ def _rows(records: Path) -> Iterator[Row]:
     ratios = {it.arm: it.estimates[KL_RATIO] for it in table.arms if KL_RATIO in it.estimates}
     page = f"experiments/records/{STUDY}/README.md"
     for arm, words in (("nvfp4-noqat", "without QAT"), ("nvfp4-qat", "with QAT")):
-        yield Row(f"Mismatch (k3 KL) {words}, over BF16's", *_ratio(ratios[arm]), page)
-    if (path := benchmarks / EXACT).is_file():
+        yield _row(f"Mismatch (k3 KL) {words}, over BF16's", *_ratio(ratios[arm]), page)
+    for path in record_paths(benchmarks, EXACT):
         yield _exact(path)
     claims = {it.name: it for it in table.claims}
-    yield Row("Mean reward, no QAT less QAT", *_difference(claims["C9"]), page)
+    yield _row("Mean reward, no QAT less QAT", *_difference(claims["C9"]), page)
     within = f"Mean reward, QAT less BF16 (margin {AREA_MARGIN:g})"
-    yield Row(within, *_difference(claims["C4"]), page)
+    yield _row(within, *_difference(claims["C4"]), page)
     yield _training(benchmarks)
     speeds = {
         name: number(it, DECODING) / number(engines[f"{model}:bf16"], DECODING)
@@ -85,7 +71,7 @@ def _rows(records: Path) -> Iterator[Row]:
         if (model := name.partition(":")[0]) and not name.endswith(":bf16")
     }
     slowest, fastest = show_ratio(min(speeds.values())), show_ratio(max(speeds.values()))
-    yield Row(
+    yield _row(
         f"Decoding speed over BF16's, Qwen3-30B-A3B, {AT_ONCE} sequences",
         show_ratio(speeds[f"{MODEL}:nvfp4"]),
         f"{slowest} to {fastest}: two models, three kernels",
@@ -105,9 +91,9 @@ def _difference(claim: Claim) -> tuple[str, str]:
 
 def _exact(path: Path) -> Row:
     """Of all comparisons that have to be zero, controls not counted."""
-    rows = [it for it in read_json(path)["comparisons"] if it["expected_zero"]]
-    unequal, tokens = (sum(it[key] for it in rows) for key in ("unequal", "tokens"))
-    return Row(
+    rows = [it for it in read_record(path, RowsRecord).rows if it["expected_zero"]]
+    unequal, tokens = (int(sum(number(it, key) for it in rows)) for key in ("unequal", "tokens"))
+    return _row(
         "Exact mode: log-probs of sampled tokens that differ in any bit",
         f"{unequal:,}",
         f"of {tokens:,}",
@@ -119,10 +105,10 @@ def _training(benchmarks: Path) -> Row:
     """Of Qwen3-8B's shape through verl; the range is that of the recordings, one run an arm."""
     ratios = []
     for name in STEPS:
-        runs = read_json(benchmarks / f"verl_{MACHINE}{name}.json")["rows"]
+        runs = read_record(benchmarks / f"verl_{MACHINE}{name}.json", RowsRecord).rows
         step_s = {it["arm"]: number(it, "step_s") for it in runs}
         ratios.append(step_s["nvfp4-qat"] / step_s["bf16"])
-    return Row(
+    return _row(
         "Time of a verl step with QAT over BF16's, Qwen3-8B",
         show_ratio(ratios[0]),
         f"{show_ratio(min(ratios))} to {show_ratio(max(ratios))}: {len(ratios)} recordings",

@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
 
-from analysis.markdown import MarkdownTable
+from analysis.markdown import Row, markdown_table
 from analysis.tables.engines import Engines, engines_of, number, read_servings, read_synced
 from analysis.tables.rows import verdict
 from experiments.benchmarks.engine_tables import over_bf16
@@ -28,61 +27,41 @@ NOTE = (
 )
 
 
-class Goal(NamedTuple):
-    """A goal, and what was measured, by precision."""
-
-    model: str
-    what: str
-    bound: float
-    is_time: bool
-    measured: Mapping[str, float]
-
-    @property
-    def shown_bound(self) -> str:
-        """What is asked for."""
-        return f"at most {self.bound:g} s" if self.is_time else f"at least {self.bound:g}x"
-
-    def result(self, precision: str) -> str:
-        """What was measured, and whether it meets the goal."""
-        if precision not in self.measured:
-            return "not measured"
-        value = self.measured[precision]
-        is_met = value <= self.bound if self.is_time else value >= self.bound
-        shown = f"{value:.3f} s" if self.is_time else f"{value:.2f}x"
-        return f"{shown}, {verdict(is_met)}"
-
-
-TABLE: MarkdownTable[Goal] = MarkdownTable(
-    {
-        "Model": lambda row: row.model,
-        "What": lambda row: row.what,
-        "Goal": lambda row: row.shown_bound,
-        "Humming": lambda row: row.result("humming"),
-        "Experts alone by Humming": lambda row: (
-            row.result("humming-experts") if row.model in MOES else ""
-        ),
-        "Marlin": lambda row: row.result("nvfp4"),
-    }
-)
-
-
 def goals_sections(folder: Path, machine: str) -> list[str]:
-    """A row for each goal in vLLM, by model.
-
-    Raises:
-        ValueError: a record is missing or damaged.
-    """
+    """A row for each goal in vLLM, by model."""
     served, synced = engines_of(read_servings(folder, machine)), read_synced(folder, machine)
-    rows: list[Goal] = []
+    rows: list[Row] = []
     for model, goals in SPEED_GOALS.items():
         for setting, bound in goals.items():
             is_prefill = setting == PREFILL
             what = PREFILL if is_prefill else f"decoding with prefill, {setting} at once"
             key = over_bf16("prefill_tokens_per_s" if is_prefill else f"tokens_per_s.{setting}")
-            rows.append(Goal(model, what, bound, False, _by_precision(served, model, key)))
+            rows.append(_row(model, what, bound, False, _by_precision(served, model, key)))
         in_place = _by_precision(synced, model, IN_PLACE)
-        rows.append(Goal(model, "weight sync in place", SYNC_GOALS_S[model], True, in_place))
-    return [TABLE.markdown(rows), NOTE]
+        rows.append(_row(model, "weight sync in place", SYNC_GOALS_S[model], True, in_place))
+    return [markdown_table(rows), NOTE]
+
+
+def _row(model: str, what: str, bound: float, is_time: bool, measured: Mapping[str, float]) -> Row:
+    """A goal, and what was measured by precision."""
+
+    def result(precision: str) -> str:
+        if precision not in measured:
+            return "not measured"
+        value = measured[precision]
+        is_met = value <= bound if is_time else value >= bound
+        return (
+            f"{value:.3f} s, {verdict(is_met)}" if is_time else f"{value:.2f}x, {verdict(is_met)}"
+        )
+
+    return {
+        "Model": model,
+        "What": what,
+        "Goal": f"at most {bound:g} s" if is_time else f"at least {bound:g}x",
+        "Humming": result("humming"),
+        "Experts alone by Humming": result("humming-experts") if model in MOES else "",
+        "Marlin": result("nvfp4"),
+    }
 
 
 def _by_precision(engines: Engines, model: str, key: str) -> dict[str, float]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import linear_regression, mean
 from typing import Any, NamedTuple
 
-from analysis.markdown import MarkdownTable
+from analysis.markdown import Row, markdown_table
 from analysis.tables.engines import number, read_synced
 from analysis.tables.memory import GPUS, MODELS, REPORTED
 from analysis.tables.rows import read_records
@@ -113,41 +113,25 @@ class Setting(NamedTuple):
         return {int(number(run, "gpus")): number(run, key) for run in known}
 
 
-class Row(NamedTuple):
+def _row(setting: Setting, gpus: int) -> Row:
     """A setting on a number of GPUs."""
-
-    setting: Setting
-    gpus: int
-
-    @property
-    def fits(self) -> bool:
-        """Whether an H200 holds the actor's share."""
-        return self.setting.actor_gib(self.gpus).amount < GPU_GIB
-
-
-TABLE: MarkdownTable[Row] = MarkdownTable(
-    {
-        "Model": lambda row: row.setting.model,
-        "Arm": lambda row: row.setting.arm,
-        "GPUs": lambda row: str(row.gpus),
-        "Actor on a GPU, GiB": lambda row: (
-            f"{row.setting.actor_gib(row.gpus)}{'' if row.fits else ', too much'}"
-        ),
-        "vLLM's weights on a GPU, GiB": lambda row: f"{row.setting.weights_gib:.2f}",
-        "Host, GiB": lambda row: str(row.setting.host_gib(row.gpus)) if row.fits else "",
-        "Weight sync, s": lambda row: str(row.setting.sync_s(row.gpus) or "") if row.fits else "",
-        "Step, s": lambda row: str(row.setting.step_s(row.gpus) or "") if row.fits else "",
-        "Commit": lambda row: row.setting.commit(row.gpus),
+    actor_gib = setting.actor_gib(gpus)
+    fits = actor_gib.amount < GPU_GIB
+    return {
+        "Model": setting.model,
+        "Arm": setting.arm,
+        "GPUs": str(gpus),
+        "Actor on a GPU, GiB": f"{actor_gib}{'' if fits else ', too much'}",
+        "vLLM's weights on a GPU, GiB": f"{setting.weights_gib:.2f}",
+        "Host, GiB": str(setting.host_gib(gpus)) if fits else "",
+        "Weight sync, s": str(setting.sync_s(gpus) or "") if fits else "",
+        "Step, s": str(setting.step_s(gpus) or "") if fits else "",
+        "Commit": setting.commit(gpus),
     }
-)
 
 
 def gpus_sections(folder: Path, machine: str) -> list[str]:
-    """A row for each model, arm and number of GPUs.
-
-    Raises:
-        ValueError: a record is missing or damaged.
-    """
+    """A row for each model, arm and number of GPUs."""
     runs = [row for record in read_records(folder, machine, "verl") for row in record.rows]
     engines = read_synced(folder, machine)
     settings = [
@@ -161,8 +145,7 @@ def gpus_sections(folder: Path, machine: str) -> list[str]:
         for model in MODELS
         for arm, precision in ARMS.items()
     ]
-    rows = [Row(setting, gpus) for setting in settings for gpus in GPUS]
-    return [TABLE.markdown(rows), NOTE]
+    return [markdown_table(_row(it, gpus) for it in settings for gpus in GPUS), NOTE]
 
 
 def _is_of(run: records.Row, model: str, arm: str) -> bool:

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pandas as pd
 
+from analysis.benchmark_records import read_batches, read_record, record_paths
 from analysis.claims_table import show_ratio
 from analysis.stats import Array, ratio_over_seeds
-from analysis.tables.rows import RowsRecord, read_record, sections_of
+from analysis.tables.rows import RowsRecord, sections_of
 from experiments.benchmarks.records import Column, Row
 
 RATIOS = {  # arm, and that which it is compared with
@@ -32,16 +33,11 @@ NOTE = (
 
 
 def parity_sections(folder: Path, machine: str) -> list[str]:
-    """A row a model, of all parity records of a machine by name; their batches lie beside them.
-
-    Raises:
-        ValueError: a record is missing or damaged, or its arms have other seeds.
-    """
+    """A row a model, of all parity records of a machine by name; their batches lie beside them."""
     records = []
     first = folder / f"parity_{machine}.json"
-    for path in sorted(folder.glob(f"parity*_{machine}.json")) or [first]:
-        record: RowsRecord = read_record(path, RowsRecord)
-        batches = pd.read_csv(path.with_suffix(".csv.gz"))
+    for path in record_paths(folder, f"parity*_{machine}.json") or [first]:
+        record, batches = read_record(path, RowsRecord), read_batches(path)
         models = dict.fromkeys(str(row["model"]) for row in record.rows)
         rows = [_row(model, batches[batches["model"] == model]) for model in models]
         shown = {"columns": COLUMNS, "rows": rows, "note": NOTE}

@@ -7,17 +7,16 @@ columns too.
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple, Self
+from typing import Self
 
 from pydantic import AliasChoices, BaseModel, Field, model_validator
 
-from analysis.markdown import MarkdownTable
+from analysis.benchmark_records import read_record, record_paths
+from analysis.markdown import markdown_table, without_empty
 from experiments.benchmarks.records import Cell, Column, Row, Setting
-from experiments.support.json_files import read_model
 
 LABELS = {"vllm": "vLLM"}  # of packages
 
@@ -101,13 +100,6 @@ class RowsRecord(BaseModel):
         return words | ({"commit": self.commit} if self.has_one_commit else {})
 
 
-class Line(NamedTuple):
-    """A row and the record that it is of."""
-
-    record: RowsRecord
-    row: Row
-
-
 def read_records(folder: Path, machine: str, *benchmarks: str) -> list[RowsRecord]:
     """Of each `BENCHMARK_MACHINE.json`, and others that begin so.
 
@@ -115,21 +107,13 @@ def read_records(folder: Path, machine: str, *benchmarks: str) -> list[RowsRecor
         folder: of the records.
         machine: how the names of their files go on.
         benchmarks: names, whose first file must be there, or patterns with `*`.
-
-    Raises:
-        ValueError: one is missing or damaged.
     """
     files: list[Path] = []
     for benchmark in benchmarks:
         first = folder / f"{benchmark}_{machine}.json"
         files += [] if "*" in benchmark else [first]
-        files += sorted(it for it in folder.glob(f"{first.stem}*.json") if it not in files)
+        files += [it for it in record_paths(folder, f"{first.stem}*.json") if it not in files]
     return [read_record(path, RowsRecord) for path in files]
-
-
-def read_record(path: Path, kind: type[Any]) -> Any:
-    """A benchmark's record; ValueError names a missing or damaged file."""
-    return read_model(path, kind, "run the benchmark of that name")
 
 
 def rows_sections(*benchmarks: str) -> Callable[[Path, str], list[str]]:
@@ -152,35 +136,32 @@ def _section(records: list[RowsRecord]) -> list[str]:
     names = dict.fromkeys(name for it in settings for name in it)
     shared = [it for it in names if len({of_record.get(it) for of_record in settings}) == 1]
     said = [f"{it} {settings[0][it]}" for it in shared if it != "commit" and settings[0][it]]
-    columns: dict[str, Callable[[Line], str]] = {
-        name: partial(_setting, name) for name in names if name not in shared
-    }
     if not records[0].columns:
         raise ValueError("columns: missing; run the benchmark again")
-    columns |= {it.heading: partial(_cell, key, it) for key, it in records[0].columns.items()}
-    lines = [Line(record, row) for record in records for row in record.rows]
+    rows = [
+        {name: record.words.get(name, "") for name in names if name not in shared}
+        | {it.heading: _cell(key, it, row) for key, it in record.columns.items()}
+        for record in records
+        for row in record.rows
+    ]
     setups = "; ".join(sorted({record.setup for record in records} - {""}))
     origin = "; ".join([*([f"Measured on: {setups}"] if setups else []), *said])
     notes = dict.fromkeys(record.note for record in records if record.note)
     first = [f"{origin}."] if origin else []
-    return [*first, MarkdownTable(columns).without_empty(lines), *notes]
+    return [*first, markdown_table(without_empty(rows)), *notes]
 
 
-def _setting(name: str, line: Line) -> str:
-    return line.record.words.get(name, "")
-
-
-def _cell(key: str, column: Column, line: Line) -> str:
-    cell = line.row[key]
+def _cell(key: str, column: Column, row: Row) -> str:
+    cell = row[key]
     if column.ratio and cell is not None:
-        ratio = line.row.get(column.ratio)
+        ratio = row.get(column.ratio)
         in_brackets = "" if ratio is None else f" ({ratio:.2f}x)"
         return (
             f"{_text(median(cell) if isinstance(cell, list) else cell, column.format)}{in_brackets}"
         )
     if not column.bounds or cell is None:
         return _text(cell, column.format)
-    value = line.row[column.bounds]
+    value = row[column.bounds]
     if not isinstance(value, int | float) or not isinstance(cell, int | float):
         raise ValueError(f"rows: {key}: {cell}: bounds {value}, which is no number")
     return f"{_text(cell, column.format)}, {verdict(value <= cell)}"

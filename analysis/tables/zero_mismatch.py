@@ -29,11 +29,7 @@ NOTE = (
 
 
 def zero_mismatch_sections(folder: Path, machine: str) -> list[str]:
-    """Of `zero_mismatch_MACHINE.json` and others that begin so.
-
-    Raises:
-        ValueError: there is none, or one is damaged.
-    """
+    """Of `zero_mismatch_MACHINE.json` and others that begin so."""
     records = read_records(folder, machine, "zero_mismatch")
     return sections_of([record.model_copy(update=_shown(record.rows)) for record in records])
 

@@ -30,8 +30,11 @@ KERNELS = (
     "QAT_CORE_EXACT",
     "QAT_CORE_EXPERTS_KERNEL",
     "QAT_CORE_LINEAR_KERNEL",
+    "VLLM_ATTENTION_BACKEND",
     "VLLM_BATCH_INVARIANT",
     "VLLM_MARLIN_USE_ATOMIC_ADD",
+    "VLLM_USE_FLASHINFER_SAMPLER",
+    "VLLM_USE_V2_MODEL_RUNNER",
 )
 LOCKS = {"eager": ("base.txt", "torch.txt"), "vllm": ("base.txt", "torch.txt", "engines.txt")}
 

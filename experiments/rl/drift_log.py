@@ -44,9 +44,6 @@ class DriftLog:
         Args:
             step: the last one done, 0 at the start of a run. If it is not one to observe, the next
                 observation has no changes.
-
-        Raises:
-            ValueError: the file is damaged; names the line.
         """
         _drop_after(self._path, step)
         if step % self._every == 0:

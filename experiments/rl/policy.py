@@ -107,11 +107,7 @@ class Policy:
         return scores.log_probs_BT, scores.entropy_BT
 
     def scores(self, rollouts: Rollouts) -> Scores:
-        """All that a step needs of one forward pass over the rollouts.
-
-        Raises:
-            ValueError: routes are to be replayed, and missing or of other tokens or experts.
-        """
+        """All that a step needs of one forward pass over the rollouts."""
         num_response_tokens = rollouts.response_mask.shape[1]
         with self._routed(rollouts), sdpa_kernel(ATTENTION):
             logits = self.model(

@@ -36,11 +36,7 @@ def find_steps(checkpoint_dir: Path) -> dict[int, Path]:
 
 
 def check(folder: Path) -> None:
-    """Compares a checkpoint's files with their digests.
-
-    Raises:
-        ValueError: one is missing or damaged; names it.
-    """
+    """Compares a checkpoint's files with their digests."""
     try:
         verify_manifest(folder)
     except ValueError as error:
@@ -102,9 +98,6 @@ def load(checkpoint_dir: Path, optimizer: MasterAdamW) -> int:
 
     Returns:
         Its step, 0 where there is none.
-
-    Raises:
-        ValueError: there are checkpoints, but all are damaged; names a file of the newest.
     """
     damage = []
     for step, folder in reversed(find_steps(checkpoint_dir).items()):

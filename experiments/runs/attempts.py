@@ -7,7 +7,7 @@ metrics.jsonl and manifest.json are written from them when the run has finished.
 
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -111,11 +111,7 @@ def merge_rows(attempts: Iterable[Attempt]) -> list[Row]:
 
 
 def require_whole_history(attempts: Sequence[Attempt]) -> None:
-    """Refuses attempts of which steps are lost, before they are resumed.
-
-    Raises:
-        ValueError: between the first and the last recorded step one is missing.
-    """
+    """Refuses attempts of which steps are lost, before they are resumed."""
     if attempts:
         folders = attempts[0].folder.parent
         require_every_step(merge_rows(attempts), f"{folders}/*/{METRICS}", HINT)
@@ -134,11 +130,15 @@ def list_run_dirs(folder: Path) -> list[Path]:
     return [it for it in sorted(folder.glob("*_seed*")) if is_run(it)]
 
 
-def read_history(run_dir: Path) -> tuple[RunManifest, list[Row]]:
-    """Manifest and merged metrics of a run, finished or not, or of a recorded one."""
-    attempts = list_attempts(run_dir)
-    if not attempts:
-        return read_manifest(run_dir, HINT), read_rows(run_dir, HINT)
+def read_history(run_dir: Path, keys: Collection[str] = ()) -> tuple[RunManifest, list[Row]]:
+    """Manifest and merged metrics of a run, finished or not, or of a recorded one.
+
+    Args:
+        run_dir: of the run.
+        keys: as for `read_rows`.
+    """
+    if not (attempts := list_attempts(run_dir)):
+        return read_manifest(run_dir, HINT), read_rows(run_dir, HINT, keys)
     manifest = attempts[-1].manifest
     resumed = [a for a in attempts if a.manifest.started_at == manifest.started_at]
     rows = merge_rows(resumed)

@@ -24,11 +24,7 @@ class BaseManifest(BaseModel):
 
 
 def read_base_manifest(base_dir: Path) -> BaseManifest:
-    """The manifest of a base checkpoint.
-
-    Raises:
-        ValueError: it is missing or damaged.
-    """
+    """The manifest of a base checkpoint."""
     path = base_dir / MANIFEST
     if not path.is_file():
         raise ValueError(f"{path}: no base checkpoint; make it with `snakemake {path}`")
@@ -64,10 +60,6 @@ def require_prompts_fit(longest_tokens: int, study: Study) -> None:
 
 
 def check_base(base_dir: Path) -> None:
-    """Compares a base checkpoint's files with its manifest.
-
-    Raises:
-        ValueError: one is missing or damaged; names it.
-    """
+    """Compares a base checkpoint's files with its manifest."""
     manifest = read_base_manifest(base_dir)
     require_digests(base_dir, manifest.weights | manifest.files)

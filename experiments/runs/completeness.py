@@ -10,11 +10,7 @@ from experiments.support.json_files import REMAKE
 
 
 def is_trained(study: Study, run: Run, results: Path) -> bool:
-    """Whether a run of a study has finished, in a results folder or a record.
-
-    Raises:
-        ValueError: its manifest is damaged, or it was trained with other settings.
-    """
+    """Whether a run of a study has finished, in a results folder or a record."""
     return (
         has_file(results / run.id, MANIFEST)
         and read_run(study, run, results, REMAKE).status == "finished"
@@ -25,9 +21,6 @@ def complete_cells(study: Study, results: Path) -> dict[str | None, tuple[Run, .
     """The cells of a grid that have all their runs, with these, in the study's order.
 
     A study without cells is a single one, whose name is None.
-
-    Raises:
-        ValueError: a manifest is damaged, or a run was trained with other settings.
     """
     runs_of: dict[str | None, list[Run]] = {}
     for run in study.runs:

@@ -28,11 +28,7 @@ class DataManifest(BaseModel):
 
 
 def read_data_manifest(folder: Path) -> DataManifest:
-    """The description of a study's data.
-
-    Raises:
-        ValueError: it is missing or damaged.
-    """
+    """The description of a study's data."""
     path = folder / DATA_MANIFEST
     if not path.is_file():
         raise ValueError(f"{path}: no data; make it with `snakemake {path}`")
@@ -40,11 +36,7 @@ def read_data_manifest(folder: Path) -> DataManifest:
 
 
 def check_data(folder: Path) -> None:
-    """Compares a study's data with their description.
-
-    Raises:
-        ValueError: a file is missing or damaged; names it.
-    """
+    """Compares a study's data with their description."""
     manifest = read_data_manifest(folder)
     digests = {"train.parquet": manifest.train.sha256, "test.parquet": manifest.test.sha256}
     require_digests(folder, digests)

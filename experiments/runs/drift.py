@@ -21,11 +21,7 @@ NUMBERS = ("layer", "kl", "kl_together", *MEASURES)
 
 
 def read_drift(run_dir: Path) -> pd.DataFrame:
-    """The rows of a run, of results or of a record; of repeated ones the last counts.
-
-    Raises:
-        ValueError: they are missing, empty or damaged.
-    """
+    """The rows of a run, of results or of a record; of repeated ones the last counts."""
     record, path = record_of(run_dir), file_of(run_dir, DRIFT_FILE)
     if record is None:
         rows = _read_jsonl(run_dir / DRIFT_FILE)

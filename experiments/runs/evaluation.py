@@ -54,11 +54,7 @@ class Evaluation(Section):
 
 
 def read_evaluations(run_dir: Path, hint: str) -> list[Evaluation]:
-    """The evaluations of a run, of results or of a record.
-
-    Raises:
-        ValueError: they are missing or damaged; the hint says what to do.
-    """
+    """The evaluations of a run, of results or of a record."""
     record, path = record_of(run_dir), file_of(run_dir, EVALUATIONS)
     if record is None:
         evaluations = read_model(run_dir / EVALUATIONS, list[Evaluation], hint)

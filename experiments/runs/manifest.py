@@ -1,6 +1,7 @@
 """The manifest of a run: everything that a reader needs to trust or repeat its numbers."""
 
 from datetime import datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -17,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from experiments.runs.record import file_of, record_of
+from experiments.runs.record import Record, file_of, record_of
 from experiments.study.arms import ArmName
 from experiments.study.schema import STUDY_NAME_PATTERN, Run
 from experiments.support.json_files import Json, check_model, read_json, write_json
@@ -197,11 +198,16 @@ def read_manifest_json(folder: Path, hint: str) -> Json:
 
 
 def read_manifest(folder: Path, hint: str) -> RunManifest:
-    """The manifest of a run, of results or of a record, or of an attempt.
-
-    Raises:
-        ValueError: it is missing or damaged, or another run's; the hint says what to do.
-    """
+    """The manifest of a run, of results or of a record, or of an attempt."""
+    record = record_of(folder)
+    if record:
+        return _recorded_manifest(record, folder, hint)
     return check_model(
         read_manifest_json(folder, hint), file_of(folder, MANIFEST), RunManifest, hint
     )
+
+
+@lru_cache(maxsize=1000)  # every claim, table and figure asks for it
+def _recorded_manifest(record: Record, folder: Path, hint: str) -> RunManifest:
+    where = file_of(folder, MANIFEST)
+    return check_model(record.manifest(folder.name), where, RunManifest, hint)

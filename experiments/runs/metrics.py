@@ -1,7 +1,7 @@
 """The metrics of a run: one row per step, in JSON lines until they are recorded."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from experiments.rl.metric_names import K3_KL, RESPONSE_TOKENS, REWARD, TOTAL_TOKENS
@@ -37,9 +37,6 @@ def read_jsonl(path: Path, hint: str, *, may_be_cut: bool = False) -> list[Row]:
         path: the file.
         hint: what the user can do about damage.
         may_be_cut: leave out a last line without an end, as a crash leaves it.
-
-    Raises:
-        ValueError: it is missing, or a line is not a row; names the line.
     """
     lines = read_bytes(path, hint).splitlines(keepends=True)
     return [
@@ -49,16 +46,20 @@ def read_jsonl(path: Path, hint: str, *, may_be_cut: bool = False) -> list[Row]:
     ]
 
 
-def read_rows(run_dir: Path, hint: str) -> list[Row]:
+def read_rows(run_dir: Path, hint: str, keys: Collection[str] = ()) -> list[Row]:
     """The metrics of a finished run, of results or of a record; what is undefined is None.
 
-    Raises:
-        ValueError: they are missing or damaged; names the row.
+    Args:
+        run_dir: of the run.
+        hint: what the user can do about damage.
+        keys: all that is needed, beside the step; by default every metric.
     """
     record = record_of(run_dir)
     if record is None:
         return read_jsonl(run_dir / METRICS, hint)
     table, where = record.rows(METRICS, run_dir.name), file_of(run_dir, METRICS)
+    if keys:
+        table = table.select([it for it in table.column_names if it in ("step", *keys)])
     columns = ([_known(it) for it in column.to_pylist()] for column in table.columns)
     return [
         _check_row(dict(zip(table.column_names, values, strict=True)), f"{where}: row {n}", hint)
@@ -95,9 +96,6 @@ def require_every_step(rows: Sequence[Row], where: str, hint: str, last: int | N
         where: what an error calls them.
         hint: what the user can do.
         last: a step that must be there; by default the last one that is.
-
-    Raises:
-        ValueError: a step is missing; names the first.
     """
     steps = {step_of(row) for row in rows}
     for step in range(1, (last or max(steps, default=0)) + 1):

@@ -53,11 +53,7 @@ def digest_file(path: Path) -> str:
 
 
 def require_digests(folder: Path, digests: Mapping[str, str]) -> None:
-    """Compares files that the workflow made with what their manifest says of them.
-
-    Raises:
-        ValueError: one is missing or damaged; names it.
-    """
+    """Compares files that the workflow made with what their manifest says of them."""
     hint = f"delete {folder} and run the study again"
     for name, digest in digests.items():
         path = folder / name

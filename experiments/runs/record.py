@@ -10,6 +10,7 @@ asks `record_of` first. In a table NaN is undefined; null is what a run has no v
 """
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import groupby, product
@@ -109,14 +110,21 @@ def record_of(run_dir: Path) -> Record | None:
 
 def open_record(folder: Path) -> Record | None:
     """The record in a folder, None if it is none."""
-    if not (folder / MANIFESTS).is_file():
+    states = [_state(f"{folder}/{name}") for name in FILES.values()]  # asked often: no Path
+    return _opened(folder, *states) if states[0] else None
+
+
+def _state(path: str) -> tuple[int, int, int] | None:
+    """What changes with a file's content; None if it is missing."""
+    try:
+        found = os.stat(path)
+    except OSError:
         return None
-    states = [path.stat() for name in FILES.values() if (path := folder / name).is_file()]
-    return _opened(folder, *((it.st_ino, it.st_mtime_ns, it.st_size) for it in states))
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 @lru_cache(maxsize=4)
-def _opened(folder: Path, *states: tuple[int, int, int]) -> Record:
+def _opened(folder: Path, *states: tuple[int, int, int] | None) -> Record:
     return Record(folder)
 
 

@@ -16,12 +16,7 @@ RECIPE = "recipe."  # keys of verl; their files change, and are in no record
 
 
 def read_run(study: Study, run: Run, results: Path, hint: str) -> RunManifest:
-    """The manifest of a study's run in a results folder or a record.
-
-    Raises:
-        ValueError: it is missing or damaged (the hint says what to do), or another run's, or the
-            run was trained with other settings, or from another base, than the study has.
-    """
+    """The manifest of a study's run in a results folder or a record."""
     run_dir = results / run.id
     path, manifest = file_of(run_dir, MANIFEST), read_manifest(run_dir, hint)
     if manifest.run != run.id:
@@ -50,12 +45,7 @@ def read_run(study: Study, run: Run, results: Path, hint: str) -> RunManifest:
 
 
 def read_evaluations_of(study: Study, run_dir: Path, hint: str) -> list[Evaluation]:
-    """The evaluations of a study's run; those of a record may be too old to name their settings.
-
-    Raises:
-        ValueError: they are missing or damaged (the hint says what to do), or have other settings
-            than the study has.
-    """
+    """The evaluations of a study's run; those of a record may be too old to name their settings."""
     evaluations, wanted = read_evaluations(run_dir, hint), study.evaluation.model_dump()
     for it in evaluations:
         if it.settings is None and record_of(run_dir):

@@ -10,7 +10,7 @@ from statistics import fmean
 
 from pydantic import BaseModel, ConfigDict
 
-from experiments.rl.metric_names import K3_KL, REWARD
+from experiments.rl.metric_names import K3_KL, RESPONSE_TOKENS, REWARD
 from experiments.runs.attempts import is_run, read_history
 from experiments.runs.evaluation import EVALUATIONS, read_evaluations
 from experiments.runs.manifest import RunManifest
@@ -33,6 +33,7 @@ KEYS = {
     SHARE: "weights over BF16's",
 }
 RATIOS = {KL_RATIO: KL, SHARE: MIB}
+OF_ROWS = (K3_KL, REWARD, RESPONSE_TOKENS)
 
 
 class Estimate(BaseModel):
@@ -64,13 +65,13 @@ class ArmSummary(BaseModel):
 
 def summarize(run_dir: Path) -> dict[str, float]:
     """The numbers of a run that has finished, by key of `KEYS`; what is not known is left out."""
-    manifest, rows = read_history(run_dir)
+    manifest, rows = read_history(run_dir, OF_ROWS)
     if manifest.status != "finished":
         return {}
     found = _measured(manifest, rows) | _accuracies(run_dir)
     bf16_dir = run_dir.with_name(Run(manifest.model, "bf16", manifest.seed, manifest.cell).id)
     if is_run(bf16_dir):
-        bf16_manifest, bf16_rows = read_history(bf16_dir)
+        bf16_manifest, bf16_rows = read_history(bf16_dir, OF_ROWS)
         bf16 = _measured(bf16_manifest, bf16_rows) if bf16_manifest.status == "finished" else {}
         for ratio, key in RATIOS.items():
             if found.get(key) and bf16.get(key):

@@ -1,5 +1,6 @@
 """Reads a YAML file into a pydantic model; one line with a hint for each error."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -58,8 +59,8 @@ def _truth_values_as_numbers(
             yield from _truth_values_as_numbers(item, its, (*parents, str(i)))
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """YAML's safe loader, which also refuses a key that is there twice."""
+class _StrictLoader(yaml.SafeLoader):
+    """YAML's safe loader, which also refuses a key that is there twice, and `010`, which is 8."""
 
     def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
         # as written: once `<<` is resolved, a key that overrides is rightly there twice
@@ -73,6 +74,15 @@ class _UniqueKeyLoader(yaml.SafeLoader):
             seen.add((key.tag, key.value))
         return node
 
+    def compose_scalar_node(self, anchor: dict[Any, yaml.Node]) -> yaml.ScalarNode:
+        node = super().compose_scalar_node(anchor)
+        is_number = node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+        if is_number and re.search(r"^[-+]?0[0-7_]+$|:", node.value):
+            raise yaml.composer.ComposerError(
+                None, None, f"{node.value} counts in eights or sixties in YAML", node.start_mark
+            )
+        return node
+
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """Reads a YAML file that holds a mapping.
@@ -81,7 +91,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         ValueError: it is not YAML, or no mapping; names the file and, where there is one, the line.
     """
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeyLoader)
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 0
         raise ValueError(f"{path}: line {line}: {error.problem}; fix the YAML there") from None

@@ -35,11 +35,7 @@ def read_json(path: Path, hint: str = REMAKE) -> Json:
 
 
 def read_model(path: Path, kind: type[Parsed], hint: str = REMAKE) -> Parsed:
-    """A JSON file as a pydantic model or any other type that pydantic knows.
-
-    Raises:
-        ValueError: "<file>: <key>: <what>; <hint>" if it is missing, not JSON or not of that kind.
-    """
+    """A JSON file as a pydantic model or any other type that pydantic knows."""
     return check_model(_parse(read_bytes(path, hint), str(path), hint), str(path), kind, hint)
 
 
@@ -54,11 +50,7 @@ def check_model(content: object, where: str, kind: type[Parsed], hint: str) -> P
 
 
 def read_bytes(path: Path, hint: str) -> bytes:
-    """A file's content.
-
-    Raises:
-        ValueError: it is missing or cannot be read.
-    """
+    """A file's content."""
     try:
         return path.read_bytes()
     except FileNotFoundError:

@@ -133,9 +133,6 @@ def publish_study(study_dir: Path, results: Path) -> None:
     Args:
         study_dir: holds claims.json, claims.md and figures/.
         results: holds the study's runs, which give its start and its end.
-
-    Raises:
-        ValueError: claims.json is damaged.
     """
     claims = study_dir / "claims.json"
     judged = read_judged(claims)

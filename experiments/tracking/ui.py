@@ -223,34 +223,36 @@ def _named_errors() -> Iterator[None]:
         print(f"not read: {error}", file=sys.stderr, flush=True)
 
 
-def _read(study: Path) -> None:
+def _read(study: Path, addresses: str) -> None:
     record = RECORDS / load_study(study).study
     with explained_errors():
         client = connect()
         add_record(client, record, add_results(client, RESULTS))
-    print(f"All runs of this machine and of {record.name} are read.", flush=True)
+    print(f"All runs of this machine and of {record.name} are read.\n{addresses}", flush=True)
 
 
 def main() -> None:
     """Prints the addresses and becomes the server; with --read fills the store instead."""
     parser = argparse.ArgumentParser(description="Browse the runs in MLflow.", parents=[STUDY])
     parser.add_argument("--port", default="5000")
-    parser.add_argument("--read", action="store_true", help="only read what the store lacks")
+    parser.add_argument(
+        "--read", metavar="ADDRESSES", help="only read what the store lacks, then print these"
+    )
     args = parser.parse_args()
     require_file()
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
-    if args.read:
-        _read(args.study)
+    if args.read is not None:
+        _read(args.study, args.read)
         return
     with reserved_port(args.port) as port, explained_errors():
         record = RECORDS / load_study(args.study).study
         studies = shown_studies(connect(), RESULTS, record)
-    for name, experiment_id in studies.items():
-        print(f"{name}: {view_address(f'http://{HOST}:{port}', experiment_id)}")
-    print(f"(the runs in {store_uri()}; Ctrl-C ends it; STUDY=name adds a record)", flush=True)
-    subprocess.Popen(
-        [sys.executable, "-m", "experiments.tracking.ui", "--read", "--study", str(args.study)]
-    )
+    root = f"http://{HOST}:{port}"
+    addresses = "\n".join(f"{name}: {view_address(root, it)}" for name, it in studies.items())
+    print(f"{addresses}\n(the runs in {store_uri()}; Ctrl-C ends it; STUDY=name adds a record)")
+    print("(MLflow's assistant covers columns: close it)", flush=True)
+    read = [sys.executable, "-m", "experiments.tracking.ui", "--study", str(args.study)]
+    subprocess.Popen([*read, f"--read={addresses}"])  # which MLflow's own lines follow
     command = server_command(port)
     os.execv(command[0], command)
 

@@ -15,10 +15,6 @@ def rewind(folder: Path, last_recorded_step: int) -> int:
     Returns that step, 0 for the start. A crash can leave two others, which verl would take. It
     saves a step before it logs it: resumed from there, the step would never have metrics. And it
     may remove an old checkpoint before the new one is complete.
-
-    Raises:
-        ValueError: all complete checkpoints are of steps that are not recorded, one more than the
-            step that a crash can cost; nothing is deleted.
     """
     steps = steps_on_disk(folder)
     tracker = folder / TRACKER
@@ -51,11 +47,7 @@ def steps_on_disk(folder: Path) -> dict[int, Path]:
 
 
 def tracked_step(folder: Path) -> int:
-    """The step of verl's last complete checkpoint, 0 if there is none.
-
-    Raises:
-        ValueError: the file that holds it is damaged.
-    """
+    """The step of verl's last complete checkpoint, 0 if there is none."""
     tracker = folder / TRACKER
     if not tracker.exists():
         return 0

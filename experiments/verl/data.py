@@ -42,12 +42,7 @@ class Part(NamedTuple):
 
 
 def write_data(task: TaskConfig, out: Path) -> None:
-    """Writes train.parquet, test.parquet and data.json into a folder, all of them or none.
-
-    Raises:
-        ValueError: `out` holds something else, or a source is missing, damaged or
-            not what it should be; see its message.
-    """
+    """Writes train.parquet, test.parquet and data.json into a folder, all of them or none."""
     require_replaceable(out)
     test = list(_parts(task, "test"))
     held_out = {question.prompt for part in test for question in part.questions}

@@ -21,8 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 TIME_LIMIT_S = 5
 MEMORY_LIMIT_BYTES = 4 * BYTES_PER_GIB
 # 1, until November 2026: as math-verify reads them; 2: rewritten by `written_forms` before; 3: with
-# degrees
-RULE = 3
+# degrees; 4: with repeating decimals
+RULE = 4
 PACKAGES = ("math-verify", "latex2sympy2-extended", "antlr4-python3-runtime", "sympy")
 
 

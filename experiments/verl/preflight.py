@@ -24,11 +24,7 @@ def require_known_settings(study: Study, runs: Iterable[Run]) -> None:
 
 
 def require_inputs(paths: RunPaths) -> None:
-    """Checks the model and the data that a run reads.
-
-    Raises:
-        ValueError: a file is missing, or a dataset has other columns.
-    """
+    """Checks the model and the data that a run reads."""
     if not (paths.model / "config.json").is_file():
         raise ValueError(f"{paths.model}: no model there; make it with `snakemake {paths.model}`")
     for split in ("train", "test"):

@@ -69,11 +69,7 @@ class Unique(NamedTuple):
 
 
 def read_questions(path: Path) -> Iterator[Question]:
-    """The questions of a `.parquet` file of verl or a `.jsonl` file, in order.
-
-    Raises:
-        ValueError: naming the file and its row and column: missing, empty or of another type.
-    """
+    """The questions of a `.parquet` file of verl or a `.jsonl` file, in order."""
     readers = {".parquet": _read_parquet, ".jsonl": _read_jsonl}
     if path.suffix not in readers:
         raise ValueError(f"{path}: neither .parquet nor .jsonl; convert it to one of them")

@@ -71,12 +71,7 @@ class Source:
 
 
 def locate_sources(task: TaskConfig, split: Split) -> list[Source]:
-    """The files of a split: the study's local ones, else the hub's.
-
-    Raises:
-        ValueError: a file is missing or refused, or has another checksum.
-        OSError: it could not be fetched; another try may do.
-    """
+    """The files of a split: the study's local ones, else the hub's."""
     local: Mapping[Path, str] = task.train_files if split == "train" else task.test_files
     if local:
         return [_local_source(path, sha256, split) for path, sha256 in local.items()]

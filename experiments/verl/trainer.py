@@ -57,12 +57,7 @@ class VerlError(ProgramError):
 def train(
     study: Study, run: Run, results: Path, attempts: list[Attempt], on_step: OnStep
 ) -> TrainingResult:
-    """Trains a run to its last step, its KL gate or its stop file; returns what it measured.
-
-    Raises:
-        ValueError: an input is missing or damaged.
-        VerlError: verl failed.
-    """
+    """Trains a run to its last step, its KL gate or its stop file; returns what it measured."""
     attempt = attempts[-1]
     paths = run_paths(study, run, ROOT, results.resolve(), attempt.folder.resolve())
     require_inputs(paths)

@@ -1,8 +1,9 @@
 r"""Answers in mathematics, rewritten so that a parser reads what their writer meant.
 
 latex2sympy chooses its grammar by the ANTLR runtime that is installed, and with the 4.9 that Hydra
-needs `50\%` is no number; with any it reads `10\,000` as 10 times 0, and `1e3` as 3 times e. What
-is rewritten here has no such form left. docs/math_answers.md has the table of what is equal.
+needs `50\%` is no number; with any it reads `10\,000` as 10 times 0, `1e3` as 3 times e, and
+repeating decimals not at all. What is rewritten here has no such form left. docs/math_answers.md
+has the table of what is equal.
 """
 
 import re
@@ -13,6 +14,16 @@ BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 # of chat templates, where a tokenizer does not know them as special
 END_OF_TURN = re.compile(r"(?:(?:<\|[^<>|]+\|>|<end_of_turn>|<eos>|</s>)\s*)+$")
 _SPACE = r"(?:\\[,;:! ]|~|\\thinspace|\{\\,\}|\{,\})"
+_REPEATED = r"\\(?:overline|bar|dot)"
+
+
+def _fraction(decimal: re.Match[str]) -> str:
+    r"""Of a repeating decimal: `0.1\overline{6}` is 1/10 + 6/90, so (16 - 1)/90."""
+    whole, once, again = decimal["whole"], decimal["once"], decimal["again"] or decimal["digit"]
+    above = int(whole + once + again) - int(whole + once or "0")
+    return rf"\frac{{{above}}}{{{'9' * len(again)}{'0' * len(once)}}}"
+
+
 _RULES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
     (re.compile(r"(?<!\\)(?:\$|\\[()\[\]])"), ""),
     # thousands: 10\,000 and 1{,}234{,}567, and with plain spaces 10 000
@@ -24,6 +35,14 @@ _RULES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
     (re.compile(r"°|\^?\s*(?:\\degrees?\b|\{\s*\\degrees?\s*\})"), r"^\\circ "),
     # 1e3
     (re.compile(r"(?<![\w\\.])(\d+\.?\d*|\.\d+)[eE]([+-]?\d+)(?![\w.])"), r"\1\\times 10^{\2}"),
+    (
+        # not the end of 1,000.\overline{3}
+        re.compile(
+            r"(?<![\d.])(?<!\d,(?=\d{3}\.))(?P<whole>\d{0,99})\.(?P<once>\d{0,99})"
+            rf"{_REPEATED}\s*(?:\{{\s*(?P<again>\d{{1,99}})\s*\}}|(?P<digit>\d))(?!\d|{_REPEATED})"
+        ),
+        _fraction,
+    ),
     (re.compile(rf"(?:{_SPACE}|[\s.])+$"), ""),
 )
 _WORD = r"per\s?cent(?:age)?|pct"
@@ -32,7 +51,7 @@ _PERCENT = re.compile(
     rf"|\b(?:{_WORD})\b)",
     re.IGNORECASE,
 )
-_NUMBER = re.compile(r"[\d.]+$")
+_NUMBER = re.compile(r"(?:[\d.]+|\\frac\{\d+\}\{\d+\})$")
 
 
 def boxed_content(text: str) -> str | None:

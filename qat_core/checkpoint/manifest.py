@@ -15,7 +15,7 @@ def write_manifest(folder: Path) -> None:
 
 
 def verify_manifest(folder: Path) -> None:
-    """ValueError if a file was changed, is missing, or is a weight file that SHA256SUMS lacks."""
+    """ValueError if a file was changed, is missing, or is not listed: weights, settings."""
     digests = _read_manifest(folder / MANIFEST)
     for name, digest in digests.items():
         if not (folder / name).is_file():
@@ -24,8 +24,8 @@ def verify_manifest(folder: Path) -> None:
             raise ValueError(
                 f"{folder / name}: SHA-256 differs from {MANIFEST}: damaged or changed; {FIX}"
             )
-    for path in sorted(folder.glob("*.safetensors")):
-        if path.name not in digests:
+    for path in sorted(folder.iterdir()):
+        if path.suffix in (".safetensors", ".json") and path.name not in digests:
             raise ValueError(f"{path}: not listed in {MANIFEST}; remove it, or {FIX}")
 
 

@@ -37,7 +37,7 @@ from qat_core.training.preparation import is_prepared
 from qat_core.weights.comparison import require_same
 from qat_core.weights.coverage import coverage
 from qat_core.weights.hub_names import HubNames, Weight
-from qat_core.weights.layouts import LAYOUTS, stored_tensors
+from qat_core.weights.layouts import LAYOUTS, require_layout, stored_tensors
 from qat_core.weights.stream import packed_weights, weight_stream
 
 TEMPLATES = "additional_chat_templates"  # where transformers keeps chat templates with a name
@@ -75,6 +75,7 @@ def export(
             another recipe, is not what transformers makes of its config, or holds a weight that is
             not finite. Nothing is then left behind.
     """
+    require_layout(kind)
     folder, model = Path(folder), uncompiled(model)
     names = HubNames(model)
     _require_what_its_config_says(model, names)
@@ -123,6 +124,7 @@ def convert(
     Raises:
         ValueError: as `export`; or the source is damaged, quantized, or not what its config says.
     """
+    require_layout(kind)
     source, destination = Path(source), Path(destination)
     shards = full_precision_shards(source)
     if (source / MANIFEST).is_file():

@@ -74,8 +74,8 @@ class Recipe(BaseModel):
     @classmethod
     def ffn(cls, **overrides: Any) -> "Recipe":
         """Quantize feed-forward and expert weights, leave attention in BF16."""
-        ignore = (*ATTENTION_PATTERNS, *overrides.pop("ignore", ()))
-        return cls(ignore=ignore, **overrides)
+        own = cls(**overrides).ignore  # checked: a text would come apart into its letters
+        return cls(**overrides | {"ignore": (*ATTENTION_PATTERNS, *own)})
 
 
 def matches(pattern: str, module_name: str, roles: Collection[str] = ()) -> bool:

@@ -68,8 +68,13 @@ class EagerEngine:
         self._decoders: dict[tuple[int, int, bool], StaticDecoder] = {}
 
     def sync(self, stream: WeightStream, expected: QuantPlan | None = None) -> None:
-        """Replaces all weights; ValueError, nothing replaced, if names or shapes differ."""
-        received = dict(stream)
+        """Replaces all weights; ValueError, nothing replaced, if names, shapes or plan differ."""
+        received = dict[str, Tensor | PackedTensor]()
+        for name, weight in stream:
+            if name in received:
+                raise ValueError(f"weight sync: {name}: comes twice")
+            received[name] = weight
+        packed = [name for name, weight in received.items() if isinstance(weight, PackedTensor)]
         own = dict(state_tensors(self.model))
         if received.keys() != own.keys():
             differing = sorted(received.keys() ^ own.keys())
@@ -77,12 +82,17 @@ class EagerEngine:
         for name, weight in received.items():
             if weight.shape != own[name].shape:
                 raise ValueError(f"weight sync: {name}: {weight.shape} for {own[name].shape}")
+        if expected is not None and {*packed} != {*expected.quantized}:
+            differing = sorted({*packed} ^ {*expected.quantized})
+            raise ValueError(
+                f"weight sync: stream and plan differ in what is NVFP4: {differing[:5]}"
+            )
         with torch.no_grad():
             for name, weight in received.items():
                 unpacked = dequantize(weight) if isinstance(weight, PackedTensor) else weight
                 own[name].copy_(unpacked)
         self.weight_bytes = sum(weight.nbytes for weight in received.values())
-        self.served = [name for name, w in received.items() if isinstance(w, PackedTensor)]
+        self.served = packed
 
     @torch.no_grad()
     def generate(

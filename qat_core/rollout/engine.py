@@ -123,7 +123,9 @@ def ends_response(token_B: Tensor, ends_E: Tensor) -> Tensor:
 
 
 def require_known(prompts: Sequence[Sequence[int]], vocabulary: int) -> None:
-    """ValueError if a prompt holds a token beyond the embedding: its tokenizer has grown."""
+    """ValueError for a prompt without tokens, or with one beyond the embedding."""
+    if not len(prompts) or not all(len(prompt) and min(prompt) >= 0 for prompt in prompts):
+        raise ValueError("prompts: each needs tokens, and each token a number from 0")
     largest = max(max(prompt) for prompt in prompts)
     if largest >= vocabulary:
         raise ValueError(

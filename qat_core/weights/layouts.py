@@ -60,6 +60,12 @@ LAYOUTS: dict[CheckpointFormat, Layout] = {
 }
 
 
+def require_layout(kind: str) -> None:
+    """ValueError for a kind of checkpoint that there is not."""
+    if kind not in LAYOUTS:
+        raise ValueError(f"kind: needs one of {', '.join(LAYOUTS)}, got {kind!r}")
+
+
 def stored_tensors(
     weights: Iterable[tuple[str, Weight]], layout: Layout
 ) -> Iterator[tuple[str, Tensor]]:

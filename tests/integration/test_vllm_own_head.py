@@ -1,5 +1,6 @@
 """An output head with values of its own, which vLLM does not read where config.json says tied."""
 
+import os
 from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
@@ -14,10 +15,15 @@ pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 
 from vllm.distributed import cleanup_dist_env_and_memory
 
+from experiments.base.random_model import write_architecture
+from experiments.benchmarks.architectures import ARCHITECTURES, engine_settings
+from experiments.support.subprocess_call import call_in_subprocess
+from qat_core.checkpoint.architecture import meta_model
 from qat_core.planning.plan import bf16_plan, plan
 from qat_core.planning.recipe import Recipe
 from qat_core.rollout.vllm.bucketed_loader import BucketedLoader
 from qat_core.rollout.vllm.engine import VllmEngine
+from qat_core.rollout.vllm.switches import IN_PLACE_VARIABLE
 from qat_core.weights.hub_names import HubNames
 from qat_core.weights.stream import weight_stream
 from qat_core.weights.transfer import transfer_tensors
@@ -47,11 +53,15 @@ def tied(folder: Path) -> nn.Module:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
 
 
-@pytest.fixture(scope="module")
-def untied(tied: nn.Module) -> nn.Module:
+def _untied(tied: nn.Module) -> nn.Module:
     model = deepcopy(tied)
     model.lm_head.weight = nn.Parameter(model.lm_head.weight.detach().flip(0))
     return model
+
+
+@pytest.fixture(scope="module")
+def untied(tied: nn.Module) -> nn.Module:
+    return _untied(tied)
 
 
 @pytest.fixture(scope="module")
@@ -127,3 +137,43 @@ def test_streams_without_a_plan_may_bring_a_copy(
         bf16_engine.on_worker(_receive, list(untied.state_dict().items()))
     with pytest.raises(ValueError, match=OWN_VALUES):
         bf16_engine.sync(weight_stream(untied), bf16_plan(untied))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_sync_on_a_gpu_with_it_replaces_nothing(in_place: bool, tmp_path: Path) -> None:
+    written, is_equal, is_replaced = call_in_subprocess(_sync_on_a_gpu, in_place, str(tmp_path))
+    assert written == in_place  # the way that is meant
+    assert is_equal and is_replaced
+
+
+def _sync_on_a_gpu(in_place: bool, folder: str) -> tuple[bool, bool, bool]:
+    """Whether syncs go in place, a refused one left log-probs alone, and the next one did not."""
+    os.environ[IN_PLACE_VARIABLE] = str(int(in_place))
+    path = Path(folder) / "model"
+    sizes = {"num_hidden_layers": 1, "tie_word_embeddings": True}
+    write_architecture(ARCHITECTURES["dense"] | sizes, path)
+    model = meta_model(path).to_empty(device="cuda")
+    model.tie_weights()
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        parameter.data.normal_(std=0.02)
+    own, planned = _untied(model), plan(model, RECIPE)
+    engine = VllmEngine(path, planned, load_format="dummy", **engine_settings("cuda", 4))
+    engine.sync(weight_stream(model, planned, RECIPE), planned)
+    before = _log_probs(engine)
+    checked = plan(own, RECIPE)
+    for expected in (checked, None):
+        with pytest.raises(ValueError, match=OWN_VALUES):
+            engine.sync(weight_stream(own, checked, RECIPE), expected)
+    is_equal = torch.equal(_log_probs(engine), before)
+    with torch.no_grad():
+        model.model.layers[0].mlp.down_proj.weight.mul_(2)
+    engine.sync(weight_stream(model, planned, RECIPE), planned)
+    is_replaced = not torch.equal(_log_probs(engine), before)
+    return bool(engine.on_worker(_targets)), is_equal, is_replaced
+
+
+def _targets(worker: Any) -> set[str]:
+    return set(getattr(worker, "qat_core_targets", ()))

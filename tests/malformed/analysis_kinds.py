@@ -138,7 +138,9 @@ ANALYSIS_KINDS = {
     "grid: manifest": Kind(_make_grid, damage("manifests.jsonl", mutate_lines), _read_grid),
     "grid: metrics": Kind(_make_grid, damage("metrics.parquet", mutate_bytes), _read_grid),
     "claims": Kind(_make_claims, damage("claims.json", mutate_json), _read_claims),
-    "benchmark record": Kind(_make_benchmarks, damage("*.json", mutate_json), _read_benchmarks),
+    "benchmark record": Kind(
+        _make_benchmarks, damage("records.jsonl", mutate_lines), _read_benchmarks
+    ),
     "drift log": Kind(_make_drift, damage(DRIFT_FILE, mutate_lines), _read_drift),
     "verl run: metrics": Kind(_make_verl_run, damage("*.jsonl", mutate_lines), _read_verl_run),
     "verl run: settings": Kind(_make_verl_run, damage("*.yaml", mutate_bytes), _read_verl_run),

@@ -171,6 +171,13 @@ def test_an_existing_folder_is_not_touched(packed_dir: Path, nano_dir: Path) -> 
     assert {path.name: path.read_bytes() for path in packed_dir.iterdir()} == before
 
 
+def test_a_kind_that_there_is_not_is_answered_with_those_that_are(
+    nano_dir: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=r"^kind: needs one of compressed-tensors, modelopt, got"):
+        convert(nano_dir, tmp_path / "packed", Recipe.full(), "modelopts")
+
+
 def test_a_link_to_nowhere_is_refused_before_packing(nano_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "packed").symlink_to("nowhere")
     with pytest.raises(ValueError, match="/packed: exists; choose another name or remove it"):

@@ -40,6 +40,15 @@ def test_any_flipped_bit_is_reported_with_its_file(packed_dir: Path) -> None:
     assert list(read_checkpoint(packed_dir))
 
 
+def test_what_the_manifest_does_not_list_is_named(packed_dir: Path) -> None:
+    manifest = packed_dir / "SHA256SUMS"
+    lines = manifest.read_text().splitlines(keepends=True)
+    for name in ("config.json", sorted(packed_dir.glob("*.safetensors"))[0].name):
+        manifest.write_text("".join(line for line in lines if name not in line.split()))
+        with pytest.raises(ValueError, match=f"{name}: not listed in SHA256SUMS"):
+            read_checkpoint(packed_dir)
+
+
 def test_a_folder_in_the_place_of_a_shard_is_named(packed_dir: Path) -> None:
     shard = sorted(packed_dir.glob("*.safetensors"))[1]
     shard.unlink()

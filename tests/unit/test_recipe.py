@@ -1,3 +1,5 @@
+from collections.abc import Callable
+
 import pytest
 from pydantic import ValidationError
 
@@ -53,6 +55,12 @@ def test_exact_and_regex_patterns_mean_what_compressed_tensors_means() -> None:
 def test_bad_recipes_are_refused_by_name(fields: dict[str, object], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Recipe(**fields)
+
+
+@pytest.mark.parametrize("make", [Recipe, Recipe.full, Recipe.ffn])
+def test_a_pattern_alone_does_not_come_apart_into_its_letters(make: Callable[..., Recipe]) -> None:
+    with pytest.raises(ValidationError, match="ignore"):
+        make(ignore="gate")
 
 
 @pytest.mark.parametrize("name", ["full", "ffn"])

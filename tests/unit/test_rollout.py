@@ -203,6 +203,32 @@ def test_a_wrong_stream_replaces_nothing(engine: EagerEngine, change, message: s
     assert all(torch.equal(p, before[name]) for name, p in engine.model.named_parameters())
 
 
+def test_a_weight_that_comes_twice_is_refused(engine: EagerEngine) -> None:
+    twice = [*engine.model.state_dict().items(), ("model.norm.weight", torch.zeros(1))]
+    with pytest.raises(ValueError, match=r"model\.norm\.weight: comes twice"):
+        engine.sync(twice)
+
+
+@pytest.mark.parametrize("prompts", [[], [[]], [[3], []], [[3, -1]]])
+def test_prompts_without_tokens_are_refused(engine: EagerEngine, prompts: list[list[int]]) -> None:
+    with pytest.raises(ValueError, match=r"^prompts: each needs tokens"):
+        engine.generate(prompts, 1, 1.0, 0)
+
+
+@RECIPES
+def test_a_stream_that_packs_otherwise_than_its_plan_replaces_nothing(
+    engine: EagerEngine, nano_dir: Path, recipe: Recipe
+) -> None:
+    """As of a model that nobody prepared."""
+    before = {name: p.clone() for name, p in engine.model.named_parameters()}
+    model = AutoModelForCausalLM.from_pretrained(nano_dir, dtype=torch.bfloat16)
+    for parameter in model.parameters():
+        parameter.data.neg_()
+    with pytest.raises(ValueError, match="stream and plan differ in what is NVFP4"):
+        engine.sync(weight_stream(model), plan(model, recipe))
+    assert all(torch.equal(p, before[name]) for name, p in engine.model.named_parameters())
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_graph_reports_the_trainers_log_probs_after_every_sync(nano_dir: Path) -> None:

@@ -12,7 +12,7 @@ pytest.importorskip("verl", reason="needs requirements/engines.txt")
 from experiments.study.schema import ROOT
 from tests.workflow import verl_runs
 from tests.workflow.verl_cases import Case
-from tests.workflow.verl_runs import CASES, RECORD, TABLE, prepare, run
+from tests.workflow.verl_runs import CASES, RECORD, prepare, run, table
 
 PAGE = ROOT / "docs" / "verl.md"
 
@@ -22,7 +22,7 @@ def test_the_page_says_what_was_recorded() -> None:
     assert [name for name in CASES if name in record["cases"]] == list(record["cases"])
     assert not any(case["git"]["dirty"] for case in record["cases"].values())
     _, found, _ = PAGE.read_text().replace("<!-- end -->", "<!-- runs -->").split("<!-- runs -->")
-    assert found.strip() == TABLE.markdown(record["cases"].items())
+    assert found.strip() == table(record["cases"])
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,12 @@ import json
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from analysis.markdown import MarkdownTable
+from analysis.markdown import markdown_table
 from experiments.runs.provenance import origin
 from experiments.study.schema import ROOT
 from experiments.support.cli import run_cli
@@ -157,14 +157,16 @@ def _digests(out: Path) -> dict[int, dict[str, list[dict[str, str]]]]:
     return by_sync
 
 
-TABLE: MarkdownTable[tuple[str, dict[str, Any]]] = MarkdownTable(
-    {
-        "in a verl command": lambda row: CASES[row[0]].title,
-        "steps": lambda row: str(row[1]["steps"]),
-        "syncs to vLLM workers": lambda row: f"{row[1]['syncs']} to {row[1]['receivers']}",
-        "tensors": lambda row: f"{row[1]['packed']} packed of {row[1]['tensors']}, all equal",
-    }
-)
+def table(cases: Mapping[str, Mapping[str, Any]]) -> str:
+    return markdown_table(
+        {
+            "in a verl command": CASES[name].title,
+            "steps": str(it["steps"]),
+            "syncs to vLLM workers": f"{it['syncs']} to {it['receivers']}",
+            "tensors": f"{it['packed']} packed of {it['tensors']}, all equal",
+        }
+        for name, it in cases.items()
+    )
 
 
 def main() -> None:

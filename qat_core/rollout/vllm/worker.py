@@ -58,9 +58,8 @@ def reloading(worker: Any, names: HubNames, *, fused_experts: bool = True) -> It
     `fused_experts` they come as a matrix each.
 
     Raises:
-        ValueError: vLLM has no place for a bias; or its loader of this model writes some weights
-            past the reload, none to a parameter, or one nowhere; or it serves other kernels than
-            asked for.
+        ValueError: vLLM has no place for a bias, its loader of this model writes weights past the
+            reload or nowhere, or it serves other kernels than asked for.
     """
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.reload import (

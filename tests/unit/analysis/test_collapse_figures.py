@@ -10,8 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from analysis.claims_table import read_table
-from analysis.collapse import answers, causes, costs, curves, differences, outcomes
+from analysis.collapse import causes, curves, outcomes
 from analysis.collapse.data import GridData
+from analysis.figures import costs
 from experiments.runs.attempts import list_run_dirs
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT
@@ -32,7 +33,7 @@ def texts_of(figure: Figure) -> list[str]:
 
 
 def test_answers_show_those_before_training_too() -> None:
-    figure = answers.draw(recorded())
+    figure = outcomes.draw_answers(recorded())
     for axes, precision in zip(figure.axes[:2], ("bf16", "nvfp4"), strict=True):
         before = [
             it["accuracy"]
@@ -72,7 +73,7 @@ def test_causes_show_whole_scales() -> None:
 
 def test_differences_of_reward_are_those_of_the_claims() -> None:
     data = GridData(load_study(ON_REWARD / "study.yaml"), ON_REWARD)
-    rows, figure = differences.rows_of(data), differences.draw(data)
+    rows, figure = outcomes.rows_of(data), outcomes.draw_reward(data)
     assert [row.claim for row in rows] == ["C9", "C4"], "of what the study has"
     claims = {it.name: it for it in read_table(ON_REWARD / "claims.json").claims}
     numbers = [text for text in texts_of(figure) if " to " in text and text.endswith(")")]
@@ -90,7 +91,7 @@ def test_differences_of_reward_are_those_of_the_claims() -> None:
 )
 def test_costs_show_the_parts_that_are_recorded(folder: Path, parts: list[str]) -> None:
     data = GridData(load_study(folder / "study.yaml"), folder)
-    figure = costs.draw(data)
+    figure = costs.draw_both(data)
     shown = texts_of(figure)
     assert all(shown.count(part) == 1 for part in parts)
     assert ("rollout" in shown) == ("rollout" in parts)

@@ -13,10 +13,10 @@ import pytest
 
 from analysis.collapse import curves
 from analysis.collapse.data import GridData
-from analysis.collapse.figures import FIGURES
 from analysis.collapse.judge import judge_study
 from analysis.collapse.outcome_table import outcome_table
 from analysis.figure_files import figure_names
+from analysis.figures import GRID_FIGURES
 from analysis.record import record_study
 from experiments.runs.completeness import complete_cells
 from experiments.study.load import load_study
@@ -99,7 +99,7 @@ def test_its_figures_are_drawn(results: Path) -> None:
     lines = [len(axes.lines) for axes in curves.draw(data).axes]
     assert lines == [1] * 6, "of each arm one run, its reward and its mismatch"
     for name in figure_names(STUDY):
-        assert FIGURES[name].draw(data).axes
+        assert GRID_FIGURES[name].draw(data).axes
 
 
 @pytest.mark.parametrize("read", [judge_study, outcome_table, GridData, complete_cells])

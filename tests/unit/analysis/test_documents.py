@@ -8,7 +8,7 @@ import pytest
 
 from analysis.claims_table import read_table
 from analysis.collapse.judge import judge_study as judge_grid_study
-from analysis.documents import PAGES, RECORDS, page_text, pages, written
+from analysis.documents import PAGES, RECORDS, Page, pages, written
 from analysis.figures import FIGURES
 from analysis.load import load_results
 from analysis.parity.judge import judge_study
@@ -104,7 +104,7 @@ def test_a_template_is_named_with_its_fault(root: Path) -> None:
     source.parent.mkdir(parents=True)
     source.write_text("{{ clams() }}")
     with pytest.raises(ValueError, match=r"^analysis/pages/docs/page.md.j2: 'clams'"):
-        page_text(root, root / "docs" / "page.md", "docs/page.md.j2", {})
+        Page(root / "docs" / "page.md", "docs/page.md.j2").text(root)
 
 
 def test_missing_figure_is_named(root: Path) -> None:
@@ -128,15 +128,9 @@ def test_committed_claims_follow_from_the_committed_runs(record: Path) -> None:
     assert [it.cells() for it in judged.claims] == [it.cells() for it in recorded.claims]
 
 
-ALL_PAGES = list(pages(ROOT))
-
-
-@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda it: str(it[0].relative_to(ROOT)))
-def test_pages_are_what_their_templates_and_the_records_give(
-    page: tuple[Path, str, dict[str, str]],
-) -> None:
-    path, template, about = page
-    assert path.read_text() == page_text(ROOT, path, template, about)
+@pytest.mark.parametrize("page", pages(), ids=lambda it: str(it.path.relative_to(ROOT)))
+def test_pages_are_what_their_templates_and_the_records_give(page: Page) -> None:
+    assert page.path.read_text() == page.text()
 
 
 def test_a_study_is_called_not_recorded_if_and_only_if_it_has_no_record() -> None:

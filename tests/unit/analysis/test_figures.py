@@ -12,7 +12,8 @@ from PIL import Image
 
 from analysis.claims_table import show_ratio
 from analysis.figure_files import FORMATS
-from analysis.figures import FIGURES, qwen3
+from analysis.figures import BENCHMARK_FIGURES, FIGURES
+from analysis.figures.front import BENCHMARKS, MACHINE
 from analysis.parity.judge import judge_study
 from analysis.results import Results
 from analysis.style import arm_style, save_figure
@@ -169,8 +170,8 @@ def test_training_leaves_out_what_was_not_recorded(study: Study, results: Result
 def test_qwen3_is_drawn_as_recorded_and_repeats(
     tmp_path: Path, name: str, texts: tuple[str, ...]
 ) -> None:
-    records = read_servings(qwen3.RECORDS, qwen3.MACHINE)
-    draw = qwen3.DRAWINGS[f"qwen3_{name}"].draw
+    records = read_servings(BENCHMARKS, MACHINE)
+    draw = BENCHMARK_FIGURES[f"qwen3_{name}"].draw
     shown = texts_of(draw(records))
     for text in texts:
         assert text in shown, text

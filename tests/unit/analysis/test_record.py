@@ -6,9 +6,8 @@ from unittest.mock import Mock
 import pytest
 import yaml
 
-import analysis.record
 from analysis.claims import judge
-from analysis.claims_table import read_table
+from analysis.claims_table import ClaimsTable, read_table
 from analysis.record import portable, record_study, require_commit, require_one_base_a_seed
 from experiments.runs.manifest import RunManifest
 from experiments.study.schema import Study
@@ -93,7 +92,7 @@ def test_a_disk_that_fills_up_leaves_the_old_record_as_it_is(
     study_file: Path, results_dir: Path, record: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = content_of(record.parent)
-    monkeypatch.setattr(analysis.record, "write_claims", Mock(side_effect=OSError("full")))
+    monkeypatch.setattr(ClaimsTable, "write", Mock(side_effect=OSError("full")))
     with pytest.raises(OSError, match="full"):
         record_study(study_file, results_dir, record.parent)
     assert content_of(record.parent) == before

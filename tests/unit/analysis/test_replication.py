@@ -78,7 +78,7 @@ def test_a_study_that_is_recorded_again_keeps_its_replications(
     assert record_study(study_file, results_dir, record.parent) == record
     assert kept and read_replications(record) == kept
     assert planned_study(record)["seeds"] == [10, 11, 12, 13, 14]
-    files = {"replications", "claims.json", "claims.md", "study.yaml"}
+    files = {"replications", "claims.json", "study.yaml"}
     assert {path.name for path in record.iterdir()} == files | set(FILES.values())
 
 

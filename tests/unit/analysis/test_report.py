@@ -11,15 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from analysis.figure_files import figure_names
+from analysis.figure_files import CAPTIONS, figure_names
 from analysis.figures import FIGURES
 from analysis.load import load_results
 from analysis.parity.judge import judge_study
 from analysis.report.content import read_content
-from analysis.report.page import memory_rows, render
+from analysis.report.page import memory_rows, render, sentence
 from analysis.results import Results
 from analysis.style import figure_bytes
 from experiments.runs.provenance import digest_file
+from experiments.runs.summary import REWARD_MEAN, ArmSummary, Estimate
+from experiments.study.load import load_study
 from experiments.study.schema import ROOT, Study
 from tests.unit.analysis.synthetic_results import write_results
 
@@ -70,8 +72,7 @@ def finished(study: Study, tmp_path_factory: pytest.TempPathFactory) -> Path:
     content = json.loads(manifest.read_text()) | {"reason": MARKUP}
     manifest.write_text(json.dumps(content))
     judged = folder / "studies" / study.study
-    judged.mkdir(parents=True)
-    (judged / "claims.md").write_text(judge_study(study, load(study, folder)).to_markdown())
+    judge_study(study, load(study, folder)).write(judged)
     return folder
 
 
@@ -110,13 +111,25 @@ def test_every_figure_is_drawn_as_its_program_draws_it(
     page: str, study: Study, finished: Path
 ) -> None:
     images = Page(page).images
-    assert [it["alt"] for it in images] == [FIGURES[name].caption for name in figure_names(study)]
+    assert [it["alt"] for it in images] == [CAPTIONS[name] for name in figure_names(study)]
     drawn = figure_bytes(partial(FIGURES["kl"].draw, study, load(study, finished)), "svg")
     assert b64decode(str(images[0]["src"]).partition(",")[2]) == drawn
     for name in figure_names(study):
         script = Path(FIGURES[name].draw.__module__.replace(".", "/") + ".py")
         assert f"<code>{script}</code>" in page
         assert FIGURES[name].draw.__name__ in (ROOT / script).read_text()
+
+
+def test_the_sentence_names_a_correction_that_an_arm_alone_has() -> None:
+    study = load_study(ROOT / "experiments" / "records" / "collapse-safety" / "study.yaml")
+    values = {REWARD_MEAN: Estimate(estimate=0.5)}
+    arms = [
+        ArmSummary(model=it.model, arm=it.arm, cell=it.cell, runs=(it.id,), estimates=values)
+        for it in study.runs
+        if it.seed == study.seeds[0]
+    ]
+    said = sentence(study, arms)
+    assert "NVFP4, no QAT, token TIS 0.50" in said and "NVFP4 QAT 0.50" in said
 
 
 def test_claims_drift_memory_and_provenance_are_there(
@@ -148,15 +161,15 @@ def test_the_same_files_give_the_same_bytes(study_file: Path, copied: Path) -> N
 
 
 def test_what_is_missing_is_named(study_file: Path, copied: Path) -> None:
-    (copied / "studies" / "default" / "claims.md").unlink()
-    with pytest.raises(ValueError, match=r"claims.md: missing; run the study to its end"):
+    (copied / "studies" / "default" / "claims.json").unlink()
+    with pytest.raises(ValueError, match=r"claims.json: missing; run the study to its end"):
         read_content(study_file, copied)
 
 
 @pytest.mark.parametrize(
     ("lost", "hint"),
     [
-        ("claims.md", "make it with make figures"),
+        ("claims.json", "make it with make figures"),
         ("metrics.parquet", "restore it, or record the study again"),
     ],
 )

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from experiments.study.schema import ROOT
-from tests.integration.vllm_versions import RECORD, TABLE, outcomes
+from tests.integration.vllm_versions import RECORD, outcomes, table
 
 REPORT = """<testsuites><testsuite>
 <testcase classname="a" name="passes"/>
@@ -27,4 +27,4 @@ def test_outcomes_are_counted_and_failures_named(tmp_path: Path) -> None:
 def test_the_page_says_what_was_recorded() -> None:
     page = (ROOT / "docs" / "verl.md").read_text()
     found = page.partition("<!-- versions -->")[2].partition("<!-- end versions -->")[0]
-    assert found.strip() == TABLE.markdown(json.loads(RECORD.read_text())["versions"].items())
+    assert found.strip() == table(json.loads(RECORD.read_text())["versions"].values())

@@ -139,6 +139,9 @@ def test_kernels_are_part_of_the_runs_of_vllm(
     assert digest() == before
     monkeypatch.setenv("QAT_CORE_LINEAR_KERNEL", "humming")
     assert [new != old for new, old in zip(digest(), before, strict=True)] == [has_vllm] * 2
+    humming = digest()
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")  # which draws from seeds otherwise
+    assert (digest()[0] != humming[0]) == has_vllm
 
 
 @pytest.mark.parametrize("name", ["default", "verl_nano"])

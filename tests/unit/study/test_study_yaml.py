@@ -13,6 +13,8 @@ from experiments.study.yaml_file import read_yaml
     ("text", "line"),
     [
         ("rl: {steps: 1\n", "line 2: expected ',' or '}', but got '<stream end>'; fix the YAML"),
+        ("seeds: [010]\n", "line 1: 010 counts in eights or sixties in YAML; fix the YAML"),
+        ("rl:\n  steps: 1:30\n", "line 2: 1:30 counts in eights or sixties in YAML"),
         ("seeds: [0]\nseeds: [1]\n", "line 2: key 'seeds' is there twice; fix the YAML"),
         ("study: {{ name }}\n", "line 1: found unhashable key; fix the YAML"),
         ("models: {[a]: 1}\n", "line 1: found unhashable key; fix the YAML"),
@@ -29,7 +31,8 @@ from experiments.study.yaml_file import read_yaml
         ("a: " + "[" * 2000, "not YAML text: maximum recursion depth exceeded"),
     ],
     ids=[
-        *("unclosed", "key twice", "template", "list as a key", "list", "empty"),
+        *("unclosed", "eights", "sixties", "key twice", "template", "list as a key"),
+        *("list", "empty"),
         *("tab", "unknown tag", "unknown alias", "Latin-1", "binary"),
         *("no day", "no bool", "no time", "deep"),
     ],

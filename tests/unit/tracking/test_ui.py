@@ -269,6 +269,8 @@ def test_the_store_in_which_runs_are_tracked_is_shown_at_once_and_filled_meanwhi
     monkeypatch.setattr(sys, "argv", ["ui", *reader[3:]])
     ui.main()
     assert held(MlflowClient(uri))["own"] == [RUNS[0]]
+    said = capsys.readouterr().out.splitlines()
+    assert said[-2:] == [line for line in lines if "/#/experiments/" in line]  # below MLflow's
 
 
 def test_a_study_without_run_and_record_is_refused(

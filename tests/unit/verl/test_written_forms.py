@@ -73,9 +73,9 @@ def test_evaluations_tell_their_verifier_and_several_are_not_compared(tmp_path: 
         row | {"verifier": verifier.verifier_of("dapo-math")}
         for row in json.loads(path.read_text())
     ]
-    assert Evaluation.model_validate(rows[0]).verifier["rule"] == "3"
+    assert Evaluation.model_validate(rows[0]).verifier["rule"] == "4"
     path.write_text(json.dumps(rows))
     with pytest.raises(
-        ValueError, match=r"eval\.json: verifier: .*'rule': '3'.*: their verdicts do"
+        ValueError, match=r"eval\.json: verifier: .*'rule': '4'.*: their verdicts do"
     ):
         load_results(study, tmp_path)

@@ -1,1 +1,0 @@
-"""Malformed input by kind: how it is made, read, and what becomes of it."""
