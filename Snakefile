@@ -13,6 +13,8 @@ include: "workflow/rules/study.smk"
 wildcard_constraints:
     base="|".join(map(re.escape, STUDY.bases)),
     run="|".join(re.escape(run.id) for run in STUDY.runs),
+    model="|".join(map(re.escape, STUDY.models)),
+    seed=r"\d+",
 
 
 rule all:

@@ -17,7 +17,7 @@ import pandas as pd
 from analysis.results import Results
 from experiments.rl.metric_names import DRIFT_FILE, K3_KL, RESPONSE_TOKENS, REWARD
 from experiments.runs.drift import read_drift
-from experiments.runs.evaluation import EVALUATIONS, Decoding, Precision
+from experiments.runs.evaluation import EVALUATIONS, Precision
 from experiments.runs.manifest import MANIFEST, RunManifest
 from experiments.runs.metrics import METRICS, merge, read_rows, require_every_step
 from experiments.runs.record import Record, file_of, has_file, record_of
@@ -178,10 +178,11 @@ def _read_evals(study: Study, run_dir: Path, num_steps: int) -> pd.DataFrame:
     for it in evaluations:
         if it.step > num_steps:
             raise ValueError(f"{where}: step {it.step} is evaluated, of {num_steps}; {HINT}")
-    found = {(it.step, it.precision, it.decoding) for it in evaluations}
-    whole = product({it.step for it in evaluations}, get_args(Precision), get_args(Decoding))
-    for step, precision, decoding in sorted(set(whole) - found):
-        raise ValueError(f"{where}: step {step}: no {decoding} evaluation in {precision}; {HINT}")
+    # older files have greedy answers too, which nothing is judged by
+    found = {(it.step, it.precision) for it in evaluations if it.decoding == "sampled"}
+    whole = product({it.step for it in evaluations}, get_args(Precision))
+    for step, precision in sorted(set(whole) - found):
+        raise ValueError(f"{where}: step {step}: no sampled evaluation in {precision}; {HINT}")
     return pd.DataFrame(
         [it.model_dump(exclude={"settings"}) | {"verifier": str(it.verifier)} for it in evaluations]
     )

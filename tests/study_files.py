@@ -9,7 +9,7 @@ import yaml
 from experiments.study.load import load_study
 from experiments.study.schema import STUDIES, Study
 
-GOOD: dict[str, Any] = yaml.safe_load((STUDIES / "default.yaml").read_text())
+GOOD: dict[str, Any] = yaml.safe_load((STUDIES / "default_long.yaml").read_text())
 
 
 def load_changed(tmp_path: Path, keys: str, value: Any) -> Study:

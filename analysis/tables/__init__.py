@@ -41,7 +41,9 @@ SECTIONS: Mapping[str, Callable[[Path, str], list[str]]] = {
     "matmul": rows_sections("matmul"),
     "equal_bits": rows_sections("equal_bits"),
     "routing_replay": rows_sections("routing_replay"),
+    "main_job": rows_sections("main_job"),
     "simulation": rows_sections("simulation"),
+    "simulated_sizes": rows_sections("simulated_sizes"),
     "simulated_accuracy": rows_sections("simulated_accuracy"),
     "simulated_rewards": rows_sections("simulated_rewards"),
 }

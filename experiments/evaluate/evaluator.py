@@ -1,13 +1,12 @@
 """Evaluates checkpoints of a run on held-out questions, in one precision by one rollout engine."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from transformers import AutoTokenizer, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
-from experiments.rl.config import EvaluationConfig
 from experiments.rl.prompts import decode_responses, encode_prompt
 from experiments.rl.tasks import Question
 from experiments.runs.evaluation import Evaluation, Precision
@@ -27,7 +26,7 @@ from qat_core.weights.stream import weight_stream
 EVALUATION_SEED = 20_000
 SEED_STRIDE = 1_000_000
 # responses in flight: the eager engine waits for the longest, vLLM starts the next one
-BATCH_RESPONSES = {"eager": 256, "vllm": 2048}
+BATCH_RESPONSES = {"eager": 512, "vllm": 2048}
 
 
 class EvaluationJob(NamedTuple):
@@ -63,20 +62,17 @@ def evaluate(job: EvaluationJob, precision: Precision) -> list[Evaluation]:
         served = plan(model, recipe) if recipe else None
         engine = engine or _start_engine(job.study, first, served, max(map(len, prompts)))
         _load(engine, model, served or bf16_plan(model), recipe, job.study.device)
-        done = [
-            Evaluation(
-                step=step,
-                precision=precision,
-                settings=job.study.evaluation,
-                device=job.study.device,
-                verifier=verifier_of(job.study.task.name),
-                **counts,
-            )
-            for counts in _count_right_answers(job, tokenizer, prompts, engine)
-        ]
-        accuracies = "  ".join(f"{it.decoding} {it.accuracy:.3f}" for it in done)
-        print(f"{job.run.id:<28} step {step:>3}  {precision:<5}  accuracy {accuracies}", flush=True)
-        evaluations += done
+        done = Evaluation(
+            step=step,
+            precision=precision,
+            settings=job.study.evaluation,
+            device=job.study.device,
+            verifier=verifier_of(job.study.task.name),
+            **_count_right_answers(job, tokenizer, prompts, engine),
+        )
+        told = f"{job.run.id:<28} step {step:>3}  {precision:<5}  accuracy {done.accuracy:.3f}"
+        print(told, flush=True)
+        evaluations.append(done)
     return evaluations
 
 
@@ -108,34 +104,29 @@ def _load(
 
 def _count_right_answers(
     job: EvaluationJob, tokenizer: Tokenizer, prompts: list[list[int]], engine: RolloutEngine
-) -> Iterator[dict[str, Any]]:
-    """The part of an `Evaluation` that depends on the answers, per decoding."""
+) -> dict[str, Any]:
+    """The part of an `Evaluation` that depends on the answers."""
     limit = job.study.rl.rollout.max_response_tokens
     seed = EVALUATION_SEED + job.run.seed * SEED_STRIDE
     batch_size = BATCH_RESPONSES[job.study.rollout]
-    for decoding, temperature, samples in _decodings(job.study.evaluation):
-        asked = [i for i in range(len(prompts)) for _ in range(samples)]
-        correct, lengths = [0] * len(prompts), []
-        for start in range(0, len(asked), batch_size):
-            batch = asked[start : start + batch_size]
-            rollouts = engine.generate(
-                [prompts[i] for i in batch], limit, temperature, seed + start
-            )
-            responses = decode_responses(tokenizer, rollouts)
-            for i, response in zip(batch, responses, strict=True):
-                answer = job.questions[i].answer
-                correct[i] += int(compute_score(job.study.task.name, response, answer)["acc"])
-            lengths += rollouts.response_mask.sum(-1).tolist()
-        yield {
-            "decoding": decoding,
-            "prompts": len(prompts),
-            "samples_per_prompt": samples,
-            "accuracy": sum(correct) / len(asked),
-            "correct": correct,
-            "response_tokens_mean": sum(lengths) / len(lengths),
-        }
-
-
-def _decodings(evaluation: EvaluationConfig) -> Iterator[tuple[str, float, int]]:
-    yield "greedy", 0.0, 1
-    yield "sampled", evaluation.temperature, evaluation.samples_per_prompt
+    samples = job.study.evaluation.samples_per_prompt
+    asked = [i for i in range(len(prompts)) for _ in range(samples)]
+    correct, lengths = [0] * len(prompts), []
+    for start in range(0, len(asked), batch_size):
+        batch = asked[start : start + batch_size]
+        rollouts = engine.generate(
+            [prompts[i] for i in batch], limit, job.study.evaluation.temperature, seed + start
+        )
+        responses = decode_responses(tokenizer, rollouts)
+        for i, response in zip(batch, responses, strict=True):
+            answer = job.questions[i].answer
+            correct[i] += int(compute_score(job.study.task.name, response, answer)["acc"])
+        lengths += rollouts.response_mask.sum(-1).tolist()
+    return {
+        "decoding": "sampled",
+        "prompts": len(prompts),
+        "samples_per_prompt": samples,
+        "accuracy": sum(correct) / len(asked),
+        "correct": correct,
+        "response_tokens_mean": sum(lengths) / len(lengths),
+    }

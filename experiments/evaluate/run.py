@@ -2,7 +2,7 @@
 
 Online accuracies cannot be compared across arms, because each arm samples in its own precision.
 Here the base and every saved checkpoint of every arm answer the same held-out problems in BF16 and
-in NVFP4, greedily and sampled.
+in NVFP4. Several runs take one import, and what they share, a base in a precision, is asked once.
 
 `--device cpu` evaluates here what was trained on a rented GPU; eval.json says so, since the same
 weights do not sample the same answers there.
@@ -13,7 +13,7 @@ from collections.abc import Collection
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from experiments.evaluate.checkpoints import find_checkpoints, model_folder, remove_merged
 from experiments.evaluate.evaluator import EvaluationJob, evaluate
@@ -24,7 +24,7 @@ from experiments.runs.evaluation import Evaluation, Precision, write_evaluations
 from experiments.runs.manifest import MANIFEST, read_manifest
 from experiments.study.load import load_study
 from experiments.study.schema import Run, Study
-from experiments.support.cli import RESULTS, RUN, STUDY, run_cli
+from experiments.support.cli import RESULTS, RUNS, STUDY, run_cli
 from experiments.support.gpu_locks import reserved_devices
 from experiments.support.json_files import REMAKE
 from experiments.support.signals import raise_stop_signals
@@ -34,7 +34,12 @@ from experiments.verl.questions import read_questions
 
 
 def evaluate_run(
-    study: Study, run: Run, results: Path, *, on_cpu: bool = False
+    study: Study,
+    run: Run,
+    results: Path,
+    *,
+    on_cpu: bool = False,
+    of_bases: dict[Any, list[Evaluation]] | None = None,
 ) -> list[Evaluation]:
     """Evaluations of a run's base (step 0) and saved checkpoints, by step.
 
@@ -43,6 +48,7 @@ def evaluate_run(
         run: of this study.
         results: folder of all results.
         on_cpu: evaluate on a CPU, whatever the study's device.
+        of_bases: evaluations of bases in this study and place; taken from there, and added.
 
     Raises:
         FileNotFoundError: the run has saved no checkpoint.
@@ -60,14 +66,20 @@ def evaluate_run(
         stack.enter_context(sole_process(run_dir / "evaluation.lock", run_dir, "evaluates"))
         remove_merged(run_dir / "checkpoints")
         merged = {step: stack.enter_context(model_folder(path)) for step, path in saved.items()}
-        job = EvaluationJob(
-            study, run, {0: results / "base" / study.base_of(run)} | merged, questions
-        )
+        base = {0: results / "base" / study.base_of(run)}
+        job = EvaluationJob(study, run, merged, questions)
         stack.enter_context(reserved_devices(study.device, 1, study.gpu_memory_gib))
         is_eager = study.rollout == "eager"
         # vLLM's CUDA graphs and memory need a process of their own for each precision
         call = evaluate if is_eager else partial(call_in_subprocess, evaluate)
-        done = [it for precision in get_args(Precision) for it in call(job, precision)]
+        done, of_bases = [], {} if of_bases is None else of_bases
+        for precision in get_args(Precision):
+            # arms are asked the same, with the same seed
+            shared = study.base_of(run), run.seed, job.recipe(precision)
+            known = of_bases.get(shared)
+            found = call(job if known else job._replace(folders=base | merged), precision)
+            of_bases[shared] = known or [it for it in found if it.step == 0]
+            done += [*(known or ()), *found]
     return sorted(done, key=lambda evaluation: evaluation.step)
 
 
@@ -93,15 +105,17 @@ def _held_out_questions(study: Study, results: Path) -> list[Question]:
 
 
 def main() -> None:
-    """Parses the command line and writes one run's eval.json."""
-    parser = argparse.ArgumentParser(description=__doc__, parents=[STUDY, RUN, RESULTS])
+    """Parses the command line and writes the eval.json of runs."""
+    parser = argparse.ArgumentParser(description=__doc__, parents=[STUDY, RUNS, RESULTS])
     parser.add_argument("--device", choices=["cpu"], help="by default the study's")
     args = parser.parse_args()
     raise_stop_signals()
     study = load_study(args.study)
-    run = study.find_run(args.run)
-    done = evaluate_run(study, run, args.results, on_cpu=args.device == "cpu")
-    write_evaluations(args.results / run.id, done)
+    of_bases: dict[Any, list[Evaluation]] = {}
+    for run in map(study.find_run, args.run):
+        on_cpu = args.device == "cpu"
+        done = evaluate_run(study, run, args.results, on_cpu=on_cpu, of_bases=of_bases)
+        write_evaluations(args.results / run.id, done)
 
 
 if __name__ == "__main__":

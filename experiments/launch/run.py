@@ -1,7 +1,8 @@
-"""`python -m experiments.launch.run`: one run of a study, resumed from its last checkpoint if any.
+"""`python -m experiments.launch.run`: runs of a study, resumed from their last checkpoints if any.
 
-Reads from top to bottom: `main` checks the run and locks it, `launch` opens an attempt with its
-log and GPUs, `run_attempt` trains and records how the attempt ended.
+Reads from top to bottom: `main` checks the runs, `launch_unless_finished` locks one, `launch` opens
+an attempt with its log and GPUs, `run_attempt` trains and records how the attempt ended. Of several
+runs each has a process of its own, forked from this one, which has imported what they need.
 
 Every attempt keeps its own log, metrics and manifest; the run's metrics.jsonl and manifest.json
 appear when it has finished. A finished run is not trained again: if only those two files are
@@ -13,8 +14,11 @@ import shlex
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import UTC, datetime
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 from experiments.launch.digests import training_digests
@@ -45,10 +49,10 @@ from experiments.study.arms import ARMS
 from experiments.study.load import load_study
 from experiments.study.protocol import protocol_digest
 from experiments.study.schema import Run, Study
-from experiments.support.cli import RESULTS, RUN, STUDY, run_cli
+from experiments.support.cli import RESULTS, RUNS, STUDY, run_cli
 from experiments.support.gpu_locks import reserved_devices
 from experiments.support.json_files import read_json
-from experiments.support.signals import raise_stop_signals
+from experiments.support.signals import end_with_parent, raise_stop_signals
 from experiments.support.sole_process import sole_process
 from experiments.support.tee import tee_output
 from experiments.support.temporary_folder import private_temporary_folder
@@ -60,34 +64,75 @@ KILLED = "killed without a chance to report: SIGKILL, out of memory, or the mach
 
 
 def main() -> None:
-    """Parses the command line and launches one run, unless it has finished already."""
-    parser = argparse.ArgumentParser(description=__doc__, parents=[STUDY, RUN, RESULTS])
+    """Parses the command line and launches runs, one after the other, unless they have finished."""
+    parser = argparse.ArgumentParser(description=__doc__, parents=[STUDY, RUNS, RESULTS])
     parser.add_argument(
         "--untracked",
         action="store_true",
         help="keep nothing in MLflow, e.g. where it is not installed",
     )
-    parser.add_argument("--log", type=Path, required=True, help="copy of the last attempt's log")
+    parser.add_argument(
+        "--log", type=Path, nargs="+", required=True, help="of each run, copy of the last log"
+    )
     args = parser.parse_args()
+    if len(args.log) != len(args.run):
+        raise ValueError(f"--log: {len(args.log)} for {len(args.run)} runs; name one for each")
     require_known_variables()
     study = load_study(args.study)
-    run = study.find_run(args.run)
+    runs = [study.find_run(name) for name in args.run]
     check_devices(study, args.study)
-    check_settings(study, [run])
-    digests = training_digests(study, run, args.results)
-    run_dir = args.results / run.id
+    check_settings(study, runs)
+    trackers = [make_tracker(study, run, args.untracked) for run in runs]
+    launches = [
+        partial(launch_unless_finished, study, run, args.results, log, tracker)
+        for run, log, tracker in zip(runs, args.log, trackers, strict=True)
+    ]
+    if len(runs) == 1:
+        launches[0]()
+        return
+    if study.trainer == "local":
+        import experiments.launch.local_trainer  # noqa: F401
+    raise_stop_signals()
+    if failed := [code for code in map(exit_code_of_fork, launches) if code]:
+        sys.exit(failed[0])
+
+
+def exit_code_of_fork(function: Callable[[], None]) -> int:
+    """Of a copy of this process that calls a function; it ends with this one."""
+    process = get_context("fork").Process(target=_call, args=(function,))
+    process.start()
+    try:
+        process.join()
+    except KeyboardInterrupt:
+        process.terminate()
+        process.join()
+        raise
+    assert process.exitcode is not None
+    return process.exitcode if process.exitcode >= 0 else 128 - process.exitcode
+
+
+def _call(function: Callable[[], None]) -> None:
+    end_with_parent()
+    run_cli(function)
+
+
+def launch_unless_finished(
+    study: Study, run: Run, results: Path, log: Path, tracker: Tracker
+) -> None:
+    """Launches a run, in this process, while no other does."""
+    digests = training_digests(study, run, results)
+    run_dir = results / run.id
     with sole_process(run_dir / "lock", run_dir, "trains"):
         if is_finished(list_attempts(run_dir), digests):
             write_results(run_dir)
             print(f"{run.id} has finished; its results are rewritten, delete {run_dir} to retrain")
         else:
-            base_dir = args.results / "base" / study.base_of(run)
+            base_dir = results / "base" / study.base_of(run)
             check_base(base_dir)
             require_prompts_fit(read_base_manifest(base_dir).longest_prompt_tokens, study)
             if study.trainer == "verl":
-                check_data(args.results / "data" / study.study)
-            tracker = make_tracker(study, run, args.untracked)
-            launch(study, run, args.results, digests, args.log, tracker)
+                check_data(results / "data" / study.study)
+            launch(study, run, results, digests, log, tracker)
 
 
 def make_tracker(study: Study, run: Run, untracked: bool) -> Tracker:

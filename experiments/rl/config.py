@@ -221,7 +221,5 @@ class EvaluationConfig(Settings):
     """Offline evaluation of every checkpoint, in BF16 and in NVFP4."""
 
     prompts: int = Field(256, ge=1, le=MANY)
-    samples_per_prompt: int = Field(
-        1, ge=1, le=10_000, description="sampled decoding; greedy takes one"
-    )
-    temperature: float = Field(0.6, gt=0, description="of the sampled decoding")
+    samples_per_prompt: int = Field(1, ge=1, le=10_000, description="answers to each prompt")
+    temperature: float = Field(0.6, gt=0, description="of these answers")

@@ -223,6 +223,12 @@ class Study(Settings):
             for seed in self.seeds
         )
 
+    @property
+    def shares_jobs(self) -> bool:
+        """Whether the arms of a model and seed are small enough for one job: it imports once."""
+        here = (self.trainer, self.rollout, self.device) == ("local", "eager", "cpu")
+        return here and not self.cells
+
     def find_run(self, run_id: str) -> Run:
         """The run of that id.
 

@@ -28,6 +28,7 @@ def _argument(name: str, **settings: Any) -> argparse.ArgumentParser:
 # for `parents` of a program's parser
 STUDY = _argument("--study", type=Path, required=True, help="study file")
 RUN = _argument("--run", required=True, help="run id")
+RUNS = _argument("--run", nargs="+", required=True, help="run ids")
 RESULTS = _argument("--results", type=Path, default=Path("results"), help="results folder")
 
 

@@ -63,7 +63,7 @@ def _read_drift(folder: Path) -> None:
 
 
 def _make_claims(folder: Path) -> None:
-    shutil.copy(RECORDS / "default" / "claims.json", folder)
+    shutil.copy(RECORDS / "default-long" / "claims.json", folder)
 
 
 def _read_claims(folder: Path) -> None:

@@ -67,7 +67,7 @@ def _read_model_configs(folder: Path) -> None:
 def _make_results(folder: Path) -> None:
     from tests.unit.analysis.synthetic_results import evaluations_of, manifest_of, metrics_of
 
-    study = yaml.safe_load((STUDIES / "default.yaml").read_text())
+    study = yaml.safe_load((STUDIES / "default_long.yaml").read_text())
     study |= {"seeds": [0], "arms": ["bf16", "nvfp4-qat"]}
     study["rl"] |= {"steps": STEPS}
     study["evaluation"] |= {"prompts": PROMPTS}

@@ -192,7 +192,7 @@ def test_make_run_shows_the_claims_when_nothing_had_to_be_done(tmp_path: Path, n
     (tmp_path / "Snakefile").write_text('rule all:\n    input: "results/studies/x/claims.json"\n')
     judged = tmp_path / "results" / "studies" / "x" / "claims.json"
     judged.parent.mkdir(parents=True)
-    shutil.copy(ROOT / "experiments" / "records" / "default" / "claims.json", judged)
+    shutil.copy(ROOT / "experiments" / "records" / "default-long" / "claims.json", judged)
     options = ("-f", ROOT / "Makefile", "-o", ".venv/.installed-base", "BIN=.", "STUDY=study.yaml")
     done = run(["make", *options, "run"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -51,7 +51,8 @@ def uninterrupted(base: Path) -> list[dict[str, Any]]:
     return read_rows(base / "uninterrupted" / RUN / "metrics.jsonl")
 
 
-def launch(base: Path, results: str) -> subprocess.Popen[bytes]:
+def launch(base: Path, results: str, *runs: str) -> subprocess.Popen[bytes]:
+    """The program that trains RUN, or several runs."""
     folder = base / results
     if not folder.exists():
         folder.mkdir()
@@ -63,9 +64,10 @@ def launch(base: Path, results: str) -> subprocess.Popen[bytes]:
         "--study",
         "study.yaml",
         "--run",
-        RUN,
+        *(runs or (RUN,)),
     ]
-    command += ["--results", results, "--log", f"{results}/last.log"]
+    command += ["--results", results, "--log"]
+    command += [f"{results}/{run}.log" for run in runs or (RUN,)]
     return subprocess.Popen(command, cwd=base, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
 
 
@@ -132,6 +134,27 @@ def test_stopped_run_goes_on_and_ends_as_if_it_had_not_been(
     assert untimed == [without_timings(row) for row in uninterrupted]
     for name in ("checkpoints", DRIFT_FILE):
         assert contents(run_dir / name) == contents(base / "uninterrupted" / RUN / name)
+
+
+def test_runs_of_one_process_have_the_bits_of_runs_alone_also_after_a_kill(
+    base: Path, uninterrupted: list[dict[str, Any]]
+) -> None:
+    runs = ("tiny_bf16_seed0", RUN)
+    folder = base / "grouped"
+    process = launch(base, "grouped", *runs)
+    stop_after(process, folder / RUN / "attempts" / "1" / "metrics.jsonl", 7, signal.SIGKILL)
+    process.wait()
+    with FileLock(folder / RUN / "lock", timeout=START_LIMIT_S):  # its fork ends with it
+        assert len(list_attempts(folder / RUN)) == 1
+
+    assert launch(base, "grouped", *runs).wait() == 0
+    assert [len(list_attempts(folder / run)) for run in runs] == [1, 2]
+    rows = read_rows(folder / RUN / "metrics.jsonl")
+    assert list(map(without_timings, rows)) == list(map(without_timings, uninterrupted))
+    assert contents(folder / RUN / "checkpoints") == contents(
+        base / "uninterrupted" / RUN / "checkpoints"
+    )
+    assert RUN in (folder / f"{RUN}.log").read_text()
 
 
 def contents(path: Path) -> dict[str, bytes]:

@@ -104,19 +104,35 @@ def train_threads():
     return CORES_PER_GPU * STUDY.gpus if has_gpus else 2
 
 
-def training_digest(wildcards):
-    """What a run depends on besides its code and base checkpoint."""
-    return config_digest(STUDY, STUDY.find_run(wildcards.run))
+def of_job(file):
+    """A file of every run of a job: of one run, or of all arms of a model and seed."""
+    if not STUDY.shares_jobs:
+        return [file.replace("RUN", "{run}")]
+    return [file.replace("RUN", f"{{model}}_{arm}_seed{{seed}}") for arm in STUDY.arms]
+
+
+def runs_of_job(wildcards):
+    """The ids of those runs, in the same order."""
+    return [name.format(**wildcards) for name in of_job("RUN")]
+
+
+def training_digests(wildcards):
+    """What runs depend on besides their code and base checkpoint."""
+    runs = map(STUDY.find_run, runs_of_job(wildcards))
+    return [config_digest(STUDY, run) for run in runs]
 
 
 def training_code(wildcards):
-    """The code that trains a run."""
-    return code_digest(STUDY, STUDY.find_run(wildcards.run))
+    """The code that trains them."""
+    runs = map(STUDY.find_run, runs_of_job(wildcards))
+    return [code_digest(STUDY, run) for run in runs]
 
 
-def base_of(wildcards):
-    """The base checkpoint that a run starts from, named by its manifest."""
-    return f"results/base/{STUDY.base_of(STUDY.find_run(wildcards.run))}/manifest.json"
+def bases_of(wildcards):
+    """The base checkpoints that runs start from, named by their manifests."""
+    runs = map(STUDY.find_run, runs_of_job(wildcards))
+    bases = dict.fromkeys(STUDY.base_of(run) for run in runs)
+    return [f"results/base/{base}/manifest.json" for base in bases]
 
 
 def data_of_verl():

@@ -52,13 +52,13 @@ rule base:
 
 rule train:
     input:
-        base=base_of,
+        base=bases_of,
         data=data_of_verl(),
     output:
-        metrics="results/{run}/metrics.jsonl",
-        manifest="results/{run}/manifest.json",
+        metrics=of_job("results/RUN/metrics.jsonl"),
+        manifest=of_job("results/RUN/manifest.json"),
     log:
-        "logs/train/{run}.log",
+        of_job("logs/train/RUN.log"),
     conda:
         "../../environment.yml"
     threads: train_threads()
@@ -66,24 +66,25 @@ rule train:
         gpu=STUDY.gpus if STUDY.device == "cuda" else 0,
     params:
         study=study_file,
-        settings=training_digest,
+        runs=runs_of_job,
+        settings=training_digests,
         code=training_code,
         lock=lock_digest(STUDY),
     message:
-        "Training {wildcards.run}"
+        "Training {params.runs}"
     shell:
-        "python -m experiments.launch.run --study {params.study:q} --run {wildcards.run:q} --log {log:q}"
+        "python -m experiments.launch.run --study {params.study:q} --run {params.runs:q} --log {log:q}"
 
 
 # Offline accuracy of the base and the saved checkpoints, in one precision each for all arms.
 rule evaluate:
     input:
-        manifest="results/{run}/manifest.json",
+        manifest=of_job("results/RUN/manifest.json"),
         data=[f"{STUDY_DATA}/test.parquet"] if STUDY.trainer == "verl" else [],
     output:
-        accuracy="results/{run}/eval.json",
+        accuracy=of_job("results/RUN/eval.json"),
     log:
-        "logs/evaluate/{run}.log",
+        of_job("logs/evaluate/RUN.log"),
     conda:
         "../../environment.yml"
     threads: 1 if STUDY.device == "cpu" or STUDY.gpu_memory_gib else CORES_PER_GPU
@@ -91,13 +92,14 @@ rule evaluate:
         gpu=int(STUDY.device == "cuda"),
     params:
         study=study_file,
+        runs=runs_of_job,
         settings=digest_json(STUDY.evaluation.model_dump(mode="json")),
         verifier=digest_json(verifier_of(STUDY.task.name)),
         code=digest_code("experiments.evaluate.run", without=UNUSED),
     message:
-        "Evaluating {wildcards.run}"
+        "Evaluating {params.runs}"
     shell:
-        "python -m experiments.evaluate.run --study {params.study:q} --run {wildcards.run:q}"
+        "python -m experiments.evaluate.run --study {params.study:q} --run {params.runs:q}"
         " 2>&1 | tee {log:q}"
 
 

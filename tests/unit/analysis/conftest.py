@@ -15,9 +15,9 @@ from tests.unit.analysis.synthetic_results import write_results
 @pytest.fixture(scope="session")
 def study_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The default study with the five seeds of the protocol, and the drift of weights watched."""
-    default = yaml.safe_load((STUDIES / "default.yaml").read_text())
+    default = yaml.safe_load((STUDIES / "default_long.yaml").read_text())
     rl = default["rl"] | {"steps": 30, "drift_every": 10}
-    default |= {"seeds": [0, 1, 2, 3, 4], "rl": rl}
+    default |= {"study": "default", "seeds": [0, 1, 2, 3, 4], "rl": rl}
     path = tmp_path_factory.mktemp("study") / "study.yaml"
     path.write_text(yaml.safe_dump(default))
     return path

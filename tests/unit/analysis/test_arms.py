@@ -9,7 +9,7 @@ from experiments.study.schema import ROOT
 RECORDS = ROOT / "experiments" / "records"
 
 
-@pytest.mark.parametrize("study", ["default", "smollm2"])
+@pytest.mark.parametrize("study", ["default-long", "smollm2"])
 def test_k3_kl_and_its_interval_are_those_of_the_claim(study: str) -> None:
     table = read_table(RECORDS / study / "claims.json")
     arms = {(it.model, it.arm): it.estimates for it in table.arms}

@@ -25,12 +25,12 @@ after
 
 
 @pytest.fixture
-def root(study: Study, results: Results, tmp_path: Path) -> Path:
+def root(study: Study, study_file: Path, results: Results, tmp_path: Path) -> Path:
     """A repository root that holds a record of the default study."""
     record = tmp_path / "root" / "experiments" / "records" / "default"
     (record / "figures").mkdir(parents=True)
     (record / "claims.json").write_text(judge_study(study, results).model_dump_json())
-    shutil.copy(STUDIES / "default.yaml", record / "study.yaml")
+    shutil.copy(study_file, record / "study.yaml")
     for name in FIGURES:
         (record / "figures" / f"{name}.png").touch()
     return tmp_path / "root"

@@ -66,8 +66,10 @@ def test_a_study_of_collapses_needs_plain_bf16(tmp_path: Path, changes: dict[str
 
 def test_arms_of_other_numbers_of_steps_are_refused(tmp_path: Path) -> None:
     cells = {"short": {"arms": ["nvfp4-qat"], "steps": 10}, "long": {"arms": ["bf16"]}}
-    study = changed(tmp_path, "default", cells=cells, arms=["bf16", "nvfp4-qat"])
-    fault = r"^study default: cells: arms of nano-dense have 20 and 10 rl.steps; judged_by: parity"
+    study = changed(tmp_path, "default_long", cells=cells, arms=["bf16", "nvfp4-qat"])
+    fault = (
+        r"^study default-long: cells: arms of nano-dense have 20 and 10 rl.steps; judged_by: par"
+    )
     with pytest.raises(ValueError, match=fault):
         require_judgeable(study)
 
@@ -106,8 +108,8 @@ def test_collapses_are_of_runs_of_one_length(tmp_path: Path) -> None:
 )
 def test_one_step_has_no_reward_gain(tmp_path: Path, changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"rl\.steps: one step has no reward gain; use 2 or more"):
-        require_judgeable(changed(tmp_path, "default", **changes))
-    require_judgeable(changed(tmp_path, "default", **changes, arms=["nvfp4-qat"]))
+        require_judgeable(changed(tmp_path, "default_long", **changes))
+    require_judgeable(changed(tmp_path, "default_long", **changes, arms=["nvfp4-qat"]))
 
 
 @pytest.mark.parametrize(
@@ -124,8 +126,8 @@ def test_with_parity_an_arm_of_a_model_is_in_one_cell(
     """Without BF16 too, where of two cells the last one would have been taken."""
     low = {"models": ["nano-dense"]} if of_high else {}
     cells = {"low": low, "high": {"models": ["nano-moe"]} | of_high}
-    study = changed(tmp_path, "default", cells=cells, arms=["nvfp4-noqat", "nvfp4-qat"])
-    with pytest.raises(ValueError, match=f"study default: {message}"):
+    study = changed(tmp_path, "default_long", cells=cells, arms=["nvfp4-noqat", "nvfp4-qat"])
+    with pytest.raises(ValueError, match=f"study default-long: {message}"):
         require_judgeable(study)
     with pytest.raises(ValueError, match=message):
         judge_study(study, Results(pd.DataFrame(), pd.DataFrame(), {}, {}))
@@ -133,4 +135,4 @@ def test_with_parity_an_arm_of_a_model_is_in_one_cell(
 
 def test_with_parity_models_may_be_in_cells_of_their_own(tmp_path: Path) -> None:
     cells = {"low": {"models": ["nano-dense"], "lr": 1e-5}, "high": {"models": ["nano-moe"]}}
-    require_judgeable(changed(tmp_path, "default", cells=cells))
+    require_judgeable(changed(tmp_path, "default_long", cells=cells))

@@ -25,7 +25,7 @@ from experiments.study.load import load_study
 from experiments.study.schema import ROOT, Study
 from tests.unit.analysis.synthetic_results import write_results
 
-RECORD = ROOT / "experiments" / "records" / "default"
+RECORD = ROOT / "experiments" / "records" / "default-long"
 MARKUP = "<script>alert(1)</script>"  # as a run's manifest may say
 VOID = {"meta", "img", "br", "hr", "link", "input"}
 

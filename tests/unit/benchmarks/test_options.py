@@ -12,8 +12,6 @@ from experiments.support.cli import run_cli
 COUNT = "needs a whole number above 0"
 NO_GPU = "--device: cuda: no CUDA GPU here; --device cpu only rehearses"
 MISTAKES = [
-    ("humming_tiles", ["--samples", "0"], f"argument --samples: 0: {COUNT}"),
-    ("humming_tiles", ["--exact", "--split-sums"], "--exact: its tiles split no sum; leave"),
     ("parameter", ["--rounds", "0"], f"argument --rounds: 0: {COUNT}"),
     ("parameter", ["--worlds", "0"], f"argument --worlds: 0: {COUNT}"),
     ("parity", ["trained"], "--checkpoints: name some for trained weights, none for random"),
@@ -24,7 +22,7 @@ WITHOUT_GPU = [
     *(("bitwise", [], NO_GPU), ("parity", ["random"], NO_GPU)),
     *(("rollout", ["qwen3-8b:bf16"], NO_GPU), ("serving", ["qwen3-8b:bf16"], NO_GPU)),
     ("codec", [], NO_GPU),
-    ("humming_tiles", [], NO_GPU),
+    ("exact_products", [], NO_GPU),
 ]
 
 

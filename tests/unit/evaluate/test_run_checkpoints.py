@@ -87,12 +87,19 @@ def test_a_stopped_evaluation_leaves_no_process_and_what_a_killed_one_leaves_is_
     (tmp_path / "verl").mkdir()
     (tmp_path / "verl" / "__init__.py").touch()
     (tmp_path / "verl" / "model_merger.py").write_text(MERGER)
-    run = load_study(STUDIES / "default.yaml").runs[0].id
+    run = load_study(STUDIES / "default_long.yaml").runs[0].id
     checkpoints = tmp_path / run / "checkpoints"
     (checkpoints / "global_step_5" / "actor").mkdir(parents=True)
     (checkpoints / TRACKER).write_text("5")
     (checkpoints / ".merged_by_a_killed_one").mkdir()
-    study = ["--study", str(STUDIES / "default.yaml"), "--run", run, "--results", str(tmp_path)]
+    study = [
+        "--study",
+        str(STUDIES / "default_long.yaml"),
+        "--run",
+        run,
+        "--results",
+        str(tmp_path),
+    ]
     paths = os.pathsep.join(map(str, (tmp_path, ROOT)))
     evaluation = subprocess.Popen(
         [sys.executable, "-c", EVALUATE, *study], env=os.environ | {"PYTHONPATH": paths}

@@ -14,7 +14,7 @@ from tests.unit.launch.programs import Program, use
 @pytest.fixture
 def study(tmp_path: Path) -> Study:
     """Two cells of one model and two arms, two seeds with bases of their own."""
-    content = yaml.safe_load((STUDIES / "default.yaml").read_text())
+    content = yaml.safe_load((STUDIES / "default_long.yaml").read_text())
     del content["models"]["nano-moe"]
     cells = {"low": {"lr": 1e-5}, "high": {"lr": 1e-3}}
     content |= {"arms": ["bf16", "nvfp4-qat"], "seeds": [0, 1], "own_base": True, "cells": cells}

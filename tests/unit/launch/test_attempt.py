@@ -55,7 +55,7 @@ def test_a_run_that_gets_no_gpu_ends_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    study = load_study(STUDIES / "default.yaml").model_copy(update={"device": "cuda"})
+    study = load_study(STUDIES / "default_long.yaml").model_copy(update={"device": "cuda"})
     with pytest.raises(SystemExit) as ended:
         launcher.launch(study, study.runs[0], tmp_path, {}, tmp_path / "log", Untracked())
     (line,) = capsys.readouterr().err.splitlines()

@@ -87,13 +87,15 @@ def test_only_what_is_named_is_run(
 
 def test_an_unknown_cell_is_named(study: Study) -> None:
     with pytest.raises(
-        ValueError, match=r"--cells: study default has no cell hi; it has high, low"
+        ValueError, match=r"--cells: study default-long has no cell hi; it has high, low"
     ):
         chosen_runs(study, ["hi", "low"])
 
 
 def test_an_unknown_seed_is_named(study: Study) -> None:
-    with pytest.raises(ValueError, match=r"--seeds: study default has no seed 7, 2; it has 0, 1"):
+    with pytest.raises(
+        ValueError, match=r"--seeds: study default-long has no seed 7, 2; it has 0, 1"
+    ):
         chosen_runs(study, seeds=[7, 1, 2])
 
 

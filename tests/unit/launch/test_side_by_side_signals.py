@@ -39,7 +39,7 @@ def side_by_side_of(folder: Path, code: int) -> Iterator[subprocess.Popen[bytes]
     program = folder / "program"
     program.write_text(PROGRAM.format(folder=folder, code=code))
     program.chmod(0o755)
-    arguments = ["--study", str(STUDIES / "default.yaml"), "--results", str(folder)]
+    arguments = ["--study", str(STUDIES / "default_long.yaml"), "--results", str(folder)]
     with subprocess.Popen(
         [sys.executable, "-c", SIDE_BY_SIDE, str(program), *arguments, "--jobs", "1"],
         env=os.environ | {"PYTHONPATH": str(ROOT)},

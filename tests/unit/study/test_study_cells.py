@@ -38,7 +38,7 @@ def test_a_cell_replays_routes_in_models_with_experts(tmp_path: Path) -> None:
 
 
 def test_without_cells_a_run_has_none() -> None:
-    study = load_study(STUDIES / "default.yaml")
+    study = load_study(STUDIES / "default_long.yaml")
     assert "cell" not in study.training_config(study.runs[0])
     assert study.rl_of(None) is study.rl
 

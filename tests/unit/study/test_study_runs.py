@@ -10,20 +10,20 @@ from tests.study_files import load_changed
 
 
 def test_runs_are_models_times_arms_times_seeds() -> None:
-    study = load_study(STUDIES / "default.yaml")
+    study = load_study(STUDIES / "default_long.yaml")
     assert len(study.runs) == len(study.models) * len(study.arms) * len(study.seeds)
     assert len({run.id for run in study.runs}) == len(study.runs)
     assert study.find_run("nano-moe_nvfp4-qat_seed1") == Run("nano-moe", "nvfp4-qat", 1)
 
 
 def test_unknown_run_lists_those_that_there_are() -> None:
-    study = load_study(STUDIES / "default.yaml")
+    study = load_study(STUDIES / "default_long.yaml")
     with pytest.raises(ValueError, match="has no run 'x'; it has nano-dense_bf16_seed0, "):
         study.find_run("x")
 
 
 def test_training_config_holds_what_decides_the_training_and_no_more(tmp_path: Path) -> None:
-    run = load_study(STUDIES / "default.yaml").runs[0]
+    run = load_study(STUDIES / "default_long.yaml").runs[0]
     plain = load_changed(tmp_path, "study", "default").training_config(run)
     assert load_changed(tmp_path, "claims/qat_kl_ratio", 9.0).training_config(run) == plain
     assert load_changed(tmp_path, "evaluation/prompts", 9).training_config(run) == plain

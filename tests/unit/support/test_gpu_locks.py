@@ -192,7 +192,7 @@ def interrupt(seconds: float) -> None:
 def test_a_study_that_wants_more_memory_than_a_gpu_has_is_refused_with_its_file(
     two_gpus_of_10_gib: Path,
 ) -> None:
-    content = yaml.safe_load((STUDIES / "default.yaml").read_text())
+    content = yaml.safe_load((STUDIES / "default_long.yaml").read_text())
     path = two_gpus_of_10_gib / "study.yaml"
     for memory_gib, line in ((10, None), (11, f"{path}: gpu_memory_gib: 11.0 is more than")):
         path.write_text(yaml.safe_dump(content | {"device": "cuda", "gpu_memory_gib": memory_gib}))

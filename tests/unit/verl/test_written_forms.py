@@ -65,7 +65,7 @@ def test_another_verifier_is_another_experiment_of_mathematics_alone(
 
 
 def test_evaluations_tell_their_verifier_and_several_are_not_compared(tmp_path: Path) -> None:
-    study = shortened(load_study(STUDIES / "default.yaml"), 20, 64)
+    study = shortened(load_study(STUDIES / "default_long.yaml"), 20, 64)
     write_results(study, tmp_path)
     assert "verifier" not in load_results(study, tmp_path).evals
     path = tmp_path / study.runs[0].id / "eval.json"

@@ -145,14 +145,21 @@ def multiply(
         routing: of the layer.
         out: BF16 (pairs, N).
     """
+    experts = len(scale)
+    if is_exact() and routing.topk_ids.numel() <= EXACT_ROWS * experts:
+        tile = few_rows.tile_rows(routing.topk_ids.numel() // experts)
+        few_rows.multiply_experts(x, words, scale, multiplier, tile, routing.order(tile), out)
+    else:
+        multiply_by_humming(x, words, scale, multiplier, routing, out)
+
+
+def multiply_by_humming(
+    x: Tensor, words: Tensor, scale: Tensor, multiplier: Tensor, routing: _Routing, out: Tensor
+) -> None:
+    """As `multiply`, of any number of rows."""
     from humming.forward import humming_forward
 
     experts, blocks, n = scale.shape
-    if is_exact() and routing.topk_ids.numel() <= EXACT_ROWS * experts:
-        tile = few_rows.tile_rows(routing.topk_ids.numel() // experts)
-        order = routing.order(tile)
-        few_rows.multiply_experts(x, words, scale, multiplier, tile, order, out)
-        return
     config, compute, tiles, rows = _kernels(experts, n, BLOCK_SIZE * blocks, x.device)
     pairs = routing.topk_ids.numel()
     tile_rows = next(of_tile for up_to, of_tile in rows if pairs <= up_to)

@@ -1,8 +1,8 @@
 """Which tile of humming-kernels 0.1.19 multiplies how many rows, where vLLM serves.
 
 Humming's own choice splits many sums between thread blocks, which add their parts in BF16, three or
-more of them in any order. `experiments.benchmarks.humming_tiles` searched for better tiles on an
-H200, at 1, 32 and 256 tokens for linear layers of Qwen3-8B and experts of 30B-A3B, at 1 token for
+more of them in any order. A search (docs/history.md, `humming_tiles`) found better ones on an H200,
+at 1, 32 and 256 tokens for linear layers of Qwen3-8B and experts of 30B-A3B, at 1 token for
 linear layers of 30B-A3B (its records). Other numbers of rows were not timed, nor were tiles that
 `linear_tile` gives layers of other sizes by the same rules. Where it found none, Humming's own
 choice stays.

@@ -1,0 +1,87 @@
+"""Time of the main job, by stage, of several commits one after the other on one machine.
+
+python -m experiments.benchmarks.main_job RECORD.json COMMIT [COMMIT ...]
+
+Each commit is cloned into a folder of its own, installed and run there by `make run`. Seconds of a
+stage are those of its jobs together, by what Snakemake notes of them; CPU minutes are of `make run`
+with all that it starts. Nothing else should run on the machine.
+"""
+
+import argparse
+import resource
+import subprocess
+import time
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from rich.console import Console
+
+from experiments.benchmarks.records import Column, Row, shape_of
+from experiments.runs.provenance import origin
+from experiments.study.schema import ROOT
+from experiments.support.cli import run_cli
+from experiments.support.json_files import read_json, write_json
+
+STAGES = {
+    "base_s": ("base",),
+    "train_s": ("train",),
+    "evaluate_s": ("evaluate",),
+    "judge_s": ("compare", "figures", "report", "publish"),
+}
+COLUMNS = {
+    "commit": Column(heading="Commit"),
+    "install_s": Column(heading="Installation, s", format=",.0f"),
+    "run_min": Column(heading="`make run`, minutes", format=".1f"),
+    "cpu_min": Column(heading="CPU, minutes", format=".1f"),
+    "base_s": Column(heading="Base models, s", format=",.0f"),
+    "train_s": Column(heading="Training, s", format=",.0f"),
+    "evaluate_s": Column(heading="Evaluation, s", format=",.0f"),
+    "judge_s": Column(heading="Judging and drawing, s", format=",.0f"),
+}
+
+
+def stages(metadata: Path) -> dict[str, float]:
+    """Seconds of all jobs of each stage; a job with several files is noted with each of them."""
+    notes = [read_json(file) for file in metadata.rglob("*") if file.is_file()]
+    jobs = {(it["rule"], it["starttime"], it["endtime"]) for it in notes if it["starttime"]}
+    return {
+        stage: sum(end - start for rule, start, end in jobs if rule in rules)
+        for stage, rules in STAGES.items()
+    }
+
+
+def measure(commit: str) -> Row:
+    """Clones, installs and runs a commit."""
+    with TemporaryDirectory() as folder:
+        subprocess.run(["git", "clone", "--quiet", "--no-checkout", ROOT, folder], check=True)
+        subprocess.run(["git", "-C", folder, "checkout", "--quiet", commit], check=True)
+        started = time.monotonic()
+        subprocess.run(["make", "-C", folder, ".venv/.installed-base"], check=True)
+        installed, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(["make", "-C", folder, "run"], check=True)
+        ended, after = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        return {
+            "commit": commit,
+            "install_s": installed - started,
+            "run_min": (ended - installed) / 60,
+            "cpu_min": cpu_s / 60,
+            **stages(Path(folder) / ".snakemake" / "metadata"),
+        }
+
+
+def main() -> None:
+    """Measures, and writes the record to the path given."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("record", type=Path, help="JSON file to write")
+    parser.add_argument("commits", nargs="+", help="measured one after the other")
+    args = parser.parse_args()
+    rows = [measure(commit) for commit in args.commits]
+    settings = {"job": "make run, after installation"}
+    record = {"benchmark": "main_job", **origin("cpu"), **shape_of(settings, COLUMNS), "rows": rows}
+    Console().print_json(data=record)
+    write_json(args.record, record)
+
+
+if __name__ == "__main__":
+    run_cli(main)

@@ -1,1 +1,0 @@
-"""What `matmul` and `matmul_bits` multiply: layers, tokens, and ways to do it."""
