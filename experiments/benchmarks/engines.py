@@ -93,7 +93,7 @@ def record_engines(
 
     engines = measured()
     found: dict[str, list[dict[str, Any]]] = {it: [] for it in arguments.engines}
-    for name in [it for _ in range(starts) for it in arguments.engines if it not in engines]:
+    for name in [it for _ in range(starts) for it in found if it not in engines]:
         found[name].append(call_in_subprocess(_with_kernels, measure, name, arguments.device))
         joined = {it: join(all_) for it, all_ in found.items() if len(all_) == starts}
         write_json(arguments.record, {**setup, "rows": rows_of(benchmark, measured() | joined)})

@@ -22,11 +22,12 @@ from torch import Tensor
 
 from experiments.benchmarks.engines import MODELS
 from experiments.benchmarks.records import Column, Row, shape_of
-from experiments.benchmarks.timing import quartiles, time_calls
+from experiments.benchmarks.timing import allow_split_sums, quartiles, time_calls
 from experiments.runs.provenance import origin
 from experiments.support.cli import run_cli
 from experiments.support.device import require_device
 from experiments.support.json_files import read_json, write_json
+from qat_core.exact.functions import linear
 from qat_core.exact.operators import forbid_split_sums
 from qat_core.nvfp4 import dequantize, global_scale, group_amax, quantize
 from qat_core.rollout.vllm.switches import EXACT_VARIABLE
@@ -88,13 +89,18 @@ def linear_calls(n: int, k: int, rows: int) -> tuple[Calls, Tensor]:
     ]
     weights = [weight.clone() for _ in range(1 + int(COLD_BYTES / weight.nbytes))]
 
+    def bf16(held: Tensor) -> Tensor:
+        allow_split_sums()
+        return F.linear(x, held)
+
     def unpacked(*held: Tensor) -> Tensor:
-        return F.linear(x, unpack(*held))
+        forbid_split_sums()
+        return linear(x, unpack(*held))
 
     forbid_split_sums()
-    expected = F.linear(x.expand(max(rows, 2), k) if rows == 1 else x, weight)[:rows]
+    expected = linear(x, weight)
     return {
-        "bf16": [partial(F.linear, x, it) for it in weights],
+        "bf16": [partial(bf16, it) for it in weights],
         "ours": [partial(few_rows.multiply, x, *it) for it in all_packed],
         "unpacked": [partial(unpacked, *it) for it in all_packed],
     }, expected

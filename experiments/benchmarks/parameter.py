@@ -45,7 +45,7 @@ from experiments.benchmarks.qat_layers import (
     step_inputs,
 )
 from experiments.benchmarks.records import Column, Row, Setting, shape_of
-from experiments.benchmarks.timing import summary, time_steps
+from experiments.benchmarks.timing import allow_split_sums, summary, time_steps
 from experiments.runs.provenance import origin
 from experiments.support.cli import run_cli
 from experiments.support.device import require_device
@@ -163,17 +163,11 @@ def share_weights(model: nn.Module, other: nn.Module) -> None:
 
 def step(model: nn.Module, changed: Any, x: torch.Tensor, grad: torch.Tensor) -> None:
     """One training step after a change of the weights; leaves no gradients behind."""
-    (forbid_split_sums if is_exact(model) else _allow_split_sums)()
+    (forbid_split_sums if is_exact(model) else allow_split_sums)()
     changed()
     model(inputs_embeds=x, use_cache=False).last_hidden_state.backward(grad)
     x.grad = None
     model.zero_grad(set_to_none=True)
-
-
-def _allow_split_sums() -> None:
-    """PyTorch's default, which an exact arm has changed for the process."""
-    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
-    torch.backends.cuda.preferred_blas_library("default")
 
 
 def held_bytes(model: nn.Module, options: Options) -> int:

@@ -66,6 +66,12 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
+def allow_split_sums() -> None:
+    """PyTorch's default of cuBLAS, which an exact arm changes for the process."""
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = True
+    torch.backends.cuda.preferred_blas_library("default")
+
+
 def time_calls(
     arms: Mapping[str, Sequence[Callable[[], object]]], rounds: int
 ) -> dict[str, list[float]]:

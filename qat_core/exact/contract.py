@@ -29,7 +29,7 @@ ENGINE = "qat_core.rollout.vllm.exact.install"
 NEEDED = {
     "batch-invariant mode": "True",
     "norm": f"{ENGINE}.norm",
-    "linear layers": f"{functions.linear.__module__}.{functions.linear.__qualname__}",
+    "linear layers": "qat_core.exact.functions.linear",
     "attention": f"{ENGINE}.attend",
     "logits": f"{ENGINE}.logits",
     "attention backend": "FLASH_ATTN",

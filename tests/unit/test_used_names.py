@@ -64,19 +64,25 @@ print(look_up("verl.workers.rollout.base", "_ROLLOUT_REGISTRY")["vllm", "async"]
 """
 
 
-def test_verl_has_all_that_is_used() -> None:
-    pytest.importorskip("verl", reason="needs requirements/engines.txt")
+def printed_with_verl(code: str) -> list[str]:
+    """Lines that a program with verl on a CPU prints."""
     cpu = {"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "qat_core.verl.cpu"}
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", LOOK_UP],
+        [sys.executable, "-W", "ignore", "-c", code],
         env=os.environ | cpu,
         cwd=ROOT,
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    *_, imports_first, before, after = done.stdout.splitlines()
-    assert {used.name for used in OF_VERL} <= set(done.stdout.splitlines())
+    return done.stdout.splitlines()
+
+
+def test_verl_has_all_that_is_used() -> None:
+    pytest.importorskip("verl", reason="needs requirements/engines.txt")
+    found = printed_with_verl(LOOK_UP)
+    *_, imports_first, before, after = found
+    assert {used.name for used in OF_VERL} <= set(found)
     # else workers of disaggregated rollouts would listen at a socket that nobody sends to
     assert imports_first == "True", "custom_backend_module before the choice of an adapter"
     assert before.startswith("verl.") and after == "qat_core.verl.adapter.OwnSocketAdapter"

@@ -5,8 +5,6 @@ docs/verl.md, "Versions".
 """
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ import pytest
 pytest.importorskip("verl", reason="needs requirements/engines.txt")
 
 from experiments.study.schema import ROOT
-from tests.unit.test_used_names import LOOK_UP, OF_VERL
+from tests.unit.test_used_names import LOOK_UP, OF_VERL, printed_with_verl
 from tests.workflow.verl_runs import CASES, prepare, run
 
 TREE = os.environ.get("VERL_TREE", "")
@@ -30,17 +28,7 @@ def first_on_the_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_tree_has_all_names_that_are_used() -> None:
-    cpu = {"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "qat_core.verl.cpu"}
-    code = f"import verl; print(verl.__file__)\n{LOOK_UP}"
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        env=os.environ | cpu,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    first, *found = done.stdout.splitlines()
+    first, *found = printed_with_verl(f"import verl; print(verl.__file__)\n{LOOK_UP}")
     assert Path(first).is_relative_to(TREE)
     assert {used.name for used in OF_VERL} <= set(found)
 

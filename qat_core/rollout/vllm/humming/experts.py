@@ -199,7 +199,7 @@ def _kernels(
     )
     computing: dict[str, Any] = {"gemm_type": "indexed"}
     if is_exact():
-        few_rows.prepare(n, k, experts=True)
+        few_rows.prepare(n, k, EXACT_ROWS, experts=True)
         computing, tiles = EXACT | computing, exact_expert_tiles(config, device)
     else:
         tiles = expert_tiles(config, device)

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from qat_core.options import BLOCK_SIZE
+from qat_core.rollout.vllm.humming.tiles import NUM_MULTIPROCESSORS
 
 TILE_ROWS = (8, 16, 32, 64)
-NUM_MULTIPROCESSORS = 132  # of H100 and H200
 # By the rows of a tile: how much of K is fetched at once, if it divides K, and how often ahead.
 STAGES = {8: (256, 4), 16: (256, 4), 32: (256, 3), 64: (64, 6)}
 
@@ -96,10 +96,13 @@ def _launch(size: Size, arguments: list[Any]) -> None:
     kernel(grid=grid, block=block, args=arguments, shared_mem=shared_bytes)
 
 
-def prepare(n: int, k: int, experts: bool) -> None:
-    """Compiles what products of a weight (N, K) need, before a graph is captured."""
-    for tile in TILE_ROWS:
-        for tiles in (1, NUM_MULTIPROCESSORS):
+def prepare(n: int, k: int, rows: int, experts: bool) -> None:
+    """Compiles what products of up to so many rows need, with a weight (N, K).
+
+    Before a graph is captured; of experts, rows of one in the mean.
+    """
+    for tile in TILE_ROWS[: TILE_ROWS.index(tile_rows(rows)) + 1]:
+        for tiles in (1, 2 * NUM_MULTIPROCESSORS):  # for either number of warps
             size = Size(tile, tiles, n, k, experts)
             _kernel(tile, size.warps, *size.stage, experts)
 

@@ -71,7 +71,7 @@ class HummingLinearKernel(NvFp4LinearKernel):  # type: ignore[misc]
             row = torch.zeros(1, BLOCK_SIZE * len(scale), dtype=torch.bfloat16, device=words.device)
             multiply(row, words, scale, multiplier, locks)
             if is_exact():
-                few_rows.prepare(scale.shape[1], row.shape[1], experts=False)
+                few_rows.prepare(scale.shape[1], row.shape[1], EXACT_UNPACK_FROM - 1, experts=False)
 
     def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """BF16 (..., N) of BF16 (..., K)."""
