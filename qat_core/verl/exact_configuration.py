@@ -29,13 +29,6 @@ SETTINGS = {
     for section, keys in EXACT_SETTINGS.items()
     for key, value in keys.items()
 }
-VARIABLES = {
-    EXACT_VARIABLE: "1",
-    # vLLM's settings of cuBLAS in its batch-invariant mode: no sum is split
-    "CUBLAS_WORKSPACE_CONFIG": ":16:8",
-    "CUBLASLT_WORKSPACE_SIZE": "1",
-}
-
 
 RULES = (
     Rule("trainer.device", one_of("cuda", None), "exact kernels are those of a GPU; use cuda"),
@@ -73,7 +66,7 @@ def complete_exact(config: DictConfig) -> None:
     others = others or os.environ.get(MODULES_VARIABLE)
     modules = ",".join(filter(None, [others, COUNT_MODULE]))
     with open_dict(config):
-        for name, value in (VARIABLES | {MODULES_VARIABLE: modules}).items():
+        for name, value in {EXACT_VARIABLE: "1", MODULES_VARIABLE: modules}.items():
             OmegaConf.update(config, f"{ENVIRONMENT}.{name}", value, force_add=True)
         for key, setting in SETTINGS.items():
             OmegaConf.update(config, key, setting, force_add=True)
