@@ -111,18 +111,14 @@ USED_NAMES = (
         "vllm.model_executor.layers.quantization.compressed_tensors.schemes.compressed_tensors_w4a4_nvfp4",
         "init_nvfp4_linear_kernel",
         "Humming in place of Marlin",
-        until="0.28",
     ),
     UsedName(
         "vllm.model_executor.kernels.linear.nvfp4.base",
         "NvFp4LinearKernel",
         "the same",
-        until="0.28",
     ),
-    UsedName(
-        f"{_EXPERTS}.oracle.nvfp4", "backend_to_kernel_cls", "the same, for experts", until="0.28"
-    ),
-    UsedName(f"{_EXPERTS}.utils", "_resize_cache", "the same, for experts", until="0.28"),
+    UsedName(f"{_EXPERTS}.oracle.nvfp4", "backend_to_kernel_cls", "the same, for experts"),
+    UsedName(f"{_EXPERTS}.utils", "_resize_cache", "the same, for experts"),
     UsedName(_TENSORS, "CompressedTensorsConfig._get_scheme_from_parts", "W4A16 on a CPU"),
     UsedName(_TENSORS, "CompressedTensorsConfig._is_nvfp4_format", "the same"),
     UsedName(_TENSORS, "CompressedTensorsConfig.get_scheme_dict", "the same, for experts"),
@@ -153,7 +149,7 @@ USED_NAMES = (
     UsedName("vllm._custom_ops", "gptq_marlin_repack", "the same"),
     UsedName(_MARLIN, "_nvfp4_compute_scale_factor", "the same"),
     UsedName(_MARLIN, "marlin_permute_scales", "the same"),
-    UsedName(_MARLIN, "apply_fp4_marlin_linear", "linear layers of few rows", until="0.28"),
+    UsedName(_MARLIN, "apply_fp4_marlin_linear", "linear layers of few rows"),
     UsedName(_MARLIN, "nvfp4_marlin_process_scales", "the same"),
     UsedName(_MARLIN, "nvfp4_marlin_process_global_scale", "the same"),
     UsedName(

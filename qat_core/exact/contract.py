@@ -32,6 +32,8 @@ NEEDED = {
     "linear layers": "qat_core.exact.functions.linear",
     "attention": f"{ENGINE}.attend",
     "logits": f"{ENGINE}.logits",
+    "attention backend": "FLASH_ATTN",
+    "FlashAttention": "3",
     "compilation mode": "0",
     "dtype": "torch.bfloat16",
     "KV cache": "auto",

@@ -4,7 +4,7 @@ import os
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from qat_core.rollout.vllm.switches import EXACT_COMPILATION, EXACT_VARIABLE
+from qat_core.rollout.vllm.switches import EXACT_SETTINGS, EXACT_VARIABLE
 from qat_core.verl.rules import (
     MODEL,
     PARAM_DTYPE,
@@ -24,14 +24,11 @@ KEY = "exact"
 MODULE, COUNT_MODULE = "qat_core.verl.exact", "qat_core.verl.exact_count"
 ENVIRONMENT = "ray_kwargs.ray_init.runtime_env.env_vars"
 MODULES_VARIABLE = "VERL_USE_EXTERNAL_MODULES"
-GRAPHS = f"{VLLM}.compilation_config"
-VARIABLES = {
-    EXACT_VARIABLE: "1",
-    # vLLM's settings of cuBLAS in its batch-invariant mode: no sum is split
-    "CUBLAS_WORKSPACE_CONFIG": ":16:8",
-    "CUBLASLT_WORKSPACE_SIZE": "1",
+SETTINGS = {
+    f"{VLLM}.{section}.{key}": value
+    for section, keys in EXACT_SETTINGS.items()
+    for key, value in keys.items()
 }
-
 
 RULES = (
     Rule("trainer.device", one_of("cuda", None), "exact kernels are those of a GPU; use cuda"),
@@ -55,8 +52,8 @@ RULES = (
     Rule(PARAM_DTYPE, one_of(None, "bf16", "bfloat16"), "exact kernels compute in BF16; use bf16"),
     *unsplit("not proven"),
     *(
-        Rule(f"{GRAPHS}.{key}", one_of(value, None), f"proven with {value}; remove the key")
-        for key, value in EXACT_COMPILATION.items()
+        Rule(key, one_of(value, None), f"proven with {value}; remove the key")
+        for key, value in SETTINGS.items()
     ),
 )
 
@@ -69,10 +66,10 @@ def complete_exact(config: DictConfig) -> None:
     others = others or os.environ.get(MODULES_VARIABLE)
     modules = ",".join(filter(None, [others, COUNT_MODULE]))
     with open_dict(config):
-        for name, value in (VARIABLES | {MODULES_VARIABLE: modules}).items():
+        for name, value in {EXACT_VARIABLE: "1", MODULES_VARIABLE: modules}.items():
             OmegaConf.update(config, f"{ENVIRONMENT}.{name}", value, force_add=True)
-        for key, setting in EXACT_COMPILATION.items():
-            OmegaConf.update(config, f"{GRAPHS}.{key}", setting, force_add=True)
+        for key, setting in SETTINGS.items():
+            OmegaConf.update(config, key, setting, force_add=True)
 
 
 def _require_model(config: DictConfig) -> None:

@@ -97,8 +97,8 @@ def layer(monkeypatch: pytest.MonkeyPatch) -> Any:
 def run(layer: Any, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
     """The product as vLLM calls it, with Marlin's workspaces: the first one holds the output."""
     experts: Any = object.__new__(HummingExperts)
-    experts.gemm1_clamp_limit = None
     experts.quant_config = SimpleNamespace(
+        gemm1_clamp_limit=None,
         w1_scale=layer.w13_weight_scale,
         w2_scale=layer.w2_weight_scale,
         g1_alphas=layer.w13_weight_scale_2,
@@ -203,7 +203,7 @@ def test_experts_that_humming_would_compute_wrong_are_refused(
     clamp: float | None, weighted: bool
 ) -> None:
     experts: Any = object.__new__(HummingExperts)
-    experts.gemm1_clamp_limit = clamp
+    experts.quant_config = SimpleNamespace(gemm1_clamp_limit=clamp)
     with pytest.raises(ValueError, match=r"clamp or that weight.*unset it to use Marlin"):
         experts.apply(*[None] * 14, weighted)
 

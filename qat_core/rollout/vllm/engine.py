@@ -20,9 +20,10 @@ from qat_core.planning.plan import QuantPlan, bf16_plan
 from qat_core.planning.quantization_config import format_of, quantization_config
 from qat_core.rollout.engine import Rollouts, WeightStream, require_known, special_ids
 from qat_core.rollout.vllm import compat
+from qat_core.rollout.vllm.kernel_choice import require_asked, settings_by_name
 from qat_core.rollout.vllm.outputs import to_rollouts, to_routes
 from qat_core.rollout.vllm.served_layers import quantized_parameters, require_biases
-from qat_core.rollout.vllm.switches import EXACT_COMPILATION, EXACT_VARIABLE
+from qat_core.rollout.vllm.switches import EXACT_SETTINGS, EXACT_VARIABLE
 from qat_core.rollout.vllm.weight_memory import tensor_bytes, weight_bytes
 from qat_core.rollout.vllm.worker import LAYOUT, reload
 from qat_core.routing import decoder_layers
@@ -79,8 +80,7 @@ class VllmEngine:
         if exact:  # sets the environment of this process too
             require_exact(model.config)
             os.environ[EXACT_VARIABLE] = "1"
-            graphs = settings.get("compilation_config", {}) | EXACT_COMPILATION
-            settings |= {"compilation_config": graphs}
+            settings |= {name: settings.get(name, {}) | it for name, it in EXACT_SETTINGS.items()}
         self.end_ids, self.pad_id = special_ids(model_dir)
         self._vllm = _patched_vllm()
         self._kind: CheckpointFormat = "compressed-tensors"
@@ -95,12 +95,15 @@ class VllmEngine:
         else:
             self.plan = packed
             settings |= self._settings_of(packed, model_dir)
+        if not self._vllm.platforms.current_platform.is_cpu():
+            settings = self._kernels_by_name() | settings
         self._has_weights = settings.get("load_format") != "dummy"
         self._llm = self._started(model_dir, compat.with_platform_settings(settings, model.config))
         self._expected = dict(stored_tensors(self._names.split(meta_weights(self.plan)), LAYOUT))
         self._accepted: tuple[QuantPlan, Mapping[str, Weight]] | None = None
         self.served: Collection[str] = self.on_worker(quantized_parameters, self._names)
         self._require_coverage()
+        self.on_worker(_require_kernels)
         if self._has_weights:
             self.on_worker(_require_biases, self._names, str(model_dir))
         self.weight_bytes: int = self.on_worker(weight_bytes)
@@ -122,6 +125,12 @@ class VllmEngine:
         self._names.refuse_own_values([e.name for e in packed.entries], str(model_dir))
         declared = quantization_config(self._kind, ignored_modules(packed, self._names))
         return {"hf_overrides": {"quantization_config": declared}, "load_format": "dummy"}
+
+    def _kernels_by_name(self) -> dict[str, str]:
+        """Of vLLM's settings."""
+        names = [entry.name for entry in self.plan.entries]
+        experts = [name for name in names if self._names.expert_prefix(name) is not None]
+        return settings_by_name(experts, self.plan.quantized)
 
     @property
     def tensor_bytes(self) -> int:
@@ -303,6 +312,10 @@ def vllm_version() -> str:
     import vllm
 
     return str(vllm.__version__)
+
+
+def _require_kernels(worker: Any) -> None:
+    require_asked(worker.model_runner.get_model())
 
 
 def _require_biases(worker: Any, names: HubNames, source: str) -> None:

@@ -1,17 +1,84 @@
-"""How vLLM 0.24's choice of kernels for NVFP4 W4A16 is replaced; loaded by the plugin alone."""
+"""Which kernels multiply NVFP4 W4A16: asked for by name, as vLLM's default goes by its version.
+
+vLLM 0.24 to 0.31 multiply by Marlin; from 0.32 on by Humming, on Hopper, whose bits differ.
+"""
 
 import os
-from typing import Any
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+from qat_core.rollout.vllm.compat import SUPPORTED_VERSIONS
+from qat_core.rollout.vllm.switches import (
+    EXPERTS_VARIABLE,
+    HUMMING,
+    LINEAR_VARIABLE,
+    MARLIN,
+    MARLIN_UNPACK,
+    is_exact,
+    kernel_named_by,
+)
+
+if TYPE_CHECKING:
+    from torch import nn
+
+LINEAR_CLASSES = {
+    MARLIN: "MarlinNvFp4LinearKernel",
+    MARLIN_UNPACK: "MarlinUnpackKernel",
+    HUMMING: "HummingLinearKernel",
+}
+CPU_CLASS = "_NoKernel"  # of `cpu/`
+EXPERTS_CLASSES = {MARLIN: "MarlinExperts", HUMMING: "HummingExperts"}
 
 
-def require_vllm(asked: str, version: str) -> None:
+def settings_by_name(experts: Collection[str], packed: Collection[str]) -> dict[str, str]:
+    """Settings of `vllm.LLM` that name the kernels of a GPU; the plugin's own stand in for Marlin.
+
+    Of experts vLLM takes one name for all layers: where some are packed and some are not there is
+    none that serves both, and `require_asked` alone is left.
+
+    Args:
+        experts: all weights of experts.
+        packed: all weights in NVFP4.
+    """
+    named = {"linear_backend": "marlin"} if set(packed) - set(experts) else {}
+    if experts and set(experts) <= set(packed):
+        named["moe_backend"] = "marlin"
+    elif experts and not set(experts) & set(packed):
+        named["moe_backend"] = "triton"
+    return named
+
+
+def require_asked(model: "nn.Module") -> None:
+    """ValueError naming a layer in NVFP4 that another kernel multiplies than was asked for."""
+    linear, experts = kernel_named_by(LINEAR_VARIABLE), kernel_named_by(EXPERTS_VARIABLE)
+    if is_exact():
+        linear = experts = HUMMING
+    for name, module in model.named_modules():
+        method: Any = getattr(module, "quant_method", None)
+        scheme: Any = getattr(module, "scheme", None)
+        if hasattr(method, "nvfp4_backend"):
+            found, asked = method.experts_cls.__name__, EXPERTS_CLASSES[experts]
+        elif getattr(scheme, "use_a16", False):
+            found, asked = type(scheme.kernel).__name__, LINEAR_CLASSES[linear]
+        else:
+            continue
+        if found not in (asked, CPU_CLASS):
+            raise ValueError(
+                f"vLLM multiplies {name} by {found}, not by {asked}: leave its settings "
+                "linear_backend and moe_backend to this project"
+            )
+
+
+def require_vllm(
+    asked: str, version: str, proven: Collection[str] = SUPPORTED_VERSIONS["CUDA"]
+) -> None:
     """Sets up vLLM for another choice.
 
     Raises:
         ValueError: naming what asked for it, for another vLLM.
     """
-    if not version.startswith("0.24."):
-        raise ValueError(f"{asked}: made for vLLM 0.24, not {version}: unset it")
+    if version.rpartition(".")[0] not in proven:
+        raise ValueError(f"{asked}: made for vLLM {', '.join(proven)}, not {version}: unset it")
     # Compiled models are cached by settings that this choice is not among: vLLM would run a graph
     # of Marlin's kernels on these weights. Its other cache goes by the code that was compiled.
     os.environ["VLLM_USE_AOT_COMPILE"] = "0"

@@ -101,6 +101,7 @@ def require_exact() -> None:
     for variable in KERNELS:
         if os.environ.get(variable):
             raise ValueError(f"{variable}: exact rollouts choose kernels themselves; unset it")
+    require_vllm(f"{EXACT_VARIABLE}=1", vllm.__version__, ("0.24",))
     humming.require(EXACT_VARIABLE, vllm.__version__)
 
 

@@ -3,16 +3,21 @@
 import os
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
-# torch.compile would go past batch-invariant norms; prefill varies too much for graphs
-EXACT_COMPILATION = {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+# of vLLM, by section, for exact rollouts; by name, as another version's default may have other bits
+EXACT_SETTINGS: dict[str, dict[str, Any]] = {
+    # torch.compile would go past batch-invariant norms; prefill varies too much for graphs
+    "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
+    "attention_config": {"backend": "FLASH_ATTN", "flash_attn_version": 3},
+}
 LINEAR_VARIABLE = "QAT_CORE_LINEAR_KERNEL"
 EXPERTS_VARIABLE = "QAT_CORE_EXPERTS_KERNEL"
 IN_PLACE_VARIABLE = "QAT_CORE_IN_PLACE_SYNC"  # see `in_place/sync.py`
 EXACT_VARIABLE = "QAT_CORE_EXACT"  # see `exact/`; set by `VllmEngine` and by `+exact=on`
 COVERAGE_VARIABLE = "QAT_CORE_COVERAGE"  # where verl's engine writes what it packs
 MARLIN, MARLIN_UNPACK, HUMMING = "marlin", "marlin-unpack", "humming"
-KERNELS = {  # the first is vLLM's own choice
+KERNELS = {  # the first is served unless the variable names another
     LINEAR_VARIABLE: (MARLIN, MARLIN_UNPACK, HUMMING),
     EXPERTS_VARIABLE: (MARLIN, HUMMING),
 }
@@ -61,7 +66,5 @@ def kernel_named_by(variable: str) -> str:
     name = os.environ.get(variable) or MARLIN
     if name not in KERNELS[variable]:
         *others, last = KERNELS[variable][::-1]
-        raise ValueError(
-            f"{variable}={name}: use {', '.join(others)}, or {last}, vLLM's own choice"
-        )
+        raise ValueError(f"{variable}={name}: use {', '.join(others)}, or {last}, the default")
     return name

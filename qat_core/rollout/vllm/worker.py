@@ -11,6 +11,7 @@ from qat_core.rollout.vllm import compat
 from qat_core.rollout.vllm.experts import load_experts, loading_experts_whole
 from qat_core.rollout.vllm.in_place.sync import passed_over, targets_of, writing
 from qat_core.rollout.vllm.in_place.targets import ATTENTION
+from qat_core.rollout.vllm.kernel_choice import require_asked
 from qat_core.rollout.vllm.landing import landing
 from qat_core.rollout.vllm.plugin import require_loaded
 from qat_core.rollout.vllm.served_layers import require_biases
@@ -68,6 +69,7 @@ def reloading(worker: Any, names: HubNames, *, fused_experts: bool = True) -> It
 
     require_loaded()
     model = worker.model_runner.get_model()
+    require_asked(model)
     compat.require_reloadable(type(model).__name__)
     require_biases(model, names)
     if targets := targets_of(worker, names):

@@ -28,8 +28,9 @@ def test_one_key_sets_all_that_exact_runs_need(precision: str) -> None:
     variables = OmegaConf.select(config, ENVIRONMENT)
     assert variables.QAT_CORE_EXACT == "1"
     assert variables.VERL_USE_EXTERNAL_MODULES == "qat_core.verl.exact_count"
-    graphs = OmegaConf.select(config, f"{ROLLOUT}.engine_kwargs.vllm.compilation_config")
-    assert graphs == {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+    asked = OmegaConf.select(config, f"{ROLLOUT}.engine_kwargs.vllm")
+    assert asked.compilation_config == {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+    assert asked.attention_config == {"backend": "FLASH_ATTN", "flash_attn_version": 3}
     assert "qat_core.verl.exact" in config.actor_rollout_ref.model.external_lib
 
 
@@ -50,6 +51,7 @@ def test_modules_of_the_user_stay(monkeypatch: pytest.MonkeyPatch) -> None:
         "actor_rollout_ref.model.use_liger=true",
         "actor_rollout_ref.actor.fsdp_config.qat.scale_policy=amax",
         f"+{ROLLOUT}.engine_kwargs.vllm.compilation_config.mode=3",
+        f"+{ROLLOUT}.engine_kwargs.vllm.attention_config.flash_attn_version=2",
     ],
 )
 def test_what_is_not_exact_is_refused_by_its_key(override: str) -> None:

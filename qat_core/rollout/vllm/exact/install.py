@@ -89,6 +89,8 @@ def contract(worker: Any) -> dict[str, str]:
         "linear layers": _name(linear.linear_batch_invariant),
         "attention": _name(flash_attn.flash_attn_varlen_func),
         "logits": _name(LogitsProcessor._get_logits),
+        "attention backend": getattr(config.attention_config.backend, "name", "auto"),
+        "FlashAttention": str(config.attention_config.flash_attn_version),
         "compilation mode": str(int(config.compilation_config.mode or 0)),
         "dtype": str(config.model_config.dtype),
         "KV cache": str(config.cache_config.cache_dtype),

@@ -64,7 +64,7 @@ class HummingExperts(MarlinExperts):  # type: ignore[misc]
         Raises:
             ValueError: the model clamps activations or weights the inputs of its experts.
         """
-        if apply_router_weight_on_input or self.gemm1_clamp_limit is not None:
+        if apply_router_weight_on_input or self.quant_config.gemm1_clamp_limit is not None:
             raise ValueError(
                 "QAT_CORE_EXPERTS_KERNEL=humming: not for experts that clamp or that weight their "
                 "inputs; unset it to use Marlin"

@@ -141,7 +141,7 @@ def write_marlin(layer: Any, packed: PackedTensor) -> None:
     """Into a linear layer of vLLM's Marlin kernel."""
     written = layer.weight.data, layer.weight_scale.data, layer.weight_global_scale.data
     lay_out_for_marlin(packed, *written)
-    layer.workspace.zero_()
+    _free_locks(layer)
 
 
 def write_marlin_experts(layer: Any, packed: PackedTensor, matrix: str) -> None:
@@ -149,7 +149,13 @@ def write_marlin_experts(layer: Any, packed: PackedTensor, matrix: str) -> None:
     multiplier = getattr(layer, f"{matrix}_weight_scale_2")
     lay_out_for_marlin(packed, *_weight_and_scale(layer, matrix), multiplier)
     _keep_loaded_scale(layer, packed, matrix)
-    layer.workspace.zero_()
+    _free_locks(layer)
+
+
+def _free_locks(layer: Any) -> None:
+    """Marlin's, of each layer up to vLLM 0.29; since then one array serves all layers."""
+    if hasattr(layer, "workspace"):
+        layer.workspace.zero_()
 
 
 def _weight_and_scale(layer: Any, matrix: str) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ Qwen3-30B-A3B. Its search for the largest block scale makes an index tensor of 1
 more than all else that a dense layer needs meanwhile.
 """
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -85,7 +86,10 @@ def prepare_experts(
     """
     from vllm.model_executor.layers.quantization.utils.marlin_utils import marlin_make_workspace_new
 
-    layer.workspace = marlin_make_workspace_new(w13.device, 4)
+    if hasattr(layer, "workspace"):
+        layer.workspace.zero_()  # captured graphs use this memory; whatever a sleep has left there
+    else:
+        layer.workspace = marlin_make_workspace_new(w13.device, 4)
     w13_scales = permute_scales(w13_scale, w13_scale_2, layer.params_dtype)
     w2_scales = permute_scales(w2_scale, w2_scale_2, layer.params_dtype)
     return repack_codes(w13), *w13_scales, repack_codes(w2), *w2_scales
@@ -98,9 +102,11 @@ def repack_codes(codes: Tensor) -> Tensor:
     num_experts, size_n, _ = codes.shape
     # (E * K / 8, N), which the kernel wants contiguous; reshape() copies for several experts alone
     rows = codes.view(torch.int32).transpose(1, 2).reshape(-1, size_n).contiguous()
-    no_order = torch.empty(0, dtype=torch.int, device=codes.device)
+    order: dict[str, Tensor] = {}
+    if "perm" in inspect.signature(ops.gptq_marlin_repack).parameters:  # up to vLLM 0.29
+        order["perm"] = torch.empty(0, dtype=torch.int, device=codes.device)
     repacked: Tensor = ops.gptq_marlin_repack(
-        b_q_weight=rows, perm=no_order, size_k=8 * len(rows), size_n=size_n, num_bits=4
+        b_q_weight=rows, size_k=8 * len(rows), size_n=size_n, num_bits=4, **order
     )
     return repacked.view(num_experts, -1, repacked.shape[1])
 

@@ -35,14 +35,14 @@ class MarlinUnpackKernel(MarlinNvFp4LinearKernel):  # type: ignore[misc]
             out = super().apply_weights(layer, x, bias)
             return out
         rows = x.reshape(-1, x.shape[-1])
-        held = layer.weight, layer.weight_scale, layer.weight_global_scale, layer.workspace
-        out = marlin_or_unpacked(rows, *held)
+        held = layer.weight, layer.weight_scale, layer.weight_global_scale
+        out = marlin_or_unpacked(rows, *held, getattr(layer, "workspace", None))
         return out.view(*x.shape[:-1], out.shape[-1])
 
 
 @torch.library.custom_op("qat_core::marlin_or_unpacked", mutates_args=())
 def marlin_or_unpacked(
-    x: Tensor, words: Tensor, scale: Tensor, multiplier: Tensor, workspace: Tensor
+    x: Tensor, words: Tensor, scale: Tensor, multiplier: Tensor, workspace: Tensor | None
 ) -> Tensor:
     """BF16 x (rows, K) times a weight in Marlin's layout, whose workspace is zero before and after.
 
@@ -58,5 +58,7 @@ def marlin_or_unpacked(
 
 
 @marlin_or_unpacked.register_fake
-def _(x: Tensor, words: Tensor, scale: Tensor, multiplier: Tensor, workspace: Tensor) -> Tensor:
+def _(
+    x: Tensor, words: Tensor, scale: Tensor, multiplier: Tensor, workspace: Tensor | None
+) -> Tensor:
     return x.new_empty(x.shape[0], words.shape[1] // 2)
