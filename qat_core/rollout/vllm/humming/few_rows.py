@@ -15,11 +15,16 @@ from torch import Tensor
 from qat_core.options import BLOCK_SIZE
 from qat_core.rollout.vllm.humming.tiles import NUM_MULTIPROCESSORS
 
-# A tile's rows and warps: ns that a block takes for 16 numbers of K, on an H200.
-TILES = {(8, 4): 39, (16, 4): 46, (64, 4): 55, (64, 8): 92, (128, 8): 126}
+# By a tile's rows and warps: ns that a block takes for 16 numbers of K, on an H200; how much of K is
+# fetched at once, if it divides K, and in how many stages.
+TILES = {
+    (8, 4): (39, 256, 4),
+    (16, 4): (46, 256, 4),
+    (64, 4): (55, 128, 4),
+    (64, 8): (82, 256, 4),
+    (128, 8): (126, 64, 6),
+}
 TILE_ROWS = tuple(sorted({rows for rows, _ in TILES}))
-# By the rows of a tile: how much of K is fetched at once, if it divides K, and in how many stages.
-STAGES = {8: (256, 4), 16: (256, 4), 64: (128, 4), 128: (64, 6)}
 
 
 def tile_rows(rows: int) -> int:
@@ -71,7 +76,7 @@ def fastest(rows: int, n: int) -> tuple[int, int]:
 
     def time(tile: tuple[int, int]) -> int:
         blocks = -(-rows // tile[0]) * (n // (16 * tile[1]))
-        return TILES[tile] * -(-blocks // NUM_MULTIPROCESSORS)
+        return TILES[tile][0] * -(-blocks // NUM_MULTIPROCESSORS)
 
     return min((tile for tile in TILES if n % (16 * tile[1]) == 0), key=time)
 
@@ -93,7 +98,7 @@ class Kernel(NamedTuple):
     @classmethod
     def of(cls, tile: int, warps: int, k: int, *, experts: bool) -> "Kernel":
         """For sums of length K."""
-        longest, stages = STAGES[tile]
+        _, longest, stages = TILES[tile, warps]
         return cls(tile, warps, math.gcd(longest, k), stages, experts)
 
 
