@@ -15,7 +15,7 @@ from torch import Tensor
 from qat_core.options import BLOCK_SIZE
 from qat_core.rollout.vllm.humming.tiles import NUM_MULTIPROCESSORS
 
-# By a tile's rows and warps: ns that a block takes for 16 numbers of K, on an H200; how much of K is
+# By rows and warps of a tile: ns that a block takes for 16 numbers of K, on an H200; what of K is
 # fetched at once, if it divides K, and in how many stages.
 TILES = {
     (8, 4): (39, 256, 4),
