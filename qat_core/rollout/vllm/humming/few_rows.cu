@@ -2,14 +2,16 @@
 //
 // Each sum is added along K in its order, by one chain of tensor core instructions of 16 numbers, as
 // cuBLAS adds it where it splits no sum: the same bits, for any number of rows. A block of threads
-// has 16 columns of the result for each of its WARPS, and 8 * TILES rows; a warp has 16 of the
-// columns and all of K. What a stage of STAGE_K numbers needs is copied to shared memory some stages
-// before, by every thread from places that only move along K.
+// has ROWS rows of the result and some columns for each of its WARPS; a warp has all of K. What a
+// stage of STAGE_K numbers needs is copied to shared memory some stages before, by every thread from
+// places that only move along K.
 //
-// Up to 16 rows a warp multiplies by itself (mma.sync). From 64 on four of them do so together
-// (wgmma), with rows from shared memory, while the next codes are unpacked.
+// Up to 32 rows a warp multiplies by itself (mma.sync). Unpacking takes most of the time there: of a
+// layer with few columns, eight warps share 64 of them, each with a half of 16; else four warps do.
+// From 64 rows on four warps multiply 64 columns together (wgmma), with rows from shared memory,
+// while the next codes are unpacked.
 //
-// Compiled with TILES (1, 2, 8 or 16), WARPS (4 or 8), STAGE_K (64, 128 or 256), STAGES and
+// Compiled with ROWS (8, 16, 32, 64 or 128), WARPS (4 or 8), STAGE_K (64, 128 or 256), STAGES and
 // EXPERTS (0 or 1).
 
 typedef unsigned int u32;
@@ -17,10 +19,10 @@ typedef unsigned short u16;
 typedef unsigned char u8;
 
 constexpr int THREADS = 32 * WARPS;
-constexpr int COLUMNS = 16 * WARPS;
+constexpr bool TOGETHER = ROWS >= 64;
+constexpr int COLUMNS = TOGETHER ? 16 * WARPS : 64;
+constexpr bool HALVES = COLUMNS / WARPS == 8;
 constexpr int STEPS = STAGE_K / 16;
-constexpr int ROWS = 8 * TILES;
-constexpr bool TOGETHER = TILES >= 8;
 constexpr int AHEAD = TOGETHER ? STAGES - 2 : STAGES - 1;  // the last stage may still be read
 // Steps whose codes are unpacked at once, while those before are multiplied: two batches at least,
 // as they take turns with the registers.
@@ -33,12 +35,16 @@ constexpr int SLICE_BYTES = ROWS * ROW_BYTES;
 constexpr int CODES_AT = STAGE_K / 64 * SLICE_BYTES;
 constexpr int SCALES_AT = CODES_AT + STEPS * CODE_BYTES;
 constexpr int STAGE_BYTES = (SCALES_AT + STEPS * COLUMNS + 1023) / 1024 * 1024;
-constexpr int CODE_COPIES = STEPS / 4;  // of a thread, a stage; four steps are copied at once
-constexpr int SCALE_COPIES = STEPS * COLUMNS / 16;
+constexpr int CODE_CHUNKS = CODE_BYTES / 16, SCALE_CHUNKS = COLUMNS / 16;  // of a step
+constexpr int STEPS_AT_ONCE = THREADS / CODE_CHUNKS;
+constexpr int CODE_COPIES = (STEPS + STEPS_AT_ONCE - 1) / STEPS_AT_ONCE;  // of a thread, a stage
 constexpr int X_COPIES = (ROWS * CHUNKS + THREADS - 1) / THREADS;
 constexpr int ROWS_AT_ONCE = THREADS / CHUNKS;
-static_assert(SCALE_COPIES <= THREADS && AHEAD > 0, "too little is copied, or too late");
+static_assert(STEPS * SCALE_CHUNKS <= THREADS && AHEAD > 0, "too little is copied, or too late");
 constexpr float DOWN = 0x1p8f;  // see `factors_of`
+// Of a thread: weights of a step, and sums; alone, of 16 rows and eight columns at a time.
+using Weights = u32[HALVES ? 2 : 4];
+using Sums = float[TOGETHER ? ROWS / 8 : (ROWS + 15) / 16 * (HALVES ? 1 : 2)][4];
 
 __device__ __forceinline__ void copy16(u32 to, const void* from, bool is_there) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from),
@@ -51,16 +57,22 @@ __device__ __forceinline__ u32 load32(u32 from) {
   return value;
 }
 
+__device__ __forceinline__ u32 load8(u32 from) {
+  u32 value;
+  asm volatile("ld.shared.u8 %0, [%1];\n" : "=r"(value) : "r"(from));
+  return value;
+}
+
 __device__ __forceinline__ u32 load16(u32 from) {
   u16 value;
   asm volatile("ld.shared.u16 %0, [%1];\n" : "=h"(value) : "r"(from));
   return value;
 }
 
-// Eight rows of x, the numbers of two steps.
-__device__ __forceinline__ void load_rows(u32 (&b)[4], u32 from) {
+// 16 rows of x, the numbers of a step.
+__device__ __forceinline__ void load_rows(u32 (&x)[4], u32 from) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
-               : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3])
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
                : "r"(from));
 }
 
@@ -70,39 +82,47 @@ __device__ __forceinline__ u32 product2(u32 a, u32 b) {
   return value;
 }
 
-// Two codes, at bits 0 and 16 of `word >> at`, as BF16 numbers times 2**-126.
+// Two codes, at bits 0 and 16 of `word >> at`, as BF16 numbers times 2**-126: one product brings the
+// sign to bit 15 and the rest to bits 6 to 8.
 template <int at>
 __device__ __forceinline__ u32 two_codes(u32 word) {
-  const u32 sign = word << (12 - at);
-  const u32 rest = at <= 6 ? word << (at <= 6 ? 6 - at : 0) : word >> (at > 6 ? at - 6 : 0);
-  return (sign & 0x80008000u) | (rest & 0x01C001C0u);
+  static_assert(at <= 6, "bits move up");
+  return (word & 0x000F000Fu << at) * ((64 + 1) << (6 - at)) & 0x81C081C0u;
 }
 
-// Two E4M3 scales, of two columns, as BF16 numbers times 2**118: a code's bits are its value times
-// 2**-126, so that their product is times 2**-8, which BF16 holds. A scale's own bits, at the place
-// of BF16's exponent, are its value times 2**-120.
-__device__ __forceinline__ u32 factors_of(u32 bytes) {
+// Two E4M3 scales as BF16 numbers times 2**118, from their bits at the place of BF16's exponent,
+// which are their value times 2**-120. A code's bits are its value times 2**-126, so that their
+// product is times 2**-8, which BF16 holds.
+__device__ __forceinline__ u32 factors_of(u32 bits) {
   constexpr u32 UP = 0x7B007B00u;  // 2**119, twice
-  const u32 bits = __byte_perm(bytes, 0, 0x4140) << 4;
   return product2(product2(bits, UP), UP);
 }
 
-// 16 columns of a step, as tensor cores take them.
-__device__ __forceinline__ void unpack(u32 (&a)[4], u32 codes, u32 scales) {
-  const u32 factors = factors_of(scales);
-  const u32 low = __byte_perm(factors, 0, 0x1010), high = __byte_perm(factors, 0, 0x3232);
-  a[0] = product2(two_codes<0>(codes), low);
-  a[1] = product2(two_codes<8>(codes), high);
-  a[2] = product2(two_codes<4>(codes), low);
-  a[3] = product2(two_codes<12>(codes), high);
+// Eight columns of a step as tensor cores take them: two bytes of codes and a scale for each lane.
+__device__ __forceinline__ void unpack(u32 (&weights)[2], u32 codes, u32 scale) {
+  const u32 factors = factors_of(scale * 0x00100010u);  // twice, shifted by 4
+  weights[0] = product2(two_codes<0>(codes), factors);
+  weights[1] = product2(two_codes<4>(codes), factors);
 }
 
-__device__ __forceinline__ void multiply_add_alone(float (&sum)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+// 16 columns of a step.
+__device__ __forceinline__ void unpack(u32 (&weights)[4], u32 codes, u32 scales) {
+  const u32 factors = factors_of(__byte_perm(scales, 0, 0x4140) << 4);
+  const u32 low = __byte_perm(factors, 0, 0x1010), high = __byte_perm(factors, 0, 0x3232);
+  weights[0] = product2(two_codes<0>(codes), low);
+  weights[1] = product2(two_codes<0>(codes >> 8), high);
+  weights[2] = product2(two_codes<4>(codes), low);
+  weights[3] = product2(two_codes<4>(codes >> 8), high);
+}
+
+// 16 rows of x times eight columns.
+__device__ __forceinline__ void multiply_add_alone(float (&sum)[4], const u32 (&x)[4],
+                                                   u32 first, u32 second) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
       "{%8, %9}, {%0, %1, %2, %3};\n"
       : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+      : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(first), "r"(second));
 }
 
 // 64 rows of x, at a descriptor in shared memory, times what the four warps hold in registers.
@@ -123,23 +143,32 @@ __device__ __forceinline__ void multiply_add_together(float (&s)[8][4], const u3
 }
 
 // Adds the products of some steps with the rows of a stage, which lie at `at`.
-#if TILES < 8
-__device__ __forceinline__ void multiply_add(float (&sums)[TILES][4], const u32 (&a)[2][4], u32 at,
+#if ROWS < 64
+__device__ __forceinline__ void multiply_add(Sums& sums, const Weights (&weights)[BATCH], u32 at,
                                              int step) {
-  const int lane = threadIdx.x % 32, chunk = 2 * (step % 4) + lane / 8;
-  const u32 from = at + step / 4 * SLICE_BYTES + lane % 8 * ROW_BYTES + (chunk ^ lane % 8) * 16;
+  const int lane = threadIdx.x % 32, row = lane % (ROWS < 16 ? ROWS : 16);
 #pragma unroll
-  for (int of = 0; of < TILES; ++of) {
-    u32 b[4];
-    load_rows(b, from + of * 8 * ROW_BYTES);
-    multiply_add_alone(sums[of], a[0], b[0], b[1]);
-    multiply_add_alone(sums[of], a[1], b[2], b[3]);
+  for (int of = 0; of < BATCH; ++of) {
+    const int chunk = 2 * ((step + of) % 4) + lane / 16;
+    const u32 from = at + (step + of) / 4 * SLICE_BYTES + row * ROW_BYTES + (chunk ^ row % 8) * 16;
+#pragma unroll
+    for (int rows = 0; rows < ROWS; rows += 16) {
+      u32 x[4];
+      load_rows(x, from + rows * ROW_BYTES);
+      const u32* held = weights[of];
+      if (HALVES) {
+        multiply_add_alone(sums[rows / 16], x, held[0], held[1]);
+      } else {
+        multiply_add_alone(sums[rows / 8], x, held[0], held[2]);
+        multiply_add_alone(sums[rows / 8 + 1], x, held[1], held[3]);
+      }
+    }
   }
 }
 
 __device__ __forceinline__ void wait_for_all() {}
 #else
-__device__ __forceinline__ void multiply_add(float (&sums)[TILES][4], const u32 (&a)[BATCH][4], u32 at,
+__device__ __forceinline__ void multiply_add(Sums& sums, const Weights (&weights)[BATCH], u32 at,
                                              int step) {
   // swizzled in 128 bytes; groups of eight rows are 1,024 bytes apart
   constexpr unsigned long long LAYOUT = 1ull << 62 | 64ull << 32 | 1ull << 16;
@@ -150,7 +179,7 @@ __device__ __forceinline__ void multiply_add(float (&sums)[TILES][4], const u32 
 #pragma unroll
     for (int rows = 0; rows < ROWS; rows += 64) {
       auto& some = reinterpret_cast<float(&)[8][4]>(sums[rows / 8]);
-      multiply_add_together(some, a[of], LAYOUT | (from + rows * ROW_BYTES + of * 32) >> 4);
+      multiply_add_together(some, weights[of], LAYOUT | (from + rows * ROW_BYTES + of * 32) >> 4);
     }
   }
   asm volatile("wgmma.commit_group.sync.aligned;\n");
@@ -166,6 +195,12 @@ __device__ __forceinline__ void store(u16* out, float value) {
   u16 rounded;
   asm("cvt.rn.bf16.f32 %0, %1;\n" : "=h"(rounded) : "f"(value));
   *out = rounded;
+}
+
+__device__ __forceinline__ void store2(u16* out, float first, float second) {
+  u32 rounded;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(rounded) : "f"(second), "f"(first));
+  *reinterpret_cast<u32*>(out) = rounded;
 }
 
 // x (rows, K) or, of experts, rows that `sorted_ids / top_k` names; out (rows, N) or (pairs, N).
@@ -195,9 +230,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       : "l"(memory));
 
   // What this thread copies, from where and to where of a stage.
-  words += (long long)(thread / (COLUMNS / 2)) * 2 * n + tile * 2 * COLUMNS +
-           thread % (COLUMNS / 2) * 4;
-  scale += (long long)(thread / WARPS) * n + tile * COLUMNS + thread % WARPS * 16;
+  words += (long long)(thread / CODE_CHUNKS) * 2 * n + tile * 2 * COLUMNS +
+           thread % CODE_CHUNKS * 4;
+  scale += (long long)(thread / SCALE_CHUNKS) * n + tile * COLUMNS + thread % SCALE_CHUNKS * 16;
   u32 x_from[X_COPIES];
   bool has_row[X_COPIES];
 #pragma unroll
@@ -217,10 +252,13 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (stage < stages) {
 #pragma unroll
       for (int copy = 0; copy < CODE_COPIES; ++copy) {
-        copy16(to + CODES_AT + copy * 4 * CODE_BYTES + thread * 16, words, true);
-        words += 8 * n;
+        const int first_step = copy * STEPS_AT_ONCE;
+        if (first_step + STEPS_AT_ONCE <= STEPS || thread < (STEPS - first_step) * CODE_CHUNKS)
+          copy16(to + CODES_AT + first_step * CODE_BYTES + thread * 16,
+                 words + (long long)first_step * 2 * n, true);
       }
-      if (thread < SCALE_COPIES) copy16(to + SCALES_AT + thread * 16, scale, true);
+      words += (long long)STEPS * 2 * n;
+      if (thread < STEPS * SCALE_CHUNKS) copy16(to + SCALES_AT + thread * 16, scale, true);
       scale += (long long)STEPS * n;
 #pragma unroll
       for (int copy = 0; copy < X_COPIES; ++copy) {
@@ -233,12 +271,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   };
   for (int stage = 0; stage < AHEAD; ++stage) fetch(stage, shared + stage * STAGE_BYTES);
 
-  // Which of a thread's four words, differently for the quarters of a warp, lest they share banks.
-  const int word = (warp + lane / 8) % 4;
-  const u32 codes_at = CODES_AT + warp / 4 * 512 + lane * 16 + word * 4;
-  const u32 scales_at = SCALES_AT + warp / 4 * 64 + group * 8 + word * 2;
+  // Of 64 columns a thread has four words of codes. A warp takes one of them, or half of one, another
+  // for each quarter of the warp, lest they share banks.
+  const int word = (warp + lane / 8) % 4, four = warp / 4;
+  const int half = HALVES ? four : 0, group64 = HALVES ? 0 : four;
+  const u32 codes_at = CODES_AT + group64 * 512 + lane * 16 + word * 4;
+  const u32 scales_at = SCALES_AT + group64 * 64 + group * 8 + word * 2 + half;
   const u32 end = shared + STAGES * STAGE_BYTES;
-  float sums[TILES][4] = {};
+  Sums sums = {};
   u32 at = shared, to = shared + AHEAD * STAGE_BYTES;
   for (int stage = 0; stage < stages; ++stage) {
     asm volatile("cp.async.wait_group %0;\n" ::"n"(AHEAD - 1));
@@ -247,15 +287,18 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     u32 codes[STEPS], bytes[STEPS];
 #pragma unroll
     for (int step = 0; step < STEPS; ++step) {
-      codes[step] = load32(at + codes_at + step * CODE_BYTES);
-      bytes[step] = load16(at + scales_at + step * COLUMNS);
+      const u32 codes_from = at + codes_at + step * CODE_BYTES;
+      const u32 bytes_from = at + scales_at + step * COLUMNS;
+      codes[step] = load32(codes_from);
+      if (HALVES) codes[step] = __byte_perm(codes[step], 0, 0x4240 + half * 0x0101);
+      bytes[step] = HALVES ? load8(bytes_from) : load16(bytes_from);
     }
     fetch(stage + AHEAD, to);
     to = to + STAGE_BYTES == end ? shared : to + STAGE_BYTES;
-    u32 a[2][BATCH][4];
+    Weights weights[2][BATCH];
 #pragma unroll
     for (int step = 0; step < STEPS; step += BATCH) {
-      auto& of_batch = a[step / BATCH % 2];
+      auto& of_batch = weights[step / BATCH % 2];
 #pragma unroll
       for (int of = 0; of < BATCH; ++of) unpack(of_batch[of], codes[step + of], bytes[step + of]);
       multiply_add(sums, of_batch, at, step);
@@ -265,9 +308,25 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   wait_for_all();
 
   const float factor = multiplier[0] * DOWN;
-  const int column = tile * COLUMNS + warp / 4 * 64 + word * 16 + group;
+  const int first_column = tile * COLUMNS + group64 * 64;
+#if ROWS < 64
+  const int column = first_column + (warp + pair) % 4 * 16 + half * 8 + pair * 2;
+  constexpr int EIGHTS = HALVES ? 1 : 2;  // of columns
 #pragma unroll
-  for (int of = 0; of < TILES; ++of) {
+  for (int of = 0; of < ROWS / 8; ++of) {
+    const int row = out_row(of * 8 + group);
+    if (row >= rows) continue;
+    u16* to = out + (long long)row * n + column;
+#pragma unroll
+    for (int eight = 0; eight < EIGHTS; ++eight) {
+      const float* sum = sums[of / 2 * EIGHTS + eight] + of % 2 * 2;
+      store2(to + eight * 8, sum[0] * factor, sum[1] * factor);
+    }
+  }
+#else
+  const int column = first_column + word * 16 + group;
+#pragma unroll
+  for (int of = 0; of < ROWS / 8; ++of) {
 #pragma unroll
     for (int which = 0; which < 4; ++which) {
       const int row = out_row(of * 8 + pair * 2 + which % 2);
@@ -275,4 +334,5 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         store(out + (long long)row * n + column + which / 2 * 8, sums[of][which] * factor);
     }
   }
+#endif
 }
