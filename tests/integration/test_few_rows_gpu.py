@@ -35,17 +35,21 @@ def _laid_out(packed: PackedTensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize(("n", "k"), LAYERS)
-def test_bits_are_those_of_the_unpacked_weight(n: int, k: int) -> None:
+def test_bits_of_every_tile_are_those_of_the_unpacked_weight(
+    n: int, k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from qat_core.rollout.vllm.humming import few_rows
 
     forbid_split_sums()
     packed = _packed(n, k)
     weight = dequantize(packed)
-    for rows in ROWS:
-        x = torch.randn(rows, k, device="cuda", dtype=torch.bfloat16)
-        found = few_rows.multiply(x, *_laid_out(packed))
-        assert torch.equal(found, F.linear(x, weight)), rows
-        assert torch.equal(found[:1], few_rows.multiply(x[:1], *_laid_out(packed)))
+    for tile in [it for it in few_rows.TILES if n % few_rows.columns(*it) == 0]:
+        monkeypatch.setattr(few_rows, "fastest", lambda *_, tile=tile: tile)
+        for rows in ROWS:
+            x = torch.randn(rows, k, device="cuda", dtype=torch.bfloat16)
+            found = few_rows.multiply(x, *_laid_out(packed))
+            assert torch.equal(found, F.linear(x, weight)), (tile, rows)
+            assert torch.equal(found[:1], few_rows.multiply(x[:1], *_laid_out(packed)))
 
 
 @pytest.mark.parametrize("top_k", [1, 4])

@@ -213,9 +213,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const int group = lane / 4, pair = lane % 4;
   const int first = blockIdx.x * ROWS, tile = blockIdx.y;
 #if EXPERTS
-  if (first >= num_padded[0]) return;
-  const int expert = expert_ids[blockIdx.x];
-  if (expert < 0) return;
+  const int padded = num_padded[0], expert = expert_ids[blockIdx.x];  // read at once
+  if (first >= padded || expert < 0) return;
   words += (long long)expert * (k / 16) * 2 * n;
   scale += (long long)expert * (k / 16) * n;
   multiplier += expert;
