@@ -2,14 +2,13 @@
 //
 // Each sum is added along K in its order, by one chain of tensor core instructions of 16 numbers, as
 // cuBLAS adds it where it splits no sum: the same bits, for any number of rows. A block of threads
-// has ROWS rows of the result and some columns for each of its WARPS; a warp has all of K. What a
+// has ROWS rows of the result, and 16 columns for each of its WARPS; a warp has all of K. What a
 // stage of STAGE_K numbers needs is copied to shared memory some stages before, by every thread from
 // places that only move along K.
 //
-// Up to 32 rows a warp multiplies by itself (mma.sync). Unpacking takes most of the time there: of a
-// layer with few columns, eight warps share 64 of them, each with a half of 16; else four warps do.
-// From 64 rows on four warps multiply 64 columns together (wgmma), with rows from shared memory,
-// while the next codes are unpacked.
+// Up to 32 rows a warp multiplies by itself (mma.sync); from 64 on four of them do so together
+// (wgmma), with rows from shared memory. What a step needs is read from there while others are
+// unpacked and multiplied.
 //
 // Compiled with ROWS (8, 16, 32, 64 or 128), WARPS (4 or 8), STAGE_K (64, 128 or 256), STAGES and
 // EXPERTS (0 or 1).
@@ -20,8 +19,7 @@ typedef unsigned char u8;
 
 constexpr int THREADS = 32 * WARPS;
 constexpr bool TOGETHER = ROWS >= 64;
-constexpr int COLUMNS = TOGETHER ? 16 * WARPS : 64;
-constexpr bool HALVES = COLUMNS / WARPS == 8;
+constexpr int COLUMNS = 16 * WARPS;
 constexpr int STEPS = STAGE_K / 16;
 constexpr int AHEAD = TOGETHER ? STAGES - 2 : STAGES - 1;  // the last stage may still be read
 // Steps whose codes are unpacked at once, while those before are multiplied: two batches at least,
@@ -37,14 +35,13 @@ constexpr int SCALES_AT = CODES_AT + STEPS * CODE_BYTES;
 constexpr int STAGE_BYTES = (SCALES_AT + STEPS * COLUMNS + 1023) / 1024 * 1024;
 constexpr int CODE_CHUNKS = CODE_BYTES / 16, SCALE_CHUNKS = COLUMNS / 16;  // of a step
 constexpr int STEPS_AT_ONCE = THREADS / CODE_CHUNKS;
-constexpr int CODE_COPIES = (STEPS + STEPS_AT_ONCE - 1) / STEPS_AT_ONCE;  // of a thread, a stage
+constexpr int CODE_COPIES = STEPS / STEPS_AT_ONCE;  // of a thread, a stage
 constexpr int X_COPIES = (ROWS * CHUNKS + THREADS - 1) / THREADS;
 constexpr int ROWS_AT_ONCE = THREADS / CHUNKS;
-static_assert(STEPS * SCALE_CHUNKS <= THREADS && AHEAD > 0, "too little is copied, or too late");
+static_assert(STEPS * SCALE_CHUNKS <= THREADS && AHEAD > 1, "too little is copied, or too late");
 constexpr float DOWN = 0x1p8f;  // see `factors_of`
-// Of a thread: weights of a step, and sums; alone, of 16 rows and eight columns at a time.
-using Weights = u32[HALVES ? 2 : 4];
-using Sums = float[TOGETHER ? ROWS / 8 : (ROWS + 15) / 16 * (HALVES ? 1 : 2)][4];
+using Weights = u32[4];  // of a thread: those of a step
+using Sums = float[ROWS / 8][4];
 
 __device__ __forceinline__ void copy16(u32 to, const void* from, bool is_there) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from),
@@ -57,19 +54,13 @@ __device__ __forceinline__ u32 load32(u32 from) {
   return value;
 }
 
-__device__ __forceinline__ u32 load8(u32 from) {
-  u32 value;
-  asm volatile("ld.shared.u8 %0, [%1];\n" : "=r"(value) : "r"(from));
-  return value;
-}
-
 __device__ __forceinline__ u32 load16(u32 from) {
   u16 value;
   asm volatile("ld.shared.u16 %0, [%1];\n" : "=h"(value) : "r"(from));
   return value;
 }
 
-// 16 rows of x, the numbers of a step.
+// Rows of x: 16 of them and the numbers of a step, or eight and the numbers of two.
 __device__ __forceinline__ void load_rows(u32 (&x)[4], u32 from) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
                : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
@@ -90,24 +81,18 @@ __device__ __forceinline__ u32 two_codes(u32 word) {
   return (word & 0x000F000Fu << at) * ((64 + 1) << (6 - at)) & 0x81C081C0u;
 }
 
-// Two E4M3 scales as BF16 numbers times 2**118, from their bits at the place of BF16's exponent,
-// which are their value times 2**-120. A code's bits are its value times 2**-126, so that their
-// product is times 2**-8, which BF16 holds.
-__device__ __forceinline__ u32 factors_of(u32 bits) {
+// Two E4M3 scales, of two columns, as BF16 numbers times 2**118: a code's bits are its value times
+// 2**-126, so that their product is times 2**-8, which BF16 holds. A scale's own bits, at the place
+// of BF16's exponent, are its value times 2**-120.
+__device__ __forceinline__ u32 factors_of(u32 bytes) {
   constexpr u32 UP = 0x7B007B00u;  // 2**119, twice
+  const u32 bits = __byte_perm(bytes, 0, 0x4140) << 4;
   return product2(product2(bits, UP), UP);
 }
 
-// Eight columns of a step as tensor cores take them: two bytes of codes and a scale for each lane.
-__device__ __forceinline__ void unpack(u32 (&weights)[2], u32 codes, u32 scale) {
-  const u32 factors = factors_of(scale * 0x00100010u);  // twice, shifted by 4
-  weights[0] = product2(two_codes<0>(codes), factors);
-  weights[1] = product2(two_codes<4>(codes), factors);
-}
-
-// 16 columns of a step.
-__device__ __forceinline__ void unpack(u32 (&weights)[4], u32 codes, u32 scales) {
-  const u32 factors = factors_of(__byte_perm(scales, 0, 0x4140) << 4);
+// 16 columns of a step, as tensor cores take them.
+__device__ __forceinline__ void unpack(Weights& weights, u32 codes, u32 scales) {
+  const u32 factors = factors_of(scales);
   const u32 low = __byte_perm(factors, 0, 0x1010), high = __byte_perm(factors, 0, 0x3232);
   weights[0] = product2(two_codes<0>(codes), low);
   weights[1] = product2(two_codes<0>(codes >> 8), high);
@@ -115,14 +100,15 @@ __device__ __forceinline__ void unpack(u32 (&weights)[4], u32 codes, u32 scales)
   weights[3] = product2(two_codes<4>(codes >> 8), high);
 }
 
-// 16 rows of x times eight columns.
-__device__ __forceinline__ void multiply_add_alone(float (&sum)[4], const u32 (&x)[4],
-                                                   u32 first, u32 second) {
+// 16 rows of x times eight columns, or 16 columns times eight rows.
+__device__ __forceinline__ void multiply_add_alone(float (&sum)[4], const u32 (&sixteen)[4],
+                                                   u32 eight0, u32 eight1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
       "{%8, %9}, {%0, %1, %2, %3};\n"
       : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-      : "r"(x[0]), "r"(x[1]), "r"(x[2]), "r"(x[3]), "r"(first), "r"(second));
+      : "r"(sixteen[0]), "r"(sixteen[1]), "r"(sixteen[2]), "r"(sixteen[3]), "r"(eight0),
+        "r"(eight1));
 }
 
 // 64 rows of x, at a descriptor in shared memory, times what the four warps hold in registers.
@@ -142,32 +128,40 @@ __device__ __forceinline__ void multiply_add_together(float (&s)[8][4], const u3
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
 }
 
-// Adds the products of some steps with the rows of a stage, which lie at `at`.
 #if ROWS < 64
-__device__ __forceinline__ void multiply_add(Sums& sums, const Weights (&weights)[BATCH], u32 at,
-                                             int step) {
-  const int lane = threadIdx.x % 32, row = lane % (ROWS < 16 ? ROWS : 16);
+// Rows of x for a batch of two steps.
+using Rows = u32[ROWS == 8 ? 1 : ROWS / 8][4];
+
+__device__ __forceinline__ void load_batch(Rows& x, u32 at, int step) {
+  constexpr int HEIGHT = ROWS == 8 ? 8 : 16;
+  const int lane = threadIdx.x % 32, row = lane % HEIGHT, chunk = 2 * (step % 4) + lane / HEIGHT;
+  const u32 from = at + step / 4 * SLICE_BYTES + row * ROW_BYTES;
 #pragma unroll
-  for (int of = 0; of < BATCH; ++of) {
-    const int chunk = 2 * ((step + of) % 4) + lane / 16;
-    const u32 from = at + (step + of) / 4 * SLICE_BYTES + row * ROW_BYTES + (chunk ^ row % 8) * 16;
-#pragma unroll
-    for (int rows = 0; rows < ROWS; rows += 16) {
-      u32 x[4];
-      load_rows(x, from + rows * ROW_BYTES);
-      const u32* held = weights[of];
-      if (HALVES) {
-        multiply_add_alone(sums[rows / 16], x, held[0], held[1]);
-      } else {
-        multiply_add_alone(sums[rows / 8], x, held[0], held[2]);
-        multiply_add_alone(sums[rows / 8 + 1], x, held[1], held[3]);
-      }
-    }
+  for (int of = 0; of < sizeof(Rows) / 16; ++of) {
+    const int later = ROWS == 8 ? 0 : 2 * (of / (ROWS / 16)), rows = ROWS == 8 ? 0 : of % (ROWS / 16);
+    load_rows(x[of], from + rows * 16 * ROW_BYTES + (chunk + later ^ row % 8) * 16);
   }
+}
+
+__device__ __forceinline__ void multiply_add(Sums& sums, const Weights (&weights)[2],
+                                             const Rows& x) {
+#if ROWS == 8
+  multiply_add_alone(sums[0], weights[0], x[0][0], x[0][1]);
+  multiply_add_alone(sums[0], weights[1], x[0][2], x[0][3]);
+#else
+#pragma unroll
+  for (int of = 0; of < ROWS / 8; ++of) {
+    const u32(&held)[4] = weights[of / (ROWS / 16)];
+    const int rows = of % (ROWS / 16);
+    multiply_add_alone(sums[2 * rows], x[of], held[0], held[2]);
+    multiply_add_alone(sums[2 * rows + 1], x[of], held[1], held[3]);
+  }
+#endif
 }
 
 __device__ __forceinline__ void wait_for_all() {}
 #else
+// Adds the products of a batch with the rows of a stage, which lie at `at`.
 __device__ __forceinline__ void multiply_add(Sums& sums, const Weights (&weights)[BATCH], u32 at,
                                              int step) {
   // swizzled in 128 bytes; groups of eight rows are 1,024 bytes apart
@@ -251,12 +245,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (stage < stages) {
 #pragma unroll
       for (int copy = 0; copy < CODE_COPIES; ++copy) {
-        const int first_step = copy * STEPS_AT_ONCE;
-        if (first_step + STEPS_AT_ONCE <= STEPS || thread < (STEPS - first_step) * CODE_CHUNKS)
-          copy16(to + CODES_AT + first_step * CODE_BYTES + thread * 16,
-                 words + (long long)first_step * 2 * n, true);
+        copy16(to + CODES_AT + copy * STEPS_AT_ONCE * CODE_BYTES + thread * 16, words, true);
+        words += STEPS_AT_ONCE * 2 * n;
       }
-      words += (long long)STEPS * 2 * n;
       if (thread < STEPS * SCALE_CHUNKS) copy16(to + SCALES_AT + thread * 16, scale, true);
       scale += (long long)STEPS * n;
 #pragma unroll
@@ -270,60 +261,72 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   };
   for (int stage = 0; stage < AHEAD; ++stage) fetch(stage, shared + stage * STAGE_BYTES);
 
-  // Of 64 columns a thread has four words of codes. A warp takes one of them, or half of one, another
-  // for each quarter of the warp, lest they share banks.
-  const int word = (warp + lane / 8) % 4, four = warp / 4;
-  const int half = HALVES ? four : 0, group64 = HALVES ? 0 : four;
-  const u32 codes_at = CODES_AT + group64 * 512 + lane * 16 + word * 4;
-  const u32 scales_at = SCALES_AT + group64 * 64 + group * 8 + word * 2 + half;
+  // Which of a thread's four words, differently for the quarters of a warp, lest they share banks.
+  const int word = (warp + lane / 8) % 4;
+  const u32 codes_at = CODES_AT + warp / 4 * 512 + lane * 16 + word * 4;
+  const u32 scales_at = SCALES_AT + warp / 4 * 64 + group * 8 + word * 2;
+  u32 codes[STEPS], bytes[STEPS];
+  auto load = [&](int step, u32 at) {
+    codes[step] = load32(at + codes_at + step * CODE_BYTES);
+    bytes[step] = load16(at + scales_at + step * COLUMNS);
+  };
   const u32 end = shared + STAGES * STAGE_BYTES;
-  Sums sums = {};
-  u32 at = shared, to = shared + AHEAD * STAGE_BYTES;
-  for (int stage = 0; stage < stages; ++stage) {
-    asm volatile("cp.async.wait_group %0;\n" ::"n"(AHEAD - 1));
+  auto after = [&](u32 at) { return at + STAGE_BYTES == end ? shared : at + STAGE_BYTES; };
+  auto arrive = [&]() {  // all but the last stages that were fetched
+    asm volatile("cp.async.wait_group %0;\n" ::"n"(AHEAD - 2));
     if (TOGETHER) asm volatile("fence.proxy.async.shared::cta;\n");
     __syncthreads();
-    u32 codes[STEPS], bytes[STEPS];
+  };
+  Sums sums = {};
+  u32 at = shared, to = shared + AHEAD * STAGE_BYTES;
+  arrive();
 #pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
-      const u32 codes_from = at + codes_at + step * CODE_BYTES;
-      const u32 bytes_from = at + scales_at + step * COLUMNS;
-      codes[step] = load32(codes_from);
-      if (HALVES) codes[step] = __byte_perm(codes[step], 0, 0x4240 + half * 0x0101);
-      bytes[step] = HALVES ? load8(bytes_from) : load16(bytes_from);
-    }
+  for (int step = 0; step < STEPS; ++step) load(step, at);
+#if ROWS < 64
+  Rows x_of[2];
+  load_batch(x_of[0], at, 0);
+#endif
+  for (int stage = 0; stage < stages; ++stage) {
+    const u32 next = after(at);
     fetch(stage + AHEAD, to);
-    to = to + STAGE_BYTES == end ? shared : to + STAGE_BYTES;
+    to = after(to);
     Weights weights[2][BATCH];
 #pragma unroll
     for (int step = 0; step < STEPS; step += BATCH) {
-      auto& of_batch = weights[step / BATCH % 2];
+      const int turn = step / BATCH % 2;
 #pragma unroll
-      for (int of = 0; of < BATCH; ++of) unpack(of_batch[of], codes[step + of], bytes[step + of]);
-      multiply_add(sums, of_batch, at, step);
+      for (int of = step; of < step + BATCH; ++of) {
+        unpack(weights[turn][of - step], codes[of], bytes[of]);
+        load(of, next);
+      }
+#if ROWS < 64
+      const bool is_last = step + BATCH == STEPS;
+      load_batch(x_of[1 - turn], is_last ? next : at, is_last ? 0 : step + BATCH);
+      multiply_add(sums, weights[turn], x_of[turn]);
+#else
+      multiply_add(sums, weights[turn], at, step);
+#endif
     }
-    at = at + STAGE_BYTES == end ? shared : at + STAGE_BYTES;
+    at = next;
+    arrive();
   }
   wait_for_all();
 
   const float factor = multiplier[0] * DOWN;
-  const int first_column = tile * COLUMNS + group64 * 64;
-#if ROWS < 64
-  const int column = first_column + (warp + pair) % 4 * 16 + half * 8 + pair * 2;
-  constexpr int EIGHTS = HALVES ? 1 : 2;  // of columns
+#if ROWS == 16 || ROWS == 32
+  const int column = tile * COLUMNS + warp / 4 * 64 + (warp + pair) % 4 * 16 + pair * 2;
 #pragma unroll
   for (int of = 0; of < ROWS / 8; ++of) {
     const int row = out_row(of * 8 + group);
     if (row >= rows) continue;
-    u16* to = out + (long long)row * n + column;
 #pragma unroll
-    for (int eight = 0; eight < EIGHTS; ++eight) {
-      const float* sum = sums[of / 2 * EIGHTS + eight] + of % 2 * 2;
-      store2(to + eight * 8, sum[0] * factor, sum[1] * factor);
+    for (int eight = 0; eight < 2; ++eight) {
+      const float* sum = sums[of / 2 * 2 + eight] + of % 2 * 2;
+      store2(out + (long long)row * n + column + eight * 8, sum[0] * factor, sum[1] * factor);
     }
   }
 #else
-  const int column = first_column + word * 16 + group;
+  const int column = tile * COLUMNS + warp / 4 * 64 + word * 16 + group;
 #pragma unroll
   for (int of = 0; of < ROWS / 8; ++of) {
 #pragma unroll

@@ -18,22 +18,14 @@ from qat_core.rollout.vllm.humming.tiles import NUM_MULTIPROCESSORS
 # By rows and warps of a tile: ns that a block takes for 16 numbers of K, on an H200; what of K is
 # fetched at once, if it divides K, and in how many stages.
 TILES = {
-    (8, 8): (27, 256, 4),
     (8, 4): (39, 256, 4),
-    (16, 8): (28, 256, 4),
-    (16, 4): (46, 256, 4),
-    (32, 8): (35, 256, 3),
-    (32, 4): (50, 256, 3),
-    (64, 4): (55, 128, 4),
-    (64, 8): (82, 256, 4),
+    (16, 4): (42, 256, 4),
+    (32, 4): (50, 128, 6),
+    (64, 4): (55, 128, 5),
+    (64, 8): (82, 128, 6),
     (128, 8): (126, 64, 6),
 }
 TILE_ROWS = tuple(sorted({rows for rows, _ in TILES}))
-
-
-def columns(tile: int, warps: int) -> int:
-    """Of a block of threads."""
-    return 64 if tile < 64 else 16 * warps
 
 
 def tile_rows(rows: int) -> int:
@@ -84,10 +76,10 @@ def fastest(rows: int, n: int) -> tuple[int, int]:
     """Rows and warps of the tile whose blocks, one a multiprocessor, are done first."""
 
     def time(tile: tuple[int, int]) -> int:
-        blocks = -(-rows // tile[0]) * (n // columns(*tile))
+        blocks = -(-rows // tile[0]) * (n // (16 * tile[1]))
         return TILES[tile][0] * -(-blocks // NUM_MULTIPROCESSORS)
 
-    return min((tile for tile in TILES if n % columns(*tile) == 0), key=time)
+    return min((tile for tile in TILES if n % (16 * tile[1]) == 0), key=time)
 
 
 def warps_of(tile: int, n: int) -> int:
@@ -113,7 +105,7 @@ class Kernel(NamedTuple):
 
 def _launch(kernel: Kernel, tiles: int, n: int, arguments: list[Any]) -> None:
     compiled, shared_bytes = _compiled(kernel)
-    grid, block = (tiles, n // columns(kernel.tile, kernel.warps), 1), (32 * kernel.warps, 1, 1)
+    grid, block = (tiles, n // (16 * kernel.warps), 1), (32 * kernel.warps, 1, 1)
     compiled(grid=grid, block=block, args=arguments, shared_mem=shared_bytes)
 
 
@@ -137,7 +129,7 @@ def _compiled(kernel: Kernel) -> tuple[Any, int]:
     names = {"ROWS": tile, "WARPS": warps, "STAGE_K": stage_k, "STAGES": stages}
     options = [f"-D{name}={value}" for name, value in names.items()]
     compiled = compile_kernel([*options, f"-DEXPERTS={experts:d}"])
-    of_step = columns(tile, warps) * 9  # bytes of codes and scales
+    of_step = 16 * warps * 9  # bytes of codes and scales
     of_stage = stage_k // 16 * of_step + tile * 2 * stage_k
     shared_bytes = stages * -(-of_stage // 1024) * 1024
     compiled.set_shared_memory_config(shared_bytes)
