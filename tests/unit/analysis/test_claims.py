@@ -10,6 +10,7 @@ from analysis.claims_table import ClaimsTable, read_table, show_ratio
 from analysis.load import load_results
 from analysis.parity.judge import judge_study
 from analysis.results import Results
+from experiments.rl.metric_names import MISMATCH_COUNT
 from experiments.study.schema import ROOT, Study
 from tests.unit.analysis.synthetic_results import (
     KL_RATIOS,
@@ -204,6 +205,20 @@ def test_wrong_memory_prediction_fails(study: Study, results_dir: Path) -> None:
     claims = judge(of_verl, results_dir, trained=study)
     assert claims["nano-dense", "weight_memory_error"].verdict == "PASS"
     assert claims["nano-moe", "weight_memory_error"].verdict == "FAIL"
+
+
+def test_an_exact_arm_passes_where_no_log_prob_differs(study: Study, results: Results) -> None:
+    exact = study.model_copy(update={"exact": True})
+    results.metrics[MISMATCH_COUNT] = 0.0
+    is_qat = (results.metrics["arm"] == "nvfp4-qat") & (results.metrics["step"] == 7)
+    results.metrics.loc[is_qat & (results.metrics["model"] == "nano-moe"), MISMATCH_COUNT] = 2.0
+    claims = [it for it in judge_study(exact, results).claims if it.name == "unequal_log_probs"]
+    failed = [it for it in claims if it.verdict == "FAIL"]
+    assert [it.verdict for it in claims].count("PASS") == 2 * len(study.arms) - 1
+    assert [(it.model, it.statement) for it in failed] == [
+        ("nano-moe", "log-probs that differ, nvfp4-qat")
+    ]
+    assert failed[0].cells()[2:] == ("<= 0", "10", "exact")  # 2 in each of 5 seeds
 
 
 def test_claims_of_absent_arms_give_no_row(study: Study, results_dir: Path) -> None:

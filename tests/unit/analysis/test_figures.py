@@ -79,6 +79,15 @@ def test_kl_shows_no_ratio_to_a_floor_of_zero(study: Study, results: Results) ->
     assert "no ratio" in shown and "infx" not in shown and "nanx" not in shown
 
 
+def test_kl_shows_the_zero_of_an_exact_arm(study: Study, results: Results) -> None:
+    assert FIGURES["kl"].draw(study, results).axes[0].get_yscale() == "log"
+    results.metrics.loc[results.metrics["arm"] == "nvfp4-qat", K3] = 0.0
+    figure = FIGURES["kl"].draw(study, results)
+    low, _ = figure.axes[0].get_ylim()
+    assert low < 0 < results.metrics[K3].max()
+    assert texts_of(figure).count("exactly 0 at every step") == len(study.models)
+
+
 def test_kl_marks_what_was_stopped_and_shows_overflow(study: Study, results: Results) -> None:
     assert "Star: ended by the KL gate" not in texts_of(FIGURES["kl"].draw(study, results))
     run = "nano-moe_nvfp4-noqat_seed0"
