@@ -31,13 +31,13 @@ from qat_core.rollout.vllm.shares import own_of_linear
 from qat_core.rollout.vllm.switches import IN_PLACE_VARIABLE
 from qat_core.rollout.vllm.tile_layout import marlin_scales
 from qat_core.weights.stream import weight_stream
-from tests.integration.worker_tensors import all_tensors
 from tests.marlin_layers import (
     EXPERT_NAMES,
     HIDDEN,
     INNER,
     ON_GPU,
     QKV,
+    all_tensors,
     assert_experts_written,
     assert_written,
     marlin_experts,

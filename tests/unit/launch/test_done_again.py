@@ -15,8 +15,8 @@ from experiments.runs.evaluation import Evaluation, write_evaluations
 from experiments.study.load import load_study
 from experiments.study.schema import STUDIES, Study
 from experiments.support.json_files import read_json, write_json
-from tests.manifests import make_manifest
-from tests.unit.launch.programs import Program, all_of
+from tests.records import make_manifest
+from tests.unit.launch.conftest import Program, all_of
 
 pytestmark = pytest.mark.long
 

@@ -23,7 +23,7 @@ from experiments.tracking.glance import (
     SHARED_VIEW,
 )
 from experiments.tracking.publish import rebuild
-from tests.manifests import make_manifest
+from tests.records import make_manifest
 
 ROWS = {"bf16": [(1e-6, 10), (3e-6, 30)], "nvfp4-qat": [(4e-6, 10), (4e-6, 30)]}
 CLAIM = {
