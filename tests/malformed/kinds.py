@@ -15,7 +15,7 @@ from experiments.rl import resume
 from experiments.rl.optimizer import MasterAdamW
 from experiments.rl.tokenizer import character_tokenizer
 from experiments.runs.attempts import next_attempt, read_history, write_results
-from experiments.runs.base_manifest import check_base
+from experiments.runs.inputs import check_base
 from experiments.runs.provenance import digest_file
 from experiments.study.load import load_study
 from experiments.study.model_config import read_model_config

@@ -22,7 +22,7 @@ from qat_core.checkpoint.load import load_model, require_whole
 from qat_core.checkpoint.manifest import write_manifest
 from qat_core.checkpoint.read import read_checkpoint
 from qat_core.checkpoint.shards import INDEX, Shards
-from qat_core.doctor.served import served_stream
+from qat_core.doctor.weights import served_stream
 from qat_core.planning.recipe import Recipe
 from qat_core.rollout.eager import EagerEngine
 

@@ -16,7 +16,7 @@ from qat_core import convert, export
 from qat_core.checkpoint.__main__ import main
 from qat_core.checkpoint.architecture import require_loadable
 from qat_core.checkpoint.read import read_checkpoint
-from qat_core.doctor.served import served_stream
+from qat_core.doctor.weights import served_stream
 from qat_core.nvfp4 import PackedTensor
 from qat_core.options import CheckpointFormat
 from qat_core.planning.explanation import explain

@@ -27,9 +27,8 @@ from analysis.figure_files import figure_names
 from analysis.figures import GRID_FIGURES, costs
 from analysis.record import record_study, recorded_run, require_commit, require_one_base_a_seed
 from experiments.runs.attempts import list_run_dirs
-from experiments.runs.completeness import complete_cells
 from experiments.runs.record import write_record
-from experiments.runs.settings import read_run
+from experiments.runs.settings import complete_cells, read_run
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, STUDIES, Run, Study
 from tests.records import recorded_evaluations, recorded_metrics, unpack

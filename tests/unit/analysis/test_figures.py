@@ -22,7 +22,7 @@ from analysis.overlay import DEFAULT_RECORDS, draw, main, read_mlflow, read_reco
 from analysis.parity.judge import judge_study
 from analysis.results import Results
 from analysis.style import arm_style, save_figure
-from analysis.tables.engines import read_servings
+from analysis.tables.rows import read_servings
 from experiments.study.schema import Study
 from qat_core.doctor.verl_run import K3
 

@@ -19,7 +19,7 @@ from experiments.base.make import build_model, make_base, read_config
 from experiments.launch import run as launch
 from experiments.rl.config import RolloutConfig
 from experiments.rl.tokenizer import character_tokenizer
-from experiments.runs.base_manifest import base_digest, check_base
+from experiments.runs.inputs import base_digest, check_base
 from experiments.runs.manifest import MANIFEST
 from experiments.runs.provenance import digest_file
 from experiments.study.load import load_study

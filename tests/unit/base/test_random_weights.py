@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoTokenizer
 from experiments.base import random_model
 from experiments.base.seeded import write_seeded_base
 from experiments.rl.tokenizer import character_tokenizer
-from experiments.runs.base_manifest import base_digest, check_base, read_base_manifest
+from experiments.runs.inputs import base_digest, check_base, read_base_manifest
 from experiments.study.load import load_study
 from experiments.study.schema import STUDIES, Study
 from experiments.support.cli import run_cli

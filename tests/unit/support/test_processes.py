@@ -14,8 +14,7 @@ import pytest
 
 from experiments.study.schema import ROOT
 from experiments.support.signals import STOP_SIGNALS, deferred_signals
-from experiments.support.subprocess_call import call_in_subprocess
-from experiments.support.temporary_folder import private_temporary_folder
+from experiments.support.subprocess_call import call_in_subprocess, private_temporary_folder
 
 TEE = """
 import os, sys

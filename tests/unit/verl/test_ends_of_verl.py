@@ -18,10 +18,9 @@ from experiments.study.load import load_study
 from experiments.study.schema import STUDIES, KlGate
 from experiments.verl import trainer
 from experiments.verl.checkpoints import TRACKER
-from experiments.verl.kl_gate import GateWatch
 from experiments.verl.peak_memory import PeakMemory
 from experiments.verl.process import VerlProcess
-from experiments.verl.rows import Step, StepReader, to_metrics
+from experiments.verl.rows import GateWatch, Step, StepReader, to_metrics
 
 STUDY = load_study(STUDIES / "verl_nano.yaml")
 RUN = next(run for run in STUDY.runs if run.arm == "bf16")

@@ -28,8 +28,7 @@ from experiments.study.schema import ROOT
 from experiments.study.verl_settings import known_variants
 from experiments.verl.command import RunPaths, to_tree, to_yaml
 from experiments.verl.data import SCHEMA
-from experiments.verl.known_keys import require_known
-from experiments.verl.preflight import require_inputs, require_known_settings
+from experiments.verl.preflight import require_inputs, require_known, require_known_settings
 
 NANO = load_study(STUDIES / "verl_nano.yaml")
 TOKENS = NANO.rl.rollout.max_prompt_tokens + NANO.rl.rollout.max_response_tokens
@@ -107,7 +106,7 @@ def test_the_refused_keys_are_verls_own() -> None:
     pytest.importorskip("verl", reason="needs requirements/engines.txt")
     from omegaconf import OmegaConf
 
-    from experiments.verl.known_keys import _compose, _find_problem
+    from experiments.verl.preflight import _compose, _find_problem
 
     listed = OmegaConf.to_container(_compose(()))
     assert isinstance(listed, dict)

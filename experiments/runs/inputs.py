@@ -1,9 +1,10 @@
-"""The manifest of a base checkpoint: which weights it has and where they come from."""
+"""What runs start from, as the manifests of base checkpoints and of data describe it."""
 
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
+from experiments.rl.config import TaskConfig
 from experiments.runs.manifest import MANIFEST
 from experiments.runs.provenance import digest_file, digest_json, require_digests
 from experiments.study.models import GgufModel
@@ -63,3 +64,42 @@ def check_base(base_dir: Path) -> None:
     """Compares a base checkpoint's files with its manifest."""
     manifest = read_base_manifest(base_dir)
     require_digests(base_dir, manifest.weights | manifest.files)
+
+
+DATA_MANIFEST = "data.json"
+
+
+class DataSplit(BaseModel):
+    """What it says of a split, as far as runs depend on it."""
+
+    sha256: str
+
+
+class DataManifest(BaseModel):
+    """What programs read of it."""
+
+    model_config = ConfigDict(frozen=True)
+
+    settings: str | None = Field(None, description="`data_digest`; older files have none")
+    train: DataSplit
+    test: DataSplit
+
+
+def read_data_manifest(folder: Path) -> DataManifest:
+    """The description of a study's data."""
+    path = folder / DATA_MANIFEST
+    if not path.is_file():
+        raise ValueError(f"{path}: no data; make it with `snakemake {path}`")
+    return read_model(path, DataManifest)
+
+
+def check_data(folder: Path) -> None:
+    """Compares a study's data with their description."""
+    manifest = read_data_manifest(folder)
+    digests = {"train.parquet": manifest.train.sha256, "test.parquet": manifest.test.sha256}
+    require_digests(folder, digests)
+
+
+def data_digest(task: TaskConfig) -> str:
+    """What a study says of its data."""
+    return digest_json(task.model_dump(mode="json"))
