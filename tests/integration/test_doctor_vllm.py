@@ -93,7 +93,6 @@ def diagnosed(base: Path, *options: str) -> dict[str, Any]:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_a_healthy_setting_has_no_fault_of_weights_or_sampler(base: Path) -> None:
     found = diagnosed(base)
     # kernels and decoding of random weights may lie above the band that trained models have
@@ -102,7 +101,6 @@ def test_a_healthy_setting_has_no_fault_of_weights_or_sampler(base: Path) -> Non
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_named_first(base: Path, fault: str) -> None:
     assert diagnosed(base, *FAULTS[fault])["named"][0] == fault

@@ -40,7 +40,6 @@ def _rows(case: Case) -> list[dict[str, Any]]:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("name", CASES)
 def test_no_log_prob_differs_before_and_after_a_step(name: str) -> None:
     rows = _rows(CASES[name])
@@ -49,7 +48,6 @@ def test_no_log_prob_differs_before_and_after_a_step(name: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_the_doctor_compares_a_checkpoint_with_vllm(tmp_path: Path) -> None:
     write_random_checkpoint(DENSE | SMALL, tmp_path / "model", 0, "cuda")
     prompts = [list(range(3, 3 + length)) for length in (5, 40, 130)]
@@ -60,7 +58,6 @@ def test_the_doctor_compares_a_checkpoint_with_vllm(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_the_scale_that_is_not_exact_in_bf16_differs() -> None:
     rows = _rows(replace(CASES["dense, head size 128"], scale_policy="amax", expected_zero=False))
     assert all(row["unequal"] for row in rows)

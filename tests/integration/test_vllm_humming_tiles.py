@@ -89,7 +89,6 @@ def test_tiles_of_experts_hold_the_rows_that_one_has(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize(
     ("n", "rows", "max_error"),
     [
@@ -118,7 +117,6 @@ def test_bits_of_linear_layers_repeat(n: int, rows: int, max_error: float, k: in
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize(("n", "k"), [(1536, 2048), (2048, 768)], ids=["gate-up", "down"])
 @pytest.mark.parametrize("pairs", [8, 16, 32, 40, 256, 800, 2048])  # to 32 not sorted
 def test_bits_of_experts_repeat(n: int, k: int, pairs: int) -> None:
@@ -171,7 +169,6 @@ def _laid_out(packed: PackedTensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize(("n", "k"), LAYERS)
 def test_bits_are_those_of_the_unpacked_weight(n: int, k: int) -> None:
     from qat_core.rollout.vllm.humming import few_rows
@@ -187,7 +184,6 @@ def test_bits_are_those_of_the_unpacked_weight(n: int, k: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("top_k", [1, 4])
 @pytest.mark.parametrize("tokens", [1, 5, 70, 600])
 def test_experts_have_the_bits_of_the_grouped_product(tokens: int, top_k: int) -> None:

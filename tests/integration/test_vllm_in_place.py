@@ -255,7 +255,6 @@ def test_a_weight_on_another_device_is_moved_to_the_layers() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not ON_GPU, reason="needs a CUDA GPU")
 @pytest.mark.parametrize("shape", ["dense", "moe"])
 def test_an_engine_holds_the_same_bytes_as_after_a_reload(shape: str, tmp_path: Path) -> None:
     assert call_in_subprocess(_bytes_differ, shape, str(tmp_path)) == []

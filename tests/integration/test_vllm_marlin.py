@@ -109,7 +109,6 @@ def _marlin_linear() -> nn.Module:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_a_linear_layer_is_vllms() -> None:
     mine, vllms = _marlin_linear(), _marlin_linear()
     marlin.prepare_fp4_layer_for_marlin(vllms)
@@ -121,7 +120,6 @@ def test_a_linear_layer_is_vllms() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("inner", [INNER, 192])
 def test_experts_are_those_of_vllms_loop(inner: int) -> None:
     w13, w13_scale, w13_scale_2 = _packed(2 * inner, HIDDEN, "cuda")

@@ -11,8 +11,7 @@ from tests.kernels.conftest import BLOCK_SCALES, POLICIES, assert_same_bits
 
 SHAPES = [(1, 16), (3, 48), (257, 48), (5, 3, 32), (2, 3, 4, 64), (16, 256), (0, 16), (2, 0, 32)]
 # Tests marked gpu would take the interpreter minutes.
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-LARGE = pytest.param((257, 4096), marks=[pytest.mark.gpu, needs_gpu])
+LARGE = pytest.param((257, 4096), marks=pytest.mark.gpu)
 
 
 def all_finite_bf16() -> torch.Tensor:
@@ -145,7 +144,6 @@ def test_not_contiguous(launch, device):
 
 
 @pytest.mark.gpu
-@needs_gpu
 def test_quotients_beside_every_rounding_threshold(launch, device):
     """For each BF16 significand and threshold the steps, place by place, that make them meet."""
     w = torch.arange(128, 256) / 128
@@ -161,7 +159,6 @@ def test_quotients_beside_every_rounding_threshold(launch, device):
 
 
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize("policy", POLICIES)
 def test_sixteen_million_weights(launch, policy):
     """The divisions that `amax` scales need: random quotients meet roundings no table lists."""

@@ -22,12 +22,8 @@ from qat_core.training.state.rounded_weights import Kept, RoundedWeights
 from tests.prepared_pairs import assert_same_run, count_roundings, kept, known, pair, round_weights
 from tests.tiny_models import tiny_model, tokens
 
-GPU = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here"),
-]
 # A CPU keeps rounded weights until they change, unless they are kept packed: then it unpacks them.
-DEVICES = ["cpu", pytest.param("cuda", marks=GPU)]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 EXPERTS_IMPLEMENTATIONS = ("grouped_mm", "batched_mm", "eager")
 EVERY_CASE = [("qwen3", None), *(("qwen3-moe", experts) for experts in EXPERTS_IMPLEMENTATIONS)]
 
@@ -208,7 +204,6 @@ def test_compiled_layers_keep_nothing(reentrant: bool) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_a_backward_pass_leaves_no_memory_taken(reentrant: bool) -> None:
     model = prepared("qwen3", "cuda")
@@ -223,7 +218,6 @@ def test_a_backward_pass_leaves_no_memory_taken(reentrant: bool) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
 def test_what_another_stream_rounded_is_rounded_again() -> None:
     each, device = Kept(), torch.device("cuda")
     rounded = partial(torch.ones, 1, device=device)
@@ -234,7 +228,6 @@ def test_what_another_stream_rounded_is_rounded_again() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
 @pytest.mark.parametrize("keep", ["packed", "rounded"])
 def test_a_captured_graph_reads_the_weights_of_its_replay(keep: Keep) -> None:
     model = torch.nn.Linear(64, 64, bias=False, dtype=torch.bfloat16, device="cuda")
@@ -264,7 +257,6 @@ def test_it_is_the_value_that_the_tensor_had(expected: bool, device: str) -> Non
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
 def test_work_that_came_after_it_is_not_waited_for() -> None:
     value = torch.tensor(False, device="cuda")
     later = Later(value)

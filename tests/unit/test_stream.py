@@ -192,7 +192,6 @@ def test_a_prepared_models_stream_is_refused(family: str, bad: float) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_stream_from_the_host_to_a_gpu_is_refused_before_its_end(
     model: nn.Module, family: str
 ) -> None:
@@ -202,7 +201,6 @@ def test_a_stream_from_the_host_to_a_gpu_is_refused_before_its_end(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("pinned", [False, True], ids=["pageable", "pinned"])
 def test_a_stream_from_the_host_packs_on_a_gpu_as_on_the_host(family: str, pinned: bool) -> None:
     model = tiny_model(family)

@@ -227,7 +227,6 @@ def test_size_of_the_cache(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_an_engine_takes_no_more_than_its_share(tmp_path: Path) -> None:
     pytest.importorskip("vllm", reason="needs vLLM")
     write_nano("nano-dense", tmp_path / "model", num_layers=2)

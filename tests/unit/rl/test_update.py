@@ -279,11 +279,7 @@ def test_of_a_prepared_model_all_weights_count() -> None:
     assert distance.rms(model).item() > 0
 
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-
-
 @pytest.mark.gpu
-@needs_gpu
 @pytest.mark.parametrize("length", [64, 128, 191, 192, 320])
 def test_gradients_are_finite_at_odd_multiples_of_64(length: int) -> None:
     """With scores of -120 a row's sum of exponentials is below what FP32 holds."""

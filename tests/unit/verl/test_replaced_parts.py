@@ -51,7 +51,6 @@ def offload_late(model: nn.Module, value: float) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
 def test_shards_on_their_way_to_the_host_are_saved_and_restored_whole(model: nn.Module) -> None:
     for value in (1.0, 2.0):  # pinned memory is there from the second time on
         offload_late(model, value)
