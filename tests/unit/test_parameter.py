@@ -41,14 +41,6 @@ def test_recipe_options_reach_the_weights(recipe: Recipe) -> None:
     assert_same_run(*pair("qwen3", recipe=recipe))
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.parametrize("family", ["qwen3", "qwen3-moe"])
-def test_gradient_checkpointing(family: str, reentrant: bool) -> None:
-    model, oracle = pair(family)
-    model.gradient_checkpointing_enable({"use_reentrant": reentrant})
-    assert_same_run(model, oracle)
-
-
 @pytest.mark.parametrize("family", ["qwen3", "qwen3-moe"])
 def test_compiled_layers_follow_the_weights(family: str) -> None:
     model, _ = pair(family)

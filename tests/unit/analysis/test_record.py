@@ -7,7 +7,6 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-import yaml
 
 from analysis.claims import judge
 from analysis.claims_table import ClaimsTable, read_table
@@ -125,18 +124,6 @@ def test_what_a_kill_left_is_put_right(
     damaged.write_text(whole)
     record_study(study_file, results_dir, record.parent)
     assert [path.name for path in record.parent.iterdir()] == ["default"]
-
-
-def test_evaluations_of_other_settings_are_not_recorded(
-    study_file: Path, results_dir: Path, tmp_path: Path
-) -> None:
-    hotter = tmp_path / "hotter.yaml"
-    content = yaml.safe_load(study_file.read_text())
-    content["evaluation"]["temperature"] = 0.9
-    hotter.write_text(yaml.safe_dump(content))
-    with pytest.raises(ValueError, match=r"eval.json: settings.temperature: 0.6, and in study"):
-        record_study(hotter, results_dir, tmp_path / "records")
-    assert not (tmp_path / "records").exists()
 
 
 def test_records_of_one_day_keep_each_others_outcomes(
