@@ -18,6 +18,7 @@ from analysis.tables.rows import rows_sections
 from experiments.benchmarks import engines, parameter
 from experiments.benchmarks.bitwise import State, compare, differing, digests, summary
 from experiments.benchmarks.engine_tables import TABLES, rows_of
+from experiments.benchmarks.main_job import stages
 from experiments.benchmarks.qat_layers import QAT_ARMS, apply_arm, layer_stack, step_inputs
 from experiments.benchmarks.records import ENGINE_PACKAGES, shape_of
 from experiments.benchmarks.verl_steps import COLUMNS, IN_PLACE, MEMORY, shown, write_record
@@ -26,7 +27,7 @@ from experiments.runs.attempts import next_attempt
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, STUDIES
 from experiments.support.cli import run_cli
-from experiments.support.json_files import read_json
+from experiments.support.json_files import read_json, write_json
 from qat_core.rollout.engine import Rollouts
 from qat_core.training.preparation import state_of
 from tests.integration.vllm_versions import RECORD, outcomes, table
@@ -275,6 +276,16 @@ def test_what_a_benchmark_records_can_be_drawn(
     assert all(0 < row["issue_ms"][1] <= row["step_ms"][1] for row in rows)
     drawn = rows_sections(name)(tmp_path / "new", "x")
     assert len(drawn[1].splitlines()) == 2 + len(rows)
+
+
+def test_a_job_with_several_files_counts_once_and_until_its_last(tmp_path: Path) -> None:
+    """By what Snakemake notes of each file."""
+    notes = [("train", 1.0, 4.5), ("train", 1.0, 5.0), ("train", 2.0, 4.0), ("data", 0.0, 9.0)]
+    for number, (rule, start, end) in enumerate(notes):
+        write_json(tmp_path / str(number), {"rule": rule, "starttime": start, "endtime": end})
+    found = stages(tmp_path)
+    assert found["train_s"] == pytest.approx(6)
+    assert sum(found.values()) == pytest.approx(6)
 
 
 @pytest.mark.long
