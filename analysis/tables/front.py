@@ -8,8 +8,7 @@ from analysis.claims_table import Claim, read_table, show_ratio
 from analysis.collapse.rules import AREA_LEVEL, AREA_MARGIN
 from analysis.markdown import Row, markdown_table
 from analysis.stats import LEVEL
-from analysis.tables.engines import engines_of, number, read_servings
-from analysis.tables.rows import RowsRecord
+from analysis.tables.rows import RowsRecord, engines_of, number, read_servings
 from experiments.runs.summary import KL_RATIO, Estimate
 
 STUDY = "collapse-smollm2-confirm"  # of the pretrained model, ten seeds

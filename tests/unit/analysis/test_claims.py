@@ -1,16 +1,21 @@
+"""Claims of parity: judged by the results, written, read back and shown."""
+
 import json
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from analysis.claims_table import ClaimsTable, read_table, show_ratio
 from analysis.load import load_results
 from analysis.parity.judge import judge_study
 from analysis.results import Results
 from experiments.rl.metric_names import MISMATCH_COUNT
+from experiments.runs.summary import KL, KL_RATIO
 from experiments.study.schema import ROOT, Study
 from tests.unit.analysis.synthetic_results import (
     KL_RATIOS,
@@ -302,3 +307,47 @@ def test_command_writes_the_same_table_twice(
 )
 def test_ratios_are_shown_in_about_three_digits(ratio: float, shown: str) -> None:
     assert show_ratio(ratio) == shown
+
+
+RECORDED = sorted((ROOT / "experiments" / "records").glob("*/claims.json"))
+
+
+def shown(table: ClaimsTable, with_details: bool = False) -> list[str]:
+    text = StringIO()
+    table.show(Console(file=text, width=80), with_details)
+    return text.getvalue().splitlines()
+
+
+def test_a_detail_is_no_markup(study: Study, results: Results) -> None:
+    table = judge_study(study, results)
+    first = table.claims[0].model_copy(update={"detail": "[enforce fail] [/x]"})
+    lines = shown(table.model_copy(update={"claims": (first, *table.claims[1:])}), True)
+    assert any("[enforce fail] [/x]" in line for line in lines)
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.parent.name)
+def test_recorded_claims_are_one_line_each(path: object) -> None:
+    table = read_table(path)
+    num_marks = sum(map(len, table.marks.values()))
+    lines = shown(table)
+    num_headings = sum("value" in line.split() for line in lines)
+    assert len(lines) == len(table.claims) + len(table.marks) + num_marks + num_headings
+    assert not any("…" in line for line in lines)
+    for claim in table.claims:
+        if claim.estimate is not None:
+            assert any(claim.shown_estimate in line for line in lines)
+
+
+RECORDS = ROOT / "experiments" / "records"
+
+
+@pytest.mark.parametrize("study", ["default-long", "smollm2"])
+def test_k3_kl_and_its_interval_are_those_of_the_claim(study: str) -> None:
+    table = read_table(RECORDS / study / "claims.json")
+    arms = {(it.model, it.arm): it.estimates for it in table.arms}
+    for claim in (it for it in table.claims if it.name == "qat_kl_ratio"):
+        ratio = arms[claim.model, "nvfp4-qat"][KL_RATIO]
+        assert (ratio.estimate, ratio.low, ratio.high) == pytest.approx(
+            (claim.estimate, claim.low, claim.high), rel=1e-5
+        )
+        assert arms[claim.model, "bf16"][KL].estimate == pytest.approx(claim.noise_floor, rel=1e-5)

@@ -11,7 +11,7 @@ from mlflow import MlflowClient
 from analysis.style import ARM_STYLES
 from experiments.runs.evaluation import Evaluation, write_evaluations
 from experiments.runs.summary import ACCURACIES, KL, KL_RATIO, MIB, REWARD_MEAN, SHARE, summarize
-from experiments.support.json_files import write_jsonl
+from experiments.support.json_files import write_json, write_jsonl
 from experiments.tracking import publish
 from experiments.tracking.glance import (
     CHARTS,
@@ -23,7 +23,7 @@ from experiments.tracking.glance import (
     SHARED_VIEW,
 )
 from experiments.tracking.publish import rebuild
-from tests.manifests import make_manifest
+from tests.records import make_manifest
 
 ROWS = {"bf16": [(1e-6, 10), (3e-6, 30)], "nvfp4-qat": [(4e-6, 10), (4e-6, 30)]}
 CLAIM = {
@@ -47,6 +47,40 @@ def arm_of(arm: str) -> dict[str, object]:
     return {"model": "nano-moe", "arm": arm, "cell": None, "runs": runs, "estimates": estimates}
 
 
+def write_run(run_dir: Path, arm: str, rows: list[tuple[float, int]]) -> None:
+    """A finished one of an attempt with these KLs and lengths."""
+    run_dir.mkdir(parents=True)
+    packed = {} if arm == "bf16" else {"measured_packed_gib": 0.25, "predicted_packed_gib": 0.2}
+    memory = {"predicted_bf16_gib": 0.5, "measured_bf16_gib": 0.5} | packed
+    names = {"run": run_dir.name, "model": "nano-moe", "arm": arm, "seed": 2, "seeds": {"run": 2}}
+    manifest = make_manifest(**names, status="finished", memory=memory, wall_s=60.0)
+    manifest.write(run_dir)
+    steps = [
+        {"step": step, "rollout_corr/k3_kl": kl, "response_length/mean": tokens}
+        | {"critic/score/mean": 0.25 * step}
+        for step, (kl, tokens) in enumerate(rows, start=1)
+    ]
+    attempt = run_dir / "attempts" / "1"
+    attempt.mkdir(parents=True)
+    manifest.write(attempt)
+    write_jsonl(attempt / "metrics.jsonl", steps)
+    evaluated = [
+        Evaluation(
+            step=step,
+            precision=precision,
+            decoding="sampled",
+            prompts=2,
+            samples_per_prompt=1,
+            accuracy=accuracy,
+            correct=[1, int(accuracy == 1.0)],
+            response_tokens_mean=1.0,
+        )
+        for step, accuracy in ((0, 0.5), (2, 1.0))
+        for precision in ("bf16", "nvfp4")
+    ]
+    write_evaluations(run_dir, evaluated)
+
+
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two finished runs of one seed and the judged claims of their study."""
@@ -54,56 +88,15 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     folder = tmp_path / "record"
     for arm, rows in ROWS.items():
-        run_dir = folder / f"nano-moe_{arm}_seed2"
-        run_dir.mkdir(parents=True)
-        packed = {} if arm == "bf16" else {"measured_packed_gib": 0.25, "predicted_packed_gib": 0.2}
-        memory = {"predicted_bf16_gib": 0.5, "measured_bf16_gib": 0.5} | packed
-        names = {
-            "run": run_dir.name,
-            "model": "nano-moe",
-            "arm": arm,
-            "seed": 2,
-            "seeds": {"run": 2},
-        }
-        manifest = make_manifest(**names, status="finished", memory=memory, wall_s=60.0)
-        manifest.write(run_dir)
-        steps = [
-            {"step": step, "rollout_corr/k3_kl": kl, "response_length/mean": tokens}
-            | {"critic/score/mean": 0.25 * step}
-            for step, (kl, tokens) in enumerate(rows, start=1)
-        ]
-        attempt = run_dir / "attempts" / "1"
-        attempt.mkdir(parents=True)
-        manifest.write(attempt)
-        write_jsonl(attempt / "metrics.jsonl", steps)
-        write_evaluations(
-            run_dir,
-            [
-                Evaluation(
-                    step=step,
-                    precision=precision,
-                    decoding="sampled",
-                    prompts=2,
-                    samples_per_prompt=1,
-                    accuracy=accuracy,
-                    correct=[1, int(accuracy == 1.0)],
-                    response_tokens_mean=1.0,
-                )
-                for step, accuracy in ((0, 0.5), (2, 1.0))
-                for precision in ("bf16", "nvfp4")
-            ],
-        )
-    (folder / "claims.json").write_text(
-        json.dumps(
-            {
-                "study": "s",
-                "claims": [CLAIM],
-                "marks": MARKS,
-                "arms": [arm_of(arm) for arm in ROWS],
-                "collapsed_at": {"nano-moe_nvfp4-qat_seed2": 3},
-            }
-        )
-    )
+        write_run(folder / f"nano-moe_{arm}_seed2", arm, rows)
+    judged = {
+        "study": "s",
+        "claims": [CLAIM],
+        "marks": MARKS,
+        "arms": [arm_of(arm) for arm in ROWS],
+        "collapsed_at": {"nano-moe_nvfp4-qat_seed2": 3},
+    }
+    write_json(folder / "claims.json", judged)
     return folder
 
 

@@ -1,5 +1,6 @@
-"""What `make ui` reads before it shows the runs, and what it starts."""
+"""What `make ui` reads before it shows the runs, and what it starts, on this machine alone."""
 
+import inspect
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 import pytest
+import yaml
 from mlflow import MlflowClient
 
 from experiments.runs.evaluation import Evaluation, write_evaluations
@@ -19,8 +21,8 @@ from experiments.study.schema import ROOT
 from experiments.support.json_files import write_jsonl
 from experiments.tracking import publish, ui
 from experiments.tracking.store import RUN_TAG, STORE_VARIABLE
-from tests.manifests import make_manifest
-from tests.records import pack
+from experiments.tracking.ui import server_command
+from tests.records import make_manifest, pack
 from tests.workflow import programs
 
 STUDIES = ("a", "b")
@@ -322,3 +324,15 @@ def refusal(folder: Path, port: str) -> str:
     assert done.returncode == 2 and done.stdout == "" and list(folder.iterdir()) == []
     (line,) = [line for line in done.stderr.splitlines() if not line.startswith("make: ")]
     return line
+
+
+def test_make_ui_binds_to_loopback() -> None:
+    command = server_command(5000)
+    assert command[command.index("--host") + 1] == "127.0.0.1"
+
+
+def test_rays_dashboard_binds_to_loopback_and_no_recipe_changes_that() -> None:
+    ray = pytest.importorskip("ray", reason="needs requirements/engines.txt")
+    assert inspect.signature(ray.init).parameters["dashboard_host"].default == "127.0.0.1"
+    for file in (ROOT / "experiments" / "recipes").rglob("*.yaml"):
+        assert "dashboard_host" not in str(yaml.safe_load(file.read_text())), file
