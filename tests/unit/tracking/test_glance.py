@@ -139,12 +139,13 @@ def test_runs_and_study_are_in_mlflow_with_view_and_claims(results: Path) -> Non
     assert experiment is not None
     state = json.loads(experiment.tags[SHARED_VIEW])
     assert f"metrics.`{COLUMNS[KL]}`" in state["selectedColumns"]
+    assert set(state["selectedColumns"]) < set(state["columnWidths"]) == set(state["columnOrder"])
     assert [chart["metricKey"] for chart in state["compareRunCharts"]] == list(CHARTS)
     found = client.search_runs(
         [experiment.experiment_id], order_by=["attributes.start_time", "tags.run DESC"]
     )
     runs = {it.info.run_name: it for it in found}
-    assert [name for name in runs if not name.endswith("s2")] == ["study", "moe bf16", "moe qat"]
+    assert [name for name in runs if not name.endswith("s2")] == ["moe bf16", "moe qat", "study"]
     seed, arm = runs["moe qat s2"], runs["moe qat"]
     assert seed.data.tags[PARENT] == arm.info.run_id
     assert seed.data.metrics[COLUMNS[KL_RATIO]] == arm.data.metrics[COLUMNS[KL_RATIO]] == 1.6
@@ -160,8 +161,7 @@ def test_runs_and_study_are_in_mlflow_with_view_and_claims(results: Path) -> Non
     assert study.data.tags[NOTE] == f"{mark}\n{line}"
     assert experiment.tags[NOTE] == f"Claims: 1 INCONCLUSIVE\n\n{mark}\n{line}"
     # both runs started at once and took a minute
-    assert study.info.end_time - study.info.start_time == 60_000
-    assert study.info.start_time == seed.info.start_time
+    assert study.info.end_time - seed.info.start_time == 60_000
 
 
 @pytest.mark.parametrize(

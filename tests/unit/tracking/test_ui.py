@@ -13,6 +13,12 @@ from pathlib import Path
 import pytest
 import yaml
 from mlflow import MlflowClient
+from mlflow.server.security_utils import (
+    get_allowed_hosts_from_env,
+    get_allowed_origins_from_env,
+    is_allowed_host_header,
+    should_block_cors_request,
+)
 
 from experiments.runs.evaluation import Evaluation, write_evaluations
 from experiments.runs.manifest import read_manifest
@@ -245,7 +251,7 @@ def started(monkeypatch: pytest.MonkeyPatch, records: Path) -> list[list[str]]:
     monkeypatch.setattr(os, "execv", lambda _, command: commands.append(command))
     monkeypatch.setattr(ui, "RECORDS", records)
     monkeypatch.setattr(sys, "argv", ["ui", "--port", port, "--study", str(STUDY_FILE)])
-    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")  # which the program sets
+    monkeypatch.setattr(os, "environ", dict(os.environ))  # in which the program sets some
     ui.main()
     return commands
 
@@ -265,9 +271,12 @@ def test_the_store_in_which_runs_are_tracked_is_shown_at_once_and_filled_meanwhi
     reader, server = started(monkeypatch, records)
     assert server[server.index("--backend-store-uri") + 1] == uri
     lines = capsys.readouterr().out.splitlines()
-    addresses = [line.partition(":")[0] for line in lines if "/#/experiments/" in line]
+    addresses = [line.partition(":")[0] for line in lines if "://mlflow.localhost:" in line]
     assert addresses == ["default", "own"]  # not yet b's, whose record nobody asked for
     assert held(MlflowClient(uri)) == {"default": [], "own": []}
+    assert is_allowed_host_header(get_allowed_hosts_from_env(), "mlflow.localhost:5000")
+    own_page, trusted = "http://mlflow.localhost:5000", get_allowed_origins_from_env()
+    assert not should_block_cors_request(own_page, "POST", trusted)
     monkeypatch.setattr(sys, "argv", ["ui", *reader[3:]])
     ui.main()
     assert held(MlflowClient(uri))["own"] == [RUNS[0]]
