@@ -19,9 +19,9 @@ DECODING = f"tokens_per_s.{AT_ONCE}"
 STEPS = ("", "_8b_reload", "_2gpus")  # how the records of verl's steps end, the newest first
 SPEEDS = "docs/performance.md#speed-goals-and-what-was-measured"
 NOTE = (
-    "k3 KL: an estimate of KL(rollout || trainer). Mismatch and reward: SmolLM2-135M, ten seeds; "
-    f"{100 * LEVEL:g} % intervals of ratios, {100 * AREA_LEVEL:g} % of differences; the margin was "
-    "fixed before these runs. All results and costs, and what failed: "
+    "k3 KL: an estimate of KL(rollout || trainer). Mismatch and reward: SmolLM2-135M, ten seeds. "
+    f"Intervals: {100 * LEVEL:g} % of ratios, {100 * AREA_LEVEL:g} % of differences. The margin "
+    "was fixed before these runs. All results and costs, and what failed: "
     "[results](docs/results.md), [performance](docs/performance.md)."
 )
 
