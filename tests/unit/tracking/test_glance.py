@@ -10,10 +10,20 @@ from mlflow import MlflowClient
 
 from analysis.style import ARM_STYLES
 from experiments.runs.evaluation import Evaluation, write_evaluations
-from experiments.runs.summary import ACCURACIES, KL, KL_RATIO, MIB, REWARD_MEAN, SHARE, summarize
+from experiments.runs.summary import (
+    ACCURACIES,
+    KL,
+    KL_RATIO,
+    MIB,
+    REWARD_MEAN,
+    SHARE,
+    ArmSummary,
+    summarize,
+)
 from experiments.support.json_files import write_json, write_jsonl
 from experiments.tracking import publish
 from experiments.tracking.glance import (
+    CELL_COLORS,
     CHARTS,
     COLLAPSED,
     COLORS,
@@ -102,6 +112,14 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_arms_have_the_colours_of_the_figures() -> None:
     assert {arm: style.color for arm, style in ARM_STYLES.items()} == COLORS
+
+
+def test_an_arms_further_cells_have_colours_that_no_arm_has() -> None:
+    names = [("nvfp4-noqat", "a"), ("bf16", "a"), ("nvfp4-noqat", "b"), ("bf16", "b")]
+    arms = [ArmSummary(model="m", arm=arm, cell=it, runs=(), estimates={}) for arm, it in names]
+    shown = [publish._color(arm, arms) for arm in arms]
+    assert shown == [COLORS["nvfp4-noqat"], COLORS["bf16"], *CELL_COLORS[:2]]
+    assert not set(CELL_COLORS) & set(COLORS.values())
 
 
 def test_a_run_of_a_cell_is_compared_in_its_cell(results: Path) -> None:
