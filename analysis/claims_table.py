@@ -34,6 +34,7 @@ SHOWN: Mapping[str, Callable[[float], str]] = {
     "%": "{:.2%}".format,
     "log-odds": "{:+.2f}".format,
     "": "{:.3f}".format,
+    "count": "{:,.0f}".format,
 }
 MARK = "†"
 STATEMENT_BESIDE_NUMBERS = 40  # characters that 80 columns leave for it
@@ -67,7 +68,7 @@ class Claim(BaseModel):
         exact: nothing is random, low and high equal the estimate.
         bound: how the threshold binds; "within" means between -threshold and threshold.
         noise_floor: k3 KL of the bf16 arm in the typical seed, in nats a token.
-        unit: "x" for a ratio of arms, "%" for a share, empty for a plain difference.
+        unit: "x" for a ratio of arms, "%" for a share, "count", empty for a plain difference.
         detail: what a reader wants to see next to the estimate.
     """
 
@@ -85,7 +86,7 @@ class Claim(BaseModel):
     verdict: ClaimVerdict
     noise_floor: Rounded | None = None
     num_seeds: int
-    unit: Literal["x", "%", "log-odds", ""]
+    unit: Literal["x", "%", "log-odds", "", "count"]
     detail: str
 
     @property

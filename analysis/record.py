@@ -18,13 +18,12 @@ from analysis.claims_table import read_table
 from analysis.replication_file import REPLICATIONS, replication_of
 from experiments.rl.metric_names import DRIFT_FILE
 from experiments.runs.attempts import list_run_dirs
-from experiments.runs.completeness import complete_cells
 from experiments.runs.drift import read_drift
 from experiments.runs.evaluation import EVALUATIONS, read_evaluations
 from experiments.runs.manifest import MANIFEST, RunManifest, read_manifest, read_manifest_json
 from experiments.runs.metrics import GRID_METRICS, read_rows
 from experiments.runs.record import RecordedRun, file_of, has_file, write_record
-from experiments.runs.settings import read_evaluations_of, read_run
+from experiments.runs.settings import complete_cells, read_evaluations_of, read_run
 from experiments.study.arms import ARMS
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, Run, Study

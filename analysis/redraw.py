@@ -16,7 +16,7 @@ from analysis.figures import BENCHMARK_FIGURES, Figure, drawings
 from analysis.figures.front import BENCHMARKS, MACHINE, draw_front
 from analysis.load import recorded_study
 from analysis.style import save_figure
-from analysis.tables.engines import read_servings
+from analysis.tables.rows import read_servings
 from experiments.runs.metrics import METRICS
 from experiments.runs.record import FILES
 from experiments.study.load import load_study

@@ -1,7 +1,8 @@
 """Pack a checkpoint and let vLLM answer: python examples/convert_and_serve.py CHECKPOINT PACKED.
 
 In a shell: qat-core convert CHECKPOINT PACKED && qat-core verify PACKED && vllm serve PACKED
-Without a GPU set VLLM_CPU_KVCACHE_SPACE=1, in GiB: vLLM asks for nearly all memory otherwise.
+Without a GPU set VLLM_CPU_KVCACHE_SPACE=1, in GiB: vLLM asks for nearly all memory otherwise. Its
+server is another command there: docs/engines.md.
 """
 
 import sys

@@ -151,3 +151,13 @@ def assert_experts_written(layer: Any, expected: Any, inner: int = INNER) -> Non
     targets = find_targets([(layer, EXPERT_NAMES)], {})
     list(write_packed(zip(EXPERT_NAMES, packed_experts(1, inner), strict=True), targets, None))
     assert_written(layer, expected, addresses)
+
+
+def all_tensors(worker: Any) -> dict[str, Tensor]:
+    """The bytes of all that a worker's model holds, but for the KV cache."""
+    return {
+        f"{prefix}.{name}": tensor.data.flatten().clone().view(torch.uint8)
+        for prefix, module in worker.model_runner.get_model().named_modules()
+        for name, tensor in {**vars(module), **module._parameters, **module._buffers}.items()
+        if isinstance(tensor, Tensor) and name != "kv_cache" and tensor.numel()
+    }

@@ -1,6 +1,6 @@
 """The table of docs/math_answers.md: which answers count as equal, `python -m tests.math_table`.
 
-Each answer is a test in tests/unit/verl/test_written_forms.py.
+Each answer is a test in tests/unit/verl/test_reward.py.
 """
 
 import argparse

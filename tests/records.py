@@ -1,4 +1,4 @@
-"""Recorded runs for tests: read without the product's own reader, and changed from form to form."""
+"""Runs and records for tests: manifests, and records read without the product's own reader."""
 
 import json
 import shutil
@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from analysis.record import recorded_run
 from experiments.runs.attempts import list_run_dirs
+from experiments.runs.manifest import RunManifest
 from experiments.runs.record import write_record
 from experiments.support.json_files import write_json, write_jsonl
 
@@ -72,3 +73,33 @@ def unpack(run_dir: Path, results: Path) -> Path:
     if run.evaluations:
         write_json(folder / "eval.json", run.evaluations)
     return folder
+
+
+HARDWARE = {"cpu": "cpu", "cores": 2, "memory_gib": 24.0, "gpus": []}
+MANIFEST: dict[str, Any] = {
+    "run": "nano_bf16_seed0",
+    "study": "s",
+    "model": "nano",
+    "arm": "bf16",
+    "seed": 0,
+    "status": "running",
+    "reason": None,
+    "started_at": "2026-01-01T00:00:00+00:00",
+    "attempt_started_at": "2026-01-01T00:00:00+00:00",
+    "wall_s": None,
+    "attempt": 1,
+    "command": "python -m experiments.launch.run",
+    "config": {"rl": {"lr": 1e-6, "steps": 4}, "arm": "bf16"},
+    "git": {"commit": "abc", "dirty": False, "diff_sha256": "d"},
+    "digests": {"config": "c", "code": "d"},
+    "versions": {"python": "3.11"},
+    "hardware": HARDWARE,
+    "seeds": {"run": 0},
+    "memory": {"predicted_bf16_gib": 0.5, "measured_bf16_gib": 0.5},
+    "coverage": None,
+}
+
+
+def make_manifest(**changes: Any) -> RunManifest:
+    """A manifest of a small BF16 run with some keys changed."""
+    return RunManifest.model_validate(MANIFEST | changes)

@@ -13,8 +13,8 @@ from analysis.collapse.survival import Outcome, outcome
 from analysis.load import HINT, metric_of, read_metrics, require_distinct_runs
 from experiments.rl.config import Correction
 from experiments.rl.metric_names import REWARD
-from experiments.runs.completeness import complete_cells
 from experiments.runs.manifest import read_manifest
+from experiments.runs.settings import complete_cells
 from experiments.study.arms import ArmName
 from experiments.study.schema import Run, Study
 

@@ -14,9 +14,8 @@ from analysis.collapse.data import GridData, style_of
 from analysis.collapse.survival import WINDOW
 from analysis.load import recorded_study
 from analysis.style import add_legend, arm_style, new_figure, save_figure
-from analysis.tables.engines import engines_of, number, read_servings
 from analysis.tables.front import MACHINE, MODEL, STUDY
-from analysis.tables.rows import RowsRecord
+from analysis.tables.rows import RowsRecord, engines_of, number, read_servings
 from experiments.rl.metric_names import K3_KL, REWARD
 from experiments.study.model_config import read_model_config
 from experiments.study.schema import ROOT

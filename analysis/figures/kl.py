@@ -1,5 +1,7 @@
 """Figure: mismatch of rollout and trainer (k3 KL) by training step, each arm against BF16."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import scipy
 from matplotlib.axes import Axes
@@ -34,22 +36,29 @@ def draw(study: Study, results: Results) -> Figure:
         row_labels=["k3 KL\n(nats a token)"] * len(others),
         sharey=True,
     )
+    drawn = []
     for row, arm in zip(axes, others, strict=True):
         for panel, model in zip(row, study.models, strict=True):
-            _draw_panel(panel, study, results, model, arm)
+            drawn += _draw_panel(panel, study, results, model, arm)
+    values = np.concatenate([values_ST.ravel() for values_ST in drawn])
+    if (values == 0).any():
+        _show_zero(axes.ravel(), values[values > 0])
     for panel, model in zip(axes[0], study.models, strict=True):
         panel.set_title(f"{model}\n{panel.get_title(loc='left')}", loc="left", fontsize=9.5)
     _legend_of_all(figure, axes[0][0], study)
     return figure
 
 
-def _draw_panel(panel: Axes, study: Study, results: Results, model: str, arm: str) -> None:
+def _draw_panel(panel: Axes, study: Study, results: Results, model: str, arm: str) -> list[Array]:
+    """Returns what was drawn, (seeds, steps) of each arm."""
     panel.set_yscale("log")
+    all_values = []
     for drawn in dict.fromkeys(("bf16", arm) if "bf16" in study.arms else (arm,)):
         is_faint, width = study.rl.steps > MANY_STEPS, 1.3 if drawn == arm else 0.9
         line = {"lw": 0.6, "alpha": 0.5} if is_faint else {"lw": width}
         values_ST = plot_seeds(panel, study, results, model, drawn, K3_KL, **line)
         _circle_spikes(panel, results.steps(model, drawn), values_ST, arm_style(drawn).color)
+        all_values.append(values_ST)
     title = arm_style(arm).label
     if "bf16" in study.arms:
         means = mean_kl(results, model, arm)
@@ -60,8 +69,20 @@ def _draw_panel(panel: Axes, study: Study, results: Results, model: str, arm: st
                     float(scipy.stats.gmean(mean_S)), color=color, linestyle="-.", linewidth=1.2
                 )
         title = f"{title}: {_shown(kl_ratio(results, model, arm))}"
+    if not all_values[-1].any():
+        title = f"{arm_style(arm).label}: exactly 0 at every step"
     panel.set_title(title, loc="left", fontsize=9.5)
     panel.minorticks_off()
+    return all_values
+
+
+def _show_zero(panels: Sequence[Axes], positive: Array) -> None:
+    """A log axis that ends in a linear piece with 0, of an exact arm, in place of one without."""
+    least = 10.0 ** np.floor(np.log10(positive.min())) if positive.size else 1.0
+    for panel in panels:
+        panel.set_yscale("symlog", linthresh=least, linscale=0.5)
+        panel.set_ylim(bottom=-least / 4)
+        panel.minorticks_off()
 
 
 def _shown(interval: Interval | None) -> str:

@@ -9,9 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.style import arm_style, new_figure
-from analysis.tables.engines import Engines, engines_of, number
 from analysis.tables.memory import CACHE, MODELS
-from analysis.tables.rows import RowsRecord
+from analysis.tables.rows import Engines, RowsRecord, engines_of, number
 from experiments.benchmarks.engine_tables import PROMPTS, engine_name
 
 # of a precision, whose colour it has; NVFP4 first with vLLM's own kernels, Marlin

@@ -7,6 +7,8 @@ protocol; claims are not adjusted for their number.
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from analysis.claim_rows import new_claim
 from analysis.claims_table import NOTE, Claim, ClaimsTable
 from analysis.judgeable import require_judgeable
@@ -15,7 +17,7 @@ from analysis.parity.accuracy import BF16
 from analysis.parity.protocol import marks
 from analysis.results import Results, memory_source
 from analysis.stats import Interval, gain
-from experiments.rl.metric_names import REWARD
+from experiments.rl.metric_names import MISMATCH_COUNT, REWARD
 from experiments.study.schema import Study
 
 # Reward before and after training: the first step samples from the base model, a few steps average
@@ -40,6 +42,9 @@ def _claims(study: Study, results: Results, model: str) -> Iterator[Claim]:
     for ratio in kl.CHECKS:
         if {ratio.arm, BF16.arm} <= arms:
             yield kl.judge_ratio(ratio, study, results, model)
+    for arm in study.arms:
+        if study.is_exact(arm):
+            yield _unequal_log_probs(results, model, arm)
     for check in accuracy.CHECKS:
         if {check.arm.arm, check.control.arm} <= arms:
             yield accuracy.judge_accuracy(check, study, results, model)
@@ -62,6 +67,22 @@ def _reward_gain(study: Study, results: Results, model: str) -> Claim:
         num_seeds=num_seeds,
         unit="",
         detail=f"{first:.3f} to {last:.3f}: first {num_first}, last {num_last} steps",
+    )
+
+
+def _unequal_log_probs(results: Results, model: str, arm: str) -> Claim:
+    count_ST = results.series(model, arm, MISMATCH_COUNT)
+    count = float(count_ST.sum())
+    return new_claim(
+        Interval(count, count, count) if np.isfinite(count) else None,
+        ("at most", 0),
+        model=model,
+        name="unequal_log_probs",
+        statement=f"log-probs that differ, {arm}",
+        num_seeds=len(count_ST),
+        unit="count",
+        exact=True,
+        detail=f"of sampled tokens, in any bit, over {count_ST.size} steps",
     )
 
 

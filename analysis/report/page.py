@@ -45,7 +45,7 @@ def render(content: Content) -> str:
         figures=[(it, b64encode(it.svg).decode()) for it in content.figures],
         drift={model: to_html(table) for model, table in content.drift.items()},
         sentence=sentence(content.study, content.arms),
-        summary=to_html(markdown_table(without_empty([summary_row(it) for it in content.arms]))),
+        summary=to_html(markdown_table(without_empty(summary_rows(content.arms)))),
         arms=[(arm, *trained_and_sampled(arm)) for arm in content.study.arms],
         memory=memory_rows(content),
         memory_source=memory_source(
@@ -76,6 +76,7 @@ def to_html(markdown: str) -> Markup:
             columns = []
         elif token.type == "th_open" and inside is not None:
             columns.append(inside.content)
+            token.attrs = {"data-label": inside.content}
         elif token.type == "td_open" and inside is not None:
             token.attrs = {"data-label": columns[position]}
             position += 1
@@ -131,17 +132,26 @@ def _shown(arm: ArmSummary, key: str, show: Callable[[float], str]) -> str:
     return f"{show(it.estimate)}<br><sub>{show(it.low)} to {show(it.high)}</sub>"
 
 
-def summary_row(it: ArmSummary) -> Row:
-    """An arm's numbers."""
+def _share(value: float) -> str:
+    """Ends of an interval of t may lie outside of what a share can be."""
+    return f"{min(max(value, 0), 1):.2f}"
+
+
+def summary_rows(arms: Sequence[ArmSummary]) -> list[Row]:
+    """The numbers of all arms; a single model is named above the table."""
+    has_models = len({it.model for it in arms}) > 1
+    return [{"Model": it.model if has_models else "", **_summary_row(it)} for it in arms]
+
+
+def _summary_row(it: ArmSummary) -> Row:
     return {
-        "Model": it.model,
         "Arm": arm_style(it.arm).label,
         "Cell": it.cell or "",
         "Seeds": str(len(it.runs)),
         "k3 KL, nats a token": _shown(it, KL, "{:.1e}".format),
         "Over BF16's": _shown(it, KL_RATIO, show_ratio),
-        "Right answers in NVFP4": _shown(it, ACCURACIES["nvfp4"], "{:.2f}".format),
-        "In BF16": _shown(it, ACCURACIES["bf16"], "{:.2f}".format),
+        "Right answers in NVFP4": _shown(it, ACCURACIES["nvfp4"], _share),
+        "In BF16": _shown(it, ACCURACIES["bf16"], _share),
         "Weights": _shown(it, MIB, lambda mib: show_memory(mib / MIB_PER_GIB)),
         "Mean reward": _shown(it, REWARD_MEAN, "{:.2f}".format),
     }

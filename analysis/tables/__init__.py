@@ -33,6 +33,8 @@ SECTIONS: Mapping[str, Callable[[Path, str], list[str]]] = {
     "codec": rows_sections("codec"),
     "cost": rows_sections("parameter"),
     "cost_exact": rows_sections("parameter_exact"),
+    "serving_exact": rows_sections("serving_exact_8b", "serving_exact_30b"),
+    "exact_products": rows_sections("exact_products"),
     "cost_sharded": rows_sections("fsdp"),
     "repeated_syncs": rows_sections("bitwise", "bitwise_*"),
     "verl_replay": rows_sections("verl_replay"),

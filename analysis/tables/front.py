@@ -8,8 +8,7 @@ from analysis.claims_table import Claim, read_table, show_ratio
 from analysis.collapse.rules import AREA_LEVEL, AREA_MARGIN
 from analysis.markdown import Row, markdown_table
 from analysis.stats import LEVEL
-from analysis.tables.engines import engines_of, number, read_servings
-from analysis.tables.rows import RowsRecord
+from analysis.tables.rows import RowsRecord, engines_of, number, read_servings
 from experiments.runs.summary import KL_RATIO, Estimate
 
 STUDY = "collapse-smollm2-confirm"  # of the pretrained model, ten seeds
@@ -20,9 +19,9 @@ DECODING = f"tokens_per_s.{AT_ONCE}"
 STEPS = ("", "_8b_reload", "_2gpus")  # how the records of verl's steps end, the newest first
 SPEEDS = "docs/performance.md#speed-goals-and-what-was-measured"
 NOTE = (
-    "k3 KL: an estimate of KL(rollout || trainer). Mismatch and reward: SmolLM2-135M, ten seeds; "
-    f"{100 * LEVEL:g} % intervals of ratios, {100 * AREA_LEVEL:g} % of differences; the margin was "
-    "fixed before these runs. All results and costs, and what failed: "
+    "k3 KL: an estimate of KL(rollout || trainer). Mismatch and reward: SmolLM2-135M, ten seeds. "
+    f"Intervals: {100 * LEVEL:g} % of ratios, {100 * AREA_LEVEL:g} % of differences. The margin "
+    "was fixed before these runs. All results and costs, and what failed: "
     "[results](docs/results.md), [performance](docs/performance.md)."
 )
 

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from analysis.markdown import Row, markdown_table
-from analysis.tables.engines import Engines, engines_of, number, read_servings, read_synced
-from analysis.tables.rows import verdict
+from analysis.tables.rows import Engines, engines_of, number, read_servings, read_synced, verdict
 from experiments.benchmarks.engine_tables import over_bf16
 
 PREFILL = "prefill"

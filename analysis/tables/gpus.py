@@ -6,9 +6,8 @@ from statistics import linear_regression, mean
 from typing import Any, NamedTuple
 
 from analysis.markdown import Row, markdown_table
-from analysis.tables.engines import number, read_synced
 from analysis.tables.memory import GPUS, MODELS, REPORTED
-from analysis.tables.rows import read_records
+from analysis.tables.rows import number, read_records, read_synced
 from experiments.benchmarks import records
 from experiments.study.schema import ROOT
 from experiments.support.json_files import read_json

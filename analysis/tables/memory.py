@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from analysis.markdown import Row, markdown_table
-from analysis.tables.engines import Engines, engines_of, number, read_servings, read_synced
+from analysis.tables.rows import Engines, engines_of, number, read_servings, read_synced
 from experiments.benchmarks.engine_tables import engine_name
 from experiments.study.schema import ROOT
 from experiments.support.json_files import read_json

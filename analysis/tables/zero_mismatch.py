@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from analysis.tables.engines import number
-from analysis.tables.rows import read_records, sections_of, verdict
+from analysis.tables.rows import number, read_records, sections_of, verdict
 from experiments.benchmarks.records import Column, Row
 
 PACKAGES = ["vllm", "torch", "transformers"]

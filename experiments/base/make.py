@@ -24,7 +24,7 @@ from experiments.rl.prompts import encode_prompt
 from experiments.rl.supervised import pretrain
 from experiments.rl.tasks import GENERATED_TASKS, Problem, make_problems
 from experiments.rl.tokenizer import character_tokenizer
-from experiments.runs.base_manifest import base_digest, require_prompts_fit
+from experiments.runs.inputs import base_digest, require_prompts_fit
 from experiments.runs.manifest import MANIFEST
 from experiments.runs.provenance import digest_file
 from experiments.study.load import load_study
@@ -32,10 +32,9 @@ from experiments.study.model_config import read_model_config
 from experiments.study.models import HubModel, ScratchModel
 from experiments.study.schema import ROOT, Base, Study
 from experiments.support.cli import STUDY, run_cli
+from experiments.support.folders import require_replaceable, sole_process
 from experiments.support.gpu_locks import reserved_devices
 from experiments.support.json_files import write_json
-from experiments.support.replaced_folder import require_replaceable
-from experiments.support.sole_process import sole_process
 from qat_core.bf16_on_cpu import multiply_bf16_in_fp32
 from qat_core.rollout.engine import require_known
 

@@ -14,15 +14,15 @@ from pathlib import Path
 from accelerate import init_empty_weights
 
 from experiments.base.make import build_model, fitting_problems, shape_of
-from experiments.runs.base_manifest import base_digest
+from experiments.runs.inputs import base_digest
 from experiments.runs.manifest import MANIFEST
 from experiments.runs.provenance import digest_file
 from experiments.study.load import load_study
 from experiments.study.models import ScratchModel
 from experiments.study.schema import ROOT, Study
 from experiments.support.cli import STUDY, run_cli
+from experiments.support.folders import require_replaceable
 from experiments.support.json_files import write_json
-from experiments.support.replaced_folder import require_replaceable
 from experiments.verl.seeded_weights import SEED
 
 BYTES_PER_WEIGHT = 2

@@ -41,11 +41,18 @@ COLUMNS = {
 
 
 def stages(metadata: Path) -> dict[str, float]:
-    """Seconds of all jobs of each stage; a job with several files is noted with each of them."""
+    """Seconds of all jobs of each stage.
+
+    Snakemake notes a job with each of its files, whose own times are the ends noted.
+    """
     notes = [read_json(file) for file in metadata.rglob("*") if file.is_file()]
-    jobs = {(it["rule"], it["starttime"], it["endtime"]) for it in notes if it["starttime"]}
+    ends: dict[tuple[str, float], float] = {}
+    for it in notes:
+        if it["starttime"]:
+            job = it["rule"], it["starttime"]
+            ends[job] = max(it["endtime"], ends.get(job, 0))
     return {
-        stage: sum(end - start for rule, start, end in jobs if rule in rules)
+        stage: sum(end - start for (rule, start), end in ends.items() if rule in rules)
         for stage, rules in STAGES.items()
     }
 

@@ -18,17 +18,16 @@ from typing import Any, get_args
 from experiments.evaluate.checkpoints import find_checkpoints, model_folder, remove_merged
 from experiments.evaluate.evaluator import EvaluationJob, evaluate
 from experiments.rl.tasks import Question, make_problems
-from experiments.runs.base_manifest import check_base
-from experiments.runs.data_manifest import check_data
 from experiments.runs.evaluation import Evaluation, Precision, write_evaluations
+from experiments.runs.inputs import check_base, check_data
 from experiments.runs.manifest import MANIFEST, read_manifest
 from experiments.study.load import load_study
 from experiments.study.schema import Run, Study
 from experiments.support.cli import RESULTS, RUNS, STUDY, run_cli
+from experiments.support.folders import sole_process
 from experiments.support.gpu_locks import reserved_devices
 from experiments.support.json_files import REMAKE
 from experiments.support.signals import raise_stop_signals
-from experiments.support.sole_process import sole_process
 from experiments.support.subprocess_call import call_in_subprocess
 from experiments.verl.questions import read_questions
 

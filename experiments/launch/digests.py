@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.rl.tasks import make_problems
-from experiments.runs.base_manifest import read_base_manifest
 from experiments.runs.code import digest_code
-from experiments.runs.data_manifest import read_data_manifest
+from experiments.runs.inputs import read_base_manifest, read_data_manifest
 from experiments.runs.manifest import Digests
 from experiments.runs.provenance import digest_file, digest_json
 from experiments.study.schema import ROOT, Run, Study

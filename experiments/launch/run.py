@@ -35,13 +35,13 @@ from experiments.runs.attempts import (
     resumable,
     write_results,
 )
-from experiments.runs.base_manifest import (
+from experiments.runs.evaluation import EVALUATIONS
+from experiments.runs.inputs import (
     check_base,
+    check_data,
     read_base_manifest,
     require_prompts_fit,
 )
-from experiments.runs.data_manifest import check_data
-from experiments.runs.evaluation import EVALUATIONS
 from experiments.runs.manifest import MANIFEST, Digests, RunManifest, TrainingResult, WeightMemory
 from experiments.runs.metrics import METRICS
 from experiments.runs.provenance import git_state, hardware, switches, versions
@@ -50,12 +50,12 @@ from experiments.study.load import load_study
 from experiments.study.protocol import protocol_digest
 from experiments.study.schema import Run, Study
 from experiments.support.cli import RESULTS, RUNS, STUDY, run_cli
+from experiments.support.folders import sole_process
 from experiments.support.gpu_locks import reserved_devices
 from experiments.support.json_files import read_json
 from experiments.support.signals import end_with_parent, raise_stop_signals
-from experiments.support.sole_process import sole_process
+from experiments.support.subprocess_call import private_temporary_folder
 from experiments.support.tee import tee_output
-from experiments.support.temporary_folder import private_temporary_folder
 from experiments.tracking.run_log import RunLog, Tracker, Untracked
 from qat_core.planning.predicted_memory import predict_weight_memory_gib
 from qat_core.rollout.vllm.switches import require_known_variables

@@ -26,9 +26,8 @@ from pathlib import Path
 from experiments.launch.digests import training_digests
 from experiments.launch.programs import Programs
 from experiments.runs.attempts import is_finished, list_attempts
-from experiments.runs.base_manifest import base_digest, read_base_manifest
-from experiments.runs.data_manifest import data_digest, read_data_manifest
 from experiments.runs.evaluation import EVALUATIONS, read_evaluations
+from experiments.runs.inputs import base_digest, data_digest, read_base_manifest, read_data_manifest
 from experiments.runs.manifest import MANIFEST, read_manifest
 from experiments.study.load import load_study
 from experiments.study.schema import Run, Study

@@ -18,8 +18,8 @@ from snakemake.cli import main as snakemake
 from experiments.launch.progress import Progress
 from experiments.study.load import load_study
 from experiments.support.cli import run_cli
+from experiments.support.folders import sole_process
 from experiments.support.signals import end_with_parent, raise_stop_signals
-from experiments.support.sole_process import sole_process
 
 LOG = "snakemake.log"
 SHOWN_LINES = 60  # of the log, after a failure

@@ -9,8 +9,9 @@ from experiments.rl.config import GrpoConfig
 from experiments.runs.evaluation import EVALUATIONS, Evaluation, read_evaluations
 from experiments.runs.manifest import MANIFEST, RunManifest, read_manifest
 from experiments.runs.provenance import diff_manifests
-from experiments.runs.record import file_of, record_of
+from experiments.runs.record import file_of, has_file, record_of
 from experiments.study.schema import Run, Study
+from experiments.support.json_files import REMAKE
 
 RECIPE = "recipe."  # keys of verl; their files change, and are in no record
 
@@ -64,3 +65,26 @@ def settings_of(manifest: RunManifest) -> dict[str, Any]:
     """A run's settings; keys of `rl` that are younger than the run have their defaults."""
     config = manifest.config
     return config | {"rl": GrpoConfig.model_validate(config["rl"]).model_dump(mode="json")}
+
+
+def is_trained(study: Study, run: Run, results: Path) -> bool:
+    """Whether a run of a study has finished, in a results folder or a record."""
+    return (
+        has_file(results / run.id, MANIFEST)
+        and read_run(study, run, results, REMAKE).status == "finished"
+    )
+
+
+def complete_cells(study: Study, results: Path) -> dict[str | None, tuple[Run, ...]]:
+    """The cells of a grid that have all their runs, with these, in the study's order.
+
+    A study without cells is a single one, whose name is None.
+    """
+    runs_of: dict[str | None, list[Run]] = {}
+    for run in study.runs:
+        runs_of.setdefault(run.cell, []).append(run)
+    return {
+        cell: tuple(runs)
+        for cell, runs in runs_of.items()
+        if all(is_trained(study, run, results) for run in runs)
+    }

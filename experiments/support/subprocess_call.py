@@ -1,12 +1,15 @@
-"""A function call in a subprocess."""
+"""A function call in a subprocess; temporary files that are gone when their user has ended."""
 
-from collections.abc import Callable
+import os
+import tempfile
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from multiprocessing import active_children, get_context
+from pathlib import Path
 from typing import Any, TypeVar
 
 from experiments.support.signals import end_with_parent
-from experiments.support.temporary_folder import private_temporary_folder
 
 Result = TypeVar("Result")
 
@@ -25,3 +28,25 @@ def call_in_subprocess(function: Callable[..., Result], *arguments: Any) -> Resu
             for child in active_children():
                 child.kill()  # else leaving the block would wait for its result
             raise
+
+
+VARIABLE = "TMPDIR"
+
+
+@contextmanager
+def private_temporary_folder() -> Iterator[Path]:
+    """Temporary files of this process and of children that it starts lie in a folder of its own.
+
+    The folder is removed with all that is left in it: vLLM leaves a `vllm_dist_*` for each engine.
+    """
+    previous, previous_variable = tempfile.tempdir, os.environ.get(VARIABLE)
+    with tempfile.TemporaryDirectory(prefix="qat-", ignore_cleanup_errors=True) as folder:
+        os.environ[VARIABLE] = tempfile.tempdir = folder
+        try:
+            yield Path(folder)
+        finally:
+            tempfile.tempdir = previous
+            if previous_variable is None:
+                del os.environ[VARIABLE]
+            else:
+                os.environ[VARIABLE] = previous_variable

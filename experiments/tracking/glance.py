@@ -15,8 +15,8 @@ from experiments.runs.summary import ACCURACIES, KL, KL_RATIO, MIB, REWARD_MEAN,
 VIEW = "glance"
 SHARED_VIEW = f"mlflow.sharedViewState.{VIEW}"
 NOTE, COLOR, PARENT = "mlflow.note.content", "mlflow.runColor", "mlflow.parentRunId"
-# MLflow sorts columns by name and cuts headings after some 14 characters. Two are visible in a
-# fresh browser of 1280 pixels, beside MLflow's assistant: the mismatch and the answers served.
+# MLflow sorts columns by name. All fit a fresh browser of 1280 pixels, in which headings have some
+# 14 characters, as the date is narrowed to its icon and the duration comes last.
 COLUMNS: Mapping[str, str] = {
     KL: "1. k3 KL nats",
     ACCURACIES["nvfp4"]: "2. acc NVFP4",
@@ -27,6 +27,8 @@ COLUMNS: Mapping[str, str] = {
     SHARE: "8. MiB x BF16",
 }
 COLLAPSED = "6. collapsed"  # how many runs; of a run 1, at the step of its collapse
+WIDTHS = {"attributes.`Run Name`": 160, "runDateAndNestInfo": 40}  # pixels; the date's as an icon
+METRIC_WIDTH = 92
 CHARTS = {K3_KL: "log", REWARD: "linear", "actor/entropy": "linear"}
 COLORS = {  # as in the figures
     "bf16": "#8a8a8a",
@@ -36,6 +38,8 @@ COLORS = {  # as in the figures
     "bf16-exact": "#3c3c3c",
     "nvfp4-qat-exact": "#56b4e9",
 }
+# of an arm's further cells, in turn: MLflow's own choice is often the blue of QAT
+CELL_COLORS = ("#cc79a7", "#e69f00", "#7f5539", "#6a3d9a", "#b2df8a")
 DIGITS = 3
 
 
@@ -59,11 +63,15 @@ def save_view(client: MlflowClient, experiment_id: str) -> None:
     section = {"uuid": "arms", "name": "Arms, mean over seeds", "display": True}
     shared = {"type": "LINE", "metricSectionId": "arms", "runsCountToCompare": 10, "range": {}}
     shared |= {"xAxisKey": "step", "xAxisScaleType": "linear", "lineSmoothness": 0}
+    metrics = [f"metrics.`{it}`" for it in sorted([*COLUMNS.values(), COLLAPSED])]
+    widths = WIDTHS | dict.fromkeys(metrics, METRIC_WIDTH)
     state = {
         "orderByKey": "attributes.start_time",
         "orderByAsc": True,
-        "selectedColumns": [f"metrics.`{it}`" for it in sorted([*COLUMNS.values(), COLLAPSED])],
-        "runsHiddenMode": "FIRST_20_RUNS",
+        "selectedColumns": metrics,
+        "columnOrder": list(widths),
+        "columnWidths": widths,
+        "runsHiddenMode": "SHOW_ALL",
         "compareRunSections": [section],
         "compareRunCharts": [
             {**shared, "uuid": key, "metricKey": key, "selectedMetricKeys": [key], "scaleType": it}

@@ -30,6 +30,7 @@ from experiments.study.load import load_study
 from experiments.support.cli import RESULTS, STUDY, run_cli
 from experiments.support.json_files import REMAKE, write_json
 from experiments.tracking.glance import (
+    CELL_COLORS,
     CHARTS,
     COLLAPSED,
     COLOR,
@@ -128,7 +129,7 @@ def publish_results(client: MlflowClient, run_id: str, run_dir: Path) -> None:
 
 
 def publish_study(study_dir: Path, results: Path) -> None:
-    """Makes the runs of the study itself and of its arms, which come first in the view.
+    """Makes the runs of the arms, which come first in the view, and of the study itself.
 
     Args:
         study_dir: holds claims.json, claims.md and figures/.
@@ -144,7 +145,9 @@ def publish_study(study_dir: Path, results: Path) -> None:
     start_ms = min((milliseconds(run.started_at) for run in runs), default=now_ms())
     end_ms = max(map(ended_ms, runs), default=now_ms())
     tags = {RUN_TAG: STUDY_RUN, NOTE: _note(judged), CLAIMS_TAG: digest_file(claims)}
-    run_id = client.create_run(experiment_id, start_ms, tags, STUDY_RUN).info.run_id
+    # MLflow orders by date: arms as in the study, then the study's own run
+    last_ms = start_ms + len(judged.arms)
+    run_id = client.create_run(experiment_id, last_ms, tags, STUDY_RUN).info.run_id
     client.log_batch(run_id, metrics=_claims_as_metrics(judged.claims, end_ms))
     for path in (claims, study_dir / "claims.md"):
         if path.exists():
@@ -154,8 +157,7 @@ def publish_study(study_dir: Path, results: Path) -> None:
     for run, step in judged.collapsed_at.items():
         for tracked in find_runs(client, experiment_id, run):
             client.log_metric(tracked, COLLAPSED, 1, step=step)
-    for position, arm in enumerate(judged.arms, start=1):
-        # MLflow orders by date: arms as in the study, after the study's own run
+    for position, arm in enumerate(judged.arms):
         tags[NOTE] = _note_of_arm(arm)
         name = short_name(arm.model, arm.arm, arm.cell)
         arm_id = client.create_run(experiment_id, start_ms + position, tags, name).info.run_id
@@ -189,13 +191,19 @@ def _fill_arm(
                 by_step.setdefault((key, int(row["step"] or 0)), []).append(value)
     metrics += [Metric(key, fmean(its), moment_ms, step) for (key, step), its in by_step.items()]
     client.log_batch(arm_id, metrics=metrics)
-    # of an arm's cells the first has its colour
-    is_first = next(it for it in judged.arms if (it.model, it.arm) == (arm.model, arm.arm)) == arm
-    color = {COLOR: COLORS[arm.arm]} if is_first else {}
+    color = {COLOR: _color(arm, judged.arms)}
     for tracked in (arm_id, *(find_runs(client, experiment_id, run)[0] for run in arm.runs)):
         parent = {} if tracked == arm_id else {PARENT: arm_id}
         for key, it in (color | parent).items():
             client.set_tag(tracked, key, it)
+
+
+def _color(arm: ArmSummary, arms: Sequence[ArmSummary]) -> str:
+    """The arm's own in its first cell."""
+    firsts = {(it.model, it.arm): it for it in reversed(arms)}.values()
+    others = [it for it in arms if it not in firsts]
+    in_turn = others.index(arm) if arm in others else None
+    return COLORS[arm.arm] if in_turn is None else CELL_COLORS[in_turn % len(CELL_COLORS)]
 
 
 def _note_of_arm(arm: ArmSummary) -> str:

@@ -54,6 +54,13 @@ from experiments.tracking.store import (
 )
 
 HOST, LARGEST_PORT = "127.0.0.1", 65535
+# a name of the same machine that every current browser knows; at an address that begins localhost
+# or 127.0.0.1 MLflow covers a fresh browser's columns by its assistant
+NAME = "mlflow.localhost"
+TRUSTED = {  # which MLflow takes from the environment, and a user may have set
+    "MLFLOW_SERVER_ALLOWED_HOSTS": f"{NAME}:*,localhost:*,{HOST}:*",
+    "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS": f"http://{NAME}:*",
+}
 RESULTS, RECORDS = Path("results"), ROOT / "experiments" / "records"
 RECORD_TAG = "record_sha256"  # of an experiment: of the record's claims, once all of it is read
 MOST_RUNS = 50_000  # that MLflow lists at once
@@ -247,12 +254,14 @@ def main() -> None:
     with reserved_port(args.port) as port, explained_errors():
         record = RECORDS / load_study(args.study).study
         studies = shown_studies(connect(), RESULTS, record)
-    root = f"http://{HOST}:{port}"
+    root = f"http://{NAME}:{port}"
     addresses = "\n".join(f"{name}: {view_address(root, it)}" for name, it in studies.items())
     print(f"{addresses}\n(the runs in {store_uri()}; Ctrl-C ends it; STUDY=name adds a record)")
-    print("(MLflow's assistant covers columns: close it)", flush=True)
+    print(f"(a browser that finds no {NAME}: {HOST}; close MLflow's assistant there)", flush=True)
     read = [sys.executable, "-m", "experiments.tracking.ui", "--study", str(args.study)]
     subprocess.Popen([*read, f"--read={addresses}"])  # which MLflow's own lines follow
+    for variable, names in TRUSTED.items():
+        os.environ.setdefault(variable, names)
     command = server_command(port)
     os.execv(command[0], command)
 

@@ -11,12 +11,12 @@ import pyarrow.parquet as pq
 
 from experiments.rl.config import TaskConfig
 from experiments.rl.tasks import GENERATED_TASKS, Question, Split, make_problems
-from experiments.runs.data_manifest import DATA_MANIFEST, data_digest
+from experiments.runs.inputs import DATA_MANIFEST, data_digest
 from experiments.runs.provenance import digest_file
 from experiments.study.load import load_study
 from experiments.support.cli import STUDY, run_cli
+from experiments.support.folders import require_replaceable
 from experiments.support.json_files import write_json
-from experiments.support.replaced_folder import require_replaceable
 from experiments.verl.questions import drop_repeated, read_questions
 from experiments.verl.sources import locate_sources
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.runs.attempts import STOP_FILE, Attempt, OnStep, merge_rows
-from experiments.runs.base_manifest import read_base_manifest
+from experiments.runs.inputs import read_base_manifest
 from experiments.runs.manifest import TrainingResult
 from experiments.runs.metrics import Row, step_of
 from experiments.study.arms import ARMS
@@ -23,12 +23,11 @@ from experiments.verl.command import (
     run_paths,
     to_yaml,
 )
-from experiments.verl.kl_gate import GateWatch
 from experiments.verl.leftovers import LEFTOVERS_FILE, remove_leftovers
 from experiments.verl.peak_memory import PeakMemory
 from experiments.verl.preflight import require_inputs
 from experiments.verl.process import VerlProcess, running_verl
-from experiments.verl.rows import StepReader
+from experiments.verl.rows import GateWatch, StepReader
 from qat_core.units import BYTES_PER_GIB
 
 POLL_S = 2.0

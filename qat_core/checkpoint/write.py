@@ -131,10 +131,7 @@ def convert(
         verify_manifest(source)
     model = meta_model(source)
     names = HubNames(model)
-    try:
-        checked = plan(model, recipe)
-    except ValueError as error:  # of shapes, which config.json gives
-        raise ValueError(f"{source / 'config.json'}: {error}") from None
+    checked = _planned(source, model, recipe)
     _require_declared(model, checked, names, qat=False)
     unread = _require_full_precision(source, model, checked, names, shards)
     checked = as_stored(checked, names, shards.described)
@@ -151,6 +148,13 @@ def convert(
     stored = sum(tensor.nbytes for tensor in shards.described.values())
     has_experts = any(names.expert_prefix(name) for name in checked.quantized)
     return Conversion(checked, unread, stored, size, has_experts)
+
+
+def _planned(source: Path, model: nn.Module, recipe: Recipe) -> QuantPlan:
+    try:
+        return plan(model, recipe)
+    except ValueError as error:  # of shapes, which config.json gives
+        raise ValueError(f"{source / 'config.json'}: {error}") from None
 
 
 def _copy_all_but_weights(source: Path, partial: Path) -> None:

@@ -14,9 +14,8 @@ from qat_core.doctor.diagnosis import Diagnosis, diagnose
 from qat_core.doctor.laboratory import Laboratory
 from qat_core.doctor.sampling import Sampling
 from qat_core.doctor.scoring import one_pass
-from qat_core.doctor.served import served_stream
 from qat_core.doctor.subject import EagerSubject, Subject
-from qat_core.doctor.weights import compare
+from qat_core.doctor.weights import compare, served_stream
 from qat_core.planning.plan import plan
 from qat_core.planning.recipe import Recipe
 from qat_core.rollout.eager import EagerEngine

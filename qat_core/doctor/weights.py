@@ -10,16 +10,21 @@ Served and sent have to be the same bits; sent and trained are if training round
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import get_args
+from pathlib import Path
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
 
+from qat_core.checkpoint.architecture import meta_model
+from qat_core.checkpoint.load import load_model
+from qat_core.checkpoint.read import read_checkpoint
+from qat_core.checkpoint.shards import read_json
 from qat_core.nvfp4 import PackedTensor, dequantize
 from qat_core.options import BlockScaleMethod, ScalePolicy
-from qat_core.planning.plan import plan
+from qat_core.planning.plan import Entry, bf16_plan, plan
 from qat_core.planning.recipe import Recipe
-from qat_core.weights.hub_names import Weight
+from qat_core.weights.hub_names import HubNames, Weight
 from qat_core.weights.stream import weight_stream
 
 # of a model's matrices; what more differ than this is another version of the model
@@ -144,3 +149,39 @@ def _require_same_shapes(served: Mapping[str, Tensor], sent: Mapping[str, Weight
                 f"{name}: the engine holds {held}, the trainer {tuple(weight.shape)}: "
                 "compare checkpoints of one architecture"
             )
+
+
+def served_stream(folder: Path, recipe: Recipe | None) -> Iterator[tuple[str, Weight]]:
+    """What an engine that loads `folder` holds: packed as stored, or packed now by `recipe`."""
+    if "quantization_config" in read_json(folder / "config.json"):
+        return _fused(folder)
+    model = load_model(folder)
+    return weight_stream(model, plan(model, recipe) if recipe else None, recipe)
+
+
+def _fused(folder: Path) -> Iterator[tuple[str, Weight]]:
+    """A packed checkpoint's weights as syncs have them: experts fused, in transformers' dtypes."""
+    model, stored = meta_model(folder), dict(read_checkpoint(folder))
+    entries, names = {entry.name: entry for entry in bf16_plan(model).entries}, HubNames(model)
+    for name, pieces in names.pieces.items():
+        if pieces[0].name in stored:  # else the second name of a tied weight
+            yield name, _joined(entries[name], names, stored)
+
+
+def _joined(entry: Entry, names: HubNames, stored: Mapping[str, Any]) -> Weight:
+    pieces = names.pieces[entry.name]
+    first = stored[pieces[0].name]
+    if not isinstance(first, PackedTensor):
+        whole = names.join(entry.name, entry.shape, stored.__getitem__)
+        return whole.to(getattr(torch, entry.dtype))
+    if pieces[0].expert is None:
+        return first
+
+    def join(part: str) -> Tensor:
+        shape = (*entry.shape[:-1], getattr(first, part).shape[-1])
+        return names.join(entry.name, shape, lambda name: getattr(stored[name], part))
+
+    # gate and up of an expert share one
+    scales = {piece.expert: stored[piece.name].global_scale for piece in pieces}
+    global_scale = torch.stack([scales[expert] for expert in range(len(scales))])
+    return PackedTensor(join("codes"), join("block_scale"), global_scale)

@@ -54,25 +54,9 @@ def prepare(
     _refuse_unfit(weights, allow_meta)
     _forget_previous(model)
     state = WeightState(model, checked, recipe, keep=keep)
-    swapped = [(weight, fake_quantized(name, weight, state)) for name, weight in weights.items()]
-    _swap(swapped)
-    if not any(weight.is_meta for weight in weights.values()):
-        try:
-            state.refresh()
-            state.require_finite()
-        except ValueError:
-            _swap(swapped)
-            raise
-        state.release_weights()
-    for weight, replaced in swapped:
-        weight.__dict__.update(replaced.__dict__)  # attributes such as no_decay
+    _put_in_place(weights, state)
     watch(state.weights)
-    model.register_forward_pre_hook(state.before_forward)
-    model.register_forward_hook(state.after_forward, always_call=True)
-    for owner in state.weights.modules:
-        owner.register_state_dict_post_hook(plain_entries)  # type: ignore[no-untyped-call]
-        adopt = partial(adopt_assigned, state)
-        owner.register_load_state_dict_post_hook(adopt)  # type: ignore[no-untyped-call]
+    _register_hooks(model, state)
     return checked
 
 
@@ -191,6 +175,31 @@ def _forget_previous(model: nn.Module) -> None:
                 is_own = hook in (plain_entries, previous.before_forward, previous.after_forward)
                 if is_own or (isinstance(hook, partial) and hook.func is adopt_assigned):
                     del hooks[key]
+
+
+def _put_in_place(weights: Mapping[str, nn.Parameter], state: WeightState) -> None:
+    """Turn weights into fake-quantized ones, unless one of them is not finite."""
+    swapped = [(weight, fake_quantized(name, weight, state)) for name, weight in weights.items()]
+    _swap(swapped)
+    if not any(weight.is_meta for weight in weights.values()):
+        try:
+            state.refresh()
+            state.require_finite()
+        except ValueError:
+            _swap(swapped)
+            raise
+        state.release_weights()
+    for weight, replaced in swapped:
+        weight.__dict__.update(replaced.__dict__)  # attributes such as no_decay
+
+
+def _register_hooks(model: nn.Module, state: WeightState) -> None:
+    model.register_forward_pre_hook(state.before_forward)
+    model.register_forward_hook(state.after_forward, always_call=True)
+    for owner in state.weights.modules:
+        owner.register_state_dict_post_hook(plain_entries)  # type: ignore[no-untyped-call]
+        adopt = partial(adopt_assigned, state)
+        owner.register_load_state_dict_post_hook(adopt)  # type: ignore[no-untyped-call]
 
 
 def _num_references(weight: Any) -> int:

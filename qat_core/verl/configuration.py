@@ -10,8 +10,10 @@ every run, which takes about three seconds of a core each, and only logs their e
 level.
 """
 
+import json
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 from hydra.experimental.callback import Callback
@@ -19,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from pydantic import ValidationError
 
 from qat_core.options import BLOCK_SIZE
-from qat_core.planning.quantization_config import quantization_config
+from qat_core.planning.quantization_config import format_of, quantization_config
 from qat_core.planning.recipe import REGEX_PREFIX, Recipe
 from qat_core.rollout.vllm.switches import (
     EXPERTS_VARIABLE,
@@ -33,7 +35,6 @@ from qat_core.verl.exact_configuration import KEY, complete_exact
 from qat_core.verl.exact_configuration import MODULE as EXACT_MODULE
 from qat_core.verl.near_misses import require_read
 from qat_core.verl.precedence import require_last_word, said_by_verl
-from qat_core.verl.quantization_json import patterns_of
 from qat_core.verl.rules import (
     ACTOR,
     BF16_RULES,
@@ -281,3 +282,18 @@ def _add_module(config: DictConfig, key: str, added: str = ENGINE) -> None:
     with open_dict(config):
         others = [module for module in modules if module != added]
         OmegaConf.update(config, key, [added, *others] if others else added, force_add=True)
+
+
+def patterns_of(path: Any) -> list[str]:
+    """What the file leaves in BF16; ValueError if it is not readable, or not NVFP4 W4A16."""
+    where = f"{QAT}.quantization_config_path: {path}"
+    if not isinstance(path, str):
+        raise ValueError(f"{where}: give a path, or null")
+    try:
+        declared = json.loads(Path(path).read_bytes())
+    except (OSError, ValueError, RecursionError) as error:  # a ValueError of JSON or of the path
+        raise ValueError(f"{where}: {error}; give verl's quantization JSON, or null") from None
+    kind, ignored = format_of(declared, where)
+    if kind != "compressed-tensors":
+        raise ValueError(f"{where}: quant_method: {kind}: give compressed-tensors")
+    return ignored

@@ -60,25 +60,30 @@ def weight_stream(
         state.weights.find()
         state.weights.mark_all_written()
     marked = state.weights.num_writes if state else {}
-    if plan is AS_PREPARED:
-        plan = state.plan if state else None
-    if recipe is AS_PREPARED:
-        recipe = state.recipe if state else None
+    prepared = (state.plan, state.recipe) if state else (None, None)
+    plan = prepared[0] if plan is AS_PREPARED else plan
+    recipe = prepared[1] if recipe is AS_PREPARED else recipe
+    given = _required(plan, recipe)
+    if given and as_trained:
+        require_as_prepared(model, *given)
+    plan, recipe = given or (bf16_plan(model), Recipe())
+    held = full_precision_state(model)
+    _require_planned(model, plan, held)
+    return _unwritten(_packed(plan, recipe, held, device), held, marked)
+
+
+def _required(plan: QuantPlan | None, recipe: Recipe | None) -> tuple[QuantPlan, Recipe] | None:
+    """Both, or None without either; ValueError for one of them, or what is no recipe."""
     if plan is None and recipe is None:
-        plan, recipe = bf16_plan(model), Recipe()
-    elif plan is None or recipe is None:
+        return None
+    if plan is None or recipe is None:
         given, lacking = ("recipe", "plan") if plan is None else ("plan", "recipe")
         raise ValueError(
             f"weight_stream: has a {given} but no {lacking}, and would pack nothing: give both; "
             "neither for a prepared model, which knows its own; or None twice for BF16"
         )
-    else:
-        require_recipe(recipe)
-        if as_trained:
-            require_as_prepared(model, plan, recipe)
-    held = full_precision_state(model)
-    _require_planned(model, plan, held)
-    return _unwritten(_packed(plan, recipe, held, device), held, marked)
+    require_recipe(recipe)
+    return plan, recipe
 
 
 def _packed(

@@ -20,17 +20,15 @@ from tests.integration.fsdp_steps import (
     POLICY,
     Build,
     Uneven,
+    assigned,
     compare,
     errors,
     gathered_differ,
+    moved,
     one_device,
+    replicas,
     sharded,
     step,
-)
-from tests.integration.fsdp_writes import (
-    assigned,
-    moved,
-    replicas,
     written_by_collectives,
     written_in_one_group,
 )

@@ -32,7 +32,7 @@ from qat_core.rollout.vllm.switches import IN_PLACE_VARIABLE
 from qat_core.verl.configuration import engine_patterns
 from qat_core.weights.stream import weight_stream
 from qat_core.weights.transfer import transfer_tensors
-from tests.integration.worker_tensors import all_tensors
+from tests.marlin_layers import all_tensors
 
 STREAM = "stream.pt"
 

@@ -19,10 +19,10 @@ from experiments.study.schema import Study
 from experiments.support.json_files import write_json
 from experiments.verl.checkpoints import TRACKER
 from experiments.verl.data import write_data
-from tests.integration import verl_checkpoint_ranks
-from tests.manifests import make_manifest
+from tests.integration import verl_ranks
 from tests.nano_models import write_nano
 from tests.ranks import run_ranks
+from tests.records import make_manifest
 
 pytestmark = pytest.mark.long
 
@@ -65,7 +65,7 @@ def results(study: Study, tmp_path: Path) -> Path:
     tokenizer.save_pretrained(trained)
     checkpoints = tmp_path / study.runs[0].id / "checkpoints"
     saved = str(checkpoints / f"global_step_{STEP}")
-    run_ranks(verl_checkpoint_ranks.save, (2, str(trained), saved), 2)
+    run_ranks(verl_ranks.save, (2, str(trained), saved), 2)
     (checkpoints / TRACKER).write_text(str(STEP))
     write_data(study.task, tmp_path / "data" / study.study)
     return tmp_path

@@ -3,10 +3,14 @@
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import pytest
 
 from experiments.base.random_model import write_architecture
@@ -46,6 +50,33 @@ def test_convert_and_serve_packs_verifies_and_answers(nano_dir: Path, tmp_path: 
     said = run(sys.executable, EXAMPLES / "convert_and_serve.py", nano_dir, tmp_path / "packed")
     assert "in NVFP4" in said and "all as recorded" in said
     assert re.findall(r"^(3\+4=|12\+5=) '", said, re.MULTILINE) == ["3+4=", "12+5="]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("nano_dir", ["nano-dense"], indirect=True)
+def test_a_packed_checkpoint_is_served_on_a_cpu_as_the_page_of_engines_says(
+    packed_dir: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("vllm", reason="needs requirements/engines.txt")
+    page = (ROOT / "docs" / "engines.md").read_text()
+    (command,) = re.findall(r"^VLLM_CPU_KVCACHE_SPACE=1 (python .*) packed$", page, re.MULTILINE)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = [*command.split(), str(packed_dir), "--port", str(port)]
+    log = (tmp_path / "log").open("w")
+    server = subprocess.Popen(words, env=ENVIRONMENT, stdout=log, stderr=log)
+    try:
+        while server.poll() is None:
+            with suppress(httpx.TransportError):
+                if httpx.get(f"http://127.0.0.1:{port}/health").is_success:
+                    break
+            time.sleep(1)
+        asked = {"model": str(packed_dir), "prompt": "3+4=", "max_tokens": 8, "ignore_eos": True}
+        answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=asked, timeout=60)
+        assert answer.json()["usage"]["completion_tokens"] == 8, answer.text
+    finally:
+        server.terminate()
+        server.wait(60)
 
 
 @pytest.fixture(params=["qwen3_8b", "qwen3_30b_a3b"])

@@ -1,28 +1,34 @@
-"""Weights that arrive in buckets, in a real vLLM worker on a CPU."""
+"""Weights that arrive in buckets, in a real vLLM worker on a CPU; experts loaded whole into layers
+that act as vLLM 0.24's do.
+"""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 
 from vllm.distributed import cleanup_dist_env_and_memory
+from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
+from vllm.model_executor.model_loader import reload
 
+from qat_core.nvfp4 import PackedTensor, global_scale, group_amax, quantize
 from qat_core.planning.plan import QuantPlan, plan
 from qat_core.planning.recipe import Recipe
 from qat_core.rollout.vllm.bucketed_loader import BucketedLoader
 from qat_core.rollout.vllm.engine import VllmEngine
+from qat_core.rollout.vllm.experts import loading_experts_whole
+from qat_core.rollout.vllm.worker import _loading_experts
 from qat_core.weights.hub_names import HubNames
 from qat_core.weights.stream import weight_stream
 from qat_core.weights.transfer import transfer_tensors
 from tests.nano_models import write_nano
-
-pytestmark = pytest.mark.long
 
 PROMPTS = [[3, 14, 4, 17], [5, 17]] * 4
 SETTINGS: dict[str, Any] = {
@@ -106,6 +112,7 @@ def _log_probs(engine: VllmEngine) -> Tensor:
     return engine.generate(PROMPTS, max_new_tokens=8, temperature=1.0, seed=0).log_probs
 
 
+@pytest.mark.long
 def test_buckets_load_what_a_sync_loads(
     engine: VllmEngine, model: torch.nn.Module, packed: QuantPlan
 ) -> None:
@@ -122,6 +129,7 @@ def test_buckets_load_what_a_sync_loads(
     assert torch.equal(_log_probs(engine), synced)
 
 
+@pytest.mark.long
 def test_weights_packed_otherwise_are_refused_and_the_old_ones_served(
     engine: VllmEngine, model: torch.nn.Module, packed: QuantPlan
 ) -> None:
@@ -133,6 +141,7 @@ def test_weights_packed_otherwise_are_refused_and_the_old_ones_served(
     assert torch.equal(_log_probs(engine), before)
 
 
+@pytest.mark.long
 def test_packed_weights_for_an_engine_of_bf16_are_refused_and_the_old_ones_served(
     bf16_engine: VllmEngine, model: torch.nn.Module, packed: QuantPlan
 ) -> None:
@@ -143,6 +152,7 @@ def test_packed_weights_for_an_engine_of_bf16_are_refused_and_the_old_ones_serve
     assert torch.equal(_log_probs(bf16_engine), before)
 
 
+@pytest.mark.long
 def test_bf16_weights_without_a_plan_are_refused_and_the_old_ones_served(
     engine: VllmEngine, model: torch.nn.Module, packed: QuantPlan
 ) -> None:
@@ -154,6 +164,7 @@ def test_bf16_weights_without_a_plan_are_refused_and_the_old_ones_served(
     assert torch.equal(_log_probs(engine), before)
 
 
+@pytest.mark.long
 def test_a_stream_that_breaks_off_is_named(
     engine: VllmEngine, model: torch.nn.Module, packed: QuantPlan
 ) -> None:
@@ -163,6 +174,7 @@ def test_a_stream_that_breaks_off_is_named(
         engine.on_worker(_receive, buckets[: cut + 1])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -184,6 +196,7 @@ def test_what_differs_from_its_plan_is_refused_and_a_later_sync_loads(
     assert torch.equal(_log_probs(engine), before)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -202,3 +215,94 @@ def test_a_wrong_stream_without_plan_is_refused(
         bf16_engine.on_worker(_receive, _cut(spoil(_hub_named(model))))
     bf16_engine.on_worker(_receive, _cut(_hub_named(model)))
     assert torch.equal(_log_probs(bf16_engine), before)
+
+
+LAYERS, EXPERTS, HIDDEN, INNER = 3, 2, 32, 16
+SHAPES = {"w13": (EXPERTS, 2 * INNER, HIDDEN), "w2": (EXPERTS, HIDDEN, INNER)}
+NAMES = {"w13": "gate_up_proj", "w2": "down_proj"}
+
+
+class NamedAsHere:
+    """The hub's names, where they are the trainer's."""
+
+    @staticmethod
+    def experts_at(prefix: str) -> list[str]:
+        return [f"{prefix}.{leaf}" for leaf in NAMES.values()]
+
+    @staticmethod
+    def expert_prefix(name: str) -> str:
+        return name.rpartition(".")[0]
+
+
+HUB_NAMES = NamedAsHere()
+
+
+class Method(QuantizeMethodBase):
+    """Binds its kernel to new tensors, before the reload has copied them to where they are kept."""
+
+    def create_weights(self, layer: nn.Module, *_: object, **__: object) -> None:
+        for matrix, (experts, rows, columns) in SHAPES.items():
+            tensors = {
+                "weight_packed": torch.zeros(experts, rows, columns // 2, dtype=torch.uint8),
+                "weight_scale": torch.zeros(experts, rows, columns // 16).to(torch.float8_e4m3fn),
+                "weight_global_scale": torch.zeros(experts, 2 if matrix == "w13" else 1).squeeze(1),
+                "input_global_scale": torch.zeros(experts, 2 if matrix == "w13" else 1).squeeze(1),
+            }
+            for name, tensor in tensors.items():
+                parameter = nn.Parameter(tensor, requires_grad=False)
+                parameter.weight_loader = None  # type: ignore[attr-defined]
+                layer.register_parameter(f"{matrix}_{name}", parameter)
+
+    def apply(self, *_: object, **__: object) -> Tensor:
+        raise AssertionError("not called here")
+
+    def process_weights_after_loading(self, layer: nn.Module) -> None:
+        for matrix in SHAPES:
+            scale = getattr(layer, f"{matrix}_weight_scale").data.clone()
+            setattr(layer, f"{matrix}_weight_scale", nn.Parameter(scale, requires_grad=False))
+        config = self.get_fused_moe_quant_config(layer)
+        self.moe_kernel = SimpleNamespace(fused_experts=SimpleNamespace(quant_config=config))
+
+    def get_fused_moe_quant_config(self, layer: nn.Module) -> SimpleNamespace:
+        return SimpleNamespace(w13=layer.w13_weight_scale, w2=layer.w2_weight_scale)
+
+
+@pytest.fixture
+def experts_model() -> nn.Module:
+    model = nn.Module()
+    for index in range(LAYERS):
+        layer = nn.Module()
+        layer.quant_method = Method()
+        parallel = SimpleNamespace(tp_rank=0, tp_size=1, ep_size=1)
+        layer.moe_config = SimpleNamespace(moe_parallel_config=parallel)
+        layer.quant_method.create_weights(layer)
+        model.add_module(f"{index}", nn.ModuleDict({"experts": layer}))
+    reload.record_metadata_for_reloading(model)
+    for layer in (module["experts"] for module in model.children()):
+        layer.quant_method.process_weights_after_loading(layer)
+    return model
+
+
+def _packed_experts() -> Iterator[tuple[str, PackedTensor]]:
+    torch.manual_seed(0)
+    for index in range(LAYERS):
+        for matrix, shape in SHAPES.items():
+            weight = torch.randn(shape, dtype=torch.bfloat16)
+            (amax,) = group_amax([[weight]])
+            yield f"{index}.experts.{NAMES[matrix]}", quantize(weight, global_scale(amax))
+
+
+def test_kernels_read_the_kept_scales_as_soon_as_a_layer_is_loaded(
+    experts_model: nn.Module,
+) -> None:
+    layers = [module["experts"] for module in experts_model.children()]
+    kept = [(layer.w13_weight_scale, layer.w2_weight_scale) for layer in layers]
+    sent = list(_packed_experts())
+    with loading_experts_whole(experts_model, HUB_NAMES) as experts:
+        reload.initialize_layerwise_reload(experts_model)
+        for index, layer in enumerate(layers):
+            assert not list(_loading_experts(sent[2 * index : 2 * index + 2], experts, HUB_NAMES))
+            config = layer.quant_method.moe_kernel.fused_experts.quant_config
+            assert config.w13 is kept[index][0] and config.w2 is kept[index][1]
+            for scale, (_, weight) in zip(kept[index], sent[2 * index :], strict=False):
+                assert torch.equal(scale.view(torch.uint8), weight.block_scale.view(torch.uint8))

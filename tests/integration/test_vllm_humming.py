@@ -30,7 +30,6 @@ from qat_core.rollout.vllm.worker import reloading
 N, K = 256, 128
 ON_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if ON_GPU else "cpu"
-needs_gpu = pytest.mark.skipif(not ON_GPU, reason="needs a CUDA GPU")
 
 
 def packed_weight(seed: int, n: int = N, k: int = K) -> PackedTensor:
@@ -237,7 +236,6 @@ def test_a_sync_to_a_worker_without_the_plugin_is_refused(
 
 
 @pytest.mark.gpu
-@needs_gpu
 def test_the_layout_is_that_of_hummings_own_transformation() -> None:
     transform = pytest.importorskip("humming.transform", reason="needs humming-kernels")
 
@@ -262,7 +260,6 @@ def test_the_layout_is_that_of_hummings_own_transformation() -> None:
 
 
 @pytest.mark.gpu
-@needs_gpu
 def test_a_captured_graph_multiplies_with_the_weights_of_the_last_sync(layer: Any) -> None:
     x = activations(32)
     layer.quant_method.apply(layer, x)  # warm up

@@ -209,7 +209,6 @@ def test_experts_that_humming_would_compute_wrong_are_refused(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not ON_GPU, reason="needs a CUDA GPU")
 @pytest.mark.parametrize("tokens", [1, 32, 256, 1000])
 def test_experts_give_the_same_bits_each_time(layer: Any, tokens: int) -> None:
     x, ids, weights = routed(tokens)
@@ -218,7 +217,6 @@ def test_experts_give_the_same_bits_each_time(layer: Any, tokens: int) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not ON_GPU, reason="needs a CUDA GPU")
 @pytest.mark.parametrize("tokens", [1, 32, 256])
 def test_a_captured_graph_multiplies_with_the_weights_of_the_last_sync(
     layer: Any, tokens: int

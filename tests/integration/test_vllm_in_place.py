@@ -31,13 +31,13 @@ from qat_core.rollout.vllm.shares import own_of_linear
 from qat_core.rollout.vllm.switches import IN_PLACE_VARIABLE
 from qat_core.rollout.vllm.tile_layout import marlin_scales
 from qat_core.weights.stream import weight_stream
-from tests.integration.worker_tensors import all_tensors
 from tests.marlin_layers import (
     EXPERT_NAMES,
     HIDDEN,
     INNER,
     ON_GPU,
     QKV,
+    all_tensors,
     assert_experts_written,
     assert_written,
     marlin_experts,
@@ -255,7 +255,6 @@ def test_a_weight_on_another_device_is_moved_to_the_layers() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not ON_GPU, reason="needs a CUDA GPU")
 @pytest.mark.parametrize("shape", ["dense", "moe"])
 def test_an_engine_holds_the_same_bytes_as_after_a_reload(shape: str, tmp_path: Path) -> None:
     assert call_in_subprocess(_bytes_differ, shape, str(tmp_path)) == []

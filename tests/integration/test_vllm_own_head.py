@@ -140,7 +140,6 @@ def test_streams_without_a_plan_may_bring_a_copy(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("in_place", [False, True])
 def test_a_sync_on_a_gpu_with_it_replaces_nothing(in_place: bool, tmp_path: Path) -> None:
     written, is_equal, is_replaced = call_in_subprocess(_sync_on_a_gpu, in_place, str(tmp_path))

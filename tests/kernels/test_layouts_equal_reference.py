@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from qat_core.nvfp4 import reference
-from tests.kernels.same_bits import assert_same_bits
+from tests.kernels.conftest import assert_same_bits
 
 
 def random_bytes(shape, largest):

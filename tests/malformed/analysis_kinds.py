@@ -23,8 +23,7 @@ from qat_core.doctor.program import read_recipe
 from qat_core.doctor.signs import judge
 from qat_core.doctor.verl_run import K1, K3, read_run
 from qat_core.planning.recipe import Recipe
-from tests.malformed.kind import Kind, damage
-from tests.malformed.mutations import mutate_bytes, mutate_json, mutate_lines, mutate_yaml
+from tests.malformed.kind import Kind, damage, mutate_bytes, mutate_json, mutate_lines, mutate_yaml
 from tests.nano_models import write_nano
 from tests.records import become_record
 

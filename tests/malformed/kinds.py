@@ -15,7 +15,7 @@ from experiments.rl import resume
 from experiments.rl.optimizer import MasterAdamW
 from experiments.rl.tokenizer import character_tokenizer
 from experiments.runs.attempts import next_attempt, read_history, write_results
-from experiments.runs.base_manifest import check_base
+from experiments.runs.inputs import check_base
 from experiments.runs.provenance import digest_file
 from experiments.study.load import load_study
 from experiments.study.model_config import read_model_config
@@ -24,11 +24,9 @@ from experiments.study.schema import ROOT, STUDIES
 from experiments.support.json_files import write_json, write_jsonl
 from qat_core.planning.predicted_memory import predict_weight_memory_gib
 from tests.malformed.analysis_kinds import ANALYSIS_KINDS
-from tests.malformed.kind import Kind, damage
-from tests.malformed.mutations import mutate_bytes, mutate_json, mutate_lines, mutate_yaml
-from tests.manifests import make_manifest
+from tests.malformed.kind import Kind, damage, mutate_bytes, mutate_json, mutate_lines, mutate_yaml
 from tests.nano_models import write_nano
-from tests.records import become_record
+from tests.records import become_record, make_manifest
 
 STUDY_FILES = ("default", "verl_nano", "collapse")
 PROMPTS, STEPS = 8, 12

@@ -1,13 +1,20 @@
-"""`qat-core`: each command, its help, and what a mistake ends with."""
+"""`qat-core` and `python -m qat_core.checkpoint`: commands, help, what a mistake ends with."""
 
 import argparse
 import subprocess
 import sys
+from argparse import ArgumentTypeError
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from experiments.study.schema import Study
+from qat_core import convert
+from qat_core.arguments import LARGEST_SEED, positive_float, positive_int, study_seed
+from qat_core.checkpoint.__main__ import main as checkpoint_main
 from qat_core.cli import COMMANDS, main
+from qat_core.planning.recipe import Recipe
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
@@ -80,3 +87,99 @@ def test_what_convert_would_refuse_is_explained_with_code_2(
 ) -> None:
     assert run(monkeypatch, "explain", nano_dir, "--ignore", "self_atn") == 2
     assert "error: ignore: 'self_atn' matches nothing" in capsys.readouterr().out
+
+
+Refusal = Callable[..., str]
+
+
+@pytest.fixture
+def refusal(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Refusal:
+    """What the program says on stderr as it refuses: in this process, which has its modules."""
+
+    def call(*arguments: object) -> str:
+        monkeypatch.setattr(sys, "argv", ["checkpoint", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            checkpoint_main()
+        assert ended.value.code == 2
+        return capfd.readouterr().err
+
+    return call
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("nano_dir", ["nano-moe"], indirect=True)
+def test_command_line(nano_dir: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "qat_core.checkpoint"]
+    packed = str(tmp_path / "packed")
+    arguments = ["convert", str(nano_dir), packed, "--recipe", "ffn", "--format", "modelopt"]
+    assert subprocess.run([*command, *arguments]).returncode == 0
+    convert(nano_dir, tmp_path / "expected", Recipe.ffn(), "modelopt")
+    assert contents(tmp_path / "packed") == contents(tmp_path / "expected")
+
+
+def test_a_folder_that_is_there_is_not_written_over(
+    nano_dir: Path, packed_dir: Path, refusal: Refusal
+) -> None:
+    before = contents(packed_dir)
+    said = refusal("convert", nano_dir, packed_dir, "--recipe", "ffn", "--format", "modelopt")
+    assert said.splitlines()[-1].startswith(f"error: {packed_dir}: exists")
+    assert contents(packed_dir) == before
+
+
+@pytest.mark.parametrize(
+    ("pattern", "error"),
+    [
+        ("re:[", "'re:[' is not a regular expression: unterminated character set at position 0"),
+        ("role:mlp", "'role:mlp': the roles are attention"),
+    ],
+)
+def test_a_pattern_that_is_none_is_one_line(
+    tmp_path: Path, refusal: Refusal, pattern: str, error: str
+) -> None:
+    said = refusal("convert", tmp_path, tmp_path / "out", "--ignore", pattern)
+    assert said == f"error: --ignore: {error}; correct it\n"
+
+
+def test_a_pattern_that_matches_nothing_is_one_line(
+    nano_dir: Path, tmp_path: Path, refusal: Refusal
+) -> None:
+    said = refusal("convert", nano_dir, tmp_path / "out", "--ignore", "self_attn", "self_atn")
+    assert said.startswith(f"error: {nano_dir / 'config.json'}: ignore: 'self_atn' matches nothing")
+    assert len(said.splitlines()) == 1 and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("parse", "text", "value"),
+    [
+        (positive_int, "1", 1),
+        (positive_float, "1e-9", 1e-9),
+        (study_seed, "0", 0),
+        (study_seed, str(LARGEST_SEED), LARGEST_SEED),
+    ],
+)
+def test_a_number_is_taken(parse: Callable[[str], float], text: str, value: float) -> None:
+    assert parse(text) == value
+
+
+@pytest.mark.parametrize(
+    ("parse", "texts"),
+    [
+        (positive_int, ["0", "-1", "1.5", "nan", "inf", "", "x", "9" * 5000]),
+        (positive_float, ["0", "-1", "nan", "inf", "", "x"]),
+        (study_seed, ["-1", str(LARGEST_SEED + 1), "1.5", "nan", ""]),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_is_needed(
+    parse: Callable[[str], float], texts: list[str]
+) -> None:
+    for text in texts:
+        with pytest.raises(ArgumentTypeError, match=r": needs a (whole )?number"):
+            parse(text)
+
+
+def test_a_seed_is_one_that_a_study_may_have() -> None:
+    largest = Study.model_json_schema()["properties"]["seeds"]["items"]["exclusiveMaximum"] - 1
+    assert largest == LARGEST_SEED

@@ -123,7 +123,6 @@ def test_a_token_beyond_the_embedding_is_refused(nano_dir: Path) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_cuda_graph_ends_rows_there_too(two_ends: Path) -> None:
     rollouts = EagerEngine(two_ends, "cuda").generate(PROMPTS, 40, 1.0, 0).to("cpu")
     ends = torch.isin(rollouts.response_ids, torch.tensor([EOS, SECOND]))

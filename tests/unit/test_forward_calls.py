@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from qat_core import Recipe, prepare
-from tests.mlp import UP, Mlp, x
-from tests.tiny_models import tiny_model, tokens
+from tests.tiny_models import UP, Mlp, tiny_model, tokens, x
 
 
 class Fused(nn.Module):

@@ -1,18 +1,28 @@
-"""The public functions: what they refuse, what they return, and torch.compile."""
+"""The public functions of the codec: what they refuse and return, torch.compile, shards."""
+
+from math import ceil
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from qat_core.nvfp4 import (
     PackedTensor,
     dequantize,
+    dequantize_into,
     fake_quantize,
     global_scale,
     group_amax,
+    pack_shards,
     quantize,
     quantize_all,
+    reference,
     require_finite,
+    shard_layout,
+    unpack_shards,
 )
 
 ONE = torch.ones(())
@@ -194,3 +204,95 @@ def test_compiles_whole():
     doubled, unpacked = round_trip(w, scale)
     assert torch.equal(doubled, fake_quantize(w, scale) * 2)
     assert torch.equal(unpacked, fake_quantize(w, scale))
+
+
+# every code once, in order; both zeros read as +0.0
+MAGNITUDES = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+VALUES = torch.tensor([*MAGNITUDES, 0.0, *(-x for x in MAGNITUDES[1:])])
+CODES = torch.tensor([low | low + 1 << 4 for low in range(0, 16, 2)], dtype=torch.uint8)
+
+DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+
+
+def bits(x: torch.Tensor) -> torch.Tensor:
+    return x.view(torch.uint8)
+
+
+@DTYPES
+def test_writes_what_the_bytes_say_and_nothing_beside(dtype: torch.dtype) -> None:
+    block_scale = torch.tensor([[[1.0, 448.0]], [[0.015625, 13.0]]])  # 2 experts, 1 row, 2 blocks
+    divisor = torch.tensor([4.0, 3.0])  # thirds are exact in neither dtype
+    packed = PackedTensor(CODES.repeat(2, 1, 2), block_scale.to(torch.float8_e4m3fn), divisor)
+    memory = torch.full((4, 1, 32), torch.nan, dtype=dtype)
+    dequantize_into(packed, memory[1:3])
+    expected = VALUES * (block_scale / divisor[:, None, None])[..., None]
+    assert torch.equal(bits(memory[1:3]), bits(expected.flatten(-2).to(dtype)))
+    assert memory[[0, 3]].isnan().all()
+
+
+@DTYPES
+@pytest.mark.parametrize("shape", [(6, 32), (3, 4, 48), (0, 16)], ids=str)
+@pytest.mark.gpu
+def test_kernel_writes_what_the_reference_says(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    w = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    packed = quantize(w, global_scale(group_amax([[w]])[0], "amax"))
+    out = torch.full(shape, torch.nan, dtype=dtype, device="cuda")
+    parts = packed.codes, packed.block_scale, packed.global_scale
+    dequantize_into(PackedTensor(*(part.cuda() for part in parts)), out)
+    expected = reference.dequantize(*parts, dtype)
+    assert torch.equal(bits(out.cpu()), bits(expected))
+
+
+def test_refuses_other_shapes() -> None:
+    w = torch.randn(4, 32)
+    packed = quantize(w, global_scale(group_amax([[w]])[0]))
+    with pytest.raises(ValueError, match=r"out: needs contiguous \(4, 32\)"):
+        dequantize_into(packed, torch.empty(32, 4).t())
+
+
+@given(
+    array_shapes(min_dims=1, max_dims=2, max_side=9),
+    st.integers(1, 4),
+    st.integers(1, 5),
+    st.sampled_from([torch.bfloat16, torch.float32]),
+)
+def test_gathered_shards_are_the_rounded_weight(
+    lead: tuple[int, ...], blocks: int, num_shards: int, dtype: torch.dtype
+) -> None:
+    w = torch.randn(*lead, 16 * blocks, generator=torch.Generator().manual_seed(0))
+    scale = global_scale(group_amax([[w]])[0], "amax")
+    layout = shard_layout(w.shape, ceil(len(w) / num_shards))
+    shards = [w[rank * layout.num_rows :][: layout.num_rows] for rank in range(num_shards)]
+    scales = [
+        scale[rank * layout.num_rows :][: layout.num_rows] if scale.ndim else scale
+        for rank in range(num_shards)
+    ]
+    buffers = pack_shards(shards, scales, [layout] * num_shards, names=["w"] * num_shards)
+    assert {len(buffer) for buffer in buffers} == {layout.num_bytes}
+    out = torch.full(w.shape, torch.nan, dtype=dtype)
+    unpack_shards(torch.cat(buffers), layout, scale, out)
+    assert torch.equal(out, fake_quantize(w, scale).to(dtype))
+
+
+def test_a_weight_without_rows_is_gathered_too() -> None:
+    w, scale = torch.empty(0, 16), torch.ones(())
+    layout = shard_layout(w.shape, 0)
+    shards = torch.cat(pack_shards([w, w], [scale] * 2, [layout] * 2, names=["w"] * 2))
+    unpack_shards(shards, layout, scale, w)
+    assert len(shards) == 0
+
+
+@pytest.mark.parametrize(
+    ("shape", "num_rows", "num_bytes"),
+    [((8, 32), 4, 4 * 2 * 9 + 8), ((3, 16), 2, 2 * 9 + 14), ((4, 2, 16), 2, 2 * 2 * 9 + 12)],
+)
+def test_buffers_are_of_equal_size_and_aligned(
+    shape: tuple[int, ...], num_rows: int, num_bytes: int
+) -> None:
+    assert shard_layout(torch.Size(shape), num_rows).num_bytes == num_bytes
+
+
+def test_names_a_shard_that_cannot_be_packed() -> None:
+    w, scale = torch.randn(4, 24), torch.ones(())
+    with pytest.raises(ValueError, match=r"layers\.0: needs shape \(\.\.\., N, K\)"):
+        pack_shards([w], [scale], [shard_layout(w.shape, 4)], names=["layers.0"])

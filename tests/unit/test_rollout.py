@@ -230,7 +230,6 @@ def test_a_stream_that_packs_otherwise_than_its_plan_replaces_nothing(
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_graph_reports_the_trainers_log_probs_after_every_sync(nano_dir: Path) -> None:
     """Log-probs of the graph differ from the trainer's by BF16 noise, as those of the loop do."""
     engine = EagerEngine(nano_dir, "cuda", max_tokens=60)

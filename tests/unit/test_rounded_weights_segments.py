@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from qat_core import Recipe, prepare
-from tests.kept_weights import count_roundings, keep_none, kept, known
+from tests.prepared_pairs import count_roundings, keep_none, kept, known
 
 
 class Then(torch.autograd.Function):

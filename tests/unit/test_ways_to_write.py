@@ -1,10 +1,15 @@
-"""Every way in which a weight is written: the next forward pass and the stream follow."""
+"""Every way in which a weight is written: the next forward pass and the stream follow.
+
+Memory that a weight lends to NumPy or DLPack is followed too; a write through a pointer, a storage
+or a state dict's memory is seen by the next stream alone.
+"""
 
 import copy
 import ctypes
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -12,10 +17,11 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from qat_core import Recipe, prepare
+from qat_core import Recipe, prepare, weight_stream
+from qat_core.planning.plan import plan
 from qat_core.training.parameter import FakeQuantizedTensor
 from qat_core.training.preparation import state_of
-from tests.mlp import UP, Mlp, assert_follows, used_mlp, x
+from tests.tiny_models import UP, Mlp, assert_follows, used_mlp, x
 
 
 @pytest.fixture
@@ -113,7 +119,6 @@ def load_and_write_source(model: nn.Module, new: Tensor) -> None:
 
 
 Write = Callable[[nn.Module, Tensor], Any]
-
 
 WAYS: dict[str, Write] = {
     "in place": lambda m, new: m.get_parameter(UP).copy_(new),
@@ -238,3 +243,76 @@ def test_collectives_count_as_writes(
         assert not state.weights.written
         collective(show(model))
     assert state.weights.written == {UP}
+
+
+def bytes_of(array: Any) -> memoryview:
+    return memoryview(array).cast("B")
+
+
+def pointed_at(weight: Tensor) -> Any:
+    memory = (ctypes.c_float * weight.numel()).from_address(weight.data_ptr())
+    return np.ctypeslib.as_array(memory).reshape(weight.shape)
+
+
+def of_memory(storage: Any, like: Tensor) -> Tensor:
+    return torch.empty(0, dtype=like.dtype).set_(storage).view_as(like)
+
+
+LENT: dict[str, Write] = {
+    "NumPy": lambda m, new: np.copyto(m.get_parameter(UP).detach().numpy(), new.numpy()),
+    "NumPy of .data": lambda m, new: np.copyto(np.asarray(m.get_parameter(UP).data), new.numpy()),
+    "memoryview": lambda m, new: bytes_of(m.get_parameter(UP).detach().numpy()).__setitem__(
+        slice(None), bytes_of(new.numpy())
+    ),
+    "DLPack": lambda m, new: torch.from_dlpack(m.get_parameter(UP).detach()).copy_(new),
+}
+
+UNSEEN: dict[str, Write] = {
+    "NumPy of a state dict": lambda m, new: np.copyto(m.state_dict()[UP].numpy(), new.numpy()),
+    "DLPack of a state dict": lambda m, new: torch.from_dlpack(m.state_dict()[UP]).copy_(new),
+    "storage of a state dict": lambda m, new: of_memory(
+        m.state_dict()[UP].untyped_storage(), new
+    ).copy_(new),
+    "storage": lambda m, new: of_memory(m.get_parameter(UP).storage().untyped(), new).copy_(new),
+    "pointer": lambda m, new: np.copyto(pointed_at(m.get_parameter(UP)), new.numpy()),
+}
+
+NO_MEMORY: dict[str, tuple[Callable[[Tensor], Any], str]] = {
+    "to_dlpack": (torch.utils.dlpack.to_dlpack, "Cannot access data pointer"),
+    "pointer": (lambda w: w.untyped_storage().data_ptr(), "Cannot access data pointer"),
+    "tensor of it": (lambda w: of_memory(w.untyped_storage(), w), "invalid for input of size 0"),
+    "of rows": (lambda w: of_memory(w[8:].untyped_storage(), w), "invalid for input of size 0"),
+}
+
+
+@pytest.fixture
+def fp32_model() -> nn.Module:
+    """NumPy knows no BF16."""
+    return used_mlp(torch.float32)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("write", LENT.values(), ids=LENT)
+def test_memory_lent_to_another_library_is_followed(write: Write, fp32_model: nn.Module) -> None:
+    new = fp32_model.state_dict()[UP] * 4 + 0.1
+    write(fp32_model, new)
+    assert_follows(fp32_model, new)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("write", UNSEEN.values(), ids=UNSEEN)
+def test_an_unseen_write_lasts_until_the_next_stream(write: Write, fp32_model: nn.Module) -> None:
+    new, old = fp32_model.state_dict()[UP] * 4 + 0.1, fp32_model(x(fp32_model))
+    write(fp32_model, new)
+    assert torch.equal(fp32_model(x(fp32_model)), old)
+    weight_stream(fp32_model, plan(fp32_model, Recipe()), Recipe())
+    assert_follows(fp32_model, new)
+
+
+@pytest.mark.parametrize(("read", "message"), NO_MEMORY.values(), ids=NO_MEMORY)
+def test_the_wrappers_own_memory_is_an_error(
+    read: Callable[[Tensor], Any], message: str, fp32_model: nn.Module
+) -> None:
+    """Not a null pointer, which C code would read and write."""
+    with pytest.raises(RuntimeError, match=message):
+        read(fp32_model.get_parameter(UP).detach())

@@ -21,8 +21,8 @@ from experiments.launch.digests import (
 from experiments.launch.preflight import check_devices, check_settings
 from experiments.support.gpu_locks import shares_of_gpus, visible_gpus
 from experiments.study.preview import preview
-from experiments.runs.base_manifest import base_digest
-from experiments.runs.data_manifest import data_digest
+from experiments.runs.inputs import base_digest
+from experiments.runs.inputs import data_digest
 from experiments.runs.expected_time import expected_time
 from experiments.runs.code import digest_code
 from experiments.runs.provenance import digest_file, digest_json

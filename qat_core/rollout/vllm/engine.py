@@ -32,6 +32,7 @@ from qat_core.weights.hub_names import HubNames, Weight, meta_weights
 from qat_core.weights.layouts import stored_tensors
 
 ONE_WORKER = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+OF_SYNCS: CheckpointFormat = "compressed-tensors"  # whose layout the loaders of syncs know
 
 
 class VllmEngine:
@@ -70,54 +71,45 @@ class VllmEngine:
                 come and its loader of this model cannot replace all of them.
         """
         model_dir = Path(model_dir)
-        if packed is not None and settings.get("hf_overrides"):
-            raise ValueError(
-                "hf_overrides: they tell vLLM what `packed` has in NVFP4; change "
-                f"{model_dir / 'config.json'} instead"
-            )
+        if packed is not None:
+            _require_no_overrides(settings, model_dir)
         _require_one_process(settings)
         model = meta_model(model_dir)
-        if exact:  # sets the environment of this process too
-            require_exact(model.config)
-            os.environ[EXACT_VARIABLE] = "1"
-            settings |= {name: settings.get(name, {}) | it for name, it in EXACT_SETTINGS.items()}
+        if exact:
+            settings |= _exact_settings(model, settings)
         self.end_ids, self.pad_id = special_ids(model_dir)
         self._vllm = _patched_vllm()
-        self._kind: CheckpointFormat = "compressed-tensors"
         self._names, self._architecture = HubNames(model), type(model).__name__
         self._vocabulary: int = model.config.vocab_size  # type: ignore[assignment, union-attr]
         returns_routes = settings.get("enable_return_routed_experts", False)
         self._expert_layers = decoder_layers(model) if returns_routes else []
-        if packed is None:
-            self.plan, self._kind = _served(model_dir, model, self._names)
-            if settings.get("load_format") != "dummy":
-                require_tied_copies(self._names, model_dir)
-        else:
-            self.plan = packed
+        self.plan, self._kind = _planned(packed, model_dir, model, self._names)
+        if packed is not None:
             settings |= self._settings_of(packed, model_dir)
         if not self._vllm.platforms.current_platform.is_cpu():
             settings = self._kernels_by_name() | settings
-        self._has_weights = settings.get("load_format") != "dummy"
-        self._llm = self._started(model_dir, compat.with_platform_settings(settings, model.config))
         self._expected = dict(stored_tensors(self._names.split(meta_weights(self.plan)), LAYOUT))
         self._accepted: tuple[QuantPlan, Mapping[str, Weight]] | None = None
+        self._start(model_dir, compat.with_platform_settings(settings, model.config))
+
+    def _start(self, model_dir: Path, settings: dict[str, Any]) -> None:
+        """Starts vLLM, and refuses it where it does not serve what is planned."""
+        self._has_weights = settings.get("load_format") != "dummy"
+        if self._has_weights:
+            require_tied_copies(self._names, model_dir)
+            Shards(model_dir)  # names a damaged file, or two sets of weights
+            for file in sorted(model_dir.glob(MISTRAL_FILES)):
+                raise ValueError(f"{file}: vLLM would read it, and nothing else does; remove it")
+        self._llm: Any = self._vllm.LLM(
+            str(model_dir), dtype="bfloat16", logprobs_mode="processed_logprobs", **settings
+        )
+        compat.keep_process_groups(self._llm)
         self.served: Collection[str] = self.on_worker(quantized_parameters, self._names)
         self._require_coverage()
         self.on_worker(_require_kernels)
         if self._has_weights:
             self.on_worker(_require_biases, self._names, str(model_dir))
         self.weight_bytes: int = self.on_worker(weight_bytes)
-
-    def _started(self, model_dir: Path, settings: dict[str, Any]) -> Any:
-        if self._has_weights:
-            Shards(model_dir)  # names a damaged file, or two sets of weights
-            for file in sorted(model_dir.glob(MISTRAL_FILES)):
-                raise ValueError(f"{file}: vLLM would read it, and nothing else does; remove it")
-        llm = self._vllm.LLM(
-            str(model_dir), dtype="bfloat16", logprobs_mode="processed_logprobs", **settings
-        )
-        compat.keep_process_groups(llm)
-        return llm
 
     def _settings_of(self, packed: QuantPlan, model_dir: Path) -> dict[str, Any]:
         """What makes vLLM serve a BF16 checkpoint's architecture with these weights in NVFP4."""
@@ -158,7 +150,7 @@ class VllmEngine:
                 generate until a sync has succeeded.
         """
         compat.require_reloadable(self._architecture)
-        if self._kind != "compressed-tensors":
+        if self._kind != OF_SYNCS:
             raise ValueError("weight sync: start the engine with a plan, not with ModelOpt's form")
         if expected is None:
             stream = list(stream)
@@ -322,6 +314,21 @@ def _require_biases(worker: Any, names: HubNames, source: str) -> None:
     require_biases(worker.model_runner.get_model(), names, source)
 
 
+def _exact_settings(model: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """For bits that the model computes too; the environment of this process is set as well."""
+    require_exact(model.config)
+    os.environ[EXACT_VARIABLE] = "1"
+    return {name: settings.get(name, {}) | it for name, it in EXACT_SETTINGS.items()}
+
+
+def _require_no_overrides(settings: Mapping[str, Any], model_dir: Path) -> None:
+    if settings.get("hf_overrides"):
+        raise ValueError(
+            "hf_overrides: they tell vLLM what `packed` has in NVFP4; change "
+            f"{model_dir / 'config.json'} instead"
+        )
+
+
 def _require_one_process(settings: Mapping[str, Any]) -> None:
     for name in ONE_WORKER:
         if settings.get(name, 1) != 1:
@@ -331,13 +338,15 @@ def _require_one_process(settings: Mapping[str, Any]) -> None:
         raise ValueError("VLLM_ENABLE_V1_MULTIPROCESSING: needs to be 0 for weight syncs")
 
 
-def _served(
-    model_dir: Path, model: nn.Module, names: HubNames
+def _planned(
+    packed: QuantPlan | None, model_dir: Path, model: nn.Module, names: HubNames
 ) -> tuple[QuantPlan, CheckpointFormat]:
-    """What a checkpoint holds in NVFP4, and how."""
+    """What is to be served in NVFP4, and how: as asked for, else as the checkpoint has it."""
+    if packed is not None:
+        return packed, OF_SYNCS
     file = model_dir / "config.json"
     declared = read_json(file).get("quantization_config")
     if declared is None:
-        return bf16_plan(model), "compressed-tensors"
+        return bf16_plan(model), OF_SYNCS
     kind, ignored = format_of(declared, f"{file}: quantization_config")
     return declared_plan(model, names, ignored), kind

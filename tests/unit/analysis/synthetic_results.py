@@ -11,7 +11,7 @@ from analysis.claims_table import Claim
 from analysis.load import load_results
 from analysis.parity.judge import judge_study
 from experiments.study.schema import Run, Study
-from tests.manifests import MANIFEST
+from tests.records import MANIFEST
 
 KL_RATIOS = {"bf16": 1.0, "nvfp4-noqat": 100.0, "nvfp4-qat": 1.05, "nvfp4-qat-ffn": 1.0}
 NOISE_FLOOR = 2e-4

@@ -1,15 +1,21 @@
+"""Claims of parity: judged by the results, written, read back and shown."""
+
 import json
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from analysis.claims_table import ClaimsTable, read_table, show_ratio
 from analysis.load import load_results
 from analysis.parity.judge import judge_study
 from analysis.results import Results
+from experiments.rl.metric_names import MISMATCH_COUNT
+from experiments.runs.summary import KL, KL_RATIO
 from experiments.study.schema import ROOT, Study
 from tests.unit.analysis.synthetic_results import (
     KL_RATIOS,
@@ -206,6 +212,20 @@ def test_wrong_memory_prediction_fails(study: Study, results_dir: Path) -> None:
     assert claims["nano-moe", "weight_memory_error"].verdict == "FAIL"
 
 
+def test_an_exact_arm_passes_where_no_log_prob_differs(study: Study, results: Results) -> None:
+    exact = study.model_copy(update={"exact": True})
+    results.metrics[MISMATCH_COUNT] = 0.0
+    is_qat = (results.metrics["arm"] == "nvfp4-qat") & (results.metrics["step"] == 7)
+    results.metrics.loc[is_qat & (results.metrics["model"] == "nano-moe"), MISMATCH_COUNT] = 2.0
+    claims = [it for it in judge_study(exact, results).claims if it.name == "unequal_log_probs"]
+    failed = [it for it in claims if it.verdict == "FAIL"]
+    assert [it.verdict for it in claims].count("PASS") == 2 * len(study.arms) - 1
+    assert [(it.model, it.statement) for it in failed] == [
+        ("nano-moe", "log-probs that differ, nvfp4-qat")
+    ]
+    assert failed[0].cells()[2:] == ("<= 0", "10", "exact")  # 2 in each of 5 seeds
+
+
 def test_claims_of_absent_arms_give_no_row(study: Study, results_dir: Path) -> None:
     smaller = study.model_copy(update={"arms": ("bf16", "nvfp4-noqat")})
     names = {name for _, name in judge(smaller, results_dir)}
@@ -287,3 +307,47 @@ def test_command_writes_the_same_table_twice(
 )
 def test_ratios_are_shown_in_about_three_digits(ratio: float, shown: str) -> None:
     assert show_ratio(ratio) == shown
+
+
+RECORDED = sorted((ROOT / "experiments" / "records").glob("*/claims.json"))
+
+
+def shown(table: ClaimsTable, with_details: bool = False) -> list[str]:
+    text = StringIO()
+    table.show(Console(file=text, width=80), with_details)
+    return text.getvalue().splitlines()
+
+
+def test_a_detail_is_no_markup(study: Study, results: Results) -> None:
+    table = judge_study(study, results)
+    first = table.claims[0].model_copy(update={"detail": "[enforce fail] [/x]"})
+    lines = shown(table.model_copy(update={"claims": (first, *table.claims[1:])}), True)
+    assert any("[enforce fail] [/x]" in line for line in lines)
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.parent.name)
+def test_recorded_claims_are_one_line_each(path: object) -> None:
+    table = read_table(path)
+    num_marks = sum(map(len, table.marks.values()))
+    lines = shown(table)
+    num_headings = sum("value" in line.split() for line in lines)
+    assert len(lines) == len(table.claims) + len(table.marks) + num_marks + num_headings
+    assert not any("…" in line for line in lines)
+    for claim in table.claims:
+        if claim.estimate is not None:
+            assert any(claim.shown_estimate in line for line in lines)
+
+
+RECORDS = ROOT / "experiments" / "records"
+
+
+@pytest.mark.parametrize("study", ["default-long", "smollm2"])
+def test_k3_kl_and_its_interval_are_those_of_the_claim(study: str) -> None:
+    table = read_table(RECORDS / study / "claims.json")
+    arms = {(it.model, it.arm): it.estimates for it in table.arms}
+    for claim in (it for it in table.claims if it.name == "qat_kl_ratio"):
+        ratio = arms[claim.model, "nvfp4-qat"][KL_RATIO]
+        assert (ratio.estimate, ratio.low, ratio.high) == pytest.approx(
+            (claim.estimate, claim.low, claim.high), rel=1e-5
+        )
+        assert arms[claim.model, "bf16"][KL].estimate == pytest.approx(claim.noise_floor, rel=1e-5)

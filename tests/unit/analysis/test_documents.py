@@ -1,20 +1,30 @@
+"""Pages and their tables are what templates, records and the catalogue of metrics give."""
+
+import json
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
+import torch
 
 from analysis.claims_table import read_table
 from analysis.collapse.judge import judge_study as judge_grid_study
 from analysis.documents import PAGES, RECORDS, Page, pages, written
 from analysis.figures import FIGURES
 from analysis.load import load_results
+from analysis.metrics import CATALOGUE
 from analysis.parity.judge import judge_study
 from analysis.results import Results
+from analysis.tables import SECTIONS, benchmark_text
+from experiments.rl.metric_names import K3_KL
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, STUDIES, Study
+from qat_core.mismatch import mismatch_metrics
 
 PAGE = """before
 {{ claims("default") }}
@@ -156,3 +166,90 @@ def test_figures_are_drawn_again_to_the_same_bytes(record: str, tmp_path: Path) 
     subprocess.run([sys.executable, "-m", "analysis.figures", *options], cwd=ROOT, check=True)
     committed = {path.name: path.read_bytes() for path in (folder / "figures").iterdir()}
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == committed
+
+
+def test_catalogue_has_every_mismatch_metric_and_no_other() -> None:
+    log_probs = torch.log(torch.tensor([[0.5, 0.25], [0.5, 0.125]]))
+    computed = mismatch_metrics(log_probs, log_probs, torch.ones(2, 2), threshold=2.0)
+    assert set(computed) == {key for key in CATALOGUE if key.startswith("rollout_corr/")}
+
+
+def recorded_columns() -> set[str]:
+    files = (ROOT / "experiments" / "records").glob("*/metrics.parquet")
+    return {name for file in files for name in pq.read_schema(file).names}
+
+
+def test_catalogue_has_every_metric_of_the_records() -> None:
+    columns = recorded_columns()
+    assert K3_KL in columns and "perf/mfu/actor" in columns, "of both trainers"
+    assert columns - set(CATALOGUE) == {"run", "step"}
+
+
+def test_catalogue_has_what_mlflow_gets_at_the_end_of_a_run() -> None:
+    accuracies = {f"eval/{p}/{d}" for p in ("bf16", "nvfp4") for d in ("greedy", "sampled")}
+    assert {key for key in CATALOGUE if key.startswith("eval/")} == accuracies
+
+
+SETUP = {
+    "hardware": {"gpus": ["GPU X"]},
+    "versions": {"torch": "3.4", "transformers": "5.6"},
+    "settings": {"rounds": 2048},
+    "columns": {
+        "call": {"heading": "Kernel"},
+        "us": {"heading": "us", "format": ",.1f"},
+        "ratio": {"heading": "of BF16's", "format": ".2f"},
+        "goal": {"heading": "Goal", "format": "g", "bounds": "ratio"},
+    },
+    "note": "How to read it.",
+}
+ROW = {"call": "pack", "us": [1, 1036.44, 9000], "ratio": 1.01, "goal": 1.01, "hidden": True}
+
+
+def _text(folder: Path, *records: dict[str, Any]) -> str:
+    for number, record in enumerate(records):
+        name = f"codec_x{number or ''}.json"
+        (folder / name).write_text(json.dumps(SETUP | record))
+    return benchmark_text("codec", folder, "x")
+
+
+def test_a_row_has_its_columns_units_quartiles_and_goal(tmp_path: Path) -> None:
+    rows = [ROW, ROW | {"us": None, "ratio": 1.0101}, ROW | {"goal": None}]
+    assert _text(tmp_path, {"rows": rows}).splitlines() == [
+        "Measured on: GPU X, torch 3.4, transformers 5.6, commit not recorded; rounds 2,048.",
+        "",
+        "| Kernel | us | of BF16's | Goal |",
+        "| --- | --- | --- | --- |",
+        "| pack | 1,036.4 (1.0 to 9,000.0) | 1.01 | 1.01, met |",
+        "| pack |  | 1.01 | 1.01, **missed** |",
+        "| pack | 1,036.4 (1.0 to 9,000.0) | 1.01 |  |",
+        "",
+        "How to read it.",
+    ]
+
+
+def test_settings_that_records_do_not_share_are_columns(tmp_path: Path) -> None:
+    commit = {"git": {"commit": "0123456789", "dirty": False}}
+    other = {"rows": [ROW], "settings": {"rounds": 2048, "host": "D"}, **commit}
+    lines = _text(tmp_path, {"rows": [ROW]}, other).splitlines()
+    assert lines[2].startswith("| commit | host | Kernel |") and "; rounds 2,048." in lines[0]
+    assert lines[4].startswith("| not recorded |  | pack |")
+    assert lines[5].startswith("| 0123456 | D | pack |")
+
+
+@pytest.mark.parametrize("change", [{"ratio": "fast"}, {"us": []}, {"ratio": {}}])
+def test_a_cell_that_its_column_cannot_hold_is_refused_by_name(
+    change: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=r"(?s)codec_x\.json.*(ratio|us)"):
+        _text(tmp_path, {"rows": [ROW | change]})
+
+
+def test_a_row_without_a_column_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"(?s)codec_x\.json.*goal: missing"):
+        _text(tmp_path, {"rows": [{key: ROW[key] for key in ("call", "us", "ratio")}]})
+
+
+@pytest.mark.parametrize("kind", sorted(SECTIONS))
+def test_a_missing_record_is_named(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"_y\.json: missing; run the benchmark"):
+        benchmark_text(kind, tmp_path, "y")

@@ -1,5 +1,8 @@
-"""A base checkpoint: made by one process, refused early, and checked before it is used."""
+"""A base checkpoint: made by one process or linked, refused early, checked before it is used."""
 
+import json
+import re
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -7,15 +10,20 @@ from pathlib import Path
 import pytest
 import yaml
 from filelock import FileLock
+from huggingface_hub.utils import filter_repo_objects
+from safetensors.torch import load_file, save_file
 
 from experiments.base import make
-from experiments.base.make import make_base
+from experiments.base.hub_checkpoint import link_checkpoint
+from experiments.base.make import build_model, make_base, read_config
 from experiments.launch import run as launch
 from experiments.rl.config import RolloutConfig
-from experiments.runs.base_manifest import check_base
+from experiments.rl.tokenizer import character_tokenizer
+from experiments.runs.inputs import base_digest, check_base
 from experiments.runs.manifest import MANIFEST
 from experiments.runs.provenance import digest_file
 from experiments.study.load import load_study
+from experiments.study.models import HubModel
 from experiments.study.schema import ROOT, STUDIES, Study
 from experiments.support.json_files import write_json
 
@@ -108,3 +116,150 @@ def test_a_damaged_base_is_named(tmp_path: Path, file: str, damage: Callable[[Pa
         check_base(tmp_path)
     assert str(refused.value).startswith(f"{tmp_path}/{file}: ")
     assert str(refused.value).endswith(f"; delete {tmp_path} and run the study again")
+
+
+CONFIG = ROOT / "experiments" / "models" / "nano-dense.json"
+STUDY = """
+study: hub
+trainer: verl
+rollout: vllm
+models:
+  m: {{kind: hub, config: {config}, repo: owner/name, path: {path}, recipe: nano}}
+arms: [bf16]
+seeds: [0]
+task: {{name: dapo-math}}
+rl: {{steps: 1, rollout: {{max_prompt_tokens: 4}}}}
+"""
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    folder = tmp_path / "checkpoint"
+    build_model(CONFIG, read_config(CONFIG)).save_pretrained(folder)
+    (folder / "config.json").write_text(CONFIG.read_text())
+    (folder / "tokenizer_config.json").write_text("{}")
+    return folder
+
+
+@pytest.fixture
+def of_hub(tmp_path: Path, checkpoint: Path) -> Study:
+    (tmp_path / "study.yaml").write_text(STUDY.format(config=CONFIG, path=checkpoint))
+    return load_study(tmp_path / "study.yaml")
+
+
+def test_base_links_to_the_checkpoint(of_hub: Study, checkpoint: Path, tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    make_base(of_hub, "m", base)
+    linked = {path.name for path in base.iterdir()} - {"manifest.json"}
+    assert linked == {path.name for path in checkpoint.iterdir()}
+    assert all((base / name).resolve() == checkpoint / name for name in linked)
+    manifest = json.loads((base / "manifest.json").read_text())
+    num_weights = sum(weight.numel() for weight in load_file(checkpoint / WEIGHTS).values())
+    assert manifest["weight_bytes"] == 2 * num_weights and manifest["folder"] == str(checkpoint)
+    assert manifest["settings"] == base_digest(of_hub, "m")
+    assert list(manifest["weights"]) == [WEIGHTS]
+
+
+def test_weights_that_the_trainer_does_not_read_are_not_linked(
+    of_hub: Study, checkpoint: Path, tmp_path: Path
+) -> None:
+    """vLLM would take Mistral's second form of them, by its name, before the first."""
+    shutil.copy(checkpoint / WEIGHTS, checkpoint / "consolidated.safetensors")
+    make_base(of_hub, "m", tmp_path / "base")
+    assert [path.name for path in (tmp_path / "base").glob("*.safetensors")] == [WEIGHTS]
+
+
+def test_a_checkpoint_that_lacks_a_weight_is_refused(
+    of_hub: Study, checkpoint: Path, tmp_path: Path
+) -> None:
+    weights = load_file(checkpoint / WEIGHTS)
+    lost = weights.popitem()[0]
+    save_file(weights, checkpoint / WEIGHTS, {"format": "pt"})
+    with pytest.raises(ValueError, match=rf"finds missing keys: {re.escape(lost)}$"):
+        make_base(of_hub, "m", tmp_path / "base")
+    assert not (tmp_path / "base").exists()
+
+
+def test_a_prompt_of_tokens_that_a_checkpoint_lacks_is_refused(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    tokenizer = character_tokenizer()
+    tokenizer.add_tokens(["<think>"])
+    tokenizer.chat_template = "{{ messages[0]['content'] }}<think>"
+    tokenizer.save_pretrained(checkpoint)
+    text = STUDY.format(config=CONFIG, path=checkpoint).replace("dapo-math", "chain-sum")
+    (tmp_path / "study.yaml").write_text(text.replace("_tokens: 4", "_tokens: 99"))
+    with pytest.raises(
+        ValueError, match=r"^token 18 of a prompt: the model's embedding has 18 row"
+    ):
+        make_base(load_study(tmp_path / "study.yaml"), "m", tmp_path / "base")
+
+
+def test_generated_problems_must_fit_a_checkpoint_of_the_hub(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    character_tokenizer().save_pretrained(checkpoint)
+    text = STUDY.format(config=CONFIG, path=checkpoint).replace("dapo-math", "chain-sum")
+    (tmp_path / "study.yaml").write_text(text)
+    with pytest.raises(ValueError, match=r"^rl.rollout.max_prompt_tokens: 4 is less than the \d"):
+        make_base(load_study(tmp_path / "study.yaml"), "m", tmp_path / "base")
+    assert not (tmp_path / "base").exists()
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ("config.json", "has no config.json; name a whole checkpoint"),
+        ("tokenizer_config.json", "has no tokenizer_config.json; name a whole checkpoint"),
+        (WEIGHTS, r"has no \*\.safetensors; name a whole checkpoint"),
+    ],
+)
+def test_incomplete_checkpoint_is_refused(
+    of_hub: Study, checkpoint: Path, tmp_path: Path, missing: str, message: str
+) -> None:
+    (checkpoint / missing).unlink()
+    with pytest.raises(ValueError, match=message):
+        make_base(of_hub, "m", tmp_path / "base")
+    assert not (tmp_path / "base").exists()
+
+
+def test_missing_folder_is_refused(of_hub: Study, checkpoint: Path, tmp_path: Path) -> None:
+    checkpoint.rename(tmp_path / "moved")
+    with pytest.raises(ValueError, match=r"models\.m\.path: no folder .*checkpoint; name the"):
+        make_base(of_hub, "m", tmp_path / "base")
+
+
+def test_checkpoint_of_other_shapes_is_refused(
+    of_hub: Study, checkpoint: Path, tmp_path: Path
+) -> None:
+    config = json.loads(CONFIG.read_text()) | {"num_hidden_layers": 2}
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"models\.m\.config: .* has other shapes than"):
+        make_base(of_hub, "m", tmp_path / "base")
+
+
+PUBLISHED = ["README.md", "pytorch_model.bin", "original/params.json", ".gitattributes"]
+WANTED = ["config.json", "merges.txt", "chat_template.jinja", WEIGHTS]
+
+
+def test_a_checkpoint_is_fetched_at_its_revision_without_what_is_not_read(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, object] = {}
+
+    def snapshot_download(repo: str, **arguments: object) -> str:
+        asked.update(arguments, repo=repo)
+        return str(checkpoint)
+
+    monkeypatch.setattr("experiments.base.hub_checkpoint.snapshot_download", snapshot_download)
+    source = HubModel(kind="hub", config=CONFIG, repo="owner/name", revision="v1", recipe="nano")
+    described = link_checkpoint("m", source, tmp_path / "base")
+    assert described == {"folder": str(checkpoint)}
+    assert (asked["repo"], asked["revision"]) == ("owner/name", "v1")
+    selected = filter_repo_objects(
+        [*PUBLISHED, *WANTED],
+        allow_patterns=asked["allow_patterns"],
+        ignore_patterns=asked["ignore_patterns"],
+    )
+    assert list(selected) == WANTED

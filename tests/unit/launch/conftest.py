@@ -1,14 +1,28 @@
-"""A study, and programs that are pretended."""
+"""A study, and side_by_side of it with programs that are pretended."""
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
+from experiments.launch.programs import Programs
+from experiments.launch.side_by_side import SideBySide
 from experiments.study.load import load_study
 from experiments.study.schema import STUDIES, Study
-from tests.unit.launch.programs import Program, use
+
+Program = tuple[str, str]  # module, and the run or base that it is for
+
+
+def use(monkeypatch: pytest.MonkeyPatch, program: Callable[[list[str]], int]) -> None:
+    """In the place of every program."""
+
+    monkeypatch.setattr(Programs, "exit_code", lambda _, command, output: program(command))
+
+
+def all_of(study: Study, folder: Path, deadline: float = float("inf")) -> SideBySide:
+    return SideBySide(study, Path("study.yaml"), folder, jobs=3, deadline=deadline)
 
 
 @pytest.fixture

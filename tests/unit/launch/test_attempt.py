@@ -7,6 +7,7 @@ import pytest
 
 from experiments.launch import run as launcher
 from experiments.launch.local_trainer import train_here
+from experiments.launch.progress import Progress
 from experiments.launch.run import KILLED, open_attempts, run_attempt
 from experiments.rl.metric_names import DRIFT_FILE
 from experiments.runs.attempts import STOP_FILE, list_attempts, next_attempt
@@ -15,7 +16,8 @@ from experiments.study.load import load_study
 from experiments.study.schema import ROOT, STUDIES
 from experiments.tracking.live import TrackedRun
 from experiments.tracking.run_log import RunLog, Untracked
-from tests.manifests import make_manifest
+from tests.records import make_manifest
+from tests.workflow.programs import SMOKE
 
 METRICS = {
     "rollout_corr/k3_kl": 1.234e-4,
@@ -149,3 +151,24 @@ def test_a_checkpoint_beyond_the_recorded_steps_is_not_resumed(tmp_path: Path) -
         attempts[0].append({"step": step})
     with pytest.raises(ValueError, match=r"attempts/\*/metrics.jsonl: step 3 is missing; restore"):
         train_here(study, run, tmp_path, attempts, lambda step, metrics: None)
+
+
+STUDY = load_study(SMOKE)
+
+
+def test_runs_count_as_in_work_from_their_first_step_and_as_done_once_evaluated(
+    tmp_path: Path,
+) -> None:
+    progress = Progress(STUDY, tmp_path)
+    assert progress.line().startswith("0 of 2 runs done, 0 in work")
+    run_dir = tmp_path / STUDY.runs[0].id
+    attempt = run_dir / "attempts" / "1"
+    attempt.mkdir(parents=True)
+    (attempt / "metrics.jsonl").write_text("{}\n")
+    assert progress.line().startswith("0 of 2 runs done, 1 in work")
+    assert progress.line().endswith(" left")
+    (run_dir / "manifest.json").touch()
+    assert progress.line().startswith("0 of 2 runs done, 1 in work")
+    (run_dir / "eval.json").touch()
+    assert progress.line().startswith("1 of 2 runs done, 0 in work")
+    assert "2 runs, 1 to go" in Progress(STUDY, tmp_path).beforehand()

@@ -9,14 +9,13 @@ import pytest
 
 from experiments.launch.digests import training_digests
 from experiments.runs.attempts import next_attempt
-from experiments.runs.base_manifest import base_digest
-from experiments.runs.data_manifest import data_digest
 from experiments.runs.evaluation import Evaluation, write_evaluations
+from experiments.runs.inputs import base_digest, data_digest
 from experiments.study.load import load_study
 from experiments.study.schema import STUDIES, Study
 from experiments.support.json_files import read_json, write_json
-from tests.manifests import make_manifest
-from tests.unit.launch.programs import Program, all_of
+from tests.records import make_manifest
+from tests.unit.launch.conftest import Program, all_of
 
 pytestmark = pytest.mark.long
 

@@ -10,10 +10,20 @@ from mlflow import MlflowClient
 
 from analysis.style import ARM_STYLES
 from experiments.runs.evaluation import Evaluation, write_evaluations
-from experiments.runs.summary import ACCURACIES, KL, KL_RATIO, MIB, REWARD_MEAN, SHARE, summarize
-from experiments.support.json_files import write_jsonl
+from experiments.runs.summary import (
+    ACCURACIES,
+    KL,
+    KL_RATIO,
+    MIB,
+    REWARD_MEAN,
+    SHARE,
+    ArmSummary,
+    summarize,
+)
+from experiments.support.json_files import write_json, write_jsonl
 from experiments.tracking import publish
 from experiments.tracking.glance import (
+    CELL_COLORS,
     CHARTS,
     COLLAPSED,
     COLORS,
@@ -23,7 +33,7 @@ from experiments.tracking.glance import (
     SHARED_VIEW,
 )
 from experiments.tracking.publish import rebuild
-from tests.manifests import make_manifest
+from tests.records import make_manifest
 
 ROWS = {"bf16": [(1e-6, 10), (3e-6, 30)], "nvfp4-qat": [(4e-6, 10), (4e-6, 30)]}
 CLAIM = {
@@ -47,6 +57,40 @@ def arm_of(arm: str) -> dict[str, object]:
     return {"model": "nano-moe", "arm": arm, "cell": None, "runs": runs, "estimates": estimates}
 
 
+def write_run(run_dir: Path, arm: str, rows: list[tuple[float, int]]) -> None:
+    """A finished one of an attempt with these KLs and lengths."""
+    run_dir.mkdir(parents=True)
+    packed = {} if arm == "bf16" else {"measured_packed_gib": 0.25, "predicted_packed_gib": 0.2}
+    memory = {"predicted_bf16_gib": 0.5, "measured_bf16_gib": 0.5} | packed
+    names = {"run": run_dir.name, "model": "nano-moe", "arm": arm, "seed": 2, "seeds": {"run": 2}}
+    manifest = make_manifest(**names, status="finished", memory=memory, wall_s=60.0)
+    manifest.write(run_dir)
+    steps = [
+        {"step": step, "rollout_corr/k3_kl": kl, "response_length/mean": tokens}
+        | {"critic/score/mean": 0.25 * step}
+        for step, (kl, tokens) in enumerate(rows, start=1)
+    ]
+    attempt = run_dir / "attempts" / "1"
+    attempt.mkdir(parents=True)
+    manifest.write(attempt)
+    write_jsonl(attempt / "metrics.jsonl", steps)
+    evaluated = [
+        Evaluation(
+            step=step,
+            precision=precision,
+            decoding="sampled",
+            prompts=2,
+            samples_per_prompt=1,
+            accuracy=accuracy,
+            correct=[1, int(accuracy == 1.0)],
+            response_tokens_mean=1.0,
+        )
+        for step, accuracy in ((0, 0.5), (2, 1.0))
+        for precision in ("bf16", "nvfp4")
+    ]
+    write_evaluations(run_dir, evaluated)
+
+
 @pytest.fixture
 def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two finished runs of one seed and the judged claims of their study."""
@@ -54,61 +98,28 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     folder = tmp_path / "record"
     for arm, rows in ROWS.items():
-        run_dir = folder / f"nano-moe_{arm}_seed2"
-        run_dir.mkdir(parents=True)
-        packed = {} if arm == "bf16" else {"measured_packed_gib": 0.25, "predicted_packed_gib": 0.2}
-        memory = {"predicted_bf16_gib": 0.5, "measured_bf16_gib": 0.5} | packed
-        names = {
-            "run": run_dir.name,
-            "model": "nano-moe",
-            "arm": arm,
-            "seed": 2,
-            "seeds": {"run": 2},
-        }
-        manifest = make_manifest(**names, status="finished", memory=memory, wall_s=60.0)
-        manifest.write(run_dir)
-        steps = [
-            {"step": step, "rollout_corr/k3_kl": kl, "response_length/mean": tokens}
-            | {"critic/score/mean": 0.25 * step}
-            for step, (kl, tokens) in enumerate(rows, start=1)
-        ]
-        attempt = run_dir / "attempts" / "1"
-        attempt.mkdir(parents=True)
-        manifest.write(attempt)
-        write_jsonl(attempt / "metrics.jsonl", steps)
-        write_evaluations(
-            run_dir,
-            [
-                Evaluation(
-                    step=step,
-                    precision=precision,
-                    decoding="sampled",
-                    prompts=2,
-                    samples_per_prompt=1,
-                    accuracy=accuracy,
-                    correct=[1, int(accuracy == 1.0)],
-                    response_tokens_mean=1.0,
-                )
-                for step, accuracy in ((0, 0.5), (2, 1.0))
-                for precision in ("bf16", "nvfp4")
-            ],
-        )
-    (folder / "claims.json").write_text(
-        json.dumps(
-            {
-                "study": "s",
-                "claims": [CLAIM],
-                "marks": MARKS,
-                "arms": [arm_of(arm) for arm in ROWS],
-                "collapsed_at": {"nano-moe_nvfp4-qat_seed2": 3},
-            }
-        )
-    )
+        write_run(folder / f"nano-moe_{arm}_seed2", arm, rows)
+    judged = {
+        "study": "s",
+        "claims": [CLAIM],
+        "marks": MARKS,
+        "arms": [arm_of(arm) for arm in ROWS],
+        "collapsed_at": {"nano-moe_nvfp4-qat_seed2": 3},
+    }
+    write_json(folder / "claims.json", judged)
     return folder
 
 
 def test_arms_have_the_colours_of_the_figures() -> None:
     assert {arm: style.color for arm, style in ARM_STYLES.items()} == COLORS
+
+
+def test_an_arms_further_cells_have_colours_that_no_arm_has() -> None:
+    names = [("nvfp4-noqat", "a"), ("bf16", "a"), ("nvfp4-noqat", "b"), ("bf16", "b")]
+    arms = [ArmSummary(model="m", arm=arm, cell=it, runs=(), estimates={}) for arm, it in names]
+    shown = [publish._color(arm, arms) for arm in arms]
+    assert shown == [COLORS["nvfp4-noqat"], COLORS["bf16"], *CELL_COLORS[:2]]
+    assert not set(CELL_COLORS) & set(COLORS.values())
 
 
 def test_a_run_of_a_cell_is_compared_in_its_cell(results: Path) -> None:
@@ -146,12 +157,13 @@ def test_runs_and_study_are_in_mlflow_with_view_and_claims(results: Path) -> Non
     assert experiment is not None
     state = json.loads(experiment.tags[SHARED_VIEW])
     assert f"metrics.`{COLUMNS[KL]}`" in state["selectedColumns"]
+    assert set(state["selectedColumns"]) < set(state["columnWidths"]) == set(state["columnOrder"])
     assert [chart["metricKey"] for chart in state["compareRunCharts"]] == list(CHARTS)
     found = client.search_runs(
         [experiment.experiment_id], order_by=["attributes.start_time", "tags.run DESC"]
     )
     runs = {it.info.run_name: it for it in found}
-    assert [name for name in runs if not name.endswith("s2")] == ["study", "moe bf16", "moe qat"]
+    assert [name for name in runs if not name.endswith("s2")] == ["moe bf16", "moe qat", "study"]
     seed, arm = runs["moe qat s2"], runs["moe qat"]
     assert seed.data.tags[PARENT] == arm.info.run_id
     assert seed.data.metrics[COLUMNS[KL_RATIO]] == arm.data.metrics[COLUMNS[KL_RATIO]] == 1.6
@@ -167,8 +179,7 @@ def test_runs_and_study_are_in_mlflow_with_view_and_claims(results: Path) -> Non
     assert study.data.tags[NOTE] == f"{mark}\n{line}"
     assert experiment.tags[NOTE] == f"Claims: 1 INCONCLUSIVE\n\n{mark}\n{line}"
     # both runs started at once and took a minute
-    assert study.info.end_time - study.info.start_time == 60_000
-    assert study.info.start_time == seed.info.start_time
+    assert study.info.end_time - seed.info.start_time == 60_000
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from experiments.tracking import ui
 from experiments.tracking.live import TrackedRun
 from experiments.tracking.publish import publish_study, rebuild
 from experiments.tracking.store import REQUEST_LIMITS, explained_errors, find_runs
-from tests import manifests
+from tests import records
 from tests.records import pack
 from tests.unit.tracking.conftest import use_store
 
@@ -43,7 +43,7 @@ def broken_store(client: MlflowClient, tmp_path: Path, monkeypatch: pytest.Monke
 
 def make_manifest(attempt: int = 1, status: str = "running", lr: float = 1e-6) -> RunManifest:
     config = {"rl": {"lr": lr, "steps": 4}, "arm": "bf16"}
-    return manifests.make_manifest(
+    return records.make_manifest(
         attempt=attempt, status=status, config=config, digests={"config": f"lr {lr}"}
     )
 

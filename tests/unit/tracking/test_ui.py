@@ -1,5 +1,6 @@
-"""What `make ui` reads before it shows the runs, and what it starts."""
+"""What `make ui` reads before it shows the runs, and what it starts, on this machine alone."""
 
+import inspect
 import json
 import os
 import shutil
@@ -10,7 +11,14 @@ from collections.abc import Collection
 from pathlib import Path
 
 import pytest
+import yaml
 from mlflow import MlflowClient
+from mlflow.server.security_utils import (
+    get_allowed_hosts_from_env,
+    get_allowed_origins_from_env,
+    is_allowed_host_header,
+    should_block_cors_request,
+)
 
 from experiments.runs.evaluation import Evaluation, write_evaluations
 from experiments.runs.manifest import read_manifest
@@ -19,8 +27,8 @@ from experiments.study.schema import ROOT
 from experiments.support.json_files import write_jsonl
 from experiments.tracking import publish, ui
 from experiments.tracking.store import RUN_TAG, STORE_VARIABLE
-from tests.manifests import make_manifest
-from tests.records import pack
+from experiments.tracking.ui import server_command
+from tests.records import make_manifest, pack
 from tests.workflow import programs
 
 STUDIES = ("a", "b")
@@ -243,7 +251,7 @@ def started(monkeypatch: pytest.MonkeyPatch, records: Path) -> list[list[str]]:
     monkeypatch.setattr(os, "execv", lambda _, command: commands.append(command))
     monkeypatch.setattr(ui, "RECORDS", records)
     monkeypatch.setattr(sys, "argv", ["ui", "--port", port, "--study", str(STUDY_FILE)])
-    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")  # which the program sets
+    monkeypatch.setattr(os, "environ", dict(os.environ))  # in which the program sets some
     ui.main()
     return commands
 
@@ -263,9 +271,12 @@ def test_the_store_in_which_runs_are_tracked_is_shown_at_once_and_filled_meanwhi
     reader, server = started(monkeypatch, records)
     assert server[server.index("--backend-store-uri") + 1] == uri
     lines = capsys.readouterr().out.splitlines()
-    addresses = [line.partition(":")[0] for line in lines if "/#/experiments/" in line]
+    addresses = [line.partition(":")[0] for line in lines if "://mlflow.localhost:" in line]
     assert addresses == ["default", "own"]  # not yet b's, whose record nobody asked for
     assert held(MlflowClient(uri)) == {"default": [], "own": []}
+    assert is_allowed_host_header(get_allowed_hosts_from_env(), "mlflow.localhost:5000")
+    own_page, trusted = "http://mlflow.localhost:5000", get_allowed_origins_from_env()
+    assert not should_block_cors_request(own_page, "POST", trusted)
     monkeypatch.setattr(sys, "argv", ["ui", *reader[3:]])
     ui.main()
     assert held(MlflowClient(uri))["own"] == [RUNS[0]]
@@ -322,3 +333,15 @@ def refusal(folder: Path, port: str) -> str:
     assert done.returncode == 2 and done.stdout == "" and list(folder.iterdir()) == []
     (line,) = [line for line in done.stderr.splitlines() if not line.startswith("make: ")]
     return line
+
+
+def test_make_ui_binds_to_loopback() -> None:
+    command = server_command(5000)
+    assert command[command.index("--host") + 1] == "127.0.0.1"
+
+
+def test_rays_dashboard_binds_to_loopback_and_no_recipe_changes_that() -> None:
+    ray = pytest.importorskip("ray", reason="needs requirements/engines.txt")
+    assert inspect.signature(ray.init).parameters["dashboard_host"].default == "127.0.0.1"
+    for file in (ROOT / "experiments" / "recipes").rglob("*.yaml"):
+        assert "dashboard_host" not in str(yaml.safe_load(file.read_text())), file

@@ -1,4 +1,4 @@
-"""What a command says of its model before Ray starts, and refuses."""
+"""What a command says of its model and its switches before Ray starts, and refuses."""
 
 import json
 import re
@@ -9,7 +9,9 @@ import pytest
 
 from tests.families import tiny_config
 from tests.nano_models import said_to_be_tied, write_nano
-from tests.verl_configurations import COMMAND, QAT, started
+from tests.verl_configurations import COMMAND, CONFIGS, QAT, completed, started
+from tests.workflow.verl_cases import CASES, Case, command
+from tests.workflow.verl_gpu_cases import GPU_CASES, gpu_command
 
 PATH = "actor_rollout_ref.model.path"
 
@@ -142,7 +144,7 @@ def test_patterns_of_a_quantization_json_are_looked_at_too(dense: Path, declared
 
 @pytest.fixture
 def declared(tmp_path: Path) -> Path:
-    from tests.unit.verl.test_quantization_patterns import declared as content
+    from tests.unit.verl.test_configuration import declared as content
 
     (tmp_path / "given.json").write_text(json.dumps(content() | {"ignore": ["re:.*self_atn.*"]}))
     return tmp_path / "given.json"
@@ -165,3 +167,53 @@ def test_kernels_and_variables_that_are_not_known_are_refused(
     assert len(lines) == len(values)
     assert "error: QAT_CORE_LINEAR_KERNEL=hummin: use humming, marlin-unpack, or marlin" in lines[1]
     assert "error: QAT_CORE_LINEAR_KERNELS: nothing reads it; the variables are" in lines[0]
+
+
+TEXTS = ["off", "no", "'false'", "0", "null", "[]"]
+
+
+@pytest.mark.parametrize("key", ["enable", "train"])
+@pytest.mark.parametrize("text", TEXTS)
+def test_what_is_neither_true_nor_false_is_refused(key: str, text: str) -> None:
+    with pytest.raises(ValueError, match=rf"qat\.{key}: .*: use true or false"):
+        completed(f"{QAT}.{key}={text}")
+
+
+@pytest.mark.parametrize("key", ["enable", "train"])
+def test_a_variable_of_the_environment_is_a_text(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    monkeypatch.setenv("SWITCH", "false")
+    with pytest.raises(SystemExit, match=rf"error: .*qat\.{key}: 'false': use true or false"):
+        started(*COMMAND, f"{QAT}.{key}=${{oc.env:SWITCH}}")
+    completed(f"{QAT}.{key}='${{oc.decode:${{oc.env:SWITCH}}}}'")
+
+
+@pytest.mark.parametrize("value", ["off", None, 0])
+def test_workers_refuse_them_too(value: object) -> None:
+    engine = pytest.importorskip("qat_core.verl.engine")
+    for key in ("enable", "train"):
+        with pytest.raises(ValueError, match=rf"qat\.{key}: .*: use true or false"):
+            engine.NvFp4Config(**{key: value})
+
+
+FILES = {
+    "verl.experimental.one_step_off_policy.main_ppo": CONFIGS["one-step-off"],
+    "verl.experimental.fully_async_policy.fully_async_main": CONFIGS["fully-async"],
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_a_case_on_a_cpu_is_accepted(tmp_path: Path, case: Case) -> None:
+    arguments = command(case, tmp_path, tmp_path).arguments
+    overrides = arguments[arguments.index(case.module) + 1 :]
+    started(*overrides, config=FILES.get(case.module, CONFIGS["ppo"]))
+
+
+@pytest.mark.parametrize("case", GPU_CASES.values(), ids=GPU_CASES)
+def test_a_case_on_gpus_is_accepted(tmp_path: Path, case: Case) -> None:
+    arguments = gpu_command(case, tmp_path, tmp_path).arguments
+    assert arguments[5:7] == ["--config-name", "verl"]
+    path = "hydra.searchpath=[pkg://verl.trainer.config]"
+    content = started(*arguments[7:], path, config=tmp_path / "verl")
+    assert content.trainer.n_gpus_per_node == case.gpus
+    assert content.trainer.total_training_steps == case.steps
+    assert "experiments.verl.seeded_engine" in content.actor_rollout_ref.model.external_lib

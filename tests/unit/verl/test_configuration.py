@@ -1,6 +1,9 @@
-"""`+nvfp4=w4a16` in verl's own configurations, as Hydra composes them for a command."""
+"""`+nvfp4=w4a16` as Hydra composes it: keys, patterns, and what the doctor reads of it."""
 
+import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra.core.plugins import Plugins
@@ -9,10 +12,13 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 from verl.utils.config import omega_conf_to_dataclass
 
+from qat_core.doctor.signs import judge
+from qat_core.doctor.verl_run import read_run
 from qat_core.planning.quantization_config import quantization_config
-from qat_core.planning.recipe import Recipe
+from qat_core.planning.recipe import Recipe, matches
 from qat_core.verl.configuration import complete, engine_patterns
 from tests import verl_configurations
+from tests.unit.doctor.test_verl_run import healthy_rows, write_log
 from tests.verl_configurations import (
     COMMAND,
     CONFIGS,
@@ -147,3 +153,101 @@ def test_an_unexpected_error_does_not_start_the_run(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("qat_core.verl.configuration.complete", fails)
     with pytest.raises(SystemExit, match=r"error: \+nvfp4: KeyError: 'x'"):
         started(*COMMAND)
+
+
+NAMES = [
+    f"model.layers.{layer}.{leaf}"
+    for layer in (0, 11)
+    for leaf in (
+        *("self_attn.q_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj", "mlp.gate"),
+        *("mlp.experts.3.gate_proj", "mlp.shared_expert.up_proj", "mlp.shared_expert_gate"),
+    )
+]
+
+
+@pytest.mark.parametrize(
+    "pattern", ["self_attn", "layers.1", "model.layers.0.mlp.down_proj", "re:.*layers[.]1.*", "a+b"]
+)
+def test_a_pattern_leaves_the_same_modules_in_bf16_in_trainer_and_engine(pattern: str) -> None:
+    utils = pytest.importorskip(
+        "vllm.model_executor.layers.quantization.compressed_tensors.utils", reason="needs vLLM"
+    )
+    engine = engine_patterns(Recipe(ignore=(pattern,)))
+    for name in NAMES:
+        is_gate = name.endswith(("mlp.gate", "shared_expert_gate"))
+        is_ignored = utils.check_equal_or_regex_match(name, engine)
+        assert is_ignored == (matches(pattern, name) or is_gate), name
+
+
+def declared(**changes: Any) -> dict[str, Any]:
+    """verl's JSON for vLLM: keys that NVFP4 does not need, and patterns of its own."""
+    content = quantization_config("compressed-tensors", ["lm_head", "re:.*self_attn.*"])
+    content |= {"version": "0.12", "kv_cache_scheme": None}
+    for key, value in changes.items():
+        content["config_groups"]["group_0"][key] = value
+    return content
+
+
+@pytest.fixture
+def json_file(tmp_path: Path) -> Path:
+    (tmp_path / "nvfp4_w4a16.json").write_text(json.dumps(declared()))
+    return tmp_path / "nvfp4_w4a16.json"
+
+
+def test_verls_quantization_json_is_read(json_file: Path) -> None:
+    """As in verl, its `ignore` counts only where the key has no patterns."""
+    given = f"{QAT}.quantization_config_path={json_file}"
+    assert served(completed(given))["ignore"] == engine_patterns(FULL)
+    content = completed(given, f"{QAT}.ignore_patterns=[]")
+    patterns = ("lm_head", "re:.*self_attn.*")
+    assert served(content)["ignore"] == engine_patterns(Recipe(ignore=patterns))
+    qat = omega_conf_to_dataclass(content.actor_rollout_ref.actor).engine.qat
+    assert tuple(qat.ignore_patterns) == patterns, "the trainer leaves out the same"
+
+
+W4A4 = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}
+MODELOPT = quantization_config("modelopt", [])
+BAD_JSON: dict[str, tuple[str, str]] = {
+    "none": ("", "No such file or directory"),
+    "no-json": ("{", "Expecting property name"),
+    "w4a4": (json.dumps(declared(input_activations=W4A4)), "input_activations: .* only None is"),
+    "groups": (json.dumps(declared() | {"config_groups": {}}), "config_groups: needs to be one"),
+    "format": (json.dumps(declared() | {"format": "int-quantized"}), "not NVFP4"),
+    "modelopt": (json.dumps(MODELOPT), "quant_method: modelopt: give compressed-tensors"),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), BAD_JSON.values(), ids=BAD_JSON)
+def test_another_quantization_json_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "given.json"
+    if text:
+        file.write_text(text)
+    with pytest.raises(ValueError, match=rf"quantization_config_path: .*given\.json.*{message}"):
+        completed(f"{QAT}.quantization_config_path={file}")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "verdict", "evidence"),
+    [
+        (["+nvfp4=off", *COMMAND[1:]], "none", "BF16 rollouts"),
+        (COMMAND, "none", "QAT is on"),
+        ([*COMMAND, f"{QAT}.enable=false"], "none", "BF16 rollouts"),
+        (
+            [*COMMAND, f"{QAT}.train=false"],
+            "fault",
+            "rollouts in .*, qat.enable=True, qat.train=False",
+        ),
+    ],
+    ids=["off", "w4a16", "w4a16 not enabled", "rollouts alone"],
+)
+def test_quantization_without_qat_is_named(
+    overrides: list[str], verdict: str, evidence: str, tmp_path: Path
+) -> None:
+    config = composed(*overrides)
+    complete(config)
+    (tmp_path / ".hydra").mkdir()
+    OmegaConf.save(config, tmp_path / ".hydra" / "config.yaml")
+    write_log(tmp_path / "run.jsonl", healthy_rows())
+    (sign,) = (it for it in judge(read_run(tmp_path)).signs if it.name == "quantization")
+    assert sign.verdict == verdict
+    assert re.match(evidence, sign.evidence)

@@ -18,7 +18,7 @@ from experiments.rl.config import TaskConfig
 from experiments.rl.prompts import encode_prompt
 from experiments.rl.tasks import Question, Split, make_problems
 from experiments.rl.tokenizer import character_tokenizer
-from experiments.runs.data_manifest import check_data, data_digest
+from experiments.runs.inputs import check_data, data_digest
 from experiments.runs.provenance import digest_file
 from experiments.study.schema import ROOT, STUDIES
 from experiments.verl import sources

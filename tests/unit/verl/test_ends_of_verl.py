@@ -1,20 +1,26 @@
-"""How a run of verl ends: without a step, and at a gate that counts over several attempts."""
+"""How a run of verl ends: by its record, at a gate over several attempts, by a stop file."""
 
 import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from experiments.rl.metric_names import K3_KL, STEP_TIME
-from experiments.runs.attempts import next_attempt
+from experiments.runs.attempts import STOP_FILE, next_attempt
 from experiments.runs.manifest import TrainingResult
+from experiments.runs.metrics import Row
 from experiments.study.load import load_study
-from experiments.study.schema import STUDIES
+from experiments.study.schema import STUDIES, KlGate
 from experiments.verl import trainer
 from experiments.verl.checkpoints import TRACKER
+from experiments.verl.peak_memory import PeakMemory
+from experiments.verl.process import VerlProcess
+from experiments.verl.rows import GateWatch, Step, StepReader, to_metrics
 
 STUDY = load_study(STUDIES / "verl_nano.yaml")
 RUN = next(run for run in STUDY.runs if run.arm == "bf16")
@@ -80,3 +86,131 @@ def test_a_gate_counts_the_steps_of_earlier_attempts_once(
     steps = [saved + 1, saved + 2]
     result = train(tmp_path, monkeypatch, recorded=recorded, saved=saved, steps=steps)
     assert result.reason is not None and result.reason.endswith(f"at step {stopped_at}")
+
+
+def append(path: Path, step: int, **data: Any) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps({"step": step, "data": data}) + "\n")
+
+
+def test_new_lines_are_read_once_and_when_they_are_complete(tmp_path: Path) -> None:
+    path = tmp_path / "verl.jsonl"
+    reader = StepReader(path)
+    assert list(reader.read_new()) == []
+    append(path, 1, **{STEP_TIME: 2.0})
+    with path.open("a") as file:
+        file.write('{"step": 2, "da')
+    assert [step.number for step in reader.read_new()] == [1]
+    assert list(reader.read_new()) == []
+    with path.open("a") as file:
+        file.write('ta": {"timing_s/step": 3.0}}\n')
+    assert list(reader.read_new()) == [Step(2, {STEP_TIME: 3.0})]
+
+
+def test_validation_before_the_first_step_is_no_step(tmp_path: Path) -> None:
+    append(tmp_path / "verl.jsonl", 0, **{"val-core/aime/acc/mean@1": 0.1})
+    assert list(StepReader(tmp_path / "verl.jsonl").read_new()) == []
+
+
+def test_metrics_have_this_projects_names_and_numbers_only() -> None:
+    logged = {
+        "val-core/aime-2024/acc/mean@1": 0.5,
+        "actor/perf/max_memory_allocated_gb": 3,
+        "rollout_corr/kl": None,
+        "note": "text",
+        "sizes": [1, 2],
+    }
+    metrics = to_metrics(logged)
+    assert math.isnan(metrics.pop("rollout_corr/kl"))
+    assert metrics == {
+        "val-core/aime-2024/acc/mean_at_1": 0.5,
+        "perf/max_memory_allocated_gb": 3.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("kls", "stops_at"),
+    [
+        ([2.0, 2.0, 2.0], 3),
+        ([2.0, 0.1, 2.0, 2.0], None),
+        ([0.1, 2.0, math.nan, math.inf], 4),
+        ([1.0, 1.0, 1.0, 1.0], None),
+    ],
+    ids=["at once", "interrupted", "not finite", "at the gate"],
+)
+def test_gate_stops_after_so_many_steps_in_a_row(kls: list[float], stops_at: int | None) -> None:
+    watch = GateWatch(KlGate(max_k3_kl=1.0, steps=3))
+    reasons = [watch.reason_to_stop(Step(i, {K3_KL: kl})) for i, kl in enumerate(kls, start=1)]
+    stopped = [i for i, reason in enumerate(reasons, start=1) if reason]
+    assert stopped == ([] if stops_at is None else [stops_at])
+    if stops_at:
+        reason = reasons[stops_at - 1]
+        assert reason is not None
+        assert reason.startswith("stopped: rollout_corr/k3_kl beyond 1 for 3 steps, ")
+        assert reason.endswith(f"at step {stops_at}")
+
+
+@pytest.mark.parametrize(
+    ("recorded", "stops_at"),
+    [([0.1, 2.0, None], 4), ([2.0, 2.0, 0.1], None), ([], None)],
+    ids=["beyond", "within", "nothing"],
+)
+def test_gate_counts_the_steps_before_a_resume(
+    recorded: list[float | None], stops_at: int | None
+) -> None:
+    rows: list[Row] = [{"step": i, K3_KL: kl} for i, kl in enumerate(recorded, start=1)]
+    watch = GateWatch(KlGate(max_k3_kl=1.0, steps=3), rows)
+    reason = watch.reason_to_stop(Step(4, {K3_KL: 2.0}))
+    assert bool(reason) == (stops_at is not None)
+
+
+class Running:
+    """A verl that writes a step a look, and ends by itself after the fifth."""
+
+    def __init__(self, record: Path) -> None:
+        self.record, self.steps = record, 0
+
+    def exit_code(self) -> int | None:
+        self.steps += 1
+        with self.record.open("a") as file:
+            file.write(json.dumps({"step": self.steps, "data": {STEP_TIME: 1.0}}) + "\n")
+        return 0 if self.steps == 5 else None
+
+
+def follow(folder: Path, stop_at: int | None, recorded: int = 0) -> tuple[list[int], str | None]:
+    """The steps that were handed on, and why verl was stopped."""
+    seen, stop_file = [], folder / STOP_FILE
+
+    def on_step(step: int, metrics: dict[str, float]) -> None:
+        seen.append(step)
+        if step == stop_at:
+            stop_file.touch()
+
+    record = folder / "verl.jsonl"
+    verl = cast(VerlProcess, Running(record))
+    reader, memory, gate = StepReader(record), PeakMemory("cpu"), GateWatch(None)
+    stop = trainer.StopFile(stop_file, recorded)
+    reason = trainer._follow(verl, reader, memory, gate, on_step, stop)
+    return seen, reason
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer, "POLL_S", 0.0)
+
+
+def test_a_stop_file_ends_a_run_after_its_step(tmp_path: Path) -> None:
+    assert follow(tmp_path, stop_at=3) == ([1, 2, 3], "stopped: by its file stop, at step 3")
+
+
+def test_a_stop_file_that_is_there_already_leaves_one_step(tmp_path: Path) -> None:
+    (tmp_path / STOP_FILE).touch()
+    assert follow(tmp_path, stop_at=None)[0] == [1]
+
+
+def test_steps_of_an_earlier_attempt_are_done_again_first(tmp_path: Path) -> None:
+    assert follow(tmp_path, stop_at=1, recorded=3)[0] == [1, 2, 3, 4]
+
+
+def test_a_run_that_ends_at_its_last_step_was_not_stopped(tmp_path: Path) -> None:
+    assert follow(tmp_path, stop_at=5) == ([1, 2, 3, 4, 5], None)

@@ -4,8 +4,8 @@ On top of vLLM's batch-invariant mode:
 
 * RMSNorm is ours, as vLLM's with a residual changes its blocks at 256 tokens (not from vLLM 0.27
   on, vllm 48391), and that without one copies what is not contiguous;
-* NVFP4 weights are multiplied by Humming's batch-invariant tiles, linear layers and experts, where
-  vLLM has an emulation or refuses;
+* NVFP4 weights are multiplied by `few_rows`, or unpacked for cuBLAS, or by Humming's
+  batch-invariant tiles (experts of many tokens), where vLLM has an emulation or refuses;
 * BF16 linear layers are multiplied by cuBLAS, whose sums that mode does not split: the same bits as
   its Triton kernel, in less time;
 * FlashAttention-3 is never told that queries are few (`operators.longest_for`);

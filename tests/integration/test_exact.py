@@ -1,0 +1,90 @@
+"""Trainer and vLLM compute equal bits on one GPU; what differs differs, and its layer is named.
+
+`pytest -m gpu tests/integration/test_exact.py`; the record has larger models and more tokens.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("vllm", reason="needs requirements/engines.txt")
+
+from experiments.base.random_model import write_random_checkpoint
+from experiments.benchmarks.architectures import DENSE, MOE
+from experiments.benchmarks.zero_mismatch import Case, compare_case
+from experiments.support.subprocess_call import call_in_subprocess
+from qat_core.checkpoint.load import load_model
+from qat_core.doctor.exact import compare_exact
+from qat_core.planning.recipe import Recipe
+from qat_core.rollout.vllm.engine import VllmEngine
+from qat_core.rollout.vllm.first_difference import first_difference
+from tests.nano_models import write_nano
+
+SMALL = {"num_hidden_layers": 2, "hidden_size": 256, "intermediate_size": 512, "vocab_size": 512}
+PADDED = {"head_dim": 64, "vocab_size": 510}  # vLLM pads it to a multiple of 64
+CASES = {
+    "dense, head size 128": Case(DENSE | SMALL),
+    "dense, head size 64, BF16": Case(DENSE | SMALL | PADDED, packed=False),
+    "MoE, head size 64": Case(MOE | SMALL | PADDED | {"moe_intermediate_size": 128}),
+    "MoE, head size 128, BF16": Case(MOE | SMALL | {"moe_intermediate_size": 128}, packed=False),
+}
+
+
+def _rows(case: Case) -> list[dict[str, Any]]:
+    short = replace(case, states=(0, 1), batches=(1, 33), passes=1)
+    rows: list[dict[str, Any]] = call_in_subprocess(compare_case, "test", short, "cuda")
+    return rows
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+def test_no_log_prob_differs_before_and_after_a_step(name: str) -> None:
+    rows = _rows(CASES[name])
+    assert all(row["tokens"] for row in rows)
+    assert [row["unequal"] for row in rows] == [0] * len(rows)
+
+
+@pytest.mark.gpu
+def test_the_doctor_compares_a_checkpoint_with_vllm(tmp_path: Path) -> None:
+    write_random_checkpoint(DENSE | SMALL, tmp_path / "model", 0, "cuda")
+    prompts = [list(range(3, 3 + length)) for length in (5, 40, 130)]
+    arguments = (tmp_path / "model", Recipe.full(), prompts, 32, 0)
+    found = call_in_subprocess(compare_exact, *arguments)
+    assert found.tokens > 64  # of 96: one may end earlier
+    assert found.unequal == 0
+
+
+@pytest.mark.gpu
+def test_the_scale_that_is_not_exact_in_bf16_differs() -> None:
+    rows = _rows(replace(CASES["dense, head size 128"], scale_policy="amax", expected_zero=False))
+    assert all(row["unequal"] for row in rows)
+
+
+TOKENS = list(range(3, 15))
+CHANGED = "model.layers.1.mlp"
+
+
+def _found(folder: Path) -> tuple[str | None, str | None]:
+    engine = VllmEngine(folder, max_model_len=64, enforce_eager=True, kv_cache_memory_bytes=2**26)
+    model = load_model(folder)
+    with torch.no_grad():
+        for layer in model.model.layers:  # what is left has equal bits on a CPU too
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+    engine.sync(model.state_dict().items())
+    same = first_difference(engine, model, TOKENS)
+    with torch.no_grad():
+        model.get_submodule(CHANGED).down_proj.weight.normal_()
+    return same, first_difference(engine, model, TOKENS)
+
+
+@pytest.mark.long
+def test_the_changed_layer_is_named_and_equal_models_name_none(tmp_path: Path) -> None:
+    write_nano("nano-dense", tmp_path / "base", num_layers=3)
+    same, changed = call_in_subprocess(_found, tmp_path / "base")
+    assert changed is not None
+    assert changed.startswith(f"{CHANGED}: ")
+    assert same is None

