@@ -61,7 +61,8 @@ def describe_packed(config: DictConfig, recipe: Recipe | None) -> str:
         raise ValueError(f"{MODEL}.path: {path}: {error}") from None
     served: Any = OmegaConf.select(config, f"{VLLM}.hf_overrides")
     served = OmegaConf.to_container(served) if isinstance(served, DictConfig) else {}
-    found = list(_differing(read, trained, served))
+    is_closed = not (is_trusted or given.get("external_lib"))  # else a user's code may read more
+    found = list(_differing(read, trained, served, is_closed))
     if OmegaConf.select(config, REPLAY_MODE) == "R3" and not expert_blocks(model):
         found.append(f"{REPLAY_MODE}: R3: the model has no experts; remove the key")
     if recipe is None:
@@ -123,22 +124,31 @@ def _update(model_config: Any, changes: Mapping[str, Any]) -> None:
 
 
 def _differing(
-    read: Any, trained: Mapping[str, Any], served: Mapping[str, Any], prefix: str = ""
+    read: Any,
+    trained: Mapping[str, Any],
+    served: Mapping[str, Any],
+    is_closed: bool,
+    prefix: str = "",
 ) -> Iterator[str]:
-    """A line for each key of the configuration by which trainer and vLLM compute differently."""
+    """A line for each key of the configuration by which trainer and vLLM compute differently.
+
+    Also for those that nothing reads, as `rope_theta` where transformers has `rope_parameters`.
+    """
     for key in dict.fromkeys((*trained, *served)):
-        own = getattr(read, key, None)
+        own, name = getattr(read, key, None), f"{MODEL}.override_config.{prefix}{key}"
         ours, theirs = trained.get(key, own), served.get(key, own)
         if isinstance(own, PreTrainedConfig):
-            yield from _differing(own, trained.get(key, {}), served.get(key, {}), f"{prefix}{key}.")
+            parts = trained.get(key, {}), served.get(key, {})
+            yield from _differing(own, *parts, is_closed, f"{prefix}{key}.")
+        elif ours == theirs or ONE_SIDED.fullmatch(key):
             continue
-        is_read = key in served or hasattr(read, key)  # vLLM knows older names too
-        if is_read and ours != theirs and not ONE_SIDED.fullmatch(key):
+        elif hasattr(read, key) or key in served:  # vLLM knows older names, too
             yield (
-                f"{MODEL}.override_config.{prefix}{key}: {ours} in the trainer, but {theirs} in "
-                f"vLLM: give {VLLM}.hf_overrides.{prefix}{key} the same value, or change "
-                "config.json"
+                f"{name}: {ours} in the trainer, but {theirs} in vLLM: give {VLLM}.hf_overrides."
+                f"{prefix}{key} the same value, or change config.json"
             )
+        elif is_closed:
+            yield f"{name}: {ours}: {type(read).__name__} has no such key; correct or remove it"
 
 
 def _meta_model(config: Any, is_trusted: bool) -> nn.Module:

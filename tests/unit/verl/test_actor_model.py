@@ -124,6 +124,10 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
         [f"+{OVERRIDE}.rms_norm_eps=0.1", f"+{OVERRIDE}.attention_dropout=0.1"],
         [r".*override_config\.rms_norm_eps: 0\.1 in the trainer, but 1e-06 in vLLM: give"],
     ),
+    "a key that the model does not have": (
+        [f"+{OVERRIDE}.rope_theta=5.0"],
+        [r".*override_config\.rope_theta: 5\.0: Qwen3Config has no such key; correct or remove it"],
+    ),
     "another computation in vLLM": (
         [f"+{VLLM}.hf_overrides={{rms_norm_eps: 0.1, max_position_embeddings: 64}}"],
         [r".*override_config\.rms_norm_eps: 1e-06 in the trainer, but 0\.1 in vLLM: give"],
