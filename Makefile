@@ -32,10 +32,7 @@ help:  ## list the commands
 
 run: $(BASE) $(EXTRA)  ## run a study to its claims and figures: STUDY=name or file
 	@$(REQUIRE_STUDY)
-	@$(BIN)/python -m experiments.launch.study "$$STUDY_FILE"
-	@study=$$($(BIN)/python -m experiments.study.load "$$STUDY_FILE"); \
-		$(BIN)/python -m analysis.claims_table "results/studies/$$study/claims.json"; \
-		echo "claims.md, figures and report.html: results/studies/$$study; runs in MLflow: make ui"
+	@$(BIN)/python -m analysis.run "$$STUDY_FILE"
 
 verify: $(BASE) $(EXTRA)  ## run a recorded study again with fresh seeds, compare claims: RECORD=name
 	@record="experiments/records/$$RECORD"; planned="results/replications/$$RECORD.yaml"; \

@@ -232,15 +232,20 @@ def read_table(path: Path, hint: str = "judge the claims with make run") -> Clai
     return read_model(path, ClaimsTable, hint)
 
 
+def show_file(path: Path, with_details: bool = False) -> None:
+    """Prints a claims.json, and what says more of it."""
+    read_table(path).show(Console(), with_details)
+    if not with_details:
+        print(f"more: python -m analysis.claims_table --details {path}")
+
+
 def main() -> None:
     """Prints the claims.json that the command line names."""
     parser = argparse.ArgumentParser(description="Print a table of judged claims.")
     parser.add_argument("table", type=Path, help="a claims.json")
     parser.add_argument("--details", action="store_true", help="say more of every claim")
     arguments = parser.parse_args()
-    read_table(arguments.table).show(Console(), arguments.details)
-    if not arguments.details:
-        print(f"more: python -m analysis.claims_table --details {arguments.table}")
+    show_file(arguments.table, arguments.details)
 
 
 if __name__ == "__main__":

@@ -107,11 +107,11 @@ def _of_record(record: Record, run_dir: Path) -> pd.DataFrame:
 
 
 def require_distinct_runs(metrics: Mapping[Run, pd.DataFrame]) -> None:
-    """Refuses copies: they would count as seeds, or as an arm, of their own.
+    """Refuses copies: they would count as seeds, as an arm, or as a model of their own.
 
     Raises:
-        ValueError: two runs of a model have the same metrics in every step, whatever time they
-            took: one is a copy, or the seed or arm in which they differ had no effect.
+        ValueError: two runs have the same metrics in every step, whatever time they
+            took: one is a copy, or what they differ in had no effect.
     """
     values = {
         run: frame[[key for key in OF_A_RUN if key in frame]].to_numpy(float)
@@ -134,9 +134,9 @@ def _require_distinct_evaluations(evaluations: Mapping[Run, pd.DataFrame]) -> No
 
 
 def _require_distinct(values: Mapping[Run, Hashable], what: str) -> None:
-    first = dict[tuple[str, Hashable], Run]()
+    first = dict[Hashable, Run]()
     for run, value in values.items():
-        same = first.setdefault((run.model, value), run)
+        same = first.setdefault(value, run)
         if same != run:
             raise ValueError(
                 f"{run.id}: has the {what} of {same.id} in every step: a copy, or what they differ "

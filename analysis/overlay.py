@@ -26,8 +26,7 @@ from experiments.study.arms import ARMS
 from experiments.study.schema import ROOT
 from experiments.study.yaml_file import suggest
 from experiments.support.cli import run_cli
-from qat_core.doctor.diagnosis import BANDS
-from qat_core.doctor.verl_run import K3, read_run
+from qat_core.doctor.verl_run import BANDS, K3, read_run
 
 DEFAULT_METRICS = (K3, "critic/score/mean")
 DEFAULT_RECORDS = ROOT / "experiments" / "records" / "verl-gpu"

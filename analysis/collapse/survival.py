@@ -23,7 +23,8 @@ LOST_SHARE = 0.5  # of the best smoothed reward so far
 _ROUNDING = 1e-12
 _TIE = 1e-9  # statistics of permutations this close are equal
 _DIVISIONS_AT_ONCE = 1 << 16  # memory is of so many
-# all divisions count up to 12 runs an arm (2.7 million), which takes ten seconds; else some drawn
+# all divisions count up to 12 runs an arm (2.7 million), which take ten seconds if no two runs end
+# alike; else some are drawn
 MOST_DIVISIONS, NUM_DRAWN = 3_000_000, 3 * _DIVISIONS_AT_ONCE
 MOST_SIGNS = 17  # likewise of changes of signs
 
@@ -102,36 +103,36 @@ def log_rank(first: Sequence[Outcome], second: Sequence[Outcome]) -> Test:
     observed one (Phipson and Smyth 2010).
 
     The statistic is that of Mantel 1966: collapses of an arm less those expected under one hazard
-    for both, over their standard deviation. Suffixes: P permutations, R runs, F runs of the first
-    arm, K steps with a collapse.
+    for both, over their standard deviation. Runs that ended alike are of one kind, and a division
+    is how many of each kind it puts first. Suffixes: P divisions, R runs, G kinds of them, K steps
+    with a collapse.
     """
     runs = [*first, *second]
-    time_R = np.array([it.num_steps if it.collapsed is None else it.collapsed for it in runs])
-    collapsed_R = np.array([it.collapsed is not None for it in runs])
-    step_K1 = np.unique(time_R[collapsed_R])[:, None]
-    at_risk_KR = time_R >= step_K1
-    events_KR = (time_R == step_K1) & collapsed_R
-    at_risk_K, events_K = at_risk_KR.sum(1), events_KR.sum(1)
+    ends_R = [(it.collapsed or it.num_steps, it.collapsed is not None) for it in runs]
+    kinds = sorted(set(ends_R))
+    kind_RG = np.array([[it == kind for kind in kinds] for it in ends_R], dtype=float)
+    time_G, collapsed_G = (np.array(it) for it in zip(*kinds, strict=True))
+    step_K1 = np.unique(time_G[collapsed_G])[:, None]
+    at_risk_KG = time_G >= step_K1
+    events_KG = (time_G == step_K1) & collapsed_G
+    at_risk_K, events_K = (it_KG @ kind_RG.sum(0) for it_KG in (at_risk_KG, events_KG))
     spread_K = events_K * (at_risk_K - events_K) / np.maximum(at_risk_K - 1, 1)
 
-    def statistics(first_PF: Array) -> Array:
-        """Of divisions, each the indices of the runs that it puts first."""
-        chosen_PR = np.zeros((len(first_PF), len(runs)))
-        np.put_along_axis(chosen_PR, first_PF, 1.0, axis=1)
-        share_PK = chosen_PR @ at_risk_KR.T / at_risk_K
-        excess_P = (chosen_PR @ events_KR.T - share_PK * events_K).sum(1)
+    def statistics(first_PG: Array) -> Array:
+        share_PK = first_PG @ at_risk_KG.T / at_risk_K
+        excess_P = (first_PG @ events_KG.T - share_PK * events_K).sum(1)
         deviation_P = np.sqrt((share_PK * (1 - share_PK) * spread_K).sum(1))
         statistic_P: Array = np.divide(
             excess_P, deviation_P, where=deviation_P > 0, out=excess_P * 0
         )
         return statistic_P
 
-    observed = float(statistics(np.arange(len(first))[None])[0])
+    observed = float(statistics(kind_RG[: len(first)].sum(0, keepdims=True))[0])
     num_as_far = num_divisions = 0
-    for division_PF in _divisions(len(runs), len(first)):
-        is_as_far_P = abs(statistics(division_PF)) >= abs(observed) - _TIE
-        num_as_far += int(is_as_far_P.sum())
-        num_divisions += len(division_PF)
+    for first_PG, ways_P in _divisions(kind_RG, len(first)):
+        is_as_far_P = abs(statistics(first_PG)) >= abs(observed) - _TIE
+        num_as_far += int(ways_P[is_as_far_P].sum())
+        num_divisions += int(ways_P.sum())
     return Test(num_as_far / num_divisions, observed > 0)
 
 
@@ -145,30 +146,33 @@ def takes_all_signs(num_pairs: int) -> bool:
     return num_pairs <= MOST_SIGNS
 
 
-def _divisions(num_runs: int, num_first: int) -> Iterator[Array]:
-    """Indices of the runs that are put first, (divisions, first), in parts."""
-    if takes_all_divisions(num_runs, num_first):
-        divisions_PF = _all_divisions(num_runs, num_first)
-        for start in range(0, len(divisions_PF), _DIVISIONS_AT_ONCE):
-            yield divisions_PF[start : start + _DIVISIONS_AT_ONCE].astype(np.intp)
+def _divisions(kind_RG: Array, num_first: int) -> Iterator[tuple[Array, Array]]:
+    """How many runs of each kind are put first, and by how many choices, in parts."""
+    if takes_all_divisions(len(kind_RG), num_first):
+        first_PG, ways_P = _all_divisions(kind_RG.sum(0).astype(int), num_first)
+        for start in range(0, len(ways_P), _DIVISIONS_AT_ONCE):
+            part = slice(start, start + _DIVISIONS_AT_ONCE)
+            yield first_PG[part].astype(float), ways_P[part]
         return
     random = np.random.default_rng(0)
-    yield np.arange(num_first)[None]
+    yield kind_RG[:num_first].sum(0, keepdims=True), np.ones(1)
     for _ in range(NUM_DRAWN // _DIVISIONS_AT_ONCE):
-        yield random.random((_DIVISIONS_AT_ONCE, num_runs)).argsort(1)[:, :num_first]
+        drawn_PR = random.random((_DIVISIONS_AT_ONCE, len(kind_RG)))
+        last_P1 = np.partition(drawn_PR, num_first - 1, axis=1)[:, num_first - 1 : num_first]
+        yield (drawn_PR <= last_P1) @ kind_RG, np.ones(_DIVISIONS_AT_ONCE)
 
 
-def _all_divisions(num_runs: int, num_first: int) -> Array:
-    """All choices of runs, ascending; from each begun choice follow those with one index more."""
-    begun_PF, last_P = np.empty((1, 0), np.uint8), np.array([-1])
-    for num_left in reversed(range(num_first)):
-        num_next_P = num_runs - num_left - 1 - last_P
-        before_P = np.cumsum(num_next_P) - num_next_P
-        last_P = np.arange(num_next_P.sum()) + np.repeat(last_P + 1 - before_P, num_next_P)
-        begun_PF = np.column_stack(
-            [np.repeat(begun_PF, num_next_P, axis=0), last_P.astype(np.uint8)]
-        )
-    return begun_PF
+def _all_divisions(size_G: Array, num_first: int) -> tuple[Array, Array]:
+    """All ways to put runs first, kind after kind, and by how many choices each comes about."""
+    first_PG, ways_P = np.empty((1, 0), np.uint8), np.ones(1, int)
+    for size, num_after in zip(size_G, size_G.sum() - size_G.cumsum(), strict=True):
+        chosen = np.tile(np.arange(size + 1, dtype=np.uint8), len(ways_P))
+        ways_P = np.outer(ways_P, [comb(size, num) for num in range(size + 1)]).ravel()
+        first_PG = np.column_stack([np.repeat(first_PG, size + 1, axis=0), chosen])
+        num_left_P = num_first - first_PG.sum(1, dtype=int)
+        can_be_P = (num_left_P >= 0) & (num_left_P <= num_after)
+        first_PG, ways_P = first_PG[can_be_P], ways_P[can_be_P]
+    return first_PG, ways_P
 
 
 def holm(p_values: Sequence[float], num_tests: int) -> list[float]:

@@ -1,4 +1,7 @@
-"""`python -m experiments.base.make`: makes the base checkpoint that all runs of a model share."""
+"""The base checkpoint that all runs of a model share.
+
+python -m experiments.base make --study STUDY --model MODEL --out FOLDER
+"""
 
 import argparse
 import shutil
@@ -31,7 +34,6 @@ from experiments.study.load import load_study
 from experiments.study.model_config import read_model_config
 from experiments.study.models import HubModel, ScratchModel
 from experiments.study.schema import ROOT, Base, Study
-from experiments.support.cli import STUDY, run_cli
 from experiments.support.folders import require_replaceable, sole_process
 from experiments.support.gpu_locks import reserved_devices
 from experiments.support.json_files import write_json
@@ -207,19 +209,7 @@ def _refused(path: Path, error: Exception) -> ValueError:
     return ValueError(f"{path}: transformers refuses it ({reason}); correct it")
 
 
-def main() -> None:
-    """Parses the command line and makes one base checkpoint."""
-    parser = argparse.ArgumentParser(description=__doc__, parents=[STUDY])
-    parser.add_argument(
-        "--model",
-        required=True,
-        help="name of a model, or with own_base of a model and seed: MODEL_seed0",
-    )
-    parser.add_argument("--out", type=Path, required=True, help="folder of the checkpoint")
-    args = parser.parse_args()
+def main(args: argparse.Namespace) -> None:
+    """Makes one base checkpoint."""
     multiply_bf16_in_fp32()
     make_base(load_study(args.study), args.model, args.out)
-
-
-if __name__ == "__main__":
-    run_cli(main)

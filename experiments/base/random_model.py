@@ -1,6 +1,6 @@
 """Checkpoints with random weights for benchmarks that need shapes, not skill.
 
-python -m experiments.base.random_model experiments/models/qwen3-8b.json FOLDER
+python -m experiments.base random_model experiments/models/qwen3-8b.json FOLDER
 """
 
 import argparse
@@ -14,9 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from experiments.rl.tokenizer import character_tokenizer
 from experiments.study.model_config import read_model_config
-from experiments.support.cli import run_cli
 from experiments.support.device import require_device
-from qat_core.arguments import positive_int
 
 SIGMA = 0.5
 LARGEST_SIGMA = 10  # beyond it factors of some rows are infinite
@@ -54,27 +52,15 @@ def spread_rows(model: nn.Module, sigma: float = SIGMA) -> None:
             parameter.mul_((sigma * factor).exp().to(parameter.dtype))
 
 
-def main() -> None:
+def main(arguments: argparse.Namespace) -> None:
     """Writes a checkpoint of a shape."""
-    parser = argparse.ArgumentParser(description="Write a checkpoint with random weights.")
-    parser.add_argument("config", type=Path, help="config.json of the shape")
-    parser.add_argument("folder", type=Path, help="new folder")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument(
-        "--layers", type=positive_int, help="of the model; by default as the shape has"
-    )
-    parser.add_argument("--sigma", type=float, default=SIGMA, help="spread of rows; 0: even")
-    arguments = parser.parse_args()
-    if not 0 <= arguments.sigma <= LARGEST_SIGMA:
-        raise ValueError(f"--sigma: {arguments.sigma}: needs a number from 0 to {LARGEST_SIGMA}")
+    sigma = SIGMA if arguments.sigma is None else arguments.sigma
+    if not 0 <= sigma <= LARGEST_SIGMA:
+        raise ValueError(f"--sigma: {sigma}: needs a number from 0 to {LARGEST_SIGMA}")
     require_device(arguments.device)
     config = read_model_config(arguments.config, "name the config.json of another model")
     if arguments.layers is not None:
         config["num_hidden_layers"] = arguments.layers
     if arguments.folder.exists():
         raise ValueError(f"{arguments.folder}: is there already; name a new folder")
-    write_random_checkpoint(config, arguments.folder, 0, arguments.device, arguments.sigma)
-
-
-if __name__ == "__main__":
-    run_cli(main)
+    write_random_checkpoint(config, arguments.folder, 0, arguments.device, sigma)

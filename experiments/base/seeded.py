@@ -1,8 +1,8 @@
 """A base without a file of weights: each rank draws them from a seed (`verl.seeded_engine`).
 
-    python -m experiments.base.seeded --study STUDY --model MODEL --out FOLDER
+    python -m experiments.base seeded --study STUDY --model MODEL --out FOLDER
 
-FOLDER is results/base/MODEL. Takes the place of `experiments.base.make` for models with random
+FOLDER is results/base/MODEL. Takes the place of `experiments.base make` for models with random
 weights, where writing and reading billions of them would take longer than the run. Their folder has
 config.json and tokenizer alone, so that they can be trained, and not be evaluated.
 """
@@ -20,7 +20,6 @@ from experiments.runs.provenance import digest_file
 from experiments.study.load import load_study
 from experiments.study.models import ScratchModel
 from experiments.study.schema import ROOT, Study
-from experiments.support.cli import STUDY, run_cli
 from experiments.support.folders import require_replaceable
 from experiments.support.json_files import write_json
 from experiments.verl.seeded_weights import SEED
@@ -64,14 +63,6 @@ def write_seeded_base(study: Study, name: str, out: Path, seed: int = 0) -> None
     write_json(out / MANIFEST, details)
 
 
-def main() -> None:
-    """Parses the command line and writes one base."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], parents=[STUDY])
-    parser.add_argument("--model", required=True, help="name of a model with random weights")
-    parser.add_argument("--out", type=Path, required=True, help="folder, replaced as a whole")
-    arguments = parser.parse_args()
+def main(arguments: argparse.Namespace) -> None:
+    """Writes one base."""
     write_seeded_base(load_study(arguments.study), arguments.model, arguments.out)
-
-
-if __name__ == "__main__":
-    run_cli(main)

@@ -2,8 +2,10 @@
 
 from typing import Any
 
+from experiments.study.schema import ROOT
 from qat_core.units import BYTES_PER_GIB
 
+MODELS = ROOT / "experiments" / "models"
 DENSE: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
     "model_type": "qwen3",

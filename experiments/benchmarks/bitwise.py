@@ -1,6 +1,6 @@
 """Is vLLM, after 100 weight syncs, bit for bit the engine that loads the same weights afresh?
 
-    python -m experiments.benchmarks.bitwise experiments/records/benchmarks/bitwise_h200.json
+    python -m experiments.benchmarks bitwise experiments/records/benchmarks/bitwise_h200.json
 
 Two engines are synced 100 times with the same changing weights, one through vLLM's reload, one in
 place, and each once more after sleep (level 2) and wake-up. They are compared with new engines that
@@ -37,10 +37,9 @@ from transformers import AutoTokenizer
 
 from experiments.base.random_model import write_random_checkpoint
 from experiments.benchmarks.architectures import ARCHITECTURES, TINY, engine_settings
-from experiments.benchmarks.engines import add_compile_option, add_kernels_option, set_kernels
+from experiments.benchmarks.engines import set_kernels
 from experiments.benchmarks.records import ENGINE_PACKAGES, Column, Row, flat, shape_of
 from experiments.runs.provenance import origin
-from experiments.support.cli import run_cli
 from experiments.support.device import require_device
 from experiments.support.json_files import write_json
 from experiments.support.subprocess_call import call_in_subprocess
@@ -49,7 +48,8 @@ from qat_core.checkpoint.load import load_model
 from qat_core.planning.plan import plan
 from qat_core.planning.recipe import Recipe
 from qat_core.rollout.engine import Rollouts
-from qat_core.rollout.vllm.engine import VllmEngine, vllm_version
+from qat_core.rollout.vllm.compat import vllm_version
+from qat_core.rollout.vllm.engine import VllmEngine
 from qat_core.rollout.vllm.switches import IN_PLACE_VARIABLE
 from qat_core.weights.stream import weight_stream
 
@@ -247,15 +247,8 @@ def _digest(tensor: Tensor) -> str:
     return sha256(values.numpy().tobytes()).hexdigest()
 
 
-def main() -> None:
+def main(arguments: argparse.Namespace) -> None:
     """Compares for both architectures and writes the record after each."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("record", type=Path)
-    parser.add_argument("--device", choices=SIZES, default="cuda")
-    parser.add_argument("--models", nargs="+", choices=ARCHITECTURES, default=list(ARCHITECTURES))
-    add_kernels_option(parser)
-    add_compile_option(parser)
-    arguments = parser.parse_args()
     require_device(arguments.device)
     set_kernels(arguments.kernels)
     size = SIZES[arguments.device]
@@ -276,7 +269,3 @@ def main() -> None:
         rows.append(summary(name, found))
         write_json(arguments.record, {**record, "rows": rows})
         Console().print(rows[-1])
-
-
-if __name__ == "__main__":
-    run_cli(main)

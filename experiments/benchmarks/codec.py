@@ -1,6 +1,6 @@
 """Speed of the NVFP4 codec on one GPU against a device-to-device copy, and against verl's kernel.
 
-    python -m experiments.benchmarks.codec experiments/records/benchmarks/codec_h200.json
+    python -m experiments.benchmarks codec experiments/records/benchmarks/codec_h200.json
 
 A copy moves 4 bytes a weight (2 read, 2 written); every time is divided by the copy's of the same
 weights in the same run. Kernels are timed inside CUDA graphs over several tensors, together larger
@@ -23,7 +23,6 @@ from experiments.benchmarks.qat_layers import arms, verl_qat
 from experiments.benchmarks.records import Column, Row, shape_of
 from experiments.benchmarks.timing import quartiles
 from experiments.runs.provenance import origin
-from experiments.support.cli import run_cli
 from experiments.support.device import require_device
 from experiments.support.json_files import write_json
 from qat_core.nvfp4 import (
@@ -127,11 +126,9 @@ def time_kernels() -> list[Row]:
     return rows
 
 
-def main() -> None:
+def main(arguments: argparse.Namespace) -> None:
     """Measures, and writes the record to the path given."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("record", type=Path, help="JSON file to write")
-    record_path: Path = parser.parse_args().record
+    record_path: Path = arguments.record
     require_device("cuda")
     torch.set_num_threads(1)
     rows = time_kernels()
@@ -147,7 +144,3 @@ def main() -> None:
     Console().print_json(data=record)
     record_path.parent.mkdir(parents=True, exist_ok=True)
     write_json(record_path, record)
-
-
-if __name__ == "__main__":
-    run_cli(main)

@@ -4,22 +4,20 @@ import argparse
 import operator
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from experiments.benchmarks.architectures import MODELS
 from experiments.benchmarks.engine_tables import TABLES, rows_of
 from experiments.benchmarks.records import ENGINE_PACKAGES, read_continued, shape_of
 from experiments.runs.provenance import origin
-from experiments.study.schema import ROOT
 from experiments.support.device import require_device
 from experiments.support.json_files import read_json, write_json
 from experiments.support.subprocess_call import call_in_subprocess
-from qat_core.rollout.vllm.engine import vllm_version
+from qat_core.rollout.vllm.compat import vllm_version
 from qat_core.rollout.vllm.switches import EXACT_VARIABLE, EXPERTS_VARIABLE, LINEAR_VARIABLE
 
-MODELS = ROOT / "experiments" / "models"
 # what multiplies packed weights, as the environment says it; nvfp4 is vLLM's own choice, Marlin
 PRECISIONS = {
     "nvfp4": {LINEAR_VARIABLE: "marlin", EXPERTS_VARIABLE: "marlin"},
@@ -30,28 +28,6 @@ PRECISIONS = {
     "exact": {EXACT_VARIABLE: "1"},
     "exact-bf16": {EXACT_VARIABLE: "1"},
 }
-
-
-def argument_parser(description: str) -> argparse.ArgumentParser:
-    """Of a command line: record, engines, device, and whether to go on with a record."""
-    names = [f"{file.stem}:{p}" for file in sorted(MODELS.glob("*.json")) for p in PRECISIONS]
-    parser = argparse.ArgumentParser(description=description.partition("\n")[0])
-    parser.add_argument("record", type=Path)
-    parser.add_argument("engines", nargs="+", choices=names, metavar="MODEL:PRECISION")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--resume", action="store_true", help="keep the engines of the record")
-    return parser
-
-
-def add_compile_option(parser: argparse.ArgumentParser) -> None:
-    """`--compile`."""
-    parser.add_argument("--compile", action="store_true", help="with torch.compile, vLLM's default")
-
-
-def add_kernels_option(parser: argparse.ArgumentParser) -> None:
-    """`--kernels`: what multiplies packed weights, a key of PRECISIONS."""
-    kernels = [name for name in PRECISIONS if "bf16" not in name and "exact" not in name]
-    parser.add_argument("--kernels", choices=kernels, default="nvfp4")
 
 
 def read_engine(name: str) -> tuple[dict[str, Any], bool]:

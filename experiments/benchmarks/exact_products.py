@@ -1,6 +1,6 @@
 """Exact products of NVFP4 weights: ours, Humming's or cuBLAS of the unpacked weight, against BF16.
 
-    python -m experiments.benchmarks.exact_products RECORD.json
+    python -m experiments.benchmarks exact_products RECORD.json
 
 Of each linear layer and of one layer's experts, by rows or tokens: CUDA graphs, arms in turns, with
 weights that are not in the L2 cache. What is served at how many rows stands in
@@ -20,11 +20,10 @@ import torch.nn.functional as F
 from rich.console import Console
 from torch import Tensor
 
-from experiments.benchmarks.engines import MODELS
+from experiments.benchmarks.architectures import MODELS
 from experiments.benchmarks.records import Column, Row, shape_of
 from experiments.benchmarks.timing import allow_split_sums, quartiles, time_calls
 from experiments.runs.provenance import origin
-from experiments.support.cli import run_cli
 from experiments.support.device import require_device
 from experiments.support.json_files import read_json, write_json
 from qat_core.exact.functions import linear
@@ -153,11 +152,9 @@ def measure(shape: str) -> Iterator[Row]:
             yield {"shape": shape, "layer": layer, "rows": rows, **us, "unequal": unequal}
 
 
-def main() -> None:
+def main(arguments: argparse.Namespace) -> None:
     """Measures all layers and writes the record after each row."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("record", type=Path)
-    path: Path = parser.parse_args().record
+    path: Path = arguments.record
     require_device("cuda")
     os.environ[EXACT_VARIABLE] = "1"
     settings = {"rounds": ROUNDS}
@@ -169,7 +166,3 @@ def main() -> None:
             rows.append(row)
             write_json(path, {**record, "rows": rows})
             Console().print(row)
-
-
-if __name__ == "__main__":
-    run_cli(main)

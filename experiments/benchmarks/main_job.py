@@ -1,6 +1,6 @@
 """Time of the main job, by stage, of several commits one after the other on one machine.
 
-python -m experiments.benchmarks.main_job RECORD.json COMMIT [COMMIT ...]
+python -m experiments.benchmarks main_job RECORD.json COMMIT [COMMIT ...]
 
 Each commit is cloned into a folder of its own, installed and run there by `make run`. Seconds of a
 stage are those of its jobs together, by what Snakemake notes of them; CPU minutes are of `make run`
@@ -19,7 +19,6 @@ from rich.console import Console
 from experiments.benchmarks.records import Column, Row, shape_of
 from experiments.runs.provenance import origin
 from experiments.study.schema import ROOT
-from experiments.support.cli import run_cli
 from experiments.support.json_files import read_json, write_json
 
 STAGES = {
@@ -77,18 +76,10 @@ def measure(commit: str) -> Row:
         }
 
 
-def main() -> None:
+def main(arguments: argparse.Namespace) -> None:
     """Measures, and writes the record to the path given."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("record", type=Path, help="JSON file to write")
-    parser.add_argument("commits", nargs="+", help="measured one after the other")
-    args = parser.parse_args()
-    rows = [measure(commit) for commit in args.commits]
+    rows = [measure(commit) for commit in arguments.commits]
     settings = {"job": "make run, after installation"}
     record = {"benchmark": "main_job", **origin("cpu"), **shape_of(settings, COLUMNS), "rows": rows}
     Console().print_json(data=record)
-    write_json(args.record, record)
-
-
-if __name__ == "__main__":
-    run_cli(main)
+    write_json(arguments.record, record)

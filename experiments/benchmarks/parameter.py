@@ -1,6 +1,6 @@
 """Training step of fake-quantized layers, on one device or under FSDP2, against BF16 and verl's.
 
-    python -m experiments.benchmarks.parameter RECORD.json [--worlds 2 4] [--device cuda]
+    python -m experiments.benchmarks parameter RECORD.json [--worlds 2 4] [--device cuda]
         [--rounds 10] [--tokens 2048]
 
 A step is forward and backward of a stack of decoder layers. Each step of the arms `qat` recomputes
@@ -47,10 +47,8 @@ from experiments.benchmarks.qat_layers import (
 from experiments.benchmarks.records import Column, Row, Setting, shape_of
 from experiments.benchmarks.timing import allow_split_sums, summary, time_steps
 from experiments.runs.provenance import origin
-from experiments.support.cli import run_cli
 from experiments.support.device import require_device
 from experiments.support.json_files import read_json, write_json
-from qat_core.arguments import positive_int
 from qat_core.exact import is_exact
 from qat_core.exact.operators import forbid_split_sums
 from qat_core.training.preparation import state_of
@@ -213,15 +211,8 @@ def _measure_on_rank(rank: int, world: int, rendezvous: str, options: Options) -
     dist.destroy_process_group()
 
 
-def main() -> None:
+def main(args: argparse.Namespace) -> None:
     """Measures all stacks, for each number of ranks, and writes the record."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("record", type=Path)
-    parser.add_argument("--worlds", type=positive_int, nargs="+", default=[], help="ranks of FSDP2")
-    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--rounds", type=positive_int, default=10)
-    parser.add_argument("--tokens", type=positive_int, help="by default 2,048, on a CPU 16")
-    args = parser.parse_args()
     require_device(args.device)
     if args.device == "cuda" and torch.cuda.device_count() < max(args.worlds, default=1):
         raise ValueError(
@@ -246,7 +237,3 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             arguments = (world, f"{folder}/rendezvous", options)
             spawn(_measure_on_rank, arguments, nprocs=world)  # type: ignore[no-untyped-call]
-
-
-if __name__ == "__main__":
-    run_cli(main)

@@ -1,6 +1,6 @@
 """Do trainer and vLLM agree on the probability of sampled tokens? k3 KL of four arms.
 
-    python -m experiments.benchmarks.parity experiments/records/benchmarks/parity_h200.json random
+    python -m experiments.benchmarks parity experiments/records/benchmarks/parity_h200.json random
 
 The record names models, machine and code, a `.csv.gz` beside it has every batch of sequences.
 Per model, one BF16 engine and one NVFP4 engine serve all arms and seeds through weight syncs:
@@ -29,7 +29,7 @@ from transformers import AutoTokenizer
 
 from experiments.base.random_model import write_random_checkpoint
 from experiments.benchmarks.architectures import ARCHITECTURES, TINY, engine_settings
-from experiments.benchmarks.engines import add_compile_option, add_kernels_option, set_kernels
+from experiments.benchmarks.engines import set_kernels
 from experiments.benchmarks.records import ENGINE_PACKAGES, Column, Row, shape_of
 from experiments.rl.metric_names import K3_KL
 from experiments.rl.policy import Policy
@@ -37,7 +37,6 @@ from experiments.rl.prompts import encode_prompt
 from experiments.rl.tasks import make_problems
 from experiments.runs.provenance import origin
 from experiments.study.load import load_study
-from experiments.support.cli import run_cli
 from experiments.support.device import require_device
 from experiments.support.json_files import write_json
 from experiments.support.subprocess_call import call_in_subprocess
@@ -47,7 +46,8 @@ from qat_core.nvfp4 import PackedTensor, dequantize
 from qat_core.planning.plan import plan
 from qat_core.planning.recipe import Recipe
 from qat_core.rollout.engine import Rollouts
-from qat_core.rollout.vllm.engine import VllmEngine, vllm_version
+from qat_core.rollout.vllm.compat import vllm_version
+from qat_core.rollout.vllm.engine import VllmEngine
 from qat_core.weights.stream import weight_stream
 
 POW2, AMAX = Recipe.full(), Recipe.full(scale_policy="amax")
@@ -198,17 +198,8 @@ def _rows(model: str, arms: Mapping[str, Sequence[Batch]]) -> list[Row]:
     ]
 
 
-def main() -> None:
+def main(arguments: argparse.Namespace) -> None:
     """Measures all models and writes the record after each."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("record", type=Path)
-    parser.add_argument("weights", choices=("random", "trained"))
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--models", nargs="+", choices=ARCHITECTURES, default=list(ARCHITECTURES))
-    parser.add_argument("--checkpoints", nargs="+", default=[], metavar="STUDY:FOLDER")
-    add_kernels_option(parser)
-    add_compile_option(parser)
-    arguments = parser.parse_args()
     device = arguments.device
     is_random = arguments.weights == "random"
     if is_random == bool(arguments.checkpoints):
@@ -238,7 +229,3 @@ def main() -> None:
         write_json(arguments.record, {**record, "rows": rows})
         write_batches(batches, arguments.record.with_suffix(".csv.gz"))
         Console().print(rows)
-
-
-if __name__ == "__main__":
-    run_cli(main)

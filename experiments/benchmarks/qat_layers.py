@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel
 
-from experiments.study.schema import ROOT
+from experiments.benchmarks.architectures import MODELS
 from experiments.support.json_files import read_json
 from qat_core.exact import make_exact
 from qat_core.exact.model import MODEL_RUNNERS
@@ -28,7 +28,6 @@ from qat_core.training.preparation import prepare, state_of
 
 QAT_ARMS: dict[str, Keep | None] = {"qat": None, "qat packed": "packed", "qat rounded": "rounded"}
 EXACT_ARMS = ("exact bf16", "exact qat")
-MODELS = ROOT / "experiments" / "models"
 HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
 # shapes that have no file there; the latter two for a CPU
 SHAPES: dict[str, dict[str, Any]] = {

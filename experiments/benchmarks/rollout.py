@@ -1,6 +1,6 @@
 """vLLM at true model size with random weights: weight memory and weight sync.
 
-    python -m experiments.benchmarks.rollout experiments/records/benchmarks/rollout_h200.json \\
+    python -m experiments.benchmarks rollout experiments/records/benchmarks/rollout_h200.json \\
         qwen3-30b-a3b:nvfp4 qwen3-8b:nvfp4 qwen3-30b-a3b:bf16 qwen3-8b:bf16
 
 Every engine is synced from a BF16 model on the same GPU, as in training. The extra memory of a sync
@@ -14,6 +14,7 @@ vLLM measures its weight memory by what PyTorch's allocator has given out, gaps 
 PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True there are none.
 """
 
+import argparse
 import math
 import os
 import tempfile
@@ -28,9 +29,8 @@ from torch import nn
 from experiments.base.random_model import write_architecture
 from experiments.benchmarks.architectures import engine_settings
 from experiments.benchmarks.bitwise import writes_in_place
-from experiments.benchmarks.engines import argument_parser, read_engine, record_engines
+from experiments.benchmarks.engines import read_engine, record_engines
 from experiments.benchmarks.timing import synchronize
-from experiments.support.cli import run_cli
 from qat_core.checkpoint.architecture import meta_model
 from qat_core.planning.plan import plan
 from qat_core.planning.predicted_memory import predict_weight_memory_gib, weight_shapes
@@ -153,11 +153,7 @@ def _measure_once(call: Callable[..., object], *arguments: object) -> dict[str, 
     return figures
 
 
-def main() -> None:
+def main(arguments: argparse.Namespace) -> None:
     """Measures each `model:precision` and writes the record after each."""
     settings = {"allocator": os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")}
-    record_engines(argument_parser(__doc__).parse_args(), "rollout", settings, run)
-
-
-if __name__ == "__main__":
-    run_cli(main)
+    record_engines(arguments, "rollout", settings, run)

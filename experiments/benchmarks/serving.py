@@ -1,6 +1,6 @@
 """What NVFP4 buys at inference: room for KV cache, throughput, and time of a step's rollouts.
 
-    python -m experiments.benchmarks.serving experiments/records/benchmarks/serving_8b_h200.json \\
+    python -m experiments.benchmarks serving experiments/records/benchmarks/serving_8b_h200.json \\
         --compile qwen3-8b:humming qwen3-8b:nvfp4 qwen3-8b:bf16
 
 Random weights on 90 % of a GPU, CUDA graphs for decoding; with `--compile` as vLLM is by default,
@@ -17,6 +17,7 @@ decoding and prefill are measured then, no rollouts. `--resume` goes on with a r
 cut off. `--device cpu` rehearses with nano models.
 """
 
+import argparse
 import tempfile
 from functools import partial
 from itertools import chain
@@ -30,15 +31,8 @@ from torch import Tensor
 
 from experiments.base.random_model import write_architecture
 from experiments.benchmarks.architectures import engine_settings
-from experiments.benchmarks.engines import (
-    add_compile_option,
-    argument_parser,
-    read_engine,
-    record_engines,
-)
+from experiments.benchmarks.engines import read_engine, record_engines
 from experiments.benchmarks.timing import quartiles
-from experiments.support.cli import run_cli
-from qat_core.arguments import positive_int
 from qat_core.checkpoint.architecture import meta_model
 from qat_core.planning.plan import plan
 from qat_core.planning.recipe import Recipe
@@ -165,12 +159,8 @@ def _rollout(engine: VllmEngine, count: int, vocab_size: int, device: str) -> di
     return {"tokens": int(sampled.response_mask.sum()), "seconds": seconds}
 
 
-def main() -> None:
+def main(arguments: argparse.Namespace) -> None:
     """Measures each `model:precision` and writes the record after each."""
-    parser = argument_parser(__doc__)
-    add_compile_option(parser)
-    parser.add_argument("--starts", type=positive_int, default=1, help="of each engine, in turns")
-    arguments = parser.parse_args()
     settings = {
         "torch_compile": arguments.compile,
         "gpu_memory_utilization": GPU_MEMORY_UTILIZATION,
@@ -181,7 +171,3 @@ def main() -> None:
     }
     measure = partial(run, compiled=arguments.compile, rollouts=arguments.starts == 1)
     record_engines(arguments, "serving", settings, measure, join, arguments.starts)
-
-
-if __name__ == "__main__":
-    run_cli(main)

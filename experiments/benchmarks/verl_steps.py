@@ -1,6 +1,6 @@
 """verl runs side by side: mismatch, weight memory and where the time of a step goes.
 
-    python -m experiments.benchmarks.verl_steps RECORD.json RESULTS
+    python -m experiments.benchmarks verl_steps RECORD.json RESULTS
 
 RESULTS are folders of runs of `experiments.launch.run`. A run that ended early counts with the
 steps that it has, and one without a second step is left out. Medians over steps, because a few
@@ -24,7 +24,6 @@ from experiments.rl.metric_names import K3_KL, STEP_TIME
 from experiments.runs.attempts import read_history
 from experiments.runs.manifest import RunManifest
 from experiments.runs.metrics import Row, token_mean
-from experiments.support.cli import run_cli
 from experiments.support.json_files import write_json
 from experiments.verl.peak_memory import GPU_MEMORY, HOST_MEMORY
 
@@ -206,15 +205,7 @@ def write_record(path: Path, run_dirs: Iterable[Path]) -> None:
     Console().print_json(data=record["rows"])
 
 
-def main() -> None:
-    """Parses the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("record", type=Path)
-    parser.add_argument("results", type=Path, nargs="+", help="folders of runs")
-    arguments = parser.parse_args()
+def main(arguments: argparse.Namespace) -> None:
+    """Writes the record of all runs."""
     found = [folder.glob("*_seed*/attempts") for folder in arguments.results]
     write_record(arguments.record, [path.parent for paths in found for path in paths])
-
-
-if __name__ == "__main__":
-    run_cli(main)

@@ -1,6 +1,6 @@
 """How many log-probs of sampled tokens differ in any bit between vLLM and a training forward pass?
 
-    python -m experiments.benchmarks.zero_mismatch RECORD.json --cases dense-128-nvfp4 ...
+    python -m experiments.benchmarks zero_mismatch RECORD.json --cases dense-128-nvfp4 ...
 
 Each case is a model, an engine and a trainer in a process of their own. The trainer takes optimizer
 steps; after 0, 1 and 20 of them its weights are synced, and sequences are sampled in batches of
@@ -12,8 +12,8 @@ fill one record: each leaves what another has written. `--device cpu` rehearses.
 import argparse
 import random
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,10 @@ from rich.console import Console
 from torch import Tensor
 
 from experiments.base.random_model import write_random_checkpoint
-from experiments.benchmarks.architectures import DENSE, MOE, TINY
+from experiments.benchmarks.architectures import TINY
+from experiments.benchmarks.exact_cases import Case, cases
 from experiments.benchmarks.records import read_continued
 from experiments.runs.provenance import origin
-from experiments.study.model_config import read_model_config
-from experiments.support.cli import run_cli
 from experiments.support.device import require_device
 from experiments.support.json_files import write_json
 from experiments.support.subprocess_call import call_in_subprocess
@@ -37,101 +36,19 @@ from qat_core.exact import log_probs, make_exact
 from qat_core.exact.contract import needed
 from qat_core.exact.model import model_runner
 from qat_core.mismatch import k3
-from qat_core.options import ScalePolicy
 from qat_core.planning.plan import plan
 from qat_core.planning.recipe import Recipe
 from qat_core.rollout.engine import Rollouts
-from qat_core.rollout.vllm.engine import VllmEngine, vllm_version
+from qat_core.rollout.vllm.compat import vllm_version
+from qat_core.rollout.vllm.engine import VllmEngine
 from qat_core.training.preparation import prepare
 from qat_core.units import BYTES_PER_GIB
 from qat_core.weights.stream import weight_stream
 
-STATES = (0, 1, 20)  # optimizer steps
-BATCHES = (1, 7, 32, 64, 257)
 PROMPT, ANSWER = (3, 300), 140  # tokens: fewest and most, most
 LONG_PROMPT = (600, 700)  # in chunks of a batch that decodes
 TOKENS_AT_ONCE = 16_384  # of one forward pass of the trainer
 LEARNING_RATE = 1e-3
-MODELS = Path("experiments/models")
-HEAD_64 = {"head_dim": 64, "num_attention_heads": 16, "num_key_value_heads": 4}
-PADDED = {"vocab_size": 8190}  # by vLLM, to a multiple of 64
-
-
-@dataclass(frozen=True)
-class Case:
-    """A model, an engine and a trainer.
-
-    Attributes:
-        config: of the model.
-        packed: rollouts in NVFP4, and training rounded.
-        exact_engine, exact_trainer: or as without this mode.
-        graphs: CUDA graphs of decoding.
-        scale_policy: of packed weights.
-        is_norm_repaired: as `qat_core.rollout.vllm.exact.install` repairs it.
-        states: after how many optimizer steps.
-        passes: how many batches of the largest size.
-    """
-
-    config: dict[str, Any]
-    packed: bool = True
-    exact_engine: bool = True
-    exact_trainer: bool = True
-    graphs: bool = True
-    scale_policy: ScalePolicy = "pow2"
-    is_norm_repaired: bool = True
-    states: Sequence[int] = STATES
-    batches: Sequence[int] = BATCHES
-    passes: int = 3
-    expected_zero: bool = field(default=True)
-
-
-def _cases() -> dict[str, Case]:
-    qwen3_8b = read_model_config(MODELS / "qwen3-8b.json", "")
-    qwen3_30b = read_model_config(MODELS / "qwen3-30b-a3b.json", "") | {"num_hidden_layers": 6}
-    dense, moe = Case(DENSE), Case(MOE)
-    once: dict[str, Any] = {
-        "states": (0,),
-        "batches": (64,),
-        "passes": 1,
-        "expected_zero": False,
-    }
-    bf16 = replace(dense, packed=False)
-    families = {
-        f"{name}-{kind}": Case(config, packed=kind == "nvfp4", passes=1)
-        for name, config in _families().items()
-        for kind in ("nvfp4", "bf16")
-    }
-    return {
-        "dense-128-nvfp4": dense,
-        "dense-64-nvfp4": Case(DENSE | HEAD_64 | PADDED),
-        "moe-128-nvfp4": moe,
-        "moe-64-nvfp4": Case(MOE | HEAD_64 | PADDED),
-        "dense-128-bf16": bf16,
-        "dense-64-bf16": Case(DENSE | HEAD_64 | PADDED, packed=False),
-        "moe-128-bf16": replace(moe, packed=False),
-        "dense-128-nvfp4-eager": replace(dense, graphs=False, passes=1),
-        "moe-128-nvfp4-eager": replace(moe, graphs=False, passes=1),
-        **families,
-        "qwen3-8b-nvfp4": Case(qwen3_8b, states=(0, 1), passes=1),
-        "qwen3-30b-a3b-6-layers-nvfp4": Case(qwen3_30b, states=(0, 1), passes=1),
-        "control-amax": replace(dense, scale_policy="amax", **once),
-        "control-norm-not-repaired": replace(bf16, is_norm_repaired=False, **once),
-        "control-not-batch-invariant": replace(bf16, exact_engine=False, **once),
-        "control-marlin": replace(dense, exact_engine=False, **once),
-        "control-plain-transformers": replace(dense, exact_trainer=False, **once),
-    }
-
-
-def _families() -> dict[str, dict[str, Any]]:
-    def of(kind: str, architecture: str, base: dict[str, Any] = DENSE, **more: Any) -> Any:
-        return base | {"model_type": kind, "architectures": [architecture], **more}
-
-    return {
-        "llama": of("llama", "LlamaForCausalLM"),
-        "mistral": of("mistral", "MistralForCausalLM", sliding_window=None),
-        "qwen2": of("qwen2", "Qwen2ForCausalLM", num_attention_heads=8),  # hidden 1024, head 128
-        "olmoe": of("olmoe", "OlmoeForCausalLM", MOE, num_attention_heads=8, norm_topk_prob=False),
-    }
 
 
 def compare_case(name: str, case: Case, device: str) -> list[dict[str, Any]]:
@@ -295,19 +212,13 @@ def _packed_log_probs(model: Any, sampled: Rollouts) -> Tensor:
     return log_probs(logits, ids_T[before + 1], model_runner(model.config))
 
 
-def main() -> None:
+def main(arguments: argparse.Namespace) -> None:
     """Compares the cases and writes the record after each."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("record", type=Path)
-    cases = _cases()
-    parser.add_argument("--cases", nargs="+", choices=cases, default=list(cases))
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    arguments = parser.parse_args()
     device = arguments.device
     require_device(device)
     setup = {"benchmark": "zero_mismatch", **origin(device, vllm=vllm_version())}
     for name in arguments.cases:
-        case = cases[name]
+        case = cases()[name]
         if device == "cpu":
             case = replace(
                 case,
@@ -322,7 +233,3 @@ def main() -> None:
             record = read_continued(arguments.record, setup) or {**setup, "comparisons": []}
             record["comparisons"] += rows
             write_json(arguments.record, record)
-
-
-if __name__ == "__main__":
-    run_cli(main)

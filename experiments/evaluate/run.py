@@ -15,8 +15,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-from experiments.evaluate.checkpoints import find_checkpoints, model_folder, remove_merged
-from experiments.evaluate.evaluator import EvaluationJob, evaluate
 from experiments.rl.tasks import Question, make_problems
 from experiments.runs.evaluation import Evaluation, Precision, write_evaluations
 from experiments.runs.inputs import check_base, check_data
@@ -54,6 +52,10 @@ def evaluate_run(
         ValueError: a checkpoint or the study's data is damaged or missing, that of a finished run's
             last step too, or another process evaluates the run.
     """
+    # torch: help and mistakes do not wait for it
+    from experiments.evaluate.checkpoints import find_checkpoints, model_folder, remove_merged
+    from experiments.evaluate.evaluator import EvaluationJob, evaluate
+
     questions = _held_out_questions(study, results)[: study.evaluation.prompts]
     if on_cpu:
         study = study.model_copy(update={"device": "cpu"})

@@ -11,7 +11,7 @@ not complete. On a GPU a program waits until so much memory is free as the study
 takes (`gpu_memory_gib`); more jobs than fit do no harm.
 
 `--random-weights` is for large models whose weights are random: ranks draw them from a seed
-(`experiments.base.seeded`), and nothing is evaluated.
+(`experiments.base seeded`), and nothing is evaluated.
 """
 
 import argparse
@@ -42,7 +42,7 @@ from experiments.support.cli import (
 from experiments.support.json_files import REMAKE
 from qat_core.arguments import positive_float, positive_int, study_seed
 
-Program = tuple[str, Sequence[str]]  # module and arguments
+Program = tuple[str, Sequence[str]]  # module, with its command if it has several, and arguments
 FINAL = (0, USER_MISTAKE, INTERRUPTED, -signal.SIGINT)  # exit codes that no other try changes
 
 
@@ -156,9 +156,9 @@ class SideBySide:
         wanted, is_there = base_digest(self.study, name), (out / MANIFEST).exists()
         if is_there and _is_current(out, read_base_manifest(out).settings, wanted):
             return True
-        maker = "base.seeded" if self.random_weights else "base.make"
+        maker = "seeded" if self.random_weights else "make"
         arguments = ("--model", name, "--out", str(out))
-        return self._begin(name, [(f"experiments.{maker}", arguments)])
+        return self._begin(name, [(f"experiments.base {maker}", arguments)])
 
     def _train(self, run: Run, needed: "Sequence[Future[bool]]") -> bool:
         folder, options = self.results / run.id, ("--run", run.id, "--results", str(self.results))
@@ -192,10 +192,10 @@ class SideBySide:
             return False
         log = self.results / "logs" / f"{name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        for module, arguments in programs:
-            command = [sys.executable, "-m", module, "--study", str(self.study_file), *arguments]
-            if not self._succeeds(command, log):
-                print(f"{name}: {module} failed, see {log}", flush=True)
+        for program, arguments in programs:
+            words = [*program.split(), "--study", str(self.study_file), *arguments]
+            if not self._succeeds([sys.executable, "-m", *words], log):
+                print(f"{name}: {program} failed, see {log}", flush=True)
                 return False
         print(f"{name}: complete", flush=True)
         return True

@@ -8,12 +8,13 @@ line of progress. With options, which are Snakemake's, it prints itself.
 import argparse
 import os
 import signal
-import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-
-from snakemake.cli import main as snakemake
+from typing import NoReturn
 
 from experiments.launch.progress import Progress
 from experiments.study.load import load_study
@@ -27,64 +28,83 @@ TERMINAL_S, FILE_S = 1.0, 60.0  # between two looks; a file gets a line each
 
 
 def main() -> None:
-    """Checks the file, then runs Snakemake; nobody else makes the study meanwhile."""
+    """Makes the study that the command line names."""
     parser = argparse.ArgumentParser(description="Run a study to its claims and figures.")
     parser.add_argument("study", type=Path, help="study file")
     args, options = parser.parse_known_args()
-    study = load_study(args.study)
+    make_study(args.study, options)
+
+
+def make_study(file: Path, options: Sequence[str] = ()) -> Path:
+    """Checks the file, then runs Snakemake; nobody else makes the study meanwhile.
+
+    Returns:
+        The folder of claims and figures; if Snakemake fails, or has options, it ends the program.
+    """
+    study = load_study(file)
     folder = Path("results/studies") / study.study
-    arguments = ["--configfile", str(args.study), *options]
+    arguments = ["--configfile", str(file), *options]
     with sole_process(folder / "lock", folder, "makes"):
         if options:
-            snakemake(arguments)
-            return
+            _snakemake(arguments)
         progress = Progress(study, Path("results"))
         print(progress.beforehand(), flush=True)
-        program = str(Path(sys.executable).parent / "snakemake")
-        code = follow([program, *arguments], folder / LOG, progress)
-    sys.exit(code)
+        if code := follow(arguments, folder / LOG, progress):
+            sys.exit(code)
+    return folder
 
 
-def follow(command: list[str], log: Path, progress: Progress) -> int:
+def _snakemake(arguments: Sequence[str]) -> NoReturn:
+    from snakemake.cli import main  # takes seconds: not for help and mistakes
+
+    main(arguments)
+    sys.exit()
+
+
+def _snakemake_in_session(arguments: Sequence[str], log: Path) -> NoReturn:
+    os.setsid()  # a terminal's Ctrl-C is passed on, once
+    end_with_parent()
+    with log.open("wb") as output:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(output.fileno(), stream.fileno())
+    _snakemake(arguments)
+
+
+def follow(arguments: Sequence[str], log: Path, progress: Progress) -> int:
     """Runs Snakemake to its end and tells how far it is; after a failure, what it said last.
 
     Returns:
         Its exit code.
     """
+    # forked: the workflow needs what has been imported here
+    program = get_context("fork").Process(target=_snakemake_in_session, args=(arguments, log))
+    program.start()
     raise_stop_signals()
-    with log.open("wb") as output:
-        program = subprocess.Popen(
-            command,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # a terminal's Ctrl-C is passed on, once
-            preexec_fn=end_with_parent,
-        )
-        try:
-            _tell_until_it_ends(program, progress)
-        except KeyboardInterrupt:
-            with suppress(ProcessLookupError):
-                os.killpg(program.pid, signal.SIGINT)
-            program.wait()
-    if program.returncode:
+    try:
+        _tell_until_it_ends(program, progress)
+    except KeyboardInterrupt:
+        assert program.pid is not None, "started"
+        with suppress(ProcessLookupError):
+            os.killpg(program.pid, signal.SIGINT)
+        program.join()
+    if program.exitcode:
         lines = log.read_text(errors="replace").splitlines()
         print("\n".join(lines[-SHOWN_LINES:]), file=sys.stderr)
         if len(lines) > SHOWN_LINES:
             print(f"all of it: {log}", file=sys.stderr)
-    return program.returncode
+    return program.exitcode or 0
 
 
-def _tell_until_it_ends(program: "subprocess.Popen[bytes]", progress: Progress) -> None:
+def _tell_until_it_ends(program: BaseProcess, progress: Progress) -> None:
     is_terminal = sys.stdout.isatty()
     told = ""
     while True:
-        with suppress(subprocess.TimeoutExpired):
-            program.wait(TERMINAL_S if is_terminal else FILE_S)
-        if program.returncode is None and (line := progress.line()) != told:
+        program.join(TERMINAL_S if is_terminal else FILE_S)
+        if program.exitcode is None and (line := progress.line()) != told:
             print(f"\r\033[K{line}" if is_terminal else line, end="" if is_terminal else "\n")
             sys.stdout.flush()
             told = line
-        if program.returncode is not None:
+        if program.exitcode is not None:
             if is_terminal and told:
                 print()
             return

@@ -10,7 +10,6 @@ and whether a function of a counted module is called. Other packages are version
 
 import ast
 import re
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -34,31 +33,32 @@ def executed_files(*modules: str, without: tuple[str, ...] = ()) -> list[Path]:
     Args:
         without: modules, or packages with all that is in them, that are not executed.
     """
-    names, files = list(modules), set[Path]()
+    names, seen, files = set(modules), set[str](), set[Path]()
+    left_out = tuple(f"{part}." for part in without)
     while names:
-        for module, file in _modules_in(names.pop()):
-            is_left_out = any(f"{module}.".startswith(f"{part}.") for part in without)
-            if file not in files and not is_left_out:
+        seen.add(name := names.pop())
+        for module, file in _modules_in(ROOT, name):
+            if file not in files and not f"{module}.".startswith(left_out):
                 files.add(file)
-                names += _parsed(file.read_bytes())[1]
+                names |= _parsed(file.read_bytes())[1] - seen
     return sorted(files)
 
 
-def _modules_in(name: str) -> Iterator[tuple[str, Path]]:
+@cache  # a workflow digests many programs, which share most of their modules
+def _modules_in(root: Path, name: str) -> list[tuple[str, Path]]:
     """The packages and the module of a dotted name, which may end in what the module defines."""
     parts = name.split(".")
-    for end in range(1, len(parts) + 1):
-        path = ROOT.joinpath(*parts[:end])
-        for file in (path / "__init__.py", path.with_suffix(".py")):
-            if file.is_file():
-                yield ".".join(parts[:end]), file
+    starts = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
+    paths = [(it, root / it.replace(".", "/")) for it in starts]
+    files = [(it, file) for it, at in paths for file in (at / "__init__.py", at.with_suffix(".py"))]
+    return [(it, file) for it, file in files if file.is_file()]
 
 
 def _statements(file: Path) -> str:
     return _parsed(file.read_bytes())[0]
 
 
-@cache  # a workflow digests many programs, which share most of their modules
+@cache  # likewise
 def _parsed(source: bytes) -> tuple[str, frozenset[str]]:
     """The statements of a module, and the dotted names in them that may be modules."""
     tree, names = ast.parse(source), set[str]()

@@ -15,14 +15,16 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import groupby, product
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from experiments.support.json_files import Json, parse_object, read_bytes, write_jsonl
+
+if TYPE_CHECKING:  # half a second of every program's start
+    import pandas as pd
 
 MANIFESTS, METRICS = "manifests.jsonl", "metrics.parquet"
 EVALUATIONS, DRIFT = "evaluations.parquet", "drift.parquet"
@@ -42,9 +44,9 @@ class RecordedRun(NamedTuple):
     """
 
     manifest: Json
-    metrics: pd.DataFrame
+    metrics: "pd.DataFrame"
     evaluations: Sequence[Json]
-    drift: pd.DataFrame | None
+    drift: "pd.DataFrame | None"
 
 
 class Record:
@@ -123,7 +125,7 @@ def _state(path: str) -> tuple[int, int, int] | None:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=32)  # more than there are: pages about all of them read each once
 def _opened(folder: Path, *states: tuple[int, int, int] | None) -> Record:
     return Record(folder)
 
@@ -159,7 +161,7 @@ def write_record(folder: Path, runs: Mapping[str, RecordedRun]) -> None:
         _write_table(folder / EVALUATIONS, table.select(said))
 
 
-def _table(frames: Mapping[str, pd.DataFrame]) -> pa.Table:
+def _table(frames: "Mapping[str, pd.DataFrame]") -> pa.Table:
     """One table of all runs' rows."""
     names, parts = dict.fromkeys(str(it) for frame in frames.values() for it in frame), []
     for run, frame in frames.items():

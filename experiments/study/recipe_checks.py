@@ -49,21 +49,23 @@ def check_checkpoints(study: Study) -> Iterator[str]:
 
 
 def check_scores(study: Study) -> Iterator[str]:
-    """Rewards that are advantages as they are, centred by no group, are to be 1 or 0."""
+    """Rewards are to be 1 or 0: as advantages, and where half of the best one is a collapse."""
     for run in study.runs:
-        if study.rl_of(run.cell).advantage != "reward":
-            continue
-        key, recipe = study.key_of(run.cell, "advantage"), study.recipe_of(run)
-        if study.task.name not in GENERATED_TASKS:
-            yield (
-                f"{key}: reward is for answers scored 1 or 0, not as {study.task.name}'s are; "
-                "use group"
-            )
-        if LONG_PENALTY in recipe and recipe[LONG_PENALTY].value:
-            yield (
-                f"{key}: reward is for answers scored 1 or 0, and {LONG_PENALTY} lowers the score "
-                "of long ones; set it to false, as recipe: nano does, or use group"
-            )
+        asking = []
+        if study.rl_of(run.cell).advantage == "reward":
+            asking.append((f"{study.key_of(run.cell, 'advantage')}: reward", "group"))
+        if study.judged_by == "collapse":
+            asking.append(("judged_by: collapse", "parity"))
+        recipe = study.recipe_of(run)
+        for asked, other in asking:
+            needs = f"{asked} is for answers scored 1 or 0"
+            if study.task.name not in GENERATED_TASKS:
+                yield f"{needs}, not as {study.task.name}'s are; use {other}"
+            if LONG_PENALTY in recipe and recipe[LONG_PENALTY].value:
+                yield (
+                    f"{needs}, and {LONG_PENALTY} lowers the score of long ones; set it to false, "
+                    f"as recipe: nano does, or use {other}"
+                )
 
 
 def check_shared_gpus(study: Study) -> Iterator[str]:

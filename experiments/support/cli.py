@@ -2,8 +2,10 @@
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from errno import EDQUOT, EFBIG, ENOSPC
+from importlib import import_module
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -19,17 +21,17 @@ MISTAKES = (
 )
 
 
-def _argument(name: str, **settings: Any) -> argparse.ArgumentParser:
+def argument(name: str, **settings: Any) -> argparse.ArgumentParser:
+    """A parser of one argument, for `parents` of a program's."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument(name, **settings)
     return parser
 
 
-# for `parents` of a program's parser
-STUDY = _argument("--study", type=Path, required=True, help="study file")
-RUN = _argument("--run", required=True, help="run id")
-RUNS = _argument("--run", nargs="+", required=True, help="run ids")
-RESULTS = _argument("--results", type=Path, default=Path("results"), help="results folder")
+STUDY = argument("--study", type=Path, required=True, help="study file")
+RUN = argument("--run", required=True, help="run id")
+RUNS = argument("--run", nargs="+", required=True, help="run ids")
+RESULTS = argument("--results", type=Path, default=Path("results"), help="results folder")
 
 
 class ProgramError(Exception):
@@ -51,6 +53,25 @@ def run_cli(main: Callable[[], None]) -> None:
     except (ValueError, OSError, ProgramError) as error:
         print(f"error: {describe_error(error)}", file=sys.stderr)
         sys.exit(USER_MISTAKE if is_mistake(error) else 1)
+
+
+def run_command(
+    package: str, what: str, commands: Mapping[str, Sequence[argparse.ArgumentParser]]
+) -> None:
+    """Parses `python -m PACKAGE COMMAND ...`, and calls `main` of the package's module COMMAND.
+
+    That is imported then, so that neither help nor a mistake waits for torch.
+
+    Args:
+        commands: by name, their arguments; what a command does its module says first.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m {package}", description=what)
+    parsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, arguments in commands.items():
+        said = files(package).joinpath(f"{name}.py").read_text().partition("\n")[0].strip('"')
+        parsers.add_parser(name, help=said, description=said, parents=arguments)
+    given = parser.parse_args()
+    import_module(f"{package}.{given.command}").main(given)
 
 
 def is_mistake(error: BaseException) -> bool:

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import fmean
 
 from mlflow import MlflowClient
-from mlflow.entities import Metric
+from mlflow.entities import Metric, Run
 
 from experiments.rl.metric_names import STEP_TIME
 from experiments.runs.attempts import list_run_dirs, read_history
@@ -42,13 +42,14 @@ from experiments.tracking.glance import (
     short_name,
 )
 from experiments.tracking.judged import Judged, JudgedClaim, read_judged
-from experiments.tracking.live import TrackedRun, ended_ms, milliseconds, now_ms
+from experiments.tracking.live import STATUS, TrackedRun, ended_ms, milliseconds, now_ms
 from experiments.tracking.store import (
     RUN_TAG,
     connect,
     explained_errors,
     find_or_create_experiment,
     find_runs,
+    search_runs,
     store_uri,
 )
 
@@ -100,10 +101,17 @@ def rebuild_run(run_dir: Path) -> str:
     return tracked.run_id
 
 
-def has_steps(client: MlflowClient, run_id: str, rows: Sequence[Row]) -> bool:
-    """Whether MLflow's run has each of these steps."""
+def is_whole(client: MlflowClient, run: Run, manifest: RunManifest, rows: Sequence[Row]) -> bool:
+    """Whether MLflow's run is this very one, no earlier one of its name, with each of its steps.
+
+    One that is being trained may lack some.
+    """
+    own = {"started_at": manifest.started_at, "attempt": str(manifest.attempt)}
+    if not own.items() <= run.data.tags.items() or run.info.status != STATUS[manifest.status]:
+        return False
     steps = {int(row["step"] or 0) for row in rows if row.get(STEP_TIME) is not None}
-    return steps <= {point.step for point in client.get_metric_history(run_id, STEP_TIME)}
+    history = client.get_metric_history(run.info.run_id, STEP_TIME)
+    return manifest.status == "running" or steps <= {point.step for point in history}
 
 
 def evaluations_digest(run_dir: Path) -> str | None:
@@ -260,13 +268,13 @@ def publish(study_file: Path, results: Path, out: Path) -> None:
     experiment_id = find_or_create_experiment(client, study.study)
     published = {}
     for run in study.runs:
-        found = find_runs(client, experiment_id, run.id)
-        _, rows = read_history(results / run.id)
+        found, run_dir = search_runs(client, experiment_id, run.id), results / run.id
         # not where the store was lost, or did not answer during the run or an earlier attempt
-        is_whole = bool(found) and has_steps(client, found[0], rows)
-        if is_whole:
-            publish_results(client, found[0], results / run.id)
-        published[run.id] = found[0] if is_whole else rebuild_run(results / run.id)
+        if found and is_whole(client, found[0], *read_history(run_dir)):
+            published[run.id] = str(found[0].info.run_id)
+            publish_results(client, published[run.id], run_dir)
+        else:
+            published[run.id] = rebuild_run(run_dir)
     publish_study(out.parent, results)
     write_json(out, published)
 

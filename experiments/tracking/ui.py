@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from mlflow.entities import ViewType
 from experiments.runs.attempts import list_attempts, list_run_dirs, read_history
 from experiments.runs.manifest import RunManifest, read_manifest
 from experiments.runs.metrics import Row
-from experiments.runs.provenance import digest_file
+from experiments.runs.provenance import digest_file, digest_json
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT
 from experiments.support.cli import STUDY, run_cli
@@ -37,7 +37,7 @@ from experiments.tracking.publish import (
     EVALUATIONS_TAG,
     STUDY_RUN,
     evaluations_digest,
-    has_steps,
+    is_whole,
     publish_study,
     rebuild,
     rebuild_run,
@@ -62,7 +62,7 @@ TRUSTED = {  # which MLflow takes from the environment, and a user may have set
     "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS": f"http://{NAME}:*",
 }
 RESULTS, RECORDS = Path("results"), ROOT / "experiments" / "records"
-RECORD_TAG = "record_sha256"  # of an experiment: of the record's claims, once all of it is read
+RECORD_TAG = "record_sha256"  # of an experiment: of the record's files, once all of it is read
 MOST_RUNS = 50_000  # that MLflow lists at once
 
 
@@ -98,7 +98,9 @@ def add_record(client: MlflowClient, record: Path, but: set[str]) -> None:
     study, claims = record.name, record / "claims.json"
     if study in but | _deleted_studies(client) or not claims.is_file():
         return
-    experiment, digest = client.get_experiment_by_name(study), digest_file(claims)
+    files = {str(it.relative_to(record)): it for it in record.rglob("*") if it.is_file()}
+    digest = digest_json({name: digest_file(it) for name, it in files.items()})
+    experiment = client.get_experiment_by_name(study)
     if experiment is not None and experiment.tags.get(RECORD_TAG) == digest:
         return
     with _named_errors():
@@ -170,17 +172,12 @@ def server_command(port: int) -> list[str]:
 def _shows_run(
     client: MlflowClient, manifest: RunManifest, rows: Sequence[Row], run_dir: Path
 ) -> bool:
-    """Whether the store holds this very run, and all steps of one that has ended.
-
-    One that is being read is RUNNING there.
-    """
-    tags = {
-        "started_at": manifest.started_at,
-        "attempt": str(manifest.attempt),
-        EVALUATIONS_TAG: evaluations_digest(run_dir),
-    }
-    held = _held(client, manifest.study, manifest.run, STATUS[manifest.status], tags)
-    return bool(held) and (manifest.status == "running" or has_steps(client, held, rows))
+    """Whether the store holds this very run; one that is being read is RUNNING there."""
+    experiment = client.get_experiment_by_name(manifest.study)
+    held = search_runs(client, experiment.experiment_id, manifest.run) if experiment else []
+    if not held or held[0].data.tags.get(EVALUATIONS_TAG) != evaluations_digest(run_dir):
+        return False
+    return is_whole(client, held[0], manifest, rows)
 
 
 def _shows_claims(client: MlflowClient, study: str, claims: Path) -> bool:
@@ -192,18 +189,6 @@ def _shows_claims(client: MlflowClient, study: str, claims: Path) -> bool:
         for it in held
     ]
     return bool(shown) and all(shown)
-
-
-def _held(
-    client: MlflowClient, study: str, run: str, status: str, tags: Mapping[str, str | None]
-) -> str:
-    """MLflow's id of the run if its newest one has this status and these tags, else ""."""
-    experiment = client.get_experiment_by_name(study)
-    held = search_runs(client, experiment.experiment_id, run) if experiment else []
-    if not held or held[0].info.status != status:
-        return ""
-    found = {name: held[0].data.tags.get(name) for name in tags}
-    return str(held[0].info.run_id) if found == tags else ""
 
 
 def _remove_record(client: MlflowClient, study: str, but: set[str]) -> None:

@@ -14,6 +14,8 @@ from experiments.verl.written_forms import BOX, END_OF_TURN
 
 # As in DAPO: the answer ends the response, so that an early guess does not count.
 ANSWER_TAIL_CHARS = 300
+# data_source of a row, or what stands before its first slash
+MATHEMATICS = ("dapo-math", "math_dapo", "aime-2024", "aime-2025")
 ANSWER_LINE = re.compile(r"answer\**\s*:\s*([^\n]+)", re.IGNORECASE)
 
 _VERIFIER = MathVerifier()
@@ -30,7 +32,7 @@ def compute_score(
     """Reward and accuracy of one response; to be called from any thread.
 
     Args:
-        data_source: a generated task's name; every other source is mathematics.
+        data_source: a generated task's name, or one of mathematics.
         solution_str: the response, without special tokens.
         ground_truth: the right answer.
         extra_info: not used; verl gives it, and more.
@@ -40,11 +42,19 @@ def compute_score(
     Returns:
         `score`: what the local trainer gives for a generated task, else DAPO's 1 or -1; `acc`: 1
         if the answer is right, else 0.
+
+    Raises:
+        ValueError: a data source whose answers have no rule here, or another rule.
     """
     if data_source in GENERATED_TASKS:
         said = END_OF_TURN.sub("", solution_str)
         right = score(TaskConfig(name=data_source), said, ground_truth)
         return {"score": right, "acc": right}
+    if data_source.partition("/")[0] not in MATHEMATICS:
+        raise ValueError(
+            f"data_source: {data_source}: its answers have no rule here: write dapo-math/NAME in "
+            "the rows if they are mathematics, else use another reward.custom_reward_function"
+        )
     if rule == "math_dapo":
         return _score_of_dapo(solution_str, ground_truth)
     if rule != "math-verify":

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from huggingface_hub import hf_hub_download
 
 from experiments.rl.config import TaskConfig
-from experiments.rl.tasks import GENERATED_TASKS, Split
+from experiments.rl.tasks import Split
 from experiments.runs.provenance import digest_file
 from experiments.study.schema import ROOT
 from experiments.support.hub_errors import explain_download_errors
@@ -83,12 +83,7 @@ def _local_source(path: Path, sha256: str, split: Split) -> Source:
     if not found.is_file():
         raise ValueError(f"{path}: no such file; {key} are relative to the repository root")
     _require_sha256(found, sha256, f"take the right file or correct {key}")
-    if path.stem in GENERATED_TASKS:
-        raise ValueError(
-            f"{path}: answers of a file of this name would be scored as the task {path.stem}'s; "
-            "rename it"
-        )
-    return Source(path.stem, found, {"file": str(path), "sha256": sha256})
+    return Source(f"dapo-math/{path.stem}", found, {"file": str(path), "sha256": sha256})
 
 
 def _hub_source(file: HubFile, split: Split) -> Source:

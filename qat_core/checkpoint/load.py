@@ -17,7 +17,7 @@ from qat_core.checkpoint.architecture import (
     require_tied_copies,
     without_tied_copies,
 )
-from qat_core.checkpoint.shards import Shards, read_json
+from qat_core.checkpoint.shards import HF_QUANT_CONFIG, Shards, read_json
 from qat_core.weights.hub_names import HubNames
 
 
@@ -57,5 +57,10 @@ def full_precision_shards(folder: Path) -> Shards:
         raise ValueError(
             f"{folder / 'config.json'}: quantization_config: already quantized; name a BF16 or "
             "FP32 checkpoint"
+        )
+    if (folder / HF_QUANT_CONFIG).is_file():
+        raise ValueError(
+            f"{folder}: holds {HF_QUANT_CONFIG}, so that vLLM takes its weights for quantized; "
+            "name a BF16 or FP32 checkpoint, or remove the file"
         )
     return shards

@@ -11,6 +11,7 @@ from torch import Tensor
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 ADAPTER = "adapter_config.json"  # where peft is installed, transformers adds what it names
+HF_QUANT_CONFIG = "hf_quant_config.json"  # of ModelOpt; vLLM goes by it, transformers does not
 MISTRAL_FILES = "consolidated*.safetensors"  # the same weights once more; vLLM looks for it first
 FIX = "copy the checkpoint again"
 

@@ -27,7 +27,7 @@ from qat_core.checkpoint.load import full_precision_shards
 from qat_core.checkpoint.manifest import MANIFEST, verify_manifest, write_manifest
 from qat_core.checkpoint.ranks import on_first_rank
 from qat_core.checkpoint.read import require_described
-from qat_core.checkpoint.shards import INDEX, Shards, read_json
+from qat_core.checkpoint.shards import HF_QUANT_CONFIG, INDEX, Shards, read_json
 from qat_core.checkpoint.unpacked import as_stored, left_out
 from qat_core.options import CheckpointFormat
 from qat_core.planning.plan import QuantPlan, plan, state_tensors, uncompiled
@@ -279,7 +279,7 @@ def _write(
     config |= {"dtype": "bfloat16", "quantization_config": quantization_config(kind, ignored)}
     _write_json(folder / "config.json", config)
     if kind == "modelopt":
-        _write_json(folder / "hf_quant_config.json", hf_quant_config(ignored))
+        _write_json(folder / HF_QUANT_CONFIG, hf_quant_config(ignored))
     require_described(folder)
     write_manifest(folder)
     return total_bytes

@@ -7,12 +7,12 @@ from typing import Any, Literal
 from qat_core.doctor.laboratory import Laboratory, Setting
 from qat_core.doctor.probes import PROBES, Evidence, Probe
 from qat_core.doctor.statistics import Bootstrap, Estimate, k3_per_sequence
+from qat_core.doctor.verl_run import BANDS
 
 Verdict = Literal["fault", "consequence", "noise", "none", "not measured"]
 # Of the k3 of one model in BF16 and in FP32: two computations in BF16 that round independently are
 # twice as far apart, and as much again is left for the spread of both estimates.
 NOISE_FACTOR = 4.0
-BANDS = {"dense": (1e-5, 3e-4), "moe": (1e-4, 1e-3)}
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from qat_core.doctor.diagnosis import BANDS
-from qat_core.doctor.verl_run import K1, K3, Judgement, Sign, VerlRun
+from qat_core.doctor.verl_run import BANDS, K1, K3, Judgement, Sign, VerlRun
 
 NUM_RESAMPLES = 2000
 # of the last steps, for the level, against the first, for the growth

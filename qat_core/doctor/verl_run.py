@@ -25,6 +25,8 @@ DUMP = re.compile(r"\d+\.jsonl")
 # of a line that is no JSON, or another JSON than verl writes
 DAMAGE = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
 K3, K1 = "rollout_corr/k3_kl", "rollout_corr/kl"
+# of k3, usual of BF16 on both sides, by kind of model
+BANDS = {"dense": (1e-5, 3e-4), "moe": (1e-4, 1e-3)}
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,11 @@ from typing import Any
 from qat_core.options import BLOCK_SIZE, CheckpointFormat
 from qat_core.planning.recipe import REGEX_PREFIX
 
+# Keys that are looked at, or say nothing that engines compute with. Others have to be empty:
+# rotations (`transform_config`), an FP8 KV cache (`kv_cache_scheme`), a second list of modules.
+_KNOWN = {"quant_method", "quant_algo", "group_size", "format", "config_groups", "ignore"}
+_KNOWN |= {"quantization_status", "version", "global_compression_ratio", "producer"}
+
 
 def quantization_config(kind: CheckpointFormat, ignored: Sequence[str]) -> dict[str, Any]:
     """`quantization_config` of config.json; `ignored` are the linear modules left in BF16."""
@@ -57,10 +62,14 @@ def format_of(declared: Any, where: str) -> tuple[CheckpointFormat, list[str]]:
             re.compile(each.removeprefix(REGEX_PREFIX))
         except re.error as error:
             raise ValueError(f"{where}.ignore: {each!r}: not a regex: {error}") from None
+    for key in declared.keys() - _KNOWN:
+        if declared[key]:
+            raise ValueError(f"{where}.{key}: {declared[key]!r}: not read here: it has to be empty")
     if declared.get("quant_method") == "modelopt" and declared.get("quant_algo") == "W4A16_NVFP4":
         _require(declared, {"group_size": BLOCK_SIZE}, where)
         return "modelopt", ignored
     if declared.get("format") == "nvfp4-pack-quantized":
+        _require(declared, {"quant_method": "compressed-tensors"}, where)
         _require_weight_only(declared.get("config_groups"), f"{where}.config_groups")
         return "compressed-tensors", ignored
     raise ValueError(f"{where}: not NVFP4 of compressed-tensors or ModelOpt")
@@ -90,7 +99,8 @@ def _require_weight_only(groups: Any, where: str) -> None:
     where = f"{where}.{name}"
     if not isinstance(group, dict) or not isinstance(group.get("weights"), dict):
         raise ValueError(f"{where}.weights: missing")
-    _require(group, {"targets": ["Linear"], "input_activations": None}, where)
+    own = {"targets": ["Linear"], "input_activations": None, "output_activations": None}
+    _require(group, own, where)
     needed = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": BLOCK_SIZE}
     _require(group["weights"], needed | {"symmetric": True, "dynamic": False}, f"{where}.weights")
 

@@ -4,7 +4,10 @@ It is built on the meta device, by the class that verl's workers will build, and
 for their names, so that what workers, or the first sync, would refuse is refused at once.
 """
 
+import re
 from collections import Counter
+from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from functools import partial
 from math import prod
 from pathlib import Path
@@ -13,7 +16,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedConfig
 from transformers.utils import cached_file
 
 from qat_core.checkpoint.load import require_whole
@@ -22,10 +25,15 @@ from qat_core.planning.plan import QuantPlan, bf16_plan, refusals, unchecked_pla
 from qat_core.planning.recipe import Recipe
 from qat_core.planning.structure import expert_blocks
 from qat_core.rollout.vllm.compat import require_reloadable
-from qat_core.verl.rules import MODEL, QAT, REPLAY_MODE
+from qat_core.verl.rules import MODEL, QAT, REPLAY_MODE, VLLM
 from qat_core.weights.hub_names import HubNames
 
 QUIETLY: Any = {"_raise_exceptions_for_missing_entries": False}
+# Of a configuration: what trainer or engine reads alone, and what SERVED says.
+ONE_SIDED = re.compile(
+    r"attn_implementation|(torch_)?dtype|use_cache|output_\w+|\w*drop(out)?|\w+_token_id"
+    r"|router_aux_loss_coef|max_position_embeddings|architectures|quantization_config"
+)
 SHOWN = 5  # problems of one model, which often has the same in each layer
 
 
@@ -38,8 +46,12 @@ def describe_packed(config: DictConfig, recipe: Recipe | None) -> str:
     """
     given: Any = OmegaConf.to_container(config.actor_rollout_ref.model, resolve=True)
     path, is_trusted = given.get("path"), bool(given.get("trust_remote_code"))
+    trained = given.get("override_config") or {}
+    trained = trained.get("model_config", trained)
     try:
-        model_config = _model_config(given, is_trusted)
+        read = _read_config(given.get("hf_config_path") or path, is_trusted)
+        model_config = deepcopy(read)
+        _update(model_config, trained)
     except Exception as error:  # whatever is wrong there, verl's workers will say
         return f"known once workers have read {path} ({type(error).__name__})"
     try:
@@ -47,7 +59,10 @@ def describe_packed(config: DictConfig, recipe: Recipe | None) -> str:
         model = _meta_model(model_config, is_trusted)
     except ValueError as error:
         raise ValueError(f"{MODEL}.path: {path}: {error}") from None
-    found = []
+    served: Any = OmegaConf.select(config, f"{VLLM}.hf_overrides")
+    served = OmegaConf.to_container(served) if isinstance(served, DictConfig) else {}
+    is_closed = not (is_trusted or given.get("external_lib"))  # else a user's code may read more
+    found = list(_differing(read, trained, served, is_closed))
     if OmegaConf.select(config, REPLAY_MODE) == "R3" and not expert_blocks(model):
         found.append(f"{REPLAY_MODE}: R3: the model has no experts; remove the key")
     if recipe is None:
@@ -92,20 +107,48 @@ def _packed(checked: QuantPlan) -> str:
     return f"{len(checked.quantized)} of {len(sizes)} tensors, {share:.0%} of the weights ({kinds})"
 
 
-def _model_config(given: dict[str, Any], is_trusted: bool) -> Any:
-    """transformers' configuration with the command's changes, as verl's `HFModelConfig` has it."""
-    from verl.utils.model import update_model_config
-
-    path = given.get("hf_config_path") or given["path"]
+def _read_config(path: str, is_trusted: bool) -> Any:
     read = partial(AutoConfig.from_pretrained, path, trust_remote_code=is_trusted)
     try:
-        found = read(local_files_only=True)  # without a network, a name of the hub waits for 24 s
+        return read(local_files_only=True)  # without a network, a name of the hub waits for 24 s
     except OSError:
-        found = read()
-    changes = given.get("override_config") or {}
-    changes = changes.get("model_config", changes)
-    update_model_config(found, {k: v for k, v in changes.items() if k != "attn_implementation"})
-    return found
+        return read()
+
+
+def _update(model_config: Any, changes: Mapping[str, Any]) -> None:
+    """As verl's `HFModelConfig` does."""
+    from verl.utils.model import update_model_config
+
+    kept = {key: value for key, value in changes.items() if key != "attn_implementation"}
+    update_model_config(model_config, kept)
+
+
+def _differing(
+    read: Any,
+    trained: Mapping[str, Any],
+    served: Mapping[str, Any],
+    is_closed: bool,
+    prefix: str = "",
+) -> Iterator[str]:
+    """A line for each key of the configuration by which trainer and vLLM compute differently.
+
+    Also for those that nothing reads, as `rope_theta` where transformers has `rope_parameters`.
+    """
+    for key in dict.fromkeys((*trained, *served)):
+        own, name = getattr(read, key, None), f"{MODEL}.override_config.{prefix}{key}"
+        ours, theirs = trained.get(key, own), served.get(key, own)
+        if isinstance(own, PreTrainedConfig):
+            parts = trained.get(key, {}), served.get(key, {})
+            yield from _differing(own, *parts, is_closed, f"{prefix}{key}.")
+        elif ours == theirs or ONE_SIDED.fullmatch(key):
+            continue
+        elif hasattr(read, key) or key in served:  # vLLM knows older names, too
+            yield (
+                f"{name}: {ours} in the trainer, but {theirs} in vLLM: give {VLLM}.hf_overrides."
+                f"{prefix}{key} the same value, or change config.json"
+            )
+        elif is_closed:
+            yield f"{name}: {ours}: {type(read).__name__} has no such key; correct or remove it"
 
 
 def _meta_model(config: Any, is_trusted: bool) -> nn.Module:

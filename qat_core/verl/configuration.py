@@ -13,6 +13,7 @@ level.
 import json
 import sys
 from collections.abc import Iterable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -192,11 +193,13 @@ def _require_known_keys(config: DictConfig) -> None:
         for key in given
         if key not in ("_target_", *KEYS)
     ]
-    defaults = said_by_verl("actor/actor")
-    for key in KEYS:
-        value = OmegaConf.select(config, f"{ACTOR}.qat.{key}")
+    sections = {ACTOR: said_by_verl("actor/actor")}
+    if not OmegaConf.is_interpolation(config.actor_rollout_ref.rollout, "qat"):  # of QAT
+        sections[ROLLOUT] = {"qat.enable": OmegaConf.select(config, f"{ROLLOUT}.qat.enable")}
+    for (section, defaults), key in product(sections.items(), KEYS):
+        value = OmegaConf.select(config, f"{section}.qat.{key}")
         if value != defaults.get(f"qat.{key}"):
-            refused.append(f"{ACTOR}.qat.{key}: {value}: verl does not read it; set {QAT}.{key}")
+            refused.append(f"{section}.qat.{key}: {value}: verl does not read it; set {QAT}.{key}")
     if refused:
         raise ValueError("\n".join(refused))
 

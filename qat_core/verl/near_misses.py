@@ -97,6 +97,8 @@ def _plain_keys(section: dict[Any, Any], prefix: str, seen: set[str]) -> Iterato
         is_section = isinstance(value, dict)
         said = key if is_section else f"{key}: {_text(value)}"
         group = _meant(str(name), _text(value))
+        if not prefix and is_section and name in GROUPS:
+            group = str(name)
         if not prefix and _text(value) in OURS:  # below, it may name an experiment
             group = "nvfp4"
         if group:

@@ -47,6 +47,25 @@ def measured_scales(
     return scales, is_representable(_flat(amax)).all()
 
 
+def require_finite_unpacked(weights: Mapping[str, Tensor]) -> None:
+    """ValueError naming one that is not finite in BF16; waits once, and raises on all ranks."""
+    floating = {name: it for name, it in weights.items() if it.is_floating_point()}
+    if floating and not bool((finite := finite_unpacked([*floating.values()])).all()):
+        name = next(it for it, fits in zip(floating, finite, strict=True) if not fits)
+        raise ValueError(f"{name}: holds NaN or infinity once rounded to BF16")
+
+
+def finite_unpacked(weights: Sequence[Tensor]) -> Tensor:
+    """Whether each is finite in BF16, bool, 1-D, without a wait.
+
+    Reads each rank's part once, at the bandwidth of its memory: little beside sending it.
+    """
+    local = [_local(weight) for weight in weights]
+    norms = torch._foreach_norm([it if it.numel() else it.new_zeros(1) for it in local], torch.inf)
+    amax = torch.stack([it.to(norms[0].device, torch.bfloat16) for it in norms])
+    return _over_ranks(amax.float(), weights).isfinite()
+
+
 def pack(name: str, weight: Tensor, scale: Tensor, method: BlockScaleMethod) -> PackedTensor:
     """The whole weight, packed; of a sharded one on every rank."""
     if not isinstance(weight, DTensor):
@@ -66,11 +85,14 @@ def _amax(groups: Sequence[Mapping[str, Tensor]]) -> list[Tensor]:
         _of_all_rows(values, *next(iter(members.items())))
         for values, members in zip(group_amax(local), groups, strict=True)
     ]
+    return _split_as(amax, _over_ranks(_flat(amax), weights))
+
+
+def _over_ranks(amax: Tensor, weights: Sequence[Tensor]) -> Tensor:
+    """The largest over all ranks that share the weights."""
     meshes = dict.fromkeys(w.device_mesh for w in weights if isinstance(w, DTensor))
-    if not meshes:
-        return amax
     ranks = [group for mesh in meshes for group in mesh.get_all_groups()]
-    return _split_as(amax, max_over_ranks(_flat(amax), *ranks))
+    return max_over_ranks(amax, *ranks) if ranks else amax
 
 
 def _local(weight: Tensor) -> Tensor:

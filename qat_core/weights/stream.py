@@ -12,10 +12,17 @@ from qat_core.planning.recipe import Recipe, require_recipe
 from qat_core.training.preparation import refuse_adapters, require_as_prepared, state_of
 from qat_core.training.state_dicts import full_precision_state
 from qat_core.weights.hub_names import Weight
-from qat_core.weights.packing import group_scales, measured_scales, pack
+from qat_core.weights.packing import (
+    finite_unpacked,
+    group_scales,
+    measured_scales,
+    pack,
+    require_finite_unpacked,
+)
 
 Read = Callable[[str], Tensor]
-# names of a group, and whether they are finite: asked for once everything is queued
+# names of a group, or of one that is not packed, and whether they are finite: asked for once
+# everything is queued
 Unchecked = list[tuple[tuple[str, ...], Tensor]]
 AS_PREPARED: Any = object()  # not None, which packs nothing
 
@@ -49,8 +56,8 @@ def weight_stream(
     Raises:
         ValueError: at once if just one of plan and recipe is None, or the model was prepared with
             others, has adapters of PEFT or a weight that was replaced after `prepare`, or holds
-            other state than the plan knows; naming a weight to be packed that is not finite in
-            BF16, on all ranks alike: before the first weight, or after the last if weights have to
+            other state than the plan knows; naming a weight that is not finite in BF16, packed or
+            not, on all ranks alike: before the first weight, or after the last if weights have to
             be moved to a GPU. After the last, too, if weights were written in the meantime.
     """
     model = uncompiled(model)
@@ -152,11 +159,15 @@ def packed_weights(
     scales: dict[str, Tensor] = {}
     unchecked: Unchecked = []
     if resident:
+        require_finite_unpacked({e.name: read(e.name) for e in plan.entries if e.group is None})
         groups = [{name: read(name) for name in names} for names in plan.groups.values()]
         scales = dict(zip(plan.groups, group_scales(groups, recipe.scale_policy), strict=True))
     for entry in plan.entries:
         if entry.group is None:
-            yield entry.name, _unpacked(read(entry.name), entry)
+            weight = _unpacked(read(entry.name), entry)
+            if not resident and weight.is_floating_point():
+                unchecked.append(((entry.name,), finite_unpacked([weight])[0]))
+            yield entry.name, weight
         elif entry.name == plan.groups[entry.group][0]:  # the others of its group come along
             names = plan.groups[entry.group]
             known = scales.get(entry.group)
@@ -202,5 +213,7 @@ def _require_finite(unchecked: Unchecked, read: Read, recipe: Recipe) -> None:
     if not unchecked or bool(torch.stack([finite for _, finite in unchecked]).all()):
         return
     names = next(names for names, finite in unchecked if not bool(finite))
-    group_scales([{name: read(name) for name in names}], recipe.scale_policy)
+    weights = {name: read(name) for name in names}
+    require_finite_unpacked(weights)
+    group_scales([weights], recipe.scale_policy)
     raise AssertionError(f"{names}: finite once read again")

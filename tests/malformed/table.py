@@ -11,7 +11,6 @@ from typing import get_args
 from experiments.study.schema import ROOT
 from qat_core.arguments import positive_int
 from tests.malformed.kind import Outcome, try_once
-from tests.malformed.kinds import KINDS
 
 PAGE = ROOT / "docs" / "reliability.md"
 BEGIN, END = "<!-- begin: malformed input -->", "<!-- end: malformed input -->"
@@ -20,6 +19,8 @@ OUTCOMES = get_args(Outcome)
 
 def count(num_cases: int) -> dict[str, Counter[Outcome]]:
     """Outcomes of so many random cases of each kind; prints what should not happen."""
+    from tests.malformed.kinds import KINDS  # torch: not for help
+
     counts: dict[str, Counter[Outcome]] = {}
     for name, kind in KINDS.items():
         counts[name] = Counter()

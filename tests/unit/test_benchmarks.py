@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +15,7 @@ from torch import nn
 
 from analysis.tables.rows import rows_sections
 from experiments.benchmarks import engines, parameter
+from experiments.benchmarks.__main__ import main
 from experiments.benchmarks.bitwise import State, compare, differing, digests, summary
 from experiments.benchmarks.engine_tables import TABLES, rows_of
 from experiments.benchmarks.main_job import stages
@@ -194,9 +194,9 @@ def refuse(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     record = folder / "record.json"
-    monkeypatch.setattr(sys, "argv", [program, str(record), *options])
+    monkeypatch.setattr(sys, "argv", ["benchmarks", program, str(record), *options])
     with pytest.raises(SystemExit) as ended:
-        run_cli(import_module(f"experiments.benchmarks.{program}").main)
+        run_cli(main)
     assert ended.value.code == 2
     # argparse puts the usage before it
     assert f"error: {line}" in capsys.readouterr().err.splitlines()[-1]
@@ -265,7 +265,7 @@ def test_one_bit_of_a_served_tensor_is_seen_and_what_nothing_reads_is_not() -> N
 def test_what_a_benchmark_records_can_be_drawn(
     name: str, options: list[str], rows_at_least: int, tmp_path: Path
 ) -> None:
-    program = [sys.executable, "-m", "experiments.benchmarks.parameter"]
+    program = [sys.executable, "-m", "experiments.benchmarks", "parameter"]
     command = [*program, str(tmp_path / "new" / f"{name}_x.json"), "--device", "cpu"]
     done = subprocess.run(
         [*command, "--rounds", "1", *options], cwd=ROOT, capture_output=True, text=True

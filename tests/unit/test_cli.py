@@ -36,24 +36,6 @@ def test_help_describes_every_option(command: str, monkeypatch: pytest.MonkeyPat
     assert [it.dest for it in parser._actions if not it.help] == []
 
 
-HELP = """
-import sys
-from qat_core.cli import COMMANDS, main
-for command in COMMANDS:
-    sys.argv[1:] = [command, "--help"]
-    try:
-        main()
-    except SystemExit:
-        print("loaded by", command, {"torch", "transformers", "hydra", "verl"} & {*sys.modules})
-"""
-
-
-def test_help_imports_nothing_slow() -> None:
-    done = subprocess.run([sys.executable, "-c", HELP], capture_output=True, text=True, check=True)
-    loaded = [line for line in done.stdout.splitlines() if line.startswith("loaded by")]
-    assert loaded == [f"loaded by {command} set()" for command in COMMANDS]
-
-
 def test_the_command_alone_lists_all(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -131,6 +131,21 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
         _group(lambda it: it.update(input_activations={"num_bits": 4})),
         r"group_0\.input_activations: .* only None",
     ),
+    "quantized outputs": (
+        _group(lambda it: it.update(output_activations={"num_bits": 8})),
+        r"group_0\.output_activations: .* only None",
+    ),
+    **{
+        key: (
+            _quantization(lambda it, key=key: it.update({key: {"num_bits": 8}})),
+            rf"quantization_config\.{key}: .* has to be empty",
+        )
+        for key in ("kv_cache_scheme", "transform_config")
+    },
+    "another method": (
+        _quantization(lambda it: it.update(quant_method="gptq")),
+        r"quantization_config\.quant_method: 'gptq': only 'compressed-tensors'",
+    ),
     "ignore is no list": (
         _quantization(lambda it: it.update(ignore="lm_head")),
         r"quantization_config\.ignore: 'lm_head'",
@@ -283,10 +298,14 @@ def test_two_sets_of_weights_are_refused(
         read(folder)
 
 
-BESIDE = {"adapter_config.json": "holds .* beside weights", "model.fp16.safetensors": "two sets"}
+BESIDE = {
+    "adapter_config.json": "holds .* beside weights",
+    "model.fp16.safetensors": "two sets",
+    "hf_quant_config.json": "takes its weights for quantized",
+}
 
 
-@pytest.mark.parametrize(("file", "message"), BESIDE.items(), ids=["adapter", "only vLLM's"])
+@pytest.mark.parametrize(("file", "message"), BESIDE.items(), ids=BESIDE)
 @EVERYWHERE
 def test_a_file_that_only_some_programs_would_read_is_refused(
     nano_dir: Path, tmp_path: Path, read: Callable[[Path], object], file: str, message: str

@@ -192,10 +192,12 @@ def test_a_prepared_models_stream_is_refused(family: str, bad: float) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("packed", [True, False])
 def test_a_stream_from_the_host_to_a_gpu_is_refused_before_its_end(
-    model: nn.Module, family: str
+    model: nn.Module, family: str, packed: bool
 ) -> None:
-    stream = weight_stream(model, plan(model, Recipe()), Recipe(), "cuda")
+    recipe = Recipe() if packed else None
+    stream = weight_stream(model, recipe and plan(model, recipe), recipe, "cuda")
     with pytest.raises(ValueError, match=f"^{WEIGHTS[family]}: holds NaN or infinity"):
         list(stream)
 
@@ -221,12 +223,15 @@ def test_an_export_is_refused_and_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_not_packed_may_hold_anything(model: nn.Module, family: str) -> None:
-    name = WEIGHTS[family]
-    streamed = dict(weight_stream(model, None, None))
-    assert torch.equal(
-        torch.as_tensor(streamed[name]).isfinite(), model.get_parameter(name).bfloat16().isfinite()
-    )
+@pytest.mark.parametrize("name", ["model.norm.weight", "lm_head.weight"])
+@pytest.mark.parametrize("recipe", [Recipe(), None], ids=["nvfp4", "bf16"])
+def test_what_is_not_packed_is_refused_too(name: str, recipe: Recipe | None, bad: float) -> None:
+    model = tiny_model("qwen3").float()
+    with torch.no_grad():
+        model.get_parameter(name).view(-1)[5] = bad
+    stream = weight_stream(model, recipe and plan(model, recipe), recipe)
+    with pytest.raises(ValueError, match=f"^{name}: holds NaN or infinity"):
+        next(stream)
 
 
 POLICIES, METHODS = ("pow2", "amax"), ("max", "four_over_six", "mse")

@@ -52,8 +52,8 @@ def copy_repository(root: Path) -> None:
 
 
 def module(name: str, *arguments: object, folder: Path) -> Done:
-    """`python -m name` in `folder`."""
-    return run([sys.executable, "-m", name, *arguments], cwd=folder)
+    """`python -m name` in `folder`; a name may have two words, module and command."""
+    return run([sys.executable, "-m", *name.split(), *arguments], cwd=folder)
 
 
 def imported(done: Done) -> set[str]:

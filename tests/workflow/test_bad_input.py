@@ -123,7 +123,7 @@ PROGRAM_ERRORS = {
         "smoke.yaml: trainer: local has no verl command; name a study with trainer: verl",
     ),
     "unknown model": (
-        ("experiments.base.make", "--model", "x", "--out", "out"),
+        ("experiments.base make", "--model", "x", "--out", "out"),
         "--model: x is not in the study; it has tiny",
     ),
     "no results": (

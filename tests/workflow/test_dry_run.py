@@ -224,7 +224,7 @@ def test_every_rule_quotes_the_study_file(tmp_path: Path, study: Path) -> None:
     commands = [line.removeprefix(before) for line in lines if f"{before}python" in line]
     modules = {shlex.split(command)[2].removesuffix(".__main__") for command in commands}
     assert {
-        "experiments.base.make",
+        "experiments.base",
         "experiments.launch.run",
         "experiments.evaluate.run",
     } <= modules
@@ -254,7 +254,7 @@ def test_make_run_takes_a_study_file_of_any_name(tmp_path: Path, study: Path) ->
     log = tmp_path / "log"
     done = run(["make", *options, "run", f"STUDY={name}"], cwd=tmp_path, LOG=str(log))
     assert done.returncode == 0, done.stderr
-    assert f"python -m experiments.launch.study {study}\n" in log.read_text()
+    assert f"python -m analysis.run {study}\n" in log.read_text()
     require_nothing_executed(tmp_path)
 
 

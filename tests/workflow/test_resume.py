@@ -37,7 +37,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert text.count("steps: 6\n") == 1
     (folder / "study.yaml").write_text(text.replace("steps: 6\n", f"steps: {STEPS}\n"))
     out = ("--model", "tiny", "--out", "results/base/tiny")
-    done = module("experiments.base.make", "--study", "study.yaml", *out, folder=folder)
+    done = module("experiments.base make", "--study", "study.yaml", *out, folder=folder)
     assert done.returncode == 0, done.stderr
     MlflowClient(f"sqlite:///{folder}/mlflow.db").search_experiments()
     return folder

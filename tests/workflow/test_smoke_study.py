@@ -210,7 +210,8 @@ def summarize(store: Path) -> dict[str, Any]:
             run.data.metrics,
             sorted(a.path for a in client.list_artifacts(run.info.run_id)),
         )
-        for run in client.search_runs([experiment.experiment_id])
+        # arms are tagged as the study is, whose own run begins last
+        for run in client.search_runs([experiment.experiment_id], order_by=["start_time ASC"])
     }
 
 

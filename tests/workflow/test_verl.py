@@ -45,7 +45,7 @@ def train(
     base = folder / "results" / "base" / model
     data = folder / "results" / "data" / study["study"]
     for program, *arguments in (
-        ("experiments.base.make", "--model", model, "--out", base),
+        ("experiments.base make", "--model", model, "--out", base),
         ("experiments.verl.data", "--out", data),
         ("experiments.launch.run", "--run", run_dir.name, "--log", folder / "train.log"),
     ):

@@ -46,7 +46,7 @@ rule base:
     message:
         "Making the base checkpoint {wildcards.base}"
     shell:
-        "python -m experiments.base.make --study {params.study:q} --model {wildcards.base:q}"
+        "python -m experiments.base make --study {params.study:q} --model {wildcards.base:q}"
         " --out {params.out:q} 2>&1 | tee {log:q}"
 
 

@@ -27,6 +27,13 @@ CPU_KV_CACHE_BYTES = 2**28
 PAST_THE_RELOAD = {"GptOssForCausalLM": "experts and attention sinks"}
 
 
+def vllm_version() -> str:
+    """Version of the installed vLLM."""
+    import vllm
+
+    return str(vllm.__version__)
+
+
 def require_supported(version: str, *, on_cpu: bool) -> None:
     """ValueError that names the installed and the supported versions of vLLM for a platform."""
     platform = "CPU" if on_cpu else "CUDA"

@@ -299,13 +299,6 @@ def _patched_vllm() -> Any:
     return vllm
 
 
-def vllm_version() -> str:
-    """Version of the installed vLLM."""
-    import vllm
-
-    return str(vllm.__version__)
-
-
 def _require_kernels(worker: Any) -> None:
     require_asked(worker.model_runner.get_model())
 

@@ -42,7 +42,7 @@ def metrics_of(run: Run, num_steps: int) -> list[dict[str, float]]:
 
 def evaluations_of(study: Study, run: Run) -> list[dict[str, Any]]:
     num_steps, num_prompts = study.rl.steps, study.evaluation.prompts
-    generator = np.random.default_rng([run.seed, 7, len(run.arm)])
+    generator = np.random.default_rng([run.seed, 7, len(run.arm), len(run.model)])
     evaluations: list[dict[str, Any]] = []
     accuracies = {0: 0.35, num_steps: 0.7}
     accuracies.setdefault(num_steps // 2, 0.5)

@@ -125,15 +125,17 @@ def test_a_mean_over_responses_that_is_undefined_is_refused(
         judge(study, results_dir)
 
 
-@pytest.mark.parametrize("source", ["nvfp4-qat_seed1", "bf16_seed4"])
+@pytest.mark.parametrize(
+    "source", ["nano-moe_nvfp4-qat_seed1", "nano-moe_bf16_seed4", "nano-dense_nvfp4-qat_seed4"]
+)
 @pytest.mark.parametrize("file", ["metrics.jsonl", "eval.json"])
-def test_a_run_that_repeats_another_seed_or_arm_is_refused_whatever_time_it_took(
+def test_a_run_that_repeats_another_seed_arm_or_model_is_refused_whatever_time_it_took(
     study: Study, results_dir: Path, file: str, source: str
 ) -> None:
-    copied = (results_dir / f"nano-moe_{source}" / file).read_text()
+    copied = (results_dir / source / file).read_text()
     copy = results_dir / "nano-moe_nvfp4-qat_seed4" / file
     copy.write_text(copied.replace('"timing_s/gen": 2.0', '"timing_s/gen": 3.0'))
-    with pytest.raises(ValueError, match=rf"nvfp4-qat_seed4: has the .* of nano-moe_{source} in e"):
+    with pytest.raises(ValueError, match=rf"nvfp4-qat_seed4: has the .* of {source} in e"):
         judge(study, results_dir)
 
 

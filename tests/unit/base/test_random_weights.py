@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoTokenizer
 
 from experiments.base import random_model
+from experiments.base.__main__ import main
 from experiments.base.seeded import write_seeded_base
 from experiments.rl.tokenizer import character_tokenizer
 from experiments.runs.inputs import base_digest, check_base, read_base_manifest
@@ -30,9 +31,9 @@ def refusal(
     arguments: list[object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> str:
     """The last line; argparse puts the usage before it."""
-    monkeypatch.setattr(sys, "argv", ["random_model", *map(str, arguments)])
+    monkeypatch.setattr(sys, "argv", ["base", "random_model", *map(str, arguments)])
     with pytest.raises(SystemExit) as ended:
-        run_cli(random_model.main)
+        run_cli(main)
     assert ended.value.code == 2
     return capsys.readouterr().err.splitlines()[-1]
 

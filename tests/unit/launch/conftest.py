@@ -44,10 +44,11 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[Program]:
     lock = threading.Lock()
 
     def pretend(command: list[str]) -> int:
-        options = dict(zip(command[3::2], command[4::2], strict=False))
+        first = command.index("--study")
+        options = dict(zip(command[first::2], command[first + 1 :: 2], strict=False))
         name = options.get("--run") or options.get("--model") or "data"
         with lock:
-            programs.append((command[2], name))
+            programs.append((" ".join(command[2:first]), name))
         return 0
 
     use(monkeypatch, pretend)

@@ -135,7 +135,7 @@ def test_data_and_bases_of_other_settings_are_made_again(
     for file in (stale["data"] / "data.json", stale[dense] / "manifest.json"):
         write_json(file, read_json(file) | {"settings": old})
     assert all_of(study, tmp_path).run_all() == []
-    made = [("experiments.verl.data", "data"), ("experiments.base.make", dense)]
+    made = [("experiments.verl.data", "data"), ("experiments.base make", dense)]
     assert sorted(begun) == sorted(made)
     assert {f"{folder}: {line}" for folder in stale.values()} <= set(
         capsys.readouterr().out.splitlines()

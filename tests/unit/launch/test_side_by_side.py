@@ -29,12 +29,12 @@ FAILED = "experiments.launch.run failed, see"
 def test_a_base_comes_before_its_runs(study: Study, begun: list[Program], tmp_path: Path) -> None:
     assert all_of(study, tmp_path).run_all() == []
     assert sorted(begun) == sorted(
-        [("experiments.base.make", base) for base in study.bases]
+        [("experiments.base make", base) for base in study.bases]
         + [("experiments.launch.run", run.id) for run in study.runs]
         + [("experiments.evaluate.run", run.id) for run in study.runs]
     )
     for run in study.runs:
-        base = begun.index(("experiments.base.make", study.base_of(run)))
+        base = begun.index(("experiments.base make", study.base_of(run)))
         trained = begun.index(("experiments.launch.run", run.id))
         assert base < trained < begun.index(("experiments.evaluate.run", run.id))
 
@@ -89,7 +89,7 @@ def test_only_what_is_named_is_run(
     assert trained == {run.id for run in runs}
     assert len(trained) == count
     assert {run.cell for run in runs} <= set(cells or study.cells)
-    bases = [name for module, name in begun if module == "experiments.base.make"]
+    bases = [name for module, name in begun if module == "experiments.base make"]
     assert len(bases) == len(seeds or study.seeds)
 
 
@@ -174,7 +174,7 @@ def test_a_study_of_verl_gets_its_data(
         study, Path("study.yaml"), tmp_path, 1, float("inf"), random_weights=random_weights
     )
     assert programs.run_all() == []
-    maker = "experiments.base.seeded" if random_weights else "experiments.base.make"
+    maker = "experiments.base seeded" if random_weights else "experiments.base make"
     assert begun[:2] == [("experiments.verl.data", "data"), (maker, base)]
     steps = ["experiments.launch.run", "experiments.evaluate.run"][: 1 if random_weights else 2]
     assert begun[2:] == [(step, run.id) for run in study.runs for step in steps]
@@ -186,7 +186,7 @@ def test_a_model_may_be_named_data(begun: list[Program], tmp_path: Path) -> None
     path = tmp_path / "study.yaml"
     path.write_text(yaml.safe_dump(content))
     assert all_of(load_study(path), tmp_path).run_all() == []
-    made = {("experiments.verl.data", "data"), ("experiments.base.make", "data")}
+    made = {("experiments.verl.data", "data"), ("experiments.base make", "data")}
     assert made <= set(begun)
 
 

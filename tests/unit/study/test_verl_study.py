@@ -52,6 +52,15 @@ VERL_ERRORS = {
         },
         "rl.advantage: reward is for answers scored 1 or 0, not as dapo-math's are; use group",
     ),
+    "negative scores, judged by shares of the best": (
+        {
+            "models": {"m": {**VERL["models"]["nano-moe-verl"], "pretrain": None}},
+            "task": {"name": "dapo-math"},
+            "judged_by": "collapse",
+            "claims": None,
+        },
+        "judged_by: collapse is for answers scored 1 or 0, not as dapo-math's are; use parity",
+    ),
     "scores lowered for long answers": (
         {
             "models": {"m": VERL["models"]["nano-moe-verl"] | {"recipe": "qwen3_8b"}},
@@ -98,7 +107,8 @@ VERL_ERRORS = {
 @pytest.mark.parametrize(("changes", "line"), VERL_ERRORS.values(), ids=VERL_ERRORS.keys())
 def test_error_of_a_verl_study(tmp_path: Path, changes: dict[str, Any], line: str) -> None:
     path = tmp_path / "study.yaml"
-    path.write_text(yaml.safe_dump(VERL | changes))
+    content = {key: value for key, value in (VERL | changes).items() if value is not None}
+    path.write_text(yaml.safe_dump(content))
     with pytest.raises(ValueError) as caught:
         load_study(path)
     assert str(caught.value).startswith(f"{path}: {line}")

@@ -18,10 +18,11 @@ from mlflow import MlflowClient
 from experiments.runs.attempts import list_attempts, next_attempt
 from experiments.runs.evaluation import Evaluation, write_evaluations
 from experiments.runs.manifest import RunManifest
+from experiments.runs.metrics import Row
 from experiments.support.json_files import write_jsonl
 from experiments.tracking import ui
 from experiments.tracking.live import TrackedRun
-from experiments.tracking.publish import publish_study, rebuild
+from experiments.tracking.publish import is_whole, publish_study, rebuild
 from experiments.tracking.store import REQUEST_LIMITS, explained_errors, find_runs
 from tests import records
 from tests.records import pack
@@ -104,6 +105,15 @@ def test_another_configuration_starts_another_mlflow_run(client: MlflowClient) -
     run = only_run(client)
     assert run.data.params["rl.lr"] == "0.001"
     assert history(client, run.info.run_id, "k3") == {1: 0.1}
+
+
+def test_an_earlier_run_of_the_same_name_is_not_gone_on_with(client: MlflowClient) -> None:
+    track(make_manifest(), range(1, 3), "finished")
+    own = make_manifest(status="finished")
+    later = own.model_copy(update={"started_at": "2026-11-28T10:00:00+00:00"})
+    for manifest, last, expected in ((own, 2, True), (own, 3, False), (later, 2, False)):
+        rows: list[Row] = [{"step": step, "timing_s/step": 1.0} for step in range(1, last + 1)]
+        assert is_whole(client, only_run(client), manifest, rows) == expected
 
 
 def test_run_carries_params_tags_memory_and_manifest(client: MlflowClient) -> None:

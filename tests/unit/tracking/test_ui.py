@@ -132,10 +132,13 @@ def test_a_record_is_read_once_and_again_when_it_has_changed(
     folders = read(monkeypatch)
     add_records(client, records)
     assert folders == []
-    claims = json.loads((records / "b" / "claims.json").read_text())
-    (records / "b" / "claims.json").write_text(json.dumps(claims | {"marks": {}}))
+    for file in ("claims.json", "manifests.jsonl"):  # another content, the same meaning
+        (records / "b" / file).write_text((records / "b" / file).read_text().rstrip() + " \n")
+        add_records(client, records)
+    write_steps(records.parent / "b" / RUNS[0], 3)
+    pack(records.parent / "b", records / "b")
     add_records(client, records)
-    assert folders == [records / "b" / RUNS[0]]
+    assert folders == 3 * [records / "b" / RUNS[0]]
 
 
 def test_results_that_an_interruption_cut_off_are_read_by_the_next_start(

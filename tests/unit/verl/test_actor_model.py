@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 
+from qat_core.verl.rules import VLLM
 from tests.families import tiny_config
 from tests.nano_models import said_to_be_tied, write_nano
 from tests.verl_configurations import COMMAND, CONFIGS, QAT, completed, started
 from tests.workflow.verl_cases import CASES, Case, command
 from tests.workflow.verl_gpu_cases import GPU_CASES, gpu_command
 
-PATH = "actor_rollout_ref.model.path"
+PATH, OVERRIDE = (f"actor_rollout_ref.model.{key}" for key in ("path", "override_config"))
 
 
 @pytest.fixture
@@ -110,11 +111,26 @@ REFUSED: dict[str, tuple[list[str], list[str]]] = {
         [rf"{PATH}: .*: model\.layers\.{i}\.self_attn\.k_proj\.weight is left" for i in (0, 1)],
     ),
     "sizes that the command sets": (
-        ["+actor_rollout_ref.model.override_config.intermediate_size=100"],
+        [f"+{OVERRIDE}.intermediate_size=100"],
         [
-            rf"{PATH}: .*: model\.layers\.{i}\.mlp\.down_proj\.weight: input size 100"
-            for i in (0, 1)
+            r".*override_config\.intermediate_size: 100 in the trainer, but \d+ in vLLM",
+            *(
+                rf"{PATH}: .*: model\.layers\.{i}\.mlp\.down_proj\.weight: input size 100"
+                for i in (0, 1)
+            ),
         ],
+    ),
+    "another computation in the trainer": (
+        [f"+{OVERRIDE}.rms_norm_eps=0.1", f"+{OVERRIDE}.attention_dropout=0.1"],
+        [r".*override_config\.rms_norm_eps: 0\.1 in the trainer, but 1e-06 in vLLM: give"],
+    ),
+    "a key that the model does not have": (
+        [f"+{OVERRIDE}.rope_theta=5.0"],
+        [r".*override_config\.rope_theta: 5\.0: Qwen3Config has no such key; correct or remove it"],
+    ),
+    "another computation in vLLM": (
+        [f"+{VLLM}.hf_overrides={{rms_norm_eps: 0.1, max_position_embeddings: 64}}"],
+        [r".*override_config\.rms_norm_eps: 1e-06 in the trainer, but 0\.1 in vLLM: give"],
     ),
     "routes without experts": (["+routing_replay=r3"], [r".*mode: R3: the model has no experts"]),
 }

@@ -124,11 +124,11 @@ def test_repeated_contradictory_and_held_out_prompts_are_left_out(tmp_path: Path
     rows = pq.read_table(tmp_path / "data" / "train.parquet").to_pylist()
     assert [r["prompt"][0]["content"] for r in rows] == ["2+2?", "1+1?"]
     assert [r["extra_info"]["index"] for r in rows] == [0, 1]
-    assert {r["data_source"] for r in rows} == {"maths"}
+    assert {r["data_source"] for r in rows} == {"dapo-math/maths"}
     described = json.loads((tmp_path / "data" / "data.json").read_text())
     assert described["train"]["sources"] == [
         {
-            "data_source": "maths",
+            "data_source": "dapo-math/maths",
             "rows": 2,
             "file": str(tmp_path / "maths.parquet"),
             "sha256": digest_file(tmp_path / "maths.parquet"),
@@ -243,14 +243,6 @@ def test_local_file_with_another_checksum_is_refused(tmp_path: Path) -> None:
     path = write_questions(tmp_path / "maths.parquet", QUESTIONS)
     task = TaskConfig(name="dapo-math", train_files={path: "0" * 64})
     with pytest.raises(ValueError, match=rf"maths\.parquet: SHA-256 is {digest_file(path)}, not 0"):
-        locate_sources(task, "train")
-
-
-def test_a_local_file_named_as_a_generated_task_is_refused(tmp_path: Path) -> None:
-    """Its name would choose the reward's rule."""
-    path = write_questions(tmp_path / "word-problem.parquet", QUESTIONS)
-    task = TaskConfig(name="dapo-math", train_files={path: digest_file(path)})
-    with pytest.raises(ValueError, match=r"word-problem\.parquet: answers .*; rename it"):
         locate_sources(task, "train")
 
 

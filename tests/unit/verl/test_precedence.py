@@ -149,6 +149,10 @@ NEAR_MISSES = {
     "below a section": ("+actor_rollout_ref.nvfp4=w4a16", rf"actor_rollout_ref\.nvfp4: .*{RIGHT}"),
     "path": ("+actor_rollout_ref/nvfp4=w4a16", rf"actor_rollout_ref/nvfp4: w4a16: {RIGHT}w4a16"),
     "section": ("+nvfp4.ignore_patterns=[lm_head]", f"nvfp4: {RIGHT}off or w4a16"),
+    "section of another group": (
+        "+routing_replay.mode=R3",
+        r"routing_replay: nothing reads it; write \+routing_replay@_global_=r3",
+    ),
     "nothing chosen": ("+nvfp4=[]", r"\+nvfp4=\[\]: chooses nothing; give off or w4a16"),
     "key without a group": (f"+{QAT}.scale_policy=amax", r"scale_policy: only \+nvfp4=w4a16 reads"),
     "key elsewhere": (
@@ -195,6 +199,7 @@ def test_a_near_miss_beside_the_right_line_is_refused_with_all_else() -> None:
             f"{QAT}.mode=w4a4",
             f"{QAT}.group_size=32",
             "actor_rollout_ref.actor.qat.ignore_patterns=[mlp]",
+            "+actor_rollout_ref.rollout.qat.ignore_patterns=[mlp]",
             "actor_rollout_ref.rollout.dtype=float16",
             "+actor_rollout_ref.rollout.engine_kwargs.vllm.enable_eplb=true",
         )
@@ -205,6 +210,7 @@ def test_a_near_miss_beside_the_right_line_is_refused_with_all_else() -> None:
         "actor_rollout_ref.rollout.dtype",
         f"{QAT}.scale",
         "actor_rollout_ref.actor.qat.ignore_patterns",
+        "actor_rollout_ref.rollout.qat.ignore_patterns",
         "actor_rollout_ref.rollout.engine_kwargs.vllm.enable_eplb",
         f"{QAT}.group_size",
         f"{QAT}.mode",

@@ -23,6 +23,7 @@ from experiments.study.schema import STUDIES
 from experiments.verl import math_verifier, reward, verifier
 from experiments.verl.math_verifier import MathVerifier
 from experiments.verl.reward import compute_score
+from experiments.verl.sources import HUB_FILES
 from experiments.verl.written_forms import comparable
 from tests.math_table import BLOCK, FLAWED, FORMS, PAGE, tables
 from tests.unit.analysis.synthetic_results import shortened, write_results
@@ -237,3 +238,15 @@ def test_right_is_plus_one_and_wrong_minus_one_on_the_responses_tokens() -> None
     )
     assert advantages_BT.tolist() == [[1.0, 1.0, 1.0], [-1.0, -1.0, 0.0]]
     assert torch.equal(returns_BT, advantages_BT)
+
+
+@pytest.mark.parametrize("name", ["chain_sum", "openai/gsm8k", "codecontests", ""])
+def test_answers_of_a_source_without_a_rule_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"^data_source: {name}: .*: write dapo-math/NAME"):
+        compute_score(name, "Answer: 34", "34")
+
+
+def test_all_sources_of_a_studys_rows_have_a_rule() -> None:
+    names = {file.name for files in HUB_FILES.values() for file in files}
+    for name in (*names, "dapo-math", "dapo-math/chain-sum"):
+        assert compute_score(name, "Answer: 34", "34") == {"score": 1.0, "acc": 1.0}

@@ -1,0 +1,92 @@
+"""What the exact mode is tried on: models, engines and trainers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from experiments.benchmarks.architectures import DENSE, MODELS, MOE
+from experiments.study.model_config import read_model_config
+from qat_core.options import ScalePolicy
+
+STATES = (0, 1, 20)  # optimizer steps
+BATCHES = (1, 7, 32, 64, 257)
+HEAD_64 = {"head_dim": 64, "num_attention_heads": 16, "num_key_value_heads": 4}
+PADDED = {"vocab_size": 8190}  # by vLLM, to a multiple of 64
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, an engine and a trainer.
+
+    Attributes:
+        config: of the model.
+        packed: rollouts in NVFP4, and training rounded.
+        exact_engine, exact_trainer: or as without this mode.
+        graphs: CUDA graphs of decoding.
+        scale_policy: of packed weights.
+        is_norm_repaired: as `qat_core.rollout.vllm.exact.install` repairs it.
+        states: after how many optimizer steps.
+        passes: how many batches of the largest size.
+    """
+
+    config: dict[str, Any]
+    packed: bool = True
+    exact_engine: bool = True
+    exact_trainer: bool = True
+    graphs: bool = True
+    scale_policy: ScalePolicy = "pow2"
+    is_norm_repaired: bool = True
+    states: Sequence[int] = STATES
+    batches: Sequence[int] = BATCHES
+    passes: int = 3
+    expected_zero: bool = True
+
+
+def cases() -> dict[str, Case]:
+    """By name; controls leave one ingredient out."""
+    qwen3_8b = read_model_config(MODELS / "qwen3-8b.json", "")
+    qwen3_30b = read_model_config(MODELS / "qwen3-30b-a3b.json", "") | {"num_hidden_layers": 6}
+    dense, moe = Case(DENSE), Case(MOE)
+    once: dict[str, Any] = {
+        "states": (0,),
+        "batches": (64,),
+        "passes": 1,
+        "expected_zero": False,
+    }
+    bf16 = replace(dense, packed=False)
+    families = {
+        f"{name}-{kind}": Case(config, packed=kind == "nvfp4", passes=1)
+        for name, config in _families().items()
+        for kind in ("nvfp4", "bf16")
+    }
+    return {
+        "dense-128-nvfp4": dense,
+        "dense-64-nvfp4": Case(DENSE | HEAD_64 | PADDED),
+        "moe-128-nvfp4": moe,
+        "moe-64-nvfp4": Case(MOE | HEAD_64 | PADDED),
+        "dense-128-bf16": bf16,
+        "dense-64-bf16": Case(DENSE | HEAD_64 | PADDED, packed=False),
+        "moe-128-bf16": replace(moe, packed=False),
+        "dense-128-nvfp4-eager": replace(dense, graphs=False, passes=1),
+        "moe-128-nvfp4-eager": replace(moe, graphs=False, passes=1),
+        **families,
+        "qwen3-8b-nvfp4": Case(qwen3_8b, states=(0, 1), passes=1),
+        "qwen3-30b-a3b-6-layers-nvfp4": Case(qwen3_30b, states=(0, 1), passes=1),
+        "control-amax": replace(dense, scale_policy="amax", **once),
+        "control-norm-not-repaired": replace(bf16, is_norm_repaired=False, **once),
+        "control-not-batch-invariant": replace(bf16, exact_engine=False, **once),
+        "control-marlin": replace(dense, exact_engine=False, **once),
+        "control-plain-transformers": replace(dense, exact_trainer=False, **once),
+    }
+
+
+def _families() -> dict[str, dict[str, Any]]:
+    def of(kind: str, architecture: str, base: dict[str, Any] = DENSE, **more: Any) -> Any:
+        return base | {"model_type": kind, "architectures": [architecture], **more}
+
+    return {
+        "llama": of("llama", "LlamaForCausalLM"),
+        "mistral": of("mistral", "MistralForCausalLM", sliding_window=None),
+        "qwen2": of("qwen2", "Qwen2ForCausalLM", num_attention_heads=8),  # hidden 1024, head 128
+        "olmoe": of("olmoe", "OlmoeForCausalLM", MOE, num_attention_heads=8, norm_topk_prob=False),
+    }
