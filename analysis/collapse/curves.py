@@ -118,7 +118,7 @@ def draw_runs(axes: Axes, data: GridData, setting: Setting, metric: str) -> None
         if metric == K3_KL and at is not None:
             smooth_T = smooth_T[: at + 1]
         steps_T = np.arange(WINDOW, WINDOW + len(smooth_T))
-        axes.plot(steps_T, smooth_T, color=style.color, linewidth=1.0)
+        axes.plot(steps_T, smooth_T, color=style.color, linestyle=style.dashes, linewidth=1.0)
         if at is not None:
             axes.plot(steps_T[at], smooth_T[at], color=style.color, **STAR)
 

@@ -91,11 +91,13 @@ def _make_grid(folder: Path) -> None:
     content["rl"] |= {"steps": STEPS, "save_every": STEPS}
     (folder / "study.yaml").write_text(yaml.safe_dump(content))
     study = load_study(folder / "study.yaml")
-    for run in study.runs:
+    for number, run in enumerate(study.runs, start=1):
         run_dir = folder / run.id
         run_dir.mkdir()
         write_json(run_dir / "manifest.json", manifest_of(study, run))
-        rows = [row | {"actor/grad_norm": 1.0} for row in metrics_of(run, STEPS)]
+        # cells of an arm would else be copies
+        its = {"actor/grad_norm": 1.0, K3: 1e-4 * number}
+        rows = [row | its for row in metrics_of(run, STEPS)]
         write_jsonl(run_dir / "metrics.jsonl", rows)
     become_record(folder)
 
