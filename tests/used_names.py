@@ -58,6 +58,16 @@ _EXACT = (
     (f"{_EXPERTS}.experts.triton_moe", "TritonExperts", "the same"),
     ("vllm.v1.worker.gpu.sample.logprob", "compute_token_logprobs", "the trainer's log-probs"),
     ("vllm.v1.attention.backends.flash_attn", "flash_attn_varlen_func", "one size of blocks"),
+    (f"{_LAYERS}.activation", "SiluAndMul.forward_cuda", "SwiGLU by more than a block a token"),
+    (f"{_EXPERTS}.activation", "MoEActivation.SILU", "the same for experts"),
+    ("vllm._custom_ops", "fused_qk_norm_rope", "heads normed and rotated at once"),
+    ("vllm.model_executor.models.qwen3", "Qwen3Attention.forward", "the same"),
+    ("vllm.model_executor.models.qwen3_moe", "Qwen3MoeAttention.forward", "the same"),
+    (
+        f"{_LAYERS}.rotary_embedding.base",
+        "RotaryEmbeddingBase._match_cos_sin_cache_dtype",
+        "the same",
+    ),
     ("vllm.vllm_flash_attn", "flash_attn_varlen_func", "the trainer's attention"),
 )
 

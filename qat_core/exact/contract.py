@@ -30,6 +30,8 @@ NEEDED = {
     "batch-invariant mode": "True",
     "norm": f"{ENGINE}.norm",
     "linear layers": "qat_core.exact.functions.linear",
+    "attention layer": f"{ENGINE}.attention_layer",
+    "SwiGLU": f"{ENGINE}.silu_mul",
     "attention": f"{ENGINE}.attend",
     "logits": f"{ENGINE}.logits",
     "attention backend": "FLASH_ATTN",

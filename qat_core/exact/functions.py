@@ -48,19 +48,60 @@ class _Rotate(Function):
     @staticmethod
     def backward(ctx: Any, grad_q: Tensor, grad_k: Tensor) -> Any:
         positions_T, table = ctx.saved_tensors
-        cos, sin = table.chunk(2, dim=-1)
-        back = torch.cat([cos, -sin], dim=-1)  # by minus the angle
-        dense = torch.contiguous_format
-        grads = grad_q.clone(memory_format=dense), grad_k.clone(memory_format=dense)
-        operators_for(grad_q.device.type).rotate(positions_T, *grads, back, ctx.head)
+        grads = _rotated_back(grad_q, grad_k, positions_T, table, ctx.head)
         return *grads, None, None, None
+
+
+def _rotated_back(
+    grad_q: Tensor, grad_k: Tensor, positions_T: Tensor, table: Tensor, head: int
+) -> tuple[Tensor, Tensor]:
+    cos, sin = table.chunk(2, dim=-1)
+    back = torch.cat([cos, -sin], dim=-1)  # by minus the angle
+    dense = torch.contiguous_format
+    grads = grad_q.clone(memory_format=dense), grad_k.clone(memory_format=dense)
+    operators_for(grad_q.device.type).rotate(positions_T, *grads, back, head)
+    return grads
+
+
+class _NormRotate(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        q_weight: Tensor,
+        k_weight: Tensor,
+        eps: float,
+        positions_T: Tensor,
+        table: Tensor,
+    ) -> Any:
+        ctx.save_for_backward(q, k, q_weight, k_weight, positions_T, table)
+        ctx.eps = eps
+        widths, head = [q.shape[1], k.shape[1]], q_weight.numel()
+        heads, qk = (widths[0] // head, widths[1] // head, 0), torch.cat([q, k], dim=-1)
+        norm_rotate = operators_for(q.device.type).norm_rotate
+        norm_rotate(qk, heads, (q_weight, k_weight), eps, positions_T, table)
+        return torch.split(qk, widths, dim=-1)
+
+    @staticmethod
+    def backward(ctx: Any, grad_q: Tensor, grad_k: Tensor) -> Any:
+        *inputs, q_weight, k_weight, positions_T, table = ctx.saved_tensors
+        head = q_weight.numel()
+        normed = _rotated_back(grad_q, grad_k, positions_T, table, head)
+        (grad_q, grad_q_weight), (grad_k, grad_k_weight) = (
+            norm_grads(grad.view(-1, head), x.reshape(-1, head), weight, ctx.eps)
+            for grad, x, weight in zip(normed, inputs, (q_weight, k_weight), strict=True)
+        )
+        of_inputs = grad_q.view(normed[0].shape), grad_k.view(normed[1].shape)
+        return *of_inputs, grad_q_weight, grad_k_weight, None, None, None
 
 
 class _SiluMul(Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up)
-        return F.silu(gate) * up
+        rows = (each.reshape(-1, each.shape[-1]) for each in (gate, up))
+        return operators_for(gate.device.type).silu_mul(*rows).view(gate.shape)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,8 +115,7 @@ class _SiluMulOfOne(Function):
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor) -> Tensor:
         ctx.save_for_backward(gate_up)
-        gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate) * up
+        return operators_for(gate_up.device.type).silu_mul(*gate_up.chunk(2, dim=-1))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
@@ -181,8 +221,21 @@ def rotate(
     return out
 
 
+def norm_rotate(
+    q: Tensor,
+    k: Tensor,
+    weights: tuple[Tensor, Tensor],
+    eps: float,
+    positions_T: Tensor,
+    table: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """RMSNorm of each head and rotary embedding, rounded once, of q (T, H * D) and k (T, P * D)."""
+    out: tuple[Tensor, Tensor] = _NormRotate.apply(q, k, *weights, eps, positions_T, table)  # type: ignore[no-untyped-call]
+    return out
+
+
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) * up, BF16 (..., F): PyTorch rounds as vLLM's kernel does."""
+    """silu(gate) * up, BF16 (..., F), rounded once."""
     out: Tensor = _SiluMul.apply(gate, up)  # type: ignore[no-untyped-call]
     return out
 

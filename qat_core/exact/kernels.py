@@ -1,4 +1,4 @@
-"""Triton kernels: RMSNorm as trainer and engine compute it, and of the backward pass.
+"""Triton kernels: RMSNorm and SwiGLU as trainer and engine compute them; the backward pass.
 
 `backward.py` has the formulas of the latter. A row's sum is added in one order, whatever the other
 rows are: a program's tile depends on the width of rows alone.
@@ -145,6 +145,31 @@ def _norm_grads(
         grad_weight += tl.sum(grad * normed, 0)
         first += tl.num_programs(0) * AT_ONCE
     tl.store(partial_ptr + tl.program_id(0) * WIDTH + cols, grad_weight, mask=is_col)
+
+
+def silu_mul(gate: Tensor, up: Tensor, out: Tensor | None = None) -> Tensor:
+    """silu(gate) * up, rounded once.
+
+    Args:
+        gate, up: BF16 (T, F), of the same strides, perhaps parts of a wider tensor.
+        out: BF16 (T, F), contiguous, or None to make it.
+    """
+    rows, width = gate.shape
+    out = torch.empty(rows, width, dtype=gate.dtype, device=gate.device) if out is None else out
+    grid = rows, triton.cdiv(width, 1024)
+    _silu_mul[grid](gate, up, out, width, gate.stride(0), BLOCK=1024)
+    return out
+
+
+@triton.jit
+def _silu_mul(gate_ptr, up_ptr, out_ptr, width, stride, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = col < width
+    gate = tl.load(gate_ptr + row * stride + col, mask=mask).to(tl.float32)
+    up = tl.load(up_ptr + row * stride + col, mask=mask).to(tl.float32)
+    out = gate * tl.sigmoid(gate) * up
+    tl.store(out_ptr + row * width + col, out.to(out_ptr.dtype.element_ty), mask=mask)
 
 
 def silu_mul_grads(

@@ -14,7 +14,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from qat_core.exact.experts import experts_forward, router_forward
-from qat_core.exact.functions import attend, linear, norm, rotate, silu_mul
+from qat_core.exact.functions import attend, linear, norm, norm_rotate, rotate, silu_mul
 from qat_core.exact.layout import Layouts
 from qat_core.exact.operators import forbid_split_sums
 
@@ -166,18 +166,21 @@ def _attention_forward(
         project(hidden_states).view(len(positions_T), -1)
         for project in (self.q_proj, self.k_proj, self.v_proj)
     )
-    if hasattr(self, "q_norm"):
-        q, k = _normed(self.q_norm, q), _normed(self.k_norm, k)
-    q, k = rotate(q, k, positions_T, table, head)
+    if _norms_heads(self):
+        weights, eps = (self.q_norm.weight, self.k_norm.weight), self.q_norm.variance_epsilon
+        q, k = norm_rotate(q, k, weights, eps, positions_T, table)
+    else:
+        if hasattr(self, "q_norm"):
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = rotate(q, k, positions_T, table, head)
     q, k, v = (each.view(len(positions_T), -1, head) for each in (q, k, v))
     out = attend(q, k, v, layout, self.scaling)
     return self.o_proj(out.view(*shape, -1)), None
 
 
-def _normed(module: Any, x: Tensor) -> Tensor:
-    """Over each head, or over all of them, as the norm's weight says."""
-    normed: Tensor = module(x.view(len(x), -1, module.weight.shape[-1]))
-    return normed.view(x.shape)
+def _norms_heads(self: Any) -> bool:
+    """Whether queries and keys are normed by themselves, not with all heads together."""
+    return hasattr(self, "q_norm") and self.q_norm.weight.numel() == self.head_dim
 
 
 def _keep_mask(*_: Any, attention_mask: Tensor | None = None, **__: Any) -> Tensor | None:

@@ -6,8 +6,9 @@ that are exact in BF16, as power-of-two global scales make them, then give the s
 
 | operator | vLLM 0.24.0, below vllm/ |
 |---|---|
-| norm | ours, `kernels.norm`, in the engine too |
+| norm, silu_mul | ours, `kernels.py`, in the engine too |
 | rotate | _custom_ops.py: rotary_embedding |
+| norm_rotate | _custom_ops.py: fused_qk_norm_rope, which its compiler asks for, we by hand |
 | attend | vllm_flash_attn: FlashAttention-3, one split |
 | choose_experts | _custom_ops.py: topk_softmax |
 | weighted_sum | model_executor/layers/fused_moe/moe_fused_mul_sum.py |
@@ -36,6 +37,24 @@ class Operators(Protocol):
 
     def rotate(self, positions_T: Tensor, q: Tensor, k: Tensor, table: Tensor, head: int) -> None:
         """Rotary embedding of q (T, H * D) and k (T, P * D), in place."""
+
+    def norm_rotate(
+        self,
+        qkv: Tensor,
+        heads: tuple[int, int, int],
+        weights: tuple[Tensor, Tensor],
+        eps: float,
+        positions_T: Tensor,
+        table: Tensor,
+    ) -> None:
+        """RMSNorm of each head, then rotary embedding, rounded once, in place.
+
+        qkv (T, heads * D), contiguous, has `heads` of queries, of keys and, left as they are, of
+        values; weights (D,) are for queries and for keys.
+        """
+
+    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        """silu(gate) * up, rounded once, (T, F) each."""
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int, scale: float
@@ -94,6 +113,25 @@ class _OnHopper:
 
     def rotate(self, positions_T: Tensor, q: Tensor, k: Tensor, table: Tensor, head: int) -> None:
         self._custom.rotary_embedding(positions_T, q, k, head, table, True)
+
+    def norm_rotate(
+        self,
+        qkv: Tensor,
+        heads: tuple[int, int, int],
+        weights: tuple[Tensor, Tensor],
+        eps: float,
+        positions_T: Tensor,
+        table: Tensor,
+    ) -> None:
+        head = weights[0].numel()
+        # one head a warp always: several, for many tokens, are another kernel
+        fused = self._custom.fused_qk_norm_rope
+        fused(qkv, *heads, head, eps, *weights, table, True, positions_T, 1)
+
+    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        from qat_core.exact import kernels
+
+        return kernels.silu_mul(gate, up)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int, scale: float
@@ -172,6 +210,25 @@ class _OnCpu:
             first, second = each.view(len(each), -1, head).float().chunk(2, dim=-1)
             rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
             each.copy_(rotated.flatten(1))
+
+    def norm_rotate(
+        self,
+        qkv: Tensor,
+        heads: tuple[int, int, int],
+        weights: tuple[Tensor, Tensor],
+        eps: float,
+        positions_T: Tensor,
+        table: Tensor,
+    ) -> None:
+        head = weights[0].numel()
+        q, k, _ = torch.split(qkv, [head * count for count in heads], dim=-1)
+        for each, weight in zip((q, k), weights, strict=True):
+            by_head = each.view(len(each), -1, head)
+            by_head.copy_(self.norm(by_head, weight, eps))
+        self.rotate(positions_T, q, k, table, head)
+
+    def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
+        return (F.silu(gate.float()) * up.float()).to(gate.dtype)
 
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int, scale: float

@@ -55,6 +55,19 @@ def test_norm_grads(launch, device, rows, width):
 
 
 @pytest.mark.parametrize("width", [96, 1500])
+def test_silu_mul_of_parts_of_one_tensor_is_that_of_rows_alone(launch, device, width):
+    from qat_core.exact import kernels
+
+    torch.manual_seed(0)
+    gate, up = (3 * torch.randn(9, 2 * width, device=device)).bfloat16().chunk(2, -1)
+    found = kernels.silu_mul(gate, up)
+    row = torch.empty(1, width, dtype=torch.bfloat16, device=device)
+    kernels.silu_mul(gate[5:6].contiguous(), up[5:6].contiguous(), row)
+    assert torch.equal(found[5:6], row)
+    assert _error(found, F.silu(gate.double()) * up.double()) < BF16_ERROR
+
+
+@pytest.mark.parametrize("width", [96, 1500])
 def test_silu_mul_grads_of_parts_of_one_tensor(launch, device, width):
     from qat_core.exact import kernels
 

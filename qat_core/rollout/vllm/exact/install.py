@@ -4,6 +4,8 @@ On top of vLLM's batch-invariant mode:
 
 * RMSNorm is ours, as vLLM's with a residual changes its blocks at 256 tokens (not from vLLM 0.27
   on, vllm 48391), and that without one copies what is not contiguous;
+* Qwen3's heads are normed and rotated by the one kernel that vLLM's compiler would ask for, and
+  SwiGLU is ours, as vLLM's has one block of threads a token;
 * NVFP4 weights are multiplied by `few_rows`, or unpacked for cuBLAS, or by Humming's
   batch-invariant tiles (experts of many tokens), where vLLM has an emulation or refuses;
 * BF16 linear layers are multiplied by cuBLAS, whose sums that mode does not split: the same bits as
@@ -18,15 +20,18 @@ from typing import Any
 
 from torch import Tensor
 from vllm import envs
-from vllm.model_executor.layers import layernorm, linear, vocab_parallel_embedding
+from vllm.model_executor.layers import activation, layernorm, linear, vocab_parallel_embedding
+from vllm.model_executor.layers.fused_moe.activation import MoEActivation
 from vllm.model_executor.layers.fused_moe.oracle import unquantized
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.models.qwen3 import Qwen3Attention
+from vllm.model_executor.models.qwen3_moe import Qwen3MoeAttention
 from vllm.v1.attention.backends import flash_attn
 
 from qat_core.exact import kernels
 from qat_core.exact.contract import shared
 from qat_core.exact.functions import linear as product
-from qat_core.exact.operators import longest_for
+from qat_core.exact.operators import longest_for, operators_for
 from qat_core.rollout.vllm.exact.bf16_experts import ExactBf16Experts
 from qat_core.rollout.vllm.humming import experts as humming_experts
 from qat_core.rollout.vllm.humming.linear import HummingLinearKernel
@@ -46,6 +51,10 @@ def install() -> None:
     vocab_parallel_embedding.linear_batch_invariant = product
     flash_attn.flash_attn_varlen_func = attend
     LogitsProcessor._get_logits = logits
+    Qwen3Attention.forward = Qwen3MoeAttention.forward = attention_layer
+    activation.SiluAndMul.forward_cuda = silu_mul
+    for experts in (humming_experts.HummingExperts, ExactBf16Experts):
+        experts.activation = silu_mul_of_experts
     use_for_linear(HummingLinearKernel)
     humming_experts.install()
     vllms_choice = unquantized.backend_to_kernel_cls
@@ -60,6 +69,31 @@ def norm(input: Tensor, weight: Tensor, eps: float = 1e-6, residual: Tensor | No
     """In place of vLLM's `rms_norm_batch_invariant`; of a residual, the sum too."""
     normed, summed = kernels.norm(input, weight, eps, residual)
     return normed if residual is None else (normed, summed)
+
+
+def attention_layer(self: Any, positions: Tensor, hidden_states: Tensor) -> Tensor:
+    """In place of the forward pass of Qwen3's attention."""
+    qkv, _ = self.qkv_proj(hidden_states)
+    heads = self.num_heads, self.num_kv_heads, self.num_kv_heads
+    weights, eps = (self.q_norm.weight, self.k_norm.weight), self.q_norm.variance_epsilon
+    table = self.rotary_emb._match_cos_sin_cache_dtype(qkv)
+    operators_for("cuda").norm_rotate(qkv, heads, weights, eps, positions, table)
+    out = self.attn(*qkv.split([count * self.head_dim for count in heads], dim=-1))
+    projected: Tensor = self.o_proj(out)[0]
+    return projected
+
+
+def silu_mul(_: Any, gate_up: Tensor) -> Tensor:
+    """In place of `SiluAndMul.forward_cuda`."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return kernels.silu_mul(gate, up)
+
+
+def silu_mul_of_experts(_: Any, kind: MoEActivation, out: Tensor, gate_up: Tensor) -> None:
+    """In place of the activation of experts."""
+    assert kind == MoEActivation.SILU, f"the trainer refuses {kind}"
+    gate, up = gate_up.chunk(2, dim=-1)
+    kernels.silu_mul(gate, up, out)
 
 
 def attend(*, q: Tensor, k: Tensor, max_seqlen_q: int, **rest: Any) -> Any:
@@ -87,6 +121,8 @@ def contract(worker: Any) -> dict[str, str]:
         "batch-invariant mode": str(bool(envs.VLLM_BATCH_INVARIANT)),
         "norm": _name(layernorm.rms_norm_batch_invariant),
         "linear layers": _name(linear.linear_batch_invariant),
+        "attention layer": _name(Qwen3Attention.forward),
+        "SwiGLU": _name(activation.SiluAndMul.forward_cuda),
         "attention": _name(flash_attn.flash_attn_varlen_func),
         "logits": _name(LogitsProcessor._get_logits),
         "attention backend": getattr(config.attention_config.backend, "name", "auto"),

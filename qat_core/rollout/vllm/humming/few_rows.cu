@@ -2,16 +2,16 @@
 //
 // Each sum is added along K in its order, by one chain of tensor core instructions of 16 numbers, as
 // cuBLAS adds it where it splits no sum: the same bits, for any number of rows. A block of threads
-// has ROWS rows of the result, and 16 columns for each of its WARPS; a warp has all of K. What a
-// stage of STAGE_K numbers needs is copied to shared memory some stages before, by every thread from
-// places that only move along K.
+// has ROWS rows of the result and COLUMNS columns, 16 or 8 for each of its WARPS; a warp has all of
+// K. What a stage of STAGE_K numbers needs is copied to shared memory some stages before, by every
+// thread from places that only move along K.
 //
 // Up to 32 rows a warp multiplies by itself (mma.sync); from 64 on four of them do so together
 // (wgmma), with rows from shared memory. What a step needs is read from there while others are
 // unpacked and multiplied.
 //
-// Compiled with ROWS (8, 16, 32, 64 or 128), WARPS (4 or 8), STAGE_K (64, 128 or 256), STAGES and
-// EXPERTS (0 or 1).
+// Compiled with ROWS (8, 16, 32, 64 or 128), COLUMNS (32, 64 or 128), WARPS (4 or 8), STAGE_K (64,
+// 128 or 256), STAGES and EXPERTS (0 or 1).
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -19,29 +19,31 @@ typedef unsigned char u8;
 
 constexpr int THREADS = 32 * WARPS;
 constexpr bool TOGETHER = ROWS >= 64;
-constexpr int COLUMNS = 16 * WARPS;
+constexpr int EIGHTS = COLUMNS / WARPS / 8;  // of columns, of a warp
+constexpr int COPIED = COLUMNS < 64 ? 64 : COLUMNS;  // columns lie in groups of 64
 constexpr int STEPS = STAGE_K / 16;
 constexpr int AHEAD = TOGETHER ? STAGES - 2 : STAGES - 1;  // the last stage may still be read
 // Steps whose codes are unpacked at once, while those before are multiplied: two batches at least,
 // as they take turns with the registers.
 constexpr int BATCH = TOGETHER && STEPS >= 8 ? 4 : 2;
-constexpr int CODE_BYTES = 8 * COLUMNS;  // of a step
+constexpr int CODE_BYTES = 8 * COPIED;  // of a step
 constexpr int CHUNKS = STAGE_K / 8;  // of a row; a chunk is what one copy brings
 // Rows lie in slices of 64 numbers, eight chunks: as wgmma reads them.
 constexpr int ROW_BYTES = 128;
 constexpr int SLICE_BYTES = ROWS * ROW_BYTES;
 constexpr int CODES_AT = STAGE_K / 64 * SLICE_BYTES;
 constexpr int SCALES_AT = CODES_AT + STEPS * CODE_BYTES;
-constexpr int STAGE_BYTES = (SCALES_AT + STEPS * COLUMNS + 1023) / 1024 * 1024;
-constexpr int CODE_CHUNKS = CODE_BYTES / 16, SCALE_CHUNKS = COLUMNS / 16;  // of a step
-constexpr int STEPS_AT_ONCE = THREADS / CODE_CHUNKS;
+constexpr int STAGE_BYTES = (SCALES_AT + STEPS * COPIED + 1023) / 1024 * 1024;
+constexpr int CODE_CHUNKS = CODE_BYTES / 16, SCALE_CHUNKS = COPIED / 16;  // of a step
+constexpr int STEPS_AT_ONCE = THREADS / CODE_CHUNKS < STEPS ? THREADS / CODE_CHUNKS : STEPS;
 constexpr int CODE_COPIES = STEPS / STEPS_AT_ONCE;  // of a thread, a stage
 constexpr int X_COPIES = (ROWS * CHUNKS + THREADS - 1) / THREADS;
 constexpr int ROWS_AT_ONCE = THREADS / CHUNKS;
+static_assert(EIGHTS == 2 || EIGHTS == 1 && (ROWS == 16 || ROWS == 32), "no such tile");
 static_assert(STEPS * SCALE_CHUNKS <= THREADS && AHEAD > 1, "too little is copied, or too late");
 constexpr float DOWN = 0x1p8f;  // see `factors_of`
-using Weights = u32[4];  // of a thread: those of a step
-using Sums = float[ROWS / 8][4];
+using Weights = u32[2 * EIGHTS];  // of a thread: those of a step
+using Sums = float[EIGHTS * ROWS / 16][4];
 
 __device__ __forceinline__ void copy16(u32 to, const void* from, bool is_there) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from),
@@ -54,9 +56,13 @@ __device__ __forceinline__ u32 load32(u32 from) {
   return value;
 }
 
-__device__ __forceinline__ u32 load16(u32 from) {
+// The scales of a thread's columns, one or two.
+__device__ __forceinline__ u32 load_scales(u32 from) {
   u16 value;
-  asm volatile("ld.shared.u16 %0, [%1];\n" : "=h"(value) : "r"(from));
+  if (EIGHTS == 2)
+    asm volatile("ld.shared.u16 %0, [%1];\n" : "=h"(value) : "r"(from));
+  else
+    asm volatile("ld.shared.u8 %0, [%1];\n" : "=h"(value) : "r"(from));
   return value;
 }
 
@@ -84,15 +90,21 @@ __device__ __forceinline__ u32 two_codes(u32 word) {
 // Two E4M3 scales, of two columns, as BF16 numbers times 2**118: a code's bits are its value times
 // 2**-126, so that their product is times 2**-8, which BF16 holds. A scale's own bits, at the place
 // of BF16's exponent, are its value times 2**-120.
-__device__ __forceinline__ u32 factors_of(u32 bytes) {
+__device__ __forceinline__ u32 factors_of(u32 bits) {
   constexpr u32 UP = 0x7B007B00u;  // 2**119, twice
-  const u32 bits = __byte_perm(bytes, 0, 0x4140) << 4;
   return product2(product2(bits, UP), UP);
 }
 
-// 16 columns of a step, as tensor cores take them.
-__device__ __forceinline__ void unpack(Weights& weights, u32 codes, u32 scales) {
-  const u32 factors = factors_of(scales);
+// Eight columns of a step, as tensor cores take them.
+__device__ __forceinline__ void unpack(u32 (&weights)[2], u32 codes, u32 scale) {
+  const u32 factor = factors_of(scale * 0x00100010u);
+  weights[0] = product2(two_codes<0>(codes), factor);
+  weights[1] = product2(two_codes<4>(codes), factor);
+}
+
+// 16 columns of a step.
+__device__ __forceinline__ void unpack(u32 (&weights)[4], u32 codes, u32 scales) {
+  const u32 factors = factors_of(__byte_perm(scales, 0, 0x4140) << 4);
   const u32 low = __byte_perm(factors, 0, 0x1010), high = __byte_perm(factors, 0, 0x3232);
   weights[0] = product2(two_codes<0>(codes), low);
   weights[1] = product2(two_codes<0>(codes >> 8), high);
@@ -109,23 +121,6 @@ __device__ __forceinline__ void multiply_add_alone(float (&sum)[4], const u32 (&
       : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
       : "r"(sixteen[0]), "r"(sixteen[1]), "r"(sixteen[2]), "r"(sixteen[3]), "r"(eight0),
         "r"(eight1));
-}
-
-// 64 rows of x, at a descriptor in shared memory, times what the four warps hold in registers.
-__device__ __forceinline__ void multiply_add_together(float (&s)[8][4], const u32 (&a)[4],
-                                                      unsigned long long rows) {
-  asm volatile(
-      "{\n.reg .pred adds;\nsetp.eq.u32 adds, 0, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0, %1, %2, %3, %4, %5, %6, %7, %8, "
-      "%9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, "
-      "%27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, adds, 1, 1, 0;\n}\n"
-      : "+f"(s[0][0]), "+f"(s[0][1]), "+f"(s[0][2]), "+f"(s[0][3]), "+f"(s[1][0]), "+f"(s[1][1]),
-        "+f"(s[1][2]), "+f"(s[1][3]), "+f"(s[2][0]), "+f"(s[2][1]), "+f"(s[2][2]), "+f"(s[2][3]),
-        "+f"(s[3][0]), "+f"(s[3][1]), "+f"(s[3][2]), "+f"(s[3][3]), "+f"(s[4][0]), "+f"(s[4][1]),
-        "+f"(s[4][2]), "+f"(s[4][3]), "+f"(s[5][0]), "+f"(s[5][1]), "+f"(s[5][2]), "+f"(s[5][3]),
-        "+f"(s[6][0]), "+f"(s[6][1]), "+f"(s[6][2]), "+f"(s[6][3]), "+f"(s[7][0]), "+f"(s[7][1]),
-        "+f"(s[7][2]), "+f"(s[7][3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
 }
 
 #if ROWS < 64
@@ -151,16 +146,48 @@ __device__ __forceinline__ void multiply_add(Sums& sums, const Weights (&weights
 #else
 #pragma unroll
   for (int of = 0; of < ROWS / 8; ++of) {
-    const u32(&held)[4] = weights[of / (ROWS / 16)];
+    const Weights& held = weights[of / (ROWS / 16)];
     const int rows = of % (ROWS / 16);
-    multiply_add_alone(sums[2 * rows], x[of], held[0], held[2]);
-    multiply_add_alone(sums[2 * rows + 1], x[of], held[1], held[3]);
+#pragma unroll
+    for (int eight = 0; eight < EIGHTS; ++eight)
+      multiply_add_alone(sums[EIGHTS * rows + eight], x[of], held[eight], held[EIGHTS + eight]);
   }
 #endif
 }
 
 __device__ __forceinline__ void wait_for_all() {}
 #else
+#define FOUR(s) "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3])
+#define THIRTY_TWO(s, i)                                                                    \
+  FOUR(s[i]), FOUR(s[i + 1]), FOUR(s[i + 2]), FOUR(s[i + 3]), FOUR(s[i + 4]), FOUR(s[i + 5]), \
+      FOUR(s[i + 6]), FOUR(s[i + 7])
+#define NAMES_0_31                                                                           \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
+  "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define NAMES_32_63                                                                         \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, " \
+  "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+
+// All rows of x, at a descriptor in shared memory, times what the four warps hold in registers.
+__device__ __forceinline__ void multiply_add_together(Sums& s, const u32 (&a)[4],
+                                                      unsigned long long rows) {
+#if ROWS == 64
+  asm volatile(
+      "{\n.reg .pred adds;\nsetp.eq.u32 adds, 0, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" NAMES_0_31
+      "}, {%32, %33, %34, %35}, %36, adds, 1, 1, 0;\n}\n"
+      : THIRTY_TWO(s, 0)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
+#else
+  asm volatile(
+      "{\n.reg .pred adds;\nsetp.eq.u32 adds, 0, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" NAMES_0_31 ", " NAMES_32_63
+      "}, {%64, %65, %66, %67}, %68, adds, 1, 1, 0;\n}\n"
+      : THIRTY_TWO(s, 0), THIRTY_TWO(s, 8)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
+#endif
+}
+
 // Adds the products of a batch with the rows of a stage, which lie at `at`.
 __device__ __forceinline__ void multiply_add(Sums& sums, const Weights (&weights)[BATCH], u32 at,
                                              int step) {
@@ -169,13 +196,8 @@ __device__ __forceinline__ void multiply_add(Sums& sums, const Weights (&weights
   const u32 from = at + step / 4 * SLICE_BYTES + step % 4 * 32;
   asm volatile("wgmma.fence.sync.aligned;\n");
 #pragma unroll
-  for (int of = 0; of < BATCH; ++of) {
-#pragma unroll
-    for (int rows = 0; rows < ROWS; rows += 64) {
-      auto& some = reinterpret_cast<float(&)[8][4]>(sums[rows / 8]);
-      multiply_add_together(some, weights[of], LAYOUT | (from + rows * ROW_BYTES + of * 32) >> 4);
-    }
-  }
+  for (int of = 0; of < BATCH; ++of)
+    multiply_add_together(sums, weights[of], LAYOUT | (from + of * 32) >> 4);
   asm volatile("wgmma.commit_group.sync.aligned;\n");
   asm volatile("wgmma.wait_group.sync.aligned 1;\n");
 }
@@ -223,9 +245,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       : "l"(memory));
 
   // What this thread copies, from where and to where of a stage.
-  words += (long long)(thread / CODE_CHUNKS) * 2 * n + tile * 2 * COLUMNS +
-           thread % CODE_CHUNKS * 4;
-  scale += (long long)(thread / SCALE_CHUNKS) * n + tile * COLUMNS + thread % SCALE_CHUNKS * 16;
+  const int column0 = tile * COLUMNS / COPIED * COPIED;
+  words += (long long)(thread / CODE_CHUNKS) * 2 * n + 2 * column0 + thread % CODE_CHUNKS * 4;
+  scale += (long long)(thread / SCALE_CHUNKS) * n + column0 + thread % SCALE_CHUNKS * 16;
   u32 x_from[X_COPIES];
   bool has_row[X_COPIES];
 #pragma unroll
@@ -245,7 +267,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (stage < stages) {
 #pragma unroll
       for (int copy = 0; copy < CODE_COPIES; ++copy) {
-        copy16(to + CODES_AT + copy * STEPS_AT_ONCE * CODE_BYTES + thread * 16, words, true);
+        if (STEPS_AT_ONCE * CODE_CHUNKS == THREADS || thread < STEPS_AT_ONCE * CODE_CHUNKS)
+          copy16(to + CODES_AT + copy * STEPS_AT_ONCE * CODE_BYTES + thread * 16, words, true);
         words += STEPS_AT_ONCE * 2 * n;
       }
       if (thread < STEPS * SCALE_CHUNKS) copy16(to + SCALES_AT + thread * 16, scale, true);
@@ -263,12 +286,15 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
   // Which of a thread's four words, differently for the quarters of a warp, lest they share banks.
   const int word = (warp + lane / 8) % 4;
-  const u32 codes_at = CODES_AT + warp / 4 * 512 + lane * 16 + word * 4;
-  const u32 scales_at = SCALES_AT + warp / 4 * 64 + group * 8 + word * 2;
+  // Of its 16 columns all, or one half: that of the warp or, with four, of the block.
+  const int columns64 = EIGHTS == 2 ? warp / 4 : 0;
+  const int half = EIGHTS == 2 ? 0 : WARPS == 8 ? warp / 4 : tile % 2;
+  const u32 codes_at = CODES_AT + columns64 * 512 + lane * 16 + word * 4;
+  const u32 scales_at = SCALES_AT + columns64 * 64 + group * 8 + word * 2 + half;
   u32 codes[STEPS], bytes[STEPS];
   auto load = [&](int step, u32 at) {
     codes[step] = load32(at + codes_at + step * CODE_BYTES);
-    bytes[step] = load16(at + scales_at + step * COLUMNS);
+    bytes[step] = load_scales(at + scales_at + step * COPIED);
   };
   const u32 end = shared + STAGES * STAGE_BYTES;
   auto after = [&](u32 at) { return at + STAGE_BYTES == end ? shared : at + STAGE_BYTES; };
@@ -296,7 +322,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       const int turn = step / BATCH % 2;
 #pragma unroll
       for (int of = step; of < step + BATCH; ++of) {
-        unpack(weights[turn][of - step], codes[of], bytes[of]);
+        unpack(weights[turn][of - step], codes[of] >> 8 * half, bytes[of]);
         load(of, next);
       }
 #if ROWS < 64
@@ -314,19 +340,19 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
   const float factor = multiplier[0] * DOWN;
 #if ROWS == 16 || ROWS == 32
-  const int column = tile * COLUMNS + warp / 4 * 64 + (warp + pair) % 4 * 16 + pair * 2;
+  const int column = column0 + columns64 * 64 + (warp + pair) % 4 * 16 + half * 8 + pair * 2;
 #pragma unroll
   for (int of = 0; of < ROWS / 8; ++of) {
     const int row = out_row(of * 8 + group);
     if (row >= rows) continue;
 #pragma unroll
-    for (int eight = 0; eight < 2; ++eight) {
-      const float* sum = sums[of / 2 * 2 + eight] + of % 2 * 2;
+    for (int eight = 0; eight < EIGHTS; ++eight) {
+      const float* sum = sums[of / 2 * EIGHTS + eight] + of % 2 * 2;
       store2(out + (long long)row * n + column + eight * 8, sum[0] * factor, sum[1] * factor);
     }
   }
 #else
-  const int column = tile * COLUMNS + warp / 4 * 64 + word * 16 + group;
+  const int column = column0 + columns64 * 64 + word * 16 + group;
 #pragma unroll
   for (int of = 0; of < ROWS / 8; ++of) {
 #pragma unroll

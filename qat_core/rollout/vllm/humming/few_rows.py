@@ -1,7 +1,7 @@
 """Exact products of few rows with NVFP4 weights in Humming's layout, by `few_rows.cu`.
 
 Humming's own batch-invariant tiles give a warp 32 columns at least, whose codes it unpacks between
-two additions; here it is 16, so that more warps share a layer's work.
+two additions; here it is 16, or 8 where they are few, so that more warps share a layer's work.
 """
 
 import ctypes
@@ -15,17 +15,30 @@ from torch import Tensor
 from qat_core.options import BLOCK_SIZE
 from qat_core.rollout.vllm.humming.tiles import NUM_MULTIPROCESSORS
 
-# By rows and warps of a tile: ns that a block takes for 16 numbers of K, on an H200; what of K is
-# fetched at once, if it divides K, and in how many stages.
+
+class Tile(NamedTuple):
+    """What a block of threads multiplies: rows of x, columns of a weight; by how many warps."""
+
+    rows: int
+    columns: int
+    warps: int
+
+
+# ns that a block takes for 16 numbers of K, on an H200; what of K is fetched at once, if it divides
+# K, and in how many stages
 TILES = {
-    (8, 4): (39, 256, 4),
-    (16, 4): (42, 256, 4),
-    (32, 4): (50, 128, 6),
-    (64, 4): (55, 128, 5),
-    (64, 8): (82, 128, 6),
-    (128, 8): (126, 64, 6),
+    Tile(8, 64, 4): (34, 128, 8),
+    Tile(16, 32, 4): (25, 128, 6),
+    Tile(16, 64, 8): (30, 128, 6),
+    Tile(16, 64, 4): (39, 128, 6),
+    Tile(32, 32, 4): (32, 128, 6),
+    Tile(32, 64, 8): (37, 128, 6),
+    Tile(32, 64, 4): (45, 128, 6),
+    Tile(64, 64, 4): (55, 128, 6),
+    Tile(64, 128, 8): (79, 128, 6),
+    Tile(128, 128, 8): (115, 64, 6),
 }
-TILE_ROWS = tuple(sorted({rows for rows, _ in TILES}))
+TILE_ROWS = tuple(sorted({tile.rows for tile in TILES}))
 
 
 def tile_rows(rows: int) -> int:
@@ -42,9 +55,9 @@ def multiply(x: Tensor, words: Tensor, scale: Tensor, multiplier: Tensor) -> Ten
     """
     (rows, k), n = x.shape, scale.shape[-1]
     out = x.new_empty(rows, n)
-    tile, warps = fastest(rows, n)
+    tile = fastest(rows, n)
     arguments = [x, words, scale, multiplier, out, x, x, x, rows, n, k, 1]
-    _launch(Kernel.of(tile, warps, k, experts=False), -(-rows // tile), n, arguments)
+    _launch(Kernel.of(tile, k, experts=False), -(-rows // tile.rows), n, arguments)
     return out
 
 
@@ -53,7 +66,7 @@ def multiply_experts(
     words: Tensor,
     scale: Tensor,
     multiplier: Tensor,
-    tile: int,
+    rows: int,
     order: tuple[Tensor, Tensor, Tensor],
     out: Tensor,
 ) -> None:
@@ -62,50 +75,52 @@ def multiply_experts(
     Args:
         x: BF16 (tokens, K), or (pairs, K) of rows that have been through an expert already.
         words, scale, multiplier: of all experts.
-        tile: rows of a tile, of TILE_ROWS.
+        rows: of a tile, of TILE_ROWS.
         order: pairs in the order of tiles, padded; the expert of each tile; how many with padding.
         out: BF16 (pairs, N).
     """
     (pairs, n), k = out.shape, BLOCK_SIZE * scale.shape[-2]
     arguments = [x, words, scale, multiplier, out, *order, pairs, n, k, pairs // len(x)]
-    _launch(Kernel.of(tile, warps_of(tile, n), k, experts=True), len(order[1]), n, arguments)
+    _launch(Kernel.of(widest(rows, n), k, experts=True), len(order[1]), n, arguments)
 
 
 @cache
-def fastest(rows: int, n: int) -> tuple[int, int]:
-    """Rows and warps of the tile whose blocks, one a multiprocessor, are done first."""
+def fastest(rows: int, n: int) -> Tile:
+    """The tile whose blocks, one a multiprocessor, are done first."""
 
-    def time(tile: tuple[int, int]) -> int:
-        blocks = -(-rows // tile[0]) * (n // (16 * tile[1]))
+    def time(tile: Tile) -> int:
+        blocks = -(-rows // tile.rows) * (n // tile.columns)
         return TILES[tile][0] * -(-blocks // NUM_MULTIPROCESSORS)
 
-    return min((tile for tile in TILES if n % (16 * tile[1]) == 0), key=time)
+    return min((tile for tile in TILES if n % tile.columns == 0), key=time)
 
 
-def warps_of(tile: int, n: int) -> int:
-    """Of a block, where blocks are many: the most that a tile of so many rows has."""
-    return 8 if tile == 128 and n % 128 == 0 else 4
+@cache
+def widest(rows: int, n: int) -> Tile:
+    """The tile of so many rows where blocks are many: that with most columns a warp, then most."""
+    fitting = (tile for tile in TILES if tile.rows == rows and n % tile.columns == 0)
+    return max(fitting, key=lambda tile: (tile.columns // tile.warps, tile.columns))
 
 
 class Kernel(NamedTuple):
-    """What is compiled: rows and warps of a tile, what of K is fetched at once, and how often."""
+    """What is compiled: a tile, what of K is fetched at once, and in how many stages."""
 
-    tile: int
-    warps: int
+    tile: Tile
     stage_k: int
     stages: int
     experts: bool
 
     @classmethod
-    def of(cls, tile: int, warps: int, k: int, *, experts: bool) -> "Kernel":
+    def of(cls, tile: Tile, k: int, *, experts: bool) -> "Kernel":
         """For sums of length K."""
-        _, longest, stages = TILES[tile, warps]
-        return cls(tile, warps, math.gcd(longest, k), stages, experts)
+        _, longest, stages = TILES[tile]
+        return cls(tile, math.gcd(longest, k), stages, experts)
 
 
 def _launch(kernel: Kernel, tiles: int, n: int, arguments: list[Any]) -> None:
     compiled, shared_bytes = _compiled(kernel)
-    grid, block = (tiles, n // (16 * kernel.warps), 1), (32 * kernel.warps, 1, 1)
+    tile = kernel.tile
+    grid, block = (tiles, n // tile.columns, 1), (32 * tile.warps, 1, 1)
     compiled(grid=grid, block=block, args=arguments, shared_mem=shared_bytes)
 
 
@@ -115,22 +130,23 @@ def prepare(n: int, k: int, rows: int, experts: bool) -> None:
     Before a graph is captured; of experts, rows of one in the mean.
     """
     if experts:
-        tiles = {(tile, warps_of(tile, n)) for tile in TILE_ROWS if tile <= tile_rows(rows)}
+        tiles = {widest(count, n) for count in TILE_ROWS if count <= tile_rows(rows)}
     else:
         tiles = {fastest(count, n) for count in range(1, rows + 1)}
-    for tile, warps in tiles:
-        _compiled(Kernel.of(tile, warps, k, experts=experts))
+    for tile in tiles:
+        _compiled(Kernel.of(tile, k, experts=experts))
 
 
 @cache
 def _compiled(kernel: Kernel) -> tuple[Any, int]:
     """For the current GPU; and the bytes of shared memory that a block takes."""
-    tile, warps, stage_k, stages, experts = kernel
-    names = {"ROWS": tile, "WARPS": warps, "STAGE_K": stage_k, "STAGES": stages}
+    tile, stage_k, stages, experts = kernel
+    names = {"ROWS": tile.rows, "COLUMNS": tile.columns, "WARPS": tile.warps}
+    names |= {"STAGE_K": stage_k, "STAGES": stages}
     options = [f"-D{name}={value}" for name, value in names.items()]
     compiled = compile_kernel([*options, f"-DEXPERTS={experts:d}"])
-    of_step = 16 * warps * 9  # bytes of codes and scales
-    of_stage = stage_k // 16 * of_step + tile * 2 * stage_k
+    of_step = 9 * max(64, tile.columns)  # bytes of codes and scales
+    of_stage = stage_k // 16 * of_step + tile.rows * 2 * stage_k
     shared_bytes = stages * -(-of_stage // 1024) * 1024
     compiled.set_shared_memory_config(shared_bytes)
     return compiled, shared_bytes
