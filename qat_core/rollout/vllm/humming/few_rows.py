@@ -27,16 +27,13 @@ class Tile(NamedTuple):
 # ns that a block takes for 16 numbers of K, on an H200; what of K is fetched at once, if it divides
 # K, and in how many stages
 TILES = {
-    Tile(8, 64, 4): (34, 128, 8),
-    Tile(16, 32, 4): (25, 128, 6),
-    Tile(16, 64, 8): (30, 128, 6),
-    Tile(16, 64, 4): (39, 128, 6),
-    Tile(32, 32, 4): (32, 128, 6),
-    Tile(32, 64, 8): (37, 128, 6),
-    Tile(32, 64, 4): (45, 128, 6),
-    Tile(64, 64, 4): (55, 128, 6),
-    Tile(64, 128, 8): (79, 128, 6),
-    Tile(128, 128, 8): (115, 64, 6),
+    Tile(8, 64, 4): (29, 128, 8),
+    Tile(16, 32, 4): (21, 128, 6),
+    Tile(16, 64, 4): (35, 128, 6),
+    Tile(32, 64, 4): (42, 128, 6),
+    Tile(64, 64, 4): (54, 128, 5),
+    Tile(64, 128, 8): (80, 128, 6),
+    Tile(128, 128, 8): (114, 64, 6),
 }
 TILE_ROWS = tuple(sorted({tile.rows for tile in TILES}))
 
