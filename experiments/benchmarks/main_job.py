@@ -42,16 +42,17 @@ COLUMNS = {
 def stages(metadata: Path) -> dict[str, float]:
     """Seconds of all jobs of each stage.
 
-    Snakemake notes a job with each of its files, whose own times are the ends noted.
+    Snakemake notes a job with each of its files: a start that is a little later for each, and as
+    end the file's own time. A job's command is what they share.
     """
-    notes = [read_json(file) for file in metadata.rglob("*") if file.is_file()]
-    ends: dict[tuple[str, float], float] = {}
-    for it in notes:
-        if it["starttime"]:
-            job = it["rule"], it["starttime"]
-            ends[job] = max(it["endtime"], ends.get(job, 0))
+    times: dict[tuple[str, str], list[float]] = {}
+    for file in metadata.rglob("*"):
+        if file.is_file() and (it := read_json(file))["starttime"]:
+            times.setdefault((it["rule"], it["shellcmd"]), []).extend(
+                (it["starttime"], it["endtime"])
+            )
     return {
-        stage: sum(end - start for (rule, start), end in ends.items() if rule in rules)
+        stage: sum(max(of) - min(of) for (rule, _), of in times.items() if rule in rules)
         for stage, rules in STAGES.items()
     }
 

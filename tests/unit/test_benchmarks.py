@@ -280,9 +280,15 @@ def test_what_a_benchmark_records_can_be_drawn(
 
 def test_a_job_with_several_files_counts_once_and_until_its_last(tmp_path: Path) -> None:
     """By what Snakemake notes of each file."""
-    notes = [("train", 1.0, 4.5), ("train", 1.0, 5.0), ("train", 2.0, 4.0), ("data", 0.0, 9.0)]
-    for number, (rule, start, end) in enumerate(notes):
-        write_json(tmp_path / str(number), {"rule": rule, "starttime": start, "endtime": end})
+    keys = "rule", "shellcmd", "starttime", "endtime"
+    notes = [
+        ("train", "first", 1.0, 4.5),
+        ("train", "first", 1.0001, 5.0),
+        ("train", "second", 2.0, 4.0),
+        ("data", "third", 0.0, 9.0),
+    ]
+    for number, note in enumerate(notes):
+        write_json(tmp_path / str(number), dict(zip(keys, note, strict=True)))
     found = stages(tmp_path)
     assert found["train_s"] == pytest.approx(6)
     assert sum(found.values()) == pytest.approx(6)
