@@ -27,6 +27,8 @@ class Case:
         is_norm_repaired: as `qat_core.rollout.vllm.exact.install` repairs it.
         states: after how many optimizer steps.
         passes: how many batches of the largest size.
+        ranks: of FSDP2; 1 is no FSDP2.
+        is_offloaded: FSDP2's shards lie in the CPU's memory.
     """
 
     config: dict[str, Any]
@@ -39,6 +41,8 @@ class Case:
     states: Sequence[int] = STATES
     batches: Sequence[int] = BATCHES
     passes: int = 3
+    ranks: int = 1
+    is_offloaded: bool = False
     expected_zero: bool = True
 
 
@@ -59,6 +63,14 @@ def cases() -> dict[str, Case]:
         for name, config in _families().items()
         for kind in ("nvfp4", "bf16")
     }
+    qwen3_8b_layers = qwen3_8b | {"num_hidden_layers": 8}
+    on_two: dict[str, Any] = {"states": (0, 1, 10), "passes": 1, "ranks": 2}
+    two_ranks = {
+        "two-ranks-qwen3-8b-8-layers-nvfp4": Case(qwen3_8b_layers, **on_two),
+        "two-ranks-qwen3-8b-8-layers-bf16": Case(qwen3_8b_layers, packed=False, **on_two),
+        "two-ranks-qwen3-30b-a3b-6-layers-nvfp4": Case(qwen3_30b, **on_two),
+        "two-ranks-moe-128-nvfp4-offloaded": replace(moe, is_offloaded=True, **on_two),
+    }
     return {
         "dense-128-nvfp4": dense,
         "dense-64-nvfp4": Case(DENSE | HEAD_64 | PADDED),
@@ -72,6 +84,7 @@ def cases() -> dict[str, Case]:
         **families,
         "qwen3-8b-nvfp4": Case(qwen3_8b, states=(0, 1), passes=1),
         "qwen3-30b-a3b-6-layers-nvfp4": Case(qwen3_30b, states=(0, 1), passes=1),
+        **two_ranks,
         "control-amax": replace(dense, scale_policy="amax", **once),
         "control-norm-not-repaired": replace(bf16, is_norm_repaired=False, **once),
         "control-not-batch-invariant": replace(bf16, exact_engine=False, **once),

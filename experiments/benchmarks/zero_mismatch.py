@@ -5,8 +5,9 @@
 Each case is a model, an engine and a trainer in a process of their own. The trainer takes optimizer
 steps; after 0, 1 and 20 of them its weights are synced, and sequences are sampled in batches of
 several sizes, with prompts in chunks and from the prefix cache, and computed again in the trainer,
-packed and padded. Controls leave one ingredient out: they have to differ. Several processes can
-fill one record: each leaves what another has written. `--device cpu` rehearses.
+packed, by one trainer or on each rank of FSDP2. Controls leave one ingredient out: they have to
+differ. Several processes can fill one record: each leaves what another has written. `--device cpu`
+rehearses.
 """
 
 import argparse
@@ -17,38 +18,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from filelock import FileLock
 from rich.console import Console
-from torch import Tensor
 
 from experiments.base.random_model import write_random_checkpoint
 from experiments.benchmarks.architectures import TINY
 from experiments.benchmarks.exact_cases import Case, cases
+from experiments.benchmarks.exact_trainers import RankedTrainer, Trainer, recipe_of
 from experiments.benchmarks.records import read_continued
 from experiments.runs.provenance import origin
 from experiments.support.device import require_device
 from experiments.support.json_files import write_json
 from experiments.support.subprocess_call import call_in_subprocess
 from qat_core.checkpoint.architecture import meta_model
-from qat_core.checkpoint.load import load_model
-from qat_core.exact import log_probs, make_exact
-from qat_core.exact.contract import needed
-from qat_core.exact.model import model_runner
-from qat_core.mismatch import k3
 from qat_core.planning.plan import plan
-from qat_core.planning.recipe import Recipe
 from qat_core.rollout.engine import Rollouts
 from qat_core.rollout.vllm.compat import vllm_version
 from qat_core.rollout.vllm.engine import VllmEngine
-from qat_core.training.preparation import prepare
 from qat_core.units import BYTES_PER_GIB
-from qat_core.weights.stream import weight_stream
 
 PROMPT, ANSWER = (3, 300), 140  # tokens: fewest and most, most
 LONG_PROMPT = (600, 700)  # in chunks of a batch that decodes
-TOKENS_AT_ONCE = 16_384  # of one forward pass of the trainer
-LEARNING_RATE = 1e-3
 
 
 def compare_case(name: str, case: Case, device: str) -> list[dict[str, Any]]:
@@ -58,31 +48,26 @@ def compare_case(name: str, case: Case, device: str) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = Path(folder) / "model"
         write_random_checkpoint(case.config, checkpoint, 0, device)
-        recipe = Recipe.full(scale_policy=case.scale_policy) if case.packed else None
+        recipe = recipe_of(case)
         served = plan(meta_model(checkpoint), recipe) if recipe else None
         engine = VllmEngine(checkpoint, served, exact=case.exact_engine, **_settings(case, device))
-        model = load_model(checkpoint).to(device)
-    if case.exact_trainer:
-        make_exact(model)
-    if recipe:
-        prepare(model, recipe)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+        trainer = (RankedTrainer if case.ranks > 1 else Trainer)(case, checkpoint, device)
     rows, steps = [], 0
     for state in case.states:
         for _ in range(state - steps):
-            _train(model, optimizer, case, device)
+            trainer.train()
         steps = state
         if case.expected_zero:
-            engine.require_contract(needed(model.config))
-        engine.sync(weight_stream(model, served, recipe), served)
+            engine.require_contract(trainer.needed())
+        engine.sync(trainer.weights(), served)
         for way, sampled in _samples(engine, case, state):
-            found = _compare(model, sampled.to(device), case)
+            found = trainer.compare(sampled)
             rows.append(
                 {
                     "case": name,
                     "model": _shape(case.config),
                     "engine": _engine_name(case),
-                    "trainer": "exact" if case.exact_trainer else "transformers",
+                    "trainer": _trainer_name(case),
                     "after": state,
                     "batch": way,
                     **found,
@@ -133,6 +118,12 @@ def _engine_name(case: Case) -> str:
     return f"{weights}, {mode}{norm}, {'graphs' if case.graphs else 'eager'}"
 
 
+def _trainer_name(case: Case) -> str:
+    name = "exact" if case.exact_trainer else "transformers"
+    ranks = f", FSDP2 over {case.ranks} GPUs" if case.ranks > 1 else ""
+    return f"{name}{ranks}{', offloaded' if case.is_offloaded else ''}"
+
+
 def _samples(engine: VllmEngine, case: Case, state: int) -> Iterator[tuple[str, Rollouts]]:
     vocabulary = case.config["vocab_size"]
 
@@ -157,61 +148,6 @@ def _sample(engine: VllmEngine, prompts: list[list[int]]) -> Rollouts:
     return engine.sample(prompts, ANSWER, None, temperature=1.0)
 
 
-def _train(model: Any, optimizer: torch.optim.Optimizer, case: Case, device: str) -> None:
-    """A step that moves weights about as far as a step of RL with a high learning rate."""
-    ids = torch.randint(case.config["vocab_size"], (8, 256), device=device)
-    logits = model(input_ids=ids, use_cache=False).logits[:, :-1]
-    advantages = torch.randn(8, 1, device=device)
-    found = log_probs(logits, ids[:, 1:], model_runner(model.config))
-    loss = -(advantages * found).mean()
-    loss.backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-@torch.no_grad()
-def _compare(model: Any, sampled: Rollouts, case: Case) -> dict[str, Any]:
-    """Tokens whose log-probs differ in any bit, packed; and how far."""
-    theirs = sampled.log_probs[sampled.response_mask.bool()]
-    ours = torch.cat([_packed_log_probs(model, sampled.select(rows)) for rows in _groups(sampled)])
-    difference = ours.double() - theirs.double()
-    return {
-        "tokens": len(ours),
-        "unequal": int((ours != theirs).sum()),
-        "largest_difference": float(difference.abs().max()),
-        "k3_kl": float(k3(difference).mean()),
-    }
-
-
-def _groups(sampled: Rollouts) -> Iterator[slice]:
-    """Rows of at most TOKENS_AT_ONCE tokens."""
-    lengths = sampled.attention_mask.sum(-1).tolist()
-    first, tokens = 0, 0
-    for row, length in enumerate(lengths):
-        if tokens + length > TOKENS_AT_ONCE:
-            yield slice(first, row)
-            first, tokens = row, 0
-        tokens += length
-    yield slice(first, len(lengths))
-
-
-def _packed_log_probs(model: Any, sampled: Rollouts) -> Tensor:
-    """Of all response tokens, from one pass over the sequences laid one after the other."""
-    mask_BT = sampled.attention_mask.bool()
-    positions_BT = sampled.attention_mask.cumsum(-1) - 1
-    is_response_BT = torch.zeros_like(mask_BT)
-    is_response_BT[:, -sampled.response_mask.shape[1] :] = sampled.response_mask.bool()
-    ids_T, is_response_T = sampled.input_ids[mask_BT], is_response_BT[mask_BT]
-    before = is_response_T.nonzero()[:, 0] - 1
-    logits = model(
-        input_ids=ids_T[None],
-        position_ids=positions_BT[mask_BT][None],
-        use_cache=False,
-        logits_to_keep=before,
-    ).logits[0]
-    return log_probs(logits, ids_T[before + 1], model_runner(model.config))
-
-
 def main(arguments: argparse.Namespace) -> None:
     """Compares the cases and writes the record after each."""
     device = arguments.device
@@ -226,6 +162,7 @@ def main(arguments: argparse.Namespace) -> None:
                 exact_engine=False,
                 batches=(3,),
                 passes=1,
+                is_offloaded=False,
                 expected_zero=False,
             )
         rows = call_in_subprocess(compare_case, name, case, device)
