@@ -33,6 +33,19 @@ CASES = {
 }
 
 
+RANKS = {"vocab_size": 64, "head_dim": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
+
+
+@pytest.mark.long
+def test_ranks_of_fsdp_sync_and_compare_what_they_train() -> None:
+    """Rehearsed on a CPU, where no bits are promised."""
+    more = {"ranks": 2, "states": (0, 1), "batches": (3,), "passes": 1}
+    case = Case(DENSE | SMALL | RANKS, exact_engine=False, expected_zero=False, **more)
+    rows = call_in_subprocess(compare_case, "test", case, "cpu")
+    assert [row["after"] for row in rows] == [0, 1]
+    assert all(row["tokens"] > 0 and row["k3_kl"] < 1e-4 for row in rows)
+
+
 def _rows(case: Case) -> list[dict[str, Any]]:
     short = replace(case, states=(0, 1), batches=(1, 33), passes=1)
     rows: list[dict[str, Any]] = call_in_subprocess(compare_case, "test", short, "cuda")
