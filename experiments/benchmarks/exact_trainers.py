@@ -9,14 +9,10 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as processes
 from torch import Tensor
-from torch.distributed.fsdp import (
-    CPUOffloadPolicy,
-    MixedPrecisionPolicy,
-    OffloadPolicy,
-    fully_shard,
-)
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
 from experiments.benchmarks.exact_cases import Case
+from experiments.benchmarks.qat_layers import shard
 from experiments.support.signals import end_with_parent
 from qat_core.checkpoint.load import load_model
 from qat_core.exact import log_probs, make_exact
@@ -45,10 +41,13 @@ class Trainer:
         model = load_model(checkpoint).to(device)
         if case.exact_trainer:
             make_exact(model)
-        self._recipe = recipe_of(case)
-        self._plan = prepare(model, self._recipe) if self._recipe else None
+        if recipe := recipe_of(case):
+            prepare(model, recipe)
         if case.ranks > 1:
-            _shard(model, case.is_offloaded)
+            model.float()
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+            offload = CPUOffloadPolicy() if case.is_offloaded else OffloadPolicy()
+            shard(model, model.model.layers, offload_policy=offload)
         self._model, self._device = model, device
         self._optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
 
@@ -69,7 +68,7 @@ class Trainer:
 
     def weights(self) -> Iterator[tuple[str, Weight]]:
         """What a sync sends."""
-        return weight_stream(self._model, self._plan, self._recipe, self._device)
+        return weight_stream(self._model, device=self._device)
 
     @torch.no_grad()
     def compare(self, sampled: Rollouts) -> dict[str, Any]:
@@ -100,16 +99,6 @@ class Trainer:
             logits_to_keep=before,
         ).logits[0]
         return log_probs(logits, ids_T[before + 1], model_runner(self._model.config))
-
-
-def _shard(model: Any, is_offloaded: bool) -> None:
-    """FSDP2 by layer, as verl does: FP32 shards, computing in BF16, layers checkpointed."""
-    model.float()
-    model.gradient_checkpointing_enable({"use_reentrant": False})
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    offload = CPUOffloadPolicy() if is_offloaded else OffloadPolicy()
-    for module in (*model.model.layers, model):
-        fully_shard(module, mp_policy=policy, offload_policy=offload)
 
 
 def _groups(sampled: Rollouts) -> Iterator[slice]:

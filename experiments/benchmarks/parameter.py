@@ -33,7 +33,6 @@ import torch
 import torch.distributed as dist
 from rich.console import Console
 from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.multiprocessing.spawn import spawn
 
 from experiments.benchmarks.qat_layers import (
@@ -42,6 +41,7 @@ from experiments.benchmarks.qat_layers import (
     arms,
     exact_arms,
     layer_stack,
+    shard,
     step_inputs,
 )
 from experiments.benchmarks.records import Column, Row, Setting, shape_of
@@ -59,7 +59,6 @@ TOKENS = {"cuda": 2048, "cpu": 16}  # of a sequence
 SCALES_KNOWN = ", scales known"
 CHECKPOINTING, COMPILED = "gradient checkpointing", "compiled"
 BACKEND = {"cuda": "nccl", "cpu": "gloo"}
-POLICY = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
 # This project's own goals on one device: a step of QAT over BF16's, at most, by shape.
 GOALS = {"qwen3-8b": 1.01, "qwen3-30b-a3b": 1.05}
 EXACT_GOALS = {"qwen3-8b": 1.03, "qwen3-30b-a3b": 1.08}
@@ -128,8 +127,7 @@ def measure(stack: Stack, options: Options) -> list[Row]:
             for layer in model.layers:  # type: ignore[union-attr]
                 layer.compile()
         if options.sharded:
-            for part in (*model.layers, model):  # type: ignore[misc]
-                fully_shard(part, mp_policy=POLICY)
+            shard(model, model.layers)  # type: ignore[arg-type]
         sequences = 1 if options.sharded else SEQUENCES
         x, grad = step_inputs(model, sequences, options.tokens, device)
         steps[arm] = partial(step, model, changed, x, grad)

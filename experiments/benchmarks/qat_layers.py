@@ -7,7 +7,7 @@ bf16` and `exact qat` compute the bits of vLLM's exact engine, in the families t
 
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import AutoConfig, AutoModel
 
 from experiments.benchmarks.architectures import MODELS
@@ -48,6 +49,13 @@ SHAPES: dict[str, dict[str, Any]] = {
         **HEADS,
     },
 }
+
+
+def shard(model: nn.Module, layers: Iterable[nn.Module], **options: Any) -> None:
+    """FSDP2 by layer, as verl does: computing in BF16, gradients reduced in FP32."""
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for module in (*layers, model):
+        fully_shard(module, mp_policy=policy, **options)
 
 
 def layer_stack(shape: str, layers: int, device: str, dtype: torch.dtype) -> nn.Module:

@@ -16,7 +16,7 @@ from qat_core.exact.backward import (
     weighted_sum_grads,
 )
 from qat_core.exact.layout import Layout
-from qat_core.exact.operators import operators_for
+from qat_core.exact.operators import HeadNorms, operators_for
 
 
 class _Norm(Function):
@@ -80,7 +80,7 @@ class _NormRotate(Function):
         widths, head = [q.shape[1], k.shape[1]], q_weight.numel()
         heads, qk = (widths[0] // head, widths[1] // head, 0), torch.cat([q, k], dim=-1)
         norm_rotate = operators_for(q.device.type).norm_rotate
-        norm_rotate(qk, heads, (q_weight, k_weight), eps, positions_T, table)
+        norm_rotate(qk, heads, HeadNorms(q_weight, k_weight, eps), positions_T, table)
         return torch.split(qk, widths, dim=-1)
 
     @staticmethod
@@ -222,15 +222,10 @@ def rotate(
 
 
 def norm_rotate(
-    q: Tensor,
-    k: Tensor,
-    weights: tuple[Tensor, Tensor],
-    eps: float,
-    positions_T: Tensor,
-    table: Tensor,
+    q: Tensor, k: Tensor, norms: HeadNorms, positions_T: Tensor, table: Tensor
 ) -> tuple[Tensor, Tensor]:
     """RMSNorm of each head and rotary embedding, rounded once, of q (T, H * D) and k (T, P * D)."""
-    out: tuple[Tensor, Tensor] = _NormRotate.apply(q, k, *weights, eps, positions_T, table)  # type: ignore[no-untyped-call]
+    out: tuple[Tensor, Tensor] = _NormRotate.apply(q, k, *norms, positions_T, table)  # type: ignore[no-untyped-call]
     return out
 
 

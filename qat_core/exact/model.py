@@ -16,7 +16,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from qat_core.exact.experts import experts_forward, router_forward
 from qat_core.exact.functions import attend, linear, norm, norm_rotate, rotate, silu_mul
 from qat_core.exact.layout import Layouts
-from qat_core.exact.operators import forbid_split_sums
+from qat_core.exact.operators import HeadNorms, forbid_split_sums
 
 ATTENTION = "qat_core_exact"
 HEAD_SIZES = (64, 128)
@@ -167,8 +167,7 @@ def _attention_forward(
         for project in (self.q_proj, self.k_proj, self.v_proj)
     )
     if _norms_heads(self):
-        weights, eps = (self.q_norm.weight, self.k_norm.weight), self.q_norm.variance_epsilon
-        q, k = norm_rotate(q, k, weights, eps, positions_T, table)
+        q, k = norm_rotate(q, k, HeadNorms.of(self), positions_T, table)
     else:
         if hasattr(self, "q_norm"):
             q, k = self.q_norm(q), self.k_norm(k)

@@ -18,7 +18,7 @@ that are exact in BF16, as power-of-two global scales make them, then give the s
 
 from functools import cache
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,23 @@ from torch import Tensor
 # logits in FP32 at a time: 512 MiB
 BLOCK_ELEMENTS = 2**27
 FEW_QUERIES = 64  # rows, of all heads that share keys: one warp group of FlashAttention-3
+
+
+Heads = tuple[int, int, int]  # how many of queries, of keys and of values
+
+
+class HeadNorms(NamedTuple):
+    """Norms of each head: weights (D,) for queries and for keys."""
+
+    q_weight: Tensor
+    k_weight: Tensor
+    eps: float
+
+    @classmethod
+    def of(cls, attention: Any) -> "HeadNorms":
+        """Those of an attention module, of transformers or of vLLM."""
+        q_norm, k_norm = attention.q_norm, attention.k_norm
+        return cls(q_norm.weight, k_norm.weight, q_norm.variance_epsilon)
 
 
 class Operators(Protocol):
@@ -39,18 +56,11 @@ class Operators(Protocol):
         """Rotary embedding of q (T, H * D) and k (T, P * D), in place."""
 
     def norm_rotate(
-        self,
-        qkv: Tensor,
-        heads: tuple[int, int, int],
-        weights: tuple[Tensor, Tensor],
-        eps: float,
-        positions_T: Tensor,
-        table: Tensor,
+        self, qkv: Tensor, heads: Heads, norms: HeadNorms, positions_T: Tensor, table: Tensor
     ) -> None:
         """RMSNorm of each head, then rotary embedding, rounded once, in place.
 
-        qkv (T, heads * D), contiguous, has `heads` of queries, of keys and, left as they are, of
-        values; weights (D,) are for queries and for keys.
+        qkv (T, heads * D), contiguous; values are left as they are.
         """
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
@@ -115,18 +125,13 @@ class _OnHopper:
         self._custom.rotary_embedding(positions_T, q, k, head, table, True)
 
     def norm_rotate(
-        self,
-        qkv: Tensor,
-        heads: tuple[int, int, int],
-        weights: tuple[Tensor, Tensor],
-        eps: float,
-        positions_T: Tensor,
-        table: Tensor,
+        self, qkv: Tensor, heads: Heads, norms: HeadNorms, positions_T: Tensor, table: Tensor
     ) -> None:
-        head = weights[0].numel()
+        q_weight, k_weight, eps = norms
         # one head a warp always: several, for many tokens, are another kernel
         fused = self._custom.fused_qk_norm_rope
-        fused(qkv, *heads, head, eps, *weights, table, True, positions_T, 1)
+        head = q_weight.numel()
+        fused(qkv, *heads, head, eps, q_weight, k_weight, table, True, positions_T, 1)
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:
         from qat_core.exact import kernels
@@ -212,19 +217,13 @@ class _OnCpu:
             each.copy_(rotated.flatten(1))
 
     def norm_rotate(
-        self,
-        qkv: Tensor,
-        heads: tuple[int, int, int],
-        weights: tuple[Tensor, Tensor],
-        eps: float,
-        positions_T: Tensor,
-        table: Tensor,
+        self, qkv: Tensor, heads: Heads, norms: HeadNorms, positions_T: Tensor, table: Tensor
     ) -> None:
-        head = weights[0].numel()
+        head = norms.q_weight.numel()
         q, k, _ = torch.split(qkv, [head * count for count in heads], dim=-1)
-        for each, weight in zip((q, k), weights, strict=True):
+        for each, weight in ((q, norms.q_weight), (k, norms.k_weight)):
             by_head = each.view(len(each), -1, head)
-            by_head.copy_(self.norm(by_head, weight, eps))
+            by_head.copy_(self.norm(by_head, weight, norms.eps))
         self.rotate(positions_T, q, k, table, head)
 
     def silu_mul(self, gate: Tensor, up: Tensor) -> Tensor:

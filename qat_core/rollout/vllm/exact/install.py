@@ -31,7 +31,7 @@ from vllm.v1.attention.backends import flash_attn
 from qat_core.exact import kernels
 from qat_core.exact.contract import shared
 from qat_core.exact.functions import linear as product
-from qat_core.exact.operators import longest_for, operators_for
+from qat_core.exact.operators import HeadNorms, longest_for, operators_for
 from qat_core.rollout.vllm.exact.bf16_experts import ExactBf16Experts
 from qat_core.rollout.vllm.humming import experts as humming_experts
 from qat_core.rollout.vllm.humming.linear import HummingLinearKernel
@@ -75,9 +75,8 @@ def attention_layer(self: Any, positions: Tensor, hidden_states: Tensor) -> Tens
     """In place of the forward pass of Qwen3's attention."""
     qkv, _ = self.qkv_proj(hidden_states)
     heads = self.num_heads, self.num_kv_heads, self.num_kv_heads
-    weights, eps = (self.q_norm.weight, self.k_norm.weight), self.q_norm.variance_epsilon
     table = self.rotary_emb._match_cos_sin_cache_dtype(qkv)
-    operators_for("cuda").norm_rotate(qkv, heads, weights, eps, positions, table)
+    operators_for("cuda").norm_rotate(qkv, heads, HeadNorms.of(self), positions, table)
     out = self.attn(*qkv.split([count * self.head_dim for count in heads], dim=-1))
     projected: Tensor = self.o_proj(out)[0]
     return projected

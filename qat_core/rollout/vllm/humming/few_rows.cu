@@ -35,11 +35,12 @@ constexpr int CODES_AT = STAGE_K / 64 * SLICE_BYTES;
 constexpr int SCALES_AT = CODES_AT + STEPS * CODE_BYTES;
 constexpr int STAGE_BYTES = (SCALES_AT + STEPS * COPIED + 1023) / 1024 * 1024;
 constexpr int CODE_CHUNKS = CODE_BYTES / 16, SCALE_CHUNKS = COPIED / 16;  // of a step
-constexpr int STEPS_AT_ONCE = THREADS / CODE_CHUNKS < STEPS ? THREADS / CODE_CHUNKS : STEPS;
+constexpr int STEPS_AT_ONCE = THREADS / CODE_CHUNKS;
 constexpr int CODE_COPIES = STEPS / STEPS_AT_ONCE;  // of a thread, a stage
 constexpr int X_COPIES = (ROWS * CHUNKS + THREADS - 1) / THREADS;
 constexpr int ROWS_AT_ONCE = THREADS / CHUNKS;
-static_assert(EIGHTS == 2 || EIGHTS == 1 && (ROWS == 16 || ROWS == 32), "no such tile");
+static_assert(EIGHTS == 2 || COLUMNS == 32 && WARPS == 4 && (ROWS == 16 || ROWS == 32),
+              "no such tile");
 static_assert(STEPS * SCALE_CHUNKS <= THREADS && AHEAD > 1, "too little is copied, or too late");
 constexpr float DOWN = 0x1p8f;  // see `factors_of`
 using Weights = u32[2 * EIGHTS];  // of a thread: those of a step
@@ -267,8 +268,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (stage < stages) {
 #pragma unroll
       for (int copy = 0; copy < CODE_COPIES; ++copy) {
-        if (STEPS_AT_ONCE * CODE_CHUNKS == THREADS || thread < STEPS_AT_ONCE * CODE_CHUNKS)
-          copy16(to + CODES_AT + copy * STEPS_AT_ONCE * CODE_BYTES + thread * 16, words, true);
+        copy16(to + CODES_AT + copy * STEPS_AT_ONCE * CODE_BYTES + thread * 16, words, true);
         words += STEPS_AT_ONCE * 2 * n;
       }
       if (thread < STEPS * SCALE_CHUNKS) copy16(to + SCALES_AT + thread * 16, scale, true);
@@ -286,9 +286,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
   // Which of a thread's four words, differently for the quarters of a warp, lest they share banks.
   const int word = (warp + lane / 8) % 4;
-  // Of its 16 columns all, or one half: that of the warp or, with four, of the block.
   const int columns64 = EIGHTS == 2 ? warp / 4 : 0;
-  const int half = EIGHTS == 2 ? 0 : WARPS == 8 ? warp / 4 : tile % 2;
+  const int half = EIGHTS == 2 ? 0 : tile % 2;  // of the word's 16 columns, where a warp has eight
   const u32 codes_at = CODES_AT + columns64 * 512 + lane * 16 + word * 4;
   const u32 scales_at = SCALES_AT + columns64 * 64 + group * 8 + word * 2 + half;
   u32 codes[STEPS], bytes[STEPS];
