@@ -14,6 +14,7 @@ OF_KERNELS = [name for name in PRECISIONS if "bf16" not in name and "exact" not 
 
 RECORD = argument("record", type=Path, help="JSON file to write")
 DEVICE = argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu rehearses")
+WORLDS = argument("--worlds", type=positive_int, nargs="+", default=[], help="ranks of FSDP2")
 ALL_MODELS = list(ARCHITECTURES)
 MODELS_COMPARED = argument("--models", nargs="+", choices=ALL_MODELS, default=ALL_MODELS)
 KERNELS = argument(
@@ -29,11 +30,12 @@ COMMANDS = {
     "bitwise": (RECORD, DEVICE, MODELS_COMPARED, KERNELS, COMPILE),
     "codec": (RECORD,),
     "exact_products": (RECORD,),
+    "gradients": (RECORD, DEVICE, WORLDS),
     "main_job": (RECORD, argument("commits", nargs="+", help="measured one after the other")),
     "parameter": (
         RECORD,
         DEVICE,
-        argument("--worlds", type=positive_int, nargs="+", default=[], help="ranks of FSDP2"),
+        WORLDS,
         argument("--rounds", type=positive_int, default=10),
         argument("--tokens", type=positive_int, help="by default 2,048, on a CPU 16"),
     ),

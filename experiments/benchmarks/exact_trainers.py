@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.multiprocessing as processes
 from torch import Tensor
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
 from experiments.benchmarks.exact_cases import Case
 from experiments.benchmarks.qat_layers import shard
+from experiments.benchmarks.ranks import join_ranks
 from experiments.support.signals import end_with_parent
 from qat_core.checkpoint.load import load_model
 from qat_core.exact import log_probs, make_exact
@@ -159,11 +159,7 @@ class RankedTrainer:
 
 def _serve(rank: int, pipe: Connection, case: Case, checkpoint: Path, device: str) -> None:
     end_with_parent()
-    if device == "cuda":
-        torch.cuda.set_device(rank)
-    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
-    store = dist.FileStore(str(checkpoint / "ranks"), case.ranks)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=case.ranks)
+    join_ranks(rank, case.ranks, str(checkpoint), device)
     trainer = Trainer(case, checkpoint, device)
     torch.manual_seed(rank)
     found: Any = "ready"

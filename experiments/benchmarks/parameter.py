@@ -23,7 +23,6 @@ The record is written after each stack.
 
 import argparse
 import gc
-import os
 import tempfile
 from functools import partial
 from pathlib import Path
@@ -44,6 +43,7 @@ from experiments.benchmarks.qat_layers import (
     shard,
     step_inputs,
 )
+from experiments.benchmarks.ranks import join_ranks, require_gpus_for
 from experiments.benchmarks.records import Column, Row, Setting, shape_of
 from experiments.benchmarks.timing import allow_split_sums, summary, time_steps
 from experiments.runs.provenance import origin
@@ -58,10 +58,9 @@ SEQUENCES = 4  # on one device; a rank has one
 TOKENS = {"cuda": 2048, "cpu": 16}  # of a sequence
 SCALES_KNOWN = ", scales known"
 CHECKPOINTING, COMPILED = "gradient checkpointing", "compiled"
-BACKEND = {"cuda": "nccl", "cpu": "gloo"}
 # This project's own goals on one device: a step of QAT over BF16's, at most, by shape.
 GOALS = {"qwen3-8b": 1.01, "qwen3-30b-a3b": 1.05}
-EXACT_GOALS = {"qwen3-8b": 1.03, "qwen3-30b-a3b": 1.08}
+EXACT_GOALS = {"qwen3-8b": 1.03, "qwen3-30b-a3b": 1.08, "smollm2-135m": 1.25}
 COLUMNS = {
     "shape": Column(heading="Shape"),
     "layers": Column(heading="Layers"),
@@ -198,13 +197,8 @@ def measure_all(options: Options, rank: int = 0) -> None:
             write_json(options.record, content | {"rows": [*content["rows"], *rows]})
 
 
-def _measure_on_rank(rank: int, world: int, rendezvous: str, options: Options) -> None:
-    if options.device == "cuda":
-        torch.cuda.set_device(rank)
-    os.environ["LOCAL_RANK"] = str(rank)
-    dist.init_process_group(
-        BACKEND[options.device], init_method=f"file://{rendezvous}", rank=rank, world_size=world
-    )
+def _measure_on_rank(rank: int, world: int, folder: str, options: Options) -> None:
+    join_ranks(rank, world, folder, options.device)
     measure_all(options, rank)
     dist.destroy_process_group()
 
@@ -212,11 +206,7 @@ def _measure_on_rank(rank: int, world: int, rendezvous: str, options: Options) -
 def main(args: argparse.Namespace) -> None:
     """Measures all stacks, for each number of ranks, and writes the record."""
     require_device(args.device)
-    if args.device == "cuda" and torch.cuda.device_count() < max(args.worlds, default=1):
-        raise ValueError(
-            f"--worlds: {max(args.worlds)}: there are {torch.cuda.device_count()} CUDA GPUs; name "
-            "fewer, or rehearse with --device cpu"
-        )
+    require_gpus_for(args.worlds, args.device)
     tokens = args.tokens or TOKENS[args.device]
     options = Options(args.record, args.device, args.rounds, tokens, bool(args.worlds))
     settings: dict[str, Setting] = {
@@ -233,5 +223,4 @@ def main(args: argparse.Namespace) -> None:
         measure_all(options)
     for world in args.worlds:
         with tempfile.TemporaryDirectory() as folder:
-            arguments = (world, f"{folder}/rendezvous", options)
-            spawn(_measure_on_rank, arguments, nprocs=world)  # type: ignore[no-untyped-call]
+            spawn(_measure_on_rank, (world, folder, options), nprocs=world)  # type: ignore[no-untyped-call]

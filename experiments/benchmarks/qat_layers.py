@@ -60,14 +60,15 @@ def shard(model: nn.Module, layers: Iterable[nn.Module], **options: Any) -> None
 
 def layer_stack(shape: str, layers: int, device: str, dtype: torch.dtype) -> nn.Module:
     """Random decoder layers in training mode, the same for every call."""
-    config = _config(shape) | {"num_hidden_layers": layers, "vocab_size": 16}
+    config = shape_config(shape) | {"num_hidden_layers": layers, "vocab_size": 16}
     torch.manual_seed(0)
     with torch.device(device):
         model: nn.Module = AutoModel.from_config(AutoConfig.for_model(**config), dtype=dtype)
     return model.train()
 
 
-def _config(shape: str) -> dict[str, Any]:
+def shape_config(shape: str) -> dict[str, Any]:
+    """Of a model of this shape."""
     return SHAPES.get(shape) or read_json(MODELS / f"{shape}.json")
 
 
@@ -92,7 +93,7 @@ def apply_arm(model: nn.Module, arm: str) -> Callable[[], None]:
 
 def exact_arms(shape: str) -> tuple[str, ...]:
     """None of a family that was not proven to be exact."""
-    return EXACT_ARMS if _config(shape)["model_type"] in MODEL_RUNNERS else ()
+    return EXACT_ARMS if shape_config(shape)["model_type"] in MODEL_RUNNERS else ()
 
 
 @cache

@@ -182,6 +182,7 @@ WITHOUT_GPU = [
     *(("rollout", ["qwen3-8b:bf16"], NO_GPU), ("serving", ["qwen3-8b:bf16"], NO_GPU)),
     ("codec", [], NO_GPU),
     ("exact_products", [], NO_GPU),
+    ("gradients", [], NO_GPU),
 ]
 
 

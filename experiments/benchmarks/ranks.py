@@ -1,0 +1,27 @@
+"""Processes that compute together, each on a GPU of its own, or all on the CPU."""
+
+import os
+
+import torch
+import torch.distributed as dist
+
+BACKEND = {"cuda": "cpu:gloo,cuda:nccl", "cpu": "gloo"}  # shards in the CPU's memory need gloo
+
+
+def join_ranks(rank: int, world: int, folder: str, device: str) -> None:
+    """Makes this process one of `world`; they meet in a file of `folder`."""
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    os.environ["LOCAL_RANK"] = str(rank)
+    meeting = f"file://{folder}/rendezvous"
+    dist.init_process_group(BACKEND[device], init_method=meeting, rank=rank, world_size=world)
+
+
+def require_gpus_for(worlds: list[int], device: str) -> None:
+    """ValueError if this machine has fewer GPUs than the largest world has ranks."""
+    found = torch.cuda.device_count()
+    if device == "cuda" and found < max(worlds, default=1):
+        raise ValueError(
+            f"--worlds: {max(worlds)}: there are {found} CUDA GPUs; name fewer, or rehearse with "
+            "--device cpu"
+        )
