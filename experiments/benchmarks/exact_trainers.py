@@ -1,5 +1,6 @@
 """Trainers of `zero_mismatch`: one in this process, or FSDP2 over several ranks."""
 
+import tempfile
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -119,10 +120,12 @@ class RankedTrainer:
     def __init__(self, case: Case, checkpoint: Path, device: str) -> None:
         """Starts the processes, which have read the checkpoint when it ends."""
         context = processes.get_context("spawn")
+        # not beside the checkpoint, which goes away: NCCL looks into it at its first collective
+        meeting = tempfile.mkdtemp()
         self._pipes: list[Connection] = []
         for rank in range(case.ranks):
             mine, theirs = context.Pipe()
-            arguments = rank, theirs, case, checkpoint, device
+            arguments = rank, theirs, case, checkpoint, meeting, device
             context.Process(target=_serve, args=arguments, daemon=True).start()
             self._pipes.append(mine)
         for pipe in self._pipes:
@@ -157,9 +160,11 @@ class RankedTrainer:
         }
 
 
-def _serve(rank: int, pipe: Connection, case: Case, checkpoint: Path, device: str) -> None:
+def _serve(
+    rank: int, pipe: Connection, case: Case, checkpoint: Path, meeting: str, device: str
+) -> None:
     end_with_parent()
-    join_ranks(rank, case.ranks, str(checkpoint), device)
+    join_ranks(rank, case.ranks, meeting, device)
     trainer = Trainer(case, checkpoint, device)
     torch.manual_seed(rank)
     found: Any = "ready"
