@@ -75,7 +75,8 @@ def build(setup: Setup, dtype: torch.dtype) -> Any:
     with torch.device(setup.device):
         config = AutoConfig.for_model(**shape_config(setup.shape) | more)
         model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    return model.to(dtype).train()
+    # `.to(bfloat16)` would round the frequencies of the rotary embedding, too
+    return (model if dtype == torch.bfloat16 else model.to(dtype)).train()
 
 
 def build_trained(setup: Setup, dtype: torch.dtype = torch.bfloat16) -> Any:
