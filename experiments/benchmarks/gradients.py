@@ -47,9 +47,9 @@ COLUMNS = {
     "reference": Column(heading="Reference"),
     "parameters": Column(heading="Parameters", format=","),
     "error": Column(heading="Error", format=".1e"),
-    "largest_error": Column(heading="largest", format=".1e"),
+    "largest_error": Column(heading="Largest error", format=".1e"),
     "of_transformers": Column(heading="Over transformers' error", format=".3f"),
-    "largest_of_transformers": Column(heading="largest", format=".3f"),
+    "largest_of_transformers": Column(heading="Largest ratio", format=".3f"),
 }
 NOTE = (
     "Error: of a parameter, the norm of the difference over the norm of the reference. Medians "
