@@ -5,14 +5,14 @@ show of records.
 """
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
 from pathlib import Path
 
 from analysis.claims import judge
 from analysis.documents import RECORDS, Page, page_of, pages_of_all
-from analysis.figures import BENCHMARK_FIGURES, Figure, drawings
+from analysis.figures import BENCHMARK_FIGURES, Canvas, drawings
 from analysis.figures.front import BENCHMARKS, MACHINE, draw_front
 from analysis.load import recorded_study
 from analysis.style import save_figure
@@ -32,7 +32,7 @@ def judge_record(record: Path) -> None:
 
 
 @cache
-def figures(record: Path) -> Mapping[str, Figure]:
+def figures(record: Path) -> Mapping[str, Callable[[], Canvas]]:
     """What there is to draw of a record; read once, for all processes."""
     (record / "figures").mkdir(exist_ok=True)
     return drawings(recorded_study(record), record).figures
@@ -40,7 +40,7 @@ def figures(record: Path) -> Mapping[str, Figure]:
 
 def draw(record: Path, name: str) -> None:
     """Writes one of its figures."""
-    save_figure(figures(record)[name].draw, record / "figures" / f"{name}.png")
+    save_figure(figures(record)[name], record / "figures" / f"{name}.png")
 
 
 def redraw(record: Path) -> None:
@@ -55,7 +55,7 @@ def draw_benchmarks() -> None:
     """Writes the figures of Qwen3 at true size."""
     servings = read_servings(BENCHMARKS, MACHINE)
     for name, it in BENCHMARK_FIGURES.items():
-        save_figure(partial(it.draw, servings), BENCHMARKS / "figures" / f"{name}.png")
+        save_figure(partial(it, servings), BENCHMARKS / "figures" / f"{name}.png")
 
 
 def main() -> None:

@@ -15,59 +15,42 @@ from analysis.figures import accuracy, costs, drift, kl, learning, qwen3, traini
 from analysis.load import load_results
 from experiments.study.schema import Study
 
-
-class Figure(NamedTuple):
-    """How a figure is drawn of its data.
-
-    Attributes:
-        reads: what it needs of every run besides its manifest: metrics, evals or drift.
-    """
-
-    draw: Callable[..., Canvas]
-    reads: tuple[str, ...] = ("metrics",)
-
-
+Figure = Callable[..., Canvas]
 # of a study and its results
 FIGURES: Mapping[str, Figure] = {
-    "kl": Figure(kl.draw),
-    "accuracy": Figure(accuracy.draw, ("metrics", "evals")),
-    "learning": Figure(learning.draw, ("metrics", "evals")),
-    "training": Figure(training.draw),
-    "memory": Figure(costs.draw_memory, ()),
-    "step_time": Figure(costs.draw_step_time),
-    DRIFT: Figure(drift.draw, ("drift",)),
+    "kl": kl.draw,
+    "accuracy": accuracy.draw,
+    "learning": learning.draw,
+    "training": training.draw,
+    "memory": costs.draw_memory,
+    "step_time": costs.draw_step_time,
+    DRIFT: drift.draw,
 }
 # of a grid of cells
 GRID_FIGURES: Mapping[str, Figure] = {
-    "curves": Figure(curves.draw),
-    "reward": Figure(outcomes.draw_reward),
-    "survival": Figure(outcomes.draw_survival),
-    "corrections": Figure(outcomes.draw_times),
-    "answers": Figure(outcomes.draw_answers, ("metrics", "evals")),
-    "behaviour": Figure(curves.draw_behaviour),
-    "costs": Figure(costs.draw_both),
-    "causes": Figure(causes.draw),
-    DRIFT: Figure(drift.draw_of_grid, ("drift",)),
+    "curves": curves.draw,
+    "reward": outcomes.draw_reward,
+    "survival": outcomes.draw_survival,
+    "corrections": outcomes.draw_times,
+    "answers": outcomes.draw_answers,
+    "behaviour": curves.draw_behaviour,
+    "costs": costs.draw_both,
+    "causes": causes.draw,
+    DRIFT: drift.draw_of_grid,
 }
 # of the records of servings
 BENCHMARK_FIGURES: Mapping[str, Figure] = {
-    "qwen3_memory": Figure(qwen3.draw_memory),
-    "qwen3_rollouts": Figure(qwen3.draw_rollouts),
+    "qwen3_memory": qwen3.draw_memory,
+    "qwen3_rollouts": qwen3.draw_rollouts,
 }
 assert tuple(FIGURES) == (*KINDS["parity"].figures, DRIFT)
 assert tuple(GRID_FIGURES) == (*KINDS["collapse"].figures, DRIFT)
 
 
 class Drawings(NamedTuple):
-    """The figures by name, and by model the drifts that a table shows; none where not watched.
+    """Figures by name, and by model the drifts that a table shows; none where not watched."""
 
-    Attributes:
-        figures: each draws all that it needs by itself.
-        modules: what draws each.
-    """
-
-    figures: Mapping[str, Figure]
-    modules: Mapping[str, str]
+    figures: Mapping[str, Callable[[], Canvas]]
     drift: Mapping[str, Callable[[], Runs]]
 
 
@@ -84,9 +67,7 @@ def drawings(study: Study, folder: Path) -> Drawings:
         all_figures, data = FIGURES, (study, results)
         drifts = {it: partial(drift.runs_by_arm, study, results, it) for it in study.models}
     names = figure_names(study)
-    found = {name: it for name, it in all_figures.items() if name in names}
     return Drawings(
-        {name: it._replace(draw=partial(it.draw, *data)) for name, it in found.items()},
-        {name: it.draw.__module__ for name, it in found.items()},
+        {name: partial(it, *data) for name, it in all_figures.items() if name in names},
         drifts if DRIFT in names else {},
     )

@@ -19,8 +19,8 @@ def main() -> None:
     args = parser.parse_args()
     figures = drawings(load_study(args.study), args.results).figures
     args.out.mkdir(parents=True, exist_ok=True)
-    for name, it in figures.items():
-        save_figure(it.draw, args.out / f"{name}.{args.format}")
+    for name, draw in figures.items():
+        save_figure(draw, args.out / f"{name}.{args.format}")
 
 
 if __name__ == "__main__":

@@ -25,18 +25,15 @@ from experiments.study.schema import ROOT, Study
 
 HINT = "run the study to its end"
 HINT_OF_RECORD = "record the study again"
-# what a figure reads of every run besides its manifest
-FILES = {"metrics": METRICS, "evals": EVALUATIONS, "drift": DRIFT_FILE}
+FILES = (MANIFEST, METRICS, EVALUATIONS, DRIFT_FILE, *RECORD_FILES.values())
 
 
 class ShownFigure(NamedTuple):
-    """A figure, the file that draws it, and the kinds of a run's files that it reads."""
+    """A figure."""
 
     name: str
     caption: str
     svg: bytes
-    script: str
-    reads: tuple[str, ...]
 
 
 class ShownFile(NamedTuple):
@@ -63,11 +60,6 @@ class Content(NamedTuple):
     command: str
     drift: Mapping[str, str]
 
-    @property
-    def scripts(self) -> dict[str, str]:
-        """Source of the figures' scripts, by file."""
-        return {it.script: (ROOT / it.script).read_text() for it in self.figures}
-
 
 def read_content(study_file: Path, results: Path) -> Content:
     """Reads a finished study.
@@ -92,14 +84,8 @@ def read_content(study_file: Path, results: Path) -> Content:
         missing=tuple(run.id for run in study.runs if run not in there),
         claims=claims_page(study, results, read_table(judged / "claims.json", drawn)),
         figures=tuple(
-            ShownFigure(
-                name,
-                CAPTIONS[name],
-                figure_bytes(it.draw, "svg"),
-                f"{shown.modules[name].replace('.', '/')}.py",
-                it.reads,
-            )
-            for name, it in shown.figures.items()
+            ShownFigure(name, CAPTIONS[name], figure_bytes(draw, "svg"))
+            for name, draw in shown.figures.items()
         ),
         files=tuple(_files([results] if record else [results / run.id for run in there])),
         protocol=(ROOT / KINDS[study.judged_by].protocol).read_text(),
@@ -110,8 +96,7 @@ def read_content(study_file: Path, results: Path) -> Content:
 
 
 def _files(folders: Iterable[Path]) -> Iterator[ShownFile]:
-    names = (MANIFEST, *FILES.values(), *RECORD_FILES.values())
-    for path in (folder / name for folder in folders for name in names):
+    for path in (folder / name for folder in folders for name in FILES):
         if path.is_file():
             yield ShownFile(path.parent.name, path.name, path.stat().st_size, digest_file(path))
 

@@ -109,7 +109,7 @@ def test_its_figures_are_drawn(results: Path) -> None:
     lines = [len(axes.lines) for axes in curves.draw(data).axes]
     assert lines == [1] * 6, "of each arm one run, its reward and its mismatch"
     for name in figure_names(STUDY):
-        assert GRID_FIGURES[name].draw(data).axes
+        assert GRID_FIGURES[name](data).axes
 
 
 @pytest.mark.parametrize("read", [judge_study, outcome_table, GridData, complete_cells])
