@@ -39,13 +39,7 @@ COMMANDS = {
         argument("--rounds", type=positive_int, default=10),
         argument("--tokens", type=positive_int, help="by default 2,048, on a CPU 16"),
     ),
-    "parity": (
-        RECORD,
-        argument("weights", choices=("random", "trained")),
-        argument("--checkpoints", nargs="+", default=[], metavar="STUDY:FOLDER"),
-        *(DEVICE, MODELS_COMPARED, KERNELS, COMPILE),
-    ),
-    "rollout": (RECORD, *ENGINES),
+    "parity": (RECORD, DEVICE, MODELS_COMPARED, KERNELS, COMPILE),
     "serving": (
         *(RECORD, *ENGINES, COMPILE),
         argument("--starts", type=positive_int, default=1, help="of each engine, in turns"),

@@ -1,31 +1,25 @@
 """Do trainer and vLLM agree on the probability of sampled tokens? k3 KL of four arms.
 
-    python -m experiments.benchmarks parity experiments/records/benchmarks/parity_h200.json random
+    python -m experiments.benchmarks parity experiments/records/benchmarks/parity_h200.json
 
-The record names models, machine and code, a `.csv.gz` beside it has every batch of sequences.
-Per model, one BF16 engine and one NVFP4 engine serve all arms and seeds through weight syncs:
+A `.csv.gz` beside the record has every batch of sequences. Per model, one BF16 engine and one NVFP4
+engine serve all arms and seeds, each with heavy-tailed random weights of its own, through syncs:
 `bf16` (noise floor), `qat-pow2`, `qat-amax`, and `no-qat` (BF16 trainer, packed rollouts). A model
 that was not trained rounded is less sure of itself once it is, and the same noise moves its
 log-probs further: `rounded` is the floor of that model, its rounded weights served in BF16.
-`random`: larger models with heavy-tailed random weights, other ones for each seed.
-`trained`: checkpoints that answer the task of a study, its prompts in another order each seed;
-`--checkpoints STUDY:FOLDER`. `--kernels humming` multiplies packed weights by Humming instead of
-Marlin. `--compile` is vLLM with torch.compile, its default. `--device cpu` rehearses.
 """
 
 import argparse
 import random
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import torch
 from rich.console import Console
 from torch import Tensor, nn
-from transformers import AutoTokenizer
 
 from experiments.base.random_model import write_random_checkpoint
 from experiments.benchmarks.architectures import ARCHITECTURES, TINY, engine_settings
@@ -33,10 +27,7 @@ from experiments.benchmarks.engines import set_kernels
 from experiments.benchmarks.records import ENGINE_PACKAGES, Column, Row, shape_of
 from experiments.rl.metric_names import K3_KL
 from experiments.rl.policy import Policy
-from experiments.rl.prompts import encode_prompt
-from experiments.rl.tasks import make_problems
 from experiments.runs.provenance import origin
-from experiments.study.load import load_study
 from experiments.support.device import require_device
 from experiments.support.json_files import write_json
 from experiments.support.subprocess_call import call_in_subprocess
@@ -65,57 +56,29 @@ COLUMNS["tokens"] = Column(heading="Tokens", format=",")
 NUM_SEEDS = 3
 SEQUENCES = {"cuda": 256, "cpu": 8}
 MIN_TOKENS = {"cuda": 70_000, "cpu": 100}  # a seed
+NEW_TOKENS = {"cuda": 288, "cpu": 16}
 MAX_NUM_SEQS = 256
+MAX_MODEL_LEN = 320
 Batch = dict[str, Any]  # some sampled sequences: their seed, means over their tokens, and these
 ROWS = 32  # sequences of one forward pass of the trainer: a batch of the statistics
 
 
-@dataclass(frozen=True)
-class Case:
-    """A model: `checkpoints` has one a seed, `questions` the prompts that are drawn from."""
+class Case(NamedTuple):
+    """A model with random weights: a checkpoint a seed, and the prompts that are drawn from."""
 
-    name: str
     checkpoints: tuple[Path, ...]
-    questions: tuple[tuple[int, ...], ...]
-    new_tokens: int
-    max_model_len: int
-
-    def prompts(self, seed: int, batch: int, count: int) -> list[list[int]]:
-        """The prompts of one batch."""
-        drawn = random.Random(f"{seed} {batch}").choices(self.questions, k=count)
-        return [list(prompt) for prompt in drawn]
+    questions: list[list[int]]
 
 
-def random_case(name: str, folder: Path, device: str) -> Case:
-    """Random weights of an architecture in `folder`, others for each seed; random prompts."""
+def make_case(name: str, folder: Path, device: str) -> Case:
+    """Writes the checkpoints of an architecture into `folder`."""
     config = ARCHITECTURES[name] | (TINY if device == "cpu" else {})
     checkpoints = tuple(folder / str(seed) for seed in range(NUM_SEEDS))
     for seed, checkpoint in enumerate(checkpoints):
         write_random_checkpoint(config, checkpoint, seed, device)
     generator = torch.Generator().manual_seed(0)
-    questions = torch.randint(5, config["vocab_size"], (1024, 8), generator=generator).tolist()
-    return Case(
-        name,
-        checkpoints,
-        tuple(map(tuple, questions)),
-        new_tokens=288 if device == "cuda" else 16,
-        max_model_len=320,
-    )
-
-
-def trained_case(name: str, _folder: Path, device: str) -> Case:
-    """`STUDY:CHECKPOINT`: a trained model and the prompts of the study's task."""
-    study_file, _, checkpoint = name.partition(":")
-    study, tokenizer = load_study(Path(study_file)), AutoTokenizer.from_pretrained(checkpoint)
-    problems = make_problems(study.task, "train")
-    rollout = study.rl.rollout
-    return Case(
-        Path(checkpoint).name,
-        NUM_SEEDS * (Path(checkpoint),),
-        tuple(tuple(encode_prompt(tokenizer, problem)) for problem in problems),
-        rollout.max_response_tokens,
-        rollout.max_prompt_tokens + rollout.max_response_tokens,
-    )
+    questions = torch.randint(5, config["vocab_size"], (1024, 8), generator=generator)
+    return Case(checkpoints, questions.tolist())
 
 
 def measure_arms(
@@ -125,7 +88,7 @@ def measure_arms(
     _, packed = ARMS[arms[0]]
     served = plan(meta_model(case.checkpoints[0]), packed) if packed else None
     settings = engine_settings(device, MAX_NUM_SEQS, compiled=compiled)
-    settings["max_model_len"] = case.max_model_len
+    settings["max_model_len"] = MAX_MODEL_LEN
     engine = VllmEngine(case.checkpoints[0], served, **settings)
     return {
         arm: [
@@ -150,8 +113,8 @@ def measure_seed(engine: VllmEngine, case: Case, arm: str, seed: int, device: st
     batches: list[Batch] = []
     step = 0
     while sum(batch["tokens"] for batch in batches) < MIN_TOKENS[device]:
-        prompts = case.prompts(seed, step, SEQUENCES[device])
-        sampled = engine.generate(prompts, case.new_tokens, 1.0, seed * 1000 + step)
+        prompts = random.Random(f"{seed} {step}").choices(case.questions, k=SEQUENCES[device])
+        sampled = engine.generate(prompts, NEW_TOKENS[device], 1.0, seed * 1000 + step)
         batches += [_compare(policy, rows, seed, device) for rows in _parts(sampled)]
         step += 1
     return batches
@@ -201,24 +164,20 @@ def _rows(model: str, arms: Mapping[str, Sequence[Batch]]) -> list[Row]:
 def main(arguments: argparse.Namespace) -> None:
     """Measures all models and writes the record after each."""
     device = arguments.device
-    is_random = arguments.weights == "random"
-    if is_random == bool(arguments.checkpoints):
-        raise ValueError("--checkpoints: name some for trained weights, none for random ones")
     require_device(device)
     set_kernels(arguments.kernels)
     settings = {
-        "weights": arguments.weights,
+        "weights": "random",
         "kernels": arguments.kernels,
         "torch compile": arguments.compile,
     }
     where = origin(device, vllm=vllm_version())
     record = {"benchmark": "parity", **where, **shape_of(settings, COLUMNS, "", ENGINE_PACKAGES)}
     batches: dict[str, dict[str, list[Batch]]] = {}
-    for name in arguments.models if is_random else arguments.checkpoints:
+    for name in arguments.models:
         with tempfile.TemporaryDirectory() as folder:
-            make_case = random_case if is_random else trained_case
             case = make_case(name, Path(folder), device)
-            batches[case.name] = {
+            batches[name] = {
                 arm: found
                 for arms in ENGINES
                 for arm, found in call_in_subprocess(
