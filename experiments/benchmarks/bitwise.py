@@ -15,9 +15,8 @@ alone, as it names its tensors otherwise, and not with `humming`, which leaves i
 Marlin.
 `--compile` is vLLM with torch.compile, its default.
 
-vLLM's own noise has to stay out: its MoE kernels are not deterministic where a step has 1024 or
-more (token, expert) pairs, because `moe_align_block_size` then orders the tokens of an expert by
-atomic additions and Marlin splits its sums by that order. So a step here has at most 128 tokens.
+A step has at most 128 tokens, as vLLM's own MoE kernels do not repeat their bits from 1024 (token,
+expert) pairs on: `moe_align_block_size` then orders an expert's tokens by atomic additions.
 `--device cpu` rehearses: there both ways are the reload, and no kernel can be chosen.
 """
 
@@ -60,8 +59,8 @@ SIZES: dict[str, dict[str, Any]] = {
     "cpu": {"syncs": 3, "tokens": 8, "shrink": TINY},
 }
 PROMPT_TOKENS = 8
-# Scales of an FP8 KV cache, and of activations, which W4A16 does not round: nothing reads them, no
-# checkpoint of ours has them, and an engine that begins without weights fills them at random.
+# Scales of an FP8 KV cache and of activations: nothing reads them here, and an engine that begins
+# without weights fills them at random.
 OF_ATTENTION = {"_q_scale", "_k_scale", "_v_scale", "_prob_scale", "q_scale", "k_scale", "v_scale"}
 OF_ACTIVATIONS = "input_"
 # what the states of an engine that is synced in this way are called

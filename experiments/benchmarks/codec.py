@@ -4,10 +4,7 @@
 
 A copy moves 4 bytes a weight (2 read, 2 written); every time is divided by the copy's of the same
 weights in the same run. Kernels are timed inside CUDA graphs over several tensors, together larger
-than the L2 cache: device time, without launch overhead.
-`of_bandwidth` is the share of the copy's bytes a second that a kernel reaches: what is missing to 1
-goes into arithmetic. Quantizing executes 16.6 instructions a weight (counted in its SASS for
-sm_90): on an H200, at one a clock and scheduler, half of the copy's time.
+than the L2 cache. What is missing to 1 of the copy's bytes a second goes into arithmetic.
 """
 
 import argparse

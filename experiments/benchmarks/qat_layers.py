@@ -29,26 +29,6 @@ from qat_core.training.preparation import prepare, state_of
 
 QAT_ARMS: dict[str, Keep | None] = {"qat": None, "qat packed": "packed", "qat rounded": "rounded"}
 EXACT_ARMS = ("exact bf16", "exact qat")
-HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
-# shapes that have no file there; the latter two for a CPU
-SHAPES: dict[str, dict[str, Any]] = {
-    "smollm2-135m": {
-        "model_type": "llama",
-        "hidden_size": 576,
-        "intermediate_size": 1536,
-        "num_attention_heads": 9,
-        "num_key_value_heads": 3,
-    },
-    "tiny": {"model_type": "qwen3", "hidden_size": 64, "intermediate_size": 96, **HEADS},
-    "tiny-moe": {
-        "model_type": "qwen3_moe",
-        "hidden_size": 64,
-        "moe_intermediate_size": 32,
-        "num_experts": 8,
-        "num_experts_per_tok": 2,
-        **HEADS,
-    },
-}
 
 
 def shard(model: nn.Module, layers: Iterable[nn.Module], **options: Any) -> None:
@@ -60,16 +40,11 @@ def shard(model: nn.Module, layers: Iterable[nn.Module], **options: Any) -> None
 
 def layer_stack(shape: str, layers: int, device: str, dtype: torch.dtype) -> nn.Module:
     """Random decoder layers in training mode, the same for every call."""
-    config = shape_config(shape) | {"num_hidden_layers": layers, "vocab_size": 16}
+    config = read_json(MODELS / f"{shape}.json") | {"num_hidden_layers": layers, "vocab_size": 16}
     torch.manual_seed(0)
     with torch.device(device):
         model: nn.Module = AutoModel.from_config(AutoConfig.for_model(**config), dtype=dtype)
     return model.train()
-
-
-def shape_config(shape: str) -> dict[str, Any]:
-    """Of a model of this shape."""
-    return SHAPES.get(shape) or read_json(MODELS / f"{shape}.json")
 
 
 def apply_arm(model: nn.Module, arm: str) -> Callable[[], None]:
@@ -93,7 +68,8 @@ def apply_arm(model: nn.Module, arm: str) -> Callable[[], None]:
 
 def exact_arms(shape: str) -> tuple[str, ...]:
     """None of a family that was not proven to be exact."""
-    return EXACT_ARMS if shape_config(shape)["model_type"] in MODEL_RUNNERS else ()
+    is_exact = read_json(MODELS / f"{shape}.json")["model_type"] in MODEL_RUNNERS
+    return EXACT_ARMS if is_exact else ()
 
 
 @cache

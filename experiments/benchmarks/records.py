@@ -1,7 +1,4 @@
-"""Records of benchmarks: their one shape, and how one is gone on with.
-
-A record has a setup (machine, versions, commit, settings), columns with their units, and rows.
-"""
+"""Records of benchmarks: their one shape, and how one is gone on with."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,19 +16,12 @@ ENGINE_PACKAGES = ("vllm", "torch")
 
 
 class Column(BaseModel):
-    """How a column is shown.
+    """How a column is shown."""
 
-    Attributes:
-        heading: what it is, and its unit.
-        format: of its numbers, as `format` has it; a column of texts has none.
-        bounds: the column whose numbers are at most these where a goal is met.
-        ratio: the column that says how many times BF16's speed that is, in brackets behind it.
-    """
-
-    heading: str
-    format: Annotated[str, Field(pattern=r"^(g|,?(\.\d[efg%])?)$")] = ""
-    bounds: str | None = None
-    ratio: str | None = None
+    heading: str  # what it is, and its unit
+    format: Annotated[str, Field(pattern=r"^(g|,?(\.\d[efg%])?)$")] = ""  # of its numbers
+    bounds: str | None = None  # the column whose numbers are at most these where a goal is met
+    ratio: str | None = None  # the column of its times BF16's speed, in brackets behind it
 
 
 def shape_of(

@@ -3,18 +3,10 @@
     python -m experiments.benchmarks serving experiments/records/benchmarks/serving_8b_h200.json \\
         --compile qwen3-8b:humming qwen3-8b:nvfp4 qwen3-8b:bf16
 
-Random weights on 90 % of a GPU, CUDA graphs for decoding; with `--compile` as vLLM is by default,
-torch.compile and CUDA graphs of what is around attention in other steps. `nvfp4` is vLLM's own
-choice, Marlin; `humming` is `QAT_CORE_{LINEAR,EXPERTS}_KERNEL=humming`, `humming-experts` only the
-latter, `repeatable` the latter with `QAT_CORE_LINEAR_KERNEL=marlin-unpack`; `exact` and
-`exact-bf16` are of the exact mode, which has no torch.compile. Measured are prompts of 32 tokens
-with 128 new ones, prefill of 8,192 tokens in four prompts, and the rollouts of one training step:
-256 and 1,024 prompts with 2,048 new tokens each, of which as many run at once as the KV cache
-holds. Prompts are of random tokens: with alike ones an MoE's random router sends all sequences to
-the same few experts. No sequence has a seed, as in verl.
-`--starts 2` starts each engine so often, in turns with the others, as trials of one engine differ;
-decoding and prefill are measured then, no rollouts. `--resume` goes on with a record whose run was
-cut off. `--device cpu` rehearses with nano models.
+What is measured stands in `engine_tables`, what multiplies in `engines`. Prompts are of random
+tokens: with alike ones an MoE's random router sends all sequences to the same few experts. No
+sequence has a seed, as in verl. `--starts 2` starts each engine so often, in turns with the others,
+as trials of one engine differ; decoding and prefill are measured then, no rollouts.
 """
 
 import argparse
@@ -160,8 +152,13 @@ def _rollout(engine: VllmEngine, count: int, vocab_size: int, device: str) -> di
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Measures each `model:precision` and writes the record after each."""
-    settings = {
+    """Starts all engines in turns, and writes the record after the last start of each.
+
+    With `--resume` processes on several GPUs can add to one record, which is read again each time.
+    """
+    path, starts = arguments.record, arguments.starts
+    require_device(arguments.device)
+    settings: dict[str, Setting] = {
         "torch_compile": arguments.compile,
         "gpu_memory_utilization": GPU_MEMORY_UTILIZATION,
         "new_tokens": NEW_TOKENS[arguments.device],

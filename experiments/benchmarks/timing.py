@@ -11,16 +11,10 @@ WARM_UP_ROUNDS = 3
 
 
 class StepTime(NamedTuple):
-    """Of one step.
+    """Of one step."""
 
-    Attributes:
-        issue_ms: until the CPU has queued all that the device is to do. Where that is all of the
-            step, the device waits for the CPU, and not the other way round.
-        step_ms: until the device is idle.
-    """
-
-    issue_ms: float
-    step_ms: float
+    issue_ms: float  # until the CPU has queued all; where that is all of it, the device waits
+    step_ms: float  # until the device is idle
 
 
 def time_steps(
@@ -75,10 +69,9 @@ def allow_split_sums() -> None:
 def time_calls(
     arms: Mapping[str, Sequence[Callable[[], object]]], rounds: int
 ) -> dict[str, list[float]]:
-    """Microseconds a call of each arm in each round, on a GPU.
+    """Microseconds a call of each arm in each round, on a GPU, without launch overhead.
 
-    An arm's calls are captured in one CUDA graph, so that no launch overhead counts; arms take
-    turns, one replay each, and the GPU never waits for the CPU in between.
+    An arm's calls are one CUDA graph; arms take turns, and the GPU never waits for the CPU.
     """
     graphs = {arm: _captured(calls) for arm, calls in arms.items()}
     events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {arm: [] for arm in arms}

@@ -2,10 +2,9 @@
 
     python -m experiments.benchmarks verl_steps RECORD.json RESULTS
 
-RESULTS are folders of runs of `experiments.launch.run`. A run that ended early counts with the
-steps that it has, and one without a second step is left out. Medians over steps, because a few
-rerouted tokens of an MoE carry the mean of its KL; the first step is left out, in which everything
-is loaded, compiled and allocated, and of every step the saving of checkpoints.
+RESULTS are folders of runs of `experiments.launch.run`; one without a second step is left out.
+Medians over steps, because a few rerouted tokens of an MoE carry the mean of its KL; the first step
+is left out, in which everything is loaded, and of every step the saving of checkpoints.
 """
 
 import argparse
@@ -74,11 +73,8 @@ NOTE = (
     "do not. Tensors: what vLLM's weights take; its report has caches, workspaces and gaps, too. "
     f"Reload: packed weights through vLLM's, now with `{IN_PLACE}=0`; else in place. Linear layers "
     f"by, experts by: the value of {' or '.join(f'`{name}`' for name in KERNELS)}; else Marlin. "
-    "-r3: with routing replay. Memory: largest over all steps. vLLM sleeps while the actor trains, "
-    "and the actor is on the host while vLLM is awake; then its weights and KV cache are on the "
-    "GPU. GPU and host: looked at every 2 s from outside; the host's peak is left out where two "
-    "runs shared it (commits d3f3955 and 8e18003), which makes their times uncertain too. Start "
-    "and end: of the whole run, what is in no step."
+    "-r3: with routing replay. Memory: largest over all steps; of GPU and host looked at every 2 s "
+    "from outside. Start and end: of the whole run, what is in no step."
 )
 Figures = dict[str, Any]
 

@@ -296,7 +296,7 @@ def test_a_job_with_several_files_counts_once_and_until_its_last(tmp_path: Path)
 @pytest.mark.long
 @pytest.mark.parametrize("arm", QAT_ARMS)
 def test_a_step_after_a_change_measures_scales_and_rounds_again(arm: str) -> None:
-    model = layer_stack("tiny", 2, "cpu", torch.bfloat16)
+    model = layer_stack("nano-dense", 2, "cpu", torch.bfloat16)
     changed = apply_arm(model, arm)
     inputs = step_inputs(model, 1, 4, "cpu")
     state = state_of(model)
