@@ -23,7 +23,7 @@ from experiments.runs.manifest import GitState, Hardware, read_manifest_json
 from experiments.runs.record import record_of
 from experiments.study.schema import ROOT
 from experiments.support.cli import run_cli
-from experiments.support.json_files import read_json
+from experiments.support.json_files import flatten, read_json
 from qat_core.units import BYTES_PER_GIB
 
 PACKAGES = (
@@ -143,15 +143,6 @@ def _gpus() -> list[str]:
     import torch  # a CPU run, and the diff below, need not wait for it
 
     return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-
-
-def flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A nested dictionary as one level, its keys joined by "."."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        name = f"{prefix}{key}"
-        flat |= flatten(value, f"{name}.") if isinstance(value, dict) else {name: value}
-    return flat
 
 
 def diff_manifests(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:

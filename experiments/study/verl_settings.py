@@ -4,12 +4,13 @@ A key that verl reads but does not list in its configuration carries Hydra's "+"
 `reward.+reward_kwargs.max_resp_len`. Nothing here imports verl: a study is planned without it.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.study.yaml_file import read_yaml
+from experiments.support.json_files import flatten
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
 _read = cache(read_yaml)  # the runs of a study share their recipes
@@ -33,17 +34,8 @@ def load_recipe(recipe: str, variants: Sequence[str]) -> dict[str, Setting]:
     return {
         key: Setting(value, str(file.relative_to(RECIPES.parents[1])))
         for file in files
-        for key, value in _flatten(_read(file))
+        for key, value in flatten(_read(file)).items()
     }
-
-
-def _flatten(tree: dict[str, Any], parents: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        path = (*parents, str(key))
-        if isinstance(value, dict):
-            yield from _flatten(value, path)
-        else:
-            yield ".".join(path), value
 
 
 def known_recipes() -> list[str]:

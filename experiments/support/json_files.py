@@ -59,6 +59,15 @@ def read_bytes(path: Path, hint: str) -> bytes:
         raise ValueError(f"{path}: {error.strerror}; {hint}") from None
 
 
+def flatten(tree: Json, prefix: str = "") -> Json:
+    """A nested mapping as one level, its keys joined by "."."""
+    flat: Json = {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        flat |= flatten(value, f"{name}.") if isinstance(value, dict) else {name: value}
+    return flat
+
+
 def write_json(path: Path, content: object) -> None:
     """Writes one JSON value."""
     _write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")

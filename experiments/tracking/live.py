@@ -13,7 +13,7 @@ from mlflow.entities import Metric, Param, RunTag
 
 from experiments.runs.manifest import RunManifest
 from experiments.runs.metrics import Row
-from experiments.runs.provenance import flatten
+from experiments.support.json_files import flatten
 from experiments.support.signals import deferred_signals
 from experiments.tracking.glance import save_view, short_name
 from experiments.tracking.store import (

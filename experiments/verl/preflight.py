@@ -1,6 +1,4 @@
-"""What can be refused before Ray starts, in a second instead of in minutes: settings that verl does
-not know, asked of verl's own configuration; a model or data that it cannot read.
-"""
+"""Settings that verl does not know are refused before Ray starts, by verl's own configuration."""
 
 from collections.abc import Iterable, Mapping
 from functools import cache
@@ -8,7 +6,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
@@ -17,8 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 from experiments.study.schema import Run, Study
 from experiments.study.verl_settings import Setting
 from experiments.study.yaml_file import suggest
-from experiments.verl.command import RunPaths, is_group, run_paths, run_settings, to_tree
-from experiments.verl.data import SCHEMA
+from experiments.verl.command import is_group, run_paths, run_settings, to_tree
 from qat_core.verl import config as verl_config
 from qat_core.verl.configuration import complete
 
@@ -33,26 +29,6 @@ def require_known_settings(study: Study, runs: Iterable[Run]) -> None:
     nowhere = Path("/nowhere")  # absolute: a relative path could be a name of the hub
     for run in one_seed.values():
         require_known(run_settings(study, run, run_paths(study, run, nowhere, nowhere, nowhere)))
-
-
-def require_inputs(paths: RunPaths) -> None:
-    """Checks the model and the data that a run reads."""
-    if not (paths.model / "config.json").is_file():
-        raise ValueError(f"{paths.model}: no model there; make it with `snakemake {paths.model}`")
-    for split in ("train", "test"):
-        _require_columns(paths.data / f"{split}.parquet")
-
-
-def _require_columns(path: Path) -> None:
-    if not path.is_file():
-        raise ValueError(f"{path}: missing; make it with `snakemake {path}`")
-    found = pq.read_schema(path)
-    missing = [name for name in SCHEMA.names if name not in found.names]
-    if missing:
-        raise ValueError(
-            f"{path}: column {missing[0]} is missing; it has {', '.join(found.names)}; make the "
-            "file again with experiments.verl.data"
-        )
 
 
 CONFIG_NAME = "ppo_trainer"

@@ -25,7 +25,6 @@ from experiments.verl.command import (
 )
 from experiments.verl.leftovers import LEFTOVERS_FILE, remove_leftovers
 from experiments.verl.peak_memory import PeakMemory
-from experiments.verl.preflight import require_inputs
 from experiments.verl.process import VerlProcess, running_verl
 from experiments.verl.rows import GateWatch, StepReader
 from qat_core.units import BYTES_PER_GIB
@@ -59,7 +58,6 @@ def train(
     """Trains a run to its last step, its KL gate or its stop file; returns what it measured."""
     attempt = attempts[-1]
     paths = run_paths(study, run, ROOT, results.resolve(), attempt.folder.resolve())
-    require_inputs(paths)
     for record in attempt.folder.parent.glob(f"*/{LEFTOVERS_FILE}"):
         remove_leftovers(record)
     recorded = merge_rows(attempts)

@@ -29,7 +29,6 @@ BEYOND = {STEP_TIME: 1.0, K3_KL: 1.0}
 
 @pytest.fixture(autouse=True)
 def without_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer, "require_inputs", lambda _: None)
     monkeypatch.setattr(trainer, "build_command", lambda *_: None)
     monkeypatch.setattr(trainer, "build_configuration", lambda *_: {})
     base = SimpleNamespace(weight_bytes=2)

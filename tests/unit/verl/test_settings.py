@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 import yaml
 from hypothesis import given
@@ -24,11 +23,9 @@ pytest.importorskip("verl", reason="needs requirements/engines.txt")
 
 from omegaconf import OmegaConf
 
-from experiments.study.schema import ROOT
 from experiments.study.verl_settings import known_variants
-from experiments.verl.command import RunPaths, to_tree, to_yaml
-from experiments.verl.data import SCHEMA
-from experiments.verl.preflight import require_inputs, require_known, require_known_settings
+from experiments.verl.command import to_tree, to_yaml
+from experiments.verl.preflight import require_known, require_known_settings
 
 NANO = load_study(STUDIES / "verl_nano.yaml")
 TOKENS = NANO.rl.rollout.max_prompt_tokens + NANO.rl.rollout.max_response_tokens
@@ -231,36 +228,3 @@ def test_what_the_plugin_refuses_is_refused_before_a_run_starts() -> None:
     settings = {"+nvfp4": "w4a16", "actor_rollout_ref.rollout.name": "sglang"}
     with pytest.raises(ValueError, match=r"rollout\.name: sglang: .*; correct the recipe"):
         require_known({key: Setting(value, "recipes/x.yaml") for key, value in settings.items()})
-
-
-@pytest.fixture
-def paths(tmp_path: Path) -> RunPaths:
-    """A model and data as far as they are looked at."""
-    model, data = tmp_path / "model", tmp_path / "data"
-    model.mkdir()
-    (model / "config.json").write_text("{}")
-    data.mkdir()
-    for split in ("train", "test"):
-        pq.write_table(SCHEMA.empty_table(), data / f"{split}.parquet")
-    return RunPaths(ROOT, model, data, tmp_path / "checkpoints", tmp_path / "attempt")
-
-
-def test_missing_model_is_refused(paths: RunPaths) -> None:
-    (paths.model / "config.json").unlink()
-    with pytest.raises(ValueError, match="model: no model there; make it with `snakemake"):
-        require_inputs(paths)
-
-
-def test_missing_data_is_refused(paths: RunPaths) -> None:
-    (paths.data / "test.parquet").unlink()
-    with pytest.raises(ValueError, match=r"test\.parquet: missing; make it with `snakemake"):
-        require_inputs(paths)
-
-
-def test_dataset_with_other_columns_is_refused(paths: RunPaths) -> None:
-    table = SCHEMA.empty_table().rename_columns({"prompt": "question"})
-    pq.write_table(table, paths.data / "train.parquet")
-    with pytest.raises(
-        ValueError, match=r"train\.parquet: column prompt is missing; it has data_source, question,"
-    ):
-        require_inputs(paths)
