@@ -150,9 +150,9 @@ def recorded_study(record: Path) -> Study:
     return load_study(record / "study.yaml")
 
 
-def read_metric(run_dir: Path, metric: str, num_steps: int | None = None) -> pd.Series:
+def read_metric(run_dir: Path, metric: str) -> pd.Series:
     """One of a run's metrics; ValueError also where it is not recorded."""
-    return metric_of(read_metrics(run_dir, num_steps), metric, str(run_dir))
+    return metric_of(read_metrics(run_dir), metric, str(run_dir))
 
 
 def metric_of(metrics: pd.DataFrame, metric: str, where: str) -> pd.Series:

@@ -118,9 +118,7 @@ class Results:
             raise ValueError(f"{model}: no sampled evaluation; evaluate again")
         return int(rows["samples_per_prompt"].min())
 
-    def correct_answers(
-        self, model: str, arm: str, step: int, precision: str, decoding: str = "sampled"
-    ) -> tuple[Array, int]:
+    def correct_answers(self, model: str, arm: str, step: int, precision: str) -> tuple[Array, int]:
         """Correct answers by prompt after a step (seeds, prompts), and samples of each prompt.
 
         Step 0 is the base model, before any training.
@@ -129,9 +127,9 @@ class Results:
             ValueError: a seed lacks that evaluation, or the seeds' prompts or samples differ.
         """
         rows = self._of(self.evals, model, arm)
-        rows = rows[(rows["precision"] == precision) & (rows["decoding"] == decoding)]
+        rows = rows[(rows["precision"] == precision) & (rows["decoding"] == "sampled")]
         rows = rows[rows["step"] == step].drop_duplicates("seed", keep="last").sort_values("seed")
-        what = f"{model}, {arm}: {decoding} evaluation in {precision} at step {step}"
+        what = f"{model}, {arm}: sampled evaluation in {precision} at step {step}"
         num_seeds = self._of(self.metrics, model, arm)["seed"].nunique()
         if len(rows) != num_seeds:
             raise ValueError(f"{what}: {len(rows)} of {num_seeds} seeds; evaluate again")

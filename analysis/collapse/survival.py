@@ -55,18 +55,18 @@ def smoothed(reward_T: Array, window: int = WINDOW) -> Array:
     return sums / window
 
 
-def time_to_collapse(reward_T: Array, window: int = WINDOW) -> Time:
+def time_to_collapse(reward_T: Array) -> Time:
     """First step, from 1, whose smoothed reward is below half of the best one up to it.
 
     A run that is never rewarded has lost all before anything could be seen: it does not survive
     its first window.
     """
-    smooth = smoothed(reward_T, window)
+    smooth = smoothed(reward_T)
     if len(smooth) and not reward_T.any():
-        return window
+        return WINDOW
     lowest = LOST_SHARE * np.maximum.accumulate(smooth) * (1 - _ROUNDING)
     lost = np.flatnonzero(smooth < lowest)
-    return int(lost[0]) + window if len(lost) else None
+    return int(lost[0]) + WINDOW if len(lost) else None
 
 
 def outcome(reward_T: Array) -> Outcome:

@@ -47,9 +47,9 @@ def moved(runs: Sequence[pd.DataFrame], group: Group) -> pd.DataFrame:
     return pd.concat(tables).pivot_table(index=group, columns="step", values="moved")
 
 
-def first_steps(table: pd.DataFrame, share: float = MOVED) -> dict[str, int | None]:
+def first_steps(table: pd.DataFrame) -> dict[str, int | None]:
     """The first step of each row of `moved` that has that share; None where none has."""
-    reached = {str(name): values[values >= share] for name, values in table.iterrows()}
+    reached = {str(name): values[values >= MOVED] for name, values in table.iterrows()}
     return {name: int(its.index[0]) if len(its) else None for name, its in reached.items()}
 
 

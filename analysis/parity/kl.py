@@ -29,11 +29,11 @@ CHECKS = (
 )
 
 
-def mean_kl(results: Results, model: str, arm: str, control: str = "bf16") -> tuple[Array, Array]:
-    """k3 KL of two arms, each seed's mean over all sampled tokens; infinite where undefined."""
+def mean_kl(results: Results, model: str, arm: str) -> tuple[Array, Array]:
+    """k3 KL of an arm and of BF16, each seed's mean over all tokens; infinite where undefined."""
     arm_S, control_S = (
         token_means(np.nan_to_num(kl_ST, nan=np.inf), tokens_ST)
-        for kl_ST, tokens_ST in results.weighted_beside(model, arm, control, K3_KL)
+        for kl_ST, tokens_ST in results.weighted_beside(model, arm, "bf16", K3_KL)
     )
     return arm_S, control_S
 

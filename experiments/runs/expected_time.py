@@ -1,6 +1,5 @@
 """How long a study will take, by its record."""
 
-from pathlib import Path
 from statistics import fmean
 
 from experiments.runs.attempts import list_run_dirs
@@ -11,10 +10,9 @@ from experiments.support.json_files import REMAKE
 RECORDS = ROOT / "experiments" / "records"
 
 
-def expected_time(study: Study, records: Path = RECORDS) -> str:
+def expected_time(study: Study) -> str:
     """One line: hours of all runs together, as long as a run of the record took on average."""
-    folder = records / study.study
-    recorded = [read_manifest(it, REMAKE) for it in list_run_dirs(folder)]
+    recorded = [read_manifest(it, REMAKE) for it in list_run_dirs(RECORDS / study.study)]
     if not (seconds := [it.wall_s for it in recorded if it.wall_s is not None]):
         return "time: not known, as there is no record of this study"
     hours = fmean(seconds) * len(study.runs) / 3600

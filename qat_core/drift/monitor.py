@@ -58,19 +58,14 @@ class WeightDrift:
 class DriftMonitor:
     """Looks at some blocks of every weight that a recipe quantizes, sharded ones refused.
 
-    A model that trains in BF16 is looked at as rollouts would round it. `seed` is of the choice of
-    blocks.
+    A model that trains in BF16 is looked at as rollouts would round it.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        recipe: Recipe,
-        blocks_per_weight: int = BLOCKS_PER_WEIGHT,
-        seed: int = 0,
+        self, model: nn.Module, recipe: Recipe, blocks_per_weight: int = BLOCKS_PER_WEIGHT
     ) -> None:
         self._model, self._recipe, self._plan = model, recipe, plan(model, recipe)
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(0)
         self._chosen: dict[str, Tensor] = {}
         counts = []
         for name in self._plan.quantized:

@@ -138,8 +138,8 @@ def test_missing_evaluation_is_refused(study: Study, results_dir: Path) -> None:
     results = load_results(study, results_dir)
     with pytest.raises(ValueError, match="nvfp4-qat: no trained step is evaluated in all runs"):
         results.last_evaluated(RUN.model, RUN.arm)
-    with pytest.raises(ValueError, match="greedy evaluation in nvfp4 at step 30: 4 of 5 seeds"):
-        results.correct_answers(RUN.model, RUN.arm, 30, "nvfp4", "greedy")
+    with pytest.raises(ValueError, match="sampled evaluation in nvfp4 at step 30: 4 of 5 seeds"):
+        results.correct_answers(RUN.model, RUN.arm, 30, "nvfp4")
 
 
 def test_stopped_arm_is_compared_over_the_steps_that_all_its_runs_did(
