@@ -1,9 +1,8 @@
 """BF16 matrix products on processors for which PyTorch has no fast ones.
 
-oneDNN multiplies BF16 matrices on x86 from AVX-512 on. On others, such as most laptops', PyTorch
-falls back to a scalar loop: 1 GFLOP/s on two cores of an AMD EPYC with AVX2, where FP32 has 108.
-Products of BF16 values are exact in FP32, so that these operators are the same with FP32 inputs and
-one rounding at the end, but for the order of their sums.
+oneDNN multiplies BF16 matrices on x86 from AVX-512 on; elsewhere PyTorch falls back to a scalar
+loop. Products of BF16 values are exact in FP32, so that these operators are the same with FP32
+inputs and one rounding at the end, but for the order of their sums.
 
 Replaced are mm, addmm, bmm, baddbmm and grouped_mm, and with them linear layers and `@` of
 matrices. Not replaced are their variants with `out=`, products with a vector (mv) and attention.

@@ -1,9 +1,8 @@
 """Variants of RMSNorm and of rotary embeddings that engines and trainers disagree on.
 
 `trainer` is what the trainer's model class computes: transformers rounds the normalized value to
-BF16 before it multiplies with the weight, and rotates in BF16. `fp32` rounds once, at the end: so
-rotates vLLM 0.28 on a CPU, as this doctor found. `bf16` rounds the variance or the frequencies of
-the rotation too, which is a bug.
+BF16 before it multiplies with the weight, and rotates in BF16. `fp32` rounds once, at the end.
+`bf16` rounds the variance or the frequencies of the rotation too, which is a bug.
 """
 
 import sys

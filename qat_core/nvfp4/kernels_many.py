@@ -56,9 +56,8 @@ def measure_and_round_kernel(
     """As `fake_quantize_kernel`, in the weights' dtype; gives the largest |bf16(w)| of each tile.
 
     Columns of the table: address, slot in `global`, and at which byte of `out` the result begins, a
-    multiple of 16. `part` (rows, tiles) gets the bits of the maxima. An atomic for each, as in
-    `amax_kernel`, whose tiles are larger, made this one 22 % slower on an H200: those of a matrix
-    run at once and are on one address.
+    multiple of 16. `part` (rows, tiles) gets the bits of the maxima; atomics as in `amax_kernel`
+    are slower here, as those of a matrix run at once and are on one address.
     """
     global_scale = tl.load(global_ptr + tl.load(slot_ptr + tl.program_id(1)))
     w_ptr, place = _at(address_ptr, DTYPE), _place(out_ptr, out_byte_ptr, DTYPE)

@@ -14,10 +14,9 @@ Grid = tuple[int, int, int]
 class RepeatedKernel:
     """Launches a kernel without Triton's look at arguments of kinds that it has seen.
 
-    Triton finds out at each launch for which types, alignments, numbers and options it is, which
-    takes most of the CPU's time for one. A step of small layers waits for that, as each weight is
-    rounded, or gathered, in a launch of its own. Here the compiled kernel is kept by a key that is
-    quicker to make, and launched as in Triton's tutorial of fused softmax.
+    That look takes most of the CPU's time for a launch, for which a step of small layers waits.
+    Here the compiled kernel is kept by a key that is quicker to make, and launched as in Triton's
+    tutorial of fused softmax.
 
     Args:
         kernel: its parameters are tensors, then numbers, then constants (`tl.constexpr`).

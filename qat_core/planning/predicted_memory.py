@@ -64,8 +64,7 @@ def predict_offloaded_memory_gib(config: dict[str, Any], gpus: int, bytes_per_va
     """Memory in GiB of one host that holds what its GPUs have offloaded.
 
     verl offloads to pinned memory, each block of which PyTorch rounds up to a power of two
-    (`CachingHostAllocator.h`; from 2.13 `pinned_max_round_threshold_mb` is a limit to that). For
-    Qwen3-8B this is a third more than the weights and moments themselves.
+    (`CachingHostAllocator.h`; from 2.13 `pinned_max_round_threshold_mb` is a limit to that).
     """
     num_bytes = sum(
         _power_of_2(bytes_per_value * rows * math.prod(rest))

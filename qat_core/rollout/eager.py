@@ -1,9 +1,8 @@
 """Rollouts in this process: a Hugging Face model decoding with a KV cache, one token a step.
 
 Quantized weights arrive packed and are unpacked here, as a real engine would, so that what is
-sampled from is what the bytes say. Decoding one token at a time rounds differently from the
-trainer's single forward pass: that difference is the noise floor of the mismatch metrics. On a GPU
-the steps after the first run as a CUDA graph, see `qat_core.rollout.static_decode`.
+sampled from is what the bytes say. Decoding rounds differently from the trainer's single pass: that
+is the noise floor of the mismatch metrics. On a GPU steps are a CUDA graph (`static_decode`).
 """
 
 from collections.abc import Collection, Sequence

@@ -33,8 +33,7 @@ def start_engine(
         packed: what will come, and be served, in NVFP4.
         max_tokens: of prompt and response together.
         beside_trainer: leave memory of the GPU to others; else vLLM's default of 90 %.
-        keeps_distributions: rollouts hold the log-probs of all tokens; eager only.
-        returns_routes: rollouts hold the experts of all positions.
+        keeps_distributions, returns_routes: see `Rollouts`; the first of the eager engine only.
         gpu_memory_gib: what this process may take of a GPU that others use too.
         exact: rollouts have bits that training computes too; vLLM only.
     """

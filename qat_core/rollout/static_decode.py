@@ -1,9 +1,8 @@
 """Decoding in static memory: every step runs the same kernels on the same addresses.
 
-A small model spends nearly all of a decode step on launching kernels. Here the KV cache, the
-masks and the results have fixed places, so that on a GPU one step, sampling included, is recorded
-as a CUDA graph once and replayed for each token. Synced weights are copied into the same
-parameters, which leaves the graph valid. torch.compile fuses its small kernels.
+KV cache, masks and results have fixed places, so that on a GPU one step, sampling included, is
+recorded as a CUDA graph once and replayed for each token: else launching kernels takes nearly all
+of a small model's step. Synced weights are copied into the same parameters.
 """
 
 from collections.abc import Callable

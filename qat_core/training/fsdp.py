@@ -1,12 +1,11 @@
 """All-gather of packed shards: FSDP2's extension hooks of a fake-quantized parameter.
 
 FSDP2 shards the first dimension and blocks run along the last, so that each rank can quantize its
-shard alone. What travels is 4 bits a weight and one byte for 16 of them: 0.5625 B instead of the
-2 B of BF16. The gathered parameter is the rounded weight itself, so the gradient reaches the
-shards unchanged (straight-through).
+shard alone. What travels is 4 bits a weight and one byte for 16 of them. The gathered parameter is
+the rounded weight itself, so the gradient reaches the shards unchanged (straight-through).
 
-FSDP2 calls the hooks for every weight, several times a step, and a step of small layers waits for
-the CPU: hence one buffer a shard, one kernel that reads those of all ranks, and nothing else.
+A step of small layers waits for the CPU, which calls the hooks several times a weight: hence one
+buffer a shard, one kernel that reads those of all ranks, and nothing else.
 """
 
 from inspect import Parameter, Signature
@@ -31,10 +30,8 @@ class PreAllGather:
     """`fsdp_pre_all_gather` of a shard: this rank's codes and block scales, and their layout.
 
     FSDP2 checks the sizes of uneven shards only if the hook takes its five arguments; that check
-    would demand inputs of the unpacked size. With the mesh alone any equal sizes may travel.
-
-    FSDP2 asks at every gather how many arguments the hook takes. Python takes 9 us to answer of a
-    method and 3 of an object with a signature (one core of an Intel Xeon).
+    would demand inputs of the unpacked size. It asks at every gather how many there are, which
+    takes Python longer to answer of a method than of an object with a signature.
     """
 
     __signature__ = Signature([Parameter("mesh", Parameter.POSITIONAL_OR_KEYWORD)])

@@ -2,8 +2,7 @@
 
 A wrapper tensor has no memory of its own: PyTorch's methods would give null pointers, or change the
 wrapper alone. `untyped_storage()` is the wrapper's own, which PyTorch's compiler needs, and empty:
-a tensor made of it has no elements. One made of it with sizes given (`set_(storage, 0, sizes)`)
-ends the process when it is read: take the storage of an entry of the state dict.
+take the storage of an entry of the state dict.
 """
 
 from abc import abstractmethod

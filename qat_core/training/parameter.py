@@ -1,11 +1,9 @@
 """The fake-quantized parameter: a weight that reads as NVFP4 in matrix products.
 
 A parameter of this tensor subclass keeps its full-precision values. Optimizers, copies, collectives
-and state dicts see those; matrix products, gathers of experts, and whatever else a forward pass
-computes with see the values rounded to NVFP4, also through views, and through copies of views such
-as `weight.t().contiguous()`. A forward pass is a call of the model, or of a module of it; what is
-computed outside of one, other than products, is of full precision and no factor of a product
-(qat_core/training/unrounded.py).
+and state dicts see those; matrix products, gathers of experts, and whatever else a forward pass (a
+call of the model, or of a module of it) computes with see the values rounded to NVFP4, also through
+views and copies of views. What is computed outside of one: `unrounded.py`.
 Rounding happens below autograd, so
 
 * the gradient reaches the parameter unchanged (straight-through estimator), and
@@ -14,11 +12,8 @@ Rounding happens below autograd, so
   the repetition rounds, and what it rounded stays for the backward product of the same layer.
 
 What a backward pass computes with a weight other than products, as after a norm or a factor in the
-forward pass, reads full precision: such a gradient is taken at the weight before rounding. Autograd
-keeps the same tensor for a penalty, which is meant to be of full precision, and does not say which
-of the two it works for.
-
-The same class has the all-gather hooks of FSDP2: see qat_core/training/fsdp.py.
+forward pass, reads full precision: autograd keeps the same tensor for a penalty, which is meant to
+be of full precision, and does not say which of the two it works for.
 """
 
 from contextlib import AbstractContextManager, nullcontext

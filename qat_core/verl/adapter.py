@@ -1,8 +1,7 @@
 """The trainer's side of verl's weight sync, with sockets in the run's own temporary folder.
 
-verl names them `/tmp/rl-colocate-zmq-<Ray job>-...`, and every Ray that a run starts for itself
-calls its first job 01000000: of two runs on one machine, one would load the other's weights.
-Unneeded once verl's names differ between Ray clusters.
+verl names them `/tmp/rl-colocate-zmq-<Ray job>-...`, alike for each Ray: of two runs on one machine
+one would load the other's weights. Unneeded once verl's names differ between Ray clusters.
 """
 
 import tempfile

@@ -5,9 +5,7 @@ and writes down what follows from the keys: what vLLM is to serve, and the modul
 processes import. Without it (`hydra.compose`, say) nothing goes wrong in silence: vLLM then serves
 BF16, and its worker refuses the packed weights of the first sync.
 
-verl's entry points (`verl.plugins`) are not used for this: verl loads them in every process of
-every run, which takes about three seconds of a core each, and only logs their errors, at DEBUG
-level.
+verl's entry points (`verl.plugins`) would be loaded in every process, and only log their errors.
 """
 
 import json

@@ -1,9 +1,8 @@
 """Keeps `+nvfp4=w4a16` known to Hydra beside packages that break its namespace of plugins.
 
 Hydra looks for plugins in `hydra_plugins`, a package that many projects share by having no
-`__init__.py` there. One that has it takes the name for its own folder alone, and that of this
-project would be hidden. verl imports this module at its start (entry point `verl.plugins`): it adds
-the folder again.
+`__init__.py` there. One that has it hides this project's folder, which is added again here: verl
+imports this module at its start (entry point `verl.plugins`).
 """
 
 from pathlib import Path

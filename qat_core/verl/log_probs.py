@@ -1,9 +1,8 @@
 """verl's log-probs, of many tokens at once, where `external_lib` names this module.
 
-`+attention=sdpa` does. Without flash-attn's cross entropy verl 0.9.1 calls PyTorch token by token:
-three kernels for each packed token, and four more for its gradient, where a GPU has work for a few
-in all. Here the same operators run over blocks of tokens, with values and gradients that are equal
-to the bit. Unneeded once verl does not loop over packed tokens.
+`+attention=sdpa` does. Without flash-attn's cross entropy verl 0.9.1 calls PyTorch token by token.
+Here the same operators run over blocks of tokens, with values and gradients that are equal to the
+bit. Unneeded once verl does not loop over packed tokens.
 """
 
 import torch

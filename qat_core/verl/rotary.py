@@ -1,9 +1,8 @@
 """Rotary embeddings of verl's models in the precision in which the model and vLLM have them.
 
-verl 0.9.1 ends the making of a model with `module.to(model_dtype)`. With `model_dtype=bfloat16`
-that also rounds the frequencies of the rotary embedding, a buffer in FP32. An angle, frequency
-times position, is then off by up to 2**-9 of itself, a radian at position 512, and the actor
-computes other log-probs than vLLM. Unneeded once verl casts parameters alone.
+verl 0.9.1 ends the making of a model with `module.to(model_dtype)`, which in BF16 also rounds the
+frequencies of the rotary embedding, a buffer in FP32: the actor then computes other log-probs than
+vLLM. Unneeded once verl casts parameters alone.
 """
 
 from functools import wraps

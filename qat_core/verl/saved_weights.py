@@ -2,14 +2,13 @@
 
 `trainer_mode=separate_async` and `fully_async_policy` compute old log-probs under the weights of
 the last sync: verl saves the current weights, restores older ones, computes, and restores the
-current ones. Three things go wrong in verl 0.9.1, so that updates since the last sync can be lost:
+current ones. In verl 0.9.1 updates since the last sync can be lost in three ways:
 
-* It saves with `Tensor.cpu()`, which is no copy of a shard that lies on the CPU, as with
-  `param_offload=true`: older weights overwrite what was saved. Unneeded once verl saves a copy.
+* It saves with `Tensor.cpu()`, no copy of a shard on the CPU (`param_offload=true`): older weights
+  overwrite what was saved.
 * With `reshard_after_forward=false` a forward pass leaves whole weights in the place of the shards,
-  and verl writes into those. Unneeded once verl shards the model first.
-* With `param_offload=true` the shards may still be on their way to the CPU, which the host does not
-  wait for: it reads old values, or what it writes is overwritten. Unneeded once verl waits.
+  and verl writes into those.
+* With `param_offload=true` the host does not wait for shards on their way to the CPU.
 """
 
 from functools import wraps

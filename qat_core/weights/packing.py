@@ -1,8 +1,7 @@
 """Global scales and packed bytes of weights, whole or sharded.
 
-Of a sharded weight (DTensor) every rank packs its part and only packed bytes are gathered, 0.5625 B
-a weight: blocks run along the last dimension and FSDP2 shards the first, so a rank needs of the
-others no more than the largest |w|.
+Of a sharded weight (DTensor) every rank packs its part and only packed bytes are gathered: of the
+others it needs no more than the largest |w|.
 """
 
 from collections.abc import Mapping, Sequence

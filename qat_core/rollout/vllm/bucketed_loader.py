@@ -29,8 +29,7 @@ class BucketedLoader:
 
     Senders wait for an answer to every bucket, so that what went wrong is raised only at the end.
     A stream without a plan is loaded name by name, as the hub names the weights. Whether it is
-    complete is then up to its sender, as in verl: vLLM's count of what a layer got falls short of
-    its size also where the layer is padded.
+    complete is then up to its sender, as in verl.
 
     Attributes:
         held_bytes: size of the weights that came, those that are not packed in vLLM's dtype.

@@ -142,9 +142,8 @@ def repacking() -> AbstractContextManager[None]:
 def keep_process_groups(llm: Any) -> None:
     """Let engines of one process follow each other, as they do up to vLLM 0.30.
 
-    Since 0.31 the process groups end with any engine that Python frees, which may be long after the
-    next one has started and shares them: it then dies of "pipeline model parallel group is not
-    initialized".
+    Since 0.31 the process groups end with any engine that Python frees, maybe long after the next
+    one has started and shares them.
     """
     finalizer = getattr(llm.llm_engine.engine_core, "_finalizer", None)
     if finalizer is not None:

@@ -1,9 +1,8 @@
 """Experts go into vLLM whole: a few tensors a layer.
 
-vLLM's loader takes each matrix of each expert by name: Qwen3-30B-A3B has 55,000 such tensors once
-packed, which take seconds. Here the fused weights, already laid out as vLLM's w13 (gate above up)
-and w2 (down), are handed to the same layer-wise reload in one piece each, of which a rank takes its
-share.
+vLLM's loader takes each matrix of each expert by name, which takes seconds. Here the fused weights,
+already laid out as vLLM's w13 (gate above up) and w2 (down), are handed to the same layer-wise
+reload in one piece each, of which a rank takes its share.
 """
 
 from collections.abc import Iterator

@@ -44,11 +44,10 @@ def require_not_block_fp8(worker: Any) -> None:
 
 
 def require_biases(model: nn.Module, names: HubNames, source: str = "weight sync") -> None:
-    """ValueError naming a bias of the trainer's that vLLM's layer lacks.
+    """ValueError naming a bias of the trainer's that vLLM's layer lacks, as Qwen3's `o_proj`.
 
-    vLLM's loaders skip a bias that they do not find, as some checkpoints have biases of zeros.
-    Qwen3's `o_proj` has one in transformers with `attention_bias`, in vLLM it has none. Layers that
-    vLLM names in its own way, or fuses without saying so, are not looked at.
+    vLLM's loaders skip a bias that they do not find. Layers that vLLM names in its own way, or
+    fuses without saying so, are not looked at.
     """
     for piece in chain.from_iterable(names.pieces.values()):
         layer = _layer(model, piece.name) if piece.name.endswith(".bias") else None

@@ -1,14 +1,12 @@
 """Which tensors a prepared model holds, and whether they were written since they were measured.
 
 Writes by an operator on a weight mark it at once, as do collectives and steps of optimizers
-(`uncounted_writes.py`). Writes through a tensor that shares its memory, such as an entry
-of a state dict, show in PyTorch's version counters, which are compared here. Memory
-that was assigned to a weight from outside (`weight.data = tensor`) may be a view of a buffer that
-counts its versions apart: such a weight counts as written at every call of the model, and at every
-read outside of one. So does one whose memory another library or process was given (`numpy()`,
-`__dlpack__`, `share_memory_`). Not seen are other writes through pointers and storages, and through
-NumPy arrays or DLPack of an entry of a state dict; after a weight stream all weights are measured
-again.
+(`uncounted_writes.py`). Writes through a tensor that shares its memory show in PyTorch's version
+counters. A weight whose memory was assigned from outside (`weight.data = tensor`) or given to
+another library or process (`numpy()`, `__dlpack__`, `share_memory_`) counts as written at every
+call of the model, and at every read outside of one. Not seen are other writes through pointers and
+storages, and through NumPy arrays or DLPack of an entry of a state dict; after a weight stream all
+weights are measured again.
 """
 
 from collections import Counter

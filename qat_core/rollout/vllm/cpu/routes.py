@@ -1,9 +1,7 @@
 """Routed experts from vLLM's CPU kernels, which vLLM 0.28 and 0.29 refuse to ask for them.
 
-Its kernels for a CPU take router logits ("monolithic"), and vLLM asks such kernels for the experts
-they chose only if they say that they can report them. Here the choice is made in Python, right
-before the kernel: to report it is one call. Unneeded from 0.30: its router for a CPU chooses, and
-reports.
+Its kernels for a CPU choose the experts in Python, right before the kernel: to report them is one
+call. Unneeded from 0.30 on, whose router for a CPU chooses, and reports.
 """
 
 from collections.abc import Callable

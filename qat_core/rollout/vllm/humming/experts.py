@@ -1,13 +1,9 @@
 """Experts of vLLM 0.24 multiplied by Humming instead of Marlin; loaded by the plugin alone.
 
-Asked for by `QAT_CORE_EXPERTS_KERNEL=humming`. vLLM's choice stays Marlin's, whose workspaces,
-shapes and reload fit: what is replaced is the layout that weights are prepared in and the two
-products of a layer.
-
-Each sum is added in one thread block, so that bits repeat (`tiles.py`).
-
-This file goes together with `linear.py`, when verl's pin reaches vLLM 0.32, if vLLM's own
-experts by Humming (0.28 has them as `moe_backend="humming"`) keep their tensors at a sync.
+Asked for by `QAT_CORE_EXPERTS_KERNEL=humming`. What is replaced is the layout that weights are
+prepared in and the two products of a layer, each sum of which one thread block adds (`tiles.py`).
+This file goes together with `linear.py`, if vLLM's own experts by Humming (0.28 has them as
+`moe_backend="humming"`) keep their tensors at a sync.
 """
 
 import json

@@ -2,13 +2,8 @@
 
 Asked for by `QAT_CORE_LINEAR_KERNEL=humming` in the environment of vLLM's processes. Codes lie as
 for Marlin, block scales in another order; one copy is kept, so Humming serves every number of rows,
-up to `UNPACK_FROM`: from there on the weight is unpacked and cuBLAS multiplies.
-
-Not the default on Hopper: where it splits sums between thread blocks (`tiles.py`),
-Humming's products have other bits each time and larger errors than Marlin's. With 256 sequences,
-more rows than tiles without split sums serve, k3 KL between trainer and rollout is 1.53 times
-BF16's in a small dense model, 1.34 times in a small MoE, where with Marlin it is 1.00 and 0.98
-times (records parity_humming_h200, parity_h200, parity_moe_h200): docs/verl.md, "Switches".
+up to `UNPACK_FROM`: from there on the weight is unpacked and cuBLAS multiplies. Not the default:
+docs/verl.md, "Switches".
 
 vLLM 0.24 has no linear backend of this name and forces Marlin on W4A16, so the choice of its
 scheme is replaced. This file goes when verl's pin reaches vLLM 0.32, where Humming is the default

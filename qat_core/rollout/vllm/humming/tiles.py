@@ -1,11 +1,8 @@
 """Which tile of humming-kernels 0.1.19 multiplies how many rows, where vLLM serves.
 
 Humming's own choice splits many sums between thread blocks, which add their parts in BF16, three or
-more of them in any order. A search (docs/history.md, `humming_tiles`) found better ones on an H200,
-at 1, 32 and 256 tokens for linear layers of Qwen3-8B and experts of 30B-A3B, at 1 token for
-linear layers of 30B-A3B (its records). Other numbers of rows were not timed, nor were tiles that
-`linear_tile` gives layers of other sizes by the same rules. Where it found none, Humming's own
-choice stays.
+more of them in any order. A search on an H200 found better ones (docs/history.md,
+`humming_tiles`), for few sizes; where it found none, Humming's own choice stays.
 """
 
 from collections.abc import Sequence
@@ -66,10 +63,8 @@ def faster(tile: Tile, rows: int) -> Tile:
 def linear_tile(n: int, k: int, rows: int) -> Tile | None:
     """The tile found for up to 8 or 32 rows of a layer (N, K), or None: Humming's own choice.
 
-    Each block of threads has 64 columns. Where they are enough to keep the GPU busy, a block has
-    all rows and all of K: bits repeat and a sum is rounded once. The same goes for up to 8 rows
-    where sums are short, as starting a kernel takes much of the time there. That costs at most 3 %
-    more time than Humming's own choice.
+    Each block of threads has 64 columns. Where they are enough to keep the GPU busy, or sums of up
+    to 8 rows are short, a block has all rows and all of K: bits repeat and a sum is rounded once.
 
     With fewer columns and up to 32 rows, blocks of 16 rows are twice as many, if sums are short.
     If the blocks are then still at most half of what the GPU runs at once, sums are split. In the

@@ -1,10 +1,9 @@
 """A sync that writes packed weights straight into the tensors that vLLM's kernels read.
 
 vLLM's layer-wise reload calls a loader for each of three tensors a weight, twice, builds the layer
-again and copies it: for Qwen3-8B's 252 weights some thousand calls and 144 layers, each with
-several waits for the GPU, 0.39 s on an H200 where a copy of the bytes takes 6 ms. Here codes and
-scales of a layer are laid out where its kernel reads them, without a wait (times:
-docs/performance.md). What is not packed goes through vLLM's ordinary loaders.
+again and copies it, with several waits for the GPU. Here codes and scales of a layer are laid out
+where its kernel reads them, without a wait (times: docs/performance.md). What is not packed goes
+through vLLM's ordinary loaders.
 
 `QAT_CORE_IN_PLACE_SYNC=0` asks for the reload. Models with anything that is not known here keep to
 it, and the worker's log says why.

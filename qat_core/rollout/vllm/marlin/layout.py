@@ -1,10 +1,9 @@
 """Weights repacked for Marlin with less time and memory than vLLM 0.24 takes; the same bytes.
 
 Marlin's layout cuts a matrix (K, N) into tiles of 16 rows, one after the other. Experts stacked
-along K are therefore one tall matrix whose repacked form is that of the experts, stacked. vLLM's
-loop over 128 experts is some 60 kernel launches and a wait for the GPU each: seconds for a
-Qwen3-30B-A3B. Its search for the largest block scale makes an index tensor of 16 bytes a scale,
-more than all else that a dense layer needs meanwhile.
+along K are therefore one tall matrix whose repacked form is that of the experts, stacked; vLLM's
+loop over them waits for the GPU at each. Its search for the largest block scale makes an index
+tensor of 16 bytes a scale, more than all else that a dense layer needs meanwhile.
 """
 
 import inspect

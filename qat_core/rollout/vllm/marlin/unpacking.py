@@ -1,10 +1,8 @@
 """Linear layers of vLLM 0.24 by Marlin for few rows, unpacked for many; loaded by the plugin alone.
 
-Asked for by `QAT_CORE_LINEAR_KERNEL=marlin-unpack`. Marlin does not use the instructions that make
-cuBLAS fast on Hopper: from `UNPACK_FROM` rows on, as in prefill, it takes longer than unpacking a
-weight and multiplying it in BF16. Both ways repeat their bits, and weights stay as Marlin has them.
-
-Delete this file together with `humming/linear.py`, which says when.
+Asked for by `QAT_CORE_LINEAR_KERNEL=marlin-unpack`: from `UNPACK_FROM` rows on, as in prefill,
+unpacking a weight and multiplying it by cuBLAS is faster on Hopper. Both ways repeat their bits,
+and weights stay as Marlin has them. This file goes together with `humming/linear.py`.
 """
 
 from typing import Any
