@@ -59,35 +59,27 @@ NOTE = (
 
 
 class Claim(BaseModel):
-    """One judged claim about one model.
-
-    Attributes:
-        name: key in the study's `claims` section, or a name of ours where nothing is required.
-        statement: the quantity that is estimated.
-        estimate: point estimate; low and high bound its interval. None where the data give none.
-        exact: nothing is random, low and high equal the estimate.
-        bound: how the threshold binds; "within" means between -threshold and threshold.
-        noise_floor: k3 KL of the bf16 arm in the typical seed, in nats a token.
-        unit: "x" for a ratio of arms, "%" for a share, "count", empty for a plain difference.
-        detail: what a reader wants to see next to the estimate.
-    """
+    """One judged claim about one model."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
     model: str
-    name: str
-    statement: str
+    name: str  # key in the study's `claims` section, or a name of ours where nothing is required
+    statement: str  # the quantity that is estimated
+    # point estimate; low and high bound its interval. None where the data give none
     estimate: Rounded | None
     low: Rounded | None
     high: Rounded | None
-    exact: bool = False
+    exact: bool = False  # nothing is random, low and high equal the estimate
+    # how the threshold binds; "within" means between -threshold and threshold
     bound: Literal["at least", "at most", "within"] | None
     threshold: float | None
     verdict: ClaimVerdict
-    noise_floor: Rounded | None = None
+    noise_floor: Rounded | None = None  # k3 KL of the bf16 arm in the typical seed, in nats a token
     num_seeds: int
+    # "x" for a ratio of arms, "%" for a share, "count", empty for a plain difference
     unit: Literal["x", "%", "log-odds", "", "count"]
-    detail: str
+    detail: str  # what a reader wants to see next to the estimate
 
     @property
     def required(self) -> str:
@@ -121,25 +113,19 @@ class Claim(BaseModel):
 
 
 class ClaimsTable(BaseModel):
-    """All judged claims of a study, in the order of its models.
-
-    Attributes:
-        level: of the intervals.
-        marks: by model, what a reader must know of its runs before any verdict.
-        collapsed_at: by run id, the step of its collapse, of the runs that collapsed.
-        note: how verdicts, estimates and intervals come about.
-        arms: what the runs of each model and arm come to.
-    """
+    """All judged claims of a study, in the order of its models."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
     study: str
     claims: tuple[Claim, ...]
-    level: float = LEVEL
+    level: float = LEVEL  # of the intervals
+    # by model, what a reader must know of its runs before any verdict
     marks: Mapping[str, tuple[str, ...]] = {}
+    # by run id, the step of its collapse, of the runs that collapsed
     collapsed_at: Mapping[str, int] = {}
-    note: str
-    arms: tuple[ArmSummary, ...] = ()
+    note: str  # how verdicts, estimates and intervals come about
+    arms: tuple[ArmSummary, ...] = ()  # what the runs of each model and arm come to
 
     @property
     def keys(self) -> set[tuple[str, str]]:

@@ -15,26 +15,19 @@ from analysis.markdown import Row, markdown_table
 
 
 class Metric(BaseModel):
-    """One metric.
-
-    Attributes:
-        label: short name for an axis or a table.
-        unit: empty for a pure number.
-        formula: how it is computed from the symbols that the catalogue's head explains.
-        weighting: what the mean is over: tokens or responses (sequence); step: one value a step.
-        better: where a healthy run moves it.
-        direction: of a divergence, which distribution is sampled from.
-        aliases: name by system.
-    """
+    """One metric."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    label: str
-    unit: str = ""
-    formula: str
+    label: str  # short name for an axis or a table
+    unit: str = ""  # empty for a pure number
+    formula: str  # how it is computed from the symbols that the catalogue's head explains
+    # what the mean is over: tokens or responses (sequence); step: one value a step
     weighting: Literal["token", "sequence", "step"]
+    # where a healthy run moves it
     better: Literal["lower", "higher", "closer to 0", "closer to 1", "neither"]
-    direction: str | None = None
+    direction: str | None = None  # of a divergence, which distribution is sampled from
+    # name by system
     aliases: Mapping[Literal["slime", "miles", "TRL", "prime-rl", "NeMo-RL"], str] = {}
 
     @property

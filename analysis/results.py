@@ -26,18 +26,14 @@ def memory_source(study: Study, memories: Iterable[WeightMemory]) -> str:
 
 @dataclass(frozen=True)
 class Results:
-    """All runs of a study.
+    """All runs of a study."""
 
-    Attributes:
-        metrics: one row a run and step: run, model, arm, seed, step, then one column a metric.
-        evals: one row a run and offline evaluation: run, model, arm, seed and `Evaluation`'s.
-        manifests: by run id, in the order asked for.
-        drift: by run id, of the runs that watched it: rows as `experiments.runs.drift` reads them.
-    """
-
+    # one row a run and step: run, model, arm, seed, step, then one column a metric
     metrics: pd.DataFrame
+    # one row a run and offline evaluation: run, model, arm, seed and `Evaluation`'s
     evals: pd.DataFrame
-    manifests: dict[str, RunManifest]
+    manifests: dict[str, RunManifest]  # by run id, in the order asked for
+    # by run id, of the runs that watched it: rows as `experiments.runs.drift` reads them
     drift: dict[str, pd.DataFrame]
 
     def drift_of(self, model: str, arm: str) -> list[pd.DataFrame]:

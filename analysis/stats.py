@@ -50,16 +50,11 @@ class Interval:
 
 @dataclass(frozen=True)
 class Spikes:
-    """Steps that stand out of their runs.
+    """Steps that stand out of their runs."""
 
-    Attributes:
-        count: steps above `SPIKE` times their run's median, of `steps`.
-        largest: the largest step, in medians of its run.
-    """
-
-    count: int
+    count: int  # steps above `SPIKE` times their run's median, of `steps`
     steps: int
-    largest: float
+    largest: float  # the largest step, in medians of its run
 
 
 def over_seeds(values_S: Array) -> Interval:

@@ -10,17 +10,11 @@ LEVEL = 0.05
 
 
 class Difference(NamedTuple):
-    """Whether one setting collapses earlier than another.
+    """Whether one setting collapses earlier than another."""
 
-    Attributes:
-        p_value: that decides; of a primary test the corrected one.
-        first_is_earlier: direction.
-        raw_p_value: before the correction.
-    """
-
-    p_value: float
-    first_is_earlier: bool
-    raw_p_value: float
+    p_value: float  # that decides; of a primary test the corrected one
+    first_is_earlier: bool  # direction
+    raw_p_value: float  # before the correction
 
     @property
     def earlier(self) -> bool:

@@ -51,23 +51,15 @@ Grid = Mapping[Setting, Sequence[Outcome]]
 
 
 class Design(NamedTuple):
-    """What a study of collapses compares.
+    """What a study of collapses compares."""
 
-    Attributes:
-        dense: model of most cells, the study's first.
-        moe: its second model; None if there is one model alone.
-        lrs: learning rates at which the arms are compared on `dense`, ascending.
-        settings: all that the study plans; claims about others are not made.
-        advantage: with which the arms are compared; further cells may have another one.
-        primary: the claim that decides.
-    """
-
-    dense: str
-    moe: str | None
-    lrs: tuple[float, ...]
-    settings: frozenset[Setting]
+    dense: str  # model of most cells, the study's first
+    moe: str | None  # its second model; None if there is one model alone
+    lrs: tuple[float, ...]  # learning rates at which the arms are compared on `dense`, ascending
+    settings: frozenset[Setting]  # all that the study plans; claims about others are not made
+    # with which the arms are compared; further cells may have another one
     advantage: str = "reward"
-    primary: str = "C1"
+    primary: str = "C1"  # the claim that decides
 
     @property
     def decisive_lr(self) -> float:

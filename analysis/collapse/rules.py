@@ -43,18 +43,13 @@ FEWER: Requirement = ("at most", 0.0)
 
 
 class Judged(NamedTuple):
-    """What became of a claim.
-
-    Attributes:
-        interval: of level `AREA_LEVEL`, of a difference of mean rewards or shares, where one
-            decides.
-        required: of that interval.
-    """
+    """What became of a claim."""
 
     verdict: ClaimVerdict
     detail: str
+    # of level `AREA_LEVEL`, of a difference of mean rewards or shares, where one decides
     interval: Interval | None = None
-    required: Requirement | None = None
+    required: Requirement | None = None  # of that interval
 
 
 def _earlier_than_both(runs: Comparison, noqat: Setting) -> Judged:
@@ -202,17 +197,12 @@ def _worst(verdicts: Sequence[Verdict]) -> Verdict:
 
 
 class Rule(NamedTuple):
-    """A claim and how it is judged.
-
-    Attributes:
-        needs: settings whose runs the rule looks at.
-        is_no_worse: whether it says that an arm does no worse than another one.
-    """
+    """A claim and how it is judged."""
 
     statement: str
     judge: Callable[[Comparison], Judged]
-    needs: Sequence[Setting]
-    is_no_worse: bool = False
+    needs: Sequence[Setting]  # settings whose runs the rule looks at
+    is_no_worse: bool = False  # whether it says that an arm does no worse than another one
 
     def judge_runs(self, runs: Comparison) -> Judged:
         """As `judge`; but arms that are all lost do no worse than one another, and are not safe."""

@@ -30,21 +30,13 @@ MOST_SIGNS = 17  # likewise of changes of signs
 
 
 class Outcome(NamedTuple):
-    """What became of one run.
+    """What became of one run."""
 
-    Attributes:
-        collapsed: step of the collapse.
-        num_steps: of the run.
-        area: mean reward over all steps.
-        gain: mean reward of the last 20 steps less that of the first 20.
-        base: digest of the checkpoint that it began with.
-    """
-
-    collapsed: Time
-    num_steps: int
-    area: float
-    gain: float
-    base: str = ""
+    collapsed: Time  # step of the collapse
+    num_steps: int  # of the run
+    area: float  # mean reward over all steps
+    gain: float  # mean reward of the last 20 steps less that of the first 20
+    base: str = ""  # digest of the checkpoint that it began with
 
 
 def smoothed(reward_T: Array, window: int = WINDOW) -> Array:
@@ -85,15 +77,10 @@ def share_collapsed(
 
 
 class Test(NamedTuple):
-    """A comparison of two arms.
+    """A comparison of two arms."""
 
-    Attributes:
-        p_value: two-sided.
-        first_is_earlier: whether the first arm collapses earlier than expected.
-    """
-
-    p_value: float
-    first_is_earlier: bool
+    p_value: float  # two-sided
+    first_is_earlier: bool  # whether the first arm collapses earlier than expected
 
 
 def log_rank(first: Sequence[Outcome], second: Sequence[Outcome]) -> Test:

@@ -30,15 +30,11 @@ BATCH_RESPONSES = {"eager": 512, "vllm": 2048}
 
 
 class EvaluationJob(NamedTuple):
-    """Which checkpoints of a run answer which questions.
-
-    Attributes:
-        folders: checkpoints by step; the first one's tokenizer is used for all.
-    """
+    """Which checkpoints of a run answer which questions."""
 
     study: Study
     run: Run
-    folders: Mapping[int, Path]
+    folders: Mapping[int, Path]  # checkpoints by step; the first one's tokenizer is used for all
     questions: list[Question]
 
     def recipe(self, precision: Precision) -> Recipe | None:

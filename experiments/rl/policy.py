@@ -25,20 +25,14 @@ ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBack
 
 
 class Scores(NamedTuple):
-    """What the policy says of rollouts, FP32 (B, T) each.
+    """What the policy says of rollouts, FP32 (B, T) each."""
 
-    Attributes:
-        log_probs_BT: of the sampled tokens.
-        entropy_BT: of the distribution at each of them, without gradient.
-        expected_BT: sum over the vocabulary of the sampler's probabilities times the policy's
-            log-probs: its gradient is the mean score. None unless the rollouts have distributions.
-        score_means_BT: squared norm of that gradient in the logits. Likewise.
-    """
-
-    log_probs_BT: Tensor
-    entropy_BT: Tensor
+    log_probs_BT: Tensor  # of the sampled tokens
+    entropy_BT: Tensor  # of the distribution at each of them, without gradient
+    # sum over the vocabulary of the sampler's probabilities times the policy's log-probs: its
+    # gradient is the mean score. None unless the rollouts have distributions
     expected_BT: Tensor | None
-    score_means_BT: Tensor | None
+    score_means_BT: Tensor | None  # squared norm of that gradient in the logits. Likewise
 
     def detached(self) -> "Scores":
         """The same without gradient."""

@@ -32,15 +32,10 @@ class Question:
 
 @dataclass(frozen=True)
 class Problem(Question):
-    """A question with two right responses.
+    """A question with two right responses."""
 
-    Attributes:
-        worked: derives the answer step by step.
-        direct: states the answer at once.
-    """
-
-    worked: str
-    direct: str
+    worked: str  # derives the answer step by step
+    direct: str  # states the answer at once
 
 
 def make_problems(task: TaskConfig, split: Split) -> list[Problem]:

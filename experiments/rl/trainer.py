@@ -37,32 +37,19 @@ OnStep = Callable[[int, dict[str, float]], None]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerConfig:
-    """All that decides one run of one arm.
+    """All that decides one run of one arm."""
 
-    Attributes:
-        base_dir: checkpoint in Hugging Face form that training starts from.
-        checkpoint_dir: folder of the run's own checkpoints.
-        train_recipe: fake quantization of the trainer's forward pass; None: BF16.
-        rollout_recipe: what the rollout engine gets packed; None: BF16.
-        task: problems and their verifier.
-        grpo: settings of the algorithm.
-        seed: of the problems drawn and the responses sampled.
-        device: "cpu" or "cuda".
-        engine: which rollout engine.
-        exact: training computes the bits of vLLM's rollouts, checked at every step.
-        gpu_memory_gib: what the run may take of a GPU that others use too; None: the whole GPU.
-    """
-
-    base_dir: Path
-    checkpoint_dir: Path
-    train_recipe: Recipe | None
-    rollout_recipe: Recipe | None
-    task: TaskConfig
-    grpo: GrpoConfig
-    seed: int = 0
-    device: str = "cpu"
-    engine: EngineKind = "eager"
-    exact: bool = False
+    base_dir: Path  # checkpoint in Hugging Face form that training starts from
+    checkpoint_dir: Path  # folder of the run's own checkpoints
+    train_recipe: Recipe | None  # fake quantization of the trainer's forward pass; None: BF16
+    rollout_recipe: Recipe | None  # what the rollout engine gets packed; None: BF16
+    task: TaskConfig  # problems and their verifier
+    grpo: GrpoConfig  # settings of the algorithm
+    seed: int = 0  # of the problems drawn and the responses sampled
+    device: str = "cpu"  # "cpu" or "cuda"
+    engine: EngineKind = "eager"  # which rollout engine
+    exact: bool = False  # training computes the bits of vLLM's rollouts, checked at every step
+    # what the run may take of a GPU that others use too; None: the whole GPU
     gpu_memory_gib: float | None = None
 
 

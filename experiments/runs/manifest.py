@@ -87,21 +87,16 @@ class Hardware(Section):
 
 
 class TrainingResult(Section):
-    """What a trainer reports at the end of a run.
+    """What a trainer reports at the end of a run."""
 
-    Attributes:
-        measured_bf16_gib: BF16 weights.
-        measured_packed_gib: weights as the rollout engine holds them; None if none is packed.
-        coverage: of every weight, whether it is trained, sent and served in NVFP4.
-        reported_gib: weights as vLLM itself reports them, which is more than it holds.
-        reason: why the run stopped before its last step, or None.
-    """
-
-    measured_bf16_gib: PositiveFloat
+    measured_bf16_gib: PositiveFloat  # BF16 weights
+    # weights as the rollout engine holds them; None if none is packed
     measured_packed_gib: PositiveFloat | None
+    # of every weight, whether it is trained, sent and served in NVFP4
     coverage: list[dict[str, Any]] | None
+    # weights as vLLM itself reports them, which is more than it holds
     reported_gib: PositiveFloat | None = None
-    reason: str | None = None
+    reason: str | None = None  # why the run stopped before its last step, or None
 
 
 class _Grpo(BaseModel):

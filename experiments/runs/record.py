@@ -36,17 +36,12 @@ TYPES = {RUN: pa.string(), STEP: pa.int64(), "kind": pa.string()}  # all else is
 
 
 class RecordedRun(NamedTuple):
-    """What a record holds of a run.
-
-    Attributes:
-        evaluations: all of one form, as eval.json has them.
-        drift: None if it was not watched.
-    """
+    """What a record holds of a run."""
 
     manifest: Json
     metrics: "pd.DataFrame"
-    evaluations: Sequence[Json]
-    drift: "pd.DataFrame | None"
+    evaluations: Sequence[Json]  # all of one form, as eval.json has them
+    drift: "pd.DataFrame | None"  # None if it was not watched
 
 
 class Record:

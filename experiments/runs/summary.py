@@ -47,20 +47,15 @@ class Estimate(BaseModel):
 
 
 class ArmSummary(BaseModel):
-    """A model's runs with one arm, in one cell of the study, if it has cells.
-
-    Attributes:
-        runs: their ids.
-        estimates: by key of `KEYS`, of those that all of them have.
-    """
+    """A model's runs with one arm, in one cell of the study, if it has cells."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str
     arm: str
     cell: str | None
-    runs: tuple[str, ...]
-    estimates: Mapping[str, Estimate]
+    runs: tuple[str, ...]  # their ids
+    estimates: Mapping[str, Estimate]  # by key of `KEYS`, of those that all of them have
 
 
 def summarize(run_dir: Path) -> dict[str, float]:

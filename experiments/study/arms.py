@@ -14,17 +14,11 @@ RecipeName = Literal["full", "ffn"]
 
 
 class Arm(NamedTuple):
-    """What is rounded to NVFP4; None: BF16.
+    """What is rounded to NVFP4; None: BF16."""
 
-    Attributes:
-        train_recipe: fake quantization of the trainer's forward pass.
-        rollout_recipe: weights that the rollout engine holds packed.
-        is_exact: training computes the bits of vLLM's rollouts.
-    """
-
-    train_recipe: RecipeName | None
-    rollout_recipe: RecipeName | None
-    is_exact: bool = False
+    train_recipe: RecipeName | None  # fake quantization of the trainer's forward pass
+    rollout_recipe: RecipeName | None  # weights that the rollout engine holds packed
+    is_exact: bool = False  # training computes the bits of vLLM's rollouts
 
 
 ARMS: Mapping[ArmName, Arm] = {

@@ -17,42 +17,28 @@ NOISE_FACTOR = 4.0
 
 @dataclass(frozen=True)
 class Finding:
-    """One cause.
-
-    Attributes:
-        k3: between the log-probs before and after this cause was repaired, nats a token.
-        share: by how much its repair lowers the k3 of trainer and engine, over the total.
-        evidence: what was found apart from log-probs, "" if nothing.
-        verdict: `consequence` is rerouted by differences elsewhere, `noise` within the band.
-        advice: what to do about a fault or a consequence.
-    """
+    """One cause."""
 
     cause: str
     title: str
-    k3: Estimate
-    share: Estimate
-    evidence: str
-    verdict: Verdict
-    advice: str
+    k3: Estimate  # between the log-probs before and after this cause was repaired, nats a token
+    share: Estimate  # by how much its repair lowers the k3 of trainer and engine, over the total
+    evidence: str  # what was found apart from log-probs, "" if nothing
+    verdict: Verdict  # `consequence` is rerouted by differences elsewhere, `noise` within the band
+    advice: str  # what to do about a fault or a consequence
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All findings of one model, engine and setting.
-
-    Attributes:
-        total: k3 of trainer and engine, nats a token.
-        band: what BF16 on both sides usually has.
-        findings: in the order in which the causes were repaired.
-        noise: k3 of this model in BF16 and in FP32; None if nothing lies above the band.
-    """
+    """All findings of one model, engine and setting."""
 
     kind: str
     num_sequences: int
     num_tokens: int
-    total: Estimate
-    band: tuple[float, float]
-    findings: tuple[Finding, ...]
+    total: Estimate  # k3 of trainer and engine, nats a token
+    band: tuple[float, float]  # what BF16 on both sides usually has
+    findings: tuple[Finding, ...]  # in the order in which the causes were repaired
+    # k3 of this model in BF16 and in FP32; None if nothing lies above the band
     noise: Estimate | None = None
 
     @property

@@ -27,28 +27,21 @@ from qat_core.weights.stream import weight_stream
 
 @dataclass(frozen=True)
 class Case:
-    """What is examined.
+    """What is examined."""
 
-    Attributes:
-        checkpoint: BF16 checkpoint that the trainer holds, with tokenizer.
-        rolled_out: what the engine holds in NVFP4; None serves BF16.
-        trained: what the trainer's forward pass rounds; None trains in BF16.
-        served: checkpoint that the engine loads, BF16 or packed, instead of the trainer's.
-        previous: the trainer's checkpoint at the last sync but one, to tell what is stale.
-        micro_batch: sequences of one forward pass of the trainer.
-    """
-
-    checkpoint: Path
+    checkpoint: Path  # BF16 checkpoint that the trainer holds, with tokenizer
     prompts: Sequence[Sequence[int]]
-    rolled_out: Recipe | None = None
-    trained: Recipe | None = None
+    rolled_out: Recipe | None = None  # what the engine holds in NVFP4; None serves BF16
+    trained: Recipe | None = None  # what the trainer's forward pass rounds; None trains in BF16
+    # checkpoint that the engine loads, BF16 or packed, instead of the trainer's
     served: Path | None = None
+    # the trainer's checkpoint at the last sync but one, to tell what is stale
     previous: Path | None = None
     engine: EngineKind = "eager"
     device: str = "cpu"
     max_new_tokens: int = 64
     sampling: Sampling = field(default_factory=Sampling)
-    micro_batch: int = 8
+    micro_batch: int = 8  # sequences of one forward pass of the trainer
     seed: int = 0
 
 

@@ -24,19 +24,12 @@ ORDER = ("penalties", "temperature", "top_k", "top_p")
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are drawn; the defaults change nothing.
+    """How tokens are drawn; the defaults change nothing."""
 
-    Attributes:
-        temperature: divides the logits; 0.001 or more, as quotients overflow below.
-        top_p: keep the likeliest tokens of this total probability.
-        top_k: keep so many of the likeliest tokens; 0 is off.
-        repetition_penalty: of tokens that prompt or response hold (Keskar et al. 2019).
-    """
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    repetition_penalty: float = 1.0
+    temperature: float = 1.0  # divides the logits; 0.001 or more, as quotients overflow below
+    top_p: float = 1.0  # keep the likeliest tokens of this total probability
+    top_k: int = 0  # keep so many of the likeliest tokens; 0 is off
+    repetition_penalty: float = 1.0  # of tokens that prompt or response hold (Keskar et al. 2019)
 
     def __post_init__(self) -> None:
         for name, wrong, needs in (

@@ -21,17 +21,11 @@ Stage = tuple[tuple[str, ...], bool]
 
 @dataclass(frozen=True)
 class Samples:
-    """A batch of sampled responses.
+    """A batch of sampled responses."""
 
-    Attributes:
-        rollouts: tokens, and log-probs as the engine reports them.
-        stages: log-probs FP32 (B, T) by stage, from all of `ORDER` to none.
-        routes: experts of every position but the last; None if dense or not told.
-    """
-
-    rollouts: Rollouts
-    stages: Mapping[Stage, Tensor]
-    routes: Routes | None
+    rollouts: Rollouts  # tokens, and log-probs as the engine reports them
+    stages: Mapping[Stage, Tensor]  # log-probs FP32 (B, T) by stage, from all of `ORDER` to none
+    routes: Routes | None  # experts of every position but the last; None if dense or not told
 
 
 class Subject(Protocol):

@@ -45,18 +45,14 @@ def numbers(weight: Weight) -> Tensor:
 
 @dataclass(frozen=True)
 class Versions:
-    """The three sets; a cause a weight where two of them differ.
-
-    Attributes:
-        blame_served: `weights`, `staleness` or `scale` where served and sent differ.
-        blame_sent: `quantization` or `scale` where sent and trained differ.
-    """
+    """The three sets; a cause a weight where two of them differ."""
 
     served: Mapping[str, Tensor]
     sent: Mapping[str, Weight]
     trained: Mapping[str, Weight]
+    # `weights`, `staleness` or `scale` where served and sent differ
     blame_served: Mapping[str, str]
-    blame_sent: Mapping[str, str]
+    blame_sent: Mapping[str, str]  # `quantization` or `scale` where sent and trained differ
 
     def mixed(self, broken: frozenset[str]) -> Iterator[tuple[str, Tensor]]:
         """The trainer's numbers, but for those that a cause in `broken` changes."""
