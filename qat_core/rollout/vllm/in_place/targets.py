@@ -32,15 +32,11 @@ class NotInPlace(Exception):
 
 @dataclass
 class Target:
-    """A layer of vLLM's and the trainer's weights that are written there, one above the other.
-
-    Attributes:
-        share: what the worker serves of them.
-    """
+    """A layer of vLLM's and the trainer's weights that are written there, one above the other."""
 
     names: list[str]
     layer: nn.Module
-    share: Share
+    share: Share  # what the worker serves of them
     write: Write
     came: dict[str, PackedTensor] = field(default_factory=dict)
 
