@@ -3,34 +3,11 @@
 from typing import Any
 
 from experiments.study.schema import ROOT
+from experiments.support.json_files import read_json
 from qat_core.units import BYTES_PER_GIB
 
 MODELS = ROOT / "experiments" / "models"
-DENSE: dict[str, Any] = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "model_type": "qwen3",
-    "hidden_size": 1024,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "vocab_size": 8192,
-    "max_position_embeddings": 1024,
-    "tie_word_embeddings": False,
-    "initializer_range": 0.02,
-}
-MOE = DENSE | {
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "model_type": "qwen3_moe",
-    "num_hidden_layers": 8,
-    "moe_intermediate_size": 512,
-    "num_experts": 32,
-    "num_experts_per_tok": 4,
-    "norm_topk_prob": True,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
-}
+DENSE, MOE = (read_json(MODELS / f"random-{kind}.json") for kind in ("dense", "moe"))
 ARCHITECTURES = {"dense": DENSE, "moe": MOE}
 # for a rehearsal without a GPU
 TINY = {"num_hidden_layers": 2, "hidden_size": 128, "head_dim": 64, "vocab_size": 64}

@@ -97,27 +97,22 @@ def run_architecture(
 ) -> Any:
     """Whether each way to the last weights gives the same sample and the same tensors."""
     write_random_checkpoint(config, folder / "base", seed=0, device=device)
-    ways: dict[str, Any] = {}
     states: dict[str, State] = {}
     for way in WAYS:
-        ways[way], found = call_in_subprocess(sync_repeatedly, folder, way, device, compiled)
-        states |= found
-    fresh = ["compressed-tensors"] + (["modelopt"] if kernels != "humming" else [])
-    for kind in fresh:
-        states[f"fresh {kind}"] = call_in_subprocess(load, folder / kind, device, compiled)
+        states |= call_in_subprocess(sync_repeatedly, folder, way, device, compiled)
+    states["fresh"] = call_in_subprocess(load, folder / "last", device, compiled)
     tokens = int(states["synced"].sample.response_mask.sum())
     syncs = SIZES[device]["syncs"]
-    return {"syncs": syncs, "ways": ways, "tokens": tokens, **compare(states)}
+    return {"syncs": syncs, "tokens": tokens, **compare(states)}
 
 
-def summary(model: str, found: dict[str, Any]) -> Row:
+def summary(model: str, device: str, found: dict[str, Any]) -> Row:
     """A row: what is equal, in words, and all that was found."""
     repeats_itself = found["equal"].get("synced, again", True)
     asked = [found["equal"]] if repeats_itself else []
-    in_place = any(way["in_place"] for way in found["ways"].values())
     return {
         "model": model,
-        "came_by": "reload and in place" if in_place else "reload",
+        "came_by": "reload and in place" if device == "cuda" else "reload",
         "samples": _named([found["equal"]], True) if repeats_itself else "no: its own differ",
         "weights": _named([found["equal_weights"]], True),
         "unequal": _named([*asked, found["equal_weights"]], False),
@@ -144,14 +139,8 @@ def compare(states: dict[str, State]) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def sync_repeatedly(
-    folder: Path, way: str, device: str, compiled: bool
-) -> tuple[dict[str, Any], dict[str, State]]:
-    """States of one engine on its way; the reload leaves its last weights in both forms.
-
-    Raises:
-        ValueError: on a GPU, the engine is not synced in the way that was asked for.
-    """
+def sync_repeatedly(folder: Path, way: str, device: str, compiled: bool) -> dict[str, State]:
+    """States of one engine on its way; the reload leaves its last weights on disk."""
     os.environ[IN_PLACE_VARIABLE] = str(int(way == "in place"))
     model = load_model(folder / "base").to(device)
     planned = plan(model, RECIPE)
@@ -162,8 +151,7 @@ def sync_repeatedly(
         engine.sync(weight_stream(model, planned, RECIPE), planned)
 
     sync()
-    is_in_place = engine.on_worker(writes_in_place)
-    if device == "cuda" and is_in_place != (way == "in place"):
+    if device == "cuda" and engine.on_worker(writes_in_place) != (way == "in place"):
         raise ValueError(f"{way}: vLLM's engine was synced otherwise; name other --models")
     other = {} if way == "in place" else {"other weights": _state(engine, device)}
     for seed in range(SIZES[device]["syncs"]):
@@ -177,10 +165,8 @@ def sync_repeatedly(
         sync()
         states[f"slept and {name}"] = _state(engine, device)
     if way == "reload":
-        tokenizer = AutoTokenizer.from_pretrained(folder / "base")
-        export(model, RECIPE, folder / "compressed-tensors", tokenizer)
-        export(model, RECIPE, folder / "modelopt", tokenizer, "modelopt")
-    return {"in_place": is_in_place}, states | other
+        export(model, RECIPE, folder / "last", AutoTokenizer.from_pretrained(folder / "base"))
+    return states | other
 
 
 def _change(model: nn.Module, seed: int) -> None:
@@ -262,9 +248,7 @@ def main(arguments: argparse.Namespace) -> None:
     for name in arguments.models:
         with tempfile.TemporaryDirectory() as folder:
             config = ARCHITECTURES[name] | size["shrink"]
-            found = run_architecture(
-                config, arguments.kernels, arguments.device, arguments.compile, Path(folder)
-            )
-        rows.append(summary(name, found))
+            found = run_architecture(config, arguments.device, arguments.compile, Path(folder))
+        rows.append(summary(name, arguments.device, found))
         write_json(arguments.record, {**record, "rows": rows})
         Console().print(rows[-1])

@@ -48,6 +48,7 @@ GRAPHS = [1, 2, 4, 8, 16, *range(32, 256, 32), *range(256, 512, 64), *range(512,
 def run(name: str, device: str, *, compiled: bool, rollouts: bool) -> dict[str, Any]:
     """KV cache and throughput of one `model:precision`; rates of each repeat."""
     engine, config = start(name, device, compiled=compiled)
+    size = config["vocab_size"]
     kv_bytes_per_token = (
         2 * 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
     )
@@ -56,11 +57,12 @@ def run(name: str, device: str, *, compiled: bool, rollouts: bool) -> dict[str, 
         "kv_cache_tokens": engine.kv_cache_tokens,
         "kv_cache_gib": engine.kv_cache_tokens * kv_bytes_per_token / BYTES_PER_GIB,
         "tokens_per_s": {
-            str(batch): _decode(engine, batch, config["vocab_size"], device) for batch in BATCHES
+            str(batch): _rates(engine, batch, PROMPT_TOKENS, NEW_TOKENS[device], size)
+            for batch in BATCHES
         },
-        "prefill_tokens_per_s": _prefill(engine, config["vocab_size"], device),
+        "prefill_tokens_per_s": _rates(engine, *PREFILL[device], 1, size),
         "rollouts": {
-            str(count): _rollout(engine, count, config["vocab_size"], device)
+            str(count): _rollout(engine, count, size, device)
             for count in ROLLOUTS[device]
             if rollouts
         },
@@ -119,27 +121,19 @@ def random_prompts(count: int, num_tokens: int, vocab_size: int, seed: int) -> l
     return tokens
 
 
-def _decode(engine: VllmEngine, batch: int, vocab_size: int, device: str) -> list[float]:
-    """New tokens a second, prefill included, of each repeat."""
+def _rates(engine: VllmEngine, count: int, length: int, new_tokens: int, size: int) -> list[float]:
+    """Tokens a second of each repeat, prefill included: new ones; of the prompts if one is new.
+
+    Each time prompts are others, as vLLM caches prefixes.
+    """
     rates = []
     for seed in range(REPEATS + 1):
-        prompts = random_prompts(batch, PROMPT_TOKENS, vocab_size, seed)
+        prompts = random_prompts(count, length, size, seed)
         start = perf_counter()
-        sampled = engine.sample(prompts, NEW_TOKENS[device], seed=None, temperature=1.0)
-        rates.append(int(sampled.response_mask.sum()) / (perf_counter() - start))
+        sampled = engine.sample(prompts, new_tokens, seed=None, temperature=1.0)
+        tokens = int(sampled.response_mask.sum()) if new_tokens > 1 else count * length
+        rates.append(tokens / (perf_counter() - start))
     return rates[1:]  # the first warms up
-
-
-def _prefill(engine: VllmEngine, vocab_size: int, device: str) -> list[float]:
-    """Prompt tokens a second; each time other prompts, as vLLM caches prefixes."""
-    count, length = PREFILL[device]
-    rates = []
-    for seed in range(REPEATS + 1):
-        prompts = random_prompts(count, length, vocab_size, seed)
-        start = perf_counter()
-        engine.sample(prompts, 1, seed=None, temperature=1.0)
-        rates.append(count * length / (perf_counter() - start))
-    return rates[1:]
 
 
 def _rollout(engine: VllmEngine, count: int, vocab_size: int, device: str) -> dict[str, float]:

@@ -239,7 +239,7 @@ def test_samples_and_tensors_are_compared_apart() -> None:
         "other weights": False,
     }
     assert found["differing_tensors"] == {"other weights": "w"}
-    row = summary("dense", {"ways": {"reload": {"in_place": False}}, **found})
+    row = summary("dense", "cpu", found)
     assert (row["came_by"], row["samples"]) == ("reload", "no: its own differ")
     assert (row["weights"], row["unequal"]) == ("synced; synced, again", "other weights")
 
