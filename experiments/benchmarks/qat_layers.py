@@ -6,9 +6,11 @@ bf16` and `exact qat` compute the bits of vLLM's exact engine, in the families t
 """
 
 import importlib.util
+import sys
 from collections.abc import Callable, Iterable
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -82,7 +84,18 @@ def arms(*, sharded: bool = False) -> list[str]:
 
 
 def verl_qat(name: str) -> ModuleType:
-    """A module of verl's own QAT."""
+    """verl/utils/qat/NAME.py without the packages around it, which import Ray."""
+    if "verl.utils.qat" not in sys.modules:
+        spec = importlib.util.find_spec("verl")
+        assert spec is not None and spec.submodule_search_locations
+        root = Path(next(iter(spec.submodule_search_locations)))
+        for room in ("verl", "verl.utils", "verl.utils.qat"):
+            package = ModuleType(room)
+            package.__path__ = [str(root.joinpath(*room.split(".")[1:]))]
+            sys.modules[room] = package
+        base = ModuleType("verl.base_config")
+        base.BaseConfig = object  # type: ignore[attr-defined]
+        sys.modules["verl.base_config"] = base
     return import_module(f"verl.utils.qat.{name}")
 
 
