@@ -4,7 +4,7 @@
 
 A copy moves 4 bytes a weight (2 read, 2 written); every time is divided by the copy's of the same
 weights in the same run. Kernels are timed inside CUDA graphs over several tensors, together larger
-than the L2 cache. What is missing to 1 of the copy's bytes a second goes into arithmetic.
+than the L2 cache.
 """
 
 import argparse
@@ -36,15 +36,6 @@ from qat_core.nvfp4 import (
 
 SHAPE = (12288, 4096)
 TENSORS = 4  # of 96 MiB in BF16
-# Bytes read and written a weight; the rest moves 4.
-UNPACKED = 9 / 16 + 2
-BYTES = {
-    "group_amax": 2.0,
-    "quantize": 2 + 9 / 16,
-    "dequantize": UNPACKED,
-    "unpack_shards": UNPACKED,
-    "verl's amax": 2.0,
-}
 # As shares of the copy's time.
 GOALS = {
     "fake_quantize": 1.10,
@@ -57,7 +48,6 @@ COLUMNS = {
     "call": Column(heading="Kernel"),
     "us": Column(heading="us", format=".1f"),
     "of_copy": Column(heading="of a copy's time", format=".2f"),
-    "of_bandwidth": Column(heading="of its bandwidth", format=".2f"),
     "goal": Column(heading="Goal", format=".2f", bounds="of_copy"),
 }
 
@@ -117,9 +107,7 @@ def time_kernels() -> list[Row]:
         us = quartiles([ms * 1e3 / TENSORS for ms in times_ms])
         copy_us = copy_us or us[1]
         of_copy = us[1] / copy_us
-        of_bandwidth = BYTES.get(name.partition(",")[0], 4.0) / 4 / of_copy
-        row: Row = {"call": name, "us": us, "of_copy": of_copy, "of_bandwidth": of_bandwidth}
-        rows.append({**row, "goal": GOALS.get(name)})
+        rows.append({"call": name, "us": us, "of_copy": of_copy, "goal": GOALS.get(name)})
     return rows
 
 
