@@ -29,16 +29,11 @@ EDGE = 1.2  # a bound lies within the panel by this factor
 
 
 class Row(NamedTuple):
-    """What a row compares; without a control it is the arm alone.
-
-    Attributes:
-        low, high: what the claim about this row requires; None on an open side, both None where
-            nothing is claimed.
-    """
+    """What a row compares; without a control it is the arm alone."""
 
     served: Served
     control: Served | None
-    low: float | None = None
+    low: float | None = None  # what the claim requires; None on an open side, and of no claim
     high: float | None = None
 
     @property

@@ -27,18 +27,13 @@ from qat_core.weights.stream import weight_stream
 
 @dataclass(frozen=True)
 class Comparison:
-    """What of the sampled tokens differs.
-
-    Attributes:
-        response, token: of the first that differs; None where all are equal.
-        begins_at: the first module whose outputs differ in vLLM's prefill of that response, and in
-            how many numbers; None where none does.
-    """
+    """What of the sampled tokens differs."""
 
     tokens: int
     unequal: int
-    response: int | None = None
+    response: int | None = None  # of the first that differs, as `token`; None where none does
     token: int | None = None
+    # the first module whose outputs differ in vLLM's prefill of it, and in how many numbers
     begins_at: str | None = None
 
     def as_dict(self) -> dict[str, Any]:

@@ -23,30 +23,18 @@ IDENTIFIED_BELOW = 0.8
 
 @dataclass(frozen=True)
 class Setting:
-    """How log-probs are computed; the defaults are how the engine reports them.
+    """How log-probs are computed; the defaults are how the engine reports them."""
 
-    Attributes:
-        sampling: settings of the sampler that apply, from the first of `sampling.ORDER` on.
-        padded: normalized over the engine's vocabulary, not the trainer's.
-        decoded: a token at a time with a KV cache, else in one pass.
-        engine_kernels: by the engine, else by a transformers model (the reference).
-        norm, rope: variants of `numerics.VARIANTS`.
-        replayed: what of the engine's routes the reference replays.
-        broken: causes of `WEIGHT_CAUSES` whose weights are not the trainer's yet.
-        whole_batch: all sequences in one pass, as sampled; else in the trainer's micro-batches.
-        trainer: by the trainer itself; all else is then the trainer's.
-    """
-
-    sampling: tuple[str, ...] = ORDER
-    padded: bool = True
-    decoded: bool = True
-    engine_kernels: bool = True
-    norm: str = "trainer"
+    sampling: tuple[str, ...] = ORDER  # what of the sampler applies, from the first of it on
+    padded: bool = True  # normalized over the engine's vocabulary, not the trainer's
+    decoded: bool = True  # a token at a time with a KV cache, else in one pass
+    engine_kernels: bool = True  # by the engine, else by a transformers model (the reference)
+    norm: str = "trainer"  # of `numerics.VARIANTS`, as `rope`
     rope: str = "trainer"
-    replayed: tuple[str, ...] = ("ids", "weights")
-    broken: frozenset[str] = WEIGHT_CAUSES
-    whole_batch: bool = True
-    trainer: bool = False
+    replayed: tuple[str, ...] = ("ids", "weights")  # of the engine's routes, by the reference
+    broken: frozenset[str] = WEIGHT_CAUSES  # causes whose weights are not the trainer's yet
+    whole_batch: bool = True  # in one pass, as sampled; else in the trainer's micro-batches
+    trainer: bool = False  # by the trainer itself; all else is then the trainer's
 
 
 class Laboratory:

@@ -33,26 +33,16 @@ LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 @dataclass(frozen=True)
 class WeightDrift:
-    """One weight at one step, of its blocks that were looked at; see `drift.blocks`.
+    """One weight at one step, of its blocks that were looked at; see `drift.blocks`."""
 
-    Attributes:
-        layer: its number, None outside the layers.
-        kind: the weight's name within its layer.
-        relative_error: |w - w'| / |w|, Euclidean norms.
-        saturated_blocks, zeroed_blocks: shares of blocks.
-        threshold_distance: mean over weights.
-        flipped_codes: share of codes that differ from the last observation, None at the first.
-        scale_changes: share of matrices (experts) whose global scale differs from it, likewise.
-    """
-
-    layer: int | None
-    kind: str
-    relative_error: float
-    saturated_blocks: float
+    layer: int | None  # its number, None outside the layers
+    kind: str  # the weight's name within its layer
+    relative_error: float  # |w - w'| / |w|, Euclidean norms
+    saturated_blocks: float  # share, as the next
     zeroed_blocks: float
-    threshold_distance: float
-    flipped_codes: float | None
-    scale_changes: float | None
+    threshold_distance: float  # mean over weights
+    flipped_codes: float | None  # share that differs from the last observation, None at the first
+    scale_changes: float | None  # share of matrices whose global scale differs, likewise
 
 
 class DriftMonitor:
