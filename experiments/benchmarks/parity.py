@@ -12,7 +12,7 @@ log-probs further: `rounded` is the floor of that model, its rounded weights ser
 import argparse
 import random
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from experiments.base.random_model import write_random_checkpoint
 from experiments.benchmarks.architectures import ARCHITECTURES, TINY, engine_settings
 from experiments.benchmarks.engines import set_kernels
-from experiments.benchmarks.records import ENGINE_PACKAGES, Column, Row, shape_of
+from experiments.benchmarks.records import ENGINE_PACKAGES, Column, shape_of
 from experiments.rl.metric_names import K3_KL
 from experiments.rl.policy import Policy
 from experiments.runs.provenance import origin
@@ -59,7 +59,7 @@ MIN_TOKENS = {"cuda": 70_000, "cpu": 100}  # a seed
 NEW_TOKENS = {"cuda": 288, "cpu": 16}
 MAX_NUM_SEQS = 256
 MAX_MODEL_LEN = 320
-Batch = dict[str, Any]  # some sampled sequences: their seed, means over their tokens, and these
+Batch = dict[str, Any]  # some sampled sequences: arm, seed, means over their tokens, and these
 ROWS = 32  # sequences of one forward pass of the trainer: a batch of the statistics
 
 
@@ -81,23 +81,19 @@ def make_case(name: str, folder: Path, device: str) -> Case:
     return Case(checkpoints, questions.tolist())
 
 
-def measure_arms(
-    case: Case, arms: tuple[str, ...], device: str, compiled: bool
-) -> dict[str, list[Batch]]:
+def measure_arms(case: Case, arms: tuple[str, ...], device: str, compiled: bool) -> list[Batch]:
     """All batches of the arms that one engine can serve."""
     _, packed = ARMS[arms[0]]
     served = plan(meta_model(case.checkpoints[0]), packed) if packed else None
     settings = engine_settings(device, MAX_NUM_SEQS, compiled=compiled)
     settings["max_model_len"] = MAX_MODEL_LEN
     engine = VllmEngine(case.checkpoints[0], served, **settings)
-    return {
-        arm: [
-            batch
-            for seed in range(len(case.checkpoints))
-            for batch in measure_seed(engine, case, arm, seed, device)
-        ]
+    return [
+        {"arm": arm, "seed": seed, **batch}
         for arm in arms
-    }
+        for seed in range(len(case.checkpoints))
+        for batch in measure_seed(engine, case, arm, seed, device)
+    ]
 
 
 @torch.no_grad()
@@ -115,7 +111,10 @@ def measure_seed(engine: VllmEngine, case: Case, arm: str, seed: int, device: st
     while sum(batch["tokens"] for batch in batches) < MIN_TOKENS[device]:
         prompts = random.Random(f"{seed} {step}").choices(case.questions, k=SEQUENCES[device])
         sampled = engine.generate(prompts, NEW_TOKENS[device], 1.0, seed * 1000 + step)
-        batches += [_compare(policy, rows, seed, device) for rows in _parts(sampled)]
+        starts = range(0, len(sampled.input_ids), ROWS)
+        batches += [
+            _compare(policy, sampled.select(slice(start, start + ROWS)), device) for start in starts
+        ]
         step += 1
     return batches
 
@@ -126,39 +125,14 @@ def _rounded(model: nn.Module, recipe: Recipe) -> Iterator[tuple[str, Tensor]]:
         yield name, dequantize(weight) if isinstance(weight, PackedTensor) else weight
 
 
-def _parts(sampled: Rollouts) -> list[Rollouts]:
-    starts = range(0, len(sampled.input_ids), ROWS)
-    return [sampled.select(slice(start, start + ROWS)) for start in starts]
-
-
-def _compare(policy: Policy, sampled: Rollouts, seed: int, device: str) -> Batch:
+def _compare(policy: Policy, sampled: Rollouts, device: str) -> Batch:
     trained_BT = policy.log_probs(sampled.to(device))[0].cpu()
     metrics = mismatch_metrics(trained_BT, sampled.log_probs, sampled.response_mask, 2.0)
     return {
-        "seed": seed,
         "k3_kl": float(metrics[K3_KL]),
         "kl": float(metrics["rollout_corr/kl"]),
         "tokens": int(sampled.response_mask.sum()),
     }
-
-
-def write_batches(models: Mapping[str, Mapping[str, Sequence[Batch]]], path: Path) -> None:
-    """One row a batch: model, arm, seed, means and tokens."""
-    rows = [
-        {"model": model, "arm": arm, **batch}
-        for model, arms in models.items()
-        for arm, batches in arms.items()
-        for batch in batches
-    ]
-    # without a time of writing, so that equal batches make equal files
-    pd.DataFrame(rows).to_csv(path, index=False, compression={"method": "gzip", "mtime": 0})
-
-
-def _rows(model: str, arms: Mapping[str, Sequence[Batch]]) -> list[Row]:
-    return [
-        {"model": model, "arm": arm, "tokens": sum(batch["tokens"] for batch in batches)}
-        for arm, batches in arms.items()
-    ]
 
 
 def main(arguments: argparse.Namespace) -> None:
@@ -173,18 +147,18 @@ def main(arguments: argparse.Namespace) -> None:
     }
     where = origin(device, vllm=vllm_version())
     record = {"benchmark": "parity", **where, **shape_of(settings, COLUMNS, "", ENGINE_PACKAGES)}
-    batches: dict[str, dict[str, list[Batch]]] = {}
+    batches: list[Batch] = []
     for name in arguments.models:
         with tempfile.TemporaryDirectory() as folder:
             case = make_case(name, Path(folder), device)
-            batches[name] = {
-                arm: found
-                for arms in ENGINES
-                for arm, found in call_in_subprocess(
-                    measure_arms, case, arms, device, arguments.compile
-                ).items()
-            }
-        rows = [row for model, arms in batches.items() for row in _rows(model, arms)]
+            for arms in ENGINES:
+                found = call_in_subprocess(measure_arms, case, arms, device, arguments.compile)
+                batches += [{"model": name, **batch} for batch in found]
+        frame = pd.DataFrame(batches)
+        tokens = frame.groupby(["model", "arm"], sort=False, as_index=False)["tokens"].sum()
+        rows = tokens.to_dict("records")
         write_json(arguments.record, {**record, "rows": rows})
-        write_batches(batches, arguments.record.with_suffix(".csv.gz"))
+        # without a time of writing, so that equal batches make equal files
+        compression: Any = {"method": "gzip", "mtime": 0}
+        frame.to_csv(arguments.record.with_suffix(".csv.gz"), index=False, compression=compression)
         Console().print(rows)
