@@ -1,5 +1,9 @@
-"""Where a run's numbers come from: commit, files, versions, machine."""
+"""Where a run's numbers come from: commit, files, versions, machine.
 
+`python -m experiments.runs.provenance diff A B` answers why two runs differ.
+"""
+
+import argparse
 import hashlib
 import json
 import os
@@ -11,9 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
 
-from experiments.runs.manifest import GitState, Hardware
+from experiments.runs.manifest import GitState, Hardware, read_manifest_json
+from experiments.runs.record import record_of
 from experiments.study.schema import ROOT
+from experiments.support.cli import run_cli
+from experiments.support.json_files import flatten, read_json
 from qat_core.units import BYTES_PER_GIB
 
 PACKAGES = (
@@ -130,6 +140,39 @@ def _cpu_name() -> str:
 
 
 def _gpus() -> list[str]:
-    import torch  # a CPU run need not wait for it
+    import torch  # a CPU run, and the diff below, need not wait for it
 
     return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+
+
+def diff_manifests(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The keys in which two manifests differ, with both values; None for an absent key."""
+    flat_a, flat_b = flatten(a), flatten(b)
+    keys = list(dict.fromkeys([*flat_a, *flat_b]))
+    pairs = {key: (flat_a.get(key), flat_b.get(key)) for key in keys}
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The manifest of a run, an attempt or a base checkpoint, by its folder or its file."""
+    hint = "name a run's folder or its manifest.json"
+    if path.is_dir() or record_of(path):
+        return read_manifest_json(path, hint)
+    return read_json(path, hint)
+
+
+def main() -> None:
+    """Parses the command line and prints how two manifests differ."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    diff = parser.add_subparsers(required=True).add_parser("diff", help="compare two manifests")
+    diff.add_argument("a", type=Path, help="a run's folder or its manifest.json")
+    diff.add_argument("b", type=Path)
+    args = parser.parse_args()
+    table = Table("key", *(Column(Text(str(path))) for path in (args.a, args.b)))
+    for key, values in diff_manifests(_read(args.a), _read(args.b)).items():
+        table.add_row(key, *(Text(str(value)) for value in values))
+    Console().print(table if table.row_count else "the manifests are equal")
+
+
+if __name__ == "__main__":
+    run_cli(main)

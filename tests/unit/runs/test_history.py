@@ -18,8 +18,9 @@ from experiments.runs.attempts import (
     write_results,
 )
 from experiments.runs.evaluation import EVALUATIONS, Evaluation, read_evaluations
-from experiments.runs.manifest import MANIFEST, RunManifest, read_manifest_json
+from experiments.runs.manifest import MANIFEST, RunManifest
 from experiments.runs.metrics import Row, token_mean
+from experiments.runs.provenance import _read as read_named
 from experiments.runs.record import FILES, RecordedRun, has_file, open_record, write_record
 from experiments.support.json_files import write_json
 from tests import records
@@ -224,7 +225,7 @@ def test_a_run_has_its_own_columns_and_undefined_is_not_absent(record: Path) -> 
     assert has_file(first, EVALUATIONS) and not has_file(second, EVALUATIONS)
     with pytest.raises(ValueError, match=r"evaluations.parquet: nano_bf16_seed1: missing; res"):
         read_evaluations(second, "")
-    assert read_manifest_json(second, "")["seed"] == 1
+    assert read_named(second)["seed"] == 1
 
 
 def test_the_same_runs_give_the_same_bytes_and_others_are_read_anew(record: Path) -> None:

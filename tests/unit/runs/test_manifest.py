@@ -1,8 +1,10 @@
 """Manifests: what a machine, a checkout and a study are recorded as, and how two runs differ."""
 
+import json
 import os
 import re
 import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,6 +58,45 @@ def test_git_state_tells_a_clean_checkout_from_a_changed_one(
         (tmp_path / output).write_text("3")
         assert provenance.git_state(tmp_path / output) == clean
     assert provenance.git_state(tmp_path.parent / "elsewhere") == provenance.git_state()
+
+
+def test_diff_names_the_keys_that_differ() -> None:
+    a = {"seed": 0, "git": {"commit": "1", "dirty": False}, "old": 1}
+    b = {"seed": 0, "git": {"commit": "2", "dirty": False}, "new": 1}
+    assert provenance.diff_manifests(a, b) == {
+        "git.commit": ("1", "2"),
+        "old": (1, None),
+        "new": (None, 1),
+    }
+
+
+def run_diff(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "experiments.runs.provenance", "diff", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_diff_program(tmp_path: Path) -> None:
+    for name, lr in (("a", 1e-6), ("b", 3e-4)):
+        (tmp_path / name).mkdir()
+        manifest = {"run": name, "config": {"rl": {"lr": lr}}}
+        (tmp_path / name / "manifest.json").write_text(json.dumps(manifest))
+    shown = run_diff(tmp_path / "a", tmp_path / "b" / "manifest.json")
+    assert shown.returncode == 0
+    assert "config.rl.lr" in shown.stdout and "0.0003" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [(None, "missing; name a run's folder"), ("{", "not JSON")],
+    ids=["missing", "garbled"],
+)
+def test_diff_program_refuses_in_one_line(tmp_path: Path, content: str | None, line: str) -> None:
+    if content is not None:
+        (tmp_path / "manifest.json").write_text(content)
+    shown = run_diff(tmp_path, tmp_path)
+    assert shown.returncode == 2
+    assert shown.stderr.startswith(f"error: {tmp_path}/manifest.json: {line}")
+    assert len(shown.stderr.splitlines()) == 1
 
 
 LOCAL, OF_VERL = (load_study(STUDIES / f"{name}.yaml") for name in ("default", "verl_nano"))
