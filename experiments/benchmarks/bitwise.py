@@ -37,10 +37,10 @@ from transformers import AutoTokenizer
 from experiments.base.random_model import write_random_checkpoint
 from experiments.benchmarks.architectures import ARCHITECTURES, TINY, engine_settings
 from experiments.benchmarks.engines import set_kernels
-from experiments.benchmarks.records import ENGINE_PACKAGES, Column, Row, shape_of
+from experiments.benchmarks.records import ENGINE_PACKAGES, Column, Row, flat, shape_of
 from experiments.runs.provenance import origin
 from experiments.support.device import require_device
-from experiments.support.json_files import flatten, write_json
+from experiments.support.json_files import write_json
 from experiments.support.subprocess_call import call_in_subprocess
 from qat_core import export
 from qat_core.checkpoint.load import load_model
@@ -116,7 +116,7 @@ def summary(model: str, device: str, found: dict[str, Any]) -> Row:
         "samples": _named([found["equal"]], True) if repeats_itself else "no: its own differ",
         "weights": _named([found["equal_weights"]], True),
         "unequal": _named([*asked, found["equal_weights"]], False),
-        **flatten(found),
+        **flat(found),
     }
 
 

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from experiments.benchmarks.records import Column, Row, complete
-from experiments.support.json_files import flatten
+from experiments.benchmarks.records import Column, Row, complete, flat
 
 PRECISIONS = {
     "nvfp4": "NVFP4",
@@ -78,7 +77,7 @@ def engine_name(name: str) -> str:
 def rows_of(benchmark: str, engines: Mapping[str, Any]) -> list[Row]:
     """A row an engine, by model; with speeds over those of the model's BF16 engine."""
     rows: dict[str, Row] = {
-        name: {"engine": name, "name": engine_name(name), **flatten(engines[name])}
+        name: {"engine": name, "name": engine_name(name), **flat(engines[name])}
         for name in sorted(engines)
     }
     columns, _ = TABLES[benchmark]

@@ -47,6 +47,16 @@ def shape_of(
     }
 
 
+def flat(figures: Any, key: str = "") -> Row:
+    """Nested figures as cells of one row, `outer.inner`; of repeated ones a list each."""
+    if isinstance(figures, list) and figures and isinstance(figures[0], dict):
+        figures = {name: [it[name] for it in figures] for name in figures[0]}
+    if not isinstance(figures, dict):
+        return {key: figures}
+    inner = (flat(it, f"{key}.{name}" if key else name) for name, it in figures.items())
+    return {name: cell for cells in inner for name, cell in cells.items()}
+
+
 def complete(columns: Mapping[str, Column], row: Row) -> Row:
     """A row with all columns, those that it lacks empty."""
     return {**dict.fromkeys(columns), **row}

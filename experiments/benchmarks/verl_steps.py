@@ -18,12 +18,12 @@ from typing import Any
 from rich.console import Console
 
 from experiments.benchmarks import records
-from experiments.benchmarks.records import ENGINE_PACKAGES, Column, complete, shape_of
+from experiments.benchmarks.records import ENGINE_PACKAGES, Column, complete, flat, shape_of
 from experiments.rl.metric_names import K3_KL, STEP_TIME
 from experiments.runs.attempts import read_history
 from experiments.runs.manifest import RunManifest
 from experiments.runs.metrics import Row, token_mean
-from experiments.support.json_files import flatten, write_json
+from experiments.support.json_files import write_json
 from experiments.verl.peak_memory import GPU_MEMORY, HOST_MEMORY
 
 TIMES = {
@@ -118,7 +118,7 @@ def shown(run: Figures, runs: Sequence[Figures]) -> records.Row:
             "mean_of_bf16": run["mean_k3_kl"] / floor["mean_k3_kl"] if floor else None,
             "median_of_bf16": run["k3_kl"][1] / floor["k3_kl"][1] if floor else None,
             "commit": commit[:7] if commit else "not recorded",
-            **flatten(run),
+            **flat(run),
         },
     )
 
