@@ -40,6 +40,7 @@ COMMANDS = {
         argument("--tokens", type=positive_int, help="by default 2,048, on a CPU 16"),
     ),
     "parity": (RECORD, DEVICE, MODELS_COMPARED, KERNELS, COMPILE),
+    "rollout": (RECORD, *ENGINES),
     "serving": (
         *(RECORD, *ENGINES, COMPILE),
         argument("--starts", type=positive_int, default=1, help="of each engine, in turns"),

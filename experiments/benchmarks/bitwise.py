@@ -15,8 +15,9 @@ alone, as it names its tensors otherwise, and not with `humming`, which leaves i
 Marlin.
 `--compile` is vLLM with torch.compile, its default.
 
-A step has at most 128 tokens, as vLLM's own MoE kernels do not repeat their bits from 1024 (token,
-expert) pairs on: `moe_align_block_size` then orders an expert's tokens by atomic additions.
+vLLM's own noise has to stay out: its MoE kernels are not deterministic where a step has 1024 or
+more (token, expert) pairs, because `moe_align_block_size` then orders the tokens of an expert by
+atomic additions and Marlin splits its sums by that order. So a step here has at most 128 tokens.
 `--device cpu` rehearses: there both ways are the reload, and no kernel can be chosen.
 """
 
@@ -59,8 +60,8 @@ SIZES: dict[str, dict[str, Any]] = {
     "cpu": {"syncs": 3, "tokens": 8, "shrink": TINY},
 }
 PROMPT_TOKENS = 8
-# Scales of an FP8 KV cache and of activations: nothing reads them here, and an engine that begins
-# without weights fills them at random.
+# Scales of an FP8 KV cache, and of activations, which W4A16 does not round: nothing reads them, no
+# checkpoint of ours has them, and an engine that begins without weights fills them at random.
 OF_ATTENTION = {"_q_scale", "_k_scale", "_v_scale", "_prob_scale", "q_scale", "k_scale", "v_scale"}
 OF_ACTIVATIONS = "input_"
 # what the states of an engine that is synced in this way are called
@@ -97,22 +98,27 @@ def run_architecture(
 ) -> Any:
     """Whether each way to the last weights gives the same sample and the same tensors."""
     write_random_checkpoint(config, folder / "base", seed=0, device=device)
+    ways: dict[str, Any] = {}
     states: dict[str, State] = {}
     for way in WAYS:
-        states |= call_in_subprocess(sync_repeatedly, folder, way, device, compiled)
-    states["fresh"] = call_in_subprocess(load, folder / "last", device, compiled)
+        ways[way], found = call_in_subprocess(sync_repeatedly, folder, way, device, compiled)
+        states |= found
+    fresh = ["compressed-tensors"] + (["modelopt"] if kernels != "humming" else [])
+    for kind in fresh:
+        states[f"fresh {kind}"] = call_in_subprocess(load, folder / kind, device, compiled)
     tokens = int(states["synced"].sample.response_mask.sum())
     syncs = SIZES[device]["syncs"]
-    return {"syncs": syncs, "tokens": tokens, **compare(states)}
+    return {"syncs": syncs, "ways": ways, "tokens": tokens, **compare(states)}
 
 
-def summary(model: str, device: str, found: dict[str, Any]) -> Row:
+def summary(model: str, found: dict[str, Any]) -> Row:
     """A row: what is equal, in words, and all that was found."""
     repeats_itself = found["equal"].get("synced, again", True)
     asked = [found["equal"]] if repeats_itself else []
+    in_place = any(way["in_place"] for way in found["ways"].values())
     return {
         "model": model,
-        "came_by": "reload and in place" if device == "cuda" else "reload",
+        "came_by": "reload and in place" if in_place else "reload",
         "samples": _named([found["equal"]], True) if repeats_itself else "no: its own differ",
         "weights": _named([found["equal_weights"]], True),
         "unequal": _named([*asked, found["equal_weights"]], False),
@@ -139,8 +145,14 @@ def compare(states: dict[str, State]) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def sync_repeatedly(folder: Path, way: str, device: str, compiled: bool) -> dict[str, State]:
-    """States of one engine on its way; the reload leaves its last weights on disk."""
+def sync_repeatedly(
+    folder: Path, way: str, device: str, compiled: bool
+) -> tuple[dict[str, Any], dict[str, State]]:
+    """States of one engine on its way; the reload leaves its last weights in both forms.
+
+    Raises:
+        ValueError: on a GPU, the engine is not synced in the way that was asked for.
+    """
     os.environ[IN_PLACE_VARIABLE] = str(int(way == "in place"))
     model = load_model(folder / "base").to(device)
     planned = plan(model, RECIPE)
@@ -151,7 +163,8 @@ def sync_repeatedly(folder: Path, way: str, device: str, compiled: bool) -> dict
         engine.sync(weight_stream(model, planned, RECIPE), planned)
 
     sync()
-    if device == "cuda" and engine.on_worker(writes_in_place) != (way == "in place"):
+    is_in_place = engine.on_worker(writes_in_place)
+    if device == "cuda" and is_in_place != (way == "in place"):
         raise ValueError(f"{way}: vLLM's engine was synced otherwise; name other --models")
     other = {} if way == "in place" else {"other weights": _state(engine, device)}
     for seed in range(SIZES[device]["syncs"]):
@@ -165,8 +178,10 @@ def sync_repeatedly(folder: Path, way: str, device: str, compiled: bool) -> dict
         sync()
         states[f"slept and {name}"] = _state(engine, device)
     if way == "reload":
-        export(model, RECIPE, folder / "last", AutoTokenizer.from_pretrained(folder / "base"))
-    return states | other
+        tokenizer = AutoTokenizer.from_pretrained(folder / "base")
+        export(model, RECIPE, folder / "compressed-tensors", tokenizer)
+        export(model, RECIPE, folder / "modelopt", tokenizer, "modelopt")
+    return {"in_place": is_in_place}, states | other
 
 
 def _change(model: nn.Module, seed: int) -> None:
@@ -248,7 +263,9 @@ def main(arguments: argparse.Namespace) -> None:
     for name in arguments.models:
         with tempfile.TemporaryDirectory() as folder:
             config = ARCHITECTURES[name] | size["shrink"]
-            found = run_architecture(config, arguments.device, arguments.compile, Path(folder))
-        rows.append(summary(name, arguments.device, found))
+            found = run_architecture(
+                config, arguments.kernels, arguments.device, arguments.compile, Path(folder)
+            )
+        rows.append(summary(name, found))
         write_json(arguments.record, {**record, "rows": rows})
         Console().print(rows[-1])

@@ -23,19 +23,20 @@ from torch import Tensor
 from torch.multiprocessing.spawn import spawn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from experiments.benchmarks.qat_layers import shape_config, shard
+from experiments.benchmarks.architectures import MODELS
+from experiments.benchmarks.qat_layers import shard
 from experiments.benchmarks.ranks import join_ranks, require_gpus_for
 from experiments.benchmarks.records import Column, Row, complete, shape_of
 from experiments.benchmarks.timing import allow_split_sums, quartiles
 from experiments.runs.provenance import origin
 from experiments.support.device import require_device
-from experiments.support.json_files import write_json
+from experiments.support.json_files import read_json, write_json
 from qat_core.exact import log_probs, make_exact
 from qat_core.exact.model import model_runner
 from qat_core.planning.recipe import Recipe
 from qat_core.training.preparation import prepare
 
-LAYERS = {"cuda": {"qwen3-8b": 4, "qwen3-30b-a3b": 2}, "cpu": {"tiny": 2, "tiny-moe": 2}}
+LAYERS = {"cuda": {"qwen3-8b": 4, "qwen3-30b-a3b": 2}, "cpu": {"nano-dense": 2, "nano-moe": 2}}
 TOKENS = {"cuda": 1024, "cpu": 32}  # of each sequence
 VOCABULARY = 8192
 SEQUENCES = 2  # of one device
@@ -73,7 +74,7 @@ def build(setup: Setup, dtype: torch.dtype) -> Any:
     more = {"num_hidden_layers": setup.layers, "vocab_size": VOCABULARY}
     torch.manual_seed(0)
     with torch.device(setup.device):
-        config = AutoConfig.for_model(**shape_config(setup.shape) | more)
+        config = AutoConfig.for_model(**read_json(MODELS / f"{setup.shape}.json") | more)
         model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     # `.to(bfloat16)` would round the frequencies of the rotary embedding, too
     return (model if dtype == torch.bfloat16 else model.to(dtype)).train()
@@ -150,12 +151,12 @@ def measure(setup: Setup, worlds: list[int]) -> Iterator[Row]:
     """Rows of the record."""
 
     def row(gradients: str, reference: str, errors: Tensor) -> Row:
-        of_setup = {
+        of_setup: Row = {
             "shape": setup.shape,
             "layers": setup.layers,
             "weights": "rounded to NVFP4" if setup.is_rounded else "BF16",
         }
-        found = {
+        found: Row = {
             "parameters": len(errors),
             "error": quartiles(errors.tolist()),
             "largest_error": float(errors.max()),

@@ -155,7 +155,7 @@ def main(arguments: argparse.Namespace) -> None:
                 found = call_in_subprocess(measure_arms, case, arms, device, arguments.compile)
                 batches += [{"model": name, **batch} for batch in found]
         frame = pd.DataFrame(batches)
-        tokens = frame.groupby(["model", "arm"], sort=False, as_index=False)["tokens"].sum()
+        tokens: Any = frame.groupby(["model", "arm"], sort=False, as_index=False)["tokens"].sum()
         rows = tokens.to_dict("records")
         write_json(arguments.record, {**record, "rows": rows})
         # without a time of writing, so that equal batches make equal files

@@ -3,10 +3,18 @@
     python -m experiments.benchmarks serving experiments/records/benchmarks/serving_8b_h200.json \\
         --compile qwen3-8b:humming qwen3-8b:nvfp4 qwen3-8b:bf16
 
-What is measured stands in `engine_tables`, what multiplies in `engines`. Prompts are of random
-tokens: with alike ones an MoE's random router sends all sequences to the same few experts. No
-sequence has a seed, as in verl. `--starts 2` starts each engine so often, in turns with the others,
-as trials of one engine differ; decoding and prefill are measured then, no rollouts.
+Random weights on 90 % of a GPU, CUDA graphs for decoding; with `--compile` as vLLM is by default,
+torch.compile and CUDA graphs of what is around attention in other steps. `nvfp4` is vLLM's own
+choice, Marlin; `humming` is `QAT_CORE_{LINEAR,EXPERTS}_KERNEL=humming`, `humming-experts` only the
+latter, `repeatable` the latter with `QAT_CORE_LINEAR_KERNEL=marlin-unpack`; `exact` and
+`exact-bf16` are of the exact mode, which has no torch.compile. Measured are prompts of 32 tokens
+with 128 new ones, prefill of 8,192 tokens in four prompts, and the rollouts of one training step:
+256 and 1,024 prompts with 2,048 new tokens each, of which as many run at once as the KV cache
+holds. Prompts are of random tokens: with alike ones an MoE's random router sends all sequences to
+the same few experts. No sequence has a seed, as in verl.
+`--starts 2` starts each engine so often, in turns with the others, as trials of one engine differ;
+decoding and prefill are measured then, no rollouts. `--resume` goes on with a record whose run was
+cut off. `--device cpu` rehearses with nano models.
 """
 
 import argparse
@@ -48,7 +56,6 @@ GRAPHS = [1, 2, 4, 8, 16, *range(32, 256, 32), *range(256, 512, 64), *range(512,
 def run(name: str, device: str, *, compiled: bool, rollouts: bool) -> dict[str, Any]:
     """KV cache and throughput of one `model:precision`; rates of each repeat."""
     engine, config = start(name, device, compiled=compiled)
-    size = config["vocab_size"]
     kv_bytes_per_token = (
         2 * 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
     )
@@ -57,12 +64,11 @@ def run(name: str, device: str, *, compiled: bool, rollouts: bool) -> dict[str, 
         "kv_cache_tokens": engine.kv_cache_tokens,
         "kv_cache_gib": engine.kv_cache_tokens * kv_bytes_per_token / BYTES_PER_GIB,
         "tokens_per_s": {
-            str(batch): _rates(engine, batch, PROMPT_TOKENS, NEW_TOKENS[device], size)
-            for batch in BATCHES
+            str(batch): _decode(engine, batch, config["vocab_size"], device) for batch in BATCHES
         },
-        "prefill_tokens_per_s": _rates(engine, *PREFILL[device], 1, size),
+        "prefill_tokens_per_s": _prefill(engine, config["vocab_size"], device),
         "rollouts": {
-            str(count): _rollout(engine, count, size, device)
+            str(count): _rollout(engine, count, config["vocab_size"], device)
             for count in ROLLOUTS[device]
             if rollouts
         },
@@ -121,19 +127,27 @@ def random_prompts(count: int, num_tokens: int, vocab_size: int, seed: int) -> l
     return tokens
 
 
-def _rates(engine: VllmEngine, count: int, length: int, new_tokens: int, size: int) -> list[float]:
-    """Tokens a second of each repeat, prefill included: new ones; of the prompts if one is new.
-
-    Each time prompts are others, as vLLM caches prefixes.
-    """
+def _decode(engine: VllmEngine, batch: int, vocab_size: int, device: str) -> list[float]:
+    """New tokens a second, prefill included, of each repeat."""
     rates = []
     for seed in range(REPEATS + 1):
-        prompts = random_prompts(count, length, size, seed)
+        prompts = random_prompts(batch, PROMPT_TOKENS, vocab_size, seed)
         start = perf_counter()
-        sampled = engine.sample(prompts, new_tokens, seed=None, temperature=1.0)
-        tokens = int(sampled.response_mask.sum()) if new_tokens > 1 else count * length
-        rates.append(tokens / (perf_counter() - start))
+        sampled = engine.sample(prompts, NEW_TOKENS[device], seed=None, temperature=1.0)
+        rates.append(int(sampled.response_mask.sum()) / (perf_counter() - start))
     return rates[1:]  # the first warms up
+
+
+def _prefill(engine: VllmEngine, vocab_size: int, device: str) -> list[float]:
+    """Prompt tokens a second; each time other prompts, as vLLM caches prefixes."""
+    count, length = PREFILL[device]
+    rates = []
+    for seed in range(REPEATS + 1):
+        prompts = random_prompts(count, length, vocab_size, seed)
+        start = perf_counter()
+        engine.sample(prompts, 1, seed=None, temperature=1.0)
+        rates.append(count * length / (perf_counter() - start))
+    return rates[1:]
 
 
 def _rollout(engine: VllmEngine, count: int, vocab_size: int, device: str) -> dict[str, float]:
@@ -146,13 +160,8 @@ def _rollout(engine: VllmEngine, count: int, vocab_size: int, device: str) -> di
 
 
 def main(arguments: argparse.Namespace) -> None:
-    """Starts all engines in turns, and writes the record after the last start of each.
-
-    With `--resume` processes on several GPUs can add to one record, which is read again each time.
-    """
-    path, starts = arguments.record, arguments.starts
-    require_device(arguments.device)
-    settings: dict[str, Setting] = {
+    """Measures each `model:precision` and writes the record after each."""
+    settings = {
         "torch_compile": arguments.compile,
         "gpu_memory_utilization": GPU_MEMORY_UTILIZATION,
         "new_tokens": NEW_TOKENS[arguments.device],

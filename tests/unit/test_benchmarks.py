@@ -177,7 +177,7 @@ MISTAKES = [
 WITHOUT_GPU = [
     ("parameter", [], NO_GPU),
     *(("bitwise", [], NO_GPU), ("parity", [], NO_GPU)),
-    ("serving", ["qwen3-8b:bf16"], NO_GPU),
+    *(("rollout", ["qwen3-8b:bf16"], NO_GPU), ("serving", ["qwen3-8b:bf16"], NO_GPU)),
     ("codec", [], NO_GPU),
     ("exact_products", [], NO_GPU),
     ("gradients", [], NO_GPU),
@@ -239,7 +239,7 @@ def test_samples_and_tensors_are_compared_apart() -> None:
         "other weights": False,
     }
     assert found["differing_tensors"] == {"other weights": "w"}
-    row = summary("dense", "cpu", found)
+    row = summary("dense", {"ways": {"reload": {"in_place": False}}, **found})
     assert (row["came_by"], row["samples"]) == ("reload", "no: its own differ")
     assert (row["weights"], row["unequal"]) == ("synced; synced, again", "other weights")
 
