@@ -46,6 +46,18 @@ def test_ranks_of_fsdp_sync_and_compare_what_they_train() -> None:
     assert all(row["tokens"] > 0 and row["k3_kl"] < 1e-4 for row in rows)
 
 
+@pytest.mark.long
+def test_tensor_parallel_workers_sync_what_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rehearsed on a CPU, as above."""
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    more = {"engine_ranks": 2, "states": (0, 1), "batches": (3,)}
+    sizes = MOE | SMALL | RANKS | {"moe_intermediate_size": 128}
+    case = Case(sizes, exact_engine=False, expected_zero=False, passes=1, **more)
+    rows = call_in_subprocess(compare_case, "test", case, "cpu")
+    assert [row["after"] for row in rows] == [0, 1]
+    assert all(row["tokens"] > 0 and row["k3_kl"] < 1e-4 for row in rows)
+
+
 def _rows(case: Case) -> list[dict[str, Any]]:
     short = replace(case, states=(0, 1), batches=(1, 33), passes=1)
     rows: list[dict[str, Any]] = call_in_subprocess(compare_case, "test", short, "cuda")
