@@ -72,7 +72,7 @@ def make_exact(model: PreTrainedModel, ranks: Ranks = ONE_RANK) -> None:
             module._layouts = layouts
     if ranks.tensor_parallel > 1:
         _add_as_ranks(model, ranks)
-    model._exact_ranks = ranks  # type: ignore[assignment]
+    model._exact_ranks = ranks
     ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _never_called)
     ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, _keep_mask)
     model.config._attn_implementation = ATTENTION
@@ -83,10 +83,10 @@ def is_exact(model: nn.Module) -> bool:
     return getattr(getattr(model, "config", None), "_attn_implementation", None) == ATTENTION
 
 
-def ranks_of(model: nn.Module) -> Ranks:
+def ranks_of(model: Any) -> Ranks:
     """Those that `make_exact` was called with."""
-    ranks: Any = model._exact_ranks
-    return Ranks(*ranks)
+    ranks: Ranks = model._exact_ranks
+    return ranks
 
 
 def model_runner(config: Any) -> int:
@@ -104,7 +104,7 @@ def require_exact(config: Any) -> None:
             raise ValueError(f"exact: {key} {value}: proven for {', '.join(map(str, proven))} only")
 
 
-def require_ranks(model: nn.Module, ranks: Ranks) -> None:
+def require_ranks(model: PreTrainedModel, ranks: Ranks) -> None:
     """ValueError that names why ranks of an engine cannot serve the bits of a model."""
     count, config = ranks.tensor_parallel, model.config
     if count not in (1, 2):
@@ -124,7 +124,7 @@ def require_ranks(model: nn.Module, ranks: Ranks) -> None:
             raise ValueError(f"exact: {name} has a bias; use 1 tensor parallel rank")
 
 
-def _add_as_ranks(model: nn.Module, ranks: Ranks) -> None:
+def _add_as_ranks(model: PreTrainedModel, ranks: Ranks) -> None:
     """Forward functions of what two ranks add together."""
     of_experts = experts_forward_by_halves if ranks.expert_parallel else experts_forward_in_halves
     for name, module in model.named_modules():

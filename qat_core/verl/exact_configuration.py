@@ -45,7 +45,7 @@ RULES = (
     Rule(f"{ROLLOUT}.top_p", one_of(1, 1.0), "proven at 1; use 1"),
     Rule(f"{ROLLOUT}.top_k", one_of(-1), "proven without; use -1"),
     Rule(f"{ROLLOUT}.dtype", one_of("bfloat16"), "proven in bfloat16"),
-    # `qat_core.exact.halves` has the bits of 2: allowed once a record shows it
+    # `qat_core.exact.halves` adds as 2 do: allowed once a record shows equal bits
     Rule(TENSOR_PARALLEL, one_of(1), "split sums have other bits; use 1"),
     Rule(f"{ROLLOUT}.expert_parallel_size", one_of(1, None), "not proven; use 1"),
     Rule(f"{MODEL}.use_liger", is_not_set, "its kernels have other bits; use false"),
