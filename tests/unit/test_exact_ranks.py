@@ -56,7 +56,7 @@ def _pairs() -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Experts of tokens and their weights, and the pairs in order of experts."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.rand(20, NUM_EXPERTS, generator=generator).topk(TOP_K).indices
-    weights = torch.tensor([0.5, 0.25])[torch.randint(0, 2, ids.shape, generator=generator)]
+    weights = torch.tensor([13, 19])[torch.randint(0, 2, ids.shape, generator=generator)] / 32
     order = ids.flatten().argsort(stable=True)
     ends = ids.flatten().bincount(minlength=NUM_EXPERTS).cumsum(0).int()
     return ids, weights, order, order.argsort(), ends
