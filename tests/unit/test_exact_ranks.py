@@ -37,7 +37,7 @@ def _rounded(exact: Tensor) -> Tensor:
 
 def _added(ranks: list[Tensor]) -> Tensor:
     """What an all-reduce makes of BF16 numbers."""
-    return _rounded(sum(each.double() for each in ranks))  # type: ignore[arg-type]
+    return _rounded(sum(each.double() for each in ranks))
 
 
 @pytest.mark.parametrize("shape", [(33, INNER), (1, INNER), (2, 5, INNER), (1, 1, INNER)])
