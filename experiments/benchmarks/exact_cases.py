@@ -29,6 +29,9 @@ class Case:
         passes: how many batches of the largest size.
         ranks: of FSDP2; 1 is no FSDP2.
         is_offloaded: FSDP2's shards lie in the CPU's memory.
+        engine_ranks: tensor parallel ones of the engine.
+        expert_parallel: they share out whole experts.
+        adds_as_ranks: the trainer adds what they share out as they do.
     """
 
     config: dict[str, Any]
@@ -43,6 +46,9 @@ class Case:
     passes: int = 3
     ranks: int = 1
     is_offloaded: bool = False
+    engine_ranks: int = 1
+    expert_parallel: bool = False
+    adds_as_ranks: bool = True
     expected_zero: bool = True
 
 
@@ -71,6 +77,17 @@ def cases() -> dict[str, Case]:
         "two-ranks-qwen3-30b-a3b-6-layers-nvfp4": Case(qwen3_30b, **on_two),
         "two-ranks-moe-128-nvfp4-offloaded": replace(moe, is_offloaded=True, **on_two),
     }
+    by_two: dict[str, Any] = {"passes": 1, "engine_ranks": 2}
+    shared_out = {
+        "tp-2-dense-128-nvfp4": replace(dense, **by_two),
+        "tp-2-dense-64-bf16": Case(DENSE | HEAD_64 | PADDED, packed=False, **by_two),
+        "tp-2-moe-128-nvfp4": replace(moe, **by_two),
+        "tp-2-moe-128-bf16": replace(moe, packed=False, **by_two),
+        "tp-2-qwen3-8b-8-layers-nvfp4": Case(qwen3_8b_layers, states=(0, 1), **by_two),
+        "ep-2-moe-128-nvfp4": replace(moe, expert_parallel=True, **by_two),
+        "ep-2-moe-128-bf16": replace(moe, packed=False, expert_parallel=True, **by_two),
+    }
+    added_as_one: dict[str, Any] = once | {"engine_ranks": 2, "adds_as_ranks": False}
     return {
         "dense-128-nvfp4": dense,
         "dense-64-nvfp4": Case(DENSE | HEAD_64 | PADDED),
@@ -85,10 +102,13 @@ def cases() -> dict[str, Case]:
         "qwen3-8b-nvfp4": Case(qwen3_8b, states=(0, 1), passes=1),
         "qwen3-30b-a3b-6-layers-nvfp4": Case(qwen3_30b, states=(0, 1), passes=1),
         **two_ranks,
+        **shared_out,
         "control-amax": replace(dense, scale_policy="amax", **once),
         "control-norm-not-repaired": replace(bf16, is_norm_repaired=False, **once),
         "control-not-batch-invariant": replace(bf16, exact_engine=False, **once),
         "control-marlin": replace(dense, exact_engine=False, **once),
+        "control-tp-2-added-as-one": replace(dense, **added_as_one),
+        "control-ep-2-added-as-one": replace(moe, expert_parallel=True, **added_as_one),
         "control-plain-transformers": replace(dense, exact_trainer=False, **once),
     }
 

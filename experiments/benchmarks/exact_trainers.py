@@ -18,7 +18,7 @@ from experiments.support.signals import end_with_parent
 from qat_core.checkpoint.load import load_model
 from qat_core.exact import log_probs, make_exact
 from qat_core.exact.contract import needed
-from qat_core.exact.model import model_runner
+from qat_core.exact.model import ONE_RANK, Ranks, model_runner
 from qat_core.mismatch import k3
 from qat_core.planning.recipe import Recipe
 from qat_core.rollout.engine import Rollouts
@@ -35,13 +35,17 @@ def recipe_of(case: Case) -> Recipe | None:
     return Recipe.full(scale_policy=case.scale_policy) if case.packed else None
 
 
+def _ranks(case: Case) -> Ranks:
+    return Ranks(case.engine_ranks, case.expert_parallel) if case.adds_as_ranks else ONE_RANK
+
+
 class Trainer:
     """A model that is trained and that computes log-probs of sampled tokens again."""
 
     def __init__(self, case: Case, checkpoint: Path, device: str) -> None:
         model = load_model(checkpoint).to(device)
         if case.exact_trainer:
-            make_exact(model)
+            make_exact(model, _ranks(case))
         if recipe := recipe_of(case):
             prepare(model, recipe)
         if case.ranks > 1:
@@ -54,7 +58,7 @@ class Trainer:
 
     def needed(self) -> dict[str, str]:
         """The contract with an engine."""
-        return needed(self._model.config)
+        return needed(self._model)
 
     def train(self) -> None:
         """A step that moves weights about as far as a step of RL with a high learning rate."""

@@ -5,9 +5,9 @@
 Each case is a model, an engine and a trainer in a process of their own. The trainer takes optimizer
 steps; after 0, 1 and 20 of them its weights are synced, and sequences are sampled in batches of
 several sizes, with prompts in chunks and from the prefix cache, and computed again in the trainer,
-packed, by one trainer or on each rank of FSDP2. Controls leave one ingredient out: they have to
-differ. Several processes can fill one record: each leaves what another has written. `--device cpu`
-rehearses.
+packed, by one trainer or on each rank of FSDP2. Engines may have tensor parallel workers, a GPU
+each. Controls leave one ingredient out: they have to differ. Several processes can fill one record:
+each leaves what another has written. `--device cpu` rehearses.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from rich.console import Console
 from experiments.base.random_model import write_random_checkpoint
 from experiments.benchmarks.architectures import TINY
 from experiments.benchmarks.exact_cases import Case, cases
+from experiments.benchmarks.exact_engines import start_engine
 from experiments.benchmarks.exact_trainers import RankedTrainer, Trainer, recipe_of
 from experiments.benchmarks.records import read_continued
 from experiments.runs.provenance import origin
@@ -50,7 +51,7 @@ def compare_case(name: str, case: Case, device: str) -> list[dict[str, Any]]:
         write_random_checkpoint(case.config, checkpoint, 0, device)
         recipe = recipe_of(case)
         served = plan(meta_model(checkpoint), recipe) if recipe else None
-        engine = VllmEngine(checkpoint, served, exact=case.exact_engine, **_settings(case, device))
+        engine = start_engine(case, checkpoint, served, _settings(case, device))
         trainer = (RankedTrainer if case.ranks > 1 else Trainer)(case, checkpoint, device)
     rows, steps = [], 0
     for state in case.states:
@@ -115,13 +116,16 @@ def _engine_name(case: Case) -> str:
     weights = f"NVFP4 {case.scale_policy}" if case.packed else "BF16"
     mode = "exact" if case.exact_engine else "vLLM's kernels"
     norm = "" if case.is_norm_repaired else ", norm not repaired"
-    return f"{weights}, {mode}{norm}, {'graphs' if case.graphs else 'eager'}"
+    ranks = f", {case.engine_ranks} ranks" if case.engine_ranks > 1 else ""
+    experts = ", experts shared out" if case.expert_parallel else ""
+    return f"{weights}, {mode}{norm}{ranks}{experts}, {'graphs' if case.graphs else 'eager'}"
 
 
 def _trainer_name(case: Case) -> str:
     name = "exact" if case.exact_trainer else "transformers"
     ranks = f", FSDP2 over {case.ranks} GPUs" if case.ranks > 1 else ""
-    return f"{name}{ranks}{', offloaded' if case.is_offloaded else ''}"
+    added = "" if case.adds_as_ranks else ", added as one rank"
+    return f"{name}{ranks}{', offloaded' if case.is_offloaded else ''}{added}"
 
 
 def _samples(engine: VllmEngine, case: Case, state: int) -> Iterator[tuple[str, Rollouts]]:

@@ -197,7 +197,7 @@ class GrpoTrainer:
             from qat_core.exact.contract import needed
 
             engine: Any = self.engine  # vLLM's: `start_engine` knows no other exact one
-            engine.require_contract(needed(self.policy.model.config))
+            engine.require_contract(needed(self.policy.model))
         stream = weight_stream(self.policy.model, self.plan, self.run.rollout_recipe)
         self.engine.sync(stream, self.plan)
 

@@ -73,7 +73,7 @@ def compare_exact(
     make_exact(model)
     if recipe:
         prepare(model, recipe)
-    engine.require_contract(needed(model.config))
+    engine.require_contract(needed(model))
     engine.sync(weight_stream(model, served, recipe), served)
     sampled = engine.sample(prompts, max_new_tokens, seed, temperature=1.0).to("cuda")
     mask_BT = sampled.response_mask.bool()

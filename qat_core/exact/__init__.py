@@ -10,6 +10,7 @@ vLLM has to serve for it is in `qat_core.rollout.vllm.exact.install`.
 | functions.py | both together, for autograd |
 | layout.py | which rows of a batch are one sequence |
 | experts.py | routing and experts |
+| halves.py | sums that two tensor parallel ranks of vLLM share out |
 | count.py | how many log-probs differ in any bit: at every step none |
 | contract.py | what decides bits, compared by trainer and engine |
 | model.py | which modules compute with what; which models are refused |

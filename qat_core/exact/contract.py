@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qat_core.exact import experts, functions, layout, model, operators
+from qat_core.exact import experts, functions, halves, layout, model, operators
 
 CONTRACT_NAME = "qat_core:contract"  # of the tensor that carries it through a stream
 ALIGNMENT = 4  # bytes, as for all tensors of a stream
@@ -39,7 +39,6 @@ NEEDED = {
     "compilation mode": "0",
     "dtype": "torch.bfloat16",
     "KV cache": "auto",
-    "ranks": "1",
 }
 
 
@@ -48,7 +47,8 @@ def shared(config: Any) -> dict[str, str]:
     from qat_core.exact import kernels  # Triton, which a machine without a GPU may lack
 
     fields = {name: getattr(config, name, None) for name in FIELDS}
-    code = "".join(map(inspect.getsource, (experts, functions, kernels, layout, model, operators)))
+    modules = (experts, functions, halves, kernels, layout, model, operators)
+    code = "".join(map(inspect.getsource, modules))
     return {
         **{name: version(name) for name in PACKAGES},
         "GPU": "sm_{}{}".format(*torch.cuda.get_device_capability()),
@@ -58,9 +58,14 @@ def shared(config: Any) -> dict[str, str]:
     }
 
 
-def needed(config: Any) -> dict[str, str]:
-    """What the trainer of a model of this configuration needs of its engine."""
-    return {**shared(config), **NEEDED}
+def needed(exact_model: Any) -> dict[str, str]:
+    """What the trainer of a model needs of its engine."""
+    return {**shared(exact_model.config), **NEEDED, **of_ranks(model.ranks_of(exact_model))}
+
+
+def of_ranks(ranks: model.Ranks) -> dict[str, str]:
+    """The entries that both sides have of an engine's ranks."""
+    return {"ranks": str(ranks.tensor_parallel), "expert parallel": str(ranks.expert_parallel)}
 
 
 def require_kept(needed: Mapping[str, str], found: Mapping[str, str]) -> None:

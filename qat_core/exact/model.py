@@ -5,7 +5,7 @@ decoder layers stay transformers' own.
 """
 
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,14 @@ from transformers import PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from qat_core.exact.experts import experts_forward, router_forward
+from qat_core.exact.experts import (
+    experts_forward,
+    experts_forward_by_halves,
+    experts_forward_in_halves,
+    router_forward,
+)
 from qat_core.exact.functions import attend, linear, norm, norm_rotate, rotate, silu_mul
+from qat_core.exact.halves import linear_in_halves
 from qat_core.exact.layout import Layouts
 from qat_core.exact.operators import HeadNorms, forbid_split_sums
 
@@ -23,9 +29,25 @@ HEAD_SIZES = (64, 128)
 # by `model_type`: vLLM 0.24's model runner, which computes log-probs in its own way
 # (vllm/config/vllm.py, DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES)
 MODEL_RUNNERS = {"qwen3": 2, "qwen3_moe": 1, "llama": 2, "mistral": 2, "qwen2": 1, "olmoe": 1}
+SHARED_OUT = (".o_proj", ".down_proj")  # linear layers whose sums vLLM's ranks share out
 
 
-def make_exact(model: PreTrainedModel) -> None:
+class Ranks(NamedTuple):
+    """Of the engine, as the contract names them.
+
+    Attributes:
+        tensor_parallel: how many share out heads, inner sizes and vocabulary; 1 or 2.
+        expert_parallel: they share out whole experts, and not each of them.
+    """
+
+    tensor_parallel: int = 1
+    expert_parallel: bool = False
+
+
+ONE_RANK = Ranks()
+
+
+def make_exact(model: PreTrainedModel, ranks: Ranks = ONE_RANK) -> None:
     """Let a model compute what vLLM's exact engine computes, bit for bit, in place.
 
     Before or after `qat_core.prepare`, before `fully_shard`. cuBLAS is told not to split sums, in
@@ -33,11 +55,14 @@ def make_exact(model: PreTrainedModel) -> None:
 
     Args:
         model: of transformers, for causal language modelling.
+        ranks: of the engine: sums that they share out are added as they add them.
 
     Raises:
-        ValueError: a model, or a setting of its configuration, that was not proven to be exact.
+        ValueError: a model, a setting of its configuration, or ranks for it, that were not proven
+            to be exact.
     """
     require_exact(model.config)
+    require_ranks(model, ranks)
     forbid_split_sums()
     layouts = Layouts()
     for module in model.modules():
@@ -45,6 +70,9 @@ def make_exact(model: PreTrainedModel) -> None:
         if forward is not None:
             module.forward = MethodType(forward, module)
             module._layouts = layouts
+    if ranks.tensor_parallel > 1:
+        _add_as_ranks(model, ranks)
+    model._exact_ranks = ranks
     ALL_ATTENTION_FUNCTIONS.register(ATTENTION, _never_called)
     ALL_MASK_ATTENTION_FUNCTIONS.register(ATTENTION, _keep_mask)
     model.config._attn_implementation = ATTENTION
@@ -53,6 +81,12 @@ def make_exact(model: PreTrainedModel) -> None:
 def is_exact(model: nn.Module) -> bool:
     """Whether `make_exact` was called on the model."""
     return getattr(getattr(model, "config", None), "_attn_implementation", None) == ATTENTION
+
+
+def ranks_of(model: Any) -> Ranks:
+    """Those that `make_exact` was called with."""
+    ranks: Ranks = model._exact_ranks
+    return ranks
 
 
 def model_runner(config: Any) -> int:
@@ -68,6 +102,36 @@ def require_exact(config: Any) -> None:
     for key, (value, proven) in _settings(config).items():
         if value not in proven:
             raise ValueError(f"exact: {key} {value}: proven for {', '.join(map(str, proven))} only")
+
+
+def require_ranks(model: PreTrainedModel, ranks: Ranks) -> None:
+    """ValueError that names why ranks of an engine cannot serve the bits of a model."""
+    count, config = ranks.tensor_parallel, model.config
+    if count not in (1, 2):
+        raise ValueError(
+            f"exact: {count} tensor parallel ranks: use 1 or 2, as a sum of more numbers than two "
+            "has an order, which all-reduces choose themselves"
+        )
+    if count == 1:
+        return
+    if config.model_type == "olmoe":
+        raise ValueError("exact: olmoe norms all heads at once; use 1 tensor parallel rank")
+    for key in ("num_attention_heads", "num_key_value_heads", "num_experts"):
+        if (getattr(config, key, None) or 0) % count:
+            raise ValueError(f"exact: {key} {getattr(config, key)}: {count} ranks cannot share it")
+    for name, module in model.named_modules():
+        if name.endswith(SHARED_OUT) and module.bias is not None:
+            raise ValueError(f"exact: {name} has a bias; use 1 tensor parallel rank")
+
+
+def _add_as_ranks(model: PreTrainedModel, ranks: Ranks) -> None:
+    """Forward functions of what two ranks add together."""
+    of_experts = experts_forward_by_halves if ranks.expert_parallel else experts_forward_in_halves
+    for name, module in model.named_modules():
+        if name.endswith(SHARED_OUT):
+            module.forward = MethodType(_linear_forward_in_halves, module)
+        elif type(module).__name__.endswith("Experts"):
+            module.forward = MethodType(of_experts, module)
 
 
 def _settings(config: Any) -> dict[str, tuple[Any, tuple[Any, ...]]]:
@@ -106,6 +170,10 @@ def _forward_of(module: nn.Module) -> Any:
 
 def _linear_forward(self: Any, x: Tensor) -> Tensor:
     return linear(x, self.weight, self.bias)
+
+
+def _linear_forward_in_halves(self: Any, x: Tensor) -> Tensor:
+    return linear_in_halves(x, self.weight)
 
 
 def _norm_forward(self: Any, hidden_states: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ Models are made exact before they are sharded, log-probs of sampled tokens are v
 begins with the contract, which vLLM's worker compares with what it has.
 """
 
+import os
 from collections.abc import Iterator
 from functools import wraps
 from itertools import chain
@@ -15,7 +16,8 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 
 from qat_core.exact import log_probs, make_exact
 from qat_core.exact.contract import CONTRACT_NAME, needed, to_tensor
-from qat_core.exact.model import model_runner
+from qat_core.exact.model import Ranks, model_runner
+from qat_core.rollout.vllm.switches import EXACT_RANKS_VARIABLE
 from qat_core.verl.engine import NvFp4Engine
 
 _build_module = FSDPEngine._build_module
@@ -25,7 +27,7 @@ _build_module = FSDPEngine._build_module
 def _build_exact_module(engine: Any) -> Any:
     module: nn.Module = _build_module(engine)
     if engine.model_config.model_type == "language_model":  # critics have nothing to agree with
-        make_exact(module)
+        make_exact(module, Ranks(int(os.environ[EXACT_RANKS_VARIABLE])))
         runner = model_runner(module.config)
 
         def exact_log_probs(logits: Tensor, labels: Tensor, **_: Any) -> Tensor:
@@ -41,7 +43,7 @@ def _begin_with_contract(engine_class: Any) -> None:
     @wraps(get_per_tensor_param)
     def with_contract(engine: Any, *args: Any, **kwargs: Any) -> Any:
         stream, adapters = get_per_tensor_param(engine, *args, **kwargs)
-        first = (CONTRACT_NAME, to_tensor(needed(engine.module.config)))
+        first = (CONTRACT_NAME, to_tensor(needed(engine.module)))
         tensors: Iterator[tuple[str, Tensor]] = chain([first], stream)
         return tensors, adapters
 

@@ -4,7 +4,7 @@ import os
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from qat_core.rollout.vllm.switches import EXACT_SETTINGS, EXACT_VARIABLE
+from qat_core.rollout.vllm.switches import EXACT_RANKS_VARIABLE, EXACT_SETTINGS, EXACT_VARIABLE
 from qat_core.verl.rules import (
     MODEL,
     PARAM_DTYPE,
@@ -30,6 +30,8 @@ SETTINGS = {
     for key, value in keys.items()
 }
 
+TENSOR_PARALLEL = f"{ROLLOUT}.tensor_model_parallel_size"
+
 RULES = (
     Rule("trainer.device", one_of("cuda", None), "exact kernels are those of a GPU; use cuda"),
     *synchronous("older weights have other bits"),
@@ -43,7 +45,8 @@ RULES = (
     Rule(f"{ROLLOUT}.top_p", one_of(1, 1.0), "proven at 1; use 1"),
     Rule(f"{ROLLOUT}.top_k", one_of(-1), "proven without; use -1"),
     Rule(f"{ROLLOUT}.dtype", one_of("bfloat16"), "proven in bfloat16"),
-    Rule(f"{ROLLOUT}.tensor_model_parallel_size", one_of(1), "split sums have other bits; use 1"),
+    # `qat_core.exact.halves` adds as 2 do: allowed once a record shows equal bits
+    Rule(TENSOR_PARALLEL, one_of(1), "split sums have other bits; use 1"),
     Rule(f"{ROLLOUT}.expert_parallel_size", one_of(1, None), "not proven; use 1"),
     Rule(f"{MODEL}.use_liger", is_not_set, "its kernels have other bits; use false"),
     Rule(f"{MODEL}.use_fused_kernels", is_not_set, "its kernels have other bits; use false"),
@@ -64,9 +67,13 @@ def complete_exact(config: DictConfig) -> None:
     _require_model(config)
     others = OmegaConf.select(config, f"{ENVIRONMENT}.{MODULES_VARIABLE}")
     others = others or os.environ.get(MODULES_VARIABLE)
-    modules = ",".join(filter(None, [others, COUNT_MODULE]))
+    variables = {
+        EXACT_VARIABLE: "1",
+        EXACT_RANKS_VARIABLE: str(OmegaConf.select(config, TENSOR_PARALLEL)),
+        MODULES_VARIABLE: ",".join(filter(None, [others, COUNT_MODULE])),
+    }
     with open_dict(config):
-        for name, value in {EXACT_VARIABLE: "1", MODULES_VARIABLE: modules}.items():
+        for name, value in variables.items():
             OmegaConf.update(config, f"{ENVIRONMENT}.{name}", value, force_add=True)
         for key, setting in SETTINGS.items():
             OmegaConf.update(config, key, setting, force_add=True)

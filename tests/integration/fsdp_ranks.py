@@ -13,6 +13,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully
 from torch.distributed.tensor import DTensor, Shard
 
 from qat_core.exact import make_exact
+from qat_core.exact.model import Ranks
 from qat_core.planning.recipe import Recipe
 from qat_core.training.preparation import state_of
 from tests.integration.fsdp_steps import (
@@ -35,10 +36,10 @@ from tests.integration.fsdp_steps import (
 from tests.tiny_models import tiny_model
 
 
-def exact_model(family: str) -> nn.Module:
+def exact_model(family: str, engine_ranks: int = 1) -> nn.Module:
     """It computes, checkpointing layers, what an exact engine would."""
     model = tiny_model(family, head_dim=64)
-    make_exact(model)
+    make_exact(model, Ranks(engine_ranks))
     model.gradient_checkpointing_enable({"use_reentrant": False})
     return model
 
@@ -159,6 +160,7 @@ def run(rank: int, world: int, folder: str, saved_by: int) -> None:
             results[f"{family}, reshard {reshard}"] = compare(build, reshard=reshard)
     for family in ("qwen3", "qwen3-moe"):
         results[f"{family}, exact"] = compare(partial(exact_model, family))
+    results["qwen3-moe, exact in halves"] = compare(partial(exact_model, "qwen3-moe", 2))
     results["uneven"] = compare(Uneven)
     offload = CPUOffloadPolicy(pin_memory=False)
     results["offload"] = compare(lambda: tiny_model("qwen3-moe"), offload_policy=offload)

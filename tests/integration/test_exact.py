@@ -18,6 +18,9 @@ from experiments.benchmarks.zero_mismatch import Case, compare_case
 from experiments.support.subprocess_call import call_in_subprocess
 from qat_core.checkpoint.load import load_model
 from qat_core.doctor.exact import compare_exact
+from qat_core.exact.functions import linear
+from qat_core.exact.halves import _experts_in_halves, linear_in_halves
+from qat_core.exact.operators import forbid_split_sums
 from qat_core.planning.recipe import Recipe
 from qat_core.rollout.vllm.engine import VllmEngine
 from qat_core.rollout.vllm.first_difference import first_difference
@@ -46,6 +49,18 @@ def test_ranks_of_fsdp_sync_and_compare_what_they_train() -> None:
     assert all(row["tokens"] > 0 and row["k3_kl"] < 1e-4 for row in rows)
 
 
+@pytest.mark.long
+def test_tensor_parallel_workers_sync_what_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rehearsed on a CPU, as above."""
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    more = {"engine_ranks": 2, "states": (0, 1), "batches": (3,)}
+    sizes = MOE | SMALL | RANKS | {"moe_intermediate_size": 128}
+    case = Case(sizes, exact_engine=False, expected_zero=False, passes=1, **more)
+    rows = call_in_subprocess(compare_case, "test", case, "cpu")
+    assert [row["after"] for row in rows] == [0, 1]
+    assert all(row["tokens"] > 0 and row["k3_kl"] < 1e-4 for row in rows)
+
+
 def _rows(case: Case) -> list[dict[str, Any]]:
     short = replace(case, states=(0, 1), batches=(1, 33), passes=1)
     rows: list[dict[str, Any]] = call_in_subprocess(compare_case, "test", short, "cuda")
@@ -58,6 +73,27 @@ def test_no_log_prob_differs_before_and_after_a_step(name: str) -> None:
     rows = _rows(CASES[name])
     assert all(row["tokens"] for row in rows)
     assert [row["unequal"] for row in rows] == [0] * len(rows)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [1, 7, 300])
+def test_halves_have_the_bits_of_weights_that_hold_a_half_alone(rows: int) -> None:
+    """As ranks hold them: views of whole weights are multiplied in the same order."""
+    forbid_split_sums()
+    x, weight = (torch.randn(n, 768, device="cuda").bfloat16() for n in (rows, 512))
+    parts = zip(_held(x), _held(weight), strict=True)
+    first, second = (linear(part, columns) for part, columns in parts)
+    assert torch.equal(linear_in_halves(x, weight), first + second)
+    matrices = torch.randn(4, 512, 768, device="cuda").bfloat16()
+    ends = torch.tensor([0, rows // 2, rows // 2 + 1, rows], dtype=torch.int32, device="cuda")
+    halves = zip(_held(x), _held(matrices), strict=True)
+    expected = [torch._grouped_mm(part, each.mT, ends) for part, each in halves]
+    for found, alone in zip(_experts_in_halves(x, matrices, ends), expected, strict=True):
+        assert torch.equal(found, alone)
+
+
+def _held(whole: torch.Tensor) -> list[torch.Tensor]:
+    return [half.contiguous() for half in whole.chunk(2, -1)]
 
 
 @pytest.mark.gpu

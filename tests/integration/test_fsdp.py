@@ -21,6 +21,7 @@ from tests.tiny_models import tiny_model
 CASES = [f"{family}, reshard {r}" for family in fsdp_steps.FAMILIES for r in (True, False)]
 CASES += [
     *(f"{family}, exact" for family in ("qwen3", "qwen3-moe")),
+    "qwen3-moe, exact in halves",
     "uneven",
     "offload",
     "fp32",

@@ -44,6 +44,8 @@ class VllmEngine:
         weight_bytes: what vLLM's weights take, after its own repacking.
     """
 
+    one_worker: Collection[str] = ONE_WORKER  # settings that have to be 1
+
     def __init__(
         self,
         model_dir: str | Path,
@@ -73,7 +75,7 @@ class VllmEngine:
         model_dir = Path(model_dir)
         if packed is not None:
             _require_no_overrides(settings, model_dir)
-        _require_one_process(settings)
+        _require_one_process(settings, self.one_worker)
         model = meta_model(model_dir)
         if exact:
             settings |= _exact_settings(model, settings)
@@ -322,8 +324,8 @@ def _require_no_overrides(settings: Mapping[str, Any], model_dir: Path) -> None:
         )
 
 
-def _require_one_process(settings: Mapping[str, Any]) -> None:
-    for name in ONE_WORKER:
+def _require_one_process(settings: Mapping[str, Any], one_worker: Collection[str]) -> None:
+    for name in one_worker:
         if settings.get(name, 1) != 1:
             raise ValueError(f"{name}: {settings[name]}: weight syncs reach one worker; use 1")
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")

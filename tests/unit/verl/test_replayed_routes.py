@@ -116,6 +116,7 @@ def test_one_key_sets_all_that_exact_runs_need(precision: str) -> None:
     config = _completed(f"+nvfp4={precision}")
     variables = OmegaConf.select(config, ENVIRONMENT)
     assert variables.QAT_CORE_EXACT == "1"
+    assert variables.QAT_CORE_EXACT_RANKS == "1"
     assert variables.VERL_USE_EXTERNAL_MODULES == "qat_core.verl.exact_count"
     asked = OmegaConf.select(config, f"{ROLLOUT}.engine_kwargs.vllm")
     assert asked.compilation_config == {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}

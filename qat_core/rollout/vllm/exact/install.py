@@ -29,8 +29,9 @@ from vllm.model_executor.models.qwen3_moe import Qwen3MoeAttention
 from vllm.v1.attention.backends import flash_attn
 
 from qat_core.exact import kernels
-from qat_core.exact.contract import shared
+from qat_core.exact.contract import of_ranks, shared
 from qat_core.exact.functions import linear as product
+from qat_core.exact.model import Ranks
 from qat_core.exact.operators import HeadNorms, longest_for, operators_for
 from qat_core.rollout.vllm.exact.bf16_experts import ExactBf16Experts
 from qat_core.rollout.vllm.humming import experts as humming_experts
@@ -114,6 +115,7 @@ def logits(self: Any, *args: Any, **rest: Any) -> Tensor | None:
 def contract(worker: Any) -> dict[str, str]:
     """What this worker has, see `qat_core.exact.contract`; called in its process."""
     config = worker.vllm_config
+    parallel = config.parallel_config
     return {
         **shared(config.model_config.hf_config),
         "model runner": "2" if config.use_v2_model_runner else "1",
@@ -129,7 +131,7 @@ def contract(worker: Any) -> dict[str, str]:
         "compilation mode": str(int(config.compilation_config.mode or 0)),
         "dtype": str(config.model_config.dtype),
         "KV cache": str(config.cache_config.cache_dtype),
-        "ranks": str(config.parallel_config.world_size),
+        **of_ranks(Ranks(parallel.world_size, parallel.enable_expert_parallel)),
     }
 
 
