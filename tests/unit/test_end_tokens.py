@@ -61,6 +61,7 @@ def test_a_response_ends_at_the_first_of_them(
         rollouts.response_ids, rollouts.response_mask, rollouts.truncated, strict=True
     ):
         *before, last = ids[mask > 0].tolist()
+        assert mask[: len(before) + 1].all(), "no gap"
         assert not {EOS, SECOND} & set(before)
         assert cut or last in (EOS, SECOND)
         lasts.add(last)

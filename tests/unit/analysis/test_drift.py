@@ -49,14 +49,6 @@ def test_a_cell_is_the_mean_over_a_layers_weights(tmp_path: Path) -> None:
     np.testing.assert_allclose(table.to_numpy(), expected)
 
 
-def test_of_a_repeated_step_the_last_rows_count(tmp_path: Path) -> None:
-    run = write_drift(tmp_path / "run")
-    again = {"step": 4, "layer": 0, "kind": "mlp.up_proj", **ROW, "flipped_codes": 0.3}
-    with (run / "drift.jsonl").open("a") as file:
-        file.write(json.dumps(again) + "\n")
-    assert layer_by_step(read_drift(run), "flipped_codes").loc[0, 4] == pytest.approx(0.2)
-
-
 def test_the_map_shows_every_run_and_measure_and_repeats(tmp_path: Path) -> None:
     runs = {name: read_drift(write_drift(tmp_path / name)) for name in ("one", "two")}
     figure = draw(runs, ("relative_error", KL))

@@ -196,17 +196,6 @@ def test_a_prompt_of_tokens_that_a_checkpoint_lacks_is_refused(
         make_base(load_study(tmp_path / "study.yaml"), "m", tmp_path / "base")
 
 
-def test_generated_problems_must_fit_a_checkpoint_of_the_hub(
-    checkpoint: Path, tmp_path: Path
-) -> None:
-    character_tokenizer().save_pretrained(checkpoint)
-    text = STUDY.format(config=CONFIG, path=checkpoint).replace("dapo-math", "chain-sum")
-    (tmp_path / "study.yaml").write_text(text)
-    with pytest.raises(ValueError, match=r"^rl.rollout.max_prompt_tokens: 4 is less than the \d"):
-        make_base(load_study(tmp_path / "study.yaml"), "m", tmp_path / "base")
-    assert not (tmp_path / "base").exists()
-
-
 @pytest.mark.parametrize(
     ("missing", "message"),
     [

@@ -77,18 +77,6 @@ def history(client: MlflowClient, run_id: str, key: str) -> dict[int, float]:
     return {point.step: point.value for point in client.get_metric_history(run_id, key)}
 
 
-def test_one_mlflow_run_across_attempts(client: MlflowClient) -> None:
-    track(make_manifest(), range(1, 4), "failed")
-    failed = only_run(client)
-    assert failed.info.status == "FAILED"
-    track(make_manifest(attempt=2), range(3, 5), "finished", resumes=True)
-    run = only_run(client)
-    assert run.info.run_id == failed.info.run_id
-    assert run.info.status == "FINISHED"
-    assert run.data.tags["attempt"] == "2"
-    assert history(client, run.info.run_id, "k3") == {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4}
-
-
 def test_steps_of_an_attempt_that_was_not_tracked_are_read_from_files(client: MlflowClient) -> None:
     track(make_manifest(), range(1, 3), "failed")
     for run in client.search_runs([client.get_experiment_by_name("s").experiment_id]):
