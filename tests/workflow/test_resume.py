@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from experiments.runs.manifest import read_manifest
 from experiments.study.schema import ROOT
 from experiments.support.json_files import read_json, write_json
 from experiments.tracking.store import find_runs
+from tests.study_files import write_study
 from tests.workflow.programs import ENVIRONMENT, SMOKE, module, snakemake
 
 RUN = "tiny_nvfp4-qat_seed0"
@@ -250,8 +250,8 @@ def test_changed_study_starts_over(base: Path, uninterrupted: list[dict[str, Any
 
 
 @pytest.mark.long
-def test_failed_run_leaves_no_result(base: Path, write_study: Callable[..., Path]) -> None:
-    study = write_study(rl__rollout__max_prompt_tokens=1)
+def test_failed_run_leaves_no_result(base: Path, tmp_path: Path) -> None:
+    study = write_study(tmp_path, {"rl/rollout/max_prompt_tokens": 1}, SMOKE)
     arguments = ("--run", RUN, "--results", "failed", "--log", "failed/last.log")
     shutil.copytree(base / "results" / "base", base / "failed" / "base")
     for path in (base / "failed" / "base").glob("*/manifest.json"):

@@ -9,14 +9,14 @@ from statistics import median
 from typing import Any
 
 import pytest
-import yaml
 
 pytest.importorskip("verl", reason="needs requirements/engines.txt")
 
 from mlflow import MlflowClient
 
-from experiments.study.schema import ROOT, STUDIES
+from experiments.study.schema import ROOT
 from experiments.tracking.store import SQLITE
+from tests.study_files import REMOVED, study_content, write_study
 from tests.workflow import verl_runs
 from tests.workflow.programs import listening_addresses, module
 from tests.workflow.verl_cases import Case
@@ -34,16 +34,14 @@ def train(
     folder: Path, model: str, arm: str, num_workers: int, *, base_steps: int, steps: int
 ) -> Path:
     """Trains a run from a base of little training; returns the run's folder."""
-    study = yaml.safe_load((STUDIES / "verl_nano.yaml").read_text())
-    study |= {"models": {model: study["models"][model]}, "arms": [arm], "gpus": num_workers}
-    study["models"][model]["pretrain"]["steps"] = base_steps
-    study["rl"] |= {"steps": steps, "save_every": steps}
-    del study["kl_gate"]
-    file = folder / "study.yaml"
-    file.write_text(yaml.safe_dump(study))
+    content = study_content("verl_nano")
+    changes = {"models": {model: content["models"][model]}, "arms": [arm], "gpus": num_workers}
+    changes |= {f"models/{model}/pretrain/steps": base_steps, "kl_gate": REMOVED}
+    changes |= {"rl/steps": steps, "rl/save_every": steps}
+    file = write_study(folder, changes, "verl_nano")
     run_dir = folder / "results" / f"{model}_{arm}_seed0"
     base = folder / "results" / "base" / model
-    data = folder / "results" / "data" / study["study"]
+    data = folder / "results" / "data" / content["study"]
     for program, *arguments in (
         ("experiments.base make", "--model", model, "--out", base),
         ("experiments.verl.data", "--out", data),

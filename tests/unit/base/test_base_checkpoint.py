@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
 from filelock import FileLock
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
@@ -24,22 +23,19 @@ from experiments.runs.manifest import MANIFEST
 from experiments.runs.provenance import digest_file
 from experiments.study.load import load_study
 from experiments.study.models import HubModel
-from experiments.study.schema import ROOT, STUDIES, Study
+from experiments.study.schema import ROOT, Study
 from experiments.support.json_files import write_json
+from tests.study_files import changed_study
+from tests.workflow.programs import SMOKE
 
 ROOMY = RolloutConfig(max_prompt_tokens=64, max_response_tokens=8)
-SMOKE = ROOT / "tests" / "workflow" / "smoke.yaml"
 
 
 @pytest.fixture(params=["local", "verl"])
 def study(tmp_path: Path, request: pytest.FixtureRequest) -> Study:
     """A study with room for one prompt token."""
-    path = {"local": SMOKE, "verl": STUDIES / "verl_nano.yaml"}[request.param]
-    content = yaml.safe_load(path.read_text())
-    content["rl"]["rollout"]["max_prompt_tokens"] = 1
-    path = tmp_path / "study.yaml"
-    path.write_text(yaml.safe_dump(content))
-    return load_study(path)
+    source = {"local": SMOKE, "verl": "verl_nano"}[request.param]
+    return changed_study(tmp_path, {"rl/rollout/max_prompt_tokens": 1}, source)
 
 
 def test_prompts_too_long_are_refused_before_pretraining(

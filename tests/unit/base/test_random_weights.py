@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoTokenizer
 
@@ -17,11 +16,12 @@ from experiments.base.seeded import write_seeded_base
 from experiments.rl.tokenizer import character_tokenizer
 from experiments.runs.inputs import base_digest, check_base, read_base_manifest
 from experiments.study.load import load_study
-from experiments.study.schema import STUDIES, Study
+from experiments.study.schema import STUDIES
 from experiments.support.cli import run_cli
 from experiments.verl.seeded_weights import SEED
 from qat_core.planning.predicted_memory import predict_weight_memory_gib
 from qat_core.units import BYTES_PER_GIB
+from tests.study_files import changed_study
 from tests.workflow.programs import ROOT
 
 NANO = ROOT / "experiments" / "models" / "nano-dense.json"
@@ -43,10 +43,8 @@ def refusal(
     [
         ("--sigma=nan", "--sigma: nan: needs a number from 0 to 10"),
         ("--sigma=-1", "--sigma: -1.0: needs a number from 0 to 10"),
-        ("--sigma=inf", "--sigma: inf: needs a number from 0 to 10"),
         ("--sigma=x", "--sigma: invalid float value: 'x'"),
         ("--layers=0", "--layers: 0: needs a whole number above 0"),
-        ("--layers=-1", "--layers: -1: needs a whole number above 0"),
         pytest.param(
             "--device=cuda",
             "--device: cuda: no CUDA GPU here; --device cpu only rehearses",
@@ -116,16 +114,9 @@ def test_the_folder_has_shape_tokenizer_and_seed(tmp_path: Path) -> None:
     assert read_base_manifest(folder).weight_bytes / BYTES_PER_GIB == pytest.approx(predicted_gib)
 
 
-def changed(tmp_path: Path, **model: object) -> Study:
-    content = yaml.safe_load((STUDIES / "qwen3_moe_smoke.yaml").read_text())
-    content["models"][MODEL] |= model
-    file = tmp_path / "study.yaml"
-    file.write_text(yaml.safe_dump(content))
-    return load_study(file)
-
-
 def test_only_models_of_random_weights_have_none(tmp_path: Path) -> None:
-    trained = changed(tmp_path, pretrain={"steps": 1, "batch_size": 1, "lr": 1e-3})
+    pretrain = {"steps": 1, "batch_size": 1, "lr": 1e-3}
+    trained = changed_study(tmp_path, {f"models/{MODEL}/pretrain": pretrain}, "qwen3_moe_smoke")
     for study, model in ((trained, MODEL), (STUDY, "other")):
         with pytest.raises(
             ValueError, match=f"--model: {model}: no model of the study with random"

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-import yaml
 
 from experiments.launch import side_by_side
 from experiments.launch.programs import Programs
@@ -21,6 +20,7 @@ from experiments.launch.side_by_side import SideBySide, chosen_runs
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, STUDIES, Study
 from experiments.support.cli import INTERRUPTED
+from tests.study_files import changed_study, study_content
 from tests.unit.launch.conftest import Program, all_of, use
 
 FAILED = "experiments.launch.run failed, see"
@@ -181,11 +181,9 @@ def test_a_study_of_verl_gets_its_data(
 
 
 def test_a_model_may_be_named_data(begun: list[Program], tmp_path: Path) -> None:
-    content = yaml.safe_load((STUDIES / "verl_nano.yaml").read_text())
-    content["models"] = {"data": content["models"]["nano-moe-verl"]}
-    path = tmp_path / "study.yaml"
-    path.write_text(yaml.safe_dump(content))
-    assert all_of(load_study(path), tmp_path).run_all() == []
+    models = {"data": study_content("verl_nano")["models"]["nano-moe-verl"]}
+    study = changed_study(tmp_path, {"models": models}, "verl_nano")
+    assert all_of(study, tmp_path).run_all() == []
     made = {("experiments.verl.data", "data"), ("experiments.base make", "data")}
     assert made <= set(begun)
 
