@@ -23,10 +23,12 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    """All files below a folder, by their paths in it."""
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+def contents(path: Path) -> dict[str, bytes]:
+    """A file, or all files below a folder."""
+    files = (each for each in (path, *sorted(path.rglob("*"))) if each.is_file())
+    found = {str(each.relative_to(path)): each.read_bytes() for each in files}
+    assert found, path
+    return found
 
 
 def truncate(path: Path) -> None:

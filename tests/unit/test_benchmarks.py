@@ -30,6 +30,7 @@ from experiments.support.cli import run_cli
 from experiments.support.json_files import read_json, write_json
 from qat_core.rollout.engine import Rollouts
 from qat_core.training.preparation import state_of
+from tests.files import edit_json
 from tests.integration.vllm_versions import RECORD, outcomes, table
 from tests.records import make_manifest
 
@@ -95,9 +96,7 @@ def test_without_a_second_step_there_is_no_record(tmp_path: Path) -> None:
 def test_runs_of_the_local_trainer_are_refused(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path, 1, 3)
     path = run_dir / "attempts" / "1" / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest["config"] = {"trainer": "local", "rl": manifest["config"]["rl"]}
-    path.write_text(json.dumps(manifest))
+    edit_json(path, lambda manifest: manifest["config"].update(trainer="local"))
     with pytest.raises(ValueError, match=f"{run_dir}: not a run of verl, its trainer is local; na"):
         write_record(tmp_path / "record.json", [run_dir])
 

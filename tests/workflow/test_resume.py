@@ -20,6 +20,7 @@ from experiments.runs.manifest import read_manifest
 from experiments.study.schema import ROOT
 from experiments.support.json_files import read_json, write_json
 from experiments.tracking.store import find_runs
+from tests.files import contents
 from tests.study_files import write_study
 from tests.workflow.programs import ENVIRONMENT, SMOKE, module, snakemake
 
@@ -155,14 +156,6 @@ def test_runs_of_one_process_have_the_bits_of_runs_alone_also_after_a_kill(
         base / "uninterrupted" / RUN / "checkpoints"
     )
     assert RUN in (folder / f"{RUN}.log").read_text()
-
-
-def contents(path: Path) -> dict[str, bytes]:
-    """A file, or all files below a folder."""
-    files = (each for each in (path, *path.rglob("*")) if each.is_file())
-    found = {str(each.relative_to(path)): each.read_bytes() for each in files}
-    assert found, path
-    return found
 
 
 def without_timings(row: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from mlflow import MlflowClient
 
 from experiments.study.schema import ROOT
 from experiments.tracking.store import SQLITE
+from tests.files import read_rows
 from tests.study_files import REMOVED, study_content, write_study
 from tests.workflow import verl_runs
 from tests.workflow.programs import listening_addresses, module
@@ -67,16 +68,12 @@ def manifest(run_dir: Path) -> dict[str, Any]:
     return content
 
 
-def read_rows(run_dir: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.verl_table(
     "fixed batch sizes and remove-padding, an MoE on two workers",
     "trains; trainer and rollouts agree",
 )
 def test_trainer_and_rollouts_agree(run_dir: Path) -> None:
-    rows = read_rows(run_dir)
+    rows = read_rows(run_dir / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert median(row["rollout_corr/k3_kl"] for row in rows) < LARGEST_MEDIAN_K3_KL
     assert min(row["actor/grad_norm"] for row in rows) > 0
@@ -113,7 +110,7 @@ def test_mlflow_has_mismatch_memory_and_status(run_dir: Path, manifest: dict[str
 @pytest.mark.long
 def test_bf16_arm_trains_with_verls_own_engine(tmp_path: Path) -> None:
     run_dir = train(tmp_path, "nano-dense-verl", "bf16", num_workers=1, base_steps=2, steps=1)
-    (row,) = read_rows(run_dir)
+    (row,) = read_rows(run_dir / "metrics.jsonl")
     assert row["rollout_corr/k3_kl"] < LARGEST_MEDIAN_K3_KL
     memory = json.loads((run_dir / "manifest.json").read_text())["memory"]
     assert memory["measured_bf16_gib"] == pytest.approx(memory["predicted_bf16_gib"], rel=1e-9)

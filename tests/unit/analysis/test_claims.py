@@ -1,6 +1,5 @@
 """Claims of parity: judged by the results, written, read back and shown."""
 
-import json
 import subprocess
 import sys
 from io import StringIO
@@ -17,6 +16,8 @@ from analysis.results import Results
 from experiments.rl.metric_names import MISMATCH_COUNT
 from experiments.runs.summary import KL, KL_RATIO
 from experiments.study.schema import ROOT, Study
+from experiments.support.json_files import read_json, write_jsonl
+from tests.files import read_rows, set_keys
 from tests.unit.analysis.synthetic_results import (
     KL_RATIOS,
     NOISE_FLOOR,
@@ -31,8 +32,7 @@ def rewrite_metrics(results_dir: Path, study: Study, arm: str, **values: float |
     """Sets metrics of all steps of an arm's runs."""
     for run in (run for run in study.runs if run.arm == arm):
         path = results_dir / run.id / "metrics.jsonl"
-        rows = [json.loads(line) | values for line in path.read_text().splitlines()]
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_jsonl(path, [row | values for row in read_rows(path)])
 
 
 def test_all_claims_of_both_models(study: Study, results: Results) -> None:
@@ -79,9 +79,8 @@ def test_verdicts_follow_the_results(study: Study, results_dir: Path) -> None:
 def undefine(results_dir: Path, study: Study, arm: str, key: str, steps: range) -> None:
     for run in (run for run in study.runs if run.arm == arm):
         path = results_dir / run.id / "metrics.jsonl"
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        rows = [row | ({key: None} if row["step"] in steps else {}) for row in rows]
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        rows = [row | ({key: None} if row["step"] in steps else {}) for row in read_rows(path)]
+        write_jsonl(path, rows)
 
 
 @pytest.mark.parametrize(
@@ -148,10 +147,7 @@ def test_no_noise_floor_is_an_error(study: Study, results_dir: Path, value: floa
 
 def test_stopped_arm_is_judged_over_the_steps_that_it_did(study: Study, results_dir: Path) -> None:
     for run in (run for run in study.runs if run.arm == "nvfp4-noqat"):
-        metrics, manifest = (results_dir / run.id / n for n in ("metrics.jsonl", "manifest.json"))
-        metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:20]))
-        content = json.loads(manifest.read_text())
-        manifest.write_text(json.dumps(content | {"reason": "stopped: its KL"}))
+        stop(results_dir, run, 20)
     claim = judge(study, results_dir)["nano-dense", "noqat_kl_ratio"]
     assert claim.verdict == "PASS" and claim.detail.endswith("stopped, so of the first 20 steps")
 
@@ -181,11 +177,9 @@ def test_memory_is_judged_by_what_vllm_holds_and_its_report_stands_beside(
     of_verl = study.model_copy(update={"trainer": "verl", "device": "cuda"})
     for run in study.runs:
         path = results_dir / run.id / "manifest.json"
-        manifest = json.loads(path.read_text())
-        memory = manifest["memory"]
+        memory = read_json(path)["memory"]
         held_gib = memory["measured_packed_gib"] or memory["measured_bf16_gib"]
-        manifest["memory"] = memory | {"reported_gib": held_gib + 0.5 / 1024}
-        path.write_text(json.dumps(manifest))
+        set_keys(path, memory=memory | {"reported_gib": held_gib + 0.5 / 1024})
     claim = judge(of_verl, results_dir, trained=study)["nano-dense", "weight_memory_error"]
     assert claim.verdict == "PASS"
     assert claim.detail.endswith("parameters that vLLM holds; it reports up to 0.50 MiB more")
@@ -196,9 +190,8 @@ def test_share_of_bf16_divides_by_the_bf16_arm_s_measurement(
 ) -> None:
     for run in (run for run in study.runs if run.arm == "bf16"):
         path = results_dir / run.id / "manifest.json"
-        manifest = json.loads(path.read_text())
-        manifest["memory"]["measured_bf16_gib"] *= 2
-        path.write_text(json.dumps(manifest))
+        memory = read_json(path)["memory"]
+        set_keys(path, memory=memory | {"measured_bf16_gib": 2 * memory["measured_bf16_gib"]})
     claim = judge(study, results_dir)["nano-dense", "weight_memory_error"]
     assert "packed weights: 20.0% of BF16's" in claim.detail
 
@@ -206,9 +199,8 @@ def test_share_of_bf16_divides_by_the_bf16_arm_s_measurement(
 def test_wrong_memory_prediction_fails(study: Study, results_dir: Path) -> None:
     of_verl = study.model_copy(update={"trainer": "verl", "device": "cuda"})
     path = results_dir / "nano-moe_nvfp4-qat-ffn_seed1" / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest["memory"]["predicted_packed_gib"] *= 1.01
-    path.write_text(json.dumps(manifest))
+    memory = read_json(path)["memory"]
+    set_keys(path, memory=memory | {"predicted_packed_gib": 1.01 * memory["predicted_packed_gib"]})
     claims = judge(of_verl, results_dir, trained=study)
     assert claims["nano-dense", "weight_memory_error"].verdict == "PASS"
     assert claims["nano-moe", "weight_memory_error"].verdict == "FAIL"

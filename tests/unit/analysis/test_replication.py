@@ -1,6 +1,5 @@
 """A recorded study again with fresh seeds: what is planned, compared and kept."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -21,7 +20,8 @@ from analysis.replication import (
 from experiments.runs.record import FILES
 from experiments.study.load import load_study
 from experiments.study.schema import Study
-from tests.files import edit_json, set_keys
+from experiments.support.json_files import write_jsonl
+from tests.files import edit_json, read_rows, set_keys
 from tests.study_files import write_study
 from tests.unit.analysis.synthetic_results import write_results
 
@@ -191,9 +191,8 @@ def test_a_contradicted_claim_ends_in_an_error_that_names_it(record: Path, tmp_p
     again = run_again(record, results)
     for run in (run for run in again.runs if run.arm == "nvfp4-qat"):
         path = results / run.id / "metrics.jsonl"
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        rows = [row | {"rollout_corr/k3_kl": 100 * row["rollout_corr/k3_kl"]} for row in rows]
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        key = "rollout_corr/k3_kl"
+        write_jsonl(path, [row | {key: 100 * row[key]} for row in read_rows(path)])
     with pytest.raises(ValueError, match="now FAIL: nano-dense: k3 KL, nvfp4-qat / bf16"):
         judge(record, again, results, keep=False)
 

@@ -12,13 +12,12 @@ import pytest
 import torch
 
 import qat_core.doctor.program as doctor
-from experiments.support.cli import run_cli
 from qat_core import convert
 from qat_core.doctor.__main__ import main
 from qat_core.doctor.diagnosis import Diagnosis
 from qat_core.doctor.examine import Case, examine
 from qat_core.planning.recipe import Recipe
-from tests.doctor import faults
+from tests.files import set_keys
 from tests.nano_models import write_nano
 
 SMALL = ["--sequences", "6", "--max-new-tokens", "6"]
@@ -123,11 +122,6 @@ def without_tokens(folder: Path) -> None:
         path.unlink()
 
 
-def widen(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 200}))
-
-
 def packed_trainer(nano_dir: Path, folder: Path) -> list[object]:
     convert(nano_dir, folder / "packed", Recipe())
     return [folder / "packed"]
@@ -170,7 +164,10 @@ def other_shape(nano_dir: Path, folder: Path) -> list[object]:
             copied(lambda folder: (folder / "tokenizer.json").write_text("{}")),
             "other: its tokenizer cannot be loaded",
         ),
-        (copied(widen), "other: transformers cannot load it"),
+        (
+            copied(lambda folder: set_keys(folder / "config.json", vocab_size=200)),
+            "other: transformers cannot load it",
+        ),
         (
             with_file("--prompts", '{"prompt": "\\ud800"}'),
             r"p\.jsonl, line 1: cannot be made tokens",
@@ -256,39 +253,3 @@ def test_numbers_that_cannot_be_are_refused(
 ) -> None:
     assert run(monkeypatch, "checkpoint", f"{option}={value}") == 2
     assert f"argument {option}: {value}: needs {needs}" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("no table", "page.md: has no <!-- begin:faults --> with <!-- end:faults --> after it;"),
-        (f"{faults.END} {faults.BEGIN}", "page.md: has no <!-- begin:faults --> with"),
-    ],
-    ids=["no marks", "wrong order"],
-)
-def test_a_page_without_the_table_is_refused_before_faults_are_planted(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    text: str,
-    line: str,
-) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(text)
-    monkeypatch.setattr(faults, "table", lambda: pytest.fail("planted faults"))
-    monkeypatch.setattr(sys, "argv", ["faults", str(page)])
-    with pytest.raises(SystemExit) as ended:
-        run_cli(faults.main)
-    assert ended.value.code == 2
-    (said,) = capsys.readouterr().err.splitlines()
-    assert said.startswith("error: ") and line in said
-
-
-def test_a_missing_page_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["faults", "no/page.md"])
-    with pytest.raises(SystemExit) as ended:
-        run_cli(faults.main)
-    assert ended.value.code == 2
-    assert capsys.readouterr().err == "error: no/page.md: No such file or directory\n"

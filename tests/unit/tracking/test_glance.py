@@ -3,7 +3,9 @@
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mlflow import MlflowClient
@@ -33,6 +35,7 @@ from experiments.tracking.glance import (
     SHARED_VIEW,
 )
 from experiments.tracking.publish import rebuild
+from tests.files import edit_json, set_keys
 from tests.records import make_manifest
 
 ROWS = {"bf16": [(1e-6, 10), (3e-6, 30)], "nvfp4-qat": [(4e-6, 10), (4e-6, 30)]}
@@ -127,9 +130,7 @@ def test_a_run_of_a_cell_is_compared_in_its_cell(results: Path) -> None:
         run_dir = results / f"nano-moe_{arm}_seed2"
         in_cell = run_dir.with_name(f"nano-moe_{arm}.low_seed2")
         for folder in (run_dir, run_dir / "attempts" / "1"):
-            manifest = json.loads((folder / "manifest.json").read_text())
-            named = manifest | {"run": in_cell.name, "cell": "low"}
-            (folder / "manifest.json").write_text(json.dumps(named))
+            set_keys(folder / "manifest.json", run=in_cell.name, cell="low")
         run_dir.rename(in_cell)
     assert summarize(in_cell)[KL_RATIO] == pytest.approx(1.6)
 
@@ -185,22 +186,18 @@ def test_runs_and_study_are_in_mlflow_with_view_and_claims(results: Path) -> Non
 @pytest.mark.parametrize(
     ("damage", "line"),
     [
-        ({"study": None}, "claims.json: study: missing; judge the study again"),
-        ({"claims": [CLAIM | {"estimate": "x"}]}, "claims.json: claims.0.estimate: should be a"),
-        ({"claims": {"a": 1}}, "claims.json: claims: should be a valid tuple"),
+        (lambda it: it.pop("study"), "claims.json: study: missing; judge the study again"),
         (
-            {"claims": [CLAIM | {"name": "a\n'b"}]},
+            lambda it: it["claims"][0].update(name="a\n'b"),
             "claims.json: claims.0.name: String should",
         ),
     ],
-    ids=["no study", "a text", "no list", "a name that MLflow refuses"],
+    ids=["no study", "a name that MLflow refuses"],
 )
 def test_damaged_claims_are_named(
-    results: Path, monkeypatch: pytest.MonkeyPatch, damage: dict[str, object], line: str
+    results: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Any], object], line: str
 ) -> None:
-    path = results / "claims.json"
-    content = json.loads(path.read_text()) | damage
-    path.write_text(json.dumps({key: it for key, it in content.items() if it is not None}))
+    edit_json(results / "claims.json", damage)
     monkeypatch.setattr(publish, "rebuild_run", lambda run_dir: "")
     with pytest.raises(ValueError, match=re.escape(line)):
         rebuild(results)
