@@ -108,12 +108,6 @@ def test_static_decoding_samples_the_distribution(static: EagerEngine) -> None:
     assert chi_square < 45
 
 
-def test_a_seed_fixes_the_static_sample(static: EagerEngine) -> None:
-    ids = [static.generate(PROMPTS, 8, 1.0, seed).response_ids for seed in (7, 7, 8)]
-    assert torch.equal(ids[0], ids[1])
-    assert ids[0].shape != ids[2].shape or not torch.equal(ids[0], ids[2])
-
-
 def test_a_longer_batch_gets_more_memory(static: EagerEngine) -> None:
     static.generate(PROMPTS, 8, 1.0, 0)
     long = [PROMPTS[2] * 12]
@@ -132,7 +126,9 @@ def test_a_tokenizer_needs_no_token_for_padding(
     assert torch.equal(with_eos.log_probs, with_pad.log_probs)
 
 
-def test_a_seed_fixes_the_sample(engine: EagerEngine) -> None:
+@pytest.mark.parametrize("is_static", [False, True], ids=["loop", "static"])
+def test_a_seed_fixes_the_sample(engine: EagerEngine, is_static: bool) -> None:
+    engine.is_static = is_static
     ids = [engine.generate(PROMPTS, 8, 1.0, seed).response_ids for seed in (7, 7, 8)]
     assert torch.equal(ids[0], ids[1])
     assert ids[0].shape != ids[2].shape or not torch.equal(ids[0], ids[2])

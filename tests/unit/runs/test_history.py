@@ -146,12 +146,9 @@ def test_results_of_a_finished_run_have_every_step(tmp_path: Path) -> None:
     [
         ("{}", "step: None is not a whole number of 1 or more"),
         ('{"step": 0}', "step: 0 is not a whole number"),
-        ('{"step": 1.5}', "step: 1.5 is not a whole number"),
         ('{"step": true}', "step: True is not a whole number"),
         ('{"step": 1, "x": "1"}', "x: '1' is not a number"),
-        ('{"step": 1, "x": [1]}', "x: [1] is not a number"),
         ('{"step": 1, "x": NaN}', "x: nan is not finite"),
-        ('{"step": 1, "x": 1e999}', "x: inf is not finite"),
     ],
 )
 def test_an_invalid_row_is_named(tmp_path: Path, row: str, line: str) -> None:
