@@ -5,6 +5,8 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -176,41 +178,27 @@ MISTAKES = [
     ("parity", ["random", "--checkpoints", "a:b"], "--checkpoints: name some for trained"),
 ]
 WITHOUT_GPU = [
-    ("parameter", [], NO_GPU),
-    *(("bitwise", [], NO_GPU), ("parity", ["random"], NO_GPU)),
-    *(("rollout", ["qwen3-8b:bf16"], NO_GPU), ("serving", ["qwen3-8b:bf16"], NO_GPU)),
-    ("codec", [], NO_GPU),
-    ("exact_products", [], NO_GPU),
+    pytest.param(
+        *named,
+        NO_GPU,
+        marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
+    )
+    for named in (
+        *(("parameter", []), ("bitwise", []), ("parity", ["random"]), ("codec", [])),
+        *(("rollout", ["qwen3-8b:bf16"]), ("serving", ["qwen3-8b:bf16"]), ("exact_products", [])),
+    )
 ]
 
 
-def refuse(
-    program: str,
-    options: list[str],
-    line: str,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize(("program", "options", "line"), [*MISTAKES, *WITHOUT_GPU])
+def test_a_mistake_is_refused(
+    program: str, options: list[str], line: str, tmp_path: Path, refusal: Callable[..., str]
 ) -> None:
-    record = folder / "record.json"
-    monkeypatch.setattr(sys, "argv", ["benchmarks", program, str(record), *options])
-    with pytest.raises(SystemExit) as ended:
-        run_cli(main)
-    assert ended.value.code == 2
+    record = tmp_path / "record.json"
+    said = refusal(partial(run_cli, main), program, record, *options)
     # argparse puts the usage before it
-    assert f"error: {line}" in capsys.readouterr().err.splitlines()[-1]
+    assert f"error: {line}" in said.splitlines()[-1]
     assert not record.exists()
-
-
-@pytest.mark.parametrize(("program", "options", "line"), MISTAKES)
-def test_a_mistake_is_refused(program, options, line, tmp_path, monkeypatch, capsys) -> None:
-    refuse(program, options, line, tmp_path, monkeypatch, capsys)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize(("program", "options", "line"), WITHOUT_GPU)
-def test_a_gpu_that_is_not_there(program, options, line, tmp_path, monkeypatch, capsys) -> None:
-    refuse(program, options, line, tmp_path, monkeypatch, capsys)
 
 
 def rollouts(log_prob: float) -> Rollouts:

@@ -5,17 +5,16 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure
 
 from analysis.drift.maps import draw, layer_by_step
 from analysis.drift.order import MOVED, first_steps, layer_kl, moved, order_table
 from analysis.style import save_figure
 from experiments.runs.drift import KL, read_drift
 from qat_core.drift import MEASURES
+from tests.unit.analysis.test_figures import texts_of
 
 ROW = dict.fromkeys(MEASURES, 0.1)
 
@@ -34,10 +33,6 @@ def write_drift(folder: Path, change: Callable[[int, int, dict], None] | None = 
     rows += [{"step": 4, "layer": n, "kind": "kl", "kl": 10.0**-n} for n in range(3)]
     (folder / "drift.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     return folder
-
-
-def texts_of(figure: Figure) -> str:
-    return "\n".join(text.get_text() for text in figure.findobj(matplotlib.text.Text))
 
 
 def test_a_cell_is_the_mean_over_a_layers_weights(tmp_path: Path) -> None:

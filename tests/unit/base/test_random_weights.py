@@ -1,7 +1,8 @@
 """Random weights, in a checkpoint or drawn from a seed: what is made, what is refused."""
 
 import json
-import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +28,6 @@ from tests.workflow.programs import ROOT
 NANO = ROOT / "experiments" / "models" / "nano-dense.json"
 
 
-def refusal(
-    arguments: list[object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> str:
-    """The last line; argparse puts the usage before it."""
-    monkeypatch.setattr(sys, "argv", ["base", "random_model", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        run_cli(main)
-    assert ended.value.code == 2
-    return capsys.readouterr().err.splitlines()[-1]
-
-
 @pytest.mark.parametrize(
     ("option", "line"),
     [
@@ -53,14 +43,10 @@ def refusal(
     ],
 )
 def test_options_that_cannot_be_are_refused_before_a_folder_is_made(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    option: str,
-    line: str,
+    tmp_path: Path, refusal: Callable[..., str], option: str, line: str
 ) -> None:
-    said = refusal([NANO, tmp_path / "out", option], monkeypatch, capsys)
-    assert said.endswith(line)
+    said = refusal(main, "random_model", NANO, tmp_path / "out", option)
+    assert said.endswith(f"{line}\n")
     assert not (tmp_path / "out").exists()
 
 
@@ -68,24 +54,18 @@ def test_options_that_cannot_be_are_refused_before_a_folder_is_made(
     ("changes", "key"), [({"hidden_size": -3}, "hidden_size"), ({"model_type": "x"}, "model_type")]
 )
 def test_a_shape_that_cannot_be_is_refused(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    changes: dict[str, Any],
-    key: str,
+    tmp_path: Path, refusal: Callable[..., str], changes: dict[str, Any], key: str
 ) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(json.loads(NANO.read_text()) | changes))
-    said = refusal([config, tmp_path / "out"], monkeypatch, capsys)
-    assert said.startswith(f"error: {config}: {key}: ")
+    said = refusal(partial(run_cli, main), "random_model", config, tmp_path / "out")
+    assert said.splitlines()[-1].startswith(f"error: {config}: {key}: ")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_that_is_there_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = refusal([NANO, tmp_path], monkeypatch, capsys)
-    assert said == f"error: {tmp_path}: is there already; name a new folder"
+def test_a_folder_that_is_there_is_kept(tmp_path: Path, refusal: Callable[..., str]) -> None:
+    said = refusal(partial(run_cli, main), "random_model", NANO, tmp_path)
+    assert said == f"error: {tmp_path}: is there already; name a new folder\n"
 
 
 def test_weights_of_the_largest_sigma_are_finite(tmp_path: Path) -> None:

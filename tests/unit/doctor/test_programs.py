@@ -222,16 +222,9 @@ def other_shape(nano_dir: Path, folder: Path) -> list[object]:
 )
 @pytest.mark.parametrize("nano_dir", ["nano-dense"], indirect=True)
 def test_a_mistake_is_one_line_and_exit_code_2(
-    make,
-    message: str,
-    nano_dir: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    make: Make, message: str, nano_dir: Path, tmp_path: Path, refusal: Callable[..., str]
 ) -> None:
-    assert run(monkeypatch, *make(nano_dir, tmp_path)) == 2
-
-    said = capsys.readouterr().err.strip()
+    said = refusal(main, *make(nano_dir, tmp_path)).strip()
     assert re.search(message, said) and len(said.splitlines()) == 1
 
 
@@ -245,11 +238,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     ],
 )
 def test_numbers_that_cannot_be_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    option: str,
-    value: str,
-    needs: str,
+    refusal: Callable[..., str], option: str, value: str, needs: str
 ) -> None:
-    assert run(monkeypatch, "checkpoint", f"{option}={value}") == 2
-    assert f"argument {option}: {value}: needs {needs}" in capsys.readouterr().err
+    said = refusal(main, "checkpoint", f"{option}={value}")
+    assert f"argument {option}: {value}: needs {needs}" in said

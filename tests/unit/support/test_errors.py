@@ -98,12 +98,6 @@ def test_json_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_mapping_is_read_as_it_is(tmp_path: Path) -> None:
-    path = tmp_path / "a.json"
-    write_json(path, {"a": [1, {"b": None}]})
-    assert read_json(path) == {"a": [1, {"b": None}]}
-
-
 @pytest.mark.parametrize(
     ("read", "content", "line"),
     [
