@@ -3,8 +3,6 @@
 import argparse
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -35,6 +33,7 @@ from qat_core.training.preparation import state_of
 from tests.files import edit_json
 from tests.integration.vllm_versions import RECORD, outcomes, table
 from tests.records import make_manifest
+from tests.workflow.programs import module
 
 STUDY = load_study(STUDIES / "qwen3_moe_replay.yaml")
 BF16, QAT = STUDY.runs
@@ -252,11 +251,8 @@ def test_one_bit_of_a_served_tensor_is_seen_and_what_nothing_reads_is_not() -> N
 def test_what_a_benchmark_records_can_be_drawn(
     name: str, options: list[str], rows_at_least: int, tmp_path: Path
 ) -> None:
-    program = [sys.executable, "-m", "experiments.benchmarks", "parameter"]
-    command = [*program, str(tmp_path / "new" / f"{name}_x.json"), "--device", "cpu"]
-    done = subprocess.run(
-        [*command, "--rounds", "1", *options], cwd=ROOT, capture_output=True, text=True
-    )
+    arguments = (tmp_path / "new" / f"{name}_x.json", "--device", "cpu", "--rounds", "1", *options)
+    done = module("experiments.benchmarks parameter", *arguments)
     assert done.returncode == 0, done.stderr
     rows = read_json(tmp_path / "new" / f"{name}_x.json")["rows"]
     assert len(rows) >= rows_at_least

@@ -1,7 +1,6 @@
 """`qat-core` and `python -m qat_core.checkpoint`: commands, help, what a mistake ends with."""
 
 import argparse
-import subprocess
 import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from qat_core.checkpoint.__main__ import main as checkpoint_main
 from qat_core.cli import COMMANDS, main
 from qat_core.planning.recipe import Recipe
 from tests.files import contents
+from tests.workflow.programs import module
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
@@ -77,10 +77,9 @@ Refusal = Callable[..., str]
 
 @pytest.mark.parametrize("nano_dir", ["nano-moe"], indirect=True)
 def test_command_line(nano_dir: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "qat_core.checkpoint"]
-    packed = str(tmp_path / "packed")
-    arguments = ["convert", str(nano_dir), packed, "--recipe", "ffn", "--format", "modelopt"]
-    assert subprocess.run([*command, *arguments]).returncode == 0
+    options = ("--recipe", "ffn", "--format", "modelopt")
+    done = module("qat_core.checkpoint convert", nano_dir, tmp_path / "packed", *options)
+    assert done.returncode == 0, done.stderr
     convert(nano_dir, tmp_path / "expected", Recipe.ffn(), "modelopt")
     assert contents(tmp_path / "packed") == contents(tmp_path / "expected")
 

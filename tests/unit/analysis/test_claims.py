@@ -1,7 +1,5 @@
 """Claims of parity: judged by the results, written, read back and shown."""
 
-import subprocess
-import sys
 from io import StringIO
 from pathlib import Path
 
@@ -26,6 +24,7 @@ from tests.unit.analysis.synthetic_results import (
     stop,
     write_results,
 )
+from tests.workflow.programs import module
 
 
 def rewrite_metrics(results_dir: Path, study: Study, arm: str, **values: float | None) -> None:
@@ -269,16 +268,12 @@ def test_bad_table_is_named(tmp_path: Path, content: str | None, message: str) -
         read_table(path)
 
 
-def run_claims(study_file: Path, results_dir: Path, out: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "analysis.claims", "--study", str(study_file)]
-    command += ["--results", str(results_dir), "--out", str(out)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-
-
 def test_command_writes_the_same_table_twice(
     study_file: Path, results_dir: Path, tmp_path: Path
 ) -> None:
-    outputs = [run_claims(study_file, results_dir, tmp_path / name) for name in ("first", "second")]
+    arguments = ("--study", study_file, "--results", results_dir, "--out")
+    folders = (tmp_path / name for name in ("first", "second"))
+    outputs = [module("analysis.claims", *arguments, folder) for folder in folders]
     assert [it.returncode for it in outputs] == [0, 0]
     assert "nano-moe, 5 seeds, noise floor" in outputs[0].stdout
     for name in ("claims.json", "claims.md"):

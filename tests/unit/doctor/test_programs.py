@@ -97,6 +97,10 @@ def test_prompts_of_a_file_are_used(
 Make = Callable[[Path, Path], list[object]]
 
 
+def given(*options: str) -> Make:
+    return lambda nano_dir, folder: [nano_dir, *options]
+
+
 def with_file(option: str, text: str) -> Make:
     def make(nano_dir: Path, folder: Path) -> list[object]:
         file = folder / ("p.jsonl" if option == "--prompts" else "r.yaml")
@@ -132,94 +136,81 @@ def other_shape(nano_dir: Path, folder: Path) -> list[object]:
     return [nano_dir, "--previous", folder / "longer"]
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda nano, tmp: [], "name a CHECKPOINT, or a recorded run with --verl"),
-        (lambda nano, tmp: [nano, "--verl", tmp], "name a CHECKPOINT, or a recorded run"),
-        (lambda nano, tmp: [tmp], r"config\.json: missing; name the folder of a checkpoint"),
-        (lambda nano, tmp: [nano, "--recipe", "whole"], "--recipe: whole: use none, full, ffn"),
-        (lambda nano, tmp: [nano, "--top-p", "0"], "top_p: 0.0: needs a number above 0"),
-        (lambda nano, tmp: [nano, "--prompts", tmp / "x"], "no such file; name a file with one"),
-        (lambda nano, tmp: [nano, "--served", tmp], r"config\.json: missing"),
-        pytest.param(
-            lambda nano, tmp: [nano, "--device", "cuda"],
-            "--device: cuda: there is no CUDA GPU here",
-            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
-        ),
-        (
-            with_file("--prompts", '\n\n{"text": "x"}'),
-            r"p\.jsonl, line 3: holds no text and no messages under prompt or input",
-        ),
-        (with_file("--recipe", "scale_polcy: pow2"), "scale_polcy"),
-        (
-            with_file("--recipe", "scale_policy: 2024-13-45"),
-            r"--recipe: .*r\.yaml: month must be in 1\.\.12",
-        ),
-        (
-            copied(without_tokens),
-            "other: (no tokens; save the tokenizer there|its tokenizer cannot be loaded)",
-        ),
-        (
-            copied(lambda folder: (folder / "tokenizer.json").write_text("{}")),
-            "other: its tokenizer cannot be loaded",
-        ),
-        (
-            copied(lambda folder: set_keys(folder / "config.json", vocab_size=200)),
-            "other: transformers cannot load it",
-        ),
-        (
-            with_file("--prompts", '{"prompt": "\\ud800"}'),
-            r"p\.jsonl, line 1: cannot be made tokens",
-        ),
-        (lambda nano, tmp: [nano, "--temperature", "1e-40"], "needs a number, 0.001 or more"),
-        (packed_trainer, "already quantized; name a BF16 or FP32 checkpoint"),
-        (
-            copied(lambda folder: (folder / "model.safetensors").write_bytes(b"x")),
-            "other.*(truncated|damaged)",
-        ),
-        (lambda nano, tmp: [nano, "--previous", tmp], "holds neither .* name a checkpoint"),
-        (other_shape, "longer: other weights or shapes than"),
-        (
-            lambda nano, tmp: ["--verl", tmp, "--prompts", "p", "--recipe", "full"],
-            r"--prompts, --recipe: changes nothing for a recorded run \(--verl\); leave it out",
-        ),
-        (
-            lambda nano, tmp: [nano, "--band", "dense"],
-            "--band: changes nothing for a checkpoint; leave it out",
-        ),
-        (lambda nano, tmp: [nano, "--exact"], "--device: cpu: only kernels of a GPU are exact"),
-        (
-            lambda nano, tmp: [nano, "--exact", "--top-p", "0.9"],
-            r"--top-p: changes nothing for an exact comparison \(--exact\); leave it out",
-        ),
-        (lambda nano, tmp: [nano, "--top-k", "-2"], "top_k: -2: needs a whole number, 0 for off"),
-        (lambda nano, tmp: [nano, "--temperature", "nan"], "temperature: nan: needs a number, 0"),
-        (lambda nano, tmp: [nano, "--repetition-penalty", "-1"], "repetition_penalty: -1.0: needs"),
-    ],
-    ids=[
-        *("nothing", "both", "no-checkpoint", "recipe", "top-p", "prompts", "served", "cuda"),
-        *(
-            "no-prompt",
-            "recipe-file",
-            "no-day",
-            "no-tokenizer",
-            "no-vocabulary",
-            "other-vocabulary",
-            "no-text",
-        ),
-        *("cold", "packed", "damaged", "no-previous", "other-previous"),
-        *(
-            "idle-for-a-run",
-            "idle-for-a-checkpoint",
-            "exact-on-a-cpu",
-            "idle-for-exact",
-            "top-k",
-            "temperature",
-            "penalty",
-        ),
-    ],
-)
+MISTAKES: dict[str, tuple[Make, str]] = {
+    "nothing": (lambda nano, tmp: [], "name a CHECKPOINT, or a recorded run with --verl"),
+    "both": (lambda nano, tmp: [nano, "--verl", tmp], "name a CHECKPOINT, or a recorded run"),
+    "no-checkpoint": (
+        lambda nano, tmp: [tmp],
+        r"config\.json: missing; name the folder of a checkpoint",
+    ),
+    "recipe": (given("--recipe", "whole"), "--recipe: whole: use none, full, ffn"),
+    "top-p": (given("--top-p", "0"), "top_p: 0.0: needs a number above 0"),
+    "prompts": (
+        lambda nano, tmp: [nano, "--prompts", tmp / "x"],
+        "no such file; name a file with one",
+    ),
+    "served": (lambda nano, tmp: [nano, "--served", tmp], r"config\.json: missing"),
+    "no-prompt": (
+        with_file("--prompts", '\n\n{"text": "x"}'),
+        r"p\.jsonl, line 3: holds no text and no messages under prompt or input",
+    ),
+    "recipe-file": (with_file("--recipe", "scale_polcy: pow2"), "scale_polcy"),
+    "no-day": (
+        with_file("--recipe", "scale_policy: 2024-13-45"),
+        r"--recipe: .*r\.yaml: month must be in 1\.\.12",
+    ),
+    "no-tokenizer": (
+        copied(without_tokens),
+        "other: (no tokens; save the tokenizer there|its tokenizer cannot be loaded)",
+    ),
+    "no-vocabulary": (
+        copied(lambda folder: (folder / "tokenizer.json").write_text("{}")),
+        "other: its tokenizer cannot be loaded",
+    ),
+    "other-vocabulary": (
+        copied(lambda folder: set_keys(folder / "config.json", vocab_size=200)),
+        "other: transformers cannot load it",
+    ),
+    "no-text": (
+        with_file("--prompts", '{"prompt": "\\ud800"}'),
+        r"p\.jsonl, line 1: cannot be made tokens",
+    ),
+    "cold": (given("--temperature", "1e-40"), "needs a number, 0.001 or more"),
+    "packed": (packed_trainer, "already quantized; name a BF16 or FP32 checkpoint"),
+    "damaged": (
+        copied(lambda folder: (folder / "model.safetensors").write_bytes(b"x")),
+        "other.*(truncated|damaged)",
+    ),
+    "no-previous": (
+        lambda nano, tmp: [nano, "--previous", tmp],
+        "holds neither .* name a checkpoint",
+    ),
+    "other-previous": (other_shape, "longer: other weights or shapes than"),
+    "idle-for-a-run": (
+        lambda nano, tmp: ["--verl", tmp, "--prompts", "p", "--recipe", "full"],
+        r"--prompts, --recipe: changes nothing for a recorded run \(--verl\); leave it out",
+    ),
+    "idle-for-a-checkpoint": (
+        given("--band", "dense"),
+        "--band: changes nothing for a checkpoint; leave it out",
+    ),
+    "exact-on-a-cpu": (given("--exact"), "--device: cpu: only kernels of a GPU are exact"),
+    "idle-for-exact": (
+        given("--exact", "--top-p", "0.9"),
+        r"--top-p: changes nothing for an exact comparison \(--exact\); leave it out",
+    ),
+    "top-k": (given("--top-k", "-2"), "top_k: -2: needs a whole number, 0 for off"),
+    "temperature": (given("--temperature", "nan"), "temperature: nan: needs a number, 0"),
+    "penalty": (given("--repetition-penalty", "-1"), "repetition_penalty: -1.0: needs"),
+}
+if not torch.cuda.is_available():
+    MISTAKES["cuda"] = (
+        given("--device", "cuda"),
+        "--device: cuda: there is no CUDA GPU here",
+    )
+
+
+@pytest.mark.parametrize(("make", "message"), MISTAKES.values(), ids=MISTAKES)
 @pytest.mark.parametrize("nano_dir", ["nano-dense"], indirect=True)
 def test_a_mistake_is_one_line_and_exit_code_2(
     make: Make, message: str, nano_dir: Path, tmp_path: Path, refusal: Callable[..., str]

@@ -1,7 +1,6 @@
 """vLLM's own arguments go around no rule for verl's keys."""
 
 import re
-import subprocess
 import sys
 
 import pytest
@@ -12,6 +11,7 @@ from qat_core.verl.configuration import complete
 from qat_core.verl.engine_arguments import _fixes, require_arguments
 from qat_core.verl.rules import VLLM
 from tests.verl_configurations import COMMAND, ROLLOUT, composed
+from tests.workflow.programs import run
 
 # in a process of its own, as vLLM's import changes what other tests see
 LIST_NAMES = """
@@ -106,9 +106,7 @@ def test_an_argument_that_syncs_do_not_stand_is_refused(argument: str, fix: str)
 def test_no_full_name_of_vllms_counts_as_short_for_another() -> None:
     """Of all arguments of an engine and of `vllm serve`, which verl calls."""
     pytest.importorskip("vllm", reason="needs requirements/engines.txt")
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", LIST_NAMES], capture_output=True, text=True
-    )
+    done = run([sys.executable, "-W", "ignore", "-c", LIST_NAMES])
     assert done.returncode == 0, done.stderr
     names = done.stdout.splitlines()[-1].split()
     assert {"pipeline-parallel-size", "config", "spec-method"} <= set(names)
