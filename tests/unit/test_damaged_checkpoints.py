@@ -181,10 +181,6 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
         _edit(INDEX, lambda it: it["weight_map"].pop(NORM)),
         r"has no entry for model\.norm\.weight",
     ),
-    "renamed entry": (
-        _edit(INDEX, lambda it: it["weight_map"].update(x=it["weight_map"].pop(NORM))),
-        r"has no entry for model\.norm\.weight",
-    ),
     "dtype": (_halve, r"model\.norm\.weight is torch\.float16"),
     "vocabulary": (
         _config(vocab_size=20),

@@ -70,7 +70,8 @@ print(look_up("verl.workers.rollout.base", "_ROLLOUT_REGISTRY")["vllm", "async"]
 def printed_with_verl(code: str) -> list[str]:
     """Lines that a program with verl on a CPU prints."""
     cpu = {"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "qat_core.verl.cpu"}
-    done = run([sys.executable, "-W", "ignore", "-c", code], **cpu)
+    path = os.environ.get("PYTHONPATH", str(ROOT))
+    done = run([sys.executable, "-W", "ignore", "-c", code], PYTHONPATH=path, **cpu)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
