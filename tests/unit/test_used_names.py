@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import os
 import re
 import sys
 import warnings
