@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from analysis.load import load_results
+from analysis.record import record_study
 from analysis.results import Results
 from experiments.study.load import load_study
 from experiments.study.schema import Study
@@ -47,3 +48,9 @@ def results(pickled: bytes) -> Results:
     """Each test's own, down to the lists in the frames, which a copy of a frame would share."""
     loaded: Results = pickle.loads(pickled)
     return loaded
+
+
+@pytest.fixture
+def record(study_file: Path, results_dir: Path, tmp_path: Path) -> Path:
+    """The record of the study, judged."""
+    return record_study(study_file, results_dir, tmp_path / "records")

@@ -68,12 +68,6 @@ def test_a_recorded_command_names_no_folder_of_a_machine() -> None:
     assert portable(command) == shown and portable(shown) == shown
 
 
-@pytest.fixture
-def record(study_file: Path, results_dir: Path, tmp_path: Path) -> Path:
-    """The record of a study."""
-    return record_study(study_file, results_dir, tmp_path / "records")
-
-
 def test_recorded_claims_are_of_the_recorded_runs(
     study: Study, study_file: Path, results_dir: Path, tmp_path: Path
 ) -> None:

@@ -26,12 +26,6 @@ from tests.study_files import write_study
 from tests.unit.analysis.synthetic_results import write_results
 
 
-@pytest.fixture
-def record(study_file: Path, results_dir: Path, tmp_path: Path) -> Path:
-    """The record of a study, judged."""
-    return record_study(study_file, results_dir, tmp_path / "records")
-
-
 def claims_of(study: Study, results: Path) -> ClaimsTable:
     return claims.judge(study, results)
 

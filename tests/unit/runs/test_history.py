@@ -17,7 +17,7 @@ from experiments.runs.attempts import (
     resumable,
     write_results,
 )
-from experiments.runs.evaluation import EVALUATIONS, Evaluation, read_evaluations
+from experiments.runs.evaluation import EVALUATIONS, read_evaluations
 from experiments.runs.manifest import MANIFEST, RunManifest
 from experiments.runs.metrics import Row, token_mean
 from experiments.runs.provenance import _read as read_named
@@ -171,19 +171,8 @@ def test_no_step_has_no_mean() -> None:
     assert token_mean([], K3_KL) is None
 
 
-EVALUATION = {
-    "step": 1,
-    "precision": "bf16",
-    "decoding": "greedy",
-    "prompts": 3,
-    "samples_per_prompt": 1,
-    "accuracy": 2 / 3,
-    "correct": [1, 0, 1],
-    "response_tokens_mean": 0.1,
-    "settings": None,
-    "device": None,
-    "verifier": {"math-verify": "0.9.0", "other": None},
-}
+VERIFIER = {"math-verify": "0.9.0", "other": None}
+EVALUATION = records.make_evaluation([1, 0, 1], response_tokens_mean=0.1, verifier=VERIFIER)
 
 
 def manifest_of(seed: int) -> RunManifest:
@@ -191,7 +180,7 @@ def manifest_of(seed: int) -> RunManifest:
 
 
 def run_of(seed: int, *rows: dict[str, float | None], evaluated: bool = False) -> RecordedRun:
-    evaluations = [EVALUATION] if evaluated else []
+    evaluations = [EVALUATION.model_dump()] if evaluated else []
     manifest = manifest_of(seed).model_dump(mode="json")
     return RecordedRun(manifest, pd.DataFrame(rows), evaluations, None)
 
@@ -213,7 +202,7 @@ def test_a_run_has_its_own_columns_and_undefined_is_not_absent(record: Path) -> 
     assert read_history(first) == (manifest_of(0), [{"step": 1, "c": -0.0}])
     rows = [{"step": 1, "a": 0.1, "b": None}, {"step": 2, "a": 1e-300, "b": None}]
     assert read_history(second) == (manifest_of(1), rows)
-    assert read_evaluations(first, "") == [Evaluation.model_validate(EVALUATION)]
+    assert read_evaluations(first, "") == [EVALUATION]
     assert has_file(first, EVALUATIONS) and not has_file(second, EVALUATIONS)
     with pytest.raises(ValueError, match=r"evaluations.parquet: nano_bf16_seed1: missing; res"):
         read_evaluations(second, "")

@@ -11,7 +11,7 @@ import pytest
 from mlflow import MlflowClient
 
 from analysis.style import ARM_STYLES
-from experiments.runs.evaluation import Evaluation, write_evaluations
+from experiments.runs.evaluation import write_evaluations
 from experiments.runs.summary import (
     ACCURACIES,
     KL,
@@ -36,7 +36,7 @@ from experiments.tracking.glance import (
 )
 from experiments.tracking.publish import rebuild
 from tests.files import edit_json, set_keys
-from tests.records import make_manifest
+from tests.records import make_evaluation, make_manifest
 
 ROWS = {"bf16": [(1e-6, 10), (3e-6, 30)], "nvfp4-qat": [(4e-6, 10), (4e-6, 30)]}
 CLAIM = {
@@ -78,17 +78,8 @@ def write_run(run_dir: Path, arm: str, rows: list[tuple[float, int]]) -> None:
     manifest.write(attempt)
     write_jsonl(attempt / "metrics.jsonl", steps)
     evaluated = [
-        Evaluation(
-            step=step,
-            precision=precision,
-            decoding="sampled",
-            prompts=2,
-            samples_per_prompt=1,
-            accuracy=accuracy,
-            correct=[1, int(accuracy == 1.0)],
-            response_tokens_mean=1.0,
-        )
-        for step, accuracy in ((0, 0.5), (2, 1.0))
+        make_evaluation([1, second], step=step, precision=precision, decoding="sampled")
+        for step, second in ((0, 0), (2, 1))
         for precision in ("bf16", "nvfp4")
     ]
     write_evaluations(run_dir, evaluated)

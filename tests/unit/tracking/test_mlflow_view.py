@@ -16,7 +16,7 @@ import pytest
 from mlflow import MlflowClient
 
 from experiments.runs.attempts import list_attempts, next_attempt
-from experiments.runs.evaluation import Evaluation, write_evaluations
+from experiments.runs.evaluation import write_evaluations
 from experiments.runs.manifest import RunManifest
 from experiments.runs.metrics import Row
 from experiments.support.json_files import write_jsonl
@@ -160,17 +160,7 @@ def test_records_rebuild_too_with_steps_an_hour_apart(client: MlflowClient) -> N
     make_manifest(status="finished").write(folder)
     rows = [{"step": s, "k3": 0.1 * s, "timing_s/step": 3600.0, "x": None} for s in (1, 2)]
     write_jsonl(folder / "metrics.jsonl", rows)
-    evaluation = Evaluation(
-        step=2,
-        precision="bf16",
-        decoding="greedy",
-        prompts=4,
-        samples_per_prompt=1,
-        accuracy=0.75,
-        correct=[1, 1, 0, 1],
-        response_tokens_mean=2.0,
-    )
-    write_evaluations(folder, [evaluation])
+    write_evaluations(folder, [records.make_evaluation([1, 1, 0, 1])])
     pack(Path("results"), Path("record"))
     rebuild(Path("record"))
     run = only_run(client)
