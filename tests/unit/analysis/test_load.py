@@ -61,26 +61,21 @@ def test_records_load_like_results(study: Study, results_dir: Path, tmp_path: Pa
         ("metrics.jsonl", "", r"metrics.jsonl: empty"),
         ("eval.json", "[{}]", r"eval.json: 0.step: missing"),
         ("eval.json", "{", r"eval.json: not JSON"),
-        (
-            "manifest.json",
-            '{"status": "finished", "run": "x"}',
-            r"manifest.json: study: missing",
+        ("manifest.json", '{"status": "finished", "run": "x"}', r"manifest.json: study: missing"),
+        *(
+            (file, None, rf"{RUN.id}/{file}: missing; run the study")
+            for file in ("metrics.jsonl", "eval.json", "manifest.json")
         ),
     ],
-    ids=["cut", "empty", "no step", "no JSON", "no study"],
 )
-def test_garbled_file_is_named(
-    of_one: Study, results_dir: Path, file: str, content: str, message: str
+def test_garbled_or_missing_file_is_named(
+    of_one: Study, results_dir: Path, file: str, content: str | None, message: str
 ) -> None:
-    (results_dir / RUN.id / file).write_text(content)
+    path = results_dir / RUN.id / file
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
     with pytest.raises(ValueError, match=message):
-        load_results(of_one, results_dir)
-
-
-@pytest.mark.parametrize("file", ["metrics.jsonl", "eval.json", "manifest.json"])
-def test_missing_file_is_named(of_one: Study, results_dir: Path, file: str) -> None:
-    (results_dir / RUN.id / file).unlink()
-    with pytest.raises(ValueError, match=rf"{RUN.id}/{file}: missing; run the study"):
         load_results(of_one, results_dir)
 
 
