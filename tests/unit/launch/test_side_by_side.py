@@ -106,40 +106,33 @@ def test_an_unknown_seed_is_named(study: Study) -> None:
         chosen_runs(study, seeds=[7, 1, 2])
 
 
-@pytest.mark.parametrize(("tries", "is_complete"), [(1, False), (2, True)])
-def test_a_program_that_fails_once_is_started_again(
-    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tries: int, is_complete: bool
-) -> None:
-    run = study.runs[0].id
-    starts: list[str] = []
-
-    def fail_once(command: list[str]) -> int:
-        is_first = run in command and not starts
-        if run in command:
-            starts.append(command[2])
-        return int(is_first)
-
-    use(monkeypatch, fail_once)
-    programs = SideBySide(study, Path("study.yaml"), tmp_path, 3, float("inf"), tries=tries)
-    assert programs.run_all() == ([] if is_complete else [run])
-    assert starts == ["experiments.launch.run"] * tries + ["experiments.evaluate.run"] * is_complete
-
-
-@pytest.mark.parametrize("code", [2, 130], ids=["a mistake of the user's", "stopped alone"])
-def test_what_no_other_try_helps_is_not_tried_again(
-    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+@pytest.mark.parametrize(
+    ("codes", "tries", "is_complete"),
+    [([1], 1, False), ([1, 0], 2, True), ([2], 3, False), ([130], 3, False)],
+    ids=["one try", "another try", "a mistake of the user's", "stopped alone"],
+)
+def test_a_program_that_fails_is_started_again_where_that_may_help(
+    study: Study,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    codes: list[int],
+    tries: int,
+    is_complete: bool,
 ) -> None:
     run = study.runs[0].id
     starts: list[str] = []
 
     def end(command: list[str]) -> int:
-        starts.extend(command[2:3] * (run in command))
-        return code * (run in command)
+        if run not in command:
+            return 0
+        starts.append(command[2])
+        return 0 if command[2] == "experiments.evaluate.run" else codes[len(starts) - 1]
 
     use(monkeypatch, end)
-    programs = SideBySide(study, Path("study.yaml"), tmp_path, 3, float("inf"), tries=3)
-    assert programs.run_all() == [run]
-    assert starts == ["experiments.launch.run"]
+    programs = SideBySide(study, Path("study.yaml"), tmp_path, 3, float("inf"), tries=tries)
+    assert programs.run_all() == ([] if is_complete else [run])
+    evaluated = ["experiments.evaluate.run"] * is_complete
+    assert starts == ["experiments.launch.run"] * len(codes) + evaluated
 
 
 @pytest.mark.parametrize(("failing", "code"), [("nano-dense_bf16.low_seed0", 1), ("none", 0)])

@@ -159,16 +159,10 @@ def test_an_invalid_row_is_named(tmp_path: Path, row: str, line: str) -> None:
     assert str(refused.value).startswith(f"{attempt.folder}/metrics.jsonl: line 1: {line}")
 
 
-def rows_of(*steps: tuple[float | None, float]) -> list[Row]:
-    return [{"rollout_corr/k3_kl": kl, "response_length/mean": length} for kl, length in steps]
-
-
-def test_a_run_that_overflowed_has_no_mean() -> None:
-    assert token_mean(rows_of((1.0, 10.0), (None, 30.0)), K3_KL) is None
-
-
-def test_no_step_has_no_mean() -> None:
-    assert token_mean([], K3_KL) is None
+@pytest.mark.parametrize("kls", [[], [1.0, None]], ids=["no step", "overflowed"])
+def test_there_is_no_mean_of(kls: list[float | None]) -> None:
+    rows: list[Row] = [{"rollout_corr/k3_kl": kl, "response_length/mean": 10.0} for kl in kls]
+    assert token_mean(rows, K3_KL) is None
 
 
 VERIFIER = {"math-verify": "0.9.0", "other": None}
