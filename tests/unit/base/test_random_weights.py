@@ -45,7 +45,7 @@ NANO = ROOT / "experiments" / "models" / "nano-dense.json"
 def test_options_that_cannot_be_are_refused_before_a_folder_is_made(
     tmp_path: Path, refusal: Callable[..., str], option: str, line: str
 ) -> None:
-    said = refusal(main, "random_model", NANO, tmp_path / "out", option)
+    said = refusal(partial(run_cli, main), "random_model", NANO, tmp_path / "out", option)
     assert said.endswith(f"{line}\n")
     assert not (tmp_path / "out").exists()
 
