@@ -111,8 +111,7 @@ _OF_VLLM = (
         f"{_EXPERTS}.unquantized_fused_moe_method:UnquantizedFusedMoEMethod.{_PROCESS}",
     ),
     *_for(
-        # `reports_routes` on this class is a mark of ours
-        "routed experts from a CPU's kernels, after reloads too",
+        "routed experts from a CPU's kernels; `reports_routes` on their class is a mark of ours",
         f"{_EXPERTS}.experts.cpu_moe:CPUUnquantizedExperts._select_experts",
         f"{_EXPERTS}.experts.cpu_moe:CPUUnquantizedExperts.set_capture_fn",
         f"{_EXPERTS}.experts.cpu_moe:CPUUnquantizedExperts.supports_routing_replay_capture",

@@ -94,7 +94,7 @@ def test_only_what_is_named_is_run(
 
 def test_an_unknown_cell_is_named(study: Study) -> None:
     with pytest.raises(
-        ValueError, match=r"--cells: study default-long has no cell hi; it has high, low"
+        ValueError, match=r"--cells: study default-long has no cell hi; it has low, high"
     ):
         chosen_runs(study, ["hi", "low"])
 
