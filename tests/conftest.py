@@ -1,7 +1,9 @@
 """Checkpoints that many tests start from, and one folder for what PyTorch's compiler makes."""
 
 import os
+import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,22 @@ def nano_dir(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     folder = tmp_path_factory.mktemp(request.param) / "model"
     write_nano(request.param, folder, num_layers=1)
     return folder
+
+
+@pytest.fixture
+def refusal(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., str]:
+    """What a program says on stderr as it refuses: in this process, which has its modules."""
+
+    def call(main: Callable[[], None], *arguments: object) -> str:
+        monkeypatch.setattr(sys, "argv", ["program", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 2
+        return capfd.readouterr().err
+
+    return call
 
 
 @pytest.fixture

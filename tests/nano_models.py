@@ -15,6 +15,12 @@ from experiments.support.json_files import read_json, write_json
 from qat_core.planning.recipe import Recipe
 from qat_core.rollout.start import EngineKind
 
+# of vLLM, for these
+SETTINGS: dict[str, Any] = {
+    "max_model_len": 64,
+    "kv_cache_memory_bytes": 2**26,
+    "enforce_eager": True,
+}
 TASK = TaskConfig(name="chain-sum", terms=(3, 4), largest=9, train_prompts=64, test_prompts=8)
 CONFIG = GrpoConfig(
     steps=4,

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 
 from analysis.record import recorded_run
 from experiments.runs.attempts import list_run_dirs
+from experiments.runs.evaluation import Evaluation
 from experiments.runs.manifest import RunManifest
 from experiments.runs.record import write_record
 from experiments.support.json_files import write_json, write_jsonl
@@ -103,3 +104,11 @@ MANIFEST: dict[str, Any] = {
 def make_manifest(**changes: Any) -> RunManifest:
     """A manifest of a small BF16 run with some keys changed."""
     return RunManifest.model_validate(MANIFEST | changes)
+
+
+def make_evaluation(correct: list[int], samples: int = 1, **changes: Any) -> Evaluation:
+    """One of step 2 with so many right answers to each prompt, and with some keys changed."""
+    asked = {"step": 2, "precision": "bf16", "decoding": "greedy", "samples_per_prompt": samples}
+    found = {"prompts": len(correct), "correct": correct, "response_tokens_mean": 1.0}
+    accuracy = sum(correct) / (len(correct) * samples)
+    return Evaluation.model_validate(asked | found | {"accuracy": accuracy} | changes)

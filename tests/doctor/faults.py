@@ -1,11 +1,10 @@
 """Faults planted into a rollout engine or a trainer, each with the cause that has to be named.
 
-    python -m tests.doctor.faults docs/doctor.md
+    python -m tests.doctor.faults
 
-writes the table of faults and of what the doctor named into the documentation.
+writes the table of faults and of what the doctor named into docs/doctor.md.
 """
 
-import argparse
 import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from experiments.support.cli import run_cli
+from experiments.study.schema import ROOT
 from qat_core.doctor.diagnosis import Diagnosis
 from qat_core.doctor.examine import Case, examine, load_model, random_prompts
 from qat_core.doctor.numerics import variant
@@ -32,6 +31,7 @@ from tests.nano_models import write_nano
 Tamper = Callable[[EagerSubject, PreTrainedModel], None]
 FULL = Recipe.full()
 ATTENTION = "model.layers.0.self_attn.o_proj.weight"
+PAGE = ROOT / "docs" / "doctor.md"
 BEGIN, END = "<!-- begin:faults -->", "<!-- end:faults -->"
 
 
@@ -277,15 +277,10 @@ def table() -> str:
 
 def main() -> None:
     """Writes the table between its marks."""
-    parser = argparse.ArgumentParser(description="Plant faults and ask the doctor for the cause.")
-    parser.add_argument("page", type=Path, help="Markdown file whose table is written")
-    path = parser.parse_args().page
-    before, begin, rest = path.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{path}: has no {BEGIN} with {END} after it; name docs/doctor.md")
-    path.write_text(f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}")
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAGE.write_text(f"{before}{BEGIN}\n\n{table()}\n\n{END}{after}")
 
 
 if __name__ == "__main__":
-    run_cli(main)
+    main()

@@ -7,10 +7,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.doctor.faults import BEGIN, END, FAULTS, diagnosis_of, write_models
+from tests.doctor.faults import BEGIN, END, FAULTS, PAGE, diagnosis_of, write_models
 
 PAIRS = [(name, model) for name, fault in FAULTS.items() for model in fault.models]
-DOCUMENT = Path(__file__).parents[2] / "docs" / "doctor.md"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -73,4 +72,4 @@ def test_a_model_that_bf16_rounds_coarsely_is_judged_by_its_own_rounding(
 
 
 def _table() -> str:
-    return DOCUMENT.read_text().partition(BEGIN)[2].partition(END)[0]
+    return PAGE.read_text().partition(BEGIN)[2].partition(END)[0]

@@ -3,8 +3,6 @@ they refuse.
 """
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +10,11 @@ import pytest
 
 pytest.importorskip("verl", reason="needs requirements/engines.txt")
 
-from experiments.study.schema import ROOT
 from qat_core.weights.transfer import PLAN_NAME
 from tests.integration import verl_ranks
 from tests.nano_models import write_nano
 from tests.ranks import run_ranks
+from tests.workflow.programs import module
 
 pytestmark = pytest.mark.long
 
@@ -26,9 +24,8 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
     """Of all cases of `verl_engine.py`, in one process: importing verl takes seconds."""
     folder = tmp_path_factory.mktemp("engine")
     write_nano("nano-moe", folder / "model", num_layers=1)
-    program = [sys.executable, "-m", "tests.integration.verl_engine"]
-    command = [*program, str(folder / "model"), str(folder / "outcomes.json")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    arguments = (folder / "model", folder / "outcomes.json")
+    done = module("tests.integration.verl_engine", *arguments)
     assert done.returncode == 0, done.stderr
     content: dict[str, dict[str, Any]] = json.loads((folder / "outcomes.json").read_text())
     return content
@@ -200,9 +197,8 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
     folder = tmp_path_factory.mktemp("replay")
     write_nano("nano-moe", folder / "moe", num_layers=2)
     write_nano("nano-dense", folder / "dense", num_layers=1)
-    program = [sys.executable, "-m", "tests.integration.verl_replay"]
-    command = [*program, str(folder / "moe"), str(folder / "dense"), str(folder / "facts.json")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    arguments = (folder / "moe", folder / "dense", folder / "facts.json")
+    done = module("tests.integration.verl_replay", *arguments)
     assert done.returncode == 0, done.stderr
     content: dict[str, dict[str, Any]] = json.loads((folder / "facts.json").read_text())
     return content

@@ -36,11 +36,11 @@ from tests.families import (
     sizes_for_vllm,
     tiny_family,
 )
+from tests.nano_models import SETTINGS
 
 pytestmark = pytest.mark.long
 
 PROMPTS = [[3, 14, 4, 17], [5, 17], [3, 3, 14, 9, 15, 4, 17]] * 4
-SETTINGS = {"max_model_len": 64, "kv_cache_memory_bytes": 2**26, "enforce_eager": True}
 RECIPE = Recipe.full()
 
 

@@ -105,12 +105,9 @@ def test_tiles_of_experts_hold_the_rows_that_one_has(
 def test_bits_of_linear_layers_repeat(n: int, rows: int, max_error: float, k: int) -> None:
     assert linear_tile(n, k, 8 if rows <= 8 else 32)
     packed = packed_weight(n, k)
-    words, scale, multiplier = served(packed)
     locks = torch.zeros(humming.NUM_LOCKS, dtype=torch.int32, device="cuda")
     x = torch.randn(rows, k, device="cuda").bfloat16()
-    outs = [
-        humming_linear.multiply(x, words, scale, multiplier.reshape(1), locks) for _ in range(20)
-    ]
+    outs = [humming_linear.multiply(x, *served(packed), locks) for _ in range(20)]
     assert all(torch.equal(outs[0], out) for out in outs)
     exact = F.linear(x.double(), dequantize(packed).double())
     assert (outs[0].double() - exact).norm() < max_error * exact.norm()
@@ -147,7 +144,8 @@ def packed_weight(*shape: int) -> PackedTensor:
 
 def served(packed: PackedTensor) -> tuple[Tensor, Tensor, Tensor]:
     """As vLLM's layers keep it."""
-    return *to_layout(packed.codes, packed.block_scale), packed.global_scale.reciprocal()
+    multiplier = packed.global_scale.reciprocal().reshape(-1)
+    return *to_layout(packed.codes, packed.block_scale), multiplier
 
 
 ROWS = (2, 7, 8, 9, 31, 64, 65, 300)
@@ -160,12 +158,6 @@ def _packed(*shape: int) -> PackedTensor:
     weight *= torch.exp(torch.randn(*shape[:-1], 1, device="cuda")).bfloat16()
     weight.flatten()[:16] = 1e-30  # of a block that is zero
     return quantize(weight, global_scale(group_amax([[weight]])[0], "pow2"))
-
-
-def _laid_out(packed: PackedTensor) -> tuple[Tensor, Tensor, Tensor]:
-    return *to_layout(packed.codes, packed.block_scale), packed.global_scale.reciprocal().reshape(
-        -1
-    )
 
 
 @pytest.mark.gpu
@@ -182,9 +174,9 @@ def test_bits_of_every_tile_are_those_of_the_unpacked_weight(
         monkeypatch.setattr(few_rows, "fastest", lambda *_, tile=tile: tile)
         for rows in ROWS:
             x = torch.randn(rows, k, device="cuda", dtype=torch.bfloat16)
-            found = few_rows.multiply(x, *_laid_out(packed))
+            found = few_rows.multiply(x, *served(packed))
             assert torch.equal(found, F.linear(x, weight)), (tile, rows)
-            assert torch.equal(found[:1], few_rows.multiply(x[:1], *_laid_out(packed)))
+            assert torch.equal(found[:1], few_rows.multiply(x[:1], *served(packed)))
 
 
 @pytest.mark.gpu

@@ -27,15 +27,10 @@ from qat_core.rollout.vllm.switches import IN_PLACE_VARIABLE
 from qat_core.weights.hub_names import HubNames
 from qat_core.weights.stream import weight_stream
 from qat_core.weights.transfer import transfer_tensors
-from tests.nano_models import said_to_be_tied, write_nano
+from tests.nano_models import SETTINGS, said_to_be_tied, write_nano
 
 pytestmark = pytest.mark.long
 
-SETTINGS: dict[str, Any] = {
-    "max_model_len": 64,
-    "kv_cache_memory_bytes": 2**26,
-    "enforce_eager": True,
-}
 OWN_VALUES = r"lm_head\.weight: has values of its own, .*tie_word_embeddings"
 RECIPE = Recipe.full()
 

@@ -15,7 +15,7 @@ from analysis.tables import benchmark_text
 from experiments.rl.metric_names import DRIFT_FILE
 from experiments.runs.drift import read_drift
 from experiments.study.load import load_study
-from experiments.study.schema import ROOT, STUDIES
+from experiments.study.schema import ROOT
 from experiments.support.json_files import write_json, write_jsonl
 from qat_core.checkpoint.read import read_checkpoint
 from qat_core.checkpoint.write import convert
@@ -26,6 +26,7 @@ from qat_core.planning.recipe import Recipe
 from tests.malformed.kind import Kind, damage, mutate_bytes, mutate_json, mutate_lines, mutate_yaml
 from tests.nano_models import write_nano
 from tests.records import become_record
+from tests.study_files import changed_study, study_content
 
 RECORDS = ROOT / "experiments" / "records"
 STEPS = 12
@@ -85,12 +86,10 @@ def _read_benchmarks(folder: Path) -> None:
 def _make_grid(folder: Path) -> None:
     from tests.unit.analysis.synthetic_results import manifest_of, metrics_of
 
-    content = yaml.safe_load((STUDIES / "collapse.yaml").read_text())
-    names = ("dense-lr3e-4", "dense-lr3e-4-tis")
-    content |= {"seeds": [0, 1], "cells": {name: content["cells"][name] for name in names}}
-    content["rl"] |= {"steps": STEPS, "save_every": STEPS}
-    (folder / "study.yaml").write_text(yaml.safe_dump(content))
-    study = load_study(folder / "study.yaml")
+    cells = study_content("collapse")["cells"]
+    cells = {name: cells[name] for name in ("dense-lr3e-4", "dense-lr3e-4-tis")}
+    changes = {"seeds": [0, 1], "cells": cells, "rl/steps": STEPS, "rl/save_every": STEPS}
+    study = changed_study(folder, changes, "collapse")
     for number, run in enumerate(study.runs, start=1):
         run_dir = folder / run.id
         run_dir.mkdir()

@@ -20,13 +20,14 @@ from experiments.runs.provenance import digest_file
 from experiments.study.load import load_study
 from experiments.study.model_config import read_model_config
 from experiments.study.preview import preview
-from experiments.study.schema import ROOT, STUDIES
+from experiments.study.schema import ROOT
 from experiments.support.json_files import write_json, write_jsonl
 from qat_core.planning.predicted_memory import predict_weight_memory_gib
 from tests.malformed.analysis_kinds import ANALYSIS_KINDS
 from tests.malformed.kind import Kind, damage, mutate_bytes, mutate_json, mutate_lines, mutate_yaml
 from tests.nano_models import write_nano
 from tests.records import become_record, make_manifest
+from tests.study_files import REMOVED, changed_study, study_content
 
 STUDY_FILES = ("default", "verl_nano", "collapse")
 PROMPTS, STEPS = 8, 12
@@ -35,8 +36,7 @@ DIGESTS = {"config": "c"}
 
 def _make_study(folder: Path) -> None:
     for name in STUDY_FILES:
-        content = yaml.safe_load((STUDIES / f"{name}.yaml").read_text())
-        (folder / f"{name}.yaml").write_text(yaml.safe_dump(content))
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(study_content(name)))
 
 
 def _read_studies(folder: Path) -> None:
@@ -65,18 +65,13 @@ def _read_model_configs(folder: Path) -> None:
 def _make_results(folder: Path) -> None:
     from tests.unit.analysis.synthetic_results import evaluations_of, manifest_of, metrics_of
 
-    study = yaml.safe_load((STUDIES / "default_long.yaml").read_text())
-    study |= {"seeds": [0], "arms": ["bf16", "nvfp4-qat"]}
-    study["rl"] |= {"steps": STEPS}
-    study["evaluation"] |= {"prompts": PROMPTS}
-    study["models"] = {"nano-dense": study["models"]["nano-dense"]}
-    (folder / "study.yaml").write_text(yaml.safe_dump(study))
-    loaded = load_study(folder / "study.yaml")
-    for run in loaded.runs:
+    changes = {"seeds": [0], "arms": ["bf16", "nvfp4-qat"], "models/nano-moe": REMOVED}
+    study = changed_study(folder, changes | {"rl/steps": STEPS, "evaluation/prompts": PROMPTS})
+    for run in study.runs:
         run_dir = folder / run.id
         run_dir.mkdir()
-        write_json(run_dir / "manifest.json", manifest_of(loaded, run))
-        write_json(run_dir / "eval.json", evaluations_of(loaded, run))
+        write_json(run_dir / "manifest.json", manifest_of(study, run))
+        write_json(run_dir / "eval.json", evaluations_of(study, run))
         write_jsonl(run_dir / "metrics.jsonl", metrics_of(run, STEPS))
 
 

@@ -3,8 +3,8 @@
 import argparse
 import json
 import os
-import subprocess
-import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,8 +30,10 @@ from experiments.support.cli import run_cli
 from experiments.support.json_files import read_json, write_json
 from qat_core.rollout.engine import Rollouts
 from qat_core.training.preparation import state_of
+from tests.files import edit_json
 from tests.integration.vllm_versions import RECORD, outcomes, table
 from tests.records import make_manifest
+from tests.workflow.programs import module
 
 STUDY = load_study(STUDIES / "qwen3_moe_replay.yaml")
 BF16, QAT = STUDY.runs
@@ -95,9 +97,7 @@ def test_without_a_second_step_there_is_no_record(tmp_path: Path) -> None:
 def test_runs_of_the_local_trainer_are_refused(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path, 1, 3)
     path = run_dir / "attempts" / "1" / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest["config"] = {"trainer": "local", "rl": manifest["config"]["rl"]}
-    path.write_text(json.dumps(manifest))
+    edit_json(path, lambda manifest: manifest["config"].update(trainer="local"))
     with pytest.raises(ValueError, match=f"{run_dir}: not a run of verl, its trainer is local; na"):
         write_record(tmp_path / "record.json", [run_dir])
 
@@ -175,42 +175,27 @@ MISTAKES = [
     ("parameter", ["--worlds", "0"], f"argument --worlds: 0: {COUNT}"),
 ]
 WITHOUT_GPU = [
-    ("parameter", [], NO_GPU),
-    *(("bitwise", [], NO_GPU), ("parity", [], NO_GPU)),
-    *(("rollout", ["qwen3-8b:bf16"], NO_GPU), ("serving", ["qwen3-8b:bf16"], NO_GPU)),
-    ("codec", [], NO_GPU),
-    ("exact_products", [], NO_GPU),
-    ("gradients", [], NO_GPU),
+    pytest.param(
+        *named,
+        NO_GPU,
+        marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
+    )
+    for named in (
+        *(("parameter", []), ("bitwise", []), ("parity", []), ("gradients", []), ("codec", [])),
+        *(("rollout", ["qwen3-8b:bf16"]), ("serving", ["qwen3-8b:bf16"]), ("exact_products", [])),
+    )
 ]
 
 
-def refuse(
-    program: str,
-    options: list[str],
-    line: str,
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize(("program", "options", "line"), [*MISTAKES, *WITHOUT_GPU])
+def test_a_mistake_is_refused(
+    program: str, options: list[str], line: str, tmp_path: Path, refusal: Callable[..., str]
 ) -> None:
-    record = folder / "record.json"
-    monkeypatch.setattr(sys, "argv", ["benchmarks", program, str(record), *options])
-    with pytest.raises(SystemExit) as ended:
-        run_cli(main)
-    assert ended.value.code == 2
+    record = tmp_path / "record.json"
+    said = refusal(partial(run_cli, main), program, record, *options)
     # argparse puts the usage before it
-    assert f"error: {line}" in capsys.readouterr().err.splitlines()[-1]
+    assert f"error: {line}" in said.splitlines()[-1]
     assert not record.exists()
-
-
-@pytest.mark.parametrize(("program", "options", "line"), MISTAKES)
-def test_a_mistake_is_refused(program, options, line, tmp_path, monkeypatch, capsys) -> None:
-    refuse(program, options, line, tmp_path, monkeypatch, capsys)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-@pytest.mark.parametrize(("program", "options", "line"), WITHOUT_GPU)
-def test_a_gpu_that_is_not_there(program, options, line, tmp_path, monkeypatch, capsys) -> None:
-    refuse(program, options, line, tmp_path, monkeypatch, capsys)
 
 
 def rollouts(log_prob: float) -> Rollouts:
@@ -264,11 +249,8 @@ def test_one_bit_of_a_served_tensor_is_seen_and_what_nothing_reads_is_not() -> N
 def test_what_a_benchmark_records_can_be_drawn(
     name: str, options: list[str], rows_at_least: int, tmp_path: Path
 ) -> None:
-    program = [sys.executable, "-m", "experiments.benchmarks", "parameter"]
-    command = [*program, str(tmp_path / "new" / f"{name}_x.json"), "--device", "cpu"]
-    done = subprocess.run(
-        [*command, "--rounds", "1", *options], cwd=ROOT, capture_output=True, text=True
-    )
+    arguments = (tmp_path / "new" / f"{name}_x.json", "--device", "cpu", "--rounds", "1", *options)
+    done = module("experiments.benchmarks parameter", *arguments)
     assert done.returncode == 0, done.stderr
     rows = read_json(tmp_path / "new" / f"{name}_x.json")["rows"]
     assert len(rows) >= rows_at_least

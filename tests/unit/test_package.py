@@ -1,11 +1,11 @@
 """One environment is locked; `qat_core` has its documented names, light imports, a whole wheel."""
 
 import inspect
-import os
 import re
 import subprocess
 import sys
 import tomllib
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 
 import qat_core
 from experiments.study.schema import ROOT
+from tests.workflow.programs import run
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
@@ -127,34 +128,20 @@ def test_the_wheel_has_all_that_an_example_and_the_command_need(
     """Built from the tracked files, installed away from them, run elsewhere."""
     source, installed = tmp_path / "source", tmp_path / "installed"
     source.mkdir()
-    files = subprocess.run(
-        [
-            "git",
-            "ls-files",
-            "-z",
-            "qat_core",
-            "hydra_plugins",
-            "pyproject.toml",
-            "README.md",
-            "LICENSE",
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        check=True,
-    ).stdout
-    for name in filter(None, files.decode().split("\0")):
+    parts = ("qat_core", "hydra_plugins", "pyproject.toml", "README.md", "LICENSE")
+    listed = run(["git", "ls-files", "-z", *parts])
+    assert listed.returncode == 0
+    for name in filter(None, listed.stdout.split("\0")):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_bytes((ROOT / name).read_bytes())
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
     subprocess.run([*pip, "--no-index", "--target", str(installed), str(source)], check=True)
-    where = {**os.environ, "PYTHONPATH": str(installed)}
+    where = partial(run, cwd=tmp_path, PYTHONPATH=str(installed))
     packed = tmp_path / "packed"
-    command = [sys.executable, "-c", EXAMPLE, str(nano_dir), str(packed)]
-    ran = subprocess.run(command, cwd=tmp_path, env=where, capture_output=True, text=True)
+    ran = where([sys.executable, "-c", EXAMPLE, nano_dir, packed])
     assert ran.returncode == 0, ran.stderr
     assert str(installed / "qat_core") in ran.stdout
-    program = [str(installed / "bin" / "qat-core"), "verify", str(packed)]
-    said = subprocess.run(program, cwd=tmp_path, env=where, capture_output=True, text=True)
+    said = where([installed / "bin" / "qat-core", "verify", packed])
     assert said.stdout.endswith("weights, all as recorded\n"), said.stderr
     for config in (ROOT / "qat_core" / "verl" / "config").glob("*/*.yaml"):
         assert (installed / config.relative_to(ROOT)).read_bytes() == config.read_bytes()
@@ -185,8 +172,8 @@ def test_imports_no_torch() -> None:
     has_verl = find_spec("verl") is not None
     lines = [code for code in LIGHT if has_verl or "verl" not in code]
     check = "".join(f"{it}\nassert 'torch' not in sys.modules, {it!r}\n" for it in lines)
-    done = subprocess.run([sys.executable, "-c", f"import sys\n{check}"], stderr=subprocess.PIPE)
-    assert done.returncode == 0, done.stderr.decode()
+    done = run([sys.executable, "-c", f"import sys\n{check}"])
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", qat_core.__all__)
@@ -199,7 +186,7 @@ def test_the_facade_gives_functions_also_after_their_modules_were_imported() -> 
     modules = "qat_core.training.preparation, qat_core.planning.explanation"
     code = f"import {modules}; from qat_core import explain, prepare"
     check = f"{code}; assert callable(prepare) and callable(explain)"
-    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+    assert run([sys.executable, "-c", check]).returncode == 0
 
 
 def test_the_facade_has_no_other_names() -> None:

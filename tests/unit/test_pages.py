@@ -6,7 +6,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -20,6 +19,7 @@ from experiments.base.random_model import write_architecture
 from experiments.study.schema import ROOT
 from experiments.support.json_files import read_json
 from tests import verl_table
+from tests.workflow.programs import module
 
 RECORDS = ROOT / "experiments" / "records"
 TEXT = (ROOT / "README.md").read_text()
@@ -69,8 +69,7 @@ def test_verl_takes_the_command_and_the_run_says_the_line_below_it(
     config = read_json(ROOT / "experiments" / "models" / "qwen3-8b.json")
     write_architecture(config, tmp_path / "model")
     command = command.replace("\\\n", "").replace("Qwen/Qwen3-8B-Base", str(tmp_path / "model"))
-    check = [sys.executable, "-m", "qat_core.cli", "verl-check", *shlex.split(command)]
-    ran = subprocess.run(check, cwd=ROOT, capture_output=True, text=True)
+    ran = module("qat_core.cli verl-check", *shlex.split(command))
     assert ran.stdout.startswith(line.strip().removesuffix("...")), ran.stderr
 
 

@@ -20,18 +20,13 @@ CASES = [(family, None) for family in FAMILIES]
 CASES += [("qwen3-moe", implementation) for implementation in EXPERTS_IMPLEMENTATIONS]
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize(("family", "experts"), CASES)
 def test_forward_uses_rounded_weights_and_backward_goes_straight_through(
-    family: str, experts: str | None
+    family: str, experts: str | None, device: str
 ) -> None:
-    assert_same_run(*pair(family, experts))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(("family", "experts"), CASES)
-def test_kernels_round_as_the_oracle_does(family: str, experts: str | None) -> None:
     model, oracle = pair(family, experts)
-    assert_same_run(model.cuda(), oracle.cuda())
+    assert_same_run(model.to(device), oracle.to(device))
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from qat_core.planning.explanation import explain
 from qat_core.planning.plan import plan
 from qat_core.planning.recipe import Recipe, matches
 from qat_core.training.preparation import prepare
+from qat_core.weights.stream import weight_stream
 from tests.tiny_models import tiny_model
 
 ATTENTION_GROUP = "model.layers.0.self_attn.q_proj+k_proj+v_proj"
@@ -127,9 +128,13 @@ def test_of_the_patterns_for_attention_one_is_enough() -> None:
         plan(model, Recipe(ignore=("re:.*attn.*",)))
 
 
+def stream(model: nn.Module, recipe: Any) -> object:
+    return weight_stream(model, plan(model, Recipe()), recipe)
+
+
 @pytest.mark.parametrize("given", ["full", Recipe.full, {"ignore": ()}, None])
 def test_what_is_no_recipe_is_answered_with_the_way_to_write_it(given: Any) -> None:
-    for use in (prepare, explain, plan):
+    for use in (prepare, explain, plan, *([stream] if given else [])):  # None: in BF16
         with pytest.raises(ValueError, match=r"recipe: .*: write Recipe\.full\(\), Recipe\.ffn"):
             use(tiny_model("qwen3"), given)
 
@@ -144,11 +149,9 @@ def test_explains_reasons_and_shared_scales() -> None:
     assert "ignored by 'layers.0.self_attn'" in text
 
 
-@pytest.mark.parametrize(
-    ("pattern", "error"), [("model", "the recipe quantizes nothing"), ("nothing", "ignore: 'nothi")]
-)
-def test_explains_also_what_prepare_refuses(pattern: str, error: str) -> None:
-    assert f"error: {error}" in explain(tiny_model("qwen3"), Recipe(ignore=(pattern,)))
+def test_explains_also_what_prepare_refuses() -> None:
+    text = explain(tiny_model("qwen3"), Recipe(ignore=("model",)))
+    assert "error: the recipe quantizes nothing" in text
 
 
 def test_ffn_ignores_attention_and_what_the_caller_adds() -> None:

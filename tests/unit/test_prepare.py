@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from qat_core.planning.plan import plan
 from qat_core.planning.recipe import Recipe
 from qat_core.training.parameter import FakeQuantizedTensor
-from qat_core.training.preparation import is_prepared, prepare, state_of
+from qat_core.training.preparation import is_prepared, prepare
 from qat_core.training.state import rounded_weights
 from tests.tiny_models import tiny_model, tokens
 
@@ -122,14 +121,6 @@ def test_whole_weights_are_freed_where_shards_replace_them() -> None:
     projection._parameters["weight"] = nn.Parameter(torch.empty(0))  # as fully_shard does
     gc.collect()
     assert whole() is None
-
-
-def test_is_prepared() -> None:
-    model = tiny_model("qwen3")
-    assert not is_prepared(model) and state_of(model) is None
-    prepare(model, Recipe())
-    assert is_prepared(model)
-    assert plan(model, Recipe()).quantized  # a prepared model can still be looked at
 
 
 def spoiled(value: float) -> nn.Module:

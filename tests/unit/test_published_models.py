@@ -246,11 +246,6 @@ def test_mixtrals_experts_are_named_as_on_the_hub() -> None:
     )
 
 
-def test_experts_that_a_file_holds_whole_are_not_cut() -> None:
-    (piece,) = HubNames(tiny_family("gpt_oss")).pieces["model.layers.0.mlp.experts.gate_up_proj"]
-    assert (piece.name, piece.expert) == ("model.layers.0.mlp.experts.gate_up_proj", None)
-
-
 def test_a_form_that_is_not_known_is_refused() -> None:
     with pytest.raises(ValueError, match=r"hub's names.*neither a whole tensor"):
         HubNames(tiny_family("hrm_text"))

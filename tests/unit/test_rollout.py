@@ -8,11 +8,9 @@ from transformers import AutoModelForCausalLM
 
 from experiments.rl.policy import Policy
 from qat_core.mismatch import k3
-from qat_core.nvfp4 import PackedTensor, dequantize
 from qat_core.planning.plan import plan
 from qat_core.planning.recipe import Recipe
 from qat_core.rollout.eager import EagerEngine
-from qat_core.training.preparation import prepare
 from qat_core.weights.stream import weight_stream
 from tests.nano_models import without_token
 
@@ -49,20 +47,6 @@ def test_padding_does_not_change_a_greedy_response(engine: EagerEngine) -> None:
     together = engine.generate(PROMPTS, max_new_tokens=3, temperature=0.0, seed=0)
     alone = engine.generate([PROMPTS[1]], max_new_tokens=3, temperature=0.0, seed=0)
     assert torch.equal(together.response_ids[1], alone.response_ids[0])
-
-
-def test_a_response_ends_with_the_end_of_sequence(engine: EagerEngine) -> None:
-    rollouts = engine.generate(PROMPTS * 30, max_new_tokens=40, temperature=1.0, seed=1)
-    ended = 0
-    for ids, mask, truncated in zip(
-        rollouts.response_ids, rollouts.response_mask, rollouts.truncated, strict=True
-    ):
-        length = int(mask.sum())
-        assert mask[:length].all() and not mask[length:].any()
-        assert (ids[:length] == engine.end_ids[0]).sum() == int(not truncated)
-        assert truncated or ids[length - 1] == engine.end_ids[0]
-        ended += int(not truncated)
-    assert ended > 10, "random weights end most of 90 responses within 40 tokens"
 
 
 @pytest.fixture
@@ -122,12 +106,6 @@ def test_static_decoding_samples_the_distribution(static: EagerEngine) -> None:
     assert chi_square < 45
 
 
-def test_a_seed_fixes_the_static_sample(static: EagerEngine) -> None:
-    ids = [static.generate(PROMPTS, 8, 1.0, seed).response_ids for seed in (7, 7, 8)]
-    assert torch.equal(ids[0], ids[1])
-    assert ids[0].shape != ids[2].shape or not torch.equal(ids[0], ids[2])
-
-
 def test_a_longer_batch_gets_more_memory(static: EagerEngine) -> None:
     static.generate(PROMPTS, 8, 1.0, 0)
     long = [PROMPTS[2] * 12]
@@ -146,21 +124,12 @@ def test_a_tokenizer_needs_no_token_for_padding(
     assert torch.equal(with_eos.log_probs, with_pad.log_probs)
 
 
-def test_a_seed_fixes_the_sample(engine: EagerEngine) -> None:
+@pytest.mark.parametrize("is_static", [False, True], ids=["loop", "static"])
+def test_a_seed_fixes_the_sample(engine: EagerEngine, is_static: bool) -> None:
+    engine.is_static = is_static
     ids = [engine.generate(PROMPTS, 8, 1.0, seed).response_ids for seed in (7, 7, 8)]
     assert torch.equal(ids[0], ids[1])
     assert ids[0].shape != ids[2].shape or not torch.equal(ids[0], ids[2])
-
-
-@RECIPES
-def test_streamed_bytes_are_the_numbers_trained_with(nano_dir: Path, recipe: Recipe) -> None:
-    model = AutoModelForCausalLM.from_pretrained(nano_dir, dtype=torch.bfloat16)
-    quantized = set(prepare(model, recipe).quantized)
-    streamed = dict(weight_stream(model, plan(model, recipe), recipe))
-    assert {n for n, weight in streamed.items() if isinstance(weight, PackedTensor)} == quantized
-    for name in quantized:
-        unpacked = dequantize(streamed[name])
-        assert torch.equal(unpacked, model.get_parameter(name).rounded()), name
 
 
 @RECIPES

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -37,29 +36,6 @@ def test_another_recipe_than_trained_is_refused(
     with pytest.raises(ValueError, match=message):
         take(model, recipe, tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("trained", "asked", "message"),
-    [
-        (
-            Recipe.full(),
-            Recipe.ffn(),
-            r"k_proj\.weight: would not be packed, but prepare\(\) did",
-        ),
-        (
-            Recipe.ffn(),
-            Recipe.full(),
-            r"k_proj\.weight: would be packed, but prepare\(\) did not",
-        ),
-    ],
-    ids=["fewer", "more"],
-)
-def test_another_plan_than_trained_is_refused(trained: Recipe, asked: Recipe, message: str) -> None:
-    model = tiny_model("qwen3")
-    prepare(model, trained)
-    with pytest.raises(ValueError, match=message):
-        weight_stream(model, plan(model, asked), asked)
 
 
 def test_a_prepared_model_may_be_streamed_in_bf16() -> None:
@@ -97,18 +73,9 @@ def _bytes(stream: Iterable[tuple[str, Weight]]) -> dict[str, tuple[bytes, ...]]
         for name, w in stream
     }
     return {
-        n: tuple(t.reshape(-1).view(torch.uint8).numpy().tobytes() for t in p)
+        n: tuple(t.reshape(-1).view(torch.uint8).cpu().numpy().tobytes() for t in p)
         for n, p in parts.items()
     }
-
-
-@pytest.mark.parametrize(
-    "given", ["full", plan(tiny_model("qwen3"), Recipe())], ids=["name", "plan"]
-)
-def test_what_is_no_recipe_is_answered_with_the_way_to_write_one(given: Any) -> None:
-    model = tiny_model("qwen3")
-    with pytest.raises(ValueError, match=r"^recipe: .{,40}: write Recipe\.full\(\)"):
-        weight_stream(model, plan(model, Recipe()), given)
 
 
 @pytest.mark.parametrize("prepared", [True, False])
@@ -164,39 +131,31 @@ def family(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture
-def model(family: str, bad: float) -> nn.Module:
-    """An FP32 model, one value of which is bad."""
+def _spoiled(family: str, bad: float, prepared: bool = False) -> nn.Module:
+    """An FP32 model, one value of which is bad; prepared before it was."""
     model = tiny_model(family).float()
-    _spoil(model, family, bad)
+    if prepared:
+        prepare(model, Recipe())
+    with torch.no_grad():
+        model.get_parameter(WEIGHTS[family]).view(-1)[70] = bad
     return model
 
 
-def _spoil(model: nn.Module, family: str, bad: float) -> None:
-    with torch.no_grad():
-        model.get_parameter(WEIGHTS[family]).view(-1)[70] = bad
-
-
-def test_a_stream_is_refused_before_its_first_weight(model: nn.Module, family: str) -> None:
-    stream = weight_stream(model, plan(model, Recipe()), Recipe())
+@pytest.mark.parametrize("prepared", [False, True], ids=["plain", "prepared"])
+def test_a_stream_is_refused_before_its_first_weight(
+    family: str, bad: float, prepared: bool
+) -> None:
+    model = _spoiled(family, bad, prepared)
     with pytest.raises(ValueError, match=f"^{WEIGHTS[family]}: holds NaN or infinity"):
-        next(stream)
-
-
-def test_a_prepared_models_stream_is_refused(family: str, bad: float) -> None:
-    model = tiny_model(family).float()
-    checked = prepare(model, Recipe())
-    _spoil(model, family, bad)
-    with pytest.raises(ValueError, match=f"^{WEIGHTS[family]}: holds NaN or infinity"):
-        next(weight_stream(model, checked, Recipe()))
+        next(weight_stream(model, plan(model, Recipe()), Recipe()))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("packed", [True, False])
 def test_a_stream_from_the_host_to_a_gpu_is_refused_before_its_end(
-    model: nn.Module, family: str, packed: bool
+    family: str, bad: float, packed: bool
 ) -> None:
-    recipe = Recipe() if packed else None
+    model, recipe = _spoiled(family, bad), Recipe() if packed else None
     stream = weight_stream(model, recipe and plan(model, recipe), recipe, "cuda")
     with pytest.raises(ValueError, match=f"^{WEIGHTS[family]}: holds NaN or infinity"):
         list(stream)
@@ -206,20 +165,17 @@ def test_a_stream_from_the_host_to_a_gpu_is_refused_before_its_end(
 @pytest.mark.parametrize("pinned", [False, True], ids=["pageable", "pinned"])
 def test_a_stream_from_the_host_packs_on_a_gpu_as_on_the_host(family: str, pinned: bool) -> None:
     model = tiny_model(family)
-    expected = dict(weight_stream(model, plan(model, Recipe()), Recipe()))
+    expected = _bytes(weight_stream(model, plan(model, Recipe()), Recipe()))
     if pinned:  # as after `.to("cpu", non_blocking=True)`, verl's way to offload
         model.cuda().to("cpu", non_blocking=True)
-    streamed = dict(weight_stream(model, plan(model, Recipe()), Recipe(), "cuda"))
+    streamed = _bytes(weight_stream(model, plan(model, Recipe()), Recipe(), "cuda"))
     assert list(streamed) == list(expected)
-    for name, weight in streamed.items():
-        assert _bytes_of(weight) == _bytes_of(expected[name]), name
+    assert [name for name in expected if streamed[name] != expected[name]] == []
 
 
-def test_an_export_is_refused_and_leaves_nothing(
-    model: nn.Module, family: str, tmp_path: Path
-) -> None:
+def test_an_export_is_refused_and_leaves_nothing(family: str, bad: float, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"^{WEIGHTS[family]}: holds NaN or infinity"):
-        export(model, Recipe(), tmp_path / "packed")
+        export(_spoiled(family, bad), Recipe(), tmp_path / "packed")
     assert not list(tmp_path.iterdir())
 
 
@@ -268,12 +224,3 @@ def test_the_next_weight_may_round_to_infinity() -> None:
     weight[0, 0] = largest(92)
     scale = global_scale(weight.max().float(), "pow2")
     assert fake_quantize(weight, scale, "mse").isfinite().all()
-
-
-def _bytes_of(weight: Weight) -> list[bytes]:
-    parts = (
-        [weight]
-        if isinstance(weight, torch.Tensor)
-        else [weight.codes, weight.block_scale, weight.global_scale]
-    )
-    return [bytes(part.cpu().contiguous().flatten().view(torch.uint8).tolist()) for part in parts]

@@ -151,8 +151,7 @@ def test_agreement_passes_and_lists_every_weight(
 
 def test_a_weight_packed_but_not_trained_so_is_named(model: nn.Module) -> None:
     """What happens to experts elsewhere: only attention is rounded, all is packed."""
-    experts_left_out = Recipe.full(ignore=("mlp",))
-    prepare(model, experts_left_out)
+    prepare(model, Recipe.full(ignore=("mlp",)))
     packed = plan(model, Recipe.full())
     with pytest.raises(ValueError, match=r"mlp\S+: trained in BF16, sent in NVFP4, served in NVFP"):
         coverage(model, packed, packed.quantized, qat=True)

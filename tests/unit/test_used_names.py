@@ -4,7 +4,6 @@ import ast
 import inspect
 import os
 import re
-import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from packaging.version import Version
 
 from experiments.study.schema import ROOT
 from tests.used_names import USED_NAMES
+from tests.workflow.programs import run
 
 OF_VLLM, OF_VERL, OF_HYDRA = (
     [used for used in USED_NAMES if used.package == package]
@@ -71,13 +71,8 @@ print(look_up("verl.workers.rollout.base", "_ROLLOUT_REGISTRY")["vllm", "async"]
 def printed_with_verl(code: str) -> list[str]:
     """Lines that a program with verl on a CPU prints."""
     cpu = {"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "qat_core.verl.cpu"}
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        env=os.environ | cpu,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    path = os.environ.get("PYTHONPATH", str(ROOT))
+    done = run([sys.executable, "-W", "ignore", "-c", code], PYTHONPATH=path, **cpu)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

@@ -40,7 +40,6 @@ ROUNDED: dict[str, Use] = {
     "custom kernel": lambda w, _: product(ONE, w),
     "transpose": lambda w, _: ONE @ w.t(),
     "copied transpose": lambda w, _: ONE @ w.t().contiguous(),
-    "cloned transpose": lambda w, _: ONE @ w.t().clone(),
     "rows": lambda w, _: torch.cat([rows @ ONE for rows in w.split([8, 24])]),
     "experts": lambda _, e: e.bmm(ONES),
     "copied experts": lambda _, e: ONES.bmm(e.transpose(1, 2).contiguous()),
@@ -50,7 +49,6 @@ ROUNDED: dict[str, Use] = {
     "copied gate": lambda _, e: e.chunk(2, 1)[0].contiguous().bmm(ONES),
     "chosen experts": lambda _, e: e[[1, 0]].bmm(ONES[:2]),
     "inner product": lambda w, _: torch.inner(ONE, w),
-    "tensordot": lambda w, _: torch.tensordot(ONE, w, ([1], [1])),
     "vmap": lambda w, _: torch.func.vmap(lambda row: F.linear(row, w))(ONE),
     "jvp": lambda w, _: torch.func.jvp(lambda x: F.linear(x, w), (ONE,), (ONE,))[1],
     "sparse product": lambda w, _: torch.sparse.mm(ONE.float().to_sparse(), w.float().t()),
@@ -60,20 +58,13 @@ ROUNDED: dict[str, Use] = {
 # Made part of another matrix: rounded before in a forward pass, elsewhere no factor of a product.
 MIXED: dict[str, Use] = {
     "concatenated": lambda w, _: ONE @ torch.cat([w, w]).t(),
-    "stacked": lambda w, _: torch.stack([w, w]) @ ONE,
     "plus an adapter": lambda w, _: ONE @ (w + torch.zeros_like(w)).t(),
     "scaled": lambda w, _: ONE @ (w * 0.5).t(),
     "normalized": lambda w, _: ONE @ F.normalize(w).t(),
-    "squashed": lambda w, _: ONE @ torch.tanh(w).t(),
     "masked": lambda w, _: ONE @ torch.where(w > 0, w, 0).t(),
     "rows, cloned": lambda w, _: ONE @ w[:8].clone().t(),
     "cloned": lambda w, _: ONE @ w.clone().t(),
-    "concatenated experts": lambda _, e: torch.cat([e, e], 1).bmm(ONES),
-    "padded": lambda w, _: ONE @ F.pad(w, (0, 0, 0, 8)).t(),
-    "triangular": lambda w, _: ONE @ torch.triu(w).t(),
     "scaled together": lambda w, _: ONE @ torch._foreach_mul([w], 0.5)[0].t(),
-    "embedded": lambda w, _: F.embedding(torch.arange(32), w * 1) @ ONE,
-    "gathered from copies": lambda _, e: e.clone()[[1, 0]].bmm(ONES[:2]),
 }
 # The same, without a product, or through memory of others.
 MIXED_ALONE: dict[str, Use] = {
@@ -84,8 +75,6 @@ MIXED_ALONE: dict[str, Use] = {
 # What serves penalties, logs, optimizers and files.
 FULL_PRECISION: dict[str, Use] = {
     "norm": lambda w, _: w.float().norm(),
-    "square": lambda w, _: w.float().pow(2).sum(),
-    "largest": lambda w, _: w.abs().amax(0),
     "flattened": lambda w, _: torch.cat([w.flatten(), w.view(-1)]),
     "distance to a reference": lambda w, _: (w.flatten() - 1).square(),
     "detached": lambda w, _: w.detach() * 1,
@@ -96,13 +85,8 @@ FULL_PRECISION: dict[str, Use] = {
 }
 REFUSED: dict[str, Use] = {
     "unsqueeze": lambda w, _: w.unsqueeze(0),
-    "squeeze": lambda w, _: w.squeeze(0),
-    "diagonal": lambda w, _: w.diagonal(),
-    "unfold": lambda w, _: w.unfold(0, 3, 1),
     "other dtype": lambda w, _: w.view(torch.int16),
     "einsum": lambda w, _: torch.einsum("bi,oi->bo", ONE, w),
-    "einsum of experts": lambda _, e: torch.einsum("ebi,eoi->ebo", ONES, e),
-    "conv1d": lambda w, _: F.conv1d(ONE[None], w[..., None]),
     "permuted experts": lambda _, e: e.movedim(0, 1),
     "some experts": lambda _, e: e[1:3].bmm(ONES[:2]),
     "all experts as one": lambda _, e: e @ ONES[0],

@@ -59,19 +59,6 @@ def test_adapters_after_prepare_are_streamed_once_merged(safe: bool) -> None:
     assert isinstance(packed, PackedTensor) and torch.equal(dequantize(packed), weight.rounded())
 
 
-def test_compiled_models_stream_under_their_own_names() -> None:
-    model = tiny_model("qwen3")
-    checked = prepare(model, Recipe())
-    compiled: Any = torch.compile(model, backend="eager")
-    assert is_prepared(compiled)
-    assert [name for name, _ in weight_stream(compiled, checked, Recipe())] == [
-        entry.name for entry in checked.entries
-    ]
-    with pytest.raises(ValueError, match="prepared with pow2"):
-        amax = Recipe(scale_policy="amax")
-        weight_stream(compiled, plan(model, amax), amax)
-
-
 def test_a_compiled_model_is_planned_prepared_and_trained_as_itself(tmp_path: Path) -> None:
     model, plain = tiny_model("qwen3"), tiny_model("qwen3")
     compiled: Any = torch.compile(model, backend="eager")
@@ -106,10 +93,11 @@ class WithValues(nn.Module):
     [
         lambda model: (WithValues(model), model),
         lambda model: (torch.compile(model, backend="eager"), model),
+        lambda model: (model, torch.compile(model, backend="eager")),
         lambda model: (model, model.model),
         lambda model: (model.model, model),
     ],
-    ids=["inside a wrapper", "inside a compiled one", "a part", "around a part"],
+    ids=["inside a wrapper", "inside a compiled one", "compiled later", "a part", "around a part"],
 )
 def test_a_part_or_a_wrapper_is_packed_as_it_was_prepared(
     shared: Callable[[Any], tuple[nn.Module, nn.Module]], tmp_path: Path

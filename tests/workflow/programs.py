@@ -51,9 +51,9 @@ def copy_repository(root: Path) -> None:
         shutil.copy(ROOT / name, root)
 
 
-def module(name: str, *arguments: object, folder: Path) -> Done:
+def module(name: str, *arguments: object, folder: Path = ROOT, **variables: str) -> Done:
     """`python -m name` in `folder`; a name may have two words, module and command."""
-    return run([sys.executable, "-m", *name.split(), *arguments], cwd=folder)
+    return run([sys.executable, "-m", *name.split(), *arguments], cwd=folder, **variables)
 
 
 def imported(done: Done) -> set[str]:

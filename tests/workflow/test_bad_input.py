@@ -4,18 +4,17 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from experiments.study.schema import ROOT, STUDIES
+from tests.study_files import write_study
 from tests.workflow.programs import ENVIRONMENT, SMOKE, Done, module, run, snakemake
 
 pytestmark = pytest.mark.long
 
-WriteStudy = Callable[..., Path]
 TINY: dict[str, Any] = json.loads((ROOT / "tests" / "workflow" / "tiny.json").read_text())
 
 
@@ -26,42 +25,36 @@ def assert_one_line(done: Done, line: str) -> None:
     assert "Traceback" not in done.stderr + done.stdout
 
 
-def test_snakemake_refuses_study(tmp_path: Path, write_study: WriteStudy) -> None:
-    done = snakemake("--configfile", write_study(rl__stepz=3), folder=tmp_path)
+def test_snakemake_refuses_study(tmp_path: Path) -> None:
+    study = write_study(tmp_path, {"rl/stepz": 3}, SMOKE)
+    done = snakemake("--configfile", study, folder=tmp_path)
     assert_one_line(done, "study.yaml: rl.stepz: unknown key; did you mean steps?")
     assert not (tmp_path / "results").exists() and not (tmp_path / "mlflow.db").exists()
 
 
-def test_snakemake_refuses_model(tmp_path: Path, write_study: WriteStudy) -> None:
-    file = tmp_path / "model.json"
-    file.write_text(json.dumps(TINY | {"num_hidden_layers": 0}))
-    study = write_study(models__tiny__config=str(file))
+def study_of_model(folder: Path, config: str) -> tuple[Path, Path]:
+    """The smoke study with such a configuration of its model, and that of the model."""
+    file = folder / "model.json"
+    file.write_text(config)
+    return write_study(folder, {"models/tiny/config": str(file)}, SMOKE), file
+
+
+def test_snakemake_refuses_model(tmp_path: Path) -> None:
+    study, file = study_of_model(tmp_path, json.dumps(TINY | {"num_hidden_layers": 0}))
     line = f"{file}: no linear or expert weight to quantize; use the bf16 arm alone"
     assert_one_line(snakemake("--configfile", study, folder=tmp_path), line)
     assert not (tmp_path / "results").exists()
 
 
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [("{", "not JSON (Expecting property name"), ("[1]", "not a mapping of keys to values;")],
-)
-def test_dry_run_refuses_a_damaged_model_config(
-    tmp_path: Path, write_study: WriteStudy, text: str, line: str
-) -> None:
-    file = tmp_path / "model.json"
-    file.write_text(text)
-    study = write_study(models__tiny__config=str(file))
+def test_dry_run_refuses_a_damaged_model_config(tmp_path: Path) -> None:
+    study, file = study_of_model(tmp_path, "{")
     done = snakemake("-n", "--configfile", study, folder=tmp_path)
-    assert_one_line(done, f"error: {file}: {line}")
+    assert_one_line(done, f"error: {file}: not JSON (Expecting property name")
     assert "; correct it, or name another file in models.tiny.config" in done.stderr
 
 
-def test_program_that_fails_within_the_workflow_is_said_to_fail(
-    tmp_path: Path, write_study: WriteStudy
-) -> None:
-    file = tmp_path / "model.json"
-    file.write_text(json.dumps(TINY | {"vocab_size": 8}))
-    study = write_study(models__tiny__config=str(file))
+def test_program_that_fails_within_the_workflow_is_said_to_fail(tmp_path: Path) -> None:
+    study, file = study_of_model(tmp_path, json.dumps(TINY | {"vocab_size": 8}))
     done = snakemake("--configfile", study, folder=tmp_path)
     assert done.returncode != 0
     output = done.stdout + done.stderr
@@ -146,26 +139,14 @@ def test_program_refuses(tmp_path: Path, command: tuple[str, ...], line: str) ->
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("command", "file", "line"),
-    [
-        (
-            ("experiments.launch.run", "--run", "tiny_bf16_seed0", "--log", "log"),
-            "base/tiny/manifest.json",
-            "weights: missing; delete it and run the study again",
-        ),
-    ],
-    ids=["launch"],
-)
-def test_program_refuses_a_damaged_file(
-    tmp_path: Path, command: tuple[str, ...], file: str, line: str
-) -> None:
-    damaged = tmp_path / "results" / file
-    damaged.parent.mkdir(parents=True)
-    damaged.write_text("{}")
-    name, *arguments = command
-    done = module(name, "--study", SMOKE, *arguments, folder=tmp_path)
-    assert_one_line(done, f"error: results/{file}: {line}")
+def test_program_refuses_a_damaged_file(tmp_path: Path) -> None:
+    damaged = "results/base/tiny/manifest.json"
+    (tmp_path / damaged).parent.mkdir(parents=True)
+    (tmp_path / damaged).write_text("{}")
+    arguments = ("--run", "tiny_bf16_seed0", "--log", "log")
+    done = module("experiments.launch.run", "--study", SMOKE, *arguments, folder=tmp_path)
+    line = "weights: missing; delete it and run the study again"
+    assert_one_line(done, f"error: {damaged}: {line}")
     assert done.returncode == 2
 
 

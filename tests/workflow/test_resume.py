@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,8 @@ from experiments.runs.manifest import read_manifest
 from experiments.study.schema import ROOT
 from experiments.support.json_files import read_json, write_json
 from experiments.tracking.store import find_runs
+from tests.files import contents
+from tests.study_files import write_study
 from tests.workflow.programs import ENVIRONMENT, SMOKE, module, snakemake
 
 RUN = "tiny_nvfp4-qat_seed0"
@@ -157,14 +158,6 @@ def test_runs_of_one_process_have_the_bits_of_runs_alone_also_after_a_kill(
     assert RUN in (folder / f"{RUN}.log").read_text()
 
 
-def contents(path: Path) -> dict[str, bytes]:
-    """A file, or all files below a folder."""
-    files = (each for each in (path, *path.rglob("*")) if each.is_file())
-    found = {str(each.relative_to(path)): each.read_bytes() for each in files}
-    assert found, path
-    return found
-
-
 def without_timings(row: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in row.items() if not key.startswith(TIMINGS)}
 
@@ -250,8 +243,8 @@ def test_changed_study_starts_over(base: Path, uninterrupted: list[dict[str, Any
 
 
 @pytest.mark.long
-def test_failed_run_leaves_no_result(base: Path, write_study: Callable[..., Path]) -> None:
-    study = write_study(rl__rollout__max_prompt_tokens=1)
+def test_failed_run_leaves_no_result(base: Path, tmp_path: Path) -> None:
+    study = write_study(tmp_path, {"rl/rollout/max_prompt_tokens": 1}, SMOKE)
     arguments = ("--run", RUN, "--results", "failed", "--log", "failed/last.log")
     shutil.copytree(base / "results" / "base", base / "failed" / "base")
     for path in (base / "failed" / "base").glob("*/manifest.json"):

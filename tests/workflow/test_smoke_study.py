@@ -13,6 +13,7 @@ from analysis.figure_files import DRIFT, figure_names
 from experiments.runs.attempts import list_run_dirs
 from experiments.runs.record import has_file
 from experiments.study.load import load_study
+from tests.files import read_rows
 from tests.workflow.programs import (
     SLOW_IMPORTS,
     SMOKE,
@@ -41,10 +42,6 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Done]:
 @pytest.fixture(scope="module")
 def folder(first: tuple[Path, Done]) -> Path:
     return first[0]
-
-
-def read_rows(path: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def read_json(path: Path) -> Any:

@@ -9,14 +9,15 @@ from statistics import median
 from typing import Any
 
 import pytest
-import yaml
 
 pytest.importorskip("verl", reason="needs requirements/engines.txt")
 
 from mlflow import MlflowClient
 
-from experiments.study.schema import ROOT, STUDIES
+from experiments.study.schema import ROOT
 from experiments.tracking.store import SQLITE
+from tests.files import read_rows
+from tests.study_files import REMOVED, study_content, write_study
 from tests.workflow import verl_runs
 from tests.workflow.programs import listening_addresses, module
 from tests.workflow.verl_cases import Case
@@ -34,16 +35,14 @@ def train(
     folder: Path, model: str, arm: str, num_workers: int, *, base_steps: int, steps: int
 ) -> Path:
     """Trains a run from a base of little training; returns the run's folder."""
-    study = yaml.safe_load((STUDIES / "verl_nano.yaml").read_text())
-    study |= {"models": {model: study["models"][model]}, "arms": [arm], "gpus": num_workers}
-    study["models"][model]["pretrain"]["steps"] = base_steps
-    study["rl"] |= {"steps": steps, "save_every": steps}
-    del study["kl_gate"]
-    file = folder / "study.yaml"
-    file.write_text(yaml.safe_dump(study))
+    content = study_content("verl_nano")
+    changes = {"models": {model: content["models"][model]}, "arms": [arm], "gpus": num_workers}
+    changes |= {f"models/{model}/pretrain/steps": base_steps, "kl_gate": REMOVED}
+    changes |= {"rl/steps": steps, "rl/save_every": steps}
+    file = write_study(folder, changes, "verl_nano")
     run_dir = folder / "results" / f"{model}_{arm}_seed0"
     base = folder / "results" / "base" / model
-    data = folder / "results" / "data" / study["study"]
+    data = folder / "results" / "data" / content["study"]
     for program, *arguments in (
         ("experiments.base make", "--model", model, "--out", base),
         ("experiments.verl.data", "--out", data),
@@ -69,16 +68,12 @@ def manifest(run_dir: Path) -> dict[str, Any]:
     return content
 
 
-def read_rows(run_dir: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.verl_table(
     "fixed batch sizes and remove-padding, an MoE on two workers",
     "trains; trainer and rollouts agree",
 )
 def test_trainer_and_rollouts_agree(run_dir: Path) -> None:
-    rows = read_rows(run_dir)
+    rows = read_rows(run_dir / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3]
     assert median(row["rollout_corr/k3_kl"] for row in rows) < LARGEST_MEDIAN_K3_KL
     assert min(row["actor/grad_norm"] for row in rows) > 0
@@ -115,7 +110,7 @@ def test_mlflow_has_mismatch_memory_and_status(run_dir: Path, manifest: dict[str
 @pytest.mark.long
 def test_bf16_arm_trains_with_verls_own_engine(tmp_path: Path) -> None:
     run_dir = train(tmp_path, "nano-dense-verl", "bf16", num_workers=1, base_steps=2, steps=1)
-    (row,) = read_rows(run_dir)
+    (row,) = read_rows(run_dir / "metrics.jsonl")
     assert row["rollout_corr/k3_kl"] < LARGEST_MEDIAN_K3_KL
     memory = json.loads((run_dir / "manifest.json").read_text())["memory"]
     assert memory["measured_bf16_gib"] == pytest.approx(memory["predicted_bf16_gib"], rel=1e-9)

@@ -3,24 +3,21 @@ import shutil
 from pathlib import Path
 
 import pytest
-import yaml
 
 from analysis.load import load_results
+from analysis.record import record_study
 from analysis.results import Results
 from experiments.study.load import load_study
-from experiments.study.schema import STUDIES, Study
+from experiments.study.schema import Study
+from tests.study_files import write_study
 from tests.unit.analysis.synthetic_results import write_results
 
 
 @pytest.fixture(scope="session")
 def study_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The default study with the five seeds of the protocol, and the drift of weights watched."""
-    default = yaml.safe_load((STUDIES / "default_long.yaml").read_text())
-    rl = default["rl"] | {"steps": 30, "drift_every": 10}
-    default |= {"study": "default", "seeds": [0, 1, 2, 3, 4], "rl": rl}
-    path = tmp_path_factory.mktemp("study") / "study.yaml"
-    path.write_text(yaml.safe_dump(default))
-    return path
+    changes = {"study": "default", "seeds": [0, 1, 2, 3, 4], "rl/steps": 30, "rl/drift_every": 10}
+    return write_study(tmp_path_factory.mktemp("study"), changes)
 
 
 @pytest.fixture(scope="session")
@@ -51,3 +48,9 @@ def results(pickled: bytes) -> Results:
     """Each test's own, down to the lists in the frames, which a copy of a frame would share."""
     loaded: Results = pickle.loads(pickled)
     return loaded
+
+
+@pytest.fixture
+def record(study_file: Path, results_dir: Path, tmp_path: Path) -> Path:
+    """The record of the study, judged."""
+    return record_study(study_file, results_dir, tmp_path / "records")

@@ -1,6 +1,5 @@
 """Synthetic results in the format of real runs, with known ratios between the arms."""
 
-import json
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,8 @@ from analysis.claims_table import Claim
 from analysis.load import load_results
 from analysis.parity.judge import judge_study
 from experiments.study.schema import Run, Study
+from experiments.support.json_files import write_json, write_jsonl
+from tests.files import read_rows, set_keys
 from tests.records import MANIFEST
 
 KL_RATIOS = {"bf16": 1.0, "nvfp4-noqat": 100.0, "nvfp4-qat": 1.05, "nvfp4-qat-ffn": 1.0}
@@ -111,22 +112,19 @@ def write_results(study: Study, folder: Path) -> None:
     for run in study.runs:
         run_dir = folder / run.id
         run_dir.mkdir(parents=True)
-        lines = [json.dumps(row) + "\n" for row in metrics_of(run, num_steps)]
-        (run_dir / "metrics.jsonl").write_text("".join(lines))
-        evaluations = evaluations_of(study, run)
-        (run_dir / "eval.json").write_text(json.dumps(evaluations))
-        (run_dir / "manifest.json").write_text(json.dumps(manifest_of(study, run)))
+        write_jsonl(run_dir / "metrics.jsonl", metrics_of(run, num_steps))
+        write_json(run_dir / "eval.json", evaluations_of(study, run))
+        write_json(run_dir / "manifest.json", manifest_of(study, run))
         if run.arm in PACKED_SHARE:
-            drift = "".join(json.dumps(row) + "\n" for row in drift_of(num_steps))
-            (run_dir / "drift.jsonl").write_text(drift)
+            write_jsonl(run_dir / "drift.jsonl", drift_of(num_steps))
 
 
 def stop(results_dir: Path, run: Run, num_steps: int) -> None:
     """Cuts a run as its KL gate would have."""
-    metrics, manifest = (results_dir / run.id / name for name in ("metrics.jsonl", "manifest.json"))
-    metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:num_steps]))
-    content = json.loads(manifest.read_text())
-    manifest.write_text(json.dumps(content | {"reason": "stopped: rollout_corr/k3_kl beyond 1"}))
+    metrics = results_dir / run.id / "metrics.jsonl"
+    write_jsonl(metrics, read_rows(metrics)[:num_steps])
+    reason = "stopped: rollout_corr/k3_kl beyond 1"
+    set_keys(metrics.with_name("manifest.json"), reason=reason)
 
 
 def judge(study: Study, folder: Path, trained: Study | None = None) -> dict[tuple[str, str], Claim]:

@@ -1,8 +1,5 @@
 """Claims of parity: judged by the results, written, read back and shown."""
 
-import json
-import subprocess
-import sys
 from io import StringIO
 from pathlib import Path
 
@@ -17,6 +14,8 @@ from analysis.results import Results
 from experiments.rl.metric_names import MISMATCH_COUNT
 from experiments.runs.summary import KL, KL_RATIO
 from experiments.study.schema import ROOT, Study
+from experiments.support.json_files import read_json, write_jsonl
+from tests.files import read_rows, set_keys
 from tests.unit.analysis.synthetic_results import (
     KL_RATIOS,
     NOISE_FLOOR,
@@ -25,14 +24,14 @@ from tests.unit.analysis.synthetic_results import (
     stop,
     write_results,
 )
+from tests.workflow.programs import module
 
 
 def rewrite_metrics(results_dir: Path, study: Study, arm: str, **values: float | None) -> None:
     """Sets metrics of all steps of an arm's runs."""
     for run in (run for run in study.runs if run.arm == arm):
         path = results_dir / run.id / "metrics.jsonl"
-        rows = [json.loads(line) | values for line in path.read_text().splitlines()]
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_jsonl(path, [row | values for row in read_rows(path)])
 
 
 def test_all_claims_of_both_models(study: Study, results: Results) -> None:
@@ -79,9 +78,8 @@ def test_verdicts_follow_the_results(study: Study, results_dir: Path) -> None:
 def undefine(results_dir: Path, study: Study, arm: str, key: str, steps: range) -> None:
     for run in (run for run in study.runs if run.arm == arm):
         path = results_dir / run.id / "metrics.jsonl"
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        rows = [row | ({key: None} if row["step"] in steps else {}) for row in rows]
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        rows = [row | ({key: None} if row["step"] in steps else {}) for row in read_rows(path)]
+        write_jsonl(path, rows)
 
 
 @pytest.mark.parametrize(
@@ -148,10 +146,7 @@ def test_no_noise_floor_is_an_error(study: Study, results_dir: Path, value: floa
 
 def test_stopped_arm_is_judged_over_the_steps_that_it_did(study: Study, results_dir: Path) -> None:
     for run in (run for run in study.runs if run.arm == "nvfp4-noqat"):
-        metrics, manifest = (results_dir / run.id / n for n in ("metrics.jsonl", "manifest.json"))
-        metrics.write_text("".join(metrics.read_text().splitlines(keepends=True)[:20]))
-        content = json.loads(manifest.read_text())
-        manifest.write_text(json.dumps(content | {"reason": "stopped: its KL"}))
+        stop(results_dir, run, 20)
     claim = judge(study, results_dir)["nano-dense", "noqat_kl_ratio"]
     assert claim.verdict == "PASS" and claim.detail.endswith("stopped, so of the first 20 steps")
 
@@ -181,11 +176,9 @@ def test_memory_is_judged_by_what_vllm_holds_and_its_report_stands_beside(
     of_verl = study.model_copy(update={"trainer": "verl", "device": "cuda"})
     for run in study.runs:
         path = results_dir / run.id / "manifest.json"
-        manifest = json.loads(path.read_text())
-        memory = manifest["memory"]
+        memory = read_json(path)["memory"]
         held_gib = memory["measured_packed_gib"] or memory["measured_bf16_gib"]
-        manifest["memory"] = memory | {"reported_gib": held_gib + 0.5 / 1024}
-        path.write_text(json.dumps(manifest))
+        set_keys(path, memory=memory | {"reported_gib": held_gib + 0.5 / 1024})
     claim = judge(of_verl, results_dir, trained=study)["nano-dense", "weight_memory_error"]
     assert claim.verdict == "PASS"
     assert claim.detail.endswith("parameters that vLLM holds; it reports up to 0.50 MiB more")
@@ -196,9 +189,8 @@ def test_share_of_bf16_divides_by_the_bf16_arm_s_measurement(
 ) -> None:
     for run in (run for run in study.runs if run.arm == "bf16"):
         path = results_dir / run.id / "manifest.json"
-        manifest = json.loads(path.read_text())
-        manifest["memory"]["measured_bf16_gib"] *= 2
-        path.write_text(json.dumps(manifest))
+        memory = read_json(path)["memory"]
+        set_keys(path, memory=memory | {"measured_bf16_gib": 2 * memory["measured_bf16_gib"]})
     claim = judge(study, results_dir)["nano-dense", "weight_memory_error"]
     assert "packed weights: 20.0% of BF16's" in claim.detail
 
@@ -206,9 +198,8 @@ def test_share_of_bf16_divides_by_the_bf16_arm_s_measurement(
 def test_wrong_memory_prediction_fails(study: Study, results_dir: Path) -> None:
     of_verl = study.model_copy(update={"trainer": "verl", "device": "cuda"})
     path = results_dir / "nano-moe_nvfp4-qat-ffn_seed1" / "manifest.json"
-    manifest = json.loads(path.read_text())
-    manifest["memory"]["predicted_packed_gib"] *= 1.01
-    path.write_text(json.dumps(manifest))
+    memory = read_json(path)["memory"]
+    set_keys(path, memory=memory | {"predicted_packed_gib": 1.01 * memory["predicted_packed_gib"]})
     claims = judge(of_verl, results_dir, trained=study)
     assert claims["nano-dense", "weight_memory_error"].verdict == "PASS"
     assert claims["nano-moe", "weight_memory_error"].verdict == "FAIL"
@@ -277,16 +268,12 @@ def test_bad_table_is_named(tmp_path: Path, content: str | None, message: str) -
         read_table(path)
 
 
-def run_claims(study_file: Path, results_dir: Path, out: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "analysis.claims", "--study", str(study_file)]
-    command += ["--results", str(results_dir), "--out", str(out)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-
-
 def test_command_writes_the_same_table_twice(
     study_file: Path, results_dir: Path, tmp_path: Path
 ) -> None:
-    outputs = [run_claims(study_file, results_dir, tmp_path / name) for name in ("first", "second")]
+    arguments = ("--study", study_file, "--results", results_dir, "--out")
+    folders = (tmp_path / name for name in ("first", "second"))
+    outputs = [module("analysis.claims", *arguments, folder) for folder in folders]
     assert [it.returncode for it in outputs] == [0, 0]
     assert "nano-moe, 5 seeds, noise floor" in outputs[0].stdout
     for name in ("claims.json", "claims.md"):

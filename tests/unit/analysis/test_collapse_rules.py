@@ -118,10 +118,6 @@ def test_a_missing_cell_leaves_only_its_claims_open() -> None:
     assert open_claims == {"C5", "C6"}
 
 
-def test_nothing_complete_judges_nothing() -> None:
-    assert set(verdicts({}).values()) == {"NOT RUN"}
-
-
 def test_a_study_makes_the_claims_that_its_settings_allow() -> None:
     """One rate, one correction: no critical rates, and no word of cells that are not planned."""
     grid = {Setting(DENSE, arm, 6e-4): lived() for arm in (BF16, QAT)}

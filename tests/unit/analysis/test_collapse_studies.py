@@ -5,12 +5,11 @@ Runs of the record `collapse-vllm`, which has the same arms and steps, stand in 
 in the study without cells.
 """
 
-import json
 import shutil
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import matplotlib
 import numpy as np
@@ -31,7 +30,9 @@ from experiments.runs.record import write_record
 from experiments.runs.settings import complete_cells, read_run
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, STUDIES, Run, Study
+from tests.files import set_keys
 from tests.records import recorded_evaluations, recorded_metrics, unpack
+from tests.unit.analysis.synthetic_results import stop
 
 FILE = STUDIES / "collapse_verl.yaml"
 STUDY = load_study(FILE)
@@ -44,13 +45,11 @@ def finish(run: Run, results: Path, *, stopped: bool) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     unpack(source, results).rename(folder)
     (folder / "eval.json").unlink()
-    content: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
     named = {"run": run.id, "study": STUDY.study, "model": run.model, "cell": None}
-    reason = f"stopped: by its file stop, at step {STOPPED_AT}" if stopped else None
-    content |= named | {"config": STUDY.training_config(run), "reason": reason}
-    (folder / "manifest.json").write_text(json.dumps(content))
-    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (folder / "metrics.jsonl").write_text("".join(lines[:STOPPED_AT] if stopped else lines))
+    settings = {"config": STUDY.training_config(run), "reason": None}
+    set_keys(folder / "manifest.json", **named, **settings)
+    if stopped:
+        stop(results, run, STOPPED_AT)
 
 
 @pytest.fixture

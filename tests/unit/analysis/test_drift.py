@@ -5,17 +5,16 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure
 
 from analysis.drift.maps import draw, layer_by_step
 from analysis.drift.order import MOVED, first_steps, layer_kl, moved, order_table
 from analysis.style import save_figure
 from experiments.runs.drift import KL, read_drift
 from qat_core.drift import MEASURES
+from tests.unit.analysis.test_figures import texts_of
 
 ROW = dict.fromkeys(MEASURES, 0.1)
 
@@ -36,10 +35,6 @@ def write_drift(folder: Path, change: Callable[[int, int, dict], None] | None = 
     return folder
 
 
-def texts_of(figure: Figure) -> str:
-    return "\n".join(text.get_text() for text in figure.findobj(matplotlib.text.Text))
-
-
 def test_a_cell_is_the_mean_over_a_layers_weights(tmp_path: Path) -> None:
     def change(step: int, layer: int, row: dict) -> None:
         row["relative_error"] = step + 10 * layer + (0.5 if "up" in row["kind"] else 0)
@@ -47,14 +42,6 @@ def test_a_cell_is_the_mean_over_a_layers_weights(tmp_path: Path) -> None:
     table = layer_by_step(read_drift(write_drift(tmp_path / "run", change)), "relative_error")
     expected = np.add.outer(10 * np.arange(3), np.arange(1, 5)) + 0.25
     np.testing.assert_allclose(table.to_numpy(), expected)
-
-
-def test_of_a_repeated_step_the_last_rows_count(tmp_path: Path) -> None:
-    run = write_drift(tmp_path / "run")
-    again = {"step": 4, "layer": 0, "kind": "mlp.up_proj", **ROW, "flipped_codes": 0.3}
-    with (run / "drift.jsonl").open("a") as file:
-        file.write(json.dumps(again) + "\n")
-    assert layer_by_step(read_drift(run), "flipped_codes").loc[0, 4] == pytest.approx(0.2)
 
 
 def test_the_map_shows_every_run_and_measure_and_repeats(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-import yaml
 
 from analysis import claims
 from analysis.collapse.judge import judge_study as judge_grid_study
@@ -17,20 +16,13 @@ from analysis.results import Results
 from experiments.study.load import load_study
 from experiments.study.protocol import protocol_digest
 from experiments.study.schema import STUDIES, Run, Study
+from experiments.support.json_files import write_json, write_jsonl
+from tests.files import read_rows, set_keys
+from tests.study_files import changed_study
 from tests.unit.analysis.synthetic_results import judge, shortened, write_results
 
 # random weights, without a checkpoint
 UNJUDGED = {"qwen3_moe_smoke", "qwen3_moe_half_smoke", "qwen3_moe_replay"}
-
-
-def changed(tmp_path: Path, name: str, **changes: Any) -> Study:
-    """A study of the repository with other sections, of `rl` with other keys."""
-    content = yaml.safe_load((STUDIES / f"{name}.yaml").read_text())
-    for key, value in changes.items():
-        content[key] = content[key] | value if key == "rl" else value
-    path = tmp_path / "study.yaml"
-    path.write_text(yaml.safe_dump(content, sort_keys=False))
-    return load_study(path)
 
 
 @pytest.mark.parametrize("path", sorted(STUDIES.glob("*.yaml")), ids=lambda path: path.stem)
@@ -48,10 +40,9 @@ def test_verl_saves_a_checkpoint_in_every_cell(tmp_path: Path) -> None:
     cells = {"long": {"models": models[0]}, "short": {"models": models[1], "steps": 1}}
     fault = r"^study verl-nano: rl\.save_every: 2 is more than cells\.short\.steps, 1, so that verl"
     with pytest.raises(ValueError, match=fault):
-        require_judgeable(changed(tmp_path, "verl_nano", cells=cells))
-    rl = {"steps": 1}
+        require_judgeable(changed_study(tmp_path, {"cells": cells}, "verl_nano"))
     cells = {name: cell | {"steps": 2} for name, cell in cells.items()}
-    require_judgeable(changed(tmp_path, "verl_nano", cells=cells, rl=rl))
+    require_judgeable(changed_study(tmp_path, {"cells": cells, "rl/steps": 1}, "verl_nano"))
 
 
 @pytest.mark.parametrize(
@@ -64,14 +55,14 @@ def test_verl_saves_a_checkpoint_in_every_cell(tmp_path: Path) -> None:
     ],
 )
 def test_a_study_of_collapses_needs_plain_bf16(tmp_path: Path, changes: dict[str, Any]) -> None:
-    study = changed(tmp_path, "collapse_cpu", **changes)
+    study = changed_study(tmp_path, changes, "collapse_cpu")
     with pytest.raises(ValueError, match="study collapse-cpu: cells: none has model nano-dense"):
         require_judgeable(study)
 
 
 def test_arms_of_other_numbers_of_steps_are_refused(tmp_path: Path) -> None:
     cells = {"short": {"arms": ["nvfp4-qat"], "steps": 10}, "long": {"arms": ["bf16"]}}
-    study = changed(tmp_path, "default_long", cells=cells, arms=["bf16", "nvfp4-qat"])
+    study = changed_study(tmp_path, {"cells": cells, "arms": ["bf16", "nvfp4-qat"]})
     fault = (
         r"^study default-long: cells: arms of nano-dense have 20 and 10 rl.steps; judged_by: par"
     )
@@ -92,29 +83,30 @@ def test_runs_of_two_cells_are_never_one_sample(
 ) -> None:
     tis = {"correction": "token_tis"}
     cells = {"plain": {}, "one": tis | first, "two": tis | second}
-    study = changed(tmp_path, "collapse_cpu", cells=cells)
+    study = changed_study(tmp_path, {"cells": cells}, "collapse_cpu")
     both = "nano-dense-collapse, nvfp4-noqat at 6e-4, token_tis, as cells.one has"
     with pytest.raises(ValueError, match=rf"study collapse-cpu: cells\.two: has {both}"):
         require_judgeable(study)
     with pytest.raises(ValueError, match=r"cells\.two"):
         judge_grid_study(study, tmp_path)
-    require_judgeable(changed(tmp_path, "collapse_cpu", cells={"plain": {}, "one": tis | first}))
+    del cells["two"]
+    require_judgeable(changed_study(tmp_path, {"cells": cells}, "collapse_cpu"))
 
 
 def test_collapses_are_of_runs_of_one_length(tmp_path: Path) -> None:
     cells = {"plain": {}, "long": {"correction": "token_tis", "steps": 120}}
-    study = changed(tmp_path, "collapse_cpu", cells=cells)
+    study = changed_study(tmp_path, {"cells": cells}, "collapse_cpu")
     with pytest.raises(ValueError, match=r"cells\.long: steps: judged_by: collapse compares runs"):
         require_judgeable(study)
 
 
 @pytest.mark.parametrize(
-    "changes", [{"rl": {"steps": 1}}, {"cells": {"short": {"steps": 1}}}], ids=["rl", "cell"]
+    "changes", [{"rl/steps": 1}, {"cells": {"short": {"steps": 1}}}], ids=["rl", "cell"]
 )
 def test_one_step_has_no_reward_gain(tmp_path: Path, changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"rl\.steps: one step has no reward gain; use 2 or more"):
-        require_judgeable(changed(tmp_path, "default_long", **changes))
-    require_judgeable(changed(tmp_path, "default_long", **changes, arms=["nvfp4-qat"]))
+        require_judgeable(changed_study(tmp_path, changes))
+    require_judgeable(changed_study(tmp_path, changes | {"arms": ["nvfp4-qat"]}))
 
 
 @pytest.mark.parametrize(
@@ -131,7 +123,7 @@ def test_with_parity_an_arm_of_a_model_is_in_one_cell(
     """Without BF16 too, where of two cells the last one would have been taken."""
     low = {"models": ["nano-dense"]} if of_high else {}
     cells = {"low": low, "high": {"models": ["nano-moe"]} | of_high}
-    study = changed(tmp_path, "default_long", cells=cells, arms=["nvfp4-noqat", "nvfp4-qat"])
+    study = changed_study(tmp_path, {"cells": cells, "arms": ["nvfp4-noqat", "nvfp4-qat"]})
     with pytest.raises(ValueError, match=f"study default-long: {message}"):
         require_judgeable(study)
     with pytest.raises(ValueError, match=message):
@@ -140,7 +132,7 @@ def test_with_parity_an_arm_of_a_model_is_in_one_cell(
 
 def test_with_parity_models_may_be_in_cells_of_their_own(tmp_path: Path) -> None:
     cells = {"low": {"models": ["nano-dense"], "lr": 1e-5}, "high": {"models": ["nano-moe"]}}
-    require_judgeable(changed(tmp_path, "default_long", cells=cells))
+    require_judgeable(changed_study(tmp_path, {"cells": cells}))
 
 
 def test_floor_of_few_tokens_gives_no_ratio(study: Study, results_dir: Path) -> None:
@@ -148,9 +140,7 @@ def test_floor_of_few_tokens_gives_no_ratio(study: Study, results_dir: Path) -> 
         path = results_dir / run.id / "metrics.jsonl"
         if run.seed == 0:
             continue
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        rows = [row | {"rollout_corr/k3_kl": 0.0} for row in rows]
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_jsonl(path, [row | {"rollout_corr/k3_kl": 0.0} for row in read_rows(path)])
     claims = judge(study, results_dir)
     for name, verdict in (("qat_kl_ratio", "INCONCLUSIVE"), ("ffn_kl_ratio", "REPORTED")):
         claim = claims["nano-dense", name]
@@ -185,10 +175,10 @@ def test_an_arm_that_is_far_worse_in_a_few_steps_does_not_pass(
 ) -> None:
     for run in (run for run in study.runs if run.arm == "nvfp4-qat"):
         path = results_dir / run.id / "metrics.jsonl"
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        rows = read_rows(path)
         for row in rows[run.seed :: 20]:
             row["rollout_corr/k3_kl"] *= 100
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_jsonl(path, rows)
     claim = judge(study, results_dir)["nano-dense", "qat_kl_ratio"]
     assert claim.verdict == "FAIL"
     assert "steps above 10 medians: 10 of 150 (up to" in claim.detail
@@ -213,7 +203,7 @@ def test_accuracy_is_compared_after_the_same_step(study: Study, results_dir: Pat
             if it["step"] == 0
         ]
         stopped = run == Run("nano-dense", "nvfp4-noqat", 1)
-        path.write_text(json.dumps([it for it in rows if it["step"] <= (10 if stopped else 30)]))
+        write_json(path, [it for it in rows if it["step"] <= (10 if stopped else 30)])
     claims = judge(study, results_dir)
     claim = claims["nano-dense", "noqat_accuracy"]
     assert claim.detail.endswith("sampled, both after step 10 of 30")
@@ -226,7 +216,7 @@ def test_seeds_that_all_lie_on_the_bound_give_no_verdict(study: Study, results_d
         path = results_dir / f"{run.model}_nvfp4-qat_seed{run.seed}" / "eval.json"
         same = json.loads(path.read_text())
         longer = [it | {"response_tokens_mean": it["response_tokens_mean"] + 1} for it in same]
-        (results_dir / run.id / "eval.json").write_text(json.dumps(longer))
+        write_json(results_dir / run.id / "eval.json", longer)
     claim = judge(study, results_dir)["nano-dense", "served_gain"]
     assert (claim.low, claim.high, claim.verdict) == (0.0, 0.0, "INCONCLUSIVE")
     assert claim.detail.endswith("no spread between seeds, all on the bound")
@@ -245,8 +235,7 @@ def test_another_protocol_than_that_of_the_runs_is_refused(
     planned = study.model_copy(update={"protocol": page})
     for run in study.runs:
         path = results_dir / run.id / "manifest.json"
-        known = {"protocol_sha256": protocol_digest(planned)}
-        path.write_text(json.dumps(json.loads(path.read_text()) | known))
+        set_keys(path, protocol_sha256=protocol_digest(planned))
     assert claims.judge(planned, results_dir).claims
     page.write_text(page.read_text() + "\n## Changes\n\nLater: a typo.\n")
     assert claims.judge(planned, results_dir).claims

@@ -23,6 +23,7 @@ from experiments.runs.record import EVALUATIONS, MANIFESTS, METRICS, write_recor
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, Run, Study
 from experiments.support.json_files import read_json, write_json
+from tests.files import contents
 from tests.records import change_manifest, make_manifest, pack, recorded_manifest, unpack
 
 COMMITTED = {"commit": "abc", "dirty": False, "diff_sha256": "d"}
@@ -67,16 +68,6 @@ def test_a_recorded_command_names_no_folder_of_a_machine() -> None:
     assert portable(command) == shown and portable(shown) == shown
 
 
-@pytest.fixture
-def record(study_file: Path, results_dir: Path, tmp_path: Path) -> Path:
-    """The record of a study."""
-    return record_study(study_file, results_dir, tmp_path / "records")
-
-
-def content_of(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def test_recorded_claims_are_of_the_recorded_runs(
     study: Study, study_file: Path, results_dir: Path, tmp_path: Path
 ) -> None:
@@ -91,28 +82,28 @@ def test_recorded_claims_are_of_the_recorded_runs(
 def test_a_source_that_cannot_be_read_leaves_the_old_record_as_it_is(
     study: Study, study_file: Path, results_dir: Path, record: Path, file: str
 ) -> None:
-    before = content_of(record.parent)
+    before = contents(record.parent)
     damaged = results_dir / study.runs[-1].id / file
     damaged.write_text("{")
     with pytest.raises(ValueError, match=re.escape(str(damaged))):
         record_study(study_file, results_dir, record.parent)
-    assert content_of(record.parent) == before
+    assert contents(record.parent) == before
 
 
 def test_a_disk_that_fills_up_leaves_the_old_record_as_it_is(
     study_file: Path, results_dir: Path, record: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = content_of(record.parent)
+    before = contents(record.parent)
     monkeypatch.setattr(ClaimsTable, "write", Mock(side_effect=OSError("full")))
     with pytest.raises(OSError, match="full"):
         record_study(study_file, results_dir, record.parent)
-    assert content_of(record.parent) == before
+    assert contents(record.parent) == before
 
 
 def test_what_a_kill_left_is_put_right(
     study: Study, study_file: Path, results_dir: Path, record: Path
 ) -> None:
-    before = content_of(record.parent)
+    before = contents(record.parent)
     record.rename(record.with_name(".default.former"))
     record.with_name(".default.partial").mkdir()
     damaged = results_dir / study.runs[0].id / "metrics.jsonl"
@@ -120,7 +111,7 @@ def test_what_a_kill_left_is_put_right(
     damaged.write_text("{")
     with pytest.raises(ValueError, match=re.escape(str(damaged))):
         record_study(study_file, results_dir, record.parent)
-    assert content_of(record.parent) == before
+    assert contents(record.parent) == before
     damaged.write_text(whole)
     record_study(study_file, results_dir, record.parent)
     assert [path.name for path in record.parent.iterdir()] == ["default"]

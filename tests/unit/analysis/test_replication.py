@@ -1,6 +1,5 @@
 """A recorded study again with fresh seeds: what is planned, compared and kept."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -21,13 +20,10 @@ from analysis.replication import (
 from experiments.runs.record import FILES
 from experiments.study.load import load_study
 from experiments.study.schema import Study
+from experiments.support.json_files import write_jsonl
+from tests.files import edit_json, read_rows, set_keys
+from tests.study_files import write_study
 from tests.unit.analysis.synthetic_results import write_results
-
-
-@pytest.fixture
-def record(study_file: Path, results_dir: Path, tmp_path: Path) -> Path:
-    """The record of a study, judged."""
-    return record_study(study_file, results_dir, tmp_path / "records")
 
 
 def claims_of(study: Study, results: Path) -> ClaimsTable:
@@ -86,9 +82,7 @@ def start_again(study: Study, results: Path) -> None:
     """As if other runs had come to the same numbers."""
     for run in study.runs:
         path = results / run.id / "manifest.json"
-        path.write_text(
-            json.dumps(json.loads(path.read_text()) | {"started_at": "2031-05-06T07:08:09+00:00"})
-        )
+        set_keys(path, started_at="2031-05-06T07:08:09+00:00")
 
 
 def test_a_record_that_others_replace_stays_as_one_more_replication(
@@ -111,8 +105,7 @@ def test_outcomes_that_the_study_no_longer_claims_are_left_to_the_history(
     results_dir: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    before = json.loads((record / "claims.json").read_text())
-    (record / "claims.json").write_text(json.dumps(before | {"claims": before["claims"][1:]}))
+    edit_json(record / "claims.json", lambda table: table["claims"].pop(0))
     start_again(study, results_dir)
     record_study(study_file, results_dir, record.parent)
     assert "the record before makes other claims" in capsys.readouterr().out
@@ -123,13 +116,9 @@ def test_replications_of_other_settings_stay_in_no_record(
     record: Path, study_file: Path, results_dir: Path, tmp_path: Path
 ) -> None:
     judge(record, run_again(record, tmp_path / "again"), tmp_path / "again", keep=True)
-    changed_file = tmp_path / "changed.yaml"
-    content = yaml.safe_load(study_file.read_text())
-    content["rl"]["lr"] *= 2
-    changed_file.write_text(yaml.safe_dump(content))
-    changed_study = load_study(changed_file)
+    changed_file = write_study(tmp_path, {"rl/lr": 2e-5}, study_file)
     shutil.rmtree(results_dir)
-    write_results(changed_study, results_dir)
+    write_results(load_study(changed_file), results_dir)
     with pytest.raises(ValueError, match=r"default/replications: of other settings than study"):
         record_study(changed_file, results_dir, record.parent)
     assert (record / "claims.json").is_file() and len(read_replications(record)) == 1
@@ -138,8 +127,7 @@ def test_replications_of_other_settings_stay_in_no_record(
 def test_runs_of_uncommitted_code_are_compared_and_not_kept(record: Path, tmp_path: Path) -> None:
     again = run_again(record, tmp_path / "again")
     path = tmp_path / "again" / again.runs[3].id / "manifest.json"
-    manifest = json.loads(path.read_text())
-    path.write_text(json.dumps(manifest | {"git": manifest["git"] | {"dirty": True}}))
+    edit_json(path, lambda manifest: manifest["git"].update(dirty=True))
     judge(record, again, tmp_path / "again", keep=False)
     with pytest.raises(ValueError, match=f"{again.runs[3].id}/manifest.json: git: trained by"):
         judge(record, again, tmp_path / "again", keep=True)
@@ -197,9 +185,8 @@ def test_a_contradicted_claim_ends_in_an_error_that_names_it(record: Path, tmp_p
     again = run_again(record, results)
     for run in (run for run in again.runs if run.arm == "nvfp4-qat"):
         path = results / run.id / "metrics.jsonl"
-        rows = [json.loads(line) for line in path.read_text().splitlines()]
-        rows = [row | {"rollout_corr/k3_kl": 100 * row["rollout_corr/k3_kl"]} for row in rows]
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        key = "rollout_corr/k3_kl"
+        write_jsonl(path, [row | {key: 100 * row[key]} for row in read_rows(path)])
     with pytest.raises(ValueError, match="now FAIL: nano-dense: k3 KL, nvfp4-qat / bf16"):
         judge(record, again, results, keep=False)
 

@@ -1,6 +1,5 @@
 """The page of a study: complete, self-contained, valid, and the same bytes from the same files."""
 
-import json
 import re
 import shutil
 from base64 import b64decode
@@ -23,6 +22,7 @@ from experiments.runs.provenance import digest_file
 from experiments.runs.summary import REWARD_MEAN, ArmSummary, Estimate
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, Study
+from tests.files import set_keys
 from tests.unit.analysis.synthetic_results import write_results
 
 RECORD = ROOT / "experiments" / "records" / "default-long"
@@ -68,9 +68,7 @@ def finished(study: Study, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Results with claims, not to be changed."""
     folder: Path = tmp_path_factory.mktemp("results")
     write_results(study, folder)
-    manifest = folder / study.runs[0].id / "manifest.json"
-    content = json.loads(manifest.read_text()) | {"reason": MARKUP}
-    manifest.write_text(json.dumps(content))
+    set_keys(folder / study.runs[0].id / "manifest.json", reason=MARKUP)
     judged = folder / "studies" / study.study
     judge_study(study, load(study, folder)).write(judged)
     return folder

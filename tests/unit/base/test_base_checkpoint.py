@@ -1,14 +1,12 @@
 """A base checkpoint: made by one process or linked, refused early, checked before it is used."""
 
 import json
-import re
 import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
 from filelock import FileLock
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file, save_file
@@ -24,22 +22,20 @@ from experiments.runs.manifest import MANIFEST
 from experiments.runs.provenance import digest_file
 from experiments.study.load import load_study
 from experiments.study.models import HubModel
-from experiments.study.schema import ROOT, STUDIES, Study
+from experiments.study.schema import ROOT, Study
 from experiments.support.json_files import write_json
+from tests.files import flip_bit, set_keys, truncate
+from tests.study_files import changed_study
+from tests.workflow.programs import SMOKE
 
 ROOMY = RolloutConfig(max_prompt_tokens=64, max_response_tokens=8)
-SMOKE = ROOT / "tests" / "workflow" / "smoke.yaml"
 
 
 @pytest.fixture(params=["local", "verl"])
 def study(tmp_path: Path, request: pytest.FixtureRequest) -> Study:
     """A study with room for one prompt token."""
-    path = {"local": SMOKE, "verl": STUDIES / "verl_nano.yaml"}[request.param]
-    content = yaml.safe_load(path.read_text())
-    content["rl"]["rollout"]["max_prompt_tokens"] = 1
-    path = tmp_path / "study.yaml"
-    path.write_text(yaml.safe_dump(content))
-    return load_study(path)
+    source = {"local": SMOKE, "verl": "verl_nano"}[request.param]
+    return changed_study(tmp_path, {"rl/rollout/max_prompt_tokens": 1}, source)
 
 
 def test_prompts_too_long_are_refused_before_pretraining(
@@ -89,16 +85,6 @@ def test_a_base_is_made_by_one_process_at_a_time(study: Study, tmp_path: Path) -
         pytest.raises(ValueError, match="tiny: another process makes it; wait for it or end it"),
     ):
         make_base(study, next(iter(study.bases)), out)
-
-
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-1])
-
-
-def flip_bit(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[0] ^= 1
-    path.write_bytes(content)
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "config.json", "tokenizer.json"])
@@ -170,17 +156,6 @@ def test_weights_that_the_trainer_does_not_read_are_not_linked(
     assert [path.name for path in (tmp_path / "base").glob("*.safetensors")] == [WEIGHTS]
 
 
-def test_a_checkpoint_that_lacks_a_weight_is_refused(
-    of_hub: Study, checkpoint: Path, tmp_path: Path
-) -> None:
-    weights = load_file(checkpoint / WEIGHTS)
-    lost = weights.popitem()[0]
-    save_file(weights, checkpoint / WEIGHTS, {"format": "pt"})
-    with pytest.raises(ValueError, match=rf"finds missing keys: {re.escape(lost)}$"):
-        make_base(of_hub, "m", tmp_path / "base")
-    assert not (tmp_path / "base").exists()
-
-
 def test_a_prompt_of_tokens_that_a_checkpoint_lacks_is_refused(
     checkpoint: Path, tmp_path: Path
 ) -> None:
@@ -196,47 +171,38 @@ def test_a_prompt_of_tokens_that_a_checkpoint_lacks_is_refused(
         make_base(load_study(tmp_path / "study.yaml"), "m", tmp_path / "base")
 
 
-def test_generated_problems_must_fit_a_checkpoint_of_the_hub(
-    checkpoint: Path, tmp_path: Path
-) -> None:
-    character_tokenizer().save_pretrained(checkpoint)
-    text = STUDY.format(config=CONFIG, path=checkpoint).replace("dapo-math", "chain-sum")
-    (tmp_path / "study.yaml").write_text(text)
-    with pytest.raises(ValueError, match=r"^rl.rollout.max_prompt_tokens: 4 is less than the \d"):
-        make_base(load_study(tmp_path / "study.yaml"), "m", tmp_path / "base")
-    assert not (tmp_path / "base").exists()
+def lose_a_weight(folder: Path) -> None:
+    weights = load_file(folder / WEIGHTS)
+    del weights["model.norm.weight"]
+    save_file(weights, folder / WEIGHTS, {"format": "pt"})
 
 
 @pytest.mark.parametrize(
-    ("missing", "message"),
+    ("damage", "message"),
     [
-        ("config.json", "has no config.json; name a whole checkpoint"),
-        ("tokenizer_config.json", "has no tokenizer_config.json; name a whole checkpoint"),
-        (WEIGHTS, r"has no \*\.safetensors; name a whole checkpoint"),
+        (lambda it: (it / "config.json").unlink(), "has no config.json; name a whole checkpoint"),
+        (lambda it: (it / "tokenizer_config.json").unlink(), "has no tokenizer_config.json; name"),
+        (lambda it: (it / WEIGHTS).unlink(), r"has no \*\.safetensors; name a whole checkpoint"),
+        (lose_a_weight, r"finds missing keys: model\.norm\.weight$"),
+        (shutil.rmtree, r"models\.m\.path: no folder .*checkpoint; name the"),
+        (
+            lambda it: set_keys(it / "config.json", num_hidden_layers=2),
+            r"models\.m\.config: .* has other shapes than",
+        ),
     ],
+    ids=["no config", "no tokenizer", "no weights", "a weight lost", "no folder", "other shapes"],
 )
-def test_incomplete_checkpoint_is_refused(
-    of_hub: Study, checkpoint: Path, tmp_path: Path, missing: str, message: str
+def test_a_damaged_checkpoint_is_refused(
+    of_hub: Study,
+    checkpoint: Path,
+    tmp_path: Path,
+    damage: Callable[[Path], object],
+    message: str,
 ) -> None:
-    (checkpoint / missing).unlink()
+    damage(checkpoint)
     with pytest.raises(ValueError, match=message):
         make_base(of_hub, "m", tmp_path / "base")
     assert not (tmp_path / "base").exists()
-
-
-def test_missing_folder_is_refused(of_hub: Study, checkpoint: Path, tmp_path: Path) -> None:
-    checkpoint.rename(tmp_path / "moved")
-    with pytest.raises(ValueError, match=r"models\.m\.path: no folder .*checkpoint; name the"):
-        make_base(of_hub, "m", tmp_path / "base")
-
-
-def test_checkpoint_of_other_shapes_is_refused(
-    of_hub: Study, checkpoint: Path, tmp_path: Path
-) -> None:
-    config = json.loads(CONFIG.read_text()) | {"num_hidden_layers": 2}
-    (checkpoint / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=r"models\.m\.config: .* has other shapes than"):
-        make_base(of_hub, "m", tmp_path / "base")
 
 
 PUBLISHED = ["README.md", "pytorch_model.bin", "original/params.json", ".gitattributes"]

@@ -1,13 +1,13 @@
 """Random weights, in a checkpoint or drawn from a seed: what is made, what is refused."""
 
 import json
-import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import yaml
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoTokenizer
 
@@ -17,25 +17,15 @@ from experiments.base.seeded import write_seeded_base
 from experiments.rl.tokenizer import character_tokenizer
 from experiments.runs.inputs import base_digest, check_base, read_base_manifest
 from experiments.study.load import load_study
-from experiments.study.schema import STUDIES, Study
+from experiments.study.schema import STUDIES
 from experiments.support.cli import run_cli
 from experiments.verl.seeded_weights import SEED
 from qat_core.planning.predicted_memory import predict_weight_memory_gib
 from qat_core.units import BYTES_PER_GIB
+from tests.study_files import changed_study
 from tests.workflow.programs import ROOT
 
 NANO = ROOT / "experiments" / "models" / "nano-dense.json"
-
-
-def refusal(
-    arguments: list[object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> str:
-    """The last line; argparse puts the usage before it."""
-    monkeypatch.setattr(sys, "argv", ["base", "random_model", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        run_cli(main)
-    assert ended.value.code == 2
-    return capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
@@ -43,10 +33,8 @@ def refusal(
     [
         ("--sigma=nan", "--sigma: nan: needs a number from 0 to 10"),
         ("--sigma=-1", "--sigma: -1.0: needs a number from 0 to 10"),
-        ("--sigma=inf", "--sigma: inf: needs a number from 0 to 10"),
         ("--sigma=x", "--sigma: invalid float value: 'x'"),
         ("--layers=0", "--layers: 0: needs a whole number above 0"),
-        ("--layers=-1", "--layers: -1: needs a whole number above 0"),
         pytest.param(
             "--device=cuda",
             "--device: cuda: no CUDA GPU here; --device cpu only rehearses",
@@ -55,14 +43,10 @@ def refusal(
     ],
 )
 def test_options_that_cannot_be_are_refused_before_a_folder_is_made(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    option: str,
-    line: str,
+    tmp_path: Path, refusal: Callable[..., str], option: str, line: str
 ) -> None:
-    said = refusal([NANO, tmp_path / "out", option], monkeypatch, capsys)
-    assert said.endswith(line)
+    said = refusal(partial(run_cli, main), "random_model", NANO, tmp_path / "out", option)
+    assert said.endswith(f"{line}\n")
     assert not (tmp_path / "out").exists()
 
 
@@ -70,24 +54,18 @@ def test_options_that_cannot_be_are_refused_before_a_folder_is_made(
     ("changes", "key"), [({"hidden_size": -3}, "hidden_size"), ({"model_type": "x"}, "model_type")]
 )
 def test_a_shape_that_cannot_be_is_refused(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    changes: dict[str, Any],
-    key: str,
+    tmp_path: Path, refusal: Callable[..., str], changes: dict[str, Any], key: str
 ) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(json.loads(NANO.read_text()) | changes))
-    said = refusal([config, tmp_path / "out"], monkeypatch, capsys)
-    assert said.startswith(f"error: {config}: {key}: ")
+    said = refusal(partial(run_cli, main), "random_model", config, tmp_path / "out")
+    assert said.splitlines()[-1].startswith(f"error: {config}: {key}: ")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_folder_that_is_there_is_kept(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = refusal([NANO, tmp_path], monkeypatch, capsys)
-    assert said == f"error: {tmp_path}: is there already; name a new folder"
+def test_a_folder_that_is_there_is_kept(tmp_path: Path, refusal: Callable[..., str]) -> None:
+    said = refusal(partial(run_cli, main), "random_model", NANO, tmp_path)
+    assert said == f"error: {tmp_path}: is there already; name a new folder\n"
 
 
 def test_weights_of_the_largest_sigma_are_finite(tmp_path: Path) -> None:
@@ -116,16 +94,9 @@ def test_the_folder_has_shape_tokenizer_and_seed(tmp_path: Path) -> None:
     assert read_base_manifest(folder).weight_bytes / BYTES_PER_GIB == pytest.approx(predicted_gib)
 
 
-def changed(tmp_path: Path, **model: object) -> Study:
-    content = yaml.safe_load((STUDIES / "qwen3_moe_smoke.yaml").read_text())
-    content["models"][MODEL] |= model
-    file = tmp_path / "study.yaml"
-    file.write_text(yaml.safe_dump(content))
-    return load_study(file)
-
-
 def test_only_models_of_random_weights_have_none(tmp_path: Path) -> None:
-    trained = changed(tmp_path, pretrain={"steps": 1, "batch_size": 1, "lr": 1e-3})
+    pretrain = {"steps": 1, "batch_size": 1, "lr": 1e-3}
+    trained = changed_study(tmp_path, {f"models/{MODEL}/pretrain": pretrain}, "qwen3_moe_smoke")
     for study, model in ((trained, MODEL), (STUDY, "other")):
         with pytest.raises(
             ValueError, match=f"--model: {model}: no model of the study with random"

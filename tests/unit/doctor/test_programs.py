@@ -12,13 +12,12 @@ import pytest
 import torch
 
 import qat_core.doctor.program as doctor
-from experiments.support.cli import run_cli
 from qat_core import convert
 from qat_core.doctor.__main__ import main
 from qat_core.doctor.diagnosis import Diagnosis
 from qat_core.doctor.examine import Case, examine
 from qat_core.planning.recipe import Recipe
-from tests.doctor import faults
+from tests.files import set_keys
 from tests.nano_models import write_nano
 
 SMALL = ["--sequences", "6", "--max-new-tokens", "6"]
@@ -98,6 +97,10 @@ def test_prompts_of_a_file_are_used(
 Make = Callable[[Path, Path], list[object]]
 
 
+def given(*options: str) -> Make:
+    return lambda nano_dir, folder: [nano_dir, *options]
+
+
 def with_file(option: str, text: str) -> Make:
     def make(nano_dir: Path, folder: Path) -> list[object]:
         file = folder / ("p.jsonl" if option == "--prompts" else "r.yaml")
@@ -123,11 +126,6 @@ def without_tokens(folder: Path) -> None:
         path.unlink()
 
 
-def widen(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 200}))
-
-
 def packed_trainer(nano_dir: Path, folder: Path) -> list[object]:
     convert(nano_dir, folder / "packed", Recipe())
     return [folder / "packed"]
@@ -138,103 +136,86 @@ def other_shape(nano_dir: Path, folder: Path) -> list[object]:
     return [nano_dir, "--previous", folder / "longer"]
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda nano, tmp: [], "name a CHECKPOINT, or a recorded run with --verl"),
-        (lambda nano, tmp: [nano, "--verl", tmp], "name a CHECKPOINT, or a recorded run"),
-        (lambda nano, tmp: [tmp], r"config\.json: missing; name the folder of a checkpoint"),
-        (lambda nano, tmp: [nano, "--recipe", "whole"], "--recipe: whole: use none, full, ffn"),
-        (lambda nano, tmp: [nano, "--top-p", "0"], "top_p: 0.0: needs a number above 0"),
-        (lambda nano, tmp: [nano, "--prompts", tmp / "x"], "no such file; name a file with one"),
-        (lambda nano, tmp: [nano, "--served", tmp], r"config\.json: missing"),
-        pytest.param(
-            lambda nano, tmp: [nano, "--device", "cuda"],
-            "--device: cuda: there is no CUDA GPU here",
-            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
-        ),
-        (
-            with_file("--prompts", '\n\n{"text": "x"}'),
-            r"p\.jsonl, line 3: holds no text and no messages under prompt or input",
-        ),
-        (with_file("--recipe", "scale_polcy: pow2"), "scale_polcy"),
-        (
-            with_file("--recipe", "scale_policy: 2024-13-45"),
-            r"--recipe: .*r\.yaml: month must be in 1\.\.12",
-        ),
-        (
-            copied(without_tokens),
-            "other: (no tokens; save the tokenizer there|its tokenizer cannot be loaded)",
-        ),
-        (
-            copied(lambda folder: (folder / "tokenizer.json").write_text("{}")),
-            "other: its tokenizer cannot be loaded",
-        ),
-        (copied(widen), "other: transformers cannot load it"),
-        (
-            with_file("--prompts", '{"prompt": "\\ud800"}'),
-            r"p\.jsonl, line 1: cannot be made tokens",
-        ),
-        (lambda nano, tmp: [nano, "--temperature", "1e-40"], "needs a number, 0.001 or more"),
-        (packed_trainer, "already quantized; name a BF16 or FP32 checkpoint"),
-        (
-            copied(lambda folder: (folder / "model.safetensors").write_bytes(b"x")),
-            "other.*(truncated|damaged)",
-        ),
-        (lambda nano, tmp: [nano, "--previous", tmp], "holds neither .* name a checkpoint"),
-        (other_shape, "longer: other weights or shapes than"),
-        (
-            lambda nano, tmp: ["--verl", tmp, "--prompts", "p", "--recipe", "full"],
-            r"--prompts, --recipe: changes nothing for a recorded run \(--verl\); leave it out",
-        ),
-        (
-            lambda nano, tmp: [nano, "--band", "dense"],
-            "--band: changes nothing for a checkpoint; leave it out",
-        ),
-        (lambda nano, tmp: [nano, "--exact"], "--device: cpu: only kernels of a GPU are exact"),
-        (
-            lambda nano, tmp: [nano, "--exact", "--top-p", "0.9"],
-            r"--top-p: changes nothing for an exact comparison \(--exact\); leave it out",
-        ),
-        (lambda nano, tmp: [nano, "--top-k", "-2"], "top_k: -2: needs a whole number, 0 for off"),
-        (lambda nano, tmp: [nano, "--temperature", "nan"], "temperature: nan: needs a number, 0"),
-        (lambda nano, tmp: [nano, "--repetition-penalty", "-1"], "repetition_penalty: -1.0: needs"),
-    ],
-    ids=[
-        *("nothing", "both", "no-checkpoint", "recipe", "top-p", "prompts", "served", "cuda"),
-        *(
-            "no-prompt",
-            "recipe-file",
-            "no-day",
-            "no-tokenizer",
-            "no-vocabulary",
-            "other-vocabulary",
-            "no-text",
-        ),
-        *("cold", "packed", "damaged", "no-previous", "other-previous"),
-        *(
-            "idle-for-a-run",
-            "idle-for-a-checkpoint",
-            "exact-on-a-cpu",
-            "idle-for-exact",
-            "top-k",
-            "temperature",
-            "penalty",
-        ),
-    ],
-)
+MISTAKES: dict[str, tuple[Make, str]] = {
+    "nothing": (lambda nano, tmp: [], "name a CHECKPOINT, or a recorded run with --verl"),
+    "both": (lambda nano, tmp: [nano, "--verl", tmp], "name a CHECKPOINT, or a recorded run"),
+    "no-checkpoint": (
+        lambda nano, tmp: [tmp],
+        r"config\.json: missing; name the folder of a checkpoint",
+    ),
+    "recipe": (given("--recipe", "whole"), "--recipe: whole: use none, full, ffn"),
+    "top-p": (given("--top-p", "0"), "top_p: 0.0: needs a number above 0"),
+    "prompts": (
+        lambda nano, tmp: [nano, "--prompts", tmp / "x"],
+        "no such file; name a file with one",
+    ),
+    "served": (lambda nano, tmp: [nano, "--served", tmp], r"config\.json: missing"),
+    "no-prompt": (
+        with_file("--prompts", '\n\n{"text": "x"}'),
+        r"p\.jsonl, line 3: holds no text and no messages under prompt or input",
+    ),
+    "recipe-file": (with_file("--recipe", "scale_polcy: pow2"), "scale_polcy"),
+    "no-day": (
+        with_file("--recipe", "scale_policy: 2024-13-45"),
+        r"--recipe: .*r\.yaml: month must be in 1\.\.12",
+    ),
+    "no-tokenizer": (
+        copied(without_tokens),
+        "other: (no tokens; save the tokenizer there|its tokenizer cannot be loaded)",
+    ),
+    "no-vocabulary": (
+        copied(lambda folder: (folder / "tokenizer.json").write_text("{}")),
+        "other: its tokenizer cannot be loaded",
+    ),
+    "other-vocabulary": (
+        copied(lambda folder: set_keys(folder / "config.json", vocab_size=200)),
+        "other: transformers cannot load it",
+    ),
+    "no-text": (
+        with_file("--prompts", '{"prompt": "\\ud800"}'),
+        r"p\.jsonl, line 1: cannot be made tokens",
+    ),
+    "cold": (given("--temperature", "1e-40"), "needs a number, 0.001 or more"),
+    "packed": (packed_trainer, "already quantized; name a BF16 or FP32 checkpoint"),
+    "damaged": (
+        copied(lambda folder: (folder / "model.safetensors").write_bytes(b"x")),
+        "other.*(truncated|damaged)",
+    ),
+    "no-previous": (
+        lambda nano, tmp: [nano, "--previous", tmp],
+        "holds neither .* name a checkpoint",
+    ),
+    "other-previous": (other_shape, "longer: other weights or shapes than"),
+    "idle-for-a-run": (
+        lambda nano, tmp: ["--verl", tmp, "--prompts", "p", "--recipe", "full"],
+        r"--prompts, --recipe: changes nothing for a recorded run \(--verl\); leave it out",
+    ),
+    "idle-for-a-checkpoint": (
+        given("--band", "dense"),
+        "--band: changes nothing for a checkpoint; leave it out",
+    ),
+    "exact-on-a-cpu": (given("--exact"), "--device: cpu: only kernels of a GPU are exact"),
+    "idle-for-exact": (
+        given("--exact", "--top-p", "0.9"),
+        r"--top-p: changes nothing for an exact comparison \(--exact\); leave it out",
+    ),
+    "top-k": (given("--top-k", "-2"), "top_k: -2: needs a whole number, 0 for off"),
+    "temperature": (given("--temperature", "nan"), "temperature: nan: needs a number, 0"),
+    "penalty": (given("--repetition-penalty", "-1"), "repetition_penalty: -1.0: needs"),
+}
+if not torch.cuda.is_available():
+    MISTAKES["cuda"] = (
+        given("--device", "cuda"),
+        "--device: cuda: there is no CUDA GPU here",
+    )
+
+
+@pytest.mark.parametrize(("make", "message"), MISTAKES.values(), ids=MISTAKES)
 @pytest.mark.parametrize("nano_dir", ["nano-dense"], indirect=True)
 def test_a_mistake_is_one_line_and_exit_code_2(
-    make,
-    message: str,
-    nano_dir: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    make: Make, message: str, nano_dir: Path, tmp_path: Path, refusal: Callable[..., str]
 ) -> None:
-    assert run(monkeypatch, *make(nano_dir, tmp_path)) == 2
-
-    said = capsys.readouterr().err.strip()
+    said = refusal(main, *make(nano_dir, tmp_path)).strip()
     assert re.search(message, said) and len(said.splitlines()) == 1
 
 
@@ -248,47 +229,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     ],
 )
 def test_numbers_that_cannot_be_are_refused(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    option: str,
-    value: str,
-    needs: str,
+    refusal: Callable[..., str], option: str, value: str, needs: str
 ) -> None:
-    assert run(monkeypatch, "checkpoint", f"{option}={value}") == 2
-    assert f"argument {option}: {value}: needs {needs}" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("no table", "page.md: has no <!-- begin:faults --> with <!-- end:faults --> after it;"),
-        (f"{faults.END} {faults.BEGIN}", "page.md: has no <!-- begin:faults --> with"),
-    ],
-    ids=["no marks", "wrong order"],
-)
-def test_a_page_without_the_table_is_refused_before_faults_are_planted(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    text: str,
-    line: str,
-) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(text)
-    monkeypatch.setattr(faults, "table", lambda: pytest.fail("planted faults"))
-    monkeypatch.setattr(sys, "argv", ["faults", str(page)])
-    with pytest.raises(SystemExit) as ended:
-        run_cli(faults.main)
-    assert ended.value.code == 2
-    (said,) = capsys.readouterr().err.splitlines()
-    assert said.startswith("error: ") and line in said
-
-
-def test_a_missing_page_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["faults", "no/page.md"])
-    with pytest.raises(SystemExit) as ended:
-        run_cli(faults.main)
-    assert ended.value.code == 2
-    assert capsys.readouterr().err == "error: no/page.md: No such file or directory\n"
+    said = refusal(main, "checkpoint", f"{option}={value}")
+    assert f"argument {option}: {value}: needs {needs}" in said

@@ -203,35 +203,41 @@ def two_logs(folder: Path) -> None:
     write_log(folder / "b.jsonl", healthy_rows())
 
 
-@pytest.mark.parametrize(
-    ("write", "message"),
-    [
-        (lambda folder: None, "found none"),
-        (lambda folder: folder.rmdir(), "no such folder; name that of a verl run"),
-        (two_logs, r"needs one file .* found .*a\.jsonl, .*b\.jsonl"),
-        (lambda f: write_log(f / "a.jsonl", [{"x": 1.0}]), "k3_kl: missing; set .*calculate_log"),
-        (lambda f: (f / "a.jsonl").write_text('{"step": 1, "data": 3}\n'), "line 1: no step"),
-        (lambda f: (f / "a.jsonl").write_text('{"step": 1, "data"\n'), "line 1: no step"),
-        (healthy_with(lambda f: (f / "1.jsonl").write_text("{}")), r"1\.jsonl, line 1: no rollout"),
-        (healthy_with(lambda f: (f / "config.yaml").write_text("a: [")), r"config\.yaml: while"),
-        (healthy_with(two_settings), r"a/\.hydra/config\.yaml: differs from .*/b/\.hydra"),
-        (healthy_with(rollouts_and_validation), r"validation/.*: step 20 is in .*/rollouts/"),
-    ],
-    ids=[
-        "empty",
-        "no-folder",
-        "two-runs",
-        "no-k3",
-        "no-data",
-        "not-json",
-        "no-output",
-        "no-yaml",
-        "two settings",
-        "rollouts of two kinds",
-    ],
-)
+NO_RUN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "empty": (lambda folder: None, "found none"),
+    "no-folder": (lambda folder: folder.rmdir(), "no such folder; name that of a verl run"),
+    "two-runs": (two_logs, r"needs one file .* found .*a\.jsonl, .*b\.jsonl"),
+    "no-k3": (
+        lambda f: write_log(f / "a.jsonl", [{"x": 1.0}]),
+        "k3_kl: missing; set .*calculate_log",
+    ),
+    "no-data": (
+        lambda f: (f / "a.jsonl").write_text('{"step": 1, "data": 3}\n'),
+        "line 1: no step",
+    ),
+    "not-json": (lambda f: (f / "a.jsonl").write_text('{"step": 1, "data"\n'), "line 1: no step"),
+    "no-output": (
+        healthy_with(lambda f: (f / "1.jsonl").write_text("{}")),
+        r"1\.jsonl, line 1: no rollout",
+    ),
+    "no-yaml": (
+        healthy_with(lambda f: (f / "config.yaml").write_text("a: [")),
+        r"config\.yaml: while",
+    ),
+    "two settings": (
+        healthy_with(two_settings),
+        r"a/\.hydra/config\.yaml: differs from .*/b/\.hydra",
+    ),
+    "rollouts of two kinds": (
+        healthy_with(rollouts_and_validation),
+        r"validation/.*: step 20 is in .*/rollouts/",
+    ),
+}
+
+
+@pytest.mark.parametrize(("write", "message"), NO_RUN.values(), ids=NO_RUN)
 def test_a_folder_without_a_run_is_refused(
-    write: Callable[[Path], None], message: str, tmp_path: Path
+    write: Callable[[Path], object], message: str, tmp_path: Path
 ) -> None:
     write(tmp_path)
     with pytest.raises(ValueError, match=message):

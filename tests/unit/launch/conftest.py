@@ -5,12 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import yaml
 
 from experiments.launch.programs import Programs
 from experiments.launch.side_by_side import SideBySide
-from experiments.study.load import load_study
-from experiments.study.schema import STUDIES, Study
+from experiments.study.schema import Study
+from tests.study_files import REMOVED, changed_study
 
 Program = tuple[str, str]  # module, and the run or base that it is for
 
@@ -28,13 +27,9 @@ def all_of(study: Study, folder: Path, deadline: float = float("inf")) -> SideBy
 @pytest.fixture
 def study(tmp_path: Path) -> Study:
     """Two cells of one model and two arms, two seeds with bases of their own."""
-    content = yaml.safe_load((STUDIES / "default_long.yaml").read_text())
-    del content["models"]["nano-moe"]
     cells = {"low": {"lr": 1e-5}, "high": {"lr": 1e-3}}
-    content |= {"arms": ["bf16", "nvfp4-qat"], "seeds": [0, 1], "own_base": True, "cells": cells}
-    path = tmp_path / "study.yaml"
-    path.write_text(yaml.safe_dump(content))
-    return load_study(path)
+    changes = {"arms": ["bf16", "nvfp4-qat"], "seeds": [0, 1], "own_base": True, "cells": cells}
+    return changed_study(tmp_path, changes | {"models/nano-moe": REMOVED})
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Digests: what makes two runs one experiment."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from experiments.runs.provenance import digest_json
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, STUDIES, Study
 from experiments.support.json_files import write_json
+from tests.workflow.programs import run
 
 LIBRARY = "def double(x):\n    return 2 * x\n"
 VLLM = "qat_core/rollout/vllm"
@@ -105,9 +105,10 @@ def test_code_that_is_executed_loads_none_that_is_left_out(name: str) -> None:
     files = code.executed_files(digests.LOCAL_TRAINER, without=tuple(left_out))
     modules = [".".join(it.relative_to(ROOT).with_suffix("").parts) for it in files]
     program = f"import sys, {', '.join(modules)}\nprint(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
+    done = run([sys.executable, "-c", program])
+    assert done.returncode == 0, done.stderr
     assert "experiments.rl.loss" in modules
-    assert not left_out & set(done.stdout.decode().split())
+    assert not left_out & set(done.stdout.split())
 
 
 @pytest.mark.parametrize("section", ["weights", "files"])

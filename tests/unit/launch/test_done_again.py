@@ -14,7 +14,7 @@ from experiments.runs.inputs import base_digest, data_digest
 from experiments.study.load import load_study
 from experiments.study.schema import STUDIES, Study
 from experiments.support.json_files import read_json, write_json
-from tests.records import make_manifest
+from tests.records import make_evaluation, make_manifest
 from tests.unit.launch.conftest import Program, all_of
 
 pytestmark = pytest.mark.long
@@ -43,18 +43,9 @@ def finish(study: Study, results: Path) -> None:
 
 
 def evaluation_of(study: Study) -> Evaluation:
-    counts = study.evaluation.model_dump(include={"prompts", "samples_per_prompt"})
-    wrong = [0] * study.evaluation.prompts
-    return Evaluation(
-        step=study.rl.steps,
-        precision="bf16",
-        decoding="sampled",
-        **counts,
-        accuracy=0.0,
-        correct=wrong,
-        response_tokens_mean=1.0,
-        settings=study.evaluation,
-    )
+    settings = study.evaluation
+    asked = {"step": study.rl.steps, "decoding": "sampled", "settings": settings}
+    return make_evaluation([0] * settings.prompts, settings.samples_per_prompt, **asked)
 
 
 def test_what_is_complete_is_skipped(study: Study, begun: list[Program], tmp_path: Path) -> None:

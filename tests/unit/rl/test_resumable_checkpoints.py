@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from experiments.rl import resume
 from experiments.rl.optimizer import MasterAdamW
 from experiments.rl.tokenizer import character_tokenizer
+from tests.files import contents, flip_bit, truncate
 from tests.nano_models import write_nano
 
 STEPS = (2, 4)
@@ -51,11 +52,6 @@ def load(folder: Path, model: PreTrainedModel) -> int:
     step = resume.load(folder, optimizer)
     assert all((master == (step or -1)).all() for master in optimizer.masters)
     return step
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def kill_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, call: int) -> None:
@@ -117,7 +113,7 @@ def test_a_model_that_is_kept_without_its_optimizer_is_whole_and_not_resumed(
         save(tmp_path, model, step)
     for step in STEPS:
         resume.check(tmp_path / f"step_{step}")
-    flip_byte(tmp_path / "step_2" / "model.safetensors")
+    flip_bit(tmp_path / "step_2" / "model.safetensors")
     assert load(tmp_path, model) == STEPS[1]
     with pytest.raises(ValueError, match=r"step_2/model.safetensors: SHA-256 differs"):
         resume.check(tmp_path / "step_2")
@@ -127,17 +123,7 @@ def test_a_model_that_is_kept_without_its_optimizer_is_whole_and_not_resumed(
     assert capsys.readouterr().out == ""
 
 
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-9])
-
-
-def flip_byte(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
-
-
-DAMAGES = {"truncated": truncate, "flipped byte": flip_byte, "missing": Path.unlink}
+DAMAGES = {"truncated": truncate, "flipped bit": flip_bit, "missing": Path.unlink}
 FILES = ("optimizer.pt", "model.safetensors", "config.json", "tokenizer.json", "SHA256SUMS")
 
 

@@ -17,7 +17,7 @@ from experiments.runs.attempts import (
     resumable,
     write_results,
 )
-from experiments.runs.evaluation import EVALUATIONS, Evaluation, read_evaluations
+from experiments.runs.evaluation import EVALUATIONS, read_evaluations
 from experiments.runs.manifest import MANIFEST, RunManifest
 from experiments.runs.metrics import Row, token_mean
 from experiments.runs.provenance import _read as read_named
@@ -146,12 +146,9 @@ def test_results_of_a_finished_run_have_every_step(tmp_path: Path) -> None:
     [
         ("{}", "step: None is not a whole number of 1 or more"),
         ('{"step": 0}', "step: 0 is not a whole number"),
-        ('{"step": 1.5}', "step: 1.5 is not a whole number"),
         ('{"step": true}', "step: True is not a whole number"),
         ('{"step": 1, "x": "1"}', "x: '1' is not a number"),
-        ('{"step": 1, "x": [1]}', "x: [1] is not a number"),
         ('{"step": 1, "x": NaN}', "x: nan is not finite"),
-        ('{"step": 1, "x": 1e999}', "x: inf is not finite"),
     ],
 )
 def test_an_invalid_row_is_named(tmp_path: Path, row: str, line: str) -> None:
@@ -162,36 +159,14 @@ def test_an_invalid_row_is_named(tmp_path: Path, row: str, line: str) -> None:
     assert str(refused.value).startswith(f"{attempt.folder}/metrics.jsonl: line 1: {line}")
 
 
-def rows_of(*steps: tuple[float | None, float]) -> list[Row]:
-    return [{"rollout_corr/k3_kl": kl, "response_length/mean": length} for kl, length in steps]
+@pytest.mark.parametrize("kls", [[], [1.0, None]], ids=["no step", "overflowed"])
+def test_there_is_no_mean_of(kls: list[float | None]) -> None:
+    rows: list[Row] = [{"rollout_corr/k3_kl": kl, "response_length/mean": 10.0} for kl in kls]
+    assert token_mean(rows, K3_KL) is None
 
 
-def test_mean_is_over_tokens() -> None:
-    # (1 x 10 + 5 x 30) / 40
-    assert token_mean(rows_of((1.0, 10.0), (5.0, 30.0)), K3_KL) == pytest.approx(4.0)
-
-
-def test_a_run_that_overflowed_has_no_mean() -> None:
-    assert token_mean(rows_of((1.0, 10.0), (None, 30.0)), K3_KL) is None
-
-
-def test_no_step_has_no_mean() -> None:
-    assert token_mean([], K3_KL) is None
-
-
-EVALUATION = {
-    "step": 1,
-    "precision": "bf16",
-    "decoding": "greedy",
-    "prompts": 3,
-    "samples_per_prompt": 1,
-    "accuracy": 2 / 3,
-    "correct": [1, 0, 1],
-    "response_tokens_mean": 0.1,
-    "settings": None,
-    "device": None,
-    "verifier": {"math-verify": "0.9.0", "other": None},
-}
+VERIFIER = {"math-verify": "0.9.0", "other": None}
+EVALUATION = records.make_evaluation([1, 0, 1], response_tokens_mean=0.1, verifier=VERIFIER)
 
 
 def manifest_of(seed: int) -> RunManifest:
@@ -199,7 +174,7 @@ def manifest_of(seed: int) -> RunManifest:
 
 
 def run_of(seed: int, *rows: dict[str, float | None], evaluated: bool = False) -> RecordedRun:
-    evaluations = [EVALUATION] if evaluated else []
+    evaluations = [EVALUATION.model_dump()] if evaluated else []
     manifest = manifest_of(seed).model_dump(mode="json")
     return RecordedRun(manifest, pd.DataFrame(rows), evaluations, None)
 
@@ -221,7 +196,7 @@ def test_a_run_has_its_own_columns_and_undefined_is_not_absent(record: Path) -> 
     assert read_history(first) == (manifest_of(0), [{"step": 1, "c": -0.0}])
     rows = [{"step": 1, "a": 0.1, "b": None}, {"step": 2, "a": 1e-300, "b": None}]
     assert read_history(second) == (manifest_of(1), rows)
-    assert read_evaluations(first, "") == [Evaluation.model_validate(EVALUATION)]
+    assert read_evaluations(first, "") == [EVALUATION]
     assert has_file(first, EVALUATIONS) and not has_file(second, EVALUATIONS)
     with pytest.raises(ValueError, match=r"evaluations.parquet: nano_bf16_seed1: missing; res"):
         read_evaluations(second, "")

@@ -1,10 +1,8 @@
 """Manifests: what a machine, a checkout and a study are recorded as, and how two runs differ."""
 
-import json
 import os
 import re
 import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,9 @@ from experiments.runs import provenance
 from experiments.runs.settings import read_run
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT, STUDIES, Study
+from experiments.support.json_files import write_json
 from tests.records import make_manifest, pack
+from tests.workflow.programs import module
 
 
 def test_switches_are_recorded_but_for_secrets_and_folders(
@@ -70,16 +70,14 @@ def test_diff_names_the_keys_that_differ() -> None:
     }
 
 
-def run_diff(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "experiments.runs.provenance", "diff", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+run_diff = partial(module, "experiments.runs.provenance diff")
 
 
 def test_diff_program(tmp_path: Path) -> None:
     for name, lr in (("a", 1e-6), ("b", 3e-4)):
         (tmp_path / name).mkdir()
         manifest = {"run": name, "config": {"rl": {"lr": lr}}}
-        (tmp_path / name / "manifest.json").write_text(json.dumps(manifest))
+        write_json(tmp_path / name / "manifest.json", manifest)
     shown = run_diff(tmp_path / "a", tmp_path / "b" / "manifest.json")
     assert shown.returncode == 0
     assert "config.rl.lr" in shown.stdout and "0.0003" in shown.stdout

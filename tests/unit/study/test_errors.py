@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from experiments.rl.config import TaskConfig
 from experiments.rl.tasks import GENERATED_TASKS, make_problems
@@ -14,18 +13,13 @@ from experiments.study.model_config import read_model_config
 from experiments.study.schema import ROOT
 from experiments.study.yaml_file import read_yaml
 from experiments.support.json_files import read_json
-from tests.study_files import GOOD, load_changed
+from tests.study_files import REMOVED, changed_study, study_content
+
+NANO = study_content("default_long")["models"]["nano-moe"]
 
 ERRORS = {
     "exact on a CPU": ("exact", True, "device: cpu: exact arms were proven with cuda only"),
-    "unknown key": ("sedes", [0], "sedes: unknown key; did you mean seeds?"),
     "unknown key, no near one": ("zzz", 1, "zzz: unknown key; known keys: arms, block_scale"),
-    "unknown key in a section": ("rl/stepz", 3, "rl.stepz: unknown key; did you mean steps?"),
-    "unknown key two sections down": (
-        "rl/rollout/max_prompt_token",
-        9,
-        "rl.rollout.max_prompt_token: unknown key; did you mean max_prompt_tokens?",
-    ),
     "unknown key of a model": (
         "models/nano-moe/pretrain/step",
         9,
@@ -33,7 +27,7 @@ ERRORS = {
     ),
     "unknown kind of model": ("models/nano-moe/kind", "gg", "models.nano-moe.kind: 'gg' is not"),
     "model without a kind": ("models/x", {}, "models.x.kind: missing; use one of scratch, gguf"),
-    "model's name": ("models/a_b", GOOD["models"]["nano-moe"], "models.a_b: 'a_b' does not fit"),
+    "model's name": ("models/a_b", NANO, "models.a_b: 'a_b' does not fit"),
     "missing key": ("models/x", {"kind": "gguf", "file": "f"}, "models.x.package: missing; add it"),
     "wrong type": ("rl/steps", "many", "rl.steps: 'many' does not fit, it should be a valid int"),
     "out of range": ("rl/steps", 0, "rl.steps: 0 does not fit, it should be greater than or equal"),
@@ -133,8 +127,6 @@ ERRORS = {
         "rl: drift_every: 3 does not divide save_every, 10: a run that is resumed would not know",
     ),
     "infinite rate": ("rl/lr", float("inf"), "rl.lr: inf does not fit, it should be a finite num"),
-    "rate that is not a number": ("rl/lr", float("nan"), "rl.lr: nan does not fit, it should be"),
-    "infinite claim": ("claims/reward_gain", float("inf"), "claims.reward_gain: inf does not fit"),
     "seed of 65 bits": ("seeds", [2**64], "seeds.0: 18446744073709551616 does not fit, it should"),
     "steps beyond any study": ("rl/steps", 10**9, "rl.steps: 1000000000 does not fit, it should"),
     "mini batch": ("rl/mini_batch_prompts", 7, "rl.mini_batch_prompts: 7 does not divide rl.pro"),
@@ -145,16 +137,14 @@ ERRORS = {
 @pytest.mark.parametrize(("keys", "value", "line"), ERRORS.values(), ids=ERRORS)
 def test_error_names_file_key_and_hint(tmp_path: Path, keys: str, value: object, line: str) -> None:
     with pytest.raises(ValueError) as caught:
-        load_changed(tmp_path, keys, value)
+        changed_study(tmp_path, {keys: value})
     assert str(caught.value).startswith(f"{tmp_path}/study.yaml: {line}")
     assert len(str(caught.value).splitlines()) == 1
 
 
 def test_several_errors_get_one_line_each(tmp_path: Path) -> None:
-    path = tmp_path / "study.yaml"
-    path.write_text(yaml.safe_dump(GOOD | {"seeds": "x", "zzz": 1}))
     with pytest.raises(ValueError) as caught:
-        load_study(path)
+        changed_study(tmp_path, {"seeds": "x", "zzz": 1})
     assert [line.split(": ")[1] for line in str(caught.value).splitlines()] == ["seeds", "zzz"]
 
 
@@ -170,7 +160,7 @@ def test_task_may_use_up_the_problems_that_there_are(tmp_path: Path, name: str) 
     num_problems = {"chain-sum": 4 + 16, "word-problem": 36 * (4 + 16)}[name]
     task = {"name": name, "terms": [1, 2], "largest": 4, "test_prompts": 1}
     with pytest.raises(ValueError, match=f"give only {num_problems} different problems, not"):
-        load_changed(tmp_path, "task", task | {"train_prompts": num_problems})
+        changed_study(tmp_path, {"task": task | {"train_prompts": num_problems}})
     drawn = make_problems(TaskConfig(**task, train_prompts=num_problems - 1), "train")
     assert len(drawn) == num_problems - 1
 
@@ -180,7 +170,6 @@ def test_task_may_use_up_the_problems_that_there_are(tmp_path: Path, name: str) 
     [
         ("rl: {steps: 1\n", "line 2: expected ',' or '}', but got '<stream end>'; fix the YAML"),
         ("seeds: [010]\n", "line 1: 010 counts in eights or sixties in YAML; fix the YAML"),
-        ("rl:\n  steps: 1:30\n", "line 2: 1:30 counts in eights or sixties in YAML"),
         ("seeds: [0]\nseeds: [1]\n", "line 2: key 'seeds' is there twice; fix the YAML"),
         ("study: {{ name }}\n", "line 1: found unhashable key; fix the YAML"),
         ("models: {[a]: 1}\n", "line 1: found unhashable key; fix the YAML"),
@@ -197,7 +186,7 @@ def test_task_may_use_up_the_problems_that_there_are(tmp_path: Path, name: str) 
         ("a: " + "[" * 2000, "not YAML text: maximum recursion depth exceeded"),
     ],
     ids=[
-        *("unclosed", "eights", "sixties", "key twice", "template", "list as a key"),
+        *("unclosed", "eights", "key twice", "template", "list as a key"),
         *("list", "empty"),
         *("tab", "unknown tag", "unknown alias", "Latin-1", "binary"),
         *("no day", "no bool", "no time", "deep"),
@@ -230,17 +219,13 @@ MODELS = ROOT / "experiments" / "models"
 HINT = "correct it"
 DENSE = read_json(MODELS / "nano-dense.json")
 MOE = read_json(MODELS / "nano-moe.json")
-REMOVED = object()
 
 MODEL_ERRORS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "no hidden size": (DENSE, {"hidden_size": REMOVED}, "hidden_size: missing"),
     "hidden size 0": (DENSE, {"hidden_size": 0}, "hidden_size: should be greater than or equal"),
-    "negative layers": (DENSE, {"num_hidden_layers": -1}, "num_hidden_layers: should be greater"),
     "ten million layers": (DENSE, {"num_hidden_layers": 10**7}, "num_hidden_layers: should be le"),
-    "text": (DENSE, {"vocab_size": "18"}, "vocab_size: should be a valid integer"),
     "fraction": (DENSE, {"hidden_size": 128.0}, "hidden_size: should be a valid integer"),
     "truth value": (DENSE, {"head_dim": True}, "head_dim: should be a valid integer"),
-    "list": (DENSE, {"intermediate_size": [256]}, "intermediate_size: should be a valid integer"),
     "null": (DENSE, {"intermediate_size": None}, "intermediate_size: missing"),
     "odd head": (DENSE, {"head_dim": 63}, "head_dim: odd; rotary embeddings turn pairs"),
     "no head size": (DENSE, {"head_dim": REMOVED}, "head_dim: missing"),

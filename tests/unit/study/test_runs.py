@@ -9,7 +9,7 @@ from experiments.runs.expected_time import expected_time
 from experiments.study.load import load_study
 from experiments.study.preview import preview
 from experiments.study.schema import STUDIES, Run
-from tests.study_files import load_changed
+from tests.study_files import changed_study
 
 
 def test_runs_are_models_times_arms_times_seeds() -> None:
@@ -27,11 +27,11 @@ def test_unknown_run_lists_those_that_there_are() -> None:
 
 def test_training_config_holds_what_decides_the_training_and_no_more(tmp_path: Path) -> None:
     run = load_study(STUDIES / "default_long.yaml").runs[0]
-    plain = load_changed(tmp_path, "study", "default").training_config(run)
-    assert load_changed(tmp_path, "claims/qat_kl_ratio", 9.0).training_config(run) == plain
-    assert load_changed(tmp_path, "evaluation/prompts", 9).training_config(run) == plain
-    assert load_changed(tmp_path, "rl/lr", 1e-9).training_config(run) != plain
-    assert load_changed(tmp_path, "task/largest", 7).training_config(run) != plain
+    plain = changed_study(tmp_path, {"study": "default"}).training_config(run)
+    assert changed_study(tmp_path, {"claims/qat_kl_ratio": 9.0}).training_config(run) == plain
+    assert changed_study(tmp_path, {"evaluation/prompts": 9}).training_config(run) == plain
+    assert changed_study(tmp_path, {"rl/lr": 1e-9}).training_config(run) != plain
+    assert changed_study(tmp_path, {"task/largest": 7}).training_config(run) != plain
 
 
 def test_studies_name_their_models_apart() -> None:
@@ -42,7 +42,7 @@ def test_studies_name_their_models_apart() -> None:
 
 
 def test_seeds_may_have_bases_of_their_own(tmp_path: Path) -> None:
-    shared, own = (load_changed(tmp_path, "own_base", value) for value in (False, True))
+    shared, own = (changed_study(tmp_path, {"own_base": value}) for value in (False, True))
     run = shared.find_run("nano-moe_bf16_seed2")
     assert (shared.base_of(run), own.base_of(run)) == ("nano-moe", "nano-moe_seed2")
     assert shared.bases == {name: (name, 0) for name in shared.models}
@@ -57,7 +57,7 @@ CELLS = {
 
 
 def test_cells_are_runs_of_their_own(tmp_path: Path) -> None:
-    study = load_changed(tmp_path, "cells", CELLS)
+    study = changed_study(tmp_path, {"cells": CELLS})
     assert len(study.runs) == (2 * 4 + 1) * len(study.seeds)
     assert len({run.id for run in study.runs}) == len(study.runs)
     low = study.find_run("nano-dense_bf16.low_seed0")
@@ -71,11 +71,11 @@ def test_cells_are_runs_of_their_own(tmp_path: Path) -> None:
 
 def test_a_cell_replays_routes_in_models_with_experts(tmp_path: Path) -> None:
     cells = {"plain": {}, "r3": {"models": ["nano-moe"], "routing_replay": True}}
-    study = load_changed(tmp_path, "cells", cells)
+    study = changed_study(tmp_path, {"cells": cells})
     replaying = {run.model for run in study.runs if study.rl_of(run.cell).routing_replay}
     assert replaying == {"nano-moe"}
     with pytest.raises(ValueError, match="routing_replay: nano-dense has no experts"):
-        load_changed(tmp_path, "cells", {"r3": {"routing_replay": True}})
+        changed_study(tmp_path, {"cells": {"r3": {"routing_replay": True}}})
 
 
 def test_without_cells_a_run_has_none() -> None:
@@ -103,7 +103,7 @@ def test_cells_that_do_not_fit_are_refused(
     tmp_path: Path, cell: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
-        load_changed(tmp_path, "cells", {"x": cell})
+        changed_study(tmp_path, {"cells": {"x": cell}})
 
 
 def test_columns_are_aligned_whatever_the_number_of_seeds() -> None:

@@ -3,13 +3,15 @@
 import json
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mlflow import MlflowClient
 
 from analysis.style import ARM_STYLES
-from experiments.runs.evaluation import Evaluation, write_evaluations
+from experiments.runs.evaluation import write_evaluations
 from experiments.runs.summary import (
     ACCURACIES,
     KL,
@@ -33,7 +35,8 @@ from experiments.tracking.glance import (
     SHARED_VIEW,
 )
 from experiments.tracking.publish import rebuild
-from tests.records import make_manifest
+from tests.files import edit_json, set_keys
+from tests.records import make_evaluation, make_manifest
 
 ROWS = {"bf16": [(1e-6, 10), (3e-6, 30)], "nvfp4-qat": [(4e-6, 10), (4e-6, 30)]}
 CLAIM = {
@@ -75,17 +78,8 @@ def write_run(run_dir: Path, arm: str, rows: list[tuple[float, int]]) -> None:
     manifest.write(attempt)
     write_jsonl(attempt / "metrics.jsonl", steps)
     evaluated = [
-        Evaluation(
-            step=step,
-            precision=precision,
-            decoding="sampled",
-            prompts=2,
-            samples_per_prompt=1,
-            accuracy=accuracy,
-            correct=[1, int(accuracy == 1.0)],
-            response_tokens_mean=1.0,
-        )
-        for step, accuracy in ((0, 0.5), (2, 1.0))
+        make_evaluation([1, second], step=step, precision=precision, decoding="sampled")
+        for step, second in ((0, 0), (2, 1))
         for precision in ("bf16", "nvfp4")
     ]
     write_evaluations(run_dir, evaluated)
@@ -127,9 +121,7 @@ def test_a_run_of_a_cell_is_compared_in_its_cell(results: Path) -> None:
         run_dir = results / f"nano-moe_{arm}_seed2"
         in_cell = run_dir.with_name(f"nano-moe_{arm}.low_seed2")
         for folder in (run_dir, run_dir / "attempts" / "1"):
-            manifest = json.loads((folder / "manifest.json").read_text())
-            named = manifest | {"run": in_cell.name, "cell": "low"}
-            (folder / "manifest.json").write_text(json.dumps(named))
+            set_keys(folder / "manifest.json", run=in_cell.name, cell="low")
         run_dir.rename(in_cell)
     assert summarize(in_cell)[KL_RATIO] == pytest.approx(1.6)
 
@@ -185,22 +177,18 @@ def test_runs_and_study_are_in_mlflow_with_view_and_claims(results: Path) -> Non
 @pytest.mark.parametrize(
     ("damage", "line"),
     [
-        ({"study": None}, "claims.json: study: missing; judge the study again"),
-        ({"claims": [CLAIM | {"estimate": "x"}]}, "claims.json: claims.0.estimate: should be a"),
-        ({"claims": {"a": 1}}, "claims.json: claims: should be a valid tuple"),
+        (lambda it: it.pop("study"), "claims.json: study: missing; judge the study again"),
         (
-            {"claims": [CLAIM | {"name": "a\n'b"}]},
+            lambda it: it["claims"][0].update(name="a\n'b"),
             "claims.json: claims.0.name: String should",
         ),
     ],
-    ids=["no study", "a text", "no list", "a name that MLflow refuses"],
+    ids=["no study", "a name that MLflow refuses"],
 )
 def test_damaged_claims_are_named(
-    results: Path, monkeypatch: pytest.MonkeyPatch, damage: dict[str, object], line: str
+    results: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Any], object], line: str
 ) -> None:
-    path = results / "claims.json"
-    content = json.loads(path.read_text()) | damage
-    path.write_text(json.dumps({key: it for key, it in content.items() if it is not None}))
+    edit_json(results / "claims.json", damage)
     monkeypatch.setattr(publish, "rebuild_run", lambda run_dir: "")
     with pytest.raises(ValueError, match=re.escape(line)):
         rebuild(results)

@@ -16,7 +16,7 @@ import pytest
 from mlflow import MlflowClient
 
 from experiments.runs.attempts import list_attempts, next_attempt
-from experiments.runs.evaluation import Evaluation, write_evaluations
+from experiments.runs.evaluation import write_evaluations
 from experiments.runs.manifest import RunManifest
 from experiments.runs.metrics import Row
 from experiments.support.json_files import write_jsonl
@@ -75,18 +75,6 @@ def only_run(client: MlflowClient) -> Any:
 def history(client: MlflowClient, run_id: str, key: str) -> dict[int, float]:
     """The last value a step."""
     return {point.step: point.value for point in client.get_metric_history(run_id, key)}
-
-
-def test_one_mlflow_run_across_attempts(client: MlflowClient) -> None:
-    track(make_manifest(), range(1, 4), "failed")
-    failed = only_run(client)
-    assert failed.info.status == "FAILED"
-    track(make_manifest(attempt=2), range(3, 5), "finished", resumes=True)
-    run = only_run(client)
-    assert run.info.run_id == failed.info.run_id
-    assert run.info.status == "FINISHED"
-    assert run.data.tags["attempt"] == "2"
-    assert history(client, run.info.run_id, "k3") == {1: 0.1, 2: 0.2, 3: 0.3, 4: 0.4}
 
 
 def test_steps_of_an_attempt_that_was_not_tracked_are_read_from_files(client: MlflowClient) -> None:
@@ -172,17 +160,7 @@ def test_records_rebuild_too_with_steps_an_hour_apart(client: MlflowClient) -> N
     make_manifest(status="finished").write(folder)
     rows = [{"step": s, "k3": 0.1 * s, "timing_s/step": 3600.0, "x": None} for s in (1, 2)]
     write_jsonl(folder / "metrics.jsonl", rows)
-    evaluation = Evaluation(
-        step=2,
-        precision="bf16",
-        decoding="greedy",
-        prompts=4,
-        samples_per_prompt=1,
-        accuracy=0.75,
-        correct=[1, 1, 0, 1],
-        response_tokens_mean=2.0,
-    )
-    write_evaluations(folder, [evaluation])
+    write_evaluations(folder, [records.make_evaluation([1, 1, 0, 1])])
     pack(Path("results"), Path("record"))
     rebuild(Path("record"))
     run = only_run(client)
@@ -190,18 +168,6 @@ def test_records_rebuild_too_with_steps_an_hour_apart(client: MlflowClient) -> N
     assert [point.timestamp - run.info.start_time for point in points] == [HOUR_MS, 2 * HOUR_MS]
     assert "x" not in run.data.metrics
     assert run.data.metrics["eval/bf16/greedy"] == 0.75
-
-
-def test_broken_store_is_loud_once_and_the_files_go_on(
-    broken_store: None, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        tracked = track(make_manifest(), range(1, 4), "finished")
-    warnings = [r.message for r in caplog.records if "MLflow stopped following" in r.message]
-    assert len(warnings) == 1 and "experiments.tracking.publish rebuild" in warnings[0]
-    assert tracked.failure is not None
-    (attempt,) = list_attempts(Path("results") / NAME)
-    assert [row["step"] for row in attempt.rows()] == [1, 2, 3]
 
 
 @pytest.fixture
@@ -216,18 +182,21 @@ def silent_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[s
         yield uri
 
 
-def test_a_server_that_does_not_answer_costs_seconds_and_one_warning(
-    silent_server: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("store", ["broken_store", "silent_server"])
+def test_a_store_out_of_reach_costs_seconds_and_one_warning_and_the_files_go_on(
+    store: str, request: pytest.FixtureRequest, caplog: pytest.LogCaptureFixture
 ) -> None:
+    request.getfixturevalue(store)
     started = time.monotonic()
     with caplog.at_level(logging.WARNING):
         tracked = track(make_manifest(), range(1, 4), "finished")
     # 10 s seen: two requests of 5 s; MLflow's own limit is 120 s, seven times over
     assert time.monotonic() - started < 60
-    assert len([r for r in caplog.records if "MLflow stopped following" in r.message]) == 1
+    warnings = [r.message for r in caplog.records if "MLflow stopped following" in r.message]
+    assert len(warnings) == 1 and "experiments.tracking.publish rebuild" in warnings[0]
     assert tracked.failure is not None
     (attempt,) = list_attempts(Path("results") / NAME)
-    assert len(attempt.rows()) == 3
+    assert [row["step"] for row in attempt.rows()] == [1, 2, 3]
 
 
 def publish_no_claims() -> None:
@@ -235,19 +204,19 @@ def publish_no_claims() -> None:
     publish_study(Path(), Path("results"))
 
 
-def test_publish_without_an_answer_says_what_to_do(
-    silent_server: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("store", "message"),
+    [
+        ("silent_server", "start the server and try again"),
+        ("broken_store", r"broken.db: not usable as an .*; move the file away and"),
+    ],
+)
+def test_publish_into_a_store_out_of_reach_says_what_to_do(
+    store: str, message: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    request.getfixturevalue(store)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
-    with pytest.raises(ValueError, match="start the server and try again"), explained_errors():
-        publish_no_claims()
-
-
-def test_publish_into_a_file_that_is_not_a_store_says_what_to_do(broken_store: None) -> None:
-    with (
-        pytest.raises(ValueError, match=r"broken.db: not usable as an .*; move the file away and"),
-        explained_errors(),
-    ):
+    with pytest.raises(ValueError, match=message), explained_errors():
         publish_no_claims()
 
 

@@ -20,7 +20,7 @@ from mlflow.server.security_utils import (
     should_block_cors_request,
 )
 
-from experiments.runs.evaluation import Evaluation, write_evaluations
+from experiments.runs.evaluation import write_evaluations
 from experiments.runs.manifest import read_manifest
 from experiments.runs.record import MANIFESTS
 from experiments.study.schema import ROOT
@@ -28,7 +28,7 @@ from experiments.support.json_files import write_jsonl
 from experiments.tracking import publish, ui
 from experiments.tracking.store import RUN_TAG, STORE_VARIABLE
 from experiments.tracking.ui import server_command
-from tests.records import make_manifest, pack
+from tests.records import make_evaluation, make_manifest, pack
 from tests.workflow import programs
 
 STUDIES = ("a", "b")
@@ -204,9 +204,7 @@ def test_what_has_changed_is_read_again(
     claims = write_claims(results / "studies" / "a", "a")
     ui.add_results(client, results)
     folders = read(monkeypatch)
-    asked = {"step": 2, "precision": "bf16", "decoding": "greedy", "samples_per_prompt": 1}
-    found = {"prompts": 2, "correct": [1, 0], "accuracy": 0.5, "response_tokens_mean": 3.0}
-    write_evaluations(run_dir, [Evaluation.model_validate(asked | found)])
+    write_evaluations(run_dir, [make_evaluation([1, 0])])
     claims.write_text(json.dumps({"study": "a", "claims": [], "marks": {"nano": ["seen"]}}))
     ui.add_results(client, results)
     assert folders == [run_dir]

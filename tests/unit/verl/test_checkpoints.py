@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -39,14 +40,30 @@ def left(checkpoints: Path) -> tuple[list[int], int | None]:
     return sorted(steps), int(tracker.read_text()) if tracker.exists() else None
 
 
+def lose_a_shard(checkpoints: Path) -> None:
+    (checkpoints / "global_step_15" / "actor" / "model_world_size_2_rank_1.pt").unlink()
+
+
 @pytest.mark.parametrize(
-    ("last_recorded", "steps", "latest"),
-    [(20, [5, 10, 15], 15), (15, [5, 10, 15], 15), (14, [5, 10], 10)],
-    ids=["ahead", "equal", "its metrics lost"],
+    ("change", "last_recorded", "steps", "latest"),
+    [
+        (lambda _: None, 20, [5, 10, 15], 15),
+        (lambda _: None, 15, [5, 10, 15], 15),
+        (lambda _: None, 14, [5, 10], 10),
+        (lose_a_shard, 20, [5, 10], 10),
+        (lambda it: (it / TRACKER).write_text("10"), 20, [5, 10], 10),
+        (lambda it: (it / TRACKER).unlink(), 0, [], None),
+    ],
+    ids=["ahead", "equal", "its metrics lost", "a shard lost", "unfinished save", "incomplete all"],
 )
-def test_goes_on_from_the_last_step_with_metrics(
-    checkpoints: Path, last_recorded: int, steps: list[int], latest: int | None
+def test_goes_on_from_the_last_whole_step_with_metrics(
+    checkpoints: Path,
+    change: Callable[[Path], object],
+    last_recorded: int,
+    steps: list[int],
+    latest: int | None,
 ) -> None:
+    change(checkpoints)
     rewind(checkpoints, last_recorded)
     assert left(checkpoints) == (steps, latest)
 
@@ -77,24 +94,6 @@ def test_a_crash_between_saving_and_logging_costs_the_steps_since_the_checkpoint
     (checkpoints / TRACKER).write_text(str(step))
     assert rewind(checkpoints, step - 1) == 0
     assert left(checkpoints) == ([], None)
-
-
-def test_incomplete_checkpoints_are_dropped_where_nothing_is_recorded(checkpoints: Path) -> None:
-    (checkpoints / TRACKER).unlink()
-    rewind(checkpoints, 0)
-    assert left(checkpoints) == ([], None)
-
-
-def test_checkpoint_without_all_shards_is_passed_over(checkpoints: Path) -> None:
-    (checkpoints / "global_step_15" / "actor" / "model_world_size_2_rank_1.pt").unlink()
-    rewind(checkpoints, 20)
-    assert left(checkpoints) == ([5, 10], 10)
-
-
-def test_unfinished_save_is_dropped(checkpoints: Path) -> None:
-    (checkpoints / TRACKER).write_text("10")
-    rewind(checkpoints, 20)
-    assert left(checkpoints) == ([5, 10], 10)
 
 
 def test_run_without_checkpoints_starts_from_nothing(tmp_path: Path) -> None:

@@ -5,8 +5,6 @@ After a wanted change:
     python -m experiments.verl.command --study FILE --run RUN > tests/unit/verl/settings/RUN.txt
 """
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from experiments.verl.command import (
     to_yaml,
 )
 from qat_core.planning.recipe import Recipe
+from tests.workflow.programs import module
 
 FOLDER = Path(__file__).parent / "settings"
 QWEN3 = load_study(STUDIES / "qwen3.yaml")
@@ -132,13 +131,8 @@ def test_setting_of_the_study_is_refused_in_a_recipe(
 
 def test_the_file_can_be_written_for_a_command_of_ones_own(tmp_path: Path) -> None:
     study, run = STUDIES / "verl_nano.yaml", "nano-dense-verl_bf16_seed0"
-    arguments = ["--study", study, "--run", run, "--results", tmp_path, "--write"]
-    done = subprocess.run(
-        [sys.executable, "-m", "experiments.verl.command", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    arguments = ("--study", study, "--run", run, "--results", tmp_path, "--write")
+    done = module("experiments.verl.command", *arguments)
     assert done.returncode == 0, done.stderr
     attempt = tmp_path / run / "attempts" / "1"
     written = yaml.safe_load((attempt / "verl.yaml").read_text())

@@ -58,6 +58,7 @@ def test_one_line_is_enough_in_verls_own_configurations(config: Path) -> None:
     actor = omega_conf_to_dataclass(content.actor_rollout_ref.actor)
     assert (actor.strategy, actor.engine.strategy) == ("fsdp2", "fsdp2")
     assert actor.engine.qat.nvfp4 and actor.engine.qat.train
+    assert not actor.engine.qat.enable, "verl's own"
     rollout = omega_conf_to_dataclass(content.actor_rollout_ref.rollout)
     assert rollout.checkpoint_engine.custom_backend_module == "qat_core.verl.engine"
 
@@ -85,11 +86,6 @@ def test_where_the_package_is_missing_the_longer_line_is_an_error(
     assert composed("+nvfp4=w4a16").nvfp4 == "w4a16"
     with pytest.raises(HydraException, match="nvfp4"):
         composed("+nvfp4@_global_=w4a16")
-
-
-def test_to_verls_own_engine_qat_is_off_whatever_was_set() -> None:
-    actor = omega_conf_to_dataclass(completed().actor_rollout_ref.actor)
-    assert not actor.engine.qat.enable
 
 
 @pytest.mark.verl_table(

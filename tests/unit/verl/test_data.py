@@ -1,9 +1,6 @@
 """verl's data files: what they hold, what verl reads from them, which sources are refused."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,11 +17,13 @@ from experiments.rl.tasks import Question, Split, make_problems
 from experiments.rl.tokenizer import character_tokenizer
 from experiments.runs.inputs import check_data, data_digest
 from experiments.runs.provenance import digest_file
-from experiments.study.schema import ROOT, STUDIES
+from experiments.study.schema import STUDIES
 from experiments.verl import sources
 from experiments.verl.data import SCHEMA, write_data
 from experiments.verl.questions import drop_repeated, read_questions
 from experiments.verl.sources import AIME_2024, HubFile, locate_sources
+from tests.files import truncate
+from tests.workflow.programs import Done, module
 
 CHAIN = TaskConfig(name="chain-sum", terms=(3, 6), largest=9, train_prompts=40, test_prompts=8)
 QUESTIONS = [Question("2+2?", "4"), Question("1+1?", "2"), Question("2+2?", "4")]
@@ -184,12 +183,8 @@ def test_json_lines_are_wrapped_as_dapo_wraps_problems(tmp_path: Path) -> None:
     assert last.startswith("Remember")
 
 
-def damaged(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-9])
-
-
 BAD_PARQUET: dict[str, tuple[Callable[[Path], object], str]] = {
-    "damaged": (damaged, "not a parquet file: .*; fetch it again"),
+    "damaged": (truncate, "not a parquet file: .*; fetch it again"),
     "empty": (lambda p: write_rows(p, [], SCHEMA), "no rows; take a file that has some"),
     "other-columns": (
         lambda p: write_rows(p, [{"question": "1+1?", "answer": "2"}]),
@@ -269,16 +264,11 @@ def test_settings_of_files_are_checked(settings: dict[str, Any], message: str) -
         TaskConfig.model_validate({"name": "dapo-math", **settings})
 
 
-def run_offline(tmp_path: Path) -> subprocess.CompletedProcess[str]:
+def run_offline(tmp_path: Path) -> Done:
     """`experiments.verl.data` for the published study, with no network but with a hub cache."""
-    study, out = STUDIES / "qwen3.yaml", tmp_path / "data"
-    return subprocess.run(
-        [sys.executable, "-m", "experiments.verl.data", "--study", study, "--out", out],
-        env=os.environ | {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path / "hub")},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    arguments = ("--study", STUDIES / "qwen3.yaml", "--out", tmp_path / "data")
+    variables = {"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": str(tmp_path / "hub")}
+    return module("experiments.verl.data", *arguments, **variables)
 
 
 def test_without_network_the_local_files_are_asked_for(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """vLLM's own arguments go around no rule for verl's keys."""
 
 import re
-import subprocess
 import sys
 
 import pytest
@@ -12,6 +11,7 @@ from qat_core.verl.configuration import complete
 from qat_core.verl.engine_arguments import _fixes, require_arguments
 from qat_core.verl.rules import VLLM
 from tests.verl_configurations import COMMAND, ROLLOUT, composed
+from tests.workflow.programs import run
 
 # in a process of its own, as vLLM's import changes what other tests see
 LIST_NAMES = """
@@ -23,7 +23,6 @@ print(*(o[2:] for a in parser._actions for o in a.option_strings if o.startswith
 VERLS = {
     "dtype=float16": f"{ROLLOUT}.dtype",
     "load_format=auto": f"{ROLLOUT}.load_format",
-    "load-format=auto": f"{ROLLOUT}.load_format",
     "pipeline_parallel_size=2": f"{ROLLOUT}.pipeline_model_parallel_size",
     "tensor_parallel_size=2": f"{ROLLOUT}.tensor_model_parallel_size",
     "tensor-parallel-size=2": f"{ROLLOUT}.tensor_model_parallel_size",
@@ -31,24 +30,18 @@ VERLS = {
     "logprobs_mode=raw_logits": f"{ROLLOUT}.logprobs_mode",
     "enable_expert_parallel=true": f"{ROLLOUT}.expert_parallel_size",
     "no_enable_prefix_caching=true": f"{ROLLOUT}.enable_prefix_caching",
-    "no-enable-prefix-caching=true": f"{ROLLOUT}.enable_prefix_caching",
     "model=/x": "actor_rollout_ref.model.path",
     "override_generation_config=x": f"{ROLLOUT}.temperature, top_p and top_k",
 }
 REFUSED = {
     "enable_lora=true": "LoRA adapters are not synced; remove the key",
-    "enable-lora=true": "LoRA adapters are not synced; remove the key",
     "speculative-config={method: eagle3}": "write speculative_config",
-    "worker-extension-cls=a.B": "write worker_extension_cls",
-    "hf-overrides={}": "write hf_overrides",
     "quantization_config={linear: fp8}": "verl's keys say what is quantized; remove the key",
     "kv_cache_dtype=fp8": "never tried with these syncs; remove the key",
-    "kv-cache-dtype=fp8": "never tried with these syncs; remove the key",
     "calculate_kv_scales=true": "never tried with these syncs; remove the key",
     "linear_backend=marlin": "never tried with these syncs; remove the key",
     "moe_backend=triton": "never tried with these syncs; remove the key",
     "enable_eplb=true": "never tried with these syncs; remove the key",
-    "enable-eplb=true": "never tried with these syncs; remove the key",
     "cpu_offload_gb=4": "never tried with these syncs; remove the key",
     "offload_group_size=2": "never tried with these syncs; remove the key",
     "kernel_config={moe_backend: triton}": "never tried with these syncs; remove the key",
@@ -57,8 +50,6 @@ REFUSED = {
     "spec-model=/x": "draft models are not synced; remove the key",
     "pipeline_parallel=2": "short for pipeline_parallel_size to vLLM; write its name in full",
     "no-enable-prefix=true": "short for enable_prefix_caching to vLLM; write its name in full",
-    "load=auto": "short for load_format to vLLM; write its name in full",
-    "speculative={method: x}": "short for speculative_config to vLLM; write its name in full",
     **dict.fromkeys(
         (
             "language_model_only=--quantization=fp8",
@@ -115,9 +106,7 @@ def test_an_argument_that_syncs_do_not_stand_is_refused(argument: str, fix: str)
 def test_no_full_name_of_vllms_counts_as_short_for_another() -> None:
     """Of all arguments of an engine and of `vllm serve`, which verl calls."""
     pytest.importorskip("vllm", reason="needs requirements/engines.txt")
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", LIST_NAMES], capture_output=True, text=True
-    )
+    done = run([sys.executable, "-W", "ignore", "-c", LIST_NAMES])
     assert done.returncode == 0, done.stderr
     names = done.stdout.splitlines()[-1].split()
     assert {"pipeline-parallel-size", "config", "spec-method"} <= set(names)
@@ -163,7 +152,6 @@ def test_other_arguments_are_vllms(argument: str) -> None:
         (["+nvfp4=w4a16"], "pipeline_parallel=2", "short for pipeline_parallel_size"),
         (["+nvfp4=off"], "kv-cache-dtype=fp8", "never tried with these syncs"),
         (["+nvfp4=off"], "hf_overrides='{}'", "a text; give a section, such as {max_position"),
-        (["+nvfp4=w4a16"], "hf_overrides='{}'", "a text; give a section, such as {max_position"),
         (["+nvfp4=off", "+routing_replay=r3"], "pipeline_parallel_size=2", "verl has a key for it"),
     ],
 )

@@ -80,12 +80,11 @@ def test_a_key_of_a_file_counts_after_the_group_in_its_defaults(tmp_path: Path) 
     assert content.actor_rollout_ref.actor.fsdp_config.qat.train is False
 
 
-def test_what_a_file_says_as_the_group_does_is_accepted(tmp_path: Path) -> None:
-    started(*COMMAND, config=written(tmp_path, f"{ACTOR}.strategy", "fsdp2"))
-
-
-def test_what_a_file_leaves_open_is_accepted(tmp_path: Path) -> None:
-    started(*COMMAND, config=written(tmp_path, f"{ACTOR}.strategy", "???"))
+@pytest.mark.parametrize("strategy", ["fsdp2", "???"], ids=["as the group", "left open"])
+def test_what_a_file_says_as_the_group_does_or_leaves_open_is_accepted(
+    tmp_path: Path, strategy: str
+) -> None:
+    started(*COMMAND, config=written(tmp_path, f"{ACTOR}.strategy", strategy))
 
 
 def test_a_copy_of_verls_files_is_verls_but_for_what_was_changed(tmp_path: Path) -> None:
