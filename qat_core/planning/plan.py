@@ -38,17 +38,25 @@ from qat_core.planning.structure import (
 
 @dataclass(frozen=True)
 class Entry:
-    """One parameter or persistent buffer."""
+    """One parameter or persistent buffer.
 
-    name: str  # as the trainer's model has it
-    shape: tuple[int, ...]  # of the whole tensor, sharded or not
-    quantized: bool  # whether it is packed; else it travels and is stored in `dtype`
-    group: str | None  # names the weights it shares a global scale with
-    reason: str  # for people
-    # PyTorch's name of it, "bfloat16" but for what transformers keeps in FP32 next to BF16 weights,
-    # and for buffers of integers
+    Attributes:
+        name: as the trainer's model has it.
+        shape: of the whole tensor, sharded or not.
+        quantized: whether it is packed; else it travels and is stored in `dtype`.
+        group: names the weights it shares a global scale with.
+        reason: for people.
+        dtype: PyTorch's name of it, "bfloat16" but for what transformers keeps in FP32 next to
+            BF16 weights, and for buffers of integers.
+        fused: names the weights that engines run as one layer, in one precision; None if alone.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    quantized: bool
+    group: str | None
+    reason: str
     dtype: str = "bfloat16"
-    # names the weights that engines run as one layer, in one precision; None if alone
     fused: str | None = None
 
 

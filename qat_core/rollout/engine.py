@@ -17,18 +17,25 @@ WeightStream = Iterable[tuple[str, Tensor | PackedTensor]]
 
 @dataclass(frozen=True)
 class Rollouts:
-    """A batch of sampled responses; P prompt columns padded left, T response columns right."""
+    """A batch of sampled responses; P prompt columns padded left, T response columns right.
 
-    input_ids: Tensor  # prompt and response, int64 (B, P + T)
-    attention_mask: Tensor  # 1 on real tokens, int64 (B, P + T)
-    response_mask: Tensor  # 1.0 on sampled tokens, end of sequence included, FP32 (B, T)
-    # of the sampled tokens under the sampling distribution, FP32 (B, T), 0 off mask
+    Attributes:
+        input_ids: prompt and response, int64 (B, P + T).
+        attention_mask: 1 on real tokens, int64 (B, P + T).
+        response_mask: 1.0 on sampled tokens, end of sequence included, FP32 (B, T).
+        log_probs: of the sampled tokens under the sampling distribution, FP32 (B, T), 0 off mask.
+        truncated: responses that ended by length, bool (B,).
+        distributions: log-probs of all V tokens at every sampled one, FP32 (B, T, V), if kept.
+        routes: experts that every position but the last went to in each layer that has experts,
+            int16 (B, P + T - 1, layers, k), if returned; of padding perhaps `routing.NO_ROUTE`.
+    """
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    response_mask: Tensor
     log_probs: Tensor
-    truncated: Tensor  # responses that ended by length, bool (B,)
-    # log-probs of all V tokens at every sampled one, FP32 (B, T, V), if kept
+    truncated: Tensor
     distributions: Tensor | None = None
-    # experts that every position but the last went to in each layer that has experts, int16 (B, P +
-    # T - 1, layers, k), if returned; of padding perhaps `routing.NO_ROUTE`
     routes: Tensor | None = None
 
     @property

@@ -23,11 +23,17 @@ Version = tuple[int, int, int]
 
 
 class HeldWeight(Protocol):
-    """A fake-quantized weight as scales and tracking see it."""
+    """A fake-quantized weight as scales and tracking see it.
 
-    weight_name: str  # the parameter's name in the prepared model
-    global_scale: Tensor  # FP32 divisor, 0-D or (E,)
-    measured: Version | None  # when its scale was last computed, and its version then; None before
+    Attributes:
+        weight_name: the parameter's name in the prepared model.
+        global_scale: FP32 divisor, 0-D or (E,).
+        measured: when its scale was last computed, and its version then; None before.
+    """
+
+    weight_name: str
+    global_scale: Tensor
+    measured: Version | None
     requires_grad: bool
 
     def plain(self) -> Tensor:

@@ -32,11 +32,15 @@ class NotInPlace(Exception):
 
 @dataclass
 class Target:
-    """A layer of vLLM's and the trainer's weights that are written there, one above the other."""
+    """A layer of vLLM's and the trainer's weights that are written there, one above the other.
+
+    Attributes:
+        share: what the worker serves of them.
+    """
 
     names: list[str]
     layer: nn.Module
-    share: Share  # what the worker serves of them
+    share: Share
     write: Write
     came: dict[str, PackedTensor] = field(default_factory=dict)
 
