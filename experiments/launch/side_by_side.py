@@ -4,11 +4,11 @@ Snakemake is the scheduler; this is for machines that have neither it nor a netw
 such as a GPU rented by the minute. How runs share a GPU by memory is no scheduling of its own:
 `experiments.support.gpu_locks` decides it under both.
 
-Data of verl and base checkpoints are made first; then each run is trained and evaluated. What is
-complete, and of the present settings and code, is skipped and what was cut off is resumed, so that
-the same command continues a study; its exit code is 1 as long as something is not complete. On a
-GPU a program waits until so much memory is free as the study says that a run takes
-(`gpu_memory_gib`); more jobs than fit do no harm.
+Base checkpoints, and data of verl, are made as runs come to need them; then each run is trained and
+evaluated. What is complete, and of the present settings and code, is skipped and what was cut off
+is resumed, so that the same command continues a study; its exit code is 1 as long as something is
+not complete. On a GPU a program waits until so much memory is free as the study says that a run
+takes (`gpu_memory_gib`); more jobs than fit do no harm.
 
 `--random-weights` is for large models whose weights are random: ranks draw them from a seed
 (`experiments.base seeded`), and nothing is evaluated.
@@ -43,22 +43,17 @@ from experiments.support.json_files import REMAKE
 from qat_core.arguments import positive_float, positive_int, study_seed
 
 Program = tuple[str, Sequence[str]]  # module, with its command if it has several, and arguments
-NOTHING = ""  # settings of what is not there
 FINAL = (0, USER_MISTAKE, INTERRUPTED, -signal.SIGINT)  # exit codes that no other try changes
 
 
 def chosen_runs(study: Study, cells: Sequence[str] = (), seeds: Sequence[int] = ()) -> list[Run]:
-    """Those of the named cells and seeds, in the study's order; nothing named means all."""
-    named: tuple[tuple[str, Sequence[object], Collection[object]], ...] = (
-        ("cell", cells, study.cells),
-        ("seed", seeds, study.seeds),
-    )
-    for what, asked, known in named:
-        if unknown := [str(name) for name in asked if name not in known]:
-            raise ValueError(
-                f"--{what}s: study {study.study} has no {what} {', '.join(unknown)}; it has "
-                f"{', '.join(map(str, known)) or 'none'}"
-            )
+    """Those of the named cells and seeds, in the study's order; nothing named means all.
+
+    Raises:
+        ValueError: the study has no such cell or seed.
+    """
+    _check_named("--cells", "cell", study, cells, study.cells)
+    _check_named("--seeds", "seed", study, seeds, study.seeds)
     return [
         run
         for run in study.runs
@@ -66,11 +61,28 @@ def chosen_runs(study: Study, cells: Sequence[str] = (), seeds: Sequence[int] = 
     ]
 
 
+def _check_named(
+    option: str, what: str, study: Study, named: Sequence[object], known: Collection[object]
+) -> None:
+    if unknown := [str(name) for name in named if name not in known]:
+        raise ValueError(
+            f"{option}: study {study.study} has no {what} {', '.join(unknown)}; it has "
+            f"{', '.join(map(str, known)) or 'none'}"
+        )
+
+
 class SideBySide:
     """The programs of a study, started one after the other and at most `jobs` at a time.
 
-    No run is begun after `deadline`, a time of `time.monotonic`. With `random_weights` ranks draw
-    the weights of their base, and nothing is evaluated.
+    Args:
+        study: what is run.
+        study_file: its file.
+        results: folder of all results.
+        jobs: programs at a time.
+        deadline: time of `time.monotonic` after which no run is begun.
+        runs: those of the study that are run; all if it is None.
+        tries: how often a program is started before it has failed.
+        random_weights: ranks draw the weights of their base, and nothing is evaluated.
     """
 
     def __init__(
@@ -106,17 +118,22 @@ class SideBySide:
                 raise
 
     def _submitted(self, pool: ThreadPoolExecutor) -> list[tuple[str, Future[bool]]]:
-        """What is made and run, by name; runs wait in their threads for what came before them."""
-        data, bases = [], dict.fromkeys(map(self.study.base_of, self.runs))
-        if self.study.trainer == "verl":
-            data = [("data", pool.submit(self._attempted, "data", self._make_data))]
-        made = {it: pool.submit(self._attempted, it, partial(self._make_base, it)) for it in bases}
-        runs = []
+        """What is made and run, by name.
+
+        A run waits in its thread for what it needs, which has been given to the pool before it.
+        """
+        is_verl = self.study.trainer == "verl"
+        data = [pool.submit(self._attempted, "data", self._make_data)] if is_verl else []
+        bases: dict[str, Future[bool]] = {}
+        runs: dict[str, Future[bool]] = {}
         for run in self.runs:
-            needed = [*(done for _, done in data), made[self.study.base_of(run)]]
-            train = partial(self._train, run, needed)
-            runs.append((run.id, pool.submit(self._attempted, run.id, train)))
-        return [*data, *made.items(), *runs]
+            base = self.study.base_of(run)
+            if base not in bases:
+                make = partial(self._make_base, base)
+                bases[base] = pool.submit(self._attempted, base, make)
+            train = partial(self._train, run, [*data, bases[base]])
+            runs[run.id] = pool.submit(self._attempted, run.id, train)
+        return [("data", done) for done in data] + [*bases.items(), *runs.items()]
 
     def _attempted(self, name: str, work: Callable[[], bool]) -> bool:
         """Whether it is done; a damaged file is said at once, and ends no work but its own."""
@@ -128,28 +145,32 @@ class SideBySide:
 
     def _make_data(self) -> bool:
         out = self.results / "data" / self.study.study
-        made_of = read_data_manifest(out).settings if out.exists() else NOTHING
-        if _is_current(out, made_of, data_digest(self.study.task)):
+        wanted = data_digest(self.study.task)
+        # as a whole or not at all
+        if out.exists() and _is_current(out, read_data_manifest(out).settings, wanted):
             return True
         return self._begin("data", [("experiments.verl.data", ("--out", str(out)))])
 
     def _make_base(self, name: str) -> bool:
         out = self.results / "base" / name
-        made_of = read_base_manifest(out).settings if (out / MANIFEST).exists() else NOTHING
-        if _is_current(out, made_of, base_digest(self.study, name)):
+        wanted, is_there = base_digest(self.study, name), (out / MANIFEST).exists()
+        if is_there and _is_current(out, read_base_manifest(out).settings, wanted):
             return True
-        maker = "experiments.base " + ("seeded" if self.random_weights else "make")
-        return self._begin(name, [(maker, ("--model", name, "--out", str(out)))])
+        maker = "seeded" if self.random_weights else "make"
+        arguments = ("--model", name, "--out", str(out))
+        return self._begin(name, [(f"experiments.base {maker}", arguments)])
 
     def _train(self, run: Run, needed: "Sequence[Future[bool]]") -> bool:
-        if not all(made.result() for made in needed):
-            return False
         folder, options = self.results / run.id, ("--run", run.id, "--results", str(self.results))
         copy = ("--log", str(folder / "train.log"), "--untracked")
         programs: list[Program] = [("experiments.launch.run", (*options, *copy))]
+        files = [MANIFEST]
         if not self.random_weights:
             programs.append(("experiments.evaluate.run", options))
-        if all((folder / file).exists() for file in (MANIFEST, EVALUATIONS)[: len(programs)]):
+            files.append(EVALUATIONS)
+        if not all(made.result() for made in needed):
+            return False
+        if all((folder / file).exists() for file in files):
             digests = training_digests(self.study, run, self.results)
             if not is_finished(list_attempts(folder), digests):
                 print(f"{folder}: of other settings, code or inputs; trained again", flush=True)
@@ -195,7 +216,7 @@ class SideBySide:
 
 def _is_current(folder: Path, made_of: str | None, wanted: str) -> bool:
     """Whether a base or data are of the study's settings; prints why they are made again."""
-    if made_of not in (wanted, NOTHING):
+    if made_of != wanted:
         what = "an older version made it" if made_of is None else "of other settings"
         print(f"{folder}: {what}; made again", flush=True)
     return made_of == wanted
@@ -226,10 +247,15 @@ def main() -> None:
     args = parser.parse_args()
     deadline = time.monotonic() + args.begin_within_s
     study = load_study(args.study)
-    runs = chosen_runs(study, args.cells, args.seeds)
-    places = study, args.study, args.results
     programs = SideBySide(
-        *places, args.jobs, deadline, runs, args.tries, random_weights=args.random_weights
+        study,
+        args.study,
+        args.results,
+        args.jobs,
+        deadline,
+        chosen_runs(study, args.cells, args.seeds),
+        args.tries,
+        random_weights=args.random_weights,
     )
     missing = programs.run_all()
     print(f"{len(programs.runs)} runs in all, not complete: {', '.join(missing) or 'none'}")
