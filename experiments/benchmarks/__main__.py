@@ -26,6 +26,7 @@ ENGINES = (
     DEVICE,
     argument("--resume", action="store_true", help="keep the engines of the record"),
 )
+CASES = cases()
 COMMANDS = {
     "bitwise": (RECORD, DEVICE, MODELS_COMPARED, KERNELS, COMPILE),
     "codec": (RECORD,),
@@ -51,7 +52,12 @@ COMMANDS = {
     ),
     "zero_mismatch": (
         *(RECORD, DEVICE),
-        argument("--cases", nargs="+", choices=cases(), default=list(cases())),
+        argument(
+            "--cases",
+            nargs="+",
+            choices=CASES,
+            default=[it for it in CASES if CASES[it].num_gpus == 1],
+        ),
     ),
 }
 main = partial(run_command, __package__, "Measure something, and write a record.", COMMANDS)

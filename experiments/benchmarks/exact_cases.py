@@ -51,6 +51,11 @@ class Case:
     adds_as_ranks: bool = True
     expected_zero: bool = True
 
+    @property
+    def num_gpus(self) -> int:
+        """That the trainer's ranks or the engine's take."""
+        return max(self.ranks, self.engine_ranks)
+
 
 def cases() -> dict[str, Case]:
     """By name; controls leave one ingredient out."""

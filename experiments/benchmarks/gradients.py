@@ -221,7 +221,7 @@ def _on_rank(rank: int, world: int, folder: str, setup: Setup) -> None:
 def main(args: argparse.Namespace) -> None:
     """Measures both shapes and writes the record after each row."""
     require_device(args.device)
-    require_gpus_for(args.worlds, args.device)
+    require_gpus_for("--worlds", args.worlds, args.device)
     settings = {"tokens a sequence": TOKENS[args.device], "vocabulary": VOCABULARY}
     record = {"benchmark": "gradients", **origin(args.device)} | shape_of(settings, COLUMNS, NOTE)
     rows: list[Row] = []

@@ -194,7 +194,7 @@ def _measure_on_rank(rank: int, world: int, folder: str, options: Options) -> No
 def main(args: argparse.Namespace) -> None:
     """Measures all stacks, for each number of ranks, and writes the record."""
     require_device(args.device)
-    require_gpus_for(args.worlds, args.device)
+    require_gpus_for("--worlds", args.worlds, args.device)
     tokens = args.tokens or TOKENS[args.device]
     options = Options(args.record, args.device, args.rounds, tokens, bool(args.worlds))
     settings: dict[str, Setting] = {

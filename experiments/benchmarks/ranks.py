@@ -1,6 +1,7 @@
 """Processes that compute together, each on a GPU of its own, or all on the CPU."""
 
 import os
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -17,11 +18,11 @@ def join_ranks(rank: int, world: int, folder: str, device: str) -> None:
     dist.init_process_group(BACKEND[device], init_method=meeting, rank=rank, world_size=world)
 
 
-def require_gpus_for(worlds: list[int], device: str) -> None:
+def require_gpus_for(option: str, worlds: Sequence[int], device: str) -> None:
     """ValueError if this machine has fewer GPUs than the largest world has ranks."""
     found = torch.cuda.device_count()
     if device == "cuda" and found < max(worlds, default=1):
         raise ValueError(
-            f"--worlds: {max(worlds)}: there are {found} CUDA GPUs; name fewer, or rehearse with "
-            "--device cpu"
+            f"{option}: {max(worlds)} ranks: there are {found} CUDA GPUs; name others, or rehearse "
+            "with --device cpu"
         )

@@ -7,7 +7,8 @@ steps; after 0, 1 and 20 of them its weights are synced, and sequences are sampl
 several sizes, with prompts in chunks and from the prefix cache, and computed again in the trainer,
 packed, by one trainer or on each rank of FSDP2. Engines may have tensor parallel workers, a GPU
 each. Controls leave one ingredient out: they have to differ. Several processes can fill one record:
-each leaves what another has written. `--device cpu` rehearses.
+each leaves what another has written. By default all cases for one GPU are compared; those for two
+have to be named. `--device cpu` rehearses.
 """
 
 import argparse
@@ -26,6 +27,7 @@ from experiments.benchmarks.architectures import TINY
 from experiments.benchmarks.exact_cases import Case, cases
 from experiments.benchmarks.exact_engines import start_engine
 from experiments.benchmarks.exact_trainers import RankedTrainer, Trainer, recipe_of
+from experiments.benchmarks.ranks import require_gpus_for
 from experiments.benchmarks.records import read_continued
 from experiments.runs.provenance import origin
 from experiments.support.device import require_device
@@ -156,9 +158,10 @@ def main(arguments: argparse.Namespace) -> None:
     """Compares the cases and writes the record after each."""
     device = arguments.device
     require_device(device)
+    chosen = {name: cases()[name] for name in arguments.cases}
+    require_gpus_for("--cases", [case.num_gpus for case in chosen.values()], device)
     setup = {"benchmark": "zero_mismatch", **origin(device, vllm=vllm_version())}
-    for name in arguments.cases:
-        case = cases()[name]
+    for name, case in chosen.items():
         if device == "cpu":
             case = replace(
                 case,
