@@ -37,8 +37,13 @@ def _shown(comparisons: Sequence[Row]) -> dict[str, Any]:
     cases: dict[str, list[Row]] = {}
     for row in comparisons:
         cases.setdefault(str(row["case"]), []).append(row)
-    rows = [_row(of_case) for of_case in cases.values()]
+    # as they ended is no order, since several run at once
+    rows = [_row(cases[name]) for name in sorted(cases, key=_controls_last)]
     return {"packages": PACKAGES, "columns": COLUMNS, "rows": rows, "note": NOTE}
+
+
+def _controls_last(case: str) -> tuple[bool, str]:
+    return case.startswith("control"), case
 
 
 def _row(rows: Sequence[Row]) -> Row:
