@@ -7,7 +7,7 @@ differences in log-odds for accuracies, of plain differences for rewards. One se
 
 The mean of k3 KL has a heavy tail: in an MoE single tokens that are routed to another expert make
 up most of it. docs/protocols/kl-claim.md says why the mean decides nevertheless, how this interval
-was chosen by simulation, and what it covers; `python -m analysis.simulation` repeats that.
+was chosen by simulation, and what it covers; docs/history.md has the program.
 
 Suffixes: S seeds, T steps.
 """
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import scipy
+from scipy.special import stdtrit
 
 Array = np.ndarray
 Verdict = Literal["PASS", "FAIL", "INCONCLUSIVE"]
@@ -66,9 +66,15 @@ def over_seeds(values_S: Array) -> Interval:
         bound = values_S[0] if (values_S == values_S[0]).all() else None
         low, high = (bound, bound) if bound is not None else (-np.inf, np.inf)
         return Interval(estimate, low, high)
-    quantile = scipy.stats.t.ppf((1 + LEVEL) / 2, len(values_S) - 1)
+    quantile = stdtrit(len(values_S) - 1, (1 + LEVEL) / 2)
     reach = float(quantile * values_S.std(ddof=1) / np.sqrt(len(values_S)))
     return Interval(estimate, estimate - reach, estimate + reach)
+
+
+def geometric_mean(values_S: Array) -> float:
+    """Of values that are not negative; `scipy.stats`, which has one too, takes long to import."""
+    with np.errstate(divide="ignore"):
+        return float(np.exp(np.log(values_S).mean()))
 
 
 def token_means(kl_ST: Array, tokens_ST: Array) -> Array:

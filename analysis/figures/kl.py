@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 
 import numpy as np
-import scipy
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from analysis.claims_table import show_ratio
 from analysis.parity.kl import kl_ratio, mean_kl
 from analysis.results import Array, Results
-from analysis.stats import SPIKE, Interval
+from analysis.stats import SPIKE, Interval, geometric_mean
 from analysis.style import INK, add_legend, arm_style, grid_by_model, plot_seeds, seeds_note
 from experiments.rl.metric_names import K3_KL
 from experiments.study.schema import Study
@@ -65,9 +64,7 @@ def _draw_panel(panel: Axes, study: Study, results: Results, model: str, arm: st
         for mean_S, drawn in zip(means, (arm, "bf16"), strict=True):
             color = INK if drawn == "bf16" else arm_style(drawn).color
             if np.isfinite(mean_S).all() and mean_S.all():
-                panel.axhline(
-                    float(scipy.stats.gmean(mean_S)), color=color, linestyle="-.", linewidth=1.2
-                )
+                panel.axhline(geometric_mean(mean_S), color=color, linestyle="-.", linewidth=1.2)
         title = f"{title}: {_shown(kl_ratio(results, model, arm))}"
     if not all_values[-1].any():
         title = f"{arm_style(arm).label}: exactly 0 at every step"

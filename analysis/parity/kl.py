@@ -4,12 +4,18 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
-import scipy
 
 from analysis.claim_rows import Requirement, new_claim
 from analysis.claims_table import Claim, show_ratio
 from analysis.results import Array, Results
-from analysis.stats import MIN_STEPS, Interval, find_spikes, ratio_over_seeds, token_means
+from analysis.stats import (
+    MIN_STEPS,
+    Interval,
+    find_spikes,
+    geometric_mean,
+    ratio_over_seeds,
+    token_means,
+)
 from experiments.rl.metric_names import K3_KL
 from experiments.study.schema import Claims, Study
 
@@ -81,7 +87,7 @@ def judge_ratio(check: Check, study: Study, results: Results, model: str) -> Cla
         model=model,
         name=name,
         statement=f"k3 KL, {arm} / bf16",
-        noise_floor=float(scipy.stats.gmean(noise_S)),
+        noise_floor=geometric_mean(noise_S),
         num_seeds=len(noise_S),
         unit="x",
         detail="; ".join(details),
