@@ -74,8 +74,15 @@ def locked_gpus(
 ) -> Iterator[list[str]]:
     """Waits for so many free GPUs, or for a share of each, and keeps them for the block.
 
-    With `memory_gib` each GPU is shared with others that say how much they take. Lock files are
-    named by UUID, since an index and a UUID may be one GPU.
+    Args:
+        num_gpus: how many.
+        folder: of the lock files, named by UUID, since an index and a UUID may be one GPU; by
+            default a folder of this user, machine and Slurm job.
+        memory_gib: share each GPU with others that say how much memory they take; None: with
+            nobody.
+
+    Raises:
+        ValueError: this machine has fewer, or none of them has so much memory.
     """
     require_gpus(num_gpus, memory_gib)
     folder = folder or _own_folder()
