@@ -3,11 +3,18 @@
 from typing import Any
 
 from experiments.study.schema import ROOT
-from experiments.support.json_files import read_json
+from experiments.support.json_files import Json, read_json
 from qat_core.units import BYTES_PER_GIB
 
 MODELS = ROOT / "experiments" / "models"
-DENSE, MOE = (read_json(MODELS / f"random-{kind}.json") for kind in ("dense", "moe"))
+
+
+def read_architecture(name: str) -> Json:
+    """The config.json of one of `experiments/models`."""
+    return read_json(MODELS / f"{name}.json")
+
+
+DENSE, MOE = map(read_architecture, ("random-dense", "random-moe"))
 ARCHITECTURES = {"dense": DENSE, "moe": MOE}
 # for a rehearsal without a GPU
 TINY = {"num_hidden_layers": 2, "hidden_size": 128, "head_dim": 64, "vocab_size": 64}

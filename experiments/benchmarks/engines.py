@@ -8,12 +8,12 @@ from typing import Any
 
 from rich.console import Console
 
-from experiments.benchmarks.architectures import MODELS
+from experiments.benchmarks.architectures import read_architecture
 from experiments.benchmarks.engine_tables import TABLES, rows_of
 from experiments.benchmarks.records import ENGINE_PACKAGES, read_continued, shape_of
 from experiments.runs.provenance import origin
 from experiments.support.device import require_device
-from experiments.support.json_files import read_json, write_json
+from experiments.support.json_files import write_json
 from experiments.support.subprocess_call import call_in_subprocess
 from qat_core.rollout.vllm.compat import vllm_version
 from qat_core.rollout.vllm.switches import EXACT_VARIABLE, EXPERTS_VARIABLE, LINEAR_VARIABLE
@@ -33,7 +33,7 @@ PRECISIONS = {
 def read_engine(name: str) -> tuple[dict[str, Any], bool]:
     """The config.json of an engine's model, and if its weights are packed."""
     model, _, precision = name.partition(":")
-    return read_json(MODELS / f"{model}.json"), not precision.endswith("bf16")
+    return read_architecture(model), not precision.endswith("bf16")
 
 
 def set_kernels(precision: str) -> None:

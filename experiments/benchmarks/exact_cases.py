@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from experiments.benchmarks.architectures import DENSE, MODELS, MOE
-from experiments.study.model_config import read_model_config
+from experiments.benchmarks.architectures import DENSE, MOE, read_architecture
 from qat_core.options import ScalePolicy
 
 STATES = (0, 1, 20)  # optimizer steps
@@ -59,8 +58,8 @@ class Case:
 
 def cases() -> dict[str, Case]:
     """By name; controls leave one ingredient out."""
-    qwen3_8b = read_model_config(MODELS / "qwen3-8b.json", "")
-    qwen3_30b = read_model_config(MODELS / "qwen3-30b-a3b.json", "") | {"num_hidden_layers": 6}
+    qwen3_8b = read_architecture("qwen3-8b")
+    qwen3_30b = read_architecture("qwen3-30b-a3b") | {"num_hidden_layers": 6}
     dense, moe = Case(DENSE), Case(MOE)
     once: dict[str, Any] = {
         "states": (0,),

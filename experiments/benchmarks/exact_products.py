@@ -20,12 +20,12 @@ import torch.nn.functional as F
 from rich.console import Console
 from torch import Tensor
 
-from experiments.benchmarks.architectures import MODELS
+from experiments.benchmarks.architectures import read_architecture
 from experiments.benchmarks.records import Column, Row, shape_of
 from experiments.benchmarks.timing import allow_split_sums, quartiles, time_calls
 from experiments.runs.provenance import origin
 from experiments.support.device import require_device
-from experiments.support.json_files import read_json, write_json
+from experiments.support.json_files import write_json
 from qat_core.exact.functions import linear
 from qat_core.exact.operators import forbid_split_sums
 from qat_core.nvfp4 import dequantize, global_scale, group_amax, quantize
@@ -137,7 +137,7 @@ def expert_calls(n: int, k: int, tokens: int, config: Mapping[str, Any]) -> tupl
 
 def measure(shape: str) -> Iterator[Row]:
     """Rows of the record."""
-    config = read_json(MODELS / f"{shape}.json")
+    config = read_architecture(shape)
     for layer, (n, k) in layer_sizes(config).items():
         for rows in ROWS:
             torch.manual_seed(0)

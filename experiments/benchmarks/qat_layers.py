@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import AutoConfig, AutoModel
 
-from experiments.benchmarks.architectures import MODELS
-from experiments.support.json_files import read_json
+from experiments.benchmarks.architectures import read_architecture
 from qat_core.exact import make_exact
 from qat_core.exact.model import MODEL_RUNNERS
 from qat_core.options import Keep
@@ -40,7 +39,7 @@ def shard(model: nn.Module, layers: Iterable[nn.Module], **options: Any) -> None
 
 def layer_stack(shape: str, layers: int, device: str, dtype: torch.dtype) -> nn.Module:
     """Random decoder layers in training mode, the same for every call."""
-    config = read_json(MODELS / f"{shape}.json") | {"num_hidden_layers": layers, "vocab_size": 16}
+    config = read_architecture(shape) | {"num_hidden_layers": layers, "vocab_size": 16}
     torch.manual_seed(0)
     with torch.device(device):
         model: nn.Module = AutoModel.from_config(AutoConfig.for_model(**config), dtype=dtype)
@@ -68,7 +67,7 @@ def apply_arm(model: nn.Module, arm: str) -> Callable[[], None]:
 
 def exact_arms(shape: str) -> tuple[str, ...]:
     """None of a family that was not proven to be exact."""
-    is_exact = read_json(MODELS / f"{shape}.json")["model_type"] in MODEL_RUNNERS
+    is_exact = read_architecture(shape)["model_type"] in MODEL_RUNNERS
     return EXACT_ARMS if is_exact else ()
 
 
