@@ -242,6 +242,18 @@ def test_collectives_count_as_writes(
     assert state.weights.written == {UP}
 
 
+def test_a_write_to_memory_that_a_weight_has_left_is_none_to_it(model: nn.Module) -> None:
+    """As of an offloaded model, whose stream gathers shards in the memory that they had before."""
+    weight = model.get_parameter(UP)
+    assert isinstance(weight, FakeQuantizedTensor)
+    left = weight.plain()
+    model._apply(lambda tensor: tensor.detach().clone())
+    stream = weight_stream(model)
+    next(stream)
+    dist.all_reduce(left)
+    assert UP in dict(stream)
+
+
 def bytes_of(array: Any) -> memoryview:
     return memoryview(array).cast("B")
 

@@ -197,8 +197,10 @@ class HeldWeights:
         """As `mark_written` of the weight, if any, whose memory `tensor` shows."""
         plain = getattr(tensor, "plain", lambda: tensor)()
         address = _address(plain)
-        if address and address in self._addresses:
-            self.mark_written(self._addresses[address])
+        name = self._addresses.get(address) if address else None
+        # An offloaded weight has left its memory to others, such as what gathers it for a stream.
+        if name and _address(self.weight(name).plain()) == address:
+            self.mark_written(name)
 
     def release(self) -> None:
         """Let go of the weights, to be looked up and measured again at the next use.
