@@ -17,7 +17,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngine
 from qat_core.exact import log_probs, make_exact
 from qat_core.exact.contract import CONTRACT_NAME, needed, to_tensor
 from qat_core.exact.model import Ranks, model_runner
-from qat_core.rollout.vllm.switches import EXACT_RANKS_VARIABLE
+from qat_core.rollout.vllm.switches import EXACT_EXPERT_PARALLEL_VARIABLE, EXACT_RANKS_VARIABLE
 from qat_core.verl.engine import NvFp4Engine
 
 _build_module = FSDPEngine._build_module
@@ -27,7 +27,7 @@ _build_module = FSDPEngine._build_module
 def _build_exact_module(engine: Any) -> Any:
     module: nn.Module = _build_module(engine)
     if engine.model_config.model_type == "language_model":  # critics have nothing to agree with
-        make_exact(module, Ranks(int(os.environ[EXACT_RANKS_VARIABLE])))
+        make_exact(module, _rollouts_ranks())
         runner = model_runner(module.config)
 
         def exact_log_probs(logits: Tensor, labels: Tensor, **_: Any) -> Tensor:
@@ -35,6 +35,11 @@ def _build_exact_module(engine: Any) -> Any:
 
         transformer_impl.logprobs_from_logits = exact_log_probs
     return module
+
+
+def _rollouts_ranks() -> Ranks:
+    shares_out_experts = os.environ[EXACT_EXPERT_PARALLEL_VARIABLE] == "1"
+    return Ranks(int(os.environ[EXACT_RANKS_VARIABLE]), shares_out_experts)
 
 
 def _begin_with_contract(engine_class: Any) -> None:

@@ -4,7 +4,12 @@ import os
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from qat_core.rollout.vllm.switches import EXACT_RANKS_VARIABLE, EXACT_SETTINGS, EXACT_VARIABLE
+from qat_core.rollout.vllm.switches import (
+    EXACT_EXPERT_PARALLEL_VARIABLE,
+    EXACT_RANKS_VARIABLE,
+    EXACT_SETTINGS,
+    EXACT_VARIABLE,
+)
 from qat_core.verl.rules import (
     MODEL,
     PARAM_DTYPE,
@@ -31,6 +36,7 @@ SETTINGS = {
 }
 
 TENSOR_PARALLEL = f"{ROLLOUT}.tensor_model_parallel_size"
+EXPERT_PARALLEL = f"{ROLLOUT}.expert_parallel_size"
 
 RULES = (
     Rule("trainer.device", one_of("cuda", None), "exact kernels are those of a GPU; use cuda"),
@@ -45,9 +51,9 @@ RULES = (
     Rule(f"{ROLLOUT}.top_p", one_of(1, 1.0), "proven at 1; use 1"),
     Rule(f"{ROLLOUT}.top_k", one_of(-1), "proven without; use -1"),
     Rule(f"{ROLLOUT}.dtype", one_of("bfloat16"), "proven in bfloat16"),
-    # `qat_core.exact.halves` adds as 2 do: allowed once a record shows equal bits
-    Rule(TENSOR_PARALLEL, one_of(1), "split sums have other bits; use 1"),
-    Rule(f"{ROLLOUT}.expert_parallel_size", one_of(1, None), "not proven; use 1"),
+    # `qat_core.exact.halves` adds as two do
+    Rule(TENSOR_PARALLEL, one_of(1, 2), "a sum of more than two has no one order; use 1 or 2"),
+    Rule(EXPERT_PARALLEL, one_of(1, 2, None), "a sum of more than two has no one order; use 2"),
     Rule(f"{MODEL}.use_liger", is_not_set, "its kernels have other bits; use false"),
     Rule(f"{MODEL}.use_fused_kernels", is_not_set, "its kernels have other bits; use false"),
     Rule(f"{QAT}.scale_policy", one_of("pow2", None), "only it is exact in BF16; use pow2"),
@@ -70,6 +76,7 @@ def complete_exact(config: DictConfig) -> None:
     variables = {
         EXACT_VARIABLE: "1",
         EXACT_RANKS_VARIABLE: str(OmegaConf.select(config, TENSOR_PARALLEL)),
+        EXACT_EXPERT_PARALLEL_VARIABLE: str(int(OmegaConf.select(config, EXPERT_PARALLEL) == 2)),
         MODULES_VARIABLE: ",".join(filter(None, [others, COUNT_MODULE])),
     }
     with open_dict(config):

@@ -15,7 +15,9 @@ LINEAR_VARIABLE = "QAT_CORE_LINEAR_KERNEL"
 EXPERTS_VARIABLE = "QAT_CORE_EXPERTS_KERNEL"
 IN_PLACE_VARIABLE = "QAT_CORE_IN_PLACE_SYNC"  # see `in_place/sync.py`
 EXACT_VARIABLE = "QAT_CORE_EXACT"  # see `exact/`; set by `VllmEngine` and by `+exact=on`
-EXACT_RANKS_VARIABLE = "QAT_CORE_EXACT_RANKS"  # of rollouts, for trainers; set by `+exact=on`
+# of rollouts, for trainers: how many, and whether they share out experts; set by `+exact=on`
+EXACT_RANKS_VARIABLE = "QAT_CORE_EXACT_RANKS"
+EXACT_EXPERT_PARALLEL_VARIABLE = "QAT_CORE_EXACT_EXPERT_PARALLEL"
 COVERAGE_VARIABLE = "QAT_CORE_COVERAGE"  # where verl's engine writes what it packs
 MARLIN, MARLIN_UNPACK, HUMMING = "marlin", "marlin-unpack", "humming"
 KERNELS = {  # the first is served unless the variable names another
@@ -31,7 +33,7 @@ def require_known_variables() -> None:
         ValueError: with a line for each variable `QAT_CORE_*` that nothing reads, or whose value is
             none of its own.
     """
-    exact = (EXACT_VARIABLE, EXACT_RANKS_VARIABLE)
+    exact = (EXACT_VARIABLE, EXACT_RANKS_VARIABLE, EXACT_EXPERT_PARALLEL_VARIABLE)
     known = (*KERNELS, IN_PLACE_VARIABLE, *exact, COVERAGE_VARIABLE)
     others = [it for it in os.environ if it.startswith("QAT_CORE_") and it not in known]
     refused = [f"{it}: nothing reads it; the variables are {', '.join(known)}" for it in others]

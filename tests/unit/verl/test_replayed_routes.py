@@ -116,12 +116,22 @@ def test_one_key_sets_all_that_exact_runs_need(precision: str) -> None:
     config = _completed(f"+nvfp4={precision}")
     variables = OmegaConf.select(config, ENVIRONMENT)
     assert variables.QAT_CORE_EXACT == "1"
-    assert variables.QAT_CORE_EXACT_RANKS == "1"
+    assert (variables.QAT_CORE_EXACT_RANKS, variables.QAT_CORE_EXACT_EXPERT_PARALLEL) == ("1", "0")
     assert variables.VERL_USE_EXTERNAL_MODULES == "qat_core.verl.exact_count"
     asked = OmegaConf.select(config, f"{ROLLOUT}.engine_kwargs.vllm")
     assert asked.compilation_config == {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
     assert asked.attention_config == {"backend": "FLASH_ATTN", "flash_attn_version": 3}
     assert "qat_core.verl.exact" in config.actor_rollout_ref.model.external_lib
+
+
+@pytest.mark.parametrize("expert_parallel", [1, 2])
+def test_trainers_know_the_ranks_of_rollouts(expert_parallel: int) -> None:
+    both = ("tensor_model_parallel_size=2", f"expert_parallel_size={expert_parallel}")
+    variables = OmegaConf.select(
+        _completed("+nvfp4=w4a16", *(f"{ROLLOUT}.{it}" for it in both)), ENVIRONMENT
+    )
+    assert variables.QAT_CORE_EXACT_RANKS == "2"
+    assert str(expert_parallel - 1) == variables.QAT_CORE_EXACT_EXPERT_PARALLEL
 
 
 def test_modules_of_the_user_stay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,7 +143,8 @@ def test_modules_of_the_user_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "override",
     [
-        f"{ROLLOUT}.tensor_model_parallel_size=2",
+        f"{ROLLOUT}.tensor_model_parallel_size=4",
+        f"{ROLLOUT}.expert_parallel_size=4",
         f"{ROLLOUT}.temperature=0.7",
         f"{ROLLOUT}.calculate_log_probs=false",
         "algorithm.rollout_correction.bypass_mode=true",
