@@ -1,7 +1,8 @@
 """All runs of a study in memory, and the arrays that statistics and figures take from them."""
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
@@ -70,7 +71,7 @@ class Results:
 
     def evaluated_steps(self, model: str, arm: str) -> Array:
         """The steps after which all runs of an arm were evaluated, ascending; 0 is the base."""
-        rows = self._of(self.evals, model, arm)
+        rows = self._evals_of(model, arm)
         num_runs = rows.groupby("step")["run"].nunique()
         return np.array(num_runs.index[num_runs == rows["run"].nunique()])
 
@@ -122,11 +123,11 @@ class Results:
         Raises:
             ValueError: a seed lacks that evaluation, or the seeds' prompts or samples differ.
         """
-        rows = self._of(self.evals, model, arm)
+        rows = self._evals_of(model, arm)
         rows = rows[(rows["precision"] == precision) & (rows["decoding"] == "sampled")]
         rows = rows[rows["step"] == step].drop_duplicates("seed", keep="last").sort_values("seed")
         what = f"{model}, {arm}: sampled evaluation in {precision} at step {step}"
-        num_seeds = self._of(self.metrics, model, arm)["seed"].nunique()
+        num_seeds = self._metrics_of(model, arm)["seed"].nunique()
         if len(rows) != num_seeds:
             raise ValueError(f"{what}: {len(rows)} of {num_seeds} seeds; evaluate again")
         if rows["prompts"].nunique() > 1 or rows["samples_per_prompt"].nunique() > 1:
@@ -135,11 +136,23 @@ class Results:
 
     def _rows(self, model: str, arm: str) -> pd.DataFrame:
         """An arm's metrics; where seeds were stopped, of the steps that all of them did."""
-        rows = self._of(self.metrics, model, arm)
+        rows = self._metrics_of(model, arm)
         if not self.was_stopped(model, arm):
             return rows
         done_by_all: pd.DataFrame = rows[rows["step"] <= rows.groupby("seed")["step"].max().min()]
         return done_by_all
 
-    def _of(self, frame: pd.DataFrame, model: str, arm: str) -> pd.DataFrame:
-        return frame[(frame["model"] == model) & (frame["arm"] == arm)]
+    def _metrics_of(self, model: str, arm: str) -> pd.DataFrame:
+        return self._metrics_by_arm.get((model, arm), self.metrics.iloc[:0])
+
+    def _evals_of(self, model: str, arm: str) -> pd.DataFrame:
+        return self._evals_by_arm.get((model, arm), self.evals.iloc[:0])
+
+    # claims and figures ask for an arm hundreds of times
+    @cached_property
+    def _metrics_by_arm(self) -> dict[Hashable, pd.DataFrame]:
+        return dict(iter(self.metrics.groupby(["model", "arm"])))
+
+    @cached_property
+    def _evals_by_arm(self) -> dict[Hashable, pd.DataFrame]:
+        return dict(iter(self.evals.groupby(["model", "arm"])))

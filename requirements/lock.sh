@@ -7,6 +7,9 @@
 # torch and transformers are chosen by hand: the versions that the code has been tested with.
 set -euo pipefail
 chosen=(torch==2.13.0 transformers==5.10.2)
+# MLflow names scikit-learn for models that are not tracked here; where it is installed, transformers
+# imports it, for seconds in each process. The others are needed by it or by skops alone.
+unused='joblib|narwhals|prettytable|scikit-learn|skops|threadpoolctl|wcwidth'
 cd "$(dirname "$0")/.."
 fresh=$(mktemp -d)
 trap 'rm -rf "$fresh" build' EXIT
@@ -14,7 +17,8 @@ trap 'rm -rf "$fresh" build' EXIT
 
 freeze() {
     "$fresh/bin/pip" freeze --exclude nvfp4-qat-rl |
-        sed -e 's/+cpu$//' -e '/^nvidia-/d' -e '/^cuda-/d' -e '/^triton==/d' | LC_ALL=C sort
+        sed -e 's/+cpu$//' -e '/^nvidia-/d' -e '/^cuda-/d' -e '/^triton==/d' |
+        grep -vE "^($unused)==" | LC_ALL=C sort
 }
 
 # pins on standard input; asks PyPI itself, whatever index pip is told to use

@@ -37,7 +37,6 @@ from experiments.study.schema import ROOT, Base, Study
 from experiments.support.folders import require_replaceable, sole_process
 from experiments.support.gpu_locks import reserved_devices
 from experiments.support.json_files import write_json
-from qat_core.bf16_on_cpu import multiply_bf16_in_fp32
 from qat_core.rollout.engine import require_known
 
 PROGRESS_LINES = 6
@@ -211,5 +210,4 @@ def _refused(path: Path, error: Exception) -> ValueError:
 
 def main(args: argparse.Namespace) -> None:
     """Makes one base checkpoint."""
-    multiply_bf16_in_fp32()
     make_base(load_study(args.study), args.model, args.out)

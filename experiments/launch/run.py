@@ -2,7 +2,8 @@
 
 Reads from top to bottom: `main` checks the runs, `launch_unless_finished` locks one, `launch` opens
 an attempt with its log and GPUs, `run_attempt` trains and records how the attempt ended. Of several
-runs each has a process of its own, forked from this one, which has imported what they need.
+runs each has a process of its own, forked from this one, which has imported and read what they
+share.
 
 Every attempt keeps its own log, metrics and manifest; the run's metrics.jsonl and manifest.json
 appear when it has finished. A finished run is not trained again: if only those two files are
@@ -82,10 +83,11 @@ def main() -> None:
     runs = [study.find_run(name) for name in args.run]
     check_devices(study, args.study)
     check_settings(study, runs)
+    of_runs = [training_digests(study, run, args.results) for run in runs]
     trackers = [make_tracker(study, run, args.untracked) for run in runs]
     launches = [
-        partial(launch_unless_finished, study, run, args.results, log, tracker)
-        for run, log, tracker in zip(runs, args.log, trackers, strict=True)
+        partial(launch_unless_finished, study, run, args.results, digests, log, tracker)
+        for run, digests, log, tracker in zip(runs, of_runs, args.log, trackers, strict=True)
     ]
     if len(runs) == 1:
         launches[0]()
@@ -117,10 +119,9 @@ def _call(function: Callable[[], None]) -> None:
 
 
 def launch_unless_finished(
-    study: Study, run: Run, results: Path, log: Path, tracker: Tracker
+    study: Study, run: Run, results: Path, digests: Digests, log: Path, tracker: Tracker
 ) -> None:
     """Launches a run, in this process, while no other does."""
-    digests = training_digests(study, run, results)
     run_dir = results / run.id
     with sole_process(run_dir / "lock", run_dir, "trains"):
         if is_finished(list_attempts(run_dir), digests):

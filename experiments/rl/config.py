@@ -58,6 +58,9 @@ class TaskConfig(Settings):
         "its sum is asked again of other people and things",
     )
 
+    def __hash__(self) -> int:
+        return hash(self.model_dump_json())  # its dicts have none
+
     @field_validator("terms")
     @classmethod
     def _fewest_then_most(cls, terms: tuple[int, int]) -> tuple[int, int]:

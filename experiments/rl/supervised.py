@@ -6,6 +6,7 @@ which this model can only guess. Reinforcement learning then finds that showing 
 
 import random
 from collections.abc import Callable, Iterator
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -63,6 +64,8 @@ def _batches(
     tokenizer: PreTrainedTokenizerBase, problems: list[Problem], config: PretrainConfig, seed: int
 ) -> Iterator[tuple[Tensor, Tensor]]:
     rng = random.Random(seed)
+    encode = cache(partial(tokenizer.encode, add_special_tokens=False))
+    encoded_prompt = cache(partial(encode_prompt, tokenizer))
     for step in range(config.steps):
         mixed = step >= config.steps - config.mixed_steps
         worked_fraction = config.worked_fraction if mixed else 1.0
@@ -70,9 +73,8 @@ def _batches(
         for problem in rng.choices(problems, k=config.batch_size):
             worked = rng.random() < worked_fraction
             response = problem.worked if worked else problem.direct
-            prompt_ids = encode_prompt(tokenizer, problem)
-            answer_ids = tokenizer.encode(response, add_special_tokens=False)
-            response_ids = [*answer_ids, tokenizer.eos_token_id]
+            prompt_ids = encoded_prompt(problem)
+            response_ids = [*encode(response), tokenizer.eos_token_id]
             rows.append((prompt_ids + response_ids, [IGNORED] * len(prompt_ids) + response_ids))
         yield _pad_right([ids for ids, _ in rows], 0), _pad_right([x for _, x in rows], IGNORED)
 

@@ -12,6 +12,7 @@ import random
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from typing import Literal
 
@@ -47,7 +48,7 @@ def make_problems(task: TaskConfig, split: Split) -> list[Problem]:
     if task.name not in _DRAWERS:
         raise ValueError(f"task.name: {task.name} has no generator here; choose {GENERATED_TASKS}")
     wanted = task.test_prompts + task.train_prompts
-    problems = list(islice(_unique_problems(task), wanted))
+    problems = _first_problems(task)
     if len(problems) < wanted:
         raise ValueError(
             f"task: terms {task.terms} and largest {task.largest} give only {len(problems)} "
@@ -71,6 +72,11 @@ def score(task: TaskConfig, response: str, answer: str) -> float:
         return float(response.rpartition(">")[2] == answer)
     numbers = NUMBER.findall(response.replace(",", ""))
     return float(bool(numbers) and float(numbers[-1]) == float(answer))
+
+
+@cache  # digests and trainers ask for them, and the runs of a job
+def _first_problems(task: TaskConfig) -> list[Problem]:
+    return list(islice(_unique_problems(task), task.test_prompts + task.train_prompts))
 
 
 def _unique_problems(task: TaskConfig) -> Iterator[Problem]:

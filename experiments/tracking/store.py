@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import mlflow.store.tracking.sqlalchemy_store  # noqa: F401  # else each fork of a job imports it
 from filelock import FileLock, Timeout
 from mlflow import MlflowClient
 from mlflow.entities import LifecycleStage, Run
