@@ -165,7 +165,8 @@ def _block(name: str, records: Path, *words: str) -> str:
 
 def claims_text(record: Path) -> str:
     """The claims table of a record, commits and machines of its runs, and what all arms share."""
-    origins = Counter(made_by(it) for it in recorded_manifests(record))
+    manifests = recorded_manifests(record)
+    origins = Counter(map(made_by, manifests))
     made = "; ".join(f"{n} runs at {made_by}" for made_by, n in origins.items())
     study = recorded_study(record)
     # cells have settings of their own
@@ -174,7 +175,9 @@ def claims_text(record: Path) -> str:
         if study.cells
         else f" In all arms: advantages `{study.rl.advantage}`, correction `{study.rl.correction}`."
     )
-    return f"{read_table(record / 'claims.json').to_markdown()}\nRecorded: {made}.{shared}"
+    unbound = sum(it.judging_sha256 is None for it in manifests)
+    older = f" {unbound} began before manifests knew how a run is judged." if unbound else ""
+    return f"{read_table(record / 'claims.json').to_markdown()}\nRecorded: {made}.{shared}{older}"
 
 
 def one_claim(record: Path, name: str, model: str | None) -> Claim:

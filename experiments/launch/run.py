@@ -47,7 +47,7 @@ from experiments.runs.metrics import METRICS
 from experiments.runs.provenance import git_state, hardware, switches, versions
 from experiments.study.arms import ARMS
 from experiments.study.load import load_study
-from experiments.study.protocol import protocol_digest
+from experiments.study.protocol import judging_digest, protocol_digest
 from experiments.study.schema import Run, Study
 from experiments.support.cli import RESULTS, RUNS, STUDY, run_cli
 from experiments.support.folders import sole_process
@@ -243,6 +243,7 @@ def new_manifest(
         hardware=hardware(study.device),
         environment=switches(),
         protocol_sha256=protocol_digest(study),
+        judging_sha256=judging_digest(study),
         seeds={"run": run.seed, "base": study.bases[study.base_of(run)].seed},
         memory=memory,
         coverage=None,
