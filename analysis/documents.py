@@ -15,6 +15,7 @@ A template fills in
     {{ front() }}                     the few rows of README
     {{ times() }}                     how long the runs of every recorded study took
     {{ metrics() }}                   the catalogue of metrics
+    {{ ladder_plan() }}               the rungs of the ladder of sizes, from their files
     {{ KIND("MACHINE") }}             benchmark tables: a key of analysis.tables.SECTIONS, and how
                                       the records' names end, or the size of a study
 
@@ -44,6 +45,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 from analysis.claims import outcomes_text
 from analysis.claims_table import Claim, read_table
 from analysis.figure_files import CAPTIONS, figure_names
+from analysis.ladder.plan import plan_text
 from analysis.load import recorded_study
 from analysis.markdown import read_rows
 from analysis.metrics import catalogue_text
@@ -72,6 +74,7 @@ BLOCKS: Mapping[str, Callable[[Path], str]] = {
     "front": front_text,
     "times": times_text,
     "metrics": lambda _: catalogue_text(),
+    "ladder_plan": lambda _: plan_text(),
 }
 NUMBER = re.compile(r"[+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]\d+)?")
 
