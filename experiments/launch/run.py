@@ -216,6 +216,7 @@ def new_manifest(
 ) -> RunManifest:
     """The manifest of an attempt that starts now; what training will measure is still None."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
+    first = attempts[0].manifest if len(attempts) > 1 else None  # whose protocol stays the run's
     config, packed = read_json(base_dir / "config.json"), ARMS[run.arm].rollout_recipe
     multiple = study.vocabulary_multiple
     memory = WeightMemory(
@@ -231,7 +232,7 @@ def new_manifest(
         cell=run.cell,
         status="running",
         reason=None,
-        started_at=attempts[0].manifest.started_at if len(attempts) > 1 else now,
+        started_at=first.started_at if first else now,
         attempt_started_at=now,
         wall_s=None,
         attempt=attempts[-1].number,
@@ -242,8 +243,8 @@ def new_manifest(
         versions=versions(),
         hardware=hardware(study.device),
         environment=switches(),
-        protocol_sha256=protocol_digest(study),
-        judging_sha256=judging_digest(study),
+        protocol_sha256=first.protocol_sha256 if first else protocol_digest(study),
+        judging_sha256=first.judging_sha256 if first else judging_digest(study),
         seeds={"run": run.seed, "base": study.bases[study.base_of(run)].seed},
         memory=memory,
         coverage=None,
