@@ -19,7 +19,7 @@ from analysis.parity import judge as parity
 from experiments.runs.manifest import MANIFEST, read_manifest
 from experiments.runs.record import file_of, has_file
 from experiments.study.load import load_study
-from experiments.study.protocol import protocol_digest
+from experiments.study.protocol import judging_digest, protocol_digest
 from experiments.study.schema import Study
 from experiments.support.cli import STUDY, run_cli
 from experiments.support.json_files import REMAKE
@@ -38,15 +38,24 @@ def judge(study: Study, folder: Path) -> ClaimsTable:
 
 
 def _require_protocol(study: Study, folder: Path) -> None:
-    digest = protocol_digest(study)
-    if digest is None:
-        return
+    """Refuses runs of another protocol; those that are older than a digest are judged without."""
+    page, judging = protocol_digest(study), judging_digest(study)
     for run in study.runs:
-        run_dir = folder / run.id
-        if has_file(run_dir, MANIFEST) and read_manifest(run_dir, REMAKE).protocol_sha256 != digest:
+        if not has_file(folder / run.id, MANIFEST):
+            continue
+        where = file_of(folder / run.id, MANIFEST)
+        manifest = read_manifest(folder / run.id, REMAKE)
+        if page is not None and manifest.protocol_sha256 != page:
             raise ValueError(
-                f"{file_of(run_dir, MANIFEST)}: protocol_sha256: not that of "
-                f"{study.protocol}; what changed after the runs goes below its heading Changes"
+                f"{where}: protocol_sha256: not that of {study.protocol}; what changed after the "
+                "runs goes below its heading Changes"
+            )
+        if manifest.judging_sha256 not in (None, judging):
+            raise ValueError(
+                f"{where}: judging_sha256: study {study.study} was to be judged in another way "
+                "when this run started (models, arms, seeds, cells, judged_by, primary, claims or "
+                "margins); put the study file back as it was, or name it and its models anew and "
+                "run it"
             )
 
 

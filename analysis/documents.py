@@ -15,6 +15,7 @@ A template fills in
     {{ front() }}                     the few rows of README
     {{ times() }}                     how long the runs of every recorded study took
     {{ metrics() }}                   the catalogue of metrics
+    {{ ladder_plan() }}               the rungs of the ladder of sizes, from their files
     {{ KIND("MACHINE") }}             benchmark tables: a key of analysis.tables.SECTIONS, and how
                                       the records' names end, or the size of a study
 
@@ -44,6 +45,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, TemplateError
 from analysis.claims import outcomes_text
 from analysis.claims_table import Claim, read_table
 from analysis.figure_files import CAPTIONS, figure_names
+from analysis.ladder.plan import plan_text
 from analysis.load import recorded_study
 from analysis.markdown import read_rows
 from analysis.metrics import catalogue_text
@@ -72,6 +74,7 @@ BLOCKS: Mapping[str, Callable[[Path], str]] = {
     "front": front_text,
     "times": times_text,
     "metrics": lambda _: catalogue_text(),
+    "ladder_plan": lambda _: plan_text(),
 }
 NUMBER = re.compile(r"[+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]\d+)?")
 
@@ -165,7 +168,8 @@ def _block(name: str, records: Path, *words: str) -> str:
 
 def claims_text(record: Path) -> str:
     """The claims table of a record, commits and machines of its runs, and what all arms share."""
-    origins = Counter(made_by(it) for it in recorded_manifests(record))
+    manifests = recorded_manifests(record)
+    origins = Counter(map(made_by, manifests))
     made = "; ".join(f"{n} runs at {made_by}" for made_by, n in origins.items())
     study = recorded_study(record)
     # cells have settings of their own
@@ -174,7 +178,9 @@ def claims_text(record: Path) -> str:
         if study.cells
         else f" In all arms: advantages `{study.rl.advantage}`, correction `{study.rl.correction}`."
     )
-    return f"{read_table(record / 'claims.json').to_markdown()}\nRecorded: {made}.{shared}"
+    unbound = sum(it.judging_sha256 is None for it in manifests)
+    older = f" {unbound} began before manifests knew how a run is judged." if unbound else ""
+    return f"{read_table(record / 'claims.json').to_markdown()}\nRecorded: {made}.{shared}{older}"
 
 
 def one_claim(record: Path, name: str, model: str | None) -> Claim:

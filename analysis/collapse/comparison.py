@@ -5,8 +5,9 @@ from typing import NamedTuple
 
 from analysis.collapse.grid import BF16, NOQAT, QAT, Design, Grid, Setting, num_collapsed
 from analysis.collapse.survival import critical_rate, holm, log_rank
+from experiments.study.protocol import COLLAPSE
 
-LEVEL = 0.05
+LEVEL = COLLAPSE.error_rate
 
 
 class Difference(NamedTuple):

@@ -27,6 +27,7 @@ QAT_EXACT: ArmName = "nvfp4-qat-exact"
 CORRECTIONS: Mapping[Correction, str] = {
     "token_tis": "token TIS",
     "sequence_mask": "sequence mask",
+    "geometric_mask": "geometric mask",
     "score_centering": "score centering",
 }
 

@@ -32,10 +32,11 @@ from analysis.collapse.survival import (
     takes_all_signs,
 )
 from analysis.stats import Interval, Verdict
+from experiments.study.protocol import COLLAPSE
 
-AREA_MARGIN = 0.05
-AREA_LEVEL = 0.90
-SHARE_MARGIN = 0.1
+AREA_MARGIN = COLLAPSE.reward_margin
+AREA_LEVEL = COLLAPSE.interval_level
+SHARE_MARGIN = COLLAPSE.share_margin
 COLLAPSES_NO_MORE: Requirement = ("at most", SHARE_MARGIN)
 COSTS: Requirement = ("at most", -AREA_MARGIN)
 COSTS_NOTHING: Requirement = ("within", AREA_MARGIN)

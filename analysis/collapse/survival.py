@@ -12,12 +12,13 @@ import numpy as np
 import scipy
 
 from analysis.stats import Interval
+from experiments.study.protocol import COLLAPSE
 
 Array = np.ndarray
 Time = int | None
 
-WINDOW = 20  # steps
-LOST_SHARE = 0.5  # of the best smoothed reward so far
+WINDOW = COLLAPSE.window_steps
+LOST_SHARE = COLLAPSE.lost_share  # of the best smoothed reward so far
 # means of counts over a batch that is no power of two are not exact: half may come out below half;
 # means that do differ are further apart, by one response of a window's
 _ROUNDING = 1e-12

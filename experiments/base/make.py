@@ -22,6 +22,7 @@ from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from experiments.base.gguf import load_gguf
 from experiments.base.hub_checkpoint import link_checkpoint
+from experiments.base.sampled_accuracy import ASKED, ASKED_EVERY, sampled_accuracy
 from experiments.rl.config import PretrainConfig
 from experiments.rl.prompts import encode_prompt
 from experiments.rl.supervised import pretrain
@@ -149,14 +150,27 @@ def _pretrain(
     problems: list[Problem],
 ) -> dict[str, Any]:
     losses: list[float] = []
+    details: dict[str, Any] = {"seed": base.seed}
+    wanted, limit = config.stop_accuracy, study.rl.rollout.max_response_tokens
 
-    def on_step(step: int, loss: float) -> None:
+    def on_step(step: int, loss: float) -> bool:
         losses.append(loss)
         if step % max(1, config.steps // PROGRESS_LINES) == 0 or step == config.steps:
             print(f"base {base.model}  step {step}/{config.steps}  loss {loss:.3f}", flush=True)
+        if wanted is None or (step % ASKED_EVERY and step < config.steps):
+            return False
+        accuracy = sampled_accuracy(model, tokenizer, study.task, problems[:ASKED], limit)
+        print(f"base {base.model}  step {step}  accuracy {accuracy:.3f}", flush=True)
+        details.update(steps=step, accuracy=accuracy)
+        return accuracy >= wanted
 
     pretrain(model.to(study.device), tokenizer, problems, config, base.seed, on_step)
-    return {"final_loss": losses[-1], "seed": base.seed}
+    if wanted is not None and details["accuracy"] < wanted:
+        raise ValueError(
+            f"models.{base.model}.pretrain.stop_accuracy: {wanted} not reached in {config.steps} "
+            f"steps, but {details['accuracy']:.3f}; raise steps or change lr"
+        )
+    return details | {"final_loss": losses[-1]}
 
 
 def _from_config(source: ScratchModel, device: str, seed: int) -> tuple[PreTrainedModel, Tokenizer]:

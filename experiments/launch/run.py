@@ -48,7 +48,7 @@ from experiments.runs.metrics import METRICS
 from experiments.runs.provenance import git_state, hardware, switches, versions
 from experiments.study.arms import ARMS
 from experiments.study.load import load_study
-from experiments.study.protocol import protocol_digest
+from experiments.study.protocol import judging_digest, protocol_digest
 from experiments.study.schema import Run, Study
 from experiments.support.cli import RESULTS, RUNS, STUDY, run_cli
 from experiments.support.folders import sole_process
@@ -217,6 +217,7 @@ def new_manifest(
 ) -> RunManifest:
     """The manifest of an attempt that starts now; what training will measure is still None."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
+    first = attempts[0].manifest if len(attempts) > 1 else None  # whose protocol stays the run's
     config, packed = read_json(base_dir / "config.json"), ARMS[run.arm].rollout_recipe
     multiple = study.vocabulary_multiple
     memory = WeightMemory(
@@ -232,7 +233,7 @@ def new_manifest(
         cell=run.cell,
         status="running",
         reason=None,
-        started_at=attempts[0].manifest.started_at if len(attempts) > 1 else now,
+        started_at=first.started_at if first else now,
         attempt_started_at=now,
         wall_s=None,
         attempt=attempts[-1].number,
@@ -243,7 +244,8 @@ def new_manifest(
         versions=versions(),
         hardware=hardware(study.device),
         environment=switches(),
-        protocol_sha256=protocol_digest(study),
+        protocol_sha256=first.protocol_sha256 if first else protocol_digest(study),
+        judging_sha256=first.judging_sha256 if first else judging_digest(study),
         seeds={"run": run.seed, "base": study.bases[study.base_of(run)].seed},
         memory=memory,
         coverage=None,

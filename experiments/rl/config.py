@@ -218,6 +218,21 @@ class PretrainConfig(Settings):
     worked_fraction: float = Field(
         0.3, ge=0, le=1, description="share of worked answers in the mixed steps"
     )
+    stop_accuracy: float | None = Field(
+        None,
+        gt=0,
+        lt=1,
+        description="ends it at this share of right answers, sampled as in training; `steps` is "
+        "then how many are tried, and bases of all sizes are alike",
+    )
+
+    @model_serializer(mode="wrap")
+    def _without_later_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Digests of older bases know no `stop_accuracy`."""
+        content: dict[str, Any] = serialize(self)
+        if self.stop_accuracy is None:
+            content.pop("stop_accuracy", None)
+        return content
 
 
 class EvaluationConfig(Settings):

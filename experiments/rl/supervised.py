@@ -27,9 +27,9 @@ def pretrain(
     problems: list[Problem],
     config: PretrainConfig,
     seed: int,
-    on_step: Callable[[int, float], None],
+    on_step: Callable[[int, float], object],
 ) -> None:
-    """Trains a BF16 model in place; calls `on_step(step, loss)` after each step.
+    """Trains a BF16 model in place; calls `on_step(step, loss)` after each step, which may end it.
 
     On a CPU it is FP32 meanwhile, whose products of experts and attention take two thirds as long.
     """
@@ -48,7 +48,8 @@ def pretrain(
         torch.autograd.backward(loss)
         optimizer.accumulate()
         optimizer.step(max_grad_norm=1.0)
-        on_step(step, loss.item())
+        if on_step(step, loss.item()):
+            break
     model.to(dtype)
 
 

@@ -132,6 +132,9 @@ class RunManifest(Section):
     hardware: Hardware
     environment: dict[str, str] = Field({}, description="switches of trainer and engine in it")
     protocol_sha256: str | None = Field(None, description="of the study's protocol, if it has one")
+    judging_sha256: str | None = Field(
+        None, description="of how the study was to be judged when it started; older runs lack it"
+    )
     seeds: dict[str, int]
     memory: WeightMemory
     coverage: list[dict[str, Any]] | None

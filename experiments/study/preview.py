@@ -27,13 +27,13 @@ def preview(study: Study) -> str:
         for arm in study.arms:
             count = sum((run.model, run.arm) == (model, arm) for run in study.runs)
             memory = _describe_memory(study, model, ARMS[arm].rollout_recipe)
-            rows.append((model, arm, str(count), _show_seeds(study.seeds), memory))
+            rows.append((model, arm, str(count), show_seeds(study.seeds), memory))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
     return "\n".join([head, *lines, *(_describe_cell(study, name) for name in study.cells)])
 
 
-def _show_seeds(seeds: Sequence[int]) -> str:
+def show_seeds(seeds: Sequence[int]) -> str:
     """Neighbours as a range: 0 to 4, 7."""
     parts: list[list[int]] = []
     for seed in seeds:

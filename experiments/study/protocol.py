@@ -1,11 +1,32 @@
-"""What was planned before a study's runs: its page, known by a digest that manifests keep."""
+"""What was planned before a study's runs, known by digests that manifests keep.
+
+A protocol is a page, where the study names one, and how the study is judged: what its file says of
+that and the margins of the rules. Settings of training and evaluation are compared for themselves.
+"""
 
 import hashlib
+import json
 from pathlib import Path
+from typing import NamedTuple
 
 from experiments.study.schema import ROOT, Study
 
 LATER = "\n## Changes\n"  # what follows was added afterwards, with date and reason
+JUDGING = ("judged_by", "primary", "claims", "cells", "own_base", "protocol")
+
+
+class CollapseRules(NamedTuple):
+    """Definitions and margins of `judged_by: collapse`, as docs/protocols/collapse.md has them."""
+
+    window_steps: int = 20  # whose mean reward is looked at
+    lost_share: float = 0.5  # of the best window so far, which is a collapse
+    reward_margin: float = 0.05
+    share_margin: float = 0.1  # of runs that collapse
+    interval_level: float = 0.90
+    error_rate: float = 0.05  # of tests
+
+
+COLLAPSE = CollapseRules()
 
 
 def protocol_digest(study: Study) -> str | None:
@@ -13,4 +34,19 @@ def protocol_digest(study: Study) -> str | None:
     if study.protocol is None:
         return None
     text = Path(ROOT / study.protocol).read_text()
-    return hashlib.sha256(text.partition(LATER)[0].encode()).hexdigest()
+    return _sha256(text.partition(LATER)[0])
+
+
+def judging_digest(study: Study) -> str:
+    """SHA-256 of how a study is judged: which runs, by which rules, what decides."""
+    # keys that a file does not have may be younger than the run
+    said = study.model_dump(mode="json", include={*JUDGING}, exclude_none=True)
+    # the first model is the one that most claims are about; else order says nothing
+    said |= {"models": [*study.models], "arms": sorted(study.arms), "seeds": sorted(study.seeds)}
+    if study.judged_by == "collapse":
+        said["rules"] = COLLAPSE._asdict()
+    return _sha256(json.dumps(said, sort_keys=True))
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -13,8 +13,9 @@ from analysis.collapse.judge import judge_study as judge_grid_study
 from analysis.judgeable import require_judgeable
 from analysis.parity.judge import judge_study
 from analysis.results import Results
+from experiments.study import protocol
 from experiments.study.load import load_study
-from experiments.study.protocol import protocol_digest
+from experiments.study.protocol import judging_digest, protocol_digest
 from experiments.study.schema import STUDIES, Run, Study
 from experiments.support.json_files import write_json, write_jsonl
 from tests.files import read_rows, set_keys
@@ -242,3 +243,54 @@ def test_another_protocol_than_that_of_the_runs_is_refused(
     page.write_text(page.read_text().replace("C12", "C14"))
     with pytest.raises(ValueError, match=r"manifest.json: protocol_sha256: not that of"):
         claims.judge(planned, results_dir)
+
+
+@pytest.fixture
+def bound_dir(study: Study, results_dir: Path) -> Path:
+    """Results whose manifests know how the study was to be judged."""
+    for run in study.runs:
+        path = results_dir / run.id / "manifest.json"
+        set_keys(path, judging_sha256=judging_digest(study))
+    return results_dir
+
+
+ANOTHER_WAY = r"_seed\d+/manifest.json: judging_sha256: study default was to be judged in another"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"claims/qat_kl_ratio": 3.0}, {"seeds": [0, 1, 2]}, {"arms": ["bf16", "nvfp4-qat"]}],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_another_way_of_judging_than_that_of_the_runs_is_refused(
+    study_file: Path, bound_dir: Path, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    with pytest.raises(ValueError, match=ANOTHER_WAY):
+        claims.judge(changed_study(tmp_path, changes, study_file), bound_dir)
+
+
+def test_a_comment_is_no_other_way_of_judging(
+    study_file: Path, bound_dir: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "study.yaml"
+    copy.write_text(f"# later\n{study_file.read_text()}")
+    assert claims.judge(load_study(copy), bound_dir).claims
+
+
+def test_one_run_of_another_way_of_judging_is_enough(study: Study, bound_dir: Path) -> None:
+    path = bound_dir / study.runs[-1].id / "manifest.json"
+    set_keys(path, judging_sha256="0" * 64)
+    with pytest.raises(ValueError, match=study.runs[-1].id):
+        claims.judge(study, bound_dir)
+    set_keys(path, judging_sha256=None)  # as older runs have it
+    assert claims.judge(study, bound_dir).claims
+
+
+def test_margins_of_collapses_are_part_of_how_they_are_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = changed_study(tmp_path, {}, "collapse_cpu")
+    before = judging_digest(study)
+    wider = protocol.COLLAPSE._replace(reward_margin=0.1)
+    monkeypatch.setattr(protocol, "COLLAPSE", wider)
+    assert judging_digest(study) != before

@@ -1,6 +1,7 @@
 """What the launcher records and prints of a step, and which attempts it resumes."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from experiments.rl.metric_names import DRIFT_FILE
 from experiments.runs.attempts import STOP_FILE, list_attempts, next_attempt
 from experiments.runs.manifest import RunManifest
 from experiments.study.load import load_study
+from experiments.study.protocol import judging_digest
 from experiments.study.schema import ROOT, STUDIES
 from experiments.tracking.live import TrackedRun
 from experiments.tracking.run_log import RunLog, Untracked
@@ -140,6 +142,18 @@ def test_an_attempt_says_that_its_tracker_failed(
         run_attempt(study, study.runs[0], tmp_path, {}, [attempt], FailingTracker())
     ended = attempt.manifest
     assert (ended.status, ended.reason) == ("failed", "RuntimeError: no store")
+
+
+def test_a_resumed_run_keeps_the_way_of_judging_that_it_started_under(tmp_path: Path) -> None:
+    study, base = load_study(SMOKE), tmp_path / "base"
+    run, run_dir = study.runs[0], tmp_path / study.runs[0].id
+    base.mkdir()
+    shutil.copy(ROOT / "tests" / "workflow" / "tiny.json", base / "config.json")
+    attempts = [next_attempt(run_dir)]
+    launcher.new_manifest(study, run, base, {}, attempts).write(attempts[0].folder)
+    later = study.model_copy(update={"seeds": (0, 1)})
+    resumed = launcher.new_manifest(later, run, base, {}, [*attempts, next_attempt(run_dir)])
+    assert resumed.judging_sha256 == judging_digest(study) != judging_digest(later)
 
 
 def test_a_checkpoint_beyond_the_recorded_steps_is_not_resumed(tmp_path: Path) -> None:

@@ -1,0 +1,131 @@
+"""The rungs of a ladder: what the recorded studies of its sizes say, seed by seed."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from analysis.claims_table import ClaimsTable, read_table
+from analysis.collapse.data import GridData
+from analysis.collapse.grid import BF16, NOQAT, QAT, num_collapsed, show_rate
+from analysis.collapse.survival import show_difference
+from analysis.ladder.sizes import config_of, num_parameters
+from analysis.ladder.slope import slope_over_sizes
+from analysis.load import recorded_study
+from analysis.markdown import markdown_table
+from analysis.results import Array
+from analysis.stats import LEVEL, Interval, over_seeds
+from experiments.runs.summary import ACCURACIES, KL
+from experiments.study.arms import ArmName
+
+ARMS: Sequence[ArmName] = (NOQAT, QAT, BF16)
+EFFECTS: dict[str, tuple[ArmName, ArmName]] = {
+    "no QAT less QAT": (NOQAT, QAT),
+    "QAT less BF16": (QAT, BF16),
+}
+WEIGHT_STEPS = "drift_term/weight_steps"
+NOTE = (
+    f"Mean reward over all steps, differences within a seed; intervals: {LEVEL:.0%}, Student's t "
+    "over seeds. Three numbers: no QAT, QAT, BF16. k3 KL: nats a token. Answers: right ones of the "
+    "last checkpoint. Drift: distance of the weights from the base at the last step, in "
+    "quantization steps."
+)
+
+
+class Rung(NamedTuple):
+    """One size."""
+
+    model: str
+    lr: float
+    num_parameters: int
+    effects: dict[str, Array]  # by key of `EFFECTS`, (seeds,)
+    data: GridData
+    table: ClaimsTable
+
+
+def read_rungs(records: Sequence[Path]) -> list[Rung]:
+    """The rungs in the order of their size.
+
+    Raises:
+        ValueError: an arm of a study is not complete, or all are of one size.
+    """
+    rungs = sorted(map(_read_rung, records), key=lambda it: it.num_parameters)
+    if len({it.num_parameters for it in rungs}) < 2:
+        raise ValueError(
+            f"{', '.join(map(str, records))}: of one size; name the records of several sizes"
+        )
+    return rungs
+
+
+def _read_rung(record: Path) -> Rung:
+    study = recorded_study(record)
+    data = GridData(study, record)
+    lr = data.design.decisive_lr
+    settings = {arm: data.design.plain(arm, lr) for arm in ARMS}
+    if missing := [arm for arm, setting in settings.items() if setting not in data.grid]:
+        raise ValueError(
+            f"{record}: {missing[0]}: not all runs; run study {study.study} to its end"
+        )
+    if len(study.seeds) < 2:
+        raise ValueError(f"{record}: seeds: one has no spread; run study {study.study} with more")
+    reward = {arm: np.array([it.area for it in data.grid[its]]) for arm, its in settings.items()}
+    return Rung(
+        data.design.dense,
+        lr,
+        num_parameters(config_of(study)),
+        {name: reward[first] - reward[second] for name, (first, second) in EFFECTS.items()},
+        data,
+        read_table(record / "claims.json"),
+    )
+
+
+def slopes(rungs: Sequence[Rung]) -> dict[str, Interval]:
+    """Of each effect, its change a tenfold size."""
+    sizes = [it.num_parameters for it in rungs]
+    return {name: slope_over_sizes(sizes, [it.effects[name] for it in rungs]) for name in EFFECTS}
+
+
+def answer(slope: Interval) -> str:
+    """What a slope says of a loss: an effect below zero."""
+    assert slope.low is not None and slope.high is not None
+    if slope.high < 0:
+        return "the loss grows with size"
+    return "the loss shrinks with size" if slope.low > 0 else "open"
+
+
+def ladder_text(rungs: Sequence[Rung]) -> str:
+    """Markdown: a row a size, and a row a slope."""
+    summary = [
+        {"Effect": name, "Change a tenfold size": show_difference(it), "Answer": answer(it)}
+        for name, it in slopes(rungs).items()
+    ]
+    sizes = markdown_table(map(_row, rungs))
+    return f"{sizes}\n\n{markdown_table(summary)}\n\n{NOTE}\n"
+
+
+def _row(rung: Rung) -> dict[str, str]:
+    settings = [rung.data.design.plain(arm, rung.lr) for arm in ARMS]
+    estimates = [_estimates(rung, arm) for arm in ARMS]
+    drift = [
+        f"{rung.data.series(it, WEIGHT_STEPS)[:, -1].mean():.2f}"
+        for it in settings
+        if rung.data.records(it, WEIGHT_STEPS)
+    ]
+    return {
+        "Model": rung.model,
+        "Parameters": f"{rung.num_parameters:,}",
+        "Learning rate": show_rate(rung.lr),
+        "Seeds": str(len(rung.data.study.seeds)),
+        **{name: show_difference(over_seeds(it)) for name, it in rung.effects.items()},
+        "Collapsed": ", ".join(str(num_collapsed(rung.data.grid[it])) for it in settings),
+        "k3 KL": ", ".join(it.get(KL, "-") for it in estimates),
+        "Answers, NVFP4": ", ".join(it.get(ACCURACIES["nvfp4"], "-") for it in estimates),
+        "Answers, BF16": ", ".join(it.get(ACCURACIES["bf16"], "-") for it in estimates),
+        "Drift": ", ".join(drift) or "-",
+    }
+
+
+def _estimates(rung: Rung, arm: str) -> dict[str, str]:
+    (summary,) = (it for it in rung.table.arms if (it.model, it.arm) == (rung.model, arm))
+    return {key: f"{it.estimate:.2g}" for key, it in summary.estimates.items()}
