@@ -1,6 +1,6 @@
 """The table of README: at most eight rows of one number, one interval and one link each."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from analysis.benchmark_records import read_record, record_paths
@@ -13,7 +13,7 @@ from experiments.runs.summary import KL_RATIO, Estimate
 
 STUDY = "collapse-smollm2-confirm"  # of the pretrained model, ten seeds
 MACHINE, MODEL = "h200", "qwen3-30b-a3b"
-EXACT = f"zero_mismatch_{MACHINE}.json"
+EXACT = f"zero_mismatch_{MACHINE}*.json"  # of one GPU and of two
 AT_ONCE = 256  # sequences
 DECODING = f"tokens_per_s.{AT_ONCE}"
 STEPS = ("", "_8b_reload", "_2gpus")  # how the records of verl's steps end, the newest first
@@ -57,8 +57,8 @@ def _rows(records: Path) -> Iterator[Row]:
     page = f"experiments/records/{STUDY}/README.md"
     for arm, words in (("nvfp4-noqat", "without QAT"), ("nvfp4-qat", "with QAT")):
         yield _row(f"Mismatch (k3 KL) {words}, over BF16's", *_ratio(ratios[arm]), page)
-    for path in record_paths(benchmarks, EXACT):
-        yield _exact(path)
+    if paths := record_paths(benchmarks, EXACT):
+        yield _exact(paths)
     claims = {it.name: it for it in table.claims}
     yield _row("Mean reward, no QAT less QAT", *_difference(claims["C9"]), page)
     within = f"Mean reward, QAT less BF16 (margin {AREA_MARGIN:g})"
@@ -88,9 +88,10 @@ def _difference(claim: Claim) -> tuple[str, str]:
     return f"{claim.estimate:+.3f}", f"{claim.low:+.3f} to {claim.high:+.3f}"
 
 
-def _exact(path: Path) -> Row:
+def _exact(paths: Sequence[Path]) -> Row:
     """Of all comparisons that have to be zero, controls not counted."""
-    rows = [it for it in read_record(path, RowsRecord).rows if it["expected_zero"]]
+    compared = (row for path in paths for row in read_record(path, RowsRecord).rows)
+    rows = [it for it in compared if it["expected_zero"]]
     unequal, tokens = (int(sum(number(it, key) for it in rows)) for key in ("unequal", "tokens"))
     return _row(
         "Exact mode: log-probs of sampled tokens that differ in any bit",
