@@ -9,7 +9,7 @@ import pytest
 
 from analysis.collapse.survival import Outcome
 from analysis.ladder.figure import draw
-from analysis.ladder.rates import chosen_rate
+from analysis.ladder.rates import chosen_rate, rates_text
 from analysis.ladder.rungs import answer, ladder_text, read_rungs
 from analysis.ladder.slope import slope_over_sizes
 from analysis.record import record_study
@@ -78,6 +78,25 @@ def test_a_rate_is_the_best_at_which_no_run_collapses() -> None:
     assert chosen_rate(tried) == 2e-4
     assert chosen_rate({2e-4: outcomes(0.5), 1e-4: outcomes(0.5)}) == 1e-4
     assert chosen_rate({4e-4: outcomes(0.9, collapsed=50)}) is None
+
+
+def test_no_rate_is_chosen_before_all_have_run(tmp_path: Path) -> None:
+    cells = {f"at-{lr}": {"lr": lr, "arms": ["bf16"]} for lr in (1e-4, 2e-4)}
+    cells["grouped"] = {"lr": 2e-4, "advantage": "group", "arms": ["bf16"]}
+    changes = {"rl/steps": 30, "seeds": [1, 2], "protocol": REMOVED, "cells": cells}
+    file = write_study(tmp_path, changes, "ladder_6m")
+    study = load_study(file)
+    write_results(study, tmp_path)
+    for run in study.runs:
+        path = tmp_path / run.id / "metrics.jsonl"
+        score = {"at-0.0001": 0.5, "at-0.0002": 0.6, "grouped": 0.2}[run.cell or ""]
+        write_jsonl(path, [it | {"critic/score/mean": score} for it in read_rows(path)])
+    rows = [line for line in rates_text(tmp_path).splitlines() if "ladder-6m" in line]
+    assert [row.split(" | ")[1:3] for row in rows] == [["1e-4", "0.500"], ["2e-4", "0.600"]]
+    assert "yes" in rows[1]
+    (tmp_path / "ladder-6m_bf16.at-0.0001_seed2" / "manifest.json").unlink()
+    with pytest.raises(ValueError, match=r"bf16 at 1e-4: not all runs; run study ladder-6m to"):
+        rates_text(tmp_path)
 
 
 EFFECT = {"nvfp4-noqat": -0.2, "nvfp4-qat": -0.05, "bf16": 0.0}  # at the first size
