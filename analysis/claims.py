@@ -53,9 +53,9 @@ def _require_protocol(study: Study, folder: Path) -> None:
         if manifest.judging_sha256 not in (None, judging):
             raise ValueError(
                 f"{where}: judging_sha256: study {study.study} was to be judged in another way "
-                "when this run started (models, arms, seeds, cells, judged_by, primary, claims or "
-                "margins); put the study file back as it was, or name it and its models anew and "
-                "run it"
+                "when this run started (models, arms, seeds, own_base, cells, judged_by, primary, "
+                "protocol, claims, evaluation, rl.advantage or margins); put the study file back "
+                "as it was, or name it and its models anew and run it"
             )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 
 from analysis.collapse.data import GridData
-from analysis.collapse.grid import BF16, num_collapsed, show_rate
+from analysis.collapse.grid import BF16, Setting, num_collapsed, show_rate
 from analysis.collapse.survival import Outcome
 from analysis.load import recorded_study
 from analysis.markdown import markdown_table
@@ -26,15 +26,23 @@ def chosen_rate(outcomes: Mapping[float, Sequence[Outcome]]) -> float | None:
 
 
 def rates_text(record: Path) -> str:
-    """Markdown of each model's rates, the chosen one marked."""
+    """Markdown of each model's rates, the chosen one marked; models without a run are left out.
+
+    Raises:
+        ValueError: a model lacks runs of a rate: another one would be chosen than with it.
+    """
     data = GridData(recorded_study(record), record)
     rows = []
     for model in dict.fromkeys(it.model for it in data.grid):
-        outcomes = {
-            it.lr: its
-            for it, its in data.grid.items()
-            if (it.model, it.arm, it.correction) == (model, BF16, "none")
-        }
+        outcomes = {}
+        for lr in sorted({it.lr for it in data.design.settings if it.model == model}):
+            setting = Setting(model, BF16, lr, advantage=data.design.advantage)
+            if setting in data.grid:
+                outcomes[lr] = data.grid[setting]
+            elif setting in data.design.settings:
+                raise ValueError(
+                    f"{record}: {setting}: not all runs; run study {data.study.study} to its end"
+                )
         chosen = chosen_rate(outcomes)
         rows += [
             {
@@ -44,6 +52,6 @@ def rates_text(record: Path) -> str:
                 "Collapsed": f"{num_collapsed(its)} of {len(its)}",
                 "Chosen": "yes" if lr == chosen else "",
             }
-            for lr, its in sorted(outcomes.items())
+            for lr, its in outcomes.items()
         ]
     return markdown_table(rows) + "\n"

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from analysis.claims_table import ClaimsTable, read_table
 from analysis.collapse.data import GridData
-from analysis.collapse.grid import BF16, NOQAT, QAT, num_collapsed, show_rate
+from analysis.collapse.grid import BF16, NOQAT, QAT, Setting, num_collapsed, show_rate
 from analysis.collapse.survival import show_difference
 from analysis.ladder.sizes import config_of, num_parameters
 from analysis.ladder.slope import slope_over_sizes
@@ -18,6 +18,8 @@ from analysis.results import Array
 from analysis.stats import LEVEL, Interval, over_seeds
 from experiments.runs.summary import ACCURACIES, KL
 from experiments.study.arms import ArmName
+from experiments.study.models import HubModel, ScratchModel
+from experiments.study.schema import Study
 
 ARMS: Sequence[ArmName] = (NOQAT, QAT, BF16)
 EFFECTS: dict[str, tuple[ArmName, ArmName]] = {
@@ -48,14 +50,38 @@ def read_rungs(records: Sequence[Path]) -> list[Rung]:
     """The rungs in the order of their size.
 
     Raises:
-        ValueError: an arm of a study is not complete, or all are of one size.
+        ValueError: an arm of a study is not complete, two are of one size, or they differ in more
+            than size.
     """
     rungs = sorted(map(_read_rung, records), key=lambda it: it.num_parameters)
-    if len({it.num_parameters for it in rungs}) < 2:
+    if len({it.num_parameters for it in rungs}) < max(2, len(rungs)):
         raise ValueError(
-            f"{', '.join(map(str, records))}: of one size; name the records of several sizes"
+            f"{', '.join(map(str, records))}: of one size; name the records of several sizes, "
+            "one of each"
         )
+    first, *others = rungs
+    for rung in others:
+        shared, own = _beside_size(first.data.study), _beside_size(rung.data.study)
+        if differing := [key for key in shared if shared[key] != own[key]]:
+            raise ValueError(
+                f"{rung.data.results}: {', '.join(differing)}: not as in {first.data.results}; "
+                "name records that differ in size alone, dense models or MoE"
+            )
     return rungs
+
+
+def _beside_size(study: Study) -> dict[str, Any]:
+    """What the rungs of a ladder have in common."""
+    (model,) = study.models.values()
+    assert isinstance(model, ScratchModel | HubModel)
+    keys = ("trainer", "rollout", "scale_policy", "block_scale_method", "task", "evaluation")
+    pretrain = model.pretrain if isinstance(model, ScratchModel) else None
+    return {
+        **{key: getattr(study, key) for key in keys},
+        "rl": study.rl.model_dump(exclude={"lr", "micro_batch_responses"}),
+        "pretrain": pretrain and pretrain.model_dump(exclude={"lr"}),
+        "num_experts": config_of(study).get("num_experts"),
+    }
 
 
 def _read_rung(record: Path) -> Rung:
@@ -106,7 +132,7 @@ def ladder_text(rungs: Sequence[Rung]) -> str:
 
 def _row(rung: Rung) -> dict[str, str]:
     settings = [rung.data.design.plain(arm, rung.lr) for arm in ARMS]
-    estimates = [_estimates(rung, arm) for arm in ARMS]
+    estimates = [_estimates(rung, it) for it in settings]
     drift = [
         f"{rung.data.series(it, WEIGHT_STEPS)[:, -1].mean():.2f}"
         for it in settings
@@ -126,6 +152,7 @@ def _row(rung: Rung) -> dict[str, str]:
     }
 
 
-def _estimates(rung: Rung, arm: str) -> dict[str, str]:
-    (summary,) = (it for it in rung.table.arms if (it.model, it.arm) == (rung.model, arm))
+def _estimates(rung: Rung, setting: Setting) -> dict[str, str]:
+    first = rung.data.runs[setting][0].id
+    (summary,) = (it for it in rung.table.arms if first in it.runs)
     return {key: f"{it.estimate:.2g}" for key, it in summary.estimates.items()}

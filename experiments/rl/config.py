@@ -226,6 +226,15 @@ class PretrainConfig(Settings):
         "then how many are tried, and bases of all sizes are alike",
     )
 
+    @model_validator(mode="after")
+    def _stops_in_mixed_steps(self) -> Self:
+        if self.stop_accuracy is not None and self.mixed_steps < self.steps:
+            raise ValueError(
+                f"mixed_steps: {self.mixed_steps} of {self.steps}: with stop_accuracy training may "
+                "end before them, without direct answers; set it to steps"
+            )
+        return self
+
     @model_serializer(mode="wrap")
     def _without_later_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Digests of older bases know no `stop_accuracy`."""

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 from experiments.rl.config import TaskConfig
 from experiments.runs.manifest import MANIFEST
 from experiments.runs.provenance import digest_file, digest_json, require_digests
-from experiments.study.models import GgufModel
+from experiments.study.models import GgufModel, HubModel, Model
 from experiments.study.schema import ROOT, Study
 from experiments.support.json_files import read_model
 
@@ -41,9 +41,16 @@ def base_digest(study: Study, name: str) -> str:
         *([base.seed] if study.own_base else []),
         study.task.model_dump(mode="json"),
         study.device,
+        *([study.rl.rollout.max_response_tokens] if _stops_at_an_accuracy(model) else []),
     ]
     config = [] if isinstance(model, GgufModel) else [digest_file(ROOT / model.config)]
     return digest_json(described + config)
+
+
+def _stops_at_an_accuracy(model: Model) -> bool:
+    """Whether answers decide when its pretraining ends; what is cut off is no right one."""
+    pretrain = None if isinstance(model, HubModel) else model.pretrain
+    return pretrain is not None and pretrain.stop_accuracy is not None
 
 
 def require_prompts_fit(longest_tokens: int, study: Study) -> None:

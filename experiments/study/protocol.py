@@ -1,7 +1,8 @@
 """What was planned before a study's runs, known by digests that manifests keep.
 
 A protocol is a page, where the study names one, and how the study is judged: what its file says of
-that and the margins of the rules. Settings of training and evaluation are compared for themselves.
+that and the margins of the rules. Settings of training are compared for themselves; of evaluation
+too, but a run can be evaluated again, so that they are bound where claims are about answers.
 """
 
 import hashlib
@@ -12,7 +13,7 @@ from typing import NamedTuple
 from experiments.study.schema import ROOT, Study
 
 LATER = "\n## Changes\n"  # what follows was added afterwards, with date and reason
-JUDGING = ("judged_by", "primary", "claims", "cells", "own_base", "protocol")
+JUDGING = ("judged_by", "primary", "claims", "own_base", "protocol")
 
 
 class CollapseRules(NamedTuple):
@@ -43,8 +44,18 @@ def judging_digest(study: Study) -> str:
     said = study.model_dump(mode="json", include={*JUDGING}, exclude_none=True)
     # the first model is the one that most claims are about; else order says nothing
     said |= {"models": [*study.models], "arms": sorted(study.arms), "seeds": sorted(study.seeds)}
-    if study.judged_by == "collapse":
-        said["rules"] = COLLAPSE._asdict()
+    said["cells"] = {
+        name: {
+            **cell.replaced(),
+            "models": sorted(cell.models or study.models),
+            "arms": sorted(cell.arms or study.arms),
+        }
+        for name, cell in study.cells.items()
+    }
+    if study.judged_by == "collapse":  # arms are compared in the cells that have its advantages
+        said |= {"rules": COLLAPSE._asdict(), "advantage": study.rl.advantage}
+    else:
+        said["evaluation"] = study.evaluation.model_dump()
     return _sha256(json.dumps(said, sort_keys=True))
 
 

@@ -62,7 +62,8 @@ def make_exact(model: PreTrainedModel, ranks: Ranks = ONE_RANK) -> None:
             to be exact.
     """
     require_exact(model.config)
-    require_ranks(model, ranks)
+    require_ranks(model.config, ranks)
+    _require_no_bias(model, ranks)
     forbid_split_sums()
     layouts = Layouts()
     for module in model.modules():
@@ -104,14 +105,16 @@ def require_exact(config: Any) -> None:
             raise ValueError(f"exact: {key} {value}: proven for {', '.join(map(str, proven))} only")
 
 
-def require_ranks(model: PreTrainedModel, ranks: Ranks) -> None:
+def require_ranks(config: Any, ranks: Ranks) -> None:
     """ValueError that names why ranks of an engine cannot serve the bits of a model."""
-    count, config = ranks.tensor_parallel, model.config
+    count = ranks.tensor_parallel
     if count not in (1, 2):
         raise ValueError(
             f"exact: {count} tensor parallel ranks: use 1 or 2, as a sum of more numbers than two "
             "has an order, which all-reduces choose themselves"
         )
+    if ranks.expert_parallel and not getattr(config, "num_experts", None):
+        raise ValueError(f"exact: {config.model_type} has no experts that ranks could share out")
     if count == 1:
         return
     if config.model_type == "olmoe":
@@ -119,8 +122,11 @@ def require_ranks(model: PreTrainedModel, ranks: Ranks) -> None:
     for key in ("num_attention_heads", "num_key_value_heads", "num_experts"):
         if (getattr(config, key, None) or 0) % count:
             raise ValueError(f"exact: {key} {getattr(config, key)}: {count} ranks cannot share it")
+
+
+def _require_no_bias(model: PreTrainedModel, ranks: Ranks) -> None:
     for name, module in model.named_modules():
-        if name.endswith(SHARED_OUT) and module.bias is not None:
+        if ranks.tensor_parallel > 1 and name.endswith(SHARED_OUT) and module.bias is not None:
             raise ValueError(f"exact: {name} has a bias; use 1 tensor parallel rank")
 
 

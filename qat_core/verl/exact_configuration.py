@@ -53,7 +53,9 @@ RULES = (
     Rule(f"{ROLLOUT}.dtype", one_of("bfloat16"), "proven in bfloat16"),
     # `qat_core.exact.halves` adds as two do
     Rule(TENSOR_PARALLEL, one_of(1, 2), "a sum of more than two has no one order; use 1 or 2"),
-    Rule(EXPERT_PARALLEL, one_of(1, 2, None), "a sum of more than two has no one order; use 2"),
+    Rule(
+        EXPERT_PARALLEL, one_of(1, 2, None), "a sum of more than two has no one order; use 1 or 2"
+    ),
     Rule(f"{MODEL}.use_liger", is_not_set, "its kernels have other bits; use false"),
     Rule(f"{MODEL}.use_fused_kernels", is_not_set, "its kernels have other bits; use false"),
     Rule(f"{QAT}.scale_policy", one_of("pow2", None), "only it is exact in BF16; use pow2"),
@@ -70,13 +72,21 @@ RULES = (
 def complete_exact(config: DictConfig) -> None:
     """Fills in what exact training and rollouts need; ValueError for what was never proven."""
     require(config, RULES)
-    _require_model(config)
+    tensor_parallel, expert_parallel = (
+        int(OmegaConf.select(config, key) or 1) for key in (TENSOR_PARALLEL, EXPERT_PARALLEL)
+    )
+    if expert_parallel not in (1, tensor_parallel):
+        raise ValueError(
+            f"{EXPERT_PARALLEL}: {expert_parallel}: the ranks that share out experts are those of "
+            f"{TENSOR_PARALLEL}, {tensor_parallel}; use the same for both, or 1 here"
+        )
+    _require_model(config, tensor_parallel, expert_parallel > 1)
     others = OmegaConf.select(config, f"{ENVIRONMENT}.{MODULES_VARIABLE}")
     others = others or os.environ.get(MODULES_VARIABLE)
     variables = {
         EXACT_VARIABLE: "1",
-        EXACT_RANKS_VARIABLE: str(OmegaConf.select(config, TENSOR_PARALLEL)),
-        EXACT_EXPERT_PARALLEL_VARIABLE: str(int(OmegaConf.select(config, EXPERT_PARALLEL) == 2)),
+        EXACT_RANKS_VARIABLE: str(tensor_parallel),
+        EXACT_EXPERT_PARALLEL_VARIABLE: str(int(expert_parallel > 1)),
         MODULES_VARIABLE: ",".join(filter(None, [others, COUNT_MODULE])),
     }
     with open_dict(config):
@@ -86,11 +96,11 @@ def complete_exact(config: DictConfig) -> None:
             OmegaConf.update(config, key, setting, force_add=True)
 
 
-def _require_model(config: DictConfig) -> None:
+def _require_model(config: DictConfig, tensor_parallel: int, expert_parallel: bool) -> None:
     """Of a model whose configuration is on this machine; others are refused by their workers."""
     from transformers import AutoConfig
 
-    from qat_core.exact.model import require_exact
+    from qat_core.exact.model import Ranks, require_exact, require_ranks
 
     path = OmegaConf.select(config, f"{MODEL}.path")
     try:
@@ -98,3 +108,4 @@ def _require_model(config: DictConfig) -> None:
     except (OSError, ValueError):
         return
     require_exact(model)
+    require_ranks(model, Ranks(tensor_parallel, expert_parallel))

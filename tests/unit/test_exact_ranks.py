@@ -170,16 +170,17 @@ def test_the_contract_names_other_ranks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "sizes", "named"),
+    ("ranks", "sizes", "named"),
     [
-        (4, {}, "4 tensor parallel ranks: use 1 or 2"),
-        (2, {"num_key_value_heads": 1}, "num_key_value_heads 1"),
-        (2, {"attention_bias": True}, "self_attn.o_proj has a bias"),
+        (Ranks(4), {}, "4 tensor parallel ranks: use 1 or 2"),
+        (TWO, {"num_key_value_heads": 1}, "num_key_value_heads 1"),
+        (TWO, {"attention_bias": True}, "self_attn.o_proj has a bias"),
+        (EXPERTS, {}, "llama has no experts"),
     ],
 )
 def test_ranks_that_cannot_be_exact_are_refused(
-    count: int, sizes: dict[str, int], named: str
+    ranks: Ranks, sizes: dict[str, int], named: str
 ) -> None:
     model = tiny_model("llama", head_dim=64, **sizes)
     with pytest.raises(ValueError, match=named):
-        make_exact(model, Ranks(count))
+        make_exact(model, ranks)

@@ -259,7 +259,12 @@ ANOTHER_WAY = r"_seed\d+/manifest.json: judging_sha256: study default was to be 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"claims/qat_kl_ratio": 3.0}, {"seeds": [0, 1, 2]}, {"arms": ["bf16", "nvfp4-qat"]}],
+    [
+        {"claims/qat_kl_ratio": 3.0},
+        {"seeds": [0, 1, 2]},
+        {"arms": ["bf16", "nvfp4-qat"]},
+        {"evaluation/temperature": 1.0},
+    ],
     ids=lambda changes: next(iter(changes)),
 )
 def test_another_way_of_judging_than_that_of_the_runs_is_refused(
@@ -294,3 +299,25 @@ def test_margins_of_collapses_are_part_of_how_they_are_judged(
     wider = protocol.COLLAPSE._replace(reward_margin=0.1)
     monkeypatch.setattr(protocol, "COLLAPSE", wider)
     assert judging_digest(study) != before
+
+
+def two_kinds_of_advantages(folder: Path, advantage: str, **said: Any) -> Study:
+    cells = {kind: {"advantage": kind, **said} for kind in ("group", "reward")}
+    return changed_study(folder, {"cells": cells, "rl/advantage": advantage}, "collapse_cpu")
+
+
+def test_the_advantages_by_which_arms_are_compared_are_part_of_how_they_are_judged(
+    tmp_path: Path,
+) -> None:
+    """No setting of a run tells them, where cells have their own."""
+    studies = [two_kinds_of_advantages(tmp_path, it) for it in ("group", "reward")]
+    first, second = ([it.training_config(run) for run in it.runs] for it in studies)
+    assert first == second
+    assert len({judging_digest(it) for it in studies}) == 2
+
+
+def test_a_cell_may_name_what_it_has_anyway(tmp_path: Path) -> None:
+    plain = two_kinds_of_advantages(tmp_path, "reward")
+    all_arms = [*reversed(plain.arms)]
+    written_out = two_kinds_of_advantages(tmp_path, "reward", arms=all_arms, models=[*plain.models])
+    assert judging_digest(written_out) == judging_digest(plain)

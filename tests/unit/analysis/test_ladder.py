@@ -9,7 +9,7 @@ import pytest
 
 from analysis.collapse.survival import Outcome
 from analysis.ladder.figure import draw
-from analysis.ladder.rates import chosen_rate
+from analysis.ladder.rates import chosen_rate, rates_text
 from analysis.ladder.rungs import answer, ladder_text, read_rungs
 from analysis.ladder.slope import slope_over_sizes
 from analysis.record import record_study
@@ -80,12 +80,31 @@ def test_a_rate_is_the_best_at_which_no_run_collapses() -> None:
     assert chosen_rate({4e-4: outcomes(0.9, collapsed=50)}) is None
 
 
+def test_no_rate_is_chosen_before_all_have_run(tmp_path: Path) -> None:
+    cells = {f"at-{lr}": {"lr": lr, "arms": ["bf16"]} for lr in (1e-4, 2e-4)}
+    cells["grouped"] = {"lr": 2e-4, "advantage": "group", "arms": ["bf16"]}
+    changes = {"rl/steps": 30, "seeds": [1, 2], "protocol": REMOVED, "cells": cells}
+    file = write_study(tmp_path, changes, "ladder_6m")
+    study = load_study(file)
+    write_results(study, tmp_path)
+    for run in study.runs:
+        path = tmp_path / run.id / "metrics.jsonl"
+        score = {"at-0.0001": 0.5, "at-0.0002": 0.6, "grouped": 0.2}[run.cell or ""]
+        write_jsonl(path, [it | {"critic/score/mean": score} for it in read_rows(path)])
+    rows = [line for line in rates_text(tmp_path).splitlines() if "ladder-6m" in line]
+    assert [row.split(" | ")[1:3] for row in rows] == [["1e-4", "0.500"], ["2e-4", "0.600"]]
+    assert "yes" in rows[1]
+    (tmp_path / "ladder-6m_bf16.at-0.0001_seed2" / "manifest.json").unlink()
+    with pytest.raises(ValueError, match=r"bf16 at 1e-4: not all runs; run study ladder-6m to"):
+        rates_text(tmp_path)
+
+
 EFFECT = {"nvfp4-noqat": -0.2, "nvfp4-qat": -0.05, "bf16": 0.0}  # at the first size
 
 
-def recorded_rung(folder: Path, name: str, factor: float) -> Path:
+def recorded_rung(folder: Path, name: str, factor: float, **more: Any) -> Path:
     """The record of a rung whose arms lose so many times `EFFECT`."""
-    changes: dict[str, Any] = {"rl/steps": 30, "seeds": [1, 2, 3], "protocol": REMOVED}
+    changes: dict[str, Any] = {"rl/steps": 30, "seeds": [1, 2, 3], "protocol": REMOVED} | more
     folder.mkdir()
     file = write_study(folder, changes, f"ladder_{name}")
     study, results = load_study(file), folder / "results"
@@ -93,8 +112,9 @@ def recorded_rung(folder: Path, name: str, factor: float) -> Path:
     for run in study.runs:
         path = results / run.id / "metrics.jsonl"
         lost = factor * EFFECT[run.arm] - 0.01 * run.seed * (run.arm == "bf16")
-        more = {"actor/grad_norm": 1.0, "drift_term/weight_steps": 0.5}
-        rows = [row | more for row in read_rows(path)]
+        corrected = 0.01 * (run.cell == "tis")
+        also = {"actor/grad_norm": 1.0 + corrected, "drift_term/weight_steps": 0.5}
+        rows = [row | also for row in read_rows(path)]
         write_jsonl(path, [row | {"critic/score/mean": 0.5 + lost} for row in rows])
     return record_study(file, results, folder / "records", allow_uncommitted=True)
 
@@ -111,6 +131,25 @@ def test_records_of_two_sizes_give_effects_and_slopes(tmp_path: Path) -> None:
     save_figure(lambda: draw(rungs), tmp_path / "ladder.png")
     with pytest.raises(ValueError, match="of one size; name the records of several sizes"):
         read_rungs([small])
+    with pytest.raises(ValueError, match="of one size"):
+        read_rungs([small, large, small])
+
+
+def test_rungs_that_differ_in_more_than_size_are_refused(tmp_path: Path) -> None:
+    small = recorded_rung(tmp_path / "small", "6m", 1.0)
+    experts = recorded_rung(tmp_path / "experts", "moe_20m", 2.0)
+    with pytest.raises(ValueError, match=r"num_experts: not as in .*small"):
+        read_rungs([small, experts])
+    other = recorded_rung(tmp_path / "other", "25m", 2.0, **{"task/largest": 19})
+    with pytest.raises(ValueError, match=r"other/records/.*: task: not as in .*small"):
+        read_rungs([small, other])
+
+
+def test_a_rung_may_have_further_cells(tmp_path: Path) -> None:
+    tis = {"arms": ["nvfp4-noqat"], "correction": "token_tis"}
+    more = {"cells": {"plain": {}, "tis": tis}}
+    records = [recorded_rung(tmp_path / it, it, 1.0, **more) for it in ("6m", "25m")]
+    assert "| ladder-6m |" in ladder_text(read_rungs(records))
 
 
 RUNGS = ("6m", "25m", "100m", "400m", "moe_20m", "moe_80m")

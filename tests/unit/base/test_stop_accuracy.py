@@ -9,6 +9,7 @@ from transformers import AutoTokenizer
 from experiments.base.make import make_base
 from experiments.rl.prompts import decode_responses, encode_prompt
 from experiments.rl.tasks import make_problems, score
+from experiments.runs.inputs import base_digest
 from experiments.support.json_files import read_json
 from qat_core.rollout.eager import EagerEngine
 from tests.study_files import changed_study
@@ -46,3 +47,21 @@ def test_an_accuracy_that_is_not_reached_is_refused(tmp_path: Path) -> None:
     ):
         make_base(study, "tiny", tmp_path / "base")
     assert not (tmp_path / "base").exists()
+
+
+def test_a_base_that_may_stop_before_its_mixed_steps_is_refused(tmp_path: Path) -> None:
+    changes = CHANGES | {
+        "models/tiny/pretrain": LEARNING | {"stop_accuracy": 0.2, "mixed_steps": 9}
+    }
+    with pytest.raises(ValueError, match=r"pretrain: mixed_steps: 9 of 200: with stop_accuracy"):
+        changed_study(tmp_path, changes, SMOKE)
+
+
+@pytest.mark.parametrize(("more", "is_another"), [({"stop_accuracy": 0.2}, True), ({}, False)])
+def test_a_base_that_stops_at_an_accuracy_is_one_of_a_length_of_answers(
+    tmp_path: Path, more: dict[str, float], is_another: bool
+) -> None:
+    changes = CHANGES | {"models/tiny/pretrain": LEARNING | more}
+    longer = changes | {"rl/rollout/max_response_tokens": 100}
+    digests = {base_digest(changed_study(tmp_path, it, SMOKE), "tiny") for it in (changes, longer)}
+    assert (len(digests) == 2) == is_another

@@ -1,11 +1,13 @@
 """`+routing_replay=r3` and `+exact=on` in verl: what they imply, and what they refuse."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from omegaconf import OmegaConf
+from transformers import Qwen3Config
 from verl.utils.config import omega_conf_to_dataclass
 
 from qat_core.routing import NO_ROUTE
@@ -132,6 +134,27 @@ def test_trainers_know_the_ranks_of_rollouts(expert_parallel: int) -> None:
     )
     assert variables.QAT_CORE_EXACT_RANKS == "2"
     assert str(expert_parallel - 1) == variables.QAT_CORE_EXACT_EXPERT_PARALLEL
+
+
+def test_experts_are_shared_out_by_the_tensor_parallel_ranks() -> None:
+    with pytest.raises(ValueError, match=r"expert_parallel_size: 2: .* use the same for both"):
+        _completed("+nvfp4=w4a16", f"{ROLLOUT}.expert_parallel_size=2")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "named"),
+    [((2, 1), "num_key_value_heads 1: 2 ranks"), ((2, 2), "qwen3 has no experts")],
+)
+def test_a_model_that_ranks_cannot_share_is_refused_before_ray_starts(
+    tmp_path: Path, ranks: tuple[int, int], named: str
+) -> None:
+    sizes = {"head_dim": 64, "num_attention_heads": 2, "num_key_value_heads": ranks[1]}
+    Qwen3Config(**sizes, architectures=["Qwen3ForCausalLM"]).save_pretrained(tmp_path)
+    keys = zip(("tensor_model_parallel_size", "expert_parallel_size"), ranks, strict=True)
+    overrides = [f"{ROLLOUT}.{key}={count}" for key, count in keys]
+    model = f"actor_rollout_ref.model.path={tmp_path}"
+    with pytest.raises(ValueError, match=named):
+        _completed("+nvfp4=off", model, *overrides)
 
 
 def test_modules_of_the_user_stay(monkeypatch: pytest.MonkeyPatch) -> None:
