@@ -199,5 +199,5 @@ rule publish:
     message:
         "Adding evaluations, claims and figures to MLflow"
     shell:
-        "python -m experiments.tracking.publish publish --study {params.study:q} --out {output.runs:q}"
+        "python -m experiments.tracking publish --study {params.study:q} --out {output.runs:q}"
         " 2>&1 | tee {log:q}"
