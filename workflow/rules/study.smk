@@ -17,7 +17,7 @@ rule data:
         study=study_file,
         out=subpath(output.train, parent=True),
         settings=data_digest(STUDY.task),
-        code=digest_code("experiments.verl.data"),
+        code=code_of_data,
     message:
         "Making the data of study {STUDY.study}"
     shell:
