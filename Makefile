@@ -67,7 +67,7 @@ reference: $(DEV)  ## write the pages of the public API into results/reference
 	@$(BIN)/python -m analysis.reference
 
 ui: $(BASE)  ## browse the runs of this machine and a study's record: STUDY=name
-	@$(BIN)/python -m experiments.tracking.ui --port "$$PORT" --study "$$STUDY_FILE"
+	@$(BIN)/python -m experiments.tracking ui --port "$$PORT" --study "$$STUDY_FILE"
 
 figures: $(BASE)  ## draw all figures and tables again, or one study's: STUDY=name
 	@$(BIN)/python -m analysis.redraw $(if $(filter-out file,$(origin STUDY)),--study "$$STUDY_FILE")

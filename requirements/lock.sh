@@ -8,7 +8,8 @@
 set -euo pipefail
 chosen=(torch==2.13.0 transformers==5.10.2)
 # MLflow names scikit-learn for models that are not tracked here; where it is installed, transformers
-# imports it, for seconds in each process. The others are needed by it or by skops alone.
+# imports it, for seconds in each process. The others are needed by it or by skops alone. All are
+# pinned for conda, whose pip installs them anyway.
 unused='joblib|narwhals|prettytable|scikit-learn|skops|threadpoolctl|wcwidth'
 cd "$(dirname "$0")/.."
 fresh=$(mktemp -d)
@@ -17,8 +18,11 @@ trap 'rm -rf "$fresh" build' EXIT
 
 freeze() {
     "$fresh/bin/pip" freeze --exclude nvfp4-qat-rl |
-        sed -e 's/+cpu$//' -e '/^nvidia-/d' -e '/^cuda-/d' -e '/^triton==/d' |
-        grep -vE "^($unused)==" | LC_ALL=C sort
+        sed -e 's/+cpu$//' -e '/^nvidia-/d' -e '/^cuda-/d' -e '/^triton==/d' | LC_ALL=C sort
+}
+
+without_unused() {
+    grep -vE "^($unused)=="
 }
 
 # pins on standard input; asks PyPI itself, whatever index pip is told to use
@@ -28,9 +32,10 @@ with_sums() {
 }
 
 "$fresh/bin/pip" install --quiet "${chosen[@]}" ".[harness]"
-freeze >"$fresh/base"
+freeze >"$fresh/conda"
+without_unused <"$fresh/conda" >"$fresh/base"
 "$fresh/bin/pip" install --quiet "${chosen[@]}" ".[harness,dev]"
-freeze >"$fresh/dev"
+freeze | without_unused >"$fresh/dev"
 "$fresh/bin/pip" install --quiet uv
 {
     echo "# What \`make run\` needs besides torch, exact. Made by \`make lock\`; do not edit."
@@ -53,9 +58,10 @@ for by_hand in requirements/engines.txt requirements/smollm2.txt; do
     cp "$fresh/lock" "$by_hand"
 done
 {
-    echo "# The environment of base.txt with conda: \`conda env create -f environment.yml\`, then"
-    echo "# \`snakemake\` in this folder. Made by \`make lock\`; do not edit."
+    echo "# The environment of base.txt with conda, and what MLflow names besides:"
+    echo "# \`conda env create -f environment.yml\`, then \`snakemake\` in this folder."
+    echo "# Made by \`make lock\`; do not edit."
     printf '%s\n' "name: nvfp4-qat-rl" "channels:" "  - conda-forge" "dependencies:"
     printf '%s\n' "  - python=3.11" "  - pip" "  - pip:"
-    sed 's/^/      - /' "$fresh/base"
+    sed 's/^/      - /' "$fresh/conda"
 } >environment.yml

@@ -45,7 +45,7 @@ def _or_warn(
             self.failure = f"{type(error).__name__}: {error}".splitlines()[0]
             logging.warning(
                 "MLflow stopped following %s (%s); metrics.jsonl is still written; restore the "
-                "view with `python -m experiments.tracking.publish rebuild`",
+                "view with `python -m experiments.tracking rebuild`",
                 self.name,
                 self.failure,
             )

@@ -1,4 +1,4 @@
-"""`python -m experiments.tracking.publish`: the MLflow view, made from files.
+"""Adds what is known only after training to MLflow's view: evaluations, claims and figures.
 
 MLflow holds one experiment per study and in it one run per run id across all its attempts, tagged
 with it. A judged study has more: a run an arm, above its seeds, with their means and mean curves,
@@ -27,7 +27,6 @@ from experiments.runs.provenance import digest_file, digest_json
 from experiments.runs.record import has_file, record_of
 from experiments.runs.summary import KEYS, ArmSummary, summarize
 from experiments.study.load import load_study
-from experiments.support.cli import RESULTS, STUDY, run_cli
 from experiments.support.json_files import REMAKE, write_json
 from experiments.tracking.glance import (
     CELL_COLORS,
@@ -57,23 +56,6 @@ STUDY_RUN = "study"
 RECORDED_STEPS = 50  # at most, of a record's run
 # which file a run's accuracies, and a study's claims, are of
 EVALUATIONS_TAG, CLAIMS_TAG = "evaluations_sha256", "claims_sha256"
-
-
-def rebuild(folder: Path) -> None:
-    """Makes the MLflow runs of a results or records folder from its files.
-
-    Raises:
-        ValueError: there is no such folder, or MLflow refused a run.
-    """
-    if not folder.is_dir():
-        raise ValueError(f"{folder}: no such folder; name results or a folder of records")
-    run_dirs = list_run_dirs(folder)
-    for number, run_dir in enumerate(run_dirs, 1):
-        rebuild_run(run_dir)
-        print(f"{run_dir}: read, {number} of {len(run_dirs)}", flush=True)
-    judged = [*(folder / "studies").glob("*/claims.json"), *folder.glob("claims.json")]
-    for claims in judged:
-        publish_study(claims.parent, folder)
 
 
 def rebuild_run(run_dir: Path) -> str:
@@ -288,24 +270,8 @@ def _timestamps_ms(manifest: RunManifest, rows: Iterable[Row]) -> list[int]:
     return timestamps
 
 
-def main() -> None:
-    """Parses the command line: rebuild, or publish."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    whole = commands.add_parser("rebuild", help="make the whole view from files")
-    whole.add_argument("folder", type=Path, nargs="?", default=Path("results"))
-    at_end = commands.add_parser(
-        "publish", help="add evaluations, claims and figures of a study", parents=[STUDY, RESULTS]
-    )
-    at_end.add_argument("--out", type=Path, required=True, help="file for the ids of the runs")
-    args = parser.parse_args()
+def main(args: argparse.Namespace) -> None:
+    """Adds what the command line names."""
     with explained_errors():
         connect()  # a store that is none is named here, and not as the failure of a run
-        if args.command == "rebuild":
-            rebuild(args.folder)
-        else:
-            publish(args.study, args.results, args.out)
-
-
-if __name__ == "__main__":
-    run_cli(main)
+        publish(args.study, args.results, args.out)

@@ -31,7 +31,7 @@ class Tracker(Protocol):
 class Untracked:
     """Keeps nothing, for machines without MLflow; the files hold all that it would show.
 
-    `python -m experiments.tracking.publish` adds such runs to a store later.
+    `python -m experiments.tracking rebuild` adds such runs to a store later.
     """
 
     def start(self, manifest: RunManifest, resumes: bool) -> None:

@@ -1,4 +1,4 @@
-"""`python -m experiments.tracking.ui`: the runs of this machine, or the recorded ones, in MLflow.
+"""Shows the runs of this machine, and the record of a study, in MLflow.
 
 Prints an address for every study of this machine and for the one that is asked for, then becomes
 MLflow's server, while a process reads what the store lacks from files. What is lacking is asked of
@@ -29,7 +29,6 @@ from experiments.runs.metrics import Row
 from experiments.runs.provenance import digest_file, digest_json
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT
-from experiments.support.cli import STUDY, run_cli
 from experiments.tracking.glance import SHARED_VIEW, save_view, view_address
 from experiments.tracking.live import STATUS
 from experiments.tracking.publish import (
@@ -39,9 +38,9 @@ from experiments.tracking.publish import (
     evaluations_digest,
     is_whole,
     publish_study,
-    rebuild,
     rebuild_run,
 )
+from experiments.tracking.rebuild import rebuild
 from experiments.tracking.store import (
     RUN_TAG,
     SQLITE,
@@ -223,14 +222,8 @@ def _read(study: Path, addresses: str) -> None:
     print(f"All runs of this machine and of {record.name} are read.\n{addresses}", flush=True)
 
 
-def main() -> None:
+def main(args: argparse.Namespace) -> None:
     """Prints the addresses and becomes the server; with --read fills the store instead."""
-    parser = argparse.ArgumentParser(description="Browse the runs in MLflow.", parents=[STUDY])
-    parser.add_argument("--port", default="5000")
-    parser.add_argument(
-        "--read", metavar="ADDRESSES", help="only read what the store lacks, then print these"
-    )
-    args = parser.parse_args()
     require_file()
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
     if args.read is not None:
@@ -243,13 +236,9 @@ def main() -> None:
     addresses = "\n".join(f"{name}: {view_address(root, it)}" for name, it in studies.items())
     print(f"{addresses}\n(the runs in {store_uri()}; Ctrl-C ends it; STUDY=name adds a record)")
     print(f"(a browser that finds no {NAME}: {HOST}; close MLflow's assistant there)", flush=True)
-    read = [sys.executable, "-m", "experiments.tracking.ui", "--study", str(args.study)]
+    read = [sys.executable, "-m", "experiments.tracking", "ui", "--study", str(args.study)]
     subprocess.Popen([*read, f"--read={addresses}"])  # which MLflow's own lines follow
     for variable, names in TRUSTED.items():
         os.environ.setdefault(variable, names)
     command = server_command(port)
     os.execv(command[0], command)
-
-
-if __name__ == "__main__":
-    run_cli(main)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from experiments.base.__main__ import COMMANDS as OF_BASES
 from experiments.benchmarks.__main__ import COMMANDS as OF_BENCHMARKS
 from experiments.study.schema import ROOT
+from experiments.tracking.__main__ import COMMANDS as OF_TRACKING
 from qat_core.cli import COMMANDS as OF_LIBRARY
 
 ROOMS = ("analysis", "experiments", "qat_core")
@@ -17,7 +18,7 @@ for line in sys.stdin.read().splitlines():
     try:
         runpy.run_module(sys.argv[0], run_name="__main__")
     except SystemExit as ended:
-        slow = {"torch", "transformers", "vllm", "verl", "snakemake"} & {*sys.modules}
+        slow = {"mlflow", "torch", "transformers", "vllm", "verl", "snakemake"} & {*sys.modules}
         print("help of", line, ended.code, slow)
 """
 
@@ -35,6 +36,7 @@ def programs() -> list[str]:
         "qat_core.cli": OF_LIBRARY,
         "experiments.base": OF_BASES,
         "experiments.benchmarks": OF_BENCHMARKS,
+        "experiments.tracking": OF_TRACKING,
     }
     return names + [f"{name} {command}" for name, of in commands.items() for command in of]
 

@@ -151,5 +151,5 @@ def test_program_refuses_a_damaged_file(tmp_path: Path) -> None:
 
 
 def test_rebuild_refuses_a_missing_folder(tmp_path: Path) -> None:
-    done = module("experiments.tracking.publish", "rebuild", "none", folder=tmp_path)
+    done = module("experiments.tracking", "rebuild", "none", folder=tmp_path)
     assert_one_line(done, "none: no such folder; name results or a folder of records")

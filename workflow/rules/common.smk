@@ -140,6 +140,11 @@ def data_of_verl():
     return f"results/data/{STUDY.study}/data.json" if STUDY.trainer == "verl" else []
 
 
+def code_of_data(wildcards):
+    """Asked for where there is such data alone: to read all that it imports takes long."""
+    return digest_code("experiments.verl.data")
+
+
 def of_every_run(file):
     """A file of every run of the study."""
     return [f"results/{run.id}/{file}" for run in STUDY.runs]

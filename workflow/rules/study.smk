@@ -17,7 +17,7 @@ rule data:
         study=study_file,
         out=subpath(output.train, parent=True),
         settings=data_digest(STUDY.task),
-        code=digest_code("experiments.verl.data"),
+        code=code_of_data,
     message:
         "Making the data of study {STUDY.study}"
     shell:
@@ -199,5 +199,5 @@ rule publish:
     message:
         "Adding evaluations, claims and figures to MLflow"
     shell:
-        "python -m experiments.tracking.publish publish --study {params.study:q} --out {output.runs:q}"
+        "python -m experiments.tracking publish --study {params.study:q} --out {output.runs:q}"
         " 2>&1 | tee {log:q}"

@@ -24,6 +24,7 @@ from experiments.runs.summary import (
 )
 from experiments.support.json_files import write_json, write_jsonl
 from experiments.tracking import publish
+from experiments.tracking import rebuild as rebuilding
 from experiments.tracking.glance import (
     CELL_COLORS,
     CHARTS,
@@ -34,7 +35,7 @@ from experiments.tracking.glance import (
     PARENT,
     SHARED_VIEW,
 )
-from experiments.tracking.publish import rebuild
+from experiments.tracking.rebuild import rebuild
 from tests.files import edit_json, set_keys
 from tests.records import make_evaluation, make_manifest
 
@@ -189,6 +190,6 @@ def test_damaged_claims_are_named(
     results: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Any], object], line: str
 ) -> None:
     edit_json(results / "claims.json", damage)
-    monkeypatch.setattr(publish, "rebuild_run", lambda run_dir: "")
+    monkeypatch.setattr(rebuilding, "rebuild_run", lambda run_dir: "")
     with pytest.raises(ValueError, match=re.escape(line)):
         rebuild(results)

@@ -22,7 +22,8 @@ from experiments.runs.metrics import Row
 from experiments.support.json_files import write_jsonl
 from experiments.tracking import ui
 from experiments.tracking.live import TrackedRun
-from experiments.tracking.publish import is_whole, publish_study, rebuild
+from experiments.tracking.publish import is_whole, publish_study
+from experiments.tracking.rebuild import rebuild
 from experiments.tracking.store import REQUEST_LIMITS, explained_errors, find_runs
 from tests import records
 from tests.records import pack
@@ -193,7 +194,7 @@ def test_a_store_out_of_reach_costs_seconds_and_one_warning_and_the_files_go_on(
     # 10 s seen: two requests of 5 s; MLflow's own limit is 120 s, seven times over
     assert time.monotonic() - started < 60
     warnings = [r.message for r in caplog.records if "MLflow stopped following" in r.message]
-    assert len(warnings) == 1 and "experiments.tracking.publish rebuild" in warnings[0]
+    assert len(warnings) == 1 and "experiments.tracking rebuild" in warnings[0]
     assert tracked.failure is not None
     (attempt,) = list_attempts(Path("results") / NAME)
     assert [row["step"] for row in attempt.rows()] == [1, 2, 3]

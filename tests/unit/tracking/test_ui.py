@@ -25,7 +25,8 @@ from experiments.runs.manifest import read_manifest
 from experiments.runs.record import MANIFESTS
 from experiments.study.schema import ROOT
 from experiments.support.json_files import write_jsonl
-from experiments.tracking import publish, ui
+from experiments.tracking import publish, rebuild, ui
+from experiments.tracking.__main__ import main
 from experiments.tracking.store import RUN_TAG, STORE_VARIABLE
 from experiments.tracking.ui import server_command
 from tests.records import make_evaluation, make_manifest, pack
@@ -91,7 +92,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         return rebuild_run(run_dir)
 
     rebuild_run = publish.rebuild_run
-    monkeypatch.setattr(publish, "rebuild_run", noted)
+    monkeypatch.setattr(rebuild, "rebuild_run", noted)
     monkeypatch.setattr(ui, "rebuild_run", noted)
     return folders
 
@@ -251,9 +252,9 @@ def started(monkeypatch: pytest.MonkeyPatch, records: Path) -> list[list[str]]:
     monkeypatch.setattr(subprocess, "Popen", commands.append)
     monkeypatch.setattr(os, "execv", lambda _, command: commands.append(command))
     monkeypatch.setattr(ui, "RECORDS", records)
-    monkeypatch.setattr(sys, "argv", ["ui", "--port", port, "--study", str(STUDY_FILE)])
+    monkeypatch.setattr(sys, "argv", ["", "ui", "--port", port, "--study", str(STUDY_FILE)])
     monkeypatch.setattr(os, "environ", dict(os.environ))  # in which the program sets some
-    ui.main()
+    main()
     return commands
 
 
@@ -278,8 +279,8 @@ def test_the_store_in_which_runs_are_tracked_is_shown_at_once_and_filled_meanwhi
     assert is_allowed_host_header(get_allowed_hosts_from_env(), "mlflow.localhost:5000")
     own_page, trusted = "http://mlflow.localhost:5000", get_allowed_origins_from_env()
     assert not should_block_cors_request(own_page, "POST", trusted)
-    monkeypatch.setattr(sys, "argv", ["ui", *reader[3:]])
-    ui.main()
+    monkeypatch.setattr(sys, "argv", reader[2:])
+    main()
     assert held(MlflowClient(uri))["own"] == [RUNS[0]]
     said = capsys.readouterr().out.splitlines()
     assert said[-2:] == [line for line in lines if "/#/experiments/" in line]  # below MLflow's
