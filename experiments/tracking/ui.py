@@ -56,7 +56,8 @@ HOST, LARGEST_PORT = "127.0.0.1", 65535
 # a name of the same machine that every current browser knows; at an address that begins localhost
 # or 127.0.0.1 MLflow covers a fresh browser's columns by its assistant
 NAME = "mlflow.localhost"
-TRUSTED = {  # which MLflow takes from the environment, and a user may have set
+SETTINGS = {  # which MLflow takes from the environment, and a user may have set
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # seven processes, to judge answers of agents
     "MLFLOW_SERVER_ALLOWED_HOSTS": f"{NAME}:*,localhost:*,{HOST}:*",
     "MLFLOW_SERVER_CORS_ALLOWED_ORIGINS": f"http://{NAME}:*",
 }
@@ -162,10 +163,13 @@ def require_file() -> None:
 
 
 def server_command(port: int) -> list[str]:
-    """MLflow's own server for the store, on this machine alone."""
+    """MLflow's own server for the store, on this machine alone.
+
+    One worker is enough for one reader; each takes seconds to start.
+    """
     mlflow = str(Path(sys.executable).parent / "mlflow")
     address = ("--host", HOST, "--port", str(port))
-    return [mlflow, "ui", *address, "--backend-store-uri", store_uri()]
+    return [mlflow, "ui", *address, "--workers", "1", "--backend-store-uri", store_uri()]
 
 
 def _shows_run(
@@ -238,7 +242,7 @@ def main(args: argparse.Namespace) -> None:
     print(f"(a browser that finds no {NAME}: {HOST}; close MLflow's assistant there)", flush=True)
     read = [sys.executable, "-m", "experiments.tracking", "ui", "--study", str(args.study)]
     subprocess.Popen([*read, f"--read={addresses}"])  # which MLflow's own lines follow
-    for variable, names in TRUSTED.items():
-        os.environ.setdefault(variable, names)
+    for variable, value in SETTINGS.items():
+        os.environ.setdefault(variable, value)
     command = server_command(port)
     os.execv(command[0], command)
