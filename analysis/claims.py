@@ -55,7 +55,7 @@ def _require_protocol(study: Study, folder: Path) -> None:
                 f"{where}: judging_sha256: study {study.study} was to be judged in another way "
                 "when this run started (models, arms, seeds, own_base, cells, judged_by, primary, "
                 "protocol, claims, evaluation, rl.advantage or margins); put the study file back "
-                "as it was, or name it and its models anew and run it"
+                "as it was, or give it and its models new names and run it again"
             )
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 
 from analysis.collapse.data import GridData
-from analysis.collapse.grid import BF16, Setting, num_collapsed, show_rate
+from analysis.collapse.grid import BF16, num_collapsed, show_rate
 from analysis.collapse.survival import Outcome
 from analysis.load import recorded_study
 from analysis.markdown import markdown_table
@@ -36,7 +36,7 @@ def rates_text(record: Path) -> str:
     for model in dict.fromkeys(it.model for it in data.grid):
         outcomes = {}
         for lr in sorted({it.lr for it in data.design.settings if it.model == model}):
-            setting = Setting(model, BF16, lr, advantage=data.design.advantage)
+            setting = data.design.plain(BF16, lr)._replace(model=model)
             if setting in data.grid:
                 outcomes[lr] = data.grid[setting]
             elif setting in data.design.settings:

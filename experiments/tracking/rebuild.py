@@ -1,4 +1,4 @@
-"""Makes MLflow's view anew from the files of a folder of results or records."""
+"""Makes MLflow's view again from the files of a folder of results or records."""
 
 import argparse
 from pathlib import Path

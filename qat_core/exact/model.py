@@ -63,7 +63,8 @@ def make_exact(model: PreTrainedModel, ranks: Ranks = ONE_RANK) -> None:
     """
     require_exact(model.config)
     require_ranks(model.config, ranks)
-    _require_no_bias(model, ranks)
+    if ranks.tensor_parallel > 1:
+        _require_no_bias(model)
     forbid_split_sums()
     layouts = Layouts()
     for module in model.modules():
@@ -124,9 +125,9 @@ def require_ranks(config: Any, ranks: Ranks) -> None:
             raise ValueError(f"exact: {key} {getattr(config, key)}: {count} ranks cannot share it")
 
 
-def _require_no_bias(model: PreTrainedModel, ranks: Ranks) -> None:
+def _require_no_bias(model: PreTrainedModel) -> None:
     for name, module in model.named_modules():
-        if ranks.tensor_parallel > 1 and name.endswith(SHARED_OUT) and module.bias is not None:
+        if name.endswith(SHARED_OUT) and module.bias is not None:
             raise ValueError(f"exact: {name} has a bias; use 1 tensor parallel rank")
 
 

@@ -37,6 +37,8 @@ SETTINGS = {
 
 TENSOR_PARALLEL = f"{ROLLOUT}.tensor_model_parallel_size"
 EXPERT_PARALLEL = f"{ROLLOUT}.expert_parallel_size"
+# `qat_core.exact.halves` adds as two ranks do
+IN_HALVES = "a sum of more than two has no one order; use 1 or 2"
 
 RULES = (
     Rule("trainer.device", one_of("cuda", None), "exact kernels are those of a GPU; use cuda"),
@@ -51,11 +53,8 @@ RULES = (
     Rule(f"{ROLLOUT}.top_p", one_of(1, 1.0), "proven at 1; use 1"),
     Rule(f"{ROLLOUT}.top_k", one_of(-1), "proven without; use -1"),
     Rule(f"{ROLLOUT}.dtype", one_of("bfloat16"), "proven in bfloat16"),
-    # `qat_core.exact.halves` adds as two do
-    Rule(TENSOR_PARALLEL, one_of(1, 2), "a sum of more than two has no one order; use 1 or 2"),
-    Rule(
-        EXPERT_PARALLEL, one_of(1, 2, None), "a sum of more than two has no one order; use 1 or 2"
-    ),
+    Rule(TENSOR_PARALLEL, one_of(1, 2), IN_HALVES),
+    Rule(EXPERT_PARALLEL, one_of(1, 2, None), IN_HALVES),
     Rule(f"{MODEL}.use_liger", is_not_set, "its kernels have other bits; use false"),
     Rule(f"{MODEL}.use_fused_kernels", is_not_set, "its kernels have other bits; use false"),
     Rule(f"{QAT}.scale_policy", one_of("pow2", None), "only it is exact in BF16; use pow2"),
