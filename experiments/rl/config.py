@@ -1,7 +1,7 @@
 """Settings of a GRPO run and of the task it trains on, with verl's published values as defaults."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -32,8 +32,24 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class TaskConfig(Settings):
+class GrownSettings(Settings):
+    """Those that older digests know fewer of: later ones are left out at their defaults."""
+
+    LATER: ClassVar[tuple[str, ...]]
+
+    @model_serializer(mode="wrap")
+    def _without_later_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        content: dict[str, Any] = serialize(self)
+        for name in self.LATER:
+            if getattr(self, name) == type(self).model_fields[name].default:
+                content.pop(name, None)
+        return content
+
+
+class TaskConfig(GrownSettings):
     """Which verifiable task, and how hard."""
+
+    LATER = ("train_rows", "held_out")
 
     name: Literal["chain-sum", "word-problem", "dapo-math"] = Field(
         description="chain-sum: character-level running sums; word-problem: arithmetic in words; "
@@ -80,16 +96,6 @@ class TaskConfig(Settings):
         if self.name != "word-problem" and self.held_out != "prompt":
             raise ValueError(f"held_out: {self.held_out} is for word-problem, not {self.name}")
         return self
-
-    @model_serializer(mode="wrap")
-    def _without_later_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Digests of older runs know no `train_rows` and no `held_out`."""
-        content: dict[str, Any] = serialize(self)
-        if self.train_rows == "once":
-            content.pop("train_rows", None)
-        if self.held_out == "prompt":
-            content.pop("held_out", None)
-        return content
 
 
 class RolloutConfig(Settings):
@@ -206,8 +212,10 @@ class GrpoConfig(Settings):
         return self
 
 
-class PretrainConfig(Settings):
+class PretrainConfig(GrownSettings):
     """Supervised training of a nano base model from random weights."""
+
+    LATER = ("stop_accuracy",)
 
     steps: int = Field(ge=1, le=MANY)
     batch_size: int = Field(64, ge=1, le=MANY)
@@ -234,14 +242,6 @@ class PretrainConfig(Settings):
                 "end before them, without direct answers; set it to steps"
             )
         return self
-
-    @model_serializer(mode="wrap")
-    def _without_later_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Digests of older bases know no `stop_accuracy`."""
-        content: dict[str, Any] = serialize(self)
-        if self.stop_accuracy is None:
-            content.pop("stop_accuracy", None)
-        return content
 
 
 class EvaluationConfig(Settings):
