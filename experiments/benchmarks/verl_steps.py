@@ -19,7 +19,7 @@ from rich.console import Console
 
 from experiments.benchmarks import records
 from experiments.benchmarks.records import ENGINE_PACKAGES, Column, complete, flat, shape_of
-from experiments.rl.metric_names import K3_KL, STEP_TIME
+from experiments.rl.metric_names import K3_KL, MISMATCH_COUNT, STEP_TIME
 from experiments.runs.attempts import read_history
 from experiments.runs.manifest import RunManifest
 from experiments.runs.metrics import Row, token_mean
@@ -55,6 +55,7 @@ SHOWN = {
     "mean_of_bf16": Column(heading="mean / BF16's", format=".3g"),
     "k3_kl": Column(heading="k3 KL, median step", format=".2e"),
     "median_of_bf16": Column(heading="median / BF16's", format=".3g"),
+    "mismatch_count": Column(heading="Log-probs with other bits", format="g"),
     "commit": Column(heading="Commit"),
     "rollout_s": Column(heading="Rollout, s", format=".1f"),
     "log_prob_s": Column(heading="Log-probs, s", format=".1f"),
@@ -73,8 +74,9 @@ NOTE = (
     "do not. Tensors: what vLLM's weights take; its report has caches, workspaces and gaps, too. "
     f"Reload: packed weights through vLLM's, now with `{IN_PLACE}=0`; else in place. Linear layers "
     f"by, experts by: the value of {' or '.join(f'`{name}`' for name in KERNELS)}; else Marlin. "
-    "-r3: with routing replay. Memory: largest over all steps; of GPU and host looked at every 2 s "
-    "from outside. Start and end: of the whole run, what is in no step."
+    "-r3: with routing replay. Log-probs with other bits: in all steps of exact arms, which count "
+    "them. Memory: largest over all steps; of GPU and host looked at every 2 s from outside. Start "
+    "and end: of the whole run, what is in no step."
 )
 Figures = dict[str, Any]
 
@@ -93,6 +95,7 @@ def summarize(manifest: RunManifest, rows: list[Row]) -> Figures:
         * config["rl"]["responses_per_prompt"],
         **{name: _spread_of(manifest.run, rows, key) for name, key in COLUMNS.items()},
         "mean_k3_kl": token_mean(rows, K3_KL),
+        "mismatch_count": _count(rows),
         "step_s": spread(map(_step_s, rows[1:])),
         "outside_steps_s": _outside_steps_s(manifest, rows),
         "memory": manifest.memory.model_dump() | _memory(rows),
@@ -151,6 +154,12 @@ def _outside_steps_s(manifest: RunManifest, rows: list[Row]) -> float | None:
     if manifest.wall_s is None or manifest.attempt > 1:
         return None
     return manifest.wall_s - sum(float(row[STEP_TIME] or 0.0) for row in rows)
+
+
+def _count(rows: list[Row]) -> float | None:
+    """Log-probs with other bits in all steps; None of an arm that does not count them."""
+    counts = [row.get(MISMATCH_COUNT) for row in rows]
+    return None if None in counts else sum(filter(None, counts))
 
 
 def _step_s(row: Row) -> float:
