@@ -29,7 +29,6 @@ ENGINES = (
 CASES = cases()
 COMMANDS = {
     "bitwise": (RECORD, DEVICE, MODELS_COMPARED, KERNELS, COMPILE),
-    "codec": (RECORD,),
     "exact_products": (RECORD,),
     "gradients": (RECORD, DEVICE, WORLDS),
     "main_job": (RECORD, argument("commits", nargs="+", help="measured one after the other")),
