@@ -34,12 +34,12 @@ SECTIONS: Mapping[str, Callable[[Path, str], list[str]]] = {
     "cost_exact": rows_sections("parameter_exact"),
     "serving_exact": rows_sections("serving_exact_8b", "serving_exact_30b"),
     "exact_products": rows_sections("exact_products"),
-    "gradients": rows_sections("gradients"),
     "cost_sharded": rows_sections("fsdp"),
     "repeated_syncs": rows_sections("bitwise", "bitwise_*"),
     "verl_replay": rows_sections("verl_replay"),
     # benchmarks of docs/history.md
     "codec": rows_sections("codec"),
+    "gradients": rows_sections("gradients"),
     "offload": rows_sections("offloaded_steps"),
     "matmul": rows_sections("matmul"),
     "equal_bits": rows_sections("equal_bits"),
