@@ -44,10 +44,7 @@ COMMANDS = {
         *(RECORD, *ENGINES, COMPILE),
         argument("--starts", type=positive_int, default=1, help="of each engine, in turns"),
     ),
-    "verl_steps": (
-        RECORD,
-        argument("results", type=Path, nargs="+", help="folders of runs"),
-    ),
+    "verl_steps": (RECORD, argument("results", type=Path, nargs="+", help="folders of runs")),
     "zero_mismatch": (
         *(RECORD, DEVICE),
         argument(

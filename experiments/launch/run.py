@@ -37,12 +37,7 @@ from experiments.runs.attempts import (
     write_results,
 )
 from experiments.runs.evaluation import EVALUATIONS
-from experiments.runs.inputs import (
-    check_base,
-    check_data,
-    read_base_manifest,
-    require_prompts_fit,
-)
+from experiments.runs.inputs import check_base, check_data, read_base_manifest, require_prompts_fit
 from experiments.runs.manifest import MANIFEST, Digests, RunManifest, TrainingResult, WeightMemory
 from experiments.runs.metrics import METRICS
 from experiments.runs.provenance import git_state, hardware, switches, versions

@@ -11,12 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.runs.manifest import (
-    MANIFEST,
-    Digests,
-    RunManifest,
-    read_manifest,
-)
+from experiments.runs.manifest import MANIFEST, Digests, RunManifest, read_manifest
 from experiments.runs.metrics import (
     METRICS,
     Row,

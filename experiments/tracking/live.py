@@ -16,12 +16,7 @@ from experiments.runs.metrics import Row
 from experiments.support.json_files import flatten
 from experiments.support.signals import deferred_signals
 from experiments.tracking.glance import save_view, short_name
-from experiments.tracking.store import (
-    RUN_TAG,
-    connect,
-    find_or_create_experiment,
-    find_runs,
-)
+from experiments.tracking.store import RUN_TAG, connect, find_or_create_experiment, find_runs
 
 STATUS = {"running": "RUNNING", "finished": "FINISHED", "failed": "FAILED"}
 TAGS = ("model", "arm", "seed", "attempt", "status", "reason", "command", "started_at")
