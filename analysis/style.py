@@ -175,13 +175,7 @@ def write_beside(panel: Axes, text: str, height: float) -> None:
 
 
 def plot_seeds(
-    axes: Axes,
-    study: Study,
-    results: Results,
-    model: str,
-    arm: str,
-    metric: str,
-    **line: Any,
+    axes: Axes, study: Study, results: Results, model: str, arm: str, metric: str, **line: Any
 ) -> Array:
     """A line a seed of an arm's metric by step; returns the values (seeds, steps).
 
@@ -190,13 +184,7 @@ def plot_seeds(
     style, steps_T = arm_style(arm), results.steps(model, arm)
     values_ST = results.series(model, arm, metric)
     for values_T in values_ST:
-        axes.plot(
-            steps_T,
-            values_T,
-            color=style.color,
-            linestyle=style.dashes,
-            **line,
-        )
+        axes.plot(steps_T, values_T, color=style.color, linestyle=style.dashes, **line)
         defined = np.flatnonzero(np.isfinite(values_T))
         if results.was_stopped(model, arm) and len(defined):
             axes.plot(steps_T[-1], values_T[defined[-1]], color=style.color, **STAR)

@@ -6,12 +6,7 @@ from math import inf
 from pathlib import Path
 from statistics import fmean
 
-from analysis.collapse.grid import (
-    num_collapsed,
-    read_grid,
-    runs_by_setting,
-    show_rate,
-)
+from analysis.collapse.grid import num_collapsed, read_grid, runs_by_setting, show_rate
 from analysis.collapse.survival import Outcome, share_collapsed
 from analysis.load import HINT, read_metric
 from analysis.markdown import markdown_table, without_constant

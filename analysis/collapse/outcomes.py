@@ -24,12 +24,7 @@ from analysis.collapse.grid import (
 )
 from analysis.collapse.outcome_table import base_accuracies, last_accuracies, read_evaluated
 from analysis.collapse.rules import AREA_LEVEL, AREA_MARGIN
-from analysis.collapse.survival import (
-    Outcome,
-    paired_difference,
-    share_collapsed,
-    show_difference,
-)
+from analysis.collapse.survival import Outcome, paired_difference, share_collapsed, show_difference
 from analysis.style import (
     FAINT,
     INK,

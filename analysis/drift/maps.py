@@ -12,10 +12,8 @@ from matplotlib.ticker import MaxNLocator
 
 from analysis.metrics import CATALOGUE
 from analysis.style import new_figure
-from experiments.runs.drift import KL
 
 PREFIX = "drift/"
-DEFAULT = ("relative_error", "flipped_codes", KL)
 ROW_INCHES = 1.7
 COLORS = "viridis"
 NOT_MEASURED = "#d9d9d9"
@@ -80,15 +78,10 @@ def draw_cells(panel: Axes, table: pd.DataFrame, norm: Normalize) -> QuadMesh | 
     if table.empty:
         return None
     steps, layers = table.columns.to_numpy(float), table.index.to_numpy(float)
-    width = cell_width(steps)
+    width = np.diff(steps).min() if len(steps) > 1 else 1.0
     # a cell ends with its step: what is measured every tenth step stands for the ten up to it
     x = np.concatenate([[steps[0] - width], steps]) + 0.5
     y = np.concatenate([layers, [layers[-1] + 1]]) - 0.5
     # zero has no colour on a logarithmic scale: it gets the lowest
     values = np.ma.masked_invalid(table.to_numpy()).clip(min=norm.vmin or 0.0)
     return panel.pcolormesh(x, y, values, norm=norm, cmap=COLORS)
-
-
-def cell_width(steps: np.ndarray) -> float:
-    """Steps from one observation to the next."""
-    return float(np.diff(steps).min()) if len(steps) > 1 else 1.0

@@ -123,11 +123,11 @@ def order_table(runs: Runs) -> str:
     """Markdown: a row a layer and a kind of weight, an arm's columns next to each other."""
     rows = []
     for group in GROUPS:
-        tables = {arm: moved(seeds, group).rename(index=str) for arm, seeds in runs.items()}
-        for name in _names(runs, group):
+        tables = _same_rows({arm: moved(seeds, group) for arm, seeds in runs.items()})
+        for name in map(str, next(iter(tables.values())).index):
             row = {"Weights": f"layer {name}" if group == "layer" else name}
             for arm, seeds in runs.items():
-                row[arm] = _show_moved(tables[arm], name)
+                row[arm] = _show_moved(tables[arm].rename(index=str), name)
                 if kl := layer_kl(seeds):
                     has_own = group == "layer" and name in kl
                     row[f"{arm}, KL"] = f"{kl[name]:.1e}" if has_own else EMPTY
@@ -136,13 +136,7 @@ def order_table(runs: Runs) -> str:
 
 
 def _show_moved(table: pd.DataFrame, name: str) -> str:
-    if name not in table.index:
+    if table.loc[name].isna().all():
         return EMPTY
     step = first_steps(table)[name]
     return f"{'never' if step is None else step} ({table.loc[name].iloc[-1]:.0%})"
-
-
-def _names(runs: Runs, group: Group) -> list[str]:
-    """All layers, or all kinds of weights, of any arm."""
-    names = {name for seeds in runs.values() for name in moved(seeds, group).index}
-    return [str(name) for name in sorted(names)]

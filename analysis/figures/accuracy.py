@@ -9,15 +9,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.parity.accuracy import (
-    BF16,
-    NOQAT,
-    PRECISIONS,
-    QAT,
-    Served,
-    answers,
-    difference,
-)
+from analysis.parity.accuracy import BF16, NOQAT, PRECISIONS, QAT, Served, answers, difference
 from analysis.results import Array, Results
 from analysis.stats import Interval, log_odds, over_seeds
 from analysis.style import FAINT, SHADE, arm_style, new_figure, write_beside

@@ -53,17 +53,11 @@ class Check(NamedTuple):
 
 CHECKS = (
     Check(
-        "accuracy_log_odds",
-        Served(QAT, "bf16"),
-        BF16,
-        lambda it: ("within", it.accuracy_log_odds),
+        "accuracy_log_odds", Served(QAT, "bf16"), BF16, lambda it: ("within", it.accuracy_log_odds)
     ),
     Check("noqat_accuracy", Served(NOQAT, "bf16"), BF16),
     Check(
-        "served_log_odds",
-        Served(QAT, "nvfp4"),
-        BF16,
-        lambda it: ("at least", -it.served_log_odds),
+        "served_log_odds", Served(QAT, "nvfp4"), BF16, lambda it: ("at least", -it.served_log_odds)
     ),
     Check("noqat_served", Served(NOQAT, "nvfp4"), BF16),
     Check(

@@ -38,12 +38,9 @@ def _shown(comparisons: Sequence[Row]) -> dict[str, Any]:
     for row in comparisons:
         cases.setdefault(str(row["case"]), []).append(row)
     # as they ended is no order, since several run at once
-    rows = [_row(cases[name]) for name in sorted(cases, key=_controls_last)]
+    names = sorted(cases, key=lambda name: (name.startswith("control"), name))
+    rows = [_row(cases[name]) for name in names]
     return {"packages": PACKAGES, "columns": COLUMNS, "rows": rows, "note": NOTE}
-
-
-def _controls_last(case: str) -> tuple[bool, str]:
-    return case.startswith("control"), case
 
 
 def _row(rows: Sequence[Row]) -> Row:

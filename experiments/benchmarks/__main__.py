@@ -29,9 +29,7 @@ ENGINES = (
 CASES = cases()
 COMMANDS = {
     "bitwise": (RECORD, DEVICE, MODELS_COMPARED, KERNELS, COMPILE),
-    "codec": (RECORD,),
     "exact_products": (RECORD,),
-    "gradients": (RECORD, DEVICE, WORLDS),
     "main_job": (RECORD, argument("commits", nargs="+", help="measured one after the other")),
     "parameter": (
         RECORD,
@@ -46,10 +44,7 @@ COMMANDS = {
         *(RECORD, *ENGINES, COMPILE),
         argument("--starts", type=positive_int, default=1, help="of each engine, in turns"),
     ),
-    "verl_steps": (
-        RECORD,
-        argument("results", type=Path, nargs="+", help="folders of runs"),
-    ),
+    "verl_steps": (RECORD, argument("results", type=Path, nargs="+", help="folders of runs")),
     "zero_mismatch": (
         *(RECORD, DEVICE),
         argument(

@@ -61,12 +61,7 @@ def cases() -> dict[str, Case]:
     qwen3_8b = read_architecture("qwen3-8b")
     qwen3_30b = read_architecture("qwen3-30b-a3b") | {"num_hidden_layers": 6}
     dense, moe = Case(DENSE), Case(MOE)
-    once: dict[str, Any] = {
-        "states": (0,),
-        "batches": (64,),
-        "passes": 1,
-        "expected_zero": False,
-    }
+    once: dict[str, Any] = {"states": (0,), "batches": (64,), "passes": 1, "expected_zero": False}
     bf16 = replace(dense, packed=False)
     families = {
         f"{name}-{kind}": Case(config, packed=kind == "nvfp4", passes=1)

@@ -35,17 +35,14 @@ def recipe_of(case: Case) -> Recipe | None:
     return Recipe.full(scale_policy=case.scale_policy) if case.packed else None
 
 
-def _ranks(case: Case) -> Ranks:
-    return Ranks(case.engine_ranks, case.expert_parallel) if case.adds_as_ranks else ONE_RANK
-
-
 class Trainer:
     """A model that is trained and that computes log-probs of sampled tokens again."""
 
     def __init__(self, case: Case, checkpoint: Path, device: str) -> None:
         model = load_model(checkpoint).to(device)
         if case.exact_trainer:
-            make_exact(model, _ranks(case))
+            ranks = Ranks(case.engine_ranks, case.expert_parallel)
+            make_exact(model, ranks if case.adds_as_ranks else ONE_RANK)
         if recipe := recipe_of(case):
             prepare(model, recipe)
         if case.ranks > 1:

@@ -39,12 +39,7 @@ def shape_of(
         packages: whose versions are shown with it.
     """
     shown = {key: column.model_dump(exclude_defaults=True) for key, column in columns.items()}
-    return {
-        "packages": list(packages),
-        "settings": dict(settings),
-        "columns": shown,
-        "note": note,
-    }
+    return {"packages": list(packages), "settings": dict(settings), "columns": shown, "note": note}
 
 
 def flat(figures: Any, key: str = "") -> Row:

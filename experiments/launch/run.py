@@ -37,12 +37,7 @@ from experiments.runs.attempts import (
     write_results,
 )
 from experiments.runs.evaluation import EVALUATIONS
-from experiments.runs.inputs import (
-    check_base,
-    check_data,
-    read_base_manifest,
-    require_prompts_fit,
-)
+from experiments.runs.inputs import check_base, check_data, read_base_manifest, require_prompts_fit
 from experiments.runs.manifest import MANIFEST, Digests, RunManifest, TrainingResult, WeightMemory
 from experiments.runs.metrics import METRICS
 from experiments.runs.provenance import git_state, hardware, switches, versions
@@ -57,7 +52,7 @@ from experiments.support.json_files import read_json
 from experiments.support.signals import end_with_parent, raise_stop_signals
 from experiments.support.subprocess_call import private_temporary_folder
 from experiments.support.tee import tee_output
-from experiments.tracking.run_log import RunLog, Tracker, Untracked
+from experiments.tracking.run_log import RunLog, Tracker
 from qat_core.planning.predicted_memory import predict_weight_memory_gib
 from qat_core.rollout.vllm.switches import require_known_variables
 
@@ -139,7 +134,7 @@ def launch_unless_finished(
 def make_tracker(study: Study, run: Run, untracked: bool) -> Tracker:
     """MLflow, which is imported only where it is used."""
     if untracked:
-        return Untracked()
+        return Tracker()
     from experiments.tracking.live import TrackedRun
 
     return TrackedRun(study.study, run.id)

@@ -11,12 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from experiments.runs.manifest import (
-    MANIFEST,
-    Digests,
-    RunManifest,
-    read_manifest,
-)
+from experiments.runs.manifest import MANIFEST, Digests, RunManifest, read_manifest
 from experiments.runs.metrics import (
     METRICS,
     Row,
@@ -24,9 +19,9 @@ from experiments.runs.metrics import (
     read_jsonl,
     read_rows,
     require_every_step,
-    write_metrics,
 )
 from experiments.runs.record import has_file, open_record
+from experiments.support.json_files import write_jsonl
 
 STOP_FILE = "stop"  # in a run's folder: ends a run of verl, where a machine's time is over
 OnStep = Callable[[int, dict[str, float]], None]  # called with step and metrics after each step
@@ -153,5 +148,5 @@ def write_results(run_dir: Path) -> None:
     """Writes a run's own metrics.jsonl and manifest.json from its last attempts."""
     manifest, rows = read_history(run_dir)
     require_every_step(rows, f"{run_dir}/attempts/*/{METRICS}", HINT, manifest.planned_steps)
-    write_metrics(run_dir / METRICS, rows)
+    write_jsonl(run_dir / METRICS, rows)
     manifest.write(run_dir)

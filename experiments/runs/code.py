@@ -24,7 +24,9 @@ DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 def digest_code(*modules: str, without: tuple[str, ...] = ()) -> str:
     """SHA-256 of the code that programs execute which start with these modules."""
     files = executed_files(*modules, without=without)
-    return digest_json({str(file.relative_to(ROOT)): _statements(file) for file in files})
+    return digest_json(
+        {str(file.relative_to(ROOT)): _parsed(file.read_bytes())[0] for file in files}
+    )
 
 
 def executed_files(*modules: str, without: tuple[str, ...] = ()) -> list[Path]:
@@ -52,10 +54,6 @@ def _modules_in(root: Path, name: str) -> list[tuple[str, Path]]:
     paths = [(it, root / it.replace(".", "/")) for it in starts]
     files = [(it, file) for it, at in paths for file in (at / "__init__.py", at.with_suffix(".py"))]
     return [(it, file) for it, file in files if file.is_file()]
-
-
-def _statements(file: Path) -> str:
-    return _parsed(file.read_bytes())[0]
 
 
 @cache  # likewise

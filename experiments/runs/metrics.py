@@ -6,7 +6,7 @@ from pathlib import Path
 
 from experiments.rl.metric_names import K3_KL, RESPONSE_TOKENS, REWARD, TOTAL_TOKENS
 from experiments.runs.record import file_of, record_of
-from experiments.support.json_files import parse_object, read_bytes, write_jsonl
+from experiments.support.json_files import parse_object, read_bytes
 
 Row = dict[str, float | int | None]
 METRICS = "metrics.jsonl"
@@ -60,21 +60,12 @@ def read_rows(run_dir: Path, hint: str, keys: Collection[str] = ()) -> list[Row]
     table, where = record.rows(METRICS, run_dir.name), file_of(run_dir, METRICS)
     if keys:
         table = table.select([it for it in table.column_names if it in ("step", *keys)])
-    columns = ([_known(it) for it in column.to_pylist()] for column in table.columns)
+    # NaN, which alone differs from itself, is undefined
+    columns = ([it if it == it else None for it in c.to_pylist()] for c in table.columns)
     return [
         _check_row(dict(zip(table.column_names, values, strict=True)), f"{where}: row {n}", hint)
         for n, values in enumerate(zip(*columns, strict=True), start=1)
     ]
-
-
-def _known(value: object) -> object:
-    """A table's value, None where it is undefined: NaN alone differs from itself."""
-    return value if value == value else None
-
-
-def write_metrics(path: Path, rows: Iterable[Row]) -> None:
-    """Writes a metrics.jsonl."""
-    write_jsonl(path, rows)
 
 
 def merge(parts: Iterable[Iterable[Row]]) -> list[Row]:

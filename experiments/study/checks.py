@@ -31,8 +31,7 @@ def failed_checks(study: Study) -> Iterator[str]:
         _check_lists(study),
         _check_cells(study),
         _check_judge(study),
-        _check_protocol(study),
-        _check_model_files(study),
+        _check_files(study),
         of_trainer(study),
         _check_task(study),
         _check_mini_batches(study),
@@ -79,18 +78,15 @@ def _check_judge(study: Study) -> Iterator[str]:
         yield "primary: only judged_by: collapse reads it; remove it"
 
 
-def _check_model_files(study: Study) -> Iterator[str]:
+def _check_files(study: Study) -> Iterator[str]:
+    if study.protocol is not None and not (ROOT / study.protocol).is_file():
+        yield f"protocol: no file {study.protocol}; paths are relative to the repository root"
     for name, model in study.models.items():
         if not isinstance(model, GgufModel) and not (ROOT / model.config).is_file():
             yield (
                 f"models.{name}.config: no file {model.config}; paths are relative to the "
                 "repository root"
             )
-
-
-def _check_protocol(study: Study) -> Iterator[str]:
-    if study.protocol is not None and not (ROOT / study.protocol).is_file():
-        yield f"protocol: no file {study.protocol}; paths are relative to the repository root"
 
 
 def _check_mini_batches(study: Study) -> Iterator[str]:

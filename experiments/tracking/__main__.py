@@ -15,9 +15,7 @@ COMMANDS = {
         STUDY,
         argument("--port", default="5000"),
         argument(
-            "--read",
-            metavar="ADDRESSES",
-            help="only read what the store lacks, then print these",
+            "--read", metavar="ADDRESSES", help="only read what the store lacks, then print these"
         ),
     ),
 }

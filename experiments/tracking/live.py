@@ -16,12 +16,8 @@ from experiments.runs.metrics import Row
 from experiments.support.json_files import flatten
 from experiments.support.signals import deferred_signals
 from experiments.tracking.glance import save_view, short_name
-from experiments.tracking.store import (
-    RUN_TAG,
-    connect,
-    find_or_create_experiment,
-    find_runs,
-)
+from experiments.tracking.run_log import Tracker
+from experiments.tracking.store import RUN_TAG, connect, find_or_create_experiment, find_runs
 
 STATUS = {"running": "RUNNING", "finished": "FINISHED", "failed": "FAILED"}
 TAGS = ("model", "arm", "seed", "attempt", "status", "reason", "command", "started_at")
@@ -53,7 +49,7 @@ def _or_warn(
     return guarded
 
 
-class TrackedRun:
+class TrackedRun(Tracker):
     """The MLflow run of one run id; after a failure it warns once and does nothing."""
 
     def __init__(self, study: str, name: str) -> None:

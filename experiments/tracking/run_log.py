@@ -5,7 +5,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Protocol
 
 from experiments.rl.metric_names import K3_KL, REWARD, STEP_TIME, TOTAL_TOKENS
 from experiments.runs.attempts import Attempt
@@ -15,8 +14,11 @@ from experiments.runs.metrics import Row
 STEPS_OF_PACE = 5  # the time left follows the pace of the last steps
 
 
-class Tracker(Protocol):
-    """Follows one attempt at a run."""
+class Tracker:
+    """Follows one attempt at a run; this one keeps nothing, for machines without MLflow.
+
+    `python -m experiments.tracking rebuild` adds such runs to a store later: files hold all of it.
+    """
 
     def start(self, manifest: RunManifest, resumes: bool) -> None:
         """The attempt begins; `resumes` if another one came before it."""
@@ -26,22 +28,6 @@ class Tracker(Protocol):
 
     def finish(self, manifest: RunManifest) -> None:
         """The attempt has ended, as its manifest says."""
-
-
-class Untracked:
-    """Keeps nothing, for machines without MLflow; the files hold all that it would show.
-
-    `python -m experiments.tracking rebuild` adds such runs to a store later.
-    """
-
-    def start(self, manifest: RunManifest, resumes: bool) -> None:
-        """Nothing."""
-
-    def log_rows(self, rows: Sequence[Row], timestamps_ms: Sequence[int]) -> None:
-        """Nothing."""
-
-    def finish(self, manifest: RunManifest) -> None:
-        """Nothing."""
 
 
 class RunLog:

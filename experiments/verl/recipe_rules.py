@@ -90,9 +90,7 @@ HARNESS_RULES = (
     ),
     *(
         Rule(
-            key,
-            allows,
-            "offline evaluation prompts with the base's chat template alone; remove it",
+            key, allows, "offline evaluation prompts with the base's chat template alone; remove it"
         )
         for key, allows in (
             ("data.apply_chat_template_kwargs", _never),

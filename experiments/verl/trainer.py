@@ -78,7 +78,9 @@ def train(
     text = log.read_text(errors="replace")
     if reason is None:
         _require_success(verl, text, log)
-        _require_last_step(_last_step(merge_rows(attempts)), study.rl_of(run.cell).steps, log)
+        last, steps = _last_step(merge_rows(attempts)), study.rl_of(run.cell).steps
+        if last != steps:
+            raise VerlError(f"verl ended after step {last} of {steps} without an error; see {log}")
     packs = ARMS[run.arm].rollout_recipe is not None
     held_gib, reported_gib = _weights_of_engine_gib(text, log)
     on_disk_gib = read_base_manifest(paths.model).weight_bytes / BYTES_PER_GIB
@@ -128,11 +130,6 @@ def _require_success(verl: VerlProcess, text: str, log: Path) -> None:
     errors = ERROR.findall(text)
     what = errors[-1] if errors else "no error in its log"
     raise VerlError(f"verl ended with exit code {code}: {what}; see {log}")
-
-
-def _require_last_step(last: int, steps: int, log: Path) -> None:
-    if last != steps:
-        raise VerlError(f"verl ended after step {last} of {steps} without an error; see {log}")
 
 
 def _weights_of_engine_gib(text: str, log: Path) -> tuple[float, float | None]:

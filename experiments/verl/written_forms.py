@@ -28,10 +28,7 @@ _RULES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
     (re.compile(r"(?<!\\)(?:\$|\\[()\[\]])"), ""),
     # thousands: 10\,000 and 1{,}234{,}567, and with plain spaces 10 000
     (re.compile(rf"(?<=\d)\s*{_SPACE}\s*(?=\d{{3}}(?!\d))"), ""),
-    (
-        re.compile(r"(?<![\d.,])(?<!\d )\d{1,3}(?: \d{3})+(?!\d)"),
-        lambda it: it[0].replace(" ", ""),
-    ),
+    (re.compile(r"(?<![\d.,])(?<!\d )\d{1,3}(?: \d{3})+(?!\d)"), lambda it: it[0].replace(" ", "")),
     (re.compile(r"°|\^?\s*(?:\\degrees?\b|\{\s*\\degrees?\s*\})"), r"^\\circ "),
     # 1e3
     (re.compile(r"(?<![\w\\.])(\d+\.?\d*|\.\d+)[eE]([+-]?\d+)(?![\w.])"), r"\1\\times 10^{\2}"),

@@ -94,10 +94,7 @@ def _required(plan: QuantPlan | None, recipe: Recipe | None) -> tuple[QuantPlan,
 
 
 def _packed(
-    plan: QuantPlan,
-    recipe: Recipe,
-    state: Mapping[str, Tensor],
-    device: torch.device | str | None,
+    plan: QuantPlan, recipe: Recipe, state: Mapping[str, Tensor], device: torch.device | str | None
 ) -> Iterator[tuple[str, Weight]]:
     if device is None:
         return packed_weights(plan, recipe, state.__getitem__, resident=True)

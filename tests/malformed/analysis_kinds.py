@@ -10,10 +10,10 @@ from analysis import overlay
 from analysis.claims_table import read_table
 from analysis.collapse.judge import judge_study
 from analysis.collapse.outcome_table import outcome_table
-from analysis.drift.maps import DEFAULT, draw
+from analysis.drift.maps import draw
 from analysis.tables import benchmark_text
 from experiments.rl.metric_names import DRIFT_FILE
-from experiments.runs.drift import read_drift
+from experiments.runs.drift import KL, read_drift
 from experiments.study.load import load_study
 from experiments.study.schema import ROOT
 from experiments.support.json_files import write_json, write_jsonl
@@ -59,7 +59,7 @@ def _make_drift(folder: Path) -> None:
 
 
 def _read_drift(folder: Path) -> None:
-    draw({"run": read_drift(folder)}, DEFAULT)
+    draw({"run": read_drift(folder)}, ("relative_error", "flipped_codes", KL))
 
 
 def _make_claims(folder: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from analysis.tables.rows import rows_sections
-from experiments.benchmarks import engines, gradients, parameter
+from experiments.benchmarks import engines, parameter
 from experiments.benchmarks.__main__ import main
 from experiments.benchmarks.bitwise import State, compare, differing, digests, summary
 from experiments.benchmarks.engine_tables import TABLES, rows_of
@@ -181,7 +181,7 @@ WITHOUT_GPU = [
         marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
     )
     for named in (
-        *(("parameter", []), ("bitwise", []), ("parity", []), ("gradients", []), ("codec", [])),
+        *(("parameter", []), ("bitwise", []), ("parity", [])),
         *(("rollout", ["qwen3-8b:bf16"]), ("serving", ["qwen3-8b:bf16"]), ("exact_products", [])),
     )
 ]
@@ -257,16 +257,6 @@ def test_what_a_benchmark_records_can_be_drawn(
     assert all(0 < row["issue_ms"][1] <= row["step_ms"][1] for row in rows)
     drawn = rows_sections(name)(tmp_path / "new", "x")
     assert len(drawn[1].splitlines()) == 2 + len(rows)
-
-
-@pytest.mark.long
-def test_two_ranks_have_the_gradients_of_one_device() -> None:
-    setup = gradients.Setup("nano-moe", 1, is_rounded=True, device="cpu")
-    rows: dict[str, Any] = {str(row["gradients"]): row for row in gradients.measure(setup, [2])}
-    # which of the two is nearer to FP32 is chance: tests/unit/test_exact.py
-    assert rows["exact"]["of_transformers"][1] < 1.1
-    assert rows["exact, once more"]["largest_error"] == 0
-    assert rows["exact, FSDP2 over 2 ranks"]["largest_error"] == 0
 
 
 def test_a_job_with_several_files_counts_once_and_until_its_last(tmp_path: Path) -> None:

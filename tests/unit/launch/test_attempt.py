@@ -17,7 +17,7 @@ from experiments.study.load import load_study
 from experiments.study.protocol import judging_digest
 from experiments.study.schema import ROOT, STUDIES
 from experiments.tracking.live import TrackedRun
-from experiments.tracking.run_log import RunLog, Untracked
+from experiments.tracking.run_log import RunLog, Tracker
 from tests.records import make_manifest
 from tests.workflow.programs import SMOKE
 
@@ -61,7 +61,7 @@ def test_a_run_that_gets_no_gpu_ends_in_one_line(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     study = load_study(STUDIES / "default_long.yaml").model_copy(update={"device": "cuda"})
     with pytest.raises(SystemExit) as ended:
-        launcher.launch(study, study.runs[0], tmp_path, {}, tmp_path / "log", Untracked())
+        launcher.launch(study, study.runs[0], tmp_path, {}, tmp_path / "log", Tracker())
     (line,) = capsys.readouterr().err.splitlines()
     assert ended.value.code == 2 and line.startswith("error: device: cuda: the run takes 1 GPUs")
 
@@ -86,7 +86,7 @@ def test_lost_steps_are_noticed_before_a_run_is_resumed(
     assert len(list_attempts(tmp_path)) == 1
 
 
-class FailingTracker(Untracked):
+class FailingTracker(Tracker):
     """One whose store is out of reach when a run starts."""
 
     def start(self, manifest: RunManifest, resumes: bool) -> None:

@@ -97,11 +97,7 @@ class _Routing:
         """Pairs in the order of tiles, padded; the expert of each tile; how many with padding."""
         if tile_rows not in self._orders:
             self._orders[tile_rows] = self._without_sorting(tile_rows) or moe_align_block_size(
-                self.topk_ids,
-                tile_rows,
-                self._num_experts,
-                self._map,
-                ignore_invalid_experts=True,
+                self.topk_ids, tile_rows, self._num_experts, self._map, ignore_invalid_experts=True
             )
         return self._orders[tile_rows]
 

@@ -17,19 +17,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from vllm.model_executor.kernels.linear.nvfp4.base import (
-    NvFp4LinearKernel,
-    NvFp4LinearLayerConfig,
-)
+from vllm.model_executor.kernels.linear.nvfp4.base import NvFp4LinearKernel, NvFp4LinearLayerConfig
 
 from qat_core.options import BLOCK_SIZE
 from qat_core.rollout.vllm.humming import few_rows
 from qat_core.rollout.vllm.humming import library as humming
-from qat_core.rollout.vllm.humming.tiles import (
-    EXACT_UNPACK_FROM,
-    UNPACK_FROM,
-    linear_tiles,
-)
+from qat_core.rollout.vllm.humming.tiles import EXACT_UNPACK_FROM, UNPACK_FROM, linear_tiles
 from qat_core.rollout.vllm.switches import is_exact
 from qat_core.rollout.vllm.tile_layout import to_layout, unpack
 
