@@ -30,6 +30,7 @@ SECTIONS: Mapping[str, Callable[[Path, str], list[str]]] = {
     "memory": memory_sections,
     "goals": goals_sections,
     "tiles": rows_sections("humming_tiles", "humming_tiles_*"),
+    "codec": rows_sections("codec"),
     "cost": rows_sections("parameter"),
     "cost_exact": rows_sections("parameter_exact"),
     "serving_exact": rows_sections("serving_exact_8b", "serving_exact_30b"),
@@ -38,7 +39,6 @@ SECTIONS: Mapping[str, Callable[[Path, str], list[str]]] = {
     "repeated_syncs": rows_sections("bitwise", "bitwise_*"),
     "verl_replay": rows_sections("verl_replay"),
     # benchmarks of docs/history.md
-    "codec": rows_sections("codec"),
     "gradients": rows_sections("gradients"),
     "offload": rows_sections("offloaded_steps"),
     "matmul": rows_sections("matmul"),

@@ -58,7 +58,7 @@ def apply_arm(model: nn.Module, arm: str) -> Callable[[], None]:
         assert state is not None
         return state.weights.mark_all_written
     if arm == "verl":
-        verl = verl_qat()
+        verl = verl_qat("core")
         verl.apply_qat(model, {"enable": True})
         verl.enable_qat_fuse(model)
         return lambda: verl.invalidate_all_scales(model)
@@ -82,8 +82,8 @@ def arms(*, sharded: bool = False) -> list[str]:
     return ["bf16", *qat, *(["verl"] if has_verl else [])]
 
 
-def verl_qat() -> ModuleType:
-    """verl/utils/qat/core.py without the packages around it, which import Ray."""
+def verl_qat(name: str) -> ModuleType:
+    """verl/utils/qat/NAME.py without the packages around it, which import Ray."""
     if "verl.utils.qat" not in sys.modules:
         spec = importlib.util.find_spec("verl")
         assert spec is not None and spec.submodule_search_locations
@@ -95,7 +95,7 @@ def verl_qat() -> ModuleType:
         base = ModuleType("verl.base_config")
         base.BaseConfig = object  # type: ignore[attr-defined]
         sys.modules["verl.base_config"] = base
-    return import_module("verl.utils.qat.core")
+    return import_module(f"verl.utils.qat.{name}")
 
 
 def step_inputs(

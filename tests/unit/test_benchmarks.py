@@ -181,7 +181,7 @@ WITHOUT_GPU = [
         marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
     )
     for named in (
-        *(("parameter", []), ("bitwise", []), ("parity", [])),
+        *(("parameter", []), ("bitwise", []), ("parity", []), ("codec", [])),
         *(("rollout", ["qwen3-8b:bf16"]), ("serving", ["qwen3-8b:bf16"]), ("exact_products", [])),
     )
 ]
