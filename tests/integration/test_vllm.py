@@ -23,7 +23,6 @@ from qat_core.rollout.engine import Rollouts
 from qat_core.rollout.vllm.engine import VllmEngine
 from qat_core.rollout.vllm.weight_memory import parameter_bytes
 from qat_core.training.preparation import prepare
-from qat_core.weights.coverage import coverage
 from qat_core.weights.stream import weight_stream
 from tests.nano_models import SETTINGS, without_token, write_nano
 
@@ -260,12 +259,6 @@ def test_a_sync_into_an_interrupted_generation_is_refused(
     vllm_engine.step()
     engine.sync(weight_stream(trained[0], packed, RECIPE), packed)
     _sample(engine)
-
-
-def test_trainer_sync_and_engine_agree_on_coverage(
-    engine: VllmEngine, trained: list[nn.Module], packed: QuantPlan
-) -> None:
-    coverage(trained[0], packed, engine.plan.quantized, qat=True)
 
 
 def test_responses_end_with_the_end_of_sequence(

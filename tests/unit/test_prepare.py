@@ -67,12 +67,6 @@ def test_the_state_of_weights_that_layers_share_is_plain_in_each() -> None:
     assert state["0.weight"].data_ptr() == state["1.weight"].data_ptr()
 
 
-def test_tied_embeddings_stay_tied() -> None:
-    model = tiny_model("qwen3-tied")
-    prepare(model, Recipe())
-    assert model.lm_head.weight is model.model.embed_tokens.weight
-
-
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("made_before", [True, False], ids=["before-prepare", "after-prepare"])
 def test_optimizers_step_on_full_precision(name: str, made_before: bool) -> None:
@@ -165,13 +159,6 @@ def test_refuses_weights_on_two_devices() -> None:
     model.model.layers[1].mlp.down_proj.to("meta")
     with pytest.raises(ValueError, match=message):
         prepare(model, Recipe(), allow_meta=True)
-
-
-def test_refuses_a_second_call() -> None:
-    model = tiny_model("qwen3")
-    prepare(model, Recipe())
-    with pytest.raises(ValueError, match="already prepared"):
-        prepare(model, Recipe())
 
 
 def test_refuses_weights_that_become_infinite() -> None:

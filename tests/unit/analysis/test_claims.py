@@ -24,7 +24,6 @@ from tests.unit.analysis.synthetic_results import (
     stop,
     write_results,
 )
-from tests.workflow.programs import module
 
 
 def rewrite_metrics(results_dir: Path, study: Study, arm: str, **values: float | None) -> None:
@@ -253,35 +252,6 @@ def test_infinity_survives_json(study: Study, results_dir: Path, tmp_path: Path)
     path = tmp_path / "claims.json"
     path.write_text(table.model_dump_json())
     assert read_table(path) == table
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [(None, "missing; judge the claims with make run"), ("{}", "study: missing")],
-    ids=["missing", "garbled"],
-)
-def test_bad_table_is_named(tmp_path: Path, content: str | None, message: str) -> None:
-    path = tmp_path / "claims.json"
-    if content is not None:
-        path.write_text(content)
-    with pytest.raises(ValueError, match=rf"claims.json: {message}"):
-        read_table(path)
-
-
-def test_command_writes_the_same_table_twice(
-    study_file: Path, results_dir: Path, tmp_path: Path
-) -> None:
-    arguments = ("--study", study_file, "--results", results_dir, "--out")
-    folders = (tmp_path / name for name in ("first", "second"))
-    outputs = [module("analysis.claims", *arguments, folder) for folder in folders]
-    assert [it.returncode for it in outputs] == [0, 0]
-    assert "nano-moe, 5 seeds, noise floor" in outputs[0].stdout
-    for name in ("claims.json", "claims.md"):
-        first, second = (tmp_path / it / name for it in ("first", "second"))
-        assert first.read_bytes() == second.read_bytes()
-    table = ClaimsTable.model_validate_json((tmp_path / "first" / "claims.json").read_text())
-    body = (tmp_path / "first" / "claims.md").read_text().splitlines()[2:-2]
-    assert len(body) == len(table.claims)
 
 
 @pytest.mark.parametrize(

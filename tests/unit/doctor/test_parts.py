@@ -95,13 +95,6 @@ def test_routers_are_compared_on_the_recorded_inputs() -> None:
     assert disagreement(tiny_model("qwen3-moe", seed=1), routes, mask)[0] > 0.5
 
 
-def test_a_dense_model_has_no_routes() -> None:
-    recorder = Recorder(2)
-    with recorder.watch(tiny_model("qwen3")) as _:
-        pass
-    assert recorder.routes() is None
-
-
 def served_by(recipe: Recipe | None, seed: int = 0) -> dict[str, torch.Tensor]:
     return {name: numbers(w) for name, w in packed(tiny_model("qwen3", seed), recipe).items()}
 

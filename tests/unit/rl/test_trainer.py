@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from analysis.metrics import CATALOGUE
-from experiments.rl.config import Correction, GrpoConfig, RolloutConfig
+from experiments.rl.config import Correction, GrpoConfig
 from experiments.rl.policy import Policy, Scores
 from experiments.rl.update import old_scores, update_policy
 from experiments.study.arms import ArmName, make_recipes
@@ -166,13 +166,6 @@ def test_other_weights_trained_than_served_are_refused(
     with pytest.raises(ValueError, match=message):
         trainer.train(lambda step, metrics: None)
     assert not list(tmp_path.iterdir())
-
-
-def test_a_prompt_too_long_is_refused(nano_dir: Path, tmp_path: Path) -> None:
-    short = CONFIG.model_copy(update={"rollout": RolloutConfig(max_prompt_tokens=2)})
-    trainer = nano_trainer(nano_dir, tmp_path, None, None, short)
-    with pytest.raises(ValueError, match="max_prompt_tokens: 2 is less than"):
-        trainer.train(lambda step, metrics: None)
 
 
 def test_the_drift_of_weights_is_logged_beside_the_checkpoints(
