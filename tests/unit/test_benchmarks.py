@@ -292,7 +292,6 @@ def test_a_step_after_a_change_measures_scales_and_rounds_again(arm: str) -> Non
     changed = apply_arm(model, arm)
     inputs = step_inputs(model, 1, 4, "cpu")
     state = state_of(model)
-    assert state is not None
     parameter.step(model, changed, *inputs)
     packed, whole = state.kept._packed, state.kept._whole
     refreshes, kept = state.num_refreshes, {**packed, **whole}

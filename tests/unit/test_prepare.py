@@ -38,8 +38,7 @@ def amax_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def loss(model: nn.Module) -> torch.Tensor:
-    value: torch.Tensor = model(input_ids=tokens(), labels=tokens(), use_cache=False).loss
-    return value
+    return model(input_ids=tokens(), labels=tokens(), use_cache=False).loss
 
 
 def test_keeps_names_classes_objects_and_flags() -> None:

@@ -199,8 +199,7 @@ class Fused(nn.Module):
         def product(x: Tensor) -> Tensor:
             return F.linear(x, torch.cat([self.first.weight, self.second.weight])).square()
 
-        out: Tensor = checkpoint(product, x, use_reentrant=False)
-        return out
+        return checkpoint(product, x, use_reentrant=False)
 
 
 def test_gradients_of_a_joined_matrix_are_those_of_rounded_weights() -> None:
@@ -225,8 +224,7 @@ class Scaled(nn.Module):
         self.only = nn.Linear(32, 16, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.only(x).detach() * self.only.weight.square().mean()
-        return out
+        return self.only(x).detach() * self.only.weight.square().mean()
 
 
 def test_gradients_of_other_uses_than_products_are_taken_at_full_precision() -> None:
@@ -265,8 +263,7 @@ class Encoder(nn.Module):
         self.layer = nn.TransformerEncoderLayer(64, 4, 96, dropout=0.0, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.layer(x)
-        return out
+        return self.layer(x)
 
 
 def test_the_fast_path_of_encoder_layers_reads_rounded_values() -> None:

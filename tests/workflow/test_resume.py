@@ -95,7 +95,6 @@ def mlflow_run(base: Path) -> Any:
     """The newest MLflow run of RUN, with the steps at which its KL was logged."""
     client = MlflowClient(f"sqlite:///{base}/mlflow.db")
     experiment = client.get_experiment_by_name("smoke")
-    assert experiment is not None
     (run_id,) = find_runs(client, experiment.experiment_id, RUN)
     history = client.get_metric_history(run_id, "rollout_corr/k3_kl")
     return client.get_run(run_id), {point.step for point in history}

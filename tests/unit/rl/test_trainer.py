@@ -206,7 +206,6 @@ def rollouts(moe_dir: Path) -> Rollouts:
 def test_routes_of_a_decoding_are_those_of_all_positions_but_the_last(
     rollouts: Rollouts, moe_dir: Path
 ) -> None:
-    assert rollouts.routes is not None
     sequences, positions = rollouts.input_ids.shape
     assert rollouts.routes.shape == (sequences, positions - 1, 2, 2)
     plain = EagerEngine(moe_dir).generate(PROMPTS, 12, 1.0, seed=0)
@@ -219,7 +218,6 @@ def test_routes_of_a_decoding_are_those_of_all_positions_but_the_last(
 
 def test_the_policy_uses_the_engines_experts(rollouts: Rollouts, moe_dir: Path) -> None:
     policy = Policy(moe_dir, make_recipes("nvfp4-qat").train, "cpu", replays_routes=True)
-    assert rollouts.routes is not None
     changed = replace(rollouts, routes=(rollouts.routes.sort(-1).values + 1) % 8)
     with capture(policy.model) as captured:
         policy.scores(changed)
@@ -231,7 +229,6 @@ def test_rollouts_without_their_routes_are_refused(rollouts: Rollouts, moe_dir: 
     policy = Policy(moe_dir, None, "cpu", replays_routes=True)
     with pytest.raises(ValueError, match="the rollouts name no experts"):
         policy.scores(replace(rollouts, routes=None))
-    assert rollouts.routes is not None
     with pytest.raises(ValueError, match=r"routes \(tokens, k\) are"):
         policy.scores(replace(rollouts, routes=rollouts.routes[:, 1:]))
 
@@ -257,7 +254,6 @@ def test_old_and_new_log_probs_are_of_the_same_routes(
         with capture(policy.model) as captured:
             found = scores(policy, rollouts)
         used = captured.routes(len(rollouts.input_ids))
-        assert rollouts.routes is not None
         for ids, mask, row, engines in zip(
             rollouts.input_ids, rollouts.attention_mask, used[:, :-1], rollouts.routes, strict=True
         ):

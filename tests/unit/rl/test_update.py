@@ -182,7 +182,6 @@ def test_clipped_tokens_have_no_gradient() -> None:
     log_prob = torch.tensor([[0.5, -0.1]], requires_grad=True)
     losses, _ = policy_losses(log_prob, torch.zeros(1, 2), torch.ones(1, 1), CONFIG)
     losses.sum().backward()
-    assert log_prob.grad is not None
     assert log_prob.grad[0, 0] == 0 and log_prob.grad[0, 1] != 0
 
 
