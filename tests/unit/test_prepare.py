@@ -116,10 +116,10 @@ def test_whole_weights_are_freed_where_shards_replace_them() -> None:
     assert whole() is None
 
 
-def spoiled(value: float) -> nn.Module:
+def spoiled() -> nn.Module:
     model = tiny_model("qwen3")
     with torch.no_grad():
-        model.model.layers[1].mlp.up_proj.weight[3, 5] = value
+        model.model.layers[1].mlp.up_proj.weight[3, 5] = torch.nan
     return model
 
 
@@ -134,10 +134,9 @@ def on_meta() -> nn.Module:
         (lambda: tiny_model("qwen3"), Recipe(ignore=("layers",)), "quantizes nothing"),
         (on_meta, Recipe(), r"layers\.0\.self_attn\.q_proj\.weight: is on the meta device"),
         (lambda: tiny_model("qwen3").half(), Recipe(), "needs bfloat16 or float32"),
-        (lambda: spoiled(torch.nan), Recipe(), r"layers\.1\.mlp\.up_proj\.weight: holds NaN"),
-        (lambda: spoiled(torch.inf), Recipe(), r"layers\.1\.mlp\.up_proj\.weight: holds NaN"),
+        (spoiled, Recipe(), r"layers\.1\.mlp\.up_proj\.weight: holds NaN"),
     ],
-    ids=["nothing", "meta", "half", "nan", "inf"],
+    ids=["nothing", "meta", "half", "nan"],
 )
 def test_refuses_and_leaves_the_model_unchanged(
     make: Callable[[], nn.Module], recipe: Recipe, message: str

@@ -271,14 +271,6 @@ def test_another_way_of_judging_than_that_of_the_runs_is_refused(
         claims.judge(changed_study(tmp_path, changes, study_file), bound_dir)
 
 
-def test_a_comment_is_no_other_way_of_judging(
-    study_file: Path, bound_dir: Path, tmp_path: Path
-) -> None:
-    copy = tmp_path / "study.yaml"
-    copy.write_text(f"# later\n{study_file.read_text()}")
-    assert claims.judge(load_study(copy), bound_dir).claims
-
-
 def test_one_run_of_another_way_of_judging_is_enough(study: Study, bound_dir: Path) -> None:
     path = bound_dir / study.runs[-1].id / "manifest.json"
     set_keys(path, judging_sha256="0" * 64)

@@ -233,13 +233,6 @@ def test_rollouts_without_their_routes_are_refused(rollouts: Rollouts, moe_dir: 
         policy.scores(replace(rollouts, routes=rollouts.routes[:, 1:]))
 
 
-def test_a_dense_model_is_refused(tmp_path: Path) -> None:
-    write_nano("nano-dense", tmp_path / "model", num_layers=1)
-    trainer = nano_trainer(tmp_path / "model", tmp_path, None, None, grpo=REPLAYING)
-    with pytest.raises(ValueError, match="the model has no experts"):
-        trainer.step(1)
-
-
 @pytest.mark.parametrize("arm", ["bf16", "nvfp4-qat"])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_old_and_new_log_probs_are_of_the_same_routes(
