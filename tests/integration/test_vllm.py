@@ -93,11 +93,7 @@ def test_a_b_a_gives_a_again(
 
 @pytest.mark.parametrize("index", [0, 1], ids=["a", "b"])
 def test_log_probs_are_the_trainers(
-    engine: VllmEngine,
-    folders: list[Path],
-    trained: list[nn.Module],
-    packed: QuantPlan,
-    index: int,
+    engine: VllmEngine, folders: list[Path], trained: list[nn.Module], packed: QuantPlan, index: int
 ) -> None:
     engine.sync(weight_stream(trained[index], packed, RECIPE), packed)
     sampled = _sample(engine)
@@ -223,10 +219,7 @@ def test_a_stream_other_than_planned_stops_the_engine_from_generating(
 
 
 def test_a_parameter_that_vllms_loader_passes_over_is_named(
-    engine: VllmEngine,
-    trained: list[nn.Module],
-    packed: QuantPlan,
-    monkeypatch: pytest.MonkeyPatch,
+    engine: VllmEngine, trained: list[nn.Module], packed: QuantPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = engine.on_worker(lambda worker: worker.model_runner.get_model())
     load = type(model).load_weights

@@ -223,9 +223,7 @@ USES = [with_steps_in_backward, twice, copied, nested, two_passes, second_order,
 @pytest.mark.parametrize("reentrant", [True, False])
 @pytest.mark.parametrize("use", USES)
 def test_fewer_roundings_give_the_same_bits(
-    use: Callable[[Model, Tensor], list[Tensor]],
-    reentrant: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    use: Callable[[Model, Tensor], list[Tensor]], reentrant: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if reentrant and use is second_order:
         pytest.skip("PyTorch's reentrant checkpoint has no second derivatives")

@@ -301,9 +301,7 @@ def test_saved_tensors_bring_the_same_gradients(pack: Callable[[Tensor], Tensor]
 
 
 @torch.no_grad()
-def test_kernels_of_optimizers_write_the_weight(
-    weights: Weights,
-) -> None:
+def test_kernels_of_optimizers_write_the_weight(weights: Weights) -> None:
     weight, before = weights[0], weights[0].plain().clone()
     sgd_(weight, -before)
     assert torch.equal(weight.plain(), before * 2) and weight.weight_name in weight.held_by.written
@@ -313,18 +311,14 @@ def test_kernels_of_optimizers_write_the_weight(
 
 
 @torch.no_grad()
-def test_copies_of_the_whole_weight_and_of_shards_are_plain(
-    weights: Weights,
-) -> None:
+def test_copies_of_the_whole_weight_and_of_shards_are_plain(weights: Weights) -> None:
     for weight in weights:
         assert type(weight.detach().clone()) is type(weight.detach()[:2].clone()) is Tensor
         assert torch.equal(weight.clone(), weight.plain())
 
 
 @torch.no_grad()
-def test_a_copied_view_keeps_its_values(
-    weights: Weights,
-) -> None:
+def test_a_copied_view_keeps_its_values(weights: Weights) -> None:
     weight = weights[0]
     copied, rounded = weight.t().contiguous(), weight.rounded().clone()
     weight.mul_(2)

@@ -214,11 +214,7 @@ def test_every_rule_quotes_the_study_file(tmp_path: Path, study: Path) -> None:
     lines = (done.stdout + done.stderr).splitlines()
     commands = [line.removeprefix(before) for line in lines if f"{before}python" in line]
     modules = {shlex.split(command)[2].removesuffix(".__main__") for command in commands}
-    assert {
-        "experiments.base",
-        "experiments.launch.run",
-        "experiments.evaluate.run",
-    } <= modules
+    assert {"experiments.base", "experiments.launch.run", "experiments.evaluate.run"} <= modules
     assert {"analysis.claims", "analysis.figures", "experiments.tracking"} <= modules
     for command in commands:
         words = shlex.split(command)

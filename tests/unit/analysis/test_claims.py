@@ -91,13 +91,7 @@ def undefine(results_dir: Path, study: Study, arm: str, key: str, steps: range) 
     ],
 )
 def test_undefined_kl_may_be_any_and_decides_nothing(
-    study: Study,
-    results_dir: Path,
-    arm: str,
-    name: str,
-    steps: range,
-    verdict: str,
-    lowest: float,
+    study: Study, results_dir: Path, arm: str, name: str, steps: range, verdict: str, lowest: float
 ) -> None:
     undefine(results_dir, study, arm, "rollout_corr/k3_kl", steps)
     claim = judge(study, results_dir)["nano-moe", name]

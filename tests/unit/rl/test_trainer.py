@@ -149,11 +149,7 @@ def test_drift_is_that_of_the_arm(nano_dir: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("trained", "rolled_out", "message"),
     [
-        (
-            "nvfp4-qat-ffn",
-            "nvfp4-qat",
-            r"_proj.weight: would be packed, but prepare\(\) did not",
-        ),
+        ("nvfp4-qat-ffn", "nvfp4-qat", r"_proj.weight: would be packed, but prepare\(\) did not"),
         ("nvfp4-qat", "bf16", r"q_proj.weight: trained in NVFP4, sent in BF16, served in BF16"),
     ],
     ids=["packs-more", "packs-nothing"],

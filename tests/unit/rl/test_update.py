@@ -45,10 +45,7 @@ def batch() -> tuple[Tensor, Tensor, Tensor]:
 
 @pytest.mark.parametrize(
     ("correction", "option", "band"),
-    [
-        ("sequence_mask", "seq_sum_k1", "0.5_2.0"),
-        ("geometric_mask", "seq_mean_k1", "0.999_1.001"),
-    ],
+    [("sequence_mask", "seq_sum_k1", "0.5_2.0"), ("geometric_mask", "seq_mean_k1", "0.999_1.001")],
 )
 def test_masks_are_verls(
     batch: tuple[Tensor, Tensor, Tensor], correction: Correction, option: str, band: str

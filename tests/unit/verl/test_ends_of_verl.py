@@ -75,11 +75,7 @@ def test_verl_that_ends_without_a_step_has_failed(
     ids=["step by step", "a step is done again", "from the start"],
 )
 def test_a_gate_counts_the_steps_of_earlier_attempts_once(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    recorded: int,
-    saved: int,
-    stopped_at: int,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorded: int, saved: int, stopped_at: int
 ) -> None:
     assert STUDY.kl_gate is not None and STUDY.kl_gate.steps == 2
     steps = [saved + 1, saved + 2]
@@ -121,10 +117,7 @@ def test_metrics_have_this_projects_names_and_numbers_only() -> None:
     }
     metrics = to_metrics(logged)
     assert math.isnan(metrics.pop("rollout_corr/kl"))
-    assert metrics == {
-        "val-core/aime-2024/acc/mean_at_1": 0.5,
-        "perf/max_memory_allocated_gb": 3.0,
-    }
+    assert metrics == {"val-core/aime-2024/acc/mean_at_1": 0.5, "perf/max_memory_allocated_gb": 3.0}
 
 
 @pytest.mark.parametrize(
