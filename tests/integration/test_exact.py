@@ -40,22 +40,18 @@ RANKS = {"vocab_size": 64, "head_dim": 64, "num_attention_heads": 2, "num_key_va
 
 
 @pytest.mark.long
-def test_ranks_of_fsdp_sync_and_compare_what_they_train() -> None:
+@pytest.mark.parametrize(
+    ("sizes", "ranks"),
+    [(DENSE, {"ranks": 2}), (MOE | {"moe_intermediate_size": 128}, {"engine_ranks": 2})],
+    ids=["FSDP", "tensor parallel"],
+)
+def test_ranks_sync_and_compare_what_is_trained(
+    sizes: dict[str, Any], ranks: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rehearsed on a CPU, where no bits are promised."""
-    more = {"ranks": 2, "states": (0, 1), "batches": (3,), "passes": 1}
-    case = Case(DENSE | SMALL | RANKS, exact_engine=False, expected_zero=False, **more)
-    rows = call_in_subprocess(compare_case, "test", case, "cpu")
-    assert [row["after"] for row in rows] == [0, 1]
-    assert all(row["tokens"] > 0 and row["k3_kl"] < 1e-4 for row in rows)
-
-
-@pytest.mark.long
-def test_tensor_parallel_workers_sync_what_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rehearsed on a CPU, as above."""
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    more = {"engine_ranks": 2, "states": (0, 1), "batches": (3,)}
-    sizes = MOE | SMALL | RANKS | {"moe_intermediate_size": 128}
-    case = Case(sizes, exact_engine=False, expected_zero=False, passes=1, **more)
+    more = {"states": (0, 1), "batches": (3,), "passes": 1} | ranks
+    case = Case(sizes | SMALL | RANKS, exact_engine=False, expected_zero=False, **more)
     rows = call_in_subprocess(compare_case, "test", case, "cpu")
     assert [row["after"] for row in rows] == [0, 1]
     assert all(row["tokens"] > 0 and row["k3_kl"] < 1e-4 for row in rows)

@@ -58,17 +58,10 @@ def launch(base: Path, results: str, *runs: str) -> subprocess.Popen[bytes]:
     if not folder.exists():
         folder.mkdir()
         (folder / "base").symlink_to(base / "results" / "base")
-    command = [
-        sys.executable,
-        "-m",
-        "experiments.launch.run",
-        "--study",
-        "study.yaml",
-        "--run",
-        *(runs or (RUN,)),
-    ]
-    command += ["--results", results, "--log"]
-    command += [f"{results}/{run}.log" for run in runs or (RUN,)]
+    names = runs or (RUN,)
+    command = [sys.executable, "-m", "experiments.launch.run", "--study", "study.yaml"]
+    command += ["--run", *names, "--results", results]
+    command += ["--log", *(f"{results}/{name}.log" for name in names)]
     return subprocess.Popen(command, cwd=base, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
 
 
