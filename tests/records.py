@@ -15,6 +15,7 @@ from experiments.runs.evaluation import Evaluation
 from experiments.runs.manifest import RunManifest
 from experiments.runs.record import write_record
 from experiments.support.json_files import write_json, write_jsonl
+from tests.files import set_keys
 
 
 @cache
@@ -41,6 +42,12 @@ def recorded_manifest(run_dir: Path) -> dict[str, Any]:
     lines = (run_dir.parent / "manifests.jsonl").read_text().splitlines()
     (found,) = (it for it in map(json.loads, lines) if it["run"] == run_dir.name)
     return dict(found)
+
+
+def set_manifests(results: Path, **changes: Any) -> None:
+    """Of all runs of a folder of results."""
+    for run_dir in list_run_dirs(results):
+        set_keys(run_dir / "manifest.json", **changes)
 
 
 def change_manifest(run_dir: Path, **changes: Any) -> None:

@@ -16,8 +16,7 @@ REMOVED: Any = object()
 
 def study_content(name: str) -> dict[str, Any]:
     """What the file of a study says."""
-    content: dict[str, Any] = yaml.safe_load((STUDIES / f"{name}.yaml").read_text())
-    return content
+    return yaml.safe_load((STUDIES / f"{name}.yaml").read_text())
 
 
 def write_study(

@@ -70,8 +70,7 @@ class Mlp(nn.Module):
         self.down_proj = nn.Linear(48, 32, bias=False, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-        return out
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 def x(model: nn.Module) -> Tensor:

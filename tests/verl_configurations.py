@@ -75,10 +75,7 @@ def started(*overrides: str, config: Path = CONFIGS["ppo"], program: str = "main
     Raises:
         SystemExit: with the line on which the program ends.
     """
-    with (
-        chdir(VERL.parent),
-        initialize_config_dir(str(config.parent), program, version_base=None),
-    ):
+    with chdir(VERL.parent), initialize_config_dir(str(config.parent), program, version_base=None):
         content = compose(config.name, overrides=list(overrides), return_hydra_config=True)
         Callbacks(content).on_run_start(config=content)
     return content

@@ -50,7 +50,6 @@ def train(checkpoint: Path) -> dict[str, Any]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     step(model)
     state = state_of(model)
-    assert state is not None
     before = state.num_refreshes
     for _ in range(3):
         step(model)
@@ -141,7 +140,6 @@ def packed_bytes() -> dict[str, float]:
     model = sharded(lambda: tiny_model("qwen3"))
     step(model)
     state = state_of(model)
-    assert state is not None
     sent = sum(buffer.nbytes for buffer, _ in state.packed_shards.values())
     weights = sum(shape.numel() for shape in state.shapes.values()) / dist.get_world_size()
     return {"bytes_per_weight": sent / weights}

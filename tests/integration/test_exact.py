@@ -40,22 +40,18 @@ RANKS = {"vocab_size": 64, "head_dim": 64, "num_attention_heads": 2, "num_key_va
 
 
 @pytest.mark.long
-def test_ranks_of_fsdp_sync_and_compare_what_they_train() -> None:
+@pytest.mark.parametrize(
+    ("sizes", "ranks"),
+    [(DENSE, {"ranks": 2}), (MOE | {"moe_intermediate_size": 128}, {"engine_ranks": 2})],
+    ids=["FSDP", "tensor parallel"],
+)
+def test_ranks_sync_and_compare_what_is_trained(
+    sizes: dict[str, Any], ranks: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rehearsed on a CPU, where no bits are promised."""
-    more = {"ranks": 2, "states": (0, 1), "batches": (3,), "passes": 1}
-    case = Case(DENSE | SMALL | RANKS, exact_engine=False, expected_zero=False, **more)
-    rows = call_in_subprocess(compare_case, "test", case, "cpu")
-    assert [row["after"] for row in rows] == [0, 1]
-    assert all(row["tokens"] > 0 and row["k3_kl"] < 1e-4 for row in rows)
-
-
-@pytest.mark.long
-def test_tensor_parallel_workers_sync_what_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rehearsed on a CPU, as above."""
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    more = {"engine_ranks": 2, "states": (0, 1), "batches": (3,)}
-    sizes = MOE | SMALL | RANKS | {"moe_intermediate_size": 128}
-    case = Case(sizes, exact_engine=False, expected_zero=False, passes=1, **more)
+    more = {"states": (0, 1), "batches": (3,), "passes": 1} | ranks
+    case = Case(sizes | SMALL | RANKS, exact_engine=False, expected_zero=False, **more)
     rows = call_in_subprocess(compare_case, "test", case, "cpu")
     assert [row["after"] for row in rows] == [0, 1]
     assert all(row["tokens"] > 0 and row["k3_kl"] < 1e-4 for row in rows)
@@ -63,8 +59,7 @@ def test_tensor_parallel_workers_sync_what_is_trained(monkeypatch: pytest.Monkey
 
 def _rows(case: Case) -> list[dict[str, Any]]:
     short = replace(case, states=(0, 1), batches=(1, 33), passes=1)
-    rows: list[dict[str, Any]] = call_in_subprocess(compare_case, "test", short, "cuda")
-    return rows
+    return call_in_subprocess(compare_case, "test", short, "cuda")
 
 
 @pytest.mark.gpu
@@ -134,6 +129,5 @@ def _found(folder: Path) -> tuple[str | None, str | None]:
 def test_the_changed_layer_is_named_and_equal_models_name_none(tmp_path: Path) -> None:
     write_nano("nano-dense", tmp_path / "base", num_layers=3)
     same, changed = call_in_subprocess(_found, tmp_path / "base")
-    assert changed is not None
     assert changed.startswith(f"{CHANGED}: ")
     assert same is None

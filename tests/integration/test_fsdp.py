@@ -40,8 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=[4, 2, 1], ids=["4-ranks", "2-ranks", "1-rank"])
 def results(request: pytest.FixtureRequest, folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = torch.load(folder / f"world{request.param}.pt", weights_only=False)
-    return found
+    return torch.load(folder / f"world{request.param}.pt", weights_only=False)
 
 
 @pytest.mark.parametrize("case", CASES)

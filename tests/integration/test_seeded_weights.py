@@ -66,8 +66,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Plain and prepared, in BF16 and FP32."""
     folder = tmp_path_factory.mktemp("seeded")
     run_ranks(draw_on_rank, (WORLD, str(folder)), WORLD)
-    found: list[dict[str, Any]] = torch.load(folder / f"world{WORLD}.pt")
-    return found
+    return torch.load(folder / f"world{WORLD}.pt")
 
 
 def test_shards_are_parts_of_what_one_device_draws(models: list[dict[str, Any]]) -> None:

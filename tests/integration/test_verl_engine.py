@@ -27,8 +27,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
     arguments = (folder / "model", folder / "outcomes.json")
     done = module("tests.integration.verl_engine", *arguments)
     assert done.returncode == 0, done.stderr
-    content: dict[str, dict[str, Any]] = json.loads((folder / "outcomes.json").read_text())
-    return content
+    return json.loads((folder / "outcomes.json").read_text())
 
 
 @pytest.mark.verl_table(
@@ -200,8 +199,7 @@ def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
     arguments = (folder / "moe", folder / "dense", folder / "facts.json")
     done = module("tests.integration.verl_replay", *arguments)
     assert done.returncode == 0, done.stderr
-    content: dict[str, dict[str, Any]] = json.loads((folder / "facts.json").read_text())
-    return content
+    return json.loads((folder / "facts.json").read_text())
 
 
 @pytest.mark.verl_table(

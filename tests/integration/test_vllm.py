@@ -23,7 +23,6 @@ from qat_core.rollout.engine import Rollouts
 from qat_core.rollout.vllm.engine import VllmEngine
 from qat_core.rollout.vllm.weight_memory import parameter_bytes
 from qat_core.training.preparation import prepare
-from qat_core.weights.coverage import coverage
 from qat_core.weights.stream import weight_stream
 from tests.nano_models import SETTINGS, without_token, write_nano
 
@@ -94,11 +93,7 @@ def test_a_b_a_gives_a_again(
 
 @pytest.mark.parametrize("index", [0, 1], ids=["a", "b"])
 def test_log_probs_are_the_trainers(
-    engine: VllmEngine,
-    folders: list[Path],
-    trained: list[nn.Module],
-    packed: QuantPlan,
-    index: int,
+    engine: VllmEngine, folders: list[Path], trained: list[nn.Module], packed: QuantPlan, index: int
 ) -> None:
     engine.sync(weight_stream(trained[index], packed, RECIPE), packed)
     sampled = _sample(engine)
@@ -224,10 +219,7 @@ def test_a_stream_other_than_planned_stops_the_engine_from_generating(
 
 
 def test_a_parameter_that_vllms_loader_passes_over_is_named(
-    engine: VllmEngine,
-    trained: list[nn.Module],
-    packed: QuantPlan,
-    monkeypatch: pytest.MonkeyPatch,
+    engine: VllmEngine, trained: list[nn.Module], packed: QuantPlan, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = engine.on_worker(lambda worker: worker.model_runner.get_model())
     load = type(model).load_weights
@@ -260,12 +252,6 @@ def test_a_sync_into_an_interrupted_generation_is_refused(
     vllm_engine.step()
     engine.sync(weight_stream(trained[0], packed, RECIPE), packed)
     _sample(engine)
-
-
-def test_trainer_sync_and_engine_agree_on_coverage(
-    engine: VllmEngine, trained: list[nn.Module], packed: QuantPlan
-) -> None:
-    coverage(trained[0], packed, engine.plan.quantized, qat=True)
 
 
 def test_responses_end_with_the_end_of_sequence(

@@ -103,6 +103,12 @@ def _with_one_again(tensors: Bucket) -> Bucket:
     return [*tensors, tensors[-1]]
 
 
+def _broken_off(tensors: Bucket) -> Bucket:
+    """Within a packed weight."""
+    codes = next(i for i, (name, _) in enumerate(tensors) if name.endswith(":codes"))
+    return tensors[: codes + 1]
+
+
 def _log_probs(engine: VllmEngine) -> Tensor:
     return engine.generate(PROMPTS, max_new_tokens=8, temperature=1.0, seed=0).log_probs
 
@@ -124,15 +130,30 @@ def test_buckets_load_what_a_sync_loads(
     assert torch.equal(_log_probs(engine), synced)
 
 
+def _packed_otherwise(model: torch.nn.Module) -> Bucket:
+    return _with_plan(model, plan(model, Recipe.ffn()), Recipe.ffn())
+
+
 @pytest.mark.long
-def test_weights_packed_otherwise_are_refused_and_the_old_ones_served(
-    engine: VllmEngine, model: torch.nn.Module, packed: QuantPlan
+@pytest.mark.parametrize(
+    ("sent", "message"),
+    [
+        (_packed_otherwise, "8 weights come in BF16 but are served in NVFP4"),
+        # from verl's own engine, in place of the one that `+nvfp4=w4a16` configures
+        (_hub_named, r"without a plan, but \d+ weights are served in NVFP4"),
+    ],
+)
+def test_weights_in_bf16_are_refused_and_the_old_ones_served(
+    engine: VllmEngine,
+    model: torch.nn.Module,
+    packed: QuantPlan,
+    sent: Callable[[torch.nn.Module], Bucket],
+    message: str,
 ) -> None:
     engine.sync(weight_stream(model, packed, Recipe()))
     before = _log_probs(engine)
-    ffn = plan(model, Recipe.ffn())
-    with pytest.raises(ValueError, match="8 weights come in BF16 but are served in NVFP4"):
-        engine.on_worker(_receive, _cut(_with_plan(model, ffn, Recipe.ffn())))
+    with pytest.raises(ValueError, match=message):
+        engine.on_worker(_receive, _cut(sent(model)))
     assert torch.equal(_log_probs(engine), before)
 
 
@@ -148,36 +169,15 @@ def test_packed_weights_for_an_engine_of_bf16_are_refused_and_the_old_ones_serve
 
 
 @pytest.mark.long
-def test_bf16_weights_without_a_plan_are_refused_and_the_old_ones_served(
-    engine: VllmEngine, model: torch.nn.Module, packed: QuantPlan
-) -> None:
-    """As verl's own engine would send them, in place of the one that `+nvfp4=w4a16` configures."""
-    engine.sync(weight_stream(model, packed, Recipe()))
-    before = _log_probs(engine)
-    with pytest.raises(ValueError, match=r"without a plan, but \d+ weights are served in NVFP4"):
-        engine.on_worker(_receive, _cut(_hub_named(model)))
-    assert torch.equal(_log_probs(engine), before)
-
-
-@pytest.mark.long
-def test_a_stream_that_breaks_off_is_named(
-    engine: VllmEngine, model: torch.nn.Module, packed: QuantPlan
-) -> None:
-    buckets = _cut(_with_plan(model, packed, Recipe()))
-    cut = next(i for i, bucket in enumerate(buckets) if not bucket[-1][0].endswith("global_scale"))
-    with pytest.raises(ValueError, match="without all its parts"):
-        engine.on_worker(_receive, buckets[: cut + 1])
-
-
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
         (_without(NORM), f"1 weights missing: {NORM}"),
         (_with_one_again, "came before"),
         (_with_short_norm, rf"{NORM} came as .*\(3,\), not as .*\(128,\)"),
+        (_broken_off, "without all its parts"),
     ],
-    ids=["missing", "twice", "shape"],
+    ids=["missing", "twice", "shape", "broken off"],
 )
 def test_what_differs_from_its_plan_is_refused_and_a_later_sync_loads(
     engine: VllmEngine, model: torch.nn.Module, packed: QuantPlan, spoil: Spoil, message: str

@@ -57,8 +57,7 @@ class Method(QuantizeMethodBase):
         self.scheme.process_weights_after_loading(layer)
 
     def apply(self, layer: nn.Module, x: Tensor) -> Tensor:
-        out: Tensor = self.scheme.apply_weights(layer, x)
-        return out
+        return self.scheme.apply_weights(layer, x)
 
 
 VARIABLES = [plugin.LINEAR_VARIABLE, plugin.EXPERTS_VARIABLE]
@@ -193,13 +192,11 @@ def test_activations_in_four_bits_are_left_to_vllm(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("variable", VARIABLES)
 @pytest.mark.parametrize(
-    ("kernel", "vllm", "found", "message"),
+    ("vllm", "found", "message"),
     [
-        ("cutlass", "0.24.0", humming.VERSION, r"=cutlass: use humming, .*or marlin"),
-        ("humming", "0.28.0", humming.VERSION, r"made for vLLM 0\.24, not 0\.28\.0: unset it"),
-        ("humming", "0.24.0", "0.1.6", r"needs humming-kernels==0\.1\.19, found 0\.1\.6"),
+        ("0.28.0", humming.VERSION, r"made for vLLM 0\.24, not 0\.28\.0: unset it"),
+        ("0.24.0", "0.1.6", r"needs humming-kernels==0\.1\.19, found 0\.1\.6"),
         pytest.param(
-            "humming",
             "0.24.0",
             humming.VERSION,
             r"that of Hopper GPUs \(sm_90\); unset it to use Marlin",
@@ -208,16 +205,11 @@ def test_activations_in_four_bits_are_left_to_vllm(monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_what_cannot_run_is_refused_with_a_fix(
-    variable: str,
-    kernel: str,
-    vllm: str,
-    found: str,
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
+    variable: str, vllm: str, found: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import vllm as installed
 
-    monkeypatch.setenv(variable, kernel)
+    monkeypatch.setenv(variable, "humming")
     monkeypatch.setattr(installed, "__version__", vllm)
     monkeypatch.setattr(humming, "version", lambda _: found)
     with pytest.raises(ValueError, match=f"^{variable}.*{message}"):

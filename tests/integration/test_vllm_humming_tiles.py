@@ -40,7 +40,6 @@ def test_sums_are_split_where_whole_ones_leave_half_of_the_gpu_idle(
     n: int, k: int, rows: int, block: tuple[int, int, int], splits: bool
 ) -> None:
     tile = linear_tile(n, k, rows)
-    assert tile is not None
     assert (tile["block_shape"], tile["use_stream_k"]) == (block, splits)
 
 

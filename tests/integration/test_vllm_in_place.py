@@ -200,6 +200,10 @@ def _with_a_layer_that_derives_weights() -> Any:
     return [(marlin_linear(packed_group([(128, HIDDEN)], 0)), ["o"])], {"attn": Derives()}
 
 
+def _with_no_weight_of_the_trainer() -> Any:
+    return [(marlin_experts(*packed_experts(0)), [])], {}
+
+
 def _with_padded_experts() -> Any:
     _, w2 = packed_experts(0, 96)  # that vLLM pads to 128
     layer = marlin_experts(*packed_experts(0, 128))
@@ -216,6 +220,7 @@ def _with_padded_experts() -> Any:
         (_with_another_kernel, "o: Module with a kernel that is not known"),
         (_with_bf16_experts, "mlp.experts: Module is not known"),
         (_with_a_layer_that_derives_weights, "attn: Derives is not known"),
+        (_with_no_weight_of_the_trainer, "Module holds none of the trainer's weights"),
     ],
 )
 def test_a_model_with_an_unknown_layer_is_not_written_in_place(make: Any, why: str) -> None:
@@ -240,11 +245,6 @@ def test_other_experts_than_are_served_are_refused_by_name() -> None:
     twice = PackedTensor(*(torch.cat([it, it]) for it in (w13.codes, scale, w13.global_scale)))
     with pytest.raises(ValueError, match=rf"^weight sync: {gate_up}: \(8, .* sent, \(4, .* served"):
         targets[gate_up].take(gate_up, twice)
-
-
-def test_a_layer_without_a_weight_of_the_trainer_is_not_written_in_place() -> None:
-    with pytest.raises(NotInPlace, match=r"^Module holds none of the trainer's weights$"):
-        find_targets([(marlin_experts(*packed_experts(0)), [])], {})
 
 
 def test_a_weight_on_another_device_is_moved_to_the_layers() -> None:

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from qat_core.nvfp4 import reference
+from qat_core.nvfp4 import PackedTensor, reference
+from qat_core.rollout.vllm import tile_layout, tile_layout_kernels
 from tests.kernels.conftest import assert_same_bits
 
 
@@ -22,8 +23,6 @@ LAID_OUT = pytest.mark.parametrize("shape", [(64, 64), (192, 320), (3, 64, 128)]
 
 @LAID_OUT
 def test_weights_are_laid_out_for_humming(shape, launch, device):
-    from qat_core.rollout.vllm import tile_layout, tile_layout_kernels
-
     codes, scale = random_bytes(shape, 126)
     expected = tile_layout.to_layout(codes, scale)
     found = [torch.empty_like(tensor, device=device) for tensor in expected]
@@ -36,9 +35,6 @@ def test_weights_are_laid_out_for_humming(shape, launch, device):
 @pytest.mark.parametrize("largest", [9, 0x76, 0x77, 0x7E])
 def test_weights_are_laid_out_for_marlin(shape, largest, launch, device):
     """With scales that leave no power of two, one, or many."""
-    from qat_core.nvfp4 import PackedTensor
-    from qat_core.rollout.vllm import tile_layout, tile_layout_kernels
-
     codes, scale = random_bytes(shape, largest)
     *experts, n, tiles = scale.shape
     global_scale = torch.rand(experts, generator=torch.Generator().manual_seed(3)) * 1e4
@@ -58,10 +54,6 @@ def test_weights_are_laid_out_for_marlin(shape, largest, launch, device):
 @pytest.mark.parametrize("shape", [(64, 64), (192, 320)])
 @pytest.mark.parametrize("spread", [1.0, 16.0], ids=["scales alike", "scales apart"])
 def test_marlins_layout_unpacks_to_the_values_of_the_reference(shape, spread, launch, device):
-    from qat_core.nvfp4 import PackedTensor
-    from qat_core.rollout.vllm.tile_layout import lay_out_for_marlin
-    from qat_core.rollout.vllm.tile_layout_kernels import unpack
-
     w = torch.randn(shape, generator=torch.Generator().manual_seed(2)).bfloat16()
     w *= torch.logspace(0, 1, shape[0], base=spread)[:, None].bfloat16()
     scale = reference.global_scale(w.float().abs().amax(), "pow2")
@@ -69,20 +61,19 @@ def test_marlins_layout_unpacks_to_the_values_of_the_reference(shape, spread, la
     tiles, n = block_scale.shape[1], shape[0]
     words = torch.empty(tiles, 2 * n, dtype=torch.int32)
     scales, multiplier = torch.empty(tiles, n, dtype=torch.uint8), torch.empty(1)
-    lay_out_for_marlin(PackedTensor(codes, block_scale, scale), words, scales, multiplier)
+    packed = PackedTensor(codes, block_scale, scale)
+    tile_layout.lay_out_for_marlin(packed, words, scales, multiplier)
     laid_out = (tensor.to(device) for tensor in (words, scales, multiplier))
-    found = unpack(*laid_out, is_marlins=True)
+    found = tile_layout_kernels.unpack(*laid_out, is_marlins=True)
     assert torch.equal(found.cpu(), reference.dequantize(codes, block_scale, scale, torch.bfloat16))
 
 
 @pytest.mark.parametrize("shape", [(64, 64), (192, 320)])
 def test_hummings_layout_unpacks_to_the_values_of_the_reference(shape, launch, device):
-    from qat_core.rollout.vllm.tile_layout import to_layout
-    from qat_core.rollout.vllm.tile_layout_kernels import unpack
-
     w = torch.randn(shape, generator=torch.Generator().manual_seed(2)).bfloat16()
     scale = reference.global_scale(w.float().abs().amax(), "pow2")
     codes, block_scale = reference.quantize(w, scale, "max")
-    words, scales = to_layout(codes.to(device), block_scale.to(device))
-    found = unpack(words, scales, scale.reciprocal().reshape(1).to(device))
+    words, scales = tile_layout.to_layout(codes.to(device), block_scale.to(device))
+    multiplier = scale.reciprocal().reshape(1).to(device)
+    found = tile_layout_kernels.unpack(words, scales, multiplier)
     assert torch.equal(found.cpu(), reference.dequantize(codes, block_scale, scale, torch.bfloat16))

@@ -176,9 +176,7 @@ MISTAKES = [
 ]
 WITHOUT_GPU = [
     pytest.param(
-        *named,
-        NO_GPU,
-        marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU"),
+        *named, NO_GPU, marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
     )
     for named in (
         *(("parameter", []), ("bitwise", []), ("parity", []), ("codec", [])),
@@ -218,11 +216,7 @@ def test_samples_and_tensors_are_compared_apart() -> None:
     }
     found = compare(states)
     assert found["equal"] == {"synced": True, "synced, again": False, "other weights": False}
-    assert found["equal_weights"] == {
-        "synced": True,
-        "synced, again": True,
-        "other weights": False,
-    }
+    assert found["equal_weights"] == {"synced": True, "synced, again": True, "other weights": False}
     assert found["differing_tensors"] == {"other weights": "w"}
     row = summary("dense", {"ways": {"reload": {"in_place": False}}, **found})
     assert (row["came_by"], row["samples"]) == ("reload", "no: its own differ")
@@ -282,7 +276,6 @@ def test_a_step_after_a_change_measures_scales_and_rounds_again(arm: str) -> Non
     changed = apply_arm(model, arm)
     inputs = step_inputs(model, 1, 4, "cpu")
     state = state_of(model)
-    assert state is not None
     parameter.step(model, changed, *inputs)
     packed, whole = state.kept._packed, state.kept._whole
     refreshes, kept = state.num_refreshes, {**packed, **whole}

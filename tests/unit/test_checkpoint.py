@@ -69,17 +69,6 @@ def test_exporting_a_model_equals_converting_its_folder(
         assert copied.special_tokens_map == tokenizer.special_tokens_map
 
 
-def test_experts_are_named_as_on_the_hub(packed_dir: Path) -> None:
-    config = json.loads((packed_dir / "config.json").read_text())
-    names = [name for name, _ in read_checkpoint(packed_dir)]
-    experts = [name for name in names if ".experts." in name]
-    num_experts = config.get("num_local_experts", 0) if config["model_type"] == "qwen3_moe" else 0
-    assert len(experts) == 3 * num_experts
-    if experts:
-        assert "model.layers.0.mlp.experts.0.gate_proj.weight" in experts
-        assert "model.layers.0.mlp.gate" in config["quantization_config"]["ignore"]
-
-
 def test_the_older_name_of_the_dtype_is_not_kept(nano_dir: Path, tmp_path: Path) -> None:
     shutil.copytree(nano_dir, tmp_path / "source")
     config = json.loads((nano_dir / "config.json").read_text())
@@ -138,8 +127,6 @@ def test_transformers_computes_what_the_trainer_computes(packed_dir: Path, nano_
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: t.pop("model.norm.weight"), r"missing: model\.norm\.weight"),
-        (lambda t: t.update(extra=torch.ones(1)), "unknown: extra"),
         (lambda t: t.update({"model.norm.weight": torch.ones(3)}), r"model\.norm\.weight is"),
         (
             lambda t: t.update({"model.norm.weight": torch.ones(128).half()}),
@@ -149,7 +136,7 @@ def test_transformers_computes_what_the_trainer_computes(packed_dir: Path, nano_
         (lambda t: t["model.norm.weight"].fill_(torch.nan), r"model\.norm\.weight: holds NaN"),
         (lambda t: t["model.embed_tokens.weight"].fill_(torch.inf), "embed_tokens.*infinity"),
     ],
-    ids=["missing", "unknown", "shape", "dtype", "nan", "nan-unpacked", "infinity"],
+    ids=["shape", "dtype", "nan", "nan-unpacked", "infinity"],
 )
 def test_a_refused_conversion_leaves_nothing(
     nano_dir: Path, tmp_path: Path, change, message: str

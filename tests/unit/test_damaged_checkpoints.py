@@ -168,10 +168,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
         _rewrite(NORM, lambda t: t[0].fill_(math.nan)),
         r"model\.norm\.weight: holds NaN or infinity",
     ),
-    "cut shard": (
-        lambda folder: truncate(_shard(folder)),
-        "model-00002.*truncated",
-    ),
+    "cut shard": (lambda folder: truncate(_shard(folder)), "model-00002.*truncated"),
     "lost shard": (lambda folder: _shard(folder).unlink(), "model-00002.*missing"),
     "weight map": (
         _edit(INDEX, lambda it: it.update(weight_map={"a": 1})),
@@ -272,10 +269,7 @@ def test_a_tensor_that_model_or_file_lacks_is_named(
 @pytest.mark.parametrize("with_index", [True, False], ids=["indexed", "left over"])
 @EVERYWHERE
 def test_two_sets_of_weights_are_refused(
-    nano_dir: Path,
-    tmp_path: Path,
-    read: Callable[[Path], object],
-    with_index: bool,
+    nano_dir: Path, tmp_path: Path, read: Callable[[Path], object], with_index: bool
 ) -> None:
     folder = shutil.copytree(nano_dir, tmp_path / "model")
     (folder / WEIGHTS).unlink()

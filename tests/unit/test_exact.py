@@ -152,7 +152,6 @@ PADDED = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 0]])
 
 def test_padding_belongs_to_no_sequence() -> None:
     layout = find_layout(PADDED, torch.arange(4)[None], torch.Size((2, 4)))
-    assert layout.rows is not None
     assert layout.rows.tolist() == [2, 3, 4, 5, 6]
     assert layout.starts.tolist() == [0, 2, 5]
     assert layout.longest == 3

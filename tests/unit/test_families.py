@@ -54,9 +54,7 @@ def test_the_table_ends_with_how_many_families_do_what(documented: dict[str, str
     assert f"|\n\n{summary(documented.values())}\n{DTYPES_HEADER}" in PAGE.read_text()
 
 
-def test_what_users_ask_for_trains_streams_exports_and_converts(
-    documented: dict[str, str],
-) -> None:
+def test_what_users_ask_for_trains_streams_exports_and_converts(documented: dict[str, str]) -> None:
     for family in ASKED_FOR:
         assert documented[family].count(f" {YES} ") >= 4, documented[family]
     assert all(documented[family].endswith(f" {YES} |") for family in SERVED)

@@ -37,8 +37,7 @@ class Root(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.first()
-        out: Tensor = self.inner(x)
-        return out
+        return self.inner(x)
 
 
 def nested(model: Root, x: Tensor) -> Tensor:
@@ -47,8 +46,7 @@ def nested(model: Root, x: Tensor) -> Tensor:
         model(x)
 
     model.first = first
-    out: Tensor = model(x)
-    return out
+    return model(x)
 
 
 def while_another_thread_ends(model: Root, x: Tensor) -> Tensor:
@@ -59,8 +57,7 @@ def while_another_thread_ends(model: Root, x: Tensor) -> Tensor:
         thread.join()
 
     model.first = first
-    out: Tensor = model(x)
-    return out
+    return model(x)
 
 
 def interrupted(model: Root, x: Tensor) -> None:

@@ -142,11 +142,7 @@ def step(model: Any, roundings: list[str]) -> tuple[list[Tensor], int, int]:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("family", "experts"), CASES)
 def test_a_backward_pass_rounds_each_weight_once(
-    family: str,
-    experts: str | None,
-    device: str,
-    reentrant: bool,
-    monkeypatch: pytest.MonkeyPatch,
+    family: str, experts: str | None, device: str, reentrant: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, roundings = prepared(family, device, experts), count_roundings(monkeypatch)
     expected, in_forward, in_backward = step(model, roundings)

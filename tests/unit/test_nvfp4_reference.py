@@ -58,27 +58,8 @@ def test_fake_quantize_is_what_packing_gives_back(w, policy, block_scale):
 
 
 @pytest.mark.parametrize(
-    ("ratio", "code"),
-    [(0.25, 0), (0.75, 2), (1.25, 2), (1.75, 4), (2.5, 4), (3.5, 6), (5.0, 6), (6.0, 7), (0.0, 0)],
-)
-@pytest.mark.parametrize("scale", [1.0, 1.125, 1.25, 1.375, 1.5, 1.625, 1.75, 1.875])
-def test_ties_go_to_the_even_code(ratio, code, scale):
-    w = torch.zeros(1, 16, dtype=torch.bfloat16)
-    w[0, 0], w[0, 1], w[0, 2] = 6 * scale, ratio * scale, -ratio * scale
-    codes, _ = reference.quantize(w, torch.tensor(1.0), "max")
-    assert codes[0, 0] >> 4 == code
-    assert codes[0, 1] & 0xF == (code | 8 if ratio else 0)
-
-
-@pytest.mark.parametrize(
     ("amax", "pow2"),
-    [
-        (2688.0, 1.0),
-        (2704.0, 0.5),
-        (0.0, 1.0),
-        (1e-38, 2.0**94),
-        (3.3895313892515355e38, 2.0**-117),
-    ],
+    [(2688.0, 1.0), (2704.0, 0.5), (0.0, 1.0), (1e-38, 2.0**94), (3.38e38, 2.0**-117)],
     ids=str,
 )
 def test_power_of_two_scale_is_the_largest_that_fits(amax, pow2):

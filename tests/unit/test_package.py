@@ -19,7 +19,6 @@ from tests.workflow.programs import run
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-RUN = PROJECT["dependencies"] + EXTRAS["harness"]
 PIN = re.compile(r"([\w.-]+)==([\w.]+)((?: --hash=sha256:[0-9a-f]{64})*)")
 
 
@@ -51,16 +50,19 @@ def test_every_pin_but_torch_has_sums(name: str) -> None:
     assert name == "torch" or "torch" not in read_pins(name)
 
 
-@pytest.mark.parametrize("requirement", RUN)
-def test_base_lock_pins_what_a_run_needs(requirement: str) -> None:
-    wanted = Requirement(requirement)
-    assert wanted.specifier.contains(BASE[canonical(wanted.name)])
-
-
-@pytest.mark.parametrize("requirement", EXTRAS["dev"])
-def test_dev_lock_pins_what_the_tests_need(requirement: str) -> None:
-    wanted = Requirement(requirement)
-    assert wanted.specifier.contains((BASE | DEV)[canonical(wanted.name)])
+@pytest.mark.parametrize(
+    ("pins", "requirements"),
+    [
+        (BASE, PROJECT["dependencies"] + EXTRAS["harness"]),
+        (BASE | DEV, EXTRAS["dev"]),
+        # the extra changes nothing that verl runs with
+        (BASE | read_pins("engines"), PROJECT["dependencies"] + EXTRAS["verl"]),
+    ],
+    ids=["a run", "tests", "verl"],
+)
+def test_locks_pin_what_is_required(pins: dict[str, str], requirements: list[str]) -> None:
+    for each in map(Requirement, requirements):
+        assert each.specifier.contains(pins[canonical(each.name)]), each.name
 
 
 def test_dev_lock_builds_on_the_base_lock() -> None:
@@ -149,13 +151,6 @@ def test_the_wheel_has_all_that_an_example_and_the_command_need(
     assert said.stdout.endswith("weights, all as recorded\n"), said.stderr
     for config in (ROOT / "qat_core" / "verl" / "config").glob("*/*.yaml"):
         assert (installed / config.relative_to(ROOT)).read_bytes() == config.read_bytes()
-
-
-def test_the_extra_for_verl_changes_nothing_that_verl_runs_with() -> None:
-    """Its requirements, and the library's own, are met by what the locks install."""
-    pins = BASE | read_pins("engines")
-    for each in map(Requirement, [*PROJECT["dependencies"], *EXTRAS["verl"]]):
-        assert each.specifier.contains(pins[canonical(each.name)])
 
 
 LIGHT = [

@@ -62,9 +62,7 @@ def test_the_loop_runs_with_its_engine(
     assert "tensor([[-" in capsys.readouterr().out
 
 
-def test_verl_takes_the_command_and_the_run_says_the_line_below_it(
-    tmp_path: Path,
-) -> None:
+def test_verl_takes_the_command_and_the_run_says_the_line_below_it(tmp_path: Path) -> None:
     pytest.importorskip("verl", reason="needs requirements/engines.txt")
     command, _, line = BLOCKS["Your verl run"].partition("# ")
     config = read_json(ROOT / "experiments" / "models" / "qwen3-8b.json")

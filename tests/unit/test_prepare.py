@@ -38,8 +38,7 @@ def amax_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def loss(model: nn.Module) -> torch.Tensor:
-    value: torch.Tensor = model(input_ids=tokens(), labels=tokens(), use_cache=False).loss
-    return value
+    return model(input_ids=tokens(), labels=tokens(), use_cache=False).loss
 
 
 def test_keeps_names_classes_objects_and_flags() -> None:
@@ -65,12 +64,6 @@ def test_the_state_of_weights_that_layers_share_is_plain_in_each() -> None:
     state = model.state_dict()
     assert {type(tensor) for tensor in state.values()} == {torch.Tensor}
     assert state["0.weight"].data_ptr() == state["1.weight"].data_ptr()
-
-
-def test_tied_embeddings_stay_tied() -> None:
-    model = tiny_model("qwen3-tied")
-    prepare(model, Recipe())
-    assert model.lm_head.weight is model.model.embed_tokens.weight
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -123,10 +116,10 @@ def test_whole_weights_are_freed_where_shards_replace_them() -> None:
     assert whole() is None
 
 
-def spoiled(value: float) -> nn.Module:
+def spoiled() -> nn.Module:
     model = tiny_model("qwen3")
     with torch.no_grad():
-        model.model.layers[1].mlp.up_proj.weight[3, 5] = value
+        model.model.layers[1].mlp.up_proj.weight[3, 5] = torch.nan
     return model
 
 
@@ -141,10 +134,9 @@ def on_meta() -> nn.Module:
         (lambda: tiny_model("qwen3"), Recipe(ignore=("layers",)), "quantizes nothing"),
         (on_meta, Recipe(), r"layers\.0\.self_attn\.q_proj\.weight: is on the meta device"),
         (lambda: tiny_model("qwen3").half(), Recipe(), "needs bfloat16 or float32"),
-        (lambda: spoiled(torch.nan), Recipe(), r"layers\.1\.mlp\.up_proj\.weight: holds NaN"),
-        (lambda: spoiled(torch.inf), Recipe(), r"layers\.1\.mlp\.up_proj\.weight: holds NaN"),
+        (spoiled, Recipe(), r"layers\.1\.mlp\.up_proj\.weight: holds NaN"),
     ],
-    ids=["nothing", "meta", "half", "nan", "inf"],
+    ids=["nothing", "meta", "half", "nan"],
 )
 def test_refuses_and_leaves_the_model_unchanged(
     make: Callable[[], nn.Module], recipe: Recipe, message: str
@@ -165,13 +157,6 @@ def test_refuses_weights_on_two_devices() -> None:
     model.model.layers[1].mlp.down_proj.to("meta")
     with pytest.raises(ValueError, match=message):
         prepare(model, Recipe(), allow_meta=True)
-
-
-def test_refuses_a_second_call() -> None:
-    model = tiny_model("qwen3")
-    prepare(model, Recipe())
-    with pytest.raises(ValueError, match="already prepared"):
-        prepare(model, Recipe())
 
 
 def test_refuses_weights_that_become_infinite() -> None:

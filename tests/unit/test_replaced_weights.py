@@ -144,7 +144,6 @@ def test_an_optimizer_in_backward_refreshes_once_a_step(model: nn.Module) -> Non
     model.zero_grad()
     together = torch.optim.SGD(plain.parameters(), lr=0.5)
     state = state_of(model)
-    assert state is not None
     before = state.num_refreshes
     for _ in range(3):
         model(x(model)).float().pow(2).sum().backward()

@@ -88,17 +88,17 @@ def test_another_kernel_than_that_of_the_first_engine_is_refused(
     assert plugin._chosen[EXPERTS_VARIABLE] == "marlin"
 
 
-@pytest.mark.parametrize("version", ["0.28.0", "0.28.1", "0.29.0", "0.30.0", "0.31.0", "0.32.1"])
-def test_versions_of_a_cpu_pass_there_alone(version: str) -> None:
-    require_supported(version, on_cpu=True)
-    with pytest.raises(ValueError, match=rf"vllm {version} is not supported on CUDA: .*0\.24;"):
-        require_supported(version, on_cpu=False)
+OF_CPU = ["0.28.0", "0.28.1", "0.29.0", "0.30.0", "0.31.0", "0.32.1"]
 
 
-def test_the_version_of_cuda_passes_there_alone() -> None:
-    require_supported("0.24.0", on_cpu=False)
-    with pytest.raises(ValueError, match=r"0\.24\.0 is not supported on CPU: .* 0\.28, 0\.29"):
-        require_supported("0.24.0", on_cpu=True)
+@pytest.mark.parametrize(
+    ("version", "on_cpu", "refused"),
+    [*((it, True, r"CUDA: .*0\.24;") for it in OF_CPU), ("0.24.0", False, r"CPU: .* 0\.28, 0\.29")],
+)
+def test_versions_pass_on_their_device_alone(version: str, on_cpu: bool, refused: str) -> None:
+    require_supported(version, on_cpu=on_cpu)
+    with pytest.raises(ValueError, match=rf"vllm {version} is not supported on {refused}"):
+        require_supported(version, on_cpu=not on_cpu)
 
 
 @pytest.mark.parametrize("on_cpu", [True, False])
@@ -189,11 +189,7 @@ def served(linear: str, experts: str) -> torch.nn.Module:
     ],
 )
 def test_another_kernel_than_was_asked_for_is_refused_by_its_layer(
-    asked: dict[str, str],
-    linear: str,
-    experts: str,
-    refused: str,
-    monkeypatch: pytest.MonkeyPatch,
+    asked: dict[str, str], linear: str, experts: str, refused: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for variable, name in asked.items():
         monkeypatch.setenv(variable, name)

@@ -199,8 +199,7 @@ class Fused(nn.Module):
         def product(x: Tensor) -> Tensor:
             return F.linear(x, torch.cat([self.first.weight, self.second.weight])).square()
 
-        out: Tensor = checkpoint(product, x, use_reentrant=False)
-        return out
+        return checkpoint(product, x, use_reentrant=False)
 
 
 def test_gradients_of_a_joined_matrix_are_those_of_rounded_weights() -> None:
@@ -225,8 +224,7 @@ class Scaled(nn.Module):
         self.only = nn.Linear(32, 16, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.only(x).detach() * self.only.weight.square().mean()
-        return out
+        return self.only(x).detach() * self.only.weight.square().mean()
 
 
 def test_gradients_of_other_uses_than_products_are_taken_at_full_precision() -> None:
@@ -265,8 +263,7 @@ class Encoder(nn.Module):
         self.layer = nn.TransformerEncoderLayer(64, 4, 96, dropout=0.0, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.layer(x)
-        return out
+        return self.layer(x)
 
 
 def test_the_fast_path_of_encoder_layers_reads_rounded_values() -> None:
@@ -304,9 +301,7 @@ def test_saved_tensors_bring_the_same_gradients(pack: Callable[[Tensor], Tensor]
 
 
 @torch.no_grad()
-def test_kernels_of_optimizers_write_the_weight(
-    weights: Weights,
-) -> None:
+def test_kernels_of_optimizers_write_the_weight(weights: Weights) -> None:
     weight, before = weights[0], weights[0].plain().clone()
     sgd_(weight, -before)
     assert torch.equal(weight.plain(), before * 2) and weight.weight_name in weight.held_by.written
@@ -316,18 +311,14 @@ def test_kernels_of_optimizers_write_the_weight(
 
 
 @torch.no_grad()
-def test_copies_of_the_whole_weight_and_of_shards_are_plain(
-    weights: Weights,
-) -> None:
+def test_copies_of_the_whole_weight_and_of_shards_are_plain(weights: Weights) -> None:
     for weight in weights:
         assert type(weight.detach().clone()) is type(weight.detach()[:2].clone()) is Tensor
         assert torch.equal(weight.clone(), weight.plain())
 
 
 @torch.no_grad()
-def test_a_copied_view_keeps_its_values(
-    weights: Weights,
-) -> None:
+def test_a_copied_view_keeps_its_values(weights: Weights) -> None:
     weight = weights[0]
     copied, rounded = weight.t().contiguous(), weight.rounded().clone()
     weight.mul_(2)

@@ -139,17 +139,6 @@ def test_program_refuses(tmp_path: Path, command: tuple[str, ...], line: str) ->
     assert list(tmp_path.iterdir()) == []
 
 
-def test_program_refuses_a_damaged_file(tmp_path: Path) -> None:
-    damaged = "results/base/tiny/manifest.json"
-    (tmp_path / damaged).parent.mkdir(parents=True)
-    (tmp_path / damaged).write_text("{}")
-    arguments = ("--run", "tiny_bf16_seed0", "--log", "log")
-    done = module("experiments.launch.run", "--study", SMOKE, *arguments, folder=tmp_path)
-    line = "weights: missing; delete it and run the study again"
-    assert_one_line(done, f"error: {damaged}: {line}")
-    assert done.returncode == 2
-
-
 def test_rebuild_refuses_a_missing_folder(tmp_path: Path) -> None:
     done = module("experiments.tracking", "rebuild", "none", folder=tmp_path)
     assert_one_line(done, "none: no such folder; name results or a folder of records")

@@ -35,6 +35,7 @@ def test_qwen3_dry_run_plans_all_runs_and_predicts_memory(tmp_path: Path) -> Non
     lines = [" ".join(line.split()) for line in done.stderr.splitlines()]
     for arm, memory in QWEN3_LINES.items():
         assert any(line.startswith(arm + " ") and memory in line for line in lines), arm
+    assert "Making the data of study qwen3" in done.stdout + done.stderr
     for planned in load_study(study).runs:
         assert f"Training {planned.id}" in done.stdout + done.stderr
     assert not (tmp_path / "results").exists()
@@ -45,16 +46,6 @@ def test_default_study_is_planned_without_a_configfile(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     runs = load_study(STUDIES / "default.yaml").runs
     assert f"Study default: {len(runs)} runs" in done.stderr
-
-
-def test_verl_study_is_planned_with_its_data(tmp_path: Path) -> None:
-    study = STUDIES / "verl_nano.yaml"
-    done = snakemake("-n", "--configfile", study, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout + done.stderr
-    assert "Making the data of study verl-nano" in lines
-    for planned in load_study(study).runs:
-        assert f"Training {planned.id}" in lines
 
 
 def test_a_study_that_cannot_be_judged_is_refused_when_it_is_planned(tmp_path: Path) -> None:
@@ -223,11 +214,7 @@ def test_every_rule_quotes_the_study_file(tmp_path: Path, study: Path) -> None:
     lines = (done.stdout + done.stderr).splitlines()
     commands = [line.removeprefix(before) for line in lines if f"{before}python" in line]
     modules = {shlex.split(command)[2].removesuffix(".__main__") for command in commands}
-    assert {
-        "experiments.base",
-        "experiments.launch.run",
-        "experiments.evaluate.run",
-    } <= modules
+    assert {"experiments.base", "experiments.launch.run", "experiments.evaluate.run"} <= modules
     assert {"analysis.claims", "analysis.figures", "experiments.tracking"} <= modules
     for command in commands:
         words = shlex.split(command)

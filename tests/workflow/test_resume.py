@@ -58,17 +58,10 @@ def launch(base: Path, results: str, *runs: str) -> subprocess.Popen[bytes]:
     if not folder.exists():
         folder.mkdir()
         (folder / "base").symlink_to(base / "results" / "base")
-    command = [
-        sys.executable,
-        "-m",
-        "experiments.launch.run",
-        "--study",
-        "study.yaml",
-        "--run",
-        *(runs or (RUN,)),
-    ]
-    command += ["--results", results, "--log"]
-    command += [f"{results}/{run}.log" for run in runs or (RUN,)]
+    names = runs or (RUN,)
+    command = [sys.executable, "-m", "experiments.launch.run", "--study", "study.yaml"]
+    command += ["--run", *names, "--results", results]
+    command += ["--log", *(f"{results}/{name}.log" for name in names)]
     return subprocess.Popen(command, cwd=base, env=ENVIRONMENT, stdout=subprocess.DEVNULL)
 
 
@@ -95,7 +88,6 @@ def mlflow_run(base: Path) -> Any:
     """The newest MLflow run of RUN, with the steps at which its KL was logged."""
     client = MlflowClient(f"sqlite:///{base}/mlflow.db")
     experiment = client.get_experiment_by_name("smoke")
-    assert experiment is not None
     (run_id,) = find_runs(client, experiment.experiment_id, RUN)
     history = client.get_metric_history(run_id, "rollout_corr/k3_kl")
     return client.get_run(run_id), {point.step for point in history}

@@ -211,7 +211,6 @@ def summarize(store: Path) -> dict[str, Any]:
     """All runs of a store: status, params, tags and the last value of each metric."""
     client = MlflowClient(f"sqlite:///{store}")
     experiment = client.get_experiment_by_name("smoke")
-    assert experiment is not None
     return {
         run.data.tags["run"]: (
             run.info.status,

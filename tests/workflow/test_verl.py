@@ -64,8 +64,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def manifest(run_dir: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads((run_dir / "manifest.json").read_text())
-    return content
+    return json.loads((run_dir / "manifest.json").read_text())
 
 
 @pytest.mark.verl_table(

@@ -83,14 +83,10 @@ CASES = {
         _FULLY_ASYNC,
     ),
     "colocate-async": Case(
-        "v1, `trainer_mode=colocate_async`",
-        PPO,
-        {"trainer.v1.trainer_mode": "colocate_async"},
+        "v1, `trainer_mode=colocate_async`", PPO, {"trainer.v1.trainer_mode": "colocate_async"}
     ),
     "legacy": Case(
-        "verl's former trainer, `trainer.use_v1=false`",
-        PPO,
-        {"trainer.use_v1": "false"},
+        "verl's former trainer, `trainer.use_v1=false`", PPO, {"trainer.use_v1": "false"}
     ),
     "separate-async": Case(
         "v1, `trainer_mode=separate_async`, `hybrid_engine=false`",

@@ -88,9 +88,6 @@ def gpu_command(case: Case, folder: Path, out: Path) -> Command:
     configuration["trainer"]["total_training_steps"] = case.steps
     (out / CONFIGURATION).write_text(to_yaml(configuration))
     own = build_command(study, run, paths)
-    digests = {
-        "VERL_DIGESTS": str(out),
-        "VERL_USE_EXTERNAL_MODULES": ",".join(case.modules),
-    }
+    digests = {"VERL_DIGESTS": str(out), "VERL_USE_EXTERNAL_MODULES": ",".join(case.modules)}
     overrides = [f"{key}={value}" for key, value in case.overrides.items()]
     return Command([*own.arguments, *overrides], own.environment | digests)

@@ -46,8 +46,7 @@ def results_dir(written: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def results(pickled: bytes) -> Results:
     """Each test's own, down to the lists in the frames, which a copy of a frame would share."""
-    loaded: Results = pickle.loads(pickled)
-    return loaded
+    return pickle.loads(pickled)
 
 
 @pytest.fixture

@@ -236,17 +236,18 @@ def test_settings_that_records_do_not_share_are_columns(tmp_path: Path) -> None:
     assert lines[5].startswith("| 0123456 | D | pack |")
 
 
-@pytest.mark.parametrize("change", [{"ratio": "fast"}, {"us": []}, {"ratio": {}}])
-def test_a_cell_that_its_column_cannot_hold_is_refused_by_name(
-    change: dict[str, Any], tmp_path: Path
+WITHOUT_GOAL = {key: ROW[key] for key in ("call", "us", "ratio")}
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [(ROW | {"ratio": "fast"}, "ratio"), (ROW | {"us": []}, "us"), (WITHOUT_GOAL, "goal: missing")],
+)
+def test_a_row_that_its_columns_cannot_hold_is_refused_by_name(
+    row: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match=r"(?s)codec_x\.json.*(ratio|us)"):
-        _text(tmp_path, {"rows": [ROW | change]})
-
-
-def test_a_row_without_a_column_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"(?s)codec_x\.json.*goal: missing"):
-        _text(tmp_path, {"rows": [{key: ROW[key] for key in ("call", "us", "ratio")}]})
+    with pytest.raises(ValueError, match=rf"(?s)codec_x\.json.*{said}"):
+        _text(tmp_path, {"rows": [row]})
 
 
 @pytest.mark.parametrize("kind", sorted(SECTIONS))

@@ -12,7 +12,6 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from PIL import Image
 
 from analysis.claims_table import show_ratio
 from analysis.figure_files import FORMATS
@@ -35,32 +34,11 @@ def bars_of(panel: Axes) -> list[Rectangle]:
     return [patch for patch in panel.patches if isinstance(patch, Rectangle)]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", FIGURES)
-def test_files_repeat_byte_for_byte(
-    name: str, study: Study, results: Results, tmp_path: Path
-) -> None:
-    folders = [tmp_path / "first", tmp_path / "second"]
-    for folder in folders:
-        folder.mkdir()
-        for kind in FORMATS:
-            save_figure(partial(FIGURES[name], study, results), folder / f"{name}.{kind}")
-    for kind in FORMATS:
-        first, second = ((folder / f"{name}.{kind}").read_bytes() for folder in folders)
-        assert first == second
-    with Image.open(folders[0] / f"{name}.png") as image:
-        assert image.width == 1170
-        # no text chunk: neither matplotlib's version nor a date
-        assert set(image.info) <= {"dpi"}
-    assert "dc:date" not in (folders[0] / f"{name}.svg").read_text()
-
-
 def test_kl_ratios_are_those_of_the_claims(study: Study, results: Results) -> None:
     shown = texts_of(FIGURES["kl"](study, results))
     claims = [it for it in judge_study(study, results).claims if it.name.endswith("kl_ratio")]
     assert len(claims) == 6
     for claim in claims:
-        assert claim.estimate is not None
         assert f": {show_ratio(claim.estimate)} BF16 ({claim.interval})" in shown
 
 

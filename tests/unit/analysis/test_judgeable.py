@@ -19,6 +19,7 @@ from experiments.study.protocol import judging_digest, protocol_digest
 from experiments.study.schema import STUDIES, Run, Study
 from experiments.support.json_files import write_json, write_jsonl
 from tests.files import read_rows, set_keys
+from tests.records import set_manifests
 from tests.study_files import changed_study
 from tests.unit.analysis.synthetic_results import judge, shortened, write_results
 
@@ -234,9 +235,7 @@ def test_another_protocol_than_that_of_the_runs_is_refused(
     study: Study, results_dir: Path, page: Path
 ) -> None:
     planned = study.model_copy(update={"protocol": page})
-    for run in study.runs:
-        path = results_dir / run.id / "manifest.json"
-        set_keys(path, protocol_sha256=protocol_digest(planned))
+    set_manifests(results_dir, protocol_sha256=protocol_digest(planned))
     assert claims.judge(planned, results_dir).claims
     page.write_text(page.read_text() + "\n## Changes\n\nLater: a typo.\n")
     assert claims.judge(planned, results_dir).claims
@@ -248,9 +247,7 @@ def test_another_protocol_than_that_of_the_runs_is_refused(
 @pytest.fixture
 def bound_dir(study: Study, results_dir: Path) -> Path:
     """Results whose manifests know how the study was to be judged."""
-    for run in study.runs:
-        path = results_dir / run.id / "manifest.json"
-        set_keys(path, judging_sha256=judging_digest(study))
+    set_manifests(results_dir, judging_sha256=judging_digest(study))
     return results_dir
 
 
@@ -272,14 +269,6 @@ def test_another_way_of_judging_than_that_of_the_runs_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=ANOTHER_WAY):
         claims.judge(changed_study(tmp_path, changes, study_file), bound_dir)
-
-
-def test_a_comment_is_no_other_way_of_judging(
-    study_file: Path, bound_dir: Path, tmp_path: Path
-) -> None:
-    copy = tmp_path / "study.yaml"
-    copy.write_text(f"# later\n{study_file.read_text()}")
-    assert claims.judge(load_study(copy), bound_dir).claims
 
 
 def test_one_run_of_another_way_of_judging_is_enough(study: Study, bound_dir: Path) -> None:

@@ -24,13 +24,16 @@ from experiments.study.load import load_study
 from experiments.study.schema import ROOT, Run, Study
 from experiments.support.json_files import read_json, write_json
 from tests.files import contents
-from tests.records import change_manifest, make_manifest, pack, recorded_manifest, unpack
+from tests.records import (
+    change_manifest,
+    make_manifest,
+    pack,
+    recorded_manifest,
+    set_manifests,
+    unpack,
+)
 
 COMMITTED = {"commit": "abc", "dirty": False, "diff_sha256": "d"}
-
-
-def test_runs_of_committed_code_are_recorded() -> None:
-    require_commit(make_manifest(git=COMMITTED), Path("run"))
 
 
 @pytest.mark.parametrize(
@@ -118,13 +121,10 @@ def test_what_a_kill_left_is_put_right(
 
 
 def test_records_of_one_day_keep_each_others_outcomes(
-    study: Study, study_file: Path, results_dir: Path, record: Path
+    study_file: Path, results_dir: Path, record: Path
 ) -> None:
     for hour in ("08", "12"):
-        for run in study.runs:
-            path = results_dir / run.id / "manifest.json"
-            manifest = read_json(path) | {"started_at": f"2027-01-01T{hour}:00:00+00:00"}
-            write_json(path, manifest)
+        set_manifests(results_dir, started_at=f"2027-01-01T{hour}:00:00+00:00")
         record_study(study_file, results_dir, record.parent)
     kept = {path.name for path in (record / "replications").iterdir()}
     assert kept == {f"recorded-2027-01-01T{hour}-00-00.json" for hour in ("00", "08")}
@@ -190,9 +190,7 @@ def test_a_cell_of_other_settings_is_not_kept(
 
 def test_a_run_that_is_replaced_replaces_the_record(results: Path, records: Path) -> None:
     pack(WHOLE, records / WHOLE.name)
-    for run in of_cell(SECOND):
-        path = results / run.id / "manifest.json"
-        write_json(path, read_json(path) | {"started_at": "2026-11-26T10:00:00+00:00"})
+    set_manifests(results, started_at="2026-11-26T10:00:00+00:00")
     record = record_study(FILE, results, records)
     assert recorded(record) == {run.id for run in of_cell(SECOND)}
     assert len(list((record / "replications").iterdir())) == 1

@@ -21,13 +21,10 @@ from experiments.runs.record import FILES
 from experiments.study.load import load_study
 from experiments.study.schema import Study
 from experiments.support.json_files import write_jsonl
-from tests.files import edit_json, read_rows, set_keys
+from tests.files import edit_json, read_rows
+from tests.records import set_manifests
 from tests.study_files import write_study
 from tests.unit.analysis.synthetic_results import write_results
-
-
-def claims_of(study: Study, results: Path) -> ClaimsTable:
-    return claims.judge(study, results)
 
 
 def run_again(record: Path, folder: Path) -> Study:
@@ -78,18 +75,14 @@ def test_a_study_that_is_recorded_again_keeps_its_replications(
     assert {path.name for path in record.iterdir()} == files | set(FILES.values())
 
 
-def start_again(study: Study, results: Path) -> None:
-    """As if other runs had come to the same numbers."""
-    for run in study.runs:
-        path = results / run.id / "manifest.json"
-        set_keys(path, started_at="2031-05-06T07:08:09+00:00")
+ANOTHER_TIME = "2031-05-06T07:08:09+00:00"  # as if other runs had come to the same numbers
 
 
 def test_a_record_that_others_replace_stays_as_one_more_replication(
     record: Path, study: Study, study_file: Path, results_dir: Path
 ) -> None:
-    before = claims_of(study, results_dir)
-    start_again(study, results_dir)
+    before = claims.judge(study, results_dir)
+    set_manifests(results_dir, started_at=ANOTHER_TIME)
     record_study(study_file, results_dir, record.parent)
     (kept,) = read_replications(record)
     assert (kept.study, kept.seeds, kept.claims) == (study.study, study.seeds, before)
@@ -99,14 +92,10 @@ def test_a_record_that_others_replace_stays_as_one_more_replication(
 
 
 def test_outcomes_that_the_study_no_longer_claims_are_left_to_the_history(
-    record: Path,
-    study: Study,
-    study_file: Path,
-    results_dir: Path,
-    capsys: pytest.CaptureFixture[str],
+    record: Path, study_file: Path, results_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     edit_json(record / "claims.json", lambda table: table["claims"].pop(0))
-    start_again(study, results_dir)
+    set_manifests(results_dir, started_at=ANOTHER_TIME)
     record_study(study_file, results_dir, record.parent)
     assert "the record before makes other claims" in capsys.readouterr().out
     assert read_replications(record) == []
@@ -154,9 +143,9 @@ def test_what_is_not_the_recorded_study_with_fresh_seeds_is_refused(
 
 
 def changed(table: ClaimsTable, index: int, **fields: object) -> ClaimsTable:
-    claims = list(table.claims)
-    claims[index] = claims[index].model_copy(update=fields)
-    return table.model_copy(update={"claims": tuple(claims)})
+    edited = list(table.claims)
+    edited[index] = edited[index].model_copy(update=fields)
+    return table.model_copy(update={"claims": tuple(edited)})
 
 
 @pytest.mark.parametrize(
@@ -173,7 +162,7 @@ def changed(table: ClaimsTable, index: int, **fields: object) -> ClaimsTable:
 def test_outcome_is_the_second_studys(
     study: Study, results_dir: Path, recorded: str, again: str, outcome: str, is_contradicted: bool
 ) -> None:
-    table = claims_of(study, results_dir)
+    table = claims.judge(study, results_dir)
     pairs = compare(changed(table, 1, verdict=recorded), changed(table, 1, verdict=again))
     assert (pairs[1].outcome, pairs[1].is_contradicted) == (outcome, is_contradicted)
     others: list[Comparison] = pairs[:1] + pairs[2:]
@@ -202,7 +191,7 @@ def test_claims_of_other_runs_that_lie_in_the_results_are_not_compared(
     changed(recorded, 1, verdict="FAIL").write(judged)
     judge(record, again, results, keep=True)
     (kept,) = read_replications(record)
-    assert kept.claims == claims_of(again, results)
+    assert kept.claims == claims.judge(again, results)
 
 
 def test_other_claims_and_missing_records_are_refused(record: Path, tmp_path: Path) -> None:

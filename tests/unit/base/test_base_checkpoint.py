@@ -193,11 +193,7 @@ def lose_a_weight(folder: Path) -> None:
     ids=["no config", "no tokenizer", "no weights", "a weight lost", "no folder", "other shapes"],
 )
 def test_a_damaged_checkpoint_is_refused(
-    of_hub: Study,
-    checkpoint: Path,
-    tmp_path: Path,
-    damage: Callable[[Path], object],
-    message: str,
+    of_hub: Study, checkpoint: Path, tmp_path: Path, damage: Callable[[Path], object], message: str
 ) -> None:
     damage(checkpoint)
     with pytest.raises(ValueError, match=message):

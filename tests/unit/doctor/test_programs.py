@@ -204,10 +204,7 @@ MISTAKES: dict[str, tuple[Make, str]] = {
     "penalty": (given("--repetition-penalty", "-1"), "repetition_penalty: -1.0: needs"),
 }
 if not torch.cuda.is_available():
-    MISTAKES["cuda"] = (
-        given("--device", "cuda"),
-        "--device: cuda: there is no CUDA GPU here",
-    )
+    MISTAKES["cuda"] = (given("--device", "cuda"), "--device: cuda: there is no CUDA GPU here")
 
 
 @pytest.mark.parametrize(("make", "message"), MISTAKES.values(), ids=MISTAKES)

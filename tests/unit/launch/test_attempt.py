@@ -21,6 +21,7 @@ from experiments.tracking.run_log import RunLog, Tracker
 from tests.records import make_manifest
 from tests.workflow.programs import SMOKE
 
+STUDY = load_study(SMOKE)
 METRICS = {
     "rollout_corr/k3_kl": 1.234e-4,
     "critic/score/mean": 0.5,
@@ -109,8 +110,7 @@ def test_what_a_run_left_outlives_a_crash_but_not_a_change(
 
     But for a stop file: one that is made while the run waits is meant for it.
     """
-    study = load_study(ROOT / "tests" / "workflow" / "smoke.yaml")
-    run_dir = tmp_path / study.runs[0].id
+    run_dir = tmp_path / STUDY.runs[0].id
     (run_dir / "checkpoints" / "step_2").mkdir(parents=True)
     left = (DRIFT_FILE, "eval.json", "metrics.jsonl", "manifest.json")
     for name in (STOP_FILE, *left):
@@ -125,7 +125,7 @@ def test_what_a_run_left_outlives_a_crash_but_not_a_change(
     (run_dir / STOP_FILE).touch()  # while it waits
     monkeypatch.setattr(launcher, "new_manifest", lambda *_: make_manifest(status="running"))
     with pytest.raises(RuntimeError, match="no store"):
-        run_attempt(study, study.runs[0], tmp_path, digests, attempts, FailingTracker())
+        run_attempt(STUDY, STUDY.runs[0], tmp_path, digests, attempts, FailingTracker())
     assert (run_dir / STOP_FILE).exists()
     for name in ("checkpoints/step_2", *left):
         assert (run_dir / name).exists() == stays, name
@@ -134,40 +134,35 @@ def test_what_a_run_left_outlives_a_crash_but_not_a_change(
 def test_an_attempt_says_that_its_tracker_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    study = load_study(ROOT / "tests" / "workflow" / "smoke.yaml")
-    attempt = next_attempt(tmp_path / study.runs[0].id)
+    attempt = next_attempt(tmp_path / STUDY.runs[0].id)
     manifest = make_manifest(status="running")
     monkeypatch.setattr(launcher, "new_manifest", lambda *_: manifest)
     with pytest.raises(RuntimeError, match="no store"):
-        run_attempt(study, study.runs[0], tmp_path, {}, [attempt], FailingTracker())
+        run_attempt(STUDY, STUDY.runs[0], tmp_path, {}, [attempt], FailingTracker())
     ended = attempt.manifest
     assert (ended.status, ended.reason) == ("failed", "RuntimeError: no store")
 
 
 def test_a_resumed_run_keeps_the_way_of_judging_that_it_started_under(tmp_path: Path) -> None:
-    study, base = load_study(SMOKE), tmp_path / "base"
-    run, run_dir = study.runs[0], tmp_path / study.runs[0].id
+    run, base = STUDY.runs[0], tmp_path / "base"
     base.mkdir()
     shutil.copy(ROOT / "tests" / "workflow" / "tiny.json", base / "config.json")
-    attempts = [next_attempt(run_dir)]
-    launcher.new_manifest(study, run, base, {}, attempts).write(attempts[0].folder)
-    later = study.model_copy(update={"seeds": (0, 1)})
-    resumed = launcher.new_manifest(later, run, base, {}, [*attempts, next_attempt(run_dir)])
-    assert resumed.judging_sha256 == judging_digest(study) != judging_digest(later)
+    attempts = [next_attempt(tmp_path / run.id)]
+    launcher.new_manifest(STUDY, run, base, {}, attempts).write(attempts[0].folder)
+    later = STUDY.model_copy(update={"seeds": (0, 1)})
+    attempts.append(next_attempt(tmp_path / run.id))
+    resumed = launcher.new_manifest(later, run, base, {}, attempts)
+    assert resumed.judging_sha256 == judging_digest(STUDY) != judging_digest(later)
 
 
 def test_a_checkpoint_beyond_the_recorded_steps_is_not_resumed(tmp_path: Path) -> None:
-    study = load_study(ROOT / "tests" / "workflow" / "smoke.yaml")
-    run = study.runs[0]
+    run = STUDY.runs[0]
     (tmp_path / run.id / "checkpoints" / "step_4").mkdir(parents=True)
     attempts = [next_attempt(tmp_path / run.id) for _ in range(2)]
     for step in (1, 2):
         attempts[0].append({"step": step})
     with pytest.raises(ValueError, match=r"attempts/\*/metrics.jsonl: step 3 is missing; restore"):
-        train_here(study, run, tmp_path, attempts, lambda step, metrics: None)
-
-
-STUDY = load_study(SMOKE)
+        train_here(STUDY, run, tmp_path, attempts, lambda step, metrics: None)
 
 
 def test_runs_count_as_in_work_from_their_first_step_and_as_done_once_evaluated(

@@ -62,10 +62,7 @@ def test_what_is_complete_is_skipped(study: Study, begun: list[Program], tmp_pat
     ids=["before its last step", "by an older version"],
 )
 def test_a_run_evaluated_otherwise_is_evaluated_again(
-    study: Study,
-    begun: list[Program],
-    tmp_path: Path,
-    changes: Callable[[Study], dict[str, Any]],
+    study: Study, begun: list[Program], tmp_path: Path, changes: Callable[[Study], dict[str, Any]]
 ) -> None:
     finish(study, tmp_path)
     run = study.runs[0].id

@@ -92,17 +92,11 @@ def test_only_what_is_named_is_run(
     assert len(bases) == len(seeds or study.seeds)
 
 
-def test_an_unknown_cell_is_named(study: Study) -> None:
-    with pytest.raises(
-        ValueError, match=r"--cells: study default-long has no cell hi; it has low, high"
-    ):
+def test_an_unknown_cell_or_seed_is_named(study: Study) -> None:
+    has_no = "study default-long has no"
+    with pytest.raises(ValueError, match=f"--cells: {has_no} cell hi; it has low, high"):
         chosen_runs(study, ["hi", "low"])
-
-
-def test_an_unknown_seed_is_named(study: Study) -> None:
-    with pytest.raises(
-        ValueError, match=r"--seeds: study default-long has no seed 7, 2; it has 0, 1"
-    ):
+    with pytest.raises(ValueError, match=f"--seeds: {has_no} seed 7, 2; it has 0, 1"):
         chosen_runs(study, seeds=[7, 1, 2])
 
 

@@ -75,16 +75,8 @@ ERRORS = {
         "primary: only judged_by: collapse reads it; remove it",
     ),
     "GPUs, local trainer": ("gpus", 2, "gpus: only trainer: verl reads it; remove it"),
-    "terms from much to little": (
-        "task/terms",
-        [5, 3],
-        "task.terms: [5, 3] is not a range;",
-    ),
-    "no terms": (
-        "task/terms",
-        [0, 0],
-        "task.terms: [0, 0] is not a range; use 1 <= fewest",
-    ),
+    "terms from much to little": ("task/terms", [5, 3], "task.terms: [5, 3] is not a range;"),
+    "no terms": ("task/terms", [0, 0], "task.terms: [0, 0] is not a range; use 1 <= fewest"),
     "fewer prompts than a step draws": (
         "task/train_prompts",
         15,

@@ -61,10 +61,7 @@ VERL_ERRORS = {
         "judged_by: collapse is for answers scored 1 or 0, not as dapo-math's are; use parity",
     ),
     "scores lowered for long answers": (
-        {
-            "models": {"m": NANO | {"recipe": "qwen3_8b"}},
-            "rl/advantage": "reward",
-        },
+        {"models": {"m": NANO | {"recipe": "qwen3_8b"}}, "rl/advantage": "reward"},
         "rl.advantage: reward is for answers scored 1 or 0, and reward.+reward_kwargs.overlong_",
     ),
     "scores of a cell lowered for long answers": (

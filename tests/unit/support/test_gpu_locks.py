@@ -50,7 +50,6 @@ def hold(num_gpus: int, folder: Path) -> subprocess.Popen[str]:
 
 
 def locked(process: subprocess.Popen[str]) -> list[str]:
-    assert process.stdout is not None
     return process.stdout.readline().strip().split(",")
 
 
@@ -74,9 +73,7 @@ def test_a_process_waits_until_enough_are_free(
             assert gpus == ["GPU-3"]
         assert capsys.readouterr().out == ""  # it did not have to wait
         with hold(4, tmp_path) as second:
-            assert second.stdout is not None
             assert second.stdout.readline() == "waiting for 4 free GPUs (1 now)\n"
-            assert first.stdin is not None
             first.stdin.close()
             lines = [second.stdout.readline()]
             while lines[-1].startswith("waiting"):

@@ -86,7 +86,6 @@ def test_program_and_log_outlive_the_terminal(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
     ) as program:
-        assert program.stdin is not None and program.stdout is not None
         assert program.stdout.readline() == "printed\n"
         program.stdout.close()  # as `| head -n 1` does
         program.stdin.write("the terminal is gone\n")
@@ -158,7 +157,6 @@ def test_a_call_ends_with_its_caller(how: signal.Signals, code: int) -> None:
         stdout=subprocess.PIPE,
         text=True,
     ) as caller:
-        assert caller.stdout is not None
         call = psutil.Process(int(caller.stdout.readline()))
         caller.send_signal(how)
         try:

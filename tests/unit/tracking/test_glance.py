@@ -147,7 +147,6 @@ def test_runs_and_study_are_in_mlflow_with_view_and_claims(results: Path) -> Non
     rebuild(results)
     client = MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
     experiment = client.get_experiment_by_name("s")
-    assert experiment is not None
     state = json.loads(experiment.tags[SHARED_VIEW])
     assert f"metrics.`{COLUMNS[KL]}`" in state["selectedColumns"]
     assert set(state["selectedColumns"]) < set(state["columnWidths"]) == set(state["columnOrder"])

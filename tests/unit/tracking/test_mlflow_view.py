@@ -68,7 +68,6 @@ def track(manifest: RunManifest, steps: range, status: str, resumes: bool = Fals
 
 def only_run(client: MlflowClient) -> Any:
     experiment = client.get_experiment_by_name("s")
-    assert experiment is not None
     (run,) = client.search_runs([experiment.experiment_id])
     return run
 

@@ -189,7 +189,6 @@ def test_a_run_of_this_machine_takes_the_place_of_its_record_that_was_read_befor
     add_records(client, records, own)
     assert held(client) == {"a": [RUNS[0]], "b": [RUNS[0], publish.STUDY_RUN]}
     experiment = client.get_experiment_by_name("a")
-    assert experiment is not None
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.data.tags["started_at"] == later
     shutil.rmtree(tmp_path / "results")
@@ -210,7 +209,6 @@ def test_what_has_changed_is_read_again(
     ui.add_results(client, results)
     assert folders == [run_dir]
     experiment = client.get_experiment_by_name("a")
-    assert experiment is not None
     notes = [
         run.data.tags[publish.NOTE]
         for run in client.search_runs([experiment.experiment_id])
@@ -237,7 +235,6 @@ def test_a_damaged_run_hides_no_claims_and_a_damaged_record_no_other(
 def test_a_study_that_was_deleted_in_mlflow_stays_so(client: MlflowClient, records: Path) -> None:
     add_records(client, records)
     experiment = client.get_experiment_by_name("a")
-    assert experiment is not None
     client.delete_experiment(experiment.experiment_id)
     write_claims(records / "a", "a").write_text(json.dumps({"study": "a", "claims": [], "x": 1}))
     add_records(client, records)

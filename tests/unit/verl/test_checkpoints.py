@@ -196,18 +196,10 @@ def test_a_stopped_evaluation_leaves_no_process_and_what_a_killed_one_leaves_is_
     (checkpoints / "global_step_5" / "actor").mkdir(parents=True)
     (checkpoints / TRACKER).write_text("5")
     (checkpoints / ".merged_by_a_killed_one").mkdir()
-    study = [
-        "--study",
-        str(STUDIES / "default_long.yaml"),
-        "--run",
-        run,
-        "--results",
-        str(tmp_path),
-    ]
+    study = ["--study", str(STUDIES / "default_long.yaml"), "--run", run]
     paths = os.pathsep.join(map(str, (tmp_path, ROOT)))
-    evaluation = subprocess.Popen(
-        [sys.executable, "-c", EVALUATE, *study], env=os.environ | {"PYTHONPATH": paths}
-    )
+    command = [sys.executable, "-c", EVALUATE, *study, "--results", str(tmp_path)]
+    evaluation = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": paths})
     try:
         deadline = time.monotonic() + LIMIT_S
         while not (found := [p for p in checkpoints.glob(".merged_*/pid") if p.read_text()]):

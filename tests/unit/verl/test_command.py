@@ -122,10 +122,7 @@ def test_setting_of_the_study_is_refused_in_a_recipe(
     (recipe / "base.yaml").write_text("{}")
     (recipe / "nano" / "recipe.yaml").write_text(f"{key}: 2")
     monkeypatch.setattr("experiments.study.verl_settings.RECIPES", recipe)
-    with pytest.raises(
-        ValueError,
-        match=f"nano/recipe.yaml: {key}: comes from the study; remove",
-    ):
+    with pytest.raises(ValueError, match=f"nano/recipe.yaml: {key}: comes from the study; remove"):
         settings_of(NANO, NANO.find_run("nano-dense-verl_nvfp4-qat_seed0"))
 
 

@@ -75,11 +75,7 @@ def test_verl_that_ends_without_a_step_has_failed(
     ids=["step by step", "a step is done again", "from the start"],
 )
 def test_a_gate_counts_the_steps_of_earlier_attempts_once(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    recorded: int,
-    saved: int,
-    stopped_at: int,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorded: int, saved: int, stopped_at: int
 ) -> None:
     assert STUDY.kl_gate is not None and STUDY.kl_gate.steps == 2
     steps = [saved + 1, saved + 2]
@@ -121,46 +117,33 @@ def test_metrics_have_this_projects_names_and_numbers_only() -> None:
     }
     metrics = to_metrics(logged)
     assert math.isnan(metrics.pop("rollout_corr/kl"))
-    assert metrics == {
-        "val-core/aime-2024/acc/mean_at_1": 0.5,
-        "perf/max_memory_allocated_gb": 3.0,
-    }
+    assert metrics == {"val-core/aime-2024/acc/mean_at_1": 0.5, "perf/max_memory_allocated_gb": 3.0}
 
 
 @pytest.mark.parametrize(
-    ("kls", "stops_at"),
+    ("recorded", "kls", "stops_at"),
     [
-        ([2.0, 2.0, 2.0], 3),
-        ([2.0, 0.1, 2.0, 2.0], None),
-        ([0.1, 2.0, math.nan, math.inf], 4),
-        ([1.0, 1.0, 1.0, 1.0], None),
+        ([], [2.0, 2.0, 2.0], 3),
+        ([], [2.0, 0.1, 2.0, 2.0], None),
+        ([], [0.1, 2.0, math.nan, math.inf], 4),
+        ([], [1.0, 1.0, 1.0, 1.0], None),
+        ([0.1, 2.0, None], [2.0], 4),
+        ([2.0, 2.0, 0.1], [2.0], None),
     ],
-    ids=["at once", "interrupted", "not finite", "at the gate"],
+    ids=["at once", "interrupted", "not finite", "at the gate", "resumed", "resumed, within"],
 )
-def test_gate_stops_after_so_many_steps_in_a_row(kls: list[float], stops_at: int | None) -> None:
-    watch = GateWatch(KlGate(max_k3_kl=1.0, steps=3))
-    reasons = [watch.reason_to_stop(Step(i, {K3_KL: kl})) for i, kl in enumerate(kls, start=1)]
-    stopped = [i for i, reason in enumerate(reasons, start=1) if reason]
-    assert stopped == ([] if stops_at is None else [stops_at])
-    if stops_at:
-        reason = reasons[stops_at - 1]
-        assert reason is not None
-        assert reason.startswith("stopped: rollout_corr/k3_kl beyond 1 for 3 steps, ")
-        assert reason.endswith(f"at step {stops_at}")
-
-
-@pytest.mark.parametrize(
-    ("recorded", "stops_at"),
-    [([0.1, 2.0, None], 4), ([2.0, 2.0, 0.1], None), ([], None)],
-    ids=["beyond", "within", "nothing"],
-)
-def test_gate_counts_the_steps_before_a_resume(
-    recorded: list[float | None], stops_at: int | None
+def test_gate_stops_after_so_many_steps_in_a_row_also_before_a_resume(
+    recorded: list[float | None], kls: list[float], stops_at: int | None
 ) -> None:
     rows: list[Row] = [{"step": i, K3_KL: kl} for i, kl in enumerate(recorded, start=1)]
     watch = GateWatch(KlGate(max_k3_kl=1.0, steps=3), rows)
-    reason = watch.reason_to_stop(Step(4, {K3_KL: 2.0}))
-    assert bool(reason) == (stops_at is not None)
+    steps = enumerate(kls, start=len(recorded) + 1)
+    reasons = {i: watch.reason_to_stop(Step(i, {K3_KL: kl})) for i, kl in steps}
+    assert [i for i, reason in reasons.items() if reason] == ([stops_at] if stops_at else [])
+    if stops_at:
+        reason = str(reasons[stops_at])
+        assert reason.startswith("stopped: rollout_corr/k3_kl beyond 1 for 3 steps, ")
+        assert reason.endswith(f"at step {stops_at}")
 
 
 class Running:

@@ -47,8 +47,7 @@ print("started", flush=True)
 
 def command(then: str, marker: Path) -> Command:
     return Command(
-        ["python", "-c", VERL + then, str(marker)],
-        {"PYTHONPATH": str(ROOT), "STUBBORN": STUBBORN},
+        ["python", "-c", VERL + then, str(marker)], {"PYTHONPATH": str(ROOT), "STUBBORN": STUBBORN}
     )
 
 

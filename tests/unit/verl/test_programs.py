@@ -135,7 +135,6 @@ def run_main(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         stdout=subprocess.PIPE,
         text=True,
     ) as program:
-        assert program.stdin is not None and program.stdout is not None
 
         def run(*overrides: str) -> subprocess.CompletedProcess[str]:
             arguments = ["trainer.device=cpu", *overrides]
