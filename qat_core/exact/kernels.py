@@ -6,8 +6,6 @@ rows are: a program's tile depends on the width of rows alone.
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
-from functools import cache
-
 import torch
 import triton
 import triton.language as tl
@@ -15,19 +13,6 @@ from torch import Tensor
 
 TILE = 4096  # elements of a program at a time: registers of 8 warps
 PROGRAMS = 4 * 132  # several for each multiprocessor of an H100 or H200
-
-
-@cache
-def _early(device: torch.device) -> dict[str, bool]:
-    """How a kernel is launched while the one in front of it runs, whose results it then awaits."""
-    is_hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-    return {"EARLY": True, "launch_pdl": True} if is_hopper else {"EARLY": False}
-
-
-@triton.jit
-def _wait_for_kernel_in_front():
-    tl.extra.cuda.gdc_wait()
-    tl.extra.cuda.gdc_launch_dependents()
 
 
 def norm(
@@ -60,7 +45,6 @@ def norm(
         AT_ONCE=at_once,
         HAS_RESIDUAL=residual is not None,
         num_warps=8,
-        **_early(x.device),
     )
     return normed.view(shape), summed.view(shape) if residual is not None else x.view(shape)
 
@@ -90,10 +74,7 @@ def _norm(
     BLOCK: tl.constexpr,
     AT_ONCE: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
-    if EARLY:
-        _wait_for_kernel_in_front()
     row = tl.program_id(0) * AT_ONCE + tl.arange(0, AT_ONCE)
     cols = tl.arange(0, BLOCK)
     mask = (row < rows)[:, None] & (cols < WIDTH)[None]
@@ -176,15 +157,12 @@ def silu_mul(gate: Tensor, up: Tensor, out: Tensor | None = None) -> Tensor:
     rows, width = gate.shape
     out = torch.empty(rows, width, dtype=gate.dtype, device=gate.device) if out is None else out
     grid = rows, triton.cdiv(width, 1024)
-    early = _early(gate.device)
-    _silu_mul[grid](gate, up, out, width, gate.stride(0), BLOCK=1024, **early)
+    _silu_mul[grid](gate, up, out, width, gate.stride(0), BLOCK=1024)
     return out
 
 
 @triton.jit
-def _silu_mul(gate_ptr, up_ptr, out_ptr, width, stride, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    if EARLY:
-        _wait_for_kernel_in_front()
+def _silu_mul(gate_ptr, up_ptr, out_ptr, width, stride, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = col < width

@@ -144,9 +144,7 @@ def packed_weight(*shape: int) -> PackedTensor:
 def served(packed: PackedTensor) -> tuple[Tensor, Tensor, Tensor]:
     """As vLLM's layers keep it."""
     multiplier = packed.global_scale.reciprocal().reshape(-1)
-    words, scale = to_layout(packed.codes, packed.block_scale)
-    torch.cuda.synchronize()  # few_rows.cu reads a weight before the kernel in front has ended
-    return words, scale, multiplier
+    return *to_layout(packed.codes, packed.block_scale), multiplier
 
 
 ROWS = (2, 7, 8, 9, 31, 64, 65, 300)

@@ -6,19 +6,19 @@
 // K. What a stage of STAGE_K numbers needs is copied to shared memory some stages before, by every
 // thread from places that only move along K.
 //
-// A warp multiplies by itself (mma.sync), up to 32 rows, or four of them do so together (wgmma), with
-// rows from shared memory. What a step needs is read from there while others are
+// Up to 32 rows a warp multiplies by itself (mma.sync); from 64 on four of them do so together
+// (wgmma), with rows from shared memory. What a step needs is read from there while others are
 // unpacked and multiplied.
 //
-// Compiled with ROWS (8, 16, 32, 64 or 128), COLUMNS (32, 64 or 128), WARPS (4 or 8), TOGETHER (0 or
-// 1), STAGE_K (64, 128 or 256), STAGES, SLICES (of K, added in order, by as many blocks) and EXPERTS
-// (0 or 1).
+// Compiled with ROWS (8, 16, 32, 64 or 128), COLUMNS (32, 64 or 128), WARPS (4 or 8), STAGE_K (64,
+// 128 or 256), STAGES and EXPERTS (0 or 1).
 
 typedef unsigned int u32;
 typedef unsigned short u16;
 typedef unsigned char u8;
 
 constexpr int THREADS = 32 * WARPS;
+constexpr bool TOGETHER = ROWS >= 64;
 constexpr int EIGHTS = COLUMNS / WARPS / 8;  // of columns, of a warp
 constexpr int COPIED = COLUMNS < 64 ? 64 : COLUMNS;  // columns lie in groups of 64
 constexpr int STEPS = STAGE_K / 16;
@@ -49,13 +49,6 @@ using Sums = float[EIGHTS * ROWS / 16][4];
 __device__ __forceinline__ void copy16(u32 to, const void* from, bool is_there) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(to), "l"(from),
                "r"(is_there ? 16 : 0));
-}
-
-// This kernel is launched while the one in front of it runs: what that one writes is read from here
-// on, and the next one may be launched. A weight is read before: no kernel in front writes one.
-__device__ __forceinline__ void wait_for_kernel_in_front() {
-  asm volatile("griddepcontrol.wait;\n" ::: "memory");
-  asm volatile("griddepcontrol.launch_dependents;\n");
 }
 
 __device__ __forceinline__ u32 load32(u32 from) {
@@ -131,7 +124,7 @@ __device__ __forceinline__ void multiply_add_alone(float (&sum)[4], const u32 (&
         "r"(eight1));
 }
 
-#if !TOGETHER
+#if ROWS < 64
 // Rows of x for a batch of two steps.
 using Rows = u32[ROWS == 8 ? 1 : ROWS / 8][4];
 
@@ -169,9 +162,6 @@ __device__ __forceinline__ void wait_for_all() {}
 #define THIRTY_TWO(s, i)                                                                    \
   FOUR(s[i]), FOUR(s[i + 1]), FOUR(s[i + 2]), FOUR(s[i + 3]), FOUR(s[i + 4]), FOUR(s[i + 5]), \
       FOUR(s[i + 6]), FOUR(s[i + 7])
-#define NAMES_0_3 "%0, %1, %2, %3"
-#define NAMES_0_7 NAMES_0_3 ", %4, %5, %6, %7"
-#define NAMES_0_15 NAMES_0_7 ", %8, %9, %10, %11, %12, %13, %14, %15"
 #define NAMES_0_31                                                                           \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
   "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
@@ -182,29 +172,20 @@ __device__ __forceinline__ void wait_for_all() {}
 // All rows of x, at a descriptor in shared memory, times what the four warps hold in registers.
 __device__ __forceinline__ void multiply_add_together(Sums& s, const u32 (&a)[4],
                                                       unsigned long long rows) {
-#define MULTIPLY_ADD(shape, sums, first, second)                            \
-  "{\n.reg .pred adds;\nsetp.eq.u32 adds, 0, 0;\n"                           \
-  "wgmma.mma_async.sync.aligned." shape ".f32.bf16.bf16 {" sums "}, {" first "}, " second \
-  ", adds, 1, 1, 0;\n}\n"
-#define FACTORS "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows)
-#if ROWS == 8
-  asm volatile(MULTIPLY_ADD("m64n8k16", NAMES_0_3, "%4, %5, %6, %7", "%8") : FOUR(s[0]) : FACTORS);
-#elif ROWS == 16
-  asm volatile(MULTIPLY_ADD("m64n16k16", NAMES_0_7, "%8, %9, %10, %11", "%12")
-               : FOUR(s[0]), FOUR(s[1])
-               : FACTORS);
-#elif ROWS == 32
-  asm volatile(MULTIPLY_ADD("m64n32k16", NAMES_0_15, "%16, %17, %18, %19", "%20")
-               : FOUR(s[0]), FOUR(s[1]), FOUR(s[2]), FOUR(s[3])
-               : FACTORS);
-#elif ROWS == 64
-  asm volatile(MULTIPLY_ADD("m64n64k16", NAMES_0_31, "%32, %33, %34, %35", "%36")
-               : THIRTY_TWO(s, 0)
-               : FACTORS);
+#if ROWS == 64
+  asm volatile(
+      "{\n.reg .pred adds;\nsetp.eq.u32 adds, 0, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" NAMES_0_31
+      "}, {%32, %33, %34, %35}, %36, adds, 1, 1, 0;\n}\n"
+      : THIRTY_TWO(s, 0)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
 #else
-  asm volatile(MULTIPLY_ADD("m64n128k16", NAMES_0_31 ", " NAMES_32_63, "%64, %65, %66, %67", "%68")
-               : THIRTY_TWO(s, 0), THIRTY_TWO(s, 8)
-               : FACTORS);
+  asm volatile(
+      "{\n.reg .pred adds;\nsetp.eq.u32 adds, 0, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" NAMES_0_31 ", " NAMES_32_63
+      "}, {%64, %65, %66, %67}, %68, adds, 1, 1, 0;\n}\n"
+      : THIRTY_TWO(s, 0), THIRTY_TWO(s, 8)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
 #endif
 }
 
@@ -239,48 +220,8 @@ __device__ __forceinline__ void store2(u16* out, float first, float second) {
   *reinterpret_cast<u32*>(out) = rounded;
 }
 
-#if SLICES > 1
-#define CLUSTER __cluster_dims__(1, 1, SLICES)
-__device__ __forceinline__ void meet_slices() {
-  asm volatile("barrier.cluster.arrive.release.aligned;\n" ::: "memory");
-  asm volatile("barrier.cluster.wait.acquire.aligned;\n" ::: "memory");
-}
-
-__device__ __forceinline__ bool owns(int of) { return of % SLICES == blockIdx.z; }
-
-// The sums of a cluster's blocks, in the order of slices; each block adds those that it owns.
-__device__ __forceinline__ void add_slices(Sums& sums, u32 shared) {
-  const u32 mine = shared + threadIdx.x * 16;
-  __syncthreads();  // stages are read no more
-#pragma unroll
-  for (int of = 0; of < sizeof(Sums) / 16; ++of)
-    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"r"(mine + of * THREADS * 16),
-                 "f"(sums[of][0]), "f"(sums[of][1]), "f"(sums[of][2]), "f"(sums[of][3]));
-  meet_slices();
-#pragma unroll
-  for (int of = 0; of < sizeof(Sums) / 16; ++of) {
-    if (!owns(of)) continue;
-#pragma unroll
-    for (int slice = 0; slice < SLICES; ++slice) {
-      u32 from;
-      float part[4];
-      asm("mapa.shared::cluster.u32 %0, %1, %2;\n" : "=r"(from) : "r"(mine + of * THREADS * 16), "r"(slice));
-      asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];\n"
-                   : "=f"(part[0]), "=f"(part[1]), "=f"(part[2]), "=f"(part[3])
-                   : "r"(from));
-#pragma unroll
-      for (int i = 0; i < 4; ++i) sums[of][i] = slice ? sums[of][i] + part[i] : part[i];
-    }
-  }
-  meet_slices();  // a block's memory is there until others have read it
-}
-#else
-#define CLUSTER
-__device__ __forceinline__ bool owns(int) { return true; }
-#endif
-
 // x (rows, K) or, of experts, rows that `sorted_ids / top_k` names; out (rows, N) or (pairs, N).
-extern "C" __global__ void __launch_bounds__(THREADS) CLUSTER
+extern "C" __global__ void __launch_bounds__(THREADS)
     few_rows(const u16* x, const u32* words, const u8* scale, const float* multiplier, u16* out,
              const int* sorted_ids, const int* expert_ids, const int* num_padded, int rows, int n,
              int k, int top_k) {
@@ -289,7 +230,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) CLUSTER
   const int group = lane / 4, pair = lane % 4;
   const int first = blockIdx.x * ROWS, tile = blockIdx.y;
 #if EXPERTS
-  wait_for_kernel_in_front();
   const int padded = num_padded[0], expert = expert_ids[blockIdx.x];  // read at once
   if (first >= padded || expert < 0) return;
   words += (long long)expert * (k / 16) * 2 * n;
@@ -300,9 +240,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) CLUSTER
 #else
   auto out_row = [&](int row) { return first + row; };
 #endif
-  words += (long long)blockIdx.z * (k / SLICES / 16) * 2 * n;
-  scale += (long long)blockIdx.z * (k / SLICES / 16) * n;
-  x += blockIdx.z * (k / SLICES);
   u32 shared;
   asm("{.reg .u64 a;\n cvta.to.shared.u64 a, %1;\n cvt.u32.u64 %0, a;}\n"
       : "=r"(shared)
@@ -326,19 +263,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) CLUSTER
     const int row = thread / CHUNKS + copy * ROWS_AT_ONCE, chunk = thread % CHUNKS;
     return chunk / 8 * SLICE_BYTES + row * ROW_BYTES + (chunk % 8 ^ row % 8) * 16;
   };
-  const int stages = k / SLICES / STAGE_K;
-  auto fetch_weights = [&](int stage, u32 to) {
-    if (stage >= stages) return;
-#pragma unroll
-    for (int copy = 0; copy < CODE_COPIES; ++copy) {
-      copy16(to + CODES_AT + copy * STEPS_AT_ONCE * CODE_BYTES + thread * 16, words, true);
-      words += STEPS_AT_ONCE * 2 * n;
-    }
-    if (thread < STEPS * SCALE_CHUNKS) copy16(to + SCALES_AT + thread * 16, scale, true);
-    scale += (long long)STEPS * n;
-  };
-  auto fetch_rows = [&](int stage, u32 to) {
+  const int stages = k / STAGE_K;
+  auto fetch = [&](int stage, u32 to) {
     if (stage < stages) {
+#pragma unroll
+      for (int copy = 0; copy < CODE_COPIES; ++copy) {
+        copy16(to + CODES_AT + copy * STEPS_AT_ONCE * CODE_BYTES + thread * 16, words, true);
+        words += STEPS_AT_ONCE * 2 * n;
+      }
+      if (thread < STEPS * SCALE_CHUNKS) copy16(to + SCALES_AT + thread * 16, scale, true);
+      scale += (long long)STEPS * n;
 #pragma unroll
       for (int copy = 0; copy < X_COPIES; ++copy) {
         if (ROWS * CHUNKS >= THREADS || thread < ROWS * CHUNKS)
@@ -348,11 +282,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) CLUSTER
     }
     asm volatile("cp.async.commit_group;\n");
   };
-  for (int stage = 0; stage < AHEAD; ++stage) fetch_weights(stage, shared + stage * STAGE_BYTES);
-#if !EXPERTS
-  wait_for_kernel_in_front();
-#endif
-  for (int stage = 0; stage < AHEAD; ++stage) fetch_rows(stage, shared + stage * STAGE_BYTES);
+  for (int stage = 0; stage < AHEAD; ++stage) fetch(stage, shared + stage * STAGE_BYTES);
 
   // Which of a thread's four words, differently for the quarters of a warp, lest they share banks.
   const int word = (warp + lane / 8) % 4;
@@ -377,14 +307,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) CLUSTER
   arrive();
 #pragma unroll
   for (int step = 0; step < STEPS; ++step) load(step, at);
-#if !TOGETHER
+#if ROWS < 64
   Rows x_of[2];
   load_batch(x_of[0], at, 0);
 #endif
   for (int stage = 0; stage < stages; ++stage) {
     const u32 next = after(at);
-    fetch_weights(stage + AHEAD, to);
-    fetch_rows(stage + AHEAD, to);
+    fetch(stage + AHEAD, to);
     to = after(to);
     Weights weights[2][BATCH];
 #pragma unroll
@@ -395,7 +324,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) CLUSTER
         unpack(weights[turn][of - step], codes[of] >> 8 * half, bytes[of]);
         load(of, next);
       }
-#if !TOGETHER
+#if ROWS < 64
       const bool is_last = step + BATCH == STEPS;
       load_batch(x_of[1 - turn], is_last ? next : at, is_last ? 0 : step + BATCH);
       multiply_add(sums, weights[turn], x_of[turn]);
@@ -407,12 +336,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) CLUSTER
     arrive();
   }
   wait_for_all();
-#if SLICES > 1
-  add_slices(sums, shared);
-#endif
 
   const float factor = multiplier[0] * DOWN;
-#if !TOGETHER && ROWS > 8
+#if ROWS == 16 || ROWS == 32
   const int column = column0 + columns64 * 64 + (warp + pair) % 4 * 16 + half * 8 + pair * 2;
 #pragma unroll
   for (int of = 0; of < ROWS / 8; ++of) {
@@ -420,7 +346,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) CLUSTER
     if (row >= rows) continue;
 #pragma unroll
     for (int eight = 0; eight < EIGHTS; ++eight) {
-      if (!owns(of / 2 * EIGHTS + eight)) continue;
       const float* sum = sums[of / 2 * EIGHTS + eight] + of % 2 * 2;
       store2(out + (long long)row * n + column + eight * 8, sum[0] * factor, sum[1] * factor);
     }
@@ -429,7 +354,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) CLUSTER
   const int column = column0 + columns64 * 64 + word * 16 + group;
 #pragma unroll
   for (int of = 0; of < ROWS / 8; ++of) {
-    if (!owns(of)) continue;
 #pragma unroll
     for (int which = 0; which < 4; ++which) {
       const int row = out_row(of * 8 + pair * 2 + which % 2);

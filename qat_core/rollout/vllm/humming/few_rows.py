@@ -10,7 +10,6 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from qat_core.options import BLOCK_SIZE
@@ -23,22 +22,19 @@ class Tile(NamedTuple):
     rows: int
     columns: int
     warps: int
-    together: bool  # by wgmma
 
 
 # ns that a block takes for 16 numbers of K, on an H200; what of K is fetched at once, if it divides
 # K, and in how many stages
 TILES = {
-    Tile(8, 64, 4, False): (29, 128, 8),
-    Tile(16, 32, 4, False): (21, 128, 6),
-    Tile(16, 64, 4, False): (35, 128, 6),
-    Tile(32, 64, 4, False): (42, 128, 6),
-    Tile(64, 64, 4, True): (54, 128, 5),
-    Tile(64, 128, 8, True): (80, 128, 6),
-    Tile(128, 128, 8, True): (114, 64, 6),
+    Tile(8, 64, 4): (29, 128, 8),
+    Tile(16, 32, 4): (21, 128, 6),
+    Tile(16, 64, 4): (35, 128, 6),
+    Tile(32, 64, 4): (42, 128, 6),
+    Tile(64, 64, 4): (54, 128, 5),
+    Tile(64, 128, 8): (80, 128, 6),
+    Tile(128, 128, 8): (114, 64, 6),
 }
-# Shared memory of Hopper's multiprocessor, and what of it a block can have.
-MULTIPROCESSOR_BYTES, MOST_BYTES = 228 * 1024, 227 * 1024
 TILE_ROWS = tuple(sorted({tile.rows for tile in TILES}))
 
 
@@ -109,72 +105,20 @@ class Kernel(NamedTuple):
     tile: Tile
     stage_k: int
     stages: int
-    slices: int  # of K, added in order
     experts: bool
 
     @classmethod
-    def of(cls, tile: Tile, k: int, *, experts: bool, slices: int = 1) -> "Kernel":
+    def of(cls, tile: Tile, k: int, *, experts: bool) -> "Kernel":
         """For sums of length K."""
         _, longest, stages = TILES[tile]
-        return cls(tile, math.gcd(longest, k // slices), stages, slices, experts)
+        return cls(tile, math.gcd(longest, k), stages, experts)
 
 
 def _launch(kernel: Kernel, tiles: int, n: int, arguments: list[Any]) -> None:
-    """Of a linear layer, while the kernel in front still runs: few_rows.cu waits for its end."""
     compiled, shared_bytes = _compiled(kernel)
-    columns, threads = n // kernel.tile.columns, 32 * kernel.tile.warps
-    if not kernel.experts:
-        shared_bytes = max(shared_bytes, _evenly_spread(tiles * columns * kernel.slices))
-    stream = torch.cuda.current_stream().cuda_stream
-    early = _Attribute(id=_PROGRAMMATIC_STREAM_SERIALIZATION, value=not kernel.experts)
-    grid, block = (tiles, columns, kernel.slices), (threads, 1, 1)
-    launch = _Launch(*grid, *block, shared_bytes, stream, ctypes.pointer(early), 1)
-    values = [_as_c(value) for value in arguments]
-    addresses = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values))
-    error = _driver().cuLaunchKernelEx(ctypes.byref(launch), compiled.func, addresses, None)
-    assert error == 0, f"CUDA does not launch few_rows.cu: error {error}"
-
-
-def _evenly_spread(blocks: int) -> int:
-    """Bytes of shared memory of a block such that no multiprocessor has room for more than others.
-
-    Blocks that start early gather where the kernel in front ends first: half as fast at 32 rows.
-    """
-    share = -(-blocks // NUM_MULTIPROCESSORS)
-    return min(MOST_BYTES, (MULTIPROCESSOR_BYTES // (share + 1) // 1024 + 1) * 1024)
-
-
-# The driver's structures, of cuda.h: PyTorch's own launch knows no attributes.
-_PROGRAMMATIC_STREAM_SERIALIZATION = 6
-
-
-class _Attribute(ctypes.Structure):
-    """CUlaunchAttribute, whose value is a union of 64 bytes."""
-
-    _fields_ = (
-        *(("id", ctypes.c_int), ("padding", ctypes.c_int)),
-        *(("value", ctypes.c_int), ("rest", ctypes.c_char * 60)),
-    )
-
-
-class _Launch(ctypes.Structure):
-    """CUlaunchConfig."""
-
-    _fields_ = (
-        *((f"grid_{axis}", ctypes.c_uint) for axis in "xyz"),
-        *((f"block_{axis}", ctypes.c_uint) for axis in "xyz"),
-        *(("shared_bytes", ctypes.c_uint), ("stream", ctypes.c_void_p)),
-        *(("attributes", ctypes.POINTER(_Attribute)), ("attribute_count", ctypes.c_uint)),
-    )
-
-
-@cache
-def _driver() -> Any:
-    return ctypes.CDLL("libcuda.so.1")
-
-
-def _as_c(value: Any) -> Any:
-    return ctypes.c_void_p(value.data_ptr()) if isinstance(value, Tensor) else ctypes.c_int(value)
+    tile = kernel.tile
+    grid, block = (tiles, n // tile.columns, 1), (32 * tile.warps, 1, 1)
+    compiled(grid=grid, block=block, args=arguments, shared_mem=shared_bytes)
 
 
 def prepare(n: int, k: int, rows: int, experts: bool) -> None:
@@ -193,16 +137,15 @@ def prepare(n: int, k: int, rows: int, experts: bool) -> None:
 @cache
 def _compiled(kernel: Kernel) -> tuple[Any, int]:
     """For the current GPU; and the bytes of shared memory that a block takes."""
-    tile, stage_k, stages, slices, experts = kernel
+    tile, stage_k, stages, experts = kernel
     names = {"ROWS": tile.rows, "COLUMNS": tile.columns, "WARPS": tile.warps}
-    names |= {"TOGETHER": int(tile.together), "SLICES": slices}
     names |= {"STAGE_K": stage_k, "STAGES": stages}
     options = [f"-D{name}={value}" for name, value in names.items()]
     compiled = compile_kernel([*options, f"-DEXPERTS={experts:d}"])
     of_step = 9 * max(64, tile.columns)  # bytes of codes and scales
     of_stage = stage_k // 16 * of_step + tile.rows * 2 * stage_k
     shared_bytes = stages * -(-of_stage // 1024) * 1024
-    compiled.set_shared_memory_config(MOST_BYTES)
+    compiled.set_shared_memory_config(shared_bytes)
     return compiled, shared_bytes
 
 
