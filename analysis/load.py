@@ -25,7 +25,7 @@ from experiments.runs.settings import read_evaluations_of, read_run
 from experiments.study.load import load_study
 from experiments.study.schema import Run, Study
 
-HINT = "run the study"
+HINT = "delete it, if it is there, and run the study"
 TRAIN_AGAIN = "delete the run's folder and train it again"
 # a mean over responses has a value whatever the policy does; k3 KL may overflow
 ALWAYS_DEFINED = (REWARD, RESPONSE_TOKENS)

@@ -26,8 +26,6 @@ from experiments.support.cli import run_cli
 
 def judge_record(record: Path) -> None:
     """Writes a record's claims."""
-    if not (record / "study.yaml").is_file():
-        raise ValueError(f"{record}: no record; make one with make record STUDY={record.name}")
     judge(recorded_study(record), record).write(record)
 
 
@@ -66,6 +64,9 @@ def main() -> None:
     with ProcessPoolExecutor() as pool:
         if args.study:
             record = ROOT / RECORDS / load_study(args.study).study
+            if not (record / "study.yaml").is_file():
+                hint = f"make one with make record STUDY={record.name}"
+                raise ValueError(f"{record}: no record; {hint}")
             judged = pool.submit(judge_record, record)
             drawn = [pool.submit(draw, record, name) for name in figures(record)]
             for it in (judged, *drawn):

@@ -11,6 +11,7 @@ import argparse
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from itertools import chain
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
@@ -182,7 +183,9 @@ def _fill_arm(
     metrics += [Metric(key, fmean(its), moment_ms, step) for (key, step), its in by_step.items()]
     client.log_batch(arm_id, metrics=metrics)
     color = {COLOR: _color(arm, judged.arms)}
-    for tracked in (arm_id, *(find_runs(client, experiment_id, run)[0] for run in arm.runs)):
+    # runs of a study that was renamed are in the experiment of its old name
+    found = (find_runs(client, experiment_id, run)[:1] for run in arm.runs)
+    for tracked in (arm_id, *chain.from_iterable(found)):
         parent = {} if tracked == arm_id else {PARENT: arm_id}
         for key, it in (color | parent).items():
             client.set_tag(tracked, key, it)

@@ -23,6 +23,7 @@ from qat_core.exact.functions import attend, linear, norm, norm_rotate, rotate, 
 from qat_core.exact.halves import linear_in_halves
 from qat_core.exact.layout import Layouts
 from qat_core.exact.operators import HeadNorms, forbid_split_sums
+from qat_core.options import BLOCK_SIZE
 
 ATTENTION = "qat_core_exact"
 HEAD_SIZES = (64, 128)
@@ -30,6 +31,7 @@ HEAD_SIZES = (64, 128)
 # (vllm/config/vllm.py, DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES)
 MODEL_RUNNERS = {"qwen3": 2, "qwen3_moe": 1, "llama": 2, "mistral": 2, "qwen2": 1, "olmoe": 1}
 SHARED_OUT = (".o_proj", ".down_proj")  # linear layers whose sums vLLM's ranks share out
+OF_TWO_RANKS = ("qwen3", "qwen3_moe")  # models that were compared with two ranks
 
 
 class Ranks(NamedTuple):
@@ -63,8 +65,6 @@ def make_exact(model: PreTrainedModel, ranks: Ranks = ONE_RANK) -> None:
     """
     require_exact(model.config)
     require_ranks(model.config, ranks)
-    if ranks.tensor_parallel > 1:
-        _require_no_bias(model)
     forbid_split_sums()
     layouts = Layouts()
     for module in model.modules():
@@ -116,19 +116,23 @@ def require_ranks(config: Any, ranks: Ranks) -> None:
         )
     if ranks.expert_parallel and not getattr(config, "num_experts", None):
         raise ValueError(f"exact: {config.model_type} has no experts that ranks could share out")
-    if count == 1:
-        return
-    if config.model_type == "olmoe":
-        raise ValueError("exact: olmoe norms all heads at once; use 1 tensor parallel rank")
-    for key in ("num_attention_heads", "num_key_value_heads", "num_experts"):
-        if (getattr(config, key, None) or 0) % count:
-            raise ValueError(f"exact: {key} {getattr(config, key)}: {count} ranks cannot share it")
+    if count > 1 and (reason := _why_not_shared(config, ranks)):
+        raise ValueError(f"exact: {reason}; use 1 tensor parallel rank")
 
 
-def _require_no_bias(model: PreTrainedModel) -> None:
-    for name, module in model.named_modules():
-        if name.endswith(SHARED_OUT) and module.bias is not None:
-            raise ValueError(f"exact: {name} has a bias; use 1 tensor parallel rank")
+def _why_not_shared(config: Any, ranks: Ranks) -> str | None:
+    """What of a model two ranks cannot share out, or were never compared with."""
+    if config.model_type not in OF_TWO_RANKS:
+        return f"{config.model_type}: two ranks were compared for {' and '.join(OF_TWO_RANKS)} only"
+    if getattr(config, "attention_bias", False):
+        return "attention_bias: a bias would be added to a sum that ranks share out"
+    block = ranks.tensor_parallel * BLOCK_SIZE  # a rank's part of a sum is of whole blocks
+    steps = {"num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": block}
+    steps |= {"num_experts": 2} if ranks.expert_parallel else {"moe_intermediate_size": block}
+    for key, step in steps.items():
+        if (size := getattr(config, key, None) or 0) % step:
+            return f"{key} {size}: two ranks share out multiples of {step}"
+    return None
 
 
 def _add_as_ranks(model: PreTrainedModel, ranks: Ranks) -> None:

@@ -30,7 +30,7 @@ from qat_core.rollout.vllm.switches import (
 )
 from qat_core.verl import compat
 from qat_core.verl.engine_arguments import require_arguments
-from qat_core.verl.exact_configuration import KEY, complete_exact
+from qat_core.verl.exact_configuration import KEY, complete_exact, require_no_exact_variable
 from qat_core.verl.exact_configuration import MODULE as EXACT_MODULE
 from qat_core.verl.near_misses import require_read
 from qat_core.verl.precedence import require_last_word, said_by_verl
@@ -135,7 +135,7 @@ def complete(config: DictConfig) -> str:
         lambda: require(config, rules),
         lambda: _require_known_keys(config),
         lambda: require_arguments(config),
-        lambda: complete_exact(config) if is_exact else None,
+        lambda: (complete_exact if is_exact else require_no_exact_variable)(config),
         describe,
     )
     if is_exact:

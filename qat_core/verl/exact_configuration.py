@@ -9,6 +9,7 @@ from qat_core.rollout.vllm.switches import (
     EXACT_RANKS_VARIABLE,
     EXACT_SETTINGS,
     EXACT_VARIABLE,
+    KERNELS,
 )
 from qat_core.verl.rules import (
     MODEL,
@@ -57,6 +58,11 @@ RULES = (
     Rule(EXPERT_PARALLEL, one_of(1, 2, None), IN_HALVES),
     Rule(f"{MODEL}.use_liger", is_not_set, "its kernels have other bits; use false"),
     Rule(f"{MODEL}.use_fused_kernels", is_not_set, "its kernels have other bits; use false"),
+    Rule(f"{MODEL}.tiled_mlp.enabled", is_not_set, "not proven; use false"),
+    Rule("actor_rollout_ref.actor.use_prefix_grouper", is_not_set, "not proven; use false"),
+    Rule(f"{ROLLOUT}.multi_turn.enable", is_not_set, "not proven; use false"),
+    Rule(f"{VLLM}.attention_backend", is_not_set, "exact mode names its own; remove the key"),
+    Rule(f"{VLLM}.decode_context_parallel_size", one_of(1, None), "not proven; use 1"),
     Rule(f"{QAT}.scale_policy", one_of("pow2", None), "only it is exact in BF16; use pow2"),
     Rule(REPLAY_MODE, one_of("disabled", None), "exact routes need no replay; remove the key"),
     Rule(PARAM_DTYPE, one_of(None, "bf16", "bfloat16"), "exact kernels compute in BF16; use bf16"),
@@ -71,6 +77,7 @@ RULES = (
 def complete_exact(config: DictConfig) -> None:
     """Fills in what exact training and rollouts need; ValueError for what was never proven."""
     require(config, RULES)
+    _require_no_variable(config, tuple(KERNELS), "exact rollouts choose kernels themselves")
     tensor_parallel, expert_parallel = (
         int(OmegaConf.select(config, key) or 1) for key in (TENSOR_PARALLEL, EXPERT_PARALLEL)
     )
@@ -93,6 +100,18 @@ def complete_exact(config: DictConfig) -> None:
             OmegaConf.update(config, f"{ENVIRONMENT}.{name}", value, force_add=True)
         for key, setting in SETTINGS.items():
             OmegaConf.update(config, key, setting, force_add=True)
+
+
+def require_no_exact_variable(config: DictConfig) -> None:
+    """ValueError where the environment asks for what `+exact=on` alone sets up whole."""
+    exact = (EXACT_VARIABLE, EXACT_RANKS_VARIABLE, EXACT_EXPERT_PARALLEL_VARIABLE)
+    _require_no_variable(config, exact, "+exact=on sets it")
+
+
+def _require_no_variable(config: DictConfig, names: tuple[str, ...], reason: str) -> None:
+    for name in names:
+        if os.environ.get(name) or OmegaConf.select(config, f"{ENVIRONMENT}.{name}"):
+            raise ValueError(f"{name}: {reason}; unset it")
 
 
 def _require_model(config: DictConfig, tensor_parallel: int, expert_parallel: bool) -> None:

@@ -173,14 +173,20 @@ def test_the_contract_names_other_ranks() -> None:
     ("ranks", "sizes", "named"),
     [
         (Ranks(4), {}, "4 tensor parallel ranks: use 1 or 2"),
-        (TWO, {"num_key_value_heads": 1}, "num_key_value_heads 1"),
-        (TWO, {"attention_bias": True}, "self_attn.o_proj has a bias"),
-        (EXPERTS, {}, "llama has no experts"),
+        (TWO, {"num_key_value_heads": 1}, "num_key_value_heads 1: .*; use 1 tensor parallel rank"),
+        (TWO, {"intermediate_size": 528}, "intermediate_size 528: .* multiples of 32"),
+        (TWO, {"attention_bias": True}, "attention_bias: .*; use 1 tensor parallel rank"),
+        (EXPERTS, {}, "qwen3 has no experts"),
     ],
 )
 def test_ranks_that_cannot_be_exact_are_refused(
     ranks: Ranks, sizes: dict[str, int], named: str
 ) -> None:
-    model = tiny_model("llama", head_dim=64, **sizes)
+    model = tiny_model("qwen3", head_dim=64, **sizes)
     with pytest.raises(ValueError, match=named):
         make_exact(model, ranks)
+
+
+def test_two_ranks_are_for_models_that_were_compared_with_them() -> None:
+    with pytest.raises(ValueError, match="llama: two ranks were compared for qwen3 and qwen3_moe"):
+        make_exact(tiny_model("llama", head_dim=64), TWO)

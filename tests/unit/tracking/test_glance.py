@@ -174,6 +174,18 @@ def test_runs_and_study_are_in_mlflow_with_view_and_claims(results: Path) -> Non
     assert study.info.end_time - seed.info.start_time == 60_000
 
 
+def test_a_renamed_studys_runs_stay_in_the_experiment_of_its_old_name(results: Path) -> None:
+    rebuild(results)
+    edit_json(results / "claims.json", lambda it: it.update(study="renamed"))
+    publish.publish_study(results, results)
+    client = MlflowClient(os.environ["MLFLOW_TRACKING_URI"])
+    names = []
+    for study in ("s", "renamed"):
+        found = client.search_runs([client.get_experiment_by_name(study).experiment_id])
+        names.append({it.info.run_name for it in found})
+    assert "moe qat s2" in names[0] and names[1] == {"moe bf16", "moe qat", "study"}
+
+
 @pytest.mark.parametrize(
     ("damage", "line"),
     [

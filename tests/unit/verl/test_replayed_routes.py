@@ -143,7 +143,7 @@ def test_experts_are_shared_out_by_the_tensor_parallel_ranks() -> None:
 
 @pytest.mark.parametrize(
     ("ranks", "named"),
-    [((2, 1), "num_key_value_heads 1: 2 ranks"), ((2, 2), "qwen3 has no experts")],
+    [((2, 1), "num_key_value_heads 1: two ranks"), ((2, 2), "qwen3 has no experts")],
 )
 def test_a_model_that_ranks_cannot_share_is_refused_before_ray_starts(
     tmp_path: Path, ranks: tuple[int, int], named: str
@@ -174,6 +174,11 @@ def test_modules_of_the_user_stay(monkeypatch: pytest.MonkeyPatch) -> None:
         "actor_rollout_ref.model.use_fused_kernels=true",
         "actor_rollout_ref.model.use_liger=true",
         "actor_rollout_ref.actor.fsdp_config.qat.scale_policy=amax",
+        f"{ROLLOUT}.multi_turn.enable=true",
+        "actor_rollout_ref.actor.use_prefix_grouper=true",
+        "actor_rollout_ref.model.tiled_mlp.enabled=true",
+        f"+{ROLLOUT}.engine_kwargs.vllm.attention_backend=TRITON_ATTN",
+        f"+{ROLLOUT}.engine_kwargs.vllm.decode_context_parallel_size=2",
         f"+{ROLLOUT}.engine_kwargs.vllm.compilation_config.mode=3",
         f"+{ROLLOUT}.engine_kwargs.vllm.attention_config.flash_attn_version=2",
     ],
@@ -182,6 +187,23 @@ def test_what_is_not_exact_is_refused_by_its_key(override: str) -> None:
     key = override.partition("=")[0].lstrip("+")
     with pytest.raises(ValueError, match=key):
         _completed("+nvfp4=w4a16", override)
+
+
+@pytest.mark.parametrize(
+    ("exact", "variable", "value"),
+    [
+        (True, "QAT_CORE_EXPERTS_KERNEL", "humming"),
+        (True, "QAT_CORE_LINEAR_KERNEL", "marlin"),
+        (False, "QAT_CORE_EXACT", "1"),
+        (False, "QAT_CORE_EXACT_RANKS", "2"),
+    ],
+)
+def test_variables_that_would_change_it_are_refused(
+    exact: bool, variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ValueError, match=f"{variable}: .*; unset it"):
+        complete(composed(*EXACT[not exact :], "+nvfp4=w4a16"))
 
 
 def test_exact_alone_names_what_is_missing() -> None:
