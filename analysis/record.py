@@ -52,7 +52,8 @@ def record_study(
     Raises:
         ValueError: a run is missing, not finished and evaluated, has other settings, or was made
             by code that no commit holds; no cell is complete, or one, or one and a kept one, mixes
-            base checkpoints; the older record has replications of other settings.
+            base checkpoints; the older record is of other models, or has replications of other
+            settings.
     """
     study = load_study(study_file)
     record = records / study.study
@@ -61,6 +62,7 @@ def record_study(
     _clean_up(record, partial, former)  # after a kill
     runs = _runs_to_record(study, results)
     _require_whole(study, runs, results)
+    _require_same_models(study, record)
     _require_replications_of(study, record)
     kept = _runs_to_keep(study, record, runs, results)
     if not allow_uncommitted:
@@ -121,6 +123,15 @@ def _replace(record: Path, partial: Path, former: Path) -> None:
     if record.exists():
         record.rename(former)
     partial.rename(record)
+
+
+def _require_same_models(study: Study, record: Path) -> None:
+    """ValueError where the record of the study's name is of other models: another study has it."""
+    recorded = record / "study.yaml"
+    if recorded.is_file() and not load_study(recorded).models.keys() & study.models.keys():
+        raise ValueError(
+            f"{record}: the record of another study, with other models; give the study another name"
+        )
 
 
 def _require_replications_of(study: Study, record: Path) -> None:

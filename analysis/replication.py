@@ -66,6 +66,7 @@ class Comparison(BaseModel):
 def planned_study(record: Path) -> dict[str, object]:
     """The record's study with as many seeds, the next ones after all that are recorded."""
     study = _recorded_study(record)
+    read_table(record / "claims.json")  # what will be compared, before anything is trained
     first = max(_used_seeds(record)) + 1
     seeds = list(range(first, first + len(study.seeds)))
     named = {"study": f"{study.study}-seeds{seeds[0]}-{seeds[-1]}", "seeds": seeds}

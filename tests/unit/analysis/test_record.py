@@ -7,6 +7,7 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
+import yaml
 
 from analysis.claims import judge
 from analysis.claims_table import ClaimsTable, read_table
@@ -79,6 +80,18 @@ def test_recorded_claims_are_of_the_recorded_runs(
     record = record_study(study_file, results_dir, tmp_path)
     recorded = read_table(record / "claims.json")
     assert recorded == judge(study, record) != read_table(stale / "claims.json")
+
+
+def test_a_record_is_not_replaced_by_a_study_of_other_models(
+    study_file: Path, results_dir: Path, record: Path
+) -> None:
+    before = contents(record.parent)
+    renamed = yaml.safe_load((record / "study.yaml").read_text())
+    renamed["models"] = {f"other-{name}": it for name, it in renamed["models"].items()}
+    (record / "study.yaml").write_text(yaml.safe_dump(renamed))
+    with pytest.raises(ValueError, match="the record of another study, with other models"):
+        record_study(study_file, results_dir, record.parent)
+    assert contents(record.parent).keys() == before.keys()
 
 
 @pytest.mark.parametrize("file", ["manifest.json", "metrics.jsonl", "eval.json", "drift.jsonl"])

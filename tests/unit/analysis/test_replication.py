@@ -46,6 +46,12 @@ def test_seeds_are_fresh_and_all_else_is_the_records(record: Path, study: Study)
     assert {key: planned[key] for key in same} == {key: recorded[key] for key in same}
 
 
+def test_claims_that_cannot_be_read_are_named_before_anything_is_trained(record: Path) -> None:
+    (record / "claims.json").write_text("{")
+    with pytest.raises(ValueError, match=r"claims\.json"):
+        planned_study(record)
+
+
 def test_what_is_kept_is_shown_and_its_seeds_are_not_used_again(
     record: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
