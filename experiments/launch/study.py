@@ -75,6 +75,9 @@ def follow(arguments: Sequence[str], log: Path, progress: Progress) -> int:
 
     Returns:
         Its exit code.
+
+    Raises:
+        KeyboardInterrupt: it was stopped, and its runs with it.
     """
     # forked: the workflow needs what has been imported here
     program = get_context("fork").Process(target=_snakemake_in_session, args=(arguments, log))
@@ -82,11 +85,12 @@ def follow(arguments: Sequence[str], log: Path, progress: Progress) -> int:
     raise_stop_signals()
     try:
         _tell_until_it_ends(program, progress)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         assert program.pid is not None, "started"
         with suppress(ProcessLookupError):
             os.killpg(program.pid, signal.SIGINT)
         program.join()
+        raise KeyboardInterrupt(f"{str(stop) or 'Ctrl-C'}; the same command goes on") from stop
     if program.exitcode:
         lines = log.read_text(errors="replace").splitlines()
         print("\n".join(lines[-SHOWN_LINES:]), file=sys.stderr)

@@ -1,6 +1,8 @@
 """Bad input ends as one line that names file, key and hint, with no traceback and no results."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -74,9 +76,12 @@ def test_make_run_names_file_and_line_of_bad_yaml(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr + done.stdout
 
 
+SLOW = "open('started', 'w')\nimport time; time.sleep(600)\n"  # a workflow
+
+
 def test_a_study_is_made_by_one_process_at_a_time(tmp_path: Path) -> None:
     slow = tmp_path / "Snakefile"
-    slow.write_text("open('started', 'w')\nimport time; time.sleep(600)\n")
+    slow.write_text(SLOW)
     make = ("experiments.launch.study", SMOKE, "--cores", "1", "--snakefile")
     command = [sys.executable, "-m", *map(str, make), str(slow)]
     first = subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.DEVNULL)
@@ -90,6 +95,25 @@ def test_a_study_is_made_by_one_process_at_a_time(tmp_path: Path) -> None:
     assert (second.returncode, second.stderr) == (2, line)
     again = module(*make, ROOT / "Snakefile", "-n", folder=tmp_path)
     assert again.returncode == 0 and "Study smoke: 2 runs" in again.stderr
+
+
+def test_a_study_that_is_stopped_says_so_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "Snakefile").write_text(SLOW)
+    command = [sys.executable, "-m", "experiments.launch.study", str(SMOKE)]
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    while not (tmp_path / "started").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    _, said = process.communicate()
+    assert (process.returncode, said) == (130, "stopped: SIGINT; the same command goes on\n")
 
 
 def test_settings_on_the_command_line_are_refused(tmp_path: Path) -> None:
