@@ -55,7 +55,9 @@ def describe_packed(config: DictConfig, recipe: Recipe | None) -> str:
     except Exception as error:  # whatever is wrong there, verl's workers will say
         return f"known once workers have read {path} ({type(error).__name__})"
     try:
-        require_reloadable((model_config.architectures or [""])[0])
+        if not model_config.architectures:
+            raise ValueError("config.json: architectures: missing, verl chooses a class by it")
+        require_reloadable(model_config.architectures[0])
         model = _meta_model(model_config, is_trusted)
     except ValueError as error:
         raise ValueError(f"{MODEL}.path: {path}: {error}") from None

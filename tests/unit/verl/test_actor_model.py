@@ -9,6 +9,7 @@ import pytest
 
 from qat_core.verl.rules import VLLM
 from tests.families import tiny_config
+from tests.files import edit_json
 from tests.nano_models import said_to_be_tied, write_nano
 from tests.verl_configurations import COMMAND, CONFIGS, QAT, completed, started
 from tests.workflow.verl_cases import CASES, Case, command
@@ -97,6 +98,13 @@ def test_a_model_whose_head_engines_would_not_read_is_refused(
 def test_a_model_whose_files_workers_would_refuse_is_refused(dense: Path) -> None:
     (dense / "adapter_config.json").touch()
     with pytest.raises(SystemExit, match=rf"error: {PATH}: {dense}: holds adapter_config\.json"):
+        started(*COMMAND, f"{PATH}={dense}")
+
+
+def test_a_model_that_names_no_class_is_refused(dense: Path) -> None:
+    edit_json(dense / "config.json", lambda config: config.pop("architectures"))
+    message = rf"error: {PATH}: {dense}: config.json: architectures: missing"
+    with pytest.raises(SystemExit, match=message):
         started(*COMMAND, f"{PATH}={dense}")
 
 
