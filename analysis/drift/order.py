@@ -123,11 +123,12 @@ def order_table(runs: Runs) -> str:
     """Markdown: a row a layer and a kind of weight, an arm's columns next to each other."""
     rows = []
     for group in GROUPS:
-        tables = _same_rows({arm: moved(seeds, group) for arm, seeds in runs.items()})
-        for name in map(str, next(iter(tables.values())).index):
+        same = _same_rows({arm: moved(seeds, group) for arm, seeds in runs.items()})
+        tables = {arm: table.rename(index=str) for arm, table in same.items()}
+        for name in next(iter(tables.values())).index:
             row = {"Weights": f"layer {name}" if group == "layer" else name}
             for arm, seeds in runs.items():
-                row[arm] = _show_moved(tables[arm].rename(index=str), name)
+                row[arm] = _show_moved(tables[arm], name)
                 if kl := layer_kl(seeds):
                     has_own = group == "layer" and name in kl
                     row[f"{arm}, KL"] = f"{kl[name]:.1e}" if has_own else EMPTY

@@ -126,7 +126,7 @@ def _why_not_shared(config: Any, ranks: Ranks) -> str | None:
         return f"{config.model_type}: two ranks were compared for {' and '.join(OF_TWO_RANKS)} only"
     if getattr(config, "attention_bias", False):
         return "attention_bias: a bias would be added to a sum that ranks share out"
-    block = ranks.tensor_parallel * BLOCK_SIZE  # a rank's part of a sum is of whole blocks
+    block = 2 * BLOCK_SIZE  # a rank's part of a sum is of whole blocks
     steps = {"num_attention_heads": 2, "num_key_value_heads": 2, "intermediate_size": block}
     steps |= {"num_experts": 2} if ranks.expert_parallel else {"moe_intermediate_size": block}
     for key, step in steps.items():

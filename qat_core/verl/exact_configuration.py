@@ -1,6 +1,7 @@
 """What `+exact=on` implies, and what of a verl configuration it refuses, before Ray starts."""
 
 import os
+from collections.abc import Iterator, Mapping
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -9,7 +10,9 @@ from qat_core.rollout.vllm.switches import (
     EXACT_RANKS_VARIABLE,
     EXACT_SETTINGS,
     EXACT_VARIABLE,
-    KERNELS,
+    EXACT_VARIABLES,
+    require_no_kernels,
+    require_unset,
 )
 from qat_core.verl.rules import (
     MODEL,
@@ -77,7 +80,8 @@ RULES = (
 def complete_exact(config: DictConfig) -> None:
     """Fills in what exact training and rollouts need; ValueError for what was never proven."""
     require(config, RULES)
-    _require_no_variable(config, tuple(KERNELS), "exact rollouts choose kernels themselves")
+    for environment in _environments(config):
+        require_no_kernels(environment)
     tensor_parallel, expert_parallel = (
         int(OmegaConf.select(config, key) or 1) for key in (TENSOR_PARALLEL, EXPERT_PARALLEL)
     )
@@ -104,14 +108,14 @@ def complete_exact(config: DictConfig) -> None:
 
 def require_no_exact_variable(config: DictConfig) -> None:
     """ValueError where the environment asks for what `+exact=on` alone sets up whole."""
-    exact = (EXACT_VARIABLE, EXACT_RANKS_VARIABLE, EXACT_EXPERT_PARALLEL_VARIABLE)
-    _require_no_variable(config, exact, "+exact=on sets it")
+    for environment in _environments(config):
+        require_unset(EXACT_VARIABLES, environment, "+exact=on sets it")
 
 
-def _require_no_variable(config: DictConfig, names: tuple[str, ...], reason: str) -> None:
-    for name in names:
-        if os.environ.get(name) or OmegaConf.select(config, f"{ENVIRONMENT}.{name}"):
-            raise ValueError(f"{name}: {reason}; unset it")
+def _environments(config: DictConfig) -> Iterator[Mapping[str, str]]:
+    """This process's, and what Ray's workers get beside it."""
+    yield os.environ
+    yield OmegaConf.select(config, ENVIRONMENT) or {}
 
 
 def _require_model(config: DictConfig, tensor_parallel: int, expert_parallel: bool) -> None:

@@ -22,6 +22,7 @@ from qat_core.rollout.vllm.switches import (
     is_exact,
     kernel_named_by,
     require_known_variables,
+    require_no_kernels,
 )
 
 _chosen: dict[str, str] = {}  # by variable, of the process's first engine
@@ -98,9 +99,7 @@ def require_exact() -> None:
 
     from qat_core.rollout.vllm.humming import library as humming
 
-    for variable in KERNELS:
-        if os.environ.get(variable):
-            raise ValueError(f"{variable}: exact rollouts choose kernels themselves; unset it")
+    require_no_kernels(os.environ)
     require_vllm(f"{EXACT_VARIABLE}=1", vllm.__version__, ("0.24",))
     humming.require(EXACT_VARIABLE, vllm.__version__)
 

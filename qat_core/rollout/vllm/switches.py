@@ -1,7 +1,7 @@
 """Variables of the environment that tell vLLM's processes what to serve."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,7 @@ EXACT_VARIABLE = "QAT_CORE_EXACT"  # see `exact/`; set by `VllmEngine` and by `+
 # of rollouts, for trainers: how many, and whether they share out experts; set by `+exact=on`
 EXACT_RANKS_VARIABLE = "QAT_CORE_EXACT_RANKS"
 EXACT_EXPERT_PARALLEL_VARIABLE = "QAT_CORE_EXACT_EXPERT_PARALLEL"
+EXACT_VARIABLES = (EXACT_VARIABLE, EXACT_RANKS_VARIABLE, EXACT_EXPERT_PARALLEL_VARIABLE)
 COVERAGE_VARIABLE = "QAT_CORE_COVERAGE"  # where verl's engine writes what it packs
 MARLIN, MARLIN_UNPACK, HUMMING = "marlin", "marlin-unpack", "humming"
 KERNELS = {  # the first is served unless the variable names another
@@ -33,8 +34,7 @@ def require_known_variables() -> None:
         ValueError: with a line for each variable `QAT_CORE_*` that nothing reads, or whose value is
             none of its own.
     """
-    exact = (EXACT_VARIABLE, EXACT_RANKS_VARIABLE, EXACT_EXPERT_PARALLEL_VARIABLE)
-    known = (*KERNELS, IN_PLACE_VARIABLE, *exact, COVERAGE_VARIABLE)
+    known = (*KERNELS, IN_PLACE_VARIABLE, *EXACT_VARIABLES, COVERAGE_VARIABLE)
     others = [it for it in os.environ if it.startswith("QAT_CORE_") and it not in known]
     refused = [f"{it}: nothing reads it; the variables are {', '.join(known)}" for it in others]
     checks: list[Callable[[], object]] = [partial(kernel_named_by, it) for it in KERNELS]
@@ -45,6 +45,18 @@ def require_known_variables() -> None:
             refused.append(str(error))
     if refused:
         raise ValueError("\n".join(refused))
+
+
+def require_no_kernels(environment: Mapping[str, str]) -> None:
+    """ValueError where an environment names kernels beside exact rollouts."""
+    require_unset(KERNELS, environment, "exact rollouts choose kernels themselves")
+
+
+def require_unset(names: Iterable[str], environment: Mapping[str, str], reason: str) -> None:
+    """ValueError for a variable that an environment has."""
+    for name in names:
+        if environment.get(name):
+            raise ValueError(f"{name}: {reason}; unset it")
 
 
 def is_in_place_allowed() -> bool:
