@@ -28,6 +28,8 @@ class Case:
         passes: how many batches of the largest size.
         ranks: of FSDP2; 1 is no FSDP2.
         is_offloaded: FSDP2's shards lie in the CPU's memory.
+        has_moments: AdamW's; a model too large for them moves by the signs of its gradients, which
+            is AdamW's first step.
         engine_ranks: tensor parallel ones of the engine.
         expert_parallel: they share out whole experts.
         adds_as_ranks: the trainer adds what they share out as they do.
@@ -45,6 +47,7 @@ class Case:
     passes: int = 3
     ranks: int = 1
     is_offloaded: bool = False
+    has_moments: bool = True
     engine_ranks: int = 1
     expert_parallel: bool = False
     adds_as_ranks: bool = True
@@ -70,11 +73,13 @@ def cases() -> dict[str, Case]:
     }
     qwen3_8b_layers = qwen3_8b | {"num_hidden_layers": 8}
     on_two: dict[str, Any] = {"states": (0, 1, 10), "passes": 1, "ranks": 2}
+    half = Case(read_architecture("qwen3-30b-a3b-half"), has_moments=False, **on_two)
     two_ranks = {
         "two-ranks-qwen3-8b-8-layers-nvfp4": Case(qwen3_8b_layers, **on_two),
         "two-ranks-qwen3-8b-8-layers-bf16": Case(qwen3_8b_layers, packed=False, **on_two),
         "two-ranks-qwen3-30b-a3b-6-layers-nvfp4": Case(qwen3_30b, **on_two),
         "two-ranks-moe-128-nvfp4-offloaded": replace(moe, is_offloaded=True, **on_two),
+        "two-ranks-qwen3-30b-a3b-half-nvfp4": replace(half, batches=(1, 64, 257)),
     }
     by_two: dict[str, Any] = {"passes": 1, "engine_ranks": 2}
     shared_out = {

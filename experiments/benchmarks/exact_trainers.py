@@ -50,8 +50,9 @@ class Trainer:
             model.gradient_checkpointing_enable({"use_reentrant": False})
             offload = CPUOffloadPolicy() if case.is_offloaded else OffloadPolicy()
             shard(model, model.model.layers, offload_policy=offload)
-        self._model, self._device = model, device
-        self._optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+        self._model, self._device, self._has_moments = model, device, case.has_moments
+        optimizer = torch.optim.AdamW if case.has_moments else torch.optim.SGD
+        self._optimizer = optimizer(model.parameters(), lr=LEARNING_RATE)
 
     def needed(self) -> dict[str, str]:
         """The contract with an engine."""
@@ -65,6 +66,9 @@ class Trainer:
         found = log_probs(logits, ids[:, 1:], model_runner(self._model.config))
         loss = -(advantages * found).mean()
         loss.backward()  # type: ignore[no-untyped-call]
+        if not self._has_moments:
+            for weight in self._model.parameters():
+                weight.grad.sign_()
         self._optimizer.step()
         self._optimizer.zero_grad()
 

@@ -127,7 +127,8 @@ def _trainer_name(case: Case) -> str:
     name = "exact" if case.exact_trainer else "transformers"
     ranks = f", FSDP2 over {case.ranks} GPUs" if case.ranks > 1 else ""
     added = "" if case.adds_as_ranks else ", added as one rank"
-    return f"{name}{ranks}{', offloaded' if case.is_offloaded else ''}{added}"
+    moved = "" if case.has_moments else ", moved by signs"
+    return f"{name}{ranks}{', offloaded' if case.is_offloaded else ''}{moved}{added}"
 
 
 def _samples(engine: VllmEngine, case: Case, state: int) -> Iterator[tuple[str, Rollouts]]:

@@ -20,6 +20,7 @@ class Case(NamedTuple):
         overrides: what its command has beside `common`, and in its place.
         steps: how many steps there have to be.
         metrics: of which every step has to have one with a value other than 0.
+        zeros: metrics that every step has to have as 0.
         model: what is trained.
         nodes: of Ray, all on this machine.
         gpus: that it needs; 0: CPU workers.
@@ -33,6 +34,7 @@ class Case(NamedTuple):
     overrides: dict[str, Any]
     steps: int = 2
     metrics: tuple[str, ...] = ("actor/grad_norm",)
+    zeros: tuple[str, ...] = ()
     model: str = "nano-dense"
     nodes: int = 1
     gpus: int = 0

@@ -1,4 +1,4 @@
-"""Runs of verl on GPUs at Qwen3-8B's shape, for `tests/workflow/verl_runs.py`.
+"""Runs of verl on GPUs at Qwen3's shapes, for `tests/workflow/verl_runs.py`.
 
 Settings are those of a study's run. Its weights are random, drawn by each rank from a seed.
 """
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from experiments.base.seeded import write_seeded_base
 from experiments.study.load import load_study
-from experiments.study.schema import ROOT
+from experiments.study.schema import ROOT, Study
 from experiments.verl.command import (
     CONFIGURATION,
     Command,
@@ -18,31 +18,48 @@ from experiments.verl.command import (
 )
 from tests.workflow.verl_cases import ACTOR, DIGESTS, PPO, REWARD, ROLLOUT, Case
 
-STUDY = ROOT / "experiments" / "studies" / "qwen3_smoke.yaml"
-MODEL = "qwen3-8b-random"
+MODEL, HALF_MOE = "qwen3-8b-random", "qwen3-30b-a3b-half-random"
+STUDIES = {MODEL: "qwen3_smoke", HALF_MOE: "qwen3_moe_half_smoke"}
 _COMMON = {
     "trainer.n_gpus_per_node": 2,
     "trainer.save_freq": -1,
     f"{ACTOR}.optim.lr": 1e-5,  # the study's is lost in most BF16 weights
     "reward.custom_reward_function.path": REWARD,
 }
-_METRICS = ("actor/grad_norm", "rollout_corr/k3_kl", "timing_s/gen", "timing_s/step")
+_TIMES = ("actor/grad_norm", "timing_s/gen", "timing_s/update_actor", "timing_s/step")
+_METRICS = (*_TIMES, "rollout_corr/k3_kl")
+_TWO_RANKS = _COMMON | {
+    f"{ROLLOUT}.tensor_model_parallel_size": 2,
+    f"{ROLLOUT}.engine_kwargs.vllm.distributed_executor_backend": "mp",
+    # 3 GB are needed; without a size of its own vLLM would measure what others leave
+    f"+{ROLLOUT}.engine_kwargs.vllm.kv_cache_memory_bytes": 2**33,
+}
+_EXACT_ON_TWO = Case(
+    "Qwen3-8B's shape on two GPUs, `rollout.tensor_model_parallel_size=2`, `+exact=on`: no log-prob "
+    "of any step differs in any bit",
+    PPO,
+    _TWO_RANKS | {"+exact": "on"},
+    steps=4,
+    metrics=_TIMES,
+    zeros=("training/rollout_logprobs_mismatch_count", "rollout_corr/k3_kl"),
+    model=MODEL,
+    gpus=2,
+)
+_HALF_MOE_ON_TWO = _EXACT_ON_TWO._replace(
+    title=_EXACT_ON_TWO.title.replace("Qwen3-8B's shape", "half of Qwen3-30B-A3B"), model=HALF_MOE
+)
 GPU_CASES = {
     "tensor-parallel-8b": Case(
         "Qwen3-8B's shape on two GPUs, `rollout.tensor_model_parallel_size=2`",
         PPO,
-        _COMMON
-        | {
-            f"{ROLLOUT}.tensor_model_parallel_size": 2,
-            f"{ROLLOUT}.engine_kwargs.vllm.distributed_executor_backend": "mp",
-            # 3 GB are needed; without a size of its own vLLM would measure what others leave
-            f"+{ROLLOUT}.engine_kwargs.vllm.kv_cache_memory_bytes": 2**33,
-        },
+        _TWO_RANKS,
         steps=4,
         metrics=_METRICS,
         model=MODEL,
         gpus=2,
     ),
+    "exact-tensor-parallel-8b": _EXACT_ON_TWO,
+    "exact-tensor-parallel-half-30b": _HALF_MOE_ON_TWO,
     "published-8b": Case(
         "Qwen3-8B's shape on one GPU with published settings: FP32 master weights, 0.9 of the "
         "memory for rollouts with sleep, dynamic batch sizes, `scale_policy=amax`; offloaded to "
@@ -70,12 +87,16 @@ GPU_CASES = {
 
 def write_base(case: Case, folder: Path) -> None:
     """The case's model, in a new folder."""
-    write_seeded_base(load_study(STUDY), case.model, folder)
+    write_seeded_base(_study(case), case.model, folder)
+
+
+def _study(case: Case) -> Study:
+    return load_study(ROOT / "experiments" / "studies" / f"{STUDIES[case.model]}.yaml")
 
 
 def gpu_command(case: Case, folder: Path, out: Path) -> Command:
     """A case's, whose model and data lie in a folder; its files go to `out`."""
-    study = load_study(STUDY)
+    study = _study(case)
     paths = RunPaths(
         repository=ROOT,
         model=folder / case.model,

@@ -96,7 +96,11 @@ def _steps(case: Case, out: Path) -> dict[str, Any]:
     for name in case.metrics:
         if not all(row.get(name) for row in rows):
             raise ValueError(f"{out}: {name}: {[row.get(name) for row in rows]}")
-    return {"steps": len(rows), "metrics": {n: [row[n] for row in rows] for n in case.metrics}}
+    for name in case.zeros:
+        if not all(row.get(name) == 0 for row in rows):
+            raise ValueError(f"{out}: {name}: {[row.get(name) for row in rows]}, not 0")
+    names = case.metrics + case.zeros
+    return {"steps": len(rows), "metrics": {name: [row[name] for row in rows] for name in names}}
 
 
 def _syncs(out: Path) -> dict[str, Any]:
