@@ -22,8 +22,9 @@ COLUMNS = {
 }
 NOTE = (
     "Log-probs of sampled tokens that differ in any bit, over all states of the weights and all "
-    "ways of batching. After: optimizer steps and a sync. A control leaves one ingredient out, and "
-    "has to differ."
+    "ways of batching. After: optimizer steps and a sync. Moved by signs: a step moves weights by "
+    "the signs of their gradients, as AdamW's first does; its moments do not fit. A control leaves "
+    "one ingredient out, and has to differ."
 )
 
 

@@ -27,18 +27,18 @@ _COMMON = {
     "reward.custom_reward_function.path": REWARD,
 }
 _TIMES = ("actor/grad_norm", "timing_s/gen", "timing_s/update_actor", "timing_s/step")
-_METRICS = (*_TIMES, "rollout_corr/k3_kl")
-_TWO_RANKS = _COMMON | {
-    f"{ROLLOUT}.tensor_model_parallel_size": 2,
-    f"{ROLLOUT}.engine_kwargs.vllm.distributed_executor_backend": "mp",
-    # 3 GB are needed; without a size of its own vLLM would measure what others leave
-    f"+{ROLLOUT}.engine_kwargs.vllm.kv_cache_memory_bytes": 2**33,
-}
 _EXACT_ON_TWO = Case(
-    "Qwen3-8B's shape on two GPUs, `rollout.tensor_model_parallel_size=2`, `+exact=on`: no log-prob "
-    "of any step differs in any bit",
+    "Qwen3-8B's shape on two GPUs, `rollout.tensor_model_parallel_size=2`, `+exact=on`: no "
+    "log-prob of any step differs in any bit",
     PPO,
-    _TWO_RANKS | {"+exact": "on"},
+    _COMMON
+    | {
+        "+exact": "on",
+        f"{ROLLOUT}.tensor_model_parallel_size": 2,
+        f"{ROLLOUT}.engine_kwargs.vllm.distributed_executor_backend": "mp",
+        # 3 GB are needed; without a size of its own vLLM would measure what others leave
+        f"+{ROLLOUT}.engine_kwargs.vllm.kv_cache_memory_bytes": 2**33,
+    },
     steps=4,
     metrics=_TIMES,
     zeros=("training/rollout_logprobs_mismatch_count", "rollout_corr/k3_kl"),
@@ -49,15 +49,6 @@ _HALF_MOE_ON_TWO = _EXACT_ON_TWO._replace(
     title=_EXACT_ON_TWO.title.replace("Qwen3-8B's shape", "half of Qwen3-30B-A3B"), model=HALF_MOE
 )
 GPU_CASES = {
-    "tensor-parallel-8b": Case(
-        "Qwen3-8B's shape on two GPUs, `rollout.tensor_model_parallel_size=2`",
-        PPO,
-        _TWO_RANKS,
-        steps=4,
-        metrics=_METRICS,
-        model=MODEL,
-        gpus=2,
-    ),
     "exact-tensor-parallel-8b": _EXACT_ON_TWO,
     "exact-tensor-parallel-half-30b": _HALF_MOE_ON_TWO,
     "published-8b": Case(
@@ -77,7 +68,7 @@ GPU_CASES = {
             f"{ROLLOUT}.gpu_memory_utilization": 0.9,
             f"{ROLLOUT}.max_num_batched_tokens": 32768,
         },
-        metrics=_METRICS,
+        metrics=(*_TIMES, "rollout_corr/k3_kl"),
         model=MODEL,
         gpus=1,
         modules=(DIGESTS, "tests.workflow.verl_unpinned"),
