@@ -194,25 +194,15 @@ class _LogProbs(Function):
         return log_prob_grad(grad, *ctx.saved_tensors), None, None
 
 
-def with_another(x: Tensor) -> Tensor:
-    """Two rows (2, K) whose first is x, a single one; the second is any, and costs no copy.
-
-    It is what lies behind x in its memory, where `kernels.norm` has left room for it, or x again.
-    """
-    row = x.reshape(1, -1)
-    end = (row.storage_offset() + 2 * row.shape[-1]) * row.element_size()
-    if row.requires_grad or not row.is_contiguous() or row.untyped_storage().nbytes() < end:
-        return row.expand(2, -1)
-    return row.as_strided((2, row.shape[-1]), (row.shape[-1], 1))
-
-
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x @ weight.T, BF16 (..., N) of BF16 (..., K); the product is rounded before a bias is added.
 
-    A single row is multiplied with another: cuBLAS may split the sums of one, whatever it is told.
+    A single row is multiplied twice, as cuBLAS may split the sums of one, whatever it is told.
     """
     is_one_row = x.numel() == x.shape[-1]
-    out = F.linear(with_another(x), weight)[:1] if is_one_row else F.linear(x, weight)
+    out = (
+        F.linear(x.reshape(1, -1).expand(2, -1), weight)[:1] if is_one_row else F.linear(x, weight)
+    )
     out = out.view(*x.shape[:-1], -1)
     return out if bias is None else out + bias
 
