@@ -115,7 +115,8 @@ def _completed(*overrides: str) -> Any:
 
 @pytest.mark.parametrize("precision", ["w4a16", "off"])
 def test_one_key_sets_all_that_exact_runs_need(precision: str) -> None:
-    config = _completed(f"+nvfp4={precision}")
+    config = composed(*EXACT, f"+nvfp4={precision}")
+    assert complete(config).endswith("; kernels: exact")
     variables = OmegaConf.select(config, ENVIRONMENT)
     assert variables.QAT_CORE_EXACT == "1"
     assert (variables.QAT_CORE_EXACT_RANKS, variables.QAT_CORE_EXACT_EXPERT_PARALLEL) == ("1", "0")
