@@ -96,7 +96,7 @@ def _exact(paths: Sequence[Path]) -> Row:
     return _row(
         "Exact mode: log-probs of sampled tokens that differ in any bit",
         f"{unequal:,}",
-        f"of {tokens:,}",
+        f"of {tokens:,} compared",
         "docs/exact.md",
     )
 

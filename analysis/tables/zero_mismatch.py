@@ -22,9 +22,10 @@ COLUMNS = {
 }
 NOTE = (
     "Log-probs of sampled tokens that differ in any bit, over all states of the weights and all "
-    "ways of batching. After: optimizer steps and a sync. Moved by signs: a step moves weights by "
-    "the signs of their gradients, as AdamW's first does; its moments do not fit. A control leaves "
-    "one ingredient out, and has to differ."
+    "ways of batching; each rank of FSDP2 compares all tokens, and counts them. After: optimizer "
+    "steps and a sync. Moved by signs: a step moves weights by the signs of their gradients, as "
+    "AdamW's first does; its moments do not fit. A control leaves one ingredient out, and has to "
+    "differ."
 )
 
 

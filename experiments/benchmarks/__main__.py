@@ -52,7 +52,9 @@ COMMANDS = {
             "--cases",
             nargs="+",
             choices=CASES,
+            metavar="CASE",
             default=[it for it in CASES if CASES[it].num_gpus == 1],
+            help=f"of {', '.join(CASES)}; by default all for one GPU",
         ),
     ),
 }

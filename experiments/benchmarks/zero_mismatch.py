@@ -14,7 +14,7 @@ have to be named. `--device cpu` rehearses.
 import argparse
 import random
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,10 +55,14 @@ def compare_case(name: str, case: Case, device: str) -> list[dict[str, Any]]:
         served = plan(meta_model(checkpoint), recipe) if recipe else None
         engine = start_engine(case, checkpoint, served, _settings(case, device))
         trainer = (RankedTrainer if case.ranks > 1 else Trainer)(case, checkpoint, device)
-    rows, steps = [], 0
+    rows: list[dict[str, Any]] = []
+    sampled: Rollouts | None = None
+    steps = 0
     for state in case.states:
         for _ in range(state - steps):
             trainer.train()
+        if sampled and not trainer.compare(sampled)["unequal"]:
+            raise ValueError(f"{name}: steps {steps} to {state} moved no log-prob")
         steps = state
         if case.expected_zero:
             engine.require_contract(trainer.needed())
@@ -161,7 +165,10 @@ def main(arguments: argparse.Namespace) -> None:
     require_device(device)
     chosen = {name: cases()[name] for name in arguments.cases}
     require_gpus_for("--cases", [case.num_gpus for case in chosen.values()], device)
-    setup = {"benchmark": "zero_mismatch", **origin(device, vllm=vllm_version())}
+    where = origin(device, arguments.record, vllm=vllm_version())
+    setup = {"benchmark": "zero_mismatch", **where}
+    _read_without(arguments.record, setup, chosen)  # a mistake is refused before an hour's work
+    arguments.record.parent.mkdir(parents=True, exist_ok=True)
     for name, case in chosen.items():
         if device == "cpu":
             case = replace(
@@ -175,6 +182,17 @@ def main(arguments: argparse.Namespace) -> None:
             )
         rows = call_in_subprocess(compare_case, name, case, device)
         with FileLock(Path(tempfile.gettempdir()) / f"{arguments.record.name}.lock"):
-            record = read_continued(arguments.record, setup) or {**setup, "comparisons": []}
+            record = _read_without(arguments.record, setup, [name])
             record["comparisons"] += rows
             write_json(arguments.record, record)
+
+
+def _read_without(path: Path, setup: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """The record that these cases are added to; ValueError where it has one, or is another's."""
+    record = read_continued(path, setup) or {**setup, "comparisons": []}
+    known = {row["case"] for row in record["comparisons"]}
+    if again := [name for name in names if name in known]:
+        raise ValueError(
+            f"--cases: {', '.join(again)}: {path} has them; name others, or a new file"
+        )
+    return record

@@ -44,14 +44,11 @@ def describe_packed(config: DictConfig, recipe: Recipe | None) -> str:
         ValueError: with a line for each reason why the model cannot be synced, or not with this
             recipe, or cannot replay routes.
     """
-    given: Any = OmegaConf.to_container(config.actor_rollout_ref.model, resolve=True)
+    given = _given(config)
     path, is_trusted = given.get("path"), bool(given.get("trust_remote_code"))
-    trained = given.get("override_config") or {}
-    trained = trained.get("model_config", trained)
+    trained = _trained(given)
     try:
-        read = _read_config(given.get("hf_config_path") or path, is_trusted)
-        model_config = deepcopy(read)
-        _update(model_config, trained)
+        read, model_config = read_configs(config)
     except Exception as error:  # whatever is wrong there, verl's workers will say
         return f"known once workers have read {path} ({type(error).__name__})"
     try:
@@ -83,6 +80,26 @@ def describe_packed(config: DictConfig, recipe: Recipe | None) -> str:
     if found:
         raise ValueError("\n".join(found))
     return _packed(unchecked)
+
+
+def read_configs(config: DictConfig) -> tuple[Any, Any]:
+    """The configuration of the actor's model as its file has it, and as verl trains it."""
+    given = _given(config)
+    is_trusted = bool(given.get("trust_remote_code"))
+    read = _read_config(given.get("hf_config_path") or given.get("path"), is_trusted)
+    model_config = deepcopy(read)
+    _update(model_config, _trained(given))
+    return read, model_config
+
+
+def _given(config: DictConfig) -> Any:
+    return OmegaConf.to_container(config.actor_rollout_ref.model, resolve=True)
+
+
+def _trained(given: Mapping[str, Any]) -> Any:
+    """What verl's keys change of the model's configuration."""
+    changes = given.get("override_config") or {}
+    return changes.get("model_config", changes)
 
 
 def _require_files(model: nn.Module, path: str) -> None:

@@ -168,13 +168,15 @@ def _what_runs(config: DictConfig, recipe: Recipe | None) -> str:
     from qat_core.verl.actor_model import describe_packed  # torch, which others here need not load
 
     packed = describe_packed(config, recipe)
+    is_exact = OmegaConf.select(config, KEY)
     if recipe is None:
-        return "qat_core: BF16 in training and rollouts, synced through this project's worker"
+        said = "qat_core: BF16 in training and rollouts, synced through this project's worker"
+        return f"{said}; kernels: exact" if is_exact else said
     trained = "NVFP4" if OmegaConf.select(config, f"{QAT}.train") else "BF16"
     kernels = ", ".join(f"{what} {kernel_named_by(it)}" for it, what in KERNELS_OF.items())
     if OmegaConf.select(config, "trainer.device") == "cpu":
         kernels = "unpacked to BF16, on a CPU"
-    elif OmegaConf.select(config, KEY):
+    elif is_exact:
         kernels = "exact"
     return (
         f"qat_core: rollouts in NVFP4 ({recipe.mode}), trained in {trained}; scale_policy "

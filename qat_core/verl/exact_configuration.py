@@ -56,7 +56,12 @@ RULES = (
     Rule(f"{ROLLOUT}.temperature", one_of(1, 1.0), "proven at 1; use 1"),
     Rule(f"{ROLLOUT}.top_p", one_of(1, 1.0), "proven at 1; use 1"),
     Rule(f"{ROLLOUT}.top_k", one_of(-1), "proven without; use -1"),
-    Rule(f"{ROLLOUT}.dtype", one_of("bfloat16"), "proven in bfloat16"),
+    Rule(
+        f"{ROLLOUT}.logprobs_mode",
+        one_of("processed_logprobs", None),
+        "proven with processed_logprobs; remove the key",
+    ),
+    Rule(f"{ROLLOUT}.dtype", one_of("bfloat16"), "proven in bfloat16; use bfloat16"),
     Rule(TENSOR_PARALLEL, one_of(1, 2), IN_HALVES),
     Rule(EXPERT_PARALLEL, one_of(1, 2, None), IN_HALVES),
     Rule(f"{MODEL}.use_liger", is_not_set, "its kernels have other bits; use false"),
@@ -64,6 +69,11 @@ RULES = (
     Rule(f"{MODEL}.tiled_mlp.enabled", is_not_set, "not proven; use false"),
     Rule("actor_rollout_ref.actor.use_prefix_grouper", is_not_set, "not proven; use false"),
     Rule(f"{ROLLOUT}.multi_turn.enable", is_not_set, "not proven; use false"),
+    Rule(
+        f"{ROLLOUT}.agent.default_agent_loop",
+        one_of(None, "single_turn_agent"),
+        "not proven; use single_turn_agent",
+    ),
     Rule(f"{VLLM}.attention_backend", is_not_set, "exact mode names its own; remove the key"),
     Rule(f"{VLLM}.decode_context_parallel_size", one_of(1, None), "not proven; use 1"),
     Rule(f"{QAT}.scale_policy", one_of("pow2", None), "only it is exact in BF16; use pow2"),
@@ -119,15 +129,13 @@ def _environments(config: DictConfig) -> Iterator[Mapping[str, str]]:
 
 
 def _require_model(config: DictConfig, tensor_parallel: int, expert_parallel: bool) -> None:
-    """Of a model whose configuration is on this machine; others are refused by their workers."""
-    from transformers import AutoConfig
-
+    """Of a model whose configuration can be read here; others are refused by their workers."""
     from qat_core.exact.model import Ranks, require_exact, require_ranks
+    from qat_core.verl.actor_model import read_configs
 
-    path = OmegaConf.select(config, f"{MODEL}.path")
     try:
-        model = AutoConfig.from_pretrained(path, local_files_only=True)
-    except (OSError, ValueError):
+        _, model = read_configs(config)
+    except Exception:  # said by `describe_packed`
         return
     require_exact(model)
     require_ranks(model, Ranks(tensor_parallel, expert_parallel))

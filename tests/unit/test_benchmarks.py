@@ -4,20 +4,24 @@ import argparse
 import json
 import os
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 from torch import nn
 
 from analysis.tables.rows import rows_sections
-from experiments.benchmarks import engines, parameter
+from experiments.benchmarks import engines, parameter, zero_mismatch
 from experiments.benchmarks.__main__ import main
+from experiments.benchmarks.architectures import DENSE
 from experiments.benchmarks.bitwise import State, compare, differing, digests, summary
 from experiments.benchmarks.engine_tables import TABLES, rows_of
+from experiments.benchmarks.exact_cases import Case
 from experiments.benchmarks.main_job import stages
 from experiments.benchmarks.qat_layers import QAT_ARMS, apply_arm, layer_stack, step_inputs
 from experiments.benchmarks.records import ENGINE_PACKAGES, shape_of
@@ -142,6 +146,50 @@ def test_a_resumed_record_keeps_its_engines_and_gets_the_others(
 def test_a_record_of_another_setting_is_not_gone_on_with(arguments: argparse.Namespace) -> None:
     with pytest.raises(ValueError, match=r"record\.json: settings differs: name a new file"):
         engines.record_engines(arguments, "serving", {"share": 0.5}, measure)
+
+
+def test_cases_are_added_to_a_record_of_the_same_setting_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is refused is refused before a case is run."""
+    monkeypatch.setattr(zero_mismatch, "origin", lambda *_, **__: SETUP)
+    monkeypatch.setattr(zero_mismatch, "vllm_version", lambda: "0.24.0")
+    asked: list[str] = []
+
+    def run(_: object, name: str, *__: object) -> list[dict[str, str]]:
+        asked.append(name)
+        return [{"case": name}]
+
+    monkeypatch.setattr(zero_mismatch, "call_in_subprocess", run)
+    record = tmp_path / "new" / "record.json"
+
+    def add(*names: str) -> None:
+        zero_mismatch.main(argparse.Namespace(record=record, device="cpu", cases=names))
+
+    add("moe-128-nvfp4")
+    add("control-amax", "dense-128-bf16")
+    with pytest.raises(ValueError, match=r"--cases: control-amax: .*record\.json has them"):
+        add("dense-64-bf16", "control-amax")
+    edit_json(record, lambda kept: kept.update(benchmark="verl_runs"))
+    with pytest.raises(ValueError, match=r"record\.json: benchmark differs: name a new file"):
+        add("dense-64-bf16")
+    assert asked == ["moe-128-nvfp4", "control-amax", "dense-128-bf16"]
+    assert [row["case"] for row in read_json(record)["comparisons"]] == asked
+
+
+@pytest.mark.parametrize("moved", [0, 1])
+def test_steps_that_move_no_log_prob_are_no_comparison(
+    moved: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trainer and engine would agree without a sync."""
+    found = {"tokens": 1, "unequal": moved, "largest_difference": 0.0, "k3_kl": 0.0}
+    stand_in = MagicMock(**{"compare.return_value": found, "sample.return_value": rollouts(0.0)})
+    for name in ("Trainer", "start_engine", "write_random_checkpoint"):
+        monkeypatch.setattr(zero_mismatch, name, lambda *_: stand_in)
+    case = Case(DENSE, packed=False, states=(0, 1), batches=(2,), passes=1)
+    refused = pytest.raises(ValueError, match="a case: steps 0 to 1 moved no log-prob")
+    with nullcontext() if moved else refused:
+        assert zero_mismatch.compare_case("a case", case, "cpu")[-1]["after"] == 1
 
 
 REPORT = """<testsuites><testsuite>

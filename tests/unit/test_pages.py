@@ -47,7 +47,7 @@ def test_the_row_of_the_exact_mode_is_there_when_its_record_is(tmp_path: Path) -
         comparisons = [dict(zip(keys, row, strict=True)) for row in of_record]
         path = tmp_path / "benchmarks" / EXACT.replace("*", gpus)
         path.write_text(json.dumps({"comparisons": comparisons}))
-    assert "differ in any bit | **0** | of 1,500 |" in front_text(tmp_path)
+    assert "differ in any bit | **0** | of 1,500 compared |" in front_text(tmp_path)
     assert len(re.findall(r"^\| [^W-]", front_text(tmp_path), re.MULTILINE)) <= 8
 
 

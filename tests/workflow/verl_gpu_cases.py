@@ -23,7 +23,7 @@ STUDIES = {MODEL: "qwen3_smoke", HALF_MOE: "qwen3_moe_half_smoke"}
 _COMMON = {
     "trainer.n_gpus_per_node": 2,
     "trainer.save_freq": -1,
-    f"{ACTOR}.optim.lr": 1e-5,  # the study's is lost in most BF16 weights
+    f"{ACTOR}.optim.lr": 1e-5,  # moves 15 % of BF16 weights a step, the study's 2 %
     "reward.custom_reward_function.path": REWARD,
 }
 _TIMES = ("actor/grad_norm", "timing_s/gen", "timing_s/update_actor", "timing_s/step")

@@ -115,7 +115,8 @@ def _completed(*overrides: str) -> Any:
 
 @pytest.mark.parametrize("precision", ["w4a16", "off"])
 def test_one_key_sets_all_that_exact_runs_need(precision: str) -> None:
-    config = _completed(f"+nvfp4={precision}")
+    config = composed(*EXACT, f"+nvfp4={precision}")
+    assert complete(config).endswith("; kernels: exact")
     variables = OmegaConf.select(config, ENVIRONMENT)
     assert variables.QAT_CORE_EXACT == "1"
     assert (variables.QAT_CORE_EXACT_RANKS, variables.QAT_CORE_EXACT_EXPERT_PARALLEL) == ("1", "0")
@@ -157,6 +158,17 @@ def test_a_model_that_ranks_cannot_share_is_refused_before_ray_starts(
         _completed("+nvfp4=off", model, *overrides)
 
 
+def test_the_model_is_judged_as_verl_trains_it(tmp_path: Path) -> None:
+    Qwen3Config(head_dim=64, architectures=["Qwen3ForCausalLM"]).save_pretrained(tmp_path)
+    changes = (
+        f"{ROLLOUT}.engine_kwargs.vllm.hf_overrides",
+        "actor_rollout_ref.model.override_config",
+    )
+    overrides = [f"+{section}.hidden_act=gelu" for section in changes]
+    with pytest.raises(ValueError, match="hidden_act gelu: proven for silu only"):
+        _completed("+nvfp4=off", f"actor_rollout_ref.model.path={tmp_path}", *overrides)
+
+
 def test_modules_of_the_user_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VERL_USE_EXTERNAL_MODULES", "mine")
     variables = OmegaConf.select(_completed("+nvfp4=off"), ENVIRONMENT)
@@ -175,6 +187,8 @@ def test_modules_of_the_user_stay(monkeypatch: pytest.MonkeyPatch) -> None:
         "actor_rollout_ref.model.use_liger=true",
         "actor_rollout_ref.actor.fsdp_config.qat.scale_policy=amax",
         f"{ROLLOUT}.multi_turn.enable=true",
+        f"{ROLLOUT}.agent.default_agent_loop=tool_agent",
+        f"{ROLLOUT}.logprobs_mode=raw_logprobs",
         "actor_rollout_ref.actor.use_prefix_grouper=true",
         "actor_rollout_ref.model.tiled_mlp.enabled=true",
         f"+{ROLLOUT}.engine_kwargs.vllm.attention_backend=TRITON_ATTN",
