@@ -249,6 +249,7 @@ _OF_VERL = (
     *_for(
         "the count of what differs",
         "verl.utils.debug.metrics:calculate_debug_metrics",
+        "verl.utils.tracking:Tracking.log",
         instead="verl 8025",
     ),
 )

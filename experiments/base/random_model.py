@@ -17,13 +17,17 @@ from experiments.study.model_config import read_model_config
 from experiments.support.device import require_device
 
 SIGMA = 0.5
+NOISE = 0.1  # of vectors
 LARGEST_SIGMA = 10  # beyond it factors of some rows are infinite
 
 
 def write_random_checkpoint(
     config: dict[str, Any], folder: Path, seed: int, device: str, sigma: float = SIGMA
 ) -> None:
-    """A BF16 checkpoint whose rows differ in size, so that rounding matters, with a tokenizer."""
+    """A BF16 checkpoint with a tokenizer.
+
+    Rows differ in size, so that rounding matters; norms are not 1, nor biases 0, so that they do.
+    """
     write_architecture(config, folder)
     torch.manual_seed(seed)
     with torch.device(device):
@@ -31,6 +35,7 @@ def write_random_checkpoint(
             AutoConfig.from_pretrained(folder), dtype=torch.bfloat16
         )
     spread_rows(model, sigma)
+    move_vectors(model)
     model.save_pretrained(folder)
 
 
@@ -50,6 +55,14 @@ def spread_rows(model: nn.Module, sigma: float = SIGMA) -> None:
         if parameter.ndim >= 2:
             factor = torch.randn(*parameter.shape[:-1], 1, device=parameter.device)
             parameter.mul_((sigma * factor).exp().to(parameter.dtype))
+
+
+@torch.no_grad()
+def move_vectors(model: nn.Module) -> None:
+    """Adds noise to the weights of norms and to biases, which a new model has as ones and zeros."""
+    for parameter in model.parameters():
+        if parameter.ndim == 1:
+            parameter.add_(NOISE * torch.randn_like(parameter))
 
 
 def main(arguments: argparse.Namespace) -> None:

@@ -17,6 +17,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from analysis.markdown import markdown_table
 from experiments.runs.provenance import origin
 from experiments.study.schema import ROOT
@@ -182,6 +184,9 @@ def main() -> None:
     arguments = parser.parse_args()
     if unknown := set(arguments.cases) - set(CASES):
         parser.error(f"no case {', '.join(unknown)}; there are {', '.join(CASES)}")
+    for name in arguments.cases:
+        if CASES[name].gpus > torch.cuda.device_count():
+            parser.error(f"{name}: needs {CASES[name].gpus} CUDA GPUs")
     out = arguments.out.resolve()
     names = arguments.cases or [name for name, case in CASES.items() if not case.gpus]
     prepare(out / "base", map(CASES.__getitem__, names))

@@ -1,5 +1,6 @@
 """`+routing_replay=r3` and `+exact=on` in verl: what they imply, and what they refuse."""
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +11,7 @@ from omegaconf import OmegaConf
 from transformers import Qwen3Config
 from verl.utils.config import omega_conf_to_dataclass
 
+from qat_core.exact.count import COUNT
 from qat_core.routing import NO_ROUTE
 from qat_core.verl.configuration import complete
 from qat_core.verl.exact_configuration import ENVIRONMENT
@@ -236,7 +238,6 @@ def _data(theirs: list[list[float]]) -> Any:
 
 
 def test_equal_log_probs_count_zero_and_padding_does_not_count() -> None:
-    from qat_core.exact.count import COUNT
     from qat_core.verl.exact_count import with_count
 
     assert with_count(_data([[-1.0, -2.0], [-3.0, 9.0]]))[COUNT] == 0
@@ -248,3 +249,25 @@ def test_a_log_prob_with_other_bits_ends_the_run_with_its_place() -> None:
     one_bit_off = float(torch.nextafter(torch.tensor(-2.0), torch.tensor(0.0)))
     with pytest.raises(ValueError, match="1 of 3 log-probs differ, first of response 0 at token 1"):
         with_count(_data([[-1.0, one_bit_off], [-3.0, 9.0]]))
+
+
+@pytest.mark.parametrize(
+    ("metrics", "is_refused"),
+    [
+        pytest.param({"actor/grad_norm": 1.0}, True, id="trained-and-not-counted"),
+        pytest.param({"actor/grad_norm": 1.0, COUNT: 0.0}, False, id="counted"),
+        pytest.param({"val-core/reward": 1.0}, False, id="validated"),
+    ],
+)
+def test_a_step_that_was_not_counted_ends_the_run(
+    metrics: dict[str, float], is_refused: bool
+) -> None:
+    from qat_core.verl.exact_count import Tracking
+
+    logged: list[dict[str, float]] = []
+    backend = SimpleNamespace(log=lambda data, step: logged.append(data))
+    tracking: Any = SimpleNamespace(logger={"file": backend})
+    refused = pytest.raises(ValueError, match=r"step 3: .* no log-prob was compared")
+    with refused if is_refused else nullcontext():
+        Tracking.log(tracking, metrics, step=3)
+    assert logged == [metrics] * (not is_refused)
