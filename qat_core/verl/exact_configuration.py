@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -137,5 +138,16 @@ def _require_model(config: DictConfig, tensor_parallel: int, expert_parallel: bo
         _, model = read_configs(config)
     except Exception:  # said by `describe_packed`
         return
-    require_exact(model)
-    require_ranks(model, Ranks(tensor_parallel, expert_parallel))
+    with _named(f"{MODEL}.path", "train another model, or leave +exact=on out"):
+        require_exact(model)
+    with _named(TENSOR_PARALLEL):
+        require_ranks(model, Ranks(tensor_parallel, expert_parallel))
+
+
+@contextmanager
+def _named(key: str, fix: str | None = None) -> Iterator[None]:
+    """Names the key, and the fix, in a ValueError about the model."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError("; ".join(filter(None, (f"{key}: {error}", fix)))) from None

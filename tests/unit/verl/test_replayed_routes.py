@@ -167,7 +167,10 @@ def test_the_model_is_judged_as_verl_trains_it(tmp_path: Path) -> None:
         "actor_rollout_ref.model.override_config",
     )
     overrides = [f"+{section}.hidden_act=gelu" for section in changes]
-    with pytest.raises(ValueError, match="hidden_act gelu: proven for silu only"):
+    with pytest.raises(
+        ValueError,
+        match=r"model\.path: exact: hidden_act gelu: proven for silu only; train another",
+    ):
         _completed("+nvfp4=off", f"actor_rollout_ref.model.path={tmp_path}", *overrides)
 
 
