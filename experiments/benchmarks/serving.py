@@ -4,9 +4,9 @@
         --compile qwen3-8b:humming qwen3-8b:nvfp4 qwen3-8b:bf16
 
 Random weights on 90 % of a GPU, CUDA graphs for decoding; with `--compile` as vLLM is by default,
-torch.compile and CUDA graphs of what is around attention in other steps. `nvfp4` is Marlin;
-`humming` is `QAT_CORE_{LINEAR,EXPERTS}_KERNEL=humming`, `vllm-humming` likewise, `humming-experts`
-only the latter, `repeatable` the latter with `QAT_CORE_LINEAR_KERNEL=marlin-unpack`; `exact` and
+torch.compile and CUDA graphs of what is around attention in other steps. `nvfp4` is vLLM's own
+choice, Marlin; `humming` is `QAT_CORE_{LINEAR,EXPERTS}_KERNEL=humming`, `humming-experts` only the
+latter, `repeatable` the latter with `QAT_CORE_LINEAR_KERNEL=marlin-unpack`; `exact` and
 `exact-bf16` are of the exact mode, which has no torch.compile. Measured are prompts of 32 tokens
 with 128 new ones, prefill of 8,192 tokens in four prompts, and the rollouts of one training step:
 256 and 1,024 prompts with 2,048 new tokens each, of which as many run at once as the KV cache
