@@ -28,7 +28,6 @@ from experiments.support.device import require_device
 from experiments.support.json_files import write_json
 from qat_core.exact.functions import linear
 from qat_core.exact.operators import forbid_split_sums
-from qat_core.exact.slices import shared_linear, slices_of
 from qat_core.nvfp4 import dequantize, global_scale, group_amax, quantize
 from qat_core.rollout.vllm.switches import EXACT_VARIABLE
 from qat_core.rollout.vllm.tile_layout import to_layout, unpack
@@ -78,8 +77,8 @@ def random_packed(*shape: int) -> tuple[Packed, Tensor]:
     return (*laid_out, multiplier.contiguous()), dequantize(packed)
 
 
-def linear_calls(n: int, k: int, rows: int, is_shared: bool) -> tuple[Calls, Tensor]:
-    """What is timed of a linear layer, and the expected bits; shared: see `exact.slices`."""
+def linear_calls(n: int, k: int, rows: int) -> tuple[Calls, Tensor]:
+    """What is timed of a linear layer, and the expected bits."""
     from qat_core.rollout.vllm.humming import few_rows
 
     packed, weight = random_packed(n, k)
@@ -95,17 +94,13 @@ def linear_calls(n: int, k: int, rows: int, is_shared: bool) -> tuple[Calls, Ten
 
     def unpacked(*held: Tensor) -> Tensor:
         forbid_split_sums()
-        return product(x, unpack(*held))
+        return linear(x, unpack(*held))
 
-    def ours(words: Tensor, scale: Tensor, multiplier: Tensor) -> Tensor:
-        return few_rows.multiply(x, words, scale, multiplier, slices)
-
-    product, slices = (shared_linear, slices_of(n, k)) if is_shared else (linear, 1)
     forbid_split_sums()
-    expected = product(x, weight)
+    expected = linear(x, weight)
     return {
         "bf16": [partial(bf16, it) for it in weights],
-        "ours": [partial(ours, *it) for it in all_packed],
+        "ours": [partial(few_rows.multiply, x, *it) for it in all_packed],
         "unpacked": [partial(unpacked, *it) for it in all_packed],
     }, expected
 
@@ -146,10 +141,9 @@ def measure(shape: str) -> Iterator[Row]:
     for layer, (n, k) in layer_sizes(config).items():
         for rows in ROWS:
             torch.manual_seed(0)
+            is_linear = not layer.startswith("experts")
             calls, expected = (
-                expert_calls(n, k, rows, config)
-                if layer.startswith("experts")
-                else linear_calls(n, k, rows, is_shared=layer in ("o", "down"))
+                linear_calls(n, k, rows) if is_linear else expert_calls(n, k, rows, config)
             )
             ways = {arm: of_arm for arm, of_arm in calls.items() if arm != "bf16"}
             unequal = sum(int((of_arm[0]() != expected).sum()) for of_arm in ways.values())

@@ -1,7 +1,5 @@
 """Tiles of Humming, where they are chosen and what they multiply; our products of few rows."""
 
-import itertools
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,9 +7,7 @@ from torch import Tensor
 
 pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 
-from qat_core.exact.functions import linear
 from qat_core.exact.operators import forbid_split_sums
-from qat_core.exact.slices import add_up, slices_of
 from qat_core.nvfp4 import PackedTensor, dequantize, global_scale, group_amax, quantize
 from qat_core.rollout.vllm.humming import experts as humming_experts
 from qat_core.rollout.vllm.humming import library as humming
@@ -152,7 +148,7 @@ def served(packed: PackedTensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 ROWS = (2, 7, 8, 9, 31, 64, 65, 300)
-LAYERS = [(64, 64), (4096, 12288), (2048, 4096), (6144, 4096), (576, 1536), (192, 320)]
+LAYERS = [(64, 64), (4096, 12288), (6144, 4096), (576, 1536), (192, 320)]
 
 
 def _packed(*shape: int) -> PackedTensor:
@@ -173,39 +169,13 @@ def test_bits_of_every_tile_are_those_of_the_unpacked_weight(
     forbid_split_sums()
     packed = _packed(n, k)
     weight = dequantize(packed)
-    products = {1: F.linear, slices_of(n, k): add_up}
     for tile in [it for it in few_rows.TILES if n % it.columns == 0]:
         monkeypatch.setattr(few_rows, "fastest", lambda *_, tile=tile: tile)
-        for rows, (slices, product) in itertools.product(ROWS, products.items()):
+        for rows in ROWS:
             x = torch.randn(rows, k, device="cuda", dtype=torch.bfloat16)
-            found = few_rows.multiply(x, *served(packed), slices)
-            assert torch.equal(found, product(x, weight)), (tile, rows, slices)
-            assert torch.equal(found[:1], few_rows.multiply(x[:1], *served(packed), slices))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize(("n", "k"), [(4096, 12288), (2048, 4096), (2048, 8192)])
-def test_halves_of_long_sums_are_added_whatever_the_rows(n: int, k: int) -> None:
-    forbid_split_sums()
-    x = torch.randn(5000, k, device="cuda", dtype=torch.bfloat16)
-    weight = torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
-    pairs = zip(x.chunk(2, -1), weight.chunk(2, -1), strict=True)
-    first, second = (torch.mm(part, it.T, out_dtype=torch.float32) for part, it in pairs)
-    expected = (first + second).bfloat16()
-    for rows in (1, *ROWS, 4096, 4097, 5000):
-        assert torch.equal(add_up(x[:rows], weight), expected[:rows]), rows
-    assert not torch.equal(F.linear(x, weight), expected)
-
-
-@pytest.mark.gpu
-def test_a_single_row_is_multiplied_with_whatever_lies_behind_it() -> None:
-    forbid_split_sums()
-    x = torch.randn(2, 4096, device="cuda", dtype=torch.bfloat16)
-    weight = torch.randn(128, 4096, device="cuda", dtype=torch.bfloat16)
-    expected = F.linear(x, weight)[:1]
-    x[1] = torch.nan
-    assert torch.equal(linear(x[:1], weight), expected)
-    assert torch.equal(linear(x[:1].clone(), weight), expected)
+            found = few_rows.multiply(x, *served(packed))
+            assert torch.equal(found, F.linear(x, weight)), (tile, rows)
+            assert torch.equal(found[:1], few_rows.multiply(x[:1], *served(packed)))
 
 
 @pytest.mark.gpu

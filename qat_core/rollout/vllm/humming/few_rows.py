@@ -43,21 +43,18 @@ def tile_rows(rows: int) -> int:
     return next((tile for tile in TILE_ROWS if rows <= tile), TILE_ROWS[-1])
 
 
-def multiply(
-    x: Tensor, words: Tensor, scale: Tensor, multiplier: Tensor, slices: int = 1
-) -> Tensor:
+def multiply(x: Tensor, words: Tensor, scale: Tensor, multiplier: Tensor) -> Tensor:
     """x (rows, K) times a weight, BF16 (rows, N).
 
     Args:
         x: BF16, contiguous.
         words, scale, multiplier: see `tile_layout.unpack`.
-        slices: of K, see `qat_core.exact.slices`.
     """
     (rows, k), n = x.shape, scale.shape[-1]
     out = x.new_empty(rows, n)
-    tile = fastest(rows, n, slices)
+    tile = fastest(rows, n)
     arguments = [x, words, scale, multiplier, out, x, x, x, rows, n, k, 1]
-    _launch(Kernel.of(tile, k, slices=slices), -(-rows // tile.rows), n, arguments)
+    _launch(Kernel.of(tile, k, experts=False), -(-rows // tile.rows), n, arguments)
     return out
 
 
@@ -85,11 +82,11 @@ def multiply_experts(
 
 
 @cache
-def fastest(rows: int, n: int, slices: int) -> Tile:
+def fastest(rows: int, n: int) -> Tile:
     """The tile whose blocks, one a multiprocessor, are done first."""
 
     def time(tile: Tile) -> int:
-        blocks = -(-rows // tile.rows) * (n // tile.columns) * slices
+        blocks = -(-rows // tile.rows) * (n // tile.columns)
         return TILES[tile][0] * -(-blocks // NUM_MULTIPROCESSORS)
 
     return min((tile for tile in TILES if n % tile.columns == 0), key=time)
@@ -108,41 +105,41 @@ class Kernel(NamedTuple):
     tile: Tile
     stage_k: int
     stages: int
-    slices: int
     experts: bool
 
     @classmethod
-    def of(cls, tile: Tile, k: int, *, slices: int = 1, experts: bool = False) -> "Kernel":
+    def of(cls, tile: Tile, k: int, *, experts: bool) -> "Kernel":
         """For sums of length K."""
         _, longest, stages = TILES[tile]
-        return cls(tile, math.gcd(longest, k // slices), stages, slices, experts)
+        return cls(tile, math.gcd(longest, k), stages, experts)
 
 
 def _launch(kernel: Kernel, tiles: int, n: int, arguments: list[Any]) -> None:
     compiled, shared_bytes = _compiled(kernel)
     tile = kernel.tile
-    grid, block = (tiles, n // tile.columns, kernel.slices), (32 * tile.warps, 1, 1)
+    grid, block = (tiles, n // tile.columns, 1), (32 * tile.warps, 1, 1)
     compiled(grid=grid, block=block, args=arguments, shared_mem=shared_bytes)
 
 
-def prepare(n: int, k: int, rows: int, slices: int) -> None:
-    """Compiles what products of up to so many rows need, before a graph is captured."""
-    for tile in {fastest(count, n, slices) for count in range(1, rows + 1)}:
-        _compiled(Kernel.of(tile, k, slices=slices))
+def prepare(n: int, k: int, rows: int, experts: bool) -> None:
+    """Compiles what products of up to so many rows need, with a weight (N, K).
 
-
-def prepare_experts(n: int, k: int, rows: int) -> None:
-    """As `prepare`; rows of one in the mean."""
-    for tile in {widest(count, n) for count in TILE_ROWS if count <= tile_rows(rows)}:
-        _compiled(Kernel.of(tile, k, experts=True))
+    Before a graph is captured; of experts, rows of one in the mean.
+    """
+    if experts:
+        tiles = {widest(count, n) for count in TILE_ROWS if count <= tile_rows(rows)}
+    else:
+        tiles = {fastest(count, n) for count in range(1, rows + 1)}
+    for tile in tiles:
+        _compiled(Kernel.of(tile, k, experts=experts))
 
 
 @cache
 def _compiled(kernel: Kernel) -> tuple[Any, int]:
     """For the current GPU; and the bytes of shared memory that a block takes."""
-    tile, stage_k, stages, slices, experts = kernel
+    tile, stage_k, stages, experts = kernel
     names = {"ROWS": tile.rows, "COLUMNS": tile.columns, "WARPS": tile.warps}
-    names |= {"STAGE_K": stage_k, "STAGES": stages, "SLICES": slices}
+    names |= {"STAGE_K": stage_k, "STAGES": stages}
     options = [f"-D{name}={value}" for name, value in names.items()]
     compiled = compile_kernel([*options, f"-DEXPERTS={experts:d}"])
     of_step = 9 * max(64, tile.columns)  # bytes of codes and scales
