@@ -24,8 +24,9 @@ from experiments.runs.record import Record, file_of, has_file, record_of
 from experiments.runs.settings import read_evaluations_of, read_run
 from experiments.study.load import load_study
 from experiments.study.schema import Run, Study
+from experiments.support.json_files import DELETE
 
-HINT = "delete it, if it is there, and run the study"
+HINT = f"{DELETE}run the study"
 TRAIN_AGAIN = "delete the run's folder and train it again"
 # a mean over responses has a value whatever the policy does; k3 KL may overflow
 ALWAYS_DEFINED = (REWARD, RESPONSE_TOKENS)

@@ -9,7 +9,8 @@ from pydantic import TypeAdapter, ValidationError
 
 Json = dict[str, Any]
 Parsed = TypeVar("Parsed")
-REMAKE = "delete it and run the study again"  # true of every file that the workflow makes
+DELETE = "delete it and "
+REMAKE = f"{DELETE}run the study again"  # true of every file that the workflow makes
 
 
 def parse_object(text: str | bytes, where: str, hint: str) -> Json:
@@ -54,7 +55,7 @@ def read_bytes(path: Path, hint: str) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
-        raise ValueError(f"{path}: missing; {hint}") from None
+        raise ValueError(f"{path}: missing; {hint.removeprefix(DELETE)}") from None
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}; {hint}") from None
 

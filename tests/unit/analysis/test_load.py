@@ -63,7 +63,7 @@ def test_records_load_like_results(study: Study, results_dir: Path, tmp_path: Pa
         ("eval.json", "{", r"eval.json: not JSON"),
         ("manifest.json", '{"status": "finished", "run": "x"}', r"manifest.json: study: missing"),
         *(
-            (file, None, rf"{RUN.id}/{file}: missing; delete it, if it is there, and run the study")
+            (file, None, rf"{RUN.id}/{file}: missing; run the study")
             for file in ("metrics.jsonl", "eval.json", "manifest.json")
         ),
     ],
