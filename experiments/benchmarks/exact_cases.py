@@ -73,13 +73,15 @@ def cases() -> dict[str, Case]:
     }
     qwen3_8b_layers = qwen3_8b | {"num_hidden_layers": 8}
     on_two: dict[str, Any] = {"states": (0, 1, 10), "passes": 1, "ranks": 2}
-    half = Case(read_architecture("qwen3-30b-a3b-half"), has_moments=False, **on_two)
+    half = read_architecture("qwen3-30b-a3b-half")
     two_ranks = {
         "two-ranks-qwen3-8b-8-layers-nvfp4": Case(qwen3_8b_layers, **on_two),
         "two-ranks-qwen3-8b-8-layers-bf16": Case(qwen3_8b_layers, packed=False, **on_two),
         "two-ranks-qwen3-30b-a3b-6-layers-nvfp4": Case(qwen3_30b, **on_two),
         "two-ranks-moe-128-nvfp4-offloaded": replace(moe, is_offloaded=True, **on_two),
-        "two-ranks-qwen3-30b-a3b-half-nvfp4": replace(half, batches=(1, 64, 257)),
+        "two-ranks-qwen3-30b-a3b-half-nvfp4": Case(
+            half, has_moments=False, batches=(1, 64, 257), **on_two
+        ),
     }
     by_two: dict[str, Any] = {"passes": 1, "engine_ranks": 2}
     shared_out = {

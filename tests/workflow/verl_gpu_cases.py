@@ -16,6 +16,7 @@ from experiments.verl.command import (
     build_configuration,
     to_yaml,
 )
+from qat_core.exact.count import COUNT
 from tests.workflow.verl_cases import ACTOR, DIGESTS, PPO, REWARD, ROLLOUT, Case
 
 MODEL, HALF_MOE = "qwen3-8b-random", "qwen3-30b-a3b-half-random"
@@ -41,7 +42,7 @@ _EXACT_ON_TWO = Case(
     },
     steps=4,
     metrics=_TIMES,
-    zeros=("training/rollout_logprobs_mismatch_count", "rollout_corr/k3_kl"),
+    zeros=(COUNT, "rollout_corr/k3_kl"),
     model=MODEL,
     gpus=2,
 )
