@@ -59,7 +59,7 @@ _PROCESS = "process_weights_after_loading"
 _EXACT = {
     "a residual's norm with one block size": (f"{_LAYERS}.layernorm:rms_norm_batch_invariant",),
     "cuBLAS in place of Triton": (
-        f"{_LAYERS}.linear:linear_batch_invariant",
+        f"{_LAYERS}.linear:UnquantizedLinearMethod.apply",
         f"{_LAYERS}.vocab_parallel_embedding:linear_batch_invariant",
     ),
     "a single row lies as many": (f"{_LAYERS}.logits_processor:LogitsProcessor._get_logits",),

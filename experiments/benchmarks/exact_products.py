@@ -28,6 +28,7 @@ from experiments.support.device import require_device
 from experiments.support.json_files import write_json
 from qat_core.exact.functions import linear
 from qat_core.exact.operators import forbid_split_sums
+from qat_core.exact.slices import shared_linear, slices_of
 from qat_core.nvfp4 import dequantize, global_scale, group_amax, quantize
 from qat_core.rollout.vllm.switches import EXACT_VARIABLE
 from qat_core.rollout.vllm.tile_layout import to_layout, unpack
@@ -77,8 +78,8 @@ def random_packed(*shape: int) -> tuple[Packed, Tensor]:
     return (*laid_out, multiplier.contiguous()), dequantize(packed)
 
 
-def linear_calls(n: int, k: int, rows: int) -> tuple[Calls, Tensor]:
-    """What is timed of a linear layer, and the expected bits."""
+def linear_calls(n: int, k: int, rows: int, is_shared: bool) -> tuple[Calls, Tensor]:
+    """What is timed of a linear layer, and the expected bits; shared: see `exact.slices`."""
     from qat_core.rollout.vllm.humming import few_rows
 
     packed, weight = random_packed(n, k)
@@ -94,13 +95,17 @@ def linear_calls(n: int, k: int, rows: int) -> tuple[Calls, Tensor]:
 
     def unpacked(*held: Tensor) -> Tensor:
         forbid_split_sums()
-        return linear(x, unpack(*held))
+        return product(x, unpack(*held))
 
+    def ours(words: Tensor, scale: Tensor, multiplier: Tensor) -> Tensor:
+        return few_rows.multiply(x, words, scale, multiplier, slices)
+
+    product, slices = (shared_linear, slices_of(n, k)) if is_shared else (linear, 1)
     forbid_split_sums()
-    expected = linear(x, weight)
+    expected = product(x, weight)
     return {
         "bf16": [partial(bf16, it) for it in weights],
-        "ours": [partial(few_rows.multiply, x, *it) for it in all_packed],
+        "ours": [partial(ours, *it) for it in all_packed],
         "unpacked": [partial(unpacked, *it) for it in all_packed],
     }, expected
 
@@ -115,7 +120,7 @@ def expert_calls(n: int, k: int, tokens: int, config: Mapping[str, Any]) -> tupl
     x = torch.randn(tokens if is_first else pairs, k, device="cuda", dtype=torch.bfloat16)
     ids = torch.rand(tokens, count, device="cuda").topk(top_k).indices.int()
     routing = experts._Routing(ids, count, None)
-    tile = few_rows.tile_rows(pairs // count)
+    tile = few_rows.tile_rows(pairs, count)
 
     def ours() -> Tensor:
         out = x.new_empty(pairs, n)
@@ -141,9 +146,10 @@ def measure(shape: str) -> Iterator[Row]:
     for layer, (n, k) in layer_sizes(config).items():
         for rows in ROWS:
             torch.manual_seed(0)
-            is_linear = not layer.startswith("experts")
             calls, expected = (
-                linear_calls(n, k, rows) if is_linear else expert_calls(n, k, rows, config)
+                expert_calls(n, k, rows, config)
+                if layer.startswith("experts")
+                else linear_calls(n, k, rows, is_shared=layer in ("o", "down"))
             )
             ways = {arm: of_arm for arm, of_arm in calls.items() if arm != "bf16"}
             unequal = sum(int((of_arm[0]() != expected).sum()) for of_arm in ways.values())

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qat_core.exact import experts, functions, halves, layout, model, operators
+from qat_core.exact import experts, functions, halves, layout, model, operators, products, slices
 
 CONTRACT_NAME = "qat_core:contract"  # of the tensor that carries it through a stream
 ALIGNMENT = 4  # bytes, as for all tensors of a stream
@@ -29,7 +29,7 @@ ENGINE = "qat_core.rollout.vllm.exact.install"
 NEEDED = {
     "batch-invariant mode": "True",
     "norm": f"{ENGINE}.norm",
-    "linear layers": "qat_core.exact.functions.linear",
+    "linear layers": f"{ENGINE}.linear_layer",
     "attention layer": f"{ENGINE}.attention_layer",
     "SwiGLU": f"{ENGINE}.silu_mul",
     "attention": f"{ENGINE}.attend",
@@ -47,7 +47,7 @@ def shared(config: Any) -> dict[str, str]:
     from qat_core.exact import kernels  # Triton, which a machine without a GPU may lack
 
     fields = {name: getattr(config, name, None) for name in FIELDS}
-    modules = (experts, functions, halves, kernels, layout, model, operators)
+    modules = (experts, functions, halves, kernels, layout, model, operators, products, slices)
     code = "".join(map(inspect.getsource, modules))
     return {
         **{name: version(name) for name in PACKAGES},

@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
@@ -17,6 +16,7 @@ from qat_core.exact.backward import (
 )
 from qat_core.exact.layout import Layout
 from qat_core.exact.operators import HeadNorms, operators_for
+from qat_core.exact.products import is_prepared, product_by, whole
 
 
 class _Norm(Function):
@@ -195,15 +195,8 @@ class _LogProbs(Function):
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x @ weight.T, BF16 (..., N) of BF16 (..., K); the product is rounded before a bias is added.
-
-    A single row is multiplied twice, as cuBLAS may split the sums of one, whatever it is told.
-    """
-    is_one_row = x.numel() == x.shape[-1]
-    out = (
-        F.linear(x.reshape(1, -1).expand(2, -1), weight)[:1] if is_one_row else F.linear(x, weight)
-    )
-    out = out.view(*x.shape[:-1], -1)
+    """x @ weight.T, BF16 (..., N) of BF16 (..., K), rounded before a bias is added."""
+    out = product_by(whole, x, weight) if is_prepared(weight) else whole(x, weight)
     return out if bias is None else out + bias
 
 

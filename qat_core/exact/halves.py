@@ -6,8 +6,8 @@ two. A sum of more numbers has an order, which libraries choose by size and mach
 vLLM's embedding is such a sum too, with a row of zeros: it loses the sign of a zero, as the first
 product does in any case.
 
-The products are operators of their own, so that a fake-quantized weight comes rounded and whole:
-a half of it could not be rounded. Backward they are one product each, as without ranks.
+A product of experts is an operator of its own, so that fake-quantized weights come rounded and
+whole: a half of one could not be rounded. Backward they are one product each, as without ranks.
 """
 
 from typing import Any
@@ -17,14 +17,15 @@ from torch import Tensor
 from torch.autograd import Function
 
 from qat_core.exact.backward import weighted_sum_grads
-from qat_core.exact.functions import linear, weighted_sum
+from qat_core.exact.functions import weighted_sum
 from qat_core.exact.operators import operators_for
+from qat_core.exact.products import product_by
+from qat_core.exact.slices import add_up
 
 
-@torch.library.custom_op("qat_core::linear_in_halves", mutates_args=())
 def _linear_in_halves(x: Tensor, weight: Tensor) -> Tensor:
     rows = x.flatten(0, -2)
-    first, second = map(linear, rows.chunk(2, dim=-1), weight.chunk(2, dim=-1))
+    first, second = map(add_up, rows.chunk(2, dim=-1), weight.chunk(2, dim=-1))
     return (first + second).view(*x.shape[:-1], -1)
 
 
@@ -32,19 +33,6 @@ def _linear_in_halves(x: Tensor, weight: Tensor) -> Tensor:
 def _experts_in_halves(x: Tensor, weight: Tensor, ends: Tensor) -> list[Tensor]:
     halves = zip(x.chunk(2, dim=-1), weight.chunk(2, dim=-1), strict=True)
     return [torch._grouped_mm(part, matrices.mT, ends) for part, matrices in halves]
-
-
-class _Linear(Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
-        out: Tensor = _linear_in_halves(x, weight)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        x, weight = ctx.saved_tensors
-        return grad @ weight, grad.flatten(0, -2).T @ x.flatten(0, -2)
 
 
 class _SumOfExperts(Function):
@@ -77,8 +65,7 @@ class _SumOfExperts(Function):
 
 def linear_in_halves(x: Tensor, weight: Tensor) -> Tensor:
     """x @ weight.T, BF16 (..., N) of BF16 (..., K), K even, as two ranks add it."""
-    out: Tensor = _Linear.apply(x, weight)  # type: ignore[no-untyped-call]
-    return out
+    return product_by(_linear_in_halves, x, weight)
 
 
 def sum_in_halves(

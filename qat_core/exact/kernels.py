@@ -33,7 +33,9 @@ def norm(
     outer, inner, _ = x.shape
     block = triton.next_power_of_2(width)
     at_once = max(1, TILE // block)
-    normed = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    # at least two rows: see `products.with_another`
+    room = torch.empty(max(2, outer * inner), width, dtype=x.dtype, device=x.device)
+    normed = room[: outer * inner].view(x.shape)
     summed = x if residual is None else torch.empty_like(normed)
     other = x if residual is None else _rows_by_two(residual)
     _norm[triton.cdiv(outer * inner, at_once),](
@@ -247,3 +249,17 @@ def _log_prob_grad(
     )
     kind = grad_logits_ptr.dtype.element_ty
     tl.store(grad_logits_ptr + row * vocabulary + col, grad_logits.to(kind), mask=mask)
+
+
+def add(first: Tensor, second: Tensor, out: Tensor) -> None:
+    """The sum of two FP32 tensors, rounded, into a BF16 one of their shape; all contiguous."""
+    grid = (triton.cdiv(out.numel(), TILE),)
+    _add[grid](first, second, out, out.numel(), BLOCK=TILE, num_warps=8)
+
+
+@triton.jit
+def _add(first_ptr, second_ptr, out_ptr, size, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < size
+    total = tl.load(first_ptr + at, mask) + tl.load(second_ptr + at, mask)
+    tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask)

@@ -23,6 +23,7 @@ from qat_core.exact.functions import attend, linear, norm, norm_rotate, rotate, 
 from qat_core.exact.halves import linear_in_halves
 from qat_core.exact.layout import Layouts
 from qat_core.exact.operators import HeadNorms, forbid_split_sums
+from qat_core.exact.slices import shared_linear
 from qat_core.options import BLOCK_SIZE
 
 ATTENTION = "qat_core_exact"
@@ -67,8 +68,8 @@ def make_exact(model: PreTrainedModel, ranks: Ranks = ONE_RANK) -> None:
     require_ranks(model.config, ranks)
     forbid_split_sums()
     layouts = Layouts()
-    for module in model.modules():
-        forward = _forward_of(module)
+    for name, module in model.named_modules():
+        forward = _forward_of(name, module)
         if forward is not None:
             module.forward = MethodType(forward, module)
             module._layouts = layouts
@@ -171,16 +172,20 @@ def _window(config: Any) -> int | None:
     return getattr(config, "sliding_window", None) if is_used else None
 
 
-def _forward_of(module: nn.Module) -> Any:
+def _forward_of(name: str, module: nn.Module) -> Any:
     """The exact forward function for a module of transformers' class, or None to keep its own."""
     if isinstance(module, nn.Linear):
-        return _linear_forward
-    name = type(module).__name__
-    return next((forward for end, forward in _BY_CLASS.items() if name.endswith(end)), None)
+        return _shared_linear_forward if name.endswith(SHARED_OUT) else _linear_forward
+    kind = type(module).__name__
+    return next((forward for end, forward in _BY_CLASS.items() if kind.endswith(end)), None)
 
 
 def _linear_forward(self: Any, x: Tensor) -> Tensor:
     return linear(x, self.weight, self.bias)
+
+
+def _shared_linear_forward(self: Any, x: Tensor) -> Tensor:
+    return shared_linear(x, self.weight, self.bias)
 
 
 def _linear_forward_in_halves(self: Any, x: Tensor) -> Tensor:

@@ -279,7 +279,7 @@ def forbid_split_sums() -> None:
     """Keep cuBLAS from splitting sums along K, whose parts would be added in another order.
 
     As vLLM's batch-invariant mode does on Hopper (`batch_invariant.py`); what it says in the
-    environment too is for products of one row, which `functions.linear` does not ask for.
+    environment too is for products of one row, which `products.whole` does not ask for.
     """
     if not torch.cuda.is_available():
         return

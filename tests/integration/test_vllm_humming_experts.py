@@ -1,5 +1,6 @@
 """Humming in place of Marlin for experts: the choice, weights, and on a GPU the products."""
 
+from math import prod
 from types import SimpleNamespace
 from typing import Any
 
@@ -95,7 +96,7 @@ def layer(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def run(layer: Any, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:
-    """The product as vLLM calls it, with Marlin's workspaces: the first one holds the output."""
+    """The product as vLLM calls it: the first workspace and the experts' rows share memory."""
     experts: Any = object.__new__(HummingExperts)
     experts.quant_config = SimpleNamespace(
         gemm1_clamp_limit=None,
@@ -104,11 +105,11 @@ def run(layer: Any, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor
         g1_alphas=layer.w13_weight_scale_2,
         g2_alphas=layer.w2_weight_scale_2,
     )
-    pairs = topk_ids.numel()
-    first = x.new_empty(pairs, max(INNER, HIDDEN))
-    output = first.flatten()[: x.numel()].view(x.shape)
+    shapes = experts.workspace_shapes(len(x), INNER, HIDDEN, TOP_K)
+    shared, second = x.new_empty(max(prod(shapes[0]), prod(shapes[2]))), x.new_empty(shapes[1])
+    first, rows = (shared[: prod(shape)].view(shape) for shape in shapes[::2])
     experts.apply(
-        output,
+        rows,
         x,
         layer.w13_weight,
         layer.w2_weight,
@@ -120,10 +121,13 @@ def run(layer: Any, x: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor
         None,
         None,
         first,
-        x.new_empty(pairs * max(2 * INNER, HIDDEN)),
+        second,
         None,
         False,
     )
+    output = torch.empty_like(x)
+    add_up = experts.finalize_weight_and_reduce_impl()
+    add_up.apply(output, rows, topk_weights, topk_ids, False)
     return output
 
 

@@ -1,5 +1,7 @@
 """Tiles of Humming, where they are chosen and what they multiply; our products of few rows."""
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,9 +9,12 @@ from torch import Tensor
 
 pytest.importorskip("vllm", reason="needs requirements/engines.txt")
 
+from qat_core.exact.functions import linear
 from qat_core.exact.operators import forbid_split_sums
+from qat_core.exact.slices import add_up, slices_of
 from qat_core.nvfp4 import PackedTensor, dequantize, global_scale, group_amax, quantize
 from qat_core.rollout.vllm.humming import experts as humming_experts
+from qat_core.rollout.vllm.humming import few_rows
 from qat_core.rollout.vllm.humming import library as humming
 from qat_core.rollout.vllm.humming import linear as humming_linear
 from qat_core.rollout.vllm.humming.tiles import (
@@ -148,7 +153,7 @@ def served(packed: PackedTensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 ROWS = (2, 7, 8, 9, 31, 64, 65, 300)
-LAYERS = [(64, 64), (4096, 12288), (6144, 4096), (576, 1536), (192, 320)]
+LAYERS = [(64, 64), (4096, 12288), (2048, 4096), (6144, 4096), (576, 1536), (192, 320)]
 
 
 def _packed(*shape: int) -> PackedTensor:
@@ -164,25 +169,72 @@ def _packed(*shape: int) -> PackedTensor:
 def test_bits_of_every_tile_are_those_of_the_unpacked_weight(
     n: int, k: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from qat_core.rollout.vllm.humming import few_rows
-
     forbid_split_sums()
     packed = _packed(n, k)
     weight = dequantize(packed)
+    products = {1: F.linear, slices_of(n, k): add_up}
     for tile in [it for it in few_rows.TILES if n % it.columns == 0]:
         monkeypatch.setattr(few_rows, "fastest", lambda *_, tile=tile: tile)
-        for rows in ROWS:
+        for rows, (slices, product) in itertools.product(ROWS, products.items()):
             x = torch.randn(rows, k, device="cuda", dtype=torch.bfloat16)
-            found = few_rows.multiply(x, *served(packed))
-            assert torch.equal(found, F.linear(x, weight)), (tile, rows)
-            assert torch.equal(found[:1], few_rows.multiply(x[:1], *served(packed)))
+            found = few_rows.multiply(x, *served(packed), slices)
+            assert torch.equal(found, product(x, weight)), (tile, rows, slices)
+            assert torch.equal(found[:1], few_rows.multiply(x[:1], *served(packed), slices))
+
+
+@pytest.mark.parametrize(
+    ("rows", "n", "slices", "tile"),
+    [
+        pytest.param(1, 6144, 1, (8, 64, 4), id="one-row"),
+        pytest.param(16, 4096, 1, (16, 32, 4), id="narrow"),
+        pytest.param(64, 24576, 1, (64, 192, 12), id="as-many-blocks-as-multiprocessors"),
+        pytest.param(64, 4096, 2, (64, 64, 4), id="twice-the-blocks-by-halves"),
+        pytest.param(256, 24576, 1, (128, 128, 8), id="several-blocks-a-multiprocessor"),
+    ],
+)
+def test_the_tile_that_was_timed_fastest_is_chosen(
+    rows: int, n: int, slices: int, tile: tuple[int, int, int]
+) -> None:
+    assert few_rows.fastest(rows, n, slices) == tile
+
+
+@pytest.mark.parametrize(
+    ("tokens", "rows"), [(1, 8), (85, 8), (86, 16), (128, 16), (171, 32), (256, 32)]
+)
+def test_a_tile_holds_most_experts_pairs(tokens: int, rows: int) -> None:
+    assert few_rows.tile_rows(8 * tokens, 128) == rows
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("n", "k"), [(4096, 12288), (2048, 4096), (2048, 8192)])
+def test_halves_of_long_sums_are_added_whatever_the_rows(n: int, k: int) -> None:
+    forbid_split_sums()
+    x = torch.randn(5000, k, device="cuda", dtype=torch.bfloat16)
+    weight = torch.randn(n, k, device="cuda", dtype=torch.bfloat16)
+    pairs = zip(x.chunk(2, -1), weight.chunk(2, -1), strict=True)
+    first, second = (torch.mm(part, it.T, out_dtype=torch.float32) for part, it in pairs)
+    expected = (first + second).bfloat16()
+    for rows in (1, *ROWS, 4096, 4097, 5000):
+        assert torch.equal(add_up(x[:rows], weight), expected[:rows]), rows
+    assert not torch.equal(F.linear(x, weight), expected)
+
+
+@pytest.mark.gpu
+def test_a_single_row_is_multiplied_with_whatever_lies_behind_it() -> None:
+    forbid_split_sums()
+    x = torch.randn(2, 4096, device="cuda", dtype=torch.bfloat16)
+    weight = torch.randn(128, 4096, device="cuda", dtype=torch.bfloat16)
+    expected = F.linear(x, weight)[:1]
+    x[1] = torch.nan
+    assert torch.equal(linear(x[:1], weight), expected)
+    assert torch.equal(linear(x[:1].clone(), weight), expected)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("top_k", [1, 4])
 @pytest.mark.parametrize("tokens", [1, 5, 70, 600])
 def test_experts_have_the_bits_of_the_grouped_product(tokens: int, top_k: int) -> None:
-    from qat_core.rollout.vllm.humming import experts, few_rows
+    from qat_core.rollout.vllm.humming import experts
 
     count, n, k = 16, 384, 192
     packed = _packed(count, n, k)

@@ -1,5 +1,6 @@
 """A model made exact, on a CPU: contract, layouts, formulas and layers; a GPU proves its bits."""
 
+from collections import Counter
 from copy import deepcopy
 from statistics import median
 from typing import Any
@@ -12,6 +13,7 @@ from qat_core import Recipe, prepare
 from qat_core.exact import is_exact, log_probs, make_exact
 from qat_core.exact.contract import ALIGNMENT, from_tensor, require_kept, to_tensor
 from qat_core.exact.layout import Layouts, find_layout
+from qat_core.training.parameter import FakeQuantizedTensor
 from tests.tiny_models import tiny_model, tokens
 
 FAMILIES = ("qwen3", "qwen3-moe")
@@ -76,12 +78,34 @@ def test_packed_and_padded_sequences_have_equal_logits(family: str) -> None:
     torch.testing.assert_close(packed, padded, rtol=0, atol=0)
 
 
-def test_checkpointed_layers_have_equal_gradients() -> None:
+@pytest.mark.parametrize("prepared", [False, True])
+def test_checkpointed_layers_have_equal_gradients(prepared: bool) -> None:
     model = _exact_model(_model("qwen3-moe"))
+    if prepared:
+        prepare(model, Recipe.full())
     checkpointed = deepcopy(model)
     checkpointed.gradient_checkpointing_enable({"use_reentrant": False})
     found, expected = _gradients(checkpointed, _exact), _gradients(model, _exact)
     assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_a_linear_layer_is_rounded_twice_a_step(
+    checkpointed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = _exact_model(_model("qwen3"))
+    prepare(model, Recipe.full())
+    if checkpointed:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    rounded, names = FakeQuantizedTensor.rounded, []
+
+    def counted(weight: Any) -> Tensor:
+        names.append(weight.weight_name)
+        return rounded(weight)
+
+    monkeypatch.setattr(FakeQuantizedTensor, "rounded", counted)
+    _gradients(model, _exact)
+    assert set(Counter(names).values()) == {2}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -33,6 +33,7 @@ from qat_core.exact.contract import of_ranks, shared
 from qat_core.exact.functions import linear as product
 from qat_core.exact.model import Ranks
 from qat_core.exact.operators import HeadNorms, longest_for, operators_for
+from qat_core.exact.slices import shared_linear
 from qat_core.rollout.vllm.exact.bf16_experts import ExactBf16Experts
 from qat_core.rollout.vllm.humming import experts as humming_experts
 from qat_core.rollout.vllm.humming.linear import HummingLinearKernel
@@ -45,10 +46,10 @@ _logits = LogitsProcessor._get_logits
 def install() -> None:
     """Sets a vLLM process up, before its engine starts; a second call does nothing."""
     os.environ["VLLM_BATCH_INVARIANT"] = "1"
-    if linear.linear_batch_invariant is product:
+    if linear.UnquantizedLinearMethod.apply is linear_layer:
         return
     layernorm.rms_norm_batch_invariant = norm
-    linear.linear_batch_invariant = product
+    linear.UnquantizedLinearMethod.apply = linear_layer
     vocab_parallel_embedding.linear_batch_invariant = product
     flash_attn.flash_attn_varlen_func = attend
     LogitsProcessor._get_logits = logits
@@ -70,6 +71,12 @@ def norm(input: Tensor, weight: Tensor, eps: float = 1e-6, residual: Tensor | No
     """In place of vLLM's `rms_norm_batch_invariant`; of a residual, the sum too."""
     normed, summed = kernels.norm(input, weight, eps, residual)
     return normed if residual is None else (normed, summed)
+
+
+def linear_layer(_: Any, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
+    """In place of the product of a BF16 linear layer."""
+    is_shared = isinstance(layer, linear.RowParallelLinear)
+    return (shared_linear if is_shared else product)(x, layer.weight, bias)
 
 
 def attention_layer(self: Any, positions: Tensor, hidden_states: Tensor) -> Tensor:
@@ -121,7 +128,7 @@ def contract(worker: Any) -> dict[str, str]:
         "model runner": "2" if config.use_v2_model_runner else "1",
         "batch-invariant mode": str(bool(envs.VLLM_BATCH_INVARIANT)),
         "norm": _name(layernorm.rms_norm_batch_invariant),
-        "linear layers": _name(linear.linear_batch_invariant),
+        "linear layers": _name(linear.UnquantizedLinearMethod.apply),
         "attention layer": _name(Qwen3Attention.forward),
         "SwiGLU": _name(activation.SiluAndMul.forward_cuda),
         "attention": _name(flash_attn.flash_attn_varlen_func),

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from vllm.model_executor.layers.fused_moe.experts.marlin_moe import MarlinExperts
+from vllm.model_executor.layers.fused_moe.modular_kernel import TopKWeightAndReduce
 from vllm.model_executor.layers.fused_moe.moe_align_block_size import moe_align_block_size
 from vllm.model_executor.layers.fused_moe.moe_fused_mul_sum import moe_fused_mul_sum
 from vllm.model_executor.layers.fused_moe.utils import _resize_cache
@@ -32,6 +33,8 @@ SPARSITY_FACTOR = 4
 
 class HummingExperts(MarlinExperts):  # type: ignore[misc]
     """W4A16 experts on Hopper; keeps no tensors of its own."""
+
+    _expert_map: Tensor | None = None
 
     @staticmethod
     def _supports_batch_invariance() -> bool:
@@ -55,7 +58,7 @@ class HummingExperts(MarlinExperts):  # type: ignore[misc]
         expert_tokens_meta: Any,
         apply_router_weight_on_input: bool,
     ) -> None:
-        """As vLLM's; the memory of `output` is that of `workspace13`, as for Marlin.
+        """As vLLM's; `output`, whose memory is that of `workspace13`, gets each expert's rows.
 
         Raises:
             ValueError: the model clamps activations or weights the inputs of its experts.
@@ -67,15 +70,41 @@ class HummingExperts(MarlinExperts):  # type: ignore[misc]
             )
         pairs, hidden = topk_ids.numel(), hidden_states.shape[1]
         inner = BLOCK_SIZE * w2.shape[1]
-        gate_up = _resize_cache(workspace2, (pairs, w1.shape[2] // 2))
-        gated = _resize_cache(workspace13, (pairs, inner))
-        down = _resize_cache(workspace2, (pairs, hidden))
+        gate_up = _resize_cache(workspace13, (pairs, w1.shape[2] // 2))
+        gated = _resize_cache(workspace2, (pairs, inner))
         routing = _Routing(topk_ids, global_num_experts, expert_map)
         multiply(hidden_states, w1, self.w1_scale, self.g1_alphas, routing, gate_up)
         self.activation(activation, gated, gate_up)
-        multiply(gated, w2, self.w2_scale, self.g2_alphas, routing, down)
-        down = down.view(*topk_ids.shape, hidden)
-        moe_fused_mul_sum(down, topk_weights, output, topk_ids, expert_map)
+        multiply(gated, w2, self.w2_scale, self.g2_alphas, routing, output.view(pairs, hidden))
+        self._expert_map = expert_map
+
+    def workspace_shapes(
+        self, M: int, N: int, K: int, topk: int, *_: Any, **__: Any
+    ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Of `workspace13`, `workspace2` and `output`."""
+        return (M * topk, 2 * N), (M * topk, N), (M, topk, K)
+
+    def finalize_weight_and_reduce_impl(self) -> TopKWeightAndReduce:
+        """Into the layer's own output: vLLM would copy a sum that is in a workspace."""
+        return _SumOfExperts(self._expert_map)
+
+
+class _SumOfExperts(TopKWeightAndReduce):  # type: ignore[misc]
+    def __init__(self, expert_map: Tensor | None) -> None:
+        self._map = expert_map
+
+    def apply(
+        self,
+        output: Tensor | None,
+        fused_expert_output: Tensor,
+        topk_weights: Tensor,
+        topk_ids: Tensor,
+        apply_router_weight_on_input: bool,
+    ) -> Tensor:
+        if output is None:
+            output = torch.empty_like(fused_expert_output[:, 0])
+        moe_fused_mul_sum(fused_expert_output, topk_weights, output, topk_ids, self._map)
+        return output
 
 
 class _Routing:
@@ -138,8 +167,8 @@ def multiply(
         out: BF16 (pairs, N).
     """
     experts = len(scale)
-    if is_exact() and routing.topk_ids.numel() <= EXACT_ROWS * experts:
-        tile = few_rows.tile_rows(routing.topk_ids.numel() // experts)
+    if is_exact() and (pairs := routing.topk_ids.numel()) <= EXACT_ROWS * experts:
+        tile = few_rows.tile_rows(pairs, experts)
         few_rows.multiply_experts(x, words, scale, multiplier, tile, routing.order(tile), out)
     else:
         multiply_by_humming(x, words, scale, multiplier, routing, out)
@@ -191,7 +220,7 @@ def _kernels(
     )
     computing: dict[str, Any] = {"gemm_type": "indexed"}
     if is_exact():
-        few_rows.prepare(n, k, EXACT_ROWS, experts=True)
+        few_rows.prepare_experts(n, k, EXACT_ROWS)
         computing, tiles = EXACT | computing, exact_expert_tiles(config, device)
     else:
         tiles = expert_tiles(config, device)

@@ -10,8 +10,8 @@
 // (wgmma), with rows from shared memory. What a step needs is read from there while others are
 // unpacked and multiplied.
 //
-// Compiled with ROWS (8, 16, 32, 64 or 128), COLUMNS (32, 64 or 128), WARPS (4 or 8), STAGE_K (64,
-// 128 or 256), STAGES and EXPERTS (0 or 1).
+// Compiled with ROWS (8, 16, 32, 64 or 128), COLUMNS (32, or 64 to 256), WARPS (4 to 16), STAGE_K
+// (64, 128 or 256), STAGES, SLICES (of K, by as many blocks, added in order) and EXPERTS (0 or 1).
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -39,6 +39,7 @@ constexpr int STEPS_AT_ONCE = THREADS / CODE_CHUNKS;
 constexpr int CODE_COPIES = STEPS / STEPS_AT_ONCE;  // of a thread, a stage
 constexpr int X_COPIES = (ROWS * CHUNKS + THREADS - 1) / THREADS;
 constexpr int ROWS_AT_ONCE = THREADS / CHUNKS;
+constexpr bool ALL_COPY = ROWS % ROWS_AT_ONCE == 0;  // else some threads have no last row
 static_assert(EIGHTS == 2 || COLUMNS == 32 && WARPS == 4 && (ROWS == 16 || ROWS == 32),
               "no such tile");
 static_assert(STEPS * SCALE_CHUNKS <= THREADS && AHEAD > 1, "too little is copied, or too late");
@@ -220,8 +221,51 @@ __device__ __forceinline__ void store2(u16* out, float first, float second) {
   *reinterpret_cast<u32*>(out) = rounded;
 }
 
+#if SLICES > 1
+static_assert(STAGES * STAGE_BYTES >= THREADS * sizeof(Sums), "sums do not fit where stages lay");
+#define CLUSTER __cluster_dims__(1, 1, SLICES)
+__device__ __forceinline__ void meet_slices() {
+  asm volatile("barrier.cluster.arrive.release.aligned;\n" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire.aligned;\n" ::: "memory");
+}
+
+__device__ __forceinline__ bool owns(int of) { return of % SLICES == blockIdx.z; }
+
+// The sums of a cluster's blocks, in the order of slices; each block adds those that it owns.
+__device__ __forceinline__ void add_slices(Sums& sums, u32 shared) {
+  const u32 mine = shared + threadIdx.x * 16;
+  __syncthreads();  // stages are read no more
+#pragma unroll
+  for (int of = 0; of < sizeof(Sums) / 16; ++of)
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"r"(mine + of * THREADS * 16),
+                 "f"(sums[of][0]), "f"(sums[of][1]), "f"(sums[of][2]), "f"(sums[of][3]));
+  meet_slices();
+#pragma unroll
+  for (int of = 0; of < sizeof(Sums) / 16; ++of) {
+    if (!owns(of)) continue;
+#pragma unroll
+    for (int slice = 0; slice < SLICES; ++slice) {
+      u32 from;
+      float part[4];
+      asm("mapa.shared::cluster.u32 %0, %1, %2;\n"
+          : "=r"(from)
+          : "r"(mine + of * THREADS * 16), "r"(slice));
+      asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];\n"
+                   : "=f"(part[0]), "=f"(part[1]), "=f"(part[2]), "=f"(part[3])
+                   : "r"(from));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sums[of][i] = slice ? sums[of][i] + part[i] : part[i];
+    }
+  }
+  meet_slices();  // a block's memory is there until others have read it
+}
+#else
+#define CLUSTER
+__device__ __forceinline__ bool owns(int) { return true; }
+#endif
+
 // x (rows, K) or, of experts, rows that `sorted_ids / top_k` names; out (rows, N) or (pairs, N).
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS) CLUSTER
     few_rows(const u16* x, const u32* words, const u8* scale, const float* multiplier, u16* out,
              const int* sorted_ids, const int* expert_ids, const int* num_padded, int rows, int n,
              int k, int top_k) {
@@ -240,6 +284,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #else
   auto out_row = [&](int row) { return first + row; };
 #endif
+  words += (long long)blockIdx.z * (k / SLICES / 16) * 2 * n;
+  scale += (long long)blockIdx.z * (k / SLICES / 16) * n;
+  x += blockIdx.z * (k / SLICES);
   u32 shared;
   asm("{.reg .u64 a;\n cvta.to.shared.u64 a, %1;\n cvt.u32.u64 %0, a;}\n"
       : "=r"(shared)
@@ -263,7 +310,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int row = thread / CHUNKS + copy * ROWS_AT_ONCE, chunk = thread % CHUNKS;
     return chunk / 8 * SLICE_BYTES + row * ROW_BYTES + (chunk % 8 ^ row % 8) * 16;
   };
-  const int stages = k / STAGE_K;
+  const int stages = k / SLICES / STAGE_K;
   auto fetch = [&](int stage, u32 to) {
     if (stage < stages) {
 #pragma unroll
@@ -275,7 +322,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
       scale += (long long)STEPS * n;
 #pragma unroll
       for (int copy = 0; copy < X_COPIES; ++copy) {
-        if (ROWS * CHUNKS >= THREADS || thread < ROWS * CHUNKS)
+        if (ALL_COPY || thread / CHUNKS + copy * ROWS_AT_ONCE < ROWS)
           copy16(to + x_to(copy), x + x_from[copy], has_row[copy]);
         x_from[copy] += STAGE_K;
       }
@@ -336,6 +383,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     arrive();
   }
   wait_for_all();
+#if SLICES > 1
+  add_slices(sums, shared);
+#endif
 
   const float factor = multiplier[0] * DOWN;
 #if ROWS == 16 || ROWS == 32
@@ -346,6 +396,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (row >= rows) continue;
 #pragma unroll
     for (int eight = 0; eight < EIGHTS; ++eight) {
+      if (!owns(of / 2 * EIGHTS + eight)) continue;
       const float* sum = sums[of / 2 * EIGHTS + eight] + of % 2 * 2;
       store2(out + (long long)row * n + column + eight * 8, sum[0] * factor, sum[1] * factor);
     }
@@ -354,6 +405,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const int column = column0 + columns64 * 64 + word * 16 + group;
 #pragma unroll
   for (int of = 0; of < ROWS / 8; ++of) {
+    if (!owns(of)) continue;
 #pragma unroll
     for (int which = 0; which < 4; ++which) {
       const int row = out_row(of * 8 + pair * 2 + which % 2);

@@ -24,37 +24,47 @@ class Tile(NamedTuple):
     warps: int
 
 
-# ns that a block takes for 16 numbers of K, on an H200; what of K is fetched at once, if it divides
-# K, and in how many stages
+# ns that a multiprocessor takes for 16 numbers of K, on an H200: of one block, of each more; what
+# of K is fetched at once, if it divides K, and in how many stages
 TILES = {
-    Tile(8, 64, 4): (29, 128, 8),
-    Tile(16, 32, 4): (21, 128, 6),
-    Tile(16, 64, 4): (35, 128, 6),
-    Tile(32, 64, 4): (42, 128, 6),
-    Tile(64, 64, 4): (54, 128, 5),
-    Tile(64, 128, 8): (80, 128, 6),
-    Tile(128, 128, 8): (114, 64, 6),
+    Tile(8, 64, 4): (42, 22, 128, 6),
+    Tile(16, 32, 4): (39, 18, 128, 6),
+    Tile(16, 64, 4): (51, 26, 128, 5),
+    Tile(32, 64, 4): (54, 36, 128, 5),
+    Tile(32, 128, 8): (87, 75, 128, 4),
+    Tile(64, 64, 4): (68, 68, 128, 5),
+    Tile(64, 128, 8): (97, 95, 128, 6),
+    Tile(64, 192, 12): (140, 128, 128, 5),
+    Tile(128, 128, 8): (131, 127, 64, 6),
+    Tile(128, 192, 12): (205, 195, 64, 6),
 }
+OF_EXPERTS = 128, 4  # instead of the last two: in fewer stages more blocks are there at once
 TILE_ROWS = tuple(sorted({tile.rows for tile in TILES}))
 
 
-def tile_rows(rows: int) -> int:
-    """Rows of the smallest tile that has so many, or of the largest."""
-    return next((tile for tile in TILE_ROWS if rows <= tile), TILE_ROWS[-1])
+def tile_rows(pairs: int, experts: int) -> int:
+    """Rows of a tile that holds the pairs of most experts, which have half as many again as others.
+
+    Or of the largest.
+    """
+    return next((rows for rows in TILE_ROWS if 3 * pairs <= 2 * rows * experts), TILE_ROWS[-1])
 
 
-def multiply(x: Tensor, words: Tensor, scale: Tensor, multiplier: Tensor) -> Tensor:
+def multiply(
+    x: Tensor, words: Tensor, scale: Tensor, multiplier: Tensor, slices: int = 1
+) -> Tensor:
     """x (rows, K) times a weight, BF16 (rows, N).
 
     Args:
         x: BF16, contiguous.
         words, scale, multiplier: see `tile_layout.unpack`.
+        slices: of K, see `qat_core.exact.slices`.
     """
     (rows, k), n = x.shape, scale.shape[-1]
     out = x.new_empty(rows, n)
-    tile = fastest(rows, n)
+    tile = fastest(rows, n, slices)
     arguments = [x, words, scale, multiplier, out, x, x, x, rows, n, k, 1]
-    _launch(Kernel.of(tile, k, experts=False), -(-rows // tile.rows), n, arguments)
+    _launch(Kernel.of(tile, k, slices=slices), -(-rows // tile.rows), n, arguments)
     return out
 
 
@@ -82,12 +92,13 @@ def multiply_experts(
 
 
 @cache
-def fastest(rows: int, n: int) -> Tile:
-    """The tile whose blocks, one a multiprocessor, are done first."""
+def fastest(rows: int, n: int, slices: int) -> Tile:
+    """The tile whose blocks are done first."""
 
     def time(tile: Tile) -> int:
-        blocks = -(-rows // tile.rows) * (n // tile.columns)
-        return TILES[tile][0] * -(-blocks // NUM_MULTIPROCESSORS)
+        blocks = -(-rows // tile.rows) * (n // tile.columns) * slices
+        of_one, of_more, _, _ = TILES[tile]
+        return of_one + of_more * ((blocks - 1) // NUM_MULTIPROCESSORS)
 
     return min((tile for tile in TILES if n % tile.columns == 0), key=time)
 
@@ -105,41 +116,41 @@ class Kernel(NamedTuple):
     tile: Tile
     stage_k: int
     stages: int
+    slices: int
     experts: bool
 
     @classmethod
-    def of(cls, tile: Tile, k: int, *, experts: bool) -> "Kernel":
+    def of(cls, tile: Tile, k: int, *, slices: int = 1, experts: bool = False) -> "Kernel":
         """For sums of length K."""
-        _, longest, stages = TILES[tile]
-        return cls(tile, math.gcd(longest, k), stages, experts)
+        longest, stages = OF_EXPERTS if experts else TILES[tile][2:]
+        return cls(tile, math.gcd(longest, k // slices), stages, slices, experts)
 
 
 def _launch(kernel: Kernel, tiles: int, n: int, arguments: list[Any]) -> None:
     compiled, shared_bytes = _compiled(kernel)
     tile = kernel.tile
-    grid, block = (tiles, n // tile.columns, 1), (32 * tile.warps, 1, 1)
+    grid, block = (tiles, n // tile.columns, kernel.slices), (32 * tile.warps, 1, 1)
     compiled(grid=grid, block=block, args=arguments, shared_mem=shared_bytes)
 
 
-def prepare(n: int, k: int, rows: int, experts: bool) -> None:
-    """Compiles what products of up to so many rows need, with a weight (N, K).
+def prepare(n: int, k: int, rows: int, slices: int) -> None:
+    """Compiles what products of up to so many rows need, before a graph is captured."""
+    for tile in {fastest(count, n, slices) for count in range(1, rows + 1)}:
+        _compiled(Kernel.of(tile, k, slices=slices))
 
-    Before a graph is captured; of experts, rows of one in the mean.
-    """
-    if experts:
-        tiles = {widest(count, n) for count in TILE_ROWS if count <= tile_rows(rows)}
-    else:
-        tiles = {fastest(count, n) for count in range(1, rows + 1)}
-    for tile in tiles:
-        _compiled(Kernel.of(tile, k, experts=experts))
+
+def prepare_experts(n: int, k: int, rows: int) -> None:
+    """As `prepare`; rows of one in the mean."""
+    for tile in {widest(count, n) for count in TILE_ROWS if count <= tile_rows(rows, 1)}:
+        _compiled(Kernel.of(tile, k, experts=True))
 
 
 @cache
 def _compiled(kernel: Kernel) -> tuple[Any, int]:
     """For the current GPU; and the bytes of shared memory that a block takes."""
-    tile, stage_k, stages, experts = kernel
+    tile, stage_k, stages, slices, experts = kernel
     names = {"ROWS": tile.rows, "COLUMNS": tile.columns, "WARPS": tile.warps}
-    names |= {"STAGE_K": stage_k, "STAGES": stages}
+    names |= {"STAGE_K": stage_k, "STAGES": stages, "SLICES": slices}
     options = [f"-D{name}={value}" for name, value in names.items()]
     compiled = compile_kernel([*options, f"-DEXPERTS={experts:d}"])
     of_step = 9 * max(64, tile.columns)  # bytes of codes and scales

@@ -18,7 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from vllm.model_executor.kernels.linear.nvfp4.base import NvFp4LinearKernel, NvFp4LinearLayerConfig
+from vllm.model_executor.layers.linear import RowParallelLinear
 
+from qat_core.exact.slices import add_up, slices_of
 from qat_core.options import BLOCK_SIZE
 from qat_core.rollout.vllm.humming import few_rows
 from qat_core.rollout.vllm.humming import library as humming
@@ -51,15 +53,18 @@ class HummingLinearKernel(NvFp4LinearKernel):  # type: ignore[misc]
         layer.weight_scale = nn.Parameter(scale, requires_grad=False)
         multiplier = layer.weight_global_scale.data.float().reshape(1)
         layer.weight_global_scale = nn.Parameter(multiplier, requires_grad=False)
+        n, k = scale.shape[1], BLOCK_SIZE * len(scale)
+        slices = slices_of(n, k) if isinstance(layer, RowParallelLinear) and is_exact() else 1
+        layer.humming_slices = slices
         if hasattr(layer, "humming_locks"):
             layer.humming_locks.zero_()  # whatever vLLM's sleep has left there
         else:
             locks = torch.zeros(humming.NUM_LOCKS, dtype=torch.int32, device=words.device)
             layer.humming_locks = locks
-            row = torch.zeros(1, BLOCK_SIZE * len(scale), dtype=torch.bfloat16, device=words.device)
-            multiply(row, words, scale, multiplier, locks)
+            row = torch.zeros(1, k, dtype=torch.bfloat16, device=words.device)
+            multiply(row, words, scale, multiplier, locks, slices)
             if is_exact():
-                few_rows.prepare(scale.shape[1], row.shape[1], EXACT_UNPACK_FROM - 1, experts=False)
+                few_rows.prepare(n, k, EXACT_UNPACK_FROM - 1, slices)
 
     def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """BF16 (..., N) of BF16 (..., K)."""
@@ -69,6 +74,7 @@ class HummingLinearKernel(NvFp4LinearKernel):  # type: ignore[misc]
             layer.weight_scale,
             layer.weight_global_scale,
             layer.humming_locks,
+            layer.humming_slices,
         )
         out = out.view(*x.shape[:-1], out.shape[-1])
         return out if bias is None else out + bias
@@ -76,7 +82,7 @@ class HummingLinearKernel(NvFp4LinearKernel):  # type: ignore[misc]
 
 @torch.library.custom_op("qat_core::nvfp4_linear", mutates_args=())
 def nvfp4_linear(
-    x: Tensor, words: Tensor, scale: Tensor, multiplier: Tensor, locks: Tensor
+    x: Tensor, words: Tensor, scale: Tensor, multiplier: Tensor, locks: Tensor, slices: int
 ) -> Tensor:
     """x (rows, K) times a weight in Humming's layout; opaque, as the way depends on the rows.
 
@@ -84,24 +90,30 @@ def nvfp4_linear(
         x: BF16.
         words, scale, multiplier: see `tile_layout.unpack`.
         locks: int32 (NUM_LOCKS,), zero before and after.
+        slices: of K in the exact mode, see `qat_core.exact.slices`.
     """
     if len(x) >= (EXACT_UNPACK_FROM if is_exact() else UNPACK_FROM):
-        return F.linear(x, unpack(words, scale, multiplier))
-    return multiply(x.contiguous(), words, scale, multiplier, locks)
+        product = add_up if slices > 1 else F.linear
+        return product(x, unpack(words, scale, multiplier))
+    return multiply(x.contiguous(), words, scale, multiplier, locks, slices)
 
 
 @nvfp4_linear.register_fake
-def _(x: Tensor, words: Tensor, scale: Tensor, multiplier: Tensor, locks: Tensor) -> Tensor:
+def _(
+    x: Tensor, words: Tensor, scale: Tensor, multiplier: Tensor, locks: Tensor, slices: int
+) -> Tensor:
     return x.new_empty(x.shape[0], scale.shape[1])
 
 
-def multiply(x: Tensor, words: Tensor, scale: Tensor, multiplier: Tensor, locks: Tensor) -> Tensor:
+def multiply(
+    x: Tensor, words: Tensor, scale: Tensor, multiplier: Tensor, locks: Tensor, slices: int = 1
+) -> Tensor:
     """Humming's product, for fewer than `UNPACK_FROM` rows; compiles its kernels at first.
 
     In the exact mode ours, for fewer than `EXACT_UNPACK_FROM`.
     """
     if is_exact():
-        return few_rows.multiply(x, words, scale, multiplier)
+        return few_rows.multiply(x, words, scale, multiplier, slices)
     from humming.forward import humming_forward
 
     config, compute, tiles = _kernels(scale.shape[1], BLOCK_SIZE * scale.shape[0], x.device)

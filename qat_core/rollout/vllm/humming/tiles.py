@@ -15,7 +15,7 @@ ANY_MORE = 1 << 30  # Humming's word for a tile that serves any number of rows
 UNPACK_FROM = 2048
 # Of the exact mode, whose products are ours below: timed on an H200, 8B and 30B-A3B together.
 EXACT_UNPACK_FROM = 257
-EXACT_ROWS = 8  # of an expert; Humming's batch-invariant tiles serve more
+EXACT_ROWS = 16  # of an expert; Humming's batch-invariant tiles serve more
 # Of Humming's table, with some 30 kernels a layer shape, these rows' tiles serve all up to them.
 TILED_ROWS = (8, 32, 64, 128, 256, 512, 1024, UNPACK_FROM)
 # Likewise for pairs of a token and an expert; the last one's tile serves any more.

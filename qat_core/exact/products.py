@@ -1,0 +1,73 @@
+"""Products of linear layers, which add in an order that both sides know, with their gradients.
+
+A prepared weight is rounded here and multiplied as a plain matrix: through PyTorch's own product it
+would be read as a tensor subclass four times a step, which small layers spend more time on than on
+all else.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+Multiply = Callable[[Tensor, Tensor], Tensor]  # BF16 (..., N) of BF16 (..., K) and (N, K)
+
+
+def whole(x: Tensor, weight: Tensor) -> Tensor:
+    """x @ weight.T by cuBLAS, which is told not to split sums (`operators.forbid_split_sums`).
+
+    A single row is multiplied with another: of one it may split them, whatever it is told.
+    """
+    if x.numel() > x.shape[-1]:
+        return F.linear(x, weight)
+    return F.linear(with_another(x), weight)[:1].view(*x.shape[:-1], -1)
+
+
+def with_another(x: Tensor) -> Tensor:
+    """Two rows (2, K) whose first is x, a single one; the second is any, and costs no copy.
+
+    It is what lies behind x in its memory, where `kernels.norm` has left room for it, or x again.
+    """
+    row = x.reshape(1, -1)
+    end = (row.storage_offset() + 2 * row.shape[-1]) * row.element_size()
+    if row.requires_grad or not row.is_contiguous() or row.untyped_storage().nbytes() < end:
+        return row.expand(2, -1)
+    return row.as_strided((2, row.shape[-1]), (row.shape[-1], 1))
+
+
+class _Product(Function):
+    @staticmethod
+    def forward(ctx: Any, multiply: Multiply, x: Tensor, weight: Tensor) -> Tensor:
+        values = _rounded(weight)
+        # what gradient checkpointing computes again is multiplied with at once: not rounded twice
+        is_kept_elsewhere = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+        ctx.save_for_backward(x, values if is_kept_elsewhere else weight)
+        return multiply(x, values)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        _, needs_x, needs_weight = ctx.needs_input_grad
+        grad_x = grad @ _rounded(weight) if needs_x else None
+        return None, grad_x, grad.flatten(0, -2).T @ x.flatten(0, -2) if needs_weight else None
+
+
+def product_by(multiply: Multiply, x: Tensor, weight: Tensor) -> Tensor:
+    """x @ weight.T by `multiply`, with a prepared weight's rounded values.
+
+    Backward it is one product each, however `multiply` adds, which needs no gradient itself.
+    """
+    out: Tensor = _Product.apply(multiply, x, weight)  # type: ignore[no-untyped-call]
+    return out
+
+
+def is_prepared(weight: Tensor) -> bool:
+    """Whether a weight is computed with rounded: a `FakeQuantizedTensor`."""
+    return hasattr(weight, "rounded")
+
+
+def _rounded(weight: Tensor) -> Tensor:
+    return weight.rounded() if is_prepared(weight) else weight  # type: ignore[attr-defined]
