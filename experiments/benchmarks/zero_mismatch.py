@@ -96,7 +96,7 @@ def _settings(case: Case, device: str) -> dict[str, Any]:
         "enforce_eager": not case.graphs or device == "cpu",
     }
     if case.graphs and device == "cuda":
-        sizes = [1, 2, 4, 8, 16, 32, 64, 128, 256]
+        sizes = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]  # more tokens have no graph
         settings["compilation_config"] = {
             "mode": 0,
             "cudagraph_mode": "FULL_DECODE_ONLY",

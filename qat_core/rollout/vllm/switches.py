@@ -7,8 +7,9 @@ from typing import Any
 
 # of vLLM, by section, for exact rollouts; by name, as another version's default may have other bits
 EXACT_SETTINGS: dict[str, dict[str, Any]] = {
-    # torch.compile would go past batch-invariant norms; prefill varies too much for graphs
-    "compilation_config": {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"},
+    # torch.compile would go past batch-invariant norms; graphs of prefill too, whose many small
+    # kernels else wait for the CPU
+    "compilation_config": {"mode": 0, "cudagraph_mode": "FULL"},
     "attention_config": {"backend": "FLASH_ATTN", "flash_attn_version": 3},
 }
 LINEAR_VARIABLE = "QAT_CORE_LINEAR_KERNEL"

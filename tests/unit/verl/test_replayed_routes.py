@@ -124,7 +124,7 @@ def test_one_key_sets_all_that_exact_runs_need(precision: str) -> None:
     assert (variables.QAT_CORE_EXACT_RANKS, variables.QAT_CORE_EXACT_EXPERT_PARALLEL) == ("1", "0")
     assert variables.VERL_USE_EXTERNAL_MODULES == "qat_core.verl.exact_count"
     asked = OmegaConf.select(config, f"{ROLLOUT}.engine_kwargs.vllm")
-    assert asked.compilation_config == {"mode": 0, "cudagraph_mode": "FULL_DECODE_ONLY"}
+    assert asked.compilation_config == {"mode": 0, "cudagraph_mode": "FULL"}
     assert asked.attention_config == {"backend": "FLASH_ATTN", "flash_attn_version": 3}
     assert "qat_core.verl.exact" in config.actor_rollout_ref.model.external_lib
 

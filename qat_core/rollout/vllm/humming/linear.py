@@ -68,7 +68,8 @@ class HummingLinearKernel(NvFp4LinearKernel):  # type: ignore[misc]
 
     def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """BF16 (..., N) of BF16 (..., K)."""
-        out: Tensor = nvfp4_linear(
+        product = nvfp4_linear if is_exact() else opaque_linear
+        out: Tensor = product(
             x.reshape(-1, x.shape[-1]),
             layer.weight,
             layer.weight_scale,
@@ -80,11 +81,10 @@ class HummingLinearKernel(NvFp4LinearKernel):  # type: ignore[misc]
         return out if bias is None else out + bias
 
 
-@torch.library.custom_op("qat_core::nvfp4_linear", mutates_args=())
 def nvfp4_linear(
     x: Tensor, words: Tensor, scale: Tensor, multiplier: Tensor, locks: Tensor, slices: int
 ) -> Tensor:
-    """x (rows, K) times a weight in Humming's layout; opaque, as the way depends on the rows.
+    """x (rows, K) times a weight in Humming's layout.
 
     Args:
         x: BF16.
@@ -98,7 +98,11 @@ def nvfp4_linear(
     return multiply(x.contiguous(), words, scale, multiplier, locks, slices)
 
 
-@nvfp4_linear.register_fake
+# For torch.compile, as the way depends on the rows. The exact mode has none, and saves the calls.
+opaque_linear = torch.library.custom_op("qat_core::nvfp4_linear", nvfp4_linear, mutates_args=())
+
+
+@opaque_linear.register_fake
 def _(
     x: Tensor, words: Tensor, scale: Tensor, multiplier: Tensor, locks: Tensor, slices: int
 ) -> Tensor:
