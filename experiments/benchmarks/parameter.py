@@ -102,7 +102,7 @@ def measure(stack: Stack, options: Options) -> list[Row]:
     (shape, layers, setting), device = stack, options.device
     steps, models = {}, {}
     dtype = torch.float32 if options.sharded else torch.bfloat16
-    every = [*arms(sharded=options.sharded), *exact_arms(shape)]
+    every = [*arms(sharded=options.sharded), *exact_arms(shape, sharded=options.sharded)]
     for arm in ["bf16", "qat"] if setting == COMPILED else every:
         models[arm] = model = layer_stack(shape, layers, device, dtype)
         if not options.sharded:
@@ -128,7 +128,8 @@ def measure(stack: Stack, options: Options) -> list[Row]:
     bf16_gib = max(result["bf16"]["peak_gib"], 1e-9)
     ranks = dist.get_world_size() if options.sharded else None
     of_stack: Row = {"shape": shape, "layers": layers, "ranks": ranks, "setting": setting}
-    goals: dict[str, float | None] = {"exact qat": EXACT_GOALS.get(shape)}
+    of_exact = EXACT_GOALS.get(shape)
+    goals: dict[str, float | None] = {"exact qat": of_exact, "exact qat rounded": of_exact}
     if not options.sharded:
         goals |= dict.fromkeys(QAT_ARMS, GOALS.get(shape))
     return [

@@ -1,8 +1,8 @@
 """Stacks of decoder layers by arm, for the benchmarks of training steps.
 
 Arms: `bf16` plain; `qat` this library, `qat packed` and `qat rounded` with `keep`; `verl` the
-QATLinear of verl, which replaces linear modules and leaves the experts of a MoE in BF16. `exact
-bf16` and `exact qat` compute the bits of vLLM's exact engine, in the families that can.
+QATLinear of verl, which replaces linear modules and leaves the experts of a MoE in BF16. Arms that
+begin with `exact` compute the bits of vLLM's exact engine, in the families that can.
 """
 
 import importlib.util
@@ -27,7 +27,7 @@ from qat_core.planning.recipe import Recipe
 from qat_core.training.preparation import prepare, state_of
 
 QAT_ARMS: dict[str, Keep | None] = {"qat": None, "qat packed": "packed", "qat rounded": "rounded"}
-EXACT_ARMS = ("exact bf16", "exact qat")
+EXACT = "exact "
 
 
 def shard(model: nn.Module, layers: Iterable[nn.Module], **options: Any) -> None:
@@ -48,8 +48,8 @@ def layer_stack(shape: str, layers: int, device: str, dtype: torch.dtype) -> nn.
 
 def apply_arm(model: nn.Module, arm: str) -> Callable[[], None]:
     """Quantize `model` as the arm does; returns what to call when the weights have changed."""
-    if arm in EXACT_ARMS:
-        changed = apply_arm(model, arm.removeprefix("exact "))
+    if arm.startswith(EXACT):
+        changed = apply_arm(model, arm.removeprefix(EXACT))
         make_exact(model)
         return changed
     if arm in QAT_ARMS:
@@ -65,10 +65,11 @@ def apply_arm(model: nn.Module, arm: str) -> Callable[[], None]:
     return lambda: None
 
 
-def exact_arms(shape: str) -> tuple[str, ...]:
+def exact_arms(shape: str, *, sharded: bool = False) -> list[str]:
     """None of a family that was not proven to be exact."""
-    is_exact = read_architecture(shape)["model_type"] in MODEL_RUNNERS
-    return EXACT_ARMS if is_exact else ()
+    if read_architecture(shape)["model_type"] not in MODEL_RUNNERS:
+        return []
+    return [EXACT + arm for arm in ("bf16", "qat", *(() if sharded else ("qat rounded",)))]
 
 
 @cache
