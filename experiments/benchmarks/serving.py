@@ -4,14 +4,15 @@
         --compile qwen3-8b:humming qwen3-8b:nvfp4 qwen3-8b:bf16
 
 Random weights on 90 % of a GPU, CUDA graphs for decoding; with `--compile` as vLLM is by default,
-torch.compile and CUDA graphs of what is around attention in other steps. `nvfp4` is vLLM's own
-choice, Marlin; `humming` is `QAT_CORE_{LINEAR,EXPERTS}_KERNEL=humming`, `humming-experts` only the
-latter, `repeatable` the latter with `QAT_CORE_LINEAR_KERNEL=marlin-unpack`; `exact` and
-`exact-bf16` are of the exact mode, which has no torch.compile. Measured are prompts of 32 tokens
-with 128 new ones, prefill of 8,192 tokens in four prompts, and the rollouts of one training step:
-256 and 1,024 prompts with 2,048 new tokens each, of which as many run at once as the KV cache
-holds. Prompts are of random tokens: with alike ones an MoE's random router sends all sequences to
-the same few experts. No sequence has a seed, as in verl.
+torch.compile and CUDA graphs of what is around attention in other steps, whatever their size.
+`nvfp4` is vLLM's own choice, Marlin; `humming` is `QAT_CORE_{LINEAR,EXPERTS}_KERNEL=humming`,
+`humming-experts` only the latter, `repeatable` the latter with `QAT_CORE_LINEAR_KERNEL=
+marlin-unpack`; `exact` and `exact-bf16` are of the exact mode, without torch.compile and with
+graphs of whole steps. Measured are prompts of 32 tokens with 128 new ones, prefill of 8,192 tokens
+in four prompts, and the rollouts of one training step: 256 and 1,024 prompts with 2,048 new tokens
+each, of which as many run at once as the KV cache holds. Prompts are of random tokens: with alike
+ones an MoE's random router sends all sequences to the same few experts. No sequence has a seed, as
+in verl.
 `--starts 2` starts each engine so often, in turns with the others, as trials of one engine differ;
 decoding and prefill are measured then, no rollouts. `--resume` goes on with a record whose run was
 cut off. `--device cpu` rehearses with nano models.
@@ -49,8 +50,9 @@ NEW_TOKENS = {"cuda": 128, "cpu": 8}
 PREFILL = {"cuda": (4, 2048), "cpu": (2, 32)}  # prompts, tokens of each
 ROLLOUTS = {"cuda": (256, 1024), "cpu": (8, 16)}  # prompts
 ROLLOUT_TOKENS = {"cuda": 2048, "cpu": 16}  # new ones of each prompt
-# tokens of a decoding step
+# tokens of a step
 GRAPHS = [1, 2, 4, 8, 16, *range(32, 256, 32), *range(256, 512, 64), *range(512, 1025, 128)]
+GRAPHS += [2048, 4096, 8192]
 
 
 def run(name: str, device: str, *, compiled: bool, rollouts: bool) -> dict[str, Any]:
