@@ -21,7 +21,7 @@ class Case:
         config: of the model.
         packed: rollouts in NVFP4, and training rounded.
         exact_engine, exact_trainer: or as without this mode.
-        graphs: CUDA graphs of decoding.
+        graphs: CUDA graphs of decoding and of prefill up to 1,024 tokens.
         scale_policy: of packed weights.
         is_norm_repaired: as `qat_core.rollout.vllm.exact.install` repairs it.
         states: after how many optimizer steps.

@@ -7,7 +7,7 @@ vLLM's embedding is such a sum too, with a row of zeros: it loses the sign of a 
 product does in any case.
 
 A product of experts is an operator of its own, so that fake-quantized weights come rounded and
-whole: a half of one could not be rounded. Backward they are one product each, as without ranks.
+whole: a half of one could not be rounded. Backward each is one product, as without ranks.
 """
 
 from typing import Any
@@ -46,11 +46,12 @@ class _SumOfExperts(Function):
         order: Tensor,
         inverse: Tensor,
     ) -> Tensor:
-        add_up = operators_for(x.device.type).weighted_sum
+        of_experts = operators_for(x.device.type).weighted_sum
         halves = _experts_in_halves(x, weight, ends)
         ctx.save_for_backward(x, weight, ends, halves[0] + halves[1], weights, order, inverse)
         first, second = (
-            add_up(rows[inverse].view(*weights.shape, rows.shape[-1]), weights) for rows in halves
+            of_experts(rows[inverse].view(*weights.shape, rows.shape[-1]), weights)
+            for rows in halves
         )
         return first + second
 

@@ -1,8 +1,9 @@
 """Forward operators whose bits are vLLM 0.24's on Hopper, and PyTorch's stand-ins for a CPU.
 
 Products are not among them: cuBLAS and PyTorch's grouped product add along K in one order, as
-vLLM's and Humming's batch-invariant kernels do, if no sum is split (`forbid_split_sums`). Weights
-that are exact in BF16, as power-of-two global scales make them, then give the same bits in all.
+vLLM's and Humming's batch-invariant kernels do, if no sum is split (`forbid_split_sums`) but those
+that both sides cut in two (`slices.py`). Weights that are exact in BF16, as power-of-two global
+scales make them, then give the same bits in all.
 
 | operator | vLLM 0.24.0, below vllm/ |
 |---|---|

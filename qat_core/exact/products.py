@@ -12,6 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from qat_core.training.forward_calls import in_backward
 
 Multiply = Callable[[Tensor, Tensor], Tensor]  # BF16 (..., N) of BF16 (..., K) and (N, K)
 
@@ -19,7 +22,7 @@ Multiply = Callable[[Tensor, Tensor], Tensor]  # BF16 (..., N) of BF16 (..., K) 
 def whole(x: Tensor, weight: Tensor) -> Tensor:
     """x @ weight.T by cuBLAS, which is told not to split sums (`operators.forbid_split_sums`).
 
-    A single row is multiplied with another: of one it may split them, whatever it is told.
+    A single row is multiplied with another: cuBLAS may split its sums, whatever it is told.
     """
     if x.numel() > x.shape[-1]:
         return F.linear(x, weight)
@@ -33,7 +36,7 @@ def with_another(x: Tensor) -> Tensor:
     """
     row = x.reshape(1, -1)
     end = (row.storage_offset() + 2 * row.shape[-1]) * row.element_size()
-    if row.requires_grad or not row.is_contiguous() or row.untyped_storage().nbytes() < end:
+    if torch.is_grad_enabled() or not row.is_contiguous() or row.untyped_storage().nbytes() < end:
         return row.expand(2, -1)
     return row.as_strided((2, row.shape[-1]), (row.shape[-1], 1))
 
@@ -42,17 +45,21 @@ class _Product(Function):
     @staticmethod
     def forward(ctx: Any, multiply: Multiply, x: Tensor, weight: Tensor) -> Tensor:
         values = _rounded(weight)
+        _, needs_x, needs_weight = ctx.needs_input_grad
         # what gradient checkpointing computes again is multiplied with at once: not rounded twice
-        is_kept_elsewhere = torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
-        ctx.save_for_backward(x, values if is_kept_elsewhere else weight)
+        kept = values if in_backward() else weight
+        ctx.save_for_backward(x if needs_weight else None, kept if needs_x else None)
         return multiply(x, values)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
-        _, needs_x, needs_weight = ctx.needs_input_grad
-        grad_x = grad @ _rounded(weight) if needs_x else None
-        return None, grad_x, grad.flatten(0, -2).T @ x.flatten(0, -2) if needs_weight else None
+        grad_x = None if weight is None else grad @ _rounded(weight)
+        if x is None:
+            return None, grad_x, None
+        of_rows, rows = (each.reshape(-1, each.shape[-1]) for each in (grad, x))
+        return None, grad_x, of_rows.T @ rows
 
 
 def product_by(multiply: Multiply, x: Tensor, weight: Tensor) -> Tensor:

@@ -2,19 +2,19 @@
 
 Few rows and columns with a long sum leave half of a GPU idle. Cut in the same way on both sides it
 gives twice as many blocks of threads work in few_rows.cu, with the same bits. That is for layers
-whose sums tensor parallel ranks share out, o_proj and down_proj, as others are wide; and where K is
-not much larger than N, writing halves in FP32 would cost many rows more than few rows gain.
+whose sums tensor parallel ranks share out, o_proj and down_proj, as others are wide. Below K = 2 N,
+halves in FP32 would cost many rows more time than few rows gain.
 """
 
 import torch
 from torch import Tensor
 
 from qat_core.exact.functions import linear
-from qat_core.exact.products import product_by, whole
+from qat_core.exact.products import product_by, whole, with_another
 
 LONG = 4096  # numbers of K
 GRAIN = 64  # numbers of K that few_rows.cu fetches at once, at least
-ROWS_AT_ONCE = 8192  # of which halves lie in FP32
+ROWS_AT_ONCE = 8192  # rows whose halves lie in FP32 at once
 
 
 def slices_of(n: int, k: int) -> int:
@@ -27,7 +27,7 @@ def add_up(x: Tensor, weight: Tensor) -> Tensor:
     if slices_of(*weight.shape) == 1:
         return whole(x, weight)
     if x.numel() == x.shape[-1]:  # see `products.whole`
-        return add_up(x.reshape(1, -1).expand(2, -1), weight)[:1].view(*x.shape[:-1], -1)
+        return add_up(with_another(x), weight)[:1].view(*x.shape[:-1], -1)
     rows = x.reshape(-1, x.shape[-1])
     out = rows.new_empty(len(rows), len(weight))
     count = -(-len(rows) // ROWS_AT_ONCE)

@@ -20,6 +20,8 @@ from qat_core.rollout.vllm.humming import linear as humming_linear
 from qat_core.rollout.vllm.humming.tiles import (
     BUSY_FROM,
     BUSY_OFTEN_FROM,
+    EXACT_ROWS,
+    EXACT_UNPACK_FROM,
     expert_tile,
     faster,
     linear_tile,
@@ -153,7 +155,7 @@ def served(packed: PackedTensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 ROWS = (2, 7, 8, 9, 31, 64, 65, 300)
-LAYERS = [(64, 64), (4096, 12288), (2048, 4096), (6144, 4096), (576, 1536), (192, 320)]
+LAYERS = [(64, 64), (4096, 12288), (2048, 4096), (6144, 4096), (576, 1536), (192, 320), (192, 4224)]
 
 
 def _packed(*shape: int) -> PackedTensor:
@@ -196,6 +198,25 @@ def test_the_tile_that_was_timed_fastest_is_chosen(
     rows: int, n: int, slices: int, tile: tuple[int, int, int]
 ) -> None:
     assert few_rows.fastest(rows, n, slices) == tile
+
+
+@pytest.mark.parametrize(
+    ("n", "k"), [(24576, 4096), (4096, 12288), (2048, 4096), (576, 1536), (192, 4224)]
+)
+def test_no_kernel_is_compiled_while_a_graph_is_captured(
+    n: int, k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled: set[few_rows.Kernel] = set()
+    monkeypatch.setattr(few_rows, "_compiled", lambda kernel: compiled.add(kernel))
+    slices, experts = slices_of(n, k), 8
+    few_rows.prepare(n, k, EXACT_UNPACK_FROM - 1, slices)
+    few_rows.prepare_experts(n, k, EXACT_ROWS)
+    for rows in range(1, EXACT_UNPACK_FROM):
+        tile = few_rows.fastest(rows, n, slices)
+        assert few_rows.Kernel.of(tile, k, slices=slices) in compiled
+    for pairs in range(1, EXACT_ROWS * experts + 1):
+        tile = few_rows.widest(few_rows.tile_rows(pairs, experts), n)
+        assert few_rows.Kernel.of(tile, k, experts=True) in compiled
 
 
 @pytest.mark.parametrize(

@@ -89,14 +89,14 @@ def test_checkpointed_layers_have_equal_gradients(prepared: bool) -> None:
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
-@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("use_reentrant", [None, False, True])  # None: without checkpoints
 def test_a_linear_layer_is_rounded_twice_a_step(
-    checkpointed: bool, monkeypatch: pytest.MonkeyPatch
+    use_reentrant: bool | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = _exact_model(_model("qwen3"))
     prepare(model, Recipe.full())
-    if checkpointed:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+    if use_reentrant is not None:
+        model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
     rounded, names = FakeQuantizedTensor.rounded, []
 
     def counted(weight: Any) -> Tensor:

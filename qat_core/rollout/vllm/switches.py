@@ -7,8 +7,8 @@ from typing import Any
 
 # of vLLM, by section, for exact rollouts; by name, as another version's default may have other bits
 EXACT_SETTINGS: dict[str, dict[str, Any]] = {
-    # torch.compile would go past batch-invariant norms; graphs of prefill too, whose many small
-    # kernels else wait for the CPU
+    # No torch.compile, which would go past batch-invariant norms. Graphs of prefill too: its many
+    # small kernels would wait for the CPU.
     "compilation_config": {"mode": 0, "cudagraph_mode": "FULL"},
     "attention_config": {"backend": "FLASH_ATTN", "flash_attn_version": 3},
 }

@@ -9,7 +9,7 @@ On top of vLLM's batch-invariant mode:
 * NVFP4 weights are multiplied by `few_rows`, or unpacked for cuBLAS, or by Humming's
   batch-invariant tiles (experts of many tokens), where vLLM has an emulation or refuses;
 * BF16 linear layers are multiplied by cuBLAS, whose sums that mode does not split: the same bits as
-  its Triton kernel, in less time;
+  its Triton kernel, in less time; but long sums of row-parallel layers are cut in two;
 * FlashAttention-3 is never told that queries are few (`operators.longest_for`);
 * BF16 experts are added as NVFP4 ones are: rounded one by one, then in FP32;
 * logits of a single sequence lie as those of many: see `logits`.

@@ -1,9 +1,9 @@
 // BF16 rows times an NVFP4 weight in Humming's layout (`tile_layout.py`), dense or of experts.
 //
-// Each sum is added along K in its order, by one chain of tensor core instructions of 16 numbers, as
-// cuBLAS adds it where it splits no sum: the same bits, for any number of rows. A block of threads
-// has ROWS rows of the result and COLUMNS columns, 16 or 8 for each of its WARPS; a warp has all of
-// K. What a stage of STAGE_K numbers needs is copied to shared memory some stages before, by every
+// Each sum is added along K in its order, by one chain of tensor core instructions of 16 numbers a
+// slice, as cuBLAS adds it where it splits no sum: the same bits, for any number of rows. A block of
+// threads has ROWS rows of the result and COLUMNS columns, 16 or 8 for each of its WARPS; a warp has
+// all of its slice of K. What a stage of STAGE_K numbers needs is copied to shared memory some stages before, by every
 // thread from places that only move along K.
 //
 // Up to 32 rows a warp multiplies by itself (mma.sync); from 64 on four of them do so together
@@ -28,10 +28,10 @@ constexpr int AHEAD = TOGETHER ? STAGES - 2 : STAGES - 1;  // the last stage may
 constexpr int BATCH = TOGETHER && STEPS >= 8 ? 4 : 2;
 constexpr int CODE_BYTES = 8 * COPIED;  // of a step
 constexpr int CHUNKS = STAGE_K / 8;  // of a row; a chunk is what one copy brings
-// Rows lie in slices of 64 numbers, eight chunks: as wgmma reads them.
+// Rows lie in panels of 64 numbers, eight chunks: as wgmma reads them.
 constexpr int ROW_BYTES = 128;
-constexpr int SLICE_BYTES = ROWS * ROW_BYTES;
-constexpr int CODES_AT = STAGE_K / 64 * SLICE_BYTES;
+constexpr int PANEL_BYTES = ROWS * ROW_BYTES;
+constexpr int CODES_AT = STAGE_K / 64 * PANEL_BYTES;
 constexpr int SCALES_AT = CODES_AT + STEPS * CODE_BYTES;
 constexpr int STAGE_BYTES = (SCALES_AT + STEPS * COPIED + 1023) / 1024 * 1024;
 constexpr int CODE_CHUNKS = CODE_BYTES / 16, SCALE_CHUNKS = COPIED / 16;  // of a step
@@ -132,7 +132,7 @@ using Rows = u32[ROWS == 8 ? 1 : ROWS / 8][4];
 __device__ __forceinline__ void load_batch(Rows& x, u32 at, int step) {
   constexpr int HEIGHT = ROWS == 8 ? 8 : 16;
   const int lane = threadIdx.x % 32, row = lane % HEIGHT, chunk = 2 * (step % 4) + lane / HEIGHT;
-  const u32 from = at + step / 4 * SLICE_BYTES + row * ROW_BYTES;
+  const u32 from = at + step / 4 * PANEL_BYTES + row * ROW_BYTES;
 #pragma unroll
   for (int of = 0; of < sizeof(Rows) / 16; ++of) {
     const int later = ROWS == 8 ? 0 : 2 * (of / (ROWS / 16)), rows = ROWS == 8 ? 0 : of % (ROWS / 16);
@@ -195,7 +195,7 @@ __device__ __forceinline__ void multiply_add(Sums& sums, const Weights (&weights
                                              int step) {
   // swizzled in 128 bytes; groups of eight rows are 1,024 bytes apart
   constexpr unsigned long long LAYOUT = 1ull << 62 | 64ull << 32 | 1ull << 16;
-  const u32 from = at + step / 4 * SLICE_BYTES + step % 4 * 32;
+  const u32 from = at + step / 4 * PANEL_BYTES + step % 4 * 32;
   asm volatile("wgmma.fence.sync.aligned;\n");
 #pragma unroll
   for (int of = 0; of < BATCH; ++of)
@@ -221,6 +221,9 @@ __device__ __forceinline__ void store2(u16* out, float first, float second) {
   *reinterpret_cast<u32*>(out) = rounded;
 }
 
+// Whether this block of its cluster adds and stores these sums.
+__device__ __forceinline__ bool owns(int of) { return SLICES == 1 || of % SLICES == blockIdx.z; }
+
 #if SLICES > 1
 static_assert(STAGES * STAGE_BYTES >= THREADS * sizeof(Sums), "sums do not fit where stages lay");
 #define CLUSTER __cluster_dims__(1, 1, SLICES)
@@ -228,8 +231,6 @@ __device__ __forceinline__ void meet_slices() {
   asm volatile("barrier.cluster.arrive.release.aligned;\n" ::: "memory");
   asm volatile("barrier.cluster.wait.acquire.aligned;\n" ::: "memory");
 }
-
-__device__ __forceinline__ bool owns(int of) { return of % SLICES == blockIdx.z; }
 
 // The sums of a cluster's blocks, in the order of slices; each block adds those that it owns.
 __device__ __forceinline__ void add_slices(Sums& sums, u32 shared) {
@@ -261,7 +262,7 @@ __device__ __forceinline__ void add_slices(Sums& sums, u32 shared) {
 }
 #else
 #define CLUSTER
-__device__ __forceinline__ bool owns(int) { return true; }
+__device__ __forceinline__ void add_slices(Sums&, u32) {}
 #endif
 
 // x (rows, K) or, of experts, rows that `sorted_ids / top_k` names; out (rows, N) or (pairs, N).
@@ -308,7 +309,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) CLUSTER
   // Swizzled as wgmma has it: the same chunk of eight rows lies in different banks.
   auto x_to = [&](int copy) {
     const int row = thread / CHUNKS + copy * ROWS_AT_ONCE, chunk = thread % CHUNKS;
-    return chunk / 8 * SLICE_BYTES + row * ROW_BYTES + (chunk % 8 ^ row % 8) * 16;
+    return chunk / 8 * PANEL_BYTES + row * ROW_BYTES + (chunk % 8 ^ row % 8) * 16;
   };
   const int stages = k / SLICES / STAGE_K;
   auto fetch = [&](int stage, u32 to) {
@@ -383,9 +384,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) CLUSTER
     arrive();
   }
   wait_for_all();
-#if SLICES > 1
   add_slices(sums, shared);
-#endif
 
   const float factor = multiplier[0] * DOWN;
 #if ROWS == 16 || ROWS == 32

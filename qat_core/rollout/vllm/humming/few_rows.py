@@ -43,9 +43,9 @@ TILE_ROWS = tuple(sorted({tile.rows for tile in TILES}))
 
 
 def tile_rows(pairs: int, experts: int) -> int:
-    """Rows of a tile that holds the pairs of most experts, which have half as many again as others.
+    """Rows of the smallest tile that holds 1.5 times an expert's mean pairs; else of the largest.
 
-    Or of the largest.
+    Most experts have no more than that.
     """
     return next((rows for rows in TILE_ROWS if 3 * pairs <= 2 * rows * experts), TILE_ROWS[-1])
 
@@ -140,7 +140,7 @@ def prepare(n: int, k: int, rows: int, slices: int) -> None:
 
 
 def prepare_experts(n: int, k: int, rows: int) -> None:
-    """As `prepare`; rows of one in the mean."""
+    """As `prepare`; rows: an expert's mean."""
     for tile in {widest(count, n) for count in TILE_ROWS if count <= tile_rows(rows, 1)}:
         _compiled(Kernel.of(tile, k, experts=True))
 

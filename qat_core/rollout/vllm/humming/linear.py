@@ -61,10 +61,11 @@ class HummingLinearKernel(NvFp4LinearKernel):  # type: ignore[misc]
         else:
             locks = torch.zeros(humming.NUM_LOCKS, dtype=torch.int32, device=words.device)
             layer.humming_locks = locks
-            row = torch.zeros(1, k, dtype=torch.bfloat16, device=words.device)
-            multiply(row, words, scale, multiplier, locks, slices)
             if is_exact():
                 few_rows.prepare(n, k, EXACT_UNPACK_FROM - 1, slices)
+            else:
+                row = torch.zeros(1, k, dtype=torch.bfloat16, device=words.device)
+                multiply(row, words, scale, multiplier, locks)
 
     def apply_weights(self, layer: Any, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """BF16 (..., N) of BF16 (..., K)."""
@@ -98,7 +99,8 @@ def nvfp4_linear(
     return multiply(x.contiguous(), words, scale, multiplier, locks, slices)
 
 
-# For torch.compile, as the way depends on the rows. The exact mode has none, and saves the calls.
+# For torch.compile, as the way depends on the rows. The exact mode compiles nothing, and calls the
+# function itself.
 opaque_linear = torch.library.custom_op("qat_core::nvfp4_linear", nvfp4_linear, mutates_args=())
 
 
