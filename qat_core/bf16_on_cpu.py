@@ -49,13 +49,15 @@ def replace_products() -> None:
 
 
 def _multiply(into: Callable[..., Tensor], *tensors: Tensor, **factors: float) -> Tensor:
-    """By the variant of an operator that writes into a tensor: its kernel is not replaced."""
-    dtype, *others = (tensor.dtype for tensor in tensors)
-    if any(other is not dtype for other in others):
-        raise RuntimeError(f"expected the same dtype, but got: {dtype} and {others}")
-    if dtype is torch.bfloat16:
+    """By the variant of an operator that writes into a tensor: its kernel is not replaced.
+
+    Mixed dtypes end with the operator's own error: of `out` it asks for what it is given here.
+    """
+    dtype = tensors[0].dtype
+    if all(tensor.dtype is torch.bfloat16 for tensor in tensors):
         tensors = tuple(tensor.float() for tensor in tensors)
-    return into(*tensors, **factors, out=tensors[0].new_empty(0)).to(dtype)
+    out = tensors[0 if tensors[0].ndim == 2 else -1].new_empty(0)
+    return into(*tensors, **factors, out=out).to(dtype)
 
 
 def _grouped_product(
