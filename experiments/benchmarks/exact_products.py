@@ -97,10 +97,8 @@ def linear_calls(n: int, k: int, rows: int, is_shared: bool) -> tuple[Calls, Ten
         forbid_split_sums()
         return product(x, unpack(*held))
 
-    def ours(words: Tensor, scale: Tensor, multiplier: Tensor) -> Tensor:
-        return few_rows.multiply(x, words, scale, multiplier, slices)
-
     product, slices = (shared_linear, slices_of(n, k)) if is_shared else (linear, 1)
+    ours = partial(few_rows.multiply, x, slices=slices)
     forbid_split_sums()
     expected = product(x, weight)
     return {

@@ -128,8 +128,7 @@ def measure(stack: Stack, options: Options) -> list[Row]:
     bf16_gib = max(result["bf16"]["peak_gib"], 1e-9)
     ranks = dist.get_world_size() if options.sharded else None
     of_stack: Row = {"shape": shape, "layers": layers, "ranks": ranks, "setting": setting}
-    of_exact = EXACT_GOALS.get(shape)
-    goals: dict[str, float | None] = {"exact qat": of_exact, "exact qat rounded": of_exact}
+    goals = dict.fromkeys(("exact qat", "exact qat rounded"), EXACT_GOALS.get(shape))
     if not options.sharded:
         goals |= dict.fromkeys(QAT_ARMS, GOALS.get(shape))
     return [

@@ -33,7 +33,7 @@ def norm(
     outer, inner, _ = x.shape
     block = triton.next_power_of_2(width)
     at_once = max(1, TILE // block)
-    # at least two rows: see `products.with_another`
+    # at least two rows: see `products.with_another_row`
     room = torch.empty(max(2, outer * inner), width, dtype=x.dtype, device=x.device)
     normed = room[: outer * inner].view(x.shape)
     summed = x if residual is None else torch.empty_like(normed)

@@ -26,10 +26,15 @@ def whole(x: Tensor, weight: Tensor) -> Tensor:
     """
     if x.numel() > x.shape[-1]:
         return F.linear(x, weight)
-    return F.linear(with_another(x), weight)[:1].view(*x.shape[:-1], -1)
+    return with_another_row(F.linear, x, weight)
 
 
-def with_another(x: Tensor) -> Tensor:
+def with_another_row(multiply: Multiply, x: Tensor, weight: Tensor) -> Tensor:
+    """`multiply` of a single row, beside any second one."""
+    return multiply(_two_rows(x), weight)[:1].view(*x.shape[:-1], -1)
+
+
+def _two_rows(x: Tensor) -> Tensor:
     """Two rows (2, K) whose first is x, a single one; the second is any, and costs no copy.
 
     It is what lies behind x in its memory, where `kernels.norm` has left room for it, or x again.

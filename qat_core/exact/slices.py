@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from qat_core.exact.functions import linear
-from qat_core.exact.products import product_by, whole, with_another
+from qat_core.exact.products import product_by, whole, with_another_row
 
 LONG = 4096  # numbers of K
 GRAIN = 64  # numbers of K that few_rows.cu fetches at once, at least
@@ -27,7 +27,7 @@ def add_up(x: Tensor, weight: Tensor) -> Tensor:
     if slices_of(*weight.shape) == 1:
         return whole(x, weight)
     if x.numel() == x.shape[-1]:  # see `products.whole`
-        return add_up(with_another(x), weight)[:1].view(*x.shape[:-1], -1)
+        return with_another_row(add_up, x, weight)
     rows = x.reshape(-1, x.shape[-1])
     out = rows.new_empty(len(rows), len(weight))
     count = -(-len(rows) // ROWS_AT_ONCE)

@@ -1,23 +1,68 @@
-"""Products of the exact mode, and what autograd keeps of them."""
+"""Products of the exact mode: what they add, what autograd keeps. A CPU cuts sums as a GPU does."""
+
+from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from qat_core import Recipe, prepare
 from qat_core.exact.functions import linear
-from qat_core.exact.slices import shared_linear
+from qat_core.exact.slices import shared_linear, slices_of
 
-WIDTH = 8192  # whose sums are cut in two
+Product = Callable[[Tensor, Tensor], Tensor]
+LONG = 8192  # sums that are cut in two
 
 
 def _prepared(width: int) -> nn.Linear:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(width, 32, bias=False, dtype=torch.bfloat16))
-    prepare(model, Recipe.full())
-    layer = model[0]
-    assert isinstance(layer, nn.Linear)
+    layer = nn.Linear(width, 32, bias=False, dtype=torch.bfloat16)
+    prepare(nn.Sequential(layer), Recipe.full())
     return layer
+
+
+def _trained(layer: nn.Linear, product: Product, x: Tensor) -> list[Tensor]:
+    """The result, and the gradients of x and the weight."""
+    x, layer.weight.grad = x.clone().requires_grad_(), None
+    out = product(x, layer.weight)
+    out.float().square().sum().backward()
+    assert x.grad is not None and layer.weight.grad is not None
+    return [out.detach(), x.grad, layer.weight.grad]
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "count"),
+    [
+        pytest.param(4096, 12288, 2, id="qwen3-8b-down"),
+        pytest.param(2048, 4096, 2, id="qwen3-30b-a3b-o"),
+        pytest.param(4096, 4096, 1, id="as-wide-as-long"),
+        pytest.param(576, 1536, 1, id="short"),
+        pytest.param(1024, 4096 + 64, 1, id="halves-are-no-whole-stages"),
+    ],
+)
+def test_sums_are_cut_where_they_are_long_and_the_layer_is_narrow(
+    n: int, k: int, count: int
+) -> None:
+    assert slices_of(n, k) == count
+
+
+@pytest.mark.parametrize("rows", [(1,), (2, 5)])
+def test_a_prepared_weight_is_rounded_whole_and_trained_as_without_slices(
+    rows: tuple[int, ...],
+) -> None:
+    layer, x = _prepared(LONG), torch.randn(*rows, LONG, dtype=torch.bfloat16)
+    expected, found = (_trained(layer, product, x) for product in (F.linear, shared_linear))
+    for before, after in zip(expected, found, strict=True):
+        torch.testing.assert_close(after, before)
+
+
+@pytest.mark.parametrize("product", [linear, shared_linear])
+def test_a_vector_is_multiplied_as_a_row(product: Product) -> None:
+    layer, x = _prepared(LONG), torch.randn(LONG, dtype=torch.bfloat16)
+    of_vector, of_row = (_trained(layer, product, each) for each in (x, x[None]))
+    for vector, row in zip(of_vector, of_row, strict=True):
+        assert torch.equal(vector, row.view_as(vector))
 
 
 def test_what_lies_behind_a_single_row_reaches_no_gradient() -> None:
@@ -26,23 +71,6 @@ def test_what_lies_behind_a_single_row_reaches_no_gradient() -> None:
     weight = torch.randn(64, 128, dtype=torch.bfloat16, requires_grad=True)
     linear(x[:1], weight).sum().backward()
     torch.testing.assert_close(weight.grad, x[:1].expand(64, -1))
-
-
-@pytest.mark.parametrize("product", [linear, shared_linear])
-def test_a_vector_is_multiplied_as_a_row(product: object) -> None:
-    assert callable(product)
-    layer, x = _prepared(WIDTH), torch.randn(WIDTH, dtype=torch.bfloat16)
-    found = [_gradients(layer, product, each) for each in (x, x[None])]
-    assert torch.equal(found[0][0], found[1][0][0])
-    assert torch.equal(found[0][1], found[1][1])
-
-
-def _gradients(layer: nn.Linear, product: object, x: Tensor) -> list[Tensor]:
-    assert callable(product)
-    x, layer.weight.grad = x.clone().requires_grad_(), None
-    product(x, layer.weight).sum().backward()
-    assert x.grad is not None and layer.weight.grad is not None
-    return [x.grad, layer.weight.grad]
 
 
 @pytest.mark.parametrize("trained", ["x", "weight"])

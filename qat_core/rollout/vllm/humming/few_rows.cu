@@ -3,8 +3,8 @@
 // Each sum is added along K in its order, by one chain of tensor core instructions of 16 numbers a
 // slice, as cuBLAS adds it where it splits no sum: the same bits, for any number of rows. A block of
 // threads has ROWS rows of the result and COLUMNS columns, 16 or 8 for each of its WARPS; a warp has
-// all of its slice of K. What a stage of STAGE_K numbers needs is copied to shared memory some stages before, by every
-// thread from places that only move along K.
+// all of its slice of K. What a stage of STAGE_K numbers needs is copied to shared memory some
+// stages before, by every thread from places that only move along K.
 //
 // Up to 32 rows a warp multiplies by itself (mma.sync); from 64 on four of them do so together
 // (wgmma), with rows from shared memory. What a step needs is read from there while others are
