@@ -27,6 +27,7 @@ from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.models.qwen3 import Qwen3Attention
 from vllm.model_executor.models.qwen3_moe import Qwen3MoeAttention
 from vllm.v1.attention.backends import flash_attn
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from qat_core.exact import kernels
 from qat_core.exact.contract import of_ranks, shared
@@ -41,6 +42,7 @@ from qat_core.rollout.vllm.kernel_choice import use_for_linear
 
 _attend = flash_attn.flash_attn_varlen_func
 _logits = LogitsProcessor._get_logits
+_capture = GPUModelRunner._warmup_and_capture
 
 
 def install() -> None:
@@ -53,6 +55,7 @@ def install() -> None:
     vocab_parallel_embedding.linear_batch_invariant = product
     flash_attn.flash_attn_varlen_func = attend
     LogitsProcessor._get_logits = logits
+    GPUModelRunner._warmup_and_capture = capture
     Qwen3Attention.forward = Qwen3MoeAttention.forward = attention_layer
     activation.SiluAndMul.forward_cuda = silu_mul
     for experts in (humming_experts.HummingExperts, ExactBf16Experts):
@@ -101,6 +104,15 @@ def silu_mul_of_experts(_: Any, kind: MoEActivation, out: Tensor, gate_up: Tenso
     assert kind == MoEActivation.SILU, f"the trainer refuses {kind}"
     gate, up = gate_up.chunk(2, dim=-1)
     kernels.silu_mul(gate, up, out)
+
+
+def capture(self: Any, *args: Any, profile_seq_lens: int | None = None, **rest: Any) -> Any:
+    """In place of vLLM's function, which gives each sequence as many keys as the graph has tokens.
+
+    Where those are more than a sequence may have, its row of the block table ends before them.
+    """
+    keys = profile_seq_lens or self.max_model_len
+    return _capture(self, *args, profile_seq_lens=keys, **rest)
 
 
 def attend(*, q: Tensor, k: Tensor, max_seqlen_q: int, **rest: Any) -> Any:
