@@ -63,6 +63,9 @@ _EXACT = {
         f"{_LAYERS}.vocab_parallel_embedding:linear_batch_invariant",
     ),
     "a single row lies as many": (f"{_LAYERS}.logits_processor:LogitsProcessor._get_logits",),
+    "graphs with keys for their queries": (
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner._warmup_and_capture",
+    ),
     "the trainer's norm": (f"{_LAYERS}.batch_invariant:rms_norm_batch_invariant",),
     "the trainer's log-probs": (
         f"{_LAYERS}.batch_invariant:log_softmax",  # of model runner 1

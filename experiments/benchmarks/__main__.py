@@ -31,7 +31,6 @@ COMMANDS = {
     "bitwise": (RECORD, DEVICE, MODELS_COMPARED, KERNELS, COMPILE),
     "codec": (RECORD,),
     "exact_products": (RECORD,),
-    "gradients": (RECORD, DEVICE, WORLDS),
     "main_job": (RECORD, argument("commits", nargs="+", help="measured one after the other")),
     "parameter": (
         RECORD,
