@@ -51,8 +51,9 @@ class _Product(Function):
     def forward(ctx: Any, multiply: Multiply, x: Tensor, weight: Tensor) -> Tensor:
         values = _rounded(weight)
         _, needs_x, needs_weight = ctx.needs_input_grad
-        # what gradient checkpointing computes again is multiplied with at once: not rounded twice
-        kept = values if in_backward() else weight
+        # What gradient checkpointing computes again is multiplied with at once, and what stays
+        # until the weight changes costs no memory: neither is rounded, or looked for, twice.
+        kept = values if in_backward() or getattr(weight, "stays_rounded", False) else weight
         ctx.save_for_backward(x if needs_weight else None, kept if needs_x else None)
         return multiply(x, values)
 

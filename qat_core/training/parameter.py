@@ -120,6 +120,11 @@ class FakeQuantizedTensor(FullPrecisionMemory):
         self.state.weights.mark_written(self.weight_name, assigned=True)
 
     @property
+    def stays_rounded(self) -> bool:
+        """Whether `rounded` is kept in memory until a weight changes."""
+        return self.state.kept.stays(self._data)
+
+    @property
     def held_by(self) -> HeldWeights:
         """The weights of the model, this one among them."""
         return self.state.weights

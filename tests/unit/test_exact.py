@@ -89,10 +89,12 @@ def test_checkpointed_layers_have_equal_gradients(prepared: bool) -> None:
     assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
+@pytest.mark.parametrize("stays", [False, True])
 @pytest.mark.parametrize("use_reentrant", [None, False, True])  # None: without checkpoints
-def test_a_linear_layer_is_rounded_twice_a_step(
-    use_reentrant: bool | None, monkeypatch: pytest.MonkeyPatch
+def test_a_weight_is_read_twice_a_step_and_once_where_it_stays_rounded(
+    use_reentrant: bool | None, stays: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(FakeQuantizedTensor, "stays_rounded", stays)
     model = _exact_model(_model("qwen3"))
     prepare(model, Recipe.full())
     if use_reentrant is not None:
@@ -105,7 +107,7 @@ def test_a_linear_layer_is_rounded_twice_a_step(
 
     monkeypatch.setattr(FakeQuantizedTensor, "rounded", counted)
     _gradients(model, _exact)
-    assert set(Counter(names).values()) == {2}
+    assert set(Counter(names).values()) == {1 if stays and use_reentrant is None else 2}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -111,6 +111,10 @@ class RoundedWeights:
         compute = partial(self._from_kept, weight, data, expert)
         return compute() if kept is None else kept.read(data.device, compute)
 
+    def stays(self, data: Tensor) -> bool:
+        """Whether a rounded weight is kept until one changes."""
+        return data.is_cpu or self.keep == "rounded"
+
     def round(self, weight: HeldWeight, data: Tensor) -> Tensor:
         """`data` (..., N, K) with the scale of `weight`, in its dtype."""
         return round_to_nvfp4(data, weight.global_scale, self._method, weight.weight_name)
@@ -167,7 +171,7 @@ class RoundedWeights:
             return self.round(weight, data)  # a graph would outlive what is kept
         if self.keep == "packed":
             return as_dtype_of(data, dequantize(self.packed(name, expert)))
-        if self.keep is None and not data.is_cpu:
+        if not self.stays(data):
             return self.round(weight, data)
         whole = self._whole[name].read(data.device, partial(self._round_whole, name))
         return whole if expert is None else whole[expert]
