@@ -4,35 +4,25 @@
 // slice, as cuBLAS adds it where it splits no sum: the same bits, for any number of rows. A block of
 // threads has ROWS rows of the result and COLUMNS columns, 16 or 8 for each of its WARPS; a warp has
 // all of its slice of K. What a stage of STAGE_K numbers needs is copied to shared memory some
-// stages before, by every thread that copies from places that only move along K.
+// stages before, by every thread from places that only move along K.
 //
-// Up to 32 rows a warp multiplies by itself (mma.sync), and every warp copies; from 64 on four of
-// them multiply together (wgmma), with rows from shared memory, and four more do nothing but copy,
-// so that nobody waits for all. What a step needs is read from there while others are unpacked and
-// multiplied.
+// Up to 32 rows a warp multiplies by itself (mma.sync); from 64 on four of them do so together
+// (wgmma), with rows from shared memory. What a step needs is read from there while others are
+// unpacked and multiplied.
 //
-// Compiled with ROWS (8, 16, 32, 64 or 128), COLUMNS (32, or 64 to 192), WARPS (4 to 12), STAGE_K
-// (64 or 128), STAGES, SLICES (of K, by as many blocks, added in order) and EXPERTS (0 or 1).
+// Compiled with ROWS (8, 16, 32, 64 or 128), COLUMNS (32, or 64 to 256), WARPS (4 to 16), STAGE_K
+// (64, 128 or 256), STAGES, SLICES (of K, by as many blocks, added in order) and EXPERTS (0 or 1).
 
 typedef unsigned int u32;
 typedef unsigned short u16;
 typedef unsigned char u8;
 
-#ifndef TOGETHER_FROM
-#define TOGETHER_FROM 64
-#endif
-#define ALONE (ROWS < TOGETHER_FROM)
-constexpr bool TOGETHER = !ALONE;
-constexpr int MULTIPLIERS = 32 * WARPS;  // threads
-#ifndef COPYING
-#define COPYING 128
-#endif
-constexpr int COPIERS = TOGETHER ? COPYING : MULTIPLIERS;
-constexpr int THREADS = TOGETHER ? MULTIPLIERS + COPIERS : MULTIPLIERS;
+constexpr int THREADS = 32 * WARPS;
+constexpr bool TOGETHER = ROWS >= 64;
 constexpr int EIGHTS = COLUMNS / WARPS / 8;  // of columns, of a warp
 constexpr int COPIED = COLUMNS < 64 ? 64 : COLUMNS;  // columns lie in groups of 64
 constexpr int STEPS = STAGE_K / 16;
-constexpr int AHEAD = STAGES - 1;
+constexpr int AHEAD = TOGETHER ? STAGES - 2 : STAGES - 1;  // the last stage may still be read
 // Steps whose codes are unpacked at once, while those before are multiplied: two batches at least,
 // as they take turns with the registers.
 constexpr int BATCH = TOGETHER && STEPS >= 8 ? 4 : 2;
@@ -45,17 +35,14 @@ constexpr int CODES_AT = STAGE_K / 64 * PANEL_BYTES;
 constexpr int SCALES_AT = CODES_AT + STEPS * CODE_BYTES;
 constexpr int STAGE_BYTES = (SCALES_AT + STEPS * COPIED + 1023) / 1024 * 1024;
 constexpr int CODE_CHUNKS = CODE_BYTES / 16, SCALE_CHUNKS = COPIED / 16;  // of a step
-constexpr int STEPS_AT_ONCE = COPIERS / CODE_CHUNKS;
+constexpr int STEPS_AT_ONCE = THREADS / CODE_CHUNKS;
 constexpr int CODE_COPIES = STEPS / STEPS_AT_ONCE;  // of a thread, a stage
-constexpr int X_COPIES = (ROWS * CHUNKS + COPIERS - 1) / COPIERS;
-constexpr int ROWS_AT_ONCE = COPIERS / CHUNKS;
+constexpr int X_COPIES = (ROWS * CHUNKS + THREADS - 1) / THREADS;
+constexpr int ROWS_AT_ONCE = THREADS / CHUNKS;
 constexpr bool ALL_COPY = ROWS % ROWS_AT_ONCE == 0;  // else some threads have no last row
-constexpr int FULL_AT = STAGES * STAGE_BYTES, EMPTY_AT = FULL_AT + 8 * STAGES;  // barriers
 static_assert(EIGHTS == 2 || COLUMNS == 32 && WARPS == 4 && (ROWS == 16 || ROWS == 32),
               "no such tile");
-static_assert(STEPS % STEPS_AT_ONCE == 0 && COPIERS % CHUNKS == 0, "some is not copied");
-static_assert(STAGE_K % 64 == 0, "rows lie in panels of 64 numbers");
-static_assert(STEPS * SCALE_CHUNKS <= COPIERS && AHEAD > 1, "too little is copied, or too late");
+static_assert(STEPS * SCALE_CHUNKS <= THREADS && AHEAD > 1, "too little is copied, or too late");
 constexpr float DOWN = 0x1p8f;  // see `factors_of`
 using Weights = u32[2 * EIGHTS];  // of a thread: those of a step
 using Sums = float[EIGHTS * ROWS / 16][4];
@@ -65,43 +52,6 @@ __device__ __forceinline__ void copy16(u32 to, const void* from, bool is_there) 
                "r"(is_there ? 16 : 0));
 }
 
-// Barriers in shared memory, of `count` arrivals a turn.
-__device__ __forceinline__ void set_up(u32 barrier, int count) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(barrier), "r"(count));
-}
-
-__device__ __forceinline__ void arrive_at(u32 barrier) {
-  asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];\n" ::"r"(barrier) : "memory");
-}
-
-// Once all that this thread has copied so far is there.
-__device__ __forceinline__ void arrive_when_copied(u32 barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];\n" ::"r"(barrier) : "memory");
-}
-
-// Until the turn of this parity is over; that before the first has parity 1.
-__device__ __forceinline__ void wait_at(u32 barrier, u32 parity) {
-  u32 over;
-  do {
-    asm volatile(
-        "{\n.reg .pred over;\n"
-        "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 over, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, over;\n}\n"
-        : "=r"(over)
-        : "r"(barrier), "r"(parity)
-        : "memory");
-  } while (!over);
-}
-
-// Stages in turn, as a ring.
-struct Turn {
-  int slot;
-  u32 parity;
-  __device__ __forceinline__ void next() {
-    if (++slot == STAGES) slot = 0, parity ^= 1;
-  }
-};
-
 __device__ __forceinline__ u32 load32(u32 from) {
   u32 value;
   asm volatile("ld.shared.u32 %0, [%1];\n" : "=r"(value) : "r"(from));
@@ -110,11 +60,11 @@ __device__ __forceinline__ u32 load32(u32 from) {
 
 // The scales of a thread's columns, one or two.
 __device__ __forceinline__ u32 load_scales(u32 from) {
-  u32 value;
+  u16 value;
   if (EIGHTS == 2)
-    asm volatile("ld.shared.u16 %0, [%1];\n" : "=r"(value) : "r"(from));
+    asm volatile("ld.shared.u16 %0, [%1];\n" : "=h"(value) : "r"(from));
   else
-    asm volatile("ld.shared.u8 %0, [%1];\n" : "=r"(value) : "r"(from));
+    asm volatile("ld.shared.u8 %0, [%1];\n" : "=h"(value) : "r"(from));
   return value;
 }
 
@@ -128,25 +78,6 @@ __device__ __forceinline__ void load_rows(u32 (&x)[4], u32 from) {
 __device__ __forceinline__ u32 product2(u32 a, u32 b) {
   u32 value;
   asm("mul.rn.bf16x2 %0, %1, %2;\n" : "=r"(value) : "r"(a), "r"(b));
-  return value;
-}
-
-// Both times the low half of b, or the high one.
-__device__ __forceinline__ u32 product_low(u32 a, u32 b) {
-  u32 value;
-  asm("{\n.reg .b16 low, high;\n.reg .b32 both;\nmov.b32 {low, high}, %2;\nmov.b32 both, {low, low};\n"
-      "mul.rn.bf16x2 %0, %1, both;\n}\n"
-      : "=r"(value)
-      : "r"(a), "r"(b));
-  return value;
-}
-
-__device__ __forceinline__ u32 product_high(u32 a, u32 b) {
-  u32 value;
-  asm("{\n.reg .b16 low, high;\n.reg .b32 both;\nmov.b32 {low, high}, %2;\nmov.b32 both, {high, high};\n"
-      "mul.rn.bf16x2 %0, %1, both;\n}\n"
-      : "=r"(value)
-      : "r"(a), "r"(b));
   return value;
 }
 
@@ -175,11 +106,12 @@ __device__ __forceinline__ void unpack(u32 (&weights)[2], u32 codes, u32 scale) 
 
 // 16 columns of a step.
 __device__ __forceinline__ void unpack(u32 (&weights)[4], u32 codes, u32 scales) {
-  const u32 factors = factors_of(__byte_perm(scales, 0, 0x4140) * 16);
-  weights[0] = product_low(two_codes<0>(codes), factors);
-  weights[1] = product_high(two_codes<0>(codes >> 8), factors);
-  weights[2] = product_low(two_codes<4>(codes), factors);
-  weights[3] = product_high(two_codes<4>(codes >> 8), factors);
+  const u32 factors = factors_of(__byte_perm(scales, 0, 0x4140) << 4);
+  const u32 low = __byte_perm(factors, 0, 0x1010), high = __byte_perm(factors, 0, 0x3232);
+  weights[0] = product2(two_codes<0>(codes), low);
+  weights[1] = product2(two_codes<0>(codes >> 8), high);
+  weights[2] = product2(two_codes<4>(codes), low);
+  weights[3] = product2(two_codes<4>(codes >> 8), high);
 }
 
 // 16 rows of x times eight columns, or 16 columns times eight rows.
@@ -193,7 +125,7 @@ __device__ __forceinline__ void multiply_add_alone(float (&sum)[4], const u32 (&
         "r"(eight1));
 }
 
-#if ALONE
+#if ROWS < 64
 // Rows of x for a batch of two steps.
 using Rows = u32[ROWS == 8 ? 1 : ROWS / 8][4];
 
@@ -225,49 +157,40 @@ __device__ __forceinline__ void multiply_add(Sums& sums, const Weights (&weights
 #endif
 }
 
-__device__ __forceinline__ void wait_for_all(Sums&) {}
+__device__ __forceinline__ void wait_for_all() {}
 #else
-#define FOUR(i) "+f"(s[i][0]), "+f"(s[i][1]), "+f"(s[i][2]), "+f"(s[i][3])
-#define EIGHT(i) FOUR(i), FOUR(i + 1)
-#define SIXTEEN(i) EIGHT(i), EIGHT(i + 2)
-#define THIRTY_TWO(i) SIXTEEN(i), SIXTEEN(i + 4)
-#define NAMES_0_3 "%0, %1, %2, %3"
-#define NAMES_0_7 NAMES_0_3 ", %4, %5, %6, %7"
-#define NAMES_0_15 NAMES_0_7 ", %8, %9, %10, %11, %12, %13, %14, %15"
-#define NAMES_0_31                                                                             \
-  NAMES_0_15                                                                                   \
-  ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define NAMES_0_63                                                                             \
-  NAMES_0_31                                                                                   \
-  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49" \
-  ", %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define PRODUCT(n, sums, columns, rows)                                                     \
-  "{\n.reg .pred adds;\nsetp.eq.u32 adds, 0, 0;\nwgmma.mma_async.sync.aligned.m64n" n       \
-  "k16.f32.bf16.bf16 {" sums "}, {" columns "}, " rows ", adds, 1, 1, 0;\n}\n"
+#define FOUR(s) "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3])
+#define THIRTY_TWO(s, i)                                                                    \
+  FOUR(s[i]), FOUR(s[i + 1]), FOUR(s[i + 2]), FOUR(s[i + 3]), FOUR(s[i + 4]), FOUR(s[i + 5]), \
+      FOUR(s[i + 6]), FOUR(s[i + 7])
+#define NAMES_0_31                                                                           \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
+  "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define NAMES_32_63                                                                         \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, " \
+  "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
 // All rows of x, at a descriptor in shared memory, times what the four warps hold in registers.
 __device__ __forceinline__ void multiply_add_together(Sums& s, const u32 (&a)[4],
                                                       unsigned long long rows) {
-#if ROWS == 8
-  asm volatile(PRODUCT("8", NAMES_0_3, "%4, %5, %6, %7", "%8")
-               : FOUR(0)
-#elif ROWS == 16
-  asm volatile(PRODUCT("16", NAMES_0_7, "%8, %9, %10, %11", "%12")
-               : EIGHT(0)
-#elif ROWS == 32
-  asm volatile(PRODUCT("32", NAMES_0_15, "%16, %17, %18, %19", "%20")
-               : SIXTEEN(0)
-#elif ROWS == 64
-  asm volatile(PRODUCT("64", NAMES_0_31, "%32, %33, %34, %35", "%36")
-               : THIRTY_TWO(0)
+#if ROWS == 64
+  asm volatile(
+      "{\n.reg .pred adds;\nsetp.eq.u32 adds, 0, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" NAMES_0_31
+      "}, {%32, %33, %34, %35}, %36, adds, 1, 1, 0;\n}\n"
+      : THIRTY_TWO(s, 0)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
 #else
-  asm volatile(PRODUCT("128", NAMES_0_63, "%64, %65, %66, %67", "%68")
-               : THIRTY_TWO(0), THIRTY_TWO(8)
+  asm volatile(
+      "{\n.reg .pred adds;\nsetp.eq.u32 adds, 0, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" NAMES_0_31 ", " NAMES_32_63
+      "}, {%64, %65, %66, %67}, %68, adds, 1, 1, 0;\n}\n"
+      : THIRTY_TWO(s, 0), THIRTY_TWO(s, 8)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
 #endif
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
 }
 
-// Begins to add the products of a batch with the rows of a stage, which lie at `at`.
+// Adds the products of a batch with the rows of a stage, which lie at `at`.
 __device__ __forceinline__ void multiply_add(Sums& sums, const Weights (&weights)[BATCH], u32 at,
                                              int step) {
   // swizzled in 128 bytes; groups of eight rows are 1,024 bytes apart
@@ -278,52 +201,31 @@ __device__ __forceinline__ void multiply_add(Sums& sums, const Weights (&weights
   for (int of = 0; of < BATCH; ++of)
     multiply_add_together(sums, weights[of], LAYOUT | (from + of * 32) >> 4);
   asm volatile("wgmma.commit_group.sync.aligned;\n");
+  asm volatile("wgmma.wait_group.sync.aligned 1;\n");
 }
 
-// For all batches but the last one that was begun.
-__device__ __forceinline__ void wait_for_those_before() {
-  asm volatile("wgmma.wait_group.sync.aligned 1;\n" ::: "memory");
-}
-
-// The compiler is to read no sum before.
-__device__ __forceinline__ void wait_for_all(Sums& sums) {
-  asm volatile("wgmma.wait_group.sync.aligned 0;\n" ::: "memory");
-#pragma unroll
-  for (int of = 0; of < sizeof(Sums) / 16; ++of)
-#pragma unroll
-    for (int i = 0; i < 4; ++i) asm volatile("" : "+f"(sums[of][i])::"memory");
+__device__ __forceinline__ void wait_for_all() {
+  asm volatile("wgmma.wait_group.sync.aligned 0;\n");
 }
 #endif
 
-// Rounds into shared memory.
-__device__ __forceinline__ void store(u32 to, float value) {
-  asm volatile("{\n.reg .b16 rounded;\ncvt.rn.bf16.f32 rounded, %1;\nst.shared.b16 [%0], rounded;\n}\n" ::
-                   "r"(to), "f"(value));
+__device__ __forceinline__ void store(u16* out, float value) {
+  u16 rounded;
+  asm("cvt.rn.bf16.f32 %0, %1;\n" : "=h"(rounded) : "f"(value));
+  *out = rounded;
 }
 
-__device__ __forceinline__ void store2(u32 to, float first, float second) {
-  asm volatile(
-      "{\n.reg .b32 rounded;\ncvt.rn.bf16x2.f32 rounded, %2, %1;\nst.shared.b32 [%0], rounded;\n}\n" ::
-          "r"(to), "f"(first), "f"(second));
-}
-
-__device__ __forceinline__ void copy_out(u16* to, u32 from) {
-  uint4 eight;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n"
-               : "=r"(eight.x), "=r"(eight.y), "=r"(eight.z), "=r"(eight.w)
-               : "r"(from));
-  *reinterpret_cast<uint4*>(to) = eight;
-}
-
-__device__ __forceinline__ void meet_multipliers() {
-  asm volatile("bar.sync 1, %0;\n" ::"n"(MULTIPLIERS) : "memory");
+__device__ __forceinline__ void store2(u16* out, float first, float second) {
+  u32 rounded;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(rounded) : "f"(second), "f"(first));
+  *reinterpret_cast<u32*>(out) = rounded;
 }
 
 // Whether this block of its cluster adds and stores these sums.
 __device__ __forceinline__ bool owns(int of) { return SLICES == 1 || of % SLICES == blockIdx.z; }
 
 #if SLICES > 1
-static_assert(STAGES * STAGE_BYTES >= MULTIPLIERS * sizeof(Sums), "sums do not fit where stages lay");
+static_assert(STAGES * STAGE_BYTES >= THREADS * sizeof(Sums), "sums do not fit where stages lay");
 #define CLUSTER __cluster_dims__(1, 1, SLICES)
 __device__ __forceinline__ void meet_slices() {
   asm volatile("barrier.cluster.arrive.release.aligned;\n" ::: "memory");
@@ -336,7 +238,7 @@ __device__ __forceinline__ void add_slices(Sums& sums, u32 shared) {
   __syncthreads();  // stages are read no more
 #pragma unroll
   for (int of = 0; of < sizeof(Sums) / 16; ++of)
-    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"r"(mine + of * MULTIPLIERS * 16),
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"r"(mine + of * THREADS * 16),
                  "f"(sums[of][0]), "f"(sums[of][1]), "f"(sums[of][2]), "f"(sums[of][3]));
   meet_slices();
 #pragma unroll
@@ -348,7 +250,7 @@ __device__ __forceinline__ void add_slices(Sums& sums, u32 shared) {
       float part[4];
       asm("mapa.shared::cluster.u32 %0, %1, %2;\n"
           : "=r"(from)
-          : "r"(mine + of * MULTIPLIERS * 16), "r"(slice));
+          : "r"(mine + of * THREADS * 16), "r"(slice));
       asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];\n"
                    : "=f"(part[0]), "=f"(part[1]), "=f"(part[2]), "=f"(part[3])
                    : "r"(from));
@@ -392,24 +294,21 @@ extern "C" __global__ void __launch_bounds__(THREADS) CLUSTER
       : "l"(memory));
 
   // What this thread copies, from where and to where of a stage.
-  const int copier = TOGETHER ? thread - MULTIPLIERS : thread;
   const int column0 = tile * COLUMNS / COPIED * COPIED;
+  words += (long long)(thread / CODE_CHUNKS) * 2 * n + 2 * column0 + thread % CODE_CHUNKS * 4;
+  scale += (long long)(thread / SCALE_CHUNKS) * n + column0 + thread % SCALE_CHUNKS * 16;
   u32 x_from[X_COPIES];
   bool has_row[X_COPIES];
-  if (copier >= 0) {
-    words += (long long)(copier / CODE_CHUNKS) * 2 * n + 2 * column0 + copier % CODE_CHUNKS * 4;
-    scale += (long long)(copier / SCALE_CHUNKS) * n + column0 + copier % SCALE_CHUNKS * 16;
 #pragma unroll
-    for (int copy = 0; copy < X_COPIES; ++copy) {
-      const int row = copier / CHUNKS + copy * ROWS_AT_ONCE;
-      const int id = row < ROWS ? out_row(row) : rows;
-      has_row[copy] = id < rows;
-      x_from[copy] = (id < rows ? EXPERTS ? id / top_k : id : 0) * k + copier % CHUNKS * 8;
-    }
+  for (int copy = 0; copy < X_COPIES; ++copy) {
+    const int row = thread / CHUNKS + copy * ROWS_AT_ONCE;
+    const int id = row < ROWS ? out_row(row) : rows;
+    has_row[copy] = id < rows;
+    x_from[copy] = (id < rows ? id / top_k : 0) * k + thread % CHUNKS * 8;
   }
   // Swizzled as wgmma has it: the same chunk of eight rows lies in different banks.
   auto x_to = [&](int copy) {
-    const int row = copier / CHUNKS + copy * ROWS_AT_ONCE, chunk = copier % CHUNKS;
+    const int row = thread / CHUNKS + copy * ROWS_AT_ONCE, chunk = thread % CHUNKS;
     return chunk / 8 * PANEL_BYTES + row * ROW_BYTES + (chunk % 8 ^ row % 8) * 16;
   };
   const int stages = k / SLICES / STAGE_K;
@@ -417,41 +316,21 @@ extern "C" __global__ void __launch_bounds__(THREADS) CLUSTER
     if (stage < stages) {
 #pragma unroll
       for (int copy = 0; copy < CODE_COPIES; ++copy) {
-        if (COPIERS % CODE_CHUNKS == 0 || copier < CODE_CHUNKS * STEPS_AT_ONCE)
-          copy16(to + CODES_AT + copy * STEPS_AT_ONCE * CODE_BYTES + copier * 16, words, true);
+        copy16(to + CODES_AT + copy * STEPS_AT_ONCE * CODE_BYTES + thread * 16, words, true);
         words += STEPS_AT_ONCE * 2 * n;
       }
-      if (copier < STEPS * SCALE_CHUNKS) copy16(to + SCALES_AT + copier * 16, scale, true);
+      if (thread < STEPS * SCALE_CHUNKS) copy16(to + SCALES_AT + thread * 16, scale, true);
       scale += (long long)STEPS * n;
 #pragma unroll
       for (int copy = 0; copy < X_COPIES; ++copy) {
-        if (ALL_COPY || copier / CHUNKS + copy * ROWS_AT_ONCE < ROWS)
+        if (ALL_COPY || thread / CHUNKS + copy * ROWS_AT_ONCE < ROWS)
           copy16(to + x_to(copy), x + x_from[copy], has_row[copy]);
         x_from[copy] += STAGE_K;
       }
     }
-    if (!TOGETHER) asm volatile("cp.async.commit_group;\n");
+    asm volatile("cp.async.commit_group;\n");
   };
-#if !ALONE
-  const u32 full = shared + FULL_AT, empty = shared + EMPTY_AT;
-  if (thread < STAGES) {
-    set_up(full + 8 * thread, COPIERS);
-    set_up(empty + 8 * thread, WARPS);
-  }
-  __syncthreads();
-  if (copier >= 0) {
-    Turn turn = {0, 1};
-    for (int stage = 0; stage < stages; ++stage, turn.next()) {
-      wait_at(empty + 8 * turn.slot, turn.parity);
-      fetch(stage, shared + turn.slot * STAGE_BYTES);
-      arrive_when_copied(full + 8 * turn.slot);
-    }
-    asm volatile("cp.async.wait_all;\n");
-    return;
-  }
-#else
   for (int stage = 0; stage < AHEAD; ++stage) fetch(stage, shared + stage * STAGE_BYTES);
-#endif
 
   // Which of a thread's four words, differently for the quarters of a warp, lest they share banks.
   const int word = (warp + lane / 8) % 4;
@@ -466,101 +345,72 @@ extern "C" __global__ void __launch_bounds__(THREADS) CLUSTER
   };
   const u32 end = shared + STAGES * STAGE_BYTES;
   auto after = [&](u32 at) { return at + STAGE_BYTES == end ? shared : at + STAGE_BYTES; };
-  const float factor = multiplier[0] * DOWN;
-  Sums sums = {};
-  u32 at = shared;
-#if ALONE
-  u32 to = shared + AHEAD * STAGE_BYTES;
   auto arrive = [&]() {  // all but the last stages that were fetched
     asm volatile("cp.async.wait_group %0;\n" ::"n"(AHEAD - 2));
+    if (TOGETHER) asm volatile("fence.proxy.async.shared::cta;\n");
     __syncthreads();
   };
+  Sums sums = {};
+  u32 at = shared, to = shared + AHEAD * STAGE_BYTES;
   arrive();
-  Rows x_of[2];
-  load_batch(x_of[0], at, 0);
-#else
-  Turn turn = {0, 0}, done = {0, 0};  // of the stage that comes next; of the first not told of
-  wait_at(full, 0);
-  turn.next();
-  constexpr bool FEW = ROWS <= 32;  // products take less time than what they need
-  auto release = [&](int stage, int step) {
-    wait_for_those_before();
-    if (step == 0 && stage) {  // what was multiplied before this batch has been read
-      if (lane == 0) arrive_at(empty + 8 * done.slot);
-      done.next();
-    }
-  };
-#endif
 #pragma unroll
   for (int step = 0; step < STEPS; ++step) load(step, at);
+#if ROWS < 64
+  Rows x_of[2];
+  load_batch(x_of[0], at, 0);
+#endif
   for (int stage = 0; stage < stages; ++stage) {
     const u32 next = after(at);
-#if ALONE
     fetch(stage + AHEAD, to);
     to = after(to);
-#else
-#endif
     Weights weights[2][BATCH];
 #pragma unroll
     for (int step = 0; step < STEPS; step += BATCH) {
-      const int turns = step / BATCH % 2;
+      const int turn = step / BATCH % 2;
 #pragma unroll
       for (int of = step; of < step + BATCH; ++of) {
-        unpack(weights[turns][of - step], codes[of] >> 8 * half, bytes[of]);
-        if (!TOGETHER) load(of, next);
+        unpack(weights[turn][of - step], codes[of] >> 8 * half, bytes[of]);
+        load(of, next);
       }
-#if ALONE
+#if ROWS < 64
       const bool is_last = step + BATCH == STEPS;
-      load_batch(x_of[1 - turns], is_last ? next : at, is_last ? 0 : step + BATCH);
-      multiply_add(sums, weights[turns], x_of[turns]);
+      load_batch(x_of[1 - turn], is_last ? next : at, is_last ? 0 : step + BATCH);
+      multiply_add(sums, weights[turn], x_of[turn]);
 #else
-      multiply_add(sums, weights[turns], at, step);
-      if (FEW) release(stage, step);  // before it waits: so one more stage is on its way
-      if (step == 0 && stage + 1 < stages) wait_at(full + 8 * turn.slot, turn.parity);
-#pragma unroll
-      for (int of = step; of < step + BATCH; ++of) load(of, next);
-      if (!FEW) release(stage, step);
+      multiply_add(sums, weights[turn], at, step);
 #endif
     }
     at = next;
-#if ALONE
     arrive();
-#else
-    turn.next();
-#endif
   }
-  wait_for_all(sums);
+  wait_for_all();
   add_slices(sums, shared);
 
-  // Through shared memory, as a thread's numbers lie far apart in the result.
-  constexpr int OUT_BYTES = COLUMNS * 2 + 16;  // of a row, lest rows share banks
-  constexpr int OUT_CHUNKS = COLUMNS / 8;
-  static_assert(STAGES * STAGE_BYTES >= ROWS * OUT_BYTES, "the result does not fit where stages lay");
-  constexpr bool BY_ROW = ALONE && ROWS > 8;  // a thread has numbers of a row, not of a column
-  auto place = [&](int row, int column) { return shared + row * OUT_BYTES + column * 2; };
-  meet_multipliers();  // stages are read no more
+  const float factor = multiplier[0] * DOWN;
+#if ROWS == 16 || ROWS == 32
+  const int column = column0 + columns64 * 64 + (warp + pair) % 4 * 16 + half * 8 + pair * 2;
 #pragma unroll
   for (int of = 0; of < ROWS / 8; ++of) {
-    if constexpr (BY_ROW) {
+    const int row = out_row(of * 8 + group);
+    if (row >= rows) continue;
 #pragma unroll
-      for (int eight = 0; eight < EIGHTS; ++eight) {
-        const float* sum = sums[of / 2 * EIGHTS + eight] + of % 2 * 2;
-        const int column = columns64 * 64 + ((warp + pair) % 4 * EIGHTS + eight) * 8 + pair * 2;
-        store2(place(of * 8 + group, column), sum[0] * factor, sum[1] * factor);
-      }
-    } else {
-#pragma unroll
-      for (int which = 0; which < 4; ++which) {
-        const int column = columns64 * 64 + word * 16 + which / 2 * 8 + group;
-        store(place(of * 8 + pair * 2 + which % 2, column), sums[of][which] * factor);
-      }
+    for (int eight = 0; eight < EIGHTS; ++eight) {
+      if (!owns(of / 2 * EIGHTS + eight)) continue;
+      const float* sum = sums[of / 2 * EIGHTS + eight] + of % 2 * 2;
+      store2(out + (long long)row * n + column + eight * 8, sum[0] * factor, sum[1] * factor);
     }
   }
-  meet_multipliers();
-  for (int at = thread; at < ROWS * OUT_CHUNKS; at += MULTIPLIERS) {
-    const int row = at / OUT_CHUNKS, chunk = at % OUT_CHUNKS, id = out_row(row);
-    if (id >= rows || !owns(BY_ROW ? row / 16 * EIGHTS + chunk % EIGHTS : row / 8)) continue;
-    const int column = EIGHTS == 2 ? chunk * 8 : chunk * 16 + half * 8;
-    copy_out(out + (long long)id * n + column0 + column, place(row, chunk * 8));
+#else
+  const int column = column0 + columns64 * 64 + word * 16 + group;
+#pragma unroll
+  for (int of = 0; of < ROWS / 8; ++of) {
+    if (!owns(of)) continue;
+#pragma unroll
+    for (int which = 0; which < 4; ++which) {
+      const int row = out_row(of * 8 + pair * 2 + which % 2);
+      if (row < rows)
+        store(out + (long long)row * n + column + which / 2 * 8, sums[of][which] * factor);
+    }
   }
+#endif
 }

@@ -15,9 +15,6 @@ from torch import Tensor
 from qat_core.options import BLOCK_SIZE
 from qat_core.rollout.vllm.humming.tiles import NUM_MULTIPROCESSORS
 
-TOGETHER_FROM = 64  # rows of a tile that four warps multiply together
-BARRIER_BYTES = 8
-
 
 class Tile(NamedTuple):
     """What a block of threads multiplies: rows of x, columns of a weight; by how many warps."""
@@ -25,11 +22,6 @@ class Tile(NamedTuple):
     rows: int
     columns: int
     warps: int
-
-    @property
-    def threads(self) -> int:
-        """With those that do nothing but copy, see few_rows.cu."""
-        return 32 * self.warps + 128 * (self.rows >= TOGETHER_FROM)
 
 
 # ns that a multiprocessor takes for 16 numbers of K, on an H200: of one block, of each more; what
@@ -137,7 +129,7 @@ class Kernel(NamedTuple):
 def _launch(kernel: Kernel, tiles: int, n: int, arguments: list[Any]) -> None:
     compiled, shared_bytes = _compiled(kernel)
     tile = kernel.tile
-    grid, block = (tiles, n // tile.columns, kernel.slices), (tile.threads, 1, 1)
+    grid, block = (tiles, n // tile.columns, kernel.slices), (32 * tile.warps, 1, 1)
     compiled(grid=grid, block=block, args=arguments, shared_mem=shared_bytes)
 
 
@@ -163,7 +155,7 @@ def _compiled(kernel: Kernel) -> tuple[Any, int]:
     compiled = compile_kernel([*options, f"-DEXPERTS={experts:d}"])
     of_step = 9 * max(64, tile.columns)  # bytes of codes and scales
     of_stage = stage_k // 16 * of_step + tile.rows * 2 * stage_k
-    shared_bytes = stages * (-(-of_stage // 1024) * 1024 + 2 * BARRIER_BYTES)
+    shared_bytes = stages * -(-of_stage // 1024) * 1024
     compiled.set_shared_memory_config(shared_bytes)
     return compiled, shared_bytes
 
