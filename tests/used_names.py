@@ -65,6 +65,7 @@ _EXACT = {
     "a single row lies as many": (f"{_LAYERS}.logits_processor:LogitsProcessor._get_logits",),
     "graphs with keys for their queries": (
         "vllm.v1.worker.gpu_model_runner:GPUModelRunner._warmup_and_capture",
+        "vllm.v1.worker.gpu.cudagraph_utils:prepare_inputs_to_capture",
     ),
     "the trainer's norm": (f"{_LAYERS}.batch_invariant:rms_norm_batch_invariant",),
     "the trainer's log-probs": (

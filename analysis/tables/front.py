@@ -8,7 +8,7 @@ from analysis.claims_table import Claim, read_table, show_ratio
 from analysis.collapse.rules import AREA_LEVEL, AREA_MARGIN
 from analysis.markdown import Row, markdown_table
 from analysis.stats import LEVEL
-from analysis.tables.rows import RowsRecord, engines_of, number, read_servings
+from analysis.tables.rows import RowsRecord, engines_of, number, read_records, read_servings
 from experiments.runs.summary import KL_RATIO, Estimate
 
 STUDY = "collapse-smollm2-confirm"  # of the pretrained model, ten seeds
@@ -106,9 +106,8 @@ def _training(benchmarks: Path) -> Row:
 
 def _decoding(benchmarks: Path) -> Row:
     """Of the exact mode; the range is that of two models and of numbers of sequences."""
-    paths = record_paths(benchmarks, f"serving_exact_*_{MACHINE}.json")
-    rows = [it for path in paths for it in read_record(path, RowsRecord).rows]
-    exact = {name: it for it in rows if (name := str(it["engine"])).endswith(":exact")}
+    servings = read_records(benchmarks, MACHINE, "serving_exact_8b", "serving_exact_30b")
+    exact = {name: it for name, it in engines_of(servings).items() if name.endswith(":exact")}
     speeds = [number(it, key) for it in exact.values() for key in it if key.startswith(SPEED)]
     return _row(
         f"Exact mode: decoding speed over BF16's, Qwen3-30B-A3B, {AT_ONCE} sequences",

@@ -209,6 +209,7 @@ def _rotary_forward(self: Any, x: Tensor, position_ids: Tensor) -> tuple[Tensor,
     return table, position_ids.expand(x.shape[:2]).reshape(-1)
 
 
+@torch.inference_mode(False)  # training reads it, too
 def rotary_table(config: Any, device: torch.device) -> Tensor:
     """BF16 (positions, D): cosines, then sines, computed as vLLM does on the same device.
 

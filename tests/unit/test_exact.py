@@ -13,6 +13,7 @@ from qat_core import Recipe, prepare
 from qat_core.exact import is_exact, log_probs, make_exact
 from qat_core.exact.contract import ALIGNMENT, from_tensor, require_kept, to_tensor
 from qat_core.exact.layout import Layouts, find_layout
+from qat_core.options import Keep
 from qat_core.training.parameter import FakeQuantizedTensor
 from tests.tiny_models import tiny_model, tokens
 
@@ -108,6 +109,33 @@ def test_a_weight_is_read_twice_a_step_and_once_where_it_stays_rounded(
     monkeypatch.setattr(FakeQuantizedTensor, "rounded", counted)
     _gradients(model, _exact)
     assert set(Counter(names).values()) == {1 if stays and use_reentrant is None else 2}
+
+
+@pytest.mark.parametrize("use_reentrant", [None, False, True])
+@pytest.mark.parametrize("keep", [None, "rounded"])
+def test_a_pass_in_inference_mode_leaves_nothing_that_training_cannot_read(
+    keep: Keep | None, use_reentrant: bool | None
+) -> None:
+    model = _exact_model(_model("qwen3"))
+    prepare(model, Recipe.full(), keep=keep)
+    if use_reentrant is not None:
+        model.gradient_checkpointing_enable({"use_reentrant": use_reentrant})
+    for _ in range(2):  # the second time new weights are rounded while they are measured
+        with torch.inference_mode():
+            model(input_ids=IDS_BT, use_cache=False)
+        assert all(grad.isfinite().all() for grad in _gradients(model, _exact).values())
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.mul_(1.5)
+
+
+@pytest.mark.parametrize(("keep", "stays"), [(None, True), ("rounded", True), ("packed", False)])
+def test_rounded_weights_stay_where_nothing_smaller_is_asked_for(
+    keep: Keep | None, stays: bool
+) -> None:
+    model = _model("qwen3")
+    prepare(model, Recipe.full(), keep=keep)
+    assert model.model.layers[0].mlp.up_proj.weight.stays_rounded == stays
 
 
 @pytest.mark.parametrize("family", FAMILIES)

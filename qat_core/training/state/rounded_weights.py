@@ -32,7 +32,7 @@ from torch import Tensor
 
 from qat_core.nvfp4 import PackedTensor, dequantize, group_amax, measure_and_round, quantize
 from qat_core.options import BlockScaleMethod, Keep, ScalePolicy
-from qat_core.training.forward_calls import in_backward
+from qat_core.training.forward_calls import in_backward, normal_tensors
 from qat_core.training.state.held_weights import HeldWeight, HeldWeights
 from qat_core.training.straight_through import as_dtype_of, round_to_nvfp4
 
@@ -94,7 +94,8 @@ class RoundedWeights:
         if self.keep != "rounded" or policy != "pow2" or is_captured or not rounds:
             return group_amax(weights)
         last_scales = [members[0].global_scale for members in held]
-        amax, rounded = measure_and_round(weights, last_scales, policy, self._method)
+        with normal_tensors():
+            amax, rounded = measure_and_round(weights, last_scales, policy, self._method)
         for names, values in zip(groups, rounded, strict=True):
             for name, value in zip(names, values, strict=True):
                 self._whole[name].keep(value)
@@ -112,8 +113,9 @@ class RoundedWeights:
         return compute() if kept is None else kept.read(data.device, compute)
 
     def stays(self, data: Tensor) -> bool:
-        """Whether a rounded weight is kept until one changes."""
-        return data.is_cpu or self.keep == "rounded"
+        """Whether a rounded weight is kept until one changes: not for a graph to outlive it."""
+        is_kept = self.keep == "rounded" or (self.keep is None and data.is_cpu)
+        return is_kept and not _in_capture(data)
 
     def round(self, weight: HeldWeight, data: Tensor) -> Tensor:
         """`data` (..., N, K) with the scale of `weight`, in its dtype."""
@@ -167,9 +169,7 @@ class RoundedWeights:
     def _from_kept(self, weight: HeldWeight, data: Tensor, expert: int | None) -> Tensor:
         """From what is kept until a weight changes, if anything is."""
         name = weight.weight_name
-        if _in_capture(data):
-            return self.round(weight, data)  # a graph would outlive what is kept
-        if self.keep == "packed":
+        if self.keep == "packed" and not _in_capture(data):
             return as_dtype_of(data, dequantize(self.packed(name, expert)))
         if not self.stays(data):
             return self.round(weight, data)
@@ -178,7 +178,8 @@ class RoundedWeights:
 
     def _round_whole(self, name: str) -> Tensor:
         held = self._weights.weight(name)
-        return self.round(held, held.plain())
+        with normal_tensors():
+            return self.round(held, held.plain())
 
 
 def _in_capture(data: Tensor) -> bool:

@@ -27,6 +27,7 @@ from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.models.qwen3 import Qwen3Attention
 from vllm.model_executor.models.qwen3_moe import Qwen3MoeAttention
 from vllm.v1.attention.backends import flash_attn
+from vllm.v1.worker.gpu import cudagraph_utils
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 from qat_core.exact import kernels
@@ -43,6 +44,7 @@ from qat_core.rollout.vllm.kernel_choice import use_for_linear
 _attend = flash_attn.flash_attn_varlen_func
 _logits = LogitsProcessor._get_logits
 _capture = GPUModelRunner._warmup_and_capture
+_prepare_capture = cudagraph_utils.prepare_inputs_to_capture
 
 
 def install() -> None:
@@ -56,6 +58,7 @@ def install() -> None:
     flash_attn.flash_attn_varlen_func = attend
     LogitsProcessor._get_logits = logits
     GPUModelRunner._warmup_and_capture = capture
+    cudagraph_utils.prepare_inputs_to_capture = prepare_capture
     Qwen3Attention.forward = Qwen3MoeAttention.forward = attention_layer
     activation.SiluAndMul.forward_cuda = silu_mul
     for experts in (humming_experts.HummingExperts, ExactBf16Experts):
@@ -106,13 +109,32 @@ def silu_mul_of_experts(_: Any, kind: MoEActivation, out: Tensor, gate_up: Tenso
     kernels.silu_mul(gate, up, out)
 
 
-def capture(self: Any, *args: Any, profile_seq_lens: int | None = None, **rest: Any) -> Any:
-    """In place of vLLM's function, which gives each sequence as many keys as the graph has tokens.
+def capture(
+    self: Any, graph: Any, mode: Any, profile_seq_lens: int | None = None, **rest: Any
+) -> Any:
+    """In place of vLLM's function, of model runner 1, when a graph is captured.
 
-    Where those are more than a sequence may have, its row of the block table ends before them.
+    It gives each sequence as many keys as the graph has tokens. Where those are more than a
+    sequence may have, its row of the block table ends before them.
     """
-    keys = profile_seq_lens or self.max_model_len
-    return _capture(self, *args, profile_seq_lens=keys, **rest)
+    keys = profile_seq_lens or min(graph.num_tokens, self.max_model_len)
+    return _capture(self, graph, mode, profile_seq_lens=keys, **rest)
+
+
+def prepare_capture(
+    num_reqs: int,
+    num_tokens: int,
+    model_state: Any,
+    buffers: Any,
+    tables: Any,
+    *rest: Any,
+    **named: Any,
+) -> Any:
+    """The same of model runner 2, which gives the last sequence all that others leave over."""
+    state = _prepare_capture(num_reqs, num_tokens, model_state, buffers, tables, *rest, **named)
+    (table,) = tables.get_dummy_block_tables(1)
+    buffers.seq_lens.clamp_(max=table.shape[1] * tables.kernel_block_sizes[0])
+    return state
 
 
 def attend(*, q: Tensor, k: Tensor, max_seqlen_q: int, **rest: Any) -> Any:
