@@ -273,7 +273,15 @@ def log_probs(logits: Tensor, ids: Tensor, runner: int) -> Tensor:
 
     Returns:
         FP32 (...).
+
+    Raises:
+        ValueError: shapes that do not fit.
     """
+    if logits.shape[:-1] != ids.shape:
+        raise ValueError(
+            f"ids: shape {tuple(ids.shape)}, needs that of logits without the vocabulary, "
+            f"{tuple(logits.shape[:-1])}"
+        )
     flat = logits.reshape(-1, logits.shape[-1])
     found: Tensor = _LogProbs.apply(flat, ids.reshape(-1), runner)  # type: ignore[no-untyped-call]
     return found.view(ids.shape)

@@ -112,8 +112,8 @@ def require_ranks(config: Any, ranks: Ranks) -> None:
     count = ranks.tensor_parallel
     if count not in (1, 2):
         raise ValueError(
-            f"exact: {count} tensor parallel ranks: use 1 or 2, as a sum of more numbers than two "
-            "has an order, which all-reduces choose themselves"
+            f"exact: {count} tensor parallel ranks: use 1 or 2, as a sum of more than two has "
+            "no one order"
         )
     if ranks.expert_parallel and not getattr(config, "num_experts", None):
         raise ValueError(f"exact: {config.model_type} has no experts that ranks could share out")

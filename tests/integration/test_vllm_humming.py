@@ -128,11 +128,16 @@ def test_weights_are_the_oracles_at_the_same_addresses_after_each_of_many_syncs(
 def test_a_compiled_model_with_marlin_is_not_loaded_in_its_place(
     variable: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import vllm as installed
+
     monkeypatch.setenv("VLLM_USE_AOT_COMPILE", "1")
     monkeypatch.setenv("HUMMING_CACHE_DIR", "set")  # so that it is unset again
+    monkeypatch.setenv(variable, "humming")
+    monkeypatch.setattr(plugin, "_chosen", {})
+    monkeypatch.setattr(installed, "__version__", "0.24.0")
     monkeypatch.setattr(humming, "version", lambda _: humming.VERSION)
     monkeypatch.setattr(humming, "is_hopper", lambda: True)
-    humming.require(variable, "0.24.0")
+    assert plugin.asked_for(variable) == "humming"
     assert os.environ["VLLM_USE_AOT_COMPILE"] == "0"
 
 

@@ -129,6 +129,11 @@ def test_a_pass_in_inference_mode_leaves_nothing_that_training_cannot_read(
                 weight.mul_(1.5)
 
 
+def test_logits_of_other_tokens_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"ids: shape \(4, 39\), needs .* \(4, 40\)"):
+        _exact(torch.zeros(4, 40, 8, dtype=torch.bfloat16), torch.zeros(4, 39, dtype=torch.long))
+
+
 @pytest.mark.parametrize(("keep", "stays"), [(None, True), ("rounded", True), ("packed", False)])
 def test_rounded_weights_stay_where_nothing_smaller_is_asked_for(
     keep: Keep | None, stays: bool

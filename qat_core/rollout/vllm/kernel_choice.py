@@ -70,7 +70,10 @@ def require_asked(model: "nn.Module") -> None:
 
 
 def require_vllm(
-    asked: str, version: str, proven: Collection[str] = SUPPORTED_VERSIONS["CUDA"]
+    asked: str,
+    version: str,
+    proven: Collection[str] = SUPPORTED_VERSIONS["CUDA"],
+    instead: str = "unset it",
 ) -> None:
     """Sets up vLLM for another choice.
 
@@ -78,7 +81,7 @@ def require_vllm(
         ValueError: naming what asked for it, for another vLLM.
     """
     if version.rpartition(".")[0] not in proven:
-        raise ValueError(f"{asked}: made for vLLM {', '.join(proven)}, not {version}: unset it")
+        raise ValueError(f"{asked}: made for vLLM {', '.join(proven)}, not {version}: {instead}")
     # Compiled models are cached by settings that this choice is not among: vLLM would run a graph
     # of Marlin's kernels on these weights. Its other cache goes by the code that was compiled.
     os.environ["VLLM_USE_AOT_COMPILE"] = "0"

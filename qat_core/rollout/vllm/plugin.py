@@ -100,8 +100,9 @@ def require_exact() -> None:
     from qat_core.rollout.vllm.humming import library as humming
 
     require_no_kernels(os.environ)
-    require_vllm(f"{EXACT_VARIABLE}=1", vllm.__version__, ("0.24",))
-    humming.require(EXACT_VARIABLE, vllm.__version__)
+    asked, instead = "exact rollouts", "serve without the exact mode"
+    require_vllm(asked, vllm.__version__, ("0.24",), instead)
+    humming.require(asked, instead)
 
 
 def asked_for(variable: str) -> str:
@@ -110,12 +111,12 @@ def asked_for(variable: str) -> str:
     if name != MARLIN:
         import vllm
 
+        asked = f"{variable}={name}"
+        require_vllm(asked, vllm.__version__)
         if name == HUMMING:
             from qat_core.rollout.vllm.humming import library as humming
 
-            humming.require(variable, vllm.__version__)
-        else:
-            require_vllm(f"{variable}={name}", vllm.__version__)
+            humming.require(asked, "unset it to use Marlin")
     first = _chosen.setdefault(variable, name)
     if name != first:
         raise ValueError(

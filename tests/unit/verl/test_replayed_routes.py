@@ -194,6 +194,7 @@ def test_modules_of_the_user_stay(monkeypatch: pytest.MonkeyPatch) -> None:
         f"{ROLLOUT}.multi_turn.enable=true",
         f"{ROLLOUT}.agent.default_agent_loop=tool_agent",
         f"{ROLLOUT}.logprobs_mode=raw_logprobs",
+        "actor_rollout_ref.actor.fsdp_config.qat.train=false",
         "actor_rollout_ref.actor.use_prefix_grouper=true",
         "actor_rollout_ref.model.tiled_mlp.enabled=true",
         f"+{ROLLOUT}.engine_kwargs.vllm.attention_backend=TRITON_ATTN",

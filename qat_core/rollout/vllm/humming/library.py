@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from qat_core.options import BLOCK_SIZE
-from qat_core.rollout.vllm.kernel_choice import require_vllm
 
 VERSION = "0.1.19"
 NUM_LOCKS = 2048  # as Humming's own layer has; parts of split sums meet there
@@ -30,27 +29,27 @@ def weight_schema() -> Any:
     )
 
 
-def require(variable: str, vllm_version: str) -> None:
-    """Sets up vLLM and Humming for kernels that `variable` of the environment asks for.
+def require(asked: str, instead: str) -> None:
+    """Sets up Humming for kernels that somebody has asked for.
+
+    Args:
+        asked: who, for errors.
+        instead: what else to do than install what is missing.
 
     Raises:
-        ValueError: another vLLM or Humming than this was written for, or not a Hopper GPU.
+        ValueError: another Humming than this was written for, or not a Hopper GPU.
     """
-    asked = f"{variable}=humming"
-    require_vllm(asked, vllm_version)
     try:
         found = version("humming-kernels")
     except PackageNotFoundError:
         found = "none"
     if found != VERSION:
         raise ValueError(
-            f"{asked}: needs humming-kernels=={VERSION}, found {found}: install it, or unset the "
-            "variable to use Marlin"
+            f"{asked}: needs humming-kernels=={VERSION}, found {found}: `pip install --no-deps "
+            f"humming-kernels=={VERSION}`, or {instead}"
         )
     if not is_hopper():
-        raise ValueError(
-            f"{asked}: Humming's layout is that of Hopper GPUs (sm_90); unset it to use Marlin"
-        )
+        raise ValueError(f"{asked}: Humming's layout is that of Hopper GPUs (sm_90); {instead}")
     from vllm import envs
 
     os.environ.setdefault("HUMMING_CACHE_DIR", os.path.join(envs.VLLM_CACHE_ROOT, "humming"))
