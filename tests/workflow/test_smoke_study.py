@@ -185,7 +185,7 @@ JUDGED = {"evaluate", "compare"} | DRAWN
         ("docs/protocols/kl-claim.md", "# ", "## ", {"report"}),
         ("analysis/metrics.yaml", "k3 estimate", "KL", DRAWN),
         ("analysis/style.py", "#0072b2", "#0072b3", DRAWN),
-        ("qat_core/rollout/vllm/humming/library.py", "unset", "leave out", set()),
+        ("qat_core/rollout/vllm/humming/library.py", "needs humming", "wants humming", set()),
         ("qat_core/nvfp4/kernels.py", "tl.load(", "2 * tl.load(", set()),
         ("experiments/rl/loss.py", "return ", "return 2 * ", {"train"} | JUDGED),
     ],
