@@ -6,10 +6,8 @@ Only operators ask that seldom run on weights. What torch.compile traces asks wh
 
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-import torch
 import torch.autograd.graph
 import torch.utils.checkpoint
 from torch import nn
@@ -40,8 +38,3 @@ def runs_forward(is_part: Callable[[nn.Module], bool]) -> bool:
 def in_backward() -> bool:
     """Whether this thread runs a backward pass, or what is computed again in one."""
     return torch._C._current_graph_task_id() != -1
-
-
-def normal_tensors() -> AbstractContextManager[Any]:
-    """For tensors that outlive inference mode, which may be on; a switch costs more than to ask."""
-    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()

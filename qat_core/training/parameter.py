@@ -16,6 +16,7 @@ forward pass, reads full precision: autograd keeps the same tensor for a penalty
 be of full precision, and does not say which of the two it works for.
 """
 
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from typing import Any
 from weakref import ref
@@ -26,7 +27,7 @@ from torch.optim import optimizer
 from torch.utils._python_dispatch import return_and_correct_aliasing
 
 from qat_core.options import BLOCK_SIZE
-from qat_core.training.forward_calls import in_backward, normal_tensors
+from qat_core.training.forward_calls import in_backward
 from qat_core.training.fsdp import PreAllGather, unpack_gathered
 from qat_core.training.full_precision import FullPrecisionMemory
 from qat_core.training.operators import (
@@ -169,7 +170,7 @@ class FakeQuantizedTensor(FullPrecisionMemory):
         out = func(*read_all(cls, cls.plain, args), **read_dict(cls, cls.plain, kwargs))
         if func in PRESERVING or (func is aten.clone.default and is_copied_to_compute(args[0])):
             non_blocking = kwargs.get("non_blocking", False)
-            with normal_tensors():  # views of a normal tensor are normal everywhere
+            with _normal_tensors():  # views of a normal tensor are normal everywhere
                 pieces = [
                     args[0]._like(piece, func, args, index, non_blocking)
                     for index, piece in enumerate(as_list(out))
@@ -262,6 +263,11 @@ class FakeQuantizedTensor(FullPrecisionMemory):
         memo[id(self)] = copied
         copied.grad = deepcopy(self.grad, memo)
         return copied
+
+
+def _normal_tensors() -> AbstractContextManager[Any]:
+    """Where inference mode is on, off; a switch costs more than to ask."""
+    return torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
 
 
 # As DTensor does: without it optimizers fall back to one kernel launch a parameter.

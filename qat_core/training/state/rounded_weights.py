@@ -32,7 +32,7 @@ from torch import Tensor
 
 from qat_core.nvfp4 import PackedTensor, dequantize, group_amax, measure_and_round, quantize
 from qat_core.options import BlockScaleMethod, Keep, ScalePolicy
-from qat_core.training.forward_calls import in_backward, normal_tensors
+from qat_core.training.forward_calls import in_backward
 from qat_core.training.state.held_weights import HeldWeight, HeldWeights
 from qat_core.training.straight_through import as_dtype_of, round_to_nvfp4
 
@@ -79,6 +79,7 @@ class RoundedWeights:
         self._packed: dict[str, PackedTensor] = {}
         self._recomputed: WeakValueDictionary[tuple[str, int | None], Kept] = WeakValueDictionary()
 
+    @torch.inference_mode(False)  # training reads what is kept, too
     def measure(
         self, groups: Sequence[Sequence[str]], policy: ScalePolicy, *, rounds: bool
     ) -> list[Tensor]:
@@ -94,8 +95,7 @@ class RoundedWeights:
         if self.keep != "rounded" or policy != "pow2" or is_captured or not rounds:
             return group_amax(weights)
         last_scales = [members[0].global_scale for members in held]
-        with normal_tensors():
-            amax, rounded = measure_and_round(weights, last_scales, policy, self._method)
+        amax, rounded = measure_and_round(weights, last_scales, policy, self._method)
         for names, values in zip(groups, rounded, strict=True):
             for name, value in zip(names, values, strict=True):
                 self._whole[name].keep(value)
@@ -176,10 +176,10 @@ class RoundedWeights:
         whole = self._whole[name].read(data.device, partial(self._round_whole, name))
         return whole if expert is None else whole[expert]
 
+    @torch.inference_mode(False)
     def _round_whole(self, name: str) -> Tensor:
         held = self._weights.weight(name)
-        with normal_tensors():
-            return self.round(held, held.plain())
+        return self.round(held, held.plain())
 
 
 def _in_capture(data: Tensor) -> bool:
