@@ -249,17 +249,3 @@ def _log_prob_grad(
     )
     kind = grad_logits_ptr.dtype.element_ty
     tl.store(grad_logits_ptr + row * vocabulary + col, grad_logits.to(kind), mask=mask)
-
-
-def add(first: Tensor, second: Tensor, out: Tensor) -> None:
-    """The sum of two FP32 tensors, rounded, into a BF16 one of their shape; all contiguous."""
-    grid = (triton.cdiv(out.numel(), TILE),)
-    _add[grid](first, second, out, out.numel(), BLOCK=TILE, num_warps=8)
-
-
-@triton.jit
-def _add(first_ptr, second_ptr, out_ptr, size, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    mask = at < size
-    total = tl.load(first_ptr + at, mask) + tl.load(second_ptr + at, mask)
-    tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask)

@@ -42,10 +42,9 @@ def _add_halves(rows: Tensor, weight: Tensor, out: Tensor) -> None:
         first, second = (part.float() @ columns.float().T for part, columns in pairs)
         out.copy_(first + second)
         return
-    from qat_core.exact import kernels
-
-    first, second = (torch.mm(part, it.T, out_dtype=torch.float32) for part, it in pairs)
-    kernels.add(first, second, out)
+    (part, columns), (other, others) = pairs
+    first = torch.mm(part, columns.T, out_dtype=torch.float32)
+    out.copy_(torch.addmm(first, other, others.T, out_dtype=torch.float32, out=first))
 
 
 def shared_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -4,28 +4,32 @@
 // slice, as cuBLAS adds it where it splits no sum: the same bits, for any number of rows. A block of
 // threads has ROWS rows of the result and COLUMNS columns, 16 or 8 for each of its WARPS; a warp has
 // all of its slice of K. What a stage of STAGE_K numbers needs is copied to shared memory some
-// stages before, by every thread from places that only move along K.
+// stages before, by every thread that copies from places that only move along K.
 //
-// Up to 32 rows a warp multiplies by itself (mma.sync); from 64 on four of them do so together
-// (wgmma), with rows from shared memory. What a step needs is read from there while others are
-// unpacked and multiplied.
+// Up to 32 rows a warp multiplies by itself (mma.sync), and every warp copies; from 64 on four of
+// them multiply together (wgmma), with rows from shared memory, and four more do nothing but copy,
+// so that nobody waits for all. What a step needs is read from there while others are unpacked and
+// multiplied.
 //
-// Compiled with ROWS (8, 16, 32, 64 or 128), COLUMNS (32, or 64 to 256), WARPS (4 to 16), STAGE_K
-// (64, 128 or 256), STAGES, SLICES (of K, by as many blocks, added in order) and EXPERTS (0 or 1).
+// Compiled with ROWS (8, 16, 32, 64 or 128), COLUMNS (32, or 64 to 192), WARPS (4 to 12), STAGE_K
+// (64 or 128), STAGES, SLICES (of K, by as many blocks, added in order) and EXPERTS (0 or 1).
 
 typedef unsigned int u32;
 typedef unsigned short u16;
 typedef unsigned char u8;
 
-constexpr int THREADS = 32 * WARPS;
-constexpr bool TOGETHER = ROWS >= 64;
+#define ALONE (ROWS < 64)
+constexpr bool TOGETHER = !ALONE;
+constexpr int MULTIPLIERS = 32 * WARPS;  // threads
+constexpr int COPIERS = TOGETHER ? 128 : MULTIPLIERS;
+constexpr int THREADS = TOGETHER ? MULTIPLIERS + COPIERS : MULTIPLIERS;
 constexpr int EIGHTS = COLUMNS / WARPS / 8;  // of columns, of a warp
 constexpr int COPIED = COLUMNS < 64 ? 64 : COLUMNS;  // columns lie in groups of 64
 constexpr int STEPS = STAGE_K / 16;
-constexpr int AHEAD = TOGETHER ? STAGES - 2 : STAGES - 1;  // the last stage may still be read
-// Steps whose codes are unpacked at once, while those before are multiplied: two batches at least,
-// as they take turns with the registers.
-constexpr int BATCH = TOGETHER && STEPS >= 8 ? 4 : 2;
+constexpr int AHEAD = STAGES - 1;
+// Steps whose codes are unpacked at once, while those before are multiplied. A warp waits at each
+// wgmma with columns in registers until that before is done, so that more of them hide less.
+constexpr int BATCH = ROWS == 128 ? 1 : 2;
 constexpr int CODE_BYTES = 8 * COPIED;  // of a step
 constexpr int CHUNKS = STAGE_K / 8;  // of a row; a chunk is what one copy brings
 // Rows lie in panels of 64 numbers, eight chunks: as wgmma reads them.
@@ -35,14 +39,17 @@ constexpr int CODES_AT = STAGE_K / 64 * PANEL_BYTES;
 constexpr int SCALES_AT = CODES_AT + STEPS * CODE_BYTES;
 constexpr int STAGE_BYTES = (SCALES_AT + STEPS * COPIED + 1023) / 1024 * 1024;
 constexpr int CODE_CHUNKS = CODE_BYTES / 16, SCALE_CHUNKS = COPIED / 16;  // of a step
-constexpr int STEPS_AT_ONCE = THREADS / CODE_CHUNKS;
+constexpr int STEPS_AT_ONCE = COPIERS / CODE_CHUNKS;
 constexpr int CODE_COPIES = STEPS / STEPS_AT_ONCE;  // of a thread, a stage
-constexpr int X_COPIES = (ROWS * CHUNKS + THREADS - 1) / THREADS;
-constexpr int ROWS_AT_ONCE = THREADS / CHUNKS;
+constexpr int X_COPIES = (ROWS * CHUNKS + COPIERS - 1) / COPIERS;
+constexpr int ROWS_AT_ONCE = COPIERS / CHUNKS;
 constexpr bool ALL_COPY = ROWS % ROWS_AT_ONCE == 0;  // else some threads have no last row
+constexpr int FULL_AT = STAGES * STAGE_BYTES, EMPTY_AT = FULL_AT + 8 * STAGES;  // barriers
 static_assert(EIGHTS == 2 || COLUMNS == 32 && WARPS == 4 && (ROWS == 16 || ROWS == 32),
               "no such tile");
-static_assert(STEPS * SCALE_CHUNKS <= THREADS && AHEAD > 1, "too little is copied, or too late");
+static_assert(STEPS % STEPS_AT_ONCE == 0 && COPIERS % CHUNKS == 0, "some is not copied");
+static_assert(STAGE_K % 64 == 0, "rows lie in panels of 64 numbers");
+static_assert(STEPS * SCALE_CHUNKS <= COPIERS && AHEAD > 1, "too little is copied, or too late");
 constexpr float DOWN = 0x1p8f;  // see `factors_of`
 using Weights = u32[2 * EIGHTS];  // of a thread: those of a step
 using Sums = float[EIGHTS * ROWS / 16][4];
@@ -52,6 +59,53 @@ __device__ __forceinline__ void copy16(u32 to, const void* from, bool is_there) 
                "r"(is_there ? 16 : 0));
 }
 
+// Barriers in shared memory, of `count` arrivals a turn.
+__device__ __forceinline__ void set_up(u32 barrier, int count) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;\n" ::"r"(barrier), "r"(count));
+}
+
+__device__ __forceinline__ void arrive_at(u32 barrier, bool does) {  // without a branch, see below
+  asm volatile(
+      "{\n.reg .pred does;\nsetp.ne.u32 does, %1, 0;\n"
+      "@does mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];\n}\n" ::"r"(barrier),
+      "r"((u32)does)
+      : "memory");
+}
+
+// Once all that this thread has copied so far is there.
+__device__ __forceinline__ void arrive_when_copied(u32 barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];\n" ::"r"(barrier) : "memory");
+}
+
+// Until the turn of this parity is over; that before the first has parity 1.
+__device__ __forceinline__ void wait_at(u32 barrier, u32 parity) {
+  u32 over;
+  do {
+    asm volatile(
+        "{\n.reg .pred over;\n"
+        "mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 over, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, over;\n}\n"
+        : "=r"(over)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+  } while (!over);
+}
+
+// As above; wgmma reads by another proxy than copies write by.
+__device__ __forceinline__ void wait_for_rows(u32 barrier, u32 parity) {
+  wait_at(barrier, parity);
+  asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
+}
+
+// Stages in turn, as a ring.
+struct Turn {
+  int slot;
+  u32 parity;
+  __device__ __forceinline__ void next() {
+    if (++slot == STAGES) slot = 0, parity ^= 1;
+  }
+};
+
 __device__ __forceinline__ u32 load32(u32 from) {
   u32 value;
   asm volatile("ld.shared.u32 %0, [%1];\n" : "=r"(value) : "r"(from));
@@ -60,11 +114,11 @@ __device__ __forceinline__ u32 load32(u32 from) {
 
 // The scales of a thread's columns, one or two.
 __device__ __forceinline__ u32 load_scales(u32 from) {
-  u16 value;
+  u32 value;
   if (EIGHTS == 2)
-    asm volatile("ld.shared.u16 %0, [%1];\n" : "=h"(value) : "r"(from));
+    asm volatile("ld.shared.u16 %0, [%1];\n" : "=r"(value) : "r"(from));
   else
-    asm volatile("ld.shared.u8 %0, [%1];\n" : "=h"(value) : "r"(from));
+    asm volatile("ld.shared.u8 %0, [%1];\n" : "=r"(value) : "r"(from));
   return value;
 }
 
@@ -78,6 +132,25 @@ __device__ __forceinline__ void load_rows(u32 (&x)[4], u32 from) {
 __device__ __forceinline__ u32 product2(u32 a, u32 b) {
   u32 value;
   asm("mul.rn.bf16x2 %0, %1, %2;\n" : "=r"(value) : "r"(a), "r"(b));
+  return value;
+}
+
+// Both times the low half of b, or the high one.
+__device__ __forceinline__ u32 product_low(u32 a, u32 b) {
+  u32 value;
+  asm("{\n.reg .b16 low, high;\n.reg .b32 both;\nmov.b32 {low, high}, %2;\nmov.b32 both, {low, low};\n"
+      "mul.rn.bf16x2 %0, %1, both;\n}\n"
+      : "=r"(value)
+      : "r"(a), "r"(b));
+  return value;
+}
+
+__device__ __forceinline__ u32 product_high(u32 a, u32 b) {
+  u32 value;
+  asm("{\n.reg .b16 low, high;\n.reg .b32 both;\nmov.b32 {low, high}, %2;\nmov.b32 both, {high, high};\n"
+      "mul.rn.bf16x2 %0, %1, both;\n}\n"
+      : "=r"(value)
+      : "r"(a), "r"(b));
   return value;
 }
 
@@ -106,12 +179,11 @@ __device__ __forceinline__ void unpack(u32 (&weights)[2], u32 codes, u32 scale) 
 
 // 16 columns of a step.
 __device__ __forceinline__ void unpack(u32 (&weights)[4], u32 codes, u32 scales) {
-  const u32 factors = factors_of(__byte_perm(scales, 0, 0x4140) << 4);
-  const u32 low = __byte_perm(factors, 0, 0x1010), high = __byte_perm(factors, 0, 0x3232);
-  weights[0] = product2(two_codes<0>(codes), low);
-  weights[1] = product2(two_codes<0>(codes >> 8), high);
-  weights[2] = product2(two_codes<4>(codes), low);
-  weights[3] = product2(two_codes<4>(codes >> 8), high);
+  const u32 factors = factors_of(__byte_perm(scales, 0, 0x4140) * 16);
+  weights[0] = product_low(two_codes<0>(codes), factors);
+  weights[1] = product_high(two_codes<0>(codes >> 8), factors);
+  weights[2] = product_low(two_codes<4>(codes), factors);
+  weights[3] = product_high(two_codes<4>(codes >> 8), factors);
 }
 
 // 16 rows of x times eight columns, or 16 columns times eight rows.
@@ -125,7 +197,7 @@ __device__ __forceinline__ void multiply_add_alone(float (&sum)[4], const u32 (&
         "r"(eight1));
 }
 
-#if ROWS < 64
+#if ALONE
 // Rows of x for a batch of two steps.
 using Rows = u32[ROWS == 8 ? 1 : ROWS / 8][4];
 
@@ -157,75 +229,98 @@ __device__ __forceinline__ void multiply_add(Sums& sums, const Weights (&weights
 #endif
 }
 
-__device__ __forceinline__ void wait_for_all() {}
+__device__ __forceinline__ void wait_for_all(Sums&) {}
 #else
-#define FOUR(s) "+f"(s[0]), "+f"(s[1]), "+f"(s[2]), "+f"(s[3])
-#define THIRTY_TWO(s, i)                                                                    \
-  FOUR(s[i]), FOUR(s[i + 1]), FOUR(s[i + 2]), FOUR(s[i + 3]), FOUR(s[i + 4]), FOUR(s[i + 5]), \
-      FOUR(s[i + 6]), FOUR(s[i + 7])
-#define NAMES_0_31                                                                           \
-  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
-  "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define NAMES_32_63                                                                         \
-  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, " \
-  "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define FOUR(i) "+f"(s[i][0]), "+f"(s[i][1]), "+f"(s[i][2]), "+f"(s[i][3])
+#define EIGHT(i) FOUR(i), FOUR(i + 1)
+#define SIXTEEN(i) EIGHT(i), EIGHT(i + 2)
+#define THIRTY_TWO(i) SIXTEEN(i), SIXTEEN(i + 4)
+#define NAMES_0_31                                                                             \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"                       \
+  ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define NAMES_0_63                                                                             \
+  NAMES_0_31                                                                                   \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49" \
+  ", %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define PRODUCT(n, sums, columns, rows)                                                     \
+  "{\n.reg .pred adds;\nsetp.eq.u32 adds, 0, 0;\nwgmma.mma_async.sync.aligned.m64n" n       \
+  "k16.f32.bf16.bf16 {" sums "}, {" columns "}, " rows ", adds, 1, 1, 0;\n}\n"
 
 // All rows of x, at a descriptor in shared memory, times what the four warps hold in registers.
 __device__ __forceinline__ void multiply_add_together(Sums& s, const u32 (&a)[4],
                                                       unsigned long long rows) {
 #if ROWS == 64
-  asm volatile(
-      "{\n.reg .pred adds;\nsetp.eq.u32 adds, 0, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {" NAMES_0_31
-      "}, {%32, %33, %34, %35}, %36, adds, 1, 1, 0;\n}\n"
-      : THIRTY_TWO(s, 0)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
+  asm volatile(PRODUCT("64", NAMES_0_31, "%32, %33, %34, %35", "%36")
+               : THIRTY_TWO(0)
 #else
-  asm volatile(
-      "{\n.reg .pred adds;\nsetp.eq.u32 adds, 0, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {" NAMES_0_31 ", " NAMES_32_63
-      "}, {%64, %65, %66, %67}, %68, adds, 1, 1, 0;\n}\n"
-      : THIRTY_TWO(s, 0), THIRTY_TWO(s, 8)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
+  asm volatile(PRODUCT("128", NAMES_0_63, "%64, %65, %66, %67", "%68")
+               : THIRTY_TWO(0), THIRTY_TWO(8)
 #endif
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(rows));
 }
 
-// Adds the products of a batch with the rows of a stage, which lie at `at`.
+// Begins to add the products of a batch with the rows of a stage, which lie at `at`. That is to be
+// the same register of all warps: else each product waits until its descriptor has been moved there.
 __device__ __forceinline__ void multiply_add(Sums& sums, const Weights (&weights)[BATCH], u32 at,
                                              int step) {
   // swizzled in 128 bytes; groups of eight rows are 1,024 bytes apart
   constexpr unsigned long long LAYOUT = 1ull << 62 | 64ull << 32 | 1ull << 16;
-  const u32 from = at + step / 4 * PANEL_BYTES + step % 4 * 32;
+  const unsigned long long rows = LAYOUT | at >> 4;
   asm volatile("wgmma.fence.sync.aligned;\n");
 #pragma unroll
-  for (int of = 0; of < BATCH; ++of)
-    multiply_add_together(sums, weights[of], LAYOUT | (from + of * 32) >> 4);
+  for (int of = step; of < step + BATCH; ++of)
+    multiply_add_together(sums, weights[of - step], rows + (of / 4 * PANEL_BYTES + of % 4 * 32) / 16);
   asm volatile("wgmma.commit_group.sync.aligned;\n");
-  asm volatile("wgmma.wait_group.sync.aligned 1;\n");
 }
 
-__device__ __forceinline__ void wait_for_all() {
-  asm volatile("wgmma.wait_group.sync.aligned 0;\n");
+// For all batches but the last one that was begun.
+__device__ __forceinline__ void wait_for_those_before() {
+  asm volatile("wgmma.wait_group.sync.aligned 1;\n" ::: "memory");
+}
+
+// The compiler is to read no sum before.
+__device__ __forceinline__ void wait_for_all(Sums& sums) {
+  asm volatile("wgmma.wait_group.sync.aligned 0;\n" ::: "memory");
+#pragma unroll
+  for (int of = 0; of < sizeof(Sums) / 16; ++of)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) asm volatile("" : "+f"(sums[of][i])::"memory");
 }
 #endif
 
-__device__ __forceinline__ void store(u16* out, float value) {
-  u16 rounded;
-  asm("cvt.rn.bf16.f32 %0, %1;\n" : "=h"(rounded) : "f"(value));
-  *out = rounded;
+__device__ __forceinline__ u32 rounded2(float first, float second) {
+  u32 both;
+  asm("cvt.rn.bf16x2.f32 %0, %2, %1;\n" : "=r"(both) : "f"(first), "f"(second));
+  return both;
 }
 
-__device__ __forceinline__ void store2(u16* out, float first, float second) {
-  u32 rounded;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(rounded) : "f"(second), "f"(first));
-  *reinterpret_cast<u32*>(out) = rounded;
+// Into shared memory, rounded.
+__device__ __forceinline__ void store16(u32 to, float value) {
+  asm volatile("{\n.reg .b16 rounded;\ncvt.rn.bf16.f32 rounded, %1;\nst.shared.b16 [%0], rounded;\n}\n" ::
+                   "r"(to), "f"(value));
+}
+
+__device__ __forceinline__ void store32(u32 to, u32 both) {
+  asm volatile("st.shared.b32 [%0], %1;\n" ::"r"(to), "r"(both));
+}
+
+__device__ __forceinline__ void copy_out(u16* to, u32 from) {
+  uint4 eight;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(eight.x), "=r"(eight.y), "=r"(eight.z), "=r"(eight.w)
+               : "r"(from));
+  *reinterpret_cast<uint4*>(to) = eight;
+}
+
+__device__ __forceinline__ void meet_multipliers() {
+  asm volatile("bar.sync 1, %0;\n" ::"n"(MULTIPLIERS) : "memory");
 }
 
 // Whether this block of its cluster adds and stores these sums.
 __device__ __forceinline__ bool owns(int of) { return SLICES == 1 || of % SLICES == blockIdx.z; }
 
 #if SLICES > 1
-static_assert(STAGES * STAGE_BYTES >= THREADS * sizeof(Sums), "sums do not fit where stages lay");
+static_assert(STAGES * STAGE_BYTES >= MULTIPLIERS * sizeof(Sums), "sums do not fit where stages lay");
 #define CLUSTER __cluster_dims__(1, 1, SLICES)
 __device__ __forceinline__ void meet_slices() {
   asm volatile("barrier.cluster.arrive.release.aligned;\n" ::: "memory");
@@ -238,7 +333,7 @@ __device__ __forceinline__ void add_slices(Sums& sums, u32 shared) {
   __syncthreads();  // stages are read no more
 #pragma unroll
   for (int of = 0; of < sizeof(Sums) / 16; ++of)
-    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"r"(mine + of * THREADS * 16),
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};\n" ::"r"(mine + of * MULTIPLIERS * 16),
                  "f"(sums[of][0]), "f"(sums[of][1]), "f"(sums[of][2]), "f"(sums[of][3]));
   meet_slices();
 #pragma unroll
@@ -250,7 +345,7 @@ __device__ __forceinline__ void add_slices(Sums& sums, u32 shared) {
       float part[4];
       asm("mapa.shared::cluster.u32 %0, %1, %2;\n"
           : "=r"(from)
-          : "r"(mine + of * THREADS * 16), "r"(slice));
+          : "r"(mine + of * MULTIPLIERS * 16), "r"(slice));
       asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];\n"
                    : "=f"(part[0]), "=f"(part[1]), "=f"(part[2]), "=f"(part[3])
                    : "r"(from));
@@ -294,21 +389,24 @@ extern "C" __global__ void __launch_bounds__(THREADS) CLUSTER
       : "l"(memory));
 
   // What this thread copies, from where and to where of a stage.
+  const int copier = TOGETHER ? thread - MULTIPLIERS : thread;
   const int column0 = tile * COLUMNS / COPIED * COPIED;
-  words += (long long)(thread / CODE_CHUNKS) * 2 * n + 2 * column0 + thread % CODE_CHUNKS * 4;
-  scale += (long long)(thread / SCALE_CHUNKS) * n + column0 + thread % SCALE_CHUNKS * 16;
   u32 x_from[X_COPIES];
   bool has_row[X_COPIES];
+  if (copier >= 0) {
+    words += (long long)(copier / CODE_CHUNKS) * 2 * n + 2 * column0 + copier % CODE_CHUNKS * 4;
+    scale += (long long)(copier / SCALE_CHUNKS) * n + column0 + copier % SCALE_CHUNKS * 16;
 #pragma unroll
-  for (int copy = 0; copy < X_COPIES; ++copy) {
-    const int row = thread / CHUNKS + copy * ROWS_AT_ONCE;
-    const int id = row < ROWS ? out_row(row) : rows;
-    has_row[copy] = id < rows;
-    x_from[copy] = (id < rows ? id / top_k : 0) * k + thread % CHUNKS * 8;
+    for (int copy = 0; copy < X_COPIES; ++copy) {
+      const int row = copier / CHUNKS + copy * ROWS_AT_ONCE;
+      const int id = row < ROWS ? out_row(row) : rows;
+      has_row[copy] = id < rows;
+      x_from[copy] = (id < rows ? EXPERTS ? id / top_k : id : 0) * k + copier % CHUNKS * 8;
+    }
   }
   // Swizzled as wgmma has it: the same chunk of eight rows lies in different banks.
   auto x_to = [&](int copy) {
-    const int row = thread / CHUNKS + copy * ROWS_AT_ONCE, chunk = thread % CHUNKS;
+    const int row = copier / CHUNKS + copy * ROWS_AT_ONCE, chunk = copier % CHUNKS;
     return chunk / 8 * PANEL_BYTES + row * ROW_BYTES + (chunk % 8 ^ row % 8) * 16;
   };
   const int stages = k / SLICES / STAGE_K;
@@ -316,21 +414,41 @@ extern "C" __global__ void __launch_bounds__(THREADS) CLUSTER
     if (stage < stages) {
 #pragma unroll
       for (int copy = 0; copy < CODE_COPIES; ++copy) {
-        copy16(to + CODES_AT + copy * STEPS_AT_ONCE * CODE_BYTES + thread * 16, words, true);
+        if (COPIERS % CODE_CHUNKS == 0 || copier < CODE_CHUNKS * STEPS_AT_ONCE)
+          copy16(to + CODES_AT + copy * STEPS_AT_ONCE * CODE_BYTES + copier * 16, words, true);
         words += STEPS_AT_ONCE * 2 * n;
       }
-      if (thread < STEPS * SCALE_CHUNKS) copy16(to + SCALES_AT + thread * 16, scale, true);
+      if (copier < STEPS * SCALE_CHUNKS) copy16(to + SCALES_AT + copier * 16, scale, true);
       scale += (long long)STEPS * n;
 #pragma unroll
       for (int copy = 0; copy < X_COPIES; ++copy) {
-        if (ALL_COPY || thread / CHUNKS + copy * ROWS_AT_ONCE < ROWS)
+        if (ALL_COPY || copier / CHUNKS + copy * ROWS_AT_ONCE < ROWS)
           copy16(to + x_to(copy), x + x_from[copy], has_row[copy]);
         x_from[copy] += STAGE_K;
       }
     }
-    asm volatile("cp.async.commit_group;\n");
+    if (!TOGETHER) asm volatile("cp.async.commit_group;\n");
   };
+#if !ALONE
+  const u32 full = shared + FULL_AT, empty = shared + EMPTY_AT;
+  if (thread < STAGES) {
+    set_up(full + 8 * thread, COPIERS);
+    set_up(empty + 8 * thread, WARPS);
+  }
+  __syncthreads();
+  if (copier >= 0) {
+    Turn turn = {0, 1};
+    for (int stage = 0; stage < stages; ++stage, turn.next()) {
+      wait_at(empty + 8 * turn.slot, turn.parity);
+      fetch(stage, shared + turn.slot * STAGE_BYTES);
+      arrive_when_copied(full + 8 * turn.slot);
+    }
+    asm volatile("cp.async.wait_all;\n");
+    return;
+  }
+#else
   for (int stage = 0; stage < AHEAD; ++stage) fetch(stage, shared + stage * STAGE_BYTES);
+#endif
 
   // Which of a thread's four words, differently for the quarters of a warp, lest they share banks.
   const int word = (warp + lane / 8) % 4;
@@ -345,72 +463,108 @@ extern "C" __global__ void __launch_bounds__(THREADS) CLUSTER
   };
   const u32 end = shared + STAGES * STAGE_BYTES;
   auto after = [&](u32 at) { return at + STAGE_BYTES == end ? shared : at + STAGE_BYTES; };
+  const float factor = multiplier[0] * DOWN;
+  Sums sums = {};
+  u32 at = shared;
+#if ALONE
+  u32 to = shared + AHEAD * STAGE_BYTES;
   auto arrive = [&]() {  // all but the last stages that were fetched
     asm volatile("cp.async.wait_group %0;\n" ::"n"(AHEAD - 2));
-    if (TOGETHER) asm volatile("fence.proxy.async.shared::cta;\n");
     __syncthreads();
   };
-  Sums sums = {};
-  u32 at = shared, to = shared + AHEAD * STAGE_BYTES;
   arrive();
-#pragma unroll
-  for (int step = 0; step < STEPS; ++step) load(step, at);
-#if ROWS < 64
   Rows x_of[2];
   load_batch(x_of[0], at, 0);
+#else
+  Turn turn = {0, 0}, done = {0, 0};  // of the stage that comes next; of the first not told of
+  wait_for_rows(full, 0);
+  turn.next();
 #endif
+#pragma unroll
+  for (int step = 0; step < STEPS; ++step) load(step, at);
   for (int stage = 0; stage < stages; ++stage) {
     const u32 next = after(at);
+#if ALONE
     fetch(stage + AHEAD, to);
     to = after(to);
+#else
+    // Here and nowhere below: with a branch between two products ptxas puts one after the other
+    // (its C7513).
+    if (stage + 1 < stages) wait_for_rows(full + 8 * turn.slot, turn.parity);
+    const u32 of_all = __shfl_sync(~0u, at, 0);
+#endif
     Weights weights[2][BATCH];
 #pragma unroll
     for (int step = 0; step < STEPS; step += BATCH) {
-      const int turn = step / BATCH % 2;
+      const int turns = step / BATCH % 2;
 #pragma unroll
       for (int of = step; of < step + BATCH; ++of) {
-        unpack(weights[turn][of - step], codes[of] >> 8 * half, bytes[of]);
-        load(of, next);
+        unpack(weights[turns][of - step], codes[of] >> 8 * half, bytes[of]);
+        if (!TOGETHER) load(of, next);
       }
-#if ROWS < 64
+#if ALONE
       const bool is_last = step + BATCH == STEPS;
-      load_batch(x_of[1 - turn], is_last ? next : at, is_last ? 0 : step + BATCH);
-      multiply_add(sums, weights[turn], x_of[turn]);
+      load_batch(x_of[1 - turns], is_last ? next : at, is_last ? 0 : step + BATCH);
+      multiply_add(sums, weights[turns], x_of[turns]);
 #else
-      multiply_add(sums, weights[turn], at, step);
+      multiply_add(sums, weights[turns], of_all, step);
+#pragma unroll
+      for (int of = step; of < step + BATCH; ++of) load(of, next);
+      wait_for_those_before();
+      if (step == 0) {  // what was multiplied before this batch has been read
+        arrive_at(empty + 8 * done.slot, stage && lane == 0);
+        if (stage) done.next();
+      }
 #endif
     }
     at = next;
+#if ALONE
     arrive();
+#else
+    turn.next();
+#endif
   }
-  wait_for_all();
+  wait_for_all(sums);
   add_slices(sums, shared);
 
-  const float factor = multiplier[0] * DOWN;
-#if ROWS == 16 || ROWS == 32
-  const int column = column0 + columns64 * 64 + (warp + pair) % 4 * 16 + half * 8 + pair * 2;
+  // Through shared memory, as a thread's numbers lie far apart in the result; 16 or 32 rows of a
+  // dense one are faster without.
+  constexpr int OUT_BYTES = COLUMNS * 2 + 16;  // of a row, lest rows share banks
+  constexpr int OUT_CHUNKS = COLUMNS / 8;
+  static_assert(STAGES * STAGE_BYTES >= ROWS * OUT_BYTES, "the result does not fit where stages lay");
+  constexpr bool BY_ROW = ALONE && ROWS > 8;  // a thread has numbers of a row, not of a column
+  constexpr bool AT_ONCE = BY_ROW && !EXPERTS;
+  auto place = [&](int row, int column) { return shared + row * OUT_BYTES + column * 2; };
+  auto out_at = [&](int id, int column) { return out + (long long)id * n + column0 + column; };
+  if (!AT_ONCE) meet_multipliers();  // stages are read no more
 #pragma unroll
   for (int of = 0; of < ROWS / 8; ++of) {
-    const int row = out_row(of * 8 + group);
-    if (row >= rows) continue;
+    if constexpr (BY_ROW) {
+      const int row = of * 8 + group, id = out_row(row);
 #pragma unroll
-    for (int eight = 0; eight < EIGHTS; ++eight) {
-      if (!owns(of / 2 * EIGHTS + eight)) continue;
-      const float* sum = sums[of / 2 * EIGHTS + eight] + of % 2 * 2;
-      store2(out + (long long)row * n + column + eight * 8, sum[0] * factor, sum[1] * factor);
+      for (int eight = 0; eight < EIGHTS; ++eight) {
+        const int owned = of / 2 * EIGHTS + eight, chunk = (warp + pair) % 4;
+        const float* sum = sums[owned] + of % 2 * 2;
+        const u32 both = rounded2(sum[0] * factor, sum[1] * factor);
+        if (!AT_ONCE)
+          store32(place(row, columns64 * 64 + (chunk * EIGHTS + eight) * 8 + pair * 2), both);
+        else if (id < rows && owns(owned))
+          *reinterpret_cast<u32*>(
+              out_at(id, columns64 * 64 + chunk * 16 + (eight + half) * 8 + pair * 2)) = both;
+      }
+    } else {
+#pragma unroll
+      for (int which = 0; which < 4; ++which) {
+        const int column = columns64 * 64 + word * 16 + which / 2 * 8 + group;
+        store16(place(of * 8 + pair * 2 + which % 2, column), sums[of][which] * factor);
+      }
     }
   }
-#else
-  const int column = column0 + columns64 * 64 + word * 16 + group;
-#pragma unroll
-  for (int of = 0; of < ROWS / 8; ++of) {
-    if (!owns(of)) continue;
-#pragma unroll
-    for (int which = 0; which < 4; ++which) {
-      const int row = out_row(of * 8 + pair * 2 + which % 2);
-      if (row < rows)
-        store(out + (long long)row * n + column + which / 2 * 8, sums[of][which] * factor);
-    }
+  if (AT_ONCE) return;
+  meet_multipliers();
+  for (int at = thread; at < ROWS * OUT_CHUNKS; at += MULTIPLIERS) {
+    const int row = at / OUT_CHUNKS, chunk = at % OUT_CHUNKS, id = out_row(row);
+    if (id >= rows || !owns(BY_ROW ? row / 16 * EIGHTS + chunk % EIGHTS : row / 8)) continue;
+    copy_out(out_at(id, EIGHTS == 2 ? chunk * 8 : chunk * 16 + half * 8), place(row, chunk * 8));
   }
-#endif
 }

@@ -15,6 +15,9 @@ from torch import Tensor
 from qat_core.options import BLOCK_SIZE
 from qat_core.rollout.vllm.humming.tiles import NUM_MULTIPROCESSORS
 
+TOGETHER_FROM = 64  # rows of a tile that four warps multiply together
+BARRIER_BYTES = 8
+
 
 class Tile(NamedTuple):
     """What a block of threads multiplies: rows of x, columns of a weight; by how many warps."""
@@ -23,20 +26,25 @@ class Tile(NamedTuple):
     columns: int
     warps: int
 
+    @property
+    def threads(self) -> int:
+        """With those that do nothing but copy, see few_rows.cu."""
+        return 32 * self.warps + 128 * (self.rows >= TOGETHER_FROM)
+
 
 # ns that a multiprocessor takes for 16 numbers of K, on an H200: of one block, of each more; what
 # of K is fetched at once, if it divides K, and in how many stages
 TILES = {
-    Tile(8, 64, 4): (42, 22, 128, 6),
-    Tile(16, 32, 4): (39, 18, 128, 6),
-    Tile(16, 64, 4): (51, 26, 128, 5),
-    Tile(32, 64, 4): (54, 36, 128, 5),
-    Tile(32, 128, 8): (87, 75, 128, 4),
-    Tile(64, 64, 4): (68, 68, 128, 5),
-    Tile(64, 128, 8): (97, 95, 128, 6),
-    Tile(64, 192, 12): (140, 128, 128, 5),
-    Tile(128, 128, 8): (131, 127, 64, 6),
-    Tile(128, 192, 12): (205, 195, 64, 6),
+    Tile(8, 64, 4): (44, 19, 128, 6),
+    Tile(16, 32, 4): (41, 16, 128, 6),
+    Tile(16, 64, 4): (54, 21, 128, 5),
+    Tile(32, 64, 4): (58, 31, 128, 5),
+    Tile(32, 128, 8): (97, 68, 128, 4),
+    Tile(64, 64, 4): (61, 39, 128, 5),
+    Tile(64, 128, 8): (92, 79, 128, 6),
+    Tile(64, 192, 12): (134, 113, 128, 5),
+    Tile(128, 128, 8): (124, 108, 128, 4),
+    Tile(128, 192, 12): (186, 159, 64, 6),
 }
 OF_EXPERTS = 128, 4  # instead of the last two: in fewer stages more blocks are there at once
 TILE_ROWS = tuple(sorted({tile.rows for tile in TILES}))
@@ -129,7 +137,7 @@ class Kernel(NamedTuple):
 def _launch(kernel: Kernel, tiles: int, n: int, arguments: list[Any]) -> None:
     compiled, shared_bytes = _compiled(kernel)
     tile = kernel.tile
-    grid, block = (tiles, n // tile.columns, kernel.slices), (32 * tile.warps, 1, 1)
+    grid, block = (tiles, n // tile.columns, kernel.slices), (tile.threads, 1, 1)
     compiled(grid=grid, block=block, args=arguments, shared_mem=shared_bytes)
 
 
@@ -155,7 +163,7 @@ def _compiled(kernel: Kernel) -> tuple[Any, int]:
     compiled = compile_kernel([*options, f"-DEXPERTS={experts:d}"])
     of_step = 9 * max(64, tile.columns)  # bytes of codes and scales
     of_stage = stage_k // 16 * of_step + tile.rows * 2 * stage_k
-    shared_bytes = stages * -(-of_stage // 1024) * 1024
+    shared_bytes = stages * (-(-of_stage // 1024) * 1024 + 2 * BARRIER_BYTES)
     compiled.set_shared_memory_config(shared_bytes)
     return compiled, shared_bytes
 

@@ -14,7 +14,7 @@ ANY_MORE = 1 << 30  # Humming's word for a tile that serves any number of rows
 # for the linear layers of Qwen3-8B and 30B-A3B (docs/history.md: products).
 UNPACK_FROM = 2048
 # Of the exact mode, whose products are ours below: timed on an H200, 8B and 30B-A3B together.
-EXACT_UNPACK_FROM = 257
+EXACT_UNPACK_FROM = 1025
 EXACT_ROWS = 16  # of an expert; Humming's batch-invariant tiles serve more
 # Of Humming's table, with some 30 kernels a layer shape, these rows' tiles serve all up to them.
 TILED_ROWS = (8, 32, 64, 128, 256, 512, 1024, UNPACK_FROM)
