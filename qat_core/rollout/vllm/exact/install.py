@@ -109,16 +109,14 @@ def silu_mul_of_experts(_: Any, kind: MoEActivation, out: Tensor, gate_up: Tenso
     kernels.silu_mul(gate, up, out)
 
 
-def capture(
-    self: Any, graph: Any, mode: Any, profile_seq_lens: int | None = None, **rest: Any
-) -> Any:
+def capture(self: Any, graph: Any, *, profile_seq_lens: int | None = None, **rest: Any) -> Any:
     """In place of vLLM's function, of model runner 1, when a graph is captured.
 
     It gives each sequence as many keys as the graph has tokens. Where those are more than a
     sequence may have, its row of the block table ends before them.
     """
     keys = profile_seq_lens or min(graph.num_tokens, self.max_model_len)
-    return _capture(self, graph, mode, profile_seq_lens=keys, **rest)
+    return _capture(self, graph, profile_seq_lens=keys, **rest)
 
 
 def prepare_capture(
