@@ -167,6 +167,7 @@ def _packed(*shape: int) -> PackedTensor:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("error:few_rows.cu is slow")
 @pytest.mark.parametrize(("n", "k"), LAYERS)
 def test_bits_of_every_tile_are_those_of_the_unpacked_weight(
     n: int, k: int, monkeypatch: pytest.MonkeyPatch

@@ -6,6 +6,7 @@ two additions; here it is 16, or 8 where they are few, so that more warps share 
 
 import ctypes
 import math
+import warnings
 from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -182,11 +183,15 @@ def _compile(nvrtc: Any, source: bytes, options: list[str]) -> bytes:
     words = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
     made = nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, b"few_rows.cu", 0, None, None)
     assert made == 0, "NVRTC makes no program"
-    if nvrtc.nvrtcCompileProgram(program, len(options), words):
-        nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
-        log = ctypes.create_string_buffer(size.value)
-        nvrtc.nvrtcGetProgramLog(program, log)
-        raise RuntimeError(f"few_rows.cu: {log.value.decode()}")
+    has_failed = nvrtc.nvrtcCompileProgram(program, len(options), words)
+    nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+    log = ctypes.create_string_buffer(size.value)
+    nvrtc.nvrtcGetProgramLog(program, log)
+    said = log.value.decode()
+    if has_failed:
+        raise RuntimeError(f"few_rows.cu: {said}")
+    if "serialized" in said:
+        warnings.warn(f"few_rows.cu is slow with this NVRTC: {said}", stacklevel=2)
     nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size))
     cubin = ctypes.create_string_buffer(size.value)
     nvrtc.nvrtcGetCUBIN(program, cubin)
