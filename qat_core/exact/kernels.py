@@ -14,8 +14,6 @@ from torch import Tensor
 TILE = 4096  # elements of a program at a time: registers of 8 warps
 PROGRAMS = 4 * 132  # several for each multiprocessor of an H100 or H200
 
-# Sizes are computed in plain Python: `triton.cdiv` and its like take 3 us of CPU, at each launch.
-
 
 def norm(
     x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
@@ -33,14 +31,14 @@ def norm(
     shape, width = x.shape, x.shape[-1]
     x = _rows_by_two(x)
     outer, inner, _ = x.shape
-    block = 1 << (width - 1).bit_length()
+    block = triton.next_power_of_2(width)
     at_once = max(1, TILE // block)
     # at least two rows: see `products.with_another_row`
     room = torch.empty(max(2, outer * inner), width, dtype=x.dtype, device=x.device)
-    normed = room[: outer * inner].view(shape)
+    normed = room[: outer * inner].view(x.shape)
     summed = x if residual is None else torch.empty_like(normed)
     other = x if residual is None else _rows_by_two(residual)
-    _norm[-(-outer * inner // at_once),](
+    _norm[triton.cdiv(outer * inner, at_once),](
         *(x, other, weight, normed, summed),
         *(outer * inner, eps, *x.stride()[:2], *other.stride()[:2]),
         INNER=inner,
@@ -50,7 +48,7 @@ def norm(
         HAS_RESIDUAL=residual is not None,
         num_warps=8,
     )
-    return normed, x.view(shape) if residual is None else summed
+    return normed.view(shape), summed.view(shape) if residual is not None else x.view(shape)
 
 
 def _rows_by_two(x: Tensor) -> Tensor:
@@ -101,9 +99,9 @@ def _norm(
 def norm_grads(grad: Tensor, x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """See `backward.norm_grads`; each program adds the weight's gradient over its own rows."""
     rows, width = x.shape
-    block = 1 << (width - 1).bit_length()
+    block = triton.next_power_of_2(width)
     at_once = max(1, TILE // block)
-    programs = min(PROGRAMS, -(-rows // at_once))
+    programs = min(PROGRAMS, triton.cdiv(rows, at_once))
     grad_x = torch.empty_like(x)
     partial = torch.empty(programs, width, dtype=torch.float32, device=x.device)
     _norm_grads[(programs,)](
@@ -160,7 +158,7 @@ def silu_mul(gate: Tensor, up: Tensor, out: Tensor | None = None) -> Tensor:
     """
     rows, width = gate.shape
     out = torch.empty(rows, width, dtype=gate.dtype, device=gate.device) if out is None else out
-    grid = rows, -(-width // 1024)
+    grid = rows, triton.cdiv(width, 1024)
     _silu_mul[grid](gate, up, out, width, gate.stride(0), BLOCK=1024)
     return out
 
@@ -181,7 +179,7 @@ def silu_mul_grads(
 ) -> None:
     """See `backward.silu_mul_grads`: (T, F) each, the last four perhaps parts of wider tensors."""
     rows, width = grad.shape
-    grid = rows, -(-width // 1024)
+    grid = rows, triton.cdiv(width, 1024)
     _silu_mul_grads[grid](
         *(grad, gate, up, grad_gate, grad_up),
         *(width, grad.stride(0), gate.stride(0), grad_gate.stride(0)),
@@ -220,7 +218,7 @@ def log_prob_grad(grad_T: Tensor, logits: Tensor, ids_T: Tensor, found_T: Tensor
     """See `backward.log_prob_grad`: BF16 (T, V)."""
     tokens, vocabulary = logits.shape
     grad_logits = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
-    _log_prob_grad[tokens, -(-vocabulary // TILE)](
+    _log_prob_grad[tokens, triton.cdiv(vocabulary, TILE)](
         *(grad_T, logits, ids_T, found_T, grad_logits),
         *(vocabulary, logits.stride(0)),
         BLOCK=TILE,

@@ -58,20 +58,14 @@ class _Product(Function):
         return multiply(x, values)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        # The decorator takes long, and has nothing to do where no second derivative can follow.
-        grads = once_differentiable(_product_grads) if torch.is_grad_enabled() else _product_grads
-        return grads(ctx, grad)
-
-
-def _product_grads(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
-    x, weight = ctx.saved_tensors
-    rows, grad_x, grad_weight = grad.reshape(-1, grad.shape[-1]), None, None
-    if weight is not None:
-        grad_x = (rows @ _rounded(weight)).view(*grad.shape[:-1], weight.shape[-1])
-    if x is not None:
-        grad_weight = rows.T @ x.reshape(-1, x.shape[-1])
-    return None, grad_x, grad_weight
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        grad_x = None if weight is None else grad @ _rounded(weight)
+        if x is None:
+            return None, grad_x, None
+        of_rows, rows = (each.reshape(-1, each.shape[-1]) for each in (grad, x))
+        return None, grad_x, of_rows.T @ rows
 
 
 def product_by(multiply: Multiply, x: Tensor, weight: Tensor) -> Tensor:
