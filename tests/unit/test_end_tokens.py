@@ -56,11 +56,13 @@ def test_a_response_ends_at_the_first_of_them(
 ) -> None:
     rollouts = sample(two_ends)
     lasts = set()
+    assert (rollouts.response_mask > 0).any(0).all(), "no column without a token"
     for ids, mask, cut in zip(
         rollouts.response_ids, rollouts.response_mask, rollouts.truncated, strict=True
     ):
         *before, last = ids[mask > 0].tolist()
         assert mask[: len(before) + 1].all(), "no gap"
+        assert not ids[len(before) + 1 :].any(), "padding"
         assert not {EOS, SECOND} & set(before)
         assert cut or last in (EOS, SECOND)
         lasts.add(last)

@@ -156,11 +156,3 @@ def test_saves_plain_tensors_and_loads_them() -> None:
     prepare(other, Recipe())
     other.load_state_dict(state)
     assert_same_run(other, oracle)
-
-
-def test_pickles_as_the_plain_parameter() -> None:
-    model, _ = pair("qwen3")
-    buffer = io.BytesIO()
-    torch.save({"weight": model.model.layers[0].mlp.up_proj.weight}, buffer)
-    buffer.seek(0)
-    assert type(torch.load(buffer, weights_only=True)["weight"]) is nn.Parameter

@@ -83,20 +83,6 @@ def test_static_decoding_reports_the_trainers_log_probs(
         assert torch.allclose(rollouts.distributions[mask].exp().sum(-1), torch.tensor(1.0))
 
 
-def test_static_decoding_ends_rows_where_they_end(static: EagerEngine) -> None:
-    rollouts = static.generate(PROMPTS * 30, 40, 1.0, 1)
-    mask = rollouts.response_mask.bool()
-    assert mask.any(0).all(), "no column without a token"
-    lengths = mask.sum(-1)
-    assert torch.equal(mask, torch.arange(mask.shape[1]) < lengths[:, None])
-    last = rollouts.response_ids.gather(1, lengths[:, None] - 1).squeeze(1)
-    end = static.end_ids[0]
-    assert torch.equal(last == end, ~rollouts.truncated)
-    assert ((rollouts.response_ids == end) & mask).sum() == (~rollouts.truncated).sum()
-    assert (rollouts.response_ids[~mask] == static.pad_id).all()
-    assert (~rollouts.truncated).sum() > 10
-
-
 def test_static_decoding_samples_the_distribution(static: EagerEngine) -> None:
     rollouts = static.generate([PROMPTS[0]] * 4000, 1, 1.0, 0)
     expected_V = rollouts.distributions[0, 0].exp()

@@ -64,6 +64,9 @@ MIXED: dict[str, Use] = {
     "masked": lambda w, _: ONE @ torch.where(w > 0, w, 0).t(),
     "rows, cloned": lambda w, _: ONE @ w[:8].clone().t(),
     "cloned": lambda w, _: ONE @ w.clone().t(),
+    "transposed, then scaled": lambda w, _: ONE @ (w.t() * 2),
+    "of another dtype": lambda w, _: ONE.float() @ (w.float() * 2).t(),
+    "stacked": lambda w, _: ONE @ torch.stack([w])[0].t(),
     "scaled together": lambda w, _: ONE @ torch._foreach_mul([w], 0.5)[0].t(),
 }
 # The same, without a product, or through memory of others.

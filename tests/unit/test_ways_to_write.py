@@ -95,18 +95,6 @@ class ThroughPointers(torch.optim.Optimizer):
             ctypes.memmove(parameter.data_ptr(), new.data_ptr(), new.nbytes)
 
 
-def in_backward(model: nn.Module, new: Tensor) -> None:
-    handles = []
-    for parameter in model.parameters():
-        optimizer = torch.optim.SGD([parameter], lr=0.5)
-        step: Any = lambda _, optimizer=optimizer: optimizer.step()  # noqa: E731
-        handles.append(parameter.register_post_accumulate_grad_hook(step))
-    model(x(model)).float().pow(2).sum().backward()
-    for handle in handles:
-        handle.remove()
-    new.copy_(model.get_parameter(UP).detach())
-
-
 def load(model: nn.Module, new: Tensor, **options: Any) -> None:
     model.load_state_dict({**model.state_dict(), UP: new}, **options)
 
@@ -151,7 +139,6 @@ WAYS: dict[str, Write] = {
     "AdamW": optimize(lambda parameters: torch.optim.AdamW(parameters, lr=0.1)),
     "AdamW, fused": optimize(lambda parameters: torch.optim.AdamW(parameters, lr=0.1, fused=True)),
     "LBFGS": optimize(lambda parameters: torch.optim.LBFGS(parameters, lr=0.1, max_iter=2)),
-    "optimizer in backward": in_backward,
     "optimizer through pointers": optimize(ThroughPointers),
 }
 
@@ -169,8 +156,7 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def test_forward_and_stream_follow(write: Write, model: nn.Module) -> None:
     before = model.get_parameter(UP).detach().clone()
     new = before * 4 + 0.1
-    context = torch.enable_grad() if "optim" in str(write) or write is in_backward else None
-    with context or torch.no_grad():
+    with torch.enable_grad() if "optim" in str(write) else torch.no_grad():
         write(model, new)
     assert_follows(model, new)
     written = model.get_parameter(UP)
