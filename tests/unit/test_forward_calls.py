@@ -98,9 +98,15 @@ def model() -> Root:
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_each_call_rounds(call: Any, mode: Callable[[], Any], model: Root) -> None:
     weights: list[Any] = [model.inner.q.weight, model.inner.k.weight]
-    expected = F.linear(x(model), torch.cat([weight.rounded() for weight in weights]))
+    rounded = [weight.rounded().clone().requires_grad_() for weight in weights]
+    expected = F.linear(x(model), torch.cat(rounded))
     with mode():
-        assert torch.equal(call(model, x(model)), expected)
+        found = call(model, x(model))
+    assert torch.equal(found, expected)
+    if mode is torch.enable_grad:
+        for out in (found, expected):
+            out.float().square().sum().backward()
+        assert all(torch.equal(w.grad, r.grad) for w, r in zip(weights, rounded, strict=True))
 
 
 def test_a_compiled_function_outside_of_calls_is_refused(model: Root) -> None:

@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
-from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from qat_core import Recipe, prepare, weight_stream
 from qat_core.planning.plan import plan
@@ -41,7 +40,7 @@ def assign_difference(model: nn.Module, new: Tensor) -> None:
 
 
 def assign_flat_buffer(model: nn.Module, new: Tensor) -> None:
-    """As DeepSpeed and Apex do: the weight becomes a view, and then the buffer is written."""
+    """As DeepSpeed, Apex and `vector_to_parameters` do; and then the buffer is written."""
     buffer = torch.zeros(2 * new.numel(), dtype=new.dtype)
     model.get_parameter(UP).data = buffer[: new.numel()].view_as(new).data
     model(x(model))
@@ -55,13 +54,6 @@ def swap_and_back(model: nn.Module, new: Tensor) -> None:
     kept, weight.data = weight.data, torch.randn(new.shape).to(new.dtype)
     model(x(model))
     weight.data = kept
-
-
-def vector(model: nn.Module, new: Tensor) -> None:
-    values = parameters_to_vector(model.parameters()).detach().clone()
-    start = model.get_parameter("gate_proj.weight").numel()
-    values[start : start + new.numel()] = new.flatten()
-    vector_to_parameters(values, model.parameters())
 
 
 def optimize(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer]) -> Any:
@@ -119,7 +111,6 @@ WAYS: dict[str, Write] = {
     ".data = .data - ...": assign_difference,
     ".data = view of a flat buffer": assign_flat_buffer,
     ".data swapped and back": swap_and_back,
-    "vector_to_parameters": vector,
     "state dict entry": lambda m, new: m.state_dict()[UP].copy_(new),
     "view of a state dict entry": lambda m, new: m.state_dict()[UP].view(-1).copy_(new.flatten()),
     "load_state_dict": load,
