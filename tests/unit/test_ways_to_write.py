@@ -231,10 +231,6 @@ def test_a_write_to_memory_that_a_weight_has_left_is_none_to_it(model: nn.Module
     assert UP in dict(stream)
 
 
-def bytes_of(array: Any) -> memoryview:
-    return memoryview(array).cast("B")
-
-
 def pointed_at(weight: Tensor) -> Any:
     memory = (ctypes.c_float * weight.numel()).from_address(weight.data_ptr())
     return np.ctypeslib.as_array(memory).reshape(weight.shape)
@@ -247,18 +243,12 @@ def of_memory(storage: Any, like: Tensor) -> Tensor:
 LENT: dict[str, Write] = {
     "NumPy": lambda m, new: np.copyto(m.get_parameter(UP).detach().numpy(), new.numpy()),
     "NumPy of .data": lambda m, new: np.copyto(np.asarray(m.get_parameter(UP).data), new.numpy()),
-    "memoryview": lambda m, new: bytes_of(m.get_parameter(UP).detach().numpy()).__setitem__(
-        slice(None), bytes_of(new.numpy())
-    ),
     "DLPack": lambda m, new: torch.from_dlpack(m.get_parameter(UP).detach()).copy_(new),
 }
 
 UNSEEN: dict[str, Write] = {
     "NumPy of a state dict": lambda m, new: np.copyto(m.state_dict()[UP].numpy(), new.numpy()),
     "DLPack of a state dict": lambda m, new: torch.from_dlpack(m.state_dict()[UP]).copy_(new),
-    "storage of a state dict": lambda m, new: of_memory(
-        m.state_dict()[UP].untyped_storage(), new
-    ).copy_(new),
     "storage": lambda m, new: of_memory(m.get_parameter(UP).storage().untyped(), new).copy_(new),
     "pointer": lambda m, new: np.copyto(pointed_at(m.get_parameter(UP)), new.numpy()),
 }
