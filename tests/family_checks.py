@@ -19,7 +19,7 @@ from transformers.utils import logging
 
 from qat_core import convert, export
 from qat_core.checkpoint.read import read_checkpoint
-from qat_core.nvfp4 import PackedTensor, dequantize, fake_quantize, global_scale, group_amax
+from qat_core.nvfp4 import PackedTensor, dequantize
 from qat_core.planning.explanation import DTYPES
 from qat_core.planning.plan import QuantPlan, plan, state_tensors
 from qat_core.planning.recipe import Recipe
@@ -36,6 +36,7 @@ from tests.families import (
     num_parameters,
     tiny_family,
 )
+from tests.prepared_pairs import round_weights
 
 YES = "yes"
 LAYER = r"\.\d+\."
@@ -110,7 +111,7 @@ def check_family(family: str) -> Row:
         packed = plan(model, recipe)
     except ValueError as error:
         return Row(family, f"refused: {_sentence(error)}")
-    rounded = _rounded_by_hand(model, packed)
+    round_weights(rounded := copy.deepcopy(model), packed, recipe)
     prepare(model, recipe)
     return Row(
         family,
@@ -154,17 +155,6 @@ def _served(family: str) -> str:
     if family in SERVED_FROM_FILES:
         return "checkpoints only"
     return YES if family in SERVED else "-"
-
-
-def _rounded_by_hand(model: PreTrainedModel, packed: QuantPlan) -> PreTrainedModel:
-    rounded = copy.deepcopy(model)
-    with torch.no_grad():
-        for names in packed.groups.values():
-            weights = [rounded.get_parameter(name) for name in names]
-            scale = global_scale(group_amax([weights])[0], "pow2")
-            for weight in weights:
-                weight.copy_(fake_quantize(weight, scale, "max"))
-    return rounded
 
 
 def _require_equal_training(model: PreTrainedModel, rounded: PreTrainedModel) -> None:

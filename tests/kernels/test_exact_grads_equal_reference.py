@@ -9,29 +9,34 @@ import torch.nn.functional as F
 BF16_ERROR = 0.002
 
 
+@pytest.fixture
+def kernels(launch):
+    """`launch` makes them exact; random numbers are the same in each test."""
+    from qat_core.exact import kernels
+
+    torch.manual_seed(0)
+    return kernels
+
+
+def _normed(x, weight):
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight
+
+
 def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.double() - expected).norm() / expected.norm())
 
 
 @pytest.mark.parametrize(("rows", "width"), [(7, 4096), (65, 576), (1, 64), (40, 128)])
-def test_norm_of_a_sum_is_the_norm_of_the_rounded_sum(launch, device, rows, width):
-    from qat_core.exact import kernels
-
-    torch.manual_seed(0)
+def test_norm_of_a_sum_is_the_norm_of_the_rounded_sum(kernels, device, rows, width):
     x, residual = (3 * torch.randn(rows, width, device=device).bfloat16() for _ in range(2))
     weight = (1 + 0.2 * torch.randn(width, device=device)).bfloat16()
     normed, summed = kernels.norm(x, weight, 1e-6, residual)
     assert torch.equal(summed, x + residual)
     assert torch.equal(normed, kernels.norm(x + residual, weight, 1e-6)[0])
-    wide = summed.double()
-    expected = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6) * weight.double()
-    assert _error(normed, expected) < BF16_ERROR
+    assert _error(normed, _normed(summed.double(), weight.double())) < BF16_ERROR
 
 
-def test_a_norm_of_heads_does_not_depend_on_what_lies_beside_them(launch, device):
-    from qat_core.exact import kernels
-
-    torch.manual_seed(0)
+def test_a_norm_of_heads_does_not_depend_on_what_lies_beside_them(kernels, device):
     qkv = torch.randn(50, 12 * 64, device=device).bfloat16()
     weight = torch.randn(64, device=device).bfloat16()
     heads = qkv[:, : 8 * 64].view(50, 8, 64)
@@ -41,24 +46,17 @@ def test_a_norm_of_heads_does_not_depend_on_what_lies_beside_them(launch, device
 
 
 @pytest.mark.parametrize(("rows", "width"), [(7, 4096), (300, 128), (65, 576), (1, 64)])
-def test_norm_grads(launch, device, rows, width):
-    from qat_core.exact import kernels
-
-    torch.manual_seed(0)
+def test_norm_grads(kernels, device, rows, width):
     x, grad = (torch.randn(rows, width, device=device).bfloat16() for _ in range(2))
     weight = (1 + 0.2 * torch.randn(width, device=device)).bfloat16()
-    wide, wide_weight = x.double().requires_grad_(), weight.double().requires_grad_()
-    out = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6) * wide_weight
-    expected = torch.autograd.grad(out, (wide, wide_weight), grad.double())
+    wide = x.double().requires_grad_(), weight.double().requires_grad_()
+    expected = torch.autograd.grad(_normed(*wide), wide, grad.double())
     found = kernels.norm_grads(grad, x, weight, 1e-6)
     assert max(map(_error, found, expected)) < BF16_ERROR
 
 
 @pytest.mark.parametrize("width", [96, 1500])
-def test_silu_mul_of_parts_of_one_tensor_is_that_of_rows_alone(launch, device, width):
-    from qat_core.exact import kernels
-
-    torch.manual_seed(0)
+def test_silu_mul_of_parts_of_one_tensor_is_that_of_rows_alone(kernels, device, width):
     gate, up = (3 * torch.randn(9, 2 * width, device=device)).bfloat16().chunk(2, -1)
     found = kernels.silu_mul(gate, up)
     row = torch.empty(1, width, dtype=torch.bfloat16, device=device)
@@ -68,10 +66,7 @@ def test_silu_mul_of_parts_of_one_tensor_is_that_of_rows_alone(launch, device, w
 
 
 @pytest.mark.parametrize("width", [96, 1500])
-def test_silu_mul_grads_of_parts_of_one_tensor(launch, device, width):
-    from qat_core.exact import kernels
-
-    torch.manual_seed(0)
+def test_silu_mul_grads_of_parts_of_one_tensor(kernels, device, width):
     gate_up = torch.randn(9, 2 * width, device=device).bfloat16()
     grad = torch.randn(9, width, device=device).bfloat16()
     found = torch.empty_like(gate_up)
@@ -82,10 +77,7 @@ def test_silu_mul_grads_of_parts_of_one_tensor(launch, device, width):
     assert _error(found, expected) < BF16_ERROR
 
 
-def test_log_prob_grad_of_rows_that_lie_apart(launch, device):
-    from qat_core.exact import kernels
-
-    torch.manual_seed(0)
+def test_log_prob_grad_of_rows_that_lie_apart(kernels, device):
     logits = (3 * torch.randn(5, 6000, device=device)).bfloat16()[:, :5000]
     ids, grad = torch.randint(5000, (5,), device=device), torch.randn(5, device=device)
     wide = logits.double().requires_grad_()

@@ -51,29 +51,34 @@ def test_weights_are_laid_out_for_marlin(shape, largest, launch, device):
         assert torch.equal(tensor.cpu(), wanted)
 
 
-@pytest.mark.parametrize("shape", [(64, 64), (192, 320)])
-@pytest.mark.parametrize("spread", [1.0, 16.0], ids=["scales alike", "scales apart"])
-def test_marlins_layout_unpacks_to_the_values_of_the_reference(shape, spread, launch, device):
-    w = torch.randn(shape, generator=torch.Generator().manual_seed(2)).bfloat16()
-    w *= torch.logspace(0, 1, shape[0], base=spread)[:, None].bfloat16()
+@pytest.fixture(params=[(64, 64), (192, 320)], ids=str)
+def weight(request):
+    return torch.randn(request.param, generator=torch.Generator().manual_seed(2)).bfloat16()
+
+
+def packed_by_reference(w):
     scale = reference.global_scale(w.float().abs().amax(), "pow2")
-    codes, block_scale = reference.quantize(w, scale, "max")
-    tiles, n = block_scale.shape[1], shape[0]
+    return PackedTensor(*reference.quantize(w, scale, "max"), scale)
+
+
+def assert_unpacked(found, packed):
+    parts = packed.codes, packed.block_scale, packed.global_scale
+    assert torch.equal(found.cpu(), reference.dequantize(*parts, torch.bfloat16))
+
+
+@pytest.mark.parametrize("spread", [1.0, 16.0], ids=["scales alike", "scales apart"])
+def test_marlins_layout_unpacks_to_the_values_of_the_reference(weight, spread, launch, device):
+    n, tiles = len(weight), weight.shape[1] // 16
+    packed = packed_by_reference(weight * torch.logspace(0, 1, n, base=spread)[:, None].bfloat16())
     words = torch.empty(tiles, 2 * n, dtype=torch.int32)
     scales, multiplier = torch.empty(tiles, n, dtype=torch.uint8), torch.empty(1)
-    packed = PackedTensor(codes, block_scale, scale)
     tile_layout.lay_out_for_marlin(packed, words, scales, multiplier)
     laid_out = (tensor.to(device) for tensor in (words, scales, multiplier))
-    found = tile_layout_kernels.unpack(*laid_out, is_marlins=True)
-    assert torch.equal(found.cpu(), reference.dequantize(codes, block_scale, scale, torch.bfloat16))
+    assert_unpacked(tile_layout_kernels.unpack(*laid_out, is_marlins=True), packed)
 
 
-@pytest.mark.parametrize("shape", [(64, 64), (192, 320)])
-def test_hummings_layout_unpacks_to_the_values_of_the_reference(shape, launch, device):
-    w = torch.randn(shape, generator=torch.Generator().manual_seed(2)).bfloat16()
-    scale = reference.global_scale(w.float().abs().amax(), "pow2")
-    codes, block_scale = reference.quantize(w, scale, "max")
-    words, scales = tile_layout.to_layout(codes.to(device), block_scale.to(device))
-    multiplier = scale.reciprocal().reshape(1).to(device)
-    found = tile_layout_kernels.unpack(words, scales, multiplier)
-    assert torch.equal(found.cpu(), reference.dequantize(codes, block_scale, scale, torch.bfloat16))
+def test_hummings_layout_unpacks_to_the_values_of_the_reference(weight, launch, device):
+    packed = packed_by_reference(weight)
+    words, scales = tile_layout.to_layout(packed.codes.to(device), packed.block_scale.to(device))
+    multiplier = packed.global_scale.reciprocal().reshape(1).to(device)
+    assert_unpacked(tile_layout_kernels.unpack(words, scales, multiplier), packed)

@@ -4,7 +4,7 @@ Each in a process of its own, as a process cannot have its kernels back.
 """
 
 from collections.abc import Callable
-from itertools import cycle
+from itertools import cycle, pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -69,47 +69,44 @@ def check_rounded_once() -> None:
             assert (ours - wanted).norm() <= ROUNDINGS * wanted.norm(), name
 
 
-def check_groups() -> None:
-    bf16_on_cpu.replace_products()
-    a, b, stack_a, stack_b = (t.bfloat16() for t in (A, B, STACK_A, STACK_B))
-    by_rows = [part @ matrix for part, matrix in zip(a.split([5, 0, 32]), stack_b, strict=True)]
-    assert torch.equal(grouped_mm(a, stack_b, offs=ROWS), torch.cat(by_rows))
-    by_columns = [m @ part for m, part in zip(stack_a, b.split([3, 6, 7], 1), strict=True)]
-    assert torch.equal(grouped_mm(stack_a, b, offs=COLUMNS), torch.cat(by_columns, 1))
-    parts = zip(a.split([8, 0, 56], 1), b.split([8, 0, 56]), strict=True)
-    assert torch.equal(grouped_mm(a, b, offs=INNER), torch.stack([x @ y for x, y in parts]))
-    assert torch.equal(grouped_mm(stack_a, stack_b), stack_a @ stack_b)
+def products_of_groups(a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
+    """One by one; zeros behind the last group."""
+    groups = [slice(*each) for each in pairwise([0, *ends.tolist()])]
+    if a.ndim == b.ndim == 2:
+        return torch.stack([a[:, group] @ b[group] for group in groups])
+    out = a.new_zeros(a.shape[-2], b.shape[-1])
+    for number, group in enumerate(groups):
+        if b.ndim == 3:
+            out[group] = a[group] @ b[number]
+        else:
+            out[:, group] = a[number] @ b[:, group]
+    return out
 
-    a.requires_grad_()
-    stack_b.requires_grad_()
+
+def check_groups() -> None:
+    """In FP32 too: PyTorch's own differ in the order of their sums at most."""
+    bf16_on_cpu.replace_products()
+    short = torch.tensor([5, 5, 9], dtype=torch.int32)
+    for to in (Tensor.bfloat16, Tensor.float):
+        a, b, stack_a, stack_b = map(to, (A, B, STACK_A, STACK_B))
+        for factors in (
+            *((a, stack_b, ROWS), (a, stack_b, short), (a, b, INNER)),
+            *((stack_a, b, COLUMNS), (stack_a, b, short)),
+        ):
+            assert torch.equal(
+                grouped_mm(*factors[:2], offs=factors[2]), products_of_groups(*factors)
+            )
+        assert torch.equal(grouped_mm(stack_a, stack_b), stack_a @ stack_b)
+
+
+def check_gradients_of_groups() -> None:
+    bf16_on_cpu.replace_products()
+    a, stack_b = A.bfloat16().requires_grad_(), STACK_B.bfloat16().requires_grad_()
     grouped_mm(a, stack_b, offs=ROWS).sum().backward()
     ones = torch.ones(32, 16).bfloat16()
     assert a.grad is not None and torch.equal(a.grad[5:], ones @ stack_b[2].T)
     of_none, of_rows = stack_b.grad[1:] if stack_b.grad is not None else ()
     assert not of_none.any() and torch.equal(of_rows, a[5:].T @ ones)
-
-
-def check_short_groups() -> None:
-    """Groups that end before the rows or columns do leave zeros."""
-    bf16_on_cpu.replace_products()
-    a, b, stack_a, stack_b = (t.bfloat16() for t in (A, B, STACK_A, STACK_B))
-    ends = torch.tensor([5, 5, 9], dtype=torch.int32)
-    rows = grouped_mm(a, stack_b, offs=ends)
-    assert rows.shape == (37, 16) and not rows[9:].any()
-    assert torch.equal(rows[:9], torch.cat([a[:5] @ stack_b[0], a[5:9] @ stack_b[2]]))
-    columns = grouped_mm(stack_a, b, offs=ends)
-    assert columns.shape == (37, 16) and not columns[:, 9:].any()
-    parts = [stack_a[0] @ b[:, :5], stack_a[2] @ b[:, 5:9]]
-    assert torch.equal(columns[:, :9], torch.cat(parts, 1))
-
-
-def check_groups_of_fp32() -> None:
-    """Grouped products keep to FP32: PyTorch's own differ in the order of their sums at most."""
-    bf16_on_cpu.replace_products()
-    by_rows = [part @ matrix for part, matrix in zip(A.split([5, 0, 32]), STACK_B, strict=True)]
-    assert torch.equal(grouped_mm(A, STACK_B, offs=ROWS), torch.cat(by_rows))
-    parts = zip(A.split([8, 0, 56], 1), B.split([8, 0, 56]), strict=True)
-    assert torch.equal(grouped_mm(A, B, offs=INNER), torch.stack([x @ y for x, y in parts]))
 
 
 def check_wrong_groups_are_refused() -> None:
@@ -179,8 +176,7 @@ def is_replaced(is_fast: bool) -> bool:
     [
         check_rounded_once,
         check_groups,
-        check_short_groups,
-        check_groups_of_fp32,
+        check_gradients_of_groups,
         check_wrong_groups_are_refused,
         check_what_grouped_products_lack_is_refused,
         check_bits_are_kept,

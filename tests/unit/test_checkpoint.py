@@ -24,23 +24,17 @@ from qat_core.weights.hub_names import HubNames, Weight
 from qat_core.weights.layouts import LAYOUTS, Layout
 from qat_core.weights.stream import weight_stream
 from tests.families import tiny_family
+from tests.files import edit_json, set_keys
 from tests.nano_models import said_to_be_tied
 
 HEAD = "lm_head.weight"
-FORMATS = pytest.mark.parametrize("kind", ["compressed-tensors", "modelopt"])
-RECIPES = pytest.mark.parametrize(
+
+
+@pytest.mark.parametrize(
     "recipe",
-    [
-        Recipe.full(),
-        Recipe.ffn(),
-        Recipe.full(ignore=("layers.0.mlp",)),
-        Recipe.full(scale_policy="amax"),
-    ],
-    ids=["full", "ffn", "without-an-mlp", "amax"],
+    [Recipe.ffn(), Recipe.full(ignore=("layers.0.mlp",)), Recipe.full(scale_policy="amax")],
+    ids=["ffn", "without-an-mlp", "amax"],
 )
-
-
-@RECIPES
 def test_converting_stores_the_bytes_that_a_sync_sends(
     nano_dir: Path, tmp_path: Path, recipe: Recipe
 ) -> None:
@@ -49,7 +43,7 @@ def test_converting_stores_the_bytes_that_a_sync_sends(
     _require_equal(read_checkpoint(tmp_path / "packed"), expected)
 
 
-@FORMATS
+@pytest.mark.parametrize("kind", ["compressed-tensors", "modelopt"])
 @pytest.mark.parametrize("prepared", [True, False], ids=["prepared", "plain"])
 def test_exporting_a_model_equals_converting_its_folder(
     nano_dir: Path, tmp_path: Path, kind, prepared: bool
@@ -70,13 +64,10 @@ def test_exporting_a_model_equals_converting_its_folder(
 
 
 def test_the_older_name_of_the_dtype_is_not_kept(nano_dir: Path, tmp_path: Path) -> None:
-    shutil.copytree(nano_dir, tmp_path / "source")
-    config = json.loads((nano_dir / "config.json").read_text())
-    del config["dtype"]
-    (tmp_path / "source" / "config.json").write_text(
-        json.dumps(config | {"torch_dtype": "float32"})
-    )
-    convert(tmp_path / "source", tmp_path / "packed", Recipe.full())
+    source = shutil.copytree(nano_dir, tmp_path / "source")
+    edit_json(source / "config.json", lambda it: it.pop("dtype"))
+    set_keys(source / "config.json", torch_dtype="float32")
+    convert(source, tmp_path / "packed", Recipe.full())
     written = json.loads((tmp_path / "packed" / "config.json").read_text())
     assert written["dtype"] == "bfloat16" and "torch_dtype" not in written
 

@@ -25,7 +25,7 @@ from qat_core.checkpoint.shards import INDEX, Shards
 from qat_core.doctor.weights import served_stream
 from qat_core.planning.recipe import Recipe
 from qat_core.rollout.eager import EagerEngine
-from tests.files import edit_json, flip_bit, set_keys, truncate
+from tests.files import edit_json, flip_bit, truncate
 
 Damage = Callable[[Path], object]
 
@@ -57,7 +57,7 @@ def test_what_the_manifest_does_not_list_is_named(packed_dir: Path) -> None:
 
 
 def test_a_folder_in_the_place_of_a_shard_is_named(packed_dir: Path) -> None:
-    shard = sorted(packed_dir.glob("*.safetensors"))[1]
+    shard = _shard(packed_dir)
     shard.unlink()
     shard.mkdir()
     with pytest.raises(ValueError, match=rf"{shard.name}: truncated or not a safetensors file"):
@@ -83,8 +83,16 @@ def _quantization(change: Callable[[dict[str, Any]], object]) -> Damage:
     return _edit("config.json", lambda it: change(it["quantization_config"]))
 
 
-def _group(change: Callable[[dict[str, Any]], object]) -> Damage:
-    return _quantization(lambda it: change(it["config_groups"]["group_0"]))
+def _set(key: str, value: object) -> Damage:
+    """Of `quantization_config`, by its path there."""
+
+    def change(settings: dict[str, Any]) -> None:
+        *path, last = key.split(".")
+        for each in path:
+            settings = settings[each]
+        settings[last] = value
+
+    return _quantization(change)
 
 
 def _rewrite(tensor: str, change: Callable[[torch.Tensor], object]) -> Damage:
@@ -113,44 +121,25 @@ def _global_scale(value: float) -> Damage:
     return _rewrite(f"{Q_PROJ}.weight_global_scale", lambda t: t.fill_(value))
 
 
+GROUP = "config_groups.group_0"
+SETTINGS = [
+    (f"{GROUP}.weights.num_bits", 8, "8: only 4"),
+    (f"{GROUP}.weights.group_size", 32, "32: only 16"),
+    (f"{GROUP}.input_activations", {"num_bits": 4}, ".* only None"),
+    (f"{GROUP}.output_activations", {"num_bits": 8}, ".* only None"),
+    ("kv_cache_scheme", {"num_bits": 8}, ".* has to be empty"),
+    ("transform_config", {"num_bits": 8}, ".* has to be empty"),
+    ("quant_method", "gptq", "'gptq': only 'compressed-tensors'"),
+    ("ignore", "lm_head", "'lm_head'"),
+    ("ignore", ["re:("], r"'re:\(': not a regex"),
+]
 WRONG_SCALE = rf"{Q_PROJ}\.weight: a block scale is NaN, negative"
 NORM = "model.norm.weight"
 DAMAGES: dict[str, tuple[Damage, str]] = {
-    "bits": (
-        _group(lambda it: it["weights"].update(num_bits=8)),
-        r"group_0\.weights\.num_bits: 8: only 4",
-    ),
-    "group size": (
-        _group(lambda it: it["weights"].update(group_size=32)),
-        r"group_0\.weights\.group_size: 32: only 16",
-    ),
-    "activations": (
-        _group(lambda it: it.update(input_activations={"num_bits": 4})),
-        r"group_0\.input_activations: .* only None",
-    ),
-    "quantized outputs": (
-        _group(lambda it: it.update(output_activations={"num_bits": 8})),
-        r"group_0\.output_activations: .* only None",
-    ),
     **{
-        key: (
-            _quantization(lambda it, key=key: it.update({key: {"num_bits": 8}})),
-            rf"quantization_config\.{key}: .* has to be empty",
-        )
-        for key in ("kv_cache_scheme", "transform_config")
+        f"{key} {value}": (_set(key, value), rf"quantization_config\.{re.escape(key)}: {said}")
+        for key, value, said in SETTINGS
     },
-    "another method": (
-        _quantization(lambda it: it.update(quant_method="gptq")),
-        r"quantization_config\.quant_method: 'gptq': only 'compressed-tensors'",
-    ),
-    "ignore is no list": (
-        _quantization(lambda it: it.update(ignore="lm_head")),
-        r"quantization_config\.ignore: 'lm_head'",
-    ),
-    "ignore is no regex": (
-        _quantization(lambda it: it.update(ignore=["re:("])),
-        r"quantization_config\.ignore: 're:\(': not a regex",
-    ),
     "other ignore": (_quantization(lambda it: it["ignore"].append("re:.*o_proj")), "o_proj"),
     "NaN block scale": (_block_scale(0x7F), WRONG_SCALE),
     "negative block scale": (_block_scale(0xB8), WRONG_SCALE),
@@ -217,18 +206,6 @@ def test_experts_gate_and_up_need_one_scale(packed_dir: Path) -> None:
 def rewrite_manifest(folder: Path) -> None:
     (folder / "SHA256SUMS").unlink()
     write_manifest(folder)
-
-
-def test_a_size_that_cannot_be_packed_is_named_with_its_file(
-    nano_dir: Path, tmp_path: Path
-) -> None:
-    source = tmp_path / "source"
-    shutil.copytree(nano_dir, source)
-    set_keys(source / "config.json", hidden_size=129)
-    with pytest.raises(
-        ValueError, match=r"config\.json: .* input size 129 is not a multiple of 16"
-    ):
-        convert(source, tmp_path / "packed", Recipe.full())
 
 
 WEIGHTS, MATRIX = "model.safetensors", "model.layers.0.self_attn.q_proj.weight"

@@ -24,6 +24,7 @@ from tests.tiny_models import tiny_model, tokens
 
 RECIPE = Recipe()
 DOWN = "model.layers.1.mlp.down_proj.weight"
+MASK = torch.ones(2, 16, dtype=torch.long)
 
 
 def row_of(rows, name: str):
@@ -33,6 +34,10 @@ def row_of(rows, name: str):
 def measured(w: torch.Tensor, scale: float) -> torch.Tensor:
     packed = quantize(w, torch.tensor(scale))
     return measure(w, packed.codes, packed.block_scale, torch.full((len(w), 1), scale))
+
+
+def log_in(folder: Path, every: int) -> DriftLog:
+    return DriftLog(tiny_model("qwen3"), RECIPE, folder / DRIFT_FILE, every=every)
 
 
 def monitor_of(model, **settings) -> DriftMonitor:
@@ -134,21 +139,19 @@ def test_a_sample_estimates_the_whole() -> None:
 @pytest.mark.parametrize("family", ["qwen3", "qwen3-moe"])
 def test_every_layer_has_its_kl_and_a_prepared_model_the_same(family: str) -> None:
     model = tiny_model(family)
-    mask = torch.ones(2, 16, dtype=torch.long)
-    found = layer_kl(model, RECIPE, tokens(), mask)
+    found = layer_kl(model, RECIPE, tokens(), MASK)
     assert set(found.by_layer) == {0, 1} and min(found.by_layer.values()) > 0
     prepared = tiny_model(family)
     prepared.load_state_dict(model.state_dict())
     prepare(prepared, RECIPE)
-    again = layer_kl(prepared, RECIPE, tokens(), mask)
+    again = layer_kl(prepared, RECIPE, tokens(), MASK)
     assert again == found
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_all_layers_together_are_what_a_prepared_model_computes(dtype: torch.dtype) -> None:
     model = tiny_model("qwen3").to(dtype)
-    mask = torch.ones(2, 16, dtype=torch.long)
-    together = layer_kl(model, RECIPE, tokens(), mask).together
+    together = layer_kl(model, RECIPE, tokens(), MASK).together
     with torch.no_grad():
         exact = model(input_ids=tokens()).logits.float().log_softmax(-1)
         prepare(model, RECIPE)
@@ -162,12 +165,8 @@ def test_a_recipe_that_quantizes_nothing_is_refused() -> None:
         DriftMonitor(tiny_model("qwen3"), Recipe(ignore=("re:.*",)))
 
 
-MASK = torch.ones(2, 16, dtype=torch.long)
-
-
 def test_a_row_a_weight_and_step_that_is_due(tmp_path: Path) -> None:
-    model = tiny_model("qwen3")
-    log = DriftLog(model, Recipe(), tmp_path / DRIFT_FILE, every=2)
+    log = log_in(tmp_path, every=2)
     log.start(0)
     found = {step: log.record(step, tokens(), MASK) for step in range(1, 5)}
     assert found[1] == found[3] == {}
@@ -180,7 +179,7 @@ def test_a_row_a_weight_and_step_that_is_due(tmp_path: Path) -> None:
 
 
 def test_the_layers_kl_comes_less_often(tmp_path: Path) -> None:
-    log = DriftLog(tiny_model("qwen3"), Recipe(), tmp_path / DRIFT_FILE, every=1)
+    log = log_in(tmp_path, every=1)
     for step in (1, KL_EVERY):
         log.record(step, tokens(), MASK)
     kl = [row for row in read_rows(tmp_path / DRIFT_FILE) if row["kind"] == "kl"]
@@ -216,13 +215,13 @@ def test_a_resumed_run_has_the_rows_of_one_that_was_not_stopped(tmp_path: Path) 
 @pytest.mark.parametrize("line", ["x", "[]", '{"layer": 0}', '{"step": "1"}'])
 def test_a_damaged_row_is_named_before_training_goes_on(line: str, tmp_path: Path) -> None:
     (tmp_path / DRIFT_FILE).write_text('{"step": 1}\n' + line + "\n")
-    log = DriftLog(tiny_model("qwen3"), Recipe(), tmp_path / DRIFT_FILE, every=1)
+    log = log_in(tmp_path, every=1)
     with pytest.raises(ValueError, match=r"drift\.jsonl: line 2: not a row of drift; remove it$"):
         log.start(1)
 
 
 def test_after_an_observation_in_between_changes_are_unknown(tmp_path: Path) -> None:
-    log = DriftLog(tiny_model("qwen3"), Recipe(), tmp_path / DRIFT_FILE, every=2)
+    log = log_in(tmp_path, every=2)
     log.start(3)
     assert "drift/flipped_codes" not in log.record(4, tokens(), MASK)
 

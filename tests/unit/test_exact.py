@@ -143,31 +143,6 @@ def test_rounded_weights_stay_where_nothing_smaller_is_asked_for(
     assert model.model.layers[0].mlp.up_proj.weight.stays_rounded == stays
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_prepared_models_compute_with_rounded_weights(family: str) -> None:
-    model = _model(family)
-    rounded = deepcopy(model)
-    prepare(model, Recipe.full())
-    with torch.no_grad():
-        for name, weight in _rounded(model):
-            rounded.get_parameter(name).copy_(weight)
-    make_exact(model)
-    make_exact(rounded)
-    with torch.no_grad():
-        first, second = (
-            each(input_ids=IDS_BT, use_cache=False).logits for each in (model, rounded)
-        )
-    assert torch.equal(first, second)
-
-
-def _rounded(model: Any) -> list[tuple[str, Tensor]]:
-    return [
-        (name, weight.rounded())
-        for name, weight in model.named_parameters()
-        if hasattr(weight, "rounded")
-    ]
-
-
 def test_parameters_and_modules_keep_names_and_classes() -> None:
     model = _model("qwen3-moe")
     made = _exact_model(model)
@@ -229,17 +204,13 @@ def test_rows_of_a_batch_are_sequences_of_their_own() -> None:
     assert layout.starts.tolist() == [0, 3, 6]
 
 
-def test_layers_of_one_pass_share_a_layout_and_another_pass_has_its_own() -> None:
-    layouts, shape, positions = Layouts(), torch.Size((2, 4)), torch.arange(4)[None]
-    first = layouts.of(PADDED, positions, shape)
-    assert layouts.of(PADDED, positions, shape) is first
-    assert layouts.of(PADDED.clone(), positions, shape) is not first
-
-
-def test_a_buffer_that_is_filled_again_has_another_layout() -> None:
+def test_a_pass_has_one_layout_and_another_or_a_buffer_filled_again_its_own() -> None:
     layouts, shape, positions = Layouts(), torch.Size((2, 4)), torch.arange(4)[None]
     buffer = PADDED.clone()
-    assert layouts.of(buffer, positions, shape).longest == 3
+    first = layouts.of(buffer, positions, shape)
+    assert layouts.of(buffer, positions, shape) is first and first.longest == 3
+    assert layouts.of(PADDED.clone(), positions, shape) is not first
+    layouts.of(buffer, positions, shape)
     buffer.fill_(1)
     assert layouts.of(buffer, positions, shape).longest == 4
 

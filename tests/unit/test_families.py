@@ -12,7 +12,6 @@ import pytest
 import torch
 import transformers
 from torch import nn
-from transformers import Qwen3ForSequenceClassification, Qwen3ForTokenClassification
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from experiments.study.schema import ROOT
@@ -20,7 +19,7 @@ from qat_core.planning.groups import FUSED_SIBLINGS, fused_siblings
 from qat_core.planning.plan import plan, unchecked_plan
 from qat_core.planning.recipe import Recipe
 from qat_core.planning.structure import head_names, router_names
-from tests.families import FAMILIES, SERVED, tiny_config, tiny_family
+from tests.families import FAMILIES, SERVED, tiny_family
 from tests.family_checks import DTYPES_HEADER, HEADER, YES, check_family, dtype_rows, summary
 
 PAGE = ROOT / "docs" / "families.md"
@@ -116,18 +115,6 @@ def test_a_list_of_experts_has_a_router() -> None:
     block.choice, block.shared = nn.Linear(32, 4), nn.Sequential(nn.Linear(32, 32), nn.ReLU())
     model = nn.ModuleDict({"block": block})
     assert router_names(model) == {"block.choice"}
-
-
-@pytest.mark.parametrize(
-    "model_class", [Qwen3ForSequenceClassification, Qwen3ForTokenClassification]
-)
-def test_heads_of_classifiers_stay_in_bf16(model_class: type) -> None:
-    config = tiny_config("qwen3")
-    config.num_labels = 16
-    with torch.device("meta"):
-        model = model_class(config)
-    assert head_names(model) == {"score"}
-    assert "score.weight" not in plan(model, Recipe.full()).quantized
 
 
 @pytest.mark.parametrize("family", ["gpt_neox", "bloom", "falcon", "llama", "llama4_text", "phi"])

@@ -225,13 +225,6 @@ def marlin_scale(scale_byte: int, rescale: float) -> float:
     return float(torch.tensor(bf16, dtype=torch.int16).view(torch.bfloat16))
 
 
-def test_marlin_decodes_normal_scales_alone():
-    for byte in range(1, 0x7F):
-        scale = float(torch.tensor(byte, dtype=torch.uint8).view(torch.float8_e4m3fn))
-        decoded = marlin_scale(byte, 1.0) / 2**7
-        assert (decoded == scale) == (byte >= 0x08)
-
-
 @pytest.mark.parametrize("block_scale", BLOCK_SCALES)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", list(weights()))

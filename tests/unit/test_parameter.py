@@ -10,7 +10,7 @@ from torch import nn
 
 from qat_core.planning.recipe import Recipe
 from qat_core.training.parameter import FakeQuantizedTensor
-from qat_core.training.preparation import prepare, state_of
+from qat_core.training.preparation import prepare
 from tests.prepared_pairs import assert_same_run, pair, run
 from tests.tiny_models import tiny_model, tokens
 
@@ -80,15 +80,6 @@ def test_autocast_rounds_the_bf16_value_of_fp32_weights() -> None:
     assert torch.equal(product, expected)
 
 
-def test_a_copy_follows_its_own_weights() -> None:
-    model, oracle = pair("qwen3")
-    copied = copy.deepcopy(model)
-    with torch.no_grad():
-        model.model.layers[0].mlp.up_proj.weight.mul_(8)
-    assert state_of(copied) is not state_of(model)
-    assert_same_run(copied, oracle)
-
-
 def test_a_copied_layer_holds_no_other_weights() -> None:
     model, oracle = pair("qwen3")
     copied = copy.deepcopy(model.model.layers[0])
@@ -156,11 +147,3 @@ def test_saves_plain_tensors_and_loads_them() -> None:
     prepare(other, Recipe())
     other.load_state_dict(state)
     assert_same_run(other, oracle)
-
-
-def test_pickles_as_the_plain_parameter() -> None:
-    model, _ = pair("qwen3")
-    buffer = io.BytesIO()
-    torch.save({"weight": model.model.layers[0].mlp.up_proj.weight}, buffer)
-    buffer.seek(0)
-    assert type(torch.load(buffer, weights_only=True)["weight"]) is nn.Parameter

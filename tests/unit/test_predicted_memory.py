@@ -19,16 +19,9 @@ from qat_core.planning.predicted_memory import (
     weight_shapes,
 )
 from qat_core.units import BYTES_PER_GIB
+from tests.tiny_models import SIZES
 
-TINY = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "vocab_size": 80,
-}
+TINY = SIZES | {"head_dim": 32, "vocab_size": 80}
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 
 

@@ -149,14 +149,6 @@ def test_agreement_passes_and_lists_every_weight(
     assert {row["trained"] for row in rows} == ({True, False} if qat else {None})
 
 
-def test_a_weight_packed_but_not_trained_so_is_named(model: nn.Module) -> None:
-    """What happens to experts elsewhere: only attention is rounded, all is packed."""
-    prepare(model, Recipe.full(ignore=("mlp",)))
-    packed = plan(model, Recipe.full())
-    with pytest.raises(ValueError, match=r"mlp\S+: trained in BF16, sent in NVFP4, served in NVFP"):
-        coverage(model, packed, packed.quantized, qat=True)
-
-
 def test_an_unprepared_model_is_no_qat(model: nn.Module) -> None:
     packed = plan(model, Recipe.full())
     with pytest.raises(ValueError, match=r"q_proj\.weight: trained in BF16.* and \d+ more"):

@@ -3,6 +3,7 @@
 import gc
 import shutil
 import weakref
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -248,22 +249,17 @@ def test_each_code_lies_where_the_description_says() -> None:
     assert words.shape == (k // 16, 2 * n) and scale.shape == (k // 16, n)
     by_byte, scale_bytes = packed.codes.tolist(), packed.block_scale.view(torch.uint8).tolist()
     laid_out, laid_out_scale = words.tolist(), scale.view(torch.uint8).tolist()
-    for i in range(n // 64):
-        for j in range(k // 16):
-            for thread in range(32):
-                for w in range(4):
-                    for place in range(8):
-                        p2, p1, p0 = place >> 2, place >> 1 & 1, place & 1
-                        row = 64 * i + 16 * w + 8 * p1 + thread // 4
-                        column = 16 * j + 8 * p0 + 2 * (thread % 4) + p2
-                        word = laid_out[j][128 * i + 4 * thread + w]
-                        code = by_byte[row][column // 2] >> 4 * (column % 2) & 15
-                        assert word >> 4 * place & 15 == code
-            for a in range(8):
-                for b in range(8):
-                    assert (
-                        laid_out_scale[j][64 * i + 8 * b + a] == scale_bytes[64 * i + 8 * a + b][j]
-                    )
+    for i, j in product(range(n // 64), range(k // 16)):
+        for thread, w, place in product(range(32), range(4), range(8)):
+            p2, p1, p0 = place >> 2, place >> 1 & 1, place & 1
+            row = 64 * i + 16 * w + 8 * p1 + thread // 4
+            column = 16 * j + 8 * p0 + 2 * (thread % 4) + p2
+            word = laid_out[j][128 * i + 4 * thread + w]
+            code = by_byte[row][column // 2] >> 4 * (column % 2) & 15
+            assert word >> 4 * place & 15 == code
+        for a, b in product(range(8), range(8)):
+            found = laid_out_scale[j][64 * i + 8 * b + a]
+            assert found == scale_bytes[64 * i + 8 * a + b][j]
 
 
 @pytest.mark.parametrize(("n", "k"), [(64, 64), (128, 320), (320, 128)])

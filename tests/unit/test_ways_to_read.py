@@ -2,15 +2,13 @@
 
 import copy
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, save
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from qat_core.planning.recipe import Recipe
 from qat_core.training.parameter import FakeQuantizedTensor
@@ -64,6 +62,9 @@ MIXED: dict[str, Use] = {
     "masked": lambda w, _: ONE @ torch.where(w > 0, w, 0).t(),
     "rows, cloned": lambda w, _: ONE @ w[:8].clone().t(),
     "cloned": lambda w, _: ONE @ w.clone().t(),
+    "transposed, then scaled": lambda w, _: ONE @ (w.t() * 2),
+    "of another dtype": lambda w, _: ONE.float() @ (w.float() * 2).t(),
+    "stacked": lambda w, _: ONE @ torch.stack([w])[0].t(),
     "scaled together": lambda w, _: ONE @ torch._foreach_mul([w], 0.5)[0].t(),
 }
 # The same, without a product, or through memory of others.
@@ -81,6 +82,7 @@ FULL_PRECISION: dict[str, Use] = {
     "data": lambda w, _: w.data + 1,
     "vector of parameters": lambda w, e: torch.nn.utils.parameters_to_vector([w, e]),
     "DLPack": lambda w, _: torch.from_dlpack(w.detach()),
+    "safetensors": lambda w, _: load(save({"w": w.detach()}))["w"],
     "numpy": lambda w, _: torch.from_numpy(w.detach().float().numpy()),
 }
 REFUSED: dict[str, Use] = {
@@ -120,12 +122,6 @@ def test_products_read_rounded_values(use: Use, weights: Weights) -> None:
     expected = use(*(weight.rounded() for weight in weights))
     assert torch.equal(use(*weights), expected)
     assert not torch.equal(use(*(weight.plain() for weight in weights)), expected)
-
-
-def test_the_message_says_that_some_experts_are_not_a_whole_matrix(weights: Weights) -> None:
-    message = r"shape \(2, 64, 32\), which is not a whole matrix or expert in blocks of 16: add"
-    with pytest.raises(ValueError, match=message):
-        REFUSED["some experts"](*weights)
 
 
 @pytest.mark.parametrize("use", REFUSED.values(), ids=REFUSED)
@@ -168,7 +164,8 @@ def test_a_forward_pass_refuses_views_without_blocks(
     use: Use, model: nn.Module, weights: Weights
 ) -> None:
     assert torch.equal(use(*weights), use(*(weight.plain() for weight in weights)))
-    with pytest.raises(ValueError, match=r"k_proj\.weight: computed with through a view of shape"):
+    message = r"k_proj\.weight: computed with through a view of shape \(.*\), which is not a whole "
+    with pytest.raises(ValueError, match=message):
         in_forward(model, lambda: use(*weights))
 
 
@@ -179,40 +176,6 @@ def test_a_forward_pass_reads_what_a_weight_is_of_the_weight(
         return torch.tensor([torch.equal(weight, weight.plain()), weight.is_pinned()])  # type: ignore[attr-defined]
 
     assert in_forward(model, lambda: same(weights[0])).tolist() == [True, False]
-
-
-def test_a_forward_pass_that_fails_is_over(model: nn.Module, weights: Weights) -> None:
-    with pytest.raises(ZeroDivisionError):
-        in_forward(model, lambda: torch.ones(1 // 0))
-    assert torch.equal(weights[0] * 1, weights[0].plain())
-
-
-class Fused(nn.Module):
-    """Runs two weights as one matrix, under a checkpoint that repeats it in the backward pass."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.second = nn.Linear(32, 16), nn.Linear(32, 16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        def product(x: Tensor) -> Tensor:
-            return F.linear(x, torch.cat([self.first.weight, self.second.weight])).square()
-
-        return checkpoint(product, x, use_reentrant=False)
-
-
-def test_gradients_of_a_joined_matrix_are_those_of_rounded_weights() -> None:
-    model, oracle = Fused(), Fused()
-    prepare(model, Recipe())
-    with torch.no_grad():
-        for name in ("first.weight", "second.weight"):
-            oracle.get_parameter(name).copy_(model.get_parameter(name).rounded())  # type: ignore[attr-defined]
-    x = torch.randn(4, 32)
-    for each in (model, oracle):
-        each(x).sum().backward()
-    for name in ("first.weight", "second.weight"):
-        assert torch.equal(model.get_parameter(name).grad, oracle.get_parameter(name).grad)
 
 
 class Scaled(nn.Module):
@@ -247,27 +210,11 @@ def test_reads_full_precision(use: Use, weights: Weights) -> None:
     assert not torch.equal(use(*(weight.rounded() for weight in weights)), expected)
 
 
-def test_safetensors_save_full_precision(weights: Weights, tmp_path: Path) -> None:
-    detached = {name: w.detach() for name, w in zip("we", weights, strict=True)}
-    save_file(detached, tmp_path / "weights.safetensors")
-    read = load_file(tmp_path / "weights.safetensors")
-    assert all(torch.equal(read[name], w.plain()) for name, w in zip("we", weights, strict=True))
-
-
-class Encoder(nn.Module):
-    """PyTorch's own layer, which has a fast path without gradients."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer = nn.TransformerEncoderLayer(64, 4, 96, dropout=0.0, batch_first=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x)
-
-
 def test_the_fast_path_of_encoder_layers_reads_rounded_values() -> None:
-    model = Encoder().eval()
+    """PyTorch's own layers have one without gradients."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(64, 4, 96, dropout=0.0, batch_first=True)
+    model = nn.Sequential(layer).eval()
     plain, x = copy.deepcopy(model), torch.randn(2, 5, 64)
     prepare(model, Recipe())
     with_gradient = model(x).detach()
