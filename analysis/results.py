@@ -7,12 +7,11 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
+from analysis.stats import Array
 from experiments.rl.metric_names import RESPONSE_TOKENS
 from experiments.runs.manifest import RunManifest, WeightMemory
 from experiments.study.schema import Study
 from qat_core.units import show_memory
-
-Array = np.ndarray
 
 
 def memory_source(study: Study, memories: Iterable[WeightMemory]) -> str:
