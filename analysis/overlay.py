@@ -122,14 +122,7 @@ def _draw_panel(
     for arm, frames in recorded.items():
         style, label = arm_style(arm), arm_style(arm).label
         for frame in (frame for frame in frames if metric in frame):
-            panel.plot(
-                frame["step"],
-                frame[metric],
-                color=style.color,
-                linestyle=style.dashes,
-                label=label,
-                lw=0.9,
-            )
+            panel.plot(frame["step"], frame[metric], **style.line, label=label, lw=0.9)
             label = "_"  # the legend names an arm once
     if metric in own:
         values = own[metric].to_numpy(float)
