@@ -41,13 +41,8 @@ def record_study(
     results are gone with them. Where they replace a run, the record is replaced as a whole. Of a
     cell that is run in parts, put the runs' folders of all parts into `results`.
 
-    Args:
-        study_file: the study.
-        results: where its runs are.
-        records: where its record goes. An older one is replaced as a whole or not at all. Its
-            replications stay and, where it is of the same settings, so do its own outcomes as one
-            more of them: recording again hides nothing.
-        allow_uncommitted: also record runs of code that no commit holds.
+    An older record is replaced as a whole or not at all. Its replications stay and, where it is of
+    the same settings, so do its own outcomes as one more of them: recording again hides nothing.
 
     Raises:
         ValueError: a run is missing, not finished and evaluated, has other settings, or was made
