@@ -71,7 +71,9 @@ def record_study(
         shutil.copy(study_file, partial / "study.yaml")
         _keep_outcomes(study, record, partial)
         _say_what_goes(record, partial)
-        _replace(record, partial, former)
+        if record.exists():
+            record.rename(former)
+        partial.rename(record)
     finally:
         _clean_up(record, partial, former)
     return record
@@ -112,12 +114,6 @@ def _keep_outcomes(study: Study, record: Path, partial: Path) -> None:
 def recorded_manifests(record: Path) -> list[RunManifest]:
     """Those of a record's runs, by run id."""
     return [read_manifest(run_dir, REMAKE) for run_dir in list_run_dirs(record)]
-
-
-def _replace(record: Path, partial: Path, former: Path) -> None:
-    if record.exists():
-        record.rename(former)
-    partial.rename(record)
 
 
 def _require_same_models(study: Study, record: Path) -> None:
