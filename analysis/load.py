@@ -106,11 +106,7 @@ def _of_record(record: Record, run_dir: Path) -> pd.DataFrame:
 
 
 def require_distinct_runs(metrics: Mapping[Run, pd.DataFrame]) -> None:
-    """Refuses copies: they would count as seeds, as an arm, or as a model of their own.
-
-    Raises:
-        ValueError: two runs have the same metrics in every step, whatever time they took.
-    """
+    """Refuses copies, whatever time they took: they would count as seeds, arms or models."""
     values = {
         run: frame[[key for key in OF_A_RUN if key in frame]].to_numpy(float)
         for run, frame in metrics.items()

@@ -81,11 +81,7 @@ def draw(
     metrics: tuple[str, ...],
     kind: str,
 ) -> Figure:
-    """A panel a metric: a thin line a recorded run, and the user's run over them.
-
-    Raises:
-        ValueError: neither the user's run nor a recorded one has a metric.
-    """
+    """A panel a metric: a thin line a recorded run, and the user's run over them."""
     known = {str(name) for frame in chain([own], *recorded.values()) for name in frame} - {"step"}
     for metric in (metric for metric in metrics if metric not in known):
         hint = suggest(metric, sorted(known), f"there are {', '.join(sorted(known))}")
