@@ -92,7 +92,7 @@ def drift_of(num_steps: int) -> list[dict[str, object]]:
         for step in range(10, num_steps + 1, 10)
         for layer in (0, 1)
         for kind, flips in (("self_attn.k_proj", 0.0), ("mlp.up_proj", 0.1 * (1 + layer)))
-    ] + [{"step": num_steps, "layer": layer, "kind": "kl", "kl": 1e-4} for layer in (0, 1)]
+    ] + [{"step": num_steps, "layer": n, "kind": "kl", "kl": 0.01**n} for n in (0, 1)]
 
 
 def shortened(study: Study, num_steps: int, num_prompts: int) -> Study:
