@@ -6,7 +6,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -58,10 +58,8 @@ NOTE = (
 )
 
 
-class Claim(BaseModel):
+class Claim(BaseModel, frozen=True, extra="forbid", ser_json_inf_nan="strings"):
     """One judged claim about one model."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
     model: str
     name: str  # key in the study's `claims` section, or a name of ours where nothing is required
@@ -112,10 +110,8 @@ class Claim(BaseModel):
         return (self.verdict, self.statement, self.required, self.shown_estimate, self.interval)
 
 
-class ClaimsTable(BaseModel):
+class ClaimsTable(BaseModel, frozen=True, extra="forbid", ser_json_inf_nan="strings"):
     """All judged claims of a study, in the order of its models."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
     study: str
     claims: tuple[Claim, ...]

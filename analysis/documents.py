@@ -123,10 +123,7 @@ def pages() -> list[Page]:
 
 
 def written(text: str, root: Path, folder: Path, **about: str) -> str:
-    """A template's text with everything filled in from the records under `root`.
-
-    Args:
-        folder: where the page lies, from which its figures are linked.
+    """A template's text filled in from the records under `root`, for a page in `folder`.
 
     Raises:
         ValueError: the template asks for what there is not, or a record lacks it.
@@ -194,11 +191,7 @@ def one_claim(record: Path, name: str, model: str | None) -> Claim:
 
 
 def cells(table: str, column: str, *wanted: str | Mapping[str, str]) -> list[str]:
-    """That column of a Markdown text's rows that have each word as a cell.
-
-    Args:
-        wanted: words, or cells by their heading.
-    """
+    """That column of a Markdown text's rows that have all of these words, or cells by heading."""
 
     def has(row: Mapping[str, str], it: str | Mapping[str, str]) -> bool:
         return it in row.values() if isinstance(it, str) else row.items() >= it.items()

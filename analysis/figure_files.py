@@ -12,15 +12,10 @@ MANY_SEEDS = 12  # more lines in one panel show nothing
 
 
 class Kind(NamedTuple):
-    """What the studies of one kind have.
+    """What the studies of one kind have."""
 
-    Attributes:
-        protocol: document with the rules, from the repository's root.
-        figures: captions by name, without that of the drift.
-    """
-
-    protocol: str
-    figures: Mapping[str, str]
+    protocol: str  # document with the rules, from the repository's root
+    figures: Mapping[str, str]  # captions by name, without that of the drift
 
 
 KINDS: Mapping[str, Kind] = {

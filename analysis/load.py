@@ -69,9 +69,7 @@ def load_results(study: Study, folder: Path) -> Results:
 def read_metrics(run_dir: Path, num_steps: int | None = None) -> pd.DataFrame:
     """A run's metrics, one row per step in ascending order; of a repeated step the last row wins.
 
-    Args:
-        run_dir: of the run, in results or in a record.
-        num_steps: how many steps it must have; None if any number will do.
+    ValueError where there are fewer than `num_steps`.
     """
     record, path = record_of(run_dir), file_of(run_dir, METRICS)
     metrics = _of_record(record, run_dir) if record else _checked(_frame(run_dir), path)
@@ -108,12 +106,7 @@ def _of_record(record: Record, run_dir: Path) -> pd.DataFrame:
 
 
 def require_distinct_runs(metrics: Mapping[Run, pd.DataFrame]) -> None:
-    """Refuses copies: they would count as seeds, as an arm, or as a model of their own.
-
-    Raises:
-        ValueError: two runs have the same metrics in every step, whatever time they
-            took: one is a copy, or what they differ in had no effect.
-    """
+    """Refuses copies, whatever time they took: they would count as seeds, arms or models."""
     values = {
         run: frame[[key for key in OF_A_RUN if key in frame]].to_numpy(float)
         for run, frame in metrics.items()
@@ -149,11 +142,6 @@ def _require_distinct(values: Mapping[Run, Hashable], what: str) -> None:
 def recorded_study(record: Path) -> Study:
     """The study of a record."""
     return load_study(record / "study.yaml")
-
-
-def read_metric(run_dir: Path, metric: str) -> pd.Series:
-    """One of a run's metrics; ValueError also where it is not recorded."""
-    return metric_of(read_metrics(run_dir), metric, str(run_dir))
 
 
 def metric_of(metrics: pd.DataFrame, metric: str, where: str) -> pd.Series:

@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 from analysis.markdown import Row, markdown_table
 
 
-class Metric(BaseModel):
+class Metric(BaseModel, frozen=True, extra="forbid"):
     """One metric."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     label: str  # short name for an axis or a table
     unit: str = ""  # empty for a pure number

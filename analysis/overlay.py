@@ -81,11 +81,7 @@ def draw(
     metrics: tuple[str, ...],
     kind: str,
 ) -> Figure:
-    """A panel a metric: a thin line a recorded run, and the user's run over them.
-
-    Raises:
-        ValueError: neither the user's run nor a recorded one has a metric.
-    """
+    """A panel a metric: a thin line a recorded run, and the user's run over them."""
     known = {str(name) for frame in chain([own], *recorded.values()) for name in frame} - {"step"}
     for metric in (metric for metric in metrics if metric not in known):
         hint = suggest(metric, sorted(known), f"there are {', '.join(sorted(known))}")
@@ -122,14 +118,7 @@ def _draw_panel(
     for arm, frames in recorded.items():
         style, label = arm_style(arm), arm_style(arm).label
         for frame in (frame for frame in frames if metric in frame):
-            panel.plot(
-                frame["step"],
-                frame[metric],
-                color=style.color,
-                linestyle=style.dashes,
-                label=label,
-                lw=0.9,
-            )
+            panel.plot(frame["step"], frame[metric], **style.line, label=label, lw=0.9)
             label = "_"  # the legend names an arm once
     if metric in own:
         values = own[metric].to_numpy(float)

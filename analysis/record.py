@@ -41,13 +41,8 @@ def record_study(
     results are gone with them. Where they replace a run, the record is replaced as a whole. Of a
     cell that is run in parts, put the runs' folders of all parts into `results`.
 
-    Args:
-        study_file: the study.
-        results: where its runs are.
-        records: where its record goes. An older one is replaced as a whole or not at all. Its
-            replications stay and, where it is of the same settings, so do its own outcomes as one
-            more of them: recording again hides nothing.
-        allow_uncommitted: also record runs of code that no commit holds.
+    An older record is replaced as a whole or not at all. Its replications stay and, where it is of
+    the same settings, so do its own outcomes as one more of them: recording again hides nothing.
 
     Raises:
         ValueError: a run is missing, not finished and evaluated, has other settings, or was made
@@ -76,7 +71,9 @@ def record_study(
         shutil.copy(study_file, partial / "study.yaml")
         _keep_outcomes(study, record, partial)
         _say_what_goes(record, partial)
-        _replace(record, partial, former)
+        if record.exists():
+            record.rename(former)
+        partial.rename(record)
     finally:
         _clean_up(record, partial, former)
     return record
@@ -117,12 +114,6 @@ def _keep_outcomes(study: Study, record: Path, partial: Path) -> None:
 def recorded_manifests(record: Path) -> list[RunManifest]:
     """Those of a record's runs, by run id."""
     return [read_manifest(run_dir, REMAKE) for run_dir in list_run_dirs(record)]
-
-
-def _replace(record: Path, partial: Path, former: Path) -> None:
-    if record.exists():
-        record.rename(former)
-    partial.rename(record)
 
 
 def _require_same_models(study: Study, record: Path) -> None:

@@ -74,11 +74,7 @@ def planned_study(record: Path) -> dict[str, object]:
 
 
 def require_replication(record: Path, study: Study) -> None:
-    """Checks that a study is the recorded one with fresh seeds.
-
-    Raises:
-        ValueError: a seed is in the record or one of its replications, or something else differs.
-    """
+    """ValueError where a study is not the recorded one with seeds that no replication has."""
     if used := sorted(_used_seeds(record) & set(study.seeds)):
         raise ValueError(
             f"study {study.study}: seeds: {', '.join(map(str, used))}: in {record} already; "
@@ -105,11 +101,7 @@ def _used_seeds(record: Path) -> set[int]:
 
 
 def compare(recorded: ClaimsTable, again: ClaimsTable) -> list[Comparison]:
-    """Claim by claim, in the record's order.
-
-    Raises:
-        ValueError: the studies do not make the same claims.
-    """
+    """Claim by claim, in the record's order; ValueError where the claims are not the same."""
     by_key = {(claim.model, claim.name): claim for claim in again.claims}
     if again.keys != recorded.keys:
         raise ValueError(

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from analysis.claims_table import ClaimsTable
 from experiments.runs.manifest import RunManifest
@@ -13,10 +13,8 @@ from experiments.support.json_files import read_model
 REPLICATIONS = "replications"  # folder in a record
 
 
-class Origin(BaseModel):
+class Origin(BaseModel, frozen=True, extra="forbid"):
     """What a reader needs to repeat one of its runs."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     run: str
     started_at: str
@@ -28,10 +26,8 @@ class Origin(BaseModel):
     base: str | None
 
 
-class Replication(BaseModel):
+class Replication(BaseModel, frozen=True, extra="forbid", ser_json_inf_nan="strings"):
     """The claims of one execution of a study, and where its runs come from."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
 
     study: str
     seeds: tuple[int, ...]

@@ -7,12 +7,11 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
+from analysis.stats import Array
 from experiments.rl.metric_names import RESPONSE_TOKENS
 from experiments.runs.manifest import RunManifest, WeightMemory
 from experiments.study.schema import Study
 from qat_core.units import show_memory
-
-Array = np.ndarray
 
 
 def memory_source(study: Study, memories: Iterable[WeightMemory]) -> str:
@@ -69,11 +68,11 @@ class Results:
         runs = self.manifests.values()
         return next((run.memory for run in runs if (run.model, run.arm) == (model, arm)), None)
 
-    def evaluated_steps(self, model: str, arm: str) -> Array:
-        """The steps after which all runs of an arm were evaluated, ascending; 0 is the base."""
-        rows = self._evals_of(model, arm)
-        num_runs = rows.groupby("step")["run"].nunique()
-        return np.array(num_runs.index[num_runs == rows["run"].nunique()])
+    def evaluated_steps(self, model: str, *arms: str) -> Array:
+        """The steps after which all runs of arms were evaluated, ascending; 0 is the base."""
+        runs = {run for run, it in self.manifests.items() if it.model == model and it.arm in arms}
+        num_runs = self.evals[self.evals["run"].isin(runs)].groupby("step")["run"].nunique()
+        return np.array(num_runs.index[num_runs == len(runs)])
 
     def steps(self, model: str, arm: str) -> Array:
         """The steps of an arm's runs, ascending."""
@@ -97,11 +96,8 @@ class Results:
 
     def last_evaluated(self, model: str, *arms: str) -> int:
         """The last trained step that was evaluated in all runs of those arms."""
-        runs = {run for run, it in self.manifests.items() if it.model == model and it.arm in arms}
-        rows = self.evals[self.evals["run"].isin(runs) & (self.evals["step"] > 0)]
-        num_runs = rows.groupby("step")["run"].nunique()
-        steps = num_runs.index[num_runs == len(runs)]
-        if steps.empty:
+        steps = self.evaluated_steps(model, *arms)
+        if not steps.any():
             raise ValueError(
                 f"{model}, {', '.join(arms)}: no trained step is evaluated in all runs; "
                 "evaluate again"
@@ -119,9 +115,6 @@ class Results:
         """Correct answers by prompt after a step (seeds, prompts), and samples of each prompt.
 
         Step 0 is the base model, before any training.
-
-        Raises:
-            ValueError: a seed lacks that evaluation, or the seeds' prompts or samples differ.
         """
         rows = self._evals_of(model, arm)
         rows = rows[(rows["precision"] == precision) & (rows["decoding"] == "sampled")]

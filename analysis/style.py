@@ -63,19 +63,17 @@ _RC: Mapping[str, Any] = {
 
 
 class ArmStyle(NamedTuple):
-    """How an arm is drawn; arms differ by more than colour.
-
-    Attributes:
-        label: name in legends and tables.
-        color: of its lines, bars and points.
-        dashes: line style, as matplotlib takes it.
-        marker: of its points.
-    """
+    """How an arm is drawn; arms differ by more than colour."""
 
     label: str
     color: str
-    dashes: str | tuple[int, tuple[float, ...]]
+    dashes: str | tuple[int, tuple[float, ...]]  # as matplotlib takes it
     marker: str
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """How matplotlib draws its lines."""
+        return {"color": self.color, "linestyle": self.dashes}
 
 
 # colours after Okabe and Ito 2008, for any colour vision
@@ -103,11 +101,7 @@ def arm_style(arm: str) -> ArmStyle:
 def new_figure(
     title: str, note: str, height_inches: float, has_legend: bool = True, **grid: Any
 ) -> tuple[Figure, Any]:
-    """A figure of README width and its 2-D array of axes, with a title above and a note below.
-
-    Args:
-        grid: as `Figure.subplots` takes them.
-    """
+    """A figure of README width and its 2-D array of axes, with a title above and a note below."""
     footer_inches = 0.1 + 0.16 * (1 + note.count("\n"))
     header_inches = TITLE_INCHES + (LEGEND_INCHES if has_legend else 0)
     bottom, top = footer_inches / height_inches, 1 - header_inches / height_inches
@@ -174,6 +168,22 @@ def write_beside(panel: Axes, text: str, height: float) -> None:
     )
 
 
+def write_at(panel: Axes, text: str, x: float, y: float, points: float = 6) -> None:
+    """Right of a place in the panel, so many points away from it."""
+    panel.annotate(text, (x, y), xytext=(points, 0), textcoords="offset points", va="center")
+
+
+def name_rows(panel: Axes, labels: Sequence[str]) -> None:
+    """Rows at 0, 1 and so on, from above."""
+    panel.set_yticks(range(len(labels)), labels)
+    panel.set_ylim(len(labels) - 0.5, -0.5)
+
+
+def shade_row(panel: Axes, y: float, low: float, high: float) -> None:
+    """From low to high, behind a row of height 1."""
+    panel.barh(y, high - low, left=low, height=0.9, color=SHADE, linewidth=0, zorder=0)
+
+
 def plot_seeds(
     axes: Axes, study: Study, results: Results, model: str, arm: str, metric: str, **line: Any
 ) -> Array:
@@ -184,7 +194,7 @@ def plot_seeds(
     style, steps_T = arm_style(arm), results.steps(model, arm)
     values_ST = results.series(model, arm, metric)
     for values_T in values_ST:
-        axes.plot(steps_T, values_T, color=style.color, linestyle=style.dashes, **line)
+        axes.plot(steps_T, values_T, **style.line, **line)
         defined = np.flatnonzero(np.isfinite(values_T))
         if results.was_stopped(model, arm) and len(defined):
             axes.plot(steps_T[-1], values_T[defined[-1]], color=style.color, **STAR)
@@ -231,11 +241,7 @@ def figure_bytes(draw: Callable[[], Figure], kind: str) -> bytes:
 
 
 def save_figure(draw: Callable[[], Figure], path: Path) -> None:
-    """Draws a figure into a file, whose name says the kind.
-
-    Raises:
-        ValueError: the path is a folder, or Matplotlib knows no such kind.
-    """
+    """Draws a figure into a file, whose name says the kind; ValueError for a folder."""
     if path.is_dir():
         raise ValueError(f"{path}: a folder; name a file, such as {path / 'figure.png'}")
     path.write_bytes(figure_bytes(draw, path.suffix.removeprefix(".") or "png"))

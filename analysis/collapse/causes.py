@@ -6,7 +6,7 @@ collapses apart there already; what changes only later may be its consequence.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -111,11 +111,5 @@ def _show_whole_scale(panel: Axes, is_log: bool) -> None:
 def _draw_marks(panel: Axes, arm: str, position: int, values: Array, collapses: Array) -> None:
     style = arm_style(arm)
     x = position + np.linspace(-0.3, 0.3, len(values))
-    look: dict[str, Any] = {
-        "color": style.color,
-        "marker": style.marker,
-        "linestyle": "none",
-        "markersize": 6,
-    }
-    panel.plot(x[collapses], values[collapses], **look)
-    panel.plot(x[~collapses], values[~collapses], fillstyle="none", **look)
+    for its, fill in ((collapses, "full"), (~collapses, "none")):
+        panel.plot(x[its], values[its], style.marker, color=style.color, ms=6, fillstyle=fill)

@@ -42,12 +42,7 @@ Pairs = Mapping[tuple[Setting, Setting], Difference]
 
 
 class Comparison:
-    """A grid with its design and the primary tests.
-
-    Args:
-        grid: outcomes of complete cells.
-        design: what is compared.
-    """
+    """A grid with its design and the primary tests."""
 
     def __init__(self, grid: Grid, design: Design) -> None:
         self.grid, self.design = grid, design

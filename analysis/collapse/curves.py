@@ -103,7 +103,7 @@ def draw_band(axes: Axes, values_ST: Array, style: ArmStyle, is_log: bool) -> No
     middle_T, low_T, high_T = np.exp(ends_3T) if is_log else ends_3T
     steps_T = np.arange(WINDOW, WINDOW + len(middle_T))
     axes.fill_between(steps_T, low_T, high_T, color=style.color, alpha=0.2, linewidth=0)
-    axes.plot(steps_T, middle_T, color=style.color, linestyle=style.dashes, label=style.label)
+    axes.plot(steps_T, middle_T, **style.line, label=style.label)
 
 
 def draw_runs(axes: Axes, data: GridData, setting: Setting, metric: str) -> None:
@@ -118,7 +118,7 @@ def draw_runs(axes: Axes, data: GridData, setting: Setting, metric: str) -> None
         if metric == K3_KL and at is not None:
             smooth_T = smooth_T[: at + 1]
         steps_T = np.arange(WINDOW, WINDOW + len(smooth_T))
-        axes.plot(steps_T, smooth_T, color=style.color, linestyle=style.dashes, linewidth=1.0)
+        axes.plot(steps_T, smooth_T, **style.line, linewidth=1.0)
         if at is not None:
             axes.plot(steps_T[at], smooth_T[at], color=style.color, **STAR)
 

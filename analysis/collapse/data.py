@@ -33,12 +33,7 @@ def style_of(setting: Setting) -> ArmStyle:
 
 
 class GridData:
-    """All complete cells of a study, in a results or records folder.
-
-    Args:
-        study: the study.
-        results: holds its runs.
-    """
+    """All complete cells of a study, in a results or records folder."""
 
     def __init__(self, study: Study, results: Path) -> None:
         self.study, self.results = study, results

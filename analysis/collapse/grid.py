@@ -73,13 +73,7 @@ class Design(NamedTuple):
 
 
 def design_of(study: Study) -> Design:
-    """What a study compares.
-
-    Raises:
-        ValueError: a cell has steps of its own, two cells are one setting, so that their runs
-            would count as one sample, or there is no run of the arm that all others are compared
-            with.
-    """
+    """What a study compares; ValueError where its runs do not compare."""
     if own := [it for it in study.cells if study.rl_of(it).steps != study.rl.steps]:
         raise ValueError(
             f"study {study.study}: cells.{own[0]}: steps: judged_by: collapse compares runs over "

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from analysis.collapse.grid import num_collapsed, read_grid, runs_by_setting, show_rate
 from analysis.collapse.survival import Outcome, share_collapsed
-from analysis.load import HINT, read_metric
+from analysis.load import HINT, metric_of, read_metrics
 from analysis.markdown import markdown_table, without_constant
 from experiments.rl.metric_names import K3_KL
 from experiments.rl.tasks import GENERATED_TASKS, have_new_sums
@@ -71,12 +71,9 @@ def read_evaluated(study: Study, results: Path, runs: Sequence[Run]) -> list[lis
 def last_accuracies(
     evaluated: Iterable[Sequence[Evaluation]], precision: Precision, among: Sequence[bool] = ()
 ) -> list[float]:
-    """Offline accuracy of each run's last checkpoint, of sampled answers.
+    """Offline accuracy of each run's last checkpoint, of sampled answers to some problems, or all.
 
-    Args:
-        evaluated: each run's evaluations; a run without any after training is left out.
-        precision: of the weights.
-        among: which problems count; all by default.
+    A run without an evaluation after training is left out.
     """
     found = []
     for of_run in evaluated:
@@ -101,7 +98,8 @@ def _accuracy(evaluation: Evaluation, among: Sequence[bool]) -> float:
 
 
 def _median_kl(run_dir: Path, outcome: Outcome) -> float:
-    return float(read_metric(run_dir, K3_KL)[: outcome.collapsed].fillna(inf).median())
+    kl_T = metric_of(read_metrics(run_dir), K3_KL, str(run_dir))
+    return float(kl_T[: outcome.collapsed].fillna(inf).median())
 
 
 def _shown_range(values: Sequence[float]) -> str:

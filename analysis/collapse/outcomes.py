@@ -28,11 +28,12 @@ from analysis.collapse.survival import Outcome, paired_difference, share_collaps
 from analysis.style import (
     FAINT,
     INK,
-    SHADE,
     ArmStyle,
     add_legend,
     arm_style,
+    name_rows,
     new_figure,
+    shade_row,
     write_beside,
 )
 from experiments.runs.evaluation import Precision
@@ -107,14 +108,8 @@ def _draw_by_step(data: GridData) -> Figure:
         outcomes, style = data.grid[setting], style_of(setting)
         ends = sorted(it.collapsed for it in outcomes if it.collapsed is not None)
         alive = [1 - count / len(outcomes) for count in range(len(ends) + 1)]
-        panel.step(
-            [0, *ends, steps],
-            [*alive, alive[-1]],
-            where="post",
-            color=style.color,
-            linestyle=style.dashes,
-            label=show_arm(setting),
-        )
+        line = {**style.line, "label": show_arm(setting)}
+        panel.step([0, *ends, steps], [*alive, alive[-1]], where="post", **line)
     panel.set(xlabel="training step", xlim=(0, steps), ylabel="share of seeds alive")
     panel.set_ylim(-0.03, 1.03)
     add_legend(figure, panel)
@@ -171,12 +166,8 @@ def draw_times(data: GridData) -> Figure:
         panel.axhline(y + 0.5, color=FAINT, linewidth=0.5)
     write_beside(panel, "collapsed", -0.7)
     panel.grid(axis="y", visible=False)
-    panel.set_yticks(range(len(shown)), [show_arm(setting) for setting in shown])
-    panel.set(
-        xlabel="training step of the collapse",
-        xlim=(0, 1.02 * steps),
-        ylim=(len(shown) - 0.5, -0.5),
-    )
+    name_rows(panel, [show_arm(setting) for setting in shown])
+    panel.set(xlabel="training step of the collapse", xlim=(0, 1.02 * steps))
     return figure
 
 
@@ -189,14 +180,9 @@ def _draw_row(
     panel: Axes, outcomes: Sequence[Outcome], y: int, style: ArmStyle, mark_points: float
 ) -> None:
     for outcome, height in zip(outcomes, heights_in_row(y, len(outcomes)), strict=True):
-        panel.plot(
-            outcome.collapsed or outcome.num_steps,
-            height,
-            style.marker,
-            color=style.color,
-            fillstyle="none" if outcome.collapsed is None else "full",
-            markersize=mark_points,
-        )
+        end = outcome.collapsed or outcome.num_steps
+        fill = "none" if outcome.collapsed is None else "full"
+        panel.plot(end, height, style.marker, color=style.color, fillstyle=fill, ms=mark_points)
     write_beside(panel, f"{num_collapsed(outcomes)} of {len(outcomes)}", y)
 
 
@@ -231,9 +217,9 @@ def draw_reward(data: GridData) -> Figure:
     left, right = min(left, -EDGE * AREA_MARGIN), max(right, EDGE * AREA_MARGIN)
     for y, row in enumerate(rows):
         low = left if row.low is None else row.low
-        panel.barh(y, row.high - low, left=low, height=0.9, color=SHADE, linewidth=0, zorder=0)
-    panel.set_yticks(range(len(rows)), [row.label for row in rows])
-    panel.set(xlabel="difference of mean reward", xlim=(left, right), ylim=(len(rows) - 0.5, -0.5))
+        shade_row(panel, y, low, row.high)
+    name_rows(panel, [row.label for row in rows])
+    panel.set(xlabel="difference of mean reward", xlim=(left, right))
     panel.tick_params(axis="y", length=0)
     panel.grid(axis="y", visible=False)
     return figure
@@ -273,13 +259,8 @@ def draw_answers(data: GridData) -> Figure:
         if before := base_accuracies(chain.from_iterable(evaluated), precision):
             panel.axvline(fmean(before), color=FAINT, linestyle=":", linewidth=1.4)
         panel.grid(axis="y", visible=False)
-        panel.set_yticks(range(len(shown)), [show_arm(setting) for setting in shown])
-        panel.set(
-            title=title,
-            xlabel="accuracy (share)",
-            xlim=(-0.02, 1.02),
-            ylim=(len(shown) - 0.5, -0.5),
-        )
+        name_rows(panel, [show_arm(setting) for setting in shown])
+        panel.set(title=title, xlabel="accuracy (share)", xlim=(-0.02, 1.02))
     return figure
 
 
@@ -287,14 +268,7 @@ def _draw_accuracies(panel: Axes, accuracies: list[float], y: int, style: ArmSty
     if not accuracies:
         write_beside(panel, "-", y)
         return
-    mean = fmean(accuracies)
-    panel.plot(
-        accuracies,
-        heights_in_row(y, len(accuracies)),
-        style.marker,
-        color=style.color,
-        markersize=4.5,
-        fillstyle="none",
-    )
+    mean, heights = fmean(accuracies), heights_in_row(y, len(accuracies))
+    panel.plot(accuracies, heights, style.marker, color=style.color, ms=4.5, fillstyle="none")
     panel.plot([mean, mean], [y - 0.4, y + 0.4], color=INK, linewidth=1.4)
     write_beside(panel, f"{mean:.2f}", y)

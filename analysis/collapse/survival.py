@@ -11,10 +11,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 import scipy
 
-from analysis.stats import Interval
+from analysis.stats import Array, Interval
 from experiments.study.protocol import COLLAPSE
 
-Array = np.ndarray
 Time = int | None
 
 WINDOW = COLLAPSE.window_steps
@@ -40,12 +39,12 @@ class Outcome(NamedTuple):
     base: str = ""  # digest of the checkpoint that it began with
 
 
-def smoothed(reward_T: Array, window: int = WINDOW) -> Array:
-    """Mean over each step and those before it, (steps - window + 1,); empty for a short run."""
-    if len(reward_T) < window:
+def smoothed(reward_T: Array) -> Array:
+    """Mean over each step and those before it, (steps - WINDOW + 1,); empty for a short run."""
+    if len(reward_T) < WINDOW:
         return np.empty(0)
-    sums: Array = np.lib.stride_tricks.sliding_window_view(reward_T, window).sum(-1)
-    return sums / window
+    sums: Array = np.lib.stride_tricks.sliding_window_view(reward_T, WINDOW).sum(-1)
+    return sums / WINDOW
 
 
 def time_to_collapse(reward_T: Array) -> Time:

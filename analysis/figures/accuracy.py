@@ -9,14 +9,22 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.parity.accuracy import BF16, NOQAT, PRECISIONS, QAT, Served, answers, difference
+from analysis.parity.accuracy import (
+    BF16,
+    NOQAT,
+    PRECISIONS,
+    QAT,
+    Served,
+    accuracy_of_bf16,
+    answers,
+    difference,
+)
 from analysis.results import Array, Results
 from analysis.stats import Interval, log_odds, over_seeds
-from analysis.style import FAINT, SHADE, arm_style, new_figure, write_beside
+from analysis.style import FAINT, arm_style, new_figure, shade_row, write_beside
 from experiments.study.schema import Study
 
 ROW_INCHES = 0.42
-SHADE_HEIGHT = 0.9  # of a row
 EDGE = 1.2  # a bound lies within the panel by this factor
 
 
@@ -65,7 +73,8 @@ def draw(study: Study, results: Results) -> Figure:
             panel.axvline(0, color=FAINT, linewidth=1)
         for position, row in enumerate(rows):
             _draw_row(panel, study, results, model, row, -position)
-        panel.set_title(f"{model}{_control_accuracy(results, model) if has_control else ''}")
+        reached = f": BF16 {accuracy_of_bf16(results, model):.3f}" if has_control else ""
+        panel.set_title(f"{model}{reached}")
         panel.set_xlabel(f"{'difference' if has_control else 'accuracy'} (log-odds), right: better")
         write_beside(panel, "accuracy", 0.6)
         panel.tick_params(axis="y", length=0)
@@ -102,21 +111,8 @@ def _shade(panel: Axes, rows: Sequence[Row]) -> None:
         if row.low is None:
             continue
         high = right if row.high is None else row.high
-        panel.barh(
-            -position,
-            high - row.low,
-            left=row.low,
-            height=SHADE_HEIGHT,
-            color=SHADE,
-            linewidth=0,
-            zorder=0,
-        )
+        shade_row(panel, -position, row.low, high)
     panel.set_xlim(left, right)
-
-
-def _control_accuracy(results: Results, model: str) -> str:
-    correct_S, num_answers = answers(results, model, BF16, results.last_evaluated(model, BF16.arm))
-    return f": BF16 {correct_S.mean() / num_answers:.3f}"
 
 
 def _values(results: Results, model: str, row: Row) -> tuple[int, Array, Interval, float]:

@@ -13,7 +13,7 @@ from analysis.collapse.curves import at_highest_rate
 from analysis.collapse.data import GridData, show_arm, style_of
 from analysis.collapse.grid import BF16, show_rate
 from analysis.results import Array, Results, memory_source
-from analysis.style import INK, add_legend, arm_style, new_figure
+from analysis.style import INK, add_legend, arm_style, name_rows, new_figure, write_at
 from experiments.rl.metric_names import STEP_TIME
 from experiments.runs.manifest import WeightMemory
 from experiments.study.schema import Study
@@ -153,14 +153,7 @@ def _draw_step_times(panel: Axes, bars: Mapping[str, Series], parts: Sequence[Pa
             left += seconds
         quartiles = np.percentile(_later(series(STEP_TIME)), (25, 75))
         panel.plot(quartiles, [position] * 2, "|-", color=INK, linewidth=1.2, markersize=7)
-        panel.annotate(
-            f"{step_s:.2f} s",
-            (max(left, quartiles[1]), position),
-            xytext=(4, 0),
-            textcoords="offset points",
-            va="center",
-            color=INK,
-        )
+        write_at(panel, f"{step_s:.2f} s", max(left, quartiles[1]), position, points=4)
     panel.set(xlabel="seconds")
     panel.set_yticks(positions, bars)
     panel.margins(x=0.25)
@@ -179,13 +172,8 @@ def _draw_weights(panel: Axes, bars: Sequence[Bar], bf16: WeightMemory | None) -
         length = scale * memory.measured_gib
         panel.barh(position, length, height=0.62, color=color)
         share = memory.measured_gib / bf16.measured_gib - 1 if bf16 and memory is not bf16 else None
-        panel.annotate(
-            f"{length:.2f} {unit}" + ("" if share is None else f"  {share:+.1%}"),
-            (length, position),
-            xytext=(6, 0),
-            textcoords="offset points",
-            va="center",
-        )
+        text = f"{length:.2f} {unit}" + ("" if share is None else f"  {share:+.1%}")
+        write_at(panel, text, length, position)
         panel.plot(
             scale * memory.predicted_gib,
             position,
@@ -196,8 +184,7 @@ def _draw_weights(panel: Axes, bars: Sequence[Bar], bf16: WeightMemory | None) -
             label="predicted from shapes" if position == first else None,
         )
     panel.set(xlim=(0, 1.42 * scale * largest), xlabel=f"weights ({unit})")
-    panel.set_yticks(range(len(bars)), [bar.label for bar in bars])
-    panel.set_ylim(len(bars) - 0.5, -0.5)
+    name_rows(panel, [bar.label for bar in bars])
     panel.grid(visible=False)
     panel.tick_params(axis="y", length=0)
 

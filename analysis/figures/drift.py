@@ -24,11 +24,7 @@ def draw(study: Study, results: Results) -> Figure:
 
 
 def runs_of_grid(data: GridData) -> order.Runs:
-    """The drift without QAT and with it, dense model, at the highest rate.
-
-    Raises:
-        ValueError: neither arm has all its runs, or one has no drift.
-    """
+    """The drift without QAT and with it, dense model, at the highest rate."""
     settings = [data.design.plain(arm, data.lrs[-1]) for arm in (NOQAT, QAT)]
     complete = [setting for setting in settings if setting in data.runs]
     if not complete:

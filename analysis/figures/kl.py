@@ -101,5 +101,5 @@ def _circle_spikes(panel: Axes, steps_T: Array, values_ST: Array, color: str) ->
 def _legend_of_all(figure: Figure, axes: Axes, study: Study) -> None:
     for arm in study.arms:
         style = arm_style(arm)
-        axes.plot([], [], color=style.color, linestyle=style.dashes, label=style.label)
+        axes.plot([], [], **style.line, label=style.label)
     add_legend(figure, axes)

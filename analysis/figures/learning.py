@@ -46,14 +46,6 @@ def _draw_arm(
     by_step = [results.correct_answers(model, arm, int(step), precision) for step in steps]
     accuracies = [correct_SP.mean(1) / samples for correct_SP, samples in by_step]
     for of_seed in zip(*accuracies, strict=True):
-        panel.plot(x, of_seed, color=style.color, linestyle=style.dashes, lw=0.6, alpha=0.6)
-    panel.plot(
-        x,
-        [float(accuracy_S.mean()) for accuracy_S in accuracies],
-        color=style.color,
-        linestyle=style.dashes,
-        lw=1.8,
-        marker=style.marker,
-        ms=5,
-        label=style.label,
-    )
+        panel.plot(x, of_seed, **style.line, lw=0.6, alpha=0.6)
+    means = [float(accuracy_S.mean()) for accuracy_S in accuracies]
+    panel.plot(x, means, **style.line, lw=1.8, marker=style.marker, ms=5, label=style.label)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.style import arm_style, new_figure
+from analysis.style import arm_style, name_rows, new_figure, write_at
 from analysis.tables.memory import CACHE, MODELS
 from analysis.tables.rows import Engines, RowsRecord, engines_of, number
 from experiments.benchmarks.engine_tables import PROMPTS, engine_name
@@ -91,14 +91,9 @@ def _draw_bars(panel: Axes, lengths: Mapping[str, float], text: str) -> None:
         color = arm_style(ARM_OF[precision]).color
         panel.barh(position, length, height=0.62, color=color, hatch=hatch, edgecolor="white")
         share = length / lengths[f"{model}:bf16"] - 1
-        panel.annotate(
-            text.format(length) + ("" if precision == "bf16" else f"  {share:+.1%}"),
-            (length, position),
-            xytext=(6, 0),
-            textcoords="offset points",
-            va="center",
-        )
-    panel.set_yticks(range(len(lengths)), [engine_name(name) for name in lengths])
-    panel.set(xlim=(0, 1.6 * max(lengths.values())), ylim=(len(lengths) - 0.5, -0.5))
+        shown = text.format(length) + ("" if precision == "bf16" else f"  {share:+.1%}")
+        write_at(panel, shown, length, position)
+    name_rows(panel, [engine_name(name) for name in lengths])
+    panel.set_xlim(0, 1.6 * max(lengths.values()))
     panel.grid(visible=False)
     panel.tick_params(axis="y", length=0)

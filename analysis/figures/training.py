@@ -46,15 +46,7 @@ def _draw_panel(panel: Axes, study: Study, results: Results, model: str, key: st
         style, steps_T = arm_style(arm), results.steps(model, arm)
         values_ST = plot_seeds(panel, study, results, model, arm, key, lw=0.6, alpha=0.6)
         every = max(1, len(steps_T) // 5)
-        panel.plot(
-            steps_T,
-            values_ST.mean(0),
-            color=style.color,
-            linestyle=style.dashes,
-            lw=1.8,
-            marker=style.marker,
-            markevery=(study.arms.index(arm) % every, every),
-            ms=5,
-            label=style.label,
-        )
+        look = {**style.line, "lw": 1.8, "marker": style.marker, "ms": 5, "label": style.label}
+        first = study.arms.index(arm) % every
+        panel.plot(steps_T, values_ST.mean(0), markevery=(first, every), **look)
     panel.locator_params(axis="y", min_n_ticks=3)

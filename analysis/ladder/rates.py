@@ -26,11 +26,7 @@ def chosen_rate(outcomes: Mapping[float, Sequence[Outcome]]) -> float | None:
 
 
 def rates_text(record: Path) -> str:
-    """Markdown of each model's rates, the chosen one marked; models without a run are left out.
-
-    Raises:
-        ValueError: a model lacks runs of a rate: another one would be chosen than with it.
-    """
+    """Markdown of each model's rates, the chosen one marked; models without a run are left out."""
     data = GridData(recorded_study(record), record)
     rows = []
     for model in dict.fromkeys(it.model for it in data.grid):
@@ -39,7 +35,7 @@ def rates_text(record: Path) -> str:
             setting = data.design.plain(BF16, lr)._replace(model=model)
             if setting in data.grid:
                 outcomes[lr] = data.grid[setting]
-            elif setting in data.design.settings:
+            elif setting in data.design.settings:  # with it, another one might be chosen
                 raise ValueError(
                     f"{record}: {setting}: not all runs; run study {data.study.study} to its end"
                 )

@@ -47,12 +47,7 @@ class Rung(NamedTuple):
 
 
 def read_rungs(records: Sequence[Path]) -> list[Rung]:
-    """The rungs in the order of their size.
-
-    Raises:
-        ValueError: an arm of a study is not complete, two are of one size, or they differ in more
-            than size.
-    """
+    """The rungs in the order of their size; ValueError where they differ in more, or not in it."""
     rungs = sorted(map(_read_rung, records), key=lambda it: it.num_parameters)
     if len({it.num_parameters for it in rungs}) < max(2, len(rungs)):
         raise ValueError(

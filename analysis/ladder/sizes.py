@@ -10,11 +10,7 @@ from qat_core.planning.predicted_memory import weight_shapes
 
 
 def config_of(study: Study) -> dict[str, Any]:
-    """The config.json of a study's one model.
-
-    Raises:
-        ValueError: there are several models, or one without a config.json.
-    """
+    """The config.json of a study's one model; ValueError where there is not one such."""
     (first, *others) = study.models.values()
     if others or isinstance(first, GgufModel):
         raise ValueError(f"study {study.study}: models: a rung has one, with a config; correct it")

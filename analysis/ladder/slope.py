@@ -17,12 +17,7 @@ from analysis.stats import LEVEL, Interval
 
 
 def slope_over_sizes(parameters_K: Sequence[int], effects_KS: Sequence[Array]) -> Interval:
-    """Change of the effect a tenfold size, and its interval of level `LEVEL`.
-
-    Args:
-        parameters_K: of each size, at least two different ones.
-        effects_KS: of each size, a value a seed; at least two seeds.
-    """
+    """Change of the effect a tenfold size, and its interval of level `LEVEL`."""
     assert len({*parameters_K}) > 1 and min(map(len, effects_KS)) > 1, "nothing to fit"
     size_K, seeds_K = np.log10(parameters_K), np.array([len(it) for it in effects_KS])
     centred_K = size_K - np.average(size_K, weights=seeds_K)

@@ -8,8 +8,6 @@ Answers are sampled, at temperature 0.6 unless the study says another
 from collections.abc import Callable
 from typing import NamedTuple
 
-import numpy as np
-
 from analysis.claim_rows import Requirement, new_claim
 from analysis.claims_table import Claim
 from analysis.results import Array, Results
@@ -88,12 +86,23 @@ def answers(results: Results, model: str, served: Served, step: int) -> tuple[Ar
     return correct_SP.sum(1), correct_SP.shape[1] * samples
 
 
+def mean_accuracy(results: Results, model: str, served: Served, step: int) -> float:
+    """Share of right sampled answers after a step, over all seeds."""
+    correct_S, num_answers = answers(results, model, served, step)
+    return float(correct_S.mean() / num_answers)
+
+
+def accuracy_of_bf16(results: Results, model: str) -> float:
+    """That of BF16 after its last evaluated step."""
+    return mean_accuracy(results, model, BF16, results.last_evaluated(model, BF16.arm))
+
+
 def judge_accuracy(check: Check, study: Study, results: Results, model: str) -> Claim:
     """One of CHECKS about a model."""
     _, arm, control, required = check
     step = results.last_evaluated(model, arm.arm, control.arm)
     _, interval, arm_S, control_S = difference(results, model, step, arm, control)
-    base_S = _base_accuracy(results, model, control)
+    base = mean_accuracy(results, model, control, 0)
     kind = "accuracy" if arm.precision == "bf16" else "served"
     both = " (both NVFP4)" if control == Served(BF16.arm, "nvfp4") else ""
     when = f", both after step {step} of {study.rl.steps}" if step < study.rl.steps else ""
@@ -106,10 +115,5 @@ def judge_accuracy(check: Check, study: Study, results: Results, model: str) -> 
         num_seeds=len(arm_S),
         unit="log-odds",
         detail=f"{arm} {arm_S.mean():.3f}, {control} {control_S.mean():.3f}, base model "
-        f"{base_S.mean():.3f}; sampled{when}",
+        f"{base:.3f}; sampled{when}",
     )
-
-
-def _base_accuracy(results: Results, model: str, control: Served) -> Array:
-    correct_S, num_answers = answers(results, model, control, 0)
-    return np.asarray(correct_S / num_answers)

@@ -7,7 +7,7 @@ applies to runs that started after it; rows about older ones say so.
 from datetime import UTC, datetime
 
 from analysis.claim_rows import ONE_CHECKPOINT, is_pretrained
-from analysis.parity.accuracy import BF16, answers
+from analysis.parity.accuracy import BF16, accuracy_of_bf16
 from analysis.results import Results
 from experiments.study.schema import Study
 
@@ -24,7 +24,7 @@ def marks(study: Study, results: Results, model: str) -> tuple[str, ...]:
     runs = [run for run in results.manifests.values() if run.model == model]
     seeds, arms = {run.seed for run in runs}, {run.arm for run in runs}
     samples = results.samples_per_prompt(model)
-    accuracy = _accuracy_of_bf16(results, model) if BF16.arm in arms else None
+    accuracy = accuracy_of_bf16(results, model) if BF16.arm in arms else None
     evals = results.evals[results.evals["model"] == model]
     is_elsewhere = evals["device"].notna() & (evals["device"] != study.device)
     on_cpu = evals["run"][is_elsewhere].nunique()
@@ -45,8 +45,3 @@ def marks(study: Study, results: Results, model: str) -> tuple[str, ...]:
     if accuracy is not None and not LOWEST <= accuracy <= HIGHEST:
         found[f"BF16 ended at {accuracy:.3f}, outside {LOWEST} to {HIGHEST}"] = True
     return tuple(mark for mark, holds in found.items() if holds)
-
-
-def _accuracy_of_bf16(results: Results, model: str) -> float:
-    correct_S, num_answers = answers(results, model, BF16, results.last_evaluated(model, BF16.arm))
-    return float(correct_S.mean() / num_answers)

@@ -62,12 +62,7 @@ class Content(NamedTuple):
 
 
 def read_content(study_file: Path, results: Path) -> Content:
-    """Reads a finished study.
-
-    Args:
-        study_file: the study.
-        results: a results folder, or the folder of the study's record.
-    """
+    """Reads a finished study from a results folder, or from the folder of its record."""
     study = load_study(study_file)
     record = open_record(results)
     judged = results if record else results / "studies" / study.study

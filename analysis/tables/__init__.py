@@ -20,46 +20,35 @@ def engine_and_parity_sections(folder: Path, machine: str) -> list[str]:
     return [text for sections in kinds for text in sections(folder, machine)]
 
 
+# the last two lines: benchmarks of docs/history.md
+NAMED_AS_RECORDED = (
+    *("verl", "codec", "exact_products", "verl_replay"),
+    *("gradients", "matmul", "equal_bits", "routing_replay", "main_job", "simulation"),
+    *("simulated_sizes", "simulated_accuracy", "simulated_rewards"),
+)
 SECTIONS: Mapping[str, Callable[[Path, str], list[str]]] = {
     "benchmarks": engine_and_parity_sections,
     "syncs": sync_sections,
     "parity": parity_sections,
     "zero_mismatch": zero_mismatch_sections,
-    "verl": rows_sections("verl"),
     "gpus": gpus_sections,
     "memory": memory_sections,
     "goals": goals_sections,
     "tiles": rows_sections("humming_tiles", "humming_tiles_*"),
-    "codec": rows_sections("codec"),
     "cost": rows_sections("parameter"),
     "cost_exact": rows_sections("parameter_exact"),
     "serving_exact": rows_sections("serving_exact_8b", "serving_exact_30b"),
-    "exact_products": rows_sections("exact_products"),
     "cost_sharded": rows_sections("fsdp"),
     "repeated_syncs": rows_sections("bitwise", "bitwise_*"),
-    "verl_replay": rows_sections("verl_replay"),
-    # benchmarks of docs/history.md
-    "gradients": rows_sections("gradients"),
     "offload": rows_sections("offloaded_steps"),
-    "matmul": rows_sections("matmul"),
-    "equal_bits": rows_sections("equal_bits"),
-    "routing_replay": rows_sections("routing_replay"),
-    "main_job": rows_sections("main_job"),
-    "simulation": rows_sections("simulation"),
-    "simulated_sizes": rows_sections("simulated_sizes"),
-    "simulated_accuracy": rows_sections("simulated_accuracy"),
-    "simulated_rewards": rows_sections("simulated_rewards"),
+    **{name: rows_sections(name) for name in NAMED_AS_RECORDED},
 }
 
 
 def benchmark_text(kind: str, folder: Path, machine: str) -> str:
-    """Markdown of one kind of SECTIONS.
+    """Markdown of one kind of SECTIONS, from records in a folder.
 
-    Args:
-        kind: a key of SECTIONS.
-        folder: holds the records.
-        machine: how their names end, e.g. `h200` for rollout_h200.json; for simulations the size of
-            a study.
+    How their names end is a machine, e.g. `h200` for rollout_h200.json, or the size of a study.
     """
     sections = SECTIONS[kind]
     try:

@@ -103,10 +103,7 @@ class RowsRecord(BaseModel):
 def read_records(folder: Path, machine: str, *benchmarks: str) -> list[RowsRecord]:
     """Of each `BENCHMARK_MACHINE.json`, and others that begin so.
 
-    Args:
-        folder: of the records.
-        machine: how the names of their files go on.
-        benchmarks: names, whose first file must be there, or patterns with `*`.
+    The file itself must be there, unless the benchmark is a pattern with `*`.
     """
     files: list[Path] = []
     for benchmark in benchmarks:

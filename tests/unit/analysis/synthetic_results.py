@@ -1,5 +1,7 @@
 """Synthetic results in the format of real runs, with known ratios between the arms."""
 
+from collections.abc import Container
+from itertools import product
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -48,11 +50,7 @@ def evaluations_of(study: Study, run: Run) -> list[dict[str, Any]]:
     accuracies = {0: 0.35, num_steps: 0.7}
     accuracies.setdefault(num_steps // 2, 0.5)
     for step, accuracy in accuracies.items():
-        for precision, decoding in (
-            (precision, decoding)
-            for precision in ("bf16", "nvfp4")
-            for decoding in ("greedy", "sampled")
-        ):
+        for precision, decoding in product(("bf16", "nvfp4"), ("greedy", "sampled")):
             samples = 4 if decoding == "sampled" else 1
             lost = 0.1 if precision == "nvfp4" and run.arm in ("bf16", "nvfp4-noqat") else 0.0
             correct = generator.binomial(samples, accuracy - lost, num_prompts)
@@ -94,7 +92,7 @@ def drift_of(num_steps: int) -> list[dict[str, object]]:
         for step in range(10, num_steps + 1, 10)
         for layer in (0, 1)
         for kind, flips in (("self_attn.k_proj", 0.0), ("mlp.up_proj", 0.1 * (1 + layer)))
-    ] + [{"step": num_steps, "layer": layer, "kind": "kl", "kl": 1e-4} for layer in (0, 1)]
+    ] + [{"step": num_steps, "layer": n, "kind": "kl", "kl": 0.01**n} for n in (0, 1)]
 
 
 def shortened(study: Study, num_steps: int, num_prompts: int) -> Study:
@@ -117,6 +115,18 @@ def write_results(study: Study, folder: Path) -> None:
         write_json(run_dir / "manifest.json", manifest_of(study, run))
         if run.arm in PACKED_SHARE:
             write_jsonl(run_dir / "drift.jsonl", drift_of(num_steps))
+
+
+def rewrite_metrics(
+    results_dir: Path, study: Study, arm: str, steps: Container[int] | None = None, **values: Any
+) -> None:
+    """Sets metrics of an arm's runs, at these steps or at all."""
+    for run in (run for run in study.runs if run.arm == arm):
+        path = results_dir / run.id / "metrics.jsonl"
+        rows = read_rows(path)
+        for row in (row for row in rows if steps is None or row["step"] in steps):
+            row.update(values)
+        write_jsonl(path, rows)
 
 
 def stop(results_dir: Path, run: Run, num_steps: int) -> None:

@@ -14,23 +14,19 @@ from analysis.results import Results
 from experiments.rl.metric_names import MISMATCH_COUNT
 from experiments.runs.summary import KL, KL_RATIO
 from experiments.study.schema import ROOT, Study
-from experiments.support.json_files import read_json, write_jsonl
-from tests.files import read_rows, set_keys
+from experiments.support.json_files import read_json
+from tests.files import edit_json
 from tests.unit.analysis.synthetic_results import (
+    BF16_GIB,
     KL_RATIOS,
     NOISE_FLOOR,
+    PACKED_SHARE,
     judge,
+    rewrite_metrics,
     shortened,
     stop,
     write_results,
 )
-
-
-def rewrite_metrics(results_dir: Path, study: Study, arm: str, **values: float | None) -> None:
-    """Sets metrics of all steps of an arm's runs."""
-    for run in (run for run in study.runs if run.arm == arm):
-        path = results_dir / run.id / "metrics.jsonl"
-        write_jsonl(path, [row | values for row in read_rows(path)])
 
 
 def test_all_claims_of_both_models(study: Study, results: Results) -> None:
@@ -73,13 +69,6 @@ def test_verdicts_follow_the_results(study: Study, results_dir: Path) -> None:
     assert after["nano-dense", "reward_gain"].verdict == "FAIL"
 
 
-def undefine(results_dir: Path, study: Study, arm: str, key: str, steps: range) -> None:
-    for run in (run for run in study.runs if run.arm == arm):
-        path = results_dir / run.id / "metrics.jsonl"
-        rows = [row | ({key: None} if row["step"] in steps else {}) for row in read_rows(path)]
-        write_jsonl(path, rows)
-
-
 @pytest.mark.parametrize(
     ("arm", "name", "steps", "verdict", "lowest"),
     [
@@ -93,7 +82,7 @@ def undefine(results_dir: Path, study: Study, arm: str, key: str, steps: range) 
 def test_undefined_kl_may_be_any_and_decides_nothing(
     study: Study, results_dir: Path, arm: str, name: str, steps: range, verdict: str, lowest: float
 ) -> None:
-    undefine(results_dir, study, arm, "rollout_corr/k3_kl", steps)
+    rewrite_metrics(results_dir, study, arm, steps, **{"rollout_corr/k3_kl": None})
     claim = judge(study, results_dir)["nano-moe", name]
     assert claim.verdict == verdict and claim.low is not None
     assert lowest <= claim.low < 1.3 * KL_RATIOS[arm]
@@ -105,7 +94,7 @@ def test_undefined_kl_may_be_any_and_decides_nothing(
 def test_a_mean_over_responses_that_is_undefined_is_refused(
     study: Study, results_dir: Path, key: str
 ) -> None:
-    undefine(results_dir, study, "nvfp4-qat", key, range(7, 8))
+    rewrite_metrics(results_dir, study, "nvfp4-qat", range(7, 8), **{key: None})
     refused = rf"qat_seed0/metrics.jsonl: step 7: {key} is undefined"
     with pytest.raises(ValueError, match=refused):
         judge(study, results_dir)
@@ -144,34 +133,37 @@ def test_stopped_arm_is_judged_over_the_steps_that_it_did(study: Study, results_
 
 
 @pytest.mark.parametrize(
-    ("changes", "source"),
+    ("trainer", "device", "source"),
     [
-        ({}, "bytes streamed to the engine"),
-        ({"trainer": "verl"}, "bytes streamed to the engine"),
-        (
-            {"trainer": "verl", "device": "cuda"},
-            "as vLLM reports, with its caches, workspaces and gaps",
-        ),
+        ("local", "cpu", "bytes streamed to the engine"),
+        ("verl", "cpu", "bytes streamed to the engine"),
+        ("verl", "cuda", "as vLLM reports, with its caches, workspaces and gaps"),
     ],
-    ids=["local", "verl on a CPU", "verl on a GPU"],
 )
 def test_memory_says_where_it_was_measured(
-    study: Study, results_dir: Path, changes: dict[str, str], source: str
+    study: Study, results_dir: Path, trainer: str, device: str, source: str
 ) -> None:
-    claims = judge(study.model_copy(update=changes), results_dir, trained=study)
+    judged = study.model_copy(update={"trainer": trainer, "device": device})
+    claims = judge(judged, results_dir, trained=study)
     assert claims["nano-dense", "weight_memory_error"].detail.endswith(source)
+
+
+def of_verl(study: Study) -> Study:
+    return study.model_copy(update={"trainer": "verl", "device": "cuda"})
+
+
+def change_memory(run_dir: Path, **values: float) -> None:
+    edit_json(run_dir / "manifest.json", lambda it: it["memory"].update(values))
 
 
 def test_memory_is_judged_by_what_vllm_holds_and_its_report_stands_beside(
     study: Study, results_dir: Path
 ) -> None:
-    of_verl = study.model_copy(update={"trainer": "verl", "device": "cuda"})
     for run in study.runs:
-        path = results_dir / run.id / "manifest.json"
-        memory = read_json(path)["memory"]
-        held_gib = memory["measured_packed_gib"] or memory["measured_bf16_gib"]
-        set_keys(path, memory=memory | {"reported_gib": held_gib + 0.5 / 1024})
-    claim = judge(of_verl, results_dir, trained=study)["nano-dense", "weight_memory_error"]
+        memory = read_json(results_dir / run.id / "manifest.json")["memory"]
+        held_gib = memory["measured_packed_gib"] or BF16_GIB
+        change_memory(results_dir / run.id, reported_gib=held_gib + 0.5 / 1024)
+    claim = judge(of_verl(study), results_dir, trained=study)["nano-dense", "weight_memory_error"]
     assert claim.verdict == "PASS"
     assert claim.detail.endswith("parameters that vLLM holds; it reports up to 0.50 MiB more")
 
@@ -180,19 +172,16 @@ def test_share_of_bf16_divides_by_the_bf16_arm_s_measurement(
     study: Study, results_dir: Path
 ) -> None:
     for run in (run for run in study.runs if run.arm == "bf16"):
-        path = results_dir / run.id / "manifest.json"
-        memory = read_json(path)["memory"]
-        set_keys(path, memory=memory | {"measured_bf16_gib": 2 * memory["measured_bf16_gib"]})
+        change_memory(results_dir / run.id, measured_bf16_gib=2 * BF16_GIB)
     claim = judge(study, results_dir)["nano-dense", "weight_memory_error"]
     assert "packed weights: 20.0% of BF16's" in claim.detail
 
 
 def test_wrong_memory_prediction_fails(study: Study, results_dir: Path) -> None:
-    of_verl = study.model_copy(update={"trainer": "verl", "device": "cuda"})
-    path = results_dir / "nano-moe_nvfp4-qat-ffn_seed1" / "manifest.json"
-    memory = read_json(path)["memory"]
-    set_keys(path, memory=memory | {"predicted_packed_gib": 1.01 * memory["predicted_packed_gib"]})
-    claims = judge(of_verl, results_dir, trained=study)
+    predicted_gib = 1.01 * PACKED_SHARE["nvfp4-qat-ffn"] * BF16_GIB
+    run_dir = results_dir / "nano-moe_nvfp4-qat-ffn_seed1"
+    change_memory(run_dir, predicted_packed_gib=predicted_gib)
+    claims = judge(of_verl(study), results_dir, trained=study)
     assert claims["nano-dense", "weight_memory_error"].verdict == "PASS"
     assert claims["nano-moe", "weight_memory_error"].verdict == "FAIL"
 
@@ -214,13 +203,8 @@ def test_an_exact_arm_passes_where_no_log_prob_differs(study: Study, results: Re
 def test_claims_of_absent_arms_give_no_row(study: Study, results_dir: Path) -> None:
     smaller = study.model_copy(update={"arms": ("bf16", "nvfp4-noqat")})
     names = {name for _, name in judge(smaller, results_dir)}
-    assert names == {
-        "reward_gain",
-        "noqat_kl_ratio",
-        "noqat_accuracy",
-        "noqat_served",
-        "weight_memory_error",
-    }
+    of_noqat = {"noqat_kl_ratio", "noqat_accuracy", "noqat_served"}
+    assert names == {"reward_gain", "weight_memory_error"} | of_noqat
 
 
 @pytest.mark.parametrize("num_steps", [2, 3, 7])
@@ -249,19 +233,13 @@ def test_infinity_survives_json(study: Study, results_dir: Path, tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("ratio", "shown"),
-    [
-        (0.969, "0.97x"),
-        (1.3, "1.30x"),
-        (15.23, "15.2x"),
-        (22843.0, "22,843x"),
-        (np.inf, "overflow"),
-    ],
+    [(0.969, "0.97x"), (1.3, "1.30x"), (15.23, "15.2x"), (22843, "22,843x"), (np.inf, "overflow")],
 )
 def test_ratios_are_shown_in_about_three_digits(ratio: float, shown: str) -> None:
     assert show_ratio(ratio) == shown
 
 
-RECORDED = sorted((ROOT / "experiments" / "records").glob("*/claims.json"))
+RECORDS = ROOT / "experiments" / "records"
 
 
 def shown(table: ClaimsTable, with_details: bool = False) -> list[str]:
@@ -277,7 +255,9 @@ def test_a_detail_is_no_markup(study: Study, results: Results) -> None:
     assert any("[enforce fail] [/x]" in line for line in lines)
 
 
-@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.parent.name)
+@pytest.mark.parametrize(
+    "path", sorted(RECORDS.glob("*/claims.json")), ids=lambda path: path.parent.name
+)
 def test_recorded_claims_are_one_line_each(path: object) -> None:
     table = read_table(path)
     num_marks = sum(map(len, table.marks.values()))
@@ -288,9 +268,6 @@ def test_recorded_claims_are_one_line_each(path: object) -> None:
     for claim in table.claims:
         if claim.estimate is not None:
             assert any(claim.shown_estimate in line for line in lines)
-
-
-RECORDS = ROOT / "experiments" / "records"
 
 
 @pytest.mark.parametrize("study", ["default-long", "smollm2"])

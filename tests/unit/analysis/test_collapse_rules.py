@@ -47,6 +47,7 @@ def expected_grid() -> dict[Setting, list[Outcome]]:
     return grid
 
 
+TIS = (NOQAT, 3e-4, "token_tis")
 DESIGN = Design(DENSE, MOE, LRS, frozenset(expected_grid()))
 
 
@@ -85,30 +86,17 @@ def test_the_expected_outcome_passes_all() -> None:
             "INCONCLUSIVE",
             id="seeds differ",
         ),
+        pytest.param({TIS: died()}, "C5", "INCONCLUSIVE", id="TIS is no help"),
+        pytest.param({TIS: died(21)}, "C5", "INCONCLUSIVE", id="TIS dies a little earlier"),
+        pytest.param({TIS: [Outcome(20, 200, 0.1, 0.1)] * 5}, "C5", "FAIL", id="worse than none"),
+        pytest.param({TIS: lived()}, "C5", "INCONCLUSIVE", id="TIS is as good as QAT"),
         pytest.param({(FFN, 3e-4): died()}, "C8", "FAIL", id="FFN-only dies"),
     ],
 )
-def test_verdicts(
-    changed: dict[tuple[str, float], list[Outcome]], claim: str, verdict: str
-) -> None:
+def test_verdicts(changed: dict[tuple, list[Outcome]], claim: str, verdict: str) -> None:
     grid = expected_grid()
-    grid |= {Setting(DENSE, arm, lr): outcomes for (arm, lr), outcomes in changed.items()}
+    grid |= {Setting(DENSE, *rest): outcomes for rest, outcomes in changed.items()}
     assert verdicts(grid)[claim] == verdict
-
-
-@pytest.mark.parametrize(
-    ("outcomes", "verdict"),
-    [
-        pytest.param(died(), "INCONCLUSIVE", id="no help"),
-        pytest.param(died(21), "INCONCLUSIVE", id="a little earlier"),
-        pytest.param([Outcome(20, 200, 0.1, 0.1)] * 5, "FAIL", id="worse than none"),
-        pytest.param(lived(), "INCONCLUSIVE", id="as good as QAT"),
-    ],
-)
-def test_a_correction(outcomes: list[Outcome], verdict: str) -> None:
-    grid = expected_grid()
-    grid[Setting(DENSE, NOQAT, 3e-4, "token_tis")] = outcomes
-    assert verdicts(grid)["C5"] == verdict
 
 
 def test_a_missing_cell_leaves_only_its_claims_open() -> None:

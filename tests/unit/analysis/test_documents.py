@@ -95,6 +95,7 @@ def test_a_sentence_shows_a_claim_as_it_is_or_the_other_way_round() -> None:
         ("{{ clams('default') }}", "'clams' is undefined"),
         ("{{ claims('default' }}", "unexpected '}'"),
         ("{{ figures('default', 'kll') }}", "no figure 'kll'"),
+        ("{{ figures('default', 'curves') }}", "curves.png: missing; draw it with make figures"),
         ("{{ claims('other') }}", "other/study.yaml"),
         ("{{ benchmarks('h200') }}", "rollout_h200.json: missing"),
         ("{{ claim('default', 'C9').estimate }}", "0 claims 'C9'; there are reward_gain of nano"),
@@ -115,12 +116,6 @@ def test_a_template_is_named_with_its_fault(root: Path) -> None:
     source.write_text("{{ clams() }}")
     with pytest.raises(ValueError, match=r"^analysis/pages/docs/page.md.j2: 'clams'"):
         Page(root / "docs" / "page.md", "docs/page.md.j2").text(root)
-
-
-def test_missing_figure_is_named(root: Path) -> None:
-    (root / "experiments/records/default/figures/kl.png").unlink()
-    with pytest.raises(ValueError, match=r"kl.png: missing; draw it with make figures"):
-        written(PAGE, root, root)
 
 
 COMMITTED = sorted(path.parent for path in (ROOT / "experiments" / "records").glob("*/study.yaml"))

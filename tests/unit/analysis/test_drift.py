@@ -1,8 +1,7 @@
 """Drift of weights: its heat map, and which layers and kinds of weights drift first."""
 
-import json
-from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -12,51 +11,37 @@ from analysis.drift.maps import draw, layer_by_step
 from analysis.drift.order import order_table
 from analysis.style import save_figure
 from experiments.runs.drift import KL, read_drift
-from qat_core.drift import MEASURES
+from experiments.support.json_files import write_jsonl
+from tests.unit.analysis.synthetic_results import drift_of
 from tests.unit.analysis.test_figures import texts_of
 
-ROW = dict.fromkeys(MEASURES, 0.1)
 
-
-def write_drift(folder: Path, change: Callable[[int, int, dict], None] | None = None) -> Path:
-    """Two weights of three layers over four steps, and a KL of each layer at step 4."""
-    folder.mkdir()
-    rows = []
-    for step in range(1, 5):
-        for layer in range(3):
-            for kind in ("mlp.up_proj", "mlp.down_proj"):
-                row = {"step": step, "layer": layer, "kind": kind, **ROW}
-                if change:
-                    change(step, layer, row)
-                rows.append(row)
-    rows += [{"step": 4, "layer": n, "kind": "kl", "kl": 10.0**-n} for n in range(3)]
-    (folder / "drift.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
-    return folder
-
-
-def test_a_cell_is_the_mean_over_a_layers_weights(tmp_path: Path) -> None:
-    def change(step: int, layer: int, row: dict) -> None:
-        row["relative_error"] = step + 10 * layer + (0.5 if "up" in row["kind"] else 0)
-
-    table = layer_by_step(read_drift(write_drift(tmp_path / "run", change)), "relative_error")
+def test_a_cell_is_the_mean_over_a_layers_weights() -> None:
+    weights = pd.DataFrame(product(range(1, 5), range(3), (0, 0.5)), columns=["step", "layer", "x"])
+    weights["error"] = weights["step"] + 10 * weights["layer"] + weights["x"]
     expected = np.add.outer(10 * np.arange(3), np.arange(1, 5)) + 0.25
-    np.testing.assert_allclose(table.to_numpy(), expected)
+    np.testing.assert_allclose(layer_by_step(weights, "error").to_numpy(), expected)
+
+
+def drift(folder: Path) -> pd.DataFrame:
+    write_jsonl(folder / "drift.jsonl", drift_of(30))
+    return read_drift(folder)
 
 
 def test_the_map_shows_every_run_and_measure_and_repeats(tmp_path: Path) -> None:
-    runs = {name: read_drift(write_drift(tmp_path / name)) for name in ("one", "two")}
+    runs = dict.fromkeys(("one", "two"), drift(tmp_path))
     figure = draw(runs, ("relative_error", KL))
     shown = texts_of(figure)
     assert "one" in shown and "two" in shown and "quantization error" in shown
     maps = [panel.collections[0].get_array() for panel in figure.axes[:4]]
-    np.testing.assert_allclose(np.ravel(maps[2]), [1, 0.1, 0.01])
+    np.testing.assert_allclose(np.ravel(maps[2]), [1, 0.01])
     for name in ("a.png", "b.png"):
         save_figure(partial(draw, runs, ("relative_error", KL)), tmp_path / name)
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
 
 
 def test_a_measure_that_was_never_due_leaves_an_empty_panel(tmp_path: Path) -> None:
-    rows = read_drift(write_drift(tmp_path / "run"))
+    rows = drift(tmp_path)
     figure = draw({"run": rows[rows["kind"] != "kl"].drop(columns=KL)}, (KL,))
     assert not figure.axes[0].collections
 

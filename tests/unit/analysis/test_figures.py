@@ -227,12 +227,9 @@ def test_a_folder_is_no_place_for_the_figure(
     assert not list(tmp_path.rglob("*.png"))
 
 
-def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:
+def test_a_model_without_records_is_refused_with_those_there_are(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no runs; name a folder of experiments/records"):
         read_recorded(tmp_path, "nano-dense-gpu")
-
-
-def test_an_unknown_model_is_refused_with_those_there_are() -> None:
     with pytest.raises(ValueError, match="no runs of nano; --model is one of nano-dense-gpu, nano"):
         read_recorded(DEFAULT_RECORDS, "nano")
 

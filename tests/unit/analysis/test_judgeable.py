@@ -21,7 +21,7 @@ from experiments.support.json_files import write_json, write_jsonl
 from tests.files import read_rows, set_keys
 from tests.records import set_manifests
 from tests.study_files import changed_study
-from tests.unit.analysis.synthetic_results import judge, shortened, write_results
+from tests.unit.analysis.synthetic_results import judge, rewrite_metrics, shortened, write_results
 
 # random weights, without a checkpoint
 UNJUDGED = {"qwen3_moe_smoke", "qwen3_moe_half_smoke", "qwen3_moe_half_exact", "qwen3_moe_replay"}
@@ -47,29 +47,28 @@ def test_verl_saves_a_checkpoint_in_every_cell(tmp_path: Path) -> None:
     require_judgeable(changed_study(tmp_path, {"cells": cells, "rl/steps": 1}, "verl_nano"))
 
 
+TIS = {"correction": "token_tis"}
+OF_TWO_LENGTHS = {"short": {"arms": ["nvfp4-qat"], "steps": 10}, "long": {"arms": ["bf16"]}}
+NO_BF16 = "cells: none has model nano-dense"
+LONG = r"cells\.long: steps: judged_by: collapse compares runs"
+LENGTHS = "cells: arms of nano-dense have 20 and 10 rl.steps; judged_by: parity"
+
+
 @pytest.mark.parametrize(
-    "changes",
+    ("source", "changes", "fault"),
     [
-        pytest.param({"arms": ["nvfp4-noqat", "nvfp4-qat"]}, id="no BF16"),
-        pytest.param(
-            {"cells": {"tis": {"correction": "token_tis"}}}, id="BF16 with a correction alone"
-        ),
+        ("collapse_cpu", {"arms": ["nvfp4-noqat", "nvfp4-qat"]}, NO_BF16),
+        ("collapse_cpu", {"cells": {"tis": TIS}}, NO_BF16),
+        ("collapse_cpu", {"cells": {"plain": {}, "long": TIS | {"steps": 120}}}, LONG),
+        ("default_long", {"cells": OF_TWO_LENGTHS, "arms": ["bf16", "nvfp4-qat"]}, LENGTHS),
     ],
+    ids=["no BF16", "BF16 with a correction alone", "runs of two lengths", "arms of two lengths"],
 )
-def test_a_study_of_collapses_needs_plain_bf16(tmp_path: Path, changes: dict[str, Any]) -> None:
-    study = changed_study(tmp_path, changes, "collapse_cpu")
-    with pytest.raises(ValueError, match="study collapse-cpu: cells: none has model nano-dense"):
-        require_judgeable(study)
-
-
-def test_arms_of_other_numbers_of_steps_are_refused(tmp_path: Path) -> None:
-    cells = {"short": {"arms": ["nvfp4-qat"], "steps": 10}, "long": {"arms": ["bf16"]}}
-    study = changed_study(tmp_path, {"cells": cells, "arms": ["bf16", "nvfp4-qat"]})
-    fault = (
-        r"^study default-long: cells: arms of nano-dense have 20 and 10 rl.steps; judged_by: par"
-    )
-    with pytest.raises(ValueError, match=fault):
-        require_judgeable(study)
+def test_runs_that_do_not_compare_are_refused(
+    tmp_path: Path, source: str, changes: dict[str, Any], fault: str
+) -> None:
+    with pytest.raises(ValueError, match=rf"^study {source.replace('_', '-')}: {fault}"):
+        require_judgeable(changed_study(tmp_path, changes, source))
 
 
 @pytest.mark.parametrize(
@@ -83,8 +82,7 @@ def test_arms_of_other_numbers_of_steps_are_refused(tmp_path: Path) -> None:
 def test_runs_of_two_cells_are_never_one_sample(
     tmp_path: Path, first: dict[str, Any], second: dict[str, Any]
 ) -> None:
-    tis = {"correction": "token_tis"}
-    cells = {"plain": {}, "one": tis | first, "two": tis | second}
+    cells = {"plain": {}, "one": TIS | first, "two": TIS | second}
     study = changed_study(tmp_path, {"cells": cells}, "collapse_cpu")
     both = "nano-dense-collapse, nvfp4-noqat at 6e-4, token_tis, as cells.one has"
     with pytest.raises(ValueError, match=rf"study collapse-cpu: cells\.two: has {both}"):
@@ -93,13 +91,6 @@ def test_runs_of_two_cells_are_never_one_sample(
         judge_grid_study(study, tmp_path)
     del cells["two"]
     require_judgeable(changed_study(tmp_path, {"cells": cells}, "collapse_cpu"))
-
-
-def test_collapses_are_of_runs_of_one_length(tmp_path: Path) -> None:
-    cells = {"plain": {}, "long": {"correction": "token_tis", "steps": 120}}
-    study = changed_study(tmp_path, {"cells": cells}, "collapse_cpu")
-    with pytest.raises(ValueError, match=r"cells\.long: steps: judged_by: collapse compares runs"):
-        require_judgeable(study)
 
 
 @pytest.mark.parametrize(
@@ -138,11 +129,8 @@ def test_with_parity_models_may_be_in_cells_of_their_own(tmp_path: Path) -> None
 
 
 def test_floor_of_few_tokens_gives_no_ratio(study: Study, results_dir: Path) -> None:
-    for run in (run for run in study.runs if run.arm == "bf16"):
-        path = results_dir / run.id / "metrics.jsonl"
-        if run.seed == 0:
-            continue
-        write_jsonl(path, [row | {"rollout_corr/k3_kl": 0.0} for row in read_rows(path)])
+    others = study.model_copy(update={"seeds": study.seeds[1:]})
+    rewrite_metrics(results_dir, others, "bf16", **{"rollout_corr/k3_kl": 0.0})
     claims = judge(study, results_dir)
     for name, verdict in (("qat_kl_ratio", "INCONCLUSIVE"), ("ffn_kl_ratio", "REPORTED")):
         claim = claims["nano-dense", name]

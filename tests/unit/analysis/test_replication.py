@@ -7,10 +7,9 @@ import pytest
 import yaml
 
 from analysis import claims
-from analysis.claims_table import ClaimsTable
+from analysis.claims_table import ClaimsTable, read_table
 from analysis.record import record_study
 from analysis.replication import (
-    Comparison,
     compare,
     judge,
     planned_study,
@@ -19,12 +18,11 @@ from analysis.replication import (
 )
 from experiments.runs.record import FILES
 from experiments.study.load import load_study
-from experiments.study.schema import Study
-from experiments.support.json_files import write_jsonl
-from tests.files import edit_json, read_rows
+from experiments.study.schema import ROOT, Study
+from tests.files import edit_json
 from tests.records import set_manifests
 from tests.study_files import write_study
-from tests.unit.analysis.synthetic_results import write_results
+from tests.unit.analysis.synthetic_results import NOISE_FLOOR, rewrite_metrics, write_results
 
 
 def run_again(record: Path, folder: Path) -> Study:
@@ -166,22 +164,18 @@ def changed(table: ClaimsTable, index: int, **fields: object) -> ClaimsTable:
     ],
 )
 def test_outcome_is_the_second_studys(
-    study: Study, results_dir: Path, recorded: str, again: str, outcome: str, is_contradicted: bool
+    recorded: str, again: str, outcome: str, is_contradicted: bool
 ) -> None:
-    table = claims.judge(study, results_dir)
+    table = read_table(ROOT / "experiments" / "records" / "default-long" / "claims.json")
     pairs = compare(changed(table, 1, verdict=recorded), changed(table, 1, verdict=again))
     assert (pairs[1].outcome, pairs[1].is_contradicted) == (outcome, is_contradicted)
-    others: list[Comparison] = pairs[:1] + pairs[2:]
-    assert not any(pair.is_contradicted for pair in others)
+    assert not any(pair.is_contradicted for pair in pairs[:1] + pairs[2:])
 
 
 def test_a_contradicted_claim_ends_in_an_error_that_names_it(record: Path, tmp_path: Path) -> None:
     results = tmp_path / "again"
     again = run_again(record, results)
-    for run in (run for run in again.runs if run.arm == "nvfp4-qat"):
-        path = results / run.id / "metrics.jsonl"
-        key = "rollout_corr/k3_kl"
-        write_jsonl(path, [row | {key: 100 * row[key]} for row in read_rows(path)])
+    rewrite_metrics(results, again, "nvfp4-qat", **{"rollout_corr/k3_kl": 100 * NOISE_FLOOR})
     with pytest.raises(ValueError, match="now FAIL: nano-dense: k3 KL, nvfp4-qat / bf16"):
         judge(record, again, results, keep=False)
 
@@ -193,15 +187,14 @@ def test_claims_of_other_runs_that_lie_in_the_results_are_not_compared(
     again = run_again(record, results)
     judged = results / "studies" / again.study
     judged.mkdir(parents=True)
-    recorded = ClaimsTable.model_validate_json((record / "claims.json").read_text())
-    changed(recorded, 1, verdict="FAIL").write(judged)
+    changed(read_table(record / "claims.json"), 1, verdict="FAIL").write(judged)
     judge(record, again, results, keep=True)
     (kept,) = read_replications(record)
     assert kept.claims == claims.judge(again, results)
 
 
 def test_other_claims_and_missing_records_are_refused(record: Path, tmp_path: Path) -> None:
-    table = ClaimsTable.model_validate_json((record / "claims.json").read_text())
+    table = read_table(record / "claims.json")
     fewer = table.model_copy(update={"claims": table.claims[:-1]})
     with pytest.raises(ValueError, match="makes other claims than the record of default"):
         compare(table, fewer)
