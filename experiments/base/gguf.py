@@ -12,11 +12,7 @@ from qat_core.checkpoint.architecture import require_nothing_left
 
 
 def find_gguf(name: str, source: GgufModel) -> Path:
-    """The file of model `name`.
-
-    Raises:
-        ValueError: the package is not installed, or has no such file.
-    """
+    """The file of model `name`."""
     spec = importlib.util.find_spec(source.package)
     if spec is None or spec.origin is None:
         raise ValueError(
@@ -30,11 +26,7 @@ def find_gguf(name: str, source: GgufModel) -> Path:
 
 
 def load_gguf(name: str, source: GgufModel) -> tuple[PreTrainedModel, Tokenizer]:
-    """Model `name` in BF16, and its tokenizer.
-
-    Raises:
-        ValueError: see `find_gguf`; or the file lacks a weight.
-    """
+    """Model `name` in BF16, and its tokenizer."""
     file = find_gguf(name, source)
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     model, found = AutoModelForCausalLM.from_pretrained(

@@ -44,13 +44,7 @@ PROGRESS_LINES = 6
 
 
 def make_base(study: Study, name: str, out: Path) -> None:
-    """Writes the base checkpoint of a model and its manifest.
-
-    Raises:
-        ValueError: the study has no such model, `out` holds something else, the model's source is
-            not there or has other shapes, a prompt is longer than the study allows, or another
-            process makes the base.
-    """
+    """Writes the base checkpoint of a model and its manifest."""
     if name not in study.bases:
         raise ValueError(f"--model: {name} is not in the study; it has {', '.join(study.bases)}")
     require_replaceable(out)
@@ -129,8 +123,7 @@ def fitting_problems(
 ) -> tuple[list[Problem], int]:
     """The problems to train on, if the task makes them, and the tokens of the longest prompt.
 
-    Raises:
-        ValueError: that is longer than the study allows, or a token is not of the model.
+    ValueError where that is longer than the study allows, or has a token that the model lacks.
     """
     problems = make_problems(study.task, "train") if study.task.name in GENERATED_TASKS else []
     prompts = [encode_prompt(tokenizer, problem) for problem in problems]
@@ -181,11 +174,7 @@ def _from_config(source: ScratchModel, device: str, seed: int) -> tuple[PreTrain
 
 
 def shape_of(source: ScratchModel) -> tuple[PretrainedConfig, Tokenizer]:
-    """A model's configuration, and the tokenizer that goes with it.
-
-    Raises:
-        ValueError: the config.json is refused, or has too few tokens.
-    """
+    """A model's configuration, and the tokenizer that goes with it."""
     path = ROOT / source.config
     read_model_config(path, "correct it, or name another file")
     config = read_config(path)

@@ -28,12 +28,7 @@ BYTES_PER_WEIGHT = 2
 
 
 def write_seeded_base(study: Study, name: str, out: Path, seed: int = 0) -> None:
-    """Writes config.json, tokenizer and manifest into a folder, which is replaced.
-
-    Raises:
-        ValueError: the study has no such model, it is not one of random weights, or a prompt is
-            longer than the study allows.
-    """
+    """Writes config.json, tokenizer and manifest into a folder, which is replaced."""
     source = study.models.get(name) if name in study.bases else None  # not one a seed
     if not isinstance(source, ScratchModel) or source.pretrain is not None:
         raise ValueError(f"--model: {name}: no model of the study with random weights")

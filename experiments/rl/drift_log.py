@@ -26,12 +26,8 @@ KL_EVERY = 20
 class DriftLog:
     """Observes a model every so many steps.
 
-    Args:
-        model: that trains, prepared or not.
-        recipe: what its rollouts hold in NVFP4.
-        path: the file.
-        every: steps from one observation to the next, 1 or more. The layers' KL, which takes a
-            forward pass a layer, is measured `KL_EVERY` times less often.
+    The layers' KL, which takes a forward pass a layer, is measured `KL_EVERY` times less often.
+    `recipe` is what rollouts hold in NVFP4.
     """
 
     def __init__(self, model: nn.Module, recipe: Recipe, path: Path, every: int) -> None:
@@ -41,9 +37,7 @@ class DriftLog:
     def start(self, step: int) -> None:
         """Looks at the weights before training goes on, so that its changes are known.
 
-        Args:
-            step: the last one done, 0 at the start of a run. If it is not one to observe, the next
-                observation has no changes.
+        If `step`, the last one done, is not one to observe, the next observation has no changes.
         """
         _drop_after(self._path, step)
         if step % self._every == 0:
@@ -54,10 +48,7 @@ class DriftLog:
     ) -> dict[str, float]:
         """Appends the step's rows; returns their means under `drift/`, empty if it is not due.
 
-        Args:
-            step: after whose update this is called.
-            input_ids: (B, L), for the layers' KL; the first `KL_SEQUENCES` are used.
-            attention_mask: of them.
+        The first `KL_SEQUENCES` sequences, (B, L), are those of the layers' KL.
         """
         if step % self._every:
             return {}

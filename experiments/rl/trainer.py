@@ -88,11 +88,7 @@ class GrpoTrainer:
         self.drift = self._drift_log()
 
     def train(self, on_step: OnStep) -> None:
-        """Runs the remaining steps; `on_step(step, metrics)` is called after each of them.
-
-        Raises:
-            ValueError: trainer and engine disagree on which weights are NVFP4.
-        """
+        """Runs the remaining steps; `on_step(step, metrics)` is called after each of them."""
         self.coverage()
         first = resume.load(self.run.checkpoint_dir, self.optimizer) + 1
         if self.drift is not None:

@@ -16,11 +16,6 @@ class WeightDistance:
     The step of a block is the finest distance between two neighbours of its grid, half a block
     scale, with the block scales of the base weights; twice and four times as far apart are the
     larger values. Keeps two FP32 copies of the quantized weights.
-
-    Args:
-        model: holds the base weights, prepared or not.
-        plan: which weights are looked at.
-        recipe: scale policies of their grid.
     """
 
     def __init__(self, model: nn.Module, plan: QuantPlan, recipe: Recipe) -> None:

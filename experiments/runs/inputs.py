@@ -54,11 +54,7 @@ def _stops_at_an_accuracy(model: Model) -> bool:
 
 
 def require_prompts_fit(longest_tokens: int, study: Study) -> None:
-    """Refuses prompts that are longer than a study allows: verl would leave them out in silence.
-
-    Raises:
-        ValueError: names the key and the length that is needed.
-    """
+    """Refuses prompts that are longer than a study allows: verl would leave them out in silence."""
     allowed = study.rl.rollout.max_prompt_tokens
     if longest_tokens > allowed:
         raise ValueError(

@@ -101,11 +101,7 @@ class ModelConfig(BaseModel):
 
 
 def read_model_config(path: Path, hint: str) -> dict[str, Any]:
-    """The content of a config.json whose sizes and types are valid.
-
-    Raises:
-        ValueError: "<file>: <key>: <what>; <hint>".
-    """
+    """The content of a config.json whose sizes and types are valid."""
     content = read_json(path, hint)
     read_model(path, ModelConfig, hint)
     return content

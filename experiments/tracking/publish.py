@@ -63,9 +63,6 @@ def rebuild_run(run_dir: Path) -> str:
     """Makes the MLflow run of a run's folder from its files; returns its id.
 
     The run is closed last: one whose making was interrupted is still open.
-
-    Raises:
-        ValueError: MLflow refused it.
     """
     manifest, rows = read_history(run_dir)
     tracked = TrackedRun(manifest.study, manifest.run)
@@ -122,9 +119,7 @@ def publish_results(client: MlflowClient, run_id: str, run_dir: Path) -> None:
 def publish_study(study_dir: Path, results: Path) -> None:
     """Makes the runs of the arms, which come first in the view, and of the study itself.
 
-    Args:
-        study_dir: holds claims.json, claims.md and figures/.
-        results: holds the study's runs, which give its start and its end.
+    Of claims.json, claims.md and figures/ in `study_dir`; the runs in `results` give start and end.
     """
     claims = study_dir / "claims.json"
     judged = read_judged(claims)

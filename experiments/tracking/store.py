@@ -53,11 +53,7 @@ def limit_requests() -> None:
 
 @contextmanager
 def explained_errors() -> Iterator[None]:
-    """Any error of the store becomes a ValueError with its address and what to do.
-
-    Raises:
-        ValueError: the store does not answer, or is not one.
-    """
+    """Any error of the store becomes a ValueError with its address and what to do."""
     try:
         yield
     except STORE_ERRORS as error:
@@ -76,9 +72,6 @@ def find_or_create_experiment(client: MlflowClient, name: str) -> str:
 
     MLflow keeps a deleted experiment, takes no runs for it and no other of its name: a study that
     has new results restores its own, and says so.
-
-    Raises:
-        ValueError: it cannot be restored.
     """
     try:
         return str(client.create_experiment(name))

@@ -110,11 +110,7 @@ def add_record(client: MlflowClient, record: Path, but: set[str]) -> None:
 
 
 def shown_studies(client: MlflowClient, results: Path, record: Path) -> dict[str, str]:
-    """The address's end of every study that is there or will be, made where the store lacks it.
-
-    Raises:
-        ValueError: the study that is asked for has neither run nor record.
-    """
+    """The address's end of every study that is there or will be, made where the store lacks it."""
     names = {it.name for it in client.search_experiments() if SHARED_VIEW in it.tags}
     for run_dir in list_run_dirs(results):
         with suppress(ValueError):  # who reads the run says so
@@ -137,11 +133,7 @@ def shown_studies(client: MlflowClient, results: Path, record: Path) -> dict[str
 
 @contextmanager
 def reserved_port(port: str) -> Iterator[int]:
-    """Holds a port of this machine for the block, so that no other server takes it meanwhile.
-
-    Raises:
-        ValueError: it is none, or not free.
-    """
+    """Holds a port of this machine for the block, so that no other server takes it meanwhile."""
     if not port.isdecimal() or not 1 <= int(port) <= LARGEST_PORT:
         raise ValueError(f"PORT={port}: no port; name one from 1 to {LARGEST_PORT}")
     try:
