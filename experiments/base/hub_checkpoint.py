@@ -18,10 +18,7 @@ FILES = ("*.safetensors", "*.json", "*.txt", "*.jinja")
 
 
 def link_checkpoint(name: str, source: HubModel, out: Path) -> dict[str, Any]:
-    """Links the checkpoint's files into the folder `out`; returns where they are from.
-
-    ValueError where another try ends alike; OSError if fetching failed, and another one may do.
-    """
+    """Links the checkpoint's files into the folder `out`; returns where they are from."""
     folder = _local_folder(name, source) if source.path else _fetched_folder(name, source)
     files = [path for pattern in FILES for path in folder.glob(pattern)]
     for needed in ("config.json", "tokenizer_config.json", "*.safetensors"):

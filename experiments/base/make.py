@@ -1,7 +1,4 @@
-"""The base checkpoint that all runs of a model share.
-
-python -m experiments.base make --study STUDY --model MODEL --out FOLDER
-"""
+"""The base checkpoint that all runs of a model share."""
 
 import argparse
 import shutil
@@ -121,10 +118,7 @@ def _make(study: Study, base: Base, folder: Path) -> dict[str, Any]:
 def fitting_problems(
     study: Study, tokenizer: Tokenizer, config: PretrainedConfig
 ) -> tuple[list[Problem], int]:
-    """The problems to train on, if the task makes them, and the tokens of the longest prompt.
-
-    ValueError where that is longer than the study allows, or has a token that the model lacks.
-    """
+    """The problems to train on, if the task makes them, and the tokens of the longest prompt."""
     problems = make_problems(study.task, "train") if study.task.name in GENERATED_TASKS else []
     prompts = [encode_prompt(tokenizer, problem) for problem in problems]
     longest = max(map(len, prompts), default=0)

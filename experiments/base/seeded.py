@@ -1,9 +1,7 @@
 """A base without a file of weights: each rank draws them from a seed (`verl.seeded_engine`).
 
-    python -m experiments.base seeded --study STUDY --model MODEL --out FOLDER
-
-FOLDER is results/base/MODEL. Takes the place of `experiments.base make` for models with random
-weights, where writing and reading billions of them would take longer than the run. Their folder has
+Takes the place of `experiments.base make`, as results/base/MODEL, for models with random weights,
+where writing and reading billions of them would take longer than the run. Their folder has
 config.json and tokenizer alone, so that they can be trained, and not be evaluated.
 """
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
 from experiments.rl.prompts import decode_responses, encode_prompt
@@ -57,7 +57,10 @@ def evaluate(job: EvaluationJob, precision: Precision) -> list[Evaluation]:
         model = load_model(folder)
         served = plan(model, recipe) if recipe else None
         engine = engine or _start_engine(job.study, first, served, max(map(len, prompts)))
-        _load(engine, model, served or bf16_plan(model), recipe, job.study.device)
+        expected = served or bf16_plan(model)
+        # of a model in main memory, packed on the device
+        stream = weight_stream(model, expected, recipe or Recipe.full(), job.study.device)
+        engine.sync(stream, expected=expected)
         done = Evaluation(
             step=step,
             precision=precision,
@@ -85,17 +88,6 @@ def _start_engine(
         beside_trainer=False,
         gpu_memory_gib=study.gpu_memory_gib,
     )
-
-
-def _load(
-    engine: RolloutEngine,
-    model: PreTrainedModel,
-    served: QuantPlan,
-    recipe: Recipe | None,
-    device: str,
-) -> None:
-    """Gives an engine the weights of a model in main memory, packed on the device."""
-    engine.sync(weight_stream(model, served, recipe or Recipe.full(), device), expected=served)
 
 
 def _count_right_answers(

@@ -20,15 +20,11 @@ from qat_core.planning.recipe import Recipe
 
 # sequences whose tokens the layers' KL is measured on
 KL_SEQUENCES = 4
-KL_EVERY = 20
+KL_EVERY = 20  # observations: it takes a forward pass a layer
 
 
 class DriftLog:
-    """Observes a model every so many steps.
-
-    The layers' KL, which takes a forward pass a layer, is measured `KL_EVERY` times less often.
-    `recipe` is what rollouts hold in NVFP4.
-    """
+    """Observes a model, whose rollouts hold `recipe`, every so many steps."""
 
     def __init__(self, model: nn.Module, recipe: Recipe, path: Path, every: int) -> None:
         self._model, self._recipe, self._path, self._every = model, recipe, path, every
@@ -46,10 +42,7 @@ class DriftLog:
     def record(
         self, step: int, input_ids: Tensor | None = None, attention_mask: Tensor | None = None
     ) -> dict[str, float]:
-        """Appends the step's rows; returns their means under `drift/`, empty if it is not due.
-
-        The first `KL_SEQUENCES` sequences, (B, L), are those of the layers' KL.
-        """
+        """Appends the step's rows; returns their means under `drift/`, empty if it is not due."""
         if step % self._every:
             return {}
         rows = self._monitor.observe()

@@ -78,10 +78,7 @@ def _backward(
     num_tokens: Tensor,
     config: GrpoConfig,
 ) -> tuple[Tensor, Scores]:
-    """Adds a micro-batch's gradient.
-
-    Returns its share of loss, clip fraction and KL, (3,), and the scores without gradient.
-    """
+    """Adds a gradient; returns shares of loss, clip fraction and KL, (3,), and detached scores."""
     scores = policy.scores(rollouts)
     current_BT = scores.log_probs_BT
     old_BT = current_BT.detach() if old_log_probs_BT is None else old_log_probs_BT

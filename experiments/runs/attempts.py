@@ -12,14 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.runs.manifest import MANIFEST, Digests, RunManifest, read_manifest
-from experiments.runs.metrics import (
-    METRICS,
-    Row,
-    merge,
-    read_jsonl,
-    read_rows,
-    require_every_step,
-)
+from experiments.runs.metrics import METRICS, Row, merge, read_jsonl, read_rows, require_every_step
 from experiments.runs.record import has_file, open_record
 from experiments.support.json_files import write_jsonl
 

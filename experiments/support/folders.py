@@ -9,10 +9,7 @@ from filelock import FileLock, Timeout
 
 @contextmanager
 def sole_process(lock: Path, folder: Path, does: str) -> Iterator[None]:
-    """Holds a lock file for the block; the kernel releases the lock of a killed process.
-
-    Where another process has it, an error says what that `does` with the folder.
-    """
+    """Holds a lock file for the block; the kernel releases the lock of a killed process."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     try:
         held = FileLock(lock).acquire(timeout=0)

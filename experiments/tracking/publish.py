@@ -1,10 +1,9 @@
 """Adds what is known only after training to MLflow's view: evaluations, claims and figures.
 
-MLflow holds one experiment per study and in it one run per run id across all its attempts, tagged
-with it. A judged study has more: a run an arm, above its seeds, with their means and mean curves,
-and intervals in its note; and one run "study": the claims and the number of each verdict as its
-metrics, the figures as artifacts, and as its note what a reader must know of the runs, then the
-claims.
+MLflow holds an experiment a study and in it a run a run id across all its attempts, tagged with it.
+A judged study has more: a run an arm, above its seeds, with means, mean curves, and intervals in
+its note; and a run "study": claims and the number of each verdict as metrics, figures as artifacts,
+and as its note what a reader must know of the runs, then the claims.
 """
 
 import argparse

@@ -1,13 +1,9 @@
 """Shows the runs of this machine, and the record of a study, in MLflow.
 
-Prints an address for every study of this machine and for the one that is asked for, then becomes
+Prints an address for each study of this machine and the one that is asked for, then becomes
 MLflow's server, while a process reads what the store lacks from files. What is lacking is asked of
 the store itself: the next start reads what one that was interrupted has not, and what has changed.
-The record of the study is read where no run of it is among the results, and its runs go once there
-is one.
-
-The store is the one in which runs are tracked: mlflow.db, or the SQLite file of
-MLFLOW_TRACKING_URI.
+A study's record is read where no run of it is among the results; its runs go once there is one.
 """
 
 import argparse
